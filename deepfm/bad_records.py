@@ -1,0 +1,345 @@
+"""Which record is wrong, and why: a slow, plain reader beside the native one of `records`.
+
+The native ops parse a batch at a time and name no record when they refuse it. Here the same rules
+are applied to one record at a time, and files are read past their damage.
+"""
+
+import gzip
+import itertools
+import re
+import struct
+from typing import Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+import google.protobuf.message
+import numpy as np
+import tensorflow as tf
+
+from deepfm import records
+from deepfm.records import FRAME, BadInput, Schema
+
+CHUNK = 4096  # records that are checked at once
+UNEXPLAINED = "refused by TensorFlow's decoder"  # though the plain reader finds nothing wrong
+
+
+class BadRecord(NamedTuple):
+    """A record that breaks the schema: its file, place (line, or record and byte) and reason."""
+
+    path: str
+    place: str
+    reason: str
+
+    def __str__(self):
+        return f"{self.path}{self.place}: {self.reason}"
+
+
+_ID = re.compile(rb"-?[0-9]+")
+_NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_HEXADECIMAL = re.compile(rb"[+-]?0[xX][0-9a-fA-F]+")
+_NUMBER_CHARACTERS = 31  # what TensorFlow's decoder reads of a number at most
+
+
+def explain_line(line: bytes, schema: Schema) -> Optional[str]:
+    """What is wrong with a LibSVM line, against what; None where nothing is."""
+    label, *pairs = line.split()
+    if _float32(label) not in (-1, 0, 1):
+        return f"label {_text(label)} is none of 0, 1, -1 and +1: {_text(line)}"
+    for pair in pairs:
+        feature_id, colon, value = pair.partition(b":")
+        if not colon or not _ID.fullmatch(feature_id) or not value:
+            return f"{_text(pair)} is not id:value: {_text(line)}"
+        if int(feature_id) < 0:
+            return f"feature id {int(feature_id)} is negative: {_text(line)}"
+        if int(feature_id) > np.iinfo(np.int64).max:
+            return f"feature id {_text(feature_id)} is not below 2^63: {_text(line)}"
+        if len(value) > _NUMBER_CHARACTERS:
+            limit = f"longer than {_NUMBER_CHARACTERS} characters"
+            return f"value {_text(value)} is {limit}: {_text(line)}"
+        if not np.isfinite(_float32(value)):
+            return f"value {_text(value)} is not a finite number: {_text(line)}"
+        reason = _explain_id(int(feature_id) + schema.id_offset, schema)
+        if reason:
+            return f"{reason}: {_text(line)}"
+    return _explain_width(len(pairs), schema, "id:value pairs", _text(line))
+
+
+def explain_example(serialized: bytes, schema: Schema, with_labels=True) -> Optional[str]:
+    """What is wrong with a serialized Example, against what; None where nothing is."""
+    try:
+        features = tf.train.Example.FromString(serialized).features.feature
+    except google.protobuf.message.DecodeError as error:
+        return f"not a tf.train.Example ({error})"
+    ids, values = features["ids"].int64_list.value, features["values"].float_list.value
+    for name, found in (("ids", ids), ("values", values)):
+        reason = _explain_width(len(found), schema._replace(pad=False), name, list(found)[:5])
+        if reason:
+            return reason
+    if with_labels:
+        label = list(features["label"].float_list.value)
+        if len(label) != 1 or label[0] not in (-1, 0, 1):
+            return f"label {label} is none of [0], [1], [-1]"
+    for value in values:
+        if not np.isfinite(value):
+            return f"value {value} is not a finite number"
+    for feature_id in ids:
+        reason = _explain_id(feature_id, schema._replace(pad=False))
+        if reason:
+            return reason
+    return None
+
+
+def _explain_id(feature_id, schema):
+    if feature_id < 0:
+        return f"feature id {feature_id} is negative"
+    if schema.pad and feature_id == 0:
+        return "feature id 0 is reserved for padding (--id_offset=1 shifts 0-based ids)"
+    if schema.feature_size is not None and feature_id >= schema.feature_size:
+        return f"feature id {feature_id} is not below feature_size {schema.feature_size}"
+    return None
+
+
+def _explain_width(found, schema, what, sample):
+    if found == schema.field_size or (schema.pad and found < schema.field_size):
+        return None
+    at_most = "at most " if schema.pad else ""
+    hint = " (--pad fills short rows)" if found < schema.field_size and "pairs" in what else ""
+    return f"expected {at_most}{schema.field_size} {what}, found {found}{hint}: {sample}"
+
+
+def _float32(text):
+    """The number that TensorFlow's decoder reads; NaN where it reads none."""
+    if len(text) > _NUMBER_CHARACTERS:
+        return np.float32("nan")
+    with np.errstate(over="ignore"):
+        if _HEXADECIMAL.fullmatch(text):
+            return np.float32(int(text, 16))
+        return np.float32(float(text)) if _NUMBER.fullmatch(text) else np.float32("nan")
+
+
+def _text(raw, limit=60):
+    text = raw.decode("utf-8", "replace").strip()
+    return repr(text if len(text) <= limit else text[: limit - 4] + " ...")
+
+
+# Reading files record by record, past damage.
+
+
+def read_lines(path: str) -> Iterator[Tuple[int, bytes]]:
+    """Yields (line number from 1, text without comment) of the lines of a file that hold a record.
+
+    Raises:
+        BadInput: for a .gz file that is not gzip, or is cut short.
+    """
+    with tf.io.gfile.GFile(path, "rb") as raw:
+        stream = gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw
+        number, rest = 0, b""
+        while True:
+            try:
+                block = stream.read(1 << 20)
+            except (OSError, EOFError, gzip.zlib.error) as error:
+                raise BadInput(f"{path}: is not whole as a gzip file ({error})") from error
+            lines = (rest + block).split(b"\n")
+            rest = lines.pop() if block else b""
+            for line in lines:
+                number += 1
+                line = line.partition(b"#")[0]
+                if line.strip():
+                    yield number, line
+            if not block:
+                return
+
+
+def read_frames(path: str) -> Iterator[Tuple[int, Optional[bytes], str]]:
+    """Yields (byte offset, payload, reason) of the records of a TFRecord file.
+
+    After a record whose checksum is wrong (payload None, reason says so) it goes on with the next;
+    where the length itself is damaged, with the next place that has a right header. The bytes in
+    between count as one bad record. A gzip file is read up to its first damage.
+    """
+    from tensorflow.python import pywrap_tensorflow  # tf_record_iterator cannot start at an offset
+
+    compressed = path.endswith(".gz")
+    size = tf.io.gfile.stat(path).length
+    offset = 0
+    while compressed or offset < size:
+        kind = b"GZIP" if compressed else b""
+        with tf.errors.raise_exception_on_not_ok_status() as status:
+            reader = pywrap_tensorflow.PyRecordReader_New(path.encode(), offset, kind, status)
+        try:
+            while True:
+                reader.GetNext()
+                payload = reader.record()
+                yield offset, payload, ""
+                offset += FRAME + len(payload)
+        except tf.errors.OutOfRangeError:
+            if compressed or offset >= size:
+                return
+            yield offset, None, "the file ends inside this record (truncated)"
+            return
+        except tf.errors.DataLossError as error:
+            after = None if compressed else _next_frame(path, offset, size)
+            truncated = "truncated" in error.message
+            yield (
+                offset,
+                None,
+                (
+                    "the file ends inside this record (truncated)"
+                    if truncated and after is None
+                    else f"corrupt ({error.message.split(' at ')[0]})"
+                ),
+            )
+            if after is None:
+                return
+            offset = after
+        finally:
+            reader.Close()
+
+
+def _next_frame(path, offset, size):
+    """The offset of the next record header with a right checksum after a bad record, or None."""
+    with tf.io.gfile.GFile(path, "rb") as f:
+        f.seek(offset)
+        data = f.read(12)
+        if len(data) == 12 and _header_starts(data)[0]:
+            after = offset + FRAME + struct.unpack("<Q", data[:8])[0]
+            return after if after < size else None
+        start = offset + 1
+        while start + 12 <= size:
+            f.seek(start)
+            data = f.read(1 << 20)
+            hits = np.flatnonzero(_header_starts(data)) if len(data) >= 12 else []
+            if len(hits):
+                return start + int(hits[0])
+            start += max(len(data) - 11, 1)
+    return None
+
+
+def _crc32c_table():
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, (table >> 1) ^ np.uint32(0x82F63B78), table >> 1)
+    return table.astype(np.uint32)
+
+
+_CRC32C = _crc32c_table()
+
+
+def _header_starts(data):
+    """bool [len(data) - 11]: where a TFRecord header (length, masked CRC-32C of it) may start."""
+    raw = np.frombuffer(data, np.uint8)
+    n = len(raw) - 11
+    crc = np.full(n, 0xFFFFFFFF, np.uint32)
+    for i in range(8):
+        crc = _CRC32C[(crc ^ raw[i : n + i]) & 0xFF] ^ (crc >> np.uint32(8))
+    crc = ~crc
+    masked = ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(0xA282EAD8)
+    found = np.zeros(n, np.uint32)
+    for i in range(4):
+        found |= raw[8 + i : n + 8 + i].astype(np.uint32) << np.uint32(8 * i)
+    return masked == found
+
+
+def looks_like_tfrecord(head: bytes) -> bool:
+    """Whether the first 12 bytes of a file are a TFRecord header."""
+    return len(head) >= 12 and bool(_header_starts(head[:12])[0])
+
+
+def numbered(path, data_format):
+    """Yields (place, payload or None, reason) for each record of a file."""
+    if data_format == "libsvm":
+        for number, line in read_lines(path):
+            yield f":{number}", line, ""
+    else:
+        for number, (offset, payload, reason) in enumerate(read_frames(path)):
+            yield f": record {number} at byte {offset}", payload, reason
+
+
+def first_width(path: str, data_format: str) -> Optional[int]:
+    """The number of fields of a file's first record, None where it cannot be read."""
+    payload = next((payload for _, payload, _ in numbered(path, data_format)), None)
+    if payload is None:
+        return None
+    if data_format == "libsvm":
+        return len(payload.split()) - 1
+    try:
+        example = tf.train.Example.FromString(payload)
+    except google.protobuf.message.DecodeError:
+        return None
+    return len(example.features.feature["ids"].int64_list.value)
+
+
+def find_bad(
+    path: str,
+    data_format: str,
+    schema: Schema,
+    with_labels: bool = True,
+    first: Optional[int] = None,
+) -> Iterator[BadRecord]:
+    """Yields the bad records of a file, in order.
+
+    Whole chunks go through the native parser; only a chunk that it refuses is looked at slowly.
+
+    Args:
+        path: a local or s3:// file, its name ending in .gz where it is compressed.
+        data_format: "tfrecord" or "libsvm".
+        schema: what its records must look like.
+        with_labels: whether TFRecord records must hold a label.
+        first: look at this many records only.
+    """
+    graph = tf.Graph()
+    with graph.as_default():
+        raw = tf.compat.v1.placeholder(tf.string, [None])
+        if data_format == "libsvm":
+            parsed = records.parse_lines(raw, schema)
+            explain = explain_line
+        else:
+            parsed = records.parse_examples(raw, schema, with_labels)
+            explain = lambda payload, s: explain_example(payload, s, with_labels)
+    with tf.compat.v1.Session(graph=graph) as session:
+
+        def accepts(payloads):
+            try:
+                session.run([t.op for t in parsed], {raw: payloads})
+            except (tf.errors.InvalidArgumentError, tf.errors.DataLossError):
+                return False
+            return True
+
+        for chunk in _chunks(itertools.islice(numbered(path, data_format), first)):
+            for unread, group in itertools.groupby(chunk, key=lambda item: item[1] is None):
+                group = list(group)
+                if unread:
+                    yield from (BadRecord(path, place, reason) for place, _, reason in group)
+                    continue
+                for i in find_refused(accepts, [payload for _, payload, _ in group]):
+                    place, payload, _ = group[i]
+                    yield BadRecord(path, place, explain(payload, schema) or UNEXPLAINED)
+
+
+def find_refused(
+    accepts: Callable[[Sequence[bytes]], bool], payloads: Sequence[bytes], first: int = 0
+) -> Iterator[int]:
+    """Yields the index of each payload that a batch parser refuses, in order, by halving.
+
+    Args:
+        accepts: whether the parser accepts a batch; it must refuse one that holds a bad payload.
+        payloads: the batch.
+        first: added to each index.
+    """
+    if not payloads or accepts(payloads):
+        return
+    if len(payloads) == 1:
+        yield first
+        return
+    half = len(payloads) // 2
+    yield from find_refused(accepts, payloads[:half], first)
+    yield from find_refused(accepts, payloads[half:], first + half)
+
+
+def _chunks(items) -> Iterator[List]:
+    chunk = []
+    for item in items:
+        chunk.append(item)
+        if len(chunk) == CHUNK:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk

@@ -1,0 +1,66 @@
+"""Finds the record that is wrong: before a job starts, or after reading it stopped the job."""
+
+import contextlib
+from typing import Tuple
+
+import tensorflow as tf
+from absl import logging
+
+from deepfm import bad_records, datasets, input_pipeline, records
+from deepfm.bad_records import find_bad
+from deepfm.records import BadInput
+
+_CHECKED_FILES = 64  # files whose first records are looked at before a job starts
+
+
+def check_first_records(data: datasets.DataSet, schema: records.Schema, with_labels=True):
+    """Refuses (BadInput) data whose first records, in any of its first files, break the schema."""
+    for file in data.files[:_CHECKED_FILES]:
+        bad = find_bad(file.path, data.data_format, schema, with_labels, bad_records.CHUNK)
+        for record in bad:
+            raise BadInput(str(record))
+
+
+def find_damaged(
+    data: datasets.DataSet, schema: records.Schema, allowed: int
+) -> Tuple[input_pipeline.Skipped, ...]:
+    """Looks at every record and finds the files with bad ones, for training to pass over.
+
+    Args:
+        data: the files.
+        schema: what each record must look like.
+        allowed: --max_bad_records; with 0 nothing is looked at, and the first bad record that is
+            met in training stops it.
+
+    Raises:
+        BadInput: more than `allowed` records are bad.
+    """
+    if not allowed:
+        return ()
+    logging.info("Looking at every record, as --max_bad_records=%d asks.", allowed)
+    damaged, count = [], 0
+    for file in data.files:
+        places = set()
+        for record in find_bad(file.path, data.data_format, schema):
+            count += 1
+            if count > allowed:
+                raise BadInput(f"{record}; more bad records than --max_bad_records={allowed}.")
+            logging.warning("Skipped: %s", record)
+            places.add(record.place)
+        if places:
+            damaged.append(input_pipeline.Skipped(file.path, frozenset(places)))
+    logging.info("%d bad records are passed over.", count)
+    return tuple(damaged)
+
+
+@contextlib.contextmanager
+def naming_bad_records(data: datasets.DataSet, schema: records.Schema, with_labels=True):
+    """Turns an error of the input pipeline, which names no record, into a BadInput that does."""
+    try:
+        yield
+    except (tf.errors.InvalidArgumentError, tf.errors.DataLossError) as error:
+        logging.info("Reading failed; looking for the bad record ...")
+        for file in data.files:
+            for record in find_bad(file.path, data.data_format, schema, with_labels):
+                raise BadInput(str(record)) from error
+        raise

@@ -1,0 +1,219 @@
+"""Which files make a data set, and dataset.json, which says what is in them.
+
+dataset.json lies beside the records:
+
+    {"format_version": 1, "field_size": 39, "feature_size": 117581,
+     "files": {"part-00000-of-00002.tfrecords": {"rows": 500, "bytes": 156500, "positives": 128},
+               ...}}
+
+It is trusted only where a file's name and size match.
+"""
+
+import contextlib
+import json
+import os
+import posixpath
+from typing import List, NamedTuple, Optional
+
+import tensorflow as tf
+from absl import logging
+
+from deepfm import bad_records
+from deepfm.records import BadInput
+
+METADATA = "dataset.json"
+FORMAT_VERSION = 1
+SUFFIXES = {
+    "tfrecord": (".tfrecords", ".tfrecord", ".tfrecords.gz", ".tfrecord.gz"),
+    "libsvm": (".libsvm", ".svm", ".txt", ".libsvm.gz", ".svm.gz", ".txt.gz"),
+}
+_GZIP = b"\x1f\x8b"
+
+
+class DataFile(NamedTuple):
+    """A file of a data set; rows and positives are None where no dataset.json tells them."""
+
+    path: str
+    bytes: int
+    rows: Optional[int] = None
+    positives: Optional[int] = None
+
+
+class DataSet(NamedTuple):
+    """The files of a data set in reading order, and what is known of them.
+
+    Attributes:
+        files: DataFiles that hold at least one byte, sorted by path.
+        data_format: "tfrecord" or "libsvm".
+        field_size: F, or None where neither dataset.json nor the first record tells.
+        feature_size: rows of the embedding table, or None where no dataset.json tells.
+    """
+
+    files: List[DataFile]
+    data_format: str
+    field_size: Optional[int]
+    feature_size: Optional[int]
+
+    @property
+    def rows(self):
+        """Records in all files, or None where one file's count is not known."""
+        counts = [f.rows for f in self.files]
+        return None if None in counts else sum(counts)
+
+
+def find(spec: str, flag: str, data_format: str = "auto") -> DataSet:
+    """Finds the data that a flag names and refuses what cannot be data.
+
+    Args:
+        spec: a directory (searched through), a glob, or a comma list of these; local or s3://.
+        flag: the flag's name, for messages.
+        data_format: auto, tfrecord or libsvm.
+
+    Raises:
+        BadInput: no file matches, all are empty, formats are mixed, or a compressed file is not.
+    """
+    paths = sorted({path for part in spec.split(",") for path in _matches(part.strip(), flag)})
+    files, empty = [], []
+    for path in paths:
+        size = tf.io.gfile.stat(path).length
+        (files if size else empty).append(DataFile(path, size))
+    if not files:
+        raise BadInput(f"{empty[0].path}: is empty (0 bytes), --{flag}={spec} holds no records.")
+    for file in empty:
+        logging.warning("%s is empty (0 bytes) and adds no records.", file.path)
+    formats = {_format(file.path) if data_format == "auto" else data_format for file in files}
+    if len(formats) > 1:
+        raise BadInput(
+            f"--{flag}={spec} mixes TFRecord and LibSVM files ({files[0].path}, {files[-1].path}); "
+            f"name one kind, with a glob such as '{spec.rstrip('/')}/*.tfrecords'."
+        )
+    described = [_described(file) for file in files]
+    metadata = [m for _, m in described if m]
+    return DataSet(
+        [file for file, _ in described],
+        formats.pop(),
+        _agreed(metadata, "field_size", flag),
+        max((m["feature_size"] for m in metadata), default=None),
+    )
+
+
+def _matches(part, flag):
+    if not part:
+        raise BadInput(f"--{flag} has an empty entry; give a directory, a glob or a file.")
+    if tf.io.gfile.isdir(part):
+        found = [
+            posixpath.join(folder, name)
+            for folder, _, names in tf.io.gfile.walk(part)
+            for name in names
+            if not name.startswith((".", "_"))
+            and not name.endswith((".json", ".md", ".crc"))
+            and "/." not in folder[len(part) :]
+        ]
+        if not found:
+            raise BadInput(f"--{flag}={part}: the directory holds no data files.")
+        return found
+    try:
+        found = [path for path in tf.io.gfile.glob(part) if not tf.io.gfile.isdir(path)]
+    except tf.errors.NotFoundError:  # the folder of a glob is not there
+        found = []
+    if not found:
+        raise BadInput(f"--{flag}={part}: no file matches.")
+    return found
+
+
+def _format(path):
+    """The format that a file's name tells, or else its first bytes; checks compression."""
+    with tf.io.gfile.GFile(path, "rb") as f:
+        head = f.read(12)
+    if path.endswith(".gz") and not head.startswith(_GZIP):
+        raise BadInput(f"{path}: is named .gz but is not gzip-compressed; rename or compress it.")
+    if head.startswith(_GZIP) and not path.endswith(".gz"):
+        raise BadInput(f"{path}: is gzip-compressed; its name must end in .gz.")
+    for data_format, suffixes in SUFFIXES.items():
+        if path.endswith(suffixes):
+            return data_format
+    return "tfrecord" if bad_records.looks_like_tfrecord(head) else "libsvm"
+
+
+def _described(file):
+    """(file with its counts, metadata) from the dataset.json beside it, where that matches."""
+    folder, name = posixpath.split(file.path)
+    metadata = read_metadata(folder)
+    entry = metadata and metadata["files"].get(name)
+    if not entry:
+        return file, None
+    if entry["bytes"] != file.bytes:
+        logging.warning(
+            "%s has %d bytes, %s says %d: not trusted.",
+            file.path, file.bytes, METADATA, entry["bytes"],
+        )  # fmt: skip
+        return file, None
+    return file._replace(rows=entry["rows"], positives=entry["positives"]), metadata
+
+
+def _agreed(metadata, key, flag):
+    values = sorted({m[key] for m in metadata})
+    if len(values) > 1:
+        raise BadInput(f"--{flag}: the data sets have different {key}: {values}.")
+    return values[0] if values else None
+
+
+def read_metadata(folder: str) -> Optional[dict]:
+    """The dataset.json of a folder, None where there is none; BadInput where it is broken."""
+    path = posixpath.join(folder, METADATA)
+    if not tf.io.gfile.exists(path):
+        return None
+    with tf.io.gfile.GFile(path) as f:
+        text = f.read()
+    try:
+        found = json.loads(text)
+        version = found["format_version"]
+        if version != FORMAT_VERSION:
+            raise BadInput(
+                f"{path}: format_version {version}, this program reads {FORMAT_VERSION}."
+            )
+        for key in ("field_size", "feature_size"):
+            found[key] = int(found[key])
+        for entry in found["files"].values():
+            for key in ("rows", "bytes", "positives"):
+                entry[key] = int(entry[key])
+    except BadInput:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BadInput(
+            f"{path}: is not a dataset.json ({error!r}); delete or remake it."
+        ) from error
+    return found
+
+
+def write_metadata(folder: str, field_size: int, feature_size: int, files: List[DataFile]):
+    """Writes dataset.json into a folder, whole or not at all; `files` are of that folder."""
+    content = {
+        "format_version": FORMAT_VERSION,
+        "field_size": field_size,
+        "feature_size": feature_size,
+        "files": {
+            os.path.basename(f.path): {"rows": f.rows, "bytes": f.bytes, "positives": f.positives}
+            for f in files
+        },
+    }
+    write_whole(posixpath.join(folder, METADATA), json.dumps(content, indent=1) + "\n")
+
+
+@contextlib.contextmanager
+def open_whole(path: str):
+    """Opens a text file for writing that appears under its name only when it is complete."""
+    temporary = f"{path}.tmp-{os.getpid()}"
+    try:
+        with tf.io.gfile.GFile(temporary, "w") as f:
+            yield f
+        tf.io.gfile.rename(temporary, path, overwrite=True)
+    finally:
+        if tf.io.gfile.exists(temporary):
+            tf.io.gfile.remove(temporary)
+
+
+def write_whole(path: str, text: str):
+    """Writes a text file, whole or not at all."""
+    with open_whole(path) as f:
+        f.write(text)

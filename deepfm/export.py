@@ -1,0 +1,34 @@
+"""What an exported model takes: raw tensors, or serialized tf.Examples."""
+
+import tensorflow as tf
+
+from deepfm import records
+
+
+def serving_input_receiver_fn(schema: records.Schema):
+    """Makes the function that Estimator.export_saved_model wants.
+
+    The signatures of the SavedModel, both with the output `prob` float32 [B]:
+        serving_default: feat_ids int64 [B, F], feat_vals float32 [B, F].
+        examples:serving_default: examples string [B], serialized tf.Examples, label or not.
+
+    Args:
+        schema: the records that the model takes.
+    """
+
+    def receiver():
+        serialized = tf.compat.v1.placeholder(tf.string, [None], name="examples")
+        _, ids, values = records.parse_examples(serialized, schema, with_labels=False)
+        # What is fed here directly need not be parsed.
+        raw = {
+            "feat_ids": tf.compat.v1.placeholder_with_default(
+                ids, [None, schema.field_size], name="feat_ids"
+            ),
+            "feat_vals": tf.compat.v1.placeholder_with_default(
+                values, [None, schema.field_size], name="feat_vals"
+            ),
+        }
+        alternatives = {"examples": {"examples": serialized}}
+        return tf.estimator.export.ServingInputReceiver(raw, raw, alternatives)
+
+    return receiver

@@ -1,0 +1,158 @@
+"""Every flag of train.py. `python train.py --help` lists them with these words.
+
+Names that the article's code has are kept, so that its launch notebooks keep working.
+"""
+
+from absl import flags
+
+from deepfm.distribution import MODES
+
+FLAGS = flags.FLAGS
+
+
+class _WholeNumber(flags.IntegerParser):
+    """An integer, also written 3.0, as hyperparameter tuning passes it."""
+
+    def convert(self, argument):
+        if isinstance(argument, str) and argument.endswith(".0"):
+            argument = argument[:-2]
+        return super().convert(argument)
+
+
+def _integer(name, default, text, lower=None, upper=None):
+    parser = _WholeNumber(lower, upper)
+    flags.DEFINE(parser, name, default, text, serializer=flags.ArgumentSerializer())
+
+
+class _Numbers(flags.ArgumentParser):
+    """A comma list of numbers of one type, as a tuple."""
+
+    syntactic_help = "a comma separated list of numbers"
+
+    def __init__(self, convert, check, wanted):
+        self._convert, self._check, self._wanted = convert, check, wanted
+
+    def parse(self, argument):
+        if isinstance(argument, tuple):
+            return argument
+        try:
+            numbers = tuple(self._convert(x) for x in str(argument).split(",") if x.strip())
+        except ValueError as error:
+            raise ValueError(f"{argument!r} is not {self._wanted}") from error
+        if not numbers or not all(self._check(x) for x in numbers):
+            raise ValueError(f"{argument!r} is not {self._wanted}")
+        return numbers
+
+
+def _numbers(name, default, text, convert, check, wanted):
+    parser = _Numbers(convert, check, wanted)
+    flags.DEFINE(parser, name, default, text, serializer=flags.ArgumentSerializer())
+
+
+class _OptimizerName(flags.EnumParser):
+    """An optimizer's name in any case; GD is the article's name of sgd."""
+
+    def parse(self, argument):
+        name = argument.lower()
+        return super().parse({"gd": "sgd"}.get(name, name))
+
+
+# Job
+flags.DEFINE_enum("task_type", "train", ["train", "eval", "infer", "export"], "What to do.")
+flags.DEFINE_string("model_dir", None, "Where checkpoints, summaries and report.json are kept.")
+flags.DEFINE_alias("checkpoint_dir", "model_dir")
+flags.DEFINE_string("servable_model_dir", None, "Where the model is exported to for serving.")
+flags.DEFINE_bool("clear_existing_model", False, "Delete what is in model_dir before training.")
+flags.DEFINE_string(
+    "predictions_file", None, "Output of infer; default: predictions.txt in model_dir."
+)
+_integer("seed", 1, "Of the initial weights, the order of records and dropout.", 0)
+
+# Data
+_DATA = "A directory, a glob, or a comma list of these; local or s3://."
+flags.DEFINE_string("training_data_dir", None, f"Records to train on. {_DATA}")
+flags.DEFINE_string("val_data_dir", None, f"Records to evaluate on. {_DATA}")
+flags.DEFINE_string("infer_data_dir", None, f"Records to predict for. {_DATA}")
+flags.DEFINE_enum(
+    "data_format", "auto", ["auto", "tfrecord", "libsvm"], "auto: by file names and contents."
+)
+_integer(
+    "feature_size",
+    None,
+    "Rows of the embedding table: ids are below it. Default: from dataset.json, or the checkpoint.",
+    1,
+)
+_integer(
+    "field_size",
+    None,
+    "Fields of a record. Default: from dataset.json, the checkpoint, or the first record.",
+    1,
+)
+_integer("shuffle_buffer", 100000, "Records among which the next one is drawn; 0: in order.", 0)
+flags.DEFINE_string("cache", "none", "none, memory, or the path of a cache file.")
+_integer("num_parallel_reads", 4, "Files that are read at the same time.", 1)
+_integer("read_buffer_bytes", 8 << 20, "Read buffer of each file, bytes.", 1)
+_integer("max_bad_records", 0, "Unreadable records that training may pass over.", 0)
+
+# Model
+_integer("embedding_size", 32, "K, the width of an embedding.", 1)
+_numbers(
+    "deep_layers",
+    "256,128,64",
+    "Width of each hidden layer.",
+    int,
+    lambda x: x > 0,
+    "a list of layer widths such as 256,128,64",
+)
+_numbers(
+    "dropout",
+    "0.5",
+    "The rate at which units are dropped (NOT a keep probability); one, or one per layer.",
+    float,
+    lambda x: 0 <= x < 1,
+    "a rate of at least 0 and below 1, or one for each hidden layer",
+)
+flags.DEFINE_bool("batch_norm", False, "Normalise each hidden layer before its ReLU.")
+flags.DEFINE_float("batch_norm_decay", 0.9, "Of the moving statistics.", 0.0, 1.0)
+flags.DEFINE_enum("loss_type", "log_loss", ["log_loss", "square_loss"], "The loss.")
+flags.DEFINE_float("l2_reg", 0.0001, "Lambda of the L2 term, lambda/2 * sum of squares.", 0.0)
+flags.DEFINE_enum(
+    "l2_scope",
+    "batch",
+    ["batch", "table"],
+    "Table rows that L2 covers: each distinct row of the global batch, once per step; or all.",
+)
+flags.DEFINE_float("embedding_init_stddev", 0.01, "Of the initial embeddings.", 0.0)
+
+# Optimizer
+flags.DEFINE(
+    _OptimizerName(["adam", "adagrad", "sgd", "momentum", "ftrl"]),
+    "optimizer",
+    "adam",
+    "The optimizer, in any case; GD is sgd.",
+    serializer=flags.ArgumentSerializer(),
+)
+flags.DEFINE_float("learning_rate", 0.001, "The learning rate.", 0.0)
+flags.DEFINE_float("learning_rate_scale", 1.0, "Multiplies learning_rate.", 0.0)
+flags.DEFINE_bool("lazy_updates", True, "Update only the embedding rows of the batch.")
+flags.DEFINE_float("clip_norm", 0.0, "Largest global norm of the gradients; 0: not clipped.", 0.0)
+flags.DEFINE_float(
+    "learning_rate_decay_on_plateau",
+    1.0,
+    "Multiplies the learning rate after an evaluation whose AUC is no better; 1: never.",
+    0.0,
+    1.0,
+)
+
+# Run
+flags.DEFINE_enum("distribution", "auto", list(MODES), "How training is distributed.")
+_integer("batch_size", 1024, "Records in a batch of each replica.", 1)
+_integer("num_epochs", 1, "Times that each record is trained on.", 1)
+_integer("max_steps", 0, "Stop at this global step; 0: after num_epochs.", 0)
+_integer("intra_op_threads", 0, "Threads inside one operator; 0: the number of cores.", 0)
+_integer("inter_op_threads", 0, "Operators side by side; 0: the number of cores.", 0)
+_integer("log_steps", 100, "Steps between progress lines and between summaries.", 1)
+_integer("save_checkpoints_steps", 0, "Steps between checkpoints; 0: by seconds.", 0)
+_integer("save_checkpoints_secs", 600, "Seconds between checkpoints.", 1)
+_integer("keep_checkpoint_max", 5, "Newest checkpoints that are kept; 0: all.", 0)
+_integer("eval_every_steps", 0, "Steps between evaluations; 0: once per epoch and at the end.", 0)

@@ -1,0 +1,273 @@
+"""What watches training: progress and throughput, checkpoints and evaluations, divergence."""
+
+import array
+import os
+import resource
+import sys
+import time
+from typing import Callable, List, NamedTuple, Optional
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from deepfm.records import BadInput
+
+v1 = tf.compat.v1
+
+INPUTS = "deepfm_inputs"  # collection: the feature ids that each replica reads in a step
+
+
+class Throughput(NamedTuple):
+    """How fast training was in the steady state, and what it used.
+
+    Attributes:
+        examples: of this process, from the first step on.
+        seconds: from the first step on, without evaluations.
+        examples_per_second: steady state, after the first 100 steps or 10 % of them.
+        input_wait_share: of the time of a step that was spent waiting for its records.
+        cpu_utilization: CPU seconds / (wall seconds x cores that this process may use).
+        peak_rss_bytes: largest resident memory of this process.
+    """
+
+    examples: int
+    seconds: float
+    examples_per_second: float
+    input_wait_share: float
+    cpu_utilization: float
+    peak_rss_bytes: int
+
+
+class Progress(v1.train.SessionRunHook):
+    """Shows progress, stops at a NaN loss, and measures throughput.
+
+    In a terminal a bar with examples/s, loss and time left; elsewhere a line every `every_steps`.
+
+    Args:
+        every_steps: steps between two lines.
+        last_step: global step at which training ends, or None where that is not known.
+        model_dir: where the checkpoints are.
+    """
+
+    def __init__(self, every_steps: int, last_step: Optional[int], model_dir: str):
+        self._every_steps = every_steps
+        self._last_step = last_step
+        self._model_dir = model_dir
+        # Of each step: its end (s), CPU time (s), wait for input (s), examples.
+        self._ends, self._cpu = array.array("d"), array.array("d")
+        self._waits, self._examples = array.array("d"), array.array("q")
+        self._excluded = 0.0
+        self._bar = None
+        self.recent_loss = float("nan")
+
+    def begin(self):
+        ids = v1.get_collection(INPUTS)
+        start = tf.timestamp()
+        with tf.control_dependencies(ids):
+            wait = tf.timestamp() - start
+        rows = tf.add_n([tf.shape(x)[0] for x in ids])
+        loss = v1.get_collection(v1.GraphKeys.LOSSES)[-1]  # Estimator puts the spec's loss there
+        self._fetches = [loss, rows, wait]
+
+    def after_create_session(self, session, coord):
+        self._first_step = session.run(v1.train.get_global_step())
+        self._begin, self._begin_cpu = time.time(), time.process_time()
+        if sys.stdout.isatty():
+            steps = self._last_step and self._last_step - self._first_step
+            self._bar = tf.keras.utils.Progbar(
+                steps, stateful_metrics=["loss", "examples/s"], unit_name="step"
+            )
+
+    def before_run(self, run_context):
+        return v1.train.SessionRunArgs(self._fetches)
+
+    def after_run(self, run_context, run_values):
+        loss, rows, wait = run_values.results
+        self._ends.append(time.time() - self._excluded)
+        self._cpu.append(time.process_time())
+        self._waits.append(wait)
+        self._examples.append(rows)
+        step = self._first_step + len(self._ends)
+        if not np.isfinite(loss):
+            raise diverged(step, f"the loss is {loss}", self._model_dir)
+        self.recent_loss = loss
+        if self._bar:
+            self._bar.update(
+                len(self._ends), [("loss", loss), ("examples/s", round(self._rate(50)))]
+            )
+        elif len(self._ends) % self._every_steps == 0:
+            self._log(step, loss)
+
+    def exclude(self, seconds: float):
+        """Takes an evaluation's seconds out of the throughput."""
+        self._excluded += seconds
+
+    def end(self, session):
+        if self._bar:
+            sys.stdout.write("\n")
+
+    def _rate(self, steps):
+        """Examples per second over the last steps."""
+        n = len(self._ends)
+        start = self._ends[n - 1 - steps] if n > steps else self._begin
+        return sum(self._examples[-steps:]) / max(self._ends[-1] - start, 1e-9)
+
+    def _log(self, step, loss):
+        steps = self._every_steps
+        seconds = self._ends[-1] - (
+            self._ends[-1 - steps] if len(self._ends) > steps else self._begin
+        )
+        left = ""
+        if self._last_step:
+            left = f"  left {_clock((self._last_step - step) * seconds / steps)}"
+        wait = sum(self._waits[-steps:]) / max(seconds, 1e-9)
+        logging.info(
+            "step %d  loss %.5f  %.0f examples/s  input wait %.0f %%%s",
+            step, loss, self._rate(steps), 100 * wait, left,
+        )  # fmt: skip
+
+    def throughput(self) -> Throughput:
+        """The figures of all steps so far."""
+        steps = len(self._ends)
+        skip = min(100, steps // 10)
+        ends = np.array([self._begin, *self._ends])[skip:]
+        cpu = np.array([self._begin_cpu, *self._cpu])[skip:]
+        seconds = max(ends[-1] - ends[0], 1e-9)
+        return Throughput(
+            int(sum(self._examples)),
+            float(self._ends[-1] - self._begin) if steps else 0.0,
+            float(sum(self._examples[skip:]) / seconds),
+            float(sum(self._waits[skip:]) / seconds),
+            float((cpu[-1] - cpu[0]) / seconds / cores()),
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        )
+
+
+def _clock(seconds):
+    minutes, seconds = divmod(int(max(seconds, 0) + 0.5), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
+
+
+def cores() -> float:
+    """CPU cores that this process may use, by its affinity and its control group's quota."""
+    allowed = float(len(os.sched_getaffinity(0)))
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as f:
+            quota, period = f.read().split()
+        if quota != "max":
+            allowed = min(allowed, float(quota) / float(period))
+    except (OSError, ValueError):
+        pass  # no control groups, or their first version
+    return allowed
+
+
+def diverged(step, what, model_dir):
+    """The error for a model that is no longer finite."""
+    kept = tf.train.latest_checkpoint(model_dir)
+    state = f"the last good checkpoint is {kept}" if kept else "no checkpoint was saved before"
+    return BadInput(
+        f"step {step}: {what}; {state}. Try a smaller --learning_rate, or --clip_norm=10."
+    )
+
+
+class Checkpointer(v1.train.CheckpointSaverHook):
+    """Saves checkpoints of finite weights only, and evaluates some of them on the way.
+
+    Args:
+        model_dir: where checkpoints go.
+        save_secs, save_steps: the interval between two; one of them is None.
+        eval_steps: steps between two evaluations, 0 for none.
+        evaluate: (session, step) -> whether it changed a variable, so that the checkpoint is made
+            anew; called when the checkpoint of a step is there.
+    """
+
+    def __init__(
+        self,
+        model_dir: str,
+        save_secs: Optional[int],
+        save_steps: Optional[int],
+        eval_steps: int = 0,
+        evaluate: Optional[Callable] = None,
+    ):
+        super().__init__(model_dir, save_secs=save_secs, save_steps=save_steps)
+        self._eval_steps = eval_steps
+        self._evaluate = evaluate
+        self._model_dir = model_dir
+        self._saved_step = None
+        self._evaluated_step = None
+
+    def begin(self):
+        super().begin()
+        self._bad = _first_not_finite()
+
+    def after_create_session(self, session, coord):
+        # Unlike the parent, saves nothing yet: at the start there is nothing that could be lost.
+        self._saved_step = session.run(self._global_step_tensor)
+        self._timer.update_last_triggered_step(self._saved_step)
+        self._summary_writer.add_graph(tf.compat.v1.get_default_graph())
+
+    def after_run(self, run_context, run_values):
+        super().after_run(run_context, run_values)
+        # The step that was fetched may be from before or after its increment.
+        if self._eval_steps and -run_values.results % self._eval_steps in (0, 1):
+            step = run_context.session.run(self._global_step_tensor)
+            if step % self._eval_steps or step == self._evaluated_step:
+                return
+            self._evaluated_step = step
+            self._save(run_context.session, step)
+            if self._evaluate(run_context.session, step):
+                self._saved_step = None
+                self._save(run_context.session, step)
+
+    def end(self, session):
+        self._save(session, session.run(self._global_step_tensor))
+
+    def _save(self, session, step):
+        if step == self._saved_step and tf.train.latest_checkpoint(self._model_dir):
+            return False
+        bad = session.run(self._bad)
+        if bad:
+            raise diverged(step, f"the weights {bad.decode()} are not finite", self._model_dir)
+        self._saved_step = step
+        return super()._save(session, step)
+
+
+def _first_not_finite():
+    """string []: the name of the first variable that holds a NaN or an infinity, or ''."""
+    name = tf.constant("")
+    for variable in reversed(v1.trainable_variables()):
+        finite = tf.reduce_all(tf.math.is_finite(tf.reduce_sum(variable)))
+        name = tf.where(finite, name, variable.op.name)
+    return name
+
+
+class CheckShapes(v1.train.SessionRunHook):
+    """Refuses a model_dir whose checkpoint is another model's, and names what differs."""
+
+    def __init__(self, model_dir: str):
+        self._model_dir = model_dir
+
+    def begin(self):
+        path = tf.train.latest_checkpoint(self._model_dir)
+        if not path:
+            return
+        found = dict(tf.train.list_variables(path))
+        wanted = {v.op.name: v.shape.as_list() for v in v1.global_variables()}
+        differ = [
+            f"{name} is {found[name]}, these flags make it {shape}"
+            for name, shape in wanted.items()
+            if name in found and list(found[name]) != shape
+        ]
+        missing = [name for name in wanted if name not in found]
+        if differ or missing:
+            raise BadInput(
+                f"--model_dir={self._model_dir} holds another model's checkpoint: "
+                + "; ".join(differ + _absent(missing))
+                + ". Give the flags it was trained with, another --model_dir, "
+                "or --clear_existing_model."
+            )
+
+
+def _absent(names: List[str]):
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return [f"it lacks {', '.join(names[:3])}{more}"] if names else []

@@ -1,0 +1,377 @@
+"""The jobs: train, eval, infer, export."""
+
+import json
+import os
+import time
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+
+import tensorflow as tf
+from absl import logging
+
+from deepfm import (
+    bad_records,
+    data_check,
+    datasets,
+    export,
+    hooks,
+    input_pipeline,
+    metrics,
+    model,
+    optimizers,
+    records,
+)
+from deepfm.distribution import Distribution
+from deepfm.records import BadInput
+
+v1 = tf.compat.v1
+
+MODEL_FILE = "model.json"  # in model_dir: the ModelConfig that training was given
+
+
+class JobConfig(NamedTuple):
+    """What a job is asked to do; the fields are the flags of the same names.
+
+    Attributes:
+        model: fields of ModelConfig that were given as flags, sizes None where not given.
+        given: names of the fields of `model` that the user set.
+        optimizer: OptimizerConfig.
+        input: InputConfig of training.
+        distribution: Distribution.
+    """
+
+    task_type: str
+    model_dir: Optional[str]
+    servable_model_dir: Optional[str]
+    predictions_file: Optional[str]
+    clear_existing_model: bool
+    training_data_dir: Optional[str]
+    val_data_dir: Optional[str]
+    infer_data_dir: Optional[str]
+    data_format: str
+    max_bad_records: int
+    max_steps: int
+    log_steps: int
+    save_checkpoints_steps: int
+    save_checkpoints_secs: int
+    keep_checkpoint_max: int
+    eval_every_steps: int
+    learning_rate_decay_on_plateau: float
+    model: Dict[str, Any]
+    given: Tuple[str, ...]
+    optimizer: optimizers.OptimizerConfig
+    input: input_pipeline.InputConfig
+    distribution: Distribution
+
+
+def run(job: JobConfig):
+    """Does the job and writes report.json.
+
+    Raises:
+        BadInput: flags or data that the user has to mend; the text says which and how.
+    """
+    if not job.model_dir:
+        raise BadInput("--model_dir is missing; give the folder of the model, e.g. ./model.")
+    started = time.time()
+    report = TASKS[job.task_type](job)
+    if job.distribution.rank == 0:
+        report = {
+            "task_type": job.task_type,
+            "distribution": job.distribution.name,
+            "num_processes": job.distribution.num_processes,
+            "num_replicas": job.distribution.num_replicas,
+            "global_batch_size": job.input.batch_size * job.distribution.num_replicas,
+            "seconds": time.time() - started,
+            **report,
+        }
+        path = os.path.join(job.model_dir, "report.json")
+        datasets.write_whole(path, json.dumps(report, indent=1) + "\n")
+
+
+class _Training:
+    """One training run: evaluations on the way, and what they change."""
+
+    def __init__(self, job, data, validation, config):
+        self._job = job
+        self._evaluate = lambda: _evaluate(job, validation, config)
+        self._validation = validation
+        self._best_auc = None
+        self._evaluated = None, None  # global step, results
+        epoch = data.rows and -(-data.rows // job.input.batch_size)  # steps
+        by_epoch = epoch if job.input.num_epochs > 1 else 0
+        eval_steps = (job.eval_every_steps or by_epoch) if validation else 0
+        if job.learning_rate_decay_on_plateau < 1 and not eval_steps:
+            raise BadInput(
+                "--learning_rate_decay_on_plateau needs evaluations: give --val_data_dir and "
+                "--eval_every_steps (by itself once per epoch where dataset.json tells the rows)."
+            )
+        self._first = _global_step(job.model_dir)
+        last = epoch and self._first + epoch * job.input.num_epochs
+        last = min(filter(None, (last, job.max_steps)), default=None)
+        self._progress = hooks.Progress(job.log_steps, last, job.model_dir)
+        self.hooks = [
+            hooks.CheckShapes(job.model_dir),
+            self._progress,
+            hooks.Checkpointer(
+                job.model_dir,
+                None if job.save_checkpoints_steps else job.save_checkpoints_secs,
+                job.save_checkpoints_steps or None,
+                eval_steps,
+                self._evaluate_on_the_way,
+            ),
+        ]
+
+    def _evaluate_on_the_way(self, session, step):
+        started = time.time()
+        results = self._evaluate()
+        self._evaluated = step, results
+        cut = self._cut_on_plateau(session, results["auc"])
+        self._progress.exclude(time.time() - started)
+        return cut
+
+    def _cut_on_plateau(self, session, auc):
+        """Cuts the learning rate where AUC is no better than before; whether it did."""
+        factor = self._job.learning_rate_decay_on_plateau
+        if self._best_auc is None or auc > self._best_auc:
+            self._best_auc = auc
+            return False
+        if factor == 1:
+            return False
+        (decay,) = (v for v in v1.global_variables() if v.op.name == optimizers.DECAY)
+        value = session.run(decay) * factor
+        decay.load(value, session)
+        rate = value * self._job.optimizer.learning_rate
+        logging.info(
+            "AUC %.6f, best %.6f: the learning rate is now %.3g.", auc, self._best_auc, rate
+        )
+        return True
+
+    def report(self):
+        """What was done, after an evaluation of the model as it is now."""
+        step = _global_step(self._job.model_dir)
+        report = {"global_step": step}
+        if step > self._first:
+            throughput = self._progress.throughput()._asdict()
+            seconds = throughput.pop("seconds")
+            report.update(throughput, training_seconds=seconds)
+            report["train"] = {
+                "loss": float(self._progress.recent_loss),
+                "examples": throughput["examples"],
+            }
+            logging.info(
+                "Trained %d steps on %d examples in %.1f s: %.0f examples/s.",
+                step - self._first, throughput["examples"], seconds,
+                throughput["examples_per_second"],
+            )  # fmt: skip
+        if self._validation:
+            at, results = self._evaluated
+            report["eval"] = results if at == step else self._evaluate()
+        return report
+
+
+def _train(job):
+    data = _find(job, "training_data_dir")
+    validation = _find(job, "val_data_dir") if job.val_data_dir else None
+    config = _sizes(job, *filter(None, (data, validation)))
+    schema = _schema(config)
+    damaged = data_check.find_damaged(data, schema, job.max_bad_records)
+    if not damaged:
+        data_check.check_first_records(data, schema)
+    if validation:
+        data_check.check_first_records(validation, schema)
+    if job.clear_existing_model:
+        _clear(job.model_dir)
+    training = _Training(job, data, validation, config)
+    input_fn = input_pipeline.make_input_fn(data, schema, job.input, damaged)
+    _log_start(job, data, config)
+    first = _global_step(job.model_dir)
+    if job.max_steps and first >= job.max_steps:
+        logging.info("Step %d has reached --max_steps=%d already.", first, job.max_steps)
+    else:
+        with data_check.naming_bad_records(data, schema):
+            _estimator(job, config).train(
+                input_fn, hooks=training.hooks, max_steps=job.max_steps or None
+            )
+        if _global_step(job.model_dir) == first:
+            raise BadInput(f"--training_data_dir={job.training_data_dir} holds no records.")
+    tf.io.gfile.makedirs(job.model_dir)
+    datasets.write_whole(_model_file(job), json.dumps(config._asdict(), indent=1) + "\n")
+    report = training.report()
+    report["skipped_records"] = sum(len(file.places) for file in damaged)
+    if job.servable_model_dir:
+        _save_export(job, config)
+    return report
+
+
+def _clear(model_dir):
+    """Deletes a folder that is a model's, and no other."""
+    if not tf.io.gfile.isdir(model_dir) or not tf.io.gfile.listdir(model_dir):
+        return
+    if not any(tf.io.gfile.exists(os.path.join(model_dir, f)) for f in ("checkpoint", MODEL_FILE)):
+        raise BadInput(
+            f"--clear_existing_model: --model_dir={model_dir} holds files and none is a model's; "
+            "delete it yourself, or give another folder."
+        )
+    tf.io.gfile.rmtree(model_dir)
+
+
+def _eval(job):
+    data, config = _for_a_trained_model(job, "val_data_dir")
+    data_check.check_first_records(data, _schema(config))
+    return {"global_step": _global_step(job.model_dir), "eval": _evaluate(job, data, config)}
+
+
+def _evaluate(job, data, config):
+    """Evaluates the newest checkpoint on every record once, and logs the stable line."""
+    schema = _schema(config)
+    once = _in_order(job.input)
+    input_fn = input_pipeline.make_input_fn(data, schema, once)
+    with data_check.naming_bad_records(data, schema):
+        found = _estimator(job, config).evaluate(input_fn, hooks=[hooks.CheckShapes(job.model_dir)])
+    results = {name: float(found[name]) for name in metrics.RESULTS}
+    results["examples"] = int(results["examples"])
+    results["loss"] = results.pop("mean_loss")
+    logging.info(
+        "Evaluation: step=%d examples=%d auc=%.6f log_loss=%.6f calibration=%.4f",
+        found["global_step"], results["examples"], results["auc"], results["log_loss"],
+        results["calibration"],
+    )  # fmt: skip
+    return results
+
+
+def _infer(job):
+    data, config = _for_a_trained_model(job, "infer_data_dir")
+    schema = _schema(config)
+    data_check.check_first_records(data, schema, with_labels=False)
+    once = _in_order(job.input)._replace(with_labels=False)
+    input_fn = input_pipeline.make_input_fn(data, schema, once)
+    path = job.predictions_file or os.path.join(job.model_dir, "predictions.txt")
+    batches = _estimator(job, config).predict(
+        input_fn, hooks=[hooks.CheckShapes(job.model_dir)], yield_single_examples=False
+    )
+    started, rows = time.time(), 0
+    with data_check.naming_bad_records(data, schema, False), datasets.open_whole(path) as out:
+        for batch in batches:
+            out.write("%.9g\n" * len(batch["prob"]) % tuple(batch["prob"].tolist()))
+            rows += len(batch["prob"])
+    seconds = time.time() - started
+    logging.info("Wrote %d predictions to %s (%.0f/s).", rows, path, rows / seconds)
+    return {
+        "global_step": _global_step(job.model_dir),
+        "examples": rows,
+        "examples_per_second": rows / seconds,
+        "predictions_file": path,
+    }
+
+
+def _export(job):
+    if not job.servable_model_dir:
+        raise BadInput("--servable_model_dir is missing; give the folder to export to.")
+    _need_checkpoint(job)
+    return {"export": _save_export(job, _sizes(job)), "global_step": _global_step(job.model_dir)}
+
+
+def _save_export(job, config):
+    """Writes a SavedModel into a new numbered folder, whole or not at all; returns its path."""
+    receiver_fn = export.serving_input_receiver_fn(_schema(config))
+    path = _estimator(job, config).export_saved_model(job.servable_model_dir, receiver_fn)
+    logging.info("Exported the model of step %d to %s.", _global_step(job.model_dir), path.decode())
+    return path.decode()
+
+
+TASKS: Dict[str, Callable[[JobConfig], dict]] = {
+    "train": _train,
+    "eval": _eval,
+    "infer": _infer,
+    "export": _export,
+}
+
+
+def _estimator(job, config):
+    """The Estimator of a model; made anew for each use, for it keeps nothing but its folder."""
+    run_config = tf.estimator.RunConfig(
+        model_dir=job.model_dir,
+        tf_random_seed=job.input.seed,
+        save_summary_steps=job.log_steps,
+        keep_checkpoint_max=job.keep_checkpoint_max,
+        session_config=job.distribution.session_config,
+        log_step_count_steps=None,
+    )
+    model_fn = model.make_model_fn(config, job.optimizer, job.distribution)
+    return tf.estimator.Estimator(model_fn, config=run_config)
+
+
+def _in_order(config):
+    return config._replace(num_epochs=1, shuffle_buffer=0, cache="none", num_parallel_reads=1)
+
+
+def _find(job, flag):
+    spec = getattr(job, flag)
+    if not spec:
+        raise BadInput(f"--{flag} is missing; give a directory, a glob or a list of files.")
+    return datasets.find(spec, flag, job.data_format)
+
+
+def _need_checkpoint(job):
+    if not tf.train.latest_checkpoint(job.model_dir):
+        raise BadInput(
+            f"--model_dir={job.model_dir} holds no checkpoint; train first (--task_type=train)."
+        )
+
+
+def _for_a_trained_model(job, flag):
+    _need_checkpoint(job)
+    data = _find(job, flag)
+    return data, _sizes(job, data)
+
+
+def _model_file(job):
+    return os.path.join(job.model_dir, MODEL_FILE)
+
+
+def _sizes(job, *data_sets):
+    """The ModelConfig: what was given, else the trained model's, else what the data tells."""
+    fields = dict(job.model)
+    if job.task_type != "train" and tf.io.gfile.exists(_model_file(job)):
+        with tf.io.gfile.GFile(_model_file(job)) as f:
+            kept = json.load(f)
+        fields.update({k: v for k, v in kept.items() if k in fields and k not in job.given})
+    for name in ("field_size", "feature_size"):
+        told = [getattr(d, name) for d in data_sets if getattr(d, name)]
+        fields[name] = fields[name] or max(told, default=None)
+        if name == "field_size" and data_sets and not fields[name]:
+            first = data_sets[0]
+            fields[name] = bad_records.first_width(first.files[0].path, first.data_format)
+        if not fields[name]:
+            raise BadInput(
+                f"--{name} is missing and no dataset.json beside the data tells it; "
+                "`python -m data_tools.inspect_dataset --data=...` finds it."
+            )
+    layers = tuple(fields["deep_layers"])
+    dropout = tuple(fields["dropout"])
+    if len(dropout) not in (1, len(layers)):
+        raise BadInput(
+            f"--dropout has {len(dropout)} values for {len(layers)} hidden layers "
+            f"(--deep_layers={','.join(map(str, layers))}); give 1 or {len(layers)}."
+        )
+    fields["deep_layers"] = layers
+    fields["dropout"] = dropout * len(layers) if len(dropout) == 1 else dropout
+    return model.ModelConfig(**fields)
+
+
+def _schema(config):
+    return records.Schema(config.field_size, config.feature_size)
+
+
+def _global_step(model_dir):
+    path = tf.train.latest_checkpoint(model_dir)
+    return int(tf.train.load_variable(path, "global_step")) if path else 0
+
+
+def _log_start(job, data, config):
+    rows = "an unknown number of" if data.rows is None else f"{data.rows:,}"
+    logging.info(
+        "Training on %s records, %d file%s (%s), %d fields, %s features; batch %d x %d replica%s.",
+        rows, len(data.files), "s" * (len(data.files) > 1), data.data_format, config.field_size,
+        f"{config.feature_size:,}", job.input.batch_size, job.distribution.num_replicas,
+        "s" * (job.distribution.num_replicas > 1),
+    )  # fmt: skip

@@ -1,0 +1,102 @@
+"""Exact AUC, log loss and calibration, summed up over batches of any size.
+
+Scores are kept as they are (8 bytes an example, equal ones merged), not put into 200 buckets as
+`tf.metrics.auc` does, whose answer is wrong when all predictions lie near 0.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+LIMIT = 1 << 24  # distinct scores that are kept exactly; with more, neighbours are merged
+
+
+class Evaluation:
+    """Sums of an evaluation so far. Two of them can be merged, so many processes can share one."""
+
+    def __init__(self):
+        self._scores = np.zeros(0, np.float32)  # distinct, ascending
+        self._counts = np.zeros((0, 2), np.int64)  # of labels 0 and 1 at each score
+        self._pending = []
+        self._pending_rows = 0
+        self._sums = np.zeros(5)  # examples, labels, probabilities, log losses, losses
+
+    def add(self, labels, logits, prob, losses):
+        """Adds a batch; each argument is float32 [B]."""
+        x, y = logits.astype(np.float64), labels.astype(np.float64)
+        # log(1 + e^-|x|) + max(x, 0) - x y, which never overflows
+        log_losses = np.log1p(np.exp(-np.abs(x))) + np.maximum(x, 0) - x * y
+        self._sums += (
+            len(y), y.sum(), prob.sum(dtype=np.float64), log_losses.sum(),
+            losses.sum(dtype=np.float64),
+        )  # fmt: skip
+        self._pending.append((prob.copy(), labels > 0.5))
+        self._pending_rows += len(y)
+        if self._pending_rows >= LIMIT:
+            self._compact()
+
+    def merge(self, other):
+        """Adds what another Evaluation has summed up."""
+        other._compact()
+        self._compact()
+        self._sums += other._sums
+        self._combine(other._scores, other._counts)
+
+    def _compact(self):
+        if not self._pending:
+            return
+        scores = np.concatenate([s for s, _ in self._pending])
+        positive = np.concatenate([p for _, p in self._pending]).astype(np.int64)
+        self._pending, self._pending_rows = [], 0
+        self._combine(scores, np.stack([1 - positive, positive], axis=1))
+
+    def _combine(self, scores, counts):
+        scores = np.concatenate([self._scores, scores])
+        counts = np.concatenate([self._counts, counts])
+        order = np.argsort(scores, kind="stable")
+        scores, counts = scores[order], counts[order]
+        starts = np.flatnonzero(np.concatenate([[True], scores[1:] != scores[:-1]]))
+        if len(starts) > LIMIT:
+            starts = starts[::2]
+        if len(scores):
+            self._scores, self._counts = scores[starts], np.add.reduceat(counts, starts)
+
+    def auc(self) -> float:
+        """Area under the ROC curve: P(score of a positive > of a negative), a tie counting half.
+
+        The Mann-Whitney U statistic over the product of the class sizes; NaN where a class is
+        missing. Exact up to LIMIT distinct scores.
+        """
+        self._compact()
+        negatives, positives = self._counts[:, 0], self._counts[:, 1]
+        pairs = float(negatives.sum()) * float(positives.sum())
+        if pairs == 0:
+            return float("nan")
+        below = np.cumsum(negatives) - negatives
+        return float(np.sum(positives * (below + 0.5 * negatives), dtype=np.float64) / pairs)
+
+    def results(self):
+        """float64 [5], in the order of RESULTS; NaN where a figure has no meaning."""
+        examples, labels, probabilities, log_loss, loss = self._sums
+        with np.errstate(divide="ignore", invalid="ignore"):
+            means = np.array([log_loss / examples, probabilities / labels, loss / examples])
+        return np.concatenate([[self.auc()], means, [examples]])
+
+
+# calibration: mean prediction / mean label; mean_loss: of --loss_type, without L2
+RESULTS = ("auc", "log_loss", "calibration", "mean_loss", "examples")
+
+
+def evaluation_ops(labels, logits, prob, losses):
+    """Estimator's eval_metric_ops: every batch is added to one Evaluation, read at the end.
+
+    Args:
+        labels, logits, prob, losses: float32 [B].
+
+    Returns:
+        {name of RESULTS: (value float64 [], update op)}.
+    """
+    evaluation = Evaluation()
+    add = tf.compat.v1.py_func(evaluation.add, [labels, logits, prob, losses], [])
+    results = tf.compat.v1.py_func(evaluation.results, [], tf.float64)
+    results = tf.ensure_shape(results, [len(RESULTS)])
+    return {name: (results[i], add) for i, name in enumerate(RESULTS)}

@@ -1,0 +1,298 @@
+"""DeepFM: a factorisation machine and an MLP that share their embeddings.
+
+    logits = bias + first_order + second_order + deep;  prob = sigmoid(logits)
+
+Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction", IJCAI 2017,
+https://arxiv.org/abs/1703.04247; the equation numbers below are that paper's.
+
+B: examples in the batch. F: fields. K: embedding size. U: distinct feature ids in the batch.
+"""
+
+from typing import NamedTuple, Tuple
+
+import tensorflow as tf
+
+from deepfm import metrics, optimizers
+from deepfm.hooks import INPUTS
+
+v1 = tf.compat.v1
+
+
+class ModelConfig(NamedTuple):
+    """What defines the model.
+
+    Attributes:
+        field_size: F.
+        feature_size: rows of the embedding tables; ids lie in [0, feature_size).
+        embedding_size: K.
+        deep_layers: width of each hidden layer.
+        dropout: for each hidden layer the rate at which units are dropped (NOT a keep probability).
+        batch_norm: Linear -> batch norm -> ReLU -> dropout, instead of Linear -> ReLU -> dropout.
+        batch_norm_decay: of the moving statistics.
+        loss_type: log_loss or square_loss.
+        l2_reg: lambda of the L2 terms, each lambda/2 * sum of squares, not divided by B.
+        l2_scope: batch (each distinct table row of the global batch, once per step) or table (whole
+            tables). The MLP's kernels are covered in both.
+        lazy_updates: update only the table rows of the batch.
+        embedding_init_stddev: of the normal distribution that both tables start from.
+        seed: of the initial weights and of dropout.
+    """
+
+    field_size: int
+    feature_size: int
+    embedding_size: int = 32
+    deep_layers: Tuple[int, ...] = (256, 128, 64)
+    dropout: Tuple[float, ...] = (0.5, 0.5, 0.5)
+    batch_norm: bool = False
+    batch_norm_decay: float = 0.9
+    loss_type: str = "log_loss"
+    l2_reg: float = 0.0
+    l2_scope: str = "batch"
+    lazy_updates: bool = True
+    embedding_init_stddev: float = 0.01
+    seed: int = 1
+
+
+def first_order(weights, values):
+    """The linear term of the FM, eq. (2): sum_i w_i x_i.
+
+    Args:
+        weights: float32 [B, F], the first-order weight of each feature.
+        values: float32 [B, F].
+
+    Returns:
+        float32 [B].
+    """
+    return tf.reduce_sum(weights * values, axis=1)
+
+
+def second_order(embeddings):
+    """The pairwise term of the FM, eq. (2): sum over pairs i < j of <e_i, e_j>.
+
+    In O(F K) by Rendle's identity, 1/2 sum_k ((sum_i e_ik)^2 - sum_i e_ik^2); "Factorization
+    Machines", ICDM 2010, lemma 3.1.
+
+    Args:
+        embeddings: float32 [B, F, K], already scaled by the feature values.
+
+    Returns:
+        float32 [B].
+    """
+    sum_squared = tf.square(tf.reduce_sum(embeddings, axis=1))  # [B, K]
+    squared_sum = tf.reduce_sum(tf.square(embeddings), axis=1)  # [B, K]
+    return 0.5 * tf.reduce_sum(sum_squared - squared_sum, axis=1)
+
+
+def deep(embeddings, config, training):
+    """The MLP over the concatenated embeddings, eq. (3) and (4).
+
+    Args:
+        embeddings: float32 [B, F, K].
+        config: ModelConfig.
+        training: bool; whether units are dropped and batch statistics are used.
+
+    Returns:
+        (float32 [B], the kernels of the layers for the L2 term).
+    """
+    width = config.field_size * config.embedding_size
+    x = tf.reshape(embeddings, [-1, width])
+    kernels = []
+    for i, (units, rate) in enumerate(zip(config.deep_layers, config.dropout)):
+        layer = v1.layers.Dense(units, name=f"deep_{i}", kernel_initializer=_glorot(config, i))
+        x = layer.apply(x)
+        kernels.append(layer.kernel)
+        if config.batch_norm:
+            x = v1.layers.batch_normalization(
+                x, momentum=config.batch_norm_decay, training=training, name=f"batch_norm_{i}"
+            )
+        x = tf.nn.relu(x)
+        if training and rate > 0:
+            x = _drop(x, rate, [config.seed, i])
+    layer = v1.layers.Dense(1, name="deep_out", kernel_initializer=_glorot(config, -1))
+    x = layer.apply(x)
+    kernels.append(layer.kernel)
+    return x[:, 0], kernels
+
+
+def _glorot(config, layer):
+    return v1.glorot_normal_initializer(seed=config.seed * 1000 + layer)
+
+
+def _drop(x, rate, seed):
+    """Drops units at `rate`; which ones is a function of the seed, the layer and the step alone."""
+    step = tf.cast(v1.train.get_or_create_global_step(), tf.int64)
+    run_seed, layer = seed
+    noise = tf.random.stateless_uniform(tf.shape(x), [run_seed * 1000 + layer, step])
+    return x * tf.cast(noise >= rate, x.dtype) * (1 / (1 - rate))
+
+
+@tf.custom_gradient
+def _repeat(rows, where):
+    """rows[where]: one copy of a row for each place that uses it.
+
+    The gradient sums over the places of a row, so that what reaches the table has each id once.
+
+    Args:
+        rows: float32 [U, ...].
+        where: int32 [B F], indices of rows.
+
+    Returns:
+        float32 [B F, ...].
+    """
+    count = tf.shape(rows)[0]
+    grad = lambda dy: (tf.math.unsorted_segment_sum(dy, where, count), None)
+    return tf.gather(rows, where), grad
+
+
+class Tables(NamedTuple):
+    """The two embedding tables and what a batch takes from them.
+
+    Attributes:
+        tables: the variables, float32 [feature_size] and [feature_size, K] (or their partitions).
+        rows: what was gathered of each: float32 [U] and [U, K].
+        weights: float32 [B, F].
+        embeddings: float32 [B, F, K], not yet scaled by the feature values.
+    """
+
+    tables: list
+    rows: list
+    weights: tf.Tensor
+    embeddings: tf.Tensor
+
+
+def counts_rows_once(config):
+    """Whether the batch's ids are made distinct: for lazy updates, and for L2 by distinct rows."""
+    return config.lazy_updates or config.l2_scope == "batch"
+
+
+def look_up(ids, config):
+    """Takes the rows of a batch out of both tables.
+
+    The ids are made distinct once for both tables, so that each row is gathered and its gradient
+    combined, sent and applied once. (Not so in the article's configuration, whose gradients are
+    dense in any case.)
+
+    Args:
+        ids: int64 [B, F].
+        config: ModelConfig.
+
+    Returns:
+        Tables.
+    """
+    normal = v1.random_normal_initializer(stddev=config.embedding_init_stddev, seed=config.seed)
+    tables = [
+        v1.get_variable("fm_w", [config.feature_size], initializer=v1.zeros_initializer()),
+        v1.get_variable("fm_v", [config.feature_size, config.embedding_size], initializer=normal),
+    ]
+    flat = tf.reshape(ids, [-1])  # [B F]
+    # 'div' keeps neighbouring rows together, so a checkpoint means the same with any partitions.
+    gather = lambda table, where: tf.nn.embedding_lookup(table, where, partition_strategy="div")
+    if counts_rows_once(config):
+        distinct, where = tf.unique(flat)  # [U], [B F]
+        rows = [gather(table, distinct) for table in tables]
+        weights, embeddings = (_repeat(r, where) for r in rows)
+    else:
+        rows = weights, embeddings = [gather(table, flat) for table in tables]
+    return Tables(
+        tables,
+        list(rows),
+        tf.reshape(weights, [-1, config.field_size]),
+        tf.reshape(embeddings, [-1, config.field_size, config.embedding_size]),
+    )
+
+
+class Network(NamedTuple):
+    """The model's output and what its loss needs: logits float32 [B], Tables, MLP kernels."""
+
+    logits: tf.Tensor
+    tables: Tables
+    kernels: list
+
+
+def network(features, config, training):
+    """Builds the model; creates its variables.
+
+    Args:
+        features: {"feat_ids": int64 [B, F], "feat_vals": float32 [B, F]}.
+        config: ModelConfig.
+        training: bool.
+
+    Returns:
+        Network.
+    """
+    ids = tf.reshape(features["feat_ids"], [-1, config.field_size])
+    values = tf.reshape(features["feat_vals"], [-1, config.field_size])
+    bias = v1.get_variable("fm_bias", [1], initializer=v1.zeros_initializer())
+    tables = look_up(ids, config)
+    embeddings = tables.embeddings * values[:, :, tf.newaxis]  # [B, F, K]
+    deep_logits, kernels = deep(embeddings, config, training)
+    logits = bias + first_order(tables.weights, values) + second_order(embeddings) + deep_logits
+    return Network(logits, tables, kernels)
+
+
+def example_losses(logits, labels, loss_type):
+    """The loss of each example: log loss, or (label - prob)^2. float32 [B], [B] -> [B]."""
+    if loss_type == "square_loss":
+        return tf.square(labels - tf.sigmoid(logits))
+    return tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
+
+
+def l2_terms(net, config):
+    """The L2 part of the loss, lambda/2 * sum of squares.
+
+    Args:
+        net: Network.
+        config: ModelConfig.
+
+    Returns:
+        (the term of the MLP's kernels and, with l2_scope=table, of the whole tables; the term of
+        the batch's distinct table rows). The second has no gradient here: only the optimizer sees
+        each row of the *global* batch once (optimizers.RowWise).
+    """
+    if not config.l2_reg:
+        return tf.constant(0.0), tf.constant(0.0)
+    square = lambda xs: config.l2_reg * tf.add_n([tf.nn.l2_loss(x) for x in xs])
+    if config.l2_scope == "table":
+        return square(net.kernels + net.tables.tables), tf.constant(0.0)
+    return square(net.kernels), tf.stop_gradient(square(net.tables.rows))
+
+
+def make_model_fn(config, optimizer_config, distribution):
+    """Makes the Estimator's model_fn.
+
+    Args:
+        config: ModelConfig.
+        optimizer_config: optimizers.OptimizerConfig.
+        distribution: distribution.Distribution.
+
+    Returns:
+        model_fn(features, labels, mode), features as in `network`, labels float32
+        [B]; predicts `prob` float32 [B].
+    """
+
+    def model_fn(features, labels, mode):
+        training = mode == tf.estimator.ModeKeys.TRAIN
+        v1.add_to_collection(INPUTS, features["feat_ids"])
+        with v1.variable_scope(v1.get_variable_scope(), use_resource=True):
+            net = network(features, config, training)
+        prob = tf.sigmoid(net.logits, name="prob")
+        if mode == tf.estimator.ModeKeys.PREDICT:
+            predictions = {"prob": prob}
+            return tf.estimator.EstimatorSpec(mode, predictions=predictions)
+        labels = tf.reshape(labels, [-1])
+        losses = example_losses(net.logits, labels, config.loss_type)
+        mean_loss = tf.reduce_mean(losses)
+        if not training:
+            ops = metrics.evaluation_ops(labels, net.logits, prob, losses)
+            return tf.estimator.EstimatorSpec(mode, loss=mean_loss, eval_metric_ops=ops)
+        weights_l2, rows_l2 = l2_terms(net, config)
+        loss = mean_loss + weights_l2 + rows_l2
+        v1.summary.scalar(config.loss_type, mean_loss)
+        v1.summary.scalar("l2", weights_l2 + rows_l2)
+        optimizer = optimizers.make_optimizer(optimizer_config, distribution)
+        # The moving statistics of batch norm move with the weights.
+        with tf.control_dependencies(v1.get_collection(v1.GraphKeys.UPDATE_OPS)):
+            train_op = optimizer.minimize(loss, v1.train.get_or_create_global_step())
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    return distribution.wrap_model_fn(model_fn)

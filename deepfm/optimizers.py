@@ -1,0 +1,148 @@
+"""The optimizers, row-wise ("lazy") for the embedding tables.
+
+A step's gradients are finished here, once for the global batch and whatever the mode: rows that
+several replicas sent are combined, L2 of the batch's rows is added, the norm is clipped; then the
+optimizer touches only those rows.
+"""
+
+from typing import Callable, Dict, NamedTuple
+
+import tensorflow as tf
+
+v1 = tf.compat.v1
+
+DECAY = "learning_rate_decay"  # name of the variable that the learning rate is multiplied by
+
+
+class OptimizerConfig(NamedTuple):
+    """What defines the optimizer.
+
+    Attributes:
+        name: a key of OPTIMIZERS.
+        learning_rate: as used, --learning_rate_scale multiplied in.
+        clip_norm: largest global norm of the gradients; 0 does not clip.
+        l2_rows: lambda of the L2 term of the batch's distinct table rows; 0 where tables have none
+            or carry it whole.
+        lazy_updates: update only the table rows of the batch.
+    """
+
+    name: str = "adam"
+    learning_rate: float = 0.001
+    clip_norm: float = 0.0
+    l2_rows: float = 0.0
+    lazy_updates: bool = True
+
+
+class _LazyAdam(v1.train.AdamOptimizer):
+    """Adam whose moments of a row move only when the row is in the batch.
+
+    The update of tf.contrib.opt.LazyAdamOptimizer (beta powers count steps, not the row's uses),
+    without that one's second gather of the moments, and without loading contrib.
+    """
+
+    def _resource_apply_sparse(self, grad, var, indices):
+        beta1_power, beta2_power = self._get_beta_accumulators()
+        rate = self._lr_t * tf.sqrt(1 - beta2_power) / (1 - beta1_power)
+        m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
+        m_rows = m.sparse_read(indices)
+        m_rows += (1 - self._beta1_t) * (grad - m_rows)
+        v_rows = v.sparse_read(indices)
+        v_rows += (1 - self._beta2_t) * (tf.square(grad) - v_rows)
+        step = rate * m_rows / (tf.sqrt(v_rows) + self._epsilon_t)
+        # Raw ops: the variables' own methods end by reading, and so copying, the whole table.
+        scatter = tf.raw_ops.ResourceScatterUpdate
+        return tf.group(
+            scatter(resource=m.handle, indices=indices, updates=m_rows),
+            scatter(resource=v.handle, indices=indices, updates=v_rows),
+            tf.raw_ops.ResourceScatterSub(resource=var.handle, indices=indices, updates=step),
+        )
+
+
+# Hyperparameters that are not flags are those of the article's code.
+OPTIMIZERS: Dict[str, Callable] = {
+    "adam": _LazyAdam,
+    "adagrad": lambda rate: v1.train.AdagradOptimizer(rate, initial_accumulator_value=1e-8),
+    "sgd": v1.train.GradientDescentOptimizer,
+    "momentum": lambda rate: v1.train.MomentumOptimizer(rate, momentum=0.95),
+    "ftrl": v1.train.FtrlOptimizer,
+}
+
+
+class RowWise(v1.train.Optimizer):
+    """Finishes the gradients of one global step, then hands them to another optimizer.
+
+    Distributed modes wrap around this, so that it sees what the replicas sent together.
+
+    Args:
+        optimizer: whose update is applied.
+        config: OptimizerConfig.
+        distinct: whether each row comes at most once; False where replicas' rows are concatenated.
+    """
+
+    def __init__(self, optimizer, config, distinct):
+        super().__init__(use_locking=False, name="RowWise")
+        self._optimizer = optimizer
+        self._config = config
+        self._distinct = distinct
+
+    def compute_gradients(self, *args, **kwargs):
+        return self._optimizer.compute_gradients(*args, **kwargs)
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        grads_and_vars = [(g, v) for g, v in grads_and_vars if g is not None]
+        grads = [self._finish(g, v) for g, v in grads_and_vars]
+        if self._config.clip_norm > 0:
+            grads, norm = tf.clip_by_global_norm(grads, self._config.clip_norm)
+            v1.summary.scalar("gradient_norm", norm)
+        variables = [v for _, v in grads_and_vars]
+        return self._optimizer.apply_gradients(zip(grads, variables), global_step, name)
+
+    def _finish(self, grad, variable):
+        if not isinstance(grad, tf.IndexedSlices):
+            return grad
+        values, indices = grad.values, grad.indices
+        if not self._distinct:
+            indices, where = tf.unique(indices)
+            values = tf.math.unsorted_segment_sum(values, where, tf.size(indices))
+        if self._config.l2_rows > 0:
+            values += self._config.l2_rows * tf.gather(variable, indices)
+        rows = tf.IndexedSlices(values, indices, grad.dense_shape)
+        return rows if self._config.lazy_updates else tf.convert_to_tensor(rows)
+
+    def get_slot(self, *args):
+        return self._optimizer.get_slot(*args)
+
+    def get_slot_names(self):
+        return self._optimizer.get_slot_names()
+
+    def variables(self):
+        return self._optimizer.variables()
+
+
+def _trusting(optimizer):
+    """The optimizer, told not to combine equal rows again: RowWise has done so."""
+    # SGD has no such method: it adds each row by itself.
+    if type(optimizer)._resource_apply_sparse is not v1.train.Optimizer._resource_apply_sparse:
+        optimizer._resource_apply_sparse_duplicate_indices = optimizer._resource_apply_sparse
+    return optimizer
+
+
+def make_optimizer(config, distribution):
+    """The optimizer of a mode.
+
+    Args:
+        config: OptimizerConfig.
+        distribution: distribution.Distribution.
+
+    Returns:
+        tf.train.Optimizer.
+    """
+    # Cut where evaluation stops improving (--learning_rate_decay_on_plateau); kept in checkpoints.
+    decay = v1.get_variable(
+        DECAY, [], initializer=v1.ones_initializer(), trainable=False, use_resource=True
+    )
+    rate = config.learning_rate * decay
+    v1.summary.scalar("learning_rate", rate)
+    optimizer = _trusting(OPTIMIZERS[config.name](rate))
+    single = distribution.num_replicas == 1
+    return distribution.wrap_optimizer(RowWise(optimizer, config, distinct=single))

@@ -1,0 +1,78 @@
+"""Small data sets and jobs for the tests."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SHARED_DATA = ROOT.parent / "shared" / "data"
+
+
+def shared_data(name):
+    """A file of the shared data sets; skips the test where it is not there."""
+    path = SHARED_DATA / name
+    if not path.exists():
+        pytest.skip(f"../shared/data/{name} is not on this machine")
+    return str(path)
+
+
+def example(label, ids, values):
+    """A serialized tf.Example, made the slow and obvious way."""
+    feature = {
+        "label": tf.train.Feature(float_list=tf.train.FloatList(value=[label])),
+        "ids": tf.train.Feature(int64_list=tf.train.Int64List(value=ids)),
+        "values": tf.train.Feature(float_list=tf.train.FloatList(value=values)),
+    }
+    return tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
+
+
+def make_records(rows, field_size=4, feature_size=50, seed=0):
+    """(labels float32 [rows], ids int64 [rows, F], values float32 [rows, F]); the first feature
+    value of row i is i + 1, so that a record can be recognised; labels can be learned."""
+    random = np.random.RandomState(seed)
+    ids = random.randint(1, feature_size, size=(rows, field_size)).astype(np.int64)
+    values = random.rand(rows, field_size).astype(np.float32)
+    logits = np.sin(ids).sum(axis=1)
+    labels = (random.rand(rows) < 1 / (1 + np.exp(-2 * logits))).astype(np.float32)
+    return labels, ids, values
+
+
+def write_tfrecords(path, records):
+    """Writes what make_records returns."""
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for label, ids, values in zip(*records):
+            writer.write(example(label, ids, values))
+    return str(path)
+
+
+def write_libsvm(path, records):
+    """Writes what make_records returns as LibSVM."""
+    with open(path, "w") as f:
+        for label, ids, values in zip(*records):
+            pairs = " ".join(f"{i}:{v!r}" for i, v in zip(ids.tolist(), values.tolist()))
+            f.write(f"{int(label)} {pairs}\n")
+    return str(path)
+
+
+def run_train(*flags, env=None, timeout=90):
+    """Runs train.py with flags; returns the finished process with its text."""
+    return subprocess.run(
+        [sys.executable, "train.py", *map(str, flags)],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+SMALL_MODEL = ("--embedding_size=4", "--deep_layers=8,4", "--feature_size=50")

@@ -1,0 +1,129 @@
+"""datasets.py: which files make a data set, and when dataset.json is believed."""
+
+import gzip
+import json
+
+import pytest
+import tensorflow as tf
+
+from deepfm import datasets
+from deepfm.records import BadInput
+
+
+def write_tfrecord(path, n=3):
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for _ in range(n):
+            writer.write(b"record")
+    return path.stat().st_size
+
+
+def describe(folder, **files):
+    """Writes a dataset.json; files are name=(rows, bytes)."""
+    described = [
+        datasets.DataFile(str(folder / f"{name}.tfrecords"), size, rows, 1)
+        for name, (rows, size) in files.items()
+    ]
+    datasets.write_metadata(str(folder), 39, 1000, described)
+
+
+def refused(spec):
+    with pytest.raises(BadInput) as error:
+        datasets.find(str(spec), "data")
+    return str(error.value)
+
+
+def test_an_empty_directory_is_refused(tmp_path):
+    assert f"--data={tmp_path}: the directory holds no data files" in refused(tmp_path)
+
+
+def test_a_glob_without_a_match_is_refused(tmp_path):
+    assert "no file matches" in refused(tmp_path / "*.tfrecords")
+
+
+def test_an_empty_entry_of_a_list_is_refused(tmp_path):
+    write_tfrecord(tmp_path / "a.tfrecords")
+    assert "empty entry" in refused(f"{tmp_path},")
+
+
+def test_a_single_empty_file_is_refused(tmp_path):
+    (tmp_path / "a.tfrecords").write_bytes(b"")
+    assert f"{tmp_path}/a.tfrecords: is empty" in refused(tmp_path)
+
+
+def test_an_empty_file_beside_others_is_left_out(tmp_path):
+    (tmp_path / "a.tfrecords").write_bytes(b"")
+    write_tfrecord(tmp_path / "b.tfrecords")
+    paths = [file.path for file in datasets.find(str(tmp_path), "data").files]
+    assert paths == [f"{tmp_path}/b.tfrecords"]
+
+
+def test_a_gz_file_that_is_not_gzip_is_refused(tmp_path):
+    write_tfrecord(tmp_path / "a.tfrecords.gz")
+    assert "a.tfrecords.gz: is named .gz but is not gzip-compressed" in refused(tmp_path)
+
+
+def test_a_gzip_file_that_is_not_named_gz_is_refused(tmp_path):
+    (tmp_path / "a.libsvm").write_bytes(gzip.compress(b"1 1:1\n"))
+    assert "its name must end in .gz" in refused(tmp_path)
+
+
+def test_mixed_formats_are_refused(tmp_path):
+    write_tfrecord(tmp_path / "a.tfrecords")
+    (tmp_path / "b.libsvm").write_bytes(b"1 1:1\n")
+    assert "mixes TFRecord and LibSVM" in refused(tmp_path)
+
+
+def test_files_come_in_the_order_of_their_names_and_once(tmp_path):
+    for name in ("c", "a", "b"):
+        write_tfrecord(tmp_path / f"{name}.tfrecords")
+    found = datasets.find(f"{tmp_path},{tmp_path}/b*", "data")
+    assert [file.path[-11:] for file in found.files] == [f"{n}.tfrecords" for n in "abc"]
+
+
+@pytest.mark.parametrize("content,expected", [(b"1 1:1 2:1\n", "libsvm"), (None, "tfrecord")])
+def test_the_format_of_a_file_without_suffix_is_told_by_its_bytes(tmp_path, content, expected):
+    path = tmp_path / "data"
+    path.write_bytes(content) if content else write_tfrecord(path)
+    assert datasets.find(str(path), "data").data_format == expected
+
+
+def test_dataset_json_tells_rows_and_sizes(tmp_path):
+    describe(tmp_path, a=(3, write_tfrecord(tmp_path / "a.tfrecords")))
+    found = datasets.find(str(tmp_path), "data")
+    assert (found.rows, found.field_size, found.feature_size) == (3, 39, 1000)
+
+
+def test_dataset_json_is_not_trusted_for_a_file_of_another_size(tmp_path):
+    describe(tmp_path, a=(3, write_tfrecord(tmp_path / "a.tfrecords") + 1))
+    found = datasets.find(str(tmp_path), "data")
+    assert (found.rows, found.field_size, found.feature_size) == (None, None, None)
+
+
+def test_rows_are_unknown_where_one_file_is_not_described(tmp_path):
+    describe(tmp_path, a=(3, write_tfrecord(tmp_path / "a.tfrecords")))
+    write_tfrecord(tmp_path / "b.tfrecords")
+    assert datasets.find(str(tmp_path), "data").rows is None
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"format_version": 1}', '{"files": {}}'])
+def test_a_broken_dataset_json_is_refused_by_name(tmp_path, content):
+    write_tfrecord(tmp_path / "a.tfrecords")
+    (tmp_path / "dataset.json").write_text(content)
+    assert refused(tmp_path).startswith(f"{tmp_path}/dataset.json: ")
+
+
+def test_a_dataset_json_of_a_later_version_is_refused(tmp_path):
+    describe(tmp_path, a=(3, write_tfrecord(tmp_path / "a.tfrecords")))
+    content = json.loads((tmp_path / "dataset.json").read_text())
+    (tmp_path / "dataset.json").write_text(json.dumps({**content, "format_version": 2}))
+    assert "format_version 2" in refused(tmp_path)
+
+
+def test_data_sets_of_different_field_size_are_refused(tmp_path):
+    for name, field_size in (("x", 3), ("y", 4)):
+        folder = tmp_path / name
+        folder.mkdir()
+        size = write_tfrecord(folder / "a.tfrecords")
+        file = datasets.DataFile(str(folder / "a.tfrecords"), size, 3, 1)
+        datasets.write_metadata(str(folder), field_size, 1000, [file])
+    assert "different field_size: [3, 4]" in refused(tmp_path)

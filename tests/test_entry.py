@@ -1,0 +1,54 @@
+"""How flags are read: every way that a shell, a notebook or SageMaker's toolkit writes them."""
+
+import pytest
+from conftest import run_train
+
+from deepfm import entry
+
+
+@pytest.mark.parametrize("word", ["True", "False", "true", "0", "no"])
+def test_a_boolean_may_come_as_a_word_of_its_own(word):
+    argv = entry.join_boolean_words(
+        ["train.py", "--batch_norm", word, "--seed", "1"], {"batch_norm"}
+    )
+    assert argv == ["train.py", f"--batch_norm={word}", "--seed", "1"]
+
+
+def test_a_word_after_another_flag_or_a_lone_boolean_stays_as_it_is():
+    argv = ["train.py", "--seed", "1", "--batch_norm", "--cache", "true"]
+    assert entry.join_boolean_words(argv, {"batch_norm"}) == argv
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--batch_norm", "--nolazy_updates", "--l2_scope=table"],
+        ["--batch_norm", "False", "--lazy_updates", "True"],
+        ["--max_steps", "128.0", "--optimizer", "ADAM", "--dropout", "0.1,0.2,0"],
+        ["--checkpoint_dir", "elsewhere"],
+    ],
+)
+def test_flags_are_read_in_all_their_forms(flags):
+    done = run_train(*flags, "--model_dir=nowhere", "--training_data_dir=missing.tfrecords")
+    # All flags were accepted: what is left to complain about is the data.
+    assert done.returncode == 2
+    assert "missing.tfrecords: no file matches" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "flag, sentence",
+    [
+        ("--batch_sise=3", "Did you mean: batch_size"),
+        ("--batch_size=3.5", "--batch_size=3.5"),
+        ("--deep_layers=64,x", "a list of layer widths such as 256,128,64"),
+        ("--loss_type=hinge", "log_loss|square_loss"),
+        ("--lazy_updates=perhaps", "--lazy_updates=perhaps"),
+        ("stray", "'stray' is not a flag"),
+        ("--distribution=tower2", "--distribution=tower2"),
+    ],
+)
+def test_a_wrong_flag_ends_with_code_2_and_one_sentence(flag, sentence):
+    done = run_train(flag, "--model_dir=nowhere")
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,102 @@
+"""Progress, throughput and checkpoints of a small training loop."""
+
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from deepfm import hooks
+from deepfm.records import BadInput
+
+v1 = tf.compat.v1
+
+
+def train(model_dir, steps, extra=(), rows=8, every=2, last=None, poison=None):
+    """Runs `steps` steps of a loop that counts up one weight; returns the Progress hook."""
+    progress = hooks.Progress(every, last, str(model_dir))
+    with tf.Graph().as_default():
+        step = v1.train.get_or_create_global_step()
+        weight = v1.get_variable("weight", [3], initializer=v1.zeros_initializer())
+        v1.add_to_collection(hooks.INPUTS, tf.zeros([rows, 4], tf.int64))
+        grow = 1.0 if poison is None else tf.where(tf.equal(step, poison), np.nan, 1.0)
+        loss = tf.reduce_sum(weight) + 1.0
+        v1.add_to_collection(v1.GraphKeys.LOSSES, loss)
+        with tf.control_dependencies([loss]):
+            train_op = tf.group(weight.assign_add(tf.fill([3], grow)), step.assign_add(1))
+        v1.add_to_collection(v1.GraphKeys.SAVERS, v1.train.Saver(defer_build=False))
+        with v1.train.MonitoredTrainingSession(
+            checkpoint_dir=str(model_dir),
+            save_checkpoint_secs=None,
+            save_summaries_steps=None,
+            save_summaries_secs=None,
+            log_step_count_steps=None,
+            hooks=[progress, *extra],
+        ) as session:
+            for _ in range(steps):
+                session.run(train_op)
+    return progress
+
+
+def checkpointer(model_dir, every=100, **kwargs):
+    return hooks.Checkpointer(str(model_dir), None, every, **kwargs)
+
+
+def test_throughput_counts_the_examples_of_every_step(tmp_path):
+    found = train(tmp_path, 7, rows=5).throughput()
+    assert found.examples == 35
+    assert found.seconds > 0
+    assert found.peak_rss_bytes > 1 << 20
+
+
+def test_an_evaluations_seconds_are_not_training_seconds(tmp_path):
+    def evaluate(session, step):
+        time.sleep(0.5)
+        progress.exclude(0.5)
+
+    progress = hooks.Progress(100, None, str(tmp_path))
+    hook = checkpointer(tmp_path, eval_steps=3, evaluate=evaluate)
+    shared = train(tmp_path, 6, extra=[progress, hook])
+    assert progress.throughput().seconds < shared.throughput().seconds - 0.4
+
+
+def test_the_progress_line_tells_the_time_left(tmp_path, caplog):
+    with caplog.at_level("INFO", logger="absl"):
+        train(tmp_path, 4, last=10)
+    lines = [r.getMessage() for r in caplog.records if "examples/s" in r.getMessage()]
+    assert len(lines) == 2
+    assert lines[1].startswith("step 4 ") and "left 0:00:0" in lines[1]
+
+
+def test_a_checkpoint_is_saved_at_the_end_and_none_at_the_start(tmp_path):
+    train(tmp_path, 3, extra=[checkpointer(tmp_path)])
+    states = tf.train.get_checkpoint_state(str(tmp_path)).all_model_checkpoint_paths
+    assert [path.split("-")[-1] for path in states] == ["3"]
+
+
+def test_training_goes_on_from_the_checkpoint(tmp_path):
+    for _ in range(2):
+        train(tmp_path, 3, extra=[checkpointer(tmp_path)])
+    assert tf.train.load_variable(str(tmp_path), "global_step") == 6
+    np.testing.assert_array_equal(tf.train.load_variable(str(tmp_path), "weight"), [6, 6, 6])
+
+
+def test_evaluations_see_the_checkpoint_of_their_step(tmp_path):
+    seen = []
+
+    def evaluate(session, step):
+        seen.append((step, tf.train.load_variable(str(tmp_path), "global_step")))
+
+    train(tmp_path, 7, extra=[checkpointer(tmp_path, eval_steps=3, evaluate=evaluate)])
+    assert seen == [(3, 3), (6, 6)]
+
+
+def test_a_nan_loss_names_the_step_and_the_last_good_checkpoint(tmp_path):
+    with pytest.raises(BadInput, match=r"step 6: the loss is nan.*model.ckpt-4"):
+        train(tmp_path, 9, poison=4, extra=[checkpointer(tmp_path, every=4)])
+
+
+def test_weights_that_are_not_finite_are_never_saved(tmp_path):
+    with pytest.raises(BadInput, match="step 5: the weights weight are not finite"):
+        train(tmp_path, 5, poison=4, extra=[checkpointer(tmp_path)])
+    assert tf.train.latest_checkpoint(str(tmp_path)) is None

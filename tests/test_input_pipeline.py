@@ -1,0 +1,158 @@
+"""Every record once, in the order asked for, from both formats."""
+
+import gzip
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import make_records, write_libsvm, write_tfrecords
+
+from deepfm import bad_records, datasets, records
+from deepfm.input_pipeline import InputConfig, Skipped, make_input_fn
+
+SCHEMA = records.Schema(4, 50)
+
+
+def read(spec, schema=SCHEMA, damaged=(), **config):
+    """The batches that an input_fn yields: a list of (ids, values, labels)."""
+    data = datasets.find(str(spec), "training_data_dir")
+    input_fn = make_input_fn(data, schema, InputConfig(**{"batch_size": 64, **config}), damaged)
+    batches = []
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        features, labels = tf.compat.v1.data.make_one_shot_iterator(input_fn()).get_next()
+        fetches = [features["feat_ids"], features["feat_vals"], labels]
+        while True:
+            try:
+                batches.append(session.run(fetches))
+            except tf.errors.OutOfRangeError:
+                return batches
+
+
+def values_of(batches):
+    """The feature values of all records, in the order read: they identify the records."""
+    return np.concatenate([values for _, values, _ in batches])
+
+
+def sort(rows):
+    return rows[np.lexsort(rows.T)]
+
+
+@pytest.fixture(params=["tfrecord", "libsvm"])
+def files(request, tmp_path):
+    """(folder of files of 127, 300 and 1 records, all their records)."""
+    parts = [make_records(rows, seed=rows) for rows in (127, 300, 1)]
+    for i, part in enumerate(parts):
+        if request.param == "tfrecord":
+            write_tfrecords(tmp_path / f"{i}.tfrecords", part)
+        else:
+            write_libsvm(tmp_path / f"{i}.libsvm", part)
+    return tmp_path, [np.concatenate(column) for column in zip(*parts)]
+
+
+def test_reads_every_record_as_it_was_written_in_order(files):
+    folder, (labels, ids, values) = files
+    batches = read(folder)
+    np.testing.assert_array_equal(np.concatenate([b[0] for b in batches]), ids)
+    np.testing.assert_allclose(values_of(batches), values, rtol=1e-6)
+    np.testing.assert_array_equal(np.concatenate([b[2] for b in batches]), labels)
+
+
+@pytest.mark.parametrize("config", [{}, {"cache": "memory"}, {"num_parallel_reads": 3}])
+@pytest.mark.parametrize("shuffle", [0, 50, 10000])
+def test_each_epoch_holds_every_record_once(files, shuffle, config):
+    folder, (_, _, values) = files
+    batches = read(folder, num_epochs=2, shuffle_buffer=shuffle, **config)
+    found = values_of(batches)
+    assert len(found) == 2 * len(values)
+    for epoch in (found[: len(values)], found[len(values) :]):
+        np.testing.assert_allclose(sort(epoch), sort(values), rtol=1e-6)
+
+
+def test_the_last_batch_of_an_epoch_is_short_and_not_dropped(files):
+    sizes = [len(labels) for _, _, labels in read(files[0], num_epochs=2)]
+    assert sizes == [64] * 6 + [44] + [64] * 6 + [44]
+
+
+def test_two_epochs_differ_in_order(files):
+    found = values_of(read(files[0], num_epochs=2, shuffle_buffer=1000))
+    assert np.any(found[: len(found) // 2] != found[len(found) // 2 :])
+
+
+@pytest.mark.parametrize("cache", ["none", "memory"])
+def test_the_same_seed_repeats_the_order_and_another_does_not(files, cache):
+    config = dict(num_epochs=2, shuffle_buffer=100, num_parallel_reads=3, cache=cache)
+    first, again, other = (values_of(read(files[0], seed=s, **config)) for s in (7, 7, 8))
+    np.testing.assert_array_equal(first, again)
+    assert np.any(first != other)
+
+
+def test_a_cache_file_gives_the_same_records(files, tmp_path_factory):
+    cache = str(tmp_path_factory.mktemp("cache") / "records")
+    folder, (_, _, values) = files
+    for _ in range(2):
+        found = values_of(read(folder, shuffle_buffer=100, cache=cache))
+        np.testing.assert_allclose(sort(found), sort(values), rtol=1e-6)
+
+
+def test_reads_gzip_by_the_files_name(tmp_path):
+    rows = make_records(100)
+    plain = tmp_path / "a.tfrecords"
+    write_tfrecords(plain, rows)
+    packed = tmp_path / "packed" / "a.tfrecords.gz"
+    packed.parent.mkdir()
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    np.testing.assert_array_equal(values_of(read(packed)), rows[2])
+
+
+def test_blank_lines_and_comments_are_no_records(tmp_path):
+    path = tmp_path / "a.libsvm"
+    path.write_text("\n# head\n1 1:1 2:2 3:3 4:4 # tail\r\n  \n-1\t5:1  6:2 7:3 8:4  \n")
+    ((ids, _, labels),) = read(path)
+    assert ids.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    assert labels.tolist() == [1, 0]
+
+
+def test_padding_fills_short_rows_with_id_0_and_value_0(tmp_path):
+    path = tmp_path / "a.libsvm"
+    path.write_text("1 1:1 2:2\n0\n0 5:1 6:2 7:3 8:4\n")
+    ((ids, values, _),) = read(path, schema=SCHEMA._replace(pad=True))
+    assert ids.tolist() == [[1, 2, 0, 0], [0, 0, 0, 0], [5, 6, 7, 8]]
+    assert values.tolist() == [[1, 2, 0, 0], [0, 0, 0, 0], [1, 2, 3, 4]]
+
+
+def test_records_without_a_label_can_be_read_for_inference(tmp_path):
+    _, ids, values = make_records(3)
+    with tf.io.TFRecordWriter(str(tmp_path / "a.tfrecords")) as writer:
+        for row_ids, row_values in zip(ids, values):
+            example = tf.train.Example()
+            example.features.feature["ids"].int64_list.value.extend(row_ids)
+            example.features.feature["values"].float_list.value.extend(row_values)
+            writer.write(example.SerializeToString())
+    ((found, _, labels),) = read(tmp_path, with_labels=False)
+    np.testing.assert_array_equal(found, ids)
+    assert labels.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "bad", [dict(feature_size=49), dict(field_size=3), dict(field_size=5)], ids=str
+)
+def test_a_record_beyond_the_schema_stops_reading(files, bad):
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        read(files[0], schema=SCHEMA._replace(**bad))
+
+
+def test_the_good_records_of_a_damaged_file_are_read_past_the_damage(tmp_path):
+    rows = make_records(100)
+    path = tmp_path / "a.tfrecords"
+    write_tfrecords(path, rows)
+    data = bytearray(path.read_bytes())
+    frame = len(data) // 100
+    data[10 * frame + 30] ^= 1  # in the payload of record 10
+    data[50 * frame] ^= 1  # in the length of record 50
+    path.write_bytes(bytes(data[:-5]))  # in the middle of record 99
+    bad = list(bad_records.find_bad(str(path), "tfrecord", SCHEMA))
+    assert len(bad) == 3
+    damaged = (Skipped(str(path), frozenset(b.place for b in bad)),)
+    found = values_of(read(path, damaged=damaged, shuffle_buffer=1000))
+    kept = np.delete(rows[2], [10, 50, 99], axis=0)
+    np.testing.assert_array_equal(sort(found), sort(kept))

@@ -1,0 +1,334 @@
+"""train.py as its user runs it: train, eval, infer, export, and what bad input gets."""
+
+import json
+import os
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import (
+    SMALL_MODEL,
+    example,
+    make_records,
+    run_train,
+    shared_data,
+    write_libsvm,
+    write_tfrecords,
+)
+
+from deepfm.metrics import Evaluation
+
+v1 = tf.compat.v1
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with data, a trained and exported model: (folder, records of test.tfrecords)."""
+    folder = tmp_path_factory.mktemp("trained")
+    write_tfrecords(folder / "train.tfrecords", make_records(3000, seed=1))
+    test = make_records(700, seed=2)
+    write_tfrecords(folder / "test.tfrecords", test)
+    done = run_train(
+        *SMALL_MODEL,
+        f"--training_data_dir={folder}/train.tfrecords",
+        f"--val_data_dir={folder}/test.tfrecords",
+        f"--model_dir={folder}/model",
+        f"--servable_model_dir={folder}/servable",
+        "--batch_size=64", "--num_epochs=3", "--learning_rate=0.01", "--dropout=0",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (folder / "stderr").write_text(done.stderr)
+    return folder, test
+
+
+def report(folder):
+    return json.loads((folder / "model" / "report.json").read_text())
+
+
+def predictions(folder):
+    return np.loadtxt(str(folder / "model" / "predictions.txt"))
+
+
+def infer(folder, *flags):
+    done = run_train(
+        "--task_type=infer", f"--infer_data_dir={folder}/test.tfrecords",
+        f"--model_dir={folder}/model", *flags,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return predictions(folder)
+
+
+def test_training_learns_and_ends_with_the_stable_evaluation_line(trained):
+    folder, test = trained
+    last = [x for x in (folder / "stderr").read_text().splitlines() if "Evaluation:" in x][-1]
+    words = dict(word.split("=") for word in last.split("Evaluation: ")[1].split())
+    assert list(words) == ["step", "examples", "auc", "log_loss", "calibration"]
+    assert int(words["step"]) == 3 * 47
+    assert int(words["examples"]) == 700
+    assert float(words["auc"]) > 0.6
+
+
+def test_evaluation_counts_every_record_once_whatever_the_batch(trained):
+    folder, test = trained
+    found = []
+    for size in (64, 256, 700):
+        done = run_train(
+            "--task_type=eval", f"--val_data_dir={folder}/test.tfrecords",
+            f"--model_dir={folder}/model", f"--batch_size={size}",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found.append(report(folder)["eval"])
+    for result in found:
+        assert result["examples"] == 700
+        assert result["log_loss"] == pytest.approx(found[0]["log_loss"], abs=1e-6)
+        assert result["auc"] == pytest.approx(found[0]["auc"], abs=1e-6)
+
+
+def test_inference_gives_one_probability_per_record_and_agrees_with_evaluation(trained):
+    folder, test = trained
+    prob = infer(folder, "--batch_size=64")
+    assert prob.shape == (700,)
+    evaluation = Evaluation()
+    logits = np.log(prob / (1 - prob))
+    evaluation.add(test[0], logits, prob.astype(np.float32), logits)
+    run_train(
+        "--task_type=eval", f"--val_data_dir={folder}/test.tfrecords", f"--model_dir={folder}/model"
+    )
+    assert evaluation.auc() == pytest.approx(report(folder)["eval"]["auc"], abs=1e-6)
+
+
+def test_inference_keeps_the_order_of_the_records(trained, tmp_path):
+    folder, (labels, ids, values) = trained
+    forward = infer(folder)
+    write_tfrecords(tmp_path / "back.tfrecords", (labels[::-1], ids[::-1], values[::-1]))
+    done = run_train(
+        "--task_type=infer", f"--infer_data_dir={tmp_path}", f"--model_dir={folder}/model",
+        f"--predictions_file={tmp_path}/back.txt",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    backward = np.loadtxt(str(tmp_path / "back.txt"))
+    np.testing.assert_allclose(backward[::-1], forward, atol=1e-6)
+
+
+def test_both_signatures_of_the_export_answer_as_infer_does(trained):
+    folder, (labels, ids, values) = trained
+    (export,) = (folder / "servable").iterdir()
+    assert export.name.isdigit()
+    with tf.Graph().as_default(), v1.Session() as session:
+        signatures = v1.saved_model.load(session, ["serve"], str(export)).signature_def
+        feeds = {
+            "serving_default": {"feat_ids": ids, "feat_vals": values},
+            "examples:serving_default": {
+                "examples": [example(*record) for record in zip(labels, ids, values)]
+            },
+        }
+        assert set(signatures) == set(feeds)
+        for name, feed in feeds.items():
+            signature = signatures[name]
+            places = {signature.inputs[k].name: v for k, v in feed.items()}
+            prob = session.run(signature.outputs["prob"].name, places)
+            np.testing.assert_allclose(prob, infer(folder), atol=1e-6)
+
+
+def test_export_is_a_job_of_its_own(trained, tmp_path):
+    folder, _ = trained
+    done = run_train(
+        "--task_type=export", f"--model_dir={folder}/model", f"--servable_model_dir={tmp_path}/out"
+    )
+    assert done.returncode == 0, done.stderr
+    (export,) = (tmp_path / "out").iterdir()
+    assert (export / "saved_model.pb").exists()
+
+
+def test_the_report_holds_what_the_design_promises(trained):
+    folder, _ = trained
+    done = run_train(
+        *SMALL_MODEL, f"--training_data_dir={folder}/train.tfrecords",
+        f"--model_dir={folder}/other", "--batch_size=64", "--seed=5",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads((folder / "other" / "report.json").read_text())
+    assert found["task_type"] == "train"
+    assert found["distribution"] == "local"
+    assert found["num_processes"] == found["num_replicas"] == 1
+    assert found["global_batch_size"] == 64
+    assert found["global_step"] == 47
+    assert found["examples"] == found["train"]["examples"] == 3000
+    for name in ("seconds", "examples_per_second", "cpu_utilization", "peak_rss_bytes"):
+        assert found[name] > 0, name
+    assert 0 <= found["input_wait_share"] <= 1
+
+
+def test_libsvm_is_read_directly_with_the_same_result(trained, tmp_path):
+    folder, _ = trained
+    write_libsvm(tmp_path / "train.libsvm", make_records(3000, seed=1))
+    losses = []
+    for data in (folder / "train.tfrecords", tmp_path / "train.libsvm"):
+        done = run_train(
+            *SMALL_MODEL, f"--training_data_dir={data}", f"--model_dir={tmp_path}/model",
+            f"--val_data_dir={folder}/test.tfrecords", "--clear_existing_model", "--batch_size=64",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        losses.append(report(tmp_path)["eval"]["log_loss"])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+def test_local_mode_needs_no_environment_and_loads_no_other_platform(trained, tmp_path):
+    folder, _ = trained
+    probe = tmp_path / "sitecustomize.py"
+    probe.write_text(
+        "import atexit, sys\n"
+        "atexit.register(lambda: sys.stderr.write('LOADED ' + ' '.join("
+        "m for m in ('horovod', 'sagemaker_tensorflow') if m in sys.modules) + '\\n'))\n"
+    )
+    env = {k: os.environ[k] for k in ("PATH", "HOME")}
+    done = run_train(
+        *SMALL_MODEL, f"--training_data_dir={folder}/train.tfrecords",
+        f"--model_dir={tmp_path}/model", env={**env, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "LOADED \n" in done.stderr
+
+
+def test_the_learning_rate_is_cut_when_evaluation_stops_improving(trained, tmp_path):
+    folder, _ = trained
+    done = run_train(
+        *SMALL_MODEL, f"--training_data_dir={folder}/train.tfrecords",
+        f"--val_data_dir={folder}/test.tfrecords", f"--model_dir={tmp_path}/model",
+        "--batch_size=64", "--eval_every_steps=10", "--learning_rate=1e-9", "--optimizer=sgd",
+        "--learning_rate_decay_on_plateau=0.1", "--max_steps=40",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    decay = tf.train.load_variable(str(tmp_path / "model"), "learning_rate_decay")
+    assert decay == pytest.approx(0.1 ** done.stderr.count("the learning rate is now"), rel=1e-5)
+    assert decay < 1
+
+
+def test_batch_norm_and_every_optimizer_train(trained, tmp_path):
+    folder, _ = trained
+    for name in ("Adam", "adagrad", "GD", "Momentum", "ftrl"):
+        done = run_train(
+            *SMALL_MODEL, f"--training_data_dir={folder}/train.tfrecords", "--batch_norm", "True",
+            f"--model_dir={tmp_path}/{name}", f"--optimizer={name}", "--max_steps=5",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+
+# Bad input: exit code 2, one sentence that names the cause.
+
+
+@pytest.mark.parametrize(
+    "flags, sentence",
+    [
+        (["--training_data_dir=nowhere/*.tfrecords"], "nowhere/*.tfrecords: no file matches"),
+        (["--training_data_dir={}/hollow"], "hollow: the directory holds no data files"),
+        (["--training_data_dir={}/empty.tfrecords"], "empty.tfrecords: is empty"),
+        (["--field_size=5"], "train.tfrecords: record 0 at byte 0: expected 5 ids, found 4"),
+        (["--feature_size=40"], "is not below feature_size 40"),
+        (["--training_data_dir={}/flipped.tfrecords"], "flipped.tfrecords: record 1 at byte"),
+        (["--training_data_dir={}/cut.tfrecords"], "cut.tfrecords: record 2999 at byte"),
+        (["--training_data_dir={}/plain.tfrecords.gz"], "is named .gz but is not gzip-compressed"),
+        (["--training_data_dir={}/cut.tfrecords.gz"], "cut.tfrecords.gz: record"),
+        (["--training_dta_dir=x"], "training_data_dir"),
+        (["--dropout=0.1,0.2,0.3"], "--dropout has 3 values for 2 hidden layers"),
+        (["--dropout=1.5"], "--dropout=1.5"),
+        (["--embedding_size=8", "--model_dir={}/model"], "fm_v is [50, 4], these flags make it"),
+        (["--optimizer=sgd", "--learning_rate=1e30"], "step 2: the loss is "),
+        (["--batch_size=0"], "--batch_size=0"),
+        (["--optimizer=rmsprop"], "adam|adagrad|sgd|momentum|ftrl"),
+        (["--task_type=eval", "--val_data_dir={}/test.tfrecords"], "holds no checkpoint"),
+        (["--task_type=infer", "--infer_data_dir={}/test.tfrecords"], "holds no checkpoint"),
+        (["--task_type=export", "--servable_model_dir={}/x"], "holds no checkpoint"),
+        (["--learning_rate_decay_on_plateau=0.1"], "needs evaluations"),
+        (["--training_data_dir={}/train.tfrecords,{}/a.libsvm"], "mixes TFRecord and LibSVM"),
+        (["--training_data_dir="], "--training_data_dir is missing"),
+        (["--clear_existing_model", "--model_dir={}"], "holds files and none is a model's"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_in_one_sentence(trained, tmp_path, flags, sentence):
+    folder, _ = trained
+    make_bad_files(folder)
+    done = run_train(
+        *SMALL_MODEL, f"--training_data_dir={folder}/train.tfrecords",
+        f"--model_dir={tmp_path}/model", "--batch_size=64",
+        *[flag.format(folder, folder) for flag in flags], timeout=20,
+    )  # fmt: skip
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 2, done.stderr
+    assert sentence in last
+    assert "Traceback" not in done.stderr
+    if "model_dir" not in " ".join(flags):
+        assert not tf.train.latest_checkpoint(str(tmp_path / "model"))
+
+
+def make_bad_files(folder):
+    if (folder / "hollow").exists():
+        return
+    (folder / "hollow").mkdir()
+    (folder / "empty.tfrecords").write_bytes(b"")
+    whole = (folder / "train.tfrecords").read_bytes()
+    frame = len(whole) // 3000
+    flipped = bytearray(whole)
+    flipped[frame + 40] ^= 1
+    (folder / "flipped.tfrecords").write_bytes(bytes(flipped))
+    (folder / "cut.tfrecords").write_bytes(whole[:-7])
+    (folder / "plain.tfrecords.gz").write_bytes(whole)
+    import gzip
+
+    (folder / "cut.tfrecords.gz").write_bytes(gzip.compress(whole)[:-1000])
+    write_libsvm(folder / "a.libsvm", make_records(3))
+
+
+def test_max_bad_records_skips_that_many_and_reports_them(trained, tmp_path):
+    folder, _ = trained
+    make_bad_files(folder)
+    flags = (
+        *SMALL_MODEL, f"--training_data_dir={folder}/flipped.tfrecords,{folder}/cut.tfrecords",
+        f"--model_dir={tmp_path}/model", "--batch_size=64",
+    )  # fmt: skip
+    refused = run_train(*flags, "--max_bad_records=1")
+    assert refused.returncode == 2
+    assert "flipped.tfrecords: record 1 at" in refused.stderr.splitlines()[-1]
+    done = run_train(*flags, "--max_bad_records=2")
+    assert done.returncode == 0, done.stderr
+    assert report(tmp_path)["skipped_records"] == 2
+    assert report(tmp_path)["examples"] == 5998
+
+
+def test_nan_weights_are_never_saved(trained, tmp_path):
+    folder, _ = trained
+    done = run_train(
+        *SMALL_MODEL, f"--training_data_dir={folder}/train.tfrecords", "--batch_size=64",
+        f"--model_dir={tmp_path}/model", "--save_checkpoints_steps=1", "--optimizer=sgd",
+        "--learning_rate=1e30",
+    )  # fmt: skip
+    assert done.returncode == 2
+    path = tf.train.latest_checkpoint(str(tmp_path / "model"))
+    if path:
+        for name, _ in tf.train.list_variables(path):
+            assert np.all(np.isfinite(tf.train.load_variable(path, name))), name
+
+
+def test_a_model_of_real_criteo_rows_learns(tmp_path):
+    data = shared_data("criteo_sample/va.tfrecords")
+    done = run_train(
+        f"--training_data_dir={data}", f"--val_data_dir={data}", "--feature_size=117581",
+        f"--model_dir={tmp_path}/model", "--num_epochs=2", "--batch_size=256",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert report(tmp_path)["eval"]["auc"] > 0.75
+
+
+def test_help_lists_the_flags():
+    done = run_train("--help")
+    assert "--training_data_dir" in done.stdout + done.stderr
+
+
+def test_only_flags_py_and_train_py_touch_flags():
+    root = pathlib.Path(__file__).parent.parent
+    for path in (root / "deepfm").glob("*.py"):
+        if path.name not in ("flags.py", "entry.py"):
+            assert "FLAGS" not in path.read_text(), path
+    assert sys.version_info[:2] == (3, 7)

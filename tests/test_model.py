@@ -1,0 +1,221 @@
+"""The model against the paper's formulas written plainly in numpy."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from deepfm import distribution, model, optimizers
+
+v1 = tf.compat.v1
+B, F, V, K = 6, 4, 12, 3
+
+
+def batch(seed=0):
+    random = np.random.RandomState(seed)
+    ids = random.randint(0, V, size=(B, F)).astype(np.int64)
+    ids[1] = ids[0]  # rows that occur more than once
+    return ids, random.randn(B, F).astype(np.float32), (random.rand(B) > 0.5).astype(np.float32)
+
+
+def config(**changes):
+    fields = dict(
+        field_size=F, feature_size=V, embedding_size=K, deep_layers=(5, 3), dropout=(0.0, 0.0),
+        embedding_init_stddev=0.5,
+    )  # fmt: skip
+    return model.ModelConfig(**{**fields, **changes})
+
+
+def build(model_config, mode, optimizer="sgd", rate=1.0, **optimizer_changes):
+    """(spec, features placeholders, labels placeholder) in the default graph."""
+    ids = v1.placeholder(tf.int64, [None, F])
+    values = v1.placeholder(tf.float32, [None, F])
+    labels = v1.placeholder(tf.float32, [None])
+    rows = model_config.l2_reg if model_config.l2_scope == "batch" else 0.0
+    optimizer_config = optimizers.OptimizerConfig(
+        optimizer, rate, l2_rows=rows, lazy_updates=model_config.lazy_updates, **optimizer_changes
+    )
+    model_fn = model.make_model_fn(model_config, optimizer_config, distribution.Distribution())
+    spec = model_fn({"feat_ids": ids, "feat_vals": values}, labels, mode)
+    return spec, (ids, values, labels)
+
+
+def run_step(model_config, **kwargs):
+    """One training step: (weights before, weights after, loss), weights by name."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        spec, places = build(model_config, tf.estimator.ModeKeys.TRAIN, **kwargs)
+        session.run(v1.global_variables_initializer())
+        weights = {v.op.name: v for v in v1.trainable_variables()}
+        # Zeros would hide mistakes in the terms that they multiply.
+        for i, variable in enumerate(weights.values()):
+            random = np.random.RandomState(i)
+            variable.load(random.randn(*variable.shape.as_list()).astype(np.float32), session)
+        before = session.run(weights)
+        loss, _ = session.run([spec.loss, spec.train_op], dict(zip(places, batch())))
+        return before, session.run(weights), loss
+
+
+def numpy_logits(w, ids, values):
+    """The paper's equations, one example and one pair at a time."""
+    logits = []
+    for row_ids, row_values in zip(ids, values):
+        first = sum(w["fm_w"][i] * x for i, x in zip(row_ids, row_values))
+        e = [w["fm_v"][i] * x for i, x in zip(row_ids, row_values)]
+        second = sum(np.dot(a, b) for a, b in itertools.combinations(e, 2))
+        hidden = np.concatenate(e)
+        for layer in ("deep_0", "deep_1"):
+            hidden = np.maximum(hidden @ w[f"{layer}/kernel"] + w[f"{layer}/bias"], 0)
+        deep = hidden @ w["deep_out/kernel"] + w["deep_out/bias"]
+        logits.append(w["fm_bias"][0] + first + second + deep[0])
+    return np.array(logits)
+
+
+def numpy_loss(w, ids, values, labels, l2=0.0, scope="batch", loss_type="log_loss"):
+    """Mean loss of the batch plus lambda/2 of the squares that `scope` covers."""
+    prob = 1 / (1 + np.exp(-numpy_logits(w, ids, values)))
+    if loss_type == "log_loss":
+        loss = -np.mean(labels * np.log(prob) + (1 - labels) * np.log(1 - prob))
+    else:
+        loss = np.mean((labels - prob) ** 2)
+    rows = sorted(set(ids.ravel())) if scope == "batch" else slice(None)
+    covered = [w["fm_w"][rows], w["fm_v"][rows]]
+    covered += [w[name] for name in w if name.endswith("kernel")]
+    return loss + l2 / 2 * sum(np.sum(np.square(x)) for x in covered)
+
+
+def numeric_gradient(loss, weights, name):
+    """Central differences of loss(weights) in each entry of weights[name]."""
+    gradient = np.zeros_like(weights[name])
+    for index in np.ndindex(gradient.shape):
+        sides = []
+        for delta in (1e-5, -1e-5):
+            moved = {k: v.copy() for k, v in weights.items()}
+            moved[name][index] += delta
+            sides.append(loss(moved))
+        gradient[index] = (sides[0] - sides[1]) / 2e-5
+    return gradient
+
+
+def test_second_order_equals_the_sum_over_pairs():
+    e = np.random.RandomState(0).randn(B, F, K).astype(np.float32)
+    pairs = sum((e[:, i] * e[:, j]).sum(axis=1) for i, j in itertools.combinations(range(F), 2))
+    with tf.Graph().as_default(), v1.Session() as session:
+        np.testing.assert_allclose(session.run(model.second_order(e)), pairs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"loss_type": "square_loss"},
+        {"l2_reg": 0.3},
+        {"l2_reg": 0.3, "l2_scope": "table"},
+    ],
+)
+def test_a_step_of_sgd_follows_the_numeric_gradient_of_the_papers_loss(changes, lazy):
+    before, after, loss = run_step(config(lazy_updates=lazy, **changes))
+    before = {k: v.astype(np.float64) for k, v in before.items()}
+    ids, values, labels = batch()
+    l2, scope = changes.get("l2_reg", 0.0), changes.get("l2_scope", "batch")
+    expected = lambda w: numpy_loss(
+        w, ids, values, labels, l2, scope, changes.get("loss_type", "log_loss")
+    )
+    assert loss == pytest.approx(expected(before), rel=1e-5)
+    for name in before:
+        gradient = numeric_gradient(expected, before, name)
+        np.testing.assert_allclose(before[name] - after[name], gradient, atol=2e-4, err_msg=name)
+
+
+def test_the_gradient_is_clipped_by_its_global_norm():
+    before, free, _ = run_step(config())
+    _, clipped, _ = run_step(config(), clip_norm=0.01)
+    norm = np.sqrt(sum(np.sum((free[k] - before[k]) ** 2) for k in before))
+    for name in before:
+        np.testing.assert_allclose(
+            clipped[name] - before[name], (free[name] - before[name]) * 0.01 / norm, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("optimize_graph", [True, False])
+def test_evaluation_and_prediction_leave_the_moving_statistics_alone(optimize_graph):
+    session_config = v1.ConfigProto()
+    if not optimize_graph:
+        options = session_config.graph_options
+        options.rewrite_options.disable_meta_optimizer = True
+        options.optimizer_options.opt_level = v1.OptimizerOptions.L0
+    ids, values, labels = batch()
+    for mode in (tf.estimator.ModeKeys.EVAL, tf.estimator.ModeKeys.PREDICT):
+        with tf.Graph().as_default(), v1.Session(config=session_config) as session:
+            spec, places = build(config(batch_norm=True), mode)
+            session.run(v1.global_variables_initializer())
+            moving = [v for v in v1.global_variables() if "moving" in v.op.name]
+            assert len(moving) == 4
+            before = session.run(moving)
+            fetches = [spec.predictions or spec.loss]
+            fetches += [op for _, op in (spec.eval_metric_ops or {}).values()]
+            session.run(fetches, dict(zip(places, (ids, values + 5, labels))))
+            for old, new in zip(before, session.run(moving)):
+                np.testing.assert_array_equal(old, new)
+
+
+def test_training_moves_the_statistics_of_batch_norm_by_the_decay():
+    with tf.Graph().as_default(), v1.Session() as session:
+        changes = dict(batch_norm=True, batch_norm_decay=0.75)
+        spec, places = build(config(**changes), tf.estimator.ModeKeys.TRAIN)
+        session.run(v1.global_variables_initializer())
+        w = {v.op.name: v for v in v1.global_variables()}
+        start = session.run(w)
+        ids, values, labels = batch()
+        session.run(spec.train_op, dict(zip(places, (ids, values, labels))))
+        e = (start["fm_v"][ids] * values[:, :, None]).reshape(B, -1)
+        hidden = e @ start["deep_0/kernel"] + start["deep_0/bias"]
+        np.testing.assert_allclose(
+            session.run(w["batch_norm_0/moving_mean"]), 0.25 * hidden.mean(axis=0), atol=1e-5
+        )
+
+
+def test_dropout_is_the_rate_of_dropped_units_and_keeps_the_mean():
+    with tf.Graph().as_default(), v1.Session() as session:
+        v1.train.get_or_create_global_step()
+        dropped = model._drop(tf.ones([1000, 100]), 0.2, [1, 0])
+        session.run(v1.global_variables_initializer())
+        found = session.run(dropped)
+    assert np.mean(found == 0) == pytest.approx(0.2, abs=0.01)
+    assert found.mean() == pytest.approx(1, abs=0.01)
+
+
+def test_dropout_differs_between_steps_and_layers_and_repeats_with_the_seed():
+    with tf.Graph().as_default(), v1.Session() as session:
+        step = v1.train.get_or_create_global_step()
+        masks = [
+            model._drop(tf.ones([50, 50]), 0.5, [seed, i]) for seed, i in ((1, 0), (1, 1), (2, 0))
+        ]
+        again = model._drop(tf.ones([50, 50]), 0.5, [1, 0])
+        session.run(v1.global_variables_initializer())
+        first, *others, same = session.run([*masks, again])
+        session.run(step.assign_add(1))
+        next_step = session.run(masks[0])
+    np.testing.assert_array_equal(first, same)
+    for other in (*others, next_step):
+        assert np.any(first != other)
+
+
+def test_predictions_are_the_sigmoid_of_the_papers_logits_and_without_dropout():
+    ids, values, _ = batch()
+    with tf.Graph().as_default(), v1.Session() as session:
+        spec, places = build(config(dropout=(0.9, 0.9)), tf.estimator.ModeKeys.PREDICT)
+        session.run(v1.global_variables_initializer())
+        w = session.run({v.op.name: v for v in v1.trainable_variables()})
+        prob = session.run(spec.predictions["prob"], dict(zip(places[:2], (ids, values))))
+    np.testing.assert_allclose(prob, 1 / (1 + np.exp(-numpy_logits(w, ids, values))), rtol=1e-5)
+    assert prob.shape == (B,)
+
+
+def test_table_gradients_stay_row_wise_from_end_to_end():
+    with tf.Graph().as_default() as graph:
+        build(config(l2_reg=0.1), tf.estimator.ModeKeys.TRAIN, optimizer="adam")
+        ops = {op.type for op in graph.get_operations() if "fm_v" in op.name or "fm_w" in op.name}
+    assert "ResourceScatterSub" in ops
+    assert not any(op.startswith("ResourceApply") for op in ops)

@@ -1,0 +1,80 @@
+"""Row-wise updates against plain numpy."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from deepfm import distribution, optimizers
+
+v1 = tf.compat.v1
+ROWS = np.array([[1.0, -2.0], [0.5, 3.0]], np.float32)
+WHERE = np.array([4, 1])
+
+
+def apply(name, steps, lazy=True, replicas=1, l2=0.0, rows=ROWS, where=WHERE):
+    """A table of 6 rows after `steps` equal row gradients; returns (before, after)."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        start = np.arange(12, dtype=np.float32).reshape(6, 2)
+        table = v1.get_variable("table", initializer=start, use_resource=True)
+        config = optimizers.OptimizerConfig(name, 0.1, l2_rows=l2, lazy_updates=lazy)
+        mode = distribution.Distribution(num_replicas=replicas)
+        optimizer = optimizers.make_optimizer(config, mode)
+        grad = tf.IndexedSlices(tf.constant(rows), tf.constant(where), tf.constant([6, 2]))
+        train = optimizer.apply_gradients([(grad, table)])
+        session.run(v1.global_variables_initializer())
+        for _ in range(steps):
+            session.run(train)
+        return start, session.run(table)
+
+
+@pytest.mark.parametrize("name", list(optimizers.OPTIMIZERS))
+def test_a_lazy_step_touches_the_rows_of_its_batch_only(name):
+    before, after = apply(name, steps=3)
+    changed = np.flatnonzero((before != after).any(axis=1))
+    assert sorted(changed) == sorted(WHERE)
+
+
+@pytest.mark.parametrize("name", list(optimizers.OPTIMIZERS))
+def test_rows_sent_twice_by_replicas_count_as_their_sum(name):
+    _, once = apply(name, steps=2)
+    halves = np.concatenate([ROWS / 2, ROWS / 2])
+    _, twice = apply(name, steps=2, replicas=2, rows=halves, where=np.concatenate([WHERE, WHERE]))
+    np.testing.assert_allclose(once, twice, rtol=1e-6)
+
+
+def test_l2_counts_a_row_that_two_replicas_sent_once():
+    zeros = np.zeros_like(ROWS)
+    before, after = apply(
+        "sgd", 1, replicas=2, l2=0.5, rows=np.concatenate([zeros, zeros]),
+        where=np.concatenate([WHERE, WHERE]),
+    )  # fmt: skip
+    expected = before.copy()
+    expected[WHERE] -= 0.1 * 0.5 * before[WHERE]
+    np.testing.assert_allclose(after, expected, rtol=1e-6)
+
+
+def test_lazy_adam_is_adam_on_the_rows_of_the_batch():
+    before, after = apply("adam", steps=4)
+    expected = before.copy()
+    m, v = np.zeros_like(ROWS), np.zeros_like(ROWS)
+    for t in range(1, 5):
+        m = 0.9 * m + 0.1 * ROWS
+        v = 0.999 * v + 0.001 * ROWS**2
+        step = (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+        expected[WHERE] -= 0.1 * step
+    np.testing.assert_allclose(after, expected, rtol=1e-5)
+
+
+def test_dense_momentum_moves_rows_that_the_batch_no_longer_holds():
+    with tf.Graph().as_default(), v1.Session() as session:
+        table = v1.get_variable("table", initializer=tf.ones([4, 1]), use_resource=True)
+        config = optimizers.OptimizerConfig("momentum", 0.1, lazy_updates=False)
+        optimizer = optimizers.make_optimizer(config, distribution.Distribution())
+        where = v1.placeholder(tf.int64, [1])
+        grad = tf.IndexedSlices(tf.ones([1, 1]), where, tf.constant([4, 1]))
+        train = optimizer.apply_gradients([(grad, table)])
+        session.run(v1.global_variables_initializer())
+        session.run(train, {where: [0]})
+        first = session.run(table)[0, 0]
+        session.run(train, {where: [3]})
+        assert session.run(table)[0, 0] == pytest.approx(first - 0.1 * 0.95)

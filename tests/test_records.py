@@ -1,0 +1,291 @@
+"""records.py: one format, two readers (native and plain) that must agree."""
+
+import gzip
+import struct
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from deepfm import bad_records, records
+from deepfm.records import Schema
+
+
+def run(build, *arrays):
+    """The value of a graph that `build` makes from constants."""
+    with tf.Graph().as_default():
+        fetched = build(*(tf.constant(a) for a in arrays))
+        with tf.compat.v1.Session() as session:
+            return session.run(fetched)
+
+
+def example(label, ids, values):
+    """A tf.train.Example, written the way its documentation does."""
+    feature = {
+        "label": tf.train.Feature(float_list=tf.train.FloatList(value=[label])),
+        "ids": tf.train.Feature(int64_list=tf.train.Int64List(value=ids)),
+        "values": tf.train.Feature(float_list=tf.train.FloatList(value=values)),
+    }
+    return tf.train.Example(features=tf.train.Features(feature=feature))
+
+
+def parse_line_slowly(line, schema):
+    """(label, ids, values) of a good line, by the definition of the format."""
+    label, *pairs = line.split("#")[0].split()
+    ids = [int(pair.split(":")[0]) + schema.id_offset for pair in pairs]
+    values = [float(pair.split(":")[1]) for pair in pairs]
+    missing = schema.field_size - len(pairs)
+    return float(float(label) > 0), ids + [0] * missing, values + [0.0] * missing
+
+
+def write_records(path, payloads, compression=""):
+    with tf.io.TFRecordWriter(str(path), compression) as writer:
+        for payload in payloads:
+            writer.write(payload)
+
+
+def some_records(n, field_size=3):
+    rng = np.random.RandomState(0)
+    return [
+        example(i % 2, rng.randint(0, 1000, field_size), rng.rand(field_size)).SerializeToString()
+        for i in range(n)
+    ]
+
+
+@pytest.mark.parametrize("field_size", [1, 2, 39, 40, 200])
+def test_encode_writes_what_serialize_to_string_writes(field_size):
+    rng = np.random.RandomState(field_size)
+    labels = rng.randint(0, 2, 20).astype(np.float32)
+    ids = rng.randint(0, 1 << 62, [20, field_size]) >> rng.randint(0, 62, [20, field_size])
+    values = rng.standard_normal([20, field_size]).astype(np.float32)
+    encoded = run(records.encode, labels, ids, values)
+    for found, *record in zip(encoded, labels, ids, values):
+        assert found == example(*record).SerializeToString(deterministic=True)
+
+
+def test_encode_of_no_records_is_empty():
+    arrays = np.zeros(0, np.float32), np.zeros([0, 3], np.int64), np.zeros([0, 3], np.float32)
+    assert len(run(records.encode, *arrays)) == 0
+
+
+def test_parsing_what_was_encoded_gives_it_back():
+    rng = np.random.RandomState(1)
+    labels = rng.randint(0, 2, 50).astype(np.float32)
+    ids, values = rng.randint(0, 1 << 40, [50, 7]), rng.rand(50, 7).astype(np.float32)
+    build = lambda *record: records.parse_examples(records.encode(*record), Schema(7))
+    for found, expected in zip(run(build, labels, ids, values), (labels, ids, values)):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_lines_are_parsed_as_the_format_says():
+    lines = ["0 3:1 5:.5", "1 5:2 3:1e-3", "-1\t7:1  8:2 ", "+1 7:1 8:-2.5\r", " 1.0 7:0 7:0 "]
+    schema = Schema(2)
+    found = zip(*run(lambda x: records.parse_lines(x, schema), lines))
+    for line, (label, ids, values) in zip(lines, found):
+        slowly = parse_line_slowly(line, schema)
+        assert (label, list(ids)) == slowly[:2]
+        np.testing.assert_array_equal(values, np.float32(slowly[2]))
+
+
+def test_pad_fills_short_rows_with_id_0_and_value_0():
+    lines = ["0 3:1", "1", "1 1:2 2:3 9:4"]
+    schema = Schema(3, pad=True, id_offset=1)
+    found = zip(*run(lambda x: records.parse_lines(x, schema), lines))
+    for line, (label, ids, values) in zip(lines, found):
+        slowly = parse_line_slowly(line, schema)
+        assert (label, list(ids), list(values)) == slowly
+
+
+def test_drop_blank_drops_blank_lines_and_comments_only():
+    lines = [b"", b"  ", b"\t\r", b"\v\f", b"# 1 1:1", b"  # caf\xe9", b"1 1:1 # \xff#", b"0 1:1"]
+    assert list(run(records.drop_blank, lines)) == [b"1 1:1 ", b"0 1:1"]
+
+
+TRICKY_LINES = [
+    (b"1 1:1", "good"),
+    (b"-1 1:1", "good"),
+    (b"+1 1:1", "good"),
+    (b"1.0 1:1", "good"),
+    (b"1e0 1:1", "good"),
+    (b"-0 1:1", "good"),
+    (b"1 0:0", "good"),
+    (b"1 01:1", "good"),
+    (b"1 -0:1", "good"),
+    (b"1 1:1.", "good"),
+    (b"1 1:.5", "good"),
+    (b"1 1:+5", "good"),
+    (b"1 1:-0", "good"),
+    (b"1 1:1E2", "good"),
+    (b"1 1:5e+3", "good"),
+    (b"1 1:0x10", "good"),
+    (b"1 1:1e-50", "good"),
+    (b"1 1:3.4028235e38", "good"),
+    (b"  1\t1:1 \r", "good"),
+    (b"1\v1:1\f", "good"),
+    (b"1 9:1", "good"),
+    (b"1 1:" + b"0" * 30 + b"1", "good"),
+    (b"1 " + b"0" * 30 + b"1:1", "good"),
+    (b"1 10:1", "bad"),
+    (b"2 1:1", "bad"),
+    (b"0.5 1:1", "bad"),
+    (b"nan 1:1", "bad"),
+    (b"inf 1:1", "bad"),
+    (b"one 1:1", "bad"),
+    (b"1", "bad"),
+    (b"1,1:1", "bad"),
+    (b"1:1", "bad"),
+    (b"1 1:1 2:1", "bad"),
+    (b"1 1", "bad"),
+    (b"1 1:", "bad"),
+    (b"1 :1", "bad"),
+    (b"1 1: 1", "bad"),
+    (b"1 1 :1", "bad"),
+    (b"1 1;1", "bad"),
+    (b"1 1:1:1", "bad"),
+    (b"1 1:1e", "bad"),
+    (b"1 1:--1", "bad"),
+    (b"1 1:1_0", "bad"),
+    (b"1 1:1f", "bad"),
+    (b"1 1:nan", "bad"),
+    (b"1 1:inf", "bad"),
+    (b"1 1:-Infinity", "bad"),
+    (b"1 1:1e50", "bad"),
+    (b"1 1:" + b"0" * 31 + b"1", "bad"),
+    (b"1 -1:1", "bad"),
+    (b"1 +1:1", "bad"),
+    (b"1 1.5:1", "bad"),
+    (b"1 0x1:1", "bad"),
+    (b"1 9223372036854775807:1", "bad"),
+    (b"1 9223372036854775808:1", "bad"),
+    (b"1 99999999999999999999999:1", "bad"),
+    (b"1 qid:3", "bad"),
+    (b"1 1:1\0", "bad"),
+    (b"\xff 1:1", "bad"),
+    (b"1 1:\xc3\xa9", "bad"),
+    ("1\u00a01:1".encode(), "bad"),
+    ("1 \u0661:1".encode(), "bad"),
+]
+
+
+@pytest.fixture(scope="module")
+def parse_one_line():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        line = tf.compat.v1.placeholder(tf.string, [None])
+        parsed = records.parse_lines(line, Schema(1, feature_size=10))
+        yield lambda text: session.run(parsed, {line: [text]})
+
+
+@pytest.mark.parametrize("line,verdict", TRICKY_LINES)
+def test_the_plain_and_the_native_reader_agree_on_a_line(parse_one_line, line, verdict):
+    assert ("bad" if bad_records.explain_line(line, Schema(1, 10)) else "good") == verdict
+    if verdict == "good":
+        parse_one_line(line)
+    else:
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            parse_one_line(line)
+
+
+@pytest.mark.parametrize(
+    "line,schema,words",
+    [
+        (b"2 1:1", Schema(1), ["label '2'", "0, 1, -1"]),
+        (b"1 x", Schema(1), ["'x'", "id:value"]),
+        (b"1 1:nan", Schema(1), ["'nan'", "finite"]),
+        (b"1 -4:1", Schema(1), ["-4", "negative"]),
+        (b"1 9223372036854775808:1", Schema(1), ["9223372036854775808", "2^63"]),
+        (b"1 7:1", Schema(1, 7), ["7", "feature_size 7"]),
+        (b"1 6:1", Schema(1, 7, id_offset=1), ["7", "feature_size 7"]),
+        (b"1 1:1", Schema(2), ["expected 2", "found 1", "--pad"]),
+        (b"1 1:1 2:1", Schema(1, pad=True), ["at most 1", "found 2"]),
+        (b"1 0:1", Schema(1, pad=True), ["id 0", "--id_offset=1"]),
+    ],
+)
+def test_the_explanation_says_what_against_what(line, schema, words):
+    reason = bad_records.explain_line(line, schema)
+    assert [word for word in words if word not in reason] == []
+
+
+def test_a_record_that_is_no_example_is_refused_without_a_crash():
+    build = lambda x: records.parse_examples(x, Schema(1))
+    for payload in (b"garbage", b"\xff\xfe\xff\xfe", bytes(range(128, 256))):
+        with pytest.raises(tf.errors.DataLossError):
+            run(build, [payload])
+
+
+def test_find_bad_says_that_a_record_is_no_example(tmp_path):
+    write_records(tmp_path / "a.tfrecords", [*some_records(2), b"\xff\xfe\xff\xfe"])
+    (bad,) = find_bad(tmp_path / "a.tfrecords")
+    assert bad.place.startswith(": record 2 ")
+    assert "not a tf.train.Example" in bad.reason
+
+
+def find_bad(path, field_size=3):
+    return list(bad_records.find_bad(str(path), "tfrecord", Schema(field_size)))
+
+
+def test_find_bad_finds_nothing_in_a_good_file(tmp_path):
+    write_records(tmp_path / "a.tfrecords", some_records(5000))
+    assert find_bad(tmp_path / "a.tfrecords") == []
+
+
+def test_find_bad_names_record_and_byte_of_a_flipped_bit_and_goes_on(tmp_path):
+    payloads = some_records(5000)
+    path = tmp_path / "a.tfrecords"
+    write_records(path, payloads)
+    data = bytearray(path.read_bytes())
+    starts = np.cumsum([0] + [len(p) + 16 for p in payloads])
+    data[starts[1234] + 20] ^= 4
+    data[starts[4321] + 20] ^= 4
+    path.write_bytes(data)
+    places = [bad.place for bad in find_bad(path)]
+    assert places == [f": record {i} at byte {starts[i]}" for i in (1234, 4321)]
+
+
+def test_find_bad_names_the_record_that_a_truncated_file_ends_in(tmp_path):
+    payloads = some_records(10)
+    path = tmp_path / "a.tfrecords"
+    write_records(path, payloads)
+    path.write_bytes(path.read_bytes()[:-5])
+    (bad,) = find_bad(path)
+    assert bad.place == f": record 9 at byte {sum(len(p) + 16 for p in payloads[:9])}"
+    assert "truncated" in bad.reason
+
+
+def test_find_bad_resumes_after_a_damaged_length(tmp_path):
+    payloads = some_records(10)
+    payloads[7] = some_records(1, field_size=2)[0]
+    path = tmp_path / "a.tfrecords"
+    write_records(path, payloads)
+    data = bytearray(path.read_bytes())
+    starts = np.cumsum([0] + [len(p) + 16 for p in payloads])
+    data[starts[3] : starts[3] + 8] = struct.pack("<Q", 1 << 60)
+    path.write_bytes(data)
+    assert [bad.place for bad in find_bad(path)] == [
+        f": record {i} at byte {starts[i]}" for i in (3, 7)
+    ]
+
+
+def test_find_bad_reads_gzip(tmp_path):
+    payloads = some_records(10)
+    payloads[6] = some_records(1, field_size=4)[0]
+    write_records(tmp_path / "a.tfrecords.gz", payloads, "GZIP")
+    (bad,) = find_bad(tmp_path / "a.tfrecords.gz")
+    assert bad.place.startswith(": record 6 ")
+    assert "expected 3 ids, found 4" in bad.reason
+
+
+def test_find_bad_names_the_line_of_a_libsvm_file(tmp_path):
+    lines = [f"{i % 2} 1:1 2:{i}" for i in range(9000)]
+    lines[10], lines[4500], lines[8999] = "# note", "1 1:1", "1 1:1 x"
+    (tmp_path / "a.libsvm.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    path = str(tmp_path / "a.libsvm.gz")
+    found = list(bad_records.find_bad(path, "libsvm", Schema(2)))
+    assert [bad.place for bad in found] == [":4501", ":9000"]
+
+
+def test_find_refused_finds_each_bad_payload_in_order():
+    rng = np.random.RandomState(2)
+    for size in (0, 1, 2, 3, 100):
+        bad = [i for i in range(size) if rng.rand() < 0.2]
+        payloads = [b"bad" if i in bad else b"good" for i in range(size)]
+        assert list(bad_records.find_refused(lambda batch: b"bad" not in batch, payloads)) == bad

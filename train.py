@@ -1,0 +1,74 @@
+"""Trains, evaluates, applies and exports a DeepFM.
+
+    python train.py --training_data_dir=data/train --val_data_dir=data/val --model_dir=model
+    python train.py --task_type=eval --val_data_dir=data/test --model_dir=model
+    python train.py --task_type=infer --infer_data_dir=data/test --model_dir=model
+    python train.py --task_type=export --servable_model_dir=servable --model_dir=model
+
+`python train.py --help` lists every flag.
+"""
+
+import sys
+
+from absl import flags
+
+from deepfm import entry
+from deepfm import flags as deepfm_flags
+from deepfm.distribution import MODES, Threads
+
+FLAGS = flags.FLAGS
+flags.adopt_module_key_flags(deepfm_flags)
+
+# Flags that are fields of ModelConfig, JobConfig and InputConfig by the same name.
+_MODEL = (
+    "field_size", "feature_size", "embedding_size", "deep_layers", "dropout", "batch_norm",
+    "batch_norm_decay", "loss_type", "l2_reg", "l2_scope", "lazy_updates", "embedding_init_stddev",
+    "seed",
+)  # fmt: skip
+_JOB = (
+    "task_type", "model_dir", "servable_model_dir", "predictions_file", "clear_existing_model",
+    "training_data_dir", "val_data_dir", "infer_data_dir", "data_format", "max_bad_records",
+    "max_steps", "log_steps", "save_checkpoints_steps", "save_checkpoints_secs",
+    "keep_checkpoint_max", "eval_every_steps", "learning_rate_decay_on_plateau",
+)  # fmt: skip
+_INPUT = (
+    "batch_size", "num_epochs", "shuffle_buffer", "cache", "num_parallel_reads",
+    "read_buffer_bytes", "seed",
+)  # fmt: skip
+
+
+def _values(names):
+    return {name: FLAGS[name].value for name in names}
+
+
+def main():
+    # 1. How training is distributed: everything that differs between the modes is decided here.
+    distribution = MODES[FLAGS.distribution](
+        Threads(FLAGS.intra_op_threads, FLAGS.inter_op_threads)
+    )
+
+    # 2. Flags become plain values; below this line nobody reads a flag.
+    from deepfm import input_pipeline, jobs, optimizers  # TensorFlow is loaded from here on
+
+    optimizer = optimizers.OptimizerConfig(
+        name=FLAGS.optimizer,
+        learning_rate=FLAGS.learning_rate * FLAGS.learning_rate_scale,
+        clip_norm=FLAGS.clip_norm,
+        l2_rows=FLAGS.l2_reg if FLAGS.l2_scope == "batch" else 0.0,
+        lazy_updates=FLAGS.lazy_updates,
+    )
+    job = jobs.JobConfig(
+        model=_values(_MODEL),
+        given=tuple(name for name in _MODEL if FLAGS[name].present),
+        optimizer=optimizer,
+        input=input_pipeline.InputConfig(**_values(_INPUT)),
+        distribution=distribution,
+        **_values(_JOB),
+    )
+
+    # 3. The job.
+    jobs.run(job)
+
+
+if __name__ == "__main__":
+    sys.exit(entry.run(main))
