@@ -1,0 +1,226 @@
+"""LibSVM text to TFRecord, a block at a time: what a process of the converter does.
+
+One graph of native ops splits a block into lines, parses them, encodes them and writes the records.
+Python sees no row, unless a block is refused: then it finds the bad lines and writes the others.
+"""
+
+import functools
+import os
+import shutil
+import time
+from typing import List, NamedTuple, Optional
+
+import tensorflow as tf
+import tensorflow.contrib.libsvm  # noqa: F401  loaded before processes fork, which then share it
+
+from data_tools import line_blocks
+from deepfm import bad_records, records
+
+COPY = 1 << 20  # bytes copied at once
+FLUSH_SECONDS = 60.0  # how long the end of a block may take to reach its file
+
+
+class Range(NamedTuple):
+    """Lines of an input file.
+
+    Attributes:
+        path: the file.
+        start: where the first line begins, in bytes of the uncompressed text.
+        end: where the line after the last begins; None: to the end of the file.
+    """
+
+    path: str
+    start: int = 0
+    end: Optional[int] = None
+
+
+class Piece(NamedTuple):
+    """A contiguous part of an output file.
+
+    Attributes:
+        path: its own, temporary file.
+        output: the index of the output file.
+        rows: the rows of the range that it takes; None: all of them.
+    """
+
+    path: str
+    output: int
+    rows: Optional[int] = None
+
+
+class Task(NamedTuple):
+    """A range of lines and the pieces that they go to, in order."""
+
+    lines: Range
+    pieces: List[Piece]
+
+
+class Written(NamedTuple):
+    """What became of a block.
+
+    Attributes:
+        output: the index of the output file that it belongs to.
+        read: bytes of the input file, as it lies on the disk, that were read for it.
+        rows: records that were written.
+        positives: those with label 1.
+        max_id: the largest id, negative where there is no record.
+        negative: whether a label is written with a minus sign.
+        zero: whether a label is 0.
+    """
+
+    output: int
+    read: int
+    rows: int
+    positives: int
+    max_id: int
+    negative: bool
+    zero: bool
+
+
+class BadBlock(Exception):
+    """A block holds a bad line, or (in a comment, perhaps) a character that is not ASCII."""
+
+
+class BlockWriter:
+    """The graph that writes a block of LibSVM text as TFRecords.
+
+    Args:
+        schema: what each line must look like.
+    """
+
+    def __init__(self, schema):
+        graph = tf.Graph()
+        with graph.as_default():
+            self._text = tf.compat.v1.placeholder(tf.string, [])
+            self._path = tf.compat.v1.placeholder(tf.string, [])
+            lines = tf.compat.v1.string_split([self._text], "\n").values
+            lines = records.drop_blank(lines)
+            labels, ids, values = records.parse_lines(lines, schema, known_ascii=True)
+            negative = tf.strings.regex_full_match(lines, r"(?s)\s*-.*")
+            self._checked = [labels.op, ids.op, values.op]
+            self._facts = [
+                tf.size(labels),
+                tf.reduce_sum(labels),
+                tf.reduce_max(ids),  # the smallest int64 where there is no record
+                tf.reduce_any(negative),
+                tf.reduce_any(tf.equal(labels, 0) & ~negative),
+            ]
+            examples = records.encode(labels, ids, values)
+            self._size = tf.reduce_sum(
+                tf.cast(tf.strings.length(examples) + records.FRAME, tf.int64)
+            )
+            examples = tf.data.Dataset.from_tensor_slices(examples)
+            self._write = tf.data.experimental.TFRecordWriter(self._path).write(examples)
+        # One thread: what a machine has of cores is used by more processes.
+        config = tf.compat.v1.ConfigProto(
+            intra_op_parallelism_threads=1, inter_op_parallelism_threads=1
+        )
+        self._session = tf.compat.v1.Session(graph=graph, config=config)
+
+    def write(self, text, path):
+        """Writes the records of `text` to a new file; returns Written's fields from rows on.
+
+        Raises:
+            BadBlock: a line is bad; `accepts` helps to find which.
+            OSError: the file cannot be written.
+        """
+        if not text.isascii():
+            raise BadBlock
+        try:
+            facts, size, _ = self._session.run(
+                [self._facts, self._size, self._write], {self._text: text, self._path: path}
+            )
+        except tf.errors.InvalidArgumentError:
+            raise BadBlock from None
+        except tf.errors.OpError as error:  # which cannot be sent to another process
+            raise OSError(error.message) from None
+        _await_size(path, size)
+        return [fact.item() for fact in facts]
+
+    def accepts(self, lines):
+        """Whether none of the lines is bad."""
+        text = b"\n".join(lines)
+        if not text.isascii():
+            return False
+        try:
+            self._session.run(self._checked, {self._text: text})
+        except tf.errors.InvalidArgumentError:
+            return False
+        return True
+
+
+def _await_size(path, size):
+    """Waits until a file that TFRecordWriter wrote has all its bytes.
+
+    The op of TensorFlow 1.15 reports that it is done, and only then flushes and closes its file:
+    until it has, or where that fails (a full disk), the last records are missing.
+    """
+    deadline = time.time() + FLUSH_SECONDS
+    while os.path.getsize(path) < size:
+        if time.time() > deadline:
+            raise OSError(f"{path}: {os.path.getsize(path)} of {size} bytes written: disk full?")
+        time.sleep(1e-4)
+
+
+_block_writer = functools.lru_cache(maxsize=1)(BlockWriter)  # a process makes one, and keeps it
+
+
+def convert(task, schema):
+    """Writes the pieces of a task.
+
+    Yields:
+        A Written for each block, and before it a bad_records.BadRecord for each of its bad lines,
+        which are not written.
+    """
+    writer = _block_writer(schema)
+    first_line = None  # its number costs a look at the file up to there; only bad lines need it
+    for piece, text, lines_before, read in _cut(task):
+        block_path = f"{piece.path}.block"
+        try:
+            facts = writer.write(text, block_path)
+        except BadBlock:
+            if first_line is None:
+                first_line = line_blocks.line_number(task.lines.path, task.lines.start)
+            lines = {
+                number: line.partition(b"#")[0]
+                for number, line in enumerate(text.split(b"\n"), start=first_line + lines_before)
+            }
+            for number, reason in _bad_lines(writer, lines, schema):
+                del lines[number]
+                yield bad_records.BadRecord(task.lines.path, f":{number}", reason)
+            facts = writer.write(b"\n".join(lines.values()), block_path)
+        with open(piece.path, "ab") as whole, open(block_path, "rb") as part:
+            shutil.copyfileobj(part, whole, COPY)
+        yield Written(piece.output, read, *facts)
+
+
+def _cut(task):
+    """Yields (piece, text, lines of the range before it, bytes read) for each block of a piece."""
+    pieces = iter(task.pieces)
+    piece = next(pieces)
+    left, lines_before = piece.rows, 0
+    for _, text, read in line_blocks.read_blocks(*task.lines):
+        starts = [] if left is None else line_blocks.record_starts(text)
+        row = begin = 0
+        while left is not None and row + left <= len(starts):
+            row += left
+            end = starts[row] if row < len(starts) else len(text)
+            yield piece, text[begin:end], lines_before, read
+            lines_before += text.count(b"\n", begin, end)
+            begin, read = end, 0
+            piece = next(pieces, None)
+            if piece is None:  # the rest holds no row
+                return
+            left = piece.rows
+        if begin < len(text):
+            yield piece, text[begin:], lines_before, read
+            lines_before += text.count(b"\n", begin)
+            left = None if left is None else left - (len(starts) - row)
+
+
+def _bad_lines(writer, lines, schema):
+    """Yields (number, reason) of what the writer refuses of {number: line without comment}."""
+    numbers = [number for number, line in lines.items() if line.strip()]
+    candidates = [lines[number] for number in numbers]
+    for i in bad_records.find_refused(writer.accepts, candidates):
+        yield numbers[i], bad_records.explain_line(candidates[i], schema) or bad_records.UNEXPLAINED

@@ -1,0 +1,325 @@
+"""Says what is in a data set: rows, labels, and the ids and values of each field.
+
+    python -m data_tools.inspect_dataset --data=data/train
+    python -m data_tools.inspect_dataset --data='raw/*.libsvm.gz' --json > raw.json
+
+Reads TFRecord and LibSVM, plain or gzip. Rows of a LibSVM file may differ in length; field j is
+then the j-th pair of the rows that have one. Memory grows with the distinct ids, not with the rows.
+"""
+
+import gzip
+import json
+import posixpath
+import sys
+from typing import Iterator, List, NamedTuple, Optional
+
+import numpy as np
+import tensorflow as tf
+from absl import flags, logging
+
+from data_tools import line_blocks
+from data_tools.progress import Progress
+from deepfm import bad_records, datasets, entry, records
+from deepfm.records import BadInput
+
+FLAGS = flags.FLAGS
+
+BATCH = 8192  # TFRecords read at once
+BAR = 40  # characters of a bar of label rate 1
+
+
+def define_flags():
+    """Defines the flags of this program."""
+    flags.DEFINE_string(
+        "data", None, "A directory, a glob, or a comma list of these; local or s3://."
+    )
+    flags.DEFINE_integer(
+        "field_size",
+        None,
+        "ids of each row; a row of another length is an error. Default: those of the first record "
+        "for TFRecord, any number for LibSVM.",
+        lower_bound=1,
+    )
+    flags.DEFINE_bool("json", False, "Print JSON instead of tables.")
+
+
+class Batch(NamedTuple):
+    """Some records of a file, their pairs one after the other.
+
+    Attributes:
+        read: bytes of the file that were read for it.
+        labels: float32 [B].
+        lengths: int64 [B], the pairs of each record.
+        ids: int64 [n], n the sum of lengths.
+        values: float32 [n].
+    """
+
+    read: int
+    labels: np.ndarray
+    lengths: np.ndarray
+    ids: np.ndarray
+    values: np.ndarray
+
+
+class FieldSummary:
+    """What is known of a field: how often each id occurs, and the range of its values."""
+
+    def __init__(self):
+        self.rows = self.zeros = 0
+        self.total, self.low, self.high = 0.0, np.inf, -np.inf
+        self._ids, self._counts = np.empty(0, np.int64), np.empty(0, np.int64)
+        self._waiting, self._waiting_size = [], 0
+
+    def add(self, ids, values):
+        """Counts the field's ids int64 [n] and values float32 [n] of some records, n > 0."""
+        self.rows += len(ids)
+        self.zeros += int(np.count_nonzero(values == 0))
+        self.total += float(values.sum(dtype=np.float64))
+        self.low, self.high = min(self.low, values.min()), max(self.high, values.max())
+        self._waiting.append(np.unique(ids, return_counts=True))
+        self._waiting_size += len(self._waiting[-1][0])
+        if self._waiting_size > max(1 << 16, len(self._ids)):
+            self._merge()
+
+    def _merge(self):
+        ids, counts = zip((self._ids, self._counts), *self._waiting)
+        ids, counts = np.concatenate(ids), np.concatenate(counts)
+        order = np.argsort(ids, kind="stable")
+        self._ids, starts = np.unique(ids[order], return_index=True)
+        self._counts = np.add.reduceat(counts[order], starts)
+        self._waiting, self._waiting_size = [], 0
+
+    def describe(self, field):
+        """A plain dictionary, as --json prints it."""
+        self._merge()
+        top = int(np.argmax(self._counts))
+        return {
+            "field": field,
+            "rows": self.rows,
+            "distinct_ids": len(self._ids),
+            "smallest_id": int(self._ids[0]),
+            "largest_id": int(self._ids[-1]),
+            "most_frequent_id": int(self._ids[top]),
+            "most_frequent_share": int(self._counts[top]) / self.rows,
+            "min_value": float(self.low),
+            "max_value": float(self.high),
+            "mean_value": self.total / self.rows,
+            "zero_share": self.zeros / self.rows,
+        }
+
+
+def main():
+    if not FLAGS.data:
+        raise BadInput("--data must be given.")
+    summary = inspect(FLAGS.data, FLAGS.field_size, show_progress=not FLAGS.json)
+    text = json.dumps(summary, indent=1) + "\n" if FLAGS.json else format_tables(summary)
+    sys.stdout.write(text)
+
+
+def inspect(data: str, field_size: Optional[int] = None, show_progress: bool = False) -> dict:
+    """Reads a data set once and returns what --json prints.
+
+    Raises:
+        BadInput: a record is bad; the file and the line, or the record and the byte, are named.
+    """
+    found = datasets.find(data, "data")
+    progress = Progress("Reading", sum(f.bytes for f in found.files) / 1e6, "MB")
+    fields: List[FieldSummary] = []
+    shortest, files = None, []
+    read = _read_libsvm if found.data_format == "libsvm" else _read_tfrecord
+    for file in found.files:
+        rows = positives = 0
+        for batch in read(file.path, field_size):
+            rows += len(batch.labels)
+            positives += int(np.count_nonzero(batch.labels > 0))
+            shortest = min(batch.lengths.min(), shortest or batch.lengths.min())
+            _add(fields, batch)
+            if show_progress:
+                progress.add(batch.read / 1e6)
+        if not rows:
+            logging.warning("%s holds no records.", file.path)
+        files.append({"path": file.path, "bytes": file.bytes, "rows": rows, "positives": positives})
+    rows, positives = (sum(file[key] for file in files) for key in ("rows", "positives"))
+    if not rows:
+        raise BadInput(f"--data={data}: the files hold no records.")
+    described = [field.describe(i) for i, field in enumerate(fields)]
+    summary = {
+        "data": data,
+        "data_format": found.data_format,
+        "rows": rows,
+        "positives": positives,
+        "label_rate": positives / rows,
+        "field_size": len(fields),
+        "shortest_row": int(shortest),
+        "feature_size": 1 + max((d["largest_id"] for d in described), default=-1),
+        "fields": described,
+        "files": files,
+    }
+    return {**summary, "mismatches": _mismatches(summary)}
+
+
+def _add(fields, batch):
+    """Adds each pair of a batch to the summary of its field."""
+    starts = np.cumsum(batch.lengths) - batch.lengths
+    field = np.arange(len(batch.ids)) - np.repeat(starts, batch.lengths)
+    order = np.argsort(field, kind="stable")  # field by field
+    ids, values = batch.ids[order], batch.values[order]
+    ends = np.cumsum(np.bincount(field))
+    fields.extend(FieldSummary() for _ in range(len(ends) - len(fields)))
+    for summary, start, end in zip(fields, [0, *ends[:-1]], ends):
+        summary.add(ids[start:end], values[start:end])
+
+
+def _read_libsvm(path, field_size) -> Iterator[Batch]:
+    with tf.Graph().as_default(), _session() as session:
+        text = tf.compat.v1.placeholder(tf.string, [])
+        lines = records.drop_blank(tf.compat.v1.string_split([text], "\n").values)
+        decoded = records.decode_lines(lines)
+        for block in line_blocks.read_blocks(path):
+            try:
+                labels, rows, ids, values = session.run(decoded, {text: block.text})
+            except tf.errors.InvalidArgumentError:
+                raise BadInput(_first_bad_line(path, block, field_size)) from None
+            if not len(labels):
+                continue
+            lengths = np.bincount(rows, minlength=len(labels))
+            good = np.isin(labels, (-1, 0, 1)).all() and np.isfinite(values).all()
+            if not good or (lengths != (field_size or lengths)).any():
+                raise BadInput(_first_bad_line(path, block, field_size))
+            yield Batch(block.read, labels, lengths, ids, values)
+
+
+def _first_bad_line(path, block, field_size):
+    first = line_blocks.line_number(path, block.start)
+    for number, line in enumerate(block.text.split(b"\n"), start=first):
+        line = line.partition(b"#")[0]
+        if line.strip():
+            schema = records.Schema(field_size or len(line.split()) - 1)
+            reason = bad_records.explain_line(line, schema)
+            if reason:
+                return f"{path}:{number}: {reason}"
+    return f"{path}:{first}: a line from here on is {bad_records.UNEXPLAINED}"
+
+
+def _read_tfrecord(path, field_size) -> Iterator[Batch]:
+    schema = records.Schema(field_size or _first_length(path))
+    compression = "GZIP" if path.endswith(".gz") else ""
+    with tf.Graph().as_default(), _session() as session:
+        dataset = tf.data.TFRecordDataset(path, compression, buffer_size=1 << 20).batch(BATCH)
+        serialized = tf.compat.v1.data.make_one_shot_iterator(dataset).get_next()
+        size = tf.reduce_sum(tf.strings.length(serialized) + records.FRAME)
+        parsed = records.parse_examples(serialized, schema)
+        total = 0
+        while True:
+            try:
+                read, (labels, ids, values) = session.run([size, parsed])
+            except tf.errors.OutOfRangeError:
+                break
+            except (tf.errors.InvalidArgumentError, tf.errors.DataLossError) as error:
+                bad = next(bad_records.find_bad(path, "tfrecord", schema), None)
+                raise BadInput(str(bad or f"{path}: {error.message}")) from None
+            total += read
+            lengths = np.full(len(labels), schema.field_size)
+            yield Batch(read, labels, lengths, ids.ravel(), values.ravel())
+    if compression:
+        _check_one_member(path, total)
+
+
+def _first_length(path):
+    """The ids of the first record of a TFRecord file."""
+    for offset, payload, reason in bad_records.read_frames(path):
+        if payload is not None:
+            try:
+                features = tf.train.Example.FromString(payload).features.feature
+            except Exception:  # protobuf's DecodeError, or a RuntimeError, by its implementation
+                reason = bad_records.explain_example(payload, records.Schema(1))
+            else:
+                return max(len(features["ids"].int64_list.value), 1)
+        raise BadInput(f"{path}: record 0 at byte {offset}: {reason}")
+    return 1
+
+
+def _check_one_member(path, size):
+    """Refuses a gzip file of several members: TensorFlow ends at the end of the first."""
+    with tf.io.gfile.GFile(path, "rb") as raw, gzip.GzipFile(fileobj=raw) as stream:
+        whole = sum(len(block) for block in iter(lambda: stream.read(1 << 20), b""))
+    if whole > size:
+        raise BadInput(
+            f"{path}: several gzip files in one, of which TensorFlow reads only the first "
+            f"({size} of {whole} bytes); unpack it and compress it again."
+        )
+
+
+def _session():
+    return tf.compat.v1.Session()
+
+
+def _mismatches(summary):
+    """Sentences on what the dataset.json beside the files says otherwise."""
+    sentences = []
+    by_folder = {}
+    for file in summary["files"]:
+        folder, name = posixpath.split(file["path"])
+        by_folder.setdefault(folder, {})[name] = file
+    for folder, files in by_folder.items():
+        metadata = datasets.read_metadata(folder)
+        if metadata is None:
+            continue
+        path = posixpath.join(folder, datasets.METADATA)
+        said = metadata["field_size"], metadata["feature_size"]
+        if said[0] != summary["field_size"]:
+            sentences.append(f"{path}: field_size {said[0]}, found {summary['field_size']}.")
+        if said[1] < summary["feature_size"]:
+            sentences.append(
+                f"{path}: feature_size {said[1]}, found an id {summary['feature_size'] - 1}."
+            )
+        for name, entry_ in metadata["files"].items():
+            file = files.get(name)
+            for key in ("bytes", "rows", "positives") if file else ():
+                if entry_[key] != file[key]:
+                    sentences.append(f"{path}: {name} has {entry_[key]} {key}, found {file[key]}.")
+    return sentences
+
+
+def format_tables(summary: dict) -> str:
+    """The summary as text for reading."""
+    lines = [
+        f"{summary['data']}: {summary['data_format']}, {len(summary['files'])} files",
+        f"rows          {summary['rows']:,}",
+        f"label rate    {summary['label_rate']:.4f} ({summary['positives']:,} positive)",
+        "fields        " + _span(summary["shortest_row"], summary["field_size"]),
+        f"feature_size  {summary['feature_size']:,} (largest id + 1)",
+        "",
+    ]
+    header = ("field", "rows", "distinct ids", "ids from", "to", "top id", "top share")
+    header += ("min value", "max value", "mean", "zeros")
+    table = [header]
+    for field in summary["fields"]:
+        *whole, top_share, low, high, mean, zeros = field.values()
+        numbers = [f"{low:.6g}", f"{high:.6g}", f"{mean:.6g}", f"{zeros:.2%}"]
+        table.append([*(f"{n:,}" for n in whole), f"{top_share:.2%}", *numbers])
+    lines += _align(table)
+    table = [("file", "rows", "label rate", "")]
+    for file in summary["files"]:
+        rate = file["positives"] / max(file["rows"], 1)
+        bar = ("#" * round(rate * BAR)).ljust(BAR, ".")
+        table.append((file["path"], f"{file['rows']:,}", f"{rate:.4f}", bar))
+    lines += ["", *_align(table)]
+    lines += ["", *summary["mismatches"]] if summary["mismatches"] else []
+    return "\n".join(lines) + "\n"
+
+
+def _span(low, high):
+    return str(high) if low == high else f"{low} to {high}, by row"
+
+
+def _align(table):
+    """Rows of equal length as lines, columns right-aligned."""
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    return ["  ".join(cell.rjust(w) for cell, w in zip(row, widths)).rstrip() for row in table]
+
+
+if __name__ == "__main__":
+    define_flags()
+    FLAGS.set_default("verbosity", logging.INFO)
+    entry.run(main)

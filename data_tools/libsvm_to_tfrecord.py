@@ -1,0 +1,419 @@
+"""Converts LibSVM text to TFRecord files that train.py reads, and writes dataset.json beside them.
+
+    python -m data_tools.libsvm_to_tfrecord --input=raw/ --output_dir=data/train
+    python -m data_tools.libsvm_to_tfrecord --input=a9a.libsvm --output_dir=data/a9a --pad
+
+An output file is made of pieces: contiguous parts of an input, which processes work on in parallel
+and which are put together in order at the end. So the records keep the order of the input.
+"""
+
+import contextlib
+import functools
+import gzip
+import os
+import posixpath
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from typing import List, NamedTuple, Optional
+
+import tensorflow as tf
+from absl import flags, logging
+
+from data_tools import block_writer, line_blocks, workers
+from data_tools.block_writer import Piece, Range, Task
+from data_tools.progress import Progress
+from deepfm import bad_records, datasets, entry, records
+from deepfm.records import BadInput
+
+FLAGS = flags.FLAGS
+
+PIECE = 16 << 20  # bytes of a plain input that are one task
+SHOWN = 5  # records that are logged as they will be stored
+GZIP_LEVEL = 4
+SCRATCH = ".libsvm_to_tfrecord-"
+
+
+def define_flags():
+    """Defines the flags of this program."""
+    flags.DEFINE_string(
+        "input",
+        None,
+        "LibSVM files: a directory, a glob, or a comma list of these; .gz is read too.",
+    )
+    flags.DEFINE_string("output_dir", None, "A local directory for the TFRecord files.")
+    flags.DEFINE_integer(
+        "num_files",
+        0,
+        "TFRecord files to write; rows are spread evenly, to within one row and the bad records "
+        "that are skipped. 0: one for each input file, of the same name.",
+        lower_bound=0,
+    )
+    flags.DEFINE_integer(
+        "field_size",
+        None,
+        "id:value pairs of a row. Default: those of the first row; with --pad those of the longest "
+        "row, found in a first pass over the input.",
+        lower_bound=1,
+    )
+    flags.DEFINE_integer(
+        "feature_size",
+        None,
+        "Ids lie in [0, feature_size); a larger one is refused. Default: the largest id + 1.",
+        lower_bound=1,
+    )
+    flags.DEFINE_bool(
+        "pad",
+        False,
+        "Fill rows shorter than field_size with id 0 and value 0. An input that uses id 0 is then "
+        "refused (--id_offset=1 shifts 0-based ids).",
+    )
+    flags.DEFINE_integer("id_offset", 0, "Added to each id; 1 makes 0-based ids 1-based.")
+    flags.DEFINE_bool("compress", False, "Write gzip files (.tfrecords.gz).")
+    flags.DEFINE_integer("num_workers", 1, "Processes that convert, one core each.", lower_bound=1)
+    flags.DEFINE_integer(
+        "max_bad_records", 0, "Bad rows to skip, each logged; one more ends the run.", lower_bound=0
+    )
+    flags.DEFINE_bool(
+        "overwrite", False, "Replace the TFRecord files and dataset.json in --output_dir."
+    )
+
+
+class Options(NamedTuple):
+    """The flags, as plain values; see their help."""
+
+    input: str
+    output_dir: str
+    num_files: int = 0
+    field_size: Optional[int] = None
+    feature_size: Optional[int] = None
+    pad: bool = False
+    id_offset: int = 0
+    compress: bool = False
+    num_workers: int = 1
+    max_bad_records: int = 0
+    overwrite: bool = False
+
+
+def main():
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    for name in ("input", "output_dir"):
+        if not FLAGS[name].value:
+            raise BadInput(f"--{name} must be given.")
+    convert(Options(**{name: FLAGS[name].value for name in Options._fields}))
+
+
+def convert(options: Options) -> List[datasets.DataFile]:
+    """Converts, and returns the files that were written.
+
+    Nothing appears in output_dir under its final name before all of it is complete.
+
+    Raises:
+        BadInput: a row, or a flag, that the user has to mend.
+        OSError: an output cannot be written, or a process was killed.
+    """
+    start = time.time()
+    inputs = _find_inputs(options)
+    old = _prepare_output_dir(options)
+    scratch = tempfile.mkdtemp(prefix=SCRATCH, dir=options.output_dir)
+    try:
+        ranges = [r for file in inputs for r in _ranges(file.path)]
+        counts = _count(ranges, options, sum(f.bytes for f in inputs))
+        schema = _schema(inputs, counts, options)
+        names, tasks = _plan(ranges, counts, options, scratch)
+        outputs, feature_size = _write_pieces(tasks, len(names), inputs, schema, options)
+        paths = _assemble(names, tasks, options, scratch)
+        files = _publish(paths, outputs, old, options)
+        datasets.write_metadata(options.output_dir, schema.field_size, feature_size, files)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    rows, seconds = sum(f.rows for f in files), time.time() - start
+    logging.info(
+        "Wrote %d rows (%.4f of them positive) of %d fields, feature_size %d, to %d files in "
+        "%.1f s: %.0f rows/s.",
+        rows,
+        sum(f.positives for f in files) / rows,
+        schema.field_size,
+        feature_size,
+        len(files),
+        seconds,
+        rows / seconds,
+    )
+    return files
+
+
+def _find_inputs(options):
+    found = datasets.find(options.input, "input")
+    if found.data_format != "libsvm":
+        raise BadInput(f"--input={options.input}: {found.files[0].path} is not LibSVM text.")
+    return found.files
+
+
+def _prepare_output_dir(options):
+    """Makes output_dir; returns the paths in it that the new data set replaces."""
+    folder = options.output_dir
+    if "://" in folder:
+        raise BadInput(f"--output_dir={folder} is not local; convert, then copy it there.")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        names = sorted(os.listdir(folder))
+    except (FileExistsError, NotADirectoryError) as error:
+        raise BadInput(f"--output_dir={folder} is not a directory.") from error
+    for name in names:
+        if name.startswith(SCRATCH):
+            logging.warning("%s is left from a run that was killed; delete it.", name)
+    suffixes = datasets.SUFFIXES["tfrecord"]
+    old = [name for name in names if name == datasets.METADATA or name.endswith(suffixes)]
+    if old and not options.overwrite:
+        raise BadInput(
+            f"--output_dir={folder} holds a data set ({old[0]}); --overwrite replaces it."
+        )
+    return [posixpath.join(folder, name) for name in old]
+
+
+def _ranges(path):
+    """The ranges of a file: about PIECE bytes each where it can be read from the middle."""
+    if path.endswith(".gz"):
+        return [Range(path)]
+    size = tf.io.gfile.stat(path).length
+    cuts = [line_blocks.next_line(path, position) for position in range(PIECE, size, PIECE)]
+    starts = sorted({0, *cuts} - {size})
+    return [Range(path, start, end) for start, end in zip(starts, [*starts[1:], None])]
+
+
+def _count(ranges, options, total):
+    """[(rows, pairs of the longest row)] of each range, or None where nothing needs them."""
+    if not options.num_files and not (options.pad and not options.field_size):
+        return None
+    progress = Progress("Counting rows", total / 1e6, "MB")
+    counts = [(0, 0)] * len(ranges)
+    with contextlib.closing(workers.run(_count_range, ranges, options.num_workers)) as events:
+        for index, (rows, longest, read) in events:
+            counts[index] = counts[index][0] + rows, max(counts[index][1], longest)
+            progress.add(read / 1e6)
+    return counts
+
+
+def _count_range(lines):
+    for block in line_blocks.read_blocks(*lines):
+        starts = line_blocks.record_starts(block.text)
+        yield len(starts), line_blocks.longest_record(block.text, starts), block.read
+
+
+def _schema(inputs, counts, options):
+    if options.field_size:
+        field_size = options.field_size
+    elif options.pad:
+        field_size = max(longest for _, longest in counts)
+    else:
+        field_size = _first_row_length(inputs, options)
+    if not field_size:
+        raise BadInput(f"--input={options.input}: no row holds an id:value pair.")
+    return records.Schema(field_size, options.feature_size, options.pad, options.id_offset)
+
+
+def _first_row_length(inputs, options):
+    """The id:value pairs of the first row that is good."""
+    bad = 0
+    for file in inputs:
+        for number, line in bad_records.read_lines(file.path):
+            pairs = len(line.split()) - 1
+            schema = records.Schema(max(pairs, 1), None, False, options.id_offset)
+            reason = bad_records.explain_line(line, schema)
+            if not reason:
+                return pairs
+            bad += 1
+            if bad > options.max_bad_records:
+                raise BadInput(f"{file.path}:{number}: {reason}")
+    raise BadInput(f"--input={options.input}: the files hold no rows.")
+
+
+def _plan(ranges, counts, options, scratch):
+    """(names of the output files, tasks)."""
+    tasks = []
+    if not options.num_files:
+        paths = sorted({r.path for r in ranges})
+        for i, lines in enumerate(ranges):
+            piece = Piece(posixpath.join(scratch, f"piece-{i}"), paths.index(lines.path))
+            tasks.append(Task(lines, [piece]))
+        return _names_after(paths, options), tasks
+    total = sum(rows for rows, _ in counts)
+    if total < options.num_files:
+        raise BadInput(f"--num_files={options.num_files}: the input has only {total} rows.")
+    ends = [total * (i + 1) // options.num_files for i in range(options.num_files)]
+    row = output = 0
+    for i, (lines, (rows, _)) in enumerate(zip(ranges, counts)):
+        pieces, last = [], row + rows
+        while row < last:
+            path = posixpath.join(scratch, f"piece-{i}-{len(pieces)}")
+            pieces.append(Piece(path, output, min(last, ends[output]) - row))
+            row += pieces[-1].rows
+            output += row == ends[output]
+        if pieces:
+            tasks.append(Task(lines, pieces))
+    n = options.num_files
+    return [f"part-{i:05d}-of-{n:05d}{_suffix(options)}" for i in range(n)], tasks
+
+
+def _suffix(options):
+    return ".tfrecords.gz" if options.compress else ".tfrecords"
+
+
+def _names_after(paths, options):
+    """Names of output files: the inputs', with what tells folders apart, and another suffix."""
+    top = os.path.dirname(paths[0]) if len(paths) == 1 else os.path.commonpath(paths)
+    names = []
+    for path in paths:
+        name = os.path.relpath(path, top).replace(os.sep, "-")
+        suffix = next((s for s in datasets.SUFFIXES["libsvm"] if name.endswith(s)), "")
+        names.append(name[: len(name) - len(suffix)] + _suffix(options))
+    for path, name in zip(paths, names):
+        if names.count(name) > 1:
+            raise BadInput(f"{path}: another input would also become {name}; give --num_files.")
+    return names
+
+
+def _write_pieces(tasks, num_outputs, inputs, schema, options):
+    """Runs the tasks; returns ([(rows, positives)] of each output, feature_size)."""
+    progress = Progress("Converting", sum(f.bytes for f in inputs) / 1e6, "MB")
+    outputs = [(0, 0)] * num_outputs
+    bad, max_id, negative, zero, shown = 0, -1, False, False, False
+    work = functools.partial(block_writer.convert, schema=schema)
+    with contextlib.closing(workers.run(work, tasks, options.num_workers)) as events:
+        for index, event in events:
+            if isinstance(event, bad_records.BadRecord):
+                bad += 1
+                _skip(event, bad, options)
+                continue
+            rows, positives = outputs[event.output]
+            outputs[event.output] = rows + event.rows, positives + int(event.positives)
+            max_id = max(max_id, event.max_id)
+            negative, zero = negative or event.negative, zero or event.zero
+            if negative and zero:
+                raise BadInput(_mixed_labels(inputs))
+            if not shown and index == 0 and event.rows >= SHOWN:
+                shown = True
+                _log_records(tasks[:1])
+            progress.add(event.read / 1e6)
+    if max_id < 0:
+        raise BadInput(f"--input={options.input}: the files hold no rows.")
+    if not shown:
+        _log_records(tasks)
+    if bad:
+        logging.warning("Skipped %d bad records in all.", bad)
+    return outputs, options.feature_size or max_id + 1
+
+
+def _skip(record, bad, options):
+    """Logs the bad-th bad record, or ends the run."""
+    limit = options.max_bad_records
+    if bad > limit:
+        raise BadInput(
+            f"{record}" + (f" ({limit} bad records were skipped before)" if limit else "")
+        )
+    logging.warning("Skipping bad record %d of at most %d: %s", bad, limit, record)
+
+
+def _mixed_labels(inputs):
+    """The sentence for an input with labels 0 and -1: a 0 may then mean either."""
+    first = {}
+    for file in inputs:
+        for number, line in bad_records.read_lines(file.path):
+            label = line.split()[0]
+            if label.startswith(b"-") or _is_zero(label):
+                first.setdefault(label.startswith(b"-"), (f"{file.path}:{number}", label.decode()))
+            if len(first) == 2:
+                (other_place, other), (place, label) = first.values()  # as they were met
+                return (
+                    f"{place}: label {label}, but {other_place} has label {other}; "
+                    "use 0 and 1, or -1 and +1, not both."
+                )
+    raise AssertionError("the native parser saw labels 0 and -1, the plain reader does not")
+
+
+def _is_zero(label):
+    try:
+        return float(label) == 0
+    except ValueError:
+        return False  # a bad record that was skipped
+
+
+def _log_records(tasks):
+    """Logs the first records as they are stored."""
+    left = SHOWN
+    for piece in (piece for task in tasks for piece in task.pieces):
+        for _, payload, _ in bad_records.read_frames(piece.path):
+            features = tf.train.Example.FromString(payload).features.feature
+            logging.info("*** Example ***")
+            for name in ("label", "ids", "values"):
+                stored = features[name].int64_list.value or features[name].float_list.value
+                numbers = (str(x) if name == "ids" else f"{x:g}" for x in stored)
+                logging.info("%s: %s", name, " ".join(numbers))
+            left -= 1
+            if not left:
+                return
+
+
+def _assemble(names, tasks, options, scratch):
+    """Puts the pieces of each output file together; returns the files' temporary paths."""
+    pieces = [[] for _ in names]
+    for piece in (piece for task in tasks for piece in task.pieces):
+        pieces[piece.output].append(piece.path)
+    paths = [posixpath.join(scratch, name) for name in names]
+    jobs = list(zip(pieces, paths))
+    size = sum(os.path.getsize(path) for group in pieces for path in group)
+    progress = Progress("Compressing" if options.compress else "Joining", size / 1e6, "MB")
+    work = _compress if options.compress else _join
+    with contextlib.closing(workers.run(work, jobs, options.num_workers)) as events:
+        for _, copied in events:
+            progress.add(copied / 1e6)
+    return paths
+
+
+def _join(job):
+    pieces, path = job
+    yield os.path.getsize(pieces[0])
+    os.rename(pieces[0], path)
+    with open(path, "ab") as whole:
+        yield from _append(pieces[1:], whole)
+
+
+def _compress(job):
+    """One gzip member per file: of several, TensorFlow reads the first and ignores the rest."""
+    pieces, path = job
+    with open(path, "wb") as raw, gzip.GzipFile("", "wb", GZIP_LEVEL, raw, mtime=0) as whole:
+        yield from _append(pieces, whole)
+
+
+def _append(pieces, whole):
+    """Moves the content of the pieces to a file; yields the bytes of each."""
+    for piece in pieces:
+        with open(piece, "rb") as part:
+            shutil.copyfileobj(part, whole, block_writer.COPY)
+        yield os.path.getsize(piece)
+        os.remove(piece)
+
+
+def _publish(paths, outputs, old, options):
+    """Gives the files their final names; returns them as DataFiles."""
+    for path in sorted(old, key=lambda path: not path.endswith(datasets.METADATA)):
+        os.remove(path)
+    files = []
+    for path, (rows, positives) in zip(paths, outputs):
+        name = os.path.basename(path)
+        if not rows:
+            logging.warning("%s would hold no rows and is left out.", name)
+            continue
+        final = posixpath.join(options.output_dir, name)
+        os.replace(path, final)
+        files.append(datasets.DataFile(final, os.path.getsize(final), rows, positives))
+    return files
+
+
+if __name__ == "__main__":
+    define_flags()
+    FLAGS.set_default("verbosity", logging.INFO)
+    entry.run(main)

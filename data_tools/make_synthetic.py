@@ -1,0 +1,253 @@
+"""Writes learnable LibSVM data, of any size, with a known best possible AUC.
+
+    python -m data_tools.make_synthetic --output_dir=DIR --train_rows=1000000 --feature_size=10000
+
+A row has Criteo's shape, `label id:value ... id:value`, one pair per field; planted_model.py says
+how it is drawn. Ids start at 1: id 0 stays free for padding, so a table needs --feature_size rows.
+
+The probability of each label is known, and so are the AUC and the log loss that no model can beat.
+DIR/synthetic.json holds the flags that shape the data and, for each split, files, rows, positives,
+positive_rate, mean_probability, best_auc (null where all labels are the same) and best_log_loss.
+
+A longer split begins with the rows of a shorter one, however they are spread over files.
+"""
+
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+
+import numpy as np
+from absl import flags, logging
+
+from data_tools.planted_model import (
+    BLOCK_ROWS,
+    LEVELS,
+    SPLITS,
+    VALUE_STEPS,
+    Shape,
+    draw_block,
+    make_planted_model,
+)
+from data_tools.progress import Progress
+from deepfm import entry
+from deepfm.records import BadInput
+
+FLAGS = flags.FLAGS
+SUMMARY = "synthetic.json"
+OUTPUT = re.compile(r"synthetic\.json|(train|val|test)(-\d{5}-of-\d{5})?\.libsvm")
+VALUE_TEXT = np.array([f"{i / VALUE_STEPS:g}" for i in range(VALUE_STEPS + 1)], "S4")
+
+
+def define_flags():
+    """Defines the flags of this program."""
+    shape = Shape()
+    flags.DEFINE_string("output_dir", None, "A local directory to write to.")
+    for split, rows in zip(SPLITS, (1000000, 100000, 100000)):
+        text = f"Rows of the split {split}; 0: do not write it."
+        flags.DEFINE_integer(f"{split}_rows", rows, text, lower_bound=0)
+    flags.DEFINE_integer(
+        "num_files", 1, "Files per split; rows are spread evenly over them.", lower_bound=1
+    )
+    flags.DEFINE_integer(
+        "seed", 1, "The same seed writes the same bytes.", lower_bound=0, upper_bound=2**32 - 1
+    )
+    flags.DEFINE_integer("field_size", shape.field_size, "id:value pairs in a row.", lower_bound=1)
+    flags.DEFINE_integer(
+        "numeric_fields", shape.numeric_fields, "Fields with one id and a value.", lower_bound=0
+    )
+    flags.DEFINE_integer("feature_size", shape.feature_size, "Largest id + 1.", lower_bound=1)
+    text = "Share of label 1, about."
+    flags.DEFINE_float(
+        "positive_rate", shape.positive_rate, text, lower_bound=0.01, upper_bound=0.99
+    )
+    flags.DEFINE_bool(
+        "rare",
+        shape.rare,
+        "Flatter popularity and real signal in every id: with one or two rows per id, a model that "
+        "is not regularised overfits.",
+    )
+    flags.DEFINE_float(
+        "zipf", shape.zipf, "How steeply popularity falls: P(rank) ~ rank^-zipf.", lower_bound=0
+    )
+    flags.DEFINE_bool("overwrite", False, "Replace what an earlier run wrote to --output_dir.")
+
+
+def main():
+    for number in (signal.SIGINT, signal.SIGTERM):  # so that temporary files are removed
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    if not FLAGS.output_dir:
+        raise BadInput("--output_dir must be given.")
+    shape = Shape(**{name: FLAGS[name].value for name in Shape._fields})
+    rows = {split: FLAGS[f"{split}_rows"].value for split in SPLITS}
+    write_data(FLAGS.output_dir, FLAGS.seed, shape, rows, FLAGS.num_files, FLAGS.overwrite)
+
+
+def write_data(output_dir, seed, shape, rows, num_files=1, overwrite=False):
+    """Writes all splits and synthetic.json; nothing has its final name before all are complete.
+
+    Args:
+        output_dir: a local directory, made if it is missing.
+        seed: int.
+        shape: Shape.
+        rows: dict from split to its number of rows; a split of 0 rows is not written.
+        num_files: files per split.
+        overwrite: replace what an earlier run wrote.
+
+    Raises:
+        BadInput: no data can be made from these arguments, or output_dir holds some already.
+    """
+    start = time.time()
+    rows = {split: count for split, count in rows.items() if count}
+    check(shape, rows, num_files)
+    old = find_old(output_dir, overwrite)
+    model = make_planted_model(seed, shape)
+    id_text = np.arange(shape.feature_size).astype(f"S{len(str(shape.feature_size))}")
+    progress = Progress("Writing", sum(rows.values()), "rows")
+    summary = dict(shape._asdict(), seed=seed, splits={})
+    with tempfile.TemporaryDirectory(prefix=".make_synthetic-", dir=output_dir) as scratch:
+        for split, count in rows.items():
+            names = [f"{split}.libsvm"]
+            if num_files > 1:
+                names = [f"{split}-{i:05d}-of-{num_files:05d}.libsvm" for i in range(num_files)]
+            paths = [os.path.join(scratch, name) for name in names]
+            best = write_split(model, id_text, seed, split, count, paths, progress)
+            summary["splits"][split] = dict(files=names, **best)
+        with open(os.path.join(scratch, SUMMARY), "w") as f:
+            f.write(json.dumps(summary, indent=2) + "\n")
+        for name in old:
+            os.remove(os.path.join(output_dir, name))
+        for name in sorted(os.listdir(scratch), key=lambda name: name == SUMMARY):
+            os.replace(os.path.join(scratch, name), os.path.join(output_dir, name))
+    log_summary(summary, time.time() - start)
+
+
+def check(shape, rows, num_files):
+    """Refuses a shape, or rows (dict by split), that no data can have."""
+    numeric, fields = shape.numeric_fields, shape.field_size
+    if fields <= numeric:
+        raise BadInput(
+            f"--field_size={fields} leaves no categorical field beside "
+            f"--numeric_fields={numeric}; try --field_size={numeric + 1}."
+        )
+    smallest = 1 + numeric + 2 * (fields - numeric)  # padding, one id each, two ids each
+    if shape.feature_size < smallest:
+        raise BadInput(
+            f"--feature_size={shape.feature_size} is too small for {fields} fields, "
+            f"{numeric} of them numeric; try --feature_size={smallest}."
+        )
+    if not rows:
+        raise BadInput("All splits have 0 rows, nothing to write; try --train_rows=1000.")
+    for split, count in rows.items():
+        if count < num_files:
+            raise BadInput(
+                f"--{split}_rows={count} cannot fill --num_files={num_files}; "
+                f"try --num_files={min(rows.values())}."
+            )
+
+
+def find_old(output_dir, overwrite):
+    """Makes output_dir; returns the names in it that the new data replaces."""
+    try:
+        os.makedirs(output_dir, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise BadInput(f"--output_dir={output_dir} is not a directory.") from error
+    old = sorted(name for name in os.listdir(output_dir) if OUTPUT.fullmatch(name))
+    if old and not overwrite:
+        raise BadInput(f"--output_dir={output_dir} holds {old[0]}; --overwrite replaces it.")
+    return old
+
+
+def write_split(model, id_text, seed, split, rows, paths, progress):
+    """Writes the rows of a split, in order, spread evenly over the files; returns best_possible."""
+    counts = np.zeros((2, LEVELS), np.int64)
+    row = 0
+    for i, path in enumerate(paths):
+        end = rows * (i + 1) // len(paths)
+        with open(path, "wb") as f:
+            while row < end:
+                first = row % BLOCK_ROWS
+                if first == 0:
+                    block = draw_block(model, seed, split, row // BLOCK_ROWS)
+                last = min(first + end - row, BLOCK_ROWS)
+                ids, values, probability, label = (column[first:last] for column in block)
+                f.write(format_rows(ids, values, label, id_text))
+                count_labels(counts, probability, label)
+                progress.add(last - first)
+                row += last - first
+    return best_possible(counts)
+
+
+def format_rows(ids, values, label, id_text):
+    """LibSVM text, without a loop over rows: records of fixed width, less the NULs that pad them.
+
+    Args:
+        ids: int64 [B, F].
+        values: float32 [B, F], whole numbers of 1 / VALUE_STEPS.
+        label: bool [B].
+        id_text: bytes [feature_size], each id as text.
+
+    Returns:
+        bytes.
+    """
+    pair = [("space", "S1"), ("id", id_text.dtype), ("colon", "S1"), ("value", "S4")]
+    record = [("label", "S1"), ("pairs", pair, ids.shape[1:]), ("newline", "S1")]
+    rows = np.empty(len(ids), record)
+    rows["label"] = np.where(label, b"1", b"0")
+    rows["pairs"]["space"] = b" "
+    rows["pairs"]["id"] = id_text[ids]
+    rows["pairs"]["colon"] = b":"
+    rows["pairs"]["value"] = VALUE_TEXT[np.rint(values * VALUE_STEPS).astype(np.int64)]
+    rows["newline"] = b"\n"
+    return rows.tobytes().translate(None, b"\0")
+
+
+def count_labels(counts, probability, label):
+    """Adds rows to counts, int64 [2, LEVELS]: negatives and positives of each true probability."""
+    levels = (probability * LEVELS).astype(np.int64)
+    for kind in (0, 1):
+        counts[kind] += np.bincount(levels[label == kind], minlength=LEVELS)
+
+
+def best_possible(counts):
+    """The exact scores of the true probability, from the counts of `count_labels`.
+
+    The AUC is the share of (positive, negative) pairs that are in order, ties counted as one half.
+    """
+    negatives, positives = counts
+    probability = (np.arange(LEVELS) + 0.5) / LEVELS
+    rows, pairs = int(counts.sum()), int(positives.sum()) * int(negatives.sum())
+    in_order = np.sum(positives * (np.cumsum(negatives) - 0.5 * negatives))
+    loss = -positives.dot(np.log(probability)) - negatives.dot(np.log1p(-probability))
+    return {
+        "rows": rows,
+        "positives": int(positives.sum()),
+        "positive_rate": float(positives.sum() / rows),
+        "mean_probability": float(counts.sum(axis=0).dot(probability) / rows),
+        "best_auc": float(in_order / pairs) if pairs else None,
+        "best_log_loss": float(loss / rows),
+    }
+
+
+def log_summary(summary, seconds):
+    """Logs what was written."""
+    for split, best in summary["splits"].items():
+        logging.info(
+            "%s: %d rows, %.4f of them positive, best possible AUC %s, log loss %.6f.",
+            split,
+            best["rows"],
+            best["positive_rate"],
+            "none" if best["best_auc"] is None else f"{best['best_auc']:.6f}",
+            best["best_log_loss"],
+        )
+    rows = sum(best["rows"] for best in summary["splits"].values())
+    logging.info("Wrote %d rows in %.1f s: %.0f rows/s.", rows, seconds, rows / seconds)
+
+
+if __name__ == "__main__":
+    define_flags()
+    FLAGS.set_default("verbosity", logging.INFO)
+    entry.run(main)

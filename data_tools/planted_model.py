@@ -1,0 +1,237 @@
+"""The truth behind synthetic data: a planted model that draws rows and labels of known odds.
+
+The model is of DeepFM's own family: a factorisation machine (Rendle, ICDM 2010) plus a small tanh
+network. The first N fields are numeric, with one feature id each and a value in 0, 0.01 ... 1. The
+others are categorical, with ids of their own, popular and rare as in Zipf's law, and value 1.
+
+B: rows. F: fields. N: numeric fields. C = F - N: categorical fields. R: rank of the factors.
+"""
+
+from typing import List, NamedTuple
+
+import numpy as np
+
+SPLITS = ("train", "val", "test")
+BLOCK_ROWS = 8192
+LEVELS = 1 << 16  # a probability is one of so many: two counts per level give an exact AUC
+VALUE_STEPS = 100  # a numeric value is a whole number of 1 / VALUE_STEPS
+
+RARE_EXPONENT = 0.8  # P(rank) ~ rank^-exponent: much flatter than Shape's
+COMMON = 100  # unless `rare`, an id in one of so many rows weighs 1 / sqrt(2) of a common one
+
+RANK = 3
+HIDDEN_UNITS = 8
+TANH_FIELDS = 3
+# Standard deviations over rows of what first order, second order and tanh network add to the logit:
+# the best possible AUC is then about 0.80.
+PART_STDDEVS = np.array([1.2, 0.5, 0.4])
+
+
+class Shape(NamedTuple):
+    """What the data looks like: everything but its size and its seed."""
+
+    field_size: int = 39
+    numeric_fields: int = 13
+    feature_size: int = 117581
+    positive_rate: float = 0.25
+    rare: bool = False
+    zipf: float = 1.4  # P(rank) ~ rank^-zipf
+
+
+class PlantedModel(NamedTuple):
+    """Where ids come from, and what they weigh.
+
+    Attributes:
+        shape: Shape.
+        first_ids: int64 [C], the smallest id of each categorical field.
+        cardinalities: int64 [C], the number of ids of each.
+        id_of_rank: int32 [feature_size]; field c's id of popularity rank r (0: the most popular) is
+            id_of_rank[first_ids[c] + r].
+        table: float32 [feature_size, 1 + R], first-order weight and factors of each id.
+        tanh_fields: the fields that the tanh network reads.
+        hidden_kernel: float32 [len(tanh_fields) * R, HIDDEN_UNITS].
+        output_kernel: float32 [HIDDEN_UNITS].
+        part_scales: float64 [3], what first order, second order and tanh network are multiplied by.
+        bias: what is added to them.
+    """
+
+    shape: Shape
+    first_ids: np.ndarray
+    cardinalities: np.ndarray
+    id_of_rank: np.ndarray
+    table: np.ndarray
+    tanh_fields: List[int]
+    hidden_kernel: np.ndarray
+    output_kernel: np.ndarray
+    part_scales: np.ndarray = np.ones(3)
+    bias: float = 0.0
+
+
+def make_planted_model(seed: int, shape: Shape) -> PlantedModel:
+    """Draws a model, a function of its arguments alone.
+
+    All weights are normal. Unless `rare`, those of unpopular ids are shrunk, so that nearly all
+    there is to learn can be learnt from some 100,000 rows.
+    """
+    rng = np.random.RandomState([seed, len(SPLITS)])
+    numeric, fields = shape.numeric_fields, shape.field_size
+    cardinalities = rng.permutation(field_cardinalities(shape))
+    first_ids = 1 + numeric + np.cumsum(cardinalities) - cardinalities
+
+    # How much each field matters, to the first and to the second order.
+    strengths = np.exp([0.5, 1.0] * rng.standard_normal((fields, 2)))
+    strengths = np.repeat(strengths, [1, RANK], axis=1)  # [F, 1 + R]
+    id_of_rank = np.arange(shape.feature_size, dtype=np.int32)
+    table = np.zeros((shape.feature_size, 1 + RANK), np.float32)
+    table[1 : 1 + numeric] = rng.standard_normal((numeric, 1 + RANK)) * strengths[:numeric]
+    for first, cardinality, strength in zip(first_ids, cardinalities, strengths[numeric:]):
+        ids = first + rng.permutation(cardinality)
+        id_of_rank[first : first + cardinality] = ids
+        weights = rng.standard_normal((cardinality, 1 + RANK)) * strength
+        if not shape.rare:
+            probability = rank_probabilities(cardinality, shape.zipf)[:, np.newaxis]
+            weights *= np.sqrt(probability / (probability + 1 / COMMON))
+        table[ids] = weights
+
+    tanh_fields = sorted(set(np.linspace(0, fields - 1, TANH_FIELDS).astype(int)))
+    inputs = len(tanh_fields) * RANK
+    hidden = (rng.standard_normal((inputs, HIDDEN_UNITS)) * 1.5 / np.sqrt(inputs)).astype("f4")
+    output = rng.standard_normal(HIDDEN_UNITS).astype("f4")
+    model = PlantedModel(
+        shape, first_ids, cardinalities, id_of_rank, table, tanh_fields, hidden, output
+    )
+    return _calibrate(model, rng)
+
+
+def field_cardinalities(shape: Shape):
+    """The number of ids of each categorical field, from few to many in equal ratios.
+
+    The smallest is 2; with `rare`, a quarter of the average, so that every field has many.
+
+    Returns:
+        int64 [C], ascending; the sum is feature_size - 1 - N.
+    """
+    fields = shape.field_size - shape.numeric_fields
+    total = shape.feature_size - 1 - shape.numeric_fields
+    smallest = max(2, total // (4 * fields)) if shape.rare else 2
+    sizes = lambda ratio: np.floor(smallest * ratio ** np.linspace(0, 1, fields)).astype(np.int64)
+    cardinalities = sizes(_bisect(lambda ratio: sizes(ratio).sum() - total, 1.0, float(total)))
+    cardinalities[-1] += total - cardinalities.sum()
+    return cardinalities
+
+
+def _bisect(function, low, high):
+    """The x in [low, high] above which the increasing `function` is positive."""
+    for _ in range(100):
+        middle = (low + high) / 2
+        if function(middle) > 0:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def draw_ranks(uniform, cardinalities, exponent):
+    """Popularity ranks by Zipf's law: x of density x^-exponent on [1, n + 1), rounded down, less 1.
+
+    Args:
+        uniform: float64 [B, C] in [0, 1).
+        cardinalities: int64 [C], the n of each column.
+        exponent: not 1.
+
+    Returns:
+        int64 [B, C], each below the n of its column.
+    """
+    power = 1 - exponent
+    x = (1 + uniform * ((cardinalities + 1.0) ** power - 1)) ** (1 / power)
+    return np.minimum(x.astype(np.int64) - 1, cardinalities - 1)
+
+
+def rank_probabilities(cardinality, exponent):
+    """The probability of each rank that `draw_ranks` draws: float64 [cardinality]."""
+    edges = np.arange(1.0, cardinality + 2) ** (1 - exponent)
+    return np.diff(edges) / (edges[-1] - edges[0])
+
+
+def _calibrate(model, rng):
+    """Scales the parts to PART_STDDEVS and sets the bias for positive_rate, on rows of its own."""
+    blocks = [logit_parts(model, *draw_features(model, rng)) for _ in range(8)]
+    parts = np.concatenate(blocks, axis=1)  # [3, 8 B]
+    scales = PART_STDDEVS / np.maximum(parts.std(axis=1), 1e-6)
+    logits = scales.dot(parts)
+    excess = lambda bias: np.mean(_sigmoid(logits + bias)) - model.shape.positive_rate
+    return model._replace(part_scales=scales, bias=_bisect(excess, -100.0, 100.0))
+
+
+def _sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def draw_features(model: PlantedModel, rng):
+    """Draws BLOCK_ROWS rows without their labels.
+
+    Returns:
+        ids int64 [B, F] and values float32 [B, F].
+    """
+    n = model.shape.numeric_fields
+    ids = np.empty((BLOCK_ROWS, model.shape.field_size), np.int64)
+    ids[:, :n] = np.arange(1, 1 + n)
+    uniform = rng.random_sample((BLOCK_ROWS, len(model.cardinalities)))
+    exponent = RARE_EXPONENT if model.shape.rare else model.shape.zipf
+    ranks = draw_ranks(uniform, model.cardinalities, exponent)
+    ids[:, n:] = model.id_of_rank[model.first_ids + ranks]
+
+    values = np.ones(ids.shape, np.float32)
+    uniform = rng.random_sample((BLOCK_ROWS, n))
+    # The square makes small values the common ones.
+    values[:, :n] = np.floor(uniform**2 * (VALUE_STEPS + 1)) / VALUE_STEPS
+    return ids, values
+
+
+def logit_parts(model: PlantedModel, ids, values):
+    """First order, second order and tanh network, before they are scaled.
+
+    The second order by Rendle's identity, 1/2 sum_k ((sum_i e_ik)^2 - sum_i e_ik^2).
+
+    Args:
+        ids: int64 [B, F].
+        values: float32 [B, F].
+
+    Returns:
+        float32 [3, B].
+    """
+    total = np.zeros((len(ids), 1 + RANK), np.float32)
+    squares = np.zeros((len(ids), 1 + RANK), np.float32)
+    tanh_inputs = []
+    for field in range(ids.shape[1]):
+        scaled = model.table[ids[:, field]] * values[:, field, np.newaxis]  # [B, 1 + R]
+        total += scaled
+        squares += scaled * scaled
+        if field in model.tanh_fields:
+            tanh_inputs.append(scaled[:, 1:])
+    hidden = np.tanh(np.concatenate(tanh_inputs, axis=1).dot(model.hidden_kernel))
+    second = 0.5 * np.sum(total[:, 1:] ** 2 - squares[:, 1:], axis=1)
+    return np.stack([total[:, 0], second, hidden.dot(model.output_kernel)])
+
+
+def true_probability(model: PlantedModel, ids, values):
+    """P(label = 1): sigmoid(bias + the three parts, scaled), put in the middle of its level.
+
+    Returns:
+        float64 [B], each (level + 1/2) / LEVELS.
+    """
+    logits = model.bias + model.part_scales.dot(logit_parts(model, ids, values))
+    levels = np.minimum(np.floor(_sigmoid(logits) * LEVELS), LEVELS - 1)
+    return (levels + 0.5) / LEVELS
+
+
+def draw_block(model: PlantedModel, seed: int, split: str, block: int):
+    """Draws block number `block` of a split, a function of the arguments alone.
+
+    Returns:
+        ids int64 [B, F], values float32 [B, F], probability float64 [B], label bool [B].
+    """
+    rng = np.random.RandomState([seed, SPLITS.index(split), block])
+    ids, values = draw_features(model, rng)
+    probability = true_probability(model, ids, values)
+    return ids, values, probability, rng.random_sample(BLOCK_ROWS) < probability

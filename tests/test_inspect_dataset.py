@@ -1,0 +1,207 @@
+"""inspect_dataset.py: its numbers are those of a slow count, and bad data is named."""
+
+import gzip
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import ROOT, example, shared_data
+
+from data_tools import inspect_dataset, libsvm_to_tfrecord, line_blocks
+from deepfm.records import BadInput
+
+TIMEOUT = 60  # seconds
+
+
+def summarize_slowly(rows):
+    """The summary of [(label, [(id, value)])], counted one by one."""
+    fields = []
+    for j in range(max(len(pairs) for _, pairs in rows)):
+        here = [pairs[j] for _, pairs in rows if len(pairs) > j]
+        ids, values = [i for i, _ in here], [v for _, v in here]
+        top = max(ids.count(i) for i in set(ids))
+        fields.append(
+            {
+                "field": j,
+                "rows": len(here),
+                "distinct_ids": len(set(ids)),
+                "smallest_id": min(ids),
+                "largest_id": max(ids),
+                "most_frequent_id": min(i for i in set(ids) if ids.count(i) == top),
+                "most_frequent_share": top / len(here),
+                "min_value": min(values),
+                "max_value": max(values),
+                "mean_value": math.fsum(values) / len(here),
+                "zero_share": values.count(0) / len(here),
+            }
+        )
+    positives = sum(label > 0 for label, _ in rows)
+    return {
+        "rows": len(rows),
+        "positives": positives,
+        "label_rate": positives / len(rows),
+        "field_size": len(fields),
+        "shortest_row": min(len(pairs) for _, pairs in rows),
+        "feature_size": 1 + max(i for _, pairs in rows for i, _ in pairs),
+        "fields": fields,
+    }
+
+
+def assert_summary(found, rows):
+    expected = summarize_slowly(rows)
+    for field, slowly in zip(found["fields"], expected.pop("fields")):
+        assert field == pytest.approx(slowly, rel=1e-12)
+    assert {key: found[key] for key in expected} == expected
+
+
+def some_rows(n, shortest, longest, seed=0):
+    rng = np.random.RandomState(seed)
+    rows = []
+    for _ in range(n):
+        size = rng.randint(shortest, longest + 1)
+        values = (rng.randint(-2, 4, size) / 4).tolist()
+        rows.append((int(rng.randint(2)), list(zip(rng.zipf(1.5, size).tolist(), values))))
+    return rows
+
+
+def as_text(rows):
+    return "".join(
+        f"{label} " + " ".join(f"{i}:{v}" for i, v in pairs) + "\n" for label, pairs in rows
+    )
+
+
+def write_tfrecord(path, rows):
+    compression = "GZIP" if path.name.endswith(".gz") else ""
+    with tf.io.TFRecordWriter(str(path), compression) as writer:
+        for label, pairs in rows:
+            writer.write(example(label, [i for i, _ in pairs], [v for _, v in pairs]))
+
+
+@pytest.mark.parametrize("shortest", [4, 1])
+def test_libsvm_is_counted_right_also_where_rows_differ_in_length(tmp_path, monkeypatch, shortest):
+    monkeypatch.setattr(line_blocks, "BLOCK", 300)
+    rows = some_rows(500, shortest, 4)
+    (tmp_path / "a.libsvm").write_text("# head\n\n" + as_text(rows[:200]))
+    (tmp_path / "b.libsvm.gz").write_bytes(gzip.compress(as_text(rows[200:]).encode()))
+    assert_summary(inspect_dataset.inspect(str(tmp_path)), rows)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_tfrecord_is_counted_right(tmp_path, monkeypatch, suffix):
+    monkeypatch.setattr(inspect_dataset, "BATCH", 64)
+    rows = some_rows(500, 3, 3)
+    write_tfrecord(tmp_path / f"a.tfrecords{suffix}", rows[:150])
+    write_tfrecord(tmp_path / f"b.tfrecords{suffix}", rows[150:])
+    assert_summary(inspect_dataset.inspect(str(tmp_path)), rows)
+
+
+def test_ids_are_counted_right_across_merges():
+    rng = np.random.RandomState(0)
+    field = inspect_dataset.FieldSummary()
+    batches = [rng.zipf(1.1, 40000) % (1 << 40) for _ in range(5)]
+    for ids in batches:
+        field.add(ids, np.ones(len(ids), np.float32))
+    ids, counts = np.unique(np.concatenate(batches), return_counts=True)
+    found = field.describe(0)
+    assert found["distinct_ids"] == len(ids)
+    assert found["most_frequent_id"] == ids[np.argmax(counts)]
+    assert found["most_frequent_share"] == counts.max() / counts.sum()
+
+
+@pytest.mark.parametrize("end", ["1 x", "1 1:nan", "2 1:1", "1 -1:1", "1 1:1 2:1"])
+def test_a_bad_line_is_named(tmp_path, monkeypatch, end):
+    monkeypatch.setattr(line_blocks, "BLOCK", 20)
+    path = tmp_path / "a.libsvm"
+    path.write_text("1 1:1 # note\n\n" * 20 + end)
+    with pytest.raises(BadInput) as error:
+        inspect_dataset.inspect(str(path), field_size=1)
+    assert str(error.value).startswith(f"{path}:41: ")
+
+
+def test_a_bad_record_is_named(tmp_path):
+    rows = some_rows(10, 3, 3)
+    rows[6][1].pop()
+    path = tmp_path / "a.tfrecords"
+    write_tfrecord(path, rows)
+    with pytest.raises(BadInput, match="record 6 at byte [0-9]+: expected 3 ids, found 2"):
+        inspect_dataset.inspect(str(path))
+
+
+def test_a_corrupt_record_is_named(tmp_path):
+    path = tmp_path / "a.tfrecords"
+    write_tfrecord(path, some_rows(10, 3, 3))
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(BadInput, match="record 9 at byte [0-9]+: corrupt"):
+        inspect_dataset.inspect(str(path))
+
+
+def test_a_gzip_file_of_which_tensorflow_would_read_only_a_part_is_refused(tmp_path):
+    for name in ("a", "b"):
+        write_tfrecord(tmp_path / f"{name}.tfrecords.gz", some_rows(10, 3, 3))
+    whole = b"".join((tmp_path / f"{name}.tfrecords.gz").read_bytes() for name in "ab")
+    path = tmp_path / "ab.tfrecords.gz"
+    path.write_bytes(whole)
+    with pytest.raises(BadInput, match="reads only the first"):
+        inspect_dataset.inspect(str(path))
+
+
+def test_what_dataset_json_says_otherwise_is_reported(tmp_path):
+    (tmp_path / "a.libsvm").write_text("1 1:1\n0 2:1\n")
+    options = libsvm_to_tfrecord.Options(f"{tmp_path}/a.libsvm", f"{tmp_path}/out")
+    libsvm_to_tfrecord.convert(options)
+    assert inspect_dataset.inspect(f"{tmp_path}/out")["mismatches"] == []
+    path = tmp_path / "out" / "dataset.json"
+    content = json.loads(path.read_text())
+    content["feature_size"] = 2
+    content["files"]["a.tfrecords"]["positives"] = 2
+    path.write_text(json.dumps(content))
+    assert inspect_dataset.inspect(f"{tmp_path}/out")["mismatches"] == [
+        f"{path}: feature_size 2, found an id 2.",
+        f"{path}: a.tfrecords has 2 positives, found 1.",
+    ]
+
+
+def test_the_real_records_are_counted_as_their_readme_says():
+    found = inspect_dataset.inspect(shared_data("criteo_sample/va.tfrecords"))
+    assert (found["rows"], found["positives"], found["field_size"]) == (10000, 2553, 39)
+    assert found["feature_size"] == 117566  # its README: ids 1..117,565
+
+
+def inspect_process(*flags):
+    return subprocess.run(
+        [sys.executable, "-m", "data_tools.inspect_dataset", *flags],
+        cwd=str(ROOT),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+
+
+def test_json_is_all_that_json_prints(tmp_path):
+    rows = some_rows(50, 1, 3)
+    (tmp_path / "a.libsvm").write_text(as_text(rows))
+    found = inspect_process(f"--data={tmp_path}", "--json")
+    assert found.returncode == 0
+    assert_summary(json.loads(found.stdout), rows)
+
+
+def test_bad_data_exits_with_2_and_one_sentence(tmp_path):
+    (tmp_path / "a.libsvm").write_text("1 x\n")
+    found = inspect_process(f"--data={tmp_path}")
+    assert found.returncode == 2
+    assert found.stdout == ""
+    assert len(found.stderr.splitlines()) == 1
+
+
+def test_the_tables_align(tmp_path):
+    (tmp_path / "a.libsvm").write_text(as_text(some_rows(50, 3, 3)))
+    text = inspect_dataset.format_tables(inspect_dataset.inspect(str(tmp_path)))
+    table = text.split("\n\n")[1].splitlines()
+    assert len(table) == 4
+    assert len({len(line) for line in table}) == 1

@@ -1,0 +1,466 @@
+"""The converter: every row once, in order, evenly, and nothing at all where a row is bad."""
+
+import gzip
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import ROOT, shared_data
+
+from data_tools import block_writer, libsvm_to_tfrecord, line_blocks, workers
+from data_tools.libsvm_to_tfrecord import Options
+from deepfm import datasets
+from deepfm.records import BadInput
+
+TIMEOUT = 60  # seconds
+
+
+def rows_of(text, field_size=None, id_offset=0):
+    """[(label, ids, values)] of LibSVM text, by the definition of the format."""
+    rows = []
+    for line in text.split("\n"):
+        line = line.split("#")[0].split()
+        if line:
+            pairs = [pair.split(":") for pair in line[1:]]
+            ids = [int(i) + id_offset for i, _ in pairs]
+            values = [float(np.float32(v)) for _, v in pairs]
+            missing = (field_size or len(pairs)) - len(pairs)
+            rows.append((float(float(line[0]) > 0), ids + [0] * missing, values + [0.0] * missing))
+    return rows
+
+
+def records_of(path):
+    """[(label, ids, values)] of a TFRecord file, read one by one."""
+    kind = tf.io.TFRecordCompressionType
+    compression = kind.GZIP if str(path).endswith(".gz") else kind.NONE
+    options = tf.io.TFRecordOptions(compression)
+    rows = []
+    for payload in tf.compat.v1.io.tf_record_iterator(str(path), options):
+        feature = tf.train.Example.FromString(payload).features.feature
+        label, ids = feature["label"].float_list.value, feature["ids"].int64_list.value
+        rows.append((*label, list(ids), list(feature["values"].float_list.value)))
+    return rows
+
+
+def lines(n, field_size=3, seed=0):
+    """n random LibSVM lines, each with its newline."""
+    rng = np.random.RandomState(seed)
+    ids, values = rng.randint(1, 1000, [n, field_size]), rng.rand(n, field_size)
+    return [
+        f"{i % 2} " + " ".join(f"{a}:{b:.4f}" for a, b in zip(ids[i], values[i])) + "\n"
+        for i in range(n)
+    ]
+
+
+@pytest.fixture
+def convert(tmp_path):
+    """convert(text or {name: text or bytes}, flag=value ...) -> the DataFiles that were written."""
+
+    def run(texts, **flags):
+        folder = tmp_path / "in"
+        folder.mkdir(exist_ok=True)
+        texts = texts if isinstance(texts, dict) else {"a.libsvm": texts}
+        for name, text in texts.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+        options = Options(str(folder), str(tmp_path / "out"))
+        return libsvm_to_tfrecord.convert(options._replace(**flags))
+
+    return run
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of some lines and pieces of some blocks, so that small files have many."""
+    monkeypatch.setattr(line_blocks, "BLOCK", 100)
+    monkeypatch.setattr(libsvm_to_tfrecord, "PIECE", 400)
+
+
+def all_records(files):
+    return [row for file in files for row in records_of(file.path)]
+
+
+LOOSE = "\n# head 1:1\n1 1:1 2:.5\r\n\n  0\t3:1  4:1e-3  \n \t \n+1 5:1 6:-2 # tail 7:7\n0 7:1 8:0"
+
+
+@pytest.mark.parametrize("block", [1, 7, 64, 4 << 20])
+def test_blank_lines_comments_tabs_crlf_and_a_missing_newline_are_accepted(
+    convert, monkeypatch, block
+):
+    monkeypatch.setattr(line_blocks, "BLOCK", block)
+    assert all_records(convert(LOOSE)) == rows_of(LOOSE)
+
+
+def test_every_row_is_stored_once_and_in_order(convert, small_blocks):
+    text = "".join(lines(500))
+    assert all_records(convert(text)) == rows_of(text)
+
+
+@pytest.mark.parametrize("num_files", [1, 2, 3, 7, 100])
+def test_rows_are_spread_evenly_over_files(convert, small_blocks, num_files):
+    texts = {f"{name}.libsvm": "".join(lines(n, seed=n)) for name, n in zip("abc", (3, 331, 50))}
+    texts["b.libsvm"] = texts["b.libsvm"].replace("\n0", "\n\n#\n0")
+    texts["d.libsvm.gz"] = gzip.compress("".join(lines(99)).encode())
+    files = convert(texts, num_files=num_files)
+    assert {file.rows for file in files} <= {483 // num_files, 483 // num_files + 1}
+    texts["d.libsvm.gz"] = "".join(lines(99))
+    assert all_records(files) == rows_of("".join(texts[name] for name in sorted(texts)))
+
+
+def test_each_input_becomes_one_output_of_its_name(convert):
+    text = "".join(lines(9))
+    files = convert({"x/a.libsvm": text, "y/a.txt": text, "y/b": text})
+    assert [os.path.basename(f.path) for f in files] == [
+        "x-a.tfrecords",
+        "y-a.tfrecords",
+        "y-b.tfrecords",
+    ]
+
+
+def test_inputs_that_would_share_an_output_are_refused(convert):
+    with pytest.raises(BadInput, match=r"another input would also become a\.tfrecords"):
+        convert({"a.libsvm": "1 1:1\n", "a.txt": "1 1:1\n"})
+
+
+def test_gzip_in_and_out(convert, small_blocks):
+    text = "".join(lines(200))
+    halves = [gzip.compress(half.encode()) for half in (text[:1000], text[1000:])]
+    (file,) = convert({"a.libsvm.gz": b"".join(halves)}, compress=True)
+    assert file.path.endswith("/a.tfrecords.gz")
+    assert records_of(file.path) == rows_of(text)
+
+
+def test_dataset_json_describes_the_files(convert):
+    text = "".join(lines(101))
+    files = convert(text, num_files=2)
+    found = datasets.find(os.path.dirname(files[0].path), "data")
+    assert found.files == files
+    assert [f.bytes for f in files] == [os.path.getsize(f.path) for f in files]
+    assert [f.positives for f in files] == [sum(r[0] for r in records_of(f.path)) for f in files]
+    ids = [i for _, ids, _ in rows_of(text) for i in ids]
+    assert (found.field_size, found.feature_size) == (3, max(ids) + 1)
+
+
+def test_pad_takes_the_longest_row_for_field_size(convert, small_blocks):
+    text = "1 5:1\n0\n# 1:1 2:2 3:3\n1 1:1 2:2 # 3:3 4:4\n" * 20
+    assert all_records(convert(text, pad=True)) == rows_of(text, field_size=2)
+
+
+def test_pad_fills_up_to_a_given_field_size(convert):
+    assert all_records(convert("1 5:1\n", pad=True, field_size=3)) == rows_of("1 5:1", 3)
+
+
+def test_id_offset_is_added_to_every_id(convert):
+    text = "1 0:1\n0 1:1 2:1\n"
+    files = convert(text, pad=True, id_offset=1)
+    assert all_records(files) == rows_of(text, field_size=2, id_offset=1)
+
+
+def test_a_given_feature_size_is_kept(convert, tmp_path):
+    convert("1 5:1\n", feature_size=100)
+    assert json.loads((tmp_path / "out" / "dataset.json").read_text())["feature_size"] == 100
+
+
+def test_labels_of_minus_one_are_stored_as_0(convert):
+    assert [row[0] for row in all_records(convert("-1 1:1\n+1 1:1\n-1.0 1:1\n"))] == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "line,flags,words",
+    [
+        ("1 1:1 2:1 x", {}, "'x' is not id:value"),
+        ("1 1:1 2:nan 3:1", {}, "'nan' is not a finite number"),
+        ("1 1:1 2:1e99 3:1", {}, "'1e99' is not a finite number"),
+        ("1 1:1 -2:1 3:1", {}, "feature id -2 is negative"),
+        ("1 1:1 2:1 5000:1", {"feature_size": 5000}, "5000 is not below feature_size 5000"),
+        ("1 1:1 2:1", {}, "expected 3 id:value pairs, found 2"),
+        ("1 1:1 2:1 3:1 4:1", {}, "expected 3 id:value pairs, found 4"),
+        ("1 1:1 2:1 3:1 4:1", {"pad": True, "field_size": 3}, "at most 3 id:value pairs, found 4"),
+        ("1 1:1 0:1", {"pad": True}, "feature id 0 is reserved for padding"),
+        ("2 1:1 2:1 3:1", {}, "label '2' is none of 0, 1, -1"),
+        ("\xff 1:1 2:1 3:1", {}, "label"),
+    ],
+)
+def test_a_bad_row_is_refused_by_file_and_line(convert, small_blocks, tmp_path, line, flags, words):
+    texts = lines(300)
+    texts[150] += "# a comment \xe9\n\n"
+    texts.insert(200, f"{line}\n")
+    with pytest.raises(BadInput) as error:
+        convert("".join(texts), **flags)
+    assert str(error.value).startswith(f"{tmp_path}/in/a.libsvm:203: ")
+    assert words in str(error.value)
+    assert os.listdir(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize("name", ["a.libsvm", "a.libsvm.gz"])
+def test_max_bad_records_skips_just_those(convert, small_blocks, name):
+    texts = lines(300)
+    good = "".join(texts)
+    for place in (300, 299, 120, 120, 5, 0):
+        texts.insert(place, "1 1:1\n")
+    text = "".join(texts).encode()
+    files = convert(
+        {name: gzip.compress(text) if name.endswith(".gz") else text},
+        max_bad_records=6,
+        field_size=3,
+    )
+    assert all_records(files) == rows_of(good)
+
+
+def test_one_bad_record_more_than_max_bad_records_ends_the_run(convert, tmp_path):
+    texts = dict.fromkeys(("a.libsvm", "b.libsvm", "c.libsvm"), "1 1:1 2:1\n1 1:1\n")
+    with pytest.raises(BadInput, match=r"c\.libsvm:2: .* \(2 bad records were skipped before\)"):
+        convert(texts, max_bad_records=2)
+    assert os.listdir(tmp_path / "out") == []
+
+
+def test_labels_0_and_minus_1_together_are_refused_by_line(convert, small_blocks, tmp_path):
+    texts = ["1 1:1\n"] * 100
+    texts[20], texts[70] = "-1 1:1\n", "0 1:1\n"
+    with pytest.raises(BadInput) as error:
+        convert("".join(texts))
+    path = f"{tmp_path}/in/a.libsvm"
+    assert str(error.value).startswith(f"{path}:71: label 0, but {path}:21 has label -1")
+
+
+@pytest.mark.parametrize("num_files", [0, 2])
+def test_an_input_without_rows_is_refused(convert, num_files):
+    with pytest.raises(BadInput, match="hold no rows|only 0 rows"):
+        convert("# nothing\n\n", num_files=num_files, field_size=2)
+
+
+def test_an_input_without_rows_beside_others_adds_nothing(convert):
+    text = "".join(lines(9))
+    texts = {"a.libsvm": "", "b.libsvm": "# nothing\n", "c.libsvm": text}
+    (file,) = convert(texts)
+    assert file.rows == 9
+
+
+def test_more_files_than_rows_are_refused(convert):
+    with pytest.raises(BadInput, match="--num_files=10: the input has only 9 rows"):
+        convert("".join(lines(9)), num_files=10)
+
+
+def test_an_existing_data_set_is_refused(convert):
+    convert("1 1:1\n")
+    with pytest.raises(BadInput, match="--overwrite replaces it"):
+        convert("1 1:1\n")
+
+
+def test_overwrite_leaves_nothing_of_the_old_data_set(convert, tmp_path):
+    convert("".join(lines(9)), num_files=3)
+    convert("".join(lines(9)), num_files=2, overwrite=True)
+    assert sorted(os.listdir(tmp_path / "out")) == [
+        "dataset.json",
+        "part-00000-of-00002.tfrecords",
+        "part-00001-of-00002.tfrecords",
+    ]
+
+
+def test_overwrite_keeps_the_old_data_set_where_the_run_fails(convert, tmp_path):
+    (file,) = convert("1 1:1\n")
+    with pytest.raises(BadInput):
+        convert("1 x\n", overwrite=True)
+    assert records_of(file.path) == rows_of("1 1:1")
+    assert sorted(os.listdir(tmp_path / "out")) == ["a.tfrecords", "dataset.json"]
+
+
+def test_the_first_five_records_are_logged_as_stored(convert, monkeypatch):
+    logged = []
+    log = lambda text, *values: logged.append(text % values)
+    monkeypatch.setattr(libsvm_to_tfrecord.logging, "info", log)
+    text = "".join(lines(3)), "".join(lines(4, seed=1))
+    convert({"a.libsvm": text[0], "b.libsvm": text[1]})
+    found = [line.split(" ", 1)[1].split() for line in logged if line.startswith("ids: ")]
+    assert [[int(i) for i in ids] for ids in found] == [r[1] for r in rows_of("".join(text))[:5]]
+
+
+def test_a_real_file_of_varying_length_is_stored_as_it_is(tmp_path):
+    path = shared_data("a9a/a9a.libsvm")
+    files = libsvm_to_tfrecord.convert(Options(path, str(tmp_path), num_files=3, pad=True))
+    with open(path) as f:
+        assert all_records(files) == rows_of(f.read(), field_size=14)
+
+
+def test_a_block_that_never_reaches_the_disk_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(block_writer, "FLUSH_SECONDS", 0.1)
+    (tmp_path / "block").write_bytes(b"1234")
+    with pytest.raises(OSError, match="4 of 5 bytes"):
+        block_writer._await_size(str(tmp_path / "block"), 5)
+
+
+# Workers.
+
+
+def count_to(n):
+    if n < 0:
+        raise BadInput("below zero")
+    yield from range(n)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 5])
+def test_workers_pass_on_every_event_of_every_task_in_its_order(num_workers):
+    tasks = [3, 0, 50, 1]
+    events = list(workers.run(count_to, tasks, num_workers))
+    for index, task in enumerate(tasks):
+        assert [event for i, event in events if i == index] == list(range(task))
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_workers_pass_on_what_a_task_raises(num_workers):
+    with pytest.raises(BadInput, match="below zero"):
+        list(workers.run(count_to, [3, -1, 3], num_workers))
+
+
+# Whole processes.
+
+SMALL_PIECES = """
+from data_tools import libsvm_to_tfrecord, line_blocks
+libsvm_to_tfrecord.PIECE, line_blocks.BLOCK = 5000, 1000
+libsvm_to_tfrecord.define_flags()
+libsvm_to_tfrecord.FLAGS.set_default("verbosity", 0)
+libsvm_to_tfrecord.entry.run(libsvm_to_tfrecord.main)
+"""
+
+
+def start(*flags, **popen):
+    return subprocess.Popen(
+        [sys.executable, "-c", SMALL_PIECES, *map(str, flags)],
+        cwd=str(ROOT),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+        **popen,
+    )
+
+
+def finish(process):
+    """(exit code, what it wrote to standard error); ends all of its processes."""
+    try:
+        _, text = process.communicate(timeout=TIMEOUT)
+    finally:
+        if is_running(process):
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, text
+
+
+def is_running(process):
+    """Whether the process or one of its workers is there, zombies apart."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat") as f:
+                state, _, group = f.read().rpartition(")")[2].split()[:3]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(group) == process.pid and state != "Z":
+            return True
+    return False
+
+
+def wait_until(condition):
+    deadline = time.time() + TIMEOUT
+    while not condition():
+        assert time.time() < deadline
+        time.sleep(0.02)
+
+
+def children(process):
+    with open(f"/proc/{process.pid}/task/{process.pid}/children") as f:
+        return [int(pid) for pid in f.read().split()]
+
+
+def start_long_run(tmp_path):
+    """A run with two workers that lasts for minutes; returns when it has begun to write."""
+    with open(tmp_path / "a.libsvm", "w") as f:
+        f.writelines(["".join(lines(10000, field_size=8))] * 30)
+    process = start(
+        f"--input={tmp_path}/a.libsvm", f"--output_dir={tmp_path}/out", "--num_workers=2"
+    )
+    out = tmp_path / "out"
+    wait_until(lambda: process.poll() is not None or list(out.glob("**/*.block")))
+    assert process.poll() is None
+    return process
+
+
+def test_two_workers_write_the_same_files_as_one(tmp_path):
+    (tmp_path / "a.libsvm").write_text("".join(lines(3000)))
+    (tmp_path / "b.libsvm.gz").write_bytes(gzip.compress("".join(lines(500)).encode()))
+    for n in (1, 2):
+        flags = f"--output_dir={tmp_path}/out{n}", f"--num_workers={n}", "--num_files=3"
+        code, text = finish(start(f"--input={tmp_path}/a.libsvm,{tmp_path}/b.libsvm.gz", *flags))
+        assert code == 0, text
+    for name in sorted(os.listdir(tmp_path / "out1")):
+        one, two = ((tmp_path / f"out{n}" / name).read_bytes() for n in (1, 2))
+        assert one == two
+
+
+def test_two_workers_name_the_line_of_a_bad_row_and_exit_with_2(tmp_path):
+    texts = lines(3000)
+    texts[2500] = "1 1:1 2:2\n"
+    (tmp_path / "a.libsvm").write_text("".join(texts))
+    process = start(
+        f"--input={tmp_path}/a.libsvm", f"--output_dir={tmp_path}/out", "--num_workers=2"
+    )
+    code, text = finish(process)
+    assert code == 2
+    assert f"{tmp_path}/a.libsvm:2501: expected 3 id:value pairs, found 2" in text.splitlines()[-1]
+    assert "Traceback" not in text
+    assert os.listdir(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize("number,expected", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_leaves_no_file_and_no_process(tmp_path, number, expected):
+    process = start_long_run(tmp_path)
+    process.send_signal(number)
+    code, text = finish(process)
+    assert (code, "Traceback" in text) == (expected, False)
+    assert os.listdir(tmp_path / "out") == []
+    assert not is_running(process)
+
+
+def test_a_worker_that_is_killed_ends_the_run_with_1(tmp_path):
+    process = start_long_run(tmp_path)
+    os.kill(children(process)[0], signal.SIGKILL)
+    code, text = finish(process)
+    assert code == 1
+    assert "ended unexpectedly" in text.splitlines()[-1]
+    assert os.listdir(tmp_path / "out") == []
+
+
+def test_no_worker_outlives_a_killed_parent(tmp_path):
+    process = start_long_run(tmp_path)
+    process.kill()
+    process.wait(timeout=TIMEOUT)
+    wait_until(lambda: not is_running(process))
+    process.stderr.close()
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_file_that_cannot_grow_ends_the_run_with_1(tmp_path, num_workers):
+    (tmp_path / "a.libsvm").write_text("".join(lines(3000)))
+    limit = 20000  # bytes of a file, as if the disk were full
+    process = start(
+        f"--input={tmp_path}/a.libsvm",
+        f"--output_dir={tmp_path}/out",
+        f"--num_workers={num_workers}",
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    code, text = finish(process)
+    assert (code, "Traceback" in text) == (1, False)
+    assert "too large" in text.splitlines()[-1]
+    assert os.listdir(tmp_path / "out") == []
+
+
+def test_an_unknown_flag_exits_with_2_and_a_suggestion():
+    code, text = finish(start("--max_bad_record=1"))
+    assert code == 2
+    assert "max_bad_records" in text
+    assert len(text.splitlines()) == 1

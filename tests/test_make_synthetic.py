@@ -1,0 +1,189 @@
+"""make_synthetic: the files that it writes, and the best possible scores against scikit-learn's."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from sklearn import metrics
+
+from data_tools import make_synthetic, planted_model
+from data_tools.planted_model import LEVELS, Shape
+from deepfm.records import BadInput
+
+SHAPE = Shape(field_size=9, numeric_fields=3, feature_size=500)
+SEED = 7
+# Two whole blocks and a part of one.
+ROWS = 2 * planted_model.BLOCK_ROWS + 1000
+
+
+def write(directory, shape=SHAPE, num_files=1, overwrite=False, **rows):
+    """Writes a data set and returns its directory."""
+    make_synthetic.write_data(str(directory), SEED, shape, rows, num_files, overwrite)
+    return directory
+
+
+def read_all(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def read_splits(directory):
+    return json.loads((directory / "synthetic.json").read_text())["splits"]
+
+
+def read_libsvm(path):
+    """The slow, obvious parser: label bool [B], ids int64 [B, F], values float32 [B, F]."""
+    labels, ids, values = [], [], []
+    for line in path.read_text().splitlines():
+        label, *pairs = line.split(" ")
+        labels.append(label == "1")
+        ids.append([int(pair.split(":")[0]) for pair in pairs])
+        values.append([float(pair.split(":")[1]) for pair in pairs])
+    return np.array(labels), np.array(ids), np.array(values, np.float32)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """The directory of a data set that several tests read."""
+    return write(tmp_path_factory.mktemp("data"), train=ROWS, val=0, test=300)
+
+
+def test_the_same_seed_writes_the_same_bytes(data, tmp_path):
+    assert read_all(write(tmp_path, train=ROWS, val=0, test=300)) == read_all(data)
+
+
+def test_a_longer_split_begins_with_the_rows_of_a_shorter_one(data, tmp_path):
+    short = read_all(write(tmp_path, train=ROWS - 2000))
+    assert read_all(data)["train.libsvm"].startswith(short["train.libsvm"])
+
+
+def test_num_files_spreads_the_rows_evenly_and_keeps_their_order(data, tmp_path):
+    files = read_all(write(tmp_path, train=ROWS, num_files=3))
+    names = read_splits(tmp_path)["train"]["files"]
+    assert names == [f"train-{i:05d}-of-00003.libsvm" for i in range(3)]
+    counts = [files[name].count(b"\n") for name in names]
+    assert max(counts) - min(counts) <= 1
+    assert b"".join(files[name] for name in names) == read_all(data)["train.libsvm"]
+
+
+def test_a_split_of_0_rows_is_not_written(data):
+    assert set(read_all(data)) == {"synthetic.json", "test.libsvm", "train.libsvm"}
+    splits = read_splits(data)
+    assert {split: splits[split]["rows"] for split in splits} == {"train": ROWS, "test": 300}
+
+
+def test_the_file_holds_the_rows_that_were_drawn(data):
+    labels, ids, values = read_libsvm(data / "train.libsvm")
+    model = planted_model.make_planted_model(SEED, SHAPE)
+    blocks = [planted_model.draw_block(model, SEED, "train", n) for n in range(3)]
+    drawn_ids, drawn_values, _, drawn_labels = (np.concatenate(c)[:ROWS] for c in zip(*blocks))
+    np.testing.assert_array_equal(labels, drawn_labels)
+    np.testing.assert_array_equal(ids, drawn_ids)
+    np.testing.assert_array_equal(values, drawn_values)
+
+
+def test_best_scores_equal_scikit_learns_on_the_rows_in_the_file(data):
+    labels, ids, values = read_libsvm(data / "train.libsvm")
+    model = planted_model.make_planted_model(SEED, SHAPE)
+    probability = planted_model.true_probability(model, ids, values)
+    best = read_splits(data)["train"]
+    assert best["positives"] == labels.sum()
+    assert best["mean_probability"] == pytest.approx(probability.mean(), abs=1e-9)
+    assert best["best_auc"] == pytest.approx(metrics.roc_auc_score(labels, probability), abs=1e-9)
+    assert best["best_log_loss"] == pytest.approx(metrics.log_loss(labels, probability), abs=1e-9)
+
+
+def scores(levels, labels):
+    counts = np.zeros((2, LEVELS), np.int64)
+    probability = (np.array(levels) + 0.5) / LEVELS
+    make_synthetic.count_labels(counts, probability, np.array(labels, bool))
+    return make_synthetic.best_possible(counts)
+
+
+def test_best_auc_counts_ties_as_one_half():
+    levels, labels = [5, 5, 5, 9, 9, 2, 2], [1, 0, 0, 1, 0, 0, 1]
+    positives = [p for p, label in zip(levels, labels) if label]
+    negatives = [n for n, label in zip(levels, labels) if not label]
+    wins = [(p > n) + 0.5 * (p == n) for p in positives for n in negatives]
+    assert scores(levels, labels)["best_auc"] == pytest.approx(np.mean(wins), abs=1e-12)
+
+
+def test_one_class_has_no_auc():
+    assert scores([0, 3], [1, 1])["best_auc"] is None
+
+
+def test_all_fields_may_be_categorical(tmp_path):
+    write(tmp_path, shape=Shape(field_size=2, numeric_fields=0, feature_size=50), val=50)
+    _, ids, values = read_libsvm(tmp_path / "val.libsvm")
+    assert ids.shape == (50, 2)
+    assert np.all(values == 1)
+
+
+def test_existing_output_is_refused_unless_overwrite(tmp_path):
+    write(tmp_path, train=50, num_files=2)
+    with pytest.raises(BadInput, match="--overwrite"):
+        write(tmp_path, train=50)
+    write(tmp_path, train=50, overwrite=True)
+    # The two files of the first run would double the data.
+    assert set(read_all(tmp_path)) == {"synthetic.json", "train.libsvm"}
+
+
+def test_a_failure_leaves_the_earlier_files_and_no_temporary_ones(tmp_path, monkeypatch):
+    before = read_all(write(tmp_path, train=100))
+
+    def fail(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(make_synthetic, "best_possible", fail)
+    with pytest.raises(OSError, match="no space left"):
+        write(tmp_path, train=200, overwrite=True)
+    assert read_all(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (dict(train=5, shape=SHAPE._replace(field_size=3)), "try --field_size=4"),
+        (dict(train=5, shape=SHAPE._replace(feature_size=15)), "try --feature_size=16"),
+        (dict(train=0, val=0), "try --train_rows"),
+        (dict(train=5, val=2, num_files=3), "try --num_files=2"),
+    ],
+)
+def test_impossible_arguments_are_refused_with_what_works_before_anything_is_made(
+    arguments, said, tmp_path
+):
+    with pytest.raises(BadInput, match=said):
+        write(tmp_path / "out", **arguments)
+    assert not (tmp_path / "out").exists()
+
+
+def run(*arguments):
+    """Runs the program; (exit code, its lines on standard error)."""
+    done = subprocess.run(
+        [sys.executable, "-m", "data_tools.make_synthetic", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stderr.splitlines()
+
+
+def test_the_program_writes_what_its_flags_say(tmp_path):
+    code, lines = run(f"--output_dir={tmp_path}", "--train_rows=60", "--val_rows=0", "--rare")
+    assert code == 0, lines
+    assert "rows/s" in lines[-1]
+    summary = json.loads((tmp_path / "synthetic.json").read_text())
+    assert summary["rare"]
+    assert summary["splits"]["train"]["rows"] == 60
+    assert sorted(os.listdir(tmp_path)) == ["synthetic.json", "test.libsvm", "train.libsvm"]
+
+
+def test_a_bad_flag_exits_2_with_one_sentence(tmp_path):
+    code, lines = run(f"--output_dir={tmp_path}", "--positive_rate=1.5")
+    assert code == 2
+    assert len(lines) == 1
+    assert "positive_rate" in lines[0]
