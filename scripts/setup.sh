@@ -1,0 +1,142 @@
+#!/usr/bin/env bash
+# Makes .venv at the root of the checkout: Python 3.7 and every package of requirements.txt and
+# requirements-dev.txt, Horovod built for this machine. A second run finds it ready and does nothing.
+#
+#   scripts/setup.sh
+#   PYTHON=/path/to/python3.7 DEEPFM_CACHE=/big/disk/deepfm scripts/setup.sh
+#
+# DEEPFM_CACHE (default ~/.cache/deepfm) keeps what is expensive to make: Horovod's wheel, a
+# downloaded Python, and the logs. Exit codes: 0 ready, 1 a step failed, 2 something is missing.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+root=$(pwd -P)
+cache=${DEEPFM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/deepfm}
+venv_python=.venv/bin/python
+stamp=.venv/deepfm-setup
+debian_packages=(g++ make cmake openmpi-bin libopenmpi-dev)
+
+fail() { # something is missing that this script cannot get
+  echo "setup.sh: $1" >&2
+  exit 2
+}
+
+step() { # step SENTENCE COMMAND...: runs it, prints the seconds, shows the log only where it fails
+  local sentence=$1 log start=$SECONDS
+  shift
+  log=$(mktemp "$cache/logs/$(date +%Y%m%d-%H%M%S)-XXXX")
+  printf '%s ... ' "$sentence"
+  if "$@" >"$log" 2>&1 </dev/null; then
+    echo "$((SECONDS - start)) s"
+  else
+    echo "failed after $((SECONDS - start)) s; the last lines of $log:"
+    tail -n 20 "$log" >&2
+    return 1
+  fi
+}
+
+is_python37() { # executed to be believed: pyenv's shim is there for versions that it will not run
+  [[ $("$1" -c 'import ensurepip, sys, venv; print(sys.version_info[:2])' 2>/dev/null) == "(3, 7)" ]]
+}
+
+find_python() { # sets $python to the first that runs
+  for python in "${PYTHON:-}" "$(type -P python3.7)" \
+    "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.7*/bin/python3.7 \
+    "$HOME"/.pyenv/versions/3.7*/bin/python3.7 \
+    "$cache/conda/bin/python3.7" "$cache"/uv-python/*/bin/python3.7; do
+    if is_python37 "$python"; then return 0; fi
+  done
+  return 1
+}
+
+fetch_python() { # for a machine that has none
+  if command -v conda >/dev/null; then
+    step "Getting Python 3.7 with conda" conda create -qy -p "$cache/conda" python=3.7 || true
+    if find_python; then return; fi
+  fi
+  if command -v python3 >/dev/null; then
+    step "Getting Python 3.7.9 with uv" install_python_with_uv || true
+    if find_python; then return; fi
+  fi
+  fail "found no Python 3.7 (with venv) and could not fetch one: install one, for example with \
+'pyenv install 3.7.17' or 'conda create -p ~/python37 python=3.7', and run \
+'PYTHON=/path/to/python3.7 scripts/setup.sh'."
+}
+
+install_python_with_uv() { # uv 0.5 is the last series that knows Python 3.7
+  python3 -m pip install --target "$cache/uv" uv==0.5.31 &&
+    UV_PYTHON_INSTALL_DIR=$cache/uv-python "$cache/uv/bin/uv" python install 3.7.9
+}
+
+need() { # need COMMAND...: installs the compilers and MPI where one is missing and root may
+  local missing=() command
+  for command in "$@"; do
+    command -v "$command" >/dev/null || missing+=("$command")
+  done
+  [[ ${#missing[@]} -gt 0 ]] || return 0
+  if [[ $EUID -ne 0 ]] || ! command -v apt-get >/dev/null; then
+    fail "Horovod needs ${missing[*]}: run 'sudo apt-get install -y ${debian_packages[*]}' (or \
+your system's equivalent), then scripts/setup.sh again."
+  fi
+  export DEBIAN_FRONTEND=noninteractive
+  step "Updating apt's package lists" apt-get update -q
+  step "Installing ${debian_packages[*]} with apt-get" \
+    apt-get install -qy --no-install-recommends "${debian_packages[@]}"
+}
+
+pip_install() { "$venv_python" -m pip install --disable-pip-version-check "$@"; }
+
+build_wheel() { # under its final name only when it is complete
+  local unfinished=$wheels.unfinished-$$
+  trap 'rm -rf "$wheels.unfinished-$$"' EXIT
+  # --no-cache-dir: pip's own cache would not ask which TensorFlow and MPI it was built for.
+  # CMAKE_POLICY_VERSION_MINIMUM: CMake 4 refuses the Gloo in Horovod without it.
+  CMAKE_POLICY_VERSION_MINIMUM=3.5 \
+    HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
+    HOROVOD_WITH_GLOO=1 HOROVOD_WITH_MPI=1 "$venv_python" -m pip wheel --no-build-isolation \
+    --no-deps --no-binary horovod --no-cache-dir --wheel-dir "$unfinished" "$(pin horovod)" &&
+    rm -rf "$wheels" && mv "$unfinished" "$wheels"
+}
+
+pin() { grep -Eo "^$1==[^ ]+" requirements.txt; }
+
+fingerprint() { # what .venv has to be made again for
+  { cat requirements.txt requirements-dev.txt && "$venv_python" -VV && echo "$root"; } | sha256sum
+}
+
+if [[ -n ${PYTHON:-} ]] && ! is_python37 "$PYTHON"; then
+  fail "PYTHON=$PYTHON is not a Python 3.7 that runs and has venv; name one that does, or unset it."
+fi
+exec 9<"$root" # one set-up of a checkout at a time
+flock --nonblock 9 || { echo "Set-up: waiting for another one to end." && flock 9; }
+if [[ -f $stamp && $(<"$stamp") == "$(fingerprint)" ]]; then
+  echo "Set-up: .venv is ready."
+  exit
+fi
+
+mkdir -p "$cache/logs" 2>/dev/null || fail "cannot write to $cache; set DEEPFM_CACHE to a folder that can be."
+echo "Set-up: making $root/.venv, a few minutes the first time. Cache and logs: $cache"
+if ! is_python37 "$venv_python" || ! grep -qsF "$root/.venv" .venv/bin/activate; then
+  find_python || fetch_python # no .venv, or its Python is gone, or it was moved here
+  step "Making .venv with $python" "$python" -m venv --clear .venv
+fi
+rm -f "$stamp"
+grep -vhE '^(horovod==|-r )' requirements.txt requirements-dev.txt >.venv/requirements.txt
+step "Installing pip, setuptools and wheel" \
+  pip_install "$(pin pip)" "$(pin setuptools)" "$(pin wheel)"
+step "Installing TensorFlow and the other packages" pip_install -r .venv/requirements.txt
+
+need mpirun
+mpi=$(mpirun --version)
+built_for="$(pin tensorflow)-cp37-${mpi%%$'\n'*}-$(uname -m)-$(getconf GNU_LIBC_VERSION)"
+wheels=$cache/$(pin horovod)-${built_for//[^[:alnum:]._=-]/}-${HOROVOD_GPU_OPERATIONS:-CPU}
+if ! compgen -G "$wheels/horovod-*.whl" >/dev/null; then
+  need g++ make cmake mpicxx
+  step "Building Horovod (2 to 5 minutes, once per machine)" build_wheel
+fi
+step "Installing Horovod" pip_install --no-index --no-deps --force-reinstall "$wheels"/*.whl
+step "Trying the imports" "$venv_python" -c '
+import tensorflow, sagemaker_tensorflow, horovod.tensorflow as hvd
+assert hvd.mpi_built() and hvd.gloo_built(), "Horovod was built without MPI or Gloo"'
+fingerprint >"$stamp"
+echo "Set-up: done in $SECONDS s."

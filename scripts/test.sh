@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Sets up, lints and tests. Arguments go to pytest:
+#
+#   scripts/test.sh
+#   scripts/test.sh tests/test_model.py -k second_order
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+scripts/setup.sh
+
+echo "Lint"
+.venv/bin/ruff format --check .
+.venv/bin/ruff check .
+.venv/bin/shellcheck scripts/*.sh .ci/run
+
+echo "Tests"
+export TF_CPP_MIN_LOG_LEVEL=2
+exec .venv/bin/python -m pytest "$@" # exits 5 where no test was found

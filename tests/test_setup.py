@@ -1,0 +1,297 @@
+"""Tests of the set-up: the pins, and scripts/setup.sh without a network.
+
+Where setup.sh would install, it gets a stand-in for Python 3.7: a shell script that answers as
+Python would and writes down how it was called.
+"""
+
+import ast
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+
+import importlib_metadata
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+OWN_PACKAGES = {"conftest", "deepfm", "data_tools", "scripts", "tests", "train"}
+
+# Says that it is 3.7, makes a .venv with itself as the Python, and builds a wheel unless told to
+# fail, as a compiler would: after something was written.
+PYTHON_STAND_IN = """#!/bin/bash
+echo "$*" >> "$CALLS"
+case "$*" in
+  "-c import ensurepip"*) echo "(3, 7)" ;;
+  -VV) echo "Python 3.7.0" ;;
+  "-m venv --clear .venv")
+    mkdir -p .venv/bin && cp "$0" .venv/bin/python
+    echo "VIRTUAL_ENV=$PWD/.venv" > .venv/bin/activate ;;
+  "-m pip wheel "*)
+    while [[ $1 != --wheel-dir ]]; do shift; done
+    mkdir -p "$2" && echo half > "$2/horovod-0.28.1.whl"
+    [[ -z ${FAIL_BUILD:-} ]] || { echo "error: no such header"; exit 1; } ;;
+esac
+"""
+
+
+def pins(name):
+    """The (name, version) pairs of one requirements file; fails on a line that is not a pin."""
+    found = {}
+    for line in (ROOT / name).read_text().splitlines():
+        line = line.split("#")[0].strip()
+        if line and not line.startswith("-r "):
+            match = re.match(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.]+)$", line)
+            assert match, f"{name}: not pinned exactly: {line!r}"
+            found[normalize(match.group(1))] = match.group(2)
+    return found
+
+
+def normalize(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def imported_packages(path):
+    """The top-level names that a source file imports, wherever in the file."""
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module.split(".")[0]
+
+
+def is_standard_library(name):
+    folder = pathlib.Path(sysconfig.get_paths()["stdlib"])
+    compiled = (folder / "lib-dynload").glob(f"{name}.*.so")
+    return (
+        name in sys.builtin_module_names
+        or (folder / f"{name}.py").exists()
+        or (folder / name / "__init__.py").exists()
+        or any(compiled)
+    )
+
+
+def unpinned_imports(sources, allowed):
+    """'FILE imports NAME' for each that is neither a pinned package nor the standard library."""
+    providers = importlib_metadata.packages_distributions()
+    problems = []
+    for path in sources:
+        for name in sorted(set(imported_packages(path)) - OWN_PACKAGES):
+            distributions = {normalize(d) for d in providers.get(name, [])}
+            if not distributions & set(allowed) and not is_standard_library(name):
+                problems.append(f"{path.relative_to(ROOT)} imports {name}")
+    return problems
+
+
+def test_every_requirement_is_pinned_exactly_and_once():
+    runtime, dev = pins("requirements.txt"), pins("requirements-dev.txt")
+    assert runtime["tensorflow"] == "1.15.5"
+    assert "-r requirements.txt" in (ROOT / "requirements-dev.txt").read_text().splitlines()
+    assert not set(runtime) & set(dev)
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])
+def test_what_a_pinned_package_requires_is_pinned_and_fits(name):
+    allowed = dict(pins("requirements.txt"), **pins(name))
+    for package in pins(name):
+        for line in importlib_metadata.requires(package) or []:
+            required = Requirement(line)
+            if required.marker and not required.marker.evaluate({"extra": ""}):
+                continue
+            version = allowed.get(normalize(required.name))
+            assert version, f"{package} requires {line}, which {name} does not pin"
+            assert required.specifier.contains(version), f"{package} requires {line}, not {version}"
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])
+def test_the_installed_versions_are_the_pinned_ones(name):
+    installed = {package: importlib_metadata.version(package) for package in pins(name)}
+    assert installed == pins(name)
+
+
+def test_the_application_imports_only_runtime_pins_and_the_standard_library():
+    sources = [*ROOT.glob("deepfm/**/*.py"), *ROOT.glob("data_tools/**/*.py"), ROOT / "train.py"]
+    assert not unpinned_imports(sources, pins("requirements.txt"))
+
+
+def test_scripts_and_tests_import_only_pins_and_the_standard_library():
+    allowed = dict(pins("requirements.txt"), **pins("requirements-dev.txt"))
+    sources = [*ROOT.glob("scripts/**/*.py"), *ROOT.glob("tests/**/*.py")]
+    assert not unpinned_imports(sources, allowed)
+
+
+def test_nothing_installs_from_a_named_host():
+    for name in ["requirements.txt", "requirements-dev.txt", "scripts/setup.sh"]:
+        assert "://" not in (ROOT / name).read_text(), name
+
+
+@pytest.mark.parametrize("name", ["/no/such/python", "true", "false", "bash", "python3.8"])
+def test_refuses_a_python_that_is_not_3_7_with_one_sentence(name, tmp_path):
+    write_program(tmp_path / "python3.8", "#!/bin/bash\necho '(3, 8)'\n")
+    python = str(tmp_path / name) if name == "python3.8" else name
+    environment = dict(os.environ, PYTHON=python, DEEPFM_CACHE=str(tmp_path / "cache"))
+    result = run_setup(ROOT, environment)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert f"PYTHON={python} is not a Python 3.7" in result.stderr
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_second_run_does_nothing_and_takes_under_two_seconds():
+    stamp = ROOT / ".venv" / "deepfm-setup"
+    if not stamp.exists():
+        pytest.skip("scripts/setup.sh has not been run in this checkout")
+    # Where the run would not be a no-op, the unusable cache ends it before it touches .venv.
+    environment = dict(os.environ, DEEPFM_CACHE="/dev/null/cache")
+    environment.pop("PYTHON", None)
+    start = time.time()
+    result = run_setup(ROOT, environment)
+    assert (result.returncode, result.stdout) == (0, "Set-up: .venv is ready.\n"), result.stderr
+    assert time.time() - start < 2
+
+
+def run_setup(root, environment):
+    return subprocess.run(
+        [str(root / "scripts" / "setup.sh")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+class Machine:
+    """A copy of setup.sh on a pretended machine, which has only what a test puts there."""
+
+    TOOLS = "bash cat cp date dirname flock getconf grep mkdir mktemp mv rm sha256sum tail uname"
+
+    def __init__(self, folder):
+        self.root = folder / "checkout"
+        self.cache = folder / "cache"
+        self.bin = folder / "bin"
+        self.home = folder / "home"
+        (self.root / "scripts").mkdir(parents=True)
+        self.bin.mkdir()
+        self.home.mkdir()
+        for name in ["scripts/setup.sh", "requirements.txt", "requirements-dev.txt"]:
+            shutil.copy(str(ROOT / name), str(self.root / name))
+        for tool in self.TOOLS.split():
+            (self.bin / tool).symlink_to(shutil.which(tool))
+        for tool in ["g++", "make", "cmake", "mpicxx"]:
+            write_program(self.bin / tool, "#!/bin/bash\n")
+        write_program(self.bin / "mpirun", "#!/bin/bash\necho 'mpirun (Open MPI) 4.1.4'\n")
+
+    def setup(self, **environment):
+        environment = dict(
+            environment,
+            PATH=str(self.bin),
+            HOME=str(self.home),
+            DEEPFM_CACHE=str(self.cache),
+            CALLS=str(self.home / "calls"),
+        )
+        return run_setup(self.root, environment)
+
+    def calls(self, pattern):
+        calls = (self.home / "calls").read_text().splitlines()
+        return [call for call in calls if re.search(pattern, call)]
+
+    def wheels(self):
+        return [path.parent.name for path in self.cache.glob("*/*.whl")]
+
+
+@pytest.fixture
+def machine(tmp_path):
+    return Machine(tmp_path)
+
+
+def write_program(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def test_passes_over_a_python3_7_on_the_path_that_does_not_run(machine):
+    write_program(machine.bin / "python3.7", "#!/bin/bash\necho 'pyenv: not found' >&2; exit 127\n")
+    real = machine.home / ".pyenv/versions/3.7.9/bin/python3.7"
+    write_program(real, PYTHON_STAND_IN)
+    result = machine.setup()
+    assert result.returncode == 0, result.stderr
+    assert f"Making .venv with {real} ..." in result.stdout
+
+
+def test_takes_python_3_7_from_conda_where_there_is_no_other(machine):
+    write_program(machine.home / "stand_in", PYTHON_STAND_IN)
+    conda = f"#!/bin/bash\nmkdir -p $4/bin && cp {machine.home}/stand_in $4/bin/python3.7\n"
+    write_program(machine.bin / "conda", conda)
+    result = machine.setup()
+    assert result.returncode == 0, result.stderr
+    assert f"Making .venv with {machine.cache}/conda/bin/python3.7 ..." in result.stdout
+
+
+def test_without_any_python_3_7_one_sentence_says_what_to_do(machine):
+    result = machine.setup()
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert "pyenv install 3.7" in result.stderr
+    assert "PYTHON=/path/to/python3.7 scripts/setup.sh" in result.stderr
+
+
+def test_without_mpi_and_root_one_sentence_says_what_to_install(machine):
+    write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
+    (machine.bin / "mpirun").unlink()  # no apt-get on this machine, so root cannot install it
+    result = machine.setup()
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert "needs mpirun: run 'sudo apt-get install -y g++" in result.stderr
+
+
+def test_a_build_that_fails_leaves_no_wheel_and_shows_its_log(machine):
+    write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
+    result = machine.setup(FAIL_BUILD="yes")
+    assert result.returncode == 1
+    assert "error: no such header" in result.stderr
+    log = re.search(r"the last lines of (\S+):", result.stdout).group(1)
+    assert "error: no such header" in pathlib.Path(log).read_text()
+    assert not machine.wheels()
+    assert not machine.calls("pip install .*horovod")
+
+    assert machine.setup().returncode == 0  # and the next run starts that build again
+    assert len(machine.calls("pip wheel")) == 2
+
+
+def test_the_wheel_is_built_once_for_many_checkouts_and_again_for_another_mpi(machine):
+    write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
+    assert machine.setup().returncode == 0
+    shutil.rmtree(str(machine.root / ".venv"))
+    assert machine.setup().returncode == 0
+    assert len(machine.calls("pip wheel")) == 1
+
+    write_program(machine.bin / "mpirun", "#!/bin/bash\necho 'mpirun (Open MPI) 5.0.1'\n")
+    shutil.rmtree(str(machine.root / ".venv"))
+    assert machine.setup().returncode == 0
+    assert len(machine.calls("pip wheel")) == 2
+    assert len(machine.wheels()) == 2
+
+
+def test_a_changed_pin_is_installed_into_the_same_venv(machine):
+    write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
+    assert machine.setup().returncode == 0
+    assert machine.setup().stdout == "Set-up: .venv is ready.\n"
+    with open(str(machine.root / "requirements-dev.txt"), "a") as requirements:
+        requirements.write("six==1.16.0\n")
+    assert "Installing TensorFlow" in machine.setup().stdout
+    assert len(machine.calls("-m venv")) == 1
+
+
+def test_a_venv_that_was_moved_is_made_again(machine):
+    write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
+    assert machine.setup().returncode == 0
+    moved = machine.root.parent / "elsewhere"
+    machine.root.rename(moved)
+    machine.root = moved
+    assert "Making .venv" in machine.setup().stdout
