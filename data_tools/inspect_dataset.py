@@ -139,6 +139,8 @@ def inspect(data: str, field_size: Optional[int] = None, show_progress: bool = F
         if not rows:
             logging.warning("%s holds no records.", file.path)
         files.append({"path": file.path, "bytes": file.bytes, "rows": rows, "positives": positives})
+    if show_progress:
+        progress.finish()
     rows, positives = (sum(file[key] for file in files) for key in ("rows", "positives"))
     if not rows:
         raise BadInput(f"--data={data}: the files hold no records.")

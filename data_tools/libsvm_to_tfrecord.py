@@ -10,6 +10,7 @@ and which are put together in order at the end. So the records keep the order of
 import contextlib
 import functools
 import gzip
+import itertools
 import os
 import posixpath
 import shutil
@@ -194,6 +195,7 @@ def _count(ranges, options, total):
         for index, (rows, longest, read) in events:
             counts[index] = counts[index][0] + rows, max(counts[index][1], longest)
             progress.add(read / 1e6)
+    progress.finish()
     return counts
 
 
@@ -298,6 +300,7 @@ def _write_pieces(tasks, num_outputs, inputs, schema, options):
                 shown = True
                 _log_records(tasks[:1])
             progress.add(event.read / 1e6)
+    progress.finish()
     if max_id < 0:
         raise BadInput(f"--input={options.input}: the files hold no rows.")
     if not shown:
@@ -345,16 +348,16 @@ def _log_records(tasks):
     """Logs the first records as they are stored."""
     left = SHOWN
     for piece in (piece for task in tasks for piece in task.pieces):
-        for _, payload, _ in bad_records.read_frames(piece.path):
-            features = tf.train.Example.FromString(payload).features.feature
-            logging.info("*** Example ***")
-            for name in ("label", "ids", "values"):
-                stored = features[name].int64_list.value or features[name].float_list.value
-                numbers = (str(x) if name == "ids" else f"{x:g}" for x in stored)
-                logging.info("%s: %s", name, " ".join(numbers))
-            left -= 1
-            if not left:
-                return
+        # Closed here: a generator that the collector closes would swallow a signal's SystemExit.
+        with contextlib.closing(bad_records.read_frames(piece.path)) as frames:
+            for _, payload, _ in itertools.islice(frames, left):
+                left -= 1
+                features = tf.train.Example.FromString(payload).features.feature
+                logging.info("*** Example ***")
+                for name in ("label", "ids", "values"):
+                    stored = features[name].int64_list.value or features[name].float_list.value
+                    numbers = (str(x) if name == "ids" else f"{x:g}" for x in stored)
+                    logging.info("%s: %s", name, " ".join(numbers))
 
 
 def _assemble(names, tasks, options, scratch):
@@ -370,6 +373,7 @@ def _assemble(names, tasks, options, scratch):
     with contextlib.closing(workers.run(work, jobs, options.num_workers)) as events:
         for _, copied in events:
             progress.add(copied / 1e6)
+    progress.finish()
     return paths
 
 

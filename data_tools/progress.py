@@ -43,3 +43,8 @@ class Progress:
                 seconds,
                 seconds * (self._total - self._done) / max(self._done, 1e-9),
             )
+
+    def finish(self):
+        """Ends the bar, where what was counted is not all to the last digit."""
+        if self._bar and self._done < self._total:
+            self._bar.update(self._total)

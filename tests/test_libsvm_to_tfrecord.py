@@ -421,7 +421,7 @@ def test_a_signal_leaves_no_file_and_no_process(tmp_path, number, expected):
     process = start_long_run(tmp_path)
     process.send_signal(number)
     code, text = finish(process)
-    assert (code, "Traceback" in text) == (expected, False)
+    assert (code, "Traceback" in text) == (expected, False), text
     assert os.listdir(tmp_path / "out") == []
     assert not is_running(process)
 
