@@ -14,7 +14,7 @@ from absl import flags
 
 from deepfm import entry
 from deepfm import flags as deepfm_flags
-from deepfm.distribution import MODES, Threads
+from deepfm.distribution import MODES, ModeFlags
 
 FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(deepfm_flags)
@@ -30,6 +30,7 @@ _JOB = (
     "training_data_dir", "val_data_dir", "infer_data_dir", "data_format", "max_bad_records",
     "max_steps", "log_steps", "save_checkpoints_steps", "save_checkpoints_secs",
     "keep_checkpoint_max", "eval_every_steps", "learning_rate_decay_on_plateau",
+    "global_batch_size",
 )  # fmt: skip
 _INPUT = (
     "batch_size", "num_epochs", "shuffle_buffer", "cache", "num_parallel_reads",
@@ -43,9 +44,7 @@ def _values(names):
 
 def main():
     # 1. How training is distributed: everything that differs between the modes is decided here.
-    distribution = MODES[FLAGS.distribution](
-        Threads(FLAGS.intra_op_threads, FLAGS.inter_op_threads)
-    )
+    distribution = MODES[FLAGS.distribution](ModeFlags(**_values(ModeFlags._fields)))
 
     # 2. Flags become plain values; below this line nobody reads a flag.
     from deepfm import input_pipeline, jobs, optimizers  # TensorFlow is loaded from here on

@@ -53,6 +53,16 @@ def find_damaged(
     return tuple(damaged)
 
 
+def count_rows(data: datasets.DataSet) -> datasets.DataSet:
+    """The data set with the rows of every file; reads those that no dataset.json describes."""
+    if data.rows is not None:
+        return data
+    logging.info("Counting records, as no dataset.json tells them.")
+    count = lambda file: bad_records.count(file.path, data.data_format)
+    files = [f if f.rows is not None else f._replace(rows=count(f)) for f in data.files]
+    return data._replace(files=files)
+
+
 @contextlib.contextmanager
 def naming_bad_records(data: datasets.DataSet, schema: records.Schema, with_labels=True):
     """Turns an error of the input pipeline, which names no record, into a BadInput that does."""

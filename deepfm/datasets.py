@@ -217,3 +217,14 @@ def write_whole(path: str, text: str):
     """Writes a text file, whole or not at all."""
     with open_whole(path) as f:
         f.write(text)
+
+
+def join(path: str, parts: List[str]):
+    """Puts text files together in order, whole or not at all, and removes them."""
+    with open_whole(path) as whole:
+        for part in parts:
+            with tf.io.gfile.GFile(part) as f:
+                for text in iter(lambda f=f: f.read(1 << 20), ""):
+                    whole.write(text)
+    for part in parts:
+        tf.io.gfile.remove(part)

@@ -5,7 +5,7 @@ Names that the article's code has are kept, so that its launch notebooks keep wo
 
 from absl import flags
 
-from deepfm.distribution import MODES
+from deepfm.distribution import CROSS_DEVICE_OPS, MODES
 
 FLAGS = flags.FLAGS
 
@@ -146,7 +146,25 @@ flags.DEFINE_float(
 
 # Run
 flags.DEFINE_enum("distribution", "auto", list(MODES), "How training is distributed.")
+_integer(
+    "replicas_per_process",
+    0,
+    "Devices that a process uses in tower and mirrored; 0: all GPUs, else CPU cores - 1.",
+    0,
+)
+flags.DEFINE_enum(
+    "cross_device_ops",
+    "reduction_to_one_device",
+    CROSS_DEVICE_OPS,
+    "How mirrored adds up the gradients of its devices; nccl: GPUs only.",
+)
 _integer("batch_size", 1024, "Records in a batch of each replica.", 1)
+_integer(
+    "global_batch_size",
+    0,
+    "Records in a batch of all replicas together, in place of batch_size.",
+    0,
+)
 _integer("num_epochs", 1, "Times that each record is trained on.", 1)
 _integer("max_steps", 0, "Stop at this global step; 0: after num_epochs.", 0)
 _integer("intra_op_threads", 0, "Threads inside one operator; 0: the number of cores.", 0)

@@ -1,7 +1,6 @@
 """What watches training: progress and throughput, checkpoints and evaluations, divergence."""
 
 import array
-import os
 import resource
 import sys
 import time
@@ -11,11 +10,12 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from deepfm.distribution import cores
 from deepfm.records import BadInput
 
 v1 = tf.compat.v1
 
-INPUTS = "deepfm_inputs"  # collection: the feature ids that each replica reads in a step
+EXAMPLES = "deepfm_examples"  # collection: int64 [], the examples of each replica in a step
 
 
 class Throughput(NamedTuple):
@@ -44,7 +44,7 @@ class Progress(v1.train.SessionRunHook):
     In a terminal a bar with examples/s, loss and time left; elsewhere a line every `every_steps`.
 
     Args:
-        every_steps: steps between two lines.
+        every_steps: steps between two lines; 0 shows nothing.
         last_step: global step at which training ends, or None where that is not known.
         model_dir: where the checkpoints are.
     """
@@ -61,18 +61,18 @@ class Progress(v1.train.SessionRunHook):
         self.recent_loss = float("nan")
 
     def begin(self):
-        ids = v1.get_collection(INPUTS)
+        examples = v1.get_collection(EXAMPLES)
         start = tf.timestamp()
-        with tf.control_dependencies(ids):
+        with tf.control_dependencies(examples):
             wait = tf.timestamp() - start
-        rows = tf.add_n([tf.shape(x)[0] for x in ids])
+        rows = tf.add_n(examples)
         loss = v1.get_collection(v1.GraphKeys.LOSSES)[-1]  # Estimator puts the spec's loss there
         self._fetches = [loss, rows, wait]
 
     def after_create_session(self, session, coord):
         self._first_step = session.run(v1.train.get_global_step())
         self._begin, self._begin_cpu = time.time(), time.process_time()
-        if sys.stdout.isatty():
+        if self._every_steps and sys.stdout.isatty():
             steps = self._last_step and self._last_step - self._first_step
             self._bar = tf.keras.utils.Progbar(
                 steps, stateful_metrics=["loss", "examples/s"], unit_name="step"
@@ -95,12 +95,17 @@ class Progress(v1.train.SessionRunHook):
             self._bar.update(
                 len(self._ends), [("loss", loss), ("examples/s", round(self._rate(50)))]
             )
-        elif len(self._ends) % self._every_steps == 0:
+        elif self._every_steps and len(self._ends) % self._every_steps == 0:
             self._log(step, loss)
 
     def exclude(self, seconds: float):
         """Takes an evaluation's seconds out of the throughput."""
         self._excluded += seconds
+
+    @property
+    def steps(self) -> int:
+        """Steps taken so far."""
+        return len(self._ends)
 
     def end(self, session):
         if self._bar:
@@ -148,19 +153,6 @@ def _clock(seconds):
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
 
 
-def cores() -> float:
-    """CPU cores that this process may use, by its affinity and its control group's quota."""
-    allowed = float(len(os.sched_getaffinity(0)))
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as f:
-            quota, period = f.read().split()
-        if quota != "max":
-            allowed = min(allowed, float(quota) / float(period))
-    except (OSError, ValueError):
-        pass  # no control groups, or their first version
-    return allowed
-
-
 def diverged(step, what, model_dir):
     """The error for a model that is no longer finite."""
     kept = tf.train.latest_checkpoint(model_dir)
@@ -179,6 +171,7 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         eval_steps: steps between two evaluations, 0 for none.
         evaluate: (session, step) -> whether it changed a variable, so that the checkpoint is made
             anew; called when the checkpoint of a step is there.
+        save: False in processes that leave saving to the chief and only evaluate with it.
     """
 
     def __init__(
@@ -188,6 +181,7 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         save_steps: Optional[int],
         eval_steps: int = 0,
         evaluate: Optional[Callable] = None,
+        save: bool = True,
     ):
         super().__init__(model_dir, save_secs=save_secs, save_steps=save_steps)
         self._eval_steps = eval_steps
@@ -195,6 +189,7 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         self._model_dir = model_dir
         self._saved_step = None
         self._evaluated_step = None
+        self._saves = save
 
     def begin(self):
         super().begin()
@@ -223,6 +218,8 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         self._save(session, session.run(self._global_step_tensor))
 
     def _save(self, session, step):
+        if not self._saves:
+            return False
         if step == self._saved_step and tf.train.latest_checkpoint(self._model_dir):
             return False
         bad = session.run(self._bad)
@@ -252,7 +249,9 @@ class CheckShapes(v1.train.SessionRunHook):
         if not path:
             return
         found = dict(tf.train.list_variables(path))
-        wanted = {v.op.name: v.shape.as_list() for v in v1.global_variables()}
+        # MirroredStrategy keeps copies that are no variables of the checkpoint.
+        variables = [v for v in v1.global_variables() if "/replica_" not in v.op.name]
+        wanted = {v.op.name: v.shape.as_list() for v in variables}
         differ = [
             f"{name} is {found[name]}, these flags make it {shape}"
             for name, shape in wanted.items()

@@ -1,6 +1,6 @@
 """Which records this process reads, in which order, batch then parse.
 
-    files -> read in parallel -> cache -> shuffle -> batch -> parse -> repeat -> prefetch
+    files -> share -> parallel reads -> cache -> shuffle -> batch -> parse -> repeat -> prefetch
 
 Records are parsed a batch at a time, by one native op a batch, which is many times as fast as one
 call a record. Nothing is dropped: the last batch of an epoch is as short as it is.
@@ -8,9 +8,12 @@ call a record. Nothing is dropped: the last batch of an epoch is as short as it 
 B: records in a batch. F: fields.
 """
 
+import functools
+import itertools
 import os
-from typing import FrozenSet, List, NamedTuple, Tuple
+from typing import FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
+import numpy as np
 import tensorflow as tf
 
 from deepfm import bad_records, datasets, records
@@ -33,6 +36,11 @@ class InputConfig(NamedTuple):
         read_buffer_bytes: of each file that is read.
         seed: of the order.
         with_labels: False where TFRecords may lack a label; labels are then 0.
+        num_shares: processes that divide the records among them.
+        share: which part this process reads.
+        replicas: replicas of this process, among which its batch is split evenly.
+        split: yield each replica's part of a batch by itself, one after the other.
+        in_step: all shares yield the same number of batches, where need be empty ones.
     """
 
     batch_size: int
@@ -43,6 +51,20 @@ class InputConfig(NamedTuple):
     read_buffer_bytes: int = 8 << 20
     seed: int = 1
     with_labels: bool = True
+    num_shares: int = 1
+    share: int = 0
+    replicas: int = 1
+    split: bool = False
+    in_step: bool = False
+
+
+class Range(NamedTuple):
+    """Records begin ... end - 1 of a file; `whole` where that is all of it."""
+
+    path: str
+    begin: int
+    end: Optional[int]
+    whole: bool
 
 
 class Skipped(NamedTuple):
@@ -68,7 +90,10 @@ def make_input_fn(
 
     Returns:
         A function () -> tf.data.Dataset of ({"feat_ids": int64 [B, F], "feat_vals": float32
-        [B, F]}, labels float32 [B]). Reading fails with tf.errors.InvalidArgumentError or
+        [B, F]}, labels float32 [B]). With several shares or replicas the features also hold
+        "weights" float32 [B]: what each example counts in the mean loss of a replica, so that the
+        mean over replicas is that of the global batch, although its parts differ in size; 0 for
+        what only fills up a batch. Reading fails with tf.errors.InvalidArgumentError or
         DataLossError at a bad record; `bad_records.find_bad` tells which.
     """
 
@@ -79,28 +104,135 @@ def make_input_fn(
             labels, ids, values = records.parse_examples(raw, schema, config.with_labels)
         return {"feat_ids": ids, "feat_vals": values}, labels
 
+    def nothing():
+        """A batch of no examples, which the parsers do not take."""
+        width = [0, schema.field_size]
+        features = {"feat_ids": tf.zeros(width, tf.int64), "feat_vals": tf.zeros(width)}
+        return features, tf.zeros([0])
+
+    def weigh(raw, weight):
+        """A batch whose examples count `weight`, filled up to a multiple of the replicas."""
+        features, labels = tf.cond(tf.size(raw) > 0, lambda: parse(raw), nothing)
+        rows = tf.shape(labels)[0]
+        fill = -rows % config.replicas
+        filled = tf.cast(rows + fill, tf.float32)
+        weights = tf.fill([rows], weight * filled / tf.cast(tf.maximum(rows, 1), tf.float32))
+        # Repeats the last example: no embedding row that the batch does not hold is touched.
+        where = tf.minimum(tf.range(rows + fill), rows - 1)
+        features = {name: tf.gather(x, where) for name, x in features.items()}
+        features["weights"] = tf.pad(weights, [[0, fill]])
+        return features, tf.gather(labels, where)
+
     def input_fn():
-        dataset = _read_all(data, config, damaged)
+        shares = divide(data.files, damaged, config.num_shares)
+        dataset = _read_all(shares[config.share], data, config, damaged)
         if config.cache != "none":
             dataset = dataset.cache("" if config.cache == "memory" else config.cache)
         if config.shuffle_buffer > 1:
             dataset = dataset.shuffle(config.shuffle_buffer, seed=config.seed)
-        dataset = dataset.batch(config.batch_size).map(parse, num_parallel_calls=_PARSERS)
+        dataset = dataset.batch(config.batch_size * config.replicas)
+        if config.replicas == 1 and not config.in_step:
+            dataset = dataset.map(parse, num_parallel_calls=_PARSERS)
+        else:
+            dataset = _with_weights(dataset, shares, config)
+            dataset = dataset.map(weigh, num_parallel_calls=_PARSERS)
+        if config.split and config.replicas > 1:
+            dataset = dataset.flat_map(lambda *batch: _parts(batch, config.replicas))
         return dataset.repeat(config.num_epochs).prefetch(_PREFETCHED)
 
     return input_fn
 
 
-def _read_all(data, config, damaged) -> tf.data.Dataset:
-    """string []: the raw records of all files."""
+def divide(
+    files: Sequence[datasets.DataFile], damaged: Sequence[Skipped], num_shares: int
+) -> List[List[Range]]:
+    """Divides records evenly, to within one, and as whole files where these are even.
+
+    The records of all files, one after the other, are cut into contiguous parts. A pure function
+    of its arguments: all processes make the same plan.
+
+    Args:
+        files: with their rows, unless there is one share.
+        damaged: the files whose bad records do not count.
+        num_shares: parts to cut.
+
+    Returns:
+        The ranges of each share.
+    """
+    if num_shares == 1:
+        return [[Range(file.path, 0, None, True) for file in files]]
+    bad = {file.path: len(file.places) for file in damaged}
+    rows = [file.rows - bad.get(file.path, 0) for file in files]
+    cuts = [sum(rows) * i // num_shares for i in range(num_shares + 1)]
+    shares = [[] for _ in range(num_shares)]
+    first = 0  # of the file, counted over all files
+    for file, count in zip(files, rows):
+        for share, (low, high) in zip(shares, zip(cuts, cuts[1:])):
+            begin, end = max(low - first, 0), min(high - first, count)
+            if begin < end:
+                share.append(Range(file.path, begin, end, end - begin == count))
+        first += count
+    return shares
+
+
+def _with_weights(dataset, shares, config):
+    """(raw string [B], weight float32 []) for each step that some share has records for."""
+    if not config.in_step:
+        return dataset.map(lambda raw: (raw, 1.0))
+    parts = _parts_of_steps(shares, config)
+    weights = parts[:, config.share] * config.num_shares / parts.sum(axis=1)
+    empty = tf.data.Dataset.from_tensors(tf.zeros([0], tf.string))
+    missing = int(np.sum(parts[:, config.share] == 0))
+    dataset = dataset.concatenate(empty.repeat(missing))
+    return tf.data.Dataset.zip(
+        (dataset, tf.data.Dataset.from_tensor_slices(weights.astype(np.float32)))
+    )
+
+
+def _parts_of_steps(shares, config):
+    """int [steps, shares]: the records that each share has for each step of an epoch."""
+    size = config.batch_size * config.replicas
+    rows = np.array([sum(r.end - r.begin for r in ranges) for ranges in shares])
+    steps = -(-rows.max() // size)
+    return np.clip(rows - size * np.arange(steps)[:, np.newaxis], 0, size)
+
+
+def steps_per_epoch(
+    data: datasets.DataSet, damaged: Sequence[Skipped], config: InputConfig
+) -> Optional[int]:
+    """Steps that every process takes in an epoch; None where the rows are not known."""
+    if data.rows is None:
+        return None
+    bad = sum(len(file.places) for file in damaged)
+    largest = -(-(data.rows - bad) // config.num_shares)
+    return -(-largest // (config.batch_size * config.replicas))
+
+
+def _parts(batch, replicas):
+    """The batch in equal parts, one after the other."""
+    cut = lambda x: tf.reshape(x, tf.concat([[replicas, -1], tf.shape(x)[1:]], 0))
+    shaped = lambda x: tf.ensure_shape(cut(x), [replicas, None, *x.shape[1:]])
+    return tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(shaped, batch))
+
+
+def _read_all(ranges, data, config, damaged) -> tf.data.Dataset:
+    """string []: the raw records of the ranges, in their order unless they are shuffled."""
     skipped = {file.path: file.places for file in damaged}
-    paths = [file.path for file in data.files if file.path not in skipped]
     read = lambda path: _read(path, data.data_format, config.read_buffer_bytes)
-    dataset = _interleave(paths, read, config) if paths else None
-    for path, places in skipped.items():
-        rest = _read_past_damage(path, data.data_format, places)
-        dataset = dataset.concatenate(rest) if dataset else rest
-    return dataset
+    plain = lambda r: r.whole and r.path not in skipped
+    parts = []
+    for together, group in itertools.groupby(ranges, key=plain):
+        if together:
+            parts.append(_interleave([r.path for r in group], read, config))
+            continue
+        for r in group:
+            if r.path in skipped:
+                part = _read_past_damage(r.path, data.data_format, skipped[r.path])
+            else:
+                part = read(r.path).unbatch()
+            parts.append(part if r.whole else part.skip(r.begin).take(r.end - r.begin))
+    empty = tf.data.Dataset.from_tensors(tf.zeros([], tf.string)).take(0)
+    return functools.reduce(lambda a, b: a.concatenate(b), parts or [empty])
 
 
 def _interleave(paths: List[str], read, config):

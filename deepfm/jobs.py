@@ -1,7 +1,9 @@
 """The jobs: train, eval, infer, export."""
 
+import contextlib
 import json
 import os
+import tempfile
 import time
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
@@ -56,6 +58,7 @@ class JobConfig(NamedTuple):
     keep_checkpoint_max: int
     eval_every_steps: int
     learning_rate_decay_on_plateau: float
+    global_batch_size: int
     model: Dict[str, Any]
     given: Tuple[str, ...]
     optimizer: optimizers.OptimizerConfig
@@ -71,6 +74,16 @@ def run(job: JobConfig):
     """
     if not job.model_dir:
         raise BadInput("--model_dir is missing; give the folder of the model, e.g. ./model.")
+    job = _with_batch_size(job)
+    mode = job.distribution
+    if mode.rank > 0:
+        logging.set_verbosity(logging.WARNING)
+    job = job._replace(
+        input=job.input._replace(
+            num_shares=mode.num_processes, share=mode.rank, in_step=mode.num_processes > 1,
+            replicas=mode.replicas_per_process, split=mode.split_batches,
+        )
+    )  # fmt: skip
     started = time.time()
     report = TASKS[job.task_type](job)
     if job.distribution.rank == 0:
@@ -79,7 +92,7 @@ def run(job: JobConfig):
             "distribution": job.distribution.name,
             "num_processes": job.distribution.num_processes,
             "num_replicas": job.distribution.num_replicas,
-            "global_batch_size": job.input.batch_size * job.distribution.num_replicas,
+            "global_batch_size": _global_batch(job),
             "seconds": time.time() - started,
             **report,
         }
@@ -87,16 +100,33 @@ def run(job: JobConfig):
         datasets.write_whole(path, json.dumps(report, indent=1) + "\n")
 
 
+def _global_batch(job):
+    return job.input.batch_size * job.distribution.num_replicas
+
+
+def _with_batch_size(job):
+    """The job with --global_batch_size divided among the replicas."""
+    size, replicas = job.global_batch_size, job.distribution.num_replicas
+    if not size:
+        return job
+    if size % replicas:
+        raise BadInput(
+            f"{replicas} replicas cannot share --global_batch_size={size} evenly; "
+            f"try {max(size // replicas, 1) * replicas}."
+        )
+    return job._replace(input=job.input._replace(batch_size=size // replicas))
+
+
 class _Training:
     """One training run: evaluations on the way, and what they change."""
 
-    def __init__(self, job, data, validation, config):
+    def __init__(self, job, data, damaged, validation, config):
         self._job = job
         self._evaluate = lambda: _evaluate(job, validation, config)
         self._validation = validation
         self._best_auc = None
         self._evaluated = None, None  # global step, results
-        epoch = data.rows and -(-data.rows // job.input.batch_size)  # steps
+        epoch = input_pipeline.steps_per_epoch(data, damaged, job.input)
         by_epoch = epoch if job.input.num_epochs > 1 else 0
         eval_steps = (job.eval_every_steps or by_epoch) if validation else 0
         if job.learning_rate_decay_on_plateau < 1 and not eval_steps:
@@ -104,19 +134,21 @@ class _Training:
                 "--learning_rate_decay_on_plateau needs evaluations: give --val_data_dir and "
                 "--eval_every_steps (by itself once per epoch where dataset.json tells the rows)."
             )
-        self._first = _global_step(job.model_dir)
-        last = epoch and self._first + epoch * job.input.num_epochs
+        self.first = job.distribution.agree(_global_step(job.model_dir))
+        last = epoch and self.first + epoch * job.input.num_epochs
         last = min(filter(None, (last, job.max_steps)), default=None)
-        self._progress = hooks.Progress(job.log_steps, last, job.model_dir)
+        chief = job.distribution.rank == 0
+        self.progress = hooks.Progress(job.log_steps if chief else 0, last, job.model_dir)
         self.hooks = [
-            hooks.CheckShapes(job.model_dir),
-            self._progress,
+            *_session_hooks(job),
+            self.progress,
             hooks.Checkpointer(
                 job.model_dir,
                 None if job.save_checkpoints_steps else job.save_checkpoints_secs,
                 job.save_checkpoints_steps or None,
                 eval_steps,
                 self._evaluate_on_the_way,
+                save=chief,
             ),
         ]
 
@@ -125,7 +157,7 @@ class _Training:
         results = self._evaluate()
         self._evaluated = step, results
         cut = self._cut_on_plateau(session, results["auc"])
-        self._progress.exclude(time.time() - started)
+        self.progress.exclude(time.time() - started)
         return cut
 
     def _cut_on_plateau(self, session, auc):
@@ -147,20 +179,20 @@ class _Training:
 
     def report(self):
         """What was done, after an evaluation of the model as it is now."""
-        step = _global_step(self._job.model_dir)
+        step = self.first + self.progress.steps
         report = {"global_step": step}
-        if step > self._first:
-            throughput = self._progress.throughput()._asdict()
-            seconds = throughput.pop("seconds")
-            report.update(throughput, training_seconds=seconds)
-            report["train"] = {
-                "loss": float(self._progress.recent_loss),
-                "examples": throughput["examples"],
-            }
+        if self.progress.steps:
+            found = self.progress.throughput()
+            total = self._job.distribution.total
+            examples, rate = total(found.examples), total(found.examples_per_second)
+            report.update(
+                found._asdict(), examples=examples, examples_per_second=rate,
+                train={"loss": float(self.progress.recent_loss), "examples": examples},
+            )  # fmt: skip
+            report["training_seconds"] = report.pop("seconds")
             logging.info(
                 "Trained %d steps on %d examples in %.1f s: %.0f examples/s.",
-                step - self._first, throughput["examples"], seconds,
-                throughput["examples_per_second"],
+                self.progress.steps, examples, found.seconds, rate,
             )  # fmt: skip
         if self._validation:
             at, results = self._evaluated
@@ -173,40 +205,44 @@ def _train(job):
     validation = _find(job, "val_data_dir") if job.val_data_dir else None
     config = _sizes(job, *filter(None, (data, validation)))
     schema = _schema(config)
+    if job.distribution.num_processes > 1:
+        data = data_check.count_rows(data)
     damaged = data_check.find_damaged(data, schema, job.max_bad_records)
     if not damaged:
         data_check.check_first_records(data, schema)
     if validation:
         data_check.check_first_records(validation, schema)
-    if job.clear_existing_model:
+    if job.clear_existing_model and job.distribution.rank == 0:
         _clear(job.model_dir)
-    training = _Training(job, data, validation, config)
+    training = _Training(job, data, damaged, validation, config)
     input_fn = input_pipeline.make_input_fn(data, schema, job.input, damaged)
     _log_start(job, data, config)
-    first = _global_step(job.model_dir)
-    if job.max_steps and first >= job.max_steps:
-        logging.info("Step %d has reached --max_steps=%d already.", first, job.max_steps)
+    if job.max_steps and training.first >= job.max_steps:
+        logging.info("Step %d has reached --max_steps=%d already.", training.first, job.max_steps)
     else:
-        with data_check.naming_bad_records(data, schema):
-            _estimator(job, config).train(
-                input_fn, hooks=training.hooks, max_steps=job.max_steps or None
-            )
-        if _global_step(job.model_dir) == first:
+        with data_check.naming_bad_records(data, schema), _estimator(
+            job, config, True
+        ) as estimator:
+            estimator.train(input_fn, hooks=training.hooks, max_steps=job.max_steps or None)
+        if not training.progress.steps:
             raise BadInput(f"--training_data_dir={job.training_data_dir} holds no records.")
-    tf.io.gfile.makedirs(job.model_dir)
-    datasets.write_whole(_model_file(job), json.dumps(config._asdict(), indent=1) + "\n")
+    chief = job.distribution.rank == 0
+    if chief:
+        tf.io.gfile.makedirs(job.model_dir)
+        datasets.write_whole(_model_file(job), json.dumps(config._asdict(), indent=1) + "\n")
     report = training.report()
     report["skipped_records"] = sum(len(file.places) for file in damaged)
-    if job.servable_model_dir:
+    if job.servable_model_dir and chief:
         _save_export(job, config)
     return report
 
 
 def _clear(model_dir):
     """Deletes a folder that is a model's, and no other."""
-    if not tf.io.gfile.isdir(model_dir) or not tf.io.gfile.listdir(model_dir):
+    names = tf.io.gfile.listdir(model_dir) if tf.io.gfile.isdir(model_dir) else []
+    if not names:
         return
-    if not any(tf.io.gfile.exists(os.path.join(model_dir, f)) for f in ("checkpoint", MODEL_FILE)):
+    if not any(n in ("checkpoint", MODEL_FILE) or n.startswith("events.out.") for n in names):
         raise BadInput(
             f"--clear_existing_model: --model_dir={model_dir} holds files and none is a model's; "
             "delete it yourself, or give another folder."
@@ -224,9 +260,11 @@ def _evaluate(job, data, config):
     """Evaluates the newest checkpoint on every record once, and logs the stable line."""
     schema = _schema(config)
     once = _in_order(job.input)
+    if once.num_shares > 1:
+        data = data_check.count_rows(data)
     input_fn = input_pipeline.make_input_fn(data, schema, once)
-    with data_check.naming_bad_records(data, schema):
-        found = _estimator(job, config).evaluate(input_fn, hooks=[hooks.CheckShapes(job.model_dir)])
+    with data_check.naming_bad_records(data, schema), _estimator(job, config) as estimator:
+        found = estimator.evaluate(input_fn, hooks=_session_hooks(job))
     results = {name: float(found[name]) for name in metrics.RESULTS}
     results["examples"] = int(results["examples"])
     results["loss"] = results.pop("mean_loss")
@@ -243,16 +281,22 @@ def _infer(job):
     schema = _schema(config)
     data_check.check_first_records(data, schema, with_labels=False)
     once = _in_order(job.input)._replace(with_labels=False)
+    if once.num_shares > 1:
+        data = data_check.count_rows(data)
     input_fn = input_pipeline.make_input_fn(data, schema, once)
     path = job.predictions_file or os.path.join(job.model_dir, "predictions.txt")
-    batches = _estimator(job, config).predict(
-        input_fn, hooks=[hooks.CheckShapes(job.model_dir)], yield_single_examples=False
-    )
-    started, rows = time.time(), 0
-    with data_check.naming_bad_records(data, schema, False), datasets.open_whole(path) as out:
-        for batch in batches:
-            out.write("%.9g\n" * len(batch["prob"]) % tuple(batch["prob"].tolist()))
-            rows += len(batch["prob"])
+    mode, started, rows = job.distribution, time.time(), 0
+    part = path if mode.num_processes == 1 else f"{path}.part-{mode.rank}"
+    naming = data_check.naming_bad_records(data, schema, with_labels=False)
+    with naming, datasets.open_whole(part) as out, _estimator(job, config) as estimator:
+        session_hooks = _session_hooks(job)
+        for batch in estimator.predict(input_fn, None, session_hooks, yield_single_examples=False):
+            prob = batch["prob"]
+            out.write("%.9g\n" * len(prob) % tuple(prob.tolist()))
+            rows += len(prob)
+    rows = mode.total(rows)  # and so all parts are there
+    if mode.num_processes > 1 and mode.rank == 0:
+        datasets.join(path, [f"{path}.part-{rank}" for rank in range(mode.num_processes)])
     seconds = time.time() - started
     logging.info("Wrote %d predictions to %s (%.0f/s).", rows, path, rows / seconds)
     return {
@@ -273,7 +317,8 @@ def _export(job):
 def _save_export(job, config):
     """Writes a SavedModel into a new numbered folder, whole or not at all; returns its path."""
     receiver_fn = export.serving_input_receiver_fn(_schema(config))
-    path = _estimator(job, config).export_saved_model(job.servable_model_dir, receiver_fn)
+    with _estimator(job, config) as estimator:
+        path = estimator.export_saved_model(job.servable_model_dir, receiver_fn)
     logging.info("Exported the model of step %d to %s.", _global_step(job.model_dir), path.decode())
     return path.decode()
 
@@ -286,22 +331,45 @@ TASKS: Dict[str, Callable[[JobConfig], dict]] = {
 }
 
 
-def _estimator(job, config):
-    """The Estimator of a model; made anew for each use, for it keeps nothing but its folder."""
-    run_config = tf.estimator.RunConfig(
-        model_dir=job.model_dir,
-        tf_random_seed=job.input.seed,
-        save_summary_steps=job.log_steps,
-        keep_checkpoint_max=job.keep_checkpoint_max,
-        session_config=job.distribution.session_config,
-        log_step_count_steps=None,
-    )
-    model_fn = model.make_model_fn(config, job.optimizer, job.distribution)
-    return tf.estimator.Estimator(model_fn, config=run_config)
+@contextlib.contextmanager
+def _estimator(job, config, training=False):
+    """The Estimator of a model; made anew for each use, for it keeps nothing but its folder.
+
+    Processes other than the chief get a folder of their own, which is deleted afterwards.
+    """
+    mode = job.distribution
+    with contextlib.ExitStack() as stack:
+        folder = job.model_dir
+        if mode.rank > 0:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+        run_config = tf.estimator.RunConfig(
+            model_dir=folder,
+            tf_random_seed=job.input.seed,
+            save_summary_steps=job.log_steps,
+            keep_checkpoint_max=job.keep_checkpoint_max,
+            session_config=mode.session_config,
+            log_step_count_steps=None,
+            train_distribute=mode.strategy if training else None,
+        )
+        model_fn = model.make_model_fn(config, job.optimizer, mode)
+        if training:
+            model_fn = mode.wrap_model_fn(model_fn)
+        yield tf.estimator.Estimator(model_fn, config=run_config)
+
+
+def _session_hooks(job):
+    """The hooks of every session: the checkpoint fits the model, and all processes have it."""
+    mode = job.distribution
+    check = [hooks.CheckShapes(job.model_dir)] if mode.rank == 0 else []
+    return [*check, *mode.make_hooks()]
 
 
 def _in_order(config):
-    return config._replace(num_epochs=1, shuffle_buffer=0, cache="none", num_parallel_reads=1)
+    """Every record once, in order, in batches that are not divided among replicas."""
+    return config._replace(
+        num_epochs=1, shuffle_buffer=0, cache="none", num_parallel_reads=1, replicas=1, split=False,
+        in_step=False,
+    )  # fmt: skip
 
 
 def _find(job, flag):

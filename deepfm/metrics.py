@@ -34,12 +34,16 @@ class Evaluation:
         if self._pending_rows >= LIMIT:
             self._compact()
 
-    def merge(self, other):
-        """Adds what another Evaluation has summed up."""
-        other._compact()
+    def state(self):
+        """What was summed up: (scores float32 [n], counts int64 [n, 2], sums float64 [1, 5])."""
         self._compact()
-        self._sums += other._sums
-        self._combine(other._scores, other._counts)
+        return self._scores, self._counts, self._sums[np.newaxis]
+
+    def merge(self, scores, counts, sums):
+        """Adds the states of other Evaluations, put together along their first axes."""
+        self._compact()
+        self._sums = self._sums + sums.sum(axis=0)
+        self._combine(scores, counts)
 
     def _compact(self):
         if not self._pending:
@@ -86,17 +90,26 @@ class Evaluation:
 RESULTS = ("auc", "log_loss", "calibration", "mean_loss", "examples")
 
 
-def evaluation_ops(labels, logits, prob, losses):
+def evaluation_ops(labels, logits, prob, losses, gather=lambda tensor, name: tensor):
     """Estimator's eval_metric_ops: every batch is added to one Evaluation, read at the end.
 
     Args:
         labels, logits, prob, losses: float32 [B].
+        gather: (tensor, name) -> that of all processes, along the first axis; all must read.
 
     Returns:
         {name of RESULTS: (value float64 [], update op)}.
     """
     evaluation = Evaluation()
     add = tf.compat.v1.py_func(evaluation.add, [labels, logits, prob, losses], [])
-    results = tf.compat.v1.py_func(evaluation.results, [], tf.float64)
-    results = tf.ensure_shape(results, [len(RESULTS)])
+    state = tf.compat.v1.py_func(evaluation.state, [], [tf.float32, tf.int64, tf.float64])
+    parts = ("scores", [None]), ("counts", [None, 2]), ("sums", [1, 5])
+    state = [gather(tf.ensure_shape(x, shape), name) for x, (name, shape) in zip(state, parts)]
+
+    def read(*whole):
+        everyones = Evaluation()
+        everyones.merge(*whole)
+        return everyones.results()
+
+    results = tf.ensure_shape(tf.compat.v1.py_func(read, state, tf.float64), [len(RESULTS)])
     return {name: (results[i], add) for i, name in enumerate(RESULTS)}

@@ -13,7 +13,7 @@ from typing import NamedTuple, Tuple
 import tensorflow as tf
 
 from deepfm import metrics, optimizers
-from deepfm.hooks import INPUTS
+from deepfm.hooks import EXAMPLES
 
 v1 = tf.compat.v1
 
@@ -266,13 +266,12 @@ def make_model_fn(config, optimizer_config, distribution):
         distribution: distribution.Distribution.
 
     Returns:
-        model_fn(features, labels, mode), features as in `network`, labels float32
-        [B]; predicts `prob` float32 [B].
+        model_fn(features, labels, mode), features as in `network` and, in training, perhaps
+        `weights` float32 [B] (see input_pipeline), labels float32 [B]; predicts `prob` float32 [B].
     """
 
     def model_fn(features, labels, mode):
         training = mode == tf.estimator.ModeKeys.TRAIN
-        v1.add_to_collection(INPUTS, features["feat_ids"])
         with v1.variable_scope(v1.get_variable_scope(), use_resource=True):
             net = network(features, config, training)
         prob = tf.sigmoid(net.logits, name="prob")
@@ -281,10 +280,16 @@ def make_model_fn(config, optimizer_config, distribution):
             return tf.estimator.EstimatorSpec(mode, predictions=predictions)
         labels = tf.reshape(labels, [-1])
         losses = example_losses(net.logits, labels, config.loss_type)
-        mean_loss = tf.reduce_mean(losses)
         if not training:
-            ops = metrics.evaluation_ops(labels, net.logits, prob, losses)
-            return tf.estimator.EstimatorSpec(mode, loss=mean_loss, eval_metric_ops=ops)
+            ops = metrics.evaluation_ops(labels, net.logits, prob, losses, distribution.gather)
+            return tf.estimator.EstimatorSpec(
+                mode, loss=tf.reduce_mean(losses), eval_metric_ops=ops
+            )
+        weights = features.get("weights", tf.ones_like(labels))
+        v1.add_to_collection(EXAMPLES, tf.math.count_nonzero(weights))
+        mean_loss = tf.reduce_sum(losses * weights) / tf.maximum(
+            tf.cast(tf.size(losses), tf.float32), 1.0
+        )  # a process without records for this step has an empty batch
         weights_l2, rows_l2 = l2_terms(net, config)
         loss = mean_loss + weights_l2 + rows_l2
         v1.summary.scalar(config.loss_type, mean_loss)
@@ -293,6 +298,7 @@ def make_model_fn(config, optimizer_config, distribution):
         # The moving statistics of batch norm move with the weights.
         with tf.control_dependencies(v1.get_collection(v1.GraphKeys.UPDATE_OPS)):
             train_op = optimizer.minimize(loss, v1.train.get_or_create_global_step())
-        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+        everyones_loss = distribution.average(loss, "loss")
+        return tf.estimator.EstimatorSpec(mode, loss=everyones_loss, train_op=train_op)
 
-    return distribution.wrap_model_fn(model_fn)
+    return model_fn

@@ -68,10 +68,31 @@ OPTIMIZERS: Dict[str, Callable] = {
 }
 
 
-class RowWise(v1.train.Optimizer):
+class _Wrapper(v1.train.Optimizer):
+    """An optimizer that hands over to another one."""
+
+    def __init__(self, optimizer):
+        super().__init__(use_locking=False, name=type(self).__name__)
+        self._optimizer = optimizer
+
+    def compute_gradients(self, *args, **kwargs):
+        return self._optimizer.compute_gradients(*args, **kwargs)
+
+    def get_slot(self, *args):
+        return self._optimizer.get_slot(*args)
+
+    def get_slot_names(self):
+        return self._optimizer.get_slot_names()
+
+    def variables(self):
+        return self._optimizer.variables()
+
+
+class RowWise(_Wrapper):
     """Finishes the gradients of one global step, then hands them to another optimizer.
 
-    Distributed modes wrap around this, so that it sees what the replicas sent together.
+    Distributed modes wrap around this, so that it sees what the replicas sent together; under a
+    tf.distribute.Strategy it adds them up by itself.
 
     Args:
         optimizer: whose update is applied.
@@ -80,21 +101,25 @@ class RowWise(v1.train.Optimizer):
     """
 
     def __init__(self, optimizer, config, distinct):
-        super().__init__(use_locking=False, name="RowWise")
-        self._optimizer = optimizer
+        super().__init__(optimizer)
         self._config = config
         self._distinct = distinct
 
-    def compute_gradients(self, *args, **kwargs):
-        return self._optimizer.compute_gradients(*args, **kwargs)
-
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         grads_and_vars = [(g, v) for g, v in grads_and_vars if g is not None]
+        replicas = 1
+        if tf.distribute.has_strategy():
+            replicas = tf.distribute.get_strategy().num_replicas_in_sync
+            grads_and_vars = tf.distribute.get_replica_context().merge_call(
+                _add_up, args=(grads_and_vars,)
+            )
         grads = [self._finish(g, v) for g, v in grads_and_vars]
         if self._config.clip_norm > 0:
             grads, norm = tf.clip_by_global_norm(grads, self._config.clip_norm)
             v1.summary.scalar("gradient_norm", norm)
         variables = [v for _, v in grads_and_vars]
+        if replicas > 1:  # the optimizer adds the replicas' gradients up once more
+            grads = [tf.math.scalar_mul(1 / replicas, g) for g in grads]
         return self._optimizer.apply_gradients(zip(grads, variables), global_step, name)
 
     def _finish(self, grad, variable):
@@ -109,14 +134,32 @@ class RowWise(v1.train.Optimizer):
         rows = tf.IndexedSlices(values, indices, grad.dense_shape)
         return rows if self._config.lazy_updates else tf.convert_to_tensor(rows)
 
-    def get_slot(self, *args):
-        return self._optimizer.get_slot(*args)
 
-    def get_slot_names(self):
-        return self._optimizer.get_slot_names()
+class Averaged(_Wrapper):
+    """Averages gradients over processes before another optimizer applies them.
 
-    def variables(self):
-        return self._optimizer.variables()
+    Args:
+        optimizer: that applies them.
+        average: (gradient, name) -> gradient; a Tensor, or IndexedSlices.
+    """
+
+    def __init__(self, optimizer, average):
+        super().__init__(optimizer)
+        self._average = average
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        averaged = [
+            (self._average(g, v.op.name.replace("/", "_")), v)
+            for g, v in grads_and_vars
+            if g is not None
+        ]
+        return self._optimizer.apply_gradients(averaged, global_step, name)
+
+
+def _add_up(strategy, grads_and_vars):
+    """The gradients of all replicas added up, on each of them."""
+    sums = strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, grads_and_vars)
+    return [(g, v) for g, (_, v) in zip(sums, grads_and_vars)]
 
 
 def _trusting(optimizer):
@@ -143,6 +186,8 @@ def make_optimizer(config, distribution):
     )
     rate = config.learning_rate * decay
     v1.summary.scalar("learning_rate", rate)
-    optimizer = _trusting(OPTIMIZERS[config.name](rate))
+    optimizer = OPTIMIZERS[config.name](rate)
+    if not distribution.strategy:
+        optimizer = _trusting(optimizer)
     single = distribution.num_replicas == 1
     return distribution.wrap_optimizer(RowWise(optimizer, config, distinct=single))

@@ -1,5 +1,6 @@
 """Small data sets and jobs for the tests."""
 
+import contextlib
 import os
 import pathlib
 import subprocess
@@ -8,6 +9,7 @@ import sys
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
+import psutil
 import pytest
 import tensorflow as tf
 
@@ -73,6 +75,43 @@ def run_train(*flags, env=None, timeout=90):
         text=True,
         timeout=timeout,
     )
+
+
+LAUNCHERS = {
+    "gloo": ["horovodrun", "--gloo", "-np"],
+    "mpi": ["mpirun", "--allow-run-as-root", "--oversubscribe", "-bind-to", "none", "-np"],
+}
+
+
+@contextlib.contextmanager
+def started_horovod(processes, *flags, launcher="gloo"):
+    """train.py under horovodrun or mpirun, running; none of its processes outlives the block."""
+    program, *options = LAUNCHERS[launcher]
+    if launcher == "gloo":
+        program = os.path.join(os.path.dirname(sys.executable), program)
+    process = subprocess.Popen(
+        [program, *options, str(processes), sys.executable, "train.py", *map(str, flags)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
+        process.kill()
+        process.wait()
+
+
+def run_horovod(processes, *flags, launcher="gloo", timeout=90):
+    """Runs train.py in several processes; the finished launcher with its text."""
+    with started_horovod(processes, *flags, launcher=launcher) as process:
+        text, _ = process.communicate(timeout=timeout)
+        return subprocess.CompletedProcess(process.args, process.returncode, text, text)
 
 
 SMALL_MODEL = ("--embedding_size=4", "--deep_layers=8,4", "--feature_size=50")

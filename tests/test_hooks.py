@@ -18,7 +18,7 @@ def train(model_dir, steps, extra=(), rows=8, every=2, last=None, poison=None):
     with tf.Graph().as_default():
         step = v1.train.get_or_create_global_step()
         weight = v1.get_variable("weight", [3], initializer=v1.zeros_initializer())
-        v1.add_to_collection(hooks.INPUTS, tf.zeros([rows, 4], tf.int64))
+        v1.add_to_collection(hooks.EXAMPLES, tf.constant(rows, tf.int64))
         grow = 1.0 if poison is None else tf.where(tf.equal(step, poison), np.nan, 1.0)
         loss = tf.reduce_sum(weight) + 1.0
         v1.add_to_collection(v1.GraphKeys.LOSSES, loss)

@@ -72,7 +72,7 @@ def test_merged_parts_give_the_result_of_the_whole():
     whole, _ = evaluate(labels, logits)
     _, left = evaluate(labels[:1234], logits[:1234])
     _, right = evaluate(labels[1234:], logits[1234:])
-    left.merge(right)
+    left.merge(*right.state())
     assert dict(zip(metrics.RESULTS, left.results())) == pytest.approx(whole, abs=1e-12)
 
 

@@ -17,7 +17,7 @@ def apply(name, steps, lazy=True, replicas=1, l2=0.0, rows=ROWS, where=WHERE):
         start = np.arange(12, dtype=np.float32).reshape(6, 2)
         table = v1.get_variable("table", initializer=start, use_resource=True)
         config = optimizers.OptimizerConfig(name, 0.1, l2_rows=l2, lazy_updates=lazy)
-        mode = distribution.Distribution(num_replicas=replicas)
+        mode = distribution.Distribution(replicas_per_process=replicas)
         optimizer = optimizers.make_optimizer(config, mode)
         grad = tf.IndexedSlices(tf.constant(rows), tf.constant(where), tf.constant([6, 2]))
         train = optimizer.apply_gradients([(grad, table)])

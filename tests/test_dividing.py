@@ -1,0 +1,117 @@
+"""How processes and replicas divide the records: each once, in equal steps, weighed right."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import make_records, write_libsvm, write_tfrecords
+
+from deepfm import data_check, datasets, records
+from deepfm.input_pipeline import InputConfig, divide, make_input_fn, steps_per_epoch
+
+SCHEMA = records.Schema(4, 50)
+SIZES = (127, 1000, 0, 2)
+
+
+@pytest.fixture(scope="module", params=["tfrecord", "libsvm"])
+def data(request, tmp_path_factory):
+    """(DataSet of files of SIZES records, the feature values of all records)."""
+    folder = tmp_path_factory.mktemp(request.param)
+    write = write_tfrecords if request.param == "tfrecord" else write_libsvm
+    parts = [make_records(rows, seed=rows) for rows in SIZES]
+    for i, part in enumerate(parts):
+        write(folder / f"{i}.{request.param}s", part)
+    for path in folder.glob("*.libsvms"):
+        path.rename(path.with_suffix(".libsvm"))
+    found = data_check.count_rows(datasets.find(str(folder), "training_data_dir"))
+    return found, np.concatenate([values for _, _, values in parts])
+
+
+def read(data, **config):
+    """The batches of one process: a list of (values, weights)."""
+    input_fn = make_input_fn(data, SCHEMA, InputConfig(**{"batch_size": 64, **config}))
+    batches = []
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        features, _ = tf.compat.v1.data.make_one_shot_iterator(input_fn()).get_next()
+        while True:
+            try:
+                batches.append(session.run([features["feat_vals"], features["weights"]]))
+            except tf.errors.OutOfRangeError:
+                return batches
+
+
+def sort(rows):
+    return rows[np.lexsort(rows.T)]
+
+
+@pytest.mark.parametrize("shuffle", [0, 200])
+@pytest.mark.parametrize(
+    "shares, replicas, split",
+    [(1, 2, False), (1, 3, False), (1, 2, True), (2, 1, False), (3, 1, False), (2, 2, False)],
+)
+def test_each_epoch_uses_every_record_once_in_equal_steps(data, shares, replicas, split, shuffle):
+    found, values = data
+    processes = [
+        read(
+            found, num_shares=shares, share=i, replicas=replicas, split=split, num_epochs=2,
+            in_step=shares > 1, shuffle_buffer=shuffle,
+        )
+        for i in range(shares)
+    ]  # fmt: skip
+    config = InputConfig(64, num_shares=shares, replicas=replicas)
+    steps = steps_per_epoch(found, (), config) * (replicas if split else 1)
+    assert [len(batches) for batches in processes] == [2 * steps] * shares
+    for epoch in (slice(0, steps), slice(steps, None)):
+        used = [v[w > 0] for batches in processes for v, w in batches[epoch]]
+        np.testing.assert_allclose(sort(np.concatenate(used)), sort(values), rtol=1e-6)
+
+
+def test_a_share_that_has_no_records_left_yields_empty_batches(data):
+    found, _ = data
+    sizes = [
+        [len(w) for _, w in read(found, num_shares=2, share=i, in_step=True, batch_size=564)]
+        for i in range(2)
+    ]
+    assert sizes == [[564, 0], [564, 1]]
+
+
+@pytest.mark.parametrize("shares, replicas", [(1, 2), (2, 1), (3, 1), (2, 2)])
+def test_the_mean_over_replicas_is_that_of_the_global_batch(data, shares, replicas):
+    found, _ = data
+    processes = [
+        read(found, num_shares=shares, share=i, replicas=replicas, in_step=shares > 1)
+        for i in range(shares)
+    ]
+    for step in zip(*processes):
+        examples = np.concatenate([v[w > 0] for v, w in step])
+        means = []
+        for values, weights in step:
+            parts = zip(np.split(values, replicas), np.split(weights, replicas))
+            means += [(v * w[:, np.newaxis]).sum(axis=0) / max(len(w), 1) for v, w in parts]
+        np.testing.assert_allclose(np.mean(means, axis=0), examples.mean(axis=0), rtol=1e-5)
+
+
+def files(*rows):
+    return [datasets.DataFile(f"{i}", 1, n) for i, n in enumerate(rows)]
+
+
+@pytest.mark.parametrize("rows", [(127, 1000, 0, 1), (1,), (3, 3, 3), (5, 5, 5, 5), (0, 7)])
+@pytest.mark.parametrize("shares", [1, 2, 3, 5])
+def test_shares_are_even_to_within_one_record_and_hold_each_once(rows, shares):
+    used = np.zeros((len(rows), max(rows)), int)
+    sizes = []
+    for ranges in divide(files(*rows), (), shares):
+        for r in ranges:
+            end = rows[int(r.path)] if r.end is None else r.end
+            used[int(r.path), r.begin : end] += 1
+        sizes.append(sum((rows[int(r.path)] if r.end is None else r.end) - r.begin for r in ranges))
+    for n, counts in zip(rows, used):
+        assert counts.tolist() == [1] * n + [0] * (max(rows) - n)
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_even_files_are_not_cut():
+    shares = divide(files(10, 10, 10, 10), (), 2)
+    assert [[(r.path, r.whole) for r in ranges] for ranges in shares] == [
+        [("0", True), ("1", True)],
+        [("2", True), ("3", True)],
+    ]
