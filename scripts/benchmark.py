@@ -1,0 +1,264 @@
+"""Measures training, input and conversion: what is ours beside what it replaces, in turn.
+
+    .venv/bin/python scripts/benchmark.py
+    .venv/bin/python scripts/benchmark.py --what=training --feature_sizes=117581,1000000 --rounds=3
+
+Each pair runs in turn, `--rounds` times, and its ratio is the median of the rounds' ratios: on a
+machine that others use too, a ratio can be trusted and a single time cannot.
+
+Training is `train.py` as its user runs it, with the default flags and in the article's
+configuration (--lazy_updates=false --l2_scope=table). Input and conversion run in one process each.
+"""
+
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from absl import app, flags, logging
+
+FLAGS = flags.FLAGS
+flags.DEFINE_list("what", "training,input,conversion", "What is measured.")
+flags.DEFINE_list("feature_sizes", "117581,1000000,10000000", "Of training.")
+flags.DEFINE_integer("rounds", 3, "Times that each pair is measured.", 1)
+flags.DEFINE_integer("rows", 400000, "Records of the data set that is made.", 10000)
+flags.DEFINE_integer("batch_size", 1024, "Records in a batch.", 1)
+flags.DEFINE_float("zipf", 1.1, "How steeply the popularity of ids falls; flatter is harder.")
+flags.DEFINE_string("work_dir", None, "Where data and models go; default: a temporary folder.")
+flags.DEFINE_string("json", None, "File for the figures.")
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+_MODEL = ("--embedding_size=32", "--deep_layers=128,64,32", "--l2_reg=0.0001")
+_ARTICLE = ("--lazy_updates=false", "--l2_scope=table")
+
+
+def main(_):
+    with tempfile.TemporaryDirectory() as temporary:
+        work = pathlib.Path(FLAGS.work_dir or temporary)
+        figures = []
+        for what in FLAGS.what:
+            figures += {"training": training, "input": reading, "conversion": conversion}[what](
+                work
+            )
+    print(_table(figures))
+    if FLAGS.json:
+        pathlib.Path(FLAGS.json).write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def _table(figures):
+    """The figures as a Markdown table."""
+    lines = ["| measured | ours | the other | ratio (median) | ratios |", "|---|---|---|---|---|"]
+    for f in figures:
+        ratios = ", ".join(f"{r:.2f}" for r in f["ratios"])
+        lines.append(
+            f"| {f['name']} | {f['ours']:,.0f}/s | {f['other']:,.0f}/s ({f['other_name']}) "
+            f"| {statistics.median(f['ratios']):.2f} | {ratios} |"
+        )
+    return "\n".join(lines)
+
+
+def _in_turn(name, ours, other_name, other):
+    """Runs two functions that return records per second in turn; the figure of the pair."""
+    pairs = []
+    for i in range(FLAGS.rounds):
+        pairs.append((ours(), other()))
+        logging.info(
+            "%s, round %d: %.0f/s, %s %.0f/s", name, i + 1, pairs[-1][0], other_name, pairs[-1][1]
+        )
+    return {
+        "name": name,
+        "other_name": other_name,
+        "ours": statistics.median(a for a, _ in pairs),
+        "other": statistics.median(b for _, b in pairs),
+        "ratios": [a / b for a, b in pairs],
+    }
+
+
+def _run(*command):
+    """Runs a command of the project; seconds that it took."""
+    started = time.time()
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))}\n{done.stderr}")
+    return time.time() - started
+
+
+def _data(work, feature_size):
+    """The folder of a data set with ids below feature_size: train.libsvm and tfrecords/."""
+    folder = work / f"data-{feature_size}-{FLAGS.rows}"
+    if not (folder / "tfrecords" / "dataset.json").exists():
+        logging.info("Making %d rows with %d features.", FLAGS.rows, feature_size)
+        _run(
+            "-m", "data_tools.make_synthetic", f"--output_dir={folder}", "--overwrite",
+            f"--train_rows={FLAGS.rows}", "--val_rows=0", f"--test_rows={FLAGS.rows // 4}",
+            f"--feature_size={feature_size}", f"--zipf={FLAGS.zipf}",
+        )  # fmt: skip
+        for split, to in (("train", "tfrecords"), ("test", "test")):
+            _run(
+                "-m", "data_tools.libsvm_to_tfrecord", f"--input={folder}/{split}.libsvm",
+                f"--output_dir={folder}/{to}", f"--feature_size={feature_size}", "--overwrite",
+            )  # fmt: skip
+    return folder
+
+
+def training(work):
+    """Examples/s of train.py, default against the article's configuration."""
+    return [_training(work, int(size)) for size in FLAGS.feature_sizes]
+
+
+def _training(work, feature_size):
+    folder = _data(work, feature_size)
+    epoch = -(-FLAGS.rows // FLAGS.batch_size)
+    # The article's step takes seconds where the tables are large; then no epoch is compared.
+    few = epoch if feature_size < 500000 else max(12, 40 * 1000000 // feature_size)
+    reports = {}
+
+    def train(name, steps, *extra):
+        validation = [f"--val_data_dir={folder}/test"] if few == epoch else []
+        _run(
+            "train.py", f"--training_data_dir={folder}/tfrecords", *validation, *_MODEL, *extra,
+            f"--model_dir={work}/model", "--clear_existing_model", f"--max_steps={steps}",
+            f"--batch_size={FLAGS.batch_size}",
+        )  # fmt: skip
+        reports[name] = json.loads((work / "model" / "report.json").read_text())
+        return reports[name]["examples_per_second"]
+
+    figure = _in_turn(
+        f"training, {feature_size:,} features",
+        lambda: train("default", epoch),
+        "article's configuration",
+        lambda: train("article", few, *_ARTICLE),
+    )
+    for name, report in reports.items():
+        logging.info("%s: %s", name, json.dumps(report))
+    return {**figure, "reports": reports}
+
+
+def reading(work):
+    """Records/s of the input pipeline against the ways that public examples read."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    sys.path.insert(0, str(ROOT))
+    import tensorflow as tf
+
+    from deepfm import datasets, input_pipeline, records
+
+    tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
+    feature_size = 117581
+    folder = _data(work, feature_size)
+    schema = records.Schema(39, feature_size)
+    files = {"tfrecord": str(folder / "tfrecords"), "libsvm": str(folder / "train.libsvm")}
+
+    def ours(data_format):
+        data = datasets.find(files[data_format], "training_data_dir")
+        config = input_pipeline.InputConfig(FLAGS.batch_size)
+        return _rate(input_pipeline.make_input_fn(data, schema, config), FLAGS.rows)
+
+    def map_then_batch():
+        spec = {
+            "label": tf.io.FixedLenFeature([], tf.float32),
+            "ids": tf.io.FixedLenFeature([39], tf.int64),
+            "values": tf.io.FixedLenFeature([39], tf.float32),
+        }
+        path = str(next((folder / "tfrecords").glob("*.tfrecords")))
+        dataset = tf.data.TFRecordDataset(path).map(
+            lambda record: tf.io.parse_single_example(record, spec), num_parallel_calls=2
+        )
+        return dataset.batch(FLAGS.batch_size).prefetch(2)
+
+    def per_line():
+        """The decoder of the article's code: strings split and converted a line at a time."""
+
+        def decode(line):
+            columns = tf.compat.v1.string_split([line], " ")
+            labels = tf.strings.to_number(columns.values[0], tf.float32)
+            pairs = tf.compat.v1.string_split(columns.values[1:], ":")
+            ids_and_values = tf.reshape(pairs.values, pairs.dense_shape)
+            ids, values = tf.split(ids_and_values, 2, axis=1)
+            ids = tf.strings.to_number(ids, tf.int64)
+            return ids, tf.strings.to_number(values, tf.float32), labels
+
+        dataset = tf.data.TextLineDataset(files["libsvm"]).map(decode, num_parallel_calls=2)
+        return dataset.batch(FLAGS.batch_size).prefetch(2)
+
+    return [
+        _in_turn(
+            "input, TFRecord", lambda: ours("tfrecord"),
+            "map-then-batch", lambda: _rate(map_then_batch, 100000),
+        ),
+        _in_turn(
+            "input, LibSVM", lambda: ours("libsvm"),
+            "per-line decoder", lambda: _rate(per_line, 50000),
+        ),
+    ]  # fmt: skip
+
+
+def _rate(input_fn, rows):
+    """Records per second that an input_fn yields, over at least `rows` records or its end."""
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default():
+        batch = v1.data.make_one_shot_iterator(input_fn()).get_next()
+        with v1.Session() as session:
+            step = session.make_callable(tf.shape(tf.nest.flatten(batch)[0])[0])
+            count = 0
+            step()  # opens the files
+            started = time.time()
+            try:
+                while count < rows:
+                    count += step()
+            except tf.errors.OutOfRangeError:
+                pass
+            return count / (time.time() - started)
+
+
+def conversion(work):
+    """Rows/s of the converter, whole commands, against the usual loop over tf.train.Example."""
+    folder = _data(work, 117581)
+
+    def convert(workers):
+        seconds = _run(
+            "-m", "data_tools.libsvm_to_tfrecord", f"--input={folder}/train.libsvm", "--overwrite",
+            f"--output_dir={work}/converted", f"--num_workers={workers}",
+        )  # fmt: skip
+        return FLAGS.rows / seconds
+
+    def example_loop():
+        script = work / "example_loop.py"
+        script.write_text(_EXAMPLE_LOOP)
+        rows = FLAGS.rows // 5
+        return rows / _run(script, folder / "train.libsvm", work / "loop.tfrecords", rows)
+
+    return [
+        _in_turn("conversion", lambda: convert(1), "tf.train.Example loop", example_loop),
+        _in_turn("conversion, 2 workers", lambda: convert(2), "1 worker", lambda: convert(1)),
+    ]
+
+
+_EXAMPLE_LOOP = """
+import itertools, sys
+import tensorflow as tf
+
+source, target, rows = sys.argv[1:]
+with open(source) as lines, tf.io.TFRecordWriter(target) as writer:
+    for line in itertools.islice(lines, int(rows)):
+        label, *pairs = line.split()
+        ids, values = zip(*(pair.split(":") for pair in pairs))
+        feature = {
+            "label": tf.train.Feature(float_list=tf.train.FloatList(value=[float(label)])),
+            "ids": tf.train.Feature(int64_list=tf.train.Int64List(value=map(int, ids))),
+            "values": tf.train.Feature(float_list=tf.train.FloatList(value=map(float, values))),
+        }
+        example = tf.train.Example(features=tf.train.Features(feature=feature))
+        writer.write(example.SerializeToString())
+"""
+
+
+if __name__ == "__main__":
+    app.run(main)
