@@ -192,6 +192,9 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         self._saves = save
 
     def begin(self):
+        if not self._saves:  # the parent would write to model_dir, which is the chief's
+            self._global_step_tensor = v1.train.get_global_step()
+            return
         super().begin()
         self._bad = _first_not_finite()
 
@@ -199,7 +202,8 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         # Unlike the parent, saves nothing yet: at the start there is nothing that could be lost.
         self._saved_step = session.run(self._global_step_tensor)
         self._timer.update_last_triggered_step(self._saved_step)
-        self._summary_writer.add_graph(tf.compat.v1.get_default_graph())
+        if self._saves:
+            self._summary_writer.add_graph(v1.get_default_graph())
 
     def after_run(self, run_context, run_values):
         super().after_run(run_context, run_values)

@@ -100,3 +100,13 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path):
     with pytest.raises(BadInput, match="step 5: the weights weight are not finite"):
         train(tmp_path, 5, poison=4, extra=[checkpointer(tmp_path)])
     assert tf.train.latest_checkpoint(str(tmp_path)) is None
+
+
+def test_a_process_that_leaves_saving_to_the_chief_writes_nothing_but_evaluates(tmp_path):
+    seen = []
+    hook = checkpointer(
+        tmp_path, every=2, eval_steps=3, evaluate=lambda _, step: seen.append(step), save=False
+    )
+    train(tmp_path, 6, extra=[hook])
+    assert seen == [3, 6]
+    assert list(tmp_path.iterdir()) == []
