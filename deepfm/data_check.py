@@ -1,6 +1,7 @@
 """Finds the record that is wrong: before a job starts, or after reading it stopped the job."""
 
 import contextlib
+import zlib
 from typing import Tuple
 
 import tensorflow as tf
@@ -11,6 +12,32 @@ from deepfm.bad_records import find_bad
 from deepfm.records import BadInput
 
 _CHECKED_FILES = 64  # files whose first records are looked at before a job starts
+
+
+def check_gzip(data: datasets.DataSet):
+    """Refuses (BadInput) gzip files that TensorFlow would read a part of and take for whole.
+
+    That is a file which is cut short, now and then, and one of several members (`cat a.gz b.gz`),
+    always. Unpacks every .gz file once.
+    """
+    for path in (file.path for file in data.files if file.path.endswith(".gz")):
+        unpack = zlib.decompressobj(zlib.MAX_WBITS | 16)  # 16: gzip's header and trailer
+        try:
+            with tf.io.gfile.GFile(path, "rb") as f:
+                for block in iter(lambda f=f: f.read(1 << 20), b""):
+                    unpack.decompress(block)
+                    if unpack.eof:
+                        break
+                more = unpack.unused_data or f.read(1)
+        except zlib.error as error:
+            raise BadInput(f"{path}: is damaged as a gzip file ({error}).") from error
+        if not unpack.eof:
+            raise BadInput(f"{path}: is not whole as a gzip file; its end is missing.")
+        if more:
+            raise BadInput(
+                f"{path}: has several gzip members, of which TensorFlow reads the first only; "
+                "make it one with 'zcat FILE | gzip > OTHER'."
+            )
 
 
 def check_first_records(data: datasets.DataSet, schema: records.Schema, with_labels=True):

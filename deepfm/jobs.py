@@ -376,7 +376,9 @@ def _find(job, flag):
     spec = getattr(job, flag)
     if not spec:
         raise BadInput(f"--{flag} is missing; give a directory, a glob or a list of files.")
-    return datasets.find(spec, flag, job.data_format)
+    data = datasets.find(spec, flag, job.data_format)
+    data_check.check_gzip(data)
+    return data
 
 
 def _need_checkpoint(job):

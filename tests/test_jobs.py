@@ -1,5 +1,6 @@
 """train.py as its user runs it: train, eval, infer, export, and what bad input gets."""
 
+import gzip
 import json
 import os
 import pathlib
@@ -230,7 +231,9 @@ def test_batch_norm_and_every_optimizer_train(trained, tmp_path):
         (["--training_data_dir={}/flipped.tfrecords"], "flipped.tfrecords: record 1 at byte"),
         (["--training_data_dir={}/cut.tfrecords"], "cut.tfrecords: record 2999 at byte"),
         (["--training_data_dir={}/plain.tfrecords.gz"], "is named .gz but is not gzip-compressed"),
-        (["--training_data_dir={}/cut.tfrecords.gz"], "cut.tfrecords.gz: record"),
+        (["--training_data_dir={}/cut.tfrecords.gz"], "cut.tfrecords.gz: is not whole as a gzip"),
+        (["--training_data_dir={}/damaged.tfrecords.gz"], "damaged.tfrecords.gz: is damaged"),
+        (["--training_data_dir={}/two.tfrecords.gz"], "two.tfrecords.gz: has several gzip members"),
         (["--training_dta_dir=x"], "training_data_dir"),
         (["--dropout=0.1,0.2,0.3"], "--dropout has 3 values for 2 hidden layers"),
         (["--dropout=1.5"], "--dropout=1.5"),
@@ -275,9 +278,12 @@ def make_bad_files(folder):
     (folder / "flipped.tfrecords").write_bytes(bytes(flipped))
     (folder / "cut.tfrecords").write_bytes(whole[:-7])
     (folder / "plain.tfrecords.gz").write_bytes(whole)
-    import gzip
-
-    (folder / "cut.tfrecords.gz").write_bytes(gzip.compress(whole)[:-1000])
+    packed = gzip.compress(whole)
+    (folder / "cut.tfrecords.gz").write_bytes(packed[:-1000])
+    damaged = bytearray(packed)
+    damaged[len(packed) // 2] ^= 1
+    (folder / "damaged.tfrecords.gz").write_bytes(bytes(damaged))
+    (folder / "two.tfrecords.gz").write_bytes(packed + packed)
     write_libsvm(folder / "a.libsvm", make_records(3))
 
 
