@@ -8,6 +8,7 @@
 `python train.py --help` lists every flag.
 """
 
+import os
 import sys
 
 from absl import flags
@@ -30,7 +31,7 @@ _JOB = (
     "training_data_dir", "val_data_dir", "infer_data_dir", "data_format", "max_bad_records",
     "max_steps", "log_steps", "save_checkpoints_steps", "save_checkpoints_secs",
     "keep_checkpoint_max", "eval_every_steps", "learning_rate_decay_on_plateau",
-    "global_batch_size",
+    "global_batch_size", "eval_on_all_ranks",
 )  # fmt: skip
 _INPUT = (
     "batch_size", "num_epochs", "shuffle_buffer", "cache", "num_parallel_reads",
@@ -40,6 +41,14 @@ _INPUT = (
 
 def _values(names):
     return {name: FLAGS[name].value for name in names}
+
+
+def set_threads():
+    """Of OpenMP, which reads them when TensorFlow is loaded."""
+    if FLAGS.omp_num_threads:
+        os.environ["OMP_NUM_THREADS"] = str(FLAGS.omp_num_threads)
+    if FLAGS.kmp_affinity:
+        os.environ.update(KMP_AFFINITY=FLAGS.kmp_affinity, KMP_SETTINGS="1")
 
 
 def main():
@@ -70,4 +79,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(entry.run(main))
+    sys.exit(entry.run(main, set_threads))

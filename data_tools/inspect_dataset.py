@@ -20,7 +20,7 @@ from absl import flags, logging
 from data_tools import line_blocks
 from data_tools.progress import Progress
 from deepfm import bad_records, datasets, entry, records
-from deepfm.records import BadInput
+from deepfm.entry import BadInput
 
 FLAGS = flags.FLAGS
 

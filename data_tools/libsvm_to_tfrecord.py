@@ -27,7 +27,7 @@ from data_tools import block_writer, line_blocks, workers
 from data_tools.block_writer import Piece, Range, Task
 from data_tools.progress import Progress
 from deepfm import bad_records, datasets, entry, records
-from deepfm.records import BadInput
+from deepfm.entry import BadInput
 
 FLAGS = flags.FLAGS
 

@@ -10,7 +10,7 @@ from typing import Iterator, NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 
-from deepfm.records import BadInput
+from deepfm.entry import BadInput
 
 BLOCK = 1 << 20  # bytes read at once
 LONGEST_LINE = 64 << 20  # bytes; beyond it a file is not taken for text

@@ -34,7 +34,7 @@ from data_tools.planted_model import (
 )
 from data_tools.progress import Progress
 from deepfm import entry
-from deepfm.records import BadInput
+from deepfm.entry import BadInput
 
 FLAGS = flags.FLAGS
 SUMMARY = "synthetic.json"

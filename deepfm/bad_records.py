@@ -15,7 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from deepfm import records
-from deepfm.records import FRAME, BadInput, Schema
+from deepfm.entry import BadInput
+from deepfm.records import FRAME, Schema
 
 CHUNK = 4096  # records that are checked at once
 UNEXPLAINED = "refused by TensorFlow's decoder"  # though the plain reader finds nothing wrong

@@ -9,7 +9,7 @@ from absl import logging
 
 from deepfm import bad_records, datasets, input_pipeline, records
 from deepfm.bad_records import find_bad
-from deepfm.records import BadInput
+from deepfm.entry import BadInput
 
 _CHECKED_FILES = 64  # files whose first records are looked at before a job starts
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 from absl import logging
 
 from deepfm import bad_records
-from deepfm.records import BadInput
+from deepfm.entry import BadInput
 
 METADATA = "dataset.json"
 FORMAT_VERSION = 1

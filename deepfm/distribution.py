@@ -4,9 +4,8 @@ TensorFlow is loaded only inside the functions, for flags.py needs the modes' na
 environment of TensorFlow's threads is set.
 """
 
-import json
 import os
-from typing import Any, Callable, Dict, List, NamedTuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from absl import logging
 
@@ -19,37 +18,58 @@ class Distribution(NamedTuple):
         num_processes: that train together, each on its share of the records.
         rank: of this process; 0 is the chief, which keeps checkpoints, reports and exports.
         replicas_per_process: copies of the model in a process, each with its part of a batch.
+        synchronous: whether all processes take each step together. If not, a step is one process's,
+            and the chief evaluates alone while the others go on.
+        serve: what this process does in place of the job, or None.
         session_config: tf.ConfigProto.
+        tf_config: TF_CONFIG as Estimator reads it in training, or None.
+        device_fn: the device of each operation of training, or None.
+        partitioner: cuts the model's variables into parts, or None.
         strategy: tf.distribute.Strategy of Estimator's training, or None.
         split_batches: whether the input yields each replica's part of a batch by itself.
         wrap_optimizer: optimizer -> optimizer.
         wrap_model_fn: model_fn -> model_fn of training.
         make_hooks: () -> hooks of each session: training, evaluation and inference.
+        make_training_hooks: model_dir -> further hooks of training, before the saving of
+            checkpoints.
         agree: the chief's value of a number, in all processes, which all must call.
         total: the sum of a number over all processes, likewise.
         average: (tensor, name) -> its mean over all processes, in each step of training.
         gather: (tensor [n, ...], name) -> tensor [sum of n, ...], over all processes.
+        finish: called when the job is done; returns when this process may end.
     """
 
     name: str = "local"
     num_processes: int = 1
     rank: int = 0
     replicas_per_process: int = 1
+    synchronous: bool = True
+    serve: Optional[Callable[[], None]] = None
     session_config: Any = None
+    tf_config: Optional[str] = None
+    device_fn: Optional[Callable] = None
+    partitioner: Optional[Callable] = None
     strategy: Any = None
     split_batches: bool = False
     wrap_optimizer: Callable = lambda optimizer: optimizer
     wrap_model_fn: Callable = lambda model_fn: model_fn
     make_hooks: Callable[[], list] = list
+    make_training_hooks: Callable[[str], list] = lambda model_dir: []
     agree: Callable = lambda value: value
     total: Callable = lambda value: value
     average: Callable = lambda tensor, name: tensor
     gather: Callable = lambda tensor, name: tensor
+    finish: Callable[[], None] = lambda: None
 
     @property
     def num_replicas(self):
-        """Copies of the model over all processes; the global batch is this many batches."""
+        """Copies of the model over all processes."""
         return self.num_processes * self.replicas_per_process
+
+    @property
+    def replicas_in_step(self):
+        """Copies of the model that take a step together; the global batch is this many batches."""
+        return self.num_replicas if self.synchronous else self.replicas_per_process
 
 
 class ModeFlags(NamedTuple):
@@ -58,14 +78,19 @@ class ModeFlags(NamedTuple):
     Attributes:
         intra_op_threads, inter_op_threads: threads inside one operator, and for operators side by
             side; 0: the cores of this process.
-        replicas_per_process: devices that tower and mirrored use; 0: all.
+        omp_num_threads, kmp_affinity: of OpenMP; train.py has set them in the environment.
+        replicas_per_process: devices that tower, mirrored and ps use; 0: all (ps: all GPUs).
         cross_device_ops: how mirrored adds gradients up; a key of CROSS_DEVICE_OPS.
+        task_type: the job; parameter servers are for training alone.
     """
 
     intra_op_threads: int = 0
     inter_op_threads: int = 0
+    omp_num_threads: int = 0
+    kmp_affinity: Optional[str] = None
     replicas_per_process: int = 0
     cross_device_ops: str = "reduction_to_one_device"
+    task_type: str = "train"
 
 
 CROSS_DEVICE_OPS = ("nccl", "hierarchical_copy", "reduction_to_one_device")
@@ -78,16 +103,21 @@ def local(flags: ModeFlags) -> Distribution:
 
 def tower(flags: ModeFlags) -> Distribution:
     """One process, one replica per device; the variables lie on CPU device 0, which adds up."""
+    devices = _devices(flags)
+    return Distribution(name="tower", session_config=_session_config(flags, devices))._replace(
+        **_towers(devices)
+    )
+
+
+def _towers(devices):
+    """The facts of one replica per device."""
     from tensorflow.contrib import estimator
 
-    devices = _devices(flags)
-    return Distribution(
-        name="tower",
-        replicas_per_process=len(devices),
-        session_config=_session_config(flags, devices),
-        wrap_optimizer=estimator.TowerOptimizer,
-        wrap_model_fn=lambda model_fn: estimator.replicate_model_fn(model_fn, devices=devices),
-    )
+    return {
+        "replicas_per_process": len(devices),
+        "wrap_optimizer": estimator.TowerOptimizer,
+        "wrap_model_fn": lambda fn: estimator.replicate_model_fn(fn, devices=devices),
+    }
 
 
 def mirrored(flags: ModeFlags) -> Distribution:
@@ -117,7 +147,7 @@ def horovod(flags: ModeFlags) -> Distribution:
     about one start of two ranks in five waited for ever in its first step, with this none did; why
     is not known.
     """
-    from deepfm.records import BadInput
+    from deepfm.entry import BadInput
 
     try:
         import horovod.tensorflow as hvd
@@ -168,23 +198,65 @@ def horovod(flags: ModeFlags) -> Distribution:
     )
 
 
+def ps(flags: ModeFlags) -> Distribution:
+    """Parameter servers, a chief and workers, which train asynchronously; several towers each."""
+    from deepfm import cluster as clusters
+    from deepfm.entry import BadInput
+
+    cluster = clusters.parse(os.environ.get("TF_CONFIG"))
+    if not cluster or "ps" not in cluster.jobs:
+        raise BadInput(
+            "--distribution=ps needs a cluster with 'ps' in TF_CONFIG; scripts/local_cluster.py "
+            "starts one on this machine."
+        )
+    if flags.task_type != "train":
+        if cluster.job == cluster.chief:
+            return local(flags)
+        idle = f"The chief alone does --task_type={flags.task_type}; this process ends."
+        return Distribution(name="ps", serve=lambda: logging.info(idle))
+    import tensorflow as tf
+
+    from deepfm import parameter_servers
+
+    devices = []
+    if flags.replicas_per_process > 1 or (not flags.replicas_per_process and len(_gpus()) > 1):
+        devices = _devices(flags)
+    config = _session_config(flags, devices)
+    if cluster.job == "ps":
+        return Distribution(name="ps", serve=lambda: parameter_servers.serve(cluster, config))
+    member = parameter_servers.Member(cluster, config)
+    config.device_filters.extend(member.device_filters)
+    mode = Distribution(
+        name="ps",
+        num_processes=cluster.num_processes,
+        rank=cluster.rank,
+        synchronous=cluster.num_processes == 1,
+        session_config=config,
+        tf_config=os.environ["TF_CONFIG"],
+        device_fn=member.device_fn,
+        partitioner=tf.compat.v1.fixed_size_partitioner(cluster.num_servers),
+        make_training_hooks=member.make_hooks,
+        agree=member.agree,
+        total=member.total,
+        finish=member.finish,
+    )
+    return mode._replace(**_towers(devices)) if devices else mode
+
+
 def auto(flags: ModeFlags) -> Distribution:
     """The mode that the environment asks for."""
-    from deepfm.records import BadInput
+    from deepfm import cluster as clusters
+    from deepfm.entry import BadInput
 
-    if _cluster():
+    cluster = clusters.parse(os.environ.get("TF_CONFIG"))
+    if cluster and "ps" in cluster.jobs:
+        return ps(flags)
+    if cluster and cluster.num_processes > 1:
         raise BadInput(
-            "--distribution=auto found a cluster in TF_CONFIG; parameter servers are not there to "
-            "choose yet: unset TF_CONFIG, or start with horovodrun."
+            "TF_CONFIG holds a cluster without 'ps': add parameter servers to it, or start the "
+            "processes with horovodrun and without TF_CONFIG."
         )
     return horovod(flags) if _started_by_mpi() else local(flags)
-
-
-def _cluster():
-    try:
-        return json.loads(os.environ.get("TF_CONFIG") or "{}").get("cluster")
-    except (ValueError, AttributeError):
-        return None
 
 
 def _started_by_mpi():
@@ -214,7 +286,7 @@ def _gpus():
 
 def _devices(flags) -> List[str]:
     """The devices of the replicas: GPUs, or CPU devices but the first, which adds up."""
-    from deepfm.records import BadInput
+    from deepfm.entry import BadInput
 
     gpus, wanted = len(_gpus()), flags.replicas_per_process
     there = gpus or max(int(cores()), 1)
@@ -232,7 +304,13 @@ def _devices(flags) -> List[str]:
 def _session_config(flags, devices=(), share_of=1):
     """tf.ConfigProto for the devices, with the cores shared among `share_of` processes."""
     import tensorflow as tf
+    from tensorflow.python import pywrap_tensorflow
 
+    if (flags.omp_num_threads or flags.kmp_affinity) and not pywrap_tensorflow.IsMklEnabled():
+        logging.warning(
+            "--omp_num_threads and --kmp_affinity do nothing here: this TensorFlow is built "
+            "without MKL; --intra_op_threads and --inter_op_threads set its threads."
+        )
     threads = max(int(cores()) // share_of, 1)
     config = tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=flags.intra_op_threads or threads,
@@ -250,5 +328,6 @@ MODES: Dict[str, Callable[[ModeFlags], Distribution]] = {
     "local": local,
     "tower": tower,
     "mirrored": mirrored,
+    "ps": ps,
     "horovod": horovod,
 }

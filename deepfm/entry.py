@@ -13,15 +13,27 @@ from absl import app, flags, logging
 _WORDS = ("true", "false", "t", "f", "yes", "no", "y", "n", "1", "0")
 
 
-def run(main):
+class BadInput(ValueError):
+    """Input or flags that the user has to mend; its text is the one sentence that they see."""
+
+
+def run(main, before_tensorflow=lambda: None):
     """Runs `main()` after reading the flags; never returns.
+
+    `before_tensorflow()` is called first, while what TensorFlow reads of the environment when it is
+    loaded can still be set.
 
     A BadInput that escapes ends with exit code 2, a failure of TensorFlow or of the disk with 1,
     both with one sentence on standard error. Anything else is a fault of ours: its trace is shown.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     warnings.filterwarnings("ignore", category=FutureWarning, module="tensor(flow|board)")
-    app.run(lambda _: _guarded(main), flags_parser=_parse)
+
+    def start(_):
+        before_tensorflow()
+        _guarded(main)
+
+    app.run(start, flags_parser=_parse)
 
 
 def join_boolean_words(argv, booleans):
@@ -52,8 +64,6 @@ def _guarded(main):
         std_logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S")
     )
     import tensorflow as tf
-
-    from deepfm.records import BadInput
 
     # Through absl alone: TensorFlow would print each of its lines a second time.
     tf.get_logger().handlers = []

@@ -149,7 +149,7 @@ flags.DEFINE_enum("distribution", "auto", list(MODES), "How training is distribu
 _integer(
     "replicas_per_process",
     0,
-    "Devices that a process uses in tower and mirrored; 0: all GPUs, else CPU cores - 1.",
+    "Devices of a process in tower, mirrored and ps; 0: all GPUs, else CPU cores - 1 (ps: one).",
     0,
 )
 flags.DEFINE_enum(
@@ -169,8 +169,20 @@ _integer("num_epochs", 1, "Times that each record is trained on.", 1)
 _integer("max_steps", 0, "Stop at this global step; 0: after num_epochs.", 0)
 _integer("intra_op_threads", 0, "Threads inside one operator; 0: the number of cores.", 0)
 _integer("inter_op_threads", 0, "Operators side by side; 0: the number of cores.", 0)
+_integer("omp_num_threads", 0, "Of OpenMP, in TensorFlow builds with MKL; 0: its own choice.", 0)
+flags.DEFINE_string(
+    "kmp_affinity",
+    None,
+    "How OpenMP binds threads, in TensorFlow builds with MKL: granularity=fine,compact,1,0, or "
+    "disabled, or the like. Default: its own choice.",
+)
 _integer("log_steps", 100, "Steps between progress lines and between summaries.", 1)
 _integer("save_checkpoints_steps", 0, "Steps between checkpoints; 0: by seconds.", 0)
 _integer("save_checkpoints_secs", 600, "Seconds between checkpoints.", 1)
 _integer("keep_checkpoint_max", 5, "Newest checkpoints that are kept; 0: all.", 0)
+flags.DEFINE_bool(
+    "eval_on_all_ranks",
+    False,
+    "Let every Horovod rank evaluate all records, in place of its share of them.",
+)
 _integer("eval_every_steps", 0, "Steps between evaluations; 0: once per epoch and at the end.", 0)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from absl import logging
 
 from deepfm.distribution import cores
-from deepfm.records import BadInput
+from deepfm.entry import BadInput
 
 v1 = tf.compat.v1
 
@@ -47,16 +47,29 @@ class Progress(v1.train.SessionRunHook):
         every_steps: steps between two lines; 0 shows nothing.
         last_step: global step at which training ends, or None where that is not known.
         model_dir: where the checkpoints are.
+        processes: that train together; what is shown is the rate of all.
+        synchronous: whether every step is a step of all processes.
     """
 
-    def __init__(self, every_steps: int, last_step: Optional[int], model_dir: str):
+    def __init__(
+        self,
+        every_steps: int,
+        last_step: Optional[int],
+        model_dir: str,
+        processes: int = 1,
+        synchronous: bool = True,
+    ):
         self._every_steps = every_steps
         self._last_step = last_step
         self._model_dir = model_dir
-        # Of each step: its end (s), CPU time (s), wait for input (s), examples.
+        self._processes = processes
+        self._synchronous = synchronous
+        # Of each step: its end (s), CPU time (s), wait for input (s), examples, the global step.
         self._ends, self._cpu = array.array("d"), array.array("d")
         self._waits, self._examples = array.array("d"), array.array("q")
+        self._global_steps = array.array("q")
         self._excluded = 0.0
+        self._logged = 0  # own steps at the last line
         self._bar = None
         self.recent_loss = float("nan")
 
@@ -67,9 +80,11 @@ class Progress(v1.train.SessionRunHook):
             wait = tf.timestamp() - start
         rows = tf.add_n(examples)
         loss = v1.get_collection(v1.GraphKeys.LOSSES)[-1]  # Estimator puts the spec's loss there
-        self._fetches = [loss, rows, wait]
+        self._fetches = [loss, rows, wait, v1.train.get_global_step()]
 
     def after_create_session(self, session, coord):
+        if self._ends:
+            return  # a session made anew
         self._first_step = session.run(v1.train.get_global_step())
         self._begin, self._begin_cpu = time.time(), time.process_time()
         if self._every_steps and sys.stdout.isatty():
@@ -82,20 +97,24 @@ class Progress(v1.train.SessionRunHook):
         return v1.train.SessionRunArgs(self._fetches)
 
     def after_run(self, run_context, run_values):
-        loss, rows, wait = run_values.results
+        loss, rows, wait, global_step = run_values.results
         self._ends.append(time.time() - self._excluded)
         self._cpu.append(time.process_time())
         self._waits.append(wait)
         self._examples.append(rows)
-        step = self._first_step + len(self._ends)
+        # What was fetched may be from before the step, or have others' steps in it.
+        step = self._first_step + len(self._ends) if self._synchronous else global_step
+        before = self._global_steps[-1] if self._global_steps else self._first_step
+        self._global_steps.append(step)
         if not np.isfinite(loss):
             raise diverged(step, f"the loss is {loss}", self._model_dir)
         self.recent_loss = loss
         if self._bar:
             self._bar.update(
-                len(self._ends), [("loss", loss), ("examples/s", round(self._rate(50)))]
+                step - self._first_step,
+                [("loss", loss), ("examples/s", round(self._rate(50)[0]))],
             )
-        elif self._every_steps and len(self._ends) % self._every_steps == 0:
+        elif self._every_steps and step // self._every_steps > before // self._every_steps:
             self._log(step, loss)
 
     def exclude(self, seconds: float):
@@ -112,35 +131,39 @@ class Progress(v1.train.SessionRunHook):
             sys.stdout.write("\n")
 
     def _rate(self, steps):
-        """Examples per second over the last steps."""
+        """(examples/s of all processes, global steps/s, share waited) over the last own steps."""
         n = len(self._ends)
         start = self._ends[n - 1 - steps] if n > steps else self._begin
-        return sum(self._examples[-steps:]) / max(self._ends[-1] - start, 1e-9)
+        first = self._global_steps[n - 1 - steps] if n > steps else self._first_step
+        seconds = max(self._ends[-1] - start, 1e-9)
+        moved = self._global_steps[-1] - first
+        alike = self._processes if self._synchronous else moved / min(n, steps)
+        examples = sum(self._examples[-steps:]) * alike
+        return examples / seconds, moved / seconds, sum(self._waits[-steps:]) / seconds
 
     def _log(self, step, loss):
-        steps = self._every_steps
-        seconds = self._ends[-1] - (
-            self._ends[-1 - steps] if len(self._ends) > steps else self._begin
-        )
+        examples, steps, wait = self._rate(len(self._ends) - self._logged)
+        self._logged = len(self._ends)
         left = ""
-        if self._last_step:
-            left = f"  left {_clock((self._last_step - step) * seconds / steps)}"
-        wait = sum(self._waits[-steps:]) / max(seconds, 1e-9)
+        if self._last_step and steps:
+            left = f"  left {_clock((self._last_step - step) / steps)}"
         logging.info(
             "step %d  loss %.5f  %.0f examples/s  input wait %.0f %%%s",
-            step, loss, self._rate(steps), 100 * wait, left,
+            step, loss, examples, 100 * wait, left,
         )  # fmt: skip
 
     def throughput(self) -> Throughput:
-        """The figures of all steps so far."""
+        """The figures of this process's steps so far."""
         steps = len(self._ends)
+        if not steps:
+            return Throughput(0, 0.0, 0.0, 0.0, 0.0, 0)
         skip = min(100, steps // 10)
         ends = np.array([self._begin, *self._ends])[skip:]
         cpu = np.array([self._begin_cpu, *self._cpu])[skip:]
         seconds = max(ends[-1] - ends[0], 1e-9)
         return Throughput(
             int(sum(self._examples)),
-            float(self._ends[-1] - self._begin) if steps else 0.0,
+            float(self._ends[-1] - self._begin),
             float(sum(self._examples[skip:]) / seconds),
             float(sum(self._waits[skip:]) / seconds),
             float((cpu[-1] - cpu[0]) / seconds / cores()),
@@ -188,7 +211,7 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         self._evaluate = evaluate
         self._model_dir = model_dir
         self._saved_step = None
-        self._evaluated_step = None
+        self._next_evaluation = None  # global step
         self._saves = save
 
     def begin(self):
@@ -202,21 +225,26 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         # Unlike the parent, saves nothing yet: at the start there is nothing that could be lost.
         self._saved_step = session.run(self._global_step_tensor)
         self._timer.update_last_triggered_step(self._saved_step)
+        self._set_next_evaluation(self._saved_step)
         if self._saves:
             self._summary_writer.add_graph(v1.get_default_graph())
 
     def after_run(self, run_context, run_values):
         super().after_run(run_context, run_values)
-        # The step that was fetched may be from before or after its increment.
-        if self._eval_steps and -run_values.results % self._eval_steps in (0, 1):
+        # The step that was fetched may be from before its increment.
+        if self._eval_steps and run_values.results + 1 >= self._next_evaluation:
             step = run_context.session.run(self._global_step_tensor)
-            if step % self._eval_steps or step == self._evaluated_step:
+            if step < self._next_evaluation:
                 return
-            self._evaluated_step = step
+            self._set_next_evaluation(step)
             self._save(run_context.session, step)
             if self._evaluate(run_context.session, step):
                 self._saved_step = None
                 self._save(run_context.session, step)
+
+    def _set_next_evaluation(self, step):
+        if self._eval_steps:
+            self._next_evaluation = (step // self._eval_steps + 1) * self._eval_steps
 
     def end(self, session):
         self._save(session, session.run(self._global_step_tensor))
@@ -237,7 +265,8 @@ def _first_not_finite():
     """string []: the name of the first variable that holds a NaN or an infinity, or ''."""
     name = tf.constant("")
     for variable in reversed(v1.trainable_variables()):
-        finite = tf.reduce_all(tf.math.is_finite(tf.reduce_sum(variable)))
+        with tf.device(variable.device):  # so that it need not travel
+            finite = tf.reduce_all(tf.math.is_finite(tf.reduce_sum(variable)))
         name = tf.where(finite, name, variable.op.name)
     return name
 
@@ -255,7 +284,7 @@ class CheckShapes(v1.train.SessionRunHook):
         found = dict(tf.train.list_variables(path))
         # MirroredStrategy keeps copies that are no variables of the checkpoint.
         variables = [v for v in v1.global_variables() if "/replica_" not in v.op.name]
-        wanted = {v.op.name: v.shape.as_list() for v in variables}
+        wanted = dict(map(_saved_as, variables))
         differ = [
             f"{name} is {found[name]}, these flags make it {shape}"
             for name, shape in wanted.items()
@@ -269,6 +298,14 @@ class CheckShapes(v1.train.SessionRunHook):
                 + ". Give the flags it was trained with, another --model_dir, "
                 "or --clear_existing_model."
             )
+
+
+def _saved_as(variable):
+    """(name, shape) in a checkpoint, which knows nothing of the parts of a variable."""
+    part = variable._get_save_slice_info()
+    if part:
+        return part.full_name, list(part.full_shape)
+    return variable.op.name, variable.shape.as_list()
 
 
 def _absent(names: List[str]):

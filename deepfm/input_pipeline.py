@@ -15,6 +15,7 @@ from typing import FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from deepfm import bad_records, datasets, records
 
@@ -175,6 +176,19 @@ def divide(
     return shares
 
 
+def log_division(files: Sequence[datasets.DataFile], damaged: Sequence[Skipped], num_shares: int):
+    """Logs which records each process reads."""
+    if num_shares == 1:
+        return
+    for i, ranges in enumerate(divide(files, damaged, num_shares)):
+        rows = sum(r.end - r.begin for r in ranges)
+        name = lambda r: os.path.basename(r.path) + ("" if r.whole else f"[{r.begin}:{r.end}]")
+        names = [name(r) for r in ranges]
+        if len(names) > 4:
+            names[2:-1] = [f"... {len(names) - 3} more ..."]
+        logging.info("Process %d reads %s records: %s.", i, f"{rows:,}", ", ".join(names) or "-")
+
+
 def _with_weights(dataset, shares, config):
     """(raw string [B], weight float32 []) for each step that some share has records for."""
     if not config.in_step:
@@ -200,12 +214,16 @@ def _parts_of_steps(shares, config):
 def steps_per_epoch(
     data: datasets.DataSet, damaged: Sequence[Skipped], config: InputConfig
 ) -> Optional[int]:
-    """Steps that every process takes in an epoch; None where the rows are not known."""
+    """Steps of an epoch: of every process where they keep in step, else of all together.
+
+    None where the rows are not known.
+    """
     if data.rows is None:
         return None
-    bad = sum(len(file.places) for file in damaged)
-    largest = -(-(data.rows - bad) // config.num_shares)
-    return -(-largest // (config.batch_size * config.replicas))
+    rows = data.rows - sum(len(file.places) for file in damaged)
+    shares = [-(-(rows - i) // config.num_shares) for i in range(config.num_shares)]
+    steps = [-(-share // (config.batch_size * config.replicas)) for share in shares]
+    return max(steps) if config.in_step else sum(steps)
 
 
 def _parts(batch, replicas):

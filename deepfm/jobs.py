@@ -23,7 +23,7 @@ from deepfm import (
     records,
 )
 from deepfm.distribution import Distribution
-from deepfm.records import BadInput
+from deepfm.entry import BadInput
 
 v1 = tf.compat.v1
 
@@ -59,6 +59,7 @@ class JobConfig(NamedTuple):
     eval_every_steps: int
     learning_rate_decay_on_plateau: float
     global_batch_size: int
+    eval_on_all_ranks: bool
     model: Dict[str, Any]
     given: Tuple[str, ...]
     optimizer: optimizers.OptimizerConfig
@@ -72,21 +73,25 @@ def run(job: JobConfig):
     Raises:
         BadInput: flags or data that the user has to mend; the text says which and how.
     """
+    if job.distribution.serve:
+        job.distribution.serve()
+        return
     if not job.model_dir:
         raise BadInput("--model_dir is missing; give the folder of the model, e.g. ./model.")
     job = _with_batch_size(job)
     mode = job.distribution
-    if mode.rank > 0:
+    if mode.rank > 0 and mode.synchronous:
         logging.set_verbosity(logging.WARNING)
     job = job._replace(
         input=job.input._replace(
-            num_shares=mode.num_processes, share=mode.rank, in_step=mode.num_processes > 1,
+            num_shares=mode.num_processes, share=mode.rank,
+            in_step=mode.synchronous and mode.num_processes > 1,
             replicas=mode.replicas_per_process, split=mode.split_batches,
         )
     )  # fmt: skip
     started = time.time()
     report = TASKS[job.task_type](job)
-    if job.distribution.rank == 0:
+    if mode.rank == 0:
         report = {
             "task_type": job.task_type,
             "distribution": job.distribution.name,
@@ -98,15 +103,16 @@ def run(job: JobConfig):
         }
         path = os.path.join(job.model_dir, "report.json")
         datasets.write_whole(path, json.dumps(report, indent=1) + "\n")
+    mode.finish()
 
 
 def _global_batch(job):
-    return job.input.batch_size * job.distribution.num_replicas
+    return job.input.batch_size * job.distribution.replicas_in_step
 
 
 def _with_batch_size(job):
     """The job with --global_batch_size divided among the replicas."""
-    size, replicas = job.global_batch_size, job.distribution.num_replicas
+    size, replicas = job.global_batch_size, job.distribution.replicas_in_step
     if not size:
         return job
     if size % replicas:
@@ -134,13 +140,20 @@ class _Training:
                 "--learning_rate_decay_on_plateau needs evaluations: give --val_data_dir and "
                 "--eval_every_steps (by itself once per epoch where dataset.json tells the rows)."
             )
-        self.first = job.distribution.agree(_global_step(job.model_dir))
+        mode = job.distribution
+        self.first = mode.agree(_global_step(job.model_dir))
         last = epoch and self.first + epoch * job.input.num_epochs
         last = min(filter(None, (last, job.max_steps)), default=None)
-        chief = job.distribution.rank == 0
-        self.progress = hooks.Progress(job.log_steps if chief else 0, last, job.model_dir)
+        chief = mode.rank == 0
+        if not mode.synchronous and not chief:
+            eval_steps = 0
+        self.progress = hooks.Progress(
+            job.log_steps if chief or not mode.synchronous else 0, last, job.model_dir,
+            mode.num_processes, mode.synchronous,
+        )  # fmt: skip
         self.hooks = [
             *_session_hooks(job),
+            *mode.make_training_hooks(job.model_dir),
             self.progress,
             hooks.Checkpointer(
                 job.model_dir,
@@ -179,22 +192,27 @@ class _Training:
 
     def report(self):
         """What was done, after an evaluation of the model as it is now."""
+        mode = self._job.distribution
         step = self.first + self.progress.steps
+        if not mode.synchronous:
+            step = _global_step(self._job.model_dir)
         report = {"global_step": step}
-        if self.progress.steps:
-            found = self.progress.throughput()
-            total = self._job.distribution.total
-            examples, rate = total(found.examples), total(found.examples_per_second)
+        found = self.progress.throughput()
+        examples, rate = mode.total(found.examples), mode.total(found.examples_per_second)
+        if examples:
+            loss = float(self.progress.recent_loss) if self.progress.steps else None
             report.update(
                 found._asdict(), examples=examples, examples_per_second=rate,
-                train={"loss": float(self.progress.recent_loss), "examples": examples},
+                train={"loss": loss, "examples": examples},
             )  # fmt: skip
             report["training_seconds"] = report.pop("seconds")
             logging.info(
                 "Trained %d steps on %d examples in %.1f s: %.0f examples/s.",
-                self.progress.steps, examples, found.seconds, rate,
+                step - self.first, examples, found.seconds, rate,
             )  # fmt: skip
-        if self._validation:
+        if not mode.synchronous:
+            logging.info("This process took %d of the steps.", self.progress.steps)
+        if self._validation and (mode.synchronous or mode.rank == 0):
             at, results = self._evaluated
             report["eval"] = results if at == step else self._evaluate()
         return report
@@ -216,7 +234,7 @@ def _train(job):
         _clear(job.model_dir)
     training = _Training(job, data, damaged, validation, config)
     input_fn = input_pipeline.make_input_fn(data, schema, job.input, damaged)
-    _log_start(job, data, config)
+    _log_start(job, data, config, damaged)
     if job.max_steps and training.first >= job.max_steps:
         logging.info("Step %d has reached --max_steps=%d already.", training.first, job.max_steps)
     else:
@@ -224,7 +242,7 @@ def _train(job):
             job, config, True
         ) as estimator:
             estimator.train(input_fn, hooks=training.hooks, max_steps=job.max_steps or None)
-        if not training.progress.steps:
+        if not (training.progress.steps or data.rows):
             raise BadInput(f"--training_data_dir={job.training_data_dir} holds no records.")
     chief = job.distribution.rank == 0
     if chief:
@@ -259,6 +277,8 @@ def _eval(job):
 def _evaluate(job, data, config):
     """Evaluates the newest checkpoint on every record once, and logs the stable line."""
     schema = _schema(config)
+    if job.eval_on_all_ranks or not job.distribution.synchronous:
+        job = _alone(job)
     once = _in_order(job.input)
     if once.num_shares > 1:
         data = data_check.count_rows(data)
@@ -342,19 +362,43 @@ def _estimator(job, config, training=False):
         folder = job.model_dir
         if mode.rank > 0:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
-        run_config = tf.estimator.RunConfig(
-            model_dir=folder,
-            tf_random_seed=job.input.seed,
-            save_summary_steps=job.log_steps,
-            keep_checkpoint_max=job.keep_checkpoint_max,
-            session_config=mode.session_config,
-            log_step_count_steps=None,
-            train_distribute=mode.strategy if training else None,
-        )
+        with _tf_config(mode.tf_config if training else None):
+            run_config = tf.estimator.RunConfig(
+                model_dir=folder,
+                tf_random_seed=job.input.seed,
+                save_summary_steps=job.log_steps,
+                keep_checkpoint_max=job.keep_checkpoint_max,
+                session_config=mode.session_config,
+                log_step_count_steps=None,
+                train_distribute=mode.strategy if training else None,
+                device_fn=mode.device_fn if training else None,
+            )
         model_fn = model.make_model_fn(config, job.optimizer, mode)
         if training:
             model_fn = mode.wrap_model_fn(model_fn)
         yield tf.estimator.Estimator(model_fn, config=run_config)
+
+
+@contextlib.contextmanager
+def _tf_config(text):
+    """TF_CONFIG as RunConfig is to see it, whatever the environment of this process holds."""
+    kept = os.environ.pop("TF_CONFIG", None)
+    if text:
+        os.environ["TF_CONFIG"] = text
+    try:
+        yield
+    finally:
+        os.environ.pop("TF_CONFIG", None)
+        if kept is not None:
+            os.environ["TF_CONFIG"] = kept
+
+
+def _alone(job):
+    """The job of a process that reads all records by itself."""
+    return job._replace(
+        input=job.input._replace(num_shares=1, share=0),
+        distribution=job.distribution._replace(gather=Distribution().gather),
+    )
 
 
 def _session_hooks(job):
@@ -437,11 +481,14 @@ def _global_step(model_dir):
     return int(tf.train.load_variable(path, "global_step")) if path else 0
 
 
-def _log_start(job, data, config):
+def _log_start(job, data, config, damaged):
     rows = "an unknown number of" if data.rows is None else f"{data.rows:,}"
+    replicas = job.distribution.replicas_in_step
     logging.info(
-        "Training on %s records, %d file%s (%s), %d fields, %s features; batch %d x %d replica%s.",
+        "Training on %s records, %d file%s (%s), %d fields, %s features; "
+        "%d replica%s × %s = %s records in a batch.",
         rows, len(data.files), "s" * (len(data.files) > 1), data.data_format, config.field_size,
-        f"{config.feature_size:,}", job.input.batch_size, job.distribution.num_replicas,
-        "s" * (job.distribution.num_replicas > 1),
+        f"{config.feature_size:,}", replicas, "s" * (replicas > 1), f"{job.input.batch_size:,}",
+        f"{_global_batch(job):,}",
     )  # fmt: skip
+    input_pipeline.log_division(data.files, damaged, job.input.num_shares)

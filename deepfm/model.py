@@ -10,6 +10,7 @@ B: examples in the batch. F: fields. K: embedding size. U: distinct feature ids 
 
 from typing import NamedTuple, Tuple
 
+import numpy as np
 import tensorflow as tf
 
 from deepfm import metrics, optimizers
@@ -115,7 +116,52 @@ def deep(embeddings, config, training):
 
 
 def _glorot(config, layer):
-    return v1.glorot_normal_initializer(seed=config.seed * 1000 + layer)
+    """Initializer of a kernel: normal of variance 2 / (inputs + outputs), cut off at 2 stddev.
+
+    Glorot and Bengio, AISTATS 2010.
+    """
+
+    def draw(shape, seed, full_shape):
+        # The truncated normal's own standard deviation is not 1 but this.
+        stddev = np.sqrt(2 / sum(full_shape)) / 0.87962566103423978
+        return tf.random.stateless_truncated_normal(shape, seed, stddev=stddev)
+
+    return _in_blocks(draw, config.seed * 1000 + layer)
+
+
+def _normal(stddev, seed):
+    """Initializer of an embedding table."""
+    draw = lambda shape, seed, _: tf.random.stateless_normal(shape, seed, stddev=stddev)
+    return _in_blocks(draw, seed)
+
+
+_BLOCK = 1 << 18  # numbers that are drawn at once
+
+
+def _in_blocks(draw, seed):
+    """An initializer whose rows are the same in however many parts the variable lies.
+
+    TensorFlow's own give each part of a partitioned variable the same numbers.
+
+    Args:
+        draw: (shape, seed int [2], shape of the whole variable) -> float32.
+        seed: of the variable.
+    """
+
+    def initialize(shape, dtype=None, partition_info=None):
+        full, first = list(shape), 0
+        if partition_info:
+            full, first = partition_info.full_shape, partition_info.var_offset[0]
+        rows = min(max(_BLOCK // max(full[-1], 1), 1), full[0])  # of a block
+        begin, end = first // rows, -(-(first + shape[0]) // rows)
+        block = lambda i: draw([rows, *full[1:]], tf.stack([seed, i]), full)
+        blocks = tf.map_fn(
+            block, tf.range(begin, end), dtype, parallel_iterations=2, back_prop=False
+        )
+        values = tf.reshape(blocks, [-1, *full[1:]])
+        return tf.ensure_shape(values[first - begin * rows :][: shape[0]], shape)
+
+    return initialize
 
 
 def _drop(x, rate, seed):
@@ -179,7 +225,7 @@ def look_up(ids, config):
     Returns:
         Tables.
     """
-    normal = v1.random_normal_initializer(stddev=config.embedding_init_stddev, seed=config.seed)
+    normal = _normal(config.embedding_init_stddev, config.seed)
     tables = [
         v1.get_variable("fm_w", [config.feature_size], initializer=v1.zeros_initializer()),
         v1.get_variable("fm_v", [config.feature_size, config.embedding_size], initializer=normal),
@@ -272,7 +318,9 @@ def make_model_fn(config, optimizer_config, distribution):
 
     def model_fn(features, labels, mode):
         training = mode == tf.estimator.ModeKeys.TRAIN
-        with v1.variable_scope(v1.get_variable_scope(), use_resource=True):
+        scope = v1.get_variable_scope()
+        cut = distribution.partitioner if training else None
+        with v1.variable_scope(scope, use_resource=True, partitioner=cut):
             net = network(features, config, training)
         prob = tf.sigmoid(net.logits, name="prob")
         if mode == tf.estimator.ModeKeys.PREDICT:

@@ -126,11 +126,12 @@ class RowWise(_Wrapper):
         if not isinstance(grad, tf.IndexedSlices):
             return grad
         values, indices = grad.values, grad.indices
-        if not self._distinct:
-            indices, where = tf.unique(indices)
-            values = tf.math.unsorted_segment_sum(values, where, tf.size(indices))
-        if self._config.l2_rows > 0:
-            values += self._config.l2_rows * tf.gather(variable, indices)
+        with tf.device(variable.device):  # so that its rows need not travel
+            if not self._distinct:
+                indices, where = tf.unique(indices)
+                values = tf.math.unsorted_segment_sum(values, where, tf.size(indices))
+            if self._config.l2_rows > 0:
+                values += self._config.l2_rows * tf.gather(variable, indices)
         rows = tf.IndexedSlices(values, indices, grad.dense_shape)
         return rows if self._config.lazy_updates else tf.convert_to_tensor(rows)
 
@@ -189,5 +190,5 @@ def make_optimizer(config, distribution):
     optimizer = OPTIMIZERS[config.name](rate)
     if not distribution.strategy:
         optimizer = _trusting(optimizer)
-    single = distribution.num_replicas == 1
+    single = distribution.replicas_in_step == 1
     return distribution.wrap_optimizer(RowWise(optimizer, config, distinct=single))

@@ -15,10 +15,6 @@ import tensorflow as tf
 FRAME = 16  # bytes of a record in its file apart from its payload: length, and two checksums
 
 
-class BadInput(ValueError):
-    """Input or flags that the user has to mend; its text is the one sentence that they see."""
-
-
 class Schema(NamedTuple):
     """What every record of a data set must look like.
 

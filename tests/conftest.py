@@ -84,18 +84,16 @@ LAUNCHERS = {
 
 
 @contextlib.contextmanager
-def started_horovod(processes, *flags, launcher="gloo"):
-    """train.py under horovodrun or mpirun, running; none of its processes outlives the block."""
-    program, *options = LAUNCHERS[launcher]
-    if launcher == "gloo":
-        program = os.path.join(os.path.dirname(sys.executable), program)
+def started(command, **options):
+    """A command, running; none of its processes outlives the block."""
     process = subprocess.Popen(
-        [program, *options, str(processes), sys.executable, "train.py", *map(str, flags)],
+        [str(word) for word in command],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        **options,
     )
     try:
         yield process
@@ -107,11 +105,37 @@ def started_horovod(processes, *flags, launcher="gloo"):
         process.wait()
 
 
-def run_horovod(processes, *flags, launcher="gloo", timeout=90):
-    """Runs train.py in several processes; the finished launcher with its text."""
-    with started_horovod(processes, *flags, launcher=launcher) as process:
+def started_horovod(processes, *flags, launcher="gloo"):
+    """train.py under horovodrun or mpirun, running."""
+    program, *options = LAUNCHERS[launcher]
+    if launcher == "gloo":
+        program = os.path.join(os.path.dirname(sys.executable), program)
+    return started([program, *options, processes, sys.executable, "train.py", *flags])
+
+
+def started_cluster(*flags, servers=1, workers=1, restarts=0):
+    """train.py on parameter servers, a chief and workers, running."""
+    return started([
+        sys.executable, "scripts/local_cluster.py", f"--num_servers={servers}",
+        f"--num_workers={workers}", f"--restarts={restarts}", "--", *flags,
+    ])  # fmt: skip
+
+
+def finish(context, timeout=90):
+    """Waits for a started command; the finished process with its text."""
+    with context as process:
         text, _ = process.communicate(timeout=timeout)
         return subprocess.CompletedProcess(process.args, process.returncode, text, text)
+
+
+def run_horovod(processes, *flags, launcher="gloo", timeout=90):
+    """Runs train.py in several processes; the finished launcher with its text."""
+    return finish(started_horovod(processes, *flags, launcher=launcher), timeout)
+
+
+def run_cluster(*flags, servers=1, workers=1, timeout=90):
+    """Runs train.py on parameter servers; the finished launcher with its text."""
+    return finish(started_cluster(*flags, servers=servers, workers=workers), timeout)
 
 
 SMALL_MODEL = ("--embedding_size=4", "--deep_layers=8,4", "--feature_size=50")

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from deepfm import datasets
-from deepfm.records import BadInput
+from deepfm.entry import BadInput
 
 
 def write_tfrecord(path, n=3):

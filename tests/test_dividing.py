@@ -57,7 +57,7 @@ def test_each_epoch_uses_every_record_once_in_equal_steps(data, shares, replicas
         )
         for i in range(shares)
     ]  # fmt: skip
-    config = InputConfig(64, num_shares=shares, replicas=replicas)
+    config = InputConfig(64, num_shares=shares, replicas=replicas, in_step=shares > 1)
     steps = steps_per_epoch(found, (), config) * (replicas if split else 1)
     assert [len(batches) for batches in processes] == [2 * steps] * shares
     for epoch in (slice(0, steps), slice(steps, None)):

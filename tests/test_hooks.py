@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from deepfm import hooks
-from deepfm.records import BadInput
+from deepfm.entry import BadInput
 
 v1 = tf.compat.v1
 

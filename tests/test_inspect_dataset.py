@@ -12,7 +12,7 @@ import tensorflow as tf
 from conftest import ROOT, example, shared_data
 
 from data_tools import inspect_dataset, libsvm_to_tfrecord, line_blocks
-from deepfm.records import BadInput
+from deepfm.entry import BadInput
 
 TIMEOUT = 60  # seconds
 

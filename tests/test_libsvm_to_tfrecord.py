@@ -17,7 +17,7 @@ from conftest import ROOT, shared_data
 from data_tools import block_writer, libsvm_to_tfrecord, line_blocks, workers
 from data_tools.libsvm_to_tfrecord import Options
 from deepfm import datasets
-from deepfm.records import BadInput
+from deepfm.entry import BadInput
 
 TIMEOUT = 60  # seconds
 

@@ -12,7 +12,7 @@ from sklearn import metrics
 
 from data_tools import make_synthetic, planted_model
 from data_tools.planted_model import LEVELS, Shape
-from deepfm.records import BadInput
+from deepfm.entry import BadInput
 
 SHAPE = Shape(field_size=9, numeric_fields=3, feature_size=500)
 SEED = 7

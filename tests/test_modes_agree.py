@@ -10,7 +10,14 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import SMALL_MODEL, make_records, run_horovod, run_train, write_tfrecords
+from conftest import (
+    SMALL_MODEL,
+    make_records,
+    run_cluster,
+    run_horovod,
+    run_train,
+    write_tfrecords,
+)
 
 GLOBAL_BATCH = 24
 ROWS = 49 * GLOBAL_BATCH + 14  # so the last batch is short, in each process, by another number
@@ -113,6 +120,18 @@ def test_horovod_agrees_with_local(data, locally, tmp_path, processes, name):
         f"--training_data_dir={data}/{processes}.tfrecords",
     )  # fmt: skip
     check(done, tmp_path, locally[name], compare_losses=name == "sgd")
+
+
+@pytest.mark.parametrize("replicas, name", [(1, n) for n in OPTIMIZERS] + [(2, "lazy_adam")])
+def test_parameter_servers_with_one_worker_agree_with_local(
+    data, locally, tmp_path, replicas, name
+):
+    done = run_cluster(
+        *FLAGS, "ps", *OPTIMIZERS[name], f"--model_dir={tmp_path}",
+        f"--training_data_dir={data}/1.tfrecords", f"--replicas_per_process={replicas}",
+        servers=2, workers=0,
+    )  # fmt: skip
+    check(done, tmp_path, locally[name], compare_losses=replicas == 1 or name == "sgd")
 
 
 @pytest.mark.parametrize("cross_device_ops", ["hierarchical_copy"])

@@ -1,0 +1,243 @@
+"""Asynchronous training with parameter servers: how its processes start, agree and end together.
+
+Every process has a TensorFlow server. The chief and the workers train, each on its share of the
+records, at their own pace; the variables lie on the parameter servers. What TensorFlow leaves open
+is when each may end. Here all live until the chief has finished the job: it waits for the workers'
+last steps before its last checkpoint, and releases them and the servers when its work is done.
+Before that, a process that is lost ends them all (cluster.Watch).
+
+What the processes tell each other are numbers on a board: variables on server 0, outside of the
+model's graph, which one posts and the others wait for.
+"""
+
+import contextlib
+import os
+import time
+import uuid
+
+import tensorflow as tf
+from absl import logging
+
+from deepfm import cluster as clusters
+from deepfm.cluster import Cluster
+from deepfm.entry import BadInput
+
+v1 = tf.compat.v1
+
+_POLL = 0.1  # seconds between two looks at the board
+_FAREWELL = 10  # seconds that the chief waits at most for the workers to say that they are leaving
+
+
+class _Board:
+    """Numbers that processes post under a name, once each, on a parameter server."""
+
+    def __init__(self, server: tf.distribute.Server, filters):
+        self._graph = tf.Graph()
+        config = v1.ConfigProto(device_filters=filters)
+        self._session = v1.Session(server.target, self._graph, config)
+        self._ops = {}
+
+    def post(self, name: str, number: float = 0.0):
+        post, value, _, _ = self._of(name, 0)
+        self._run(post, {value: number})
+
+    def post_last(self, name: str, server: int = 0):
+        """Posts what may be the last thing that a server hears; it may be gone already."""
+        post, value, _, _ = self._of(name, server)
+        with contextlib.suppress(tf.errors.UnavailableError, tf.errors.AbortedError):
+            self._session.run(post, {value: 0.0})
+
+    def posted(self, name: str, server: int = 0) -> bool:
+        return self._run(self._of(name, server)[2])
+
+    def read(self, name: str) -> float:
+        """The number, when it is there."""
+        while not self.posted(name):
+            time.sleep(_POLL)
+        return self._run(self._of(name, 0)[3])
+
+    def reads_file(self, path: str, server: int) -> bool:
+        """Whether a server can read a file."""
+        with self._graph.as_default(), tf.device(f"/job:ps/task:{server}"):
+            content = tf.io.read_file(path)
+        try:
+            self._session.run(content)
+        except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError):
+            return False
+        return True
+
+    def _of(self, name, server):
+        """Ops of a number: (post, its placeholder, is it posted, read)."""
+        if (name, server) not in self._ops:
+            with self._graph.as_default(), tf.device(f"/job:ps/task:{server}"):
+                handle = tf.raw_ops.VarHandleOp(
+                    dtype=tf.float64, shape=[], shared_name=f"deepfm_board/{name}"
+                )
+                value = v1.placeholder(tf.float64, [])
+                self._ops[name, server] = (
+                    tf.raw_ops.AssignVariableOp(resource=handle, value=value),
+                    value,
+                    tf.raw_ops.VarIsInitializedOp(resource=handle),
+                    tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64),
+                )
+        return self._ops[name, server]
+
+    def _run(self, fetch, feed=None):
+        while True:
+            try:
+                return self._session.run(fetch, feed)
+            except (tf.errors.UnavailableError, tf.errors.AbortedError):
+                time.sleep(1)  # the network may come back; if the server is lost, the Watch ends us
+
+
+def _start_server(cluster: Cluster, config) -> tf.distribute.Server:
+    try:
+        return tf.distribute.Server(
+            v1.train.ClusterSpec(cluster.jobs), cluster.job, cluster.index, config=config
+        )
+    except tf.errors.UnknownError as error:
+        address = cluster.jobs[cluster.job][cluster.index]
+        raise BadInput(
+            f"TF_CONFIG: {cluster.job} {cluster.index} cannot listen on port "
+            f"{address.rpartition(':')[2]} of {address}; another program may use it."
+        ) from error
+
+
+def serve(cluster: Cluster, config):
+    """What a parameter server does: holds variables until the chief has finished the job."""
+    server = _start_server(cluster, config)
+    watch = clusters.Watch(cluster)
+    watch.start()
+    board = _Board(server, [f"/job:ps/task:{cluster.index}"])
+    logging.info("Parameter server %d serves.", cluster.index)
+    while not board.posted("closed", cluster.index):
+        time.sleep(_POLL)
+    watch.stop()
+    time.sleep(0.5)  # the chief's post is answered by then
+    logging.info("Parameter server %d ends: the job is done.", cluster.index)
+
+
+class Member:
+    """A process that trains: the chief or a worker.
+
+    Args:
+        cluster: Cluster.
+        config: tf.ConfigProto of its server.
+    """
+
+    def __init__(self, cluster: Cluster, config):
+        self.cluster = cluster
+        self._server = _start_server(cluster, config)
+        self._watch = clusters.Watch(cluster)
+        self._watch.start()
+        clusters.wait_for_servers(cluster)
+        me = f"/job:{cluster.job}/task:{cluster.index}"
+        self.device_filters = ["/job:ps", me]
+        self.device_fn = v1.train.replica_device_setter(
+            cluster.num_servers, worker_device=me, cluster=v1.train.ClusterSpec(cluster.jobs)
+        )
+        self._board = _Board(self._server, self.device_filters)
+        self._rounds = 0
+
+    def agree(self, number):
+        """The chief's number, in all processes."""
+        name = self._next_round()
+        if self.cluster.rank == 0:
+            self._board.post(name, number)
+        return type(number)(self._board.read(name))
+
+    def total(self, number):
+        """The sum of all processes' numbers."""
+        name = self._next_round()
+        self._board.post(f"{name}/{self.cluster.rank}", number)
+        ranks = range(self.cluster.num_processes)
+        return type(number)(sum(self._board.read(f"{name}/{rank}") for rank in ranks))
+
+    def _next_round(self):
+        self._rounds += 1
+        return f"round_{self._rounds}"
+
+    def make_hooks(self, model_dir: str):
+        """The hooks of training; they come before the one that saves checkpoints."""
+        if self.cluster.rank == 0:
+            return [_Chief(self.cluster, self._board, model_dir)]
+        return [_Worker(self.cluster, self._board)]
+
+    def finish(self):
+        """Ends the job in all processes, when the chief comes here."""
+        workers = [f"left/{rank}" for rank in range(1, self.cluster.num_processes)]
+        if self.cluster.rank > 0:
+            self._board.read("released")
+            self._watch.stop()
+            self._board.post_last(workers[self.cluster.rank - 1])
+            return
+        self._watch.stop()
+        self._board.post("released")
+        last = time.time() + _FAREWELL
+        while time.time() < last and not all(map(self._board.posted, workers)):
+            time.sleep(_POLL)
+        for server in range(self.cluster.num_servers):
+            self._board.post_last("closed", server)
+
+
+class _Worker(v1.train.SessionRunHook):
+    """Starts when the chief has made the variables; tells it of the last step."""
+
+    def __init__(self, cluster, board):
+        self._cluster, self._board = cluster, board
+
+    def begin(self):
+        # Estimator's own waiting looks every 30 s.
+        self._board.read("started")
+
+    def end(self, session):
+        self._board.post(f"joined/{self._cluster.rank}")
+
+
+class _Chief(v1.train.SessionRunHook):
+    """Checks and reports what lies where; waits for the workers' last steps, so that the last
+    checkpoint has them."""
+
+    def __init__(self, cluster, board, model_dir):
+        self._cluster, self._board, self._model_dir = cluster, board, model_dir
+
+    def begin(self):
+        self._check_shared()
+        log_balance(self._cluster.num_servers, v1.global_variables())
+
+    def after_create_session(self, session, coord):
+        self._board.post("started")
+
+    def end(self, session):
+        for rank in range(1, self._cluster.num_processes):
+            self._board.read(f"joined/{rank}")
+
+    def _check_shared(self):
+        """Each server writes its part of a checkpoint itself."""
+        tf.io.gfile.makedirs(self._model_dir)
+        path = os.path.join(self._model_dir, f".shared-{uuid.uuid4().hex}")
+        with tf.io.gfile.GFile(path, "w") as f:
+            f.write("A parameter server looks for this file.\n")
+        try:
+            for i, address in enumerate(self._cluster.jobs["ps"]):
+                if not self._board.reads_file(path, i):
+                    raise BadInput(
+                        f"--model_dir={self._model_dir} is not shared: ps {i} ({address}) does "
+                        "not see what the chief writes there; give the full path of a folder on a "
+                        "shared disk, or s3://."
+                    )
+        finally:
+            tf.io.gfile.remove(path)
+
+
+def log_balance(num_servers: int, variables):
+    """Logs how many bytes of the variables, the optimizer's among them, each server holds."""
+    sizes = [0] * num_servers
+    for variable in variables:
+        task = tf.DeviceSpec.from_string(variable.device).task
+        sizes[task] += variable.shape.num_elements() * variable.dtype.size
+    logging.info(
+        "Parameter servers hold %s MB; max/min %.2f.",
+        ", ".join(f"{size / 1e6:.1f}" for size in sizes),
+        max(sizes) / max(min(sizes), 1),
+    )

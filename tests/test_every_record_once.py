@@ -1,0 +1,77 @@
+"""Every record is used once per epoch in every mode, shown by the ids that reached the model.
+
+Each record has an id of its own. The tables start at 0 and the learning rate is tiny, so every
+prediction is 1/2, and SGD moves the first-order weight of a record by rate * 1/2 / B each time that
+it is used, B being the examples of the global batch in which it was.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import run_cluster, run_horovod, run_train, write_tfrecords
+
+SIZES = (127, 1000, 0, 1)
+ROWS = sum(SIZES)
+EPOCHS = 2
+BATCH = 64
+RATE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder of files of SIZES records; the ids are 0, 1, ... over all files."""
+    folder = tmp_path_factory.mktemp("once")
+    ids = np.arange(ROWS).reshape([-1, 1])
+    columns = (ids[:, 0] % 2).astype(np.float32), ids, np.ones([ROWS, 1], np.float32)
+    first = 0
+    for i, rows in enumerate(SIZES):
+        part = [column[first : first + rows] for column in columns]
+        write_tfrecords(folder / f"{i}.tfrecords", part)
+        first += rows
+    return folder
+
+
+def expected(processes, replicas, synchronous):
+    """For each record the sum over its uses of 1 / B, the slow and obvious way."""
+    cuts = [ROWS * i // processes for i in range(processes + 1)]
+    shares = [list(range(a, b)) for a, b in zip(cuts, cuts[1:])]
+    size = BATCH * replicas
+    found = np.zeros(ROWS)
+    for step in range(-(-ROWS // size)):
+        batches = [share[step * size : (step + 1) * size] for share in shares]
+        for batch in batches:
+            together = batches if synchronous else [batch]
+            for record in batch:
+                found[record] += EPOCHS / sum(map(len, together))
+    return found
+
+
+RUNS = {
+    "local": (run_train, 1, 1, True),
+    "tower": (run_train, 1, 2, True),
+    "mirrored": (run_train, 1, 2, True),
+    "horovod 2": (run_horovod, 2, 1, True),
+    "horovod 3": (run_horovod, 3, 1, True),
+    "ps 1": (run_cluster, 1, 1, False),
+    "ps 3": (run_cluster, 3, 1, False),
+    "ps 2 of 2 towers": (run_cluster, 2, 2, False),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_id_moves_as_often_as_its_record_is_read(data, tmp_path, name):
+    run, processes, replicas, synchronous = RUNS[name]
+    args = [
+        f"--training_data_dir={data}", f"--model_dir={tmp_path}", f"--feature_size={ROWS}",
+        "--embedding_size=2", "--deep_layers=4", "--dropout=0", "--embedding_init_stddev=0",
+        "--l2_reg=0", "--optimizer=sgd", f"--learning_rate={RATE}", f"--batch_size={BATCH}",
+        f"--num_epochs={EPOCHS}", "--shuffle_buffer=0", f"--distribution={name.split()[0]}",
+        f"--replicas_per_process={replicas}", "--num_parallel_reads=1",
+    ]  # fmt: skip
+    if run is run_horovod:
+        done = run(processes, *args)
+    else:
+        done = run(*args, **({"workers": processes - 1} if run is run_cluster else {}))
+    assert done.returncode == 0, done.stderr
+    moved = np.abs(tf.train.load_variable(str(tmp_path), "fm_w")) / RATE / 0.5
+    np.testing.assert_allclose(moved, expected(processes, replicas, synchronous), rtol=1e-3)

@@ -1,0 +1,126 @@
+"""What lies where, and what travels: the graph that each mode builds, also for devices that are not
+here."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import make_records
+
+from deepfm import distribution, model, optimizers
+from deepfm.distribution import Distribution, ModeFlags
+
+v1 = tf.compat.v1
+CONFIG = model.ModelConfig(4, 50, 8, (8, 4), (0.0, 0.0), l2_reg=0.01)
+GPUS = [f"/device:GPU:{i}" for i in range(4)]
+
+
+def features(rows=48):
+    labels, ids, values = make_records(rows)
+    inputs = {"feat_ids": ids, "feat_vals": values, "weights": np.ones(rows, np.float32)}
+    return tf.nest.map_structure(tf.constant, (inputs, labels))
+
+
+def build(mode, config=CONFIG):
+    """Builds a training step of a mode in the default graph; returns what the optimizer was given:
+    (gradient, variable) for each replica that applies."""
+    seen = []
+
+    class Sgd(v1.train.GradientDescentOptimizer):
+        def apply_gradients(self, grads_and_vars, *args, **kwargs):
+            grads_and_vars = list(grads_and_vars)
+            seen.extend(grads_and_vars)
+            return super().apply_gradients(grads_and_vars, *args, **kwargs)
+
+    kept = optimizers.OPTIMIZERS["sgd"]
+    optimizers.OPTIMIZERS["sgd"] = Sgd
+    try:
+        optimizer = optimizers.OptimizerConfig("sgd", 0.1, l2_rows=0.01)
+        model_fn = mode.wrap_model_fn(model.make_model_fn(config, optimizer, mode))
+        train = tf.estimator.ModeKeys.TRAIN
+        if mode.strategy:
+            with mode.strategy.scope():
+                v1.train.get_or_create_global_step()
+                mode.strategy.experimental_run_v2(lambda: model_fn(*features(), mode=train).loss)
+        else:
+            v1.train.get_or_create_global_step()
+            model_fn(*features(), mode=train)
+    finally:
+        optimizers.OPTIMIZERS["sgd"] = kept
+    return seen
+
+
+def cut(parts):
+    return Distribution(partitioner=v1.fixed_size_partitioner(parts))
+
+
+MODES = {
+    "local": lambda: distribution.local(ModeFlags()),
+    "tower": lambda: distribution.tower(ModeFlags(replicas_per_process=2)),
+    "mirrored": lambda: distribution.mirrored(ModeFlags(replicas_per_process=2)),
+    "horovod": lambda: distribution.horovod(ModeFlags()),  # of one process
+    "variables in 3 parts, as on parameter servers": lambda: cut(3),
+}
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_the_gradients_of_both_tables_are_rows_in_every_mode(name):
+    with tf.Graph().as_default():
+        seen = build(MODES[name]())
+        of_tables = [(g, v) for g, v in seen if v.op.name.startswith(("fm_w", "fm_v"))]
+        assert of_tables and all(isinstance(g, tf.IndexedSlices) for g, _ in of_tables)
+        others = [g for g, v in seen if not v.op.name.startswith(("fm_w", "fm_v"))]
+        assert others and not any(isinstance(g, tf.IndexedSlices) for g in others)
+
+
+def test_horovod_sends_each_distinct_row_of_its_batch_once():
+    _, ids, _ = make_records(48)
+    with tf.Graph().as_default() as graph:
+        build(MODES["horovod"]())
+        sent = [op.inputs[0] for op in graph.get_operations() if op.type == "HorovodAllgather"]
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            shapes = [x.shape for x in session.run(sent)]
+    distinct = len(np.unique(ids))
+    assert distinct < ids.size
+    assert sorted(shapes) == [(distinct,), (distinct,), (distinct,), (distinct, 8)]
+
+
+def devices(graph, op_type):
+    return {op.device for op in graph.get_operations() if op.type == op_type}
+
+
+@pytest.fixture
+def four_gpus(monkeypatch):
+    monkeypatch.setattr(distribution, "_gpus", lambda: GPUS)
+
+
+def test_towers_compute_on_four_gpus_and_keep_the_variables_on_the_cpu(four_gpus):
+    with tf.Graph().as_default() as graph:
+        mode = distribution.tower(ModeFlags())
+        assert mode.replicas_per_process == 4
+        build(mode)
+        assert devices(graph, "MatMul") == set(GPUS)
+        assert devices(graph, "VarHandleOp") <= {"/device:CPU:0", ""}  # "": learning_rate_decay
+
+
+def test_mirrored_computes_on_four_gpus_and_keeps_a_copy_of_the_variables_on_each(four_gpus):
+    with tf.Graph().as_default() as graph:
+        mode = distribution.mirrored(ModeFlags())
+        assert mode.num_replicas == 4
+        build(mode)
+        on = lambda op_type: {tf.DeviceSpec.from_string(d) for d in devices(graph, op_type)}
+        assert {(d.device_type, d.device_index) for d in on("MatMul")} == {
+            ("GPU", i) for i in range(4)
+        }
+        tables = [
+            op for op in graph.get_operations()
+            if op.type == "VarHandleOp" and op.name.startswith("fm_v")
+        ]  # fmt: skip
+        assert len({op.device for op in tables}) == 4
+
+
+def test_a_horovod_rank_sees_the_gpu_of_its_local_rank_alone(four_gpus):
+    import horovod.tensorflow as hvd
+
+    mode = distribution.horovod(ModeFlags())
+    assert mode.session_config.gpu_options.visible_device_list == str(hvd.local_rank())
