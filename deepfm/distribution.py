@@ -160,6 +160,8 @@ def horovod(flags: ModeFlags) -> Distribution:
 
     from deepfm import optimizers
 
+    # Open MPI's waiting would keep a whole core busy, which the step needs.
+    os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     hvd.init()
     config = _session_config(flags, share_of=hvd.local_size())
     if _gpus():
@@ -174,22 +176,17 @@ def horovod(flags: ModeFlags) -> Distribution:
             summed = hvd.allreduce(tf.constant(value, tf.float64), op=hvd.Sum)
             return type(value)(session.run(summed))
 
-    def average(grad, name):
-        """The mean of a gradient; of rows, every rank's, divided by the ranks."""
-        if not isinstance(grad, tf.IndexedSlices):
-            return hvd.allreduce(grad, name=name)
-        return tf.IndexedSlices(
-            hvd.allgather(grad.values, name=f"{name}_rows") / hvd.size(),
-            hvd.allgather(grad.indices, name=f"{name}_ids"),
-            grad.dense_shape,
-        )
-
     return Distribution(
         name="horovod",
         num_processes=hvd.size(),
         rank=hvd.rank(),
         session_config=config,
-        wrap_optimizer=lambda optimizer: optimizers.Averaged(optimizer, average),
+        wrap_optimizer=lambda optimizer: optimizers.Averaged(
+            optimizer,
+            add_up=lambda x, name: hvd.allreduce(x, name=name, op=hvd.Sum),
+            gather=lambda x, name: hvd.allgather(x, name=name),
+            size=hvd.size(),
+        ),
         make_hooks=lambda: [hvd.BroadcastGlobalVariablesHook(0)],
         agree=agree,
         total=total,
@@ -316,7 +313,11 @@ def _session_config(flags, devices=(), share_of=1):
         intra_op_parallelism_threads=flags.intra_op_threads or threads,
         inter_op_parallelism_threads=flags.inter_op_threads or threads,
         allow_soft_placement=True,
+        device_count={"GPU": 0},
     )
+    # All sessions of a process share the threads that its first one asks for.
+    tf.compat.v1.Session(graph=tf.Graph(), config=config).close()
+    config.device_count.clear()
     config.gpu_options.allow_growth = True
     if any("cpu" in device for device in devices):
         config.device_count["CPU"] = len(devices) + 1

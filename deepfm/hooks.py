@@ -87,7 +87,8 @@ class Progress(v1.train.SessionRunHook):
             return  # a session made anew
         self._first_step = session.run(v1.train.get_global_step())
         self._begin, self._begin_cpu = time.time(), time.process_time()
-        if self._every_steps and sys.stdout.isatty():
+        # Launchers of several processes give each a terminal and prefix what it writes there.
+        if self._every_steps and self._processes == 1 and sys.stdout.isatty():
             steps = self._last_step and self._last_step - self._first_step
             self._bar = tf.keras.utils.Progbar(
                 steps, stateful_metrics=["loss", "examples/s"], unit_name="step"

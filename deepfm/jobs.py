@@ -141,7 +141,8 @@ class _Training:
                 "--eval_every_steps (by itself once per epoch where dataset.json tells the rows)."
             )
         mode = job.distribution
-        self.first = mode.agree(_global_step(job.model_dir))
+        # Only the chief looks: it may have just cleared the folder that others would read.
+        self.first = mode.agree(_global_step(job.model_dir) if mode.rank == 0 else 0)
         last = epoch and self.first + epoch * job.input.num_epochs
         last = min(filter(None, (last, job.max_steps)), default=None)
         chief = mode.rank == 0

@@ -12,6 +12,7 @@ from typing import NamedTuple, Tuple
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.ops import variables
 
 from deepfm import metrics, optimizers
 from deepfm.hooks import EXAMPLES
@@ -231,8 +232,13 @@ def look_up(ids, config):
         v1.get_variable("fm_v", [config.feature_size, config.embedding_size], initializer=normal),
     ]
     flat = tf.reshape(ids, [-1])  # [B F]
-    # 'div' keeps neighbouring rows together, so a checkpoint means the same with any partitions.
-    gather = lambda table, where: tf.nn.embedding_lookup(table, where, partition_strategy="div")
+
+    def gather(table, where):
+        if isinstance(table, variables.PartitionedVariable):
+            # 'div' keeps neighbouring rows together: a checkpoint means the same with any parts.
+            return tf.nn.embedding_lookup(table, where, partition_strategy="div")
+        return tf.gather(table, where)  # embedding_lookup reads the whole of a strategy's variable
+
     if counts_rows_once(config):
         distinct, where = tf.unique(flat)  # [U], [B F]
         rows = [gather(table, distinct) for table in tables]

@@ -139,22 +139,54 @@ class RowWise(_Wrapper):
 class Averaged(_Wrapper):
     """Averages gradients over processes before another optimizer applies them.
 
+    Dense gradients are added up as they are. Table rows travel as rows: each process sends its ids
+    as soon as it has them, and then the rows of all tables side by side, each row once; here the
+    rows of all processes are combined.
+
     Args:
         optimizer: that applies them.
-        average: (gradient, name) -> gradient; a Tensor, or IndexedSlices.
+        add_up: (tensor, name) -> its sum over the processes.
+        gather: (tensor [n, ...], name) -> [sum of n, ...], what all processes have.
+        size: processes.
     """
 
-    def __init__(self, optimizer, average):
+    def __init__(self, optimizer, add_up, gather, size):
         super().__init__(optimizer)
-        self._average = average
+        self._add_up, self._gather, self._size = add_up, gather, size
+
+    def compute_gradients(self, loss, *args, **kwargs):
+        return self._optimizer.compute_gradients(loss / self._size, *args, **kwargs)
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        grads_and_vars = [(g, v) for g, v in grads_and_vars if g is not None]
+        rows = iter(self._rows([g for g, _ in grads_and_vars if isinstance(g, tf.IndexedSlices)]))
         averaged = [
-            (self._average(g, v.op.name.replace("/", "_")), v)
+            (next(rows), v)
+            if isinstance(g, tf.IndexedSlices)
+            else (self._add_up(g, v.op.name.replace("/", "_")), v)
             for g, v in grads_and_vars
-            if g is not None
         ]
         return self._optimizer.apply_gradients(averaged, global_step, name)
+
+    def _rows(self, grads):
+        averaged = [None] * len(grads)
+        for ids in dict.fromkeys(_source(g.indices) for g in grads):
+            group = [i for i, g in enumerate(grads) if _source(g.indices) is ids]
+            shapes = [grads[i].values.shape[1:] for i in group]
+            widths = [shape.num_elements() for shape in shapes]
+            columns = [tf.reshape(grads[i].values, [-1, w]) for i, w in zip(group, widths)]
+            together, where = tf.unique(self._gather(ids, f"ids_{group[0]}"))
+            everyones = self._gather(tf.concat(columns, axis=1), f"rows_{group[0]}")
+            sums = tf.math.unsorted_segment_sum(everyones, where, tf.size(together))
+            for i, shape, values in zip(group, shapes, tf.split(sums, widths, axis=1)):
+                values = tf.reshape(values, [-1, *shape])
+                averaged[i] = tf.IndexedSlices(values, together, grads[i].dense_shape)
+        return averaged
+
+
+def _source(indices):
+    """The ids that a gather was given, which the gather's gradient has reshaped."""
+    return indices.op.inputs[0] if indices.op.type == "Reshape" else indices
 
 
 def _add_up(strategy, grads_and_vars):
@@ -190,5 +222,6 @@ def make_optimizer(config, distribution):
     optimizer = OPTIMIZERS[config.name](rate)
     if not distribution.strategy:
         optimizer = _trusting(optimizer)
-    single = distribution.replicas_in_step == 1
-    return distribution.wrap_optimizer(RowWise(optimizer, config, distinct=single))
+    # Processes that send each other rows combine them before (Averaged).
+    distinct = distribution.replicas_per_process == 1
+    return distribution.wrap_optimizer(RowWise(optimizer, config, distinct))

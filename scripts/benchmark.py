@@ -1,4 +1,4 @@
-"""Measures training, input and conversion: what is ours beside what it replaces, in turn.
+"""Measures training, modes, input and conversion: each beside what it replaces, in turn.
 
     .venv/bin/python scripts/benchmark.py
     .venv/bin/python scripts/benchmark.py --what=training --feature_sizes=117581,1000000 --rounds=3
@@ -8,6 +8,7 @@ machine that others use too, a ratio can be trusted and a single time cannot.
 
 Training is `train.py` as its user runs it, with the default flags and in the article's
 configuration (--lazy_updates=false --l2_scope=table). Input and conversion run in one process each.
+The modes are a table: all of them in turn at each feature size, --rounds times.
 """
 
 import json
@@ -22,7 +23,7 @@ import time
 from absl import app, flags, logging
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list("what", "training,input,conversion", "What is measured.")
+flags.DEFINE_list("what", "training,modes,input,conversion", "What is measured.")
 flags.DEFINE_list("feature_sizes", "117581,1000000,10000000", "Of training.")
 flags.DEFINE_integer("rounds", 3, "Times that each pair is measured.", 1)
 flags.DEFINE_integer("rows", 400000, "Records of the data set that is made.", 10000)
@@ -41,9 +42,7 @@ def main(_):
         work = pathlib.Path(FLAGS.work_dir or temporary)
         figures = []
         for what in FLAGS.what:
-            figures += {"training": training, "input": reading, "conversion": conversion}[what](
-                work
-            )
+            figures += MEASURES[what](work)
     print(_table(figures))
     if FLAGS.json:
         pathlib.Path(FLAGS.json).write_text(json.dumps(figures, indent=1) + "\n")
@@ -138,6 +137,73 @@ def _training(work, feature_size):
     for name, report in reports.items():
         logging.info("%s: %s", name, json.dumps(report))
     return {**figure, "reports": reports}
+
+
+_ONE_THREAD = ("--intra_op_threads=1", "--inter_op_threads=1")
+_HOROVOD = (pathlib.Path(sys.executable).parent / "horovodrun", "-np", "2")
+_CLUSTER = (sys.executable, "scripts/local_cluster.py", "--num_servers=1", "--num_workers=1", "--")
+
+# name -> (launcher, flags of train.py); the batch of a replica is the same in all
+MODES = {
+    "local": ((), ("--distribution=local",)),
+    "local, 1 thread": ((), ("--distribution=local", *_ONE_THREAD)),
+    "tower, 2 replicas": ((), ("--distribution=tower", "--replicas_per_process=2")),
+    "mirrored, 1 replica": ((), ("--distribution=mirrored", "--replicas_per_process=1")),
+    "mirrored, 2 replicas": ((), ("--distribution=mirrored", "--replicas_per_process=2")),
+    "ps, 2 workers, 1 server": (_CLUSTER, ()),
+    "horovod, 2 ranks of 1 thread": (_HOROVOD, _ONE_THREAD),
+}
+
+
+def modes(work):
+    """Examples/s of every mode; prints a table of each feature size."""
+    figures = []
+    for size in (int(s) for s in FLAGS.feature_sizes):
+        rates = {name: [] for name in MODES}
+        article = []  # Horovod with whole tables all-reduced
+        for i in range(FLAGS.rounds):
+            for name, (launcher, extra) in MODES.items():
+                rates[name].append(_mode(work, size, launcher, extra))
+                logging.info("%s features, round %d, %s: %.0f/s", size, i, name, rates[name][-1])
+            if 500000 <= size <= 2000000:
+                few = (*_ARTICLE, *_ONE_THREAD, "--max_steps=12")
+                article.append(_mode(work, size, _HOROVOD, few))
+                logging.info("%s features, round %d, article: %.0f/s", size, i, article[-1])
+        first = rates["local, 1 thread"]
+        print(f"\n| {size:,} features | examples/s | times local of 1 thread |\n|---|---|---|")
+        for name, found in rates.items():
+            ratio = statistics.median(a / b for a, b in zip(found, first))
+            print(f"| {name} | {statistics.median(found):,.0f} | {ratio:.2f} |")
+        horovod = rates["horovod, 2 ranks of 1 thread"]
+        pairs = [("1 process of 1 thread", first), ("whole tables all-reduced", article)]
+        for name, other in pairs:
+            if other:
+                figures.append({
+                    "name": f"horovod, 2 ranks of 1 thread, {size:,} features",
+                    "other_name": name,
+                    "ours": statistics.median(horovod),
+                    "other": statistics.median(other),
+                    "ratios": [a / b for a, b in zip(horovod, other)],
+                })  # fmt: skip
+    return figures
+
+
+def _mode(work, feature_size, launcher, extra):
+    """Examples/s of train.py in a mode, over an epoch."""
+    data = _data(work, feature_size) / "tfrecords"
+    command = [ROOT / "train.py"] if launcher != _CLUSTER else []
+    launched = (*launcher, sys.executable) if launcher == _HOROVOD else launcher
+    done = subprocess.run(
+        [
+            *map(str, launched or [sys.executable]), *map(str, command), *_MODEL, *extra,
+            f"--training_data_dir={data}", f"--model_dir={work}/model", "--clear_existing_model",
+            f"--batch_size={FLAGS.batch_size}",
+        ],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, done.args))}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return json.loads((work / "model" / "report.json").read_text())["examples_per_second"]
 
 
 def reading(work):
@@ -259,6 +325,8 @@ with open(source) as lines, tf.io.TFRecordWriter(target) as writer:
         writer.write(example.SerializeToString())
 """
 
+
+MEASURES = {"training": training, "modes": modes, "input": reading, "conversion": conversion}
 
 if __name__ == "__main__":
     app.run(main)
