@@ -12,7 +12,6 @@ from typing import NamedTuple, Tuple
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops import variables
 
 from deepfm import metrics, optimizers
 from deepfm.hooks import EXAMPLES
@@ -234,10 +233,10 @@ def look_up(ids, config):
     flat = tf.reshape(ids, [-1])  # [B F]
 
     def gather(table, where):
-        if isinstance(table, variables.PartitionedVariable):
-            # 'div' keeps neighbouring rows together: a checkpoint means the same with any parts.
-            return tf.nn.embedding_lookup(table, where, partition_strategy="div")
-        return tf.gather(table, where)  # embedding_lookup reads the whole of a strategy's variable
+        if tf.distribute.has_strategy():
+            table = table.get()  # this replica's; of the whole, all rows would be read
+        # 'div' keeps neighbouring rows together: a checkpoint means the same with any parts.
+        return tf.nn.embedding_lookup(table, where, partition_strategy="div")
 
     if counts_rows_once(config):
         distinct, where = tf.unique(flat)  # [U], [B F]
