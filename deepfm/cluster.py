@@ -25,7 +25,9 @@ _JOBS = (*_CHIEFS, "worker", "ps")
 # Seconds without an answer after which a process is lost and the job ends. A worker may be started
 # again meanwhile; the chief and the servers hold what cannot be started again by itself.
 _PATIENCE = {"chief": 15, "master": 15, "ps": 15, "worker": 25}
-_START_PATIENCE = 300  # seconds until a process that has never answered is given up
+# The same for a process that has never answered: its host may be starting, or, where the host
+# refuses, the process itself, or it has failed already.
+_HOST_PATIENCE, _START_PATIENCE = 300, 50
 _BETWEEN_LOOKS = 1.0  # seconds
 
 
@@ -108,13 +110,15 @@ def _is_address(address):
     return bool(host) and port.isdigit() and 0 < int(port) < 65536
 
 
-def answers(address: str) -> bool:
-    """Whether a process listens at host:port."""
+def answers(address: str) -> Optional[bool]:
+    """Whether a process listens at host:port; None where there is no host."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
-    except OSError:
+    except ConnectionRefusedError:
         return False
+    except OSError:
+        return None
     return True
 
 
@@ -139,11 +143,14 @@ class Watch(threading.Thread):
         last_answers = {}
         while not self._stopped.wait(_BETWEEN_LOOKS):
             for (job, i), address in self._others.items():
-                if answers(address):
+                found = answers(address)
+                if found:
                     last_answers[job, i] = time.time()
                     continue
                 silent = time.time() - last_answers.get((job, i), started)
-                patience = _PATIENCE[job] if (job, i) in last_answers else _START_PATIENCE
+                patience = _HOST_PATIENCE if found is None else _START_PATIENCE
+                if (job, i) in last_answers:
+                    patience = _PATIENCE[job]
                 if silent > patience and not self._stopped.is_set():
                     _end(f"{job} {i} ({address}) has not answered for {silent:.0f} s")
 
@@ -168,13 +175,13 @@ def wait_for_servers(cluster: Cluster):
     """Waits until all parameter servers listen; says every 10 s which one does not.
 
     Raises:
-        TimeoutError: one has not in _START_PATIENCE seconds.
+        TimeoutError: one has not in _HOST_PATIENCE seconds.
     """
     started = said = time.time()
     for i, address in enumerate(cluster.jobs["ps"]):
         while not answers(address):
-            if time.time() - started > _START_PATIENCE:
-                raise TimeoutError(f"ps {i} ({address}) has not answered for {_START_PATIENCE} s")
+            if time.time() - started > _HOST_PATIENCE:
+                raise TimeoutError(f"ps {i} ({address}) has not answered for {_HOST_PATIENCE} s")
             if time.time() - said > 10:
                 said = time.time()
                 logging.info("Waiting for ps %d (%s).", i, address)

@@ -26,6 +26,7 @@ from deepfm.distribution import Distribution
 from deepfm.entry import BadInput
 
 v1 = tf.compat.v1
+v1.enable_resource_variables()  # a global step counts every step, also when workers add at once
 
 MODEL_FILE = "model.json"  # in model_dir: the ModelConfig that training was given
 

@@ -1,7 +1,10 @@
 """How flags are read: every way that a shell, a notebook or SageMaker's toolkit writes them."""
 
+import subprocess
+import sys
+
 import pytest
-from conftest import run_train
+from conftest import ROOT, run_train
 
 from deepfm import entry
 
@@ -52,3 +55,22 @@ def test_a_wrong_flag_ends_with_code_2_and_one_sentence(flag, sentence):
     assert done.returncode == 2
     assert sentence in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_environment_can_still_be_set_before_tensorflow_is_loaded():
+    code = (
+        "import sys; sys.path.insert(0, '.')\n"
+        "from deepfm import entry\n"
+        "loaded = lambda: print('tensorflow' in sys.modules)\n"
+        "sys.exit(entry.run(loaded, before_tensorflow=loaded))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["False", "True"], done.stderr
+
+
+def test_openmp_flags_without_mkl_say_that_they_do_nothing():
+    done = run_train("--omp_num_threads=2", "--kmp_affinity=disabled")
+    assert "do nothing here: this TensorFlow is built without MKL" in done.stderr
+    assert "--model_dir is missing" in done.stderr.splitlines()[-1]

@@ -67,6 +67,15 @@ def test_evaluation_over_processes_equals_that_of_one(trained, data):
         assert together[name] == pytest.approx(alone[name], abs=1e-6), name
 
 
+def test_every_rank_may_evaluate_all_records(trained, data):
+    alone = report(trained)["eval"]
+    flags = ("--task_type=eval", f"--val_data_dir={data}", f"--model_dir={trained}")
+    done = run_horovod(2, *flags, "--eval_on_all_ranks")
+    assert done.returncode == 0, done.stderr
+    assert report(trained)["num_processes"] == 2
+    assert report(trained)["eval"] == pytest.approx(alone, abs=1e-6)
+
+
 def test_inference_over_processes_keeps_the_order_of_the_records(trained, data, tmp_path):
     infer = ("--task_type=infer", f"--infer_data_dir={data}", f"--model_dir={trained}")
     together = run_horovod(2, *infer, f"--predictions_file={tmp_path}/together.txt")
@@ -102,6 +111,9 @@ def test_fewer_records_than_processes_do_not_stall(tmp_path):
     done = run_horovod(2, *flags(tmp_path / "one.tfrecords", tmp_path / "model"))
     assert done.returncode == 0, done.stderr
     assert report(tmp_path / "model")["examples"] == 1
+    # The plan of the division is logged.
+    assert "Process 0 reads 0 records: -." in done.stderr
+    assert "Process 1 reads 1 records: one.tfrecords." in done.stderr
 
 
 def test_mpirun_works_too(data, tmp_path):

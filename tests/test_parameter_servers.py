@@ -187,12 +187,12 @@ def test_the_launcher_ends_all_and_returns_the_code_of_the_first_that_failed(dat
 
 
 @contextlib.contextmanager
-def tasks(config, *flags, folders=None):
+def tasks(config, *flags, folders=None, missing=()):
     """{(job, index): process} of a TF_CONFIG cluster without the launcher."""
     with contextlib.ExitStack() as stack:
         found = {}
         for job, addresses in config.items():
-            for index in range(len(addresses)):
+            for index in range(len(addresses) * (job not in missing)):
                 task = {"cluster": config, "task": {"type": job, "index": index}}
                 command = [sys.executable, ROOT / "train.py", *map(str, flags)]
                 found[job, index] = process = subprocess.Popen(
@@ -217,9 +217,13 @@ def addresses(count):
 
 
 def test_losing_a_process_ends_the_others_within_a_minute_with_a_sentence(data, tmp_path):
-    """Two jobs side by side: one loses a worker that nobody starts again, one a server."""
+    """Side by side: a job whose chief never starts, one that loses a worker, one a server."""
     endless = ("--num_epochs=1000000", "--log_steps=1")
     with contextlib.ExitStack() as stack:
+        a = addresses(3)
+        config = {"chief": a[:1], "worker": a[1:2], "ps": a[2:]}
+        args = flags(data, tmp_path / "chief", *endless)
+        headless = stack.enter_context(tasks(config, *args, missing=["chief"]))
         jobs = {}
         for lost in (("worker", 1), ("ps", 1)):
             a = addresses(5)
@@ -241,6 +245,10 @@ def test_losing_a_process_ends_the_others_within_a_minute_with_a_sentence(data, 
                 assert process.returncode == 1, (lost, task, text)
                 assert "has not answered for" in text.splitlines()[-1]
         assert time.time() - started < 60
+        for process in headless.values():
+            _, text = process.communicate(timeout=30)
+            assert process.returncode == 1
+            assert "chief 0 (" in text.splitlines()[-1] and "has not answered" in text
 
 
 def test_a_model_dir_that_the_servers_do_not_see_is_refused(data, tmp_path):

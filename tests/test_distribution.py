@@ -1,0 +1,56 @@
+"""What a mode decides from flags and the environment."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+from deepfm import distribution
+from deepfm.distribution import ModeFlags
+from deepfm.entry import BadInput
+
+THREADS = """
+import sys
+import psutil
+sys.path.insert(0, ".")
+from deepfm import distribution
+distribution.local(distribution.ModeFlags(intra_op_threads=1, inter_op_threads=int(sys.argv[1])))
+import tensorflow as tf
+with tf.compat.v1.Session() as session:  # one with TensorFlow's defaults, as checks of data are
+    session.run(tf.constant(1) + 1)
+    print(psutil.Process().num_threads())
+"""
+
+
+def test_the_threads_are_those_that_the_flags_ask_for_in_every_session():
+    def count(inter):
+        done = subprocess.run(
+            [sys.executable, "-c", THREADS, str(inter)],
+            cwd=ROOT, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout)
+
+    assert count(9) - count(1) == 8
+
+
+def test_auto_is_local_by_default(monkeypatch):
+    for name in ("TF_CONFIG", "OMPI_COMM_WORLD_SIZE", "HOROVOD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert distribution.auto(ModeFlags()).name == "local"
+
+
+def test_auto_says_what_a_cluster_without_servers_lacks(monkeypatch):
+    cluster = {"chief": ["a:1"], "worker": ["b:1"]}
+    config = {"cluster": cluster, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    with pytest.raises(BadInput, match="a cluster without 'ps': add parameter servers to it"):
+        distribution.auto(ModeFlags())
+
+
+def test_ps_without_a_cluster_says_how_to_start_one(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    with pytest.raises(BadInput, match="scripts/local_cluster.py starts one on this machine"):
+        distribution.ps(ModeFlags())
