@@ -208,10 +208,12 @@ class _Training:
                 train={"loss": loss, "examples": examples},
             )  # fmt: skip
             report["training_seconds"] = report.pop("seconds")
-            logging.info(
-                "Trained %d steps on %d examples in %.1f s: %.0f examples/s.",
-                step - self.first, examples, found.seconds, rate,
-            )  # fmt: skip
+            # The chief has saved the last checkpoint by now; the others cannot tell.
+            if mode.synchronous or mode.rank == 0:
+                logging.info(
+                    "Trained %d steps on %d examples in %.1f s: %.0f examples/s.",
+                    step - self.first, examples, found.seconds, rate,
+                )  # fmt: skip
         if not mode.synchronous:
             logging.info("This process took %d of the steps.", self.progress.steps)
         if self._validation and (mode.synchronous or mode.rank == 0):

@@ -73,6 +73,7 @@ def test_all_processes_end_by_themselves(trained):
     _, text = trained
     for i in (0, 1):
         assert re.search(rf"ps {i} .*Parameter server {i} ends: the job is done", text)
+    assert re.findall(r"(chief|worker) \d .*Trained (\d+) steps", text) == [("chief", "36")]
     assert len(re.findall("This process took [1-9][0-9]* of the steps", text)) == 3
 
 
