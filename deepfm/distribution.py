@@ -104,8 +104,8 @@ def local(flags: ModeFlags) -> Distribution:
 def tower(flags: ModeFlags) -> Distribution:
     """One process, one replica per device; the variables lie on CPU device 0, which adds up."""
     devices = _devices(flags)
-    return Distribution(name="tower", session_config=_session_config(flags, devices))._replace(
-        **_towers(devices)
+    return Distribution(
+        name="tower", session_config=_session_config(flags, devices), **_towers(devices)
     )
 
 
@@ -223,7 +223,7 @@ def ps(flags: ModeFlags) -> Distribution:
         return Distribution(name="ps", serve=lambda: parameter_servers.serve(cluster, config))
     member = parameter_servers.Member(cluster, config)
     config.device_filters.extend(member.device_filters)
-    mode = Distribution(
+    return Distribution(
         name="ps",
         num_processes=cluster.num_processes,
         rank=cluster.rank,
@@ -236,8 +236,8 @@ def ps(flags: ModeFlags) -> Distribution:
         agree=member.agree,
         total=member.total,
         finish=member.finish,
+        **(_towers(devices) if devices else {}),
     )
-    return mode._replace(**_towers(devices)) if devices else mode
 
 
 def auto(flags: ModeFlags) -> Distribution:

@@ -140,18 +140,19 @@ def _training(work, feature_size):
 
 
 _ONE_THREAD = ("--intra_op_threads=1", "--inter_op_threads=1")
-_HOROVOD = (pathlib.Path(sys.executable).parent / "horovodrun", "-np", "2")
+_TRAIN = (sys.executable, "train.py")
+_HOROVOD = (str(pathlib.Path(sys.executable).parent / "horovodrun"), "-np", "2", *_TRAIN)
 _CLUSTER = (sys.executable, "scripts/local_cluster.py", "--num_servers=1", "--num_workers=1", "--")
 
-# name -> (launcher, flags of train.py); the batch of a replica is the same in all
+# name -> the command of a mode; the batch of a replica is the same in all
 MODES = {
-    "local": ((), ("--distribution=local",)),
-    "local, 1 thread": ((), ("--distribution=local", *_ONE_THREAD)),
-    "tower, 2 replicas": ((), ("--distribution=tower", "--replicas_per_process=2")),
-    "mirrored, 1 replica": ((), ("--distribution=mirrored", "--replicas_per_process=1")),
-    "mirrored, 2 replicas": ((), ("--distribution=mirrored", "--replicas_per_process=2")),
-    "ps, 2 workers, 1 server": (_CLUSTER, ()),
-    "horovod, 2 ranks of 1 thread": (_HOROVOD, _ONE_THREAD),
+    "local": (*_TRAIN, "--distribution=local"),
+    "local, 1 thread": (*_TRAIN, "--distribution=local", *_ONE_THREAD),
+    "tower, 2 replicas": (*_TRAIN, "--distribution=tower", "--replicas_per_process=2"),
+    "mirrored, 1 replica": (*_TRAIN, "--distribution=mirrored", "--replicas_per_process=1"),
+    "mirrored, 2 replicas": (*_TRAIN, "--distribution=mirrored", "--replicas_per_process=2"),
+    "ps, 2 workers, 1 server": _CLUSTER,
+    "horovod, 2 ranks of 1 thread": (*_HOROVOD, *_ONE_THREAD),
 }
 
 
@@ -162,12 +163,12 @@ def modes(work):
         rates = {name: [] for name in MODES}
         article = []  # Horovod with whole tables all-reduced
         for i in range(FLAGS.rounds):
-            for name, (launcher, extra) in MODES.items():
-                rates[name].append(_mode(work, size, launcher, extra))
+            for name, command in MODES.items():
+                rates[name].append(_mode(work, size, command))
                 logging.info("%s features, round %d, %s: %.0f/s", size, i, name, rates[name][-1])
             if 500000 <= size <= 2000000:
-                few = (*_ARTICLE, *_ONE_THREAD, "--max_steps=12")
-                article.append(_mode(work, size, _HOROVOD, few))
+                few = ("--max_steps=12", *_ONE_THREAD, *_ARTICLE)
+                article.append(_mode(work, size, (*_HOROVOD, *few)))
                 logging.info("%s features, round %d, article: %.0f/s", size, i, article[-1])
         first = rates["local, 1 thread"]
         print(f"\n| {size:,} features | examples/s | times local of 1 thread |\n|---|---|---|")
@@ -188,21 +189,18 @@ def modes(work):
     return figures
 
 
-def _mode(work, feature_size, launcher, extra):
+def _mode(work, feature_size, command):
     """Examples/s of train.py in a mode, over an epoch."""
-    data = _data(work, feature_size) / "tfrecords"
-    command = [ROOT / "train.py"] if launcher != _CLUSTER else []
-    launched = (*launcher, sys.executable) if launcher == _HOROVOD else launcher
     done = subprocess.run(
         [
-            *map(str, launched or [sys.executable]), *map(str, command), *_MODEL, *extra,
-            f"--training_data_dir={data}", f"--model_dir={work}/model", "--clear_existing_model",
+            *command, *_MODEL, f"--training_data_dir={_data(work, feature_size)}/tfrecords",
+            f"--model_dir={work}/model", "--clear_existing_model",
             f"--batch_size={FLAGS.batch_size}",
         ],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     if done.returncode:
-        sys.exit(f"{' '.join(map(str, done.args))}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        sys.exit(f"{' '.join(done.args)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return json.loads((work / "model" / "report.json").read_text())["examples_per_second"]
 
 

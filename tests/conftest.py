@@ -1,6 +1,7 @@
 """Small data sets and jobs for the tests."""
 
 import contextlib
+import json
 import os
 import pathlib
 import subprocess
@@ -139,3 +140,26 @@ def run_cluster(*flags, servers=1, workers=1, timeout=90):
 
 
 SMALL_MODEL = ("--embedding_size=4", "--deep_layers=8,4", "--feature_size=50")
+UNEVEN = (127, 1000, 0, 1)  # records of the files of uneven
+
+
+@pytest.fixture(scope="session")
+def uneven(tmp_path_factory):
+    """A folder of files of very different sizes, an empty one among them."""
+    folder = tmp_path_factory.mktemp("uneven")
+    for i, rows in enumerate(UNEVEN):
+        write_tfrecords(folder / f"{i}.tfrecords", make_records(rows, seed=i))
+    return folder
+
+
+def small_job(data, model_dir, *more):
+    """Flags that train a small model on some data and evaluate it on the same."""
+    return (
+        *SMALL_MODEL, f"--training_data_dir={data}", f"--val_data_dir={data}",
+        f"--model_dir={model_dir}", "--batch_size=64", "--dropout=0", *more,
+    )  # fmt: skip
+
+
+def report(model_dir):
+    """The report.json of a job."""
+    return json.loads((model_dir / "report.json").read_text())

@@ -50,6 +50,7 @@ def test_what_is_no_tf_config_is_refused(text, sentence):
         (JOBS, "master", 0, "no task master 0"),
         (JOBS, "evaluator", 0, "no task evaluator 0"),
         (JOBS, "worker", "0", "no task worker 0"),
+        (JOBS, ["worker"], 0, "no task ..worker"),
         ({**JOBS, "boss": ["d:1"]}, "chief", 0, "'boss' is no job"),
         ({**JOBS, "ps": "a:2"}, "chief", 0, "'ps' is 'a:2'; give a list of 'host:port'"),
         ({**JOBS, "ps": ["a"]}, "chief", 0, "give a list of 'host:port'"),

@@ -1,6 +1,5 @@
 """Horovod in real processes: uneven data, evaluation, inference, resuming, a rank that dies."""
 
-import json
 import os
 import time
 
@@ -9,42 +8,22 @@ import psutil
 import pytest
 import tensorflow as tf
 from conftest import (
-    SMALL_MODEL,
+    UNEVEN,
     make_records,
+    report,
     run_horovod,
     run_train,
+    small_job,
     started_horovod,
     write_tfrecords,
 )
 
-SIZES = (127, 1000, 0, 1)
-
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """A folder of files of very different sizes, an empty one among them."""
-    folder = tmp_path_factory.mktemp("uneven")
-    for i, rows in enumerate(SIZES):
-        write_tfrecords(folder / f"{i}.tfrecords", make_records(rows, seed=i))
-    return folder
-
-
-def flags(data, model_dir, *more):
-    return (
-        *SMALL_MODEL, f"--training_data_dir={data}", f"--val_data_dir={data}",
-        f"--model_dir={model_dir}", "--batch_size=64", "--dropout=0", *more,
-    )  # fmt: skip
-
-
-def report(model_dir):
-    return json.loads((model_dir / "report.json").read_text())
-
-
-@pytest.fixture(scope="module")
-def trained(data, tmp_path_factory):
+def trained(uneven, tmp_path_factory):
     """The model_dir of 3 processes that trained 2 epochs and evaluated after each."""
     model_dir = tmp_path_factory.mktemp("horovod") / "model"
-    done = run_horovod(3, *flags(data, model_dir, "--num_epochs=2"))
+    done = run_horovod(3, *small_job(uneven, model_dir, "--num_epochs=2"))
     assert done.returncode == 0, done.stderr
     return model_dir
 
@@ -54,36 +33,38 @@ def test_uneven_files_train_every_record_once_in_equal_steps(trained):
     assert found["distribution"] == "horovod"  # chosen by auto
     assert found["num_processes"] == found["num_replicas"] == 3
     assert found["global_step"] == 2 * 6  # 376 records of the largest share, batch 64
-    assert found["examples"] == 2 * sum(SIZES)
+    assert found["examples"] == 2 * sum(UNEVEN)
 
 
-def test_evaluation_over_processes_equals_that_of_one(trained, data):
+def test_evaluation_over_processes_equals_that_of_one(trained, uneven):
     together = report(trained)["eval"]
-    done = run_train("--task_type=eval", f"--val_data_dir={data}", f"--model_dir={trained}")
+    done = run_train("--task_type=eval", f"--val_data_dir={uneven}", f"--model_dir={trained}")
     assert done.returncode == 0, done.stderr
     alone = report(trained)["eval"]
-    assert together["examples"] == alone["examples"] == sum(SIZES)
+    assert together["examples"] == alone["examples"] == sum(UNEVEN)
     for name in ("auc", "log_loss", "calibration", "loss"):
         assert together[name] == pytest.approx(alone[name], abs=1e-6), name
 
 
-def test_every_rank_may_evaluate_all_records(trained, data):
+def test_every_rank_may_evaluate_all_records(trained, uneven):
     alone = report(trained)["eval"]
-    flags = ("--task_type=eval", f"--val_data_dir={data}", f"--model_dir={trained}")
+    flags = ("--task_type=eval", f"--val_data_dir={uneven}", f"--model_dir={trained}")
     done = run_horovod(2, *flags, "--eval_on_all_ranks")
     assert done.returncode == 0, done.stderr
+    # Nothing is divided, so nothing has to be counted.
+    assert "Counting records" not in done.stderr
     assert report(trained)["num_processes"] == 2
     assert report(trained)["eval"] == pytest.approx(alone, abs=1e-6)
 
 
-def test_inference_over_processes_keeps_the_order_of_the_records(trained, data, tmp_path):
-    infer = ("--task_type=infer", f"--infer_data_dir={data}", f"--model_dir={trained}")
+def test_inference_over_processes_keeps_the_order_of_the_records(trained, uneven, tmp_path):
+    infer = ("--task_type=infer", f"--infer_data_dir={uneven}", f"--model_dir={trained}")
     together = run_horovod(2, *infer, f"--predictions_file={tmp_path}/together.txt")
     assert together.returncode == 0, together.stderr
     alone = run_train(*infer, f"--predictions_file={tmp_path}/alone.txt")
     assert alone.returncode == 0, alone.stderr
     found = np.loadtxt(str(tmp_path / "together.txt"))
-    assert len(found) == sum(SIZES)
+    assert len(found) == sum(UNEVEN)
     np.testing.assert_allclose(found, np.loadtxt(str(tmp_path / "alone.txt")), atol=1e-6)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["alone.txt", "together.txt"]
 
@@ -92,23 +73,23 @@ def test_only_the_chief_writes_to_model_dir(trained):
     assert len(list(trained.glob("events.out.tfevents.*"))) == 1
 
 
-def test_training_that_has_reached_max_steps_ends_at_once_on_all_ranks(trained, data):
-    done = run_horovod(2, *flags(data, trained, "--max_steps=12"))
+def test_training_that_has_reached_max_steps_ends_at_once_on_all_ranks(trained, uneven):
+    done = run_horovod(2, *small_job(uneven, trained, "--max_steps=12"))
     assert done.returncode == 0, done.stderr
     assert "has reached --max_steps=12 already" in done.stderr
     assert tf.train.load_variable(str(trained), "global_step") == 12
 
 
-def test_training_goes_on_from_the_chiefs_checkpoint(data, tmp_path):
+def test_training_goes_on_from_the_chiefs_checkpoint(uneven, tmp_path):
     for steps in (3, 5):
-        done = run_horovod(2, *flags(data, tmp_path / "model", f"--max_steps={steps}"))
+        done = run_horovod(2, *small_job(uneven, tmp_path / "model", f"--max_steps={steps}"))
         assert done.returncode == 0, done.stderr
         assert report(tmp_path / "model")["global_step"] == steps
 
 
 def test_fewer_records_than_processes_do_not_stall(tmp_path):
     write_tfrecords(tmp_path / "one.tfrecords", make_records(1))
-    done = run_horovod(2, *flags(tmp_path / "one.tfrecords", tmp_path / "model"))
+    done = run_horovod(2, *small_job(tmp_path / "one.tfrecords", tmp_path / "model"))
     assert done.returncode == 0, done.stderr
     assert report(tmp_path / "model")["examples"] == 1
     # The plan of the division is logged.
@@ -116,14 +97,14 @@ def test_fewer_records_than_processes_do_not_stall(tmp_path):
     assert "Process 1 reads 1 records: one.tfrecords." in done.stderr
 
 
-def test_mpirun_works_too(data, tmp_path):
-    done = run_horovod(2, *flags(data, tmp_path / "model"), launcher="mpi")
+def test_mpirun_works_too(uneven, tmp_path):
+    done = run_horovod(2, *small_job(uneven, tmp_path / "model"), launcher="mpi")
     assert done.returncode == 0, done.stderr
     assert report(tmp_path / "model")["num_processes"] == 2
 
 
-def test_a_rank_that_dies_ends_the_job_with_a_code(data, tmp_path):
-    endless = flags(data, tmp_path / "model", "--num_epochs=1000000", "--log_steps=1")
+def test_a_rank_that_dies_ends_the_job_with_a_code(uneven, tmp_path):
+    endless = small_job(uneven, tmp_path / "model", "--num_epochs=1000000", "--log_steps=1")
     with started_horovod(2, *endless) as launcher:
         for line in launcher.stdout:
             if "step 5 " in line:
@@ -140,10 +121,10 @@ def test_a_rank_that_dies_ends_the_job_with_a_code(data, tmp_path):
         assert time.time() - started < 60
 
 
-def test_without_horovod_one_sentence_says_so(data, tmp_path):
+def test_without_horovod_one_sentence_says_so(uneven, tmp_path):
     (tmp_path / "horovod").mkdir()
     (tmp_path / "horovod" / "__init__.py").write_text("raise ImportError('not built')\n")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = run_train(*flags(data, tmp_path / "model", "--distribution=horovod"), env=env)
+    done = run_train(*small_job(uneven, tmp_path / "model", "--distribution=horovod"), env=env)
     assert done.returncode == 2
     assert "Horovod cannot be loaded (not built)" in done.stderr.splitlines()[-1]

@@ -13,37 +13,17 @@ import psutil
 import pytest
 from conftest import (
     ROOT,
-    SMALL_MODEL,
+    UNEVEN,
     finish,
     make_records,
+    report,
     run_cluster,
     run_train,
+    small_job,
     started,
     started_cluster,
     write_tfrecords,
 )
-
-SIZES = (127, 1000, 0, 1)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """A folder of files of very different sizes, an empty one among them."""
-    folder = tmp_path_factory.mktemp("uneven")
-    for i, rows in enumerate(SIZES):
-        write_tfrecords(folder / f"{i}.tfrecords", make_records(rows, seed=i))
-    return folder
-
-
-def flags(data, model_dir, *more):
-    return (
-        *SMALL_MODEL, f"--training_data_dir={data}", f"--val_data_dir={data}",
-        f"--model_dir={model_dir}", "--batch_size=64", "--dropout=0", *more,
-    )  # fmt: skip
-
-
-def report(model_dir):
-    return json.loads((model_dir / "report.json").read_text())
 
 
 def evaluation(model_dir):
@@ -51,11 +31,11 @@ def evaluation(model_dir):
 
 
 @pytest.fixture(scope="module")
-def trained(data, tmp_path_factory):
+def trained(uneven, tmp_path_factory):
     """The model_dir of a chief, 2 workers and 2 servers that trained 2 epochs, and their text."""
     model_dir = tmp_path_factory.mktemp("ps") / "model"
     more = ("--num_epochs=2", "--learning_rate=0.01")
-    done = run_cluster(*flags(data, model_dir, *more), servers=2, workers=2)
+    done = run_cluster(*small_job(uneven, model_dir, *more), servers=2, workers=2)
     assert done.returncode == 0, done.stderr
     return model_dir, done.stderr
 
@@ -65,7 +45,7 @@ def test_uneven_files_train_every_record_once_and_all_steps_are_saved(trained):
     assert found["distribution"] == "ps"  # chosen by auto
     assert found["num_processes"] == 3
     assert found["global_batch_size"] == 64
-    assert found["examples"] == 2 * sum(SIZES)
+    assert found["examples"] == 2 * sum(UNEVEN)
     assert found["global_step"] == 2 * 3 * 6  # 376 records of each process, batch 64
 
 
@@ -77,32 +57,32 @@ def test_all_processes_end_by_themselves(trained):
     assert len(re.findall("This process took [1-9][0-9]* of the steps", text)) == 3
 
 
-def test_the_chief_evaluates_all_records_as_one_process_does(trained, data):
+def test_the_chief_evaluates_all_records_as_one_process_does(trained, uneven):
     model_dir, _ = trained
     together = evaluation(model_dir)
-    done = run_train("--task_type=eval", f"--val_data_dir={data}", f"--model_dir={model_dir}")
+    done = run_train("--task_type=eval", f"--val_data_dir={uneven}", f"--model_dir={model_dir}")
     assert done.returncode == 0, done.stderr
     assert report(model_dir)["eval"] == together
 
 
 def test_one_record_is_enough_for_three_processes(tmp_path):
     write_tfrecords(tmp_path / "one.tfrecords", make_records(1))
-    done = run_cluster(*flags(tmp_path / "one.tfrecords", tmp_path / "model"), workers=2)
+    done = run_cluster(*small_job(tmp_path / "one.tfrecords", tmp_path / "model"), workers=2)
     assert done.returncode == 0, done.stderr
     assert report(tmp_path / "model")["examples"] == 1
 
 
-def test_a_checkpoint_means_the_same_on_any_number_of_servers(data, tmp_path):
+def test_a_checkpoint_means_the_same_on_any_number_of_servers(uneven, tmp_path):
     model_dir = tmp_path / "model"
     more = ("--learning_rate=0.01", "--batch_norm", "--max_steps=15")
-    done = run_cluster(*flags(data, model_dir, *more), servers=1)
+    done = run_cluster(*small_job(uneven, model_dir, *more), servers=1)
     assert done.returncode == 0, done.stderr
     expected = evaluation(model_dir)
     for servers in (3, 2, 0):
         # A learning rate of 0 moves nothing, the decay of 1 no statistics of batch norm.
         last = report(model_dir)["global_step"] + 4
-        still = flags(
-            data, model_dir, "--learning_rate=0", "--batch_norm", "--batch_norm_decay=1",
+        still = small_job(
+            uneven, model_dir, "--learning_rate=0", "--batch_norm", "--batch_norm_decay=1",
             "--l2_reg=0", f"--max_steps={last}",
         )  # fmt: skip
         done = run_cluster(*still, servers=servers) if servers else run_train(*still)
@@ -111,9 +91,9 @@ def test_a_checkpoint_means_the_same_on_any_number_of_servers(data, tmp_path):
         assert report(model_dir)["eval"] == expected
 
 
-def test_three_servers_hold_equal_parts_of_large_tables(data, tmp_path):
+def test_three_servers_hold_equal_parts_of_large_tables(uneven, tmp_path):
     large = ("--feature_size=1000000", "--embedding_size=8", "--max_steps=2")
-    done = run_cluster(*flags(data, tmp_path / "model", *large), servers=3, workers=0)
+    done = run_cluster(*small_job(uneven, tmp_path / "model", *large), servers=3, workers=0)
     assert done.returncode == 0, done.stderr
     assert float(re.search(r"MB; max/min ([0-9]+[.][0-9]+)", done.stderr).group(1)) <= 1.1
     checkpoint = tmp_path / "model" / "model.ckpt-2"
@@ -124,10 +104,10 @@ def test_three_servers_hold_equal_parts_of_large_tables(data, tmp_path):
 
 
 @pytest.mark.parametrize("task", ["eval", "infer"])
-def test_other_jobs_are_the_chiefs_alone(trained, data, tmp_path, task):
+def test_other_jobs_are_the_chiefs_alone(trained, uneven, tmp_path, task):
     model_dir, _ = trained
     done = run_cluster(
-        f"--task_type={task}", f"--val_data_dir={data}", f"--infer_data_dir={data}",
+        f"--task_type={task}", f"--val_data_dir={uneven}", f"--infer_data_dir={uneven}",
         f"--model_dir={model_dir}", f"--predictions_file={tmp_path}/predictions.txt",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -135,8 +115,8 @@ def test_other_jobs_are_the_chiefs_alone(trained, data, tmp_path, task):
     assert f"The chief alone does --task_type={task}" in done.stderr
 
 
-def test_training_that_has_reached_max_steps_ends_at_once(trained, data):
-    done = run_cluster(*flags(data, trained[0], "--max_steps=36"), servers=2, workers=2)
+def test_training_that_has_reached_max_steps_ends_at_once(trained, uneven):
+    done = run_cluster(*small_job(uneven, trained[0], "--max_steps=36"), servers=2, workers=2)
     assert done.returncode == 0, done.stderr
     assert report(trained[0])["global_step"] == 36
 
@@ -152,8 +132,8 @@ def processes_of(launcher, job):
     return found
 
 
-def test_a_worker_that_is_killed_and_started_again_goes_on(data, tmp_path):
-    endless = flags(data, tmp_path / "model", "--num_epochs=100000", "--log_steps=1")
+def test_a_worker_that_is_killed_and_started_again_goes_on(uneven, tmp_path):
+    endless = small_job(uneven, tmp_path / "model", "--num_epochs=100000", "--log_steps=1")
     context = started_cluster(*endless, "--max_steps=2000", restarts=1)
     with context as launcher:
         killed, text = False, ""
@@ -170,12 +150,12 @@ def test_a_worker_that_is_killed_and_started_again_goes_on(data, tmp_path):
     assert report(tmp_path / "model")["global_step"] >= 2000
 
 
-def test_the_launcher_ends_all_and_returns_the_code_of_the_first_that_failed(data, tmp_path):
-    with started_cluster(*flags(data, tmp_path / "model", "--feature_size=3")) as launcher:
+def test_the_launcher_ends_all_and_returns_the_code_of_the_first_that_failed(uneven, tmp_path):
+    with started_cluster(*small_job(uneven, tmp_path / "model", "--feature_size=3")) as launcher:
         text, _ = launcher.communicate(timeout=60)
         assert launcher.returncode == 2
         assert "feature id" in text
-    endless = flags(data, tmp_path / "model", "--num_epochs=100000", "--log_steps=1")
+    endless = small_job(uneven, tmp_path / "model", "--num_epochs=100000", "--log_steps=1")
     with started_cluster(*endless) as launcher:
         for line in launcher.stdout:
             if "step 5 " in line:
@@ -217,20 +197,20 @@ def addresses(count):
         return [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
 
 
-def test_losing_a_process_ends_the_others_within_a_minute_with_a_sentence(data, tmp_path):
+def test_losing_a_process_ends_the_others_within_a_minute_with_a_sentence(uneven, tmp_path):
     """Side by side: a job whose chief never starts, one that loses a worker, one a server."""
     endless = ("--num_epochs=1000000", "--log_steps=1")
     with contextlib.ExitStack() as stack:
         a = addresses(3)
         config = {"chief": a[:1], "worker": a[1:2], "ps": a[2:]}
-        args = flags(data, tmp_path / "chief", *endless)
+        args = small_job(uneven, tmp_path / "chief", *endless)
         headless = stack.enter_context(tasks(config, *args, missing=["chief"]))
         jobs = {}
         for lost in (("worker", 1), ("ps", 1)):
             a = addresses(5)
             # `master` is the chief's other name.
             config = {"master": a[:1], "worker": a[1:3], "ps": a[3:]}
-            args = flags(data, tmp_path / lost[0], *endless)
+            args = small_job(uneven, tmp_path / lost[0], *endless)
             jobs[lost] = stack.enter_context(tasks(config, *args))
         for lost, processes in jobs.items():
             for line in processes["worker", 1].stderr:
@@ -252,12 +232,12 @@ def test_losing_a_process_ends_the_others_within_a_minute_with_a_sentence(data, 
             assert "chief 0 (" in text.splitlines()[-1] and "has not answered" in text
 
 
-def test_a_model_dir_that_the_servers_do_not_see_is_refused(data, tmp_path):
+def test_a_model_dir_that_the_servers_do_not_see_is_refused(uneven, tmp_path):
     a = addresses(2)
     (tmp_path / "host 1").mkdir()
     (tmp_path / "host 2").mkdir()
     folders = {"chief": tmp_path / "host 1", "ps": tmp_path / "host 2"}
-    args = flags(data, "model")  # relative, so each process has one of its own
+    args = small_job(uneven, "model")  # relative, so each process has one of its own
     with tasks({"chief": a[:1], "ps": a[1:]}, *args, folders=folders) as found:
         _, text = found["chief", 0].communicate(timeout=60)
         assert found["chief", 0].returncode == 2
@@ -266,7 +246,7 @@ def test_a_model_dir_that_the_servers_do_not_see_is_refused(data, tmp_path):
         assert all(name.startswith("events.out") for name in left)
 
 
-def test_a_port_that_is_taken_is_named(data, tmp_path):
+def test_a_port_that_is_taken_is_named(uneven, tmp_path):
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))
         taken.listen()
@@ -274,6 +254,6 @@ def test_a_port_that_is_taken_is_named(data, tmp_path):
         config = {"chief": [f"127.0.0.1:{port}"], "ps": addresses(1)}
         task = {"cluster": config, "task": {"type": "chief", "index": 0}}
         env = {**os.environ, "TF_CONFIG": json.dumps(task)}
-        done = run_train(*flags(data, tmp_path / "model"), env=env)
+        done = run_train(*small_job(uneven, tmp_path / "model"), env=env)
     assert done.returncode == 2
     assert f"chief 0 cannot listen on port {port}" in done.stderr.splitlines()[-1]

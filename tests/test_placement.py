@@ -72,6 +72,18 @@ def test_the_gradients_of_both_tables_are_rows_in_every_mode(name):
         assert others and not any(isinstance(g, tf.IndexedSlices) for g in others)
 
 
+@pytest.mark.parametrize("name", ["local", "tower", "mirrored", "horovod"])
+def test_no_step_reads_a_whole_table(name):
+    with tf.Graph().as_default() as graph:
+        build(MODES[name]())
+        reads = [
+            op for op in graph.get_operations()
+            if op.type == "ReadVariableOp" and op.inputs[0].op.name.startswith(("fm_w", "fm_v"))
+        ]  # fmt: skip
+        # Each variable comes with a read of its own, which no step runs.
+        assert [op.name for op in reads if not op.name.startswith(("fm_w", "fm_v"))] == []
+
+
 def test_horovod_sends_each_distinct_row_of_its_batch_once():
     _, ids, _ = make_records(48)
     with tf.Graph().as_default() as graph:
