@@ -4,6 +4,7 @@
 #
 #   scripts/setup.sh
 #   PYTHON=/path/to/python3.7 DEEPFM_CACHE=/big/disk/deepfm scripts/setup.sh
+#   scripts/setup.sh --sagemaker    # also .venv-sagemaker: SageMaker's toolkit and SDK
 #
 # DEEPFM_CACHE (default ~/.cache/deepfm) keeps what is expensive to make: Horovod's wheel, a
 # downloaded Python, and the logs. Exit codes: 0 ready, 1 a step failed, 2 something is missing.
@@ -14,7 +15,9 @@ root=$(pwd -P)
 cache=${DEEPFM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/deepfm}
 venv_python=.venv/bin/python
 stamp=.venv/deepfm-setup
+sagemaker_stamp=.venv-sagemaker/deepfm-setup
 debian_packages=(g++ make cmake openmpi-bin libopenmpi-dev)
+hosts_packages=(openssh-server iproute2 curl)
 
 fail() { # something is missing that this script cannot get
   echo "setup.sh: $1" >&2
@@ -68,20 +71,21 @@ install_python_with_uv() { # uv 0.5 is the last series that knows Python 3.7
     UV_PYTHON_INSTALL_DIR=$cache/uv-python "$cache/uv/bin/uv" python install 3.7.9
 }
 
-need() { # need COMMAND...: installs the compilers and MPI where one is missing and root may
-  local missing=() command
+need() { # need PURPOSE COMMAND...: installs ${packages[@]} where a command is missing and root may
+  local purpose=$1 missing=() command
+  shift
   for command in "$@"; do
     command -v "$command" >/dev/null || missing+=("$command")
   done
   [[ ${#missing[@]} -gt 0 ]] || return 0
   if [[ $EUID -ne 0 ]] || ! command -v apt-get >/dev/null; then
-    fail "Horovod needs ${missing[*]}: run 'sudo apt-get install -y ${debian_packages[*]}' (or \
+    fail "$purpose needs ${missing[*]}: run 'sudo apt-get install -y ${packages[*]}' (or \
 your system's equivalent), then scripts/setup.sh again."
   fi
   export DEBIAN_FRONTEND=noninteractive
   step "Updating apt's package lists" apt-get update -q
-  step "Installing ${debian_packages[*]} with apt-get" \
-    apt-get install -qy --no-install-recommends "${debian_packages[@]}"
+  step "Installing ${packages[*]} with apt-get" \
+    apt-get install -qy --no-install-recommends "${packages[@]}"
 }
 
 pip_install() { "$venv_python" -m pip install --disable-pip-version-check "$@"; }
@@ -100,8 +104,52 @@ build_wheel() { # under its final name only when it is complete
 
 pin() { grep -Eo "^$1==[^ ]+" requirements.txt; }
 
-fingerprint() { # what .venv has to be made again for
-  { cat requirements.txt requirements-dev.txt && "$venv_python" -VV && echo "$root"; } | sha256sum
+fingerprint() { # fingerprint REQUIREMENTS...: what .venv has to be made again for
+  { cat requirements.txt requirements-dev.txt "$@" && "$venv_python" -VV && echo "$root"; } | sha256sum
+}
+
+make_venv() {
+  local packages=("${debian_packages[@]}")
+  if ! is_python37 "$venv_python" || ! grep -qsF "$root/.venv" .venv/bin/activate; then
+    find_python || fetch_python # no .venv, or its Python is gone, or it was moved here
+    step "Making .venv with $python" "$python" -m venv --clear .venv
+  fi
+  rm -f "$stamp"
+  grep -vhE '^(horovod==|-r )' requirements.txt requirements-dev.txt >.venv/requirements.txt
+  step "Installing pip, setuptools and wheel" \
+    pip_install "$(pin pip)" "$(pin setuptools)" "$(pin wheel)"
+  step "Installing TensorFlow and the other packages" pip_install -r .venv/requirements.txt
+
+  need Horovod mpirun
+  mpi=$(mpirun --version)
+  built_for="$(pin tensorflow)-cp37-${mpi%%$'\n'*}-$(uname -m)-$(getconf GNU_LIBC_VERSION)"
+  wheels=$cache/$(pin horovod)-${built_for//[^[:alnum:]._=-]/}-${HOROVOD_GPU_OPERATIONS:-CPU}
+  if ! compgen -G "$wheels/horovod-*.whl" >/dev/null; then
+    need Horovod g++ make cmake mpicxx
+    step "Building Horovod (2 to 5 minutes, once per machine)" build_wheel
+  fi
+  step "Installing Horovod" pip_install --no-index --no-deps --force-reinstall "$wheels"/*.whl
+  step "Trying the imports" "$venv_python" -c '
+import tensorflow, sagemaker_tensorflow, horovod.tensorflow as hvd
+assert hvd.mpi_built() and hvd.gloo_built(), "Horovod was built without MPI or Gloo"'
+  fingerprint >"$stamp"
+}
+
+make_venv_sagemaker() { # sees .venv's packages behind its own: TensorFlow and Horovod are there
+  local packages=("${hosts_packages[@]}") python=.venv-sagemaker/bin/python
+  rm -rf .venv-sagemaker
+  step "Making .venv-sagemaker" "$venv_python" -m venv --clear .venv-sagemaker
+  echo "$root/.venv/lib/python3.7/site-packages" >.venv-sagemaker/lib/python3.7/site-packages/venv.pth
+  step "Installing SageMaker's toolkit and SDK" env \
+    SKLEARN_ALLOW_DEPRECATED_SKLEARN_PACKAGE_INSTALL=True "$python" -m pip install \
+    --disable-pip-version-check --no-deps --no-build-isolation -r requirements-sagemaker.txt
+  need "scripts/sagemaker_local.py" sshd ip curl
+  step "Trying the imports" "$python" -c 'import sagemaker, sagemaker_tensorflow_container.training'
+  fingerprint requirements-sagemaker.txt >"$sagemaker_stamp"
+}
+
+is_ready() { # is_ready STAMP REQUIREMENTS...
+  [[ -f $1 && $(<"$1") == "$(fingerprint "${@:2}")" ]]
 }
 
 if [[ -n ${PYTHON:-} ]] && ! is_python37 "$PYTHON"; then
@@ -109,34 +157,21 @@ if [[ -n ${PYTHON:-} ]] && ! is_python37 "$PYTHON"; then
 fi
 exec 9<"$root" # one set-up of a checkout at a time
 flock --nonblock 9 || { echo "Set-up: waiting for another one to end." && flock 9; }
-if [[ -f $stamp && $(<"$stamp") == "$(fingerprint)" ]]; then
+sagemaker=0
+case ${1:-} in
+'') ;;
+--sagemaker) sagemaker=1 ;;
+*) fail "$1 is not an option; the only one is --sagemaker." ;;
+esac
+if is_ready "$stamp" && { [[ $sagemaker == 0 ]] || is_ready "$sagemaker_stamp" requirements-sagemaker.txt; }; then
   echo "Set-up: .venv is ready."
   exit
 fi
 
 mkdir -p "$cache/logs" 2>/dev/null || fail "cannot write to $cache; set DEEPFM_CACHE to a folder that can be."
 echo "Set-up: making $root/.venv, a few minutes the first time. Cache and logs: $cache"
-if ! is_python37 "$venv_python" || ! grep -qsF "$root/.venv" .venv/bin/activate; then
-  find_python || fetch_python # no .venv, or its Python is gone, or it was moved here
-  step "Making .venv with $python" "$python" -m venv --clear .venv
+if ! is_ready "$stamp"; then make_venv; fi
+if [[ $sagemaker == 1 ]] && ! is_ready "$sagemaker_stamp" requirements-sagemaker.txt; then
+  make_venv_sagemaker
 fi
-rm -f "$stamp"
-grep -vhE '^(horovod==|-r )' requirements.txt requirements-dev.txt >.venv/requirements.txt
-step "Installing pip, setuptools and wheel" \
-  pip_install "$(pin pip)" "$(pin setuptools)" "$(pin wheel)"
-step "Installing TensorFlow and the other packages" pip_install -r .venv/requirements.txt
-
-need mpirun
-mpi=$(mpirun --version)
-built_for="$(pin tensorflow)-cp37-${mpi%%$'\n'*}-$(uname -m)-$(getconf GNU_LIBC_VERSION)"
-wheels=$cache/$(pin horovod)-${built_for//[^[:alnum:]._=-]/}-${HOROVOD_GPU_OPERATIONS:-CPU}
-if ! compgen -G "$wheels/horovod-*.whl" >/dev/null; then
-  need g++ make cmake mpicxx
-  step "Building Horovod (2 to 5 minutes, once per machine)" build_wheel
-fi
-step "Installing Horovod" pip_install --no-index --no-deps --force-reinstall "$wheels"/*.whl
-step "Trying the imports" "$venv_python" -c '
-import tensorflow, sagemaker_tensorflow, horovod.tensorflow as hvd
-assert hvd.mpi_built() and hvd.gloo_built(), "Horovod was built without MPI or Gloo"'
-fingerprint >"$stamp"
 echo "Set-up: done in $SECONDS s."

@@ -6,6 +6,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -106,12 +107,19 @@ def started(command, **options):
         process.wait()
 
 
+@contextlib.contextmanager
 def started_horovod(processes, *flags, launcher="gloo"):
     """train.py under horovodrun or mpirun, running."""
     program, *options = LAUNCHERS[launcher]
     if launcher == "gloo":
         program = os.path.join(os.path.dirname(sys.executable), program)
-    return started([program, *options, processes, sys.executable, "train.py", *flags])
+    with tempfile.TemporaryDirectory() as folder:
+        # An mpirun that ends removes the folder that all of a user's mpiruns share, which another
+        # one that starts at that moment may have just looked for: 1 start of 2,000 failed.
+        env = dict(os.environ, OMPI_MCA_orte_tmpdir_base=folder)
+        command = [program, *options, processes, sys.executable, "train.py", *flags]
+        with started(command, env=env) as process:
+            yield process
 
 
 def started_cluster(*flags, servers=1, workers=1, restarts=0):
