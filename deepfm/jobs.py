@@ -21,14 +21,14 @@ from deepfm import (
     model,
     optimizers,
     records,
+    remote,
 )
 from deepfm.distribution import Distribution
 from deepfm.entry import BadInput
+from deepfm.mirror import MODEL_FILE, HandOver, Mirror, at_hand
 
 v1 = tf.compat.v1
 v1.enable_resource_variables()  # a global step counts every step, also when workers add at once
-
-MODEL_FILE = "model.json"  # in model_dir: the ModelConfig that training was given
 
 
 class JobConfig(NamedTuple):
@@ -40,6 +40,7 @@ class JobConfig(NamedTuple):
         optimizer: OptimizerConfig.
         input: InputConfig of training.
         distribution: Distribution.
+        mirror: copies model_dir, which is then local, to where it was asked for; or None.
     """
 
     task_type: str
@@ -66,6 +67,7 @@ class JobConfig(NamedTuple):
     optimizer: optimizers.OptimizerConfig
     input: input_pipeline.InputConfig
     distribution: Distribution
+    mirror: Optional[Mirror] = None
 
 
 def run(job: JobConfig):
@@ -79,7 +81,11 @@ def run(job: JobConfig):
         return
     if not job.model_dir:
         raise BadInput("--model_dir is missing; give the folder of the model, e.g. ./model.")
-    job = _with_batch_size(job)
+    with at_hand(_with_batch_size(job)) as job:
+        _run(job)
+
+
+def _run(job):
     mode = job.distribution
     if mode.rank > 0 and mode.synchronous:
         logging.set_verbosity(logging.WARNING)
@@ -165,6 +171,7 @@ class _Training:
                 self._evaluate_on_the_way,
                 save=chief,
             ),
+            *([HandOver(job.mirror)] if job.mirror else []),
         ]
 
     def _evaluate_on_the_way(self, session, step):
@@ -235,7 +242,7 @@ def _train(job):
     if validation:
         data_check.check_first_records(validation, schema)
     if job.clear_existing_model and job.distribution.rank == 0:
-        _clear(job.model_dir)
+        _clear(job.mirror.path if job.mirror else job.model_dir)
     training = _Training(job, data, damaged, validation, config)
     input_fn = input_pipeline.make_input_fn(data, schema, job.input, damaged)
     _log_start(job, data, config, damaged)
@@ -253,7 +260,11 @@ def _train(job):
         tf.io.gfile.makedirs(job.model_dir)
         datasets.write_whole(_model_file(job), json.dumps(config._asdict(), indent=1) + "\n")
     report = training.report()
-    report["skipped_records"] = sum(len(file.places) for file in damaged)
+    report["skipped_records"] = skipped = sum(len(file.places) for file in damaged)
+    ended = not job.max_steps or report["global_step"] < job.max_steps  # with its data
+    if job.distribution.synchronous and ended:
+        rows = data.rows and (data.rows - skipped) * job.input.num_epochs
+        remote.check_all_read(data.files[0].path, rows, report.get("examples", 0))
     if job.servable_model_dir and chief:
         _save_export(job, config)
     return report
@@ -261,7 +272,7 @@ def _train(job):
 
 def _clear(model_dir):
     """Deletes a folder that is a model's, and no other."""
-    names = tf.io.gfile.listdir(model_dir) if tf.io.gfile.isdir(model_dir) else []
+    names = remote.names(model_dir, "model_dir")
     if not names:
         return
     if not any(n in ("checkpoint", MODEL_FILE) or n.startswith("events.out.") for n in names):
@@ -291,6 +302,7 @@ def _evaluate(job, data, config):
         found = estimator.evaluate(input_fn, hooks=_session_hooks(job))
     results = {name: float(found[name]) for name in metrics.RESULTS}
     results["examples"] = int(results["examples"])
+    remote.check_all_read(data.files[0].path, data.rows, results["examples"])
     results["loss"] = results.pop("mean_loss")
     logging.info(
         "Evaluation: step=%d examples=%d auc=%.6f log_loss=%.6f calibration=%.4f",
@@ -312,13 +324,16 @@ def _infer(job):
     mode, started, rows = job.distribution, time.time(), 0
     part = path if mode.num_processes == 1 else f"{path}.part-{mode.rank}"
     naming = data_check.naming_bad_records(data, schema, with_labels=False)
-    with naming, datasets.open_whole(part) as out, _estimator(job, config) as estimator:
+    with naming, remote.written(part) as local, datasets.open_whole(local) as out, _estimator(
+        job, config
+    ) as estimator:
         session_hooks = _session_hooks(job)
         for batch in estimator.predict(input_fn, None, session_hooks, yield_single_examples=False):
             prob = batch["prob"]
             out.write("%.9g\n" * len(prob) % tuple(prob.tolist()))
             rows += len(prob)
     rows = mode.total(rows)  # and so all parts are there
+    remote.check_all_read(data.files[0].path, data.rows, rows)
     if mode.num_processes > 1 and mode.rank == 0:
         datasets.join(path, [f"{path}.part-{rank}" for rank in range(mode.num_processes)])
     seconds = time.time() - started
@@ -341,10 +356,11 @@ def _export(job):
 def _save_export(job, config):
     """Writes a SavedModel into a new numbered folder, whole or not at all; returns its path."""
     receiver_fn = export.serving_input_receiver_fn(_schema(config))
-    with _estimator(job, config) as estimator:
-        path = estimator.export_saved_model(job.servable_model_dir, receiver_fn)
-    logging.info("Exported the model of step %d to %s.", _global_step(job.model_dir), path.decode())
-    return path.decode()
+    with remote.written(job.servable_model_dir) as folder, _estimator(job, config) as estimator:
+        path = estimator.export_saved_model(folder, receiver_fn).decode()
+    path = os.path.join(job.servable_model_dir, os.path.basename(path))
+    logging.info("Exported the model of step %d to %s.", _global_step(job.model_dir), path)
+    return path
 
 
 TASKS: Dict[str, Callable[[JobConfig], dict]] = {
@@ -424,6 +440,7 @@ def _find(job, flag):
     spec = getattr(job, flag)
     if not spec:
         raise BadInput(f"--{flag} is missing; give a directory, a glob or a list of files.")
+    remote.check_readable(spec, flag)
     data = datasets.find(spec, flag, job.data_format)
     data_check.check_gzip(data)
     return data

@@ -19,7 +19,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-OWN_PACKAGES = {"conftest", "deepfm", "data_tools", "scripts", "tests", "train"}
+OWN_PACKAGES = {"conftest", "deepfm", "data_tools", "scripts", "tests", "train", "s3_server"}
 
 # Says that it is 3.7, makes a .venv with itself as the Python, and builds a wheel unless told to
 # fail, as a compiler would: after something was written.

@@ -1,0 +1,204 @@
+"""Files at remote paths: s3://, and whatever else tf.io.gfile knows by a scheme.
+
+TensorFlow 1.15's S3 takes trouble for absence: with the server down or without permission a folder
+is not there, and a file whose server stops answering ends early. So a listing is believed where it
+shows a file that was just written, and a copy where it has the size it should have.
+"""
+
+import contextlib
+import os
+import posixpath
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+from typing import Callable, List, Optional
+
+import tensorflow as tf
+from absl import logging
+
+DEADLINE = 15  # seconds for a server's first answer
+TROUBLE = (tf.errors.OpError, OSError)
+_WAITS = (1, 2, 4)  # seconds between tries, each of which TensorFlow's client repeats for 25 s
+_BLOCK = 1 << 20  # bytes
+_ADVICE = "check the path, the server and its permissions (AWS_REGION, AWS_*, S3_ENDPOINT)"
+
+
+class RemoteError(OSError):
+    """What is remote cannot be reached, read or written; its text is one sentence."""
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path has a scheme, such as s3://."""
+    return "://" in (path or "")
+
+
+def cause(error: Exception) -> str:
+    """What an error says, in one line."""
+    text = error.message if isinstance(error, tf.errors.OpError) else str(error)
+    lines = text.strip(" :\n").splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def check_readable(spec: str, flag: str):
+    """Refuses (RemoteError) remote data whose server gives no answer; "not there" is an answer."""
+    path = next(filter(is_remote, (spec or "").split(",")), None)
+    if path:
+        _in_time(lambda: tf.io.gfile.exists(path), f"--{flag}={spec} cannot be read")
+
+
+def check_all_read(path: str, rows: Optional[int], read: int):
+    """Refuses (RemoteError) that less than all records of a remote data set were read.
+
+    Args:
+        path: of a file of it.
+        rows: records that should have been read, None where that is not known.
+        read: records that were.
+    """
+    if not is_remote(path):
+        return
+    folder = posixpath.dirname(path)
+    if rows is None:
+        logging.warning(
+            "No dataset.json in %s tells its rows: if its server stopped answering for a while, "
+            "records are missing and nobody noticed.",
+            folder,
+        )
+    elif read < rows:
+        raise RemoteError(
+            f"only {read} of {rows} records could be read from {folder}: its server stopped "
+            "answering on the way."
+        )
+
+
+def check_writable(folder: str, flag: str):
+    """Refuses (RemoteError) a remote folder that cannot be written."""
+    if is_remote(folder):
+        path = posixpath.join(folder, f".probe-{uuid.uuid4().hex}")
+
+        def probe():
+            put_text("probe", path)
+            tf.io.gfile.remove(path)
+
+        _in_time(probe, f"--{flag}: {folder} cannot be written")
+
+
+def names(folder: str, flag: str) -> List[str]:
+    """The names in a folder, [] where there is none.
+
+    Raises:
+        RemoteError: a remote folder cannot be written and listed.
+    """
+    if not is_remote(folder):
+        return tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else []
+    name = f".probe-{uuid.uuid4().hex}"
+    path = posixpath.join(folder, name)
+
+    def probe():
+        put_text("probe", path)
+        found = [x.rstrip("/") for x in tf.io.gfile.listdir(folder)]
+        tf.io.gfile.remove(path)
+        if name not in found:
+            raise OSError("the list lacks a file that was just written")
+        return [x for x in found if x and not x.startswith(".probe-")]
+
+    return _in_time(probe, f"--{flag}={folder} cannot be written and listed")
+
+
+def _in_time(action, what):
+    """What action() returns; RemoteError where it fails or takes longer than DEADLINE."""
+    results, errors = [], []
+
+    def run():
+        try:
+            results.append(action())
+        except TROUBLE as error:
+            errors.append(error)
+
+    # A client at its retries cannot be stopped: its thread is left behind.
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(DEADLINE)
+    if results:
+        return results[0]
+    why = cause(errors[0]) if errors else f"no answer within {DEADLINE} s"
+    raise RemoteError(f"{what}: {why}; {_ADVICE}.")
+
+
+def retrying(action: Callable[[], None], what: str):
+    """Does something that may fail several times; RemoteError where it fails to the end."""
+    for wait in (*_WAITS, None):
+        try:
+            action()
+            return
+        except TROUBLE as error:
+            if wait is None:
+                raise RemoteError(f"{what}: {cause(error)}") from error
+            logging.warning("%s: %s; trying again.", what, cause(error))
+        time.sleep(wait)
+
+
+def put(local: str, path: str):
+    """Copies a local file to a remote path."""
+    _write(path, lambda: tf.io.gfile.copy(local, path, overwrite=True))
+
+
+def put_text(text: str, path: str):
+    """Writes a text to a remote path."""
+
+    def write():
+        with tf.io.gfile.GFile(path, "w") as f:
+            f.write(text)
+
+    _write(path, write)
+
+
+def _write(path, write):
+    try:
+        write()
+    except tf.errors.NotFoundError:  # S3 has no folders; elsewhere they have to be made
+        tf.io.gfile.makedirs(posixpath.dirname(path))
+        write()
+
+
+def get(path: str, local: str):
+    """Copies a remote file to a local path; OSError where less than the whole could be read."""
+    size = tf.io.gfile.stat(path).length
+    with tf.io.gfile.GFile(path, "rb") as source, open(local, "wb") as target:
+        for block in iter(lambda: source.read(_BLOCK), b""):
+            target.write(block)
+    if os.path.getsize(local) != size:
+        raise OSError(f"{path}: {os.path.getsize(local)} of {size} bytes could be read")
+
+
+@contextlib.contextmanager
+def written(path: str):
+    """Yields where to write a file or a folder; what is remote is copied there at the end, once.
+
+    A folder appears file by file, saved_model.pb last, so that a SavedModel is there whole or not.
+    If the copying fails, RemoteError says where the local copy is kept.
+    """
+    if not is_remote(path):
+        yield path
+        return
+    folder = tempfile.mkdtemp(prefix="deepfm-")
+    local = os.path.join(folder, posixpath.basename(path.rstrip("/")))
+    try:
+        yield local
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    try:
+        for source in [local] if os.path.isfile(local) else _files(local):
+            target = path + source[len(local) :] if source != local else path
+            retrying(lambda s=source, t=target: put(s, t), f"{target} cannot be written")
+    except RemoteError as error:
+        raise RemoteError(f"{error}; the local copy is kept at {local}.") from error
+    shutil.rmtree(folder)
+
+
+def _files(folder):
+    """The paths of all files in a local folder, saved_model.pb last."""
+    paths = [os.path.join(root, x) for root, _, found in os.walk(folder) for x in found]
+    return sorted(paths, key=lambda path: (path.endswith("saved_model.pb"), path))

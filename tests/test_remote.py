@@ -1,0 +1,363 @@
+"""model_dir, data, exports and predictions on S3, with a server that fails in several ways."""
+
+import json
+import os
+import re
+import sys
+import threading
+from concurrent import futures
+
+import pytest
+import s3_server
+import tensorflow as tf
+from conftest import SMALL_MODEL, make_records, run_train, started, write_tfrecords
+from s3_server import CUT, Folder, Proxy, any_of, first
+
+from deepfm import datasets, mirror, remote
+
+ROWS, STEPS = 640, 10  # records, and steps of an epoch of them
+CHECKPOINT = r"model\.ckpt-\d+\.(data|index)"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """The port of an S3 server whose bucket holds a data set under data/."""
+    path = tmp_path_factory.mktemp("data") / "a.tfrecords"
+    write_tfrecords(path, make_records(ROWS, seed=1))
+    with s3_server.started() as port:
+        Folder(port, "data").write("a.tfrecords", path.read_bytes())
+        yield port
+
+
+DATA = f"s3://{s3_server.BUCKET}/data"
+
+
+def train_flags(folder, *more):
+    return (
+        *SMALL_MODEL, f"--training_data_dir={DATA}", f"--model_dir={folder.path}",
+        "--batch_size=64", "--dropout=0", *more,
+    )  # fmt: skip
+
+
+def run(proxy, *flags, temporary=None, timeout=60):
+    env = dict(proxy.env, TMPDIR=str(temporary)) if temporary else proxy.env
+    return run_train(*flags, env=env, timeout=timeout)
+
+
+class Trained:
+    """A model that was trained to S3 over a server with hiccups, and what was seen of it."""
+
+    def __init__(self, server, temporary):
+        self.folder, self.servable = Folder(server, "model"), Folder(server, "servable")
+        self.temporary = temporary
+        hiccups = any_of(
+            first(3, 500, "PUT", CHECKPOINT), first(2, 403, "PUT", CHECKPOINT),
+            first(1, CUT, "PUT", CHECKPOINT), first(1, 403, "PUT", "saved_model.pb"),
+        )  # fmt: skip
+        with Proxy(server, hiccups) as proxy:
+            done = run(
+                proxy, *train_flags(self.folder), f"--servable_model_dir={self.servable.path}",
+                f"--val_data_dir={DATA}", "--num_epochs=4", "--save_checkpoints_steps=5",
+                "--keep_checkpoint_max=2", temporary=temporary,
+            )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        self.puts, self.requests = proxy.puts(), proxy.requests
+        self.report = json.loads(self.folder.read("report.json"))
+
+
+@pytest.fixture(scope="module")
+def trained(server, tmp_path_factory):
+    return Trained(server, tmp_path_factory.mktemp("temporary"))
+
+
+def named(folder):
+    """The checkpoints that the remote state file names, the newest first."""
+    names = re.findall(r'"(model\.ckpt-\d+)"', folder.read("checkpoint").decode())
+    return list(dict.fromkeys(names))
+
+
+def step_of(folder):
+    return json.loads(folder.read("report.json"))["global_step"]
+
+
+def test_a_finished_job_leaves_everything_on_s3(trained):
+    names = trained.folder.names()
+    newest = f"model.ckpt-{4 * STEPS}"
+    assert named(trained.folder)[0] == newest
+    for end in ("index", "meta", "data-00000-of-00001"):
+        assert f"{newest}.{end}" in names
+    assert {"model.json", "report.json", "checkpoint"} < set(names)
+    assert any(name.startswith("events.out") for name in names)
+    assert any(name.startswith("eval/events.out") for name in names)
+    assert not [name for name in names if "probe" in name]
+
+
+def test_every_record_is_read_from_s3(trained):
+    assert trained.report["train"]["examples"] == 4 * ROWS
+    assert trained.report["eval"]["examples"] == ROWS
+
+
+def test_the_local_copy_is_gone_in_the_end(trained):
+    assert not list(trained.temporary.glob("deepfm*"))
+
+
+def test_keep_checkpoint_max_holds_on_s3(trained):
+    there = {name.split(".index")[0] for name in trained.folder.names() if "index" in name}
+    assert there == set(named(trained.folder))
+    assert 1 <= len(there) <= 2
+
+
+def test_the_state_file_is_written_after_the_checkpoint_that_it_names(trained):
+    waiting = set()
+    for name in trained.puts:
+        name = name.split("/", 1)[1]
+        if name == "checkpoint":
+            assert {"data-00000-of-00001", "index"} <= waiting
+            waiting = set()
+        elif name.startswith("model.ckpt-"):
+            assert name.endswith("data-00000-of-00001") or any("data" in x for x in waiting)
+            waiting.add(name.split(".")[-1])
+    assert not waiting
+
+
+def test_a_request_that_fails_is_made_again(trained):
+    said = [said for _, _, said in trained.requests if said]
+    assert sorted(map(str, said)) == ["403", "403", "403", "500", "500", "500", "cut"]
+
+
+def test_an_export_is_complete_with_its_last_file(trained):
+    names = [name for name in trained.puts if name.startswith("servable/") and "probe" not in name]
+    assert re.fullmatch(r"servable/\d+/saved_model\.pb", names[-1])
+    assert sum("variables/variables." in name for name in names) == 2
+
+
+def test_training_goes_on_from_s3_and_passes_over_a_half_copied_checkpoint(server, trained):
+    folder = trained.folder.copy("resumed")
+    folder.write("model.ckpt-999.data-00000-of-00001", b"half")
+    with Proxy(server) as proxy:
+        done = run(proxy, *train_flags(folder))
+    assert done.returncode == 0, done.stderr
+    assert "model.ckpt-999 is not whole" in done.stderr
+    assert step_of(folder) == 5 * STEPS
+    assert not [name for name in folder.names() if "999" in name]
+
+
+@pytest.mark.parametrize("damage", ["missing", "short"])
+def test_evaluation_takes_the_newest_whole_checkpoint(server, trained, damage):
+    folder = trained.folder.copy(f"damaged-{damage}")
+    older, newest = named(folder)[0], "model.ckpt-999"
+    for end in ("index", "meta", "data-00000-of-00001"):
+        folder.write(f"{newest}.{end}", folder.read(f"{older}.{end}"))
+    state = "".join(f'all_model_checkpoint_paths: "{name}"\n' for name in (older, newest))
+    folder.write("checkpoint", f'model_checkpoint_path: "{newest}"\n{state}'.encode())
+    data = f"{newest}.data-00000-of-00001"
+    if damage == "missing":
+        folder.delete(data)
+    else:
+        folder.write(data, folder.read(data)[:-100])
+    with Proxy(server) as proxy:
+        flags = ("--task_type=eval", f"--val_data_dir={DATA}", f"--model_dir={folder.path}")
+        done = run(proxy, *flags)
+    assert done.returncode == 0, done.stderr
+    assert f"{newest} is not whole" in done.stderr
+    assert f"model.ckpt-{step_of(folder)}" == older
+
+
+def test_a_checkpoint_whose_reading_ends_early_is_read_again(server, trained):
+    folder = trained.folder.copy("read-again")
+    rule = any_of(first(1, 403, "GET", CHECKPOINT), first(1, CUT, "GET", CHECKPOINT))
+    with Proxy(server, rule) as proxy:
+        flags = ("--task_type=eval", f"--val_data_dir={DATA}", f"--model_dir={folder.path}")
+        done = run(proxy, *flags)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(folder.read("report.json"))
+    assert report["global_step"] == 4 * STEPS
+    assert report["eval"]["log_loss"] == pytest.approx(trained.report["eval"]["log_loss"], abs=1e-6)
+
+
+def test_data_whose_reading_ends_early_is_not_taken_for_the_whole(server, tmp_path):
+    folder = Folder(server, "data").copy("described")
+    size = len(folder.read("a.tfrecords"))
+    file = datasets.DataFile("a.tfrecords", size, ROWS, 1)
+    datasets.write_metadata(str(tmp_path), 4, 50, [file])
+    folder.write("dataset.json", (tmp_path / "dataset.json").read_bytes())
+    reads = []
+
+    def rule(method, name):
+        reads.extend([name] * (method == "GET" and name.endswith("a.tfrecords")))
+        return 403 if len(reads) > 15 else None  # in an epoch on the way
+
+    with Proxy(server, rule) as proxy:
+        done = run(
+            proxy, *SMALL_MODEL, f"--training_data_dir={folder.path}", "--num_epochs=20",
+            f"--model_dir={tmp_path}/model", "--batch_size=64",
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert re.search(
+        rf"only \d+ of {20 * ROWS} records could be read", done.stderr.splitlines()[-1]
+    )
+
+
+def test_predictions_and_exports_are_made_from_s3_to_s3(server, trained):
+    folder, out = trained.folder.copy("applied"), Folder(server, "out")
+    with Proxy(server) as proxy:
+        flags = (f"--model_dir={folder.path}",)
+        done = [
+            run(proxy, "--task_type=infer", f"--infer_data_dir={DATA}", *flags),
+            run(proxy, "--task_type=export", f"--servable_model_dir={out.path}", *flags),
+        ]
+    assert [x.returncode for x in done] == [0, 0], done
+    assert len(folder.read("predictions.txt").split()) == ROWS
+    assert any(name.endswith("/saved_model.pb") for name in out.names())
+
+
+def test_clearing_deletes_the_remote_model(server, trained):
+    folder = trained.folder.copy("cleared")
+    folder.write("of_the_old_one.txt", b"")
+    with Proxy(server) as proxy:
+        done = run(proxy, *train_flags(folder, "--clear_existing_model"))
+    assert done.returncode == 0, done.stderr
+    assert step_of(folder) == STEPS
+    assert named(folder) == [f"model.ckpt-{STEPS}"]
+    assert "of_the_old_one.txt" not in folder.names()
+
+
+def test_clearing_refuses_a_remote_folder_that_is_no_models(server):
+    folder = Folder(server, "precious")
+    folder.write("thesis.txt", b"words")
+    with Proxy(server) as proxy:
+        done = run(proxy, *train_flags(folder, "--clear_existing_model"))
+    assert done.returncode == 2
+    assert f"--model_dir={folder.path} holds files and none is" in done.stderr.splitlines()[-1]
+    assert folder.names() == ["thesis.txt"]
+
+
+def test_training_ends_its_steps_while_the_first_upload_is_held_back(server):
+    folder, asked, held = Folder(server, "slow"), threading.Event(), threading.Event()
+
+    def rule(method, name):
+        if not re.search(CHECKPOINT, name):
+            return None
+        asked.set()
+        return held
+
+    with Proxy(server, rule) as proxy:
+        command = [sys.executable, "train.py", *train_flags(folder), "--num_epochs=3"]
+        with started([*command, "--save_checkpoints_steps=5"], env=proxy.env) as process:
+            lines = iter(process.stdout.readline, "")
+            assert any(f"Trained {3 * STEPS} steps" in line for line in lines)
+            assert not [name for name in folder.names() if "model.ckpt" in name]
+            assert asked.wait(30)
+            held.set()
+            text = "".join(lines)
+            assert process.wait(timeout=30) == 0, text
+    assert named(folder)[0] == f"model.ckpt-{3 * STEPS}"
+    assert len(named(folder)) <= 2, "those between the first and the last need not be copied"
+
+
+def test_a_copy_that_fails_to_the_end_is_kept_and_the_job_fails(server, tmp_path):
+    folder = Folder(server, "refused")
+    with Proxy(server, first(1000, 403, "PUT", CHECKPOINT)) as proxy:
+        done = run(proxy, *train_flags(folder), temporary=tmp_path)
+    (kept,) = tmp_path.glob("deepfm-model-*")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert f"--model_dir={folder.path} cannot be written: UnknownError" in last
+    assert last.endswith(f"the local copy is kept in {kept}.")
+    assert tf.train.load_variable(str(kept), "global_step") == STEPS
+    assert "checkpoint" not in folder.names()
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def without_server(tmp_path_factory):
+    """Jobs whose server is down, side by side: flag that names it -> the finished job."""
+    folder = tmp_path_factory.mktemp("down")
+    local = {"--model_dir": folder / "model", "--training_data_dir": folder / "a.tfrecords"}
+    write_tfrecords(local["--training_data_dir"], make_records(10))
+    env = s3_server.environment(s3_server.free_port())
+
+    def job(down):
+        places = {**local, down: DATA}
+        flags = [f"{name}={path}" for name, path in places.items()]
+        return run_train(*SMALL_MODEL, *flags, env=env, timeout=60)
+
+    with futures.ThreadPoolExecutor() as pool:
+        return dict(zip(local, pool.map(job, local)))
+
+
+@pytest.mark.parametrize("down", ["--model_dir", "--training_data_dir"])
+def test_a_server_that_is_down_is_said_in_one_sentence(without_server, down):
+    done = without_server[down]
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert f"{down}={DATA} cannot be " in last
+    assert f"no answer within {remote.DEADLINE} s" in last
+    assert "Traceback" not in done.stderr
+
+
+def test_a_bucket_that_is_not_there_is_said_in_one_sentence(server):
+    with Proxy(server) as proxy:
+        done = run(proxy, *train_flags(Folder(server, "x")), "--model_dir=s3://another/model")
+    assert done.returncode == 1
+    assert "--model_dir=s3://another/model cannot be written" in done.stderr.splitlines()[-1]
+    assert "NoSuchBucket" in done.stderr.splitlines()[-1]
+
+
+# Without a server: file:// is a scheme as well.
+
+
+def test_a_list_without_what_was_just_written_is_no_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tf.io.gfile, "listdir", lambda path: [])
+    with pytest.raises(remote.RemoteError, match="cannot be written and listed"):
+        remote.names(f"file://{tmp_path}", "model_dir")
+
+
+def test_a_file_whose_reading_ends_early_is_no_copy(tmp_path, monkeypatch):
+    (tmp_path / "a").write_bytes(b"12345678")
+    length = tf.io.gfile.stat(str(tmp_path / "a")).length
+    (tmp_path / "a").write_bytes(b"1234")
+    monkeypatch.setattr(tf.io.gfile, "stat", lambda path: type("", (), {"length": length}))
+    with pytest.raises(OSError, match="4 of 8 bytes"):
+        remote.get(f"file://{tmp_path}/a", str(tmp_path / "b"))
+
+
+def save_checkpoint(folder, step):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        variable = tf.compat.v1.get_variable("x", initializer=7.0)
+        session.run(variable.initializer)
+        tf.compat.v1.train.Saver().save(session, str(folder / "model.ckpt"), step)
+
+
+def test_older_checkpoints_are_kept_over_several_jobs_up_to_keep_checkpoint_max(tmp_path):
+    local, there = tmp_path / "local", tmp_path / "there"
+    there.mkdir()
+    for step in (8, 9, 10, 11):
+        local.mkdir()
+        copies = mirror.Mirror(f"file://{there}", str(local), 2)
+        copies.fetch(os.listdir(str(there)))
+        save_checkpoint(local, step)
+        copies.close()
+    assert {path.stem for path in there.glob("*.index")} == {"model.ckpt-10", "model.ckpt-11"}
+
+
+def test_a_checkpoint_that_was_deleted_locally_is_copied_all_the_same(tmp_path):
+    local, there = tmp_path / "local", tmp_path / "there"
+    local.mkdir()
+    copies = mirror.Mirror(f"file://{there}", str(local), 5)
+    save_checkpoint(local, 3)
+    copies.hand_over()
+    for path in local.glob("model.ckpt-*"):
+        path.unlink()
+    copies.close()
+    assert tf.train.load_variable(str(there), "x") == 7.0
+
+
+def test_a_sentence_names_the_folder_that_was_asked_for(tmp_path):
+    env = dict(os.environ, TMPDIR=str(tmp_path))
+    path = f"file://{tmp_path}/none"
+    flags = (f"--model_dir={path}", f"--val_data_dir={tmp_path}")
+    done = run_train(*SMALL_MODEL, "--task_type=eval", *flags, env=env)
+    assert done.returncode == 2
+    assert f"--model_dir={path} holds no checkpoint" in done.stderr.splitlines()[-1]
+    assert not list(tmp_path.glob("deepfm*"))
