@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# What each host of a processing job runs: converts its share of the input into a folder of its own,
+# so that neither the files nor the dataset.json of two hosts have the same name.
+#
+#   bash convert_on_sagemaker.sh libsvm_to_tfrecord --num_workers=16
+#
+# The arguments are the name of a program in data_tools and its flags. launch_sagemaker.py uploads
+# this file beside data_tools and deepfm.
+set -euo pipefail
+
+base=/opt/ml/processing
+config=/opt/ml/config/resourceconfig.json
+tool=$1
+shift
+
+host=$(python -c 'import json, sys; print(json.load(open(sys.argv[1]))["current_host"])' "$config")
+files=$(find "$base/input/data" -type f -size +0 ! -name '[._]*' 2>/dev/null || true)
+if [ -z "$files" ]; then
+  echo "$host has no file to convert: there are fewer files than hosts." >&2
+  exit 0
+fi
+mkdir -p "$base/output/$host"
+cd "$base/input/code"
+exec python -m "data_tools.$tool" --input="$base/input/data" --output_dir="$base/output/$host" "$@"

@@ -1,0 +1,477 @@
+"""Starts a SageMaker job: training, or the conversion of data on many hosts.
+
+    .venv-sagemaker/bin/python scripts/launch_sagemaker.py --train_s3_uri=s3://bucket/train \\
+        --eval_s3_uri=s3://bucket/val --role=SageMakerRole -- --num_epochs=2 --batch_size=4096
+    .venv-sagemaker/bin/python scripts/launch_sagemaker.py --distribution=horovod \\
+        --input_mode=Pipe --train_s3_uri=s3://bucket/train --role=SageMakerRole --dry_run
+    .venv-sagemaker/bin/python scripts/launch_sagemaker.py --job=processing --instance_count=4 \\
+        --input_s3_uri=s3://bucket/raw --output_path=s3://bucket/train --role=SageMakerRole -- \\
+        --num_workers=16
+
+What follows `--` are flags of train.py, which become the job's hyperparameters, or of the
+converter. They are checked before anything is uploaded. --dry_run prints the request that would
+start the job, as JSON, and sends nothing.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import types
+import warnings
+import xml.etree.ElementTree
+from typing import NamedTuple
+
+from absl import app, flags
+
+FLAGS = flags.FLAGS
+flags.DEFINE_enum("job", "training", ["training", "processing"], "Train, or convert data.")
+flags.DEFINE_bool("dry_run", False, "Print the request as JSON; nothing is sent or uploaded.")
+flags.DEFINE_string("role", None, "Name or ARN of the job's role. Default: that of the notebook.")
+flags.DEFINE_string("region", None, "Default: of the AWS configuration; --dry_run: or us-east-1.")
+flags.DEFINE_string("instance_type", None, "Default: ml.p3.8xlarge (Horovod) or ml.c5.4xlarge.")
+flags.DEFINE_integer("instance_count", None, "Hosts. Default: 2 with ps, else 1.", 1)
+flags.DEFINE_integer("volume_size", 100, "Disk of each host, GB.", 1)
+flags.DEFINE_integer("max_run", 86400, "Seconds after which the job is ended.", 1)
+flags.DEFINE_string(
+    "image_uri", None, "Your own image. Default: SageMaker's for TensorFlow 1.15.2."
+)
+flags.DEFINE_string("base_job_name", "deepfm", "The job's name is this and the time.")
+flags.DEFINE_string("output_path", None, "s3:// folder of what the job leaves.")
+flags.DEFINE_list("tags", [], "Tags of the job: KEY=VALUE,KEY=VALUE.")
+flags.DEFINE_bool("wait", True, "Show the job's log until it ends.")
+
+# Of training.
+flags.DEFINE_enum("distribution", "ps", ["ps", "horovod", "none"], "How training is distributed.")
+flags.DEFINE_enum("input_mode", "File", ["File", "Pipe"], "How the data reaches the hosts.")
+flags.DEFINE_integer("processes_per_host", None, "Horovod ranks of a host. Default: its GPUs.", 1)
+flags.DEFINE_list(
+    "train_s3_uri", [], "Records to train on; with Pipe also a comma list, one for each process."
+)
+flags.DEFINE_string("eval_s3_uri", None, "Records to evaluate on.")
+flags.DEFINE_bool("s3_shard", False, "Give each host a part of the training files of its own.")
+flags.DEFINE_string(
+    "model_dir",
+    None,
+    "Where checkpoints go: s3://, a folder of the host, or none (train.py's default). Default: "
+    "/opt/ml/checkpoints with --checkpoint_s3_uri, else the SDK's (s3://; Horovod: /opt/ml/model).",
+)
+flags.DEFINE_bool("spot", False, "Train on spot instances, which may be taken away for a while.")
+flags.DEFINE_integer("max_wait", None, "Seconds of --spot, waits included. Default: 2 * max_run.")
+flags.DEFINE_string("checkpoint_s3_uri", None, "s3:// folder that mirrors /opt/ml/checkpoints.")
+flags.DEFINE_string("mpi_options", "", "More options of mpirun, e.g. '-x HOROVOD_TIMELINE=t.json'.")
+_TRAINING = (
+    "distribution", "input_mode", "processes_per_host", "train_s3_uri", "eval_s3_uri", "s3_shard",
+    "model_dir", "spot", "max_wait", "checkpoint_s3_uri", "mpi_options",
+)  # fmt: skip
+# Of processing.
+flags.DEFINE_string("tool", "libsvm_to_tfrecord", "The program in data_tools that converts.")
+flags.DEFINE_string("input_s3_uri", None, "Files to convert; each host gets some of them.")
+_PROCESSING = ("tool", "input_s3_uri")
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# All that is uploaded: the container would replace its TensorFlow where it finds requirements.txt,
+# and run train.py as a package where it finds setup.py.
+TRAINING_SOURCE = ("train.py", "deepfm")
+PROCESSING_SOURCE = ("data_tools", "deepfm", "scripts/convert_on_sagemaker.sh")
+_FRAMEWORK = {"framework_version": "1.15.2", "py_version": "py37"}
+_CHECKPOINTS = "/opt/ml/checkpoints"
+_CHANNELS = 20  # that a job may have
+_GPUS = {
+    "ml.p2.8xlarge": 8, "ml.p2.16xlarge": 16, "ml.p3.8xlarge": 4, "ml.p3.16xlarge": 8,
+    "ml.p3dn.24xlarge": 8, "ml.g4dn.12xlarge": 4,
+}  # fmt: skip
+# Values of train.py's --distribution that fit this program's.
+_MODES = {
+    "ps": ("auto", "ps"),
+    "horovod": ("auto", "horovod"),
+    "none": ("auto", "local", "tower", "mirrored"),
+}
+# What SageMaker finds in the log: the progress lines, and the last line of an evaluation.
+_METRICS = {
+    "train:loss": r"step [0-9]+  loss ([0-9.]+)",
+    "train:examples_per_second": r"step [0-9]+  loss [0-9.]+  ([0-9]+) examples/s",
+    "eval:auc": r"Evaluation: .* auc=([0-9.]+)",
+    "eval:log_loss": r"Evaluation: .* log_loss=([0-9.]+)",
+    "eval:calibration": r"Evaluation: .* calibration=([0-9.]+)",
+}
+
+
+def main(argv):
+    try:
+        _check_addresses()
+        with tempfile.TemporaryDirectory() as folder:
+            start = _train if FLAGS.job == "training" else _convert
+            start(argv[1:], pathlib.Path(folder))
+    except ValueError as error:
+        sys.exit(_bad(error))
+    except KeyboardInterrupt:
+        sys.exit(_bad("what was started goes on; stop it with SageMaker's console.", 130))
+
+
+def _parse(argv):
+    try:
+        return FLAGS(argv)
+    except flags.Error as error:
+        sys.exit(_bad(f"{error} (flags of train.py follow --)"))
+
+
+def _bad(sentence, code=2):
+    """Says what went wrong; the exit code."""
+    sys.stderr.write(f"launch_sagemaker.py: {' '.join(str(sentence).split())}\n")
+    return code
+
+
+def _check_addresses():
+    for name in ("train_s3_uri", "eval_s3_uri", "input_s3_uri", "output_path", "checkpoint_s3_uri"):
+        value = FLAGS[name].value or []
+        for uri in value if isinstance(value, list) else [value]:
+            if not uri.startswith("s3://"):
+                raise ValueError(f"--{name}={uri} is not on S3; try --{name}=s3://bucket/folder.")
+
+
+class Hosts(NamedTuple):
+    """The machines of a training job; processes: of one host, that train."""
+
+    type: str
+    count: int
+    processes: int
+
+
+def _train(words, folder):
+    """Starts a training job; words: the flags of train.py."""
+    _refuse_flags_of("processing", _PROCESSING)
+    given = _read_flags(words)
+    hosts = _hosts()
+    channels = _channels(given, hosts)
+    model_dir = _model_dir(given, hosts)
+    _check_spot(given, model_dir)
+    hyperparameters = {"servable_model_dir": "/opt/ml/model", **_added(hosts), **given}
+    _stage(TRAINING_SOURCE, folder)
+    with _session() as session:
+        from sagemaker.inputs import TrainingInput
+        from sagemaker.tensorflow import TensorFlow
+
+        estimator = TensorFlow(
+            entry_point="train.py", source_dir=str(folder), **_FRAMEWORK, image_uri=FLAGS.image_uri,
+            role=_role(session), sagemaker_session=session, base_job_name=FLAGS.base_job_name,
+            instance_type=hosts.type, instance_count=hosts.count, volume_size=FLAGS.volume_size,
+            input_mode=FLAGS.input_mode, distribution=_distribution(hosts), model_dir=model_dir,
+            hyperparameters=hyperparameters, output_path=FLAGS.output_path, tags=_tags(),
+            metric_definitions=[{"Name": n, "Regex": r} for n, r in _METRICS.items()],
+            max_run=FLAGS.max_run, use_spot_instances=FLAGS.spot, max_wait=_max_wait(),
+            checkpoint_s3_uri=FLAGS.checkpoint_s3_uri,
+            checkpoint_local_path=FLAGS.checkpoint_s3_uri and _CHECKPOINTS,
+            # They would add hooks to a training that has its own.
+            debugger_hook_config=False, disable_profiler=True,
+        )  # fmt: skip
+        inputs = {n: TrainingInput(uri, distribution=how) for n, (uri, how) in channels.items()}
+        estimator.fit(inputs or None, wait=FLAGS.wait and not FLAGS.dry_run)
+
+
+def _convert(words, folder):
+    """Starts a processing job; words: the flags of the converter."""
+    _refuse_flags_of("training", _TRAINING)
+    if not FLAGS.input_s3_uri:
+        raise ValueError("--input_s3_uri is missing; try --input_s3_uri=s3://bucket/raw.")
+    names = {word.lstrip("-").partition("=")[0] for word in words if word.startswith("-")}
+    if names & {"input", "output_dir"}:
+        raise ValueError("--input and --output_dir are folders of the host; leave them out.")
+    count = FLAGS.instance_count or 1
+    if count > 1 and "pad" in names and "field_size" not in names:
+        raise ValueError(
+            f"--pad on {count} hosts would pad each host's rows to a length of their own; give "
+            "the length too, e.g. --field_size=39."
+        )
+    _check(["-m", f"data_tools.{FLAGS.tool}"], ["--input=raw", "--output_dir=out", *words])
+    _stage(PROCESSING_SOURCE, folder)
+    type_, base = FLAGS.instance_type or "ml.c5.4xlarge", "/opt/ml/processing"
+    with _session() as session:
+        from sagemaker.image_uris import retrieve
+        from sagemaker.processing import ProcessingInput, ProcessingOutput, Processor
+
+        image = FLAGS.image_uri or retrieve(
+            "tensorflow", session.boto_region_name, *_FRAMEWORK.values(), type_,
+            image_scope="training",
+        )  # fmt: skip
+        processor = Processor(
+            role=_role(session), image_uri=image, instance_count=count, instance_type=type_,
+            entrypoint=["bash", f"{base}/input/code/convert_on_sagemaker.sh", FLAGS.tool],
+            volume_size_in_gb=FLAGS.volume_size, max_runtime_in_seconds=FLAGS.max_run,
+            base_job_name=FLAGS.base_job_name, sagemaker_session=session, tags=_tags(),
+        )  # fmt: skip
+        data = ProcessingInput(
+            FLAGS.input_s3_uri, f"{base}/input/data", "data",
+            s3_data_distribution_type="ShardedByS3Key",
+        )  # fmt: skip
+        code = ProcessingInput(str(folder), f"{base}/input/code", "code")
+        records = ProcessingOutput(f"{base}/output", FLAGS.output_path, "records")
+        wait = FLAGS.wait and not FLAGS.dry_run
+        processor.run([data, code], [records], words or None, wait=wait, logs=wait)
+
+
+def _refuse_flags_of(job, names):
+    for name in names:
+        if FLAGS[name].present:
+            raise ValueError(f"--{name} is of --job={job}; leave it out with --job={FLAGS.job}.")
+
+
+def _read_flags(words):
+    """{name: value} of flags of train.py, which has accepted them."""
+    _check(["train.py"], words)
+    text = subprocess.run(
+        [sys.executable, "train.py", "--helpxml"], cwd=ROOT, stdout=subprocess.PIPE
+    ).stdout
+    described = xml.etree.ElementTree.fromstring(text).iter("flag")
+    booleans = {f.findtext("name") for f in described if f.findtext("type") == "bool"}
+    given, words = {}, list(words)
+    while words:
+        name, equals, value = words.pop(0).lstrip("-").partition("=")
+        if not equals and name not in booleans and name[2:] not in booleans:
+            value = words.pop(0)
+        elif not equals and words and not words[0].startswith("-"):
+            value = words.pop(0)  # --name False
+        elif not equals:
+            name, value = (name, True) if name in booleans else (name[2:], False)
+        given[name] = value
+    return given
+
+
+def _check(program, words):
+    """Lets a program refuse its flags; it does nothing else."""
+    done = subprocess.run(
+        [sys.executable, *program, "--only_check_args", *words],
+        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        lines = done.stderr.splitlines() or [f"{program[-1]} does not start with {words}."]
+        raise ValueError(lines[-1])
+
+
+def _hosts():
+    """The machines that the flags ask for, or that suit their distribution."""
+    horovod = FLAGS.distribution == "horovod"
+    type_ = FLAGS.instance_type or ("ml.p3.8xlarge" if horovod else "ml.c5.4xlarge")
+    count = FLAGS.instance_count or (2 if FLAGS.distribution == "ps" else 1)
+    if FLAGS.distribution == "none" and count > 1:
+        raise ValueError(
+            f"--instance_count={count} with --distribution=none would train {count} models; try "
+            "--distribution=ps."
+        )
+    if FLAGS.mpi_options and not horovod:
+        raise ValueError("--mpi_options is Horovod's; leave it out or try --distribution=horovod.")
+    if not horovod and (FLAGS.processes_per_host or 1) > 1:
+        raise ValueError(
+            f"--processes_per_host={FLAGS.processes_per_host} is Horovod's; try "
+            f"--distribution=horovod, or --instance_count={FLAGS.processes_per_host}."
+        )
+    processes = FLAGS.processes_per_host or (_GPUS.get(type_, 1) if horovod else 1)
+    return Hosts(type_, count, processes)
+
+
+def _channels(given, hosts):
+    """{name: (S3 URI, how hosts divide it)}; with Pipe each process has a channel to train on."""
+    uris, pipe = FLAGS.train_s3_uri, FLAGS.input_mode == "Pipe"
+    needed = {
+        "train": ("train_s3_uri", "training_data_dir"),
+        "eval": ("eval_s3_uri", "val_data_dir"),
+    }
+    flag, folder = needed.get(given.get("task_type", "train"), (None, None))
+    if flag and not FLAGS[flag].value and folder not in given:
+        raise ValueError(f"--{flag} is missing; try --{flag}=s3://bucket/data.")
+    count = hosts.processes if pipe else 1
+    if len(uris) > 1 and len(uris) != count:
+        raise ValueError(
+            f"--train_s3_uri lists {len(uris)} places for {count} channel(s); give one that holds "
+            "all, or, for as many processes of a host, try --input_mode=Pipe "
+            f"--distribution=horovod --processes_per_host={len(uris)}."
+        )
+    most = _CHANNELS - bool(FLAGS.eval_s3_uri)
+    if count > most:
+        raise ValueError(
+            f"--processes_per_host={count} with Pipe takes {count} channels to train on, a job has "
+            f"{most}; try --processes_per_host={most} or --input_mode=File."
+        )
+    shard = "ShardedByS3Key" if FLAGS.s3_shard else "FullyReplicated"
+    channels = {}
+    for i, uri in enumerate(uris * count if len(uris) == 1 else uris):
+        channels[f"training-{i}" if i else "training"] = uri, shard
+    if FLAGS.eval_s3_uri:
+        channels["evaluation"] = FLAGS.eval_s3_uri, "FullyReplicated"
+    return channels
+
+
+def _added(hosts):
+    """Hyperparameters that tell train.py how its data reaches it."""
+    added = {"worker_per_host": hosts.processes}
+    if FLAGS.input_mode == "Pipe":
+        added["pipe_mode"] = True
+    if FLAGS.s3_shard:
+        added["enable_s3_shard"] = True
+    if len(FLAGS.train_s3_uri) > 1:
+        added["enable_data_multi_path"] = True
+    return added
+
+
+def _model_dir(given, hosts):
+    """What the SDK passes as --model_dir: a folder, None for its own choice, False for nothing."""
+    mode = given.get("distribution", "auto")
+    if mode not in _MODES[FLAGS.distribution]:
+        raise ValueError(
+            f"-- --distribution={mode} does not fit --distribution={FLAGS.distribution} before the "
+            "--; leave it out."
+        )
+    clash = [name for name in _added(hosts) if name in given]
+    if clash:
+        raise ValueError(f"-- --{clash[0]} is set by the flags before the --; leave it out.")
+    if "checkpoint_dir" in given:
+        given["model_dir"] = given.pop("checkpoint_dir")
+    folder = given.pop("model_dir", FLAGS.model_dir)
+    if folder is None and FLAGS.checkpoint_s3_uri:
+        folder = _CHECKPOINTS
+    if FLAGS.distribution == "ps" and hosts.count > 1 and not (folder or "s3://").startswith("s3:"):
+        raise ValueError(
+            f"--model_dir={folder}: parameter servers on {hosts.count} hosts write to one folder; "
+            "try --model_dir=s3://bucket/model, and no --checkpoint_s3_uri."
+        )
+    return False if folder == "none" else folder
+
+
+def _check_spot(given, model_dir):
+    """Refuses what would lose a training that is interrupted and started again."""
+    if not FLAGS.spot and FLAGS.max_wait:
+        raise ValueError("--max_wait is of --spot; leave it out or add --spot.")
+    if not FLAGS.spot:
+        return
+    if (FLAGS.max_wait or FLAGS.max_run) < FLAGS.max_run:
+        raise ValueError(
+            f"--max_wait={FLAGS.max_wait} is less than --max_run={FLAGS.max_run}; try "
+            f"--max_wait={2 * FLAGS.max_run}."
+        )
+    if str(given.get("clear_existing_model")).lower() == "true":
+        raise ValueError("--clear_existing_model would delete what --spot goes on from.")
+    kept = ["s3://", _CHECKPOINTS] if FLAGS.checkpoint_s3_uri else ["s3://"]
+    default = "/opt/ml/model" if FLAGS.distribution == "horovod" else "s3://"
+    folder = default if model_dir is None else str(model_dir)
+    if not folder.startswith(tuple(kept)):
+        raise ValueError(
+            "--spot would lose its checkpoints, which are on the host's disk; try "
+            "--checkpoint_s3_uri=s3://bucket/checkpoints."
+        )
+
+
+def _max_wait():
+    return (FLAGS.max_wait or 2 * FLAGS.max_run) if FLAGS.spot else None
+
+
+def _distribution(hosts):
+    """How the toolkit in the container starts train.py."""
+    mpi = {
+        "enabled": True,
+        "processes_per_host": hosts.processes,
+        "custom_mpi_options": FLAGS.mpi_options,
+    }
+    return {"ps": {"parameter_server": {"enabled": True}}, "horovod": {"mpi": mpi}}.get(
+        FLAGS.distribution
+    )
+
+
+def _tags():
+    pairs = [tag.partition("=") for tag in FLAGS.tags]
+    if not all(key and equals for key, equals, _ in pairs):
+        raise ValueError(f"--tags={','.join(FLAGS.tags)}: give KEY=VALUE, e.g. --tags=team=ads.")
+    return [{"Key": key, "Value": value} for key, _, value in pairs] or None
+
+
+def _stage(names, folder):
+    """Copies the source that is uploaded, and nothing else, into a folder."""
+    for name in names:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, folder)
+
+
+def _role(session):
+    from sagemaker import get_execution_role
+
+    try:
+        return FLAGS.role or get_execution_role(session)
+    except ValueError as error:
+        raise ValueError(
+            f"--role is missing and you are not a role ({error}); try --role=SageMakerRole."
+        ) from error
+
+
+@contextlib.contextmanager
+def _session():
+    """A session of the SDK, which is loaded here; what AWS refuses ends the program."""
+    if (
+        FLAGS.dry_run
+    ):  # now, for the SDK looks for credentials while it is loaded, on the network too
+        os.environ.update(AWS_ACCESS_KEY_ID="dry-run", AWS_SECRET_ACCESS_KEY="dry-run")
+    warnings.filterwarnings("ignore", message="Boto3 will no longer support Python 3.7")
+    with _printing_request() if FLAGS.dry_run else contextlib.nullcontext() as answer:
+        try:
+            import boto3
+            import sagemaker
+            from boto3.exceptions import Boto3Error
+            from botocore import exceptions
+        except ImportError as error:
+            raise ValueError(
+                f"{error}; run scripts/setup.sh --sagemaker, and this program with "
+                ".venv-sagemaker/bin/python."
+            ) from error
+        try:
+            region = FLAGS.region or boto3.Session().region_name or (FLAGS.dry_run and "us-east-1")
+            if not region:
+                raise ValueError("--region is missing; try --region=us-east-1.")
+            session = boto3.Session(region_name=region)
+            session.get_partition_for_region(region)  # refuses what is no region
+            if answer:
+                session.events.register("before-call", answer)
+            yield sagemaker.Session(session)
+        except (exceptions.ParamValidationError, exceptions.UnknownRegionError) as error:
+            raise ValueError(error) from error
+        except (
+            Boto3Error, exceptions.BotoCoreError, exceptions.ClientError,
+            sagemaker.exceptions.UnexpectedStatusException,
+        ) as error:  # fmt: skip
+            sys.exit(_bad(error, 1))
+
+
+@contextlib.contextmanager
+def _printing_request():
+    """Prints, at its end, the request that its value, a handler of botocore's events, has seen."""
+    requests = []
+
+    def answer(model, params, **_):
+        """Stands in for the network, after botocore has checked and built a request."""
+        if model.name in ("CreateTrainingJob", "CreateProcessingJob"):
+            requests.append(json.loads(params["body"]))
+        return types.SimpleNamespace(status_code=200), _answers(model.name)
+
+    with contextlib.redirect_stdout(sys.stderr):  # where the SDK prints; stdout is for the JSON
+        yield answer
+    sys.stdout.write(json.dumps(requests[-1], indent=2) + "\n")
+
+
+def _answers(operation):
+    """What AWS would answer; account and role are those of its documentation."""
+    return {
+        "GetCallerIdentity": {
+            "Account": "111122223333",
+            "Arn": "arn:aws:sts::111122223333:assumed-role/your-role/you",
+        },
+        "GetRole": {"Role": {"Arn": f"arn:aws:iam::111122223333:role/{FLAGS.role or 'your-role'}"}},
+        "ListBuckets": {"Buckets": []},
+    }.get(operation, {})
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=_parse)

@@ -1,0 +1,255 @@
+"""The request that would start a SageMaker job, held against what SageMaker and train.py take."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, make_records, run_train, small_job, write_libsvm, write_tfrecords
+
+PYTHON = ROOT / ".venv-sagemaker" / "bin" / "python"
+pytestmark = pytest.mark.skipif(
+    not PYTHON.exists(), reason="needs .venv-sagemaker: scripts/setup.sh --sagemaker"
+)
+
+TRAIN_FLAGS = [
+    "--num_epochs=2", "--dropout", "0.1,0.2", "--batch_norm", "--nolazy_updates",
+    "--clear_existing_model", "False",
+]  # fmt: skip
+
+
+def launch(*words):
+    """The finished launcher, which has neither AWS settings nor a network that answers."""
+    env = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
+    env.update(AWS_CONFIG_FILE=os.devnull, AWS_SHARED_CREDENTIALS_FILE=os.devnull)
+    return subprocess.run(
+        [PYTHON, "scripts/launch_sagemaker.py", "--dry_run", *words],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def request(*words):
+    """The request that a dry run prints; its standard output holds nothing else."""
+    done = launch(*words)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def servers():
+    """A job with parameter servers that reads files."""
+    return request("--train_s3_uri=s3://b/t", "--eval_s3_uri=s3://b/v", "--", *TRAIN_FLAGS)
+
+
+@pytest.fixture(scope="module")
+def pipes():
+    """A Horovod job on spot instances, whose two processes of a host read pipes."""
+    return request(
+        "--distribution=horovod", "--processes_per_host=2", "--instance_count=3",
+        "--input_mode=Pipe", "--train_s3_uri=s3://b/t0,s3://b/t1", "--eval_s3_uri=s3://b/v",
+        "--s3_shard", "--spot", "--checkpoint_s3_uri=s3://b/c",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def conversion():
+    """A processing job."""
+    return request(
+        "--job=processing", "--instance_count=4", "--input_s3_uri=s3://b/raw",
+        "--output_path=s3://b/train", "--", "--num_workers=16",
+    )  # fmt: skip
+
+
+def hyperparameters(request):
+    """As train.py's process gets them: each was encoded as JSON."""
+    return {name: json.loads(text) for name, text in request["HyperParameters"].items()}
+
+
+def test_botocore_finds_nothing_wrong_with_the_requests(servers, pipes, conversion):
+    check = (
+        "import json, sys, botocore.session, botocore.validate\n"
+        "service = botocore.session.Session().get_service_model('sagemaker')\n"
+        "for name, request in json.load(sys.stdin):\n"
+        "    shape = service.operation_model(name).input_shape\n"
+        "    found = botocore.validate.ParamValidator().validate(request, shape)\n"
+        "    print(found.generate_report(), end='')\n"
+    )
+    training, processing = "CreateTrainingJob", "CreateProcessingJob"
+    jobs = [(training, servers), (training, pipes), (processing, conversion)]
+    found = subprocess.run(
+        [PYTHON, "-c", check], input=json.dumps(jobs), capture_output=True, text=True, timeout=60
+    )
+    assert (found.returncode, found.stdout) == (0, ""), found.stderr
+
+
+def test_flags_of_train_py_become_hyperparameters_in_all_their_forms(servers):
+    expected = {
+        "num_epochs": "2",
+        "dropout": "0.1,0.2",
+        "batch_norm": True,
+        "lazy_updates": False,
+        "clear_existing_model": "False",
+    }
+    found = hyperparameters(servers)
+    assert {name: found.get(name) for name in expected} == expected
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="train.py has no --worker_per_host and --pipe_mode yet",
+)
+def test_train_py_takes_the_hyperparameters_as_the_toolkit_passes_them(servers, pipes):
+    for job in (servers, pipes):
+        words = []
+        for name, value in sorted(hyperparameters(job).items()):
+            words += [] if name.startswith("sagemaker_") else [f"--{name}", str(value)]
+        done = run_train("--only_check_args", *words)
+        assert done.returncode == 0, done.stderr
+
+
+def test_parameter_servers_share_a_model_dir_on_s3(servers):
+    found = hyperparameters(servers)
+    assert found["sagemaker_program"] == "train.py"
+    assert found["sagemaker_parameter_server_enabled"] is True
+    assert found["model_dir"].startswith("s3://")
+    assert servers["ResourceConfig"]["InstanceCount"] > 1
+
+
+def test_each_process_of_a_host_has_a_pipe_of_its_own(pipes):
+    sources = {c["ChannelName"]: c["DataSource"]["S3DataSource"] for c in pipes["InputDataConfig"]}
+    uris = {name: source["S3Uri"] for name, source in sources.items()}
+    assert uris == {"training": "s3://b/t0", "training-1": "s3://b/t1", "evaluation": "s3://b/v"}
+    assert [sources[name]["S3DataDistributionType"] for name in sorted(sources)] == [
+        "FullyReplicated", "ShardedByS3Key", "ShardedByS3Key",
+    ]  # fmt: skip
+    assert pipes["AlgorithmSpecification"]["TrainingInputMode"] == "Pipe"
+    found = hyperparameters(pipes)
+    for name in ("pipe_mode", "enable_s3_shard", "enable_data_multi_path", "sagemaker_mpi_enabled"):
+        assert found[name] is True, name
+    assert found["worker_per_host"] == found["sagemaker_mpi_num_of_processes_per_host"] == 2
+
+
+def test_a_job_on_spot_instances_goes_on_from_the_checkpoints_that_are_mirrored(pipes):
+    assert pipes["EnableManagedSpotTraining"] is True
+    stop = pipes["StoppingCondition"]
+    assert stop["MaxWaitTimeInSeconds"] >= stop["MaxRuntimeInSeconds"]
+    folder = hyperparameters(pipes)["model_dir"]
+    assert pipes["CheckpointConfig"] == {"S3Uri": "s3://b/c", "LocalPath": folder}
+
+
+def test_the_metrics_are_found_in_what_train_py_prints(servers, tmp_path):
+    write_tfrecords(tmp_path / "a.tfrecords", make_records(128))
+    done = run_train(*small_job(tmp_path, tmp_path / "model", "--log_steps=1"))
+    wanted = json.loads((tmp_path / "model" / "report.json").read_text())
+    found = {
+        m["Name"]: [float(x) for x in re.findall(m["Regex"], done.stderr)]
+        for m in servers["AlgorithmSpecification"]["MetricDefinitions"]
+    }
+    assert found["train:loss"][-1] == pytest.approx(wanted["train"]["loss"], abs=1e-5)
+    assert len(found["train:loss"]) == len(found["train:examples_per_second"]) == 2
+    for name in ("auc", "log_loss", "calibration"):
+        assert found[f"eval:{name}"] == pytest.approx([wanted["eval"][name]], abs=1e-4)
+
+
+REAL_RUN = """
+import io, sys, tarfile
+import moto
+
+sys.path.insert(0, "scripts")
+with moto.mock_s3(), moto.mock_sts(), moto.mock_iam(), moto.mock_sagemaker():
+    import boto3
+    import launch_sagemaker
+
+    role = boto3.client("iam").create_role(RoleName="you", AssumeRolePolicyDocument="{}")["Role"]
+    argv = ["launch_sagemaker.py", "--train_s3_uri=s3://b/t", f"--role={role['Arn']}", "--nowait"]
+    launch_sagemaker.main(launch_sagemaker.FLAGS(argv))
+    assert len(boto3.client("sagemaker").list_training_jobs()["TrainingJobSummaries"]) == 1
+    (bucket,) = boto3.resource("s3").buckets.all()
+    (uploaded,) = bucket.objects.all()
+    with tarfile.open(fileobj=io.BytesIO(uploaded.get()["Body"].read())) as archive:
+        archive.extractall(sys.argv[1])
+"""
+
+
+def test_only_train_py_and_deepfm_are_uploaded_and_they_are_enough(tmp_path):
+    aws = dict(AWS_ACCESS_KEY_ID="x", AWS_SECRET_ACCESS_KEY="x", AWS_DEFAULT_REGION="us-east-1")
+    command = [PYTHON, "-W", "ignore", "-c", REAL_RUN, tmp_path]
+    subprocess.run(command, cwd=ROOT, env=dict(os.environ, **aws), check=True, timeout=60)
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    modules = {f"deepfm/{path.name}" for path in (ROOT / "deepfm").glob("*.py")}
+    assert found == {"train.py", *modules}
+    subprocess.run([PYTHON, "train.py", "--only_check_args"], cwd=tmp_path, check=True, timeout=60)
+
+
+ONE = ["--train_s3_uri=s3://b/t"]
+
+
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        ([*ONE, "--", "--lerning_rate=1"], "Did you mean: learning_rate"),
+        ([*ONE, "--lerning_rate=1"], "Unknown command line flag 'lerning_rate'"),
+        (["--train_s3_uri=bucket/t"], "try --train_s3_uri=s3://"),
+        ([*ONE, "--checkpoint_s3_uri=s3://b/c"], "try --model_dir=s3://"),
+        ([*ONE, "--distribution=horovod", "--spot"], "try --checkpoint_s3_uri=s3://"),
+        ([*ONE, "--distribution=none", "--instance_count=2"], "try --distribution=ps"),
+        ([*ONE, "--", "--distribution=horovod"], "does not fit --distribution=ps"),
+    ],
+)
+def test_refuses_in_one_sentence(words, sentence):
+    done = launch(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_hosts_that_convert_divide_the_input_and_share_the_code(conversion):
+    inputs = {i["InputName"]: i["S3Input"] for i in conversion["ProcessingInputs"]}
+    assert inputs["data"]["S3DataDistributionType"] == "ShardedByS3Key"
+    assert inputs["code"]["S3DataDistributionType"] == "FullyReplicated"
+    application = conversion["AppSpecification"]
+    assert application["ContainerArguments"] == ["--num_workers=16"]
+    script = application["ContainerEntrypoint"][1]
+    assert script == f"{inputs['code']['LocalPath']}/convert_on_sagemaker.sh"
+
+
+@pytest.fixture
+def convert(tmp_path):
+    """A function that runs one host's part of a conversion below tmp_path in place of /opt/ml."""
+    script = (ROOT / "scripts" / "convert_on_sagemaker.sh").read_text()
+    script = script.replace("/opt/ml", str(tmp_path))
+    for folder in ("config", "processing/input/data", "processing/output"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "processing" / "input" / "code").symlink_to(ROOT)
+    (tmp_path / "config" / "resourceconfig.json").write_text('{"current_host": "algo-2"}')
+    path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
+
+    def run():
+        command = ["bash", "-c", script, "convert", "libsvm_to_tfrecord", "--feature_size=99"]
+        env = dict(os.environ, PATH=path)
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+    return run
+
+
+def test_a_host_converts_into_a_folder_of_its_own(convert, tmp_path):
+    write_libsvm(tmp_path / "processing" / "input" / "data" / "day.libsvm", make_records(5))
+    done = convert()
+    assert done.returncode == 0, done.stderr
+    output = tmp_path / "processing" / "output"
+    found = {str(path.relative_to(output)) for path in output.rglob("*") if path.is_file()}
+    assert found == {"algo-2/day.tfrecords", "algo-2/dataset.json"}
+    assert json.loads((output / "algo-2/dataset.json").read_text())["feature_size"] == 99
+
+
+def test_a_host_without_files_ends_well(convert, tmp_path):
+    done = convert()
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "processing" / "output").iterdir()) == []
