@@ -20,7 +20,7 @@ from deepfm.distribution import MODES, ModeFlags
 FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(deepfm_flags)
 
-# Flags that are fields of ModelConfig, JobConfig and InputConfig by the same name.
+# Flags that are fields of ModelConfig, JobConfig, InputConfig and sagemaker.Job by the same name.
 _MODEL = (
     "field_size", "feature_size", "embedding_size", "deep_layers", "dropout", "batch_norm",
     "batch_norm_decay", "loss_type", "l2_reg", "l2_scope", "lazy_updates", "embedding_init_stddev",
@@ -37,14 +37,21 @@ _INPUT = (
     "batch_size", "num_epochs", "shuffle_buffer", "cache", "num_parallel_reads",
     "read_buffer_bytes", "seed",
 )  # fmt: skip
+_SAGEMAKER = (
+    "hosts", "current_host", "pipe_mode", "training_channel_name", "evaluation_channel_name",
+    "enable_s3_shard", "enable_data_multi_path", "worker_per_host", "input_dir",
+)  # fmt: skip
 
 
 def _values(names):
     return {name: FLAGS[name].value for name in names}
 
 
-def set_threads():
-    """Of OpenMP, which reads them when TensorFlow is loaded."""
+def before_tensorflow():
+    """Takes what SageMaker tells, and sets what OpenMP reads when TensorFlow is loaded."""
+    deepfm_flags.take_defaults_from(os.environ)
+    if not FLAGS.perform_shuffle:
+        FLAGS.shuffle_buffer = 0
     if FLAGS.omp_num_threads:
         os.environ["OMP_NUM_THREADS"] = str(FLAGS.omp_num_threads)
     if FLAGS.kmp_affinity:
@@ -56,7 +63,12 @@ def main():
     distribution = MODES[FLAGS.distribution](ModeFlags(**_values(ModeFlags._fields)))
 
     # 2. Flags become plain values; below this line nobody reads a flag.
-    from deepfm import input_pipeline, jobs, optimizers  # TensorFlow is loaded from here on
+    from deepfm import (
+        input_pipeline,
+        jobs,
+        optimizers,
+        sagemaker,
+    )  # TensorFlow is loaded from here on
 
     optimizer = optimizers.OptimizerConfig(
         name=FLAGS.optimizer,
@@ -71,6 +83,7 @@ def main():
         optimizer=optimizer,
         input=input_pipeline.InputConfig(**_values(_INPUT)),
         distribution=distribution,
+        sagemaker=sagemaker.Job(**_values(_SAGEMAKER)),
         **_values(_JOB),
     )
 
@@ -79,4 +92,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(entry.run(main, set_threads))
+    sys.exit(entry.run(main, before_tensorflow))

@@ -92,10 +92,23 @@ def count_rows(data: datasets.DataSet) -> datasets.DataSet:
 
 @contextlib.contextmanager
 def naming_bad_records(data: datasets.DataSet, schema: records.Schema, with_labels=True):
-    """Turns an error of the input pipeline, which names no record, into a BadInput that does."""
+    """Turns an error of the input pipeline, which names no record, into a BadInput that does.
+
+    A channel cannot be read again to find the record; there the channel is named.
+    """
     try:
         yield
-    except (tf.errors.InvalidArgumentError, tf.errors.DataLossError) as error:
+    except tf.errors.OpError as error:
+        kinds = tf.errors.InvalidArgumentError, tf.errors.DataLossError
+        if data.pipe and isinstance(error, (*kinds, tf.errors.InternalError)):
+            reason = error.message.strip().splitlines()[0].rstrip(".")
+            raise BadInput(
+                f"{data.name}: {reason}. Its FIFO was cut short, or it holds other than TFRecords "
+                "(Pipe mode sends every object under a prefix, dataset.json too: end the prefix "
+                "with 'part-')."
+            ) from error
+        if not isinstance(error, kinds):
+            raise
         logging.info("Reading failed; looking for the bad record ...")
         for file in data.files:
             for record in find_bad(file.path, data.data_format, schema, with_labels):

@@ -20,6 +20,7 @@ from absl import logging
 
 from deepfm import bad_records
 from deepfm.entry import BadInput
+from deepfm.pipe_mode import Pipe
 
 METADATA = "dataset.json"
 FORMAT_VERSION = 1
@@ -47,16 +48,26 @@ class DataSet(NamedTuple):
         data_format: "tfrecord" or "libsvm".
         field_size: F, or None where neither dataset.json nor the first record tells.
         feature_size: rows of the embedding table, or None where no dataset.json tells.
+        name: what messages call it.
+        pipe: the channel that is read in place of files, or None.
+        own_channel: whether no other process of this host sees these records.
+        sharded: whether no other host sees them.
     """
 
     files: List[DataFile]
     data_format: str
     field_size: Optional[int]
     feature_size: Optional[int]
+    name: str = ""
+    pipe: Optional[Pipe] = None
+    own_channel: bool = False
+    sharded: bool = False
 
     @property
     def rows(self):
-        """Records in all files, or None where one file's count is not known."""
+        """Records in all files, or None where one file's count, or a channel's, is not known."""
+        if self.pipe:
+            return None
         counts = [f.rows for f in self.files]
         return None if None in counts else sum(counts)
 
@@ -94,6 +105,7 @@ def find(spec: str, flag: str, data_format: str = "auto") -> DataSet:
         formats.pop(),
         _agreed(metadata, "field_size", flag),
         max((m["feature_size"] for m in metadata), default=None),
+        f"--{flag}={spec}",
     )
 
 

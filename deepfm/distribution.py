@@ -17,6 +17,8 @@ class Distribution(NamedTuple):
         name: of the mode.
         num_processes: that train together, each on its share of the records.
         rank: of this process; 0 is the chief, which keeps checkpoints, reports and exports.
+        local_size, local_rank: processes on this host, and which of them this one is, where a mode
+            starts several on a host.
         replicas_per_process: copies of the model in a process, each with its part of a batch.
         synchronous: whether all processes take each step together. If not, a step is one process's,
             and the chief evaluates alone while the others go on.
@@ -30,10 +32,10 @@ class Distribution(NamedTuple):
         wrap_optimizer: optimizer -> optimizer.
         wrap_model_fn: model_fn -> model_fn of training.
         make_hooks: () -> hooks of each session: training, evaluation and inference.
-        make_training_hooks: model_dir -> further hooks of training, before the saving of
-            checkpoints.
+        make_training_hooks: (model_dir, keep_checkpoint_max) -> further hooks of training, before
+            the saving of checkpoints.
         agree: the chief's value of a number, in all processes, which all must call.
-        total: the sum of a number over all processes, likewise.
+        exchange: a number of each process -> those of all, by rank, likewise.
         average: (tensor, name) -> its mean over all processes, in each step of training.
         gather: (tensor [n, ...], name) -> tensor [sum of n, ...], over all processes.
         finish: called when the job is done; returns when this process may end.
@@ -42,6 +44,8 @@ class Distribution(NamedTuple):
     name: str = "local"
     num_processes: int = 1
     rank: int = 0
+    local_size: int = 1
+    local_rank: int = 0
     replicas_per_process: int = 1
     synchronous: bool = True
     serve: Optional[Callable[[], None]] = None
@@ -54,12 +58,16 @@ class Distribution(NamedTuple):
     wrap_optimizer: Callable = lambda optimizer: optimizer
     wrap_model_fn: Callable = lambda model_fn: model_fn
     make_hooks: Callable[[], list] = list
-    make_training_hooks: Callable[[str], list] = lambda model_dir: []
+    make_training_hooks: Callable[[str, int], list] = lambda model_dir, keep_checkpoint_max: []
     agree: Callable = lambda value: value
-    total: Callable = lambda value: value
+    exchange: Callable = lambda value: [value]
     average: Callable = lambda tensor, name: tensor
     gather: Callable = lambda tensor, name: tensor
     finish: Callable[[], None] = lambda: None
+
+    def total(self, value):
+        """The sum of a number over all processes, which all must call."""
+        return sum(self.exchange(value))
 
     @property
     def num_replicas(self):
@@ -82,6 +90,8 @@ class ModeFlags(NamedTuple):
         replicas_per_process: devices that tower, mirrored and ps use; 0: all (ps: all GPUs).
         cross_device_ops: how mirrored adds gradients up; a key of CROSS_DEVICE_OPS.
         task_type: the job; parameter servers are for training alone.
+        num_cpus: cores that the processes of this host may use; 0: all that it gives.
+        num_gpus: GPUs that TensorFlow has to see.
     """
 
     intra_op_threads: int = 0
@@ -91,6 +101,8 @@ class ModeFlags(NamedTuple):
     replicas_per_process: int = 0
     cross_device_ops: str = "reduction_to_one_device"
     task_type: str = "train"
+    num_cpus: int = 0
+    num_gpus: int = 0
 
 
 CROSS_DEVICE_OPS = ("nccl", "hierarchical_copy", "reduction_to_one_device")
@@ -171,15 +183,17 @@ def horovod(flags: ModeFlags) -> Distribution:
         with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
             return type(value)(session.run(hvd.broadcast(tf.constant(value, tf.float64), 0)))
 
-    def total(value):
+    def exchange(value):
         with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
-            summed = hvd.allreduce(tf.constant(value, tf.float64), op=hvd.Sum)
-            return type(value)(session.run(summed))
+            gathered = session.run(hvd.allgather(tf.constant([value], tf.float64)))
+            return [type(value)(x) for x in gathered]
 
     return Distribution(
         name="horovod",
         num_processes=hvd.size(),
         rank=hvd.rank(),
+        local_size=hvd.local_size(),
+        local_rank=hvd.local_rank(),
         session_config=config,
         wrap_optimizer=lambda optimizer: optimizers.Averaged(
             optimizer,
@@ -189,7 +203,7 @@ def horovod(flags: ModeFlags) -> Distribution:
         ),
         make_hooks=lambda: [hvd.BroadcastGlobalVariablesHook(0)],
         agree=agree,
-        total=total,
+        exchange=exchange,
         average=lambda tensor, name: hvd.allreduce(tensor, name=name),
         gather=lambda tensor, name: hvd.allgather(tensor, name=name),
     )
@@ -234,7 +248,7 @@ def ps(flags: ModeFlags) -> Distribution:
         partitioner=tf.compat.v1.fixed_size_partitioner(cluster.num_servers),
         make_training_hooks=member.make_hooks,
         agree=member.agree,
-        total=member.total,
+        exchange=member.exchange,
         finish=member.finish,
         **(_towers(devices) if devices else {}),
     )
@@ -286,7 +300,7 @@ def _devices(flags) -> List[str]:
     from deepfm.entry import BadInput
 
     gpus, wanted = len(_gpus()), flags.replicas_per_process
-    there = gpus or max(int(cores()), 1)
+    there = gpus or max(int(min(cores(), flags.num_cpus or cores())), 1)
     if wanted > there:
         what = "GPUs" if gpus else "CPU cores"
         raise BadInput(
@@ -303,12 +317,20 @@ def _session_config(flags, devices=(), share_of=1):
     import tensorflow as tf
     from tensorflow.python import pywrap_tensorflow
 
+    from deepfm.entry import BadInput
+
     if (flags.omp_num_threads or flags.kmp_affinity) and not pywrap_tensorflow.IsMklEnabled():
         logging.warning(
             "--omp_num_threads and --kmp_affinity do nothing here: this TensorFlow is built "
             "without MKL; --intra_op_threads and --inter_op_threads set its threads."
         )
-    threads = max(int(cores()) // share_of, 1)
+    if len(_gpus()) < flags.num_gpus:
+        raise BadInput(
+            f"TensorFlow sees {len(_gpus())} GPUs of the {flags.num_gpus} of this host "
+            "(--num_gpus); install tensorflow-gpu for its CUDA, or give --num_gpus=0 to train on "
+            "the CPU."
+        )
+    threads = max(int(min(cores(), flags.num_cpus or cores())) // share_of, 1)
     config = tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=flags.intra_op_threads or threads,
         inter_op_parallelism_threads=flags.inter_op_threads or threads,

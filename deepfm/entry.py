@@ -65,6 +65,9 @@ def _guarded(main):
     )
     import tensorflow as tf
 
+    if "SM_TRAINING_ENV" in os.environ:
+        # SageMaker's toolkit keeps standard error back until the end, for its failure file.
+        logging.get_absl_handler().python_handler.stream = sys.stdout
     # Through absl alone: TensorFlow would print each of its lines a second time.
     tf.get_logger().handlers = []
     tf.get_logger().setLevel("ERROR")

@@ -3,6 +3,9 @@
 Names that the article's code has are kept, so that its launch notebooks keep working.
 """
 
+import json
+import os
+
 from absl import flags
 
 from deepfm.distribution import CROSS_DEVICE_OPS, MODES
@@ -49,6 +52,17 @@ def _numbers(name, default, text, convert, check, wanted):
     flags.DEFINE(parser, name, default, text, serializer=flags.ArgumentSerializer())
 
 
+class _Names(flags.ArgumentParser):
+    """A comma list of names, or a JSON list as in SM_HOSTS, as a tuple."""
+
+    def parse(self, argument):
+        if isinstance(argument, tuple):
+            return argument
+        if argument.startswith("["):
+            return tuple(map(str, json.loads(argument)))
+        return tuple(name.strip() for name in argument.split(",") if name.strip())
+
+
 class _OptimizerName(flags.EnumParser):
     """An optimizer's name in any case; GD is the article's name of sgd."""
 
@@ -93,6 +107,35 @@ flags.DEFINE_string("cache", "none", "none, memory, or the path of a cache file.
 _integer("num_parallel_reads", 4, "Files that are read at the same time.", 1)
 _integer("read_buffer_bytes", 8 << 20, "Read buffer of each file, bytes.", 1)
 _integer("max_bad_records", 0, "Unreadable records that training may pass over.", 0)
+
+flags.DEFINE_bool("perform_shuffle", True, "False: in order, as with --shuffle_buffer=0.")
+
+# SageMaker; the defaults come from its SM_* variables, where these are set
+flags.DEFINE_bool(
+    "pipe_mode", False, "Channels are FIFOs (input mode Pipe). Default: as the job's channels are."
+)
+flags.DEFINE_string(
+    "training_channel_name",
+    "training",
+    "Channel to train on; in Pipe mode of a host's first process, the others read NAME-1, NAME-2 "
+    "and so on.",
+)
+flags.DEFINE_string("evaluation_channel_name", "evaluation", "Channel to evaluate on.")
+flags.DEFINE_bool(
+    "enable_s3_shard",
+    None,
+    "Each host has its own part of the training channels (ShardedByS3Key). Default: as the "
+    "channel's configuration says.",
+)
+flags.DEFINE_bool(
+    "enable_data_multi_path", False, "The training channels of a host hold different records."
+)
+_integer("worker_per_host", 0, "Processes on each host, checked; 0: as many as there are.", 0)
+flags.DEFINE(_Names(), "hosts", (), "All hosts of the job.", serializer=flags.ArgumentSerializer())
+flags.DEFINE_string("current_host", None, "This host.")
+flags.DEFINE_string("input_dir", "/opt/ml/input", "The folder of the channels' config/ and data/.")
+_integer("num_cpus", 0, "CPU cores that the processes of this host may use; 0: all it gives.", 0)
+_integer("num_gpus", 0, "GPUs that TensorFlow has to see on this host; with fewer it refuses.", 0)
 
 # Model
 _integer("embedding_size", 32, "K, the width of an embedding.", 1)
@@ -186,3 +229,36 @@ flags.DEFINE_bool(
     "Let every Horovod rank evaluate all records, in place of its share of them.",
 )
 _integer("eval_every_steps", 0, "Steps between evaluations; 0: once per epoch and at the end.", 0)
+
+
+def take_defaults_from(environment):
+    """Sets the flags that were not given from SageMaker's SM_* variables.
+
+    Args:
+        environment: {name: value}, as os.environ.
+    """
+
+    def default(flag, value):
+        # Another name of a flag sets its value and nothing else.
+        given = not FLAGS[flag].using_default_value or FLAGS[flag].value != FLAGS[flag].default
+        if value and not given:
+            FLAGS[flag].parse(value)
+
+    default("hosts", environment.get("SM_HOSTS"))
+    default("current_host", environment.get("SM_CURRENT_HOST"))
+    default("input_dir", environment.get("SM_INPUT_DIR"))
+    default("num_cpus", environment.get("SM_NUM_CPUS"))
+    default("num_gpus", environment.get("SM_NUM_GPUS"))
+    default("servable_model_dir", environment.get("SM_MODEL_DIR"))
+    output = environment.get("SM_OUTPUT_DATA_DIR")
+    default("model_dir", output and os.path.join(output, "model"))
+    folder = lambda channel: environment.get(f"SM_CHANNEL_{channel.upper()}")
+    training = FLAGS.training_channel_name
+    channels = json.loads(environment.get("SM_INPUT_DATA_CONFIG", "{}"))
+    default("pipe_mode", channels.get(training, {}).get("TrainingInputMode", "File") == "Pipe")
+    folders = [folder(training)]
+    if FLAGS.enable_data_multi_path:
+        others = (c for c in sorted(channels) if c.startswith(f"{training}-"))
+        folders += [folder(c) for c in others if c[len(training) + 1 :].isdigit()]
+    default("training_data_dir", ",".join(filter(None, folders)))
+    default("val_data_dir", folder(FLAGS.evaluation_channel_name))

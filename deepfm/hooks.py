@@ -16,6 +16,8 @@ from deepfm.entry import BadInput
 v1 = tf.compat.v1
 
 EXAMPLES = "deepfm_examples"  # collection: int64 [], the examples of each replica in a step
+# Collection: float32 [2], the records of this step and of the next one, the mean of all processes.
+ROWS_OF_STEPS = "deepfm_rows_of_steps"
 
 
 class Throughput(NamedTuple):
@@ -170,6 +172,23 @@ class Progress(v1.train.SessionRunHook):
             float((cpu[-1] - cpu[0]) / seconds / cores()),
             resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         )
+
+
+class EndTogether(v1.train.SessionRunHook):
+    """Ends training at the same step in all processes, when none has records for the next one."""
+
+    def begin(self):
+        (self._rows,) = v1.get_collection(ROWS_OF_STEPS)
+
+    def before_run(self, run_context):
+        return v1.train.SessionRunArgs(self._rows)
+
+    def after_run(self, run_context, run_values):
+        this, following = run_values.results
+        if not this:
+            raise BadInput("The training channels hold no records, on any host.")
+        if not following:
+            run_context.request_stop()
 
 
 def _clock(seconds):

@@ -1,6 +1,7 @@
 """Which records this process reads, in which order, batch then parse.
 
     files -> share -> parallel reads -> cache -> shuffle -> batch -> parse -> repeat -> prefetch
+    channel -> share -> cache -> shuffle -> batch -> repeat -> parse -> prefetch   (Pipe mode)
 
 Records are parsed a batch at a time, by one native op a batch, which is many times as fast as one
 call a record. Nothing is dropped: the last batch of an epoch is as short as it is.
@@ -17,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from deepfm import bad_records, datasets, records
+from deepfm import bad_records, datasets, pipe_mode, records
 
 # tf.data's own tuning takes more of two cores than it gives back.
 _PARSERS = max(1, len(os.sched_getaffinity(0)) // 2)  # batches parsed at the same time
@@ -37,11 +38,14 @@ class InputConfig(NamedTuple):
         read_buffer_bytes: of each file that is read.
         seed: of the order.
         with_labels: False where TFRecords may lack a label; labels are then 0.
-        num_shares: processes that divide the records among them.
+        num_shares: processes that divide the records of the data set among them.
         share: which part this process reads.
         replicas: replicas of this process, among which its batch is split evenly.
         split: yield each replica's part of a batch by itself, one after the other.
-        in_step: all shares yield the same number of batches, where need be empty ones.
+        in_step: all processes yield the same number of batches, where need be empty ones.
+        rows_of_processes: the records of an epoch that each process reads, by rank; None where
+            that is not known.
+        process: the rank of this one.
     """
 
     batch_size: int
@@ -57,6 +61,8 @@ class InputConfig(NamedTuple):
     replicas: int = 1
     split: bool = False
     in_step: bool = False
+    rows_of_processes: Optional[Tuple[int, ...]] = None
+    process: int = 0
 
 
 class Range(NamedTuple):
@@ -91,10 +97,13 @@ def make_input_fn(
 
     Returns:
         A function () -> tf.data.Dataset of ({"feat_ids": int64 [B, F], "feat_vals": float32
-        [B, F]}, labels float32 [B]). With several shares or replicas the features also hold
+        [B, F]}, labels float32 [B]). With several processes or replicas the features also hold
         "weights" float32 [B]: what each example counts in the mean loss of a replica, so that the
         mean over replicas is that of the global batch, although its parts differ in size; 0 for
-        what only fills up a batch. Reading fails with tf.errors.InvalidArgumentError or
+        what only fills up a batch. In step, but with unknown rows, batches never end, and the
+        features also hold "rows" float32 [2]: the records of this batch and of the next one, of
+        which the model makes the mean over all processes; weights have to be divided by the first,
+        and the end is where the second is 0. Reading fails with tf.errors.InvalidArgumentError or
         DataLossError at a bad record; `bad_records.find_bad` tells which.
     """
 
@@ -111,7 +120,7 @@ def make_input_fn(
         features = {"feat_ids": tf.zeros(width, tf.int64), "feat_vals": tf.zeros(width)}
         return features, tf.zeros([0])
 
-    def weigh(raw, weight):
+    def weigh(raw, weight, rows_of_steps=None):
         """A batch whose examples count `weight`, filled up to a multiple of the replicas."""
         features, labels = tf.cond(tf.size(raw) > 0, lambda: parse(raw), nothing)
         rows = tf.shape(labels)[0]
@@ -122,20 +131,29 @@ def make_input_fn(
         where = tf.minimum(tf.range(rows + fill), rows - 1)
         features = {name: tf.gather(x, where) for name, x in features.items()}
         features["weights"] = tf.pad(weights, [[0, fill]])
+        if rows_of_steps is not None:
+            features["rows"] = rows_of_steps
         return features, tf.gather(labels, where)
 
     def input_fn():
-        shares = divide(data.files, damaged, config.num_shares)
-        dataset = _read_all(shares[config.share], data, config, damaged)
+        if data.pipe:
+            dataset = pipe_mode.records(data.pipe).shard(config.num_shares, config.share)
+        else:
+            ranges = divide(data.files, damaged, config.num_shares)[config.share]
+            dataset = _read_all(ranges, data, config, damaged)
         if config.cache != "none":
             dataset = dataset.cache("" if config.cache == "memory" else config.cache)
         if config.shuffle_buffer > 1:
             dataset = dataset.shuffle(config.shuffle_buffer, seed=config.seed)
         dataset = dataset.batch(config.batch_size * config.replicas)
+        if config.in_step and config.rows_of_processes is None:
+            dataset = _with_rows(dataset.repeat(config.num_epochs))
+            dataset = dataset.map(weigh, num_parallel_calls=_PARSERS)
+            return dataset.prefetch(_PREFETCHED)
         if config.replicas == 1 and not config.in_step:
             dataset = dataset.map(parse, num_parallel_calls=_PARSERS)
         else:
-            dataset = _with_weights(dataset, shares, config)
+            dataset = _with_weights(dataset, config)
             dataset = dataset.map(weigh, num_parallel_calls=_PARSERS)
         if config.split and config.replicas > 1:
             dataset = dataset.flat_map(lambda *batch: _parts(batch, config.replicas))
@@ -189,40 +207,65 @@ def log_division(files: Sequence[datasets.DataFile], damaged: Sequence[Skipped],
         logging.info("Process %d reads %s records: %s.", i, f"{rows:,}", ", ".join(names) or "-")
 
 
-def _with_weights(dataset, shares, config):
-    """(raw string [B], weight float32 []) for each step that some share has records for."""
+def _with_weights(dataset, config):
+    """(raw string [B], weight float32 []) for each step that some process has records for."""
     if not config.in_step:
         return dataset.map(lambda raw: (raw, 1.0))
-    parts = _parts_of_steps(shares, config)
-    weights = parts[:, config.share] * config.num_shares / parts.sum(axis=1)
-    empty = tf.data.Dataset.from_tensors(tf.zeros([0], tf.string))
-    missing = int(np.sum(parts[:, config.share] == 0))
-    dataset = dataset.concatenate(empty.repeat(missing))
+    parts = _parts_of_steps(config)
+    mine = parts[:, config.process]
+    weights = mine * parts.shape[1] / parts.sum(axis=1)
+    dataset = dataset.concatenate(_empty_batch().repeat(int(np.sum(mine == 0))))
     return tf.data.Dataset.zip(
         (dataset, tf.data.Dataset.from_tensor_slices(weights.astype(np.float32)))
     )
 
 
-def _parts_of_steps(shares, config):
-    """int [steps, shares]: the records that each share has for each step of an epoch."""
+def _empty_batch():
+    return tf.data.Dataset.from_tensors(tf.zeros([0], tf.string))
+
+
+def _with_rows(dataset):
+    """(raw string [B], B as float32 [], float32 [2]: B and that of the next batch), without end."""
+
+    def look_ahead(before, raw):
+        rows = tf.cast(tf.stack([tf.size(before), tf.size(raw)]), tf.float32)
+        return raw, (before, rows[0], rows)
+
+    endless = dataset.concatenate(_empty_batch().repeat())
+    scan = tf.data.experimental.scan(tf.zeros([0], tf.string), look_ahead)
+    return endless.apply(scan).skip(1)
+
+
+def _parts_of_steps(config):
+    """int [steps, processes]: the records that each process has for each step of an epoch."""
     size = config.batch_size * config.replicas
-    rows = np.array([sum(r.end - r.begin for r in ranges) for ranges in shares])
+    rows = np.array(config.rows_of_processes)
     steps = -(-rows.max() // size)
     return np.clip(rows - size * np.arange(steps)[:, np.newaxis], 0, size)
 
 
-def steps_per_epoch(
+def rows_of_share(
     data: datasets.DataSet, damaged: Sequence[Skipped], config: InputConfig
 ) -> Optional[int]:
+    """The records of an epoch that this process reads, or None where that is not known."""
+    if data.rows is None:
+        return None
+    if config.num_shares == 1:
+        return data.rows - sum(len(file.places) for file in damaged)
+    return sum(
+        r.end - r.begin for r in divide(data.files, damaged, config.num_shares)[config.share]
+    )
+
+
+def steps_per_epoch(config: InputConfig) -> Optional[int]:
     """Steps of an epoch: of every process where they keep in step, else of all together.
 
     None where the rows are not known.
     """
-    if data.rows is None:
+    if config.rows_of_processes is None:
         return None
-    rows = data.rows - sum(len(file.places) for file in damaged)
-    shares = [-(-(rows - i) // config.num_shares) for i in range(config.num_shares)]
-    steps = [-(-share // (config.batch_size * config.replicas)) for share in shares]
+    size = config.batch_size * config.replicas
+    steps = [-(-rows // size) for rows in config.rows_of_processes]
     return max(steps) if config.in_step else sum(steps)
 
 

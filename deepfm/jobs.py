@@ -17,11 +17,13 @@ from deepfm import (
     export,
     hooks,
     input_pipeline,
+    job_data,
     metrics,
     model,
     optimizers,
     records,
     remote,
+    sagemaker,
 )
 from deepfm.distribution import Distribution
 from deepfm.entry import BadInput
@@ -40,6 +42,7 @@ class JobConfig(NamedTuple):
         optimizer: OptimizerConfig.
         input: InputConfig of training.
         distribution: Distribution.
+        sagemaker: sagemaker.Job.
         mirror: copies model_dir, which is then local, to where it was asked for; or None.
     """
 
@@ -67,6 +70,7 @@ class JobConfig(NamedTuple):
     optimizer: optimizers.OptimizerConfig
     input: input_pipeline.InputConfig
     distribution: Distribution
+    sagemaker: sagemaker.Job
     mirror: Optional[Mirror] = None
 
 
@@ -87,12 +91,12 @@ def run(job: JobConfig):
 
 def _run(job):
     mode = job.distribution
+    job.sagemaker.check(mode.local_size)
     if mode.rank > 0 and mode.synchronous:
         logging.set_verbosity(logging.WARNING)
     job = job._replace(
         input=job.input._replace(
-            num_shares=mode.num_processes, share=mode.rank,
-            in_step=mode.synchronous and mode.num_processes > 1,
+            process=mode.rank, in_step=mode.synchronous and mode.num_processes > 1,
             replicas=mode.replicas_per_process, split=mode.split_batches,
         )
     )  # fmt: skip
@@ -133,15 +137,15 @@ def _with_batch_size(job):
 class _Training:
     """One training run: evaluations on the way, and what they change."""
 
-    def __init__(self, job, data, damaged, validation, config):
+    def __init__(self, job, validation, config):
         self._job = job
         self._evaluate = lambda: _evaluate(job, validation, config)
         self._validation = validation
         self._best_auc = None
         self._evaluated = None, None  # global step, results
-        epoch = input_pipeline.steps_per_epoch(data, damaged, job.input)
+        epoch = input_pipeline.steps_per_epoch(job.input)
         by_epoch = epoch if job.input.num_epochs > 1 else 0
-        eval_steps = (job.eval_every_steps or by_epoch) if validation else 0
+        eval_steps = (job.eval_every_steps or by_epoch or 0) if validation else 0
         if job.learning_rate_decay_on_plateau < 1 and not eval_steps:
             raise BadInput(
                 "--learning_rate_decay_on_plateau needs evaluations: give --val_data_dir and "
@@ -161,8 +165,9 @@ class _Training:
         )  # fmt: skip
         self.hooks = [
             *_session_hooks(job),
-            *mode.make_training_hooks(job.model_dir),
+            *mode.make_training_hooks(job.model_dir, job.keep_checkpoint_max),
             self.progress,
+            *([hooks.EndTogether()] if job.input.in_step and epoch is None else []),
             hooks.Checkpointer(
                 job.model_dir,
                 None if job.save_checkpoints_steps else job.save_checkpoints_secs,
@@ -230,12 +235,11 @@ class _Training:
 
 
 def _train(job):
-    data = _find(job, "training_data_dir")
-    validation = _find(job, "val_data_dir") if job.val_data_dir else None
+    data = job_data.find(job, "training_data_dir")
+    validation = job_data.find_validation(job)
     config = _sizes(job, *filter(None, (data, validation)))
     schema = _schema(config)
-    if job.distribution.num_processes > 1:
-        data = data_check.count_rows(data)
+    mode = job.distribution
     damaged = data_check.find_damaged(data, schema, job.max_bad_records)
     if not damaged:
         data_check.check_first_records(data, schema)
@@ -243,28 +247,32 @@ def _train(job):
         data_check.check_first_records(validation, schema)
     if job.clear_existing_model and job.distribution.rank == 0:
         _clear(job.mirror.path if job.mirror else job.model_dir)
-    training = _Training(job, data, damaged, validation, config)
+    job = job_data.with_share(job, data)
+    rows = input_pipeline.rows_of_share(data, damaged, job.input)
+    if rows is not None:
+        job = job._replace(input=job.input._replace(rows_of_processes=mode.exchange(rows)))
+    training = _Training(job, validation, config)
     input_fn = input_pipeline.make_input_fn(data, schema, job.input, damaged)
     _log_start(job, data, config, damaged)
     if job.max_steps and training.first >= job.max_steps:
         logging.info("Step %d has reached --max_steps=%d already.", training.first, job.max_steps)
     else:
-        with data_check.naming_bad_records(data, schema), _estimator(
-            job, config, True
-        ) as estimator:
+        naming = data_check.naming_bad_records(data, schema)
+        with naming, _estimator(job, config, True) as estimator:
             estimator.train(input_fn, hooks=training.hooks, max_steps=job.max_steps or None)
         if not (training.progress.steps or data.rows):
-            raise BadInput(f"--training_data_dir={job.training_data_dir} holds no records.")
-    chief = job.distribution.rank == 0
+            raise BadInput(f"{data.name} holds no records.")
+    chief = mode.rank == 0
     if chief:
         tf.io.gfile.makedirs(job.model_dir)
         datasets.write_whole(_model_file(job), json.dumps(config._asdict(), indent=1) + "\n")
     report = training.report()
-    report["skipped_records"] = skipped = sum(len(file.places) for file in damaged)
+    report["skipped_records"] = sum(len(file.places) for file in damaged)
     ended = not job.max_steps or report["global_step"] < job.max_steps  # with its data
     if job.distribution.synchronous and ended:
-        rows = data.rows and (data.rows - skipped) * job.input.num_epochs
-        remote.check_all_read(data.files[0].path, rows, report.get("examples", 0))
+        rows = job.input.rows_of_processes
+        rows = rows and sum(rows) * job.input.num_epochs
+        remote.check_all_read(data.files, rows, report.get("examples", 0))
     if job.servable_model_dir and chief:
         _save_export(job, config)
     return report
@@ -292,17 +300,14 @@ def _eval(job):
 def _evaluate(job, data, config):
     """Evaluates the newest checkpoint on every record once, and logs the stable line."""
     schema = _schema(config)
-    if job.eval_on_all_ranks or not job.distribution.synchronous:
-        job = _alone(job)
+    job = _alone(job) if job_data.evaluates_alone(job) else job_data.with_share(job, data)
     once = _in_order(job.input)
-    if once.num_shares > 1:
-        data = data_check.count_rows(data)
     input_fn = input_pipeline.make_input_fn(data, schema, once)
     with data_check.naming_bad_records(data, schema), _estimator(job, config) as estimator:
         found = estimator.evaluate(input_fn, hooks=_session_hooks(job))
     results = {name: float(found[name]) for name in metrics.RESULTS}
     results["examples"] = int(results["examples"])
-    remote.check_all_read(data.files[0].path, data.rows, results["examples"])
+    remote.check_all_read(data.files, data.rows, results["examples"])
     results["loss"] = results.pop("mean_loss")
     logging.info(
         "Evaluation: step=%d examples=%d auc=%.6f log_loss=%.6f calibration=%.4f",
@@ -316,9 +321,7 @@ def _infer(job):
     data, config = _for_a_trained_model(job, "infer_data_dir")
     schema = _schema(config)
     data_check.check_first_records(data, schema, with_labels=False)
-    once = _in_order(job.input)._replace(with_labels=False)
-    if once.num_shares > 1:
-        data = data_check.count_rows(data)
+    once = _in_order(job_data.with_share(job, data).input)._replace(with_labels=False)
     input_fn = input_pipeline.make_input_fn(data, schema, once)
     path = job.predictions_file or os.path.join(job.model_dir, "predictions.txt")
     mode, started, rows = job.distribution, time.time(), 0
@@ -333,7 +336,7 @@ def _infer(job):
             out.write("%.9g\n" * len(prob) % tuple(prob.tolist()))
             rows += len(prob)
     rows = mode.total(rows)  # and so all parts are there
-    remote.check_all_read(data.files[0].path, data.rows, rows)
+    remote.check_all_read(data.files, data.rows, rows)
     if mode.num_processes > 1 and mode.rank == 0:
         datasets.join(path, [f"{path}.part-{rank}" for rank in range(mode.num_processes)])
     seconds = time.time() - started
@@ -414,7 +417,7 @@ def _tf_config(text):
 
 
 def _alone(job):
-    """The job of a process that reads all records by itself."""
+    """The job of a process that evaluates by itself, and reads all records."""
     return job._replace(
         input=job.input._replace(num_shares=1, share=0),
         distribution=job.distribution._replace(gather=Distribution().gather),
@@ -436,16 +439,6 @@ def _in_order(config):
     )  # fmt: skip
 
 
-def _find(job, flag):
-    spec = getattr(job, flag)
-    if not spec:
-        raise BadInput(f"--{flag} is missing; give a directory, a glob or a list of files.")
-    remote.check_readable(spec, flag)
-    data = datasets.find(spec, flag, job.data_format)
-    data_check.check_gzip(data)
-    return data
-
-
 def _need_checkpoint(job):
     if not tf.train.latest_checkpoint(job.model_dir):
         raise BadInput(
@@ -455,7 +448,7 @@ def _need_checkpoint(job):
 
 def _for_a_trained_model(job, flag):
     _need_checkpoint(job)
-    data = _find(job, flag)
+    data = job_data.find(job, flag)
     return data, _sizes(job, data)
 
 
@@ -473,13 +466,13 @@ def _sizes(job, *data_sets):
     for name in ("field_size", "feature_size"):
         told = [getattr(d, name) for d in data_sets if getattr(d, name)]
         fields[name] = fields[name] or max(told, default=None)
-        if name == "field_size" and data_sets and not fields[name]:
+        if name == "field_size" and data_sets and not fields[name] and data_sets[0].files:
             first = data_sets[0]
             fields[name] = bad_records.first_width(first.files[0].path, first.data_format)
         if not fields[name]:
             raise BadInput(
-                f"--{name} is missing and no dataset.json beside the data tells it; "
-                "`python -m data_tools.inspect_dataset --data=...` finds it."
+                f"--{name} is missing and no dataset.json beside the data tells it (in Pipe mode "
+                "none can); `python -m data_tools.inspect_dataset --data=...` finds it."
             )
     layers = tuple(fields["deep_layers"])
     dropout = tuple(fields["dropout"])
@@ -504,12 +497,14 @@ def _global_step(model_dir):
 
 def _log_start(job, data, config, damaged):
     rows = "an unknown number of" if data.rows is None else f"{data.rows:,}"
+    source = f"{len(data.files)} file{'s' * (len(data.files) > 1)} ({data.data_format})"
     replicas = job.distribution.replicas_in_step
     logging.info(
-        "Training on %s records, %d file%s (%s), %d fields, %s features; "
+        "Training on %s records, %s, %d fields, %s features; "
         "%d replica%s × %s = %s records in a batch.",
-        rows, len(data.files), "s" * (len(data.files) > 1), data.data_format, config.field_size,
+        rows, data.name if data.pipe else source, config.field_size,
         f"{config.feature_size:,}", replicas, "s" * (replicas > 1), f"{job.input.batch_size:,}",
         f"{_global_batch(job):,}",
     )  # fmt: skip
-    input_pipeline.log_division(data.files, damaged, job.input.num_shares)
+    if not (data.pipe or data.sharded):
+        input_pipeline.log_division(data.files, damaged, job.input.num_shares)

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from deepfm import metrics, optimizers
-from deepfm.hooks import EXAMPLES
+from deepfm.hooks import EXAMPLES, ROWS_OF_STEPS
 
 v1 = tf.compat.v1
 
@@ -318,7 +318,8 @@ def make_model_fn(config, optimizer_config, distribution):
 
     Returns:
         model_fn(features, labels, mode), features as in `network` and, in training, perhaps
-        `weights` float32 [B] (see input_pipeline), labels float32 [B]; predicts `prob` float32 [B].
+        `weights` float32 [B] and `rows` float32 [2] (see input_pipeline), labels float32 [B];
+        predicts `prob` float32 [B].
     """
 
     def model_fn(features, labels, mode):
@@ -339,6 +340,10 @@ def make_model_fn(config, optimizer_config, distribution):
                 mode, loss=tf.reduce_mean(losses), eval_metric_ops=ops
             )
         weights = features.get("weights", tf.ones_like(labels))
+        if "rows" in features:
+            rows = distribution.average(features["rows"], "rows")  # [2]
+            v1.add_to_collection(ROWS_OF_STEPS, rows)
+            weights = tf.math.divide_no_nan(weights, rows[0])
         v1.add_to_collection(EXAMPLES, tf.math.count_nonzero(weights))
         mean_loss = tf.reduce_sum(losses * weights) / tf.maximum(
             tf.cast(tf.size(losses), tf.float32), 1.0

@@ -146,21 +146,21 @@ class Member:
             self._board.post(name, number)
         return type(number)(self._board.read(name))
 
-    def total(self, number):
-        """The sum of all processes' numbers."""
+    def exchange(self, number):
+        """All processes' numbers, by rank."""
         name = self._next_round()
         self._board.post(f"{name}/{self.cluster.rank}", number)
         ranks = range(self.cluster.num_processes)
-        return type(number)(sum(self._board.read(f"{name}/{rank}") for rank in ranks))
+        return [type(number)(self._board.read(f"{name}/{rank}")) for rank in ranks]
 
     def _next_round(self):
         self._rounds += 1
         return f"round_{self._rounds}"
 
-    def make_hooks(self, model_dir: str):
+    def make_hooks(self, model_dir: str, keep_checkpoint_max: int):
         """The hooks of training; they come before the one that saves checkpoints."""
         if self.cluster.rank == 0:
-            return [_Chief(self.cluster, self._board, model_dir)]
+            return [_Chief(self.cluster, self._board, model_dir, keep_checkpoint_max)]
         return [_Worker(self.cluster, self._board)]
 
     def finish(self):
@@ -195,14 +195,30 @@ class _Worker(v1.train.SessionRunHook):
 
 
 class _Chief(v1.train.SessionRunHook):
-    """Checks and reports what lies where; waits for the workers' last steps, so that the last
-    checkpoint has them."""
+    """Decides who writes checkpoints and reports what lies where; waits for the workers' last
+    steps, so that the last checkpoint has them."""
 
-    def __init__(self, cluster, board, model_dir):
+    def __init__(self, cluster, board, model_dir, keep_checkpoint_max):
         self._cluster, self._board, self._model_dir = cluster, board, model_dir
+        self._keep_checkpoint_max = keep_checkpoint_max
 
     def begin(self):
-        self._check_shared()
+        blind = self._server_that_sees_no_file()
+        if blind:
+            logging.info(
+                "%s does not see --model_dir=%s: the chief gathers the variables and writes "
+                "checkpoints whole. On a shared disk each server would write its part.",
+                blind, self._model_dir,
+            )  # fmt: skip
+            savers = v1.get_collection_ref(v1.GraphKeys.SAVERS)  # Estimator's, not built yet
+            savers[:] = [
+                v1.train.Saver(
+                    sharded=False,
+                    max_to_keep=self._keep_checkpoint_max,
+                    defer_build=True,
+                    save_relative_paths=True,
+                )
+            ]
         log_balance(self._cluster.num_servers, v1.global_variables())
 
     def after_create_session(self, session, coord):
@@ -212,8 +228,8 @@ class _Chief(v1.train.SessionRunHook):
         for rank in range(1, self._cluster.num_processes):
             self._board.read(f"joined/{rank}")
 
-    def _check_shared(self):
-        """Each server writes its part of a checkpoint itself."""
+    def _server_that_sees_no_file(self):
+        """The name of a server that does not share the disk of model_dir, or None."""
         tf.io.gfile.makedirs(self._model_dir)
         path = os.path.join(self._model_dir, f".shared-{uuid.uuid4().hex}")
         with tf.io.gfile.GFile(path, "w") as f:
@@ -221,13 +237,10 @@ class _Chief(v1.train.SessionRunHook):
         try:
             for i, address in enumerate(self._cluster.jobs["ps"]):
                 if not self._board.reads_file(path, i):
-                    raise BadInput(
-                        f"--model_dir={self._model_dir} is not shared: ps {i} ({address}) does "
-                        "not see what the chief writes there; give the full path of a folder on a "
-                        "shared disk, or s3://."
-                    )
+                    return f"ps {i} ({address})"
         finally:
             tf.io.gfile.remove(path)
+        return None
 
 
 def log_balance(num_servers: int, variables):

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 import uuid
-from typing import Callable, List, Optional
+from typing import Callable, List, Optional, Sequence
 
 import tensorflow as tf
 from absl import logging
@@ -48,17 +48,17 @@ def check_readable(spec: str, flag: str):
         _in_time(lambda: tf.io.gfile.exists(path), f"--{flag}={spec} cannot be read")
 
 
-def check_all_read(path: str, rows: Optional[int], read: int):
+def check_all_read(files: Sequence, rows: Optional[int], read: int):
     """Refuses (RemoteError) that less than all records of a remote data set were read.
 
     Args:
-        path: of a file of it.
+        files: its DataFiles.
         rows: records that should have been read, None where that is not known.
         read: records that were.
     """
-    if not is_remote(path):
+    if not files or not is_remote(files[0].path):
         return
-    folder = posixpath.dirname(path)
+    folder = posixpath.dirname(files[0].path)
     if rows is None:
         logging.warning(
             "No dataset.json in %s tells its rows: if its server stopped answering for a while, "

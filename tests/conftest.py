@@ -21,6 +21,13 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SHARED_DATA = ROOT.parent / "shared" / "data"
 
 
+def pytest_collection_modifyitems(items):
+    """A file's tests share a process, for their fixtures; long ones that share little need not."""
+    for item in items:
+        if not getattr(item.module, "EACH_ALONE", False):
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
 def shared_data(name):
     """A file of the shared data sets; skips the test where it is not there."""
     path = SHARED_DATA / name
@@ -105,6 +112,11 @@ def started(command, **options):
                 child.kill()
         process.kill()
         process.wait()
+
+
+def started_train(*flags):
+    """train.py, running."""
+    return started([sys.executable, "-u", "train.py", *flags])
 
 
 @contextlib.contextmanager

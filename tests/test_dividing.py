@@ -6,7 +6,7 @@ import tensorflow as tf
 from conftest import make_records, write_libsvm, write_tfrecords
 
 from deepfm import data_check, datasets, records
-from deepfm.input_pipeline import InputConfig, divide, make_input_fn, steps_per_epoch
+from deepfm.input_pipeline import InputConfig, divide, make_input_fn, rows_of_share, steps_per_epoch
 
 SCHEMA = records.Schema(4, 50)
 SIZES = (127, 1000, 0, 2)
@@ -26,9 +26,18 @@ def data(request, tmp_path_factory):
     return found, np.concatenate([values for _, _, values in parts])
 
 
+def configured(data, num_shares=1, **config):
+    """An InputConfig; with several shares one for each process, which keep in step."""
+    config = InputConfig(**{"batch_size": 64, "num_shares": num_shares, **config})
+    rows = [rows_of_share(data, (), config._replace(share=i)) for i in range(num_shares)]
+    return config._replace(
+        process=config.share, rows_of_processes=tuple(rows), in_step=num_shares > 1
+    )
+
+
 def read(data, **config):
     """The batches of one process: a list of (values, weights)."""
-    input_fn = make_input_fn(data, SCHEMA, InputConfig(**{"batch_size": 64, **config}))
+    input_fn = make_input_fn(data, SCHEMA, configured(data, **config))
     batches = []
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         features, _ = tf.compat.v1.data.make_one_shot_iterator(input_fn()).get_next()
@@ -53,12 +62,12 @@ def test_each_epoch_uses_every_record_once_in_equal_steps(data, shares, replicas
     processes = [
         read(
             found, num_shares=shares, share=i, replicas=replicas, split=split, num_epochs=2,
-            in_step=shares > 1, shuffle_buffer=shuffle,
+            shuffle_buffer=shuffle,
         )
         for i in range(shares)
     ]  # fmt: skip
-    config = InputConfig(64, num_shares=shares, replicas=replicas, in_step=shares > 1)
-    steps = steps_per_epoch(found, (), config) * (replicas if split else 1)
+    config = configured(found, num_shares=shares, replicas=replicas)
+    steps = steps_per_epoch(config) * (replicas if split else 1)
     assert [len(batches) for batches in processes] == [2 * steps] * shares
     for epoch in (slice(0, steps), slice(steps, None)):
         used = [v[w > 0] for batches in processes for v, w in batches[epoch]]
@@ -68,8 +77,7 @@ def test_each_epoch_uses_every_record_once_in_equal_steps(data, shares, replicas
 def test_a_share_that_has_no_records_left_yields_empty_batches(data):
     found, _ = data
     sizes = [
-        [len(w) for _, w in read(found, num_shares=2, share=i, in_step=True, batch_size=564)]
-        for i in range(2)
+        [len(w) for _, w in read(found, num_shares=2, share=i, batch_size=564)] for i in range(2)
     ]
     assert sizes == [[564, 0], [564, 1]]
 
@@ -77,10 +85,7 @@ def test_a_share_that_has_no_records_left_yields_empty_batches(data):
 @pytest.mark.parametrize("shares, replicas", [(1, 2), (2, 1), (3, 1), (2, 2)])
 def test_the_mean_over_replicas_is_that_of_the_global_batch(data, shares, replicas):
     found, _ = data
-    processes = [
-        read(found, num_shares=shares, share=i, replicas=replicas, in_step=shares > 1)
-        for i in range(shares)
-    ]
+    processes = [read(found, num_shares=shares, share=i, replicas=replicas) for i in range(shares)]
     for step in zip(*processes):
         examples = np.concatenate([v[w > 0] for v, w in step])
         means = []

@@ -11,6 +11,7 @@ import time
 
 import psutil
 import pytest
+import tensorflow as tf
 from conftest import (
     ROOT,
     UNEVEN,
@@ -232,18 +233,24 @@ def test_losing_a_process_ends_the_others_within_a_minute_with_a_sentence(uneven
             assert "chief 0 (" in text.splitlines()[-1] and "has not answered" in text
 
 
-def test_a_model_dir_that_the_servers_do_not_see_is_refused(uneven, tmp_path):
-    a = addresses(2)
-    (tmp_path / "host 1").mkdir()
-    (tmp_path / "host 2").mkdir()
-    folders = {"chief": tmp_path / "host 1", "ps": tmp_path / "host 2"}
+def test_where_the_servers_do_not_see_model_dir_the_chief_writes_checkpoints_whole(
+    uneven, tmp_path
+):
+    a = addresses(3)
+    hosts = [tmp_path / "host 1", tmp_path / "host 2"]
+    for host in hosts:
+        host.mkdir()
+    folders = {"chief": hosts[0], "ps": hosts[1]}
     args = small_job(uneven, "model")  # relative, so each process has one of its own
     with tasks({"chief": a[:1], "ps": a[1:]}, *args, folders=folders) as found:
         _, text = found["chief", 0].communicate(timeout=60)
-        assert found["chief", 0].returncode == 2
-        assert f"--model_dir=model is not shared: ps 0 ({a[1]})" in text.splitlines()[-1]
-        left = [path.name for path in (tmp_path / "host 1" / "model").iterdir()]
-        assert all(name.startswith("events.out") for name in left)
+        assert found["chief", 0].returncode == 0, text
+        assert f"ps 0 ({a[1]}) does not see --model_dir=model" in text
+    assert not (hosts[1] / "model").exists()
+    (data,) = (hosts[0] / "model").glob("model.ckpt-*.data-*")
+    assert data.name.endswith("-00000-of-00001")
+    checkpoint = tf.train.latest_checkpoint(str(hosts[0] / "model"))
+    assert tf.train.load_variable(checkpoint, "fm_v").shape == (50, 4)  # of both servers
 
 
 def test_a_port_that_is_taken_is_named(uneven, tmp_path):

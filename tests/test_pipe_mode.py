@@ -1,0 +1,210 @@
+"""Pipe mode through SageMaker's own PipeModeDataset: real FIFOs, written epoch after epoch."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import (
+    SMALL_MODEL,
+    make_records,
+    report,
+    run_horovod,
+    run_train,
+    started_train,
+    write_tfrecords,
+)
+
+from deepfm import pipe_mode
+from deepfm.entry import BadInput
+from deepfm.sagemaker import Job
+
+
+def feed(folder, channel, contents, epochs):
+    """Writes the FIFO of each epoch, as SageMaker does, until the reader or the epochs end."""
+    for epoch in range(epochs):
+        path = folder / f"{channel}_{epoch}"
+        if not path.exists():
+            os.mkfifo(path)
+        with contextlib.suppress(BrokenPipeError), open(path, "wb", buffering=0) as fifo:
+            if epoch + 1 < epochs:
+                os.mkfifo(folder / f"{channel}_{epoch + 1}")
+            fifo.write(contents)
+
+
+@pytest.fixture
+def channels(tmp_path):
+    """A function that makes channels of {name: bytes of each epoch}, and gives train.py's flags."""
+
+    def make(epochs=9, mode="Pipe", **contents):
+        data, config = tmp_path / "ml/input/data", tmp_path / "ml/input/config"
+        shutil.rmtree(tmp_path / "ml", ignore_errors=True)
+        data.mkdir(parents=True)
+        config.mkdir()
+        names = {name.replace("_", "-"): content for name, content in contents.items()}
+        text = json.dumps({name: {"TrainingInputMode": mode} for name in names})
+        (config / "inputdataconfig.json").write_text(text)
+        for name, content in names.items():
+            os.mkfifo(data / f"{name}_0")
+            # A daemon: where nobody reads, writing never ends.
+            args = data, name, content, epochs
+            threading.Thread(target=feed, args=args, daemon=True).start()
+        flags = ("--pipe_mode", f"--input_dir={tmp_path}/ml/input", "--field_size=4")
+        return flags + SMALL_MODEL
+
+    return make
+
+
+def tfrecords(tmp_path, rows, seed=0):
+    """The bytes of a TFRecord file of make_records."""
+    path = tmp_path / f"{rows}-{seed}.tfrecords"
+    write_tfrecords(path, make_records(rows, seed=seed))
+    return path.read_bytes()
+
+
+def last_line(done):
+    return done.stderr.strip().splitlines()[-1]
+
+
+def test_files_and_pipes_give_the_same_model(channels, tmp_path):
+    training, evaluation = tfrecords(tmp_path, 700), tfrecords(tmp_path, 90, seed=1)
+    job = ("--batch_size=64", "--num_epochs=2", "--shuffle_buffer=300")
+    flags = channels(training=training, evaluation=evaluation)
+    done = run_train(*flags, *job, f"--model_dir={tmp_path}/pipe")
+    assert done.returncode == 0, done.stderr
+    done = run_train(
+        *SMALL_MODEL, *job, f"--training_data_dir={tmp_path}/700-0.tfrecords",
+        f"--val_data_dir={tmp_path}/90-1.tfrecords", f"--model_dir={tmp_path}/file",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    pipe, file = report(tmp_path / "pipe"), report(tmp_path / "file")
+    assert pipe["examples"] == file["examples"] == 1400
+    assert pipe["eval"]["examples"] == 90
+    assert pipe["train"]["loss"] == pytest.approx(file["train"]["loss"], abs=1e-6)
+    assert pipe["eval"] == pytest.approx(file["eval"], abs=1e-6)
+
+
+ROWS = (300, 1127)  # of the streams of two processes
+RATE = 1e-4
+
+
+@pytest.mark.parametrize("multi_path", [False, True])
+def test_processes_with_unequal_streams_use_every_record_once_and_end_together(
+    channels, tmp_path, multi_path
+):
+    # Each record has an id of its own, whose weight SGD moves by RATE / 2 / B when it is used.
+    total = sum(ROWS)
+    ids = np.arange(total).reshape([-1, 1])
+    columns = (ids[:, 0] % 2).astype(np.float32), ids, np.ones([total, 1], np.float32)
+    cut = lambda begin, end: [column[begin:end] for column in columns]
+    parts = [cut(0, ROWS[0]), cut(ROWS[0], total)] if multi_path else [columns, columns]
+    names = ("training", "training_1")
+    contents = {}
+    for name, part in zip(names, parts):
+        write_tfrecords(tmp_path / name, part)
+        contents[name] = (tmp_path / name).read_bytes()
+    flags = channels(**contents, evaluation=contents["training"])
+    done = run_horovod(
+        2, *flags, f"--model_dir={tmp_path}/model", f"--feature_size={total}", "--field_size=1",
+        "--embedding_size=2", "--deep_layers=4", "--dropout=0", "--embedding_init_stddev=0",
+        "--l2_reg=0", "--optimizer=sgd", f"--learning_rate={RATE}", "--batch_size=64",
+        "--num_epochs=2", "--shuffle_buffer=0", f"--enable_data_multi_path={multi_path}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    # The slow and obvious way: what each process reads, cut into batches, epoch after epoch.
+    read = [list(range(ROWS[0])), list(range(ROWS[0], total))]
+    if not multi_path:
+        read = [list(range(total))[rank::2] for rank in range(2)]
+    batches = [[r[i : i + 64] for i in range(0, len(r), 64)] * 2 for r in read]
+    expected = np.zeros(total)
+    steps = max(map(len, batches))
+    for step in range(steps):
+        together = [batch for b in batches for batch in b[step : step + 1]]
+        for batch in together:
+            expected[batch] += 1 / sum(map(len, together))
+    moved = np.abs(tf.train.load_variable(str(tmp_path / "model"), "fm_w")) / RATE / 0.5
+    np.testing.assert_allclose(moved, expected, rtol=1e-3)
+    found = report(tmp_path / "model")
+    assert found["examples"] == 2 * total
+    assert found["global_step"] == steps
+    assert found["eval"]["examples"] == (ROWS[0] if multi_path else total)
+
+
+def test_a_second_process_on_a_channel_is_refused(channels, tmp_path):
+    flags = channels(training=tfrecords(tmp_path, 700))
+    endless = ("--num_epochs=100", "--batch_size=8")
+    with started_train(*flags, *endless, f"--model_dir={tmp_path}/first") as first:
+        for line in first.stdout:
+            if "Reading" in line:
+                break
+        done = run_train(*flags, f"--model_dir={tmp_path}/second", timeout=30)
+    assert done.returncode == 2
+    assert "another process of this host reads channel training" in last_line(done)
+
+
+def test_each_process_of_a_host_needs_a_channel_of_its_own(channels, tmp_path):
+    flags = channels(training=tfrecords(tmp_path, 700))
+    done = run_horovod(2, *flags, f"--model_dir={tmp_path}/model", timeout=60)
+    assert done.returncode != 0
+    assert "channel training-1 is not among the job's (training)" in done.stderr
+
+
+def test_a_stream_that_is_cut_short_names_its_channel(channels, tmp_path):
+    flags = channels(training=tfrecords(tmp_path, 700)[:-10])
+    done = run_train(*flags, f"--model_dir={tmp_path}/model", timeout=60)
+    assert done.returncode == 2
+    assert re.search("channel training: CRC check .*FIFO was cut short", last_line(done))
+
+
+def test_a_stream_with_dataset_json_in_it_says_how_to_leave_it_out(channels, tmp_path):
+    flags = channels(training=b'{"format_version": 1}' + tfrecords(tmp_path, 700))
+    done = run_train(*flags, f"--model_dir={tmp_path}/model", timeout=60)
+    assert done.returncode == 2
+    assert "end the prefix with 'part-'" in last_line(done)
+
+
+def test_an_empty_stream_is_an_error(channels, tmp_path):
+    flags = channels(training=b"")
+    done = run_train(*flags, f"--model_dir={tmp_path}/model", timeout=60)
+    assert done.returncode == 2
+    assert "channel training holds no records" in last_line(done)
+
+
+def test_a_channel_of_file_mode_is_refused(channels, tmp_path):
+    flags = channels(mode="File", training=b"")
+    done = run_train(*flags, f"--model_dir={tmp_path}/model", timeout=60)
+    assert done.returncode == 2
+    assert "channel training has input mode File" in last_line(done)
+
+
+@pytest.mark.parametrize(
+    "flag, bad",
+    [
+        ("--max_bad_records=3", "--max_bad_records=3"),
+        ("--data_format=libsvm", "--data_format=libsvm"),
+        ("--task_type=infer", "--task_type=infer reads files"),
+    ],
+)
+def test_flags_that_need_files_are_refused(channels, tmp_path, flag, bad):
+    flags = channels(training=tfrecords(tmp_path, 70))
+    (tmp_path / "model").mkdir()
+    if "infer" in flag:
+        done = run_train(*flags, f"--model_dir={tmp_path}/model", timeout=60)
+        assert done.returncode == 0, done.stderr
+    done = run_train(*flags, f"--model_dir={tmp_path}/model", flag, timeout=60)
+    assert done.returncode == 2
+    assert bad in last_line(done)
+
+
+def test_a_fifo_that_never_comes_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(pipe_mode, "_PATIENCE", 0.3)
+    (tmp_path / "input/config").mkdir(parents=True)
+    config = {"training": {"TrainingInputMode": "Pipe"}}
+    (tmp_path / "input/config/inputdataconfig.json").write_text(json.dumps(config))
+    with pytest.raises(BadInput, match="training_0: is not there after 0.3 s"):
+        pipe_mode.open_channel(Job(input_dir=str(tmp_path / "input")), "training")

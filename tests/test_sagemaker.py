@@ -1,0 +1,129 @@
+"""SageMaker's hosts and channels: which records each process reads, and what the flags take."""
+
+import json
+
+import numpy as np
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from deepfm import flags as deepfm_flags
+from deepfm import sagemaker
+from deepfm.entry import BadInput
+from deepfm.sagemaker import Job, Share
+
+
+@pytest.fixture
+def environment():
+    """A function that applies (variables, *argv) and gives FLAGS; puts the flags back."""
+    kept = flagsaver.save_flag_values(flags.FLAGS)
+
+    def apply(variables, *argv):
+        flags.FLAGS(["train.py", *argv])
+        deepfm_flags.take_defaults_from(variables)
+        return flags.FLAGS
+
+    yield apply
+    flagsaver.restore_flag_values(kept, flags.FLAGS)
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3])
+@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("multi_path", [False, True])
+def test_all_processes_together_read_every_record_once(hosts, processes, sharded, multi_path):
+    # A file for each host and channel, so that any way of dividing them is possible.
+    records = np.arange(hosts * processes * 7)
+    of_channel = np.split(records, processes) if multi_path else [records] * processes
+    read = []
+    for host in range(hosts):
+        for process in range(processes):
+            files = np.split(of_channel[process], hosts)
+            seen = files[host] if sharded else np.concatenate(files)
+            rank = host * processes + process
+            found = sagemaker.share(
+                multi_path, sharded, Share(hosts * processes, rank),
+                Share(hosts, host), Share(processes, process),
+            )  # fmt: skip
+            read.extend(seen[found.index :: found.of])
+    assert sorted(read) == records.tolist()
+
+
+def job(tmp_path, **fields):
+    (tmp_path / "config").mkdir()
+    channels = {"training": {"S3DistributionType": "ShardedByS3Key"}}
+    (tmp_path / "config/inputdataconfig.json").write_text(json.dumps(channels))
+    return Job(hosts=("a", "b"), current_host="b", input_dir=str(tmp_path), **fields)
+
+
+def test_the_channel_tells_whether_hosts_have_parts(tmp_path):
+    assert job(tmp_path).training_is_sharded()
+
+
+def test_a_flag_that_contradicts_the_channel_is_refused(tmp_path):
+    with pytest.raises(BadInput, match="ShardedByS3Key.*would lose records.*enable_s3_shard=true"):
+        job(tmp_path, enable_s3_shard=False).training_is_sharded()
+
+
+def test_an_unknown_host_is_refused():
+    with pytest.raises(BadInput, match="--current_host=c is none of --hosts=a,b"):
+        Job(hosts=("a", "b"), current_host="c").check(1)
+
+
+def test_worker_per_host_has_to_be_what_mpi_started():
+    Job(worker_per_host=4).check(4)
+    with pytest.raises(BadInput, match="try --worker_per_host=1, or let MPI start 4"):
+        Job(worker_per_host=4).check(1)
+
+
+VARIABLES = {
+    "SM_HOSTS": '["algo-1","algo-2"]',
+    "SM_CURRENT_HOST": "algo-2",
+    "SM_NUM_CPUS": "8",
+    "SM_NUM_GPUS": "1",
+    "SM_MODEL_DIR": "/opt/ml/model",
+    "SM_OUTPUT_DATA_DIR": "/opt/ml/output/data",
+    "SM_INPUT_DIR": "/opt/ml/input",
+    "SM_CHANNEL_TRAINING": "/data/training",
+    "SM_CHANNEL_TRAINING-1": "/data/training-1",
+    "SM_CHANNEL_EVALUATION": "/data/evaluation",
+    "SM_CHANNEL_OTHER": "/data/other",
+    "SM_INPUT_DATA_CONFIG": json.dumps(
+        {name: {"TrainingInputMode": "File"} for name in ("evaluation", "training", "training-1")}
+    ),
+}
+
+
+def test_flags_take_their_defaults_from_sagemaker(environment):
+    found = environment(VARIABLES)
+    assert found.hosts == ("algo-1", "algo-2")
+    assert found.current_host == "algo-2"
+    assert (found.num_cpus, found.num_gpus) == (8, 1)
+    assert found.servable_model_dir == "/opt/ml/model"
+    assert found.model_dir == "/opt/ml/output/data/model"
+    assert found.training_data_dir == "/data/training"
+    assert found.val_data_dir == "/data/evaluation"
+    assert not found.pipe_mode
+
+
+def test_a_flag_wins_over_the_environment(environment):
+    found = environment(
+        VARIABLES, "--training_data_dir=mine", "--checkpoint_dir=there", "--num_gpus=0",
+        "--hosts=x,y", "--evaluation_channel_name=other",
+    )  # fmt: skip
+    assert found.training_data_dir == "mine"
+    assert found.model_dir == "there"
+    assert found.num_gpus == 0
+    assert found.hosts == ("x", "y")
+    assert found.val_data_dir == "/data/other"
+
+
+def test_with_several_paths_all_training_channels_are_read_in_file_mode(environment):
+    found = environment(VARIABLES, "--enable_data_multi_path=true")
+    assert found.training_data_dir == "/data/training,/data/training-1"
+
+
+def test_pipe_mode_is_as_the_channel_says(environment):
+    channels = json.dumps({"training": {"TrainingInputMode": "Pipe"}})
+    assert environment({"SM_INPUT_DATA_CONFIG": channels}).pipe_mode
+    assert not environment({"SM_INPUT_DATA_CONFIG": channels}, "--pipe_mode=false").pipe_mode
