@@ -6,7 +6,7 @@
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-scripts/setup.sh
+scripts/setup.sh --sagemaker
 
 echo "Lint"
 .venv/bin/ruff format --check .
@@ -15,4 +15,4 @@ echo "Lint"
 
 echo "Tests"
 export TF_CPP_MIN_LOG_LEVEL=2
-exec .venv/bin/python -m pytest -n 2 --dist loadfile "$@" # exits 5 where no test was found
+exec .venv/bin/python -m pytest -n 2 --dist loadgroup "$@" # exits 5 where no test was found

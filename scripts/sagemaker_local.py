@@ -1,0 +1,457 @@
+"""Runs a SageMaker training job on this machine, through SageMaker's own training toolkit.
+
+    scripts/setup.sh --sagemaker
+    .venv/bin/python scripts/sagemaker_local.py --training=data/train --evaluation=data/val -- \\
+        --num_epochs=2
+    .venv/bin/python scripts/sagemaker_local.py --s3_dir=s3 --training=data/train -- \\
+        --model_dir=s3://bucket/model
+    .venv/bin/python scripts/sagemaker_local.py --input_mode=Pipe --hosts=2 \\
+        --distribution=horovod --processes_per_host=2 --s3_shard --training=data/train/part- \\
+        --evaluation=data/val/part- -- --feature_size=117581 --field_size=39
+
+What follows `--` are flags of train.py, which travel as hyperparameters. Each host is a network,
+process and mount namespace of its own with its own /opt/ml, and runs the toolkit's `train`. Nothing
+outlives this program. Needs root, or a system that lets users make namespaces.
+
+As in SageMaker, --training and --evaluation are prefixes: all files whose paths begin so are sent,
+in Pipe mode dataset.json too. A comma list gives each process of a host a channel of its own.
+
+output_dir then holds HOST.log, model/ (/opt/ml/model of all hosts), output/ (/opt/ml/output/data)
+and, where the job failed, failure. Exit codes: 0 done, 1 the job failed, 2 bad flags.
+"""
+
+import ctypes
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+from absl import app, flags
+
+FLAGS = flags.FLAGS
+flags.DEFINE_enum("input_mode", "File", ["File", "Pipe"], "How channels reach the hosts.")
+flags.DEFINE_integer("hosts", 1, "Hosts of the job.", 1, 250)
+flags.DEFINE_enum(
+    "distribution", "none", ["none", "ps", "horovod"], "As the job's distribution configuration."
+)
+flags.DEFINE_integer("processes_per_host", 1, "Of Horovod, on each host.", 1)
+flags.DEFINE_bool("s3_shard", False, "Each host gets its own part of the files of training.")
+flags.DEFINE_list("training", None, "Files to train on: a path's beginning, or a comma list.")
+flags.DEFINE_string("evaluation", None, "Files to evaluate on, likewise.")
+flags.DEFINE_string(
+    "s3_dir",
+    None,
+    "Folder of the buckets of an S3 server that the hosts see; written back at the end.",
+)
+flags.DEFINE_string("custom_mpi_options", "", "More words for mpirun.")
+flags.DEFINE_string("job_name", "local", "The job's name.")
+flags.DEFINE_string("output_dir", "sagemaker_output", "Where logs, model and failure are gathered.")
+flags.DEFINE_integer("max_run", 24 * 3600, "Seconds after which the job is ended.", 1)
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv-sagemaker"
+_S3 = "10.77.0.254:443"  # the S3 server's address among the hosts
+_INSIDE = "DEEPFM_SAGEMAKER_LOCAL"  # set where this program runs in namespaces of its own
+_FAREWELL = 5  # seconds in which the other hosts may say how they took a failure
+
+# What makes a process a host, which runs `train`. $1: its folder, $2: its address. The host
+# outlives `train`, as a machine does: others find its ports closed, not that it is gone.
+_HOST = """
+set -eu
+mount --make-rprivate /
+mkdir "$1/opt"
+for entry in /opt/*; do
+  name="$1/opt/${entry##*/}"
+  if [ -d "$entry" ]; then mkdir "$name"; else touch "$name"; fi
+  [ "${entry##*/}" = ml ] || mount --bind "$entry" "$name"
+done
+mkdir -p "$1/opt/ml"
+mount --bind "$1/ml" "$1/opt/ml"
+mount --rbind "$1/opt" /opt
+mount --bind "$1/hosts" /etc/hosts
+touch "$1/environment"
+mount --bind "$1/environment" /etc/environment
+mount -t tmpfs tmpfs /run
+mount -t tmpfs tmpfs /dev/shm
+mkdir -m 755 /run/sshd /run/tmp
+if [ -d /etc/ssh ]; then mount --bind "$1/../ssh" /etc/ssh; fi
+hostname "${1##*/}"
+ip link set lo up
+while ! ip link show eth0 >"$1/link" 2>&1; do sleep 0.05; done
+ip address add "$2/24" dev eth0
+ip link set eth0 up
+set +e
+folder=$1
+shift 2
+"$@"
+echo $? >"$folder/code.new"
+kill -KILL -1 2>"$folder/killed"
+mv "$folder/code.new" "$folder/code"
+exec sleep infinity
+"""
+
+
+def main(argv):
+    problem = _problem()
+    if problem:
+        sys.stderr.write(f"sagemaker_local.py: {problem}\n")
+        sys.exit(2)
+    if os.environ.get(_INSIDE) is None:
+        sys.exit(_in_namespaces())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with tempfile.TemporaryDirectory(prefix="sagemaker-") as folder:
+        sys.exit(_run(pathlib.Path(folder), _hyperparameters(argv[1:])))
+
+
+def _problem():
+    """What is wrong with the flags or the machine, or None."""
+    if not (VENV / "bin" / "train").exists():
+        return "the toolkit is not installed; run scripts/setup.sh --sagemaker."
+    if FLAGS.s3_dir and not pathlib.Path(FLAGS.s3_dir).is_dir():
+        return f"--s3_dir={FLAGS.s3_dir}: no such folder; its own folders are the buckets."
+    for command in ("ip", "unshare", "curl"):
+        if not shutil.which(command):
+            return f"{command} is missing; run scripts/setup.sh --sagemaker."
+    if not FLAGS.training:
+        return "--training is missing; give a folder or the beginning of paths, e.g. data/train."
+    for name in (*FLAGS.training, *filter(None, [FLAGS.evaluation])):
+        if not _files(name):
+            return f"{name}: no file's path begins so."
+    if FLAGS.processes_per_host > 1 and FLAGS.distribution != "horovod":
+        return "--processes_per_host is Horovod's; give --distribution=horovod."
+    if FLAGS.distribution == "none" and FLAGS.hosts > 1:
+        return f"--hosts={FLAGS.hosts} need --distribution=ps or --distribution=horovod."
+    if len(FLAGS.training) not in (1, FLAGS.processes_per_host):
+        return (
+            f"--training names {len(FLAGS.training)} channels for {FLAGS.processes_per_host} "
+            "processes on a host; give 1 or as many."
+        )
+    return None
+
+
+def _in_namespaces():
+    """Runs this program again where its networks and mounts are its own; its exit code."""
+    own = ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if os.geteuid() != 0:
+        own += ["--user", "--map-root-user"]
+    process = subprocess.Popen(
+        [*own, sys.executable, *sys.argv],
+        env={**os.environ, _INSIDE: "1"},
+        preexec_fn=_end_with_parent,
+    )
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.kill()
+        return 128 + signal.SIGINT
+
+
+def _end_with_parent():
+    """Asks Linux to end this process when its parent is gone, even by kill -9."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def _files(beginning):
+    """The files whose paths begin so, sorted, as S3 finds objects by prefix."""
+    path = pathlib.Path(beginning)
+    folder = path if path.is_dir() else path.parent
+    found = sorted(p for p in folder.rglob("*") if p.is_file())
+    return found if path.is_dir() else [p for p in found if str(p).startswith(str(path))]
+
+
+def _hyperparameters(words):
+    """{name: value} of train.py's flags, as the SDK would get them as a dictionary."""
+    found = {}
+    words = list(words)
+    while words:
+        name, given, value = words.pop(0).lstrip("-").partition("=")
+        if not given:
+            value = "True"
+            if words and not words[0].startswith("-"):
+                value = words.pop(0)
+            elif name.startswith("no"):
+                name, value = name[2:], "False"
+        found[name] = value
+    return found
+
+
+def _channels():
+    """{name: (beginning of its files, whether hosts get parts)}."""
+    several = FLAGS.input_mode == "Pipe" or len(FLAGS.training) > 1
+    count = FLAGS.processes_per_host if several else 1
+    names = ["training", *(f"training-{i}" for i in range(1, count))]
+    of_training = FLAGS.training * count if len(FLAGS.training) == 1 else FLAGS.training
+    found = {name: (beginning, FLAGS.s3_shard) for name, beginning in zip(names, of_training)}
+    if FLAGS.evaluation:
+        found["evaluation"] = (FLAGS.evaluation, False)
+    return found
+
+
+def _job_configuration(given):
+    """hyperparameters.json: what was given, and what the SDK and the launcher add."""
+    pipe = FLAGS.input_mode == "Pipe"
+    added = {
+        "model_dir": "/opt/ml/model",
+        "sagemaker_program": "train.py",
+        "sagemaker_submit_directory": "/opt/ml/source",
+        "sagemaker_container_log_level": 20,
+        "sagemaker_job_name": FLAGS.job_name,
+        "sagemaker_region": "us-east-1",
+    }
+    if "checkpoint_dir" in given:
+        del added["model_dir"]
+    if pipe:
+        added["pipe_mode"] = True
+    if len(FLAGS.training) > 1:
+        added["enable_data_multi_path"] = True
+    if FLAGS.distribution == "ps":
+        added["sagemaker_parameter_server_enabled"] = True
+    if FLAGS.distribution == "horovod":
+        added["sagemaker_mpi_enabled"] = True
+        added["sagemaker_mpi_num_of_processes_per_host"] = FLAGS.processes_per_host
+        added["sagemaker_mpi_custom_mpi_options"] = FLAGS.custom_mpi_options
+    return {name: json.dumps(value) for name, value in {**added, **given}.items()}
+
+
+def _lay_out(folder, names, hyperparameters):
+    """Makes the folder of each host, with its /opt/ml; starts what feeds FIFOs."""
+    ssh = folder / "ssh"
+    ssh.mkdir()
+    _make_ssh(ssh)
+    addresses = "".join(f"10.77.0.{i + 1} {name}\n" for i, name in enumerate(names))
+    for i, name in enumerate(names):
+        host = folder / name
+        config, data = host / "ml/input/config", host / "ml/input/data"
+        for path in (config, data, host / "ml/model", host / "ml/output/data", host / "home/.ssh"):
+            path.mkdir(parents=True)
+        (host / "hosts").write_text(f"127.0.0.1 localhost\n{addresses}")
+        # Newer curl takes gRPC's answer for none, and the toolkit a living master for dead.
+        (host / "home/.curlrc").write_text("http0.9\n")
+        shutil.copy(ssh / "key", host / "home/.ssh/id_ed25519")
+        source = host / "ml/source"
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / "deepfm", source / "deepfm", ignore=ignored)
+        shutil.copy(ROOT / "train.py", source)
+        write = lambda path, content: path.write_text(json.dumps(content))
+        write(config / "hyperparameters.json", hyperparameters)
+        write(
+            config / "resourceconfig.json",
+            {"current_host": name, "hosts": names, "network_interface_name": "eth0"},
+        )
+        channels = {}
+        for channel, (beginning, sharded) in _channels().items():
+            channels[channel] = {
+                "TrainingInputMode": FLAGS.input_mode,
+                "S3DistributionType": "ShardedByS3Key" if sharded else "FullyReplicated",
+                "RecordWrapperType": "None",
+            }
+            files = _files(beginning)
+            _provide(data, channel, files[i :: len(names)] if sharded else files, beginning)
+        write(config / "inputdataconfig.json", channels)
+
+
+def _provide(data, channel, files, beginning):
+    """Gives a host the files of a channel, as links or through FIFOs."""
+    if FLAGS.input_mode == "Pipe":
+        os.mkfifo(data / f"{channel}_0")
+        threading.Thread(target=_feed, args=(data, channel, files), daemon=True).start()
+        return
+    top = pathlib.Path(beginning)
+    top = top if top.is_dir() else top.parent
+    (data / channel).mkdir()
+    for path in files:
+        link = data / channel / path.relative_to(top)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(path.resolve())
+
+
+def _feed(data, channel, files):
+    """Sends all files through the FIFO of each epoch, as long as the job reads."""
+    epoch = 0
+    while True:
+        try:
+            with open(data / f"{channel}_{epoch}", "wb", buffering=0) as fifo:
+                epoch += 1
+                os.mkfifo(data / f"{channel}_{epoch}")
+                for path in files:
+                    with open(path, "rb") as f:
+                        shutil.copyfileobj(f, fifo, 1 << 20)
+        except BrokenPipeError:
+            pass  # the job reads no further in this epoch
+        except OSError as error:
+            sys.stderr.write(f"sagemaker_local.py: channel {channel}: {error}; the job is ended.\n")
+            os._exit(1)  # the others wait for more
+
+
+def _make_ssh(folder):
+    """/etc/ssh of all hosts: root may log in from one to the others, with a key made here."""
+    if not shutil.which("ssh-keygen"):
+        return  # the toolkit will say so where it needs it
+    for name in ("key", "host_key"):
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True
+        )
+    shutil.copy(folder / "key.pub", folder / "authorized_keys")
+    (folder / "sshd_config").write_text(
+        "HostKey /etc/ssh/host_key\nAuthorizedKeysFile /etc/ssh/authorized_keys\nStrictModes no\n"
+        "PermitRootLogin yes\nUsePAM no\nPidFile none\n"
+    )
+    (folder / "ssh_config").write_text(
+        "Host *\n  IdentityFile /etc/ssh/key\n  StrictHostKeyChecking no\n"
+        "  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n"
+    )
+
+
+def _run(folder, given):
+    """Runs the job; 0, or 1 where a host failed."""
+    names = [f"algo-{i + 1}" for i in range(FLAGS.hosts)]
+    output = pathlib.Path(FLAGS.output_dir)
+    for left in ("model", "output"):
+        shutil.rmtree(output / left, ignore_errors=True)
+    output.mkdir(parents=True, exist_ok=True)
+    for left in (*output.glob("algo-*.log"), *output.glob("failure")):
+        left.unlink()
+    _lay_out(folder, names, _job_configuration(given))
+    _ip("link", "add", "hosts", "type", "bridge")
+    _ip("link", "set", "hosts", "up")
+    server, environment = _start_s3(folder) if FLAGS.s3_dir else (None, {})
+    hosts = [_start(folder / name, i, output, environment) for i, name in enumerate(names)]
+    failed = _wait({folder / name: process for name, (process, _) in zip(names, hosts)})
+    for host, reader in hosts:
+        host.kill()
+        host.wait()
+        reader.join(timeout=5)
+    if server:
+        server.terminate()
+        server.wait()
+    _gather([folder / name / "ml" for name in names], output)
+    if failed:
+        sys.stderr.write(f"sagemaker_local.py: {failed}.\n")
+    return 1 if failed else 0
+
+
+def _ip(*words):
+    subprocess.run(["ip", *words], check=True)
+
+
+def _start_s3(folder):
+    """(the S3 server, what hosts need in their environment to find it)."""
+    _ip("link", "set", "lo", "up")
+    _ip("address", "add", _S3.split(":")[0] + "/24", "dev", "hosts")
+    certificate = folder / "s3.crt"
+    server = subprocess.Popen(
+        [VENV / "bin" / "python", ROOT / "scripts/local_s3.py", f"--dir={FLAGS.s3_dir}"]
+        + [f"--address={_S3}", f"--certificate={certificate}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    if not server.stdout.readline():
+        sys.exit("sagemaker_local.py: the S3 server did not start; run scripts/local_s3.py.")
+    return server, {
+        "AWS_ACCESS_KEY_ID": "id",
+        "AWS_SECRET_ACCESS_KEY": "key",
+        "AWS_ENDPOINT_URL": f"https://{_S3}",
+        "AWS_CA_BUNDLE": str(certificate),
+        "S3_ENDPOINT": _S3,
+        "S3_VERIFY_SSL": "0",
+    }
+
+
+def _start(host, index, output, more):
+    """(the first process of a host, the thread that shows and keeps its lines)."""
+    environment = {
+        "HOME": str(host / "home"),
+        "PATH": f"{VENV / 'bin'}:{os.environ['PATH']}",
+        "PYTHONUNBUFFERED": "1",
+        "SAGEMAKER_TRAINING_MODULE": "sagemaker_tensorflow_container.training:main",
+        "TRAINING_JOB_NAME": FLAGS.job_name,
+        "OMPI_MCA_orte_tmpdir_base": "/run",
+        "TMPDIR": "/run/tmp",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        **more,
+    }
+    own = ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--mount-proc"]
+    process = subprocess.Popen(
+        [*own, "--kill-child", "bash", "-c", _HOST, "host", str(host), f"10.77.0.{index + 1}"]
+        + ["train"],
+        cwd="/",
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    while os.readlink(f"/proc/{process.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
+        time.sleep(0.01)
+    outside = f"host{index + 1}"
+    _ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", str(process.pid))
+    _ip("link", "set", outside, "master", "hosts", "up")
+
+    def read():
+        with open(output / f"{host.name}.log", "w") as log:
+            for line in process.stdout:
+                log.write(line)
+                log.flush()
+                sys.stdout.write(f"{host.name} | {line}")
+                sys.stdout.flush()
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    return process, reader
+
+
+def _wait(hosts):
+    """Waits until `train` has ended on all hosts, or failed on one; a sentence about that, or None.
+
+    Args:
+        hosts: {folder: process}.
+    """
+    last = time.time() + FLAGS.max_run
+    left = set(hosts)
+    while left:
+        time.sleep(0.1)
+        if time.time() > last:
+            return f"the job has run for --max_run={FLAGS.max_run} s and is ended"
+        for host in sorted(left):
+            code = _code(host, hosts[host])
+            if code is None:
+                continue
+            left.discard(host)
+            if code:
+                last = time.time() + _FAREWELL
+                while time.time() < last and any(_code(x, hosts[x]) is None for x in left):
+                    time.sleep(0.1)
+                return f"{host.name} ended with code {code}, so all hosts end"
+    return None
+
+
+def _code(host, process):
+    """The exit code of a host's `train`, or of the host where it could not be made one."""
+    path = host / "code"
+    return int(path.read_text()) if path.exists() else process.poll()
+
+
+def _gather(hosts, output):
+    """Copies what the job left: the model and output of all hosts, the first failure file."""
+    for name, source in (("model", "model"), ("output", "output/data")):
+        for host in reversed(hosts):  # so that the first host's files stay
+            for path in (p for p in (host / source).rglob("*") if p.is_file()):
+                to = output / name / path.relative_to(host / source)
+                to.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, to)
+    failures = [path for path in (host / "output/failure" for host in hosts) if path.exists()]
+    if failures:
+        shutil.copy(failures[0], output / "failure")
+
+
+if __name__ == "__main__":
+    app.run(main)

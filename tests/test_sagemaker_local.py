@@ -1,0 +1,234 @@
+"""Jobs of one and two hosts through SageMaker's own training toolkit, real FIFOs and real MPI.
+
+`pytest -m table` runs the whole table of hosts, processes, input modes and divisions (15 minutes);
+the suite runs the ends of it.
+"""
+
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+import tensorflow as tf
+from conftest import ROOT, make_records, run_train, started, write_tfrecords
+
+pytestmark = pytest.mark.skipif(
+    not (ROOT / ".venv-sagemaker").exists(), reason="scripts/setup.sh --sagemaker has not run"
+)
+
+EACH_ALONE = True  # long tests that may run side by side
+SIZES = (127, 600, 1, 272)  # records of the files
+ROWS = sum(SIZES)
+EPOCHS = 2
+RATE = 1e-4
+
+
+def run_job(output_dir, *words, timeout=150):
+    """Runs scripts/sagemaker_local.py; (exit code, all lines, the failure file or None)."""
+    command = [sys.executable, "scripts/sagemaker_local.py", f"--output_dir={output_dir}", *words]
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout,
+    )  # fmt: skip
+    failure = output_dir / "failure"
+    return done.returncode, done.stdout, failure.read_text() if failure.exists() else None
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder of files of SIZES records, each with an id of its own."""
+    folder = tmp_path_factory.mktemp("data")
+    ids = np.arange(ROWS).reshape([-1, 1])
+    columns = (ids[:, 0] % 2).astype(np.float32), ids, np.ones([ROWS, 1], np.float32)
+    first = 0
+    for i, rows in enumerate(SIZES):
+        part = [column[first : first + rows] for column in columns]
+        write_tfrecords(folder / f"tr-{i}.tfrecords", part)
+        first += rows
+    return folder
+
+
+TABLE = [
+    (distribution, processes, mode, sharded)
+    for distribution, processes in (("ps", 1), ("horovod", 1), ("horovod", 2))
+    for mode in ("File", "Pipe")
+    for sharded in (False, True)
+]
+ENDS = (("ps", 1, "Pipe", True), ("horovod", 2, "File", True))
+
+
+@pytest.mark.parametrize(
+    "distribution, processes, mode, sharded",
+    [pytest.param(*row, marks=[] if row in ENDS else pytest.mark.table) for row in TABLE],
+)
+def test_two_hosts_use_every_record_once_per_epoch(
+    data, tmp_path, distribution, processes, mode, sharded
+):
+    # All records of a process and an epoch are one batch, and SGD moves the weight of each record
+    # in a step by RATE / 2 / (records of the step), whichever process has it.
+    code, text, _ = run_job(
+        tmp_path, "--hosts=2", f"--distribution={distribution}", f"--s3_shard={sharded}",
+        f"--processes_per_host={processes}", f"--input_mode={mode}", f"--training={data}",
+        f"--evaluation={data}", "--", f"--num_epochs={EPOCHS}", f"--batch_size={ROWS}",
+        f"--feature_size={ROWS}", "--field_size=1", "--embedding_size=2", "--deep_layers=4",
+        "--dropout=0", "--embedding_init_stddev=0", "--l2_reg=0", "--optimizer=sgd",
+        f"--learning_rate={RATE}", "--noperform_shuffle",
+    )  # fmt: skip
+    assert code == 0, text
+    report = json.loads((tmp_path / "model/report.json").read_text())
+    assert report["distribution"] == distribution
+    assert report["num_processes"] == 2 * processes
+    assert report["examples"] == EPOCHS * ROWS
+    assert report["eval"]["examples"] == ROWS
+    moved = np.abs(tf.train.load_variable(str(tmp_path / "model"), "fm_w")) / RATE / 0.5
+    step = np.full(ROWS, ROWS)  # records of the step in which each record is
+    if distribution == "ps":
+        of_file = np.repeat(np.arange(len(SIZES)), SIZES)
+        host = of_file % 2 if sharded else np.arange(ROWS) * 2 // ROWS
+        step = np.bincount(host)[host]
+    np.testing.assert_allclose(moved, EPOCHS / step, rtol=1e-3)
+
+
+@pytest.fixture(scope="module")
+def criteo_like(tmp_path_factory):
+    """A folder as the article's: tr*.tfrecords and va*.tfrecords of 39 fields."""
+    folder = tmp_path_factory.mktemp("criteo")
+    for i in range(4):
+        write_tfrecords(folder / f"tr{i}.tfrecords", make_records(100, 39, 117581, seed=i))
+    write_tfrecords(folder / "va.tfrecords", make_records(50, 39, 117581, seed=9))
+    return folder
+
+
+@pytest.mark.table
+def test_one_process_gives_the_same_model_with_and_without_sagemaker(criteo_like, tmp_path):
+    flags = (
+        "--feature_size=117581", "--field_size=39", "--embedding_size=4", "--deep_layers=8",
+        "--batch_size=16", "--num_epochs=3",
+    )  # fmt: skip
+    training, evaluation = criteo_like / "tr0.tfrecords", criteo_like / "va.tfrecords"
+    done = run_train(
+        *flags, f"--training_data_dir={training}", f"--val_data_dir={evaluation}",
+        f"--model_dir={tmp_path}/plain",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    plain = json.loads((tmp_path / "plain/report.json").read_text())
+    for mode in ("File", "Pipe"):
+        code, text, _ = run_job(
+            tmp_path / mode, f"--input_mode={mode}", f"--training={training}",
+            f"--evaluation={evaluation}", "--", *flags,
+        )  # fmt: skip
+        assert code == 0, text
+        report = json.loads((tmp_path / mode / "model/report.json").read_text())
+        assert report["examples"] == plain["examples"] == 300
+        assert report["train"]["loss"] == pytest.approx(plain["train"]["loss"], abs=1e-6)
+        assert report["eval"] == pytest.approx(plain["eval"], abs=1e-6)
+
+
+# What the article's two launch notebooks pass, but for the paths of checkpoints.
+NOTEBOOK = (
+    "--servable_model_dir=/opt/ml/model", "--training_data_dir=/opt/ml/input/data/training/",
+    "--val_data_dir=/opt/ml/input/data/evaluation/", "--log_steps=10", "--num_epochs=10",
+    "--field_size=39", "--feature_size=117581", "--deep_layers=128,64,32", "--perform_shuffle=0",
+    "--batch_size=1024", "--enable_s3_shard=True", "--training_channel_name=training",
+    "--evaluation_channel_name=evaluation",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", [pytest.param("File", marks=pytest.mark.table), "Pipe"])
+def test_the_articles_horovod_notebook_runs_unchanged(criteo_like, tmp_path, mode):
+    code, text, _ = run_job(
+        tmp_path, f"--input_mode={mode}", "--distribution=horovod", "--processes_per_host=4",
+        "--s3_shard", f"--training={criteo_like}/tr", f"--evaluation={criteo_like}/va",
+        "--custom_mpi_options=-verbose --NCCL_DEBUG=INFO "
+        "-x OMPI_MCA_btl_vader_single_copy_mechanism=none",
+        "--", *NOTEBOOK, "--checkpoint_dir=/opt/ml/deepfm/checkpoints", "--worker_per_host=4",
+        f"--pipe_mode={int(mode == 'Pipe')}", f"--enable_data_multi_path={mode == 'File'}",
+    )  # fmt: skip
+    assert code == 0, text
+    assert "Trained 10 steps on 4000 examples" in text
+    assert "Evaluation: step=10 examples=50 " in text
+    (export,) = (tmp_path / "model").glob("*/saved_model.pb")
+    assert export.parent.name.isdigit()
+
+
+@pytest.mark.table
+@pytest.mark.parametrize("mode", ["File", "Pipe"])
+def test_the_articles_parameter_server_notebook_runs_unchanged(criteo_like, tmp_path, mode):
+    bucket = tmp_path / "s3" / "bucket"
+    bucket.mkdir(parents=True)
+    code, text, _ = run_job(
+        tmp_path, f"--input_mode={mode}", "--distribution=ps", "--hosts=2", "--s3_shard",
+        f"--training={criteo_like}/tr", f"--evaluation={criteo_like}/va", f"--s3_dir={tmp_path}/s3",
+        "--", *NOTEBOOK, f"--pipe_mode={int(mode == 'Pipe')}",
+        "--model_dir=s3://bucket/deepfm-ps-ckpt/today",
+    )  # fmt: skip
+    assert code == 0, text
+    assert "Trained 20 steps on 4000 examples" in text  # 10 on each host
+    assert "Evaluation: step=20 examples=50 " in text
+    assert list((tmp_path / "model").glob("*/saved_model.pb"))
+    assert (bucket / "deepfm-ps-ckpt/today/checkpoint").exists()
+
+
+def test_an_unknown_hyperparameter_is_named_in_the_failure_file(criteo_like, tmp_path):
+    code, text, failure = run_job(tmp_path, f"--training={criteo_like}/tr", "--", "--bacth_size=64")
+    assert code == 1, text
+    assert "Unknown command line flag 'bacth_size'. Did you mean: batch_size" in failure
+    assert "step" not in failure  # the sentence, not the log
+
+
+def test_a_host_without_files_is_named_in_the_failure_file(criteo_like, tmp_path):
+    code, text, failure = run_job(
+        tmp_path, "--hosts=2", "--distribution=ps", "--s3_shard",
+        f"--training={criteo_like}/va", "--", "--feature_size=117581",
+    )  # fmt: skip
+    assert code == 1, text
+    assert "--training_data_dir=/opt/ml/input/data/training: the directory holds no" in failure
+
+
+def test_a_pipe_that_is_cut_short_is_named_in_the_failure_file(criteo_like, tmp_path):
+    (tmp_path / "cut").write_bytes((criteo_like / "va.tfrecords").read_bytes()[:-10])
+    code, text, failure = run_job(
+        tmp_path, "--input_mode=Pipe", f"--training={tmp_path}/cut", "--",
+        "--feature_size=117581", "--field_size=39",
+    )  # fmt: skip
+    assert code == 1, text
+    assert "channel training: CRC check" in failure
+
+
+def test_a_beginning_that_no_file_has_is_refused(tmp_path):
+    code, text, _ = run_job(tmp_path, f"--training={tmp_path}/nothing", "--", "--num_epochs=1")
+    assert code == 2
+    assert text.endswith("nothing: no file's path begins so.\n")
+
+
+def test_nothing_outlives_a_job_that_is_killed(criteo_like, tmp_path):
+    command = (
+        sys.executable, "scripts/sagemaker_local.py", f"--output_dir={tmp_path}", "--hosts=2",
+        "--distribution=ps", f"--training={criteo_like}/tr", "--", "--num_epochs=100000",
+        "--batch_size=8", "--feature_size=117581", f"--servable_model_dir={tmp_path}/mark",
+    )  # fmt: skip
+    with started(command) as process:
+        for line in process.stdout:
+            if " step " in line:
+                break
+        process.kill()
+        process.wait()
+        last = time.time() + 20
+        while time.time() < last and any(map(of_the_job(tmp_path), psutil.process_iter())):
+            time.sleep(0.2)
+        assert not list(filter(of_the_job(tmp_path), psutil.process_iter()))
+
+
+def of_the_job(tmp_path):
+    """Whether a process has the job's folder in its command line."""
+
+    def check(process):
+        try:
+            return any(str(tmp_path) in word for word in process.cmdline())
+        except psutil.Error:
+            return False
+
+    return check
