@@ -258,7 +258,8 @@ def take_defaults_from(environment):
     default("pipe_mode", channels.get(training, {}).get("TrainingInputMode", "File") == "Pipe")
     folders = [folder(training)]
     if FLAGS.enable_data_multi_path:
-        others = (c for c in sorted(channels) if c.startswith(f"{training}-"))
+        names = json.loads(environment.get("SM_CHANNELS", "[]"))
+        others = (c for c in sorted(names) if c.startswith(f"{training}-"))
         folders += [folder(c) for c in others if c[len(training) + 1 :].isdigit()]
     default("training_data_dir", ",".join(filter(None, folders)))
     default("val_data_dir", folder(FLAGS.evaluation_channel_name))

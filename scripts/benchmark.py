@@ -1,4 +1,4 @@
-"""Measures training, modes, input and conversion: each beside what it replaces, in turn.
+"""Measures training, modes, Pipe mode, input and conversion: each beside what it replaces, in turn.
 
     .venv/bin/python scripts/benchmark.py
     .venv/bin/python scripts/benchmark.py --what=training --feature_sizes=117581,1000000 --rounds=3
@@ -23,7 +23,7 @@ import time
 from absl import app, flags, logging
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list("what", "training,modes,input,conversion", "What is measured.")
+flags.DEFINE_list("what", "training,modes,pipe,input,conversion", "What is measured.")
 flags.DEFINE_list("feature_sizes", "117581,1000000,10000000", "Of training.")
 flags.DEFINE_integer("rounds", 3, "Times that each pair is measured.", 1)
 flags.DEFINE_integer("rows", 400000, "Records of the data set that is made.", 10000)
@@ -204,6 +204,41 @@ def _mode(work, feature_size, command):
     return json.loads((work / "model" / "report.json").read_text())["examples_per_second"]
 
 
+def pipe(work):
+    """Examples/s of train.py from a FIFO, as in SageMaker's Pipe mode, against the files."""
+    size = int(FLAGS.feature_sizes[0])
+    folder = _data(work, size)
+    files = sorted((folder / "tfrecords").glob("*.tfrecords"))
+    config = {"training": {"TrainingInputMode": "Pipe"}}
+
+    def train(*source):
+        _run(
+            "train.py", *source, *_MODEL, f"--model_dir={work}/model", "--clear_existing_model",
+            f"--batch_size={FLAGS.batch_size}", f"--feature_size={size}", "--field_size=39",
+        )  # fmt: skip
+        report = json.loads((work / "model" / "report.json").read_text())
+        return report["examples_per_second"]
+
+    def from_fifo():
+        with tempfile.TemporaryDirectory() as job:
+            path = pathlib.Path(job) / "input"
+            (path / "config").mkdir(parents=True)
+            (path / "data").mkdir()
+            (path / "config" / "inputdataconfig.json").write_text(json.dumps(config))
+            os.mkfifo(path / "data" / "training_0")
+            feeder = subprocess.Popen(
+                f"exec cat {' '.join(map(str, files))} > {path}/data/training_0", shell=True
+            )
+            try:
+                return train("--pipe_mode", f"--input_dir={path}")
+            finally:
+                feeder.kill()
+                feeder.wait()
+
+    from_files = lambda: train(f"--training_data_dir={folder}/tfrecords")
+    return [_in_turn("training from a FIFO", from_fifo, "from files", from_files)]
+
+
 def reading(work):
     """Records/s of the input pipeline against the ways that public examples read."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -324,7 +359,13 @@ with open(source) as lines, tf.io.TFRecordWriter(target) as writer:
 """
 
 
-MEASURES = {"training": training, "modes": modes, "input": reading, "conversion": conversion}
+MEASURES = {
+    "training": training,
+    "modes": modes,
+    "pipe": pipe,
+    "input": reading,
+    "conversion": conversion,
+}
 
 if __name__ == "__main__":
     app.run(main)

@@ -26,7 +26,7 @@ import warnings
 import xml.etree.ElementTree
 from typing import NamedTuple
 
-from absl import app, flags
+from absl import app, flags, logging
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("job", "training", ["training", "processing"], "Train, or convert data.")
@@ -148,6 +148,8 @@ def _train(words, folder):
     given = _read_flags(words)
     hosts = _hosts()
     channels = _channels(given, hosts)
+    if FLAGS.input_mode == "Pipe":
+        _warn_about_prefixes(channels)
     model_dir = _model_dir(given, hosts)
     _check_spot(given, model_dir)
     hyperparameters = {"servable_model_dir": "/opt/ml/model", **_added(hosts), **given}
@@ -317,6 +319,17 @@ def _added(hosts):
     return added
 
 
+def _warn_about_prefixes(channels):
+    """A pipe would carry a dataset.json as if it were records."""
+    for uri in sorted({uri for uri, _ in channels.values()}):
+        if not uri.endswith(("-", ".tfrecords")):
+            logging.warning(
+                "Pipe mode sends every object whose name begins with %s, dataset.json too; end it "
+                "with 'part-' where one lies there.",
+                uri,
+            )
+
+
 def _model_dir(given, hosts):
     """What the SDK passes as --model_dir: a folder, None for its own choice, False for nothing."""
     mode = given.get("distribution", "auto")
@@ -333,11 +346,6 @@ def _model_dir(given, hosts):
     folder = given.pop("model_dir", FLAGS.model_dir)
     if folder is None and FLAGS.checkpoint_s3_uri:
         folder = _CHECKPOINTS
-    if FLAGS.distribution == "ps" and hosts.count > 1 and not (folder or "s3://").startswith("s3:"):
-        raise ValueError(
-            f"--model_dir={folder}: parameter servers on {hosts.count} hosts write to one folder; "
-            "try --model_dir=s3://bucket/model, and no --checkpoint_s3_uri."
-        )
     return False if folder == "none" else folder
 
 

@@ -88,9 +88,8 @@ VARIABLES = {
     "SM_CHANNEL_TRAINING-1": "/data/training-1",
     "SM_CHANNEL_EVALUATION": "/data/evaluation",
     "SM_CHANNEL_OTHER": "/data/other",
-    "SM_INPUT_DATA_CONFIG": json.dumps(
-        {name: {"TrainingInputMode": "File"} for name in ("evaluation", "training", "training-1")}
-    ),
+    "SM_CHANNELS": '["evaluation","other","training","training-1"]',
+    "SM_INPUT_DATA_CONFIG": '{"training": {"TrainingInputMode": "File"}}',
 }
 
 
