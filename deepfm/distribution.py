@@ -324,7 +324,7 @@ def _session_config(flags, devices=(), share_of=1):
             "--omp_num_threads and --kmp_affinity do nothing here: this TensorFlow is built "
             "without MKL; --intra_op_threads and --inter_op_threads set its threads."
         )
-    if len(_gpus()) < flags.num_gpus:
+    if flags.num_gpus and len(_gpus()) < flags.num_gpus:
         raise BadInput(
             f"TensorFlow sees {len(_gpus())} GPUs of the {flags.num_gpus} of this host "
             "(--num_gpus); install tensorflow-gpu for its CUDA, or give --num_gpus=0 to train on "

@@ -137,7 +137,9 @@ def make_input_fn(
 
     def input_fn():
         if data.pipe:
-            dataset = pipe_mode.records(data.pipe).shard(config.num_shares, config.share)
+            dataset = pipe_mode.records(data.pipe)
+            if config.num_shares > 1:
+                dataset = dataset.shard(config.num_shares, config.share)
         else:
             ranges = divide(data.files, damaged, config.num_shares)[config.share]
             dataset = _read_all(ranges, data, config, damaged)
@@ -147,6 +149,7 @@ def make_input_fn(
             dataset = dataset.shuffle(config.shuffle_buffer, seed=config.seed)
         dataset = dataset.batch(config.batch_size * config.replicas)
         if config.in_step and config.rows_of_processes is None:
+            # Repeated first: the end, of which there is one, comes after all epochs.
             dataset = _with_rows(dataset.repeat(config.num_epochs))
             dataset = dataset.map(weigh, num_parallel_calls=_PARSERS)
             return dataset.prefetch(_PREFETCHED)

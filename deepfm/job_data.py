@@ -38,6 +38,8 @@ def _is_sharded(job, flag):
     """Whether each host has its own part of the records."""
     if flag == "training_data_dir":
         return job.sagemaker.training_is_sharded()
+    if flag == "infer_data_dir":  # which no channel is named after
+        return False
     found = job.sagemaker.is_sharded(job.sagemaker.evaluation_channel_name)
     if found and evaluates_alone(job) and job.sagemaker.num_hosts > 1:
         raise BadInput(

@@ -20,7 +20,6 @@ output_dir then holds HOST.log, model/ (/opt/ml/model of all hosts), output/ (/o
 and, where the job failed, failure. Exit codes: 0 done, 1 the job failed, 2 bad flags.
 """
 
-import ctypes
 import json
 import os
 import pathlib
@@ -115,7 +114,7 @@ def _problem():
         return "the toolkit is not installed; run scripts/setup.sh --sagemaker."
     if FLAGS.s3_dir and not pathlib.Path(FLAGS.s3_dir).is_dir():
         return f"--s3_dir={FLAGS.s3_dir}: no such folder; its own folders are the buckets."
-    for command in ("ip", "unshare", "curl"):
+    for command in ("ip", "setpriv", "unshare", "curl"):
         if not shutil.which(command):
             return f"{command} is missing; run scripts/setup.sh --sagemaker."
     if not FLAGS.training:
@@ -137,13 +136,14 @@ def _problem():
 
 def _in_namespaces():
     """Runs this program again where its networks and mounts are its own; its exit code."""
-    own = ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    # Ended with this process, even by kill -9.
+    own = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "--pid", "--fork"]
+    own += ["--mount-proc", "--kill-child"]
     if os.geteuid() != 0:
         own += ["--user", "--map-root-user"]
     process = subprocess.Popen(
         [*own, sys.executable, *sys.argv],
         env={**os.environ, _INSIDE: "1"},
-        preexec_fn=_end_with_parent,
     )
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     try:
@@ -151,12 +151,6 @@ def _in_namespaces():
     except KeyboardInterrupt:
         process.kill()
         return 128 + signal.SIGINT
-
-
-def _end_with_parent():
-    """Asks Linux to end this process when its parent is gone, even by kill -9."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def _files(beginning):

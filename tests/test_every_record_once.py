@@ -8,7 +8,7 @@ it is used, B being the examples of the global batch in which it was.
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import run_cluster, run_horovod, run_train, write_tfrecords
+from conftest import run_cluster, run_horovod, run_train, write_own_ids
 
 EACH_ALONE = True  # long tests that may run side by side
 SIZES = (127, 1000, 0, 1)
@@ -22,13 +22,7 @@ RATE = 1e-4
 def data(tmp_path_factory):
     """A folder of files of SIZES records; the ids are 0, 1, ... over all files."""
     folder = tmp_path_factory.mktemp("once")
-    ids = np.arange(ROWS).reshape([-1, 1])
-    columns = (ids[:, 0] % 2).astype(np.float32), ids, np.ones([ROWS, 1], np.float32)
-    first = 0
-    for i, rows in enumerate(SIZES):
-        part = [column[first : first + rows] for column in columns]
-        write_tfrecords(folder / f"{i}.tfrecords", part)
-        first += rows
+    write_own_ids([folder / f"{i}.tfrecords" for i in range(len(SIZES))], SIZES)
     return folder
 
 

@@ -17,6 +17,7 @@ from conftest import (
     run_horovod,
     run_train,
     started_train,
+    write_own_ids,
     write_tfrecords,
 )
 
@@ -100,15 +101,10 @@ def test_processes_with_unequal_streams_use_every_record_once_and_end_together(
 ):
     # Each record has an id of its own, whose weight SGD moves by RATE / 2 / B when it is used.
     total = sum(ROWS)
-    ids = np.arange(total).reshape([-1, 1])
-    columns = (ids[:, 0] % 2).astype(np.float32), ids, np.ones([total, 1], np.float32)
-    cut = lambda begin, end: [column[begin:end] for column in columns]
-    parts = [cut(0, ROWS[0]), cut(ROWS[0], total)] if multi_path else [columns, columns]
-    names = ("training", "training_1")
-    contents = {}
-    for name, part in zip(names, parts):
-        write_tfrecords(tmp_path / name, part)
-        contents[name] = (tmp_path / name).read_bytes()
+    paths = [tmp_path / "first", tmp_path / "second"]
+    write_own_ids(paths, ROWS)
+    parts = [path.read_bytes() for path in paths]
+    contents = dict(zip(("training", "training_1"), parts if multi_path else [b"".join(parts)] * 2))
     flags = channels(**contents, evaluation=contents["training"])
     done = run_horovod(
         2, *flags, f"--model_dir={tmp_path}/model", f"--feature_size={total}", "--field_size=1",

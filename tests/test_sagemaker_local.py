@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
-from conftest import ROOT, make_records, run_train, started, write_tfrecords
+from conftest import ROOT, make_records, run_train, started, write_own_ids, write_tfrecords
 
 pytestmark = pytest.mark.skipif(
     not (ROOT / ".venv-sagemaker").exists(), reason="scripts/setup.sh --sagemaker has not run"
@@ -41,13 +41,7 @@ def run_job(output_dir, *words, timeout=150):
 def data(tmp_path_factory):
     """A folder of files of SIZES records, each with an id of its own."""
     folder = tmp_path_factory.mktemp("data")
-    ids = np.arange(ROWS).reshape([-1, 1])
-    columns = (ids[:, 0] % 2).astype(np.float32), ids, np.ones([ROWS, 1], np.float32)
-    first = 0
-    for i, rows in enumerate(SIZES):
-        part = [column[first : first + rows] for column in columns]
-        write_tfrecords(folder / f"tr-{i}.tfrecords", part)
-        first += rows
+    write_own_ids([folder / f"tr-{i}.tfrecords" for i in range(len(SIZES))], SIZES)
     return folder
 
 
