@@ -324,4 +324,4 @@ def _align(table):
 if __name__ == "__main__":
     define_flags()
     FLAGS.set_default("verbosity", logging.INFO)
-    entry.run(main)
+    entry.run(main, when_ended="; nothing was written")

@@ -14,19 +14,16 @@ import itertools
 import os
 import posixpath
 import shutil
-import signal
-import sys
-import tempfile
 import time
 from typing import List, NamedTuple, Optional
 
 import tensorflow as tf
 from absl import flags, logging
 
-from data_tools import block_writer, line_blocks, workers
+from data_tools import block_writer, line_blocks, publishing, workers
 from data_tools.block_writer import Piece, Range, Task
 from data_tools.progress import Progress
-from deepfm import bad_records, datasets, entry, records
+from deepfm import bad_records, datasets, entry, leftovers, records, remote
 from deepfm.entry import BadInput
 
 FLAGS = flags.FLAGS
@@ -99,8 +96,6 @@ class Options(NamedTuple):
 
 
 def main():
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
     for name in ("input", "output_dir"):
         if not FLAGS[name].value:
             raise BadInput(f"--{name} must be given.")
@@ -119,18 +114,17 @@ def convert(options: Options) -> List[datasets.DataFile]:
     start = time.time()
     inputs = _find_inputs(options)
     old = _prepare_output_dir(options)
-    scratch = tempfile.mkdtemp(prefix=SCRATCH, dir=options.output_dir)
-    try:
+    with leftovers.scratch(options.output_dir, SCRATCH) as scratch:
         ranges = [r for file in inputs for r in _ranges(file.path)]
         counts = _count(ranges, options, sum(f.bytes for f in inputs))
         schema = _schema(inputs, counts, options)
         names, tasks = _plan(ranges, counts, options, scratch)
         outputs, feature_size = _write_pieces(tasks, len(names), inputs, schema, options)
-        paths = _assemble(names, tasks, options, scratch)
-        files = _publish(paths, outputs, old, options)
-        datasets.write_metadata(options.output_dir, schema.field_size, feature_size, files)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        _assemble(names, tasks, options, scratch)
+        files = _described(names, outputs, options, scratch)
+        datasets.write_metadata(scratch, schema.field_size, feature_size, files)
+        written = [*(os.path.basename(f.path) for f in files), datasets.METADATA]
+        publishing.publish(scratch, written, options.output_dir, old)
     rows, seconds = sum(f.rows for f in files), time.time() - start
     logging.info(
         "Wrote %d rows (%.4f of them positive) of %d fields, feature_size %d, to %d files in "
@@ -154,25 +148,19 @@ def _find_inputs(options):
 
 
 def _prepare_output_dir(options):
-    """Makes output_dir; returns the paths in it that the new data set replaces."""
+    """Makes output_dir; returns the names in it that the new data set replaces."""
     folder = options.output_dir
-    if "://" in folder:
+    if remote.is_remote(folder):
         raise BadInput(f"--output_dir={folder} is not local; convert, then copy it there.")
-    try:
-        os.makedirs(folder, exist_ok=True)
-        names = sorted(os.listdir(folder))
-    except (FileExistsError, NotADirectoryError) as error:
-        raise BadInput(f"--output_dir={folder} is not a directory.") from error
-    for name in names:
-        if name.startswith(SCRATCH):
-            logging.warning("%s is left from a run that was killed; delete it.", name)
+    remote.check_writable(folder, "output_dir")
+    names = sorted(os.listdir(folder))
     suffixes = datasets.SUFFIXES["tfrecord"]
     old = [name for name in names if name == datasets.METADATA or name.endswith(suffixes)]
     if old and not options.overwrite:
         raise BadInput(
             f"--output_dir={folder} holds a data set ({old[0]}); --overwrite replaces it."
         )
-    return [posixpath.join(folder, name) for name in old]
+    return old
 
 
 def _ranges(path):
@@ -361,7 +349,7 @@ def _log_records(tasks):
 
 
 def _assemble(names, tasks, options, scratch):
-    """Puts the pieces of each output file together; returns the files' temporary paths."""
+    """Puts the pieces of each output file together, under its name in scratch."""
     pieces = [[] for _ in names]
     for piece in (piece for task in tasks for piece in task.pieces):
         pieces[piece.output].append(piece.path)
@@ -374,7 +362,6 @@ def _assemble(names, tasks, options, scratch):
         for _, copied in events:
             progress.add(copied / 1e6)
     progress.finish()
-    return paths
 
 
 def _join(job):
@@ -401,23 +388,20 @@ def _append(pieces, whole):
         os.remove(piece)
 
 
-def _publish(paths, outputs, old, options):
-    """Gives the files their final names; returns them as DataFiles."""
-    for path in sorted(old, key=lambda path: not path.endswith(datasets.METADATA)):
-        os.remove(path)
+def _described(names, outputs, options, scratch):
+    """The files of the data set, as they will lie in output_dir."""
     files = []
-    for path, (rows, positives) in zip(paths, outputs):
-        name = os.path.basename(path)
+    for name, (rows, positives) in zip(names, outputs):
         if not rows:
             logging.warning("%s would hold no rows and is left out.", name)
             continue
-        final = posixpath.join(options.output_dir, name)
-        os.replace(path, final)
-        files.append(datasets.DataFile(final, os.path.getsize(final), rows, positives))
+        size = os.path.getsize(posixpath.join(scratch, name))
+        path = posixpath.join(options.output_dir, name)
+        files.append(datasets.DataFile(path, size, rows, positives))
     return files
 
 
 if __name__ == "__main__":
     define_flags()
     FLAGS.set_default("verbosity", logging.INFO)
-    entry.run(main)
+    entry.run(main, when_ended="; nothing was written")

@@ -15,14 +15,12 @@ A longer split begins with the rows of a shorter one, however they are spread ov
 import json
 import os
 import re
-import signal
-import sys
-import tempfile
 import time
 
 import numpy as np
 from absl import flags, logging
 
+from data_tools import publishing
 from data_tools.planted_model import (
     BLOCK_ROWS,
     LEVELS,
@@ -33,11 +31,12 @@ from data_tools.planted_model import (
     make_planted_model,
 )
 from data_tools.progress import Progress
-from deepfm import entry
+from deepfm import entry, leftovers, remote
 from deepfm.entry import BadInput
 
 FLAGS = flags.FLAGS
 SUMMARY = "synthetic.json"
+SCRATCH = ".make_synthetic-"
 OUTPUT = re.compile(r"synthetic\.json|(train|val|test)(-\d{5}-of-\d{5})?\.libsvm")
 VALUE_TEXT = np.array([f"{i / VALUE_STEPS:g}" for i in range(VALUE_STEPS + 1)], "S4")
 
@@ -77,8 +76,6 @@ def define_flags():
 
 
 def main():
-    for number in (signal.SIGINT, signal.SIGTERM):  # so that temporary files are removed
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
     if not FLAGS.output_dir:
         raise BadInput("--output_dir must be given.")
     shape = Shape(**{name: FLAGS[name].value for name in Shape._fields})
@@ -108,7 +105,7 @@ def write_data(output_dir, seed, shape, rows, num_files=1, overwrite=False):
     id_text = np.arange(shape.feature_size).astype(f"S{len(str(shape.feature_size))}")
     progress = Progress("Writing", sum(rows.values()), "rows")
     summary = dict(shape._asdict(), seed=seed, splits={})
-    with tempfile.TemporaryDirectory(prefix=".make_synthetic-", dir=output_dir) as scratch:
+    with leftovers.scratch(output_dir, SCRATCH) as scratch:
         for split, count in rows.items():
             names = [f"{split}.libsvm"]
             if num_files > 1:
@@ -118,10 +115,7 @@ def write_data(output_dir, seed, shape, rows, num_files=1, overwrite=False):
             summary["splits"][split] = dict(files=names, **best)
         with open(os.path.join(scratch, SUMMARY), "w") as f:
             f.write(json.dumps(summary, indent=2) + "\n")
-        for name in old:
-            os.remove(os.path.join(output_dir, name))
-        for name in sorted(os.listdir(scratch), key=lambda name: name == SUMMARY):
-            os.replace(os.path.join(scratch, name), os.path.join(output_dir, name))
+        publishing.publish(scratch, sorted(os.listdir(scratch)), output_dir, old)
     log_summary(summary, time.time() - start)
 
 
@@ -151,10 +145,7 @@ def check(shape, rows, num_files):
 
 def find_old(output_dir, overwrite):
     """Makes output_dir; returns the names in it that the new data replaces."""
-    try:
-        os.makedirs(output_dir, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise BadInput(f"--output_dir={output_dir} is not a directory.") from error
+    remote.check_writable(output_dir, "output_dir")
     old = sorted(name for name in os.listdir(output_dir) if OUTPUT.fullmatch(name))
     if old and not overwrite:
         raise BadInput(f"--output_dir={output_dir} holds {old[0]}; --overwrite replaces it.")
@@ -250,4 +241,4 @@ def log_summary(summary, seconds):
 if __name__ == "__main__":
     define_flags()
     FLAGS.set_default("verbosity", logging.INFO)
-    entry.run(main)
+    entry.run(main, when_ended="; nothing was written")

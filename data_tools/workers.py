@@ -85,8 +85,8 @@ def _death(process):
 
 def _serve(work, pipe, parent):
     """A worker process: takes (index, task) from the pipe until it is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent's to handle, which may be sent both
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     while True:
         index, task = pipe.recv()

@@ -13,16 +13,20 @@ import contextlib
 import json
 import os
 import posixpath
+import re
 from typing import List, NamedTuple, Optional
 
 import tensorflow as tf
 from absl import logging
 
-from deepfm import bad_records
+from deepfm import bad_records, leftovers, remote
 from deepfm.entry import BadInput
 from deepfm.pipe_mode import Pipe
 
 METADATA = "dataset.json"
+UNFINISHED = (
+    ".unfinished"  # in a folder some of whose files are a new data set's, others an old one's
+)
 FORMAT_VERSION = 1
 SUFFIXES = {
     "tfrecord": (".tfrecords", ".tfrecord", ".tfrecords.gz", ".tfrecord.gz"),
@@ -81,9 +85,25 @@ def find(spec: str, flag: str, data_format: str = "auto") -> DataSet:
         data_format: auto, tfrecord or libsvm.
 
     Raises:
-        BadInput: no file matches, all are empty, formats are mixed, or a compressed file is not.
+        BadInput: no file matches, all are empty, formats are mixed, a compressed file is not, or a
+            local one may not be read.
     """
+    try:
+        return _find(spec, flag, data_format)
+    except (tf.errors.PermissionDeniedError, tf.errors.NotFoundError) as error:
+        if remote.is_remote(spec):  # where that may be trouble of the server
+            raise
+        raise BadInput(f"--{flag}={spec}: {error.message}.") from error
+
+
+def _find(spec, flag, data_format):
     paths = sorted({path for part in spec.split(",") for path in _matches(part.strip(), flag)})
+    for folder in sorted({posixpath.dirname(path) for path in paths}):
+        if tf.io.gfile.exists(posixpath.join(folder, UNFINISHED)):
+            raise BadInput(
+                f"--{flag}={spec}: {folder or '.'} holds a part of a data set, whose writing was "
+                f"cut short ({UNFINISHED} says so); write it again with --overwrite."
+            )
     files, empty = [], []
     for path in paths:
         size = tf.io.gfile.stat(path).length
@@ -117,20 +137,33 @@ def _matches(part, flag):
             posixpath.join(folder, name)
             for folder, _, names in tf.io.gfile.walk(part)
             for name in names
-            if not name.startswith((".", "_"))
-            and not name.endswith((".json", ".md", ".crc"))
-            and "/." not in folder[len(part) :]
+            if _holds_data(posixpath.join(folder[len(part) :], name))
         ]
         if not found:
             raise BadInput(f"--{flag}={part}: the directory holds no data files.")
         return found
+    fixed = len(posixpath.dirname(re.split(r"[*?\[]", part)[0]))
     try:
-        found = [path for path in tf.io.gfile.glob(part) if not tf.io.gfile.isdir(path)]
+        found = [
+            path
+            for path in tf.io.gfile.glob(part)
+            if (path == part or _holds_data(path[fixed:])) and not tf.io.gfile.isdir(path)
+        ]
     except tf.errors.NotFoundError:  # the folder of a glob is not there
         found = []
+    folder = posixpath.dirname(part)
+    if not found and os.path.isdir(folder) and not os.access(folder, os.R_OK | os.X_OK):
+        raise BadInput(f"--{flag}={part}: {folder} may not be read (permission denied).")
     if not found:
         raise BadInput(f"--{flag}={part}: no file matches.")
     return found
+
+
+def _holds_data(path):
+    """Whether a file that was not asked for by its name holds data: not hidden, and no metadata."""
+    name = posixpath.basename(path)
+    hidden = path.startswith(".") or "/." in path or name.startswith("_")
+    return not hidden and not name.endswith((".json", ".md", ".crc"))
 
 
 def _format(path):
@@ -214,15 +247,24 @@ def write_metadata(folder: str, field_size: int, feature_size: int, files: List[
 
 @contextlib.contextmanager
 def open_whole(path: str):
-    """Opens a text file for writing that appears under its name only when it is complete."""
-    temporary = f"{path}.tmp-{os.getpid()}"
+    """Opens a local text file for writing that has its name only when it is complete.
+
+    Raises:
+        OSError: it cannot be written; it is named also where the system's error names no file.
+    """
+    folder, name = os.path.split(os.path.abspath(path))
+    prefix = f".{name}.tmp-"
+    leftovers.remove(folder, prefix)
+    temporary = os.path.join(folder, f"{prefix}{os.getpid()}")
     try:
-        with tf.io.gfile.GFile(temporary, "w") as f:
-            yield f
-        tf.io.gfile.rename(temporary, path, overwrite=True)
+        with leftovers.naming(path):
+            with open(temporary, "w", encoding="utf-8") as f:
+                leftovers.lock(f.fileno())
+                yield f
+            os.replace(temporary, path)
     finally:
-        if tf.io.gfile.exists(temporary):
-            tf.io.gfile.remove(temporary)
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(temporary)
 
 
 def write_whole(path: str, text: str):
@@ -233,7 +275,7 @@ def write_whole(path: str, text: str):
 
 def join(path: str, parts: List[str]):
     """Puts text files together in order, whole or not at all, and removes them."""
-    with open_whole(path) as whole:
+    with remote.written(path) as local, open_whole(local) as whole:
         for part in parts:
             with tf.io.gfile.GFile(part) as f:
                 for text in iter(lambda f=f: f.read(1 << 20), ""):

@@ -1,10 +1,12 @@
 """How a program of this project starts and ends: flags in, one sentence and an exit code out.
 
-Exit codes: 0 done, 1 failed while running, 2 bad flags or bad input.
+Exit codes: 0 done, 1 failed while running, 2 bad flags or bad input, 143 ended by SIGTERM, 130 by
+SIGINT.
 """
 
 import logging as std_logging
 import os
+import signal
 import sys
 import warnings
 
@@ -13,12 +15,18 @@ from absl import app, flags, logging
 _WORDS = ("true", "false", "t", "f", "yes", "no", "y", "n", "1", "0")
 
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
 class BadInput(ValueError):
     """Input or flags that the user has to mend; its text is the one sentence that they see."""
 
 
-def run(main, before_tensorflow=lambda: None):
+def run(main, before_tensorflow=lambda: None, when_ended=""):
     """Runs `main()` after reading the flags; never returns.
+
+    SIGTERM and SIGINT end it with a sentence, at the end of which stands `when_ended`; `main` may
+    set handlers of its own.
 
     `before_tensorflow()` is called first, while what TensorFlow reads of the environment when it is
     loaded can still be set.
@@ -29,11 +37,33 @@ def run(main, before_tensorflow=lambda: None):
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     warnings.filterwarnings("ignore", category=FutureWarning, module="tensor(flow|board)")
 
+    process = os.getpid()
+
+    def end(number, _):
+        if os.getpid() != process:  # a process that was just forked: not its to clean up or to say
+            os._exit(128 + number)
+        for other in _SIGNALS:
+            signal.signal(other, signal.SIG_IGN)  # so that cleaning up is not interrupted
+        name, sentence = signal.Signals(number).name, "{}: ended by {}{}.\n"
+        # Not to sys.stderr: the signal may have come while something was written to that.
+        os.write(2, sentence.format(os.path.basename(sys.argv[0]), name, when_ended).encode())
+        sys.exit(128 + number)
+
+    for number in _SIGNALS:
+        signal.signal(number, end)
+
     def start(_):
         before_tensorflow()
         _guarded(main)
 
     app.run(start, flags_parser=_parse)
+
+
+def ignore_signals():
+    """Lets a program that has begun to put its results in place come to its end."""
+    for number in _SIGNALS:
+        if getattr(signal.getsignal(number), "__module__", None) == __name__:  # as `run` set it
+            signal.signal(number, signal.SIG_IGN)
 
 
 def join_boolean_words(argv, booleans):

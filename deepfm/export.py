@@ -1,8 +1,10 @@
-"""What an exported model takes: raw tensors, or serialized tf.Examples."""
+"""Exported models: what they take, raw tensors or serialized tf.Examples; writing them whole."""
+
+import os
 
 import tensorflow as tf
 
-from deepfm import records
+from deepfm import leftovers, records
 
 
 def serving_input_receiver_fn(schema: records.Schema):
@@ -32,3 +34,19 @@ def serving_input_receiver_fn(schema: records.Schema):
         return tf.estimator.export.ServingInputReceiver(raw, raw, alternatives)
 
     return receiver
+
+
+def save(estimator: tf.estimator.Estimator, folder: str, schema: records.Schema) -> str:
+    """Writes a SavedModel into a new numbered folder of a local one, whole or not at all.
+
+    Returns:
+        The number, which is the time in seconds, or the next one that is free.
+    """
+    os.makedirs(folder, exist_ok=True)
+    with leftovers.scratch(folder, ".export-") as scratch:
+        made = estimator.export_saved_model(scratch, serving_input_receiver_fn(schema)).decode()
+        number = int(os.path.basename(made))
+        while os.path.exists(os.path.join(folder, str(number))):
+            number += 1
+        os.rename(made, os.path.join(folder, str(number)))
+    return str(number)

@@ -358,10 +358,9 @@ def _export(job):
 
 def _save_export(job, config):
     """Writes a SavedModel into a new numbered folder, whole or not at all; returns its path."""
-    receiver_fn = export.serving_input_receiver_fn(_schema(config))
     with remote.written(job.servable_model_dir) as folder, _estimator(job, config) as estimator:
-        path = estimator.export_saved_model(folder, receiver_fn).decode()
-    path = os.path.join(job.servable_model_dir, os.path.basename(path))
+        number = export.save(estimator, folder, _schema(config))
+    path = os.path.join(job.servable_model_dir, number)
     logging.info("Exported the model of step %d to %s.", _global_step(job.model_dir), path)
     return path
 

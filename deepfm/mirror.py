@@ -43,8 +43,11 @@ def at_hand(job):
     if chief and job.servable_model_dir and job.task_type in ("train", "export"):
         remote.check_writable(job.servable_model_dir, "servable_model_dir")
     if chief and job.predictions_file and job.task_type == "infer":
-        remote.check_writable(posixpath.dirname(job.predictions_file), "predictions_file")
+        folder = posixpath.dirname(job.predictions_file) or "."
+        remote.check_writable(folder, "predictions_file")
     if not remote.is_remote(path):
+        if chief and (job.task_type == "train" or os.path.isdir(path)):
+            remote.check_writable(path, "model_dir")
         yield job
         return
     if not job.predictions_file:  # which all ranks write a part of

@@ -18,6 +18,8 @@ from typing import Callable, List, Optional, Sequence
 import tensorflow as tf
 from absl import logging
 
+from deepfm.entry import BadInput
+
 DEADLINE = 15  # seconds for a server's first answer
 TROUBLE = (tf.errors.OpError, OSError)
 _WAITS = (1, 2, 4)  # seconds between tries, each of which TensorFlow's client repeats for 25 s
@@ -73,8 +75,15 @@ def check_all_read(files: Sequence, rows: Optional[int], read: int):
 
 
 def check_writable(folder: str, flag: str):
-    """Refuses (RemoteError) a remote folder that cannot be written."""
-    if is_remote(folder):
+    """Refuses a folder that cannot be written: RemoteError, or BadInput where it is local."""
+    if not is_remote(folder):
+        try:
+            os.makedirs(folder, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as f:
+                f.write(b"probe")
+        except OSError as error:
+            raise BadInput(f"--{flag}: {folder} cannot be written ({error.strerror}).") from error
+    else:
         path = posixpath.join(folder, f".probe-{uuid.uuid4().hex}")
 
         def probe():

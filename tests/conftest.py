@@ -195,3 +195,27 @@ def small_job(data, model_dir, *more):
 def report(model_dir):
     """The report.json of a job."""
     return json.loads((model_dir / "report.json").read_text())
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a disk of its own, of 2 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if (
+        os.geteuid()
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=2M", "none", str(folder)],
+            stderr=subprocess.DEVNULL,
+        ).returncode
+    ):
+        pytest.skip("needs root and the right to mount")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder, left):
+    """Fills a small disk up but for some bytes; returns the file that does."""
+    free = os.statvfs(str(folder)).f_bavail * os.statvfs(str(folder)).f_frsize
+    (folder / "filling").write_bytes(bytes(max(free - left, 0)))
+    return folder / "filling"
