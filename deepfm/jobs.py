@@ -12,6 +12,7 @@ from absl import logging
 
 from deepfm import (
     bad_records,
+    checkpoints,
     data_check,
     datasets,
     export,
@@ -101,6 +102,9 @@ def _run(job):
         )
     )  # fmt: skip
     started = time.time()
+    trains = job.task_type == "train"
+    if mode.rank == 0 and not (trains and job.clear_existing_model):
+        checkpoints.prepare(job.model_dir, tidy=trains)
     report = TASKS[job.task_type](job)
     if mode.rank == 0:
         report = {
@@ -398,6 +402,7 @@ def _estimator(job, config, training=False):
         model_fn = model.make_model_fn(config, job.optimizer, mode)
         if training:
             model_fn = mode.wrap_model_fn(model_fn)
+        stack.enter_context(checkpoints.naming_damage(folder))
         yield tf.estimator.Estimator(model_fn, config=run_config)
 
 

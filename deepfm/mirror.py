@@ -8,7 +8,6 @@ locally and goes on; a thread copies the newest one: its data, its index, and at
 import contextlib
 import os
 import posixpath
-import re
 import shutil
 import tempfile
 import threading
@@ -17,14 +16,12 @@ from typing import List
 import tensorflow as tf
 from absl import logging
 
-from deepfm import remote
+from deepfm import checkpoints, remote
 from deepfm.entry import BadInput
 
 v1 = tf.compat.v1
 
 MODEL_FILE = "model.json"  # in model_dir: the ModelConfig that training was given
-_STATE = "checkpoint"  # TensorFlow's name of the file that names the checkpoints
-_PART = re.compile(r"(model\.ckpt-\d+)\.(?:index|meta|data-\d{5}-of-(\d{5}))$")
 _HANDED = ".handed"  # folder of hard links to the checkpoints that wait to be copied
 
 
@@ -99,11 +96,17 @@ class Mirror:
         if MODEL_FILE in found:
             path = self._get(MODEL_FILE)
             self._copied[path] = _stamp(path)
-        parts = _by_checkpoint(found)
-        listed = self._listed() if _STATE in found else []
+        parts = checkpoints.by_name(found)
+        named = self._named() if checkpoints.STATE in found else []
+        listed = list(named) or checkpoints.by_step(found)
         ignored = sorted(set(parts) - set(listed))
         while listed and not self._fetch_checkpoint(listed[-1], parts.get(listed[-1], [])):
             ignored.append(listed.pop())
+        if checkpoints.STATE in found and ignored and not listed:
+            raise BadInput(
+                f"--model_dir={self.path} holds no whole checkpoint: {', '.join(ignored)} lack "
+                "something; give another folder, or train afresh with --clear_existing_model."
+            )
         for name in ignored:
             logging.warning(
                 "%s is not whole, its copying was cut short; it is ignored.",
@@ -121,21 +124,19 @@ class Mirror:
         remote.retrying(lambda: remote.get(source, target), f"{source} cannot be read")
         return target
 
-    def _listed(self):
+    def _named(self):
         """The checkpoints that the remote state file names, oldest first."""
-        self._get(_STATE, ".state")
-        state = v1.train.get_checkpoint_state(self.local, ".state")
-        return [posixpath.basename(x) for x in state.all_model_checkpoint_paths] if state else []
+        self._get(checkpoints.STATE, ".state")
+        return checkpoints.read_state(self.local, ".state").names
 
     def _fetch_checkpoint(self, name, parts):
         """Gets a checkpoint, if it is whole; whether it is."""
-        shards = [_PART.match(part).group(2) for part in parts]
-        shards = [int(count) for count in shards if count]
+        shards = [int(part[-5:]) for part in parts if part[-9:-5] == "-of-"]
         if name + ".index" not in parts or not shards or len(shards) < max(shards):
             return False
         for part in parts:
             self._get(part)
-        if _readable(os.path.join(self.local, name)):
+        if not checkpoints.first_damaged(os.path.join(self.local, name)):
             return True
         for part in parts:
             os.remove(os.path.join(self.local, part))
@@ -159,7 +160,7 @@ class Mirror:
 
     def _state_time(self):
         try:
-            return os.stat(os.path.join(self.local, _STATE)).st_mtime_ns
+            return os.stat(os.path.join(self.local, checkpoints.STATE)).st_mtime_ns
         except FileNotFoundError:
             return None
 
@@ -219,13 +220,13 @@ class Mirror:
         parts = sorted(os.listdir(folder), key=lambda part: (part.endswith(".index"), part))
         for part in parts:
             remote.put(os.path.join(folder, part), posixpath.join(self.path, part))
-        (name,) = _by_checkpoint(parts)
+        (name,) = checkpoints.by_name(parts)
         self._there.pop(name, None)
         self._there[name] = parts
         gone = list(self._there)[: -self._keep] if self._keep else []
         kept = [posixpath.join(self.path, x) for x in self._there if x not in gone]
         state = v1.train.generate_checkpoint_state_proto(self.path, kept[-1], kept)  # relative
-        remote.put_text(str(state), posixpath.join(self.path, _STATE))
+        remote.put_text(str(state), posixpath.join(self.path, checkpoints.STATE))
         logging.info("Copied %s.", posixpath.join(self.path, name))
         self._stale += [part for name in gone for part in self._there.pop(name)]
         self._stale = [part for part in self._stale if part not in parts]
@@ -244,34 +245,13 @@ class HandOver(v1.train.SessionRunHook):
         self._mirror.hand_over()
 
 
-def _by_checkpoint(names):
-    """checkpoint -> the names of its files."""
-    parts = {}
-    for name in names:
-        match = _PART.match(name)
-        if match:
-            parts.setdefault(match.group(1), []).append(name)
-    return parts
-
-
-def _readable(path):
-    """Whether each tensor of a checkpoint can be read and has its checksum."""
-    try:
-        reader = tf.train.load_checkpoint(path)
-        for name in reader.get_variable_to_shape_map():
-            reader.get_tensor(name)
-    except (tf.errors.OpError, ValueError):
-        return False
-    return True
-
-
 def _others(folder):
     """The paths of the files of a model_dir that are no checkpoint's, report.json last."""
     paths = []
     for root, folders, names in os.walk(folder):
         folders[:] = [x for x in folders if not x.startswith(".")]
         if root == folder:
-            names = [x for x in names if x != _STATE and not x.startswith("model.ckpt-")]
+            names = [x for x in names if not x.startswith((checkpoints.STATE, "model.ckpt-"))]
         paths += [os.path.join(root, x) for x in names if x[0] != "." and ".tmp" not in x]
     return sorted(paths, key=lambda path: (path.endswith("report.json"), path))
 

@@ -14,6 +14,7 @@ from conftest import SMALL_MODEL, make_records, run_train, started, write_tfreco
 from s3_server import CUT, Folder, Proxy, any_of, first
 
 from deepfm import datasets, mirror, remote
+from deepfm.entry import BadInput
 
 ROWS, STEPS = 640, 10  # records, and steps of an epoch of them
 CHECKPOINT = r"model\.ckpt-\d+\.(data|index)"
@@ -361,3 +362,37 @@ def test_a_sentence_names_the_folder_that_was_asked_for(tmp_path):
     assert done.returncode == 2
     assert f"--model_dir={path} holds no checkpoint" in done.stderr.splitlines()[-1]
     assert not list(tmp_path.glob("deepfm*"))
+
+
+def make_remote(tmp_path, *steps):
+    """A remote folder of checkpoints; and an empty local one."""
+    local, there = tmp_path / "local", tmp_path / "there"
+    there.mkdir()
+    for step in steps:
+        save_checkpoint(there, step)
+    local.mkdir()
+    return local, there
+
+
+@pytest.mark.parametrize("text", [None, b"", b"garbage", b"\xff\xfe"])
+def test_a_lost_remote_state_file_loses_no_checkpoint(tmp_path, text):
+    local, there = make_remote(tmp_path, 3, 12)
+    (there / "checkpoint").unlink()
+    if text is not None:
+        (there / "checkpoint").write_bytes(text)
+    copies = mirror.Mirror(f"file://{there}", str(local), 5)
+    copies.fetch(os.listdir(str(there)))
+    assert tf.train.latest_checkpoint(str(local)) == str(local / "model.ckpt-12")
+    copies.close()
+    assert {path.stem for path in there.glob("*.index")} == {"model.ckpt-3", "model.ckpt-12"}
+
+
+def test_a_remote_folder_whose_checkpoints_are_all_damaged_is_refused_and_kept(tmp_path):
+    local, there = make_remote(tmp_path, 3)
+    (there / "model.ckpt-3.index").write_bytes(b"")
+    names = set(os.listdir(str(there)))
+    copies = mirror.Mirror(f"file://{there}", str(local), 5)
+    with pytest.raises(BadInput, match="holds no whole checkpoint: model.ckpt-3 lack"):
+        copies.fetch(list(names))
+    copies.close()
+    assert set(os.listdir(str(there))) == names

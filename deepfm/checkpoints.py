@@ -1,0 +1,242 @@
+"""Which checkpoint of a model_dir a job uses: the newest whole one, whatever a kill left there.
+
+TensorFlow saves a checkpoint as PREFIX_temp_*/, renames that to PREFIX.data-0000i-of-0000N, writes
+PREFIX.index, names PREFIX in the state file `checkpoint`, and adds PREFIX.meta. Later it believes
+the state file: where that is missing or cannot be read, training would start from scratch and
+overwrite what is there.
+"""
+
+import contextlib
+import os
+import posixpath
+import re
+from typing import Dict, Iterable, List, NamedTuple, Optional
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+from google.protobuf.message import DecodeError
+from tensorflow.core.protobuf import tensor_bundle_pb2
+from tensorflow.python.training import checkpoint_state_pb2
+
+from deepfm import datasets, leftovers
+from deepfm.entry import BadInput
+
+v1 = tf.compat.v1
+
+STATE = "checkpoint"  # TensorFlow's name of the file that names the checkpoints
+_PART = re.compile(r"(model\.ckpt-\d+)\.(?:index|meta|data-\d{5}-of-\d{5})")
+_TEMPORARY = re.compile(
+    r"model\.ckpt-\d+(_temp_[0-9a-f]{32}|\..*\.tempstate\d+|\.meta\.tmp[0-9a-f]{32})"
+    r"|checkpoint\.tmp[0-9a-f]{32}"
+)
+_HEADER = 256  # bytes; more than the header of an index takes
+
+
+class State(NamedTuple):
+    """What a state file says.
+
+    Attributes:
+        names: of the checkpoints, without a folder, the one to use last; [] where there is no such
+            file or it cannot be read.
+        here: whether it looks for all of them in its own folder.
+    """
+
+    names: List[str]
+    here: bool
+
+
+def prepare(model_dir: str, tidy: bool):
+    """Makes the newest whole checkpoint of a local folder the one that TensorFlow finds.
+
+    What is not whole stays where it is, and the log and no longer the state file names it.
+
+    Args:
+        model_dir: the folder; it need not exist.
+        tidy: also delete what a killed save left, and take up a checkpoint that a kill kept from
+            being named. Only for the job that saves there: another may see a save that goes on.
+
+    Raises:
+        BadInput: there are checkpoints, and none is whole.
+    """
+    if not os.path.isdir(model_dir):
+        return
+    if tidy:
+        for name in filter(_TEMPORARY.fullmatch, os.listdir(model_dir)):
+            leftovers.delete(os.path.join(model_dir, name))
+    state = read_state(model_dir)
+    if not tidy and state.here and not problem(os.path.join(model_dir, state.names[-1])):
+        return
+    late = _saved_after(model_dir, state) if tidy else []
+    found = by_step(os.listdir(model_dir))
+    problems = {x: problem(os.path.join(model_dir, x)) for x in [*found, *state.names]}
+    whole = [x for x in [*state.names, *late] if not problems[x]]
+    whole = whole or [x for x in found if not problems[x]]
+    broken = [f"{x} ({problems[x]})" for x in problems if problems[x]]
+    if not whole and _is_first_save(model_dir, found):
+        logging.warning(
+            "%s: %s is ignored, its saving was cut short; training starts at the beginning.",
+            model_dir, broken[0],
+        )  # fmt: skip
+    elif not whole and broken:
+        raise BadInput(
+            f"--model_dir={model_dir} holds no whole checkpoint: {'; '.join(broken)}; put back "
+            "what is missing, give another folder, or train afresh with --clear_existing_model."
+        )
+    elif whole:
+        for text in broken:
+            logging.warning("%s: %s is ignored; %s is used.", model_dir, text, whole[-1])
+        if state == State(whole, True):
+            return
+        if not state.here or state.names[-1:] != whole[-1:]:
+            logging.warning("%s: the file %s now names %s.", model_dir, STATE, whole[-1])
+        _write_state(model_dir, whole)
+
+
+def read_state(folder: str, name: str = STATE) -> State:
+    """Reads a state file, which may be missing, empty or garbled."""
+    try:
+        found = v1.train.get_checkpoint_state(folder, name)
+    except (ValueError, tf.errors.OpError):
+        found = None
+    if not found:
+        return State([], False)
+    used = found.model_checkpoint_path
+    paths = [x for x in found.all_model_checkpoint_paths if x != used] + [used]
+    here = all(
+        posixpath.normpath(posixpath.dirname(x)) == posixpath.normpath(folder) for x in paths
+    )
+    return State([posixpath.basename(path) for path in paths], here)
+
+
+def _write_state(folder, names):
+    state = checkpoint_state_pb2.CheckpointState(
+        model_checkpoint_path=names[-1], all_model_checkpoint_paths=names
+    )
+    datasets.write_whole(os.path.join(folder, STATE), str(state))
+
+
+def _saved_after(folder, state):
+    """The later checkpoints that a state file does not name, though it is the older one.
+
+    One that is older than the state file was left out on purpose, by who edited that.
+    """
+    if not state.names:
+        return []
+    written = os.stat(os.path.join(folder, STATE)).st_mtime_ns
+    indices = {x: os.path.join(folder, f"{x}.index") for x in by_step(os.listdir(folder))}
+    return [
+        name
+        for name, index in indices.items()
+        if name not in state.names
+        and _step(name) > _step(state.names[-1])
+        and os.path.exists(index)
+        and os.stat(index).st_mtime_ns >= written
+        and not problem(os.path.join(folder, name))
+    ]
+
+
+def _is_first_save(folder, found):
+    """Whether a folder's only checkpoint is one that was never named, so that nothing is lost."""
+    named = os.path.exists(os.path.join(folder, STATE))
+    return len(found) == 1 and not (
+        named or os.path.exists(os.path.join(folder, f"{found[0]}.meta"))
+    )
+
+
+def by_name(names: Iterable[str]) -> Dict[str, List[str]]:
+    """checkpoint -> the names of its files."""
+    parts = {}
+    for name in names:
+        match = _PART.fullmatch(name)
+        if match:
+            parts.setdefault(match.group(1), []).append(name)
+    return parts
+
+
+def by_step(names: Iterable[str]) -> List[str]:
+    """The checkpoints that have more than a .meta file, the oldest first."""
+    parts = by_name(x for x in names if not x.endswith(".meta"))
+    return sorted(parts, key=_step)
+
+
+def _step(name):
+    digits = re.search(r"\d*$", name).group()
+    return int(digits) if digits else -1
+
+
+def problem(path: str) -> Optional[str]:
+    """What keeps a checkpoint from being whole, in a few words, or None.
+
+    Reads its index and its global step; of the other tensors only the bytes are counted.
+    """
+    name = os.path.basename(path)
+    if not os.path.exists(f"{path}.index"):
+        return f"{name}.index is missing"
+    try:
+        reader = tf.train.load_checkpoint(path)
+        shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+        shards = _num_shards(f"{path}.index")
+    except (tf.errors.OpError, ValueError, IndexError, DecodeError):
+        return f"{name}.index is damaged"
+    files = [f"{path}.data-{i:05d}-of-{shards:05d}" for i in range(shards)]
+    for file in files:
+        if not os.path.exists(file):
+            return f"{os.path.basename(file)} is missing"
+    size = sum(os.path.getsize(file) for file in files)
+    wanted = sum(int(np.prod(shapes[x], dtype=np.int64)) * dtypes[x].size for x in shapes)
+    if size != wanted and tf.string not in dtypes.values():
+        return f"its data has {size} of {wanted} bytes"
+    try:
+        reader.get_tensor(v1.GraphKeys.GLOBAL_STEP)
+    except tf.errors.NotFoundError:
+        return None  # another program's
+    except tf.errors.OpError:
+        return "its global step is damaged"
+    return None
+
+
+def _num_shards(index):
+    """The data files of a checkpoint: the first entry of its index, whose key is empty, says it."""
+    with open(index, "rb") as f:
+        head = f.read(_HEADER)
+    shared, key, size = head[:3]  # bytes
+    if shared or key:
+        raise ValueError("the first key is not empty")
+    return tensor_bundle_pb2.BundleHeaderProto.FromString(head[3 : 3 + size]).num_shards
+
+
+def first_damaged(path: str) -> Optional[str]:
+    """The first tensor of a checkpoint that is not there or has another checksum, or None.
+
+    Reads all of it.
+    """
+    name = "its index"
+    try:
+        reader = tf.train.load_checkpoint(path)
+        for name in sorted(reader.get_variable_to_shape_map()):
+            reader.get_tensor(name)
+    except (tf.errors.OpError, ValueError):
+        return name
+    return None
+
+
+@contextlib.contextmanager
+def naming_damage(model_dir: str):
+    """Turns the error of reading a damaged checkpoint into a BadInput that names it."""
+    try:
+        yield
+    except tf.errors.DataLossError as error:
+        if error.op is not None and error.op.type != "RestoreV2":  # a record's
+            raise
+        path = tf.train.latest_checkpoint(model_dir)
+        damaged = path and first_damaged(path)
+        if not damaged:
+            raise
+        name = os.path.basename(path)
+        older = [x for x in read_state(model_dir).names if x != name]
+        more = f", which goes on from {older[-1]}" if older else ""
+        raise BadInput(
+            f"{path} is damaged, as the checksum of {damaged} shows; delete {name}.* and run the "
+            f"same command again{more}, or train afresh with --clear_existing_model."
+        ) from error
