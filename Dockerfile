@@ -63,8 +63,9 @@ RUN mkdir -p /etc/curl /run/sshd && install -d -m 700 /root/.ssh \
 
 COPY --from=packages /opt/venv /opt/venv
 
-# The folder, not its files, is the user's own: --model_dir may be relative.
-RUN useradd --create-home --shell /bin/bash deepfm && install -d -o deepfm -g deepfm /opt/deepfm \
+# Any user may write to the folder, as in /tmp, for --model_dir may be relative: none but root can
+# change or replace what root has put there.
+RUN useradd --create-home --shell /bin/bash deepfm && install -d -m 1777 /opt/deepfm \
     && echo /opt/deepfm/docker >/opt/venv/lib/python3.7/site-packages/deepfm_docker.pth
 WORKDIR /opt/deepfm
 COPY docker/sagemaker_main.py docker/

@@ -19,7 +19,7 @@ from absl import flags, logging
 
 from data_tools import line_blocks
 from data_tools.progress import Progress
-from deepfm import bad_records, datasets, entry, records
+from deepfm import bad_records, datasets, entry, records, sizes
 from deepfm.entry import BadInput
 
 FLAGS = flags.FLAGS
@@ -39,6 +39,7 @@ def define_flags():
         "ids of each row; a row of another length is an error. Default: those of the first record "
         "for TFRecord, any number for LibSVM.",
         lower_bound=1,
+        upper_bound=sizes.MAX_FIELDS,
     )
     flags.DEFINE_bool("json", False, "Print JSON instead of tables.")
 

@@ -23,7 +23,7 @@ from absl import flags, logging
 from data_tools import block_writer, line_blocks, publishing, workers
 from data_tools.block_writer import Piece, Range, Task
 from data_tools.progress import Progress
-from deepfm import bad_records, datasets, entry, leftovers, records, remote
+from deepfm import bad_records, datasets, entry, leftovers, records, remote, sizes
 from deepfm.entry import BadInput
 
 FLAGS = flags.FLAGS
@@ -55,6 +55,7 @@ def define_flags():
         "id:value pairs of a row. Default: those of the first row; with --pad those of the longest "
         "row, found in a first pass over the input.",
         lower_bound=1,
+        upper_bound=sizes.MAX_FIELDS,
     )
     flags.DEFINE_integer(
         "feature_size",

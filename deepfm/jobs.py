@@ -21,10 +21,12 @@ from deepfm import (
     job_data,
     metrics,
     model,
+    model_file,
     optimizers,
     records,
     remote,
     sagemaker,
+    sizes,
 )
 from deepfm.distribution import Distribution
 from deepfm.entry import BadInput
@@ -464,8 +466,7 @@ def _sizes(job, *data_sets):
     """The ModelConfig: what was given, else the trained model's, else what the data tells."""
     fields = dict(job.model)
     if job.task_type != "train" and tf.io.gfile.exists(_model_file(job)):
-        with tf.io.gfile.GFile(_model_file(job)) as f:
-            kept = json.load(f)
+        kept = model_file.read(_model_file(job))
         fields.update({k: v for k, v in kept.items() if k in fields and k not in job.given})
     for name in ("field_size", "feature_size"):
         told = [getattr(d, name) for d in data_sets if getattr(d, name)]
@@ -487,7 +488,9 @@ def _sizes(job, *data_sets):
         )
     fields["deep_layers"] = layers
     fields["dropout"] = dropout * len(layers) if len(dropout) == 1 else dropout
-    return model.ModelConfig(**fields)
+    config = model.ModelConfig(**fields)
+    sizes.check(config, one_machine=not job.distribution.partitioner)
+    return config
 
 
 def _schema(config):

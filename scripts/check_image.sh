@@ -145,6 +145,12 @@ assert hvd.mpi_built() and hvd.gloo_built()" && pip check && pip freeze --all' |
 
 normalize() { tr 'A-Z_' 'a-z-'; }
 
+keeps_its_program() { # from users, who may write beside it
+  # shellcheck disable=SC2016
+  in_image deepfm bash -c 'touch mine && ! rm -f train.py && ! mv deepfm other \
+    && ! mv mine train.py && ! touch deepfm/jobs.py'
+}
+
 shows_its_flags() { # absl's --help exits 1
   { in_image deepfm python train.py --help || true; } | grep -- --training_data_dir
 }
@@ -274,6 +280,7 @@ end_if_failed
 echo "The image has a size of $(size)."
 check "It has what it needs, all pinned, and no compiler" has_what_it_needs
 check "It shows train.py's flags" shows_its_flags
+check "Users cannot change its program" keeps_its_program
 check "It converts LibSVM, as a user without a name" converts
 check "It trains, evaluates and exports, as deepfm" trains
 check "It trains with horovodrun, 2 ranks, as deepfm" trains_with_horovod

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Says which known vulnerabilities the pinned packages have, as OSV (osv.dev) knows them. It is for
+# information: it always exits 0, and within AUDIT_SECONDS (default 60).
+#
+#   scripts/audit.sh
+#
+# pip-audit looks at the pins, so it runs in a Python of its own, 3.8 or later. Not with PyPI's
+# service: behind a mirror that lacks it, it takes every package for one that nothing is known of.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+tool=pip-audit==2.7.3
+folder=${DEEPFM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/deepfm}/$tool
+
+if [[ ${1:-} != --now ]]; then
+  log=$(mktemp)
+  trap 'rm -f "$log"' EXIT
+  if ! timeout "${AUDIT_SECONDS:-60}" scripts/audit.sh --now 2>"$log"; then
+    why=$(tail -n 1 "$log" | cut -c1-120)
+    echo "Known vulnerabilities were not looked up: ${why:-the time was up}"
+  fi
+  exit 0
+fi
+
+if [[ ! -f $folder/ready ]]; then
+  rm -rf "$folder"
+  python3 -c 'import sys; sys.exit(sys.version_info < (3, 8) and "there is no Python 3.8 or later")'
+  python3 -m venv "$folder"
+  "$folder/bin/pip" install --quiet --disable-pip-version-check "$tool"
+  touch "$folder/ready"
+fi
+for file in requirements.txt requirements-sagemaker.txt; do
+  found=$("$folder/bin/pip-audit" --vulnerability-service osv --disable-pip --no-deps --desc off \
+    --progress-spinner off --requirement "$file") || [[ $? == 1 && -n $found ]]
+  echo "Known vulnerabilities, $file:"
+  echo "${found:-none}"
+done
