@@ -6,6 +6,7 @@ them outlives the program: they are killed when the results are closed, and end 
 their parent is gone.
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -13,6 +14,10 @@ import threading
 import time
 from multiprocessing import connection
 from typing import Any, Callable, Iterator, Sequence, Tuple
+
+from deepfm import entry
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def run(
@@ -40,20 +45,35 @@ def run(
     context = multiprocessing.get_context("fork")
     todo = enumerate(tasks)
     processes = {}
-    try:
-        for _ in range(min(num_workers, len(tasks))):
-            ours, theirs = context.Pipe()
-            arguments = (work, theirs, os.getpid())
-            processes[ours] = context.Process(target=_serve, args=arguments, daemon=True)
-            processes[ours].start()
-            theirs.close()
-            ours.send(next(todo))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(entry.before_end(lambda: _kill(processes)))
+        stack.callback(_kill, processes)
+        with _signals_later():
+            for _ in range(min(num_workers, len(tasks))):
+                ours, theirs = context.Pipe()
+                arguments = (work, theirs, os.getpid())
+                processes[ours] = context.Process(target=_serve, args=arguments, daemon=True)
+                processes[ours].start()
+                theirs.close()
+                ours.send(next(todo))
         yield from _collect(processes, todo)
+
+
+def _kill(processes):
+    for process in processes.values():
+        process.kill()
+    for process in processes.values():
+        process.join()
+
+
+@contextlib.contextmanager
+def _signals_later():
+    """Holds signals back: one between two processes would leave one that nobody knows."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
     finally:
-        for process in processes.values():
-            process.kill()
-        for process in processes.values():
-            process.join()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _collect(processes, todo):
@@ -85,17 +105,19 @@ def _death(process):
 
 def _serve(work, pipe, parent):
     """A worker process: takes (index, task) from the pipe until it is killed."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the parent's to handle, which may be sent both
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    while True:
-        index, task = pipe.recv()
-        try:
-            for event in work(task):
-                pipe.send((index, event, None, False))
-            pipe.send((index, None, None, True))
-        except Exception as error:  # every one is raised again, by the parent
-            pipe.send((index, None, error, True))
+    with contextlib.suppress(EOFError, ConnectionError):  # the parent is gone
+        while True:
+            index, task = pipe.recv()
+            try:
+                for event in work(task):
+                    pipe.send((index, event, None, False))
+                pipe.send((index, None, None, True))
+            except Exception as error:  # every one is raised again, by the parent
+                pipe.send((index, None, error, True))
 
 
 def _end_with(parent):

@@ -4,11 +4,13 @@ Exit codes: 0 done, 1 failed while running, 2 bad flags or bad input, 143 ended 
 SIGINT.
 """
 
+import contextlib
 import logging as std_logging
 import os
 import signal
 import sys
 import warnings
+from typing import Callable, List
 
 from absl import app, flags, logging
 
@@ -16,6 +18,7 @@ _WORDS = ("true", "false", "t", "f", "yes", "no", "y", "n", "1", "0")
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_clean_ups: List[Callable[[], None]] = []
 
 
 class BadInput(ValueError):
@@ -40,14 +43,15 @@ def run(main, before_tensorflow=lambda: None, when_ended=""):
     process = os.getpid()
 
     def end(number, _):
-        if os.getpid() != process:  # a process that was just forked: not its to clean up or to say
-            os._exit(128 + number)
-        for other in _SIGNALS:
-            signal.signal(other, signal.SIG_IGN)  # so that cleaning up is not interrupted
-        name, sentence = signal.Signals(number).name, "{}: ended by {}{}.\n"
-        # Not to sys.stderr: the signal may have come while something was written to that.
-        os.write(2, sentence.format(os.path.basename(sys.argv[0]), name, when_ended).encode())
-        sys.exit(128 + number)
+        # An exception that is raised wherever the program just is may be swallowed there, or come
+        # out as another one: so all that has to be done is done here.
+        if os.getpid() == process:  # and not one that was just forked
+            for clean_up in reversed(_clean_ups):
+                with contextlib.suppress(Exception):
+                    clean_up()
+            name, sentence = signal.Signals(number).name, "{}: ended by {}{}.\n"
+            os.write(2, sentence.format(os.path.basename(sys.argv[0]), name, when_ended).encode())
+        os._exit(128 + number)
 
     for number in _SIGNALS:
         signal.signal(number, end)
@@ -56,14 +60,37 @@ def run(main, before_tensorflow=lambda: None, when_ended=""):
         before_tensorflow()
         _guarded(main)
 
-    app.run(start, flags_parser=_parse)
+    try:
+        app.run(start, flags_parser=_parse)
+    finally:
+        for number in _SIGNALS:  # from here on Python takes its handlers away
+            if signal.getsignal(number) is _nothing:
+                with contextlib.suppress(TypeError):
+                    signal.signal(number, signal.SIG_IGN)
+
+
+def _nothing(number, frame):
+    """Handles a signal by doing nothing.
+
+    In place of SIG_IGN: for a signal that has come just before that, Python 3.7 calls the number.
+    """
+
+
+@contextlib.contextmanager
+def before_end(clean_up: Callable[[], None]):
+    """Has a signal that ends the program in this context call `clean_up()` before."""
+    _clean_ups.append(clean_up)
+    try:
+        yield
+    finally:
+        _clean_ups.remove(clean_up)
 
 
 def ignore_signals():
     """Lets a program that has begun to put its results in place come to its end."""
     for number in _SIGNALS:
         if getattr(signal.getsignal(number), "__module__", None) == __name__:  # as `run` set it
-            signal.signal(number, signal.SIG_IGN)
+            signal.signal(number, _nothing)
 
 
 def join_boolean_words(argv, booleans):

@@ -13,6 +13,8 @@ from typing import Iterator
 
 from absl import logging
 
+from deepfm import entry
+
 
 def lock(fd: int) -> bool:
     """Takes the lock of an open file or folder; False where another process has it."""
@@ -27,14 +29,14 @@ def lock(fd: int) -> bool:
 
 def remove(folder: str, prefix: str):
     """Deletes what is in a folder under a name with this prefix and is not being made."""
-    for entry in os.scandir(folder):
-        if not entry.name.startswith(prefix):
+    for found in os.scandir(folder):
+        if not found.name.startswith(prefix):
             continue
         with contextlib.suppress(FileNotFoundError):  # another process deletes it, too
-            fd = os.open(entry.path, os.O_RDONLY)
+            fd = os.open(found.path, os.O_RDONLY)
             try:
                 if lock(fd):
-                    delete(entry.path)
+                    delete(found.path)
             finally:
                 os.close(fd)
 
@@ -57,7 +59,7 @@ def scratch(parent: str, prefix: str) -> Iterator[str]:
     fd = os.open(path, os.O_RDONLY)
     try:
         lock(fd)
-        with naming(parent):
+        with naming(parent), entry.before_end(lambda: shutil.rmtree(path, ignore_errors=True)):
             yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
