@@ -1,4 +1,4 @@
-"""The processes of a job with parameter servers: who they are, and whether they are still there.
+"""The processes of a job with parameter servers: who they are, and which depends on which.
 
 TF_CONFIG, in TensorFlow's own format, says who they are:
 
@@ -9,26 +9,19 @@ TF_CONFIG, in TensorFlow's own format, says who they are:
 """
 
 import json
-import os
-import socket
-import sys
-import threading
 import time
 from typing import Dict, List, NamedTuple, Optional
 
 from absl import logging
 
 from deepfm.entry import BadInput
+from deepfm.watch import HOST_PATIENCE, Other, answers
 
 _CHIEFS = ("chief", "master")
 _JOBS = (*_CHIEFS, "worker", "ps")
 # Seconds without an answer after which a process is lost and the job ends. A worker may be started
 # again meanwhile; the chief and the servers hold what cannot be started again by itself.
 _PATIENCE = {"chief": 15, "master": 15, "ps": 15, "worker": 25}
-# The same for a process that has never answered: its host may be starting, or, where the host
-# refuses, the process itself, or it has failed already.
-_HOST_PATIENCE, _START_PATIENCE = 300, 50
-_BETWEEN_LOOKS = 1.0  # seconds
 
 
 class Cluster(NamedTuple):
@@ -62,6 +55,17 @@ class Cluster(NamedTuple):
     def rank(self):
         """Of this process among those that train; the chief's is 0."""
         return 0 if self.job == self.chief else 1 + self.index
+
+    def watched(self) -> List[Other]:
+        """What this process depends on: the chief on all, a worker on the chief and the servers, a
+        server on the chief. So none outlives a lost one by more than the patience of two."""
+        chief = self.chief
+        jobs = {chief: ("ps", "worker"), "worker": (chief, "ps"), "ps": (chief,)}[self.job]
+        return [
+            Other(f"{job} {i}", address, _PATIENCE[job], _PATIENCE[job])
+            for job in jobs
+            for i, address in enumerate(self.jobs.get(job, ()))
+        ]
 
 
 def parse(tf_config: Optional[str]) -> Optional[Cluster]:
@@ -110,78 +114,17 @@ def _is_address(address):
     return bool(host) and port.isdigit() and 0 < int(port) < 65536
 
 
-def answers(address: str) -> Optional[bool]:
-    """Whether a process listens at host:port; None where there is no host."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
-    except ConnectionRefusedError:
-        return False
-    except OSError:
-        return None
-    return True
-
-
-class Watch(threading.Thread):
-    """Ends this process, with a sentence, when another one on which it depends is lost.
-
-    The chief watches all, a worker the chief and the servers, a server the chief. So no process
-    outlives a lost one by more than the time of two watches.
-    """
-
-    def __init__(self, cluster: Cluster):
-        super().__init__(daemon=True)
-        chief = cluster.chief
-        jobs = {chief: ("ps", "worker"), "worker": (chief, "ps"), "ps": (chief,)}[cluster.job]
-        self._others = {
-            (job, i): address for job in jobs for i, address in enumerate(cluster.jobs.get(job, ()))
-        }
-        self._stopped = threading.Event()
-
-    def run(self):
-        started = time.time()
-        last_answers = {}
-        while not self._stopped.wait(_BETWEEN_LOOKS):
-            for (job, i), address in self._others.items():
-                found = answers(address)
-                if found:
-                    last_answers[job, i] = time.time()
-                    continue
-                silent = time.time() - last_answers.get((job, i), started)
-                patience = _HOST_PATIENCE if found is None else _START_PATIENCE
-                if (job, i) in last_answers:
-                    patience = _PATIENCE[job]
-                if silent > patience and not self._stopped.is_set():
-                    _end(f"{job} {i} ({address}) has not answered for {silent:.0f} s")
-
-    def stop(self):
-        """From now on the others may end."""
-        self._stopped.set()
-
-
-def _end(what):
-    """Ends the process although its main thread may wait for the lost one for ever."""
-    logging.flush()
-    name = os.path.basename(sys.argv[0])
-    sys.stderr.write(
-        f"{name}: {what}, so this process ends too; its log tells why. The same command again goes "
-        "on from the last checkpoint.\n"
-    )
-    sys.stderr.flush()
-    os._exit(1)
-
-
 def wait_for_servers(cluster: Cluster):
     """Waits until all parameter servers listen; says every 10 s which one does not.
 
     Raises:
-        TimeoutError: one has not in _HOST_PATIENCE seconds.
+        TimeoutError: one has not in HOST_PATIENCE seconds.
     """
     started = said = time.time()
     for i, address in enumerate(cluster.jobs["ps"]):
         while not answers(address):
-            if time.time() - started > _HOST_PATIENCE:
-                raise TimeoutError(f"ps {i} ({address}) has not answered for {_HOST_PATIENCE} s")
+            if time.time() - started > HOST_PATIENCE:
+                raise TimeoutError(f"ps {i} ({address}) has not answered for {HOST_PATIENCE} s")
             if time.time() - said > 10:
                 said = time.time()
                 logging.info("Waiting for ps %d (%s).", i, address)

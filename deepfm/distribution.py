@@ -171,6 +171,7 @@ def horovod(flags: ModeFlags) -> Distribution:
     import tensorflow as tf
 
     from deepfm import optimizers
+    from deepfm.watch import watch_ranks
 
     # Open MPI's waiting would keep a whole core busy, which the step needs.
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
@@ -187,6 +188,18 @@ def horovod(flags: ModeFlags) -> Distribution:
         with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
             gathered = session.run(hvd.allgather(tf.constant([value], tf.float64)))
             return [type(value)(x) for x in gathered]
+
+    def gather(value):
+        with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
+            return hvd.allgather_object(value, session)
+
+    finish = lambda: None
+    if hvd.size() > 1:
+        watch = watch_ranks(hvd.rank(), gather)
+
+        def finish():
+            agree(0)  # until then all watch each other: what rank 0 still does alone may fail
+            watch.stop()
 
     return Distribution(
         name="horovod",
@@ -206,6 +219,7 @@ def horovod(flags: ModeFlags) -> Distribution:
         exchange=exchange,
         average=lambda tensor, name: hvd.allreduce(tensor, name=name),
         gather=lambda tensor, name: hvd.allgather(tensor, name=name),
+        finish=finish,
     )
 
 

@@ -7,6 +7,7 @@ SIGINT.
 import contextlib
 import logging as std_logging
 import os
+import re
 import signal
 import sys
 import warnings
@@ -14,6 +15,11 @@ from typing import Callable, List
 
 from absl import app, flags, logging
 
+# How a sentence about a lost process ends, where this process ends only for that.
+SO_THIS_ENDS = (
+    "so this process ends too; its log tells why. The same command again goes on from the last "
+    "checkpoint."
+)
 _WORDS = ("true", "false", "t", "f", "yes", "no", "y", "n", "1", "0")
 
 
@@ -23,6 +29,10 @@ _clean_ups: List[Callable[[], None]] = []
 
 class BadInput(ValueError):
     """Input or flags that the user has to mend; its text is the one sentence that they see."""
+
+
+# What the others see of a rank that has ended: from Horovod itself, or from below it.
+_HOROVOD = re.compile("Horovod has been shut down|/gloo/|MPI_")
 
 
 def run(main, before_tensorflow=lambda: None, when_ended=""):
@@ -135,7 +145,10 @@ def _guarded(main):
     except (OSError, tf.errors.OpError) as error:
         logging.debug("The trace of this failure:", exc_info=True)
         text = error.message if isinstance(error, tf.errors.OpError) else str(error)
-        _end(f"{type(error).__name__}: {text.strip().splitlines()[0]}", 1)
+        text = text.strip().splitlines()[0]
+        if _HOROVOD.search(text):
+            _end(f"another rank has failed, or cannot be reached, {SO_THIS_ENDS}", 1)
+        _end(f"{type(error).__name__}: {text}", 1)
 
 
 def _end(sentence, code):

@@ -4,7 +4,7 @@ Every process has a TensorFlow server. The chief and the workers train, each on 
 records, at their own pace; the variables lie on the parameter servers. What TensorFlow leaves open
 is when each may end. Here all live until the chief has finished the job: it waits for the workers'
 last steps before its last checkpoint, and releases them and the servers when its work is done.
-Before that, a process that is lost ends them all (cluster.Watch).
+Before that, a process that is lost ends them all (watch.Watch).
 
 What the processes tell each other are numbers on a board: variables on server 0, outside of the
 model's graph, which one posts and the others wait for.
@@ -21,6 +21,7 @@ from absl import logging
 from deepfm import cluster as clusters
 from deepfm.cluster import Cluster
 from deepfm.entry import BadInput
+from deepfm.watch import Watch
 
 v1 = tf.compat.v1
 
@@ -106,8 +107,7 @@ def _start_server(cluster: Cluster, config) -> tf.distribute.Server:
 def serve(cluster: Cluster, config):
     """What a parameter server does: holds variables until the chief has finished the job."""
     server = _start_server(cluster, config)
-    watch = clusters.Watch(cluster)
-    watch.start()
+    watch = Watch(cluster.watched())
     board = _Board(server, [f"/job:ps/task:{cluster.index}"])
     logging.info("Parameter server %d serves.", cluster.index)
     while not board.posted("closed", cluster.index):
@@ -128,8 +128,7 @@ class Member:
     def __init__(self, cluster: Cluster, config):
         self.cluster = cluster
         self._server = _start_server(cluster, config)
-        self._watch = clusters.Watch(cluster)
-        self._watch.start()
+        self._watch = Watch(cluster.watched())
         clusters.wait_for_servers(cluster)
         me = f"/job:{cluster.job}/task:{cluster.index}"
         self.device_filters = ["/job:ps", me]
