@@ -221,7 +221,7 @@ def mpi_job(hosts, *flags):
         command += ["-mca", "plm_rsh_agent", agent, "-mca", "orte_tmpdir_base", folder]
         command += ["-mca", "btl_tcp_if_include", "eth0", "-mca", "oob_tcp_if_include", "eth0"]
         command += ["-mca", "pml", "ob1", "-mca", "btl", "^openib", "-bind-to", "none"]
-        # So that mpirun itself sees within 17 s that the other host is gone, and not in 15 minutes.
+        # So that mpirun itself sees within 17 s that the other host is gone, not when TCP gives up.
         for name, value in (("time", 5), ("intvl", 2), ("probes", 6)):
             command += ["-mca", f"oob_tcp_keepalive_{name}", value]
         command += [sys.executable, "-u", "train.py", *flags]

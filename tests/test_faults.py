@@ -84,7 +84,7 @@ def test_a_network_that_fails_ends_mpirun_and_its_ranks(data, tmp_path):
 def is_rank_of(process, folder):
     with contextlib.suppress(psutil.Error):
         words = process.cmdline()
-        return "train.py" in words and any(str(folder) in word for word in words)
+        return "train.py" in words[:3] and any(str(folder) in word for word in words)
     return False
 
 
@@ -134,8 +134,9 @@ def test_a_launcher_ends_with_a_code_when_a_process_is_killed(data, tmp_path, la
     job = started_horovod(processes, *flags(data, tmp_path / "model"), launcher=launcher)
     with job as process:
         for line in process.stdout:
-            if " step " in line:
+            if "Training on " in line:
                 break
+        time.sleep(5)
         children = psutil.Process(process.pid).children(recursive=True)
         ranks = [child for child in children if is_rank_of(child, tmp_path)]
         assert len(ranks) == processes
