@@ -189,13 +189,13 @@ def horovod(flags: ModeFlags) -> Distribution:
             gathered = session.run(hvd.allgather(tf.constant([value], tf.float64)))
             return [type(value)(x) for x in gathered]
 
-    def gather(value):
+    def gather_tuples(value):
         with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
             return hvd.allgather_object(value, session)
 
     finish = lambda: None
     if hvd.size() > 1:
-        watch = watch_ranks(hvd.rank(), gather)
+        watch = watch_ranks(hvd.rank(), gather_tuples)
 
         def finish():
             agree(0)  # until then all watch each other: what rank 0 still does alone may fail

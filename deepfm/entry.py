@@ -32,7 +32,7 @@ class BadInput(ValueError):
 
 
 # What the others see of a rank that has ended: from Horovod itself, or from below it.
-_HOROVOD = re.compile("Horovod has been shut down|/gloo/|MPI_")
+_HOROVOD = re.compile(r"Horovod has been shut down|gloo/transport/|MPI_\w+ failed")
 
 
 def run(main, before_tensorflow=lambda: None, when_ended=""):
