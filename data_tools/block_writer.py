@@ -96,7 +96,7 @@ class BlockWriter:
             lines = tf.compat.v1.string_split([self._text], "\n").values
             lines = records.drop_blank(lines)
             labels, ids, values = records.parse_lines(lines, schema, known_ascii=True)
-            negative = tf.strings.regex_full_match(lines, r"(?s)\s*-.*")
+            negative = tf.strings.regex_full_match(lines, r"(?s)[\s\v]*-.*")
             self._checked = [labels.op, ids.op, values.op]
             self._facts = [
                 tf.size(labels),
@@ -222,5 +222,6 @@ def _bad_lines(writer, lines, schema):
     """Yields (number, reason) of what the writer refuses of {number: line without comment}."""
     numbers = [number for number, line in lines.items() if line.strip()]
     candidates = [lines[number] for number in numbers]
-    for i in bad_records.find_refused(writer.accepts, candidates):
-        yield numbers[i], bad_records.explain_line(candidates[i], schema) or bad_records.UNEXPLAINED
+    explain = lambda line: bad_records.explain_line(line, schema)
+    for i, reason in bad_records.find_refused(writer.accepts, candidates, explain):
+        yield numbers[i], reason

@@ -284,7 +284,7 @@ def _write_pieces(tasks, num_outputs, inputs, schema, options):
             max_id = max(max_id, event.max_id)
             negative, zero = negative or event.negative, zero or event.zero
             if negative and zero:
-                raise BadInput(_mixed_labels(inputs))
+                raise BadInput(_mixed_labels(inputs, schema))
             if not shown and index == 0 and event.rows >= SHOWN:
                 shown = True
                 _log_records(tasks[:1])
@@ -309,13 +309,15 @@ def _skip(record, bad, options):
     logging.warning("Skipping bad record %d of at most %d: %s", bad, limit, record)
 
 
-def _mixed_labels(inputs):
+def _mixed_labels(inputs, schema):
     """The sentence for an input with labels 0 and -1: a 0 may then mean either."""
     first = {}
     for file in inputs:
         for number, line in bad_records.read_lines(file.path):
+            if bad_records.explain_line(line, schema):
+                continue  # a bad record that was skipped
             label = line.split()[0]
-            if label.startswith(b"-") or _is_zero(label):
+            if label.startswith(b"-") or bad_records.number_of(label) == 0:
                 first.setdefault(label.startswith(b"-"), (f"{file.path}:{number}", label.decode()))
             if len(first) == 2:
                 (other_place, other), (place, label) = first.values()  # as they were met
@@ -324,13 +326,6 @@ def _mixed_labels(inputs):
                     "use 0 and 1, or -1 and +1, not both."
                 )
     raise AssertionError("the native parser saw labels 0 and -1, the plain reader does not")
-
-
-def _is_zero(label):
-    try:
-        return float(label) == 0
-    except ValueError:
-        return False  # a bad record that was skipped
 
 
 def _log_records(tasks):

@@ -10,10 +10,10 @@ from typing import Iterator, NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 
+from deepfm.bad_records import LONGEST_LINE
 from deepfm.entry import BadInput
 
 BLOCK = 1 << 20  # bytes read at once
-LONGEST_LINE = 64 << 20  # bytes; beyond it a file is not taken for text
 
 _BLANK, _HASH, _COLON, _NEWLINE = 32, ord("#"), ord(":"), ord("\n")
 

@@ -4,10 +4,14 @@ The native ops parse a batch at a time and name no record when they refuse it. H
 are applied to one record at a time, and files are read past their damage.
 """
 
+import fractions
+import functools
 import gzip
 import itertools
 import re
 import struct
+import warnings
+import zlib
 from typing import Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import google.protobuf.message
@@ -19,7 +23,12 @@ from deepfm.entry import BadInput
 from deepfm.records import FRAME, Schema
 
 CHUNK = 4096  # records that are checked at once
+_PIECE = 64  # of a chunk that is refused: the first bad record is found soon
+LONGEST_LINE = 64 << 20  # bytes; beyond it a file is not taken for text
+LONGEST_RECORD = 1 << 30  # bytes; for a longer one TensorFlow's reader may end the whole program
 UNEXPLAINED = "refused by TensorFlow's decoder"  # though the plain reader finds nothing wrong
+_MANGLED = "not as a tf.train.Example is written: a feature that is there twice, or in parts"
+_INT64_MAX = np.iinfo(np.int64).max
 
 
 class BadRecord(NamedTuple):
@@ -42,22 +51,22 @@ _NUMBER_CHARACTERS = 31  # what TensorFlow's decoder reads of a number at most
 def explain_line(line: bytes, schema: Schema) -> Optional[str]:
     """What is wrong with a LibSVM line, against what; None where nothing is."""
     label, *pairs = line.split()
-    if _float32(label) not in (-1, 0, 1):
+    if number_of(label) not in (-1, 0, 1):
         return f"label {_text(label)} is none of 0, 1, -1 and +1: {_text(line)}"
     for pair in pairs:
         feature_id, colon, value = pair.partition(b":")
         if not colon or not _ID.fullmatch(feature_id) or not value:
             return f"{_text(pair)} is not id:value: {_text(line)}"
-        if int(feature_id) < 0:
-            return f"feature id {int(feature_id)} is negative: {_text(line)}"
-        if int(feature_id) > np.iinfo(np.int64).max:
+        number = _integer(feature_id)
+        if number > _INT64_MAX:
             return f"feature id {_text(feature_id)} is not below 2^63: {_text(line)}"
         if len(value) > _NUMBER_CHARACTERS:
             limit = f"longer than {_NUMBER_CHARACTERS} characters"
             return f"value {_text(value)} is {limit}: {_text(line)}"
-        if not np.isfinite(_float32(value)):
+        if not np.isfinite(number_of(value)):
             return f"value {_text(value)} is not a finite number: {_text(line)}"
-        reason = _explain_id(int(feature_id) + schema.id_offset, schema)
+        # The decoder refuses a negative id before the offset could lift it.
+        reason = _explain_id(number + (schema.id_offset if number >= 0 else 0), schema)
         if reason:
             return f"{reason}: {_text(line)}"
     return _explain_width(len(pairs), schema, "id:value pairs", _text(line))
@@ -66,8 +75,8 @@ def explain_line(line: bytes, schema: Schema) -> Optional[str]:
 def explain_example(serialized: bytes, schema: Schema, with_labels=True) -> Optional[str]:
     """What is wrong with a serialized Example, against what; None where nothing is."""
     try:
-        features = tf.train.Example.FromString(serialized).features.feature
-    except google.protobuf.message.DecodeError as error:
+        features = _features(serialized)
+    except ValueError as error:
         return f"not a tf.train.Example ({error})"
     ids, values = features["ids"].int64_list.value, features["values"].float_list.value
     for name, found in (("ids", ids), ("values", values)):
@@ -88,6 +97,25 @@ def explain_example(serialized: bytes, schema: Schema, with_labels=True) -> Opti
     return None
 
 
+def _features(serialized):
+    """The features of a serialized Example by name; ValueError where it is none."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            example = tf.train.Example.FromString(serialized)
+        except (google.protobuf.message.DecodeError, RuntimeError) as error:
+            raise ValueError(" ".join(str(error).split())) from error
+    if warned:  # that what follows an end-group tag was not read
+        raise ValueError(str(warned[0].message))
+    return example.features.feature
+
+
+def _integer(text):
+    """An id as a number; of a longer one, the first 20 digits, which are beyond any id."""
+    number = int(text.lstrip(b"-0")[:20] or b"0")
+    return -number if text.startswith(b"-") else number
+
+
 def _explain_id(feature_id, schema):
     if feature_id < 0:
         return f"feature id {feature_id} is negative"
@@ -95,6 +123,8 @@ def _explain_id(feature_id, schema):
         return "feature id 0 is reserved for padding (--id_offset=1 shifts 0-based ids)"
     if schema.feature_size is not None and feature_id >= schema.feature_size:
         return f"feature id {feature_id} is not below feature_size {schema.feature_size}"
+    if feature_id >= _INT64_MAX:
+        return f"feature id {feature_id} is not below 2^63 - 1"
     return None
 
 
@@ -106,14 +136,24 @@ def _explain_width(found, schema, what, sample):
     return f"expected {at_most}{schema.field_size} {what}, found {found}{hint}: {sample}"
 
 
-def _float32(text):
+def number_of(text: bytes) -> np.float32:
     """The number that TensorFlow's decoder reads; NaN where it reads none."""
     if len(text) > _NUMBER_CHARACTERS:
         return np.float32("nan")
     with np.errstate(over="ignore"):
         if _HEXADECIMAL.fullmatch(text):
             return np.float32(int(text, 16))
-        return np.float32(float(text)) if _NUMBER.fullmatch(text) else np.float32("nan")
+        return np.float32(_double(text)) if _NUMBER.fullmatch(text) else np.float32("nan")
+
+
+def _double(text):
+    """A number that rounds to the float32 which the text is nearest to."""
+    number = np.float64(text)
+    if number.view(np.int64) & (1 << 29) - 1 == 1 << 28:  # half-way between two float32
+        exact = fractions.Fraction(text.decode())
+        if exact != number:
+            return np.nextafter(number, np.inf if exact > number else -np.inf)
+    return number
 
 
 def _text(raw, limit=60):
@@ -124,29 +164,46 @@ def _text(raw, limit=60):
 # Reading files record by record, past damage.
 
 
+def read_blocks(path: str, size: int = 1 << 20) -> Iterator[bytes]:
+    """Yields the text of a file in blocks of about `size` bytes, cut where lines end.
+
+    Raises:
+        BadInput: for a .gz file that is not gzip, or is cut short, and for a line of over
+            LONGEST_LINE bytes.
+    """
+    with tf.io.gfile.GFile(path, "rb") as raw:
+        stream = gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw
+        rest = b""
+        while True:
+            try:
+                read = stream.read(size)
+            except (OSError, EOFError, zlib.error) as error:
+                raise BadInput(f"{path}: is not whole as a gzip file ({error})") from error
+            head, newline, tail = read.rpartition(b"\n")
+            text, rest = (rest + head + newline, tail) if newline else (b"", rest + read)
+            if text:
+                yield text
+            if not read:
+                if rest:
+                    yield rest
+                return
+            if len(rest) > LONGEST_LINE:
+                raise BadInput(f"{path}: has a line of over {LONGEST_LINE} bytes: not LibSVM text.")
+
+
 def read_lines(path: str) -> Iterator[Tuple[int, bytes]]:
     """Yields (line number from 1, text without comment) of the lines of a file that hold a record.
 
     Raises:
-        BadInput: for a .gz file that is not gzip, or is cut short.
+        BadInput: as `read_blocks` does.
     """
-    with tf.io.gfile.GFile(path, "rb") as raw:
-        stream = gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw
-        number, rest = 0, b""
-        while True:
-            try:
-                block = stream.read(1 << 20)
-            except (OSError, EOFError, gzip.zlib.error) as error:
-                raise BadInput(f"{path}: is not whole as a gzip file ({error})") from error
-            lines = (rest + block).split(b"\n")
-            rest = lines.pop() if block else b""
-            for line in lines:
-                number += 1
-                line = line.partition(b"#")[0]
-                if line.strip():
-                    yield number, line
-            if not block:
-                return
+    number = 0
+    for block in read_blocks(path):
+        for line in block.split(b"\n")[: -1 if block.endswith(b"\n") else None]:
+            number += 1
+            line = line.partition(b"#")[0]
+            if line.strip():
+                yield number, line
 
 
 def read_frames(path: str) -> Iterator[Tuple[int, Optional[bytes], str]]:
@@ -160,17 +217,20 @@ def read_frames(path: str) -> Iterator[Tuple[int, Optional[bytes], str]]:
 
     compressed = path.endswith(".gz")
     size = tf.io.gfile.stat(path).length
+    lengths = _Lengths(path)
     offset = 0
     while compressed or offset < size:
         kind = b"GZIP" if compressed else b""
         with tf.errors.raise_exception_on_not_ok_status() as status:
             reader = pywrap_tensorflow.PyRecordReader_New(path.encode(), offset, kind, status)
         try:
-            while True:
+            while lengths.at(offset) <= LONGEST_RECORD:
                 reader.GetNext()
                 payload = reader.record()
                 yield offset, payload, ""
                 offset += FRAME + len(payload)
+            yield offset, None, f"corrupt (its length is said to be {lengths.at(offset)} bytes)"
+            after = None if compressed else _next_frame(path, offset, size)
         except tf.errors.OutOfRangeError:
             if compressed or offset >= size:
                 return
@@ -188,11 +248,33 @@ def read_frames(path: str) -> Iterator[Tuple[int, Optional[bytes], str]]:
                     else f"corrupt ({error.message.split(' at ')[0]})"
                 ),
             )
-            if after is None:
-                return
-            offset = after
         finally:
             reader.Close()
+        if after is None:
+            return
+        offset = after
+
+
+class _Lengths:
+    """What the headers of a TFRecord file say of the lengths of its records."""
+
+    def __init__(self, path):
+        raw = tf.io.gfile.GFile(path, "rb")
+        self._stream = gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw
+        self._start, self._data = 0, b""
+
+    def at(self, offset):
+        """The bytes of the record at an offset (ascending), 0 where no header can be read."""
+        if not self._start <= offset <= self._start + len(self._data) - 8:
+            self._start = offset
+            try:
+                self._stream.seek(offset)
+                self._data = self._stream.read(1 << 20)
+            except (OSError, EOFError, zlib.error):  # TensorFlow's reader says it better
+                self._data = b""
+        if len(self._data) < 8:
+            return 0
+        return struct.unpack_from("<Q", self._data, offset - self._start)[0]
 
 
 def _next_frame(path, offset, size):
@@ -262,10 +344,9 @@ def first_width(path: str, data_format: str) -> Optional[int]:
     if data_format == "libsvm":
         return len(payload.split()) - 1
     try:
-        example = tf.train.Example.FromString(payload)
-    except google.protobuf.message.DecodeError:
+        return len(_features(payload)["ids"].int64_list.value)
+    except ValueError:
         return None
-    return len(example.features.feature["ids"].int64_list.value)
 
 
 def count(path: str, data_format: str) -> int:
@@ -291,53 +372,85 @@ def find_bad(
         with_labels: whether TFRecord records must hold a label.
         first: look at this many records only.
     """
-    graph = tf.Graph()
-    with graph.as_default():
+    accepts = _parser(data_format, schema, with_labels)
+    if data_format == "libsvm":
+        explain, unexplained = lambda line: explain_line(line, schema), UNEXPLAINED
+    else:
+        explain = lambda payload: explain_example(payload, schema, with_labels)
+        unexplained = _MANGLED
+    for chunk in _chunks(itertools.islice(numbered(path, data_format), first)):
+        for unread, group in itertools.groupby(chunk, key=lambda item: item[1] is None):
+            group = list(group)
+            if unread:
+                yield from (BadRecord(path, place, reason) for place, _, reason in group)
+                continue
+            payloads = [payload for _, payload, _ in group]
+            for i, reason in find_refused(accepts, payloads, explain, unexplained):
+                yield BadRecord(path, group[i][0], reason)
+
+
+@functools.lru_cache(maxsize=2)  # for all files of a data set: to make one takes 0.2 s
+def _parser(data_format, schema, with_labels):
+    """A function that says whether the native parser accepts a batch."""
+    with tf.Graph().as_default() as graph:
         raw = tf.compat.v1.placeholder(tf.string, [None])
         if data_format == "libsvm":
             parsed = records.parse_lines(raw, schema)
-            explain = explain_line
         else:
             parsed = records.parse_examples(raw, schema, with_labels)
-            explain = lambda payload, s: explain_example(payload, s, with_labels)
-    with tf.compat.v1.Session(graph=graph) as session:
+    session = tf.compat.v1.Session(graph=graph)
+    checked = [t.op for t in parsed]
 
-        def accepts(payloads):
-            try:
-                session.run([t.op for t in parsed], {raw: payloads})
-            except (tf.errors.InvalidArgumentError, tf.errors.DataLossError):
-                return False
-            return True
+    def accepts(payloads):
+        try:
+            session.run(checked, {raw: payloads})
+        except (tf.errors.InvalidArgumentError, tf.errors.DataLossError):
+            return False
+        return True
 
-        for chunk in _chunks(itertools.islice(numbered(path, data_format), first)):
-            for unread, group in itertools.groupby(chunk, key=lambda item: item[1] is None):
-                group = list(group)
-                if unread:
-                    yield from (BadRecord(path, place, reason) for place, _, reason in group)
-                    continue
-                for i in find_refused(accepts, [payload for _, payload, _ in group]):
-                    place, payload, _ = group[i]
-                    yield BadRecord(path, place, explain(payload, schema) or UNEXPLAINED)
+    return accepts
 
 
 def find_refused(
-    accepts: Callable[[Sequence[bytes]], bool], payloads: Sequence[bytes], first: int = 0
-) -> Iterator[int]:
-    """Yields the index of each payload that a batch parser refuses, in order, by halving.
+    accepts: Callable[[Sequence[bytes]], bool],
+    payloads: Sequence[bytes],
+    explain: Callable[[bytes], Optional[str]],
+    unexplained: str = UNEXPLAINED,
+) -> Iterator[Tuple[int, str]]:
+    """Yields (index, reason) of each payload that a batch parser refuses, in order.
+
+    The parser alone decides. But what the plain reader finds bad is put to it one by one, and the
+    rest at once: where many are bad that is much faster than to look for each by halving.
 
     Args:
         accepts: whether the parser accepts a batch; it must refuse one that holds a bad payload.
         payloads: the batch.
-        first: added to each index.
+        explain: what is wrong with a payload; None where nothing is.
+        unexplained: the reason where `explain` has none.
     """
+    if not payloads or accepts(payloads):
+        return
+    for start in range(0, len(payloads), _PIECE):
+        piece = payloads[start : start + _PIECE]
+        if accepts(piece):
+            continue
+        reasons = [explain(payload) for payload in piece]
+        bad = [i for i, reason in enumerate(reasons) if reason and not accepts([piece[i]])]
+        rest = [i for i, reason in enumerate(reasons) if not reason]
+        bad += [rest[i] for i in _halve(accepts, [piece[i] for i in rest], 0)]
+        yield from ((start + i, reasons[i] or unexplained) for i in sorted(bad))
+
+
+def _halve(accepts, payloads, first):
+    """Yields the index, plus `first`, of each payload that is refused."""
     if not payloads or accepts(payloads):
         return
     if len(payloads) == 1:
         yield first
         return
     half = len(payloads) // 2
-    yield from find_refused(accepts, payloads[:half], first)
-    yield from find_refused(accepts, payloads[half:], first + half)
+    yield from _halve(accepts, payloads[:half], first)
+    yield from _halve(accepts, payloads[half:], first + half)
 
 
 def _chunks(items) -> Iterator[List]:

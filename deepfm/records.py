@@ -12,6 +12,8 @@ from typing import NamedTuple, Optional
 
 import tensorflow as tf
 
+from deepfm import wire
+
 FRAME = 16  # bytes of a record in its file apart from its payload: length, and two checksums
 
 
@@ -46,50 +48,30 @@ def encode(labels, ids, values):
     Returns:
         string [B], serialized `tf.train.Example`s.
     """
-    field_size = int(values.shape[1])
+    expected = wire.layout(int(values.shape[1]))
     sizes = tf.ones([tf.shape(labels)[0], 1], tf.int32)
 
     def packed(list_type, numbers):  # [B, n] -> [B]
         n = sizes * int(numbers.shape[1])
         return tf.io.encode_proto(n, [numbers], ["value"], f"tensorflow.{list_type}")
 
-    int64_list, float_list = 3, 2  # the numbers of these fields in a tf.train.Feature
-    label_bytes = tf.train.FloatList(value=[0]).ByteSize()
-    values_bytes = tf.train.FloatList(value=[0] * field_size).ByteSize()
-    most_ids_bytes = tf.train.Int64List(value=[-1] * field_size).ByteSize()
-    before_label = _before_list(b"label", float_list, label_bytes)
-    before_values = _before_list(b"values", float_list, values_bytes)
-    after_ids = len(before_label) + label_bytes + len(before_values) + values_bytes
-    before_ids = [_before_list(b"ids", int64_list, n) for n in range(most_ids_bytes + 1)]
-    starts = [_tag(1, len(head) + n + after_ids) + head for n, head in enumerate(before_ids)]
-
     packed_ids = packed("Int64List", ids)
-    start = tf.gather(tf.constant(starts), tf.strings.length(packed_ids))
+    start = tf.gather(tf.constant(expected.starts), tf.strings.length(packed_ids))
     packed_label = packed("FloatList", labels[:, tf.newaxis])
     packed_values = packed("FloatList", values)
     return tf.strings.join(
-        [start, packed_ids, before_label, packed_label, before_values, packed_values]
-    )
-
-
-def _before_list(name, field, size):
-    """What stands before a list of `size` bytes in a tf.train.Features: entry, key and feature."""
-    feature = _tag(field, size)
-    entry = _tag(1, len(name)) + name + _tag(2, len(feature) + size) + feature
-    return _tag(1, len(entry) + size) + entry
-
-
-def _tag(field, size):
-    """What stands before `size` bytes of a field of a protocol buffer: its number and the size."""
-    head = bytearray([field << 3 | 2])
-    while size > 127:
-        head.append(size & 127 | 128)
-        size >>= 7
-    return bytes(head) + bytes([size])
+        [
+            start, packed_ids, expected.before_label, packed_label,
+            expected.before_values, packed_values,
+        ]
+    )  # fmt: skip
 
 
 def parse_examples(serialized, schema, with_labels=True):
-    """Parses and checks a batch of serialized Examples in one op.
+    """Parses and checks a batch of serialized Examples.
+
+    A batch of what `encode` writes takes few ops; other Examples take 4 times as long. Whatever
+    could be read in two ways is refused: a feature that is there twice, or that holds two lists.
 
     Args:
         serialized: string [B].
@@ -103,19 +85,25 @@ def parse_examples(serialized, schema, with_labels=True):
         tf.errors.InvalidArgumentError: when run, for a batch with a bad record (see `bad_records`);
             DataLossError where a record is no protocol buffer at all.
     """
-    width = [schema.field_size]
-    spec = {
-        "ids": tf.io.FixedLenFeature(width, tf.int64),
-        "values": tf.io.FixedLenFeature(width, tf.float32),
-    }
+    widths = {"ids": (tf.int64, schema.field_size), "values": (tf.float32, schema.field_size)}
     if with_labels:
-        spec["label"] = tf.io.FixedLenFeature([], tf.float32)
-    # parse_example quotes the bytes that it cannot parse, and session.run crashes (a segmentation
-    # fault) on a message that is not UTF-8; decode_proto refuses the same bytes without quoting.
-    framed = tf.io.decode_proto(serialized, "tensorflow.Example", ["features"], [tf.string])
-    with tf.control_dependencies([tf.debugging.assert_non_negative(framed.sizes)]):
-        parsed = tf.io.parse_example(tf.identity(serialized), spec)
-    labels = parsed["label"] if with_labels else tf.zeros_like(parsed["values"][:, 0])
+        widths["label"] = (tf.float32, 1)
+    names = list(widths)
+
+    def encoded():
+        spec = {name: tf.io.FixedLenFeature([n], dtype) for name, (dtype, n) in widths.items()}
+        parsed = tf.io.parse_example(serialized, spec)
+        return [parsed[name] for name in names]
+
+    def any_example():
+        parsed = wire.decode_any(serialized, widths)
+        return [parsed[name] for name in names]
+
+    as_encoded = wire.are_as_encoded(serialized, schema.field_size)
+    parsed = dict(zip(names, tf.cond(as_encoded, encoded, any_example)))
+    for name, (_, n) in widths.items():
+        parsed[name].set_shape([None, n])
+    labels = parsed["label"][:, 0] if with_labels else tf.zeros_like(parsed["values"][:, 0])
     return _check(labels, parsed["ids"], parsed["values"], schema)
 
 
@@ -195,8 +183,8 @@ def _check(labels, ids, values, schema):
         tf.debugging.Assert(tf.reduce_all(known), ["label"]),
         tf.debugging.Assert(tf.reduce_all(tf.math.is_finite(values)), ["value"]),
         tf.debugging.Assert(tf.reduce_all(ids >= 0), ["negative id"]),
+        # Without feature_size the largest id + 1 will be it, and has to be an int64.
+        tf.debugging.Assert(tf.reduce_all(ids < (schema.feature_size or tf.int64.max)), ["id"]),
     ]
-    if schema.feature_size is not None:
-        checks.append(tf.debugging.Assert(tf.reduce_all(ids < schema.feature_size), ["id"]))
     with tf.control_dependencies(checks):
         return tf.cast(labels > 0, tf.float32), tf.identity(ids), tf.identity(values)

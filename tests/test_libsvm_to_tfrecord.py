@@ -230,6 +230,27 @@ def test_labels_0_and_minus_1_together_are_refused_by_line(convert, small_blocks
     assert str(error.value).startswith(f"{path}:71: label 0, but {path}:21 has label -1")
 
 
+@pytest.mark.parametrize("zero", ["0x0", "1e-60"])
+def test_every_way_to_write_0_counts_beside_minus_one(convert, zero, tmp_path):
+    with pytest.raises(BadInput, match=rf"a\.libsvm:2: label -1, but .*:1 has label {zero};"):
+        convert(f"{zero} 1:1\n-1 1:1\n")
+
+
+def test_minus_one_after_a_vertical_tab_is_no_0(convert):
+    assert [row[0] for row in all_records(convert("-1 1:1\n\v-1 1:1\n1 1:1\n"))] == [0, 0, 1]
+
+
+def test_a_label_of_a_skipped_row_is_not_named_for_mixed_labels(convert, tmp_path):
+    text = b"-\xff 1:1\n1 1:1\n0 1:1\n-1 1:1\n"
+    with pytest.raises(BadInput, match=r"a\.libsvm:4: label -1, but .*:3 has label 0;"):
+        convert({"a.libsvm": text}, max_bad_records=1)
+
+
+def test_an_id_whose_successor_is_no_int64_is_refused(convert):
+    with pytest.raises(BadInput, match=r"9223372036854775807 is not below 2\^63 - 1"):
+        convert("1 9223372036854775807:1\n")
+
+
 @pytest.mark.parametrize("num_files", [0, 2])
 def test_an_input_without_rows_is_refused(convert, num_files):
     with pytest.raises(BadInput, match="hold no rows|only 0 rows"):
