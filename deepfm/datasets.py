@@ -208,27 +208,42 @@ def read_metadata(folder: str) -> Optional[dict]:
     path = posixpath.join(folder, METADATA)
     if not tf.io.gfile.exists(path):
         return None
-    with tf.io.gfile.GFile(path) as f:
+    with tf.io.gfile.GFile(path, "rb") as f:
         text = f.read()
     try:
-        found = json.loads(text)
+        found = json.loads(text.decode(), object_pairs_hook=_unique)
         version = found["format_version"]
         if version != FORMAT_VERSION:
             raise BadInput(
-                f"{path}: format_version {version}, this program reads {FORMAT_VERSION}."
+                f"{path}: format_version {str(version)[:40]}, this program reads {FORMAT_VERSION}."
             )
         for key in ("field_size", "feature_size"):
-            found[key] = int(found[key])
+            _check_number(found, key, least=1)
         for entry in found["files"].values():
             for key in ("rows", "bytes", "positives"):
-                entry[key] = int(entry[key])
+                _check_number(entry, key, least=0)
+            if entry["positives"] > entry["rows"]:
+                raise ValueError(f"{entry['positives']} positives of {entry['rows']} rows")
     except BadInput:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BadInput(
-            f"{path}: is not a dataset.json ({error!r}); delete or remake it."
-        ) from error
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise BadInput(f"{path}: is not a dataset.json ({reason}); delete or remake it.") from error
     return found
+
+
+def _unique(pairs):
+    """A JSON object as a dict; of a key that is there twice nobody knows which is meant."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def _check_number(entry, key, least):
+    number = entry[key]
+    if type(number) is not int or not least <= number < 1 << 63:  # a bool is an int to isinstance
+        raise ValueError(f"{key} is {str(number)[:40]}")
 
 
 def write_metadata(folder: str, field_size: int, feature_size: int, files: List[DataFile]):

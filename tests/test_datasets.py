@@ -105,6 +105,37 @@ def test_rows_are_unknown_where_one_file_is_not_described(tmp_path):
     assert datasets.find(str(tmp_path), "data").rows is None
 
 
+@pytest.mark.parametrize(
+    "old,new",
+    [
+        ("39", "39.7"),
+        ("39", '"39"'),
+        ("39", "true"),
+        ("39", "0"),
+        ("39", "Infinity"),
+        ("1000", str(1 << 63)),
+        ('"rows": 3', '"rows": -3'),
+        ('"positives": 1', '"positives": 4'),
+        ('"field_size": 39', '"field_size": 39, "field_size": 40'),
+        ('"format_version": 1', '"format_version": ' + "[" * 5000),
+    ],
+)
+def test_a_dataset_json_with_numbers_that_cannot_be_is_refused(tmp_path, old, new):
+    describe(tmp_path, a=(3, write_tfrecord(tmp_path / "a.tfrecords")))
+    text = (tmp_path / "dataset.json").read_text()
+    assert old in text
+    (tmp_path / "dataset.json").write_text(text.replace(old, new, 1))
+    reason = refused(tmp_path)
+    assert reason.startswith(f"{tmp_path}/dataset.json: ")
+    assert len(reason) < 400
+
+
+def test_a_dataset_json_that_is_not_utf8_is_refused(tmp_path):
+    write_tfrecord(tmp_path / "a.tfrecords")
+    (tmp_path / "dataset.json").write_bytes(b'{"caf\xe9": 1}')
+    assert refused(tmp_path).startswith(f"{tmp_path}/dataset.json: ")
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"format_version": 1}', '{"files": {}}'])
 def test_a_broken_dataset_json_is_refused_by_name(tmp_path, content):
     write_tfrecord(tmp_path / "a.tfrecords")
