@@ -282,7 +282,7 @@ def _parts(batch, replicas):
 def _read_all(ranges, data, config, damaged) -> tf.data.Dataset:
     """string []: the raw records of the ranges, in their order unless they are shuffled."""
     skipped = {file.path: file.places for file in damaged}
-    read = lambda path: _read(path, data.data_format, config.read_buffer_bytes)
+    read = lambda path: _read(path, data.files, data.data_format, config.read_buffer_bytes)
     plain = lambda r: r.whole and r.path not in skipped
     parts = []
     for together, group in itertools.groupby(ranges, key=plain):
@@ -312,14 +312,41 @@ def _interleave(paths: List[str], read, config):
     return chunks.unbatch()
 
 
-def _read(path, data_format, buffer_bytes):
+def _read(path, files, data_format, buffer_bytes):
     """string [n]: the raw records of a file, in chunks."""
-    gzip = tf.strings.regex_full_match(path, r".*\.gz")
-    compression = tf.where(gzip, "GZIP", "")
     if data_format == "tfrecord":
-        return tf.data.TFRecordDataset(path, compression, buffer_bytes).batch(_CHUNK)
-    lines = tf.data.TextLineDataset(path, compression, buffer_bytes)
-    return lines.batch(_CHUNK).map(records.drop_blank)
+        gzip = tf.strings.regex_full_match(path, r".*\.gz")
+        compression = tf.where(gzip, "GZIP", "")
+        chunks = tf.data.TFRecordDataset(path, compression, buffer_bytes).batch(_CHUNK)
+        return _to_the_end(chunks, path, files)
+
+    # TextLineDataset leaves out every carriage return, and makes 3:15 of "3:1\r5".
+    def blocks(path):
+        return bad_records.read_blocks(path.decode(), buffer_bytes)
+
+    text = tf.data.Dataset.from_generator(blocks, tf.string, [], [path])
+    lines = lambda block: tf.compat.v1.string_split([block], "\n").values
+    return text.map(lambda block: records.drop_blank(lines(block)))
+
+
+def _to_the_end(chunks, path, files):
+    """Chunks of a TFRecord file; fails at the end where a plain file holds more than was read.
+
+    TFRecordDataset takes a file that is cut inside the header of a record for one that ends there.
+    """
+    plain = [file for file in files if not file.path.endswith(".gz")]
+    here = tf.equal([file.path for file in plain] or [""], path)
+    size = tf.reduce_sum(tf.boolean_mask(np.int64([file.bytes for file in plain] or [0]), here))
+
+    def count(read, chunk):
+        """A chunk as it is, and the bytes read so far; after the last one comes an empty one."""
+        lengths = tf.cast(tf.strings.length(chunk), tf.int64) + records.FRAME
+        whole = (tf.size(chunk) > 0) | tf.equal(read, size) | ~tf.reduce_any(here)
+        with tf.control_dependencies([tf.debugging.Assert(whole, ["bytes that are no record"])]):
+            return read + tf.reduce_sum(lengths), tf.identity(chunk)
+
+    with_end = chunks.concatenate(_empty_batch())
+    return with_end.apply(tf.data.experimental.scan(tf.zeros([], tf.int64), count))
 
 
 def _read_past_damage(path, data_format, places):
