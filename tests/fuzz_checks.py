@@ -1,0 +1,388 @@
+"""Holds a file to the reference: whatever the program makes of it, the reference has to make too.
+
+Each check reads the file in every way that the program has, and returns what came out, with a
+sentence for each difference.
+"""
+
+import contextlib
+import json
+import logging as std_logging
+import os
+import pathlib
+import tempfile
+from typing import List, NamedTuple
+
+import numpy as np
+import reference
+import tensorflow as tf
+from absl import logging
+from reference import Refused, Rules
+
+from data_tools import libsvm_to_tfrecord
+from deepfm import bad_records, data_check, datasets, input_pipeline, records
+from deepfm.entry import BadInput
+
+
+class Outcome(NamedTuple):
+    """What became of the records of a file.
+
+    Attributes:
+        accepted, refused: records, by the reference.
+        differences: a sentence each.
+        cases: what of the file is enough to see the first difference; None: all of it.
+    """
+
+    accepted: int
+    refused: int
+    differences: List[str]
+    cases: List[bytes] = None
+
+
+def verdicts(payloads, parse, rules, **options):
+    """[Record or Refused] by the reference."""
+
+    def verdict(payload):
+        try:
+            return parse(payload, rules, **options)
+        except Refused as refused:
+            return refused
+
+    return [verdict(payload) for payload in payloads]
+
+
+def is_good(verdict):
+    return not isinstance(verdict, Refused)
+
+
+def _compare(good, labels, ids, values, padded=False):
+    """Sentences on what differs from Records in a batch that was read, row by row."""
+    if len(good) != len(labels):
+        return [f"{len(good)} records expected, {len(labels)} read"]
+    values = np.ascontiguousarray(values, np.float32)
+    if padded:  # which adds to zeros, and so loses the sign of -0
+        values = values + np.float32(0)
+        good = [r._replace(values=[v if v != 1 << 31 else 0 for v in r.values]) for r in good]
+    bits = values.view(np.uint32)
+    found = zip(labels.tolist(), ids.tolist(), bits.tolist())
+    return [
+        f"record {i} of the good ones: expected {expected}, read {row}"
+        for i, (expected, row) in enumerate(zip(good, found))
+        if tuple(expected) != row
+    ]
+
+
+def _read_all(path, data_format, schema, with_labels=True):
+    """A file as training reads it: [labels, ids, values], and the sentence that stopped it."""
+    files = [datasets.DataFile(path, os.path.getsize(path))]
+    data = datasets.DataSet(files, data_format, schema.field_size, None)
+    config = input_pipeline.InputConfig(1000, read_buffer_bytes=1 << 16, with_labels=with_labels)
+    shape = [0, schema.field_size]
+    batches = [(np.zeros(0), np.zeros(shape, np.int64), np.zeros(shape, np.float32))]
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        dataset = input_pipeline.make_input_fn(data, schema, config)()
+        iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
+        features, labels = iterator.get_next()
+        session.run(iterator.initializer)
+        stopped = None
+        try:
+            with data_check.naming_bad_records(data, schema, with_labels):
+                while True:
+                    fetched = labels, features["feat_ids"], features["feat_vals"]
+                    batches.append(session.run(fetched))
+        except tf.errors.OutOfRangeError:
+            pass
+        except BadInput as error:
+            stopped = str(error)
+    return [np.concatenate(column) for column in zip(*batches)], stopped
+
+
+def _check_bad(found, expected, path):
+    """Sentences on how [BadRecord] differs from the places that the reference refuses."""
+    places = {bad.place for bad in found}
+    wrong = [f"{place}: accepted, the reference refuses it" for place in sorted(expected - places)]
+    for bad in found:
+        if bad.place not in expected:
+            wrong.append(f"{bad}; the reference accepts it")
+        elif bad_records.UNEXPLAINED in bad.reason or "\n" in str(bad) or len(str(bad)) > 600:
+            wrong.append(f"not a sentence that explains: {str(bad)[:600]!r}")
+        elif not str(bad).startswith(f"{path}{bad.place}: "):
+            wrong.append(f"no file and place: {bad}")
+    return wrong
+
+
+# LibSVM.
+
+
+def check_lines(path: str, rules: Rules) -> Outcome:
+    """A LibSVM file: the lines that are read, those that are refused, and the converter."""
+    schema = records.Schema(*rules)
+    with open(path, "rb") as f:
+        lines = reference.records_of_text(f.read())
+    found = verdicts([line for _, line in lines], reference.parse_line, rules)
+    places = {f":{n}" for (n, _), verdict in zip(lines, found) if not is_good(verdict)}
+    differences = _check_bad(list(bad_records.find_bad(path, "libsvm", schema)), places, path)
+    cases = [
+        line
+        for n, line in lines
+        if any(d.startswith((f":{n}:", f"{path}:{n}:")) for d in differences)
+    ]
+
+    read = _lines_that_training_reads(path)
+    if read != [line for _, line in lines]:
+        wrong = next((i for i, (a, (_, b)) in enumerate(zip(read, lines)) if a != b), len(read))
+        differences.append(
+            f"line {wrong} of those with a record is read as {read[wrong : wrong + 1]}"
+        )
+    good = [(line, verdict) for (_, line), verdict in zip(lines, found) if is_good(verdict)]
+    if differences:
+        return Outcome(len(good), len(places), differences, cases)
+
+    with _text_file(b"\n".join(line for line, _ in good)) as name:
+        columns, stopped = _read_all(name, "libsvm", schema) if good else ([[]] * 3, None)
+    if good:
+        differences += [stopped] if stopped else _compare([v for _, v in good], *columns, rules.pad)
+    if not differences:
+        differences += _check_converter(path, rules, lines, found)
+    return Outcome(len(good), len(places), differences)
+
+
+@contextlib.contextmanager
+def _text_file(text, suffix=".libsvm"):
+    with tempfile.NamedTemporaryFile(suffix=suffix) as f:
+        f.write(text)
+        f.flush()
+        yield f.name
+
+
+def _lines_that_training_reads(path):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        dataset = (
+            input_pipeline._read(tf.constant(path), [], "libsvm", 1 << 16).unbatch().batch(1 << 20)
+        )
+        iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
+        session.run(iterator.initializer)
+        batch, lines = iterator.get_next(), []
+        with contextlib.suppress(tf.errors.OutOfRangeError):
+            while True:
+                lines += session.run(batch).tolist()
+    return lines
+
+
+class _Sentences(std_logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = []
+
+    def emit(self, record):
+        self.kept.append(record.getMessage())
+
+
+def _convert(options):
+    """(sentences logged, the BadInput that ended it or None)."""
+    handler = _Sentences()
+    logger = logging.get_absl_logger()
+    handlers, logger.handlers = logger.handlers, [handler]
+    level = logger.level
+    logger.setLevel(std_logging.INFO)
+    try:
+        libsvm_to_tfrecord.convert(options)
+    except BadInput as error:
+        return handler.kept, str(error)
+    finally:
+        logger.handlers = handlers
+        logger.setLevel(level)
+    return handler.kept, None
+
+
+def _check_converter(path, rules, lines, found):
+    """Sentences on what the converter does that it should not, given the reference's verdicts."""
+    bad = [n for (n, _), verdict in zip(lines, found) if not is_good(verdict)]
+    good = [(n, line, v) for (n, line), v in zip(lines, found) if is_good(v)]
+    minus = lambda line: line.strip(reference.BLANKS).startswith(b"-")
+    kinds = {n: minus(line) for n, line, v in good if v.label == 0}
+    with tempfile.TemporaryDirectory() as folder:
+        if len(set(kinds.values())) == 2:
+            stopped = _convert(_options(path, folder, rules, len(bad)))[1]
+            first = next(iter(kinds.values()))
+            other = next(n for n, kind in kinds.items() if kind != first)
+            start, end = f"{path}:{other}: label ", "use 0 and 1, or -1 and +1, not both."
+            if not (stopped and stopped.startswith(start) and stopped.endswith(end)):
+                return [f"labels 0 and -1, but the converter says {stopped!r}"]
+            # And now without the lines of one kind, in whose place are blank ones.
+            dropped = {n for n, kind in kinds.items() if kind != first}
+            text = pathlib.Path(path).read_bytes().split(b"\n")
+            text = [b"" if n in dropped else line for n, line in enumerate(text, start=1)]
+            path = f"{folder}/one_kind.libsvm"
+            pathlib.Path(path).write_bytes(b"\n".join(text))
+            good = [(n, line, v) for n, line, v in good if n not in dropped]
+        logged, stopped = _convert(_options(path, folder, rules, len(bad)))
+        if not good:
+            return [] if stopped and "hold no rows" in stopped else [f"no rows, but {stopped!r}"]
+        if stopped:
+            return [f"the converter ends with {stopped!r}"]
+        skipped = [s.split(": ", 1)[1] for s in logged if s.startswith("Skipping bad record")]
+        expected = [f"{path}:{n}: " for n in bad]
+        if len(skipped) != len(bad) or not all(map(str.startswith, skipped, expected)):
+            return [f"skipped {skipped[:9]} ..., expected {expected[:9]} ..."]
+        return _check_converted(pathlib.Path(folder, "out"), rules, [v for _, _, v in good])
+
+
+def _options(path, folder, rules, max_bad_records):
+    return libsvm_to_tfrecord.Options(
+        path,
+        f"{folder}/out",
+        field_size=rules.field_size,
+        feature_size=rules.feature_size,
+        pad=rules.pad,
+        id_offset=rules.id_offset,
+        max_bad_records=max_bad_records,
+    )
+
+
+def _check_converted(folder, rules, good):
+    (file,) = folder.glob("*.tfrecords")
+    data = file.read_bytes()
+    if rules.pad:  # as in _compare
+        good = [r._replace(values=[v if v != 1 << 31 else 0 for v in r.values]) for r in good]
+    expected = [reference.frame(reference.serialize(record)) for record in good]
+    if data != b"".join(expected):
+        at = 0
+        for i, part in enumerate(expected):
+            if data[at : at + len(part)] != part:
+                return [f"row {i} is stored as {data[at : at + len(part)]}, expected {good[i]}"]
+            at += len(part)
+        return ["more is stored than was read"]
+    said = json.loads((folder / "dataset.json").read_text())
+    largest = max(i for record in good for i in record.ids)
+    entry = {"rows": len(good), "bytes": len(data), "positives": sum(r.label for r in good)}
+    right = {
+        "format_version": 1,
+        "field_size": rules.field_size,
+        "feature_size": rules.feature_size or largest + 1,
+        "files": {file.name: entry},
+    }
+    return [] if said == right else [f"dataset.json says {said}, expected {right}"]
+
+
+# TFRecord.
+
+
+def check_records(path: str, rules: Rules) -> Outcome:
+    """A TFRecord file whose frames are whole: which records are refused, and what others hold."""
+    schema = records.Schema(*rules)
+    with open(path, "rb") as f:
+        frames = reference.frames(f.read())
+    differences, cases, counts = [], [], None
+    for with_labels in (True, False):
+        payloads = [payload for _, payload in frames]
+        found = verdicts(payloads, reference.parse_example, rules, with_labels=with_labels)
+        places = {
+            f": record {i} at byte {at}"
+            for i, ((at, _), verdict) in enumerate(zip(frames, found))
+            if not is_good(verdict)
+        }
+        bad = list(bad_records.find_bad(path, "tfrecord", schema, with_labels))
+        wrong = _check_bad(bad, places, path)
+        cases += [
+            payload
+            for i, (at, payload) in enumerate(frames)
+            if any(f": record {i} at byte {at}:" in d for d in wrong)
+        ]
+        good = [(payload, v) for payload, v in zip(payloads, found) if is_good(v)]
+        if not wrong:
+            with _text_file(b"".join(reference.frame(p) for p, _ in good), ".tfrecords") as name:
+                columns, stopped = _read_all(name, "tfrecord", schema, with_labels)
+            wrong += [stopped] if stopped else _compare([v for _, v in good], *columns)
+        differences += wrong
+        counts = counts or (len(good), len(places))
+    return Outcome(*counts, differences, cases)
+
+
+def check_file(path: str, rules: Rules) -> Outcome:
+    """A TFRecord file, plain or gzip, that may be damaged anywhere."""
+    schema = records.Schema(*rules)
+    with open(path, "rb") as f:
+        data = f.read()
+    compressed = path.endswith(".gz")
+    differences = []
+    if compressed:
+        refused = _refusal(path)
+        try:
+            data = reference.gunzip(data)
+        except Refused as reason:
+            list(bad_records.read_frames(path))  # it may stop anywhere, but has to end
+            if not (refused and refused.startswith(f"{path}: ")):
+                return Outcome(0, 1, [f"gzip: {reason}, but check_gzip says {refused!r}"])
+            return Outcome(0, 1, [])
+        differences += [f"check_gzip: {refused}"] if refused else []
+    frames = reference.frames(data)
+    if compressed:  # which is not read past its first damage
+        damaged = [i for i, (_, payload) in enumerate(frames) if payload is None]
+        frames = frames[: damaged[0] + 1] if damaged else frames
+    read = [(at, payload) for at, payload, _ in bad_records.read_frames(path)]
+    if read != frames:
+        wrong = next(
+            (i for i, (a, b) in enumerate(zip(read, frames)) if a != b), min(len(read), len(frames))
+        )
+        differences.append(
+            f"frame {wrong}: {read[wrong : wrong + 1]}, expected {frames[wrong : wrong + 1]}"
+        )
+    found = verdicts([p or b"" for _, p in frames], reference.parse_example, rules)
+    found = [Refused("damaged") if p is None else v for (_, p), v in zip(frames, found)]
+    places = {
+        f": record {i} at byte {at}"
+        for i, ((at, _), verdict) in enumerate(zip(frames, found))
+        if not is_good(verdict)
+    }
+    differences += _check_bad(list(bad_records.find_bad(path, "tfrecord", schema)), places, path)
+    good = [v for v in found if is_good(v)]
+    if not _reader_would_abort(data, frames):
+        columns, stopped = _read_all(path, "tfrecord", schema)
+        first = next((i for i, v in enumerate(found) if not is_good(v)), None)
+        if first is None:
+            differences += [stopped] if stopped else _compare(good, *columns)
+        else:
+            place = f"{path}: record {first} at byte {frames[first][0]}: "
+            if not (stopped and stopped.startswith(place)):
+                differences.append(f"{place} is bad, but reading ends with {stopped!r}")
+            n = len(columns[0])
+            if n > first:
+                differences.append(f"{n} records are read, of which record {first} is bad")
+            differences += _compare(found[:n], *columns)
+    return Outcome(len(good), len(places), differences)
+
+
+def _refusal(path):
+    try:
+        data_check.check_gzip(datasets.DataSet([datasets.DataFile(path, 1)], "tfrecord", 1, None))
+    except BadInput as error:
+        return str(error)
+    return None
+
+
+def _reader_would_abort(data, frames):
+    """Whether TensorFlow's reader would ask for more memory than there is, and end the program."""
+    lengths = (reference._header(data, at) for at, payload in frames if payload is None)
+    return any(length is not None and length >= 1 << 30 for length in lengths)
+
+
+# dataset.json.
+
+
+def check_metadata(path: str, rules: Rules) -> Outcome:
+    """A dataset.json: either numbers that can be, or a sentence that names it."""
+    try:
+        found = datasets.read_metadata(str(pathlib.Path(path).parent))
+    except BadInput as error:
+        good = (
+            str(error).startswith(f"{path}: ") and "\n" not in str(error) and len(str(error)) < 600
+        )
+        return Outcome(0, 1, [] if good else [f"not a sentence: {error}"])
+    entries = found["files"].values()
+    numbers = [found["field_size"], found["feature_size"]]
+    numbers += [e[key] for e in entries for key in ("rows", "bytes", "positives")]
+    good = all(type(n) is int and 0 <= n < 2**63 for n in numbers) and min(numbers[:2]) > 0
+    good = good and all(e["positives"] <= e["rows"] for e in entries)
+    return Outcome(1, 0, [] if good else [f"accepted: {found}"])
