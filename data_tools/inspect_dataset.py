@@ -226,6 +226,8 @@ def _read_tfrecord(path, field_size) -> Iterator[Batch]:
             yield Batch(read, labels, lengths, ids.ravel(), values.ravel())
     if compression:
         _check_one_member(path, total)
+    elif total < tf.io.gfile.stat(path).length:  # cut in a header, which TensorFlow passes over
+        raise BadInput(str(next(bad_records.find_bad(path, "tfrecord", schema))))
 
 
 def _first_length(path):

@@ -141,6 +141,14 @@ def test_a_corrupt_record_is_named(tmp_path):
         inspect_dataset.inspect(str(path))
 
 
+def test_a_file_that_is_cut_within_a_header_is_named(tmp_path):
+    path = tmp_path / "a.tfrecords"
+    write_tfrecord(path, some_rows(3, 2, 2))
+    path.write_bytes(path.read_bytes() + b"12345")
+    with pytest.raises(BadInput, match="record 3 at byte [0-9]+: .*truncated"):
+        inspect_dataset.inspect(str(path))
+
+
 def test_a_gzip_file_of_which_tensorflow_would_read_only_a_part_is_refused(tmp_path):
     for name in ("a", "b"):
         write_tfrecord(tmp_path / f"{name}.tfrecords.gz", some_rows(10, 3, 3))
