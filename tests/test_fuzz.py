@@ -24,7 +24,7 @@ drawn = settings(
     derandomize=True,
     database=None,
     deadline=None,
-    max_examples=100,
+    max_examples=60,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
@@ -54,9 +54,9 @@ def test_the_corpus_is_read_as_the_reference_reads_it(path, tmp_path):
 @pytest.mark.parametrize(
     "case",
     [
-        *soak_fuzz.line_cases(7, 500),
-        *soak_fuzz.record_cases(7, 200),
-        *soak_fuzz.metadata_cases(7, 100),
+        *soak_fuzz.line_cases(7, 400),
+        *soak_fuzz.record_cases(7, 150),
+        *soak_fuzz.metadata_cases(7, 60),
     ],
     ids=lambda case: case.check,
 )
