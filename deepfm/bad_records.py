@@ -29,6 +29,7 @@ LONGEST_RECORD = 1 << 30  # bytes; for a longer one TensorFlow's reader may end 
 UNEXPLAINED = "refused by TensorFlow's decoder"  # though the plain reader finds nothing wrong
 _MANGLED = "not as a tf.train.Example is written: a feature that is there twice, or in parts"
 _INT64_MAX = np.iinfo(np.int64).max
+_SMALLEST_NORMAL = np.finfo(np.float32).tiny
 
 
 class BadRecord(NamedTuple):
@@ -85,7 +86,7 @@ def explain_example(serialized: bytes, schema: Schema, with_labels=True) -> Opti
             return reason
     if with_labels:
         label = list(features["label"].float_list.value)
-        if len(label) != 1 or label[0] not in (-1, 0, 1):
+        if len(label) != 1 or _normal(label[0]) not in (-1, 0, 1):
             return f"label {label} is none of [0], [1], [-1]"
     for value in values:
         if not np.isfinite(value):
@@ -143,7 +144,12 @@ def number_of(text: bytes) -> np.float32:
     with np.errstate(over="ignore"):
         if _HEXADECIMAL.fullmatch(text):
             return np.float32(int(text, 16))
-        return np.float32(_double(text)) if _NUMBER.fullmatch(text) else np.float32("nan")
+        return _normal(np.float32(_double(text))) if _NUMBER.fullmatch(text) else np.float32("nan")
+
+
+def _normal(number):
+    """The float32 that TensorFlow's threads take it for: 0 below the normal numbers."""
+    return np.float32(0 if abs(number) < _SMALLEST_NORMAL else number)
 
 
 def _double(text):

@@ -230,7 +230,7 @@ def test_labels_0_and_minus_1_together_are_refused_by_line(convert, small_blocks
     assert str(error.value).startswith(f"{path}:71: label 0, but {path}:21 has label -1")
 
 
-@pytest.mark.parametrize("zero", ["0x0", "1e-60"])
+@pytest.mark.parametrize("zero", ["0x0", "1e-60", "3e-40"])
 def test_every_way_to_write_0_counts_beside_minus_one(convert, zero, tmp_path):
     with pytest.raises(BadInput, match=rf"a\.libsvm:2: label -1, but .*:1 has label {zero};"):
         convert(f"{zero} 1:1\n-1 1:1\n")
