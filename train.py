@@ -13,7 +13,7 @@ import sys
 
 from absl import flags
 
-from deepfm import entry
+from deepfm import entry, interruption
 from deepfm import flags as deepfm_flags
 from deepfm.distribution import MODES, ModeFlags
 
@@ -31,7 +31,7 @@ _JOB = (
     "training_data_dir", "val_data_dir", "infer_data_dir", "data_format", "max_bad_records",
     "max_steps", "log_steps", "save_checkpoints_steps", "save_checkpoints_secs",
     "keep_checkpoint_max", "eval_every_steps", "learning_rate_decay_on_plateau",
-    "global_batch_size", "eval_on_all_ranks",
+    "global_batch_size", "eval_on_all_ranks", "export", "best_metric", "early_stopping_patience",
 )  # fmt: skip
 _INPUT = (
     "batch_size", "num_epochs", "shuffle_buffer", "cache", "num_parallel_reads",
@@ -49,6 +49,7 @@ def _values(names):
 
 def before_tensorflow():
     """Takes what SageMaker tells, and sets what OpenMP reads when TensorFlow is loaded."""
+    interruption.install()
     deepfm_flags.take_defaults_from(os.environ)
     if not FLAGS.perform_shuffle:
         FLAGS.shuffle_buffer = 0

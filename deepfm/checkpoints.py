@@ -7,6 +7,7 @@ overwrite what is there.
 """
 
 import contextlib
+import fcntl
 import os
 import posixpath
 import re
@@ -44,6 +45,33 @@ class State(NamedTuple):
 
     names: List[str]
     here: bool
+
+
+_claimed = {}  # inode of a folder -> that folder, open and locked for the life of this process
+
+
+def claim(model_dir: str):
+    """Makes a local folder if need be, and makes sure that no other training writes into it.
+
+    Raises:
+        BadInput: another one does.
+    """
+    os.makedirs(model_dir, exist_ok=True)
+    folder = os.open(model_dir, os.O_RDONLY)
+    inode = os.fstat(folder).st_ino
+    if inode in _claimed:
+        os.close(folder)
+        return
+    _claimed[inode] = folder
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise BadInput(
+            f"--model_dir={model_dir}: another process is training there; wait for it, or give "
+            "another folder."
+        ) from error
+    except OSError:  # a file system without locks
+        pass
 
 
 def prepare(model_dir: str, tidy: bool):

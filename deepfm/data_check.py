@@ -7,7 +7,7 @@ from typing import Tuple
 import tensorflow as tf
 from absl import logging
 
-from deepfm import bad_records, datasets, input_pipeline, records
+from deepfm import bad_records, datasets, raw_records, records, remote
 from deepfm.bad_records import find_bad
 from deepfm.entry import BadInput
 
@@ -50,7 +50,7 @@ def check_first_records(data: datasets.DataSet, schema: records.Schema, with_lab
 
 def find_damaged(
     data: datasets.DataSet, schema: records.Schema, allowed: int
-) -> Tuple[input_pipeline.Skipped, ...]:
+) -> Tuple[raw_records.Skipped, ...]:
     """Looks at every record and finds the files with bad ones, for training to pass over.
 
     Args:
@@ -67,15 +67,15 @@ def find_damaged(
     logging.info("Looking at every record, as --max_bad_records=%d asks.", allowed)
     damaged, count = [], 0
     for file in data.files:
-        places = set()
+        places = {}
         for record in find_bad(file.path, data.data_format, schema):
             count += 1
             if count > allowed:
                 raise BadInput(f"{record}; more bad records than --max_bad_records={allowed}.")
             logging.warning("Skipped: %s", record)
-            places.add(record.place)
+            places[record.place] = record.reason
         if places:
-            damaged.append(input_pipeline.Skipped(file.path, frozenset(places)))
+            damaged.append(raw_records.Skipped(file.path, places))
     logging.info("%d bad records are passed over.", count)
     return tuple(damaged)
 
@@ -88,6 +88,21 @@ def count_rows(data: datasets.DataSet) -> datasets.DataSet:
     count = lambda file: bad_records.count(file.path, data.data_format)
     files = [f if f.rows is not None else f._replace(rows=count(f)) for f in data.files]
     return data._replace(files=files)
+
+
+def check_unchanged(data: datasets.DataSet):
+    """Refuses (BadInput) local files that are gone or have another size than at the beginning."""
+    for file in data.files:
+        if remote.is_remote(file.path):
+            continue
+        if not tf.io.gfile.exists(file.path):
+            raise BadInput(f"{file.path}: is gone; it was there when the job began.")
+        size = tf.io.gfile.stat(file.path).length
+        if size != file.bytes:
+            raise BadInput(
+                f"{file.path}: had {file.bytes:,} bytes when the job began and has {size:,} now; "
+                "train on files that nobody writes to."
+            )
 
 
 @contextlib.contextmanager
@@ -107,6 +122,8 @@ def naming_bad_records(data: datasets.DataSet, schema: records.Schema, with_labe
                 "(Pipe mode sends every object under a prefix, dataset.json too: end the prefix "
                 "with 'part-')."
             ) from error
+        if not data.pipe:
+            check_unchanged(data)
         if not isinstance(error, kinds):
             raise
         logging.info("Reading failed; looking for the bad record ...")

@@ -32,10 +32,15 @@ class Distribution(NamedTuple):
         wrap_optimizer: optimizer -> optimizer.
         wrap_model_fn: model_fn -> model_fn of training.
         make_hooks: () -> hooks of each session: training, evaluation and inference.
-        make_training_hooks: (model_dir, keep_checkpoint_max) -> further hooks of training, before
-            the saving of checkpoints.
+        make_training_hooks: (model_dir, keep_checkpoint_max, save_in_time: session -> None) ->
+            further hooks of training, before the saving of checkpoints.
         agree: the chief's value of a number, in all processes, which all must call.
         exchange: a number of each process -> those of all, by rank, likewise.
+        steps_taken: (the steps of each process, by rank, which the chief knows) -> those of this
+            process, likewise.
+        steps_now: () -> the steps of each process so far, where they do not take them together.
+        anyone_stops: (whether this process is to stop) -> whether any is; called after each step.
+            Where several processes take each step together, `average` tells them in the step.
         average: (tensor, name) -> its mean over all processes, in each step of training.
         gather: (tensor [n, ...], name) -> tensor [sum of n, ...], over all processes.
         finish: called when the job is done; returns when this process may end.
@@ -58,9 +63,12 @@ class Distribution(NamedTuple):
     wrap_optimizer: Callable = lambda optimizer: optimizer
     wrap_model_fn: Callable = lambda model_fn: model_fn
     make_hooks: Callable[[], list] = list
-    make_training_hooks: Callable[[str, int], list] = lambda model_dir, keep_checkpoint_max: []
+    make_training_hooks: Callable[[str, int, Callable], list] = lambda *_: []
     agree: Callable = lambda value: value
     exchange: Callable = lambda value: [value]
+    steps_taken: Callable = lambda of_processes: of_processes[0]
+    steps_now: Optional[Callable[[], List[int]]] = None
+    anyone_stops: Callable = lambda wanted: wanted
     average: Callable = lambda tensor, name: tensor
     gather: Callable = lambda tensor, name: tensor
     finish: Callable[[], None] = lambda: None
@@ -217,6 +225,8 @@ def horovod(flags: ModeFlags) -> Distribution:
         make_hooks=lambda: [hvd.BroadcastGlobalVariablesHook(0)],
         agree=agree,
         exchange=exchange,
+        steps_taken=lambda of_processes: agree(of_processes[0]),
+        anyone_stops=lambda wanted: False,
         average=lambda tensor, name: hvd.allreduce(tensor, name=name),
         gather=lambda tensor, name: hvd.allgather(tensor, name=name),
         finish=finish,
@@ -263,6 +273,9 @@ def ps(flags: ModeFlags) -> Distribution:
         make_training_hooks=member.make_hooks,
         agree=member.agree,
         exchange=member.exchange,
+        steps_taken=member.steps_taken,
+        steps_now=member.steps_now,
+        anyone_stops=member.anyone_stops,
         finish=member.finish,
         **(_towers(devices) if devices else {}),
     )

@@ -208,7 +208,7 @@ _integer(
     "Records in a batch of all replicas together, in place of batch_size.",
     0,
 )
-_integer("num_epochs", 1, "Times that each record is trained on.", 1)
+_integer("num_epochs", 1, "Times that each record is trained on, from the beginning of the run.", 1)
 _integer("max_steps", 0, "Stop at this global step; 0: after num_epochs.", 0)
 _integer("intra_op_threads", 0, "Threads inside one operator; 0: the number of cores.", 0)
 _integer("inter_op_threads", 0, "Operators side by side; 0: the number of cores.", 0)
@@ -227,6 +227,22 @@ flags.DEFINE_bool(
     "eval_on_all_ranks",
     False,
     "Let every Horovod rank evaluate all records, in place of its share of them.",
+)
+flags.DEFINE_enum(
+    "export",
+    "last",
+    ["last", "best"],
+    "Which model training exports to servable_model_dir: that of the last step, or the best "
+    "evaluated one by best_metric, as soon as it is there.",
+)
+flags.DEFINE_enum(
+    "best_metric", "auc", ["auc", "log_loss"], "What export=best and early stopping go by."
+)
+_integer(
+    "early_stopping_patience",
+    0,
+    "Stop after this many evaluations in a row that were not better than the best; 0: never.",
+    0,
 )
 _integer("eval_every_steps", 0, "Steps between evaluations; 0: once per epoch and at the end.", 0)
 

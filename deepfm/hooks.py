@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from deepfm import interruption
 from deepfm.distribution import cores
 from deepfm.entry import BadInput
 
@@ -83,6 +84,7 @@ class Progress(v1.train.SessionRunHook):
         rows = tf.add_n(examples)
         loss = v1.get_collection(v1.GraphKeys.LOSSES)[-1]  # Estimator puts the spec's loss there
         self._fetches = [loss, rows, wait, v1.train.get_global_step()]
+        self._worst = _worst_weights()
 
     def after_create_session(self, session, coord):
         if self._ends:
@@ -110,7 +112,9 @@ class Progress(v1.train.SessionRunHook):
         before = self._global_steps[-1] if self._global_steps else self._first_step
         self._global_steps.append(step)
         if not np.isfinite(loss):
-            raise diverged(step, f"the loss is {loss}", self._model_dir)
+            raise diverged(
+                step, f"the loss is {loss}", run_context.session.run(self._worst), self._model_dir
+            )
         self.recent_loss = loss
         if self._bar:
             self._bar.update(
@@ -174,6 +178,32 @@ class Progress(v1.train.SessionRunHook):
         )
 
 
+class StopTogether(v1.train.SessionRunHook):
+    """Stops training after the same step in all processes, once one of them is to stop.
+
+    Args:
+        wanted: () -> whether this process is to stop.
+        average: (tensor, name) -> its mean over the processes that take each step together.
+        anyone_stops: (whether this process is to stop) -> whether any is, for processes that do
+            not; called after each step.
+    """
+
+    def __init__(self, wanted: Callable[[], bool], average: Callable, anyone_stops: Callable):
+        self._wanted, self._average, self._anyone_stops = wanted, average, anyone_stops
+
+    def begin(self):
+        self._mine = v1.placeholder_with_default(0.0, [], name="stop")
+        self._share = self._average(self._mine, "stop")
+
+    def before_run(self, run_context):
+        return v1.train.SessionRunArgs(self._share, {self._mine: float(self._wanted())})
+
+    def after_run(self, run_context, run_values):
+        if run_values.results > 0 or self._anyone_stops(self._wanted()):
+            interruption.heard()
+            run_context.request_stop()
+
+
 class EndTogether(v1.train.SessionRunHook):
     """Ends training at the same step in all processes, when none has records for the next one."""
 
@@ -196,12 +226,15 @@ def _clock(seconds):
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
 
 
-def diverged(step, what, model_dir):
-    """The error for a model that is no longer finite."""
+def diverged(step, what, worst, model_dir):
+    """The error for a model that is no longer finite; `worst` is what _worst_weights gives."""
     kept = tf.train.latest_checkpoint(model_dir)
     state = f"the last good checkpoint is {kept}" if kept else "no checkpoint was saved before"
+    name, bad, size, largest = worst
+    where = f"the weights {name.decode()} are worst, "
+    where += f"{bad:,} of {size:,} are not finite" if bad else f"the largest is {largest:.3g}"
     return BadInput(
-        f"step {step}: {what}; {state}. Try a smaller --learning_rate, or --clip_norm=10."
+        f"step {step}: {what}; {where}; {state}. Try a smaller --learning_rate, or --clip_norm=10."
     )
 
 
@@ -212,8 +245,10 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         model_dir: where checkpoints go.
         save_secs, save_steps: the interval between two; one of them is None.
         eval_steps: steps between two evaluations, 0 for none.
-        evaluate: (session, step) -> whether it changed a variable, so that the checkpoint is made
-            anew; called when the checkpoint of a step is there.
+        evaluate: (session, step) -> (whether it changed a variable, so that the checkpoint is made
+            anew; whether training is to stop); called when the checkpoint of a step is there.
+        first_step: global step from which these steps are counted.
+        before_save: called with the step of each checkpoint before it is saved.
         save: False in processes that leave saving to the chief and only evaluate with it.
     """
 
@@ -224,6 +259,8 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         save_steps: Optional[int],
         eval_steps: int = 0,
         evaluate: Optional[Callable] = None,
+        first_step: int = 0,
+        before_save: Callable[[int], None] = lambda step: None,
         save: bool = True,
     ):
         super().__init__(model_dir, save_secs=save_secs, save_steps=save_steps)
@@ -232,6 +269,7 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         self._model_dir = model_dir
         self._saved_step = None
         self._next_evaluation = None  # global step
+        self._first_step, self._before_save = first_step, before_save
         self._saves = save
 
     def begin(self):
@@ -239,7 +277,7 @@ class Checkpointer(v1.train.CheckpointSaverHook):
             self._global_step_tensor = v1.train.get_global_step()
             return
         super().begin()
-        self._bad = _first_not_finite()
+        self._finite, self._worst = _all_finite(), _worst_weights()
 
     def after_create_session(self, session, coord):
         # Unlike the parent, saves nothing yet: at the start there is nothing that could be lost.
@@ -253,18 +291,29 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         super().after_run(run_context, run_values)
         # The step that was fetched may be from before its increment.
         if self._eval_steps and run_values.results + 1 >= self._next_evaluation:
-            step = run_context.session.run(self._global_step_tensor)
+            step = int(run_context.session.run(self._global_step_tensor))
             if step < self._next_evaluation:
                 return
             self._set_next_evaluation(step)
             self._save(run_context.session, step)
-            if self._evaluate(run_context.session, step):
+            changed, stop = self._evaluate(run_context.session, step)
+            if changed:
                 self._saved_step = None
                 self._save(run_context.session, step)
+            if stop:
+                run_context.request_stop()
 
     def _set_next_evaluation(self, step):
         if self._eval_steps:
-            self._next_evaluation = (step // self._eval_steps + 1) * self._eval_steps
+            done = (step - self._first_step) // self._eval_steps
+            self._next_evaluation = self._first_step + (done + 1) * self._eval_steps
+
+    def save_in_time(self, session):
+        """Saves a checkpoint where the last one is old enough, for one who waits between steps."""
+        step = session.run(self._global_step_tensor)
+        if self._timer.should_trigger_for_step(step):
+            self._timer.update_last_triggered_step(step)
+            self._save(session, step)
 
     def end(self, session):
         self._save(session, session.run(self._global_step_tensor))
@@ -274,21 +323,39 @@ class Checkpointer(v1.train.CheckpointSaverHook):
             return False
         if step == self._saved_step and tf.train.latest_checkpoint(self._model_dir):
             return False
-        bad = session.run(self._bad)
-        if bad:
-            raise diverged(step, f"the weights {bad.decode()} are not finite", self._model_dir)
+        if not session.run(self._finite):
+            worst = session.run(self._worst)
+            raise diverged(step, "the weights are not finite", worst, self._model_dir)
+        self._before_save(step)
         self._saved_step = step
         return super()._save(session, step)
 
 
-def _first_not_finite():
-    """string []: the name of the first variable that holds a NaN or an infinity, or ''."""
-    name = tf.constant("")
-    for variable in reversed(v1.trainable_variables()):
+def _all_finite():
+    """bool []: whether all weights are finite, without a copy of their size."""
+    finite = []
+    for variable in v1.trainable_variables():
         with tf.device(variable.device):  # so that it need not travel
-            finite = tf.reduce_all(tf.math.is_finite(tf.reduce_sum(variable)))
-        name = tf.where(finite, name, variable.op.name)
-    return name
+            finite.append(tf.math.is_finite(tf.reduce_sum(variable)))
+    return tf.reduce_all(finite)
+
+
+def _worst_weights():
+    """(name string [], how many of its numbers are not finite, size, the largest: int64, int64,
+    float32 []) of the variable with the largest share of numbers that are not finite, or where
+    all are finite with the largest number."""
+    found = []
+    for variable in v1.trainable_variables():
+        with tf.device(variable.device):
+            finite = tf.math.is_finite(variable)
+            bad = tf.size(finite, out_type=tf.int64) - tf.math.count_nonzero(finite)
+            largest = tf.reduce_max(tf.abs(variable))
+            found.append((bad, tf.size(finite, out_type=tf.int64), largest))
+    bad, size, largest = map(tf.stack, zip(*found))
+    share = tf.cast(bad, tf.float64) / tf.cast(size, tf.float64)
+    worst = tf.cond(tf.reduce_any(bad > 0), lambda: tf.argmax(share), lambda: tf.argmax(largest))
+    names = tf.constant([variable.op.name for variable in v1.trainable_variables()])
+    return names[worst], bad[worst], size[worst], largest[worst]
 
 
 class CheckShapes(v1.train.SessionRunHook):

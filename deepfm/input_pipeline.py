@@ -1,29 +1,27 @@
 """Which records this process reads, in which order, batch then parse.
 
-    files -> share -> parallel reads -> cache -> shuffle -> batch -> parse -> repeat -> prefetch
-    channel -> share -> cache -> shuffle -> batch -> repeat -> parse -> prefetch   (Pipe mode)
+    files -> share -> parallel reads -> cache -> shuffle -> batch -> parse -> prefetch
+    channel -> share -> cache -> shuffle -> batch -> parse -> prefetch   (Pipe mode)
 
-Records are parsed a batch at a time, by one native op a batch, which is many times as fast as one
-call a record. Nothing is dropped: the last batch of an epoch is as short as it is.
+up to the batch in each epoch anew (`raw_records`). Records are parsed a batch at a time, by one
+native op a batch, which is many times as fast as one call a record. Nothing is dropped: the last
+batch of an epoch is as short as it is.
 
 B: records in a batch. F: fields.
 """
 
-import functools
-import itertools
 import os
-from typing import FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
-from deepfm import bad_records, datasets, pipe_mode, records
+from deepfm import datasets, raw_records, records
+from deepfm.raw_records import Skipped
 
 # tf.data's own tuning takes more of two cores than it gives back.
 _PARSERS = max(1, len(os.sched_getaffinity(0)) // 2)  # batches parsed at the same time
 _PREFETCHED = 4  # parsed batches that wait for the training step
-_CHUNK = 256  # records that pass between threads at once: one by one costs more than reading them
 
 
 class InputConfig(NamedTuple):
@@ -32,6 +30,9 @@ class InputConfig(NamedTuple):
     Attributes:
         batch_size: B, of this process.
         num_epochs: times that each record is read.
+        first_epoch: number of the epoch, from 0, that reading begins with.
+        first_step: batches of that epoch that training has used already; where the rows are not
+            known, of all epochs.
         shuffle_buffer: records among which the next is drawn; 0 keeps the order.
         cache: none, memory, or the path of a cache file.
         num_parallel_reads: files read at the same time; 1 where the order matters.
@@ -50,6 +51,8 @@ class InputConfig(NamedTuple):
 
     batch_size: int
     num_epochs: int = 1
+    first_epoch: int = 0
+    first_step: int = 0
     shuffle_buffer: int = 0
     cache: str = "none"
     num_parallel_reads: int = 1
@@ -64,21 +67,13 @@ class InputConfig(NamedTuple):
     rows_of_processes: Optional[Tuple[int, ...]] = None
     process: int = 0
 
-
-class Range(NamedTuple):
-    """Records begin ... end - 1 of a file; `whole` where that is all of it."""
-
-    path: str
-    begin: int
-    end: Optional[int]
-    whole: bool
-
-
-class Skipped(NamedTuple):
-    """The bad records of a damaged file, by number, which training passes over."""
-
-    path: str
-    places: FrozenSet[str]
+    @property
+    def used(self):
+        """Records of the first epoch that this process has used already, 0 where not known."""
+        if self.rows_of_processes is None:
+            return 0
+        rows = self.rows_of_processes[self.process]
+        return min(self.first_step * self.batch_size * self.replicas, rows)
 
 
 def make_input_fn(
@@ -135,92 +130,40 @@ def make_input_fn(
             features["rows"] = rows_of_steps
         return features, tf.gather(labels, where)
 
+    known = config.rows_of_processes is not None
+    size = config.batch_size * config.replicas
+
+    def batches(dataset, epoch):
+        dataset = dataset.batch(size)
+        if config.in_step and not known or config.replicas == 1 and not config.in_step:
+            return dataset
+        return _with_weights(dataset, config, epoch)
+
     def input_fn():
-        if data.pipe:
-            dataset = pipe_mode.records(data.pipe)
-            if config.num_shares > 1:
-                dataset = dataset.shard(config.num_shares, config.share)
-        else:
-            ranges = divide(data.files, damaged, config.num_shares)[config.share]
-            dataset = _read_all(ranges, data, config, damaged)
-        if config.cache != "none":
-            dataset = dataset.cache("" if config.cache == "memory" else config.cache)
-        if config.shuffle_buffer > 1:
-            dataset = dataset.shuffle(config.shuffle_buffer, seed=config.seed)
-        dataset = dataset.batch(config.batch_size * config.replicas)
-        if config.in_step and config.rows_of_processes is None:
-            # Repeated first: the end, of which there is one, comes after all epochs.
-            dataset = _with_rows(dataset.repeat(config.num_epochs))
-            dataset = dataset.map(weigh, num_parallel_calls=_PARSERS)
-            return dataset.prefetch(_PREFETCHED)
-        if config.replicas == 1 and not config.in_step:
-            dataset = dataset.map(parse, num_parallel_calls=_PARSERS)
-        else:
-            dataset = _with_weights(dataset, config)
-            dataset = dataset.map(weigh, num_parallel_calls=_PARSERS)
+        dataset = raw_records.each_epoch(data, damaged, config, batches)
+        if not known and config.first_step:
+            dataset = dataset.skip(config.first_step)
+        if config.in_step and not known:
+            dataset = _with_rows(dataset)
+        weighed = config.in_step or config.replicas > 1
+        dataset = dataset.map(weigh if weighed else parse, num_parallel_calls=_PARSERS)
         if config.split and config.replicas > 1:
             dataset = dataset.flat_map(lambda *batch: _parts(batch, config.replicas))
-        return dataset.repeat(config.num_epochs).prefetch(_PREFETCHED)
+        return dataset.prefetch(_PREFETCHED)
 
     return input_fn
 
 
-def divide(
-    files: Sequence[datasets.DataFile], damaged: Sequence[Skipped], num_shares: int
-) -> List[List[Range]]:
-    """Divides records evenly, to within one, and as whole files where these are even.
-
-    The records of all files, one after the other, are cut into contiguous parts. A pure function
-    of its arguments: all processes make the same plan.
-
-    Args:
-        files: with their rows, unless there is one share.
-        damaged: the files whose bad records do not count.
-        num_shares: parts to cut.
-
-    Returns:
-        The ranges of each share.
-    """
-    if num_shares == 1:
-        return [[Range(file.path, 0, None, True) for file in files]]
-    bad = {file.path: len(file.places) for file in damaged}
-    rows = [file.rows - bad.get(file.path, 0) for file in files]
-    cuts = [sum(rows) * i // num_shares for i in range(num_shares + 1)]
-    shares = [[] for _ in range(num_shares)]
-    first = 0  # of the file, counted over all files
-    for file, count in zip(files, rows):
-        for share, (low, high) in zip(shares, zip(cuts, cuts[1:])):
-            begin, end = max(low - first, 0), min(high - first, count)
-            if begin < end:
-                share.append(Range(file.path, begin, end, end - begin == count))
-        first += count
-    return shares
-
-
-def log_division(files: Sequence[datasets.DataFile], damaged: Sequence[Skipped], num_shares: int):
-    """Logs which records each process reads."""
-    if num_shares == 1:
-        return
-    for i, ranges in enumerate(divide(files, damaged, num_shares)):
-        rows = sum(r.end - r.begin for r in ranges)
-        name = lambda r: os.path.basename(r.path) + ("" if r.whole else f"[{r.begin}:{r.end}]")
-        names = [name(r) for r in ranges]
-        if len(names) > 4:
-            names[2:-1] = [f"... {len(names) - 3} more ..."]
-        logging.info("Process %d reads %s records: %s.", i, f"{rows:,}", ", ".join(names) or "-")
-
-
-def _with_weights(dataset, config):
+def _with_weights(dataset, config, epoch):
     """(raw string [B], weight float32 []) for each step that some process has records for."""
     if not config.in_step:
         return dataset.map(lambda raw: (raw, 1.0))
     parts = _parts_of_steps(config)
-    mine = parts[:, config.process]
-    weights = mine * parts.shape[1] / parts.sum(axis=1)
-    dataset = dataset.concatenate(_empty_batch().repeat(int(np.sum(mine == 0))))
-    return tf.data.Dataset.zip(
-        (dataset, tf.data.Dataset.from_tensor_slices(weights.astype(np.float32)))
-    )
+    weights = parts[:, config.process] * parts.shape[1] / parts.sum(axis=1)
+    weights = tf.constant(weights, tf.float32)
+    left = weights[tf.where(tf.equal(epoch, config.first_epoch), config.first_step, 0) :]
+    endless = dataset.concatenate(_empty_batch().repeat())
+    return tf.data.Dataset.zip((endless, tf.data.Dataset.from_tensor_slices(left)))
 
 
 def _empty_batch():
@@ -256,8 +199,18 @@ def rows_of_share(
     if config.num_shares == 1:
         return data.rows - sum(len(file.places) for file in damaged)
     return sum(
-        r.end - r.begin for r in divide(data.files, damaged, config.num_shares)[config.share]
+        r.end - r.begin
+        for r in raw_records.divide(data.files, damaged, config.num_shares)[config.share]
     )
+
+
+def steps_of_processes(config: InputConfig) -> Optional[List[int]]:
+    """The steps of each process in an epoch, by rank; None where the rows are not known."""
+    if config.rows_of_processes is None:
+        return None
+    size = config.batch_size * config.replicas
+    steps = [-(-rows // size) for rows in config.rows_of_processes]
+    return [max(steps)] * len(steps) if config.in_step else steps
 
 
 def steps_per_epoch(config: InputConfig) -> Optional[int]:
@@ -265,11 +218,8 @@ def steps_per_epoch(config: InputConfig) -> Optional[int]:
 
     None where the rows are not known.
     """
-    if config.rows_of_processes is None:
-        return None
-    size = config.batch_size * config.replicas
-    steps = [-(-rows // size) for rows in config.rows_of_processes]
-    return max(steps) if config.in_step else sum(steps)
+    steps = steps_of_processes(config)
+    return steps and (steps[0] if config.in_step else sum(steps))
 
 
 def _parts(batch, replicas):
@@ -277,84 +227,3 @@ def _parts(batch, replicas):
     cut = lambda x: tf.reshape(x, tf.concat([[replicas, -1], tf.shape(x)[1:]], 0))
     shaped = lambda x: tf.ensure_shape(cut(x), [replicas, None, *x.shape[1:]])
     return tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(shaped, batch))
-
-
-def _read_all(ranges, data, config, damaged) -> tf.data.Dataset:
-    """string []: the raw records of the ranges, in their order unless they are shuffled."""
-    skipped = {file.path: file.places for file in damaged}
-    read = lambda path: _read(path, data.files, data.data_format, config.read_buffer_bytes)
-    plain = lambda r: r.whole and r.path not in skipped
-    parts = []
-    for together, group in itertools.groupby(ranges, key=plain):
-        if together:
-            parts.append(_interleave([r.path for r in group], read, config))
-            continue
-        for r in group:
-            if r.path in skipped:
-                part = _read_past_damage(r.path, data.data_format, skipped[r.path])
-            else:
-                part = read(r.path).unbatch()
-            parts.append(part if r.whole else part.skip(r.begin).take(r.end - r.begin))
-    empty = tf.data.Dataset.from_tensors(tf.zeros([], tf.string)).take(0)
-    return functools.reduce(lambda a, b: a.concatenate(b), parts or [empty])
-
-
-def _interleave(paths: List[str], read, config):
-    """string []: the records of the files; `read` gives a file's as string [n]."""
-    files = tf.data.Dataset.from_tensor_slices(paths)
-    if config.shuffle_buffer > 1:
-        files = files.shuffle(len(paths), seed=config.seed)
-    parallel = min(config.num_parallel_reads, len(paths))
-    if parallel == 1:
-        chunks = files.flat_map(read)
-    else:
-        chunks = files.interleave(read, cycle_length=parallel, num_parallel_calls=parallel)
-    return chunks.unbatch()
-
-
-def _read(path, files, data_format, buffer_bytes):
-    """string [n]: the raw records of a file, in chunks."""
-    if data_format == "tfrecord":
-        gzip = tf.strings.regex_full_match(path, r".*\.gz")
-        compression = tf.where(gzip, "GZIP", "")
-        chunks = tf.data.TFRecordDataset(path, compression, buffer_bytes).batch(_CHUNK)
-        return _to_the_end(chunks, path, files)
-
-    # TextLineDataset leaves out every carriage return, and makes 3:15 of "3:1\r5".
-    def blocks(path):
-        return bad_records.read_blocks(path.decode(), buffer_bytes)
-
-    text = tf.data.Dataset.from_generator(blocks, tf.string, [], [path])
-    lines = lambda block: tf.compat.v1.string_split([block], "\n").values
-    return text.map(lambda block: records.drop_blank(lines(block)))
-
-
-def _to_the_end(chunks, path, files):
-    """Chunks of a TFRecord file; fails at the end where a plain file holds more than was read.
-
-    TFRecordDataset takes a file that is cut inside the header of a record for one that ends there.
-    """
-    plain = [file for file in files if not file.path.endswith(".gz")]
-    here = tf.equal([file.path for file in plain] or [""], path)
-    size = tf.reduce_sum(tf.boolean_mask(np.int64([file.bytes for file in plain] or [0]), here))
-
-    def count(read, chunk):
-        """A chunk as it is, and the bytes read so far; after the last one comes an empty one."""
-        lengths = tf.cast(tf.strings.length(chunk), tf.int64) + records.FRAME
-        whole = (tf.size(chunk) > 0) | tf.equal(read, size) | ~tf.reduce_any(here)
-        with tf.control_dependencies([tf.debugging.Assert(whole, ["bytes that are no record"])]):
-            return read + tf.reduce_sum(lengths), tf.identity(chunk)
-
-    with_end = chunks.concatenate(_empty_batch())
-    return with_end.apply(tf.data.experimental.scan(tf.zeros([], tf.int64), count))
-
-
-def _read_past_damage(path, data_format, places):
-    """The good records of a file, read by the slow reader, which can go on after damage."""
-
-    def good():
-        for place, payload, _ in bad_records.numbered(path, data_format):
-            if place not in places:
-                yield payload
-
-    return tf.data.Dataset.from_generator(good, tf.string, [])

@@ -16,12 +16,13 @@ from typing import List
 import tensorflow as tf
 from absl import logging
 
-from deepfm import checkpoints, remote
+from deepfm import checkpoints, evaluations, remote, runs
 from deepfm.entry import BadInput
 
 v1 = tf.compat.v1
 
 MODEL_FILE = "model.json"  # in model_dir: the ModelConfig that training was given
+_STATE_FILES = {MODEL_FILE, runs.FILE, evaluations.FILE}  # which training goes on from
 _HANDED = ".handed"  # folder of hard links to the checkpoints that wait to be copied
 
 
@@ -92,9 +93,9 @@ class Mirror:
         self._thread.start()
 
     def fetch(self, found: List[str]):
-        """Gets model.json and the newest whole checkpoint; `found` are the names that are there."""
-        if MODEL_FILE in found:
-            path = self._get(MODEL_FILE)
+        """Gets the state files and the newest whole checkpoint; `found` are the names there."""
+        for name in sorted(_STATE_FILES & set(found)):
+            path = self._get(name)
             self._copied[path] = _stamp(path)
         parts = checkpoints.by_name(found)
         named = self._named() if checkpoints.STATE in found else []
@@ -198,7 +199,9 @@ class Mirror:
                 )  # fmt: skip
 
     def _copy(self):
-        """Copies the newest checkpoint handed over, then the other files that changed."""
+        """Copies the newest checkpoint handed over, after the state files that it needs, and then
+        the other files that changed."""
+        self._copy_changed(p for p in _others(self.local) if os.path.basename(p) in _STATE_FILES)
         folder = os.path.join(self.local, _HANDED)
         *older, newest = sorted(x for x in os.listdir(folder) if x != "making") or [None]
         for name in older:
@@ -210,7 +213,10 @@ class Mirror:
             with contextlib.suppress(tf.errors.NotFoundError):
                 tf.io.gfile.remove(posixpath.join(self.path, self._stale[-1]))
             self._stale.pop()
-        for path in _others(self.local):
+        self._copy_changed(_others(self.local))
+
+    def _copy_changed(self, paths):
+        for path in paths:
             stamp = _stamp(path)
             if self._copied.get(path) != stamp:
                 remote.put(path, posixpath.join(self.path, os.path.relpath(path, self.local)))

@@ -14,19 +14,33 @@ import contextlib
 import os
 import time
 import uuid
+from typing import Callable
 
 import tensorflow as tf
 from absl import logging
 
 from deepfm import cluster as clusters
+from deepfm import interruption
 from deepfm.cluster import Cluster
 from deepfm.entry import BadInput
+from deepfm.hooks import EXAMPLES
 from deepfm.watch import Watch
 
 v1 = tf.compat.v1
 
 _POLL = 0.1  # seconds between two looks at the board
+_BETWEEN_LOOKS = 1.0  # seconds between two looks for a process that is to stop
 _FAREWELL = 10  # seconds that the chief waits at most for the workers to say that they are leaving
+
+
+def _on_board(name):
+    """The name of a number's variable."""
+    return f"deepfm_board/{name}"
+
+
+def _steps_of(rank):
+    """The name of the number of a process's steps."""
+    return f"steps/{rank}"
 
 
 class _Board:
@@ -51,9 +65,10 @@ class _Board:
     def posted(self, name: str, server: int = 0) -> bool:
         return self._run(self._of(name, server)[2])
 
-    def read(self, name: str) -> float:
-        """The number, when it is there."""
+    def read(self, name: str, meanwhile: Callable[[], None] = lambda: None) -> float:
+        """The number, when it is there; until then calls `meanwhile` again and again."""
         while not self.posted(name):
+            meanwhile()
             time.sleep(_POLL)
         return self._run(self._of(name, 0)[3])
 
@@ -72,7 +87,7 @@ class _Board:
         if (name, server) not in self._ops:
             with self._graph.as_default(), tf.device(f"/job:ps/task:{server}"):
                 handle = tf.raw_ops.VarHandleOp(
-                    dtype=tf.float64, shape=[], shared_name=f"deepfm_board/{name}"
+                    dtype=tf.float64, shape=[], shared_name=_on_board(name)
                 )
                 value = v1.placeholder(tf.float64, [])
                 self._ops[name, server] = (
@@ -110,10 +125,18 @@ def serve(cluster: Cluster, config):
     watch = Watch(cluster.watched())
     board = _Board(server, [f"/job:ps/task:{cluster.index}"])
     logging.info("Parameter server %d serves.", cluster.index)
-    while not board.posted("closed", cluster.index):
-        time.sleep(_POLL)
+    stops = False
+    with interruption.taking_steps():  # of the others: this one ends when the chief has saved
+        while not board.posted("closed", cluster.index):
+            if interruption.requested() and not stops:
+                interruption.heard()
+                _Board(server, ["/job:ps"]).post("stop")
+                stops = True
+            time.sleep(_POLL)
     watch.stop()
     time.sleep(0.5)  # the chief's post is answered by then
+    if stops:
+        raise interruption.Interrupted()
     logging.info("Parameter server %d ends: the job is done.", cluster.index)
 
 
@@ -137,6 +160,7 @@ class Member:
         )
         self._board = _Board(self._server, self.device_filters)
         self._rounds = 0
+        self._stops, self._looked = False, 0.0
 
     def agree(self, number):
         """The chief's number, in all processes."""
@@ -150,17 +174,58 @@ class Member:
         name = self._next_round()
         self._board.post(f"{name}/{self.cluster.rank}", number)
         ranks = range(self.cluster.num_processes)
-        return [type(number)(self._board.read(f"{name}/{rank}")) for rank in ranks]
+        read = lambda rank: self._board.read(f"{name}/{rank}", self._hear)
+        return [type(number)(read(rank)) for rank in ranks]
+
+    def steps_taken(self, of_processes):
+        """The steps that this process has taken, of those that the chief knows; a worker that is
+        started again has taken more."""
+        if self.cluster.rank == 0:
+            for rank, steps in enumerate(of_processes):
+                self._board.post(_steps_of(rank), steps)
+        return int(self._board.read(_steps_of(self.cluster.rank)))
+
+    def steps_now(self):
+        """The steps of each process so far."""
+        ranks = range(self.cluster.num_processes)
+        return [int(self._board.read(_steps_of(rank))) for rank in ranks]
+
+    def anyone_stops(self, wanted):
+        """Whether any process is to stop; looks once a second."""
+        if wanted and not self._stops:
+            self._board.post("stop")
+            self._stops = True
+        if not self._stops and time.time() - self._looked > _BETWEEN_LOOKS:
+            self._looked = time.time()
+            self._stops = self._board.posted("stop")
+        return self._stops
+
+    def _hear(self):
+        """While this process waits for others: hands a signal on to them."""
+        if self.anyone_stops(interruption.requested()):
+            interruption.heard()
 
     def _next_round(self):
         self._rounds += 1
         return f"round_{self._rounds}"
 
-    def make_hooks(self, model_dir: str, keep_checkpoint_max: int):
-        """The hooks of training; they come before the one that saves checkpoints."""
+    def make_hooks(self, model_dir: str, keep_checkpoint_max: int, save_in_time: Callable):
+        """The hooks of training; they come before the one that saves checkpoints.
+
+        Args:
+            model_dir, keep_checkpoint_max: of the job.
+            save_in_time: (session) -> None, saves a checkpoint if it is time for one.
+        """
+        count = _CountSteps(_steps_of(self.cluster.rank))
         if self.cluster.rank == 0:
-            return [_Chief(self.cluster, self._board, model_dir, keep_checkpoint_max)]
-        return [_Worker(self.cluster, self._board)]
+
+            def meanwhile(session):
+                self._hear()
+                save_in_time(session)
+
+            chief = _Chief(self.cluster, self._board, model_dir, keep_checkpoint_max, meanwhile)
+            return [chief, count]
+        return [_Worker(self.cluster, self._board), count]
 
     def finish(self):
         """Ends the job in all processes, when the chief comes here."""
@@ -177,6 +242,27 @@ class Member:
             time.sleep(_POLL)
         for server in range(self.cluster.num_servers):
             self._board.post_last("closed", server)
+
+
+class _CountSteps(v1.train.SessionRunHook):
+    """Counts this process's steps on the board, where they outlive it."""
+
+    def __init__(self, name):
+        self._name = name
+
+    def begin(self):
+        # Not when there was no batch any more.
+        batch = v1.get_collection(EXAMPLES)
+        with tf.device("/job:ps/task:0"), tf.control_dependencies(batch):
+            handle = tf.raw_ops.VarHandleOp(
+                dtype=tf.float64, shape=[], shared_name=_on_board(self._name)
+            )
+            self._count = tf.raw_ops.AssignAddVariableOp(
+                resource=handle, value=tf.constant(1.0, tf.float64)
+            )
+
+    def before_run(self, run_context):
+        return v1.train.SessionRunArgs(self._count)
 
 
 class _Worker(v1.train.SessionRunHook):
@@ -197,9 +283,10 @@ class _Chief(v1.train.SessionRunHook):
     """Decides who writes checkpoints and reports what lies where; waits for the workers' last
     steps, so that the last checkpoint has them."""
 
-    def __init__(self, cluster, board, model_dir, keep_checkpoint_max):
+    def __init__(self, cluster, board, model_dir, keep_checkpoint_max, meanwhile):
         self._cluster, self._board, self._model_dir = cluster, board, model_dir
         self._keep_checkpoint_max = keep_checkpoint_max
+        self._meanwhile = meanwhile  # (session) -> None, called while it waits for the workers
 
     def begin(self):
         blind = self._server_that_sees_no_file()
@@ -225,7 +312,7 @@ class _Chief(v1.train.SessionRunHook):
 
     def end(self, session):
         for rank in range(1, self._cluster.num_processes):
-            self._board.read(f"joined/{rank}")
+            self._board.read(f"joined/{rank}", lambda: self._meanwhile(session))
 
     def _server_that_sees_no_file(self):
         """The name of a server that does not share the disk of model_dir, or None."""

@@ -6,8 +6,10 @@
 
 What follows `--` are flags of train.py. Ports are picked free. Each line is shown with the name of
 its process. All processes end with this one; its exit code is that of the first that failed.
+SIGTERM and SIGINT are handed on: training ends with a checkpoint, the exit code is 143.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -32,6 +34,7 @@ flags.DEFINE_integer(
 flags.DEFINE_string("report", None, "A checkpoint, whose balance over the servers is shown.")
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+_LAST_CHECKPOINT = 100  # seconds that all may take to end after SIGTERM
 _FAREWELL = 5  # seconds in which the others may say how they took a failure
 _COLORS = (36, 32, 33, 35, 34, 31)
 
@@ -41,11 +44,19 @@ def main(argv):
         sys.exit(_report(FLAGS.report))
     if not argv[1:]:
         sys.exit(_bad("give the flags of train.py after --; see --help."))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        sys.exit(_run(argv[1:]))
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupt)
+    sys.exit(_run(argv[1:]))
+
+
+class _Interrupted(Exception):
+    """SIGTERM or SIGINT came."""
+
+
+def _interrupt(number, _):
+    for other in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(other, signal.SIG_IGN)
+    raise _Interrupted()
 
 
 def _bad(sentence):
@@ -70,6 +81,13 @@ def _run(train_flags):
     processes = {name: start(name) for name in names}
     try:
         code = _wait(processes, start)
+    except _Interrupted:
+        for process, _ in processes.values():
+            process.terminate()
+        last = time.time() + _LAST_CHECKPOINT
+        while time.time() < last and any(p.poll() is None for p, _ in processes.values()):
+            time.sleep(0.1)
+        code = 128 + signal.SIGTERM
     finally:
         for process, _ in processes.values():
             process.kill()
@@ -156,8 +174,9 @@ def _show(lines, names):
         label = f"{name[0]} {name[1]}".ljust(width)
         if name in colors:
             label = f"\033[{colors[name]}m{label}\033[0m"
-        sys.stderr.write(f"{label} | {line.rstrip()}\n")
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # nobody reads any more, as after `| head`
+            sys.stderr.write(f"{label} | {line.rstrip()}\n")
+            sys.stderr.flush()
         lines.task_done()
 
 

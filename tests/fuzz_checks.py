@@ -19,7 +19,7 @@ from absl import logging
 from reference import Refused, Rules
 
 from data_tools import libsvm_to_tfrecord
-from deepfm import bad_records, data_check, datasets, input_pipeline, records
+from deepfm import bad_records, data_check, datasets, input_pipeline, raw_records, records
 from deepfm.entry import BadInput
 
 
@@ -155,10 +155,9 @@ def _text_file(text, suffix=".libsvm"):
 
 
 def _lines_that_training_reads(path):
+    data = datasets.DataSet([], "libsvm", None, None)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        dataset = (
-            input_pipeline._read(tf.constant(path), [], "libsvm", 1 << 16).unbatch().batch(1 << 20)
-        )
+        dataset = raw_records._read(tf.constant(path), data, 1 << 16).unbatch().batch(1 << 20)
         iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
         session.run(iterator.initializer)
         batch, lines = iterator.get_next(), []

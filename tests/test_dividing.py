@@ -6,7 +6,8 @@ import tensorflow as tf
 from conftest import make_records, write_libsvm, write_tfrecords
 
 from deepfm import data_check, datasets, records
-from deepfm.input_pipeline import InputConfig, divide, make_input_fn, rows_of_share, steps_per_epoch
+from deepfm.input_pipeline import InputConfig, make_input_fn, rows_of_share, steps_per_epoch
+from deepfm.raw_records import divide
 
 SCHEMA = records.Schema(4, 50)
 SIZES = (127, 1000, 0, 2)
@@ -40,10 +41,11 @@ def read(data, **config):
     input_fn = make_input_fn(data, SCHEMA, configured(data, **config))
     batches = []
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        features, _ = tf.compat.v1.data.make_one_shot_iterator(input_fn()).get_next()
+        features, labels = tf.compat.v1.data.make_one_shot_iterator(input_fn()).get_next()
+        weights = features.get("weights", tf.ones_like(labels))
         while True:
             try:
-                batches.append(session.run([features["feat_vals"], features["weights"]]))
+                batches.append(session.run([features["feat_vals"], weights]))
             except tf.errors.OutOfRangeError:
                 return batches
 
@@ -120,3 +122,32 @@ def test_even_files_are_not_cut():
         [("0", True), ("1", True)],
         [("2", True), ("3", True)],
     ]
+
+
+@pytest.mark.parametrize("epoch, step", [(0, 0), (0, 7), (1, 0), (2, 5), (3, 0)])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"shuffle_buffer": 100},
+        {"shuffle_buffer": 50, "num_parallel_reads": 2, "batch_size": 20},
+        {"shuffle_buffer": 100, "cache": "memory"},
+        {"shuffle_buffer": 100, "cache": "FILE"},
+        {"shuffle_buffer": 100, "replicas": 2, "split": True},
+        {"shuffle_buffer": 100, "num_shares": 3, "share": 1, "batch_size": 20},
+        {"batch_size": 40, "num_shares": 2, "share": 1},
+    ],
+)
+def test_reading_goes_on_where_it_was(data, config, epoch, step, tmp_path):
+    config = dict({"num_epochs": 3, "replicas": 1}, **config)
+    if "cache" in config and config["cache"] == "FILE":
+        config["cache"] = str(tmp_path / "cache")
+    found, _ = data
+    whole = read(found, **config)
+    parts = config["replicas"] if config.get("split") else 1
+    used = epoch * (len(whole) // 3) + step * parts
+    rest = read(found, first_epoch=epoch, first_step=step, **config)
+    assert len(rest) == len(whole) - used
+    for (values, weights), (other_values, other_weights) in zip(rest, whole[used:]):
+        np.testing.assert_array_equal(values, other_values)
+        np.testing.assert_array_equal(weights, other_weights)

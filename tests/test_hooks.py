@@ -53,6 +53,7 @@ def test_an_evaluations_seconds_are_not_training_seconds(tmp_path):
     def evaluate(session, step):
         time.sleep(0.5)
         progress.exclude(0.5)
+        return False, False
 
     progress = hooks.Progress(100, None, str(tmp_path))
     hook = checkpointer(tmp_path, eval_steps=3, evaluate=evaluate)
@@ -86,26 +87,51 @@ def test_evaluations_see_the_checkpoint_of_their_step(tmp_path):
 
     def evaluate(session, step):
         seen.append((step, tf.train.load_variable(str(tmp_path), "global_step")))
+        return False, False
 
     train(tmp_path, 7, extra=[checkpointer(tmp_path, eval_steps=3, evaluate=evaluate)])
     assert seen == [(3, 3), (6, 6)]
 
 
 def test_a_nan_loss_names_the_step_and_the_last_good_checkpoint(tmp_path):
-    with pytest.raises(BadInput, match=r"step 6: the loss is nan.*model.ckpt-4"):
+    with pytest.raises(
+        BadInput, match=r"step 6: the loss is nan; the weights weight are worst, .*model.ckpt-4"
+    ):
         train(tmp_path, 9, poison=4, extra=[checkpointer(tmp_path, every=4)])
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path):
-    with pytest.raises(BadInput, match="step 5: the weights weight are not finite"):
+    with pytest.raises(
+        BadInput, match="step 5: the weights are not finite; the weights weight are worst, 3 of 3 "
+    ):
         train(tmp_path, 5, poison=4, extra=[checkpointer(tmp_path)])
     assert tf.train.latest_checkpoint(str(tmp_path)) is None
+
+
+def test_an_evaluation_may_stop_training_at_its_step(tmp_path):
+    hook = checkpointer(tmp_path, eval_steps=2, evaluate=lambda _, step: (False, step == 4))
+    with pytest.raises(RuntimeError, match="Run called even after should_stop"):
+        train(tmp_path, 9, extra=[hook])
+    assert tf.train.load_variable(str(tmp_path), "global_step") == 4
+
+
+def test_one_who_wants_to_stop_stops_after_the_step(tmp_path):
+    steps = []
+    wanted = lambda: steps.append(0) or len(steps) > 5  # asked twice in each step
+    hook = hooks.StopTogether(wanted, lambda tensor, name: tensor, lambda stop: stop)
+    with pytest.raises(RuntimeError, match="Run called even after should_stop"):
+        train(tmp_path, 9, extra=[hook])
+    assert len(steps) == 6  # in three steps
 
 
 def test_a_process_that_leaves_saving_to_the_chief_writes_nothing_but_evaluates(tmp_path):
     seen = []
     hook = checkpointer(
-        tmp_path, every=2, eval_steps=3, evaluate=lambda _, step: seen.append(step), save=False
+        tmp_path,
+        every=2,
+        eval_steps=3,
+        evaluate=lambda _, step: (seen.append(step), False),
+        save=False,
     )
     train(tmp_path, 6, extra=[hook])
     assert seen == [3, 6]

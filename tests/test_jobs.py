@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import pathlib
+import re
 import sys
 
 import numpy as np
@@ -15,6 +16,7 @@ from conftest import (
     make_records,
     run_train,
     shared_data,
+    started_train,
     write_libsvm,
     write_tfrecords,
 )
@@ -338,3 +340,34 @@ def test_only_flags_py_and_train_py_touch_flags():
         if path.name not in ("flags.py", "entry.py"):
             assert "FLAGS" not in path.read_text(), path
     assert sys.version_info[:2] == (3, 7)
+
+
+def lines_until(process, pattern):
+    for line in process.stdout:
+        if re.search(pattern, line):
+            return
+    raise AssertionError(f"it ended without {pattern!r}")
+
+
+@pytest.mark.parametrize(
+    "what, sentence", [("grows", "now; train on files"), ("vanishes", "is gone")]
+)
+def test_a_file_that_changes_while_it_is_read_is_named(tmp_path, what, sentence):
+    path = tmp_path / "a.tfrecords"
+    write_tfrecords(path, make_records(640))
+    flags = (
+        *SMALL_MODEL, f"--training_data_dir={path}", f"--model_dir={tmp_path}/model",
+        "--batch_size=64", "--num_epochs=100000", "--log_steps=1", "--save_checkpoints_steps=5",
+    )  # fmt: skip
+    with started_train(*flags) as process:
+        lines_until(process, r"step 20 ")
+        if what == "grows":
+            with open(path, "ab") as f:
+                f.write(path.read_bytes()[:1000])
+        else:
+            path.unlink()
+        text, _ = process.communicate(timeout=60)
+    assert process.returncode == 2, text
+    last = text.splitlines()[-1]
+    assert last.startswith(f"train.py: {path}: ") and sentence in last
+    assert tf.train.load_variable(str(tmp_path / "model"), "global_step") >= 15

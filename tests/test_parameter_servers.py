@@ -79,7 +79,7 @@ def test_a_checkpoint_means_the_same_on_any_number_of_servers(uneven, tmp_path):
     done = run_cluster(*small_job(uneven, model_dir, *more), servers=1)
     assert done.returncode == 0, done.stderr
     expected = evaluation(model_dir)
-    for servers in (3, 2, 0):
+    for servers in (3, 0):
         # A learning rate of 0 moves nothing, the decay of 1 no statistics of batch norm.
         last = report(model_dir)["global_step"] + 4
         still = small_job(

@@ -21,13 +21,12 @@ from packaging.requirements import Requirement
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 OWN_PACKAGES = {
     "launch_sagemaker",
-    "conftest",
+    *(path.stem for path in (ROOT / "tests").glob("*.py")),
     "deepfm",
     "data_tools",
     "scripts",
     "tests",
     "train",
-    "s3_server",
 }
 
 # Says that it is 3.7, makes a .venv with itself as the Python, and builds a wheel unless told to

@@ -1,0 +1,106 @@
+"""The best evaluated model is the one that is exported; training stops when nothing gets better."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import SMALL_MODEL, make_records, report, run_horovod, run_train, write_tfrecords
+
+from deepfm import evaluations
+from deepfm.metrics import Evaluation
+
+v1 = tf.compat.v1
+STEPS = 10  # of an epoch
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """(folder, validation records): so few to train on that the model soon learns them by heart."""
+    folder = tmp_path_factory.mktemp("best")
+    validation = make_records(300, seed=2)
+    write_tfrecords(folder / "train.tfrecords", make_records(STEPS * 32, seed=1))
+    write_tfrecords(folder / "val.tfrecords", validation)
+    return folder, validation
+
+
+def job(data, folder, *more):
+    return (
+        *SMALL_MODEL, f"--training_data_dir={data[0]}/train.tfrecords",
+        f"--val_data_dir={data[0]}/val.tfrecords", f"--model_dir={folder}/model",
+        f"--servable_model_dir={folder}/servable", "--global_batch_size=32", "--num_epochs=30",
+        "--learning_rate=0.03", "--dropout=0", "--export=best",
+        f"--eval_every_steps={STEPS}", *more,
+    )  # fmt: skip
+
+
+def history(folder):
+    return json.loads((folder / "model" / evaluations.FILE).read_text())
+
+
+def log_loss_of_export(folder, records):
+    """The log loss of the one exported model on some records."""
+    (path,) = (folder / "servable").iterdir()
+    labels, ids, values = records
+    with tf.Graph().as_default(), v1.Session() as session:
+        signature = v1.saved_model.load(session, ["serve"], str(path)).signature_def
+        found = signature["serving_default"]
+        prob = session.run(
+            found.outputs["prob"].name,
+            {found.inputs["feat_ids"].name: ids, found.inputs["feat_vals"].name: values},
+        )
+    evaluation = Evaluation()
+    logits = np.log(prob / (1 - prob))
+    losses = -np.where(labels > 0, np.log(prob), np.log(1 - prob))
+    evaluation.add(labels, logits, prob, losses)
+    return float(losses.mean())
+
+
+def test_the_one_export_is_the_best_evaluated_model_also_after_a_restart(data, tmp_path):
+    flags = job(data, tmp_path, "--best_metric=log_loss", "--early_stopping_patience=4")
+    done = run_train(*flags, f"--max_steps={STEPS + 5}")
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "servable").iterdir())) == 1  # the first evaluation is the best
+    done = run_train(*flags)
+    assert done.returncode == 0, done.stderr
+    found = history(tmp_path)
+    best = min(found, key=lambda entry: entry["log_loss"])
+    assert best != found[-1], "it has not learnt them by heart"
+    assert log_loss_of_export(tmp_path, data[1]) == pytest.approx(best["log_loss"], abs=1e-5)
+    assert report(tmp_path / "model")["best"]["step"] == best["step"]
+
+    # And it stopped when four in a row were not better.
+    last = report(tmp_path / "model")["global_step"]
+    after = [entry for entry in found if entry["step"] > best["step"]]
+    assert len(after) == 4
+    assert last == after[-1]["step"]
+    again = run_train(*flags)
+    assert again.returncode == 0, again.stderr
+    assert f"This run has been stopped early already, at step {last}." in again.stderr
+    assert report(tmp_path / "model")["global_step"] == last
+
+
+def test_all_ranks_stop_early_at_the_same_step(data, tmp_path):
+    flags = job(data, tmp_path, "--best_metric=log_loss", "--early_stopping_patience=1")
+    done = run_horovod(2, *flags)
+    assert done.returncode == 0, done.stderr
+    found = history(tmp_path)
+    assert "Stopping early at step" in done.stderr
+    assert report(tmp_path / "model")["global_step"] == found[-1]["step"] < 30 * STEPS
+    assert len(list((tmp_path / "servable").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    "flags, sentence",
+    [
+        (["--export=best"], "--export=best needs --val_data_dir and --servable_model_dir."),
+        (["--early_stopping_patience=2"], "--early_stopping_patience needs evaluations"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(data, tmp_path, flags, sentence):
+    done = run_train(
+        *SMALL_MODEL, f"--training_data_dir={data[0]}/train.tfrecords", f"--model_dir={tmp_path}/m",
+        *flags,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert sentence in done.stderr

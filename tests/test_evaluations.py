@@ -1,0 +1,69 @@
+"""What follows from the evaluations of a run, also when it was interrupted."""
+
+import math
+
+import pytest
+
+from deepfm import evaluations
+from deepfm.entry import BadInput
+
+
+def history(folder, after=0, until=10**9, metric="auc"):
+    return evaluations.History(str(folder), metric, after, until)
+
+
+def filled(folder, aucs, **how):
+    found = history(folder, **how)
+    for i, auc in enumerate(aucs, 1):
+        found.add(10 * i, {"auc": auc, "log_loss": 1 - auc, "calibration": 1.0})
+        found.keep()
+    return found
+
+
+def test_the_best_is_the_first_of_equals(tmp_path):
+    found = filled(tmp_path, [0.6, 0.8, 0.7, 0.8])
+    assert found.best["step"] == 20
+    assert found.since_best == 2
+
+
+@pytest.mark.parametrize("metric, step", [("auc", 20), ("log_loss", 10)])
+def test_the_metric_decides_which_is_best(tmp_path, metric, step):
+    found = history(tmp_path, metric=metric)
+    found.add(10, {"auc": 0.6, "log_loss": 0.1})
+    found.add(20, {"auc": 0.7, "log_loss": 0.2})
+    assert found.best["step"] == step
+
+
+def test_an_auc_that_is_not_a_number_is_never_best(tmp_path):
+    assert filled(tmp_path, [math.nan, 0.5, math.nan]).best["step"] == 20
+
+
+def test_the_learning_rate_is_cut_for_each_evaluation_that_is_no_better(tmp_path):
+    assert filled(tmp_path, [0.6, 0.6, 0.7, 0.65, 0.7, 0.8]).decay(0.5) == 0.125
+    assert filled(tmp_path, [0.6]).decay(0.5) == 1
+
+
+def test_a_run_that_is_started_again_knows_its_evaluations(tmp_path):
+    filled(tmp_path, [0.6, 0.8, 0.7])
+    again = history(tmp_path, until=30)
+    assert (again.best["step"], again.since_best, again.decay(0.5)) == (20, 1, 0.5)
+    assert again.has(30)
+    assert not again.has(31)
+
+
+def test_evaluations_after_the_checkpoint_are_forgotten(tmp_path):
+    filled(tmp_path, [0.6, 0.8, 0.7])
+    again = history(tmp_path, until=29)
+    assert (again.best["step"], again.since_best) == (20, 0)
+
+
+def test_evaluations_of_another_run_do_not_count(tmp_path):
+    filled(tmp_path, [0.9, 0.6, 0.7])
+    assert history(tmp_path, after=10).best["step"] == 30
+
+
+@pytest.mark.parametrize("text", ["{", "{}x", '[{"step": 1}]', "[1]", '[{"step": "a"}]'])
+def test_a_broken_file_is_refused_in_one_sentence(tmp_path, text):
+    (tmp_path / evaluations.FILE).write_text(text)
+    with pytest.raises(BadInput, match=r"evaluations.json: is not a list of evaluations"):
+        history(tmp_path)

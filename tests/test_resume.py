@@ -1,0 +1,218 @@
+"""A run that is interrupted and started again ends with the model of one that was not."""
+
+import os
+import re
+import signal
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import (
+    ROOT,
+    SMALL_MODEL,
+    finish,
+    make_records,
+    report,
+    run_cluster,
+    run_horovod,
+    run_train,
+    started,
+    started_cluster,
+    started_horovod,
+    started_train,
+    write_own_ids,
+    write_tfrecords,
+)
+
+EACH_ALONE = True
+SIZES = (150, 700, 3, 147)
+STEPS = 16  # of an epoch of batches of 64
+INTERRUPTED = 143
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("resume")
+    for i, rows in enumerate(SIZES):
+        write_tfrecords(folder / f"{i}.tfrecords", make_records(rows, seed=i))
+    return folder
+
+
+def job(data, model_dir, *more):
+    """Flags of a run with everything in it that keeps a state."""
+    return (
+        *SMALL_MODEL, f"--training_data_dir={data}/*.tfrecords", f"--model_dir={model_dir}",
+        "--global_batch_size=64", "--num_epochs=3", "--dropout=0.3", "--batch_norm",
+        "--l2_reg=0.001", "--shuffle_buffer=200", *more,
+    )  # fmt: skip
+
+
+def weights(model_dir):
+    """All tensors of the newest checkpoint, the optimizer's among them."""
+    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(model_dir)))
+    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+
+def check_same(model_dir, other, atol):
+    found, wanted = weights(model_dir), weights(other)
+    assert set(found) == set(wanted)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=atol, err_msg=name)
+
+
+def check_done(*processes):
+    for done in processes:
+        assert done.returncode == 0, done.stderr
+
+
+PLATEAU = ("--learning_rate_decay_on_plateau=0.5", "--eval_every_steps=5")
+
+
+@pytest.mark.parametrize(
+    "more", [(*PLATEAU, "--cache=memory"), pytest.param((), marks=pytest.mark.table)]
+)
+def test_local_ends_with_the_same_weights_bit_for_bit(data, tmp_path, more):
+    if more:
+        more = (*more, f"--val_data_dir={data}/1.tfrecords")
+    flags = job(data, tmp_path / "parts", *more)
+    check_done(
+        run_train(*job(data, tmp_path / "whole", *more)),
+        run_train(*flags, "--max_steps=10"),
+        run_train(*flags),
+    )
+    assert report(tmp_path / "parts")["examples"] == 3 * sum(SIZES) - 10 * 64
+    check_same(tmp_path / "parts", tmp_path / "whole", atol=0)
+
+
+@pytest.mark.parametrize("mode", [pytest.param("tower", marks=pytest.mark.table), "mirrored"])
+def test_replicas_of_one_process_end_with_the_same_weights(data, tmp_path, mode):
+    # Each replica has batch norm's statistics of its own: which one's stay is open.
+    mode = (f"--distribution={mode}", "--replicas_per_process=2", "--nobatch_norm")
+    flags = job(data, tmp_path / "parts", *mode)
+    check_done(
+        run_train(*job(data, tmp_path / "whole", *mode)),
+        run_train(*flags, f"--max_steps={STEPS + 3}"),
+        run_train(*flags),
+    )
+    check_same(tmp_path / "parts", tmp_path / "whole", atol=1e-6)
+
+
+def test_horovod_ends_with_the_same_weights(data, tmp_path):
+    flags = job(data, tmp_path / "parts")
+    check_done(
+        run_horovod(2, *job(data, tmp_path / "whole")),
+        run_horovod(2, *flags, f"--max_steps={STEPS + 3}"),
+        run_horovod(2, *flags),
+    )
+    check_same(tmp_path / "parts", tmp_path / "whole", atol=1e-6)
+
+
+def until(process, pattern):
+    """Reads what a process writes until a line matches."""
+    for line in process.stdout:
+        if re.search(pattern, line):
+            return
+    raise AssertionError(f"it ended without {pattern!r}")
+
+
+def interrupt(context, number, send):
+    """Runs a command until its third step; (exit code, what it wrote, seconds since the signal)."""
+    with context as process:
+        until(process, r"step 3 ")
+        at = time.time()
+        send(process, number)
+        text, _ = process.communicate(timeout=60)
+        return process.returncode, text, time.time() - at
+
+
+def to_all(process, number):
+    os.killpg(process.pid, number)
+
+
+def to_parent(process, number):
+    process.send_signal(number)
+
+
+OTHERS = signal.SIGINT, signal.SIGUSR1
+SLOW = ("--log_steps=1", "--num_epochs=2000", "--save_checkpoints_secs=600")
+
+
+def test_two_trainings_in_one_folder_are_refused(data, tmp_path):
+    flags = job(data, tmp_path, *SLOW)
+    with started_train(*flags) as process:
+        until(process, r"step 3 ")
+        for more in ((), ("--clear_existing_model",)):
+            done = run_train(*flags, *more)
+            assert done.returncode == 2
+            assert f"--model_dir={tmp_path}: another process is training there" in done.stderr
+        assert process.poll() is None
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.table) for n in OTHERS)]
+)
+def test_a_signal_ends_training_with_the_checkpoint_of_its_step(data, tmp_path, number):
+    flags = job(data, tmp_path, *SLOW)
+    code, text, _ = interrupt(started_train(*flags), number, to_parent)
+    assert code == INTERRUPTED
+    (step,) = re.findall(r"the checkpoint of step (\d+) is saved", text)
+    assert weights(tmp_path)["global_step"] == int(step) >= 3
+    assert not (tmp_path / "report.json").exists()
+    again = run_train(*flags, f"--max_steps={int(step) + 5}")
+    check_done(again)
+    assert report(tmp_path)["global_step"] == int(step) + 5
+
+
+@pytest.mark.parametrize("send", [to_all, pytest.param(to_parent, marks=pytest.mark.table)])
+def test_a_cluster_ends_with_a_checkpoint_and_goes_on_where_each_was(tmp_path, send):
+    write_own_ids([tmp_path / "a.tfrecords"], [4000])
+    flags = (
+        "--embedding_size=2", "--deep_layers=2", "--feature_size=4000", "--shuffle_buffer=0",
+        f"--training_data_dir={tmp_path}/a.tfrecords", f"--model_dir={tmp_path}/model",
+        "--batch_size=10", "--log_steps=1", "--optimizer=sgd", "--l2_reg=0",
+    )  # fmt: skip
+    code, text, _ = interrupt(started_cluster(*flags), signal.SIGTERM, send)
+    assert code == INTERRUPTED, text
+    (step,) = map(int, re.findall(r"the checkpoint of step (\d+) is saved", text))
+    assert 3 <= step < 400
+    done = run_cluster(*flags)
+    check_done(done)
+    assert report(tmp_path / "model")["global_step"] == 400
+    assert report(tmp_path / "model")["examples"] == 4000 - 10 * step
+    assert np.all(weights(tmp_path / "model")["fm_w"] != 0)  # each record was used
+
+
+@pytest.mark.parametrize(
+    "launcher, number",
+    [("mpi", signal.SIGUSR1), pytest.param("gloo", signal.SIGTERM, marks=pytest.mark.table)],
+)
+def test_horovod_ends_with_the_checkpoint_of_its_step(data, tmp_path, launcher, number):
+    flags = job(data, tmp_path, *SLOW)
+    context = started_horovod(2, *flags, launcher=launcher)
+    code, text, _ = interrupt(context, number, to_parent)
+    assert code != 0
+    (step,) = map(int, re.findall(r"the checkpoint of step (\d+) is saved", text))
+    assert weights(tmp_path)["global_step"] == step
+    # horovodrun itself ends with a trace.
+    assert {"gloo": "<stderr>:Traceback", "mpi": "Traceback"}[launcher] not in text
+
+
+def test_the_same_command_after_the_end_trains_nothing(data, tmp_path):
+    flags = job(data, tmp_path, f"--val_data_dir={data}/1.tfrecords")
+    first, again = run_train(*flags), run_train(*flags)
+    check_done(first, again)
+    assert "All 3 epochs of this run are done (step 48); --num_epochs=4 goes on" in again.stderr
+    assert report(tmp_path)["global_step"] == 3 * STEPS
+    assert report(tmp_path)["eval"]["examples"] == SIZES[1]
+
+
+@pytest.mark.timeout(300)
+def test_interruptions_at_random_moments_change_no_bit():
+    command = [
+        ROOT / ".venv/bin/python", "scripts/soak_interruptions.py", "--terms=1", "--kills=1",
+        "--rows=10000",
+    ]  # fmt: skip
+    done = finish(started(command), timeout=280)
+    assert done.returncode == 0, done.stdout
+    assert "2 of 2 interrupted runs ended with the same weights" in done.stdout
