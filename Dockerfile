@@ -75,13 +75,17 @@ COPY train.py .
 
 # CURL_HOME: the master answers curl in gRPC, which newer curls take for HTTP/0.9 and refuse, and
 #   the worker then takes the master for dead.
-# OMPI_*: MPI refuses root, and copies between processes in a way that Docker forbids.
+# OMPI_*: MPI refuses root, copies between processes in a way that Docker forbids, and does not
+#   notice that another host is gone.
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     CURL_HOME=/etc/curl \
     OMPI_ALLOW_RUN_AS_ROOT=1 \
     OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
     OMPI_MCA_btl_vader_single_copy_mechanism=none \
+    OMPI_MCA_oob_tcp_keepalive_time=5 \
+    OMPI_MCA_oob_tcp_keepalive_intvl=2 \
+    OMPI_MCA_oob_tcp_keepalive_probes=6 \
     SAGEMAKER_TRAINING_MODULE=sagemaker_main:main
 
 # The user stays root, because SageMaker's `train` starts sshd and writes to /etc/environment and to

@@ -1,4 +1,4 @@
-"""Measures training, modes, Pipe mode, input and conversion: each beside what it replaces, in turn.
+"""Measures training, modes, safety, Pipe mode, input and conversion, beside what each replaces.
 
     .venv/bin/python scripts/benchmark.py
     .venv/bin/python scripts/benchmark.py --what=training --feature_sizes=117581,1000000 --rounds=3
@@ -23,7 +23,7 @@ import time
 from absl import app, flags, logging
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list("what", "training,modes,pipe,input,conversion", "What is measured.")
+flags.DEFINE_list("what", "training,modes,safety,pipe,input,conversion", "What is measured.")
 flags.DEFINE_list("feature_sizes", "117581,1000000,10000000", "Of training.")
 flags.DEFINE_integer("rounds", 3, "Times that each pair is measured.", 1)
 flags.DEFINE_integer("rows", 400000, "Records of the data set that is made.", 10000)
@@ -359,9 +359,28 @@ with open(source) as lines, tf.io.TFRecordWriter(target) as writer:
 """
 
 
+def safety(work):
+    """Examples/s of train.py with a checkpoint every 60 s against none, at 1,000,000 features."""
+    folder = _data(work, 1000000)
+    steps = 8000  # two minutes or so
+
+    def train(seconds):
+        _run(
+            "train.py", f"--training_data_dir={folder}/tfrecords", *_MODEL,
+            f"--model_dir={work}/model", "--clear_existing_model", f"--max_steps={steps}",
+            "--num_epochs=1000", f"--batch_size={FLAGS.batch_size}",
+            f"--save_checkpoints_secs={seconds}",
+        )  # fmt: skip
+        return json.loads((work / "model" / "report.json").read_text())["examples_per_second"]
+
+    name = "training, 1,000,000 features, a checkpoint every 60 s"
+    return [_in_turn(name, lambda: train(60), "none until the end", lambda: train(1 << 30))]
+
+
 MEASURES = {
     "training": training,
     "modes": modes,
+    "safety": safety,
     "pipe": pipe,
     "input": reading,
     "conversion": conversion,

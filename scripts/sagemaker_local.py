@@ -48,6 +48,12 @@ flags.DEFINE_string(
     None,
     "Folder of the buckets of an S3 server that the hosts see; written back at the end.",
 )
+flags.DEFINE_string(
+    "checkpoints_dir",
+    None,
+    "Folder that is each host's /opt/ml/checkpoints and outlives the job, as the objects of "
+    "checkpoint_s3_uri do; it becomes the model_dir.",
+)
 flags.DEFINE_string("custom_mpi_options", "", "More words for mpirun.")
 flags.DEFINE_string("job_name", "local", "The job's name.")
 flags.DEFINE_string("output_dir", "sagemaker_output", "Where logs, model and failure are gathered.")
@@ -193,7 +199,7 @@ def _job_configuration(given):
     """hyperparameters.json: what was given, and what the SDK and the launcher add."""
     pipe = FLAGS.input_mode == "Pipe"
     added = {
-        "model_dir": "/opt/ml/model",
+        "model_dir": "/opt/ml/checkpoints" if FLAGS.checkpoints_dir else "/opt/ml/model",
         "sagemaker_program": "train.py",
         "sagemaker_submit_directory": "/opt/ml/source",
         "sagemaker_container_log_level": 20,
@@ -226,6 +232,10 @@ def _lay_out(folder, names, hyperparameters):
         config, data = host / "ml/input/config", host / "ml/input/data"
         for path in (config, data, host / "ml/model", host / "ml/output/data", host / "home/.ssh"):
             path.mkdir(parents=True)
+        if FLAGS.checkpoints_dir:
+            kept = pathlib.Path(FLAGS.checkpoints_dir).absolute()
+            kept.mkdir(parents=True, exist_ok=True)
+            (host / "ml/checkpoints").symlink_to(kept)
         (host / "hosts").write_text(f"127.0.0.1 localhost\n{addresses}")
         # Newer curl takes gRPC's answer for none, and the toolkit a living master for dead.
         (host / "home/.curlrc").write_text("http0.9\n")

@@ -5,6 +5,7 @@ the suite runs the ends of it.
 """
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -94,6 +95,39 @@ def criteo_like(tmp_path_factory):
         write_tfrecords(folder / f"tr{i}.tfrecords", make_records(100, 39, 117581, seed=i))
     write_tfrecords(folder / "va.tfrecords", make_records(50, 39, 117581, seed=9))
     return folder
+
+
+def weights(model_dir):
+    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(model_dir)))
+    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+
+@pytest.mark.table
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("lost", [signal.SIGTERM, signal.SIGKILL])
+def test_a_job_whose_host_is_taken_away_ends_as_one_that_was_not(criteo_like, tmp_path, lost):
+    flags = (
+        f"--training={criteo_like}/tr", "--", "--feature_size=117581", "--field_size=39",
+        "--embedding_size=4", "--deep_layers=8", "--batch_size=16", "--num_epochs=20",
+        "--log_steps=20", "--save_checkpoints_steps=20",
+    )  # fmt: skip
+    code, text, _ = run_job(tmp_path / "w", f"--checkpoints_dir={tmp_path}/whole", *flags)
+    assert code == 0, text
+    parts = f"--checkpoints_dir={tmp_path}/parts"
+    command = [sys.executable, "scripts/sagemaker_local.py", f"--output_dir={tmp_path}/p", parts]
+    with started([*command, *flags]) as process:
+        for line in process.stdout:
+            if "step 200 " in line:
+                process.send_signal(lost)
+                break
+        process.communicate(timeout=60)
+    assert not (tmp_path / "parts/report.json").exists()
+    code, text, _ = run_job(tmp_path / "p", parts, *flags)
+    assert code == 0, text
+    assert "Going on at step" in text
+    found, wanted = weights(tmp_path / "parts"), weights(tmp_path / "whole")
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
 @pytest.mark.table
