@@ -258,7 +258,7 @@ def test_bad_input_is_refused_in_one_sentence(trained, tmp_path, flags, sentence
     done = run_train(
         *SMALL_MODEL, f"--training_data_dir={folder}/train.tfrecords",
         f"--model_dir={tmp_path}/model", "--batch_size=64",
-        *[flag.format(folder, folder) for flag in flags], timeout=20,
+        *[flag.format(folder, folder) for flag in flags], timeout=60,
     )  # fmt: skip
     last = done.stderr.splitlines()[-1]
     assert done.returncode == 2, done.stderr
