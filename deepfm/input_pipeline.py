@@ -139,6 +139,8 @@ def make_input_fn(
             return dataset
         return _with_weights(dataset, config, epoch)
 
+    # Their source holds nothing that would have to be rewritten, which takes seconds.
+    @tf.autograph.experimental.do_not_convert
     def input_fn():
         dataset = raw_records.each_epoch(data, damaged, config, batches)
         if not known and config.first_step:
