@@ -19,6 +19,7 @@ v1 = tf.compat.v1
 EXAMPLES = "deepfm_examples"  # collection: int64 [], the examples of each replica in a step
 # Collection: float32 [2], the records of this step and of the next one, the mean of all processes.
 ROWS_OF_STEPS = "deepfm_rows_of_steps"
+_WORST = "deepfm_worst_weights"  # collection: what _worst_weights returns
 
 
 class Throughput(NamedTuple):
@@ -204,6 +205,15 @@ class StopTogether(v1.train.SessionRunHook):
             run_context.request_stop()
 
 
+class GiveUp(v1.train.SessionRunHook):
+    """Ends an evaluation with interruption.Interrupted when a signal has asked training to stop."""
+
+    def after_run(self, run_context, run_values):
+        if interruption.requested():
+            interruption.heard()
+            raise interruption.Interrupted()
+
+
 class EndTogether(v1.train.SessionRunHook):
     """Ends training at the same step in all processes, when none has records for the next one."""
 
@@ -344,6 +354,8 @@ def _worst_weights():
     """(name string [], how many of its numbers are not finite, size, the largest: int64, int64,
     float32 []) of the variable with the largest share of numbers that are not finite, or where
     all are finite with the largest number."""
+    if v1.get_collection(_WORST):  # made by another hook
+        return tuple(v1.get_collection(_WORST))
     found = []
     for variable in v1.trainable_variables():
         with tf.device(variable.device):
@@ -355,7 +367,9 @@ def _worst_weights():
     share = tf.cast(bad, tf.float64) / tf.cast(size, tf.float64)
     worst = tf.cond(tf.reduce_any(bad > 0), lambda: tf.argmax(share), lambda: tf.argmax(largest))
     names = tf.constant([variable.op.name for variable in v1.trainable_variables()])
-    return names[worst], bad[worst], size[worst], largest[worst]
+    for column in (names, bad, size, largest):
+        v1.add_to_collection(_WORST, column[worst])
+    return tuple(v1.get_collection(_WORST))
 
 
 class CheckShapes(v1.train.SessionRunHook):

@@ -165,14 +165,14 @@ def in_order(config):
     )  # fmt: skip
 
 
-def evaluate(job, data, config):
+def evaluate(job, data, config, more_hooks=()):
     """Evaluates the newest checkpoint on every record once, and logs the stable line."""
     wanted = schema(config)
     job = _alone(job) if job_data.evaluates_alone(job) else job_data.with_share(job, data)
     once = in_order(job.input)
     input_fn = input_pipeline.make_input_fn(data, wanted, once)
     with data_check.naming_bad_records(data, wanted), estimator(job, config) as trained:
-        found = trained.evaluate(input_fn, hooks=session_hooks(job))
+        found = trained.evaluate(input_fn, hooks=[*session_hooks(job), *more_hooks])
     results = {name: float(found[name]) for name in metrics.RESULTS}
     results["examples"] = int(results["examples"])
     remote.check_all_read(data.files, data.rows, results["examples"])

@@ -30,6 +30,7 @@ v1 = tf.compat.v1
 
 _POLL = 0.1  # seconds between two looks at the board
 _BETWEEN_LOOKS = 1.0  # seconds between two looks for a process that is to stop
+_RELEASED = "released"  # on the board when the chief ends, and so may all
 _FAREWELL = 10  # seconds that the chief waits at most for the workers to say that they are leaving
 
 
@@ -66,8 +67,14 @@ class _Board:
         return self._run(self._of(name, server)[2])
 
     def read(self, name: str, meanwhile: Callable[[], None] = lambda: None) -> float:
-        """The number, when it is there; until then calls `meanwhile` again and again."""
+        """The number, when it is there; until then calls `meanwhile` again and again.
+
+        Raises:
+            interruption.Interrupted: a signal has ended the chief, which will not post it any more.
+        """
         while not self.posted(name):
+            if name != _RELEASED and self.posted(_RELEASED):
+                raise interruption.Interrupted(together=True)
             meanwhile()
             time.sleep(_POLL)
         return self._run(self._of(name, 0)[3])
@@ -225,18 +232,18 @@ class Member:
 
             chief = _Chief(self.cluster, self._board, model_dir, keep_checkpoint_max, meanwhile)
             return [chief, count]
-        return [_Worker(self.cluster, self._board), count]
+        return [_Worker(self.cluster, self._board, self._hear), count]
 
     def finish(self):
         """Ends the job in all processes, when the chief comes here."""
         workers = [f"left/{rank}" for rank in range(1, self.cluster.num_processes)]
         if self.cluster.rank > 0:
-            self._board.read("released")
+            self._board.read(_RELEASED)
             self._watch.stop()
             self._board.post_last(workers[self.cluster.rank - 1])
             return
         self._watch.stop()
-        self._board.post("released")
+        self._board.post(_RELEASED)
         last = time.time() + _FAREWELL
         while time.time() < last and not all(map(self._board.posted, workers)):
             time.sleep(_POLL)
@@ -249,6 +256,7 @@ class _CountSteps(v1.train.SessionRunHook):
 
     def __init__(self, name):
         self._name = name
+        self._in_session = False
 
     def begin(self):
         # Not when there was no batch any more.
@@ -261,6 +269,14 @@ class _CountSteps(v1.train.SessionRunHook):
                 resource=handle, value=tf.constant(1.0, tf.float64)
             )
 
+    def after_create_session(self, session, coord):
+        if self._in_session:  # a new one would begin with the first record of the share again
+            raise OSError(
+                "the session on the parameter servers was lost, so this process ends; the same "
+                "command again goes on."
+            )
+        self._in_session = True
+
     def before_run(self, run_context):
         return v1.train.SessionRunArgs(self._count)
 
@@ -268,12 +284,13 @@ class _CountSteps(v1.train.SessionRunHook):
 class _Worker(v1.train.SessionRunHook):
     """Starts when the chief has made the variables; tells it of the last step."""
 
-    def __init__(self, cluster, board):
+    def __init__(self, cluster, board, meanwhile):
         self._cluster, self._board = cluster, board
+        self._meanwhile = meanwhile  # () -> None, called while it waits for the chief
 
     def begin(self):
         # Estimator's own waiting looks every 30 s.
-        self._board.read("started")
+        self._board.read("started", self._meanwhile)
 
     def end(self, session):
         self._board.post(f"joined/{self._cluster.rank}")

@@ -262,8 +262,14 @@ class _Training:
         """Evaluates a step's checkpoint; (whether that changed a variable, whether to stop)."""
         started = time.time()
         before = self._decay()
-        with interruption.taking_steps(False):  # the checkpoint is there
-            self._evaluate(step)
+        if self._job.distribution.synchronous:
+            with interruption.taking_steps(False):  # the checkpoint is there
+                self._evaluate(step)
+        else:
+            try:  # the others take steps meanwhile, for which there is no checkpoint
+                self._evaluate(step, [hooks.GiveUp()])
+            except interruption.Interrupted:
+                return False, True
         self._take_stock(step)
         after = self._decay()
         if after is not None and after != before:
@@ -273,10 +279,10 @@ class _Training:
         self.progress.exclude(time.time() - started)
         return after != before, self.stopped
 
-    def _evaluate(self, step):
+    def _evaluate(self, step, more_hooks=()):
         """Evaluates the newest checkpoint, and exports it where it is the best."""
         job, history = self._job, self._history
-        results = job_model.evaluate(job, self._validation, self._config)
+        results = job_model.evaluate(job, self._validation, self._config, more_hooks)
         self._results = step, results
         history.add(step, results)
         if job.distribution.rank == 0:
