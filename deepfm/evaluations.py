@@ -84,6 +84,8 @@ def _read(path) -> List[Dict[str, Any]]:
             entry["step"] = int(entry["step"])
             for name in METRICS:
                 entry[name] = float(entry[name])
+            if not isinstance(entry.get("export", ""), str):
+                raise ValueError(f"export is {entry['export']!r}")
     except (ValueError, TypeError, KeyError) as error:
         raise BadInput(f"{path}: is not a list of evaluations ({error!r}); delete it.") from error
     return found

@@ -196,7 +196,8 @@ def save_export(job, config):
 
 def remove_export(folder, path):
     """Deletes an export that another one has taken the place of."""
-    if posixpath.dirname(path) != folder.rstrip("/") or not tf.io.gfile.exists(path):
+    parent, number = posixpath.split(path)  # evaluations.json is a file that anyone may have edited
+    if parent != folder.rstrip("/") or not number.isdigit() or not tf.io.gfile.exists(path):
         return
     # Without this file it is no SavedModel any more, whatever else is there.
     tf.io.gfile.remove(posixpath.join(path, "saved_model.pb"))

@@ -123,10 +123,8 @@ def _in_new_order(last, now):
     differ = [name for name, value in now.order.items() if last.order.get(name) != value]
     names = ", ".join(differ) or "the number of records"
     places = [last.place(taken, i) for i, taken in enumerate(last.taken(now.step))]
-    epoch, used = min(places)
-    if last.steps_per_epoch is None:
-        epoch = 0
-    if used:
+    epoch = 0 if last.steps_per_epoch is None else min(places)[0]
+    if max(places) > (epoch, 0):
         logging.warning(
             "The order of the records is another one than before (%s differs), so epoch %d begins "
             "again: some of its records are used twice.",
@@ -160,12 +158,31 @@ def _read(model_dir) -> List[Part]:
         found = json.loads(text)
         if found["format_version"] != _VERSION:
             raise ValueError(f"format_version {found['format_version']} is not {_VERSION}")
-        return [Part(**part) for part in found["parts"]]
-    except (ValueError, TypeError, KeyError) as error:
+        return [_checked(Part(**part)) for part in found["parts"]]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BadInput(
             f"{path}: is not a run's state ({error!r}); delete it, and training begins with the "
             "first record of its data."
         ) from error
+
+
+def _checked(part):
+    """The part; ValueError where a field is not what it should be."""
+    count = lambda x: isinstance(x, int) and x >= 0
+    counts = lambda x: isinstance(x, list) and all(map(count, x)) and len(x) == processes
+    processes = part.order["num_processes"]
+    fine = {
+        "data": isinstance(part.data, str),
+        "run_step": count(part.run_step),
+        "step": count(part.step),
+        "epoch": count(part.epoch),
+        "steps_per_epoch": part.steps_per_epoch is None or counts(part.steps_per_epoch),
+        "steps_taken": all(map(counts, part.steps_taken.values())),
+    }
+    for name, is_fine in fine.items():
+        if not is_fine:
+            raise ValueError(f"{name} is {getattr(part, name)!r}")
+    return part
 
 
 def _write(model_dir, parts):

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from conftest import SMALL_MODEL, make_records, report, run_horovod, run_train, write_tfrecords
 
-from deepfm import evaluations
+from deepfm import evaluations, job_model
 from deepfm.metrics import Evaluation
 
 v1 = tf.compat.v1
@@ -78,6 +78,18 @@ def test_the_one_export_is_the_best_evaluated_model_also_after_a_restart(data, t
     assert again.returncode == 0, again.stderr
     assert f"This run has been stopped early already, at step {last}." in again.stderr
     assert report(tmp_path / "model")["global_step"] == last
+
+
+def test_only_a_numbered_export_of_its_folder_is_ever_deleted(tmp_path):
+    servable = tmp_path / "servable"
+    for folder in (servable / "17", servable / "mine", tmp_path / "other/17"):
+        folder.mkdir(parents=True)
+        (folder / "saved_model.pb").touch()
+    for path in (servable / "mine", tmp_path / "other/17", f"{servable}/..", f"{servable}/17/.."):
+        job_model.remove_export(str(servable), str(path))
+    assert len(list(tmp_path.rglob("saved_model.pb"))) == 3
+    job_model.remove_export(f"{servable}/", f"{servable}/17")
+    assert sorted(servable.iterdir()) == [servable / "mine"]
 
 
 def test_all_ranks_stop_early_at_the_same_step(data, tmp_path):

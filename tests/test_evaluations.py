@@ -62,7 +62,10 @@ def test_evaluations_of_another_run_do_not_count(tmp_path):
     assert history(tmp_path, after=10).best["step"] == 30
 
 
-@pytest.mark.parametrize("text", ["{", "{}x", '[{"step": 1}]', "[1]", '[{"step": "a"}]'])
+@pytest.mark.parametrize(
+    "text", ["{", "{}x", '[{"step": 1}]', "[1]", '[{"step": "a"}]', "7",
+             '[{"step": 1, "auc": 0.5, "log_loss": 1, "export": 3}]']
+)  # fmt: skip
 def test_a_broken_file_is_refused_in_one_sentence(tmp_path, text):
     (tmp_path / evaluations.FILE).write_text(text)
     with pytest.raises(BadInput, match=r"evaluations.json: is not a list of evaluations"):

@@ -56,6 +56,18 @@ def test_another_order_after_a_whole_epoch_uses_nothing_twice(tmp_path, caplog):
     assert "again" not in caplog.text
 
 
+@pytest.mark.parametrize("taken, epoch", [([3, 6], 1), ([10, 7], 2), ([10, 4], None)])
+def test_in_another_order_the_epoch_of_the_last_process_begins_again(
+    tmp_path, caplog, taken, epoch
+):
+    order = dict(ORDER, num_processes=2)
+    begin(tmp_path, 0, order=order, steps=(10, 4))
+    runs.note_steps(str(tmp_path), sum(taken), taken, keep=5)
+    part = begin(tmp_path, sum(taken), order=dict(order, seed=2), steps=(10, 4))
+    assert part.epoch == (1 if epoch is None else epoch - 1)
+    assert (f"epoch {epoch} begins again" in caplog.text) == (epoch is not None)
+
+
 def test_an_older_checkpoint_finds_the_place_that_it_had(tmp_path):
     begin(tmp_path, 0)
     begin(tmp_path, 25, data="b")
@@ -85,6 +97,21 @@ def test_only_the_checkpoints_that_are_kept_are_remembered(tmp_path):
         runs.note_steps(str(tmp_path), step, [step], keep=2)
     (part,) = json.loads((tmp_path / runs.FILE).read_text())["parts"]
     assert list(part["steps_taken"]) == ["5", "6", "7"]
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [("step", "0"), ("run_step", -1), ("epoch", 0.5), ("steps_per_epoch", 10), ("order", []),
+     ("steps_per_epoch", [10, 10]), ("steps_taken", [1]), ("steps_taken", {"1": ["x"]}),
+     ("data", None)],
+)  # fmt: skip
+def test_a_field_that_cannot_be_is_refused_in_one_sentence(tmp_path, field, value):
+    begin(tmp_path, 0)
+    content = json.loads((tmp_path / runs.FILE).read_text())
+    content["parts"][0][field] = value
+    (tmp_path / runs.FILE).write_text(json.dumps(content))
+    with pytest.raises(BadInput, match=r"run.json: is not a run's state"):
+        begin(tmp_path, 5)
 
 
 @pytest.mark.parametrize(
