@@ -124,10 +124,20 @@ def naming_bad_records(data: datasets.DataSet, schema: records.Schema, with_labe
             ) from error
         if not data.pipe:
             check_unchanged(data)
+        distant = bool(data.files) and remote.is_remote(data.files[0].path)
         if not isinstance(error, kinds):
+            if distant and any(file.path in error.message for file in data.files):
+                raise remote.ended_early(data.name, remote.cause(error)) from error
             raise
         logging.info("Reading failed; looking for the bad record ...")
-        for file in data.files:
-            for record in find_bad(file.path, data.data_format, schema, with_labels):
-                raise BadInput(str(record)) from error
+        try:
+            for file in data.files:
+                for record in find_bad(file.path, data.data_format, schema, with_labels):
+                    raise BadInput(str(record)) from error
+        except remote.TROUBLE as trouble:
+            if distant:
+                raise remote.ended_early(data.name, remote.cause(trouble)) from error
+            raise
+        if distant:
+            raise remote.ended_early(data.name, remote.cause(error)) from error
         raise

@@ -68,10 +68,15 @@ def check_all_read(files: Sequence, rows: Optional[int], read: int):
             folder,
         )
     elif read < rows:
-        raise RemoteError(
-            f"only {read} of {rows} records could be read from {folder}: its server stopped "
-            "answering on the way."
-        )
+        raise ended_early(folder, f"{read:,} of {rows:,} records")
+
+
+def ended_early(name: str, what: str) -> RemoteError:
+    """The error for remote data whose reading ended on the way; `what` was seen of it."""
+    return RemoteError(
+        f"{name} could not be read to its end ({what}): its server stopped answering on the way; "
+        f"{_ADVICE}."
+    )
 
 
 def check_writable(folder: str, flag: str):
