@@ -18,7 +18,7 @@ from absl import logging
 
 CODE = 128 + signal.SIGTERM
 _SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
-_PATIENCE = 20  # seconds that the step in flight may take
+_PATIENCE = 60  # seconds that the step in flight may take; it may be saving a large model
 _TWICE = 2  # seconds after which a second signal means that the user will not wait
 
 _state = {"signal": None, "at": 0.0, "taking_steps": False, "heard": False}

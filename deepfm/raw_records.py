@@ -145,12 +145,14 @@ def each_epoch(
     if config.cache != "memory":
         chunks = chunks.cache(_cache_file(config, data))
         return epochs(config.first_epoch).flat_map(again(chunks))
+    if config.first_epoch + 1 >= config.num_epochs:  # nobody would read it
+        return epochs(config.first_epoch).flat_map(again(chunks))
     # TensorFlow's own cache in memory would be another one in each epoch's call of a function.
     memory = []
     keep = lambda chunk: memory.append(chunk) or chunk
     keeping = chunks.map(lambda chunk: _chunk(tf.compat.v1.py_func(keep, [chunk], tf.string)))
     remembered = tf.data.Dataset.from_generator(lambda: memory, tf.string, [None])
-    now = tf.data.Dataset.range(config.first_epoch, min(config.first_epoch + 1, config.num_epochs))
+    now = tf.data.Dataset.range(config.first_epoch, config.first_epoch + 1)
     return now.flat_map(again(keeping)).concatenate(
         epochs(config.first_epoch + 1).flat_map(again(remembered))
     )

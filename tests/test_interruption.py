@@ -1,0 +1,30 @@
+"""What a signal does to a process that does not come to the end of its step."""
+
+import os
+import sys
+
+from conftest import started
+
+STUCK = """
+import sys
+sys.path.insert(0, ".")
+from deepfm import interruption
+interruption._PATIENCE = 1
+interruption.install()
+import tensorflow as tf
+with interruption.taking_steps(), tf.compat.v1.Session() as session:
+    print("reads", flush=True)
+    session.run(tf.io.read_file(sys.argv[1]))
+"""
+
+
+def test_a_step_whose_records_never_come_does_not_hold_up_the_end(tmp_path):
+    os.mkfifo(tmp_path / "nobody_writes")
+    context = started([sys.executable, "-c", STUCK, tmp_path / "nobody_writes"])
+    with context as process:
+        assert "reads" in process.stdout.readline()
+        process.terminate()
+        text, _ = process.communicate(timeout=60)
+        assert process.returncode == 143
+    assert "the step in flight has not ended for 1 s" in text
+    assert "The same command again goes on from the last one." in text
