@@ -107,14 +107,13 @@ LAUNCHERS = {
 @contextlib.contextmanager
 def started(command, **options):
     """A command, running; none of its processes outlives the block."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     process = subprocess.Popen(
         [str(word) for word in command],
         cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        **options,
+        **{**streams, **options},
     )
     try:
         yield process

@@ -9,9 +9,8 @@ import sys
 import tempfile
 import time
 
-import psutil
 import pytest
-from conftest import ROOT
+from conftest import ROOT, started
 
 NAMES = ("host-1", "host-2")
 ADDRESSES = ("10.78.0.1", "10.78.0.2")
@@ -109,26 +108,10 @@ def two_hosts(own_address=None):
 
 
 @contextlib.contextmanager
-def _started(command, env, log):
-    """A process whose lines go to a file, or with log=None to its stdout; it and its children are
-    ended with the block."""
-    with contextlib.ExitStack() as stack:
-        process = subprocess.Popen(
-            command,
-            env={**os.environ, **env},
-            stdin=subprocess.PIPE,
-            stdout=stack.enter_context(open(log, "w")) if log else subprocess.PIPE,
-            stderr=subprocess.STDOUT if log else None,
-            text=True,
-        )
-    try:
+def _logged(command, env, log):
+    """A process, running, whose lines go to a file."""
+    with open(log, "w") as f, started(command, env={**os.environ, **env}, stdout=f) as process:
         yield process
-    finally:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(process.pid).children(recursive=True):
-                child.kill()
-        process.kill()
-        process.wait()
 
 
 class Job:
@@ -177,7 +160,8 @@ def gloo_job(hosts, *flags, processes_per_host=1):
     with contextlib.ExitStack() as stack:
         job = Job(stack.enter_context(tempfile.TemporaryDirectory(dir=hosts.folder)))
         server = hosts.inside(0, [sys.executable, "-c", _RENDEZVOUS, plan, size])
-        port = stack.enter_context(_started(server, {}, None)).stdout.readline().strip()
+        rendezvous = started(server, stdin=subprocess.PIPE, stderr=None)
+        port = stack.enter_context(rendezvous).stdout.readline().strip()
         for rank in range(size):
             host, local = divmod(rank, processes_per_host)
             env = {
@@ -195,7 +179,7 @@ def gloo_job(hosts, *flags, processes_per_host=1):
                 "HOROVOD_GLOO_IFACE": "eth0",
             }
             job.processes[rank] = stack.enter_context(
-                _started(
+                _logged(
                     hosts.inside(host, [sys.executable, "-u", "train.py", *flags]),
                     {name: str(value) for name, value in env.items()},
                     job.log(rank),
@@ -226,7 +210,7 @@ def mpi_job(hosts, *flags):
             command += ["-mca", f"oob_tcp_keepalive_{name}", value]
         command += [sys.executable, "-u", "train.py", *flags]
         job.processes["mpirun"] = stack.enter_context(
-            _started(hosts.inside(0, command), {}, job.log("mpirun"))
+            _logged(hosts.inside(0, command), {}, job.log("mpirun"))
         )
         yield job
 
@@ -245,7 +229,7 @@ def ps_job(hosts, *flags):
             for index, host in enumerate(places):
                 config = {"cluster": cluster, "task": {"type": name, "index": index}}
                 job.processes[f"{name} {index}"] = stack.enter_context(
-                    _started(
+                    _logged(
                         hosts.inside(host, [sys.executable, "-u", "train.py", *flags]),
                         {"TF_CONFIG": json.dumps(config)},
                         job.log(f"{name} {index}"),

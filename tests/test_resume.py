@@ -66,7 +66,7 @@ def check_done(*processes):
         assert done.returncode == 0, done.stderr
 
 
-PLATEAU = ("--learning_rate_decay_on_plateau=0.5", "--eval_every_steps=5")
+PLATEAU = ("--learning_rate_decay_on_plateau=0.5", "--eval_every_steps=10")
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ TABLE = [
     for mode in ("File", "Pipe")
     for sharded in (False, True)
 ]
-ENDS = (("ps", 1, "Pipe", True), ("horovod", 2, "File", True))
+ENDS = (("ps", 1, "Pipe", True), ("horovod", 1, "File", True))
 
 
 @pytest.mark.parametrize(
