@@ -9,6 +9,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from absl import logging
 
+from deepfm.utilization import cores
+
 
 class Distribution(NamedTuple):
     """The facts of a mode; the defaults are those of `local`.
@@ -301,19 +303,6 @@ def _started_by_mpi():
     """Whether mpirun or horovodrun started several processes."""
     sizes = [os.environ.get(name, "1") for name in ("OMPI_COMM_WORLD_SIZE", "HOROVOD_SIZE")]
     return any(size not in ("", "1") for size in sizes)
-
-
-def cores() -> float:
-    """CPU cores that this process may use, by its affinity and its control group's quota."""
-    allowed = float(len(os.sched_getaffinity(0)))
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as f:
-            quota, period = f.read().split()
-        if quota != "max":
-            allowed = min(allowed, float(quota) / float(period))
-    except (OSError, ValueError):
-        pass  # no control groups, or their first version
-    return allowed
 
 
 def _gpus():

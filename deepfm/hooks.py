@@ -4,14 +4,13 @@ import array
 import resource
 import sys
 import time
-from typing import Callable, List, NamedTuple, Optional
+from typing import Callable, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from deepfm import interruption
-from deepfm.distribution import cores
+from deepfm import interruption, utilization
 from deepfm.entry import BadInput
 
 v1 = tf.compat.v1
@@ -19,6 +18,7 @@ v1 = tf.compat.v1
 EXAMPLES = "deepfm_examples"  # collection: int64 [], the examples of each replica in a step
 # Collection: float32 [2], the records of this step and of the next one, the mean of all processes.
 ROWS_OF_STEPS = "deepfm_rows_of_steps"
+_LOOK_SECONDS = 1.0  # between two looks at how busy the host is
 _WORST = "deepfm_worst_weights"  # collection: what _worst_weights returns
 
 
@@ -31,6 +31,8 @@ class Throughput(NamedTuple):
         examples_per_second: steady state, after the first 100 steps or 10 % of them.
         input_wait_share: of the time of a step that was spent waiting for its records.
         cpu_utilization: CPU seconds / (wall seconds x cores that this process may use).
+        host_cpu_utilization: the same of all processes of the host.
+        gpu_utilization: of the host's GPUs, by nvidia-smi; None where it tells nothing.
         peak_rss_bytes: largest resident memory of this process.
     """
 
@@ -39,6 +41,8 @@ class Throughput(NamedTuple):
     examples_per_second: float
     input_wait_share: float
     cpu_utilization: float
+    host_cpu_utilization: float
+    gpu_utilization: Optional[float]
     peak_rss_bytes: int
 
 
@@ -53,6 +57,7 @@ class Progress(v1.train.SessionRunHook):
         model_dir: where the checkpoints are.
         processes: that train together; what is shown is the rate of all.
         synchronous: whether every step is a step of all processes.
+        gpus: of this host.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class Progress(v1.train.SessionRunHook):
         model_dir: str,
         processes: int = 1,
         synchronous: bool = True,
+        gpus: Optional[utilization.Gpus] = None,
     ):
         self._every_steps = every_steps
         self._last_step = last_step
@@ -72,8 +78,11 @@ class Progress(v1.train.SessionRunHook):
         self._ends, self._cpu = array.array("d"), array.array("d")
         self._waits, self._examples = array.array("d"), array.array("q")
         self._global_steps = array.array("q")
-        self._excluded = 0.0
+        self._busy = []  # (time without evaluations, utilization.busy_seconds), once a second
+        self._gpus = gpus or utilization.Gpus()
+        self._excluded, self._excluded_busy = 0.0, 0.0
         self._logged = 0  # own steps at the last line
+        self._shown = 0.0, 0  # time of the last line, and what the GPUs had told by then
         self._bar = None
         self.recent_loss = float("nan")
 
@@ -106,6 +115,7 @@ class Progress(v1.train.SessionRunHook):
         loss, rows, wait, global_step = run_values.results
         self._ends.append(time.time() - self._excluded)
         self._cpu.append(time.process_time())
+        self._look(self._ends[-1])
         self._waits.append(wait)
         self._examples.append(rows)
         # What was fetched may be from before the step, or have others' steps in it.
@@ -125,9 +135,21 @@ class Progress(v1.train.SessionRunHook):
         elif self._every_steps and step // self._every_steps > before // self._every_steps:
             self._log(step, loss)
 
-    def exclude(self, seconds: float):
-        """Takes an evaluation's seconds out of the throughput."""
-        self._excluded += seconds
+    def _look(self, now, force=False):
+        """Notes how busy the host has been, once a second."""
+        if force or not self._busy or now - self._busy[-1][0] >= _LOOK_SECONDS:
+            self._busy.append((now, utilization.busy_seconds() - self._excluded_busy))
+
+    def exclude(self, started: Tuple[float, float]):
+        """Takes an evaluation, which began at a `moment`, out of the throughput."""
+        now = self.moment()
+        self._excluded += now[0] - started[0]
+        self._excluded_busy += now[1] - started[1]
+
+    @staticmethod
+    def moment() -> Tuple[float, float]:
+        """(time, utilization.busy_seconds) as they are now."""
+        return time.time(), utilization.busy_seconds()
 
     @property
     def steps(self) -> int:
@@ -156,25 +178,38 @@ class Progress(v1.train.SessionRunHook):
         if self._last_step and steps:
             left = f"  left {_clock((self._last_step - step) / steps)}"
         logging.info(
-            "step %d  loss %.5f  %.0f examples/s  input wait %.0f %%%s",
-            step, loss, examples, 100 * wait, left,
+            "step %d  loss %.5f  %.0f examples/s  input wait %.0f %%%s%s",
+            step, loss, examples, 100 * wait, self._in_use(), left,
         )  # fmt: skip
+
+    def _in_use(self):
+        """How busy CPU and GPUs have been since the last line, as a part of one."""
+        self._look(self._ends[-1], force=True)
+        cpu = utilization.share_in_use(self._busy, self._shown[0])
+        gpu = self._gpus.share(self._shown[1])
+        self._shown = self._ends[-1], self._gpus.count()
+        shares = ("CPU", cpu), ("GPU", gpu)
+        return "".join(f"  {name} {100 * x:.0f} %" for name, x in shares if x is not None)
 
     def throughput(self) -> Throughput:
         """The figures of this process's steps so far."""
         steps = len(self._ends)
         if not steps:
-            return Throughput(0, 0.0, 0.0, 0.0, 0.0, 0)
+            return Throughput(0, 0.0, 0.0, 0.0, 0.0, 0.0, None, 0)
         skip = min(100, steps // 10)
         ends = np.array([self._begin, *self._ends])[skip:]
         cpu = np.array([self._begin_cpu, *self._cpu])[skip:]
         seconds = max(ends[-1] - ends[0], 1e-9)
+        own = float((cpu[-1] - cpu[0]) / seconds / utilization.cores())
+        host = utilization.share_in_use(self._busy, ends[0])
         return Throughput(
             int(sum(self._examples)),
             float(self._ends[-1] - self._begin),
             float(sum(self._examples[skip:]) / seconds),
             float(sum(self._waits[skip:]) / seconds),
-            float((cpu[-1] - cpu[0]) / seconds / cores()),
+            own,
+            own if host is None else host,
+            self._gpus.share(),
             resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         )
 

@@ -3,7 +3,7 @@
 `job` is a jobs.JobConfig everywhere.
 """
 
-import time
+import contextlib
 
 import tensorflow as tf
 from absl import logging
@@ -21,12 +21,14 @@ from deepfm import (
     raw_records,
     remote,
     runs,
+    utilization,
 )
 from deepfm.entry import BadInput
 from deepfm.mirror import MODEL_FILE, HandOver
 
 v1 = tf.compat.v1
 
+_STEPS_OF_A_VERDICT = 100  # fewer are mostly the beginning
 _REPORTED = 1000  # skipped records that report.json names
 
 
@@ -62,13 +64,15 @@ def train(job):
     job, run_step = _go_on(job, data, damaged, step)
     if chief and not step:  # a checkpoint that is there may be another model's
         job_model.keep_config(job, config)
-    run = _Training(job, validation, config, step, run_step)
+    gpus = utilization.Gpus()
+    run = _Training(job, validation, config, step, run_step, gpus)
     _log_start(job, data, config, damaged, step)
     if run.is_to_go_on():
         naming = data_check.naming_bad_records(data, schema)
         input_fn = input_pipeline.make_input_fn(data, schema, job.input, damaged)
         estimator = job_model.estimator(job, config, True)
-        with naming, estimator as estimator, interruption.taking_steps():
+        watched = gpus.watched() if chief else contextlib.nullcontext()
+        with naming, estimator as estimator, interruption.taking_steps(), watched:
             estimator.train(input_fn, hooks=run.hooks, max_steps=job.max_steps or None)
             run.end_if_interrupted()
         if not (run.progress.steps or data.rows or step):
@@ -78,7 +82,7 @@ def train(job):
         job_model.check_fits(job, config)
     if chief:
         job_model.keep_config(job, config)
-    report = run.report()
+    report = run.report(data)
     report.update(_skipped(damaged))
     if chief and job.servable_model_dir and job.export == "last":
         job_model.save_export(job, config)
@@ -144,7 +148,7 @@ def _skipped(damaged):
 class _Training:
     """The steps of a training job, its evaluations on the way, and what these change."""
 
-    def __init__(self, job, validation, config, step, run_step):
+    def __init__(self, job, validation, config, step, run_step, gpus):
         self._job, self._validation, self._config = job, validation, config
         mode = job.distribution
         chief = mode.rank == 0
@@ -176,7 +180,7 @@ class _Training:
         self.progress = hooks.Progress(
             job.log_steps if chief or not mode.synchronous else 0,
             min(filter(None, (last, job.max_steps)), default=None),
-            job.model_dir, mode.num_processes, mode.synchronous,
+            job.model_dir, mode.num_processes, mode.synchronous, gpus,
         )  # fmt: skip
         wanted = lambda: self.stopped or interruption.requested()
         checkpointer = hooks.Checkpointer(
@@ -260,7 +264,7 @@ class _Training:
 
     def _evaluate_on_the_way(self, session, step):
         """Evaluates a step's checkpoint; (whether that changed a variable, whether to stop)."""
-        started = time.time()
+        started = self.progress.moment()
         before = self._decay()
         if self._job.distribution.synchronous:
             with interruption.taking_steps(False):  # the checkpoint is there
@@ -276,7 +280,7 @@ class _Training:
             _set_decay(session, after)
             rate = after * self._job.optimizer.learning_rate
             logging.info("AUC is no better than before: the learning rate is now %.3g.", rate)
-        self.progress.exclude(time.time() - started)
+        self.progress.exclude(started)
         return after != before, self.stopped
 
     def _evaluate(self, step, more_hooks=()):
@@ -321,7 +325,7 @@ class _Training:
         factor = self._job.learning_rate_decay_on_plateau
         return self._history.decay(factor) if factor < 1 else None
 
-    def report(self):
+    def report(self, data):
         """What was done, after an evaluation of the model as it is now."""
         mode, step = self._job.distribution, self.step
         report = {"global_step": step}
@@ -334,12 +338,15 @@ class _Training:
                 train={"loss": loss, "examples": examples},
             )  # fmt: skip
             report["training_seconds"] = report.pop("seconds")
+            report.update(self._limit(data, found))
             # The chief has saved the last checkpoint by now; the others cannot tell.
             if mode.synchronous or mode.rank == 0:
                 logging.info(
                     "Trained %d steps on %d examples in %.1f s: %.0f examples/s.",
                     step - self._first, examples, found.seconds, rate,
                 )  # fmt: skip
+                if "verdict" in report:
+                    logging.info("%s", report["verdict"])
         if not mode.synchronous:
             logging.info("This process took %d of the steps.", self.progress.steps)
         if self._validation and (mode.synchronous or mode.rank == 0):
@@ -350,6 +357,29 @@ class _Training:
                 report["best"] = self._history.best
                 report["stopped_early"] = self.stopped
         return report
+
+    def _limit(self, data, found):
+        """What report.json says of the processors of all processes, and of what the limit was."""
+        job, mode = self._job, self._job.distribution
+        shares = {
+            name: mode.total(getattr(found, name)) / mode.num_processes
+            for name in ("input_wait_share", "host_cpu_utilization", "cpu_utilization")
+        }
+        ours = shares.pop("cpu_utilization") * mode.local_size
+        if self.progress.steps < _STEPS_OF_A_VERDICT:
+            return shares
+        config, reads = job.input, job.input.num_parallel_reads
+        advice = utilization.reading_advice(
+            data.data_format, bool(data.pipe), config.cache != "none", config.num_epochs, reads
+        )
+        verdict = utilization.verdict(
+            utilization.Run(
+                **shares, gpu_utilization=found.gpu_utilization, advice=advice,
+                num_processes=mode.num_processes, batch_size=config.batch_size,
+                others=shares["host_cpu_utilization"] - ours if mode.synchronous else 0.0,
+            )
+        )  # fmt: skip
+        return {**shares, "verdict": verdict}
 
 
 class _SetDecay(v1.train.SessionRunHook):

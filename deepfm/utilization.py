@@ -1,0 +1,178 @@
+"""How busy the processors are while a model trains, what limits it, and what to try."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import threading
+from typing import List, NamedTuple, Optional
+
+_GPU_SECONDS = 5  # between two looks at the GPUs
+_WAITING = 0.1  # share of a step that waits for records, from which on these are the limit
+_BUSY = 0.75  # share of the processors' time in use, from which on they are the limit
+_OTHERS = 0.1  # share that other programs use, from which on it is told
+_FULL = 0.95  # the same, from which on records are waited for because nobody has time to read them
+
+
+def cores() -> float:
+    """CPU cores that this process may use, by its affinity and its control group's quota."""
+    allowed = float(len(os.sched_getaffinity(0)))
+    quota = _quota()
+    return min(allowed, quota) if quota else allowed
+
+
+def _quota() -> Optional[float]:
+    """Cores that the control group allows, None where it sets no limit."""
+    first = "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"
+    for paths in (("/sys/fs/cgroup/cpu.max",), first):  # second and first version
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = " ".join(map(_text, paths)).split()
+            return float(quota) / float(period) if quota not in ("max", "-1") else None
+    return None
+
+
+def _text(path):
+    with open(path) as f:
+        return f.read()
+
+
+def busy_seconds() -> float:
+    """CPU time that has been used of the cores of `cores`, by this process and all others.
+
+    In a control group with a quota that of the group, else that of the CPUs of this process.
+    """
+    if _quota():
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            words = _text("/sys/fs/cgroup/cpu.stat").split()
+            return int(dict(zip(words[::2], words[1::2]))["usage_usec"]) / 1e6
+        with contextlib.suppress(OSError, ValueError):
+            return int(_text("/sys/fs/cgroup/cpuacct/cpuacct.usage")) / 1e9
+    names = {f"cpu{i}" for i in os.sched_getaffinity(0)}
+    ticks = 0
+    for line in _text("/proc/stat").splitlines():
+        name, *fields = line.split()
+        if name in names:
+            user, nice, system, _, _, interrupts, soft = map(int, fields[:7])
+            ticks += user + nice + system + interrupts + soft
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+class Gpus:
+    """The utilization of this host's GPUs, as nvidia-smi tells it every few seconds."""
+
+    def __init__(self):
+        self._percents = []  # of all GPUs and looks so far
+
+    def share(self, first: int = 0) -> Optional[float]:
+        """Mean over the looks from a number of `count` on; None where there are none."""
+        found = self._percents[first:]
+        return sum(found) / len(found) / 100 if found else None
+
+    def count(self) -> int:
+        """How many numbers nvidia-smi has told so far."""
+        return len(self._percents)
+
+    def _read(self, lines):
+        for line in lines:
+            with contextlib.suppress(ValueError):  # "[N/A]", or that there is no driver
+                self._percents.append(float(line))
+
+    @contextlib.contextmanager
+    def watched(self):
+        """In this block nvidia-smi looks, where there is one."""
+        program = shutil.which("nvidia-smi")
+        if not program:
+            yield
+            return
+        process = subprocess.Popen(
+            [program, "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+            + [f"--loop={_GPU_SECONDS}"],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        threading.Thread(target=self._read, args=(process.stdout,), daemon=True).start()
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait()
+
+
+class Run(NamedTuple):
+    """What decides what limits a run.
+
+    Attributes:
+        input_wait_share: of the time of a step that waits for its records.
+        host_cpu_utilization: busy share of the allowed cores of the host.
+        gpu_utilization: of the host's GPUs; None without.
+        others: part of host_cpu_utilization that other programs' processes use.
+        num_processes: that train together.
+        batch_size: of a replica.
+        advice: what would make reading faster.
+    """
+
+    input_wait_share: float
+    host_cpu_utilization: float
+    gpu_utilization: Optional[float]
+    others: float
+    num_processes: int
+    batch_size: int
+    advice: str
+
+
+def verdict(run: Run) -> str:
+    """What limits a run, and what to try, in a sentence."""
+    wait, cpu, gpu = run.input_wait_share, run.host_cpu_utilization, run.gpu_utilization
+    seen = f"input waits {_percent(wait)}, CPU {_percent(cpu)}"
+    if run.others > _OTHERS:
+        seen += f", of which other programs use {_percent(run.others)}"
+    if gpu is not None:
+        seen += f", GPU {_percent(gpu)}"
+    larger = f"--batch_size={2 * run.batch_size}"
+    if wait >= _WAITING and cpu < _FULL:
+        return f"Input-bound ({seen}): reading is the limit; try {run.advice}."
+    if max(cpu, gpu or 0.0) >= _BUSY:
+        return f"Compute-bound ({seen}): the step is the limit; try {larger}, or more hosts."
+    if run.num_processes > 1:
+        return (
+            f"Communication-bound ({seen}): the processes wait for each other; try {larger}, which "
+            "exchanges less per record, or fewer processes."
+        )
+    return (
+        f"Bound by one process ({seen}), which keeps no more cores busy; try {larger}, or "
+        "horovodrun with several processes on this host."
+    )
+
+
+def _percent(share):
+    return f"{100 * share:.0f} %"
+
+
+def reading_advice(data_format: str, pipe: bool, cached: bool, epochs: int, reads: int) -> str:
+    """What would make reading faster.
+
+    Args:
+        data_format: tfrecord or libsvm.
+        pipe: whether records come from a FIFO.
+        cached: whether records are kept after the first epoch.
+        epochs: of the run.
+        reads: files that are read side by side.
+    """
+    if data_format == "libsvm":
+        return "TFRecord files (python -m data_tools.libsvm_to_tfrecord)"
+    if pipe:
+        return "larger objects in the channel, or --pipe_mode=false"
+    if epochs > 1 and not cached:
+        return "--cache=memory"
+    return f"--num_parallel_reads={2 * reads}, or a faster disk"
+
+
+def share_in_use(samples: List, first: float) -> Optional[float]:
+    """The busy share of the allowed cores between samples (time in s, busy_seconds) from a time on.
+
+    None where there are not two of them.
+    """
+    found = [sample for sample in samples if sample[0] >= first]
+    if len(found) < 2:
+        return None
+    (start, before), (end, after) = found[0], found[-1]
+    return min(max((after - before) / max(end - start, 1e-9) / cores(), 0.0), 1.0)

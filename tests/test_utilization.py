@@ -1,0 +1,99 @@
+"""How busy processors are, what limits a run, and what is told of it."""
+
+import os
+import time
+
+import pytest
+from conftest import SMALL_MODEL, make_records, report, run_train, write_tfrecords
+
+from deepfm import utilization
+
+RUN = utilization.Run(
+    input_wait_share=0.02, host_cpu_utilization=0.97, gpu_utilization=None, others=0.0,
+    num_processes=1, batch_size=1024, advice="--cache=memory",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes, sentence",
+    [
+        ({}, "Compute-bound (input waits 2 %, CPU 97 %): the step is the limit; "
+         "try --batch_size=2048, or more hosts."),
+        ({"others": 0.5}, "CPU 97 %, of which other programs use 50 %)"),
+        ({"host_cpu_utilization": 0.3, "gpu_utilization": 0.9}, "Compute-bound (input waits 2 %, "
+         "CPU 30 %, GPU 90 %)"),
+        ({"input_wait_share": 0.3, "host_cpu_utilization": 0.6}, "Input-bound (input waits 30 %, "
+         "CPU 60 %): reading is the limit; try --cache=memory."),
+        # Who has no time to read waits for records, and faster reading would not help.
+        ({"input_wait_share": 0.3}, "Compute-bound"),
+        ({"host_cpu_utilization": 0.5, "num_processes": 4}, "Communication-bound"),
+        ({"host_cpu_utilization": 0.5}, "Bound by one process"),
+    ],
+)  # fmt: skip
+def test_the_verdict_names_the_limit_and_a_flag(changes, sentence):
+    assert sentence in utilization.verdict(RUN._replace(**changes))
+
+
+@pytest.mark.parametrize(
+    "advice, words",
+    [
+        (("libsvm", False, False, 1, 4), "data_tools.libsvm_to_tfrecord"),
+        (("tfrecord", True, False, 3, 4), "--pipe_mode=false"),
+        (("tfrecord", False, False, 3, 4), "--cache=memory"),
+        (("tfrecord", False, True, 3, 4), "--num_parallel_reads=8"),
+        (("tfrecord", False, False, 1, 4), "--num_parallel_reads=8"),
+    ],
+)
+def test_slow_reading_has_a_remedy(advice, words):
+    assert words in utilization.reading_advice(*advice)
+
+
+def test_busy_seconds_count_what_this_process_burns():
+    before, own = utilization.busy_seconds(), time.process_time()
+    while time.process_time() - own < 0.5:
+        pass
+    assert utilization.busy_seconds() - before > 0.4
+
+
+def test_the_share_in_use_is_that_of_the_allowed_cores():
+    cores = utilization.cores()
+    samples = [(0.0, 10.0), (1.0, 10.0 + cores), (2.0, 10.0 + cores), (3.0, 10.0 + 2 * cores)]
+    assert utilization.share_in_use(samples, 0.5) == pytest.approx(0.5)
+    assert utilization.share_in_use(samples, 2.5) is None
+
+
+def tell(folder, text):
+    """Puts a program named nvidia-smi into a folder that writes a text, and waits."""
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\nprintf '{text}'\nexec sleep 60\n")
+    program.chmod(0o755)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize(
+    "text, share",
+    [("50\\n100\\n", 0.75), ("[N/A]\\n40\\n", 0.4), ("NVIDIA-SMI has failed\\n", None)],
+)
+def test_gpus_are_read_where_nvidia_smi_answers(tmp_path, monkeypatch, text, share):
+    monkeypatch.setenv("PATH", tell(tmp_path, text))
+    gpus, last = utilization.Gpus(), time.time() + 20
+    with gpus.watched():
+        while share and gpus.share() != share and time.time() < last:
+            time.sleep(0.05)
+    assert gpus.share() == share
+
+
+def test_a_run_tells_what_limits_it_and_leaves_no_process(tmp_path):
+    data = write_tfrecords(tmp_path / "a.tfrecords", make_records(1000))
+    done = run_train(
+        *SMALL_MODEL, f"--training_data_dir={data}", f"--model_dir={tmp_path}/model",
+        "--batch_size=16", "--num_epochs=3", "--log_steps=50",
+        env={**os.environ, "PATH": tell(tmp_path, "30\\n")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = report(tmp_path / "model")
+    assert 0 < found["host_cpu_utilization"] <= 1
+    assert found["gpu_utilization"] == 0.3
+    assert f" {found['verdict']}\n" in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if " step 50 " in line]
+    assert " CPU " in line and " GPU 30 %" in line
