@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from deepfm import hooks
+from deepfm import hooks, interruption
 from deepfm.entry import BadInput
 
 v1 = tf.compat.v1
@@ -137,3 +137,11 @@ def test_a_process_that_leaves_saving_to_the_chief_writes_nothing_but_evaluates(
     train(tmp_path, 6, extra=[hook])
     assert seen == [3, 6]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_evaluation_is_given_up_when_a_signal_has_come(tmp_path, monkeypatch):
+    answers = iter([False, False, True])
+    monkeypatch.setattr(interruption, "requested", lambda: next(answers))
+    with pytest.raises(interruption.Interrupted):
+        train(tmp_path, 5, extra=[hooks.GiveUp()])
+    assert next(answers, None) is None  # in the third step

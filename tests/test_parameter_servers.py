@@ -50,6 +50,8 @@ def test_uneven_files_train_every_record_once_and_all_steps_are_saved(trained):
     assert found["global_batch_size"] == 64
     assert found["examples"] == 2 * sum(UNEVEN)
     assert found["global_step"] == 2 * 3 * 6  # 376 records of each process, batch 64
+    (part,) = json.loads((trained[0] / runs.FILE).read_text())["parts"]
+    assert part["steps_taken"]["36"] == [12, 12, 12]  # and not the run that found no batch
 
 
 def test_all_processes_end_by_themselves(trained):
