@@ -89,6 +89,7 @@ def main():
     )
 
     # 3. The job.
+    interruption.loaded()
     jobs.run(job)
 
 

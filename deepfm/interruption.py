@@ -21,7 +21,7 @@ _SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
 _PATIENCE = 60  # seconds that the step in flight may take; it may be saving a large model
 _TWICE = 2  # seconds after which a second signal means that the user will not wait
 
-_state = {"signal": None, "at": 0.0, "taking_steps": False, "heard": False}
+_state = {"signal": None, "at": 0.0, "loaded": False, "taking_steps": False, "heard": False}
 
 
 class Interrupted(SystemExit):
@@ -34,7 +34,7 @@ class Interrupted(SystemExit):
 
 def install():
     """Takes SIGTERM and SIGINT; in the main thread."""
-    _state.update(signal=None, taking_steps=False, heard=False)
+    _state.update(signal=None, loaded=False, taking_steps=False, heard=False)
     for number in _SIGNALS:
         signal.signal(number, _handle)
     # Python runs a handler when the main thread comes back from TensorFlow, if ever; the byte in
@@ -43,6 +43,12 @@ def install():
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     threading.Thread(target=_wait, args=(reader,), daemon=True).start()
+
+
+def loaded():
+    """Says that all modules are there; until then a signal ends the process on the spot, as an
+    exception may be swallowed by whoever is loading, or come out as another one."""
+    _state["loaded"] = True
 
 
 def requested() -> bool:
@@ -73,6 +79,9 @@ def _handle(number, _):
     if not requested():
         _state.update(signal=number, at=time.time())
     name = signal.Signals(_state["signal"]).name
+    if not _state["loaded"]:
+        os.write(2, f"{os.path.basename(sys.argv[0])}: {name}: ending now.\n".encode())
+        os._exit(CODE)
     if again or not _state["taking_steps"]:
         heard()
         logging.info("%s: ending now.", name)

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from conftest import started
+from conftest import finish, started
 
 STUCK = """
 import sys
@@ -11,6 +11,7 @@ sys.path.insert(0, ".")
 from deepfm import interruption
 interruption._PATIENCE = 1
 interruption.install()
+interruption.loaded()
 import tensorflow as tf
 with interruption.taking_steps(), tf.compat.v1.Session() as session:
     print("reads", flush=True)
@@ -28,3 +29,22 @@ def test_a_step_whose_records_never_come_does_not_hold_up_the_end(tmp_path):
         assert process.returncode == 143
     assert "the step in flight has not ended for 1 s" in text
     assert "The same command again goes on from the last one." in text
+
+
+SWALLOWS = """
+import os, signal, sys, time
+sys.path.insert(0, ".")
+from deepfm import interruption
+interruption.install()
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(10)
+except BaseException:
+    pass
+"""
+
+
+def test_a_signal_while_modules_are_loaded_cannot_be_swallowed():
+    done = finish(started([sys.executable, "-c", SWALLOWS]))
+    assert done.returncode == 143
+    assert "SIGTERM: ending now." in done.stdout
