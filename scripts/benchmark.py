@@ -1,4 +1,4 @@
-"""Measures training, modes, safety, Pipe mode, input and conversion, beside what each replaces.
+"""Measures training and all around it beside what it replaces, and the floor of a step.
 
     .venv/bin/python scripts/benchmark.py
     .venv/bin/python scripts/benchmark.py --what=training --feature_sizes=117581,1000000 --rounds=3
@@ -7,8 +7,10 @@ Each pair runs in turn, `--rounds` times, and its ratio is the median of the rou
 machine that others use too, a ratio can be trusted and a single time cannot.
 
 Training is `train.py` as its user runs it, with the default flags and in the article's
-configuration (--lazy_updates=false --l2_scope=table). Input and conversion run in one process each.
-The modes are a table: all of them in turn at each feature size, --rounds times.
+configuration (--lazy_updates=false --l2_scope=table). The floor is what no step can do without, in
+a session by itself: matrix products, gathers, sums of a row's gradients, row updates. Input and
+conversion run in one process each. The modes are a table: all of them in turn at each feature size,
+--rounds times.
 """
 
 import json
@@ -23,7 +25,7 @@ import time
 from absl import app, flags, logging
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list("what", "training,modes,safety,pipe,input,conversion", "What is measured.")
+flags.DEFINE_list("what", "training,floor,modes,safety,pipe,input,conversion", "What is measured.")
 flags.DEFINE_list("feature_sizes", "117581,1000000,10000000", "Of training.")
 flags.DEFINE_integer("rounds", 3, "Times that each pair is measured.", 1)
 flags.DEFINE_integer("rows", 400000, "Records of the data set that is made.", 10000)
@@ -52,9 +54,11 @@ def _table(figures):
     """The figures as a Markdown table."""
     lines = ["| measured | ours | the other | ratio (median) | ratios |", "|---|---|---|---|---|"]
     for f in figures:
+        unit, digits = f.get("unit", "/s"), 1 if "unit" in f else 0
         ratios = ", ".join(f"{r:.2f}" for r in f["ratios"])
         lines.append(
-            f"| {f['name']} | {f['ours']:,.0f}/s | {f['other']:,.0f}/s ({f['other_name']}) "
+            f"| {f['name']} | {f['ours']:,.{digits}f}{unit} | "
+            f"{f['other']:,.{digits}f}{unit} ({f['other_name']}) "
             f"| {statistics.median(f['ratios']):.2f} | {ratios} |"
         )
     return "\n".join(lines)
@@ -359,6 +363,113 @@ with open(source) as lines, tf.io.TFRecordWriter(target) as writer:
 """
 
 
+def floor(work):
+    """CPU-seconds per million examples of train.py against the floor: the same matrix products,
+    gathers, sums of each row's gradients and row updates by themselves, in one session."""
+    figures = []
+    for size in map(int, FLAGS.feature_sizes):
+        folder, pairs = _data(work, size), []
+        for i in range(FLAGS.rounds):
+            _run(
+                "train.py", f"--training_data_dir={folder}/tfrecords", *_MODEL,
+                f"--model_dir={work}/model", "--clear_existing_model",
+                f"--batch_size={FLAGS.batch_size}", f"--max_steps={_FLOOR_STEPS}",
+            )  # fmt: skip
+            report = json.loads((work / "model" / "report.json").read_text())
+            used = report["cpu_utilization"] * len(os.sched_getaffinity(0))
+            pairs.append((1e6 * used / report["examples_per_second"], _floor(folder, size)))
+            logging.info("%s features, round %d: %.1f, floor %.1f", size, i + 1, *pairs[-1])
+        figures.append({
+            "name": f"CPU-seconds per million examples, {size:,} features",
+            "other_name": "floor",
+            "unit": " s",
+            "ours": statistics.median(a for a, _ in pairs),
+            "other": statistics.median(b for _, b in pairs),
+            "ratios": [a / b for a, b in pairs],
+        })  # fmt: skip
+    return figures
+
+
+_FLOOR_STEPS = 300
+
+
+def _floor(folder, feature_size, embedding_size=32, layers=(128, 64, 32, 1)):
+    """CPU-seconds per million examples of what no step can do without."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    sys.path.insert(0, str(ROOT))
+    import numpy as np
+    import tensorflow as tf
+
+    from deepfm import datasets, input_pipeline, records
+
+    v1 = tf.compat.v1
+    v1.logging.set_verbosity(v1.logging.ERROR)
+    data = datasets.find(str(folder / "tfrecords"), "training_data_dir")
+    input_fn = input_pipeline.make_input_fn(
+        data, records.Schema(39, feature_size), input_pipeline.InputConfig(FLAGS.batch_size)
+    )
+    with tf.Graph().as_default(), v1.Session() as session:
+        ids = v1.data.make_one_shot_iterator(input_fn()).get_next()[0]["feat_ids"]
+        batches = [session.run(ids).ravel() for _ in range(32)]
+    batches = [np.unique(batch, return_inverse=True) for batch in batches]
+    batches = [(distinct, where.astype(np.int32)) for distinct, where in batches]
+    with tf.Graph().as_default(), v1.Session() as session:
+        dataset = tf.data.Dataset.from_generator(
+            lambda: batches, (tf.int64, tf.int32), ([None], [None])
+        )
+        distinct, where = v1.data.make_one_shot_iterator(dataset.repeat().prefetch(2)).get_next()
+        updates = []
+
+        def table(name, *shape):
+            """A table's rows of the batch; its two moments and itself get new rows."""
+            fill = v1.constant_initializer(0.01)
+            variables = [
+                v1.get_variable(
+                    f"{name}_{i}", [feature_size, *shape], initializer=fill, use_resource=True
+                )
+                for i in range(3)
+            ]
+            rows = [v.sparse_read(distinct) for v in variables]
+
+            def update(gradients):
+                sums = tf.math.unsorted_segment_sum(gradients, where, tf.size(distinct))
+                scatter = tf.raw_ops.ResourceScatterUpdate
+                for variable, old in zip(variables[1:], rows[1:]):
+                    new = old + sums
+                    updates.append(scatter(resource=variable.handle, indices=distinct, updates=new))
+                updates.append(
+                    tf.raw_ops.ResourceScatterSub(
+                        resource=variables[0].handle, indices=distinct, updates=new
+                    )
+                )
+
+            return tf.gather(rows[0], where), update
+
+        weights, update_weights = table("w")
+        embeddings, update_embeddings = table("v", embedding_size)
+        width = 39 * embedding_size
+        inputs, kernels = [tf.reshape(embeddings, [-1, width])], []
+        for i, units in enumerate(layers):
+            shape = [width, units]
+            kernels.append(v1.get_variable(f"k_{i}", shape, use_resource=True))
+            inputs.append(tf.matmul(inputs[-1], kernels[-1]))
+            width = units
+        grad = inputs.pop()
+        for x, kernel in zip(reversed(inputs), reversed(kernels)):
+            updates.append(kernel.assign_sub(1e-9 * tf.matmul(x, grad, transpose_a=True)).op)
+            grad = tf.matmul(grad, kernel, transpose_b=True)
+        update_embeddings(tf.reshape(grad, [-1, embedding_size]))
+        update_weights(weights)
+        session.run(v1.global_variables_initializer())
+        step = session.make_callable(tf.group(updates))
+        for _ in range(30):
+            step()
+        before = time.process_time()
+        for _ in range(_FLOOR_STEPS):
+            step()
+        return 1e6 * (time.process_time() - before) / (_FLOOR_STEPS * FLAGS.batch_size)
+
+
 def safety(work):
     """Examples/s of train.py with a checkpoint every 60 s against none, at 1,000,000 features."""
     folder = _data(work, 1000000)
@@ -380,6 +491,7 @@ def safety(work):
 MEASURES = {
     "training": training,
     "modes": modes,
+    "floor": floor,
     "safety": safety,
     "pipe": pipe,
     "input": reading,
