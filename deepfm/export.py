@@ -1,6 +1,7 @@
 """Exported models: what they take, raw tensors or serialized tf.Examples; writing them whole."""
 
 import os
+import posixpath
 
 import tensorflow as tf
 
@@ -50,3 +51,13 @@ def save(estimator: tf.estimator.Estimator, folder: str, schema: records.Schema)
             number += 1
         os.rename(made, os.path.join(folder, str(number)))
     return str(number)
+
+
+def remove(folder: str, path: str):
+    """Deletes an export of a folder, and nothing else, when another one has taken its place."""
+    parent, number = posixpath.split(path)  # evaluations.json is a file that anyone may have edited
+    if parent != folder.rstrip("/") or not number.isdigit() or not tf.io.gfile.exists(path):
+        return
+    # Without this file it is no SavedModel any more, whatever else is there.
+    tf.io.gfile.remove(posixpath.join(path, "saved_model.pb"))
+    tf.io.gfile.rmtree(path)

@@ -6,7 +6,6 @@
 import contextlib
 import json
 import os
-import posixpath
 import tempfile
 
 import tensorflow as tf
@@ -192,16 +191,6 @@ def save_export(job, config):
     path = os.path.join(job.servable_model_dir, number)
     logging.info("Exported the model of step %d to %s.", global_step(job.model_dir), path)
     return path
-
-
-def remove_export(folder, path):
-    """Deletes an export that another one has taken the place of."""
-    parent, number = posixpath.split(path)  # evaluations.json is a file that anyone may have edited
-    if parent != folder.rstrip("/") or not number.isdigit() or not tf.io.gfile.exists(path):
-        return
-    # Without this file it is no SavedModel any more, whatever else is there.
-    tf.io.gfile.remove(posixpath.join(path, "saved_model.pb"))
-    tf.io.gfile.rmtree(path)
 
 
 def global_batch(job):

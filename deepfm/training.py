@@ -12,6 +12,7 @@ from deepfm import (
     checkpoints,
     data_check,
     evaluations,
+    export,
     hooks,
     input_pipeline,
     interruption,
@@ -301,7 +302,7 @@ class _Training:
         path = job_model.save_export(job, self._config)
         for entry in self._history.entries:
             if entry["step"] < step and "export" in entry:
-                job_model.remove_export(job.servable_model_dir, entry.pop("export"))
+                export.remove(job.servable_model_dir, entry.pop("export"))
         return path
 
     def _take_stock(self, step):

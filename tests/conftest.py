@@ -198,13 +198,13 @@ def report(model_dir):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A folder on a disk of its own, of 2 MB."""
+    """A folder on a disk of its own, of 4 MB."""
     folder = tmp_path / "disk"
     folder.mkdir()
     if (
         os.geteuid()
         or subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=2M", "none", str(folder)],
+            ["mount", "-t", "tmpfs", "-o", "size=4M", "none", str(folder)],
             stderr=subprocess.DEVNULL,
         ).returncode
     ):

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from conftest import SMALL_MODEL, make_records, report, run_horovod, run_train, write_tfrecords
 
-from deepfm import evaluations, job_model
+from deepfm import evaluations, export
 from deepfm.metrics import Evaluation
 
 v1 = tf.compat.v1
@@ -86,9 +86,9 @@ def test_only_a_numbered_export_of_its_folder_is_ever_deleted(tmp_path):
         folder.mkdir(parents=True)
         (folder / "saved_model.pb").touch()
     for path in (servable / "mine", tmp_path / "other/17", f"{servable}/..", f"{servable}/17/.."):
-        job_model.remove_export(str(servable), str(path))
+        export.remove(str(servable), str(path))
     assert len(list(tmp_path.rglob("saved_model.pb"))) == 3
-    job_model.remove_export(f"{servable}/", f"{servable}/17")
+    export.remove(f"{servable}/", f"{servable}/17")
     assert sorted(servable.iterdir()) == [servable / "mine"]
 
 
