@@ -19,10 +19,12 @@ def train(model_dir, steps, extra=(), rows=8, every=2, last=None, poison=None):
         step = v1.train.get_or_create_global_step()
         weight = v1.get_variable("weight", [3], initializer=v1.zeros_initializer())
         v1.add_to_collection(hooks.EXAMPLES, tf.constant(rows, tf.int64))
-        grow = 1.0 if poison is None else tf.where(tf.equal(step, poison), np.nan, 1.0)
+        grow = tf.constant(1.0)
+        if poison is not None:
+            grow = tf.where(tf.equal(step, poison), np.nan, 1.0)
         loss = tf.reduce_sum(weight) + 1.0
         v1.add_to_collection(v1.GraphKeys.LOSSES, loss)
-        with tf.control_dependencies([loss]):
+        with tf.control_dependencies([loss, grow]):  # the step is read before it is counted up
             train_op = tf.group(weight.assign_add(tf.fill([3], grow)), step.assign_add(1))
         v1.add_to_collection(v1.GraphKeys.SAVERS, v1.train.Saver(defer_build=False))
         with v1.train.MonitoredTrainingSession(
