@@ -151,7 +151,17 @@ def _in_namespaces():
         [*own, sys.executable, *sys.argv],
         env={**os.environ, _INSIDE: "1"},
     )
-    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+
+    def end(*_):
+        """Ends what runs inside; unshare itself leaves SIGTERM unheard while it waits."""
+        try:
+            children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+            for child in children.split():
+                os.kill(int(child), signal.SIGTERM)
+        except OSError:
+            process.kill()
+
+    signal.signal(signal.SIGTERM, end)
     try:
         return process.wait()
     except KeyboardInterrupt:

@@ -108,8 +108,8 @@ def weights(model_dir):
 def test_a_job_whose_host_is_taken_away_ends_as_one_that_was_not(criteo_like, tmp_path, lost):
     flags = (
         f"--training={criteo_like}/tr", "--", "--feature_size=117581", "--field_size=39",
-        "--embedding_size=4", "--deep_layers=8", "--batch_size=16", "--num_epochs=20",
-        "--log_steps=20", "--save_checkpoints_steps=20",
+        "--embedding_size=4", "--deep_layers=8", "--batch_size=16", "--num_epochs=150",
+        "--log_steps=20", "--save_checkpoints_steps=50",
     )  # fmt: skip
     code, text, _ = run_job(tmp_path / "w", f"--checkpoints_dir={tmp_path}/whole", *flags)
     assert code == 0, text
