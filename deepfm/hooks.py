@@ -82,7 +82,7 @@ class Progress(v1.train.SessionRunHook):
         self._gpus = gpus or utilization.Gpus()
         self._excluded, self._excluded_busy = 0.0, 0.0
         self._logged = 0  # own steps at the last line
-        self._shown = 0.0, 0  # time of the last line, and what the GPUs had told by then
+        self._shown = None  # the _sample of the last line, and what the GPUs had told by then
         self._bar = None
         self.recent_loss = float("nan")
 
@@ -115,7 +115,7 @@ class Progress(v1.train.SessionRunHook):
         loss, rows, wait, global_step = run_values.results
         self._ends.append(time.time() - self._excluded)
         self._cpu.append(time.process_time())
-        self._look(self._ends[-1])
+        self._look()
         self._waits.append(wait)
         self._examples.append(rows)
         # What was fetched may be from before the step, or have others' steps in it.
@@ -135,10 +135,13 @@ class Progress(v1.train.SessionRunHook):
         elif self._every_steps and step // self._every_steps > before // self._every_steps:
             self._log(step, loss)
 
-    def _look(self, now, force=False):
+    def _look(self):
         """Notes how busy the host has been, once a second."""
-        if force or not self._busy or now - self._busy[-1][0] >= _LOOK_SECONDS:
-            self._busy.append((now, utilization.busy_seconds() - self._excluded_busy))
+        if not self._busy or self._ends[-1] - self._busy[-1][0] >= _LOOK_SECONDS:
+            self._busy.append(self._sample())
+
+    def _sample(self):
+        return self._ends[-1], utilization.busy_seconds() - self._excluded_busy
 
     def exclude(self, started: Tuple[float, float]):
         """Takes an evaluation, which began at a `moment`, out of the throughput."""
@@ -184,10 +187,10 @@ class Progress(v1.train.SessionRunHook):
 
     def _in_use(self):
         """How busy CPU and GPUs have been since the last line, as a part of one."""
-        self._look(self._ends[-1], force=True)
-        cpu = utilization.share_in_use(self._busy, self._shown[0])
-        gpu = self._gpus.share(self._shown[1])
-        self._shown = self._ends[-1], self._gpus.count()
+        before, told = self._shown or (self._busy[0], 0)
+        now = self._sample()
+        self._shown = now, self._gpus.count()
+        cpu, gpu = utilization.share_in_use([before, now]), self._gpus.share(told)
         shares = ("CPU", cpu), ("GPU", gpu)
         return "".join(f"  {name} {100 * x:.0f} %" for name, x in shares if x is not None)
 

@@ -166,13 +166,13 @@ def reading_advice(data_format: str, pipe: bool, cached: bool, epochs: int, read
     return f"--num_parallel_reads={2 * reads}, or a faster disk"
 
 
-def share_in_use(samples: List, first: float) -> Optional[float]:
+def share_in_use(samples: List, first: float = 0.0) -> Optional[float]:
     """The busy share of the allowed cores between samples (time in s, busy_seconds) from a time on.
 
-    None where there are not two of them.
+    None where no time lies between them.
     """
     found = [sample for sample in samples if sample[0] >= first]
-    if len(found) < 2:
+    if not found or found[-1][0] <= found[0][0]:
         return None
     (start, before), (end, after) = found[0], found[-1]
-    return min(max((after - before) / max(end - start, 1e-9) / cores(), 0.0), 1.0)
+    return min(max((after - before) / (end - start) / cores(), 0.0), 1.0)

@@ -26,7 +26,7 @@ from conftest import (
     write_tfrecords,
 )
 
-from deepfm import runs
+from deepfm import parameter_servers, runs
 
 
 def evaluation(model_dir):
@@ -267,3 +267,10 @@ def test_a_port_that_is_taken_is_named(uneven, tmp_path):
         done = run_train(*small_job(uneven, tmp_path / "model"), env=env)
     assert done.returncode == 2
     assert f"chief 0 cannot listen on port {port}" in done.stderr.splitlines()[-1]
+
+
+def test_a_session_that_is_made_anew_ends_the_process():
+    count = parameter_servers._CountSteps("steps/0")
+    count.after_create_session(None, None)
+    with pytest.raises(OSError, match="the same command again goes on"):
+        count.after_create_session(None, None)
