@@ -63,10 +63,11 @@ def _soak(folder, more):
     kinds = [signal.SIGTERM] * FLAGS.terms + [signal.SIGKILL] * FLAGS.kills
     same = 0
     for i, kind in enumerate(kinds, 1):
-        moment = moments.uniform(0, seconds)
-        model_dir = folder / "model"
-        shutil.rmtree(model_dir, ignore_errors=True)
-        step, code = _interrupted(train(model_dir), folder, moment, kind, model_dir)
+        model_dir, code = folder / "model", 0
+        while code == 0:  # it was at its end before the signal: that is no interruption
+            moment = moments.uniform(0, seconds)
+            shutil.rmtree(model_dir, ignore_errors=True)
+            step, code = _interrupted(train(model_dir), folder, moment, kind, model_dir)
         _to_the_end(train(model_dir), folder)
         found = _weights(model_dir)
         differ = [name for name in wanted if not np.array_equal(wanted[name], found.get(name))]
