@@ -95,7 +95,7 @@ class ModeFlags(NamedTuple):
 
     Attributes:
         intra_op_threads, inter_op_threads: threads inside one operator, and for operators side by
-            side; 0: the cores of this process.
+            side; 0: half the cores of this process, and all of them.
         omp_num_threads, kmp_affinity: of OpenMP; train.py has set them in the environment.
         replicas_per_process: devices that tower, mirrored and ps use; 0: all (ps: all GPUs).
         cross_device_ops: how mirrored adds gradients up; a key of CROSS_DEVICE_OPS.
@@ -348,7 +348,8 @@ def _session_config(flags, devices=(), share_of=1):
         )
     threads = max(int(min(cores(), flags.num_cpus or cores())) // share_of, 1)
     config = tf.compat.v1.ConfigProto(
-        intra_op_parallelism_threads=flags.intra_op_threads or threads,
+        # A step has several operators to run at most times; more threads get in each other's way.
+        intra_op_parallelism_threads=flags.intra_op_threads or max(threads // 2, 1),
         inter_op_parallelism_threads=flags.inter_op_threads or threads,
         allow_soft_placement=True,
         device_count={"GPU": 0},

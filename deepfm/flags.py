@@ -210,7 +210,7 @@ _integer(
 )
 _integer("num_epochs", 1, "Times that each record is trained on, from the beginning of the run.", 1)
 _integer("max_steps", 0, "Stop at this global step; 0: after num_epochs.", 0)
-_integer("intra_op_threads", 0, "Threads inside one operator; 0: the number of cores.", 0)
+_integer("intra_op_threads", 0, "Threads inside one operator; 0: half the cores.", 0)
 _integer("inter_op_threads", 0, "Operators side by side; 0: the number of cores.", 0)
 _integer("omp_num_threads", 0, "Of OpenMP, in TensorFlow builds with MKL; 0: its own choice.", 0)
 flags.DEFINE_string(

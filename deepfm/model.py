@@ -8,7 +8,7 @@ https://arxiv.org/abs/1703.04247; the equation numbers below are that paper's.
 B: examples in the batch. F: fields. K: embedding size. U: distinct feature ids in the batch.
 """
 
-from typing import NamedTuple, Tuple
+from typing import NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -54,20 +54,19 @@ class ModelConfig(NamedTuple):
     seed: int = 1
 
 
-def first_order(weights, values):
+def first_order(weighted):
     """The linear term of the FM, eq. (2): sum_i w_i x_i.
 
     Args:
-        weights: float32 [B, F], the first-order weight of each feature.
-        values: float32 [B, F].
+        weighted: float32 [B, F], the first-order weight of each feature, scaled by its value.
 
     Returns:
         float32 [B].
     """
-    return tf.reduce_sum(weights * values, axis=1)
+    return tf.reduce_sum(weighted, axis=1)
 
 
-def second_order(embeddings):
+def second_order(embeddings, squares=None):
     """The pairwise term of the FM, eq. (2): sum over pairs i < j of <e_i, e_j>.
 
     In O(F K) by Rendle's identity, 1/2 sum_k ((sum_i e_ik)^2 - sum_i e_ik^2); "Factorization
@@ -75,13 +74,15 @@ def second_order(embeddings):
 
     Args:
         embeddings: float32 [B, F, K], already scaled by the feature values.
+        squares: float32 [B], sum_ik e_ik^2 where it is known already.
 
     Returns:
         float32 [B].
     """
-    sum_squared = tf.square(tf.reduce_sum(embeddings, axis=1))  # [B, K]
-    squared_sum = tf.reduce_sum(tf.square(embeddings), axis=1)  # [B, K]
-    return 0.5 * tf.reduce_sum(sum_squared - squared_sum, axis=1)
+    if squares is None:
+        squares = tf.reduce_sum(tf.square(embeddings), axis=[1, 2])
+    sums = tf.reduce_sum(embeddings, axis=1)  # [B, K]
+    return 0.5 * (tf.reduce_sum(tf.square(sums), axis=1) - squares)
 
 
 def deep(embeddings, config, training):
@@ -98,9 +99,16 @@ def deep(embeddings, config, training):
     width = config.field_size * config.embedding_size
     x = tf.reshape(embeddings, [-1, width])
     kernels = []
+    multiply = lambda layer, x: layer.apply(x)
+    if training:
+
+        def multiply(layer, x):
+            with v1.get_default_graph().gradient_override_map({"MatMul": _MATMUL}):
+                return layer.apply(x)
+
     for i, (units, rate) in enumerate(zip(config.deep_layers, config.dropout)):
         layer = v1.layers.Dense(units, name=f"deep_{i}", kernel_initializer=_glorot(config, i))
-        x = layer.apply(x)
+        x = multiply(layer, x)
         kernels.append(layer.kernel)
         if config.batch_norm:
             x = v1.layers.batch_normalization(
@@ -110,9 +118,23 @@ def deep(embeddings, config, training):
         if training and rate > 0:
             x = _drop(x, rate, [config.seed, i])
     layer = v1.layers.Dense(1, name="deep_out", kernel_initializer=_glorot(config, -1))
-    x = layer.apply(x)
+    x = multiply(layer, x)
     kernels.append(layer.kernel)
     return x[:, 0], kernels
+
+
+_MATMUL = "MatMulOfExamples"
+
+
+@tf.RegisterGradient(_MATMUL)
+def _matmul_grad(op, dy):
+    """The gradient of examples @ kernel, the kernel's in the order of dy^T @ examples.
+
+    Of examples^T @ dy Eigen takes a third longer.
+    """
+    x, kernel = op.inputs
+    dx = tf.matmul(dy, kernel, transpose_b=True)
+    return dx, tf.transpose(tf.matmul(dy, x, transpose_a=True))
 
 
 def _glorot(config, layer):
@@ -165,29 +187,20 @@ def _in_blocks(draw, seed):
 
 
 def _drop(x, rate, seed):
-    """Drops units at `rate`; which ones is a function of the seed, the layer and the step alone."""
+    """Drops units at `rate`; which ones is a function of the seed, the layer and the step alone.
+
+    A unit takes 16 random bits, so the rate is met to 1/65,536.
+    """
     step = tf.cast(v1.train.get_or_create_global_step(), tf.int64)
     run_seed, layer = seed
-    noise = tf.random.stateless_uniform(tf.shape(x), [run_seed * 1000 + layer, step])
-    return x * tf.cast(noise >= rate, x.dtype) * (1 / (1 - rate))
-
-
-@tf.custom_gradient
-def _repeat(rows, where):
-    """rows[where]: one copy of a row for each place that uses it.
-
-    The gradient sums over the places of a row, so that what reaches the table has each id once.
-
-    Args:
-        rows: float32 [U, ...].
-        where: int32 [B F], indices of rows.
-
-    Returns:
-        float32 [B F, ...].
-    """
-    count = tf.shape(rows)[0]
-    grad = lambda dy: (tf.math.unsorted_segment_sum(dy, where, count), None)
-    return tf.gather(rows, where), grad
+    rows, units = tf.shape(x)[0], int(x.shape[1])
+    pairs = tf.random.stateless_uniform(
+        [rows, -(-units // 2)], [run_seed * 1000 + layer, step], -(1 << 31), (1 << 31) - 1, tf.int32
+    )
+    noise = tf.reshape(tf.bitcast(pairs, tf.int16), [rows, -1])[:, :units]
+    dropped = min(round(rate * 65536), 65535)
+    kept = tf.cast(noise >= tf.constant(dropped - 32768, tf.int16), x.dtype)
+    return x * (kept * (65536 / (65536 - dropped)))
 
 
 class Tables(NamedTuple):
@@ -196,14 +209,16 @@ class Tables(NamedTuple):
     Attributes:
         tables: the variables, float32 [feature_size] and [feature_size, K] (or their partitions).
         rows: what was gathered of each: float32 [U] and [U, K].
-        weights: float32 [B, F].
-        embeddings: float32 [B, F, K], not yet scaled by the feature values.
+        weighted: float32 [B, F], the weights scaled by the feature values.
+        embeddings: float32 [B, F, K], scaled by the feature values.
+        squares: float32 [B], the sum of the squares of an example's embeddings; or None.
     """
 
     tables: list
     rows: list
-    weights: tf.Tensor
+    weighted: tf.Tensor
     embeddings: tf.Tensor
+    squares: Optional[tf.Tensor]
 
 
 def counts_rows_once(config):
@@ -211,16 +226,20 @@ def counts_rows_once(config):
     return config.lazy_updates or config.l2_scope == "batch"
 
 
-def look_up(ids, config):
-    """Takes the rows of a batch out of both tables.
+def look_up(ids, values, config, training):
+    """Takes the rows of a batch out of both tables, and scales them by the feature values.
 
     The ids are made distinct once for both tables, so that each row is gathered and its gradient
-    combined, sent and applied once. (Not so in the article's configuration, whose gradients are
-    dense in any case.)
+    combined, sent and applied once. What the batch makes of its rows is then a product with a
+    sparse matrix that holds the feature values: one pass forward, and one backward in which
+    gradients are scaled and combined at once. (Not so in the article's configuration, whose
+    gradients are dense in any case.)
 
     Args:
         ids: int64 [B, F].
+        values: float32 [B, F].
         config: ModelConfig.
+        training: bool; the ids have then been checked.
 
     Returns:
         Tables.
@@ -230,25 +249,37 @@ def look_up(ids, config):
         v1.get_variable("fm_w", [config.feature_size], initializer=v1.zeros_initializer()),
         v1.get_variable("fm_v", [config.feature_size, config.embedding_size], initializer=normal),
     ]
-    flat = tf.reshape(ids, [-1])  # [B F]
+    flat, x = tf.reshape(ids, [-1]), tf.reshape(values, [-1])  # [B F]
+    if training and config.feature_size <= tf.int32.max:
+        flat = tf.cast(flat, tf.int32)  # which are made distinct in two thirds of the time
 
-    def gather(table, where):
-        if tf.distribute.has_strategy():
-            table = table.get()  # this replica's; of the whole, all rows would be read
+    def gather(where):
+        # Under a strategy this replica's table; of the whole, all rows would be read.
+        own = [t.get() for t in tables] if tf.distribute.has_strategy() else tables
         # 'div' keeps neighbouring rows together: a checkpoint means the same with any parts.
-        return tf.nn.embedding_lookup(table, where, partition_strategy="div")
+        return [tf.nn.embedding_lookup(t, where, partition_strategy="div") for t in own]
 
     if counts_rows_once(config):
         distinct, where = tf.unique(flat)  # [U], [B F]
-        rows = [gather(table, distinct) for table in tables]
-        weights, embeddings = (_repeat(r, where) for r in rows)
+        rows = gather(distinct)
+        places = tf.transpose(tf.stack([tf.range(tf.size(where)), where]))  # [B F, 2]
+        shape = tf.cast(tf.stack([tf.size(where), tf.size(distinct)]), tf.int64)
+        scale = lambda rows, by: tf.raw_ops.SparseTensorDenseMatMul(
+            a_indices=places, a_values=by, a_shape=shape, b=rows
+        )  # [U, n] -> [B F, n]
+        weighted, embeddings = scale(rows[0][:, tf.newaxis], x), scale(rows[1], x)
+        lengths = tf.reduce_sum(tf.square(rows[1]), axis=1, keepdims=True)  # [U, 1]
+        squares = scale(lengths, tf.square(x))
+        squares = tf.reduce_sum(tf.reshape(squares, [-1, config.field_size]), axis=1)
     else:
-        rows = weights, embeddings = [gather(table, flat) for table in tables]
+        rows = gather(flat)
+        weighted, embeddings, squares = rows[0] * x, rows[1] * x[:, tf.newaxis], None
     return Tables(
         tables,
-        list(rows),
-        tf.reshape(weights, [-1, config.field_size]),
+        rows,
+        tf.reshape(weighted, [-1, config.field_size]),
         tf.reshape(embeddings, [-1, config.field_size, config.embedding_size]),
+        squares,
     )
 
 
@@ -274,11 +305,10 @@ def network(features, config, training):
     ids = tf.reshape(features["feat_ids"], [-1, config.field_size])
     values = tf.reshape(features["feat_vals"], [-1, config.field_size])
     bias = v1.get_variable("fm_bias", [1], initializer=v1.zeros_initializer())
-    tables = look_up(ids, config)
-    embeddings = tables.embeddings * values[:, :, tf.newaxis]  # [B, F, K]
-    deep_logits, kernels = deep(embeddings, config, training)
-    logits = bias + first_order(tables.weights, values) + second_order(embeddings) + deep_logits
-    return Network(logits, tables, kernels)
+    tables = look_up(ids, values, config, training)
+    deep_logits, kernels = deep(tables.embeddings, config, training)
+    pairs = second_order(tables.embeddings, tables.squares)
+    return Network(bias + first_order(tables.weighted) + pairs + deep_logits, tables, kernels)
 
 
 def example_losses(logits, labels, loss_type):
@@ -288,24 +318,27 @@ def example_losses(logits, labels, loss_type):
     return tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
 
 
-def l2_terms(net, config):
+def l2_terms(net, config, alone):
     """The L2 part of the loss, lambda/2 * sum of squares.
 
     Args:
         net: Network.
         config: ModelConfig.
+        alone: whether this replica's batch is the whole of it. If not, the second term has no
+            gradient here: only the optimizer sees each row of the *global* batch once
+            (optimizers.RowWise).
 
     Returns:
         (the term of the MLP's kernels and, with l2_scope=table, of the whole tables; the term of
-        the batch's distinct table rows). The second has no gradient here: only the optimizer sees
-        each row of the *global* batch once (optimizers.RowWise).
+        the batch's distinct table rows).
     """
     if not config.l2_reg:
         return tf.constant(0.0), tf.constant(0.0)
     square = lambda xs: config.l2_reg * tf.add_n([tf.nn.l2_loss(x) for x in xs])
     if config.l2_scope == "table":
         return square(net.kernels + net.tables.tables), tf.constant(0.0)
-    return square(net.kernels), tf.stop_gradient(square(net.tables.rows))
+    rows = square(net.tables.rows)
+    return square(net.kernels), rows if alone else tf.stop_gradient(rows)
 
 
 def make_model_fn(config, optimizer_config, distribution):
@@ -348,7 +381,7 @@ def make_model_fn(config, optimizer_config, distribution):
         mean_loss = tf.reduce_sum(losses * weights) / tf.maximum(
             tf.cast(tf.size(losses), tf.float32), 1.0
         )  # a process without records for this step has an empty batch
-        weights_l2, rows_l2 = l2_terms(net, config)
+        weights_l2, rows_l2 = l2_terms(net, config, distribution.replicas_in_step == 1)
         loss = mean_loss + weights_l2 + rows_l2
         v1.summary.scalar(config.loss_type, mean_loss)
         v1.summary.scalar("l2", weights_l2 + rows_l2)

@@ -224,4 +224,6 @@ def make_optimizer(config, distribution):
         optimizer = _trusting(optimizer)
     # Processes that send each other rows combine them before (Averaged).
     distinct = distribution.replicas_per_process == 1
+    if distribution.replicas_in_step == 1:
+        config = config._replace(l2_rows=0.0)  # the loss has its gradient (model.l2_terms)
     return distribution.wrap_optimizer(RowWise(optimizer, config, distinct))

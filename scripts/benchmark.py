@@ -390,7 +390,7 @@ def floor(work):
     return figures
 
 
-_FLOOR_STEPS = 300
+_FLOOR_STEPS = 600
 
 
 def _floor(folder, feature_size, embedding_size=32, layers=(128, 64, 32, 1)):
@@ -400,39 +400,49 @@ def _floor(folder, feature_size, embedding_size=32, layers=(128, 64, 32, 1)):
     import numpy as np
     import tensorflow as tf
 
-    from deepfm import datasets, input_pipeline, records
+    from deepfm import datasets, distribution, input_pipeline, records
 
     v1 = tf.compat.v1
     v1.logging.set_verbosity(v1.logging.ERROR)
+    threads = distribution.local(distribution.ModeFlags()).session_config
     data = datasets.find(str(folder / "tfrecords"), "training_data_dir")
     input_fn = input_pipeline.make_input_fn(
         data, records.Schema(39, feature_size), input_pipeline.InputConfig(FLAGS.batch_size)
     )
-    with tf.Graph().as_default(), v1.Session() as session:
+    with tf.Graph().as_default(), v1.Session(config=threads) as session:
         ids = v1.data.make_one_shot_iterator(input_fn()).get_next()[0]["feat_ids"]
-        batches = [session.run(ids).ravel() for _ in range(32)]
+        batches = [session.run(ids).ravel() for _ in range(FLAGS.rows // FLAGS.batch_size)]
     batches = [np.unique(batch, return_inverse=True) for batch in batches]
-    batches = [(distinct, where.astype(np.int32)) for distinct, where in batches]
-    with tf.Graph().as_default(), v1.Session() as session:
+    batches = [  # distinct ids, and for each place of the batch which of them it has
+        (distinct.astype(np.int32), np.stack([np.arange(len(where)), where], 1).astype(np.int32))
+        for distinct, where in batches
+    ]
+    with tf.Graph().as_default(), v1.Session(config=threads) as session:
         dataset = tf.data.Dataset.from_generator(
-            lambda: batches, (tf.int64, tf.int32), ([None], [None])
+            lambda: batches, (tf.int32, tf.int32), ([None], [None, 2])
         )
-        distinct, where = v1.data.make_one_shot_iterator(dataset.repeat().prefetch(2)).get_next()
-        updates = []
+        distinct, places = v1.data.make_one_shot_iterator(dataset.repeat().prefetch(2)).get_next()
+        uses = tf.cast(tf.stack([tf.shape(places)[0], tf.size(distinct)]), tf.int64)
+        ones, updates = tf.ones([FLAGS.batch_size * 39]), []
 
-        def table(name, *shape):
+        def times_places(rows, adjoint=False):
+            return tf.raw_ops.SparseTensorDenseMatMul(
+                a_indices=places, a_values=ones, a_shape=uses, b=rows, adjoint_a=adjoint
+            )
+
+        def table(name, width):
             """A table's rows of the batch; its two moments and itself get new rows."""
             fill = v1.constant_initializer(0.01)
             variables = [
                 v1.get_variable(
-                    f"{name}_{i}", [feature_size, *shape], initializer=fill, use_resource=True
+                    f"{name}_{i}", [feature_size, width], initializer=fill, use_resource=True
                 )
                 for i in range(3)
             ]
             rows = [v.sparse_read(distinct) for v in variables]
 
             def update(gradients):
-                sums = tf.math.unsorted_segment_sum(gradients, where, tf.size(distinct))
+                sums = times_places(gradients, adjoint=True)
                 scatter = tf.raw_ops.ResourceScatterUpdate
                 for variable, old in zip(variables[1:], rows[1:]):
                     new = old + sums
@@ -443,9 +453,9 @@ def _floor(folder, feature_size, embedding_size=32, layers=(128, 64, 32, 1)):
                     )
                 )
 
-            return tf.gather(rows[0], where), update
+            return times_places(rows[0]), update
 
-        weights, update_weights = table("w")
+        weights, update_weights = table("w", 1)
         embeddings, update_embeddings = table("v", embedding_size)
         width = 39 * embedding_size
         inputs, kernels = [tf.reshape(embeddings, [-1, width])], []
@@ -456,7 +466,8 @@ def _floor(folder, feature_size, embedding_size=32, layers=(128, 64, 32, 1)):
             width = units
         grad = inputs.pop()
         for x, kernel in zip(reversed(inputs), reversed(kernels)):
-            updates.append(kernel.assign_sub(1e-9 * tf.matmul(x, grad, transpose_a=True)).op)
+            by_kernel = tf.transpose(tf.matmul(grad, x, transpose_a=True))
+            updates.append(kernel.assign_sub(1e-9 * by_kernel).op)
             grad = tf.matmul(grad, kernel, transpose_b=True)
         update_embeddings(tf.reshape(grad, [-1, embedding_size]))
         update_weights(weights)
