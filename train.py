@@ -85,6 +85,7 @@ def main():
         input=input_pipeline.InputConfig(**_values(_INPUT)),
         distribution=distribution,
         sagemaker=sagemaker.Job(**_values(_SAGEMAKER)),
+        flags=deepfm_flags.changed(),
         **_values(_JOB),
     )
 

@@ -279,3 +279,9 @@ def take_defaults_from(environment):
         folders += [folder(c) for c in others if c[len(training) + 1 :].isdigit()]
     default("training_data_dir", ",".join(filter(None, folders)))
     default("val_data_dir", folder(FLAGS.evaluation_channel_name))
+
+
+def changed():
+    """{name: value} of the flags that are not at their defaults."""
+    ours = FLAGS.get_key_flags_for_module(__name__)
+    return {flag.name: flag.value for flag in ours if flag.value != flag.default}

@@ -58,6 +58,7 @@ class Progress(v1.train.SessionRunHook):
         processes: that train together; what is shown is the rate of all.
         synchronous: whether every step is a step of all processes.
         gpus: of this host.
+        summarize: whether summaries are written, which one process does.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Progress(v1.train.SessionRunHook):
         processes: int = 1,
         synchronous: bool = True,
         gpus: Optional[utilization.Gpus] = None,
+        summarize: bool = True,
     ):
         self._every_steps = every_steps
         self._last_step = last_step
@@ -80,6 +82,7 @@ class Progress(v1.train.SessionRunHook):
         self._global_steps = array.array("q")
         self._busy = []  # (time without evaluations, utilization.busy_seconds), once a second
         self._gpus = gpus or utilization.Gpus()
+        self._summarizes = summarize
         self._excluded, self._excluded_busy = 0.0, 0.0
         self._logged = 0  # own steps at the last line
         self._shown = None  # the _sample of the last line, and what the GPUs had told by then
@@ -132,8 +135,8 @@ class Progress(v1.train.SessionRunHook):
                 step - self._first_step,
                 [("loss", loss), ("examples/s", round(self._rate(50)[0]))],
             )
-        elif self._every_steps and step // self._every_steps > before // self._every_steps:
-            self._log(step, loss)
+        if self._every_steps and step // self._every_steps > before // self._every_steps:
+            self._tell(step, loss)
 
     def _look(self):
         """Notes how busy the host has been, once a second."""
@@ -162,6 +165,8 @@ class Progress(v1.train.SessionRunHook):
     def end(self, session):
         if self._bar:
             sys.stdout.write("\n")
+        if self._every_steps and self._summarizes:
+            v1.summary.FileWriterCache.get(self._model_dir).flush()
 
     def _rate(self, steps):
         """(examples/s of all processes, global steps/s, share waited) over the last own steps."""
@@ -174,25 +179,41 @@ class Progress(v1.train.SessionRunHook):
         examples = sum(self._examples[-steps:]) * alike
         return examples / seconds, moved / seconds, sum(self._waits[-steps:]) / seconds
 
-    def _log(self, step, loss):
+    def _tell(self, step, loss):
+        """Shows the steps since the last line, and writes a summary of them."""
         examples, steps, wait = self._rate(len(self._ends) - self._logged)
         self._logged = len(self._ends)
+        cpu, gpu = self._in_use()
+        shares = {"input_wait_share": wait, "host_cpu_utilization": cpu, "gpu_utilization": gpu}
+        if self._summarizes:
+            self._summarize(step, {"examples_per_second": examples, **shares})
+        if self._bar:
+            return
+        named = ("CPU", cpu), ("GPU", gpu)
+        in_use = "".join(f"  {name} {100 * x:.0f} %" for name, x in named if x is not None)
         left = ""
         if self._last_step and steps:
             left = f"  left {_clock((self._last_step - step) / steps)}"
         logging.info(
             "step %d  loss %.5f  %.0f examples/s  input wait %.0f %%%s%s",
-            step, loss, examples, 100 * wait, self._in_use(), left,
+            step, loss, examples, 100 * wait, in_use, left,
         )  # fmt: skip
 
     def _in_use(self):
-        """How busy CPU and GPUs have been since the last line, as a part of one."""
+        """(busy share of the CPU, of the GPUs) since the last line; None where not known."""
         before, told = self._shown or (self._busy[0], 0)
         now = self._sample()
         self._shown = now, self._gpus.count()
-        cpu, gpu = utilization.share_in_use([before, now]), self._gpus.share(told)
-        shares = ("CPU", cpu), ("GPU", gpu)
-        return "".join(f"  {name} {100 * x:.0f} %" for name, x in shares if x is not None)
+        return utilization.share_in_use([before, now]), self._gpus.share(told)
+
+    def _summarize(self, step, figures):
+        """Writes scalars beside those of the model; the writer is the one of Estimator's hooks."""
+        values = [
+            v1.Summary.Value(tag=f"speed/{name}", simple_value=x)
+            for name, x in figures.items()
+            if x is not None
+        ]
+        v1.summary.FileWriterCache.get(self._model_dir).add_summary(v1.Summary(value=values), step)
 
     def throughput(self) -> Throughput:
         """The figures of this process's steps so far."""

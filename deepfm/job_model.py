@@ -165,13 +165,18 @@ def in_order(config):
 
 
 def evaluate(job, data, config, more_hooks=()):
-    """Evaluates the newest checkpoint on every record once, and logs the stable line."""
+    """Evaluates the newest checkpoint on every record once, and logs the stable line.
+
+    Returns:
+        (the results, the curves of metrics.Curves).
+    """
     wanted = schema(config)
     job = _alone(job) if job_data.evaluates_alone(job) else job_data.with_share(job, data)
     once = in_order(job.input)
     input_fn = input_pipeline.make_input_fn(data, wanted, once)
     with data_check.naming_bad_records(data, wanted), estimator(job, config) as trained:
-        found = trained.evaluate(input_fn, hooks=[*session_hooks(job), *more_hooks])
+        curves = metrics.Curves()
+        found = trained.evaluate(input_fn, hooks=[*session_hooks(job), *more_hooks, curves])
     results = {name: float(found[name]) for name in metrics.RESULTS}
     results["examples"] = int(results["examples"])
     remote.check_all_read(data.files, data.rows, results["examples"])
@@ -181,7 +186,7 @@ def evaluate(job, data, config, more_hooks=()):
         found["global_step"], results["examples"], results["auc"], results["log_loss"],
         results["calibration"],
     )  # fmt: skip
-    return results
+    return results, curves.of_report
 
 
 def save_export(job, config):

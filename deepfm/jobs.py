@@ -36,6 +36,7 @@ class JobConfig(NamedTuple):
         input: InputConfig of training.
         distribution: Distribution.
         sagemaker: sagemaker.Job.
+        flags: {name: value} of all flags that are not at their defaults, for report.json.
         mirror: copies model_dir, which is then local, to where it was asked for; or None.
     """
 
@@ -67,6 +68,7 @@ class JobConfig(NamedTuple):
     input: input_pipeline.InputConfig
     distribution: Distribution
     sagemaker: sagemaker.Job
+    flags: Dict[str, Any]
     mirror: Optional[Mirror] = None
 
 
@@ -122,6 +124,7 @@ def _run(job):
             "global_batch_size": job_model.global_batch(job),
             "seconds": time.time() - started,
             **report,
+            "flags": job.flags,
         }
         path = os.path.join(job.model_dir, "report.json")
         datasets.write_whole(path, json.dumps(report, indent=1) + "\n")
@@ -144,10 +147,9 @@ def _with_batch_size(job):
 def _eval(job):
     data, config = _for_a_trained_model(job, "val_data_dir")
     data_check.check_first_records(data, job_model.schema(config))
-    return {
-        "global_step": job_model.global_step(job.model_dir),
-        "eval": job_model.evaluate(job, data, config),
-    }
+    results, curves = job_model.evaluate(job, data, config)
+    step = job_model.global_step(job.model_dir)
+    return {"global_step": step, "eval": results, "curves": curves}
 
 
 def _infer(job):

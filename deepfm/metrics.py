@@ -4,8 +4,12 @@ Scores are kept as they are (8 bytes an example, equal ones merged), not put int
 `tf.metrics.auc` does, whose answer is wrong when all predictions lie near 0.
 """
 
+from typing import Dict, List
+
 import numpy as np
 import tensorflow as tf
+
+v1 = tf.compat.v1
 
 LIMIT = 1 << 24  # distinct scores that are kept exactly; with more, neighbours are merged
 
@@ -78,6 +82,39 @@ class Evaluation:
         below = np.cumsum(negatives) - negatives
         return float(np.sum(positives * (below + 0.5 * negatives), dtype=np.float64) / pairs)
 
+    def roc(self, points: int = 200) -> List[List[float]]:
+        """The ROC curve: [share of negatives, share of positives] above ever lower thresholds.
+
+        From [0, 0] to [1, 1] through at most `points` others; empty where a class is missing.
+        """
+        self._compact()
+        above = np.cumsum(self._counts[::-1], axis=0)
+        if not len(above) or not above[-1].all():
+            return []
+        chosen = np.unique(np.linspace(0, len(above) - 1, points + 1).astype(np.int64))
+        curve = above[chosen] / above[-1]
+        return [[0.0, 0.0]] + [[round(float(x), 6) for x in point] for point in curve]
+
+    def deciles(self) -> List[Dict[str, float]]:
+        """Ten groups of as many examples each, by ascending prediction; equal ones stay together.
+
+        Returns:
+            For each: examples, the mean prediction, and the share of positives.
+        """
+        self._compact()
+        examples = self._counts.sum(axis=1)
+        before = np.cumsum(examples) - examples
+        # A score belongs where the middle of its examples lies.
+        group = (10 * (before + examples / 2) / max(examples.sum(), 1)).astype(np.int64)
+        found = []
+        for i in np.unique(group):
+            counts, scores = self._counts[group == i], self._scores[group == i]
+            rows = int(counts.sum())
+            mean = float(np.dot(counts.sum(axis=1), scores.astype(np.float64)) / rows)
+            share = float(counts[:, 1].sum() / rows)
+            found.append({"examples": rows, "prediction": mean, "positives": share})
+        return found
+
     def results(self):
         """float64 [5], in the order of RESULTS; NaN where a figure has no meaning."""
         examples, labels, probabilities, log_loss, loss = self._sums
@@ -85,6 +122,21 @@ class Evaluation:
             means = np.array([log_loss / examples, probabilities / labels, loss / examples])
         return np.concatenate([[self.auc()], means, [examples]])
 
+
+class Curves(v1.train.SessionRunHook):
+    """Has the whole Evaluation of a session, of all processes, when the session has ended."""
+
+    def begin(self):
+        (self._read,) = v1.get_collection(_READ)
+
+    @property
+    def of_report(self) -> dict:
+        """What report.json says of it: the ROC curve, and calibration by decile."""
+        (evaluation,) = self._read
+        return {"roc": evaluation.roc(), "deciles": evaluation.deciles()}
+
+
+_READ = "deepfm_evaluation"  # collection: a list to which the Evaluation comes at the end
 
 # calibration: mean prediction / mean label; mean_loss: of --loss_type, without L2
 RESULTS = ("auc", "log_loss", "calibration", "mean_loss", "examples")
@@ -101,15 +153,19 @@ def evaluation_ops(labels, logits, prob, losses, gather=lambda tensor, name: ten
         {name of RESULTS: (value float64 [], update op)}.
     """
     evaluation = Evaluation()
-    add = tf.compat.v1.py_func(evaluation.add, [labels, logits, prob, losses], [])
-    state = tf.compat.v1.py_func(evaluation.state, [], [tf.float32, tf.int64, tf.float64])
+    add = v1.py_func(evaluation.add, [labels, logits, prob, losses], [])
+    state = v1.py_func(evaluation.state, [], [tf.float32, tf.int64, tf.float64])
     parts = ("scores", [None]), ("counts", [None, 2]), ("sums", [1, 5])
     state = [gather(tf.ensure_shape(x, shape), name) for x, (name, shape) in zip(state, parts)]
+
+    read_so_far = []
+    v1.add_to_collection(_READ, read_so_far)
 
     def read(*whole):
         everyones = Evaluation()
         everyones.merge(*whole)
+        read_so_far[:] = [everyones]
         return everyones.results()
 
-    results = tf.ensure_shape(tf.compat.v1.py_func(read, state, tf.float64), [len(RESULTS)])
+    results = tf.ensure_shape(v1.py_func(read, state, tf.float64), [len(RESULTS)])
     return {name: (results[i], add) for i, name in enumerate(RESULTS)}

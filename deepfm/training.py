@@ -84,6 +84,10 @@ def train(job):
     if chief:
         job_model.keep_config(job, config)
     report = run.report(data)
+    report["training_data"] = {
+        "name": data.name, "format": data.data_format, "files": len(data.files),
+        "records": data.rows,
+    }  # fmt: skip
     report.update(_skipped(damaged))
     if chief and job.servable_model_dir and job.export == "last":
         job_model.save_export(job, config)
@@ -154,7 +158,7 @@ class _Training:
         mode = job.distribution
         chief = mode.rank == 0
         self._first = step
-        self._results = None  # of the newest evaluation, and its step
+        self._results = None  # of the newest evaluation: its step, results and curves
         self.stopped = False  # by --early_stopping_patience
         epoch = input_pipeline.steps_per_epoch(job.input)
         by_epoch = epoch if job.input.num_epochs > 1 else 0
@@ -181,7 +185,7 @@ class _Training:
         self.progress = hooks.Progress(
             job.log_steps if chief or not mode.synchronous else 0,
             min(filter(None, (last, job.max_steps)), default=None),
-            job.model_dir, mode.num_processes, mode.synchronous, gpus,
+            job.model_dir, mode.num_processes, mode.synchronous, gpus, chief,
         )  # fmt: skip
         wanted = lambda: self.stopped or interruption.requested()
         checkpointer = hooks.Checkpointer(
@@ -287,8 +291,8 @@ class _Training:
     def _evaluate(self, step, more_hooks=()):
         """Evaluates the newest checkpoint, and exports it where it is the best."""
         job, history = self._job, self._history
-        results = job_model.evaluate(job, self._validation, self._config, more_hooks)
-        self._results = step, results
+        results, curves = job_model.evaluate(job, self._validation, self._config, more_hooks)
+        self._results = step, results, curves
         history.add(step, results)
         if job.distribution.rank == 0:
             exported = {}
@@ -353,7 +357,7 @@ class _Training:
         if self._validation and (mode.synchronous or mode.rank == 0):
             if not self._results or self._results[0] != step:
                 self._evaluate(step)
-            report["eval"] = self._results[1]
+            _, report["eval"], report["curves"] = self._results
             if mode.rank == 0:
                 report["best"] = self._history.best
                 report["stopped_early"] = self.stopped

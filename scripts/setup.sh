@@ -5,6 +5,7 @@
 #   scripts/setup.sh
 #   PYTHON=/path/to/python3.7 DEEPFM_CACHE=/big/disk/deepfm scripts/setup.sh
 #   scripts/setup.sh --sagemaker    # also .venv-sagemaker: SageMaker's toolkit and SDK
+#   scripts/setup.sh --tests        # that, and Chromium, where apt-get can install it
 #
 # DEEPFM_CACHE (default ~/.cache/deepfm) keeps what is expensive to make: Horovod's wheel, a
 # downloaded Python, and the logs. Exit codes: 0 ready, 1 a step failed, 2 something is missing.
@@ -148,6 +149,10 @@ make_venv_sagemaker() { # sees .venv's packages behind its own: TensorFlow and H
   fingerprint requirements-sagemaker.txt >"$sagemaker_stamp"
 }
 
+wants_chromium() { # without it one test is skipped
+  [[ $tests == 1 && $EUID -eq 0 ]] && command -v apt-get >/dev/null && ! command -v chromium >/dev/null
+}
+
 is_ready() { # is_ready STAMP REQUIREMENTS...
   [[ -f $1 && $(<"$1") == "$(fingerprint "${@:2}")" ]]
 }
@@ -157,13 +162,15 @@ if [[ -n ${PYTHON:-} ]] && ! is_python37 "$PYTHON"; then
 fi
 exec 9<"$root" # one set-up of a checkout at a time
 flock --nonblock 9 || { echo "Set-up: waiting for another one to end." && flock 9; }
-sagemaker=0
+sagemaker=0 tests=0
 case ${1:-} in
 '') ;;
 --sagemaker) sagemaker=1 ;;
-*) fail "$1 is not an option; the only one is --sagemaker." ;;
+--tests) sagemaker=1 tests=1 ;;
+*) fail "$1 is not an option; give --sagemaker, --tests or none." ;;
 esac
-if is_ready "$stamp" && { [[ $sagemaker == 0 ]] || is_ready "$sagemaker_stamp" requirements-sagemaker.txt; }; then
+if is_ready "$stamp" && ! wants_chromium &&
+  { [[ $sagemaker == 0 ]] || is_ready "$sagemaker_stamp" requirements-sagemaker.txt; }; then
   echo "Set-up: .venv is ready."
   exit
 fi
@@ -173,5 +180,9 @@ echo "Set-up: making $root/.venv, a few minutes the first time. Cache and logs: 
 if ! is_ready "$stamp"; then make_venv; fi
 if [[ $sagemaker == 1 ]] && ! is_ready "$sagemaker_stamp" requirements-sagemaker.txt; then
   make_venv_sagemaker
+fi
+if wants_chromium; then
+  packages=(chromium)
+  need "The test of scripts/report.py" chromium || true
 fi
 echo "Set-up: done in $SECONDS s."

@@ -6,7 +6,7 @@
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-scripts/setup.sh --sagemaker
+scripts/setup.sh --tests
 
 echo "Lint"
 .venv/bin/ruff format --check .

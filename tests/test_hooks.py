@@ -12,9 +12,9 @@ from deepfm.entry import BadInput
 v1 = tf.compat.v1
 
 
-def train(model_dir, steps, extra=(), rows=8, every=2, last=None, poison=None):
+def train(model_dir, steps, extra=(), rows=8, every=2, last=None, poison=None, summarize=True):
     """Runs `steps` steps of a loop that counts up one weight; returns the Progress hook."""
-    progress = hooks.Progress(every, last, str(model_dir))
+    progress = hooks.Progress(every, last, str(model_dir), summarize=summarize)
     with tf.Graph().as_default():
         step = v1.train.get_or_create_global_step()
         weight = v1.get_variable("weight", [3], initializer=v1.zeros_initializer())
@@ -49,6 +49,20 @@ def test_throughput_counts_the_examples_of_every_step(tmp_path):
     assert found.examples == 35
     assert found.seconds > 0
     assert found.peak_rss_bytes > 1 << 20
+
+
+def test_summaries_tell_the_speed_at_every_line(tmp_path):
+    train(tmp_path, 5, every=2)
+    (path,) = tmp_path.glob("events.out.tfevents.*")
+    found = {
+        (event.step, value.tag): value.simple_value
+        for event in v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+    }
+    names = ["examples_per_second", "input_wait_share"]
+    wanted = {(step, f"speed/{name}") for step in (2, 4) for name in names}
+    assert wanted <= set(found)
+    assert found[2, "speed/examples_per_second"] > 0
 
 
 def test_an_evaluations_seconds_are_not_training_seconds(tmp_path):
@@ -136,7 +150,7 @@ def test_a_process_that_leaves_saving_to_the_chief_writes_nothing_but_evaluates(
         evaluate=lambda _, step: (seen.append(step), False),
         save=False,
     )
-    train(tmp_path, 6, extra=[hook])
+    train(tmp_path, 6, extra=[hook], summarize=False)
     assert seen == [3, 6]
     assert list(tmp_path.iterdir()) == []
 

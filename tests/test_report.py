@@ -1,0 +1,192 @@
+"""scripts/report.py: the page of a run, as a browser shows it."""
+
+import html.parser
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import ROOT, make_records, run_train, write_tfrecords
+
+v1 = tf.compat.v1
+_CHROMIUM = [
+    "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The model_dir of a run with three evaluations."""
+    folder = tmp_path_factory.mktemp("report")
+    write_tfrecords(folder / "train.tfrecords", make_records(600))
+    write_tfrecords(folder / "val.tfrecords", make_records(300, seed=1))
+    done = run_train(
+        f"--training_data_dir={folder}/train.tfrecords", f"--val_data_dir={folder}/val.tfrecords",
+        f"--model_dir={folder}/<i>model", "--feature_size=50", "--batch_size=20", "--log_steps=5",
+        "--num_epochs=3", "--embedding_size=4", "--deep_layers=8",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder / "<i>model"
+
+
+def make(*arguments):
+    return subprocess.run(
+        [sys.executable, "scripts/report.py", *map(str, arguments)],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def page(run):
+    done = make(run)
+    assert done.returncode == 0, done.stderr
+    return (run / "report" / "report.html").read_text()
+
+
+class _Tags(html.parser.HTMLParser):
+    """Checks that each tag is closed in its turn; keeps the images' sources."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.sources = [], []
+
+    def handle_starttag(self, tag, attributes):
+        if tag == "img":
+            self.sources.append(dict(attributes)["src"])
+        elif tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_needs_nothing_else_and_its_tags_are_closed(page):
+    tags = _Tags()
+    tags.feed(page)
+    assert tags.open == []
+    assert len(tags.sources) == 7
+    assert all(source.startswith("data:image/png;base64,") for source in tags.sources)
+    assert not re.search(r"(src|href)=.?(http|/)", page)
+
+
+def test_the_page_holds_the_figures_of_the_run(page, run):
+    report = json.loads((run / "report.json").read_text())
+    assert f"{report['eval']['auc']:.6g}" in page
+    for entry in json.loads((run / "evaluations.json").read_text()):
+        assert f"{entry['log_loss']:.6g}" in page
+    assert "<th>num_epochs</th>" in page and "<th>embedding_size</th>" in page
+    assert "&lt;i&gt;model" in page and "<i>" not in page
+
+
+def test_chromium_shows_the_page_with_all_its_images(page, tmp_path):
+    if not shutil.which("chromium"):
+        pytest.skip("chromium is not installed")
+    script = """<script>onload = () => { document.title = "seen " +
+        [...document.images].filter(i => i.complete && i.naturalWidth > 400).length + " of " +
+        document.images.length + ", too wide: " +
+        (document.documentElement.scrollWidth > innerWidth) }</script>"""
+    (tmp_path / "page.html").write_text(page.replace("</body>", script + "</body>"))
+    with tempfile.TemporaryDirectory() as profile:
+        done = subprocess.run(
+            [*_CHROMIUM, f"--user-data-dir={profile}", "--window-size=1200,2000",
+             f"--screenshot={tmp_path}/page.png", "--dump-dom", f"file://{tmp_path}/page.html"],
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+    assert "<title>seen 7 of 7, too wide: false</title>" in done.stdout, (
+        done.stdout[-300:] + done.stderr[-1000:]
+    )
+    with tf.io.gfile.GFile(str(tmp_path / "page.png"), "rb") as f, tf.Graph().as_default():
+        shown = v1.Session().run(tf.image.decode_png(f.read(), channels=3))
+    assert (shown.std(axis=(1, 2)) > 5).mean() > 0.8  # hardly a row of it is empty
+
+
+def test_the_plots_lie_beside_the_page(page, run):
+    names = sorted(path.name for path in (run / "report").iterdir())
+    plots = ["auc", "calibration", "learning_rate", "loss", "roc", "throughput", "utilization"]
+    assert names == sorted(["report.html"] + [f"{plot}.png" for plot in plots])
+
+
+def test_a_page_of_an_evaluation_alone_has_its_curves(run, tmp_path):
+    report = json.loads((run / "report.json").read_text())
+    short = {k: report[k] for k in ("task_type", "eval", "curves", "global_step")}
+    (tmp_path / "report.json").write_text(json.dumps({**short, "task_type": "eval"}))
+    assert make(tmp_path).returncode == 0
+    assert {p.name for p in (tmp_path / "report").iterdir()} == {
+        "report.html", "roc.png", "calibration.png",
+    }  # fmt: skip
+
+
+def test_of_a_step_that_was_taken_twice_the_later_figure_counts(tmp_path):
+    for i, (loss, time) in enumerate([(2.0, 50.0), (1.0, 100.0)]):
+        with v1.summary.FileWriter(str(tmp_path), filename_suffix=f".{i}") as writer:
+            value = v1.Summary.Value(tag="log_loss", simple_value=loss)
+            writer.add_event(v1.Event(wall_time=time, step=7, summary=v1.Summary(value=[value])))
+    program = "import pathlib, runpy, sys; r = runpy.run_path(sys.argv[1]);"
+    program += "print(r['_scalars'](pathlib.Path(sys.argv[2])))"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(ROOT / "scripts/report.py"), str(tmp_path)],
+        stdout=subprocess.PIPE, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.strip() == "{'log_loss': [(7, 100.0, 1.0)]}"
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (None, "holds no report.json; give the --model_dir of a finished job."),
+        ("{", "report.json cannot be read: "),
+        ("[]", "report.json holds no JSON object."),
+        ("{}", "report.json is not as train.py writes it (KeyError('task_type'))."),
+        ('{"task_type": "x", "curves": {"roc": [3]}}', "report.json is not as train.py writes it"),
+    ],
+)
+def test_says_in_a_sentence_what_is_wrong_with_a_folder(tmp_path, content, said):
+    if content:
+        (tmp_path / "report.json").write_text(content)
+    done = make(tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "report").exists()
+
+
+def test_the_roc_curve_and_the_deciles_are_those_of_numpy():
+    from sklearn.metrics import roc_curve
+
+    from deepfm import metrics
+
+    random = np.random.RandomState(0)
+    scores = random.rand(5000).astype(np.float32).round(3)  # some are equal
+    labels = (random.rand(5000) < scores).astype(np.float32)
+    evaluation = metrics.Evaluation()
+    for part in np.array_split(np.arange(5000), 7):
+        zeros = np.zeros(len(part), np.float32)
+        evaluation.add(labels[part], zeros, scores[part], zeros)
+    false, true, _ = roc_curve(labels, scores, drop_intermediate=False)
+    expected = {(round(x, 6), round(y, 6)) for x, y in zip(false, true)}
+    curve = evaluation.roc()
+    assert len(curve) <= 202 and curve[0] == [0, 0] and curve[-1] == [1, 1]
+    assert {tuple(point) for point in curve} <= expected
+    deciles = evaluation.deciles()
+    assert len(deciles) == 10 and sum(d["examples"] for d in deciles) == 5000
+    order = np.argsort(scores, kind="stable")
+    for found, rows in zip(deciles, np.array_split(order, 10)):
+        assert abs(found["examples"] - 500) < 15
+        assert found["prediction"] == pytest.approx(scores[rows].mean(), abs=0.003)
+        assert found["positives"] == pytest.approx(labels[rows].mean(), abs=0.03)
+
+
+def test_without_both_classes_there_is_no_roc_curve():
+    from deepfm import metrics
+
+    evaluation = metrics.Evaluation()
+    assert evaluation.roc() == [] and evaluation.deciles() == []
+    ones = np.ones(3, np.float32)
+    evaluation.add(ones, ones, ones, ones)
+    assert evaluation.roc() == []
+    assert evaluation.deciles() == [{"examples": 3, "prediction": 1.0, "positives": 1.0}]
