@@ -11,11 +11,11 @@
 import os
 import sys
 
-from absl import flags
+from absl import flags, logging
 
 from deepfm import entry, interruption
 from deepfm import flags as deepfm_flags
-from deepfm.distribution import MODES, ModeFlags
+from deepfm.distribution import MODES, ModeFlags, has_tensor_cores
 
 FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(deepfm_flags)
@@ -71,12 +71,16 @@ def main():
         sagemaker,
     )  # TensorFlow is loaded from here on
 
+    use_amp = FLAGS.use_amp and has_tensor_cores(distribution)
+    if FLAGS.use_amp and not use_amp:
+        logging.warning("--use_amp: no GPU with tensor cores here; everything stays in float32.")
     optimizer = optimizers.OptimizerConfig(
         name=FLAGS.optimizer,
         learning_rate=FLAGS.learning_rate * FLAGS.learning_rate_scale,
         clip_norm=FLAGS.clip_norm,
         l2_rows=FLAGS.l2_reg if FLAGS.l2_scope == "batch" else 0.0,
         lazy_updates=FLAGS.lazy_updates,
+        use_amp=use_amp,
     )
     job = jobs.JobConfig(
         model=_values(_MODEL),

@@ -5,6 +5,7 @@ environment of TensorFlow's threads is set.
 """
 
 import os
+import re
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from absl import logging
@@ -309,6 +310,19 @@ def _gpus():
     import tensorflow as tf
 
     return tf.config.experimental.list_physical_devices("GPU")
+
+
+def has_tensor_cores(mode: Distribution) -> bool:
+    """Whether the GPUs of this process multiply float16 in tensor cores (capability 7.0)."""
+    if not _gpus():
+        return False
+    from tensorflow.python.client import device_lib
+
+    found = device_lib.list_local_devices(mode.session_config)
+    gpus = [d.physical_device_desc for d in found if d.device_type == "GPU"]
+    # "device: 0, name: Tesla V100-SXM2-16GB, ..., compute capability: 7.0"
+    capabilities = [re.search(r"compute capability: (\d+)", gpu) for gpu in gpus]
+    return all(capability and int(capability[1]) >= 7 for capability in capabilities)
 
 
 def _devices(flags) -> List[str]:

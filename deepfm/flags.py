@@ -186,6 +186,9 @@ flags.DEFINE_float(
     0.0,
     1.0,
 )
+flags.DEFINE_bool(
+    "use_amp", False, "Mixed precision on GPUs with tensor cores: float16 where it is safe."
+)
 
 # Run
 flags.DEFINE_enum("distribution", "auto", list(MODES), "How training is distributed.")

@@ -10,6 +10,7 @@ import tempfile
 
 import tensorflow as tf
 from absl import logging
+from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from deepfm import (
     bad_records,
@@ -105,7 +106,7 @@ def estimator(job, config, training=False):
                 tf_random_seed=job.input.seed,
                 save_summary_steps=job.log_steps,
                 keep_checkpoint_max=job.keep_checkpoint_max,
-                session_config=mode.session_config,
+                session_config=_session_config(job, training),
                 log_step_count_steps=None,
                 train_distribute=mode.strategy if training else None,
                 device_fn=mode.device_fn if training else None,
@@ -115,6 +116,17 @@ def estimator(job, config, training=False):
             model_fn = mode.wrap_model_fn(model_fn)
         stack.enter_context(checkpoints.naming_damage(folder))
         yield tf.estimator.Estimator(model_fn, config=run_config)
+
+
+def _session_config(job, training):
+    """tf.ConfigProto of a mode; with mixed precision TensorFlow rewrites the graph of training."""
+    config = job.distribution.session_config
+    if not (training and job.optimizer.use_amp):
+        return config
+    mixed = v1.ConfigProto()
+    mixed.CopyFrom(config)
+    mixed.graph_options.rewrite_options.auto_mixed_precision = RewriterConfig.ON
+    return mixed
 
 
 @contextlib.contextmanager

@@ -1,0 +1,182 @@
+"""Mixed precision, as far as a CPU can tell: loss scaling, its place among the wrappers, and the
+rewrite that is asked for. That there are tensor cores is claimed here."""
+
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import LAUNCHERS, SMALL_MODEL, make_records, run_train, started, write_tfrecords
+
+from deepfm import distribution, optimizers
+
+v1 = tf.compat.v1
+_CLAIM = (
+    "import runpy, sys; from deepfm import distribution;"
+    "distribution.has_tensor_cores = lambda mode: True;"
+    "sys.argv[0] = 'train.py'; sys.path.insert(0, '.');"
+    "runpy.run_path('train.py', run_name='__main__')"
+)
+_FLAGS = (
+    *SMALL_MODEL, "--shuffle_buffer=0", "--global_batch_size=24", "--dropout=0", "--clip_norm=0.5",
+    "--embedding_init_stddev=0.3", "--learning_rate=0.01", "--l2_reg=0.001",
+)  # fmt: skip
+
+
+def weights(model_dir):
+    path = tf.train.latest_checkpoint(str(model_dir))
+    return {name: tf.train.load_variable(path, name) for name, _ in tf.train.list_variables(path)}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("amp")
+    return write_tfrecords(folder / "train.tfrecords", make_records(480))
+
+
+@pytest.fixture(scope="module")
+def in_float32(data, tmp_path_factory):
+    """(what training without the flag said, its weights)."""
+    folder = tmp_path_factory.mktemp("float32")
+    done = run_train(*_FLAGS, f"--training_data_dir={data}", f"--model_dir={folder}")
+    assert done.returncode == 0, done.stderr
+    return done.stderr, weights(folder)
+
+
+def test_without_tensor_cores_use_amp_says_so_and_changes_nothing(data, in_float32, tmp_path):
+    done = run_train(*_FLAGS, "--use_amp", f"--training_data_dir={data}", f"--model_dir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    said, expected = in_float32
+    assert "--use_amp: no GPU with tensor cores here" in done.stderr and "--use_amp" not in said
+    found = weights(tmp_path)
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "mode, launcher",
+    [
+        (["local"], []),
+        (["tower", "--replicas_per_process=2"], []),
+        (["mirrored", "--replicas_per_process=2"], []),
+        (["horovod"], [*LAUNCHERS["mpi"], "2"]),
+    ],
+    ids=lambda x: x[0] if x and x[0].isalpha() else "",
+)
+def test_scaled_losses_give_the_same_model_in_every_mode(
+    data, in_float32, tmp_path, mode, launcher
+):
+    if launcher:  # contiguous shares, dealt so that the global batches are the same
+        halves = np.arange(480).reshape(20, 2, 12).transpose(1, 0, 2).ravel()
+        dealt = [column[halves] for column in make_records(480)]
+        data = write_tfrecords(tmp_path / "dealt.tfrecords", dealt)
+    command = [
+        *launcher, sys.executable, "-c", _CLAIM, *_FLAGS, "--use_amp",
+        f"--training_data_dir={data}", f"--model_dir={tmp_path}/model", "--distribution", *mode,
+    ]  # fmt: skip
+    with started(command) as process:
+        said, _ = process.communicate(timeout=90)
+    assert process.returncode == 0, said
+    assert "tensor cores" not in said
+    found, (_, expected) = weights(tmp_path / "model"), in_float32
+    assert set(found) == set(expected)  # the scale is no part of a checkpoint
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, atol=1e-4, err_msg=name)
+
+
+class _Step:
+    """A step of a table and a vector, whose gradients are fed."""
+
+    def __init__(self):
+        config = optimizers.OptimizerConfig("adam", 0.1, use_amp=True)
+        self.grads = v1.placeholder(tf.float32, [3])
+        self.table = v1.get_variable("table", initializer=tf.ones([5, 2]), use_resource=True)
+        self.vector = v1.get_variable("vector", initializer=tf.ones([3]), use_resource=True)
+        self.count = v1.train.get_or_create_global_step()
+        rows = tf.gather(self.table, [3, 1])
+        loss = tf.reduce_sum(rows[:, 0] * self.grads[:2]) + tf.reduce_sum(self.vector * self.grads)
+        optimizer = optimizers.make_optimizer(config, distribution.Distribution())
+        self.train = optimizer.minimize(loss, self.count)
+        local = {v.op.name: v for v in v1.local_variables()}
+        self.scale = local["loss_scale/current_loss_scale"]
+        self.steps = local["loss_scale/good_steps"]
+        self.state = v1.global_variables()
+        self.session = v1.Session()
+        self.session.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
+
+    def run(self, grads):
+        self.session.run(self.train, {self.grads: grads})
+        return self.session.run(self.scale)
+
+    def weights(self):
+        found = self.session.run(self.state)
+        return {v.op.name: x for v, x in zip(self.state, found) if v is not self.count}
+
+
+@pytest.fixture
+def step():
+    with tf.Graph().as_default():
+        step = _Step()
+        yield step
+        step.session.close()
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan, 1e35])  # the last is too large when scaled
+@pytest.mark.parametrize("where", [0, 2])  # in a row of the table, and in the vector alone
+def test_a_step_that_is_not_finite_changes_nothing_but_counts(step, bad, where):
+    assert step.run([1, 1, 1]) == 2**15
+    before = step.weights()
+    grads = np.ones(3, np.float32)
+    grads[where] = bad
+    assert step.run(grads) == 2**14
+    after = step.weights()
+    for name, value in before.items():
+        np.testing.assert_array_equal(after[name], value, err_msg=name)
+    assert step.session.run(step.count) == 2
+    step.run([1, 1, 1])
+    assert (step.weights()["vector"] < before["vector"]).all()
+
+
+def test_the_scale_doubles_after_2000_finite_steps(step):
+    step.session.run(step.steps.assign(1998))
+    assert [step.run([1, 1, 1]) for _ in range(3)] == [2**15, 2**16, 2**16]
+
+
+def test_no_check_of_the_gradients_makes_a_whole_table_of_rows(step):
+    graph = v1.get_default_graph()
+    made = [op.name for op in graph.get_operations() if op.type == "UnsortedSegmentSum"]
+    assert made == []
+
+
+def test_training_asks_for_the_rewrite_and_evaluation_does_not():
+    from deepfm import job_model
+
+    class Job:
+        distribution = distribution.local(distribution.ModeFlags())
+        optimizer = optimizers.OptimizerConfig(use_amp=True)
+
+    asked = lambda job, training: (
+        job_model._session_config(job, training).graph_options.rewrite_options.auto_mixed_precision
+    )
+    assert (asked(Job, True), asked(Job, False)) == (1, 0)
+    Job.optimizer = optimizers.OptimizerConfig()
+    assert asked(Job, True) == 0
+
+
+def test_tensor_cores_are_told_by_the_capability(monkeypatch):
+    from tensorflow.python.client import device_lib
+
+    class Device:
+        device_type = "GPU"
+
+        def __init__(self, capability):
+            self.physical_device_desc = f"device: 0, name: X, compute capability: {capability}"
+
+    def ask(*capabilities):
+        monkeypatch.setattr(distribution, "_gpus", lambda: list(capabilities))
+        devices = [Device(capability) for capability in capabilities]
+        monkeypatch.setattr(device_lib, "list_local_devices", lambda config: devices)
+        return distribution.has_tensor_cores(distribution.Distribution())
+
+    assert [ask(), ask("6.1"), ask("7.0"), ask("8.0", "6.1")] == [False, False, True, False]
