@@ -345,6 +345,7 @@ def _devices(flags) -> List[str]:
 def _session_config(flags, devices=(), share_of=1):
     """tf.ConfigProto for the devices, with the cores shared among `share_of` processes."""
     import tensorflow as tf
+    from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
     from tensorflow.python import pywrap_tensorflow
 
     from deepfm.entry import BadInput
@@ -368,6 +369,8 @@ def _session_config(flags, devices=(), share_of=1):
         allow_soft_placement=True,
         device_count={"GPU": 0},
     )
+    # It would compute initial values of whole tables several times over, to throw them away.
+    config.graph_options.rewrite_options.constant_folding = RewriterConfig.OFF
     # All sessions of a process share the threads that its first one asks for.
     tf.compat.v1.Session(graph=tf.Graph(), config=config).close()
     config.device_count.clear()
