@@ -2,20 +2,25 @@
 
     .venv/bin/python scripts/benchmark.py
     .venv/bin/python scripts/benchmark.py --what=training --feature_sizes=117581,1000000 --rounds=3
+    .venv/bin/python scripts/benchmark.py --what=training --torch=PYTHON --output_dir=benchmark
 
 Each pair runs in turn, `--rounds` times, and its ratio is the median of the rounds' ratios: on a
 machine that others use too, a ratio can be trusted and a single time cannot.
 
-Training is `train.py` as its user runs it, with the default flags and in the article's
-configuration (--lazy_updates=false --l2_scope=table). The floor is what no step can do without, in
-a session by itself: matrix products, gathers, sums of a row's gradients, row updates. Input and
-conversion run in one process each. The modes are a table: all of them in turn at each feature size,
---rounds times.
+Training is `train.py` as its user runs it, with the default flags, beside the article's
+configuration (--lazy_updates=false --l2_scope=table), and, where --torch names a Python that has
+it, beside a plain PyTorch DeepFM with row-wise Adam (torch_reference.py). The floor is what no step
+can do without, in a session by itself: matrix products, gathers, sums of a row's gradients, row
+updates. Input and conversion run in one process each. The modes are a table: all of them in turn at
+each feature size, --rounds times.
+
+Printed is a Markdown table; --output_dir takes that, the figures as JSON, and a plot.
 """
 
 import json
 import os
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
@@ -25,60 +30,140 @@ import time
 from absl import app, flags, logging
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list("what", "training,floor,modes,safety,pipe,input,conversion", "What is measured.")
+flags.DEFINE_list(
+    "what",
+    "training,floor,start,modes,extras,safety,pipe,input,conversion",
+    "What is measured.",
+)
 flags.DEFINE_list("feature_sizes", "117581,1000000,10000000", "Of training.")
 flags.DEFINE_integer("rounds", 3, "Times that each pair is measured.", 1)
 flags.DEFINE_integer("rows", 400000, "Records of the data set that is made.", 10000)
-flags.DEFINE_integer("batch_size", 1024, "Records in a batch.", 1)
+flags.DEFINE_list("batch_sizes", "1024", "Records in a batch; all but training takes the first.")
 flags.DEFINE_float("zipf", 1.1, "How steeply the popularity of ids falls; flatter is harder.")
 flags.DEFINE_string("work_dir", None, "Where data and models go; default: a temporary folder.")
-flags.DEFINE_string("json", None, "File for the figures.")
+flags.DEFINE_string("output_dir", None, "Where benchmark.json, .md and .png go.")
+flags.DEFINE_string("torch", None, "A Python that has torch, to compare training with.")
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _MODEL = ("--embedding_size=32", "--deep_layers=128,64,32", "--l2_reg=0.0001")
 _ARTICLE = ("--lazy_updates=false", "--l2_scope=table")
 
 
+def fail(sentence):
+    """Ends, for what the user has to mend."""
+    print(f"benchmark.py: {sentence}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _batch():
+    return int(FLAGS.batch_sizes[0])
+
+
 def main(_):
+    unknown = [what for what in FLAGS.what if what not in MEASURES]
+    if unknown:
+        fail(f"--what={unknown[0]} is none of {', '.join(MEASURES)}.")
+    if FLAGS.torch and not shutil.which(FLAGS.torch):
+        fail(f"--torch={FLAGS.torch} is no program; name a Python that has torch.")
     with tempfile.TemporaryDirectory() as temporary:
         work = pathlib.Path(FLAGS.work_dir or temporary)
         figures = []
         for what in FLAGS.what:
             figures += MEASURES[what](work)
     print(_table(figures))
-    if FLAGS.json:
-        pathlib.Path(FLAGS.json).write_text(json.dumps(figures, indent=1) + "\n")
+    if FLAGS.output_dir:
+        output = pathlib.Path(FLAGS.output_dir)
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "benchmark.json").write_text(json.dumps(figures, indent=1) + "\n")
+        (output / "benchmark.md").write_text(_table(figures) + "\n")
+        (output / "benchmark.png").write_bytes(_plot(figures))
 
 
 def _table(figures):
-    """The figures as a Markdown table."""
-    lines = ["| measured | ours | the other | ratio (median) | ratios |", "|---|---|---|---|---|"]
+    """The figures as a Markdown table; CPU and memory where train.py told them."""
+    lines = [
+        "| measured | ours | the other | ratio | ratios | CPU-s per million | peak memory |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for f in figures:
         unit, digits = f.get("unit", "/s"), 1 if "unit" in f else 0
         ratios = ", ".join(f"{r:.2f}" for r in f["ratios"])
+        pair = lambda name, f=f: [d[name] for d in f.get("details", []) if d and d.get(name)]
         lines.append(
             f"| {f['name']} | {f['ours']:,.{digits}f}{unit} | "
             f"{f['other']:,.{digits}f}{unit} ({f['other_name']}) "
-            f"| {statistics.median(f['ratios']):.2f} | {ratios} |"
+            f"| {statistics.median(f['ratios']):.2f} | {ratios} | "
+            f"{' / '.join(f'{x:,.1f}' for x in pair('cpu_seconds_per_million'))} | "
+            f"{' / '.join(f'{x / 2**30:.1f} GiB' for x in pair('peak_rss_bytes'))} |"
         )
     return "\n".join(lines)
 
 
+def _plot(figures) -> bytes:
+    """How many times the other each figure is: a bar, and a dot for each round."""
+    import io
+
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(10, 1.2 + 0.4 * len(figures)), dpi=110)
+    for i, f in enumerate(figures):
+        worse = f.get("unit") == " s"  # seconds: less is better
+        axes.barh(i, statistics.median(f["ratios"]), color="tab:gray" if worse else "tab:blue")
+        axes.plot(f["ratios"], [i] * len(f["ratios"]), "k.", markersize=4)
+    axes.axvline(1, color="tab:red", linewidth=1)
+    axes.set_yticks(range(len(figures)))
+    axes.set_yticklabels([f"{f['name']}\nagainst {f['other_name']}" for f in figures], fontsize=7)
+    axes.invert_yaxis()
+    axes.set(xscale="log", xlabel="times the other (gray: seconds, of which less is better)")
+    figure.tight_layout()
+    with io.BytesIO() as out:
+        figure.savefig(out, format="png")
+        pyplot.close(figure)
+        return out.getvalue()
+
+
 def _in_turn(name, ours, other_name, other):
-    """Runs two functions that return records per second in turn; the figure of the pair."""
+    """Runs two functions in turn, each of which returns records per second, or a report.json that
+    tells them; the figure of the pair."""
     pairs = []
     for i in range(FLAGS.rounds):
         pairs.append((ours(), other()))
         logging.info(
-            "%s, round %d: %.0f/s, %s %.0f/s", name, i + 1, pairs[-1][0], other_name, pairs[-1][1]
-        )
+            "%s, round %d: %.0f/s, %s %.0f/s",
+            name, i + 1, _rate_of(pairs[-1][0]), other_name, _rate_of(pairs[-1][1]),
+        )  # fmt: skip
+    rates = [tuple(map(_rate_of, pair)) for pair in pairs]
     return {
         "name": name,
         "other_name": other_name,
-        "ours": statistics.median(a for a, _ in pairs),
-        "other": statistics.median(b for _, b in pairs),
-        "ratios": [a / b for a, b in pairs],
+        "ours": statistics.median(a for a, _ in rates),
+        "other": statistics.median(b for _, b in rates),
+        "ratios": [a / b for a, b in rates],
+        "details": [_details([pair[side] for pair in pairs]) for side in (0, 1)],
     }
+
+
+def _rate_of(found):
+    return found["examples_per_second"] if isinstance(found, dict) else found
+
+
+def _details(reports):
+    """Medians of what reports tell beside the rate."""
+    if not all(isinstance(report, dict) for report in reports):
+        return {}
+    used = lambda r: 1e6 * r["cpu_utilization"] * _cores() / r["examples_per_second"]
+    return {
+        "cpu_seconds_per_million": statistics.median(map(used, reports)),
+        "peak_rss_bytes": statistics.median(r["peak_rss_bytes"] for r in reports),
+        "report": reports[-1],
+    }
+
+
+def _cores():
+    return len(os.sched_getaffinity(0))
 
 
 def _run(*command):
@@ -111,36 +196,80 @@ def _data(work, feature_size):
 
 
 def training(work):
-    """Examples/s of train.py, default against the article's configuration."""
-    return [_training(work, int(size)) for size in FLAGS.feature_sizes]
+    """Examples/s of train.py, default against the article's configuration and against PyTorch."""
+    figures = []
+    for size in map(int, FLAGS.feature_sizes):
+        for batch in map(int, FLAGS.batch_sizes):
+            figures.append(_training(work, size, batch))
+            if FLAGS.torch:
+                figures.append(_against_torch(work, size, batch))
+    return figures
 
 
-def _training(work, feature_size):
+def _train(work, folder, batch, steps, *extra):
+    """report.json of a run of train.py."""
+    _run(
+        "train.py", f"--training_data_dir={folder}/tfrecords", *_MODEL, *extra,
+        f"--model_dir={work}/model", "--clear_existing_model", f"--max_steps={steps}",
+        f"--batch_size={batch}",
+    )  # fmt: skip
+    return json.loads((work / "model" / "report.json").read_text())
+
+
+def _name(feature_size, batch):
+    name = f"training, {feature_size:,} features"
+    return name if len(FLAGS.batch_sizes) == 1 else f"{name}, batch {batch:,}"
+
+
+def _training(work, feature_size, batch):
     folder = _data(work, feature_size)
-    epoch = -(-FLAGS.rows // FLAGS.batch_size)
+    epoch = -(-FLAGS.rows // batch)
     # The article's step takes seconds where the tables are large; then no epoch is compared.
     few = epoch if feature_size < 500000 else max(12, 40 * 1000000 // feature_size)
-    reports = {}
-
-    def train(name, steps, *extra):
-        validation = [f"--val_data_dir={folder}/test"] if few == epoch else []
-        _run(
-            "train.py", f"--training_data_dir={folder}/tfrecords", *validation, *_MODEL, *extra,
-            f"--model_dir={work}/model", "--clear_existing_model", f"--max_steps={steps}",
-            f"--batch_size={FLAGS.batch_size}",
-        )  # fmt: skip
-        reports[name] = json.loads((work / "model" / "report.json").read_text())
-        return reports[name]["examples_per_second"]
-
-    figure = _in_turn(
-        f"training, {feature_size:,} features",
-        lambda: train("default", epoch),
+    validation = [f"--val_data_dir={folder}/test"] if few == epoch else []
+    return _in_turn(
+        _name(feature_size, batch),
+        lambda: _train(work, folder, batch, epoch, *validation),
         "article's configuration",
-        lambda: train("article", few, *_ARTICLE),
+        lambda: _train(work, folder, batch, few, *validation, *_ARTICLE),
     )
-    for name, report in reports.items():
-        logging.info("%s: %s", name, json.dumps(report))
-    return {**figure, "reports": reports}
+
+
+def _against_torch(work, feature_size, batch):
+    folder = _data(work, feature_size)
+    steps = FLAGS.rows // batch
+
+    def torch():
+        done = subprocess.run(
+            [
+                FLAGS.torch, "scripts/torch_reference.py", f"--data={_arrays(folder)}",
+                f"--feature_size={feature_size}", f"--batch_size={batch}", f"--steps={steps}",
+            ],
+            cwd=ROOT, capture_output=True, text=True,
+        )  # fmt: skip
+        if done.returncode:
+            sys.exit(f"--torch={FLAGS.torch}: {done.stderr}")
+        return json.loads(done.stdout)
+
+    name = _name(feature_size, batch)
+    return _in_turn(name, lambda: _train(work, folder, batch, steps), "plain PyTorch", torch)
+
+
+def _arrays(folder):
+    """The path of a data set's records as arrays."""
+    import numpy as np
+
+    path = folder / "train.npz"
+    if not path.exists():
+        columns = {"labels": [], "ids": [], "values": []}
+        with open(folder / "train.libsvm") as lines:
+            for line in lines:
+                label, *pairs = line.split()
+                ids, values = zip(*(pair.split(":") for pair in pairs))
+                for column, x in zip(columns.values(), (label, ids, values)):
+                    column.append(np.array(x, np.int64 if column is columns["ids"] else np.float32))
+        np.savez(path, **{name: np.stack(column) for name, column in columns.items()})
+    return path
 
 
 _ONE_THREAD = ("--intra_op_threads=1", "--inter_op_threads=1")
@@ -199,7 +328,7 @@ def _mode(work, feature_size, command):
         [
             *command, *_MODEL, f"--training_data_dir={_data(work, feature_size)}/tfrecords",
             f"--model_dir={work}/model", "--clear_existing_model",
-            f"--batch_size={FLAGS.batch_size}",
+            f"--batch_size={_batch()}",
         ],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
@@ -218,7 +347,7 @@ def pipe(work):
     def train(*source):
         _run(
             "train.py", *source, *_MODEL, f"--model_dir={work}/model", "--clear_existing_model",
-            f"--batch_size={FLAGS.batch_size}", f"--feature_size={size}", "--field_size=39",
+            f"--batch_size={_batch()}", f"--feature_size={size}", "--field_size=39",
         )  # fmt: skip
         report = json.loads((work / "model" / "report.json").read_text())
         return report["examples_per_second"]
@@ -259,7 +388,7 @@ def reading(work):
 
     def ours(data_format):
         data = datasets.find(files[data_format], "training_data_dir")
-        config = input_pipeline.InputConfig(FLAGS.batch_size)
+        config = input_pipeline.InputConfig(_batch())
         return _rate(input_pipeline.make_input_fn(data, schema, config), FLAGS.rows)
 
     def map_then_batch():
@@ -272,7 +401,7 @@ def reading(work):
         dataset = tf.data.TFRecordDataset(path).map(
             lambda record: tf.io.parse_single_example(record, spec), num_parallel_calls=2
         )
-        return dataset.batch(FLAGS.batch_size).prefetch(2)
+        return dataset.batch(_batch()).prefetch(2)
 
     def per_line():
         """The decoder of the article's code: strings split and converted a line at a time."""
@@ -287,7 +416,7 @@ def reading(work):
             return ids, tf.strings.to_number(values, tf.float32), labels
 
         dataset = tf.data.TextLineDataset(files["libsvm"]).map(decode, num_parallel_calls=2)
-        return dataset.batch(FLAGS.batch_size).prefetch(2)
+        return dataset.batch(_batch()).prefetch(2)
 
     return [
         _in_turn(
@@ -370,14 +499,8 @@ def floor(work):
     for size in map(int, FLAGS.feature_sizes):
         folder, pairs = _data(work, size), []
         for i in range(FLAGS.rounds):
-            _run(
-                "train.py", f"--training_data_dir={folder}/tfrecords", *_MODEL,
-                f"--model_dir={work}/model", "--clear_existing_model",
-                f"--batch_size={FLAGS.batch_size}", f"--max_steps={_FLOOR_STEPS}",
-            )  # fmt: skip
-            report = json.loads((work / "model" / "report.json").read_text())
-            used = report["cpu_utilization"] * len(os.sched_getaffinity(0))
-            pairs.append((1e6 * used / report["examples_per_second"], _floor(folder, size)))
+            found = _details([_train(work, folder, _batch(), _FLOOR_STEPS, "--num_epochs=9")])
+            pairs.append((found["cpu_seconds_per_million"], _floor(folder, size)))
             logging.info("%s features, round %d: %.1f, floor %.1f", size, i + 1, *pairs[-1])
         figures.append({
             "name": f"CPU-seconds per million examples, {size:,} features",
@@ -407,11 +530,11 @@ def _floor(folder, feature_size, embedding_size=32, layers=(128, 64, 32, 1)):
     threads = distribution.local(distribution.ModeFlags()).session_config
     data = datasets.find(str(folder / "tfrecords"), "training_data_dir")
     input_fn = input_pipeline.make_input_fn(
-        data, records.Schema(39, feature_size), input_pipeline.InputConfig(FLAGS.batch_size)
+        data, records.Schema(39, feature_size), input_pipeline.InputConfig(_batch())
     )
     with tf.Graph().as_default(), v1.Session(config=threads) as session:
         ids = v1.data.make_one_shot_iterator(input_fn()).get_next()[0]["feat_ids"]
-        batches = [session.run(ids).ravel() for _ in range(FLAGS.rows // FLAGS.batch_size)]
+        batches = [session.run(ids).ravel() for _ in range(FLAGS.rows // _batch())]
     batches = [np.unique(batch, return_inverse=True) for batch in batches]
     batches = [  # distinct ids, and for each place of the batch which of them it has
         (distinct.astype(np.int32), np.stack([np.arange(len(where)), where], 1).astype(np.int32))
@@ -423,7 +546,7 @@ def _floor(folder, feature_size, embedding_size=32, layers=(128, 64, 32, 1)):
         )
         distinct, places = v1.data.make_one_shot_iterator(dataset.repeat().prefetch(2)).get_next()
         uses = tf.cast(tf.stack([tf.shape(places)[0], tf.size(distinct)]), tf.int64)
-        ones, updates = tf.ones([FLAGS.batch_size * 39]), []
+        ones, updates = tf.ones([_batch() * 39]), []
 
         def times_places(rows, adjoint=False):
             return tf.raw_ops.SparseTensorDenseMatMul(
@@ -478,7 +601,51 @@ def _floor(folder, feature_size, embedding_size=32, layers=(128, 64, 32, 1)):
         before = time.process_time()
         for _ in range(_FLOOR_STEPS):
             step()
-        return 1e6 * (time.process_time() - before) / (_FLOOR_STEPS * FLAGS.batch_size)
+        return 1e6 * (time.process_time() - before) / (_FLOOR_STEPS * _batch())
+
+
+def start(work):
+    """Seconds from the start of train.py to its first step, of each size against the smallest."""
+    smallest, *others = sorted(map(int, FLAGS.feature_sizes))
+    figures = []
+    for size in others or [smallest]:
+        pairs = [(_start(work, size), _start(work, smallest)) for _ in range(FLAGS.rounds)]
+        figures.append({
+            "name": f"start to the first step, {size:,} features",
+            "other_name": f"{smallest:,} features",
+            "unit": " s",
+            "ours": statistics.median(a for a, _ in pairs),
+            "other": statistics.median(b for _, b in pairs),
+            "ratios": [a / b for a, b in pairs],
+        })  # fmt: skip
+    return figures
+
+
+def _start(work, feature_size):
+    folder, began, first = _data(work, feature_size), time.time(), None
+    process = subprocess.Popen(
+        [
+            sys.executable, "train.py", f"--training_data_dir={folder}/tfrecords", *_MODEL,
+            f"--model_dir={work}/model", "--clear_existing_model", "--max_steps=1", "--log_steps=1",
+            f"--batch_size={_batch()}",
+        ],
+        cwd=ROOT, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    for line in process.stderr:
+        if " step 1 " in line:
+            first = time.time() - began
+    if process.wait() or first is None:
+        sys.exit("train.py has not taken a step")
+    return first
+
+
+def extras(work):
+    """Examples/s of train.py with progress lines and summaries against none."""
+    size = int(FLAGS.feature_sizes[0])
+    folder = _data(work, size)
+    train = lambda *extra: _train(work, folder, _batch(), 2000, "--num_epochs=99", *extra)
+    off = lambda: train("--log_steps=1000000000", f"--save_checkpoints_secs={1 << 30}")
+    return [_in_turn(f"training, {size:,} features, all shown", train, "nothing shown", off)]
 
 
 def safety(work):
@@ -490,7 +657,7 @@ def safety(work):
         _run(
             "train.py", f"--training_data_dir={folder}/tfrecords", *_MODEL,
             f"--model_dir={work}/model", "--clear_existing_model", f"--max_steps={steps}",
-            "--num_epochs=1000", f"--batch_size={FLAGS.batch_size}",
+            "--num_epochs=1000", f"--batch_size={_batch()}",
             f"--save_checkpoints_secs={seconds}",
         )  # fmt: skip
         return json.loads((work / "model" / "report.json").read_text())["examples_per_second"]
@@ -503,6 +670,8 @@ MEASURES = {
     "training": training,
     "modes": modes,
     "floor": floor,
+    "start": start,
+    "extras": extras,
     "safety": safety,
     "pipe": pipe,
     "input": reading,
