@@ -178,7 +178,7 @@ class RowWise(_Wrapper):
         with tf.device(variable.device):  # so that its rows need not travel
             if not self._distinct:
                 indices, where = tf.unique(indices)
-                values = tf.math.unsorted_segment_sum(values, where, tf.size(indices))
+                values = _combine(values, where, tf.size(indices))
             if self._config.l2_rows > 0:
                 values += self._config.l2_rows * tf.gather(variable, indices)
         rows = tf.IndexedSlices(values, indices, grad.dense_shape)
@@ -226,11 +226,35 @@ class Averaged(_Wrapper):
             columns = [tf.reshape(grads[i].values, [-1, w]) for i, w in zip(group, widths)]
             together, where = tf.unique(self._gather(ids, f"ids_{group[0]}"))
             everyones = self._gather(tf.concat(columns, axis=1), f"rows_{group[0]}")
-            sums = tf.math.unsorted_segment_sum(everyones, where, tf.size(together))
+            sums = _combine(everyones, where, tf.size(together))
             for i, shape, values in zip(group, shapes, tf.split(sums, widths, axis=1)):
                 values = tf.reshape(values, [-1, *shape])
                 averaged[i] = tf.IndexedSlices(values, together, grads[i].dense_shape)
         return averaged
+
+
+def _combine(rows, where, count):
+    """The sums of the rows that go to the same place.
+
+    As a product with a sparse matrix, which takes half the time of UnsortedSegmentSum.
+
+    Args:
+        rows: float32 [n, ...].
+        where: int32 [n], below count.
+        count: int32 [].
+
+    Returns:
+        float32 [count, ...].
+    """
+    shape, n = rows.shape[1:], tf.size(where)
+    sums = tf.raw_ops.SparseTensorDenseMatMul(
+        a_indices=tf.transpose(tf.stack([tf.range(n), where])),
+        a_values=tf.ones([n]),
+        a_shape=tf.cast(tf.stack([n, count]), tf.int64),
+        b=tf.reshape(rows, [-1, shape.num_elements()]),
+        adjoint_a=True,
+    )
+    return tf.reshape(sums, [-1, *shape])
 
 
 def _source(indices):
