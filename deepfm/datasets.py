@@ -142,12 +142,14 @@ def _matches(part, flag):
         if not found:
             raise BadInput(f"--{flag}={part}: the directory holds no data files.")
         return found
-    fixed = len(posixpath.dirname(re.split(r"[*?\[]", part)[0]))
+    # TensorFlow begins what it finds in the current folder so.
+    pattern = part if posixpath.dirname(part) else posixpath.join(".", part)
+    fixed = len(posixpath.dirname(re.split(r"[*?\[]", pattern)[0]))
     try:
         found = [
             path
-            for path in tf.io.gfile.glob(part)
-            if (path == part or _holds_data(path[fixed:])) and not tf.io.gfile.isdir(path)
+            for path in tf.io.gfile.glob(pattern)
+            if (path == pattern or _holds_data(path[fixed:])) and not tf.io.gfile.isdir(path)
         ]
     except tf.errors.NotFoundError:  # the folder of a glob is not there
         found = []

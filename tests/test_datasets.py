@@ -36,6 +36,14 @@ def test_an_empty_directory_is_refused(tmp_path):
     assert f"--data={tmp_path}: the directory holds no data files" in refused(tmp_path)
 
 
+@pytest.mark.parametrize("spec", ["a.tfrecords", "*.tfrecords", "./a.tfrecords"])
+def test_files_of_the_current_folder_need_no_folder(tmp_path, monkeypatch, spec):
+    write_tfrecord(tmp_path / "a.tfrecords")
+    write_tfrecord(tmp_path / ".hidden.tfrecords")
+    monkeypatch.chdir(tmp_path)
+    assert [file.path for file in datasets.find(spec, "data").files] == ["./a.tfrecords"]
+
+
 def test_a_glob_without_a_match_is_refused(tmp_path):
     assert "no file matches" in refused(tmp_path / "*.tfrecords")
 
