@@ -38,9 +38,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_float("budget_minutes", 15, "Time that all runs together may take.", 0.1)
 flags.DEFINE_float("seconds", 4, "Training time of a short run; start and end come on top.", 0.5)
 flags.DEFINE_list("global_batch_sizes", [], "Also tried; default: that of train.py's flags alone.")
-flags.DEFINE_list(
-    "modes", ["local", "tower", "mirrored", "horovod"], "Modes that may be recommended."
-)
+flags.DEFINE_list("modes", ["tower", "mirrored", "horovod"], "Modes that are tried beside local.")
 flags.DEFINE_string("output_dir", "tune", "Where tune.json and tune.png go.")
 flags.DEFINE_bool("grid", False, "Try all combinations, at full length.")
 
@@ -85,13 +83,13 @@ class Candidate(NamedTuple):
 
     def command(self) -> List[str]:
         """The words that start train.py, without what is the same for all."""
-        python = os.path.relpath(sys.executable, ROOT) if _inside(sys.executable) else "python"
+        python = os.path.relpath(sys.executable) if _inside(sys.executable) else "python"
         env = [f"LD_PRELOAD={self.preload}"] if self.preload else []
         launcher = []
         if self.processes:
             horovodrun = os.path.join(os.path.dirname(python), "horovodrun")
             launcher = [horovodrun, "-np", str(self.processes)]
-        return [*env, *launcher, python, "train.py", *self.words()]
+        return [*env, *launcher, python, os.path.relpath(ROOT / "train.py"), *self.words()]
 
     def words(self) -> List[str]:
         """The flags as words."""
@@ -161,8 +159,8 @@ def _check(words):
     if {"batch_size", "global_batch_size"} <= names:
         raise BadInput("--batch_size and --global_batch_size are both given; leave one out.")
     for mode in FLAGS.modes:
-        if mode not in ("local", "tower", "mirrored", "horovod"):
-            raise BadInput(f"--modes: {mode!r} is none of local, tower, mirrored, horovod.")
+        if mode not in ("tower", "mirrored", "horovod"):
+            raise BadInput(f"--modes: {mode!r} is none of tower, mirrored, horovod.")
     for size in FLAGS.global_batch_sizes:
         if not size.isdigit() or int(size) < 1:
             raise BadInput(f"--global_batch_sizes: {size!r} is no number of records, like 4096.")
@@ -240,9 +238,10 @@ class Tuner:
         folder = self._work / "model"
         command = [
             *(["horovodrun", "-np", str(candidate.processes)] if candidate.processes else []),
-            sys.executable, "train.py", *self._words, f"--global_batch_size={self.batch}",
-            *candidate.words(), f"--model_dir={folder}", "--clear_existing_model",
-            f"--max_steps={steps}", "--num_epochs=1000000", f"--save_checkpoints_secs={1 << 30}",
+            sys.executable, str(ROOT / "train.py"), *self._words,
+            f"--global_batch_size={self.batch}", *candidate.words(), f"--model_dir={folder}",
+            "--clear_existing_model", f"--max_steps={steps}", "--num_epochs=1000000",
+            f"--save_checkpoints_secs={1 << 30}",
         ]  # fmt: skip
         env = dict(os.environ)
         env["PATH"] = os.path.dirname(sys.executable) + os.pathsep + env["PATH"]
@@ -293,7 +292,7 @@ class Tuner:
 def _run(command, env, limit) -> Tuple[int, str]:
     """Runs a command; (its exit code, the last line it said). None of its processes outlives it."""
     with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=said, stderr=said)
+        process = subprocess.Popen(command, env=env, stdout=said, stderr=said)
         try:
             code = process.wait(timeout=limit)
         except subprocess.TimeoutExpired:
@@ -376,7 +375,7 @@ def _grid(machine, batch, batches) -> List[Candidate]:
         starts += [start._replace(preload=machine.allocator) for start in starts]
     starts = [s.with_flags(num_parallel_reads=n) for s in starts for n in (1, 4, 8)]
     starts = [s.with_flags(global_batch_size=n) if n else s for s in starts for n in batches]
-    found = [start for start in starts if "local" in FLAGS.modes]
+    found = list(starts)
     for start in starts:
         found += _modes(machine, start, int(dict(start.flags).get("global_batch_size", batch)))
     return list(dict.fromkeys(found))

@@ -107,13 +107,12 @@ LAUNCHERS = {
 @contextlib.contextmanager
 def started(command, **options):
     """A command, running; none of its processes outlives the block."""
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    usual = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     process = subprocess.Popen(
         [str(word) for word in command],
-        cwd=ROOT,
         text=True,
         start_new_session=True,
-        **{**streams, **options},
+        **{**usual, **options},
     )
     try:
         yield process

@@ -1,6 +1,7 @@
 """scripts/tune.py: what it refuses, what it recommends, and that what it prints can be run."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -41,6 +42,16 @@ def tune(*arguments, timeout=120):
     with started([sys.executable, "scripts/tune.py", *arguments]) as process:
         said, _ = process.communicate(timeout=timeout)
         return process.returncode, said
+
+
+def test_reads_paths_from_where_it_is_started(data, tmp_path):
+    arguments = ["--budget_minutes=0.1", "--seconds=0.5", "--modes=", "--", *SMALL_MODEL]
+    arguments.append(f"--training_data_dir={os.path.relpath(data, tmp_path)}")
+    command = [sys.executable, ROOT / "scripts/tune.py", *arguments]
+    with started(command, cwd=tmp_path) as process:
+        said, _ = process.communicate(timeout=90)
+    assert process.returncode == 0, said
+    assert (tmp_path / "tune" / "tune.json").exists()
 
 
 def simulated(rate):
