@@ -322,7 +322,7 @@ def has_tensor_cores(mode: Distribution) -> bool:
     gpus = [d.physical_device_desc for d in found if d.device_type == "GPU"]
     # "device: 0, name: Tesla V100-SXM2-16GB, ..., compute capability: 7.0"
     capabilities = [re.search(r"compute capability: (\d+)", gpu) for gpu in gpus]
-    return all(capability and int(capability[1]) >= 7 for capability in capabilities)
+    return bool(gpus) and all(found and int(found[1]) >= 7 for found in capabilities)
 
 
 def _devices(flags) -> List[str]:

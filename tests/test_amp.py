@@ -180,3 +180,5 @@ def test_tensor_cores_are_told_by_the_capability(monkeypatch):
         return distribution.has_tensor_cores(distribution.Distribution())
 
     assert [ask(), ask("6.1"), ask("7.0"), ask("8.0", "6.1")] == [False, False, True, False]
+    monkeypatch.setattr(device_lib, "list_local_devices", lambda config: [])  # none can be used
+    assert not distribution.has_tensor_cores(distribution.Distribution())
