@@ -286,5 +286,6 @@ def take_defaults_from(environment):
 
 def changed():
     """{name: value} of the flags that are not at their defaults."""
-    ours = FLAGS.get_key_flags_for_module(__name__)
-    return {flag.name: flag.value for flag in ours if flag.value != flag.default}
+    ours = {flag.name: flag for flag in FLAGS.get_key_flags_for_module(__name__)}
+    del ours["checkpoint_dir"]  # model_dir by another name
+    return {name: flag.value for name, flag in ours.items() if flag.value != flag.default}
