@@ -99,16 +99,11 @@ def deep(embeddings, config, training):
     width = config.field_size * config.embedding_size
     x = tf.reshape(embeddings, [-1, width])
     kernels = []
-    multiply = lambda layer, x: layer.apply(x)
-    if training:
-
-        def multiply(layer, x):
-            with v1.get_default_graph().gradient_override_map({"MatMul": _MATMUL}):
-                return layer.apply(x)
-
+    graph, faster = v1.get_default_graph(), {"MatMul": _MATMUL} if training else {}
     for i, (units, rate) in enumerate(zip(config.deep_layers, config.dropout)):
         layer = v1.layers.Dense(units, name=f"deep_{i}", kernel_initializer=_glorot(config, i))
-        x = multiply(layer, x)
+        with graph.gradient_override_map(faster):
+            x = layer.apply(x)
         kernels.append(layer.kernel)
         if config.batch_norm:
             x = v1.layers.batch_normalization(
@@ -118,7 +113,8 @@ def deep(embeddings, config, training):
         if training and rate > 0:
             x = _drop(x, rate, [config.seed, i])
     layer = v1.layers.Dense(1, name="deep_out", kernel_initializer=_glorot(config, -1))
-    x = multiply(layer, x)
+    with graph.gradient_override_map(faster):
+        x = layer.apply(x)
     kernels.append(layer.kernel)
     return x[:, 0], kernels
 
@@ -262,10 +258,9 @@ def look_up(ids, values, config, training):
     if counts_rows_once(config):
         distinct, where = tf.unique(flat)  # [U], [B F]
         rows = gather(distinct)
-        places = tf.transpose(tf.stack([tf.range(tf.size(where)), where]))  # [B F, 2]
-        shape = tf.cast(tf.stack([tf.size(where), tf.size(distinct)]), tf.int64)
+        uses = optimizers.uses_of_rows(where, tf.size(distinct))
         scale = lambda rows, by: tf.raw_ops.SparseTensorDenseMatMul(
-            a_indices=places, a_values=by, a_shape=shape, b=rows
+            **uses, a_values=by, b=rows
         )  # [U, n] -> [B F, n]
         weighted, embeddings = scale(rows[0][:, tf.newaxis], x), scale(rows[1], x)
         lengths = tf.reduce_sum(tf.square(rows[1]), axis=1, keepdims=True)  # [U, 1]

@@ -233,6 +233,23 @@ class Averaged(_Wrapper):
         return averaged
 
 
+def uses_of_rows(where, count):
+    """Which row stands at which place, as a sparse matrix [n, count] of SparseTensorDenseMatMul.
+
+    Args:
+        where: int32 [n], the row of each place.
+        count: int32 [], of the rows.
+
+    Returns:
+        {"a_indices": int32 [n, 2], "a_shape": int64 [2]}.
+    """
+    n = tf.size(where)
+    return {
+        "a_indices": tf.transpose(tf.stack([tf.range(n), where])),
+        "a_shape": tf.cast(tf.stack([n, count]), tf.int64),
+    }
+
+
 def _combine(rows, where, count):
     """The sums of the rows that go to the same place.
 
@@ -246,11 +263,10 @@ def _combine(rows, where, count):
     Returns:
         float32 [count, ...].
     """
-    shape, n = rows.shape[1:], tf.size(where)
+    shape = rows.shape[1:]
     sums = tf.raw_ops.SparseTensorDenseMatMul(
-        a_indices=tf.transpose(tf.stack([tf.range(n), where])),
-        a_values=tf.ones([n]),
-        a_shape=tf.cast(tf.stack([n, count]), tf.int64),
+        **uses_of_rows(where, count),
+        a_values=tf.ones_like(where, tf.float32),
         b=tf.reshape(rows, [-1, shape.num_elements()]),
         adjoint_a=True,
     )

@@ -136,13 +136,19 @@ def _in_turn(name, ours, other_name, other):
             name, i + 1, _rate_of(pairs[-1][0]), other_name, _rate_of(pairs[-1][1]),
         )  # fmt: skip
     rates = [tuple(map(_rate_of, pair)) for pair in pairs]
+    details = [_details([pair[side] for pair in pairs]) for side in (0, 1)]
+    return _figure(name, other_name, rates, details=details)
+
+
+def _figure(name, other_name, pairs, **more):
+    """What the rounds (ours, the other) of a pair come to."""
     return {
         "name": name,
         "other_name": other_name,
-        "ours": statistics.median(a for a, _ in rates),
-        "other": statistics.median(b for _, b in rates),
-        "ratios": [a / b for a, b in rates],
-        "details": [_details([pair[side] for pair in pairs]) for side in (0, 1)],
+        "ours": statistics.median(a for a, _ in pairs),
+        "other": statistics.median(b for _, b in pairs),
+        "ratios": [a / b for a, b in pairs],
+        **more,
     }
 
 
@@ -312,13 +318,8 @@ def modes(work):
         pairs = [("1 process of 1 thread", first), ("whole tables all-reduced", article)]
         for name, other in pairs:
             if other:
-                figures.append({
-                    "name": f"horovod, 2 ranks of 1 thread, {size:,} features",
-                    "other_name": name,
-                    "ours": statistics.median(horovod),
-                    "other": statistics.median(other),
-                    "ratios": [a / b for a, b in zip(horovod, other)],
-                })  # fmt: skip
+                ours = f"horovod, 2 ranks of 1 thread, {size:,} features"
+                figures.append(_figure(ours, name, list(zip(horovod, other))))
     return figures
 
 
@@ -502,14 +503,8 @@ def floor(work):
             found = _details([_train(work, folder, _batch(), _FLOOR_STEPS, "--num_epochs=9")])
             pairs.append((found["cpu_seconds_per_million"], _floor(folder, size)))
             logging.info("%s features, round %d: %.1f, floor %.1f", size, i + 1, *pairs[-1])
-        figures.append({
-            "name": f"CPU-seconds per million examples, {size:,} features",
-            "other_name": "floor",
-            "unit": " s",
-            "ours": statistics.median(a for a, _ in pairs),
-            "other": statistics.median(b for _, b in pairs),
-            "ratios": [a / b for a, b in pairs],
-        })  # fmt: skip
+        name = f"CPU-seconds per million examples, {size:,} features"
+        figures.append(_figure(name, "floor", pairs, unit=" s"))
     return figures
 
 
@@ -610,14 +605,8 @@ def start(work):
     figures = []
     for size in others or [smallest]:
         pairs = [(_start(work, size), _start(work, smallest)) for _ in range(FLAGS.rounds)]
-        figures.append({
-            "name": f"start to the first step, {size:,} features",
-            "other_name": f"{smallest:,} features",
-            "unit": " s",
-            "ours": statistics.median(a for a, _ in pairs),
-            "other": statistics.median(b for _, b in pairs),
-            "ratios": [a / b for a, b in pairs],
-        })  # fmt: skip
+        name, other = f"start to the first step, {size:,} features", f"{smallest:,} features"
+        figures.append(_figure(name, other, pairs, unit=" s"))
     return figures
 
 
