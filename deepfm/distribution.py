@@ -369,8 +369,11 @@ def _session_config(flags, devices=(), share_of=1):
         allow_soft_placement=True,
         device_count={"GPU": 0},
     )
-    # It would compute initial values of whole tables several times over, to throw them away.
+    # Constant folding, in both places, would compute initial values of whole tables to throw them
+    # away. Level -1 is without the second one; what else belongs to level 0 is asked for.
     config.graph_options.rewrite_options.constant_folding = RewriterConfig.OFF
+    config.graph_options.optimizer_options.opt_level = -1
+    config.graph_options.optimizer_options.do_common_subexpression_elimination = True
     # All sessions of a process share the threads that its first one asks for.
     tf.compat.v1.Session(graph=tf.Graph(), config=config).close()
     config.device_count.clear()

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from deepfm import interruption, utilization
+from deepfm import interruption, pieces, utilization
 from deepfm.entry import BadInput
 
 v1 = tf.compat.v1
@@ -405,7 +405,7 @@ def _all_finite():
     finite = []
     for variable in v1.trainable_variables():
         with tf.device(variable.device):  # so that it need not travel
-            finite.append(tf.math.is_finite(tf.reduce_sum(variable)))
+            finite += [tf.math.is_finite(x) for x in pieces.sums(variable)]
     return tf.reduce_all(finite)
 
 

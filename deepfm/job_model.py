@@ -24,6 +24,7 @@ from deepfm import (
     metrics,
     model,
     model_file,
+    pieces,
     records,
     remote,
 )
@@ -113,9 +114,22 @@ def estimator(job, config, training=False):
             )
         model_fn = model.make_model_fn(config, job.optimizer, mode)
         if training:
-            model_fn = mode.wrap_model_fn(model_fn)
+            model_fn = _saved_in_pieces(mode.wrap_model_fn(model_fn), job.keep_checkpoint_max)
         stack.enter_context(checkpoints.naming_damage(folder))
         yield tf.estimator.Estimator(model_fn, config=run_config)
+
+
+def _saved_in_pieces(model_fn, keep_checkpoint_max):
+    """A model_fn with a Saver of its own in place of the one that Estimator would make."""
+
+    def with_saver(features, labels, mode):
+        spec = model_fn(features, labels, mode)
+        if not tf.distribute.has_strategy():  # which makes one for all its replicas
+            saver = pieces.make_saver(keep_checkpoint_max)
+            v1.add_to_collection(v1.GraphKeys.SAVERS, saver)
+        return spec
+
+    return with_saver
 
 
 def _session_config(job, training):

@@ -171,13 +171,22 @@ def _in_blocks(draw, seed):
         if partition_info:
             full, first = partition_info.full_shape, partition_info.var_offset[0]
         rows = min(max(_BLOCK // max(full[-1], 1), 1), full[0])  # of a block
-        begin, end = first // rows, -(-(first + shape[0]) // rows)
-        block = lambda i: draw([rows, *full[1:]], tf.stack([seed, i]), full)
-        blocks = tf.map_fn(
-            block, tf.range(begin, end), dtype, parallel_iterations=2, back_prop=False
-        )
-        values = tf.reshape(blocks, [-1, *full[1:]])
-        return tf.ensure_shape(values[first - begin * rows :][: shape[0]], shape)
+        last = first + shape[0]
+
+        def put(i, values):
+            begin, end = tf.maximum(i * rows, first), tf.minimum((i + 1) * rows, last)
+            block = draw([rows, *full[1:]], tf.stack([seed, i]), full)
+            block = block[begin - i * rows : end - i * rows]
+            where = tf.range(begin, end) - first
+            return i + 1, tf.raw_ops.InplaceUpdate(x=values, i=where, v=block)
+
+        # Blocks that are put together at the end would be there twice.
+        values = tf.raw_ops.Empty(shape=shape, dtype=dtype)
+        _, values = tf.while_loop(
+            lambda i, _: i * rows < last, put, [first // rows, values],
+            parallel_iterations=2, back_prop=False,
+        )  # fmt: skip
+        return tf.ensure_shape(values, shape)
 
     return initialize
 
