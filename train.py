@@ -24,7 +24,7 @@ flags.adopt_module_key_flags(deepfm_flags)
 _MODEL = (
     "field_size", "feature_size", "embedding_size", "deep_layers", "dropout", "batch_norm",
     "batch_norm_decay", "loss_type", "l2_reg", "l2_scope", "lazy_updates", "embedding_init_stddev",
-    "seed",
+    "pooling", "multi_valued", "seed",
 )  # fmt: skip
 _JOB = (
     "task_type", "model_dir", "servable_model_dir", "predictions_file", "clear_existing_model",

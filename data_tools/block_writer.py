@@ -1,4 +1,4 @@
-"""LibSVM text to TFRecord, a block at a time: what a process of the converter does.
+"""LibSVM or LibFFM text to TFRecord, a block at a time: what a process of the converter does.
 
 One graph of native ops splits a block into lines, parses them, encodes them and writes the records.
 Python sees no row, unless a block is refused: then it finds the bad lines and writes the others.
@@ -6,6 +6,7 @@ Python sees no row, unless a block is refused: then it finds the bad lines and w
 
 import functools
 import os
+import re
 import shutil
 import time
 from typing import List, NamedTuple, Optional
@@ -13,7 +14,7 @@ from typing import List, NamedTuple, Optional
 import tensorflow as tf
 import tensorflow.contrib.libsvm  # noqa: F401  loaded before processes fork, which then share it
 
-from data_tools import line_blocks
+from data_tools import field_lines, line_blocks
 from deepfm import bad_records, records
 
 COPY = 1 << 20  # bytes copied at once
@@ -90,22 +91,27 @@ class BlockWriter:
 
     def __init__(self, schema):
         graph = tf.Graph()
+        self._schema = schema
         with graph.as_default():
             self._text = tf.compat.v1.placeholder(tf.string, [])
             self._path = tf.compat.v1.placeholder(tf.string, [])
             lines = tf.compat.v1.string_split([self._text], "\n").values
             lines = records.drop_blank(lines)
-            labels, ids, values = records.parse_lines(lines, schema, known_ascii=True)
+            self._taken = tf.compat.v1.placeholder(tf.int32, [None], name="fields")
+            self._strings = tf.compat.v1.placeholder(tf.string, [None], name="ids")
+            labels, ids, values, *counts = self._parse(lines, schema)
             negative = tf.strings.regex_full_match(lines, r"(?s)[\s\v]*-.*")
             self._checked = [labels.op, ids.op, values.op]
             self._facts = [
                 tf.size(labels),
                 tf.reduce_sum(labels),
-                tf.reduce_max(ids),  # the smallest int64 where there is no record
+                # The smallest int64 where there is no record; a record may have no id.
+                tf.reduce_max(tf.pad(ids, [[0, 0], [0, 1]]) if counts else ids),
                 tf.reduce_any(negative),
                 tf.reduce_any(tf.equal(labels, 0) & ~negative),
             ]
-            examples = records.encode(labels, ids, values)
+            encode = records.encode_multi_valued if counts else records.encode
+            examples = encode(labels, ids, values, *counts)
             self._size = tf.reduce_sum(
                 tf.cast(tf.strings.length(examples) + records.FRAME, tf.int64)
             )
@@ -117,6 +123,52 @@ class BlockWriter:
         )
         self._session = tf.compat.v1.Session(graph=graph, config=config)
 
+    def _parse(self, lines, schema):
+        """What `records` parses of lines, with counts where fields may hold several values."""
+        if not (schema.named_fields or schema.field_ids or schema.hash_buckets):
+            return records.parse_lines(lines, schema, known_ascii=True)
+        labels, rows, ids, values = records.decode_lines(lines, schema.id_offset, known_ascii=True)
+        of_pairs = [tf.shape(ids)]
+        if schema.hash_buckets:
+            of_pairs.append(tf.shape(self._strings))
+            ids = records.hashed(self._strings, schema.hash_buckets)
+        if schema.named_fields:
+            of_pairs.append(tf.shape(self._taken))
+            fields = self._taken
+        elif schema.field_ids:
+            fields = field_lines.fields_of(ids - schema.id_offset, schema.field_ids)
+        else:
+            lengths = tf.math.bincount(rows, minlength=tf.size(labels))
+            starts = tf.cumsum(lengths, exclusive=True)
+            fields = tf.range(tf.size(rows)) - tf.gather(starts, rows)
+            if not schema.pad:
+                of_pairs.append(tf.size(labels)[tf.newaxis] * schema.field_size)
+        with tf.control_dependencies(
+            [tf.debugging.assert_equal(x, of_pairs[0]) for x in of_pairs[1:]]
+        ):
+            rows = tf.identity(rows)
+        ids, values, *counts = field_lines.place(rows, fields, ids, values, tf.size(labels), schema)
+        return (*records.check(labels, ids, values, schema), *counts)
+
+    def _feed(self, text):
+        """What is fed of a block of lines.
+
+        Raises:
+            BadBlock: a pair is of another form, or not ASCII.
+        """
+        schema = self._schema
+        if schema.named_fields or schema.hash_buckets:
+            text = re.sub(rb"#[^\n]*", b"", text) if b"#" in text else text
+        taken = field_lines.take(text, schema.named_fields, bool(schema.hash_buckets))
+        if taken is None or not taken.text.isascii():
+            raise BadBlock
+        feed = {self._text: taken.text}
+        if taken.fields is not None:
+            feed[self._taken] = taken.fields
+        if taken.ids is not None:
+            feed[self._strings] = taken.ids
+        return feed
+
     def write(self, text, path):
         """Writes the records of `text` to a new file; returns Written's fields from rows on.
 
@@ -124,12 +176,9 @@ class BlockWriter:
             BadBlock: a line is bad; `accepts` helps to find which.
             OSError: the file cannot be written.
         """
-        if not text.isascii():
-            raise BadBlock
+        feed = {**self._feed(text), self._path: path}
         try:
-            facts, size, _ = self._session.run(
-                [self._facts, self._size, self._write], {self._text: text, self._path: path}
-            )
+            facts, size, _ = self._session.run([self._facts, self._size, self._write], feed)
         except tf.errors.InvalidArgumentError:
             raise BadBlock from None
         except tf.errors.OpError as error:  # which cannot be sent to another process
@@ -139,12 +188,9 @@ class BlockWriter:
 
     def accepts(self, lines):
         """Whether none of the lines is bad."""
-        text = b"\n".join(lines)
-        if not text.isascii():
-            return False
         try:
-            self._session.run(self._checked, {self._text: text})
-        except tf.errors.InvalidArgumentError:
+            self._session.run(self._checked, self._feed(b"\n".join(lines) + b"\n"))
+        except (BadBlock, tf.errors.InvalidArgumentError):
             return False
         return True
 

@@ -51,6 +51,7 @@ class Batch(NamedTuple):
         read: bytes of the file that were read for it.
         labels: float32 [B].
         lengths: int64 [B], the pairs of each record.
+        fields: int64 [n], the field of each pair.
         ids: int64 [n], n the sum of lengths.
         values: float32 [n].
     """
@@ -58,6 +59,7 @@ class Batch(NamedTuple):
     read: int
     labels: np.ndarray
     lengths: np.ndarray
+    fields: np.ndarray
     ids: np.ndarray
     values: np.ndarray
 
@@ -93,19 +95,22 @@ class FieldSummary:
     def describe(self, field):
         """A plain dictionary, as --json prints it."""
         self._merge()
+        if not self.rows:  # no record has a value there
+            self.low = self.high = 0
+            self._ids, self._counts = np.array([-1]), np.array([0])
         top = int(np.argmax(self._counts))
         return {
             "field": field,
             "rows": self.rows,
-            "distinct_ids": len(self._ids),
+            "distinct_ids": len(self._ids) if self.rows else 0,
             "smallest_id": int(self._ids[0]),
             "largest_id": int(self._ids[-1]),
             "most_frequent_id": int(self._ids[top]),
-            "most_frequent_share": int(self._counts[top]) / self.rows,
+            "most_frequent_share": int(self._counts[top]) / max(self.rows, 1),
             "min_value": float(self.low),
             "max_value": float(self.high),
-            "mean_value": self.total / self.rows,
-            "zero_share": self.zeros / self.rows,
+            "mean_value": self.total / max(self.rows, 1),
+            "zero_share": self.zeros / max(self.rows, 1),
         }
 
 
@@ -163,14 +168,13 @@ def inspect(data: str, field_size: Optional[int] = None, show_progress: bool = F
 
 def _add(fields, batch):
     """Adds each pair of a batch to the summary of its field."""
-    starts = np.cumsum(batch.lengths) - batch.lengths
-    field = np.arange(len(batch.ids)) - np.repeat(starts, batch.lengths)
-    order = np.argsort(field, kind="stable")  # field by field
+    order = np.argsort(batch.fields, kind="stable")  # field by field
     ids, values = batch.ids[order], batch.values[order]
-    ends = np.cumsum(np.bincount(field))
+    ends = np.cumsum(np.bincount(batch.fields, minlength=len(fields)))
     fields.extend(FieldSummary() for _ in range(len(ends) - len(fields)))
     for summary, start, end in zip(fields, [0, *ends[:-1]], ends):
-        summary.add(ids[start:end], values[start:end])
+        if start < end:
+            summary.add(ids[start:end], values[start:end])
 
 
 def _read_libsvm(path, field_size) -> Iterator[Batch]:
@@ -189,7 +193,8 @@ def _read_libsvm(path, field_size) -> Iterator[Batch]:
             good = np.isin(labels, (-1, 0, 1)).all() and np.isfinite(values).all()
             if not good or (lengths != (field_size or lengths)).any():
                 raise BadInput(_first_bad_line(path, block, field_size))
-            yield Batch(block.read, labels, lengths, ids, values)
+            fields = np.arange(len(ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            yield Batch(block.read, labels, lengths, fields, ids, values)
 
 
 def _first_bad_line(path, block, field_size):
@@ -205,33 +210,40 @@ def _first_bad_line(path, block, field_size):
 
 
 def _read_tfrecord(path, field_size) -> Iterator[Batch]:
-    schema = records.Schema(field_size or _first_length(path))
+    first, multi_valued = _first_record(path)
+    schema = records.Schema(field_size or first, multi_valued=multi_valued)
     compression = "GZIP" if path.endswith(".gz") else ""
     with tf.Graph().as_default(), _session() as session:
         dataset = tf.data.TFRecordDataset(path, compression, buffer_size=1 << 20).batch(BATCH)
         serialized = tf.compat.v1.data.make_one_shot_iterator(dataset).get_next()
         size = tf.reduce_sum(tf.strings.length(serialized) + records.FRAME)
-        parsed = records.parse_examples(serialized, schema)
+        if multi_valued:
+            parsed = records.parse_multi_valued(serialized, schema)
+        else:
+            labels, ids, values = records.parse_examples(serialized, schema)
+            parsed = labels, ids, values, tf.ones_like(ids, tf.int32)
         total = 0
         while True:
             try:
-                read, (labels, ids, values) = session.run([size, parsed])
+                read, (labels, ids, values, counts) = session.run([size, parsed])
             except tf.errors.OutOfRangeError:
                 break
             except (tf.errors.InvalidArgumentError, tf.errors.DataLossError) as error:
                 bad = next(bad_records.find_bad(path, "tfrecord", schema), None)
                 raise BadInput(str(bad or f"{path}: {error.message}")) from None
             total += read
-            lengths = np.full(len(labels), schema.field_size)
-            yield Batch(read, labels, lengths, ids.ravel(), values.ravel())
+            lengths = counts.sum(axis=1)
+            there = np.arange(ids.shape[1]) < lengths[:, np.newaxis]
+            fields = np.tile(np.arange(schema.field_size), len(labels)).repeat(counts.ravel())
+            yield Batch(read, labels, lengths, fields, ids[there], values[there])
     if compression:
         _check_one_member(path, total)
     elif total < tf.io.gfile.stat(path).length:  # cut in a header, which TensorFlow passes over
         raise BadInput(str(next(bad_records.find_bad(path, "tfrecord", schema))))
 
 
-def _first_length(path):
-    """The ids of the first record of a TFRecord file."""
+def _first_record(path):
+    """(fields of the first record of a TFRecord file, whether they may hold several values)."""
     for offset, payload, reason in bad_records.read_frames(path):
         if payload is not None:
             try:
@@ -239,9 +251,10 @@ def _first_length(path):
             except Exception:  # protobuf's DecodeError, or a RuntimeError, by its implementation
                 reason = bad_records.explain_example(payload, records.Schema(1))
             else:
-                return max(len(features["ids"].int64_list.value), 1)
+                counts = features["counts"].int64_list.value
+                return max(len(counts or features["ids"].int64_list.value), 1), bool(counts)
         raise BadInput(f"{path}: record 0 at byte {offset}: {reason}")
-    return 1
+    return 1, False
 
 
 def _check_one_member(path, size):

@@ -1,7 +1,12 @@
-"""Converts LibSVM text to TFRecord files that train.py reads, and writes dataset.json beside them.
+"""Converts LibSVM or LibFFM text to TFRecord files that train.py reads, with dataset.json.
 
     python -m data_tools.libsvm_to_tfrecord --input=raw/ --output_dir=data/train
     python -m data_tools.libsvm_to_tfrecord --input=a9a.libsvm --output_dir=data/a9a --pad
+    python -m data_tools.libsvm_to_tfrecord --input=log.ffm --output_dir=data/log --multi_valued
+
+The pairs of a LibSVM line are its fields, in their order, unless --fields tells the ids of each
+field. A LibFFM pair names its field. Where fields are told so, the order in the line does not
+matter, and a field may be missing.
 
 An output file is made of pieces: contiguous parts of an input, which processes work on in parallel
 and which are put together in order at the end. So the records keep the order of the input.
@@ -20,7 +25,7 @@ from typing import List, NamedTuple, Optional
 import tensorflow as tf
 from absl import flags, logging
 
-from data_tools import block_writer, line_blocks, publishing, workers
+from data_tools import block_writer, field_lines, line_blocks, publishing, workers
 from data_tools.block_writer import Piece, Range, Task
 from data_tools.progress import Progress
 from deepfm import bad_records, datasets, entry, leftovers, records, remote, sizes
@@ -39,7 +44,7 @@ def define_flags():
     flags.DEFINE_string(
         "input",
         None,
-        "LibSVM files: a directory, a glob, or a comma list of these; .gz is read too.",
+        "LibSVM or LibFFM files: a directory, a glob, or a comma list of these; .gz is read too.",
     )
     flags.DEFINE_string("output_dir", None, "A local directory for the TFRecord files.")
     flags.DEFINE_integer(
@@ -52,8 +57,8 @@ def define_flags():
     flags.DEFINE_integer(
         "field_size",
         None,
-        "id:value pairs of a row. Default: those of the first row; with --pad those of the longest "
-        "row, found in a first pass over the input.",
+        "Fields of a row. Default: the id:value pairs of the first row; with --pad those of the "
+        "longest row, and of LibFFM the largest field + 1, found in a first pass over the input.",
         lower_bound=1,
         upper_bound=sizes.MAX_FIELDS,
     )
@@ -68,6 +73,31 @@ def define_flags():
         False,
         "Fill rows shorter than field_size with id 0 and value 0. An input that uses id 0 is then "
         "refused (--id_offset=1 shifts 0-based ids).",
+    )
+    flags.DEFINE_enum(
+        "input_format",
+        "auto",
+        ["auto", "libsvm", "libffm"],
+        "Lines are 'label id:value ...' or 'label field:id:value ...'; auto: as the first pair is.",
+    )
+    flags.DEFINE_string(
+        "fields",
+        None,
+        "fields.json, the ids of each field of LibSVM lines: "
+        '{"fields": [{"name": "site", "first_id": 14, "last_id": 2065}, ...]}.',
+    )
+    flags.DEFINE_bool(
+        "multi_valued",
+        False,
+        "A field may hold several values, or none: records tell how many. Otherwise a second value "
+        "of a field is refused, and a missing field becomes id 0 with value 0, so that no other "
+        "may have id 0 (--id_offset=1 shifts 0-based ids).",
+    )
+    flags.DEFINE_integer(
+        "hash_buckets",
+        0,
+        "Ids are any strings; they become the ids 1 to hash_buckets - 1 (FarmHash). 0: numbers.",
+        lower_bound=0,
     )
     flags.DEFINE_integer("id_offset", 0, "Added to each id; 1 makes 0-based ids 1-based.")
     flags.DEFINE_bool("compress", False, "Write gzip files (.tfrecords.gz).")
@@ -89,6 +119,10 @@ class Options(NamedTuple):
     field_size: Optional[int] = None
     feature_size: Optional[int] = None
     pad: bool = False
+    input_format: str = "auto"
+    fields: Optional[str] = None
+    multi_valued: bool = False
+    hash_buckets: int = 0
     id_offset: int = 0
     compress: bool = False
     num_workers: int = 1
@@ -114,16 +148,20 @@ def convert(options: Options) -> List[datasets.DataFile]:
     """
     start = time.time()
     inputs = _find_inputs(options)
+    lines = _lines(inputs, options)
     old = _prepare_output_dir(options)
     with leftovers.scratch(options.output_dir, SCRATCH) as scratch:
         ranges = [r for file in inputs for r in _ranges(file.path)]
-        counts = _count(ranges, options, sum(f.bytes for f in inputs))
-        schema = _schema(inputs, counts, options)
+        counts = _count(ranges, lines, options, sum(f.bytes for f in inputs))
+        schema = _schema(inputs, lines, counts, options)
         names, tasks = _plan(ranges, counts, options, scratch)
         outputs, feature_size = _write_pieces(tasks, len(names), inputs, schema, options)
         _assemble(names, tasks, options, scratch)
         files = _described(names, outputs, options, scratch)
-        datasets.write_metadata(scratch, schema.field_size, feature_size, files)
+        datasets.write_metadata(
+            scratch, schema.field_size, feature_size, files,
+            multi_valued=schema.multi_valued, hash_buckets=schema.hash_buckets,
+        )  # fmt: skip
         written = [*(os.path.basename(f.path) for f in files), datasets.METADATA]
         publishing.publish(scratch, written, options.output_dir, old)
     rows, seconds = sum(f.rows for f in files), time.time() - start
@@ -146,6 +184,50 @@ def _find_inputs(options):
     if found.data_format != "libsvm":
         raise BadInput(f"--input={options.input}: {found.files[0].path} is not LibSVM text.")
     return found.files
+
+
+def _lines(inputs, options):
+    """The Schema of a line, but for its sizes.
+
+    Raises:
+        BadInput: two flags do not go together.
+    """
+    named = options.input_format == "libffm"
+    if options.input_format == "auto":
+        lines = (line.split() for file in inputs for _, line in bad_records.read_lines(file.path))
+        first = next((words for words in lines if len(words) > 1), [b"", b""])
+        named = first[1].count(b":") == 2
+    pairs = (
+        ("fields", named, "a LibFFM input, whose pairs name their fields"),
+        ("fields", options.hash_buckets, "--hash_buckets, whose ids are no ranges"),
+        ("pad", named or options.fields, "fields that are told: a missing one is filled up anyway"),
+        ("id_offset", options.hash_buckets, "--hash_buckets, which makes the ids"),
+    )
+    for name, other, what in pairs:
+        if getattr(options, name) and other:
+            raise BadInput(f"--{name} does not go with {what}; leave it out.")
+    if options.multi_valued and not (named or options.fields):
+        raise BadInput(
+            "--multi_valued needs to know the field of each value: give LibFFM, or --fields."
+        )
+    if options.hash_buckets == 1:
+        raise BadInput("--hash_buckets=1 leaves no id beside the one of what is missing; try 2.")
+    known = field_lines.read_map(options.fields) if options.fields else None
+    if known and options.field_size not in (None, len(known)):
+        raise BadInput(
+            f"--field_size={options.field_size}, but {options.fields} has {len(known)} fields."
+        )
+    return records.Schema(
+        options.field_size or len(known or ()),
+        options.hash_buckets or options.feature_size,
+        # Id 0 is that of a missing field.
+        options.pad or bool(named or known) and not options.multi_valued,
+        options.id_offset,
+        options.multi_valued,
+        named,
+        known,
+        options.hash_buckets,
+    )
 
 
 def _prepare_output_dir(options):
@@ -174,13 +256,14 @@ def _ranges(path):
     return [Range(path, start, end) for start, end in zip(starts, [*starts[1:], None])]
 
 
-def _count(ranges, options, total):
-    """[(rows, pairs of the longest row)] of each range, or None where nothing needs them."""
-    if not options.num_files and not (options.pad and not options.field_size):
+def _count(ranges, lines, options, total):
+    """[(rows, fields that a row has at most)] of each range, or None where nothing needs them."""
+    if not options.num_files and (lines.field_size or not lines.pad and not lines.named_fields):
         return None
     progress = Progress("Counting rows", total / 1e6, "MB")
     counts = [(0, 0)] * len(ranges)
-    with contextlib.closing(workers.run(_count_range, ranges, options.num_workers)) as events:
+    work = functools.partial(_count_range, named_fields=lines.named_fields)
+    with contextlib.closing(workers.run(work, ranges, options.num_workers)) as events:
         for index, (rows, longest, read) in events:
             counts[index] = counts[index][0] + rows, max(counts[index][1], longest)
             progress.add(read / 1e6)
@@ -188,31 +271,38 @@ def _count(ranges, options, total):
     return counts
 
 
-def _count_range(lines):
+def _count_range(lines, named_fields):
     for block in line_blocks.read_blocks(*lines):
         starts = line_blocks.record_starts(block.text)
-        yield len(starts), line_blocks.longest_record(block.text, starts), block.read
+        if named_fields:
+            most = field_lines.num_fields(block.text)
+        else:
+            most = line_blocks.longest_record(block.text, starts)
+        yield len(starts), most, block.read
 
 
-def _schema(inputs, counts, options):
-    if options.field_size:
-        field_size = options.field_size
-    elif options.pad:
-        field_size = max(longest for _, longest in counts)
-    else:
-        field_size = _first_row_length(inputs, options)
+def _schema(inputs, lines, counts, options):
+    field_size = lines.field_size
+    if not field_size and (lines.pad or lines.named_fields):
+        field_size = max(most for _, most in counts)
+    elif not field_size:
+        field_size = _first_row_length(inputs, lines, options)
     if not field_size:
         raise BadInput(f"--input={options.input}: no row holds an id:value pair.")
-    return records.Schema(field_size, options.feature_size, options.pad, options.id_offset)
+    if field_size > sizes.MAX_FIELDS:
+        raise BadInput(
+            f"--input={options.input}: has {field_size} fields, more than {sizes.MAX_FIELDS}."
+        )
+    return lines._replace(field_size=field_size)
 
 
-def _first_row_length(inputs, options):
+def _first_row_length(inputs, lines, options):
     """The id:value pairs of the first row that is good."""
     bad = 0
     for file in inputs:
         for number, line in bad_records.read_lines(file.path):
             pairs = len(line.split()) - 1
-            schema = records.Schema(max(pairs, 1), None, False, options.id_offset)
+            schema = lines._replace(field_size=max(pairs, 1), feature_size=None)
             reason = bad_records.explain_line(line, schema)
             if not reason:
                 return pairs
@@ -296,7 +386,7 @@ def _write_pieces(tasks, num_outputs, inputs, schema, options):
         _log_records(tasks)
     if bad:
         logging.warning("Skipped %d bad records in all.", bad)
-    return outputs, options.feature_size or max_id + 1
+    return outputs, schema.feature_size or max_id + 1
 
 
 def _skip(record, bad, options):
@@ -338,9 +428,9 @@ def _log_records(tasks):
                 left -= 1
                 features = tf.train.Example.FromString(payload).features.feature
                 logging.info("*** Example ***")
-                for name in ("label", "ids", "values"):
+                for name in (x for x in ("label", "counts", "ids", "values") if x in features):
                     stored = features[name].int64_list.value or features[name].float_list.value
-                    numbers = (str(x) if name == "ids" else f"{x:g}" for x in stored)
+                    numbers = (str(x) if type(x) is int else f"{x:g}" for x in stored)
                     logging.info("%s: %s", name, " ".join(numbers))
 
 

@@ -44,6 +44,7 @@ class BadRecord(NamedTuple):
 
 
 _ID = re.compile(rb"-?[0-9]+")
+_FIELD = re.compile(rb"[0-9]{1,6}")
 _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _HEXADECIMAL = re.compile(rb"[+-]?0[xX][0-9a-fA-F]+")
 _NUMBER_CHARACTERS = 31  # what TensorFlow's decoder reads of a number at most
@@ -54,11 +55,24 @@ def explain_line(line: bytes, schema: Schema) -> Optional[str]:
     label, *pairs = line.split()
     if number_of(label) not in (-1, 0, 1):
         return f"label {_text(label)} is none of 0, 1, -1 and +1: {_text(line)}"
+    positional = not (schema.named_fields or schema.field_ids)
+    fields = set()
     for pair in pairs:
-        feature_id, colon, value = pair.partition(b":")
-        if not colon or not _ID.fullmatch(feature_id) or not value:
-            return f"{_text(pair)} is not id:value: {_text(line)}"
-        number = _integer(feature_id)
+        field, rest = None, pair
+        if schema.named_fields:
+            field, _, rest = pair.partition(b":")
+            if not _FIELD.fullmatch(field):
+                return f"{_text(pair)} is not field:id:value: {_text(line)}"
+            field = int(field)
+        feature_id, colon, value = rest.partition(b":")
+        known = feature_id if schema.hash_buckets else _ID.fullmatch(feature_id)
+        if not colon or not known or not value:
+            form = "field:id:value" if schema.named_fields else "id:value"
+            return f"{_text(pair)} is not {form}: {_text(line)}"
+        if positional and value.count(b":") == 1:
+            hint = "like LibFFM, which data_tools.libsvm_to_tfrecord converts"
+            return f"{_text(pair)} is not id:value ({hint}): {_text(line)}"
+        number = 1 if schema.hash_buckets else _integer(feature_id)
         if number > _INT64_MAX:
             return f"feature id {_text(feature_id)} is not below 2^63: {_text(line)}"
         if len(value) > _NUMBER_CHARACTERS:
@@ -68,9 +82,25 @@ def explain_line(line: bytes, schema: Schema) -> Optional[str]:
             return f"value {_text(value)} is not a finite number: {_text(line)}"
         # The decoder refuses a negative id before the offset could lift it.
         reason = _explain_id(number + (schema.id_offset if number >= 0 else 0), schema)
+        if schema.field_ids and not reason:
+            found = [i for i, (a, b) in enumerate(schema.field_ids) if a <= number < b]
+            field = found[0] if found else None
+            reason = None if found else f"feature id {number} is of no field of the map"
+        reason = reason or _explain_field(field, fields, schema)
         if reason:
             return f"{reason}: {_text(line)}"
+        fields.add(field)
+    if not positional:
+        return None
     return _explain_width(len(pairs), schema, "id:value pairs", _text(line))
+
+
+def _explain_field(field, before, schema):
+    if field is not None and field >= schema.field_size:
+        return f"field {field} is not below field_size {schema.field_size}"
+    if field is not None and field in before and not schema.multi_valued:
+        return f"field {field} has two values (--multi_valued keeps them)"
+    return None
 
 
 def explain_example(serialized: bytes, schema: Schema, with_labels=True) -> Optional[str]:
@@ -80,10 +110,14 @@ def explain_example(serialized: bytes, schema: Schema, with_labels=True) -> Opti
     except ValueError as error:
         return f"not a tf.train.Example ({error})"
     ids, values = features["ids"].int64_list.value, features["values"].float_list.value
+    schema = schema._replace(pad=False)
+    counts = list(features["counts"].int64_list.value) or [1] * schema.field_size
+    reason = _explain_counts(counts, schema)
+    width = schema._replace(field_size=sum(counts))
     for name, found in (("ids", ids), ("values", values)):
-        reason = _explain_width(len(found), schema._replace(pad=False), name, list(found)[:5])
-        if reason:
-            return reason
+        reason = reason or _explain_width(len(found), width, name, list(found)[:5])
+    if reason:
+        return reason
     if with_labels:
         label = list(features["label"].float_list.value)
         if len(label) != 1 or _normal(label[0]) not in (-1, 0, 1):
@@ -92,10 +126,20 @@ def explain_example(serialized: bytes, schema: Schema, with_labels=True) -> Opti
         if not np.isfinite(value):
             return f"value {value} is not a finite number"
     for feature_id in ids:
-        reason = _explain_id(feature_id, schema._replace(pad=False))
+        reason = _explain_id(feature_id, schema)
         if reason:
             return reason
     return None
+
+
+def _explain_counts(counts, schema):
+    reason = _explain_width(len(counts), schema, "counts", counts[:5])
+    if not reason and min(counts) < 0:
+        reason = f"counts hold {min(counts)}, which is negative"
+    if not reason and not schema.multi_valued and set(counts) != {1}:
+        other = next(n for n in counts if n != 1)
+        reason = f"field {counts.index(other)} has {other} values (--multi_valued reads them)"
+    return reason
 
 
 def _features(serialized):
@@ -342,17 +386,20 @@ def numbered(path, data_format):
             yield f": record {number} at byte {offset}", payload, reason
 
 
-def first_width(path: str, data_format: str) -> Optional[int]:
-    """The number of fields of a file's first record, None where it cannot be read."""
+def first_record(path: str, data_format: str) -> Tuple[Optional[int], bool]:
+    """(number of fields of a file's first record, None where it cannot be read; whether these may
+    hold several values)."""
     payload = next((payload for _, payload, _ in numbered(path, data_format)), None)
     if payload is None:
-        return None
+        return None, False
     if data_format == "libsvm":
-        return len(payload.split()) - 1
+        return len(payload.split()) - 1, False
     try:
-        return len(_features(payload)["ids"].int64_list.value)
+        features = _features(payload)
     except ValueError:
-        return None
+        return None, False
+    counts = features["counts"].int64_list.value
+    return len(counts or features["ids"].int64_list.value), bool(counts)
 
 
 def count(path: str, data_format: str) -> int:
@@ -400,12 +447,9 @@ def _parser(data_format, schema, with_labels):
     """A function that says whether the native parser accepts a batch."""
     with tf.Graph().as_default() as graph:
         raw = tf.compat.v1.placeholder(tf.string, [None])
-        if data_format == "libsvm":
-            parsed = records.parse_lines(raw, schema)
-        else:
-            parsed = records.parse_examples(raw, schema, with_labels)
+        features, labels = records.parse(raw, data_format, schema, with_labels)
     session = tf.compat.v1.Session(graph=graph)
-    checked = [t.op for t in parsed]
+    checked = [t.op for t in (*features.values(), labels)]
 
     def accepts(payloads):
         try:

@@ -6,7 +6,9 @@ dataset.json lies beside the records:
      "files": {"part-00000-of-00002.tfrecords": {"rows": 500, "bytes": 156500, "positives": 128},
                ...}}
 
-It is trusted only where a file's name and size match.
+and `"multi_valued": true` where a field of a record may hold several values, or none, and
+`"hash_buckets": N` where ids are hashes of strings (`records.hashed`). It is trusted only where a
+file's name and size match.
 """
 
 import contextlib
@@ -30,7 +32,9 @@ UNFINISHED = (
 FORMAT_VERSION = 1
 SUFFIXES = {
     "tfrecord": (".tfrecords", ".tfrecord", ".tfrecords.gz", ".tfrecord.gz"),
-    "libsvm": (".libsvm", ".svm", ".txt", ".libsvm.gz", ".svm.gz", ".txt.gz"),
+    "libsvm": tuple(
+        name + end for name in (".libsvm", ".svm", ".txt", ".libffm", ".ffm") for end in ("", ".gz")
+    ),
 }
 _GZIP = b"\x1f\x8b"
 
@@ -52,6 +56,9 @@ class DataSet(NamedTuple):
         data_format: "tfrecord" or "libsvm".
         field_size: F, or None where neither dataset.json nor the first record tells.
         feature_size: rows of the embedding table, or None where no dataset.json tells.
+        multi_valued: whether fields may hold several values, or none; None where no dataset.json
+            tells.
+        hash_buckets: of the strings that ids are hashes of, or None.
         name: what messages call it.
         pipe: the channel that is read in place of files, or None.
         own_channel: whether no other process of this host sees these records.
@@ -62,6 +69,8 @@ class DataSet(NamedTuple):
     data_format: str
     field_size: Optional[int]
     feature_size: Optional[int]
+    multi_valued: Optional[bool] = None
+    hash_buckets: Optional[int] = None
     name: str = ""
     pipe: Optional[Pipe] = None
     own_channel: bool = False
@@ -125,6 +134,9 @@ def _find(spec, flag, data_format):
         formats.pop(),
         _agreed(metadata, "field_size", flag),
         max((m["feature_size"] for m in metadata), default=None),
+        any(m.get("multi_valued") for m in metadata)
+        or (None if len(metadata) < len(files) else False),
+        _agreed(metadata, "hash_buckets", flag),
         f"--{flag}={spec}",
     )
 
@@ -199,7 +211,7 @@ def _described(file):
 
 
 def _agreed(metadata, key, flag):
-    values = sorted({m[key] for m in metadata})
+    values = sorted({m[key] for m in metadata if m.get(key) is not None})
     if len(values) > 1:
         raise BadInput(f"--{flag}: the data sets have different {key}: {values}.")
     return values[0] if values else None
@@ -221,6 +233,10 @@ def read_metadata(folder: str) -> Optional[dict]:
             )
         for key in ("field_size", "feature_size"):
             _check_number(found, key, least=1)
+        if "hash_buckets" in found:
+            _check_number(found, "hash_buckets", least=2)
+        if not isinstance(found.get("multi_valued", False), bool):
+            raise ValueError(f"multi_valued is {str(found['multi_valued'])[:40]}")
         for entry in found["files"].values():
             for key in ("rows", "bytes", "positives"):
                 _check_number(entry, key, least=0)
@@ -248,12 +264,21 @@ def _check_number(entry, key, least):
         raise ValueError(f"{key} is {str(number)[:40]}")
 
 
-def write_metadata(folder: str, field_size: int, feature_size: int, files: List[DataFile]):
+def write_metadata(
+    folder: str,
+    field_size: int,
+    feature_size: int,
+    files: List[DataFile],
+    multi_valued: bool = False,
+    hash_buckets: int = 0,
+):
     """Writes dataset.json into a folder, whole or not at all; `files` are of that folder."""
     content = {
         "format_version": FORMAT_VERSION,
         "field_size": field_size,
         "feature_size": feature_size,
+        **({"multi_valued": True} if multi_valued else {}),
+        **({"hash_buckets": hash_buckets} if hash_buckets else {}),
         "files": {
             os.path.basename(f.path): {"rows": f.rows, "bytes": f.bytes, "positives": f.positives}
             for f in files

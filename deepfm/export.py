@@ -12,7 +12,8 @@ def serving_input_receiver_fn(schema: records.Schema):
     """Makes the function that Estimator.export_saved_model wants.
 
     The signatures of the SavedModel, both with the output `prob` float32 [B]:
-        serving_default: feat_ids int64 [B, F], feat_vals float32 [B, F].
+        serving_default: feat_ids int64 [B, F], feat_vals float32 [B, F]; of a model whose fields
+            may hold several values [B, M], filled up with anything, and feat_counts int32 [B, F].
         examples:serving_default: examples string [B], serialized tf.Examples, label or not.
 
     Args:
@@ -21,15 +22,11 @@ def serving_input_receiver_fn(schema: records.Schema):
 
     def receiver():
         serialized = tf.compat.v1.placeholder(tf.string, [None], name="examples")
-        _, ids, values = records.parse_examples(serialized, schema, with_labels=False)
+        parsed, _ = records.parse(serialized, "tfrecord", schema, with_labels=False)
         # What is fed here directly need not be parsed.
         raw = {
-            "feat_ids": tf.compat.v1.placeholder_with_default(
-                ids, [None, schema.field_size], name="feat_ids"
-            ),
-            "feat_vals": tf.compat.v1.placeholder_with_default(
-                values, [None, schema.field_size], name="feat_vals"
-            ),
+            name: tf.compat.v1.placeholder_with_default(x, x.shape, name=name)
+            for name, x in parsed.items()
         }
         alternatives = {"examples": {"examples": serialized}}
         return tf.estimator.export.ServingInputReceiver(raw, raw, alternatives)

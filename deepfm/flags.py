@@ -102,6 +102,12 @@ _integer(
     "Fields of a record. Default: from dataset.json, the checkpoint, or the first record.",
     1,
 )
+flags.DEFINE_bool(
+    "multi_valued",
+    None,
+    "Fields of a record may hold several values, or none (its feature `counts` tells). Default: "
+    "from dataset.json, the checkpoint, or the first record.",
+)
 _integer("shuffle_buffer", 100000, "Records among which the next one is drawn; 0: in order.", 0)
 flags.DEFINE_string("cache", "none", "none, memory, or the path of a cache file.")
 _integer("num_parallel_reads", 4, "Files that are read at the same time.", 1)
@@ -166,6 +172,13 @@ flags.DEFINE_enum(
     "Table rows that L2 covers: each distinct row of the global batch, once per step; or all.",
 )
 flags.DEFINE_float("embedding_init_stddev", 0.01, "Of the initial embeddings.", 0.0)
+flags.DEFINE_enum(
+    "pooling",
+    "sum",
+    ["sum", "mean", "max"],
+    "What becomes of a field's values where it holds several: their embeddings, each scaled by its "
+    "value, are added up, averaged, or of each element the largest is taken.",
+)
 
 # Optimizer
 flags.DEFINE(

@@ -91,8 +91,8 @@ def make_input_fn(
         damaged: the files with bad records that are passed over (`--max_bad_records`).
 
     Returns:
-        A function () -> tf.data.Dataset of ({"feat_ids": int64 [B, F], "feat_vals": float32
-        [B, F]}, labels float32 [B]). With several processes or replicas the features also hold
+        A function () -> tf.data.Dataset of (features, labels float32 [B]), the features as
+        `records.parse` gives them. With several processes or replicas the features also hold
         "weights" float32 [B]: what each example counts in the mean loss of a replica, so that the
         mean over replicas is that of the global batch, although its parts differ in size; 0 for
         what only fills up a batch. In step, but with unknown rows, batches never end, and the
@@ -103,20 +103,11 @@ def make_input_fn(
     """
 
     def parse(raw):
-        if data.data_format == "libsvm":
-            labels, ids, values = records.parse_lines(raw, schema)
-        else:
-            labels, ids, values = records.parse_examples(raw, schema, config.with_labels)
-        return {"feat_ids": ids, "feat_vals": values}, labels
-
-    def nothing():
-        """A batch of no examples, which the parsers do not take."""
-        width = [0, schema.field_size]
-        features = {"feat_ids": tf.zeros(width, tf.int64), "feat_vals": tf.zeros(width)}
-        return features, tf.zeros([0])
+        return records.parse(raw, data.data_format, schema, config.with_labels)
 
     def weigh(raw, weight, rows_of_steps=None):
         """A batch whose examples count `weight`, filled up to a multiple of the replicas."""
+        nothing = lambda: records.nothing(data.data_format, schema)
         features, labels = tf.cond(tf.size(raw) > 0, lambda: parse(raw), nothing)
         rows = tf.shape(labels)[0]
         fill = -rows % config.replicas

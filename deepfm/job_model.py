@@ -59,12 +59,14 @@ def sizes(job, *data_sets):
         fields[name] = fields[name] or max(told, default=None)
         if name == "field_size" and data_sets and not fields[name] and data_sets[0].files:
             first = data_sets[0]
-            fields[name] = bad_records.first_width(first.files[0].path, first.data_format)
+            fields[name] = bad_records.first_record(first.files[0].path, first.data_format)[0]
         if not fields[name]:
             raise BadInput(
                 f"--{name} is missing and no dataset.json beside the data tells it (in Pipe mode "
                 "none can); `python -m data_tools.inspect_dataset --data=...` finds it."
             )
+    if fields["multi_valued"] is None or "multi_valued" not in job.given:
+        fields["multi_valued"] = bool(fields["multi_valued"]) or any(map(_multi_valued, data_sets))
     layers = tuple(fields["deep_layers"])
     dropout = tuple(fields["dropout"])
     if len(dropout) not in (1, len(layers)):
@@ -79,9 +81,16 @@ def sizes(job, *data_sets):
     return config
 
 
+def _multi_valued(data):
+    """Whether fields of a data set may hold several values: as dataset.json or a record tells."""
+    if data.multi_valued is None and data.files:
+        return bad_records.first_record(data.files[0].path, data.data_format)[1]
+    return bool(data.multi_valued)
+
+
 def schema(config):
     """What records of the model look like."""
-    return records.Schema(config.field_size, config.feature_size)
+    return records.Schema(config.field_size, config.feature_size, multi_valued=config.multi_valued)
 
 
 def global_step(model_dir):

@@ -5,7 +5,11 @@
 Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction", IJCAI 2017,
 https://arxiv.org/abs/1703.04247; the equation numbers below are that paper's.
 
+Where a field holds several values they are pooled into one weight and one embedding, which then
+stand for the field in all three parts; of a field without a value both are 0.
+
 B: examples in the batch. F: fields. K: embedding size. U: distinct feature ids in the batch.
+M: the most values of an example in the batch. N: values of the batch.
 """
 
 from typing import NamedTuple, Optional, Tuple
@@ -37,6 +41,10 @@ class ModelConfig(NamedTuple):
         lazy_updates: update only the table rows of the batch.
         embedding_init_stddev: of the normal distribution that both tables start from.
         seed: of the initial weights and of dropout.
+        pooling: what becomes of a field's values: their sum, mean or (element by element) max, each
+            value being its feature's row, scaled. Of one value all are the same, which is why the
+            mean is over the number of values, and not over their sum.
+        multi_valued: whether exported models take fields of several values.
     """
 
     field_size: int
@@ -52,6 +60,8 @@ class ModelConfig(NamedTuple):
     lazy_updates: bool = True
     embedding_init_stddev: float = 0.01
     seed: int = 1
+    pooling: str = "sum"
+    multi_valued: bool = False
 
 
 def first_order(weighted):
@@ -216,14 +226,14 @@ class Tables(NamedTuple):
         rows: what was gathered of each: float32 [U] and [U, K].
         weighted: float32 [B, F], the weights scaled by the feature values.
         embeddings: float32 [B, F, K], scaled by the feature values.
-        squares: float32 [B], the sum of the squares of an example's embeddings; or None.
+        squares: float32 [B], the sum of the squares of an example's embeddings.
     """
 
     tables: list
     rows: list
     weighted: tf.Tensor
     embeddings: tf.Tensor
-    squares: Optional[tf.Tensor]
+    squares: tf.Tensor
 
 
 def counts_rows_once(config):
@@ -231,18 +241,45 @@ def counts_rows_once(config):
     return config.lazy_updates or config.l2_scope == "batch"
 
 
-def look_up(ids, values, config, training):
-    """Takes the rows of a batch out of both tables, and scales them by the feature values.
+class Values(NamedTuple):
+    """The values of a batch.
+
+    Attributes:
+        ids: int64 [N].
+        x: float32 [N], what each feature's row is scaled by.
+        counts: int32 [B F], the values of each field, in order; None where each has one.
+    """
+
+    ids: tf.Tensor
+    x: tf.Tensor
+    counts: Optional[tf.Tensor]
+
+
+def values_of(features, config):
+    """The Values of the model's input."""
+    ids, x = features["feat_ids"], features["feat_vals"]
+    if "feat_counts" not in features:
+        flat = lambda x: tf.reshape(tf.reshape(x, [-1, config.field_size]), [-1])
+        return Values(flat(ids), flat(x), None)
+    counts = tf.reshape(features["feat_counts"], [-1, config.field_size])
+    lengths = tf.reduce_sum(counts, axis=1)
+    there = tf.sequence_mask(lengths, tf.shape(ids)[1])  # [B, M]
+    whole = tf.equal(tf.reduce_sum(lengths), tf.size(ids))
+    flat = lambda x: tf.cond(whole, lambda: tf.reshape(x, [-1]), lambda: tf.boolean_mask(x, there))
+    return Values(flat(ids), flat(x), tf.reshape(counts, [-1]))
+
+
+def look_up(values, config, training):
+    """Takes the rows of a batch out of both tables, scales them, and pools those of a field.
 
     The ids are made distinct once for both tables, so that each row is gathered and its gradient
     combined, sent and applied once. What the batch makes of its rows is then a product with a
     sparse matrix that holds the feature values: one pass forward, and one backward in which
-    gradients are scaled and combined at once. (Not so in the article's configuration, whose
-    gradients are dense in any case.)
+    gradients are scaled and combined at once; the sum over a field's values comes with it. (Not so
+    in the article's configuration, whose gradients are dense in any case.)
 
     Args:
-        ids: int64 [B, F].
-        values: float32 [B, F].
+        values: Values.
         config: ModelConfig.
         training: bool; the ids have then been checked.
 
@@ -254,30 +291,41 @@ def look_up(ids, values, config, training):
         v1.get_variable("fm_w", [config.feature_size], initializer=v1.zeros_initializer()),
         v1.get_variable("fm_v", [config.feature_size, config.embedding_size], initializer=normal),
     ]
-    flat, x = tf.reshape(ids, [-1]), tf.reshape(values, [-1])  # [B F]
+    ids, x, counts = values
     if training and config.feature_size <= tf.int32.max:
-        flat = tf.cast(flat, tf.int32)  # which are made distinct in two thirds of the time
+        ids = tf.cast(ids, tf.int32)  # which are made distinct in two thirds of the time
+    distinct, where = tf.unique(ids) if counts_rows_once(config) else (ids, None)  # [U], [N]
+    # Under a strategy this replica's table; of the whole, all rows would be read.
+    own = [t.get() for t in tables] if tf.distribute.has_strategy() else tables
+    # 'div' keeps neighbouring rows together: a checkpoint means the same with any parts.
+    rows = [tf.nn.embedding_lookup(t, distinct, partition_strategy="div") for t in own]
 
-    def gather(where):
-        # Under a strategy this replica's table; of the whole, all rows would be read.
-        own = [t.get() for t in tables] if tf.distribute.has_strategy() else tables
-        # 'div' keeps neighbouring rows together: a checkpoint means the same with any parts.
-        return [tf.nn.embedding_lookup(t, where, partition_strategy="div") for t in own]
-
-    if counts_rows_once(config):
-        distinct, where = tf.unique(flat)  # [U], [B F]
-        rows = gather(distinct)
-        uses = optimizers.uses_of_rows(where, tf.size(distinct))
-        scale = lambda rows, by: tf.raw_ops.SparseTensorDenseMatMul(
-            **uses, a_values=by, b=rows
-        )  # [U, n] -> [B F, n]
-        weighted, embeddings = scale(rows[0][:, tf.newaxis], x), scale(rows[1], x)
-        lengths = tf.reduce_sum(tf.square(rows[1]), axis=1, keepdims=True)  # [U, 1]
-        squares = scale(lengths, tf.square(x))
+    def one_each():
+        """(weights [B F, 1], embeddings [B F, K], sums of their squares [B])."""
+        embeddings = _scaled(rows[1], where, x)
+        if where is None:
+            squares = tf.reduce_sum(tf.square(embeddings), axis=1, keepdims=True)
+        else:
+            lengths = tf.reduce_sum(tf.square(rows[1]), axis=1, keepdims=True)  # [U, 1]
+            squares = _scaled(lengths, where, tf.square(x))
         squares = tf.reduce_sum(tf.reshape(squares, [-1, config.field_size]), axis=1)
+        return _scaled(rows[0][:, tf.newaxis], where, x), embeddings, squares
+
+    def pooled():
+        places = tf.repeat(tf.range(tf.size(counts)), counts)  # [N]
+        by = x
+        if config.pooling == "mean":
+            by = x / tf.gather(tf.cast(counts, tf.float32), places)
+        pool = lambda rows: _pooled(rows, where, by, places, counts, config.pooling)
+        weights, embeddings = pool(rows[0][:, tf.newaxis]), pool(rows[1])
+        of_example = tf.reshape(embeddings, [-1, config.field_size * config.embedding_size])
+        return weights, embeddings, tf.reduce_sum(tf.square(of_example), axis=1)
+
+    if counts is None:
+        weighted, embeddings, squares = one_each()
     else:
-        rows = gather(flat)
-        weighted, embeddings, squares = rows[0] * x, rows[1] * x[:, tf.newaxis], None
+        same = tf.reduce_all(tf.equal(counts, 1))
+        weighted, embeddings, squares = tf.cond(same, one_each, pooled)
     return Tables(
         tables,
         rows,
@@ -285,6 +333,34 @@ def look_up(ids, values, config, training):
         tf.reshape(embeddings, [-1, config.field_size, config.embedding_size]),
         squares,
     )
+
+
+def _scaled(rows, where, by, places=None, counts=None):
+    """Rows by their places, scaled, and summed where several have the same place.
+
+    Args:
+        rows: float32 [U, n].
+        where: int32 [N], the row of each value; None: they have a row each.
+        by: float32 [N].
+        places: int32 [N], the place of each value, where there is `where`; None: its own.
+        counts: [number of places]; given with `places`.
+
+    Returns:
+        float32 [number of places, n].
+    """
+    if where is None:
+        return rows * by[:, tf.newaxis]
+    uses = optimizers.uses_of_rows(where, tf.shape(rows)[0], places, counts)
+    return tf.raw_ops.SparseTensorDenseMatMul(**uses, a_values=by, b=rows)
+
+
+def _pooled(rows, where, by, places, counts, pooling):
+    """As `_scaled`, but with pooling max the largest in place of the sum; 0 for an empty place."""
+    if pooling != "max" and where is not None:
+        return _scaled(rows, where, by, places, counts)
+    pool = tf.math.unsorted_segment_max if pooling == "max" else tf.math.unsorted_segment_sum
+    found = pool(_scaled(rows, where, by), places, tf.size(counts))
+    return tf.where(counts > 0, found, tf.zeros_like(found))  # of nothing the maximum is -3.4e38
 
 
 class Network(NamedTuple):
@@ -299,17 +375,16 @@ def network(features, config, training):
     """Builds the model; creates its variables.
 
     Args:
-        features: {"feat_ids": int64 [B, F], "feat_vals": float32 [B, F]}.
+        features: {"feat_ids": int64 [B, F], "feat_vals": float32 [B, F]}; where a field may hold
+            several values or none int64 and float32 [B, M], and "feat_counts" int [B, F].
         config: ModelConfig.
         training: bool.
 
     Returns:
         Network.
     """
-    ids = tf.reshape(features["feat_ids"], [-1, config.field_size])
-    values = tf.reshape(features["feat_vals"], [-1, config.field_size])
     bias = v1.get_variable("fm_bias", [1], initializer=v1.zeros_initializer())
-    tables = look_up(ids, values, config, training)
+    tables = look_up(values_of(features, config), config, training)
     deep_logits, kernels = deep(tables.embeddings, config, training)
     pairs = second_order(tables.embeddings, tables.squares)
     return Network(bias + first_order(tables.weighted) + pairs + deep_logits, tables, kernels)

@@ -8,7 +8,11 @@ import tensorflow as tf
 from deepfm.entry import BadInput
 from deepfm.model import ModelConfig
 
-_CHOICES = {"loss_type": ("log_loss", "square_loss"), "l2_scope": ("batch", "table")}
+_CHOICES = {
+    "loss_type": ("log_loss", "square_loss"),
+    "l2_scope": ("batch", "table"),
+    "pooling": ("sum", "mean", "max"),
+}
 
 
 def read(path: str) -> Dict[str, Any]:
@@ -36,7 +40,7 @@ def _fits(name, value):
     """Whether a value is one that a field of ModelConfig may have."""
     if name in _CHOICES:
         return value in _CHOICES[name]
-    if name in ("batch_norm", "lazy_updates"):
+    if name in ("batch_norm", "lazy_updates", "multi_valued"):
         return isinstance(value, bool)
     if name in ("deep_layers", "dropout"):
         single = {"deep_layers": _is_size, "dropout": lambda x: _is_number(x) and x < 1}[name]

@@ -233,20 +233,23 @@ class Averaged(_Wrapper):
         return averaged
 
 
-def uses_of_rows(where, count):
-    """Which row stands at which place, as a sparse matrix [n, count] of SparseTensorDenseMatMul.
+def uses_of_rows(where, count, places=None, counts=None):
+    """Which row stands at which place, as a sparse matrix of SparseTensorDenseMatMul.
 
     Args:
-        where: int32 [n], the row of each place.
+        where: int32 [n], the row of each use.
         count: int32 [], of the rows.
+        places: int32 [n], the place of each use; None: use i is place i.
+        counts: of any type [number of places]; given with `places`.
 
     Returns:
         {"a_indices": int32 [n, 2], "a_shape": int64 [2]}.
     """
-    n = tf.size(where)
+    number = tf.size(where if places is None else counts)
+    places = tf.range(number) if places is None else places
     return {
-        "a_indices": tf.transpose(tf.stack([tf.range(n), where])),
-        "a_shape": tf.cast(tf.stack([n, count]), tf.int64),
+        "a_indices": tf.transpose(tf.stack([places, where])),
+        "a_shape": tf.cast(tf.stack([number, count]), tf.int64),
     }
 
 

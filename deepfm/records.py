@@ -5,10 +5,14 @@ TFRecord files; or a line `label id:value id:value ...` of a LibSVM file. Both a
 a time by TensorFlow's native ops. These name no record when they fail: `bad_records` finds the one
 that is wrong.
 
-B: records in a batch. F: fields (field_size).
+Where a field may hold several values, or none, an Example also has `counts` int64[F], how many of
+its ids and values belong to each field: first those of field 0, then those of field 1, and so on.
+A record without `counts` has one of each field.
+
+B: records in a batch. F: fields (field_size). M: the most ids of a record of the batch.
 """
 
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
@@ -25,12 +29,65 @@ class Schema(NamedTuple):
         feature_size: rows of the embedding table; ids lie in [0, feature_size). None: not checked.
         pad: fill LibSVM rows shorter than F with id 0 and value 0; id 0 is then reserved.
         id_offset: added to each id of a LibSVM row (1 makes 0-based ids 1-based).
+        multi_valued: whether a field may hold several values, or none.
+        named_fields: whether the pairs of a line name their fields (LibFFM's `field:id:value`).
+        field_ids: for each field (its first id, its last id + 1), where lines are LibSVM whose ids
+            tell their fields; these are the ids as written.
+        hash_buckets: the ids of a line are strings, of which `hashed` makes ids; 0: numbers.
     """
 
     field_size: int
     feature_size: Optional[int] = None
     pad: bool = False
     id_offset: int = 0
+    multi_valued: bool = False
+    named_fields: bool = False
+    field_ids: Optional[Tuple[Tuple[int, int], ...]] = None
+    hash_buckets: int = 0
+
+
+def hashed(strings, buckets):
+    """The ids of strings, the same in conversion and in serving: string [...] -> int64 [...].
+
+    FarmHash's Fingerprint64 (https://github.com/google/farmhash), modulo one less than `buckets`:
+    id 0 stays free for what is missing. Different strings may get the same id.
+    """
+    return 1 + tf.strings.to_hash_bucket_fast(strings, buckets - 1)
+
+
+def parse(raw, data_format, schema, with_labels=True):
+    """Parses and checks a batch of raw records.
+
+    Args:
+        raw: string [B].
+        data_format: "tfrecord" or "libsvm".
+        schema: Schema.
+        with_labels: False where TFRecords may lack a label.
+
+    Returns:
+        ({"feat_ids": int64 [B, F], "feat_vals": float32 [B, F]}, labels float32 [B]); where fields
+        may hold several values int64 and float32 [B, M], and "feat_counts" int32 [B, F].
+
+    Raises:
+        As `parse_lines` and `parse_examples` do.
+    """
+    if data_format == "libsvm":
+        labels, *found = parse_lines(raw, schema)
+    elif schema.multi_valued:
+        labels, *found = parse_multi_valued(raw, schema, with_labels)
+    else:
+        labels, *found = parse_examples(raw, schema, with_labels)
+    return dict(zip(["feat_ids", "feat_vals", "feat_counts"], found)), labels
+
+
+def nothing(data_format, schema):
+    """What `parse`, which does not take it, would make of a batch of no records."""
+    multi_valued = schema.multi_valued and data_format == "tfrecord"
+    width = 0 if multi_valued else schema.field_size
+    features = {"feat_ids": tf.zeros([0, width], tf.int64), "feat_vals": tf.zeros([0, width])}
+    if multi_valued:
+        features["feat_counts"] = tf.zeros([0, schema.field_size], tf.int32)
+    return features, tf.zeros([0])
 
 
 def encode(labels, ids, values):
@@ -96,7 +153,12 @@ def parse_examples(serialized, schema, with_labels=True):
         return [parsed[name] for name in names]
 
     def any_example():
-        parsed = wire.decode_any(serialized, widths)
+        # Whose `counts` are not one each means something else by its ids.
+        of_fields = {"counts": (tf.int64, schema.field_size)}
+        parsed, sizes = wire.decode_any(serialized, {**widths, **of_fields}, ["counts"])
+        ones = tf.equal(parsed["counts"], 1) | tf.equal(sizes["counts"], 0)[:, tf.newaxis]
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(ones), ["counts"])]):
+            parsed = {name: tf.identity(parsed[name]) for name in names}
         return [parsed[name] for name in names]
 
     as_encoded = wire.are_as_encoded(serialized, schema.field_size)
@@ -104,7 +166,92 @@ def parse_examples(serialized, schema, with_labels=True):
     for name, (_, n) in widths.items():
         parsed[name].set_shape([None, n])
     labels = parsed["label"][:, 0] if with_labels else tf.zeros_like(parsed["values"][:, 0])
-    return _check(labels, parsed["ids"], parsed["values"], schema)
+    return check(labels, parsed["ids"], parsed["values"], schema)
+
+
+def encode_multi_valued(labels, ids, values, counts):
+    """Serializes a batch whose fields hold any number of values.
+
+    Args:
+        labels: float32 [B].
+        ids: int64 [B, M], filled up with anything.
+        values: float32 [B, M], likewise.
+        counts: int32 [B, F].
+
+    Returns:
+        string [B], serialized `tf.train.Example`s.
+    """
+    sizes = tf.reduce_sum(counts, axis=1, keepdims=True)  # [B, 1]
+    ones = tf.ones_like(sizes)
+
+    def packed(list_type, n, numbers):  # [B, at most n] -> [B]
+        return tf.io.encode_proto(n, [numbers], ["value"], f"tensorflow.{list_type}")
+
+    all_fields = ones * int(counts.shape[1])
+    lists = {
+        "counts": packed("Int64List", all_fields, tf.cast(counts, tf.int64)),
+        "ids": packed("Int64List", sizes, ids),
+        "label": packed("FloatList", ones, labels[:, tf.newaxis]),
+        "values": packed("FloatList", sizes, values),
+    }
+    return wire.join_lists(lists)
+
+
+def parse_multi_valued(serialized, schema, with_labels=True):
+    """Parses and checks a batch of Examples whose fields hold any number of values.
+
+    Args:
+        serialized: string [B].
+        schema: Schema.
+        with_labels: False where records may lack a label (inference).
+
+    Returns:
+        (labels float32 [B], ids int64 [B, M], values float32 [B, M], counts int32 [B, F]); what
+        fills up a row is 0.
+
+    Raises:
+        As `parse_examples` does.
+    """
+    lists = wire.find_lists(serialized, schema.field_size)
+
+    def encoded():
+        longest = tf.reduce_max(tf.reduce_sum(lists.counts, axis=1))
+        sizes, (ids,) = tf.io.decode_proto(lists.ids, "tensorflow.Int64List", ["value"], [tf.int64])
+        values = wire.raw_bytes(lists.values, 4 * tf.maximum(longest, 1))
+        values = tf.bitcast(tf.reshape(values, [tf.size(serialized), -1, 4]), tf.float32)
+        sizes, labels = sizes[:, 0], tf.cast(lists.positive, tf.float32)
+        # Where no record has a value the decoder still makes a column.
+        ids, values = ids[:, :longest], values[:, :longest]
+        return labels, ids, values, tf.cast(lists.counts, tf.int64), sizes, sizes
+
+    def any_example():
+        widths = {
+            "ids": (tf.int64, None), "values": (tf.float32, None),
+            "counts": (tf.int64, schema.field_size),
+        }  # fmt: skip
+        if with_labels:
+            widths["label"] = (tf.float32, 1)
+        found, sizes = wire.decode_any(serialized, widths, optional=["counts"])
+        told = tf.equal(sizes["counts"], schema.field_size)
+        counts = tf.where(told, found["counts"], tf.ones_like(found["counts"]))
+        labels = found["label"][:, 0] if with_labels else tf.zeros_like(sizes["ids"], tf.float32)
+        return labels, found["ids"], found["values"], counts, sizes["ids"], sizes["values"]
+
+    labels, ids, values, counts, num_ids, num_values = tf.cond(
+        lists.as_encoded, encoded, any_example
+    )
+    counts.set_shape([None, schema.field_size])
+    of_record = tf.cast(num_ids, tf.int64)
+    checks = [
+        tf.debugging.assert_non_negative(counts),
+        # One by one, as a sum of large ones might come round to the right one.
+        tf.debugging.assert_less_equal(counts, of_record[:, tf.newaxis]),
+        tf.debugging.assert_equal(tf.reduce_sum(counts, axis=1), of_record),
+        tf.debugging.assert_equal(num_ids, num_values),
+    ]
+    with tf.control_dependencies(checks):
+        counts = tf.cast(counts, tf.int32)
+    return (*check(labels, ids, values, schema), counts)
 
 
 def parse_lines(lines, schema, known_ascii=False):
@@ -138,7 +285,7 @@ def parse_lines(lines, schema, known_ascii=False):
         where = tf.stack([rows, tf.range(tf.size(ids)) - tf.gather(starts, rows)], axis=1)
         ids, values = tf.scatter_nd(where, ids, shape), tf.scatter_nd(where, values, shape)
     width = [None, schema.field_size]
-    return _check(labels, tf.ensure_shape(ids, width), tf.ensure_shape(values, width), schema)
+    return check(labels, tf.ensure_shape(ids, width), tf.ensure_shape(values, width), schema)
 
 
 def decode_lines(lines, id_offset=0, known_ascii=False):
@@ -176,8 +323,8 @@ def drop_blank(lines):
     return tf.boolean_mask(lines, tf.logical_not(tf.strings.regex_full_match(lines, r"[\s\v]*")))
 
 
-def _check(labels, ids, values, schema):
-    """The batch with labels as 0 or 1, or an InvalidArgumentError for a record out of bounds."""
+def check(labels, ids, values, schema):
+    """A batch with labels as 0 or 1, or an InvalidArgumentError for a record out of bounds."""
     known = tf.equal(labels, 0.0) | tf.equal(tf.abs(labels), 1.0)
     checks = [
         tf.debugging.Assert(tf.reduce_all(known), ["label"]),

@@ -13,10 +13,12 @@ https://developers.google.com/protocol-buffers/docs/encoding
 import functools
 from typing import List, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 _FLOAT_LIST, _INT64_LIST = 2, 3  # the numbers of these fields in a tf.train.Feature
 _MOST_ID_BYTES = 10
+_TABLED = 4096  # bytes of a list, up to which what stands before it is looked up
 
 
 class Layout(NamedTuple):
@@ -46,6 +48,51 @@ def layout(field_size: int) -> Layout:
     before_ids = [_before_list(b"ids", _INT64_LIST, n) for n in range(most + 1)]
     starts = [_tag(1, len(head) + n + after_ids) + head for n, head in enumerate(before_ids)]
     return Layout(starts, before_label, before_values, after_ids)
+
+
+def join_lists(lists):
+    """Serializes Examples of these lists.
+
+    What stands before a list is looked up, by the bytes that it takes; TensorFlow's encoder takes
+    four times as long.
+
+    Args:
+        lists: {name: string [B], a serialized FloatList for `label` and `values`, else Int64List}.
+
+    Returns:
+        string [B].
+    """
+    field = lambda name: _FLOAT_LIST if name in ("label", "values") else _INT64_LIST
+    sizes = {name: tf.strings.length(x) for name, x in lists.items()}
+    longest = tf.reduce_max(tf.stack([tf.reduce_max(n) for n in sizes.values()]))
+
+    def look_up():
+        parts = []
+        for name, message in lists.items():
+            before = [_before_list(name.encode(), field(name), n) for n in range(_TABLED + 1)]
+            parts += [tf.gather(tf.constant(before), sizes[name]), message]
+        entries = tf.strings.join(parts)
+        starts = [_tag(1, n) for n in range(len(lists) * (_TABLED + 40))]
+        return tf.strings.join(
+            [tf.gather(tf.constant(starts), tf.strings.length(entries)), entries]
+        )
+
+    def encode():
+        ones = tf.ones_like(sizes["ids"])[:, tf.newaxis]  # [B, 1]
+        message = lambda kind, sizes, **fields: tf.io.encode_proto(
+            sizes, list(fields.values()), list(fields), f"tensorflow.{kind}"
+        )[:, tf.newaxis]  # [B, 1]
+        entries = []
+        for name, numbers in lists.items():
+            kind = "float_list" if field(name) == _FLOAT_LIST else "int64_list"
+            feature = message("Feature", ones, **{kind: numbers[:, tf.newaxis]})
+            key, sizes_ = tf.fill(tf.shape(ones), name), tf.tile(ones, [1, 2])
+            entries.append(message("Features.FeatureEntry", sizes_, key=key, value=feature))
+        entries = tf.concat(entries, axis=1)
+        features = message("Features", ones * len(lists), feature=entries)
+        return message("Example", ones, features=features)[:, 0]
+
+    return tf.cond(longest <= _TABLED, look_up, encode)
 
 
 def _before_list(name, field, size):
@@ -108,21 +155,111 @@ def are_as_encoded(serialized, field_size: int):
     )
 
 
+class Lists(NamedTuple):
+    """Where the lists of records of several values a field lie, if they are as encoded.
+
+    Attributes:
+        as_encoded: bool [], whether every byte apart from the numbers is what `join_lists` writes.
+        counts: int32 [B, F].
+        ids: string [B], serialized Int64Lists.
+        values: string [B], the bytes of the float32s.
+        positive: bool [B], whether the label is 1; otherwise it is 0.
+    """
+
+    as_encoded: tf.Tensor
+    counts: tf.Tensor
+    ids: tf.Tensor
+    values: tf.Tensor
+    positive: tf.Tensor
+
+
+def find_lists(serialized, field_size: int) -> Lists:
+    """Finds the lists of records by their lengths: all but the counts tell where the next begins.
+
+    Args:
+        serialized: string [B].
+        field_size: F.
+    """
+    head = lambda n: _tag(1, n) if n else b""  # of a list of n bytes of numbers
+    before = lambda name, kind, n: _before_list(name, kind, len(head(n)) + n) + head(n)
+    before_label = before(b"label", _FLOAT_LIST, 4)
+    length = tf.strings.length(serialized)
+    matches = [length < _TABLED]
+
+    def take(at, size):
+        """The bytes there, or fewer where the record ends."""
+        return tf.strings.substr(serialized, tf.clip_by_value(at, 0, length), tf.maximum(size, 0))
+
+    def look_up(entries, key):
+        """entries[key], or what no record holds where there is none; its length."""
+        entries = [entries.get(i, b"?") for i in range(_TABLED)]
+        where = tf.clip_by_value(key, 0, _TABLED - 1)
+        sizes = tf.constant([len(entry) for entry in entries])
+        return tf.gather(tf.constant(entries), where), tf.gather(sizes, where)
+
+    def expect(at, wanted, size):
+        matches.append(tf.equal(take(at, size), wanted))
+
+    # From the beginning to the counts, from these and the end to the label, then what is between.
+    first = before(b"counts", _INT64_LIST, field_size)
+    starts = {len(_tag(1, n)) + n: _tag(1, n) + first for n in range(_TABLED)}
+    start, at_counts = look_up(starts, length)
+    expect(tf.zeros_like(length), start, at_counts)
+    counts = raw_bytes(take(at_counts, tf.fill(tf.shape(length), field_size)), field_size)
+    counts = tf.cast(tf.ensure_shape(counts, [None, field_size]), tf.int32)
+    matches.append(tf.reduce_all(counts < 128, axis=1))  # a byte each
+    n = tf.reduce_sum(counts, axis=1)
+    at_values = length - 4 * n
+    tails = {n: before(b"values", _FLOAT_LIST, 4 * n) for n in range(_TABLED // 4)}
+    tail, size = look_up(tails, n)
+    expect(at_values - size, tail, size)
+    at_label = at_values - size - 4
+    label = take(at_label, 4 * tf.ones_like(n))
+    positive = tf.equal(label, np.float32(1).tobytes())
+    matches.append(positive | tf.equal(label, np.float32(0).tobytes()))
+    expect(at_label - len(before_label), before_label, len(before_label) * tf.ones_like(n))
+    at_ids, end = at_counts + field_size, at_label - len(before_label)
+    whole = {len(before(b"ids", _INT64_LIST, p)) + p: p for p in range(_TABLED)}
+    middles = {size: before(b"ids", _INT64_LIST, p) for size, p in whole.items()}
+    middle, size = look_up(middles, end - at_ids)
+    expect(at_ids, middle, size)
+    heads = tf.gather(
+        tf.constant([len(head(whole.get(i, 0))) for i in range(_TABLED)]),
+        tf.clip_by_value(end - at_ids, 0, _TABLED - 1),
+    )
+    at_ids += size - heads
+    return Lists(
+        tf.reduce_all(tf.stack(matches)), counts, take(at_ids, end - at_ids),
+        take(at_values, 4 * n), positive,
+    )  # fmt: skip
+
+
+def raw_bytes(strings, size):
+    """The bytes of strings, filled up with 0: string [B] -> uint8 [B, size].
+
+    TensorFlow 1.15 writes past the end of its memory where it is to decode wider numbers so.
+    """
+    return tf.raw_ops.DecodePaddedRaw(input_bytes=strings, fixed_length=size, out_type=tf.uint8)
+
+
 def _alone(message):
     """The bytes of a message that holds `message` as its one field. string [...] -> int32 [...]."""
     size = tf.strings.length(message)
     return 2 + size + tf.add_n([tf.cast(size >= 1 << 7 * n, tf.int32) for n in range(1, 5)])
 
 
-def decode_any(serialized, widths):
+def decode_any(serialized, widths, optional=()):
     """Reads some features of any serialized tf.train.Examples, to the letter of the format.
 
     Args:
         serialized: string [B].
-        widths: {name of a feature: (tf.int64 or tf.float32, numbers that it must have)}.
+        widths: {name of a feature: (tf.int64 or tf.float32, numbers that it must have)}; None for
+            as many as there are.
+        optional: names that a record may lack; it then has no numbers there.
 
     Returns:
-        {name: int64 or float32 [B, width]}.
+        ({name: int64 or float32 [B, width], filled up with 0}, {name: int32 [B], how many of these
+        are the record's}).
 
     Raises:
         tf.errors.InvalidArgumentError or DataLossError: when run, for a batch with a record that is
@@ -144,18 +281,30 @@ def decode_any(serialized, widths):
     _, entry = decode(entries, "Features.FeatureEntry", "key", "value")
     keys, values = (x[..., 0] for x in entry)  # [B, E]
     whole = tf.equal(tf.strings.length(entries), _alone(keys) + _alone(values))
-    numbers = {}
+    numbers, counts = {}, {}
     for name, (dtype, width) in widths.items():
         named = tf.equal(keys, name)
-        check(tf.equal(tf.reduce_sum(tf.cast(named, tf.int32), axis=1), 1))
+        times = tf.reduce_sum(tf.cast(named, tf.int32), axis=1)  # [B]
         check(whole | ~named)
-        feature = tf.boolean_mask(values, named)  # [B]
+        if name in optional:
+            check(times <= 1)
+            feature = tf.strings.reduce_join(
+                tf.where(named, values, tf.fill(tf.shape(keys), "")), 1
+            )
+        else:
+            check(tf.equal(times, 1))
+            feature = tf.boolean_mask(values, named)  # [B]
         kind = "Int64List" if dtype == tf.int64 else "FloatList"
         field = "int64_list" if dtype == tf.int64 else "float_list"
         sizes, (found,) = decode(feature, "Feature", field)
-        check(tf.equal(sizes[:, 0], 1))
-        check(tf.equal(tf.strings.length(feature), _alone(found[:, 0])))
-        sizes, (numbers[name],) = decode(found[:, 0], kind, "value", dtype=dtype)
-        check(tf.equal(sizes, width))
+        check(tf.equal(sizes[:, 0], times))
+        check(tf.equal(tf.strings.length(feature), times * _alone(found[:, 0])))
+        sizes, (found,) = decode(found[:, 0], kind, "value", dtype=dtype)
+        if width is not None:
+            check(tf.equal(sizes[:, 0], times * width))
+            more = width - tf.shape(found)[1] if name in optional else 0
+            found = tf.reshape(tf.pad(found, [[0, 0], [0, more]]), [-1, width])
+        numbers[name], counts[name] = found, sizes[:, 0]
     with tf.control_dependencies(checks):
-        return {name: tf.reshape(x, [-1, widths[name][1]]) for name, x in numbers.items()}
+        same = lambda tensors: {name: tf.identity(x) for name, x in tensors.items()}
+        return same(numbers), same(counts)

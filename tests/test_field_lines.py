@@ -1,0 +1,182 @@
+"""Lines that name their fields, LibFFM's and LibSVM's with a map, and string ids."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from data_tools import block_writer, field_lines, libsvm_to_tfrecord, line_blocks
+from data_tools.libsvm_to_tfrecord import Options
+from deepfm import bad_records, datasets, records
+from deepfm.entry import BadInput
+
+FFM = """1 0:3:1 1:10:0.5 1:12:2 2:20:-1.5e-1
+0 2:21:1 0:4:1 # 0:9:9
+   # 1:2:3
+
+0 1:11:0x10
+0
+1 2:22:1 1:13:1 0:5:1 1:14:3 1:15:4
+"""
+FFM_ROWS = [
+    (1, [1, 2, 1], [3, 10, 12, 20], [1, 0.5, 2, -0.15]),
+    (0, [1, 0, 1], [4, 21], [1, 1]),
+    (0, [0, 1, 0], [11], [16]),
+    (0, [0, 0, 0], [], []),
+    (1, [1, 3, 1], [5, 13, 14, 15, 22], [1, 1, 3, 4, 1]),
+]
+RANGES = [("site", 0, 9), ("tags", 10, 19), ("user", 20, 29)]
+
+
+@pytest.fixture
+def convert(tmp_path):
+    """convert(text, flag=value ...) -> [(label, counts, ids, values)] as it was written."""
+
+    def run(text, **flags):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        path = tmp_path / "in" / "a.txt"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        options = Options(str(path), str(tmp_path / "out"), overwrite=True)._replace(**flags)
+        (file,) = libsvm_to_tfrecord.convert(options)
+        rows = []
+        for _, payload, _ in bad_records.read_frames(file.path):
+            feature = tf.train.Example.FromString(payload).features.feature
+            ids, values = feature["ids"].int64_list.value, feature["values"].float_list.value
+            (label,) = feature["label"].float_list.value
+            rows.append((label, list(feature["counts"].int64_list.value), list(ids), list(values)))
+        return rows
+
+    return run
+
+
+def field_map(tmp_path, fields=RANGES):
+    path = tmp_path / "fields.json"
+    keys = "name", "first_id", "last_id"
+    path.write_text(json.dumps({"fields": [dict(zip(keys, field)) for field in fields]}))
+    return str(path)
+
+
+def check(found, wanted):
+    assert [row[:3] for row in found] == [row[:3] for row in wanted]
+    for (*_, values), (*_, expected) in zip(found, wanted):
+        np.testing.assert_allclose(values, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("block", [1 << 20, 16])
+def test_values_of_libffm_land_in_their_fields(convert, tmp_path, monkeypatch, block):
+    monkeypatch.setattr(line_blocks, "BLOCK", block)
+    check(convert(FFM, multi_valued=True), FFM_ROWS)
+    found = datasets.find(str(tmp_path / "out"), "data")
+    assert (found.field_size, found.feature_size, found.multi_valued) == (3, 23, True)
+
+
+def test_fields_of_libsvm_are_told_by_a_map(convert, tmp_path):
+    text = "".join(
+        line.partition("#")[0].replace(" 0:", " ").replace(" 1:", " ").replace(" 2:", " ") + "\n"
+        for line in FFM.replace("-0 ", "0 ").split("\n")
+    )
+    check(convert(text, multi_valued=True, fields=field_map(tmp_path)), FFM_ROWS)
+
+
+def test_a_field_of_one_value_at_most_has_its_place(convert):
+    text = "1 2:22:1 0:5:2\n0 1:13:0.5\n0\n"
+    places = [(1, [], [5, 0, 22], [2, 0, 1]), (0, [], [0, 13, 0], [0, 0.5, 0])]
+    check(convert(text), [*places, (0, [], [0] * 3, [0] * 3)])
+    check(convert(text, field_size=3, id_offset=1)[:1], [(1, [], [6, 0, 23], [2, 0, 1])])
+
+
+def test_string_ids_are_hashed_as_in_serving(convert, tmp_path):
+    names = ["é=ü", "x", "C1:7".replace(":", "_"), "#"[:0] + "a/b"]
+    text = f"1 {names[0]}:0.5 {names[1]}:2\n0 {names[2]}:1 {names[3]}:1\n"
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        ids = session.run(records.hashed(tf.constant(names), 1000)).tolist()
+    assert all(0 < i < 1000 for i in ids) and len(set(ids)) == 4
+    check(
+        convert(text, hash_buckets=1000),
+        [(1, [], ids[:2], [0.5, 2]), (0, [], ids[2:], [1, 1])],
+    )
+    found = datasets.find(str(tmp_path / "out"), "data")
+    assert (found.hash_buckets, found.feature_size) == (1000, 1000)
+    text = f"1 1:{names[0]}:0.5 0:{names[1]}:2 1:{names[2]}:1\n"
+    rows = [(1, [1, 2], [ids[1], ids[0], ids[2]], [2, 0.5, 1])]
+    check(convert(text, hash_buckets=1000, multi_valued=True), rows)
+
+
+LINES = records.Schema(3, 50, True, named_fields=True)
+MULTI = LINES._replace(pad=False, multi_valued=True)
+MAP = MULTI._replace(named_fields=False, field_ids=((0, 10), (10, 20), (30, 40)))
+HASHED = records.Schema(2, 50, hash_buckets=50)
+
+
+@pytest.mark.parametrize(
+    "line, schema, words",
+    [
+        ("1 0:3", LINES, ["'0:3' is not field:id:value"]),
+        ("1 0:3:1:1", LINES, ["'1:1' is not a finite number"]),
+        ("1 x:3:1", LINES, ["'x:3:1' is not field:id:value"]),
+        ("1 -1:3:1", LINES, ["'-1:3:1' is not field:id:value"]),
+        ("1 1234567:3:1", LINES, ["'1234567:3:1' is not field:id:value"]),
+        ("1 0::1", LINES, ["'0::1' is not field:id:value"]),
+        ("1 0:3:", LINES, ["'0:3:' is not field:id:value"]),
+        ("1 :3:1", LINES, ["':3:1' is not field:id:value"]),
+        ("1 0:3:one", LINES, ["'one' is not a finite number"]),
+        ("1 0:-3:1", LINES, ["-3 is negative"]),
+        ("1 0:50:1", LINES, ["50 is not below feature_size 50"]),
+        ("1 3:5:1", LINES, ["field 3 is not below field_size 3"]),
+        ("1 0:0:1", LINES, ["id 0 is reserved", "--id_offset=1"]),
+        ("1 0:3:1 0:4:1", LINES, ["field 0 has two values", "--multi_valued"]),
+        ("2 0:3:1", MULTI, ["label '2'"]),
+        ("0:1:1 0:3:1", MULTI, ["label '0:1:1'"]),
+        ("1 25:1", MAP, ["feature id 25 is of no field"]),
+        ("1 3", MAP, ["'3' is not id:value"]),
+        ("1 a:1", HASHED, ["expected 2 id:value pairs, found 1"]),
+        ("1 a:1 b:1 c:1", HASHED, ["expected 2", "found 3"]),
+        ("1 a:1 :1", HASHED, ["':1' is not id:value"]),
+        ("1 a:1 b:c:1", HASHED, ["not id:value"]),
+        ("1 0:3:1", records.Schema(1), ["LibFFM", "libsvm_to_tfrecord"]),
+    ],
+)
+def test_a_bad_line_is_refused_and_explained(line, schema, words):
+    reason = bad_records.explain_line(line.encode(), schema)
+    assert reason and all(word in reason for word in words), reason
+    assert not block_writer.BlockWriter(schema).accepts([line.encode()])
+
+
+def test_a_bad_line_among_good_ones_is_named_and_may_be_skipped(convert, tmp_path):
+    text = FFM + "1 0:1\n" + FFM
+    with pytest.raises(BadInput, match=r"a.txt:8: '0:1' is not field:id:value: '1 0:1'"):
+        convert(text, multi_valued=True)
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+    check(convert(text, multi_valued=True, max_bad_records=1), FFM_ROWS * 2)
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        ({"fields": "nowhere.json"}, "--fields=nowhere.json: cannot be read"),
+        ({"input_format": "libffm", "fields": "x"}, "--fields does not go with a LibFFM input"),
+        ({"input_format": "libffm", "pad": True}, "--pad does not go with"),
+        ({"hash_buckets": 9, "id_offset": 1}, "--id_offset does not go with --hash_buckets"),
+        ({"hash_buckets": 1}, "--hash_buckets=1 leaves no id"),
+        ({"multi_valued": True}, "--multi_valued needs to know the field"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused(convert, flags, words):
+    with pytest.raises(BadInput, match=words):
+        convert("1 1:1 2:1\n", **flags)
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ([], "it has no fields"),
+        ([("a", 0, 9), ("b", 9, 12)], "fields 0 and 1 share id 9"),
+        ([("a", 5, 4)], "field 0 has the ids 5 to 4"),
+        ([("a", "0", 4)], "field 0 has the ids 0 to 4"),
+        ([("a", 0)], "KeyError"),
+    ],
+)
+def test_a_bad_map_is_refused(tmp_path, fields, words):
+    with pytest.raises(BadInput, match=words):
+        field_lines.read_map(field_map(tmp_path, fields))

@@ -1,0 +1,302 @@
+"""Fields of several values: the records, and the model against the paper's formulas in numpy."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import report, run_horovod, run_train, small_job
+
+from data_tools import inspect_dataset
+from deepfm import bad_records, distribution, model, optimizers, records
+from deepfm.records import Schema
+
+v1 = tf.compat.v1
+F, V, K = 4, 12, 3
+COUNTS = np.int32([[1, 1, 1, 1], [3, 0, 2, 1], [0, 0, 0, 0], [2, 2, 2, 2], [1, 0, 1, 5]])
+B = len(COUNTS)
+
+
+def batch(counts=COUNTS, seed=0):
+    """(ids [B, M], values [B, M], counts, labels); what fills up a row is not 0."""
+    random = np.random.RandomState(seed)
+    shape = len(counts), counts.sum(axis=1).max()
+    ids = random.randint(0, V, shape).astype(np.int64)
+    labels = (random.rand(len(counts)) > 0.5).astype(np.float32)
+    return ids, random.randn(*shape).astype(np.float32), counts, labels
+
+
+def example(label, ids, values, counts=None):
+    """A serialized tf.train.Example, written the way its documentation does."""
+    numbers = lambda xs: tf.train.Feature(int64_list=tf.train.Int64List(value=xs))
+    floats = lambda xs: tf.train.Feature(float_list=tf.train.FloatList(value=xs))
+    feature = {"label": floats([label]), "ids": numbers(ids), "values": floats(values)}
+    if counts is not None:
+        feature["counts"] = numbers(counts)
+    return tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
+
+
+def parsed(serialized, schema=None):
+    schema = schema or Schema(F, multi_valued=True)
+    with tf.Graph().as_default(), v1.Session() as session:
+        return session.run(records.parse(tf.constant(serialized), "tfrecord", schema))
+
+
+def config(**changes):
+    fields = dict(
+        field_size=F, feature_size=V, embedding_size=K, deep_layers=(5,), dropout=(0.0,),
+        embedding_init_stddev=0.5,
+    )  # fmt: skip
+    return model.ModelConfig(**{**fields, **changes})
+
+
+def run_step(model_config, features, labels):
+    """One step of SGD at rate 1 from random weights: (weights before, after, logits before)."""
+    rows = model_config.l2_reg
+    how = optimizers.OptimizerConfig(
+        "sgd", 1.0, l2_rows=rows, lazy_updates=model_config.lazy_updates
+    )
+    with tf.Graph().as_default() as graph, v1.Session() as session:
+        features = {name: tf.constant(x) for name, x in features.items()}
+        model_fn = model.make_model_fn(model_config, how, distribution.Distribution())
+        spec = model_fn(features, tf.constant(labels), tf.estimator.ModeKeys.TRAIN)
+        session.run(v1.global_variables_initializer())
+        weights = {v.op.name: v for v in v1.trainable_variables()}
+        for i, variable in enumerate(weights.values()):
+            random = np.random.RandomState(i)
+            variable.load(random.randn(*variable.shape.as_list()).astype(np.float32), session)
+        before = session.run(weights)
+        prob = session.run(graph.get_tensor_by_name("prob:0"))
+        session.run(spec.train_op)
+        return before, session.run(weights), np.log(prob / (1 - prob))
+
+
+def numpy_logits(w, ids, values, counts, pooling):
+    """The paper's equations, one example and one pair of fields at a time."""
+    pool = {"sum": np.sum, "mean": np.mean, "max": np.max}[pooling]
+    logits = []
+    for row_ids, row_values, row_counts in zip(ids, values, counts):
+        ends = np.cumsum(row_counts)
+        first, e = 0, []
+        for begin, end in zip([0, *ends], ends):
+            of_field = list(zip(row_ids[begin:end], row_values[begin:end]))
+            if not of_field:
+                e.append(np.zeros(K))
+                continue
+            first += pool([w["fm_w"][i] * x for i, x in of_field])
+            e.append(pool([w["fm_v"][i] * x for i, x in of_field], axis=0))
+        second = sum(np.dot(a, b) for a, b in itertools.combinations(e, 2))
+        hidden = np.maximum(np.concatenate(e) @ w["deep_0/kernel"] + w["deep_0/bias"], 0)
+        deep = hidden @ w["deep_out/kernel"] + w["deep_out/bias"]
+        logits.append(w["fm_bias"][0] + first + second + deep[0])
+    return np.array(logits)
+
+
+def as_features(ids, values, counts):
+    return {"feat_ids": ids, "feat_vals": values, "feat_counts": counts}
+
+
+@pytest.mark.parametrize("lazy, scope", [(True, "batch"), (False, "batch"), (False, "table")])
+@pytest.mark.parametrize("pooling", ["sum", "mean", "max"])
+def test_pooled_fields_follow_the_numeric_gradient_of_the_papers_loss(pooling, lazy, scope):
+    ids, values, counts, labels = batch()
+    made = config(pooling=pooling, lazy_updates=lazy, l2_scope=scope)
+    before, after, logits = run_step(made, as_features(ids, values, counts), labels)
+    before = {name: x.astype(np.float64) for name, x in before.items()}
+
+    def loss(w):
+        found = numpy_logits(w, ids, values, counts, pooling)
+        return np.mean(np.logaddexp(0, found) - labels * found)
+
+    wanted = numpy_logits(before, ids, values, counts, pooling)
+    np.testing.assert_allclose(logits, wanted, rtol=1e-3, atol=1e-3)
+    for name in ("fm_w", "fm_v", "deep_0/kernel"):
+        gradient = np.zeros_like(before[name])
+        for index in np.ndindex(gradient.shape):
+            moved = {k: v.copy() for k, v in before.items()}
+            moved[name][index] += 1e-6
+            gradient[index] = (loss(moved) - loss(before)) / 1e-6
+        step = before[name] - after[name]
+        np.testing.assert_allclose(step, gradient, rtol=1e-2, atol=1e-3, err_msg=name)
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean", "max"])
+def test_one_value_of_each_field_is_the_same_model(pooling):
+    ids, values, counts, labels = batch(np.ones([7, F], np.int32))
+    made = config(pooling=pooling, l2_reg=0.1)
+    fixed = run_step(made, {"feat_ids": ids, "feat_vals": values}, labels)
+    pooled = run_step(made, as_features(ids, values, counts), labels)
+    np.testing.assert_allclose(fixed[2], pooled[2], rtol=1e-5)
+    for name, weights in fixed[1].items():
+        np.testing.assert_allclose(pooled[1][name], weights, atol=1e-5, err_msg=name)
+
+
+def test_what_was_encoded_is_read_and_is_an_example():
+    ids, values, counts, labels = batch()
+    with tf.Graph().as_default(), v1.Session() as session:
+        encoded = session.run(records.encode_multi_valued(labels, ids, values, counts))
+    features, found = parsed(encoded)
+    np.testing.assert_array_equal(found, labels)
+    np.testing.assert_array_equal(features["feat_counts"], counts)
+    for row, (serialized, n) in enumerate(zip(encoded, counts.sum(axis=1))):
+        np.testing.assert_array_equal(features["feat_ids"][row, :n], ids[row, :n])
+        np.testing.assert_array_equal(features["feat_vals"][row, :n], values[row, :n])
+        assert not features["feat_ids"][row, n:].any()
+        wanted = example(labels[row], ids[row, :n], values[row, :n], counts[row])
+        assert tf.train.Example.FromString(serialized) == tf.train.Example.FromString(wanted)
+
+
+def test_records_without_counts_have_one_value_of_each_field():
+    mixed = [example(1, [1, 2, 3, 4], [1, 2, 3, 4]), example(0, [5, 6], [7, 8], [0, 2, 0, 0])]
+    features, labels = parsed(mixed)
+    assert labels.tolist() == [1, 0]
+    assert features["feat_counts"].tolist() == [[1, 1, 1, 1], [0, 2, 0, 0]]
+    assert features["feat_ids"].tolist() == [[1, 2, 3, 4], [5, 6, 0, 0]]
+    ones = [example(1, [1, 2, 3, 4], [1, 2, 3, 4], [1, 1, 1, 1]), mixed[0]]
+    features, _ = parsed(ones, Schema(F))
+    assert features["feat_ids"].tolist() == [[1, 2, 3, 4], [1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("counts", [[[0] * F] * 3, [[2000, 0, 1, 1]], [[1] * F, [120, 5, 0, 2]]])
+def test_records_of_any_length_are_encoded_and_read(counts):
+    ids, values, counts, labels = batch(np.int32(counts))
+    with tf.Graph().as_default(), v1.Session() as session:
+        encoded = session.run(records.encode_multi_valued(labels, ids, values, counts))
+    features, found = parsed(encoded)
+    np.testing.assert_array_equal(found, labels)
+    there = np.arange(ids.shape[1]) < counts.sum(axis=1, keepdims=True)
+    np.testing.assert_array_equal(features["feat_counts"], counts)
+    np.testing.assert_array_equal(features["feat_ids"], np.where(there, ids, 0))
+    np.testing.assert_array_equal(features["feat_vals"], np.where(there, values, 0))
+
+
+def test_records_that_a_byte_was_changed_of_are_read_like_any_or_refused():
+    ids, values, counts, labels = batch()
+    random = np.random.RandomState(0)
+    schema = Schema(F, 1 << 40, multi_valued=True)
+    accepted = 0
+    with tf.Graph().as_default(), v1.Session() as session:
+        encoded = session.run(records.encode_multi_valued(labels, ids, values, counts))
+        raw = v1.placeholder(tf.string, [None])
+        features, found = records.parse(raw, "tfrecord", schema)
+        for _ in range(600):
+            changed = bytearray(encoded[random.randint(len(encoded))])
+            if random.rand() < 0.2:
+                del changed[random.randint(len(changed)) :]
+            else:
+                changed[random.randint(len(changed))] = random.randint(256)
+            reason = bad_records.explain_example(bytes(changed), schema)
+            try:
+                got, label = session.run([features, found], {raw: [bytes(changed)]})
+            except (tf.errors.InvalidArgumentError, tf.errors.DataLossError):
+                continue  # also what the plain reader takes, though it was not written so
+            if reason and "tf.train.Example" in reason:
+                continue  # the key of a feature that nobody reads is not UTF-8
+            assert reason is None
+            accepted += 1
+            wanted = tf.train.Example.FromString(bytes(changed)).features.feature
+            assert got["feat_ids"][0].tolist() == list(wanted["ids"].int64_list.value)
+            assert got["feat_vals"][0].tolist() == list(wanted["values"].float_list.value)
+            assert label[0] == (wanted["label"].float_list.value[0] > 0.5)
+            told = list(wanted["counts"].int64_list.value)
+            assert got["feat_counts"][0].tolist() == (told or [1] * F)
+    assert 100 < accepted < 500
+
+
+MULTI = Schema(F, 50, multi_valued=True)
+
+
+@pytest.mark.parametrize(
+    "record, schema, words",
+    [
+        ((1, [1, 2], [1, 1], [1, 0, 1]), MULTI, ["expected 4 counts, found 3"]),
+        ((1, [1, 2], [1, 1], [1, 0, 0, 2]), MULTI, ["expected 3 ids, found 2"]),
+        ((1, [1, 2, 3], [1, 1], [1, 0, 0, 2]), MULTI, ["expected 3 values, found 2"]),
+        ((1, [1, 2], [1, 1], [3, -1, 0, 0]), MULTI, ["counts hold -1"]),
+        ((1, [1, 2], [1, 1], [1 << 62, 1 << 62, 1 << 62, (1 << 62) + 2]), MULTI, ["ids"]),
+        ((1, [1, 50], [1, 1], [2, 0, 0, 0]), MULTI, ["feature id 50"]),
+        ((1, [1, 2, 3], [1, 1, 1]), MULTI, ["expected 4 ids, found 3"]),
+        ((2, [], [], [0, 0, 0, 0]), MULTI, ["label"]),
+        ((1, [1] * 4, [1] * 4, [2, 1, 1, 0]), Schema(F), ["field 0 has 2 values"]),
+    ],
+)
+def test_a_bad_record_is_refused_and_explained(record, schema, words):
+    serialized = example(*record)
+    with pytest.raises((tf.errors.InvalidArgumentError, tf.errors.DataLossError)):
+        parsed([serialized], schema)
+    reason = bad_records.explain_example(serialized, schema)
+    assert reason and all(word in reason for word in words), reason
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder with a data set of fields of several values, without a dataset.json."""
+    random = np.random.RandomState(3)
+    folder = tmp_path_factory.mktemp("multi")
+    with tf.io.TFRecordWriter(str(folder / "a.tfrecords")) as writer:
+        for _ in range(500):
+            counts = random.randint(0, 4, F)
+            ids = random.randint(1, 50, counts.sum())
+            label = float(np.sin(ids).sum() > 0)
+            writer.write(example(label, ids, random.rand(len(ids)) + 0.5, counts))
+    return folder
+
+
+def test_the_data_set_is_described(data):
+    found = inspect_dataset.inspect(str(data))
+    assert (found["rows"], found["field_size"], found["shortest_row"]) == (500, F, 0)
+    assert sum(field["rows"] for field in found["fields"]) > 2000
+
+
+# All records in each step, so that their order does not matter.
+FLAGS = (
+    "--global_batch_size=500", "--num_epochs=15", "--learning_rate=0.02", "--l2_reg=0.01",
+    "--pooling=mean", "--embedding_init_stddev=0.3", "--eval_every_steps=15",
+)  # fmt: skip
+
+
+def train(start, data, model_dir, *more):
+    flags = small_job(data, model_dir, *FLAGS, *more)
+    done = start(*(flag for flag in flags if not flag.startswith("--batch_size")))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def locally(data, tmp_path_factory):
+    """(the folder of a model that was trained and exported in local mode, its report)."""
+    folder = tmp_path_factory.mktemp("local")
+    train(run_train, data, folder, f"--servable_model_dir={folder}/export")
+    return folder, report(folder)
+
+
+def test_jobs_after_training_take_them(data, locally, tmp_path):
+    done = run_train(
+        "--task_type=infer", f"--model_dir={locally[0]}", f"--infer_data_dir={data}",
+        f"--predictions_file={tmp_path}/p.txt",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    predicted = np.loadtxt(str(tmp_path / "p.txt"))
+    assert len(predicted) == 500 == locally[1]["eval"]["examples"]
+    (export,) = (locally[0] / "export").iterdir()
+    serialized = [x for _, x, _ in bad_records.read_frames(str(data / "a.tfrecords"))]
+    features, _ = parsed(serialized)
+    with tf.Graph().as_default(), v1.Session() as session:
+        loaded = v1.saved_model.load(session, ["serve"], str(export))
+        for name, feed in (
+            ("serving_default", features),
+            ("examples:serving_default", {"examples": serialized}),
+        ):
+            signature = loaded.signature_def[name]
+            feed = {signature.inputs[key].name: x for key, x in feed.items()}
+            prob = session.run(signature.outputs["prob"].name, feed)
+            np.testing.assert_allclose(prob, predicted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["tower", "mirrored", "horovod"])
+def test_every_mode_agrees_with_local(data, locally, tmp_path, mode):
+    start = run_train if mode != "horovod" else lambda *flags: run_horovod(2, *flags)
+    replicas = () if mode == "horovod" else ("--replicas_per_process=2",)
+    train(start, data, tmp_path, f"--distribution={mode}", *replicas)
+    found, wanted = report(tmp_path), locally[1]
+    assert found["global_step"] == wanted["global_step"] == 15
+    assert found["eval"] == pytest.approx(wanted["eval"], abs=1e-4)
