@@ -11,24 +11,39 @@ from deepfm import leftovers, records
 def serving_input_receiver_fn(schema: records.Schema):
     """Makes the function that Estimator.export_saved_model wants.
 
-    The signatures of the SavedModel, both with the output `prob` float32 [B]:
+    The signatures of the SavedModel, all with the output `prob` float32 [B]:
         serving_default: feat_ids int64 [B, F], feat_vals float32 [B, F]; of a model whose fields
             may hold several values [B, M], filled up with anything, and feat_counts int32 [B, F].
         examples:serving_default: examples string [B], serialized tf.Examples, label or not.
+        strings:serving_default, where ids are hashes: as serving_default, with feat_strings string
+            in place of feat_ids.
 
     Args:
         schema: the records that the model takes.
     """
 
+    given = tf.compat.v1.placeholder_with_default
+
     def receiver():
-        serialized = tf.compat.v1.placeholder(tf.string, [None], name="examples")
-        parsed, _ = records.parse(serialized, "tfrecord", schema, with_labels=False)
-        # What is fed here directly need not be parsed.
-        raw = {
-            name: tf.compat.v1.placeholder_with_default(x, x.shape, name=name)
-            for name, x in parsed.items()
-        }
+        serialized = given(tf.constant([], tf.string), [None], name="examples")
+        parse = lambda: records.parse(serialized, "tfrecord", schema, with_labels=False)[0]
+        parsed = parse()
         alternatives = {"examples": {"examples": serialized}}
+        if schema.hash_buckets:
+            shape = parsed["feat_ids"].shape
+            none = tf.constant([], tf.string, [0, shape[1].value or 0])
+            strings = given(none, shape, name="feat_strings")
+            parsed["feat_ids"] = tf.cond(
+                tf.size(strings) > 0,
+                lambda: records.hashed(strings, schema.hash_buckets),
+                lambda: parse()["feat_ids"],
+            )
+            parsed["feat_ids"].set_shape(shape)
+        # What is fed here directly need not be parsed.
+        raw = {name: given(x, x.shape, name=name) for name, x in parsed.items()}
+        if schema.hash_buckets:
+            others = {name: x for name, x in raw.items() if name != "feat_ids"}
+            alternatives["strings"] = {"feat_strings": strings, **others}
         return tf.estimator.export.ServingInputReceiver(raw, raw, alternatives)
 
     return receiver

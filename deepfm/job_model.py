@@ -50,7 +50,7 @@ def _file(job):
 
 def sizes(job, *data_sets):
     """The ModelConfig: what was given, else the trained model's, else what the data tells."""
-    fields = dict(job.model)
+    fields = {**job.model, "hash_buckets": 0}
     if job.task_type != "train" and tf.io.gfile.exists(_file(job)):
         kept = model_file.read(_file(job))
         fields.update({k: v for k, v in kept.items() if k in fields and k not in job.given})
@@ -67,6 +67,14 @@ def sizes(job, *data_sets):
             )
     if fields["multi_valued"] is None or "multi_valued" not in job.given:
         fields["multi_valued"] = bool(fields["multi_valued"]) or any(map(_multi_valued, data_sets))
+    hashed = {d.hash_buckets for d in data_sets if d.hash_buckets}
+    fields["hash_buckets"] = fields["hash_buckets"] or max(hashed, default=0)
+    if hashed - {fields["hash_buckets"]}:
+        raise BadInput(
+            f"The model's ids are hashes into {fields['hash_buckets']} buckets, those of the data "
+            f"into {max(hashed)}; convert the data with "
+            f"--hash_buckets={fields['hash_buckets']}."
+        )
     layers = tuple(fields["deep_layers"])
     dropout = tuple(fields["dropout"])
     if len(dropout) not in (1, len(layers)):
@@ -227,7 +235,8 @@ def evaluate(job, data, config, more_hooks=()):
 def save_export(job, config):
     """Writes a SavedModel into a new numbered folder, whole or not at all; returns its path."""
     with remote.written(job.servable_model_dir) as folder, estimator(job, config) as trained:
-        number = export.save(trained, folder, schema(config))
+        wanted = schema(config)._replace(hash_buckets=config.hash_buckets)
+        number = export.save(trained, folder, wanted)
     path = os.path.join(job.servable_model_dir, number)
     logging.info("Exported the model of step %d to %s.", global_step(job.model_dir), path)
     return path

@@ -45,6 +45,8 @@ class ModelConfig(NamedTuple):
             value being its feature's row, scaled. Of one value all are the same, which is why the
             mean is over the number of values, and not over their sum.
         multi_valued: whether exported models take fields of several values.
+        hash_buckets: of the strings that ids are hashes of, and that exported models take too; 0:
+            ids are no hashes.
     """
 
     field_size: int
@@ -62,6 +64,7 @@ class ModelConfig(NamedTuple):
     seed: int = 1
     pooling: str = "sum"
     multi_valued: bool = False
+    hash_buckets: int = 0
 
 
 def first_order(weighted):

@@ -47,7 +47,7 @@ def _fits(name, value):
         return isinstance(value, list) and bool(value) and all(map(single, value))
     if name in ("field_size", "feature_size", "embedding_size"):
         return _is_size(value)
-    return _is_number(value) and (name != "seed" or isinstance(value, int))
+    return _is_number(value) and (name not in ("seed", "hash_buckets") or isinstance(value, int))
 
 
 def _is_size(value):

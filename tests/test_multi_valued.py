@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 from conftest import report, run_horovod, run_train, small_job
 
-from data_tools import inspect_dataset
-from deepfm import bad_records, distribution, model, optimizers, records
+from data_tools import inspect_dataset, libsvm_to_tfrecord
+from deepfm import bad_records, distribution, export, model, optimizers, records
 from deepfm.records import Schema
 
 v1 = tf.compat.v1
@@ -290,6 +290,45 @@ def test_jobs_after_training_take_them(data, locally, tmp_path):
             feed = {signature.inputs[key].name: x for key, x in feed.items()}
             prob = session.run(signature.outputs["prob"].name, feed)
             np.testing.assert_allclose(prob, predicted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("multi_valued", [True, False])
+def test_serving_hashes_strings_as_the_converter_does(tmp_path, multi_valued):
+    random = np.random.RandomState(0)
+    letters = np.array(list("abcXYZ019_-=/.|é中"))
+    strings = np.array(["".join(random.choice(letters, 12)) for _ in range(10000)])
+    strings = strings.reshape(5000, 2)
+    text = "".join(f"1 {one}:1 {other}:1\n" for one, other in strings)
+    (tmp_path / "a.libsvm").write_text(text)
+    options = libsvm_to_tfrecord.Options(str(tmp_path / "a.libsvm"), str(tmp_path / "data"))
+    (file,) = libsvm_to_tfrecord.convert(options._replace(hash_buckets=20000))
+    serialized = [payload for _, payload, _ in bad_records.read_frames(file.path)]
+    stddev = {"embedding_init_stddev": 1.0, "multi_valued": multi_valued}
+    config = model.ModelConfig(2, 20000, 3, (4,), (0.0,), **stddev)
+    made = model.make_model_fn(config, None, distribution.Distribution())
+    with tf.Graph().as_default(), v1.Session() as session:
+        v1.train.get_or_create_global_step()
+        features = {"feat_ids": tf.zeros([1, 2], tf.int64), "feat_vals": tf.ones([1, 2])}
+        made(features, None, tf.estimator.ModeKeys.PREDICT)
+        session.run(v1.global_variables_initializer())
+        v1.train.Saver().save(session, str(tmp_path / "model" / "model.ckpt"))
+    trained = tf.estimator.Estimator(made, str(tmp_path / "model"))
+    schema = Schema(2, 20000, multi_valued=multi_valued, hash_buckets=20000)
+    number = export.save(trained, str(tmp_path / "export"), schema)
+    with tf.Graph().as_default(), v1.Session() as session:
+        loaded = v1.saved_model.load(session, ["serve"], str(tmp_path / "export" / number))
+
+        def ask(name, feed):
+            signature = loaded.signature_def[f"{name}:serving_default"]
+            feed = {signature.inputs[key].name: x for key, x in feed.items()}
+            return session.run(signature.outputs["prob"].name, feed)
+
+        counts = {"feat_counts": np.ones([5000, 2])} if multi_valued else {}
+        ones = np.ones([5000, 2])
+        by_strings = ask("strings", {"feat_strings": strings, "feat_vals": ones, **counts})
+        by_examples = ask("examples", {"examples": serialized})
+    assert len(set(by_examples)) > 4900  # so that another id is another probability
+    np.testing.assert_allclose(by_strings, by_examples, rtol=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["tower", "mirrored", "horovod"])
