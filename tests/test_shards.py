@@ -1,0 +1,77 @@
+"""shards: which share of a job a host does, by flags or as SageMaker Processing tells it."""
+
+import json
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from data_tools import shards
+from deepfm.entry import BadInput
+
+if "num_shards" not in flags.FLAGS:
+    shards.define_flags()
+if not flags.FLAGS.is_parsed():
+    flags.FLAGS(["test"], known_only=True)
+
+
+def share(**values):
+    with flagsaver.flagsaver(**{"resource_config": "/no/such/file", **values}):
+        return shards.share()
+
+
+def test_one_host_does_all():
+    assert share() == (0, 1)
+
+
+def test_the_flags_tell_the_share():
+    assert share(shard_index=2, num_shards=5) == (2, 5)
+
+
+def test_sagemakers_hosts_share_the_job_each_another_part(tmp_path):
+    hosts = [f"algo-{i}" for i in (2, 1, 10)]
+    found = []
+    for host in hosts:
+        path = tmp_path / host
+        path.write_text(json.dumps({"current_host": host, "hosts": hosts}))
+        found.append(share(resource_config=str(path)))
+        hosts = hosts[1:] + hosts[:1]  # hosts need not agree on the order
+    assert sorted(found) == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_the_flags_count_more_than_sagemaker(tmp_path):
+    path = tmp_path / "config"
+    path.write_text(json.dumps({"current_host": "algo-1", "hosts": ["algo-1", "algo-2"]}))
+    assert share(resource_config=str(path), shard_index=0, num_shards=1) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "values, said",
+    [
+        (dict(shard_index=1), "--shard_index=1 needs --num_shards, at least 2"),
+        (dict(num_shards=3), "--num_shards=3 needs --shard_index, one of 0 to 2"),
+        (dict(shard_index=3, num_shards=3), "--shard_index=3 is not below --num_shards=3; try 2"),
+    ],
+)
+def test_impossible_shares_are_refused_with_what_works(values, said):
+    with pytest.raises(BadInput, match=said):
+        share(**values)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"current_host": "algo-1"}',
+        '{"current_host": "algo-3", "hosts": ["algo-1", "algo-2"]}',
+        '{"current_host": "algo-1", "hosts": ["algo-1", "algo-1"]}',
+        '{"current_host": "algo-1", "hosts": 2}',
+        "\xff",
+    ],
+)
+def test_a_broken_resource_config_is_refused_by_its_name(tmp_path, text):
+    path = tmp_path / "resourceconfig.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(BadInput, match=f"{path}: .*--num_shards"):
+        share(resource_config=str(path))
