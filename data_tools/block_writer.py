@@ -183,7 +183,7 @@ class BlockWriter:
             raise BadBlock from None
         except tf.errors.OpError as error:  # which cannot be sent to another process
             raise OSError(error.message) from None
-        _await_size(path, size)
+        await_size(path, size)
         return [fact.item() for fact in facts]
 
     def accepts(self, lines):
@@ -195,7 +195,7 @@ class BlockWriter:
         return True
 
 
-def _await_size(path, size):
+def await_size(path, size):
     """Waits until a file that TFRecordWriter wrote has all its bytes.
 
     The op of TensorFlow 1.15 reports that it is done, and only then flushes and closes its file:

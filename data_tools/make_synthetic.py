@@ -172,26 +172,27 @@ def write_split(model, id_text, seed, split, rows, paths, progress):
     return best_possible(counts)
 
 
-def format_rows(ids, values, label, id_text):
+def format_rows(ids, values, label, id_text, value_text=VALUE_TEXT):
     """LibSVM text, without a loop over rows: records of fixed width, less the NULs that pad them.
 
     Args:
         ids: int64 [B, F].
-        values: float32 [B, F], whole numbers of 1 / VALUE_STEPS.
+        values: float32 [B, F], whole numbers of 1 / (len(value_text) - 1), up to 1.
         label: bool [B].
         id_text: bytes [feature_size], each id as text.
+        value_text: bytes [steps + 1], each value as text.
 
     Returns:
         bytes.
     """
-    pair = [("space", "S1"), ("id", id_text.dtype), ("colon", "S1"), ("value", "S4")]
+    pair = [("space", "S1"), ("id", id_text.dtype), ("colon", "S1"), ("value", value_text.dtype)]
     record = [("label", "S1"), ("pairs", pair, ids.shape[1:]), ("newline", "S1")]
     rows = np.empty(len(ids), record)
     rows["label"] = np.where(label, b"1", b"0")
     rows["pairs"]["space"] = b" "
     rows["pairs"]["id"] = id_text[ids]
     rows["pairs"]["colon"] = b":"
-    rows["pairs"]["value"] = VALUE_TEXT[np.rint(values * VALUE_STEPS).astype(np.int64)]
+    rows["pairs"]["value"] = value_text[np.rint(values * (len(value_text) - 1)).astype(np.int64)]
     rows["newline"] = b"\n"
     return rows.tobytes().translate(None, b"\0")
 

@@ -314,7 +314,7 @@ def test_a_block_that_never_reaches_the_disk_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(block_writer, "FLUSH_SECONDS", 0.1)
     (tmp_path / "block").write_bytes(b"1234")
     with pytest.raises(OSError, match="4 of 5 bytes"):
-        block_writer._await_size(str(tmp_path / "block"), 5)
+        block_writer.await_size(str(tmp_path / "block"), 5)
 
 
 # Workers.
