@@ -1,0 +1,445 @@
+"""Raw click logs (Criteo, Avazu) to records: counts categories, then writes ids.
+
+    python -m data_tools.prepare_criteo --input=train.txt --output_dir=data/criteo --num_workers=8
+    python -m data_tools.prepare_criteo --feature_map=data/criteo/feature_map.json \
+        --test_input=new.tsv --output_dir=data/new
+
+Writes output_dir/train, valid and test, each with its dataset.json, and feature_map.json, which
+feature_map.py explains. The vocabulary comes from the training rows alone. The same rows and flags
+give the same ids and splits, whatever the number of processes and hosts.
+
+On several hosts, each does its share, and the counts of all are put together in between:
+
+    python -m data_tools.prepare_criteo --step=count --shard_index=0 --num_shards=2 ...
+    python -m data_tools.prepare_criteo --step=encode --shard_index=0 --num_shards=2 ...
+"""
+
+import glob
+import os
+import time
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+from absl import flags, logging
+
+from data_tools import (
+    feature_map,
+    field_tables,
+    publishing,
+    raw_columns,
+    raw_parts,
+    raw_passes,
+    raw_rows,
+    row_writers,
+    shards,
+    vocabulary,
+)
+from data_tools.raw_columns import BUCKETS, SCALED
+from data_tools.splitting import SPLITS, Split
+from deepfm import datasets, entry, leftovers, remote
+from deepfm.entry import BadInput
+
+FLAGS = flags.FLAGS
+
+SCRATCH = ".prepare_criteo-"
+
+
+def define_flags():
+    """Defines the flags of this program."""
+    shards.define_flags()
+    raw = "raw files: a directory, a glob, or a comma list of these; .gz is read too."
+    flags.DEFINE_string("input", None, f"Training rows, or rows to be divided by --split: {raw}")
+    flags.DEFINE_string("valid_input", None, f"Validation rows, in files of their own: {raw}")
+    flags.DEFINE_string(
+        "test_input", None, f"Test rows, in files of their own; may lack the label: {raw}"
+    )
+    flags.DEFINE_string("output_dir", None, "A local directory to write to.")
+    flags.DEFINE_enum(
+        "dataset", None, list(raw_columns.DATASETS), "Whose columns they are. Default: criteo."
+    )
+    flags.DEFINE_enum("delimiter", "auto", ["auto", *raw_rows.DELIMITERS], "Between two cells.")
+    flags.DEFINE_enum(
+        "header",
+        "auto",
+        ["auto", "yes", "no"],
+        "Whether the first line of a file is no row. auto: where it names all columns.",
+    )
+    flags.DEFINE_enum("output_format", "tfrecord", list(row_writers.SUFFIXES), "Of the records.")
+    flags.DEFINE_enum(
+        "integers",
+        None,
+        [BUCKETS, SCALED],
+        "buckets: floor(ln(x)^2) as categories, as Criteo's winners had them. scaled: one id and a "
+        "value in [0, 1]. Default: buckets.",
+    )
+    flags.DEFINE_integer(
+        "min_count",
+        None,
+        "A category with fewer training rows shares its field's id for rare ones. Default: 10.",
+        lower_bound=1,
+    )
+    flags.DEFINE_string(
+        "split",
+        None,
+        "Shares of --input for train,valid,test. Default: 0.8,0.1,0.1; all train where files of "
+        "their own are given.",
+    )
+    flags.DEFINE_enum(
+        "split_by",
+        "draw",
+        ["draw", "order"],
+        "draw: each row by --seed and its place. order: the first bytes train, the last test.",
+    )
+    flags.DEFINE_integer("seed", 1, "Of the draw.")
+    flags.DEFINE_string(
+        "feature_map",
+        None,
+        "Encode with this feature_map.json, in one pass, instead of counting.",
+    )
+    flags.DEFINE_enum(
+        "step",
+        "all",
+        ["count", "encode", "all"],
+        "On several hosts: count on each, then encode on each with the counts of all.",
+    )
+    flags.DEFINE_string(
+        "counts",
+        None,
+        "A glob of all hosts' counts, for --step=encode. Default: those in --output_dir.",
+    )
+    flags.DEFINE_bool(
+        "own_files",
+        False,
+        "Each host sees only its own files and does all of them (SageMaker's ShardedByS3Key).",
+    )
+    flags.DEFINE_integer("num_workers", 1, "Processes, one core each.", lower_bound=1)
+    flags.DEFINE_integer(
+        "max_bad_records", 0, "Bad rows to skip, each logged; one more ends the run.", lower_bound=0
+    )
+    flags.DEFINE_bool("overwrite", False, "Replace what an earlier run wrote to --output_dir.")
+
+
+class Options(NamedTuple):
+    """The flags, as plain values; see their help."""
+
+    output_dir: str
+    input: Optional[str] = None
+    valid_input: Optional[str] = None
+    test_input: Optional[str] = None
+    dataset: Optional[str] = None
+    delimiter: str = "auto"
+    header: str = "auto"
+    output_format: str = "tfrecord"
+    integers: Optional[str] = None
+    min_count: Optional[int] = None
+    split: Optional[str] = None
+    split_by: str = "draw"
+    seed: int = 1
+    feature_map: Optional[str] = None
+    step: str = "all"
+    counts: Optional[str] = None
+    own_files: bool = False
+    num_workers: int = 1
+    max_bad_records: int = 0
+    overwrite: bool = False
+
+
+def main():
+    if not FLAGS.output_dir:
+        raise BadInput("--output_dir must be given.")
+    prepare(Options(**{name: FLAGS[name].value for name in Options._fields}), shards.share())
+
+
+def prepare(options: Options, share: Tuple[int, int] = (0, 1)) -> List[datasets.DataFile]:
+    """Does the steps that are asked for, and returns the data files that were written.
+
+    Nothing appears in output_dir under its final name before all of it is complete.
+
+    Args:
+        options: the flags.
+        share: (index of this host, number of hosts).
+
+    Raises:
+        BadInput: a row, or a flag, that the user has to mend.
+        OSError: an output cannot be written, or a process was killed.
+    """
+    start = time.time()
+    _check(options, share)
+    known = _known_map(options)
+    options = _complete(options, known)
+    columns = raw_columns.fields(options.dataset, options.integers)
+    sources = _sources(options)
+    found = {source.flag: raw_parts.find(source) for source in sources}
+    reading = raw_parts.Reading(options.dataset, options.delimiter, options.header)
+    mine = (0, 1) if options.own_files else share
+    tasks = {s.flag: list(raw_parts.tasks(s, found[s.flag], reading, mine)) for s in sources}
+    _log_unlabelled(tasks)
+    remote.check_writable(options.output_dir, "output_dir")
+    if options.step == "count":
+        return _count_step(tasks, columns, options, share)
+    old = _old_files(options, share)
+    with leftovers.scratch(options.output_dir, SCRATCH) as scratch:
+        tables = _tables(known, tasks, columns, options)
+        _write_map(tables, options, scratch)
+        every = [task for group in tasks.values() for task in group]
+        written = raw_passes.encode(
+            every, tables, options.output_format, scratch, _running(options)
+        )
+        files = _publish(written, tables, old, options, share, scratch)
+    _log_summary(files, tables, time.time() - start)
+    return files
+
+
+# What is asked for.
+
+
+def _check(options, share):
+    """Refuses flags that do not fit together."""
+    if not (options.input or options.valid_input or options.test_input):
+        raise BadInput("--input must be given (or --test_input, with --feature_map).")
+    if not (options.input or options.feature_map):
+        raise BadInput("--input must be given: the vocabulary comes from its training rows.")
+    if remote.is_remote(options.output_dir):
+        raise BadInput(f"--output_dir={options.output_dir} is not local; copy it there after.")
+    for name in ("min_count", "counts") if options.feature_map else ():
+        if getattr(options, name):
+            raise BadInput(f"--{name} means nothing beside --feature_map, which has the ids.")
+    if options.feature_map and options.step == "count":
+        raise BadInput("--step=count beside --feature_map would count what has its ids already.")
+    if options.step == "all" and share[1] > 1 and not options.feature_map:
+        raise BadInput(
+            f"--step=all works on one host, not on {share[1]}; run --step=count on each, then "
+            "--step=encode (or --num_shards=1 --shard_index=0 on one)."
+        )
+    if options.own_files and options.split_by == "order":
+        raise BadInput("--split_by=order needs all files on each host; try --noown_files.")
+
+
+def _known_map(options):
+    if not options.feature_map:
+        return None
+    try:
+        known = feature_map.load(options.feature_map)
+    except ValueError as error:
+        raise BadInput(f"--feature_map: {error}") from error
+    for name in ("dataset", "integers"):
+        given, has = getattr(options, name), getattr(known, name)
+        if given not in (None, has):
+            raise BadInput(f"--{name}={given}, but {options.feature_map} is of {has}.")
+    return known
+
+
+def _complete(options, known):
+    """The options with their defaults, where these depend on others."""
+    own = [n for n in ("valid", "test") if getattr(options, f"{n}_input")]
+    split = options.split or ("1,0,0" if own else "0.8,0.1,0.1")
+    return options._replace(
+        dataset=known.dataset if known else options.dataset or "criteo",
+        integers=known.integers if known else options.integers or BUCKETS,
+        min_count=known.min_count if known else options.min_count or 10,
+        split=split,
+    )
+
+
+def _sources(options):
+    try:
+        shares = tuple(float(share) for share in options.split.split(","))
+    except ValueError:
+        shares = ()
+    if len(shares) != 3 or min(shares) < 0 or shares[0] == 0 or abs(sum(shares) - 1) > 1e-6:
+        raise BadInput(
+            f"--split={options.split} is not three shares that make 1, the first above 0; try "
+            "0.8,0.1,0.1."
+        )
+    sources = []
+    if options.input:
+        split = Split(shares, options.split_by, options.seed)
+        sources.append(raw_parts.Source("input", options.input, split))
+    for i, name in enumerate(SPLITS[1:], 1):
+        spec = getattr(options, f"{name}_input")
+        if spec and shares[i] and options.input:
+            rest = ",".join(f"{x:g}" for x in _without(shares, i))
+            raise BadInput(f"--split={options.split} beside --{name}_input; try --split={rest}.")
+        if spec:
+            split = Split(only=i)
+            sources.append(raw_parts.Source(f"{name}_input", spec, split, name != "test"))
+    return sources
+
+
+def _without(shares, i):
+    """The shares with that of i added to train's."""
+    return [0 if j == i else x + shares[i] * (j == 0) for j, x in enumerate(shares)]
+
+
+def _log_unlabelled(tasks):
+    for path in sorted(
+        {t.part.path for group in tasks.values() for t in group if not _labelled(t)}
+    ):
+        logging.info("%s has no label column: its rows get label 0.", path)
+
+
+def _labelled(task):
+    return task.labels or task.part.layout.label is not None
+
+
+# The vocabulary.
+
+
+def _count_step(tasks, columns, options, share):
+    """Writes the counts of this host's share."""
+    index, number = share
+    name = f"counts-{index:05d}-of-{number:05d}.npz"
+    path = os.path.join(options.output_dir, name)
+    if os.path.exists(path) and not options.overwrite:
+        raise BadInput(f"--output_dir={options.output_dir} holds {name}; --overwrite replaces it.")
+    with leftovers.scratch(options.output_dir, SCRATCH) as scratch:
+        counts = raw_passes.count(tasks["input"], columns, _running(options))
+        vocabulary.save(
+            os.path.join(scratch, name), dict(_about(options), share=list(share)), counts
+        )
+        os.replace(os.path.join(scratch, name), path)
+    logging.info("Wrote %s: %d categories.", path, sum(len(c.keys) + len(c.long) for c in counts))
+    return []
+
+
+def _running(options):
+    return raw_passes.Running(options.num_workers, options.max_bad_records)
+
+
+def _about(options):
+    """What counts depend on, apart from the rows."""
+    names = ("dataset", "integers", "split", "split_by", "seed")
+    return {name: getattr(options, name) for name in names}
+
+
+def _tables(known, tasks, columns, options):
+    """The FieldTable of each field: known, or from the counts of this run or of all hosts."""
+    if known:
+        return field_tables.from_map(known)
+    if options.step == "all":
+        # The other pass logs them.
+        running = _running(options)._replace(log=False)
+        counts = raw_passes.count(tasks["input"], columns, running)
+    else:
+        counts = _load_counts(columns, options)
+    if not any(len(c.keys) or c.long for c in counts):
+        raise BadInput(f"--input={options.input}: no training row holds a category.")
+    return field_tables.from_counts(columns, counts, options.min_count)
+
+
+def _load_counts(columns, options):
+    spec = options.counts or os.path.join(options.output_dir, "counts-*.npz")
+    paths = sorted(glob.glob(spec))
+    if not paths:
+        raise BadInput(f"--counts={spec}: no file matches; --step=count makes them.")
+    tallies = [vocabulary.Tally(column.kind) for column in columns]
+    seen: Dict[int, str] = {}
+    for path in paths:
+        about, counts = vocabulary.load(path, len(columns))
+        for name, value in _about(options).items():
+            if about.get(name) != value:
+                raise BadInput(f"{path}: was counted with --{name}={about.get(name)}, not {value}.")
+        index, number = about["share"]
+        if number != len(paths) or index in seen:
+            raise BadInput(
+                f"--counts={spec}: {len(paths)} files, but {path} is number {index + 1} of "
+                f"{number}; give each host's counts once."
+            )
+        seen[index] = path
+        for tally, counted in zip(tallies, counts):
+            tally.add(counted)
+    return [tally.result() for tally in tallies]
+
+
+# What is there in the end.
+
+
+def _old_files(options, share):
+    """[names in this host's folder of each split that the new data replaces]."""
+    old = []
+    suffixes = (datasets.METADATA, *(s for group in datasets.SUFFIXES.values() for s in group))
+    for i, split in enumerate(SPLITS):
+        top = os.path.join(options.output_dir, split)
+        folder = raw_parts.shard_folder(options.output_dir, i, share)
+        paths = [os.path.join(root, n) for root, _, names in os.walk(top) for n in names]
+        paths = sorted(path for path in paths if path.endswith(suffixes))
+        others = [p for p in paths if share[1] > 1 and f"-of-{share[1]:05d}{os.sep}" not in p]
+        if others:
+            raise BadInput(
+                f"{others[0]}: is not of {share[1]} hosts' data; give another --output_dir, or "
+                f"delete {top}."
+            )
+        old.append([os.path.relpath(p, folder) for p in paths if p.startswith(folder + os.sep)])
+        if old[-1] and not options.overwrite:
+            raise BadInput(f"{folder} holds a data set ({old[-1][0]}); --overwrite replaces it.")
+    return old
+
+
+def _write_map(tables, options, scratch):
+    path = os.path.join(scratch, feature_map.FILE)
+    about = options.dataset, options.integers, options.min_count
+    with open(path, "w", encoding="utf-8") as f:
+        f.writelines(field_tables.json_lines(tables, *about))
+    there = os.path.join(options.output_dir, feature_map.FILE)
+    if os.path.exists(there) and not options.overwrite and not _same(path, there):
+        raise BadInput(f"{there} has other ids; --overwrite replaces it.")
+
+
+def _same(path, other):
+    with open(path, "rb") as a, open(other, "rb") as b:
+        return a.read() == b.read()
+
+
+def _publish(written, tables, old, options, share, scratch):
+    """Puts everything in place; returns the data files.
+
+    All folders are marked as unfinished before anything changes: data and map are of one run, or
+    are refused.
+    """
+    files, folders = [], []
+    for i, split in enumerate(SPLITS):
+        folder, made = raw_parts.shard_folder(options.output_dir, i, share), []
+        for name in sorted(name for j, name in written if j == i):
+            size = os.path.getsize(os.path.join(scratch, split, name))
+            path = os.path.join(folder, name)
+            made.append(datasets.DataFile(path, size, *written[i, name]))
+        mark = os.path.join(folder, datasets.UNFINISHED)
+        if made:
+            at = os.path.join(scratch, split)
+            datasets.write_metadata(at, len(tables), tables[-1].end, made)
+        if made or old[i] or os.path.exists(mark):
+            folders.append((i, folder, mark))
+        files += made
+    if not files and share[1] == 1:
+        raise BadInput("the input holds no rows.")
+    entry.ignore_signals()
+    for _, folder, mark in folders:
+        os.makedirs(folder, exist_ok=True)
+        with open(mark, "w"):
+            pass
+    there = os.path.join(options.output_dir, feature_map.FILE)
+    os.replace(os.path.join(scratch, feature_map.FILE), there)
+    for i, folder, _ in folders:
+        made = os.path.join(scratch, SPLITS[i])
+        publishing.publish(made, sorted(os.listdir(made)), folder, old[i])
+    return files
+
+
+def _log_summary(files, tables, seconds):
+    for split in SPLITS:
+        mine = [f for f in files if f"{os.sep}{split}{os.sep}" in f.path]
+        rows = sum(f.rows for f in mine)
+        if rows:
+            positives = sum(f.positives for f in mine) / rows
+            text = "%s: %d rows in %d files, %.4f of them positive."
+            logging.info(text, split, rows, len(mine), positives)
+    rows = sum(f.rows for f in files)
+    logging.info(
+        "Wrote %d rows of %d fields, feature_size %d, in %.1f s: %.0f rows/s.",
+        rows, len(tables), tables[-1].end, seconds, rows / seconds,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    define_flags()
+    FLAGS.set_default("verbosity", logging.INFO)
+    entry.run(main, when_ended="; nothing was written")

@@ -1,0 +1,58 @@
+"""Which rows are for training, validation and test: by a draw for each row, or by their order."""
+
+import os
+import zlib
+from typing import NamedTuple, Optional, Tuple
+
+import numpy as np
+
+SPLITS = ("train", "valid", "test")
+
+
+class Split(NamedTuple):
+    """How the rows of a file are divided.
+
+    Attributes:
+        shares: of SPLITS, 1 together.
+        by: draw or order.
+        seed: of the draw.
+        before: bytes of the files before this one, for the order.
+        total: bytes of all files, for the order.
+        only: the index of the split that has all rows of this file, or None.
+    """
+
+    shares: Tuple[float, ...] = (1.0, 0.0, 0.0)
+    by: str = "draw"
+    seed: int = 1
+    before: int = 0
+    total: int = 1
+    only: Optional[int] = None
+
+
+def split_of(split: Split, path: str, starts: np.ndarray) -> np.ndarray:
+    """The index of each row's split, which depends on nothing but the row's place and the seed.
+
+    Args:
+        split: how the file is divided.
+        path: the file; of its folder nothing depends.
+        starts: int64 [B], at which byte of the file each row begins.
+
+    Returns:
+        int64 [B], indices of SPLITS.
+    """
+    if split.only is not None:
+        return np.full(len(starts), split.only)
+    if split.by == "order":
+        where = (split.before + starts) / split.total
+    else:
+        where = _draw(split.seed, os.path.basename(path), starts)
+    return np.searchsorted(np.cumsum(split.shares)[:-1], where, side="right")
+
+
+def _draw(seed, name, starts):
+    """Numbers in [0, 1), by the finalizer of SplitMix64 (https://prng.di.unimi.it/splitmix64.c)."""
+    key = zlib.crc32(f"{seed} {name}".encode()) << 32
+    x = (starts.view(np.uint64) + np.uint64(key)) * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((x ^ (x >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53

@@ -1,0 +1,115 @@
+"""Keys of cells, their counts and their ids; buckets of integers; draws of splits."""
+
+import collections
+import decimal
+import random
+
+import numpy as np
+import pytest
+
+from data_tools import feature_map, field_tables, raw_rows, splitting, vocabulary
+from data_tools.raw_columns import BUCKETS, CATEGORY, DATASETS, Column
+from data_tools.vocabulary import Counts, Tally
+
+
+def test_missing_cells_are_not_counted_and_long_ones_by_their_text():
+    keys = np.array([0, 7, raw_rows.LONG, 0, 7, raw_rows.LONG], np.uint64)
+    counts = vocabulary.count(keys, [b"x" * 9, b"y" * 9])
+    assert (counts.keys.tolist(), counts.counts.tolist()) == ([7], [2])
+    assert counts.long == {b"x" * 9: 1, b"y" * 9: 1}
+
+
+def test_a_tally_adds_up_whatever_comes_in_whatever_order(monkeypatch):
+    monkeypatch.setattr(vocabulary, "MERGE_AT", 10)
+    draw = np.random.RandomState(0)
+    parts = []
+    for _ in range(30):
+        keys = np.unique(draw.randint(1, 200, 20)).astype(np.uint64)
+        parts.append(Counts(keys, draw.randint(1, 9, len(keys)), {b"long": 1}))
+    expected = collections.Counter()
+    for part in parts:
+        expected.update(dict(zip(part.keys.tolist(), part.counts.tolist())))
+    for order in (parts, parts[::-1]):
+        tally = Tally(CATEGORY)
+        for part in order:
+            tally.add(part)
+        result = tally.result()
+        assert result.keys.tolist() == sorted(expected)
+        assert dict(zip(result.keys.tolist(), result.counts.tolist())) == expected
+        assert result.long == {b"long": 30}
+
+
+@pytest.mark.parametrize("n", [0, 1, 50])
+def test_neighbours_of_known_keys_are_rare_and_empty_cells_missing(n):
+    known = np.random.RandomState(0).permutation(np.arange(10, 10 + 3 * n, 3)).astype(np.uint64)
+    table = field_tables.FieldTable(Column("C1", CATEGORY), 10, known)
+    assert table.ids(known, None).tolist() == list(range(12, 12 + n))
+    unknown = np.concatenate([known + np.uint64(1), known - np.uint64(1), [np.uint64(2**64 - 2)]])
+    assert set(table.ids(unknown.astype(np.uint64), None).tolist()) == {11}
+    assert table.ids(np.zeros(3, np.uint64), None).tolist() == [10, 10, 10]
+
+
+def floor_of_squared_log(x):
+    with decimal.localcontext() as context:
+        context.prec = 50
+        return int(decimal.Decimal(x).ln() ** 2)
+
+
+def numbers_near_bounds():
+    """Both sides of each bound between two buckets up to 10^12, small and random numbers."""
+    with decimal.localcontext() as context:
+        context.prec = 50
+        bounds = [int(decimal.Decimal(b).sqrt().exp()) for b in range(2, 760)]
+    draw = random.Random(0)
+    return [
+        *(b + d for b in bounds for d in (-1, 0, 1, 2)),
+        *range(3, 200),
+        *(draw.randrange(10**18) for _ in range(200)),
+    ]
+
+
+def test_a_bucket_is_the_floor_of_the_squared_logarithm():
+    for x in numbers_near_bounds():
+        if x > 2:
+            assert feature_map.bucket(x) == floor_of_squared_log(x), x
+    assert [feature_map.bucket_text(feature_map.bucket(x)) for x in (2, 1, 0, -1, -30)] == [
+        "SP2", "SP1", "SP0", "SP-1", "SP-30",
+    ]  # fmt: skip
+
+
+def layout(width):
+    return raw_rows.Layout(b"\t", width, None, tuple(range(width)), False)
+
+
+@pytest.mark.parametrize("kind", [BUCKETS, CATEGORY])
+def test_a_key_is_that_of_its_text(kind):
+    cells = [str(x) for x in numbers_near_bounds()] + ["0", "-1", "2", "-999999999999"]
+    text = "".join(f"{cell}\n" for cell in cells).encode()
+    rows = raw_rows.parse(text, 0, layout(1), [Column("x", kind)], False)
+    expected = [raw_rows.key_of(kind, feature_map.text_of(kind, cell).encode()) for cell in cells]
+    assert rows.keys[0].tolist() == expected
+    short = [i for i, key in enumerate(expected) if key != raw_rows.LONG]
+    texts = [feature_map.text_of(kind, cells[i]) for i in short]
+    assert raw_rows.texts_of(kind, rows.keys[0][short]) == texts
+
+
+def test_keys_are_in_the_order_of_their_texts():
+    texts = sorted({f"{random.Random(i).randrange(10**8):x}"[: i % 8 + 1] for i in range(300)})
+    keys = [raw_rows.key_of(CATEGORY, text.encode()) for text in texts]
+    assert keys == sorted(keys)
+
+
+def test_draws_are_even_and_those_of_two_files_are_not_alike():
+    starts = np.arange(0, 10**6, 100)
+    split = splitting.Split((0.5, 0.25, 0.25))
+    first, second = (splitting.split_of(split, name, starts) for name in ("d/a.tsv", "d/b.tsv"))
+    assert np.array_equal(first, splitting.split_of(split, "other/a.tsv", starts))
+    for found in (first, second):
+        # Four standard deviations of 10,000 draws.
+        assert np.abs(np.bincount(found) / 10**4 - [0.5, 0.25, 0.25]).max() < 0.02
+    assert abs(np.mean(first == second) - (0.25 + 2 / 16)) < 0.02
+
+
+def test_each_data_set_has_one_label():
+    for columns in DATASETS.values():
+        assert [column.kind for column in columns].count("label") == 1

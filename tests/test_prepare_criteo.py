@@ -1,0 +1,732 @@
+"""prepare_criteo: ids and values against loops over rows, the same on any number of processes."""
+
+import collections
+import contextlib
+import gzip
+import json
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import ROOT, run_train, shared_data
+
+from data_tools import feature_map, line_blocks, prepare_criteo, raw_parts, raw_passes
+from data_tools.prepare_criteo import Options
+from deepfm import datasets
+from deepfm.entry import BadInput
+
+CRITEO = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
+AVAZU = [
+    "id",
+    "click",
+    "hour",
+    "C1",
+    "banner_pos",
+    "site_id",
+    "site_domain",
+    "site_category",
+    "app_id",
+    "app_domain",
+    "app_category",
+    "device_id",
+    "device_ip",
+    "device_model",
+    "device_type",
+    "device_conn_type",
+    "C14",
+    "C15",
+    "C16",
+    "C17",
+    "C18",
+    "C19",
+    "C20",
+    "C21",
+]
+SPLITS = ("train", "valid", "test")
+
+
+def criteo_rows(n, seed=0):
+    """n rows of cells: labels, integers of all sizes, and texts of all lengths; some are missing.
+
+    The last category tells the row: no two rows have the same.
+    """
+    draw = random.Random(seed)
+
+    def integer():
+        kind = draw.random()
+        if kind < 0.2:
+            return ""
+        if kind < 0.3:
+            return str(draw.choice([0, -1, -2, -300, -(10**9), 10**9 + 7, 10**17, 99999999]))
+        return str(int(10 ** draw.uniform(0, 6)))
+
+    def category(i):
+        kind = draw.random()
+        if kind < 0.1:
+            return ""
+        if kind < 0.2:
+            return draw.choice(
+                ["a", "ä", "ab", "seventeen letters", "eighteen letters!", "日本語日本"]
+            )
+        return f"{int(draw.random() ** 3 * 4**i) & 0xFFFFFFFF:08x}"
+
+    return [
+        [
+            str(draw.randint(0, 1)),
+            *(integer() for _ in range(13)),
+            *map(category, range(25)),
+            f"{i}",
+        ]
+        for i in range(n)
+    ]
+
+
+def text_of(rows, delimiter="\t", end="\n"):
+    return "".join(delimiter.join(row) + end for row in rows)
+
+
+def bucketed(cell):
+    """The rule of Criteo's winners, as they wrote it."""
+    x = int(cell)
+    return str(int(math.log(x) ** 2)) if x > 2 else f"SP{x}"
+
+
+def encoded(rows, train, min_count, integers="buckets"):
+    """[(label, ids, values)] of rows, cell by cell; the vocabulary is of the rows `train`."""
+    columns, next_id = [], 1
+    for i in range(1, 40):
+        cells = [row[i] for row in train if row[i]]
+        first, next_id = next_id, next_id + 2
+        if i <= 13 and integers == "scaled":
+            low, high = min(map(int, cells)), max(map(int, cells))
+            columns.append((first, low, high))
+            continue
+        counts = collections.Counter(map(bucketed, cells) if i <= 13 else cells)
+        # Of buckets, SP... come first, and both kinds in the order of their numbers.
+        number = lambda t: (t[:2] != "SP", int(t.replace("SP", ""))) if t else ()
+        by_text = number if i <= 13 else lambda t: t.encode()
+        often = [t for t in counts if counts[t] >= min_count]
+        often.sort(key=lambda t: (-counts[t], by_text(t)))
+        columns.append((first, {t: next_id + j for j, t in enumerate(often)}))
+        next_id += len(often)
+    result = []
+    for row in rows:
+        ids, values = [], []
+        for i, column in enumerate(columns, 1):
+            cell, value = row[i], 1.0
+            if not cell:
+                ids.append(column[0])
+            elif len(column) == 3:
+                first, low, high = column
+                ids.append(first + 1)
+                x = min(max(int(cell), low), high)
+                value = round(math.log(1 + x - low) / math.log(1 + high - low), 4)
+            else:
+                first, vocabulary = column
+                ids.append(vocabulary.get(bucketed(cell) if i <= 13 else cell, first + 1))
+            values.append(float(np.float32(value)))
+        result.append((float(row[0]), ids, values))
+    return result
+
+
+def records_of(folder):
+    """[(label, ids, values)] of all files of a folder, in order."""
+    rows = []
+    if not os.path.isdir(folder):
+        return rows
+    for file in datasets.find(str(folder), "data").files:
+        before = len(rows)
+        if file.path.endswith(".libsvm"):
+            with open(file.path) as f:
+                for line in f:
+                    label, *pairs = line.split()
+                    ids, values = zip(*(pair.split(":") for pair in pairs))
+                    values = [float(np.float32(v)) for v in values]
+                    rows.append((float(label), [int(i) for i in ids], values))
+        else:
+            for payload in tf.compat.v1.io.tf_record_iterator(file.path):
+                feature = tf.train.Example.FromString(payload).features.feature
+                ids, values = feature["ids"].int64_list.value, feature["values"].float_list.value
+                rows.append((*feature["label"].float_list.value, list(ids), list(values)))
+        assert file.rows == len(rows) - before
+        assert file.positives == sum(label for label, _, _ in rows[before:])
+    return rows
+
+
+@pytest.fixture
+def prepare(tmp_path):
+    """prepare({name: text or bytes} or text, flag=value ...) -> output_dir."""
+
+    def run(texts, share=(0, 1), output="out", **flags):
+        folder = tmp_path / "in"
+        folder.mkdir(exist_ok=True)
+        for name, text in (texts if isinstance(texts, dict) else {"a.tsv": texts}).items():
+            (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+        flags = {"input": str(folder), "output_format": "libsvm", "min_count": 3, **flags}
+        prepare_criteo.prepare(Options(str(tmp_path / output), **flags), share)
+        return tmp_path / output
+
+    return run
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Blocks of some rows and pieces of some blocks, so that small files have many."""
+    monkeypatch.setattr(line_blocks, "BLOCK", 2000)
+    monkeypatch.setattr(raw_parts, "PIECE", 9000)
+    monkeypatch.setattr(raw_passes, "COUNT_ROWS", 40)
+
+
+ROWS = criteo_rows(400)
+
+
+@pytest.mark.parametrize("output_format", ["libsvm", "tfrecord"])
+@pytest.mark.parametrize("integers", ["buckets", "scaled"])
+@pytest.mark.parametrize("min_count", [1, 5])
+def test_ids_and_values_are_those_of_a_loop_over_cells(
+    prepare, small_pieces, output_format, integers, min_count
+):
+    flags = dict(output_format=output_format, integers=integers, min_count=min_count)
+    out = prepare(text_of(ROWS), split="1,0,0", **flags)
+    assert records_of(out / "train") == encoded(ROWS, ROWS, min_count, integers)
+
+
+@pytest.mark.parametrize("integers", ["buckets", "scaled"])
+def test_a_server_that_encodes_row_by_row_agrees(prepare, integers):
+    out = prepare(text_of(ROWS), split="1,0,0", integers=integers)
+    loaded = feature_map.load(str(out / "feature_map.json"))
+    for row, (_, ids, values) in zip(ROWS, records_of(out / "train")):
+        found_ids, found_values = feature_map.encode_row(loaded, row[1:])
+        assert found_ids == ids
+        assert np.float32(found_values).tolist() == values
+
+
+def all_files(folder):
+    return {
+        os.path.relpath(os.path.join(root, name), folder): open(
+            os.path.join(root, name), "rb"
+        ).read()
+        for root, _, names in os.walk(folder)
+        for name in names
+    }
+
+
+def test_a_second_run_on_more_processes_writes_the_same_bytes(prepare, small_pieces):
+    texts = {"a.tsv": text_of(ROWS[:250]), "b.tsv": text_of(ROWS[250:])}
+    first = all_files(prepare(texts, output="first"))
+    assert len(first) > 20
+    assert all_files(prepare(texts, output="second", num_workers=3)) == first
+
+
+def test_what_is_cut_or_packed_otherwise_gives_the_same_ids_and_splits(prepare, monkeypatch):
+    out = prepare(text_of(ROWS), output="whole")
+    monkeypatch.setattr(line_blocks, "BLOCK", 700)
+    monkeypatch.setattr(raw_parts, "PIECE", 5000)
+    cut = prepare(text_of(ROWS), output="cut")
+    assert read_map(cut) == read_map(out)
+    for split in SPLITS:
+        assert records_of(cut / split) == records_of(out / split)
+
+
+def test_gzip_is_read(prepare, small_pieces):
+    packed = gzip.compress(text_of(ROWS).encode())
+    assert records_of(prepare({"a.gz": packed}, split="1,0,0") / "train") == encoded(ROWS, ROWS, 3)
+
+
+def read_map(out):
+    return (out / "feature_map.json").read_text()
+
+
+def markers(out, split):
+    """Which rows are in a split: the last categories of its records, None where rare."""
+    last = json.loads(read_map(out))["fields"][-1]["vocabulary"]
+    texts = {i: int(text) for text, i in last.items()}
+    return [texts.get(ids[-1]) for _, ids, _ in records_of(out / split)]
+
+
+def test_rows_are_drawn_once_each_and_the_vocabulary_is_of_the_training_rows(prepare, small_pieces):
+    out = prepare(text_of(ROWS), min_count=1, split="0.6,0.3,0.1")
+    found = {split: records_of(out / split) for split in SPLITS}
+    chosen = markers(out, "train")
+    train = [ROWS[i] for i in chosen]
+    assert chosen == sorted(chosen)
+    assert found["train"] == encoded(train, train, 1)
+    rest = [row for i, row in enumerate(ROWS) if i not in set(chosen)]
+    assert sorted(found["valid"] + found["test"]) == sorted(encoded(rest, train, 1))
+    assert markers(out, "valid") == [None] * len(found["valid"])
+    # Three standard deviations of a binomial draw.
+    for split, share in zip(SPLITS, (0.6, 0.3, 0.1)):
+        assert abs(len(found[split]) - 400 * share) < 3 * math.sqrt(400 * share * (1 - share))
+
+
+def test_another_seed_draws_other_rows(prepare):
+    first, second = (
+        markers(prepare(text_of(ROWS), seed=s, min_count=1, output=str(s)), "train") for s in (1, 2)
+    )
+    assert first != second
+
+
+def test_by_order_the_first_rows_train_and_the_last_test(prepare, small_pieces):
+    texts = {"a.tsv": text_of(ROWS[:100]), "b.tsv": text_of(ROWS[100:])}
+    out = prepare(texts, split="0.5,0.25,0.25", split_by="order", min_count=1)
+    n, m = (len(records_of(out / split)) for split in ("train", "valid"))
+    size = len("".join(texts.values()).encode())
+    assert abs(len(text_of(ROWS[:n]).encode()) / size - 0.5) < 0.01
+    assert abs(len(text_of(ROWS[: n + m]).encode()) / size - 0.75) < 0.01
+    expected = encoded(ROWS, ROWS[:n], 1)
+    assert sum((records_of(out / split) for split in SPLITS), []) == expected
+
+
+def test_files_of_their_own_and_test_rows_without_a_label(prepare, tmp_path):
+    (tmp_path / "valid.txt").write_text(text_of(ROWS[200:300]))
+    (tmp_path / "test.txt").write_text(text_of(row[1:] for row in ROWS[300:]))
+    out = prepare(
+        text_of(ROWS[:200]),
+        valid_input=str(tmp_path / "valid.txt"),
+        test_input=str(tmp_path / "test.txt"),
+    )
+    train = ROWS[:200]
+    unlabelled = [["0", *row[1:]] for row in ROWS[300:]]
+    assert records_of(out / "train") == encoded(train, train, 3)
+    assert records_of(out / "valid") == encoded(ROWS[200:300], train, 3)
+    assert records_of(out / "test") == encoded(unlabelled, train, 3)
+
+
+def test_a_map_encodes_other_rows_and_what_it_does_not_know_is_rare(prepare, tmp_path):
+    known = prepare(text_of(ROWS), split="1,0,0", output="known")
+    others = criteo_rows(100, seed=1)
+    others[0][14:] = ["never seen"] * 26
+    flags = dict(feature_map=str(known / "feature_map.json"), min_count=None, split="1,0,0")
+    for name in os.listdir(tmp_path / "in"):
+        os.remove(tmp_path / "in" / name)
+    out = prepare(text_of(others), **flags)
+    found = records_of(out / "train")
+    assert found == encoded(others, ROWS, 3)
+    fields = json.loads(read_map(known))["fields"]
+    assert found[0][1][13:] == [field["rare_id"] for field in fields[13:]]
+    assert read_map(out) == read_map(known)
+
+
+# Several hosts.
+
+
+@pytest.mark.parametrize("own_files", [False, True])
+def test_hosts_together_make_what_one_makes(prepare, small_pieces, tmp_path, own_files):
+    texts = {f"{i}.tsv": text_of(ROWS[i * 100 : i * 100 + 100]) for i in range(4)}
+    alone = prepare(texts, output="alone")
+    for step in ("count", "encode"):
+        for i in range(3):
+            mine = ["0.tsv", "1.tsv,2.tsv", "3.tsv"][i].split(",")
+            spec = ",".join(str(tmp_path / "in" / name) for name in mine)
+            flags = dict(input=spec, own_files=True) if own_files else {}
+            prepare({}, share=(i, 3), step=step, output="together", **flags)
+    together = tmp_path / "together"
+    assert read_map(together) == read_map(alone)
+    for split in SPLITS:
+        assert sorted(os.listdir(together / split)) == [f"shard-0000{i}-of-00003" for i in range(3)]
+        assert sorted(records_of(together / split)) == sorted(records_of(alone / split))
+        both = [datasets.find(str(out / split), "data") for out in (alone, together)]
+        assert both[0].feature_size == both[1].feature_size
+
+
+def test_each_row_of_one_large_file_is_one_hosts(prepare, small_pieces):
+    for i in range(5):
+        prepare(text_of(ROWS), share=(i, 5), step="count", split="1,0,0")
+    for i in range(5):
+        out = prepare({}, share=(i, 5), step="encode", split="1,0,0")
+    assert sorted(records_of(out / "train")) == sorted(encoded(ROWS, ROWS, 3))
+
+
+@pytest.mark.parametrize(
+    "counted, flags, said",
+    [
+        ([], {}, "no file matches; --step=count makes them"),
+        ([(0, 2)], {}, "1 files, but .* is number 1 of 2"),
+        ([(0, 2), (1, 2), (0, 3)], {}, "3 files, but .* is number 1 of 2"),
+        ([(0, 1)], dict(seed=2), "was counted with --seed=1, not 2"),
+        ([(0, 1)], dict(integers="scaled"), "was counted with --integers=buckets, not scaled"),
+    ],
+)
+def test_counts_that_do_not_belong_together_are_refused(prepare, counted, flags, said):
+    for share in counted:
+        prepare(text_of(ROWS[:9]), share=share, step="count")
+    with pytest.raises(BadInput, match=said):
+        prepare(text_of(ROWS[:9]), step="encode", **flags)
+
+
+def test_counts_of_one_host_given_twice_are_refused(prepare, tmp_path):
+    for output in ("first", "second"):
+        prepare(text_of(ROWS[:9]), share=(0, 2), step="count", output=output)
+    with pytest.raises(BadInput, match="give each host's counts once"):
+        prepare({}, share=(0, 2), step="encode", counts=f"{tmp_path}/*/counts-*.npz")
+
+
+def test_a_broken_file_of_counts_is_refused_by_its_name(prepare, tmp_path):
+    out = prepare(text_of(ROWS[:9]), step="count")
+    path = out / "counts-00000-of-00001.npz"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(BadInput, match=f"{path}: is no file of counts"):
+        prepare({}, step="encode")
+
+
+# How files are written.
+
+
+def with_header(names, rows, delimiter):
+    return text_of([names, *rows], delimiter)
+
+
+@pytest.mark.parametrize(
+    "text, flags",
+    [
+        (text_of(ROWS, ","), {}),
+        (text_of(ROWS, end="\r\n"), {}),
+        (text_of(ROWS)[:-1], {}),
+        ("\n" + text_of(ROWS, end="\n\n"), {}),
+        (with_header(CRITEO, ROWS, ","), {}),
+        (with_header([name.upper() for name in CRITEO], ROWS, "\t"), {}),
+        (with_header(["Id", *CRITEO], [["77", *row] for row in ROWS], ","), {}),
+        (with_header(CRITEO[::-1], [row[::-1] for row in ROWS], "\t"), {}),
+        (with_header(["x"] * 40, ROWS, ","), {"header": "yes", "delimiter": "comma"}),
+    ],
+    ids=["commas", "crlf", "no newline at the end", "blank lines", "header", "upper case",
+         "id first", "other order", "unknown names"],
+)  # fmt: skip
+def test_ways_to_write_the_same_rows(prepare, small_pieces, text, flags):
+    out = prepare(text, split="1,0,0", **flags)
+    assert records_of(out / "train") == encoded(ROWS, ROWS, 3)
+
+
+def test_avazu_has_the_hour_of_the_day_and_categories(prepare, tmp_path):
+    draw = random.Random(0)
+    rows = [
+        [str(10**19 + i), str(i % 2), f"1410{21 + i % 9}{draw.randint(0, 23):02d}"]
+        + [f"{draw.randint(0, 9):08x}" for _ in range(21)]
+        for i in range(200)
+    ]
+    test = [row[:1] + row[2:] for row in rows[:50]]
+    (tmp_path / "test.csv").write_text(with_header(AVAZU[:1] + AVAZU[2:], test, ","))
+    out = prepare(
+        with_header(AVAZU, rows, ","), dataset="avazu", test_input=str(tmp_path / "test.csv")
+    )
+    fields = json.loads(read_map(out))["fields"]
+    assert [field["name"] for field in fields] == AVAZU[2:]
+    hours = collections.Counter(row[2][-2:] for row in rows)
+    often = sorted((h for h in hours if hours[h] >= 3), key=lambda h: (-hours[h], h))
+    assert list(fields[0]["vocabulary"]) == often
+    loaded = feature_map.load(str(out / "feature_map.json"))
+    expected = [(float(r[1]), *feature_map.encode_row(loaded, r[2:])) for r in rows]
+    assert records_of(out / "train") == expected
+    assert records_of(out / "test") == [(0.0, ids, values) for _, ids, values in expected[:50]]
+
+
+# Bad input.
+
+
+def changed(place, cell):
+    row = list(ROWS[7])
+    row[place] = cell
+    return "\t".join(row)
+
+
+BAD = [
+    ("\t".join(ROWS[0][:-1]), "expected 40 columns, found 39 (only --test_input may lack"),
+    ("\t".join(ROWS[0]) + "\t1", "expected 40 columns, found 41"),
+    (changed(0, "2"), "label '2' is none of 0 and 1"),
+    (changed(0, ""), "label '' is none of 0 and 1"),
+    (changed(0, "01"), "label '01' is none of 0 and 1"),
+    (changed(3, "1.5"), "I3 '1.5' is no integer of at most 18 digits"),
+    (changed(3, "-"), "I3 '-' is no integer"),
+    (changed(3, "+1"), "I3 '+1' is no integer"),
+    (changed(3, " 1"), "I3 ' 1' is no integer"),
+    (changed(3, "1a345678"), "I3 '1a345678' is no integer"),
+    (changed(3, "1:345678"), "I3 '1:345678' is no integer"),
+    (changed(3, "12345678901234567x"), "I3 '12345678901234567x' is no integer"),
+    (changed(3, "1" * 19), "is no integer of at most 18 digits"),
+    (changed(20, "\udcff"), "is not UTF-8"),
+    (changed(20, "\0"), "holds a NUL character"),
+    ("x", "expected 40 columns, found 1"),
+]
+
+
+@pytest.mark.parametrize("line, said", BAD)
+@pytest.mark.parametrize("name", ["a.tsv", "a.gz"])
+def test_a_bad_row_is_refused_by_file_and_line(prepare, small_pieces, tmp_path, line, said, name):
+    lines = text_of(ROWS[:200]).split("\n")
+    lines[90:90] = ["", line]
+    text = "\n".join(lines).encode("utf-8", "surrogateescape")
+    with pytest.raises(BadInput) as error:
+        prepare({name: gzip.compress(text) if name == "a.gz" else text})
+    assert str(error.value).startswith(f"{tmp_path}/in/{name}:92: ")
+    assert said in str(error.value)
+    assert all_files(tmp_path / "out") == {}
+
+
+@pytest.mark.parametrize("place", [0, 1, 250])
+def test_a_header_is_a_line_of_its_file(prepare, small_pieces, tmp_path, place):
+    rows = [list(row) for row in ROWS]
+    rows[place][0] = "2"
+    with pytest.raises(BadInput, match=rf"in/a\.tsv:{place + 2}: label '2'"):
+        prepare(with_header(CRITEO, rows, ","))
+
+
+@pytest.mark.parametrize("text", ["\n", ",".join(CRITEO) + "\n", "1" + "\t" * 39 + "\n"])
+def test_an_input_without_a_category_is_refused(prepare, text):
+    with pytest.raises(BadInput, match="no training row holds a category"):
+        prepare(text)
+
+
+def test_max_bad_records_skips_just_those(prepare, small_pieces):
+    lines = text_of(ROWS).split("\n")
+    for place, (line, _) in zip(range(300, 0, -18), BAD):
+        lines[place:place] = [line]
+    text = "\n".join(lines).encode("utf-8", "surrogateescape")
+    out = prepare(text, max_bad_records=len(BAD), split="1,0,0")
+    assert records_of(out / "train") == encoded(ROWS, ROWS, 3)
+    with pytest.raises(BadInput, match=rf"\({len(BAD) - 1} bad records were skipped before\)"):
+        prepare(text, max_bad_records=len(BAD) - 1, output="fewer")
+
+
+@pytest.mark.parametrize("more", ["\n\r\n", "x\n"])
+def test_rows_beside_bad_or_blank_lines_are_drawn_as_without_them(prepare, more):
+    flags = dict(min_count=1, max_bad_records=1)
+    plain, other = (
+        prepare(text_of(ROWS) + end, output=f"out-{len(end)}", **flags) for end in ("", more)
+    )
+    for split in SPLITS:
+        assert records_of(plain / split) == records_of(other / split)
+
+
+def test_each_skipped_row_is_logged_once(prepare, monkeypatch, tmp_path):
+    logged = []
+    log = lambda text, *values: logged.append(text % values)
+    monkeypatch.setattr(raw_passes.logging, "warning", log)
+    prepare(text_of(ROWS[:9]) + "x\n", max_bad_records=3)
+    (line,) = logged
+    assert f"bad record 1 of at most 3: {tmp_path}/in/a.tsv:10: expected 40" in line
+
+
+def test_a_gzip_file_that_is_cut_is_refused_by_its_name_and_line(prepare, small_pieces, tmp_path):
+    text = text_of(ROWS).encode()
+    packed = gzip.compress(text)[:-500]
+    whole = zlib.decompressobj(31).decompress(packed).count(b"\n")
+    with pytest.raises(BadInput, match=r"in/a\.gz: is not whole as a gzip file") as error:
+        prepare({"a.gz": packed})
+    after = int(re.search(r"after line (\d+)\.$", str(error.value)).group(1))
+    assert whole - 20 < after <= whole  # a block holds fewer than 20 lines
+
+
+@pytest.mark.parametrize(
+    "flags, share, said",
+    [
+        (dict(input=None), (0, 1), "--input must be given"),
+        (dict(input=None, test_input="x"), (0, 1), "the vocabulary comes from its training rows"),
+        (dict(split="0.5,0.5"), (0, 1), "try 0.8,0.1,0.1"),
+        (dict(split="0.5,0.6,-0.1"), (0, 1), "try 0.8,0.1,0.1"),
+        (dict(split="0,1,0"), (0, 1), "the first above 0"),
+        (dict(split="a,b,c"), (0, 1), "is not three shares"),
+        (dict(split="0.8,0.1,0.1", test_input="x"), (0, 1), "try --split=0.9,0.1,0"),
+        (dict(), (0, 2), "--step=all works on one host, not on 2; run --step=count"),
+        (dict(own_files=True, split_by="order"), (0, 1), "--noown_files"),
+        (dict(feature_map="/no/such/map"), (0, 1), "--min_count means nothing beside"),
+        (dict(feature_map="/no/such/map", min_count=None), (0, 1), "/no/such/map: is not a"),
+        (dict(input="/no/such/file"), (0, 1), "no file matches"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(prepare, tmp_path, flags, share, said):
+    with pytest.raises(BadInput, match=said):
+        prepare(text_of(ROWS[:9]), share=share, **flags)
+    assert not (tmp_path / "out").exists()
+
+
+def test_by_order_gzip_is_refused(prepare):
+    with pytest.raises(BadInput, match=r"a\.gz: --split_by=order needs plain files"):
+        prepare({"a.gz": gzip.compress(text_of(ROWS).encode())}, split_by="order")
+
+
+def test_a_map_of_another_data_set_is_refused(prepare):
+    out = prepare(text_of(ROWS[:9]))
+    flags = dict(feature_map=str(out / "feature_map.json"), min_count=None)
+    with pytest.raises(BadInput, match="--dataset=avazu, but .* is of criteo"):
+        prepare({}, output="other", dataset="avazu", **flags)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.update(format_version=2),
+        lambda m: m.update(dataset="other"),
+        lambda m: m.update(feature_size=m["feature_size"] + 1),
+        lambda m: m["fields"].pop(),
+        lambda m: m["fields"][0].update(first_id=2),
+        lambda m: m["fields"][0].update(vocabulary={"x": 3}),
+        lambda m: m["fields"][20].update(vocabulary={"x": 3}),
+        lambda m: m["fields"][0].update(kind="category"),
+        lambda m: m.pop("fields"),
+    ],
+)
+def test_a_broken_map_is_refused_by_its_name(prepare, change):
+    path = prepare(text_of(ROWS[:9]), integers="buckets") / "feature_map.json"
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=f"{path}: is not a feature map"):
+        feature_map.load(str(path))
+
+
+# What was there before.
+
+
+def test_an_existing_data_set_is_refused_and_replaced_whole_by_overwrite(prepare, small_pieces):
+    out = prepare(text_of(ROWS), output_format="tfrecord")
+    before = all_files(out)
+    with pytest.raises(BadInput, match="--overwrite replaces it"):
+        prepare(text_of(ROWS))
+    assert all_files(out) == before
+    prepare(text_of(ROWS[:200]), split="0.9,0.1,0", overwrite=True)
+    fresh = prepare(text_of(ROWS[:200]), split="0.9,0.1,0", output="fresh")
+    assert all_files(out) == all_files(fresh)
+
+
+def test_a_map_of_other_ids_is_refused_and_replaced_by_overwrite(prepare):
+    out = prepare(text_of(ROWS[:200]))
+    for split in SPLITS:
+        shutil.rmtree(out / split)
+    before = all_files(out)
+    with pytest.raises(BadInput, match=f"{out}/feature_map.json has other ids; --overwrite"):
+        prepare(text_of(ROWS[200:]))
+    assert all_files(out) == before
+    prepare(text_of(ROWS[200:]), overwrite=True)
+    assert all_files(out) == all_files(prepare(text_of(ROWS[200:]), output="fresh"))
+
+
+def test_a_failed_run_leaves_what_was_there(prepare):
+    out = prepare(text_of(ROWS))
+    before = all_files(out)
+    with pytest.raises(BadInput, match="columns"):
+        prepare({"b.tsv": "x\n"}, overwrite=True)
+    assert all_files(out) == before
+
+
+def test_other_hosts_data_are_not_mixed_in(prepare):
+    for number in (2, 3):
+        for i in range(number):
+            prepare(text_of(ROWS[:50]), share=(i, number), step="count", output=f"{number}")
+    prepare({}, share=(0, 2), step="encode", output="2")
+    with pytest.raises(BadInput, match="is not of 3 hosts' data"):
+        prepare({}, share=(0, 3), step="encode", output="2")
+
+
+def test_data_and_map_are_of_one_run_wherever_it_is_killed(prepare, tmp_path):
+    """A process is killed before the first, the second ... change that it makes."""
+    old, new = ROWS[:200], ROWS[200:]
+    expected = {}
+    for name, rows in (("old", old), ("new", new)):
+        prepare(text_of(rows), output=name)
+        splits = [records_of(tmp_path / name / split) for split in SPLITS]
+        expected[read_map(tmp_path / name)] = splits
+    steps, seen = 0, []
+    while not seen or seen[-1] != "done":
+        output = f"killed-{steps}"
+        prepare(text_of(old), output=output)
+        (tmp_path / "in" / "a.tsv").write_text(text_of(new))
+        pid = os.fork()
+        if not pid:
+            with contextlib.suppress(BaseException):
+                _die_after(steps)
+                prepare(text_of(new), output=output, overwrite=True)
+                os._exit(0)
+            os._exit(1)
+        _, status = os.waitpid(pid, 0)
+        assert os.WIFSIGNALED(status) or status == 0
+        for split, records in zip(SPLITS, expected[read_map(tmp_path / output)]):
+            with contextlib.suppress(BadInput):  # that it is refused is as good
+                assert records_of(tmp_path / output / split) == records
+        seen.append("killed" if os.WIFSIGNALED(status) else "done")
+        steps += 1
+    assert steps > 15
+
+
+def _die_after(left):
+    """Has this process die before its left-th change of a file's name."""
+
+    def counted(change):
+        def do(*paths):
+            nonlocal left
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left -= 1
+            return change(*paths)
+
+        return do
+
+    publish = prepare_criteo._publish
+
+    def counting(*arguments):
+        os.remove, os.replace = counted(os.remove), counted(os.replace)
+        return publish(*arguments)
+
+    prepare_criteo._publish = counting
+
+
+# The program.
+
+
+def run(*flags):
+    return subprocess.run(
+        [sys.executable, "-m", "data_tools.prepare_criteo", *map(str, flags)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_bad_row_exits_2_with_one_sentence(tmp_path):
+    (tmp_path / "a.tsv").write_text(text_of(ROWS[:9]) + "x\n")
+    done = run(f"--input={tmp_path}/a.tsv", f"--output_dir={tmp_path}/out")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.endswith("a.tsv:10: expected 40 columns, found 1: 'x'")
+
+
+def test_raw_rows_become_a_model_that_is_evaluated(tmp_path):
+    draw = random.Random(0)
+    rows = criteo_rows(3000, seed=2)
+    for row in rows:  # a label that can be learned from the first category
+        row[14] = draw.choice("xy")
+        row[0] = str(int(draw.random() < (0.9 if row[14] == "x" else 0.1)))
+    (tmp_path / "raw.tsv").write_text(text_of(rows))
+    done = run(f"--input={tmp_path}/raw.tsv", f"--output_dir={tmp_path}/data", "--num_workers=2")
+    assert done.returncode == 0, done.stderr
+    data, model = f"{tmp_path}/data", f"--model_dir={tmp_path}/model"
+    trained = run_train(
+        f"--training_data_dir={data}/train", f"--val_data_dir={data}/valid", model,
+        "--embedding_size=4", "--deep_layers=8", "--dropout=0", "--batch_size=100",
+        "--num_epochs=3", "--learning_rate=0.01",
+    )  # fmt: skip
+    assert trained.returncode == 0, trained.stderr
+    tested = run_train("--task_type=eval", f"--val_data_dir={data}/test", model)
+    report = json.loads((tmp_path / "model" / "report.json").read_text())
+    assert report["eval"]["examples"] == len(records_of(tmp_path / "data" / "test"))
+    assert report["eval"]["auc"] > 0.8, tested.stderr
+
+
+# Real rows.
+
+
+def test_criteos_sample_is_encoded_as_by_a_loop(prepare):
+    path = shared_data("criteo_raw_sample.tsv")
+    with open(path) as f:
+        rows = [line.rstrip("\n").split("\t") for line in f]
+    out = prepare({}, input=path, split="1,0,0", min_count=10)
+    assert records_of(out / "train") == encoded(rows, rows, 10)
