@@ -20,12 +20,12 @@ import os
 import posixpath
 import shutil
 import time
-from typing import List, NamedTuple, Optional
+from typing import List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 from absl import flags, logging
 
-from data_tools import block_writer, field_lines, line_blocks, publishing, workers
+from data_tools import block_writer, field_lines, line_blocks, publishing, shards, workers
 from data_tools.block_writer import Piece, Range, Task
 from data_tools.progress import Progress
 from deepfm import bad_records, datasets, entry, leftovers, records, remote, sizes
@@ -41,6 +41,7 @@ SCRATCH = ".libsvm_to_tfrecord-"
 
 def define_flags():
     """Defines the flags of this program."""
+    shards.define_flags()
     flags.DEFINE_string(
         "input",
         None,
@@ -50,8 +51,8 @@ def define_flags():
     flags.DEFINE_integer(
         "num_files",
         0,
-        "TFRecord files to write; rows are spread evenly, to within one row and the bad records "
-        "that are skipped. 0: one for each input file, of the same name.",
+        "TFRecord files to write, on each host; rows are spread evenly, to within one row and the "
+        "bad records that are skipped. 0: one for each input file, of the same name.",
         lower_bound=0,
     )
     flags.DEFINE_integer(
@@ -134,13 +135,22 @@ def main():
     for name in ("input", "output_dir"):
         if not FLAGS[name].value:
             raise BadInput(f"--{name} must be given.")
-    convert(Options(**{name: FLAGS[name].value for name in Options._fields}))
+    options = Options(**{name: FLAGS[name].value for name in Options._fields})
+    convert(options, shards.share(), shards.own_files(options.input))
 
 
-def convert(options: Options) -> List[datasets.DataFile]:
+def convert(
+    options: Options, share: Tuple[int, int] = (0, 1), own_files: bool = False
+) -> List[datasets.DataFile]:
     """Converts, and returns the files that were written.
 
     Nothing appears in output_dir under its final name before all of it is complete.
+
+    Args:
+        options: the flags.
+        share: (index of this host, number of hosts); several put their files into folders of their
+            own, each with its dataset.json.
+        own_files: whether no other host sees these files; otherwise a host takes its share of them.
 
     Raises:
         BadInput: a row, or a flag, that the user has to mend.
@@ -149,10 +159,24 @@ def convert(options: Options) -> List[datasets.DataFile]:
     start = time.time()
     inputs = _find_inputs(options)
     lines = _lines(inputs, options)
+    if share[1] > 1 and not lines.field_size and (lines.pad or lines.named_fields):
+        raise BadInput(
+            f"--field_size must be given on {share[1]} hosts, as none of them sees all rows; try "
+            "--field_size=39."
+        )
+    options = options._replace(output_dir=shards.folder(options.output_dir, share))
     old = _prepare_output_dir(options)
     with leftovers.scratch(options.output_dir, SCRATCH) as scratch:
         ranges = [r for file in inputs for r in _ranges(file.path)]
-        counts = _count(ranges, lines, options, sum(f.bytes for f in inputs))
+        if not own_files:
+            ranges = ranges[share[0] :: share[1]]
+        if not ranges:
+            raise BadInput(
+                f"--num_shards={share[1]}: nothing of the input is left for --shard_index="
+                f"{share[0]}; plain files are cut every {PIECE >> 20} MB; try fewer."
+            )
+        total = sum(f.bytes for f in inputs) // (1 if own_files else share[1])
+        counts = _count(ranges, lines, options, total)
         schema = _schema(inputs, lines, counts, options)
         names, tasks = _plan(ranges, counts, options, scratch)
         outputs, feature_size = _write_pieces(tasks, len(names), inputs, schema, options)

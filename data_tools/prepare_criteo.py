@@ -106,11 +106,6 @@ def define_flags():
         None,
         "A glob of all hosts' counts, for --step=encode. Default: those in --output_dir.",
     )
-    flags.DEFINE_bool(
-        "own_files",
-        False,
-        "Each host sees only its own files and does all of them (SageMaker's ShardedByS3Key).",
-    )
     flags.DEFINE_integer("num_workers", 1, "Processes, one core each.", lower_bound=1)
     flags.DEFINE_integer(
         "max_bad_records", 0, "Bad rows to skip, each logged; one more ends the run.", lower_bound=0
@@ -146,7 +141,9 @@ class Options(NamedTuple):
 def main():
     if not FLAGS.output_dir:
         raise BadInput("--output_dir must be given.")
-    prepare(Options(**{name: FLAGS[name].value for name in Options._fields}), shards.share())
+    options = Options(**{name: FLAGS[name].value for name in Options._fields})
+    own = shards.own_files(options.input, options.valid_input, options.test_input)
+    prepare(options._replace(own_files=own), shards.share())
 
 
 def prepare(options: Options, share: Tuple[int, int] = (0, 1)) -> List[datasets.DataFile]:

@@ -5,7 +5,7 @@ from typing import Iterator, List, NamedTuple, Tuple
 
 import tensorflow as tf
 
-from data_tools import line_blocks, raw_rows
+from data_tools import line_blocks, raw_rows, shards
 from data_tools.raw_rows import Part
 from data_tools.splitting import SPLITS, Split
 from deepfm import datasets
@@ -115,6 +115,4 @@ def _with_bytes_before(files):
 
 def shard_folder(folder: str, split: int, share: Tuple[int, int]) -> str:
     """Where a host puts the files of a split: hosts that share a folder have one each in it."""
-    index, number = share
-    parts = [] if number == 1 else [f"shard-{index:05d}-of-{number:05d}"]
-    return os.path.join(folder, SPLITS[split], *parts)
+    return shards.folder(os.path.join(folder, SPLITS[split]), share)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What each host of a processing job runs: converts its share of the input into a folder of its own,
-# so that neither the files nor the dataset.json of two hosts have the same name.
+# What each host of a processing job runs: a program of data_tools, which sees by itself that the
+# input is divided among the hosts, and writes into a folder of its own where there are several.
 #
 #   bash convert_on_sagemaker.sh libsvm_to_tfrecord --num_workers=16
 #
@@ -19,6 +19,6 @@ if [ -z "$files" ]; then
   echo "$host has no file to convert: there are fewer files than hosts." >&2
   exit 0
 fi
-mkdir -p "$base/output/$host"
 cd "$base/input/code"
-exec python -m "data_tools.$tool" --input="$base/input/data" --output_dir="$base/output/$host" "$@"
+exec python -m "data_tools.$tool" --input="$base/input/data" --output_dir="$base/output" \
+  --resource_config="$config" "$@"

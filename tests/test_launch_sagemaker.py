@@ -222,7 +222,11 @@ def convert(tmp_path):
     for folder in ("config", "processing/input/data", "processing/output"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "processing" / "input" / "code").symlink_to(ROOT)
-    (tmp_path / "config" / "resourceconfig.json").write_text('{"current_host": "algo-2"}')
+    write = lambda name, found: (tmp_path / "config" / name).write_text(json.dumps(found))
+    write("resourceconfig.json", {"current_host": "algo-2", "hosts": ["algo-1", "algo-2"]})
+    folder = str(tmp_path / "processing" / "input" / "data")
+    source = {"LocalPath": folder, "S3DataDistributionType": "ShardedByS3Key"}
+    write("processingjobconfig.json", {"ProcessingInputs": [{"S3Input": source}]})
     path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
 
     def run():
@@ -239,8 +243,10 @@ def test_a_host_converts_into_a_folder_of_its_own(convert, tmp_path):
     assert done.returncode == 0, done.stderr
     output = tmp_path / "processing" / "output"
     found = {str(path.relative_to(output)) for path in output.rglob("*") if path.is_file()}
-    assert found == {"algo-2/day.tfrecords", "algo-2/dataset.json"}
-    assert json.loads((output / "algo-2/dataset.json").read_text())["feature_size"] == 99
+    folder = "shard-00001-of-00002"
+    assert found == {f"{folder}/day.tfrecords", f"{folder}/dataset.json"}
+    metadata = json.loads((output / folder / "dataset.json").read_text())
+    assert (metadata["feature_size"], metadata["files"]["day.tfrecords"]["rows"]) == (99, 5)
 
 
 def test_a_host_without_files_ends_well(convert, tmp_path):

@@ -485,3 +485,30 @@ def test_an_unknown_flag_exits_with_2_and_a_suggestion():
     assert code == 2
     assert "max_bad_records" in text
     assert len(text.splitlines()) == 1
+
+
+@pytest.mark.parametrize("own_files", [False, True])
+def test_hosts_together_convert_each_row_once(tmp_path, monkeypatch, own_files):
+    monkeypatch.setattr(libsvm_to_tfrecord, "PIECE", 200)
+    (tmp_path / "in").mkdir()
+    written = lines(120)
+    for i in range(3):
+        (tmp_path / "in" / f"{i}.libsvm").write_text("".join(written[i * 40 : i * 40 + 40]))
+    out = tmp_path / "out"
+    for i in range(3):
+        spec = tmp_path / "in" / (f"{i}.libsvm" if own_files else "")
+        options = Options(str(spec), str(out), num_files=2, feature_size=1000)
+        libsvm_to_tfrecord.convert(options, (i, 3), own_files)
+    found = datasets.find(str(out), "data")
+    assert (len(found.files), found.rows, found.feature_size) == (6, 120, 1000)
+    rows = [row for file in found.files for row in records_of(file.path)]
+    assert sorted(rows) == sorted(rows_of("".join(written)))
+
+
+def test_a_host_for_which_nothing_is_left_says_so(tmp_path):
+    (tmp_path / "a.libsvm").write_text("".join(lines(5)))
+    options = Options(str(tmp_path / "a.libsvm"), str(tmp_path / "out"))
+    with pytest.raises(BadInput, match="nothing of the input is left for --shard_index=1"):
+        libsvm_to_tfrecord.convert(options, (1, 2))
+    with pytest.raises(BadInput, match="--field_size must be given on 2 hosts"):
+        libsvm_to_tfrecord.convert(options._replace(pad=True), (0, 2))

@@ -75,3 +75,45 @@ def test_a_broken_resource_config_is_refused_by_its_name(tmp_path, text):
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(BadInput, match=f"{path}: .*--num_shards"):
         share(resource_config=str(path))
+
+
+@pytest.fixture
+def processing(tmp_path):
+    """A function that asks own_files of some specs, with the inputs of a processing job."""
+
+    def ask(*specs, sharded=("/in/a",), others=("/in/b",), **flag):
+        inputs = [
+            {"InputName": "x", "S3Input": {"LocalPath": path, "S3DataDistributionType": kind}}
+            for kind, paths in (("ShardedByS3Key", sharded), ("FullyReplicated", others))
+            for path in paths
+        ]
+        found = {"ProcessingInputs": [*inputs, {"InputName": "dataset"}]}
+        (tmp_path / "processingjobconfig.json").write_text(json.dumps(found))
+        with flagsaver.flagsaver(resource_config=str(tmp_path / "resourceconfig.json"), **flag):
+            return shards.own_files(*specs)
+
+    return ask
+
+
+def test_processing_tells_whether_the_files_are_a_hosts_own(processing):
+    assert processing("/in/a")
+    assert processing("/in/a/x.txt, /in/a/y*", None)
+    assert not processing("/in/b", None)
+    assert not processing("/in/ab")
+    assert not processing("elsewhere")
+    assert processing("/in/b", own_files=True) and not processing("/in/a", own_files=False)
+    with pytest.raises(BadInput, match="/in/a is ShardedByS3Key and /in/b is not"):
+        processing("/in/b", "/in/a")
+
+
+def test_without_a_processing_job_hosts_see_the_same_files():
+    with flagsaver.flagsaver(resource_config="/no/such/file"):
+        assert not shards.own_files("/in/a")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"ProcessingInputs": [1]}'])
+def test_a_broken_processing_job_is_refused(tmp_path, text):
+    (tmp_path / "processingjobconfig.json").write_text(text)
+    path = str(tmp_path / "resourceconfig.json")
+    with flagsaver.flagsaver(resource_config=path), pytest.raises(BadInput, match="--noown_files"):
+        shards.own_files("/in/a")
