@@ -262,7 +262,7 @@ def _prepare_output_dir(options):
     remote.check_writable(folder, "output_dir")
     names = sorted(os.listdir(folder))
     suffixes = datasets.SUFFIXES["tfrecord"]
-    old = [name for name in names if name == datasets.METADATA or name.endswith(suffixes)]
+    old = [name for name in names if datasets.is_metadata(name) or name.endswith(suffixes)]
     if old and not options.overwrite:
         raise BadInput(
             f"--output_dir={folder} holds a data set ({old[0]}); --overwrite replaces it."

@@ -7,16 +7,22 @@ dataset.json lies beside the records:
                ...}}
 
 and `"multi_valued": true` where a field of a record may hold several values, or none, and
-`"hash_buckets": N` where ids are hashes of strings (`records.hashed`). It is trusted only where a
-file's name and size match.
+`"hash_buckets": N` where ids are hashes of strings (`records.hashed`).
+
+It is trusted only where a file's name and size match. Where records were sampled by label,
+"sampling_rates": {"negative": 0.1, "positive": 1.0} says how many of each label were kept. Several
+hosts that write a data set together write a part each, dataset-00001-of-00004.json and so on:
+readers take all that lie beside the files for one. The dataset.json of a folder may also describe
+files in folders below it, by the names that lead there.
 """
 
 import contextlib
+import functools
 import json
 import os
 import posixpath
 import re
-from typing import List, NamedTuple, Optional
+from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 from absl import logging
@@ -26,6 +32,7 @@ from deepfm.entry import BadInput
 from deepfm.pipe_mode import Pipe
 
 METADATA = "dataset.json"
+PART = re.compile(r"dataset-(\d{5})-of-(\d{5})\.json")  # what one of several hosts writes
 UNFINISHED = (
     ".unfinished"  # in a folder some of whose files are a new data set's, others an old one's
 )
@@ -48,6 +55,13 @@ class DataFile(NamedTuple):
     positives: Optional[int] = None
 
 
+class SamplingRates(NamedTuple):
+    """Records that were kept for each one of the original data; above 1: they were repeated."""
+
+    negative: float
+    positive: float
+
+
 class DataSet(NamedTuple):
     """The files of a data set in reading order, and what is known of them.
 
@@ -63,6 +77,7 @@ class DataSet(NamedTuple):
         pipe: the channel that is read in place of files, or None.
         own_channel: whether no other process of this host sees these records.
         sharded: whether no other host sees them.
+        sampling_rates: SamplingRates, or None where no dataset.json tells them.
     """
 
     files: List[DataFile]
@@ -75,6 +90,7 @@ class DataSet(NamedTuple):
     pipe: Optional[Pipe] = None
     own_channel: bool = False
     sharded: bool = False
+    sampling_rates: Optional[SamplingRates] = None
 
     @property
     def rows(self):
@@ -127,7 +143,9 @@ def _find(spec, flag, data_format):
             f"--{flag}={spec} mixes TFRecord and LibSVM files ({files[0].path}, {files[-1].path}); "
             f"name one kind, with a glob such as '{spec.rstrip('/')}/*.tfrecords'."
         )
-    described = [_described(file) for file in files]
+    tops = [part.strip().rstrip("/") for part in spec.split(",")]
+    read = functools.lru_cache(maxsize=None)(read_metadata)
+    described = [_described(file, tops, read) for file in files]
     metadata = [m for _, m in described if m]
     return DataSet(
         [file for file, _ in described],
@@ -138,6 +156,7 @@ def _find(spec, flag, data_format):
         or (None if len(metadata) < len(files) else False),
         _agreed(metadata, "hash_buckets", flag),
         f"--{flag}={spec}",
+        sampling_rates=_sampling_rates(described),
     )
 
 
@@ -194,20 +213,59 @@ def _format(path):
     return "tfrecord" if bad_records.looks_like_tfrecord(head) else "libsvm"
 
 
-def _described(file):
-    """(file with its counts, metadata) from the dataset.json beside it, where that matches."""
-    folder, name = posixpath.split(file.path)
-    metadata = read_metadata(folder)
-    entry = metadata and metadata["files"].get(name)
-    if not entry:
-        return file, None
-    if entry["bytes"] != file.bytes:
+def _described(file, tops, read):
+    """(file with its counts, metadata) from the dataset.json that describes it.
+
+    That lies beside the file, or in the folder of `tops` that was searched through.
+    """
+    folder = posixpath.dirname(file.path)
+    above = (top for top in tops if folder.startswith(f"{top}/"))
+    for top in (folder, *above):
+        metadata = read(top)
+        entry = metadata and metadata["files"].get(file.path[len(top) :].lstrip("/"))
+        if not entry:
+            continue
+        if entry["bytes"] != file.bytes:
+            logging.warning(
+                "%s has %d bytes, %s says %d: not trusted.",
+                file.path, file.bytes, METADATA, entry["bytes"],
+            )  # fmt: skip
+            return file, None
+        return file._replace(rows=entry["rows"], positives=entry["positives"]), metadata
+    return file, None
+
+
+def _sampling_rates(described):
+    """The SamplingRates of files, from [(file, its metadata or None)]; None where none are told."""
+    rates = [m and m.get("sampling_rates") for _, m in described]
+    if not any(rates):
+        return None
+    unknown = [file.path for file, m in described if not m]
+    if unknown:
         logging.warning(
-            "%s has %d bytes, %s says %d: not trusted.",
-            file.path, file.bytes, METADATA, entry["bytes"],
-        )  # fmt: skip
-        return file, None
-    return file._replace(rows=entry["rows"], positives=entry["positives"]), metadata
+            "The sampling rates are not known: no %s describes %s.", METADATA, unknown[0]
+        )
+        return None
+    rows = ((f.rows - f.positives, f.positives) for f, _ in described)
+    return merge_rates(zip((r and SamplingRates(**r) for r in rates), rows))
+
+
+def merge_rates(
+    parts: Iterable[Tuple[Optional[SamplingRates], Tuple[int, int]]],
+) -> SamplingRates:
+    """The SamplingRates of several parts together: what is left, over what there was.
+
+    Args:
+        parts: for each its SamplingRates, None where it was not sampled, and its (negatives,
+            positives). A part that has none of a label, as with rate 0, does not count for it.
+    """
+    parts = [(rates or SamplingRates(1.0, 1.0), rows) for rates, rows in parts]
+    merged = []
+    for label in (0, 1):
+        kept = sum(rows[label] for _, rows in parts)
+        before = sum(rows[label] / rates[label] for rates, rows in parts if rows[label])
+        merged.append(kept / before if before else parts[0][0][label])
+    return SamplingRates(*merged)
 
 
 def _agreed(metadata, key, flag):
@@ -217,11 +275,70 @@ def _agreed(metadata, key, flag):
     return values[0] if values else None
 
 
+def is_metadata(name: str) -> bool:
+    """Whether a file is a dataset.json, or a part of one, by its name."""
+    return name == METADATA or bool(PART.fullmatch(name))
+
+
 def read_metadata(folder: str) -> Optional[dict]:
-    """The dataset.json of a folder, None where there is none; BadInput where it is broken."""
-    path = posixpath.join(folder, METADATA)
-    if not tf.io.gfile.exists(path):
+    """The dataset.json of a folder, made of its parts where it lies there in parts; None without.
+
+    Raises:
+        BadInput: one is broken, or two contradict one another.
+    """
+    try:
+        names = sorted(filter(is_metadata, tf.io.gfile.listdir(folder or ".")))
+    except tf.errors.NotFoundError:
         return None
+    parts = {path: read_part(path) for path in (posixpath.join(folder, n) for n in names)}
+    return merge_metadata(parts) if parts else None
+
+
+def merge_metadata(parts: Dict[str, dict]) -> dict:
+    """One dataset.json made of several, by their paths, which messages name.
+
+    field_size and hash_buckets have to be the same, feature_size becomes the largest; see also
+    merge_rates.
+    """
+    (first, merged), *others = parts.items()
+    files, owners = dict(merged["files"]), dict.fromkeys(merged["files"], first)
+    for path, part in others:
+        for key in ("field_size", "hash_buckets"):
+            if part.get(key) != merged.get(key):
+                raise BadInput(
+                    f"{path}: {key} {part.get(key)}, but {first} has {merged.get(key)}: these are "
+                    "not parts of one data set."
+                )
+        for name, entry in part["files"].items():
+            if files.setdefault(name, entry) != entry:
+                raise BadInput(f"{path}: says of {name} other than {owners[name]}; delete one.")
+            owners.setdefault(name, path)
+    content = {
+        "format_version": FORMAT_VERSION,
+        "field_size": merged["field_size"],
+        "feature_size": max(part["feature_size"] for part in parts.values()),
+        "files": files,
+    }
+    if any(part.get("multi_valued") for part in parts.values()):
+        content["multi_valued"] = True
+    if "hash_buckets" in merged:
+        content["hash_buckets"] = merged["hash_buckets"]
+    rates = [part.get("sampling_rates") for part in parts.values()]
+    if any(rates):
+        rows = [_rows_by_label(part["files"].values()) for part in parts.values()]
+        merged_rates = merge_rates(zip((r and SamplingRates(**r) for r in rates), rows))
+        content["sampling_rates"] = merged_rates._asdict()
+    return content
+
+
+def _rows_by_label(entries):
+    """(negatives, positives) of the files that entries describe."""
+    positives = sum(entry["positives"] for entry in entries)
+    return sum(entry["rows"] for entry in entries) - positives, positives
+
+
+def read_part(path: str) -> dict:
+    """A dataset.json, or a part of one; BadInput where it is broken."""
     with tf.io.gfile.GFile(path, "rb") as f:
         text = f.read()
     try:
@@ -242,6 +359,8 @@ def read_metadata(folder: str) -> Optional[dict]:
                 _check_number(entry, key, least=0)
             if entry["positives"] > entry["rows"]:
                 raise ValueError(f"{entry['positives']} positives of {entry['rows']} rows")
+        if "sampling_rates" in found:
+            _check_rates(found["sampling_rates"], found["files"].values())
     except BadInput:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -264,6 +383,18 @@ def _check_number(entry, key, least):
         raise ValueError(f"{key} is {str(number)[:40]}")
 
 
+def _check_rates(rates, entries):
+    """Refuses (ValueError) sampling_rates that are no two rates, or not those of the files."""
+    if set(rates) != set(SamplingRates._fields):
+        raise ValueError(f"sampling_rates is {str(rates)[:60]}")
+    rows = SamplingRates(*_rows_by_label(entries))
+    for label, rate in rates.items():
+        if type(rate) not in (int, float) or not 0 <= rate < 1 << 63:
+            raise ValueError(f"the sampling rate {label} is {str(rate)[:40]}")
+        if not rate and getattr(rows, label):
+            raise ValueError(f"the sampling rate {label} is 0 and there are {label} rows")
+
+
 def write_metadata(
     folder: str,
     field_size: int,
@@ -271,6 +402,8 @@ def write_metadata(
     files: List[DataFile],
     multi_valued: bool = False,
     hash_buckets: int = 0,
+    sampling_rates: Optional[SamplingRates] = None,
+    name: str = METADATA,
 ):
     """Writes dataset.json into a folder, whole or not at all; `files` are of that folder."""
     content = {
@@ -284,7 +417,9 @@ def write_metadata(
             for f in files
         },
     }
-    write_whole(posixpath.join(folder, METADATA), json.dumps(content, indent=1) + "\n")
+    if sampling_rates:
+        content["sampling_rates"] = sampling_rates._asdict()
+    write_whole(posixpath.join(folder, name), json.dumps(content, indent=1) + "\n")
 
 
 @contextlib.contextmanager

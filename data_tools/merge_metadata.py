@@ -1,0 +1,139 @@
+"""Makes one dataset.json of those that several hosts wrote, each for its part of a data set.
+
+    python -m data_tools.merge_metadata --input=data/shuffled
+
+Parts lie beside the files (dataset-00001-of-00004.json) and are then deleted, or a dataset.json
+lies in each folder below and stays there. train.py reads parts without this; who copies the files
+elsewhere, or wants them checked, does not have to carry many.
+"""
+
+import json
+import posixpath
+import re
+from typing import Dict
+
+import tensorflow as tf
+from absl import flags, logging
+
+from data_tools.progress import Progress
+from deepfm import datasets, entry, remote
+from deepfm.entry import BadInput
+
+FLAGS = flags.FLAGS
+
+
+def define_flags():
+    """Defines the flags of this program."""
+    flags.DEFINE_string(
+        "input",
+        None,
+        "Folders, comma separated, that are searched through for dataset.json and its parts; local "
+        "or s3://.",
+    )
+    flags.DEFINE_string(
+        "output_dir",
+        None,
+        "Where dataset.json is written: a folder that holds all of --input. Default: the first of "
+        "--input.",
+    )
+    flags.DEFINE_bool("overwrite", False, "Replace a dataset.json in output_dir.")
+
+
+def main():
+    if not FLAGS.input:
+        raise BadInput("--input must be given.")
+    merge(FLAGS.input, FLAGS.output_dir, FLAGS.overwrite)
+
+
+def merge(folders: str, output_dir: str = None, overwrite: bool = False) -> dict:
+    """Merges what folders hold, checks every file that is named, and returns what was written.
+
+    Raises:
+        BadInput: a part is broken or missing or contradicts another, or a file that one names is
+            missing or has another size.
+    """
+    folders = [folder.strip().rstrip("/") for folder in folders.split(",")]
+    output_dir = (output_dir or folders[0]).rstrip("/")
+    for folder in folders:
+        if folder != output_dir and not folder.startswith(f"{output_dir}/"):
+            raise BadInput(
+                f"--input={folder} is not below the folder that dataset.json is written to; try "
+                f"--output_dir={posixpath.dirname(folder) or '.'}."
+            )
+    paths = sorted({path for folder in folders for path in _find(folder)})
+    target = posixpath.join(output_dir, datasets.METADATA)
+    if target in paths and not overwrite:
+        raise BadInput(f"{target}: is there already; --overwrite replaces it.")
+    parts = {path: datasets.read_part(path) for path in paths if path != target}
+    if not parts:
+        raise BadInput(f"{target}: is the only one that was found; there is nothing to merge.")
+    _check_complete(parts)
+    _check_files(parts)
+    merged = datasets.merge_metadata(
+        {path: _named_from(output_dir, path, part) for path, part in parts.items()}
+    )
+    with remote.written(target) as local:
+        datasets.write_whole(local, json.dumps(merged, indent=1) + "\n")
+    for path in parts:
+        if posixpath.dirname(path) == output_dir:
+            tf.io.gfile.remove(path)
+    logging.info(
+        "Wrote %s: %d parts, %d files, %d rows, field_size %d, feature_size %d.",
+        target, len(parts), len(merged["files"]), sum(f["rows"] for f in merged["files"].values()),
+        merged["field_size"], merged["feature_size"],
+    )  # fmt: skip
+    return merged
+
+
+def _find(folder):
+    """The paths of the metadata in a folder and those below it."""
+    found = [
+        posixpath.join(place, name)
+        for place, _, names in tf.io.gfile.walk(folder)
+        for name in names
+        if datasets.is_metadata(name) and "/." not in place[len(folder) :]
+    ]
+    if not found:
+        raise BadInput(f"--input={folder}: holds no dataset.json and no part of one.")
+    return found
+
+
+def _check_complete(paths):
+    """Refuses that of numbered parts one is missing."""
+    for path in paths:
+        folder, name = posixpath.split(path)
+        number = datasets.PART.fullmatch(name)
+        for i in range(int(number.group(2)) if number else 0):
+            other = posixpath.join(folder, f"dataset-{i:05d}-of-{number.group(2)}.json")
+            if other not in paths:
+                raise BadInput(f"{other}: is missing, though {name} is there; bring it here.")
+
+
+def _check_files(parts):
+    """Refuses that a file which a part names is not there, or not of the size that it says."""
+    entries = [(path, *item) for path, part in parts.items() for item in part["files"].items()]
+    progress = Progress("Checking", len(entries), "files")
+    for path, name, said in entries:
+        file = posixpath.join(posixpath.dirname(path), name)
+        if re.search(r"(^|/)\.\.?(/|$)|^/", name) or not tf.io.gfile.exists(file):
+            raise BadInput(f"{file}: is missing, though {path} names it; bring it there.")
+        size = tf.io.gfile.stat(file).length
+        if size != said["bytes"]:
+            raise BadInput(
+                f"{file}: has {size} bytes, but {path} says {said['bytes']}; copy it again."
+            )
+        progress.add(1)
+    progress.finish()
+
+
+def _named_from(output_dir: str, path: str, part: Dict) -> Dict:
+    """A part whose files have the names that lead to them from output_dir."""
+    prefix = posixpath.dirname(path)[len(output_dir) :].lstrip("/")
+    files = {posixpath.join(prefix, name): said for name, said in part["files"].items()}
+    return {**part, "files": files}
+
+
+if __name__ == "__main__":
+    define_flags()
+    FLAGS.set_default("verbosity", logging.INFO)
+    entry.run(main, when_ended="; nothing was written")
