@@ -1,0 +1,269 @@
+"""Joins data files into as many as wanted, shuffled as a whole, and balanced by label.
+
+    python -m data_tools.rebalance --input=data/train --output_dir=data/shuffled --num_files=16
+    python -m data_tools.rebalance --input=data/train --output_dir=data/sampled --negative_rate=0.1
+
+TFRecord files become TFRecord files, LibSVM text becomes LibSVM text; records are copied as they
+are. Each possible order is as likely as any other (see data_tools.shuffling), and what comes out is
+a function of the input, the seed and nothing else. dataset.json keeps how many records of each
+label were kept, for train.py --correct_calibration.
+"""
+
+import os
+import time
+from typing import List, NamedTuple, Optional, Tuple
+
+from absl import flags, logging
+
+from data_tools import line_blocks, publishing, sampling, shards, two_passes
+from data_tools.record_blocks import Part
+from data_tools.two_passes import Task, Work
+from deepfm import bad_records, datasets, entry, leftovers, remote
+from deepfm.datasets import SamplingRates
+from deepfm.entry import BadInput
+
+FLAGS = flags.FLAGS
+
+PIECE = 16 << 20  # bytes of a plain LibSVM file that are one task
+LARGEST_RATE = 1000000
+OUTPUT_OF_LIBSVM = ".libsvm", ".libsvm.gz"
+SCRATCH = ".rebalance-"
+
+
+def define_flags():
+    """Defines the flags of this program."""
+    flags.DEFINE_string(
+        "input",
+        None,
+        "TFRecord or LibSVM files: a directory, a glob, or a comma list of these; .gz is read too.",
+    )
+    flags.DEFINE_string("output_dir", None, "A local directory for the files.")
+    flags.DEFINE_integer(
+        "num_files",
+        0,
+        "Files to write, of as many records each to within one; 0: as many as are read.",
+        lower_bound=0,
+    )
+    flags.DEFINE_bool("shuffle", True, "False: keep the order of the input.")
+    flags.DEFINE_integer(
+        "seed",
+        1,
+        "Of the order and of the sampling; the same seed writes the same bytes.",
+        lower_bound=0,
+        upper_bound=2**32 - 1,
+    )
+    for label in SamplingRates._fields:
+        flags.DEFINE_float(
+            f"{label}_rate",
+            None,
+            f"Records with label {int(label == 'positive')} to keep for each one: 0.1 a tenth of "
+            "them, drawn by the seed; 2.5 each of them twice or three times. Default: 1.",
+            lower_bound=0,
+            upper_bound=LARGEST_RATE,
+        )
+    flags.DEFINE_float(
+        "positive_share",
+        None,
+        "Share of label 1 in the output, about; the rates follow from it. 0.5: as many of each.",
+    )
+    flags.DEFINE_bool(
+        "oversample",
+        False,
+        "With --positive_share: repeat the records of the label that there are too few of, in "
+        "place of leaving out some of the other.",
+    )
+    flags.DEFINE_bool("compress", False, "Write gzip files (.gz).")
+    flags.DEFINE_integer(
+        "memory_mb", 512, "Records in memory, megabytes, of all processes together.", lower_bound=64
+    )
+    flags.DEFINE_integer("num_workers", 1, "Processes, one core each.", lower_bound=1)
+    flags.DEFINE_integer(
+        "max_bad_records",
+        0,
+        "Bad records to skip, each logged; one more ends the run.",
+        lower_bound=0,
+    )
+    flags.DEFINE_bool("overwrite", False, "Replace the data files and dataset.json in output_dir.")
+    shards.define_flags()
+
+
+class Options(NamedTuple):
+    """The flags, as plain values; see their help. share: (index, number) of data_tools.shards."""
+
+    input: str
+    output_dir: str
+    num_files: int = 0
+    shuffle: bool = True
+    seed: int = 1
+    negative_rate: Optional[float] = None
+    positive_rate: Optional[float] = None
+    positive_share: Optional[float] = None
+    oversample: bool = False
+    compress: bool = False
+    memory_mb: int = 512
+    num_workers: int = 1
+    max_bad_records: int = 0
+    overwrite: bool = False
+    share: Tuple[int, int] = (0, 1)
+
+
+def main():
+    for name in ("input", "output_dir"):
+        if not FLAGS[name].value:
+            raise BadInput(f"--{name} must be given.")
+    given = {name: FLAGS[name].value for name in Options._fields if name != "share"}
+    rebalance(Options(**given, share=shards.share()))
+
+
+def rebalance(options: Options) -> List[datasets.DataFile]:
+    """Does what the flags say, and returns the files that were written.
+
+    Nothing appears in output_dir under its final name before all of it is complete.
+
+    Raises:
+        BadInput: a record, or a flag, that the user has to mend.
+        OSError: an output cannot be written, or a process was killed.
+    """
+    start = time.time()
+    _check(options)
+    remote.check_readable(options.input, "input")
+    data = datasets.find(options.input, "input")
+    names = _output_names(data, options)
+    data = _part_of(data, options)
+    _check_apart(data, options)
+    old = _prepare_output_dir(names, data.data_format, options)
+    field_size = _field_size(data) if data.data_format == "tfrecord" else None
+    parts = [part for file in data.files for part in _parts(file, data.data_format)]
+    tasks = [Task(part, number) for number, part in enumerate(parts)]
+    with leftovers.scratch(options.output_dir, SCRATCH) as scratch:
+        rates = sampling.rates(data, tasks, field_size, options)
+        bits = two_passes.bits(data, rates, options.num_workers)
+        work = Work(scratch, field_size, rates, options, bits)
+        found, kept, max_id = two_passes.scatter_all(data, tasks, work)
+        files = two_passes.write_all(tasks, names, work)
+        written = [os.path.basename(file.path) for file in files]
+        if data.data_format == "tfrecord":
+            written.append(_metadata_name(options))
+            feature_size = max(data.feature_size or 0, max_id + 1)
+            rates = sampling.rates_of_all(data, found, kept, rates)
+            datasets.write_metadata(scratch, field_size, feature_size, files, rates, written[-1])
+        publishing.publish(scratch, written, options.output_dir, old)
+    seconds = time.time() - start
+    logging.info(
+        "Wrote %d of %d records (%.4f of them positive, %.4f before) to %d files in %.1f s: "
+        "%.0f records/s.",
+        sum(kept), sum(found), kept[1] / sum(kept), found[1] / sum(found), len(files), seconds,
+        sum(kept) / seconds,
+    )  # fmt: skip
+    return files
+
+
+def _check(options):
+    """Refuses flags that contradict one another."""
+    share, rates = options.positive_share, (options.negative_rate, options.positive_rate)
+    for name, rate in zip(SamplingRates._fields, rates):
+        if rate is not None and not 0 <= rate <= LARGEST_RATE:
+            raise BadInput(f"--{name}_rate={rate} is no number from 0 on; try 0.1.")
+    if share is not None and not 0 < share < 1:
+        raise BadInput(f"--positive_share={share} is not between 0 and 1; try 0.5.")
+    if share is not None and rates != (None, None):
+        raise BadInput(
+            "--positive_share finds the rates itself; leave --negative_rate and --positive_rate "
+            "out, or it."
+        )
+    if options.oversample and share is None:
+        raise BadInput("--oversample needs --positive_share, such as --positive_share=0.5.")
+
+
+def _output_names(data, options):
+    """The names of the files that this process writes, of those of all shards together."""
+    index, number = options.share
+    n = options.num_files or max(len(data.files), number)
+    if n < number:
+        raise BadInput(f"--num_files={n} cannot be divided among {number} shards; try {number}.")
+    suffix = {"tfrecord": ".tfrecords", "libsvm": ".libsvm"}[data.data_format]
+    suffix += ".gz" if options.compress else ""
+    mine = range(n * index // number, n * (index + 1) // number)
+    return [f"part-{i:05d}-of-{n:05d}{suffix}" for i in mine]
+
+
+def _part_of(data, options):
+    """The data set with the files that are this process's share of it."""
+    index, number = options.share
+    if len(data.files) < number:
+        raise BadInput(
+            f"--input={options.input}: has {len(data.files)} files, too few for {number} shards; "
+            f"try --num_shards={len(data.files)}."
+        )
+    return data._replace(files=data.files[index::number])
+
+
+def _check_apart(data, options):
+    """Refuses that a part of the input is what an earlier run has written: it would come twice."""
+    output_dir = os.path.abspath(options.output_dir)
+    inside = [f.path for f in data.files if os.path.dirname(os.path.abspath(f.path)) == output_dir]
+    if inside and len(inside) < len(data.files):
+        raise BadInput(
+            f"--input={options.input}: {inside[0]} lies in --output_dir and other files do not; "
+            "give an --input that holds none of --output_dir."
+        )
+
+
+def _metadata_name(options):
+    index, number = options.share
+    return datasets.METADATA if number == 1 else f"dataset-{index:05d}-of-{number:05d}.json"
+
+
+def _prepare_output_dir(names, data_format, options):
+    """Makes output_dir; returns the names in it that the new data set replaces.
+
+    Other shards may write there at the same time: then all but their files has to be gone.
+    """
+    folder = options.output_dir
+    if remote.is_remote(folder):
+        raise BadInput(f"--output_dir={folder} is not local; write, then copy it there.")
+    remote.check_writable(folder, "output_dir")
+    suffixes = datasets.SUFFIXES["tfrecord"] if data_format == "tfrecord" else OUTPUT_OF_LIBSVM
+    found = sorted(os.listdir(folder))
+    found = [name for name in found if datasets.is_metadata(name) or name.endswith(suffixes)]
+    _, number = options.share
+    mine = {*names, _metadata_name(options)}
+    if number > 1:
+        ending = names[0][len("part-00000") :], f"-of-{number:05d}.json"
+        others = [name for name in found if not name.endswith(ending)]
+        if others:
+            raise BadInput(
+                f"--output_dir={folder} holds another data set ({others[0]}), which a shard cannot "
+                "replace; delete it."
+            )
+        found = [name for name in found if name in mine]
+    if found and not options.overwrite:
+        raise BadInput(
+            f"--output_dir={folder} holds a data set ({found[0]}); --overwrite replaces it."
+        )
+    return found
+
+
+def _field_size(data):
+    """F of TFRecords: as dataset.json tells, else that of the first record that can be read."""
+    widths = (bad_records.first_width(file.path, "tfrecord") for file in data.files)
+    field_size = data.field_size or next(filter(None, widths), None)
+    if not field_size:
+        raise BadInput(f"{data.files[0].path}: record 0 at byte 0: is no record with ids.")
+    return field_size
+
+
+def _parts(file, data_format):
+    """The parts of a file that are tasks: of LibSVM text about PIECE bytes each."""
+    part = Part(file.path, data_format, described=file.rows is not None)
+    if data_format == "tfrecord" or file.path.endswith(".gz"):
+        return [part]
+    cuts = [line_blocks.next_line(file.path, i) for i in range(PIECE, file.bytes, PIECE)]
+    starts = sorted({0, *cuts} - {file.bytes})
+    return [part._replace(start=a, end=b) for a, b in zip(starts, [*starts[1:], None])]
+
+
+if __name__ == "__main__":
+    define_flags()
+    FLAGS.set_default("verbosity", logging.INFO)
+    entry.run(main, when_ended="; nothing was written")

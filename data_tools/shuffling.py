@@ -1,0 +1,228 @@
+"""A random order of more records than fit into memory, in two passes over the disk.
+
+Every record has a key of 64 random bits, and the order is that of the keys. The first pass scatters
+records into buckets by the upper bits of their keys; the second sorts one bucket after the other in
+memory. A bucket that is too large for that is scattered again, by the next bits. So the order is a
+function of the keys alone, whatever the number of buckets and whoever filled them.
+(Random buckets, shuffled one by one: Rao, Sankhya A 23 (1961); Sandelius, JRSS B 24 (1962).)
+
+A key is a number of the record, scrambled by the finalizer of SplitMix64 (Steele, Lea and Flood,
+"Fast Splittable Pseudorandom Number Generators", OOPSLA 2014). That is a bijection: no two records
+have the same key.
+
+n: records of a block.
+"""
+
+import os
+from typing import Iterator, List, NamedTuple, Tuple
+
+import numpy as np
+
+_ENTRY = np.dtype([("key", "<u8"), ("bytes", "<u4"), ("positive", "?")])  # of a record, on the disk
+_FEW = 64  # records that are copied at once
+_ROWS = 1024  # that are gathered, or read from an unsorted bucket, at once
+_TASK_BITS = 40  # of a record's number are its place within its task
+
+
+def salt(*numbers: int) -> np.ndarray:
+    """What keys are scrambled with, uint64 [2]: a function of a seed and the like."""
+    mixed = np.uint64([0, 1])
+    for number in numbers:
+        mixed = _scramble(mixed ^ np.uint64(number))
+    return mixed
+
+
+def keys(salt: np.ndarray, task: int, first: int, n: int) -> np.ndarray:
+    """The keys, uint64 [n], of records first ... first + n - 1 of a task."""
+    number = np.arange(first, first + n, dtype=np.uint64) | np.uint64(task << _TASK_BITS)
+    return _scramble(_scramble(number ^ salt[0]) ^ salt[1])
+
+
+def _scramble(x):
+    """SplitMix64's step and finalizer; a bijection of uint64."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def uniform(keys: np.ndarray) -> np.ndarray:
+    """The keys as float64 [n], evenly spread over [0, 1)."""
+    return (keys >> np.uint64(11)) * 2.0**-53
+
+
+class Bucket(NamedTuple):
+    """What one or more processes have put into a bucket.
+
+    Attributes:
+        paths: of the files of records; beside each lies its index.
+        bits: the upper bits of the keys that are the same in it.
+        rows, bytes: what they hold.
+    """
+
+    paths: List[str]
+    bits: int
+    rows: int
+    bytes: int
+
+
+class Scatter:
+    """Writes records into 2^bits buckets of a folder, by their keys.
+
+    Args:
+        folder: several processes may write to it.
+        bits: of the keys that choose the bucket, after the first `used` ones.
+        used: bits that are the same in all keys.
+        memory: bytes of records that are kept before they are written.
+    """
+
+    def __init__(self, folder: str, bits: int, used: int, memory: int):
+        os.makedirs(folder, exist_ok=True)
+        self._folder, self._bits, self._used, self._memory = folder, bits, used, memory
+        self._waiting, self._kept = {}, 0
+
+    def add(self, data: bytes, starts, ends, keys, positive):
+        """Adds the records data[start:end]; the other arguments are arrays [n]."""
+        entries = np.empty(len(starts), _ENTRY)
+        entries["key"], entries["bytes"], entries["positive"] = keys, ends - starts, positive
+        bucket = np.zeros(len(entries), np.uint16)
+        if self._bits:
+            bucket = keys << np.uint64(self._used) >> np.uint64(64 - self._bits)
+        order = np.argsort(bucket.astype(np.uint16), kind="stable")
+        data, entries = _gather(data, starts[order], ends[order]), entries[order]
+        cuts = np.searchsorted(bucket[order], np.arange(2**self._bits + 1))
+        places = np.cumsum(np.append(0, entries["bytes"].astype(np.int64)))[cuts].tolist()
+        for i in np.flatnonzero(np.diff(cuts)).tolist():
+            waiting = self._waiting.setdefault(i, ([], []))
+            waiting[0].append(data[places[i] : places[i + 1]])
+            waiting[1].append(entries[cuts[i] : cuts[i + 1]].tobytes())
+        self._kept += memory_of(len(entries), len(data))
+        if self._kept >= self._memory:
+            self.flush()
+
+    def flush(self):
+        """Writes what is kept."""
+        for i, (data, entries) in sorted(self._waiting.items()):
+            path = os.path.join(self._folder, f"{i:04x}-{os.getpid()}")
+            for name, parts in ((path, data), (_index(path), entries)):
+                with open(name, "ab") as f:
+                    f.write(b"".join(parts))
+        self._waiting, self._kept = {}, 0
+
+
+def _in_rows(chosen):
+    return (chosen[i : i + _ROWS] for i in range(0, len(chosen), _ROWS))
+
+
+def _gather(data, starts, ends):
+    """The records data[start:end] one after the other.
+
+    A few at a time, whose copies the processor's cache holds: that takes half the time.
+    """
+    starts, ends = starts.tolist(), ends.tolist()
+    groups = ((starts[i : i + _FEW], ends[i : i + _FEW]) for i in range(0, len(starts), _FEW))
+    return b"".join([b"".join([data[i:j] for i, j in zip(*group)]) for group in groups])
+
+
+def _index(path):
+    return f"{path}.index"
+
+
+def buckets(folder: str, used: int) -> List[Bucket]:
+    """The buckets of a folder in the order of their keys, of which the first `used` bits chose."""
+    paths = {}
+    for name in sorted(os.listdir(folder)):
+        if not name.endswith(".index"):
+            paths.setdefault(name.split("-")[0], []).append(os.path.join(folder, name))
+    return [
+        Bucket(
+            found,
+            used,
+            sum(os.path.getsize(_index(path)) for path in found) // _ENTRY.itemsize,
+            sum(map(os.path.getsize, found)),
+        )
+        for _, found in sorted(paths.items())
+    ]
+
+
+def memory_of(rows: int, size: int) -> int:
+    """Bytes that it takes to sort a bucket of some rows and bytes."""
+    return 2 * size + rows * (_ENTRY.itemsize + 4 * 8)
+
+
+def sizes_of_first(bucket: Bucket, rows: List[int], in_order: bool) -> List[int]:
+    """The bytes of the first records of a bucket, of each number `rows` of them.
+
+    Args:
+        bucket: where they are.
+        rows: numbers from 1 to bucket.rows.
+        in_order: whether the first are those with the least keys, or those that were put first.
+    """
+    entries = _entries(bucket)
+    sizes = entries["bytes"].astype(np.int64)
+    if in_order:
+        sizes = sizes[np.argsort(entries["key"])]
+    return np.cumsum(sizes)[np.array(rows) - 1].tolist()
+
+
+def ordered(bucket: Bucket, memory: int) -> Iterator[Tuple[bytes, np.ndarray, np.ndarray]]:
+    """Yields a bucket's records by ascending keys, and deletes it.
+
+    Args:
+        bucket: what to sort.
+        memory: bytes that it may take; a larger bucket is scattered again.
+
+    Yields:
+        (the records one after the other; where each ends, int64 [n]; positive, bool [n]).
+    """
+    if memory_of(bucket.rows, bucket.bytes) > memory and bucket.bits < 64:
+        folder, bits = f"{bucket.paths[0]}-again", min(4, 64 - bucket.bits)
+        scatter = Scatter(folder, bits, bucket.bits, memory // 4)
+        for data, entries in _stored(bucket):
+            ends = np.cumsum(entries["bytes"], dtype=np.int64)
+            starts = ends - entries["bytes"]
+            scatter.add(data, starts, ends, entries["key"], entries["positive"])
+        scatter.flush()
+        for smaller in buckets(folder, bucket.bits + bits):
+            yield from ordered(smaller, memory)
+        return
+    data = np.empty(bucket.bytes, np.uint8)
+    entries = _entries(bucket)
+    data = b"".join([_content(path) for path in bucket.paths])
+    _delete(bucket)
+    ends = np.cumsum(entries["bytes"], dtype=np.int64)
+    starts = ends - entries["bytes"]
+    order = np.argsort(entries["key"])
+    for part in _in_rows(order):
+        sizes = np.cumsum(entries["bytes"][part], dtype=np.int64)
+        yield _gather(data, starts[part], ends[part]), sizes, entries["positive"][part]
+
+
+def stored(bucket: Bucket) -> Iterator[Tuple[bytes, np.ndarray, np.ndarray]]:
+    """Yields a bucket's records as they were put into it, like `ordered`, and deletes it."""
+    for data, entries in _stored(bucket):
+        yield data, np.cumsum(entries["bytes"], dtype=np.int64), entries["positive"]
+
+
+def _stored(bucket):
+    for path in bucket.paths:
+        with open(path, "rb") as f, open(_index(path), "rb") as index:
+            for raw in iter(lambda index=index: index.read(_ROWS * _ENTRY.itemsize), b""):
+                entries = np.frombuffer(raw, _ENTRY)
+                yield f.read(int(entries["bytes"].sum(dtype=np.int64))), entries
+    _delete(bucket)
+
+
+def _content(path):
+    with open(path, "rb") as f:
+        return f.read()
+
+
+def _entries(bucket):
+    return np.concatenate([np.fromfile(_index(path), _ENTRY) for path in bucket.paths])
+
+
+def _delete(bucket):
+    for path in bucket.paths:
+        os.remove(path)
+        os.remove(_index(path))

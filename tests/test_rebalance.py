@@ -1,0 +1,600 @@
+"""rebalance: every record as often as wanted, in a random order, in files of as many records."""
+
+import collections
+import gzip
+import json
+import os
+import resource
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import (
+    ROOT,
+    example,
+    make_records,
+    started,
+    write_libsvm,
+    write_own_ids,
+    write_tfrecords,
+)
+from scipy import stats
+
+from data_tools import libsvm_to_tfrecord, rebalance, record_blocks, shuffling, two_passes
+from data_tools.rebalance import Options
+from deepfm import datasets
+from deepfm.datasets import DataFile, SamplingRates
+from deepfm.entry import BadInput
+
+SIZES = (301, 2, 1000, 97)  # records of the files of an input
+
+
+def frames_of(path):
+    """The frames of a TFRecord file, by the definition of the format."""
+    opened = gzip.open if str(path).endswith(".gz") else open
+    with opened(str(path), "rb") as f:
+        data = f.read()
+    frames = []
+    while data:
+        size = 16 + struct.unpack("<Q", data[:8])[0]
+        frames.append(data[:size])
+        data = data[size:]
+    return frames
+
+
+def lines_of(path):
+    opened = gzip.open if str(path).endswith(".gz") else open
+    with opened(str(path), "rb") as f:
+        return [line for line in f.read().splitlines() if line.partition(b"#")[0].strip()]
+
+
+def records_of(paths):
+    read = lines_of if ".libsvm" in str(paths[0]) else frames_of
+    return [record for path in paths for record in read(path)]
+
+
+def label_of(frame):
+    features = tf.train.Example.FromString(frame[12:-4]).features.feature
+    return int(features["label"].float_list.value[0] > 0)
+
+
+def id_of(frame):
+    """The id of a record of write_own_ids."""
+    features = tf.train.Example.FromString(frame[12:-4]).features.feature
+    return features["ids"].int64_list.value[0]
+
+
+def describe(paths, field_size=4, feature_size=50, **more):
+    """Writes the dataset.json of files that lie in one folder."""
+    files = []
+    for path in paths:
+        labels = [label_of(frame) for frame in frames_of(path)]
+        files.append(DataFile(path, os.path.getsize(path), len(labels), sum(labels)))
+    datasets.write_metadata(os.path.dirname(paths[0]), field_size, feature_size, files, **more)
+
+
+def make_input(folder, suffix=".tfrecords", sizes=SIZES):
+    """Files of some records each; returns their paths."""
+    folder.mkdir()
+    write = write_libsvm if "libsvm" in suffix else write_tfrecords
+    paths = []
+    for i, size in enumerate(sizes):
+        path = write(folder / f"{i}{suffix[:-3] if suffix.endswith('.gz') else suffix}",
+                     make_records(size, seed=i))  # fmt: skip
+        if suffix.endswith(".gz"):
+            with open(path, "rb") as plain, gzip.open(f"{path}.gz", "wb") as packed:
+                packed.write(plain.read())
+            os.remove(path)
+            path += ".gz"
+        paths.append(path)
+    return paths
+
+
+@pytest.fixture
+def run(tmp_path):
+    """run(flag=value ...) -> paths of the files that are made of tmp_path/in."""
+
+    def run(**flags):
+        options = Options(str(tmp_path / "in"), str(tmp_path / "out"), seed=3)
+        return [file.path for file in rebalance.rebalance(options._replace(**flags))]
+
+    return run
+
+
+def said(folder):
+    return json.loads((folder / "dataset.json").read_text())
+
+
+# Every record once.
+
+
+@pytest.mark.parametrize("suffix", [".tfrecords", ".tfrecords.gz", ".libsvm", ".libsvm.gz"])
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("num_files", [1, 50])
+def test_every_record_is_there_once_in_files_of_as_many(tmp_path, run, suffix, shuffle, num_files):
+    paths = make_input(tmp_path / "in", suffix)
+    made = run(num_files=num_files, shuffle=shuffle)
+    counts = [len(records_of([path])) for path in made]
+    assert len(counts) == num_files and max(counts) - min(counts) <= 1
+    before, after = records_of(paths), records_of(made)
+    assert collections.Counter(after) == collections.Counter(before)
+    assert (after == before) is not shuffle
+
+
+def test_dataset_json_describes_the_files(tmp_path, run):
+    make_input(tmp_path / "in")
+    made = run(num_files=3)
+    found = datasets.find(str(tmp_path / "out"), "data")
+    assert (found.field_size, found.sampling_rates) == (4, None)
+    ids = [max(tf.train.Example.FromString(frame[12:-4]).features.feature["ids"].int64_list.value)
+           for frame in records_of(made)]  # fmt: skip
+    assert found.feature_size == max(ids) + 1
+    for path, file in zip(made, found.files):
+        labels = [label_of(frame) for frame in frames_of(path)]
+        expected = DataFile(path, os.path.getsize(path), len(labels), sum(labels))
+        assert file == expected
+
+
+def test_a_larger_feature_size_of_the_input_is_kept(tmp_path, run):
+    describe(make_input(tmp_path / "in"), feature_size=999)
+    run()
+    assert said(tmp_path / "out")["feature_size"] == 999
+
+
+def test_gzip_files_have_one_member(tmp_path, run):
+    make_input(tmp_path / "in")
+    for path in run(num_files=2, compress=True):
+        with tf.io.gfile.GFile(path, "rb") as f:
+            assert f.read().count(b"\x1f\x8b\x08") == 1
+        assert path.endswith(".tfrecords.gz")
+
+
+def test_lines_are_copied_as_they_are_without_blank_ones(tmp_path, run):
+    (tmp_path / "in").mkdir()
+    text = b"\n# head\n1 1:1 2:.5 # tail\r\n  0\t3:1\n \n+1 5:1 6:-2\n-1"
+    (tmp_path / "in" / "a.libsvm").write_bytes(text)
+    (path,) = run(shuffle=False)
+    with open(path, "rb") as f:
+        assert f.read() == b"1 1:1 2:.5 # tail\r\n  0\t3:1\n+1 5:1 6:-2\n-1\n"
+
+
+def test_examples_that_another_writer_made_are_copied_as_they_are(tmp_path, run):
+    (tmp_path / "in").mkdir()
+    path = str(tmp_path / "in" / "a.tfrecords")
+    with tf.io.TFRecordWriter(path) as writer:
+        for label in (0, 1, 1):
+            features = tf.train.Example.FromString(example(label, [5], [1.0])).features.feature
+            features["more"].bytes_list.value.append(b"x")
+            message = tf.train.Example(features=tf.train.Features(feature=features))
+            writer.write(message.SerializeToString())
+    before = frames_of(path)
+    describe([path], 1)
+    assert sorted(records_of(run())) == sorted(before)
+    assert said(tmp_path / "out")["files"]["part-00000-of-00001.tfrecords"]["positives"] == 2
+
+
+# The order.
+
+
+@pytest.mark.parametrize("bits, memory", [(0, 2000), (3, 2000), (0, 1 << 30), (3, 1 << 30)])
+def test_buckets_hold_records_in_the_order_of_their_keys(tmp_path, memory, bits):
+    keys = shuffling.keys(shuffling.salt(1), 0, 0, 500)
+    data = [b"%d," % i * (1 + i % 7) for i in range(500)]
+    positive = np.arange(500) % 3 == 0
+    ends = np.cumsum([len(record) for record in data])
+    scatter = shuffling.Scatter(str(tmp_path / "b"), bits, 0, 1000)
+    for part in np.array_split(np.arange(500), 9):
+        args = (np.concatenate([[0], ends[:-1]])[part], ends[part], keys[part], positive[part])
+        scatter.add(b"".join(data), *args)
+    scatter.flush()
+    found = []
+    for bucket in shuffling.buckets(str(tmp_path / "b"), bits):
+        rows = [1, bucket.rows // 3, bucket.rows]
+        sizes_of_first = shuffling.sizes_of_first(bucket, rows, True)
+        blocks = list(shuffling.ordered(bucket, memory))
+        text = b"".join(block for block, _, _ in blocks)
+        ends_found, first = [], 0
+        for block, sizes, _ in blocks:
+            ends_found += (first + sizes).tolist()
+            first += len(block)
+        assert sizes_of_first == [ends_found[row - 1] for row in rows]
+        starts = [0, *ends_found[:-1]]
+        ones = np.concatenate([x for _, _, x in blocks]).tolist()
+        found += zip([text[i:j] for i, j in zip(starts, ends_found)], ones)
+    order = sorted(range(500), key=lambda i: int(keys[i]))
+    assert found == [(data[i], i % 3 == 0) for i in order]
+    assert not any(files for folder, _, files in os.walk(str(tmp_path)))
+
+
+def test_no_two_records_have_the_same_key():
+    salt = shuffling.salt(1, 2)
+    keys = [shuffling.keys(salt, task, first, 50000) for task in (0, 1, 77) for first in (0, 50000)]
+    assert len(np.unique(np.concatenate(keys))) == 6 * 50000
+
+
+def test_every_place_of_the_input_is_as_likely_at_every_place_of_the_output(tmp_path, run):
+    """Chi-squared over tenths of the input and tenths of the output, for 20 seeds."""
+    (tmp_path / "in").mkdir()
+    rows = 1000
+    paths = [str(tmp_path / "in" / f"{name}.tfrecords") for name in "ab"]
+    write_own_ids(paths, (rows // 4, rows - rows // 4))
+    p_values = []
+    for seed in range(20):
+        made = run(num_files=3, seed=seed, overwrite=True)
+        order = np.array([id_of(frame) for frame in records_of(made)])
+        table = np.zeros([10, 10])
+        np.add.at(table, (order * 10 // rows, np.arange(rows) * 10 // rows), 1)
+        p_values.append(stats.chi2_contingency(table)[1])
+        assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 5 / rows**0.5
+    assert sum(p > 0.001 for p in p_values) >= 19, p_values
+    # They are p-values, evenly spread, too: an order that is too even is not random either.
+    assert stats.kstest(p_values, "uniform")[1] > 0.001
+
+
+def command(*flags, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "data_tools.rebalance", *map(str, flags)],
+        cwd=str(ROOT), capture_output=True, text=True, timeout=60, **options,
+    )  # fmt: skip
+
+
+def test_the_same_seed_writes_the_same_bytes_with_any_workers_and_memory(
+    tmp_path, run, monkeypatch
+):
+    make_input(tmp_path / "in")
+    flags = "--seed=3", "--num_files=3", "--positive_rate=2.5", "--num_workers=2"
+    done = command(f"--input={tmp_path}/in", f"--output_dir={tmp_path}/two", *flags)
+    assert done.returncode == 0, done.stderr
+    run(num_files=3, positive_rate=2.5)
+    monkeypatch.setattr(two_passes, "BUFFER", 1000)
+    monkeypatch.setattr(two_passes, "BUCKET", 1000)
+    monkeypatch.setattr(two_passes.Work, "memory", 5000)
+    run(num_files=3, positive_rate=2.5, output_dir=str(tmp_path / "small"))
+    names = sorted(os.listdir(tmp_path / "out"))
+    assert len(names) == 4
+    for other in ("two", "small"):
+        assert sorted(os.listdir(tmp_path / other)) == names
+        for name in names:
+            assert (tmp_path / other / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
+    run(num_files=3, positive_rate=2.5, overwrite=True, seed=4)
+    assert (tmp_path / "out" / names[1]).read_bytes() != (tmp_path / "two" / names[1]).read_bytes()
+
+
+# Sampling.
+
+
+@pytest.mark.parametrize(
+    "suffix, rates",
+    [
+        (".tfrecords", (0.1, 3)),
+        (".libsvm", (1, 2.5)),
+        (".tfrecords", (0, 1)),
+        (".libsvm", (70, 0.5)),
+    ],
+)
+def test_records_are_kept_at_the_rate_of_their_label(tmp_path, run, suffix, rates):
+    before = records_of(make_input(tmp_path / "in", suffix, sizes=(1500, 1500)))
+    made = run(negative_rate=rates[0], positive_rate=rates[1])
+    times = collections.Counter(records_of(made))
+    label = label_of if suffix == ".tfrecords" else lambda line: int(line[:1] == b"1")
+    assert set(times) <= set(before)
+    achieved = []
+    for kind, rate in enumerate(rates):
+        kept = [times[record] for record in before if label(record) == kind]
+        assert set(kept) <= {int(np.floor(rate)), int(np.ceil(rate))}
+        part = rate % 1
+        assert abs(sum(kept) - rate * len(kept)) <= 5 * (part * (1 - part) * len(kept)) ** 0.5
+        achieved.append(sum(kept) / len(kept))
+    if suffix == ".tfrecords":
+        assert datasets.find(str(tmp_path / "out"), "data").sampling_rates == tuple(achieved)
+
+
+def test_what_is_kept_of_one_file_tells_nothing_of_another(tmp_path, run):
+    (path,) = make_input(tmp_path / "in", sizes=(1000,))
+    shutil.copy(path, tmp_path / "in" / "again.tfrecords")
+    made = run(negative_rate=0.5, positive_rate=0.5)
+    times = collections.Counter(collections.Counter(records_of(made)).values())
+    assert abs(times[2] - 250) < 5 * (1000 * 0.25 * 0.75) ** 0.5
+
+
+def test_labels_of_described_records_of_our_own_writer_are_told(tmp_path, run):
+    """These are not parsed."""
+    convert = libsvm_to_tfrecord.convert
+    (raw,) = make_input(tmp_path / "raw", ".libsvm", sizes=(3000,))
+    before = records_of([convert(libsvm_to_tfrecord.Options(raw, str(tmp_path / "in")))[0].path])
+    made = run(positive_rate=0, num_files=1)
+    assert sorted(records_of(made)) == sorted(x for x in before if not label_of(x))
+    assert said(tmp_path / "out")["sampling_rates"] == {"negative": 1.0, "positive": 0.0}
+
+
+@pytest.mark.parametrize(
+    "share, oversample, described",
+    [(0.2, False, True), (0.2, True, False), (0.9, False, False), (0.9, True, True)],
+)
+def test_positive_share_is_met_by_the_one_label_that_it_should(
+    tmp_path, run, share, oversample, described
+):
+    paths = make_input(tmp_path / "in", sizes=(1000, 2000))
+    if described:
+        describe(paths)
+    labels = [label_of(frame) for frame in records_of(paths)]
+    run(positive_share=share, oversample=oversample)
+    rates = datasets.find(str(tmp_path / "out"), "data").sampling_rates
+    files = said(tmp_path / "out")["files"].values()
+    positives, rows = (sum(file[key] for file in files) for key in ("positives", "rows"))
+    assert positives / rows == pytest.approx(share, abs=5 * (0.25 / rows) ** 0.5)
+    too_few = int(np.mean(labels) < share)
+    assert rates[1 - too_few if oversample else too_few] == 1
+    assert (rates[too_few] > 1) if oversample else (rates[1 - too_few] < 1)
+
+
+def test_rates_of_a_sampled_input_are_multiplied(tmp_path, run):
+    paths = make_input(tmp_path / "in", sizes=(500, 500))
+    describe(paths, sampling_rates=SamplingRates(0.5, 2.0))
+    labels = [label_of(frame) for frame in records_of(paths)]
+    made = run(negative_rate=0.25)
+    kept = [label_of(frame) for frame in records_of(made)].count(0)
+    expected = {"negative": pytest.approx(0.5 * kept / labels.count(0)), "positive": 2.0}
+    assert said(tmp_path / "out")["sampling_rates"] == expected
+
+
+def test_rates_of_a_sampled_input_are_kept_where_it_is_only_shuffled(tmp_path, run):
+    describe(make_input(tmp_path / "in"), sampling_rates=SamplingRates(0.5, 2.0))
+    run()
+    assert said(tmp_path / "out")["sampling_rates"] == {"negative": 0.5, "positive": 2.0}
+
+
+# Bad records.
+
+
+def damage(path, number, payload=None):
+    """Flips a bit of a record, or replaces its payload; returns the byte where it begins."""
+    frames = frames_of(path)
+    if payload is None:
+        frames[number] = frames[number][:20] + bytes([frames[number][20] ^ 1]) + frames[number][21:]
+    else:
+        with tf.io.TFRecordWriter(f"{path}.one") as writer:
+            writer.write(payload)
+        (frames[number],) = frames_of(f"{path}.one")
+        os.remove(f"{path}.one")
+    with open(path, "wb") as f:
+        f.write(b"".join(frames))
+    return len(b"".join(frames[:number]))
+
+
+BAD = {
+    "corrupt": (None, "corrupt"),
+    "short": (example(1, [1, 2, 3], [1.0, 1, 1]), "expected 4 ids, found 3"),
+    "label": (example(7, [1, 2, 3, 4], [1.0, 1, 1, 1]), "label [7.0] is none of"),
+    "nan": (example(1, [1, 2, 3, 4], [1.0, 1, float("nan"), 1]), "is not a finite number"),
+    "negative": (example(1, [1, 2, -3, 4], [1.0, 1, 1, 1]), "feature id -3 is negative"),
+    "junk": (b"junk", "not a tf.train.Example"),
+}
+
+
+@pytest.mark.parametrize("name, batch", [*((name, 8192) for name in BAD), ("short", 64)])
+def test_a_bad_record_is_refused_by_file_record_and_byte(
+    tmp_path, run, name, batch, monkeypatch, request
+):
+    request.addfinalizer(record_blocks._frame_reader.cache_clear)
+    record_blocks._frame_reader.cache_clear()
+    monkeypatch.setattr(record_blocks, "BATCH", batch)
+    paths = make_input(tmp_path / "in")
+    good = records_of(paths)
+    lost = frames_of(paths[2])[700]
+    payload, words = BAD[name]
+    place = damage(paths[2], 700, payload)
+    with pytest.raises(BadInput) as error:
+        run()
+    assert str(error.value).startswith(f"{paths[2]}: record 700 at byte {place}: ")
+    assert words in str(error.value)
+    assert os.listdir(tmp_path / "out") == []
+    good.remove(lost)
+    assert sorted(records_of(run(max_bad_records=1, num_files=2))) == sorted(good)
+
+
+@pytest.mark.parametrize("name", ["corrupt", "short", "label", "junk"])
+def test_of_a_described_file_what_is_no_record_is_still_refused(tmp_path, run, name):
+    paths = make_input(tmp_path / "in")
+    payload, words = BAD[name]
+    damage(paths[2], 700, payload)
+    describe([paths[0], paths[1], paths[3]])
+    content = said(tmp_path / "in")
+    entry = {"rows": 1000, "bytes": os.path.getsize(paths[2]), "positives": 1}
+    content["files"]["2.tfrecords"] = entry
+    (tmp_path / "in" / "dataset.json").write_text(json.dumps(content))
+    with pytest.raises(BadInput, match=r"2\.tfrecords: record 700 at byte .*"):
+        run()
+
+
+@pytest.mark.parametrize("cut", [3, 11, 40])
+def test_a_file_that_is_cut_short_is_refused(tmp_path, run, cut):
+    paths = make_input(tmp_path / "in")
+    with open(paths[3], "r+b") as f:
+        f.truncate(os.path.getsize(paths[3]) - len(frames_of(paths[3])[-1]) + cut)
+    with pytest.raises(BadInput, match=r"3\.tfrecords: record 96 at byte \d+: .*truncated"):
+        run()
+    assert len(records_of(run(max_bad_records=1))) == sum(SIZES) - 1
+
+
+def test_one_bad_record_more_than_max_bad_records_ends_the_run(tmp_path, run):
+    paths = make_input(tmp_path / "in")
+    for i in (5, 6, 90):
+        damage(paths[3], i, b"junk")
+    with pytest.raises(BadInput, match=r"record 90 .* \(2 bad records were skipped before\)"):
+        run(max_bad_records=2)
+    assert len(records_of(run(max_bad_records=3))) == sum(SIZES) - 3
+
+
+@pytest.mark.parametrize("suffix", [".tfrecords.gz", ".libsvm.gz"])
+def test_a_gzip_file_that_is_not_whole_is_refused(tmp_path, run, suffix):
+    paths = make_input(tmp_path / "in", suffix)
+    with open(paths[2], "r+b") as f:
+        f.truncate(os.path.getsize(paths[2]) - 9)
+    with pytest.raises(BadInput, match=r"2\.\w+\.gz: "):
+        run()
+
+
+def test_two_gzip_files_in_one_are_refused(tmp_path, run):
+    paths = make_input(tmp_path / "in", ".tfrecords.gz")
+    with open(paths[0], "rb") as f, open(paths[1], "ab") as both:
+        both.write(f.read())
+    with pytest.raises(BadInput, match=r"1\.tfrecords\.gz: has several gzip members"):
+        run()
+
+
+@pytest.mark.parametrize("line, words", [
+    (b"1 1:1 2:x", "'2:x'|'x' is not a finite number"), (b"2 1:1", "label '2' is none of"),
+    (b"1 -1:1", "feature id -1 is negative"), (b"1 1", "'1' is not id:value"),
+    (b"1 1:nan", "is not a finite number"), (b"\xff 1:1", "label"),
+])  # fmt: skip
+def test_a_bad_line_is_refused_by_file_and_line(tmp_path, run, line, words, monkeypatch):
+    monkeypatch.setattr(rebalance, "PIECE", 5000)
+    paths = make_input(tmp_path / "in", ".libsvm")
+    before = records_of(paths)
+    with open(paths[2], "rb") as f:
+        lines = f.read().split(b"\n")
+    lines[600:600] = [b"# a comment \xe9", b"", line]
+    with open(paths[2], "wb") as f:
+        f.write(b"\n".join(lines))
+    with pytest.raises(BadInput, match=rf"2\.libsvm:603: .*({words})"):
+        run()
+    assert sorted(records_of(run(max_bad_records=1))) == sorted(before)
+
+
+def test_a_dataset_json_that_counts_wrong_is_refused(tmp_path, run):
+    paths = make_input(tmp_path / "in")
+    describe(paths)
+    text = (tmp_path / "in" / "dataset.json").read_text().replace('"rows": 1000', '"rows": 1001')
+    (tmp_path / "in" / "dataset.json").write_text(text)
+    with pytest.raises(BadInput, match="has 1400 records, dataset.json says 1401"):
+        run()
+
+
+# Flags.
+
+
+@pytest.mark.parametrize("flags, words", [
+    ({"positive_share": 0.5, "negative_rate": 0.1}, "leave --negative_rate and --positive_rate"),
+    ({"positive_share": 0.0}, "--positive_share=0.0 is not between 0 and 1; try 0.5"),
+    ({"positive_share": float("nan")}, "--positive_share=nan is not"),
+    ({"positive_rate": float("nan")}, "--positive_rate=nan is no number"),
+    ({"negative_rate": float("inf")}, "--negative_rate=inf is no number"),
+    ({"oversample": True}, "--oversample needs --positive_share"),
+    ({"negative_rate": 0, "positive_rate": 0}, "no record is kept"),
+    ({"num_files": 2000}, "--num_files=2000: 1400 records cannot fill 2000 files"),
+    ({"output_dir": "s3://bucket/x"}, "is not local"),
+    ({"share": (0, 5)}, "has 4 files, too few for 5 shards; try --num_shards=4"),
+    ({"share": (0, 3), "num_files": 2}, "--num_files=2 cannot be divided among 3 shards; try 3"),
+])  # fmt: skip
+def test_flags_that_cannot_be_are_refused(tmp_path, run, flags, words):
+    make_input(tmp_path / "in")
+    with pytest.raises(BadInput) as error:
+        run(**flags)
+    assert words in str(error.value)
+    assert not (tmp_path / "out").exists() or os.listdir(tmp_path / "out") == []
+
+
+def test_positive_share_needs_both_labels(tmp_path, run):
+    (tmp_path / "in").mkdir()
+    with tf.io.TFRecordWriter(str(tmp_path / "in" / "a.tfrecords")) as writer:
+        writer.write(example(1, [1], [1.0]))
+    with pytest.raises(BadInput, match="0 negatives and 1 positives; it needs both"):
+        run(positive_share=0.5)
+
+
+def test_an_input_that_is_in_part_an_earlier_output_is_refused(tmp_path, run):
+    make_input(tmp_path / "in")
+    (tmp_path / "in" / "out").mkdir()
+    run(output_dir=str(tmp_path / "in" / "out"))
+    with pytest.raises(BadInput, match=r"part-00000-of-00004\.tfrecords lies in --output_dir"):
+        run(output_dir=str(tmp_path / "in" / "out"), overwrite=True)
+
+
+@pytest.mark.parametrize("suffix", [".tfrecords", ".libsvm"])
+def test_an_existing_data_set_is_replaced_only_where_asked(tmp_path, run, suffix):
+    make_input(tmp_path / "in", suffix)
+    run(num_files=5)
+    with pytest.raises(BadInput, match="--overwrite replaces it"):
+        run(num_files=2)
+    made = run(num_files=2, overwrite=True)
+    kept = {*map(os.path.basename, made), *(["dataset.json"] if suffix == ".tfrecords" else [])}
+    assert set(os.listdir(tmp_path / "out")) == kept
+
+
+def test_the_command_ends_with_2_and_one_sentence(tmp_path):
+    paths = make_input(tmp_path / "in")
+    damage(paths[1], 1)
+    done = command(f"--input={tmp_path}/in", f"--output_dir={tmp_path}/out", "--num_workers=2")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"rebalance.py: {paths[1]}: record 1 at byte ")
+    assert "Traceback" not in done.stderr
+    assert os.listdir(tmp_path / "out") == []
+
+
+def test_a_file_that_cannot_grow_ends_the_run_with_1(tmp_path):
+    make_input(tmp_path / "in")
+    limit = 20000  # bytes of a file, as if the disk were full
+    done = command(
+        f"--input={tmp_path}/in", f"--output_dir={tmp_path}/out", "--num_files=1",
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )  # fmt: skip
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "too large" in done.stderr.splitlines()[-1]
+    assert os.listdir(tmp_path / "out") == []
+
+
+def test_a_signal_leaves_no_file(tmp_path):
+    (path,) = make_input(tmp_path / "in", sizes=(1000,))
+    for i in range(600):  # which take seconds
+        os.link(path, str(tmp_path / "in" / f"again-{i}.tfrecords"))
+    words = [
+        sys.executable, "-m", "data_tools.rebalance", f"--input={tmp_path}/in",
+        f"--output_dir={tmp_path}/out", "--num_workers=2",
+    ]  # fmt: skip
+    with started(words) as process:
+        deadline = time.time() + 60
+        while not list(tmp_path.glob("out/.rebalance-*/buckets/*")):
+            assert process.poll() is None and time.time() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        text, _ = process.communicate(timeout=60)
+    assert (process.returncode, "Traceback" in text) == (143, False), text
+    assert os.listdir(tmp_path / "out") == []
+
+
+# Shards.
+
+
+def test_shards_write_one_data_set_together(tmp_path, run):
+    before = records_of(make_input(tmp_path / "in"))
+    made = [run(share=(i, 3), num_files=7, positive_rate=2.0) for i in range(3)]
+    assert [len(paths) for paths in made] == [2, 2, 3]
+    found = datasets.find(str(tmp_path / "out"), "data")
+    assert [file.path for file in found.files] == sum(made, [])
+    after = records_of(sum(made, []))
+    label = {record: label_of(record) for record in before}
+    times = collections.Counter(after)
+    assert all(times[record] == 1 + label[record] for record in before)
+    assert found.rows == len(after)
+    assert found.sampling_rates == (1, 2)
+    names = {"dataset-00000-of-00003.json", "dataset-00001-of-00003.json"}
+    assert names < set(os.listdir(tmp_path / "out"))
+
+
+def test_a_shard_replaces_its_own_files_and_no_others(tmp_path, run):
+    make_input(tmp_path / "in")
+    for i in range(2):
+        run(share=(i, 2), num_files=2)
+    with pytest.raises(BadInput, match="--overwrite replaces it"):
+        run(share=(1, 2), num_files=2)
+    run(share=(1, 2), num_files=2, overwrite=True)
+    assert len(os.listdir(tmp_path / "out")) == 4
+    with pytest.raises(BadInput, match="another data set .*; delete it"):
+        run(share=(1, 2), num_files=4, overwrite=True)
