@@ -32,6 +32,7 @@ _JOB = (
     "max_steps", "log_steps", "save_checkpoints_steps", "save_checkpoints_secs",
     "keep_checkpoint_max", "eval_every_steps", "learning_rate_decay_on_plateau",
     "global_batch_size", "eval_on_all_ranks", "export", "best_metric", "early_stopping_patience",
+    "correct_calibration",
 )  # fmt: skip
 _INPUT = (
     "batch_size", "num_epochs", "shuffle_buffer", "cache", "num_parallel_reads",

@@ -179,6 +179,12 @@ flags.DEFINE_enum(
     "What becomes of a field's values where it holds several: their embeddings, each scaled by its "
     "value, are added up, averaged, or of each element the largest is taken.",
 )
+flags.DEFINE_bool(
+    "correct_calibration",
+    False,
+    "Correct predicted probabilities for the sampling by label of the training data, whose rates "
+    "dataset.json records; model.json keeps the correction.",
+)
 
 # Optimizer
 flags.DEFINE(

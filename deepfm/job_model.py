@@ -49,11 +49,21 @@ def _file(job):
 
 
 def sizes(job, *data_sets):
-    """The ModelConfig: what was given, else the trained model's, else what the data tells."""
-    fields = {**job.model, "hash_buckets": 0}
+    """The ModelConfig: what was given, else the trained model's, else what the data tells.
+
+    Args:
+        job: a jobs.JobConfig.
+        data_sets: those of the job; where it trains, the training data first.
+    """
+    fields = dict(job.model, hash_buckets=0, logit_offset=_logit_offset(job, data_sets))
     if job.task_type != "train" and tf.io.gfile.exists(_file(job)):
         kept = model_file.read(_file(job))
         fields.update({k: v for k, v in kept.items() if k in fields and k not in job.given})
+    if job.correct_calibration and job.task_type != "train" and not fields["logit_offset"]:
+        raise BadInput(
+            f"--correct_calibration: the model of --model_dir={job.model_dir} was trained without; "
+            "train with it, or leave the flag out."
+        )
     for name in ("field_size", "feature_size"):
         told = [getattr(d, name) for d in data_sets if getattr(d, name)]
         fields[name] = fields[name] or max(told, default=None)
@@ -94,6 +104,20 @@ def _multi_valued(data):
     if data.multi_valued is None and data.files:
         return bad_records.first_record(data.files[0].path, data.data_format)[1]
     return bool(data.multi_valued)
+
+
+def _logit_offset(job, data_sets):
+    """The correction of training's flag; 0 without it. Other jobs take it from model.json."""
+    if not (job.correct_calibration and job.task_type == "train"):
+        return 0.0
+    data = data_sets[0]
+    if not data.sampling_rates or 0 in data.sampling_rates:
+        rates = data.sampling_rates and f"rates {tuple(data.sampling_rates)}"
+        raise BadInput(
+            f"--correct_calibration: dataset.json records {rates or 'no sampling rates'} for "
+            f"{data.name}; data_tools.rebalance writes rates above 0, else leave the flag out."
+        )
+    return model.logit_offset(data.sampling_rates)
 
 
 def schema(config):

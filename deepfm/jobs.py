@@ -62,6 +62,7 @@ class JobConfig(NamedTuple):
     early_stopping_patience: int
     global_batch_size: int
     eval_on_all_ranks: bool
+    correct_calibration: bool
     model: Dict[str, Any]
     given: Tuple[str, ...]
     optimizer: optimizers.OptimizerConfig

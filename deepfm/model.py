@@ -12,6 +12,7 @@ B: examples in the batch. F: fields. K: embedding size. U: distinct feature ids 
 M: the most values of an example in the batch. N: values of the batch.
 """
 
+import math
 from typing import NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -47,6 +48,7 @@ class ModelConfig(NamedTuple):
         multi_valued: whether exported models take fields of several values.
         hash_buckets: of the strings that ids are hashes of, and that exported models take too; 0:
             ids are no hashes.
+        logit_offset: added to the logits in all but training; see `logit_offset`.
     """
 
     field_size: int
@@ -65,6 +67,20 @@ class ModelConfig(NamedTuple):
     pooling: str = "sum"
     multi_valued: bool = False
     hash_buckets: int = 0
+    logit_offset: float = 0.0
+
+
+def logit_offset(sampling_rates):
+    """What turns the logit of a model of sampled records into that of the original ones.
+
+    Where a share w of the negatives was kept, q = p / (p + (1 - p) / w), that is
+    logit(q) = logit(p) + log(w); in general w is negative rate / positive rate. He et al.,
+    "Practical Lessons from Predicting Clicks on Ads at Facebook", ADKDD 2014, section 6.3.
+
+    Args:
+        sampling_rates: datasets.SamplingRates, both above 0.
+    """
+    return math.log(sampling_rates.negative) - math.log(sampling_rates.positive)
 
 
 def first_order(weighted):
@@ -434,7 +450,7 @@ def make_model_fn(config, optimizer_config, distribution):
     Returns:
         model_fn(features, labels, mode), features as in `network` and, in training, perhaps
         `weights` float32 [B] and `rows` float32 [2] (see input_pipeline), labels float32 [B];
-        predicts `prob` float32 [B].
+        predicts `prob` float32 [B]. All but training is of logits + logit_offset.
     """
 
     def model_fn(features, labels, mode):
@@ -443,14 +459,15 @@ def make_model_fn(config, optimizer_config, distribution):
         cut = distribution.partitioner if training else None
         with v1.variable_scope(scope, use_resource=True, partitioner=cut):
             net = network(features, config, training)
-        prob = tf.sigmoid(net.logits, name="prob")
+        logits = net.logits if training else net.logits + config.logit_offset
+        prob = tf.sigmoid(logits, name="prob")
         if mode == tf.estimator.ModeKeys.PREDICT:
             predictions = {"prob": prob}
             return tf.estimator.EstimatorSpec(mode, predictions=predictions)
         labels = tf.reshape(labels, [-1])
-        losses = example_losses(net.logits, labels, config.loss_type)
+        losses = example_losses(logits, labels, config.loss_type)
         if not training:
-            ops = metrics.evaluation_ops(labels, net.logits, prob, losses, distribution.gather)
+            ops = metrics.evaluation_ops(labels, logits, prob, losses, distribution.gather)
             return tf.estimator.EstimatorSpec(
                 mode, loss=tf.reduce_mean(losses), eval_metric_ops=ops
             )
