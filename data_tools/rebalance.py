@@ -18,7 +18,7 @@ from absl import flags, logging
 from data_tools import line_blocks, publishing, sampling, shards, two_passes
 from data_tools.record_blocks import Part
 from data_tools.two_passes import Task, Work
-from deepfm import bad_records, datasets, entry, leftovers, remote
+from deepfm import bad_records, datasets, entry, leftovers, records, remote
 from deepfm.datasets import SamplingRates
 from deepfm.entry import BadInput
 
@@ -88,7 +88,7 @@ def define_flags():
 
 
 class Options(NamedTuple):
-    """The flags, as plain values; see their help. share: (index, number) of data_tools.shards."""
+    """The flags, as plain values; see their help. share and own_files are of data_tools.shards."""
 
     input: str
     output_dir: str
@@ -105,6 +105,7 @@ class Options(NamedTuple):
     max_bad_records: int = 0
     overwrite: bool = False
     share: Tuple[int, int] = (0, 1)
+    own_files: bool = False
 
 
 def main():
@@ -112,6 +113,7 @@ def main():
         if not FLAGS[name].value:
             raise BadInput(f"--{name} must be given.")
     given = {name: FLAGS[name].value for name in Options._fields if name != "share"}
+    given["own_files"] = shards.own_files(FLAGS.input)
     rebalance(Options(**given, share=shards.share()))
 
 
@@ -132,13 +134,13 @@ def rebalance(options: Options) -> List[datasets.DataFile]:
     data = _part_of(data, options)
     _check_apart(data, options)
     old = _prepare_output_dir(names, data.data_format, options)
-    field_size = _field_size(data) if data.data_format == "tfrecord" else None
+    schema = _schema(data) if data.data_format == "tfrecord" else None
     parts = [part for file in data.files for part in _parts(file, data.data_format)]
     tasks = [Task(part, number) for number, part in enumerate(parts)]
     with leftovers.scratch(options.output_dir, SCRATCH) as scratch:
-        rates = sampling.rates(data, tasks, field_size, options)
+        rates = sampling.rates(data, tasks, schema, options)
         bits = two_passes.bits(data, rates, options.num_workers)
-        work = Work(scratch, field_size, rates, options, bits)
+        work = Work(scratch, schema, rates, options, bits)
         found, kept, max_id = two_passes.scatter_all(data, tasks, work)
         files = two_passes.write_all(tasks, names, work)
         written = [os.path.basename(file.path) for file in files]
@@ -146,7 +148,10 @@ def rebalance(options: Options) -> List[datasets.DataFile]:
             written.append(_metadata_name(options))
             feature_size = max(data.feature_size or 0, max_id + 1)
             rates = sampling.rates_of_all(data, found, kept, rates)
-            datasets.write_metadata(scratch, field_size, feature_size, files, rates, written[-1])
+            datasets.write_metadata(
+                scratch, schema.field_size, feature_size, files, rates, written[-1],
+                schema.multi_valued, data.hash_buckets or 0,
+            )  # fmt: skip
         publishing.publish(scratch, written, options.output_dir, old)
     seconds = time.time() - start
     logging.info(
@@ -189,7 +194,7 @@ def _output_names(data, options):
 
 def _part_of(data, options):
     """The data set with the files that are this process's share of it."""
-    index, number = options.share
+    index, number = (0, 1) if options.own_files else options.share
     if len(data.files) < number:
         raise BadInput(
             f"--input={options.input}: has {len(data.files)} files, too few for {number} shards; "
@@ -244,13 +249,16 @@ def _prepare_output_dir(names, data_format, options):
     return found
 
 
-def _field_size(data):
-    """F of TFRecords: as dataset.json tells, else that of the first record that can be read."""
-    widths = (bad_records.first_width(file.path, "tfrecord") for file in data.files)
-    field_size = data.field_size or next(filter(None, widths), None)
+def _schema(data):
+    """Of TFRecords: as dataset.json tells, else as the first record that can be read."""
+    firsts = (bad_records.first_record(file.path, "tfrecord") for file in data.files)
+    field_size, multi_valued = data.field_size, data.multi_valued
+    if not field_size or multi_valued is None:
+        found, several = next((first for first in firsts if first[0]), (None, False))
+        field_size, multi_valued = field_size or found, multi_valued or several
     if not field_size:
         raise BadInput(f"{data.files[0].path}: record 0 at byte 0: is no record with ids.")
-    return field_size
+    return records.Schema(field_size, multi_valued=multi_valued)
 
 
 def _parts(file, data_format):

@@ -65,7 +65,7 @@ class Block(NamedTuple):
 
 
 def read(
-    part: Part, field_size: Optional[int], max_bad_records: int
+    part: Part, schema: Optional[records.Schema], max_bad_records: int
 ) -> Iterator[Union[Block, BadRecord]]:
     """Yields the records of a part of a file, good ones in Blocks, bad ones as BadRecords.
 
@@ -73,7 +73,7 @@ def read(
 
     Args:
         part: what to read.
-        field_size: F, of TFRecords; rows of LibSVM text may differ.
+        schema: of TFRecords; rows of LibSVM text may differ.
         max_bad_records: that are wanted.
 
     Raises:
@@ -81,7 +81,6 @@ def read(
     """
     if part.data_format == "libsvm":
         return _read_lines(part)
-    schema = records.Schema(field_size)
     return _read_frames(part.path, schema, max_bad_records, part.described)
 
 
@@ -102,11 +101,12 @@ class _FrameReader:
             serialized = iterator.get_next()
 
             def parse():
-                labels, ids, _ = parsed = records.parse_examples(serialized, schema)
-                with tf.control_dependencies(parsed):
-                    return labels > 0, tf.reduce_max(ids)
+                features, labels = records.parse(serialized, "tfrecord", schema)
+                with tf.control_dependencies(features.values()):
+                    return labels > 0, tf.reduce_max(features["feat_ids"])
 
-            known = self._described & wire.are_as_encoded(serialized, schema.field_size)
+            known = self._described & (not schema.multi_valued)
+            known &= wire.are_as_encoded(serialized, schema.field_size)
             nothing = lambda: (tf.zeros([0], tf.bool), tf.constant(-1, tf.int64))
             self._next = tf.strings.length(serialized), known, *tf.cond(known, nothing, parse)
             self._initializer = iterator.initializer

@@ -14,12 +14,12 @@ from deepfm.datasets import SamplingRates
 from deepfm.entry import BadInput
 
 
-def rates(data, tasks, field_size, options):
+def rates(data, tasks, schema, options):
     """The SamplingRates that the flags ask for."""
     if options.positive_share is None:
         given = options.negative_rate, options.positive_rate
         return SamplingRates(*(1.0 if rate is None else rate for rate in given))
-    negatives, positives = _count(data, tasks, field_size, options)
+    negatives, positives = _count(data, tasks, schema, options)
     if not negatives or not positives:
         raise BadInput(
             f"--positive_share={options.positive_share}: the input has {negatives} negatives and "
@@ -32,15 +32,13 @@ def rates(data, tasks, field_size, options):
     return SamplingRates(1 / positive_rate, 1.0)
 
 
-def _count(data, tasks, field_size, options):
+def _count(data, tasks, schema, options):
     """(negatives, positives) of the input: as dataset.json tells, else after a look at all."""
     if data.rows is not None:
         positives = sum(file.positives for file in data.files)
         return data.rows - positives, positives
     progress = Progress("Counting", sum(file.bytes for file in data.files) / 1e6, "MB")
-    count = functools.partial(
-        _count_part, field_size=field_size, max_bad_records=options.max_bad_records
-    )
+    count = functools.partial(_count_part, schema=schema, max_bad_records=options.max_bad_records)
     rows = np.zeros(2, np.int64)
     with contextlib.closing(workers.run(count, tasks, options.num_workers)) as events:
         for _, (read, found) in events:
@@ -50,8 +48,8 @@ def _count(data, tasks, field_size, options):
     return rows.tolist()
 
 
-def _count_part(task, field_size, max_bad_records):
-    for event in record_blocks.read(task.part, field_size, max_bad_records):
+def _count_part(task, schema, max_bad_records):
+    for event in record_blocks.read(task.part, schema, max_bad_records):
         if isinstance(event, record_blocks.Block):
             yield event.read, by_label(event.positive)
 

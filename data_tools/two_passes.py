@@ -13,7 +13,7 @@ from absl import logging
 from data_tools import record_blocks, sampling, shuffling, workers
 from data_tools.progress import Progress
 from data_tools.record_blocks import Part
-from deepfm import bad_records, datasets
+from deepfm import bad_records, datasets, records
 from deepfm.datasets import SamplingRates
 from deepfm.entry import BadInput
 
@@ -39,14 +39,14 @@ class Work(NamedTuple):
 
     Attributes:
         scratch: the folder to write to.
-        field_size: F of TFRecords.
+        schema: of TFRecords.
         rates: SamplingRates that are asked for.
         options: rebalance.Options.
         bits: of a key that choose the bucket.
     """
 
     scratch: str
-    field_size: Optional[int]
+    schema: Optional[records.Schema]
     rates: SamplingRates
     options: tuple
     bits: int
@@ -134,7 +134,7 @@ def _scatter(task, work):
     scatter = shuffling.Scatter(folder, bits, 0, min(work.memory // 2, BUFFER))
     step = max(int(COPIES / max(*work.rates, 1)), 1)
     seen = put = 0
-    blocks = record_blocks.read(task.part, work.field_size, work.options.max_bad_records)
+    blocks = record_blocks.read(task.part, work.schema, work.options.max_bad_records)
     for block in blocks:
         if isinstance(block, bad_records.BadRecord):
             yield block

@@ -400,10 +400,10 @@ def write_metadata(
     field_size: int,
     feature_size: int,
     files: List[DataFile],
-    multi_valued: bool = False,
-    hash_buckets: int = 0,
     sampling_rates: Optional[SamplingRates] = None,
     name: str = METADATA,
+    multi_valued: bool = False,
+    hash_buckets: int = 0,
 ):
     """Writes dataset.json into a folder, whole or not at all; `files` are of that folder."""
     content = {

@@ -11,15 +11,18 @@ Training is `train.py` as its user runs it, with the default flags, beside the a
 configuration (--lazy_updates=false --l2_scope=table), and, where --torch names a Python that has
 it, beside a plain PyTorch DeepFM with row-wise Adam (torch_reference.py). The floor is what no step
 can do without, in a session by itself: matrix products, gathers, sums of a row's gradients, row
-updates. Input and conversion run in one process each. The modes are a table: all of them in turn at
-each feature size, --rounds times.
+updates. Input and conversion run in one process each. Of the tools that prepare data the CPU time
+is taken, in one process, beside that of converting LibSVM. The modes are a table: all of them in
+turn at each feature size, --rounds times.
 
 Printed is a Markdown table; --output_dir takes that, the figures as JSON, and a plot.
 """
 
+import itertools
 import json
 import os
 import pathlib
+import resource
 import shutil
 import statistics
 import subprocess
@@ -27,12 +30,13 @@ import sys
 import tempfile
 import time
 
+import numpy as np
 from absl import app, flags, logging
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list(
     "what",
-    "training,floor,start,modes,extras,safety,pipe,input,conversion",
+    "training,floor,start,modes,extras,safety,pipe,input,conversion,tools",
     "What is measured.",
 )
 flags.DEFINE_list("feature_sizes", "117581,1000000,10000000", "Of training.")
@@ -263,8 +267,6 @@ def _against_torch(work, feature_size, batch):
 
 def _arrays(folder):
     """The path of a data set's records as arrays."""
-    import numpy as np
-
     path = folder / "train.npz"
     if not path.exists():
         columns = {"labels": [], "ids": [], "values": []}
@@ -474,6 +476,93 @@ def conversion(work):
     ]
 
 
+def tools(work):
+    """Rows/s per core of the tools that prepare data, and what a second worker adds.
+
+    CPU time of whole commands, less that of the same commands with a hundredth of the rows.
+    """
+    folder = _data(work, 117581)
+    inputs = {rows: _raw_inputs(folder, rows) for rows in (FLAGS.rows, FLAGS.rows // 100)}
+    out = f"--output_dir={work}/prepared"
+    commands = {
+        "libsvm_to_tfrecord": lambda of: [f"--input={of['libsvm']}", "--feature_size=117581"],
+        "libsvm_to_tfrecord, LibFFM": lambda of: [f"--input={of['libffm']}", "--field_size=39"],
+        "libsvm_to_tfrecord, LibFFM, --multi_valued": lambda of: [
+            f"--input={of['libffm']}", "--field_size=39", "--multi_valued"
+        ],
+        "prepare_criteo": lambda of: [f"--input={of['criteo']}"],
+        "rebalance": lambda of: [f"--input={of['tfrecord']}", "--num_files=4"],
+    }  # fmt: skip
+
+    def run(name, rows, workers=1):
+        """(CPU-seconds, seconds) of a tool."""
+        shutil.rmtree(work / "prepared", ignore_errors=True)
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = _run(
+            "-m", f"data_tools.{name.partition(',')[0]}", *commands[name](inputs[rows]), out,
+            f"--num_workers={workers}",
+        )  # fmt: skip
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return sum(after[:2]) - sum(before[:2]), seconds
+
+    def per_core(name):
+        few = FLAGS.rows // 100
+        return (FLAGS.rows - few) / (run(name, FLAGS.rows)[0] - run(name, few)[0])
+
+    def rate(name, workers):
+        return FLAGS.rows / run(name, FLAGS.rows, workers)[1]
+
+    first, *others = commands
+    figures = [
+        _in_turn(f"{name}, rows/s per core", lambda name=name: per_core(name), first,
+                 lambda: per_core(first))
+        for name in others
+    ]  # fmt: skip
+    return figures + [
+        _in_turn(f"{name}, 2 workers", lambda name=name: rate(name, 2), "1 worker",
+                 lambda name=name: rate(name, 1))
+        for name in ("prepare_criteo", "rebalance")
+    ]  # fmt: skip
+
+
+def _raw_inputs(folder, rows):
+    """{format: path} of so many rows: LibSVM, LibFFM, TFRecord, and raw ones as Criteo's are."""
+    paths = {kind: folder / f"raw-{rows}.{kind}" for kind in ("libsvm", "libffm", "criteo")}
+    paths["tfrecord"] = folder / f"raw-{rows}"
+    if not all(path.exists() for path in paths.values()):
+        with open(folder / "train.libsvm") as lines, open(paths["libsvm"], "w") as libsvm, open(
+            paths["libffm"], "w"
+        ) as libffm:
+            for line in itertools.islice(lines, rows):
+                label, *pairs = line.split()
+                libsvm.write(line)
+                named = " ".join(f"{field}:{pair}" for field, pair in enumerate(pairs))
+                libffm.write(f"{label} {named}\n")
+        _write_criteo(paths["criteo"], rows)
+        _run(
+            "-m", "data_tools.libsvm_to_tfrecord", f"--input={paths['libsvm']}",
+            f"--output_dir={paths['tfrecord']}", "--overwrite", "--feature_size=117581",
+        )  # fmt: skip
+    return paths
+
+
+def _write_criteo(path, rows):
+    """Rows as Criteo's: integers of a long tail, and categories of few and of many kinds."""
+    random = np.random.RandomState(1)
+    with open(path, "w") as f:
+        for _ in range(-(-rows // 10000)):
+            n = min(10000, rows)
+            rows -= n
+            integers = np.floor(np.exp(random.randn(n, 13) * 2)).astype(int).astype(str)
+            kinds = np.floor(10 ** random.uniform(1, 6, 26)).astype(int)
+            kinds = np.floor(kinds * random.rand(n, 26) ** 3).astype(np.uint32)
+            texts = np.char.mod("%08x", kinds * np.uint32(2654435761) + np.arange(26, dtype="u4"))
+            cells = np.concatenate([integers, texts], axis=1)
+            cells[random.rand(n, 39) < 0.1] = ""
+            labels = (random.rand(n) < 0.25).astype(int).astype(str)
+            f.writelines(f"{y}\t" + "\t".join(row) + "\n" for y, row in zip(labels, cells))
+
+
 _EXAMPLE_LOOP = """
 import itertools, sys
 import tensorflow as tf
@@ -515,7 +604,6 @@ def _floor(folder, feature_size, embedding_size=32, layers=(128, 64, 32, 1)):
     """CPU-seconds per million examples of what no step can do without."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     sys.path.insert(0, str(ROOT))
-    import numpy as np
     import tensorflow as tf
 
     from deepfm import datasets, distribution, input_pipeline, records
@@ -665,6 +753,7 @@ MEASURES = {
     "pipe": pipe,
     "input": reading,
     "conversion": conversion,
+    "tools": tools,
 }
 
 if __name__ == "__main__":

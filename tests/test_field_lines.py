@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from data_tools import block_writer, field_lines, libsvm_to_tfrecord, line_blocks
+from data_tools import block_writer, field_lines, libsvm_to_tfrecord, line_blocks, rebalance
 from data_tools.libsvm_to_tfrecord import Options
 from deepfm import bad_records, datasets, records
 from deepfm.entry import BadInput
@@ -180,3 +180,21 @@ def test_flags_that_do_not_go_together_are_refused(convert, flags, words):
 def test_a_bad_map_is_refused(tmp_path, fields, words):
     with pytest.raises(BadInput, match=words):
         field_lines.read_map(field_map(tmp_path, fields))
+
+
+def test_rebalance_keeps_the_values_of_each_field(convert, tmp_path):
+    rows = convert(FFM, multi_valued=True, num_files=1)
+    options = rebalance.Options(str(tmp_path / "out"), str(tmp_path / "mixed"), num_files=2)
+    files = rebalance.rebalance(options)
+    read = lambda path: [payload for _, payload, _ in bad_records.read_frames(path)]
+    before = [x for path in (tmp_path / "out").glob("*.tfrecords") for x in read(str(path))]
+    assert sorted(x for file in files for x in read(file.path)) == sorted(before)
+    assert len(before) == len(rows) == 5
+    found = datasets.find(str(tmp_path / "mixed"), "data")
+    assert (found.field_size, found.feature_size, found.multi_valued) == (3, 23, True)
+
+
+def test_rebalance_remembers_that_ids_are_hashes(convert, tmp_path):
+    convert("1 a:1 b:1\n0 c:1 d:1\n", hash_buckets=1000)
+    rebalance.rebalance(rebalance.Options(str(tmp_path / "out"), str(tmp_path / "mixed")))
+    assert datasets.find(str(tmp_path / "mixed"), "data").hash_buckets == 1000
