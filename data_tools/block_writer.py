@@ -157,6 +157,8 @@ class BlockWriter:
             BadBlock: a pair is of another form, or not ASCII.
         """
         schema = self._schema
+        if schema.hash_buckets and bad_records.HASH_IN_ID.search(text):
+            raise BadBlock
         if schema.named_fields or schema.hash_buckets:
             text = re.sub(rb"#[^\n]*", b"", text) if b"#" in text else text
         taken = field_lines.take(text, schema.named_fields, bool(schema.hash_buckets))
@@ -227,8 +229,9 @@ def convert(task, schema):
         except BadBlock:
             if first_line is None:
                 first_line = line_blocks.line_number(task.lines.path, task.lines.start)
+            whole = schema.hash_buckets and bad_records.HASH_IN_ID.search(text)
             lines = {
-                number: line.partition(b"#")[0]
+                number: line if whole else line.partition(b"#")[0]
                 for number, line in enumerate(text.split(b"\n"), start=first_line + lines_before)
             }
             for number, reason in _bad_lines(writer, lines, schema):

@@ -68,14 +68,15 @@ class FieldSummary:
     """What is known of a field: how often each id occurs, and the range of its values."""
 
     def __init__(self):
-        self.rows = self.zeros = 0
+        self.rows = self.values = self.zeros = 0
         self.total, self.low, self.high = 0.0, np.inf, -np.inf
         self._ids, self._counts = np.empty(0, np.int64), np.empty(0, np.int64)
         self._waiting, self._waiting_size = [], 0
 
-    def add(self, ids, values):
-        """Counts the field's ids int64 [n] and values float32 [n] of some records, n > 0."""
-        self.rows += len(ids)
+    def add(self, ids, values, records):
+        """Counts the field's ids int64 [n] and values float32 [n], n > 0, of records int64 [n]."""
+        self.values += len(ids)
+        self.rows += 1 + np.count_nonzero(np.diff(records))
         self.zeros += int(np.count_nonzero(values == 0))
         self.total += float(values.sum(dtype=np.float64))
         self.low, self.high = min(self.low, values.min()), max(self.high, values.max())
@@ -101,16 +102,17 @@ class FieldSummary:
         top = int(np.argmax(self._counts))
         return {
             "field": field,
-            "rows": self.rows,
+            "rows": int(self.rows),
+            "values": self.values,
             "distinct_ids": len(self._ids) if self.rows else 0,
             "smallest_id": int(self._ids[0]),
             "largest_id": int(self._ids[-1]),
             "most_frequent_id": int(self._ids[top]),
-            "most_frequent_share": int(self._counts[top]) / max(self.rows, 1),
+            "most_frequent_share": int(self._counts[top]) / max(self.values, 1),
             "min_value": float(self.low),
             "max_value": float(self.high),
-            "mean_value": self.total / max(self.rows, 1),
-            "zero_share": self.zeros / max(self.rows, 1),
+            "mean_value": self.total / max(self.values, 1),
+            "zero_share": self.zeros / max(self.values, 1),
         }
 
 
@@ -159,6 +161,7 @@ def inspect(data: str, field_size: Optional[int] = None, show_progress: bool = F
         "label_rate": positives / rows,
         "field_size": len(fields),
         "shortest_row": int(shortest),
+        "multi_valued": any(field["values"] > field["rows"] for field in described),
         "feature_size": 1 + max((d["largest_id"] for d in described), default=-1),
         "fields": described,
         "files": files,
@@ -170,11 +173,12 @@ def _add(fields, batch):
     """Adds each pair of a batch to the summary of its field."""
     order = np.argsort(batch.fields, kind="stable")  # field by field
     ids, values = batch.ids[order], batch.values[order]
+    records = np.repeat(np.arange(len(batch.lengths)), batch.lengths)[order]
     ends = np.cumsum(np.bincount(batch.fields, minlength=len(fields)))
     fields.extend(FieldSummary() for _ in range(len(ends) - len(fields)))
     for summary, start, end in zip(fields, [0, *ends[:-1]], ends):
         if start < end:
-            summary.add(ids[start:end], values[start:end])
+            summary.add(ids[start:end], values[start:end], records[start:end])
 
 
 def _read_libsvm(path, field_size) -> Iterator[Batch]:
@@ -305,11 +309,11 @@ def format_tables(summary: dict) -> str:
         f"{summary['data']}: {summary['data_format']}, {len(summary['files'])} files",
         f"rows          {summary['rows']:,}",
         f"label rate    {summary['label_rate']:.4f} ({summary['positives']:,} positive)",
-        "fields        " + _span(summary["shortest_row"], summary["field_size"]),
+        "fields        " + _fields(summary),
         f"feature_size  {summary['feature_size']:,} (largest id + 1)",
         "",
     ]
-    header = ("field", "rows", "distinct ids", "ids from", "to", "top id", "top share")
+    header = ("field", "rows", "values", "distinct ids", "ids from", "to", "top id", "top share")
     header += ("min value", "max value", "mean", "zeros")
     table = [header]
     for field in summary["fields"]:
@@ -327,7 +331,10 @@ def format_tables(summary: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _span(low, high):
+def _fields(summary):
+    low, high = summary["shortest_row"], summary["field_size"]
+    if summary["multi_valued"]:
+        return f"{high}, of any number of values"
     return str(high) if low == high else f"{low} to {high}, by row"
 
 

@@ -219,13 +219,16 @@ def _lines(inputs, options):
     named = options.input_format == "libffm"
     if options.input_format == "auto":
         lines = (line.split() for file in inputs for _, line in bad_records.read_lines(file.path))
-        first = next((words for words in lines if len(words) > 1), [b"", b""])
-        named = first[1].count(b":") == 2
+        first = next((words for words in lines if len(words) > 1), None)
+        named = bool(first) and first[1].count(b":") == 2
+        if not first and options.multi_valued:
+            raise BadInput(f"--input={options.input}: no row holds an id:value pair.")
     pairs = (
         ("fields", named, "a LibFFM input, whose pairs name their fields"),
         ("fields", options.hash_buckets, "--hash_buckets, whose ids are no ranges"),
         ("pad", named or options.fields, "fields that are told: a missing one is filled up anyway"),
         ("id_offset", options.hash_buckets, "--hash_buckets, which makes the ids"),
+        ("feature_size", options.hash_buckets, "--hash_buckets, which it is then"),
     )
     for name, other, what in pairs:
         if getattr(options, name) and other:
@@ -309,6 +312,8 @@ def _schema(inputs, lines, counts, options):
     field_size = lines.field_size
     if not field_size and (lines.pad or lines.named_fields):
         field_size = max(most for _, most in counts)
+        if not field_size and lines.named_fields:
+            _first_row_length(inputs, lines._replace(field_size=sizes.MAX_FIELDS), options)
     elif not field_size:
         field_size = _first_row_length(inputs, lines, options)
     if not field_size:
@@ -326,7 +331,9 @@ def _first_row_length(inputs, lines, options):
     for file in inputs:
         for number, line in bad_records.read_lines(file.path):
             pairs = len(line.split()) - 1
-            schema = lines._replace(field_size=max(pairs, 1), feature_size=None)
+            schema = lines._replace(feature_size=None)
+            if not lines.named_fields:
+                schema = schema._replace(field_size=max(pairs, 1))
             reason = bad_records.explain_line(line, schema)
             if not reason:
                 return pairs

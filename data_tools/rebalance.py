@@ -206,6 +206,13 @@ def _part_of(data, options):
 def _check_apart(data, options):
     """Refuses that a part of the input is what an earlier run has written: it would come twice."""
     output_dir = os.path.abspath(options.output_dir)
+    for part in options.input.split(","):
+        top = os.path.join(os.path.abspath(part.strip()), "")
+        if os.path.isdir(top) and output_dir.startswith(top):
+            raise BadInput(
+                f"--output_dir={options.output_dir} lies in --input={part.strip()}, which would "
+                "then hold every record twice; give a folder beside it."
+            )
     inside = [f.path for f in data.files if os.path.dirname(os.path.abspath(f.path)) == output_dir]
     if inside and len(inside) < len(data.files):
         raise BadInput(

@@ -186,7 +186,6 @@ def ordered(bucket: Bucket, memory: int) -> Iterator[Tuple[bytes, np.ndarray, np
         for smaller in buckets(folder, bucket.bits + bits):
             yield from ordered(smaller, memory)
         return
-    data = np.empty(bucket.bytes, np.uint8)
     entries = _entries(bucket)
     data = b"".join([_content(path) for path in bucket.paths])
     _delete(bucket)

@@ -45,6 +45,7 @@ class BadRecord(NamedTuple):
 
 _ID = re.compile(rb"-?[0-9]+")
 _FIELD = re.compile(rb"[0-9]{1,6}")
+HASH_IN_ID = re.compile(rb"[^\s]#|[ \t]#\S")  # which begins a comment, or was meant to be an id's
 _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _HEXADECIMAL = re.compile(rb"[+-]?0[xX][0-9a-fA-F]+")
 _NUMBER_CHARACTERS = 31  # what TensorFlow's decoder reads of a number at most
@@ -52,7 +53,9 @@ _NUMBER_CHARACTERS = 31  # what TensorFlow's decoder reads of a number at most
 
 def explain_line(line: bytes, schema: Schema) -> Optional[str]:
     """What is wrong with a LibSVM line, against what; None where nothing is."""
-    label, *pairs = line.split()
+    if schema.hash_buckets and HASH_IN_ID.search(line):
+        return f"'#' begins a comment, after a blank and before one, and is in no id: {_text(line)}"
+    label, *pairs = line.partition(b"#")[0].split()
     if number_of(label) not in (-1, 0, 1):
         return f"label {_text(label)} is none of 0, 1, -1 and +1: {_text(line)}"
     positional = not (schema.named_fields or schema.field_ids)

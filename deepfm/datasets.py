@@ -72,7 +72,8 @@ class DataSet(NamedTuple):
         feature_size: rows of the embedding table, or None where no dataset.json tells.
         multi_valued: whether fields may hold several values, or none; None where no dataset.json
             tells.
-        hash_buckets: of the strings that ids are hashes of, or None.
+        hash_buckets: of the strings that ids are hashes of; 0: ids are no hashes; None where no
+            dataset.json tells.
         name: what messages call it.
         pipe: the channel that is read in place of files, or None.
         own_channel: whether no other process of this host sees these records.
@@ -129,8 +130,14 @@ def _find(spec, flag, data_format):
                 f"--{flag}={spec}: {folder or '.'} holds a part of a data set, whose writing was "
                 f"cut short ({UNFINISHED} says so); write it again with --overwrite."
             )
-    files, empty = [], []
+    _warn_of_missing_parts(paths, f"--{flag}={spec}")
+    files, empty, seen = [], [], set()
     for path in paths:
+        same = path if remote.is_remote(path) else os.path.realpath(path)
+        if same in seen:
+            logging.warning("%s: is named twice (--%s=%s) and read once.", path, flag, spec)
+            continue
+        seen.add(same)
         size = tf.io.gfile.stat(path).length
         (files if size else empty).append(DataFile(path, size))
     if not files:
@@ -141,7 +148,11 @@ def _find(spec, flag, data_format):
     if len(formats) > 1:
         raise BadInput(
             f"--{flag}={spec} mixes TFRecord and LibSVM files ({files[0].path}, {files[-1].path}); "
-            f"name one kind, with a glob such as '{spec.rstrip('/')}/*.tfrecords'."
+            + (
+                f"name one kind, with a glob such as '{spec.rstrip('/')}/*.tfrecords'."
+                if "," not in spec
+                else "name files of one kind."
+            )
         )
     tops = [part.strip().rstrip("/") for part in spec.split(",")]
     read = functools.lru_cache(maxsize=None)(read_metadata)
@@ -154,10 +165,32 @@ def _find(spec, flag, data_format):
         max((m["feature_size"] for m in metadata), default=None),
         any(m.get("multi_valued") for m in metadata)
         or (None if len(metadata) < len(files) else False),
-        _agreed(metadata, "hash_buckets", flag),
+        _agreed([{"hash_buckets": 0, **m} for m in metadata], "hash_buckets", flag),
         f"--{flag}={spec}",
         sampling_rates=_sampling_rates(described),
     )
+
+
+def _warn_of_missing_parts(paths, name):
+    """Warns where files, by their folders or their own names, are of several hosts' but not all."""
+    found = {}
+    for path in paths:
+        match = re.search(r"(.*/|^)shard-(\d{5})-of-(\d{5})/", path)
+        if match:
+            found.setdefault((match[1], int(match[3])), set()).add(int(match[2]))
+    for folder in {posixpath.dirname(path) for path in paths}:
+        with contextlib.suppress(tf.errors.NotFoundError):
+            for part in filter(PART.fullmatch, tf.io.gfile.listdir(folder or ".")):
+                index, number = map(int, re.findall(r"\d{5}", part))
+                found.setdefault((posixpath.join(folder, ""), number), set()).add(index)
+    for (folder, number), indices in sorted(found.items()):
+        missing = sorted(set(range(number)) - indices)
+        if missing:
+            logging.warning(
+                "%s: %s holds what %d of %d hosts have written; nothing is there of host %d%s.",
+                name, folder or ".", len(indices), number, missing[0],
+                " and others" if missing[1:] else "",
+            )  # fmt: skip
 
 
 def _matches(part, flag):

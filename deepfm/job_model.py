@@ -44,6 +44,11 @@ def keep_config(job, config):
     datasets.write_whole(_file(job), json.dumps(config._asdict(), indent=1) + "\n")
 
 
+def has_config(job):
+    """Whether there is a model.json."""
+    return tf.io.gfile.exists(_file(job))
+
+
 def _file(job):
     return os.path.join(job.model_dir, MODEL_FILE)
 
@@ -55,9 +60,11 @@ def sizes(job, *data_sets):
         job: a jobs.JobConfig.
         data_sets: those of the job; where it trains, the training data first.
     """
-    fields = dict(job.model, hash_buckets=0, logit_offset=_logit_offset(job, data_sets))
+    fields = dict(job.model, hash_buckets=None, logit_offset=_logit_offset(job, data_sets))
     if job.task_type != "train" and tf.io.gfile.exists(_file(job)):
         kept = model_file.read(_file(job))
+        if "pooling" in job.given:
+            _check_pooling(job, kept, fields["pooling"])
         fields.update({k: v for k, v in kept.items() if k in fields and k not in job.given})
     if job.correct_calibration and job.task_type != "train" and not fields["logit_offset"]:
         raise BadInput(
@@ -77,14 +84,10 @@ def sizes(job, *data_sets):
             )
     if fields["multi_valued"] is None or "multi_valued" not in job.given:
         fields["multi_valued"] = bool(fields["multi_valued"]) or any(map(_multi_valued, data_sets))
-    hashed = {d.hash_buckets for d in data_sets if d.hash_buckets}
-    fields["hash_buckets"] = fields["hash_buckets"] or max(hashed, default=0)
-    if hashed - {fields["hash_buckets"]}:
-        raise BadInput(
-            f"The model's ids are hashes into {fields['hash_buckets']} buckets, those of the data "
-            f"into {max(hashed)}; convert the data with "
-            f"--hash_buckets={fields['hash_buckets']}."
-        )
+    for data in (d for d in data_sets if d.hash_buckets is not None):
+        if fields["hash_buckets"] is None:
+            fields["hash_buckets"] = data.hash_buckets
+        _check_hashes(data.name, data.hash_buckets, fields["hash_buckets"])
     layers = tuple(fields["deep_layers"])
     dropout = tuple(fields["dropout"])
     if len(dropout) not in (1, len(layers)):
@@ -97,6 +100,36 @@ def sizes(job, *data_sets):
     config = model.ModelConfig(**fields)
     model_sizes.check(config, one_machine=not job.distribution.partitioner)
     return config
+
+
+def check_goes_on(job, config):
+    """Refuses (BadInput) to go on with a model that pools otherwise, or has other ids."""
+    if not tf.io.gfile.exists(_file(job)):
+        return
+    kept = model_file.read(_file(job))
+    _check_pooling(job, kept, config.pooling)
+    if None not in (kept.get("hash_buckets"), config.hash_buckets):
+        name = f"--training_data_dir={job.training_data_dir}"
+        _check_hashes(name, config.hash_buckets, kept["hash_buckets"])
+
+
+def _check_pooling(job, kept, pooling):
+    trained = kept.get("pooling", pooling)
+    if trained != pooling:
+        raise BadInput(
+            f"--pooling={pooling}, but the model of --model_dir={job.model_dir} was trained with "
+            f"--pooling={trained}; give that."
+        )
+
+
+def _check_hashes(name, buckets, wanted):
+    if buckets != wanted:
+        tell = lambda n: f"are hashes into {n} buckets" if n else "are no hashes"
+        flag = f"with --hash_buckets={wanted}" if wanted else "without --hash_buckets"
+        raise BadInput(
+            f"{name}: its ids {tell(buckets)}, those that the model learns {tell(wanted)}; convert "
+            f"the data {flag}."
+        )
 
 
 def _multi_valued(data):
@@ -259,7 +292,7 @@ def evaluate(job, data, config, more_hooks=()):
 def save_export(job, config):
     """Writes a SavedModel into a new numbered folder, whole or not at all; returns its path."""
     with remote.written(job.servable_model_dir) as folder, estimator(job, config) as trained:
-        wanted = schema(config)._replace(hash_buckets=config.hash_buckets)
+        wanted = schema(config)._replace(hash_buckets=config.hash_buckets or 0)
         number = export.save(trained, folder, wanted)
     path = os.path.join(job.servable_model_dir, number)
     logging.info("Exported the model of step %d to %s.", global_step(job.model_dir), path)

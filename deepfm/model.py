@@ -47,7 +47,7 @@ class ModelConfig(NamedTuple):
             mean is over the number of values, and not over their sum.
         multi_valued: whether exported models take fields of several values.
         hash_buckets: of the strings that ids are hashes of, and that exported models take too; 0:
-            ids are no hashes.
+            ids are no hashes; None: not known.
         logit_offset: added to the logits in all but training; see `logit_offset`.
     """
 
@@ -66,7 +66,7 @@ class ModelConfig(NamedTuple):
     seed: int = 1
     pooling: str = "sum"
     multi_valued: bool = False
-    hash_buckets: int = 0
+    hash_buckets: Optional[int] = None
     logit_offset: float = 0.0
 
 

@@ -47,6 +47,8 @@ def _fits(name, value):
         return isinstance(value, list) and bool(value) and all(map(single, value))
     if name in ("field_size", "feature_size", "embedding_size"):
         return _is_size(value)
+    if name == "hash_buckets" and value is None:
+        return True
     if name == "logit_offset":
         return type(value) in (int, float) and _is_number(abs(value))
     return _is_number(value) and (name not in ("seed", "hash_buckets") or isinstance(value, int))

@@ -65,6 +65,8 @@ def train(job):
     job, run_step = _go_on(job, data, damaged, step)
     if chief and not step:  # a checkpoint that is there may be another model's
         job_model.keep_config(job, config)
+    elif chief:
+        job_model.check_goes_on(job, config)
     gpus = utilization.Gpus()
     run = _Training(job, validation, config, step, run_step, gpus)
     _log_start(job, data, config, damaged, step)
@@ -81,7 +83,7 @@ def train(job):
         _check_all_used(job, data, run)
     elif chief:
         job_model.check_fits(job, config)
-    if chief:
+    if chief and (run.progress.steps or not job_model.has_config(job)):
         job_model.keep_config(job, config)
     report = run.report(data)
     report["training_data"] = {

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 
 import pytest
 import tensorflow as tf
@@ -166,3 +167,40 @@ def test_data_sets_of_different_field_size_are_refused(tmp_path):
         file = datasets.DataFile(str(folder / "a.tfrecords"), size, 3, 1)
         datasets.write_metadata(str(folder), field_size, 1000, [file])
     assert "different field_size: [3, 4]" in refused(tmp_path)
+
+
+def test_a_file_that_is_named_twice_is_read_once(tmp_path, monkeypatch):
+    write_tfrecord(tmp_path / "a.tfrecords")
+    os.symlink(tmp_path / "a.tfrecords", tmp_path / "b.tfrecords")
+    monkeypatch.chdir(tmp_path)
+    for spec in (f"{tmp_path}/a.tfrecords,./a.tfrecords,.", f"{tmp_path}"):
+        assert len(datasets.find(spec, "data").files) == 1
+
+
+def test_data_of_hashes_and_of_none_are_not_one_data_set(tmp_path):
+    for name, buckets in (("a", 50), ("b", 0)):
+        (tmp_path / name).mkdir()
+        size = write_tfrecord(tmp_path / name / "x.tfrecords")
+        file = datasets.DataFile("x.tfrecords", size, 1, 0)
+        datasets.write_metadata(str(tmp_path / name), 2, 50, [file], hash_buckets=buckets)
+    assert datasets.find(str(tmp_path / "a"), "data").hash_buckets == 50
+    assert datasets.find(str(tmp_path / "b"), "data").hash_buckets == 0
+    with pytest.raises(BadInput, match=r"different hash_buckets: \[0, 50\]"):
+        datasets.find(str(tmp_path), "data")
+
+
+@pytest.mark.parametrize(
+    "name", ["shard-00001-of-00003/x.tfrecords", "dataset-00001-of-00003.json"]
+)
+def test_a_part_of_several_hosts_data_is_told(tmp_path, monkeypatch, name):
+    said = []
+    monkeypatch.setattr(datasets.logging, "warning", lambda text, *x: said.append(text % x))
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    size = write_tfrecord((tmp_path / name).parent / "x.tfrecords")
+    if name.endswith(".json"):
+        file = datasets.DataFile("x.tfrecords", size, 1, 0)
+        datasets.write_metadata(str(tmp_path), 2, 50, [file], name=name)
+    datasets.find(str(tmp_path), "data")
+    assert any(
+        "1 of 3 hosts have written; nothing is there of host 0 and others" in x for x in said
+    )

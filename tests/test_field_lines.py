@@ -88,7 +88,7 @@ def test_a_field_of_one_value_at_most_has_its_place(convert):
 
 def test_string_ids_are_hashed_as_in_serving(convert, tmp_path):
     names = ["é=ü", "x", "C1:7".replace(":", "_"), "#"[:0] + "a/b"]
-    text = f"1 {names[0]}:0.5 {names[1]}:2\n0 {names[2]}:1 {names[3]}:1\n"
+    text = f"1 {names[0]}:0.5 {names[1]}:2 # one\n# two\n0 {names[2]}:1 {names[3]}:1\n"
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         ids = session.run(records.hashed(tf.constant(names), 1000)).tolist()
     assert all(0 < i < 1000 for i in ids) and len(set(ids)) == 4
@@ -134,6 +134,8 @@ HASHED = records.Schema(2, 50, hash_buckets=50)
         ("1 a:1 b:1 c:1", HASHED, ["expected 2", "found 3"]),
         ("1 a:1 :1", HASHED, ["':1' is not id:value"]),
         ("1 a:1 b:c:1", HASHED, ["not id:value"]),
+        ("1 a:1 #b:1", HASHED, ["'#' begins a comment"]),
+        ("1 a:1#c:1 b:1", HASHED, ["'#' begins a comment"]),
         ("1 0:3:1", records.Schema(1), ["LibFFM", "libsvm_to_tfrecord"]),
     ],
 )
@@ -152,12 +154,27 @@ def test_a_bad_line_among_good_ones_is_named_and_may_be_skipped(convert, tmp_pat
 
 
 @pytest.mark.parametrize(
+    "text, words",
+    [
+        ("1 a:1 b:1\n0 c:1 #d:1\n", "a.txt:2: '#' begins a comment"),
+        ("1 -1:1:1 1:2:1\n", "a.txt:1: '-1:1:1' is not field:id:value"),
+        ("# nothing\n\n", "no row holds an id:value pair"),
+    ],
+)
+def test_a_file_of_bad_lines_alone_is_named(convert, text, words):
+    flags = {"hash_buckets": 99} if "#d" in text else {"multi_valued": text.startswith("#")}
+    with pytest.raises(BadInput, match=words):
+        convert(text, **flags)
+
+
+@pytest.mark.parametrize(
     "flags, words",
     [
         ({"fields": "nowhere.json"}, "--fields=nowhere.json: cannot be read"),
         ({"input_format": "libffm", "fields": "x"}, "--fields does not go with a LibFFM input"),
         ({"input_format": "libffm", "pad": True}, "--pad does not go with"),
         ({"hash_buckets": 9, "id_offset": 1}, "--id_offset does not go with --hash_buckets"),
+        ({"hash_buckets": 9, "feature_size": 5}, "--feature_size does not go with"),
         ({"hash_buckets": 1}, "--hash_buckets=1 leaves no id"),
         ({"multi_valued": True}, "--multi_valued needs to know the field"),
     ],

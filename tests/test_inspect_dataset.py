@@ -28,6 +28,7 @@ def summarize_slowly(rows):
             {
                 "field": j,
                 "rows": len(here),
+                "values": len(here),
                 "distinct_ids": len(set(ids)),
                 "smallest_id": min(ids),
                 "largest_id": max(ids),
@@ -104,7 +105,7 @@ def test_ids_are_counted_right_across_merges():
     field = inspect_dataset.FieldSummary()
     batches = [rng.zipf(1.1, 40000) % (1 << 40) for _ in range(5)]
     for ids in batches:
-        field.add(ids, np.ones(len(ids), np.float32))
+        field.add(ids, np.ones(len(ids), np.float32), np.arange(len(ids)))
     ids, counts = np.unique(np.concatenate(batches), return_counts=True)
     found = field.describe(0)
     assert found["distinct_ids"] == len(ids)

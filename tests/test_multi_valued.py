@@ -245,7 +245,11 @@ def data(tmp_path_factory):
 def test_the_data_set_is_described(data):
     found = inspect_dataset.inspect(str(data))
     assert (found["rows"], found["field_size"], found["shortest_row"]) == (500, F, 0)
-    assert sum(field["rows"] for field in found["fields"]) > 2000
+    assert found["multi_valued"]
+    counts = parsed([x for _, x, _ in bad_records.read_frames(str(data / "a.tfrecords"))])[0]
+    counts = counts["feat_counts"]
+    assert [field["values"] for field in found["fields"]] == counts.sum(axis=0).tolist()
+    assert [field["rows"] for field in found["fields"]] == (counts > 0).sum(axis=0).tolist()
 
 
 # All records in each step, so that their order does not matter.
@@ -331,7 +335,23 @@ def test_serving_hashes_strings_as_the_converter_does(tmp_path, multi_valued):
     np.testing.assert_allclose(by_strings, by_examples, rtol=1e-6)
 
 
-@pytest.mark.parametrize("mode", ["tower", "mirrored", "horovod"])
+@pytest.mark.parametrize("task", ["train", "eval"])
+def test_a_model_is_not_used_with_another_pooling(data, locally, task):
+    before = (locally[0] / "model.json").read_text()
+    flags = {
+        "train": small_job(data, locally[0]),
+        "eval": (f"--val_data_dir={data}", f"--model_dir={locally[0]}"),
+    }[task]
+    done = run_train(*flags, f"--task_type={task}", "--pooling=max")
+    assert done.returncode == 2, done.stderr
+    assert "--pooling=max, but the model of --model_dir=" in done.stderr
+    assert "was trained with --pooling=mean; give that." in done.stderr
+    assert (locally[0] / "model.json").read_text() == before
+
+
+@pytest.mark.parametrize(
+    "mode", ["tower", pytest.param("mirrored", marks=pytest.mark.table), "horovod"]
+)
 def test_every_mode_agrees_with_local(data, locally, tmp_path, mode):
     start = run_train if mode != "horovod" else lambda *flags: run_horovod(2, *flags)
     replicas = () if mode == "horovod" else ("--replicas_per_process=2",)

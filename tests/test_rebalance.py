@@ -511,10 +511,10 @@ def test_positive_share_needs_both_labels(tmp_path, run):
 
 def test_an_input_that_is_in_part_an_earlier_output_is_refused(tmp_path, run):
     make_input(tmp_path / "in")
-    (tmp_path / "in" / "out").mkdir()
-    run(output_dir=str(tmp_path / "in" / "out"))
-    with pytest.raises(BadInput, match=r"part-00000-of-00004\.tfrecords lies in --output_dir"):
-        run(output_dir=str(tmp_path / "in" / "out"), overwrite=True)
+    shutil.copytree(str(tmp_path / "in"), str(tmp_path / "out"))
+    both = f"{tmp_path}/in,{tmp_path}/out"
+    with pytest.raises(BadInput, match=r"out/.*lies in --output_dir"):
+        run(input=both, output_dir=str(tmp_path / "out"), overwrite=True)
 
 
 @pytest.mark.parametrize("suffix", [".tfrecords", ".libsvm"])
@@ -598,3 +598,11 @@ def test_a_shard_replaces_its_own_files_and_no_others(tmp_path, run):
     assert len(os.listdir(tmp_path / "out")) == 4
     with pytest.raises(BadInput, match="another data set .*; delete it"):
         run(share=(1, 2), num_files=4, overwrite=True)
+
+
+def test_a_folder_in_the_input_is_no_place_for_the_output(tmp_path):
+    make_input(tmp_path / "in")
+    inside = Options(str(tmp_path), str(tmp_path / "sub"))
+    with pytest.raises(BadInput, match="would then hold every record twice"):
+        rebalance.rebalance(inside)
+    assert not (tmp_path / "sub").exists()
