@@ -145,6 +145,11 @@ def test_a_bad_line_is_refused_and_explained(line, schema, words):
     assert not block_writer.BlockWriter(schema).accepts([line.encode()])
 
 
+@pytest.mark.parametrize("schema", [LINES, MULTI])
+def test_a_field_beyond_the_last_is_not_the_next_lines_first(schema):
+    assert not block_writer.BlockWriter(schema).accepts([b"1 3:5:1", b"0 1:5:1"])
+
+
 def test_a_bad_line_among_good_ones_is_named_and_may_be_skipped(convert, tmp_path):
     text = FFM + "1 0:1\n" + FFM
     with pytest.raises(BadInput, match=r"a.txt:8: '0:1' is not field:id:value: '1 0:1'"):
