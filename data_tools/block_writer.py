@@ -229,9 +229,8 @@ def convert(task, schema):
         except BadBlock:
             if first_line is None:
                 first_line = line_blocks.line_number(task.lines.path, task.lines.start)
-            whole = schema.hash_buckets and bad_records.HASH_IN_ID.search(text)
             lines = {
-                number: line if whole else line.partition(b"#")[0]
+                number: _without_comment(line, schema)
                 for number, line in enumerate(text.split(b"\n"), start=first_line + lines_before)
             }
             for number, reason in _bad_lines(writer, lines, schema):
@@ -241,6 +240,13 @@ def convert(task, schema):
         with open(piece.path, "ab") as whole, open(block_path, "rb") as part:
             shutil.copyfileobj(part, whole, COPY)
         yield Written(piece.output, read, *facts)
+
+
+def _without_comment(line, schema):
+    """A line without its comment; with it where that may have been meant to be an id."""
+    content = line.partition(b"#")[0]
+    doubtful = schema.hash_buckets and content.strip() and bad_records.HASH_IN_ID.search(line)
+    return line if doubtful else content
 
 
 def _cut(task):

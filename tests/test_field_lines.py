@@ -162,6 +162,7 @@ def test_a_bad_line_among_good_ones_is_named_and_may_be_skipped(convert, tmp_pat
     "text, words",
     [
         ("1 a:1 b:1\n0 c:1 #d:1\n", "a.txt:2: '#' begins a comment"),
+        ("# of\n#it#\n\n1 a:1 b:1\n0 c:1 #d:1\n", "a.txt:5: '#' begins a comment"),
         ("1 -1:1:1 1:2:1\n", "a.txt:1: '-1:1:1' is not field:id:value"),
         ("# nothing\n\n", "no row holds an id:value pair"),
     ],
