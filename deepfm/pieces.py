@@ -43,8 +43,11 @@ def of(handle, shape, dtype) -> Iterator[Piece]:
         count = min(step, int(shape[0]) - begin)
 
         def read(begin=begin, count=count):
-            where = tf.range(begin, begin + count)
-            return tf.raw_ops.ResourceGather(resource=handle, indices=where, dtype=dtype)
+            # Where the variable is, though the op that saves it is on the CPU: one that asked for
+            # another device than the variable's would be refused, or draw the variable there.
+            with tf.device(None), tf.device(handle.device):
+                where = tf.range(begin, begin + count)
+                return tf.raw_ops.ResourceGather(resource=handle, indices=where, dtype=dtype)
 
         offset = [begin] + [0] * (len(shape) - 1)
         extent = [count, *shape.as_list()[1:]]

@@ -85,6 +85,18 @@ def test_pieces_are_read_one_after_the_other_and_no_large_variable_whole(small_p
         assert "ReadVariableOp" not in {x.op.type for op in saves for x in op.inputs}
 
 
+@pytest.mark.parametrize("device", ["", "/device:GPU:0"])
+def test_pieces_are_read_where_the_variable_is(small_pieces, device):
+    with tf.Graph().as_default() as graph:
+        with tf.device(device):
+            v1.get_variable("table", [30, 3], use_resource=True)
+        saver = pieces.make_saver(5)
+        saver.build()
+        ops = graph.get_operations()
+        assert {op.device for op in ops if op.type == "ResourceGather"} == {device}
+        assert {op.device for op in ops if op.type == "SaveV2"} == {"/device:CPU:0"}
+
+
 def test_the_sum_of_a_large_variable_sees_every_row(small_pieces):
     numbers = np.random.randn(50, 2).astype("f")
     with tf.Graph().as_default(), v1.Session() as session:
