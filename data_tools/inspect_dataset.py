@@ -214,8 +214,8 @@ def _first_bad_line(path, block, field_size):
 
 
 def _read_tfrecord(path, field_size) -> Iterator[Batch]:
-    first, multi_valued = _first_record(path)
-    schema = records.Schema(field_size or first, multi_valued=multi_valued)
+    first, multi_valued = bad_records.first_record(path, "tfrecord")
+    schema = records.Schema(field_size or first or 1, multi_valued=multi_valued)
     compression = "GZIP" if path.endswith(".gz") else ""
     with tf.Graph().as_default(), _session() as session:
         dataset = tf.data.TFRecordDataset(path, compression, buffer_size=1 << 20).batch(BATCH)
@@ -244,21 +244,6 @@ def _read_tfrecord(path, field_size) -> Iterator[Batch]:
         _check_one_member(path, total)
     elif total < tf.io.gfile.stat(path).length:  # cut in a header, which TensorFlow passes over
         raise BadInput(str(next(bad_records.find_bad(path, "tfrecord", schema))))
-
-
-def _first_record(path):
-    """(fields of the first record of a TFRecord file, whether they may hold several values)."""
-    for offset, payload, reason in bad_records.read_frames(path):
-        if payload is not None:
-            try:
-                features = tf.train.Example.FromString(payload).features.feature
-            except Exception:  # protobuf's DecodeError, or a RuntimeError, by its implementation
-                reason = bad_records.explain_example(payload, records.Schema(1))
-            else:
-                counts = features["counts"].int64_list.value
-                return max(len(counts or features["ids"].int64_list.value), 1), bool(counts)
-        raise BadInput(f"{path}: record 0 at byte {offset}: {reason}")
-    return 1, False
 
 
 def _check_one_member(path, size):

@@ -28,6 +28,7 @@ from absl import flags, logging
 from data_tools import block_writer, field_lines, line_blocks, publishing, shards, workers
 from data_tools.block_writer import Piece, Range, Task
 from data_tools.progress import Progress
+from data_tools.skipping import Skipping
 from deepfm import bad_records, datasets, entry, leftovers, records, remote, sizes
 from deepfm.entry import BadInput
 
@@ -392,13 +393,13 @@ def _write_pieces(tasks, num_outputs, inputs, schema, options):
     """Runs the tasks; returns ([(rows, positives)] of each output, feature_size)."""
     progress = Progress("Converting", sum(f.bytes for f in inputs) / 1e6, "MB")
     outputs = [(0, 0)] * num_outputs
-    bad, max_id, negative, zero, shown = 0, -1, False, False, False
+    bad = Skipping(options.max_bad_records)
+    max_id, negative, zero, shown = -1, False, False, False
     work = functools.partial(block_writer.convert, schema=schema)
     with contextlib.closing(workers.run(work, tasks, options.num_workers)) as events:
         for index, event in events:
             if isinstance(event, bad_records.BadRecord):
-                bad += 1
-                _skip(event, bad, options)
+                bad.add(event)
                 continue
             rows, positives = outputs[event.output]
             outputs[event.output] = rows + event.rows, positives + int(event.positives)
@@ -415,19 +416,8 @@ def _write_pieces(tasks, num_outputs, inputs, schema, options):
         raise BadInput(f"--input={options.input}: the files hold no rows.")
     if not shown:
         _log_records(tasks)
-    if bad:
-        logging.warning("Skipped %d bad records in all.", bad)
+    bad.log_total()
     return outputs, schema.feature_size or max_id + 1
-
-
-def _skip(record, bad, options):
-    """Logs the bad-th bad record, or ends the run."""
-    limit = options.max_bad_records
-    if bad > limit:
-        raise BadInput(
-            f"{record}" + (f" ({limit} bad records were skipped before)" if limit else "")
-        )
-    logging.warning("Skipping bad record %d of at most %d: %s", bad, limit, record)
 
 
 def _mixed_labels(inputs, schema):

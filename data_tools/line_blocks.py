@@ -44,7 +44,7 @@ def read_blocks(path: str, start: int = 0, end: Optional[int] = None) -> Iterato
         BadInput: the gzip file is damaged, or a line is longer than any record.
     """
     compressed = path.endswith(".gz")
-    with _open(path) as raw:
+    with open_file(path) as raw:
         stream = gzip.GzipFile(fileobj=raw) if compressed else raw
         if start:
             stream.seek(start)
@@ -97,7 +97,7 @@ def longest_record(text: bytes, starts: np.ndarray) -> int:
 
 def next_line(path: str, position: int) -> int:
     """Where the first line begins at or after a byte of a plain file."""
-    with _open(path) as f:
+    with open_file(path) as f:
         f.seek(position - 1)
         return position - 1 + len(f.readline())
 
@@ -107,7 +107,8 @@ def line_number(path: str, position: int) -> int:
     return 1 + sum(b.text.count(b"\n") for b in read_blocks(path, 0, position)) if position else 1
 
 
-def _open(path):
+def open_file(path: str):
+    """A local or s3:// file, for reading bytes."""
     return tf.io.gfile.GFile(path, "rb") if "://" in path else open(path, "rb")
 
 

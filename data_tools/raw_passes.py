@@ -7,17 +7,16 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from data_tools import field_tables, raw_rows, row_writers, vocabulary, workers
 from data_tools.field_tables import FieldTable
 from data_tools.progress import Progress
 from data_tools.raw_columns import Column
 from data_tools.raw_parts import Task
+from data_tools.skipping import Skipping
 from data_tools.splitting import SPLITS, split_of
 from data_tools.vocabulary import Counts
 from deepfm import bad_records
-from deepfm.entry import BadInput
 
 COUNT_ROWS = 1 << 17  # rows that a process counts before it passes the counts on
 
@@ -63,7 +62,7 @@ def count(tasks: Sequence[Task], columns: Sequence[Column], running: Running) ->
     """
     tallies = [vocabulary.Tally(column.kind) for column in columns]
     progress = Progress("Counting", _megabytes(tasks), "MB")
-    bad = _BadRows(running)
+    bad = Skipping(running.max_bad_records, running.log)
     work = functools.partial(_count_part, columns=columns)
     with contextlib.closing(workers.run(work, tasks, running.num_workers)) as events:
         for _, event in events:
@@ -131,7 +130,7 @@ def encode(
         os.mkdir(os.path.join(folder, name))
     written: Dict[Tuple[int, str], Tuple[int, int]] = {}
     progress = Progress("Encoding", _megabytes(tasks), "MB")
-    bad = _BadRows(running)
+    bad = Skipping(running.max_bad_records, running.log)
     work = functools.partial(
         _encode_part, tables=tables, output_format=output_format, folder=folder
     )
@@ -165,23 +164,6 @@ def _encode_part(task, tables, output_format, folder):
             writer.append(path, labels, ids[mine], values[mine])
             yield Written(split, name, read, len(labels), int(labels.sum()))
             read = 0
-
-
-class _BadRows:
-    """Counts the bad rows of a pass, and ends the run where there are too many."""
-
-    def __init__(self, running):
-        self._limit, self._log, self._count = running.max_bad_records, running.log, 0
-
-    def add(self, record):
-        self._count += 1
-        if self._count > self._limit:
-            before = f" ({self._limit} bad records were skipped before)" if self._limit else ""
-            raise BadInput(f"{record}{before}")
-        if self._log:
-            logging.warning(
-                "Skipping bad record %d of at most %d: %s", self._count, self._limit, record
-            )
 
 
 def _megabytes(tasks):

@@ -134,7 +134,7 @@ _frame_reader = functools.lru_cache(maxsize=1)(_FrameReader)  # a process makes 
 
 def _read_frames(path, schema, max_bad_records, described=False):
     good = told = 0
-    with _open(path) as raw, _naming_gzip_damage(path):
+    with line_blocks.open_file(path) as raw, _naming_gzip_damage(path):
         stream = gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw
         try:
             for lengths, known, positive, max_id in _frame_reader(schema).batches(path, described):
@@ -186,10 +186,6 @@ def _framed(payloads, schema):
                     writer.write(payload)
             for block in _read_frames(f.name, schema, 0):
                 yield block._replace(read=0)
-
-
-def _open(path):
-    return tf.io.gfile.GFile(path, "rb") if "://" in path else open(path, "rb")
 
 
 @contextlib.contextmanager

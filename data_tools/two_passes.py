@@ -8,11 +8,11 @@ import os
 from typing import NamedTuple, Optional
 
 import numpy as np
-from absl import logging
 
 from data_tools import record_blocks, sampling, shuffling, workers
 from data_tools.progress import Progress
 from data_tools.record_blocks import Part
+from data_tools.skipping import Skipping
 from deepfm import bad_records, datasets, records
 from deepfm.datasets import SamplingRates
 from deepfm.entry import BadInput
@@ -101,26 +101,25 @@ def scatter_all(data, tasks, work):
     """Puts all records into buckets; returns ((negatives, positives) found, kept, largest id)."""
     options = work.options
     progress = Progress("Reading", sum(file.bytes for file in data.files) / 1e6, "MB")
-    found, kept, bad, max_id = np.zeros(2, np.int64), np.zeros(2, np.int64), 0, -1
+    found, kept, max_id = np.zeros(2, np.int64), np.zeros(2, np.int64), -1
+    bad = Skipping(options.max_bad_records)
     scatter = functools.partial(_scatter, work=work)
     with contextlib.closing(workers.run(scatter, tasks, options.num_workers)) as events:
         for _, event in events:
             if isinstance(event, bad_records.BadRecord):
-                bad += 1
-                _skip(event, bad, options.max_bad_records)
+                bad.add(event)
                 continue
             found, kept = found + event.found, kept + event.kept
             max_id = max(max_id, event.max_id)
             progress.add(event.read / 1e6)
     progress.finish()
-    if bad:
-        logging.warning("Skipped %d bad records in all.", bad)
+    bad.log_total()
     if not sum(kept):
         what = "holds no records" if not sum(found) else "no record is kept"
         raise BadInput(f"--input={options.input}: {what}.")
-    if data.rows is not None and sum(found) + bad != data.rows:
+    if data.rows is not None and sum(found) + bad.count != data.rows:
         raise BadInput(
-            f"{data.name}: has {sum(found) + bad} records, dataset.json says {data.rows}; "
+            f"{data.name}: has {sum(found) + bad.count} records, dataset.json says {data.rows}; "
             "delete that, or make it anew."
         )
     return found.tolist(), kept.tolist(), max_id
@@ -158,15 +157,6 @@ def _scatter(task, work):
 def _bucket_folder(task, work):
     """Where the records of a task go: together with all others only where they are shuffled."""
     return os.path.join(work.scratch, "buckets" if work.options.shuffle else f"task-{task.number}")
-
-
-def _skip(record, bad, limit):
-    """Logs the bad-th bad record, or ends the run."""
-    if bad > limit:
-        raise BadInput(
-            f"{record}" + (f" ({limit} bad records were skipped before)" if limit else "")
-        )
-    logging.warning("Skipping bad record %d of at most %d: %s", bad, limit, record)
 
 
 # The second pass.

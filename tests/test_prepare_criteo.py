@@ -19,7 +19,7 @@ import pytest
 import tensorflow as tf
 from conftest import ROOT, run_train, shared_data
 
-from data_tools import feature_map, line_blocks, prepare_criteo, raw_parts, raw_passes
+from data_tools import feature_map, line_blocks, prepare_criteo, raw_parts, raw_passes, skipping
 from data_tools.prepare_criteo import Options
 from deepfm import datasets
 from deepfm.entry import BadInput
@@ -509,7 +509,7 @@ def test_rows_beside_bad_or_blank_lines_are_drawn_as_without_them(prepare, more)
 def test_each_skipped_row_is_logged_once(prepare, monkeypatch, tmp_path):
     logged = []
     log = lambda text, *values: logged.append(text % values)
-    monkeypatch.setattr(raw_passes.logging, "warning", log)
+    monkeypatch.setattr(skipping.logging, "warning", log)
     prepare(text_of(ROWS[:9]) + "x\n", max_bad_records=3)
     (line,) = logged
     assert f"bad record 1 of at most 3: {tmp_path}/in/a.tsv:10: expected 40" in line
