@@ -11,13 +11,13 @@ import gzip
 import json
 import posixpath
 import sys
-from typing import Iterator, List, NamedTuple, Optional
+from typing import Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
 from absl import flags, logging
 
-from data_tools import line_blocks
+from data_tools import line_blocks, shards
 from data_tools.progress import Progress
 from deepfm import bad_records, datasets, entry, records, sizes
 from deepfm.entry import BadInput
@@ -30,6 +30,7 @@ BAR = 40  # characters of a bar of label rate 1
 
 def define_flags():
     """Defines the flags of this program."""
+    shards.define_flags()
     flags.DEFINE_string(
         "data", None, "A directory, a glob, or a comma list of these; local or s3://."
     )
@@ -119,18 +120,37 @@ class FieldSummary:
 def main():
     if not FLAGS.data:
         raise BadInput("--data must be given.")
-    summary = inspect(FLAGS.data, FLAGS.field_size, show_progress=not FLAGS.json)
+    share = (0, 1) if shards.own_files(FLAGS.data) else shards.share()
+    summary = inspect(FLAGS.data, FLAGS.field_size, show_progress=not FLAGS.json, share=share)
     text = json.dumps(summary, indent=1) + "\n" if FLAGS.json else format_tables(summary)
     sys.stdout.write(text)
 
 
-def inspect(data: str, field_size: Optional[int] = None, show_progress: bool = False) -> dict:
+def inspect(
+    data: str,
+    field_size: Optional[int] = None,
+    show_progress: bool = False,
+    share: Tuple[int, int] = (0, 1),
+) -> dict:
     """Reads a data set once and returns what --json prints.
+
+    Args:
+        data: as the flag.
+        field_size: as the flag.
+        show_progress: on standard error.
+        share: (index of this host, number of hosts), each of which looks at some of the files.
 
     Raises:
         BadInput: a record is bad; the file and the line, or the record and the byte, are named.
     """
     found = datasets.find(data, "data")
+    index, number = share
+    if number > len(found.files):
+        raise BadInput(
+            f"--data={data}: has {len(found.files)} files, too few for {number} shards; try "
+            f"--num_shards={len(found.files)}."
+        )
+    found = found._replace(files=found.files[index::number])
     progress = Progress("Reading", sum(f.bytes for f in found.files) / 1e6, "MB")
     fields: List[FieldSummary] = []
     shortest, files = None, []

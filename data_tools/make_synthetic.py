@@ -9,7 +9,7 @@ The probability of each label is known, and so are the AUC and the log loss that
 DIR/synthetic.json holds the flags that shape the data and, for each split, files, rows, positives,
 positive_rate, mean_probability, best_auc (null where all labels are the same) and best_log_loss.
 
-A longer split begins with the rows of a shorter one, however they are spread over files.
+A longer split begins with the rows of a shorter one, however they are spread over files and hosts.
 """
 
 import json
@@ -20,7 +20,7 @@ import time
 import numpy as np
 from absl import flags, logging
 
-from data_tools import publishing
+from data_tools import publishing, shards
 from data_tools.planted_model import (
     BLOCK_ROWS,
     LEVELS,
@@ -43,13 +43,14 @@ VALUE_TEXT = np.array([f"{i / VALUE_STEPS:g}" for i in range(VALUE_STEPS + 1)], 
 
 def define_flags():
     """Defines the flags of this program."""
+    shards.define_flags()
     shape = Shape()
     flags.DEFINE_string("output_dir", None, "A local directory to write to.")
     for split, rows in zip(SPLITS, (1000000, 100000, 100000)):
         text = f"Rows of the split {split}; 0: do not write it."
         flags.DEFINE_integer(f"{split}_rows", rows, text, lower_bound=0)
     flags.DEFINE_integer(
-        "num_files", 1, "Files per split; rows are spread evenly over them.", lower_bound=1
+        "num_files", 1, "Files per split and host; rows are spread evenly.", lower_bound=1
     )
     flags.DEFINE_integer(
         "seed", 1, "The same seed writes the same bytes.", lower_bound=0, upper_bound=2**32 - 1
@@ -80,38 +81,46 @@ def main():
         raise BadInput("--output_dir must be given.")
     shape = Shape(**{name: FLAGS[name].value for name in Shape._fields})
     rows = {split: FLAGS[f"{split}_rows"].value for split in SPLITS}
-    write_data(FLAGS.output_dir, FLAGS.seed, shape, rows, FLAGS.num_files, FLAGS.overwrite)
+    share = shards.share()
+    write_data(FLAGS.output_dir, FLAGS.seed, shape, rows, FLAGS.num_files, FLAGS.overwrite, share)
 
 
-def write_data(output_dir, seed, shape, rows, num_files=1, overwrite=False):
+def write_data(output_dir, seed, shape, rows, num_files=1, overwrite=False, share=(0, 1)):
     """Writes all splits and synthetic.json; nothing has its final name before all are complete.
 
     Args:
         output_dir: a local directory, made if it is missing.
         seed: int.
         shape: Shape.
-        rows: dict from split to its number of rows; a split of 0 rows is not written.
+        rows: dict from split to its number of rows, on all hosts together; a split of 0 rows is not
+            written.
         num_files: files per split.
         overwrite: replace what an earlier run wrote.
+        share: (index of this host, number of hosts); several have a folder of their own each, whose
+            synthetic.json is of its rows.
 
     Raises:
         BadInput: no data can be made from these arguments, or output_dir holds some already.
     """
     start = time.time()
     rows = {split: count for split, count in rows.items() if count}
-    check(shape, rows, num_files)
+    check(shape, rows, num_files, share[1])
+    output_dir = shards.folder(output_dir, share)
     old = find_old(output_dir, overwrite)
     model = make_planted_model(seed, shape)
     id_text = np.arange(shape.feature_size).astype(f"S{len(str(shape.feature_size))}")
-    progress = Progress("Writing", sum(rows.values()), "rows")
+    parts = {
+        split: [count * (share[0] + i) // share[1] for i in (0, 1)] for split, count in rows.items()
+    }
+    progress = Progress("Writing", sum(end - begin for begin, end in parts.values()), "rows")
     summary = dict(shape._asdict(), seed=seed, splits={})
     with leftovers.scratch(output_dir, SCRATCH) as scratch:
-        for split, count in rows.items():
+        for split, part in parts.items():
             names = [f"{split}.libsvm"]
             if num_files > 1:
                 names = [f"{split}-{i:05d}-of-{num_files:05d}.libsvm" for i in range(num_files)]
             paths = [os.path.join(scratch, name) for name in names]
-            best = write_split(model, id_text, seed, split, count, paths, progress)
+            best = write_split(model, id_text, seed, split, part, paths, progress)
             summary["splits"][split] = dict(files=names, **best)
         with open(os.path.join(scratch, SUMMARY), "w") as f:
             f.write(json.dumps(summary, indent=2) + "\n")
@@ -119,7 +128,7 @@ def write_data(output_dir, seed, shape, rows, num_files=1, overwrite=False):
     log_summary(summary, time.time() - start)
 
 
-def check(shape, rows, num_files):
+def check(shape, rows, num_files, hosts=1):
     """Refuses a shape, or rows (dict by split), that no data can have."""
     numeric, fields = shape.numeric_fields, shape.field_size
     if fields <= numeric:
@@ -136,10 +145,13 @@ def check(shape, rows, num_files):
     if not rows:
         raise BadInput("All splits have 0 rows, nothing to write; try --train_rows=1000.")
     for split, count in rows.items():
-        if count < num_files:
+        if count < num_files * hosts:
+            fewest = min(rows.values())
+            fits = f"num_files={fewest // hosts}" if fewest >= hosts else f"num_shards={fewest}"
+            of_hosts = f" of each of {hosts} hosts" if hosts > 1 else ""
             raise BadInput(
-                f"--{split}_rows={count} cannot fill --num_files={num_files}; "
-                f"try --num_files={min(rows.values())}."
+                f"--{split}_rows={count} cannot fill --num_files={num_files}{of_hosts}; "
+                f"try --{fits}."
             )
 
 
@@ -152,16 +164,20 @@ def find_old(output_dir, overwrite):
     return old
 
 
-def write_split(model, id_text, seed, split, rows, paths, progress):
-    """Writes the rows of a split, in order, spread evenly over the files; returns best_possible."""
+def write_split(model, id_text, seed, split, part, paths, progress):
+    """Writes rows part[0] to part[1] - 1 of a split, in order, spread evenly over the files.
+
+    Returns:
+        best_possible of these rows.
+    """
     counts = np.zeros((2, LEVELS), np.int64)
-    row = 0
+    begin, row, block = part[0], part[0], None
     for i, path in enumerate(paths):
-        end = rows * (i + 1) // len(paths)
+        end = begin + (part[1] - begin) * (i + 1) // len(paths)
         with open(path, "wb") as f:
             while row < end:
                 first = row % BLOCK_ROWS
-                if first == 0:
+                if first == 0 or block is None:
                     block = draw_block(model, seed, split, row // BLOCK_ROWS)
                 last = min(first + end - row, BLOCK_ROWS)
                 ids, values, probability, label = (column[first:last] for column in block)

@@ -69,6 +69,28 @@ def test_num_files_spreads_the_rows_evenly_and_keeps_their_order(data, tmp_path)
     assert b"".join(files[name] for name in names) == read_all(data)["train.libsvm"]
 
 
+def test_hosts_together_write_the_rows_of_one(data, tmp_path):
+    rows = dict(train=ROWS, val=0, test=300)
+    for i in range(3):
+        make_synthetic.write_data(str(tmp_path), SEED, SHAPE, rows, 2, share=(i, 3))
+    folders = [tmp_path / f"shard-0000{i}-of-00003" for i in range(3)]
+    assert sorted(tmp_path.iterdir()) == folders
+    for split in ("train", "test"):
+        parts = [read_splits(folder)[split] for folder in folders]
+        assert sum(part["rows"] for part in parts) == rows[split]
+        texts = [read_all(folder)[name] for folder, p in zip(folders, parts) for name in p["files"]]
+        assert b"".join(texts) == read_all(data)[f"{split}.libsvm"]
+
+
+@pytest.mark.parametrize("hosts, fits", [(3, "--num_files=3"), (20, "--num_shards=10")])
+def test_too_few_rows_for_the_files_of_all_hosts_are_refused(tmp_path, hosts, fits):
+    rows = dict(train=ROWS, val=0, test=10)
+    said = f"--test_rows=10 cannot fill --num_files=4 of each of {hosts} hosts; try {fits}."
+    with pytest.raises(BadInput, match=said):
+        make_synthetic.write_data(str(tmp_path), SEED, SHAPE, rows, 4, share=(0, hosts))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_split_of_0_rows_is_not_written(data):
     assert set(read_all(data)) == {"synthetic.json", "test.libsvm", "train.libsvm"}
     splits = read_splits(data)
