@@ -107,7 +107,8 @@ def groups(ranges: Sequence[Range], config, epoch: int) -> List[List[Range]]:
         found[-1].append(r)
         rows += (r.end or 0) - r.begin
     if len(found) > 1 and rows < config.shuffle_buffer:
-        found[-2] += found.pop()
+        last = found.pop()
+        found[-1] += last
     return [group for group in found if group]
 
 

@@ -7,7 +7,7 @@ from conftest import make_records, write_libsvm, write_tfrecords
 
 from deepfm import data_check, datasets, records
 from deepfm.input_pipeline import InputConfig, make_input_fn, rows_of_share, steps_per_epoch
-from deepfm.raw_records import divide
+from deepfm.raw_records import Range, divide, groups
 
 SCHEMA = records.Schema(4, 50)
 SIZES = (127, 1000, 0, 2)
@@ -161,3 +161,27 @@ def test_reading_goes_on_where_it_was(data, config, epoch, step, tmp_path):
     for (values, weights), (other_values, other_weights) in zip(rest, whole[used:]):
         np.testing.assert_array_equal(values, other_values)
         np.testing.assert_array_equal(weights, other_weights)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("parallel, buffer", [(1, 2), (2, 1000), (4, 5000), (3, 100000)])
+def test_each_file_is_in_one_group(seed, parallel, buffer):
+    random = np.random.RandomState(seed)
+    sizes = random.randint(0, 1000, random.randint(1, 40))
+    ranges = [Range(str(i), 0, size, True) for i, size in enumerate(sizes)]
+    config = InputConfig(64, shuffle_buffer=buffer, num_parallel_reads=parallel)
+    found = groups(ranges, config, epoch=seed)
+    assert sorted(r for group in found for r in group) == sorted(ranges)
+
+
+@pytest.mark.parametrize("sizes", [[400] * 21, [500] * 9, [0, 256, 0, 512, 1]])
+def test_many_groups_of_files_are_read_once(tmp_path, sizes):
+    values = []
+    for i, size in enumerate(sizes):
+        part = make_records(size, seed=i)
+        write_tfrecords(tmp_path / f"{i}.tfrecords", part)
+        values.append(part[2])
+    data = data_check.count_rows(datasets.find(str(tmp_path), "training_data_dir"))
+    batches = read(data, shuffle_buffer=100, num_parallel_reads=2, num_epochs=2)
+    found = np.concatenate([batch for batch, _ in batches])
+    np.testing.assert_array_equal(sort(found), sort(np.concatenate(2 * values)))
