@@ -22,7 +22,7 @@ import json
 import os
 import posixpath
 import re
-from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 from absl import logging
@@ -130,7 +130,8 @@ def _find(spec, flag, data_format):
                 f"--{flag}={spec}: {folder or '.'} holds a part of a data set, whose writing was "
                 f"cut short ({UNFINISHED} says so); write it again with --overwrite."
             )
-    _warn_of_missing_parts(paths, f"--{flag}={spec}")
+    names = functools.lru_cache(maxsize=None)(_names)
+    _warn_of_missing_parts(paths, f"--{flag}={spec}", names)
     files, empty, seen = [], [], set()
     for path in paths:
         same = path if remote.is_remote(path) else os.path.realpath(path)
@@ -155,7 +156,7 @@ def _find(spec, flag, data_format):
             )
         )
     tops = [part.strip().rstrip("/") for part in spec.split(",")]
-    read = functools.lru_cache(maxsize=None)(read_metadata)
+    read = functools.lru_cache(maxsize=None)(lambda folder: read_metadata(folder, names))
     described = [_described(file, tops, read) for file in files]
     metadata = [m for _, m in described if m]
     return DataSet(
@@ -171,7 +172,15 @@ def _find(spec, flag, data_format):
     )
 
 
-def _warn_of_missing_parts(paths, name):
+def _names(folder):
+    """What lies in a folder; nothing where there is none."""
+    try:
+        return sorted(tf.io.gfile.listdir(folder or "."))
+    except tf.errors.NotFoundError:
+        return []
+
+
+def _warn_of_missing_parts(paths, name, names):
     """Warns where files, by their folders or their own names, are of several hosts' but not all."""
     found = {}
     for path in paths:
@@ -179,10 +188,9 @@ def _warn_of_missing_parts(paths, name):
         if match:
             found.setdefault((match[1], int(match[3])), set()).add(int(match[2]))
     for folder in {posixpath.dirname(path) for path in paths}:
-        with contextlib.suppress(tf.errors.NotFoundError):
-            for part in filter(PART.fullmatch, tf.io.gfile.listdir(folder or ".")):
-                index, number = map(int, re.findall(r"\d{5}", part))
-                found.setdefault((posixpath.join(folder, ""), number), set()).add(index)
+        for part in filter(PART.fullmatch, names(folder)):
+            index, number = map(int, re.findall(r"\d{5}", part))
+            found.setdefault((posixpath.join(folder, ""), number), set()).add(index)
     for (folder, number), indices in sorted(found.items()):
         missing = sorted(set(range(number)) - indices)
         if missing:
@@ -313,17 +321,18 @@ def is_metadata(name: str) -> bool:
     return name == METADATA or bool(PART.fullmatch(name))
 
 
-def read_metadata(folder: str) -> Optional[dict]:
+def read_metadata(folder: str, names: Callable = _names) -> Optional[dict]:
     """The dataset.json of a folder, made of its parts where it lies there in parts; None without.
+
+    Args:
+        folder: local or s3://.
+        names: folder -> what lies in it.
 
     Raises:
         BadInput: one is broken, or two contradict one another.
     """
-    try:
-        names = sorted(filter(is_metadata, tf.io.gfile.listdir(folder or ".")))
-    except tf.errors.NotFoundError:
-        return None
-    parts = {path: read_part(path) for path in (posixpath.join(folder, n) for n in names)}
+    found = [posixpath.join(folder, name) for name in filter(is_metadata, names(folder))]
+    parts = {path: read_part(path) for path in found}
     return merge_metadata(parts) if parts else None
 
 
