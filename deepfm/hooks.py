@@ -1,6 +1,7 @@
 """What watches training: progress and throughput, checkpoints and evaluations, divergence."""
 
 import array
+import gc
 import resource
 import sys
 import time
@@ -96,13 +97,16 @@ class Progress(v1.train.SessionRunHook):
             wait = tf.timestamp() - start
         rows = tf.add_n(examples)
         loss = v1.get_collection(v1.GraphKeys.LOSSES)[-1]  # Estimator puts the spec's loss there
-        self._fetches = [loss, rows, wait, v1.train.get_global_step()]
+        numbers = [loss, rows, wait, v1.train.get_global_step()]
+        # As one tensor: each one that is fetched costs a step Python's time.
+        self._numbers = tf.stack([tf.cast(number, tf.float64) for number in numbers])
         self._worst = _worst_weights()
 
     def after_create_session(self, session, coord):
         if self._ends:
             return  # a session made anew
         self._first_step = session.run(v1.train.get_global_step())
+        gc.freeze()  # the graph's objects stay; Python need not look through them again and again
         self._begin, self._begin_cpu = time.time(), time.process_time()
         # Launchers of several processes give each a terminal and prefix what it writes there.
         if self._every_steps and self._processes == 1 and sys.stdout.isatty():
@@ -112,10 +116,11 @@ class Progress(v1.train.SessionRunHook):
             )
 
     def before_run(self, run_context):
-        return v1.train.SessionRunArgs(self._fetches)
+        return v1.train.SessionRunArgs(self._numbers)
 
     def after_run(self, run_context, run_values):
-        loss, rows, wait, global_step = run_values.results
+        loss, rows, wait, global_step = run_values.results.tolist()
+        rows, global_step = int(rows), int(global_step)
         self._ends.append(time.time() - self._excluded)
         self._cpu.append(time.process_time())
         self._look()
@@ -256,10 +261,12 @@ class StopTogether(v1.train.SessionRunHook):
         self._share = self._average(self._mine, "stop")
 
     def before_run(self, run_context):
+        if self._share is self._mine:
+            return None
         return v1.train.SessionRunArgs(self._share, {self._mine: float(self._wanted())})
 
     def after_run(self, run_context, run_values):
-        if run_values.results > 0 or self._anyone_stops(self._wanted()):
+        if (run_values.results or 0) > 0 or self._anyone_stops(self._wanted()):
             interruption.heard()
             run_context.request_stop()
 
