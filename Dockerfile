@@ -35,6 +35,10 @@ RUN HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 
     pip install --no-build-isolation --no-deps --constraint requirements.txt horovod \
     && strip --strip-unneeded /opt/venv/lib/python3.7/site-packages/horovod/tensorflow/*.so
 
+# What deepfm compiles for the step and for reading; it lies beside TensorFlow.
+COPY deepfm deepfm
+RUN python -m deepfm.kernels
+
 # The toolkit without the SDK and the S3 server that requirements-sagemaker.txt also pins; its scipy
 # and Pillow are pinned in requirements-dev.txt. Its "sklearn" refuses to install without the word.
 COPY requirements-sagemaker.txt requirements-dev.txt ./

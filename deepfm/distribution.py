@@ -27,6 +27,7 @@ class Distribution(NamedTuple):
             and the chief evaluates alone while the others go on.
         serve: what this process does in place of the job, or None.
         session_config: tf.ConfigProto.
+        compiled: whether the step uses the compiled kernels, and not TensorFlow's own ops alone.
         tf_config: TF_CONFIG as Estimator reads it in training, or None.
         device_fn: the device of each operation of training, or None.
         partitioner: cuts the model's variables into parts, or None.
@@ -58,6 +59,7 @@ class Distribution(NamedTuple):
     synchronous: bool = True
     serve: Optional[Callable[[], None]] = None
     session_config: Any = None
+    compiled: bool = False
     tf_config: Optional[str] = None
     device_fn: Optional[Callable] = None
     partitioner: Optional[Callable] = None
@@ -323,6 +325,17 @@ def has_tensor_cores(mode: Distribution) -> bool:
     # "device: 0, name: Tesla V100-SXM2-16GB, ..., compute capability: 7.0"
     capabilities = [re.search(r"compute capability: (\d+)", gpu) for gpu in gpus]
     return bool(gpus) and all(found and int(found[1]) >= 7 for found in capabilities)
+
+
+def with_kernels(mode: Distribution, built: bool) -> Distribution:
+    """The mode, with its steps on the compiled kernels where they are built and no GPU steps.
+
+    Processes that take each step together do so all or none: their copies of the weights, which
+    each updates by itself, have to stay the same to the bit.
+    """
+    if mode.synchronous and mode.num_processes > 1:
+        built = bool(min(mode.exchange(int(built))))
+    return mode._replace(compiled=built and not _gpus())
 
 
 def _devices(flags) -> List[str]:

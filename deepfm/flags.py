@@ -208,6 +208,11 @@ flags.DEFINE_float(
 flags.DEFINE_bool(
     "use_amp", False, "Mixed precision on GPUs with tensor cores: float16 where it is safe."
 )
+flags.DEFINE_bool(
+    "compiled_kernels",
+    True,
+    "Use the kernels that scripts/setup.sh compiles, where they are there.",
+)
 
 # Run
 flags.DEFINE_enum("distribution", "auto", list(MODES), "How training is distributed.")

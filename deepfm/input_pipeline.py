@@ -47,6 +47,7 @@ class InputConfig(NamedTuple):
         rows_of_processes: the records of an epoch that each process reads, by rank; None where
             that is not known.
         process: the rank of this one.
+        compiled: whether the compiled kernels shuffle, batch and parse; the records are the same.
     """
 
     batch_size: int
@@ -66,6 +67,7 @@ class InputConfig(NamedTuple):
     in_step: bool = False
     rows_of_processes: Optional[Tuple[int, ...]] = None
     process: int = 0
+    compiled: bool = False
 
     @property
     def used(self):
@@ -103,7 +105,8 @@ def make_input_fn(
     """
 
     def parse(raw):
-        return records.parse(raw, data.data_format, schema, config.with_labels)
+        how = config.with_labels, config.compiled
+        return records.parse(raw, data.data_format, schema, *how)
 
     def weigh(raw, weight, rows_of_steps=None):
         """A batch whose examples count `weight`, filled up to a multiple of the replicas."""
@@ -125,7 +128,7 @@ def make_input_fn(
     size = config.batch_size * config.replicas
 
     def batches(dataset, epoch):
-        dataset = dataset.batch(size)
+        dataset = raw_records.batched(dataset, config, size)
         if config.in_step and not known or config.replicas == 1 and not config.in_step:
             return dataset
         return _with_weights(dataset, config, epoch)

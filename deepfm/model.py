@@ -18,7 +18,7 @@ from typing import NamedTuple, Optional, Tuple
 import numpy as np
 import tensorflow as tf
 
-from deepfm import metrics, optimizers
+from deepfm import kernels, metrics, optimizers
 from deepfm.hooks import EXAMPLES, ROWS_OF_STEPS
 
 v1 = tf.compat.v1
@@ -114,38 +114,40 @@ def second_order(embeddings, squares=None):
     return 0.5 * (tf.reduce_sum(tf.square(sums), axis=1) - squares)
 
 
-def deep(embeddings, config, training):
+def deep(embeddings, config, training, compiled=False):
     """The MLP over the concatenated embeddings, eq. (3) and (4).
 
     Args:
-        embeddings: float32 [B, F, K].
+        embeddings: float32 [B, F K].
         config: ModelConfig.
         training: bool; whether units are dropped and batch statistics are used.
+        compiled: bool; whether the compiled kernels do it.
 
     Returns:
         (float32 [B], the kernels of the layers for the L2 term).
     """
-    width = config.field_size * config.embedding_size
-    x = tf.reshape(embeddings, [-1, width])
-    kernels = []
+    x, weights = embeddings, []
     graph, faster = v1.get_default_graph(), {"MatMul": _MATMUL} if training else {}
     for i, (units, rate) in enumerate(zip(config.deep_layers, config.dropout)):
         layer = v1.layers.Dense(units, name=f"deep_{i}", kernel_initializer=_glorot(config, i))
         with graph.gradient_override_map(faster):
             x = layer.apply(x)
-        kernels.append(layer.kernel)
+        weights.append(layer.kernel)
         if config.batch_norm:
             x = v1.layers.batch_normalization(
                 x, momentum=config.batch_norm_decay, training=training, name=f"batch_norm_{i}"
             )
-        x = tf.nn.relu(x)
-        if training and rate > 0:
-            x = _drop(x, rate, [config.seed, i])
+        if not training or rate == 0:
+            x = tf.nn.relu(x)
+        elif compiled:
+            x = kernels.relu_dropout(x, _seed_of_step(config.seed, i), _dropped(rate))
+        else:
+            x = _drop(tf.nn.relu(x), rate, [config.seed, i])
     layer = v1.layers.Dense(1, name="deep_out", kernel_initializer=_glorot(config, -1))
     with graph.gradient_override_map(faster):
         x = layer.apply(x)
-    kernels.append(layer.kernel)
-    return x[:, 0], kernels
+    weights.append(layer.kernel)
+    return x[:, 0], weights
 
 
 _MATMUL = "MatMulOfExamples"
@@ -225,16 +227,25 @@ def _drop(x, rate, seed):
 
     A unit takes 16 random bits, so the rate is met to 1/65,536.
     """
-    step = tf.cast(v1.train.get_or_create_global_step(), tf.int64)
-    run_seed, layer = seed
     rows, units = tf.shape(x)[0], int(x.shape[1])
     pairs = tf.random.stateless_uniform(
-        [rows, -(-units // 2)], [run_seed * 1000 + layer, step], -(1 << 31), (1 << 31) - 1, tf.int32
+        [rows, -(-units // 2)], _seed_of_step(*seed), -(1 << 31), (1 << 31) - 1, tf.int32
     )
     noise = tf.reshape(tf.bitcast(pairs, tf.int16), [rows, -1])[:, :units]
-    dropped = min(round(rate * 65536), 65535)
+    dropped = _dropped(rate)
     kept = tf.cast(noise >= tf.constant(dropped - 32768, tf.int16), x.dtype)
     return x * (kept * (65536 / (65536 - dropped)))
+
+
+def _dropped(rate):
+    """Of 65,536 values of a unit's random bits, those with which it is dropped."""
+    return min(round(rate * 65536), 65535)
+
+
+def _seed_of_step(seed, layer):
+    """int64 [2]: the seed of a layer's dropout in this step."""
+    step = tf.cast(v1.train.get_or_create_global_step(), tf.int64)
+    return tf.stack([tf.constant(seed * 1000 + layer, tf.int64), step])
 
 
 class Tables(NamedTuple):
@@ -243,16 +254,14 @@ class Tables(NamedTuple):
     Attributes:
         tables: the variables, float32 [feature_size] and [feature_size, K] (or their partitions).
         rows: what was gathered of each: float32 [U] and [U, K].
-        weighted: float32 [B, F], the weights scaled by the feature values.
-        embeddings: float32 [B, F, K], scaled by the feature values.
-        squares: float32 [B], the sum of the squares of an example's embeddings.
+        embeddings: float32 [B, F K], scaled by the feature values.
+        fm: float32 [B], first_order + second_order.
     """
 
     tables: list
     rows: list
-    weighted: tf.Tensor
     embeddings: tf.Tensor
-    squares: tf.Tensor
+    fm: tf.Tensor
 
 
 def counts_rows_once(config):
@@ -288,7 +297,7 @@ def values_of(features, config):
     return Values(flat(ids), flat(x), tf.reshape(counts, [-1]))
 
 
-def look_up(values, config, training):
+def look_up(values, config, training, compiled=False):
     """Takes the rows of a batch out of both tables, scales them, and pools those of a field.
 
     The ids are made distinct once for both tables, so that each row is gathered and its gradient
@@ -301,6 +310,7 @@ def look_up(values, config, training):
         values: Values.
         config: ModelConfig.
         training: bool; the ids have then been checked.
+        compiled: bool; whether the compiled kernels do it. They take one value of each field.
 
     Returns:
         Tables.
@@ -311,13 +321,23 @@ def look_up(values, config, training):
         v1.get_variable("fm_v", [config.feature_size, config.embedding_size], initializer=normal),
     ]
     ids, x, counts = values
-    if training and config.feature_size <= tf.int32.max:
-        ids = tf.cast(ids, tf.int32)  # which are made distinct in two thirds of the time
-    distinct, where = tf.unique(ids) if counts_rows_once(config) else (ids, None)  # [U], [N]
+    compiled = compiled and counts is None and counts_rows_once(config)
+    small = tf.int32 if training and config.feature_size <= tf.int32.max else tf.int64
+    if compiled:
+        distinct, where = kernels.unique(ids, small)  # [U], [N]
+    elif counts_rows_once(config):
+        distinct, where = tf.unique(tf.cast(ids, small))  # int32 take two thirds of the time
+    else:
+        distinct, where = ids, None
     # Under a strategy this replica's table; of the whole, all rows would be read.
     own = [t.get() for t in tables] if tf.distribute.has_strategy() else tables
     # 'div' keeps neighbouring rows together: a checkpoint means the same with any parts.
-    rows = [tf.nn.embedding_lookup(t, distinct, partition_strategy="div") for t in own]
+    if compiled and all(hasattr(t, "handle") for t in own):  # not cut into parts
+        rows = [kernels.gather(t, distinct) for t in own]
+    else:
+        rows = [tf.nn.embedding_lookup(t, distinct, partition_strategy="div") for t in own]
+    if compiled:
+        return Tables(tables, rows, *kernels.look_up(*rows, where, x, config.field_size))
 
     def one_each():
         """(weights [B F, 1], embeddings [B F, K], sums of their squares [B])."""
@@ -345,13 +365,10 @@ def look_up(values, config, training):
     else:
         same = tf.reduce_all(tf.equal(counts, 1))
         weighted, embeddings, squares = tf.cond(same, one_each, pooled)
-    return Tables(
-        tables,
-        rows,
-        tf.reshape(weighted, [-1, config.field_size]),
-        tf.reshape(embeddings, [-1, config.field_size, config.embedding_size]),
-        squares,
-    )
+    linear = first_order(tf.reshape(weighted, [-1, config.field_size]))
+    of_fields = tf.reshape(embeddings, [-1, config.field_size, config.embedding_size])
+    flat = tf.reshape(embeddings, [-1, config.field_size * config.embedding_size])
+    return Tables(tables, rows, flat, linear + second_order(of_fields, squares))
 
 
 def _scaled(rows, where, by, places=None, counts=None):
@@ -390,7 +407,7 @@ class Network(NamedTuple):
     kernels: list
 
 
-def network(features, config, training):
+def network(features, config, training, compiled=False):
     """Builds the model; creates its variables.
 
     Args:
@@ -398,15 +415,15 @@ def network(features, config, training):
             several values or none int64 and float32 [B, M], and "feat_counts" int [B, F].
         config: ModelConfig.
         training: bool.
+        compiled: bool; whether the compiled kernels do what they can.
 
     Returns:
         Network.
     """
     bias = v1.get_variable("fm_bias", [1], initializer=v1.zeros_initializer())
-    tables = look_up(values_of(features, config), config, training)
-    deep_logits, kernels = deep(tables.embeddings, config, training)
-    pairs = second_order(tables.embeddings, tables.squares)
-    return Network(bias + first_order(tables.weighted) + pairs + deep_logits, tables, kernels)
+    tables = look_up(values_of(features, config), config, training, compiled)
+    deep_logits, weights = deep(tables.embeddings, config, training, compiled)
+    return Network(bias + tables.fm + deep_logits, tables, weights)
 
 
 def example_losses(logits, labels, loss_type):
@@ -458,7 +475,7 @@ def make_model_fn(config, optimizer_config, distribution):
         scope = v1.get_variable_scope()
         cut = distribution.partitioner if training else None
         with v1.variable_scope(scope, use_resource=True, partitioner=cut):
-            net = network(features, config, training)
+            net = network(features, config, training, training and distribution.compiled)
         logits = net.logits if training else net.logits + config.logit_offset
         prob = tf.sigmoid(logits, name="prob")
         if mode == tf.estimator.ModeKeys.PREDICT:

@@ -9,6 +9,8 @@ from typing import Callable, Dict, NamedTuple
 
 import tensorflow as tf
 
+from deepfm import kernels
+
 v1 = tf.compat.v1
 
 DECAY = "learning_rate_decay"  # name of the variable that the learning rate is multiplied by
@@ -40,12 +42,23 @@ class _LazyAdam(v1.train.AdamOptimizer):
 
     The update of tf.contrib.opt.LazyAdamOptimizer (beta powers count steps, not the row's uses),
     without that one's second gather of the moments, and without loading contrib.
+
+    Args:
+        rate: float or float32 [].
+        compiled: bool; whether the compiled kernel does it.
     """
+
+    def __init__(self, rate, compiled=False):
+        super().__init__(rate)
+        self._compiled = compiled
 
     def _resource_apply_sparse(self, grad, var, indices):
         beta1_power, beta2_power = self._get_beta_accumulators()
         rate = self._lr_t * tf.sqrt(1 - beta2_power) / (1 - beta1_power)
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
+        if self._compiled:
+            decays = self._beta1_t, self._beta2_t, self._epsilon_t
+            return kernels.adam_rows(var, m, v, indices, grad, rate, *decays)
         m_rows = m.sparse_read(indices)
         m_rows += (1 - self._beta1_t) * (grad - m_rows)
         v_rows = v.sparse_read(indices)
@@ -60,13 +73,13 @@ class _LazyAdam(v1.train.AdamOptimizer):
         )
 
 
-# Hyperparameters that are not flags are those of the article's code.
+# (rate, compiled) -> optimizer. Hyperparameters that are not flags are those of the article's code.
 OPTIMIZERS: Dict[str, Callable] = {
     "adam": _LazyAdam,
-    "adagrad": lambda rate: v1.train.AdagradOptimizer(rate, initial_accumulator_value=1e-8),
-    "sgd": v1.train.GradientDescentOptimizer,
-    "momentum": lambda rate: v1.train.MomentumOptimizer(rate, momentum=0.95),
-    "ftrl": v1.train.FtrlOptimizer,
+    "adagrad": lambda rate, _: v1.train.AdagradOptimizer(rate, initial_accumulator_value=1e-8),
+    "sgd": lambda rate, _: v1.train.GradientDescentOptimizer(rate),
+    "momentum": lambda rate, _: v1.train.MomentumOptimizer(rate, momentum=0.95),
+    "ftrl": lambda rate, _: v1.train.FtrlOptimizer(rate),
 }
 
 
@@ -311,7 +324,9 @@ def make_optimizer(config, distribution):
     )
     rate = config.learning_rate * decay
     v1.summary.scalar("learning_rate", rate)
-    optimizer = OPTIMIZERS[config.name](rate)
+    optimizer = OPTIMIZERS[config.name](
+        rate, distribution.compiled and not distribution.partitioner
+    )
     if not distribution.strategy:
         optimizer = _trusting(optimizer)
     if config.use_amp:

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from deepfm import bad_records, datasets, pipe_mode, records
+from deepfm import bad_records, datasets, kernels, pipe_mode, records
 from deepfm.entry import BadInput
 
 _CHUNK = 256  # records that pass between threads at once: one by one costs more than reading them
@@ -124,14 +124,17 @@ def each_epoch(
         data: the files, or the channel.
         damaged: files with bad records that are passed over.
         config: InputConfig.
-        make_batches: (raw records string [], number of the epoch int64 []) -> dataset.
+        make_batches: (raw records, number of the epoch int64 []) -> dataset; `batched` makes
+            batches of these records, which are string [], or with config.compiled any string [n].
     """
     if data.pipe:
         fresh = lambda epoch: _of_channel(data.pipe, config)
     else:
         ranges = divide(data.files, damaged, config.num_shares)[config.share]
         fresh = lambda epoch: _of_files(ranges, data, damaged, config, epoch)
-    shuffled = lambda dataset, epoch: _left(_shuffle(dataset, config, epoch), config, epoch)
+    shuffled = lambda dataset, epoch: _drawn(
+        dataset, config, _seed(config, epoch), _used(config, epoch)
+    )
     epochs = lambda first: tf.data.Dataset.range(first, config.num_epochs)
     if config.cache == "none":
         read = fresh if not data.pipe else lambda epoch: shuffled(fresh(epoch), epoch)
@@ -142,7 +145,7 @@ def each_epoch(
         whole = config._replace(first_epoch=0, first_step=0)  # what is kept are all records
         first = tf.constant(0, tf.int64)
         chunks = _chunks_of_files(ranges, data, damaged, whole, first)
-    again = lambda chunks: lambda e: make_batches(shuffled(chunks.unbatch(), e), e)
+    again = lambda chunks: lambda e: make_batches(shuffled(_of_chunks(chunks, config), e), e)
     if config.cache != "memory":
         chunks = chunks.cache(_cache_file(config, data))
         return epochs(config.first_epoch).flat_map(again(chunks))
@@ -168,20 +171,32 @@ def _seed(config, epoch, group=0):
     return (config.seed * 1000003 + epoch * 1009 + group) % (1 << 31)
 
 
-def _shuffle(dataset, config, epoch):
-    if config.shuffle_buffer > 1:
-        dataset = dataset.shuffle(
-            config.shuffle_buffer, seed=_seed(config, epoch), reshuffle_each_iteration=False
-        )
-    return dataset
-
-
-def _left(dataset, config, epoch):
-    """The records of an epoch that are left of it."""
+def _used(config, epoch):
+    """How many records of an epoch training has used already; None: none of any epoch."""
     if not config.used:
-        return dataset
+        return None
     used = tf.constant(config.used, tf.int64)
-    return dataset.skip(tf.where(tf.equal(epoch, config.first_epoch), used, tf.zeros_like(used)))
+    return tf.where(tf.equal(epoch, config.first_epoch), used, tf.zeros_like(used))
+
+
+def _of_chunks(chunks, config):
+    """The records of chunks; the compiled kernels take the chunks."""
+    return chunks if config.compiled else chunks.unbatch()
+
+
+def _drawn(dataset, config, seed, used=None):
+    """Records in the order of shuffling, without the first `used` of them."""
+    shuffle, buffer = config.shuffle_buffer > 1, config.shuffle_buffer
+    if config.compiled and (shuffle or used is not None):
+        return kernels.chunks(dataset, _CHUNK, buffer, seed, 0 if used is None else used)
+    if shuffle:
+        dataset = dataset.shuffle(buffer, seed=seed, reshuffle_each_iteration=False)
+    return dataset if used is None else dataset.skip(used)
+
+
+def batched(dataset, config, size: int) -> tf.data.Dataset:
+    """Batches, string [B], of the records that `each_epoch` hands over."""
+    return kernels.chunks(dataset, size) if config.compiled else dataset.batch(size)
 
 
 def _of_channel(pipe, config):
@@ -240,15 +255,12 @@ def _each_group(ranges, damaged, config, epoch, read):
 
 
 def _of_files(ranges, data, damaged, config, epoch):
-    """string []: the records of an epoch that are left of it, shuffled."""
+    """The records of an epoch that are left of it, shuffled."""
 
     def read(plan):
-        dataset = _chunks_of_group(plan, ranges, data, damaged, config).unbatch()
-        if config.shuffle_buffer > 1:
-            dataset = dataset.shuffle(
-                config.shuffle_buffer, seed=plan.seed, reshuffle_each_iteration=False
-            )
-        return dataset.skip(plan.used) if config.used else dataset
+        chunks = _chunks_of_group(plan, ranges, data, damaged, config)
+        used = plan.used if config.used else None
+        return _drawn(_of_chunks(chunks, config), config, plan.seed, used)
 
     return _each_group(ranges, damaged, config, epoch, read)
 
@@ -272,10 +284,10 @@ def _chunks_of_group(plan, ranges, data, damaged, config):
         )
 
     def whole(path, begin, count):
-        return _read(path, data, config.read_buffer_bytes)
+        return _read(path, data, config)
 
     def part(path, begin, count):
-        chunks = _read(path, data, config.read_buffer_bytes)
+        chunks = _read(path, data, config)
         return chunks.unbatch().skip(begin).take(count).batch(_CHUNK)
 
     def past_damage(path, begin, count):
@@ -296,9 +308,14 @@ def _chunks_of_group(plan, ranges, data, damaged, config):
     return chunks
 
 
-def _read(path, data, buffer_bytes):
+def _read(path, data, config):
     """string [n]: the raw records of a file, in chunks."""
+    buffer_bytes = config.read_buffer_bytes
     if data.data_format == "tfrecord":
+        if config.compiled and not any(file.path.endswith(".gz") for file in data.files):
+            here, size = _size(path, data.files)
+            chunks = kernels.records(path, buffer_bytes, _CHUNK, tf.where(here, size, -1))
+            return chunks.concatenate(_no_records())  # a file takes as many turns as below
         gzip = tf.strings.regex_full_match(path, r".*\.gz")
         compression = tf.where(gzip, "GZIP", "")
         chunks = tf.data.TFRecordDataset(path, compression, buffer_bytes).batch(_CHUNK)
@@ -310,7 +327,15 @@ def _read(path, data, buffer_bytes):
 
     text = tf.data.Dataset.from_generator(blocks, tf.string, [], [path])
     lines = lambda block: tf.compat.v1.string_split([block], "\n").values
-    return text.map(lambda block: records.drop_blank(lines(block)))
+    slow = lambda block: records.drop_blank(lines(block))
+    if not config.compiled:
+        return text.map(slow)
+
+    def split(block):
+        good, found = kernels.split_lines(block)
+        return tf.cond(good, lambda: found, lambda: slow(block))
+
+    return text.map(split)
 
 
 def _to_the_end(chunks, path, files):
@@ -318,20 +343,29 @@ def _to_the_end(chunks, path, files):
 
     TFRecordDataset takes a file that is cut inside the header of a record for one that ends there.
     """
-    plain = [file for file in files if not file.path.endswith(".gz")]
-    here = tf.equal([file.path for file in plain] or [""], path)
-    size = tf.reduce_sum(tf.boolean_mask(np.int64([file.bytes for file in plain] or [0]), here))
+    here, size = _size(path, files)
 
     def count(read, chunk):
         """A chunk as it is, and the bytes read so far; after the last one comes an empty one."""
         lengths = tf.cast(tf.strings.length(chunk), tf.int64) + records.FRAME
-        whole = (tf.size(chunk) > 0) | tf.equal(read, size) | ~tf.reduce_any(here)
+        whole = (tf.size(chunk) > 0) | tf.equal(read, size) | ~here
         with tf.control_dependencies([tf.debugging.Assert(whole, ["bytes that are no record"])]):
             return read + tf.reduce_sum(lengths), tf.identity(chunk)
 
-    end = tf.data.Dataset.from_tensors(tf.zeros([0], tf.string))
     counted = tf.data.experimental.scan(tf.zeros([], tf.int64), count)
-    return chunks.concatenate(end).apply(counted)
+    return chunks.concatenate(_no_records()).apply(counted)
+
+
+def _no_records():
+    return tf.data.Dataset.from_tensors(tf.zeros([0], tf.string))
+
+
+def _size(path, files):
+    """(whether a path is that of a plain file: bool []; its bytes: int64 [])."""
+    plain = [file for file in files if not file.path.endswith(".gz")]
+    here = tf.equal([file.path for file in plain] or [""], path)
+    sizes = np.int64([file.bytes for file in plain] or [0])
+    return tf.reduce_any(here), tf.reduce_sum(tf.boolean_mask(sizes, here))
 
 
 def _good(path, data_format, places):

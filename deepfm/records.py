@@ -16,7 +16,7 @@ from typing import NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
-from deepfm import wire
+from deepfm import kernels, wire
 
 FRAME = 16  # bytes of a record in its file apart from its payload: length, and two checksums
 
@@ -55,7 +55,7 @@ def hashed(strings, buckets):
     return 1 + tf.strings.to_hash_bucket_fast(strings, buckets - 1)
 
 
-def parse(raw, data_format, schema, with_labels=True):
+def parse(raw, data_format, schema, with_labels=True, compiled=False):
     """Parses and checks a batch of raw records.
 
     Args:
@@ -63,6 +63,7 @@ def parse(raw, data_format, schema, with_labels=True):
         data_format: "tfrecord" or "libsvm".
         schema: Schema.
         with_labels: False where TFRecords may lack a label.
+        compiled: whether a compiled kernel parses the batches that it can.
 
     Returns:
         ({"feat_ids": int64 [B, F], "feat_vals": float32 [B, F]}, labels float32 [B]); where fields
@@ -72,12 +73,28 @@ def parse(raw, data_format, schema, with_labels=True):
         As `parse_lines` and `parse_examples` do.
     """
     if data_format == "libsvm":
-        labels, *found = parse_lines(raw, schema)
+        slow = lambda: parse_lines(raw, schema)
     elif schema.multi_valued:
-        labels, *found = parse_multi_valued(raw, schema, with_labels)
+        slow = lambda: parse_multi_valued(raw, schema, with_labels)
     else:
-        labels, *found = parse_examples(raw, schema, with_labels)
+        slow = lambda: parse_examples(raw, schema, with_labels)
+    fast = _compiled(raw, data_format, schema, with_labels) if compiled else None
+    if fast is None:
+        labels, *found = slow()
+    else:
+        labels, *found = tf.cond(fast[0], lambda: fast[1:], slow)
     return dict(zip(["feat_ids", "feat_vals", "feat_counts"], found)), labels
+
+
+def _compiled(raw, data_format, schema, with_labels):
+    """(whether it could, labels, ids, values) of a compiled kernel; None where there is none."""
+    sizes = schema.field_size, schema.feature_size
+    if data_format == "libsvm":
+        return None if schema.pad else tuple(kernels.parse_lines(raw, *sizes, schema.id_offset))
+    if schema.multi_valued:
+        return None
+    good, labels, *found = kernels.parse(raw, *sizes)
+    return (good, labels if with_labels else tf.zeros_like(labels), *found)
 
 
 def nothing(data_format, schema):

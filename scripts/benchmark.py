@@ -36,7 +36,7 @@ from absl import app, flags, logging
 FLAGS = flags.FLAGS
 flags.DEFINE_list(
     "what",
-    "training,floor,start,modes,extras,safety,pipe,input,conversion,tools",
+    "training,floor,kernels,start,modes,extras,safety,pipe,input,conversion,tools",
     "What is measured.",
 )
 flags.DEFINE_list("feature_sizes", "117581,1000000,10000000", "Of training.")
@@ -381,7 +381,7 @@ def reading(work):
     sys.path.insert(0, str(ROOT))
     import tensorflow as tf
 
-    from deepfm import datasets, input_pipeline, records
+    from deepfm import datasets, input_pipeline, kernels, records
 
     tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
     feature_size = 117581
@@ -391,7 +391,7 @@ def reading(work):
 
     def ours(data_format):
         data = datasets.find(files[data_format], "training_data_dir")
-        config = input_pipeline.InputConfig(_batch())
+        config = input_pipeline.InputConfig(_batch(), compiled=kernels.built())
         return _rate(input_pipeline.make_input_fn(data, schema, config), FLAGS.rows)
 
     def map_then_batch():
@@ -725,6 +725,18 @@ def extras(work):
     return [_in_turn(f"training, {size:,} features, all shown", train, "nothing shown", off)]
 
 
+def compiled(work):
+    """train.py with the compiled kernels against TensorFlow's own ops alone."""
+
+    def pair(size):
+        folder = _data(work, size)
+        train = lambda *extra: _train(work, folder, _batch(), FLAGS.rows // _batch(), *extra)
+        plain = lambda: train("--nocompiled_kernels")
+        return _in_turn(f"training, {size:,} features", train, "without compiled kernels", plain)
+
+    return [pair(int(size)) for size in FLAGS.feature_sizes]
+
+
 def safety(work):
     """Examples/s of train.py with a checkpoint every 60 s against none, at 1,000,000 features."""
     folder = _data(work, 1000000)
@@ -749,6 +761,7 @@ MEASURES = {
     "floor": floor,
     "start": start,
     "extras": extras,
+    "kernels": compiled,
     "safety": safety,
     "pipe": pipe,
     "input": reading,

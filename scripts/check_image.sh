@@ -135,7 +135,8 @@ has_what_it_needs() { # and no compiler, and no version that the requirements fi
   # shellcheck disable=SC2016
   in_image root bash -c '! command -v g++ cmake make && python -c "
 import horovod.tensorflow as hvd, mpi4py.MPI, sagemaker_tensorflow
-assert hvd.mpi_built() and hvd.gloo_built()" && pip check && pip freeze --all' | tee "$work/installed"
+from deepfm import kernels
+assert hvd.mpi_built() and hvd.gloo_built() and kernels.built()" && pip check && pip freeze --all' | tee "$work/installed"
   grep -q '^sagemaker-training==' "$work/installed"
   cut -d' ' -f1 requirements*.txt | normalize | sort >"$work/pins"
   grep '==' "$work/installed" | normalize | sort | comm -23 - "$work/pins" >"$work/unpinned"

@@ -72,10 +72,26 @@ def _compare(good, labels, ids, values, padded=False):
 
 
 def _read_all(path, data_format, schema, with_labels=True):
-    """A file as training reads it: [labels, ids, values], and the sentence that stopped it."""
+    """A file as training reads it: [labels, ids, values], and the sentence that stopped it.
+
+    Raises:
+        AssertionError: with the compiled kernels it is read otherwise than without them.
+    """
+    without, with_kernels = (
+        _read(path, data_format, schema, with_labels, compiled) for compiled in (False, True)
+    )
+    for one, other in zip(without[0], with_kernels[0]):
+        np.testing.assert_array_equal(one, other, f"{path}, read with the compiled kernels")
+    assert without[1] == with_kernels[1]
+    return without
+
+
+def _read(path, data_format, schema, with_labels, compiled):
     files = [datasets.DataFile(path, os.path.getsize(path))]
     data = datasets.DataSet(files, data_format, schema.field_size, None)
-    config = input_pipeline.InputConfig(1000, read_buffer_bytes=1 << 16, with_labels=with_labels)
+    config = input_pipeline.InputConfig(
+        1000, read_buffer_bytes=1 << 16, with_labels=with_labels, compiled=compiled
+    )
     shape = [0, schema.field_size]
     batches = [(np.zeros(0), np.zeros(shape, np.int64), np.zeros(shape, np.float32))]
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -157,7 +173,8 @@ def _text_file(text, suffix=".libsvm"):
 def _lines_that_training_reads(path):
     data = datasets.DataSet([], "libsvm", None, None)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        dataset = raw_records._read(tf.constant(path), data, 1 << 16).unbatch().batch(1 << 20)
+        config = input_pipeline.InputConfig(1, read_buffer_bytes=1 << 16)
+        dataset = raw_records._read(tf.constant(path), data, config).unbatch().batch(1 << 20)
         iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
         session.run(iterator.initializer)
         batch, lines = iterator.get_next(), []

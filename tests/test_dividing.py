@@ -10,7 +10,14 @@ from deepfm.input_pipeline import InputConfig, make_input_fn, rows_of_share, ste
 from deepfm.raw_records import Range, divide, groups
 
 SCHEMA = records.Schema(4, 50)
+USUAL = {"batch_size": 64}
 SIZES = (127, 1000, 0, 2)
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["tensorflow", "kernels"])
+def compiled(request, monkeypatch):
+    """All of it with TensorFlow's own datasets and ops, and with the compiled kernels."""
+    monkeypatch.setitem(USUAL, "compiled", request.param)
 
 
 @pytest.fixture(scope="module", params=["tfrecord", "libsvm"])
@@ -29,7 +36,7 @@ def data(request, tmp_path_factory):
 
 def configured(data, num_shares=1, **config):
     """An InputConfig; with several shares one for each process, which keep in step."""
-    config = InputConfig(**{"batch_size": 64, "num_shares": num_shares, **config})
+    config = InputConfig(**{**USUAL, "num_shares": num_shares, **config})
     rows = [rows_of_share(data, (), config._replace(share=i)) for i in range(num_shares)]
     return config._replace(
         process=config.share, rows_of_processes=tuple(rows), in_step=num_shares > 1
@@ -174,14 +181,19 @@ def test_each_file_is_in_one_group(seed, parallel, buffer):
     assert sorted(r for group in found for r in group) == sorted(ranges)
 
 
-@pytest.mark.parametrize("sizes", [[400] * 21, [500] * 9, [0, 256, 0, 512, 1]])
-def test_many_groups_of_files_are_read_once(tmp_path, sizes):
+@pytest.mark.parametrize(
+    "sizes", [[400] * 21, [500] * 9, [300, 600, 257, 900, 300, 300, 1000, 100], [0, 256, 0, 512, 1]]
+)
+def test_many_groups_of_files_are_read_once_in_one_order(tmp_path, sizes):
     values = []
     for i, size in enumerate(sizes):
         part = make_records(size, seed=i)
         write_tfrecords(tmp_path / f"{i}.tfrecords", part)
         values.append(part[2])
     data = data_check.count_rows(datasets.find(str(tmp_path), "training_data_dir"))
-    batches = read(data, shuffle_buffer=100, num_parallel_reads=2, num_epochs=2)
-    found = np.concatenate([batch for batch, _ in batches])
-    np.testing.assert_array_equal(sort(found), sort(np.concatenate(2 * values)))
+    orders = []
+    for compiled in (False, True):
+        how = dict(shuffle_buffer=100, num_parallel_reads=2, num_epochs=2, compiled=compiled)
+        orders.append(np.concatenate([batch for batch, _ in read(data, **how)]))
+    np.testing.assert_array_equal(sort(orders[0]), sort(np.concatenate(2 * values)))
+    np.testing.assert_array_equal(*orders)

@@ -39,6 +39,7 @@ case "$*" in
   "-m venv --clear .venv")
     mkdir -p .venv/bin && cp "$0" .venv/bin/python
     echo "VIRTUAL_ENV=$PWD/.venv" > .venv/bin/activate ;;
+  "-m deepfm.kernels") [[ -z ${FAIL_KERNELS:-} ]] || { echo "error: no such type"; exit 1; } ;;
   "-m pip wheel "*)
     while [[ $1 != --wheel-dir ]]; do shift; done
     mkdir -p "$2" && echo half > "$2/horovod-0.28.1.whl"
@@ -192,6 +193,7 @@ class Machine:
         self.home.mkdir()
         for name in ["scripts/setup.sh", "requirements.txt", "requirements-dev.txt"]:
             shutil.copy(str(ROOT / name), str(self.root / name))
+        shutil.copytree(str(ROOT / "deepfm"), str(self.root / "deepfm"))
         for tool in self.TOOLS.split():
             (self.bin / tool).symlink_to(shutil.which(tool))
         for tool in ["g++", "make", "cmake", "mpicxx"]:
@@ -298,6 +300,23 @@ def test_a_changed_pin_is_installed_into_the_same_venv(machine):
         requirements.write("six==1.16.0\n")
     assert "Installing TensorFlow" in machine.setup().stdout
     assert len(machine.calls("-m venv")) == 1
+
+
+def test_kernels_that_cannot_be_built_are_told_and_done_without(machine):
+    write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
+    result = machine.setup(FAIL_KERNELS="yes")
+    assert result.returncode == 0
+    assert "error: no such type" in result.stderr
+    assert "training goes without them" in result.stderr
+
+
+def test_changed_kernels_are_built_again(machine):
+    write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
+    assert machine.setup().returncode == 0
+    with open(str(machine.root / "deepfm/csrc/rows.cc"), "a") as source:
+        source.write("// Another line.\n")
+    assert "Compiling the kernels" in machine.setup().stdout
+    assert len(machine.calls("deepfm.kernels")) == 2
 
 
 def test_a_venv_that_was_moved_is_made_again(machine):

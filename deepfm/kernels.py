@@ -1,0 +1,213 @@
+"""Compiled kernels of what costs a training step most apart from its matrix products.
+
+    python -m deepfm.kernels        builds them, for the TensorFlow of this Python
+
+scripts/setup.sh does that. Their sources are in csrc/. They are a library beside TensorFlow in
+site-packages, named after what it was made of: one of other sources is not loaded. Where there is
+none, and on a GPU, TensorFlow's own ops do the same (model, optimizers, raw_records, records), in
+more time; with the same seed they draw the same records and drop the same units.
+
+https://github.com/tensorflow/docs/blob/r1.15/site/en/guide/create_op.md
+
+B: records in a batch. F: fields. K: embedding size. N: values. U: distinct ids.
+"""
+
+import functools
+import glob
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+
+import tensorflow as tf
+from tensorflow.python.data.util import random_seed
+from tensorflow.python.ops.resource_variable_ops import variable_shape
+
+_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "csrc")
+_OPTIONS = [
+    "-std=c++14", "-O3", "-DNDEBUG", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math",
+    "-ffp-contract=off",  # the same numbers on processors with and without fused multiply-add
+]  # fmt: skip
+
+
+def library() -> str:
+    """The path of the library that these sources give, whether it is there or not."""
+    digest = hashlib.sha256(repr([tf.version.VERSION, tf.version.GIT_VERSION, _OPTIONS]).encode())
+    for path in sorted(glob.glob(f"{_FOLDER}/*.cc") + glob.glob(f"{_FOLDER}/*.h")):
+        with open(path, "rb") as f:
+            digest.update(f.read())
+    beside = os.path.dirname(tf.sysconfig.get_lib())
+    return os.path.join(beside, "deepfm_kernels", f"kernels-{digest.hexdigest()[:16]}.so")
+
+
+def build() -> str:
+    """Compiles the library, in half a minute, and returns its path.
+
+    Raises:
+        OSError: there is no compiler, or no writing there.
+        subprocess.CalledProcessError: it does not compile; the compiler has said why.
+    """
+    path = library()
+    folder = os.path.dirname(path)
+    os.makedirs(folder, exist_ok=True)
+    compiler = shlex.split(os.environ.get("CXX", "g++"))
+    sources = sorted(glob.glob(f"{_FOLDER}/*.cc"))
+    with tempfile.TemporaryDirectory(dir=folder) as unfinished:
+        made = os.path.join(unfinished, "kernels.so")
+        subprocess.run(
+            [
+                *compiler, *_OPTIONS, *tf.sysconfig.get_compile_flags(), *sources, "-o", made,
+                *tf.sysconfig.get_link_flags(),
+            ],
+            check=True,
+        )  # fmt: skip
+        os.rename(made, path)
+    return path
+
+
+@functools.lru_cache(maxsize=None)
+def _ops():
+    return tf.load_op_library(library())
+
+
+def built() -> bool:
+    """Whether the library is there and can be loaded."""
+    if not os.path.exists(library()):
+        return False
+    try:
+        _ops()
+    except tf.errors.NotFoundError:  # built for another system
+        return False
+    return True
+
+
+def unique(ids, dtype):
+    """As tf.unique: int64 [N] -> (distinct ids, `dtype` [U]; which of them each is, int32 [N])."""
+    return _ops().deepfm_unique(ids=ids, T=dtype)
+
+
+def gather(table, indices):
+    """Rows of a resource variable: int [U] -> float32 [U, ...]."""
+    return _ops().deepfm_gather_rows(table=table.handle, indices=indices)
+
+
+@tf.RegisterGradient("DeepfmGatherRows")
+def _gather_grad(op, by_rows):
+    table, indices = op.inputs
+    shape = variable_shape(table, indices.dtype)
+    return tf.IndexedSlices(by_rows, indices, shape), None
+
+
+def look_up(weights, embeddings, where, x, field_size):
+    """The MLP's input and the FM's terms of a batch.
+
+    Args:
+        weights: float32 [U].
+        embeddings: float32 [U, K].
+        where: int32 [N], the row of each value, N = B F.
+        x: float32 [N], what each row is scaled by.
+        field_size: F.
+
+    Returns:
+        (float32 [B, F K], the scaled embeddings; float32 [B], first_order + second_order).
+    """
+    scaled, fm, _ = _ops().deepfm_look_up(
+        weights=weights, embeddings=embeddings, where=where, x=x, field_size=field_size
+    )
+    return scaled, fm
+
+
+@tf.RegisterGradient("DeepfmLookUp")
+def _look_up_grad(op, by_scaled, by_fm, _):
+    weights, embeddings, where, x = op.inputs
+    by_rows = _ops().deepfm_look_up_grad(
+        weights=weights, embeddings=embeddings, where=where, x=x, sums=op.outputs[2],
+        by_scaled=by_scaled, by_fm=by_fm, field_size=op.get_attr("field_size"),
+    )  # fmt: skip
+    return [*by_rows, None, None]
+
+
+def relu_dropout(x, seed, dropped):
+    """max(x, 0) with units dropped, `dropped` of 65,536; float32 [B, n], int64 [2] -> [B, n]."""
+    return _ops().deepfm_relu_dropout(x=x, seed=seed, dropped=dropped)
+
+
+@tf.RegisterGradient("DeepfmReluDropout")
+def _relu_dropout_grad(op, by_y):
+    dropped = op.get_attr("dropped")
+    return _ops().deepfm_relu_dropout_grad(y=op.outputs[0], by_y=by_y, dropped=dropped), None
+
+
+def adam_rows(variable, m, v, indices, grad, rate, beta1, beta2, epsilon):
+    """Adam of some rows of a resource variable, which differ; returns the operation."""
+    return _ops().deepfm_adam_rows(
+        variable=variable.handle, m=m.handle, v=v.handle, indices=indices, grad=grad, rate=rate,
+        beta1=beta1, beta2=beta2, epsilon=epsilon,
+    )  # fmt: skip
+
+
+def records(path, buffer_bytes, size, file_bytes=-1):
+    """The records of a TFRecord file that is not compressed, in chunks of `size`: string [n].
+
+    Fails with DataLossError where the file is damaged, where it ends within a length, which
+    tf.data.TFRecordDataset takes for its end, and where it has not `file_bytes` (below 0: any).
+    """
+    numbers = [tf.cast(x, tf.int64) for x in (buffer_bytes, size, file_bytes)]
+    return _strings(_ops().deepfm_records(path, *numbers))
+
+
+def chunks(dataset, size, shuffle_buffer=0, seed=1, skip=0):
+    """As .unbatch().shuffle(shuffle_buffer, seed).skip(skip).batch(size), in the same order.
+
+    Args:
+        dataset: of string, of any shape.
+        size: records of each chunk that comes out, apart from the last.
+        shuffle_buffer: records among which the next one is drawn; 0 keeps the order.
+        seed: int64 [] or int, of the shuffling.
+        skip: int64 [] or int.
+
+    Returns:
+        A dataset of string [n].
+    """
+    seeds = random_seed.get_seed(seed)
+    numbers = [tf.cast(x, tf.int64) for x in (size, shuffle_buffer, *seeds, skip)]
+    return _strings(_ops().deepfm_chunks(tf.data.experimental.to_variant(dataset), *numbers))
+
+
+def _strings(variant):
+    return tf.data.experimental.from_variant(variant, tf.TensorSpec([None], tf.string))
+
+
+def parse(serialized, field_size, feature_size=None):
+    """Parses records that are to the byte as `records.encode` writes them.
+
+    Returns:
+        (whether they all are, and hold what `records.check` asks for: bool []; labels float32 [B],
+        ids int64 [B, F], values float32 [B, F], of no use where they are not).
+    """
+    return _ops().deepfm_parse(
+        serialized=serialized, field_size=field_size, feature_size=feature_size or tf.int64.max
+    )
+
+
+def parse_lines(lines, field_size, feature_size=None, id_offset=0):
+    """As `parse`, of LibSVM lines that are as most programs write them."""
+    return _ops().deepfm_parse_lines(
+        lines=lines, field_size=field_size, feature_size=feature_size or tf.int64.max,
+        id_offset=id_offset,
+    )  # fmt: skip
+
+
+def split_lines(text):
+    """(whether none of a text's lines is a comment or blank: bool []; string [n], its lines that
+    are not empty, of no use where one is)."""
+    return _ops().deepfm_split_lines(text=text)
+
+
+if __name__ == "__main__":
+    try:
+        print(build())
+    except (OSError, subprocess.CalledProcessError) as error:
+        sys.exit(f"The compiled kernels cannot be built: {error}")

@@ -1,0 +1,544 @@
+"""The compiled kernels against TensorFlow's own ops, which do the same."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import ROOT, example, make_records, run_train, write_tfrecords
+
+from deepfm import distribution, kernels, model, optimizers, records
+
+v1 = tf.compat.v1
+THREADS = v1.ConfigProto(intra_op_parallelism_threads=4)
+F, V, K = 5, 200, 9
+REPLACED = ("SparseTensorDenseMatMul", "StatelessRandomUniformInt", "ResourceGather", "Unique")
+
+
+def test_setup_has_built_them():
+    assert kernels.built()
+
+
+def evaluate(*tensors):
+    with v1.Session(config=THREADS) as session:
+        session.run(v1.global_variables_initializer())
+        return session.run(tensors)
+
+
+@pytest.fixture(autouse=True)
+def graph():
+    with tf.Graph().as_default():
+        yield
+
+
+@pytest.mark.parametrize("dtype", [tf.int32, tf.int64])
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [],
+        [7],
+        [3, 3, 3],
+        np.random.RandomState(0).randint(0, 50, 1000),
+        np.random.RandomState(1).permutation(10000),
+        np.arange(0, 1 << 31, 1 << 16)[:-1].repeat(2),  # differ in their high bits alone
+    ],
+    ids=["none", "one", "same", "repeated", "all distinct", "far apart"],
+)
+def test_unique_is_that_of_tensorflow(ids, dtype):
+    ids = np.array(ids, np.int64)
+    distinct, where, wanted, places = evaluate(
+        *kernels.unique(tf.constant(ids), dtype), *tf.unique(tf.constant(ids))
+    )
+    np.testing.assert_array_equal(distinct, wanted)
+    np.testing.assert_array_equal(where, places)
+    assert distinct.dtype == dtype.as_numpy_dtype
+
+
+def rows_of_batch(examples, seed=0):
+    """(weights [U], embeddings [U, K], where [N], x [N])."""
+    random = np.random.RandomState(seed)
+    where = random.randint(0, V, examples * F).astype(np.int32)
+    floats = lambda *shape: random.randn(*shape).astype(np.float32)
+    return floats(V), floats(V, K), where, floats(examples * F)
+
+
+@pytest.mark.parametrize("examples", [0, 1, 1000])
+def test_look_up_is_the_sum_over_pairs(examples):
+    w, v, where, x = rows_of_batch(examples)
+    scaled, fm = evaluate(*kernels.look_up(*map(tf.constant, (w, v, where, x)), F))
+    e = (v[where] * x[:, np.newaxis]).reshape(examples, F, K)
+    pairs = sum(np.sum(e[:, i] * e[:, j], axis=1) for i in range(F) for j in range(i))
+    np.testing.assert_allclose(scaled, e.reshape(examples, F * K))
+    linear = np.sum((w[where] * x).reshape(examples, F), axis=1)
+    np.testing.assert_allclose(fm, linear + pairs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("examples", [0, 1, 1000])
+def test_look_up_has_the_gradient_of_its_formula(examples):
+    w, v, where, x = map(tf.constant, rows_of_batch(examples))
+    random = np.random.RandomState(1)
+    by_scaled = tf.constant(random.randn(examples, F * K), tf.float32)
+    by_fm = tf.constant(random.randn(examples), tf.float32)
+    e = tf.reshape(tf.gather(v, where) * x[:, tf.newaxis], [examples, F, K])
+    weighted = tf.reshape(tf.gather(w, where) * x, [examples, F])
+    fm = model.first_order(weighted) + model.second_order(e)
+    outputs = [tf.reshape(e, [examples, F * K]), fm]
+    wanted = tf.gradients(outputs, [w, v], [by_scaled, by_fm])
+    found = tf.gradients(kernels.look_up(w, v, where, x, F), [w, v], [by_scaled, by_fm])
+    for one, other in zip(*evaluate(found, [tf.convert_to_tensor(g) for g in wanted])):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("changed", [{2: np.full(F, V, np.int32)}, {2: np.full(F, -1, np.int32)}])
+def test_look_up_refuses_a_row_that_is_not_there(changed):
+    arguments = {**dict(enumerate(rows_of_batch(1))), **changed}
+    with pytest.raises(tf.errors.InvalidArgumentError, match="beyond the last"):
+        evaluate(*kernels.look_up(*map(tf.constant, arguments.values()), F))
+
+
+def test_a_gather_that_is_out_of_bounds_is_refused():
+    table = v1.get_variable("table", [V, K], use_resource=True)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"indices\[1\] = {V} is not in"):
+        evaluate(kernels.gather(table, tf.constant([0, V])))
+
+
+@pytest.mark.parametrize("units, rate", [(1, 0.5), (65, 0.3), (128, 0.999), (7, 0.001)])
+def test_dropout_drops_the_units_that_tensorflow_drops(units, rate):
+    v1.train.get_or_create_global_step()
+    x = tf.constant(np.random.RandomState(0).randn(333, units), tf.float32)
+    found = kernels.relu_dropout(x, model._seed_of_step(7, 2), model._dropped(rate))
+    wanted = model._drop(tf.nn.relu(x), rate, [7, 2])
+    by = tf.constant(np.random.RandomState(1).randn(333, units), tf.float32)
+    gradients = [tf.gradients(y, x, by)[0] for y in (found, wanted)]
+    found, wanted, gradient, wanted_gradient = evaluate(found, wanted, *gradients)
+    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(gradient, wanted_gradient)
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+def test_dropout_of_what_is_not_finite_is_that_of_tensorflow(odd):
+    v1.train.get_or_create_global_step()
+    x = tf.fill([3, 99], tf.constant(odd, tf.float32))
+    found = kernels.relu_dropout(x, model._seed_of_step(1, 0), model._dropped(0.5))
+    np.testing.assert_array_equal(*evaluate(found, model._drop(tf.nn.relu(x), 0.5, [1, 0])))
+
+
+@pytest.mark.parametrize("shape", [[50], [50, 3], [50, 2, 4]])
+def test_adam_changes_the_rows_of_the_batch_and_no_others(shape):
+    random = np.random.RandomState(0)
+    config = optimizers.OptimizerConfig("adam", 0.1)
+    initial = random.randn(*shape).astype(np.float32)
+    batches = [random.permutation(50)[:20].astype(np.int32) for _ in range(4)]
+    grads = [random.randn(20, *shape[1:]).astype(np.float32) for _ in range(4)]
+    after = []
+    for compiled in (False, True):
+        with tf.Graph().as_default(), v1.Session(config=THREADS) as session:
+            mode = distribution.Distribution(compiled=compiled)
+            variable = v1.get_variable("v", initializer=initial, use_resource=True)
+            rows, values = v1.placeholder(tf.int32, [None]), v1.placeholder(tf.float32)
+            values.set_shape([None, *shape[1:]])
+            optimizer = optimizers.make_optimizer(config, mode)
+            step = optimizer.apply_gradients([(tf.IndexedSlices(values, rows), variable)])
+            session.run(v1.global_variables_initializer())
+            for batch, grad in zip(batches, grads):
+                session.run(step, {rows: batch, values: grad})
+            after.append(session.run(v1.global_variables()))
+    for one, other in zip(*after):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+    never = sorted(set(range(50)) - set(np.concatenate(batches)))
+    np.testing.assert_array_equal(after[1][0][never], initial[never])
+
+
+def test_adam_does_not_write_into_what_was_read():
+    variables = [v1.get_variable(n, [4, 2], use_resource=True) for n in ("variable", "m", "v")]
+    before = [variable.read_value() for variable in variables]
+    with tf.control_dependencies(before):
+        numbers = 0.1, 0.9, 0.999, 1e-8
+        step = kernels.adam_rows(*variables, tf.constant([1, 2]), tf.ones([2, 2]), *numbers)
+    with tf.control_dependencies([step]):
+        kept = [tf.identity(x) + 0 for x in before]
+        after = [variable.read_value() for variable in variables]
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        initial = session.run(variables)
+        for first, then, last in zip(initial, *session.run([kept, after])):
+            np.testing.assert_array_equal(then, first)
+            assert (last[1:3] != first[1:3]).all()
+
+
+def test_adam_refuses_rows_that_do_not_fit():
+    variables = [v1.get_variable(n, [4, 2], use_resource=True) for n in ("variable", "m", "v")]
+    numbers = 0.1, 0.9, 0.999, 1e-8
+    for rows, shape in (([4], [1, 2]), ([0], [1, 3]), ([0], [2, 2]), ([-1], [1, 2])):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            evaluate(kernels.adam_rows(*variables, tf.constant(rows), tf.ones(shape), *numbers))
+
+
+def strings_of(dataset):
+    """The elements of a dataset."""
+    found, following = [], v1.data.make_one_shot_iterator(dataset).get_next()
+    with v1.Session() as session:
+        while True:
+            try:
+                found.append(session.run(following).tolist())
+            except tf.errors.OutOfRangeError:
+                return found
+
+
+def numbered(sizes):
+    """A dataset of chunks of these sizes, of numbered strings."""
+    ends = np.cumsum(sizes)
+    chunk = lambda i: tf.strings.as_string(tf.range(tf.gather(ends - sizes, i), tf.gather(ends, i)))
+    return tf.data.Dataset.range(len(sizes)).map(chunk)
+
+
+@pytest.mark.parametrize("sizes", [[0], [3], [5, 0, 1, 7, 0], [100] * 30])
+@pytest.mark.parametrize("buffer", [0, 2, 10, 5000])
+@pytest.mark.parametrize("skip, size", [(0, 4), (3, 1), (3001, 7)])
+def test_chunks_are_shuffled_skipped_and_batched_as_by_tensorflow(sizes, buffer, skip, size):
+    v1.set_random_seed(5)  # as Estimator does
+    sizes = np.array(sizes)
+    found = kernels.chunks(numbered(sizes), size, buffer, tf.constant(11, tf.int64), skip)
+    wanted = numbered(sizes).unbatch()
+    if buffer > 1:
+        wanted = wanted.shuffle(buffer, tf.constant(11, tf.int64), reshuffle_each_iteration=False)
+    assert strings_of(found) == strings_of(wanted.skip(skip).batch(size))
+
+
+def test_chunks_take_single_records():
+    single = tf.data.Dataset.from_tensor_slices(["a", "b", "c"])
+    assert strings_of(kernels.chunks(single, 2)) == [[b"a", b"b"], [b"c"]]
+
+
+def test_an_error_of_the_input_is_passed_on():
+    wrong = lambda x: tf.strings.as_string(tf.strings.to_number(tf.strings.join([x, "?"])))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="StringToNumber"):
+        strings_of(kernels.chunks(numbered(np.array([3, 3])).map(wrong), 2))
+
+
+@pytest.fixture(scope="module")
+def tfrecord(tmp_path_factory):
+    """(a file, its records)."""
+    path = str(tmp_path_factory.mktemp("records") / "some.tfrecords")
+    payloads = [b"", b"a", b"b" * 1000, b"c" * 37, b"\xff" * 300]
+    with tf.io.TFRecordWriter(path) as writer:
+        for payload in payloads:
+            writer.write(payload)
+    return path, payloads
+
+
+@pytest.mark.parametrize("buffer_bytes", [1, 11, 12, 13, 1000, 1 << 20])
+@pytest.mark.parametrize("size", [1, 2, 5, 100])
+def test_records_are_those_of_the_file(tfrecord, buffer_bytes, size):
+    path, payloads = tfrecord
+    chunks = strings_of(kernels.records(path, buffer_bytes, size))
+    assert sum(chunks, []) == payloads
+    assert [len(chunk) for chunk in chunks[:-1]] == [size] * (len(chunks) - 1)
+
+
+def records_of(path):
+    return sum(strings_of(kernels.records(str(path), 64, 1)), [])
+
+
+def test_a_file_that_ends_within_a_record_is_refused_wherever_it_ends(tfrecord, tmp_path):
+    path, payloads = tfrecord
+    whole, cut = pathlib.Path(path).read_bytes(), tmp_path / "cut.tfrecords"
+    ends = np.cumsum([0] + [len(payload) + 16 for payload in payloads]).tolist()
+    for end in [*range(60), *range(len(whole) - 20, len(whole) + 1)]:
+        cut.write_bytes(whole[:end])
+        with tf.Graph().as_default():
+            if end in ends:
+                assert records_of(cut) == payloads[: ends.index(end)]
+            else:
+                with pytest.raises(tf.errors.DataLossError, match="truncated record.*cut.tfrec"):
+                    records_of(cut)
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_file_of_another_length_than_told_is_refused(tfrecord, more):
+    path, size = tfrecord[0], os.path.getsize(tfrecord[0])
+    assert sum(strings_of(kernels.records(path, 64, 2, size)), []) == tfrecord[1]
+    with pytest.raises(tf.errors.DataLossError, match=f"some.tfrecords ended after {size} of"):
+        strings_of(kernels.records(path, 64, 2, size + more))
+
+
+def test_a_byte_that_is_wrong_is_noticed_wherever_it_is(tfrecord, tmp_path):
+    whole = bytearray(pathlib.Path(tfrecord[0]).read_bytes())
+    bad = tmp_path / "bad.tfrecords"
+    for at in [*range(40), *range(1000, len(whole), 50)]:
+        whole[at] ^= 0x10
+        bad.write_bytes(whole)
+        whole[at] ^= 0x10
+        with tf.Graph().as_default(), pytest.raises(tf.errors.DataLossError, match="bad.tfrecords"):
+            records_of(bad)
+
+
+def test_a_file_that_is_missing_is_named(tmp_path):
+    with pytest.raises(tf.errors.NotFoundError, match="none.tfrecords"):
+        records_of(tmp_path / "none.tfrecords")
+
+
+SCHEMA = records.Schema(4, 50)
+
+
+@pytest.fixture(scope="module")
+def parsers():
+    """serialized -> what the kernel makes of it, and what TensorFlow does or None."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        place = v1.placeholder(tf.string, [None])
+        found = kernels.parse(place, SCHEMA.field_size, SCHEMA.feature_size)
+        wanted = records.parse_examples(place, SCHEMA)
+
+        def wanted_of(serialized):
+            try:
+                return session.run(wanted, {place: serialized})
+            except (tf.errors.InvalidArgumentError, tf.errors.DataLossError):
+                return None
+
+        yield lambda serialized: session.run(found, {place: serialized}), wanted_of
+
+
+def encoded(labels, ids, values):
+    with v1.Session() as session:
+        return session.run(records.encode(*map(tf.constant, (labels, ids, values)))).tolist()
+
+
+def test_records_are_parsed_as_by_tensorflow(parsers):
+    labels, ids, values = make_records(100)
+    for rows in (0, 1, 100):
+        good, *found = parsers[0](encoded(labels, ids, values)[:rows])
+        assert good
+        for one, other in zip(found, (labels, ids, values)):
+            np.testing.assert_array_equal(one, other[:rows])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_the_parser_calls_good_tensorflow_reads_alike(parsers, seed):
+    """Records with a byte changed, left out or put in, at any place."""
+    random, agreed = np.random.RandomState(seed), 0
+    record = encoded(*make_records(1, seed=seed))[0]
+    for at in range(len(record)):
+        for changed in (
+            record[:at] + bytes([record[at] ^ 1 << random.randint(8)]) + record[at + 1 :],
+            record[:at] + record[at + 1 :],
+            record[:at] + bytes([random.randint(256)]) + record[at:],
+            record[:at],
+        ):
+            good, *found = parsers[0]([changed])
+            if good:
+                wanted = parsers[1]([changed])
+                assert wanted is not None, changed
+                for one, other in zip(found, wanted):
+                    np.testing.assert_array_equal(one, other)
+                agreed += 1
+    assert agreed > 10  # the changed bits of ids and values
+
+
+@pytest.mark.parametrize(
+    "label, ids, values",
+    [
+        (2.0, [1, 2, 3, 4], [1.0] * 4),
+        (-0.0, [1, 2, 3, 4], [1.0] * 4),
+        (1.0, [1, 2, 3, 50], [1.0] * 4),
+        (1.0, [1, 2, 3, -1], [1.0] * 4),
+        (1.0, [1, 2, 3], [1.0] * 4),
+        (1.0, [1, 2, 3, 4, 5], [1.0] * 4),
+        (1.0, [1, 2, 3, 4], [1.0] * 3),
+        (1.0, [1, 2, 3, 4], [1.0, 2.0, np.inf, 0.0]),
+        (1.0, [1, 2, 3, 4], [1.0, 2.0, np.nan, 0.0]),
+    ],
+)
+def test_what_needs_a_second_look_is_not_called_good(parsers, label, ids, values):
+    fine = encoded(*make_records(1))[0]
+    assert not parsers[0]([fine, example(label, ids, values), fine])[0]
+
+
+@pytest.fixture(scope="module")
+def line_parsers():
+    """lines -> what the kernel makes of them, and what TensorFlow does or None."""
+    schema = SCHEMA._replace(id_offset=1)
+    with tf.Graph().as_default(), v1.Session() as session:
+        place = v1.placeholder(tf.string, [None])
+        found = kernels.parse_lines(place, schema.field_size, schema.feature_size, 1)
+        wanted = records.parse_lines(place, schema)
+
+        def wanted_of(lines):
+            try:
+                return session.run(wanted, {place: lines})
+            except tf.errors.InvalidArgumentError:
+                return None
+
+        yield lambda lines: session.run(found, {place: lines}), wanted_of
+
+
+def assert_lines_agree(parsers, line):
+    """Whether the kernel calls a line good; TensorFlow then has to read it alike, bit by bit."""
+    good, *found = parsers[0]([line])
+    if good:
+        wanted = parsers[1]([line])
+        assert wanted is not None, line
+        for one, other in zip(found, wanted):
+            assert one.tobytes() == other.tobytes(), line
+    return good
+
+
+def test_numbers_of_lines_are_read_to_the_bit(line_parsers):
+    random = np.random.RandomState(0)
+    digits = lambda most: "".join(map(str, random.randint(0, 10, random.randint(1, most))))
+    tail = lambda: random.choice(["", ".", "." + digits(14)])
+    number = lambda: random.choice(["", "", "-", "+"]) + digits(12) + tail()
+    for _ in range(500):
+        values = [number() for _ in range(2)] + [repr(random.randn()), f"{random.rand():.6g}"]
+        line = "1 " + " ".join(f"{random.randint(49)}:{value}" for value in values)
+        if "e" not in line:
+            assert assert_lines_agree(line_parsers, line.encode())
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        "16777216", "16777217", "1677721.7", "0.000000059604645", ".5", "1.", "-0", "33554431",
+        "0.1234567890123456789012345", "1.00000017881393432617187499", "9007199254740993",
+        "00000000000000000000001.5",
+    ],
+)  # fmt: skip
+def test_odd_numbers_of_lines_are_read_to_the_bit(line_parsers, number):
+    assert assert_lines_agree(line_parsers, f"0 1:{number} 2:1 3:1 4:{number}".encode())
+
+
+def test_what_the_line_parser_calls_good_tensorflow_reads_alike(line_parsers):
+    """Lines with a byte changed, left out or put in, at any place."""
+    agreed = 0
+    for line in (b"1 3:0.25 0:1 48:-7.5 12:100", b"-1 1:1 2:2 3:3 4:4"):
+        assert assert_lines_agree(line_parsers, line)
+        for at in range(len(line)):
+            for byte in b"0 9:.-+e#x\r\t\0\xff":
+                for rest in (line[at:], line[at + 1 :]):
+                    agreed += assert_lines_agree(line_parsers, line[:at] + bytes([byte]) + rest)
+            agreed += assert_lines_agree(line_parsers, line[:at] + line[at + 1 :])
+    assert agreed > 50
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"", b"1", b"2 1:1 2:1 3:1 4:1", b"1 1:1 2:1 3:1", b"1 1:1 2:1 3:1 4:1 5:1",
+        b"1 1:1 2:1 3:1 49:1", b"1 -2:1 2:1 3:1 4:1", b"1 1:1  2:1 3:1 4:1", b"1 1:1 2:1 3:1 4:1 ",
+        b"1 1:1 2:1 3:1 4:nan", b"1 1:1 2:1 3:1 4:1e3", b"1 1:1 2:1 3:1 4:" + b"9" * 50,
+        b"1 1:1 2:1 3:1 9223372036854775807:1", b"1 1:1 2:1 3:1 4:1\r", b"1 1:1 2:1 3:1 4:.",
+    ],
+)  # fmt: skip
+def test_lines_that_need_a_second_look_are_not_called_good(line_parsers, line):
+    fine = b"1 1:1 2:1 3:1 4:1"
+    assert not line_parsers[0]([fine, line, fine])[0]
+    assert line_parsers[0]([fine, fine])[0]
+
+
+@pytest.mark.parametrize(
+    "text, lines",
+    [
+        (b"", []), (b"1 1:1", [b"1 1:1"]), (b"1 1:1\n", [b"1 1:1"]),
+        (b"\n\n-1 1:1\n\n+1 2:1 \r\n.5\n", [b"-1 1:1", b"+1 2:1 \r", b".5"]),
+        (b"1 1:1\n \n", None), (b"1 1:1 # 5\n", None), (b"#\n", None), (b"\x0b\n1 1:1", None),
+    ],
+)  # fmt: skip
+def test_text_is_split_where_no_line_is_blank_or_a_comment(text, lines):
+    good, found = evaluate(*kernels.split_lines(tf.constant(text)))
+    assert good == (lines is not None)
+    if good:
+        split = v1.string_split([text], "\n").values
+        assert found.tolist() == lines == evaluate(records.drop_blank(split))[0].tolist()
+
+
+# With batch norm the gradient of a bias is 0, of which Adam would make steps of rounding errors.
+@pytest.mark.parametrize(
+    "name, changes",
+    [(name, {}) for name in sorted(optimizers.OPTIMIZERS)]
+    + [
+        ("sgd", {"batch_norm": True}),
+        ("adam", {"l2_scope": "table"}),
+        ("adam", {"lazy_updates": False}),
+    ],
+)
+def test_training_gives_the_same_weights(name, changes):
+    fields = dict(l2_reg=1e-3, embedding_init_stddev=0.1)
+    config = model.ModelConfig(F, V, K, (8, 7), (0.5, 0.2), **{**fields, **changes})
+    how = optimizers.OptimizerConfig(name, 0.01, clip_norm=1.0)
+    random = np.random.RandomState(0)
+    ids = random.randint(0, V, [5, 64, F])
+    values, labels = random.rand(5, 64, F), random.rand(5, 64) < 0.3
+    trained = []
+    for compiled in (False, True):
+        with tf.Graph().as_default() as graph, v1.Session() as session:
+            mode = distribution.Distribution(compiled=compiled)
+            places = [
+                v1.placeholder(tf.int64, [None, F]),
+                v1.placeholder(tf.float32, [None, F]),
+                v1.placeholder(tf.float32, [None]),
+            ]
+            features = dict(zip(["feat_ids", "feat_vals"], places))
+            spec = model.make_model_fn(config, how, mode)(features, places[2], "train")
+            session.run(v1.global_variables_initializer())
+            for batch in zip(ids, values, labels):
+                session.run(spec.train_op, dict(zip(places, batch)))
+            trained.append(session.run(v1.global_variables()))
+            types = {op.type for op in graph.get_operations()}
+            assert compiled == ("DeepfmLookUp" in types)
+            assert not compiled or not types & set(REPLACED)
+    for one, other in zip(*trained):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-6)
+
+
+SIZES = ("--field_size=4", "--feature_size=50", "--embedding_size=4", "--deep_layers=8,4")
+
+
+def losses(process):
+    return [float(x) for x in re.findall(r"loss ([\d.]+)", process.stderr)]
+
+
+def test_a_run_is_the_same_with_and_without_them(tmp_path):
+    data = write_tfrecords(tmp_path / "train.tfrecords", make_records(1000))
+    runs = []
+    for flag in ("--compiled_kernels", "--nocompiled_kernels"):
+        done = run_train(
+            f"--training_data_dir={data}", f"--model_dir={tmp_path}/{flag}", flag, *SIZES,
+            "--batch_size=64", "--num_epochs=3", "--log_steps=5", "--shuffle_buffer=100",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        runs.append(losses(done))
+    assert len(runs[0]) > 5
+    np.testing.assert_allclose(*runs, rtol=1e-3)
+
+
+def test_where_they_are_not_built_training_says_so_and_goes_on(tmp_path):
+    data = write_tfrecords(tmp_path / "train.tfrecords", make_records(100))
+    script = tmp_path / "without.py"
+    script.write_text(
+        "import sys; from deepfm import kernels; kernels.library = lambda: '/none'; import runpy; "
+        "runpy.run_path('train.py', run_name='__main__')"
+    )
+    done = subprocess.run(
+        [
+            sys.executable, script, f"--training_data_dir={data}", f"--model_dir={tmp_path}/model",
+            *SIZES,
+        ],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        timeout=90,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "python -m deepfm.kernels" in done.stderr
+
+
+def test_a_compiler_that_is_missing_is_told():
+    done = subprocess.run(
+        [sys.executable, "-m", "deepfm.kernels"],
+        cwd=ROOT, env={**os.environ, "CXX": "no-such-compiler"}, capture_output=True, text=True,
+        timeout=90,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "cannot be built" in done.stderr and "no-such-compiler" in done.stderr
+    assert kernels.built()
