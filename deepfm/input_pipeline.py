@@ -158,12 +158,8 @@ def _with_weights(dataset, config, epoch):
     weights = parts[:, config.process] * parts.shape[1] / parts.sum(axis=1)
     weights = tf.constant(weights, tf.float32)
     left = weights[tf.where(tf.equal(epoch, config.first_epoch), config.first_step, 0) :]
-    endless = dataset.concatenate(_empty_batch().repeat())
+    endless = dataset.concatenate(raw_records.no_records().repeat())
     return tf.data.Dataset.zip((endless, tf.data.Dataset.from_tensor_slices(left)))
-
-
-def _empty_batch():
-    return tf.data.Dataset.from_tensors(tf.zeros([0], tf.string))
 
 
 def _with_rows(dataset):
@@ -173,7 +169,7 @@ def _with_rows(dataset):
         rows = tf.cast(tf.stack([tf.size(before), tf.size(raw)]), tf.float32)
         return raw, (before, rows[0], rows)
 
-    endless = dataset.concatenate(_empty_batch().repeat())
+    endless = dataset.concatenate(raw_records.no_records().repeat())
     scan = tf.data.experimental.scan(tf.zeros([0], tf.string), look_ahead)
     return endless.apply(scan).skip(1)
 

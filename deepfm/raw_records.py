@@ -315,7 +315,7 @@ def _read(path, data, config):
         if config.compiled and not any(file.path.endswith(".gz") for file in data.files):
             here, size = _size(path, data.files)
             chunks = kernels.records(path, buffer_bytes, _CHUNK, tf.where(here, size, -1))
-            return chunks.concatenate(_no_records())  # a file takes as many turns as below
+            return chunks.concatenate(no_records())  # a file takes as many turns as below
         gzip = tf.strings.regex_full_match(path, r".*\.gz")
         compression = tf.where(gzip, "GZIP", "")
         chunks = tf.data.TFRecordDataset(path, compression, buffer_bytes).batch(_CHUNK)
@@ -353,10 +353,11 @@ def _to_the_end(chunks, path, files):
             return read + tf.reduce_sum(lengths), tf.identity(chunk)
 
     counted = tf.data.experimental.scan(tf.zeros([], tf.int64), count)
-    return chunks.concatenate(_no_records()).apply(counted)
+    return chunks.concatenate(no_records()).apply(counted)
 
 
-def _no_records():
+def no_records() -> tf.data.Dataset:
+    """One batch, or chunk, without a record: string [0]."""
     return tf.data.Dataset.from_tensors(tf.zeros([0], tf.string))
 
 
