@@ -83,6 +83,17 @@ def built() -> bool:
     return True
 
 
+def zeros(shape):
+    """float32 zeros of a table; its rows are found in less time than those of tf.zeros."""
+    return _ops().deepfm_zeros(shape=tf.cast(shape, tf.int64))
+
+
+def zeros_initializer(shape, dtype=tf.float32, partition_info=None):
+    """`zeros` as a variable's initializer."""
+    del dtype, partition_info
+    return zeros(shape)
+
+
 def unique(ids, dtype):
     """As tf.unique: int64 [N] -> (distinct ids, `dtype` [U]; which of them each is, int32 [N])."""
     return _ops().deepfm_unique(ids=ids, T=dtype)
@@ -140,12 +151,25 @@ def _relu_dropout_grad(op, by_y):
     return _ops().deepfm_relu_dropout_grad(y=op.outputs[0], by_y=by_y, dropped=dropped), None
 
 
-def adam_rows(variable, m, v, indices, grad, rate, beta1, beta2, epsilon):
-    """Adam of some rows of a resource variable, which differ; returns the operation."""
+def adam(variable, m, v, grad, rate, beta1, beta2, epsilon, l2=0.0):
+    """Adam of a resource variable, of its gradient + l2 * variable; returns the operation."""
+    return _ops().deepfm_adam(
+        variable=variable.handle, m=m.handle, v=v.handle, grad=grad, rate=rate, beta1=beta1,
+        beta2=beta2, epsilon=epsilon, l2=l2,
+    )  # fmt: skip
+
+
+def adam_rows(variable, m, v, indices, grad, rate, beta1, beta2, epsilon, l2=0.0):
+    """As `adam`, of some rows, which differ."""
     return _ops().deepfm_adam_rows(
         variable=variable.handle, m=m.handle, v=v.handle, indices=indices, grad=grad, rate=rate,
-        beta1=beta1, beta2=beta2, epsilon=epsilon,
+        beta1=beta1, beta2=beta2, epsilon=epsilon, l2=l2,
     )  # fmt: skip
+
+
+def transpose(x):
+    """float32 [m, n] -> [n, m]."""
+    return _ops().deepfm_transpose(x=x)
 
 
 def records(path, buffer_bytes, size, file_bytes=-1):

@@ -12,6 +12,7 @@ B: examples in the batch. F: fields. K: embedding size. U: distinct feature ids 
 M: the most values of an example in the batch. N: values of the batch.
 """
 
+import functools
 import math
 from typing import NamedTuple, Optional, Tuple
 
@@ -127,7 +128,7 @@ def deep(embeddings, config, training, compiled=False):
         (float32 [B], the kernels of the layers for the L2 term).
     """
     x, weights = embeddings, []
-    graph, faster = v1.get_default_graph(), {"MatMul": _MATMUL} if training else {}
+    graph, faster = v1.get_default_graph(), {"MatMul": _MATMUL[compiled]} if training else {}
     for i, (units, rate) in enumerate(zip(config.deep_layers, config.dropout)):
         layer = v1.layers.Dense(units, name=f"deep_{i}", kernel_initializer=_glorot(config, i))
         with graph.gradient_override_map(faster):
@@ -150,18 +151,21 @@ def deep(embeddings, config, training, compiled=False):
     return x[:, 0], weights
 
 
-_MATMUL = "MatMulOfExamples"
+_MATMUL = {False: "MatMulOfExamples", True: "CompiledMatMulOfExamples"}
 
 
-@tf.RegisterGradient(_MATMUL)
-def _matmul_grad(op, dy):
+def _matmul_grad(op, dy, transpose):
     """The gradient of examples @ kernel, the kernel's in the order of dy^T @ examples.
 
     Of examples^T @ dy Eigen takes a third longer.
     """
     x, kernel = op.inputs
     dx = tf.matmul(dy, kernel, transpose_b=True)
-    return dx, tf.transpose(tf.matmul(dy, x, transpose_a=True))
+    return dx, transpose(tf.matmul(dy, x, transpose_a=True))
+
+
+tf.RegisterGradient(_MATMUL[False])(functools.partial(_matmul_grad, transpose=tf.transpose))
+tf.RegisterGradient(_MATMUL[True])(functools.partial(_matmul_grad, transpose=kernels.transpose))
 
 
 def _glorot(config, layer):
@@ -178,16 +182,16 @@ def _glorot(config, layer):
     return _in_blocks(draw, config.seed * 1000 + layer)
 
 
-def _normal(stddev, seed):
+def _normal(stddev, seed, compiled):
     """Initializer of an embedding table."""
     draw = lambda shape, seed, _: tf.random.stateless_normal(shape, seed, stddev=stddev)
-    return _in_blocks(draw, seed)
+    return _in_blocks(draw, seed, compiled)
 
 
 _BLOCK = 1 << 18  # numbers that are drawn at once
 
 
-def _in_blocks(draw, seed):
+def _in_blocks(draw, seed, compiled=False):
     """An initializer whose rows are the same in however many parts the variable lies.
 
     TensorFlow's own give each part of a partitioned variable the same numbers.
@@ -195,6 +199,7 @@ def _in_blocks(draw, seed):
     Args:
         draw: (shape, seed int [2], shape of the whole variable) -> float32.
         seed: of the variable.
+        compiled: bool; whether the compiled kernels give the memory.
     """
 
     def initialize(shape, dtype=None, partition_info=None):
@@ -212,7 +217,7 @@ def _in_blocks(draw, seed):
             return i + 1, tf.raw_ops.InplaceUpdate(x=values, i=where, v=block)
 
         # Blocks that are put together at the end would be there twice.
-        values = tf.raw_ops.Empty(shape=shape, dtype=dtype)
+        values = kernels.zeros(shape) if compiled else tf.raw_ops.Empty(shape=shape, dtype=dtype)
         _, values = tf.while_loop(
             lambda i, _: i * rows < last, put, [first // rows, values],
             parallel_iterations=2, back_prop=False,
@@ -315,7 +320,7 @@ def look_up(values, config, training, compiled=False):
     Returns:
         Tables.
     """
-    normal = _normal(config.embedding_init_stddev, config.seed)
+    normal = _normal(config.embedding_init_stddev, config.seed, compiled)
     tables = [
         v1.get_variable("fm_w", [config.feature_size], initializer=v1.zeros_initializer()),
         v1.get_variable("fm_v", [config.feature_size, config.embedding_size], initializer=normal),
@@ -433,15 +438,13 @@ def example_losses(logits, labels, loss_type):
     return tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
 
 
-def l2_terms(net, config, alone):
+def l2_terms(net, config, with_gradient):
     """The L2 part of the loss, lambda/2 * sum of squares.
 
     Args:
         net: Network.
         config: ModelConfig.
-        alone: whether this replica's batch is the whole of it. If not, the second term has no
-            gradient here: only the optimizer sees each row of the *global* batch once
-            (optimizers.RowWise).
+        with_gradient: whether the second term has a gradient here; else the optimizer adds it.
 
     Returns:
         (the term of the MLP's kernels and, with l2_scope=table, of the whole tables; the term of
@@ -453,7 +456,7 @@ def l2_terms(net, config, alone):
     if config.l2_scope == "table":
         return square(net.kernels + net.tables.tables), tf.constant(0.0)
     rows = square(net.tables.rows)
-    return square(net.kernels), rows if alone else tf.stop_gradient(rows)
+    return square(net.kernels), rows if with_gradient else tf.stop_gradient(rows)
 
 
 def make_model_fn(config, optimizer_config, distribution):
@@ -497,7 +500,8 @@ def make_model_fn(config, optimizer_config, distribution):
         mean_loss = tf.reduce_sum(losses * weights) / tf.maximum(
             tf.cast(tf.size(losses), tf.float32), 1.0
         )  # a process without records for this step has an empty batch
-        weights_l2, rows_l2 = l2_terms(net, config, distribution.replicas_in_step == 1)
+        with_gradient = optimizers.loss_has_l2_of_rows(optimizer_config, distribution)
+        weights_l2, rows_l2 = l2_terms(net, config, with_gradient)
         loss = mean_loss + weights_l2 + rows_l2
         v1.summary.scalar(config.loss_type, mean_loss)
         v1.summary.scalar("l2", weights_l2 + rows_l2)

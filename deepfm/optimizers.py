@@ -45,20 +45,38 @@ class _LazyAdam(v1.train.AdamOptimizer):
 
     Args:
         rate: float or float32 [].
-        compiled: bool; whether the compiled kernel does it.
+        compiled: bool; whether the compiled kernels do it.
+        l2_rows: lambda of the L2 term of the rows that are updated; only of the compiled kernels.
     """
 
-    def __init__(self, rate, compiled=False):
+    def __init__(self, rate, compiled=False, l2_rows=0.0):
         super().__init__(rate)
-        self._compiled = compiled
+        self._compiled, self._l2_rows = compiled, l2_rows
 
-    def _resource_apply_sparse(self, grad, var, indices):
+    def _zeros_slot(self, var, slot_name, op_name):
+        if not self._compiled:
+            return super()._zeros_slot(var, slot_name, op_name)
+        return self._get_or_make_slot_with_initializer(
+            var, kernels.zeros_initializer, var.shape, var.dtype.base_dtype, slot_name, op_name
+        )
+
+    def _prepare(self):
+        super()._prepare()
         beta1_power, beta2_power = self._get_beta_accumulators()
         rate = self._lr_t * tf.sqrt(1 - beta2_power) / (1 - beta1_power)
+        self._numbers = rate, self._beta1_t, self._beta2_t, self._epsilon_t
+
+    def _resource_apply_dense(self, grad, var):
+        if not self._compiled:
+            return super()._resource_apply_dense(grad, var)
+        m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
+        return kernels.adam(var, m, v, grad, *self._numbers)
+
+    def _resource_apply_sparse(self, grad, var, indices):
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
         if self._compiled:
-            decays = self._beta1_t, self._beta2_t, self._epsilon_t
-            return kernels.adam_rows(var, m, v, indices, grad, rate, *decays)
+            return kernels.adam_rows(var, m, v, indices, grad, *self._numbers, self._l2_rows)
+        rate = self._numbers[0]
         m_rows = m.sparse_read(indices)
         m_rows += (1 - self._beta1_t) * (grad - m_rows)
         v_rows = v.sparse_read(indices)
@@ -73,14 +91,32 @@ class _LazyAdam(v1.train.AdamOptimizer):
         )
 
 
-# (rate, compiled) -> optimizer. Hyperparameters that are not flags are those of the article's code.
+# rate -> optimizer. Hyperparameters that are not flags are those of the article's code.
 OPTIMIZERS: Dict[str, Callable] = {
     "adam": _LazyAdam,
-    "adagrad": lambda rate, _: v1.train.AdagradOptimizer(rate, initial_accumulator_value=1e-8),
-    "sgd": lambda rate, _: v1.train.GradientDescentOptimizer(rate),
-    "momentum": lambda rate, _: v1.train.MomentumOptimizer(rate, momentum=0.95),
-    "ftrl": lambda rate, _: v1.train.FtrlOptimizer(rate),
+    "adagrad": lambda rate: v1.train.AdagradOptimizer(rate, initial_accumulator_value=1e-8),
+    "sgd": lambda rate: v1.train.GradientDescentOptimizer(rate),
+    "momentum": lambda rate: v1.train.MomentumOptimizer(rate, momentum=0.95),
+    "ftrl": lambda rate: v1.train.FtrlOptimizer(rate),
 }
+
+
+def _in_kernels(config, distribution):
+    """Whether the compiled kernels do the whole update, and L2 of the batch's rows with it."""
+    whole = config.name == "adam" and config.lazy_updates and not config.clip_norm
+    return bool(distribution.compiled and not distribution.partitioner and whole)
+
+
+def loss_has_l2_of_rows(config, distribution):
+    """Whether the gradient of the loss has L2 of the batch's rows; if not, the optimizer adds it.
+
+    Of several replicas only the optimizer sees each row of the *global* batch once.
+
+    Args:
+        config: OptimizerConfig.
+        distribution: distribution.Distribution.
+    """
+    return distribution.replicas_in_step == 1 and not _in_kernels(config, distribution)
 
 
 class _Wrapper(v1.train.Optimizer):
@@ -324,15 +360,18 @@ def make_optimizer(config, distribution):
     )
     rate = config.learning_rate * decay
     v1.summary.scalar("learning_rate", rate)
-    optimizer = OPTIMIZERS[config.name](
-        rate, distribution.compiled and not distribution.partitioner
-    )
+    in_kernels = _in_kernels(config, distribution)
+    options = {}
+    if config.name == "adam":
+        options["compiled"] = distribution.compiled and not distribution.partitioner
+        options["l2_rows"] = config.l2_rows if in_kernels else 0.0
+    optimizer = OPTIMIZERS[config.name](rate, **options)
     if not distribution.strategy:
         optimizer = _trusting(optimizer)
     if config.use_amp:
         optimizer = LossScaled(optimizer)
     # Processes that send each other rows combine them before (Averaged).
     distinct = distribution.replicas_per_process == 1
-    if distribution.replicas_in_step == 1:
-        config = config._replace(l2_rows=0.0)  # the loss has its gradient (model.l2_terms)
+    if in_kernels or loss_has_l2_of_rows(config, distribution):
+        config = config._replace(l2_rows=0.0)
     return distribution.wrap_optimizer(RowWise(optimizer, config, distinct))

@@ -127,7 +127,29 @@ def test_dropout_of_what_is_not_finite_is_that_of_tensorflow(odd):
     np.testing.assert_array_equal(*evaluate(found, model._drop(tf.nn.relu(x), 0.5, [1, 0])))
 
 
-@pytest.mark.parametrize("shape", [[50], [50, 3], [50, 2, 4]])
+@pytest.mark.parametrize("shape", [[], [7], [3, 50], [2, 3, 4]])
+def test_adam_of_a_whole_variable_is_that_of_tensorflow(shape):
+    random = np.random.RandomState(0)
+    initial = np.float32(random.randn(*shape))
+    grads = [np.float32(random.randn(*shape)) for _ in range(4)]
+    after = []
+    for compiled in (False, True):
+        with tf.Graph().as_default() as graph, v1.Session(config=THREADS) as session:
+            mode = distribution.Distribution(compiled=compiled)
+            variable = v1.get_variable("v", initializer=initial, use_resource=True)
+            grad = v1.placeholder(tf.float32, shape)
+            optimizer = optimizers.make_optimizer(optimizers.OptimizerConfig("adam", 0.1), mode)
+            step = optimizer.apply_gradients([(grad, variable)])
+            assert compiled == ("DeepfmAdam" in {op.type for op in graph.get_operations()})
+            session.run(v1.global_variables_initializer())
+            for each in grads:
+                session.run(step, {grad: each})
+            after.append(session.run(v1.global_variables()))
+    for one, other in zip(*after):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("shape", [[50], [50, 3], [50, 2, 4], [50, 40]])
 def test_adam_changes_the_rows_of_the_batch_and_no_others(shape):
     random = np.random.RandomState(0)
     config = optimizers.OptimizerConfig("adam", 0.1)
@@ -153,12 +175,16 @@ def test_adam_changes_the_rows_of_the_batch_and_no_others(shape):
     np.testing.assert_array_equal(after[1][0][never], initial[never])
 
 
-def test_adam_does_not_write_into_what_was_read():
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_adam_does_not_write_into_what_was_read(by_rows):
     variables = [v1.get_variable(n, [4, 2], use_resource=True) for n in ("variable", "m", "v")]
     before = [variable.read_value() for variable in variables]
     with tf.control_dependencies(before):
         numbers = 0.1, 0.9, 0.999, 1e-8
-        step = kernels.adam_rows(*variables, tf.constant([1, 2]), tf.ones([2, 2]), *numbers)
+        if by_rows:
+            step = kernels.adam_rows(*variables, tf.constant([1, 2]), tf.ones([2, 2]), *numbers)
+        else:
+            step = kernels.adam(*variables, tf.ones([4, 2]), *numbers)
     with tf.control_dependencies([step]):
         kept = [tf.identity(x) + 0 for x in before]
         after = [variable.read_value() for variable in variables]
@@ -168,6 +194,47 @@ def test_adam_does_not_write_into_what_was_read():
         for first, then, last in zip(initial, *session.run([kept, after])):
             np.testing.assert_array_equal(then, first)
             assert (last[1:3] != first[1:3]).all()
+
+
+@pytest.mark.parametrize("width", [1, 3, 32, 70])
+def test_adam_adds_l2_of_what_it_changes(width):
+    shape, l2 = [90, width], 0.5
+    random = np.random.RandomState(0)
+    rows, grad = random.permutation(90)[:80], random.randn(80, width).astype(np.float32)
+    initial = random.randn(*shape).astype(np.float32)
+    variable = v1.get_variable("variable", initializer=initial, use_resource=True)
+    m, v = [v1.get_variable(n, initializer=tf.zeros(shape), use_resource=True) for n in "mv"]
+    with v1.Session(config=THREADS) as session:
+        session.run(v1.global_variables_initializer())
+        numbers = 0.1, 0.9, 0.999, 1e-8
+        session.run(kernels.adam_rows(variable, m, v, tf.constant(rows), grad, *numbers, l2))
+        whole = np.zeros(shape, np.float32)
+        whole[rows] = grad + l2 * initial[rows]
+        np.testing.assert_allclose(session.run(m), 0.1 * whole, rtol=1e-5, atol=1e-7)
+        then, moment = session.run([variable, m])
+        session.run(kernels.adam(variable, m, v, tf.zeros(shape), *numbers, l2))
+        wanted = 0.9 * moment + 0.1 * l2 * then
+        np.testing.assert_allclose(session.run(m), wanted, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("shape", [[0, 5], [1, 1], [16, 33], [100, 7]])
+def test_a_matrix_is_transposed(shape):
+    x = np.random.RandomState(0).randn(*shape).astype(np.float32)
+    np.testing.assert_array_equal(evaluate(kernels.transpose(tf.constant(x)))[0], x.T)
+
+
+@pytest.mark.parametrize("shape", [[], [5], [3, 4], [3000, 1000]])
+def test_zeros_are_zeros(shape):
+    np.testing.assert_array_equal(evaluate(kernels.zeros(shape))[0], np.zeros(shape))
+
+
+def test_adam_refuses_gradients_that_do_not_fit():
+    variables = [v1.get_variable(n, [4, 2], use_resource=True) for n in ("variable", "m", "v")]
+    numbers = 0.1, 0.9, 0.999, 1e-8
+    with pytest.raises(tf.errors.InvalidArgumentError, match="do not fit"):
+        evaluate(kernels.adam(*variables, tf.ones([2, 4]), *numbers))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="given twice"):
+        evaluate(kernels.adam(*variables[:2], variables[1], tf.ones([4, 2]), *numbers))
 
 
 def test_adam_refuses_rows_that_do_not_fit():
@@ -462,12 +529,16 @@ def test_text_is_split_where_no_line_is_blank_or_a_comment(text, lines):
         ("sgd", {"batch_norm": True}),
         ("adam", {"l2_scope": "table"}),
         ("adam", {"lazy_updates": False}),
+        ("adam", {"clip_norm": 0.0}),
     ],
 )
 def test_training_gives_the_same_weights(name, changes):
-    fields = dict(l2_reg=1e-3, embedding_init_stddev=0.1)
+    fields = dict(l2_reg=0.1, embedding_init_stddev=0.1)
+    clip_norm = changes.get("clip_norm", 1.0)
+    changes = {k: v for k, v in changes.items() if k != "clip_norm"}
     config = model.ModelConfig(F, V, K, (8, 7), (0.5, 0.2), **{**fields, **changes})
-    how = optimizers.OptimizerConfig(name, 0.01, clip_norm=1.0)
+    l2_rows = config.l2_reg if config.l2_scope == "batch" else 0.0
+    how = optimizers.OptimizerConfig(name, 0.01, clip_norm, l2_rows, config.lazy_updates)
     random = np.random.RandomState(0)
     ids = random.randint(0, V, [5, 64, F])
     values, labels = random.rand(5, 64, F), random.rand(5, 64) < 0.3

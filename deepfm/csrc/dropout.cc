@@ -48,21 +48,23 @@ struct Key {
 
 DEEPFM_CLONES
 void Philox(const Key& start, uint64 group, uint32* __restrict out) {  // [kLanes, 4]
-  uint32 c0[kLanes], c1[kLanes], c2[kLanes], c3[kLanes];
+  // In 64 bits each, of which the upper half is 0: so processors multiply them side by side.
+  constexpr uint64 kLow = 0xFFFFFFFFu;
+  uint64 c0[kLanes], c1[kLanes], c2[kLanes], c3[kLanes];
   for (int i = 0; i < kLanes; ++i) {
-    c0[i] = static_cast<uint32>(group + i);
-    c1[i] = static_cast<uint32>((group + i) >> 32);
+    c0[i] = (group + i) & kLow;
+    c1[i] = (group + i) >> 32;
     c2[i] = start.counter[2];
     c3[i] = start.counter[3];
   }
   uint32 k0 = start.key[0], k1 = start.key[1];
   for (int round = 0; round < 10; ++round) {
     for (int i = 0; i < kLanes; ++i) {
-      const uint64 a = uint64{0xD2511F53u} * c0[i], b = uint64{0xCD9E8D57u} * c2[i];
-      c0[i] = static_cast<uint32>(b >> 32) ^ c1[i] ^ k0;
-      c2[i] = static_cast<uint32>(a >> 32) ^ c3[i] ^ k1;
-      c1[i] = static_cast<uint32>(b);
-      c3[i] = static_cast<uint32>(a);
+      const uint64 a = 0xD2511F53u * (c0[i] & kLow), b = 0xCD9E8D57u * (c2[i] & kLow);
+      c0[i] = (b >> 32) ^ c1[i] ^ k0;
+      c2[i] = (a >> 32) ^ c3[i] ^ k1;
+      c1[i] = b & kLow;
+      c3[i] = a & kLow;
     }
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
