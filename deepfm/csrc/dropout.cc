@@ -4,12 +4,11 @@
 #include <algorithm>
 #include <vector>
 
-#include "clones.h"
+#include "loops.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/lib/random/philox_random.h"
-#include "tensorflow/core/util/work_sharder.h"
 
 namespace deepfm {
 
@@ -127,8 +126,7 @@ class ReluDropoutOp : public OpKernel {
     const Key key = MakeKey(seed(0), seed(1));
     const float* from = x.matrix<float>().data();
     float* to = y->matrix<float>().data();
-    const auto& threads = *context->device()->tensorflow_cpu_worker_threads();
-    Shard(threads.num_threads, threads.workers, rows, 4 * units + 1, [&](int64 first, int64 last) {
+    Divide(context, rows, 4 * units, [&](int64 first, int64 last) {
       // So many rows at a time that their numbers stay in the nearest cache.
       const int64 block = std::max<int64>(2048 / pairs, 1);
       std::vector<uint32> numbers(block * pairs + 4 + 4 * kLanes);
@@ -165,8 +163,7 @@ class ReluDropoutGradOp : public OpKernel {
     const float *of = y.flat<float>().data(), *from = by_y.flat<float>().data();
     float* to = by_x->flat<float>().data();
     const float scale = Scale(dropped_);
-    const auto& threads = *context->device()->tensorflow_cpu_worker_threads();
-    Shard(threads.num_threads, threads.workers, y.NumElements(), 2, [=](int64 first, int64 last) {
+    Divide(context, y.NumElements(), 2, [=](int64 first, int64 last) {
       ReluDropoutGrad(of + first, from + first, last - first, scale, to + first);
     });
   }

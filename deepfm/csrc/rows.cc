@@ -13,13 +13,12 @@
 #include <thread>
 #include <vector>
 
-#include "clones.h"
+#include "loops.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"
 #include "tensorflow/core/framework/shape_inference.h"
-#include "tensorflow/core/util/work_sharder.h"
 
 namespace deepfm {
 
@@ -85,13 +84,6 @@ using namespace tensorflow;  // NOLINT
 using shape_inference::DimensionHandle;
 using shape_inference::InferenceContext;
 using shape_inference::ShapeHandle;
-
-// Divides `total` pieces of work, each of about so many floats, among the threads of an operator.
-void Divide(OpKernelContext* context, int64 total, int64 floats,
-            const std::function<void(int64, int64)>& work) {
-  const auto& threads = *context->device()->tensorflow_cpu_worker_threads();
-  Shard(threads.num_threads, threads.workers, total, std::max<int64>(floats, 1), work);
-}
 
 REGISTER_OP("DeepfmZeros")
     .Input("shape: int64")
