@@ -217,7 +217,8 @@ def _in_blocks(draw, seed, compiled=False):
             return i + 1, tf.raw_ops.InplaceUpdate(x=values, i=where, v=block)
 
         # Blocks that are put together at the end would be there twice.
-        values = kernels.zeros(shape) if compiled else tf.raw_ops.Empty(shape=shape, dtype=dtype)
+        here = compiled and not partition_info  # parameter servers need not have the kernels
+        values = kernels.zeros(shape) if here else tf.raw_ops.Empty(shape=shape, dtype=dtype)
         _, values = tf.while_loop(
             lambda i, _: i * rows < last, put, [first // rows, values],
             parallel_iterations=2, back_prop=False,

@@ -127,7 +127,7 @@ def test_dropout_of_what_is_not_finite_is_that_of_tensorflow(odd):
     np.testing.assert_array_equal(*evaluate(found, model._drop(tf.nn.relu(x), 0.5, [1, 0])))
 
 
-@pytest.mark.parametrize("shape", [[], [7], [3, 50], [2, 3, 4]])
+@pytest.mark.parametrize("shape", [[], [7], [300, 70], [2, 3, 4]])
 def test_adam_of_a_whole_variable_is_that_of_tensorflow(shape):
     random = np.random.RandomState(0)
     initial = np.float32(random.randn(*shape))
@@ -177,7 +177,9 @@ def test_adam_changes_the_rows_of_the_batch_and_no_others(shape):
 
 @pytest.mark.parametrize("by_rows", [False, True])
 def test_adam_does_not_write_into_what_was_read(by_rows):
-    variables = [v1.get_variable(n, [4, 2], use_resource=True) for n in ("variable", "m", "v")]
+    start = tf.fill([4, 2], 2.0)
+    names = ("variable", "m", "v")
+    variables = [v1.get_variable(n, initializer=start, use_resource=True) for n in names]
     before = [variable.read_value() for variable in variables]
     with tf.control_dependencies(before):
         numbers = 0.1, 0.9, 0.999, 1e-8
@@ -196,11 +198,12 @@ def test_adam_does_not_write_into_what_was_read(by_rows):
             assert (last[1:3] != first[1:3]).all()
 
 
-@pytest.mark.parametrize("width", [1, 3, 32, 70])
-def test_adam_adds_l2_of_what_it_changes(width):
-    shape, l2 = [90, width], 0.5
+@pytest.mark.parametrize("count, width", [(90, 1), (20000, 1), (20000, 3), (90, 32), (90, 70)])
+def test_adam_adds_l2_of_what_it_changes(count, width):
+    shape, l2 = [count, width], 0.5
     random = np.random.RandomState(0)
-    rows, grad = random.permutation(90)[:80], random.randn(80, width).astype(np.float32)
+    rows = random.permutation(count)[: count * 8 // 9]
+    grad = random.randn(len(rows), width).astype(np.float32)
     initial = random.randn(*shape).astype(np.float32)
     variable = v1.get_variable("variable", initializer=initial, use_resource=True)
     m, v = [v1.get_variable(n, initializer=tf.zeros(shape), use_resource=True) for n in "mv"]
@@ -210,14 +213,17 @@ def test_adam_adds_l2_of_what_it_changes(width):
         session.run(kernels.adam_rows(variable, m, v, tf.constant(rows), grad, *numbers, l2))
         whole = np.zeros(shape, np.float32)
         whole[rows] = grad + l2 * initial[rows]
-        np.testing.assert_allclose(session.run(m), 0.1 * whole, rtol=1e-5, atol=1e-7)
-        then, moment = session.run([variable, m])
+        then, moment, square = session.run([variable, m, v])
+        np.testing.assert_allclose(moment, 0.1 * whole, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(square, 0.001 * whole**2, rtol=1e-4, atol=1e-7)
+        step = 0.1 * moment / (np.sqrt(square) + 1e-8)
+        np.testing.assert_allclose(then, initial - step, rtol=1e-5, atol=1e-6)
         session.run(kernels.adam(variable, m, v, tf.zeros(shape), *numbers, l2))
         wanted = 0.9 * moment + 0.1 * l2 * then
         np.testing.assert_allclose(session.run(m), wanted, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("shape", [[0, 5], [1, 1], [16, 33], [100, 7]])
+@pytest.mark.parametrize("shape", [[0, 5], [5, 0], [1, 1], [16, 33], [300, 200]])
 def test_a_matrix_is_transposed(shape):
     x = np.random.RandomState(0).randn(*shape).astype(np.float32)
     np.testing.assert_array_equal(evaluate(kernels.transpose(tf.constant(x)))[0], x.T)
@@ -225,7 +231,43 @@ def test_a_matrix_is_transposed(shape):
 
 @pytest.mark.parametrize("shape", [[], [5], [3, 4], [3000, 1000]])
 def test_zeros_are_zeros(shape):
-    np.testing.assert_array_equal(evaluate(kernels.zeros(shape))[0], np.zeros(shape))
+    with v1.Session() as session:
+        session.run(tf.reduce_sum(tf.ones([4000, 1000])))  # leaves memory that is not zero
+        for _ in range(3):
+            zeros = session.run(kernels.zeros(shape))
+            np.testing.assert_array_equal(zeros, np.zeros(shape))
+            zeros += 1
+
+
+@pytest.mark.parametrize("shape", [[7], [50, 3], [300000, 32]])
+def test_rows_are_those_of_the_table(shape):
+    """Also of a table that is put on large pages meanwhile."""
+    random = np.random.RandomState(0)
+    initial = random.rand(*shape).astype(np.float32)
+    table = v1.get_variable("table", initializer=tf.constant(initial), use_resource=True)
+    with v1.Session(config=THREADS) as session:
+        session.run(v1.global_variables_initializer())
+        for seed in range(20):
+            rows = np.random.RandomState(seed).randint(0, shape[0], 20000)
+            found = session.run(kernels.gather(table, tf.constant(rows)))
+            np.testing.assert_array_equal(found, initial[rows])
+        np.testing.assert_array_equal(session.run(table), initial)
+
+
+def test_parameter_servers_need_no_kernels():
+    """What initializes the parts of a table, and what reads and updates them, is TensorFlow's."""
+    config = model.ModelConfig(F, V, K, (8,), (0.5,))
+    parts = v1.fixed_size_partitioner(2)
+    mode = distribution.Distribution(compiled=True, partitioner=parts)
+    features = {
+        "feat_ids": v1.placeholder(tf.int64, [None, F]),
+        "feat_vals": v1.placeholder(tf.float32, [None, F]),
+    }
+    how = optimizers.OptimizerConfig("adam", 0.01)
+    model.make_model_fn(config, how, mode)(features, v1.placeholder(tf.float32, [None]), "train")
+    on_servers = {"DeepfmZeros", "DeepfmGatherRows", "DeepfmAdamRows", "DeepfmAdam"}
+    types = {op.type for op in v1.get_default_graph().get_operations()}
+    assert "DeepfmLookUp" in types and not types & on_servers
 
 
 def test_adam_refuses_gradients_that_do_not_fit():

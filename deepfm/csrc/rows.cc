@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -36,7 +37,10 @@ void UseLargePages(const void* memory, size_t bytes, bool in_use) {
   void* pages = reinterpret_cast<void*>(begin);
   if (madvise(pages, end - begin, MADV_HUGEPAGE) != 0 || !in_use) return;
   constexpr int kCollapse = 25;  // MADV_COLLAPSE, which older headers lack
-  std::thread([=] { madvise(pages, end - begin, kCollapse); }).detach();
+  try {
+    std::thread([=] { madvise(pages, end - begin, kCollapse); }).detach();
+  } catch (const std::system_error&) {  // there are as many threads as may be
+  }
 #endif
 }
 
