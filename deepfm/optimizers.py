@@ -95,7 +95,7 @@ class _LazyAdam(v1.train.AdamOptimizer):
 OPTIMIZERS: Dict[str, Callable] = {
     "adam": _LazyAdam,
     "adagrad": lambda rate: v1.train.AdagradOptimizer(rate, initial_accumulator_value=1e-8),
-    "sgd": lambda rate: v1.train.GradientDescentOptimizer(rate),
+    "sgd": v1.train.GradientDescentOptimizer,
     "momentum": lambda rate: v1.train.MomentumOptimizer(rate, momentum=0.95),
     "ftrl": lambda rate: v1.train.FtrlOptimizer(rate),
 }

@@ -1,20 +1,16 @@
-// What a training step does with the rows of the embedding tables: the distinct ids of a batch,
-// the FM and the MLP's input of its rows, their gradients, and Adam, of rows or of whole variables.
+// What a training step makes of the rows of the embedding tables: the distinct ids of a batch, the
+// FM and the MLP's input of its rows, and their gradients.
 //
-// model.py and optimizers.py hold the same in TensorFlow's own ops: that is what these are tested
-// against, and what runs where they are not built. All are float32, on the CPU.
+// model.py holds the same in TensorFlow's own ops: that is what these are tested against, and what
+// runs where they are not built. All are float32, on the CPU.
 //
 // B: examples. F: fields. N = B F: values. K: embedding size. U: distinct ids.
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <system_error>
-#include <thread>
 #include <vector>
 
 #include "loops.h"
+#include "tables.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -23,100 +19,10 @@
 
 namespace deepfm {
 
-struct Rows {};  // names our instance of the function below
-
-// Has the memory of a table, whose rows are read at random, put on pages of 2 MiB: with those of
-// 4 KiB a tenth of a step is spent on finding them. Pages that are in use already are copied in a
-// thread of its own, before Linux 6.1 by the kernel some time. It is advice: what cannot be is not.
-void UseLargePages(const void* memory, size_t bytes, bool in_use) {
-#ifdef MADV_HUGEPAGE
-  constexpr uintptr_t kPage = 2 << 20;
-  const uintptr_t at = reinterpret_cast<uintptr_t>(memory);
-  const uintptr_t begin = (at + kPage - 1) / kPage * kPage, end = (at + bytes) / kPage * kPage;
-  if (begin >= end) return;
-  void* pages = reinterpret_cast<void*>(begin);
-  if (madvise(pages, end - begin, MADV_HUGEPAGE) != 0 || !in_use) return;
-  constexpr int kCollapse = 25;  // MADV_COLLAPSE, which older headers lack
-  try {
-    std::thread([=] { madvise(pages, end - begin, kCollapse); }).detach();
-  } catch (const std::system_error&) {  // there are as many threads as may be
-  }
-#endif
-}
-
-}  // namespace deepfm
-
-namespace tensorflow {
-
-// TensorFlow's functions of these names, whose header is not installed, and which a Tensor lets see
-// whether it is shared (see resource_var.h).
-
-// Before a variable is written as a whole: who has read it keeps what was read.
-template <typename Device, typename T>
-Status PrepareToUpdateVariable(OpKernelContext* context, Tensor* tensor, bool copy_on_read_mode) {
-  if (!tensor->IsInitialized() || tensor->dtype() != DataTypeToEnum<T>::v()) {
-    return errors::FailedPrecondition("a variable is not initialized, or of another type");
-  }
-  if (copy_on_read_mode || tensor->RefCountIsOne()) return Status::OK();
-  PersistentTensor unused;
-  Tensor* copy = nullptr;
-  TF_RETURN_IF_ERROR(context->allocate_persistent(tensor->dtype(), tensor->shape(), &unused, &copy,
-                                                  AllocatorAttributes()));
-  std::memcpy(copy->flat<T>().data(), tensor->flat<T>().data(), tensor->TotalBytes());
-  *tensor = *copy;
-  return Status::OK();
-}
-
-// From here on whoever reads the variable as a whole gets a copy, and its rows can be written in
-// place.
-template <typename Device, typename T>
-Status EnsureSparseVariableAccess(OpKernelContext* context, Var* var) {
-  if (var->copy_on_read_mode.load()) return Status::OK();
-  mutex_lock lock(*var->mu());
-  Tensor* tensor = var->tensor();
-  TF_RETURN_IF_ERROR((PrepareToUpdateVariable<Device, T>(context, tensor, false)));
-  deepfm::UseLargePages(tensor->flat<T>().data(), tensor->TotalBytes(), true);
-  var->copy_on_read_mode.store(true);
-  return Status::OK();
-}
-
-}  // namespace tensorflow
-
-namespace deepfm {
-
 using namespace tensorflow;  // NOLINT
 using shape_inference::DimensionHandle;
 using shape_inference::InferenceContext;
 using shape_inference::ShapeHandle;
-
-REGISTER_OP("DeepfmZeros")
-    .Input("shape: int64")
-    .Output("zeros: float")
-    .SetIsStateful()  // not to be computed ahead, and kept
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle shape;
-      TF_RETURN_IF_ERROR(c->MakeShapeFromShapeTensor(0, &shape));
-      c->set_output(0, shape);
-      return Status::OK();
-    })
-    .Doc("Zeros, of a table that is to be read at random.");
-
-class ZerosOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* context) override {
-    TensorShape shape;
-    const auto sizes = context->input(0).vec<int64>();
-    OP_REQUIRES_OK(context, TensorShapeUtils::MakeShape(sizes.data(), sizes.size(), &shape));
-    Tensor* zeros = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, shape, &zeros));
-    float* to = zeros->flat<float>().data();
-    UseLargePages(to, zeros->TotalBytes(), false);
-    std::memset(to, 0, zeros->TotalBytes());
-  }
-};
-REGISTER_KERNEL_BUILDER(Name("DeepfmZeros").Device(DEVICE_CPU), ZerosOp);
 
 REGISTER_OP("DeepfmUnique")
     .Input("ids: int64")
@@ -194,37 +100,6 @@ REGISTER_OP("DeepfmGatherRows")
       return Status::OK();
     })
     .Doc("Rows of a table, fetched from memory ahead of their use.");
-
-// How many rows ahead they are fetched, and how many are updated side by side: of wide ones one by
-// one, for narrow ones alone there is too little to do.
-constexpr int64 kNarrow = 32;  // floats
-inline int64 RowsAtOnce(int64 width) { return std::max<int64>(kNarrow / width, 1); }
-inline int64 RowsAhead(int64 width) { return std::max<int64>(6, RowsAtOnce(width)); }
-
-template <int kToWrite>
-inline void Prefetch(const float* row, int64 width) {
-  for (int64 k = 0; k < width; k += 16) __builtin_prefetch(row + k, kToWrite);
-}
-
-inline void CopyRow(const float* from, int64 width, float* to) {
-  if (width == 1) {
-    *to = *from;
-  } else {
-    std::memcpy(to, from, width * sizeof(float));
-  }
-}
-
-template <typename T>
-Status CheckIndices(const Tensor& indices, int64 rows) {
-  if (indices.dims() != 1) return errors::InvalidArgument("indices are no vector");
-  const auto where = indices.vec<T>();
-  for (int64 i = 0; i < where.size(); ++i) {
-    if (where(i) < 0 || where(i) >= rows) {
-      return errors::InvalidArgument("indices[", i, "] = ", where(i), " is not in [0, ", rows, ")");
-    }
-  }
-  return Status::OK();
-}
 
 template <typename T>
 class GatherRowsOp : public OpKernel {
@@ -343,9 +218,10 @@ Status CheckBatch(const Tensor& weights, const Tensor& embeddings, const Tensor&
   return Status::OK();
 }
 
-class LookUpOp : public OpKernel {
+// What both operators of a batch's rows begin with: inputs 0 to 3 are its parts.
+class BatchOp : public OpKernel {
  public:
-  explicit LookUpOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit BatchOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("field_size", &fields_));
   }
 
@@ -353,23 +229,36 @@ class LookUpOp : public OpKernel {
     Batch batch;
     OP_REQUIRES_OK(context, CheckBatch(context->input(0), context->input(1), context->input(2),
                                        context->input(3), fields_, &batch));
-    const int64 examples = context->input(2).dim_size(0) / fields_, width = batch.width;
+    Run(context, batch, context->input(2).dim_size(0) / fields_);
+  }
+
+ protected:
+  virtual void Run(OpKernelContext* context, const Batch& batch, int64 examples) const = 0;
+
+ private:
+  int64 fields_;
+};
+
+class LookUpOp : public BatchOp {
+ public:
+  using BatchOp::BatchOp;
+
+ protected:
+  void Run(OpKernelContext* context, const Batch& batch, int64 examples) const override {
+    const int64 width = batch.width;
     Tensor *scaled = nullptr, *fm = nullptr, *sums = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(
-                                0, TensorShape({examples, fields_ * width}), &scaled));
+                                0, TensorShape({examples, batch.fields * width}), &scaled));
     OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({examples}), &fm));
     OP_REQUIRES_OK(context, context->allocate_output(2, TensorShape({examples, width}), &sums));
     float* scaled_to = scaled->matrix<float>().data();
     float* fm_to = fm->vec<float>().data();
     float* sums_to = sums->matrix<float>().data();
-    Divide(context, examples, fields_ * width, [&](int64 first, int64 last) {
+    Divide(context, examples, batch.fields * width, [&](int64 first, int64 last) {
       std::vector<float> scratch(width);
       LookUp(batch, first, last, scratch.data(), scaled_to, fm_to, sums_to);
     });
   }
-
- private:
-  int64 fields_;
 };
 REGISTER_KERNEL_BUILDER(Name("DeepfmLookUp").Device(DEVICE_CPU), LookUpOp);
 
@@ -423,23 +312,19 @@ void LookUpGrad(const Batch& batch, int64 examples, int64 first, int64 last, con
   }
 }
 
-class LookUpGradOp : public OpKernel {
+class LookUpGradOp : public BatchOp {
  public:
-  explicit LookUpGradOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("field_size", &fields_));
-  }
+  using BatchOp::BatchOp;
 
-  void Compute(OpKernelContext* context) override {
-    Batch batch;
-    OP_REQUIRES_OK(context, CheckBatch(context->input(0), context->input(1), context->input(2),
-                                       context->input(3), fields_, &batch));
-    const int64 examples = context->input(2).dim_size(0) / fields_, width = batch.width;
+ protected:
+  void Run(OpKernelContext* context, const Batch& batch, int64 examples) const override {
+    const int64 width = batch.width;
     const int64 rows = context->input(1).dim_size(0);
     const Tensor &sums = context->input(4), &by_scaled = context->input(5),
                  &by_fm = context->input(6);
     OP_REQUIRES(context,
                 sums.shape() == TensorShape({examples, width}) &&
-                    by_scaled.shape() == TensorShape({examples, fields_ * width}) &&
+                    by_scaled.shape() == TensorShape({examples, batch.fields * width}) &&
                     by_fm.shape() == TensorShape({examples}),
                 errors::InvalidArgument("shapes of gradients do not fit"));
     Tensor *by_weights = nullptr, *by_embeddings = nullptr;
@@ -451,227 +336,13 @@ class LookUpGradOp : public OpKernel {
     float *weights_to = by_weights->vec<float>().data(),
           *embeddings_to = by_embeddings->matrix<float>().data();
     std::vector<float> own(rows);
-    const int64 uses = examples * fields_ / std::max<int64>(rows, 1) + 1;  // of a row
+    const int64 uses = examples * batch.fields / std::max<int64>(rows, 1) + 1;  // of a row
     Divide(context, rows, uses * width, [&](int64 first, int64 last) {
       LookUpGrad(batch, examples, first, last, sums_of, grad, fm_grad, own.data(), weights_to,
                  embeddings_to);
     });
   }
-
- private:
-  int64 fields_;
 };
 REGISTER_KERNEL_BUILDER(Name("DeepfmLookUpGrad").Device(DEVICE_CPU), LookUpGradOp);
-
-struct Adam {
-  float rate, one_less_beta1, one_less_beta2, epsilon, l2;
-};
-
-DEEPFM_CLONES
-void Update(const Adam& adam, int64 n, const float* __restrict grad, float* __restrict variable,
-            float* __restrict m, float* __restrict v) {
-  for (int64 k = 0; k < n; ++k) {
-    const float g = grad[k] + adam.l2 * variable[k];
-    m[k] += adam.one_less_beta1 * (g - m[k]);
-    v[k] += adam.one_less_beta2 * (g * g - v[k]);
-    variable[k] -= adam.rate * m[k] / (std::sqrt(v[k]) + adam.epsilon);
-  }
-}
-
-// What both operators of Adam have in common: inputs 0 to 2 are the variable and its slots, the
-// last five are the gradient and the numbers.
-class AdamOp : public OpKernel {
- public:
-  AdamOp(OpKernelConstruction* context, bool by_rows) : OpKernel(context), by_rows_(by_rows) {
-    OP_REQUIRES_OK(context, context->GetAttr("l2", &l2_));
-  }
-
-  void Compute(OpKernelContext* context) override {
-    core::RefCountPtr<Var> vars[3];
-    for (int i = 0; i < 3; ++i) {
-      OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, i), &vars[i]));
-      if (!by_rows_) continue;
-      OP_REQUIRES_OK(context, (EnsureSparseVariableAccess<Rows, float>(context, vars[i].get())));
-    }
-    // As TensorFlow's own ops do: in the order of their addresses.
-    mutex* locks[3] = {vars[0]->mu(), vars[1]->mu(), vars[2]->mu()};
-    std::sort(locks, locks + 3);
-    OP_REQUIRES(context, locks[0] != locks[1] && locks[1] != locks[2],
-                errors::InvalidArgument("a variable is given twice"));
-    mutex_lock lock0(*locks[0]), lock1(*locks[1]), lock2(*locks[2]);
-    float* data[3];
-    for (int i = 0; i < 3; ++i) {
-      const bool in_place = vars[i]->copy_on_read_mode.load();
-      OP_REQUIRES_OK(context, (PrepareToUpdateVariable<Rows, float>(context, vars[i]->tensor(),
-                                                                    in_place)));
-      data[i] = vars[i]->tensor()->flat<float>().data();
-    }
-    const TensorShape& shape = vars[0]->tensor()->shape();
-    OP_REQUIRES(context,
-                shape == vars[1]->tensor()->shape() && shape == vars[2]->tensor()->shape(),
-                errors::InvalidArgument("shapes of variable and slots differ"));
-    const int numbers = context->num_inputs() - 4;
-    auto number = [=](int i) { return context->input(numbers + i).scalar<float>()(); };
-    const Adam adam = {number(0), 1 - number(1), 1 - number(2), number(3), l2_};
-    OP_REQUIRES_OK(context, Apply(context, adam, shape, context->input(numbers - 1), data));
-  }
-
- protected:
-  virtual Status Apply(OpKernelContext* context, const Adam& adam, const TensorShape& shape,
-                       const Tensor& grad, float* const data[3]) const = 0;
-
- private:
-  const bool by_rows_;
-  float l2_;
-};
-
-REGISTER_OP("DeepfmAdam")
-    .Input("variable: resource")
-    .Input("m: resource")
-    .Input("v: resource")
-    .Input("grad: float")
-    .Input("rate: float")
-    .Input("beta1: float")
-    .Input("beta2: float")
-    .Input("epsilon: float")
-    .Attr("l2: float")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext*) { return Status::OK(); })
-    .Doc("Adam of a variable, to whose gradient l2 times itself is added.");
-
-class AdamWholeOp : public AdamOp {
- public:
-  explicit AdamWholeOp(OpKernelConstruction* context) : AdamOp(context, false) {}
-
- protected:
-  Status Apply(OpKernelContext* context, const Adam& adam, const TensorShape& shape,
-               const Tensor& grad, float* const data[3]) const override {
-    if (grad.shape() != shape) return errors::InvalidArgument("shapes of gradients do not fit");
-    const float* from = grad.flat<float>().data();
-    Divide(context, shape.num_elements(), 20, [&](int64 first, int64 last) {
-      Update(adam, last - first, from + first, data[0] + first, data[1] + first, data[2] + first);
-    });
-    return Status::OK();
-  }
-};
-REGISTER_KERNEL_BUILDER(Name("DeepfmAdam").Device(DEVICE_CPU), AdamWholeOp);
-
-REGISTER_OP("DeepfmAdamRows")
-    .Input("variable: resource")
-    .Input("m: resource")
-    .Input("v: resource")
-    .Input("indices: T")   // [U]
-    .Input("grad: float")  // [U, ...]
-    .Input("rate: float")
-    .Input("beta1: float")
-    .Input("beta2: float")
-    .Input("epsilon: float")
-    .Attr("l2: float")
-    .Attr("T: {int32, int64}")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext*) { return Status::OK(); })
-    .Doc("Adam of the rows `indices`, which must differ: the others, moments and all, stay.");
-
-template <typename T>
-class AdamRowsOp : public AdamOp {
- public:
-  explicit AdamRowsOp(OpKernelConstruction* context) : AdamOp(context, true) {}
-
- protected:
-  Status Apply(OpKernelContext* context, const Adam& adam, const TensorShape& shape,
-               const Tensor& grad, float* const data[3]) const override {
-    const Tensor& indices = context->input(3);
-    TensorShape of_rows = shape;
-    if (shape.dims() >= 1 && indices.dims() == 1) of_rows.set_dim(0, indices.dim_size(0));
-    if (shape.dims() < 1 || indices.dims() != 1 || grad.shape() != of_rows) {
-      return errors::InvalidArgument("shapes of variable, slots and rows do not fit");
-    }
-    TF_RETURN_IF_ERROR(CheckIndices<T>(indices, shape.dim_size(0)));
-    const int64 n = indices.dim_size(0), width = n ? grad.NumElements() / n : 0;
-    const auto where = indices.vec<T>();
-    const float* from = grad.flat<float>().data();
-    if (width == 0) return Status::OK();
-    const int64 block = RowsAtOnce(width), ahead = RowsAhead(width);
-    Divide(context, n, 20 * width, [&](int64 first, int64 last) {
-      float rows[3][kNarrow];
-      for (int64 begin = first; begin < last; begin += block) {
-        const int64 end = std::min(begin + block, last);
-        // The next rows are on their way while these are computed.
-        for (int64 i = begin + ahead; i < std::min(end + ahead, last); ++i) {
-          for (int t = 0; t < 3; ++t) Prefetch<1>(data[t] + where(i) * width, width);
-        }
-        if (block == 1) {
-          const int64 at = where(begin) * width;
-          Update(adam, width, from + begin * width, data[0] + at, data[1] + at, data[2] + at);
-          continue;
-        }
-        for (int t = 0; t < 3; ++t) {
-          for (int64 i = begin; i < end; ++i) {
-            CopyRow(data[t] + where(i) * width, width, rows[t] + (i - begin) * width);
-          }
-        }
-        Update(adam, (end - begin) * width, from + begin * width, rows[0], rows[1], rows[2]);
-        for (int t = 0; t < 3; ++t) {
-          for (int64 i = begin; i < end; ++i) {
-            CopyRow(rows[t] + (i - begin) * width, width, data[t] + where(i) * width);
-          }
-        }
-      }
-    });
-    return Status::OK();
-  }
-};
-
-#define REGISTER(T) \
-  REGISTER_KERNEL_BUILDER( \
-      Name("DeepfmAdamRows").Device(DEVICE_CPU).TypeConstraint<T>("T"), AdamRowsOp<T>)
-REGISTER(int32);
-REGISTER(int64);
-#undef REGISTER
-
-REGISTER_OP("DeepfmTranspose")
-    .Input("x: float")  // [m, n]
-    .Output("y: float")
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle x;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &x));
-      c->set_output(0, c->Matrix(c->Dim(x, 1), c->Dim(x, 0)));
-      return Status::OK();
-    });
-
-// Columns first ... last - 1 of x become rows of y, in squares that stay in the nearest cache.
-DEEPFM_CLONES
-void Transpose(const float* __restrict x, int64 m, int64 n, int64 first, int64 last,
-               float* __restrict y) {
-  constexpr int64 kSide = 16;
-  for (int64 j0 = first; j0 < last; j0 += kSide) {
-    const int64 j1 = std::min(j0 + kSide, last);
-    for (int64 i0 = 0; i0 < m; i0 += kSide) {
-      const int64 i1 = std::min(i0 + kSide, m);
-      for (int64 j = j0; j < j1; ++j) {
-        for (int64 i = i0; i < i1; ++i) y[j * m + i] = x[i * n + j];
-      }
-    }
-  }
-}
-
-class TransposeOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* context) override {
-    const Tensor& x = context->input(0);
-    OP_REQUIRES(context, x.dims() == 2, errors::InvalidArgument("x is no matrix"));
-    const int64 m = x.dim_size(0), n = x.dim_size(1);
-    Tensor* y = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({n, m}), &y));
-    const float* from = x.matrix<float>().data();
-    float* to = y->matrix<float>().data();
-    Divide(context, n, 2 * m, [=](int64 first, int64 last) {
-      Transpose(from, m, n, first, last, to);
-    });
-  }
-};
-REGISTER_KERNEL_BUILDER(Name("DeepfmTranspose").Device(DEVICE_CPU), TransposeOp);
 
 }  // namespace deepfm

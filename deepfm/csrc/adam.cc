@@ -1,0 +1,219 @@
+// Adam, of rows of a table or of whole variables, and the zeros that its moments begin with.
+//
+// optimizers.py does the same with TensorFlow's own ops (see rows.cc). All are float32, on the CPU.
+//
+// U: rows.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "loops.h"
+#include "tables.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/resource_var.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace deepfm {
+
+using namespace tensorflow;  // NOLINT
+using shape_inference::InferenceContext;
+using shape_inference::ShapeHandle;
+
+REGISTER_OP("DeepfmZeros")
+    .Input("shape: int64")
+    .Output("zeros: float")
+    .SetIsStateful()  // not to be computed ahead, and kept
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle shape;
+      TF_RETURN_IF_ERROR(c->MakeShapeFromShapeTensor(0, &shape));
+      c->set_output(0, shape);
+      return Status::OK();
+    })
+    .Doc("Zeros, of a table that is to be read at random.");
+
+class ZerosOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    TensorShape shape;
+    const auto sizes = context->input(0).vec<int64>();
+    OP_REQUIRES_OK(context, TensorShapeUtils::MakeShape(sizes.data(), sizes.size(), &shape));
+    Tensor* zeros = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, shape, &zeros));
+    float* to = zeros->flat<float>().data();
+    UseLargePages(to, zeros->TotalBytes(), false);
+    std::memset(to, 0, zeros->TotalBytes());
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("DeepfmZeros").Device(DEVICE_CPU), ZerosOp);
+
+struct Adam {
+  float rate, one_less_beta1, one_less_beta2, epsilon, l2;
+};
+
+DEEPFM_CLONES
+void Update(const Adam& adam, int64 n, const float* __restrict grad, float* __restrict variable,
+            float* __restrict m, float* __restrict v) {
+  for (int64 k = 0; k < n; ++k) {
+    const float g = grad[k] + adam.l2 * variable[k];
+    m[k] += adam.one_less_beta1 * (g - m[k]);
+    v[k] += adam.one_less_beta2 * (g * g - v[k]);
+    variable[k] -= adam.rate * m[k] / (std::sqrt(v[k]) + adam.epsilon);
+  }
+}
+
+// What both operators of Adam have in common: inputs 0 to 2 are the variable and its slots, the
+// last five are the gradient and the numbers.
+class AdamOp : public OpKernel {
+ public:
+  AdamOp(OpKernelConstruction* context, bool by_rows) : OpKernel(context), by_rows_(by_rows) {
+    OP_REQUIRES_OK(context, context->GetAttr("l2", &l2_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    core::RefCountPtr<Var> vars[3];
+    for (int i = 0; i < 3; ++i) {
+      OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, i), &vars[i]));
+      if (!by_rows_) continue;
+      OP_REQUIRES_OK(context, (EnsureSparseVariableAccess<Rows, float>(context, vars[i].get())));
+    }
+    // As TensorFlow's own ops do: in the order of their addresses.
+    mutex* locks[3] = {vars[0]->mu(), vars[1]->mu(), vars[2]->mu()};
+    std::sort(locks, locks + 3);
+    OP_REQUIRES(context, locks[0] != locks[1] && locks[1] != locks[2],
+                errors::InvalidArgument("a variable is given twice"));
+    mutex_lock lock0(*locks[0]), lock1(*locks[1]), lock2(*locks[2]);
+    float* data[3];
+    for (int i = 0; i < 3; ++i) {
+      const bool in_place = vars[i]->copy_on_read_mode.load();
+      OP_REQUIRES_OK(context, (PrepareToUpdateVariable<Rows, float>(context, vars[i]->tensor(),
+                                                                    in_place)));
+      data[i] = vars[i]->tensor()->flat<float>().data();
+    }
+    const TensorShape& shape = vars[0]->tensor()->shape();
+    OP_REQUIRES(context,
+                shape == vars[1]->tensor()->shape() && shape == vars[2]->tensor()->shape(),
+                errors::InvalidArgument("shapes of variable and slots differ"));
+    const int numbers = context->num_inputs() - 4;
+    auto number = [=](int i) { return context->input(numbers + i).scalar<float>()(); };
+    const Adam adam = {number(0), 1 - number(1), 1 - number(2), number(3), l2_};
+    OP_REQUIRES_OK(context, Apply(context, adam, shape, context->input(numbers - 1), data));
+  }
+
+ protected:
+  virtual Status Apply(OpKernelContext* context, const Adam& adam, const TensorShape& shape,
+                       const Tensor& grad, float* const data[3]) const = 0;
+
+ private:
+  const bool by_rows_;
+  float l2_;
+};
+
+REGISTER_OP("DeepfmAdam")
+    .Input("variable: resource")
+    .Input("m: resource")
+    .Input("v: resource")
+    .Input("grad: float")
+    .Input("rate: float")
+    .Input("beta1: float")
+    .Input("beta2: float")
+    .Input("epsilon: float")
+    .Attr("l2: float")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext*) { return Status::OK(); })
+    .Doc("Adam of a variable, to whose gradient l2 times itself is added.");
+
+class AdamWholeOp : public AdamOp {
+ public:
+  explicit AdamWholeOp(OpKernelConstruction* context) : AdamOp(context, false) {}
+
+ protected:
+  Status Apply(OpKernelContext* context, const Adam& adam, const TensorShape& shape,
+               const Tensor& grad, float* const data[3]) const override {
+    if (grad.shape() != shape) return errors::InvalidArgument("shapes of gradients do not fit");
+    const float* from = grad.flat<float>().data();
+    Divide(context, shape.num_elements(), 20, [&](int64 first, int64 last) {
+      Update(adam, last - first, from + first, data[0] + first, data[1] + first, data[2] + first);
+    });
+    return Status::OK();
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("DeepfmAdam").Device(DEVICE_CPU), AdamWholeOp);
+
+REGISTER_OP("DeepfmAdamRows")
+    .Input("variable: resource")
+    .Input("m: resource")
+    .Input("v: resource")
+    .Input("indices: T")   // [U]
+    .Input("grad: float")  // [U, ...]
+    .Input("rate: float")
+    .Input("beta1: float")
+    .Input("beta2: float")
+    .Input("epsilon: float")
+    .Attr("l2: float")
+    .Attr("T: {int32, int64}")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext*) { return Status::OK(); })
+    .Doc("Adam of the rows `indices`, which must differ: the others, moments and all, stay.");
+
+template <typename T>
+class AdamRowsOp : public AdamOp {
+ public:
+  explicit AdamRowsOp(OpKernelConstruction* context) : AdamOp(context, true) {}
+
+ protected:
+  Status Apply(OpKernelContext* context, const Adam& adam, const TensorShape& shape,
+               const Tensor& grad, float* const data[3]) const override {
+    const Tensor& indices = context->input(3);
+    TensorShape of_rows = shape;
+    if (shape.dims() >= 1 && indices.dims() == 1) of_rows.set_dim(0, indices.dim_size(0));
+    if (shape.dims() < 1 || indices.dims() != 1 || grad.shape() != of_rows) {
+      return errors::InvalidArgument("shapes of variable, slots and rows do not fit");
+    }
+    TF_RETURN_IF_ERROR(CheckIndices<T>(indices, shape.dim_size(0)));
+    const int64 n = indices.dim_size(0), width = n ? grad.NumElements() / n : 0;
+    const auto where = indices.vec<T>();
+    const float* from = grad.flat<float>().data();
+    if (width == 0) return Status::OK();
+    const int64 block = RowsAtOnce(width), ahead = RowsAhead(width);
+    Divide(context, n, 20 * width, [&](int64 first, int64 last) {
+      float rows[3][kNarrow];
+      for (int64 begin = first; begin < last; begin += block) {
+        const int64 end = std::min(begin + block, last);
+        // The next rows are on their way while these are computed.
+        for (int64 i = begin + ahead; i < std::min(end + ahead, last); ++i) {
+          for (int t = 0; t < 3; ++t) Prefetch<1>(data[t] + where(i) * width, width);
+        }
+        if (block == 1) {
+          const int64 at = where(begin) * width;
+          Update(adam, width, from + begin * width, data[0] + at, data[1] + at, data[2] + at);
+          continue;
+        }
+        for (int t = 0; t < 3; ++t) {
+          for (int64 i = begin; i < end; ++i) {
+            CopyRow(data[t] + where(i) * width, width, rows[t] + (i - begin) * width);
+          }
+        }
+        Update(adam, (end - begin) * width, from + begin * width, rows[0], rows[1], rows[2]);
+        for (int t = 0; t < 3; ++t) {
+          for (int64 i = begin; i < end; ++i) {
+            CopyRow(rows[t] + (i - begin) * width, width, data[t] + where(i) * width);
+          }
+        }
+      }
+    });
+    return Status::OK();
+  }
+};
+
+#define REGISTER(T) \
+  REGISTER_KERNEL_BUILDER( \
+      Name("DeepfmAdamRows").Device(DEVICE_CPU).TypeConstraint<T>("T"), AdamRowsOp<T>)
+REGISTER(int32);
+REGISTER(int64);
+#undef REGISTER
+
+}  // namespace deepfm

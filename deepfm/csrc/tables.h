@@ -1,0 +1,114 @@
+// How the kernels reach the rows of a table: a variable of which a batch reads and writes a few.
+#ifndef DEEPFM_CSRC_TABLES_H_
+#define DEEPFM_CSRC_TABLES_H_
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <system_error>
+#include <thread>
+
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/resource_var.h"
+
+namespace deepfm {
+
+struct Rows {};  // names our instance of the function below
+
+// Has the memory of a table, whose rows are read at random, put on pages of 2 MiB: with those of
+// 4 KiB a tenth of a step is spent on finding them. Pages that are in use already are copied in a
+// thread of its own, before Linux 6.1 by the kernel some time. It is advice: what cannot be is not.
+inline void UseLargePages(const void* memory, size_t bytes, bool in_use) {
+#ifdef MADV_HUGEPAGE
+  constexpr uintptr_t kPage = 2 << 20;
+  const uintptr_t at = reinterpret_cast<uintptr_t>(memory);
+  const uintptr_t begin = (at + kPage - 1) / kPage * kPage, end = (at + bytes) / kPage * kPage;
+  if (begin >= end) return;
+  void* pages = reinterpret_cast<void*>(begin);
+  if (madvise(pages, end - begin, MADV_HUGEPAGE) != 0 || !in_use) return;
+  constexpr int kCollapse = 25;  // MADV_COLLAPSE, which older headers lack
+  try {
+    std::thread([=] { madvise(pages, end - begin, kCollapse); }).detach();
+  } catch (const std::system_error&) {  // there are as many threads as may be
+  }
+#endif
+}
+
+}  // namespace deepfm
+
+namespace tensorflow {
+
+// TensorFlow's functions of these names, whose header is not installed, and which a Tensor lets see
+// whether it is shared (see resource_var.h).
+
+// Before a variable is written as a whole: who has read it keeps what was read.
+template <typename Device, typename T>
+Status PrepareToUpdateVariable(OpKernelContext* context, Tensor* tensor, bool copy_on_read_mode) {
+  if (!tensor->IsInitialized() || tensor->dtype() != DataTypeToEnum<T>::v()) {
+    return errors::FailedPrecondition("a variable is not initialized, or of another type");
+  }
+  if (copy_on_read_mode || tensor->RefCountIsOne()) return Status::OK();
+  PersistentTensor unused;
+  Tensor* copy = nullptr;
+  TF_RETURN_IF_ERROR(context->allocate_persistent(tensor->dtype(), tensor->shape(), &unused, &copy,
+                                                  AllocatorAttributes()));
+  std::memcpy(copy->flat<T>().data(), tensor->flat<T>().data(), tensor->TotalBytes());
+  *tensor = *copy;
+  return Status::OK();
+}
+
+// From here on whoever reads the variable as a whole gets a copy, and its rows can be written in
+// place.
+template <typename Device, typename T>
+Status EnsureSparseVariableAccess(OpKernelContext* context, Var* var) {
+  if (var->copy_on_read_mode.load()) return Status::OK();
+  mutex_lock lock(*var->mu());
+  Tensor* tensor = var->tensor();
+  TF_RETURN_IF_ERROR((PrepareToUpdateVariable<Device, T>(context, tensor, false)));
+  deepfm::UseLargePages(tensor->flat<T>().data(), tensor->TotalBytes(), true);
+  var->copy_on_read_mode.store(true);
+  return Status::OK();
+}
+
+}  // namespace tensorflow
+
+namespace deepfm {
+
+using namespace tensorflow;  // NOLINT
+
+// How many rows ahead they are fetched, and how many are updated side by side: of wide ones one by
+// one, for narrow ones alone there is too little to do.
+constexpr int64 kNarrow = 32;  // floats
+inline int64 RowsAtOnce(int64 width) { return std::max<int64>(kNarrow / width, 1); }
+inline int64 RowsAhead(int64 width) { return std::max<int64>(6, RowsAtOnce(width)); }
+
+template <int kToWrite>
+inline void Prefetch(const float* row, int64 width) {
+  for (int64 k = 0; k < width; k += 16) __builtin_prefetch(row + k, kToWrite);
+}
+
+inline void CopyRow(const float* from, int64 width, float* to) {
+  if (width == 1) {
+    *to = *from;
+  } else {
+    std::memcpy(to, from, width * sizeof(float));
+  }
+}
+
+template <typename T>
+Status CheckIndices(const Tensor& indices, int64 rows) {
+  if (indices.dims() != 1) return errors::InvalidArgument("indices are no vector");
+  const auto where = indices.vec<T>();
+  for (int64 i = 0; i < where.size(); ++i) {
+    if (where(i) < 0 || where(i) >= rows) {
+      return errors::InvalidArgument("indices[", i, "] = ", where(i), " is not in [0, ", rows, ")");
+    }
+  }
+  return Status::OK();
+}
+
+}  // namespace deepfm
+
+#endif  // DEEPFM_CSRC_TABLES_H_
