@@ -47,7 +47,8 @@ class InputConfig(NamedTuple):
         rows_of_processes: the records of an epoch that each process reads, by rank; None where
             that is not known.
         process: the rank of this one.
-        compiled: whether the compiled kernels shuffle, batch and parse; the records are the same.
+        compiled: whether the compiled kernels read, shuffle, batch and parse; the records are the
+            same.
     """
 
     batch_size: int
@@ -111,7 +112,8 @@ def make_input_fn(
     def weigh(raw, weight, rows_of_steps=None):
         """A batch whose examples count `weight`, filled up to a multiple of the replicas."""
         nothing = lambda: records.nothing(data.data_format, schema)
-        features, labels = tf.cond(tf.size(raw) > 0, lambda: parse(raw), nothing)
+        some = raw_records.num_records(raw, config) > 0
+        features, labels = tf.cond(some, lambda: parse(raw), nothing)
         rows = tf.shape(labels)[0]
         fill = -rows % config.replicas
         filled = tf.cast(rows + fill, tf.float32)
@@ -140,7 +142,7 @@ def make_input_fn(
         if not known and config.first_step:
             dataset = dataset.skip(config.first_step)
         if config.in_step and not known:
-            dataset = _with_rows(dataset)
+            dataset = _with_rows(dataset, config)
         weighed = config.in_step or config.replicas > 1
         dataset = dataset.map(weigh if weighed else parse, num_parallel_calls=_PARSERS)
         if config.split and config.replicas > 1:
@@ -151,27 +153,35 @@ def make_input_fn(
 
 
 def _with_weights(dataset, config, epoch):
-    """(raw string [B], weight float32 []) for each step that some process has records for."""
+    """(raw batch, weight float32 []) for each step that some process has records for."""
     if not config.in_step:
         return dataset.map(lambda raw: (raw, 1.0))
     parts = _parts_of_steps(config)
     weights = parts[:, config.process] * parts.shape[1] / parts.sum(axis=1)
     weights = tf.constant(weights, tf.float32)
     left = weights[tf.where(tf.equal(epoch, config.first_epoch), config.first_step, 0) :]
-    endless = dataset.concatenate(raw_records.no_records().repeat())
-    return tf.data.Dataset.zip((endless, tf.data.Dataset.from_tensor_slices(left)))
+    return tf.data.Dataset.zip(
+        (_endless(dataset, config), tf.data.Dataset.from_tensor_slices(left))
+    )
 
 
-def _with_rows(dataset):
-    """(raw string [B], B as float32 [], float32 [2]: B and that of the next batch), without end."""
+def _with_rows(dataset, config):
+    """(raw batch, B as float32 [], float32 [2]: B and that of the next batch), without end."""
 
     def look_ahead(before, raw):
-        rows = tf.cast(tf.stack([tf.size(before), tf.size(raw)]), tf.float32)
+        sizes = [raw_records.num_records(batch, config) for batch in (before, raw)]
+        rows = tf.cast(tf.stack(sizes), tf.float32)
         return raw, (before, rows[0], rows)
 
-    endless = dataset.concatenate(raw_records.no_records().repeat())
-    scan = tf.data.experimental.scan(tf.zeros([0], tf.string), look_ahead)
-    return endless.apply(scan).skip(1)
+    scan = tf.data.experimental.scan(raw_records.no_records(config), look_ahead)
+    return _endless(dataset, config).apply(scan).skip(1)
+
+
+def _endless(dataset, config):
+    """Raw batches, and after the last of them empty ones."""
+    return dataset.concatenate(
+        tf.data.Dataset.from_tensors(raw_records.no_records(config)).repeat()
+    )
 
 
 def _parts_of_steps(config):

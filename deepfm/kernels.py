@@ -9,6 +9,9 @@ more time; with the same seed they draw the same records and drop the same units
 
 https://github.com/tensorflow/docs/blob/r1.15/site/en/guide/create_op.md
 
+Raw records are packed between them: string [2], the bytes of all of them, one after another, and
+where each ends (csrc/packed.h).
+
 B: records in a batch. F: fields. K: embedding size. N: values. U: distinct ids.
 """
 
@@ -173,39 +176,60 @@ def transpose(x):
 
 
 def records(path, buffer_bytes, size, file_bytes=-1):
-    """The records of a TFRecord file that is not compressed, in chunks of `size`: string [n].
+    """The records of a TFRecord file that is not compressed, in chunks of `size`, packed.
 
     Fails with DataLossError where the file is damaged, where it ends within a length, which
     tf.data.TFRecordDataset takes for its end, and where it has not `file_bytes` (below 0: any).
     """
-    numbers = [tf.cast(x, tf.int64) for x in (buffer_bytes, size, file_bytes)]
-    return _strings(_ops().deepfm_records(path, *numbers))
+    numbers = _int64s(buffer_bytes, size, file_bytes)
+    return _dataset(_ops().deepfm_records(path, *numbers))
 
 
-def chunks(dataset, size, shuffle_buffer=0, seed=1, skip=0):
-    """As .unbatch().shuffle(shuffle_buffer, seed).skip(skip).batch(size), in the same order.
+def chunks(dataset, size, shuffle_buffer=0, seed=1, skip=0, take=-1):
+    """As .unbatch().shuffle(shuffle_buffer, seed).skip(skip).take(take).batch(size), in this order.
 
     Args:
-        dataset: of string, of any shape.
+        dataset: of packed records.
         size: records of each chunk that comes out, apart from the last.
         shuffle_buffer: records among which the next one is drawn; 0 keeps the order.
         seed: int64 [] or int, of the shuffling.
-        skip: int64 [] or int.
+        skip, take: int64 [] or int, records; all are taken below 0.
 
     Returns:
-        A dataset of string [n].
+        A dataset of packed records.
     """
-    seeds = random_seed.get_seed(seed)
-    numbers = [tf.cast(x, tf.int64) for x in (size, shuffle_buffer, *seeds, skip)]
-    return _strings(_ops().deepfm_chunks(tf.data.experimental.to_variant(dataset), *numbers))
+    seed, seed2 = random_seed.get_seed(seed) if shuffle_buffer > 1 else (1, 1)
+    numbers = _int64s(size, shuffle_buffer, seed, seed2, skip, take)
+    return _dataset(_ops().deepfm_chunks(tf.data.experimental.to_variant(dataset), *numbers))
 
 
-def _strings(variant):
-    return tf.data.experimental.from_variant(variant, tf.TensorSpec([None], tf.string))
+def _int64s(*numbers):
+    """int64 [] each. Not by a cast: grappler would make a constant of it, merge that with equal
+    ones, as the -1 of a repeat(), and crash on these (tf.data's noop_elimination)."""
+    return [tf.convert_to_tensor(number, tf.int64) for number in numbers]
+
+
+def _dataset(variant):
+    return tf.data.experimental.from_variant(variant, tf.TensorSpec([2], tf.string))
+
+
+def pack(strings):
+    """Packs records: string [...] -> string [2]."""
+    return _ops().deepfm_pack(records=strings)
+
+
+def unpack(packed):
+    """string [2] -> string [n]."""
+    return _ops().deepfm_unpack(packed=packed)
+
+
+def num_packed(packed):
+    """int32 []: how many records there are."""
+    return tf.strings.length(packed[1]) // 8
 
 
 def parse(serialized, field_size, feature_size=None):
-    """Parses records that are to the byte as `records.encode` writes them.
+    """Parses packed records that are to the byte as `records.encode` writes them.
 
     Returns:
         (whether they all are, and hold what `records.check` asks for: bool []; labels float32 [B],
@@ -217,7 +241,7 @@ def parse(serialized, field_size, feature_size=None):
 
 
 def parse_lines(lines, field_size, feature_size=None, id_offset=0):
-    """As `parse`, of LibSVM lines that are as most programs write them."""
+    """As `parse`, of packed LibSVM lines that are as most programs write them."""
     return _ops().deepfm_parse_lines(
         lines=lines, field_size=field_size, feature_size=feature_size or tf.int64.max,
         id_offset=id_offset,
@@ -225,8 +249,8 @@ def parse_lines(lines, field_size, feature_size=None, id_offset=0):
 
 
 def split_lines(text):
-    """(whether none of a text's lines is a comment or blank: bool []; string [n], its lines that
-    are not empty, of no use where one is)."""
+    """(whether none of a text's lines is a comment or blank: bool []; its lines that are not
+    empty, packed, of no use where one is)."""
     return _ops().deepfm_split_lines(text=text)
 
 

@@ -125,10 +125,10 @@ def each_epoch(
         damaged: files with bad records that are passed over.
         config: InputConfig.
         make_batches: (raw records, number of the epoch int64 []) -> dataset; `batched` makes
-            batches of these records, which are string [], or with config.compiled any string [n].
+            batches of these records, which are string [], or with config.compiled packed chunks.
     """
     if data.pipe:
-        fresh = lambda epoch: _of_channel(data.pipe, config)
+        fresh = lambda epoch: _of_chunks(_chunks_of_channel(data.pipe, config), config)
     else:
         ranges = divide(data.files, damaged, config.num_shares)[config.share]
         fresh = lambda epoch: _of_files(ranges, data, damaged, config, epoch)
@@ -140,7 +140,7 @@ def each_epoch(
         read = fresh if not data.pipe else lambda epoch: shuffled(fresh(epoch), epoch)
         return epochs(config.first_epoch).flat_map(lambda e: make_batches(read(e), e))
     if data.pipe:
-        chunks = _of_channel(data.pipe, config).batch(_CHUNK)
+        chunks = _chunks_of_channel(data.pipe, config)
     else:
         whole = config._replace(first_epoch=0, first_step=0)  # what is kept are all records
         first = tf.constant(0, tf.int64)
@@ -154,16 +154,14 @@ def each_epoch(
     # TensorFlow's own cache in memory would be another one in each epoch's call of a function.
     memory = []
     keep = lambda chunk: memory.append(chunk) or chunk
-    keeping = chunks.map(lambda chunk: _chunk(tf.compat.v1.py_func(keep, [chunk], tf.string)))
-    remembered = tf.data.Dataset.from_generator(lambda: memory, tf.string, [None])
+    shape = [2 if config.compiled else None]
+    known = lambda chunk: tf.ensure_shape(chunk, shape)
+    keeping = chunks.map(lambda chunk: known(tf.compat.v1.py_func(keep, [chunk], tf.string)))
+    remembered = tf.data.Dataset.from_generator(lambda: memory, tf.string, shape)
     now = tf.data.Dataset.range(config.first_epoch, config.first_epoch + 1)
     return now.flat_map(again(keeping)).concatenate(
         epochs(config.first_epoch + 1).flat_map(again(remembered))
     )
-
-
-def _chunk(strings):
-    return tf.ensure_shape(strings, [None])
 
 
 def _seed(config, epoch, group=0):
@@ -195,13 +193,30 @@ def _drawn(dataset, config, seed, used=None):
 
 
 def batched(dataset, config, size: int) -> tf.data.Dataset:
-    """Batches, string [B], of the records that `each_epoch` hands over."""
+    """Batches, string [B] or packed, of the records that `each_epoch` hands over."""
     return kernels.chunks(dataset, size) if config.compiled else dataset.batch(size)
 
 
-def _of_channel(pipe, config):
+def num_records(batch, config):
+    """int32 []: how many a batch, or chunk, has."""
+    return kernels.num_packed(batch) if config.compiled else tf.size(batch)
+
+
+def no_records(config):
+    """A batch, or chunk, without a record."""
+    return tf.zeros([2 if config.compiled else 0], tf.string)
+
+
+def _packed(chunks, config):
+    """Chunks of string [n] as those that the kernels take, where these are used."""
+    return chunks.map(kernels.pack) if config.compiled else chunks
+
+
+def _chunks_of_channel(pipe, config):
     dataset = pipe_mode.records(pipe)
-    return dataset.shard(config.num_shares, config.share) if config.num_shares > 1 else dataset
+    if config.num_shares > 1:
+        dataset = dataset.shard(config.num_shares, config.share)
+    return _packed(dataset.batch(_CHUNK), config)
 
 
 class _Plan(NamedTuple):
@@ -266,13 +281,13 @@ def _of_files(ranges, data, damaged, config, epoch):
 
 
 def _chunks_of_files(ranges, data, damaged, config, epoch):
-    """string [n]: the records of an epoch in chunks, in the order of the files."""
+    """The records of an epoch in chunks, string [n] or packed, in the order of the files."""
     read = lambda plan: _chunks_of_group(plan, ranges, data, damaged, config)
     return _each_group(ranges, damaged, config, epoch, read)
 
 
 def _chunks_of_group(plan, ranges, data, damaged, config):
-    """string [n]: the records of a group in chunks, read side by side."""
+    """The records of a group in chunks, string [n] or packed, read side by side."""
     places = {file.path: file.places for file in damaged}
     parallel = min(config.num_parallel_reads, len(ranges))
 
@@ -288,12 +303,14 @@ def _chunks_of_group(plan, ranges, data, damaged, config):
 
     def part(path, begin, count):
         chunks = _read(path, data, config)
+        if config.compiled:
+            return kernels.chunks(chunks, _CHUNK, skip=begin, take=count)
         return chunks.unbatch().skip(begin).take(count).batch(_CHUNK)
 
     def past_damage(path, begin, count):
         good = lambda path: _good(path.decode(), data.data_format, places[path.decode()])
         dataset = tf.data.Dataset.from_generator(good, tf.string, [], args=(path,))
-        return dataset.skip(begin).take(count).batch(_CHUNK)
+        return _packed(dataset.skip(begin).take(count).batch(_CHUNK), config)
 
     if parallel == 1:
         chunks = of_kind(_WHOLE).flat_map(whole)
@@ -309,17 +326,18 @@ def _chunks_of_group(plan, ranges, data, damaged, config):
 
 
 def _read(path, data, config):
-    """string [n]: the raw records of a file, in chunks."""
+    """The raw records of a file, in chunks, string [n] or packed."""
     buffer_bytes = config.read_buffer_bytes
     if data.data_format == "tfrecord":
         if config.compiled and not any(file.path.endswith(".gz") for file in data.files):
             here, size = _size(path, data.files)
             chunks = kernels.records(path, buffer_bytes, _CHUNK, tf.where(here, size, -1))
-            return chunks.concatenate(no_records())  # a file takes as many turns as below
+            # A file takes as many turns as below.
+            return chunks.concatenate(tf.data.Dataset.from_tensors(no_records(config)))
         gzip = tf.strings.regex_full_match(path, r".*\.gz")
         compression = tf.where(gzip, "GZIP", "")
         chunks = tf.data.TFRecordDataset(path, compression, buffer_bytes).batch(_CHUNK)
-        return _to_the_end(chunks, path, data.files)
+        return _packed(_to_the_end(chunks, path, data.files), config)
 
     # TextLineDataset leaves out every carriage return, and makes 3:15 of "3:1\r5".
     def blocks(path):
@@ -333,7 +351,7 @@ def _read(path, data, config):
 
     def split(block):
         good, found = kernels.split_lines(block)
-        return tf.cond(good, lambda: found, lambda: slow(block))
+        return tf.cond(good, lambda: found, lambda: kernels.pack(slow(block)))
 
     return text.map(split)
 
@@ -353,12 +371,8 @@ def _to_the_end(chunks, path, files):
             return read + tf.reduce_sum(lengths), tf.identity(chunk)
 
     counted = tf.data.experimental.scan(tf.zeros([], tf.int64), count)
-    return chunks.concatenate(no_records()).apply(counted)
-
-
-def no_records() -> tf.data.Dataset:
-    """One batch, or chunk, without a record: string [0]."""
-    return tf.data.Dataset.from_tensors(tf.zeros([0], tf.string))
+    nothing = tf.data.Dataset.from_tensors(tf.zeros([0], tf.string))
+    return chunks.concatenate(nothing).apply(counted)
 
 
 def _size(path, files):
@@ -386,7 +400,7 @@ def _cache_file(config, data):
     """
     what = repr((
         [(f.path, f.bytes) for f in data.files], data.name, config.num_shares, config.share,
-        config.num_parallel_reads, config.shuffle_buffer, config.seed,
+        config.num_parallel_reads, config.shuffle_buffer, config.seed, config.compiled,
     ))  # fmt: skip
     path = f"{config.cache}-{hashlib.sha1(what.encode()).hexdigest()[:12]}"
     if path in _locks:

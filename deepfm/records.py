@@ -59,7 +59,7 @@ def parse(raw, data_format, schema, with_labels=True, compiled=False):
     """Parses and checks a batch of raw records.
 
     Args:
-        raw: string [B].
+        raw: string [B]; packed where compiled.
         data_format: "tfrecord" or "libsvm".
         schema: Schema.
         with_labels: False where TFRecords may lack a label.
@@ -72,12 +72,13 @@ def parse(raw, data_format, schema, with_labels=True, compiled=False):
     Raises:
         As `parse_lines` and `parse_examples` do.
     """
+    strings = lambda: kernels.unpack(raw) if compiled else raw
     if data_format == "libsvm":
-        slow = lambda: parse_lines(raw, schema)
+        slow = lambda: parse_lines(strings(), schema)
     elif schema.multi_valued:
-        slow = lambda: parse_multi_valued(raw, schema, with_labels)
+        slow = lambda: parse_multi_valued(strings(), schema, with_labels)
     else:
-        slow = lambda: parse_examples(raw, schema, with_labels)
+        slow = lambda: parse_examples(strings(), schema, with_labels)
     fast = _compiled(raw, data_format, schema, with_labels) if compiled else None
     if fast is None:
         labels, *found = slow()

@@ -101,6 +101,16 @@ def test_a_cache_file_gives_the_same_records(files, tmp_path_factory):
         np.testing.assert_allclose(sort(found), sort(values), rtol=1e-6)
 
 
+def test_a_cache_file_is_of_the_kernels_or_of_tensorflow(files, tmp_path_factory):
+    folder, cache = files[0], str(tmp_path_factory.mktemp("cache") / "records")
+    found = [
+        values_of(read(folder, cache=cache, compiled=compiled))
+        for compiled in (False, True, False, True)
+    ]
+    for one in found[1:]:
+        np.testing.assert_array_equal(one, found[0])
+
+
 def test_reads_gzip_by_the_files_name(tmp_path):
     rows = make_records(100)
     plain = tmp_path / "a.tfrecords"

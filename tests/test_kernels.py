@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
+import psutil
 import pytest
 import tensorflow as tf
 from conftest import ROOT, example, make_records, run_train, write_tfrecords
@@ -287,6 +288,11 @@ def test_adam_refuses_rows_that_do_not_fit():
             evaluate(kernels.adam_rows(*variables, tf.constant(rows), tf.ones(shape), *numbers))
 
 
+def unpacked(dataset):
+    """The records of packed chunks, chunk by chunk."""
+    return strings_of(dataset.map(kernels.unpack))
+
+
 def strings_of(dataset):
     """The elements of a dataset."""
     found, following = [], v1.data.make_one_shot_iterator(dataset).get_next()
@@ -299,7 +305,7 @@ def strings_of(dataset):
 
 
 def numbered(sizes):
-    """A dataset of chunks of these sizes, of numbered strings."""
+    """A dataset of chunks, string [n], of these sizes, of numbered strings."""
     ends = np.cumsum(sizes)
     chunk = lambda i: tf.strings.as_string(tf.range(tf.gather(ends - sizes, i), tf.gather(ends, i)))
     return tf.data.Dataset.range(len(sizes)).map(chunk)
@@ -307,26 +313,92 @@ def numbered(sizes):
 
 @pytest.mark.parametrize("sizes", [[0], [3], [5, 0, 1, 7, 0], [100] * 30])
 @pytest.mark.parametrize("buffer", [0, 2, 10, 5000])
-@pytest.mark.parametrize("skip, size", [(0, 4), (3, 1), (3001, 7)])
-def test_chunks_are_shuffled_skipped_and_batched_as_by_tensorflow(sizes, buffer, skip, size):
+@pytest.mark.parametrize(
+    "skip, take, size", [(0, -1, 4), (3, -1, 1), (3001, 5, 7), (0, 0, 1), (2, 8, 4), (2, 9, 4)]
+)
+def test_chunks_are_shuffled_skipped_and_batched_as_by_tensorflow(sizes, buffer, skip, take, size):
     v1.set_random_seed(5)  # as Estimator does
-    sizes = np.array(sizes)
-    found = kernels.chunks(numbered(sizes), size, buffer, tf.constant(11, tf.int64), skip)
+    sizes, seed = np.array(sizes), tf.constant(11, tf.int64)
+    found = kernels.chunks(numbered(sizes).map(kernels.pack), size, buffer, seed, skip, take)
     wanted = numbered(sizes).unbatch()
     if buffer > 1:
-        wanted = wanted.shuffle(buffer, tf.constant(11, tf.int64), reshuffle_each_iteration=False)
-    assert strings_of(found) == strings_of(wanted.skip(skip).batch(size))
+        wanted = wanted.shuffle(buffer, seed, reshuffle_each_iteration=False)
+    assert unpacked(found) == strings_of(wanted.skip(skip).take(take).batch(size))
 
 
-def test_chunks_take_single_records():
-    single = tf.data.Dataset.from_tensor_slices(["a", "b", "c"])
-    assert strings_of(kernels.chunks(single, 2)) == [[b"a", b"b"], [b"c"]]
+@pytest.mark.parametrize("sizes", [[], [0], [3], [1000, 0, 1, 0, 0, 70]])
+@pytest.mark.parametrize("buffer", [0, 3])
+def test_records_of_any_length_come_out_as_they_went_in(sizes, buffer):
+    random = np.random.RandomState(0)
+    strings = [bytes(random.randint(0, 256, size).tolist()) for size in sizes]
+    packed = kernels.pack(tf.constant(strings, tf.string))
+    found = kernels.chunks(tf.data.Dataset.from_tensors(packed), 2, buffer)
+    told, again = evaluate(kernels.num_packed(packed), kernels.unpack(packed))
+    assert again.tolist() == strings and told == len(strings)
+    assert sorted(sum(unpacked(found), [])) == sorted(strings)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ["abc"], ["abc", "", ""], ["abc", b"\3\0\0\0"], ["abc", b"\2" + bytes(7)], ["abc", ""],
+        ["abc", b"\4" + bytes(7)], ["abc", b"\4" + bytes(7) + b"\3" + bytes(7)],
+    ],
+)  # fmt: skip
+def test_what_is_not_packed_is_refused(parts):
+    wrong = tf.constant(parts)
+    dataset = tf.data.Dataset.from_tensors(wrong)
+    for attempt in (
+        lambda: evaluate(kernels.unpack(wrong)),
+        lambda: evaluate(kernels.parse(wrong, 3)[0]),
+        lambda: evaluate(kernels.parse_lines(wrong, 3)[0]),
+        lambda: unpacked(kernels.chunks(dataset, 2)),
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="packed|end elsewhere"):
+            attempt()
+
+
+def test_reading_may_go_on_behind_what_is_not_packed():
+    right, wrong = np.int64([1, 3]).tobytes(), np.int64([2]).tobytes()
+    packed = tf.constant([["abc", right], ["abc", wrong]] * 2)
+    dataset = kernels.chunks(tf.data.Dataset.from_tensor_slices(packed), 1)
+    following, found = v1.data.make_one_shot_iterator(dataset.map(kernels.unpack)).get_next(), []
+    with v1.Session() as session:
+        for _ in range(6):
+            try:
+                found += session.run(following).tolist()
+            except tf.errors.InvalidArgumentError:
+                found.append(None)
+    assert found == [b"a", b"bc", None] * 2
+
+
+def test_chunks_of_a_function_that_autograph_rewrites_are_whole():
+    strings = tf.constant(["a", "b", "c"])
+    chunks = lambda _: kernels.chunks(tf.data.Dataset.from_tensors(kernels.pack(strings)), 2)
+    assert unpacked(tf.data.Dataset.range(1).flat_map(chunks)) == [[b"a", b"b"], [b"c"]]
+
+
+def test_a_few_long_records_do_not_make_a_shuffle_buffer_large():
+    def record(i):
+        length = tf.where(tf.equal(i % 20, 0), 200_000, 10)
+        return kernels.pack([tf.strings.substr(long, 0, length)])
+
+    long, buffer = tf.constant("x" * 200_000), 500
+    packed = tf.data.Dataset.range(50 * buffer).map(record)
+    before = psutil.Process().memory_info().rss
+    following = v1.data.make_one_shot_iterator(kernels.chunks(packed, 10, buffer)).get_next()
+    most = 0
+    with v1.Session() as session, pytest.raises(tf.errors.OutOfRangeError):
+        while True:
+            session.run(following)
+            most = max(most, psutil.Process().memory_info().rss - before)
+    assert most < 40 << 20  # 5 MB of them are in the buffer at a time; each place has had some
 
 
 def test_an_error_of_the_input_is_passed_on():
     wrong = lambda x: tf.strings.as_string(tf.strings.to_number(tf.strings.join([x, "?"])))
     with pytest.raises(tf.errors.InvalidArgumentError, match="StringToNumber"):
-        strings_of(kernels.chunks(numbered(np.array([3, 3])).map(wrong), 2))
+        unpacked(kernels.chunks(numbered(np.array([3, 3])).map(wrong).map(kernels.pack), 2))
 
 
 @pytest.fixture(scope="module")
@@ -344,13 +416,13 @@ def tfrecord(tmp_path_factory):
 @pytest.mark.parametrize("size", [1, 2, 5, 100])
 def test_records_are_those_of_the_file(tfrecord, buffer_bytes, size):
     path, payloads = tfrecord
-    chunks = strings_of(kernels.records(path, buffer_bytes, size))
+    chunks = unpacked(kernels.records(path, buffer_bytes, size))
     assert sum(chunks, []) == payloads
     assert [len(chunk) for chunk in chunks[:-1]] == [size] * (len(chunks) - 1)
 
 
 def records_of(path):
-    return sum(strings_of(kernels.records(str(path), 64, 1)), [])
+    return sum(unpacked(kernels.records(str(path), 64, 1)), [])
 
 
 def test_a_file_that_ends_within_a_record_is_refused_wherever_it_ends(tfrecord, tmp_path):
@@ -370,9 +442,9 @@ def test_a_file_that_ends_within_a_record_is_refused_wherever_it_ends(tfrecord, 
 @pytest.mark.parametrize("more", [-1, 1])
 def test_a_file_of_another_length_than_told_is_refused(tfrecord, more):
     path, size = tfrecord[0], os.path.getsize(tfrecord[0])
-    assert sum(strings_of(kernels.records(path, 64, 2, size)), []) == tfrecord[1]
+    assert sum(unpacked(kernels.records(path, 64, 2, size)), []) == tfrecord[1]
     with pytest.raises(tf.errors.DataLossError, match=f"some.tfrecords ended after {size} of"):
-        strings_of(kernels.records(path, 64, 2, size + more))
+        unpacked(kernels.records(path, 64, 2, size + more))
 
 
 def test_a_byte_that_is_wrong_is_noticed_wherever_it_is(tfrecord, tmp_path):
@@ -399,7 +471,8 @@ def parsers():
     """serialized -> what the kernel makes of it, and what TensorFlow does or None."""
     with tf.Graph().as_default(), v1.Session() as session:
         place = v1.placeholder(tf.string, [None])
-        found = kernels.parse(place, SCHEMA.field_size, SCHEMA.feature_size)
+        packed = kernels.pack(place)
+        found = kernels.parse(packed, SCHEMA.field_size, SCHEMA.feature_size)
         wanted = records.parse_examples(place, SCHEMA)
 
         def wanted_of(serialized):
@@ -472,7 +545,8 @@ def line_parsers():
     schema = SCHEMA._replace(id_offset=1)
     with tf.Graph().as_default(), v1.Session() as session:
         place = v1.placeholder(tf.string, [None])
-        found = kernels.parse_lines(place, schema.field_size, schema.feature_size, 1)
+        packed = kernels.pack(place)
+        found = kernels.parse_lines(packed, schema.field_size, schema.feature_size, 1)
         wanted = records.parse_lines(place, schema)
 
         def wanted_of(lines):
@@ -556,7 +630,8 @@ def test_lines_that_need_a_second_look_are_not_called_good(line_parsers, line):
     ],
 )  # fmt: skip
 def test_text_is_split_where_no_line_is_blank_or_a_comment(text, lines):
-    good, found = evaluate(*kernels.split_lines(tf.constant(text)))
+    good, packed = kernels.split_lines(tf.constant(text))
+    good, found = evaluate(good, kernels.unpack(packed))
     assert good == (lines is not None)
     if good:
         split = v1.string_split([text], "\n").values

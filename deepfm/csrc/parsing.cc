@@ -1,0 +1,352 @@
+// Parsers of packed records: those that records.encode writes, and plain LibSVM lines.
+//
+// records.py does the same with TensorFlow's own ops: that is what these are tested against, and
+// what runs where they are not built.
+//
+// B: records in a batch. F: fields.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "packed.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/lib/strings/numbers.h"
+
+namespace deepfm {
+
+using namespace tensorflow;  // NOLINT
+using shape_inference::InferenceContext;
+
+REGISTER_OP("DeepfmPack")
+    .Input("records: string")
+    .Output("packed: string")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(2));
+      return Status::OK();
+    });
+
+class PackOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    Tensor* packed = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({2}), &packed));
+    const auto records = context->input(0).flat<string>();
+    Packer packer;
+    for (int64 i = 0; i < records.size(); ++i) packer.Add(records(i));
+    packer.MoveTo(packed);
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("DeepfmPack").Device(DEVICE_CPU), PackOp);
+
+REGISTER_OP("DeepfmUnpack")
+    .Input("packed: string")
+    .Output("records: string")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      return Status::OK();
+    });
+
+class UnpackOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    Packed packed;
+    OP_REQUIRES_OK(context, Packed::Open(context->input(0), &packed));
+    const int64 n = packed.size();
+    Tensor* records = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({n}), &records));
+    auto to = records->vec<string>();
+    for (int64 i = 0; i < n; ++i) to(i).assign(packed[i].data(), packed[i].size());
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("DeepfmUnpack").Device(DEVICE_CPU), UnpackOp);
+
+// Of good [], labels [B], ids and values [B, F].
+Status ParsedShapes(InferenceContext* c) {
+  int field_size;
+  TF_RETURN_IF_ERROR(c->GetAttr("field_size", &field_size));
+  c->set_output(0, c->Scalar());
+  c->set_output(1, c->Vector(InferenceContext::kUnknownDim));
+  c->set_output(2, c->Matrix(InferenceContext::kUnknownDim, field_size));
+  c->set_output(3, c->Matrix(InferenceContext::kUnknownDim, field_size));
+  return Status::OK();
+}
+
+REGISTER_OP("DeepfmParse")
+    .Input("serialized: string")  // packed
+    .Output("good: bool")         // []
+    .Output("labels: float")      // [B]
+    .Output("ids: int64")         // [B, F]
+    .Output("values: float")      // [B, F]
+    .Attr("field_size: int >= 1")
+    .Attr("feature_size: int")
+    .SetShapeFn(ParsedShapes)
+    .Doc("Parses records that are, apart from their numbers, to the byte what records.encode "
+         "writes, with a label of 0 or 1, ids in [0, feature_size) and finite values. Where one of "
+         "them is not, `good` is false and the rest is of no use.");
+
+// Reads a serialized tf.train.Example from its beginning; after a failure `good` is false for ever.
+struct Reader {
+  const uint8* at;
+  const uint8* end;
+  bool good = true;
+
+  uint64 Varint() {
+    uint64 number = 0;
+    for (int shift = 0; shift < 64 && at < end; shift += 7) {
+      const uint8 byte = *at++;
+      number |= uint64{byte & 127u} << shift;
+      if (byte < 128) {
+        good &= shift < 63 || byte == 1;
+        return number;
+      }
+    }
+    good = false;
+    return 0;
+  }
+
+  // The bytes of a field of this number and type that is written in the shortest way.
+  uint64 Field(uint8 tag) {
+    if (at == end || *at != tag) {
+      good = false;
+      return 0;
+    }
+    const uint8* begin = ++at;
+    const uint64 size = Varint();
+    good &= size <= static_cast<uint64>(end - at);
+    good &= at - begin == 1 || at[-1] != 0;
+    return good ? size : 0;
+  }
+
+  // A field that is all that is left until `until`.
+  void Last(uint8 tag, const uint8* until) {
+    const uint64 size = Field(tag);
+    good &= at + size == until;
+  }
+
+  // What stands before the packed numbers of a feature of this name, in `list`; returns their end.
+  const uint8* List(const char* name, size_t length, uint8 list) {
+    const uint64 entry = Field(0x0A);  // of Features.feature
+    const uint8* until = at + entry;
+    good &= Field(0x0A) == length && length <= static_cast<size_t>(end - at);
+    if (!good) return at;
+    good &= std::memcmp(at, name, length) == 0;  // FeatureEntry.key
+    at += length;
+    Last(0x12, until);  // FeatureEntry.value
+    Last(list, until);  // Feature.float_list or int64_list
+    Last(0x0A, until);  // value
+    return until;
+  }
+};
+
+// Whether a record is as it should be; then its numbers are there.
+bool ParseRecord(StringPiece record, int64 fields, int64 feature_size, float* label, int64* ids,
+                 float* values) {
+  constexpr uint8 kFloats = 0x12, kInt64s = 0x1A;
+  const uint8* begin = reinterpret_cast<const uint8*>(record.data());
+  Reader reader{begin, begin + record.size()};
+  reader.Last(0x0A, reader.end);  // Example.features
+  if (!reader.good) return false;
+  const uint8* until = reader.List("ids", 3, kInt64s);
+  if (!reader.good) return false;
+  uint64 largest = 0;
+  for (int64 i = 0; i < fields; ++i) {
+    const uint64 id = reader.Varint();
+    largest = std::max(largest, id);
+    ids[i] = id;
+  }
+  if (!reader.good || reader.at != until || largest >= static_cast<uint64>(feature_size)) {
+    return false;
+  }
+  until = reader.List("label", 5, kFloats);
+  if (!reader.good || until - reader.at != 4) return false;
+  uint32 bits;
+  std::memcpy(&bits, reader.at, 4);
+  std::memcpy(label, reader.at, 4);
+  if (bits != 0 && *label != 1) return false;
+  reader.at = until;
+  until = reader.List("values", 6, kFloats);
+  if (!reader.good || until - reader.at != 4 * fields || until != reader.end) return false;
+  std::memcpy(values, reader.at, 4 * fields);
+  bool finite = true;
+  for (int64 i = 0; i < fields; ++i) finite &= std::isfinite(values[i]);
+  return finite;
+}
+
+// Parses a batch: parse(record, &label, ids, values) -> whether it is good.
+template <typename Parse>
+void ParseAll(OpKernelContext* context, int64 fields, const Parse& parse) {
+  Packed records;
+  OP_REQUIRES_OK(context, Packed::Open(context->input(0), &records));
+  const int64 n = records.size();
+  Tensor *good = nullptr, *labels = nullptr, *ids = nullptr, *values = nullptr;
+  OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &good));
+  OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({n}), &labels));
+  OP_REQUIRES_OK(context, context->allocate_output(2, TensorShape({n, fields}), &ids));
+  OP_REQUIRES_OK(context, context->allocate_output(3, TensorShape({n, fields}), &values));
+  float *label = labels->vec<float>().data(), *value = values->matrix<float>().data();
+  int64* id = ids->matrix<int64>().data();
+  bool all = true;
+  for (int64 i = 0; i < n && all; ++i) {
+    all = parse(records[i], label + i, id + i * fields, value + i * fields);
+  }
+  good->scalar<bool>()() = all;
+}
+
+class ParseOp : public OpKernel {
+ public:
+  explicit ParseOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("field_size", &fields_));
+    OP_REQUIRES_OK(context, context->GetAttr("feature_size", &feature_size_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    ParseAll(context, fields_, [this](StringPiece from, float* label, int64* ids, float* values) {
+      return ParseRecord(from, fields_, feature_size_, label, ids, values);
+    });
+  }
+
+ private:
+  int64 fields_, feature_size_;
+};
+REGISTER_KERNEL_BUILDER(Name("DeepfmParse").Device(DEVICE_CPU), ParseOp);
+
+REGISTER_OP("DeepfmSplitLines")
+    .Input("text: string")    // []
+    .Output("good: bool")     // []
+    .Output("lines: string")  // packed
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      c->set_output(1, c->Vector(2));
+      return Status::OK();
+    })
+    .Doc("The lines of a text that are not empty. Where one may be a comment or blank, `good` is "
+         "false and the lines are of no use.");
+
+bool StartsANumber(char c) { return (c >= '0' && c <= '9') || c == '-' || c == '+' || c == '.'; }
+
+class SplitLinesOp : public OpKernel {
+ public:
+  explicit SplitLinesOp(OpKernelConstruction* context) : OpKernel(context) {}
+
+  void Compute(OpKernelContext* context) override {
+    const string& text = context->input(0).scalar<string>()();
+    const char *at = text.data(), *end = at + text.size();
+    bool good = std::memchr(at, '#', text.size()) == nullptr;
+    Packer found;
+    found.Reserve(0, text.size());
+    while (at < end && good) {
+      const char* stop = static_cast<const char*>(std::memchr(at, '\n', end - at));
+      if (stop == nullptr) stop = end;
+      if (stop > at) {
+        good = StartsANumber(*at);
+        found.Add({at, static_cast<size_t>(stop - at)});
+      }
+      at = stop + 1;
+    }
+    if (!good) found = Packer();
+    Tensor *told = nullptr, *lines = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &told));
+    told->scalar<bool>()() = good;
+    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({2}), &lines));
+    found.MoveTo(lines);
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("DeepfmSplitLines").Device(DEVICE_CPU), SplitLinesOp);
+
+REGISTER_OP("DeepfmParseLines")
+    .Input("lines: string")   // packed
+    .Output("good: bool")     // []
+    .Output("labels: float")  // [B]
+    .Output("ids: int64")     // [B, F]
+    .Output("values: float")  // [B, F]
+    .Attr("field_size: int >= 1")
+    .Attr("feature_size: int")
+    .Attr("id_offset: int")
+    .SetShapeFn(ParsedShapes)
+    .Doc("Parses LibSVM lines of F pairs, one space before each, numbers without exponents, a "
+         "label of 0, 1 or -1 and ids + id_offset in [0, feature_size). Where one is not so, "
+         "`good` is false and the rest is of no use.");
+
+// A decimal number at `at`, which is moved behind it: the float that is nearest.
+bool ParseDecimal(const char** at, const char* end, float* number) {
+  const char* begin = *at;
+  const char* p = begin;
+  const bool negative = p < end && *p == '-';
+  if (p < end && (*p == '-' || *p == '+')) ++p;
+  uint64 digits = 0;
+  int count = 0, behind = 0;
+  bool point = false;
+  for (; p < end; ++p) {
+    if (*p >= '0' && *p <= '9') {
+      if (count < 19) digits = 10 * digits + (*p - '0');
+      ++count;
+      behind += point;
+    } else if (*p == '.' && !point) {
+      point = true;
+    } else {
+      break;
+    }
+  }
+  if (count == 0) return false;
+  *at = p;
+  // Both are exact as floats, so their quotient is the nearest one (Clinger, "How to Read Floating
+  // Point Numbers Accurately", PLDI 1990).
+  static const float kPowers[] = {1e0f, 1e1f, 1e2f, 1e3f, 1e4f, 1e5f,
+                                  1e6f, 1e7f, 1e8f, 1e9f, 1e10f};
+  if (count <= 19 && digits <= (1 << 24) && behind <= 10) {
+    const float magnitude = static_cast<float>(digits) / kPowers[behind];
+    *number = negative ? -magnitude : magnitude;
+    return true;
+  }
+  return strings::safe_strtof(string(begin, p - begin).c_str(), number) && std::isfinite(*number);
+}
+
+bool ParseLine(StringPiece line, int64 fields, int64 feature_size, int64 id_offset, float* label,
+               int64* ids, float* values) {
+  const char *at = line.data(), *end = at + line.size();
+  if (!ParseDecimal(&at, end, label)) return false;
+  if (*label != 0 && std::fabs(*label) != 1) return false;
+  *label = *label > 0;
+  for (int64 i = 0; i < fields; ++i) {
+    if (at == end || *at++ != ' ') return false;
+    int64 id = 0;
+    const char* begin = at;
+    for (; at < end && *at >= '0' && *at <= '9'; ++at) {
+      if (at - begin == 18) return false;
+      id = 10 * id + (*at - '0');
+    }
+    if (at == begin || at == end || *at++ != ':') return false;
+    if (__builtin_add_overflow(id, id_offset, &ids[i])) return false;
+    if (ids[i] < 0 || ids[i] >= feature_size) return false;
+    if (!ParseDecimal(&at, end, &values[i])) return false;
+  }
+  return at == end;
+}
+
+class ParseLinesOp : public OpKernel {
+ public:
+  explicit ParseLinesOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("field_size", &fields_));
+    OP_REQUIRES_OK(context, context->GetAttr("feature_size", &feature_size_));
+    OP_REQUIRES_OK(context, context->GetAttr("id_offset", &id_offset_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    ParseAll(context, fields_, [this](StringPiece line, float* label, int64* ids, float* values) {
+      return ParseLine(line, fields_, feature_size_, id_offset_, label, ids, values);
+    });
+  }
+
+ private:
+  int64 fields_, feature_size_, id_offset_;
+};
+REGISTER_KERNEL_BUILDER(Name("DeepfmParseLines").Device(DEVICE_CPU), ParseLinesOp);
+
+}  // namespace deepfm
