@@ -243,6 +243,53 @@ class Progress(v1.train.SessionRunHook):
         )
 
 
+class FetchesOfSteps(v1.train.SessionRunHook):
+    """Makes what a step fetches ready once, and not in every step.
+
+    Session.run looks up all that it is to fetch, and whether the graph has grown, each time anew,
+    while the processors wait for the next step. What is no step of a MonitoredSession, or is fed
+    or traced, it fetches as before.
+    """
+
+    def __init__(self):
+        self.ready = {}  # _identity of fetches -> (what fetches them, the fetches)
+
+    def after_create_session(self, session, coord):
+        run, ready = session.run, self.ready
+        ready.clear()  # of a session that was lost
+
+        def run_again(fetches, feed_dict=None, options=None, run_metadata=None):
+            of_step = isinstance(fetches, dict) and "caller" in fetches
+            if feed_dict or not of_step or (options is not None and options.ByteSize()):
+                return run(fetches, feed_dict, options, run_metadata)
+            key = _identity(fetches)
+            if key not in ready:
+                if len(ready) == _KINDS_OF_STEPS:
+                    ready.clear()
+                # With `fetches`: while these are kept, others cannot get their identities.
+                ready[key] = session.make_callable(fetches), fetches
+            return session._do_call(ready[key][0])  # so errors tell what Session.run's do
+
+        session.run = run_again
+
+    def end(self, session):
+        # Or the session, and all that its variables take, would stay.
+        session.__dict__.pop("run", None)
+        self.ready.clear()
+
+
+_KINDS_OF_STEPS = 16  # that fetches are kept ready for
+
+
+def _identity(fetches):
+    """Equal for fetches that are the same objects in lists and dicts of the same form."""
+    if isinstance(fetches, (list, tuple)):
+        return (type(fetches), *map(_identity, fetches))
+    if isinstance(fetches, dict):
+        return (type(fetches), *((key, _identity(fetches[key])) for key in fetches))
+    return fetches if isinstance(fetches, str) else id(fetches)
+
+
 class StopTogether(v1.train.SessionRunHook):
     """Stops training after the same step in all processes, once one of them is to stop.
 
@@ -257,13 +304,15 @@ class StopTogether(v1.train.SessionRunHook):
         self._wanted, self._average, self._anyone_stops = wanted, average, anyone_stops
 
     def begin(self):
-        self._mine = v1.placeholder_with_default(0.0, [], name="stop")
+        # Were 0 a constant, TensorFlow might compute the mean ahead, and not ask the others for it.
+        zero = tf.cast(tf.timestamp() < 0, tf.float32)
+        self._mine = v1.placeholder_with_default(zero, [], name="stop")
         self._share = self._average(self._mine, "stop")
 
     def before_run(self, run_context):
         if self._share is self._mine:
             return None
-        return v1.train.SessionRunArgs(self._share, {self._mine: float(self._wanted())})
+        return v1.train.SessionRunArgs(self._share, {self._mine: 1.0} if self._wanted() else None)
 
     def after_run(self, run_context, run_values):
         if (run_values.results or 0) > 0 or self._anyone_stops(self._wanted()):

@@ -243,7 +243,7 @@ def session_hooks(job):
     """The hooks of every session: the checkpoint fits the model, and all processes have it."""
     mode = job.distribution
     check = [hooks.CheckShapes(job.model_dir)] if mode.rank == 0 else []
-    return [*check, *mode.make_hooks()]
+    return [*check, *mode.make_hooks(), hooks.FetchesOfSteps()]
 
 
 def check_fits(job, config):

@@ -6,6 +6,7 @@ import signal
 import time
 
 import numpy as np
+import psutil
 import pytest
 import tensorflow as tf
 from conftest import (
@@ -134,6 +135,15 @@ def to_parent(process, number):
     process.send_signal(number)
 
 
+def to_second_rank(process, number):
+    (second,) = (
+        child
+        for child in psutil.Process(process.pid).children(recursive=True)
+        if child.environ().get("OMPI_COMM_WORLD_RANK") == "1"
+    )
+    second.send_signal(number)
+
+
 OTHERS = signal.SIGINT, signal.SIGUSR1
 SLOW = ("--log_steps=1", "--num_epochs=2000", "--save_checkpoints_secs=600")
 
@@ -184,13 +194,17 @@ def test_a_cluster_ends_with_a_checkpoint_and_goes_on_where_each_was(tmp_path, s
 
 
 @pytest.mark.parametrize(
-    "launcher, number",
-    [("mpi", signal.SIGUSR1), pytest.param("gloo", signal.SIGTERM, marks=pytest.mark.table)],
+    "launcher, number, send",
+    [
+        ("mpi", signal.SIGUSR1, to_second_rank),
+        pytest.param("mpi", signal.SIGUSR1, to_parent, marks=pytest.mark.table),
+        pytest.param("gloo", signal.SIGTERM, to_parent, marks=pytest.mark.table),
+    ],
 )
-def test_horovod_ends_with_the_checkpoint_of_its_step(data, tmp_path, launcher, number):
+def test_horovod_ends_with_the_checkpoint_of_its_step(data, tmp_path, launcher, number, send):
     flags = job(data, tmp_path, *SLOW)
     context = started_horovod(2, *flags, launcher=launcher)
-    code, text, _ = interrupt(context, number, to_parent)
+    code, text, _ = interrupt(context, number, send)
     assert code != 0
     (step,) = map(int, re.findall(r"the checkpoint of step (\d+) is saved", text))
     assert weights(tmp_path)["global_step"] == step
