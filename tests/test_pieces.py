@@ -66,8 +66,12 @@ def test_a_checkpoint_in_pieces_is_read_like_any_other(small_pieces, tmp_path, d
 
 def before_it(op):
     """All that an operation waits for."""
-    direct = {x.op for x in op.inputs} | set(op.control_inputs)
-    return direct.union(*map(before_it, direct))
+    found, new = set(), {op}
+    while new:
+        new = {other for op in new for other in [x.op for x in op.inputs] + op.control_inputs}
+        new -= found
+        found |= new
+    return found
 
 
 def test_pieces_are_read_one_after_the_other_and_no_large_variable_whole(small_pieces):
