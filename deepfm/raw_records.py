@@ -291,12 +291,14 @@ def _chunks_of_group(plan, ranges, data, damaged, config):
     places = {file.path: file.places for file in damaged}
     parallel = min(config.num_parallel_reads, len(ranges))
 
+    all_whole = all(r.whole for r in ranges)
+
     def of_kind(kind):
-        chosen = tf.equal(plan.kinds, kind)
         columns = (plan.paths, plan.begins, plan.counts)
-        return tf.data.Dataset.from_tensor_slices(
-            tuple(tf.boolean_mask(column, chosen) for column in columns)
-        )
+        if damaged or not all_whole:
+            chosen = tf.equal(plan.kinds, kind)
+            columns = tuple(tf.boolean_mask(column, chosen) for column in columns)
+        return tf.data.Dataset.from_tensor_slices(columns)
 
     def whole(path, begin, count):
         return _read(path, data, config)
@@ -318,7 +320,7 @@ def _chunks_of_group(plan, ranges, data, damaged, config):
         chunks = of_kind(_WHOLE).interleave(
             whole, cycle_length=parallel, num_parallel_calls=parallel
         )
-    if not all(r.whole for r in ranges):
+    if not all_whole:
         chunks = chunks.concatenate(of_kind(_PART).flat_map(part))
     if damaged:
         chunks = chunks.concatenate(of_kind(_DAMAGED).flat_map(past_damage))
@@ -380,7 +382,7 @@ def _size(path, files):
     plain = [file for file in files if not file.path.endswith(".gz")]
     here = tf.equal([file.path for file in plain] or [""], path)
     sizes = np.int64([file.bytes for file in plain] or [0])
-    return tf.reduce_any(here), tf.reduce_sum(tf.boolean_mask(sizes, here))
+    return tf.reduce_any(here), tf.reduce_sum(sizes * tf.cast(here, tf.int64))
 
 
 def _good(path, data_format, places):
