@@ -128,7 +128,8 @@ def each_epoch(
             batches of these records, which are string [], or with config.compiled packed chunks.
     """
     if data.pipe:
-        fresh = lambda epoch: _of_chunks(_chunks_of_channel(data.pipe, config), config)
+        of_channel = _chunks_of_channel if config.compiled else _of_channel
+        fresh = lambda epoch: of_channel(data.pipe, config)
     else:
         ranges = divide(data.files, damaged, config.num_shares)[config.share]
         fresh = lambda epoch: _of_files(ranges, data, damaged, config, epoch)
@@ -212,11 +213,13 @@ def _packed(chunks, config):
     return chunks.map(kernels.pack) if config.compiled else chunks
 
 
-def _chunks_of_channel(pipe, config):
+def _of_channel(pipe, config):
     dataset = pipe_mode.records(pipe)
-    if config.num_shares > 1:
-        dataset = dataset.shard(config.num_shares, config.share)
-    return _packed(dataset.batch(_CHUNK), config)
+    return dataset.shard(config.num_shares, config.share) if config.num_shares > 1 else dataset
+
+
+def _chunks_of_channel(pipe, config):
+    return _packed(_of_channel(pipe, config).batch(_CHUNK), config)
 
 
 class _Plan(NamedTuple):
