@@ -72,9 +72,10 @@ def last_line(done):
     return done.stderr.strip().splitlines()[-1]
 
 
-def test_files_and_pipes_give_the_same_model(channels, tmp_path):
+@pytest.mark.parametrize("kernels", ["--compiled_kernels", "--nocompiled_kernels"])
+def test_files_and_pipes_give_the_same_model(channels, tmp_path, kernels):
     training, evaluation = tfrecords(tmp_path, 700), tfrecords(tmp_path, 90, seed=1)
-    job = ("--batch_size=64", "--num_epochs=2", "--shuffle_buffer=300")
+    job = ("--batch_size=64", "--num_epochs=2", "--shuffle_buffer=300", kernels)
     # No FIFO is there beyond those of two epochs; to wait for one more would fail.
     flags = channels(epochs=2, training=training, evaluation=evaluation)
     done = run_train(*flags, *job, f"--model_dir={tmp_path}/pipe")
