@@ -6,7 +6,7 @@ over bytes that belong to nothing; and it quotes what it refuses, on which sessi
 segmentation fault) where that is not UTF-8. So it gets only records whose every byte, apart from
 the numbers, is as `records.encode` writes it. Others go through `decode_any`, which is slower.
 
-B: records in a batch. F: fields. E: features of a record.
+B: records in a batch. F: fields. E: features of a record. N: features that are read.
 https://developers.google.com/protocol-buffers/docs/encoding
 """
 
@@ -18,6 +18,9 @@ import tensorflow as tf
 
 _FLOAT_LIST, _INT64_LIST = 2, 3  # the numbers of these fields in a tf.train.Feature
 _MOST_ID_BYTES = 10
+_VARINT_BOUNDARIES = [
+    float(1 << 7 * n) for n in range(1, 5)
+]  # from which on it takes one byte more
 _TABLED = 4096  # bytes of a list, up to which what stands before it is looked up
 
 
@@ -245,7 +248,9 @@ def raw_bytes(strings, size):
 def _alone(message):
     """The bytes of a message that holds `message` as its one field. string [...] -> int32 [...]."""
     size = tf.strings.length(message)
-    return 2 + size + tf.add_n([tf.cast(size >= 1 << 7 * n, tf.int32) for n in range(1, 5)])
+    # Of a double: an int32 would be rounded to a float to be compared.
+    more = tf.raw_ops.Bucketize(input=tf.cast(size, tf.float64), boundaries=_VARINT_BOUNDARIES)
+    return 2 + size + more
 
 
 def decode_any(serialized, widths, optional=()):
@@ -266,45 +271,54 @@ def decode_any(serialized, widths, optional=()):
             no Example, or where one of these features is missing, is there twice, or does not hold
             just one list of its type and length. No message quotes the record.
     """
-    checks = []
-    check = lambda good: checks.append(tf.debugging.Assert(tf.reduce_all(good), ["malformed"]))
+    good = []  # bool [] each, together in one assertion, which takes a dozen ops
+    check = lambda each: good.append(tf.reduce_all(each))
+    names = list(widths)
+    is_int64 = [dtype == tf.int64 for dtype, _ in widths.values()]
+    of_kind = [[1, 0] if kind else [0, 1] for kind in is_int64]
+    least = [int(name not in optional) for name in names]
 
-    def decode(message, kind, *fields, dtype=tf.string):
-        """(numbers of each field, values of each field): int32 [..., fields], [[..., numbers]]."""
-        return tf.io.decode_proto(message, f"tensorflow.{kind}", fields, [dtype] * len(fields))
+    def decode(message, kind, *fields):
+        """(numbers of each field, the one message of each): int32 [..., fields], [string [...]]."""
+        sizes, found = tf.io.decode_proto(
+            message, f"tensorflow.{kind}", fields, [tf.string] * len(fields)
+        )
+        return sizes, [tf.squeeze(x, -1) for x in found]
+
+    def decode_all(message, kind, field, dtype):
+        """(int32 [B], all values of a repeated field [B, numbers])."""
+        sizes, (found,) = tf.io.decode_proto(message, f"tensorflow.{kind}", [field], [dtype])
+        return tf.squeeze(sizes, -1), found
 
     # decode_proto takes the last of two messages where a protocol buffer puts them together, so
     # each message must be as long as the one that it holds makes it.
-    _, (features,) = decode(serialized, "Example", "features")  # [B, 1]
-    check(tf.equal(tf.strings.length(serialized), _alone(features[:, 0])))
-    _, (entries,) = decode(features[:, 0], "Features", "feature")  # [B, E]
-    _, entry = decode(entries, "Features.FeatureEntry", "key", "value")
-    keys, values = (x[..., 0] for x in entry)  # [B, E]
+    _, (features,) = decode(serialized, "Example", "features")  # [B]
+    check(tf.equal(tf.strings.length(serialized), _alone(features)))
+    _, entries = decode_all(features, "Features", "feature", tf.string)  # [B, E]
+    _, (keys, values) = decode(entries, "Features.FeatureEntry", "key", "value")  # [B, E]
+    named = tf.equal(tf.expand_dims(keys, 2), names)  # [B, E, N]
     whole = tf.equal(tf.strings.length(entries), _alone(keys) + _alone(values))
+    check(whole | ~tf.reduce_any(named, axis=2))
+    times = tf.reduce_sum(tf.cast(named, tf.int32), axis=1)  # [B, N]
+    check((times >= least) & (times <= 1))
+    feature = tf.compat.v2.where(named, tf.expand_dims(values, 2), "")
+    feature = tf.strings.reduce_join(feature, axis=1)  # [B, N]
+    sizes, (int64s, floats) = decode(feature, "Feature", "int64_list", "float_list")
+    check(tf.equal(sizes, tf.expand_dims(times, 2) * of_kind))
+    lists = tf.compat.v2.where(is_int64, int64s, floats)
+    check(tf.equal(tf.strings.length(feature), times * _alone(lists)))
+
     numbers, counts = {}, {}
-    for name, (dtype, width) in widths.items():
-        named = tf.equal(keys, name)
-        times = tf.reduce_sum(tf.cast(named, tf.int32), axis=1)  # [B]
-        check(whole | ~named)
-        if name in optional:
-            check(times <= 1)
-            feature = tf.strings.reduce_join(
-                tf.where(named, values, tf.fill(tf.shape(keys), "")), 1
-            )
-        else:
-            check(tf.equal(times, 1))
-            feature = tf.boolean_mask(values, named)  # [B]
+    columns = zip(tf.unstack(lists, len(names), 1), tf.unstack(times, len(names), 1))
+    for (name, (dtype, width)), (of_name, there) in zip(widths.items(), columns):
         kind = "Int64List" if dtype == tf.int64 else "FloatList"
-        field = "int64_list" if dtype == tf.int64 else "float_list"
-        sizes, (found,) = decode(feature, "Feature", field)
-        check(tf.equal(sizes[:, 0], times))
-        check(tf.equal(tf.strings.length(feature), times * _alone(found[:, 0])))
-        sizes, (found,) = decode(found[:, 0], kind, "value", dtype=dtype)
+        counts[name], found = decode_all(of_name, kind, "value", dtype)
         if width is not None:
-            check(tf.equal(sizes[:, 0], times * width))
-            more = width - tf.shape(found)[1] if name in optional else 0
-            found = tf.reshape(tf.pad(found, [[0, 0], [0, more]]), [-1, width])
-        numbers[name], counts[name] = found, sizes[:, 0]
-    with tf.control_dependencies(checks):
+            check(tf.equal(counts[name], there * width))
+            if name in optional:
+                found = tf.pad(found, [[0, 0], [0, width - tf.shape(found)[1]]])
+            found = tf.reshape(found, [-1, width])
+        numbers[name] = found
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(good), ["malformed"])]):
         same = lambda tensors: {name: tf.identity(x) for name, x in tensors.items()}
         return same(numbers), same(counts)

@@ -248,6 +248,17 @@ def test_an_example_is_read_whatever_the_order_and_with_other_features():
     assert (labels.tolist(), ids.tolist(), values.tolist()) == ([1], [[1, 2]], [[3, 4]])
 
 
+@pytest.mark.parametrize("bytes_of_a_length", [1, 2, 3])
+def test_an_example_is_read_however_many_bytes_its_lengths_take(bytes_of_a_length):
+    most = 1 << 7 * bytes_of_a_length  # from here on a length takes a byte more
+    parts = IDS + VALUES + feature(b"label", LABEL)
+    fill = lambda n: field(1, parts + field(1, field(1, b"text") + field(2, b"\0" * n)))
+    some = [fill(n) for n in range(max(most - 130, 0), most + 3)]
+    assert min(map(len, some)) < most < max(map(len, some))
+    labels, _, _ = run(lambda x: records.parse_examples(x, Schema(2)), some)
+    assert labels.tolist() == [1] * len(some)
+
+
 def test_what_encode_writes_is_known_as_such():
     rng = np.random.RandomState(3)
     for field_size in (1, 3, 40, 300):
