@@ -147,7 +147,11 @@ def make_input_fn(
         dataset = dataset.map(weigh if weighed else parse, num_parallel_calls=_PARSERS)
         if config.split and config.replicas > 1:
             dataset = dataset.flat_map(lambda *batch: _parts(batch, config.replicas))
-        return dataset.prefetch(_PREFETCHED)
+        # The optimizations find nothing here, and nothing is left to be tuned: both take time.
+        options = tf.data.Options()
+        options.experimental_optimization.apply_default_optimizations = False
+        options.experimental_optimization.autotune = False
+        return dataset.prefetch(_PREFETCHED).with_options(options)
 
     return input_fn
 
