@@ -18,9 +18,7 @@ import tensorflow as tf
 
 _FLOAT_LIST, _INT64_LIST = 2, 3  # the numbers of these fields in a tf.train.Feature
 _MOST_ID_BYTES = 10
-_VARINT_BOUNDARIES = [
-    float(1 << 7 * n) for n in range(1, 5)
-]  # from which on it takes one byte more
+_LONGER = [float(1 << 7 * n) for n in range(1, 5)]  # from each on a length takes one byte more
 _TABLED = 4096  # bytes of a list, up to which what stands before it is looked up
 
 
@@ -249,7 +247,7 @@ def _alone(message):
     """The bytes of a message that holds `message` as its one field. string [...] -> int32 [...]."""
     size = tf.strings.length(message)
     # Of a double: an int32 would be rounded to a float to be compared.
-    more = tf.raw_ops.Bucketize(input=tf.cast(size, tf.float64), boundaries=_VARINT_BOUNDARIES)
+    more = tf.raw_ops.Bucketize(input=tf.cast(size, tf.float64), boundaries=_LONGER)
     return 2 + size + more
 
 
