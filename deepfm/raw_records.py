@@ -299,8 +299,8 @@ def _chunks_of_group(plan, ranges, data, damaged, config):
     def of_kind(kind):
         columns = (plan.paths, plan.begins, plan.counts)
         if damaged or not all_whole:
-            chosen = tf.equal(plan.kinds, kind)
-            columns = tuple(tf.boolean_mask(column, chosen) for column in columns)
+            chosen = tf.where(tf.equal(plan.kinds, kind))[:, 0]
+            columns = tuple(tf.gather(column, chosen) for column in columns)
         return tf.data.Dataset.from_tensor_slices(columns)
 
     def whole(path, begin, count):
