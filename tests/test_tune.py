@@ -115,11 +115,11 @@ def test_a_signal_ends_what_runs(data, tmp_path):
         f"--training_data_dir={data}", "--global_batch_size=20",
     ]  # fmt: skip
     with started(command) as process:
-        deadline = time.time() + 30
-        while not psutil.Process(process.pid).children() and time.time() < deadline:
+        child, deadline = None, time.time() + 30
+        while child is None and time.time() < deadline:
             time.sleep(0.1)
-        time.sleep(2)
-        (child,) = psutil.Process(process.pid).children()
+            in_its_midst = lambda run: time.time() - run.create_time() > 1
+            child = next(filter(in_its_midst, psutil.Process(process.pid).children()), None)
         process.terminate()
         assert process.wait(timeout=20) == 143
         assert not child.is_running()
