@@ -1,6 +1,7 @@
 """Small data sets and jobs for the tests."""
 
 import contextlib
+import gc
 import json
 import os
 import pathlib
@@ -16,6 +17,7 @@ import pytest
 import tensorflow as tf
 
 tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
+gc.set_threshold(100_000)  # as entry.py does
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SHARED_DATA = ROOT.parent / "shared" / "data"

@@ -14,9 +14,9 @@ USUAL = {"batch_size": 64}
 SIZES = (127, 1000, 0, 2)
 
 
-@pytest.fixture(autouse=True, params=[False, True], ids=["tensorflow", "kernels"])
+@pytest.fixture(params=[False, True], ids=["tensorflow", "kernels"])
 def compiled(request, monkeypatch):
-    """All of it with TensorFlow's own datasets and ops, and with the compiled kernels."""
+    """What reads does it with TensorFlow's own datasets and ops, and with the compiled kernels."""
     monkeypatch.setitem(USUAL, "compiled", request.param)
 
 
@@ -61,6 +61,7 @@ def sort(rows):
     return rows[np.lexsort(rows.T)]
 
 
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize(
     "shares, replicas, split",
     [(1, 2, False), (1, 3, False), (1, 2, True), (2, 1, False), (3, 1, False), (2, 2, False)],
@@ -82,6 +83,7 @@ def test_each_epoch_uses_every_record_once_in_equal_steps(data, shares, replicas
         np.testing.assert_allclose(sort(np.concatenate(used)), sort(values), rtol=1e-6)
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_share_that_has_no_records_left_yields_empty_batches(data):
     found, _ = data
     sizes = [
@@ -90,6 +92,7 @@ def test_a_share_that_has_no_records_left_yields_empty_batches(data):
     assert sizes == [[564, 0], [564, 1]]
 
 
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("shares, replicas", [(1, 2), (2, 1), (3, 1), (2, 2)])
 def test_the_mean_over_replicas_is_that_of_the_global_batch(data, shares, replicas):
     found, _ = data
@@ -141,20 +144,23 @@ def whole_of(data, config):
     return _wholes[key]
 
 
+CONFIGS = [
+    {},
+    {"shuffle_buffer": 100},
+    {"shuffle_buffer": 50, "num_parallel_reads": 2, "batch_size": 20},
+    {"shuffle_buffer": 100, "cache": "memory"},
+    {"shuffle_buffer": 100, "cache": "FILE"},
+    {"shuffle_buffer": 100, "replicas": 2, "split": True},
+    {"shuffle_buffer": 100, "num_shares": 3, "share": 1, "batch_size": 20},
+    {"batch_size": 40, "num_shares": 2, "share": 1},
+]
+# The formats differ in how files and parts of them are read.
+FORMATS = [("tfrecord", config) for config in CONFIGS] + [("libsvm", CONFIGS[i]) for i in (2, 4, 6)]
+
+
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("epoch, step", [(0, 7), (1, 0), (2, 5), (3, 0)])
-@pytest.mark.parametrize(
-    "config",
-    [
-        {},
-        {"shuffle_buffer": 100},
-        {"shuffle_buffer": 50, "num_parallel_reads": 2, "batch_size": 20},
-        {"shuffle_buffer": 100, "cache": "memory"},
-        {"shuffle_buffer": 100, "cache": "FILE"},
-        {"shuffle_buffer": 100, "replicas": 2, "split": True},
-        {"shuffle_buffer": 100, "num_shares": 3, "share": 1, "batch_size": 20},
-        {"batch_size": 40, "num_shares": 2, "share": 1},
-    ],
-)
+@pytest.mark.parametrize("data, config", FORMATS, indirect=["data"])
 def test_reading_goes_on_where_it_was(data, config, epoch, step, tmp_path):
     config = dict({"num_epochs": 3, "replicas": 1}, **config)
     if "cache" in config and config["cache"] == "FILE":
