@@ -93,7 +93,8 @@ class Progress(v1.train.SessionRunHook):
     def begin(self):
         examples = v1.get_collection(EXAMPLES)
         start = tf.timestamp()
-        with tf.control_dependencies(examples):
+        # `start` as well: where the processors are busy, it may be the later one.
+        with tf.control_dependencies([start, *examples]):
             wait = tf.timestamp() - start
         rows = tf.add_n(examples)
         loss = v1.get_collection(v1.GraphKeys.LOSSES)[-1]  # Estimator puts the spec's loss there

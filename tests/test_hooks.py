@@ -66,6 +66,16 @@ def test_summaries_tell_the_speed_at_every_line(tmp_path):
     assert found[2, "speed/examples_per_second"] > 0
 
 
+def test_a_step_cannot_have_waited_for_less_than_no_time(tmp_path):
+    with tf.Graph().as_default() as graph:
+        v1.train.get_or_create_global_step()
+        v1.add_to_collection(hooks.EXAMPLES, tf.constant(8, tf.int64))
+        v1.add_to_collection(v1.GraphKeys.LOSSES, v1.get_variable("weight", []))
+        hooks.Progress(2, None, str(tmp_path)).begin()
+        begin, end = (op for op in graph.get_operations() if op.type == "Timestamp")
+    assert begin in end.control_inputs
+
+
 def test_an_evaluations_seconds_are_not_training_seconds(tmp_path):
     def evaluate(session, step):
         started = progress.moment()
