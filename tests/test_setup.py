@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 
 import importlib_metadata
 import pytest
@@ -154,15 +155,17 @@ def test_refuses_a_python_that_is_not_3_7_with_one_sentence(name, tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_second_run_does_nothing():
+def test_a_second_run_does_nothing_and_takes_under_two_seconds():
     stamp = ROOT / ".venv" / "deepfm-setup"
     if not stamp.exists():
         pytest.skip("scripts/setup.sh has not been run in this checkout")
     # Where the run would not be a no-op, the unusable cache ends it before it touches .venv.
     environment = dict(os.environ, DEEPFM_CACHE="/dev/null/cache")
     environment.pop("PYTHON", None)
+    start = time.time()
     result = run_setup(ROOT, environment)
     assert (result.returncode, result.stdout) == (0, "Set-up: .venv is ready.\n"), result.stderr
+    assert time.time() - start < 2
 
 
 def run_setup(root, environment):
