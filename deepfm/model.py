@@ -208,7 +208,7 @@ def _in_blocks(draw, seed, compiled=False):
             full, first = partition_info.full_shape, partition_info.var_offset[0]
         rows = min(max(_BLOCK // max(full[-1], 1), 1), full[0])  # of a block
         last = first + shape[0]
-        if rows == full[0]:
+        if rows == full[0]:  # the loop would be some fifty operators for each small variable
             return draw(full, tf.stack([seed, 0]), full)[first:last]
 
         def put(i, values):
