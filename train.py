@@ -11,6 +11,9 @@
 import os
 import sys
 
+import deepfm  # noqa: F401  says what to do where there is no absl
+
+# isort: split
 from absl import flags, logging
 
 from deepfm import entry, interruption
@@ -28,7 +31,8 @@ _MODEL = (
 )  # fmt: skip
 _JOB = (
     "task_type", "model_dir", "servable_model_dir", "predictions_file", "clear_existing_model",
-    "training_data_dir", "val_data_dir", "infer_data_dir", "data_format", "max_bad_records",
+    "abandon_interrupted_run", "training_data_dir", "val_data_dir", "infer_data_dir",
+    "data_format", "max_bad_records",
     "max_steps", "log_steps", "save_checkpoints_steps", "save_checkpoints_secs",
     "keep_checkpoint_max", "eval_every_steps", "learning_rate_decay_on_plateau",
     "global_batch_size", "eval_on_all_ranks", "export", "best_metric", "early_stopping_patience",
@@ -87,13 +91,11 @@ def main():
         name=FLAGS.optimizer,
         learning_rate=FLAGS.learning_rate * FLAGS.learning_rate_scale,
         clip_norm=FLAGS.clip_norm,
-        l2_rows=FLAGS.l2_reg if FLAGS.l2_scope == "batch" else 0.0,
-        lazy_updates=FLAGS.lazy_updates,
         use_amp=use_amp,
     )
     job = jobs.JobConfig(
         model=_values(_MODEL),
-        given=tuple(name for name in _MODEL if FLAGS[name].present),
+        given=tuple(name for name in FLAGS if FLAGS[name].present),
         optimizer=optimizer,
         input=input_pipeline.InputConfig(compiled=compiled, **_values(_INPUT)),
         distribution=distribution,

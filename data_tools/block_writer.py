@@ -203,9 +203,9 @@ def await_size(path, size):
     The op of TensorFlow 1.15 reports that it is done, and only then flushes and closes its file:
     until it has, or where that fails (a full disk), the last records are missing.
     """
-    deadline = time.time() + FLUSH_SECONDS
+    deadline = time.monotonic() + FLUSH_SECONDS
     while os.path.getsize(path) < size:
-        if time.time() > deadline:
+        if time.monotonic() > deadline:
             raise OSError(f"{path}: {os.path.getsize(path)} of {size} bytes written: disk full?")
         time.sleep(1e-4)
 

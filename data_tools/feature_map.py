@@ -18,13 +18,17 @@ Fields lie one after the other, and id 0 stays free for padding. A record has on
   Public DeepFM examples scale by minimum and maximum, too, with a clip at the 95 % quantile in
   place of the logarithm (https://github.com/PaddlePaddle/models, deep_fm/preprocess.py).
 
+The `fingerprint` of a map is in the dataset.json of what it has encoded, and in the model that is
+trained on that.
+
 Needs nothing but Python: a server can use it as it is.
 """
 
+import hashlib
 import json
 import math
 import re
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from data_tools.raw_columns import BUCKETS, DATASETS, HOUR, SCALED, fields
 
@@ -130,6 +134,15 @@ def scaled(x: int, low: int, high: int) -> float:
     """An integer as a value in [0, 1]."""
     x = min(max(x, low), high)
     return round(STEPS * math.log1p(x - low) / math.log1p(max(high - low, 1))) / STEPS
+
+
+def fingerprint(fields: Iterable[Field]) -> str:
+    """Tells maps apart by all that decides ids and values, however their files are written."""
+    digest = hashlib.sha1()
+    for field in fields:
+        content = field._replace(vocabulary=list(field.vocabulary))
+        digest.update(json.dumps(content).encode())
+    return digest.hexdigest()[:16]
 
 
 def load(path: str) -> FeatureMap:

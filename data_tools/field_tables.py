@@ -9,7 +9,7 @@ from typing import Iterator, List, Optional, Sequence, Tuple
 import numpy as np
 
 from data_tools import feature_map, raw_rows
-from data_tools.feature_map import FeatureMap
+from data_tools.feature_map import FeatureMap, Field
 from data_tools.raw_columns import SCALED, Column
 from data_tools.raw_rows import LONG, MISSING, Rows
 from data_tools.vocabulary import Counts
@@ -137,18 +137,26 @@ def json_lines(
     }
     yield json.dumps(about)[:-1] + ', "fields": [\n'
     for table in tables:
-        yield json.dumps(_described(table), ensure_ascii=False)
+        yield json.dumps(_described(field_of(table)), ensure_ascii=False)
         yield "\n]}\n" if table is tables[-1] else ",\n"
 
 
-def _described(table):
-    name, kind = table.column
-    field = {"name": name, "kind": kind, "first_id": table.first_id, "missing_id": table.first_id}
+def field_of(table: FieldTable) -> Field:
+    """A table as a field of a FeatureMap."""
+    (name, kind), first_id = table.column, table.first_id
     if kind == SCALED:
-        return dict(field, value_id=table.first_id + 1, low=table.low, high=table.high)
+        return Field(name, kind, first_id, {}, table.low, table.high)
     texts = np.empty(len(table.keys), object)
     short = table.keys != LONG
     texts[short] = raw_rows.texts_of(kind, table.keys[short])
     texts[~short] = [text.decode() for text in table.long]
-    vocabulary = dict(zip(texts.tolist(), range(table.first_id + 2, table.end)))
-    return dict(field, rare_id=table.first_id + 1, vocabulary=vocabulary)
+    vocabulary = dict(zip(texts.tolist(), range(first_id + 2, table.end)))
+    return Field(name, kind, first_id, vocabulary)
+
+
+def _described(field):
+    name, kind, first_id, vocabulary, low, high = field
+    about = {"name": name, "kind": kind, "first_id": first_id, "missing_id": first_id}
+    if kind == SCALED:
+        return dict(about, value_id=first_id + 1, low=low, high=high)
+    return dict(about, rare_id=first_id + 1, vocabulary=vocabulary)

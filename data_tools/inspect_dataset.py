@@ -120,8 +120,9 @@ class FieldSummary:
 def main():
     if not FLAGS.data:
         raise BadInput("--data must be given.")
-    share = (0, 1) if shards.own_files(FLAGS.data) else shards.share()
-    summary = inspect(FLAGS.data, FLAGS.field_size, show_progress=not FLAGS.json, share=share)
+    own = shards.own_files(FLAGS.data)
+    share = (0, 1) if own else shards.share()
+    summary = inspect(FLAGS.data, FLAGS.field_size, not FLAGS.json, share, own)
     text = json.dumps(summary, indent=1) + "\n" if FLAGS.json else format_tables(summary)
     sys.stdout.write(text)
 
@@ -131,6 +132,7 @@ def inspect(
     field_size: Optional[int] = None,
     show_progress: bool = False,
     share: Tuple[int, int] = (0, 1),
+    own_files: bool = False,
 ) -> dict:
     """Reads a data set once and returns what --json prints.
 
@@ -139,11 +141,12 @@ def inspect(
         field_size: as the flag.
         show_progress: on standard error.
         share: (index of this host, number of hosts), each of which looks at some of the files.
+        own_files: whether no other host sees these files, which may be a part of a data set.
 
     Raises:
         BadInput: a record is bad; the file and the line, or the record and the byte, are named.
     """
-    found = datasets.find(data, "data")
+    found = datasets.find(data, "data", partial=own_files)
     index, number = share
     if number > len(found.files):
         raise BadInput(
@@ -215,6 +218,7 @@ def _read_libsvm(path, field_size) -> Iterator[Batch]:
                 continue
             lengths = np.bincount(rows, minlength=len(labels))
             good = np.isin(labels, (-1, 0, 1)).all() and np.isfinite(values).all()
+            good = good and ids.max(initial=0) < sizes.MAX_NUMBER
             if not good or (lengths != (field_size or lengths)).any():
                 raise BadInput(_first_bad_line(path, block, field_size))
             fields = np.arange(len(ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths)

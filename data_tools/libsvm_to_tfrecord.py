@@ -25,11 +25,19 @@ from typing import List, NamedTuple, Optional, Tuple
 import tensorflow as tf
 from absl import flags, logging
 
-from data_tools import block_writer, field_lines, line_blocks, publishing, shards, workers
+from data_tools import (
+    block_writer,
+    field_lines,
+    line_blocks,
+    line_schema,
+    publishing,
+    shards,
+    workers,
+)
 from data_tools.block_writer import Piece, Range, Task
 from data_tools.progress import Progress
 from data_tools.skipping import Skipping
-from deepfm import bad_records, datasets, entry, leftovers, records, remote, sizes
+from deepfm import bad_records, datasets, entry, leftovers, remote, sizes, text_lines
 from deepfm.entry import BadInput
 
 FLAGS = flags.FLAGS
@@ -67,8 +75,10 @@ def define_flags():
     flags.DEFINE_integer(
         "feature_size",
         None,
-        "Ids lie in [0, feature_size); a larger one is refused. Default: the largest id + 1.",
+        "Ids lie in [0, feature_size); a larger one is refused. Default: what --fields or the "
+        f"input's dataset.json tells, else the largest id + 1, at most {sizes.MAX_NUMBER}.",
         lower_bound=1,
+        upper_bound=sizes.MAX_NUMBER,
     )
     flags.DEFINE_bool(
         "pad",
@@ -100,6 +110,7 @@ def define_flags():
         0,
         "Ids are any strings; they become the ids 1 to hash_buckets - 1 (FarmHash). 0: numbers.",
         lower_bound=0,
+        upper_bound=sizes.MAX_NUMBER,
     )
     flags.DEFINE_integer("id_offset", 0, "Added to each id; 1 makes 0-based ids 1-based.")
     flags.DEFINE_bool("compress", False, "Write gzip files (.tfrecords.gz).")
@@ -108,7 +119,7 @@ def define_flags():
         "max_bad_records", 0, "Bad rows to skip, each logged; one more ends the run.", lower_bound=0
     )
     flags.DEFINE_bool(
-        "overwrite", False, "Replace the TFRecord files and dataset.json in --output_dir."
+        "overwrite", False, "Replace the data set in --output_dir: what its dataset.json names."
     )
 
 
@@ -157,16 +168,17 @@ def convert(
         BadInput: a row, or a flag, that the user has to mend.
         OSError: an output cannot be written, or a process was killed.
     """
-    start = time.time()
-    inputs = _find_inputs(options)
-    lines = _lines(inputs, options)
+    start = time.monotonic()
+    data = _find_inputs(options, own_files)
+    inputs, lines = data.files, line_schema.of_flags(data, options)
     if share[1] > 1 and not lines.field_size and (lines.pad or lines.named_fields):
         raise BadInput(
             f"--field_size must be given on {share[1]} hosts, as none of them sees all rows; try "
             "--field_size=39."
         )
+    publishing.check_hosts(options.output_dir, share[1], datasets.SUFFIXES["tfrecord"])
     options = options._replace(output_dir=shards.folder(options.output_dir, share))
-    old = _prepare_output_dir(options)
+    old = _prepare_output_dir(inputs, options)
     with leftovers.scratch(options.output_dir, SCRATCH) as scratch:
         ranges = [r for file in inputs for r in _ranges(file.path)]
         if not own_files:
@@ -178,7 +190,7 @@ def convert(
             )
         total = sum(f.bytes for f in inputs) // (1 if own_files else share[1])
         counts = _count(ranges, lines, options, total)
-        schema = _schema(inputs, lines, counts, options)
+        schema = line_schema.with_field_size(lines, counts, inputs, options)
         names, tasks = _plan(ranges, counts, options, scratch)
         outputs, feature_size = _write_pieces(tasks, len(names), inputs, schema, options)
         _assemble(names, tasks, options, scratch)
@@ -186,10 +198,11 @@ def convert(
         datasets.write_metadata(
             scratch, schema.field_size, feature_size, files,
             multi_valued=schema.multi_valued, hash_buckets=schema.hash_buckets,
+            feature_map=None if options.id_offset or options.hash_buckets else data.feature_map,
         )  # fmt: skip
         written = [*(os.path.basename(f.path) for f in files), datasets.METADATA]
         publishing.publish(scratch, written, options.output_dir, old)
-    rows, seconds = sum(f.rows for f in files), time.time() - start
+    rows, seconds = sum(f.rows for f in files), time.monotonic() - start
     logging.info(
         "Wrote %d rows (%.4f of them positive) of %d fields, feature_size %d, to %d files in "
         "%.1f s: %.0f rows/s.",
@@ -204,61 +217,14 @@ def convert(
     return files
 
 
-def _find_inputs(options):
-    found = datasets.find(options.input, "input")
+def _find_inputs(options, own_files):
+    found = datasets.find(options.input, "input", partial=own_files)
     if found.data_format != "libsvm":
         raise BadInput(f"--input={options.input}: {found.files[0].path} is not LibSVM text.")
-    return found.files
+    return found
 
 
-def _lines(inputs, options):
-    """The Schema of a line, but for its sizes.
-
-    Raises:
-        BadInput: two flags do not go together.
-    """
-    named = options.input_format == "libffm"
-    if options.input_format == "auto":
-        lines = (line.split() for file in inputs for _, line in bad_records.read_lines(file.path))
-        first = next((words for words in lines if len(words) > 1), None)
-        named = bool(first) and first[1].count(b":") == 2
-        if not first and options.multi_valued:
-            raise BadInput(f"--input={options.input}: no row holds an id:value pair.")
-    pairs = (
-        ("fields", named, "a LibFFM input, whose pairs name their fields"),
-        ("fields", options.hash_buckets, "--hash_buckets, whose ids are no ranges"),
-        ("pad", named or options.fields, "fields that are told: a missing one is filled up anyway"),
-        ("id_offset", options.hash_buckets, "--hash_buckets, which makes the ids"),
-        ("feature_size", options.hash_buckets, "--hash_buckets, which it is then"),
-    )
-    for name, other, what in pairs:
-        if getattr(options, name) and other:
-            raise BadInput(f"--{name} does not go with {what}; leave it out.")
-    if options.multi_valued and not (named or options.fields):
-        raise BadInput(
-            "--multi_valued needs to know the field of each value: give LibFFM, or --fields."
-        )
-    if options.hash_buckets == 1:
-        raise BadInput("--hash_buckets=1 leaves no id beside the one of what is missing; try 2.")
-    known = field_lines.read_map(options.fields) if options.fields else None
-    if known and options.field_size not in (None, len(known)):
-        raise BadInput(
-            f"--field_size={options.field_size}, but {options.fields} has {len(known)} fields."
-        )
-    return records.Schema(
-        options.field_size or len(known or ()),
-        options.hash_buckets or options.feature_size,
-        # Id 0 is that of a missing field.
-        options.pad or bool(named or known) and not options.multi_valued,
-        options.id_offset,
-        options.multi_valued,
-        named,
-        known,
-        options.hash_buckets,
-    )
-
-
-def _prepare_output_dir(options):
+def _prepare_output_dir(inputs, options):
     """Makes output_dir; returns the names in it that the new data set replaces."""
     folder = options.output_dir
     if remote.is_remote(folder):
@@ -267,11 +233,8 @@ def _prepare_output_dir(options):
     names = sorted(os.listdir(folder))
     suffixes = datasets.SUFFIXES["tfrecord"]
     old = [name for name in names if datasets.is_metadata(name) or name.endswith(suffixes)]
-    if old and not options.overwrite:
-        raise BadInput(
-            f"--output_dir={folder} holds a data set ({old[0]}); --overwrite replaces it."
-        )
-    return old
+    same = [] if options.num_files else _names_after(sorted(f.path for f in inputs), options)
+    return publishing.replaced(folder, old, options.overwrite, same)
 
 
 def _ranges(path):
@@ -307,41 +270,6 @@ def _count_range(lines, named_fields):
         else:
             most = line_blocks.longest_record(block.text, starts)
         yield len(starts), most, block.read
-
-
-def _schema(inputs, lines, counts, options):
-    field_size = lines.field_size
-    if not field_size and (lines.pad or lines.named_fields):
-        field_size = max(most for _, most in counts)
-        if not field_size and lines.named_fields:
-            _first_row_length(inputs, lines._replace(field_size=sizes.MAX_FIELDS), options)
-    elif not field_size:
-        field_size = _first_row_length(inputs, lines, options)
-    if not field_size:
-        raise BadInput(f"--input={options.input}: no row holds an id:value pair.")
-    if field_size > sizes.MAX_FIELDS:
-        raise BadInput(
-            f"--input={options.input}: has {field_size} fields, more than {sizes.MAX_FIELDS}."
-        )
-    return lines._replace(field_size=field_size)
-
-
-def _first_row_length(inputs, lines, options):
-    """The id:value pairs of the first row that is good."""
-    bad = 0
-    for file in inputs:
-        for number, line in bad_records.read_lines(file.path):
-            pairs = len(line.split()) - 1
-            schema = lines._replace(feature_size=None)
-            if not lines.named_fields:
-                schema = schema._replace(field_size=max(pairs, 1))
-            reason = bad_records.explain_line(line, schema)
-            if not reason:
-                return pairs
-            bad += 1
-            if bad > options.max_bad_records:
-                raise BadInput(f"{file.path}:{number}: {reason}")
-    raise BadInput(f"--input={options.input}: the files hold no rows.")
 
 
 def _plan(ranges, counts, options, scratch):
@@ -424,7 +352,7 @@ def _mixed_labels(inputs, schema):
     """The sentence for an input with labels 0 and -1: a 0 may then mean either."""
     first = {}
     for file in inputs:
-        for number, line in bad_records.read_lines(file.path):
+        for number, line in text_lines.read_lines(file.path):
             if bad_records.explain_line(line, schema):
                 continue  # a bad record that was skipped
             label = line.split()[0]

@@ -10,8 +10,8 @@ from typing import Iterator, NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 
-from deepfm.bad_records import LONGEST_LINE
 from deepfm.entry import BadInput
+from deepfm.text_lines import LONGEST_LINE, without_mark
 
 BLOCK = 1 << 20  # bytes read at once
 
@@ -22,7 +22,7 @@ class Block(NamedTuple):
     """Whole lines of a file.
 
     Attributes:
-        start: where it begins, in bytes of the uncompressed text.
+        start: where it begins, in bytes of the uncompressed text; 0 after a byte order mark.
         text: the lines; each ends in a newline, also the file's last.
         read: bytes of the file, as it lies on the disk, that were read for it.
     """
@@ -41,14 +41,14 @@ def read_blocks(path: str, start: int = 0, end: Optional[int] = None) -> Iterato
         end: where to stop, at the begin of a line; None: at the end of the file.
 
     Raises:
-        BadInput: the gzip file is damaged, or a line is longer than any record.
+        BadInput: the gzip file is damaged, a line is longer than any record, or the text is UTF-16.
     """
     compressed = path.endswith(".gz")
     with open_file(path) as raw:
         stream = gzip.GzipFile(fileobj=raw) if compressed else raw
         if start:
             stream.seek(start)
-        rest, position, told = b"", start, raw.tell()
+        rest, position, mark, told = b"", start, 0, raw.tell()
         while True:
             size = BLOCK if end is None else min(BLOCK, end - position)
             try:
@@ -58,17 +58,21 @@ def read_blocks(path: str, start: int = 0, end: Optional[int] = None) -> Iterato
                     message = f"{path}: is not whole as a gzip file ({error})."
                     raise BadInput(message) from error
                 raise
+            at_end, begins = not read, position == 0
             position += len(read)
+            if begins:
+                read = without_mark(read, path)
+                mark = position - len(read)  # bytes
             head, newline, tail = read.rpartition(b"\n")
             text, rest = (rest + head + newline, tail) if newline else (b"", rest + read)
             at = position - len(rest) - len(text)
-            if rest and not read:  # the file's last line lacks its newline
+            if rest and at_end:  # the file's last line lacks its newline
                 text, rest = rest + b"\n", b""
             if text:
                 now = raw.tell()
-                yield Block(at, text, now - told)
+                yield Block(0 if at == mark else at, text, now - told)
                 told = now
-            if not read:
+            if at_end:
                 return
             if len(rest) > LONGEST_LINE:
                 raise BadInput(f"{path}: has a line of over {LONGEST_LINE} bytes: not LibSVM text.")

@@ -37,7 +37,7 @@ from deepfm.entry import BadInput
 FLAGS = flags.FLAGS
 SUMMARY = "synthetic.json"
 SCRATCH = ".make_synthetic-"
-OUTPUT = re.compile(r"synthetic\.json|(train|val|test)(-\d{5}-of-\d{5})?\.libsvm")
+OUTPUT = re.compile(r"(train|val|test)(-\d{5}-of-\d{5})?\.libsvm")
 VALUE_TEXT = np.array([f"{i / VALUE_STEPS:g}" for i in range(VALUE_STEPS + 1)], "S4")
 
 
@@ -73,7 +73,7 @@ def define_flags():
     flags.DEFINE_float(
         "zipf", shape.zipf, "How steeply popularity falls: P(rank) ~ rank^-zipf.", lower_bound=0
     )
-    flags.DEFINE_bool("overwrite", False, "Replace what an earlier run wrote to --output_dir.")
+    flags.DEFINE_bool("overwrite", False, "Replace the splits in --output_dir that are written.")
 
 
 def main():
@@ -102,18 +102,19 @@ def write_data(output_dir, seed, shape, rows, num_files=1, overwrite=False, shar
     Raises:
         BadInput: no data can be made from these arguments, or output_dir holds some already.
     """
-    start = time.time()
+    start = time.monotonic()
     rows = {split: count for split, count in rows.items() if count}
     check(shape, rows, num_files, share[1])
+    publishing.check_hosts(output_dir, share[1], (".libsvm",))
     output_dir = shards.folder(output_dir, share)
-    old = find_old(output_dir, overwrite)
+    old, about = find_old(output_dir, rows, overwrite), dict(shape._asdict(), seed=seed)
+    splits = find_kept(output_dir, rows, about)
     model = make_planted_model(seed, shape)
     id_text = np.arange(shape.feature_size).astype(f"S{len(str(shape.feature_size))}")
     parts = {
         split: [count * (share[0] + i) // share[1] for i in (0, 1)] for split, count in rows.items()
     }
     progress = Progress("Writing", sum(end - begin for begin, end in parts.values()), "rows")
-    summary = dict(shape._asdict(), seed=seed, splits={})
     with leftovers.scratch(output_dir, SCRATCH) as scratch:
         for split, part in parts.items():
             names = [f"{split}.libsvm"]
@@ -121,11 +122,11 @@ def write_data(output_dir, seed, shape, rows, num_files=1, overwrite=False, shar
                 names = [f"{split}-{i:05d}-of-{num_files:05d}.libsvm" for i in range(num_files)]
             paths = [os.path.join(scratch, name) for name in names]
             best = write_split(model, id_text, seed, split, part, paths, progress)
-            summary["splits"][split] = dict(files=names, **best)
+            splits[split] = dict(files=names, **best)
         with open(os.path.join(scratch, SUMMARY), "w") as f:
-            f.write(json.dumps(summary, indent=2) + "\n")
+            f.write(json.dumps({**about, "splits": splits}, indent=2) + "\n")
         publishing.publish(scratch, sorted(os.listdir(scratch)), output_dir, old)
-    log_summary(summary, time.time() - start)
+    log_summary({split: splits[split] for split in parts}, time.monotonic() - start)
 
 
 def check(shape, rows, num_files, hosts=1):
@@ -155,13 +156,43 @@ def check(shape, rows, num_files, hosts=1):
             )
 
 
-def find_old(output_dir, overwrite):
-    """Makes output_dir; returns the names in it that the new data replaces."""
+def find_old(output_dir, rows, overwrite):
+    """Makes output_dir; returns the names in it that the new splits (of rows) replace."""
     remote.check_writable(output_dir, "output_dir")
-    old = sorted(name for name in os.listdir(output_dir) if OUTPUT.fullmatch(name))
+    found = find_splits(output_dir)
+    old = [name for split in found if split in rows for name in found[split]]
+    if os.path.exists(os.path.join(output_dir, SUMMARY)) and set(found) <= set(rows):
+        old.append(SUMMARY)
     if old and not overwrite:
         raise BadInput(f"--output_dir={output_dir} holds {old[0]}; --overwrite replaces it.")
     return old
+
+
+def find_splits(output_dir):
+    """{split: names of its files} of what is there."""
+    found = {}
+    for match in filter(None, map(OUTPUT.fullmatch, sorted(os.listdir(output_dir)))):
+        found.setdefault(match.group(1), []).append(match.group(0))
+    return found
+
+
+def find_kept(output_dir, rows, about):
+    """What synthetic.json says of the splits that stay; BadInput where `about` is another model."""
+    kept = sorted(set(find_splits(output_dir)) - set(rows))
+    if not kept:
+        return {}
+    try:
+        with open(os.path.join(output_dir, SUMMARY), encoding="utf-8") as f:
+            said = json.load(f)
+        if all(said[name] == value for name, value in about.items()):
+            return {split: said["splits"][split] for split in kept}
+        reason = "another seed or shape"
+    except (OSError, ValueError, TypeError, KeyError):
+        reason = "nobody knows which seed and shape"
+    raise BadInput(
+        f"--output_dir={output_dir} holds the split {kept[0]} of {reason}, and this run does not "
+        "write it; give another folder, or delete it."
+    )
 
 
 def write_split(model, id_text, seed, split, part, paths, progress):
@@ -240,9 +271,9 @@ def best_possible(counts):
     }
 
 
-def log_summary(summary, seconds):
+def log_summary(splits, seconds):
     """Logs what was written."""
-    for split, best in summary["splits"].items():
+    for split, best in splits.items():
         logging.info(
             "%s: %d rows, %.4f of them positive, best possible AUC %s, log loss %.6f.",
             split,
@@ -251,7 +282,7 @@ def log_summary(summary, seconds):
             "none" if best["best_auc"] is None else f"{best['best_auc']:.6f}",
             best["best_log_loss"],
         )
-    rows = sum(best["rows"] for best in summary["splits"].values())
+    rows = sum(best["rows"] for best in splits.values())
     logging.info("Wrote %d rows in %.1f s: %.0f rows/s.", rows, seconds, rows / seconds)
 
 

@@ -9,14 +9,13 @@ elsewhere, or wants them checked, does not have to carry many.
 
 import json
 import posixpath
-import re
 from typing import Dict
 
 import tensorflow as tf
 from absl import flags, logging
 
 from data_tools.progress import Progress
-from deepfm import datasets, entry, remote
+from deepfm import datasets, entry, named_files, remote
 from deepfm.entry import BadInput
 
 FLAGS = flags.FLAGS
@@ -115,7 +114,7 @@ def _check_files(parts):
     progress = Progress("Checking", len(entries), "files")
     for path, name, said in entries:
         file = posixpath.join(posixpath.dirname(path), name)
-        if re.search(r"(^|/)\.\.?(/|$)|^/", name) or not tf.io.gfile.exists(file):
+        if named_files.leads_outside(name) or not tf.io.gfile.exists(file):
             raise BadInput(f"{file}: is missing, though {path} names it; bring it there.")
         size = tf.io.gfile.stat(file).length
         if size != said["bytes"]:

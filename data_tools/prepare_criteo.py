@@ -4,9 +4,10 @@
     python -m data_tools.prepare_criteo --feature_map=data/criteo/feature_map.json \
         --test_input=new.tsv --output_dir=data/new
 
-Writes output_dir/train, valid and test, each with its dataset.json, and feature_map.json, which
-feature_map.py explains. The vocabulary comes from the training rows alone. The same rows and flags
-give the same ids and splits, whatever the number of processes and hosts.
+Writes those of output_dir/train, valid and test that there are rows for, each with dataset.json,
+and feature_map.json, which feature_map.py explains; nothing else is replaced. The vocabulary comes
+from the training rows alone. The same rows and flags give the same ids and splits, whatever the
+number of processes and hosts.
 
 On several hosts, each does its share, and the counts of all are put together in between:
 
@@ -81,7 +82,7 @@ def define_flags():
         "split",
         None,
         "Shares of --input for train,valid,test. Default: 0.8,0.1,0.1; all train where files of "
-        "their own are given.",
+        "their own, or --feature_map, are given.",
     )
     flags.DEFINE_enum(
         "split_by",
@@ -110,7 +111,9 @@ def define_flags():
     flags.DEFINE_integer(
         "max_bad_records", 0, "Bad rows to skip, each logged; one more ends the run.", lower_bound=0
     )
-    flags.DEFINE_bool("overwrite", False, "Replace what an earlier run wrote to --output_dir.")
+    flags.DEFINE_bool(
+        "overwrite", False, "Replace what an earlier run wrote in place of what this one writes."
+    )
 
 
 class Options(NamedTuple):
@@ -159,30 +162,30 @@ def prepare(options: Options, share: Tuple[int, int] = (0, 1)) -> List[datasets.
         BadInput: a row, or a flag, that the user has to mend.
         OSError: an output cannot be written, or a process was killed.
     """
-    start = time.time()
+    start = time.monotonic()
     _check(options, share)
     known = _known_map(options)
     options = _complete(options, known)
     columns = raw_columns.fields(options.dataset, options.integers)
     sources = _sources(options)
-    found = {source.flag: raw_parts.find(source) for source in sources}
+    found = {source.flag: raw_parts.find(source, options.own_files) for source in sources}
     reading = raw_parts.Reading(options.dataset, options.delimiter, options.header)
     mine = (0, 1) if options.own_files else share
     tasks = {s.flag: list(raw_parts.tasks(s, found[s.flag], reading, mine)) for s in sources}
     _log_unlabelled(tasks)
     remote.check_writable(options.output_dir, "output_dir")
     if options.step == "count":
-        return _count_step(tasks, columns, options, share)
-    old = _old_files(options, share)
+        return _count_step(tasks, columns, _about(options, share, found), options)
+    old = _old_files(_asked(sources), options, share)
     with leftovers.scratch(options.output_dir, SCRATCH) as scratch:
-        tables = _tables(known, tasks, columns, options)
-        _write_map(tables, options, scratch)
+        tables = _tables(known, tasks, columns, _about(options, share, found), options)
+        fingerprint = _write_map(tables, old, options, scratch)
         every = [task for group in tasks.values() for task in group]
         written = raw_passes.encode(
             every, tables, options.output_format, scratch, _running(options)
         )
-        files = _publish(written, tables, old, options, share, scratch)
-    _log_summary(files, tables, time.time() - start)
+        files = _publish(written, tables, fingerprint, old, options, share, scratch)
+    _log_summary(files, tables, fingerprint, time.monotonic() - start)
     return files
 
 
@@ -228,7 +231,7 @@ def _known_map(options):
 def _complete(options, known):
     """The options with their defaults, where these depend on others."""
     own = [n for n in ("valid", "test") if getattr(options, f"{n}_input")]
-    split = options.split or ("1,0,0" if own else "0.8,0.1,0.1")
+    split = options.split or ("1,0,0" if own or known else "0.8,0.1,0.1")
     return options._replace(
         dataset=known.dataset if known else options.dataset or "criteo",
         integers=known.integers if known else options.integers or BUCKETS,
@@ -281,18 +284,16 @@ def _labelled(task):
 # The vocabulary.
 
 
-def _count_step(tasks, columns, options, share):
+def _count_step(tasks, columns, about, options):
     """Writes the counts of this host's share."""
-    index, number = share
+    index, number = about["share"]
     name = f"counts-{index:05d}-of-{number:05d}.npz"
     path = os.path.join(options.output_dir, name)
     if os.path.exists(path) and not options.overwrite:
         raise BadInput(f"--output_dir={options.output_dir} holds {name}; --overwrite replaces it.")
     with leftovers.scratch(options.output_dir, SCRATCH) as scratch:
         counts = raw_passes.count(tasks["input"], columns, _running(options))
-        vocabulary.save(
-            os.path.join(scratch, name), dict(_about(options), share=list(share)), counts
-        )
+        vocabulary.save(os.path.join(scratch, name), about, counts)
         os.replace(os.path.join(scratch, name), path)
     logging.info("Wrote %s: %d categories.", path, sum(len(c.keys) + len(c.long) for c in counts))
     return []
@@ -302,13 +303,16 @@ def _running(options):
     return raw_passes.Running(options.num_workers, options.max_bad_records)
 
 
-def _about(options):
-    """What counts depend on, apart from the rows."""
-    names = ("dataset", "integers", "split", "split_by", "seed")
-    return {name: getattr(options, name) for name in names}
+_COUNTED_WITH = "dataset", "integers", "split", "split_by", "seed"
 
 
-def _tables(known, tasks, columns, options):
+def _about(options, share, found):
+    """What the counts of a host depend on."""
+    files = [[os.path.basename(file.path), file.bytes] for file in found.get("input", ())]
+    return {**{x: getattr(options, x) for x in _COUNTED_WITH}, "share": [*share], "files": files}
+
+
+def _tables(known, tasks, columns, mine, options):
     """The FieldTable of each field: known, or from the counts of this run or of all hosts."""
     if known:
         return field_tables.from_map(known)
@@ -317,13 +321,14 @@ def _tables(known, tasks, columns, options):
         running = _running(options)._replace(log=False)
         counts = raw_passes.count(tasks["input"], columns, running)
     else:
-        counts = _load_counts(columns, options)
+        counts = _load_counts(columns, mine, options)
     if not any(len(c.keys) or c.long for c in counts):
         raise BadInput(f"--input={options.input}: no training row holds a category.")
     return field_tables.from_counts(columns, counts, options.min_count)
 
 
-def _load_counts(columns, options):
+def _load_counts(columns, mine, options):
+    """The counts of all hosts together; BadInput where they are not of what `mine` says."""
     spec = options.counts or os.path.join(options.output_dir, "counts-*.npz")
     paths = sorted(glob.glob(spec))
     if not paths:
@@ -332,10 +337,17 @@ def _load_counts(columns, options):
     seen: Dict[int, str] = {}
     for path in paths:
         about, counts = vocabulary.load(path, len(columns))
-        for name, value in _about(options).items():
-            if about.get(name) != value:
-                raise BadInput(f"{path}: was counted with --{name}={about.get(name)}, not {value}.")
+        for name in _COUNTED_WITH:
+            if about.get(name) != mine[name]:
+                was = about.get(name)
+                raise BadInput(f"{path}: was counted with --{name}={was}, not {mine[name]}.")
         index, number = about["share"]
+        same_files = about.get("files", mine["files"]) == mine["files"]
+        if not same_files and (not options.own_files or about["share"] == mine["share"]):
+            raise BadInput(
+                f"{path}: was counted on other files than those of --input={options.input}; count "
+                "again (--step=count --overwrite)."
+            )
         if number != len(paths) or index in seen:
             raise BadInput(
                 f"--counts={spec}: {len(paths)} files, but {path} is number {index + 1} of "
@@ -350,60 +362,92 @@ def _load_counts(columns, options):
 # What is there in the end.
 
 
-def _old_files(options, share):
-    """[names in this host's folder of each split that the new data replaces]."""
-    old = []
-    suffixes = (datasets.METADATA, *(s for group in datasets.SUFFIXES.values() for s in group))
-    for i, split in enumerate(SPLITS):
-        top = os.path.join(options.output_dir, split)
+def _asked(sources):
+    """The indices of the splits that rows of some sources may be of."""
+    splits = [source.split for source in sources]
+    return {
+        i for split in splits for i, share in enumerate(split.shares)
+        if (share if split.only is None else i == split.only)
+    }  # fmt: skip
+
+
+def _old_files(asked, options, share):
+    """{index of a split that is asked for: names in this host's folder of it that are replaced}."""
+    old = {}
+    for i in sorted(asked):
         folder = raw_parts.shard_folder(options.output_dir, i, share)
-        paths = [os.path.join(root, n) for root, _, names in os.walk(top) for n in names]
-        paths = sorted(path for path in paths if path.endswith(suffixes))
+        paths = _data_files(options, i)
         others = [p for p in paths if share[1] > 1 and f"-of-{share[1]:05d}{os.sep}" not in p]
         if others:
             raise BadInput(
                 f"{others[0]}: is not of {share[1]} hosts' data; give another --output_dir, or "
-                f"delete {top}."
+                f"delete {os.path.join(options.output_dir, SPLITS[i])}."
             )
-        old.append([os.path.relpath(p, folder) for p in paths if p.startswith(folder + os.sep)])
-        if old[-1] and not options.overwrite:
-            raise BadInput(f"{folder} holds a data set ({old[-1][0]}); --overwrite replaces it.")
+        names = [os.path.relpath(p, folder) for p in paths if p.startswith(folder + os.sep)]
+        old[i] = publishing.replaced(folder, names, options.overwrite)
     return old
 
 
-def _write_map(tables, options, scratch):
-    path = os.path.join(scratch, feature_map.FILE)
-    about = options.dataset, options.integers, options.min_count
-    with open(path, "w", encoding="utf-8") as f:
-        f.writelines(field_tables.json_lines(tables, *about))
+def _data_files(options, split):
+    """The paths of what would be read as data, or as a dataset.json, of a split that is there."""
+    suffixes = (datasets.METADATA, *(s for group in datasets.SUFFIXES.values() for s in group))
+    top = os.path.join(options.output_dir, SPLITS[split])
+    paths = [os.path.join(root, n) for root, _, names in os.walk(top) for n in names]
+    return sorted(path for path in paths if path.endswith(suffixes))
+
+
+def _write_map(tables, old, options, scratch):
+    """Writes the map, unless it is there; returns its fingerprint.
+
+    Raises:
+        BadInput: another one is there and is not to be replaced, or has made data that stays.
+    """
+    fingerprint = feature_map.fingerprint(map(field_tables.field_of, tables))
     there = os.path.join(options.output_dir, feature_map.FILE)
-    if os.path.exists(there) and not options.overwrite and not _same(path, there):
+    if _fingerprint_of(there) == fingerprint:
+        return fingerprint
+    if os.path.exists(there) and not options.overwrite:
         raise BadInput(f"{there} has other ids; --overwrite replaces it.")
+    for i in range(len(SPLITS)):
+        kept = [] if i in old else _data_files(options, i)
+        if kept:
+            raise BadInput(
+                f"{kept[0]}: was written with another {feature_map.FILE}, and this run writes no "
+                f"{SPLITS[i]}; give another --output_dir, or delete that folder."
+            )
+    about = options.dataset, options.integers, options.min_count
+    with open(os.path.join(scratch, feature_map.FILE), "w", encoding="utf-8") as f:
+        f.writelines(field_tables.json_lines(tables, *about))
+    return fingerprint
 
 
-def _same(path, other):
-    with open(path, "rb") as a, open(other, "rb") as b:
-        return a.read() == b.read()
+def _fingerprint_of(path):
+    """The fingerprint of a map that is there; None without one, or where it is broken."""
+    try:
+        return feature_map.fingerprint(feature_map.load(path).fields)
+    except ValueError:
+        return None
 
 
-def _publish(written, tables, old, options, share, scratch):
+def _publish(written, tables, fingerprint, old, options, share, scratch):
     """Puts everything in place; returns the data files.
 
     All folders are marked as unfinished before anything changes: data and map are of one run, or
     are refused.
     """
     files, folders = [], []
-    for i, split in enumerate(SPLITS):
-        folder, made = raw_parts.shard_folder(options.output_dir, i, share), []
+    for i, names in old.items():
+        split, made = SPLITS[i], []
+        folder = raw_parts.shard_folder(options.output_dir, i, share)
         for name in sorted(name for j, name in written if j == i):
             size = os.path.getsize(os.path.join(scratch, split, name))
             path = os.path.join(folder, name)
             made.append(datasets.DataFile(path, size, *written[i, name]))
         mark = os.path.join(folder, datasets.UNFINISHED)
         if made:
-            at = os.path.join(scratch, split)
-            datasets.write_metadata(at, len(tables), tables[-1].end, made)
-        if made or old[i] or os.path.exists(mark):
+            at, sizes = os.path.join(scratch, split), (len(tables), tables[-1].end)
+            datasets.write_metadata(at, *sizes, made, feature_map=fingerprint)
+        if made or names or os.path.exists(mark):
             folders.append((i, folder, mark))
         files += made
     if not files and share[1] == 1:
@@ -413,15 +457,16 @@ def _publish(written, tables, old, options, share, scratch):
         os.makedirs(folder, exist_ok=True)
         with open(mark, "w"):
             pass
-    there = os.path.join(options.output_dir, feature_map.FILE)
-    os.replace(os.path.join(scratch, feature_map.FILE), there)
+    new_map = os.path.join(scratch, feature_map.FILE)
+    if os.path.exists(new_map):
+        os.replace(new_map, os.path.join(options.output_dir, feature_map.FILE))
     for i, folder, _ in folders:
         made = os.path.join(scratch, SPLITS[i])
         publishing.publish(made, sorted(os.listdir(made)), folder, old[i])
     return files
 
 
-def _log_summary(files, tables, seconds):
+def _log_summary(files, tables, fingerprint, seconds):
     for split in SPLITS:
         mine = [f for f in files if f"{os.sep}{split}{os.sep}" in f.path]
         rows = sum(f.rows for f in mine)
@@ -431,8 +476,8 @@ def _log_summary(files, tables, seconds):
             logging.info(text, split, rows, len(mine), positives)
     rows = sum(f.rows for f in files)
     logging.info(
-        "Wrote %d rows of %d fields, feature_size %d, in %.1f s: %.0f rows/s.",
-        rows, len(tables), tables[-1].end, seconds, rows / seconds,
+        "Wrote %d rows of %d fields, feature_size %d, feature map %s, in %.1f s: %.0f rows/s.",
+        rows, len(tables), tables[-1].end, fingerprint, seconds, rows / seconds,
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ class Progress:
 
     def __init__(self, title, total, unit):
         self._title, self._total, self._unit, self._done = title, max(total, 1), unit, 0
-        self._start = self._logged = time.time()
+        self._start = self._logged = time.monotonic()
         self._bar = None
         if sys.stdout.isatty() and sys.stderr.isatty():
             self._bar = tf.keras.utils.Progbar(self._total, unit_name=unit)
@@ -28,7 +28,7 @@ class Progress:
     def add(self, amount):
         """Counts `amount` more."""
         self._done = min(self._done + amount, self._total)
-        now = time.time()
+        now = time.monotonic()
         if self._bar:
             self._bar.update(self._done)
         elif now - self._logged >= SECONDS_BETWEEN_LINES:

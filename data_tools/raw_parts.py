@@ -55,9 +55,14 @@ class Reading(NamedTuple):
     header: str = "auto"
 
 
-def find(source: Source) -> List[datasets.DataFile]:
-    """The files of a source, in order; BadInput where they cannot be raw rows."""
-    found = datasets.find(source.spec, source.flag)
+def find(source: Source, own_files: bool = False) -> List[datasets.DataFile]:
+    """The files of a source, in order; BadInput where they cannot be raw rows.
+
+    Args:
+        source: the source.
+        own_files: whether no other host sees these files.
+    """
+    found = datasets.find(source.spec, source.flag, partial=own_files)
     if found.data_format != "libsvm":  # as everything is called that is no TFRecord
         raise BadInput(f"--{source.flag}={source.spec}: {found.files[0].path} is no text.")
     packed = next((f.path for f in found.files if f.path.endswith(".gz")), None)

@@ -14,7 +14,7 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, 
 
 import numpy as np
 
-from data_tools import feature_map, line_blocks
+from data_tools import feature_map, line_blocks, quoted_cells
 from data_tools.raw_columns import BUCKETS, CATEGORY, DATASETS, HOUR, IGNORED, LABEL, SCALED, Column
 from deepfm import bad_records
 from deepfm.entry import BadInput
@@ -70,7 +70,7 @@ class Rows(NamedTuple):
 
 
 class BadBlock(Exception):
-    """A block holds a bad or a blank line."""
+    """A block holds a line that is bad, blank or quoted in a way that needs a look at it alone."""
 
 
 def read_layout(path: str, dataset: str, delimiter: str, header: str, labels: bool) -> Layout:
@@ -91,6 +91,7 @@ def read_layout(path: str, dataset: str, delimiter: str, header: str, labels: bo
     line = _without_return(first.text.lstrip(b"\r\n").partition(b"\n")[0]) if first else b""
     if delimiter == "auto":
         delimiter = "tab" if b"\t" in line else "comma"
+    line, _ = quoted_cells.unquote_line(line, DELIMITERS[delimiter])
     cells = line.split(DELIMITERS[delimiter])
     columns = DATASETS[dataset]
     names = [cell.decode("utf-8", "replace").strip().lower() for cell in cells]
@@ -123,18 +124,22 @@ def read(
     first_line = None  # its number costs a look at the file up to there; only bad rows need it
     for start, text, size, before in _blocks(part):
         try:
-            yield size, parse(text, start, part.layout, columns, labels)
+            yield size, _parse_lines(text, start, part.layout, columns, labels)
         except BadBlock:
             if first_line is None:
                 first_line = line_blocks.line_number(part.path, part.start)
             good, starts = [], []
             for number, line in enumerate(text.split(b"\n")[:-1], first_line + before):
                 content = _without_return(line)
-                reason = explain(content, part.layout, columns, labels) if content else None
+                plain, reason = quoted_cells.unquote_line(content, part.layout.delimiter)
+                if reason:
+                    reason = f"{reason}: {_quoted(content)}"
+                elif content:
+                    reason = explain(plain, part.layout, columns, labels)
                 if reason:
                     yield 0, bad_records.BadRecord(part.path, f":{number}", reason)
                 elif content:
-                    good.append(line + b"\n")
+                    good.append(plain + b"\n")
                     starts.append(start)
                 start += len(line) + 1
             if good:
@@ -155,11 +160,23 @@ def _blocks(part):
         raise BadInput(f"{str(error).rstrip('.')} after line {lines}.") from error
 
 
+def _parse_lines(text, start, layout, columns, labels):
+    """As `parse`, of lines whose cells may stand in quotes."""
+    plain = quoted_cells.unquote(text, layout.delimiter)
+    if plain is None:
+        raise BadBlock
+    rows = parse(plain, start, layout, columns, labels)
+    if plain is text:
+        return rows
+    newlines = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE)
+    return rows._replace(starts=start + np.concatenate([[0], newlines[:-1] + 1]))
+
+
 def parse(text, start, layout, columns, labels) -> Rows:
     """The rows of some whole lines; BadBlock where one is bad or blank.
 
     Args:
-        text: the lines.
+        text: the lines, without quotes around cells.
         start: at which byte of the file they begin.
         layout: how they are written.
         columns: what the fields are.

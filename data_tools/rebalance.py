@@ -19,8 +19,8 @@ from data_tools import line_blocks, publishing, sampling, shards, two_passes
 from data_tools.record_blocks import Part
 from data_tools.two_passes import Task, Work
 from deepfm import bad_records, datasets, entry, leftovers, records, remote
-from deepfm.datasets import SamplingRates
 from deepfm.entry import BadInput
+from deepfm.sampling_rates import SamplingRates
 
 FLAGS = flags.FLAGS
 
@@ -83,7 +83,7 @@ def define_flags():
         "Bad records to skip, each logged; one more ends the run.",
         lower_bound=0,
     )
-    flags.DEFINE_bool("overwrite", False, "Replace the data files and dataset.json in output_dir.")
+    flags.DEFINE_bool("overwrite", False, "Replace the data set in output_dir.")
     shards.define_flags()
 
 
@@ -126,14 +126,14 @@ def rebalance(options: Options) -> List[datasets.DataFile]:
         BadInput: a record, or a flag, that the user has to mend.
         OSError: an output cannot be written, or a process was killed.
     """
-    start = time.time()
+    start = time.monotonic()
     _check(options)
     remote.check_readable(options.input, "input")
-    data = datasets.find(options.input, "input")
+    data = datasets.find(options.input, "input", partial=options.own_files)
     names = _output_names(data, options)
     data = _part_of(data, options)
     _check_apart(data, options)
-    old = _prepare_output_dir(names, data.data_format, options)
+    old = _prepare_output_dir(names, data, options)
     schema = _schema(data) if data.data_format == "tfrecord" else None
     parts = [part for file in data.files for part in _parts(file, data.data_format)]
     tasks = [Task(part, number) for number, part in enumerate(parts)]
@@ -144,16 +144,18 @@ def rebalance(options: Options) -> List[datasets.DataFile]:
         found, kept, max_id = two_passes.scatter_all(data, tasks, work)
         files = two_passes.write_all(tasks, names, work)
         written = [os.path.basename(file.path) for file in files]
-        if data.data_format == "tfrecord":
+        described = data.rows is not None and data.field_size  # which alone tells it of LibSVM text
+        if schema or described:
             written.append(_metadata_name(options))
             feature_size = max(data.feature_size or 0, max_id + 1)
             rates = sampling.rates_of_all(data, found, kept, rates)
             datasets.write_metadata(
-                scratch, schema.field_size, feature_size, files, rates, written[-1],
-                schema.multi_valued, data.hash_buckets or 0,
+                scratch, schema.field_size if schema else described, feature_size, files, rates,
+                written[-1], bool(schema and schema.multi_valued), data.hash_buckets or 0,
+                data.feature_map,
             )  # fmt: skip
         publishing.publish(scratch, written, options.output_dir, old)
-    seconds = time.time() - start
+    seconds = time.monotonic() - start
     logging.info(
         "Wrote %d of %d records (%.4f of them positive, %.4f before) to %d files in %.1f s: "
         "%.0f records/s.",
@@ -213,12 +215,22 @@ def _check_apart(data, options):
                 f"--output_dir={options.output_dir} lies in --input={part.strip()}, which would "
                 "then hold every record twice; give a folder beside it."
             )
-    inside = [f.path for f in data.files if os.path.dirname(os.path.abspath(f.path)) == output_dir]
+    inside = _inside(data, options)
     if inside and len(inside) < len(data.files):
         raise BadInput(
             f"--input={options.input}: {inside[0]} lies in --output_dir and other files do not; "
             "give an --input that holds none of --output_dir."
         )
+    if inside and options.share[1] > 1:
+        raise BadInput(
+            f"--output_dir={options.output_dir} is where the shards read; give another folder."
+        )
+
+
+def _inside(data, options):
+    """The paths of what is read from the folder that is written to."""
+    folder = os.path.abspath(options.output_dir)
+    return [f.path for f in data.files if os.path.dirname(os.path.abspath(f.path)) == folder]
 
 
 def _metadata_name(options):
@@ -226,7 +238,7 @@ def _metadata_name(options):
     return datasets.METADATA if number == 1 else f"dataset-{index:05d}-of-{number:05d}.json"
 
 
-def _prepare_output_dir(names, data_format, options):
+def _prepare_output_dir(names, data, options):
     """Makes output_dir; returns the names in it that the new data set replaces.
 
     Other shards may write there at the same time: then all but their files has to be gone.
@@ -234,8 +246,10 @@ def _prepare_output_dir(names, data_format, options):
     folder = options.output_dir
     if remote.is_remote(folder):
         raise BadInput(f"--output_dir={folder} is not local; write, then copy it there.")
+    publishing.check_hosts(folder, 1, ())  # whose files of all hosts lie beside each other
     remote.check_writable(folder, "output_dir")
-    suffixes = datasets.SUFFIXES["tfrecord"] if data_format == "tfrecord" else OUTPUT_OF_LIBSVM
+    tfrecord = data.data_format == "tfrecord"
+    suffixes = datasets.SUFFIXES["tfrecord"] if tfrecord else OUTPUT_OF_LIBSVM
     found = sorted(os.listdir(folder))
     found = [name for name in found if datasets.is_metadata(name) or name.endswith(suffixes)]
     _, number = options.share
@@ -249,11 +263,14 @@ def _prepare_output_dir(names, data_format, options):
                 "replace; delete it."
             )
         found = [name for name in found if name in mine]
-    if found and not options.overwrite:
+    known = {os.path.basename(path) for path in _inside(data, options)}
+    lost = [name for name in found if known and not (datasets.is_metadata(name) or name in known)]
+    if lost:
         raise BadInput(
-            f"--output_dir={folder} holds a data set ({found[0]}); --overwrite replaces it."
+            f"--output_dir={folder}: {lost[0]} is none of --input, and what is made of the others "
+            "would replace it; give another folder."
         )
-    return found
+    return publishing.replaced(folder, found, options.overwrite, known)
 
 
 def _schema(data):

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from data_tools import line_blocks
-from deepfm import bad_records, records, wire
+from deepfm import bad_records, records, sizes, wire
 from deepfm.bad_records import BadRecord
 from deepfm.entry import BadInput
 
@@ -213,7 +213,7 @@ class _LineReader:
             good = [
                 tf.reduce_all(tf.equal(labels, 0) | tf.equal(tf.abs(labels), 1)),
                 tf.reduce_all(tf.math.is_finite(values)),
-                tf.reduce_all((ids >= 0) & (ids < tf.int64.max)),
+                tf.reduce_all((ids >= 0) & (ids < sizes.MAX_NUMBER)),
             ]
             with tf.control_dependencies([tf.debugging.Assert(x, ["bad line"]) for x in good]):
                 self._parsed = labels > 0, tf.reduce_max(ids)

@@ -10,8 +10,8 @@ import numpy as np
 
 from data_tools import record_blocks, shuffling, workers
 from data_tools.progress import Progress
-from deepfm.datasets import SamplingRates
 from deepfm.entry import BadInput
+from deepfm.sampling_rates import SamplingRates
 
 
 def rates(data, tasks, schema, options):

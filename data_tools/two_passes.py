@@ -14,8 +14,8 @@ from data_tools.progress import Progress
 from data_tools.record_blocks import Part
 from data_tools.skipping import Skipping
 from deepfm import bad_records, datasets, records
-from deepfm.datasets import SamplingRates
 from deepfm.entry import BadInput
+from deepfm.sampling_rates import SamplingRates
 
 BUCKET = 16 << 20  # bytes of records that a bucket shall hold
 MOST_BITS = 10  # 1,024 buckets at once

@@ -18,13 +18,11 @@ import google.protobuf.message
 import numpy as np
 import tensorflow as tf
 
-from deepfm import records
-from deepfm.entry import BadInput
+from deepfm import records, text_lines
 from deepfm.records import FRAME, Schema
 
 CHUNK = 4096  # records that are checked at once
 _PIECE = 64  # of a chunk that is refused: the first bad record is found soon
-LONGEST_LINE = 64 << 20  # bytes; beyond it a file is not taken for text
 LONGEST_RECORD = 1 << 30  # bytes; for a longer one TensorFlow's reader may end the whole program
 UNEXPLAINED = "refused by TensorFlow's decoder"  # though the plain reader finds nothing wrong
 _MANGLED = "not as a tf.train.Example is written: a feature that is there twice, or in parts"
@@ -171,8 +169,8 @@ def _explain_id(feature_id, schema):
         return "feature id 0 is reserved for padding (--id_offset=1 shifts 0-based ids)"
     if schema.feature_size is not None and feature_id >= schema.feature_size:
         return f"feature id {feature_id} is not below feature_size {schema.feature_size}"
-    if feature_id >= _INT64_MAX:
-        return f"feature id {feature_id} is not below 2^63 - 1"
+    if feature_id >= schema.limit:
+        return f"feature id {feature_id} is not below {schema.limit}: no table has more rows"
     return None
 
 
@@ -180,7 +178,11 @@ def _explain_width(found, schema, what, sample):
     if found == schema.field_size or (schema.pad and found < schema.field_size):
         return None
     at_most = "at most " if schema.pad else ""
-    hint = " (--pad fills short rows)" if found < schema.field_size and "pairs" in what else ""
+    hint = (
+        " (libsvm_to_tfrecord --pad fills short rows)"
+        if found < schema.field_size and "pairs" in what
+        else ""
+    )
     return f"expected {at_most}{schema.field_size} {what}, found {found}{hint}: {sample}"
 
 
@@ -215,48 +217,6 @@ def _text(raw, limit=60):
 
 
 # Reading files record by record, past damage.
-
-
-def read_blocks(path: str, size: int = 1 << 20) -> Iterator[bytes]:
-    """Yields the text of a file in blocks of about `size` bytes, cut where lines end.
-
-    Raises:
-        BadInput: for a .gz file that is not gzip, or is cut short, and for a line of over
-            LONGEST_LINE bytes.
-    """
-    with tf.io.gfile.GFile(path, "rb") as raw:
-        stream = gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw
-        rest = b""
-        while True:
-            try:
-                read = stream.read(size)
-            except (OSError, EOFError, zlib.error) as error:
-                raise BadInput(f"{path}: is not whole as a gzip file ({error})") from error
-            head, newline, tail = read.rpartition(b"\n")
-            text, rest = (rest + head + newline, tail) if newline else (b"", rest + read)
-            if text:
-                yield text
-            if not read:
-                if rest:
-                    yield rest
-                return
-            if len(rest) > LONGEST_LINE:
-                raise BadInput(f"{path}: has a line of over {LONGEST_LINE} bytes: not LibSVM text.")
-
-
-def read_lines(path: str) -> Iterator[Tuple[int, bytes]]:
-    """Yields (line number from 1, text without comment) of the lines of a file that hold a record.
-
-    Raises:
-        BadInput: as `read_blocks` does.
-    """
-    number = 0
-    for block in read_blocks(path):
-        for line in block.split(b"\n")[: -1 if block.endswith(b"\n") else None]:
-            number += 1
-            line = line.partition(b"#")[0]
-            if line.strip():
-                yield number, line
 
 
 def read_frames(path: str) -> Iterator[Tuple[int, Optional[bytes], str]]:
@@ -382,7 +342,7 @@ def looks_like_tfrecord(head: bytes) -> bool:
 def numbered(path, data_format):
     """Yields (place, payload or None, reason) for each record of a file."""
     if data_format == "libsvm":
-        for number, line in read_lines(path):
+        for number, line in text_lines.read_lines(path):
             yield f":{number}", line, ""
     else:
         for number, (offset, payload, reason) in enumerate(read_frames(path)):

@@ -11,7 +11,8 @@ import fcntl
 import os
 import posixpath
 import re
-from typing import Dict, Iterable, List, NamedTuple, Optional
+import time
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -32,6 +33,8 @@ _TEMPORARY = re.compile(
     r"|checkpoint\.tmp[0-9a-f]{32}"
 )
 _HEADER = 256  # bytes; more than the header of an index takes
+_TRIES = 10  # times to take the newest checkpoint, where each is deleted before it is read
+_BETWEEN_LOOKS = 0.05  # seconds
 
 
 class State(NamedTuple):
@@ -93,8 +96,15 @@ def prepare(model_dir: str, tidy: bool):
         for name in filter(_TEMPORARY.fullmatch, os.listdir(model_dir)):
             leftovers.delete(os.path.join(model_dir, name))
     state = read_state(model_dir)
-    if not tidy and state.here and not problem(os.path.join(model_dir, state.names[-1])):
-        return
+    for _ in range(0 if tidy else _TRIES):
+        if state.here and not problem(os.path.join(model_dir, state.names[-1])):
+            return
+        before, state = state, read_state(model_dir)
+        if state == before:
+            break
+    else:
+        if not tidy:  # who saves there so often keeps its state file itself
+            return
     late = _saved_after(model_dir, state) if tidy else []
     found = by_step(os.listdir(model_dir))
     problems = {x: problem(os.path.join(model_dir, x)) for x in [*found, *state.names]}
@@ -172,6 +182,11 @@ def _is_first_save(folder, found):
     )
 
 
+def is_part(name: str) -> bool:
+    """Whether a file or folder of a model_dir is a checkpoint's, or of one that is being saved."""
+    return bool(name == STATE or _PART.fullmatch(name) or _TEMPORARY.fullmatch(name))
+
+
 def by_name(names: Iterable[str]) -> Dict[str, List[str]]:
     """checkpoint -> the names of its files."""
     parts = {}
@@ -205,13 +220,14 @@ def problem(path: str) -> Optional[str]:
         reader = tf.train.load_checkpoint(path)
         shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
         shards = _num_shards(f"{path}.index")
-    except (tf.errors.OpError, ValueError, IndexError, DecodeError):
+    except (tf.errors.OpError, OSError, ValueError, IndexError, DecodeError):
         return f"{name}.index is damaged"
-    files = [f"{path}.data-{i:05d}-of-{shards:05d}" for i in range(shards)]
-    for file in files:
-        if not os.path.exists(file):
+    size = 0
+    for file in (f"{path}.data-{i:05d}-of-{shards:05d}" for i in range(shards)):
+        try:
+            size += os.path.getsize(file)
+        except FileNotFoundError:
             return f"{os.path.basename(file)} is missing"
-    size = sum(os.path.getsize(file) for file in files)
     wanted = sum(int(np.prod(shapes[x], dtype=np.int64)) * dtypes[x].size for x in shapes)
     if size != wanted and tf.string not in dtypes.values():
         return f"its data has {size} of {wanted} bytes"
@@ -232,6 +248,73 @@ def _num_shards(index):
     if shared or key:
         raise ValueError("the first key is not empty")
     return tensor_bundle_pb2.BundleHeaderProto.FromString(head[3 : 3 + size]).num_shards
+
+
+def newest(model_dir: str) -> Optional[str]:
+    """The path of the newest checkpoint, None where there is none.
+
+    Beside a training, the one that the state file names may be gone before one has looked at it.
+    """
+    for _ in range(_TRIES):
+        path = tf.train.latest_checkpoint(model_dir)
+        if path or not read_state(model_dir).names:
+            return path
+        time.sleep(_BETWEEN_LOOKS)
+    return None
+
+
+def of_newest(model_dir: str, read: Callable, hold: bool = True):
+    """What `read(path)` returns for the newest checkpoint.
+
+    Where training deletes that before it is read, the newest is taken again.
+
+    Args:
+        model_dir: a local folder.
+        read: path -> anything; called anew where it fails because the checkpoint is gone.
+        hold: whether another process may delete it meanwhile; `read` then gets another name of it.
+
+    Raises:
+        BadInput: there is none.
+        OSError: each was deleted in its turn.
+    """
+    for _ in range(_TRIES):
+        path = newest(model_dir)
+        if not path:
+            raise BadInput(
+                f"--model_dir={model_dir} holds no checkpoint; train first (--task_type=train)."
+            )
+        try:
+            with _held(path) if hold else contextlib.nullcontext(path) as held:
+                return read(held)
+        except BadInput:
+            raise
+        except (ValueError, tf.errors.OpError) as error:
+            if v1.train.checkpoint_exists(path) or newest(model_dir) in (path, None):
+                raise
+            logging.info("%s was deleted before it was read; taking the newest again.", path)
+            deleted = error
+    raise OSError(
+        f"--model_dir={model_dir}: the newest checkpoint was deleted before it was read, {_TRIES} "
+        "times in a row; have training there keep more (--keep_checkpoint_max) or save less often."
+    ) from deleted
+
+
+@contextlib.contextmanager
+def _held(path):
+    """Yields another name of a checkpoint, by which it can be read although its own is deleted.
+
+    Or its own, where that has happened already, or the folder cannot be written or linked in.
+    """
+    folder, name = os.path.split(path)
+    with contextlib.ExitStack() as stack:
+        try:
+            scratch = stack.enter_context(leftovers.scratch(folder, ".reading-"))
+            for part in by_name(os.listdir(folder))[name]:
+                os.link(os.path.join(folder, part), os.path.join(scratch, part))
+            path = os.path.join(scratch, name)
+        except (OSError, KeyError):
+            pass
+        yield path
 
 
 def first_damaged(path: str) -> Optional[str]:

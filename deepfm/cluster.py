@@ -120,12 +120,12 @@ def wait_for_servers(cluster: Cluster):
     Raises:
         TimeoutError: one has not in HOST_PATIENCE seconds.
     """
-    started = said = time.time()
+    started = said = time.monotonic()
     for i, address in enumerate(cluster.jobs["ps"]):
         while not answers(address):
-            if time.time() - started > HOST_PATIENCE:
+            if time.monotonic() - started > HOST_PATIENCE:
                 raise TimeoutError(f"ps {i} ({address}) has not answered for {HOST_PATIENCE} s")
-            if time.time() - said > 10:
-                said = time.time()
+            if time.monotonic() - said > 10:
+                said = time.monotonic()
                 logging.info("Waiting for ps %d (%s).", i, address)
             time.sleep(0.2)

@@ -7,7 +7,7 @@ from typing import Tuple
 import tensorflow as tf
 from absl import logging
 
-from deepfm import bad_records, datasets, raw_records, records, remote
+from deepfm import bad_records, datasets, identity, raw_records, records, remote
 from deepfm.bad_records import find_bad
 from deepfm.entry import BadInput
 
@@ -91,7 +91,10 @@ def count_rows(data: datasets.DataSet) -> datasets.DataSet:
 
 
 def check_unchanged(data: datasets.DataSet):
-    """Refuses (BadInput) local files that are gone or have another size than at the beginning."""
+    """Refuses (BadInput) files that are gone or are others than at the beginning.
+
+    Of local files the size is looked at, of files that were identified the content.
+    """
     for file in data.files:
         if remote.is_remote(file.path):
             continue
@@ -103,6 +106,31 @@ def check_unchanged(data: datasets.DataSet):
                 f"{file.path}: had {file.bytes:,} bytes when the job began and has {size:,} now; "
                 "train on files that nobody writes to."
             )
+    changed = identity.differing({f.path: f.identity for f in data.files if f.identity})
+    if changed:
+        raise BadInput(
+            f"{changed}: is another file than when the job began; train on files that nobody "
+            "writes to."
+        )
+
+
+@contextlib.contextmanager
+def naming_damaged_cache(cache: str):
+    """Turns an error of a cache file (`--cache`), which has no bad records, into one that says what
+    to do."""
+    kinds = tf.errors.DataLossError, tf.errors.InternalError, tf.errors.NotFoundError
+    try:
+        yield
+    except kinds as error:
+        if cache in ("none", "memory"):
+            raise
+        text = remote.cause(error).rpartition("Original message: ")[2]
+        kind = type(error).__name__
+        why = text if text.startswith(kind) else f"{kind}: {text}"
+        raise OSError(
+            f"--cache={cache} cannot be read or written ({why}); delete {cache}-* and run the same "
+            "command again."
+        ) from error
 
 
 @contextlib.contextmanager

@@ -6,8 +6,9 @@ dataset.json lies beside the records:
      "files": {"part-00000-of-00002.tfrecords": {"rows": 500, "bytes": 156500, "positives": 128},
                ...}}
 
-and `"multi_valued": true` where a field of a record may hold several values, or none, and
-`"hash_buckets": N` where ids are hashes of strings (`records.hashed`).
+and `"multi_valued": true` where a field of a record may hold several values, or none,
+`"hash_buckets": N` where ids are hashes of strings (`records.hashed`), and `"feature_map":
+"1f6c..."`, its fingerprint, where they are those of a feature_map.json.
 
 It is trusted only where a file's name and size match. Where records were sampled by label,
 "sampling_rates": {"negative": 0.1, "positive": 1.0} says how many of each label were kept. Several
@@ -19,20 +20,23 @@ files in folders below it, by the names that lead there.
 import contextlib
 import functools
 import json
+import math
 import os
 import posixpath
 import re
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional
 
 import tensorflow as tf
 from absl import logging
 
-from deepfm import bad_records, leftovers, remote
+from deepfm import bad_records, identity, leftovers, named_files, remote
 from deepfm.entry import BadInput
+from deepfm.identity import Identity
+from deepfm.named_files import PART, Found
 from deepfm.pipe_mode import Pipe
+from deepfm.sampling_rates import SamplingRates, check_rates, merge_rates, rows_by_label
 
 METADATA = "dataset.json"
-PART = re.compile(r"dataset-(\d{5})-of-(\d{5})\.json")  # what one of several hosts writes
 UNFINISHED = (
     ".unfinished"  # in a folder some of whose files are a new data set's, others an old one's
 )
@@ -44,22 +48,18 @@ SUFFIXES = {
     ),
 }
 _GZIP = b"\x1f\x8b"
+_FINGERPRINT = re.compile("[0-9a-f]{8,64}")
 
 
 class DataFile(NamedTuple):
-    """A file of a data set; rows and positives are None where no dataset.json tells them."""
+    """A file of a data set; rows and positives are None where no dataset.json tells them, identity
+    where nobody has looked yet."""
 
     path: str
     bytes: int
     rows: Optional[int] = None
     positives: Optional[int] = None
-
-
-class SamplingRates(NamedTuple):
-    """Records that were kept for each one of the original data; above 1: they were repeated."""
-
-    negative: float
-    positive: float
+    identity: Optional[Identity] = None
 
 
 class DataSet(NamedTuple):
@@ -79,6 +79,8 @@ class DataSet(NamedTuple):
         own_channel: whether no other process of this host sees these records.
         sharded: whether no other host sees them.
         sampling_rates: SamplingRates, or None where no dataset.json tells them.
+        feature_map: fingerprint of the feature map that made the ids; None where no dataset.json
+            tells one.
     """
 
     files: List[DataFile]
@@ -92,6 +94,7 @@ class DataSet(NamedTuple):
     own_channel: bool = False
     sharded: bool = False
     sampling_rates: Optional[SamplingRates] = None
+    feature_map: Optional[str] = None
 
     @property
     def rows(self):
@@ -102,36 +105,40 @@ class DataSet(NamedTuple):
         return None if None in counts else sum(counts)
 
 
-def find(spec: str, flag: str, data_format: str = "auto") -> DataSet:
+def find(spec: str, flag: str, data_format: str = "auto", partial: bool = False) -> DataSet:
     """Finds the data that a flag names and refuses what cannot be data.
 
     Args:
         spec: a directory (searched through), a glob, or a comma list of these; local or s3://.
         flag: the flag's name, for messages.
         data_format: auto, tfrecord or libsvm.
+        partial: whether a host may have only its part of the files that dataset.json names.
 
     Raises:
-        BadInput: no file matches, all are empty, formats are mixed, a compressed file is not, or a
-            local one may not be read.
+        BadInput: no file matches, all are empty, one that dataset.json names is gone, formats are
+            mixed, a compressed file is not, or a local one may not be read.
     """
     try:
-        return _find(spec, flag, data_format)
+        return _find(spec, flag, data_format, partial)
     except (tf.errors.PermissionDeniedError, tf.errors.NotFoundError) as error:
         if remote.is_remote(spec):  # where that may be trouble of the server
             raise
         raise BadInput(f"--{flag}={spec}: {error.message}.") from error
 
 
-def _find(spec, flag, data_format):
-    paths = sorted({path for part in spec.split(",") for path in _matches(part.strip(), flag)})
-    for folder in sorted({posixpath.dirname(path) for path in paths}):
+def _find(spec, flag, data_format, partial):
+    entries = [_search(entry.strip(), flag) for entry in spec.split(",")]
+    paths = sorted({path for entry in entries for path in entry.paths})
+    folders = {posixpath.dirname(path) for path in paths}
+    folders = sorted(folders.union(*(entry.folders for entry in entries)))
+    for folder in folders:
         if tf.io.gfile.exists(posixpath.join(folder, UNFINISHED)):
             raise BadInput(
                 f"--{flag}={spec}: {folder or '.'} holds a part of a data set, whose writing was "
                 f"cut short ({UNFINISHED} says so); write it again with --overwrite."
             )
     names = functools.lru_cache(maxsize=None)(_names)
-    _warn_of_missing_parts(paths, f"--{flag}={spec}", names)
+    named_files.warn_of_missing_hosts(paths, f"--{flag}={spec}", names)
     files, empty, seen = [], [], set()
     for path in paths:
         same = path if remote.is_remote(path) else os.path.realpath(path)
@@ -155,9 +162,12 @@ def _find(spec, flag, data_format):
                 else "name files of one kind."
             )
         )
-    tops = [part.strip().rstrip("/") for part in spec.split(",")]
-    read = functools.lru_cache(maxsize=None)(lambda folder: read_metadata(folder, names))
-    described = [_described(file, tops, read) for file in files]
+    said = {folder: read_metadata(folder, names) for folder in folders}
+    said = {folder: metadata for folder, metadata in said.items() if metadata}
+    there = set(paths) - {file.path for file in empty}
+    named_files.check(f"--{flag}={spec}", entries, there, said, _holds_data, partial)
+    tops = [entry.spec.rstrip("/") for entry in entries]
+    described = [_described(file, tops, said) for file in files]
     metadata = [m for _, m in described if m]
     return DataSet(
         [file for file, _ in described],
@@ -169,7 +179,26 @@ def _find(spec, flag, data_format):
         _agreed([{"hash_buckets": 0, **m} for m in metadata], "hash_buckets", flag),
         f"--{flag}={spec}",
         sampling_rates=_sampling_rates(described),
+        feature_map=_feature_map(described, flag),
     )
+
+
+def _feature_map(described, flag):
+    """The fingerprint that files have, from [(file, its metadata or None)]; None unless all do."""
+    found = _agreed([m for _, m in described if m], "feature_map", flag)
+    without = [file.path for file, m in described if not (m and m.get("feature_map"))]
+    if found and without:
+        logging.warning(
+            "--%s: its ids are those of feature map %s; whether those of %s are, too, no %s tells.",
+            flag, found, without[0], METADATA,
+        )  # fmt: skip
+    return None if without else found
+
+
+def identified(data: DataSet, known: Optional[Dict[str, Identity]] = None) -> DataSet:
+    """The data set with the identity of every file; `known` as in identity.identify."""
+    found = identity.identify([file.path for file in data.files], known)
+    return data._replace(files=[f._replace(identity=x) for f, x in zip(data.files, found)])
 
 
 def _names(folder):
@@ -180,40 +209,12 @@ def _names(folder):
         return []
 
 
-def _warn_of_missing_parts(paths, name, names):
-    """Warns where files, by their folders or their own names, are of several hosts' but not all."""
-    found = {}
-    for path in paths:
-        match = re.search(r"(.*/|^)shard-(\d{5})-of-(\d{5})/", path)
-        if match:
-            found.setdefault((match[1], int(match[3])), set()).add(int(match[2]))
-    for folder in {posixpath.dirname(path) for path in paths}:
-        for part in filter(PART.fullmatch, names(folder)):
-            index, number = map(int, re.findall(r"\d{5}", part))
-            found.setdefault((posixpath.join(folder, ""), number), set()).add(index)
-    for (folder, number), indices in sorted(found.items()):
-        missing = sorted(set(range(number)) - indices)
-        if missing:
-            logging.warning(
-                "%s: %s holds what %d of %d hosts have written; nothing is there of host %d%s.",
-                name, folder or ".", len(indices), number, missing[0],
-                " and others" if missing[1:] else "",
-            )  # fmt: skip
-
-
-def _matches(part, flag):
+def _search(part, flag) -> Found:
+    """What an entry of a flag finds; BadInput where that is nothing."""
     if not part:
         raise BadInput(f"--{flag} has an empty entry; give a directory, a glob or a file.")
     if tf.io.gfile.isdir(part):
-        found = [
-            posixpath.join(folder, name)
-            for folder, _, names in tf.io.gfile.walk(part)
-            for name in names
-            if _holds_data(posixpath.join(folder[len(part) :], name))
-        ]
-        if not found:
-            raise BadInput(f"--{flag}={part}: the directory holds no data files.")
-        return found
+        return _search_folder(part, flag)
     # TensorFlow begins what it finds in the current folder so.
     pattern = part if posixpath.dirname(part) else posixpath.join(".", part)
     fixed = len(posixpath.dirname(re.split(r"[*?\[]", pattern)[0]))
@@ -230,7 +231,19 @@ def _matches(part, flag):
         raise BadInput(f"--{flag}={part}: {folder} may not be read (permission denied).")
     if not found:
         raise BadInput(f"--{flag}={part}: no file matches.")
-    return found
+    return Found(pattern, False, found, [])
+
+
+def _search_folder(top, flag):
+    paths, folders = [], []
+    for folder, _, names in tf.io.gfile.walk(top):
+        below = folder[len(top) :]
+        paths += [posixpath.join(folder, x) for x in names if _holds_data(posixpath.join(below, x))]
+        if "/." not in below and any(is_metadata(x) or x == UNFINISHED for x in names):
+            folders.append(posixpath.dirname(posixpath.join(folder, METADATA)))
+    if not paths:
+        raise BadInput(f"--{flag}={top}: the directory holds no data files.")
+    return Found(top, True, paths, folders)
 
 
 def _holds_data(path):
@@ -254,15 +267,15 @@ def _format(path):
     return "tfrecord" if bad_records.looks_like_tfrecord(head) else "libsvm"
 
 
-def _described(file, tops, read):
-    """(file with its counts, metadata) from the dataset.json that describes it.
+def _described(file, tops, said):
+    """(file with its counts, metadata) from the dataset.json that describes it, of {folder: its}.
 
     That lies beside the file, or in the folder of `tops` that was searched through.
     """
     folder = posixpath.dirname(file.path)
     above = (top for top in tops if folder.startswith(f"{top}/"))
     for top in (folder, *above):
-        metadata = read(top)
+        metadata = said.get(top)
         entry = metadata and metadata["files"].get(file.path[len(top) :].lstrip("/"))
         if not entry:
             continue
@@ -289,24 +302,6 @@ def _sampling_rates(described):
         return None
     rows = ((f.rows - f.positives, f.positives) for f, _ in described)
     return merge_rates(zip((r and SamplingRates(**r) for r in rates), rows))
-
-
-def merge_rates(
-    parts: Iterable[Tuple[Optional[SamplingRates], Tuple[int, int]]],
-) -> SamplingRates:
-    """The SamplingRates of several parts together: what is left, over what there was.
-
-    Args:
-        parts: for each its SamplingRates, None where it was not sampled, and its (negatives,
-            positives). A part that has none of a label, as with rate 0, does not count for it.
-    """
-    parts = [(rates or SamplingRates(1.0, 1.0), rows) for rates, rows in parts]
-    merged = []
-    for label in (0, 1):
-        kept = sum(rows[label] for _, rows in parts)
-        before = sum(rows[label] / rates[label] for rates, rows in parts if rows[label])
-        merged.append(kept / before if before else parts[0][0][label])
-    return SamplingRates(*merged)
 
 
 def _agreed(metadata, key, flag):
@@ -339,11 +334,18 @@ def read_metadata(folder: str, names: Callable = _names) -> Optional[dict]:
 def merge_metadata(parts: Dict[str, dict]) -> dict:
     """One dataset.json made of several, by their paths, which messages name.
 
-    field_size and hash_buckets have to be the same, feature_size becomes the largest; see also
-    merge_rates.
+    field_size and hash_buckets have to be the same, and feature_map where it is told; feature_size
+    becomes the largest; see also merge_rates.
     """
     (first, merged), *others = parts.items()
     files, owners = dict(merged["files"]), dict.fromkeys(merged["files"], first)
+    of_map = {part["feature_map"]: path for path, part in parts.items() if "feature_map" in part}
+    if len(of_map) > 1:
+        (one, path), (other, another), *_ = of_map.items()
+        raise BadInput(
+            f"{another}: has the ids of feature map {other}, but {path} those of {one}: these are "
+            "not parts of one data set."
+        )
     for path, part in others:
         for key in ("field_size", "hash_buckets"):
             if part.get(key) != merged.get(key):
@@ -365,18 +367,14 @@ def merge_metadata(parts: Dict[str, dict]) -> dict:
         content["multi_valued"] = True
     if "hash_buckets" in merged:
         content["hash_buckets"] = merged["hash_buckets"]
+    if of_map:
+        content["feature_map"] = next(iter(of_map))
     rates = [part.get("sampling_rates") for part in parts.values()]
     if any(rates):
-        rows = [_rows_by_label(part["files"].values()) for part in parts.values()]
+        rows = [rows_by_label(part["files"].values()) for part in parts.values()]
         merged_rates = merge_rates(zip((r and SamplingRates(**r) for r in rates), rows))
         content["sampling_rates"] = merged_rates._asdict()
     return content
-
-
-def _rows_by_label(entries):
-    """(negatives, positives) of the files that entries describe."""
-    positives = sum(entry["positives"] for entry in entries)
-    return sum(entry["rows"] for entry in entries) - positives, positives
 
 
 def read_part(path: str) -> dict:
@@ -396,13 +394,15 @@ def read_part(path: str) -> dict:
             _check_number(found, "hash_buckets", least=2)
         if not isinstance(found.get("multi_valued", False), bool):
             raise ValueError(f"multi_valued is {str(found['multi_valued'])[:40]}")
+        if not _FINGERPRINT.fullmatch(found.get("feature_map", "0" * 8)):
+            raise ValueError(f"feature_map is {found['feature_map'][:40]}")
         for entry in found["files"].values():
             for key in ("rows", "bytes", "positives"):
                 _check_number(entry, key, least=0)
             if entry["positives"] > entry["rows"]:
                 raise ValueError(f"{entry['positives']} positives of {entry['rows']} rows")
         if "sampling_rates" in found:
-            _check_rates(found["sampling_rates"], found["files"].values())
+            check_rates(found["sampling_rates"], found["files"].values())
     except BadInput:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -425,18 +425,6 @@ def _check_number(entry, key, least):
         raise ValueError(f"{key} is {str(number)[:40]}")
 
 
-def _check_rates(rates, entries):
-    """Refuses (ValueError) sampling_rates that are no two rates, or not those of the files."""
-    if set(rates) != set(SamplingRates._fields):
-        raise ValueError(f"sampling_rates is {str(rates)[:60]}")
-    rows = SamplingRates(*_rows_by_label(entries))
-    for label, rate in rates.items():
-        if type(rate) not in (int, float) or not 0 <= rate < 1 << 63:
-            raise ValueError(f"the sampling rate {label} is {str(rate)[:40]}")
-        if not rate and getattr(rows, label):
-            raise ValueError(f"the sampling rate {label} is 0 and there are {label} rows")
-
-
 def write_metadata(
     folder: str,
     field_size: int,
@@ -446,6 +434,7 @@ def write_metadata(
     name: str = METADATA,
     multi_valued: bool = False,
     hash_buckets: int = 0,
+    feature_map: Optional[str] = None,
 ):
     """Writes dataset.json into a folder, whole or not at all; `files` are of that folder."""
     content = {
@@ -454,6 +443,7 @@ def write_metadata(
         "feature_size": feature_size,
         **({"multi_valued": True} if multi_valued else {}),
         **({"hash_buckets": hash_buckets} if hash_buckets else {}),
+        **({"feature_map": feature_map} if feature_map else {}),
         "files": {
             os.path.basename(f.path): {"rows": f.rows, "bytes": f.bytes, "positives": f.positives}
             for f in files
@@ -471,7 +461,8 @@ def open_whole(path: str):
     Raises:
         OSError: it cannot be written; it is named also where the system's error names no file.
     """
-    folder, name = os.path.split(os.path.abspath(path))
+    target = os.path.realpath(path)  # of a link what it leads to
+    folder, name = os.path.split(target)
     prefix = f".{name}.tmp-"
     leftovers.remove(folder, prefix)
     temporary = os.path.join(folder, f"{prefix}{os.getpid()}")
@@ -480,7 +471,7 @@ def open_whole(path: str):
             with open(temporary, "w", encoding="utf-8") as f:
                 leftovers.lock(f.fileno())
                 yield f
-            os.replace(temporary, path)
+            os.replace(temporary, target)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.remove(temporary)
@@ -490,6 +481,19 @@ def write_whole(path: str, text: str):
     """Writes a text file, whole or not at all."""
     with open_whole(path) as f:
         f.write(text)
+
+
+def write_json(path: str, content):
+    """Writes JSON, whole or not at all; null in place of numbers that it has no words for."""
+    write_whole(path, json.dumps(_finite(content), indent=1) + "\n")
+
+
+def _finite(content):
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def join(path: str, parts: List[str]):

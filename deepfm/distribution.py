@@ -4,13 +4,17 @@ TensorFlow is loaded only inside the functions, for flags.py needs the modes' na
 environment of TensorFlow's threads is set.
 """
 
+import json
 import os
 import re
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
+import numpy as np
 from absl import logging
 
 from deepfm.utilization import cores
+
+_CPU_REPLICAS = 16  # that may share the cores of a machine
 
 
 class Distribution(NamedTuple):
@@ -36,17 +40,27 @@ class Distribution(NamedTuple):
         wrap_optimizer: optimizer -> optimizer.
         wrap_model_fn: model_fn -> model_fn of training.
         make_hooks: () -> hooks of each session: training, evaluation and inference.
-        make_training_hooks: (model_dir, keep_checkpoint_max, save_in_time: session -> None) ->
-            further hooks of training, before the saving of checkpoints.
-        agree: the chief's value of a number, in all processes, which all must call.
-        exchange: a number of each process -> those of all, by rank, likewise.
+        make_training_hooks: (save_in_time: session -> None) -> further hooks of training, before
+            the saving of checkpoints.
+        agree: the chief's value, in all processes, which all must call; anything that JSON can
+            hold.
+        exchange: a value of each process -> those of all, by rank, likewise.
         steps_taken: (the steps of each process, by rank, which the chief knows) -> those of this
             process, likewise.
-        steps_now: () -> the steps of each process so far, where they do not take them together.
+        begin_step: (features, labels, --max_steps) -> features, labels; no step is taken before.
+        end_step: train_op -> train_op.
+        count_steps: () -> int64 [num_processes], the steps that each process has taken, of which
+            the weights that are read afterwards have all updates; None where all take each step.
+        saves_in_parts: model_dir -> whether those that hold parts of variables write them there.
         anyone_stops: (whether this process is to stop) -> whether any is; called after each step.
             Where several processes take each step together, `average` tells them in the step.
         average: (tensor, name) -> its mean over all processes, in each step of training.
         gather: (tensor [n, ...], name) -> tensor [sum of n, ...], over all processes.
+        stack: (tensor [...], name) -> tensor [replicas_in_step, ...], of the replicas that take a
+            step of training together, in the same order on each, without gradient; None where
+            a replica takes it alone. Each has to give all names, and each of them once.
+        owns_variables: () -> whether the replica that is being built has variables of its own, and
+            not those of one that has been built before it.
         finish: called when the job is done; returns when this process may end.
     """
 
@@ -68,14 +82,19 @@ class Distribution(NamedTuple):
     wrap_optimizer: Callable = lambda optimizer: optimizer
     wrap_model_fn: Callable = lambda model_fn: model_fn
     make_hooks: Callable[[], list] = list
-    make_training_hooks: Callable[[str, int, Callable], list] = lambda *_: []
+    make_training_hooks: Callable[[Callable], list] = lambda save_in_time: []
     agree: Callable = lambda value: value
     exchange: Callable = lambda value: [value]
     steps_taken: Callable = lambda of_processes: of_processes[0]
-    steps_now: Optional[Callable[[], List[int]]] = None
+    begin_step: Callable = lambda features, labels, max_steps: (features, labels)
+    end_step: Callable = lambda train_op: train_op
+    count_steps: Optional[Callable] = None
+    saves_in_parts: Callable[[str], bool] = lambda model_dir: True
     anyone_stops: Callable = lambda wanted: wanted
     average: Callable = lambda tensor, name: tensor
     gather: Callable = lambda tensor, name: tensor
+    stack: Optional[Callable] = None
+    owns_variables: Callable[[], bool] = lambda: True
     finish: Callable[[], None] = lambda: None
 
     def total(self, value):
@@ -135,13 +154,42 @@ def tower(flags: ModeFlags) -> Distribution:
 
 
 def _towers(devices):
-    """The facts of one replica per device."""
+    """The facts of one replica per device; they are built one after another, into one graph."""
+    import tensorflow as tf
     from tensorflow.contrib import estimator
+
+    stacks = {}  # name -> (the stack, how many replicas have given theirs)
+
+    def stack(tensor, name):
+        """The first makes the stack, of its own in all places; each other puts in its own.
+
+        A collective operation would need a thread for each replica, or wait for ever.
+        """
+        whole, given = stacks.get(name, (None, 0))
+        if not given:
+            with tf.device("/cpu:0"):
+                whole = tf.raw_ops.Pack(values=[tensor] * len(devices))
+        else:
+            whole.op._update_input(given, tensor)
+        stacks[name] = whole, given + 1
+        return whole
+
+    def wrap_model_fn(model_fn):
+        replicated = estimator.replicate_model_fn(model_fn, devices=devices)
+
+        def of_one_graph(features, labels, mode):
+            stacks.clear()
+            with tf.name_scope("replicas"):  # the name of the loss is for Estimator's summary of it
+                return replicated(features, labels, mode)
+
+        return of_one_graph
 
     return {
         "replicas_per_process": len(devices),
         "wrap_optimizer": estimator.TowerOptimizer,
-        "wrap_model_fn": lambda fn: estimator.replicate_model_fn(fn, devices=devices),
+        "wrap_model_fn": wrap_model_fn,
+        "stack": stack,
+        "owns_variables": lambda: not tf.compat.v1.get_variable_scope().reuse,
     }
 
 
@@ -156,12 +204,21 @@ def mirrored(flags: ModeFlags) -> Distribution:
         "reduction_to_one_device": tf.distribute.ReductionToOneDevice,
     }[flags.cross_device_ops]()
     logging.info("MirroredStrategy on %s, %s.", ", ".join(devices), flags.cross_device_ops)
+
+    def stack(tensor, name):
+        def together(strategy, values):
+            with tf.device("/cpu:0"):
+                return tf.stack(strategy.experimental_local_results(values))
+
+        return tf.distribute.get_replica_context().merge_call(together, args=(tensor,))
+
     return Distribution(
         name="mirrored",
         replicas_per_process=len(devices),
         session_config=_session_config(flags, devices),
         strategy=tf.distribute.MirroredStrategy(devices, reduction),
         split_batches=True,
+        stack=stack,
     )
 
 
@@ -194,21 +251,23 @@ def horovod(flags: ModeFlags) -> Distribution:
         config.gpu_options.visible_device_list = str(hvd.local_rank())
 
     def agree(value):
+        text = np.frombuffer(json.dumps(value).encode(), np.uint8)
         with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
-            return type(value)(session.run(hvd.broadcast(tf.constant(value, tf.float64), 0)))
+            size = session.run(hvd.broadcast(tf.constant(len(text)), 0))
+            text = np.resize(text, size)  # all but the chief's are overwritten
+            return json.loads(session.run(hvd.broadcast(tf.constant(text), 0)).tobytes().decode())
 
     def exchange(value):
         with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
-            gathered = session.run(hvd.allgather(tf.constant([value], tf.float64)))
-            return [type(value)(x) for x in gathered]
-
-    def gather_tuples(value):
-        with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
             return hvd.allgather_object(value, session)
+
+    def stack(tensor, name):
+        stacked = hvd.allgather(tensor[tf.newaxis], name=name)
+        return tf.ensure_shape(stacked, [hvd.size(), *tensor.shape])
 
     finish = lambda: None
     if hvd.size() > 1:
-        watch = watch_ranks(hvd.rank(), gather_tuples)
+        watch = watch_ranks(hvd.rank(), exchange)
 
         def finish():
             agree(0)  # until then all watch each other: what rank 0 still does alone may fail
@@ -234,6 +293,7 @@ def horovod(flags: ModeFlags) -> Distribution:
         anyone_stops=lambda wanted: False,
         average=lambda tensor, name: hvd.allreduce(tensor, name=name),
         gather=lambda tensor, name: hvd.allgather(tensor, name=name),
+        stack=stack,
         finish=finish,
     )
 
@@ -266,11 +326,12 @@ def ps(flags: ModeFlags) -> Distribution:
         return Distribution(name="ps", serve=lambda: parameter_servers.serve(cluster, config))
     member = parameter_servers.Member(cluster, config)
     config.device_filters.extend(member.device_filters)
+    alone = cluster.num_processes == 1
     return Distribution(
         name="ps",
         num_processes=cluster.num_processes,
         rank=cluster.rank,
-        synchronous=cluster.num_processes == 1,
+        synchronous=alone,
         session_config=config,
         tf_config=os.environ["TF_CONFIG"],
         device_fn=member.device_fn,
@@ -279,7 +340,10 @@ def ps(flags: ModeFlags) -> Distribution:
         agree=member.agree,
         exchange=member.exchange,
         steps_taken=member.steps_taken,
-        steps_now=member.steps_now,
+        begin_step=member.begin_step,
+        end_step=member.end_step,
+        count_steps=None if alone else member.count_steps,
+        saves_in_parts=member.servers_see,
         anyone_stops=member.anyone_stops,
         finish=member.finish,
         **(_towers(devices) if devices else {}),
@@ -344,12 +408,19 @@ def _devices(flags) -> List[str]:
 
     gpus, wanted = len(_gpus()), flags.replicas_per_process
     there = gpus or max(int(min(cores(), flags.num_cpus or cores())), 1)
-    if wanted > there:
-        what = "GPUs" if gpus else "CPU cores"
+    most = gpus or max(there, _CPU_REPLICAS)
+    if wanted > most:
+        what = f"{gpus} GPUs" if gpus else f"{there} CPU cores, which {most} replicas may share"
         raise BadInput(
-            f"--replicas_per_process={wanted}, but this machine has {there} {what}; "
-            f"try --replicas_per_process={there}."
+            f"--replicas_per_process={wanted}, but this machine has {what}; "
+            f"try --replicas_per_process={most}."
         )
+    if wanted > there:
+        logging.warning(
+            "--replicas_per_process=%d on %d CPU cores: as a trial of as many GPUs; it trains no "
+            "faster.",
+            wanted, there,
+        )  # fmt: skip
     if gpus:
         return [f"/gpu:{i}" for i in range(wanted or gpus)]
     return [f"/cpu:{i + 1}" for i in range(wanted or max(there - 1, 1))]

@@ -11,10 +11,13 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import warnings
 from typing import Callable, List
 
 from absl import app, flags, logging
+
+import deepfm
 
 # How a sentence about a lost process ends, where this process ends only for that.
 SO_THIS_ENDS = (
@@ -48,7 +51,9 @@ def run(main, before_tensorflow=lambda: None, when_ended=""):
     A BadInput that escapes ends with exit code 2, a failure of TensorFlow or of the disk with 1,
     both with one sentence on standard error. Anything else is a fault of ours: its trace is shown.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # The client of S3 logs as errors that a file is not there, or is read to its end.
+    on_s3 = any("s3://" in word for word in sys.argv)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if on_s3 else "2")
     warnings.filterwarnings("ignore", category=FutureWarning, module="tensor(flow|board)")
 
     process = os.getpid()
@@ -72,7 +77,7 @@ def run(main, before_tensorflow=lambda: None, when_ended=""):
         _guarded(main)
 
     try:
-        app.run(start, flags_parser=_parse)
+        app.run(start, flags_parser=read_flags_alone)
     finally:
         for number in _SIGNALS:  # from here on Python takes its handlers away
             if signal.getsignal(number) is _nothing:
@@ -104,6 +109,14 @@ def ignore_signals():
             signal.signal(number, _nothing)
 
 
+def expand_home(word):
+    """--name=~/path, which a shell leaves as it is, with the home folder in place of ~."""
+    name, equals, value = word.partition("=")
+    if not (equals and name.startswith("-")):
+        return word
+    return name + equals + ",".join(map(os.path.expanduser, value.split(",")))
+
+
 def join_boolean_words(argv, booleans):
     """`--x False`, as SageMaker's toolkit passes it, as `--x=False` for the flags in `booleans`."""
     joined = []
@@ -116,15 +129,43 @@ def join_boolean_words(argv, booleans):
     return joined
 
 
-def _parse(argv):
+def read_flags(argv, hint=""):
+    """Reads the flags; what is none is returned, behind the name of the program.
+
+    What cannot be ends the program with exit code 2 and a sentence, at whose end stands `hint`
+    where there is no such flag; --help ends it with 0.
+    """
     booleans = {name for name in flags.FLAGS if flags.FLAGS[name].boolean}
     try:
-        rest = flags.FLAGS(join_boolean_words(argv, booleans))
-        if len(rest) > 1:
-            raise flags.Error(f"'{rest[1]}' is not a flag; flags are given as --name=value.")
+        return flags.FLAGS(join_boolean_words(map(expand_home, argv), booleans))
     except flags.Error as error:
-        _end(" ".join(str(error).split()), 2)
+        more = hint if isinstance(error, flags.UnrecognizedFlagError) else ""
+        return _end(" ".join(str(error).split()) + more, 2)
+    except SystemExit:  # absl has --help end with 1
+        sys.exit(0)
+
+
+def make_output_dir(path):
+    """Makes the folder that --output_dir names; BadInput where nothing can be written there."""
+    try:
+        os.makedirs(path, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        raise BadInput(f"--output_dir={path} cannot be written: {error.strerror}.") from error
+
+
+def read_flags_alone(argv, hint=""):
+    """read_flags of a program that takes nothing else."""
+    rest = read_flags(argv, hint)
+    if len(rest) > 1:
+        _end(f"'{rest[1]}' is not a flag; flags are given as --name=value.{hint}", 2)
     return rest
+
+
+def read_flags_before_words(argv):
+    """read_flags of a program that hands on what follows `--`, which is returned."""
+    own = argv.index("--") if "--" in argv else len(argv)
+    return read_flags_alone(argv[:own], " (flags of train.py follow --)") + argv[own + 1 :]
 
 
 def _guarded(main):
@@ -133,8 +174,11 @@ def _guarded(main):
     )
     # A tenth of the time to the first step went to looking for garbage among all of TensorFlow.
     gc.set_threshold(100_000)
+    deepfm.need("tensorflow_core")
     import tensorflow as tf
 
+    if not tf.__version__.startswith("1.15."):
+        deepfm.refuse_python(f"has TensorFlow {tf.__version__}, not 1.15")
     if "SM_TRAINING_ENV" in os.environ:
         # SageMaker's toolkit keeps standard error back until the end, for its failure file.
         logging.get_absl_handler().python_handler.stream = sys.stdout
@@ -148,7 +192,8 @@ def _guarded(main):
     except (OSError, tf.errors.OpError) as error:
         logging.debug("The trace of this failure:", exc_info=True)
         text = error.message if isinstance(error, tf.errors.OpError) else str(error)
-        text = text.strip().splitlines()[0]
+        # Of an error in tf.data, TensorFlow says where it came through first.
+        text = text.strip().splitlines()[0].rpartition("Original message: ")[2]
         if _HOROVOD.search(text):
             _end(f"another rank has failed, or cannot be reached, {SO_THIS_ENDS}", 1)
         _end(f"{type(error).__name__}: {text}", 1)

@@ -4,6 +4,7 @@ Names that the article's code has are kept, so that its launch notebooks keep wo
 """
 
 import json
+import math
 import os
 
 from absl import flags
@@ -24,6 +25,21 @@ class _WholeNumber(flags.IntegerParser):
 
 def _integer(name, default, text, lower=None, upper=None):
     parser = _WholeNumber(lower, upper)
+    flags.DEFINE(parser, name, default, text, serializer=flags.ArgumentSerializer())
+
+
+class _Finite(flags.FloatParser):
+    """A number; nan and inf are none."""
+
+    def convert(self, argument):
+        number = super().convert(argument)
+        if not math.isfinite(number):
+            raise ValueError(f"{argument!r} is not a finite number")
+        return number
+
+
+def _float(name, default, text, lower=None, upper=None):
+    parser = _Finite(lower, upper)
     flags.DEFINE(parser, name, default, text, serializer=flags.ArgumentSerializer())
 
 
@@ -76,11 +92,27 @@ flags.DEFINE_enum("task_type", "train", ["train", "eval", "infer", "export"], "W
 flags.DEFINE_string("model_dir", None, "Where checkpoints, summaries and report.json are kept.")
 flags.DEFINE_alias("checkpoint_dir", "model_dir")
 flags.DEFINE_string("servable_model_dir", None, "Where the model is exported to for serving.")
-flags.DEFINE_bool("clear_existing_model", False, "Delete what is in model_dir before training.")
+flags.DEFINE_bool(
+    "clear_existing_model",
+    False,
+    "Delete the model in model_dir before training; files that train.py has not written stay.",
+)
+flags.DEFINE_bool(
+    "abandon_interrupted_run",
+    False,
+    "Where the run in model_dir was interrupted and these are other data, give it up: begin a new "
+    "run on these data with the weights so far.",
+)
 flags.DEFINE_string(
     "predictions_file", None, "Output of infer; default: predictions.txt in model_dir."
 )
-_integer("seed", 1, "Of the initial weights, the order of records and dropout.", 0)
+_integer(
+    "seed",
+    1,
+    "Of the initial weights, the order of records and dropout.",
+    0,
+    (1 << 32) - 1,  # the largest that numpy takes, and the model's ops 1,000 times that
+)
 
 # Data
 _DATA = "A directory, a glob, or a comma list of these; local or s3://."
@@ -110,7 +142,7 @@ flags.DEFINE_bool(
 )
 _integer("shuffle_buffer", 100000, "Records among which the next one is drawn; 0: in order.", 0)
 flags.DEFINE_string("cache", "none", "none, memory, or the path of a cache file.")
-_integer("num_parallel_reads", 4, "Files that are read at the same time.", 1)
+_integer("num_parallel_reads", 4, "Files that are read at the same time.", 1, 1024)
 _integer("read_buffer_bytes", 8 << 20, "Read buffer of each file, bytes.", 1)
 _integer("max_bad_records", 0, "Unreadable records that training may pass over.", 0)
 
@@ -161,17 +193,19 @@ _numbers(
     lambda x: 0 <= x < 1,
     "a rate of at least 0 and below 1, or one for each hidden layer",
 )
-flags.DEFINE_bool("batch_norm", False, "Normalise each hidden layer before its ReLU.")
-flags.DEFINE_float("batch_norm_decay", 0.9, "Of the moving statistics.", 0.0, 1.0)
+flags.DEFINE_bool(
+    "batch_norm", False, "Normalise each hidden layer over the global batch, before its ReLU."
+)
+_float("batch_norm_decay", 0.9, "Decay of batch norm's moving averages.", 0.0, 1.0)
 flags.DEFINE_enum("loss_type", "log_loss", ["log_loss", "square_loss"], "The loss.")
-flags.DEFINE_float("l2_reg", 0.0001, "Lambda of the L2 term, lambda/2 * sum of squares.", 0.0)
+_float("l2_reg", 0.0001, "Lambda of the L2 term, lambda/2 * sum of squares.", 0.0)
 flags.DEFINE_enum(
     "l2_scope",
     "batch",
     ["batch", "table"],
     "Table rows that L2 covers: each distinct row of the global batch, once per step; or all.",
 )
-flags.DEFINE_float("embedding_init_stddev", 0.01, "Of the initial embeddings.", 0.0)
+_float("embedding_init_stddev", 0.01, "Of the initial embeddings.", 0.0)
 flags.DEFINE_enum(
     "pooling",
     "sum",
@@ -194,11 +228,11 @@ flags.DEFINE(
     "The optimizer, in any case; GD is sgd.",
     serializer=flags.ArgumentSerializer(),
 )
-flags.DEFINE_float("learning_rate", 0.001, "The learning rate.", 0.0)
-flags.DEFINE_float("learning_rate_scale", 1.0, "Multiplies learning_rate.", 0.0)
+_float("learning_rate", 0.001, "The learning rate.", 0.0)
+_float("learning_rate_scale", 1.0, "Multiplies learning_rate.", 0.0)
 flags.DEFINE_bool("lazy_updates", True, "Update only the embedding rows of the batch.")
-flags.DEFINE_float("clip_norm", 0.0, "Largest global norm of the gradients; 0: not clipped.", 0.0)
-flags.DEFINE_float(
+_float("clip_norm", 0.0, "Largest global norm of the gradients; 0: not clipped.", 0.0)
+_float(
     "learning_rate_decay_on_plateau",
     1.0,
     "Multiplies the learning rate after an evaluation whose AUC is no better; 1: never.",
@@ -237,9 +271,11 @@ _integer(
 )
 _integer("num_epochs", 1, "Times that each record is trained on, from the beginning of the run.", 1)
 _integer("max_steps", 0, "Stop at this global step; 0: after num_epochs.", 0)
-_integer("intra_op_threads", 0, "Threads inside one operator; 0: half the cores.", 0)
-_integer("inter_op_threads", 0, "Operators side by side; 0: the number of cores.", 0)
-_integer("omp_num_threads", 0, "Of OpenMP, in TensorFlow builds with MKL; 0: its own choice.", 0)
+_integer("intra_op_threads", 0, "Threads inside one operator; 0: half the cores.", 0, 1024)
+_integer("inter_op_threads", 0, "Operators side by side; 0: the number of cores.", 0, 1024)
+_integer(
+    "omp_num_threads", 0, "Of OpenMP, in TensorFlow builds with MKL; 0: its own choice.", 0, 1024
+)
 flags.DEFINE_string(
     "kmp_affinity",
     None,

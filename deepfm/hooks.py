@@ -84,7 +84,7 @@ class Progress(v1.train.SessionRunHook):
         self._busy = []  # (time without evaluations, utilization.busy_seconds), once a second
         self._gpus = gpus or utilization.Gpus()
         self._summarizes = summarize
-        self._excluded, self._excluded_busy = 0.0, 0.0
+        self._excluded, self._excluded_busy, self._excluded_cpu = 0.0, 0.0, 0.0
         self._logged = 0  # own steps at the last line
         self._shown = None  # the _sample of the last line, and what the GPUs had told by then
         self._bar = None
@@ -108,7 +108,7 @@ class Progress(v1.train.SessionRunHook):
             return  # a session made anew
         self._first_step = session.run(v1.train.get_global_step())
         gc.freeze()  # the graph's objects stay; Python need not look through them again and again
-        self._begin, self._begin_cpu = time.time(), time.process_time()
+        self._begin, self._begin_cpu = time.monotonic(), time.process_time()
         # Launchers of several processes give each a terminal and prefix what it writes there.
         if self._every_steps and self._processes == 1 and sys.stdout.isatty():
             steps = self._last_step and self._last_step - self._first_step
@@ -122,8 +122,11 @@ class Progress(v1.train.SessionRunHook):
     def after_run(self, run_context, run_values):
         loss, rows, wait, global_step = run_values.results.tolist()
         rows, global_step = int(rows), int(global_step)
-        self._ends.append(time.time() - self._excluded)
-        self._cpu.append(time.process_time())
+        self._ends.append(time.monotonic() - self._excluded)
+        # TensorFlow's clock may have been set meanwhile; a step waits for less than it takes.
+        began = self._ends[-2] if len(self._ends) > 1 else self._begin
+        wait = min(max(wait, 0.0), self._ends[-1] - began)
+        self._cpu.append(time.process_time() - self._excluded_cpu)
         self._look()
         self._waits.append(wait)
         self._examples.append(rows)
@@ -152,16 +155,17 @@ class Progress(v1.train.SessionRunHook):
     def _sample(self):
         return self._ends[-1], utilization.busy_seconds() - self._excluded_busy
 
-    def exclude(self, started: Tuple[float, float]):
+    def exclude(self, started: Tuple[float, float, float]):
         """Takes an evaluation, which began at a `moment`, out of the throughput."""
-        now = self.moment()
-        self._excluded += now[0] - started[0]
-        self._excluded_busy += now[1] - started[1]
+        seconds, busy, cpu = (now - then for now, then in zip(self.moment(), started))
+        self._excluded += seconds
+        self._excluded_busy += busy
+        self._excluded_cpu += cpu
 
     @staticmethod
-    def moment() -> Tuple[float, float]:
-        """(time, utilization.busy_seconds) as they are now."""
-        return time.time(), utilization.busy_seconds()
+    def moment() -> Tuple[float, float, float]:
+        """(time, utilization.busy_seconds, CPU time of this process) as they are now."""
+        return time.monotonic(), utilization.busy_seconds(), time.process_time()
 
     @property
     def steps(self) -> int:
@@ -364,6 +368,26 @@ def diverged(step, what, worst, model_dir):
     )
 
 
+class _Timer:
+    """Tells when to save: a number of seconds or of steps after the last time.
+
+    In place of TensorFlow's SecondOrStepTimer, which goes by the time of day: while that has been
+    set back an hour, an hour without a checkpoint.
+    """
+
+    def __init__(self, seconds: Optional[int], steps: Optional[int]):
+        self._seconds, self._steps = seconds, steps
+        self._last_step, self._last_time = 0, time.monotonic()
+
+    def should_trigger_for_step(self, step):
+        if self._seconds is None:
+            return step >= self._last_step + self._steps
+        return step != self._last_step and time.monotonic() >= self._last_time + self._seconds
+
+    def update_last_triggered_step(self, step):
+        self._last_step, self._last_time = step, time.monotonic()
+
+
 class Checkpointer(v1.train.CheckpointSaverHook):
     """Saves checkpoints of finite weights only, and evaluates some of them on the way.
 
@@ -374,7 +398,7 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         evaluate: (session, step) -> (whether it changed a variable, so that the checkpoint is made
             anew; whether training is to stop); called when the checkpoint of a step is there.
         first_step: global step from which these steps are counted.
-        before_save: called with the step of each checkpoint before it is saved.
+        before_save: called before each checkpoint is saved.
         save: False in processes that leave saving to the chief and only evaluate with it.
     """
 
@@ -386,10 +410,11 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         eval_steps: int = 0,
         evaluate: Optional[Callable] = None,
         first_step: int = 0,
-        before_save: Callable[[int], None] = lambda step: None,
+        before_save: Callable[[], None] = lambda: None,
         save: bool = True,
     ):
         super().__init__(model_dir, save_secs=save_secs, save_steps=save_steps)
+        self._timer = _Timer(save_secs, save_steps)
         self._eval_steps = eval_steps
         self._evaluate = evaluate
         self._model_dir = model_dir
@@ -452,7 +477,7 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         if not session.run(self._finite):
             worst = session.run(self._worst)
             raise diverged(step, "the weights are not finite", worst, self._model_dir)
-        self._before_save(step)
+        self._before_save()
         self._saved_step = step
         return super()._save(session, step)
 
@@ -489,25 +514,29 @@ def _worst_weights():
 
 
 class CheckShapes(v1.train.SessionRunHook):
-    """Refuses a model_dir whose checkpoint is another model's, and names what differs."""
+    """Refuses a model_dir whose checkpoint is another model's, and names what differs.
 
-    def __init__(self, model_dir: str):
-        self._model_dir = model_dir
+    Args:
+        model_dir: the folder.
+        path: of the checkpoint; None: the newest.
+    """
+
+    def __init__(self, model_dir: str, path: Optional[str] = None):
+        self._model_dir, self._path = model_dir, path
 
     def begin(self):
-        path = tf.train.latest_checkpoint(self._model_dir)
+        path = self._path or tf.train.latest_checkpoint(self._model_dir)
         if not path:
             return
         found = dict(tf.train.list_variables(path))
-        # MirroredStrategy keeps copies that are no variables of the checkpoint.
-        variables = [v for v in v1.global_variables() if "/replica_" not in v.op.name]
-        wanted = dict(map(_saved_as, variables))
+        wanted = dict(map(_saved_as, _variables()))
         differ = [
             f"{name} is {found[name]}, these flags make it {shape}"
             for name, shape in wanted.items()
             if name in found and list(found[name]) != shape
         ]
-        missing = [name for name in wanted if name not in found]
+        needed = {_saved_as(variable)[0] for variable in v1.trainable_variables()}
+        missing = [name for name in wanted if name not in found and name in needed]
         if differ or missing:
             raise BadInput(
                 f"--model_dir={self._model_dir} holds another model's checkpoint: "
@@ -515,6 +544,39 @@ class CheckShapes(v1.train.SessionRunHook):
                 + ". Give the flags it was trained with, another --model_dir, "
                 "or --clear_existing_model."
             )
+
+
+class SaveInPieces(v1.train.SessionRunHook):
+    """Has checkpoints saved and restored in pieces, and notes saved with them.
+
+    What the checkpoint to restore lacks begins at its initial value: the slots of an optimizer that
+    it was not trained with.
+
+    Args:
+        model_dir: where checkpoints are.
+        of_saver: arguments of pieces.make_saver.
+    """
+
+    def __init__(self, model_dir: str, **of_saver):
+        self._model_dir, self._of_saver = model_dir, of_saver
+
+    def begin(self):
+        path, absent = tf.train.latest_checkpoint(self._model_dir), {}
+        if path:
+            found = {name for name, _ in tf.train.list_variables(path)}
+            absent = {v.op.name: v for v in _variables() if _saved_as(v)[0] not in found}
+        if absent:
+            logging.info(
+                "The checkpoint is of another optimizer: %s start at their initial values.",
+                ", ".join(sorted({_saved_as(v)[0] for v in absent.values()})),
+            )
+        savers = v1.get_collection_ref(v1.GraphKeys.SAVERS)  # Estimator's, not built yet
+        savers[:] = [pieces.make_saver(absent=absent, **self._of_saver)]
+
+
+def _variables():
+    """The variables of a checkpoint; MirroredStrategy keeps copies that are none."""
+    return [v for v in v1.global_variables() if "/replica_" not in v.op.name]
 
 
 def _saved_as(variable):

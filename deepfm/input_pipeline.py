@@ -47,6 +47,8 @@ class InputConfig(NamedTuple):
         rows_of_processes: the records of an epoch that each process reads, by rank; None where
             that is not known.
         process: the rank of this one.
+        by_rows: whether files are divided into groups by their rows; False where these were not
+            known when the run began.
         compiled: whether the compiled kernels read, shuffle, batch and parse; the records are the
             same.
     """
@@ -68,6 +70,7 @@ class InputConfig(NamedTuple):
     in_step: bool = False
     rows_of_processes: Optional[Tuple[int, ...]] = None
     process: int = 0
+    by_rows: bool = True
     compiled: bool = False
 
     @property

@@ -75,9 +75,9 @@ def heard():
 
 
 def _handle(number, _):
-    again = requested() and time.time() - _state["at"] > _TWICE
+    again = requested() and time.monotonic() - _state["at"] > _TWICE
     if not requested():
-        _state.update(signal=number, at=time.time())
+        _state.update(signal=number, at=time.monotonic())
     name = signal.Signals(_state["signal"]).name
     if not _state["loaded"]:
         os.write(2, f"{os.path.basename(sys.argv[0])}: {name}: ending now.\n".encode())

@@ -21,12 +21,14 @@ def find(job, flag: str) -> datasets.DataSet:
             f"--{flag} is missing; give a directory, a glob or a list of files{channels}."
         )
     remote.check_readable(spec, flag)
-    data = datasets.find(spec, flag, job.data_format)
+    sharded = _is_sharded(job, flag)
+    partial = sharded or (flag == "training_data_dir" and bool(job.sagemaker.enable_s3_shard))
+    data = datasets.find(spec, flag, job.data_format, partial)
     data_check.check_gzip(data)
     divided = job.distribution.num_processes > 1
     if divided and not (flag == "val_data_dir" and evaluates_alone(job)):
         data = data_check.count_rows(data)
-    return data._replace(sharded=_is_sharded(job, flag))
+    return data._replace(sharded=sharded)
 
 
 def evaluates_alone(job) -> bool:

@@ -5,7 +5,6 @@ import os
 import time
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
-import tensorflow as tf
 from absl import logging
 
 from deepfm import (
@@ -23,7 +22,9 @@ from deepfm import (
 )
 from deepfm.distribution import Distribution
 from deepfm.entry import BadInput
-from deepfm.mirror import Mirror, at_hand
+from deepfm.mirror import REPORT, Mirror, at_hand
+
+_OF_EVALUATIONS = "eval", "curves", "best", "stopped_early"  # of a report
 
 
 class JobConfig(NamedTuple):
@@ -31,7 +32,7 @@ class JobConfig(NamedTuple):
 
     Attributes:
         model: fields of ModelConfig that were given as flags, sizes None where not given.
-        given: names of the fields of `model` that the user set.
+        given: names of the flags that the user set.
         optimizer: OptimizerConfig.
         input: InputConfig of training.
         distribution: Distribution.
@@ -45,6 +46,7 @@ class JobConfig(NamedTuple):
     servable_model_dir: Optional[str]
     predictions_file: Optional[str]
     clear_existing_model: bool
+    abandon_interrupted_run: bool
     training_data_dir: Optional[str]
     val_data_dir: Optional[str]
     infer_data_dir: Optional[str]
@@ -74,7 +76,7 @@ class JobConfig(NamedTuple):
 
 
 def run(job: JobConfig):
-    """Does the job and writes report.json.
+    """Does the job and writes its report: report.json of training, else report.TASK.json.
 
     Raises:
         BadInput: flags or data that the user has to mend; the text says which and how.
@@ -108,28 +110,88 @@ def _run(job):
             replicas=mode.replicas_per_process, split=mode.split_batches,
         )
     )  # fmt: skip
-    started = time.time()
+    started = time.monotonic()
     trains = job.task_type == "train"
     if mode.rank == 0:
+        _warn_of_idle_flags(job)
         if trains:
             checkpoints.claim(job.model_dir)
         if not (trains and job.clear_existing_model):
             checkpoints.prepare(job.model_dir, tidy=trains)
     report = TASKS[job.task_type](job)
     if mode.rank == 0:
-        report = {
-            "task_type": job.task_type,
-            "distribution": job.distribution.name,
-            "num_processes": job.distribution.num_processes,
-            "num_replicas": job.distribution.num_replicas,
-            "global_batch_size": job_model.global_batch(job),
-            "seconds": time.time() - started,
-            **report,
-            "flags": job.flags,
-        }
-        path = os.path.join(job.model_dir, "report.json")
-        datasets.write_whole(path, json.dumps(report, indent=1) + "\n")
+        _keep_report(job, {"seconds": time.monotonic() - started, **report})
     mode.finish()
+
+
+# Tasks that take notice of a flag, of those that not all do.
+_TAKE_NOTICE = {
+    "training_data_dir": ("train",),
+    "val_data_dir": ("train", "eval"),
+    "infer_data_dir": ("infer",),
+    "predictions_file": ("infer",),
+    "servable_model_dir": ("train", "export"),
+    "clear_existing_model": ("train",),
+    "abandon_interrupted_run": ("train",),
+}
+
+
+def _warn_of_idle_flags(job):
+    """Says which flags that the user has set change nothing here."""
+    task, mode = job.task_type, job.distribution
+    for name, tasks in _TAKE_NOTICE.items():
+        if name in job.given and task not in tasks:
+            logging.warning("--%s does nothing with --task_type=%s.", name, task)
+    if task == "train" and job.flags.get("replicas_per_process", 1) != mode.replicas_per_process:
+        logging.warning(
+            "--replicas_per_process=%d does nothing with --distribution=%s; try tower or mirrored.",
+            job.flags["replicas_per_process"], mode.name,
+        )  # fmt: skip
+    if task == "train" and "cross_device_ops" in job.given and not mode.strategy:
+        logging.warning("--cross_device_ops is of --distribution=mirrored; here it does nothing.")
+    folders = [(x or "").rstrip("/") for x in (job.training_data_dir, job.val_data_dir)]
+    same = folders[0] and folders[0] == folders[1]
+    if task == "train" and same:
+        logging.warning(
+            "--val_data_dir is --training_data_dir: the evaluations tell how well the model "
+            "remembers these records, and not how good it is on others."
+        )
+
+
+def _keep_report(job, found):
+    """Writes what a job has found out.
+
+    Training that had nothing left to do keeps the report of the one that had, but for evaluations.
+    """
+    trains = job.task_type == "train"
+    report = {
+        "task_type": job.task_type,
+        "distribution": job.distribution.name,
+        "num_processes": job.distribution.num_processes,
+        "num_replicas": job.distribution.num_replicas,
+        "global_batch_size": job_model.global_batch(job),
+        **found,
+        "flags": job.flags,
+    }
+    name = REPORT if trains else f"report.{job.task_type}.json"
+    path = os.path.join(job.model_dir, name)
+    if trains and "training_seconds" not in found:
+        anew = {key: found[key] for key in _OF_EVALUATIONS if key in found}
+        report = {**report, **_report_of_step(path, found["global_step"]), **anew}
+    if trains or os.access(job.model_dir, os.W_OK):
+        datasets.write_json(path, report)
+    else:
+        logging.warning("%s is left out: it cannot be written there.", path)
+
+
+def _report_of_step(path, step):
+    """What the report says of the training that led to a step, {} where there is none of it."""
+    try:
+        with open(path) as f:
+            found = json.load(f)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and found.get("global_step") == step else {}
 
 
 def _with_batch_size(job):
@@ -148,8 +210,7 @@ def _with_batch_size(job):
 def _eval(job):
     data, config = _for_a_trained_model(job, "val_data_dir")
     data_check.check_first_records(data, job_model.schema(config))
-    results, curves = job_model.evaluate(job, data, config)
-    step = job_model.global_step(job.model_dir)
+    step, results, curves = job_model.evaluate(job, data, config)
     return {"global_step": step, "eval": results, "curves": curves}
 
 
@@ -160,25 +221,37 @@ def _infer(job):
     once = job_model.in_order(job_data.with_share(job, data).input)._replace(with_labels=False)
     input_fn = input_pipeline.make_input_fn(data, schema, once)
     path = job.predictions_file or os.path.join(job.model_dir, "predictions.txt")
-    mode, started, rows = job.distribution, time.time(), 0
-    part = path if mode.num_processes == 1 else f"{path}.part-{mode.rank}"
-    naming = data_check.naming_bad_records(data, schema, with_labels=False)
-    with naming, remote.written(part) as local, datasets.open_whole(
-        local
-    ) as out, job_model.estimator(job, config) as estimator:
-        session_hooks = job_model.session_hooks(job)
-        for batch in estimator.predict(input_fn, None, session_hooks, yield_single_examples=False):
-            prob = batch["prob"]
-            out.write("%.9g\n" * len(prob) % tuple(prob.tolist()))
-            rows += len(prob)
+    if os.path.realpath(path) in {os.path.realpath(file.path) for file in data.files}:
+        raise BadInput(f"--predictions_file={path} is one of the files to predict for.")
+    mode, started = job.distribution, time.monotonic()
+    folder, name = os.path.split(path)
+    parts = [os.path.join(folder, f".{name}.part-{rank}") for rank in range(mode.num_processes)]
+    part = parts[mode.rank] if parts[1:] else path
+
+    def of_checkpoint(checkpoint):
+        rows, step = 0, checkpoint and job_model.step_of(checkpoint)
+        naming = data_check.naming_bad_records(data, schema, with_labels=False)
+        with naming, remote.written(part) as local, datasets.open_whole(
+            local
+        ) as out, job_model.estimator(job, config) as estimator:
+            session_hooks = job_model.session_hooks(job, checkpoint)
+            for batch in estimator.predict(
+                input_fn, None, session_hooks, checkpoint, yield_single_examples=False
+            ):
+                prob = batch["prob"]
+                out.write("%.9g\n" * len(prob) % tuple(prob.tolist()))
+                rows += len(prob)
+        return rows, step
+
+    rows, step = job_model.of_newest(job, of_checkpoint)
     rows = mode.total(rows)  # and so all parts are there
     remote.check_all_read(data.files, data.rows, rows)
     if mode.num_processes > 1 and mode.rank == 0:
-        datasets.join(path, [f"{path}.part-{rank}" for rank in range(mode.num_processes)])
-    seconds = time.time() - started
+        datasets.join(path, parts)
+    seconds = time.monotonic() - started
     logging.info("Wrote %d predictions to %s (%.0f/s).", rows, path, rows / seconds)
     return {
-        "global_step": job_model.global_step(job.model_dir),
+        "global_step": step,
         "examples": rows,
         "examples_per_second": rows / seconds,
         "predictions_file": path,
@@ -189,17 +262,12 @@ def _export(job):
     if not job.servable_model_dir:
         raise BadInput("--servable_model_dir is missing; give the folder to export to.")
     _need_checkpoint(job)
-    return {
-        "export": job_model.save_export(job, job_model.sizes(job)),
-        "global_step": job_model.global_step(job.model_dir),
-    }
+    path, step = job_model.save_export(job, job_model.sizes(job), "asked")
+    return {"export": path, "global_step": step}
 
 
 def _need_checkpoint(job):
-    if not tf.train.latest_checkpoint(job.model_dir):
-        raise BadInput(
-            f"--model_dir={job.model_dir} holds no checkpoint; train first (--task_type=train)."
-        )
+    checkpoints.of_newest(job.model_dir, lambda path: None, hold=False)  # or BadInput
 
 
 def _for_a_trained_model(job, flag):

@@ -7,6 +7,7 @@ that ends, so what has a temporary name and no lock is nobody's.
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from typing import Iterator
@@ -14,6 +15,9 @@ from typing import Iterator
 from absl import logging
 
 from deepfm import entry
+
+# Of a temporary name, behind its prefix: the number of a process, or what mkdtemp puts there.
+ENDS = r"(\d+|[a-z0-9_]{8})"
 
 
 def lock(fd: int) -> bool:
@@ -28,9 +32,9 @@ def lock(fd: int) -> bool:
 
 
 def remove(folder: str, prefix: str):
-    """Deletes what is in a folder under a name with this prefix and is not being made."""
+    """Deletes what is in a folder under a temporary name with this prefix and is not being made."""
     for found in os.scandir(folder):
-        if not found.name.startswith(prefix):
+        if not re.fullmatch(re.escape(prefix) + ENDS, found.name):
             continue
         with contextlib.suppress(FileNotFoundError):  # another process deletes it, too
             fd = os.open(found.path, os.O_RDONLY)

@@ -8,6 +8,7 @@ from typing import Dict, List
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.distribute import summary_op_util
 
 v1 = tf.compat.v1
 
@@ -134,6 +135,17 @@ class Curves(v1.train.SessionRunHook):
         """What report.json says of it: the ROC curve, and calibration by decile."""
         (evaluation,) = self._read
         return {"roc": evaluation.roc(), "deciles": evaluation.deciles()}
+
+
+def summarize(name: str, value):
+    """Has a float32 [] written to the summaries, under this name in whichever scope it is made.
+
+    Of MirroredStrategy's replicas the first one does it.
+    """
+    if summary_op_util.skip_summary():
+        return
+    summary = tf.raw_ops.ScalarSummary(tags=name, values=value)
+    v1.add_to_collection(v1.GraphKeys.SUMMARIES, summary)
 
 
 _READ = "deepfm_evaluation"  # collection: a list to which the Evaluation comes at the end

@@ -16,13 +16,16 @@ from typing import List
 import tensorflow as tf
 from absl import logging
 
-from deepfm import checkpoints, evaluations, remote, runs
+from deepfm import checkpoints, evaluations, export, model_dir, remote, runs
 from deepfm.entry import BadInput
 
 v1 = tf.compat.v1
 
 MODEL_FILE = "model.json"  # in model_dir: the ModelConfig that training was given
-_STATE_FILES = {MODEL_FILE, runs.FILE, evaluations.FILE}  # which training goes on from
+# Which training goes on from.
+_STATE_FILES = {MODEL_FILE, runs.FILE, evaluations.FILE, export.ID_FILE}
+REPORT = "report.json"  # of training; copied last
+_TRIES = 3  # times to get the newest checkpoint, which takes seconds where it is deleted meanwhile
 _HANDED = ".handed"  # folder of hard links to the checkpoints that wait to be copied
 
 
@@ -38,14 +41,23 @@ def at_hand(job):
             folder is then kept.
     """
     chief, path = job.distribution.rank == 0, job.model_dir
+    if remote.is_remote(path):
+        remote.check_is_folder(path, "model_dir")
+    model_dir.check_apart(job)
+    if chief:
+        model_dir.warn_inside(job)
+    if job.task_type == "train" and job.input.cache not in ("none", "memory"):
+        remote.check_writable(os.path.dirname(os.path.abspath(job.input.cache)), "cache")
+    if job.task_type == "infer":
+        model_dir.check_predictions_file(job)
     if chief and job.servable_model_dir and job.task_type in ("train", "export"):
         remote.check_writable(job.servable_model_dir, "servable_model_dir")
     if chief and job.predictions_file and job.task_type == "infer":
         folder = posixpath.dirname(job.predictions_file) or "."
         remote.check_writable(folder, "predictions_file")
     if not remote.is_remote(path):
-        if chief and (job.task_type == "train" or os.path.isdir(path)):
-            remote.check_writable(path, "model_dir")
+        if chief:
+            _check_local(job)
         yield job
         return
     if not job.predictions_file:  # which all ranks write a part of
@@ -54,9 +66,12 @@ def at_hand(job):
         yield job
         return
     found = remote.names(path, "model_dir")
+    model_dir.check_holds_no_data(job, found)
     mirror = Mirror(path, tempfile.mkdtemp(prefix="deepfm-model-"), job.keep_checkpoint_max)
     try:
-        if job.task_type != "train" or not job.clear_existing_model:
+        if job.task_type != "train":
+            mirror.fetch_beside_training(found)
+        elif not job.clear_existing_model:
             mirror.fetch(found)
         yield job._replace(model_dir=mirror.local, mirror=mirror)
     except BaseException as error:
@@ -68,6 +83,20 @@ def at_hand(job):
             raise BadInput(str(error).replace(mirror.local, path)) from error
         raise
     mirror.close()
+
+
+def _check_local(job):
+    """Refuses (BadInput) a local model_dir that holds data, or cannot be written and has to be."""
+    path = job.model_dir
+    if os.path.isdir(path):
+        model_dir.check_holds_no_data(job, os.listdir(path))
+        if job.task_type == "infer" and not (job.predictions_file or os.access(path, os.W_OK)):
+            raise BadInput(
+                f"--model_dir={path} cannot be written; say with --predictions_file where the "
+                "predictions go."
+            )
+    if job.task_type == "train":
+        remote.check_writable(path, "model_dir")
 
 
 class Mirror:
@@ -92,9 +121,26 @@ class Mirror:
         os.mkdir(os.path.join(local, _HANDED))
         self._thread.start()
 
+    def fetch_beside_training(self, found: List[str]):
+        """As `fetch`, again and again where training deletes what is being read.
+
+        What is not whole there may be what training is just copying, and stays.
+        """
+        for left in reversed(range(_TRIES)):
+            try:
+                self.fetch(found)
+                break
+            except remote.RemoteError as error:
+                if not left:
+                    raise
+                logging.warning("%s; looking again what is there.", error)
+                found = remote.names(self.path, "model_dir")
+            finally:
+                self._stale = []
+
     def fetch(self, found: List[str]):
         """Gets the state files and the newest whole checkpoint; `found` are the names there."""
-        for name in sorted(_STATE_FILES & set(found)):
+        for name in sorted((_STATE_FILES | {REPORT}) & set(found)):
             path = self._get(name)
             self._copied[path] = _stamp(path)
         parts = checkpoints.by_name(found)
@@ -164,6 +210,11 @@ class Mirror:
             return os.stat(os.path.join(self.local, checkpoints.STATE)).st_mtime_ns
         except FileNotFoundError:
             return None
+
+    def copy_now(self, name: str):
+        """Copies a file of the local folder before anything else happens."""
+        source, target = os.path.join(self.local, name), posixpath.join(self.path, name)
+        remote.retrying(lambda: remote.put(source, target), f"{target} cannot be written")
 
     def close(self):
         """Copies what is not there yet and deletes the local folder.
@@ -252,14 +303,14 @@ class HandOver(v1.train.SessionRunHook):
 
 
 def _others(folder):
-    """The paths of the files of a model_dir that are no checkpoint's, report.json last."""
+    """The paths of the files of a model_dir that are no checkpoint's, its report last."""
     paths = []
     for root, folders, names in os.walk(folder):
         folders[:] = [x for x in folders if not x.startswith(".")]
         if root == folder:
             names = [x for x in names if not x.startswith((checkpoints.STATE, "model.ckpt-"))]
         paths += [os.path.join(root, x) for x in names if x[0] != "." and ".tmp" not in x]
-    return sorted(paths, key=lambda path: (path.endswith("report.json"), path))
+    return sorted(paths, key=lambda path: (os.path.basename(path).startswith("report."), path))
 
 
 def _stamp(path):

@@ -19,7 +19,7 @@ from typing import NamedTuple, Optional, Tuple
 import numpy as np
 import tensorflow as tf
 
-from deepfm import kernels, metrics, optimizers
+from deepfm import batch_norm, kernels, metrics, optimizers
 from deepfm.hooks import EXAMPLES, ROWS_OF_STEPS
 
 v1 = tf.compat.v1
@@ -50,6 +50,7 @@ class ModelConfig(NamedTuple):
         hash_buckets: of the strings that ids are hashes of, and that exported models take too; 0:
             ids are no hashes; None: not known.
         logit_offset: added to the logits in all but training; see `logit_offset`.
+        feature_map: fingerprint of the feature map whose ids the model learns; None: not known.
     """
 
     field_size: int
@@ -69,6 +70,7 @@ class ModelConfig(NamedTuple):
     multi_valued: bool = False
     hash_buckets: Optional[int] = None
     logit_offset: float = 0.0
+    feature_map: Optional[str] = None
 
 
 def logit_offset(sampling_rates):
@@ -79,7 +81,7 @@ def logit_offset(sampling_rates):
     "Practical Lessons from Predicting Clicks on Ads at Facebook", ADKDD 2014, section 6.3.
 
     Args:
-        sampling_rates: datasets.SamplingRates, both above 0.
+        sampling_rates: SamplingRates, both above 0.
     """
     return math.log(sampling_rates.negative) - math.log(sampling_rates.positive)
 
@@ -115,7 +117,7 @@ def second_order(embeddings, squares=None):
     return 0.5 * (tf.reduce_sum(tf.square(sums), axis=1) - squares)
 
 
-def deep(embeddings, config, training, compiled=False):
+def deep(embeddings, config, training, compiled=False, part=batch_norm.WHOLE):
     """The MLP over the concatenated embeddings, eq. (3) and (4).
 
     Args:
@@ -123,20 +125,24 @@ def deep(embeddings, config, training, compiled=False):
         config: ModelConfig.
         training: bool; whether units are dropped and batch statistics are used.
         compiled: bool; whether the compiled kernels do it.
+        part: batch_norm.Part, which batch norm's statistics in training are of.
 
     Returns:
         (float32 [B], the kernels of the layers for the L2 term).
     """
     x, weights = embeddings, []
-    graph, faster = v1.get_default_graph(), {"MatMul": _MATMUL[compiled]} if training else {}
+    graph, gradients = v1.get_default_graph(), {"MatMul": _MATMUL[compiled]} if training else {}
+    hidden = dict(gradients)
+    if training and config.batch_norm:
+        hidden["BiasAdd"] = batch_norm.BIAS_ADD
     for i, (units, rate) in enumerate(zip(config.deep_layers, config.dropout)):
         layer = v1.layers.Dense(units, name=f"deep_{i}", kernel_initializer=_glorot(config, i))
-        with graph.gradient_override_map(faster):
+        with graph.gradient_override_map(hidden):
             x = layer.apply(x)
         weights.append(layer.kernel)
         if config.batch_norm:
-            x = v1.layers.batch_normalization(
-                x, momentum=config.batch_norm_decay, training=training, name=f"batch_norm_{i}"
+            x = batch_norm.batch_norm(
+                x, f"batch_norm_{i}", config.batch_norm_decay, part if training else None
             )
         if not training or rate == 0:
             x = tf.nn.relu(x)
@@ -145,7 +151,7 @@ def deep(embeddings, config, training, compiled=False):
         else:
             x = _drop(tf.nn.relu(x), rate, [config.seed, i])
     layer = v1.layers.Dense(1, name="deep_out", kernel_initializer=_glorot(config, -1))
-    with graph.gradient_override_map(faster):
+    with graph.gradient_override_map(gradients):
         x = layer.apply(x)
     weights.append(layer.kernel)
     return x[:, 0], weights
@@ -415,7 +421,7 @@ class Network(NamedTuple):
     kernels: list
 
 
-def network(features, config, training, compiled=False):
+def network(features, config, training, compiled=False, part=batch_norm.WHOLE):
     """Builds the model; creates its variables.
 
     Args:
@@ -424,13 +430,14 @@ def network(features, config, training, compiled=False):
         config: ModelConfig.
         training: bool.
         compiled: bool; whether the compiled kernels do what they can.
+        part: batch_norm.Part.
 
     Returns:
         Network.
     """
     bias = v1.get_variable("fm_bias", [1], initializer=v1.zeros_initializer())
     tables = look_up(values_of(features, config), config, training, compiled)
-    deep_logits, weights = deep(tables.embeddings, config, training, compiled)
+    deep_logits, weights = deep(tables.embeddings, config, training, compiled, part)
     return Network(bias + tables.fm + deep_logits, tables, weights)
 
 
@@ -462,6 +469,14 @@ def l2_terms(net, config, with_gradient):
     return square(net.kernels), rows if with_gradient else tf.stop_gradient(rows)
 
 
+def _part(features, distribution):
+    """The batch_norm.Part of a replica in training."""
+    counts = None
+    if "weights" in features:
+        counts = tf.cast(features["weights"] > 0, tf.float32)
+    return batch_norm.Part(counts, distribution.stack, distribution.owns_variables())
+
+
 def make_model_fn(config, optimizer_config, distribution):
     """Makes the Estimator's model_fn.
 
@@ -481,7 +496,9 @@ def make_model_fn(config, optimizer_config, distribution):
         scope = v1.get_variable_scope()
         cut = distribution.partitioner if training else None
         with v1.variable_scope(scope, use_resource=True, partitioner=cut):
-            net = network(features, config, training, training and distribution.compiled)
+            compiled = training and distribution.compiled
+            part = _part(features, distribution) if training else batch_norm.WHOLE
+            net = network(features, config, training, compiled, part)
         logits = net.logits if training else net.logits + config.logit_offset
         prob = tf.sigmoid(logits, name="prob")
         if mode == tf.estimator.ModeKeys.PREDICT:
@@ -506,13 +523,19 @@ def make_model_fn(config, optimizer_config, distribution):
         with_gradient = optimizers.loss_has_l2_of_rows(optimizer_config, distribution)
         weights_l2, rows_l2 = l2_terms(net, config, with_gradient)
         loss = mean_loss + weights_l2 + rows_l2
-        v1.summary.scalar(config.loss_type, mean_loss)
-        v1.summary.scalar("l2", weights_l2 + rows_l2)
+        # Of all replicas; what Estimator makes a mean of itself it is given as it is.
+        told = tf.stack([loss, mean_loss, weights_l2 + rows_l2])
+        told = distribution.average(told, "losses")
+        everyones_loss = told[0]
+        if distribution.replicas_per_process > 1:
+            told = tf.reduce_mean(distribution.stack(told, "losses_of_replicas"), axis=0)
+        if distribution.owns_variables():
+            metrics.summarize(config.loss_type, told[1])
+            metrics.summarize("l2", told[2])
         optimizer = optimizers.make_optimizer(optimizer_config, distribution)
         # The moving statistics of batch norm move with the weights.
         with tf.control_dependencies(v1.get_collection(v1.GraphKeys.UPDATE_OPS)):
             train_op = optimizer.minimize(loss, v1.train.get_or_create_global_step())
-        everyones_loss = distribution.average(loss, "loss")
         return tf.estimator.EstimatorSpec(mode, loss=everyones_loss, train_op=train_op)
 
     return model_fn

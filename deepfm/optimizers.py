@@ -9,7 +9,7 @@ from typing import Callable, Dict, NamedTuple
 
 import tensorflow as tf
 
-from deepfm import kernels
+from deepfm import kernels, metrics
 
 v1 = tf.compat.v1
 
@@ -35,6 +35,12 @@ class OptimizerConfig(NamedTuple):
     l2_rows: float = 0.0
     lazy_updates: bool = True
     use_amp: bool = False
+
+
+def of_model(config: OptimizerConfig, model) -> OptimizerConfig:
+    """The config with what a ModelConfig says of the tables' rows."""
+    l2_rows = model.l2_reg if model.l2_scope == "batch" else 0.0
+    return config._replace(l2_rows=l2_rows, lazy_updates=model.lazy_updates)
 
 
 class _LazyAdam(v1.train.AdamOptimizer):
@@ -91,14 +97,34 @@ class _LazyAdam(v1.train.AdamOptimizer):
         )
 
 
+class _Ftrl(v1.train.FtrlOptimizer):
+    """Ftrl whose slots a MirroredStrategy can make.
+
+    TensorFlow's own first makes a constant beside the variable, for which it asks the variable for
+    its handle where only a replica may.
+    """
+
+    def _create_slots(self, var_list):
+        start = v1.constant_initializer(self._initial_accumulator_value)
+        for v in var_list:
+            self._get_or_make_slot_with_initializer(
+                v, start, v.shape, v.dtype.base_dtype, "accum", self._name
+            )
+            self._zeros_slot(v, "linear", self._name)
+
+
 # rate -> optimizer. Hyperparameters that are not flags are those of the article's code.
 OPTIMIZERS: Dict[str, Callable] = {
     "adam": _LazyAdam,
     "adagrad": lambda rate: v1.train.AdagradOptimizer(rate, initial_accumulator_value=1e-8),
     "sgd": v1.train.GradientDescentOptimizer,
     "momentum": lambda rate: v1.train.MomentumOptimizer(rate, momentum=0.95),
-    "ftrl": lambda rate: v1.train.FtrlOptimizer(rate),
+    "ftrl": _Ftrl,
 }
+
+
+# Numbers that each keeps for each weight.
+MOMENTS: Dict[str, int] = {"adam": 2, "adagrad": 1, "sgd": 0, "momentum": 1, "ftrl": 2}
 
 
 def _in_kernels(config, distribution):
@@ -214,7 +240,7 @@ class RowWise(_Wrapper):
         grads = [self._finish(g, v) for g, v in grads_and_vars]
         if self._config.clip_norm > 0:
             grads, norm = tf.clip_by_global_norm(grads, self._config.clip_norm)
-            v1.summary.scalar("gradient_norm", norm)
+            metrics.summarize("gradient_norm", norm)
         variables = [v for _, v in grads_and_vars]
         if replicas > 1:  # the optimizer adds the replicas' gradients up once more
             grads = [tf.math.scalar_mul(1 / replicas, g) for g in grads]
@@ -359,7 +385,8 @@ def make_optimizer(config, distribution):
         DECAY, [], initializer=v1.ones_initializer(), trainable=False, use_resource=True
     )
     rate = config.learning_rate * decay
-    v1.summary.scalar("learning_rate", rate)
+    if distribution.owns_variables():
+        metrics.summarize("learning_rate", rate)
     in_kernels = _in_kernels(config, distribution)
     options = {}
     if config.name == "adam":

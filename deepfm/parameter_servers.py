@@ -6,11 +6,13 @@ is when each may end. Here all live until the chief has finished the job: it wai
 last steps before its last checkpoint, and releases them and the servers when its work is done.
 Before that, a process that is lost ends them all (watch.Watch).
 
-What the processes tell each other are numbers on a board: variables on server 0, outside of the
-model's graph, which one posts and the others wait for.
+What the processes tell each other stands on a board: variables on server 0, outside of the model's
+graph, which one posts and the others wait for. Beside it are counters: of the steps that each
+process has taken, and with --max_steps of those that have begun. A checkpoint holds the first ones.
 """
 
 import contextlib
+import json
 import os
 import time
 import uuid
@@ -23,29 +25,35 @@ from deepfm import cluster as clusters
 from deepfm import interruption
 from deepfm.cluster import Cluster
 from deepfm.entry import BadInput
-from deepfm.hooks import EXAMPLES
 from deepfm.watch import Watch
 
 v1 = tf.compat.v1
 
 _POLL = 0.1  # seconds between two looks at the board
 _BETWEEN_LOOKS = 1.0  # seconds between two looks for a process that is to stop
+_BOARD = "/job:ps/task:0"
+_CLAIMED = "claimed"  # name of the counter of steps that have begun
 _RELEASED = "released"  # on the board when the chief ends, and so may all
 _FAREWELL = 10  # seconds that the chief waits at most for the workers to say that they are leaving
 
 
-def _on_board(name):
-    """The name of a number's variable."""
-    return f"deepfm_board/{name}"
+def _counter(name):
+    """A variable on server 0 that counts, int64 []."""
+    return tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=f"deepfm_count/{name}")
 
 
 def _steps_of(rank):
-    """The name of the number of a process's steps."""
-    return f"steps/{rank}"
+    """The variable that counts the steps of a process."""
+    return _counter(f"steps/{rank}")
+
+
+def _read_steps(rank):
+    return tf.raw_ops.ReadVariableOp(resource=_steps_of(rank), dtype=tf.int64)
 
 
 class _Board:
-    """Numbers that processes post under a name, once each, on a parameter server."""
+    """What processes post under a name, once each, on a parameter server: anything that JSON can
+    hold."""
 
     def __init__(self, server: tf.distribute.Server, filters):
         self._graph = tf.Graph()
@@ -53,21 +61,21 @@ class _Board:
         self._session = v1.Session(server.target, self._graph, config)
         self._ops = {}
 
-    def post(self, name: str, number: float = 0.0):
-        post, value, _, _ = self._of(name, 0)
-        self._run(post, {value: number})
+    def post(self, name: str, value=None):
+        post, text, _, _ = self._of(name, 0)
+        self._run(post, {text: json.dumps(value)})
 
     def post_last(self, name: str, server: int = 0):
         """Posts what may be the last thing that a server hears; it may be gone already."""
-        post, value, _, _ = self._of(name, server)
+        post, text, _, _ = self._of(name, server)
         with contextlib.suppress(tf.errors.UnavailableError, tf.errors.AbortedError):
-            self._session.run(post, {value: 0.0})
+            self._session.run(post, {text: json.dumps(None)})
 
     def posted(self, name: str, server: int = 0) -> bool:
         return self._run(self._of(name, server)[2])
 
-    def read(self, name: str, meanwhile: Callable[[], None] = lambda: None) -> float:
-        """The number, when it is there; until then calls `meanwhile` again and again.
+    def read(self, name: str, meanwhile: Callable[[], None] = lambda: None):
+        """What was posted, when it is there; until then calls `meanwhile` again and again.
 
         Raises:
             interruption.Interrupted: a signal has ended the chief, which will not post it any more.
@@ -77,7 +85,21 @@ class _Board:
                 raise interruption.Interrupted(together=True)
             meanwhile()
             time.sleep(_POLL)
-        return self._run(self._of(name, 0)[3])
+        return json.loads(self._run(self._of(name, 0)[3]).decode())
+
+    def set_steps(self, of_ranks):
+        """Sets the steps that each process has taken."""
+        with self._graph.as_default(), tf.device(_BOARD):
+            ops = [
+                tf.raw_ops.AssignVariableOp(resource=_steps_of(i), value=tf.constant(n, tf.int64))
+                for i, n in enumerate(of_ranks)
+            ]
+        self._run(ops)
+
+    def steps_of(self, rank: int) -> int:
+        """The steps that a process has taken."""
+        with self._graph.as_default(), tf.device(_BOARD):
+            return int(self._run(_read_steps(rank)))
 
     def reads_file(self, path: str, server: int) -> bool:
         """Whether a server can read a file."""
@@ -90,18 +112,18 @@ class _Board:
         return True
 
     def _of(self, name, server):
-        """Ops of a number: (post, its placeholder, is it posted, read)."""
+        """Ops of a name: (post, its placeholder, is it posted, read)."""
         if (name, server) not in self._ops:
             with self._graph.as_default(), tf.device(f"/job:ps/task:{server}"):
                 handle = tf.raw_ops.VarHandleOp(
-                    dtype=tf.float64, shape=[], shared_name=_on_board(name)
+                    dtype=tf.string, shape=[], shared_name=f"deepfm_board/{name}"
                 )
-                value = v1.placeholder(tf.float64, [])
+                text = v1.placeholder(tf.string, [])
                 self._ops[name, server] = (
-                    tf.raw_ops.AssignVariableOp(resource=handle, value=value),
-                    value,
+                    tf.raw_ops.AssignVariableOp(resource=handle, value=text),
+                    text,
                     tf.raw_ops.VarIsInitializedOp(resource=handle),
-                    tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64),
+                    tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.string),
                 )
         return self._ops[name, server]
 
@@ -169,41 +191,88 @@ class Member:
         self._rounds = 0
         self._stops, self._looked = False, 0.0
 
-    def agree(self, number):
-        """The chief's number, in all processes."""
+    def agree(self, value):
+        """The chief's value, in all processes."""
         name = self._next_round()
         if self.cluster.rank == 0:
-            self._board.post(name, number)
-        return type(number)(self._board.read(name))
+            self._board.post(name, value)
+        return self._board.read(name)
 
-    def exchange(self, number):
-        """All processes' numbers, by rank."""
+    def exchange(self, value):
+        """All processes' values, by rank."""
         name = self._next_round()
-        self._board.post(f"{name}/{self.cluster.rank}", number)
+        self._board.post(f"{name}/{self.cluster.rank}", value)
         ranks = range(self.cluster.num_processes)
-        read = lambda rank: self._board.read(f"{name}/{rank}", self._hear)
-        return [type(number)(read(rank)) for rank in ranks]
+        return [self._board.read(f"{name}/{rank}", self._hear) for rank in ranks]
 
     def steps_taken(self, of_processes):
         """The steps that this process has taken, of those that the chief knows; a worker that is
         started again has taken more."""
         if self.cluster.rank == 0:
-            for rank, steps in enumerate(of_processes):
-                self._board.post(_steps_of(rank), steps)
-        return int(self._board.read(_steps_of(self.cluster.rank)))
+            self._board.set_steps(of_processes)
+            self._board.post("steps")
+        self._board.read("steps")
+        return self._board.steps_of(self.cluster.rank)
 
-    def steps_now(self):
-        """The steps of each process so far."""
-        ranks = range(self.cluster.num_processes)
-        return [int(self._board.read(_steps_of(rank))) for rank in ranks]
+    def begin_step(self, features, labels, max_steps):
+        """Makes the model wait for a step of its own, once it has a batch.
+
+        Those of all processes together are --max_steps; who gets none is at its end.
+        """
+        if not max_steps:
+            return features, labels
+        batch = tf.nest.flatten((features, labels))
+        with tf.device(_BOARD):
+            claimed = _counter(_CLAIMED)
+        with tf.control_dependencies(batch), tf.device(_BOARD):
+            claim = tf.raw_ops.ResourceCountUpTo(resource=claimed, limit=max_steps, T=tf.int64)
+        with tf.control_dependencies([claim]):
+            return tf.nest.map_structure(tf.identity, (features, labels))
+
+    def end_step(self, train_op):
+        """Counts a step of this process on the board, where it outlives it, after its updates."""
+        with tf.device(_BOARD):
+            steps, one = _steps_of(self.cluster.rank), tf.constant(1, tf.int64)
+        with tf.control_dependencies([train_op]), tf.device(_BOARD):
+            return tf.raw_ops.AssignAddVariableOp(resource=steps, value=one)
+
+    def count_steps(self):
+        """int64 [processes]: the steps of each."""
+        with tf.device(_BOARD):
+            return tf.stack([_read_steps(rank) for rank in range(self.cluster.num_processes)])
+
+    def servers_see(self, model_dir):
+        """Whether the servers share the disk of model_dir, so that each can write its part."""
+        blind = self._server_that_sees_no_file(model_dir)
+        if blind:
+            logging.info(
+                "%s does not see --model_dir=%s: the chief gathers the variables and writes "
+                "checkpoints whole. On a shared disk each server would write its part.",
+                blind, model_dir,
+            )  # fmt: skip
+        return not blind
+
+    def _server_that_sees_no_file(self, model_dir):
+        """The name of a server that does not share the disk of model_dir, or None."""
+        tf.io.gfile.makedirs(model_dir)
+        path = os.path.join(model_dir, f".shared-{uuid.uuid4().hex}")
+        with tf.io.gfile.GFile(path, "w") as f:
+            f.write("A parameter server looks for this file.\n")
+        try:
+            for i, address in enumerate(self.cluster.jobs["ps"]):
+                if not self._board.reads_file(path, i):
+                    return f"ps {i} ({address})"
+        finally:
+            tf.io.gfile.remove(path)
+        return None
 
     def anyone_stops(self, wanted):
         """Whether any process is to stop; looks once a second."""
         if wanted and not self._stops:
             self._board.post("stop")
             self._stops = True
-        if not self._stops and time.time() - self._looked > _BETWEEN_LOOKS:
-            self._looked = time.time()
+        if not self._stops and time.monotonic() - self._looked > _BETWEEN_LOOKS:
+            self._looked = time.monotonic()
             self._stops = self._board.posted("stop")
         return self._stops
 
@@ -216,23 +285,20 @@ class Member:
         self._rounds += 1
         return f"round_{self._rounds}"
 
-    def make_hooks(self, model_dir: str, keep_checkpoint_max: int, save_in_time: Callable):
+    def make_hooks(self, save_in_time: Callable):
         """The hooks of training; they come before the one that saves checkpoints.
 
         Args:
-            model_dir, keep_checkpoint_max: of the job.
             save_in_time: (session) -> None, saves a checkpoint if it is time for one.
         """
-        count = _CountSteps(_steps_of(self.cluster.rank))
-        if self.cluster.rank == 0:
+        if self.cluster.rank > 0:
+            return [_Worker(self.cluster, self._board, self._hear)]
 
-            def meanwhile(session):
-                self._hear()
-                save_in_time(session)
+        def meanwhile(session):
+            self._hear()
+            save_in_time(session)
 
-            chief = _Chief(self.cluster, self._board, model_dir, keep_checkpoint_max, meanwhile)
-            return [chief, count]
-        return [_Worker(self.cluster, self._board, self._hear), count]
+        return [_Chief(self.cluster, self._board, meanwhile)]
 
     def finish(self):
         """Ends the job in all processes, when the chief comes here."""
@@ -244,30 +310,18 @@ class Member:
             return
         self._watch.stop()
         self._board.post(_RELEASED)
-        last = time.time() + _FAREWELL
-        while time.time() < last and not all(map(self._board.posted, workers)):
+        last = time.monotonic() + _FAREWELL
+        while time.monotonic() < last and not all(map(self._board.posted, workers)):
             time.sleep(_POLL)
         for server in range(self.cluster.num_servers):
             self._board.post_last("closed", server)
 
 
-class _CountSteps(v1.train.SessionRunHook):
-    """Counts this process's steps on the board, where they outlive it."""
+class _OneSession(v1.train.SessionRunHook):
+    """Ends a process whose session on the parameter servers was lost."""
 
-    def __init__(self, name):
-        self._name = name
+    def __init__(self):
         self._in_session = False
-
-    def begin(self):
-        # Not when there was no batch any more.
-        batch = v1.get_collection(EXAMPLES)
-        with tf.device("/job:ps/task:0"), tf.control_dependencies(batch):
-            handle = tf.raw_ops.VarHandleOp(
-                dtype=tf.float64, shape=[], shared_name=_on_board(self._name)
-            )
-            self._count = tf.raw_ops.AssignAddVariableOp(
-                resource=handle, value=tf.constant(1.0, tf.float64)
-            )
 
     def after_create_session(self, session, coord):
         if self._in_session:  # a new one would begin with the first record of the share again
@@ -277,14 +331,12 @@ class _CountSteps(v1.train.SessionRunHook):
             )
         self._in_session = True
 
-    def before_run(self, run_context):
-        return v1.train.SessionRunArgs(self._count)
 
-
-class _Worker(v1.train.SessionRunHook):
+class _Worker(_OneSession):
     """Starts when the chief has made the variables; tells it of the last step."""
 
     def __init__(self, cluster, board, meanwhile):
+        super().__init__()
         self._cluster, self._board = cluster, board
         self._meanwhile = meanwhile  # () -> None, called while it waits for the chief
 
@@ -296,54 +348,30 @@ class _Worker(v1.train.SessionRunHook):
         self._board.post(f"joined/{self._cluster.rank}")
 
 
-class _Chief(v1.train.SessionRunHook):
-    """Decides who writes checkpoints and reports what lies where; waits for the workers' last
-    steps, so that the last checkpoint has them."""
+class _Chief(_OneSession):
+    """Reports what lies where; waits for the workers' last steps, so that the last checkpoint has
+    them."""
 
-    def __init__(self, cluster, board, model_dir, keep_checkpoint_max, meanwhile):
-        self._cluster, self._board, self._model_dir = cluster, board, model_dir
-        self._keep_checkpoint_max = keep_checkpoint_max
+    def __init__(self, cluster, board, meanwhile):
+        super().__init__()
+        self._cluster, self._board = cluster, board
         self._meanwhile = meanwhile  # (session) -> None, called while it waits for the workers
 
     def begin(self):
-        blind = self._server_that_sees_no_file()
-        if blind:
-            logging.info(
-                "%s does not see --model_dir=%s: the chief gathers the variables and writes "
-                "checkpoints whole. On a shared disk each server would write its part.",
-                blind, self._model_dir,
-            )  # fmt: skip
-            savers = v1.get_collection_ref(v1.GraphKeys.SAVERS)  # Estimator's, not built yet
-            savers[:] = [
-                v1.train.Saver(
-                    sharded=False,
-                    max_to_keep=self._keep_checkpoint_max,
-                    defer_build=True,
-                    save_relative_paths=True,
-                )
-            ]
         log_balance(self._cluster.num_servers, v1.global_variables())
+        with tf.device(_BOARD):
+            claimed = _counter(_CLAIMED)
+            step = tf.cast(v1.train.get_global_step(), tf.int64)
+            self._claim = tf.raw_ops.AssignVariableOp(resource=claimed, value=step)
 
     def after_create_session(self, session, coord):
+        super().after_create_session(session, coord)
+        session.run(self._claim)  # the steps of the checkpoint
         self._board.post("started")
 
     def end(self, session):
         for rank in range(1, self._cluster.num_processes):
             self._board.read(f"joined/{rank}", lambda: self._meanwhile(session))
-
-    def _server_that_sees_no_file(self):
-        """The name of a server that does not share the disk of model_dir, or None."""
-        tf.io.gfile.makedirs(self._model_dir)
-        path = os.path.join(self._model_dir, f".shared-{uuid.uuid4().hex}")
-        with tf.io.gfile.GFile(path, "w") as f:
-            f.write("A parameter server looks for this file.\n")
-        try:
-            for i, address in enumerate(self._cluster.jobs["ps"]):
-                if not self._board.reads_file(path, i):
-                    return f"ps {i} ({address})"
-        finally:
-            tf.io.gfile.remove(path)
-        return None
 
 
 def log_balance(num_servers: int, variables):

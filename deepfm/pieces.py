@@ -4,7 +4,7 @@ A variable whose rows are updated is copied by whoever reads it (TensorFlow's co
 variables of a checkpoint are all read at once: a model took twice its memory whenever it was saved.
 """
 
-from typing import Callable, Iterator, List, NamedTuple
+from typing import Callable, Iterator, List, NamedTuple, Optional
 
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
@@ -76,21 +76,39 @@ class Builder(BulkSaverBuilder):
 
     Each group of pieces is a checkpoint of its own, and these are then merged into one, which is
     read like any other: as with parameter servers' parts, a piece knows whose rows it holds.
+
+    Args:
+        make_notes: () -> {name: tensor}, saved with the variables, and read before any of them. A
+            Saver neither needs nor restores them.
+        absent: {name of a variable: variable} of those that the checkpoint to restore lacks; they
+            get their initial values.
     """
+
+    def __init__(self, make_notes: Callable[[], dict] = dict, absent: Optional[dict] = None):
+        super().__init__()
+        self._make_notes, self._absent = make_notes, absent or {}
+        self._notes = None
 
     def save_op(self, filename_tensor, saveables):
         groups, room = [], 0
+        if self._notes is None:  # the first of the parameter servers saves them
+            self._notes = self._make_notes()
+            groups.append([
+                (name, Piece("", 0, lambda note=note: note)) for name, note in self._notes.items()
+            ])  # fmt: skip
+            room = PIECE
         for saveable in saveables:
             for name, piece in _pieces(saveable):
-                if piece.size > room:
+                if not groups or piece.size > room:
                     groups.append([])
                     room = PIECE
                 groups[-1].append((name, piece))
                 room -= piece.size
+        noted = list(self._notes.values())
         prefixes, saved = [], []
         for i, group in enumerate(groups):
             prefixes.append(tf.strings.join([filename_tensor, f"-{i}"]))
-            with tf.control_dependencies(saved):
+            with tf.control_dependencies(saved + noted):
                 op = tf.raw_ops.SaveV2(
                     prefix=prefixes[-1],
                     tensor_names=[name for name, _ in group],
@@ -105,25 +123,57 @@ class Builder(BulkSaverBuilder):
                 delete_old_dirs=False,
             )
 
+    def bulk_restore(self, filename_tensor, saveables, preferred_shard, restore_sequentially):
+        variable = lambda x: x.handle_op.op.name if hasattr(x, "handle_op") else x.name
+        absent = [self._absent.get(variable(x)) for x in saveables]
+        kept = [x for x, variable in zip(saveables, absent) if variable is None]
+        more = preferred_shard, restore_sequentially
+        restored = iter(super().bulk_restore(filename_tensor, kept, *more) if kept else ())
+        return [
+            next(restored) if variable is None else variable.initial_value
+            for x, variable in zip(saveables, absent)
+            for _ in x.specs
+        ]
+
 
 def _pieces(saveable):
     """Yields (name in the checkpoint, Piece) of what a Saver saves."""
+    handle = getattr(saveable, "handle_op", None)
     for spec in saveable.specs:
+        if handle is None:  # a strategy's, of which each replica has its own
+            yield spec.name, Piece(spec.slice_spec, 0, lambda spec=spec: spec.tensor)
+            continue
         shape, dtype = tf.TensorShape(saveable.op.shape), spec.dtype.base_dtype
         size = _size(shape, dtype)
-        if size > PIECE and not spec.slice_spec and hasattr(saveable, "handle_op"):
-            for piece in of(saveable.handle_op, shape, dtype):
+        if size > PIECE and not spec.slice_spec:
+            for piece in of(handle, shape, dtype):
                 yield spec.name, piece
         else:
-            yield spec.name, Piece(spec.slice_spec, size, lambda spec=spec: spec.tensor)
+            yield spec.name, Piece(spec.slice_spec, size, _reader(handle, dtype))
 
 
-def make_saver(keep_checkpoint_max: int):
-    """What Estimator makes by itself, with a Builder."""
+def _reader(handle, dtype):
+    """() -> tensor, read when it is called; the one that a Saver has may be read before that."""
+
+    def read():
+        with tf.device(None), tf.device(handle.device):
+            return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+
+    return read
+
+
+def make_saver(keep_checkpoint_max: int, sharded: bool = True, **of_builder):
+    """What Estimator makes by itself, with a Builder.
+
+    Args:
+        keep_checkpoint_max: newest checkpoints to keep; 0: all.
+        sharded: whether each parameter server writes its part.
+        of_builder: arguments of Builder.
+    """
     return v1.train.Saver(
-        sharded=True,
+        sharded=sharded,
         max_to_keep=keep_checkpoint_max,
         defer_build=True,
         save_relative_paths=True,
-        builder=Builder(),
+        builder=Builder(**of_builder),
     )

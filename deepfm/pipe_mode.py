@@ -79,9 +79,9 @@ def open_channel(job: Job, channel: str) -> Pipe:
 
 
 def _wait_for_fifo(pipe):
-    started = time.time()
+    started = time.monotonic()
     while not os.path.exists(pipe.fifo()):
-        if time.time() - started > _PATIENCE:
+        if time.monotonic() - started > _PATIENCE:
             raise BadInput(
                 f"{pipe.fifo()}: is not there after {_PATIENCE} s; channel {pipe.channel} has "
                 "ended or was never fed."

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from deepfm import bad_records, datasets, kernels, pipe_mode, records
+from deepfm import bad_records, datasets, kernels, pipe_mode, records, text_lines
 from deepfm.entry import BadInput
 
 _CHUNK = 256  # records that pass between threads at once: one by one costs more than reading them
@@ -105,7 +105,7 @@ def groups(ranges: Sequence[Range], config, epoch: int) -> List[List[Range]]:
             found.append([])
             rows = 0
         found[-1].append(r)
-        rows += (r.end or 0) - r.begin
+        rows += (r.end or 0) - r.begin if config.by_rows else 0
     if len(found) > 1 and rows < config.shuffle_buffer:
         last = found.pop()
         found[-1] += last
@@ -346,7 +346,7 @@ def _read(path, data, config):
 
     # TextLineDataset leaves out every carriage return, and makes 3:15 of "3:1\r5".
     def blocks(path):
-        return bad_records.read_blocks(path.decode(), buffer_bytes)
+        return text_lines.read_blocks(path.decode(), buffer_bytes)
 
     text = tf.data.Dataset.from_generator(blocks, tf.string, [], [path])
     lines = lambda block: tf.compat.v1.string_split([block], "\n").values
@@ -403,9 +403,12 @@ def _cache_file(config, data):
 
     What an interrupted process left of it half-written is deleted.
     """
+    if not all(file.identity for file in data.files):
+        data = datasets.identified(data)
     what = repr((
-        [(f.path, f.bytes) for f in data.files], data.name, config.num_shares, config.share,
+        [(f.path, f.identity[:2]) for f in data.files], data.name, config.num_shares, config.share,
         config.num_parallel_reads, config.shuffle_buffer, config.seed, config.compiled,
+        config.by_rows,
     ))  # fmt: skip
     path = f"{config.cache}-{hashlib.sha1(what.encode()).hexdigest()[:12]}"
     if path in _locks:

@@ -17,6 +17,7 @@ from typing import NamedTuple, Optional, Tuple
 import tensorflow as tf
 
 from deepfm import kernels, wire
+from deepfm.sizes import MAX_NUMBER
 
 FRAME = 16  # bytes of a record in its file apart from its payload: length, and two checksums
 
@@ -26,7 +27,8 @@ class Schema(NamedTuple):
 
     Attributes:
         field_size: F, the number of (id, value) pairs of a record.
-        feature_size: rows of the embedding table; ids lie in [0, feature_size). None: not checked.
+        feature_size: rows of the embedding table; ids lie in [0, feature_size). None: as many as a
+            table can have.
         pad: fill LibSVM rows shorter than F with id 0 and value 0; id 0 is then reserved.
         id_offset: added to each id of a LibSVM row (1 makes 0-based ids 1-based).
         multi_valued: whether a field may hold several values, or none.
@@ -44,6 +46,11 @@ class Schema(NamedTuple):
     named_fields: bool = False
     field_ids: Optional[Tuple[Tuple[int, int], ...]] = None
     hash_buckets: int = 0
+
+    @property
+    def limit(self) -> int:
+        """What all ids have to lie below."""
+        return self.feature_size or MAX_NUMBER
 
 
 def hashed(strings, buckets):
@@ -89,12 +96,12 @@ def parse(raw, data_format, schema, with_labels=True, compiled=False):
 
 def _compiled(raw, data_format, schema, with_labels):
     """(whether it could, labels, ids, values) of a compiled kernel; None where there is none."""
-    sizes = schema.field_size, schema.feature_size
+    bounds = schema.field_size, schema.limit
     if data_format == "libsvm":
-        return None if schema.pad else tuple(kernels.parse_lines(raw, *sizes, schema.id_offset))
+        return None if schema.pad else tuple(kernels.parse_lines(raw, *bounds, schema.id_offset))
     if schema.multi_valued:
         return None
-    good, labels, *found = kernels.parse(raw, *sizes)
+    good, labels, *found = kernels.parse(raw, *bounds)
     return (good, labels if with_labels else tf.zeros_like(labels), *found)
 
 
@@ -348,8 +355,7 @@ def check(labels, ids, values, schema):
         tf.debugging.Assert(tf.reduce_all(known), ["label"]),
         tf.debugging.Assert(tf.reduce_all(tf.math.is_finite(values)), ["value"]),
         tf.debugging.Assert(tf.reduce_all(ids >= 0), ["negative id"]),
-        # Without feature_size the largest id + 1 will be it, and has to be an int64.
-        tf.debugging.Assert(tf.reduce_all(ids < (schema.feature_size or tf.int64.max)), ["id"]),
+        tf.debugging.Assert(tf.reduce_all(ids < schema.limit), ["id"]),
     ]
     with tf.control_dependencies(checks):
         return tf.cast(labels > 0, tf.float32), tf.identity(ids), tf.identity(values)

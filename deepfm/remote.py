@@ -24,6 +24,7 @@ DEADLINE = 15  # seconds for a server's first answer
 TROUBLE = (tf.errors.OpError, OSError)
 _WAITS = (1, 2, 4)  # seconds between tries, each of which TensorFlow's client repeats for 25 s
 _BLOCK = 1 << 20  # bytes
+_S3 = "s3://"
 _ADVICE = "check the path, the server and its permissions (AWS_REGION, AWS_*, S3_ENDPOINT)"
 
 
@@ -43,11 +44,49 @@ def cause(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
+def check_is_folder(path: str, flag: str):
+    """Refuses (BadInput) a whole bucket, which TensorFlow 1.15 cannot list."""
+    _check_address(path)
+    if _is_bucket(path):
+        bucket = path[len(_S3) :].rstrip("/") or "bucket"
+        raise BadInput(
+            f"--{flag}={path} is a whole bucket, which TensorFlow 1.15 cannot list; give a folder "
+            f"in it, e.g. --{flag}={_S3}{bucket}/{flag.partition('_')[0]}."
+        )
+
+
+def _is_bucket(path):
+    return path.startswith(_S3) and "/" not in path[len(_S3) :].rstrip("/")
+
+
+def _check_address(path):
+    """Refuses (BadInput) an address of an S3 server that TensorFlow's client does not take."""
+    address = os.environ.get("S3_ENDPOINT", "")
+    scheme, found, host = address.partition("://")
+    if path.startswith(_S3) and found:
+        raise BadInput(
+            f"S3_ENDPOINT={address}: TensorFlow 1.15 wants HOST:PORT, without a scheme; try "
+            f"S3_ENDPOINT={host.rstrip('/')} S3_USE_HTTPS={int(scheme == 'https')}."
+        )
+
+
 def check_readable(spec: str, flag: str):
-    """Refuses (RemoteError) remote data whose server gives no answer; "not there" is an answer."""
-    path = next(filter(is_remote, (spec or "").split(",")), None)
-    if path:
-        _in_time(lambda: tf.io.gfile.exists(path), f"--{flag}={spec} cannot be read")
+    """Refuses (RemoteError) remote data whose server gives no answer; "not there" is an answer.
+
+    BadInput where TensorFlow would have to list a whole bucket for it.
+    """
+    paths = [path.strip() for path in (spec or "").split(",") if is_remote(path)]
+    for path in paths:
+        check_is_folder(path, flag)
+    if paths:
+        _in_time(lambda: tf.io.gfile.exists(paths[0]), f"--{flag}={spec} cannot be read")
+    for path in paths:
+        folder, _ = posixpath.split(path.rstrip("/"))
+        if _is_bucket(folder) and not tf.io.gfile.isdir(path):
+            raise BadInput(
+                f"--{flag}={path} is no folder, or may not be read; and TensorFlow 1.15 cannot "
+                "list files that lie in no folder of a bucket."
+            )
 
 
 def check_all_read(files: Sequence, rows: Optional[int], read: int):
@@ -80,7 +119,10 @@ def ended_early(name: str, what: str) -> RemoteError:
 
 
 def check_writable(folder: str, flag: str):
-    """Refuses a folder that cannot be written: RemoteError, or BadInput where it is local."""
+    """Refuses a folder that cannot be written: RemoteError, or BadInput where it is local.
+
+    BadInput as well where it is a whole bucket, and `flag` names a folder.
+    """
     if not is_remote(folder):
         try:
             os.makedirs(folder, exist_ok=True)
@@ -89,6 +131,9 @@ def check_writable(folder: str, flag: str):
         except OSError as error:
             raise BadInput(f"--{flag}: {folder} cannot be written ({error.strerror}).") from error
     else:
+        _check_address(folder)
+        if flag != "predictions_file":  # a file, which may lie in no folder of a bucket
+            check_is_folder(folder, flag)
         path = posixpath.join(folder, f".probe-{uuid.uuid4().hex}")
 
         def probe():
@@ -106,13 +151,16 @@ def names(folder: str, flag: str) -> List[str]:
     """
     if not is_remote(folder):
         return tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else []
+    check_is_folder(folder, flag)
     name = f".probe-{uuid.uuid4().hex}"
     path = posixpath.join(folder, name)
 
     def probe():
         put_text("probe", path)
-        found = [x.rstrip("/") for x in tf.io.gfile.listdir(folder)]
-        tf.io.gfile.remove(path)
+        try:
+            found = [x.rstrip("/") for x in tf.io.gfile.listdir(folder)]
+        finally:
+            tf.io.gfile.remove(path)
         if name not in found:
             raise OSError("the list lacks a file that was just written")
         return [x for x in found if x and not x.startswith(".probe-")]
@@ -180,8 +228,11 @@ def get(path: str, local: str):
     """Copies a remote file to a local path; OSError where less than the whole could be read."""
     size = tf.io.gfile.stat(path).length
     with tf.io.gfile.GFile(path, "rb") as source, open(local, "wb") as target:
-        for block in iter(lambda: source.read(_BLOCK), b""):
+        for start in range(0, size, _BLOCK):  # to read beyond the end is an error of S3's
+            block = source.read(min(_BLOCK, size - start))
             target.write(block)
+            if not block:
+                break
     if os.path.getsize(local) != size:
         raise OSError(f"{path}: {os.path.getsize(local)} of {size} bytes could be read")
 

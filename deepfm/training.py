@@ -4,6 +4,8 @@
 """
 
 import contextlib
+import os
+import posixpath
 
 import tensorflow as tf
 from absl import logging
@@ -11,6 +13,7 @@ from absl import logging
 from deepfm import (
     checkpoints,
     data_check,
+    datasets,
     evaluations,
     export,
     hooks,
@@ -24,8 +27,12 @@ from deepfm import (
     runs,
     utilization,
 )
+from deepfm import (
+    model_dir as model_folder,
+)
+from deepfm.agreement import SameWeights, check_alike
 from deepfm.entry import BadInput
-from deepfm.mirror import MODEL_FILE, HandOver
+from deepfm.mirror import HandOver
 
 v1 = tf.compat.v1
 
@@ -42,7 +49,8 @@ def train(job):
     """
     data = job_data.find(job, "training_data_dir")
     validation = job_data.find_validation(job)
-    config = job_model.sizes(job, *filter(None, (data, validation)))
+    config = job_model.sizes(job, *filter(None, (data, validation)), kept=_kept_model(job))
+    job = job._replace(optimizer=optimizers.of_model(job.optimizer, config))
     schema = job_model.schema(config)
     mode = job.distribution
     damaged = data_check.find_damaged(data, schema, job.max_bad_records)
@@ -50,32 +58,37 @@ def train(job):
         data_check.check_first_records(data, schema)
     if validation:
         data_check.check_first_records(validation, schema)
+    _check_alike(job, config, data, validation, damaged)
     chief = mode.rank == 0
     if job.clear_existing_model and chief:
-        _clear(job.mirror.path if job.mirror else job.model_dir)
+        model_folder.clear(job.mirror.path if job.mirror else job.model_dir)
         checkpoints.claim(job.model_dir)
     job = job_data.with_share(job, data)
+    job = job._replace(input=job.input._replace(by_rows=data.rows is not None))
     # Only the chief looks: it may have just cleared the folder that others would read.
     step = mode.agree(job_model.global_step(job.model_dir) if chief else 0)
     if step and not data.pipe:
         data = data_check.count_rows(data)  # so that it need not read past what has been used
+    if chief:
+        data = datasets.identified(data, runs.known_files(job.model_dir))
     rows = input_pipeline.rows_of_share(data, damaged, job.input)
     if rows is not None:
         job = job._replace(input=job.input._replace(rows_of_processes=mode.exchange(rows)))
-    job, run_step = _go_on(job, data, damaged, step)
+    job, parts = _go_on(job, config, data, damaged, step)
     if chief and not step:  # a checkpoint that is there may be another model's
         job_model.keep_config(job, config)
     elif chief:
         job_model.check_goes_on(job, config)
     gpus = utilization.Gpus()
-    run = _Training(job, validation, config, step, run_step, gpus)
+    run = _Training(job, data, validation, config, step, parts, gpus)
     _log_start(job, data, config, damaged, step)
     if run.is_to_go_on():
         naming = data_check.naming_bad_records(data, schema)
         input_fn = input_pipeline.make_input_fn(data, schema, job.input, damaged)
         estimator = job_model.estimator(job, config, True)
         watched = gpus.watched() if chief else contextlib.nullcontext()
-        with naming, estimator as estimator, interruption.taking_steps(), watched:
+        in_cache = data_check.naming_damaged_cache(job.input.cache)
+        with in_cache, naming, estimator as estimator, interruption.taking_steps(), watched:
             estimator.train(input_fn, hooks=run.hooks, max_steps=job.max_steps or None)
             run.end_if_interrupted()
         if not (run.progress.steps or data.rows or step):
@@ -83,6 +96,8 @@ def train(job):
         _check_all_used(job, data, run)
     elif chief:
         job_model.check_fits(job, config)
+    if chief and not run.interrupted:
+        runs.end(job.model_dir, run.step)
     if chief and (run.progress.steps or not job_model.has_config(job)):
         job_model.keep_config(job, config)
     report = run.report(data)
@@ -92,38 +107,81 @@ def train(job):
     }  # fmt: skip
     report.update(_skipped(damaged))
     if chief and job.servable_model_dir and job.export == "last":
-        job_model.save_export(job, config)
+        job_model.save_export(job, config, "last")
     return report
 
 
-def _clear(model_dir):
-    """Deletes a folder that is a model's, and no other."""
-    names = remote.names(model_dir, "model_dir")
-    if not names:
-        return
-    if not any(n in ("checkpoint", MODEL_FILE) or n.startswith("events.out.") for n in names):
-        raise BadInput(
-            f"--clear_existing_model: --model_dir={model_dir} holds files and none is a model's; "
-            "delete it yourself, or give another folder."
-        )
-    tf.io.gfile.rmtree(model_dir)
+def _kept_model(job):
+    """{field: value} of the model that training goes on with, as the chief finds it; {} without."""
+    found = {}
+    if job.distribution.rank == 0 and not job.clear_existing_model:
+        found = job_model.kept_config(job) if tf.train.latest_checkpoint(job.model_dir) else {}
+    return job.distribution.agree(found)
 
 
-def _go_on(job, data, damaged, step):
-    """(the job, which begins with the first record not used; the step at which its run began)."""
+def _go_on(job, config, data, damaged, step):
+    """(the job, which begins with the first record not used; the runs.Parts that led there)."""
     mode = job.distribution
     steps = input_pipeline.steps_of_processes(job.input)
-    order = runs.order_of(job.input, mode.num_processes)
-    part = runs.Part("", order, 0, step, 0, steps)
-    taken = [0] * mode.num_processes
+    skipped = sum(len(file.places) for file in damaged)
+    order = runs.order_of(job.input, mode.num_processes, mode.synchronous, skipped)
+    part = runs.Part("", order, 0, step, 0, steps, _settings(job, config))
+    position = runs.Position([part], [0] * mode.num_processes)
     if mode.rank == 0:
-        left_out = sum(len(file.places) for file in damaged)
-        part = runs.begin(job.model_dir, step, runs.fingerprint(data, left_out), order, steps)
-        taken = part.taken(step)
+        checkpoint = tf.train.latest_checkpoint(job.model_dir)
+        abandon = job.abandon_interrupted_run
+        position = runs.begin(job.model_dir, checkpoint, step, data, part, abandon)
+    part = position.part
     part = part._replace(epoch=mode.agree(part.epoch), run_step=mode.agree(part.run_step))
-    epoch, first_step = part.place(mode.steps_taken(taken), mode.rank)
-    config = job.input._replace(first_epoch=epoch, first_step=first_step)
-    return job._replace(input=config), part.run_step
+    epoch, first_step = part.place(mode.steps_taken(position.taken), mode.rank)
+    config = job.input._replace(
+        first_epoch=epoch,
+        first_step=first_step,
+        by_rows=bool(mode.agree(int(part.order["by_rows"]))),
+    )
+    return job._replace(input=config), [*position.parts[:-1], part]
+
+
+def _several(mode):
+    """Whether several processes take each step together."""
+    return mode.synchronous and mode.num_processes > 1
+
+
+def _check_alike(job, config, data, validation, damaged):
+    """Refuses (BadInput) processes that take each step together with other flags or other data."""
+    if not _several(job.distribution):
+        return
+    names = (
+        "max_steps", "eval_every_steps", "learning_rate_decay_on_plateau", "best_metric",
+        "early_stopping_patience", "eval_on_all_ranks",
+    )  # fmt: skip
+    of_input = "batch_size", "num_epochs", "shuffle_buffer", "num_parallel_reads", "seed"
+    mine = {
+        **config._asdict(), **_settings(job, config), "use_amp": job.optimizer.use_amp,
+        **{name: getattr(job.input, name) for name in of_input},
+        **{name: getattr(job, name) for name in names},
+        "val_data_dir": bool(validation),
+    }  # fmt: skip
+    for name in ("hash_buckets", "feature_map"):  # a host may have a part without dataset.json
+        if mine[name] is None:
+            del mine[name]
+    if not (data.pipe or data.sharded or data.own_channel):
+        bad = {file.path: len(file.places) for file in damaged}
+        files = [(os.path.basename(f.path), f.bytes, f.rows, bad.get(f.path)) for f in data.files]
+        mine["training_data_dir"] = f"{len(files)} files, {runs.digest(files)}"
+    check_alike(mine, job.distribution.exchange)
+
+
+def _settings(job, config):
+    """{flag: value} of what may change between an interruption and the next start."""
+    names = "dropout", "l2_reg", "l2_scope", "batch_norm_decay", "lazy_updates"
+    chosen = job.optimizer
+    settings = {
+        "optimizer": chosen.name, "learning_rate": chosen.learning_rate,
+        "clip_norm": chosen.clip_norm, **{name: getattr(config, name) for name in names},
+        "learning_rate_decay_on_plateau": job.learning_rate_decay_on_plateau,
+    }  # fmt: skip
+    return {name: list(x) if isinstance(x, tuple) else x for name, x in settings.items()}
 
 
 def _check_all_used(job, data, run):
@@ -155,13 +213,15 @@ def _skipped(damaged):
 class _Training:
     """The steps of a training job, its evaluations on the way, and what these change."""
 
-    def __init__(self, job, validation, config, step, run_step, gpus):
+    def __init__(self, job, data, validation, config, step, parts, gpus):
         self._job, self._validation, self._config = job, validation, config
+        run_step = parts[-1].run_step
         mode = job.distribution
         chief = mode.rank == 0
         self._first = step
         self._results = None  # of the newest evaluation: its step, results and curves
         self.stopped = False  # by --early_stopping_patience
+        self.interrupted = False  # in an epoch beyond --num_epochs
         epoch = input_pipeline.steps_per_epoch(job.input)
         by_epoch = epoch if job.input.num_epochs > 1 else 0
         eval_steps = (job.eval_every_steps or by_epoch or 0) if validation else 0
@@ -176,12 +236,22 @@ class _Training:
                 )
         if job.export == "best" and not (validation and job.servable_model_dir):
             raise BadInput("--export=best needs --val_data_dir and --servable_model_dir.")
+        if chief and validation:
+            self._validation = validation = datasets.identified(validation)
         self._history = evaluations.History(
-            job.model_dir if chief else None, job.best_metric, run_step, step
-        )
+            job.model_dir, job.best_metric, run_step, step,
+            runs.fingerprint(validation) if chief and validation else None,
+            mode.agree if mode.synchronous else lambda entries: entries, chief,
+        )  # fmt: skip
         if not mode.synchronous and not chief:
             eval_steps = 0
+        self._run_step = run_step
+        # Copied before there is an export, which would be nobody's if this were lost by a kill.
+        if chief and job.servable_model_dir and export.keep_model_id(job.model_dir) and job.mirror:
+            job.mirror.copy_now(export.ID_FILE)
         self._evaluate_missing(step, run_step, eval_steps)
+        if chief and job.export == "best":
+            self._remove_exports_but_the_best()
         left = epoch and epoch * (job.input.num_epochs - job.input.first_epoch)
         last = left and step + left - job.input.first_step
         self.progress = hooks.Progress(
@@ -189,6 +259,9 @@ class _Training:
             min(filter(None, (last, job.max_steps)), default=None),
             job.model_dir, mode.num_processes, mode.synchronous, gpus, chief,
         )  # fmt: skip
+        # Where all take each step together, each process has a copy of it to set.
+        decays = self._decay() is not None and (mode.synchronous or chief)
+        self._decay_hook = _Decay(self._decay()) if decays else None
         wanted = lambda: self.stopped or interruption.requested()
         checkpointer = hooks.Checkpointer(
             job.model_dir,
@@ -197,17 +270,17 @@ class _Training:
             eval_steps,
             self._evaluate_on_the_way,
             first_step=0 if job.eval_every_steps else run_step,
-            before_save=self._note_steps,
+            before_save=lambda: data_check.check_unchanged(data),
             save=chief,
         )
         self.hooks = [
             *job_model.session_hooks(job),
-            *mode.make_training_hooks(
-                job.model_dir, job.keep_checkpoint_max, checkpointer.save_in_time
-            ),
+            *mode.make_training_hooks(checkpointer.save_in_time),
+            *([self._saver(parts)] if chief else []),
             self.progress,
             *([hooks.EndTogether()] if job.input.in_step and epoch is None else []),
-            *([_SetDecay(self._decay())] if chief and self._decay() is not None else []),
+            *filter(None, [self._decay_hook]),
+            *([SameWeights(mode.gather, job.model_dir)] if _several(mode) else []),
             checkpointer,
             *([HandOver(job.mirror)] if job.mirror else []),
             hooks.StopTogether(wanted, mode.average, mode.anyone_stops),
@@ -225,8 +298,11 @@ class _Training:
             logging.info(
                 "All %d epochs of this run are done (step %d); --num_epochs=%d goes on, "
                 "--clear_existing_model starts afresh.",
-                job.input.num_epochs, step, job.input.num_epochs + 1,
+                job.input.num_epochs, step, job.input.first_epoch + 1,
             )  # fmt: skip
+            # One that was asked for more epochs, and killed in one of these, has not ended.
+            done = job.input.num_epochs, 0
+            self.interrupted = (job.input.first_epoch, job.input.first_step) != done
         elif self.stopped:
             logging.info("This run has been stopped early already, at step %d.", step)
         else:
@@ -252,12 +328,15 @@ class _Training:
             return self._first + self.progress.steps
         return job_model.global_step(self._job.model_dir)
 
-    def _note_steps(self, step):
-        """Before a checkpoint is saved: notes where each process is, where each is elsewhere."""
-        job = self._job
-        if not job.distribution.synchronous:
-            taken = job.distribution.steps_now()
-            runs.note_steps(job.model_dir, step, taken, job.keep_checkpoint_max)
+    def _saver(self, parts):
+        """What saves checkpoints, with notes of the run that they belong to."""
+        job, mode = self._job, self._job.distribution
+        return hooks.SaveInPieces(
+            job.model_dir,
+            keep_checkpoint_max=job.keep_checkpoint_max,
+            sharded=mode.saves_in_parts(job.model_dir),
+            make_notes=runs.make_notes(parts, mode.count_steps),
+        )
 
     def _evaluate_missing(self, step, run_step, eval_steps):
         """Makes the evaluation that was due at the checkpoint that training goes on from."""
@@ -284,7 +363,7 @@ class _Training:
         self._take_stock(step)
         after = self._decay()
         if after is not None and after != before:
-            _set_decay(session, after)
+            self._decay_hook.set(session, after)
             rate = after * self._job.optimizer.learning_rate
             logging.info("AUC is no better than before: the learning rate is now %.3g.", rate)
         self.progress.exclude(started)
@@ -293,23 +372,47 @@ class _Training:
     def _evaluate(self, step, more_hooks=()):
         """Evaluates the newest checkpoint, and exports it where it is the best."""
         job, history = self._job, self._history
-        results, curves = job_model.evaluate(job, self._validation, self._config, more_hooks)
+        data_check.check_unchanged(self._validation)
+        _, results, curves = job_model.evaluate(job, self._validation, self._config, more_hooks)
         self._results = step, results, curves
+        exports = [entry["export"] for entry in history.entries if "export" in entry]
         history.add(step, results)
         if job.distribution.rank == 0:
             exported = {}
             if job.export == "best" and history.best["step"] == step:
-                exported = {"export": self._export_best(step)}
+                exported = {"export": self._export_best(exports)}
             history.keep(**exported)
 
-    def _export_best(self, step):
-        """Exports the newest checkpoint in place of the one that was best before."""
-        job = self._job
-        path = job_model.save_export(job, self._config)
+    def _export_best(self, before):
+        """Exports the newest checkpoint in place of those that were best before, at these paths."""
+        job, mine = self._job, export.model_id(self._job.model_dir)
+        path, _ = job_model.save_export(job, self._config, "best")
         for entry in self._history.entries:
-            if entry["step"] < step and "export" in entry:
-                export.remove(job.servable_model_dir, entry.pop("export"))
+            entry.pop("export", None)
+        for other in before:
+            said = export.stamp_of(other)
+            if other != path and not (said and said.model_id != mine):
+                export.remove(job.servable_model_dir, other)
+        self._remove_other_exports(path)
         return path
+
+    def _remove_exports_but_the_best(self):
+        """Removes what this run has exported and a kill kept it from noting, or from removing."""
+        path = (self._history.best or {}).get("export", "")
+        in_folder = posixpath.dirname(path) == self._job.servable_model_dir.rstrip("/")
+        if in_folder and export.is_whole(path):
+            self._remove_other_exports(path)
+
+    def _remove_other_exports(self, path):
+        """Removes the exports that this run has made as the best ones, but one."""
+        if self._history.lost:
+            return
+        folder, mine = self._job.servable_model_dir, export.model_id(self._job.model_dir)
+        for other, said in export.find(folder, remote.names(folder, "servable_model_dir")):
+            of_run = said.model_id == mine and said.global_step > self._run_step
+            another = posixpath.basename(other) != posixpath.basename(path)
+            if of_run and said.kind == "best" and another:
+                export.remove(folder, other)
 
     def _take_stock(self, step):
         """Decides whether to stop early, in all processes alike."""
@@ -389,19 +492,30 @@ class _Training:
         return {**shares, "verdict": verdict}
 
 
-class _SetDecay(v1.train.SessionRunHook):
-    """Sets what the learning rate is multiplied by to what the evaluations so far make it."""
+class _Decay(v1.train.SessionRunHook):
+    """Sets what the learning rate is multiplied by; at first to what the evaluations make it.
 
-    def __init__(self, decay):
-        self._value = decay
+    Args:
+        value: of the beginning.
+    """
+
+    def __init__(self, value):
+        self._value = value
+
+    def begin(self):
+        """Makes the ops, of each replica's copy: a graph that runs cannot get any more."""
+        found = [v for v in v1.global_variables() if v.op.name == optimizers.DECAY]
+        copies = [copy for v in found for copy in getattr(v, "values", [v])]
+        self._given = v1.placeholder(tf.float32, [])
+        self._set = [
+            tf.raw_ops.AssignVariableOp(resource=copy.handle, value=self._given) for copy in copies
+        ]
 
     def after_create_session(self, session, coord):
-        _set_decay(session, self._value)
+        self.set(session, self._value)
 
-
-def _set_decay(session, value):
-    (decay,) = (v for v in v1.global_variables() if v.op.name == optimizers.DECAY)
-    decay.load(value, session)
+    def set(self, session, value):
+        session.run(self._set, {self._given: value})
 
 
 def _log_start(job, data, config, damaged, step):
@@ -415,6 +529,17 @@ def _log_start(job, data, config, damaged, step):
         f"{config.feature_size:,}", replicas, "s" * (replicas > 1), f"{job.input.batch_size:,}",
         f"{job_model.global_batch(job):,}",
     )  # fmt: skip
+    positives = [file.positives for file in data.files]
+    if data.rows and None not in positives and sum(positives) in (0, data.rows):
+        logging.warning(
+            "All labels of %s are %d: from these nothing can be learned.", data.name,
+            bool(sum(positives)),
+        )  # fmt: skip
+    if data.rows and job_model.global_batch(job) > data.rows:
+        logging.warning(
+            "A batch is larger than the data: each step takes all %s records; try --batch_size=%d.",
+            f"{data.rows:,}", max(data.rows // (10 * replicas), 1),
+        )  # fmt: skip
     if not (data.pipe or data.sharded):
         raw_records.log_division(data.files, damaged, job.input.num_shares)
     if step:

@@ -26,12 +26,13 @@ def _quota() -> Optional[float]:
     first = "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"
     for paths in (("/sys/fs/cgroup/cpu.max",), first):  # second and first version
         with contextlib.suppress(OSError, ValueError):
-            quota, period = " ".join(map(_text, paths)).split()
+            quota, period = " ".join(map(text_of, paths)).split()
             return float(quota) / float(period) if quota not in ("max", "-1") else None
     return None
 
 
-def _text(path):
+def text_of(path: str) -> str:
+    """What a file of the system says."""
     with open(path) as f:
         return f.read()
 
@@ -43,13 +44,13 @@ def busy_seconds() -> float:
     """
     if _quota():
         with contextlib.suppress(OSError, ValueError, KeyError):
-            words = _text("/sys/fs/cgroup/cpu.stat").split()
+            words = text_of("/sys/fs/cgroup/cpu.stat").split()
             return int(dict(zip(words[::2], words[1::2]))["usage_usec"]) / 1e6
         with contextlib.suppress(OSError, ValueError):
-            return int(_text("/sys/fs/cgroup/cpuacct/cpuacct.usage")) / 1e9
+            return int(text_of("/sys/fs/cgroup/cpuacct/cpuacct.usage")) / 1e9
     names = {f"cpu{i}" for i in os.sched_getaffinity(0)}
     ticks = 0
-    for line in _text("/proc/stat").splitlines():
+    for line in text_of("/proc/stat").splitlines():
         name, *fields = line.split()
         if name in names:
             user, nice, system, _, _, interrupts, soft = map(int, fields[:7])
@@ -123,15 +124,21 @@ def verdict(run: Run) -> str:
     """What limits a run, and what to try, in a sentence."""
     wait, cpu, gpu = run.input_wait_share, run.host_cpu_utilization, run.gpu_utilization
     seen = f"input waits {_percent(wait)}, CPU {_percent(cpu)}"
-    if run.others > _OTHERS:
+    shared = run.others > _OTHERS
+    if shared:
         seen += f", of which other programs use {_percent(run.others)}"
     if gpu is not None:
         seen += f", GPU {_percent(gpu)}"
+    if run.num_processes > 1:
+        seen += f"; means of {run.num_processes} processes"
     larger = f"--batch_size={2 * run.batch_size}"
-    if wait >= _WAITING and cpu < _FULL:
+    hosts = "a host without other programs" if shared else "more hosts"
+    if wait >= _WAITING and cpu >= _FULL:
+        return f"CPU-bound ({seen}): reading and the steps share its cores; try {hosts}."
+    if wait >= _WAITING:
         return f"Input-bound ({seen}): reading is the limit; try {run.advice}."
     if max(cpu, gpu or 0.0) >= _BUSY:
-        return f"Compute-bound ({seen}): the step is the limit; try {larger}, or more hosts."
+        return f"Compute-bound ({seen}): the step is the limit; try {larger}, or {hosts}."
     if run.num_processes > 1:
         return (
             f"Communication-bound ({seen}): the processes wait for each other; try {larger}, which "

@@ -8,6 +8,15 @@
 # service: behind a mirror that lacks it, it takes every package for one that nothing is known of.
 set -euo pipefail
 
+if [[ ${1:-} == --help ]]; then
+  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+  exit
+fi
+if [[ -n ${1:-} && $1 != --now ]]; then
+  echo "audit.sh: $1 is not an option; there is none." >&2
+  exit 2
+fi
+
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 tool=pip-audit==2.7.3
 folder=${DEEPFM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/deepfm}/$tool

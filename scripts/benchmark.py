@@ -30,8 +30,15 @@ import sys
 import tempfile
 import time
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
+
+import deepfm  # first, for what it says where there is no absl
+
+# isort: split
 import numpy as np
 from absl import app, flags, logging
+
+from deepfm import entry
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list(
@@ -44,7 +51,11 @@ flags.DEFINE_integer("rounds", 3, "Times that each pair is measured.", 1)
 flags.DEFINE_integer("rows", 400000, "Records of the data set that is made.", 10000)
 flags.DEFINE_list("batch_sizes", "1024", "Records in a batch; all but training takes the first.")
 flags.DEFINE_float("zipf", 1.1, "How steeply the popularity of ids falls; flatter is harder.")
-flags.DEFINE_string("work_dir", None, "Where data and models go; default: a temporary folder.")
+flags.DEFINE_string(
+    "work_dir",
+    None,
+    "A folder in whose benchmark/ data is kept for the next time; default: a temporary one.",
+)
 flags.DEFINE_string("output_dir", None, "Where benchmark.json, .md and .png go.")
 flags.DEFINE_string("torch", None, "A Python that has torch, to compare training with.")
 
@@ -67,17 +78,28 @@ def main(_):
     unknown = [what for what in FLAGS.what if what not in MEASURES]
     if unknown:
         fail(f"--what={unknown[0]} is none of {', '.join(MEASURES)}.")
+    for name in ("feature_sizes", "batch_sizes"):
+        for size in FLAGS[name].value or [""]:
+            if not size.isdigit() or not int(size):
+                fail(f"--{name}={size} is no list of numbers, like --{name}=1000,2000.")
     if FLAGS.torch and not shutil.which(FLAGS.torch):
         fail(f"--torch={FLAGS.torch} is no program; name a Python that has torch.")
+    if FLAGS.output_dir:
+        try:
+            entry.make_output_dir(FLAGS.output_dir)
+        except entry.BadInput as error:
+            fail(str(error))
+    deepfm.need("matplotlib")
     with tempfile.TemporaryDirectory() as temporary:
-        work = pathlib.Path(FLAGS.work_dir or temporary)
+        # A folder of its own: what is measured replaces model/ there, and more.
+        work = pathlib.Path(FLAGS.work_dir or temporary) / "benchmark"
+        work.mkdir(parents=True, exist_ok=True)
         figures = []
         for what in FLAGS.what:
             figures += MEASURES[what](work)
     print(_table(figures))
     if FLAGS.output_dir:
         output = pathlib.Path(FLAGS.output_dir)
-        output.mkdir(parents=True, exist_ok=True)
         (output / "benchmark.json").write_text(json.dumps(figures, indent=1) + "\n")
         (output / "benchmark.md").write_text(_table(figures) + "\n")
         (output / "benchmark.png").write_bytes(_plot(figures))
@@ -178,19 +200,19 @@ def _cores():
 
 def _run(*command):
     """Runs a command of the project; seconds that it took."""
-    started = time.time()
+    started = time.monotonic()
     done = subprocess.run(
         [sys.executable, *map(str, command)], cwd=ROOT, stderr=subprocess.PIPE, text=True
     )
     if done.returncode:
         sys.exit(f"{' '.join(map(str, command))}\n{done.stderr}")
-    return time.time() - started
+    return time.monotonic() - started
 
 
 def _data(work, feature_size):
     """The folder of a data set with ids below feature_size: train.libsvm and tfrecords/."""
-    folder = work / f"data-{feature_size}-{FLAGS.rows}"
-    if not (folder / "tfrecords" / "dataset.json").exists():
+    folder = work / f"data-{feature_size}-{FLAGS.rows}-{FLAGS.zipf}"
+    if not (folder / "test" / "dataset.json").exists():  # which is written last
         logging.info("Making %d rows with %d features.", FLAGS.rows, feature_size)
         _run(
             "-m", "data_tools.make_synthetic", f"--output_dir={folder}", "--overwrite",
@@ -276,7 +298,9 @@ def _arrays(folder):
                 ids, values = zip(*(pair.split(":") for pair in pairs))
                 for column, x in zip(columns.values(), (label, ids, values)):
                     column.append(np.array(x, np.int64 if column is columns["ids"] else np.float32))
-        np.savez(path, **{name: np.stack(column) for name, column in columns.items()})
+        unfinished = folder / "unfinished.npz"
+        np.savez(unfinished, **{name: np.stack(column) for name, column in columns.items()})
+        unfinished.rename(path)
     return path
 
 
@@ -444,13 +468,13 @@ def _rate(input_fn, rows):
             step = session.make_callable(tf.shape(tf.nest.flatten(batch)[0])[0])
             count = 0
             step()  # opens the files
-            started = time.time()
+            started = time.monotonic()
             try:
                 while count < rows:
                     count += step()
             except tf.errors.OutOfRangeError:
                 pass
-            return count / (time.time() - started)
+            return count / (time.monotonic() - started)
 
 
 def conversion(work):
@@ -529,7 +553,7 @@ def _raw_inputs(folder, rows):
     """{format: path} of so many rows: LibSVM, LibFFM, TFRecord, and raw ones as Criteo's are."""
     paths = {kind: folder / f"raw-{rows}.{kind}" for kind in ("libsvm", "libffm", "criteo")}
     paths["tfrecord"] = folder / f"raw-{rows}"
-    if not all(path.exists() for path in paths.values()):
+    if not (paths["tfrecord"] / "dataset.json").exists():  # which is written last
         with open(folder / "train.libsvm") as lines, open(paths["libsvm"], "w") as libsvm, open(
             paths["libffm"], "w"
         ) as libffm:
@@ -699,7 +723,7 @@ def start(work):
 
 
 def _start(work, feature_size):
-    folder, began, first = _data(work, feature_size), time.time(), None
+    folder, began, first = _data(work, feature_size), time.monotonic(), None
     process = subprocess.Popen(
         [
             sys.executable, "train.py", f"--training_data_dir={folder}/tfrecords", *_MODEL,
@@ -710,7 +734,7 @@ def _start(work, feature_size):
     )  # fmt: skip
     for line in process.stderr:
         if " step 1 " in line:
-            first = time.time() - began
+            first = time.monotonic() - began
     if process.wait() or first is None:
         sys.exit("train.py has not taken a step")
     return first
@@ -770,4 +794,4 @@ MEASURES = {
 }
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=entry.read_flags_alone)

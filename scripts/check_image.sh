@@ -13,6 +13,11 @@
 # Exit codes: 0 all checks passed, 1 one failed, 2 something is missing.
 set -euo pipefail
 
+if [[ ${1:-} == --help ]]; then
+  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+  exit
+fi
+
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 image=deepfm:check
 keep=0
@@ -152,8 +157,8 @@ keeps_its_program() { # from users, who may write beside it
     && ! mv mine train.py && ! touch deepfm/jobs.py'
 }
 
-shows_its_flags() { # absl's --help exits 1
-  { in_image deepfm python train.py --help || true; } | grep -- --training_data_dir
+shows_its_flags() {
+  in_image deepfm python train.py --help | grep -- --training_data_dir
 }
 
 converts() { # as a user without a name, which is what --user "$(id -u)" often is
@@ -227,6 +232,7 @@ subprocess.check_call(["curl", server.target[len("grpc://"):]], stdout=subproces
 
 # --- All of it.
 
+[[ $# -le 1 ]] || fail "$2 is too much; the only option is --keep."
 case ${1:-} in
 '') ;;
 --keep) keep=1 ;;

@@ -8,9 +8,18 @@
 # this file beside data_tools and deepfm.
 set -euo pipefail
 
+if [[ ${1:-} == --help ]]; then
+  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+  exit
+fi
+
 base=/opt/ml/processing
 config=/opt/ml/config/resourceconfig.json
-tool=$1
+tool=${1:-}
+if [[ ! $tool =~ ^[a-z_]+$ || ! -f $base/input/code/data_tools/$tool.py ]]; then
+  echo "convert_on_sagemaker.sh: '$tool' is no program of data_tools; try libsvm_to_tfrecord." >&2
+  exit 2
+fi
 shift
 
 host=$(python -c 'import json, sys; print(json.load(open(sys.argv[1]))["current_host"])' "$config")

@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,14 @@ import warnings
 import xml.etree.ElementTree
 from typing import NamedTuple
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
+
+import deepfm  # first, for what it says where there is no absl
+
+# isort: split
 from absl import app, flags, logging
+
+from deepfm import entry
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("job", "training", ["training", "processing"], "Train, or convert data.")
@@ -37,9 +45,7 @@ flags.DEFINE_string("instance_type", None, "Default: ml.p3.8xlarge (Horovod) or 
 flags.DEFINE_integer("instance_count", None, "Hosts. Default: 2 with ps, else 1.", 1)
 flags.DEFINE_integer("volume_size", 100, "Disk of each host, GB.", 1)
 flags.DEFINE_integer("max_run", 86400, "Seconds after which the job is ended.", 1)
-flags.DEFINE_string(
-    "image_uri", None, "Your own image. Default: SageMaker's for TensorFlow 1.15.2."
-)
+flags.DEFINE_string("image_uri", None, "Your own image. Default: SageMaker's, TensorFlow 1.15.2.")
 flags.DEFINE_string("base_job_name", "deepfm", "The job's name is this and the time.")
 flags.DEFINE_string("output_path", None, "s3:// folder of what the job leaves.")
 flags.DEFINE_list("tags", [], "Tags of the job: KEY=VALUE,KEY=VALUE.")
@@ -113,13 +119,6 @@ def main(argv):
         sys.exit(_bad("what was started goes on; stop it with SageMaker's console.", 130))
 
 
-def _parse(argv):
-    try:
-        return FLAGS(argv)
-    except flags.Error as error:
-        sys.exit(_bad(f"{error} (flags of train.py follow --)"))
-
-
 def _bad(sentence, code=2):
     """Says what went wrong; the exit code."""
     sys.stderr.write(f"launch_sagemaker.py: {' '.join(str(sentence).split())}\n")
@@ -149,7 +148,7 @@ def _train(words, folder):
     hosts = _hosts()
     channels = _channels(given, hosts)
     if FLAGS.input_mode == "Pipe":
-        _warn_about_prefixes(channels)
+        _check_pipe(given, channels)
     model_dir = _model_dir(given, hosts)
     _check_spot(given, model_dir)
     hyperparameters = {"servable_model_dir": "/opt/ml/model", **_added(hosts), **given}
@@ -183,7 +182,13 @@ def _convert(words, folder):
     names = {word.lstrip("-").partition("=")[0] for word in words if word.startswith("-")}
     if names & {"input", "output_dir"}:
         raise ValueError("--input and --output_dir are folders of the host; leave them out.")
-    count = FLAGS.instance_count or 1
+    type_, count = _instance_type("ml.c5.4xlarge"), FLAGS.instance_count or 1
+    in_steps = "feature_map" in names or re.search("-step[= ](count|encode)", " ".join(words))
+    if count > 1 and FLAGS.tool == "prepare_criteo" and not in_steps:
+        raise ValueError(
+            f"prepare_criteo on {count} hosts needs -- --step=count, as the vocabulary is made of "
+            "all hosts' counts; try --instance_count=1, which does both steps in one job."
+        )
     if count > 1 and "pad" in names and "field_size" not in names:
         raise ValueError(
             f"--pad on {count} hosts would pad each host's rows to a length of their own; give "
@@ -191,7 +196,7 @@ def _convert(words, folder):
         )
     _check(["-m", f"data_tools.{FLAGS.tool}"], ["--input=raw", "--output_dir=out", *words])
     _stage(PROCESSING_SOURCE, folder)
-    type_, base = FLAGS.instance_type or "ml.c5.4xlarge", "/opt/ml/processing"
+    base = "/opt/ml/processing"
     with _session() as session:
         from sagemaker.image_uris import retrieve
         from sagemaker.processing import ProcessingInput, ProcessingOutput, Processor
@@ -257,7 +262,7 @@ def _check(program, words):
 def _hosts():
     """The machines that the flags ask for, or that suit their distribution."""
     horovod = FLAGS.distribution == "horovod"
-    type_ = FLAGS.instance_type or ("ml.p3.8xlarge" if horovod else "ml.c5.4xlarge")
+    type_ = _instance_type("ml.p3.8xlarge" if horovod else "ml.c5.4xlarge")
     count = FLAGS.instance_count or (2 if FLAGS.distribution == "ps" else 1)
     if FLAGS.distribution == "none" and count > 1:
         raise ValueError(
@@ -273,6 +278,14 @@ def _hosts():
         )
     processes = FLAGS.processes_per_host or (_GPUS.get(type_, 1) if horovod else 1)
     return Hosts(type_, count, processes)
+
+
+def _instance_type(default):
+    """The type of the hosts, which has to have the form of SageMaker's."""
+    type_ = FLAGS.instance_type or default
+    if not re.fullmatch(r"ml\.[a-z]+[0-9][a-z0-9-]*\.(medium|large|[0-9]*xlarge)", type_):
+        raise ValueError(f"--instance_type={type_} is no type of SageMaker's; try {default}.")
+    return type_
 
 
 def _channels(given, hosts):
@@ -319,8 +332,14 @@ def _added(hosts):
     return added
 
 
-def _warn_about_prefixes(channels):
-    """A pipe would carry a dataset.json as if it were records."""
+def _check_pipe(given, channels):
+    """Pipe mode finds no sizes in a dataset.json, and would carry one as if it were records."""
+    lacks = [name for name in ("feature_size", "field_size") if name not in given]
+    if lacks and given.get("task_type", "train") == "train":
+        raise ValueError(
+            f"--{lacks[0]} is missing behind the --, as a pipe brings no dataset.json that tells "
+            "it; try -- --feature_size=117581 --field_size=39, with the sizes of your data."
+        )
     for uri in sorted({uri for uri, _ in channels.values()}):
         if not uri.endswith(("-", ".tfrecords")):
             logging.warning(
@@ -419,22 +438,16 @@ def _role(session):
 @contextlib.contextmanager
 def _session():
     """A session of the SDK, which is loaded here; what AWS refuses ends the program."""
-    if (
-        FLAGS.dry_run
-    ):  # now, for the SDK looks for credentials while it is loaded, on the network too
+    if FLAGS.dry_run:  # now: the SDK looks for credentials when it is loaded, on the network too
         os.environ.update(AWS_ACCESS_KEY_ID="dry-run", AWS_SECRET_ACCESS_KEY="dry-run")
     warnings.filterwarnings("ignore", message="Boto3 will no longer support Python 3.7")
     with _printing_request() if FLAGS.dry_run else contextlib.nullcontext() as answer:
-        try:
-            import boto3
-            import sagemaker
-            from boto3.exceptions import Boto3Error
-            from botocore import exceptions
-        except ImportError as error:
-            raise ValueError(
-                f"{error}; run scripts/setup.sh --sagemaker, and this program with "
-                ".venv-sagemaker/bin/python."
-            ) from error
+        deepfm.need("boto3", "sagemaker")
+        import boto3
+        import sagemaker
+        from boto3.exceptions import Boto3Error
+        from botocore import exceptions
+
         try:
             region = FLAGS.region or boto3.Session().region_name or (FLAGS.dry_run and "us-east-1")
             if not region:
@@ -482,4 +495,4 @@ def _answers(operation):
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=_parse)
+    app.run(main, flags_parser=entry.read_flags_before_words)

@@ -23,7 +23,14 @@ import threading
 import time
 import warnings
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
+
+import deepfm  # noqa: F401  first, for what it says where there is no absl
+
+# isort: split
 from absl import app, flags, logging
+
+from deepfm import entry
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("num_servers", 1, "Parameter servers.", 1)
@@ -84,8 +91,8 @@ def _run(train_flags):
     except _Interrupted:
         for process, _ in processes.values():
             process.terminate()
-        last = time.time() + _LAST_CHECKPOINT
-        while time.time() < last and any(p.poll() is None for p, _ in processes.values()):
+        last = time.monotonic() + _LAST_CHECKPOINT
+        while time.monotonic() < last and any(p.poll() is None for p, _ in processes.values()):
             time.sleep(0.1)
         code = 128 + signal.SIGTERM
     finally:
@@ -117,8 +124,10 @@ def _wait(processes, start):
             else:
                 code = code if code > 0 else 128 - code  # ended by a signal
                 logging.error("%s %d ended with code %d; all processes end.", *name, code)
-                last = time.time() + _FAREWELL
-                while time.time() < last and any(p.poll() is None for p, _ in processes.values()):
+                last = time.monotonic() + _FAREWELL
+                while time.monotonic() < last and any(
+                    p.poll() is None for p, _ in processes.values()
+                ):
                     time.sleep(0.1)
                 return code
     return 0
@@ -209,4 +218,4 @@ def _report(checkpoint):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=entry.read_flags_before_words)

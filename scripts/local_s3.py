@@ -2,29 +2,44 @@
 
     .venv-sagemaker/bin/python scripts/local_s3.py --dir=s3 --address=127.0.0.1:9000
 
-Ended by SIGTERM or ctrl-C it writes the objects back to the folder. With --certificate it speaks
-https only, as SageMaker's toolkit does. scripts/sagemaker_local.py --s3_dir starts it for a job.
+Ended by SIGTERM or ctrl-C it writes back to the folder what has changed, and nothing else. With
+--certificate it speaks https only, as SageMaker's toolkit does. scripts/sagemaker_local.py --s3_dir
+starts it for a job.
 """
 
 import pathlib
+import re
 import signal
 import subprocess
 import sys
 import threading
 
-import boto3
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
+
+import deepfm  # first, for what it says where there is no absl
+
+# isort: split
 from absl import app, flags
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import make_server
+
+from deepfm import entry
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("dir", None, "The folder of the buckets.")
 flags.DEFINE_string("address", "127.0.0.1:9000", "HOST:PORT to listen on; HOST is an IP address.")
 flags.DEFINE_string("certificate", None, "Where a certificate and its key (.key) are made.")
 flags.mark_flag_as_required("dir")
+flags.register_validator("dir", lambda x: x and pathlib.Path(x).is_dir(), "no such folder.")
+flags.register_validator(
+    "address", lambda x: re.fullmatch(r"[0-9.]+:[0-9]+", x), "give one like 127.0.0.1:9000."
+)
 
 
 def main(_):
+    deepfm.need("boto3", "moto")
+    import boto3
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
+
     folder = pathlib.Path(FLAGS.dir)
     host, _, port = FLAGS.address.rpartition(":")
     files = _make_certificate(host) if FLAGS.certificate else None
@@ -40,11 +55,12 @@ def main(_):
         client.create_bucket(Bucket=bucket.name)
         for path in sorted(p for p in bucket.rglob("*") if p.is_file()):
             client.upload_file(str(path), bucket.name, str(path.relative_to(bucket)))
+    served = {bucket: _objects(client, bucket) for bucket in _buckets(client)}
     sys.stdout.write(f"Serving {folder} at {FLAGS.address}.\n")
     sys.stdout.flush()
     signal.sigwait({signal.SIGTERM, signal.SIGINT})
-    for bucket in client.list_buckets()["Buckets"]:
-        _write_back(client, bucket["Name"], folder / bucket["Name"])
+    for bucket in _buckets(client):
+        _write_back(client, bucket, folder / bucket, served.get(bucket, {}))
 
 
 def _make_certificate(host):
@@ -70,22 +86,34 @@ def _make_certificate(host):
     return files
 
 
-def _write_back(client, bucket, folder):
-    """Makes a folder what its bucket is."""
-    there = set()
-    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket):
-        for found in page.get("Contents", []):
-            if found["Key"].endswith("/"):
-                continue
-            path = folder / found["Key"]
-            there.add(path)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            client.download_file(bucket, found["Key"], str(path))
-    for path in [p for p in folder.rglob("*") if p.is_file() and p not in there]:
-        path.unlink()
+def _buckets(client):
+    return [bucket["Name"] for bucket in client.list_buckets()["Buckets"]]
+
+
+def _objects(client, bucket):
+    """{key: what changes with the content} of a bucket, without the objects that mean folders."""
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket)
+    found = [x for page in pages for x in page.get("Contents", [])]
+    return {x["Key"]: (x["ETag"], x["Size"]) for x in found if not x["Key"].endswith("/")}
+
+
+def _write_back(client, bucket, folder, before):
+    """Does in a folder what was done to its bucket; other files in it are left alone.
+
+    Args:
+        before: what _objects told of the bucket at the start.
+    """
+    now = _objects(client, bucket)
+    for key in (key for key in now if now[key] != before.get(key)):
+        path = folder / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        client.download_file(bucket, key, str(path))
+    for path in (folder / key for key in before if key not in now):
+        if path.exists():
+            path.unlink()
 
 
 if __name__ == "__main__":
     # Waited for, so no thread may take them.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
-    app.run(main)
+    app.run(main, flags_parser=entry.read_flags_alone)

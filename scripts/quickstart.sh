@@ -1,14 +1,25 @@
 #!/usr/bin/env bash
 # From nothing to a prediction: set-up, synthetic data, conversion, training, evaluation, inference,
-# export, and one prediction from the exported model. All of it goes into quickstart_output/.
+# export, and one prediction from the exported model. All of it goes into quickstart_output/, where
+# it replaces what an earlier run left, and nothing else.
 #
 #   scripts/quickstart.sh [ROWS]     rows to train on, 1000000 where not given
 set -euo pipefail
 
+if [[ ${1:-} == --help ]]; then
+  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+  exit
+fi
+rows=${1:-1000000}
+if [[ $# -gt 1 || ! $rows =~ ^[1-9][0-9]*$ ]]; then
+  echo "quickstart.sh: '$*' is no number of rows to train on; try scripts/quickstart.sh 100000." >&2
+  exit 2
+fi
+
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup.sh
-rows=${1:-1000000}
 out=quickstart_output
+made=(libsvm train val test model servable predictions.txt saved_model_cli.log)
 python=.venv/bin/python
 export PYTHONWARNINGS=ignore TF_CPP_MIN_LOG_LEVEL=2
 
@@ -20,7 +31,14 @@ step() {
   "$@"
 }
 
-rm -rf "$out"
+earlier=()
+for name in "${made[@]}"; do
+  if [[ -e $out/$name ]]; then earlier+=("$out/$name"); fi
+done
+if [[ ${#earlier[@]} -gt 0 ]]; then
+  echo "Replacing what an earlier run left: ${earlier[*]}"
+  rm -rf "${earlier[@]}"
+fi
 step "1. Synthetic data whose best possible AUC is known" \
   "$python" -m data_tools.make_synthetic --output_dir=$out/libsvm --feature_size=10000 \
   --train_rows="$rows" --val_rows=100000 --test_rows=100000
@@ -57,7 +75,7 @@ import sys
 out = sys.argv[1]
 with open(f"{out}/libsvm/synthetic.json") as f:
     best = json.load(f)["splits"]["test"]
-with open(f"{out}/model/report.json") as f:
+with open(f"{out}/model/report.eval.json") as f:
     found = json.load(f)["eval"]
 with open(f"{out}/predictions.txt") as f:
     mean = sum(map(float, f)) / best["rows"]

@@ -4,8 +4,9 @@
     .venv/bin/python scripts/report.py MODEL_DIR --output_dir=run-1
 
 Loss and AUC over steps, the ROC curve, calibration by decile, throughput and utilization over time,
-data and flags. Beside report.html lie its plots as PNG files. Read are report.json, model.json,
-evaluations.json and the summaries, of a model_dir on this machine.
+data and flags; below, the evaluation, inference and export that followed. Beside report.html lie
+its plots as PNG files. Read are report.json and report.TASK.json, model.json, evaluations.json and
+the summaries, of a model_dir on this machine.
 """
 
 import base64
@@ -22,7 +23,15 @@ from typing import Dict, List, Optional, Tuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
+
+import deepfm  # first, for what it says where there is no absl
+
+# isort: split
 from absl import app, flags
+
+from deepfm import entry
+from deepfm.entry import BadInput
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("output_dir", None, "Where the page goes; default: MODEL_DIR/report.")
@@ -47,16 +56,10 @@ td.number { text-align: right; font-variant-numeric: tabular-nums; }
 """
 
 
-class BadInput(Exception):
-    """What the user has to mend, in a sentence."""
-
-
 def main(arguments):
-    if len(arguments) != 2:
-        raise app.UsageError("Give one folder: scripts/report.py MODEL_DIR")
-    folder = pathlib.Path(arguments[1])
-    output = pathlib.Path(FLAGS.output_dir or folder / "report")
+    deepfm.need("matplotlib", "tensorflow_core")
     try:
+        folder, output = _folders(arguments[1:])
         page, plots = make(folder)
         _write(output, {"report.html": page.encode(), **plots})
     except BadInput as error:
@@ -68,21 +71,45 @@ def main(arguments):
     print(f"Wrote {output / 'report.html'} and {len(plots)} plots.")
 
 
+def _folders(words) -> Tuple[pathlib.Path, pathlib.Path]:
+    """(the model_dir, where the page goes)."""
+    if len(words) != 1:
+        raise BadInput("give one folder, as in: scripts/report.py model")
+    for name in (words[0], FLAGS.output_dir or ""):
+        if "://" in name:
+            raise BadInput(
+                f"{name}: only folders of this machine are read and written; copy it first, e.g. "
+                "by aws s3 cp --recursive --exclude 'model.ckpt-*' s3://bucket/model model"
+            )
+    folder = pathlib.Path(words[0])
+    return folder, pathlib.Path(FLAGS.output_dir or folder / "report")
+
+
 def make(folder: pathlib.Path) -> Tuple[str, Dict[str, bytes]]:
     """(the page, its plots: {name: PNG}) of a model_dir."""
     report = _json(folder / "report.json")
-    if report is None:
+    later = {task: _json(folder / f"report.{task}.json") for task in _LATER}
+    later = {task: found for task, found in later.items() if found is not None}
+    if report is None and not later:
         raise BadInput(f"{folder} holds no report.json; give the --model_dir of a finished job.")
     model = _json(folder / "model.json") or {}
     evaluations = _json(folder / "evaluations.json", list) or []
     scalars = _scalars(folder)
     try:
-        plots = _plots(report, model, evaluations, scalars)
-        return _page(folder, report, model, evaluations, plots), plots
+        plots = _plots(report or {}, model, evaluations, scalars)
+        of_later = {task: _plots_of_results(found, f".{task}") for task, found in later.items()}
+        page = _page(folder, report, model, evaluations, plots, later, of_later)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
+        read = [
+            *(["report.json"] if report is not None else []),
+            *(f"report.{x}.json" for x in later),
+        ]
         raise BadInput(
-            f"{folder / 'report.json'} is not as train.py writes it ({error!r})."
+            f"{folder}: {' or '.join(read)} is not as train.py writes it ({error!r})."
         ) from error
+    for more in of_later.values():
+        plots.update(more)
+    return page, plots
 
 
 def _json(path, kind=dict):
@@ -133,7 +160,7 @@ def _plots(report, model, evaluations, scalars) -> Dict[str, bytes]:
         ((time - begin) / 60, value) for _, time, value in scalars.get(f"speed/{name}", [])
     ]
     percent = lambda name: [(x, 100 * value) for x, value in speed(name)]
-    of = lambda name: [(entry["step"], entry[name]) for entry in evaluations]
+    of = lambda name: [(e["step"], e[name]) for e in evaluations if e[name] is not None]
     shares = {
         "CPU": percent("host_cpu_utilization"),
         "GPU": percent("gpu_utilization"),
@@ -142,12 +169,10 @@ def _plots(report, model, evaluations, scalars) -> Dict[str, bytes]:
     losses = {f"training ({loss})": by_step(loss)}
     if loss == "log_loss":
         losses["evaluation"] = of("log_loss")
-    curves = report.get("curves") or {}
     drawn = {
         "loss.png": _lines("Loss", ("step", ""), losses),
         "auc.png": _lines("AUC of the evaluations", ("step", ""), {"AUC": of("auc")}),
-        "roc.png": _roc(curves.get("roc"), report.get("eval")),
-        "calibration.png": _calibration(curves.get("deciles")),
+        **_plots_of_results(report),
         "throughput.png": _lines(
             "Throughput", ("minutes", "examples/s"), {"": speed("examples_per_second")}, 0
         ),
@@ -155,6 +180,16 @@ def _plots(report, model, evaluations, scalars) -> Dict[str, bytes]:
         "learning_rate.png": _lines(
             "Learning rate", ("step", ""), {"": by_step("learning_rate")}, 0
         ),
+    }
+    return {name: png for name, png in drawn.items() if png}
+
+
+def _plots_of_results(report, kind="") -> Dict[str, bytes]:
+    """{name of the file: PNG} of the evaluation that a report tells; `kind` is in the names."""
+    curves = report.get("curves") or {}
+    drawn = {
+        f"roc{kind}.png": _roc(curves.get("roc"), report.get("eval")),
+        f"calibration{kind}.png": _calibration(curves.get("deciles")),
     }
     return {name: png for name, png in drawn.items() if png}
 
@@ -232,26 +267,31 @@ _TITLES = {
 }
 
 
-def _page(folder, report, model, evaluations, plots) -> str:
+# What may follow training, and the title of its part of the page.
+_LATER = {"eval": "Evaluation", "infer": "Inference", "export": "Export"}
+
+
+def _page(folder, report, model, evaluations, plots, later, plots_of_later) -> str:
+    """The page; `later` are the reports of the tasks that followed, `plots_of_later` theirs."""
     name = html.escape(str(folder.resolve().name))
+    kind = "Model" if report is None else {"train": "Training"}.get(*[report["task_type"]] * 2)
+    report = report or {}
     parts = [
-        f"<h1>{html.escape(report['task_type'])}: {name}</h1>",
+        f"<h1>{html.escape(kind)}: {name}</h1>",
         f'<p class="verdict">{html.escape(report.get("verdict", ""))}</p>',
-        f'<div class="cards">{"".join(_cards(report))}</div>',
-        '<h2>Plots</h2><div class="plots">' + "".join(_image(*plot) for plot in plots.items()),
-        "</div>",
+        *_cards(report),
+        *_images(plots),
     ]
-    deciles = (report.get("curves") or {}).get("deciles")
     tables = {
         "Evaluations": _rows(("step", "auc", "log_loss"), evaluations),
-        "Calibration": _rows(("examples", "prediction", "positives"), deciles or []),
-        "Run": _pairs({k: v for k, v in report.items() if not isinstance(v, (dict, list))}),
-        "Training data": _pairs(report.get("training_data") or {}),
-        "Flags that are not at their defaults": _pairs(report.get("flags") or {}),
+        **_tables(report),
         "Model": _pairs(model),
         "Records that were passed over": _rows(("file", "place", "reason"), report.get("skipped")),
     }
     parts += [f"<h2>{title}</h2>{table}" for title, table in tables.items() if table]
+    for task, found in later.items():
+        parts += [f"<h1>{_LATER[task]}</h1>", *_cards(found), *_images(plots_of_later[task])]
+        parts += [f"<h2>{title}</h2>{table}" for title, table in _tables(found).items() if table]
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f"<title>DeepFM: {name}</title><style>{_CSS}</style></head>\n"
@@ -259,7 +299,18 @@ def _page(folder, report, model, evaluations, plots) -> str:
     )
 
 
-def _cards(report):
+def _tables(report) -> Dict[str, str]:
+    """{title: table} of a report."""
+    deciles = (report.get("curves") or {}).get("deciles")
+    return {
+        "Calibration": _rows(("examples", "prediction", "positives"), deciles or []),
+        "Run": _pairs({k: v for k, v in report.items() if not isinstance(v, (dict, list))}),
+        "Training data": _pairs(report.get("training_data") or {}),
+        "Flags that are not at their defaults": _pairs(report.get("flags") or {}),
+    }
+
+
+def _cards(report) -> List[str]:
     found = report.get("eval") or {}
     figures = {
         "AUC": found.get("auc"),
@@ -269,13 +320,23 @@ def _cards(report):
         "steps": report.get("global_step"),
         "seconds": report.get("seconds") and round(report["seconds"], 1),
     }
-    for label, value in figures.items():
-        if value is not None:
-            yield f"<div><b>{_text(value)}</b>{label}</div>"
+    cards = "".join(
+        f"<div><b>{_text(value)}</b>{label}</div>"
+        for label, value in figures.items()
+        if value is not None
+    )
+    return [f'<div class="cards">{cards}</div>'] if cards else []
+
+
+def _images(plots) -> List[str]:
+    """The part of the page that shows plots, where there are any."""
+    images = "".join(_image(*plot) for plot in plots.items())
+    return [f'<h2>Plots</h2><div class="plots">{images}</div>'] if images else []
 
 
 def _image(name, png):
-    title = html.escape(_TITLES[name])
+    kind = name.split(".")[0] + ".png"  # roc.eval.png shows what roc.png does
+    title = html.escape(_TITLES[kind])
     data = base64.b64encode(png).decode()
     return f'<figure><img alt="{title}" src="data:image/png;base64,{data}"></figure>'
 
@@ -324,4 +385,4 @@ def _write(output, files: Dict[str, bytes]):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=entry.read_flags)

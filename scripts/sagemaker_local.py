@@ -31,7 +31,14 @@ import tempfile
 import threading
 import time
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
+
+import deepfm  # noqa: F401  first, for what it says where there is no absl
+
+# isort: split
 from absl import app, flags
+
+from deepfm import entry
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("input_mode", "File", ["File", "Pipe"], "How channels reach the hosts.")
@@ -63,6 +70,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv-sagemaker"
 _S3 = "10.77.0.254:443"  # the S3 server's address among the hosts
 _INSIDE = "DEEPFM_SAGEMAKER_LOCAL"  # set where this program runs in namespaces of its own
+_REPLACED = ("model", "output", "failure")  # in --output_dir
 _FAREWELL = 5  # seconds in which the other hosts may say how they took a failure
 
 # What makes a process a host, which runs `train`. $1: its folder, $2: its address. The host
@@ -123,6 +131,18 @@ def _problem():
     for command in ("ip", "setpriv", "unshare", "curl"):
         if not shutil.which(command):
             return f"{command} is missing; run scripts/setup.sh --sagemaker."
+    inputs = [*(FLAGS.training or ()), FLAGS.evaluation, FLAGS.s3_dir, FLAGS.checkpoints_dir]
+    for left in (pathlib.Path(FLAGS.output_dir, name) for name in _REPLACED):
+        needed = [
+            x for x in inputs if x and left.resolve() in pathlib.Path(x, "x").resolve().parents
+        ]
+        if needed:
+            return f"{needed[0]} lies in {left}, which a job replaces; give another --output_dir."
+        if left.exists() and not pathlib.Path(FLAGS.output_dir, "algo-1.log").exists():
+            return (
+                f"--output_dir={FLAGS.output_dir}: {left} would be replaced, and no job of this "
+                "program has left it; give another folder."
+            )
     if not FLAGS.training:
         return "--training is missing; give a folder or the beginning of paths, e.g. data/train."
     for name in (*FLAGS.training, *filter(None, [FLAGS.evaluation])):
@@ -328,7 +348,7 @@ def _run(folder, given):
     """Runs the job; 0, or 1 where a host failed."""
     names = [f"algo-{i + 1}" for i in range(FLAGS.hosts)]
     output = pathlib.Path(FLAGS.output_dir)
-    for left in ("model", "output"):
+    for left in _REPLACED:
         shutil.rmtree(output / left, ignore_errors=True)
     output.mkdir(parents=True, exist_ok=True)
     for left in (*output.glob("algo-*.log"), *output.glob("failure")):
@@ -389,7 +409,7 @@ def _start(host, index, output, more):
         "TRAINING_JOB_NAME": FLAGS.job_name,
         "OMPI_MCA_orte_tmpdir_base": "/run",
         "TMPDIR": "/run/tmp",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "TF_CPP_MIN_LOG_LEVEL": "3" if FLAGS.s3_dir else "2",  # as deepfm/entry.py does
         **more,
     }
     own = ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--mount-proc"]
@@ -429,11 +449,11 @@ def _wait(hosts):
     Args:
         hosts: {folder: process}.
     """
-    last = time.time() + FLAGS.max_run
+    last = time.monotonic() + FLAGS.max_run
     left = set(hosts)
     while left:
         time.sleep(0.1)
-        if time.time() > last:
+        if time.monotonic() > last:
             return f"the job has run for --max_run={FLAGS.max_run} s and is ended"
         for host in sorted(left):
             code = _code(host, hosts[host])
@@ -441,8 +461,8 @@ def _wait(hosts):
                 continue
             left.discard(host)
             if code:
-                last = time.time() + _FAREWELL
-                while time.time() < last and any(_code(x, hosts[x]) is None for x in left):
+                last = time.monotonic() + _FAREWELL
+                while time.monotonic() < last and any(_code(x, hosts[x]) is None for x in left):
                     time.sleep(0.1)
                 return f"{host.name} ended with code {code}, so all hosts end"
     return None
@@ -468,4 +488,4 @@ def _gather(hosts, output):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=entry.read_flags_before_words)

@@ -12,6 +12,11 @@
 # downloaded Python, and the logs. Exit codes: 0 ready, 1 a step failed, 2 something is missing.
 set -euo pipefail
 
+if [[ ${1:-} == --help ]]; then
+  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+  exit
+fi
+
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$(pwd -P)
 cache=${DEEPFM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/deepfm}
@@ -110,11 +115,23 @@ fingerprint() { # fingerprint REQUIREMENTS...: what .venv has to be made again f
   { cat requirements.txt requirements-dev.txt deepfm/kernels.py deepfm/csrc/* "$@" && "$venv_python" -VV && echo "$root"; } | sha256sum
 }
 
+spare_another_venv() { # a new .venv takes the place of one that this script has made, and no other
+  if [[ -L .venv ]]; then
+    fail ".venv is a link, and what it leads to would be emptied; remove the link and try again."
+  elif [[ -e .venv && ! -f .venv/requirements.txt ]]; then
+    fail ".venv is none that setup.sh has made, or its making was cut short; move it away or \
+delete it, and try again."
+  fi
+}
+
+new_venv() { "$python" -m venv --clear .venv || { rm -rf .venv && return 1; }; }
+
 make_venv() {
   local packages=("${debian_packages[@]}")
   if ! is_python37 "$venv_python" || ! grep -qsF "$root/.venv" .venv/bin/activate; then
+    spare_another_venv
     find_python || fetch_python # no .venv, or its Python is gone, or it was moved here
-    step "Making .venv with $python" "$python" -m venv --clear .venv
+    step "Making .venv with $python" new_venv
   fi
   rm -f "$stamp"
   grep -vhE '^(horovod==|-r )' requirements.txt requirements-dev.txt >.venv/requirements.txt
@@ -166,18 +183,19 @@ is_ready() { # is_ready STAMP REQUIREMENTS...
   [[ -f $1 && $(<"$1") == "$(fingerprint "${@:2}")" ]]
 }
 
+sagemaker=0 tests=0
+for word in "$@"; do
+  case $word in
+  --sagemaker) sagemaker=1 ;;
+  --tests) sagemaker=1 tests=1 ;;
+  *) fail "$word is not an option; give --sagemaker, --tests or none." ;;
+  esac
+done
 if [[ -n ${PYTHON:-} ]] && ! is_python37 "$PYTHON"; then
   fail "PYTHON=$PYTHON is not a Python 3.7 that runs and has venv; name one that does, or unset it."
 fi
 exec 9<"$root" # one set-up of a checkout at a time
 flock --nonblock 9 || { echo "Set-up: waiting for another one to end." && flock 9; }
-sagemaker=0 tests=0
-case ${1:-} in
-'') ;;
---sagemaker) sagemaker=1 ;;
---tests) sagemaker=1 tests=1 ;;
-*) fail "$1 is not an option; give --sagemaker, --tests or none." ;;
-esac
 if is_ready "$stamp" && ! wants_chromium &&
   { [[ $sagemaker == 0 ]] || is_ready "$sagemaker_stamp" requirements-sagemaker.txt; }; then
   echo "Set-up: .venv is ready."

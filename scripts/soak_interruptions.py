@@ -1,13 +1,32 @@
-"""Interrupts training at random moments, starts it again, and compares the weights bit for bit.
+"""Kills training at random moments, in every mode, and counts how often each record was used.
 
-    .venv/bin/python scripts/soak_interruptions.py --terms=50 --kills=50
-    .venv/bin/python scripts/soak_interruptions.py --terms=2 --kills=2 -- --cache=memory
+    .venv/bin/python scripts/soak_interruptions.py
+    .venv/bin/python scripts/soak_interruptions.py --modes=ps --configurations=plain --kills=20
+    .venv/bin/python scripts/soak_interruptions.py --modes=local --kills=10 -- --cache=memory
 
-One run is not interrupted. Each other one gets one SIGTERM or kill -9 at a moment drawn from the
-time that the first one took, and is then started again by the same command until it ends. What
-follows `--` are further flags of train.py. The exit code is 0 if all end with the same weights.
+A cell is a mode of distribution and a configuration of the job. In each, one run is left alone; the
+others are killed one to three times, each at a random moment of the run or of its restart, and
+started again by the same command until they end. What follows `--` are further flags of train.py.
+
+Every record has an id of its own, whose first-order weight begins at 0. Embeddings and the learning
+rate are so small that each prediction stays near 1/2, so SGD moves that weight by rate * 1/2 / B
+each time the record is used: the weights at the end tell the uses. Checked is
+
+- that each record was used once per epoch; with parameter servers at least once, and again at most
+  as many as all processes take in one checkpoint interval, for each SIGKILL;
+- but for parameter servers, that every tensor of the checkpoint, the evaluations and the best
+  exported model are those of the run that was left alone, bit for bit;
+- that all processes end within a minute of the signal, and the last start ends with 0.
+
+The 150 kills of the default take some 40 minutes on 2 cores. Printed is a Markdown table, in which
+`lost` and `again` are uses of records. The exit code is 1 if a run had a fault; its log is shown,
+or kept with its folder in --output_dir.
 """
 
+import contextlib
+import dataclasses
+import itertools
+import json
 import os
 import pathlib
 import random
@@ -17,113 +36,526 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
+
+import deepfm  # first, for what it says where there is no absl
+
+# isort: split
 import numpy as np
-import tensorflow as tf
+import psutil
 from absl import app, flags, logging
 
+from deepfm import entry
+
+_KNOWN = {
+    "modes": ("local", "tower", "mirrored", "mpi", "gloo", "ps"),
+    "configurations": ("plain", "evaluations", "multi_valued", "cache", "no_dataset_json"),
+    "signals": ("kill", "term"),
+    "who": ("chief", "worker", "server", "all"),
+}
 FLAGS = flags.FLAGS
-flags.DEFINE_integer("terms", 50, "Runs that get SIGTERM.", 0)
-flags.DEFINE_integer("kills", 50, "Runs that get SIGKILL.", 0)
-flags.DEFINE_integer("rows", 30000, "Records of the training data.", 1)
-flags.DEFINE_integer("seed", 1, "Of the moments of interruption.")
+flags.DEFINE_integer("kills", 5, "Kills in each cell.", 1)
+for _name, _what in (
+    ("modes", "Modes; mpi and gloo are Horovod."),
+    ("configurations", "Configurations of the job."),
+    ("signals", "SIGKILL or SIGTERM; where both are given, four of five are SIGKILL."),
+    ("who", "Which processes of ps SIGKILL is for."),
+):
+    flags.DEFINE_list(_name, ",".join(_KNOWN[_name]), _what)
+flags.DEFINE_integer("processes", 2, "Processes of mpi, gloo and ps (its chief and workers).", 2)
+flags.DEFINE_integer("rows", 3000, "Records to train on; rounded up to what divides evenly.", 1)
+flags.DEFINE_integer("seed", 1, "Of the data and of the moments.")
+flags.DEFINE_string("output_dir", None, "Where table.md and the folders of runs with faults go.")
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+_EPOCHS = 2
+_BATCH = 16  # records that each process takes in a step
+_LAST = 10  # records that each process has left for the last step of an epoch
+_INTERVAL = 7  # steps of each process between two checkpoints
+_MOVE = 0.00002  # by which a use in a full batch moves the weight
+_SHARED = 50  # ids that many records have
+_PATIENCE = 60  # seconds after a signal in which all processes have to end
+_LIMIT = 300  # seconds of a start
 _TRAIN = (
-    "--num_epochs=3", "--batch_size=256", "--embedding_size=8", "--deep_layers=32,16",
-    "--batch_norm", "--dropout=0.2", "--shuffle_buffer=5000", "--save_checkpoints_steps=25",
+    "--embedding_size=4", "--deep_layers=8,4", "--dropout=0.2", "--embedding_init_stddev=0.001",
+    "--l2_reg=0", "--optimizer=sgd", f"--num_epochs={_EPOCHS}", "--shuffle_buffer=500",
     "--log_steps=1000",
 )  # fmt: skip
-_FEATURES = 5000
-_LIMIT = 300  # seconds of a run
 
 
-def main(argv):
-    if shutil.disk_usage(tempfile.gettempdir()).free < 1 << 30:
-        logging.warning("Less than 1 GB is free in %s.", tempfile.gettempdir())
+def main(arguments):
+    for number in (signal.SIGTERM, signal.SIGINT):  # either ends what runs
+        signal.signal(number, signal.default_int_handler)
+    for name, known in _KNOWN.items():
+        for value in FLAGS[name].value or [""]:
+            if value not in known:
+                _fail(f"--{name}={value} is none of {', '.join(known)}.")
+    if FLAGS.output_dir:
+        try:
+            entry.make_output_dir(FLAGS.output_dir)
+        except entry.BadInput as error:
+            _fail(str(error))
+    deepfm.need("tensorflow_core")
+    cells = []
     with tempfile.TemporaryDirectory(prefix="deepfm-soak-") as folder:
-        sys.exit(_soak(pathlib.Path(folder), argv[1:]))
+        data = _Data(pathlib.Path(folder))
+        try:
+            for mode, configuration in itertools.product(FLAGS.modes, FLAGS.configurations):
+                cells.append(Cell(mode, configuration))
+                _soak(cells[-1], data, pathlib.Path(folder), arguments[1:])
+        except KeyboardInterrupt:
+            logging.info("Interrupted; the table is of the kills so far.")
+            cells[-1].faults += 1
+    table = _table(cells)
+    print(table)
+    if FLAGS.output_dir:
+        (pathlib.Path(FLAGS.output_dir) / "table.md").write_text(table + "\n")
+    sys.exit(1 if any(cell.faults for cell in cells) else 0)
 
 
-def _soak(folder, more):
-    """Runs all; the exit code."""
-    _make_data(folder)
-    train = lambda model_dir: [
-        sys.executable, str(ROOT / "train.py"), f"--training_data_dir={folder}/train",
-        f"--model_dir={model_dir}", *_TRAIN, *more,
-    ]  # fmt: skip
-    started = time.time()
-    _to_the_end(train(folder / "whole"), folder)
-    seconds = time.time() - started
-    wanted = _weights(folder / "whole")
-    logging.info("Uninterrupted: %.1f s, %d tensors.", seconds, len(wanted))
-    moments = random.Random(FLAGS.seed)
-    kinds = [signal.SIGTERM] * FLAGS.terms + [signal.SIGKILL] * FLAGS.kills
-    same = 0
-    for i, kind in enumerate(kinds, 1):
-        model_dir, code = folder / "model", 0
-        while code == 0:  # it was at its end before the signal: that is no interruption
-            moment = moments.uniform(0, seconds)
-            shutil.rmtree(model_dir, ignore_errors=True)
-            step, code = _interrupted(train(model_dir), folder, moment, kind, model_dir)
-        _to_the_end(train(model_dir), folder)
-        found = _weights(model_dir)
-        differ = [name for name in wanted if not np.array_equal(wanted[name], found.get(name))]
-        same += not differ
-        logging.info(
-            "%d of %d: %s after %.1f s, exit code %d, newest checkpoint %d: %s.",
-            i, len(kinds), kind.name, moment, code, step,
-            f"other weights: {', '.join(differ[:3])}" if differ else "same weights",
-        )  # fmt: skip
-    logging.info("%d of %d interrupted runs ended with the same weights.", same, len(kinds))
-    return 0 if same == len(kinds) else 1
+def _fail(sentence):
+    """Ends, for what the user has to mend."""
+    print(f"soak_interruptions.py: {sentence}", file=sys.stderr)
+    sys.exit(2)
 
 
-def _make_data(folder):
-    size = f"--feature_size={_FEATURES}"
-    make = [sys.executable, "-m", "data_tools.make_synthetic", f"--output_dir={folder}/raw", size]
-    rows = [f"--train_rows={FLAGS.rows}", "--val_rows=0", "--test_rows=100"]
-    convert = [
-        sys.executable, "-m", "data_tools.libsvm_to_tfrecord", "--num_files=3", size,
-        f"--input={folder}/raw/train.libsvm", f"--output_dir={folder}/train",
-    ]  # fmt: skip
-    for command in ([*make, *rows], convert):
+@dataclasses.dataclass
+class Cell:
+    """A mode and a configuration, and what its runs came to."""
+
+    mode: str
+    configuration: str
+    kills: int = 0
+    terms: int = 0  # kills that were SIGTERM
+    runs: int = 0  # that were killed
+    same: int = 0  # runs that ended as the one that was left alone
+    lost: int = 0  # uses of records that are missing
+    again: int = 0  # uses of records beyond one per epoch
+    hung: int = 0
+    faults: int = 0  # runs with any fault
+    slowest: float = 0.0  # seconds from a signal until all processes had ended
+    seconds: float = 0.0
+
+
+def _table(cells):
+    titles = (
+        "mode", "configuration", "kills", "of them SIGTERM", "runs", "same end", "lost", "again",
+        "hung", "faults", "slowest end, s", "all, s",
+    )  # fmt: skip
+    lines = [titles, ["---"] * len(titles)]
+    for cell in cells:
+        fields = dataclasses.asdict(cell)
+        fields["mode"] = {"mpi": "horovod, MPI", "gloo": "horovod, Gloo"}.get(cell.mode, cell.mode)
+        fields["same"] = "" if cell.mode == "ps" else cell.same
+        lines.append([f"{x:.1f}" if isinstance(x, float) else str(x) for x in fields.values()])
+    kills, runs, faults = (sum(getattr(c, n) for c in cells) for n in ("kills", "runs", "faults"))
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{text}\n\n{kills} kills in {runs} runs; {faults} runs with a fault."
+
+
+class _Data:
+    """The records of each configuration, made when they are first asked for.
+
+    Each process has as many, which fill whole batches and a last one of _LAST; so in every mode a
+    use moves a weight by _MOVE, or by _MOVE * _BATCH / _LAST.
+    """
+
+    def __init__(self, folder):
+        share = -(-FLAGS.rows // FLAGS.processes)
+        self.rows = FLAGS.processes * (_LAST + 80 * max(-(-(share - _LAST) // 80), 1))
+        self._folder = folder
+
+    def flags(self, configuration, folder):
+        """Flags of train.py for a run in a folder of its own."""
+        name = configuration if configuration in ("multi_valued", "no_dataset_json") else "plain"
+        records = self._records(name)
+        given = [f"--training_data_dir={records}", f"--model_dir={folder}/model"]
+        if configuration == "no_dataset_json":
+            given.append(f"--feature_size={self.rows + _SHARED + 1}")
+        elif configuration == "cache":
+            given.append(f"--cache={folder}/cache")
+        elif configuration == "evaluations":
+            # The AUC of labels drawn anew goes up and down. The rate then falls by so little that
+            # uses can still be counted; the bits show it.
+            given += [
+                f"--val_data_dir={self._records('validation')}", "--eval_every_steps=40",
+                "--learning_rate_decay_on_plateau=0.999", "--export=best",
+                f"--servable_model_dir={folder}/servable",
+            ]  # fmt: skip
+        return given
+
+    def _records(self, name):
+        """The folder of records of a name."""
+        folder = self._folder / name
+        if folder.exists():
+            return folder
+        several, alone = name == "multi_valued", name == "no_dataset_json"
+        text, draw = folder.with_suffix(".ffm"), random.Random(f"{FLAGS.seed} {name}")
+        with text.open("w") as f:
+            for i in range(1, self.rows + 1):
+                f.write(f"{draw.randrange(2)} {self._fields(i, several, draw)}\n")
+        # Where rows are not known: more files than are read at once, as many for each process.
+        files = 5 * FLAGS.processes if alone else 3
+        command = [
+            sys.executable, "-m", "data_tools.libsvm_to_tfrecord", f"--input={text}",
+            f"--output_dir={folder}", f"--num_files={files}", *["--multi_valued"] * several,
+        ]  # fmt: skip
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=_LIMIT)
+        if alone:
+            (folder / "dataset.json").unlink()
+        return folder
+
+    def _fields(self, i, several, draw):
+        """Record i as LibFFM: its own id in one field, or in two and others of no to 3 values."""
+        shared = lambda: f"1:{self.rows + draw.randint(1, _SHARED)}:1"
+        if not several:
+            return f"0:{i}:1 {shared()}"
+        some = [shared() for _ in range(draw.randrange(4))]
+        return " ".join([f"0:{i}:1", *some, f"2:{self.rows + _SHARED + i}:1", f"2{shared()[1:]}"])
+
+    def uses(self, weights, configuration):
+        """int [rows]: how often each record was used; ValueError where its weights do not tell."""
+        found = count_uses(weights[1 : self.rows + 1])
+        if configuration == "multi_valued":
+            first = self.rows + _SHARED + 1
+            other = count_uses(weights[first : first + self.rows])
+            if np.any(found != other):
+                raise ValueError(f"of {np.sum(found != other)} records two ids tell different uses")
+        return found
 
 
-def _to_the_end(command, folder):
-    with open(folder / "log", "wb") as log:
-        code = subprocess.run(command, stdout=log, stderr=log, timeout=_LIMIT).returncode
-    if code:
-        sys.stderr.write((folder / "log").read_text())
-        raise RuntimeError(f"training ended with exit code {code}")
+def count_uses(weights, most=7):
+    """How often records were used.
+
+    Args:
+        weights: float32 [n], first-order weights of the ids that each have to themselves.
+        most: uses; up to 7, no two numbers of uses have sums that are alike.
+
+    Returns:
+        int [n]; ValueError where a weight is no sum of uses.
+    """
+    pairs = itertools.product(range(most + 1), repeat=2)  # uses in full and in last batches
+    sums = {
+        full + last * _BATCH / _LAST: full + last for full, last in pairs if full + last <= most
+    }
+    moved = np.abs(weights) / _MOVE
+    nearest = np.argmin(np.abs(moved[:, np.newaxis] - list(sums)), axis=1)
+    away = np.abs(moved - np.array(list(sums))[nearest])
+    if np.max(away) > 0.05:
+        raise ValueError(f"a weight has moved as in {moved[np.argmax(away)]:.3f} uses")
+    return np.array(list(sums.values()))[nearest]
 
 
-def _interrupted(command, folder, moment, kind, model_dir):
-    """Starts a run and ends it after `moment` s; (step of its newest checkpoint, exit code)."""
-    with open(folder / "log", "wb") as log, subprocess.Popen(
-        command, stdout=log, stderr=log
-    ) as process:
+def _command(mode, more, folder):
+    """(the words that start a run, what its environment needs)."""
+    train, processes = [sys.executable, str(ROOT / "train.py")], str(FLAGS.processes)
+    batch, interval, env = _BATCH * FLAGS.processes, _INTERVAL, {}
+    if mode == "mpi":
+        env["OMPI_MCA_orte_tmpdir_base"] = str(folder)  # all mpiruns of a user share the default
+        launcher = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-bind-to", "none", "-np"]
+        train = [*launcher, processes, *train]
+    elif mode == "gloo":
+        horovodrun = os.path.join(os.path.dirname(sys.executable), "horovodrun")
+        train = [horovodrun, "--gloo", "-np", processes, *train]
+    elif mode == "ps":
+        batch, interval = _BATCH, _INTERVAL * FLAGS.processes  # a step is one process's
+        workers = f"--num_workers={FLAGS.processes - 1}"
+        cluster = str(ROOT / "scripts" / "local_cluster.py")
+        train = [sys.executable, cluster, "--num_servers=2", workers, "--"]
+    else:
+        train += [f"--distribution={mode}", *["--replicas_per_process=2"] * (mode != "local")]
+    rate = f"--learning_rate={2 * batch * _MOVE}"
+    steps = f"--global_batch_size={batch}", f"--save_checkpoints_steps={interval}"
+    return [*train, *_TRAIN, rate, *steps, *more], env
+
+
+class _Job:
+    """A start of a run; none of its processes outlives the block."""
+
+    def __init__(self, run):
+        words, env = run.command
+        self._model_dir, self._id = run.folder / "model", uuid.uuid4().hex
+        with open(run.folder / "log", "ab", 0) as log:
+            log.write(f"$ {' '.join(words)}\n".encode())
+            self.started = time.monotonic()
+            self._launcher = subprocess.Popen(
+                words, cwd=ROOT, env={**os.environ, **env, "DEEPFM_SOAK": self._id}, stdout=log,
+                stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        while self.processes():
+            self._send(signal.SIGKILL, self.processes())
+        self._launcher.wait()
+
+    @property
+    def code(self):
+        """The exit code, None while the job runs."""
+        return self._launcher.poll()
+
+    def processes(self):
+        """All that are there, wherever they have gone: by what they inherited."""
+        return [p for p in psutil.process_iter() if _env(p).get("DEEPFM_SOAK") == self._id]
+
+    @staticmethod
+    def _send(number, processes):
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    def hit(self, number, target, draw):
+        """Sends a signal to the launcher, to all, or to one process of a role; whom it hit."""
+        found = [p for p in self.processes() if target in ("all", _role(p))]
+        if not found:  # it is the launcher's, or its role has not begun
+            self._launcher.send_signal(number)
+            return "the launcher"
+        self._send(number, found if target == "all" else [draw.choice(found)])
+        return target
+
+    def has_ended(self, seconds):
+        """Waits until all processes have ended; whether they have within the time."""
+        last = time.monotonic() + seconds
+        while self.code is None or self.processes():
+            if time.monotonic() > last:
+                return False
+            time.sleep(0.05)
+        return True
+
+    def end(self):
+        """Waits for the end of a job that nothing kills any more."""
+        if not self.has_ended(_LIMIT):
+            raise _Hung(f"no end after {_LIMIT} s")
+        if self.code:
+            raise _Fault(f"it ended with exit code {self.code}")
+
+    @property
+    def checkpoint(self):
+        """The step of the newest one, -1 without any."""
+        names = [path.name for path in self._model_dir.glob("model.ckpt-*.index")]
+        return max((int(name[len("model.ckpt-") : -len(".index")]) for name in names), default=-1)
+
+    def next_checkpoint(self):
+        """Waits until there is a further one or the job has ended; the step of the one before."""
+        before = self.checkpoint
+        while self.code is None and self.checkpoint <= before:
+            if time.monotonic() > self.started + _LIMIT:
+                raise _Hung(f"no checkpoint after {_LIMIT} s")
+            time.sleep(0.01)
+        return before
+
+
+def _env(process):
+    with contextlib.suppress(psutil.Error, OSError):
+        return process.environ()
+    return {}
+
+
+def _role(process):
+    """chief, worker, server or rank, of the processes of train.py in a job of several."""
+    with contextlib.suppress(psutil.Error, OSError):
+        if str(ROOT / "train.py") in process.cmdline()[1:3]:
+            task = json.loads(_env(process).get("TF_CONFIG", "{}")).get("task", {"type": "rank"})
+            return {"ps": "server"}.get(task["type"], task["type"])
+    return None
+
+
+class _Run:
+    """A run, which may take several starts.
+
+    Attributes:
+        folder: of its own, with its model and its log.
+        command: as of _command.
+        hits: the signals that it got.
+        told: what happened, in a few words each.
+    """
+
+    def __init__(self, folder, mode, train_flags):
+        folder.mkdir()
+        self.folder, self.hits, self.told = folder, [], []
+        self.command = _command(mode, train_flags, folder)
+
+
+class _Fault(Exception):
+    """What is wrong with a run."""
+
+
+class _Hung(_Fault):
+    """Processes that did not end."""
+
+
+def _soak(cell, data, folder, more):
+    """Makes the runs of a cell."""
+    began, draw = time.monotonic(), random.Random(f"{FLAGS.seed} {cell.mode} {cell.configuration}")
+    whole = None  # what is known of the run that is left alone
+    for number in itertools.count():
+        path = folder / f"{cell.mode}-{cell.configuration}-{number}"
+        run = _Run(path, cell.mode, data.flags(cell.configuration, path) + more)
         try:
-            process.wait(moment)
-        except subprocess.TimeoutExpired:
-            process.send_signal(kind)
-        try:
-            process.wait(60)
-        finally:
-            process.kill()
-    path = tf.train.latest_checkpoint(str(model_dir))
-    step = int(tf.train.load_variable(path, "global_step")) if path else 0
-    return step, process.returncode
+            if whole is None:
+                whole = _left_alone(run)
+                _check_uses(cell, data, run, whole["end"])
+            else:
+                _interrupted(cell, run, whole, draw)
+                end = _end_of(path)
+                _check_uses(cell, data, run, end)
+                _check_same(cell, run, whole["end"], end)
+        except _Fault as fault:
+            cell.faults, cell.hung = cell.faults + 1, cell.hung + isinstance(fault, _Hung)
+            run.told.append(f"FAULT: {fault}")
+            _keep(path)
+        told = "; ".join(run.told)
+        logging.info("%s, %s, run %d: %s.", cell.mode, cell.configuration, number, told)
+        shutil.rmtree(path)
+        cell.runs += bool(run.hits)
+        cell.seconds = time.monotonic() - began
+        if not whole or cell.kills >= FLAGS.kills:
+            return
 
 
-def _weights(model_dir):
-    """All tensors of the newest checkpoint, the optimizer's among them."""
-    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(model_dir)))
-    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+def _keep(folder):
+    """Keeps the folder of a run with a fault, or shows its log."""
+    if FLAGS.output_dir:
+        # A name that an earlier soak has not given.
+        kept = tempfile.mkdtemp(prefix=f"{folder.name}-{FLAGS.seed}-", dir=FLAGS.output_dir)
+        shutil.copytree(folder, pathlib.Path(kept) / "run")
+    else:
+        sys.stderr.write((folder / "log").read_text(errors="replace"))
+
+
+def _left_alone(run):
+    """Makes a run without a signal: its seconds, those after its first checkpoint, its end."""
+    with _Job(run) as job:
+        job.next_checkpoint()
+        first = time.monotonic()
+        job.end()
+        now = time.monotonic()
+    end = _end_of(run.folder)
+    run.told.append(f"left alone, {now - job.started:.1f} s")
+    if "evaluations" in end:
+        decay = end["checkpoint"]["learning_rate_decay"]
+        run.told.append(f"{len(end['evaluations'])} evaluations, rate x {decay:.3f}")
+    return {"seconds": now - job.started, "training": now - first, "end": end}
+
+
+def _interrupted(cell, run, whole, draw):
+    """Makes a run that is killed up to three times, where it is not at its end before."""
+    left = min(draw.choice([1, 1, 2, 3]), FLAGS.kills - cell.kills)
+    while True:
+        with _Job(run) as job:
+            if not left or not _reach_moment(job, whole, draw):
+                job.end()
+                break
+            number, target = _signal(cell.mode, draw)
+            step, at = job.checkpoint, time.monotonic()
+            whom = job.hit(number, target, draw)
+            has_ended = job.has_ended(_PATIENCE)
+            took = time.monotonic() - at
+        if has_ended and job.code == 0:  # it was at its end before the signal
+            break
+        run.hits.append(number)
+        run.told.append(
+            f"{number.name} for {whom} after {at - job.started:.1f} s (checkpoint {step}, exit "
+            f"code {job.code}, all ended after {took:.1f} s)"
+        )
+        cell.kills, cell.terms = cell.kills + 1, cell.terms + (number == signal.SIGTERM)
+        cell.slowest, left = max(cell.slowest, took), left - 1
+        if not has_ended:
+            raise _Hung(f"processes were left {_PATIENCE} s after {number.name} for {whom}")
+    if not run.hits:  # the machine is less busy than it was
+        run.told.append("at its end before the signal")
+        ratio = (time.monotonic() - job.started) / whole["seconds"]
+        whole.update({what: ratio * whole[what] for what in ("seconds", "training")})
+
+
+def _reach_moment(job, whole, draw):
+    """Waits for a random moment, three times of four after the first checkpoint of this start;
+    whether the job still runs then."""
+    moment = job.started + draw.uniform(0, whole["seconds"])
+    if draw.random() < 0.75:
+        before = job.next_checkpoint()
+        left = 1 - max(before, 0) / whole["end"]["checkpoint"]["global_step"]
+        moment = time.monotonic() + draw.uniform(0, whole["training"] * max(left, 0))
+    while job.code is None and time.monotonic() < moment:
+        time.sleep(0.005)
+    return job.code is None
+
+
+def _signal(mode, draw):
+    """(the signal, whom it is for); SIGTERM is for the launcher, which hands it on."""
+    ranks = ["rank", "launcher", "all"]
+    targets = {"mpi": ranks, "gloo": ranks, "ps": FLAGS.who}.get(mode, ["launcher"])
+    kill, term = (signal.SIGKILL, draw.choice(targets)), (signal.SIGTERM, "launcher")
+    return draw.choice([kill] * 4 * ("kill" in FLAGS.signals) + [term] * ("term" in FLAGS.signals))
+
+
+def _end_of(folder):
+    """What a run left: {"checkpoint": {name: tensor}}, and of evaluations and exports likewise."""
+    import tensorflow as tf
+
+    tensors = lambda path: {
+        name: tf.train.load_variable(path, name)
+        for name, _ in tf.train.list_variables(path)
+        if not name.startswith("deepfm_run/")  # where the run was in its records
+    }
+    newest = tf.train.latest_checkpoint(str(folder / "model"))
+    if not newest:
+        raise _Fault("no checkpoint")
+    end = {"checkpoint": tensors(newest)}
+    if (folder / "servable").is_dir():
+        found = json.loads((folder / "model" / "evaluations.json").read_text())
+        end["evaluations"] = {entry.pop("step"): _numbers(entry) for entry in found}
+        exports = [path for path in (folder / "servable").iterdir() if path.name[0] != "."]
+        if len(exports) != 1:
+            raise _Fault(f"{len(exports)} exported models")
+        end["export"] = tensors(str(exports[0] / "variables" / "variables"))
+    return end
+
+
+def _numbers(entry):
+    return [value for name, value in sorted(entry.items()) if name != "export"]
+
+
+def _check_uses(cell, data, run, end):
+    """That each record was used as often as it should be."""
+    try:
+        uses = data.uses(end["checkpoint"]["fm_w"], cell.configuration)
+    except ValueError as error:
+        raise _Fault(str(error)) from error
+    lost = int(np.maximum(_EPOCHS - uses, 0).sum())
+    again = int(np.maximum(uses - _EPOCHS, 0).sum())
+    cell.lost, cell.again = cell.lost + lost, cell.again + again
+    run.told.append(f"{len(uses)} records used {uses.min()} to {uses.max()} times, {again} again")
+    may = most = 0
+    if cell.mode == "ps":
+        killed = run.hits.count(signal.SIGKILL)
+        # Where the order is another one, the log says that the epoch begins again.
+        anew = (run.folder / "log").read_text(errors="replace").count("begins again")
+        may = killed * _INTERVAL * FLAGS.processes * _BATCH * FLAGS.processes + anew * data.rows
+        most = killed + anew
+    if lost or again > may or uses.max() > _EPOCHS + most:
+        raise _Fault(f"{lost} uses lost, {again} again, where {may} may be")
+
+
+def _check_same(cell, run, whole, end):
+    """That a run ended as the one that was left alone, where it has to."""
+    if cell.mode == "ps":
+        return
+    for what, wanted in whole.items():
+        found = end.get(what, {})
+        differ = [str(n) for n in wanted if not np.array_equal(wanted[n], found.get(n))]
+        differ += [str(name) for name in set(found) - set(wanted)]
+        if differ:
+            raise _Fault(f"another {what} than left alone: {', '.join(differ[:4])}")
+    cell.same += bool(run.hits)
+    run.told.append("same end")
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=entry.read_flags_before_words)

@@ -5,7 +5,18 @@
 #   scripts/test.sh tests/test_model.py -k second_order
 set -euo pipefail
 
+if [[ ${1:-} == --help ]]; then
+  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+  exit
+fi
+
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+for word in "$@"; do
+  if [[ $word == tests/* && ! -e ${word%%::*} ]]; then
+    echo "test.sh: ${word%%::*} is not there; the tests are tests/test_*.py." >&2
+    exit 2
+  fi
+done
 scripts/setup.sh --tests
 
 echo "Lint"

@@ -14,8 +14,12 @@ import resource
 import time
 
 import numpy as np
-import torch
-from torch import nn
+
+try:
+    import torch
+    from torch import nn
+except ImportError as error:  # --help and wrong flags are answered all the same
+    torch, nn = error, argparse.Namespace(Module=object)
 
 
 class DeepFM(nn.Module):
@@ -51,6 +55,8 @@ def main():
     parser.add_argument("--embedding_size", type=int, default=32)
     parser.add_argument("--deep_layers", default="128,64,32")
     given = parser.parse_args()
+    if isinstance(torch, ImportError):
+        parser.error(f"{torch}; start it with a Python that has torch.")
     torch.manual_seed(1)
     data = np.load(given.data)
     ids, values, labels = (torch.from_numpy(data[name]) for name in ("ids", "values", "labels"))
@@ -64,7 +70,7 @@ def main():
     warm = max(1, given.steps // 10)  # not counted, as in train.py
     for i in range(given.steps):
         if i == warm:
-            began, cpu = time.time(), time.process_time()
+            began, cpu = time.monotonic(), time.process_time()
         rows = slice(i % batches * given.batch_size, (i % batches + 1) * given.batch_size)
         loss = loss_of(model(ids[rows], values[rows]), labels[rows])
         for optimizer in optimizers:
@@ -73,7 +79,7 @@ def main():
         for optimizer in optimizers:
             optimizer.step()
     examples = (given.steps - warm) * given.batch_size
-    seconds, cpu = time.time() - began, time.process_time() - cpu
+    seconds, cpu = time.monotonic() - began, time.process_time() - cpu
     print(
         json.dumps(
             {

@@ -11,14 +11,17 @@ left out after one run, the others run again. All train on batches of the same s
 --global_batch_sizes allows others. At the end the best and the default run in turn, and the best is
 recommended only if it was faster.
 
+--budget_minutes is kept: no run is begun that would not end in time, as those before it tell. Where
+the time is short, each rung gets a share of it and tries its first candidates; what was left out is
+told at the end. A budget in which nothing could be compared is refused after the first run.
+
 Printed are the command to use, why, and a table of all runs; tune.json and tune.png are written to
 --output_dir. --grid tries every combination instead, which takes long and shows what was missed.
 """
 
 import contextlib
-import ctypes.util
-import itertools
 import json
+import math
 import os
 import pathlib
 import shlex
@@ -29,20 +32,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
-import psutil
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
+
+import deepfm  # first, for what it says where there is no absl
+
+# isort: split
 from absl import app, flags, logging
+from tune_candidates import ROOT, Candidate, Run, devices, grid, this_machine, threads
+
+from deepfm import entry
+from deepfm.entry import BadInput
 
 FLAGS = flags.FLAGS
-flags.DEFINE_float("budget_minutes", 15, "Time that all runs together may take.", 0.1)
+flags.DEFINE_float("budget_minutes", 15, "Time that all of it may take.", 0.1)
 flags.DEFINE_float("seconds", 4, "Training time of a short run; start and end come on top.", 0.5)
 flags.DEFINE_list("global_batch_sizes", [], "Also tried; default: that of train.py's flags alone.")
 flags.DEFINE_list("modes", ["tower", "mirrored", "horovod"], "Modes that are tried beside local.")
 flags.DEFINE_string("output_dir", "tune", "Where tune.json and tune.png go.")
 flags.DEFINE_bool("grid", False, "Try all combinations, at full length.")
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Flags of train.py that tune.py sets.
 _OURS = (
     "distribution", "replicas_per_process", "intra_op_threads", "inter_op_threads", "use_amp",
@@ -56,86 +66,15 @@ _ENOUGH = 0.85  # of the best rate of a rung, for a second run
 _BETTER = 1.03  # times the rate of the best so far that another one has to have
 _BUSY = 0.85  # share of the CPU from which on a host is used up
 _WAITING = 0.05  # share of waiting for records from which on reading is tuned
-_SLOWER = 4  # times the training time of the best that a run may take
-
-
-class BadInput(Exception):
-    """What the user has to mend, in a sentence."""
-
-
-class Candidate(NamedTuple):
-    """A way to start train.py.
-
-    Attributes:
-        flags: ((name, value), ...) that are not the default's.
-        processes: of horovodrun, 0 without it.
-        preload: a library that replaces the memory allocator, or "".
-    """
-
-    flags: Tuple[Tuple[str, str], ...] = ()
-    processes: int = 0
-    preload: str = ""
-
-    def with_flags(self, **more) -> "Candidate":
-        """The candidate with some flags set."""
-        given = {**dict(self.flags), **{name: str(value) for name, value in more.items()}}
-        return self._replace(flags=tuple(sorted(given.items())))
-
-    def command(self) -> List[str]:
-        """The words that start train.py, without what is the same for all."""
-        python = os.path.relpath(sys.executable) if _inside(sys.executable) else "python"
-        env = [f"LD_PRELOAD={self.preload}"] if self.preload else []
-        launcher = []
-        if self.processes:
-            horovodrun = os.path.join(os.path.dirname(python), "horovodrun")
-            launcher = [horovodrun, "-np", str(self.processes)]
-        return [*env, *launcher, python, os.path.relpath(ROOT / "train.py"), *self.words()]
-
-    def words(self) -> List[str]:
-        """The flags as words."""
-        return [f"--{name}={value}" for name, value in self.flags]
-
-    def label(self) -> str:
-        """What tables call it."""
-        given = dict(self.flags)
-        parts = [given.pop("distribution", "local")]
-        if self.processes:
-            parts[0] += f" × {self.processes}"
-        names = {
-            "replicas_per_process": "replicas", "intra_op_threads": "intra",
-            "inter_op_threads": "inter", "num_parallel_reads": "reads",
-            "global_batch_size": "batch", "omp_num_threads": "OMP", "kmp_affinity": "KMP",
-        }  # fmt: skip
-        parts += [f"{names.get(name, name)} {value}" for name, value in given.items()]
-        parts += [pathlib.Path(self.preload).name.split(".")[0]] if self.preload else []
-        return ", ".join(parts)
-
-
-class Run(NamedTuple):
-    """A run of a candidate: its rung of the ladder, examples/s (0: it failed), report.json, and
-    what it said where it failed."""
-
-    candidate: Candidate
-    rung: str
-    rate: float
-    report: dict
-    failure: str = ""
-
-
-class Machine(NamedTuple):
-    """What there is to use: CPU cores, GPUs, whether TensorFlow has MKL, an allocator to try."""
-
-    cores: int
-    gpus: int
-    mkl: bool
-    allocator: str
-
-
-def _inside(path):
-    return str(path).startswith(str(ROOT) + os.sep)
+_SLOWER = 4  # times what it should take, and a minute, that a run may take
+_OTHER_MODE = 1.5  # times what other modes took to start, for one that has not run yet
+_PAIRS = 3  # times that the best and the default run in turn at the end
+_FOR_PAIRS = 0.4  # of the time, at most, for more than one of these
+_CONCLUSION = 3.0  # seconds for the table and the plot
 
 
 def main(arguments):
+    deepfm.need("matplotlib", "psutil", "tensorflow_core")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is ended
     try:
         words = arguments[1:]
@@ -181,105 +120,97 @@ def _without_batch_size(words) -> Tuple[List[str], int]:
     return kept, int(size)
 
 
-def _machine() -> Machine:
-    """Looks at this machine."""
-    program = (
-        "from deepfm.utilization import cores; from tensorflow.python import pywrap_tensorflow;"
-        "print(int(cores()), int(pywrap_tensorflow.IsMklEnabled()))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    cores, mkl = map(int, done.stdout.split()[-2:])
-    gpus = 0
-    if shutil.which("nvidia-smi"):
-        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
-        gpus = done.stdout.count("GPU ") if done.returncode == 0 else 0
-    name = ctypes.util.find_library("tcmalloc_minimal") or ctypes.util.find_library("tcmalloc")
-    return Machine(max(cores, 1), gpus, bool(mkl), _path_of(name) if name else "")
-
-
-def _path_of(library) -> str:
-    """The path of a shared library that the loader finds by name."""
-    with contextlib.suppress(OSError):
-        ctypes.CDLL(library)
-        with open("/proc/self/maps") as maps:
-            return next((line.split()[-1] for line in maps if library in line), "")
-    return ""
-
-
 class Tuner:
     """Runs candidates, and keeps what they did.
 
     Args:
         words: train.py's flags that all share.
         work: an empty folder.
+        batch: the global batch that they ask for.
+        end: when all has to be done, as `now` tells it.
     """
 
-    def __init__(self, words: List[str], work: pathlib.Path):
-        self._words, self._work = words, work
-        self._end = time.time() + 60 * FLAGS.budget_minutes
-        self._longest = 0.0  # seconds that a run took
+    def __init__(self, words: List[str], work: pathlib.Path, batch: int, end: float):
+        self._words, self._work, self.batch, self.end = words, work, batch, end
+        self._steps_rate = 0.0  # examples/s from which the length of runs follows
+        self._starts: Dict[str, float] = {}  # mode -> seconds, at most, beside the training
         self.runs: List[Run] = []
-        self.steps_rate = 0.0  # examples/s from which the length of runs follows
-        self.batch = 0
-        self.out_of_time = False
+        self.left_out: List[Candidate] = []  # for which there was no time
 
-    def has_time(self) -> bool:
-        """Whether one more run fits into the budget."""
-        left = self._end - time.time() > self._longest
-        self.out_of_time |= not left
-        return left
+    now = staticmethod(time.monotonic)
 
-    def run(self, candidate: Candidate, rung: str, seconds: float) -> Run:
-        """Runs train.py once, for about so many seconds of training."""
-        batch = int(dict(candidate.flags).get("global_batch_size", self.batch))
-        steps = max(_FEW, round(seconds * self.steps_rate / batch))
+    def cost(self, candidate: Candidate, seconds: float) -> float:
+        """Seconds that a run of so many seconds of training will take, as those before it tell."""
+        start = self._starts.get(candidate.mode()) or _OTHER_MODE * max(self._starts.values())
+        rate = next((r.rate for r in self.runs[::-1] if r.candidate == candidate and r.rate), None)
+        steps = self._steps(candidate, seconds)
+        return start + steps * candidate.batch(self.batch) / (rate or self._steps_rate)
+
+    def cost_of_pair(self, candidate: Candidate) -> float:
+        """Seconds that a candidate and the default take in turn."""
+        return sum(self.cost(c, 2 * FLAGS.seconds) for c in (candidate, Candidate()))
+
+    def _steps(self, candidate, seconds):
+        return max(_FEW, round(seconds * self._steps_rate / candidate.batch(self.batch)))
+
+    def run(self, candidate: Candidate, rung: str, seconds: float, end: float) -> Run:
+        """Runs train.py once, for about so many seconds of training; it is killed at `end`."""
+        limit = end - self.now()
+        if self.runs:
+            limit = min(limit, 60 + _SLOWER * self.cost(candidate, seconds))
+        began = self.now()
+        report, failure = self.train(candidate, self._steps(candidate, seconds), limit)
+        found = Run(candidate, rung, report.get("examples_per_second", 0.0), report, failure)
+        if found.rate:
+            mode, start = candidate.mode(), self.now() - began - report["training_seconds"]
+            self._starts[mode] = max(self._starts.get(mode, 0.0), start)
+            self._steps_rate = self._steps_rate or found.rate
+        self.runs.append(found)
+        _show(self, found, max(self.runs, key=lambda run: run.rate))
+        return found
+
+    def train(self, candidate: Candidate, steps: int, limit: float) -> Tuple[dict, str]:
+        """Runs train.py for so many steps: (report.json, "") or ({}, what it said)."""
         folder = self._work / "model"
         command = [
             *(["horovodrun", "-np", str(candidate.processes)] if candidate.processes else []),
             sys.executable, str(ROOT / "train.py"), *self._words,
             f"--global_batch_size={self.batch}", *candidate.words(), f"--model_dir={folder}",
-            "--clear_existing_model", f"--max_steps={steps}", "--num_epochs=1000000",
-            f"--save_checkpoints_secs={1 << 30}",
+            f"--max_steps={steps}", "--num_epochs=1000000", f"--save_checkpoints_secs={1 << 30}",
         ]  # fmt: skip
         env = dict(os.environ)
         env["PATH"] = os.path.dirname(sys.executable) + os.pathsep + env["PATH"]
         if candidate.preload:
             env["LD_PRELOAD"] = candidate.preload
-        began = time.time()
-        limit = 60 + 2 * self._longest + _SLOWER * seconds if self._longest else 3600
         code, said = _run(command, env, limit)
-        self._longest = max(self._longest, time.time() - began)
-        report = {}
-        if code == 0:
-            report = json.loads((folder / "report.json").read_text())
+        report = {} if code else json.loads((folder / "report.json").read_text())
         shutil.rmtree(folder, ignore_errors=True)
-        found = Run(candidate, rung, report.get("examples_per_second", 0.0), report, said)
-        self.runs.append(found)
-        best = max(self.runs, key=lambda run: run.rate)
-        _show(self, found, best)
-        return found
+        return report, said
 
-    def race(self, candidates: List[Candidate], rung: str) -> Optional[Candidate]:
+    def race(self, candidates: List[Candidate], rung: str, end: float) -> Optional[Candidate]:
         """The fastest of some candidates, the first where others are hardly faster.
 
-        None where there was no time for any, or none ran.
+        None where there was no time until `end` for the first and another one, or none ran.
         """
-        rates = {}
-        for candidate in dict.fromkeys(candidates):
-            if self.has_time():
-                rates[candidate] = [self.run(candidate, rung, FLAGS.seconds).rate]
-        if not rates:
+        first, *others = dict.fromkeys(candidates)
+        left = lambda: end - self.now()
+        needed = self.cost(first, FLAGS.seconds)
+        if not others or left() < needed + min(self.cost(c, FLAGS.seconds) for c in others):
+            self.left_out += others
             return None
+        rates = {}
+        for candidate in (first, *others):
+            if left() >= self.cost(candidate, FLAGS.seconds):
+                rates[candidate] = [self.run(candidate, rung, FLAGS.seconds, end).rate]
+            else:
+                self.left_out.append(candidate)
         best = max(r for (r,) in rates.values())
         good = [c for c, (rate,) in rates.items() if rate > 0 and rate >= _ENOUGH * best]
         for candidate in good if len(good) > 1 else ():
-            if self.has_time():
-                rates[candidate].append(self.run(candidate, rung, 2 * FLAGS.seconds).rate)
+            if left() >= self.cost(candidate, 2 * FLAGS.seconds):
+                rates[candidate].append(self.run(candidate, rung, 2 * FLAGS.seconds, end).rate)
         if not good:
             return None
-        first = candidates[0]
         mean = {c: statistics.mean(rates[c]) for c in good}
         fastest = max(good, key=mean.get)
         return fastest if mean[fastest] > _BETTER * mean.get(first, 0) else first
@@ -291,6 +222,8 @@ class Tuner:
 
 def _run(command, env, limit) -> Tuple[int, str]:
     """Runs a command; (its exit code, the last line it said). None of its processes outlives it."""
+    import psutil
+
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(command, env=env, stdout=said, stderr=said)
         try:
@@ -318,152 +251,136 @@ def _show(tuner, run, best):
     if not sys.stderr.isatty():
         logging.info("%s: %s: %s", run.rung, run.candidate.label(), rate)
         return
-    spent = 1 - max(tuner._end - time.time(), 0) / (60 * FLAGS.budget_minutes)
-    bar = "#" * round(20 * min(spent, 1))
-    line = f"[{bar:<20}] {len(tuner.runs)} runs, best {best.rate:,.0f}/s ({best.candidate.label()})"
+    spent = 1 - max(tuner.end - tuner.now(), 0) / (60 * FLAGS.budget_minutes)
+    bar, best = "#" * round(20 * spent), f"{best.rate:,.0f}/s ({best.candidate.label()})"
+    line = f"[{bar:<20}] {len(tuner.runs)} runs, best {best}"
     sys.stderr.write(f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}")
     sys.stderr.flush()
 
 
-def _threads(machine) -> List[Candidate]:
-    """Threads inside an operator × operators side by side."""
-    halves = sorted({1, max(machine.cores // 2, 1), machine.cores})
-    found = [
-        Candidate().with_flags(intra_op_threads=a, inter_op_threads=b)
-        for a, b in itertools.product(halves, halves)
-        if (a, b) != (max(machine.cores // 2, 1), machine.cores)  # the default
-    ]
-    if machine.mkl:
-        affinities = ("granularity=fine,compact,1,0", "disabled")
-        found += [
-            Candidate().with_flags(omp_num_threads=n, kmp_affinity=affinity)
-            for n, affinity in itertools.product(halves, affinities)
-        ]
-    return found
-
-
-def _modes(machine, best: Candidate, batch: int) -> List[Candidate]:
-    """More devices and processes of this host, each of which takes its part of a batch."""
-    there = machine.gpus or machine.cores
-    counts = sorted({n for n in (2, there // 2, there - 1, there) if 1 < n <= there})
-    counts = [n for n in counts if batch % n == 0]
-    found = []
-    for mode in FLAGS.modes:
-        if mode in ("tower", "mirrored"):
-            found += [
-                best.with_flags(distribution=mode, replicas_per_process=n)
-                for n in ([1] if mode == "mirrored" else []) + counts
-            ]
-        if mode == "horovod":
-            for n in counts:
-                share = max(machine.cores // n, 1)
-                alone = best._replace(
-                    flags=tuple(f for f in best.flags if "op_threads" not in f[0]), processes=n
-                )
-                threads = {(share, share), (max(share // 2, 1), share)}
-                found += [
-                    alone.with_flags(distribution="horovod", intra_op_threads=a, inter_op_threads=b)
-                    for a, b in sorted(threads)
-                ]
-    return found
-
-
-def _grid(machine, batch, batches) -> List[Candidate]:
-    """Every combination."""
-    starts = [Candidate(), *_threads(machine)]
-    if machine.allocator:
-        starts += [start._replace(preload=machine.allocator) for start in starts]
-    starts = [s.with_flags(num_parallel_reads=n) for s in starts for n in (1, 4, 8)]
-    starts = [s.with_flags(global_batch_size=n) if n else s for s in starts for n in batches]
-    found = list(starts)
-    for start in starts:
-        found += _modes(machine, start, int(dict(start.flags).get("global_batch_size", batch)))
-    return list(dict.fromkeys(found))
-
-
-def _climb(tuner, machine) -> Tuple[Candidate, List[str]]:
-    """Climbs the ladder; (the best candidate, what was seen on the way)."""
-    best, notes = Candidate(), []
-
-    def race(rung, candidates):
-        nonlocal best
-        best = tuner.race([best, *candidates], rung) or best
-
-    race("threads", _threads(machine))
-    if machine.allocator:
-        race("allocator", [best._replace(preload=machine.allocator)])
-    report = tuner.report_of(best)
-    wait = report.get("input_wait_share", 0.0)
-    if wait >= _WAITING:
-        race("input", [best.with_flags(num_parallel_reads=n) for n in (1, 2, 8)])
-    else:
-        notes.append(f"Input waits {100 * wait:.0f} % only, so reading was not tuned.")
-    if machine.gpus:
-        race("mixed precision", [best.with_flags(use_amp=True)])
+def _rungs(tuner, machine):
+    """[(name of a rung, function of the best candidate so far that tells the rung's own)]."""
     sizes = [int(n) for n in FLAGS.global_batch_sizes if int(n) != tuner.batch]
-    if sizes:
-        race("batch", [best.with_flags(global_batch_size=n) for n in sizes])
-    batch = int(dict(best.flags).get("global_batch_size", tuner.batch))
-    report = tuner.report_of(best)
-    busy = report.get("gpu_utilization") or report.get("host_cpu_utilization", 0.0)
-    what = "GPUs" if machine.gpus else f"{machine.cores} CPU cores"
-    notes.append(f"One process keeps the {what} {100 * busy:.0f} % busy.")
-    race("more devices", _modes(machine, best, batch))
+    allocators = [machine.allocator] if machine.allocator else []
+    waits = lambda best: tuner.report_of(best).get("input_wait_share", 0.0) >= _WAITING
+    if FLAGS.grid:
+        sizes = [int(n) for n in FLAGS.global_batch_sizes] or [0]
+        return [("grid", lambda best: grid(machine, FLAGS.modes, tuner.batch, sizes))]
+    return [
+        ("threads", lambda best: threads(machine)),
+        ("allocator", lambda best: [best._replace(preload=path) for path in allocators]),
+        (
+            "input",
+            lambda best: [best.with_flags(num_parallel_reads=n) for n in (8, 2, 1) if waits(best)],
+        ),
+        ("mixed precision", lambda best: [best.with_flags(use_amp=True)] if machine.gpus else []),
+        ("batch", lambda best: [best.with_flags(global_batch_size=n) for n in sizes]),
+        ("more devices", lambda best: devices(machine, FLAGS.modes, best, best.batch(tuner.batch))),
+    ]
+
+
+def _climb(tuner, machine, end) -> Tuple[Candidate, List[str]]:
+    """Climbs the ladder until `end`; (the best candidate, what was seen on the way).
+
+    Each rung may take a share of the time that is left, as it has candidates.
+    """
+    best, notes, rungs = Candidate(), [], _rungs(tuner, machine)
+    weight = lambda candidates: len(candidates) + 1 if candidates else 0
+    for i, (rung, candidates_beside) in enumerate(rungs):
+        candidates, report = candidates_beside(best), tuner.report_of(best)
+        if rung == "input" and not candidates:
+            wait = 100 * report.get("input_wait_share", 0.0)
+            notes.append(f"Input waits {wait:.0f} % only, so reading was not tuned.")
+        if rung == "more devices":
+            what = "GPUs" if machine.gpus else f"{machine.cores} CPU cores"
+            notes.append(f"One process keeps the {what} {100 * _busy(report):.0f} % busy.")
+        if candidates:
+            later = sum(weight(beside(best)) for _, beside in rungs[i + 1 :])
+            share = weight(candidates) / (weight(candidates) + later)
+            until = tuner.now() + share * (end - tuner.now())
+            best = tuner.race([best, *candidates], rung, until) or best
     return best, notes
 
 
-def _tune(words):
-    words, batch = _without_batch_size(words)
-    machine = _machine()
+def _search(tuner, machine) -> Tuple[Candidate, float, List[str]]:
+    """(the best candidate, how many times as fast as the default it is, what was seen)."""
+    default, budget = Candidate(), 60 * FLAGS.budget_minutes
+    first = tuner.run(default, "default", 0, tuner.end)
+    if not first.rate:
+        more = "; --budget_minutes gives more" if tuner.now() >= tuner.end else ""
+        raise BadInput(f"train.py does not run with these flags: {first.failure}{more}")
+    rungs = [candidates_beside(default) for _, candidates_beside in _rungs(tuner, machine)]
+    runs = [c for candidates in rungs if candidates for c in (default, *candidates)]
+    cost = lambda candidate: tuner.cost(candidate, FLAGS.seconds)
+    dearest = max([default, *runs], key=cost)
+    spent, pair = budget - (tuner.end - tuner.now()), tuner.cost_of_pair(dearest)
+    least = spent + cost(default) + cost(dearest) + pair
+    all_of_it = math.ceil((spent + 2 * sum(map(cost, runs)) + _PAIRS * pair) / 60)
+    if runs and least > budget:
+        raise BadInput(
+            f"--budget_minutes={FLAGS.budget_minutes:g} is too short: a run takes "
+            f"{cost(default):.0f} s here, and nothing can be compared in less than "
+            f"--budget_minutes={math.ceil(11 * least / 60) / 10:g}."
+        )
     logging.info(
-        "%d CPU cores, %d GPUs%s; global batch %d; at most %g minutes.",
-        machine.cores, machine.gpus, ", MKL" if machine.mkl else "", batch, FLAGS.budget_minutes,
+        "A run takes about %.0f s, all of them %d minutes.%s", cost(default), all_of_it,
+        " Of each rung the first ones are tried." if 60 * all_of_it > budget else "",
     )  # fmt: skip
-    output = pathlib.Path(FLAGS.output_dir)
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"--output_dir={output} cannot be made: {error.strerror}.") from error
-    with tempfile.TemporaryDirectory(prefix="deepfm-tune-") as work:
-        tuner = Tuner(words, pathlib.Path(work))
-        tuner.batch = batch
-        first = tuner.run(Candidate(), "default", 0)
-        if not first.rate:
-            raise BadInput(f"train.py does not run with these flags: {first.failure}")
-        tuner.steps_rate = first.rate
-        if FLAGS.grid:
-            sizes = [int(n) for n in FLAGS.global_batch_sizes] or [0]
-            best, notes = tuner.race(_grid(machine, batch, sizes), "grid") or Candidate(), []
-        else:
-            best, notes = _climb(tuner, machine)
-        best, ratio = _compare(tuner, best)
-    if sys.stderr.isatty():
-        sys.stderr.write("\n")
-    _conclude(tuner, words, machine, best, ratio, notes, output)
+    pairs = min(max(int(_FOR_PAIRS * (budget - spent) / pair), 1), _PAIRS)
+    best, notes = _climb(tuner, machine, tuner.end - pairs * pair)
+    if tuner.left_out:
+        labels = [candidate.label() for candidate in tuner.left_out]
+        notes.append(
+            f"There was no time for {len(labels)} candidate(s) ({'; '.join(labels[:3])}"
+            f"{', ...' if labels[3:] else ''}); --budget_minutes={all_of_it} tries all."
+        )
+    best, ratio = _compare(tuner, best, notes)
+    return best, ratio, notes
 
 
-def _compare(tuner, best) -> Tuple[Candidate, float]:
+def _compare(tuner, best, notes) -> Tuple[Candidate, float]:
     """Runs the best and the default in turn; (what to recommend, its rate over the default's)."""
     default, ratios = Candidate(), []
     if best == default:
         return default, 1.0
-    for _ in range(3):
-        pair = [tuner.run(c, "final", 2 * FLAGS.seconds).rate for c in (best, default)]
+    for i in range(_PAIRS):
+        if tuner.now() + tuner.cost_of_pair(best) > tuner.end:
+            if not i:
+                notes.append(f"There was no time to run {best.label()} beside the default again.")
+            break
+        run = lambda candidate: tuner.run(candidate, "final", 2 * FLAGS.seconds, tuner.end)
+        pair = [run(candidate).rate for candidate in (best, default)]
         if all(pair):
             ratios.append(pair[0] / pair[1])
     ratio = statistics.median(ratios) if ratios else 0.0
     return (best, ratio) if ratio > 1 else (default, 1.0)
 
 
-def _conclude(tuner, words, machine, best, ratio, notes, output):
+def _tune(words):
+    end = time.monotonic() + 60 * FLAGS.budget_minutes - _CONCLUSION
+    words, batch = _without_batch_size(words)
+    machine = this_machine()
+    logging.info(
+        "%d CPU cores, %d GPUs%s; global batch %d; at most %g minutes.",
+        machine.cores, machine.gpus, ", MKL" if machine.mkl else "", batch, FLAGS.budget_minutes,
+    )  # fmt: skip
+    output = pathlib.Path(FLAGS.output_dir)
+    entry.make_output_dir(output)
+    with tempfile.TemporaryDirectory(prefix="deepfm-tune-") as work:
+        tuner = Tuner(words, pathlib.Path(work), batch, end)
+        best, ratio, notes = _search(tuner, machine)
+    if sys.stderr.isatty():
+        sys.stderr.write("\n")
+    _conclude(tuner, words, best, ratio, notes, output)
+
+
+def _conclude(tuner, words, best, ratio, notes, output):
     """Prints and writes what was found."""
     report = tuner.report_of(best)
-    table = _table(tuner.runs, best)
-    batch = dict(best.flags).get("global_batch_size", tuner.batch)
     command = [*best.command(), *words]
     if "global_batch_size" not in dict(best.flags):
-        command.append(f"--global_batch_size={batch}")
-    notes = [*notes, *_advice(report, machine, tuner)]
+        command.append(f"--global_batch_size={tuner.batch}")
+    notes = [*notes, _advice(report)]
     found = {
         "command": " ".join(map(shlex.quote, command)),
         "flags": dict(best.flags),
@@ -486,13 +403,11 @@ def _conclude(tuner, words, machine, best, ratio, notes, output):
     ):
         (output / f".{name}").write_bytes(content)
         os.replace(output / f".{name}", output / name)
-    print(table)
+    print(_table(tuner.runs, best))
     print(f"\n{found['why']}")
     print("\n".join(notes))
-    if best == Candidate():
-        print("\nThe default is the best:\n")
-    else:
-        print(f"\n{ratio:.2f} times as fast as the default:\n")
+    times = f"{ratio:.2f} times as fast as the default"
+    print(f"\n{'The default is the best' if best == Candidate() else times}:\n")
     print(found["command"])
     print(f"\nAll runs: {output / 'tune.json'}, plotted in {output / 'tune.png'}.")
 
@@ -500,23 +415,23 @@ def _conclude(tuner, words, machine, best, ratio, notes, output):
 _SHOWN = ("input_wait_share", "host_cpu_utilization", "gpu_utilization", "peak_rss_bytes")
 
 
-def _advice(report, machine, tuner) -> List[str]:
+def _busy(report) -> float:
+    """The share of the host that a run has used: of its GPUs, where it has some."""
+    return report.get("gpu_utilization") or report.get("host_cpu_utilization", 0.0)
+
+
+def _advice(report) -> str:
     """Whether the next rung of the ladder is worth it."""
-    busy = report.get("gpu_utilization") or report.get("host_cpu_utilization", 0.0)
-    found = []
-    if tuner.out_of_time:
-        found.append("The time was up before all was tried; --budget_minutes gives more.")
+    busy = _busy(report)
     if busy >= _BUSY:
-        found.append(
+        return (
             f"This host is used up ({100 * busy:.0f} %): the next rung is worth it, a larger host "
             "and then more of them (parameter servers or Horovod)."
         )
-    else:
-        found.append(
-            f"This host is {100 * busy:.0f} % busy: a larger batch, or a host with fewer and "
-            "faster cores, comes before more hosts."
-        )
-    return found
+    return (
+        f"This host is {100 * busy:.0f} % busy: a larger batch, or a host with fewer and "
+        "faster cores, comes before more hosts."
+    )
 
 
 def _table(runs, best) -> str:
@@ -577,4 +492,4 @@ def _plot(runs, best) -> bytes:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=entry.read_flags_before_words)

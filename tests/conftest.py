@@ -88,15 +88,16 @@ def write_own_ids(paths, sizes):
         first += size
 
 
-def run_train(*flags, env=None, timeout=90):
+def run_train(*flags, env=None, timeout=90, **options):
     """Runs train.py with flags; returns the finished process with its text."""
     return subprocess.run(
         [sys.executable, "train.py", *map(str, flags)],
         cwd=ROOT,
-        env=env,
+        env=env or dict(os.environ),  # see `started`
         capture_output=True,
         text=True,
         timeout=timeout,
+        **options,
     )
 
 
@@ -110,6 +111,9 @@ LAUNCHERS = {
 def started(command, **options):
     """A command, running; none of its processes outlives the block."""
     usual = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    # What MPI has set in this process, where a test has begun it here, Python does not know of; an
+    # mpirun that inherits it ends at once, without a word.
+    usual["env"] = dict(os.environ)
     process = subprocess.Popen(
         [str(word) for word in command],
         text=True,
@@ -132,16 +136,16 @@ def started_train(*flags):
 
 
 @contextlib.contextmanager
-def started_horovod(processes, *flags, launcher="gloo"):
-    """train.py under horovodrun or mpirun, running."""
-    program, *options = LAUNCHERS[launcher]
+def started_horovod(processes, *words, launcher="gloo", program="train.py"):
+    """train.py, or another program, under horovodrun or mpirun, running."""
+    launch, *options = LAUNCHERS[launcher]
     if launcher == "gloo":
-        program = os.path.join(os.path.dirname(sys.executable), program)
+        launch = os.path.join(os.path.dirname(sys.executable), launch)
     with tempfile.TemporaryDirectory() as folder:
         # An mpirun that ends removes the folder that all of a user's mpiruns share, which another
         # one that starts at that moment may have just looked for: 1 start of 2,000 failed.
         env = dict(os.environ, OMPI_MCA_orte_tmpdir_base=folder)
-        command = [program, *options, processes, sys.executable, "train.py", *flags]
+        command = [launch, *options, processes, sys.executable, program, *words]
         with started(command, env=env) as process:
             yield process
 
@@ -192,9 +196,21 @@ def small_job(data, model_dir, *more):
     )  # fmt: skip
 
 
-def report(model_dir):
-    """The report.json of a job."""
-    return json.loads((model_dir / "report.json").read_text())
+def report(model_dir, task=None):
+    """The report.json of training, or the report of another task."""
+    name = f"report.{task}.json" if task else "report.json"
+    return json.loads((model_dir / name).read_text())
+
+
+def scalars(model_dir):
+    """{(tag, step): value} of the summaries of training, but of those of its speed."""
+    return {
+        (value.tag, event.step): value.simple_value
+        for path in model_dir.glob("events.out.*")
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+        if not value.tag.startswith("speed/")
+    }
 
 
 @pytest.fixture

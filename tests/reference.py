@@ -16,6 +16,7 @@ from typing import List, NamedTuple, Optional, Tuple
 
 BLANKS = b" \t\r\v\f"
 INT64_MAX = 2**63 - 1
+MOST_ROWS = 2**31 - 1  # of a table of TensorFlow
 
 
 class Refused(Exception):
@@ -106,7 +107,7 @@ def _values(values):
 
 def _ids(ids, feature_size):
     for feature_id in ids:
-        if not 0 <= feature_id < (feature_size or INT64_MAX):
+        if not 0 <= feature_id < (feature_size or MOST_ROWS):
             raise Refused("an id is out of bounds")
     return ids
 
@@ -116,6 +117,7 @@ def _ids(ids, feature_size):
 
 def records_of_text(text: bytes) -> List[Tuple[int, bytes]]:
     """(number from 1, line without comment) of each line that holds a record."""
+    text = text[3:] if text.startswith(b"\xef\xbb\xbf") else text  # a byte order mark
     lines = [line.split(b"#", 1)[0] for line in text.split(b"\n")]
     return [(i, line) for i, line in enumerate(lines, start=1) if line.strip(BLANKS)]
 

@@ -1,11 +1,21 @@
 """The best evaluated model is the one that is exported; training stops when nothing gets better."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import SMALL_MODEL, make_records, report, run_horovod, run_train, write_tfrecords
+from conftest import (
+    ROOT,
+    SMALL_MODEL,
+    make_records,
+    report,
+    run_horovod,
+    run_train,
+    write_tfrecords,
+)
 
 from deepfm import evaluations, export
 from deepfm.metrics import Evaluation
@@ -77,7 +87,85 @@ def test_the_one_export_is_the_best_evaluated_model_also_after_a_restart(data, t
     again = run_train(*flags)
     assert again.returncode == 0, again.stderr
     assert f"This run has been stopped early already, at step {last}." in again.stderr
+    assert len(exports(tmp_path)) == 1
     assert report(tmp_path / "model")["global_step"] == last
+
+
+# train.py, which a kill ends at one of its calls of something.
+KILLED = """
+import os, runpy, sys
+from deepfm import {module}
+
+calls = []
+def killed(*arguments, call={module}.{name}, **more):
+    calls.append(arguments)
+    if len(calls) == {count}:
+        os._exit(9)
+    return call(*arguments, **more)
+
+{module}.{name} = killed
+sys.argv[0] = "train.py"
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
+def run_killed(module, name, count, *flags, env=None):
+    command = [sys.executable, "-c", KILLED.format(module=module, name=name, count=count), *flags]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 9, done.stderr
+
+
+def plant(folder, number, model_id, kind):
+    """An export as another model, or a user, has made it."""
+    path = folder / "servable" / str(number)
+    (path / "assets.extra").mkdir(parents=True)
+    (path / "saved_model.pb").touch()
+    stamp = export.Stamp(model_id, 7, "0123", kind)
+    content = json.dumps({"format_version": 1, **stamp._asdict()})
+    (path / "assets.extra" / "deepfm.json").write_text(content)
+    return path
+
+
+def exports(folder):
+    return sorted((folder / "servable").iterdir())
+
+
+@pytest.mark.parametrize(
+    "module, name, count",
+    [
+        ("evaluations", "History.keep", 2),
+        pytest.param("export", "remove", 1, marks=pytest.mark.table),
+    ],
+)
+def test_after_a_kill_at_an_export_the_best_one_is_there_and_none_too_many(
+    data, tmp_path, module, name, count
+):
+    """The second evaluation is the best by far; the kill comes before it is noted."""
+    flags = job(data, tmp_path, "--best_metric=auc", "--learning_rate=0.003")
+    run_killed(module, name, count, *flags)
+    model_id = export.model_id(str(tmp_path / "model"))
+    others = [
+        plant(tmp_path, 5, "another model's", "best"), plant(tmp_path, 6, model_id, "asked"),
+        plant(tmp_path, 8, model_id, "last"),
+    ]  # fmt: skip
+    before = exports(tmp_path)
+    done = run_train(*flags, f"--max_steps={2 * STEPS}")
+    assert done.returncode == 0, done.stderr
+    (best,) = set(exports(tmp_path)) - set(others)
+    assert set(others) < set(exports(tmp_path))
+    assert best in before
+    assert f"The model of step {2 * STEPS} is already exported at {best}." in done.stderr
+    assert report(tmp_path / "model")["best"]["step"] == 2 * STEPS
+    assert history(tmp_path)[-1]["export"] == str(best)
+
+
+def test_a_finished_command_exports_nothing_again(data, tmp_path):
+    flags = (*job(data, tmp_path), "--export=last", "--val_data_dir=", f"--max_steps={STEPS}")
+    for _ in range(2):
+        done = run_train(*flags)
+        assert done.returncode == 0, done.stderr
+    (path,) = exports(tmp_path)
+    assert f"The model of step {STEPS} is already exported at {path}." in done.stderr
 
 
 def test_only_a_numbered_export_of_its_folder_is_ever_deleted(tmp_path):

@@ -23,8 +23,13 @@ def save(folder, steps=(1, 2), servers=()):
     with tf.Graph().as_default():
         parts = v1.fixed_size_partitioner(max(len(servers), 1))
         with tf.device(v1.train.replica_device_setter(len(servers))):
-            step = v1.train.get_or_create_global_step()
-            a = v1.get_variable("a", [50, 3], partitioner=parts)
+            # Whether other tests have enabled resource variables or not, as many shards.
+            step = v1.get_variable(
+                "global_step", [], tf.int64, v1.zeros_initializer(), trainable=False,
+                collections=[v1.GraphKeys.GLOBAL_VARIABLES, v1.GraphKeys.GLOBAL_STEP],
+                use_resource=False,
+            )  # fmt: skip
+            a = v1.get_variable("a", [50, 3], partitioner=parts, use_resource=False)
         saver = v1.train.Saver(sharded=True, max_to_keep=9, save_relative_paths=True)
         with v1.Session(servers[0].target if servers else "") as session:
             for number in steps:

@@ -201,3 +201,9 @@ def test_many_groups_of_files_are_read_once_in_one_order(tmp_path, sizes):
         orders.append(np.concatenate([batch for batch, _ in read(data, **how)]))
     np.testing.assert_array_equal(sort(orders[0]), sort(np.concatenate(2 * values)))
     np.testing.assert_array_equal(*orders)
+
+
+def test_the_largest_seed_orders_files():
+    ranges = [Range(str(i), 0, 1, True) for i in range(20)]
+    config = InputConfig(1, shuffle_buffer=10, seed=(1 << 32) - 1)  # as --seed allows
+    assert sorted(sum(groups(ranges, config, 0), [])) == sorted(ranges)

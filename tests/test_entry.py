@@ -1,5 +1,6 @@
 """How flags are read: every way that a shell, a notebook or SageMaker's toolkit writes them."""
 
+import os
 import subprocess
 import sys
 
@@ -23,19 +24,36 @@ def test_a_word_after_another_flag_or_a_lone_boolean_stays_as_it_is():
 
 
 @pytest.mark.parametrize(
+    "word, meant",
+    [
+        ("--model_dir=~/model", "--model_dir=/home/me/model"),
+        ("--training_data_dir=~/a,b/~,~/c", "--training_data_dir=/home/me/a,b/~,/home/me/c"),
+        ("--model_dir=a~", "--model_dir=a~"),
+        ("--batch_norm", "--batch_norm"),
+        ("~=~", "~=~"),
+    ],
+)
+def test_a_tilde_is_the_home_folder(monkeypatch, word, meant):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert entry.expand_home(word) == meant
+
+
+@pytest.mark.parametrize(
     "flags",
     [
         ["--batch_norm", "--nolazy_updates", "--l2_scope=table"],
         ["--batch_norm", "False", "--lazy_updates", "True"],
         ["--max_steps", "128.0", "--optimizer", "ADAM", "--dropout", "0.1,0.2,0"],
-        ["--checkpoint_dir", "elsewhere"],
+        ["--checkpoint_dir", "elsewhere", "--seed=4294967295"],
     ],
 )
-def test_flags_are_read_in_all_their_forms(flags):
-    done = run_train(*flags, "--model_dir=nowhere", "--training_data_dir=missing.tfrecords")
+def test_flags_are_read_in_all_their_forms(flags, tmp_path):
+    data = "--training_data_dir=~/missing.tfrecords,~/a"
+    env = {**os.environ, "HOME": str(tmp_path)}
+    done = run_train(*flags, "--model_dir=nowhere", data, env=env)
     # All flags were accepted: what is left to complain about is the data.
     assert done.returncode == 2
-    assert "missing.tfrecords: no file matches" in done.stderr
+    assert f"{tmp_path}/missing.tfrecords: no file matches" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -43,11 +61,13 @@ def test_flags_are_read_in_all_their_forms(flags):
     [
         ("--batch_sise=3", "Did you mean: batch_size"),
         ("--batch_size=3.5", "--batch_size=3.5"),
+        ("--learning_rate=nan", "--learning_rate=nan: 'nan' is not a finite number"),
         ("--deep_layers=64,x", "a list of layer widths such as 256,128,64"),
         ("--loss_type=hinge", "log_loss|square_loss"),
         ("--lazy_updates=perhaps", "--lazy_updates=perhaps"),
         ("stray", "'stray' is not a flag"),
         ("--distribution=tower2", "--distribution=tower2"),
+        ("--seed=4294967296", "--seed=4294967296"),
     ],
 )
 def test_a_wrong_flag_ends_with_code_2_and_one_sentence(flag, sentence):

@@ -1,5 +1,6 @@
 """What follows from the evaluations of a run, also when it was interrupted."""
 
+import json
 import math
 
 import pytest
@@ -41,6 +42,7 @@ def test_an_auc_that_is_not_a_number_is_never_best(tmp_path):
 def test_the_learning_rate_is_cut_for_each_evaluation_that_is_no_better(tmp_path):
     assert filled(tmp_path, [0.6, 0.6, 0.7, 0.65, 0.7, 0.8]).decay(0.5) == 0.125
     assert filled(tmp_path, [0.6]).decay(0.5) == 1
+    assert filled(tmp_path, [math.nan, 0.6, math.nan, 0.5]).decay(0.5) == 0.5
 
 
 def test_a_run_that_is_started_again_knows_its_evaluations(tmp_path):
@@ -49,6 +51,38 @@ def test_a_run_that_is_started_again_knows_its_evaluations(tmp_path):
     assert (again.best["step"], again.since_best, again.decay(0.5)) == (20, 1, 0.5)
     assert again.has(30)
     assert not again.has(31)
+
+
+def test_all_processes_compare_the_evaluations_that_the_chief_compares(tmp_path):
+    told = []
+
+    def start(chief, data):
+        agree = lambda value: told[-1] if not chief else told.append(value) or value
+        return evaluations.History(str(tmp_path), "auc", 0, 10**9, data, agree, chief)
+
+    first = start(True, "data of now")
+    first.add(10, {"auc": 0.7, "log_loss": 0.3})
+    first.keep()
+    # Gone on with after a kill; of the data the chief alone knows the fingerprint.
+    ranks = [start(True, "data of now"), start(False, None)]
+    told[-1] = json.loads(json.dumps(told[-1]))
+    for rank in ranks:
+        for step, auc in (20, 0.6), (30, 0.8), (40, 0.75):
+            rank.add(step, {"auc": auc, "log_loss": 1 - auc})
+    assert [rank.decay(0.5) for rank in ranks] == [0.25, 0.25]
+    assert [rank.since_best for rank in ranks] == [1, 1]
+    assert [rank.best["step"] for rank in ranks] == [30, 30]
+
+
+def test_evaluations_of_which_the_file_is_gone_are_missed(tmp_path, caplog):
+    assert not filled(tmp_path, [0.6]).lost
+    (tmp_path / "eval").mkdir()
+    assert not history(tmp_path).lost
+    (tmp_path / evaluations.FILE).unlink()
+    assert not history(tmp_path, after=30, until=30).lost  # a run that begins
+    assert not caplog.records
+    assert history(tmp_path).lost
+    assert "evaluations.json is missing" in caplog.text
 
 
 def test_evaluations_after_the_checkpoint_are_forgotten(tmp_path):

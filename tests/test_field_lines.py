@@ -77,6 +77,22 @@ def test_fields_of_libsvm_are_told_by_a_map(convert, tmp_path):
         for line in FFM.replace("-0 ", "0 ").split("\n")
     )
     check(convert(text, multi_valued=True, fields=field_map(tmp_path)), FFM_ROWS)
+    assert datasets.find(str(tmp_path / "out"), "data").feature_size == 30  # ids up to 29
+    convert(text, multi_valued=True, fields=field_map(tmp_path), id_offset=1)
+    assert datasets.find(str(tmp_path / "out"), "data").feature_size == 31
+
+
+@pytest.mark.parametrize(
+    "last_id, flags, words",
+    [
+        (29, {"feature_size": 25}, "--feature_size=25, but .*fields.json has ids up to 29; try --"),
+        (2**31 - 1, {}, "fields.json: has ids up to 2147483647, but no table has more than 21474"),
+    ],
+)
+def test_a_map_of_ids_that_the_table_lacks_is_refused(convert, tmp_path, last_id, flags, words):
+    fields = field_map(tmp_path, [*RANGES[:2], ("user", 20, last_id)])
+    with pytest.raises(BadInput, match=words):
+        convert("1 3:1\n", multi_valued=True, fields=fields, **flags)
 
 
 def test_a_field_of_one_value_at_most_has_its_place(convert):

@@ -40,21 +40,21 @@ def test_evaluation_over_processes_equals_that_of_one(trained, uneven):
     together = report(trained)["eval"]
     done = run_train("--task_type=eval", f"--val_data_dir={uneven}", f"--model_dir={trained}")
     assert done.returncode == 0, done.stderr
-    alone = report(trained)["eval"]
+    alone = report(trained, "eval")["eval"]
     assert together["examples"] == alone["examples"] == sum(UNEVEN)
     for name in ("auc", "log_loss", "calibration", "loss"):
         assert together[name] == pytest.approx(alone[name], abs=1e-6), name
 
 
 def test_every_rank_may_evaluate_all_records(trained, uneven):
-    alone = report(trained)["eval"]
+    alone = report(trained, "eval")["eval"]
     flags = ("--task_type=eval", f"--val_data_dir={uneven}", f"--model_dir={trained}")
     done = run_horovod(2, *flags, "--eval_on_all_ranks")
     assert done.returncode == 0, done.stderr
     # Nothing is divided, so nothing has to be counted.
     assert "Counting records" not in done.stderr
-    assert report(trained)["num_processes"] == 2
-    assert report(trained)["eval"] == pytest.approx(alone, abs=1e-6)
+    assert report(trained, "eval")["num_processes"] == 2
+    assert report(trained, "eval")["eval"] == pytest.approx(alone, abs=1e-6)
 
 
 def test_inference_over_processes_keeps_the_order_of_the_records(trained, uneven, tmp_path):

@@ -56,6 +56,16 @@ def files(request, tmp_path):
     return tmp_path, [np.concatenate(column) for column in zip(*parts)]
 
 
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_a_byte_order_mark_before_libsvm_lines_is_skipped(tmp_path, pack):
+    labels, ids, values = make_records(100)
+    path = tmp_path / ("a.libsvm" if pack is bytes else "a.libsvm.gz")
+    with open(write_libsvm(tmp_path / "plain", (labels, ids, values)), "rb") as f:
+        path.write_bytes(pack(b"\xef\xbb\xbf" + f.read()))
+    np.testing.assert_array_equal(values_of(read(path)), values)
+    assert list(bad_records.find_bad(str(path), "libsvm", SCHEMA)) == []
+
+
 def test_reads_every_record_as_it_was_written_in_order(files):
     folder, (labels, ids, values) = files
     batches = read(folder)

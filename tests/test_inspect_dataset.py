@@ -52,6 +52,15 @@ def summarize_slowly(rows):
     }
 
 
+@pytest.mark.parametrize("line, words", [("1 99999999999:1", "id 99999999999"), ("x 1:1", "'x'")])
+def test_a_bad_line_after_a_byte_order_mark_has_its_number(tmp_path, line, words):
+    (tmp_path / "a.libsvm").write_text("\ufeff1 1:1\n" + line + "\n")
+    with pytest.raises(BadInput, match=rf"a\.libsvm:2: .*{words}"):
+        inspect_dataset.inspect(str(tmp_path))
+    (tmp_path / "a.libsvm").write_text("\ufeff1 1:1\n0 2:1\n")
+    assert inspect_dataset.inspect(str(tmp_path))["rows"] == 2
+
+
 def assert_summary(found, rows):
     expected = summarize_slowly(rows)
     for field, slowly in zip(found["fields"], expected.pop("fields")):

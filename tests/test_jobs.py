@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,9 @@ from conftest import (
     write_tfrecords,
 )
 
+from deepfm import jobs
+from deepfm.datasets import DataFile, write_metadata
+from deepfm.distribution import Distribution
 from deepfm.metrics import Evaluation
 
 v1 = tf.compat.v1
@@ -46,8 +50,8 @@ def trained(tmp_path_factory):
     return folder, test
 
 
-def report(folder):
-    return json.loads((folder / "model" / "report.json").read_text())
+def report(folder, name="report.json"):
+    return json.loads((folder / "model" / name).read_text())
 
 
 def predictions(folder):
@@ -82,7 +86,7 @@ def test_evaluation_counts_every_record_once_whatever_the_batch(trained):
             f"--model_dir={folder}/model", f"--batch_size={size}",
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        found.append(report(folder)["eval"])
+        found.append(report(folder, "report.eval.json")["eval"])
     for result in found:
         assert result["examples"] == 700
         assert result["log_loss"] == pytest.approx(found[0]["log_loss"], abs=1e-6)
@@ -99,7 +103,9 @@ def test_inference_gives_one_probability_per_record_and_agrees_with_evaluation(t
     run_train(
         "--task_type=eval", f"--val_data_dir={folder}/test.tfrecords", f"--model_dir={folder}/model"
     )
-    assert evaluation.auc() == pytest.approx(report(folder)["eval"]["auc"], abs=1e-6)
+    assert evaluation.auc() == pytest.approx(
+        report(folder, "report.eval.json")["eval"]["auc"], abs=1e-6
+    )
 
 
 def test_inference_keeps_the_order_of_the_records(trained, tmp_path):
@@ -239,7 +245,7 @@ def test_batch_norm_and_every_optimizer_train(trained, tmp_path):
         (["--training_dta_dir=x"], "training_data_dir"),
         (["--dropout=0.1,0.2,0.3"], "--dropout has 3 values for 2 hidden layers"),
         (["--dropout=1.5"], "--dropout=1.5"),
-        (["--embedding_size=8", "--model_dir={}/model"], "fm_v is [50, 4], these flags make it"),
+        (["--embedding_size=8", "--model_dir={}/model"], "--embedding_size=8, but the model of"),
         (["--optimizer=sgd", "--learning_rate=1e30"], "step 2: the loss is "),
         (["--batch_size=0"], "--batch_size=0"),
         (["--optimizer=rmsprop"], "adam|adagrad|sgd|momentum|ftrl"),
@@ -249,7 +255,7 @@ def test_batch_norm_and_every_optimizer_train(trained, tmp_path):
         (["--learning_rate_decay_on_plateau=0.1"], "needs evaluations"),
         (["--training_data_dir={}/train.tfrecords,{}/a.libsvm"], "mixes TFRecord and LibSVM"),
         (["--training_data_dir="], "--training_data_dir is missing"),
-        (["--clear_existing_model", "--model_dir={}"], "holds files and none is a model's"),
+        (["--clear_existing_model", "--model_dir={}/hollow/.."], "is the folder of --train"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_in_one_sentence(trained, tmp_path, flags, sentence):
@@ -371,3 +377,48 @@ def test_a_file_that_changes_while_it_is_read_is_named(tmp_path, what, sentence)
     last = text.splitlines()[-1]
     assert last.startswith(f"train.py: {path}: ") and sentence in last
     assert tf.train.load_variable(str(tmp_path / "model"), "global_step") >= 15
+
+
+@pytest.mark.parametrize(
+    "given, more, said",
+    [
+        (["infer_data_dir"], {}, "--infer_data_dir does nothing with --task_type=train."),
+        (["training_data_dir"], {"task_type": "eval"}, "--training_data_dir does nothing with"),
+        (["cross_device_ops"], {}, "--cross_device_ops is of --distribution=mirrored"),
+        ([], {"flags": {"replicas_per_process": 2}}, "--replicas_per_process=2 does nothing with"),
+        ([], {"val_data_dir": "a"}, "--val_data_dir is --training_data_dir: "),
+        (["training_data_dir", "val_data_dir", "servable_model_dir"], {}, None),
+        (["val_data_dir"], {"task_type": "eval", "val_data_dir": "a"}, None),
+    ],
+)
+def test_flags_that_do_nothing_are_said(caplog, given, more, said):
+    usual = dict(task_type="train", flags={}, training_data_dir="a", val_data_dir="b")
+    job = SimpleNamespace(given=given, distribution=Distribution(), **{**usual, **more})
+    jobs._warn_of_idle_flags(job)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == bool(said) and all(said in line for line in lines)
+
+
+def test_a_batch_larger_than_the_data_is_said(tmp_path):
+    data = write_tfrecords(tmp_path / "a.tfrecords", make_records(40))
+    write_metadata(
+        str(tmp_path), 4, 50, [DataFile(data, os.path.getsize(data), rows=40, positives=40)]
+    )
+    done = run_train(
+        *SMALL_MODEL, f"--training_data_dir={tmp_path}/*s", f"--model_dir={tmp_path}/model"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "each step takes all 40 records; try --batch_size=4." in done.stderr
+    assert f"All labels of --training_data_dir={tmp_path}/*s are 1: from these" in done.stderr
+
+
+def test_a_report_is_kept_for_the_step_that_it_tells_of_alone(tmp_path):
+    path = tmp_path / "report.json"
+    for text, kept in (
+        (json.dumps({"global_step": 7, "examples": 5}), {"global_step": 7, "examples": 5}),
+        (json.dumps({"global_step": 6, "examples": 5}), {}),  # of a run before
+        ("[", {}),
+        ("[]", {}),
+    ):
+        path.write_text(text)
+        assert jobs._report_of_step(str(path), 7) == kept

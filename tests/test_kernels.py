@@ -276,8 +276,58 @@ def test_adam_refuses_gradients_that_do_not_fit():
     numbers = 0.1, 0.9, 0.999, 1e-8
     with pytest.raises(tf.errors.InvalidArgumentError, match="do not fit"):
         evaluate(kernels.adam(*variables, tf.ones([2, 4]), *numbers))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="given twice"):
-        evaluate(kernels.adam(*variables[:2], variables[1], tf.ones([4, 2]), *numbers))
+
+
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_updates_of_adam_that_come_at_once_come_one_after_the_other(by_rows):
+    """With these numbers each takes 1 from each number, and its gradient is the moment after it."""
+    rows, ops, times = 30000 if by_rows else 300000, 8, 20
+    zeros, numbers = tf.zeros([rows, 2]), (1.0, 0.0, 0.0, 0.0)
+    names = ("variable", "m", "v")
+    variables = [v1.get_variable(n, initializer=zeros, use_resource=True) for n in names]
+    grads = [tf.fill([rows, 2], float(i + 1)) for i in range(ops)]
+    if by_rows:
+        each = [kernels.adam_rows(*variables, tf.range(rows), grad, *numbers) for grad in grads]
+    else:
+        each = [kernels.adam(*variables, grad, *numbers) for grad in grads]
+    threads = v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=ops)
+    with v1.Session(config=threads) as session:
+        session.run(v1.global_variables_initializer())
+        session.run(each[0])  # without locks, more than one would make the variable its own
+        for i in range(1, times + 1):
+            session.run(each)
+            variable, m, _ = session.run(variables)
+            np.testing.assert_array_equal(variable, np.full([rows, 2], -1 - i * ops))
+            assert m.min() == m.max()
+
+
+TWICE = """
+import tensorflow as tf
+from deepfm import kernels
+
+v1, numbers = tf.compat.v1, (0.1, 0.9, 0.999, 1e-8)
+a, b = (v1.get_variable(name, [4, 2], use_resource=True) for name in "ab")
+for three in ([a, a, b], [a, b, a], [b, a, a], [b, b, a], [b, a, b], [a, b, b], [a, a, a]):
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        for step in (
+            kernels.adam(*three, tf.ones([4, 2]), *numbers),
+            kernels.adam_rows(*three, tf.constant([0, 3]), tf.ones([2, 2]), *numbers),
+        ):
+            try:
+                session.run(step)
+            except tf.errors.InvalidArgumentError as error:
+                assert "a variable is given twice" in error.message
+                print("refused")
+"""
+
+
+def test_adam_refuses_a_variable_that_is_given_twice():
+    """In a process of its own, which waits for ever where a lock is taken twice."""
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == 14 * ["refused"], done.stderr
 
 
 def test_adam_refuses_rows_that_do_not_fit():
@@ -591,6 +641,19 @@ def test_numbers_of_lines_are_read_to_the_bit(line_parsers):
 )  # fmt: skip
 def test_odd_numbers_of_lines_are_read_to_the_bit(line_parsers, number):
     assert assert_lines_agree(line_parsers, f"0 1:{number} 2:1 3:1 4:{number}".encode())
+
+
+@pytest.mark.parametrize("behind", range(8, 24))
+@pytest.mark.parametrize("digits", ["5", "16777215", "16777216", "16777217"])
+def test_digits_behind_the_point_are_read_to_the_bit(line_parsers, digits, behind):
+    """Powers of ten up to 10^10 are exact as floats, and digits up to 2^24: at both limits."""
+    number = f"0.{digits.zfill(behind)}"
+    if len(digits) > behind:
+        number = f"{digits[:-behind]}.{digits[-behind:]}"
+    good, _, _, values = line_parsers[0]([f"0 1:{number} 2:-{number} 3:1 4:1".encode()])
+    assert good
+    wanted = np.float32(number)  # Python reads it as the nearest double, far from a tie of floats
+    np.testing.assert_array_equal(values[0], [wanted, -wanted, 1, 1])
 
 
 def test_what_the_line_parser_calls_good_tensorflow_reads_alike(line_parsers):

@@ -53,7 +53,8 @@ def pipes():
     return request(
         "--distribution=horovod", "--processes_per_host=2", "--instance_count=3",
         "--input_mode=Pipe", "--train_s3_uri=s3://b/t0,s3://b/t1", "--eval_s3_uri=s3://b/v",
-        "--s3_shard", "--spot", "--checkpoint_s3_uri=s3://b/c",
+        "--s3_shard", "--spot", "--checkpoint_s3_uri=s3://b/c", "--", "--feature_size=9",
+        "--field_size=3",
     )  # fmt: skip
 
 
@@ -184,6 +185,7 @@ def test_only_train_py_and_deepfm_are_uploaded_and_they_are_enough(tmp_path):
 
 
 ONE = ["--train_s3_uri=s3://b/t"]
+RAW = ["--job=processing", "--input_s3_uri=s3://b/raw"]
 
 
 @pytest.mark.parametrize(
@@ -195,6 +197,10 @@ ONE = ["--train_s3_uri=s3://b/t"]
         ([*ONE, "--distribution=horovod", "--spot"], "try --checkpoint_s3_uri=s3://"),
         ([*ONE, "--distribution=none", "--instance_count=2"], "try --distribution=ps"),
         ([*ONE, "--", "--distribution=horovod"], "does not fit --distribution=ps"),
+        ([*ONE, "--input_mode=Pipe", "--", "--feature_size=9"], "--field_size is missing behind"),
+        ([*ONE, "--instance_type=ml.x.y"], "--instance_type=ml.x.y is no type of SageMaker's; try"),
+        ([*RAW, "--instance_type=c5.xlarge"], "--instance_type=c5.xlarge is no type of SageMaker"),
+        ([*RAW, "--tool=prepare_criteo", "--instance_count=2"], "needs -- --step=count"),
     ],
 )
 def test_refuses_in_one_sentence(words, sentence):

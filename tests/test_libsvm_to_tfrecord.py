@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 from conftest import ROOT, shared_data
 
-from data_tools import block_writer, libsvm_to_tfrecord, line_blocks, workers
+from data_tools import block_writer, libsvm_to_tfrecord, line_blocks, rebalance, workers
 from data_tools.libsvm_to_tfrecord import Options
 from deepfm import datasets
 from deepfm.entry import BadInput
@@ -246,9 +246,73 @@ def test_a_label_of_a_skipped_row_is_not_named_for_mixed_labels(convert, tmp_pat
         convert({"a.libsvm": text}, max_bad_records=1)
 
 
-def test_an_id_whose_successor_is_no_int64_is_refused(convert):
-    with pytest.raises(BadInput, match=r"9223372036854775807 is not below 2\^63 - 1"):
-        convert("1 9223372036854775807:1\n")
+@pytest.mark.parametrize("feature_id", [2**31 - 1, 99999999999, 2**63 - 1])
+@pytest.mark.parametrize("flags", [{}, {"field_size": 1}, {"field_size": 1, "pad": True}])
+def test_an_id_that_no_table_can_have_is_refused_by_file_and_line(convert, feature_id, flags):
+    convert("1 1:1\n1 2147483646:1\n", **flags)
+    with pytest.raises(BadInput, match=rf"a\.libsvm:2: feature id {feature_id} is not below 21474"):
+        convert(f"1 1:1\n1 {feature_id}:1\n", overwrite=True, **flags)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_a_byte_order_mark_is_skipped(convert, pack):
+    text = "".join(lines(9))
+    name = "a.libsvm" if pack is bytes else "a.libsvm.gz"
+    files = convert({name: pack(b"\xef\xbb\xbf" + text.encode())}, num_files=2)
+    assert all_records(files) == rows_of(text)
+
+
+def test_utf16_is_refused_by_name(convert):
+    with pytest.raises(BadInput, match=r"in/a\.libsvm: is UTF-16, as its byte order mark says"):
+        convert({"a.libsvm": "1 1:1\n".encode("utf-16")})
+
+
+def test_the_line_of_a_bad_row_after_a_byte_order_mark_is_its_own(convert):
+    with pytest.raises(BadInput, match=r"a\.libsvm:1: label 'x'"):
+        convert({"a.libsvm": "\ufeffx 1:1\n1 1:1\n"}, field_size=1)
+
+
+def test_what_dataset_json_says_of_libsvm_text_stays(convert, tmp_path):
+    convert("1 1:1 2:1\n0 3:1 4:1\n")
+    size = os.path.getsize(tmp_path / "in" / "a.libsvm")
+    described = datasets.DataFile("a.libsvm", size, 2, 1)
+    datasets.write_metadata(
+        str(tmp_path / "in"), 2, 30, [described], feature_map="0123456789abcdef"
+    )
+    for flags, expected in (({}, (30, "0123456789abcdef")), ({"id_offset": 1}, (31, None))):
+        convert({}, overwrite=True, **flags)
+        found = datasets.find(str(tmp_path / "out"), "data")
+        assert (found.feature_size, found.feature_map) == expected
+
+
+def test_records_of_other_hosts_are_not_mixed_in(tmp_path):
+    """Each of several hosts converts all files that it sees."""
+    (tmp_path / "a.libsvm").write_text("1 1:1\n")
+    options = Options(str(tmp_path / "a.libsvm"), str(tmp_path / "out"), overwrite=True)
+    on = lambda i, n: libsvm_to_tfrecord.convert(options, (i, n), own_files=True)
+    on(0, 2)
+    for number, hosts in ((1, "one host"), (3, "3 hosts")):
+        with pytest.raises(BadInput, match=f"shard-00000-of-00002: is not of {hosts}, and would"):
+            on(0, number)
+    on(1, 2)
+    assert datasets.find(str(tmp_path / "out"), "data").rows == 2
+    with pytest.raises(BadInput, match="shard-00000-of-00002: is not of one host, and"):
+        rebalance.rebalance(rebalance.Options(options.input, options.output_dir))
+    libsvm_to_tfrecord.convert(options._replace(output_dir=str(tmp_path / "one")))
+    with pytest.raises(BadInput, match=r"one/a\.tfrecords: is not of 2 hosts, and"):
+        libsvm_to_tfrecord.convert(options._replace(output_dir=str(tmp_path / "one")), (0, 2), True)
+
+
+def test_overwrite_deletes_nothing_that_dataset_json_does_not_name(convert, tmp_path):
+    convert("1 1:1\n")
+    (tmp_path / "out" / "mine.tfrecords").write_bytes(b"mine")
+    with pytest.raises(BadInput, match=r"out/mine\.tfrecords: is no file that dataset.json names"):
+        convert("1 1:1\n", overwrite=True)
+    assert (tmp_path / "out" / "mine.tfrecords").read_bytes() == b"mine"
+    (tmp_path / "out" / "mine.tfrecords").unlink()
+    (tmp_path / "out" / "dataset.json").unlink()
+    (file,) = convert("1 1:1\n0 1:1\n", overwrite=True)  # of the same name
+    assert file.rows == 2
 
 
 @pytest.mark.parametrize("num_files", [0, 2])

@@ -153,6 +153,40 @@ def test_existing_output_is_refused_unless_overwrite(tmp_path):
     assert set(read_all(tmp_path)) == {"synthetic.json", "train.libsvm"}
 
 
+def test_only_the_splits_that_are_written_are_replaced(tmp_path):
+    before = read_all(write(tmp_path, train=50, val=20))
+    write(tmp_path, test=30)  # beside them
+    with pytest.raises(BadInput, match="holds test.libsvm; --overwrite replaces it"):
+        write(tmp_path, test=40)
+    write(tmp_path, test=40, overwrite=True)
+    after = read_all(tmp_path)
+    assert {name: after[name] for name in ("train.libsvm", "val.libsvm")} == {
+        name: before[name] for name in ("train.libsvm", "val.libsvm")
+    }
+    summary = json.loads(after["synthetic.json"])
+    assert {split: said["rows"] for split, said in summary["splits"].items()} == {
+        "train": 50, "val": 20, "test": 40,
+    }  # fmt: skip
+
+
+def test_rows_of_other_hosts_are_not_mixed_in(tmp_path):
+    write_on = lambda i, n: make_synthetic.write_data(
+        str(tmp_path), SEED, SHAPE, {"train": 60}, share=(i, n)
+    )
+    write_on(0, 2)
+    for number, hosts in ((1, "one host"), (3, "3 hosts")):
+        with pytest.raises(BadInput, match=f"shard-00000-of-00002: is not of {hosts}, and would"):
+            write_on(0, number)
+    write_on(1, 2)
+
+
+def test_splits_of_another_shape_are_not_mixed(tmp_path):
+    before = read_all(write(tmp_path, train=50))
+    with pytest.raises(BadInput, match="holds the split train of another seed or shape"):
+        write(tmp_path, shape=SHAPE._replace(zipf=SHAPE.zipf + 1), val=20, overwrite=True)
+    assert read_all(tmp_path) == before
+
+
 def test_a_failure_leaves_the_earlier_files_and_no_temporary_ones(tmp_path, monkeypatch):
     before = read_all(write(tmp_path, train=100))
 

@@ -84,5 +84,52 @@ def test_beyond_the_limit_of_distinct_scores_auc_stays_close(monkeypatch):
     assert evaluate(labels, logits)[0]["auc"] == pytest.approx(expected, abs=1e-3)
 
 
+def thinned(labels, logits, limit, monkeypatch):
+    """The Evaluation of examples of which all scores differ, and those that it would keep alone."""
+    monkeypatch.setattr(metrics, "LIMIT", limit)
+    prob = np.sort((1 / (1 + np.exp(-logits))).astype(np.float32))
+    assert len(np.unique(prob)) == len(prob)
+    return evaluate(labels, logits, sizes=(len(labels),))
+
+
+@pytest.mark.parametrize("rows", [9, 10, 17])
+def test_beyond_the_limit_neighbouring_scores_are_merged_two_by_two(monkeypatch, rows):
+    labels, logits = np.arange(rows) % 3 // 2, np.linspace(-2, 2, rows)
+    _, evaluation = thinned(labels, logits, 8, monkeypatch)
+    prob = (1 / (1 + np.exp(-logits.astype(np.float32).astype(np.float64)))).astype(np.float32)
+    scores, counts, _ = evaluation.state()
+    wanted = []
+    for i in range(0, rows, 2):
+        pair = labels[i : i + 2].tolist()
+        wanted.append((prob[i], [pair.count(0), pair.count(1)]))
+    assert list(zip(scores, counts.tolist())) == wanted
+
+
+def test_up_to_the_limit_no_scores_are_merged(monkeypatch):
+    labels, logits = np.arange(8) % 2, np.linspace(-2, 2, 8)
+    assert len(thinned(labels, logits, 8, monkeypatch)[1].state()[0]) == 8
+
+
+def test_however_often_scores_are_merged_each_example_counts(monkeypatch):
+    labels, logits = make(rows=3000)
+    monkeypatch.setattr(metrics, "LIMIT", 64)
+    _, evaluation = evaluate(labels, logits)
+    scores, counts, _ = evaluation.state()
+    assert counts.sum(axis=0).tolist() == [(labels == 0).sum(), (labels == 1).sum()]
+    assert (np.diff(scores) > 0).all()
+    assert 32 <= len(scores) <= 64  # a half of them are left at least
+
+
+def test_merging_neighbours_costs_auc_no_more_than_half_of_the_pairs_within(monkeypatch):
+    labels, logits = make(rows=1000)
+    order = np.argsort(logits)
+    labels, logits = labels[order], logits[order]
+    exact = sklearn.metrics.roc_auc_score(labels, logits)
+    found, evaluation = thinned(labels, logits, 999, monkeypatch)
+    within = sum(labels[i] != labels[i + 1] for i in range(0, 1000, 2))
+    bound = within / 2 / ((labels == 0).sum() * (labels == 1).sum())
+    assert 0 < abs(found["auc"] - exact) <= bound
+
+
 def test_auc_of_a_single_class_is_not_a_number():
     assert np.isnan(evaluate(np.ones(5), np.arange(5.0))[0]["auc"])

@@ -5,19 +5,25 @@ step test_model.py holds against numpy.
 """
 
 import itertools
+import json
+import os
 import re
+import sys
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import (
     SMALL_MODEL,
+    finish,
     make_records,
     run_cluster,
     run_horovod,
     run_train,
+    started,
+    started_horovod,
     write_tfrecords,
 )
+from mode_steps import Case, make_mode, train, weights
 
 GLOBAL_BATCH = 24
 ROWS = 49 * GLOBAL_BATCH + 14  # so the last batch is short, in each process, by another number
@@ -34,34 +40,29 @@ FLAGS = (
 OPTIMIZERS = {
     "sgd": ("--optimizer=sgd", "--learning_rate=0.5", "--l2_reg=0"),
     "sgd_l2_clip": ("--optimizer=sgd", "--learning_rate=0.1", "--l2_reg=0.01", "--clip_norm=0.5"),
-    "lazy_adam": ("--optimizer=adam", "--learning_rate=0.01", "--l2_reg=0.001"),
+    "lazy_adam": ("--optimizer=adam", "--learning_rate=0.01", "--l2_reg=0.001", "--batch_norm"),
 }
 
 
-def dealt(records, processes):
+def dealt(records, processes, global_batch=GLOBAL_BATCH):
     """The records in such an order that `processes` contiguous shares, in batches, make up the
     same global batches as the records in theirs."""
-    cuts = [ROWS * i // processes for i in range(processes + 1)]
+    number = len(records[0])
+    cuts = [number * i // processes for i in range(processes + 1)]
     sizes = np.diff(cuts)
-    size = GLOBAL_BATCH // processes
+    size = global_batch // processes
     shares = [[] for _ in range(processes)]
-    rows = iter(range(ROWS))
+    rows = iter(range(number))
     while any(len(share) < n for share, n in zip(shares, sizes)):
         for share, n in zip(shares, sizes):
             share.extend(itertools.islice(rows, min(size, n - len(share))))
     order = np.concatenate(shares)
-    assert sorted(order) == list(range(ROWS))
+    assert sorted(order) == list(range(number))
     return [column[order] for column in records]
 
 
 def losses(text):
     return [float(x) for x in re.findall(r"step \d+  loss ([0-9.]+)", text)]
-
-
-def weights(model_dir):
-    path = tf.train.latest_checkpoint(str(model_dir))
-    names = [name for name, _ in tf.train.list_variables(path)]
-    return {name: tf.train.load_variable(path, name) for name in names}
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +97,13 @@ def check(done, model_dir, expected, compare_losses):
     assert len(found) == len(expected_losses) == 50
     if compare_losses:
         np.testing.assert_allclose(found, expected_losses, atol=1e-4)
+    check_weights(model_dir, expected_weights)
+
+
+def check_weights(model_dir, expected):
     found = weights(model_dir)
-    assert set(found) == set(expected_weights)
-    for name, value in expected_weights.items():
+    assert set(found) == set(expected)
+    for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, atol=1e-4, err_msg=name)
 
 
@@ -166,3 +171,109 @@ def test_more_replicas_than_devices_are_refused(data, tmp_path):
     )  # fmt: skip
     assert done.returncode == 2
     assert "--replicas_per_process=500, but this machine has" in done.stderr
+    assert "; try --replicas_per_process=16." in done.stderr or os.cpu_count() > 16
+
+
+# Three steps of each optimizer, with and without clipping and batch norm.
+RATES = {"adam": 0.01, "adagrad": 0.02, "sgd": 0.1, "momentum": 0.05, "ftrl": 0.05}
+EVERY = [
+    dict(optimizer=name, learning_rate=rate, clip_norm=clip_norm, batch_norm=batch_norm)
+    for name, rate in RATES.items()
+    for clip_norm in (0.0, 0.5)
+    for batch_norm in (False, True)
+]
+SUITE = {  # what runs always, one in each mode
+    mode: [c for c in EVERY if c["optimizer"] == name and c["clip_norm"] and c["batch_norm"]]
+    for mode, name in (("tower", "adam"), ("mirrored", "ftrl"), ("horovod", "adam"))
+}
+# (records, replicas, records of a global batch): what the last batch, of one record, leaves without
+# any. In towers the others have rows that only fill up; a rank has none at all.
+WITHOUT = {"one of two": (257, 2, 64), "three of four": (65, 4, 64)}
+
+
+def name_of(mode, case):
+    clipped, normalized = "clipped" * bool(case["clip_norm"]), "batch_norm" * case["batch_norm"]
+    return "-".join(filter(None, (mode, case["optimizer"], clipped, normalized)))
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory):
+    """(rows, replicas, global batch, the rest of a Case) -> (the Case of one process, the Case of
+    processes that divide the records, the weights of local mode)."""
+    folder = tmp_path_factory.mktemp("steps")
+    kept = {}
+
+    def cases(rows, replicas, global_batch, **fields):
+        name = f"{rows}-{replicas}-{global_batch}"
+        if not (folder / f"{name}.tfrecords").exists():
+            records = make_records(rows)
+            write_tfrecords(folder / f"{name}.tfrecords", records)
+            order = dealt(records, replicas, global_batch)
+            write_tfrecords(folder / f"{name}-dealt.tfrecords", order)
+        whole = Case(str(folder / f"{name}.tfrecords"), "", global_batch, **fields)
+        if whole not in kept:
+            model_dir = str(folder / f"local-{len(kept)}")
+            train(make_mode("local"), whole._replace(model_dir=model_dir))
+            kept[whole] = weights(model_dir)
+        divided = whole._replace(data=str(folder / f"{name}-dealt.tfrecords"))
+        return whole, divided, kept[whole]
+
+    return cases
+
+
+def check_replicas(mode, steps, tmp_path, *sizes, **fields):
+    case, _, expected = steps(*sizes, **fields)
+    train(make_mode(mode, replicas=sizes[1]), case._replace(model_dir=str(tmp_path)))
+    check_weights(tmp_path, expected)
+
+
+@pytest.mark.parametrize(
+    "mode, case",
+    [
+        pytest.param(
+            mode, c, marks=[pytest.mark.table] * (c not in SUITE[mode]), id=name_of(mode, c)
+        )
+        for mode in ("tower", "mirrored")
+        for c in EVERY
+    ],
+)
+def test_every_optimizer_agrees_with_local_in_replicas(steps, tmp_path, mode, case):
+    check_replicas(mode, steps, tmp_path, 53, 2, 24, **case)
+
+
+@pytest.mark.table  # four replicas, below, have such a batch too
+@pytest.mark.parametrize("mode", ["tower", "mirrored"])
+@pytest.mark.parametrize("who", WITHOUT)
+def test_batch_norm_leaves_out_replicas_without_examples(steps, tmp_path, mode, who):
+    check_replicas(mode, steps, tmp_path, *WITHOUT[who])
+
+
+@pytest.mark.timeout(600)  # of the table
+@pytest.mark.parametrize(
+    "every", [SUITE["horovod"], pytest.param(EVERY, marks=pytest.mark.table)], ids=len
+)
+def test_every_optimizer_agrees_with_local_on_two_ranks_and_an_empty_batch_is_left_out(
+    steps, tmp_path, every
+):
+    wanted = [steps(53, 2, 24, **case) for case in every] + [steps(*WITHOUT["one of two"])]
+    model_dirs = [str(tmp_path / str(i)) for i in range(len(wanted))]
+    cases = [
+        case._replace(model_dir=model_dir)._asdict()
+        for (_, case, _), model_dir in zip(wanted, model_dirs)
+    ]
+    words = "horovod", json.dumps({"cases": cases, "inter_op_threads": 1})
+    done = finish(started_horovod(2, *words, program="tests/mode_steps.py"), timeout=500)
+    assert done.returncode == 0, done.stderr
+    for (_, _, expected), model_dir in zip(wanted, model_dirs):
+        check_weights(model_dir, expected)
+
+
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.table)])
+@pytest.mark.parametrize("mode", ["tower", "mirrored"])
+def test_four_replicas_with_batch_norm_need_no_thread_each(steps, tmp_path, mode, threads):
+    case, _, expected = steps(*WITHOUT["three of four"], epochs=100)
+    cases = [case._replace(model_dir=str(tmp_path))._asdict()]
+    options = json.dumps({"replicas": 4, "inter_op_threads": threads, "cases": cases})
+    done = finish(started([sys.executable, "tests/mode_steps.py", mode, options]))
+    assert done.returncode == 0, done.stderr
+    check_weights(tmp_path, expected)

@@ -78,3 +78,36 @@ def test_dense_momentum_moves_rows_that_the_batch_no_longer_holds():
         first = session.run(table)[0, 0]
         session.run(train, {where: [3]})
         assert session.run(table)[0, 0] == pytest.approx(first - 0.1 * 0.95)
+
+
+@pytest.mark.parametrize("name", list(optimizers.OPTIMIZERS))
+def test_every_optimizer_does_the_same_under_a_mirrored_strategy(name):
+    expected = apply(name, steps=2)[1]
+    mode = distribution.mirrored(distribution.ModeFlags(replicas_per_process=1))
+
+    def step():
+        start = np.arange(12, dtype=np.float32).reshape(6, 2)
+        table = v1.get_variable("table", initializer=start, use_resource=True)
+        optimizer = optimizers.make_optimizer(optimizers.OptimizerConfig(name, 0.1), mode)
+        grad = tf.IndexedSlices(tf.constant(ROWS), tf.constant(WHERE), tf.constant([6, 2]))
+        return table, optimizer.apply_gradients([(grad, table)])
+
+    of_replicas = mode.strategy.experimental_local_results
+    with tf.Graph().as_default(), v1.Session(config=mode.session_config) as session:
+        with mode.strategy.scope():
+            table, train = map(of_replicas, mode.strategy.experimental_run_v2(step))
+        session.run(v1.global_variables_initializer())
+        for _ in range(2):
+            session.run(train)
+        found = session.run(table[0])
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_the_slots_of_ftrl_have_the_names_of_earlier_checkpoints():
+    def names(make):
+        with tf.Graph().as_default():
+            table = v1.get_variable("table", initializer=tf.ones([4, 1]), use_resource=True)
+            make(0.1).apply_gradients([(tf.ones([4, 1]), table)])
+            return [v.op.name for v in v1.global_variables()]
+
+    assert names(optimizers.OPTIMIZERS["ftrl"]) == names(v1.train.FtrlOptimizer)

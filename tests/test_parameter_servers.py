@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
@@ -23,14 +24,26 @@ from conftest import (
     small_job,
     started,
     started_cluster,
+    write_own_ids,
     write_tfrecords,
 )
 
-from deepfm import parameter_servers, runs
+from deepfm import parameter_servers
+from deepfm.cluster import Cluster
 
 
-def evaluation(model_dir):
-    return pytest.approx(report(model_dir)["eval"], abs=1e-6)
+def evaluation(model_dir, task=None):
+    return pytest.approx(report(model_dir, task)["eval"], abs=1e-6)
+
+
+def counted(model_dir):
+    """The steps of each process that the newest checkpoint has counted."""
+    path = tf.train.latest_checkpoint(str(model_dir))
+    return tf.train.load_variable(path, "deepfm_run/steps_of_processes").tolist()
+
+
+def step_of(model_dir):
+    return int(tf.train.load_variable(str(model_dir), "global_step"))
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +63,7 @@ def test_uneven_files_train_every_record_once_and_all_steps_are_saved(trained):
     assert found["global_batch_size"] == 64
     assert found["examples"] == 2 * sum(UNEVEN)
     assert found["global_step"] == 2 * 3 * 6  # 376 records of each process, batch 64
-    (part,) = json.loads((trained[0] / runs.FILE).read_text())["parts"]
-    assert part["steps_taken"]["36"] == [12, 12, 12]  # and not the run that found no batch
+    assert counted(trained[0]) == [12, 12, 12]  # and not the run that found no batch
 
 
 def test_all_processes_end_by_themselves(trained):
@@ -67,7 +79,7 @@ def test_the_chief_evaluates_all_records_as_one_process_does(trained, uneven):
     together = evaluation(model_dir)
     done = run_train("--task_type=eval", f"--val_data_dir={uneven}", f"--model_dir={model_dir}")
     assert done.returncode == 0, done.stderr
-    assert report(model_dir)["eval"] == together
+    assert report(model_dir, "eval")["eval"] == together
 
 
 def test_one_record_is_enough_for_two_processes(tmp_path):
@@ -116,7 +128,7 @@ def test_other_jobs_are_the_chiefs_alone(trained, uneven, tmp_path, task):
         f"--model_dir={model_dir}", f"--predictions_file={tmp_path}/predictions.txt",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert report(model_dir)["examples" if task == "infer" else "eval"]
+    assert report(model_dir, task)["examples" if task == "infer" else "eval"]
     assert f"The chief alone does --task_type={task}" in done.stderr
 
 
@@ -137,6 +149,59 @@ def processes_of(launcher, job):
     return found
 
 
+@pytest.mark.parametrize("killed", ["all", pytest.param("worker", marks=pytest.mark.table)])
+def test_a_killed_job_that_is_started_again_skips_no_record(tmp_path, killed):
+    rows, batch, rate, every = 4000, 10, 1e-5, 50
+    write_own_ids([tmp_path / "a.tfrecords"], [rows])
+    flags = (
+        f"--training_data_dir={tmp_path}/a.tfrecords", f"--model_dir={tmp_path}/model",
+        f"--feature_size={rows}", "--embedding_size=2", "--deep_layers=2", "--dropout=0",
+        "--embedding_init_stddev=0", "--l2_reg=0", "--optimizer=sgd", f"--learning_rate={rate}",
+        f"--batch_size={batch}", f"--save_checkpoints_steps={every}", "--log_steps=1",
+    )  # fmt: skip
+    with started_cluster(*flags, workers=1) as launcher:
+        for line in launcher.stdout:
+            if re.search(r"step 1[678]\d ", line):
+                break
+        if killed == "all":
+            for child in psutil.Process(launcher.pid).children(recursive=True):
+                child.kill()
+            launcher.kill()
+        else:
+            processes_of(launcher, killed)[0].kill()
+        launcher.communicate(timeout=90)
+    held, noted = step_of(tmp_path / "model"), sum(counted(tmp_path / "model"))
+    assert noted <= held
+    done = run_cluster(*flags, workers=1)
+    assert done.returncode == 0, done.stderr
+    moved = np.abs(tf.train.load_variable(str(tmp_path / "model"), "fm_w")) / (rate * 0.5 / batch)
+    uses = np.rint(moved)
+    assert uses.min() == 1
+    # A step that was not counted is taken again; and one of each process was on its way.
+    assert (uses - 1).sum() <= (held - noted + 2) * batch <= (every + 2) * batch
+
+
+def test_no_step_is_taken_beyond_max_steps(uneven, tmp_path):
+    more = ("--max_steps=31", "--num_epochs=50")
+    done = run_cluster(*small_job(uneven, tmp_path / "model", *more), workers=2)
+    assert done.returncode == 0, done.stderr
+    assert step_of(tmp_path / "model") == sum(counted(tmp_path / "model")) == 31
+
+
+def test_a_step_counts_after_its_updates_and_begins_after_its_claim():
+    member = parameter_servers.Member.__new__(parameter_servers.Member)
+    member.cluster = Cluster({"chief": ["a:1"], "ps": ["b:1"], "worker": ["c:1"]}, "worker", 0)
+    with tf.Graph().as_default():
+        batch = {"feat_ids": tf.constant([[1]])}, tf.constant([1.0])
+        features, labels = member.begin_step(*batch, max_steps=5)
+        for tensor in (features["feat_ids"], labels):
+            (claim,) = tensor.op.control_inputs
+            assert claim.type == "ResourceCountUpTo" and claim.get_attr("limit") == 5
+            assert {x.op for x in tf.nest.flatten(batch)} == set(claim.control_inputs)
+        updated = tf.no_op("updated")
+        assert updated in member.end_step(updated).control_inputs
+
+
 def test_a_worker_that_is_killed_and_started_again_goes_on(uneven, tmp_path):
     model_dir = tmp_path / "model"
     endless = small_job(uneven, model_dir, "--num_epochs=100000", "--log_steps=1")
@@ -155,10 +220,9 @@ def test_a_worker_that_is_killed_and_started_again_goes_on(uneven, tmp_path):
         assert launcher.returncode == 143, text
     assert "has not answered" not in text
     (step,) = re.findall(r"chief 0 .*the checkpoint of step (\d+) is saved", text)
-    (part,) = json.loads((model_dir / runs.FILE).read_text())["parts"]
-    taken = part["steps_taken"][step]
+    taken = counted(model_dir)
     # The step of which it was killed in the middle may have counted on one side only.
-    assert min(taken) > 0 and abs(sum(taken) - int(step)) <= 1
+    assert min(taken) > 0 and 0 <= int(step) - sum(taken) <= 1
 
 
 def test_the_launcher_ends_all_and_returns_the_code_of_the_first_that_failed(uneven, tmp_path):
@@ -270,7 +334,7 @@ def test_a_port_that_is_taken_is_named(uneven, tmp_path):
 
 
 def test_a_session_that_is_made_anew_ends_the_process():
-    count = parameter_servers._CountSteps("steps/0")
+    count = parameter_servers._OneSession()
     count.after_create_session(None, None)
     with pytest.raises(OSError, match="the same command again goes on"):
         count.after_create_session(None, None)

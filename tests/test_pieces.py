@@ -89,6 +89,46 @@ def test_pieces_are_read_one_after_the_other_and_no_large_variable_whole(small_p
         assert "ReadVariableOp" not in {x.op.type for op in saves for x in op.inputs}
 
 
+def test_notes_are_saved_and_read_before_every_variable(small_pieces, tmp_path):
+    with tf.Graph().as_default() as graph, v1.Session() as session:
+        variables({name: np.zeros(shape, "f") for name, shape in SHAPES.items()})
+        v1.train.get_or_create_global_step()
+        made = []
+
+        def make_notes():
+            made.append(tf.constant([3, 4], tf.int64) + 0)
+            return {"notes/steps": made[0]}
+
+        saver = pieces.make_saver(5, make_notes=make_notes)
+        saver.build()
+        saves = [op for op in graph.get_operations() if op.type == "SaveV2"]
+        tensors = [x for op in saves for x in op.inputs[3:]]
+        read = [x.op for x in tensors if x.op.type in ("ReadVariableOp", "ResourceGather")]
+        assert len(read) > len(SHAPES)
+        assert all(made[0].op in before_it(op) for op in read)
+        session.run(v1.global_variables_initializer())
+        path = saver.save(session, str(tmp_path / "model.ckpt"), global_step=3)
+        saver.restore(session, path)
+    assert checkpoints.problem(path) is None
+    assert tf.train.load_variable(path, "notes/steps").tolist() == [3, 4]
+
+
+def test_what_a_checkpoint_lacks_begins_at_its_initial_value(tmp_path):
+    numbers = {name: np.float32(np.random.randn(*shape)) for name, shape in SHAPES.items()}
+    with tf.Graph().as_default(), v1.Session() as session:
+        variables(numbers)
+        session.run(v1.global_variables_initializer())
+        path = v1.train.Saver().save(session, str(tmp_path / "model.ckpt"))
+    with tf.Graph().as_default(), v1.Session() as session:
+        more = v1.get_variable("more", initializer=np.float32([5, 6]), use_resource=True)
+        found = variables({name: np.zeros_like(x) for name, x in numbers.items()})
+        saver = pieces.make_saver(5, absent={"more": more})
+        saver.build()
+        saver.restore(session, path)
+        np.testing.assert_array_equal(session.run(more), [5, 6])
+        np.testing.assert_array_equal(session.run(found[1]), numbers["b"])
+
+
 @pytest.mark.parametrize("device", ["", "/device:GPU:0"])
 def test_pieces_are_read_where_the_variable_is(small_pieces, device):
     with tf.Graph().as_default() as graph:

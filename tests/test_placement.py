@@ -11,6 +11,7 @@ from deepfm.distribution import Distribution, ModeFlags
 
 v1 = tf.compat.v1
 CONFIG = model.ModelConfig(4, 50, 8, (8, 4), (0.0, 0.0), l2_reg=0.01)
+NORMALIZED = CONFIG._replace(batch_norm=True)
 GPUS = [f"/device:GPU:{i}" for i in range(4)]
 
 
@@ -97,6 +98,18 @@ def test_horovod_sends_each_distinct_row_of_its_batch_once():
     assert sorted(shapes) == [(distinct,), (distinct, 1 + 8)]  # ids; weights and embeddings
 
 
+def test_horovod_sends_the_sums_of_batch_norm_under_the_names_of_its_layers():
+    # Ranks find each other's tensors by these names.
+    with tf.Graph().as_default() as graph:
+        build(MODES["horovod"](), NORMALIZED)
+        sent = [op for op in graph.get_operations() if op.type == "HorovodAllgather"]
+        sizes = {op.name.split("/")[-1]: op.inputs[0].shape.as_list() for op in sent}
+    assert {name: size for name, size in sizes.items() if "batch_norm" in name} == {
+        "batch_norm_0_moments": [1, 1 + 2 * 8], "batch_norm_1_moments": [1, 1 + 2 * 4],
+        "batch_norm_0_gradient": [1, 2, 8], "batch_norm_1_gradient": [1, 2, 4],
+    }  # fmt: skip
+
+
 def devices(graph, op_type):
     return {op.device for op in graph.get_operations() if op.type == op_type}
 
@@ -129,6 +142,22 @@ def test_mirrored_computes_on_four_gpus_and_keeps_a_copy_of_the_variables_on_eac
             if op.type == "VarHandleOp" and op.name.startswith("fm_v")
         ]  # fmt: skip
         assert len({op.device for op in tables}) == 4
+
+
+@pytest.mark.parametrize("mode", ["tower", "mirrored"])
+def test_replicas_on_four_gpus_bring_the_sums_of_batch_norm_together_on_the_cpu(four_gpus, mode):
+    with tf.Graph().as_default() as graph:
+        build(distribution.MODES[mode](ModeFlags()), NORMALIZED)
+        device = lambda op: tf.DeviceSpec.from_string(op.device)
+        stacks = [
+            op for op in graph.get_operations()
+            if op.type == "Pack" and len(op.inputs) == 4
+            and {device(x.op).device_type for x in op.inputs} == {"GPU"}
+        ]  # fmt: skip
+        assert len(stacks) == 2 * 2 + 1  # of two layers, forward and backward; and the losses
+        for op in stacks:
+            assert device(op).device_type == "CPU"
+            assert {device(x.op).device_index for x in op.inputs} == {0, 1, 2, 3}
 
 
 def test_a_horovod_rank_sees_the_gpu_of_its_local_rank_alone(four_gpus):

@@ -237,6 +237,13 @@ def test_what_is_cut_or_packed_otherwise_gives_the_same_ids_and_splits(prepare, 
         assert records_of(cut / split) == records_of(out / split)
 
 
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_a_byte_order_mark_and_quotes_change_nothing(prepare, small_pieces, pack):
+    quoted = text_of([[f'"{cell}"' for cell in row] for row in ROWS], ",")
+    texts = {"a.csv" if pack is bytes else "a.gz": pack(b"\xef\xbb\xbf" + quoted.encode())}
+    assert records_of(prepare(texts, split="1,0,0") / "train") == encoded(ROWS, ROWS, 3)
+
+
 def test_gzip_is_read(prepare, small_pieces):
     packed = gzip.compress(text_of(ROWS).encode())
     assert records_of(prepare({"a.gz": packed}, split="1,0,0") / "train") == encoded(ROWS, ROWS, 3)
@@ -592,9 +599,80 @@ def test_an_existing_data_set_is_refused_and_replaced_whole_by_overwrite(prepare
     with pytest.raises(BadInput, match="--overwrite replaces it"):
         prepare(text_of(ROWS))
     assert all_files(out) == before
-    prepare(text_of(ROWS[:200]), split="0.9,0.1,0", overwrite=True)
-    fresh = prepare(text_of(ROWS[:200]), split="0.9,0.1,0", output="fresh")
+    prepare(text_of(ROWS[:200]), overwrite=True)
+    fresh = prepare(text_of(ROWS[:200]), output="fresh")
     assert all_files(out) == all_files(fresh)
+
+
+def test_only_what_is_asked_for_is_replaced(prepare, tmp_path):
+    """The encoding of a new test file beside the data whose map it has."""
+    out = prepare(text_of(ROWS))
+    before = all_files(out)
+    others = criteo_rows(50, seed=1)
+    (tmp_path / "new.tsv").write_text(text_of(others))
+    flags = dict(
+        input=None, test_input=str(tmp_path / "new.tsv"), min_count=None,
+        feature_map=str(out / "feature_map.json"),
+    )  # fmt: skip
+    with pytest.raises(BadInput, match="out/test holds a data set .*--overwrite replaces it"):
+        prepare({}, **flags)
+    assert all_files(out) == before
+    prepare({}, overwrite=True, **flags)
+    kept = {name: data for name, data in before.items() if not name.startswith("test/")}
+    assert {x: data for x, data in all_files(out).items() if not x.startswith("test/")} == kept
+    loaded = feature_map.load(str(out / "feature_map.json"))
+    expected = [(float(r[0]), *feature_map.encode_row(loaded, r[1:])) for r in others]
+    assert records_of(out / "test") == [
+        (label, ids, np.float32(values).tolist()) for label, ids, values in expected
+    ]
+    shutil.rmtree(out / "test")
+    prepare({}, **flags)  # what is there of the other splits is in nobody's way
+    assert len(records_of(out / "test")) == 50
+
+
+def test_a_split_that_would_stay_with_other_ids_is_refused(prepare):
+    out = prepare(text_of(ROWS))
+    before = all_files(out)
+    with pytest.raises(BadInput, match=r"out/test/.*: was written with another feature_map\.json"):
+        prepare(text_of(ROWS[:200]), split="0.9,0.1,0", overwrite=True)
+    assert all_files(out) == before
+
+
+def test_raw_rows_in_the_place_of_a_split_are_not_deleted(prepare, tmp_path):
+    raw = tmp_path / "out" / "train" / "train.txt"
+    raw.parent.mkdir(parents=True)
+    raw.write_text(text_of(ROWS))
+    for overwrite in (False, True):
+        with pytest.raises(
+            BadInput, match=r"out/train/train\.txt: is no file that dataset.json na"
+        ):
+            prepare({}, input=str(raw), overwrite=overwrite)
+    assert all_files(tmp_path / "out") == {"train/train.txt": text_of(ROWS).encode()}
+
+
+def test_the_same_map_written_otherwise_is_the_same_map(prepare):
+    out = prepare(text_of(ROWS), split="1,0,0")
+    path, flags = out / "feature_map.json", dict(split=None, min_count=None)
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=2))
+    before = path.read_text()
+    prepare(text_of(ROWS), feature_map=str(path), overwrite=True, **flags)
+    assert path.read_text() == before
+
+
+def test_with_a_map_all_rows_go_to_train(prepare, tmp_path):
+    known = prepare(text_of(ROWS), output="known")
+    flags = dict(feature_map=str(known / "feature_map.json"), min_count=None)
+    out = prepare(text_of(ROWS), **flags)
+    assert sorted(os.listdir(out)) == ["feature_map.json", "train"]
+    assert len(records_of(out / "train")) == len(ROWS)
+
+
+@pytest.mark.parametrize("own_files", [False, True])
+def test_counts_of_other_rows_are_refused(prepare, own_files):
+    for i in range(2):
+        prepare(text_of(ROWS[:9]), share=(i, 2), step="count", own_files=own_files)
+    with pytest.raises(BadInput, match="was counted on other files than those of --input"):
+        prepare(text_of(ROWS[:10]), share=(1, 2), step="encode", own_files=own_files)
 
 
 def test_a_map_of_other_ids_is_refused_and_replaced_by_overwrite(prepare):
@@ -715,8 +793,10 @@ def test_raw_rows_become_a_model_that_is_evaluated(tmp_path):
         "--num_epochs=3", "--learning_rate=0.01",
     )  # fmt: skip
     assert trained.returncode == 0, trained.stderr
+    kept = json.loads((tmp_path / "model" / "model.json").read_text())
+    assert kept["feature_map"] == datasets.find(f"{data}/train", "data").feature_map
     tested = run_train("--task_type=eval", f"--val_data_dir={data}/test", model)
-    report = json.loads((tmp_path / "model" / "report.json").read_text())
+    report = json.loads((tmp_path / "model" / "report.eval.json").read_text())
     assert report["eval"]["examples"] == len(records_of(tmp_path / "data" / "test"))
     assert report["eval"]["auc"] > 0.8, tested.stderr
 

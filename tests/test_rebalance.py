@@ -4,6 +4,7 @@ import collections
 import gzip
 import json
 import os
+import pathlib
 import resource
 import shutil
 import signal
@@ -526,6 +527,19 @@ def test_an_existing_data_set_is_replaced_only_where_asked(tmp_path, run, suffix
     made = run(num_files=2, overwrite=True)
     kept = {*map(os.path.basename, made), *(["dataset.json"] if suffix == ".tfrecords" else [])}
     assert set(os.listdir(tmp_path / "out")) == kept
+
+
+def test_a_file_that_is_not_read_is_not_replaced(tmp_path, run):
+    paths = make_input(tmp_path / "in")
+    contents = lambda: [pathlib.Path(path).read_bytes() for path in paths]
+    before = contents()
+    flags = dict(output_dir=str(tmp_path / "in"), num_files=2, overwrite=True)
+    with pytest.raises(BadInput, match=r"in: 2\.tfrecords is none of --input, and what is made"):
+        run(input=f"{tmp_path}/in/[013].tfrecords", **flags)
+    with pytest.raises(BadInput, match="in is where the shards read; give another folder"):
+        run(input=str(tmp_path / "in"), share=(0, 2), **flags)
+    assert contents() == before
+    assert len(run(input=str(tmp_path / "in"), **flags)) == 2  # of all that is there
 
 
 def test_the_command_ends_with_2_and_one_sentence(tmp_path):

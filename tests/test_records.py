@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from reference import crc32c, field, frame, masked
 
-from deepfm import bad_records, records, wire
+from deepfm import bad_records, records, text_lines, wire
 from deepfm.entry import BadInput
 from deepfm.records import Schema
 
@@ -75,7 +75,7 @@ def test_parsing_what_was_encoded_gives_it_back():
     rng = np.random.RandomState(1)
     labels = rng.randint(0, 2, 50).astype(np.float32)
     ids, values = rng.randint(0, 1 << 40, [50, 7]), rng.rand(50, 7).astype(np.float32)
-    build = lambda *record: records.parse_examples(records.encode(*record), Schema(7))
+    build = lambda *record: records.parse_examples(records.encode(*record), Schema(7, 1 << 40))
     for found, expected in zip(run(build, labels, ids, values), (labels, ids, values)):
         np.testing.assert_array_equal(found, expected)
 
@@ -198,9 +198,10 @@ def test_the_plain_and_the_native_reader_agree_on_a_line(parse_one_line, line, v
         (b"1 1:nan", Schema(1), ["'nan'", "finite"]),
         (b"1 -4:1", Schema(1), ["-4", "negative"]),
         (b"1 9223372036854775808:1", Schema(1), ["9223372036854775808", "2^63"]),
+        (b"1 2147483647:1", Schema(1), ["2147483647 is not below 2147483647: no table has more"]),
         (b"1 7:1", Schema(1, 7), ["7", "feature_size 7"]),
         (b"1 6:1", Schema(1, 7, id_offset=1), ["7", "feature_size 7"]),
-        (b"1 1:1", Schema(2), ["expected 2", "found 1", "--pad"]),
+        (b"1 1:1", Schema(2), ["expected 2", "found 1", "libsvm_to_tfrecord --pad"]),
         (b"1 1:1 2:1", Schema(1, pad=True), ["at most 1", "found 2"]),
         (b"1 0:1", Schema(1, pad=True), ["id 0", "--id_offset=1"]),
     ],
@@ -295,10 +296,10 @@ def test_an_id_of_a_million_digits_is_refused_at_once():
 
 
 def test_a_line_without_end_is_refused_by_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(bad_records, "LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(text_lines, "LONGEST_LINE", 1 << 20)
     (tmp_path / "a.libsvm").write_bytes(b"1 1:1\n" + b"\0" * (3 << 20))
     with pytest.raises(BadInput, match=r"a\.libsvm: has a line of over"):
-        list(bad_records.read_lines(str(tmp_path / "a.libsvm")))
+        list(text_lines.read_lines(str(tmp_path / "a.libsvm")))
 
 
 def test_find_bad_says_that_a_record_is_no_example(tmp_path):

@@ -12,6 +12,7 @@ import s3_server
 import tensorflow as tf
 from conftest import SMALL_MODEL, make_records, run_train, started, write_tfrecords
 from s3_server import CUT, Folder, Proxy, any_of, first
+from test_best_export import run_killed
 
 from deepfm import datasets, mirror, remote
 from deepfm.entry import BadInput
@@ -126,6 +127,37 @@ def test_a_request_that_fails_is_made_again(trained):
     assert sorted(map(str, said)) == ["403", "403", "403", "500", "500", "500", "cut"]
 
 
+def test_a_finished_command_exports_nothing_again(server, tmp_path):
+    folder, servable = Folder(server, "again"), Folder(server, "servable-again")
+    servable.write("99999999999/saved_model.pb", b"another model's")
+    with Proxy(server) as proxy:
+        flags = train_flags(folder, f"--servable_model_dir={servable.path}")
+        done = [run(proxy, *flags, temporary=tmp_path) for _ in range(2)]
+    assert [one.returncode for one in done] == [0, 0], done[-1].stderr
+    numbers = {name.split("/")[0] for name in servable.names()}
+    assert numbers == {"99999999999", "100000000000"}
+    assert f"already exported at {servable.path}/100000000000." in done[-1].stderr
+
+
+@pytest.mark.table
+def test_after_a_kill_at_an_export_to_s3_the_best_one_is_there_alone(server, tmp_path):
+    """The kill comes when the second evaluation's export is there, and is not noted."""
+    folder, servable = Folder(server, "killed"), Folder(server, "servable-killed")
+    with Proxy(server) as proxy:
+        flags = train_flags(
+            folder, f"--servable_model_dir={servable.path}", f"--val_data_dir={DATA}",
+            "--export=best", "--eval_every_steps=5", "--learning_rate=0.01",
+        )  # fmt: skip
+        run_killed("evaluations", "History.keep", 2, *flags, env=proxy.env)
+        done = run(proxy, *flags, temporary=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(folder.read("report.json"))["best"]["step"] == STEPS
+    (model,) = [name for name in servable.names() if name.endswith("saved_model.pb")]
+    stamp = servable.read(model.replace("saved_model.pb", "assets.extra/deepfm.json"))
+    assert json.loads(stamp)["global_step"] == STEPS
+    assert {name.split("/")[0] for name in servable.names()} == {model.split("/")[0]}
+
+
 def test_an_export_is_complete_with_its_last_file(trained):
     names = [name for name in trained.puts if name.startswith("servable/") and "probe" not in name]
     assert re.fullmatch(r"servable/\d+/saved_model\.pb", names[-1])
@@ -141,6 +173,39 @@ def test_training_goes_on_from_s3_and_passes_over_a_half_copied_checkpoint(serve
     assert "model.ckpt-999 is not whole" in done.stderr
     assert step_of(folder) == 5 * STEPS
     assert not [name for name in folder.names() if "999" in name]
+
+
+def evaluate_beside_training(server, folder, rule=lambda method, name: None):
+    with Proxy(server, rule) as proxy:
+        done = run(
+            proxy, "--task_type=eval", f"--val_data_dir={DATA}", f"--model_dir={folder.path}"
+        )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_an_evaluation_leaves_a_checkpoint_alone_that_is_being_copied(server, trained):
+    folder = trained.folder.copy("being-copied")
+    folder.write("model.ckpt-999.data-00000-of-00001", b"half")
+    evaluate_beside_training(server, folder)
+    assert "model.ckpt-999.data-00000-of-00001" in folder.names()
+
+
+@pytest.mark.table
+def test_an_evaluation_takes_another_checkpoint_where_the_newest_is_deleted(server, trained):
+    folder = trained.folder.copy("rotated")
+    newest, *older = named(folder)
+    there = "model.ckpt-7" if not older else older[0]
+    for part in [name for name in folder.names() if name.startswith(f"{newest}.")]:
+        folder.write(part.replace(newest, there), folder.read(part))
+
+    def rotate(method, name):
+        if method == "GET" and f"{newest}.data" in name:
+            for part in [name for name in folder.names() if name.startswith(f"{newest}.")]:
+                folder.delete(part)
+            folder.write("checkpoint", f'model_checkpoint_path: "{there}"\n'.encode())
+
+    assert "looking again what is there" in evaluate_beside_training(server, folder, rotate)
 
 
 @pytest.mark.parametrize("damage", ["missing", "short"])
@@ -161,7 +226,8 @@ def test_evaluation_takes_the_newest_whole_checkpoint(server, trained, damage):
         done = run(proxy, *flags)
     assert done.returncode == 0, done.stderr
     assert f"{newest} is not whole" in done.stderr
-    assert f"model.ckpt-{step_of(folder)}" == older
+    found = json.loads(folder.read("report.eval.json"))
+    assert f"model.ckpt-{found['global_step']}" == older
 
 
 def test_a_checkpoint_whose_reading_ends_early_is_read_again(server, trained):
@@ -171,7 +237,7 @@ def test_a_checkpoint_whose_reading_ends_early_is_read_again(server, trained):
         flags = ("--task_type=eval", f"--val_data_dir={DATA}", f"--model_dir={folder.path}")
         done = run(proxy, *flags)
     assert done.returncode == 0, done.stderr
-    report = json.loads(folder.read("report.json"))
+    report = json.loads(folder.read("report.eval.json"))
     assert report["global_step"] == 4 * STEPS
     assert report["eval"]["log_loss"] == pytest.approx(trained.report["eval"]["log_loss"], abs=1e-6)
 
@@ -214,15 +280,20 @@ def test_predictions_and_exports_are_made_from_s3_to_s3(server, trained):
     assert any(name.endswith("/saved_model.pb") for name in out.names())
 
 
-def test_clearing_deletes_the_remote_model(server, trained):
+def test_clearing_deletes_the_remote_model_and_nothing_else(server, trained):
     folder = trained.folder.copy("cleared")
-    folder.write("of_the_old_one.txt", b"")
+    mine = ("notes.txt", "eval/notes.txt", "best/saved_model.pb")
+    for name in mine:
+        folder.write(name, b"mine")
+    old = {x for x in folder.names() if x.startswith(("model.ckpt-", "eval/events."))}
     with Proxy(server) as proxy:
         done = run(proxy, *train_flags(folder, "--clear_existing_model"))
     assert done.returncode == 0, done.stderr
     assert step_of(folder) == STEPS
     assert named(folder) == [f"model.ckpt-{STEPS}"]
-    assert "of_the_old_one.txt" not in folder.names()
+    assert not old & set(folder.names()) and len(old) > 3
+    assert [folder.read(name) for name in mine] == [b"mine"] * 3
+    assert "keeps what train.py has not written: best, eval, notes.txt." in done.stderr
 
 
 def test_clearing_refuses_a_remote_folder_that_is_no_models(server):
@@ -307,7 +378,63 @@ def test_a_bucket_that_is_not_there_is_said_in_one_sentence(server):
     assert "NoSuchBucket" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize("flag", ["--model_dir", "--servable_model_dir"])
+def test_a_whole_bucket_is_refused_and_nothing_is_left_in_it(server, flag):
+    bucket = f"s3://{s3_server.BUCKET}"
+    with Proxy(server) as proxy:
+        done = run(proxy, *train_flags(Folder(server, "x")), f"{flag}={bucket}")
+    assert done.returncode == 2
+    assert f"{flag}={bucket} is a whole bucket" in done.stderr.splitlines()[-1]
+    assert not [name for method, name, _ in proxy.requests if method == "PUT"]
+
+
+@pytest.mark.parametrize("name", ["no_such_folder", "*.tfrecords"])
+def test_data_that_lie_in_no_folder_of_a_bucket_are_refused(server, tmp_path, name):
+    path = f"s3://{s3_server.BUCKET}/{name}"
+    with Proxy(server) as proxy:
+        done = run(proxy, f"--training_data_dir={path}", f"--model_dir={tmp_path}")
+    assert done.returncode == 2
+    assert f"--training_data_dir={path} is no folder, or may" in done.stderr.splitlines()[-1]
+
+
+def test_nothing_but_our_own_lines_is_shown_and_no_file_is_read_beyond_its_end(server, trained):
+    folder = trained.folder.copy("quiet")
+    with Proxy(server) as proxy:
+        env = {k: v for k, v in proxy.env.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
+        flags = ("--task_type=eval", f"--val_data_dir={DATA}", f"--model_dir={folder.path}")
+        done = run_train(*flags, env=env)
+    assert done.returncode == 0, done.stderr
+    assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in done.stderr.splitlines())
+    index = f"quiet/{named(folder)[0]}.index"
+    assert [method for method, name, _ in proxy.requests if name == index].count("GET") == 1
+
+
 # Without a server: file:// is a scheme as well.
+
+
+def test_a_probe_is_deleted_where_the_folder_cannot_be_listed(tmp_path, monkeypatch):
+    def refuse(path):
+        raise tf.errors.PermissionDeniedError(None, None, "not for you")
+
+    monkeypatch.setattr(tf.io.gfile, "listdir", refuse)
+    with pytest.raises(remote.RemoteError, match="PermissionDeniedError: not for you"):
+        remote.names(f"file://{tmp_path}", "model_dir")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("spec", ["s3://bucket", "s3://bucket/", "s3://bucket/a, s3://other"])
+def test_data_that_is_a_whole_bucket_is_refused(spec):
+    with pytest.raises(BadInput, match="whole bucket.* e.g. --val_data_dir=s3://.*/val"):
+        remote.check_readable(spec, "val_data_dir")
+
+
+@pytest.mark.parametrize("check", [remote.check_readable, remote.check_writable, remote.names])
+def test_an_address_with_a_scheme_is_told_without_one(monkeypatch, check):
+    monkeypatch.setattr(remote, "DEADLINE", 1)  # where it is taken for a server's address
+    monkeypatch.setenv("S3_ENDPOINT", "http://127.0.0.1:9000")
+    wanted = "without a scheme; try S3_ENDPOINT=127.0.0.1:9000 S3_USE_HTTPS=0."
+    with pytest.raises(BadInput, match=wanted):
+        check("s3://bucket/folder", "model_dir")
 
 
 def test_a_list_without_what_was_just_written_is_no_empty_folder(tmp_path, monkeypatch):

@@ -122,6 +122,29 @@ def test_a_page_of_an_evaluation_alone_has_its_curves(run, tmp_path):
     }  # fmt: skip
 
 
+def test_the_jobs_that_follow_stand_below_the_training(run, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(run, model)
+    training = json.loads((model / "report.json").read_text())
+    auc = 0.123457
+    later = {
+        "eval": {**training, "task_type": "eval", "eval": {**training["eval"], "auc": auc}},
+        "infer": {"task_type": "infer", "examples": 4711},
+    }
+    for task, content in later.items():
+        (model / f"report.{task}.json").write_text(json.dumps(content))
+    done = make(model)
+    assert done.returncode == 0, done.stderr
+    page = (model / "report" / "report.html").read_text()
+    titles = re.findall("<h1>([^<]*)</h1>", page)
+    assert titles == ["Training: model", "Evaluation", "Inference"]
+    above, evaluation, inference = re.split("<h1>(?:Evaluation|Inference)</h1>", page)
+    assert f"{training['eval']['auc']:.6g}" in above and f"{auc:.6g}" in evaluation
+    assert "4,711" in inference
+    assert [text.count("<img") for text in (above, evaluation, inference)] == [7, 2, 0]
+    assert (model / "report" / "roc.eval.png").exists()
+
+
 def test_of_a_step_that_was_taken_twice_the_later_figure_counts(tmp_path):
     for i, (loss, time) in enumerate([(2.0, 50.0), (1.0, 100.0)]):
         with v1.summary.FileWriter(str(tmp_path), filename_suffix=f".{i}") as writer:
@@ -153,6 +176,21 @@ def test_says_in_a_sentence_what_is_wrong_with_a_folder(tmp_path, content, said)
     assert done.returncode == 2
     assert said in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "report").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ([], "report.py: give one folder, as in: scripts/report.py model"),
+        (["s3://bucket/model"], "s3://bucket/model: only folders of this machine are read and "),
+        (["model", "--output_dir=s3://bucket/page"], "s3://bucket/page: only folders of this mac"),
+        (["--outputdir=x", "model"], "Unknown command line flag 'outputdir'. Did you mean: output"),
+    ],
+)
+def test_refuses_what_it_cannot_read_or_write_in_a_sentence(arguments, said):
+    done = make(*arguments)
+    assert done.returncode == 2
+    assert said in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_the_roc_curve_and_the_deciles_are_those_of_numpy():

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import sys
 import time
 
 import numpy as np
@@ -10,7 +11,6 @@ import psutil
 import pytest
 import tensorflow as tf
 from conftest import (
-    ROOT,
     SMALL_MODEL,
     finish,
     make_records,
@@ -25,6 +25,8 @@ from conftest import (
     write_own_ids,
     write_tfrecords,
 )
+
+from deepfm.runs import NOTES
 
 EACH_ALONE = True
 SIZES = (150, 700, 3, 147)
@@ -50,9 +52,10 @@ def job(data, model_dir, *more):
 
 
 def weights(model_dir):
-    """All tensors of the newest checkpoint, the optimizer's among them."""
+    """All variables of the newest checkpoint, the optimizer's among them."""
     reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(model_dir)))
-    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+    names = [x for x in reader.get_variable_to_shape_map() if not x.startswith(NOTES)]
+    return {name: reader.get_tensor(name) for name in names}
 
 
 def check_same(model_dir, other, atol):
@@ -88,8 +91,7 @@ def test_local_ends_with_the_same_weights_bit_for_bit(data, tmp_path, more):
 
 @pytest.mark.parametrize("mode", [pytest.param("tower", marks=pytest.mark.table), "mirrored"])
 def test_replicas_of_one_process_end_with_the_same_weights(data, tmp_path, mode):
-    # Each replica has batch norm's statistics of its own: which one's stay is open.
-    mode = (f"--distribution={mode}", "--replicas_per_process=2", "--nobatch_norm")
+    mode = (f"--distribution={mode}", "--replicas_per_process=2")
     flags = job(data, tmp_path / "parts", *mode)
     check_done(
         run_train(*job(data, tmp_path / "whole", *mode)),
@@ -217,16 +219,43 @@ def test_the_same_command_after_the_end_trains_nothing(data, tmp_path):
     first, again = run_train(*flags), run_train(*flags)
     check_done(first, again)
     assert "All 3 epochs of this run are done (step 48); --num_epochs=4 goes on" in again.stderr
-    assert report(tmp_path)["global_step"] == 3 * STEPS
-    assert report(tmp_path)["eval"]["examples"] == SIZES[1]
+    found = report(tmp_path)
+    assert found["global_step"] == 3 * STEPS
+    assert found["eval"]["examples"] == SIZES[1]
+    # What it says is what the training did that led there.
+    assert found["examples"] == 3 * sum(SIZES) and found["training_seconds"] > 0
+
+
+def soak(*flags):
+    command = [sys.executable, "scripts/soak_interruptions.py", *flags]
+    return finish(started(command), timeout=280)
 
 
 @pytest.mark.timeout(300)
-def test_interruptions_at_random_moments_change_no_bit():
-    command = [
-        ROOT / ".venv/bin/python", "scripts/soak_interruptions.py", "--terms=1", "--kills=1",
-        "--rows=10000",
-    ]  # fmt: skip
-    done = finish(started(command), timeout=280)
+@pytest.mark.parametrize("mode", ["local", pytest.param("ps", marks=pytest.mark.table)])
+def test_kills_at_random_moments_lose_no_record(mode):
+    done = soak(f"--modes={mode}", "--configurations=plain", "--kills=2", "--rows=2000")
     assert done.returncode == 0, done.stdout
-    assert "2 of 2 interrupted runs ended with the same weights" in done.stdout
+    assert "2 kills in " in done.stdout
+    assert "2100 records used 2 to 2 times" in done.stdout
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.table
+@pytest.mark.parametrize(
+    "epochs, sentence", [(1, "2100 uses lost"), (3, "0 uses lost, 2100 again")]
+)
+def test_the_soak_sees_records_that_were_not_used_once_per_epoch(epochs, sentence):
+    done = soak(
+        "--modes=local", "--configurations=plain", "--kills=1", "--rows=2000", "--",
+        f"--num_epochs={epochs}",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert sentence in done.stdout
+
+
+@pytest.mark.parametrize("flag", ["--modes=locl", "--configurations=", "--kills=0"])
+def test_the_soak_refuses_what_it_does_not_know(flag):
+    done = soak(flag)
+    assert done.returncode == 2
+    assert flag in done.stdout

@@ -1,135 +1,307 @@
-"""Where in its data a run is, after interruptions and with other flags."""
+"""Where in its data a run is, after interruptions, with other flags, and on other data."""
 
 import json
 
 import pytest
+import tensorflow as tf
 
-from deepfm import datasets, runs
+from deepfm import datasets, pieces, runs
 from deepfm.entry import BadInput
+from deepfm.identity import Identity
 from deepfm.input_pipeline import InputConfig
 
+v1 = tf.compat.v1
+
 ORDER = runs.order_of(InputConfig(64, shuffle_buffer=10), 1)
+PAIR = dict(ORDER, num_processes=2)
+OWN_PACE = dict(PAIR, synchronous=False)
 
 
-def begin(folder, step, data="a", order=ORDER, steps=(10,)):
-    return runs.begin(str(folder), step, data, order, steps)
+def data_set(name="a"):
+    files = [datasets.DataFile(f"/x/{i}", 10, identity=Identity(10, name, "t")) for i in "12"]
+    return datasets.DataSet(files, "tfrecord", 4, 50)
 
 
-def test_a_run_begins_with_the_first_record(tmp_path):
-    part = begin(tmp_path, 0)
-    assert part.run_step == 0
-    assert part.place(0, 0) == (0, 0)
+class Run:
+    """A model_dir and the checkpoints in it, as training makes them."""
+
+    def __init__(self, folder):
+        self.folder, self.path, self.position = folder, None, None
+
+    def begin(self, step, data="a", order=ORDER, steps=(10,), settings=None, abandon=False):
+        part = runs.Part("", order, 0, step, 0, steps and list(steps), settings or {})
+        path = self.path if step else None
+        self.position = runs.begin(
+            str(self.folder), path, step, data_set(data), part, abandon
+        )  # fmt: skip
+        return self.position
+
+    def save(self, step, counted=None, notes=True):
+        """A checkpoint of this step."""
+        count = (lambda: tf.constant(counted, tf.int64)) if counted else None
+        make = runs.make_notes(self.position.parts, count) if notes else dict
+        with tf.Graph().as_default(), v1.Session() as session:
+            made = v1.train.get_or_create_global_step().assign(step)
+            saver = pieces.make_saver(5, make_notes=make)
+            saver.build()
+            session.run(made)
+            self.path = saver.save(session, str(self.folder / "model.ckpt"), global_step=step)
+
+    def places(self):
+        part, taken = self.position.part, self.position.taken
+        return [part.place(steps, i) for i, steps in enumerate(taken)]
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run(tmp_path)
+
+
+def gone_on(run, step, counted=None, **how):
+    """The places of the processes after a checkpoint, with what `how` says from then on."""
+    run.save(step, counted)
+    run.begin(step, **how)
+    return run.places()
+
+
+def test_a_run_begins_with_the_first_record(run):
+    assert run.begin(0).part.run_step == 0
+    assert run.places() == [(0, 0)]
 
 
 @pytest.mark.parametrize("step, place", [(1, (0, 1)), (9, (0, 9)), (10, (1, 0)), (25, (2, 5))])
-def test_the_same_command_goes_on_where_it_was(tmp_path, step, place):
-    begin(tmp_path, 0)
-    part = begin(tmp_path, step)
-    assert part.place(part.taken(step)[0], 0) == place
+def test_the_same_command_goes_on_where_it_was(run, step, place):
+    run.begin(0)
+    assert gone_on(run, step) == [place]
 
 
-def test_other_data_is_a_new_run_on_the_same_model(tmp_path):
-    begin(tmp_path, 0)
-    part = begin(tmp_path, 25, data="b")
-    assert part.run_step == 25
-    assert part.place(part.taken(25)[0], 0) == (0, 0)
-    part = begin(tmp_path, 31, data="b")
-    assert part.place(part.taken(31)[0], 0) == (0, 6)
+def test_other_data_after_the_end_are_a_new_run_on_the_same_model(run):
+    run.begin(0)
+    run.save(25)
+    runs.end(str(run.folder), 25)
+    assert run.begin(25, data="b").part.run_step == 25
+    assert run.places() == [(0, 0)]
+    run.begin(25, data="b")  # killed before it has saved anything
+    assert run.places() == [(0, 0)]
+    assert gone_on(run, 31, data="b") == [(0, 6)]
 
 
-def test_another_order_begins_the_epoch_again_and_says_so(tmp_path, caplog):
-    begin(tmp_path, 0)
+def test_other_data_in_the_middle_of_a_run_are_refused_and_the_file_is_named(run):
+    run.begin(0)
+    run.save(25)
+    wanted = r"/x/1: has other content .*interrupted at step 25.*--abandon_interrupted_run"
+    with pytest.raises(BadInput, match=wanted):
+        run.begin(25, data="b")
+    run.begin(25, data="a")
+    assert run.places() == [(2, 5)]
+    assert run.begin(25, data="b", abandon=True).part.run_step == 25
+    assert gone_on(run, 27, data="b") == [(0, 2)]
+
+
+def test_another_order_begins_the_epoch_again_and_says_so(run, caplog):
+    run.begin(0)
     order = dict(ORDER, batch_size=128)
-    part = begin(tmp_path, 25, order=order, steps=(5,))
-    assert part.run_step == 0
-    assert part.place(part.taken(25)[0], 0) == (2, 0)
-    assert "batch_size differs" in caplog.text
+    assert gone_on(run, 25, order=order, steps=(5,)) == [(2, 0)]
+    assert run.position.part.run_step == 0
+    assert "batch_size was 64 and is 128" in caplog.text
     assert "epoch 3 begins again" in caplog.text
-    part = begin(tmp_path, 31, order=order, steps=(5,))
-    assert part.place(part.taken(31)[0], 0) == (3, 1)
+    assert gone_on(run, 31, order=order, steps=(5,)) == [(3, 1)]
 
 
-def test_another_order_after_a_whole_epoch_uses_nothing_twice(tmp_path, caplog):
-    begin(tmp_path, 0)
-    part = begin(tmp_path, 20, order=dict(ORDER, seed=2))
-    assert part.place(part.taken(20)[0], 0) == (2, 0)
+CONFIG = InputConfig(64, shuffle_buffer=10)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": 2}, {"shuffle_buffer": 11}, {"num_parallel_reads": 2}, {"cache": "memory"},
+     {"cache": "a/file"}, {"batch_size": 32}, {"replicas": 2}],
+)  # fmt: skip
+def test_what_changes_the_order_begins_the_epoch_again(run, caplog, change):
+    run.begin(0, order=runs.order_of(CONFIG, 1))
+    order = runs.order_of(CONFIG._replace(**change), 1)
+    assert gone_on(run, 25, order=order) == [(2, 0)]
+    assert "epoch 3 begins again" in caplog.text
+
+
+@pytest.mark.parametrize("skipped", [0, 3])
+def test_other_bad_records_that_are_passed_over_begin_the_epoch_again(run, skipped):
+    run.begin(0, order=runs.order_of(CONFIG, 1, skipped=3))
+    order = runs.order_of(CONFIG, 1, skipped=skipped)
+    assert gone_on(run, 25, order=order) == [(2, 5 if skipped == 3 else 0)]
+
+
+@pytest.mark.parametrize("change", [{"read_buffer_bytes": 1}, {"num_epochs": 9}])
+def test_what_leaves_the_order_as_it_is_goes_on_within_the_epoch(run, change):
+    run.begin(0, order=runs.order_of(CONFIG, 1))
+    assert gone_on(run, 25, order=runs.order_of(CONFIG._replace(**change), 1)) == [(2, 5)]
+
+
+def test_another_order_after_a_whole_epoch_uses_nothing_twice(run, caplog):
+    run.begin(0)
+    assert gone_on(run, 20, order=dict(ORDER, seed=2)) == [(2, 0)]
     assert "again" not in caplog.text
 
 
+def test_files_stay_divided_as_at_the_beginning_whatever_is_known_by_now(run, caplog):
+    run.begin(0, order=dict(ORDER, by_rows=False), steps=None)
+    assert gone_on(run, 25) == [(2, 5)]
+    assert run.position.part.order["by_rows"] is False
+    assert not caplog.text
+
+
 @pytest.mark.parametrize("taken, epoch", [([3, 6], 1), ([10, 7], 2), ([10, 4], None)])
-def test_in_another_order_the_epoch_of_the_last_process_begins_again(
-    tmp_path, caplog, taken, epoch
-):
-    order = dict(ORDER, num_processes=2)
-    begin(tmp_path, 0, order=order, steps=(10, 4))
-    runs.note_steps(str(tmp_path), sum(taken), taken, keep=5)
-    part = begin(tmp_path, sum(taken), order=dict(order, seed=2), steps=(10, 4))
-    assert part.epoch == (1 if epoch is None else epoch - 1)
+def test_in_another_order_the_epoch_of_the_last_process_begins_again(run, caplog, taken, epoch):
+    run.begin(0, order=OWN_PACE, steps=(10, 4))
+    gone_on(run, sum(taken), taken, order=dict(OWN_PACE, seed=2), steps=(10, 4))
+    assert run.position.part.epoch == (1 if epoch is None else epoch - 1)
     assert (f"epoch {epoch} begins again" in caplog.text) == (epoch is not None)
 
 
-def test_an_older_checkpoint_finds_the_place_that_it_had(tmp_path):
-    begin(tmp_path, 0)
-    begin(tmp_path, 25, data="b")
-    part = begin(tmp_path, 12)
-    assert part.place(part.taken(12)[0], 0) == (1, 2)
+def test_an_older_checkpoint_finds_the_place_that_it_had(run):
+    run.begin(0)
+    run.save(12)
+    older = run.path
+    run.save(20)
+    runs.end(str(run.folder), 20)
+    run.begin(20, data="b")
+    run.save(25)
+    run.path = older
+    run.begin(12)
+    assert run.places() == [(1, 2)]
 
 
-def test_without_rows_the_place_is_a_number_of_batches(tmp_path):
-    begin(tmp_path, 0, steps=None)
-    part = begin(tmp_path, 25, steps=None)
-    assert part.place(part.taken(25)[0], 0) == (0, 25)
+def test_without_rows_the_place_is_a_number_of_batches(run):
+    run.begin(0, steps=None)
+    assert gone_on(run, 25, steps=None) == [(0, 25)]
 
 
-def test_processes_of_their_own_pace_go_on_where_each_was(tmp_path):
-    order = dict(ORDER, num_processes=2)
-    begin(tmp_path, 0, order=order, steps=(10, 4))
-    runs.note_steps(str(tmp_path), 9, [3, 6], keep=5)
-    runs.note_steps(str(tmp_path), 18, [11, 7], keep=5)
-    for step, places in ((9, [(0, 3), (1, 2)]), (18, [(1, 1), (1, 3)])):
-        part = begin(tmp_path, step, order=order, steps=(10, 4))
-        assert [part.place(taken, i) for i, taken in enumerate(part.taken(step))] == places
+@pytest.mark.parametrize("taken, places", [([3, 6], [(0, 3), (1, 2)]), ([11, 7], [(1, 1), (1, 3)])])
+def test_processes_of_their_own_pace_go_on_where_each_was(run, taken, places):
+    run.begin(0, order=OWN_PACE, steps=(10, 4))
+    more = sum(taken) + 2  # the checkpoint holds two steps that nobody had counted
+    assert gone_on(run, more, taken, order=OWN_PACE, steps=(10, 4)) == places
 
 
-def test_only_the_checkpoints_that_are_kept_are_remembered(tmp_path):
-    begin(tmp_path, 0)
-    for step in range(1, 8):
-        runs.note_steps(str(tmp_path), step, [step], keep=2)
-    (part,) = json.loads((tmp_path / runs.FILE).read_text())["parts"]
-    assert list(part["steps_taken"]) == ["5", "6", "7"]
+@pytest.mark.parametrize("counted", [None, [3, 6, 2]])
+def test_where_nobody_has_counted_the_epoch_begins_again_and_nothing_is_skipped(
+    run, caplog, counted
+):
+    run.begin(0, order=OWN_PACE, steps=(10, 4))
+    assert gone_on(run, 9, counted, order=OWN_PACE, steps=(10, 4)) == [(0, 0), (0, 0)]
+    assert "is not known, so epoch 1 begins again" in caplog.text
+
+
+@pytest.mark.parametrize("before, now", [(OWN_PACE, PAIR), (PAIR, OWN_PACE)])
+def test_processes_that_keep_in_step_from_now_on_begin_the_epoch_again(run, before, now):
+    run.begin(0, order=before, steps=(10, 10))
+    assert gone_on(run, 14, [8, 6], order=now, steps=(10, 10))[0] in ((0, 0), (1, 0))
+    assert run.position.part.epoch == (0 if before is OWN_PACE else 1)
+
+
+def test_without_run_json_training_goes_on_by_what_the_checkpoint_says(run, caplog):
+    run.begin(0)
+    run.save(25)
+    (run.folder / runs.FILE).unlink()
+    run.begin(25)
+    assert run.places() == [(2, 5)]
+    assert "run.json of --model_dir" in caplog.text and "is missing" in caplog.text
+
+
+def test_where_neither_says_it_a_new_run_begins_and_the_log_says_that_run_json_is_missing(
+    run, caplog
+):
+    run.begin(0)
+    run.save(25, notes=False)
+    (run.folder / runs.FILE).unlink()
+    run.begin(25)
+    assert run.places() == [(0, 0)]
+    assert "run.json of --model_dir" in caplog.text and "is missing" in caplog.text
+    assert "other data" not in caplog.text
+
+
+def test_what_changes_on_the_way_is_said(run, caplog):
+    caplog.set_level("INFO")
+    run.begin(0, settings={"dropout": [0.5, 0.5], "optimizer": "adam"})
+    gone_on(run, 5, settings={"dropout": [0.1, 0.5], "optimizer": "adam"})
+    assert "From now on with --dropout=0.1,0.5 (before: 0.5,0.5)." in caplog.text
+    assert run.position.part.settings["dropout"] == [0.1, 0.5]
+    caplog.clear()
+    gone_on(run, 7, settings={"dropout": [0.1, 0.5], "optimizer": "adam"})
+    assert "From now on" not in caplog.text
+
+
+def version_1(run, data, order, **more):
+    """run.json as it was before checkpoints held notes."""
+    names = "seed", "shuffle_buffer", "num_parallel_reads", "batch_size", "num_processes", "cache"
+    part = {
+        "data": runs._fingerprint_1(data, 0), "order": {name: order[name] for name in names},
+        "run_step": 0, "step": 0, "epoch": 0, "steps_per_epoch": [10] * order["num_processes"],
+        "steps_taken": {}, **more,
+    }  # fmt: skip
+    text = json.dumps({"format_version": 1, "parts": [part]})
+    (run.folder / runs.FILE).write_text(text)
+
+
+def test_a_run_of_an_older_version_goes_on(run):
+    run.save(25, notes=False)
+    version_1(run, data_set(), ORDER)
+    run.begin(25)
+    assert run.places() == [(2, 5)]
+
+
+def test_a_run_of_an_older_version_with_parameter_servers_begins_its_epoch_again(run):
+    run.save(25, notes=False)
+    version_1(run, data_set(), OWN_PACE, steps_taken={"25": [12, 13]})
+    run.begin(25, order=OWN_PACE, steps=(10, 10))
+    assert run.places() == [(0, 0), (0, 0)]
+
+
+@pytest.mark.parametrize("step, refused", [(20, False), (25, True)])
+def test_a_run_of_an_older_version_had_ended_where_an_epoch_had(run, step, refused):
+    run.save(step, notes=False)
+    version_1(run, data_set()._replace(files=[]), ORDER)
+    if refused:
+        with pytest.raises(BadInput, match="interrupted at step 25"):
+            run.begin(step)
+    else:
+        assert run.begin(step).part.run_step == step
 
 
 @pytest.mark.parametrize(
     "field, value",
     [("step", "0"), ("run_step", -1), ("epoch", 0.5), ("steps_per_epoch", 10), ("order", []),
-     ("steps_per_epoch", [10, 10]), ("steps_taken", [1]), ("steps_taken", {"1": ["x"]}),
-     ("data", None)],
+     ("steps_per_epoch", [10, 10]), ("settings", [1]), ("data", None)],
 )  # fmt: skip
-def test_a_field_that_cannot_be_is_refused_in_one_sentence(tmp_path, field, value):
-    begin(tmp_path, 0)
-    content = json.loads((tmp_path / runs.FILE).read_text())
+def test_a_field_that_cannot_be_is_refused_in_one_sentence(run, field, value):
+    run.begin(0)
+    run.save(5)
+    content = json.loads((run.folder / runs.FILE).read_text())
     content["parts"][0][field] = value
-    (tmp_path / runs.FILE).write_text(json.dumps(content))
+    (run.folder / runs.FILE).write_text(json.dumps(content))
     with pytest.raises(BadInput, match=r"run.json: is not a run's state"):
-        begin(tmp_path, 5)
+        run.begin(5)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "null", '{"format_version": 2}', '{"format_version": 1, "parts": [{}]}',
-             '{"format_version": 1, "parts": [{"step": "x"}]}']
+    "text", ["", "[]", "null", '{"format_version": 3}', '{"format_version": 1, "parts": [{}]}',
+             '{"format_version": 2, "parts": [{"step": "x"}], "files": [], "ended": 0}',
+             '{"format_version": 2, "parts": [], "files": [["x"]], "ended": 0}']
 )  # fmt: skip
-def test_a_broken_state_is_refused_in_one_sentence(tmp_path, text):
-    (tmp_path / runs.FILE).write_text(text)
+def test_a_broken_state_is_refused_in_one_sentence(run, text):
+    run.begin(0)
+    run.save(5)
+    (run.folder / runs.FILE).write_text(text)
     with pytest.raises(BadInput, match=r"run.json: is not a run's state"):
-        begin(tmp_path, 5)
+        run.begin(5)
 
 
-def test_data_sets_of_other_sizes_or_names_are_told_apart():
-    files = [datasets.DataFile("/x/a", 10, 5, 1), datasets.DataFile("/x/b", 20, 5, 1)]
-    data = datasets.DataSet(files, "tfrecord", 4, 50)
-    same = data._replace(files=[f._replace(path=f.path.replace("/x", "/y")) for f in files])
-    grown = data._replace(files=[files[0], files[1]._replace(bytes=21)])
-    renamed = data._replace(files=[files[0], files[1]._replace(path="/x/c")])
-    prints = [runs.fingerprint(d, 0) for d in (data, same, grown, renamed)]
-    assert prints[0] == prints[1]
-    assert len(set(prints)) == 3
+def test_data_sets_of_other_names_sizes_or_content_are_told_apart():
+    data = data_set()
+    first, second = data.files
+    print_of = lambda *files: runs.fingerprint(data._replace(files=files))
+    same = first._replace(path="/y/1", identity=first.identity._replace(stamp="later"))
+    longer = second._replace(identity=Identity(11, "a", "t"))
+    changed = second._replace(identity=Identity(10, "c", "t"))
+    assert print_of(first, second) == print_of(same, second)
+    others = [second._replace(path="/x/c"), longer, changed]
+    assert len({print_of(first, x) for x in [second, *others]}) == 4

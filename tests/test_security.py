@@ -108,6 +108,39 @@ def test_a_model_has_to_fit_into_the_machine_and_into_tensorflow(sizes_given, ma
             sizes.check(config, machine)
 
 
+@pytest.mark.parametrize(
+    "config, load, gigabytes",
+    [
+        # Adam's moments, which the weights alone do not tell.
+        ((39, 117581, 20000), dict(trains=True, moments=2), 28),
+        ((39, 117581, 20000), dict(), 9),
+        # Layers: weights, moments, gradients and what a batch computes.
+        ((39, 10001, 32, (10**6,)), dict(trains=True, moments=2, batch_size=1024), 31),
+        ((39, 10001, 32, (10**6,)), dict(trains=True, moments=0, batch_size=1), 15),
+        ((39, 10**6), dict(trains=True, moments=2, processes=8), 3),
+        ((39, 10**6), dict(trains=True, moments=2, copies=8, replicas=8), 3),
+        ((39, 10**6), dict(trains=True, moments=2, dense=True, evaluates=True), 0.6),
+    ],
+)
+def test_the_memory_of_a_job_is_more_than_that_of_its_weights(monkeypatch, config, load, gigabytes):
+    config, load = model.ModelConfig(*config), sizes.Load(**load)
+    monkeypatch.setattr(sizes, "_memory", lambda: 10**15)
+    sizes.check(config, True, load)
+    monkeypatch.setattr(sizes, "_memory", lambda: gigabytes * 10**9)
+    with pytest.raises(BadInput, match="than the .* GB that it may use here"):
+        sizes.check(config, True, load)
+
+
+def test_memory_that_a_control_group_allows_is_what_there_is(monkeypatch):
+    told = {"/sys/fs/cgroup/memory.max": "max\n", "/proc/meminfo": "MemAvailable:  7 kB\n"}
+    monkeypatch.setattr(sizes.utilization, "text_of", lambda path: told[path])
+    told["/sys/fs/cgroup/memory/memory.limit_in_bytes"] = f"{10**15}\n"
+    machine = sizes._memory()
+    assert 10**8 < machine < 10**15 and sizes._free() == 7168
+    told["/sys/fs/cgroup/memory.max"] = "5000\n"
+    assert sizes._memory() == 5000
+
+
 # model.json.
 
 GOOD = model.ModelConfig(4, 50)._asdict()

@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 OWN_PACKAGES = {
-    "launch_sagemaker",
+    *(path.stem for path in (ROOT / "scripts").glob("*.py")),
     *(path.stem for path in (ROOT / "tests").glob("*.py")),
     "deepfm",
     "data_tools",
@@ -326,3 +326,19 @@ def test_a_venv_that_was_moved_is_made_again(machine):
     machine.root.rename(moved)
     machine.root = moved
     assert "Making .venv" in machine.setup().stdout
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_a_venv_of_somebody_elses_is_not_emptied(machine, link):
+    write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
+    venv = machine.home / "venv" if link else machine.root / ".venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "mine").write_text("packages")
+    if link:
+        (venv / "requirements.txt").write_text("of another checkout")
+        (machine.root / ".venv").symlink_to(venv)
+    result = machine.setup()
+    assert result.returncode == 2
+    assert (".venv is a link" if link else ".venv is none that setup.sh has made") in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert (venv / "mine").exists()

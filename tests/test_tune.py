@@ -5,36 +5,54 @@ import os
 import subprocess
 import sys
 import time
+import types
 
 import psutil
 import pytest
 from conftest import ROOT, SMALL_MODEL, make_records, started, write_tfrecords
 
-# Loads tune.py; its runs take no time, and their rates are those of `rate(candidate)`.
+# Loads tune.py with a clock of its own: a run takes the seconds of its start and of its training,
+# and its rate is that of `rate(candidate)`.
 _SIMULATED = """
 import pathlib, runpy, sys
 from absl import flags
+sys.path.insert(0, "scripts")
 tune = runpy.run_path("scripts/tune.py")
-flags.FLAGS(["tune.py", "--budget_minutes=5", "--global_batch_sizes=2048"])
+flags.FLAGS(["tune.py", "--budget_minutes={budget}", "--global_batch_sizes=2048"])
 calls = []
 
 class Simulated(tune["Tuner"]):
-    def run(self, candidate, rung, seconds):
-        calls.append(candidate)
-        given = dict(candidate.flags)
-        value = {rate}
-        report = {{"input_wait_share": 0.2, "host_cpu_utilization": 0.5}}
-        found = tune["Run"](candidate, rung, float(value), report)
-        self.runs.append(found)
-        return found
+    clock = 3.0
 
-tuner = Simulated([], pathlib.Path("."))
-tuner.batch = 1024
-machine = tune["Machine"](cores=4, gpus=0, mkl=False, allocator="/lib/allocator.so")
-tuner.run(tune["Candidate"](), "default", 0)
-best, notes = tune["_climb"](tuner, machine)
-best, ratio = tune["_compare"](tuner, best)
-print(len(calls), "|", best.label(), "|", round(ratio, 2), "|", len(set(calls)))
+    def now(self):
+        return self.clock
+
+    def run(self, candidate, rung, seconds, end):
+        calls.append((candidate, rung))
+        return super().run(candidate, rung, seconds, end)
+
+    def train(self, candidate, steps, limit):
+        (candidate, rung), given = calls[-1], dict(candidate.flags)
+        rate = float({rate})
+        training = steps * candidate.batch(1024) / (rate or 1e3)
+        wanted = training + {start} * (1 + 0.4 * bool(candidate.processes))
+        self.clock += min(wanted, limit)
+        if not rate or wanted > limit:
+            return {{}}, "took more"
+        return {{
+            "examples_per_second": rate, "training_seconds": training, "input_wait_share": 0.2,
+            "host_cpu_utilization": 0.5,
+        }}, ""
+
+tuner = Simulated([], pathlib.Path("."), 1024, 60 * {budget})
+Machine = sys.modules["tune_candidates"].Machine
+machine = Machine(cores=4, gpus=0, mkl=False, allocator="/lib/allocator.so")
+try:
+    best, ratio, notes = tune["_search"](tuner, machine)
+except tune["BadInput"] as error:
+    sys.exit(str(error))
+print(len(calls), "|", best.label(), "|", round(ratio, 2), "|", len({{c for c, _ in calls}}), "|",
+      tuner.clock, "|", ",".join(dict.fromkeys(rung for _, rung in calls)), "|", *notes)
 """
 
 
@@ -44,24 +62,19 @@ def tune(*arguments, timeout=120):
         return process.returncode, said
 
 
-def test_reads_paths_from_where_it_is_started(data, tmp_path):
-    arguments = ["--budget_minutes=0.1", "--seconds=0.5", "--modes=", "--", *SMALL_MODEL]
-    arguments.append(f"--training_data_dir={os.path.relpath(data, tmp_path)}")
-    command = [sys.executable, ROOT / "scripts/tune.py", *arguments]
-    with started(command, cwd=tmp_path) as process:
-        said, _ = process.communicate(timeout=90)
-    assert process.returncode == 0, said
-    assert (tmp_path / "tune" / "tune.json").exists()
-
-
-def simulated(rate):
+def simulated(rate, budget=60, start=3):
+    """The last line of a simulated search, in parts; a refusal is raised."""
+    program = _SIMULATED.format(rate=rate, budget=budget, start=start)
     done = subprocess.run(
-        [sys.executable, "-c", _SIMULATED.format(rate=rate)],
-        cwd=ROOT, capture_output=True, text=True, timeout=60,
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    if done.returncode:
+        raise ValueError(done.stderr.splitlines()[-1])
+    calls, label, ratio, tried, seconds, rungs, notes = done.stdout.split("|")
+    return types.SimpleNamespace(
+        calls=int(calls), label=label.strip(), ratio=float(ratio), tried=int(tried),
+        seconds=float(seconds), rungs=rungs.strip().split(","), notes=notes,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    calls, label, ratio, tried = done.stdout.split("|")
-    return int(calls), label.strip(), float(ratio), int(tried)
 
 
 @pytest.fixture(scope="module")
@@ -88,18 +101,30 @@ def test_refuses_what_it_cannot_do_in_a_sentence(tmp_path, words, said):
     assert not (tmp_path / "out" / "tune.json").exists()
 
 
-def test_what_it_prints_can_be_run_and_the_budget_is_kept(data, tmp_path):
-    code, text = tune(
-        "--budget_minutes=0.4", "--seconds=0.5", f"--output_dir={tmp_path}", "--", *SMALL_MODEL,
-        f"--training_data_dir={data}", "--global_batch_size=20",
+def test_what_it_prints_can_be_run(data, tmp_path):
+    """The default runs once, and is then taken for the best."""
+    program = """if True:
+        import pathlib, runpy, sys
+        from absl import flags
+        sys.path.insert(0, "scripts")
+        tune = runpy.run_path("scripts/tune.py")
+        folder, *words = sys.argv[1:]
+        flags.FLAGS(["tune.py"])
+        default, folder = tune["Candidate"](), pathlib.Path(folder)
+        tuner = tune["Tuner"](words, folder, 20, tune["Tuner"].now() + 99)
+        tuner.run(default, "default", 0, tuner.end)
+        tune["_conclude"](tuner, words, default, 1.0, [], folder)
+    """
+    words = [tmp_path, *SMALL_MODEL, f"--training_data_dir={data}"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, words)],
+        cwd=ROOT, capture_output=True, text=True, timeout=100,
     )  # fmt: skip
-    assert code == 0, text
+    assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "tune.json").read_text())
-    assert found["command"] in text and found["why"] in text
-    assert "The time was up before all was tried" in text
+    assert found["command"] in done.stdout and found["why"] in done.stdout
     assert (tmp_path / "tune.png").read_bytes().startswith(b"\x89PNG")
-    assert len(found["runs"]) > 2 and all(r["examples_per_second"] > 0 for r in found["runs"])
-    assert found["times_the_default"] >= 1
+    assert len(found["runs"]) == 1 and found["runs"][0]["examples_per_second"] > 0
     done = subprocess.run(
         f"{found['command']} --model_dir={tmp_path}/model --max_steps=3", shell=True, cwd=ROOT,
         capture_output=True, text=True, timeout=90,
@@ -107,6 +132,42 @@ def test_what_it_prints_can_be_run_and_the_budget_is_kept(data, tmp_path):
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "model" / "report.json").read_text())
     assert (report["global_step"], report["global_batch_size"]) == (3, 20)
+
+
+def test_a_budget_in_which_nothing_can_be_compared_is_refused(data, tmp_path):
+    """And paths are read from where it is started: the default has run."""
+    arguments = ["--budget_minutes=0.3", "--seconds=9", "--", *SMALL_MODEL]
+    arguments.append(f"--training_data_dir={os.path.relpath(data, tmp_path)}")
+    command = [sys.executable, ROOT / "scripts/tune.py", *arguments]
+    with started(command, cwd=tmp_path) as process:
+        said, _ = process.communicate(timeout=90)
+    assert process.returncode == 2, said
+    assert "--budget_minutes" in said.splitlines()[-1] and "Traceback" not in said
+    assert list((tmp_path / "tune").iterdir()) == []
+
+
+RATE = """(100000 * (1.2 if given.get("intra_op_threads") == "4" else 1)
+    * (1.5 if given.get("distribution") == "tower" else 1))"""
+
+
+@pytest.mark.parametrize("start", [1, 10])
+@pytest.mark.parametrize("budget", [3, 5, 15])
+def test_the_budget_is_kept_and_reaches_the_last_rung(budget, start):
+    found = simulated(RATE, budget, start)
+    assert found.seconds <= 60 * budget
+    assert found.rungs[-2:] == ["more devices", "final"]
+    assert found.label.startswith("tower") and found.ratio >= 1.5
+    all_of_them = simulated(RATE, 60, start).tried
+    assert ("There was no time for " in found.notes) == (found.tried < all_of_them)
+
+
+def test_the_budget_that_a_refusal_names_is_enough():
+    with pytest.raises(ValueError, match="too short: a run takes 14 s here") as refusal:
+        simulated(RATE, 0.5, 10)
+    budget = float(str(refusal.value).rpartition("--budget_minutes=")[2].rstrip("."))
+    found = simulated(RATE, budget, 10)
+    assert found.seconds <= 60 * budget
+    assert found.ratio == 1.5 and found.rungs == ["default", "more devices", "final"]
 
 
 def test_a_signal_ends_what_runs(data, tmp_path):
@@ -130,22 +191,25 @@ def test_finds_the_best_of_every_rung():
         * (1.1 if candidate.preload else 1) * (1.1 if given.get("num_parallel_reads") == "8" else 1)
         * (1.5 if given.get("distribution") == "horovod" and candidate.processes == 4 else 1)
         * (2 if given.get("global_batch_size") == "2048" else 1))"""
-    calls, label, ratio, tried = simulated(rate)
-    assert label.startswith("horovod × 4, batch 2048, ")
-    assert "reads 8" in label and "allocator" in label
-    assert ratio == pytest.approx(1.1 * 1.1 * 1.5 * 2, rel=0.01)
-    assert calls < 2 * tried  # the worst ran once
+    found = simulated(rate)
+    assert found.label.startswith("horovod × 4, batch 2048, ")
+    assert "reads 8" in found.label and "allocator" in found.label
+    assert found.ratio == pytest.approx(1.1 * 1.1 * 1.5 * 2, rel=0.01)
+    assert found.calls < 2 * found.tried  # the worst ran once
 
 
 def test_what_is_hardly_faster_than_the_default_is_not_recommended():
-    assert simulated("1000 + 10 * len(given)")[1:3] == ("local", 1.0)
+    found = simulated("1000 + 10 * len(given)")
+    assert (found.label, found.ratio) == ("local", 1.0)
 
 
 def test_a_best_that_was_chance_falls_back_to_the_default():
     # Twice as fast on its rung, and slower when it runs in turn with the default.
     rate = "900 if rung == 'final' and given else 2000 if given.get('inter_op_threads') else 1000"
-    assert simulated(rate)[1:3] == ("local", 1.0)
+    found = simulated(rate)
+    assert (found.label, found.ratio) == ("local", 1.0)
 
 
 def test_what_fails_is_passed_over():
-    assert simulated("0 if given or candidate.preload else 1000")[1:3] == ("local", 1.0)
+    found = simulated("0 if given or candidate.preload else 1000")
+    assert (found.label, found.ratio) == ("local", 1.0)

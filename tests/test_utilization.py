@@ -25,8 +25,12 @@ RUN = utilization.Run(
         ({"input_wait_share": 0.3, "host_cpu_utilization": 0.6}, "Input-bound (input waits 30 %, "
          "CPU 60 %): reading is the limit; try --cache=memory."),
         # Who has no time to read waits for records, and faster reading would not help.
-        ({"input_wait_share": 0.3}, "Compute-bound"),
-        ({"host_cpu_utilization": 0.5, "num_processes": 4}, "Communication-bound"),
+        ({"input_wait_share": 0.3}, "CPU-bound (input waits 30 %, CPU 97 %): reading and the steps "
+         "share its cores; try more hosts."),
+        ({"input_wait_share": 0.3, "others": 0.66}, "try a host without other programs."),
+        ({"others": 0.5}, "try --batch_size=2048, or a host without other programs."),
+        ({"host_cpu_utilization": 0.5, "num_processes": 4}, "Communication-bound (input waits 2 %, "
+         "CPU 50 %; means of 4 processes)"),
         ({"host_cpu_utilization": 0.5}, "Bound by one process"),
     ],
 )  # fmt: skip

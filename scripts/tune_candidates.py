@@ -1,0 +1,175 @@
+"""The ways to start train.py that tune.py tries, and what this machine has for them."""
+
+import contextlib
+import ctypes.util
+import itertools
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from typing import List, NamedTuple, Sequence, Tuple
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+class Candidate(NamedTuple):
+    """A way to start train.py.
+
+    Attributes:
+        flags: ((name, value), ...) that are not the default's.
+        processes: of horovodrun, 0 without it.
+        preload: a library that replaces the memory allocator, or "".
+    """
+
+    flags: Tuple[Tuple[str, str], ...] = ()
+    processes: int = 0
+    preload: str = ""
+
+    def with_flags(self, **more) -> "Candidate":
+        """The candidate with some flags set."""
+        given = {**dict(self.flags), **{name: str(value) for name, value in more.items()}}
+        return self._replace(flags=tuple(sorted(given.items())))
+
+    def command(self) -> List[str]:
+        """The words that start train.py, without what is the same for all."""
+        python = os.path.relpath(sys.executable) if _inside(sys.executable) else "python"
+        env = [f"LD_PRELOAD={self.preload}"] if self.preload else []
+        launcher = []
+        if self.processes:
+            horovodrun = os.path.join(os.path.dirname(python), "horovodrun")
+            launcher = [horovodrun, "-np", str(self.processes)]
+        return [*env, *launcher, python, os.path.relpath(ROOT / "train.py"), *self.words()]
+
+    def mode(self) -> str:
+        """Its --distribution."""
+        return dict(self.flags).get("distribution", "local")
+
+    def batch(self, default: int) -> int:
+        """Its global batch."""
+        return int(dict(self.flags).get("global_batch_size", default))
+
+    def words(self) -> List[str]:
+        """The flags as words."""
+        return [f"--{name}={value}" for name, value in self.flags]
+
+    def label(self) -> str:
+        """What tables call it."""
+        given = dict(self.flags)
+        parts = [given.pop("distribution", "local")]
+        if self.processes:
+            parts[0] += f" × {self.processes}"
+        names = {
+            "replicas_per_process": "replicas", "intra_op_threads": "intra",
+            "inter_op_threads": "inter", "num_parallel_reads": "reads",
+            "global_batch_size": "batch", "omp_num_threads": "OMP", "kmp_affinity": "KMP",
+        }  # fmt: skip
+        parts += [f"{names.get(name, name)} {value}" for name, value in given.items()]
+        parts += [pathlib.Path(self.preload).name.split(".")[0]] if self.preload else []
+        return ", ".join(parts)
+
+
+class Run(NamedTuple):
+    """A run of a candidate: its rung of the ladder, examples/s (0: it failed), report.json, and
+    what it said where it failed."""
+
+    candidate: Candidate
+    rung: str
+    rate: float
+    report: dict
+    failure: str = ""
+
+
+class Machine(NamedTuple):
+    """What there is to use: CPU cores, GPUs, whether TensorFlow has MKL, an allocator to try."""
+
+    cores: int
+    gpus: int
+    mkl: bool
+    allocator: str
+
+
+def _inside(path):
+    return str(path).startswith(str(ROOT) + os.sep)
+
+
+def this_machine() -> Machine:
+    """Looks at this machine."""
+    program = (
+        "from deepfm.utilization import cores; from tensorflow.python import pywrap_tensorflow;"
+        "print(int(cores()), int(pywrap_tensorflow.IsMklEnabled()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    cores, mkl = map(int, done.stdout.split()[-2:])
+    gpus = 0
+    if shutil.which("nvidia-smi"):
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
+        gpus = done.stdout.count("GPU ") if done.returncode == 0 else 0
+    name = ctypes.util.find_library("tcmalloc_minimal") or ctypes.util.find_library("tcmalloc")
+    return Machine(max(cores, 1), gpus, bool(mkl), _path_of(name) if name else "")
+
+
+def _path_of(library) -> str:
+    """The path of a shared library that the loader finds by name."""
+    with contextlib.suppress(OSError):
+        ctypes.CDLL(library)
+        with open("/proc/self/maps") as maps:
+            return next((line.split()[-1] for line in maps if library in line), "")
+    return ""
+
+
+def threads(machine) -> List[Candidate]:
+    """Threads inside an operator × operators side by side, many before few."""
+    halves = sorted({1, max(machine.cores // 2, 1), machine.cores})
+    found = [
+        Candidate().with_flags(intra_op_threads=a, inter_op_threads=b)
+        for a, b in itertools.product(halves[::-1], halves[::-1])
+        if (a, b) != (max(machine.cores // 2, 1), machine.cores)  # the default
+    ]
+    if machine.mkl:
+        affinities = ("granularity=fine,compact,1,0", "disabled")
+        found += [
+            Candidate().with_flags(omp_num_threads=n, kmp_affinity=affinity)
+            for n, affinity in itertools.product(halves, affinities)
+        ]
+    return found
+
+
+def devices(machine, modes: Sequence[str], best: Candidate, batch: int) -> List[Candidate]:
+    """More devices and processes of this host, each of which takes its part of a batch; many before
+    few, and each mode in turn."""
+    there = machine.gpus or machine.cores
+    counts = sorted({n for n in (2, there // 2, there - 1, there) if 1 < n <= there}, reverse=True)
+    found = []
+    for n in (n for n in counts if batch % n == 0):
+        for mode in modes:
+            if mode != "horovod":
+                found.append(best.with_flags(distribution=mode, replicas_per_process=n))
+                continue
+            share = max(machine.cores // n, 1)
+            alone = best._replace(
+                flags=tuple(f for f in best.flags if "op_threads" not in f[0]), processes=n
+            )
+            threads = {(share, share), (max(share // 2, 1), share)}
+            found += [
+                alone.with_flags(distribution="horovod", intra_op_threads=a, inter_op_threads=b)
+                for a, b in sorted(threads)
+            ]
+    if "mirrored" in modes:
+        found.append(best.with_flags(distribution="mirrored", replicas_per_process=1))
+    return found
+
+
+def grid(machine, modes: Sequence[str], batch: int, batches: Sequence[int]) -> List[Candidate]:
+    """Every combination; batch: where a candidate has none of its own."""
+    starts = [Candidate(), *threads(machine)]
+    if machine.allocator:
+        starts += [start._replace(preload=machine.allocator) for start in starts]
+    starts = [s.with_flags(num_parallel_reads=n) for s in starts for n in (1, 4, 8)]
+    starts = [s.with_flags(global_batch_size=n) if n else s for s in starts for n in batches]
+    found = list(starts)
+    for start in starts:
+        found += devices(machine, modes, start, start.batch(batch))
+    return list(dict.fromkeys(found))

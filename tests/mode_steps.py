@@ -1,0 +1,108 @@
+"""Training steps in a mode, without the start of train.py: many cases in one process.
+
+    python tests/mode_steps.py MODE '{"replicas": 4, "inter_op_threads": 1, "cases": [...]}'
+
+is for what needs a process of its own: Horovod's ranks, and other threads than this process has.
+"""
+
+import gc
+import json
+import os
+import sys
+import types
+from typing import NamedTuple
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+
+import tensorflow as tf
+
+from deepfm import (
+    data_check,
+    datasets,
+    distribution,
+    input_pipeline,
+    job_model,
+    kernels,
+    model,
+    optimizers,
+)
+from deepfm.runs import NOTES
+
+
+class Case(NamedTuple):
+    """What is trained, and where to.
+
+    Attributes:
+        data: a TFRecord file of make_records.
+        model_dir: which gets a checkpoint.
+        global_batch: records of a step, of all replicas together.
+        epochs: times that each record is used.
+    """
+
+    data: str
+    model_dir: str
+    global_batch: int
+    optimizer: str = "sgd"
+    learning_rate: float = 0.1
+    clip_norm: float = 0.0
+    batch_norm: bool = True
+    l2_reg: float = 0.001
+    epochs: int = 1
+
+
+def make_mode(name, replicas=1, **flags):
+    """A Distribution; of more replicas than this machine has cores, where they are asked for."""
+    cores = distribution.cores
+    distribution.cores = lambda: max(cores(), replicas)
+    try:
+        flags = distribution.ModeFlags(replicas_per_process=replicas, **flags)
+        mode = distribution.MODES[name](flags)
+    finally:
+        distribution.cores = cores
+    return distribution.with_kernels(mode, kernels.built())
+
+
+def train(mode, case):
+    """Trains, without shuffling; each process on its share."""
+    config = model.ModelConfig(
+        4, 50, 4, (8, 4), (0.0, 0.0), batch_norm=case.batch_norm, l2_reg=case.l2_reg,
+        embedding_init_stddev=0.3,
+    )  # fmt: skip
+    data = data_check.count_rows(datasets.find(case.data, "training_data_dir"))
+    reading = input_pipeline.InputConfig(
+        case.global_batch // mode.replicas_in_step, case.epochs, num_shares=mode.num_processes,
+        share=mode.rank, process=mode.rank, replicas=mode.replicas_per_process,
+        split=mode.split_batches, in_step=mode.num_processes > 1, compiled=mode.compiled,
+    )  # fmt: skip
+    rows = mode.exchange(input_pipeline.rows_of_share(data, (), reading))
+    reading = reading._replace(rows_of_processes=rows)
+    job = types.SimpleNamespace(
+        distribution=mode, input=reading, model_dir=case.model_dir, log_steps=100,
+        keep_checkpoint_max=1, max_steps=0, optimizer=optimizers.OptimizerConfig(
+            case.optimizer, case.learning_rate, case.clip_norm, case.l2_reg
+        ),
+    )  # fmt: skip
+    input_fn = input_pipeline.make_input_fn(data, job_model.schema(config), reading)
+    with job_model.estimator(job, config, True) as estimator:
+        estimator.train(input_fn, hooks=job_model.session_hooks(job))
+
+
+def weights(model_dir):
+    """All tensors of a folder's newest checkpoint, by name, but for the notes of its run."""
+    path = tf.train.latest_checkpoint(str(model_dir))
+    names = [name for name, _ in tf.train.list_variables(path) if not name.startswith(NOTES)]
+    return {name: tf.train.load_variable(path, name) for name in names}
+
+
+def main(name, options):
+    gc.set_threshold(100_000)  # as entry.py does
+    options = json.loads(options)
+    cases = [Case(**case) for case in options.pop("cases")]
+    mode = make_mode(name, **options)
+    for case in cases:
+        train(mode, case)
+    mode.finish()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,94 @@
+"""Ranks of Horovod that take other steps than each other are found, and the log says in what."""
+
+import os
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import (
+    LAUNCHERS,
+    finish,
+    make_records,
+    run_horovod,
+    run_train,
+    small_job,
+    started,
+    write_tfrecords,
+)
+
+from deepfm.agreement import check_alike
+from deepfm.entry import BadInput
+
+# train.py, but for rank 1's learning rate, which is twice that of the flags.
+_DIVERGING = """
+import runpy, sys
+from deepfm import optimizers
+import horovod.tensorflow as hvd
+made = optimizers.OPTIMIZERS["sgd"]
+optimizers.OPTIMIZERS["sgd"] = lambda rate: made(rate * (1 + hvd.rank()))
+sys.argv[0] = "train.py"
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
+def run_ranks(*command):
+    program, *options = LAUNCHERS["gloo"]
+    program = os.path.join(os.path.dirname(sys.executable), program)
+    return finish(started([program, *options, 2, *command]))
+
+
+def test_ranks_whose_weights_differ_end_with_a_sentence(uneven, tmp_path):
+    flags = small_job(uneven, tmp_path / "model", "--optimizer=sgd", "--max_steps=5")
+    done = run_ranks(sys.executable, "-c", _DIVERGING, *flags)
+    assert done.returncode != 0
+    assert "rank 1 holds other weights than rank 0 (the sum of " in done.stdout
+    assert "found after 5 steps" in done.stdout
+    assert not list((tmp_path / "model").glob("model.ckpt-5*"))
+
+
+def test_after_an_interruption_all_ranks_cut_the_rate_as_without_one(uneven, tmp_path):
+    # Records that are alike have an AUC of 1/2 whatever the model: each evaluation but the first
+    # cuts the rate.
+    alike = [np.resize(column[:1], (20, *column.shape[1:])) for column in make_records(1)]
+    alike[0][::2] = 1 - alike[0][::2]
+    val = write_tfrecords(tmp_path / "val.tfrecords", alike)
+    flags = lambda folder, steps: (
+        *small_job(uneven, tmp_path / folder, "--optimizer=sgd", "--l2_reg=0"),
+        f"--val_data_dir={val}", f"--max_steps={steps}", "--num_epochs=9", "--learning_rate=0.5",
+        "--learning_rate_decay_on_plateau=0.5", "--eval_every_steps=2",
+    )  # fmt: skip
+    for folder, steps in (("interrupted", 4), ("interrupted", 10), ("alone", 10)):
+        done = run_horovod(2, *flags(folder, steps))
+        assert done.returncode == 0, done.stdout
+    found, wanted = (tf.train.load_checkpoint(str(tmp_path / x)) for x in ("interrupted", "alone"))
+    assert wanted.get_tensor("learning_rate_decay") == 0.5**4
+    for name in ("fm_v", "deep_0/kernel", "learning_rate_decay"):
+        np.testing.assert_array_equal(found.get_tensor(name), wanted.get_tensor(name))
+
+
+@pytest.mark.parametrize("mode", ["mirrored", pytest.param("tower", marks=pytest.mark.table)])
+def test_the_rate_of_all_replicas_is_cut(uneven, tmp_path, mode):
+    done = run_train(
+        *small_job(uneven, tmp_path, "--learning_rate=1e-12", "--max_steps=6"), "--num_epochs=9",
+        "--learning_rate_decay_on_plateau=0.5", "--eval_every_steps=2", "--batch_norm",
+        f"--distribution={mode}", "--replicas_per_process=2",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert tf.train.load_variable(str(tmp_path), "learning_rate_decay") == 0.25
+
+
+def test_ranks_with_other_flags_are_refused(uneven, tmp_path):
+    flags = " ".join(small_job(uneven, tmp_path / "model"))
+    other = "--learning_rate=0.$((1 + HOROVOD_RANK))"
+    done = run_ranks("sh", "-c", f"exec {sys.executable} train.py {flags} {other}")
+    assert done.returncode != 0
+    assert "--learning_rate: rank 0 has 0.1, rank 1 has 0.2; start all ranks" in done.stdout
+
+
+def test_the_first_value_that_differs_is_named():
+    theirs = [{"a": 1, "b": 2}, {"a": 1, "b": 2}, {"a": 1, "b": (3,)}]
+    with pytest.raises(BadInput, match=r"--b: rank 0 has 2, rank 2 has \(3,\);"):
+        check_alike(theirs[0], lambda mine: theirs)
+    check_alike(theirs[0], lambda mine: [mine, {"a": 1}])  # which does not know b
+    check_alike(theirs[0], lambda mine: theirs[:2])

@@ -1,0 +1,319 @@
+"""What of a model_dir may be deleted, and where no model is put."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import tensorflow as tf
+from conftest import (
+    ROOT,
+    SMALL_MODEL,
+    make_records,
+    report,
+    run_train,
+    small_job,
+    write_libsvm,
+    write_tfrecords,
+)
+
+from deepfm import datasets, input_pipeline, model_dir
+from deepfm.entry import BadInput
+
+v1 = tf.compat.v1
+
+# What train.py, and TensorFlow for it, write, also where they are killed.
+OURS = (
+    "checkpoint", "checkpoint.tmp" + 32 * "a", "model.ckpt-7.index", "model.ckpt-7.meta",
+    "model.ckpt-7.data-00000-of-00001", "graph.pbtxt", "events.out.tfevents.1.host", "model.json",
+    "run.json", "evaluations.json", "model_id.json", "report.json", "report.eval.json",
+    "predictions.txt", ".predictions.txt.part-1", ".report.eval.json.tmp-12",
+    "eval/events.out.tfevents.1", "eval_test/events.out.tfevents.1",
+    "model.ckpt-9_temp_" + 32 * "0" + "/part-00000",
+    ".reading-x0_b3xyz/model.ckpt-7.index", ".probe-" + 32 * "f",
+)  # fmt: skip
+OTHERS = (
+    ".git/config", "train.py", "notes.txt", "evaluation.ipynb", "eval/notes.md",
+    "report/report.html", "data/part-0.tfrecords", "model.ckpt.py", "checkpoints/a",
+    "1700000000/saved_model.pb",
+    "eval_of_mine.py", "my.predictions.txt", "model.ckpt-7.tar.gz", "model.ckpt-7.backup/a",
+    ".shared-docs/a", ".reading-list", ".notes.tmp-mine", ".mine.txt.tmp-12",
+)  # fmt: skip
+
+
+def fill(folder, names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("something")
+
+
+def there(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_clearing_deletes_the_model_and_says_what_it_leaves(tmp_path, caplog):
+    fill(tmp_path, OURS + OTHERS)
+    (tmp_path / "elsewhere").mkdir()
+    fill(tmp_path / "elsewhere", ["events.out.tfevents.1"])
+    (tmp_path / "eval_old").symlink_to(tmp_path / "elsewhere")
+    model_dir.clear(str(tmp_path))
+    assert there(tmp_path) == {*OTHERS, "elsewhere/events.out.tfevents.1"}
+    (said,) = (r.getMessage() for r in caplog.records if "keeps what" in r.getMessage())
+    assert ".git" in said and "more" in said
+
+
+def test_a_folder_of_another_program_is_not_cleared(tmp_path):
+    (tmp_path / "model.json").write_text('{"learner": {}}')
+    (tmp_path / "checkpoint").mkdir()
+    fill(tmp_path, ["checkpoint/weights.h5", "report.json", "model.ckpt-3.backup.tar.gz"])
+    before = there(tmp_path)
+    with pytest.raises(BadInput, match="holds files and none is a model's"):
+        model_dir.clear(str(tmp_path))
+    fill(tmp_path, ["events.out.tfevents.1"])
+    model_dir.clear(str(tmp_path))
+    assert there(tmp_path) == before - {"report.json", "model.json"}
+
+
+def test_clearing_leaves_nothing_of_a_model_alone(tmp_path):
+    fill(tmp_path / "model", OURS)
+    model_dir.clear(str(tmp_path / "model"))
+    assert os.listdir(tmp_path / "model") == []
+
+
+def test_clearing_knows_all_that_a_job_writes(tmp_path):
+    data = write_tfrecords(tmp_path / "a.tfrecords", make_records(200))
+    folder, servable = tmp_path / "model", f"--servable_model_dir={tmp_path}/servable"
+    for task in ("train", "eval", "infer", "export"):
+        name = {"infer": "infer_data_dir", "export": "training_data_dir"}.get(task, "val_data_dir")
+        more = [f"--training_data_dir={data}", "--eval_every_steps=2"] if task == "train" else []
+        done = run_train(
+            *(SMALL_MODEL if task == "train" else ()), f"--model_dir={folder}", "--batch_size=64",
+            f"--task_type={task}", f"--{name}={data}", servable, *more,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert {"report.json", "report.infer.json", "predictions.txt"} < there(folder)
+    model_dir.clear(str(folder))
+    assert os.listdir(folder) == []
+
+
+def job(model_dir, **more):
+    known = dict(training_data_dir=None, val_data_dir=None, infer_data_dir=None)
+    known.update(predictions_file=None, input=input_pipeline.InputConfig(1))
+    return SimpleNamespace(model_dir=str(model_dir), **{**known, **more})
+
+
+@pytest.mark.parametrize("flag", ["training_data_dir", "val_data_dir", "infer_data_dir"])
+@pytest.mark.parametrize(
+    "model, data",
+    [
+        ("data", "data"), ("data/", "data"), ("data", "data/"), ("data", "data/*.tfrecords"),
+        ("data", "data/a.tfrecords"), (".", "data/train"), ("data", "other,data/train"),
+        ("link", "data"), ("data/../data", "data"), ("s3://bucket/x", "s3://bucket/x/train/*"),
+    ],
+)  # fmt: skip
+def test_a_model_is_not_put_where_its_data_are(tmp_path, monkeypatch, flag, model, data):
+    monkeypatch.chdir(tmp_path)
+    os.mkdir("data")
+    os.symlink("data", "link")
+    with pytest.raises(BadInput, match="or one above it; give a folder of its own"):
+        model_dir.check_apart(job(model, **{flag: data}))
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        dict(model_dir="data/model"),
+        dict(servable_model_dir="data"),
+        dict(model_dir="data/a/b"),
+        dict(input=input_pipeline.InputConfig(1, cache="data/cache")),
+        dict(task_type="infer", predictions_file="data/predictions.txt"),
+    ],
+)
+def test_what_is_written_where_it_would_be_read_as_data_is_said(
+    tmp_path, monkeypatch, caplog, written
+):
+    monkeypatch.chdir(tmp_path)
+    os.mkdir("data")
+    known = dict(model_dir="model", servable_model_dir=None, task_type="train")
+    mine = job(**{**known, **written, "val_data_dir": "other,data/"})
+    model_dir.warn_inside(mine)
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert "lies in --val_data_dir=data/, where the next job will take it for data" in line
+    model_dir.warn_inside(SimpleNamespace(**{**vars(mine), "val_data_dir": "data/*.tfrecords"}))
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    "model, data", [("model", "model-data"), ("data/model", "data/train"), ("model", "mo*")]
+)
+def test_a_model_may_lie_beside_its_data(tmp_path, monkeypatch, model, data):
+    monkeypatch.chdir(tmp_path)
+    model_dir.check_apart(job(model, training_data_dir=data))
+
+
+def test_a_folder_that_holds_data_is_refused_and_one_that_jobs_have_written_is_not(tmp_path):
+    fill(tmp_path, (*OURS, "notes.txt", "scores.txt", "cache-0.data.tfrecords"))
+    (tmp_path / "predictions.txt").write_text("1 2:3 4:5\n")
+    (tmp_path / "scores.txt").write_text("1 2:3 4:5\n")
+    mine = job(
+        tmp_path, predictions_file=f"{tmp_path}/scores.txt",
+        input=input_pipeline.InputConfig(1, cache=f"{tmp_path}/cache"),
+    )  # fmt: skip
+    model_dir.check_holds_no_data(mine, os.listdir(tmp_path))
+    for cache in (f"{tmp_path}/", "a"):  # of which no cache file has its name
+        (tmp_path / "a.tfrecords").write_text("")
+        with pytest.raises(BadInput, match="holds data \\(a.tfrecords"):
+            other = input_pipeline.InputConfig(1, cache=cache)
+            names = ["a.tfrecords"]
+            model_dir.check_holds_no_data(job(tmp_path, input=other), names)
+        os.remove(tmp_path / "a.tfrecords")
+    for name in ("dataset.json", "a.tfrecords", "b.tfrecord.gz", "c.libsvm", "d.txt"):
+        (tmp_path / name).write_text("1 2:3 4:5\n")
+        with pytest.raises(BadInput, match=f"holds data \\({name}\\)"):
+            model_dir.check_holds_no_data(mine, os.listdir(tmp_path))
+        os.remove(tmp_path / name)
+
+
+@pytest.mark.parametrize("task", ["train", "eval", "infer", "export"])
+def test_a_model_dir_of_data_is_refused_before_anything_is_written(tmp_path, task):
+    data = write_tfrecords(tmp_path / "a.tfrecords", make_records(20))
+    (tmp_path / "b").mkdir()
+    write_libsvm(tmp_path / "b" / "b.txt", make_records(20))
+    before = there(tmp_path)
+    done = run_train(
+        *small_job(data, tmp_path / "b", "--clear_existing_model"), f"--infer_data_dir={data}",
+        f"--task_type={task}",
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert f"--model_dir={tmp_path}/b holds data (b.txt)" in done.stderr.splitlines()[-1]
+    assert there(tmp_path) == before
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """(a file of records of one class, a model)."""
+    folder = tmp_path_factory.mktemp("model_dir")
+    labels, *rest = make_records(200)
+    data = write_tfrecords(folder / "a.tfrecords", [0 * labels, *rest])
+    done = run_train(*small_job(data, folder / "model"))
+    assert done.returncode == 0, done.stderr
+    return data, folder / "model", done.stderr
+
+
+def test_labels_of_one_class_are_told_and_figures_without_a_value_are_null(model):
+    data, folder, said = model
+    sentence = (
+        f"All 200 labels of --val_data_dir={data} are 0, so AUC and calibration have no value"
+    )
+    assert sentence in said
+    # For programs that look for it, the stable line stays the last one of an evaluation.
+    done = run_train("--task_type=eval", f"--val_data_dir={data}", f"--model_dir={folder}")
+    assert " Evaluation: step=4 examples=200 auc=nan " in done.stderr.splitlines()[-1]
+    assert report(folder)["eval"]["auc"] is report(folder)["eval"]["calibration"] is None
+    assert report(folder)["eval"]["log_loss"] > 0
+    (kept,) = json.loads((folder / "evaluations.json").read_text())
+    assert kept["auc"] is None
+    again = run_train(*small_job(data, folder, "--num_epochs=2", "--early_stopping_patience=3"))
+    assert again.returncode == 0, again.stderr
+
+
+def test_an_evaluation_of_its_own_has_summaries_and_a_report_of_its_own(model):
+    data, folder, _ = model
+    training = report(folder)
+    done = run_train("--task_type=eval", f"--val_data_dir={data}", f"--model_dir={folder}")
+    assert done.returncode == 0, done.stderr
+    assert report(folder) == training
+    assert report(folder, "eval")["eval"] == pytest.approx(training["eval"])
+    assert list((folder / "eval_test").glob("events.out.*"))
+    steps = [
+        event.step
+        for path in (folder / "eval").glob("events.out.*")
+        for event in v1.train.summary_iterator(str(path))
+        if any(value.tag == "auc" for value in event.summary.value)
+    ]
+    assert len(steps) == len(set(steps)) > 0
+
+
+def test_predictions_are_not_written_over_a_folder_or_the_records(model, tmp_path):
+    data, folder, _ = model
+    (tmp_path / "link").symlink_to(data)
+    before = pathlib.Path(data).read_bytes()
+    for path, said in (
+        (tmp_path, "is a folder; give the name of a file."),
+        (tmp_path / "link", "is one of the files to predict for."),
+    ):
+        done = run_train(
+            "--task_type=infer", f"--infer_data_dir={data}", f"--model_dir={folder}",
+            f"--predictions_file={path}",
+        )  # fmt: skip
+        assert done.returncode == 2
+        assert f"--predictions_file={path} {said}" in done.stderr.splitlines()[-1]
+    assert pathlib.Path(data).read_bytes() == before
+
+
+def test_predictions_take_the_place_of_predictions_alone(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("part.tfrecords", "part.txt", "mine.txt"):
+        (tmp_path / name).write_text("0.5\n" if name == "mine.txt" else "1 2:3\n")
+    for path, said in (
+        (tmp_path / "fifo", "is no file; give the name of one"),
+        ("/dev/null", "is no file"),
+        (tmp_path / "data" / "dataset.json", "describes data; give another name"),
+        (tmp_path / "model" / "model.json", "is a file of the model; give another name"),
+        (tmp_path / "model" / "model.ckpt-3.index", "is a file of the model"),
+        (tmp_path / "part.tfrecords", "holds data"),
+        (tmp_path / "part.txt", "holds data"),
+    ):
+        with pytest.raises(BadInput, match=f"--predictions_file={path} .*{said}"):
+            model_dir.check_predictions_file(job(tmp_path / "model", predictions_file=str(path)))
+    for path in (
+        None,
+        tmp_path / "mine.txt",
+        tmp_path / "model" / "predictions.txt",
+        tmp_path / "other" / "model.json",
+    ):
+        path = path and str(path)
+        model_dir.check_predictions_file(job(tmp_path / "model", predictions_file=path))
+
+
+def test_what_a_link_leads_to_is_written_and_the_link_stays(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "there" / "file")
+    datasets.write_whole(str(tmp_path / "link"), "text")
+    assert (tmp_path / "there" / "file").read_text() == "text"
+    assert os.path.islink(tmp_path / "link")
+
+
+def without_privileges(*flags):
+    """train.py by a root whom the modes of files bind."""
+    drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search,-fowner"]
+    return subprocess.run(
+        [*(drop if os.getuid() == 0 else []), sys.executable, "train.py", *flags],
+        cwd=ROOT, capture_output=True, text=True, timeout=90,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("task", ["eval", "infer", "export"])
+def test_a_model_dir_that_cannot_be_written_can_be_used(model, tmp_path, task):
+    data, folder, _ = model
+    before = there(folder)
+    flags = [
+        f"--task_type={task}", f"--model_dir={folder}", f"--val_data_dir={data}",
+        f"--infer_data_dir={data}", f"--servable_model_dir={tmp_path}/servable",
+    ]  # fmt: skip
+    os.chmod(folder, 0o555)
+    try:
+        if task == "infer":
+            refused = without_privileges(*flags)
+            assert refused.returncode == 2, refused.stderr
+            assert "say with --predictions_file where" in refused.stderr.splitlines()[-1]
+            flags += [f"--predictions_file={tmp_path}/predictions.txt"]
+        done = without_privileges(*flags)
+    finally:
+        os.chmod(folder, 0o755)
+    assert done.returncode == 0, done.stderr
+    assert f"report.{task}.json is left out: it cannot be written there." in done.stderr
+    assert there(folder) == before

@@ -1,0 +1,113 @@
+"""quoted_cells.py: a cell in quotes is what is between them, at full speed and by Python's csv."""
+
+import csv
+import io
+import random
+
+import pytest
+
+from data_tools import quoted_cells, raw_rows
+from data_tools.raw_columns import Column
+from data_tools.raw_rows import Layout, Part
+from deepfm.bad_records import BadRecord
+
+COLUMNS = [Column("x", "category"), Column("y", "integer")._replace(kind="scaled")]
+COMMA = Layout(b",", 3, 0, (1, 2), False)
+
+
+def by_csv(text, delimiter=","):
+    return list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_blocks_and_lines_are_those_of_pythons_csv(delimiter, end):
+    draw = random.Random(0)
+    cells = ["", "a", "ab c", "7", 'it"s', "ä\r", '""'[:0]]
+    rows = [[draw.choice(cells) for _ in range(4)] for _ in range(500)]
+    quote = lambda cell: f'"{cell}"' if draw.random() < 0.5 and '"' not in cell else cell
+    text = "".join(delimiter.join(map(quote, row)) + end for row in rows)
+    found = quoted_cells.unquote(text.encode(), delimiter.encode())
+    plain = "".join(delimiter.join(row) + end for row in rows)
+    assert found.decode() == plain
+    for line, row in zip(text.split(end), rows):
+        found, reason = quoted_cells.unquote_line(line.encode(), delimiter.encode())
+        assert (found.decode().split(delimiter), reason) == (row, None)
+
+
+def test_text_without_quoted_cells_is_handed_on_as_it_is():
+    for text in (b"a,b\n", b'a"b",c"\n'):
+        assert quoted_cells.unquote(text, b",") is text
+
+
+@pytest.mark.parametrize(
+    "line, cells",
+    [
+        ('"a ""b""",c', ['a "b"', "c"]),
+        ('"""",""', ['"', ""]),
+        ('x,"""a"""', ["x", '"a"']),
+    ],
+)
+def test_two_quotes_in_a_quoted_cell_are_one(line, cells):
+    assert by_csv(line) == [cells]
+    assert quoted_cells.unquote(f"{line}\n".encode(), b",") is None
+    found, reason = quoted_cells.unquote_line(line.encode(), b",")
+    assert (found.decode().split(","), reason) == (cells, None)
+
+
+def write(tmp_path, text):
+    path = tmp_path / "a.csv"
+    path.write_bytes(text.encode())
+    return Part(str(path), COMMA)
+
+
+def read(part):
+    return [block for _, block in raw_rows.read(part, COLUMNS, True)]
+
+
+def keys(cell):
+    return raw_rows.key_of("category", cell.encode())
+
+
+@pytest.mark.parametrize("other", ["", '1,"say ""it""",3\n', "\n"], ids=["fast", "slow", "blank"])
+def test_quotes_are_no_part_of_a_category_and_two_are_a_missing_one(tmp_path, other):
+    text = f'"1","x","5"\n0,"",""\n1,x,\n{other}0,"seventeen letters","6"\n'
+    (rows,) = read(write(tmp_path, text))
+    n = 4 + (len(other) > 1)
+    assert len(rows.labels) == n and rows.labels[0] == 1
+    assert rows.keys[0][:3].tolist() == [keys("x"), raw_rows.MISSING, keys("x")]
+    assert (rows.keys[1] == raw_rows.MISSING).tolist()[:3] == [False, True, True]
+    (where, texts) = rows.long[0]
+    assert (where[-1], texts[-1]) == (n - 1, b"seventeen letters")
+    if n == 5:
+        assert (where[0], texts[0]) == (3, b'say "it"') or rows.keys[0][3] == keys('say "it"')
+    starts, at = [], 0
+    for line in text.splitlines(True):
+        starts += [at] if line.strip() else []
+        at += len(line)
+    assert rows.starts.tolist() == starts  # by which rows are drawn for the splits
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ('1,"a,b",3', "a quoted cell holds the delimiter, which is not supported: '1,"),
+        ('1,"a', "a quoted cell does not end in its line"),
+        ('1,"a"b,3', "a quoted cell goes on after its quote"),
+        ('1,"x","1.5"', "y '1.5' is no integer"),
+        ('"2",x,1', "label '2' is none of 0 and 1"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_file_and_line(tmp_path, line, words):
+    part = write(tmp_path, f'1,"a",3\n{line}\n0,b,4\n')
+    bad, rows = read(part)
+    assert isinstance(bad, BadRecord) and str(bad).startswith(f"{part.path}:2: {words}")
+    assert rows.keys[0].tolist() == [keys("a"), keys("b")]
+
+
+def test_a_quoted_header_names_the_columns(tmp_path):
+    names = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
+    path = tmp_path / "a.csv"
+    path.write_text("\ufeff" + ",".join(f'"{name}"' for name in reversed(names)) + "\n")
+    layout = raw_rows.read_layout(str(path), "criteo", "auto", "auto", True)
+    assert (layout.header, layout.label, layout.fields[0]) == (True, 39, 38)

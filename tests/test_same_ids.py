@@ -1,0 +1,241 @@
+"""Data and model have the same ids: the fingerprint of the feature map, and the sizes."""
+
+import json
+import os
+import types
+
+import pytest
+import tensorflow as tf
+from conftest import make_records, write_libsvm, write_tfrecords
+
+from data_tools import feature_map, field_tables, rebalance
+from data_tools.feature_map import Field
+from data_tools.raw_columns import fields
+from deepfm import datasets, export, job_model, model
+from deepfm.datasets import DataSet
+from deepfm.distribution import Distribution
+from deepfm.entry import BadInput
+from deepfm.input_pipeline import InputConfig
+from deepfm.optimizers import OptimizerConfig
+
+v1 = tf.compat.v1
+
+ONE, OTHER = "0123456789abcdef", "fedcba9876543210"
+
+
+def a_map(**changed):
+    """The fields of a map of Criteo's columns; I1 has two buckets, C1 a short and a long text."""
+    made, first = [], 1
+    for name, kind in fields("criteo", "buckets"):
+        texts = {"I1": ["SP1", "5"], "C1": ["ä", "longer than 8 bytes"]}.get(name, [])
+        made.append(Field(name, kind, first, {t: first + 2 + i for i, t in enumerate(texts)}))
+        made[-1] = made[-1]._replace(**changed.get(name, {}))
+        first += 2 + len(texts)
+    return made
+
+
+def test_a_fingerprint_is_that_of_the_ids_and_not_of_the_file(tmp_path):
+    made = a_map()
+    loaded = feature_map.FeatureMap("criteo", "buckets", 10, made[-1].first_id + 2, made)
+    tables = field_tables.from_map(loaded)
+    expected = feature_map.fingerprint(made)
+    assert feature_map.fingerprint(map(field_tables.field_of, tables)) == expected
+    for min_count in (10, 11):
+        path = tmp_path / "feature_map.json"
+        with open(path, "w", encoding="utf-8") as f:
+            f.writelines(field_tables.json_lines(tables, "criteo", "buckets", min_count))
+        assert feature_map.fingerprint(feature_map.load(str(path)).fields) == expected
+    others = [
+        {"C1": {"vocabulary": {"ä": 3, "longer than 8 byteS": 4}}},
+        {"C1": {"vocabulary": {"longer than 8 bytes": 3, "ä": 4}}},
+        {"I2": {"kind": "scaled", "low": 1, "high": 2}}, {"C3": {"first_id": 9}},
+    ]  # fmt: skip
+    found = {feature_map.fingerprint(a_map(**other)) for other in others}
+    assert len(found | {expected}) == 5 and all(len(x) == 16 for x in found)
+
+
+# dataset.json.
+
+
+def write(folder, of_map, name=datasets.METADATA, feature_size=50, file="a"):
+    """A data set of ten records."""
+    folder.mkdir(exist_ok=True)
+    path = write_tfrecords(folder / f"{file}.tfrecords", make_records(10))
+    described = [datasets.DataFile(path, os.path.getsize(path), 10, 3)]
+    datasets.write_metadata(
+        str(folder), 4, feature_size, described, name=name, feature_map=of_map
+    )  # fmt: skip
+    return str(folder)
+
+
+def test_a_data_set_tells_its_map(tmp_path):
+    assert datasets.find(write(tmp_path / "a", ONE), "data").feature_map == ONE
+    assert datasets.find(write(tmp_path / "b", None), "data").feature_map is None
+    # Of a part it is not known, so of all together neither.
+    assert datasets.find(f"{tmp_path}/a,{tmp_path}/b", "data").feature_map is None
+    write(tmp_path / "b", OTHER)
+    with pytest.raises(BadInput, match=f"different feature_map: .'{ONE}', '{OTHER}'."):
+        datasets.find(f"{tmp_path}/a,{tmp_path}/b", "data")
+
+
+@pytest.mark.parametrize("other, words", [(ONE, None), (None, None), (OTHER, f"map {OTHER}, but")])
+def test_parts_of_one_data_set_have_one_map(tmp_path, other, words):
+    folder = write(tmp_path / "a", ONE, "dataset-00000-of-00002.json", file="a")
+    write(tmp_path / "a", other, "dataset-00001-of-00002.json", file="b")
+    if words:
+        with pytest.raises(BadInput, match=words):
+            datasets.find(folder, "data")
+    else:
+        assert datasets.find(folder, "data").feature_map == ONE
+
+
+@pytest.mark.parametrize("wrong", [3, "x" * 16, "", None, ["0" * 16]])
+def test_a_fingerprint_that_cannot_be_is_refused(tmp_path, wrong):
+    folder = write(tmp_path / "a", ONE)
+    path = tmp_path / "a" / "dataset.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "feature_map": wrong}))
+    with pytest.raises(BadInput, match="is not a dataset.json"):
+        datasets.find(folder, "data")
+
+
+def test_rebalance_carries_the_map_over(tmp_path):
+    rebalance.rebalance(rebalance.Options(write(tmp_path / "a", ONE), str(tmp_path / "b")))
+    assert datasets.find(str(tmp_path / "b"), "data").feature_map == ONE
+
+
+def test_rebalance_describes_libsvm_text_that_was_described(tmp_path):
+    (tmp_path / "a").mkdir()
+    path = write_libsvm(tmp_path / "a" / "a.libsvm", make_records(10))
+    files = [datasets.DataFile(path, os.path.getsize(path), 10, 3)]
+    for described in (False, True):
+        if described:
+            datasets.write_metadata(str(tmp_path / "a"), 4, 60, files, feature_map=ONE)
+        options = rebalance.Options(str(tmp_path / "a"), str(tmp_path / "b"), overwrite=True)
+        rebalance.rebalance(options)
+        found = datasets.find(str(tmp_path / "b"), "data")
+        expected = (ONE, 60, 4, 10) if described else (None,) * 4
+        assert (found.feature_map, found.feature_size, found.field_size, found.rows) == expected
+
+
+# The model.
+
+
+def job(model_dir, task_type="train", **given):
+    names = ("field_size", "feature_size", "multi_valued")
+    given = {**dict.fromkeys(names), "deep_layers": (4,), "dropout": (0.0,), "seed": 1, **given}
+    return types.SimpleNamespace(
+        model=given, given=tuple(k for k in given if given[k] is not None), task_type=task_type,
+        model_dir=str(model_dir), correct_calibration=False, distribution=Distribution(),
+        training_data_dir="data/train", val_data_dir=None, eval_every_steps=0,
+        input=InputConfig(32), optimizer=OptimizerConfig(),
+    )  # fmt: skip
+
+
+def data(of_map=None, feature_size=50, name="--training_data_dir=x"):
+    return DataSet([], "tfrecord", 4, feature_size, False, 0, name, feature_map=of_map)
+
+
+def validation(*args):
+    return data(*args, name="--val_data_dir=y")
+
+
+@pytest.mark.parametrize(
+    "found, words",
+    [
+        (validation(ONE), None),
+        (validation(None, 40), None),
+        (validation(None, None), None),
+        (validation(OTHER), f"y: has the ids of feature map {OTHER}, the model "),
+        (validation(None, 51), "y: has a feature_size of 51, the model one of 50; convert it with"),
+    ],
+)  # fmt: skip
+def test_validation_data_have_the_ids_of_the_training_data(tmp_path, found, words):
+    if words:
+        with pytest.raises(BadInput, match=f"--val_data_dir={words}"):
+            job_model.sizes(job(tmp_path), data(ONE), found)
+    else:
+        config = job_model.sizes(job(tmp_path), data(ONE), found)
+        assert (config.feature_size, config.feature_map) == (50, ONE)
+
+
+def test_validation_data_decide_nothing_of_the_model(tmp_path):
+    with pytest.raises(BadInput, match="--feature_size is missing"):
+        job_model.sizes(job(tmp_path), data(None, None), validation(ONE))
+    config = job_model.sizes(job(tmp_path, feature_size=60), data(None, None), validation(ONE))
+    assert (config.feature_size, config.feature_map) == (60, None)
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A model_dir with a checkpoint of step 1 whose model.json says feature map ONE."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        step = v1.train.create_global_step()
+        session.run(step.initializer)
+        session.run(step.assign(1))
+        v1.train.Saver().save(session, str(tmp_path / "model.ckpt"), 1)
+    job_model.keep_config(job(tmp_path), config(ONE))
+    return tmp_path
+
+
+def config(of_map):
+    return model.ModelConfig(4, 50, deep_layers=(4,), dropout=(0.0,), feature_map=of_map)
+
+
+@pytest.mark.parametrize("task", ["eval", "infer"])
+def test_evaluation_and_inference_refuse_the_ids_of_another_map(trained, task):
+    for of_map in (ONE, None):
+        assert job_model.sizes(job(trained, task), data(of_map)).feature_map == ONE
+    with pytest.raises(BadInput, match=f"feature map {OTHER}, the model learns those of {ONE}"):
+        job_model.sizes(job(trained, task), data(OTHER))
+
+
+def test_training_goes_on_with_the_same_map_or_with_data_that_tell_none(trained):
+    go_on = lambda of_day: job_model.sizes(
+        job(trained), of_day, kept=job_model.kept_config(job(trained))
+    )
+    for of_map in (ONE, None):
+        job_model.keep_config(job(trained), go_on(data(of_map)))
+        assert job_model.sizes(job(trained, "export")).feature_map == ONE
+    with pytest.raises(BadInput, match=f"has the ids of feature map {OTHER}, the model learns"):
+        go_on(data(OTHER))
+
+
+def test_the_seed_is_that_of_the_job_as_that_of_its_order_is(trained):
+    mine = job(trained, embedding_size=4)
+    mine.given = ()
+    kept = {**job_model.kept_config(mine), "seed": 5, "embedding_size": 8}
+    found = job_model.sizes(mine, data(ONE), kept=kept)
+    assert (found.seed, found.embedding_size) == (1, 8)
+
+
+def test_training_goes_on_with_the_same_hashes_or_with_data_that_tell_none(trained):
+    job_model.keep_config(job(trained), config(None)._replace(hash_buckets=49))
+    go_on = lambda buckets: job_model.sizes(
+        job(trained), data(None)._replace(hash_buckets=buckets),
+        kept=job_model.kept_config(job(trained)),
+    )  # fmt: skip
+    for buckets in (49, None):
+        job_model.keep_config(job(trained), go_on(buckets))
+        assert job_model.sizes(job(trained, "export")).hash_buckets == 49
+    with pytest.raises(BadInput, match="are no hashes, those that the model learns are hashes"):
+        go_on(0)
+
+
+def test_a_model_that_begins_has_no_map_of_an_earlier_one(trained):
+    for path in trained.glob("*model.ckpt*"):
+        path.unlink()
+    (trained / "checkpoint").unlink()
+    job_model.keep_config(job(trained), config(None))
+    assert job_model.sizes(job(trained, "export")).feature_map is None
+
+
+def test_an_export_says_its_map_and_one_of_an_older_version_says_none(tmp_path):
+    stamp = export.Stamp("a", 1, "b", "last", ONE)
+    said = {"format_version": 1, **stamp._asdict()}
+    (tmp_path / "assets.extra").mkdir()
+    path = tmp_path / "assets.extra" / "deepfm.json"
+    path.write_text(json.dumps(said))
+    assert export.stamp_of(str(tmp_path)) == stamp
+    del said["feature_map"]
+    path.write_text(json.dumps(said))
+    assert export.stamp_of(str(tmp_path)) == stamp._replace(feature_map=None)

@@ -1,0 +1,206 @@
+"""What all programs in scripts/ have in common, and that none replaces what it has not made."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+import s3_server
+from conftest import ROOT, started
+
+PARTS = ("tune_candidates.py",)  # of a program
+SCRIPTS = sorted(
+    path.name for path in (ROOT / "scripts").iterdir() if path.is_file() and path.name not in PARTS
+)
+# Arguments of test.sh are pytest's; argparse asks for what is missing first.
+WRONG = {"test.sh": "tests/no_such_test.py", "torch_reference.py": "--steps=many"}
+SITE = pathlib.Path(pytest.__file__).parent.parent
+
+
+def command(script, *words):
+    interpreter = "bash" if script.endswith(".sh") else sys.executable
+    return [interpreter, f"scripts/{script}", *words]
+
+
+def start(words, folder):
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    # setup.sh can do nothing without a cache.
+    env = dict(os.environ, DEEPFM_CACHE="/dev/null/cache")
+    return subprocess.Popen(words, cwd=folder, env=env, text=True, **pipes)
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    """{(script, argument): (exit code, standard output, standard error)}, all side by side."""
+    folder = tmp_path_factory.mktemp("checkout")
+    shutil.copytree(ROOT / "scripts", folder / "scripts")
+    (folder / "deepfm").symlink_to(ROOT / "deepfm")
+    running = {
+        (script, argument): start(command(script, argument), folder)
+        for script in SCRIPTS
+        for argument in ("--help", WRONG.get(script, "--wrong"))
+    }
+    found = {}
+    for key, process in running.items():
+        out, said = process.communicate(timeout=100)
+        found[key] = process.returncode, out, said
+    assert sorted(path.name for path in folder.iterdir()) == ["deepfm", "scripts"]
+    return found
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_prints_and_a_wrong_argument_is_named_and_neither_does_anything(asked, script):
+    code, out, said = asked[script, "--help"]
+    assert (code, said) == (0, "") and len(out.splitlines()) > 2
+    wrong = WRONG.get(script, "--wrong")
+    code, out, said = asked[script, wrong]
+    assert (code, out) == (2, "")
+    assert wrong.partition("=")[0].lstrip("-") in said.splitlines()[-1]
+    assert "Traceback" not in said
+
+
+class Checkout:
+    """A copy of quickstart.sh, with a set-up that does nothing and a Python that fails."""
+
+    def __init__(self, folder):
+        self.folder, self.out = folder, folder / "quickstart_output"
+        for name, text in (("scripts/setup.sh", "exit 0"), (".venv/bin/python", "exit 7")):
+            (folder / name).parent.mkdir(parents=True)
+            (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+            (folder / name).chmod(0o755)
+        shutil.copy(ROOT / "scripts" / "quickstart.sh", folder / "scripts")
+        for name in ("model/checkpoint", "train/dataset.json", "notes.txt", "other/model.json"):
+            (self.out / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.out / name).write_text("x")
+
+    def run(self, *words):
+        done = subprocess.run(
+            ["bash", "scripts/quickstart.sh", *words],
+            cwd=self.folder, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        files = (p for p in self.out.rglob("*") if p.is_file())
+        return done, sorted(str(path.relative_to(self.out)) for path in files)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["many"], ["0"], ["1e6"], ["100", "200"]])
+def test_quickstart_keeps_what_an_earlier_run_left_until_its_arguments_are_right(tmp_path, words):
+    done, left = Checkout(tmp_path).run(*words)
+    assert done.returncode == (0 if words == ["--help"] else 2)
+    assert len(left) == 4
+
+
+def test_quickstart_replaces_only_what_it_makes_and_says_so(tmp_path):
+    done, left = Checkout(tmp_path).run("100")
+    assert done.returncode == 7
+    assert left == ["notes.txt", "other/model.json"]
+    assert "left: quickstart_output/train quickstart_output/model\n" in done.stdout
+
+
+PROGRAMS = [
+    ["train.py", "--help"], ["-m", "data_tools.prepare_criteo"], ["-m", "deepfm.kernels"],
+    *(["scripts/" + name] for name in SCRIPTS if name.endswith(".py") and name[:6] != "torch_"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program[-1])
+def test_a_python_without_the_packages_is_told_what_to_run(program):
+    done = subprocess.run(
+        [sys.executable, "-S", *program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "has no absl; run scripts/setup.sh, and this program with .venv/bin/" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "program, version, said",
+    [
+        (["train.py"], None, "has no TensorFlow 1.15"),
+        (["train.py"], "2.1.0", "has TensorFlow 2.1.0, not 1.15"),
+        (["-m", "data_tools.make_synthetic"], None, "has no TensorFlow 1.15"),
+    ],
+)
+def test_another_tensorflow_is_told_what_to_run(tmp_path, program, version, said):
+    (tmp_path / "absl").symlink_to(SITE / "absl")
+    (tmp_path / "numpy").symlink_to(SITE / "numpy")
+    for name in ("tensorflow", *["tensorflow_core"] * bool(version)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"__version__ = {version!r}\n")
+    done = subprocess.run(
+        [sys.executable, "-S", *program, "--model_dir=x"],
+        cwd=ROOT, env=dict(os.environ, PYTHONPATH=str(tmp_path)), capture_output=True, text=True,
+        timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert f"{said}; run scripts/setup.sh, and this program with .venv/bin/" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "earlier, training, said",
+    [
+        (None, "data", "/model would be replaced, and no job of this program has left it"),
+        ("algo-1.log", "model/checkpoint", "/model, which a job replaces; give another --output"),
+        ("algo-1.log", "model", "/model, which a job replaces; give another --output_dir"),
+    ],
+)
+def test_a_job_replaces_no_data_and_no_model_of_others(tmp_path, earlier, training, said):
+    for name in ("model/checkpoint", "data", *([earlier] if earlier else [])):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    words = [f"--output_dir={tmp_path}", f"--training={tmp_path}/{training}"]
+    done = subprocess.run(
+        command("sagemaker_local.py", *words), cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    if "toolkit is not installed" in done.stderr:
+        pytest.skip("scripts/setup.sh --sagemaker has not run")
+    assert done.returncode == 2
+    assert said in done.stderr and done.stderr.count("\n") == 1
+    assert (tmp_path / "model" / "checkpoint").exists()
+
+
+def test_the_benchmark_leaves_what_lies_beside_its_own_folder(tmp_path):
+    (tmp_path / "model").mkdir()
+    program = (
+        "import runpy; from absl import flags\n"
+        "found = runpy.run_path('scripts/benchmark.py')\n"
+        f"flags.FLAGS(['benchmark.py', '--what=pipe', '--work_dir={tmp_path}'])\n"
+        "found['MEASURES']['pipe'] = lambda work: (work / 'model').mkdir() or []\n"
+        "found['main'](None)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert [str(p.relative_to(tmp_path)) for p in sorted(tmp_path.rglob("*"))] == [
+        "benchmark", "benchmark/model", "model",
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def bucket(tmp_path):
+    """(the folder of a bucket that a local S3 server serves, the server, its port)."""
+    if not s3_server.PYTHON.exists():
+        pytest.skip("scripts/setup.sh --sagemaker has not run")
+    folder, port = tmp_path / "s3" / "bucket", s3_server.free_port()
+    folder.mkdir(parents=True)
+    for name in ("changed", "deleted", "same"):
+        (folder / name).write_text("before")
+    words = [s3_server.PYTHON, "scripts/local_s3.py", f"--dir={folder.parent}"]
+    with started([*words, f"--address=127.0.0.1:{port}"]) as server:
+        assert any(line.startswith("Serving ") for line in server.stdout)
+        yield folder, server, port
+
+
+def test_the_local_s3_server_writes_back_what_was_done_and_nothing_else(bucket):
+    folder, server, port = bucket
+    for method, name in (("PUT", "changed"), ("PUT", "new"), ("DELETE", "deleted")):
+        s3_server.request(port, method, f"/bucket/{name}", b"after" if method == "PUT" else None)
+    for name in ("same", "users"):  # by somebody else, while the server runs
+        (folder / name).write_text("mine")
+    server.terminate()
+    assert server.wait(timeout=30) == 0
+    found = {path.name: path.read_text() for path in folder.iterdir()}
+    assert found == {"changed": "after", "new": "after", "same": "mine", "users": "mine"}
