@@ -1,5 +1,6 @@
 """model_dir, data, exports and predictions on S3, with a server that fails in several ways."""
 
+import contextlib
 import json
 import os
 import re
@@ -137,6 +138,38 @@ def test_a_finished_command_exports_nothing_again(server, tmp_path):
     numbers = {name.split("/")[0] for name in servable.names()}
     assert numbers == {"99999999999", "100000000000"}
     assert f"already exported at {servable.path}/100000000000." in done[-1].stderr
+
+
+PUTS = """
+import os, sys, threading
+from deepfm import remote
+
+def put(writer):
+    for i in range(40):
+        remote.put_text(writer * (100 + i), f"s3://bucket/side-by-side/{writer}{i}")
+
+threads = [threading.Thread(target=put, args=(writer,)) for writer in sys.argv[1]]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_threads_and_processes_that_write_at_one_time_send_each_its_own(server):
+    env = s3_server.environment(server)
+    with contextlib.ExitStack() as stack:
+        writing = [
+            stack.enter_context(started([sys.executable, "-c", PUTS, writers], env=env))
+            for writers in ("ab", "cd")
+        ]
+        for process in writing:
+            text, _ = process.communicate(timeout=60)
+            assert process.returncode == 0, text
+    folder = Folder(server, "side-by-side")
+    for writer in "abcd":
+        for i in range(40):
+            assert folder.read(f"{writer}{i}") == writer.encode() * (100 + i)
 
 
 @pytest.mark.table
