@@ -142,10 +142,11 @@ def _warn_of_idle_flags(job):
     for name, tasks in _TAKE_NOTICE.items():
         if name in job.given and task not in tasks:
             logging.warning("--%s does nothing with --task_type=%s.", name, task)
-    if task == "train" and job.flags.get("replicas_per_process", 1) != mode.replicas_per_process:
+    asked = job.flags.get("replicas_per_process", mode.replicas_per_process)
+    if task == "train" and asked != mode.replicas_per_process:
         logging.warning(
             "--replicas_per_process=%d does nothing with --distribution=%s; try tower or mirrored.",
-            job.flags["replicas_per_process"], mode.name,
+            asked, mode.name,
         )  # fmt: skip
     if task == "train" and "cross_device_ops" in job.given and not mode.strategy:
         logging.warning("--cross_device_ops is of --distribution=mirrored; here it does nothing.")

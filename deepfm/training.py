@@ -67,8 +67,9 @@ def train(job):
     job = job._replace(input=job.input._replace(by_rows=data.rows is not None))
     # Only the chief looks: it may have just cleared the folder that others would read.
     step = mode.agree(job_model.global_step(job.model_dir) if chief else 0)
-    if step and not data.pipe:
-        data = data_check.count_rows(data)  # so that it need not read past what has been used
+    # So that it need not read past what has been used, or past the end (_Training.last_step).
+    if (step or mode.split_batches) and not data.pipe:
+        data = data_check.count_rows(data)
     if chief:
         data = datasets.identified(data, runs.known_files(job.model_dir))
     rows = input_pipeline.rows_of_share(data, damaged, job.input)
@@ -89,7 +90,7 @@ def train(job):
         watched = gpus.watched() if chief else contextlib.nullcontext()
         in_cache = data_check.naming_damaged_cache(job.input.cache)
         with in_cache, naming, estimator as estimator, interruption.taking_steps(), watched:
-            estimator.train(input_fn, hooks=run.hooks, max_steps=job.max_steps or None)
+            estimator.train(input_fn, hooks=run.hooks, max_steps=run.last_step)
             run.end_if_interrupted()
         if not (run.progress.steps or data.rows or step):
             raise BadInput(f"{data.name} holds no records.")
@@ -254,10 +255,13 @@ class _Training:
             self._remove_exports_but_the_best()
         left = epoch and epoch * (job.input.num_epochs - job.input.first_epoch)
         last = left and step + left - job.input.first_step
+        last = min(filter(None, (last, job.max_steps)), default=None)
+        # TensorFlow 1.15's iterator over several devices waits for ever now and then, where it
+        # comes to the end of the data: about once in 200 runs on a busy machine.
+        self.last_step = last if mode.split_batches else job.max_steps or None
         self.progress = hooks.Progress(
             job.log_steps if chief or not mode.synchronous else 0,
-            min(filter(None, (last, job.max_steps)), default=None),
-            job.model_dir, mode.num_processes, mode.synchronous, gpus, chief,
+            last, job.model_dir, mode.num_processes, mode.synchronous, gpus, chief,
         )  # fmt: skip
         # Where all take each step together, each process has a copy of it to set.
         decays = self._decay() is not None and (mode.synchronous or chief)

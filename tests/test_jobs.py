@@ -356,7 +356,7 @@ def lines_until(process, pattern):
 
 
 @pytest.mark.parametrize(
-    "what, sentence", [("grows", "now; train on files"), ("vanishes", "is gone")]
+    "what, sentence", [("grows", "train on files that nobody writes to"), ("vanishes", "is gone")]
 )
 def test_a_file_that_changes_while_it_is_read_is_named(tmp_path, what, sentence):
     path = tmp_path / "a.tfrecords"
@@ -386,6 +386,7 @@ def test_a_file_that_changes_while_it_is_read_is_named(tmp_path, what, sentence)
         (["training_data_dir"], {"task_type": "eval"}, "--training_data_dir does nothing with"),
         (["cross_device_ops"], {}, "--cross_device_ops is of --distribution=mirrored"),
         ([], {"flags": {"replicas_per_process": 2}}, "--replicas_per_process=2 does nothing with"),
+        ([], {"distribution": Distribution(replicas_per_process=3)}, None),
         ([], {"val_data_dir": "a"}, "--val_data_dir is --training_data_dir: "),
         (["training_data_dir", "val_data_dir", "servable_model_dir"], {}, None),
         (["val_data_dir"], {"task_type": "eval", "val_data_dir": "a"}, None),
@@ -393,7 +394,8 @@ def test_a_file_that_changes_while_it_is_read_is_named(tmp_path, what, sentence)
 )
 def test_flags_that_do_nothing_are_said(caplog, given, more, said):
     usual = dict(task_type="train", flags={}, training_data_dir="a", val_data_dir="b")
-    job = SimpleNamespace(given=given, distribution=Distribution(), **{**usual, **more})
+    usual["distribution"] = Distribution()
+    job = SimpleNamespace(given=given, **{**usual, **more})
     jobs._warn_of_idle_flags(job)
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == bool(said) and all(said in line for line in lines)

@@ -145,6 +145,39 @@ def test_parameter_servers_with_one_worker_agree_with_local(
     check(done, tmp_path, locally[name], compare_losses=replicas == 1 or name == "sgd")
 
 
+# train.py, which says when a step has come to the end of the data.
+SAYS_END = """
+import runpy, sys
+import tensorflow as tf
+
+make = tf.errors.OutOfRangeError.__init__
+def said(self, node_def, op, message):
+    if "End of sequence" in message:
+        print("END", flush=True)
+    make(self, node_def, op, message)
+
+tf.errors.OutOfRangeError.__init__ = said
+sys.argv[0] = "train.py"
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("mode, comes_to_the_end", [("local", True), ("mirrored", False)])
+def test_mirrored_stops_before_it_comes_to_the_end_of_the_data(
+    data, tmp_path, mode, comes_to_the_end
+):
+    """Where TensorFlow's iterator over several devices may wait for ever."""
+    flags = (
+        *FLAGS, mode, f"--training_data_dir={data}/1.tfrecords", f"--model_dir={tmp_path}",
+        "--num_epochs=2", *(["--replicas_per_process=2"] if mode == "mirrored" else []),
+    )  # fmt: skip
+    with started([sys.executable, "-c", SAYS_END, *flags]) as process:
+        text, _ = process.communicate(timeout=90)
+    assert process.returncode == 0, text
+    assert ("END" in text) == comes_to_the_end
+    assert json.loads((tmp_path / "report.json").read_text())["examples"] == 2 * ROWS
+
+
 @pytest.mark.parametrize("cross_device_ops", ["hierarchical_copy"])
 def test_every_reduction_of_mirrored_gives_the_same(data, locally, tmp_path, cross_device_ops):
     done = run_train(
