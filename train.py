@@ -16,9 +16,10 @@ import deepfm  # noqa: F401  says what to do where there is no absl
 # isort: split
 from absl import flags, logging
 
-from deepfm import entry, interruption
 from deepfm import flags as deepfm_flags
-from deepfm.distribution import MODES, ModeFlags, has_tensor_cores, with_kernels
+from deepfm.config import ModeFlags
+from deepfm.distribution import MODES, has_tensor_cores, with_kernels
+from deepfm.runtime import interruption, program
 
 FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(deepfm_flags)
@@ -69,15 +70,12 @@ def main():
     distribution = MODES[FLAGS.distribution](ModeFlags(**_values(ModeFlags._fields)))
 
     # 2. Flags become plain values; below this line nobody reads a flag.
-    from deepfm import (
-        input_pipeline,
-        jobs,
-        kernels,
-        optimizers,
-        sagemaker,
-    )  # TensorFlow is loaded from here on
+    from deepfm import jobs
+    from deepfm.config import InputConfig, JobConfig, OptimizerConfig
+    from deepfm.kernels import bindings
+    from deepfm.runtime import sagemaker  # TensorFlow is loaded from here on
 
-    compiled = FLAGS.compiled_kernels and kernels.built()
+    compiled = FLAGS.compiled_kernels and bindings.built()
     distribution = with_kernels(distribution, compiled)
     if FLAGS.compiled_kernels and not compiled and distribution.rank == 0:
         logging.info(
@@ -87,17 +85,17 @@ def main():
     use_amp = FLAGS.use_amp and has_tensor_cores(distribution)
     if FLAGS.use_amp and not use_amp:
         logging.warning("--use_amp: no GPU with tensor cores here; everything stays in float32.")
-    optimizer = optimizers.OptimizerConfig(
+    optimizer = OptimizerConfig(
         name=FLAGS.optimizer,
         learning_rate=FLAGS.learning_rate * FLAGS.learning_rate_scale,
         clip_norm=FLAGS.clip_norm,
         use_amp=use_amp,
     )
-    job = jobs.JobConfig(
+    job = JobConfig(
         model=_values(_MODEL),
         given=tuple(name for name in FLAGS if FLAGS[name].present),
         optimizer=optimizer,
-        input=input_pipeline.InputConfig(compiled=compiled, **_values(_INPUT)),
+        input=InputConfig(compiled=compiled, **_values(_INPUT)),
         distribution=distribution,
         sagemaker=sagemaker.Job(**_values(_SAGEMAKER)),
         flags=deepfm_flags.changed(),
@@ -110,4 +108,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(entry.run(main, before_tensorflow))
+    sys.exit(program.run(main, before_tensorflow))

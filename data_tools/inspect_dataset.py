@@ -17,10 +17,11 @@ import numpy as np
 import tensorflow as tf
 from absl import flags, logging
 
-from data_tools import line_blocks, shards
-from data_tools.progress import Progress
-from deepfm import bad_records, datasets, entry, records, sizes
-from deepfm.entry import BadInput
+from data_tools.common import line_blocks, shards
+from data_tools.common.progress import Progress
+from deepfm.data import bad_records, datasets, records
+from deepfm.errors import BadInput
+from deepfm.runtime import memory, program
 
 FLAGS = flags.FLAGS
 
@@ -40,7 +41,7 @@ def define_flags():
         "ids of each row; a row of another length is an error. Default: those of the first record "
         "for TFRecord, any number for LibSVM.",
         lower_bound=1,
-        upper_bound=sizes.MAX_FIELDS,
+        upper_bound=memory.MAX_FIELDS,
     )
     flags.DEFINE_bool("json", False, "Print JSON instead of tables.")
 
@@ -218,7 +219,7 @@ def _read_libsvm(path, field_size) -> Iterator[Batch]:
                 continue
             lengths = np.bincount(rows, minlength=len(labels))
             good = np.isin(labels, (-1, 0, 1)).all() and np.isfinite(values).all()
-            good = good and ids.max(initial=0) < sizes.MAX_NUMBER
+            good = good and ids.max(initial=0) < memory.MAX_NUMBER
             if not good or (lengths != (field_size or lengths)).any():
                 raise BadInput(_first_bad_line(path, block, field_size))
             fields = np.arange(len(ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -356,4 +357,4 @@ def _align(table):
 if __name__ == "__main__":
     define_flags()
     FLAGS.set_default("verbosity", logging.INFO)
-    entry.run(main, when_ended="; nothing was written")
+    program.run(main, when_ended="; nothing was written")

@@ -25,20 +25,14 @@ from typing import List, NamedTuple, Optional, Tuple
 import tensorflow as tf
 from absl import flags, logging
 
-from data_tools import (
-    block_writer,
-    field_lines,
-    line_blocks,
-    line_schema,
-    publishing,
-    shards,
-    workers,
-)
-from data_tools.block_writer import Piece, Range, Task
-from data_tools.progress import Progress
-from data_tools.skipping import Skipping
-from deepfm import bad_records, datasets, entry, leftovers, remote, sizes, text_lines
-from deepfm.entry import BadInput
+from data_tools.common import line_blocks, publishing, shards, workers
+from data_tools.common.progress import Progress
+from data_tools.common.skipping import Skipping
+from data_tools.libsvm import block_writer, field_lines, line_schema
+from data_tools.libsvm.block_writer import Piece, Range, Task
+from deepfm.data import bad_records, datasets, text_lines
+from deepfm.errors import BadInput
+from deepfm.runtime import atomic_files, memory, program, remote_files
 
 FLAGS = flags.FLAGS
 
@@ -70,15 +64,15 @@ def define_flags():
         "Fields of a row. Default: the id:value pairs of the first row; with --pad those of the "
         "longest row, and of LibFFM the largest field + 1, found in a first pass over the input.",
         lower_bound=1,
-        upper_bound=sizes.MAX_FIELDS,
+        upper_bound=memory.MAX_FIELDS,
     )
     flags.DEFINE_integer(
         "feature_size",
         None,
         "Ids lie in [0, feature_size); a larger one is refused. Default: what --fields or the "
-        f"input's dataset.json tells, else the largest id + 1, at most {sizes.MAX_NUMBER}.",
+        f"input's dataset.json tells, else the largest id + 1, at most {memory.MAX_NUMBER}.",
         lower_bound=1,
-        upper_bound=sizes.MAX_NUMBER,
+        upper_bound=memory.MAX_NUMBER,
     )
     flags.DEFINE_bool(
         "pad",
@@ -110,7 +104,7 @@ def define_flags():
         0,
         "Ids are any strings; they become the ids 1 to hash_buckets - 1 (FarmHash). 0: numbers.",
         lower_bound=0,
-        upper_bound=sizes.MAX_NUMBER,
+        upper_bound=memory.MAX_NUMBER,
     )
     flags.DEFINE_integer("id_offset", 0, "Added to each id; 1 makes 0-based ids 1-based.")
     flags.DEFINE_bool("compress", False, "Write gzip files (.tfrecords.gz).")
@@ -179,7 +173,7 @@ def convert(
     publishing.check_hosts(options.output_dir, share[1], datasets.SUFFIXES["tfrecord"])
     options = options._replace(output_dir=shards.folder(options.output_dir, share))
     old = _prepare_output_dir(inputs, options)
-    with leftovers.scratch(options.output_dir, SCRATCH) as scratch:
+    with atomic_files.scratch(options.output_dir, SCRATCH) as scratch:
         ranges = [r for file in inputs for r in _ranges(file.path)]
         if not own_files:
             ranges = ranges[share[0] :: share[1]]
@@ -227,9 +221,9 @@ def _find_inputs(options, own_files):
 def _prepare_output_dir(inputs, options):
     """Makes output_dir; returns the names in it that the new data set replaces."""
     folder = options.output_dir
-    if remote.is_remote(folder):
+    if remote_files.is_remote(folder):
         raise BadInput(f"--output_dir={folder} is not local; convert, then copy it there.")
-    remote.check_writable(folder, "output_dir")
+    remote_files.check_writable(folder, "output_dir")
     names = sorted(os.listdir(folder))
     suffixes = datasets.SUFFIXES["tfrecord"]
     old = [name for name in names if datasets.is_metadata(name) or name.endswith(suffixes)]
@@ -439,4 +433,4 @@ def _described(names, outputs, options, scratch):
 if __name__ == "__main__":
     define_flags()
     FLAGS.set_default("verbosity", logging.INFO)
-    entry.run(main, when_ended="; nothing was written")
+    program.run(main, when_ended="; nothing was written")

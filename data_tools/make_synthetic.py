@@ -20,8 +20,8 @@ import time
 import numpy as np
 from absl import flags, logging
 
-from data_tools import publishing, shards
-from data_tools.planted_model import (
+from data_tools.common import publishing, shards
+from data_tools.common.planted_model import (
     BLOCK_ROWS,
     LEVELS,
     SPLITS,
@@ -30,9 +30,9 @@ from data_tools.planted_model import (
     draw_block,
     make_planted_model,
 )
-from data_tools.progress import Progress
-from deepfm import entry, leftovers, remote
-from deepfm.entry import BadInput
+from data_tools.common.progress import Progress
+from deepfm.errors import BadInput
+from deepfm.runtime import atomic_files, program, remote_files
 
 FLAGS = flags.FLAGS
 SUMMARY = "synthetic.json"
@@ -115,7 +115,7 @@ def write_data(output_dir, seed, shape, rows, num_files=1, overwrite=False, shar
         split: [count * (share[0] + i) // share[1] for i in (0, 1)] for split, count in rows.items()
     }
     progress = Progress("Writing", sum(end - begin for begin, end in parts.values()), "rows")
-    with leftovers.scratch(output_dir, SCRATCH) as scratch:
+    with atomic_files.scratch(output_dir, SCRATCH) as scratch:
         for split, part in parts.items():
             names = [f"{split}.libsvm"]
             if num_files > 1:
@@ -158,7 +158,7 @@ def check(shape, rows, num_files, hosts=1):
 
 def find_old(output_dir, rows, overwrite):
     """Makes output_dir; returns the names in it that the new splits (of rows) replace."""
-    remote.check_writable(output_dir, "output_dir")
+    remote_files.check_writable(output_dir, "output_dir")
     found = find_splits(output_dir)
     old = [name for split in found if split in rows for name in found[split]]
     if os.path.exists(os.path.join(output_dir, SUMMARY)) and set(found) <= set(rows):
@@ -289,4 +289,4 @@ def log_summary(splits, seconds):
 if __name__ == "__main__":
     define_flags()
     FLAGS.set_default("verbosity", logging.INFO)
-    entry.run(main, when_ended="; nothing was written")
+    program.run(main, when_ended="; nothing was written")

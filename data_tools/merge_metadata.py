@@ -14,9 +14,10 @@ from typing import Dict
 import tensorflow as tf
 from absl import flags, logging
 
-from data_tools.progress import Progress
-from deepfm import datasets, entry, named_files, remote
-from deepfm.entry import BadInput
+from data_tools.common.progress import Progress
+from deepfm.data import datasets, named_files
+from deepfm.errors import BadInput
+from deepfm.runtime import program, remote_files
 
 FLAGS = flags.FLAGS
 
@@ -71,7 +72,7 @@ def merge(folders: str, output_dir: str = None, overwrite: bool = False) -> dict
     merged = datasets.merge_metadata(
         {path: _named_from(output_dir, path, part) for path, part in parts.items()}
     )
-    with remote.written(target) as local:
+    with remote_files.written(target) as local:
         datasets.write_whole(local, json.dumps(merged, indent=1) + "\n")
     for path in parts:
         if posixpath.dirname(path) == output_dir:
@@ -135,4 +136,4 @@ def _named_from(output_dir: str, path: str, part: Dict) -> Dict:
 if __name__ == "__main__":
     define_flags()
     FLAGS.set_default("verbosity", logging.INFO)
-    entry.run(main, when_ended="; nothing was written")
+    program.run(main, when_ended="; nothing was written")

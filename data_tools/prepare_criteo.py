@@ -22,22 +22,22 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from absl import flags, logging
 
-from data_tools import (
+from data_tools.click_logs import (
     feature_map,
     field_tables,
-    publishing,
     raw_columns,
     raw_parts,
     raw_passes,
     raw_rows,
     row_writers,
-    shards,
     vocabulary,
 )
-from data_tools.raw_columns import BUCKETS, SCALED
-from data_tools.splitting import SPLITS, Split
-from deepfm import datasets, entry, leftovers, remote
-from deepfm.entry import BadInput
+from data_tools.click_logs.raw_columns import BUCKETS, SCALED
+from data_tools.click_logs.splitting import SPLITS, Split
+from data_tools.common import publishing, shards
+from deepfm.data import datasets
+from deepfm.errors import BadInput
+from deepfm.runtime import atomic_files, program, remote_files
 
 FLAGS = flags.FLAGS
 
@@ -173,11 +173,11 @@ def prepare(options: Options, share: Tuple[int, int] = (0, 1)) -> List[datasets.
     mine = (0, 1) if options.own_files else share
     tasks = {s.flag: list(raw_parts.tasks(s, found[s.flag], reading, mine)) for s in sources}
     _log_unlabelled(tasks)
-    remote.check_writable(options.output_dir, "output_dir")
+    remote_files.check_writable(options.output_dir, "output_dir")
     if options.step == "count":
         return _count_step(tasks, columns, _about(options, share, found), options)
     old = _old_files(_asked(sources), options, share)
-    with leftovers.scratch(options.output_dir, SCRATCH) as scratch:
+    with atomic_files.scratch(options.output_dir, SCRATCH) as scratch:
         tables = _tables(known, tasks, columns, _about(options, share, found), options)
         fingerprint = _write_map(tables, old, options, scratch)
         every = [task for group in tasks.values() for task in group]
@@ -198,7 +198,7 @@ def _check(options, share):
         raise BadInput("--input must be given (or --test_input, with --feature_map).")
     if not (options.input or options.feature_map):
         raise BadInput("--input must be given: the vocabulary comes from its training rows.")
-    if remote.is_remote(options.output_dir):
+    if remote_files.is_remote(options.output_dir):
         raise BadInput(f"--output_dir={options.output_dir} is not local; copy it there after.")
     for name in ("min_count", "counts") if options.feature_map else ():
         if getattr(options, name):
@@ -291,7 +291,7 @@ def _count_step(tasks, columns, about, options):
     path = os.path.join(options.output_dir, name)
     if os.path.exists(path) and not options.overwrite:
         raise BadInput(f"--output_dir={options.output_dir} holds {name}; --overwrite replaces it.")
-    with leftovers.scratch(options.output_dir, SCRATCH) as scratch:
+    with atomic_files.scratch(options.output_dir, SCRATCH) as scratch:
         counts = raw_passes.count(tasks["input"], columns, _running(options))
         vocabulary.save(os.path.join(scratch, name), about, counts)
         os.replace(os.path.join(scratch, name), path)
@@ -452,7 +452,7 @@ def _publish(written, tables, fingerprint, old, options, share, scratch):
         files += made
     if not files and share[1] == 1:
         raise BadInput("the input holds no rows.")
-    entry.ignore_signals()
+    program.ignore_signals()
     for _, folder, mark in folders:
         os.makedirs(folder, exist_ok=True)
         with open(mark, "w"):
@@ -484,4 +484,4 @@ def _log_summary(files, tables, fingerprint, seconds):
 if __name__ == "__main__":
     define_flags()
     FLAGS.set_default("verbosity", logging.INFO)
-    entry.run(main, when_ended="; nothing was written")
+    program.run(main, when_ended="; nothing was written")

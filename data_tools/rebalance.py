@@ -4,9 +4,9 @@
     python -m data_tools.rebalance --input=data/train --output_dir=data/sampled --negative_rate=0.1
 
 TFRecord files become TFRecord files, LibSVM text becomes LibSVM text; records are copied as they
-are. Each possible order is as likely as any other (see data_tools.shuffling), and what comes out is
-a function of the input, the seed and nothing else. dataset.json keeps how many records of each
-label were kept, for train.py --correct_calibration.
+are. Each possible order is as likely as any other (see data_tools.rebalancing.shuffling), and what
+comes out is a function of the input, the seed and nothing else. dataset.json keeps how many records
+of each label were kept, for train.py --correct_calibration.
 """
 
 import os
@@ -15,12 +15,14 @@ from typing import List, NamedTuple, Optional, Tuple
 
 from absl import flags, logging
 
-from data_tools import line_blocks, publishing, sampling, shards, two_passes
-from data_tools.record_blocks import Part
-from data_tools.two_passes import Task, Work
-from deepfm import bad_records, datasets, entry, leftovers, records, remote
-from deepfm.entry import BadInput
-from deepfm.sampling_rates import SamplingRates
+from data_tools.common import line_blocks, publishing, shards
+from data_tools.rebalancing import sampling, two_passes
+from data_tools.rebalancing.record_blocks import Part
+from data_tools.rebalancing.two_passes import Task, Work
+from deepfm.data import bad_records, datasets, records
+from deepfm.data.sampling_rates import SamplingRates
+from deepfm.errors import BadInput
+from deepfm.runtime import atomic_files, program, remote_files
 
 FLAGS = flags.FLAGS
 
@@ -88,7 +90,7 @@ def define_flags():
 
 
 class Options(NamedTuple):
-    """The flags, as plain values; see their help. share and own_files are of data_tools.shards."""
+    """The flags, as plain values; see their help. share and own_files are of common.shards."""
 
     input: str
     output_dir: str
@@ -128,7 +130,7 @@ def rebalance(options: Options) -> List[datasets.DataFile]:
     """
     start = time.monotonic()
     _check(options)
-    remote.check_readable(options.input, "input")
+    remote_files.check_readable(options.input, "input")
     data = datasets.find(options.input, "input", partial=options.own_files)
     names = _output_names(data, options)
     data = _part_of(data, options)
@@ -137,7 +139,7 @@ def rebalance(options: Options) -> List[datasets.DataFile]:
     schema = _schema(data) if data.data_format == "tfrecord" else None
     parts = [part for file in data.files for part in _parts(file, data.data_format)]
     tasks = [Task(part, number) for number, part in enumerate(parts)]
-    with leftovers.scratch(options.output_dir, SCRATCH) as scratch:
+    with atomic_files.scratch(options.output_dir, SCRATCH) as scratch:
         rates = sampling.rates(data, tasks, schema, options)
         bits = two_passes.bits(data, rates, options.num_workers)
         work = Work(scratch, schema, rates, options, bits)
@@ -244,10 +246,10 @@ def _prepare_output_dir(names, data, options):
     Other shards may write there at the same time: then all but their files has to be gone.
     """
     folder = options.output_dir
-    if remote.is_remote(folder):
+    if remote_files.is_remote(folder):
         raise BadInput(f"--output_dir={folder} is not local; write, then copy it there.")
     publishing.check_hosts(folder, 1, ())  # whose files of all hosts lie beside each other
-    remote.check_writable(folder, "output_dir")
+    remote_files.check_writable(folder, "output_dir")
     tfrecord = data.data_format == "tfrecord"
     suffixes = datasets.SUFFIXES["tfrecord"] if tfrecord else OUTPUT_OF_LIBSVM
     found = sorted(os.listdir(folder))
@@ -298,4 +300,4 @@ def _parts(file, data_format):
 if __name__ == "__main__":
     define_flags()
     FLAGS.set_default("verbosity", logging.INFO)
-    entry.run(main, when_ended="; nothing was written")
+    program.run(main, when_ended="; nothing was written")

@@ -7,134 +7,15 @@ environment of TensorFlow's threads is set.
 import json
 import os
 import re
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Callable, Dict, List
 
 import numpy as np
 from absl import logging
 
-from deepfm.utilization import cores
+from deepfm.config import Distribution, ModeFlags
+from deepfm.runtime.utilization import cores
 
 _CPU_REPLICAS = 16  # that may share the cores of a machine
-
-
-class Distribution(NamedTuple):
-    """The facts of a mode; the defaults are those of `local`.
-
-    Attributes:
-        name: of the mode.
-        num_processes: that train together, each on its share of the records.
-        rank: of this process; 0 is the chief, which keeps checkpoints, reports and exports.
-        local_size, local_rank: processes on this host, and which of them this one is, where a mode
-            starts several on a host.
-        replicas_per_process: copies of the model in a process, each with its part of a batch.
-        synchronous: whether all processes take each step together. If not, a step is one process's,
-            and the chief evaluates alone while the others go on.
-        serve: what this process does in place of the job, or None.
-        session_config: tf.ConfigProto.
-        compiled: whether the step uses the compiled kernels, and not TensorFlow's own ops alone.
-        tf_config: TF_CONFIG as Estimator reads it in training, or None.
-        device_fn: the device of each operation of training, or None.
-        partitioner: cuts the model's variables into parts, or None.
-        strategy: tf.distribute.Strategy of Estimator's training, or None.
-        split_batches: whether the input yields each replica's part of a batch by itself.
-        wrap_optimizer: optimizer -> optimizer.
-        wrap_model_fn: model_fn -> model_fn of training.
-        make_hooks: () -> hooks of each session: training, evaluation and inference.
-        make_training_hooks: (save_in_time: session -> None) -> further hooks of training, before
-            the saving of checkpoints.
-        agree: the chief's value, in all processes, which all must call; anything that JSON can
-            hold.
-        exchange: a value of each process -> those of all, by rank, likewise.
-        steps_taken: (the steps of each process, by rank, which the chief knows) -> those of this
-            process, likewise.
-        begin_step: (features, labels, --max_steps) -> features, labels; no step is taken before.
-        end_step: train_op -> train_op.
-        count_steps: () -> int64 [num_processes], the steps that each process has taken, of which
-            the weights that are read afterwards have all updates; None where all take each step.
-        saves_in_parts: model_dir -> whether those that hold parts of variables write them there.
-        anyone_stops: (whether this process is to stop) -> whether any is; called after each step.
-            Where several processes take each step together, `average` tells them in the step.
-        average: (tensor, name) -> its mean over all processes, in each step of training.
-        gather: (tensor [n, ...], name) -> tensor [sum of n, ...], over all processes.
-        stack: (tensor [...], name) -> tensor [replicas_in_step, ...], of the replicas that take a
-            step of training together, in the same order on each, without gradient; None where
-            a replica takes it alone. Each has to give all names, and each of them once.
-        owns_variables: () -> whether the replica that is being built has variables of its own, and
-            not those of one that has been built before it.
-        finish: called when the job is done; returns when this process may end.
-    """
-
-    name: str = "local"
-    num_processes: int = 1
-    rank: int = 0
-    local_size: int = 1
-    local_rank: int = 0
-    replicas_per_process: int = 1
-    synchronous: bool = True
-    serve: Optional[Callable[[], None]] = None
-    session_config: Any = None
-    compiled: bool = False
-    tf_config: Optional[str] = None
-    device_fn: Optional[Callable] = None
-    partitioner: Optional[Callable] = None
-    strategy: Any = None
-    split_batches: bool = False
-    wrap_optimizer: Callable = lambda optimizer: optimizer
-    wrap_model_fn: Callable = lambda model_fn: model_fn
-    make_hooks: Callable[[], list] = list
-    make_training_hooks: Callable[[Callable], list] = lambda save_in_time: []
-    agree: Callable = lambda value: value
-    exchange: Callable = lambda value: [value]
-    steps_taken: Callable = lambda of_processes: of_processes[0]
-    begin_step: Callable = lambda features, labels, max_steps: (features, labels)
-    end_step: Callable = lambda train_op: train_op
-    count_steps: Optional[Callable] = None
-    saves_in_parts: Callable[[str], bool] = lambda model_dir: True
-    anyone_stops: Callable = lambda wanted: wanted
-    average: Callable = lambda tensor, name: tensor
-    gather: Callable = lambda tensor, name: tensor
-    stack: Optional[Callable] = None
-    owns_variables: Callable[[], bool] = lambda: True
-    finish: Callable[[], None] = lambda: None
-
-    def total(self, value):
-        """The sum of a number over all processes, which all must call."""
-        return sum(self.exchange(value))
-
-    @property
-    def num_replicas(self):
-        """Copies of the model over all processes."""
-        return self.num_processes * self.replicas_per_process
-
-    @property
-    def replicas_in_step(self):
-        """Copies of the model that take a step together; the global batch is this many batches."""
-        return self.num_replicas if self.synchronous else self.replicas_per_process
-
-
-class ModeFlags(NamedTuple):
-    """The flags that modes read.
-
-    Attributes:
-        intra_op_threads, inter_op_threads: threads inside one operator, and for operators side by
-            side; 0: half the cores of this process, and all of them.
-        omp_num_threads, kmp_affinity: of OpenMP; train.py has set them in the environment.
-        replicas_per_process: devices that tower, mirrored and ps use; 0: all (ps: all GPUs).
-        cross_device_ops: how mirrored adds gradients up; a key of CROSS_DEVICE_OPS.
-        task_type: the job; parameter servers are for training alone.
-        num_cpus: cores that the processes of this host may use; 0: all that it gives.
-        num_gpus: GPUs that TensorFlow has to see.
-    """
-
-    intra_op_threads: int = 0
-    inter_op_threads: int = 0
-    omp_num_threads: int = 0
-    kmp_affinity: Optional[str] = None
-    replicas_per_process: int = 0
-    cross_device_ops: str = "reduction_to_one_device"
-    task_type: str = "train"
-    num_cpus: int = 0
-    num_gpus: int = 0
 
 
 CROSS_DEVICE_OPS = ("nccl", "hierarchical_copy", "reduction_to_one_device")
@@ -229,7 +110,7 @@ def horovod(flags: ModeFlags) -> Distribution:
     about one start of two ranks in five waited for ever in its first step, with this none did; why
     is not known.
     """
-    from deepfm.entry import BadInput
+    from deepfm.errors import BadInput
 
     try:
         import horovod.tensorflow as hvd
@@ -240,8 +121,8 @@ def horovod(flags: ModeFlags) -> Distribution:
         ) from error
     import tensorflow as tf
 
-    from deepfm import optimizers
-    from deepfm.watch import watch_ranks
+    from deepfm.cluster.peers import watch_ranks
+    from deepfm.model import gradients
 
     # Open MPI's waiting would keep a whole core busy, which the step needs.
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
@@ -280,7 +161,7 @@ def horovod(flags: ModeFlags) -> Distribution:
         local_size=hvd.local_size(),
         local_rank=hvd.local_rank(),
         session_config=config,
-        wrap_optimizer=lambda optimizer: optimizers.Averaged(
+        wrap_optimizer=lambda optimizer: gradients.Averaged(
             optimizer,
             add_up=lambda x, name: hvd.allreduce(x, name=name, op=hvd.Sum),
             gather=lambda x, name: hvd.allgather(x, name=name),
@@ -300,8 +181,8 @@ def horovod(flags: ModeFlags) -> Distribution:
 
 def ps(flags: ModeFlags) -> Distribution:
     """Parameter servers, a chief and workers, which train asynchronously; several towers each."""
-    from deepfm import cluster as clusters
-    from deepfm.entry import BadInput
+    from deepfm.cluster import tf_config as clusters
+    from deepfm.errors import BadInput
 
     cluster = clusters.parse(os.environ.get("TF_CONFIG"))
     if not cluster or "ps" not in cluster.jobs:
@@ -316,7 +197,7 @@ def ps(flags: ModeFlags) -> Distribution:
         return Distribution(name="ps", serve=lambda: logging.info(idle))
     import tensorflow as tf
 
-    from deepfm import parameter_servers
+    from deepfm.cluster import parameter_servers
 
     devices = []
     if flags.replicas_per_process > 1 or (not flags.replicas_per_process and len(_gpus()) > 1):
@@ -352,8 +233,8 @@ def ps(flags: ModeFlags) -> Distribution:
 
 def auto(flags: ModeFlags) -> Distribution:
     """The mode that the environment asks for."""
-    from deepfm import cluster as clusters
-    from deepfm.entry import BadInput
+    from deepfm.cluster import tf_config as clusters
+    from deepfm.errors import BadInput
 
     cluster = clusters.parse(os.environ.get("TF_CONFIG"))
     if cluster and "ps" in cluster.jobs:
@@ -404,7 +285,7 @@ def with_kernels(mode: Distribution, built: bool) -> Distribution:
 
 def _devices(flags) -> List[str]:
     """The devices of the replicas: GPUs, or CPU devices but the first, which adds up."""
-    from deepfm.entry import BadInput
+    from deepfm.errors import BadInput
 
     gpus, wanted = len(_gpus()), flags.replicas_per_process
     there = gpus or max(int(min(cores(), flags.num_cpus or cores())), 1)
@@ -432,7 +313,7 @@ def _session_config(flags, devices=(), share_of=1):
     from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
     from tensorflow.python import pywrap_tensorflow
 
-    from deepfm.entry import BadInput
+    from deepfm.errors import BadInput
 
     if (flags.omp_num_threads or flags.kmp_affinity) and not pywrap_tensorflow.IsMklEnabled():
         logging.warning(

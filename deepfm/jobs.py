@@ -3,76 +3,19 @@
 import json
 import os
 import time
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Callable, Dict
 
 from absl import logging
 
-from deepfm import (
-    checkpoints,
-    data_check,
-    datasets,
-    input_pipeline,
-    interruption,
-    job_data,
-    job_model,
-    optimizers,
-    remote,
-    sagemaker,
-    training,
-)
-from deepfm.distribution import Distribution
-from deepfm.entry import BadInput
-from deepfm.mirror import REPORT, Mirror, at_hand
+from deepfm import estimators, open_data, training
+from deepfm.config import JobConfig
+from deepfm.data import data_check, datasets, input_pipeline
+from deepfm.errors import BadInput
+from deepfm.runtime import interruption, remote_files
+from deepfm.state import checkpoints
+from deepfm.state.remote_model_dir import REPORT, at_hand
 
 _OF_EVALUATIONS = "eval", "curves", "best", "stopped_early"  # of a report
-
-
-class JobConfig(NamedTuple):
-    """What a job is asked to do; the fields are the flags of the same names.
-
-    Attributes:
-        model: fields of ModelConfig that were given as flags, sizes None where not given.
-        given: names of the flags that the user set.
-        optimizer: OptimizerConfig.
-        input: InputConfig of training.
-        distribution: Distribution.
-        sagemaker: sagemaker.Job.
-        flags: {name: value} of all flags that are not at their defaults, for report.json.
-        mirror: copies model_dir, which is then local, to where it was asked for; or None.
-    """
-
-    task_type: str
-    model_dir: Optional[str]
-    servable_model_dir: Optional[str]
-    predictions_file: Optional[str]
-    clear_existing_model: bool
-    abandon_interrupted_run: bool
-    training_data_dir: Optional[str]
-    val_data_dir: Optional[str]
-    infer_data_dir: Optional[str]
-    data_format: str
-    max_bad_records: int
-    max_steps: int
-    log_steps: int
-    save_checkpoints_steps: int
-    save_checkpoints_secs: int
-    keep_checkpoint_max: int
-    eval_every_steps: int
-    learning_rate_decay_on_plateau: float
-    export: str
-    best_metric: str
-    early_stopping_patience: int
-    global_batch_size: int
-    eval_on_all_ranks: bool
-    correct_calibration: bool
-    model: Dict[str, Any]
-    given: Tuple[str, ...]
-    optimizer: optimizers.OptimizerConfig
-    input: input_pipeline.InputConfig
-    distribution: Distribution
-    sagemaker: sagemaker.Job
-    flags: Dict[str, Any]
-    mirror: Optional[Mirror] = None
 
 
 def run(job: JobConfig):
@@ -170,7 +113,7 @@ def _keep_report(job, found):
         "distribution": job.distribution.name,
         "num_processes": job.distribution.num_processes,
         "num_replicas": job.distribution.num_replicas,
-        "global_batch_size": job_model.global_batch(job),
+        "global_batch_size": estimators.global_batch(job),
         **found,
         "flags": job.flags,
     }
@@ -210,16 +153,16 @@ def _with_batch_size(job):
 
 def _eval(job):
     data, config = _for_a_trained_model(job, "val_data_dir")
-    data_check.check_first_records(data, job_model.schema(config))
-    step, results, curves = job_model.evaluate(job, data, config)
+    data_check.check_first_records(data, estimators.schema(config))
+    step, results, curves = estimators.evaluate(job, data, config)
     return {"global_step": step, "eval": results, "curves": curves}
 
 
 def _infer(job):
     data, config = _for_a_trained_model(job, "infer_data_dir")
-    schema = job_model.schema(config)
+    schema = estimators.schema(config)
     data_check.check_first_records(data, schema, with_labels=False)
-    once = job_model.in_order(job_data.with_share(job, data).input)._replace(with_labels=False)
+    once = estimators.in_order(open_data.with_share(job, data).input)._replace(with_labels=False)
     input_fn = input_pipeline.make_input_fn(data, schema, once)
     path = job.predictions_file or os.path.join(job.model_dir, "predictions.txt")
     if os.path.realpath(path) in {os.path.realpath(file.path) for file in data.files}:
@@ -230,12 +173,12 @@ def _infer(job):
     part = parts[mode.rank] if parts[1:] else path
 
     def of_checkpoint(checkpoint):
-        rows, step = 0, checkpoint and job_model.step_of(checkpoint)
+        rows, step = 0, checkpoint and estimators.step_of(checkpoint)
         naming = data_check.naming_bad_records(data, schema, with_labels=False)
-        with naming, remote.written(part) as local, datasets.open_whole(
+        with naming, remote_files.written(part) as local, datasets.open_whole(
             local
-        ) as out, job_model.estimator(job, config) as estimator:
-            session_hooks = job_model.session_hooks(job, checkpoint)
+        ) as out, estimators.estimator(job, config) as estimator:
+            session_hooks = estimators.session_hooks(job, checkpoint)
             for batch in estimator.predict(
                 input_fn, None, session_hooks, checkpoint, yield_single_examples=False
             ):
@@ -244,9 +187,9 @@ def _infer(job):
                 rows += len(prob)
         return rows, step
 
-    rows, step = job_model.of_newest(job, of_checkpoint)
+    rows, step = estimators.of_newest(job, of_checkpoint)
     rows = mode.total(rows)  # and so all parts are there
-    remote.check_all_read(data.files, data.rows, rows)
+    remote_files.check_all_read(data.files, data.rows, rows)
     if mode.num_processes > 1 and mode.rank == 0:
         datasets.join(path, parts)
     seconds = time.monotonic() - started
@@ -263,7 +206,7 @@ def _export(job):
     if not job.servable_model_dir:
         raise BadInput("--servable_model_dir is missing; give the folder to export to.")
     _need_checkpoint(job)
-    path, step = job_model.save_export(job, job_model.sizes(job), "asked")
+    path, step = estimators.save_export(job, estimators.sizes(job), "asked")
     return {"export": path, "global_step": step}
 
 
@@ -273,8 +216,8 @@ def _need_checkpoint(job):
 
 def _for_a_trained_model(job, flag):
     _need_checkpoint(job)
-    data = job_data.find(job, flag)
-    return data, job_model.sizes(job, data)
+    data = open_data.find(job, flag)
+    return data, estimators.sizes(job, data)
 
 
 TASKS: Dict[str, Callable[[JobConfig], dict]] = {

@@ -10,29 +10,15 @@ import posixpath
 import tensorflow as tf
 from absl import logging
 
-from deepfm import (
-    checkpoints,
-    data_check,
-    datasets,
-    evaluations,
-    export,
-    hooks,
-    input_pipeline,
-    interruption,
-    job_data,
-    job_model,
-    optimizers,
-    raw_records,
-    remote,
-    runs,
-    utilization,
-)
-from deepfm import (
-    model_dir as model_folder,
-)
-from deepfm.agreement import SameWeights, check_alike
-from deepfm.entry import BadInput
-from deepfm.mirror import HandOver
+from deepfm import estimators, open_data
+from deepfm.cluster.agreement import SameWeights, check_alike
+from deepfm.data import data_check, datasets, input_pipeline, reading
+from deepfm.errors import BadInput
+from deepfm.model import optimizers
+from deepfm.runtime import interruption, remote_files, stopping, throughput, utilization
+from deepfm.state import checkpoints, evaluations, export, resume, saving
+from deepfm.state import model_dir as model_folder
+from deepfm.state.remote_model_dir import HandOver
 
 v1 = tf.compat.v1
 
@@ -47,11 +33,11 @@ def train(job):
         interruption.Interrupted: after a signal; the checkpoint of the last step is saved.
         BadInput: flags or data that the user has to mend.
     """
-    data = job_data.find(job, "training_data_dir")
-    validation = job_data.find_validation(job)
-    config = job_model.sizes(job, *filter(None, (data, validation)), kept=_kept_model(job))
+    data = open_data.find(job, "training_data_dir")
+    validation = open_data.find_validation(job)
+    config = estimators.sizes(job, *filter(None, (data, validation)), kept=_kept_model(job))
     job = job._replace(optimizer=optimizers.of_model(job.optimizer, config))
-    schema = job_model.schema(config)
+    schema = estimators.schema(config)
     mode = job.distribution
     damaged = data_check.find_damaged(data, schema, job.max_bad_records)
     if not damaged:
@@ -63,30 +49,30 @@ def train(job):
     if job.clear_existing_model and chief:
         model_folder.clear(job.mirror.path if job.mirror else job.model_dir)
         checkpoints.claim(job.model_dir)
-    job = job_data.with_share(job, data)
+    job = open_data.with_share(job, data)
     job = job._replace(input=job.input._replace(by_rows=data.rows is not None))
     # Only the chief looks: it may have just cleared the folder that others would read.
-    step = mode.agree(job_model.global_step(job.model_dir) if chief else 0)
+    step = mode.agree(estimators.global_step(job.model_dir) if chief else 0)
     # So that it need not read past what has been used, or past the end (_Training.last_step).
     if (step or mode.split_batches) and not data.pipe:
         data = data_check.count_rows(data)
     if chief:
-        data = datasets.identified(data, runs.known_files(job.model_dir))
+        data = datasets.identified(data, resume.known_files(job.model_dir))
     rows = input_pipeline.rows_of_share(data, damaged, job.input)
     if rows is not None:
         job = job._replace(input=job.input._replace(rows_of_processes=mode.exchange(rows)))
     job, parts = _go_on(job, config, data, damaged, step)
     if chief and not step:  # a checkpoint that is there may be another model's
-        job_model.keep_config(job, config)
+        estimators.keep_config(job, config)
     elif chief:
-        job_model.check_goes_on(job, config)
+        estimators.check_goes_on(job, config)
     gpus = utilization.Gpus()
     run = _Training(job, data, validation, config, step, parts, gpus)
     _log_start(job, data, config, damaged, step)
     if run.is_to_go_on():
         naming = data_check.naming_bad_records(data, schema)
         input_fn = input_pipeline.make_input_fn(data, schema, job.input, damaged)
-        estimator = job_model.estimator(job, config, True)
+        estimator = estimators.estimator(job, config, True)
         watched = gpus.watched() if chief else contextlib.nullcontext()
         in_cache = data_check.naming_damaged_cache(job.input.cache)
         with in_cache, naming, estimator as estimator, interruption.taking_steps(), watched:
@@ -96,11 +82,11 @@ def train(job):
             raise BadInput(f"{data.name} holds no records.")
         _check_all_used(job, data, run)
     elif chief:
-        job_model.check_fits(job, config)
+        estimators.check_fits(job, config)
     if chief and not run.interrupted:
-        runs.end(job.model_dir, run.step)
-    if chief and (run.progress.steps or not job_model.has_config(job)):
-        job_model.keep_config(job, config)
+        resume.end(job.model_dir, run.step)
+    if chief and (run.progress.steps or not estimators.has_config(job)):
+        estimators.keep_config(job, config)
     report = run.report(data)
     report["training_data"] = {
         "name": data.name, "format": data.data_format, "files": len(data.files),
@@ -108,7 +94,7 @@ def train(job):
     }  # fmt: skip
     report.update(_skipped(damaged))
     if chief and job.servable_model_dir and job.export == "last":
-        job_model.save_export(job, config, "last")
+        estimators.save_export(job, config, "last")
     return report
 
 
@@ -116,7 +102,7 @@ def _kept_model(job):
     """{field: value} of the model that training goes on with, as the chief finds it; {} without."""
     found = {}
     if job.distribution.rank == 0 and not job.clear_existing_model:
-        found = job_model.kept_config(job) if tf.train.latest_checkpoint(job.model_dir) else {}
+        found = estimators.kept_config(job) if tf.train.latest_checkpoint(job.model_dir) else {}
     return job.distribution.agree(found)
 
 
@@ -125,13 +111,13 @@ def _go_on(job, config, data, damaged, step):
     mode = job.distribution
     steps = input_pipeline.steps_of_processes(job.input)
     skipped = sum(len(file.places) for file in damaged)
-    order = runs.order_of(job.input, mode.num_processes, mode.synchronous, skipped)
-    part = runs.Part("", order, 0, step, 0, steps, _settings(job, config))
-    position = runs.Position([part], [0] * mode.num_processes)
+    order = resume.order_of(job.input, mode.num_processes, mode.synchronous, skipped)
+    part = resume.Part("", order, 0, step, 0, steps, _settings(job, config))
+    position = resume.Position([part], [0] * mode.num_processes)
     if mode.rank == 0:
         checkpoint = tf.train.latest_checkpoint(job.model_dir)
         abandon = job.abandon_interrupted_run
-        position = runs.begin(job.model_dir, checkpoint, step, data, part, abandon)
+        position = resume.begin(job.model_dir, checkpoint, step, data, part, abandon)
     part = position.part
     part = part._replace(epoch=mode.agree(part.epoch), run_step=mode.agree(part.run_step))
     epoch, first_step = part.place(mode.steps_taken(position.taken), mode.rank)
@@ -169,7 +155,7 @@ def _check_alike(job, config, data, validation, damaged):
     if not (data.pipe or data.sharded or data.own_channel):
         bad = {file.path: len(file.places) for file in damaged}
         files = [(os.path.basename(f.path), f.bytes, f.rows, bad.get(f.path)) for f in data.files]
-        mine["training_data_dir"] = f"{len(files)} files, {runs.digest(files)}"
+        mine["training_data_dir"] = f"{len(files)} files, {resume.digest(files)}"
     check_alike(mine, job.distribution.exchange)
 
 
@@ -197,7 +183,7 @@ def _check_all_used(job, data, run):
     found = mode.total(run.progress.throughput().examples)
     if found != wanted:
         data_check.check_unchanged(data)
-        remote.check_all_read(data.files, wanted, found)
+        remote_files.check_all_read(data.files, wanted, found)
         raise OSError(f"{data.name}: training used {found:,} records in place of {wanted:,}")
 
 
@@ -241,7 +227,7 @@ class _Training:
             self._validation = validation = datasets.identified(validation)
         self._history = evaluations.History(
             job.model_dir, job.best_metric, run_step, step,
-            runs.fingerprint(validation) if chief and validation else None,
+            resume.fingerprint(validation) if chief and validation else None,
             mode.agree if mode.synchronous else lambda entries: entries, chief,
         )  # fmt: skip
         if not mode.synchronous and not chief:
@@ -259,7 +245,7 @@ class _Training:
         # TensorFlow 1.15's iterator over several devices waits for ever now and then, where it
         # comes to the end of the data: about once in 200 runs on a busy machine.
         self.last_step = last if mode.split_batches else job.max_steps or None
-        self.progress = hooks.Progress(
+        self.progress = throughput.Progress(
             job.log_steps if chief or not mode.synchronous else 0,
             last, job.model_dir, mode.num_processes, mode.synchronous, gpus, chief,
         )  # fmt: skip
@@ -267,7 +253,7 @@ class _Training:
         decays = self._decay() is not None and (mode.synchronous or chief)
         self._decay_hook = _Decay(self._decay()) if decays else None
         wanted = lambda: self.stopped or interruption.requested()
-        checkpointer = hooks.Checkpointer(
+        checkpointer = saving.Checkpointer(
             job.model_dir,
             None if job.save_checkpoints_steps else job.save_checkpoints_secs,
             job.save_checkpoints_steps or None,
@@ -278,16 +264,16 @@ class _Training:
             save=chief,
         )
         self.hooks = [
-            *job_model.session_hooks(job),
+            *estimators.session_hooks(job),
             *mode.make_training_hooks(checkpointer.save_in_time),
             *([self._saver(parts)] if chief else []),
             self.progress,
-            *([hooks.EndTogether()] if job.input.in_step and epoch is None else []),
+            *([stopping.EndTogether()] if job.input.in_step and epoch is None else []),
             *filter(None, [self._decay_hook]),
             *([SameWeights(mode.gather, job.model_dir)] if _several(mode) else []),
             checkpointer,
             *([HandOver(job.mirror)] if job.mirror else []),
-            hooks.StopTogether(wanted, mode.average, mode.anyone_stops),
+            stopping.StopTogether(wanted, mode.average, mode.anyone_stops),
         ]
 
     def is_to_go_on(self):
@@ -321,7 +307,7 @@ class _Training:
         if mode.rank == 0:
             logging.info(
                 "Interrupted; the checkpoint of step %d is saved. The same command again goes on.",
-                job_model.global_step(self._job.model_dir),
+                estimators.global_step(self._job.model_dir),
             )
         raise interruption.Interrupted(together=True)
 
@@ -330,16 +316,16 @@ class _Training:
         """The global step that training has come to; where each takes its own the chief knows."""
         if self._job.distribution.synchronous:
             return self._first + self.progress.steps
-        return job_model.global_step(self._job.model_dir)
+        return estimators.global_step(self._job.model_dir)
 
     def _saver(self, parts):
         """What saves checkpoints, with notes of the run that they belong to."""
         job, mode = self._job, self._job.distribution
-        return hooks.SaveInPieces(
+        return saving.SaveInPieces(
             job.model_dir,
             keep_checkpoint_max=job.keep_checkpoint_max,
             sharded=mode.saves_in_parts(job.model_dir),
-            make_notes=runs.make_notes(parts, mode.count_steps),
+            make_notes=resume.make_notes(parts, mode.count_steps),
         )
 
     def _evaluate_missing(self, step, run_step, eval_steps):
@@ -361,7 +347,7 @@ class _Training:
                 self._evaluate(step)
         else:
             try:  # the others take steps meanwhile, for which there is no checkpoint
-                self._evaluate(step, [hooks.GiveUp()])
+                self._evaluate(step, [stopping.GiveUp()])
             except interruption.Interrupted:
                 return False, True
         self._take_stock(step)
@@ -377,7 +363,7 @@ class _Training:
         """Evaluates the newest checkpoint, and exports it where it is the best."""
         job, history = self._job, self._history
         data_check.check_unchanged(self._validation)
-        _, results, curves = job_model.evaluate(job, self._validation, self._config, more_hooks)
+        _, results, curves = estimators.evaluate(job, self._validation, self._config, more_hooks)
         self._results = step, results, curves
         exports = [entry["export"] for entry in history.entries if "export" in entry]
         history.add(step, results)
@@ -390,7 +376,7 @@ class _Training:
     def _export_best(self, before):
         """Exports the newest checkpoint in place of those that were best before, at these paths."""
         job, mine = self._job, export.model_id(self._job.model_dir)
-        path, _ = job_model.save_export(job, self._config, "best")
+        path, _ = estimators.save_export(job, self._config, "best")
         for entry in self._history.entries:
             entry.pop("export", None)
         for other in before:
@@ -412,7 +398,7 @@ class _Training:
         if self._history.lost:
             return
         folder, mine = self._job.servable_model_dir, export.model_id(self._job.model_dir)
-        for other, said in export.find(folder, remote.names(folder, "servable_model_dir")):
+        for other, said in export.find(folder, remote_files.names(folder, "servable_model_dir")):
             of_run = said.model_id == mine and said.global_step > self._run_step
             another = posixpath.basename(other) != posixpath.basename(path)
             if of_run and said.kind == "best" and another:
@@ -531,7 +517,7 @@ def _log_start(job, data, config, damaged, step):
         "%d replica%s × %s = %s records in a batch.",
         rows, data.name if data.pipe else source, config.field_size,
         f"{config.feature_size:,}", replicas, "s" * (replicas > 1), f"{job.input.batch_size:,}",
-        f"{job_model.global_batch(job):,}",
+        f"{estimators.global_batch(job):,}",
     )  # fmt: skip
     positives = [file.positives for file in data.files]
     if data.rows and None not in positives and sum(positives) in (0, data.rows):
@@ -539,13 +525,13 @@ def _log_start(job, data, config, damaged, step):
             "All labels of %s are %d: from these nothing can be learned.", data.name,
             bool(sum(positives)),
         )  # fmt: skip
-    if data.rows and job_model.global_batch(job) > data.rows:
+    if data.rows and estimators.global_batch(job) > data.rows:
         logging.warning(
             "A batch is larger than the data: each step takes all %s records; try --batch_size=%d.",
             f"{data.rows:,}", max(data.rows // (10 * replicas), 1),
         )  # fmt: skip
     if not (data.pipe or data.sharded):
-        raw_records.log_division(data.files, damaged, job.input.num_shares)
+        reading.log_division(data.files, damaged, job.input.num_shares)
     if step:
         logging.info(
             "Going on at step %d, epoch %d, batch %d of this process.",

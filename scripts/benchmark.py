@@ -38,7 +38,8 @@ import deepfm  # first, for what it says where there is no absl
 import numpy as np
 from absl import app, flags, logging
 
-from deepfm import entry
+from deepfm.errors import BadInput
+from deepfm.runtime import program
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list(
@@ -86,8 +87,8 @@ def main(_):
         fail(f"--torch={FLAGS.torch} is no program; name a Python that has torch.")
     if FLAGS.output_dir:
         try:
-            entry.make_output_dir(FLAGS.output_dir)
-        except entry.BadInput as error:
+            program.make_output_dir(FLAGS.output_dir)
+        except BadInput as error:
             fail(str(error))
     deepfm.need("matplotlib")
     with tempfile.TemporaryDirectory() as temporary:
@@ -405,7 +406,9 @@ def reading(work):
     sys.path.insert(0, str(ROOT))
     import tensorflow as tf
 
-    from deepfm import datasets, input_pipeline, kernels, records
+    from deepfm.config import InputConfig
+    from deepfm.data import datasets, input_pipeline, records
+    from deepfm.kernels import bindings
 
     tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
     feature_size = 117581
@@ -415,7 +418,7 @@ def reading(work):
 
     def ours(data_format):
         data = datasets.find(files[data_format], "training_data_dir")
-        config = input_pipeline.InputConfig(_batch(), compiled=kernels.built())
+        config = InputConfig(_batch(), compiled=bindings.built())
         return _rate(input_pipeline.make_input_fn(data, schema, config), FLAGS.rows)
 
     def map_then_batch():
@@ -630,14 +633,16 @@ def _floor(folder, feature_size, embedding_size=32, layers=(128, 64, 32, 1)):
     sys.path.insert(0, str(ROOT))
     import tensorflow as tf
 
-    from deepfm import datasets, distribution, input_pipeline, records
+    from deepfm import distribution
+    from deepfm.config import InputConfig, ModeFlags
+    from deepfm.data import datasets, input_pipeline, records
 
     v1 = tf.compat.v1
     v1.logging.set_verbosity(v1.logging.ERROR)
-    threads = distribution.local(distribution.ModeFlags()).session_config
+    threads = distribution.local(ModeFlags()).session_config
     data = datasets.find(str(folder / "tfrecords"), "training_data_dir")
     input_fn = input_pipeline.make_input_fn(
-        data, records.Schema(39, feature_size), input_pipeline.InputConfig(_batch())
+        data, records.Schema(39, feature_size), InputConfig(_batch())
     )
     with tf.Graph().as_default(), v1.Session(config=threads) as session:
         ids = v1.data.make_one_shot_iterator(input_fn()).get_next()[0]["feat_ids"]
@@ -794,4 +799,4 @@ MEASURES = {
 }
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=entry.read_flags_alone)
+    app.run(main, flags_parser=program.read_flags_alone)

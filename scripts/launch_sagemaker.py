@@ -34,7 +34,7 @@ import deepfm  # first, for what it says where there is no absl
 # isort: split
 from absl import app, flags, logging
 
-from deepfm import entry
+from deepfm.runtime import program
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("job", "training", ["training", "processing"], "Train, or convert data.")
@@ -495,4 +495,4 @@ def _answers(operation):
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=entry.read_flags_before_words)
+    app.run(main, flags_parser=program.read_flags_before_words)

@@ -30,7 +30,7 @@ import deepfm  # noqa: F401  first, for what it says where there is no absl
 # isort: split
 from absl import app, flags, logging
 
-from deepfm import entry
+from deepfm.runtime import program
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("num_servers", 1, "Parameter servers.", 1)
@@ -218,4 +218,4 @@ def _report(checkpoint):
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=entry.read_flags_before_words)
+    app.run(main, flags_parser=program.read_flags_before_words)

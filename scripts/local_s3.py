@@ -21,7 +21,7 @@ import deepfm  # first, for what it says where there is no absl
 # isort: split
 from absl import app, flags
 
-from deepfm import entry
+from deepfm.runtime import program
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("dir", None, "The folder of the buckets.")
@@ -116,4 +116,4 @@ def _write_back(client, bucket, folder, before):
 if __name__ == "__main__":
     # Waited for, so no thread may take them.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
-    app.run(main, flags_parser=entry.read_flags_alone)
+    app.run(main, flags_parser=program.read_flags_alone)

@@ -30,8 +30,8 @@ import deepfm  # first, for what it says where there is no absl
 # isort: split
 from absl import app, flags
 
-from deepfm import entry
-from deepfm.entry import BadInput
+from deepfm.errors import BadInput
+from deepfm.runtime import program
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("output_dir", None, "Where the page goes; default: MODEL_DIR/report.")
@@ -385,4 +385,4 @@ def _write(output, files: Dict[str, bytes]):
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=entry.read_flags)
+    app.run(main, flags_parser=program.read_flags)

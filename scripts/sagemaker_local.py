@@ -38,7 +38,7 @@ import deepfm  # noqa: F401  first, for what it says where there is no absl
 # isort: split
 from absl import app, flags
 
-from deepfm import entry
+from deepfm.runtime import program
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("input_mode", "File", ["File", "Pipe"], "How channels reach the hosts.")
@@ -409,7 +409,7 @@ def _start(host, index, output, more):
         "TRAINING_JOB_NAME": FLAGS.job_name,
         "OMPI_MCA_orte_tmpdir_base": "/run",
         "TMPDIR": "/run/tmp",
-        "TF_CPP_MIN_LOG_LEVEL": "3" if FLAGS.s3_dir else "2",  # as deepfm/entry.py does
+        "TF_CPP_MIN_LOG_LEVEL": "3" if FLAGS.s3_dir else "2",  # as deepfm/runtime/program.py does
         **more,
     }
     own = ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--mount-proc"]
@@ -488,4 +488,4 @@ def _gather(hosts, output):
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=entry.read_flags_before_words)
+    app.run(main, flags_parser=program.read_flags_before_words)

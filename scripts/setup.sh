@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv at the root of the checkout: Python 3.7 and every package of requirements.txt and
-# requirements-dev.txt, Horovod and the kernels of deepfm/csrc built for this machine. A second run
+# requirements-dev.txt, Horovod and the kernels of deepfm/kernels built for this machine. A second run
 # finds it ready and does nothing.
 #
 #   scripts/setup.sh
@@ -112,7 +112,7 @@ build_wheel() { # under its final name only when it is complete
 pin() { grep -Eo "^$1==[^ ]+" requirements.txt; }
 
 fingerprint() { # fingerprint REQUIREMENTS...: what .venv has to be made again for
-  { cat requirements.txt requirements-dev.txt deepfm/kernels.py deepfm/csrc/* "$@" && "$venv_python" -VV && echo "$root"; } | sha256sum
+  { cat requirements.txt requirements-dev.txt deepfm/kernels/build.py deepfm/kernels/csrc/* "$@" && "$venv_python" -VV && echo "$root"; } | sha256sum
 }
 
 spare_another_venv() { # a new .venv takes the place of one that this script has made, and no other

@@ -49,7 +49,8 @@ import numpy as np
 import psutil
 from absl import app, flags, logging
 
-from deepfm import entry
+from deepfm.errors import BadInput
+from deepfm.runtime import program
 
 _KNOWN = {
     "modes": ("local", "tower", "mirrored", "mpi", "gloo", "ps"),
@@ -96,8 +97,8 @@ def main(arguments):
                 _fail(f"--{name}={value} is none of {', '.join(known)}.")
     if FLAGS.output_dir:
         try:
-            entry.make_output_dir(FLAGS.output_dir)
-        except entry.BadInput as error:
+            program.make_output_dir(FLAGS.output_dir)
+        except BadInput as error:
             _fail(str(error))
     deepfm.need("tensorflow_core")
     cells = []
@@ -558,4 +559,4 @@ def _check_same(cell, run, whole, end):
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=entry.read_flags_before_words)
+    app.run(main, flags_parser=program.read_flags_before_words)

@@ -42,8 +42,8 @@ import deepfm  # first, for what it says where there is no absl
 from absl import app, flags, logging
 from tune_candidates import ROOT, Candidate, Run, devices, grid, this_machine, threads
 
-from deepfm import entry
-from deepfm.entry import BadInput
+from deepfm.errors import BadInput
+from deepfm.runtime import program
 
 FLAGS = flags.FLAGS
 flags.DEFINE_float("budget_minutes", 15, "Time that all of it may take.", 0.1)
@@ -365,7 +365,7 @@ def _tune(words):
         machine.cores, machine.gpus, ", MKL" if machine.mkl else "", batch, FLAGS.budget_minutes,
     )  # fmt: skip
     output = pathlib.Path(FLAGS.output_dir)
-    entry.make_output_dir(output)
+    program.make_output_dir(output)
     with tempfile.TemporaryDirectory(prefix="deepfm-tune-") as work:
         tuner = Tuner(words, pathlib.Path(work), batch, end)
         best, ratio, notes = _search(tuner, machine)
@@ -492,4 +492,4 @@ def _plot(runs, best) -> bytes:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=entry.read_flags_before_words)
+    app.run(main, flags_parser=program.read_flags_before_words)

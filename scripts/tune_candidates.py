@@ -96,7 +96,8 @@ def _inside(path):
 def this_machine() -> Machine:
     """Looks at this machine."""
     program = (
-        "from deepfm.utilization import cores; from tensorflow.python import pywrap_tensorflow;"
+        "from deepfm.runtime.utilization import cores;"
+        "from tensorflow.python import pywrap_tensorflow;"
         "print(int(cores()), int(pywrap_tensorflow.IsMklEnabled()))"
     )
     done = subprocess.run(

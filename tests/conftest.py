@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
-gc.set_threshold(100_000)  # as entry.py does
+gc.set_threshold(100_000)  # as program.py does
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SHARED_DATA = ROOT.parent / "shared" / "data"

@@ -19,8 +19,9 @@ from absl import logging
 from reference import Refused, Rules
 
 from data_tools import libsvm_to_tfrecord
-from deepfm import bad_records, data_check, datasets, input_pipeline, raw_records, records
-from deepfm.entry import BadInput
+from deepfm.config import InputConfig
+from deepfm.data import bad_records, data_check, datasets, input_pipeline, reading, records
+from deepfm.errors import BadInput
 
 
 class Outcome(NamedTuple):
@@ -89,7 +90,7 @@ def _read_all(path, data_format, schema, with_labels=True):
 def _read(path, data_format, schema, with_labels, compiled):
     files = [datasets.DataFile(path, os.path.getsize(path))]
     data = datasets.DataSet(files, data_format, schema.field_size, None)
-    config = input_pipeline.InputConfig(
+    config = InputConfig(
         1000, read_buffer_bytes=1 << 16, with_labels=with_labels, compiled=compiled
     )
     shape = [0, schema.field_size]
@@ -173,8 +174,8 @@ def _text_file(text, suffix=".libsvm"):
 def _lines_that_training_reads(path):
     data = datasets.DataSet([], "libsvm", None, None)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        config = input_pipeline.InputConfig(1, read_buffer_bytes=1 << 16)
-        dataset = raw_records._read(tf.constant(path), data, config).unbatch().batch(1 << 20)
+        config = InputConfig(1, read_buffer_bytes=1 << 16)
+        dataset = reading._read(tf.constant(path), data, config).unbatch().batch(1 << 20)
         iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
         session.run(iterator.initializer)
         batch, lines = iterator.get_next(), []

@@ -16,17 +16,11 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 
 import tensorflow as tf
 
-from deepfm import (
-    data_check,
-    datasets,
-    distribution,
-    input_pipeline,
-    job_model,
-    kernels,
-    model,
-    optimizers,
-)
-from deepfm.runs import NOTES
+from deepfm import distribution, estimators
+from deepfm.config import InputConfig, ModeFlags, ModelConfig, OptimizerConfig
+from deepfm.data import data_check, datasets, input_pipeline
+from deepfm.kernels import bindings
+from deepfm.state.resume import NOTES
 
 
 class Case(NamedTuple):
@@ -55,21 +49,21 @@ def make_mode(name, replicas=1, **flags):
     cores = distribution.cores
     distribution.cores = lambda: max(cores(), replicas)
     try:
-        flags = distribution.ModeFlags(replicas_per_process=replicas, **flags)
+        flags = ModeFlags(replicas_per_process=replicas, **flags)
         mode = distribution.MODES[name](flags)
     finally:
         distribution.cores = cores
-    return distribution.with_kernels(mode, kernels.built())
+    return distribution.with_kernels(mode, bindings.built())
 
 
 def train(mode, case):
     """Trains, without shuffling; each process on its share."""
-    config = model.ModelConfig(
+    config = ModelConfig(
         4, 50, 4, (8, 4), (0.0, 0.0), batch_norm=case.batch_norm, l2_reg=case.l2_reg,
         embedding_init_stddev=0.3,
     )  # fmt: skip
     data = data_check.count_rows(datasets.find(case.data, "training_data_dir"))
-    reading = input_pipeline.InputConfig(
+    reading = InputConfig(
         case.global_batch // mode.replicas_in_step, case.epochs, num_shares=mode.num_processes,
         share=mode.rank, process=mode.rank, replicas=mode.replicas_per_process,
         split=mode.split_batches, in_step=mode.num_processes > 1, compiled=mode.compiled,
@@ -78,13 +72,13 @@ def train(mode, case):
     reading = reading._replace(rows_of_processes=rows)
     job = types.SimpleNamespace(
         distribution=mode, input=reading, model_dir=case.model_dir, log_steps=100,
-        keep_checkpoint_max=1, max_steps=0, optimizer=optimizers.OptimizerConfig(
+        keep_checkpoint_max=1, max_steps=0, optimizer=OptimizerConfig(
             case.optimizer, case.learning_rate, case.clip_norm, case.l2_reg
         ),
     )  # fmt: skip
-    input_fn = input_pipeline.make_input_fn(data, job_model.schema(config), reading)
-    with job_model.estimator(job, config, True) as estimator:
-        estimator.train(input_fn, hooks=job_model.session_hooks(job))
+    input_fn = input_pipeline.make_input_fn(data, estimators.schema(config), reading)
+    with estimators.estimator(job, config, True) as estimator:
+        estimator.train(input_fn, hooks=estimators.session_hooks(job))
 
 
 def weights(model_dir):
@@ -95,7 +89,7 @@ def weights(model_dir):
 
 
 def main(name, options):
-    gc.set_threshold(100_000)  # as entry.py does
+    gc.set_threshold(100_000)  # as program.py does
     options = json.loads(options)
     cases = [Case(**case) for case in options.pop("cases")]
     mode = make_mode(name, **options)

@@ -28,8 +28,9 @@ import tensorflow as tf
 from absl import logging
 from reference import Rules
 
-from data_tools import libsvm_to_tfrecord, line_blocks
-from data_tools.progress import Progress
+from data_tools import libsvm_to_tfrecord
+from data_tools.common import line_blocks
+from data_tools.common.progress import Progress
 
 CORPUS = pathlib.Path(__file__).resolve().parent / "corpus"
 BATCH = 5000  # lines or records of a file

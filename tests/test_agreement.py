@@ -17,13 +17,13 @@ from conftest import (
     write_tfrecords,
 )
 
-from deepfm.agreement import check_alike
-from deepfm.entry import BadInput
+from deepfm.cluster.agreement import check_alike
+from deepfm.errors import BadInput
 
 # train.py, but for rank 1's learning rate, which is twice that of the flags.
 _DIVERGING = """
 import runpy, sys
-from deepfm import optimizers
+from deepfm.model import optimizers
 import horovod.tensorflow as hvd
 made = optimizers.OPTIMIZERS["sgd"]
 optimizers.OPTIMIZERS["sgd"] = lambda rate: made(rate * (1 + hvd.rank()))

@@ -17,8 +17,11 @@ from conftest import (
     write_tfrecords,
 )
 
-from deepfm import distribution, optimizers
-from deepfm.runs import NOTES
+from deepfm import distribution
+from deepfm.config import Distribution, ModeFlags, OptimizerConfig
+from deepfm.distribution import local
+from deepfm.model import optimizers
+from deepfm.state.resume import NOTES
 
 v1 = tf.compat.v1
 _CLAIM = (
@@ -108,14 +111,14 @@ class _Step:
     """A step of a table and a vector, whose gradients are fed."""
 
     def __init__(self):
-        config = optimizers.OptimizerConfig("adam", 0.1, use_amp=True)
+        config = OptimizerConfig("adam", 0.1, use_amp=True)
         self.grads = v1.placeholder(tf.float32, [3])
         self.table = v1.get_variable("table", initializer=tf.ones([5, 2]), use_resource=True)
         self.vector = v1.get_variable("vector", initializer=tf.ones([3]), use_resource=True)
         self.count = v1.train.get_or_create_global_step()
         rows = tf.gather(self.table, [3, 1])
         loss = tf.reduce_sum(rows[:, 0] * self.grads[:2]) + tf.reduce_sum(self.vector * self.grads)
-        optimizer = optimizers.make_optimizer(config, distribution.Distribution())
+        optimizer = optimizers.make_optimizer(config, Distribution())
         self.train = optimizer.minimize(loss, self.count)
         local = {v.op.name: v for v in v1.local_variables()}
         self.scale = local["loss_scale/current_loss_scale"]
@@ -169,17 +172,17 @@ def test_no_check_of_the_gradients_makes_a_whole_table_of_rows(step):
 
 
 def test_training_asks_for_the_rewrite_and_evaluation_does_not():
-    from deepfm import job_model
+    from deepfm import estimators
 
     class Job:
-        distribution = distribution.local(distribution.ModeFlags())
-        optimizer = optimizers.OptimizerConfig(use_amp=True)
+        distribution = local(ModeFlags())
+        optimizer = OptimizerConfig(use_amp=True)
 
     asked = lambda job, training: (
-        job_model._session_config(job, training).graph_options.rewrite_options.auto_mixed_precision
+        estimators._session_config(job, training).graph_options.rewrite_options.auto_mixed_precision
     )
     assert (asked(Job, True), asked(Job, False)) == (1, 0)
-    Job.optimizer = optimizers.OptimizerConfig()
+    Job.optimizer = OptimizerConfig()
     assert asked(Job, True) == 0
 
 
@@ -196,8 +199,8 @@ def test_tensor_cores_are_told_by_the_capability(monkeypatch):
         monkeypatch.setattr(distribution, "_gpus", lambda: list(capabilities))
         devices = [Device(capability) for capability in capabilities]
         monkeypatch.setattr(device_lib, "list_local_devices", lambda config: devices)
-        return distribution.has_tensor_cores(distribution.Distribution())
+        return distribution.has_tensor_cores(Distribution())
 
     assert [ask(), ask("6.1"), ask("7.0"), ask("8.0", "6.1")] == [False, False, True, False]
     monkeypatch.setattr(device_lib, "list_local_devices", lambda config: [])  # none can be used
-    assert not distribution.has_tensor_cores(distribution.Distribution())
+    assert not distribution.has_tensor_cores(Distribution())

@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from deepfm import batch_norm, distribution, model, optimizers
-from deepfm.batch_norm import Part
+from deepfm.config import Distribution, ModelConfig, OptimizerConfig
+from deepfm.model import batch_norm
+from deepfm.model.batch_norm import Part
+from deepfm.model.model_fn import make_model_fn
 
 v1 = tf.compat.v1
 N, DECAY, EPSILON = 3, 0.75, 1e-3
@@ -176,15 +178,15 @@ def test_a_replica_alone_does_what_tf_layers_does(training):
 
 def model_fn(training, **changes):
     """Builds a model with batch norm in the default graph; its variables by name."""
-    config = model.ModelConfig(4, 50, 8, (6, 5), (0.0, 0.0), batch_norm=True, **changes)
+    config = ModelConfig(4, 50, 8, (6, 5), (0.0, 0.0), batch_norm=True, **changes)
     features = {
         "feat_ids": v1.placeholder(tf.int64, [None, 4]),
         "feat_vals": v1.placeholder(tf.float32, [None, 4]),
     }
     labels = v1.placeholder(tf.float32, [None])
-    optimizer = optimizers.OptimizerConfig(use_amp=training)
+    optimizer = OptimizerConfig(use_amp=training)
     mode = tf.estimator.ModeKeys.TRAIN if training else tf.estimator.ModeKeys.PREDICT
-    make = model.make_model_fn(config, optimizer, distribution.Distribution())
+    make = make_model_fn(config, optimizer, Distribution())
     return make(features, labels, mode)
 
 

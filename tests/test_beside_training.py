@@ -17,13 +17,13 @@ from conftest import (
     write_tfrecords,
 )
 
-from deepfm import checkpoints
+from deepfm.state import checkpoints
 
 # train.py, where something happens just before a checkpoint is restored.
 TRAIN = """
 import glob, os, runpy, sys
 import tensorflow as tf
-from deepfm import checkpoints
+from deepfm.state import checkpoints
 
 folder, links = sys.argv.pop(1), sys.argv.pop(1) == "True"
 

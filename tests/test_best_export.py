@@ -17,8 +17,8 @@ from conftest import (
     write_tfrecords,
 )
 
-from deepfm import evaluations, export
-from deepfm.metrics import Evaluation
+from deepfm.model.metrics import Evaluation
+from deepfm.state import evaluations, export
 
 v1 = tf.compat.v1
 STEPS = 10  # of an epoch
@@ -94,7 +94,7 @@ def test_the_one_export_is_the_best_evaluated_model_also_after_a_restart(data, t
 # train.py, which a kill ends at one of its calls of something.
 KILLED = """
 import os, runpy, sys
-from deepfm import {module}
+from deepfm.state import {module}
 
 calls = []
 def killed(*arguments, call={module}.{name}, **more):

@@ -10,8 +10,9 @@ import tensorflow as tf
 from conftest import make_records, report, run_train, small_job, write_libsvm
 
 from data_tools import libsvm_to_tfrecord, rebalance
-from deepfm import datasets, model
-from deepfm.datasets import SamplingRates
+from deepfm.data import datasets
+from deepfm.data.datasets import SamplingRates
+from deepfm.model.model_fn import logit_offset
 
 RATE = 0.1  # of the negatives
 
@@ -21,13 +22,13 @@ def test_the_offset_gives_the_probability_of_the_paper(rates):
     """q = p / (p + (1 - p) / w), He et al. 2014, section 6.3, w the rate of the negatives."""
     logits = np.linspace(-9, 9, 50)
     p, w = 1 / (1 + np.exp(-logits)), rates[0] / rates[1]
-    corrected = 1 / (1 + np.exp(-(logits + model.logit_offset(SamplingRates(*rates)))))
+    corrected = 1 / (1 + np.exp(-(logits + logit_offset(SamplingRates(*rates)))))
     np.testing.assert_allclose(corrected, p / (p + (1 - p) / w), rtol=1e-12)
 
 
 def test_the_offset_undoes_sampling_by_bayes():
     """Of 100 positives and 900 negatives, 200 and 90 are seen where positives are repeated."""
-    offset = model.logit_offset(SamplingRates(0.1, 2.0))
+    offset = logit_offset(SamplingRates(0.1, 2.0))
     assert 1 / (1 + np.exp(-(np.log(200 / 90) + offset))) == pytest.approx(0.1)
 
 

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 from conftest import fill, make_records, run_train, small_job, started_train, write_tfrecords
 
-from deepfm import checkpoints
-from deepfm.entry import BadInput
+from deepfm.errors import BadInput
+from deepfm.state import checkpoints
 
 v1 = tf.compat.v1
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from conftest import ROOT
 from test_hooks import train
 
-from deepfm import hooks
+from deepfm.state import saving
 
 v1 = tf.compat.v1
 SECONDS = 10  # that a step takes here
@@ -39,13 +39,13 @@ def saved(model_dir):
 
 
 def test_checkpoints_are_saved_in_time_though_the_clock_is_set_back(tmp_path, clock):
-    hook = hooks.Checkpointer(str(tmp_path), 3 * SECONDS, None)
+    hook = saving.Checkpointer(str(tmp_path), 3 * SECONDS, None)
     train(tmp_path, 10, extra=[clock, hook])
     assert saved(tmp_path) == [3, 6, 9, 10]
 
 
 def test_a_checkpoint_is_saved_once_in_its_number_of_steps(tmp_path):
-    train(tmp_path, 10, extra=[hooks.Checkpointer(str(tmp_path), None, 4)])
+    train(tmp_path, 10, extra=[saving.Checkpointer(str(tmp_path), None, 4)])
     assert saved(tmp_path) == [4, 8, 10]
 
 
@@ -68,7 +68,7 @@ def test_no_program_measures_by_the_time_of_day():
     programs = [
         path
         for folder in ("deepfm", "data_tools", "scripts")
-        for path in (ROOT / folder).glob("*.py")
+        for path in (ROOT / folder).rglob("*.py")
     ]
     assert len(programs) > 50
     found = [path.name for path in programs if re.search(r"\btime\.time\(", path.read_text())]

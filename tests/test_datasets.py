@@ -7,8 +7,8 @@ import os
 import pytest
 import tensorflow as tf
 
-from deepfm import datasets
-from deepfm.entry import BadInput
+from deepfm.data import datasets
+from deepfm.errors import BadInput
 
 
 def write_tfrecord(path, n=3):

@@ -8,8 +8,8 @@ import pytest
 from conftest import ROOT
 
 from deepfm import distribution
-from deepfm.distribution import ModeFlags
-from deepfm.entry import BadInput
+from deepfm.config import ModeFlags
+from deepfm.errors import BadInput
 
 THREADS = """
 import sys
@@ -17,7 +17,8 @@ import time
 import psutil
 sys.path.insert(0, ".")
 from deepfm import distribution
-distribution.local(distribution.ModeFlags(intra_op_threads=1, inter_op_threads=int(sys.argv[1])))
+from deepfm.config import ModeFlags
+distribution.local(ModeFlags(intra_op_threads=1, inter_op_threads=int(sys.argv[1])))
 import tensorflow as tf
 with tf.compat.v1.Session() as session:  # one with TensorFlow's defaults, as checks of data are
     session.run(tf.constant(1) + 1)

@@ -5,9 +5,10 @@ import pytest
 import tensorflow as tf
 from conftest import make_records, write_libsvm, write_tfrecords
 
-from deepfm import data_check, datasets, records
-from deepfm.input_pipeline import InputConfig, make_input_fn, rows_of_share, steps_per_epoch
-from deepfm.raw_records import Range, divide, groups
+from deepfm.config import InputConfig
+from deepfm.data import data_check, datasets, records
+from deepfm.data.input_pipeline import make_input_fn, rows_of_share, steps_per_epoch
+from deepfm.data.reading import Range, divide, groups
 
 SCHEMA = records.Schema(4, 50)
 USUAL = {"batch_size": 64}

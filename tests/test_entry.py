@@ -7,12 +7,12 @@ import sys
 import pytest
 from conftest import ROOT, run_train
 
-from deepfm import entry
+from deepfm.runtime import program
 
 
 @pytest.mark.parametrize("word", ["True", "False", "true", "0", "no"])
 def test_a_boolean_may_come_as_a_word_of_its_own(word):
-    argv = entry.join_boolean_words(
+    argv = program.join_boolean_words(
         ["train.py", "--batch_norm", word, "--seed", "1"], {"batch_norm"}
     )
     assert argv == ["train.py", f"--batch_norm={word}", "--seed", "1"]
@@ -20,7 +20,7 @@ def test_a_boolean_may_come_as_a_word_of_its_own(word):
 
 def test_a_word_after_another_flag_or_a_lone_boolean_stays_as_it_is():
     argv = ["train.py", "--seed", "1", "--batch_norm", "--cache", "true"]
-    assert entry.join_boolean_words(argv, {"batch_norm"}) == argv
+    assert program.join_boolean_words(argv, {"batch_norm"}) == argv
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_word_after_another_flag_or_a_lone_boolean_stays_as_it_is():
 )
 def test_a_tilde_is_the_home_folder(monkeypatch, word, meant):
     monkeypatch.setenv("HOME", "/home/me")
-    assert entry.expand_home(word) == meant
+    assert program.expand_home(word) == meant
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ def test_a_wrong_flag_ends_with_code_2_and_one_sentence(flag, sentence):
 def test_the_environment_can_still_be_set_before_tensorflow_is_loaded():
     code = (
         "import sys; sys.path.insert(0, '.')\n"
-        "from deepfm import entry\n"
+        "from deepfm.runtime import program\n"
         "loaded = lambda: print('tensorflow' in sys.modules)\n"
-        "sys.exit(entry.run(loaded, before_tensorflow=loaded))"
+        "sys.exit(program.run(loaded, before_tensorflow=loaded))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from deepfm import evaluations
-from deepfm.entry import BadInput
+from deepfm.errors import BadInput
+from deepfm.state import evaluations
 
 
 def history(folder, after=0, until=10**9, metric="auc"):

@@ -5,7 +5,8 @@ import time
 import pytest
 import tensorflow as tf
 
-from deepfm import export, records
+from deepfm.data import records
+from deepfm.state import export
 
 v1 = tf.compat.v1
 SCHEMA = records.Schema(3, 10)

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from data_tools import block_writer, field_lines, libsvm_to_tfrecord, line_blocks, rebalance
+from data_tools import libsvm_to_tfrecord, rebalance
+from data_tools.common import line_blocks
+from data_tools.libsvm import block_writer, field_lines
 from data_tools.libsvm_to_tfrecord import Options
-from deepfm import bad_records, datasets, records
-from deepfm.entry import BadInput
+from deepfm.data import bad_records, datasets, records
+from deepfm.errors import BadInput
 
 FFM = """1 0:3:1 1:10:0.5 1:12:2 2:20:-1.5e-1
 0 2:21:1 0:4:1 # 0:9:9

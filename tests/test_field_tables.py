@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from data_tools import feature_map, field_tables, raw_rows, splitting, vocabulary
-from data_tools.raw_columns import BUCKETS, CATEGORY, DATASETS, Column
-from data_tools.vocabulary import Counts, Tally
+from data_tools.click_logs import feature_map, field_tables, raw_rows, splitting, vocabulary
+from data_tools.click_logs.raw_columns import BUCKETS, CATEGORY, DATASETS, Column
+from data_tools.click_logs.vocabulary import Counts, Tally
 
 
 def test_missing_cells_are_not_counted_and_long_ones_by_their_text():

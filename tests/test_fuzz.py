@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference import Refused, Rules
 
-from deepfm import bad_records, records
+from deepfm.data import bad_records, records
 
 CORPUS = sorted(path for path in soak_fuzz.CORPUS.glob("*/*") if path.is_file())
 drawn = settings(

@@ -7,19 +7,20 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from deepfm import hooks, interruption
-from deepfm.entry import BadInput
+from deepfm.errors import BadInput
+from deepfm.runtime import fetches, interruption, stopping, throughput
+from deepfm.state import saving
 
 v1 = tf.compat.v1
 
 
 def train(model_dir, steps, extra=(), rows=8, every=2, last=None, poison=None, summarize=True):
     """Runs `steps` steps of a loop that counts up one weight; returns the Progress hook."""
-    progress = hooks.Progress(every, last, str(model_dir), summarize=summarize)
+    progress = throughput.Progress(every, last, str(model_dir), summarize=summarize)
     with tf.Graph().as_default():
         step = v1.train.get_or_create_global_step()
         weight = v1.get_variable("weight", [3], initializer=v1.zeros_initializer())
-        v1.add_to_collection(hooks.EXAMPLES, tf.constant(rows, tf.int64))
+        v1.add_to_collection(throughput.EXAMPLES, tf.constant(rows, tf.int64))
         grow = tf.constant(1.0)
         if poison is not None:
             grow = tf.where(tf.equal(step, poison), np.nan, 1.0)
@@ -34,7 +35,7 @@ def train(model_dir, steps, extra=(), rows=8, every=2, last=None, poison=None, s
             save_summaries_steps=None,
             save_summaries_secs=None,
             log_step_count_steps=None,
-            hooks=[progress, *extra, hooks.FetchesOfSteps()],
+            hooks=[progress, *extra, fetches.FetchesOfSteps()],
         ) as session:
             for _ in range(steps):
                 session.run(train_op)
@@ -42,7 +43,7 @@ def train(model_dir, steps, extra=(), rows=8, every=2, last=None, poison=None, s
 
 
 def checkpointer(model_dir, every=100, **kwargs):
-    return hooks.Checkpointer(str(model_dir), None, every, **kwargs)
+    return saving.Checkpointer(str(model_dir), None, every, **kwargs)
 
 
 def test_throughput_counts_the_examples_of_every_step(tmp_path):
@@ -69,9 +70,9 @@ def test_summaries_tell_the_speed_at_every_line(tmp_path):
 def test_a_step_cannot_have_waited_for_less_than_no_time(tmp_path):
     with tf.Graph().as_default() as graph:
         v1.train.get_or_create_global_step()
-        v1.add_to_collection(hooks.EXAMPLES, tf.constant(8, tf.int64))
+        v1.add_to_collection(throughput.EXAMPLES, tf.constant(8, tf.int64))
         v1.add_to_collection(v1.GraphKeys.LOSSES, v1.get_variable("weight", []))
-        hooks.Progress(2, None, str(tmp_path)).begin()
+        throughput.Progress(2, None, str(tmp_path)).begin()
         begin, end = (op for op in graph.get_operations() if op.type == "Timestamp")
     assert begin in end.control_inputs
 
@@ -84,7 +85,7 @@ def test_an_evaluations_seconds_are_not_training_seconds(tmp_path):
         progress.exclude(started)
         return False, False
 
-    progress = hooks.Progress(100, None, str(tmp_path))
+    progress = throughput.Progress(100, None, str(tmp_path))
     hook = checkpointer(tmp_path, eval_steps=3, evaluate=evaluate)
     shared = train(tmp_path, 6, extra=[progress, hook])
     assert progress.throughput().seconds < shared.throughput().seconds - 0.4
@@ -148,7 +149,7 @@ def test_an_evaluation_may_stop_training_at_its_step(tmp_path):
 
 @pytest.fixture
 def fetches_of_steps():
-    return hooks.FetchesOfSteps()
+    return fetches.FetchesOfSteps()
 
 
 @pytest.fixture
@@ -179,11 +180,11 @@ def test_what_a_step_fetches_is_what_sessions_fetch(session, fetches_of_steps):
 
 
 def test_more_kinds_of_steps_than_are_kept_ready_are_fetched(session, fetches_of_steps):
-    numbers = [tf.constant(i) for i in range(2 * hooks._KINDS_OF_STEPS + 1)]
+    numbers = [tf.constant(i) for i in range(2 * fetches._KINDS_OF_STEPS + 1)]
     for _ in range(2):
         for i, number in enumerate(numbers):
             assert session.run({"caller": number}) == {"caller": i}
-            assert 0 < len(fetches_of_steps.ready) <= hooks._KINDS_OF_STEPS
+            assert 0 < len(fetches_of_steps.ready) <= fetches._KINDS_OF_STEPS
 
 
 def test_an_error_of_a_step_tells_its_operation(session):
@@ -204,7 +205,7 @@ def test_a_trace_of_a_step_is_taken(session):
 
 def test_a_session_of_which_steps_were_fetched_is_freed():
     with tf.Graph().as_default():
-        session, hook = v1.Session(), hooks.FetchesOfSteps()
+        session, hook = v1.Session(), fetches.FetchesOfSteps()
         hook.after_create_session(session, None)
         session.run({"caller": tf.constant(1)})
         hook.end(session)
@@ -217,7 +218,7 @@ def test_a_session_of_which_steps_were_fetched_is_freed():
 def test_one_who_wants_to_stop_stops_after_the_step(tmp_path):
     steps = []
     wanted = lambda: steps.append(0) or len(steps) > 2
-    hook = hooks.StopTogether(wanted, lambda tensor, name: tensor, lambda stop: stop)
+    hook = stopping.StopTogether(wanted, lambda tensor, name: tensor, lambda stop: stop)
     with pytest.raises(RuntimeError, match="Run called even after should_stop"):
         train(tmp_path, 9, extra=[hook])
     assert len(steps) == 3
@@ -241,5 +242,5 @@ def test_an_evaluation_is_given_up_when_a_signal_has_come(tmp_path, monkeypatch)
     answers = iter([False, False, True])
     monkeypatch.setattr(interruption, "requested", lambda: next(answers))
     with pytest.raises(interruption.Interrupted):
-        train(tmp_path, 5, extra=[hooks.GiveUp()])
+        train(tmp_path, 5, extra=[stopping.GiveUp()])
     assert next(answers, None) is None  # in the third step

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from deepfm import identity
+from deepfm.data import identity
 
 
 @pytest.fixture

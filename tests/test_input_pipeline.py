@@ -7,8 +7,9 @@ import pytest
 import tensorflow as tf
 from conftest import make_records, write_libsvm, write_tfrecords
 
-from deepfm import bad_records, datasets, records
-from deepfm.input_pipeline import InputConfig, Skipped, make_input_fn
+from deepfm.config import InputConfig
+from deepfm.data import bad_records, datasets, records
+from deepfm.data.input_pipeline import Skipped, make_input_fn
 
 SCHEMA = records.Schema(4, 50)
 USUAL = {"batch_size": 64}

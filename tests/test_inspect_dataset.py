@@ -11,8 +11,9 @@ import pytest
 import tensorflow as tf
 from conftest import ROOT, example, shared_data
 
-from data_tools import inspect_dataset, libsvm_to_tfrecord, line_blocks
-from deepfm.entry import BadInput
+from data_tools import inspect_dataset, libsvm_to_tfrecord
+from data_tools.common import line_blocks
+from deepfm.errors import BadInput
 
 TIMEOUT = 60  # seconds
 

@@ -8,7 +8,7 @@ from conftest import finish, started
 STUCK = """
 import sys
 sys.path.insert(0, ".")
-from deepfm import interruption
+from deepfm.runtime import interruption
 interruption._PATIENCE = 1
 interruption.install()
 interruption.loaded()
@@ -34,7 +34,7 @@ def test_a_step_whose_records_never_come_does_not_hold_up_the_end(tmp_path):
 SWALLOWS = """
 import os, signal, sys, time
 sys.path.insert(0, ".")
-from deepfm import interruption
+from deepfm.runtime import interruption
 interruption.install()
 try:
     os.kill(os.getpid(), signal.SIGTERM)

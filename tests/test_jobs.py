@@ -23,9 +23,9 @@ from conftest import (
 )
 
 from deepfm import jobs
-from deepfm.datasets import DataFile, write_metadata
-from deepfm.distribution import Distribution
-from deepfm.metrics import Evaluation
+from deepfm.config import Distribution
+from deepfm.data.datasets import DataFile, write_metadata
+from deepfm.model.metrics import Evaluation
 
 v1 = tf.compat.v1
 
@@ -342,8 +342,8 @@ def test_help_lists_the_flags():
 
 def test_only_flags_py_and_train_py_touch_flags():
     root = pathlib.Path(__file__).parent.parent
-    for path in (root / "deepfm").glob("*.py"):
-        if path.name not in ("flags.py", "entry.py"):
+    for path in (root / "deepfm").rglob("*.py"):
+        if path.name not in ("flags.py", "program.py"):
             assert "FLAGS" not in path.read_text(), path
     assert sys.version_info[:2] == (3, 7)
 

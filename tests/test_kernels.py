@@ -12,7 +12,11 @@ import pytest
 import tensorflow as tf
 from conftest import ROOT, example, make_records, run_train, write_tfrecords
 
-from deepfm import distribution, kernels, model, optimizers, records
+from deepfm.config import Distribution, ModelConfig, OptimizerConfig
+from deepfm.data import records
+from deepfm.kernels import bindings
+from deepfm.model import layers, optimizers
+from deepfm.model.model_fn import make_model_fn
 
 v1 = tf.compat.v1
 THREADS = v1.ConfigProto(intra_op_parallelism_threads=4)
@@ -21,7 +25,7 @@ REPLACED = ("SparseTensorDenseMatMul", "StatelessRandomUniformInt", "ResourceGat
 
 
 def test_setup_has_built_them():
-    assert kernels.built()
+    assert bindings.built()
 
 
 def evaluate(*tensors):
@@ -52,7 +56,7 @@ def graph():
 def test_unique_is_that_of_tensorflow(ids, dtype):
     ids = np.array(ids, np.int64)
     distinct, where, wanted, places = evaluate(
-        *kernels.unique(tf.constant(ids), dtype), *tf.unique(tf.constant(ids))
+        *bindings.unique(tf.constant(ids), dtype), *tf.unique(tf.constant(ids))
     )
     np.testing.assert_array_equal(distinct, wanted)
     np.testing.assert_array_equal(where, places)
@@ -70,7 +74,7 @@ def rows_of_batch(examples, seed=0):
 @pytest.mark.parametrize("examples", [0, 1, 1000])
 def test_look_up_is_the_sum_over_pairs(examples):
     w, v, where, x = rows_of_batch(examples)
-    scaled, fm = evaluate(*kernels.look_up(*map(tf.constant, (w, v, where, x)), F))
+    scaled, fm = evaluate(*bindings.look_up(*map(tf.constant, (w, v, where, x)), F))
     e = (v[where] * x[:, np.newaxis]).reshape(examples, F, K)
     pairs = sum(np.sum(e[:, i] * e[:, j], axis=1) for i in range(F) for j in range(i))
     np.testing.assert_allclose(scaled, e.reshape(examples, F * K))
@@ -86,10 +90,10 @@ def test_look_up_has_the_gradient_of_its_formula(examples):
     by_fm = tf.constant(random.randn(examples), tf.float32)
     e = tf.reshape(tf.gather(v, where) * x[:, tf.newaxis], [examples, F, K])
     weighted = tf.reshape(tf.gather(w, where) * x, [examples, F])
-    fm = model.first_order(weighted) + model.second_order(e)
+    fm = layers.first_order(weighted) + layers.second_order(e)
     outputs = [tf.reshape(e, [examples, F * K]), fm]
     wanted = tf.gradients(outputs, [w, v], [by_scaled, by_fm])
-    found = tf.gradients(kernels.look_up(w, v, where, x, F), [w, v], [by_scaled, by_fm])
+    found = tf.gradients(bindings.look_up(w, v, where, x, F), [w, v], [by_scaled, by_fm])
     for one, other in zip(*evaluate(found, [tf.convert_to_tensor(g) for g in wanted])):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
@@ -98,21 +102,21 @@ def test_look_up_has_the_gradient_of_its_formula(examples):
 def test_look_up_refuses_a_row_that_is_not_there(changed):
     arguments = {**dict(enumerate(rows_of_batch(1))), **changed}
     with pytest.raises(tf.errors.InvalidArgumentError, match="beyond the last"):
-        evaluate(*kernels.look_up(*map(tf.constant, arguments.values()), F))
+        evaluate(*bindings.look_up(*map(tf.constant, arguments.values()), F))
 
 
 def test_a_gather_that_is_out_of_bounds_is_refused():
     table = v1.get_variable("table", [V, K], use_resource=True)
     with pytest.raises(tf.errors.InvalidArgumentError, match=rf"indices\[1\] = {V} is not in"):
-        evaluate(kernels.gather(table, tf.constant([0, V])))
+        evaluate(bindings.gather(table, tf.constant([0, V])))
 
 
 @pytest.mark.parametrize("units, rate", [(1, 0.5), (65, 0.3), (128, 0.999), (7, 0.001)])
 def test_dropout_drops_the_units_that_tensorflow_drops(units, rate):
     v1.train.get_or_create_global_step()
     x = tf.constant(np.random.RandomState(0).randn(333, units), tf.float32)
-    found = kernels.relu_dropout(x, model._seed_of_step(7, 2), model._dropped(rate))
-    wanted = model._drop(tf.nn.relu(x), rate, [7, 2])
+    found = bindings.relu_dropout(x, layers._seed_of_step(7, 2), layers._dropped(rate))
+    wanted = layers._drop(tf.nn.relu(x), rate, [7, 2])
     by = tf.constant(np.random.RandomState(1).randn(333, units), tf.float32)
     gradients = [tf.gradients(y, x, by)[0] for y in (found, wanted)]
     found, wanted, gradient, wanted_gradient = evaluate(found, wanted, *gradients)
@@ -124,8 +128,8 @@ def test_dropout_drops_the_units_that_tensorflow_drops(units, rate):
 def test_dropout_of_what_is_not_finite_is_that_of_tensorflow(odd):
     v1.train.get_or_create_global_step()
     x = tf.fill([3, 99], tf.constant(odd, tf.float32))
-    found = kernels.relu_dropout(x, model._seed_of_step(1, 0), model._dropped(0.5))
-    np.testing.assert_array_equal(*evaluate(found, model._drop(tf.nn.relu(x), 0.5, [1, 0])))
+    found = bindings.relu_dropout(x, layers._seed_of_step(1, 0), layers._dropped(0.5))
+    np.testing.assert_array_equal(*evaluate(found, layers._drop(tf.nn.relu(x), 0.5, [1, 0])))
 
 
 @pytest.mark.parametrize("shape", [[], [7], [300, 70], [2, 3, 4]])
@@ -136,10 +140,10 @@ def test_adam_of_a_whole_variable_is_that_of_tensorflow(shape):
     after = []
     for compiled in (False, True):
         with tf.Graph().as_default() as graph, v1.Session(config=THREADS) as session:
-            mode = distribution.Distribution(compiled=compiled)
+            mode = Distribution(compiled=compiled)
             variable = v1.get_variable("v", initializer=initial, use_resource=True)
             grad = v1.placeholder(tf.float32, shape)
-            optimizer = optimizers.make_optimizer(optimizers.OptimizerConfig("adam", 0.1), mode)
+            optimizer = optimizers.make_optimizer(OptimizerConfig("adam", 0.1), mode)
             step = optimizer.apply_gradients([(grad, variable)])
             assert compiled == ("DeepfmAdam" in {op.type for op in graph.get_operations()})
             session.run(v1.global_variables_initializer())
@@ -153,14 +157,14 @@ def test_adam_of_a_whole_variable_is_that_of_tensorflow(shape):
 @pytest.mark.parametrize("shape", [[50], [50, 3], [50, 2, 4], [50, 40]])
 def test_adam_changes_the_rows_of_the_batch_and_no_others(shape):
     random = np.random.RandomState(0)
-    config = optimizers.OptimizerConfig("adam", 0.1)
+    config = OptimizerConfig("adam", 0.1)
     initial = random.randn(*shape).astype(np.float32)
     batches = [random.permutation(50)[:20].astype(np.int32) for _ in range(4)]
     grads = [random.randn(20, *shape[1:]).astype(np.float32) for _ in range(4)]
     after = []
     for compiled in (False, True):
         with tf.Graph().as_default(), v1.Session(config=THREADS) as session:
-            mode = distribution.Distribution(compiled=compiled)
+            mode = Distribution(compiled=compiled)
             variable = v1.get_variable("v", initializer=initial, use_resource=True)
             rows, values = v1.placeholder(tf.int32, [None]), v1.placeholder(tf.float32)
             values.set_shape([None, *shape[1:]])
@@ -185,9 +189,9 @@ def test_adam_does_not_write_into_what_was_read(by_rows):
     with tf.control_dependencies(before):
         numbers = 0.1, 0.9, 0.999, 1e-8
         if by_rows:
-            step = kernels.adam_rows(*variables, tf.constant([1, 2]), tf.ones([2, 2]), *numbers)
+            step = bindings.adam_rows(*variables, tf.constant([1, 2]), tf.ones([2, 2]), *numbers)
         else:
-            step = kernels.adam(*variables, tf.ones([4, 2]), *numbers)
+            step = bindings.adam(*variables, tf.ones([4, 2]), *numbers)
     with tf.control_dependencies([step]):
         kept = [tf.identity(x) + 0 for x in before]
         after = [variable.read_value() for variable in variables]
@@ -211,7 +215,7 @@ def test_adam_adds_l2_of_what_it_changes(count, width):
     with v1.Session(config=THREADS) as session:
         session.run(v1.global_variables_initializer())
         numbers = 0.1, 0.9, 0.999, 1e-8
-        session.run(kernels.adam_rows(variable, m, v, tf.constant(rows), grad, *numbers, l2))
+        session.run(bindings.adam_rows(variable, m, v, tf.constant(rows), grad, *numbers, l2))
         whole = np.zeros(shape, np.float32)
         whole[rows] = grad + l2 * initial[rows]
         then, moment, square = session.run([variable, m, v])
@@ -219,7 +223,7 @@ def test_adam_adds_l2_of_what_it_changes(count, width):
         np.testing.assert_allclose(square, 0.001 * whole**2, rtol=1e-4, atol=1e-7)
         step = 0.1 * moment / (np.sqrt(square) + 1e-8)
         np.testing.assert_allclose(then, initial - step, rtol=1e-5, atol=1e-6)
-        session.run(kernels.adam(variable, m, v, tf.zeros(shape), *numbers, l2))
+        session.run(bindings.adam(variable, m, v, tf.zeros(shape), *numbers, l2))
         wanted = 0.9 * moment + 0.1 * l2 * then
         np.testing.assert_allclose(session.run(m), wanted, rtol=1e-5, atol=1e-7)
 
@@ -227,7 +231,7 @@ def test_adam_adds_l2_of_what_it_changes(count, width):
 @pytest.mark.parametrize("shape", [[0, 5], [5, 0], [1, 1], [16, 33], [300, 200]])
 def test_a_matrix_is_transposed(shape):
     x = np.random.RandomState(0).randn(*shape).astype(np.float32)
-    np.testing.assert_array_equal(evaluate(kernels.transpose(tf.constant(x)))[0], x.T)
+    np.testing.assert_array_equal(evaluate(bindings.transpose(tf.constant(x)))[0], x.T)
 
 
 @pytest.mark.parametrize("shape", [[], [5], [3, 4], [3000, 1000]])
@@ -235,7 +239,7 @@ def test_zeros_are_zeros(shape):
     with v1.Session() as session:
         session.run(tf.reduce_sum(tf.ones([4000, 1000])))  # leaves memory that is not zero
         for _ in range(3):
-            zeros = session.run(kernels.zeros(shape))
+            zeros = session.run(bindings.zeros(shape))
             np.testing.assert_array_equal(zeros, np.zeros(shape))
             zeros += 1
 
@@ -250,22 +254,22 @@ def test_rows_are_those_of_the_table(shape):
         session.run(v1.global_variables_initializer())
         for seed in range(20):
             rows = np.random.RandomState(seed).randint(0, shape[0], 20000)
-            found = session.run(kernels.gather(table, tf.constant(rows)))
+            found = session.run(bindings.gather(table, tf.constant(rows)))
             np.testing.assert_array_equal(found, initial[rows])
         np.testing.assert_array_equal(session.run(table), initial)
 
 
 def test_parameter_servers_need_no_kernels():
     """What initializes the parts of a table, and what reads and updates them, is TensorFlow's."""
-    config = model.ModelConfig(F, V, K, (8,), (0.5,))
+    config = ModelConfig(F, V, K, (8,), (0.5,))
     parts = v1.fixed_size_partitioner(2)
-    mode = distribution.Distribution(compiled=True, partitioner=parts)
+    mode = Distribution(compiled=True, partitioner=parts)
     features = {
         "feat_ids": v1.placeholder(tf.int64, [None, F]),
         "feat_vals": v1.placeholder(tf.float32, [None, F]),
     }
-    how = optimizers.OptimizerConfig("adam", 0.01)
-    model.make_model_fn(config, how, mode)(features, v1.placeholder(tf.float32, [None]), "train")
+    how = OptimizerConfig("adam", 0.01)
+    make_model_fn(config, how, mode)(features, v1.placeholder(tf.float32, [None]), "train")
     on_servers = {"DeepfmZeros", "DeepfmGatherRows", "DeepfmAdamRows", "DeepfmAdam"}
     types = {op.type for op in v1.get_default_graph().get_operations()}
     assert "DeepfmLookUp" in types and not types & on_servers
@@ -275,7 +279,7 @@ def test_adam_refuses_gradients_that_do_not_fit():
     variables = [v1.get_variable(n, [4, 2], use_resource=True) for n in ("variable", "m", "v")]
     numbers = 0.1, 0.9, 0.999, 1e-8
     with pytest.raises(tf.errors.InvalidArgumentError, match="do not fit"):
-        evaluate(kernels.adam(*variables, tf.ones([2, 4]), *numbers))
+        evaluate(bindings.adam(*variables, tf.ones([2, 4]), *numbers))
 
 
 @pytest.mark.parametrize("by_rows", [False, True])
@@ -287,9 +291,9 @@ def test_updates_of_adam_that_come_at_once_come_one_after_the_other(by_rows):
     variables = [v1.get_variable(n, initializer=zeros, use_resource=True) for n in names]
     grads = [tf.fill([rows, 2], float(i + 1)) for i in range(ops)]
     if by_rows:
-        each = [kernels.adam_rows(*variables, tf.range(rows), grad, *numbers) for grad in grads]
+        each = [bindings.adam_rows(*variables, tf.range(rows), grad, *numbers) for grad in grads]
     else:
-        each = [kernels.adam(*variables, grad, *numbers) for grad in grads]
+        each = [bindings.adam(*variables, grad, *numbers) for grad in grads]
     threads = v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=ops)
     with v1.Session(config=threads) as session:
         session.run(v1.global_variables_initializer())
@@ -303,7 +307,7 @@ def test_updates_of_adam_that_come_at_once_come_one_after_the_other(by_rows):
 
 TWICE = """
 import tensorflow as tf
-from deepfm import kernels
+from deepfm.kernels import bindings
 
 v1, numbers = tf.compat.v1, (0.1, 0.9, 0.999, 1e-8)
 a, b = (v1.get_variable(name, [4, 2], use_resource=True) for name in "ab")
@@ -311,8 +315,8 @@ for three in ([a, a, b], [a, b, a], [b, a, a], [b, b, a], [b, a, b], [a, b, b], 
     with v1.Session() as session:
         session.run(v1.global_variables_initializer())
         for step in (
-            kernels.adam(*three, tf.ones([4, 2]), *numbers),
-            kernels.adam_rows(*three, tf.constant([0, 3]), tf.ones([2, 2]), *numbers),
+            bindings.adam(*three, tf.ones([4, 2]), *numbers),
+            bindings.adam_rows(*three, tf.constant([0, 3]), tf.ones([2, 2]), *numbers),
         ):
             try:
                 session.run(step)
@@ -335,12 +339,12 @@ def test_adam_refuses_rows_that_do_not_fit():
     numbers = 0.1, 0.9, 0.999, 1e-8
     for rows, shape in (([4], [1, 2]), ([0], [1, 3]), ([0], [2, 2]), ([-1], [1, 2])):
         with pytest.raises(tf.errors.InvalidArgumentError):
-            evaluate(kernels.adam_rows(*variables, tf.constant(rows), tf.ones(shape), *numbers))
+            evaluate(bindings.adam_rows(*variables, tf.constant(rows), tf.ones(shape), *numbers))
 
 
 def unpacked(dataset):
     """The records of packed chunks, chunk by chunk."""
-    return strings_of(dataset.map(kernels.unpack))
+    return strings_of(dataset.map(bindings.unpack))
 
 
 def strings_of(dataset):
@@ -369,7 +373,7 @@ def numbered(sizes):
 def test_chunks_are_shuffled_skipped_and_batched_as_by_tensorflow(sizes, buffer, skip, take, size):
     v1.set_random_seed(5)  # as Estimator does
     sizes, seed = np.array(sizes), tf.constant(11, tf.int64)
-    found = kernels.chunks(numbered(sizes).map(kernels.pack), size, buffer, seed, skip, take)
+    found = bindings.chunks(numbered(sizes).map(bindings.pack), size, buffer, seed, skip, take)
     wanted = numbered(sizes).unbatch()
     if buffer > 1:
         wanted = wanted.shuffle(buffer, seed, reshuffle_each_iteration=False)
@@ -381,9 +385,9 @@ def test_chunks_are_shuffled_skipped_and_batched_as_by_tensorflow(sizes, buffer,
 def test_records_of_any_length_come_out_as_they_went_in(sizes, buffer):
     random = np.random.RandomState(0)
     strings = [bytes(random.randint(0, 256, size).tolist()) for size in sizes]
-    packed = kernels.pack(tf.constant(strings, tf.string))
-    found = kernels.chunks(tf.data.Dataset.from_tensors(packed), 2, buffer)
-    told, again = evaluate(kernels.num_packed(packed), kernels.unpack(packed))
+    packed = bindings.pack(tf.constant(strings, tf.string))
+    found = bindings.chunks(tf.data.Dataset.from_tensors(packed), 2, buffer)
+    told, again = evaluate(bindings.num_packed(packed), bindings.unpack(packed))
     assert again.tolist() == strings and told == len(strings)
     assert sorted(sum(unpacked(found), [])) == sorted(strings)
 
@@ -399,10 +403,10 @@ def test_what_is_not_packed_is_refused(parts):
     wrong = tf.constant(parts)
     dataset = tf.data.Dataset.from_tensors(wrong)
     for attempt in (
-        lambda: evaluate(kernels.unpack(wrong)),
-        lambda: evaluate(kernels.parse(wrong, 3)[0]),
-        lambda: evaluate(kernels.parse_lines(wrong, 3)[0]),
-        lambda: unpacked(kernels.chunks(dataset, 2)),
+        lambda: evaluate(bindings.unpack(wrong)),
+        lambda: evaluate(bindings.parse(wrong, 3)[0]),
+        lambda: evaluate(bindings.parse_lines(wrong, 3)[0]),
+        lambda: unpacked(bindings.chunks(dataset, 2)),
     ):
         with pytest.raises(tf.errors.InvalidArgumentError, match="packed|end elsewhere"):
             attempt()
@@ -411,8 +415,8 @@ def test_what_is_not_packed_is_refused(parts):
 def test_reading_may_go_on_behind_what_is_not_packed():
     right, wrong = np.int64([1, 3]).tobytes(), np.int64([2]).tobytes()
     packed = tf.constant([["abc", right], ["abc", wrong]] * 2)
-    dataset = kernels.chunks(tf.data.Dataset.from_tensor_slices(packed), 1)
-    following, found = v1.data.make_one_shot_iterator(dataset.map(kernels.unpack)).get_next(), []
+    dataset = bindings.chunks(tf.data.Dataset.from_tensor_slices(packed), 1)
+    following, found = v1.data.make_one_shot_iterator(dataset.map(bindings.unpack)).get_next(), []
     with v1.Session() as session:
         for _ in range(6):
             try:
@@ -424,19 +428,19 @@ def test_reading_may_go_on_behind_what_is_not_packed():
 
 def test_chunks_of_a_function_that_autograph_rewrites_are_whole():
     strings = tf.constant(["a", "b", "c"])
-    chunks = lambda _: kernels.chunks(tf.data.Dataset.from_tensors(kernels.pack(strings)), 2)
+    chunks = lambda _: bindings.chunks(tf.data.Dataset.from_tensors(bindings.pack(strings)), 2)
     assert unpacked(tf.data.Dataset.range(1).flat_map(chunks)) == [[b"a", b"b"], [b"c"]]
 
 
 def test_a_few_long_records_do_not_make_a_shuffle_buffer_large():
     def record(i):
         length = tf.where(tf.equal(i % 20, 0), 200_000, 10)
-        return kernels.pack([tf.strings.substr(long, 0, length)])
+        return bindings.pack([tf.strings.substr(long, 0, length)])
 
     long, buffer = tf.constant("x" * 200_000), 500
     packed = tf.data.Dataset.range(50 * buffer).map(record)
     before = psutil.Process().memory_info().rss
-    following = v1.data.make_one_shot_iterator(kernels.chunks(packed, 10, buffer)).get_next()
+    following = v1.data.make_one_shot_iterator(bindings.chunks(packed, 10, buffer)).get_next()
     most = 0
     with v1.Session() as session, pytest.raises(tf.errors.OutOfRangeError):
         while True:
@@ -448,7 +452,7 @@ def test_a_few_long_records_do_not_make_a_shuffle_buffer_large():
 def test_an_error_of_the_input_is_passed_on():
     wrong = lambda x: tf.strings.as_string(tf.strings.to_number(tf.strings.join([x, "?"])))
     with pytest.raises(tf.errors.InvalidArgumentError, match="StringToNumber"):
-        unpacked(kernels.chunks(numbered(np.array([3, 3])).map(wrong).map(kernels.pack), 2))
+        unpacked(bindings.chunks(numbered(np.array([3, 3])).map(wrong).map(bindings.pack), 2))
 
 
 @pytest.fixture(scope="module")
@@ -466,13 +470,13 @@ def tfrecord(tmp_path_factory):
 @pytest.mark.parametrize("size", [1, 2, 5, 100])
 def test_records_are_those_of_the_file(tfrecord, buffer_bytes, size):
     path, payloads = tfrecord
-    chunks = unpacked(kernels.records(path, buffer_bytes, size))
+    chunks = unpacked(bindings.records(path, buffer_bytes, size))
     assert sum(chunks, []) == payloads
     assert [len(chunk) for chunk in chunks[:-1]] == [size] * (len(chunks) - 1)
 
 
 def records_of(path):
-    return sum(unpacked(kernels.records(str(path), 64, 1)), [])
+    return sum(unpacked(bindings.records(str(path), 64, 1)), [])
 
 
 def test_a_file_that_ends_within_a_record_is_refused_wherever_it_ends(tfrecord, tmp_path):
@@ -492,9 +496,9 @@ def test_a_file_that_ends_within_a_record_is_refused_wherever_it_ends(tfrecord, 
 @pytest.mark.parametrize("more", [-1, 1])
 def test_a_file_of_another_length_than_told_is_refused(tfrecord, more):
     path, size = tfrecord[0], os.path.getsize(tfrecord[0])
-    assert sum(unpacked(kernels.records(path, 64, 2, size)), []) == tfrecord[1]
+    assert sum(unpacked(bindings.records(path, 64, 2, size)), []) == tfrecord[1]
     with pytest.raises(tf.errors.DataLossError, match=f"some.tfrecords ended after {size} of"):
-        unpacked(kernels.records(path, 64, 2, size + more))
+        unpacked(bindings.records(path, 64, 2, size + more))
 
 
 def test_a_byte_that_is_wrong_is_noticed_wherever_it_is(tfrecord, tmp_path):
@@ -521,8 +525,8 @@ def parsers():
     """serialized -> what the kernel makes of it, and what TensorFlow does or None."""
     with tf.Graph().as_default(), v1.Session() as session:
         place = v1.placeholder(tf.string, [None])
-        packed = kernels.pack(place)
-        found = kernels.parse(packed, SCHEMA.field_size, SCHEMA.feature_size)
+        packed = bindings.pack(place)
+        found = bindings.parse(packed, SCHEMA.field_size, SCHEMA.feature_size)
         wanted = records.parse_examples(place, SCHEMA)
 
         def wanted_of(serialized):
@@ -595,8 +599,8 @@ def line_parsers():
     schema = SCHEMA._replace(id_offset=1)
     with tf.Graph().as_default(), v1.Session() as session:
         place = v1.placeholder(tf.string, [None])
-        packed = kernels.pack(place)
-        found = kernels.parse_lines(packed, schema.field_size, schema.feature_size, 1)
+        packed = bindings.pack(place)
+        found = bindings.parse_lines(packed, schema.field_size, schema.feature_size, 1)
         wanted = records.parse_lines(place, schema)
 
         def wanted_of(lines):
@@ -693,8 +697,8 @@ def test_lines_that_need_a_second_look_are_not_called_good(line_parsers, line):
     ],
 )  # fmt: skip
 def test_text_is_split_where_no_line_is_blank_or_a_comment(text, lines):
-    good, packed = kernels.split_lines(tf.constant(text))
-    good, found = evaluate(good, kernels.unpack(packed))
+    good, packed = bindings.split_lines(tf.constant(text))
+    good, found = evaluate(good, bindings.unpack(packed))
     assert good == (lines is not None)
     if good:
         split = v1.string_split([text], "\n").values
@@ -716,23 +720,23 @@ def test_training_gives_the_same_weights(name, changes):
     fields = dict(l2_reg=0.1, embedding_init_stddev=0.1)
     clip_norm = changes.get("clip_norm", 1.0)
     changes = {k: v for k, v in changes.items() if k != "clip_norm"}
-    config = model.ModelConfig(F, V, K, (8, 7), (0.5, 0.2), **{**fields, **changes})
+    config = ModelConfig(F, V, K, (8, 7), (0.5, 0.2), **{**fields, **changes})
     l2_rows = config.l2_reg if config.l2_scope == "batch" else 0.0
-    how = optimizers.OptimizerConfig(name, 0.01, clip_norm, l2_rows, config.lazy_updates)
+    how = OptimizerConfig(name, 0.01, clip_norm, l2_rows, config.lazy_updates)
     random = np.random.RandomState(0)
     ids = random.randint(0, V, [5, 64, F])
     values, labels = random.rand(5, 64, F), random.rand(5, 64) < 0.3
     trained = []
     for compiled in (False, True):
         with tf.Graph().as_default() as graph, v1.Session() as session:
-            mode = distribution.Distribution(compiled=compiled)
+            mode = Distribution(compiled=compiled)
             places = [
                 v1.placeholder(tf.int64, [None, F]),
                 v1.placeholder(tf.float32, [None, F]),
                 v1.placeholder(tf.float32, [None]),
             ]
             features = dict(zip(["feat_ids", "feat_vals"], places))
-            spec = model.make_model_fn(config, how, mode)(features, places[2], "train")
+            spec = make_model_fn(config, how, mode)(features, places[2], "train")
             session.run(v1.global_variables_initializer())
             for batch in zip(ids, values, labels):
                 session.run(spec.train_op, dict(zip(places, batch)))
@@ -769,7 +773,8 @@ def test_where_they_are_not_built_training_says_so_and_goes_on(tmp_path):
     data = write_tfrecords(tmp_path / "train.tfrecords", make_records(100))
     script = tmp_path / "without.py"
     script.write_text(
-        "import sys; from deepfm import kernels; kernels.library = lambda: '/none'; import runpy; "
+        "import runpy, sys; from deepfm.kernels import bindings; "
+        "bindings.library = lambda: '/none'; "
         "runpy.run_path('train.py', run_name='__main__')"
     )
     done = subprocess.run(
@@ -792,4 +797,4 @@ def test_a_compiler_that_is_missing_is_told():
     )  # fmt: skip
     assert done.returncode == 1
     assert "cannot be built" in done.stderr and "no-such-compiler" in done.stderr
-    assert kernels.built()
+    assert bindings.built()

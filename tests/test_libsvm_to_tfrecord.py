@@ -14,10 +14,12 @@ import pytest
 import tensorflow as tf
 from conftest import ROOT, shared_data
 
-from data_tools import block_writer, libsvm_to_tfrecord, line_blocks, rebalance, workers
+from data_tools import libsvm_to_tfrecord, rebalance
+from data_tools.common import line_blocks, workers
+from data_tools.libsvm import block_writer
 from data_tools.libsvm_to_tfrecord import Options
-from deepfm import datasets
-from deepfm.entry import BadInput
+from deepfm.data import datasets
+from deepfm.errors import BadInput
 
 TIMEOUT = 60  # seconds
 
@@ -407,11 +409,12 @@ def test_workers_pass_on_what_a_task_raises(num_workers):
 # Whole processes.
 
 SMALL_PIECES = """
-from data_tools import libsvm_to_tfrecord, line_blocks
+from data_tools import libsvm_to_tfrecord
+from data_tools.common import line_blocks
 libsvm_to_tfrecord.PIECE, line_blocks.BLOCK = 5000, 1000
 libsvm_to_tfrecord.define_flags()
 libsvm_to_tfrecord.FLAGS.set_default("verbosity", 0)
-libsvm_to_tfrecord.entry.run(libsvm_to_tfrecord.main)
+libsvm_to_tfrecord.program.run(libsvm_to_tfrecord.main)
 """
 
 

@@ -10,9 +10,10 @@ import pytest
 from conftest import ROOT
 from sklearn import metrics
 
-from data_tools import make_synthetic, planted_model
-from data_tools.planted_model import LEVELS, Shape
-from deepfm.entry import BadInput
+from data_tools import make_synthetic
+from data_tools.common import planted_model
+from data_tools.common.planted_model import LEVELS, Shape
+from deepfm.errors import BadInput
 
 SHAPE = Shape(field_size=9, numeric_fields=3, feature_size=500)
 SEED = 7

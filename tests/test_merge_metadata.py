@@ -7,9 +7,9 @@ import pytest
 from conftest import make_records, write_tfrecords
 
 from data_tools import merge_metadata
-from deepfm import datasets
-from deepfm.datasets import DataFile, SamplingRates
-from deepfm.entry import BadInput
+from deepfm.data import datasets
+from deepfm.data.datasets import DataFile, SamplingRates
+from deepfm.errors import BadInput
 
 
 def write_part(folder, name, rows, field_size=4, feature_size=50, rates=None, file=None):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import sklearn.metrics
 
-from deepfm import metrics
+from deepfm.model import metrics
 
 
 def evaluate(labels, logits, sizes=(64,)):

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from deepfm import distribution, model, optimizers
+from deepfm.config import Distribution, ModelConfig, OptimizerConfig
+from deepfm.model import layers
+from deepfm.model.model_fn import make_model_fn
 
 v1 = tf.compat.v1
 B, F, V, K = 6, 4, 12, 3
@@ -24,7 +26,7 @@ def config(**changes):
         field_size=F, feature_size=V, embedding_size=K, deep_layers=(5, 3), dropout=(0.0, 0.0),
         embedding_init_stddev=0.5,
     )  # fmt: skip
-    return model.ModelConfig(**{**fields, **changes})
+    return ModelConfig(**{**fields, **changes})
 
 
 def build(model_config, mode, optimizer="sgd", rate=1.0, **optimizer_changes):
@@ -33,10 +35,10 @@ def build(model_config, mode, optimizer="sgd", rate=1.0, **optimizer_changes):
     values = v1.placeholder(tf.float32, [None, F])
     labels = v1.placeholder(tf.float32, [None])
     rows = model_config.l2_reg if model_config.l2_scope == "batch" else 0.0
-    optimizer_config = optimizers.OptimizerConfig(
+    optimizer_config = OptimizerConfig(
         optimizer, rate, l2_rows=rows, lazy_updates=model_config.lazy_updates, **optimizer_changes
     )
-    model_fn = model.make_model_fn(model_config, optimizer_config, distribution.Distribution())
+    model_fn = make_model_fn(model_config, optimizer_config, Distribution())
     spec = model_fn({"feat_ids": ids, "feat_vals": values}, labels, mode)
     return spec, (ids, values, labels)
 
@@ -101,7 +103,7 @@ def test_second_order_equals_the_sum_over_pairs():
     e = np.random.RandomState(0).randn(B, F, K).astype(np.float32)
     pairs = sum((e[:, i] * e[:, j]).sum(axis=1) for i, j in itertools.combinations(range(F), 2))
     with tf.Graph().as_default(), v1.Session() as session:
-        np.testing.assert_allclose(session.run(model.second_order(e)), pairs, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(session.run(layers.second_order(e)), pairs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("lazy", [True, False])
@@ -179,7 +181,7 @@ def test_training_moves_the_statistics_of_batch_norm_by_the_decay():
 def test_dropout_is_the_rate_of_dropped_units_and_keeps_the_mean():
     with tf.Graph().as_default(), v1.Session() as session:
         v1.train.get_or_create_global_step()
-        dropped = model._drop(tf.ones([1000, 100]), 0.2, [1, 0])
+        dropped = layers._drop(tf.ones([1000, 100]), 0.2, [1, 0])
         session.run(v1.global_variables_initializer())
         found = session.run(dropped)
     assert np.mean(found == 0) == pytest.approx(0.2, abs=0.01)
@@ -190,9 +192,9 @@ def test_dropout_differs_between_steps_and_layers_and_repeats_with_the_seed():
     with tf.Graph().as_default(), v1.Session() as session:
         step = v1.train.get_or_create_global_step()
         masks = [
-            model._drop(tf.ones([50, 50]), 0.5, [seed, i]) for seed, i in ((1, 0), (1, 1), (2, 0))
+            layers._drop(tf.ones([50, 50]), 0.5, [seed, i]) for seed, i in ((1, 0), (1, 1), (2, 0))
         ]
-        again = model._drop(tf.ones([50, 50]), 0.5, [1, 0])
+        again = layers._drop(tf.ones([50, 50]), 0.5, [1, 0])
         session.run(v1.global_variables_initializer())
         first, *others, same = session.run([*masks, again])
         session.run(step.assign_add(1))

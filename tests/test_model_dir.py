@@ -20,8 +20,10 @@ from conftest import (
     write_tfrecords,
 )
 
-from deepfm import datasets, input_pipeline, model_dir
-from deepfm.entry import BadInput
+from deepfm.config import InputConfig
+from deepfm.data import datasets
+from deepfm.errors import BadInput
+from deepfm.state import model_dir
 
 v1 = tf.compat.v1
 
@@ -101,7 +103,7 @@ def test_clearing_knows_all_that_a_job_writes(tmp_path):
 
 def job(model_dir, **more):
     known = dict(training_data_dir=None, val_data_dir=None, infer_data_dir=None)
-    known.update(predictions_file=None, input=input_pipeline.InputConfig(1))
+    known.update(predictions_file=None, input=InputConfig(1))
     return SimpleNamespace(model_dir=str(model_dir), **{**known, **more})
 
 
@@ -128,7 +130,7 @@ def test_a_model_is_not_put_where_its_data_are(tmp_path, monkeypatch, flag, mode
         dict(model_dir="data/model"),
         dict(servable_model_dir="data"),
         dict(model_dir="data/a/b"),
-        dict(input=input_pipeline.InputConfig(1, cache="data/cache")),
+        dict(input=InputConfig(1, cache="data/cache")),
         dict(task_type="infer", predictions_file="data/predictions.txt"),
     ],
 )
@@ -160,13 +162,13 @@ def test_a_folder_that_holds_data_is_refused_and_one_that_jobs_have_written_is_n
     (tmp_path / "scores.txt").write_text("1 2:3 4:5\n")
     mine = job(
         tmp_path, predictions_file=f"{tmp_path}/scores.txt",
-        input=input_pipeline.InputConfig(1, cache=f"{tmp_path}/cache"),
+        input=InputConfig(1, cache=f"{tmp_path}/cache"),
     )  # fmt: skip
     model_dir.check_holds_no_data(mine, os.listdir(tmp_path))
     for cache in (f"{tmp_path}/", "a"):  # of which no cache file has its name
         (tmp_path / "a.tfrecords").write_text("")
         with pytest.raises(BadInput, match="holds data \\(a.tfrecords"):
-            other = input_pipeline.InputConfig(1, cache=cache)
+            other = InputConfig(1, cache=cache)
             names = ["a.tfrecords"]
             model_dir.check_holds_no_data(job(tmp_path, input=other), names)
         os.remove(tmp_path / "a.tfrecords")

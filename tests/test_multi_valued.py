@@ -8,8 +8,11 @@ import tensorflow as tf
 from conftest import report, run_horovod, run_train, small_job
 
 from data_tools import inspect_dataset, libsvm_to_tfrecord
-from deepfm import bad_records, distribution, export, model, optimizers, records
-from deepfm.records import Schema
+from deepfm.config import Distribution, ModelConfig, OptimizerConfig
+from deepfm.data import bad_records, records
+from deepfm.data.records import Schema
+from deepfm.model.model_fn import make_model_fn
+from deepfm.state import export
 
 v1 = tf.compat.v1
 F, V, K = 4, 12, 3
@@ -47,18 +50,16 @@ def config(**changes):
         field_size=F, feature_size=V, embedding_size=K, deep_layers=(5,), dropout=(0.0,),
         embedding_init_stddev=0.5,
     )  # fmt: skip
-    return model.ModelConfig(**{**fields, **changes})
+    return ModelConfig(**{**fields, **changes})
 
 
 def run_step(model_config, features, labels):
     """One step of SGD at rate 1 from random weights: (weights before, after, logits before)."""
     rows = model_config.l2_reg
-    how = optimizers.OptimizerConfig(
-        "sgd", 1.0, l2_rows=rows, lazy_updates=model_config.lazy_updates
-    )
+    how = OptimizerConfig("sgd", 1.0, l2_rows=rows, lazy_updates=model_config.lazy_updates)
     with tf.Graph().as_default() as graph, v1.Session() as session:
         features = {name: tf.constant(x) for name, x in features.items()}
-        model_fn = model.make_model_fn(model_config, how, distribution.Distribution())
+        model_fn = make_model_fn(model_config, how, Distribution())
         spec = model_fn(features, tf.constant(labels), tf.estimator.ModeKeys.TRAIN)
         session.run(v1.global_variables_initializer())
         weights = {v.op.name: v for v in v1.trainable_variables()}
@@ -308,8 +309,8 @@ def test_serving_hashes_strings_as_the_converter_does(tmp_path, multi_valued):
     (file,) = libsvm_to_tfrecord.convert(options._replace(hash_buckets=20000))
     serialized = [payload for _, payload, _ in bad_records.read_frames(file.path)]
     stddev = {"embedding_init_stddev": 1.0, "multi_valued": multi_valued}
-    config = model.ModelConfig(2, 20000, 3, (4,), (0.0,), **stddev)
-    made = model.make_model_fn(config, None, distribution.Distribution())
+    config = ModelConfig(2, 20000, 3, (4,), (0.0,), **stddev)
+    made = make_model_fn(config, None, Distribution())
     with tf.Graph().as_default(), v1.Session() as session:
         v1.train.get_or_create_global_step()
         features = {"feat_ids": tf.zeros([1, 2], tf.int64), "feat_vals": tf.ones([1, 2])}

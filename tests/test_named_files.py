@@ -7,9 +7,11 @@ import pytest
 from conftest import make_records, write_tfrecords
 
 from data_tools import inspect_dataset, merge_metadata, rebalance
-from deepfm import datasets, job_data, named_files, sagemaker
-from deepfm.distribution import Distribution
-from deepfm.entry import BadInput
+from deepfm import open_data
+from deepfm.config import Distribution
+from deepfm.data import datasets, named_files
+from deepfm.errors import BadInput
+from deepfm.runtime import sagemaker
 
 NAMES = tuple("abcd")
 
@@ -119,7 +121,7 @@ def job(folder, **of_sagemaker):
 def test_every_job_refuses_what_is_not_whole(four, flag):
     (four / "c.tfrecords").unlink()
     with pytest.raises(BadInput, match=GONE):
-        job_data.find(job(four), flag)
+        open_data.find(job(four), flag)
 
 
 def test_a_host_may_have_its_part_of_a_sharded_channel_and_says_so(four, said, tmp_path):
@@ -133,10 +135,10 @@ def test_a_host_may_have_its_part_of_a_sharded_channel_and_says_so(four, said, t
     sharded.sagemaker = sagemaker.Job(input_dir=str(tmp_path), **hosts)
     flagged = job(four, enable_s3_shard=True, **hosts)
     for found in (sharded, flagged):
-        assert len(job_data.find(found, "training_data_dir").files) == 3
+        assert len(open_data.find(found, "training_data_dir").files) == 3
         assert "this host has only its part, 3 of the 4 files" in said.pop()
         with pytest.raises(BadInput, match=GONE):
-            job_data.find(found, "val_data_dir")
+            open_data.find(found, "val_data_dir")
 
 
 @pytest.mark.parametrize("own_files", [False, True])

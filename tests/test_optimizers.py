@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from deepfm import distribution, optimizers
+from deepfm import distribution
+from deepfm.config import Distribution, ModeFlags, OptimizerConfig
+from deepfm.model import optimizers
 
 v1 = tf.compat.v1
 ROWS = np.array([[1.0, -2.0], [0.5, 3.0]], np.float32)
@@ -16,8 +18,8 @@ def apply(name, steps, lazy=True, replicas=1, l2=0.0, rows=ROWS, where=WHERE):
     with tf.Graph().as_default(), v1.Session() as session:
         start = np.arange(12, dtype=np.float32).reshape(6, 2)
         table = v1.get_variable("table", initializer=start, use_resource=True)
-        config = optimizers.OptimizerConfig(name, 0.1, l2_rows=l2, lazy_updates=lazy)
-        mode = distribution.Distribution(replicas_per_process=replicas)
+        config = OptimizerConfig(name, 0.1, l2_rows=l2, lazy_updates=lazy)
+        mode = Distribution(replicas_per_process=replicas)
         optimizer = optimizers.make_optimizer(config, mode)
         grad = tf.IndexedSlices(tf.constant(rows), tf.constant(where), tf.constant([6, 2]))
         train = optimizer.apply_gradients([(grad, table)])
@@ -68,8 +70,8 @@ def test_lazy_adam_is_adam_on_the_rows_of_the_batch():
 def test_dense_momentum_moves_rows_that_the_batch_no_longer_holds():
     with tf.Graph().as_default(), v1.Session() as session:
         table = v1.get_variable("table", initializer=tf.ones([4, 1]), use_resource=True)
-        config = optimizers.OptimizerConfig("momentum", 0.1, lazy_updates=False)
-        optimizer = optimizers.make_optimizer(config, distribution.Distribution())
+        config = OptimizerConfig("momentum", 0.1, lazy_updates=False)
+        optimizer = optimizers.make_optimizer(config, Distribution())
         where = v1.placeholder(tf.int64, [1])
         grad = tf.IndexedSlices(tf.ones([1, 1]), where, tf.constant([4, 1]))
         train = optimizer.apply_gradients([(grad, table)])
@@ -83,12 +85,12 @@ def test_dense_momentum_moves_rows_that_the_batch_no_longer_holds():
 @pytest.mark.parametrize("name", list(optimizers.OPTIMIZERS))
 def test_every_optimizer_does_the_same_under_a_mirrored_strategy(name):
     expected = apply(name, steps=2)[1]
-    mode = distribution.mirrored(distribution.ModeFlags(replicas_per_process=1))
+    mode = distribution.mirrored(ModeFlags(replicas_per_process=1))
 
     def step():
         start = np.arange(12, dtype=np.float32).reshape(6, 2)
         table = v1.get_variable("table", initializer=start, use_resource=True)
-        optimizer = optimizers.make_optimizer(optimizers.OptimizerConfig(name, 0.1), mode)
+        optimizer = optimizers.make_optimizer(OptimizerConfig(name, 0.1), mode)
         grad = tf.IndexedSlices(tf.constant(ROWS), tf.constant(WHERE), tf.constant([6, 2]))
         return table, optimizer.apply_gradients([(grad, table)])
 

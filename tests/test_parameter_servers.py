@@ -28,8 +28,8 @@ from conftest import (
     write_tfrecords,
 )
 
-from deepfm import parameter_servers
-from deepfm.cluster import Cluster
+from deepfm.cluster import parameter_servers
+from deepfm.cluster.tf_config import Cluster
 
 
 def evaluation(model_dir, task=None):

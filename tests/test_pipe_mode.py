@@ -21,9 +21,9 @@ from conftest import (
     write_tfrecords,
 )
 
-from deepfm import pipe_mode
-from deepfm.entry import BadInput
-from deepfm.sagemaker import Job
+from deepfm.data import pipe_mode
+from deepfm.errors import BadInput
+from deepfm.runtime.sagemaker import Job
 
 
 def feed(folder, channel, contents, epochs):

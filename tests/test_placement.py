@@ -6,11 +6,13 @@ import pytest
 import tensorflow as tf
 from conftest import make_records
 
-from deepfm import distribution, model, optimizers
-from deepfm.distribution import Distribution, ModeFlags
+from deepfm import distribution
+from deepfm.config import Distribution, ModeFlags, ModelConfig, OptimizerConfig
+from deepfm.model import optimizers
+from deepfm.model.model_fn import make_model_fn
 
 v1 = tf.compat.v1
-CONFIG = model.ModelConfig(4, 50, 8, (8, 4), (0.0, 0.0), l2_reg=0.01)
+CONFIG = ModelConfig(4, 50, 8, (8, 4), (0.0, 0.0), l2_reg=0.01)
 NORMALIZED = CONFIG._replace(batch_norm=True)
 GPUS = [f"/device:GPU:{i}" for i in range(4)]
 
@@ -35,8 +37,8 @@ def build(mode, config=CONFIG):
     kept = optimizers.OPTIMIZERS["sgd"]
     optimizers.OPTIMIZERS["sgd"] = Sgd
     try:
-        optimizer = optimizers.OptimizerConfig("sgd", 0.1, l2_rows=0.01)
-        model_fn = mode.wrap_model_fn(model.make_model_fn(config, optimizer, mode))
+        optimizer = OptimizerConfig("sgd", 0.1, l2_rows=0.01)
+        model_fn = mode.wrap_model_fn(make_model_fn(config, optimizer, mode))
         train = tf.estimator.ModeKeys.TRAIN
         if mode.strategy:
             with mode.strategy.scope():

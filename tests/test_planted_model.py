@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from data_tools import make_synthetic, planted_model
-from data_tools.planted_model import Shape
+from data_tools import make_synthetic
+from data_tools.common import planted_model
+from data_tools.common.planted_model import Shape
 
 SEED = 7
 SHAPE = Shape(field_size=9, numeric_fields=3, feature_size=500)

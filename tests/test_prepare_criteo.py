@@ -19,10 +19,12 @@ import pytest
 import tensorflow as tf
 from conftest import ROOT, run_train, shared_data
 
-from data_tools import feature_map, line_blocks, prepare_criteo, raw_parts, raw_passes, skipping
+from data_tools import prepare_criteo
+from data_tools.click_logs import feature_map, raw_parts, raw_passes
+from data_tools.common import line_blocks, skipping
 from data_tools.prepare_criteo import Options
-from deepfm import datasets
-from deepfm.entry import BadInput
+from deepfm.data import datasets
+from deepfm.errors import BadInput
 
 CRITEO = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
 AVAZU = [

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from data_tools import quoted_cells, raw_rows
-from data_tools.raw_columns import Column
-from data_tools.raw_rows import Layout, Part
-from deepfm.bad_records import BadRecord
+from data_tools.click_logs import quoted_cells, raw_rows
+from data_tools.click_logs.raw_columns import Column
+from data_tools.click_logs.raw_rows import Layout, Part
+from deepfm.data.bad_records import BadRecord
 
 COLUMNS = [Column("x", "category"), Column("y", "integer")._replace(kind="scaled")]
 COMMA = Layout(b",", 3, 0, (1, 2), False)

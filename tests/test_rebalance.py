@@ -27,11 +27,12 @@ from conftest import (
 )
 from scipy import stats
 
-from data_tools import libsvm_to_tfrecord, rebalance, record_blocks, shuffling, two_passes
+from data_tools import libsvm_to_tfrecord, rebalance
 from data_tools.rebalance import Options
-from deepfm import datasets
-from deepfm.datasets import DataFile, SamplingRates
-from deepfm.entry import BadInput
+from data_tools.rebalancing import record_blocks, shuffling, two_passes
+from deepfm.data import datasets
+from deepfm.data.datasets import DataFile, SamplingRates
+from deepfm.errors import BadInput
 
 SIZES = (301, 2, 1000, 97)  # records of the files of an input
 

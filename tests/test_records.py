@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 from reference import crc32c, field, frame, masked
 
-from deepfm import bad_records, records, text_lines, wire
-from deepfm.entry import BadInput
-from deepfm.records import Schema
+from deepfm.data import bad_records, example_bytes, records, text_lines
+from deepfm.data.records import Schema
+from deepfm.errors import BadInput
 
 
 def run(build, *arrays):
@@ -266,7 +266,7 @@ def test_what_encode_writes_is_known_as_such():
         labels = rng.randint(0, 2, 20).astype(np.float32)
         ids = rng.randint(0, 1 << 62, [20, field_size]) >> rng.randint(0, 62, [20, field_size])
         values = rng.rand(20, field_size).astype(np.float32)
-        build = lambda *record: wire.are_as_encoded(
+        build = lambda *record: example_bytes.are_as_encoded(
             records.encode(*record), int(record[1].shape[1])
         )
         assert run(build, labels, ids, values)
@@ -275,7 +275,7 @@ def test_what_encode_writes_is_known_as_such():
 @pytest.mark.parametrize("change", [b"\0", b"\x0a\0"])
 def test_what_is_longer_than_encode_writes_is_not_taken_for_it(change):
     payload = example(1, [1, 2], [3, 4]).SerializeToString(deterministic=True)
-    build = lambda x: wire.are_as_encoded(x, 2)
+    build = lambda x: example_bytes.are_as_encoded(x, 2)
     assert run(build, [payload]) and not run(build, [payload, payload + change])
 
 

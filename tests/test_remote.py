@@ -15,8 +15,10 @@ from conftest import SMALL_MODEL, make_records, run_train, started, write_tfreco
 from s3_server import CUT, Folder, Proxy, any_of, first
 from test_best_export import run_killed
 
-from deepfm import datasets, mirror, remote
-from deepfm.entry import BadInput
+from deepfm.data import datasets
+from deepfm.errors import BadInput
+from deepfm.runtime import remote_files
+from deepfm.state import remote_model_dir
 
 ROWS, STEPS = 640, 10  # records, and steps of an epoch of them
 CHECKPOINT = r"model\.ckpt-\d+\.(data|index)"
@@ -142,11 +144,11 @@ def test_a_finished_command_exports_nothing_again(server, tmp_path):
 
 PUTS = """
 import os, sys, threading
-from deepfm import remote
+from deepfm.runtime import remote_files
 
 def put(writer):
     for i in range(40):
-        remote.put_text(writer * (100 + i), f"s3://bucket/side-by-side/{writer}{i}")
+        remote_files.put_text(writer * (100 + i), f"s3://bucket/side-by-side/{writer}{i}")
 
 threads = [threading.Thread(target=put, args=(writer,)) for writer in sys.argv[1]]
 for thread in threads:
@@ -399,7 +401,7 @@ def test_a_server_that_is_down_is_said_in_one_sentence(without_server, down):
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert f"{down}={DATA} cannot be " in last
-    assert f"no answer within {remote.DEADLINE} s" in last
+    assert f"no answer within {remote_files.DEADLINE} s" in last
     assert "Traceback" not in done.stderr
 
 
@@ -450,20 +452,22 @@ def test_a_probe_is_deleted_where_the_folder_cannot_be_listed(tmp_path, monkeypa
         raise tf.errors.PermissionDeniedError(None, None, "not for you")
 
     monkeypatch.setattr(tf.io.gfile, "listdir", refuse)
-    with pytest.raises(remote.RemoteError, match="PermissionDeniedError: not for you"):
-        remote.names(f"file://{tmp_path}", "model_dir")
+    with pytest.raises(remote_files.RemoteError, match="PermissionDeniedError: not for you"):
+        remote_files.names(f"file://{tmp_path}", "model_dir")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("spec", ["s3://bucket", "s3://bucket/", "s3://bucket/a, s3://other"])
 def test_data_that_is_a_whole_bucket_is_refused(spec):
     with pytest.raises(BadInput, match="whole bucket.* e.g. --val_data_dir=s3://.*/val"):
-        remote.check_readable(spec, "val_data_dir")
+        remote_files.check_readable(spec, "val_data_dir")
 
 
-@pytest.mark.parametrize("check", [remote.check_readable, remote.check_writable, remote.names])
+@pytest.mark.parametrize(
+    "check", [remote_files.check_readable, remote_files.check_writable, remote_files.names]
+)
 def test_an_address_with_a_scheme_is_told_without_one(monkeypatch, check):
-    monkeypatch.setattr(remote, "DEADLINE", 1)  # where it is taken for a server's address
+    monkeypatch.setattr(remote_files, "DEADLINE", 1)  # where it is taken for a server's address
     monkeypatch.setenv("S3_ENDPOINT", "http://127.0.0.1:9000")
     wanted = "without a scheme; try S3_ENDPOINT=127.0.0.1:9000 S3_USE_HTTPS=0."
     with pytest.raises(BadInput, match=wanted):
@@ -472,8 +476,8 @@ def test_an_address_with_a_scheme_is_told_without_one(monkeypatch, check):
 
 def test_a_list_without_what_was_just_written_is_no_empty_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(tf.io.gfile, "listdir", lambda path: [])
-    with pytest.raises(remote.RemoteError, match="cannot be written and listed"):
-        remote.names(f"file://{tmp_path}", "model_dir")
+    with pytest.raises(remote_files.RemoteError, match="cannot be written and listed"):
+        remote_files.names(f"file://{tmp_path}", "model_dir")
 
 
 def test_a_file_whose_reading_ends_early_is_no_copy(tmp_path, monkeypatch):
@@ -482,7 +486,7 @@ def test_a_file_whose_reading_ends_early_is_no_copy(tmp_path, monkeypatch):
     (tmp_path / "a").write_bytes(b"1234")
     monkeypatch.setattr(tf.io.gfile, "stat", lambda path: type("", (), {"length": length}))
     with pytest.raises(OSError, match="4 of 8 bytes"):
-        remote.get(f"file://{tmp_path}/a", str(tmp_path / "b"))
+        remote_files.get(f"file://{tmp_path}/a", str(tmp_path / "b"))
 
 
 def save_checkpoint(folder, step):
@@ -497,7 +501,7 @@ def test_older_checkpoints_are_kept_over_several_jobs_up_to_keep_checkpoint_max(
     there.mkdir()
     for step in (8, 9, 10, 11):
         local.mkdir()
-        copies = mirror.Mirror(f"file://{there}", str(local), 2)
+        copies = remote_model_dir.Mirror(f"file://{there}", str(local), 2)
         copies.fetch(os.listdir(str(there)))
         save_checkpoint(local, step)
         copies.close()
@@ -507,7 +511,7 @@ def test_older_checkpoints_are_kept_over_several_jobs_up_to_keep_checkpoint_max(
 def test_a_checkpoint_that_was_deleted_locally_is_copied_all_the_same(tmp_path):
     local, there = tmp_path / "local", tmp_path / "there"
     local.mkdir()
-    copies = mirror.Mirror(f"file://{there}", str(local), 5)
+    copies = remote_model_dir.Mirror(f"file://{there}", str(local), 5)
     save_checkpoint(local, 3)
     copies.hand_over()
     for path in local.glob("model.ckpt-*"):
@@ -542,7 +546,7 @@ def test_a_lost_remote_state_file_loses_no_checkpoint(tmp_path, text):
     (there / "checkpoint").unlink()
     if text is not None:
         (there / "checkpoint").write_bytes(text)
-    copies = mirror.Mirror(f"file://{there}", str(local), 5)
+    copies = remote_model_dir.Mirror(f"file://{there}", str(local), 5)
     copies.fetch(os.listdir(str(there)))
     assert tf.train.latest_checkpoint(str(local)) == str(local / "model.ckpt-12")
     copies.close()
@@ -553,7 +557,7 @@ def test_a_remote_folder_whose_checkpoints_are_all_damaged_is_refused_and_kept(t
     local, there = make_remote(tmp_path, 3)
     (there / "model.ckpt-3.index").write_bytes(b"")
     names = set(os.listdir(str(there)))
-    copies = mirror.Mirror(f"file://{there}", str(local), 5)
+    copies = remote_model_dir.Mirror(f"file://{there}", str(local), 5)
     with pytest.raises(BadInput, match="holds no whole checkpoint: model.ckpt-3 lack"):
         copies.fetch(list(names))
     copies.close()

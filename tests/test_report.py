@@ -196,7 +196,7 @@ def test_refuses_what_it_cannot_read_or_write_in_a_sentence(arguments, said):
 def test_the_roc_curve_and_the_deciles_are_those_of_numpy():
     from sklearn.metrics import roc_curve
 
-    from deepfm import metrics
+    from deepfm.model import metrics
 
     random = np.random.RandomState(0)
     scores = random.rand(5000).astype(np.float32).round(3)  # some are equal
@@ -220,7 +220,7 @@ def test_the_roc_curve_and_the_deciles_are_those_of_numpy():
 
 
 def test_without_both_classes_there_is_no_roc_curve():
-    from deepfm import metrics
+    from deepfm.model import metrics
 
     evaluation = metrics.Evaluation()
     assert evaluation.roc() == [] and evaluation.deciles() == []

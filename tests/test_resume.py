@@ -26,7 +26,7 @@ from conftest import (
     write_tfrecords,
 )
 
-from deepfm.runs import NOTES
+from deepfm.state.resume import NOTES
 
 EACH_ALONE = True
 SIZES = (150, 700, 3, 147)

@@ -5,14 +5,15 @@ import json
 import pytest
 import tensorflow as tf
 
-from deepfm import datasets, pieces, runs
-from deepfm.entry import BadInput
-from deepfm.identity import Identity
-from deepfm.input_pipeline import InputConfig
+from deepfm.config import InputConfig
+from deepfm.data import datasets
+from deepfm.data.identity import Identity
+from deepfm.errors import BadInput
+from deepfm.state import resume, sliced_saver
 
 v1 = tf.compat.v1
 
-ORDER = runs.order_of(InputConfig(64, shuffle_buffer=10), 1)
+ORDER = resume.order_of(InputConfig(64, shuffle_buffer=10), 1)
 PAIR = dict(ORDER, num_processes=2)
 OWN_PACE = dict(PAIR, synchronous=False)
 
@@ -29,9 +30,9 @@ class Run:
         self.folder, self.path, self.position = folder, None, None
 
     def begin(self, step, data="a", order=ORDER, steps=(10,), settings=None, abandon=False):
-        part = runs.Part("", order, 0, step, 0, steps and list(steps), settings or {})
+        part = resume.Part("", order, 0, step, 0, steps and list(steps), settings or {})
         path = self.path if step else None
-        self.position = runs.begin(
+        self.position = resume.begin(
             str(self.folder), path, step, data_set(data), part, abandon
         )  # fmt: skip
         return self.position
@@ -39,10 +40,10 @@ class Run:
     def save(self, step, counted=None, notes=True):
         """A checkpoint of this step."""
         count = (lambda: tf.constant(counted, tf.int64)) if counted else None
-        make = runs.make_notes(self.position.parts, count) if notes else dict
+        make = resume.make_notes(self.position.parts, count) if notes else dict
         with tf.Graph().as_default(), v1.Session() as session:
             made = v1.train.get_or_create_global_step().assign(step)
-            saver = pieces.make_saver(5, make_notes=make)
+            saver = sliced_saver.make_saver(5, make_notes=make)
             saver.build()
             session.run(made)
             self.path = saver.save(session, str(self.folder / "model.ckpt"), global_step=step)
@@ -78,7 +79,7 @@ def test_the_same_command_goes_on_where_it_was(run, step, place):
 def test_other_data_after_the_end_are_a_new_run_on_the_same_model(run):
     run.begin(0)
     run.save(25)
-    runs.end(str(run.folder), 25)
+    resume.end(str(run.folder), 25)
     assert run.begin(25, data="b").part.run_step == 25
     assert run.places() == [(0, 0)]
     run.begin(25, data="b")  # killed before it has saved anything
@@ -117,23 +118,23 @@ CONFIG = InputConfig(64, shuffle_buffer=10)
      {"cache": "a/file"}, {"batch_size": 32}, {"replicas": 2}],
 )  # fmt: skip
 def test_what_changes_the_order_begins_the_epoch_again(run, caplog, change):
-    run.begin(0, order=runs.order_of(CONFIG, 1))
-    order = runs.order_of(CONFIG._replace(**change), 1)
+    run.begin(0, order=resume.order_of(CONFIG, 1))
+    order = resume.order_of(CONFIG._replace(**change), 1)
     assert gone_on(run, 25, order=order) == [(2, 0)]
     assert "epoch 3 begins again" in caplog.text
 
 
 @pytest.mark.parametrize("skipped", [0, 3])
 def test_other_bad_records_that_are_passed_over_begin_the_epoch_again(run, skipped):
-    run.begin(0, order=runs.order_of(CONFIG, 1, skipped=3))
-    order = runs.order_of(CONFIG, 1, skipped=skipped)
+    run.begin(0, order=resume.order_of(CONFIG, 1, skipped=3))
+    order = resume.order_of(CONFIG, 1, skipped=skipped)
     assert gone_on(run, 25, order=order) == [(2, 5 if skipped == 3 else 0)]
 
 
 @pytest.mark.parametrize("change", [{"read_buffer_bytes": 1}, {"num_epochs": 9}])
 def test_what_leaves_the_order_as_it_is_goes_on_within_the_epoch(run, change):
-    run.begin(0, order=runs.order_of(CONFIG, 1))
-    assert gone_on(run, 25, order=runs.order_of(CONFIG._replace(**change), 1)) == [(2, 5)]
+    run.begin(0, order=resume.order_of(CONFIG, 1))
+    assert gone_on(run, 25, order=resume.order_of(CONFIG._replace(**change), 1)) == [(2, 5)]
 
 
 def test_another_order_after_a_whole_epoch_uses_nothing_twice(run, caplog):
@@ -162,7 +163,7 @@ def test_an_older_checkpoint_finds_the_place_that_it_had(run):
     run.save(12)
     older = run.path
     run.save(20)
-    runs.end(str(run.folder), 20)
+    resume.end(str(run.folder), 20)
     run.begin(20, data="b")
     run.save(25)
     run.path = older
@@ -201,7 +202,7 @@ def test_processes_that_keep_in_step_from_now_on_begin_the_epoch_again(run, befo
 def test_without_run_json_training_goes_on_by_what_the_checkpoint_says(run, caplog):
     run.begin(0)
     run.save(25)
-    (run.folder / runs.FILE).unlink()
+    (run.folder / resume.FILE).unlink()
     run.begin(25)
     assert run.places() == [(2, 5)]
     assert "run.json of --model_dir" in caplog.text and "is missing" in caplog.text
@@ -212,7 +213,7 @@ def test_where_neither_says_it_a_new_run_begins_and_the_log_says_that_run_json_i
 ):
     run.begin(0)
     run.save(25, notes=False)
-    (run.folder / runs.FILE).unlink()
+    (run.folder / resume.FILE).unlink()
     run.begin(25)
     assert run.places() == [(0, 0)]
     assert "run.json of --model_dir" in caplog.text and "is missing" in caplog.text
@@ -234,12 +235,12 @@ def version_1(run, data, order, **more):
     """run.json as it was before checkpoints held notes."""
     names = "seed", "shuffle_buffer", "num_parallel_reads", "batch_size", "num_processes", "cache"
     part = {
-        "data": runs._fingerprint_1(data, 0), "order": {name: order[name] for name in names},
+        "data": resume._fingerprint_1(data, 0), "order": {name: order[name] for name in names},
         "run_step": 0, "step": 0, "epoch": 0, "steps_per_epoch": [10] * order["num_processes"],
         "steps_taken": {}, **more,
     }  # fmt: skip
     text = json.dumps({"format_version": 1, "parts": [part]})
-    (run.folder / runs.FILE).write_text(text)
+    (run.folder / resume.FILE).write_text(text)
 
 
 def test_a_run_of_an_older_version_goes_on(run):
@@ -275,9 +276,9 @@ def test_a_run_of_an_older_version_had_ended_where_an_epoch_had(run, step, refus
 def test_a_field_that_cannot_be_is_refused_in_one_sentence(run, field, value):
     run.begin(0)
     run.save(5)
-    content = json.loads((run.folder / runs.FILE).read_text())
+    content = json.loads((run.folder / resume.FILE).read_text())
     content["parts"][0][field] = value
-    (run.folder / runs.FILE).write_text(json.dumps(content))
+    (run.folder / resume.FILE).write_text(json.dumps(content))
     with pytest.raises(BadInput, match=r"run.json: is not a run's state"):
         run.begin(5)
 
@@ -290,7 +291,7 @@ def test_a_field_that_cannot_be_is_refused_in_one_sentence(run, field, value):
 def test_a_broken_state_is_refused_in_one_sentence(run, text):
     run.begin(0)
     run.save(5)
-    (run.folder / runs.FILE).write_text(text)
+    (run.folder / resume.FILE).write_text(text)
     with pytest.raises(BadInput, match=r"run.json: is not a run's state"):
         run.begin(5)
 
@@ -298,7 +299,7 @@ def test_a_broken_state_is_refused_in_one_sentence(run, text):
 def test_data_sets_of_other_names_sizes_or_content_are_told_apart():
     data = data_set()
     first, second = data.files
-    print_of = lambda *files: runs.fingerprint(data._replace(files=files))
+    print_of = lambda *files: resume.fingerprint(data._replace(files=files))
     same = first._replace(path="/y/1", identity=first.identity._replace(stamp="later"))
     longer = second._replace(identity=Identity(11, "a", "t"))
     changed = second._replace(identity=Identity(10, "c", "t"))

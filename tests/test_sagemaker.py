@@ -8,9 +8,9 @@ from absl import flags
 from absl.testing import flagsaver
 
 from deepfm import flags as deepfm_flags
-from deepfm import sagemaker
-from deepfm.entry import BadInput
-from deepfm.sagemaker import Job, Share
+from deepfm.errors import BadInput
+from deepfm.runtime import sagemaker
+from deepfm.runtime.sagemaker import Job, Share
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 from conftest import ROOT, make_records, run_train, started, write_own_ids, write_tfrecords
 
-from deepfm.runs import NOTES
+from deepfm.state.resume import NOTES
 
 pytestmark = pytest.mark.skipif(
     not (ROOT / ".venv-sagemaker").exists(), reason="scripts/setup.sh --sagemaker has not run"

@@ -8,15 +8,16 @@ import pytest
 import tensorflow as tf
 from conftest import make_records, write_libsvm, write_tfrecords
 
-from data_tools import feature_map, field_tables, rebalance
-from data_tools.feature_map import Field
-from data_tools.raw_columns import fields
-from deepfm import datasets, export, job_model, model
-from deepfm.datasets import DataSet
-from deepfm.distribution import Distribution
-from deepfm.entry import BadInput
-from deepfm.input_pipeline import InputConfig
-from deepfm.optimizers import OptimizerConfig
+from data_tools import rebalance
+from data_tools.click_logs import feature_map, field_tables
+from data_tools.click_logs.feature_map import Field
+from data_tools.click_logs.raw_columns import fields
+from deepfm import estimators
+from deepfm.config import Distribution, InputConfig, ModelConfig, OptimizerConfig
+from deepfm.data import datasets
+from deepfm.data.datasets import DataSet
+from deepfm.errors import BadInput
+from deepfm.state import export
 
 v1 = tf.compat.v1
 
@@ -152,16 +153,16 @@ def validation(*args):
 def test_validation_data_have_the_ids_of_the_training_data(tmp_path, found, words):
     if words:
         with pytest.raises(BadInput, match=f"--val_data_dir={words}"):
-            job_model.sizes(job(tmp_path), data(ONE), found)
+            estimators.sizes(job(tmp_path), data(ONE), found)
     else:
-        config = job_model.sizes(job(tmp_path), data(ONE), found)
+        config = estimators.sizes(job(tmp_path), data(ONE), found)
         assert (config.feature_size, config.feature_map) == (50, ONE)
 
 
 def test_validation_data_decide_nothing_of_the_model(tmp_path):
     with pytest.raises(BadInput, match="--feature_size is missing"):
-        job_model.sizes(job(tmp_path), data(None, None), validation(ONE))
-    config = job_model.sizes(job(tmp_path, feature_size=60), data(None, None), validation(ONE))
+        estimators.sizes(job(tmp_path), data(None, None), validation(ONE))
+    config = estimators.sizes(job(tmp_path, feature_size=60), data(None, None), validation(ONE))
     assert (config.feature_size, config.feature_map) == (60, None)
 
 
@@ -173,29 +174,29 @@ def trained(tmp_path):
         session.run(step.initializer)
         session.run(step.assign(1))
         v1.train.Saver().save(session, str(tmp_path / "model.ckpt"), 1)
-    job_model.keep_config(job(tmp_path), config(ONE))
+    estimators.keep_config(job(tmp_path), config(ONE))
     return tmp_path
 
 
 def config(of_map):
-    return model.ModelConfig(4, 50, deep_layers=(4,), dropout=(0.0,), feature_map=of_map)
+    return ModelConfig(4, 50, deep_layers=(4,), dropout=(0.0,), feature_map=of_map)
 
 
 @pytest.mark.parametrize("task", ["eval", "infer"])
 def test_evaluation_and_inference_refuse_the_ids_of_another_map(trained, task):
     for of_map in (ONE, None):
-        assert job_model.sizes(job(trained, task), data(of_map)).feature_map == ONE
+        assert estimators.sizes(job(trained, task), data(of_map)).feature_map == ONE
     with pytest.raises(BadInput, match=f"feature map {OTHER}, the model learns those of {ONE}"):
-        job_model.sizes(job(trained, task), data(OTHER))
+        estimators.sizes(job(trained, task), data(OTHER))
 
 
 def test_training_goes_on_with_the_same_map_or_with_data_that_tell_none(trained):
-    go_on = lambda of_day: job_model.sizes(
-        job(trained), of_day, kept=job_model.kept_config(job(trained))
+    go_on = lambda of_day: estimators.sizes(
+        job(trained), of_day, kept=estimators.kept_config(job(trained))
     )
     for of_map in (ONE, None):
-        job_model.keep_config(job(trained), go_on(data(of_map)))
-        assert job_model.sizes(job(trained, "export")).feature_map == ONE
+        estimators.keep_config(job(trained), go_on(data(of_map)))
+        assert estimators.sizes(job(trained, "export")).feature_map == ONE
     with pytest.raises(BadInput, match=f"has the ids of feature map {OTHER}, the model learns"):
         go_on(data(OTHER))
 
@@ -203,20 +204,20 @@ def test_training_goes_on_with_the_same_map_or_with_data_that_tell_none(trained)
 def test_the_seed_is_that_of_the_job_as_that_of_its_order_is(trained):
     mine = job(trained, embedding_size=4)
     mine.given = ()
-    kept = {**job_model.kept_config(mine), "seed": 5, "embedding_size": 8}
-    found = job_model.sizes(mine, data(ONE), kept=kept)
+    kept = {**estimators.kept_config(mine), "seed": 5, "embedding_size": 8}
+    found = estimators.sizes(mine, data(ONE), kept=kept)
     assert (found.seed, found.embedding_size) == (1, 8)
 
 
 def test_training_goes_on_with_the_same_hashes_or_with_data_that_tell_none(trained):
-    job_model.keep_config(job(trained), config(None)._replace(hash_buckets=49))
-    go_on = lambda buckets: job_model.sizes(
+    estimators.keep_config(job(trained), config(None)._replace(hash_buckets=49))
+    go_on = lambda buckets: estimators.sizes(
         job(trained), data(None)._replace(hash_buckets=buckets),
-        kept=job_model.kept_config(job(trained)),
+        kept=estimators.kept_config(job(trained)),
     )  # fmt: skip
     for buckets in (49, None):
-        job_model.keep_config(job(trained), go_on(buckets))
-        assert job_model.sizes(job(trained, "export")).hash_buckets == 49
+        estimators.keep_config(job(trained), go_on(buckets))
+        assert estimators.sizes(job(trained, "export")).hash_buckets == 49
     with pytest.raises(BadInput, match="are no hashes, those that the model learns are hashes"):
         go_on(0)
 
@@ -225,8 +226,8 @@ def test_a_model_that_begins_has_no_map_of_an_earlier_one(trained):
     for path in trained.glob("*model.ckpt*"):
         path.unlink()
     (trained / "checkpoint").unlink()
-    job_model.keep_config(job(trained), config(None))
-    assert job_model.sizes(job(trained, "export")).feature_map is None
+    estimators.keep_config(job(trained), config(None))
+    assert estimators.sizes(job(trained, "export")).feature_map is None
 
 
 def test_an_export_says_its_map_and_one_of_an_older_version_says_none(tmp_path):

@@ -8,8 +8,11 @@ import os
 import pytest
 from conftest import ROOT, make_records, run_train, small_job, write_tfrecords
 
-from deepfm import datasets, model, model_file, sizes
-from deepfm.entry import BadInput
+from deepfm.config import ModelConfig
+from deepfm.data import datasets
+from deepfm.errors import BadInput
+from deepfm.runtime import memory
+from deepfm.state import model_json
 
 # What could run what it reads: functions, modules, and keyword arguments that turn it on.
 BUILTINS = {"eval", "exec", "compile", "__import__"}
@@ -21,7 +24,7 @@ KEYWORDS = {"allow_pickle", "shell"}
 
 JUSTIFIED = {
     # Pickles travel through pipes between a program and the workers that it has forked.
-    ("data_tools/workers.py", "multiprocessing"),
+    ("data_tools/common/workers.py", "multiprocessing"),
     # A shell joins files, whose names the benchmark has made, into a FIFO.
     ("scripts/benchmark.py", "shell"),
 }
@@ -77,7 +80,7 @@ def test_a_dataset_json_with_absurd_sizes_is_refused(tmp_path, field, feature):
     datasets.write_metadata(str(tmp_path), field, feature, [file])
     with pytest.raises(BadInput, match="_size"):
         data = datasets.find(str(tmp_path), "training_data_dir")
-        sizes.check(model.ModelConfig(data.field_size, data.feature_size))
+        memory.check(ModelConfig(data.field_size, data.feature_size))
 
 
 def test_a_job_refuses_sizes_in_one_sentence_and_not_for_want_of_memory(tmp_path):
@@ -100,12 +103,12 @@ def test_a_job_refuses_sizes_in_one_sentence_and_not_for_want_of_memory(tmp_path
     ],
 )
 def test_a_model_has_to_fit_into_the_machine_and_into_tensorflow(sizes_given, machine, accepted):
-    config = model.ModelConfig(*sizes_given)
+    config = ModelConfig(*sizes_given)
     if accepted:
-        sizes.check(config, machine)
+        memory.check(config, machine)
     else:
         with pytest.raises(BadInput):
-            sizes.check(config, machine)
+            memory.check(config, machine)
 
 
 @pytest.mark.parametrize(
@@ -123,33 +126,33 @@ def test_a_model_has_to_fit_into_the_machine_and_into_tensorflow(sizes_given, ma
     ],
 )
 def test_the_memory_of_a_job_is_more_than_that_of_its_weights(monkeypatch, config, load, gigabytes):
-    config, load = model.ModelConfig(*config), sizes.Load(**load)
-    monkeypatch.setattr(sizes, "_memory", lambda: 10**15)
-    sizes.check(config, True, load)
-    monkeypatch.setattr(sizes, "_memory", lambda: gigabytes * 10**9)
+    config, load = ModelConfig(*config), memory.Load(**load)
+    monkeypatch.setattr(memory, "_memory", lambda: 10**15)
+    memory.check(config, True, load)
+    monkeypatch.setattr(memory, "_memory", lambda: gigabytes * 10**9)
     with pytest.raises(BadInput, match="than the .* GB that it may use here"):
-        sizes.check(config, True, load)
+        memory.check(config, True, load)
 
 
 def test_memory_that_a_control_group_allows_is_what_there_is(monkeypatch):
     told = {"/sys/fs/cgroup/memory.max": "max\n", "/proc/meminfo": "MemAvailable:  7 kB\n"}
-    monkeypatch.setattr(sizes.utilization, "text_of", lambda path: told[path])
+    monkeypatch.setattr(memory.utilization, "text_of", lambda path: told[path])
     told["/sys/fs/cgroup/memory/memory.limit_in_bytes"] = f"{10**15}\n"
-    machine = sizes._memory()
-    assert 10**8 < machine < 10**15 and sizes._free() == 7168
+    machine = memory._memory()
+    assert 10**8 < machine < 10**15 and memory._free() == 7168
     told["/sys/fs/cgroup/memory.max"] = "5000\n"
-    assert sizes._memory() == 5000
+    assert memory._memory() == 5000
 
 
 # model.json.
 
-GOOD = model.ModelConfig(4, 50)._asdict()
+GOOD = ModelConfig(4, 50)._asdict()
 
 
 def test_a_model_json_is_read_as_it_was_written(tmp_path):
     path = tmp_path / "model.json"
     path.write_text(json.dumps(dict(GOOD, of_a_later_version=1)))
-    found = model_file.read(str(path))
+    found = model_json.read(str(path))
     assert found == json.loads(json.dumps(GOOD))
 
 
@@ -184,6 +187,6 @@ def test_a_model_json_with_odd_content_is_refused_by_name(tmp_path, text):
     path = tmp_path / "model.json"
     path.write_bytes(text.encode("latin1"))
     with pytest.raises(BadInput) as error:
-        model_file.read(str(path))
+        model_json.read(str(path))
     assert str(error.value).startswith(f"{path}: is not a model.json (")
     assert len(str(error.value)) < 400

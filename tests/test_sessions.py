@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from conftest import make_records, run_train, small_job, write_tfrecords
 
-from deepfm import sessions
+from deepfm.runtime import sessions
 
 v1 = tf.compat.v1
 

@@ -313,7 +313,7 @@ def test_kernels_that_cannot_be_built_are_told_and_done_without(machine):
 def test_changed_kernels_are_built_again(machine):
     write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
     assert machine.setup().returncode == 0
-    with open(str(machine.root / "deepfm/csrc/rows.cc"), "a") as source:
+    with open(str(machine.root / "deepfm/kernels/csrc/rows.cc"), "a") as source:
         source.write("// Another line.\n")
     assert "Compiling the kernels" in machine.setup().stdout
     assert len(machine.calls("deepfm.kernels")) == 2

@@ -6,8 +6,8 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from data_tools import shards
-from deepfm.entry import BadInput
+from data_tools.common import shards
+from deepfm.errors import BadInput
 
 if "num_shards" not in flags.FLAGS:
     shards.define_flags()

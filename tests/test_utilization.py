@@ -6,7 +6,7 @@ import time
 import pytest
 from conftest import SMALL_MODEL, make_records, report, run_train, write_tfrecords
 
-from deepfm import utilization
+from deepfm.runtime import utilization
 
 RUN = utilization.Run(
     input_wait_share=0.02, host_cpu_utilization=0.97, gpu_utilization=None, others=0.0,

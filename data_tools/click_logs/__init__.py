@@ -1,0 +1,1 @@
+"""Raw click logs: columns, vocabularies, and the ids that rows become."""

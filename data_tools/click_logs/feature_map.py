@@ -1,0 +1,194 @@
+"""feature_map.json: which feature id each raw cell has, for those who encode one row at a time.
+
+    {"format_version": 1, "dataset": "criteo", "integers": "buckets", "min_count": 10,
+     "field_size": 39, "feature_size": 2005, "fields": [
+      {"name": "I1", "kind": "buckets", "first_id": 1, "missing_id": 1, "rare_id": 2,
+       "vocabulary": {"SP1": 3, "SP0": 4, "2": 5}},
+      {"name": "I2", "kind": "scaled", "first_id": 6, "missing_id": 6, "value_id": 7,
+       "low": -2, "high": 18522}, ...]}
+
+Fields lie one after the other, and id 0 stays free for padding. A record has one id for each field:
+
+- category, hour: the id of the cell's text (of an hour YYMMDDHH, of its HH). A text that is not in
+  the vocabulary has rare_id, an empty cell missing_id. The value is 1.
+- buckets: an integer x > 2 is the text floor(ln(x)^2), a smaller one SPx; then as a category.
+  From the winners of Criteo's challenge ("3 Idiots", https://github.com/ycjuan/kaggle-2014-criteo).
+- scaled: value_id, and the value ln(1 + x - low) / ln(1 + high - low) to 4 decimals, x clipped to
+  [low, high], which are the extremes of the training rows. An empty cell is missing_id, value 1.
+  Public DeepFM examples scale by minimum and maximum, too, with a clip at the 95 % quantile in
+  place of the logarithm (https://github.com/PaddlePaddle/models, deep_fm/preprocess.py).
+
+The `fingerprint` of a map is in the dataset.json of what it has encoded, and in the model that is
+trained on that.
+
+Needs nothing but Python: a server can use it as it is.
+"""
+
+import hashlib
+import json
+import math
+import re
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+
+from data_tools.click_logs.raw_columns import BUCKETS, DATASETS, HOUR, SCALED, fields
+
+FILE = "feature_map.json"
+FORMAT_VERSION = 1
+STEPS = 10000  # scaled values are whole numbers of 1 / STEPS
+INTEGER = re.compile(r"-?[0-9]{1,18}")
+HOURS = re.compile(r"[0-9]{8}")
+
+
+class Field(NamedTuple):
+    """A field of a map; see the module for its ids.
+
+    Attributes:
+        name: of the raw column.
+        kind: category, hour, buckets or scaled.
+        first_id: the smallest of its ids, that of a missing cell.
+        vocabulary: {text: id}; empty where scaled.
+        low: smallest integer of a scaled field.
+        high: its largest.
+    """
+
+    name: str
+    kind: str
+    first_id: int
+    vocabulary: Dict[str, int]
+    low: int = 0
+    high: int = 0
+
+
+class FeatureMap(NamedTuple):
+    """The content of a feature_map.json."""
+
+    dataset: str
+    integers: str
+    min_count: int
+    feature_size: int
+    fields: List[Field]
+
+
+def encode_row(feature_map: FeatureMap, cells: Sequence[str]) -> Tuple[List[int], List[float]]:
+    """Maps a raw row to (ids, values), F of each.
+
+    Args:
+        feature_map: from `load`.
+        cells: the texts of the row's fields, in their order, without label and ignored columns.
+
+    Raises:
+        ValueError: the row has another number of cells, or an integer or hour is none.
+    """
+    if len(cells) != len(feature_map.fields):
+        raise ValueError(f"expected {len(feature_map.fields)} cells, found {len(cells)}")
+    pairs = [_encode_cell(field, cell) for field, cell in zip(feature_map.fields, cells)]
+    return [i for i, _ in pairs], [value for _, value in pairs]
+
+
+def _encode_cell(field, cell):
+    if not cell:
+        return field.first_id, 1.0
+    reason = explain_cell(field.kind, cell)
+    if reason:
+        raise ValueError(f"{field.name} {reason}")
+    if field.kind == SCALED:
+        return field.first_id + 1, scaled(int(cell), field.low, field.high)
+    return field.vocabulary.get(text_of(field.kind, cell), field.first_id + 1), 1.0
+
+
+def explain_cell(kind: str, cell: str) -> Optional[str]:
+    """What is wrong with a cell that is not empty; None where nothing is."""
+    if kind in (BUCKETS, SCALED) and not INTEGER.fullmatch(cell):
+        return f"{cell!r} is no integer of at most 18 digits"
+    if kind == HOUR and not HOURS.fullmatch(cell):
+        return f"{cell!r} is no hour YYMMDDHH"
+    return None
+
+
+def text_of(kind: str, cell: str) -> str:
+    """What stands in the vocabulary for a cell."""
+    if kind == BUCKETS:
+        return bucket_text(bucket(int(cell)))
+    return cell[-2:] if kind == HOUR else cell
+
+
+def bucket(x: int) -> int:
+    """The code of an integer: floor(ln(x)^2) above 2, and x - 3, which is negative, up to 2."""
+    if x <= 2:
+        return x - 3
+    log = math.log(x)
+    return math.floor(log * log)
+
+
+def bucket_text(code: int) -> str:
+    """The text of `bucket`'s code, as the winners wrote it."""
+    return str(code) if code > 0 else f"SP{code + 3}"
+
+
+def bucket_code(text: str) -> int:
+    """The code that a text stands for; ValueError where there is none."""
+    return int(text[2:]) - 3 if text.startswith("SP") else int(text)
+
+
+def scaled(x: int, low: int, high: int) -> float:
+    """An integer as a value in [0, 1]."""
+    x = min(max(x, low), high)
+    return round(STEPS * math.log1p(x - low) / math.log1p(max(high - low, 1))) / STEPS
+
+
+def fingerprint(fields: Iterable[Field]) -> str:
+    """Tells maps apart by all that decides ids and values, however their files are written."""
+    digest = hashlib.sha1()
+    for field in fields:
+        content = field._replace(vocabulary=list(field.vocabulary))
+        digest.update(json.dumps(content).encode())
+    return digest.hexdigest()[:16]
+
+
+def load(path: str) -> FeatureMap:
+    """Reads a feature_map.json; ValueError, which names the file, where it is none."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            found = json.load(f)
+        if found["format_version"] != FORMAT_VERSION:
+            version = str(found["format_version"])[:40]
+            raise ValueError(f"format_version {version}, this program reads {FORMAT_VERSION}")
+        feature_map = FeatureMap(
+            found["dataset"],
+            found["integers"],
+            found["min_count"],
+            found["feature_size"],
+            [Field(**{k: v for k, v in f.items() if k in Field._fields}) for f in _named(found)],
+        )
+        _check(feature_map)
+        return feature_map
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise ValueError(f"{path}: is not a feature map ({reason}).") from error
+
+
+def _named(found):
+    """The fields, each with a vocabulary."""
+    return [{"vocabulary": {}, **field} for field in found["fields"]]
+
+
+def _check(feature_map):
+    """Refuses (ValueError) a map whose fields or ids do not fit together."""
+    if feature_map.dataset not in DATASETS or feature_map.integers not in (BUCKETS, SCALED):
+        raise ValueError("unknown dataset or integers")
+    expected = [(c.name, c.kind) for c in fields(feature_map.dataset, feature_map.integers)]
+    if [(f.name, f.kind) for f in feature_map.fields] != expected:
+        raise ValueError(f"the fields are not those of {feature_map.dataset}")
+    next_id = 1
+    for field in feature_map.fields:
+        ids = list(field.vocabulary.values())
+        if field.first_id != next_id or ids != list(range(next_id + 2, next_id + 2 + len(ids))):
+            raise ValueError(f"the ids of {field.name} do not follow one another")
+        if field.kind == BUCKETS:
+            for text in field.vocabulary:
+                bucket_code(text)
+        if not -(10**18) < field.low <= field.high < 10**18:
+            raise ValueError(f"{field.name} is scaled to no range")
+        next_id += 2 + len(ids)
+    if feature_map.feature_size != next_id:
+        raise ValueError(f"feature_size {feature_map.feature_size}, its ids make {next_id}")

@@ -1,0 +1,386 @@
+"""Raw rows of text to one number per cell, a block at a time and without a loop over rows.
+
+A cell's number is its key: equal keys are equal cells of a field. The key of a text of up to 8
+bytes is these bytes as a big-endian number, so keys are in the order of the texts; LONG stands for
+any longer text, and the text itself comes along. MISSING is an empty cell. The key of an integer or
+a bucket is its two's complement with the sign bit turned, which is in order, too.
+
+B: rows of a block. F: fields.
+"""
+
+import contextlib
+import functools
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from data_tools.click_logs import feature_map, quoted_cells
+from data_tools.click_logs.raw_columns import (
+    BUCKETS,
+    CATEGORY,
+    DATASETS,
+    HOUR,
+    IGNORED,
+    LABEL,
+    SCALED,
+    Column,
+)
+from data_tools.common import line_blocks
+from deepfm.data import bad_records
+from deepfm.errors import BadInput
+
+MISSING, LONG = 0, 2**64 - 1  # no text begins with the byte 255: it would not be UTF-8
+DELIMITERS = {"tab": b"\t", "comma": b","}
+_NEWLINE, _RETURN, _MINUS = b"\n\r-"
+_SIGN = np.uint64(1 << 63)
+_MASKS = np.array([(1 << 8 * n) - 1 for n in range(9)], np.uint64)  # the first n bytes of a cell
+
+
+class Layout(NamedTuple):
+    """How the rows of a file are written.
+
+    Attributes:
+        delimiter: one byte.
+        width: cells of a row.
+        label: which cell is the label; None where the file has none.
+        fields: which cells are the fields.
+        header: whether the first line names the columns.
+    """
+
+    delimiter: bytes
+    width: int
+    label: Optional[int]
+    fields: Tuple[int, ...]
+    header: bool
+
+
+class Part(NamedTuple):
+    """Whole lines of a file: bytes start to end (None: the file's end) of its plain text."""
+
+    path: str
+    layout: Layout
+    start: int = 0
+    end: Optional[int] = None
+
+
+class Rows(NamedTuple):
+    """The rows of a block.
+
+    Attributes:
+        starts: int64 [B], at which byte of the file each begins.
+        labels: float32 [B], 0 or 1; 0 where the file has none.
+        keys: uint64 [F, B].
+        long: {field: (int64 [n] rows, n texts)} of the cells that are LONG.
+    """
+
+    starts: np.ndarray
+    labels: np.ndarray
+    keys: np.ndarray
+    long: Dict[int, Tuple[np.ndarray, List[bytes]]]
+
+
+class BadBlock(Exception):
+    """A block holds a line that is bad, blank or quoted in a way that needs a look at it alone."""
+
+
+def read_layout(path: str, dataset: str, delimiter: str, header: str, labels: bool) -> Layout:
+    """Looks at the first line that is not blank; whether it is a good row is not checked.
+
+    A header that names all fields tells where they are; other files have the columns of the data
+    set, in their order.
+
+    Args:
+        path: the file.
+        dataset: a key of DATASETS.
+        delimiter: tab, comma or auto.
+        header: yes, no or auto: whether the first line is one.
+        labels: whether the label must be there.
+    """
+    with contextlib.closing(line_blocks.read_blocks(path)) as blocks:
+        first = next(blocks, None)
+    line = _without_return(first.text.lstrip(b"\r\n").partition(b"\n")[0]) if first else b""
+    if delimiter == "auto":
+        delimiter = "tab" if b"\t" in line else "comma"
+    line, _ = quoted_cells.unquote_line(line, DELIMITERS[delimiter])
+    cells = line.split(DELIMITERS[delimiter])
+    columns = DATASETS[dataset]
+    names = [cell.decode("utf-8", "replace").strip().lower() for cell in cells]
+    if header != "no" and all(c.name.lower() in names for c in columns if _is_field(c)):
+        place = {name: i for i, name in enumerate(names)}
+        header = "yes"
+    else:
+        if not labels and len(cells) == len(columns) - 1:
+            columns = [c for c in columns if c.kind != LABEL]
+        names, place = columns, {c.name.lower(): i for i, c in enumerate(columns)}
+    (label,) = (place.get(c.name.lower()) for c in DATASETS[dataset] if c.kind == LABEL)
+    fields = tuple(place[c.name.lower()] for c in columns if _is_field(c))
+    return Layout(DELIMITERS[delimiter], len(names), label, fields, header == "yes")
+
+
+def _is_field(column):
+    return column.kind not in (LABEL, IGNORED)
+
+
+def read(
+    part: Part, columns: Sequence[Column], labels: bool
+) -> Iterator[Tuple[int, Union[Rows, bad_records.BadRecord]]]:
+    """Yields (bytes of the file read, Rows or a bad row) for a part, block by block.
+
+    Args:
+        part: which lines.
+        columns: what its fields are.
+        labels: whether the label must be there.
+    """
+    first_line = None  # its number costs a look at the file up to there; only bad rows need it
+    for start, text, size, before in _blocks(part):
+        try:
+            yield size, _parse_lines(text, start, part.layout, columns, labels)
+        except BadBlock:
+            if first_line is None:
+                first_line = line_blocks.line_number(part.path, part.start)
+            good, starts = [], []
+            for number, line in enumerate(text.split(b"\n")[:-1], first_line + before):
+                content = _without_return(line)
+                plain, reason = quoted_cells.unquote_line(content, part.layout.delimiter)
+                if reason:
+                    reason = f"{reason}: {_quoted(content)}"
+                elif content:
+                    reason = explain(plain, part.layout, columns, labels)
+                if reason:
+                    yield 0, bad_records.BadRecord(part.path, f":{number}", reason)
+                elif content:
+                    good.append(plain + b"\n")
+                    starts.append(start)
+                start += len(line) + 1
+            if good:
+                rows = parse(b"".join(good), 0, part.layout, columns, labels)
+                yield size, rows._replace(starts=np.array(starts))
+
+
+def _blocks(part):
+    """Yields (start, text, bytes of the file read, lines of the part before it), less a header."""
+    lines = 0
+    try:
+        for start, text, size in line_blocks.read_blocks(part.path, part.start, part.end):
+            first = text.index(b"\n") + 1 if start == 0 and part.layout.header else 0
+            before = lines + (first > 0)
+            lines += text.count(b"\n")
+            yield start + first, text[first:], size, before
+    except BadInput as error:
+        raise BadInput(f"{str(error).rstrip('.')} after line {lines}.") from error
+
+
+def _parse_lines(text, start, layout, columns, labels):
+    """As `parse`, of lines whose cells may stand in quotes."""
+    plain = quoted_cells.unquote(text, layout.delimiter)
+    if plain is None:
+        raise BadBlock
+    rows = parse(plain, start, layout, columns, labels)
+    if plain is text:
+        return rows
+    newlines = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE)
+    return rows._replace(starts=start + np.concatenate([[0], newlines[:-1] + 1]))
+
+
+def parse(text, start, layout, columns, labels) -> Rows:
+    """The rows of some whole lines; BadBlock where one is bad or blank.
+
+    Args:
+        text: the lines, without quotes around cells.
+        start: at which byte of the file they begin.
+        layout: how they are written.
+        columns: what the fields are.
+        labels: whether the label must be there.
+    """
+    if labels and layout.label is None or b"\0" in text or not _is_utf8(text):
+        raise BadBlock
+    padded = np.frombuffer(text + bytes(8), np.uint8)
+    characters = padded[:-8]
+    newlines = characters == _NEWLINE
+    cuts = np.flatnonzero(newlines | (characters == layout.delimiter[0]))
+    rows = np.count_nonzero(newlines)
+    if (
+        len(cuts) != rows * layout.width
+        or not newlines[cuts[layout.width - 1 :: layout.width]].all()
+    ):
+        raise BadBlock
+    ends = cuts.reshape(rows, layout.width)
+    starts = np.concatenate([[0], cuts + 1])[:-1].reshape(rows, layout.width)
+    row_starts = start + starts[:, 0]
+    ends[:, -1] -= padded[ends[:, -1] - 1] == _RETURN
+    label = _labels(characters, starts, ends, layout)
+    fields = list(layout.fields)
+    starts = np.ascontiguousarray(starts.T[fields])
+    lengths = np.ascontiguousarray(ends.T[fields]) - starts
+    # Every 8 bytes of the text as a number; gathering them does not copy them all before.
+    words = np.ndarray([len(text) + 1], "<u8", padded, 0, [1])
+    keys = words[starts]  # [F, B]
+    keys &= _MASKS[np.minimum(lengths, 8)]
+    for kind, which in _by_kind(columns):
+        cells = slice(which[0], which[-1] + 1)
+        integers = functools.partial(_integers, text, words, starts[cells], lengths[cells])
+        keys[cells] = _KEYS[kind](keys[cells], lengths[cells], integers)
+    return Rows(row_starts, label, keys, _long(text, starts, lengths, columns))
+
+
+def _without_return(line):
+    return line[:-1] if line.endswith(b"\r") else line
+
+
+def _is_utf8(text):
+    if text.isascii():
+        return True
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _labels(characters, starts, ends, layout):
+    if layout.label is None:
+        return np.zeros(len(starts), np.float32)
+    starts, ends = starts[:, layout.label], ends[:, layout.label]
+    labels = characters[starts] - np.uint8(ord("0"))
+    if (ends - starts != 1).any() or (labels > 1).any():
+        raise BadBlock
+    return labels.astype(np.float32)
+
+
+def _by_kind(columns):
+    """(kind, its fields, which follow one another) for each kind that needs more than its text."""
+    runs = []
+    for i, column in enumerate(columns):
+        if runs and runs[-1][0] == column.kind:
+            runs[-1][1].append(i)
+        else:
+            runs.append((column.kind, [i]))
+    return runs
+
+
+def _text_keys(keys, lengths, _):
+    keys = keys.byteswap()
+    keys[lengths > 8] = LONG
+    return keys
+
+
+def _hour_keys(keys, lengths, integers):
+    integers()  # refuses what is none
+    if ((lengths != 0) & (lengths != 8)).any() or ((keys & np.uint64(0xFF)) == _MINUS).any():
+        raise BadBlock
+    keys = keys.byteswap()
+    return (keys & np.uint64(0xFFFF)) << np.uint64(48)
+
+
+def _scaled_keys(_, lengths, integers):
+    return _integer_keys(integers(), lengths)
+
+
+def _bucket_keys(_, lengths, integers):
+    """As feature_map.bucket."""
+    x = integers()
+    logs = np.log(np.maximum(x, 3))
+    return _integer_keys(np.where(x > 2, np.floor(logs * logs).astype(np.int64), x - 3), lengths)
+
+
+def _integer_keys(x, lengths):
+    keys = x.view(np.uint64) ^ _SIGN
+    keys[lengths == 0] = MISSING
+    return keys
+
+
+_KEYS = {
+    CATEGORY: _text_keys,
+    HOUR: _hour_keys,
+    SCALED: _scaled_keys,
+    BUCKETS: _bucket_keys,
+}
+
+
+def _integers(text, words, starts, lengths):
+    """The integers in some cells, 0 for an empty one. int64, in the shape of starts.
+
+    Eight digits at once, as in https://johnnylee-sde.github.io/Fast-numeric-string-to-int/: the
+    bytes of a word, then its pairs, then its fours are put together by one multiplication each.
+    """
+    negative = (words[starts] & np.uint64(0xFF)) == _MINUS
+    negative &= lengths > 0
+    digits = lengths - negative
+    empty = lengths == 0
+    simple = (digits > 0) & (digits <= 8)
+    shift = ((8 - np.clip(digits, 1, 8)) * 8).astype(np.uint64)
+    x = words[starts + negative] << shift  # the last digit in the highest byte, zeros below
+    x ^= np.uint64(0x3030303030303030) << shift
+    wrong = ((x + np.uint64(0x7676767676767676)) | x) & np.uint64(0x8080808080808080)
+    if (wrong[simple] != 0).any():
+        raise BadBlock
+    x = (x * np.uint64(2561)) >> np.uint64(8) & np.uint64(0x00FF00FF00FF00FF)
+    x = (x * np.uint64(6553601)) >> np.uint64(16) & np.uint64(0x0000FFFF0000FFFF)
+    x = ((x * np.uint64(42949672960001)) >> np.uint64(32)).view(np.int64)
+    x[empty] = 0
+    x[negative] *= -1
+    for place in zip(*np.nonzero(~simple & ~empty)):
+        cell = text[starts[place] : starts[place] + lengths[place]].decode()
+        if not feature_map.INTEGER.fullmatch(cell):
+            raise BadBlock
+        x[place] = int(cell)
+    return x
+
+
+def integers_of(keys: np.ndarray) -> np.ndarray:
+    """The integers of a scaled field, or the codes of buckets, that keys stand for. int64."""
+    return (keys ^ _SIGN).view(np.int64)
+
+
+def key_of(kind: str, text: bytes) -> int:
+    """The key of what stands in a vocabulary; LONG for a long text."""
+    if kind == BUCKETS:
+        return feature_map.bucket_code(text.decode()) + (1 << 63)
+    return LONG if len(text) > 8 else int.from_bytes(text.ljust(8, b"\0"), "big")
+
+
+def texts_of(kind: str, keys: np.ndarray) -> List[str]:
+    """What stands in a vocabulary for keys uint64 [n] that are not LONG."""
+    if kind == BUCKETS:
+        return [feature_map.bucket_text(code) for code in integers_of(keys).tolist()]
+    return [text.decode() for text in keys.astype(">u8").view("S8").tolist()]
+
+
+def _long(text, starts, lengths, columns):
+    found = {}
+    for field in np.flatnonzero((lengths > 8).any(axis=1)):
+        if columns[field].kind == CATEGORY:
+            rows = np.flatnonzero(lengths[field] > 8)
+            first, size = starts[field][rows], lengths[field][rows]
+            found[int(field)] = rows, [text[a : a + n] for a, n in zip(first, size)]
+    return found
+
+
+def explain(line: bytes, layout: Layout, columns: Sequence[Column], labels: bool) -> Optional[str]:
+    """What is wrong with a line that is not blank, against what; None where nothing is."""
+    sample = _quoted(line)
+    if b"\0" in line:
+        return f"holds a NUL character: {sample}"
+    if not _is_utf8(line):
+        return f"is not UTF-8: {sample}"
+    cells = line.split(layout.delimiter)
+    if len(cells) != layout.width:
+        reason = f"expected {layout.width} columns, found {len(cells)}"
+        if len(cells) == layout.width - 1 and labels:
+            reason += " (only --test_input may lack the label)"
+        return f"{reason}: {sample}"
+    if labels and layout.label is None:
+        return f"has no label column (only --test_input may lack it): {sample}"
+    if layout.label is not None and cells[layout.label] not in (b"0", b"1"):
+        return f"label {_quoted(cells[layout.label])} is none of 0 and 1: {sample}"
+    for column, place in zip(columns, layout.fields):
+        cell = cells[place].decode()
+        reason = feature_map.explain_cell(column.kind, cell) if cell else None
+        if reason:
+            return f"{column.name} {reason}: {sample}"
+    return None
+
+
+def _quoted(raw, limit=60):
+    text = raw.decode("utf-8", "replace")
+    return repr(text if len(text) <= limit else text[: limit - 4] + " ...")

@@ -1,0 +1,126 @@
+"""Runs a generator over tasks, in this process or in several, and passes on what it yields.
+
+The processes are forked, so they start at once and share the memory of what was imported; fork
+before the first TensorFlow session of a program, whose threads a fork does not take along. None of
+them outlives the program: they are killed when the results are closed, and end by themselves when
+their parent is gone.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from multiprocessing import connection
+from typing import Any, Callable, Iterator, Sequence, Tuple
+
+from deepfm.runtime import program
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def run(
+    work: Callable[[Any], Iterator[Any]], tasks: Sequence[Any], num_workers: int
+) -> Iterator[Tuple[int, Any]]:
+    """Yields (task's index, event) for every event that `work(task)` yields.
+
+    Events of one task keep their order; those of different tasks mix where there are several
+    processes. Tasks are started in order. Close the iterator to stop all of them.
+
+    Args:
+        work: a generator function; with several processes its events and exceptions are pickled.
+        tasks: what it is called with.
+        num_workers: processes; 1 works in this one.
+
+    Raises:
+        OSError: a process was killed, or ran out of memory.
+        Exception: whatever `work` raises.
+    """
+    if num_workers <= 1 or len(tasks) <= 1:
+        for index, task in enumerate(tasks):
+            for event in work(task):
+                yield index, event
+        return
+    context = multiprocessing.get_context("fork")
+    todo = enumerate(tasks)
+    processes = {}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(program.before_end(lambda: _kill(processes)))
+        stack.callback(_kill, processes)
+        with _signals_later():
+            for _ in range(min(num_workers, len(tasks))):
+                ours, theirs = context.Pipe()
+                arguments = (work, theirs, os.getpid())
+                processes[ours] = context.Process(target=_serve, args=arguments, daemon=True)
+                processes[ours].start()
+                theirs.close()
+                ours.send(next(todo))
+        yield from _collect(processes, todo)
+
+
+def _kill(processes):
+    for process in processes.values():
+        process.kill()
+    for process in processes.values():
+        process.join()
+
+
+@contextlib.contextmanager
+def _signals_later():
+    """Holds signals back: one between two processes would leave one that nobody knows."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _collect(processes, todo):
+    busy = set(processes)
+    while busy:
+        for pipe in connection.wait(busy):
+            try:
+                index, event, error, done = pipe.recv()
+                task = next(todo, None) if done else None
+                if task is not None:
+                    pipe.send(task)
+            except (EOFError, ConnectionError) as gone:
+                raise _death(processes[pipe]) from gone
+            if error is not None:
+                raise error
+            if not done:
+                yield index, event
+            elif task is None:
+                busy.remove(pipe)
+
+
+def _death(process):
+    process.join()
+    return ChildProcessError(
+        f"worker process {process.pid} ended unexpectedly (exit code {process.exitcode}; "
+        "-9: killed, perhaps for want of memory)"
+    )
+
+
+def _serve(work, pipe, parent):
+    """A worker process: takes (index, task) from the pipe until it is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    with contextlib.suppress(EOFError, ConnectionError):  # the parent is gone
+        while True:
+            index, task = pipe.recv()
+            try:
+                for event in work(task):
+                    pipe.send((index, event, None, False))
+                pipe.send((index, None, None, True))
+            except Exception as error:  # every one is raised again, by the parent
+                pipe.send((index, None, error, True))
+
+
+def _end_with(parent):
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)

@@ -1,0 +1,1 @@
+"""Lines of LibSVM and LibFFM, and the records that they become."""

@@ -1,0 +1,1 @@
+"""Records in a new order, in even files, with other shares of the labels."""

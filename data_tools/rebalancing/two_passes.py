@@ -1,0 +1,269 @@
+"""The two passes of rebalance: records into buckets, and buckets into the output files."""
+
+import contextlib
+import functools
+import gzip
+import math
+import os
+from typing import NamedTuple, Optional
+
+import numpy as np
+
+from data_tools.common import workers
+from data_tools.common.progress import Progress
+from data_tools.common.skipping import Skipping
+from data_tools.rebalancing import record_blocks, sampling, shuffling
+from data_tools.rebalancing.record_blocks import Part
+from deepfm.data import bad_records, datasets, records
+from deepfm.data.sampling_rates import SamplingRates
+from deepfm.errors import BadInput
+
+BUCKET = 16 << 20  # bytes of records that a bucket shall hold
+MOST_BITS = 10  # 1,024 buckets at once
+BUFFER = 64 << 20  # bytes of records that wait for their buckets, at most
+COPIES = 1 << 16  # records that are sampled at once
+GZIP_RATIO = 4  # bytes of records in a byte of a compressed file, about
+GZIP_LEVEL = 4
+COPY = 1 << 20  # bytes copied at once
+_ORDER, _SAMPLE = 0, 1  # what keys are drawn for
+
+
+class Task(NamedTuple):
+    """A part of the input, and its number, from which the keys of its records are made."""
+
+    part: Part
+    number: int
+
+
+class Work(NamedTuple):
+    """What the processes have to know.
+
+    Attributes:
+        scratch: the folder to write to.
+        schema: of TFRecords.
+        rates: SamplingRates that are asked for.
+        options: rebalance.Options.
+        bits: of a key that choose the bucket.
+    """
+
+    scratch: str
+    schema: Optional[records.Schema]
+    rates: SamplingRates
+    options: tuple
+    bits: int
+
+    @property
+    def memory(self):
+        """Bytes of records that a process may hold."""
+        return (self.options.memory_mb << 20) // self.options.num_workers
+
+
+class Scattered(NamedTuple):
+    """What became of a block: bytes of the file read for it, its largest id, and records by label.
+
+    found: (negatives, positives) of the block. kept: what was put into buckets of these.
+    """
+
+    read: int
+    max_id: int
+    found: np.ndarray
+    kept: np.ndarray
+
+
+class Segment(NamedTuple):
+    """Records of a bucket that follow one another in an output file, from byte `begin` on."""
+
+    output: int
+    begin: int
+    rows: int
+
+
+class Written(NamedTuple):
+    """Records that were written to an output file."""
+
+    output: int
+    rows: int
+    positives: int
+    bytes: int
+
+
+def bits(data, rates, num_workers):
+    """The bits of a key that choose the bucket: of about BUCKET bytes, and enough for workers."""
+    size = sum(f.bytes * (GZIP_RATIO if f.path.endswith(".gz") else 1) for f in data.files)
+    size *= max(*rates, 1)
+    few = math.ceil(math.log2(8 * num_workers))
+    return min(max(math.ceil(math.log2(size / BUCKET)), few), MOST_BITS)
+
+
+# The first pass.
+
+
+def scatter_all(data, tasks, work):
+    """Puts all records into buckets; returns ((negatives, positives) found, kept, largest id)."""
+    options = work.options
+    progress = Progress("Reading", sum(file.bytes for file in data.files) / 1e6, "MB")
+    found, kept, max_id = np.zeros(2, np.int64), np.zeros(2, np.int64), -1
+    bad = Skipping(options.max_bad_records)
+    scatter = functools.partial(_scatter, work=work)
+    with contextlib.closing(workers.run(scatter, tasks, options.num_workers)) as events:
+        for _, event in events:
+            if isinstance(event, bad_records.BadRecord):
+                bad.add(event)
+                continue
+            found, kept = found + event.found, kept + event.kept
+            max_id = max(max_id, event.max_id)
+            progress.add(event.read / 1e6)
+    progress.finish()
+    bad.log_total()
+    if not sum(kept):
+        what = "holds no records" if not sum(found) else "no record is kept"
+        raise BadInput(f"--input={options.input}: {what}.")
+    if data.rows is not None and sum(found) + bad.count != data.rows:
+        raise BadInput(
+            f"{data.name}: has {sum(found) + bad.count} records, dataset.json says {data.rows}; "
+            "delete that, or make it anew."
+        )
+    return found.tolist(), kept.tolist(), max_id
+
+
+def _scatter(task, work):
+    """Puts the records of a task into buckets; yields BadRecords and Scattered."""
+    seed, folder = work.options.seed, _bucket_folder(task, work)
+    order, sample = (shuffling.salt(seed, work.options.share[0], use) for use in (_ORDER, _SAMPLE))
+    bits = work.bits if work.options.shuffle else 0
+    scatter = shuffling.Scatter(folder, bits, 0, min(work.memory // 2, BUFFER))
+    step = max(int(COPIES / max(*work.rates, 1)), 1)
+    seen = put = 0
+    blocks = record_blocks.read(task.part, work.schema, work.options.max_bad_records)
+    for block in blocks:
+        if isinstance(block, bad_records.BadRecord):
+            yield block
+            continue
+        kept = np.zeros(2, np.int64)
+        for first in range(0, len(block.starts), step):
+            starts, ends, positive = (
+                x[first : first + step] for x in (block.starts, block.ends, block.positive)
+            )
+            key = shuffling.keys(sample, task.number, seen, len(starts))
+            seen += len(starts)
+            chosen = sampling.choose(positive, key, work.rates)
+            key = shuffling.keys(order, task.number, put, len(positive[chosen]))
+            put += len(key)
+            scatter.add(block.data, starts[chosen], ends[chosen], key, positive[chosen])
+            kept += sampling.by_label(positive[chosen])
+        yield Scattered(block.read, block.max_id, sampling.by_label(block.positive), kept)
+    scatter.flush()
+
+
+def _bucket_folder(task, work):
+    """Where the records of a task go: together with all others only where they are shuffled."""
+    return os.path.join(work.scratch, "buckets" if work.options.shuffle else f"task-{task.number}")
+
+
+# The second pass.
+
+
+def write_all(tasks, names, work):
+    """Writes the records of all buckets, in order, to the output files; returns these."""
+    options = work.options
+    folders = dict.fromkeys(_bucket_folder(task, work) for task in tasks)  # in their order
+    buckets = [bucket for folder in folders for bucket in shuffling.buckets(folder, work.bits)]
+    total = sum(bucket.rows for bucket in buckets)
+    if total < len(names):
+        raise BadInput(
+            f"--num_files={options.num_files or len(names)}: {total} records cannot fill "
+            f"{len(names)} files; try --num_files={total * options.share[1]}."
+        )
+    paths = [os.path.join(work.scratch, name) for name in names]
+    jobs = list(zip(buckets, _segments(buckets, total, len(names), options)))
+    progress = Progress("Writing", sum(bucket.bytes for bucket in buckets) / 1e6, "MB")
+    rows, positives = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
+    write = functools.partial(_write_bucket, paths=paths, work=work)
+    with contextlib.closing(workers.run(write, jobs, options.num_workers)) as events:
+        for _, event in events:
+            rows[event.output] += event.rows
+            positives[event.output] += event.positives
+            progress.add(event.bytes / 1e6)
+    progress.finish()
+    if rows.sum() != total:
+        raise OSError(f"{work.scratch}: {rows.sum()} of {total} records could be read again")
+    if options.compress:
+        _compress_all(paths, options.num_workers)
+    return [
+        datasets.DataFile(os.path.join(options.output_dir, name), os.path.getsize(path), n, ones)
+        for name, path, n, ones in zip(names, paths, rows.tolist(), positives.tolist())
+    ]
+
+
+def _segments(buckets, total, num_outputs, options):
+    """For each bucket its Segments: the rows of all, one after the other, are cut evenly."""
+    ends = [total * (i + 1) // num_outputs for i in range(num_outputs)]
+    firsts = np.cumsum([0, *(bucket.rows for bucket in buckets)]).tolist()
+    inside = [
+        [end - first for end in ends if first < end < first + bucket.rows]
+        for first, bucket in zip(firsts, buckets)
+    ]
+    jobs = [(i, bucket, rows) for i, (bucket, rows) in enumerate(zip(buckets, inside)) if rows]
+    measure = functools.partial(_measure, in_order=options.shuffle)
+    sizes = [{0: 0, bucket.rows: bucket.bytes} for bucket in buckets]  # {rows: bytes of the first}
+    with contextlib.closing(workers.run(measure, jobs, options.num_workers)) as events:
+        for _, (i, found) in events:
+            sizes[i].update(found)
+    output = position = 0
+    for first, known in zip(firsts, sizes):
+        segments = []
+        for row, end in zip(sorted(known), sorted(known)[1:]):
+            segments.append(Segment(output, position, end - row))
+            position += known[end] - known[row]
+            if first + end == ends[output]:
+                output, position = output + 1, 0
+        yield segments
+
+
+def _measure(job, in_order):
+    i, bucket, rows = job
+    yield i, dict(zip(rows, shuffling.sizes_of_first(bucket, rows, in_order)))
+
+
+def _write_bucket(job, paths, work):
+    """Writes the records of a bucket to its Segments; yields Written."""
+    bucket, segments = job
+    if work.options.shuffle:
+        blocks = shuffling.ordered(bucket, work.memory)
+    else:
+        blocks = shuffling.stored(bucket)
+    rest = None  # of a block that two Segments share
+    for output, begin, rows in segments:
+        left, ones = rows, 0
+        with open(os.open(paths[output], os.O_WRONLY | os.O_CREAT, 0o666), "wb") as f:
+            f.seek(begin)
+            while left:
+                data, sizes, positive = rest or next(blocks)
+                n = min(left, len(sizes))
+                f.write(data[: sizes[n - 1]])
+                rest = (data[sizes[n - 1] :], sizes[n:] - sizes[n - 1], positive[n:])
+                rest = rest if n < len(sizes) else None
+                left, ones = left - n, ones + int(positive[:n].sum())
+            yield Written(output, rows, ones, f.tell() - begin)
+    next(blocks, None)  # which deletes what has been read
+
+
+def _compress_all(paths, num_workers):
+    """Makes files gzip files, of one member each: of several, TensorFlow reads only the first."""
+    progress = Progress("Compressing", sum(map(os.path.getsize, paths)) / 1e6, "MB")
+    with contextlib.closing(workers.run(_compress, paths, num_workers)) as events:
+        for _, copied in events:
+            progress.add(copied / 1e6)
+    progress.finish()
+
+
+def _compress(path):
+    plain = f"{path}.plain"
+    os.rename(path, plain)
+    with open(plain, "rb") as source, open(path, "wb") as raw, gzip.GzipFile(
+        "", "wb", GZIP_LEVEL, raw, mtime=0
+    ) as target:
+        for block in iter(lambda: source.read(COPY), b""):
+            target.write(block)
+            yield len(block)
+    os.remove(plain)

@@ -1,0 +1,92 @@
+"""Whether processes that take each step together do so with the same flags, data and weights.
+
+Each updates its own copy of the model by the same sums, so what one of them takes from its own
+files, flags or clock makes another model of it, and nothing else would show that.
+"""
+
+from typing import Any, Dict
+
+import tensorflow as tf
+
+from deepfm.errors import BadInput
+
+v1 = tf.compat.v1
+
+EVERY = 1000  # steps between two comparisons of the weights
+_NUMBERS = 1 << 16  # of a variable that are compared at once
+_STRIDE = 7919  # rows by which those that are compared move on from one step to the next
+_TOLERANCE = 1e-4  # of the sum of absolute values; processors of other kinds round otherwise
+
+
+def check_alike(mine: Dict[str, Any], exchange):
+    """Refuses (BadInput, in all processes) values that have to be the same and are not.
+
+    Args:
+        mine: {flag: value} of this process, but for what it does not know.
+        exchange: as in Distribution.
+    """
+    first, *others = exchange(mine)
+    for rank, theirs in enumerate(others, 1):
+        for name, value in first.items():
+            if theirs.get(name, value) != value:
+                raise BadInput(
+                    f"--{name}: rank 0 has {value}, rank {rank} has {theirs[name]}; start all "
+                    "ranks with the same flags, code and data."
+                )
+
+
+class SameWeights(v1.train.SessionRunHook):
+    """Compares the weights of all processes every EVERY steps and at the end.
+
+    Of a large variable the sum of some rows, others at each comparison; of a small one of all.
+
+    Args:
+        gather: as in Distribution.
+        model_dir: where the checkpoints are, for the message.
+    """
+
+    def __init__(self, gather, model_dir: str):
+        self._gather, self._model_dir = gather, model_dir
+        self._steps = 0
+
+    def begin(self):
+        step = tf.cast(v1.train.get_global_step(), tf.int64)
+        self._names = [variable.op.name for variable in v1.global_variables()]
+        parts = [_some(variable, step) for variable in v1.global_variables()]
+        sums = [tf.stack([tf.reduce_sum(x), tf.reduce_sum(tf.abs(x))]) for x in parts]
+        self._all = self._gather(tf.stack(sums)[tf.newaxis], "same_weights")  # [ranks, V, 2]
+
+    def after_run(self, run_context, run_values):
+        self._steps += 1
+        if self._steps % EVERY == 0:
+            self._compare(run_context.session)
+
+    def end(self, session):
+        if self._steps % EVERY:
+            self._compare(session)
+
+    def _compare(self, session):
+        sums = session.run(self._all)
+        differ = abs(sums[:, :, 0] - sums[0, :, 0]) > _TOLERANCE * sums[0, :, 1]
+        if not differ.any():
+            return
+        rank, variable = next(zip(*differ.nonzero()))
+        kept = tf.train.latest_checkpoint(self._model_dir)
+        raise OSError(
+            f"rank {rank} holds other weights than rank 0 (the sum of {self._names[variable]} is "
+            f"{sums[rank, variable, 0]:.9g}, there {sums[0, variable, 0]:.9g}), found after "
+            f"{self._steps} steps: the model of the steps since the last comparison is not to be "
+            f"trusted; the newest checkpoint is {kept or 'none'}."
+        )
+
+
+def _some(variable, step):
+    """float64 [n]: numbers of a variable, other ones at other steps where it is large."""
+    rows = variable.shape.as_list()[0] if variable.shape.ndims else 1
+    width = variable.shape.num_elements() // max(rows, 1)
+    count = max(_NUMBERS // max(width, 1), 1)
+    with tf.device(variable.device):
+        if count < rows:
+            where = (tf.range(count, dtype=tf.int64) * (rows // count) + step * _STRIDE) % rows
+            variable = tf.gather(variable, where)
+        return tf.cast(tf.reshape(variable, [-1]), tf.float64)

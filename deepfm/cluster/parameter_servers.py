@@ -1,0 +1,387 @@
+"""Asynchronous training with parameter servers: how its processes start, agree and end together.
+
+Every process has a TensorFlow server. The chief and the workers train, each on its share of the
+records, at their own pace; the variables lie on the parameter servers. What TensorFlow leaves open
+is when each may end. Here all live until the chief has finished the job: it waits for the workers'
+last steps before its last checkpoint, and releases them and the servers when its work is done.
+Before that, a process that is lost ends them all (watch.Watch).
+
+What the processes tell each other stands on a board: variables on server 0, outside of the model's
+graph, which one posts and the others wait for. Beside it are counters: of the steps that each
+process has taken, and with --max_steps of those that have begun. A checkpoint holds the first ones.
+"""
+
+import contextlib
+import json
+import os
+import time
+import uuid
+from typing import Callable
+
+import tensorflow as tf
+from absl import logging
+
+from deepfm.cluster import tf_config as clusters
+from deepfm.cluster.peers import Watch
+from deepfm.cluster.tf_config import Cluster
+from deepfm.errors import BadInput
+from deepfm.runtime import interruption
+
+v1 = tf.compat.v1
+
+_POLL = 0.1  # seconds between two looks at the board
+_BETWEEN_LOOKS = 1.0  # seconds between two looks for a process that is to stop
+_BOARD = "/job:ps/task:0"
+_CLAIMED = "claimed"  # name of the counter of steps that have begun
+_RELEASED = "released"  # on the board when the chief ends, and so may all
+_FAREWELL = 10  # seconds that the chief waits at most for the workers to say that they are leaving
+
+
+def _counter(name):
+    """A variable on server 0 that counts, int64 []."""
+    return tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=f"deepfm_count/{name}")
+
+
+def _steps_of(rank):
+    """The variable that counts the steps of a process."""
+    return _counter(f"steps/{rank}")
+
+
+def _read_steps(rank):
+    return tf.raw_ops.ReadVariableOp(resource=_steps_of(rank), dtype=tf.int64)
+
+
+class _Board:
+    """What processes post under a name, once each, on a parameter server: anything that JSON can
+    hold."""
+
+    def __init__(self, server: tf.distribute.Server, filters):
+        self._graph = tf.Graph()
+        config = v1.ConfigProto(device_filters=filters)
+        self._session = v1.Session(server.target, self._graph, config)
+        self._ops = {}
+
+    def post(self, name: str, value=None):
+        post, text, _, _ = self._of(name, 0)
+        self._run(post, {text: json.dumps(value)})
+
+    def post_last(self, name: str, server: int = 0):
+        """Posts what may be the last thing that a server hears; it may be gone already."""
+        post, text, _, _ = self._of(name, server)
+        with contextlib.suppress(tf.errors.UnavailableError, tf.errors.AbortedError):
+            self._session.run(post, {text: json.dumps(None)})
+
+    def posted(self, name: str, server: int = 0) -> bool:
+        return self._run(self._of(name, server)[2])
+
+    def read(self, name: str, meanwhile: Callable[[], None] = lambda: None):
+        """What was posted, when it is there; until then calls `meanwhile` again and again.
+
+        Raises:
+            interruption.Interrupted: a signal has ended the chief, which will not post it any more.
+        """
+        while not self.posted(name):
+            if name != _RELEASED and self.posted(_RELEASED):
+                raise interruption.Interrupted(together=True)
+            meanwhile()
+            time.sleep(_POLL)
+        return json.loads(self._run(self._of(name, 0)[3]).decode())
+
+    def set_steps(self, of_ranks):
+        """Sets the steps that each process has taken."""
+        with self._graph.as_default(), tf.device(_BOARD):
+            ops = [
+                tf.raw_ops.AssignVariableOp(resource=_steps_of(i), value=tf.constant(n, tf.int64))
+                for i, n in enumerate(of_ranks)
+            ]
+        self._run(ops)
+
+    def steps_of(self, rank: int) -> int:
+        """The steps that a process has taken."""
+        with self._graph.as_default(), tf.device(_BOARD):
+            return int(self._run(_read_steps(rank)))
+
+    def reads_file(self, path: str, server: int) -> bool:
+        """Whether a server can read a file."""
+        with self._graph.as_default(), tf.device(f"/job:ps/task:{server}"):
+            content = tf.io.read_file(path)
+        try:
+            self._session.run(content)
+        except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError):
+            return False
+        return True
+
+    def _of(self, name, server):
+        """Ops of a name: (post, its placeholder, is it posted, read)."""
+        if (name, server) not in self._ops:
+            with self._graph.as_default(), tf.device(f"/job:ps/task:{server}"):
+                handle = tf.raw_ops.VarHandleOp(
+                    dtype=tf.string, shape=[], shared_name=f"deepfm_board/{name}"
+                )
+                text = v1.placeholder(tf.string, [])
+                self._ops[name, server] = (
+                    tf.raw_ops.AssignVariableOp(resource=handle, value=text),
+                    text,
+                    tf.raw_ops.VarIsInitializedOp(resource=handle),
+                    tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.string),
+                )
+        return self._ops[name, server]
+
+    def _run(self, fetch, feed=None):
+        while True:
+            try:
+                return self._session.run(fetch, feed)
+            except (tf.errors.UnavailableError, tf.errors.AbortedError):
+                time.sleep(1)  # the network may come back; if the server is lost, the Watch ends us
+
+
+def _start_server(cluster: Cluster, config) -> tf.distribute.Server:
+    try:
+        return tf.distribute.Server(
+            v1.train.ClusterSpec(cluster.jobs), cluster.job, cluster.index, config=config
+        )
+    except tf.errors.UnknownError as error:
+        address = cluster.jobs[cluster.job][cluster.index]
+        raise BadInput(
+            f"TF_CONFIG: {cluster.job} {cluster.index} cannot listen on port "
+            f"{address.rpartition(':')[2]} of {address}; another program may use it."
+        ) from error
+
+
+def serve(cluster: Cluster, config):
+    """What a parameter server does: holds variables until the chief has finished the job."""
+    server = _start_server(cluster, config)
+    watch = Watch(cluster.watched())
+    board = _Board(server, [f"/job:ps/task:{cluster.index}"])
+    logging.info("Parameter server %d serves.", cluster.index)
+    stops = False
+    with interruption.taking_steps():  # of the others: this one ends when the chief has saved
+        while not board.posted("closed", cluster.index):
+            if interruption.requested() and not stops:
+                interruption.heard()
+                _Board(server, ["/job:ps"]).post("stop")
+                stops = True
+            time.sleep(_POLL)
+    watch.stop()
+    time.sleep(0.5)  # the chief's post is answered by then
+    if stops:
+        raise interruption.Interrupted()
+    logging.info("Parameter server %d ends: the job is done.", cluster.index)
+
+
+class Member:
+    """A process that trains: the chief or a worker.
+
+    Args:
+        cluster: Cluster.
+        config: tf.ConfigProto of its server.
+    """
+
+    def __init__(self, cluster: Cluster, config):
+        self.cluster = cluster
+        self._server = _start_server(cluster, config)
+        self._watch = Watch(cluster.watched())
+        clusters.wait_for_servers(cluster)
+        me = f"/job:{cluster.job}/task:{cluster.index}"
+        self.device_filters = ["/job:ps", me]
+        self.device_fn = v1.train.replica_device_setter(
+            cluster.num_servers, worker_device=me, cluster=v1.train.ClusterSpec(cluster.jobs)
+        )
+        self._board = _Board(self._server, self.device_filters)
+        self._rounds = 0
+        self._stops, self._looked = False, 0.0
+
+    def agree(self, value):
+        """The chief's value, in all processes."""
+        name = self._next_round()
+        if self.cluster.rank == 0:
+            self._board.post(name, value)
+        return self._board.read(name)
+
+    def exchange(self, value):
+        """All processes' values, by rank."""
+        name = self._next_round()
+        self._board.post(f"{name}/{self.cluster.rank}", value)
+        ranks = range(self.cluster.num_processes)
+        return [self._board.read(f"{name}/{rank}", self._hear) for rank in ranks]
+
+    def steps_taken(self, of_processes):
+        """The steps that this process has taken, of those that the chief knows; a worker that is
+        started again has taken more."""
+        if self.cluster.rank == 0:
+            self._board.set_steps(of_processes)
+            self._board.post("steps")
+        self._board.read("steps")
+        return self._board.steps_of(self.cluster.rank)
+
+    def begin_step(self, features, labels, max_steps):
+        """Makes the model wait for a step of its own, once it has a batch.
+
+        Those of all processes together are --max_steps; who gets none is at its end.
+        """
+        if not max_steps:
+            return features, labels
+        batch = tf.nest.flatten((features, labels))
+        with tf.device(_BOARD):
+            claimed = _counter(_CLAIMED)
+        with tf.control_dependencies(batch), tf.device(_BOARD):
+            claim = tf.raw_ops.ResourceCountUpTo(resource=claimed, limit=max_steps, T=tf.int64)
+        with tf.control_dependencies([claim]):
+            return tf.nest.map_structure(tf.identity, (features, labels))
+
+    def end_step(self, train_op):
+        """Counts a step of this process on the board, where it outlives it, after its updates."""
+        with tf.device(_BOARD):
+            steps, one = _steps_of(self.cluster.rank), tf.constant(1, tf.int64)
+        with tf.control_dependencies([train_op]), tf.device(_BOARD):
+            return tf.raw_ops.AssignAddVariableOp(resource=steps, value=one)
+
+    def count_steps(self):
+        """int64 [processes]: the steps of each."""
+        with tf.device(_BOARD):
+            return tf.stack([_read_steps(rank) for rank in range(self.cluster.num_processes)])
+
+    def servers_see(self, model_dir):
+        """Whether the servers share the disk of model_dir, so that each can write its part."""
+        blind = self._server_that_sees_no_file(model_dir)
+        if blind:
+            logging.info(
+                "%s does not see --model_dir=%s: the chief gathers the variables and writes "
+                "checkpoints whole. On a shared disk each server would write its part.",
+                blind, model_dir,
+            )  # fmt: skip
+        return not blind
+
+    def _server_that_sees_no_file(self, model_dir):
+        """The name of a server that does not share the disk of model_dir, or None."""
+        tf.io.gfile.makedirs(model_dir)
+        path = os.path.join(model_dir, f".shared-{uuid.uuid4().hex}")
+        with tf.io.gfile.GFile(path, "w") as f:
+            f.write("A parameter server looks for this file.\n")
+        try:
+            for i, address in enumerate(self.cluster.jobs["ps"]):
+                if not self._board.reads_file(path, i):
+                    return f"ps {i} ({address})"
+        finally:
+            tf.io.gfile.remove(path)
+        return None
+
+    def anyone_stops(self, wanted):
+        """Whether any process is to stop; looks once a second."""
+        if wanted and not self._stops:
+            self._board.post("stop")
+            self._stops = True
+        if not self._stops and time.monotonic() - self._looked > _BETWEEN_LOOKS:
+            self._looked = time.monotonic()
+            self._stops = self._board.posted("stop")
+        return self._stops
+
+    def _hear(self):
+        """While this process waits for others: hands a signal on to them."""
+        if self.anyone_stops(interruption.requested()):
+            interruption.heard()
+
+    def _next_round(self):
+        self._rounds += 1
+        return f"round_{self._rounds}"
+
+    def make_hooks(self, save_in_time: Callable):
+        """The hooks of training; they come before the one that saves checkpoints.
+
+        Args:
+            save_in_time: (session) -> None, saves a checkpoint if it is time for one.
+        """
+        if self.cluster.rank > 0:
+            return [_Worker(self.cluster, self._board, self._hear)]
+
+        def meanwhile(session):
+            self._hear()
+            save_in_time(session)
+
+        return [_Chief(self.cluster, self._board, meanwhile)]
+
+    def finish(self):
+        """Ends the job in all processes, when the chief comes here."""
+        workers = [f"left/{rank}" for rank in range(1, self.cluster.num_processes)]
+        if self.cluster.rank > 0:
+            self._board.read(_RELEASED)
+            self._watch.stop()
+            self._board.post_last(workers[self.cluster.rank - 1])
+            return
+        self._watch.stop()
+        self._board.post(_RELEASED)
+        last = time.monotonic() + _FAREWELL
+        while time.monotonic() < last and not all(map(self._board.posted, workers)):
+            time.sleep(_POLL)
+        for server in range(self.cluster.num_servers):
+            self._board.post_last("closed", server)
+
+
+class _OneSession(v1.train.SessionRunHook):
+    """Ends a process whose session on the parameter servers was lost."""
+
+    def __init__(self):
+        self._in_session = False
+
+    def after_create_session(self, session, coord):
+        if self._in_session:  # a new one would begin with the first record of the share again
+            raise OSError(
+                "the session on the parameter servers was lost, so this process ends; the same "
+                "command again goes on."
+            )
+        self._in_session = True
+
+
+class _Worker(_OneSession):
+    """Starts when the chief has made the variables; tells it of the last step."""
+
+    def __init__(self, cluster, board, meanwhile):
+        super().__init__()
+        self._cluster, self._board = cluster, board
+        self._meanwhile = meanwhile  # () -> None, called while it waits for the chief
+
+    def begin(self):
+        # Estimator's own waiting looks every 30 s.
+        self._board.read("started", self._meanwhile)
+
+    def end(self, session):
+        self._board.post(f"joined/{self._cluster.rank}")
+
+
+class _Chief(_OneSession):
+    """Reports what lies where; waits for the workers' last steps, so that the last checkpoint has
+    them."""
+
+    def __init__(self, cluster, board, meanwhile):
+        super().__init__()
+        self._cluster, self._board = cluster, board
+        self._meanwhile = meanwhile  # (session) -> None, called while it waits for the workers
+
+    def begin(self):
+        log_balance(self._cluster.num_servers, v1.global_variables())
+        with tf.device(_BOARD):
+            claimed = _counter(_CLAIMED)
+            step = tf.cast(v1.train.get_global_step(), tf.int64)
+            self._claim = tf.raw_ops.AssignVariableOp(resource=claimed, value=step)
+
+    def after_create_session(self, session, coord):
+        super().after_create_session(session, coord)
+        session.run(self._claim)  # the steps of the checkpoint
+        self._board.post("started")
+
+    def end(self, session):
+        for rank in range(1, self._cluster.num_processes):
+            self._board.read(f"joined/{rank}", lambda: self._meanwhile(session))
+
+
+def log_balance(num_servers: int, variables):
+    """Logs how many bytes of the variables, the optimizer's among them, each server holds."""
+    sizes = [0] * num_servers
+    for variable in variables:
+        task = tf.DeviceSpec.from_string(variable.device).task
+        sizes[task] += variable.shape.num_elements() * variable.dtype.size
+    logging.info(
+        "Parameter servers hold %s MB; max/min %.2f.",
+        ", ".join(f"{size / 1e6:.1f}" for size in sizes),
+        max(sizes) / max(min(sizes), 1),
+    )

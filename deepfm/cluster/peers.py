@@ -1,0 +1,185 @@
+"""Whether the other processes of a job are still there; a process that has lost one ends.
+
+What waits for a process whose host or network is gone waits for ever: all-reduce over MPI and calls
+to parameter servers have no limit of time. So a process looks every second whether those that it
+depends on still accept connections, in one thread for each, and ends with a sentence when one has
+not for a while. A parameter server and those that train with it listen anyway; a rank of Horovod
+opens a port for it. This module does not load TensorFlow.
+"""
+
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from typing import Callable, List, NamedTuple, Optional
+
+from absl import logging
+
+from deepfm.runtime import program
+
+_BETWEEN_LOOKS = 1.0  # seconds
+_TIMEOUT = 2.0  # seconds for one look
+# Seconds after which a process that has never answered is lost: its host may be starting, or, where
+# the host refuses, the process itself, or it has failed already.
+HOST_PATIENCE, _START_PATIENCE = 300, 50
+# Of the ranks of Horovod. None is started again by itself, so one that is refused has ended. What
+# Horovod or the launcher make of that comes first.
+_RANK_PATIENCE, _ENDED_RANK_PATIENCE = 20, 5
+
+
+class Other(NamedTuple):
+    """A process that is watched.
+
+    Attributes:
+        name: as the sentence calls it, e.g. "worker 0".
+        address: "host:port", where it listens.
+        patience: seconds without an answer after which it is lost, once it has answered.
+        ended_patience: the same where its host refuses: the host is there, the process is not.
+    """
+
+    name: str
+    address: str
+    patience: float
+    ended_patience: float
+
+
+def answers(address: str) -> Optional[bool]:
+    """Whether a process listens at host:port; None where there is no host."""
+    try:
+        _connect(address).close()
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _connect(address):
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), timeout=_TIMEOUT)
+
+
+class Watch:
+    """Ends this process, with a sentence and exit code 1, when one of the others is lost."""
+
+    def __init__(self, others: List[Other]):
+        self._stopped = threading.Event()
+        for other in others:
+            threading.Thread(target=self._look_at, args=[other], daemon=True).start()
+
+    def _look_at(self, other):
+        answered, silent, last = False, 0.0, time.monotonic()
+        while not self._stopped.wait(_BETWEEN_LOOKS):
+            found = answers(other.address)
+            now = time.monotonic()
+            # While this process itself is held up, it cannot tell that the other one is silent.
+            passed, last = min(now - last, _BETWEEN_LOOKS + _TIMEOUT), now
+            if found:
+                answered, silent = True, 0.0
+                continue
+            silent += passed
+            if answered:
+                patience = other.patience if found is None else other.ended_patience
+            else:
+                patience = HOST_PATIENCE if found is None else _START_PATIENCE
+            if silent > patience and not self._stopped.is_set():
+                _end(f"{other.name} ({other.address}) has not answered for {silent:.0f} s")
+
+    def stop(self):
+        """From now on the others may end."""
+        self._stopped.set()
+
+
+def _end(what):
+    """Ends the process although its main thread may wait for the lost one for ever."""
+    logging.flush()
+    sys.stderr.write(f"{os.path.basename(sys.argv[0])}: {what}, {program.SO_THIS_ENDS}\n")
+    sys.stderr.flush()
+    os._exit(1)
+
+
+class Contact(NamedTuple):
+    """Where a rank can be found: any "host:port" that answers with its token is the rank."""
+
+    host: str
+    addresses: List[str]
+    token: bytes
+
+
+def watch_ranks(rank: int, gather: Callable[[tuple], List[tuple]]) -> Watch:
+    """The Watch of a rank of Horovod: rank 0 looks at all others, they at rank 0.
+
+    So when one is lost, rank 0 ends, and then all do, within the patience of the two.
+
+    Args:
+        rank: of this process.
+        gather: a tuple of each process -> those of all, by rank, which all must call.
+    """
+    contacts = [Contact(*found) for found in gather(tuple(listen()))]
+    watched = range(1, len(contacts)) if rank == 0 else [0]
+    others = []
+    for other in watched:
+        contact = contacts[other]
+        address = find(contact)
+        if address:
+            name = f"rank {other} on {contact.host}"
+            others.append(Other(name, address, _RANK_PATIENCE, _ENDED_RANK_PATIENCE))
+        else:
+            logging.warning(
+                "Rank %d on %s answers at none of %s: should it be lost, this process may wait for "
+                "ever. Let the hosts of a job reach all ports of one another.",
+                other, contact.host, ", ".join(contact.addresses),
+            )  # fmt: skip
+    return Watch(others)
+
+
+def listen() -> Contact:
+    """The Contact of this process, which answers from now on until it ends."""
+    server = socket.socket()
+    server.bind(("", 0))
+    server.listen(128)
+    port, token = server.getsockname()[1], secrets.token_bytes(16)
+
+    def answer():
+        while True:
+            try:
+                with server.accept()[0] as connection:
+                    connection.sendall(token)
+            except OSError:  # the other one is gone, or this process has too many files open
+                time.sleep(_BETWEEN_LOOKS)
+
+    threading.Thread(target=answer, daemon=True).start()
+    return Contact(socket.gethostname(), [f"{host}:{port}" for host in _own_addresses()], token)
+
+
+def _own_addresses():
+    """IPv4 addresses of this host, the loopback last.
+
+    Not what its name resolves to: Debian writes 127.0.1.1 into /etc/hosts.
+    """
+    import psutil  # Horovod needs it too
+
+    found = {
+        address.address
+        for interface in psutil.net_if_addrs().values()
+        for address in interface
+        if address.family == socket.AF_INET
+    }
+    return sorted(found, key=lambda address: (address.startswith("127."), address))
+
+
+def find(contact: Contact) -> Optional[str]:
+    """The first address at which a rank answers, or None.
+
+    Hosts may have an address in common, such as that of Docker's bridge, and a port of it in use.
+    """
+    for address in contact.addresses:
+        try:
+            with _connect(address) as connection:
+                if connection.recv(len(contact.token)) == contact.token:
+                    return address
+        except OSError:
+            continue
+    return None

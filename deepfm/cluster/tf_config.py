@@ -1,0 +1,131 @@
+"""The processes of a job with parameter servers: who they are, and which depends on which.
+
+TF_CONFIG, in TensorFlow's own format, says who they are:
+
+    {"cluster": {"chief": ["host:port"], "worker": ["host:port", ...], "ps": ["host:port", ...]},
+     "task": {"type": "worker", "index": 0}}
+
+`master` is another name of `chief`. This module does not load TensorFlow.
+"""
+
+import json
+import time
+from typing import Dict, List, NamedTuple, Optional
+
+from absl import logging
+
+from deepfm.cluster.peers import HOST_PATIENCE, Other, answers
+from deepfm.errors import BadInput
+
+_CHIEFS = ("chief", "master")
+_JOBS = (*_CHIEFS, "worker", "ps")
+# Seconds without an answer after which a process is lost and the job ends. A worker may be started
+# again meanwhile; the chief and the servers hold what cannot be started again by itself.
+_PATIENCE = {"chief": 15, "master": 15, "ps": 15, "worker": 25}
+
+
+class Cluster(NamedTuple):
+    """All processes of a job, and which of them this one is.
+
+    Attributes:
+        jobs: addresses "host:port" of the tasks of each job: chief (or master), worker, ps.
+        job: of this process.
+        index: of this process in its job.
+    """
+
+    jobs: Dict[str, List[str]]
+    job: str
+    index: int
+
+    @property
+    def chief(self):
+        """The chief's job name, chief or master."""
+        return next(job for job in _CHIEFS if job in self.jobs)
+
+    @property
+    def num_servers(self):
+        return len(self.jobs["ps"])
+
+    @property
+    def num_processes(self):
+        """Processes that train: the chief and the workers."""
+        return 1 + len(self.jobs.get("worker", ()))
+
+    @property
+    def rank(self):
+        """Of this process among those that train; the chief's is 0."""
+        return 0 if self.job == self.chief else 1 + self.index
+
+    def watched(self) -> List[Other]:
+        """What this process depends on: the chief on all, a worker on the chief and the servers, a
+        server on the chief. So none outlives a lost one by more than the patience of two."""
+        chief = self.chief
+        jobs = {chief: ("ps", "worker"), "worker": (chief, "ps"), "ps": (chief,)}[self.job]
+        return [
+            Other(f"{job} {i}", address, _PATIENCE[job], _PATIENCE[job])
+            for job in jobs
+            for i, address in enumerate(self.jobs.get(job, ()))
+        ]
+
+
+def parse(tf_config: Optional[str]) -> Optional[Cluster]:
+    """The cluster that TF_CONFIG describes; None where it describes none.
+
+    Raises:
+        BadInput: it is not JSON, or is no cluster with this process in it.
+    """
+    try:
+        config = json.loads(tf_config or "{}")
+    except ValueError as error:
+        raise BadInput(f"TF_CONFIG is not JSON ({error}): {tf_config[:80]!r}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("cluster", {}), dict):
+        raise BadInput(
+            f"TF_CONFIG is not an object with 'cluster' and 'task': {tf_config[:80]!r}; e.g. "
+            '{"cluster": {"chief": ["host:port"], "ps": ["host:port"]}, '
+            '"task": {"type": "chief", "index": 0}}'
+        )
+    jobs, task = config.get("cluster"), config.get("task")
+    if not jobs:
+        return None
+    for job, addresses in jobs.items():
+        if job not in _JOBS:
+            raise BadInput(f"TF_CONFIG: '{job}' is no job; a cluster has {', '.join(_JOBS)}.")
+        if not isinstance(addresses, list) or not all(map(_is_address, addresses)):
+            raise BadInput(f"TF_CONFIG: '{job}' is {addresses!r}; give a list of 'host:port'.")
+    jobs = {job: addresses for job, addresses in jobs.items() if addresses}
+    chiefs = sum(len(jobs.get(job, ())) for job in _CHIEFS)
+    if chiefs != 1:
+        raise BadInput(f"TF_CONFIG: the cluster has {chiefs} chiefs (or masters); name one.")
+    everyone = [address for addresses in jobs.values() for address in addresses]
+    twice = {address for address in everyone if everyone.count(address) > 1}
+    if twice:
+        raise BadInput(f"TF_CONFIG: two processes have the address {min(twice)}.")
+    if not isinstance(task, dict) or not {"type", "index"} <= set(task):
+        raise BadInput("TF_CONFIG: 'task' is missing; give its 'type' and 'index'.")
+    job, index = task["type"], task["index"]
+    if not isinstance(job, str) or job not in jobs or index not in range(len(jobs[job])):
+        tasks = ", ".join(f"{job} 0 to {len(found) - 1}" for job, found in sorted(jobs.items()))
+        raise BadInput(f"TF_CONFIG: its cluster has no task {job} {index}; it has {tasks}.")
+    return Cluster(jobs, job, int(index))
+
+
+def _is_address(address):
+    host, _, port = str(address).rpartition(":")
+    return bool(host) and port.isdigit() and 0 < int(port) < 65536
+
+
+def wait_for_servers(cluster: Cluster):
+    """Waits until all parameter servers listen; says every 10 s which one does not.
+
+    Raises:
+        TimeoutError: one has not in HOST_PATIENCE seconds.
+    """
+    started = said = time.monotonic()
+    for i, address in enumerate(cluster.jobs["ps"]):
+        while not answers(address):
+            if time.monotonic() - started > HOST_PATIENCE:
+                raise TimeoutError(f"ps {i} ({address}) has not answered for {HOST_PATIENCE} s")
+            if time.monotonic() - said > 10:
+                said = time.monotonic()
+                logging.info("Waiting for ps %d (%s).", i, address)
+            time.sleep(0.2)

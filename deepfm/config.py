@@ -1,0 +1,301 @@
+"""The plain values that everything else takes, each made once, from flags, in train.py.
+
+F: fields. K: embedding size.
+"""
+
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+
+
+class ModelConfig(NamedTuple):
+    """What defines the model.
+
+    Attributes:
+        field_size: F.
+        feature_size: rows of the embedding tables; ids lie in [0, feature_size).
+        embedding_size: K.
+        deep_layers: width of each hidden layer.
+        dropout: for each hidden layer the rate at which units are dropped (NOT a keep probability).
+        batch_norm: Linear -> batch norm -> ReLU -> dropout, instead of Linear -> ReLU -> dropout.
+        batch_norm_decay: of the moving statistics.
+        loss_type: log_loss or square_loss.
+        l2_reg: lambda of the L2 terms, each lambda/2 * sum of squares, not divided by B.
+        l2_scope: batch (each distinct table row of the global batch, once per step) or table (whole
+            tables). The MLP's kernels are covered in both.
+        lazy_updates: update only the table rows of the batch.
+        embedding_init_stddev: of the normal distribution that both tables start from.
+        seed: of the initial weights and of dropout.
+        pooling: what becomes of a field's values: their sum, mean or (element by element) max, each
+            value being its feature's row, scaled. Of one value all are the same, which is why the
+            mean is over the number of values, and not over their sum.
+        multi_valued: whether exported models take fields of several values.
+        hash_buckets: of the strings that ids are hashes of, and that exported models take too; 0:
+            ids are no hashes; None: not known.
+        logit_offset: added to the logits in all but training; see `logit_offset`.
+        feature_map: fingerprint of the feature map whose ids the model learns; None: not known.
+    """
+
+    field_size: int
+    feature_size: int
+    embedding_size: int = 32
+    deep_layers: Tuple[int, ...] = (256, 128, 64)
+    dropout: Tuple[float, ...] = (0.5, 0.5, 0.5)
+    batch_norm: bool = False
+    batch_norm_decay: float = 0.9
+    loss_type: str = "log_loss"
+    l2_reg: float = 0.0
+    l2_scope: str = "batch"
+    lazy_updates: bool = True
+    embedding_init_stddev: float = 0.01
+    seed: int = 1
+    pooling: str = "sum"
+    multi_valued: bool = False
+    hash_buckets: Optional[int] = None
+    logit_offset: float = 0.0
+    feature_map: Optional[str] = None
+
+
+class OptimizerConfig(NamedTuple):
+    """What defines the optimizer.
+
+    Attributes:
+        name: a key of OPTIMIZERS.
+        learning_rate: as used, --learning_rate_scale multiplied in.
+        clip_norm: largest global norm of the gradients; 0 does not clip.
+        l2_rows: lambda of the L2 term of the batch's distinct table rows; 0 where tables have none
+            or carry it whole.
+        lazy_updates: update only the table rows of the batch.
+        use_amp: scale the loss, for gradients in float16.
+    """
+
+    name: str = "adam"
+    learning_rate: float = 0.001
+    clip_norm: float = 0.0
+    l2_rows: float = 0.0
+    lazy_updates: bool = True
+    use_amp: bool = False
+
+
+class Distribution(NamedTuple):
+    """The facts of a mode; the defaults are those of `local`.
+
+    Attributes:
+        name: of the mode.
+        num_processes: that train together, each on its share of the records.
+        rank: of this process; 0 is the chief, which keeps checkpoints, reports and exports.
+        local_size, local_rank: processes on this host, and which of them this one is, where a mode
+            starts several on a host.
+        replicas_per_process: copies of the model in a process, each with its part of a batch.
+        synchronous: whether all processes take each step together. If not, a step is one process's,
+            and the chief evaluates alone while the others go on.
+        serve: what this process does in place of the job, or None.
+        session_config: tf.ConfigProto.
+        compiled: whether the step uses the compiled kernels, and not TensorFlow's own ops alone.
+        tf_config: TF_CONFIG as Estimator reads it in training, or None.
+        device_fn: the device of each operation of training, or None.
+        partitioner: cuts the model's variables into parts, or None.
+        strategy: tf.distribute.Strategy of Estimator's training, or None.
+        split_batches: whether the input yields each replica's part of a batch by itself.
+        wrap_optimizer: optimizer -> optimizer.
+        wrap_model_fn: model_fn -> model_fn of training.
+        make_hooks: () -> hooks of each session: training, evaluation and inference.
+        make_training_hooks: (save_in_time: session -> None) -> further hooks of training, before
+            the saving of checkpoints.
+        agree: the chief's value, in all processes, which all must call; anything that JSON can
+            hold.
+        exchange: a value of each process -> those of all, by rank, likewise.
+        steps_taken: (the steps of each process, by rank, which the chief knows) -> those of this
+            process, likewise.
+        begin_step: (features, labels, --max_steps) -> features, labels; no step is taken before.
+        end_step: train_op -> train_op.
+        count_steps: () -> int64 [num_processes], the steps that each process has taken, of which
+            the weights that are read afterwards have all updates; None where all take each step.
+        saves_in_parts: model_dir -> whether those that hold parts of variables write them there.
+        anyone_stops: (whether this process is to stop) -> whether any is; called after each step.
+            Where several processes take each step together, `average` tells them in the step.
+        average: (tensor, name) -> its mean over all processes, in each step of training.
+        gather: (tensor [n, ...], name) -> tensor [sum of n, ...], over all processes.
+        stack: (tensor [...], name) -> tensor [replicas_in_step, ...], of the replicas that take a
+            step of training together, in the same order on each, without gradient; None where
+            a replica takes it alone. Each has to give all names, and each of them once.
+        owns_variables: () -> whether the replica that is being built has variables of its own, and
+            not those of one that has been built before it.
+        finish: called when the job is done; returns when this process may end.
+    """
+
+    name: str = "local"
+    num_processes: int = 1
+    rank: int = 0
+    local_size: int = 1
+    local_rank: int = 0
+    replicas_per_process: int = 1
+    synchronous: bool = True
+    serve: Optional[Callable[[], None]] = None
+    session_config: Any = None
+    compiled: bool = False
+    tf_config: Optional[str] = None
+    device_fn: Optional[Callable] = None
+    partitioner: Optional[Callable] = None
+    strategy: Any = None
+    split_batches: bool = False
+    wrap_optimizer: Callable = lambda optimizer: optimizer
+    wrap_model_fn: Callable = lambda model_fn: model_fn
+    make_hooks: Callable[[], list] = list
+    make_training_hooks: Callable[[Callable], list] = lambda save_in_time: []
+    agree: Callable = lambda value: value
+    exchange: Callable = lambda value: [value]
+    steps_taken: Callable = lambda of_processes: of_processes[0]
+    begin_step: Callable = lambda features, labels, max_steps: (features, labels)
+    end_step: Callable = lambda train_op: train_op
+    count_steps: Optional[Callable] = None
+    saves_in_parts: Callable[[str], bool] = lambda model_dir: True
+    anyone_stops: Callable = lambda wanted: wanted
+    average: Callable = lambda tensor, name: tensor
+    gather: Callable = lambda tensor, name: tensor
+    stack: Optional[Callable] = None
+    owns_variables: Callable[[], bool] = lambda: True
+    finish: Callable[[], None] = lambda: None
+
+    def total(self, value):
+        """The sum of a number over all processes, which all must call."""
+        return sum(self.exchange(value))
+
+    @property
+    def num_replicas(self):
+        """Copies of the model over all processes."""
+        return self.num_processes * self.replicas_per_process
+
+    @property
+    def replicas_in_step(self):
+        """Copies of the model that take a step together; the global batch is this many batches."""
+        return self.num_replicas if self.synchronous else self.replicas_per_process
+
+
+class ModeFlags(NamedTuple):
+    """The flags that modes read.
+
+    Attributes:
+        intra_op_threads, inter_op_threads: threads inside one operator, and for operators side by
+            side; 0: half the cores of this process, and all of them.
+        omp_num_threads, kmp_affinity: of OpenMP; train.py has set them in the environment.
+        replicas_per_process: devices that tower, mirrored and ps use; 0: all (ps: all GPUs).
+        cross_device_ops: how mirrored adds gradients up; a key of CROSS_DEVICE_OPS.
+        task_type: the job; parameter servers are for training alone.
+        num_cpus: cores that the processes of this host may use; 0: all that it gives.
+        num_gpus: GPUs that TensorFlow has to see.
+    """
+
+    intra_op_threads: int = 0
+    inter_op_threads: int = 0
+    omp_num_threads: int = 0
+    kmp_affinity: Optional[str] = None
+    replicas_per_process: int = 0
+    cross_device_ops: str = "reduction_to_one_device"
+    task_type: str = "train"
+    num_cpus: int = 0
+    num_gpus: int = 0
+
+
+class InputConfig(NamedTuple):
+    """How records are read.
+
+    Attributes:
+        batch_size: B, of this process.
+        num_epochs: times that each record is read.
+        first_epoch: number of the epoch, from 0, that reading begins with.
+        first_step: batches of that epoch that training has used already; where the rows are not
+            known, of all epochs.
+        shuffle_buffer: records among which the next is drawn; 0 keeps the order.
+        cache: none, memory, or the path of a cache file.
+        num_parallel_reads: files read at the same time; 1 where the order matters.
+        read_buffer_bytes: of each file that is read.
+        seed: of the order.
+        with_labels: False where TFRecords may lack a label; labels are then 0.
+        num_shares: processes that divide the records of the data set among them.
+        share: which part this process reads.
+        replicas: replicas of this process, among which its batch is split evenly.
+        split: yield each replica's part of a batch by itself, one after the other.
+        in_step: all processes yield the same number of batches, where need be empty ones.
+        rows_of_processes: the records of an epoch that each process reads, by rank; None where
+            that is not known.
+        process: the rank of this one.
+        by_rows: whether files are divided into groups by their rows; False where these were not
+            known when the run began.
+        compiled: whether the compiled kernels read, shuffle, batch and parse; the records are the
+            same.
+    """
+
+    batch_size: int
+    num_epochs: int = 1
+    first_epoch: int = 0
+    first_step: int = 0
+    shuffle_buffer: int = 0
+    cache: str = "none"
+    num_parallel_reads: int = 1
+    read_buffer_bytes: int = 8 << 20
+    seed: int = 1
+    with_labels: bool = True
+    num_shares: int = 1
+    share: int = 0
+    replicas: int = 1
+    split: bool = False
+    in_step: bool = False
+    rows_of_processes: Optional[Tuple[int, ...]] = None
+    process: int = 0
+    by_rows: bool = True
+    compiled: bool = False
+
+    @property
+    def used(self):
+        """Records of the first epoch that this process has used already, 0 where not known."""
+        if self.rows_of_processes is None:
+            return 0
+        rows = self.rows_of_processes[self.process]
+        return min(self.first_step * self.batch_size * self.replicas, rows)
+
+
+class JobConfig(NamedTuple):
+    """What a job is asked to do; the fields are the flags of the same names.
+
+    Attributes:
+        model: fields of ModelConfig that were given as flags, sizes None where not given.
+        given: names of the flags that the user set.
+        optimizer: OptimizerConfig.
+        input: InputConfig of training.
+        distribution: Distribution.
+        sagemaker: sagemaker.Job.
+        flags: {name: value} of all flags that are not at their defaults, for report.json.
+        mirror: copies model_dir, which is then local, to where it was asked for; or None.
+    """
+
+    task_type: str
+    model_dir: Optional[str]
+    servable_model_dir: Optional[str]
+    predictions_file: Optional[str]
+    clear_existing_model: bool
+    abandon_interrupted_run: bool
+    training_data_dir: Optional[str]
+    val_data_dir: Optional[str]
+    infer_data_dir: Optional[str]
+    data_format: str
+    max_bad_records: int
+    max_steps: int
+    log_steps: int
+    save_checkpoints_steps: int
+    save_checkpoints_secs: int
+    keep_checkpoint_max: int
+    eval_every_steps: int
+    learning_rate_decay_on_plateau: float
+    export: str
+    best_metric: str
+    early_stopping_patience: int
+    global_batch_size: int
+    eval_on_all_ranks: bool
+    correct_calibration: bool
+    model: Dict[str, Any]
+    given: Tuple[str, ...]
+    optimizer: OptimizerConfig
+    input: InputConfig
+    distribution: Distribution
+    sagemaker: Any
+    flags: Dict[str, Any]
+    mirror: Any = None

@@ -1,0 +1,121 @@
+"""What a file is: its size and a checksum of its content, whatever its name, its folder or its age.
+
+A data set of up to 256 MiB is read whole. Of a larger one 2,048 blocks of 16 KiB are read, spread
+evenly over each file, at least 4 of each file: so a large file of the same size that differs in a
+few records between these blocks is taken for the same file. Of remote files 64 blocks are read
+instead, and the modification time counts as well.
+
+A local file whose modification and change times are the ones noted is not read again.
+"""
+
+import concurrent.futures
+import hashlib
+import os
+from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import tensorflow as tf
+
+from deepfm.runtime import remote_files
+
+_WHOLE = 256 << 20  # bytes of a data set that is read whole
+_BLOCK = 16 << 10  # bytes
+_BLOCKS, _LEAST = 2048, 4  # blocks of a larger data set, and of each of its files
+_REMOTE_BLOCKS = 64
+_REMOTE_FILES = 1024  # of more files only so many are looked into
+_READ = 1 << 20  # bytes that are read at once
+_THREADS = 16
+
+
+class Identity(NamedTuple):
+    """What a file was when it was looked at.
+
+    Attributes:
+        bytes: its size.
+        checksum: of its content or of blocks of it, with the number of these.
+        stamp: what the file system says of its age; where it says the same, the rest is the same.
+    """
+
+    bytes: int
+    checksum: str
+    stamp: str
+
+
+def identify(
+    paths: Sequence[str], known: Optional[Mapping[str, Identity]] = None
+) -> List[Identity]:
+    """The Identities of the files of a data set.
+
+    Args:
+        paths: local or s3://.
+        known: path -> Identity of an earlier look; what has the same stamp is not read again.
+    """
+    known = known or {}
+    with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
+        stats = list(threads.map(_stat, paths))
+        total = sum(size for size, _ in stats)
+        every = -(-len(paths) // _REMOTE_FILES)
+        jobs = []
+        for i, (path, (size, stamp)) in enumerate(zip(paths, stats)):
+            if remote_files.is_remote(path):
+                blocks = 0 if i % every else max(_REMOTE_BLOCKS * size // max(total, 1), 1)
+            else:
+                blocks = None if total <= _WHOLE else max(_BLOCKS * size // total, _LEAST)
+            jobs.append((path, size, stamp, _places(size, blocks), known.get(path)))
+        return list(threads.map(_identify, jobs))
+
+
+def _stat(path) -> Tuple[int, str]:
+    """(bytes, stamp)."""
+    if remote_files.is_remote(path):
+        found = tf.io.gfile.stat(path)
+        return found.length, str(found.mtime_nsec)
+    found = os.stat(path)
+    # Whoever sets the modification time back cannot set that of the change.
+    return found.st_size, f"{found.st_mtime_ns}-{found.st_ctime_ns}-{found.st_ino}"
+
+
+def _places(size, blocks) -> Optional[List[int]]:
+    """Where the blocks of a file begin; None where all of it is read."""
+    if blocks is None or size <= blocks * _BLOCK:
+        return None
+    return [(size - _BLOCK) * i // max(blocks - 1, 1) for i in range(blocks)]
+
+
+def _identify(job) -> Identity:
+    path, size, stamp, places, known = job
+    kind = "whole" if places is None else str(len(places))
+    if known and known[::2] == (size, stamp) and known.checksum.startswith(f"{kind}-"):
+        return known
+    digest = hashlib.blake2b(digest_size=12)
+    with tf.io.gfile.GFile(path, "rb") if remote_files.is_remote(path) else open(path, "rb") as f:
+        for place in [0] if places is None else places:
+            f.seek(place)
+            if places is not None:
+                digest.update(f.read(_BLOCK))
+                continue
+            for block in iter(lambda f=f: f.read(_READ), b""):
+                digest.update(block)
+    checksum = f"{kind}-{digest.hexdigest()}"
+    return Identity(
+        size, f"{checksum}-{stamp}" if remote_files.is_remote(path) else checksum, stamp
+    )
+
+
+def differing(identities: Mapping[str, Identity]) -> Optional[str]:
+    """The path of a file that is gone or is another one than it was; None where all are the same.
+
+    Files that cannot be looked at tell nothing: of a remote one "gone" is also what a server says
+    that refuses. Whoever reads them on gets the error.
+
+    Args:
+        identities: path -> what `identify` found.
+    """
+    try:
+        now = identify(list(identities), identities)
+    except (OSError, tf.errors.OpError):
+        local = (path for path in identities if not remote_files.is_remote(path))
+        return next((path for path in local if not os.path.exists(path)), None)
+    for (path, was), found in zip(identities.items(), now):
+        if was[:2] != found[:2]:
+            return path
+    return None

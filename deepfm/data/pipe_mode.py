@@ -1,0 +1,113 @@
+"""SageMaker's Pipe mode: a channel is a FIFO for each epoch, read once and by one process.
+
+SageMaker's own PipeModeDataset reads them. It keeps the number of the next FIFO in a file, waits
+for hours for one that is not there, and takes bytes from any other process that reads the same; so
+the channel, its FIFO and its being read by one process are checked here first.
+"""
+
+import fcntl
+import os
+import time
+from typing import NamedTuple
+
+import tensorflow as tf
+from absl import logging
+
+from deepfm.errors import BadInput
+from deepfm.runtime.sagemaker import Job
+
+_PATIENCE = 25  # seconds that the FIFO of an epoch may take to be there
+
+
+class Pipe(NamedTuple):
+    """A channel that this process alone reads.
+
+    Attributes:
+        channel: its name.
+        input_dir: the folder of config/ and data/.
+    """
+
+    channel: str
+    input_dir: str
+
+    @property
+    def state_dir(self):
+        return os.path.join(os.path.dirname(self.input_dir.rstrip("/")), "pipe_state")
+
+    def fifo(self):
+        """The path of the FIFO that is read next."""
+        number = "0"
+        path = os.path.join(self.state_dir, f".{self.channel}-pipe_mode-state")
+        if os.path.exists(path):
+            with open(path) as f:
+                number = f.read().strip() or "0"
+        return os.path.join(self.input_dir, "data", f"{self.channel}_{number}")
+
+
+def open_channel(job: Job, channel: str) -> Pipe:
+    """Takes a channel for this process.
+
+    Raises:
+        BadInput: there is no such channel, it is no FIFO, or another process reads it.
+    """
+    found = job.channels()
+    if channel not in found:
+        raise BadInput(
+            f"--pipe_mode: channel {channel} is not among the job's "
+            f"({', '.join(found) or 'it has none'}); each process of a host needs its own: "
+            f"{job.training_channel_name}, {job.training_channel_name}-1 and so on."
+        )
+    mode = found[channel].get("TrainingInputMode", "File")
+    if mode.lower() != "pipe":
+        raise BadInput(
+            f"--pipe_mode: channel {channel} has input mode {mode}; start the job with input mode "
+            "Pipe, or give --pipe_mode=false."
+        )
+    pipe = Pipe(channel, job.input_dir)
+    os.makedirs(pipe.state_dir, exist_ok=True)
+    path = os.path.join(pipe.state_dir, f".{channel}-reader")
+    lock = os.open(path, os.O_CREAT | os.O_WRONLY)  # for the life of this process
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise BadInput(
+            f"--pipe_mode: another process of this host reads channel {channel}, and a FIFO has "
+            "one reader; give each process a channel of its own, or start one process."
+        ) from error
+    _wait_for_fifo(pipe)
+    return pipe
+
+
+def _wait_for_fifo(pipe):
+    started = time.monotonic()
+    while not os.path.exists(pipe.fifo()):
+        if time.monotonic() - started > _PATIENCE:
+            raise BadInput(
+                f"{pipe.fifo()}: is not there after {_PATIENCE} s; channel {pipe.channel} has "
+                "ended or was never fed."
+            )
+        time.sleep(0.1)
+
+
+def records(pipe: Pipe) -> tf.data.Dataset:
+    """string []: the raw records of an epoch; every iteration reads the next FIFO."""
+    # SageMaker's library is needed here only, and loads an op.
+    from sagemaker_tensorflow import PipeModeDataset
+
+    def ready():
+        _wait_for_fifo(pipe)
+        logging.info("Reading %s.", pipe.fifo())
+        return 0
+
+    def read(_):
+        with tf.control_dependencies([tf.compat.v1.py_func(ready, [], tf.int64)]):
+            return PipeModeDataset(
+                pipe.channel,
+                record_format="TFRecord",
+                state_dir=pipe.state_dir,
+                pipe_dir=os.path.join(pipe.input_dir, "data"),
+                config_dir=os.path.join(pipe.input_dir, "config"),
+            )
+
+    # Opened only when the first record is asked for: repeat and shuffle make one iterator too many.
+    return tf.data.Dataset.range(1).flat_map(read)

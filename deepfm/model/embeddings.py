@@ -1,0 +1,170 @@
+"""The two embedding tables, and what a batch takes from them.
+
+Where a field holds several values they are pooled into one weight and one embedding, which then
+stand for the field in all three parts; of a field without a value both are 0.
+
+B: examples in the batch. F: fields. K: embedding size. U: distinct feature ids in the batch.
+M: the most values of an example in the batch. N: values of the batch.
+"""
+
+from typing import NamedTuple, Optional
+
+import tensorflow as tf
+
+from deepfm.kernels import bindings
+from deepfm.model import gradients
+from deepfm.model.initializers import normal
+from deepfm.model.layers import first_order, second_order
+
+v1 = tf.compat.v1
+
+
+class Tables(NamedTuple):
+    """The two embedding tables and what a batch takes from them.
+
+    Attributes:
+        tables: the variables, float32 [feature_size] and [feature_size, K] (or their partitions).
+        rows: what was gathered of each: float32 [U] and [U, K].
+        embeddings: float32 [B, F K], scaled by the feature values.
+        fm: float32 [B], first_order + second_order.
+    """
+
+    tables: list
+    rows: list
+    embeddings: tf.Tensor
+    fm: tf.Tensor
+
+
+def counts_rows_once(config):
+    """Whether the batch's ids are made distinct: for lazy updates, and for L2 by distinct rows."""
+    return config.lazy_updates or config.l2_scope == "batch"
+
+
+class Values(NamedTuple):
+    """The values of a batch.
+
+    Attributes:
+        ids: int64 [N].
+        x: float32 [N], what each feature's row is scaled by.
+        counts: int32 [B F], the values of each field, in order; None where each has one.
+    """
+
+    ids: tf.Tensor
+    x: tf.Tensor
+    counts: Optional[tf.Tensor]
+
+
+def values_of(features, config):
+    """The Values of the model's input."""
+    ids, x = features["feat_ids"], features["feat_vals"]
+    if "feat_counts" not in features:
+        flat = lambda x: tf.reshape(tf.reshape(x, [-1, config.field_size]), [-1])
+        return Values(flat(ids), flat(x), None)
+    counts = tf.reshape(features["feat_counts"], [-1, config.field_size])
+    lengths = tf.reduce_sum(counts, axis=1)
+    there = tf.sequence_mask(lengths, tf.shape(ids)[1])  # [B, M]
+    whole = tf.equal(tf.reduce_sum(lengths), tf.size(ids))
+    flat = lambda x: tf.cond(whole, lambda: tf.reshape(x, [-1]), lambda: tf.boolean_mask(x, there))
+    return Values(flat(ids), flat(x), tf.reshape(counts, [-1]))
+
+
+def look_up(values, config, training, compiled=False):
+    """Takes the rows of a batch out of both tables, scales them, and pools those of a field.
+
+    The ids are made distinct once for both tables, so that each row is gathered and its gradient
+    combined, sent and applied once. What the batch makes of its rows is then a product with a
+    sparse matrix that holds the feature values: one pass forward, and one backward in which
+    gradients are scaled and combined at once; the sum over a field's values comes with it. (Not so
+    in the article's configuration, whose gradients are dense in any case.)
+
+    Args:
+        values: Values.
+        config: ModelConfig.
+        training: bool; the ids have then been checked.
+        compiled: bool; whether the compiled kernels do it. They take one value of each field.
+
+    Returns:
+        Tables.
+    """
+    start = normal(config.embedding_init_stddev, config.seed, compiled)
+    tables = [
+        v1.get_variable("fm_w", [config.feature_size], initializer=v1.zeros_initializer()),
+        v1.get_variable("fm_v", [config.feature_size, config.embedding_size], initializer=start),
+    ]
+    ids, x, counts = values
+    compiled = compiled and counts is None and counts_rows_once(config)
+    small = tf.int32 if training and config.feature_size <= tf.int32.max else tf.int64
+    if compiled:
+        distinct, where = bindings.unique(ids, small)  # [U], [N]
+    elif counts_rows_once(config):
+        distinct, where = tf.unique(tf.cast(ids, small))  # int32 take two thirds of the time
+    else:
+        distinct, where = ids, None
+    # Under a strategy this replica's table; of the whole, all rows would be read.
+    own = [t.get() for t in tables] if tf.distribute.has_strategy() else tables
+    # 'div' keeps neighbouring rows together: a checkpoint means the same with any parts.
+    if compiled and all(hasattr(t, "handle") for t in own):  # not cut into parts
+        rows = [bindings.gather(t, distinct) for t in own]
+    else:
+        rows = [tf.nn.embedding_lookup(t, distinct, partition_strategy="div") for t in own]
+    if compiled:
+        return Tables(tables, rows, *bindings.look_up(*rows, where, x, config.field_size))
+
+    def one_each():
+        """(weights [B F, 1], embeddings [B F, K], sums of their squares [B])."""
+        embeddings = _scaled(rows[1], where, x)
+        if where is None:
+            squares = tf.reduce_sum(tf.square(embeddings), axis=1, keepdims=True)
+        else:
+            lengths = tf.reduce_sum(tf.square(rows[1]), axis=1, keepdims=True)  # [U, 1]
+            squares = _scaled(lengths, where, tf.square(x))
+        squares = tf.reduce_sum(tf.reshape(squares, [-1, config.field_size]), axis=1)
+        return _scaled(rows[0][:, tf.newaxis], where, x), embeddings, squares
+
+    def pooled():
+        places = tf.repeat(tf.range(tf.size(counts)), counts)  # [N]
+        by = x
+        if config.pooling == "mean":
+            by = x / tf.gather(tf.cast(counts, tf.float32), places)
+        pool = lambda rows: _pooled(rows, where, by, places, counts, config.pooling)
+        weights, embeddings = pool(rows[0][:, tf.newaxis]), pool(rows[1])
+        of_example = tf.reshape(embeddings, [-1, config.field_size * config.embedding_size])
+        return weights, embeddings, tf.reduce_sum(tf.square(of_example), axis=1)
+
+    if counts is None:
+        weighted, embeddings, squares = one_each()
+    else:
+        same = tf.reduce_all(tf.equal(counts, 1))
+        weighted, embeddings, squares = tf.cond(same, one_each, pooled)
+    linear = first_order(tf.reshape(weighted, [-1, config.field_size]))
+    of_fields = tf.reshape(embeddings, [-1, config.field_size, config.embedding_size])
+    flat = tf.reshape(embeddings, [-1, config.field_size * config.embedding_size])
+    return Tables(tables, rows, flat, linear + second_order(of_fields, squares))
+
+
+def _scaled(rows, where, by, places=None, counts=None):
+    """Rows by their places, scaled, and summed where several have the same place.
+
+    Args:
+        rows: float32 [U, n].
+        where: int32 [N], the row of each value; None: they have a row each.
+        by: float32 [N].
+        places: int32 [N], the place of each value, where there is `where`; None: its own.
+        counts: [number of places]; given with `places`.
+
+    Returns:
+        float32 [number of places, n].
+    """
+    if where is None:
+        return rows * by[:, tf.newaxis]
+    uses = gradients.uses_of_rows(where, tf.shape(rows)[0], places, counts)
+    return tf.raw_ops.SparseTensorDenseMatMul(**uses, a_values=by, b=rows)
+
+
+def _pooled(rows, where, by, places, counts, pooling):
+    """As `_scaled`, but with pooling max the largest in place of the sum; 0 for an empty place."""
+    if pooling != "max" and where is not None:
+        return _scaled(rows, where, by, places, counts)
+    pool = tf.math.unsorted_segment_max if pooling == "max" else tf.math.unsorted_segment_sum
+    found = pool(_scaled(rows, where, by), places, tf.size(counts))
+    return tf.where(counts > 0, found, tf.zeros_like(found))  # of nothing the maximum is -3.4e38

@@ -1,0 +1,181 @@
+"""What becomes of a step's gradients before an optimizer applies them.
+
+They are finished here, once for the global batch and whatever the mode: rows that several replicas
+or processes sent are combined, L2 of the batch's rows is added, the norm is clipped.
+"""
+
+import tensorflow as tf
+
+from deepfm.model import metrics
+
+v1 = tf.compat.v1
+
+
+class Wrapper(v1.train.Optimizer):
+    """An optimizer that hands over to another one."""
+
+    def __init__(self, optimizer):
+        super().__init__(use_locking=False, name=type(self).__name__)
+        self._optimizer = optimizer
+
+    def compute_gradients(self, *args, **kwargs):
+        return self._optimizer.compute_gradients(*args, **kwargs)
+
+    def get_slot(self, *args):
+        return self._optimizer.get_slot(*args)
+
+    def get_slot_names(self):
+        return self._optimizer.get_slot_names()
+
+    def variables(self):
+        return self._optimizer.variables()
+
+
+class RowWise(Wrapper):
+    """Finishes the gradients of one global step, then hands them to another optimizer.
+
+    Distributed modes wrap around this, so that it sees what the replicas sent together; under a
+    tf.distribute.Strategy it adds them up by itself.
+
+    Args:
+        optimizer: whose update is applied.
+        config: OptimizerConfig.
+        distinct: whether each row comes at most once; False where replicas' rows are concatenated.
+    """
+
+    def __init__(self, optimizer, config, distinct):
+        super().__init__(optimizer)
+        self._config = config
+        self._distinct = distinct
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        grads_and_vars = [(g, v) for g, v in grads_and_vars if g is not None]
+        replicas = 1
+        if tf.distribute.has_strategy():
+            replicas = tf.distribute.get_strategy().num_replicas_in_sync
+            grads_and_vars = tf.distribute.get_replica_context().merge_call(
+                _add_up, args=(grads_and_vars,)
+            )
+        grads = [self._finish(g, v) for g, v in grads_and_vars]
+        if self._config.clip_norm > 0:
+            grads, norm = tf.clip_by_global_norm(grads, self._config.clip_norm)
+            metrics.summarize("gradient_norm", norm)
+        variables = [v for _, v in grads_and_vars]
+        if replicas > 1:  # the optimizer adds the replicas' gradients up once more
+            grads = [tf.math.scalar_mul(1 / replicas, g) for g in grads]
+        return self._optimizer.apply_gradients(zip(grads, variables), global_step, name)
+
+    def _finish(self, grad, variable):
+        if not isinstance(grad, tf.IndexedSlices):
+            return grad
+        values, indices = grad.values, grad.indices
+        with tf.device(variable.device):  # so that its rows need not travel
+            if not self._distinct:
+                indices, where = tf.unique(indices)
+                values = _combine(values, where, tf.size(indices))
+            if self._config.l2_rows > 0:
+                values += self._config.l2_rows * tf.gather(variable, indices)
+        rows = tf.IndexedSlices(values, indices, grad.dense_shape)
+        return rows if self._config.lazy_updates else tf.convert_to_tensor(rows)
+
+
+class Averaged(Wrapper):
+    """Averages gradients over processes before another optimizer applies them.
+
+    Dense gradients are added up as they are. Table rows travel as rows: each process sends its ids
+    as soon as it has them, and then the rows of all tables side by side, each row once; here the
+    rows of all processes are combined.
+
+    Args:
+        optimizer: that applies them.
+        add_up: (tensor, name) -> its sum over the processes.
+        gather: (tensor [n, ...], name) -> [sum of n, ...], what all processes have.
+        size: processes.
+    """
+
+    def __init__(self, optimizer, add_up, gather, size):
+        super().__init__(optimizer)
+        self._add_up, self._gather, self._size = add_up, gather, size
+
+    def compute_gradients(self, loss, *args, **kwargs):
+        return self._optimizer.compute_gradients(loss / self._size, *args, **kwargs)
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        grads_and_vars = [(g, v) for g, v in grads_and_vars if g is not None]
+        rows = iter(self._rows([g for g, _ in grads_and_vars if isinstance(g, tf.IndexedSlices)]))
+        averaged = [
+            (next(rows), v)
+            if isinstance(g, tf.IndexedSlices)
+            else (self._add_up(g, v.op.name.replace("/", "_")), v)
+            for g, v in grads_and_vars
+        ]
+        return self._optimizer.apply_gradients(averaged, global_step, name)
+
+    def _rows(self, grads):
+        averaged = [None] * len(grads)
+        for ids in dict.fromkeys(_source(g.indices) for g in grads):
+            group = [i for i, g in enumerate(grads) if _source(g.indices) is ids]
+            shapes = [grads[i].values.shape[1:] for i in group]
+            widths = [shape.num_elements() for shape in shapes]
+            columns = [tf.reshape(grads[i].values, [-1, w]) for i, w in zip(group, widths)]
+            together, where = tf.unique(self._gather(ids, f"ids_{group[0]}"))
+            everyones = self._gather(tf.concat(columns, axis=1), f"rows_{group[0]}")
+            sums = _combine(everyones, where, tf.size(together))
+            for i, shape, values in zip(group, shapes, tf.split(sums, widths, axis=1)):
+                values = tf.reshape(values, [-1, *shape])
+                averaged[i] = tf.IndexedSlices(values, together, grads[i].dense_shape)
+        return averaged
+
+
+def uses_of_rows(where, count, places=None, counts=None):
+    """Which row stands at which place, as a sparse matrix of SparseTensorDenseMatMul.
+
+    Args:
+        where: int32 [n], the row of each use.
+        count: int32 [], of the rows.
+        places: int32 [n], the place of each use; None: use i is place i.
+        counts: of any type [number of places]; given with `places`.
+
+    Returns:
+        {"a_indices": int32 [n, 2], "a_shape": int64 [2]}.
+    """
+    number = tf.size(where if places is None else counts)
+    places = tf.range(number) if places is None else places
+    return {
+        "a_indices": tf.transpose(tf.stack([places, where])),
+        "a_shape": tf.cast(tf.stack([number, count]), tf.int64),
+    }
+
+
+def _combine(rows, where, count):
+    """The sums of the rows that go to the same place.
+
+    As a product with a sparse matrix, which takes half the time of UnsortedSegmentSum.
+
+    Args:
+        rows: float32 [n, ...].
+        where: int32 [n], below count.
+        count: int32 [].
+
+    Returns:
+        float32 [count, ...].
+    """
+    shape = rows.shape[1:]
+    sums = tf.raw_ops.SparseTensorDenseMatMul(
+        **uses_of_rows(where, count),
+        a_values=tf.ones_like(where, tf.float32),
+        b=tf.reshape(rows, [-1, shape.num_elements()]),
+        adjoint_a=True,
+    )
+    return tf.reshape(sums, [-1, *shape])
+
+
+def _source(indices):
+    """The ids that a gather was given, which the gather's gradient has reshaped."""
+    return indices.op.inputs[0] if indices.op.type == "Reshape" else indices
+
+
+def _add_up(strategy, grads_and_vars):
+    """The gradients of all replicas added up, on each of them."""
+    sums = strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, grads_and_vars)
+    return [(g, v) for g, (_, v) in zip(sums, grads_and_vars)]

@@ -1,0 +1,70 @@
+"""Initial values that are the same in however many parts a variable lies."""
+
+import numpy as np
+import tensorflow as tf
+
+from deepfm.kernels import bindings
+
+v1 = tf.compat.v1
+
+
+def glorot(config, layer):
+    """Initializer of a kernel: normal of variance 2 / (inputs + outputs), cut off at 2 stddev.
+
+    Glorot and Bengio, AISTATS 2010.
+    """
+
+    def draw(shape, seed, full_shape):
+        # The truncated normal's own standard deviation is not 1 but this.
+        stddev = np.sqrt(2 / sum(full_shape)) / 0.87962566103423978
+        return tf.random.stateless_truncated_normal(shape, seed, stddev=stddev)
+
+    return _in_blocks(draw, config.seed * 1000 + layer)
+
+
+def normal(stddev, seed, compiled):
+    """Initializer of an embedding table."""
+    draw = lambda shape, seed, _: tf.random.stateless_normal(shape, seed, stddev=stddev)
+    return _in_blocks(draw, seed, compiled)
+
+
+_BLOCK = 1 << 18  # numbers that are drawn at once
+
+
+def _in_blocks(draw, seed, compiled=False):
+    """An initializer whose rows are the same in however many parts the variable lies.
+
+    TensorFlow's own give each part of a partitioned variable the same numbers.
+
+    Args:
+        draw: (shape, seed int [2], shape of the whole variable) -> float32.
+        seed: of the variable.
+        compiled: bool; whether the compiled kernels give the memory.
+    """
+
+    def initialize(shape, dtype=None, partition_info=None):
+        full, first = list(shape), 0
+        if partition_info:
+            full, first = partition_info.full_shape, partition_info.var_offset[0]
+        rows = min(max(_BLOCK // max(full[-1], 1), 1), full[0])  # of a block
+        last = first + shape[0]
+        if rows == full[0]:  # the loop would be some fifty operators for each small variable
+            return draw(full, tf.stack([seed, 0]), full)[first:last]
+
+        def put(i, values):
+            begin, end = tf.maximum(i * rows, first), tf.minimum((i + 1) * rows, last)
+            block = draw([rows, *full[1:]], tf.stack([seed, i]), full)
+            block = block[begin - i * rows : end - i * rows]
+            where = tf.range(begin, end) - first
+            return i + 1, tf.raw_ops.InplaceUpdate(x=values, i=where, v=block)
+
+        # Blocks that are put together at the end would be there twice.
+        here = compiled and not partition_info  # parameter servers need not have the kernels
+        values = bindings.zeros(shape) if here else tf.raw_ops.Empty(shape=shape, dtype=dtype)
+        _, values = tf.while_loop(
+            lambda i, _: i * rows < last, put, [first // rows, values],
+            parallel_iterations=2, back_prop=False,
+        )  # fmt: skip
+        return tf.ensure_shape(values, shape)
+
+    return initialize

@@ -1,0 +1,128 @@
+"""The Estimator's model_fn: the network with its loss, its optimizer and its metrics.
+
+B: examples in the batch. F: fields.
+"""
+
+import math
+
+import tensorflow as tf
+
+from deepfm.model import batch_norm, metrics, optimizers
+from deepfm.model.network import network
+from deepfm.runtime.stopping import ROWS_OF_STEPS
+from deepfm.runtime.throughput import EXAMPLES
+
+v1 = tf.compat.v1
+
+
+def logit_offset(sampling_rates):
+    """What turns the logit of a model of sampled records into that of the original ones.
+
+    Where a share w of the negatives was kept, q = p / (p + (1 - p) / w), that is
+    logit(q) = logit(p) + log(w); in general w is negative rate / positive rate. He et al.,
+    "Practical Lessons from Predicting Clicks on Ads at Facebook", ADKDD 2014, section 6.3.
+
+    Args:
+        sampling_rates: SamplingRates, both above 0.
+    """
+    return math.log(sampling_rates.negative) - math.log(sampling_rates.positive)
+
+
+def example_losses(logits, labels, loss_type):
+    """The loss of each example: log loss, or (label - prob)^2. float32 [B], [B] -> [B]."""
+    if loss_type == "square_loss":
+        return tf.square(labels - tf.sigmoid(logits))
+    return tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
+
+
+def l2_terms(net, config, with_gradient):
+    """The L2 part of the loss, lambda/2 * sum of squares.
+
+    Args:
+        net: Network.
+        config: ModelConfig.
+        with_gradient: whether the second term has a gradient here; else the optimizer adds it.
+
+    Returns:
+        (the term of the MLP's kernels and, with l2_scope=table, of the whole tables; the term of
+        the batch's distinct table rows).
+    """
+    if not config.l2_reg:
+        return tf.constant(0.0), tf.constant(0.0)
+    square = lambda xs: config.l2_reg * tf.add_n([tf.nn.l2_loss(x) for x in xs])
+    if config.l2_scope == "table":
+        return square(net.kernels + net.tables.tables), tf.constant(0.0)
+    rows = square(net.tables.rows)
+    return square(net.kernels), rows if with_gradient else tf.stop_gradient(rows)
+
+
+def _part(features, distribution):
+    """The batch_norm.Part of a replica in training."""
+    counts = None
+    if "weights" in features:
+        counts = tf.cast(features["weights"] > 0, tf.float32)
+    return batch_norm.Part(counts, distribution.stack, distribution.owns_variables())
+
+
+def make_model_fn(config, optimizer_config, distribution):
+    """Makes the Estimator's model_fn.
+
+    Args:
+        config: ModelConfig.
+        optimizer_config: OptimizerConfig.
+        distribution: Distribution.
+
+    Returns:
+        model_fn(features, labels, mode), features as in `network` and, in training, perhaps
+        `weights` float32 [B] and `rows` float32 [2] (see input_pipeline), labels float32 [B];
+        predicts `prob` float32 [B]. All but training is of logits + logit_offset.
+    """
+
+    def model_fn(features, labels, mode):
+        training = mode == tf.estimator.ModeKeys.TRAIN
+        scope = v1.get_variable_scope()
+        cut = distribution.partitioner if training else None
+        with v1.variable_scope(scope, use_resource=True, partitioner=cut):
+            compiled = training and distribution.compiled
+            part = _part(features, distribution) if training else batch_norm.WHOLE
+            net = network(features, config, training, compiled, part)
+        logits = net.logits if training else net.logits + config.logit_offset
+        prob = tf.sigmoid(logits, name="prob")
+        if mode == tf.estimator.ModeKeys.PREDICT:
+            predictions = {"prob": prob}
+            return tf.estimator.EstimatorSpec(mode, predictions=predictions)
+        labels = tf.reshape(labels, [-1])
+        losses = example_losses(logits, labels, config.loss_type)
+        if not training:
+            ops = metrics.evaluation_ops(labels, logits, prob, losses, distribution.gather)
+            return tf.estimator.EstimatorSpec(
+                mode, loss=tf.reduce_mean(losses), eval_metric_ops=ops
+            )
+        weights = features.get("weights", tf.ones_like(labels))
+        if "rows" in features:
+            rows = distribution.average(features["rows"], "rows")  # [2]
+            v1.add_to_collection(ROWS_OF_STEPS, rows)
+            weights = tf.math.divide_no_nan(weights, rows[0])
+        v1.add_to_collection(EXAMPLES, tf.math.count_nonzero(weights))
+        mean_loss = tf.reduce_sum(losses * weights) / tf.maximum(
+            tf.cast(tf.size(losses), tf.float32), 1.0
+        )  # a process without records for this step has an empty batch
+        with_gradient = optimizers.loss_has_l2_of_rows(optimizer_config, distribution)
+        weights_l2, rows_l2 = l2_terms(net, config, with_gradient)
+        loss = mean_loss + weights_l2 + rows_l2
+        # Of all replicas; what Estimator makes a mean of itself it is given as it is.
+        told = tf.stack([loss, mean_loss, weights_l2 + rows_l2])
+        told = distribution.average(told, "losses")
+        everyones_loss = told[0]
+        if distribution.replicas_per_process > 1:
+            told = tf.reduce_mean(distribution.stack(told, "losses_of_replicas"), axis=0)
+        if distribution.owns_variables():
+            metrics.summarize(config.loss_type, told[1])
+            metrics.summarize("l2", told[2])
+        optimizer = optimizers.make_optimizer(optimizer_config, distribution)
+        # The moving statistics of batch norm move with the weights.
+        with tf.control_dependencies(v1.get_collection(v1.GraphKeys.UPDATE_OPS)):
+            train_op = optimizer.minimize(loss, v1.train.get_or_create_global_step())
+        return tf.estimator.EstimatorSpec(mode, loss=everyones_loss, train_op=train_op)
+
+    return model_fn

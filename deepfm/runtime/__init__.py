@@ -1,0 +1,1 @@
+"""How a program starts, stops, writes files and uses its machine."""

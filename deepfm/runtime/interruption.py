@@ -1,0 +1,105 @@
+"""SIGTERM, SIGINT and SIGUSR1: the step in flight ends and is saved, the exit code is 143.
+
+While training steps are taken a signal is only noted, and stopping.StopTogether ends training after
+the step; at any other time there is nothing to save, and the process ends at once. If a step does
+not end, as when its records never come, the process ends without it.
+
+(SIGUSR1 because mpirun hands it on to its ranks and lets them be. SIGTERM it follows with SIGKILL.)
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+
+from absl import logging
+
+CODE = 128 + signal.SIGTERM
+_SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
+_PATIENCE = 60  # seconds that the step in flight may take; it may be saving a large model
+_TWICE = 2  # seconds after which a second signal means that the user will not wait
+
+_state = {"signal": None, "at": 0.0, "loaded": False, "taking_steps": False, "heard": False}
+
+
+class Interrupted(SystemExit):
+    """Ends the process with exit code 143; `together` where all processes of the job end so."""
+
+    def __init__(self, together: bool = False):
+        super().__init__(CODE)
+        self.together = together
+
+
+def install():
+    """Takes SIGTERM and SIGINT; in the main thread."""
+    _state.update(signal=None, loaded=False, taking_steps=False, heard=False)
+    for number in _SIGNALS:
+        signal.signal(number, _handle)
+    # Python runs a handler when the main thread comes back from TensorFlow, if ever; the byte in
+    # this pipe is written at once.
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=_wait, args=(reader,), daemon=True).start()
+
+
+def loaded():
+    """Says that all modules are there; until then a signal ends the process on the spot, as an
+    exception may be swallowed by whoever is loading, or come out as another one."""
+    _state["loaded"] = True
+
+
+def requested() -> bool:
+    """Whether a signal has asked training to stop."""
+    return _state["signal"] is not None
+
+
+@contextlib.contextmanager
+def taking_steps(taken: bool = True):
+    """In this block signals wait for the end of the step; with False, inside such a block, not."""
+    before, _state["taking_steps"] = _state["taking_steps"], taken
+    try:
+        if before and requested():
+            heard()
+            raise Interrupted()
+        yield
+    finally:
+        _state["taking_steps"] = before
+
+
+def heard():
+    """Says that training is stopping, which may take as long as its checkpoint needs."""
+    _state["heard"] = True
+
+
+def _handle(number, _):
+    again = requested() and time.monotonic() - _state["at"] > _TWICE
+    if not requested():
+        _state.update(signal=number, at=time.monotonic())
+    name = signal.Signals(_state["signal"]).name
+    if not _state["loaded"]:
+        os.write(2, f"{os.path.basename(sys.argv[0])}: {name}: ending now.\n".encode())
+        os._exit(CODE)
+    if again or not _state["taking_steps"]:
+        heard()
+        logging.info("%s: ending now.", name)
+        raise Interrupted()
+    logging.info("%s: ending with the checkpoint of this step.", name)
+
+
+def _wait(reader):
+    """Ends the process where the main thread does not hear a signal."""
+    while os.read(reader, 1)[0] not in _SIGNALS:
+        pass
+    time.sleep(_PATIENCE)
+    if _state["heard"]:
+        return
+    logging.flush()
+    sys.stderr.write(
+        f"{os.path.basename(sys.argv[0])}: the step in flight has not ended for {_PATIENCE} s; the "
+        "process ends without its checkpoint. The same command again goes on from the last one.\n"
+    )
+    sys.stderr.flush()
+    os._exit(CODE)

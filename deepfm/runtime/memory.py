@@ -1,0 +1,119 @@
+"""How large a model may be: what TensorFlow can hold, and what the machine has of memory.
+
+Beyond it TensorFlow 1.15 overflows 32-bit numbers, or crashes, and says neither which nor why.
+"""
+
+import contextlib
+import os
+from typing import NamedTuple
+
+from absl import logging
+
+from deepfm.errors import BadInput
+from deepfm.runtime import utilization
+
+MAX_FIELDS = 100000
+MAX_NUMBER = 2**31 - 1
+
+
+# Bytes of a process beside the model, and numbers kept for each number of a layer in training;
+# both are less than what was measured, for nothing that fits is to be refused.
+_BESIDE = 3 * 10**8
+_OF_A_LAYER = 1.5
+
+
+class Load(NamedTuple):
+    """What a job keeps in memory for a model beside its weights; the defaults are inference's.
+
+    Attributes:
+        batch_size: records that a replica computes at once.
+        replicas: of a process.
+        copies: of the variables in a process.
+        processes: on this machine, each with its own.
+        trains: whether it trains.
+        moments: numbers that the optimizer keeps for each weight.
+        dense: whether the gradient of a table is as large as the table.
+        evaluates: whether it evaluates on the way, which takes another copy of the weights.
+    """
+
+    batch_size: int = 1
+    replicas: int = 1
+    copies: int = 1
+    processes: int = 1
+    trains: bool = False
+    moments: int = 0
+    dense: bool = False
+    evaluates: bool = False
+
+
+_OF_WEIGHTS = Load()
+
+
+def check(config, one_machine: bool = True, load: Load = _OF_WEIGHTS):
+    """Refuses (BadInput) sizes that no model can have, whether a flag or a file told them.
+
+    Args:
+        config: ModelConfig.
+        one_machine: whether the model has to fit into this machine's memory.
+        load: Load.
+    """
+    if not 1 <= config.field_size <= MAX_FIELDS:
+        raise BadInput(f"--field_size={config.field_size} is none of 1 to {MAX_FIELDS} fields.")
+    numbers = {name: getattr(config, name) for name in ("feature_size", "embedding_size")}
+    for name, number in {**numbers, "deep_layers": max(config.deep_layers)}.items():
+        if not 1 <= number <= MAX_NUMBER:
+            raise BadInput(f"--{name}={number} is none of 1 to {MAX_NUMBER}, TensorFlow's largest.")
+    if not one_machine:
+        return
+    needed, there = _needed(config, load), _memory()
+    given = ",".join(map(str, config.deep_layers))
+    sizes = (
+        f"--feature_size={config.feature_size}, --embedding_size={config.embedding_size}, "
+        f"--deep_layers={given} and --batch_size={load.batch_size}"
+    )
+    what = "training" if load.trains else "this job"
+    if needed > there:
+        raise BadInput(
+            f"{sizes} make a model of which {what} takes {needed / 1e9:,.1f} GB, more than the "
+            f"{there / 1e9:,.1f} GB that it may use here; give smaller ones, or use parameter "
+            "servers."
+        )
+    free = _free()
+    if needed > free:
+        logging.warning(
+            "%s takes about %.1f GB and %.1f GB are free here: other programs use the rest.",
+            what.capitalize(), needed / 1e9, free / 1e9,
+        )  # fmt: skip
+
+
+def _needed(config, load) -> float:
+    """Bytes that a job takes on this machine, at the least."""
+    layers = [config.field_size * config.embedding_size, *config.deep_layers, 1]
+    kernels = [x * y for x, y in zip(layers, layers[1:])]
+    tables, weights = config.feature_size * (config.embedding_size + 1), sum(kernels)
+    numbers = load.copies * (tables + weights)
+    batch = load.replicas * load.batch_size * sum(layers)
+    if load.trains:
+        numbers += load.copies * load.moments * (tables + weights)
+        # Gradients; and a checkpoint copies what is not cut into pieces.
+        numbers += weights + load.dense * tables + max(kernels)
+        numbers += load.evaluates * (tables + weights)
+        batch *= _OF_A_LAYER
+    return load.processes * (4 * (numbers + batch) + _BESIDE)
+
+
+def _memory() -> int:
+    """Bytes that this process may use: the machine's, or what its control group allows."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # "max"
+            found.append(int(utilization.text_of(path)))
+    return min(found)
+
+
+def _free() -> int:
+    """Bytes of the machine that nobody uses, or that are given up for one who does."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        _, _, rest = utilization.text_of("/proc/meminfo").partition("MemAvailable:")
+        return int(rest.split()[0]) * 1024
+    return _memory()

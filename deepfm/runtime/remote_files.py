@@ -1,0 +1,294 @@
+"""Files at remote paths: s3://, and whatever else tf.io.gfile knows by a scheme.
+
+TensorFlow 1.15's S3 takes trouble for absence: with the server down or without permission a folder
+is not there, and a file whose server stops answering ends early. So a listing is believed where it
+shows a file that was just written, and a copy where it has the size it should have.
+"""
+
+import contextlib
+import fcntl
+import os
+import posixpath
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+from typing import Callable, List, Optional, Sequence
+
+import tensorflow as tf
+from absl import logging
+
+from deepfm.errors import BadInput
+
+DEADLINE = 15  # seconds for a server's first answer
+TROUBLE = (tf.errors.OpError, OSError)
+_WAITS = (1, 2, 4)  # seconds between tries, each of which TensorFlow's client repeats for 25 s
+_BLOCK = 1 << 20  # bytes
+_S3 = "s3://"
+_ADVICE = "check the path, the server and its permissions (AWS_REGION, AWS_*, S3_ENDPOINT)"
+
+
+class RemoteError(OSError):
+    """What is remote cannot be reached, read or written; its text is one sentence."""
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path has a scheme, such as s3://."""
+    return "://" in (path or "")
+
+
+def cause(error: Exception) -> str:
+    """What an error says, in one line."""
+    text = error.message if isinstance(error, tf.errors.OpError) else str(error)
+    lines = text.strip(" :\n").splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def check_is_folder(path: str, flag: str):
+    """Refuses (BadInput) a whole bucket, which TensorFlow 1.15 cannot list."""
+    _check_address(path)
+    if _is_bucket(path):
+        bucket = path[len(_S3) :].rstrip("/") or "bucket"
+        raise BadInput(
+            f"--{flag}={path} is a whole bucket, which TensorFlow 1.15 cannot list; give a folder "
+            f"in it, e.g. --{flag}={_S3}{bucket}/{flag.partition('_')[0]}."
+        )
+
+
+def _is_bucket(path):
+    return path.startswith(_S3) and "/" not in path[len(_S3) :].rstrip("/")
+
+
+def _check_address(path):
+    """Refuses (BadInput) an address of an S3 server that TensorFlow's client does not take."""
+    address = os.environ.get("S3_ENDPOINT", "")
+    scheme, found, host = address.partition("://")
+    if path.startswith(_S3) and found:
+        raise BadInput(
+            f"S3_ENDPOINT={address}: TensorFlow 1.15 wants HOST:PORT, without a scheme; try "
+            f"S3_ENDPOINT={host.rstrip('/')} S3_USE_HTTPS={int(scheme == 'https')}."
+        )
+
+
+def check_readable(spec: str, flag: str):
+    """Refuses (RemoteError) remote data whose server gives no answer; "not there" is an answer.
+
+    BadInput where TensorFlow would have to list a whole bucket for it.
+    """
+    paths = [path.strip() for path in (spec or "").split(",") if is_remote(path)]
+    for path in paths:
+        check_is_folder(path, flag)
+    if paths:
+        _in_time(lambda: tf.io.gfile.exists(paths[0]), f"--{flag}={spec} cannot be read")
+    for path in paths:
+        folder, _ = posixpath.split(path.rstrip("/"))
+        if _is_bucket(folder) and not tf.io.gfile.isdir(path):
+            raise BadInput(
+                f"--{flag}={path} is no folder, or may not be read; and TensorFlow 1.15 cannot "
+                "list files that lie in no folder of a bucket."
+            )
+
+
+def check_all_read(files: Sequence, rows: Optional[int], read: int):
+    """Refuses (RemoteError) that less than all records of a remote data set were read.
+
+    Args:
+        files: its DataFiles.
+        rows: records that should have been read, None where that is not known.
+        read: records that were.
+    """
+    if not files or not is_remote(files[0].path):
+        return
+    folder = posixpath.dirname(files[0].path)
+    if rows is None:
+        logging.warning(
+            "No dataset.json in %s tells its rows: if its server stopped answering for a while, "
+            "records are missing and nobody noticed.",
+            folder,
+        )
+    elif read < rows:
+        raise ended_early(folder, f"{read:,} of {rows:,} records")
+
+
+def ended_early(name: str, what: str) -> RemoteError:
+    """The error for remote data whose reading ended on the way; `what` was seen of it."""
+    return RemoteError(
+        f"{name} could not be read to its end ({what}): its server stopped answering on the way; "
+        f"{_ADVICE}."
+    )
+
+
+def check_writable(folder: str, flag: str):
+    """Refuses a folder that cannot be written: RemoteError, or BadInput where it is local.
+
+    BadInput as well where it is a whole bucket, and `flag` names a folder.
+    """
+    if not is_remote(folder):
+        try:
+            os.makedirs(folder, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as f:
+                f.write(b"probe")
+        except OSError as error:
+            raise BadInput(f"--{flag}: {folder} cannot be written ({error.strerror}).") from error
+    else:
+        _check_address(folder)
+        if flag != "predictions_file":  # a file, which may lie in no folder of a bucket
+            check_is_folder(folder, flag)
+        path = posixpath.join(folder, f".probe-{uuid.uuid4().hex}")
+
+        def probe():
+            put_text("probe", path)
+            tf.io.gfile.remove(path)
+
+        _in_time(probe, f"--{flag}: {folder} cannot be written")
+
+
+def names(folder: str, flag: str) -> List[str]:
+    """The names in a folder, [] where there is none.
+
+    Raises:
+        RemoteError: a remote folder cannot be written and listed.
+    """
+    if not is_remote(folder):
+        return tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else []
+    check_is_folder(folder, flag)
+    name = f".probe-{uuid.uuid4().hex}"
+    path = posixpath.join(folder, name)
+
+    def probe():
+        put_text("probe", path)
+        try:
+            found = [x.rstrip("/") for x in tf.io.gfile.listdir(folder)]
+        finally:
+            tf.io.gfile.remove(path)
+        if name not in found:
+            raise OSError("the list lacks a file that was just written")
+        return [x for x in found if x and not x.startswith(".probe-")]
+
+    return _in_time(probe, f"--{flag}={folder} cannot be written and listed")
+
+
+def _in_time(action, what):
+    """What action() returns; RemoteError where it fails or takes longer than DEADLINE."""
+    results, errors = [], []
+
+    def run():
+        try:
+            results.append(action())
+        except TROUBLE as error:
+            errors.append(error)
+
+    # A client at its retries cannot be stopped: its thread is left behind.
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(DEADLINE)
+    if results:
+        return results[0]
+    why = cause(errors[0]) if errors else f"no answer within {DEADLINE} s"
+    raise RemoteError(f"{what}: {why}; {_ADVICE}.")
+
+
+def retrying(action: Callable[[], None], what: str):
+    """Does something that may fail several times; RemoteError where it fails to the end."""
+    for wait in (*_WAITS, None):
+        try:
+            action()
+            return
+        except TROUBLE as error:
+            if wait is None:
+                raise RemoteError(f"{what}: {cause(error)}") from error
+            logging.warning("%s: %s; trying again.", what, cause(error))
+        time.sleep(wait)
+
+
+def put(local: str, path: str):
+    """Copies a local file to a remote path."""
+
+    def write():
+        with open(local, "rb") as source, _opened(path) as target:
+            shutil.copyfileobj(source, target, _BLOCK)
+
+    _write(path, write)
+
+
+def put_text(text: str, path: str):
+    """Writes a text to a remote path."""
+
+    def write():
+        with _opened(path) as f:
+            f.write(text.encode())
+
+    _write(path, write)
+
+
+def _opened(path):
+    """A remote file, opened for writing in a millisecond of its own.
+
+    TensorFlow 1.15's S3 client collects what is written in a file in /tmp that it names after the
+    millisecond. Two files that are opened in the same one, by any threads or processes of a
+    machine, share it: what is sent is a mixture of both, or waits for bytes that never come.
+    """
+    f = tf.io.gfile.GFile(path, "wb")
+    if path.startswith(_S3):
+        folder = os.open("/tmp", os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            f.write(b"")  # opens it
+            time.sleep(0.002)
+        finally:
+            os.close(folder)
+    return f
+
+
+def _write(path, write):
+    try:
+        write()
+    except tf.errors.NotFoundError:  # S3 has no folders; elsewhere they have to be made
+        tf.io.gfile.makedirs(posixpath.dirname(path))
+        write()
+
+
+def get(path: str, local: str):
+    """Copies a remote file to a local path; OSError where less than the whole could be read."""
+    size = tf.io.gfile.stat(path).length
+    with tf.io.gfile.GFile(path, "rb") as source, open(local, "wb") as target:
+        for start in range(0, size, _BLOCK):  # to read beyond the end is an error of S3's
+            block = source.read(min(_BLOCK, size - start))
+            target.write(block)
+            if not block:
+                break
+    if os.path.getsize(local) != size:
+        raise OSError(f"{path}: {os.path.getsize(local)} of {size} bytes could be read")
+
+
+@contextlib.contextmanager
+def written(path: str):
+    """Yields where to write a file or a folder; what is remote is copied there at the end, once.
+
+    A folder appears file by file, saved_model.pb last, so that a SavedModel is there whole or not.
+    If the copying fails, RemoteError says where the local copy is kept.
+    """
+    if not is_remote(path):
+        yield path
+        return
+    folder = tempfile.mkdtemp(prefix="deepfm-")
+    local = os.path.join(folder, posixpath.basename(path.rstrip("/")))
+    try:
+        yield local
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    try:
+        for source in [local] if os.path.isfile(local) else _files(local):
+            target = path + source[len(local) :] if source != local else path
+            retrying(lambda s=source, t=target: put(s, t), f"{target} cannot be written")
+    except RemoteError as error:
+        raise RemoteError(f"{error}; the local copy is kept at {local}.") from error
+    shutil.rmtree(folder)
+
+
+def _files(folder):
+    """The paths of all files in a local folder, saved_model.pb last."""
+    paths = [os.path.join(root, x) for root, _, found in os.walk(folder) for x in found]
+    return sorted(paths, key=lambda path: (path.endswith("saved_model.pb"), path))

@@ -1,0 +1,117 @@
+"""What SageMaker tells a process: its hosts and channels, and so which records are its share.
+
+A channel is a data set that the service lays out for each host, in File mode as a folder, in Pipe
+mode as a FIFO for each epoch. Either every host has all records of a channel (FullyReplicated) or
+each host a part of its files (ShardedByS3Key). inputdataconfig.json says which.
+"""
+
+import json
+import os
+from typing import NamedTuple, Optional, Tuple
+
+from deepfm.errors import BadInput
+
+
+class Job(NamedTuple):
+    """The SageMaker job that this process belongs to; the defaults are those outside of one.
+
+    Attributes:
+        hosts: the names of all hosts.
+        current_host: the name of this one.
+        pipe_mode: whether channels are FIFOs.
+        training_channel_name, evaluation_channel_name: of the first process of a host; in Pipe mode
+            the others read NAME-1, NAME-2 and so on.
+        enable_s3_shard: whether each host has its own part of the training channels; None: what
+            the channel's configuration says.
+        enable_data_multi_path: whether the training channels of a host hold different records.
+        worker_per_host: processes on each host; 0: as many as there are.
+        input_dir: the folder of config/ and data/.
+    """
+
+    hosts: Tuple[str, ...] = ()
+    current_host: Optional[str] = None
+    pipe_mode: bool = False
+    training_channel_name: str = "training"
+    evaluation_channel_name: str = "evaluation"
+    enable_s3_shard: Optional[bool] = None
+    enable_data_multi_path: bool = False
+    worker_per_host: int = 0
+    input_dir: str = "/opt/ml/input"
+
+    @property
+    def num_hosts(self):
+        return max(len(self.hosts), 1)
+
+    @property
+    def host(self):
+        """Index of this host."""
+        return self.hosts.index(self.current_host) if self.hosts else 0
+
+    def channels(self):
+        """{name: configuration} of the channels, {} where there is no inputdataconfig.json."""
+        path = os.path.join(self.input_dir, "config", "inputdataconfig.json")
+        try:
+            with open(path) as f:
+                return json.load(f)
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise BadInput(f"{path}: is not JSON ({error}).") from error
+
+    def is_sharded(self, channel: str) -> bool:
+        """Whether each host has its own part of a channel's records."""
+        return self.channels().get(channel, {}).get("S3DistributionType") == "ShardedByS3Key"
+
+    def training_is_sharded(self) -> bool:
+        """The same for training, where --enable_s3_shard may say it.
+
+        Raises:
+            BadInput: it says other than the channel's configuration, so records would be trained
+                on once for each host, or not at all.
+        """
+        name, given = self.training_channel_name, self.enable_s3_shard
+        found = self.channels().get(name, {}).get("S3DistributionType")
+        if given is None or self.num_hosts == 1:
+            return self.is_sharded(name)
+        if found and given != (found == "ShardedByS3Key"):
+            harm = "train on each record again" if given else "lose records"
+            raise BadInput(
+                f"--enable_s3_shard={str(given).lower()}, but channel {name} is {found}: the "
+                f"{self.num_hosts} hosts would {harm}; "
+                f"try --enable_s3_shard={str(not given).lower()}."
+            )
+        return given
+
+    def check(self, processes_of_host: int):
+        """Refuses (BadInput) what does not fit this process."""
+        if self.hosts and self.current_host not in self.hosts:
+            raise BadInput(
+                f"--current_host={self.current_host} is none of --hosts={','.join(self.hosts)}."
+            )
+        if self.worker_per_host and self.worker_per_host != processes_of_host:
+            raise BadInput(
+                f"--worker_per_host={self.worker_per_host}, but the processes of this host are "
+                f"{processes_of_host}; try --worker_per_host={processes_of_host}, or let MPI start "
+                f"{self.worker_per_host} (processes_per_host of the job)."
+            )
+
+
+class Share(NamedTuple):
+    """A part of the records that a process sees: number `index` of `of`."""
+
+    of: int
+    index: int
+
+
+def share(own_channel: bool, sharded: bool, everyone: Share, hosts: Share, of_host: Share) -> Share:
+    """Which of the records that a process sees it reads, so that all read each once.
+
+    Args:
+        own_channel: whether no other process of its host sees these records.
+        sharded: whether no other host sees them.
+        everyone, hosts, of_host: the place of the process among all processes, of its host among
+            the hosts, and of the process among those of its host.
+    """
+    if own_channel:
+        return Share(1, 0) if sharded else hosts
+    return of_host if sharded else everyone

@@ -1,0 +1,70 @@
+"""Hooks that end training after the same step in all processes."""
+
+from typing import Callable
+
+import tensorflow as tf
+
+from deepfm.errors import BadInput
+from deepfm.runtime import interruption
+
+v1 = tf.compat.v1
+
+
+# Collection: float32 [2], the records of this step and of the next one, the mean of all processes.
+ROWS_OF_STEPS = "deepfm_rows_of_steps"
+
+
+class StopTogether(v1.train.SessionRunHook):
+    """Stops training after the same step in all processes, once one of them is to stop.
+
+    Args:
+        wanted: () -> whether this process is to stop.
+        average: (tensor, name) -> its mean over the processes that take each step together.
+        anyone_stops: (whether this process is to stop) -> whether any is, for processes that do
+            not; called after each step.
+    """
+
+    def __init__(self, wanted: Callable[[], bool], average: Callable, anyone_stops: Callable):
+        self._wanted, self._average, self._anyone_stops = wanted, average, anyone_stops
+
+    def begin(self):
+        # Were 0 a constant, TensorFlow might compute the mean ahead, and not ask the others for it.
+        zero = tf.cast(tf.timestamp() < 0, tf.float32)
+        self._mine = v1.placeholder_with_default(zero, [], name="stop")
+        self._share = self._average(self._mine, "stop")
+
+    def before_run(self, run_context):
+        if self._share is self._mine:
+            return None
+        return v1.train.SessionRunArgs(self._share, {self._mine: 1.0} if self._wanted() else None)
+
+    def after_run(self, run_context, run_values):
+        if (run_values.results or 0) > 0 or self._anyone_stops(self._wanted()):
+            interruption.heard()
+            run_context.request_stop()
+
+
+class GiveUp(v1.train.SessionRunHook):
+    """Ends an evaluation with interruption.Interrupted when a signal has asked training to stop."""
+
+    def after_run(self, run_context, run_values):
+        if interruption.requested():
+            interruption.heard()
+            raise interruption.Interrupted()
+
+
+class EndTogether(v1.train.SessionRunHook):
+    """Ends training at the same step in all processes, when none has records for the next one."""
+
+    def begin(self):
+        (self._rows,) = v1.get_collection(ROWS_OF_STEPS)
+
+    def before_run(self, run_context):
+        return v1.train.SessionRunArgs(self._rows)
+
+    def after_run(self, run_context, run_values):
+        this, following = run_values.results
+        if not this:
+            raise BadInput("The training channels hold no records, on any host.")
+        if not following:
+            run_context.request_stop()

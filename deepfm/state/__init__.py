@@ -1,0 +1,1 @@
+"""What model_dir holds, and how a run goes on from it."""

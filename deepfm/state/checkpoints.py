@@ -1,0 +1,354 @@
+"""Which checkpoint of a model_dir a job uses: the newest whole one, whatever a kill left there.
+
+TensorFlow saves a checkpoint as PREFIX_temp_*/, renames that to PREFIX.data-0000i-of-0000N, writes
+PREFIX.index, names PREFIX in the state file `checkpoint`, and adds PREFIX.meta. Later it believes
+the state file: where that is missing or cannot be read, training would start from scratch and
+overwrite what is there.
+"""
+
+import contextlib
+import fcntl
+import os
+import posixpath
+import re
+import time
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+from google.protobuf.message import DecodeError
+from tensorflow.core.protobuf import tensor_bundle_pb2
+from tensorflow.python.training import checkpoint_state_pb2
+
+from deepfm.data import datasets
+from deepfm.errors import BadInput
+from deepfm.runtime import atomic_files
+
+v1 = tf.compat.v1
+
+STATE = "checkpoint"  # TensorFlow's name of the file that names the checkpoints
+_PART = re.compile(r"(model\.ckpt-\d+)\.(?:index|meta|data-\d{5}-of-\d{5})")
+_TEMPORARY = re.compile(
+    r"model\.ckpt-\d+(_temp_[0-9a-f]{32}|\..*\.tempstate\d+|\.meta\.tmp[0-9a-f]{32})"
+    r"|checkpoint\.tmp[0-9a-f]{32}"
+)
+_HEADER = 256  # bytes; more than the header of an index takes
+_TRIES = 10  # times to take the newest checkpoint, where each is deleted before it is read
+_BETWEEN_LOOKS = 0.05  # seconds
+
+
+class State(NamedTuple):
+    """What a state file says.
+
+    Attributes:
+        names: of the checkpoints, without a folder, the one to use last; [] where there is no such
+            file or it cannot be read.
+        here: whether it looks for all of them in its own folder.
+    """
+
+    names: List[str]
+    here: bool
+
+
+_claimed = {}  # inode of a folder -> that folder, open and locked for the life of this process
+
+
+def claim(model_dir: str):
+    """Makes a local folder if need be, and makes sure that no other training writes into it.
+
+    Raises:
+        BadInput: another one does.
+    """
+    os.makedirs(model_dir, exist_ok=True)
+    folder = os.open(model_dir, os.O_RDONLY)
+    inode = os.fstat(folder).st_ino
+    if inode in _claimed:
+        os.close(folder)
+        return
+    _claimed[inode] = folder
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise BadInput(
+            f"--model_dir={model_dir}: another process is training there; wait for it, or give "
+            "another folder."
+        ) from error
+    except OSError:  # a file system without locks
+        pass
+
+
+def prepare(model_dir: str, tidy: bool):
+    """Makes the newest whole checkpoint of a local folder the one that TensorFlow finds.
+
+    What is not whole stays where it is, and the log and no longer the state file names it.
+
+    Args:
+        model_dir: the folder; it need not exist.
+        tidy: also delete what a killed save left, and take up a checkpoint that a kill kept from
+            being named. Only for the job that saves there: another may see a save that goes on.
+
+    Raises:
+        BadInput: there are checkpoints, and none is whole.
+    """
+    if not os.path.isdir(model_dir):
+        return
+    if tidy:
+        for name in filter(_TEMPORARY.fullmatch, os.listdir(model_dir)):
+            atomic_files.delete(os.path.join(model_dir, name))
+    state = read_state(model_dir)
+    for _ in range(0 if tidy else _TRIES):
+        if state.here and not problem(os.path.join(model_dir, state.names[-1])):
+            return
+        before, state = state, read_state(model_dir)
+        if state == before:
+            break
+    else:
+        if not tidy:  # who saves there so often keeps its state file itself
+            return
+    late = _saved_after(model_dir, state) if tidy else []
+    found = by_step(os.listdir(model_dir))
+    problems = {x: problem(os.path.join(model_dir, x)) for x in [*found, *state.names]}
+    whole = [x for x in [*state.names, *late] if not problems[x]]
+    whole = whole or [x for x in found if not problems[x]]
+    broken = [f"{x} ({problems[x]})" for x in problems if problems[x]]
+    if not whole and _is_first_save(model_dir, found):
+        logging.warning(
+            "%s: %s is ignored, its saving was cut short; training starts at the beginning.",
+            model_dir, broken[0],
+        )  # fmt: skip
+    elif not whole and broken:
+        raise BadInput(
+            f"--model_dir={model_dir} holds no whole checkpoint: {'; '.join(broken)}; put back "
+            "what is missing, give another folder, or train afresh with --clear_existing_model."
+        )
+    elif whole:
+        for text in broken:
+            logging.warning("%s: %s is ignored; %s is used.", model_dir, text, whole[-1])
+        if state == State(whole, True):
+            return
+        if not state.here or state.names[-1:] != whole[-1:]:
+            logging.warning("%s: the file %s now names %s.", model_dir, STATE, whole[-1])
+        _write_state(model_dir, whole)
+
+
+def read_state(folder: str, name: str = STATE) -> State:
+    """Reads a state file, which may be missing, empty or garbled."""
+    try:
+        found = v1.train.get_checkpoint_state(folder, name)
+    except (ValueError, tf.errors.OpError):
+        found = None
+    if not found:
+        return State([], False)
+    used = found.model_checkpoint_path
+    paths = [x for x in found.all_model_checkpoint_paths if x != used] + [used]
+    here = all(
+        posixpath.normpath(posixpath.dirname(x)) == posixpath.normpath(folder) for x in paths
+    )
+    return State([posixpath.basename(path) for path in paths], here)
+
+
+def _write_state(folder, names):
+    state = checkpoint_state_pb2.CheckpointState(
+        model_checkpoint_path=names[-1], all_model_checkpoint_paths=names
+    )
+    datasets.write_whole(os.path.join(folder, STATE), str(state))
+
+
+def _saved_after(folder, state):
+    """The later checkpoints that a state file does not name, though it is the older one.
+
+    One that is older than the state file was left out on purpose, by who edited that.
+    """
+    if not state.names:
+        return []
+    written = os.stat(os.path.join(folder, STATE)).st_mtime_ns
+    indices = {x: os.path.join(folder, f"{x}.index") for x in by_step(os.listdir(folder))}
+    return [
+        name
+        for name, index in indices.items()
+        if name not in state.names
+        and _step(name) > _step(state.names[-1])
+        and os.path.exists(index)
+        and os.stat(index).st_mtime_ns >= written
+        and not problem(os.path.join(folder, name))
+    ]
+
+
+def _is_first_save(folder, found):
+    """Whether a folder's only checkpoint is one that was never named, so that nothing is lost."""
+    named = os.path.exists(os.path.join(folder, STATE))
+    return len(found) == 1 and not (
+        named or os.path.exists(os.path.join(folder, f"{found[0]}.meta"))
+    )
+
+
+def is_part(name: str) -> bool:
+    """Whether a file or folder of a model_dir is a checkpoint's, or of one that is being saved."""
+    return bool(name == STATE or _PART.fullmatch(name) or _TEMPORARY.fullmatch(name))
+
+
+def by_name(names: Iterable[str]) -> Dict[str, List[str]]:
+    """checkpoint -> the names of its files."""
+    parts = {}
+    for name in names:
+        match = _PART.fullmatch(name)
+        if match:
+            parts.setdefault(match.group(1), []).append(name)
+    return parts
+
+
+def by_step(names: Iterable[str]) -> List[str]:
+    """The checkpoints that have more than a .meta file, the oldest first."""
+    parts = by_name(x for x in names if not x.endswith(".meta"))
+    return sorted(parts, key=_step)
+
+
+def _step(name):
+    digits = re.search(r"\d*$", name).group()
+    return int(digits) if digits else -1
+
+
+def problem(path: str) -> Optional[str]:
+    """What keeps a checkpoint from being whole, in a few words, or None.
+
+    Reads its index and its global step; of the other tensors only the bytes are counted.
+    """
+    name = os.path.basename(path)
+    if not os.path.exists(f"{path}.index"):
+        return f"{name}.index is missing"
+    try:
+        reader = tf.train.load_checkpoint(path)
+        shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+        shards = _num_shards(f"{path}.index")
+    except (tf.errors.OpError, OSError, ValueError, IndexError, DecodeError):
+        return f"{name}.index is damaged"
+    size = 0
+    for file in (f"{path}.data-{i:05d}-of-{shards:05d}" for i in range(shards)):
+        try:
+            size += os.path.getsize(file)
+        except FileNotFoundError:
+            return f"{os.path.basename(file)} is missing"
+    wanted = sum(int(np.prod(shapes[x], dtype=np.int64)) * dtypes[x].size for x in shapes)
+    if size != wanted and tf.string not in dtypes.values():
+        return f"its data has {size} of {wanted} bytes"
+    try:
+        reader.get_tensor(v1.GraphKeys.GLOBAL_STEP)
+    except tf.errors.NotFoundError:
+        return None  # another program's
+    except tf.errors.OpError:
+        return "its global step is damaged"
+    return None
+
+
+def _num_shards(index):
+    """The data files of a checkpoint: the first entry of its index, whose key is empty, says it."""
+    with open(index, "rb") as f:
+        head = f.read(_HEADER)
+    shared, key, size = head[:3]  # bytes
+    if shared or key:
+        raise ValueError("the first key is not empty")
+    return tensor_bundle_pb2.BundleHeaderProto.FromString(head[3 : 3 + size]).num_shards
+
+
+def newest(model_dir: str) -> Optional[str]:
+    """The path of the newest checkpoint, None where there is none.
+
+    Beside a training, the one that the state file names may be gone before one has looked at it.
+    """
+    for _ in range(_TRIES):
+        path = tf.train.latest_checkpoint(model_dir)
+        if path or not read_state(model_dir).names:
+            return path
+        time.sleep(_BETWEEN_LOOKS)
+    return None
+
+
+def of_newest(model_dir: str, read: Callable, hold: bool = True):
+    """What `read(path)` returns for the newest checkpoint.
+
+    Where training deletes that before it is read, the newest is taken again.
+
+    Args:
+        model_dir: a local folder.
+        read: path -> anything; called anew where it fails because the checkpoint is gone.
+        hold: whether another process may delete it meanwhile; `read` then gets another name of it.
+
+    Raises:
+        BadInput: there is none.
+        OSError: each was deleted in its turn.
+    """
+    for _ in range(_TRIES):
+        path = newest(model_dir)
+        if not path:
+            raise BadInput(
+                f"--model_dir={model_dir} holds no checkpoint; train first (--task_type=train)."
+            )
+        try:
+            with _held(path) if hold else contextlib.nullcontext(path) as held:
+                return read(held)
+        except BadInput:
+            raise
+        except (ValueError, tf.errors.OpError) as error:
+            if v1.train.checkpoint_exists(path) or newest(model_dir) in (path, None):
+                raise
+            logging.info("%s was deleted before it was read; taking the newest again.", path)
+            deleted = error
+    raise OSError(
+        f"--model_dir={model_dir}: the newest checkpoint was deleted before it was read, {_TRIES} "
+        "times in a row; have training there keep more (--keep_checkpoint_max) or save less often."
+    ) from deleted
+
+
+@contextlib.contextmanager
+def _held(path):
+    """Yields another name of a checkpoint, by which it can be read although its own is deleted.
+
+    Or its own, where that has happened already, or the folder cannot be written or linked in.
+    """
+    folder, name = os.path.split(path)
+    with contextlib.ExitStack() as stack:
+        try:
+            scratch = stack.enter_context(atomic_files.scratch(folder, ".reading-"))
+            for part in by_name(os.listdir(folder))[name]:
+                os.link(os.path.join(folder, part), os.path.join(scratch, part))
+            path = os.path.join(scratch, name)
+        except (OSError, KeyError):
+            pass
+        yield path
+
+
+def first_damaged(path: str) -> Optional[str]:
+    """The first tensor of a checkpoint that is not there or has another checksum, or None.
+
+    Reads all of it.
+    """
+    name = "its index"
+    try:
+        reader = tf.train.load_checkpoint(path)
+        for name in sorted(reader.get_variable_to_shape_map()):
+            reader.get_tensor(name)
+    except (tf.errors.OpError, ValueError):
+        return name
+    return None
+
+
+@contextlib.contextmanager
+def naming_damage(model_dir: str):
+    """Turns the error of reading a damaged checkpoint into a BadInput that names it."""
+    try:
+        yield
+    except tf.errors.DataLossError as error:
+        if error.op is not None and error.op.type != "RestoreV2":  # a record's
+            raise
+        path = tf.train.latest_checkpoint(model_dir)
+        damaged = path and first_damaged(path)
+        if not damaged:
+            raise
+        name = os.path.basename(path)
+        older = [x for x in read_state(model_dir).names if x != name]
+        more = f", which goes on from {older[-1]}" if older else ""
+        raise BadInput(
+            f"{path} is damaged, as the checksum of {damaged} shows; delete {name}.* and run the "
+            f"same command again{more}, or train afresh with --clear_existing_model."
+        ) from error

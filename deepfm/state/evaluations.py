@@ -1,0 +1,142 @@
+"""The evaluations of a run, and what follows from them: the best one, the learning rate, the end.
+
+They are kept in `evaluations.json` in model_dir. What follows is a function of that list alone, so
+a run that was interrupted and started again decides as one that was not.
+"""
+
+import json
+import math
+import os
+from typing import Any, Callable, Dict, List, Optional
+
+import tensorflow as tf
+from absl import logging
+
+from deepfm.data import datasets
+from deepfm.errors import BadInput
+
+FILE = "evaluations.json"
+METRICS = ("auc", "log_loss")  # by which evaluations are compared
+
+
+class History:
+    """The evaluations of a run so far. Those on other data are kept, and compared with none of now.
+
+    Args:
+        model_dir: where they are kept.
+        metric: of METRICS, by which they are compared.
+        after: global step at which the run began; earlier ones are another run's.
+        until: global step of the checkpoint that training goes on from; later ones are forgotten.
+        data: fingerprint of the data that are evaluated on now, which the chief alone tells.
+        agree: the chief's value of what JSON can hold, in all processes; the chief alone reads.
+
+    Attributes:
+        entries: the evaluations.
+        lost: whether there were some that nothing is known of.
+    """
+
+    def __init__(
+        self,
+        model_dir: str,
+        metric: str,
+        after: int,
+        until: int,
+        data: Optional[str] = None,
+        agree: Callable = lambda value: value,
+        chief: bool = True,
+    ):
+        self._path = os.path.join(model_dir, FILE)
+        self._sign = 1 if metric == "auc" else -1
+        self._metric = metric
+        found = _read(self._path) if chief else []
+        made = os.path.isdir(os.path.join(model_dir, "eval")) and until > after
+        self.lost = chief and made and not tf.io.gfile.exists(self._path)
+        if self.lost:
+            logging.warning(
+                "%s is missing: what this run has evaluated is not known, so best export, early "
+                "stopping and decay on a plateau begin anew; exports that are there stay.",
+                self._path,
+            )
+        self.entries, self._data = agree(
+            [[entry for entry in found if after < entry["step"] <= until], data]
+        )
+        others = len(self.entries) - len(self._compared)
+        if chief and others and not self._compared:
+            logging.warning(
+                "The validation data are others than those of the %d evaluation%s before, which "
+                "are not compared with from now on: best export, early stopping and decay on a "
+                "plateau begin anew.",
+                others,
+                "s" * (others > 1),
+            )
+
+    @property
+    def _compared(self):
+        """The evaluations on the data of now; an older version did not note which they were on."""
+        return [e for e in self.entries if e.get("data", self._data) == self._data]
+
+    def add(self, step: int, results: Dict[str, Any]):
+        """Takes in an evaluation's results, of which auc and log_loss are kept."""
+        entry = {"step": step, **{name: results[name] for name in METRICS}}
+        if self._data:
+            entry["data"] = self._data
+        same = self._compared
+        before = [e for e in self.entries if e["step"] < step or e not in same]
+        self.entries = [*before, entry]
+
+    def keep(self, **more):
+        """Writes evaluations.json; `more` is noted with the newest one."""
+        self.entries[-1].update(more)
+        datasets.write_json(self._path, self.entries)
+
+    def has(self, step: int) -> bool:
+        """Whether there is an evaluation of a step, on the data of now."""
+        return any(entry["step"] == step for entry in self._compared)
+
+    @property
+    def best(self) -> Optional[Dict[str, Any]]:
+        """The first of the best evaluations."""
+        return max(self._compared, key=self._goodness, default=None)
+
+    def _goodness(self, entry):
+        value = entry[self._metric]  # AUC is NaN where all labels are alike
+        return float("-inf") if math.isnan(value) else self._sign * value
+
+    @property
+    def since_best(self) -> int:
+        """Evaluations after the best one."""
+        found = self._compared
+        return len(found) - 1 - found.index(self.best) if found else 0
+
+    def decay(self, factor: float) -> float:
+        """The product of `factor` over all evaluations whose AUC was no better than before on the
+        same data."""
+        decay, best, data = 1.0, None, None
+        for entry in self.entries:
+            if entry.get("data", self._data) != data:
+                best, data = None, entry.get("data", self._data)
+            if math.isnan(entry["auc"]):
+                continue
+            if best is not None and entry["auc"] <= best:
+                decay *= factor
+            best = entry["auc"] if best is None else max(best, entry["auc"])
+        return decay
+
+
+def _read(path) -> List[Dict[str, Any]]:
+    if not tf.io.gfile.exists(path):
+        return []
+    with tf.io.gfile.GFile(path) as f:
+        text = f.read()
+    try:
+        found = json.loads(text)
+        for entry in found:
+            entry["step"] = int(entry["step"])
+            for name in METRICS:
+                entry[name] = float("nan" if entry[name] is None else entry[name])
+            for name in ("export", "data"):
+                if not isinstance(entry.get(name, ""), str):
+                    raise ValueError(f"{name} is {entry[name]!r}")
+    except (ValueError, TypeError, KeyError) as error:
+        raise BadInput(f"{path}: is not a list of evaluations ({error!r}); delete it.") from error
+    return found

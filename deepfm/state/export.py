@@ -1,0 +1,193 @@
+"""Exported models: what they take, raw tensors or serialized tf.Examples; writing them whole.
+
+Each says whose it is in `assets.extra/deepfm.json`, a folder that TensorFlow keeps for such and
+servers ignore: several models may be exported to one folder, and each run finds its own.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import posixpath
+import re
+import uuid
+from typing import Iterable, List, NamedTuple, Optional, Tuple
+
+import tensorflow as tf
+
+from deepfm.data import datasets, records
+from deepfm.runtime import atomic_files, remote_files
+from deepfm.state import checkpoints
+
+ID_FILE = "model_id.json"  # in model_dir: by which its exports are known
+KINDS = ("best", "last", "asked")  # why there is an export; "asked": by --task_type=export
+_STAMP = "deepfm.json"
+_VERSION = 1
+_NUMBER = re.compile(r"[0-9]{1,18}")  # the name of an export: what TensorFlow Serving reads
+
+
+def serving_input_receiver_fn(schema: records.Schema):
+    """Makes the function that Estimator.export_saved_model wants.
+
+    The signatures of the SavedModel, all with the output `prob` float32 [B]:
+        serving_default: feat_ids int64 [B, F], feat_vals float32 [B, F]; of a model whose fields
+            may hold several values [B, M], filled up with anything, and feat_counts int32 [B, F].
+        examples:serving_default: examples string [B], serialized tf.Examples, label or not.
+        strings:serving_default, where ids are hashes: as serving_default, with feat_strings string
+            in place of feat_ids.
+
+    Args:
+        schema: the records that the model takes.
+    """
+
+    given = tf.compat.v1.placeholder_with_default
+
+    def receiver():
+        serialized = given(tf.constant([], tf.string), [None], name="examples")
+        parse = lambda: records.parse(serialized, "tfrecord", schema, with_labels=False)[0]
+        parsed = parse()
+        alternatives = {"examples": {"examples": serialized}}
+        if schema.hash_buckets:
+            shape = parsed["feat_ids"].shape
+            none = tf.constant([], tf.string, [0, shape[1].value or 0])
+            strings = given(none, shape, name="feat_strings")
+            parsed["feat_ids"] = tf.cond(
+                tf.size(strings) > 0,
+                lambda: records.hashed(strings, schema.hash_buckets),
+                lambda: parse()["feat_ids"],
+            )
+            parsed["feat_ids"].set_shape(shape)
+        # What is fed here directly need not be parsed.
+        raw = {name: given(x, x.shape, name=name) for name, x in parsed.items()}
+        if schema.hash_buckets:
+            others = {name: x for name, x in raw.items() if name != "feat_ids"}
+            alternatives["strings"] = {"feat_strings": strings, **others}
+        return tf.estimator.export.ServingInputReceiver(raw, raw, alternatives)
+
+    return receiver
+
+
+class Stamp(NamedTuple):
+    """Whose an export is, and of what.
+
+    Attributes:
+        model_id: of the model_dir.
+        global_step: of the checkpoint.
+        checkpoint: its digest.
+        kind: of KINDS.
+        feature_map: fingerprint of the feature map whose ids it takes; None: not known.
+    """
+
+    model_id: Optional[str]
+    global_step: int
+    checkpoint: str
+    kind: str
+    feature_map: Optional[str] = None
+
+
+def keep_model_id(model_dir: str) -> bool:
+    """Makes the id of a local model_dir where there is none; whether it did."""
+    if model_id(model_dir):
+        return False
+    content = json.dumps({"model_id": uuid.uuid4().hex})
+    datasets.write_whole(os.path.join(model_dir, ID_FILE), content + "\n")
+    return True
+
+
+def model_id(model_dir: str) -> Optional[str]:
+    """The id of a local model_dir; None where it has none yet."""
+    return _read_object(os.path.join(model_dir, ID_FILE)).get("model_id")
+
+
+def _read_object(path):
+    """The JSON object in a file; {} where there is none."""
+    try:
+        with tf.io.gfile.GFile(path, "rb") as f:
+            found = json.loads(f.read().decode())
+    except (tf.errors.OpError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def digest(checkpoint: str, *more) -> str:
+    """Tells models apart, by the checksums of all tensors and by what else an export depends on."""
+    with open(f"{checkpoint}.index", "rb") as f:
+        return hashlib.sha1(f.read() + repr(more).encode()).hexdigest()
+
+
+def find(folder: str, names: Iterable[str]) -> List[Tuple[str, Stamp]]:
+    """(path, Stamp) of the exports of a folder that say whose they are, the oldest first."""
+    numbers = sorted(filter(_NUMBER.fullmatch, names), key=int)
+    paths = [os.path.join(folder, number) for number in numbers]
+    return [(path, stamp) for path, stamp in zip(paths, map(stamp_of, paths)) if stamp]
+
+
+def stamp_of(path: str) -> Optional[Stamp]:
+    """What an export says of itself; None where it says nothing."""
+    said = _read_object(posixpath.join(path, "assets.extra", _STAMP))
+    said = {"feature_map": None, **said}  # which an older version did not say
+    if said.pop("format_version", None) != _VERSION or set(said) != set(Stamp._fields):
+        return None
+    return Stamp(**said)
+
+
+def is_whole(path: str) -> bool:
+    """Whether an export is there with all that it needs."""
+    if not tf.io.gfile.exists(posixpath.join(path, "saved_model.pb")):
+        return False
+    # A remote one has got that file last.
+    variables = os.path.join(path, "variables", "variables")
+    return remote_files.is_remote(path) or not checkpoints.problem(variables)
+
+
+def save(
+    estimator: tf.estimator.Estimator,
+    checkpoint: str,
+    folder: str,
+    schema: records.Schema,
+    others: Iterable[str],
+    stamp: Stamp,
+) -> str:
+    """Writes a SavedModel into a new numbered folder of a local one, whole or not at all.
+
+    Args:
+        estimator: of the model.
+        checkpoint: the path of the one that is exported.
+        folder: which is made if need be.
+        schema: the records that the model takes.
+        others: names of the exports beside which it is to lie.
+        stamp: whose it is.
+
+    Returns:
+        The number: the time in seconds, or one more than the highest there. The highest is served,
+        also where the clock has been set back.
+    """
+    os.makedirs(folder, exist_ok=True)
+    with atomic_files.scratch(folder, ".export-") as scratch:
+        said = os.path.join(scratch, _STAMP)
+        datasets.write_whole(said, json.dumps({"format_version": _VERSION, **stamp._asdict()}))
+        made = estimator.export_saved_model(
+            scratch,
+            serving_input_receiver_fn(schema),
+            assets_extra={_STAMP: said},
+            checkpoint_path=checkpoint,
+        ).decode()
+        there = [int(name) for name in (*os.listdir(folder), *others) if _NUMBER.fullmatch(name)]
+        number = str(max(int(os.path.basename(made)), max(there, default=0) + 1))
+        os.rename(made, os.path.join(folder, number))
+    return number
+
+
+def remove(folder: str, path: str):
+    """Deletes an export of a folder, and nothing else, when another one has taken its place."""
+    parent, number = posixpath.split(path)  # evaluations.json is a file that anyone may have edited
+    if (
+        parent != folder.rstrip("/")
+        or not _NUMBER.fullmatch(number)
+        or not tf.io.gfile.exists(path)
+    ):
+        return
+    # Without this file it is no SavedModel any more, whatever else is there.
+    with contextlib.suppress(tf.errors.NotFoundError):  # its copying was cut short
+        tf.io.gfile.remove(posixpath.join(path, "saved_model.pb"))
+    tf.io.gfile.rmtree(path)

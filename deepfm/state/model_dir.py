@@ -1,0 +1,208 @@
+"""Whose the files of a model_dir are: those that train.py writes, data, and somebody else's.
+
+Only the first are ever deleted, and no model is put where data are.
+"""
+
+import os
+import posixpath
+import re
+from typing import Iterable
+
+import tensorflow as tf
+from absl import logging
+
+from deepfm.data import datasets
+from deepfm.errors import BadInput
+from deepfm.runtime import atomic_files, remote_files
+from deepfm.state import checkpoints, model_json
+
+_HEX = r"[0-9a-f]{32}"
+_EVENTS = re.compile(r"events\.out\.tfevents\..*")
+# Names of what train.py, and TensorFlow for it, write into a model_dir.
+_WHOLE = (
+    r"(model|run|evaluations|model_id|report(\.eval|\.infer|\.export)?)\.json"
+    r"|predictions\.txt|checkpoint"
+)
+_OURS = re.compile(
+    rf"{_WHOLE}|graph\.pbtxt|events\.out\.tfevents\..*"
+    # What a kill left half-written.
+    rf"|\.({_WHOLE})\.tmp-\d+|\.predictions\.txt\.part-\d+|graph\.pbtxt\.tmp{_HEX}"
+    rf"|\.reading-{atomic_files.ENDS}|\.(probe|shared)-{_HEX}"
+)
+_FOLDER = re.compile(rf"model\.ckpt-\d+_temp_{_HEX}|\.reading-{atomic_files.ENDS}")
+_EVALUATIONS = re.compile(r"eval(_\w+)?")  # folders of summaries
+_OF_DATA = ("training_data_dir", "val_data_dir", "infer_data_dir")
+_SUFFIXES = sum(datasets.SUFFIXES.values(), ())
+_LINE = re.compile(rb"\s*[-+.\de]+\s+\d+:[-+.:\de]+\s")  # how a LibSVM file begins
+_HEAD = 1 << 12  # bytes
+
+
+def clear(model_dir: str):
+    """Deletes what train.py has written into a folder, and says what it leaves there.
+
+    Args:
+        model_dir: local or remote.
+
+    Raises:
+        BadInput: none of the files there is a model's.
+    """
+    names = remote_files.names(model_dir, "model_dir")
+    if not names:
+        return
+    if not any(_is_of_a_model(model_dir, name) for name in names):
+        raise BadInput(
+            f"--clear_existing_model: --model_dir={model_dir} holds files and none is a model's; "
+            "delete it yourself, or give another folder."
+        )
+    left = [name for name in sorted(names) if not _deleted(model_dir, name)]
+    if left:
+        logging.warning(
+            "--clear_existing_model: %s keeps what train.py has not written: %s.",
+            model_dir, _some(left),
+        )  # fmt: skip
+
+
+def _is_of_a_model(folder, name):
+    """Whether a file tells that a folder is a model's."""
+    if name != "model.json":
+        return bool(_EVENTS.fullmatch(name) or checkpoints.by_name([name]))
+    try:
+        return bool(model_json.read(posixpath.join(folder, name)))
+    except (BadInput, tf.errors.OpError):
+        return False
+
+
+def _deleted(folder, name):
+    """Deletes what has a name of ours; whether nothing of it is left."""
+    path = posixpath.join(folder, name)
+    if is_ours(name) and not _is_folder(path):
+        tf.io.gfile.remove(path)
+        return True
+    if _FOLDER.fullmatch(name):
+        tf.io.gfile.rmtree(path)
+        return True
+    if not (_EVALUATIONS.fullmatch(name) and _is_folder(path)):
+        return False
+    names = [x.rstrip("/") for x in tf.io.gfile.listdir(path)]
+    for summary in filter(_EVENTS.fullmatch, names):
+        tf.io.gfile.remove(posixpath.join(path, summary))
+    if not all(map(_EVENTS.fullmatch, names)):
+        return False
+    if tf.io.gfile.isdir(path):  # S3 has no folders that are empty
+        tf.io.gfile.rmtree(path)
+    return True
+
+
+def is_ours(name: str) -> bool:
+    """Whether train.py, or TensorFlow for it, gives this name to what it writes there."""
+    return checkpoints.is_part(name) or bool(_OURS.fullmatch(name))
+
+
+def check_predictions_file(job):
+    """Refuses (BadInput) to put predictions in place of something else."""
+    path = job.predictions_file or ""
+    folder, name = posixpath.split(_whole(path))
+    said = None
+    if os.path.isdir(path):
+        said = "is a folder; give the name of a file"
+    elif os.path.exists(path) and not os.path.isfile(path):
+        said = "is no file; give the name of one"
+    elif datasets.is_metadata(name):
+        said = "is a file that describes data; give another name"
+    elif os.path.exists(path) and _is_data(path):
+        said = "holds data; give another name"
+    elif folder == _whole(job.model_dir) and is_ours(name) and name != "predictions.txt":
+        said = "is a file of the model; give another name"
+    if said:
+        raise BadInput(f"--predictions_file={path} {said}.")
+
+
+def _is_folder(path):
+    return not os.path.islink(path) and tf.io.gfile.isdir(path)
+
+
+def check_apart(job):
+    """Refuses (BadInput) a model_dir that is a folder of the job's data, or one above it.
+
+    Args:
+        job: a jobs.JobConfig.
+    """
+    folder = _whole(job.model_dir)
+    for flag in _OF_DATA:
+        for part in filter(None, (getattr(job, flag) or "").split(",")):
+            # Of a glob the folder that is the same in all that it matches.
+            fixed = posixpath.join(_whole(re.split(r"[*?\[]", part.strip())[0]), "")
+            if fixed.startswith(posixpath.join(folder, "")):
+                raise BadInput(
+                    f"--model_dir={job.model_dir} is the folder of --{flag}={part.strip()}, or "
+                    "one above it; give a folder of its own, such as ./model."
+                )
+
+
+def warn_inside(job):
+    """Warns of what is written into a folder of data: what is there is read as data next time.
+
+    Args:
+        job: a jobs.JobConfig.
+    """
+    written = {"model_dir": job.model_dir}
+    if job.task_type in ("train", "export"):
+        written["servable_model_dir"] = job.servable_model_dir
+    if job.task_type == "train" and job.input.cache not in ("none", "memory"):
+        written["cache"] = job.input.cache
+    if job.task_type == "infer":
+        written["predictions_file"] = job.predictions_file
+    for flag in _OF_DATA:
+        for part in filter(None, (getattr(job, flag) or "").split(",")):
+            folder = posixpath.join(_whole(part.strip()), "")
+            for name, path in written.items():
+                inside = posixpath.join(_whole(path or ""), "").startswith(folder)
+                if path and inside and os.path.isdir(folder):
+                    logging.warning(
+                        "--%s=%s lies in --%s=%s, where the next job will take it for data; give a "
+                        "place outside.",
+                        name, path, flag, part.strip(),
+                    )  # fmt: skip
+
+
+def _whole(path):
+    """A path without links and without a slash at its end."""
+    return path.rstrip("/") if remote_files.is_remote(path) else os.path.realpath(path)
+
+
+def check_holds_no_data(job, names: Iterable[str]):
+    """Refuses (BadInput) a model_dir in which data files lie.
+
+    Args:
+        job: a jobs.JobConfig.
+        names: of what lies there.
+    """
+    predictions = posixpath.basename(job.predictions_file or "predictions.txt")
+    cache = posixpath.basename(job.input.cache) + "-"
+    found = [
+        name
+        for name in sorted(names)
+        if (datasets.is_metadata(name) or _is_data(posixpath.join(job.model_dir, name)))
+        and not (is_ours(name) or name.startswith((predictions, cache)))
+    ]
+    if found:
+        raise BadInput(
+            f"--model_dir={job.model_dir} holds data ({_some(found)}); give a folder of its own, "
+            "such as ./model."
+        )
+
+
+def _is_data(path):
+    """Whether a file is data by its name; a text also by how it begins, for it may be a note."""
+    if not path.endswith(".txt"):
+        return path.endswith(_SUFFIXES)
+    try:
+        with tf.io.gfile.GFile(path, "rb") as f:
+            return bool(_LINE.match(f.read(_HEAD)))
+    except tf.errors.OpError:
+        return False
+
+
+def _some(names):
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more

@@ -1,0 +1,65 @@
+"""model.json: the ModelConfig that training was given, for the jobs that follow."""
+
+import json
+from typing import Any, Dict
+
+import tensorflow as tf
+
+from deepfm.config import ModelConfig
+from deepfm.errors import BadInput
+
+_CHOICES = {
+    "loss_type": ("log_loss", "square_loss"),
+    "l2_scope": ("batch", "table"),
+    "pooling": ("sum", "mean", "max"),
+}
+
+
+def read(path: str) -> Dict[str, Any]:
+    """Reads a model.json: {field of ModelConfig: value}; a field that is unknown is left out.
+
+    Raises:
+        BadInput: it is no such file, or a value is none that the field may have.
+    """
+    try:
+        with tf.io.gfile.GFile(path, "rb") as f:
+            found = json.loads(f.read().decode())
+        found = {k: v for k, v in found.items() if k in ModelConfig._fields}
+        for name, value in found.items():
+            if not _fits(name, value):
+                raise ValueError(f"{name} is {str(value)[:40]}")
+    except (ValueError, AttributeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise BadInput(
+            f"{path}: is not a model.json ({reason}); delete it and give the flags of the model."
+        ) from error
+    return found
+
+
+def _fits(name, value):
+    """Whether a value is one that a field of ModelConfig may have."""
+    if name in _CHOICES:
+        return value in _CHOICES[name]
+    if name in ("batch_norm", "lazy_updates", "multi_valued"):
+        return isinstance(value, bool)
+    if name in ("deep_layers", "dropout"):
+        single = {"deep_layers": _is_size, "dropout": lambda x: _is_number(x) and x < 1}[name]
+        return isinstance(value, list) and bool(value) and all(map(single, value))
+    if name in ("field_size", "feature_size", "embedding_size"):
+        return _is_size(value)
+    if name == "hash_buckets" and value is None:
+        return True
+    if name == "feature_map":
+        return value is None or isinstance(value, str)
+    if name == "logit_offset":
+        return type(value) in (int, float) and _is_number(abs(value))
+    return _is_number(value) and (name not in ("seed", "hash_buckets") or isinstance(value, int))
+
+
+def _is_size(value):
+    return _is_number(value) and isinstance(value, int) and value > 0
+
+
+def _is_number(value):
+    """Whether it is a finite number of at least 0; a bool is an int to isinstance."""
+    return type(value) in (int, float) and 0 <= value < 1 << 63

@@ -1,0 +1,323 @@
+"""A remote model_dir: a local folder that is copied there in the background.
+
+Checkpoints written straight to S3 hold training up and may fail half-way. Here training saves them
+locally and goes on; a thread copies the newest one: its data, its index, and at last the file
+`checkpoint` that names it, so that a reader who goes by that file finds whole checkpoints only.
+"""
+
+import contextlib
+import os
+import posixpath
+import shutil
+import tempfile
+import threading
+from typing import List
+
+import tensorflow as tf
+from absl import logging
+
+from deepfm.errors import BadInput
+from deepfm.runtime import remote_files
+from deepfm.state import checkpoints, evaluations, export, model_dir, resume
+
+v1 = tf.compat.v1
+
+MODEL_FILE = "model.json"  # in model_dir: the ModelConfig that training was given
+# Which training goes on from.
+_STATE_FILES = {MODEL_FILE, resume.FILE, evaluations.FILE, export.ID_FILE}
+REPORT = "report.json"  # of training; copied last
+_TRIES = 3  # times to get the newest checkpoint, which takes seconds where it is deleted meanwhile
+_HANDED = ".handed"  # folder of hard links to the checkpoints that wait to be copied
+
+
+@contextlib.contextmanager
+def at_hand(job):
+    """Yields the job with a local model_dir, as a remote one has it; copies it back at the end.
+
+    Args:
+        job: JobConfig. Its mirror is set where it is the chief's and model_dir is remote.
+
+    Raises:
+        RemoteError: a server cannot be reached, or what the job made cannot be copied; the local
+            folder is then kept.
+    """
+    chief, path = job.distribution.rank == 0, job.model_dir
+    if remote_files.is_remote(path):
+        remote_files.check_is_folder(path, "model_dir")
+    model_dir.check_apart(job)
+    if chief:
+        model_dir.warn_inside(job)
+    if job.task_type == "train" and job.input.cache not in ("none", "memory"):
+        remote_files.check_writable(os.path.dirname(os.path.abspath(job.input.cache)), "cache")
+    if job.task_type == "infer":
+        model_dir.check_predictions_file(job)
+    if chief and job.servable_model_dir and job.task_type in ("train", "export"):
+        remote_files.check_writable(job.servable_model_dir, "servable_model_dir")
+    if chief and job.predictions_file and job.task_type == "infer":
+        folder = posixpath.dirname(job.predictions_file) or "."
+        remote_files.check_writable(folder, "predictions_file")
+    if not remote_files.is_remote(path):
+        if chief:
+            _check_local(job)
+        yield job
+        return
+    if not job.predictions_file:  # which all ranks write a part of
+        job = job._replace(predictions_file=posixpath.join(path, "predictions.txt"))
+    if not chief:
+        yield job
+        return
+    found = remote_files.names(path, "model_dir")
+    model_dir.check_holds_no_data(job, found)
+    mirror = Mirror(path, tempfile.mkdtemp(prefix="deepfm-model-"), job.keep_checkpoint_max)
+    try:
+        if job.task_type != "train":
+            mirror.fetch_beside_training(found)
+        elif not job.clear_existing_model:
+            mirror.fetch(found)
+        yield job._replace(model_dir=mirror.local, mirror=mirror)
+    except BaseException as error:
+        try:
+            mirror.close()
+        except remote_files.RemoteError as another:
+            logging.error("%s", another)
+        if isinstance(error, BadInput):
+            raise BadInput(str(error).replace(mirror.local, path)) from error
+        raise
+    mirror.close()
+
+
+def _check_local(job):
+    """Refuses (BadInput) a local model_dir that holds data, or cannot be written and has to be."""
+    path = job.model_dir
+    if os.path.isdir(path):
+        model_dir.check_holds_no_data(job, os.listdir(path))
+        if job.task_type == "infer" and not (job.predictions_file or os.access(path, os.W_OK)):
+            raise BadInput(
+                f"--model_dir={path} cannot be written; say with --predictions_file where the "
+                "predictions go."
+            )
+    if job.task_type == "train":
+        remote_files.check_writable(path, "model_dir")
+
+
+class Mirror:
+    """A local folder, and the remote one that it is copied to.
+
+    Args:
+        path: the remote folder.
+        local: an empty folder.
+        keep: how many checkpoints to keep there; 0: all.
+    """
+
+    def __init__(self, path: str, local: str, keep: int):
+        self.path, self.local = path, local
+        self._keep = keep
+        self._there = {}  # checkpoint in the remote folder -> the names of its files, oldest first
+        self._stale = []  # names of files in the remote folder that no checkpoint there needs
+        self._copied = {}  # path of another local file -> its time and size when it was copied
+        self._seen = None  # modification time of the local state file, ns
+        self._handed = 0  # checkpoints handed over
+        self._wake, self._closing = threading.Event(), False
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        os.mkdir(os.path.join(local, _HANDED))
+        self._thread.start()
+
+    def fetch_beside_training(self, found: List[str]):
+        """As `fetch`, again and again where training deletes what is being read.
+
+        What is not whole there may be what training is just copying, and stays.
+        """
+        for left in reversed(range(_TRIES)):
+            try:
+                self.fetch(found)
+                break
+            except remote_files.RemoteError as error:
+                if not left:
+                    raise
+                logging.warning("%s; looking again what is there.", error)
+                found = remote_files.names(self.path, "model_dir")
+            finally:
+                self._stale = []
+
+    def fetch(self, found: List[str]):
+        """Gets the state files and the newest whole checkpoint; `found` are the names there."""
+        for name in sorted((_STATE_FILES | {REPORT}) & set(found)):
+            path = self._get(name)
+            self._copied[path] = _stamp(path)
+        parts = checkpoints.by_name(found)
+        named = self._named() if checkpoints.STATE in found else []
+        listed = list(named) or checkpoints.by_step(found)
+        ignored = sorted(set(parts) - set(listed))
+        while listed and not self._fetch_checkpoint(listed[-1], parts.get(listed[-1], [])):
+            ignored.append(listed.pop())
+        if checkpoints.STATE in found and ignored and not listed:
+            raise BadInput(
+                f"--model_dir={self.path} holds no whole checkpoint: {', '.join(ignored)} lack "
+                "something; give another folder, or train afresh with --clear_existing_model."
+            )
+        for name in ignored:
+            logging.warning(
+                "%s is not whole, its copying was cut short; it is ignored.",
+                posixpath.join(self.path, name),
+            )
+            self._stale += parts.get(name, [])
+        self._there = {name: parts.get(name, []) for name in listed}
+        if listed:
+            path = os.path.join(self.local, listed[-1])
+            v1.train.update_checkpoint_state(self.local, path, [path])
+            self._seen = self._state_time()
+
+    def _get(self, name, as_name=None):
+        source, target = posixpath.join(self.path, name), os.path.join(self.local, as_name or name)
+        remote_files.retrying(lambda: remote_files.get(source, target), f"{source} cannot be read")
+        return target
+
+    def _named(self):
+        """The checkpoints that the remote state file names, oldest first."""
+        self._get(checkpoints.STATE, ".state")
+        return checkpoints.read_state(self.local, ".state").names
+
+    def _fetch_checkpoint(self, name, parts):
+        """Gets a checkpoint, if it is whole; whether it is."""
+        shards = [int(part[-5:]) for part in parts if part[-9:-5] == "-of-"]
+        if name + ".index" not in parts or not shards or len(shards) < max(shards):
+            return False
+        for part in parts:
+            self._get(part)
+        if not checkpoints.first_damaged(os.path.join(self.local, name)):
+            return True
+        for part in parts:
+            os.remove(os.path.join(self.local, part))
+        return False
+
+    def hand_over(self):
+        """Has the newest local checkpoint copied, if it is new; training may then delete it."""
+        now = self._state_time()
+        if now == self._seen:
+            return
+        path = tf.train.latest_checkpoint(self.local)
+        making = os.path.join(self.local, _HANDED, "making")
+        shutil.rmtree(making, ignore_errors=True)  # of a call that a signal ended
+        os.mkdir(making)
+        for part in tf.io.gfile.glob(path + ".*"):
+            os.link(part, os.path.join(making, os.path.basename(part)))
+        self._handed += 1
+        os.rename(making, os.path.join(self.local, _HANDED, f"{self._handed:09d}"))
+        self._seen = now
+        self._wake.set()
+
+    def _state_time(self):
+        try:
+            return os.stat(os.path.join(self.local, checkpoints.STATE)).st_mtime_ns
+        except FileNotFoundError:
+            return None
+
+    def copy_now(self, name: str):
+        """Copies a file of the local folder before anything else happens."""
+        source, target = os.path.join(self.local, name), posixpath.join(self.path, name)
+        remote_files.retrying(
+            lambda: remote_files.put(source, target), f"{target} cannot be written"
+        )
+
+    def close(self):
+        """Copies what is not there yet and deletes the local folder.
+
+        Raises:
+            RemoteError: something could not be copied; the local folder is kept.
+        """
+        self.hand_over()
+        self._closing = True
+        self._wake.set()
+        self._thread.join()
+        try:
+            remote_files.retrying(self._copy, f"--model_dir={self.path} cannot be written")
+        except remote_files.RemoteError as error:
+            raise remote_files.RemoteError(
+                f"{error}; the local copy is kept in {self.local}."
+            ) from error
+        shutil.rmtree(self.local)
+
+    def _work(self):
+        failures = 0
+        while True:
+            self._wake.wait(2 ** min(failures, 6) if failures else None)
+            self._wake.clear()
+            if self._closing:
+                return
+            try:
+                self._copy()
+                failures = 0
+            except remote_files.TROUBLE as error:
+                failures += 1
+                logging.warning(
+                    "--model_dir=%s cannot be written now: %s; training goes on.",
+                    self.path, remote_files.cause(error),
+                )  # fmt: skip
+
+    def _copy(self):
+        """Copies the newest checkpoint handed over, after the state files that it needs, and then
+        the other files that changed."""
+        self._copy_changed(p for p in _others(self.local) if os.path.basename(p) in _STATE_FILES)
+        folder = os.path.join(self.local, _HANDED)
+        *older, newest = sorted(x for x in os.listdir(folder) if x != "making") or [None]
+        for name in older:
+            shutil.rmtree(os.path.join(folder, name))
+        if newest:
+            self._copy_checkpoint(os.path.join(folder, newest))
+            shutil.rmtree(os.path.join(folder, newest))
+        while self._stale:
+            with contextlib.suppress(tf.errors.NotFoundError):
+                tf.io.gfile.remove(posixpath.join(self.path, self._stale[-1]))
+            self._stale.pop()
+        self._copy_changed(_others(self.local))
+
+    def _copy_changed(self, paths):
+        for path in paths:
+            stamp = _stamp(path)
+            if self._copied.get(path) != stamp:
+                remote_files.put(path, posixpath.join(self.path, os.path.relpath(path, self.local)))
+                self._copied[path] = stamp
+
+    def _copy_checkpoint(self, folder):
+        parts = sorted(os.listdir(folder), key=lambda part: (part.endswith(".index"), part))
+        for part in parts:
+            remote_files.put(os.path.join(folder, part), posixpath.join(self.path, part))
+        (name,) = checkpoints.by_name(parts)
+        self._there.pop(name, None)
+        self._there[name] = parts
+        gone = list(self._there)[: -self._keep] if self._keep else []
+        kept = [posixpath.join(self.path, x) for x in self._there if x not in gone]
+        state = v1.train.generate_checkpoint_state_proto(self.path, kept[-1], kept)  # relative
+        remote_files.put_text(str(state), posixpath.join(self.path, checkpoints.STATE))
+        logging.info("Copied %s.", posixpath.join(self.path, name))
+        self._stale += [part for name in gone for part in self._there.pop(name)]
+        self._stale = [part for part in self._stale if part not in parts]
+
+
+class HandOver(v1.train.SessionRunHook):
+    """Hands each checkpoint to a mirror; stands after the hook that saves them."""
+
+    def __init__(self, mirror: Mirror):
+        self._mirror = mirror
+
+    def after_run(self, run_context, run_values):
+        self._mirror.hand_over()
+
+    def end(self, session):
+        self._mirror.hand_over()
+
+
+def _others(folder):
+    """The paths of the files of a model_dir that are no checkpoint's, its report last."""
+    paths = []
+    for root, folders, names in os.walk(folder):
+        folders[:] = [x for x in folders if not x.startswith(".")]
+        if root == folder:
+            names = [x for x in names if not x.startswith((checkpoints.STATE, "model.ckpt-"))]
+        paths += [os.path.join(root, x) for x in names if x[0] != "." and ".tmp" not in x]
+    return sorted(paths, key=lambda path: (os.path.basename(path).startswith("report."), path))
+
+
+def _stamp(path):
+    found = os.stat(path)
+    return found.st_mtime_ns, found.st_size

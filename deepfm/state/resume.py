@@ -1,0 +1,390 @@
+"""Where in its data a run is, so that the same command goes on where it was interrupted.
+
+A run is the training of a model on one data set; `--num_epochs` and evaluations count from its
+beginning, also when it is interrupted and started again. A run has parts: stretches in which its
+records come in one order. With the global step, the parts tell which records a checkpoint has seen.
+Each checkpoint holds the parts that led to it, and where processes keep their own pace the steps
+that each had taken in the last one; no other program needs these tensors. `run.json` in model_dir
+has the parts for people to read, and what no checkpoint can know:
+
+    {"format_version": 2, "parts": [{"data": "1f6c...", "order": {"seed": 1, ...}, "run_step": 0,
+                                     "step": 0, "epoch": 0, "steps_per_epoch": [977], ...}],
+     "files": [["/data/1.tfrecords", 1024, "whole-77e1...", "..."]], "ended": 977}
+
+`files` are those of the last part (identity.Identity); `ended` is the step at which training came
+to its end, by itself.
+"""
+
+import hashlib
+import json
+import os
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from deepfm.data import datasets
+from deepfm.data.identity import Identity
+from deepfm.errors import BadInput
+
+FILE = "run.json"
+NOTES = "deepfm_run/"  # what the names of the tensors in a checkpoint begin with
+_PARTS, _STEPS = f"{NOTES}parts", f"{NOTES}steps_of_processes"
+_VERSION = 2
+
+
+class Part(NamedTuple):
+    """A stretch of a run in one order.
+
+    Attributes:
+        data: fingerprint of the data set.
+        order: all that decides in which order, and in which batches, its records come.
+        run_step: global step at which the run began.
+        step: global step at which this part began.
+        epoch: the epoch, from 0, with whose first record it began.
+        steps_per_epoch: of each process, or None where the rows are not known.
+        settings: {flag: value} of what may change on the way.
+    """
+
+    data: str
+    order: Dict[str, Any]
+    run_step: int
+    step: int
+    epoch: int
+    steps_per_epoch: Optional[List[int]]
+    settings: Dict[str, Any] = {}
+
+    def place(self, taken: int, process: int):
+        """(epoch, its steps that are done) of a process that took so many steps in this part."""
+        if self.steps_per_epoch is None:
+            return self.epoch, taken
+        steps = max(self.steps_per_epoch[process], 1)
+        return self.epoch + taken // steps, taken % steps
+
+
+class Position(NamedTuple):
+    """Where training goes on.
+
+    Attributes:
+        parts: all that led here; training goes on in the last one.
+        taken: steps that each process has taken in that one.
+    """
+
+    parts: List[Part]
+    taken: List[int]
+
+    @property
+    def part(self):
+        return self.parts[-1]
+
+
+class _Known(NamedTuple):
+    """What model_dir says of its runs.
+
+    Attributes:
+        parts: the newest one last.
+        files: {path: Identity} of the last part's data; {} where that is not known.
+        ended: global step at which training last came to its end by itself, 0 where it never did;
+            None where nobody knows.
+        steps: of each process in the last part, where the checkpoint has counted them.
+    """
+
+    parts: List[Part]
+    files: Dict[str, Identity]
+    ended: Optional[int]
+    steps: Optional[List[int]]
+
+
+def fingerprint(data: datasets.DataSet) -> str:
+    """Tells data sets apart: by names, sizes and checksums of their files, or by the channel."""
+    files = [(os.path.basename(file.path), *file.identity[:2]) for file in data.files]
+    return digest((files, data.pipe and data.pipe.channel))
+
+
+def digest(value) -> str:
+    """A few letters that stand for a value."""
+    return hashlib.sha1(repr(value).encode()).hexdigest()
+
+
+def _fingerprint_1(data, left_out):
+    """The fingerprint that format_version 1 had."""
+    files = [(os.path.basename(file.path), file.bytes) for file in data.files]
+    return digest((files, data.pipe and data.pipe.channel, left_out))
+
+
+def order_of(config, num_processes: int, synchronous: bool = True, skipped: int = 0):
+    """What decides the order of an InputConfig's records.
+
+    Args:
+        config: InputConfig.
+        num_processes: that divide the records among them.
+        synchronous: whether they take each step together.
+        skipped: bad records that are passed over.
+    """
+    names = "seed", "shuffle_buffer", "num_parallel_reads", "by_rows"
+    return {
+        **{name: getattr(config, name) for name in names},
+        "batch_size": config.batch_size * config.replicas,
+        "num_processes": num_processes,
+        "cache": config.cache != "none",
+        "synchronous": synchronous,
+        "skipped": skipped,
+    }
+
+
+def known_files(model_dir: str) -> Dict[str, Identity]:
+    """{path: Identity} of the files that the last run of model_dir was trained on."""
+    return _read(model_dir).files
+
+
+def begin(
+    model_dir: str,
+    checkpoint: Optional[str],
+    step: int,
+    data: datasets.DataSet,
+    now: Part,
+    abandon: bool = False,
+) -> Position:
+    """The place in a run that training goes on from; notes it in run.json.
+
+    Args:
+        model_dir: a local folder.
+        checkpoint: that training goes on from; None without one.
+        step: its global step, 0 without one.
+        data: with the identities of its files.
+        now: the Part that would begin here; its data, run_step, step and epoch are not looked at.
+        abandon: whether an interrupted run on other data may be given up.
+
+    Raises:
+        BadInput: an interrupted run was on other data, and is not to be given up.
+    """
+    known = _known(model_dir, checkpoint, step)
+    now = now._replace(data=fingerprint(data), run_step=step, step=step, epoch=0)
+    nothing = [0] * now.order["num_processes"]
+    last, before = (known.parts[-1], known.parts[:-1]) if known.parts else (None, [])
+    if last and last.data in (now.data, _fingerprint_1(data, now.order["skipped"])):
+        now, last = _alike(now, last)
+        taken = _taken(last, step, known.steps)
+        same_steps = last.steps_per_epoch == now.steps_per_epoch
+        if taken is not None and last.order == now.order and same_steps:
+            position = Position([*before, last._replace(settings=now.settings)], taken)
+        else:
+            position = Position([*known.parts, _in_new_order(last, now, taken)], nothing)
+    else:
+        _check_new_run(model_dir, known, step, data, abandon)
+        position = Position([*known.parts, now], nothing)
+    _write(model_dir, known._replace(parts=position.parts, files=_identities(data)))
+    return position
+
+
+def _alike(now, last):
+    """(now, last), each with what is known of the other, where both are on the same data."""
+    if last.steps_per_epoch is None:  # the rows have been counted by now
+        last = last._replace(steps_per_epoch=now.steps_per_epoch)
+    _log_settings(last.settings, now.settings)
+    order = {**now.order, **last.order}  # an older version noted less
+    # How files were divided at the beginning stays, whatever is known of them by now.
+    now = now._replace(order={**now.order, "by_rows": order["by_rows"]})
+    return now, last._replace(data=now.data, order=order)
+
+
+def _taken(part, step, counted) -> Optional[List[int]]:
+    """Steps of each process in a part up to a checkpoint; None where nobody has counted them."""
+    processes = part.order["num_processes"]
+    if part.order["synchronous"]:
+        return [step - part.step] * processes
+    if step == part.step:
+        return [0] * processes
+    return counted if counted and len(counted) == processes else None
+
+
+def _in_new_order(last, now, taken):
+    """The part that begins where the records of a run come in another order from now on."""
+    if taken is None:
+        logging.warning(
+            "How many steps each process had taken is not known, so epoch %d begins again: some of "
+            "its records are used twice.",
+            last.epoch + 1,
+        )
+        return now._replace(run_step=last.run_step, epoch=last.epoch)
+    differ = [
+        f"{name} was {last.order.get(name)} and is {value}"
+        for name, value in now.order.items()
+        if last.order.get(name) != value
+    ]
+    places = [last.place(steps, i) for i, steps in enumerate(taken)]
+    epoch = last.epoch if last.steps_per_epoch is None else min(places)[0]
+    if max(places) > (epoch, 0):
+        logging.warning(
+            "The order of the records is another one than before (%s), so epoch %d begins again: "
+            "some of its records are used twice.",
+            ", ".join(differ) or "the number of records differs", epoch + 1,
+        )  # fmt: skip
+    return now._replace(run_step=last.run_step, epoch=epoch)
+
+
+def _log_settings(before, now):
+    """Says what is other than it was in the run so far."""
+    changed = [
+        f"--{name}={_as_flag(value)} (before: {_as_flag(before[name])})"
+        for name, value in now.items()
+        if name in before and before[name] != value
+    ]
+    if changed:
+        logging.info("From now on with %s.", ", ".join(changed))
+
+
+def _as_flag(value):
+    return ",".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _check_new_run(model_dir, known, step, data, abandon):
+    """Says that a new run begins; refuses to leave one on other data that was interrupted."""
+    if not step:
+        return
+    if not known.parts:
+        logging.warning(
+            "%s of --model_dir=%s is missing, and its checkpoint does not say which records it has "
+            "seen: a new run begins with the first one.",
+            FILE, model_dir,
+        )  # fmt: skip
+    elif known.ended == step or abandon:
+        logging.info(
+            "The model of step %d was trained on other data: a new run begins with the first "
+            "record of this.",
+            step,
+        )
+    else:
+        raise BadInput(
+            f"{_difference(known.files, data)}, and the run of --model_dir={model_dir} was "
+            f"interrupted at step {step}. To finish it, put the old data back; to begin a new run "
+            "on this data with the weights so far, add --abandon_interrupted_run."
+        )
+
+
+def _difference(before, data):
+    """What differs between the files of a run and those of a data set, in a few words."""
+    name = os.path.basename
+    old, new = ({name(path): x[:2] for path, x in y.items()} for y in (before, _identities(data)))
+    for file in data.files:
+        if old and name(file.path) not in old:
+            return f"{file.path}: is not among the files that this run began with"
+        if old and old[name(file.path)] != file.identity[:2]:
+            return f"{file.path}: has other content than when this run began"
+    gone = [path for path in before if name(path) not in new]
+    return f"{gone[0]}: is gone" if gone else f"{data.name}: is other data than the run began with"
+
+
+def _identities(data):
+    return {file.path: file.identity for file in data.files}
+
+
+def end(model_dir: str, step: int):
+    """Notes that training has come to its end by itself."""
+    known = _read(model_dir)
+    if known.parts:
+        _write(model_dir, known._replace(ended=step))
+
+
+def make_notes(parts: Sequence[Part], count: Optional[Callable] = None):
+    """Makes the function that makes what a checkpoint holds of its run.
+
+    Args:
+        parts: up to that of the steps that are taken now.
+        count: () -> int64 [processes], the steps of each in this part, where these are not alike.
+
+    Returns:
+        () -> {name: tensor}.
+    """
+    text = json.dumps([part._asdict() for part in parts]).encode()
+
+    def make():
+        notes = {_PARTS: tf.constant(np.frombuffer(text, np.uint8))}
+        return {**notes, _STEPS: count()} if count else notes
+
+    return make
+
+
+def _known(model_dir, checkpoint, step) -> _Known:
+    """What is known of the runs that led to a checkpoint."""
+    if not checkpoint:
+        return _Known([], {}, 0, None)
+    known, reader = _read(model_dir), tf.train.load_checkpoint(checkpoint)
+    if reader.has_tensor(_PARTS):
+        text = reader.get_tensor(_PARTS).tobytes().decode()
+        parts = [_checked(Part(**part)) for part in json.loads(text)]
+        if not known.parts:
+            logging.warning(
+                "%s of --model_dir=%s is missing; training goes on by what its checkpoint says.",
+                FILE, model_dir,
+            )  # fmt: skip
+        same = known.parts and known.parts[-1].data == parts[-1].data
+        known = known._replace(parts=parts, files=known.files if same else {})
+    known = known._replace(parts=[part for part in known.parts if part.step <= step])
+    if reader.has_tensor(_STEPS):
+        known = known._replace(steps=reader.get_tensor(_STEPS).tolist())
+    if known.ended is None and known.parts:  # of an older version, or run.json is lost
+        last, taken = known.parts[-1], _taken(known.parts[-1], step, known.steps)
+        places = [last.place(steps, i) for i, steps in enumerate(taken or [])]
+        whole = bool(places) and all(place[1] == 0 for place in places)
+        known = known._replace(ended=step if whole else 0)
+    return known
+
+
+def _read(model_dir) -> _Known:
+    """What run.json says."""
+    path = os.path.join(model_dir, FILE)
+    if not tf.io.gfile.exists(path):
+        return _Known([], {}, None, None)
+    with tf.io.gfile.GFile(path) as f:
+        text = f.read()
+    try:
+        found = json.loads(text)
+        if found["format_version"] == 1:
+            found = {"parts": list(map(_upgraded, found["parts"])), "files": [], "ended": None}
+        elif found["format_version"] != _VERSION:
+            raise ValueError(f"format_version {found['format_version']} is not {_VERSION}")
+        files = {str(path): Identity(*identity) for path, *identity in found["files"]}
+        parts = [_checked(Part(**part)) for part in found["parts"]]
+        return _Known(parts, files, found["ended"], None)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BadInput(
+            f"{path}: is not a run's state ({error!r}); delete it, and training goes on by what "
+            "its checkpoint says."
+        ) from error
+
+
+def _upgraded(part):
+    """A part of format_version 1."""
+    own_pace = bool(part.pop("steps_taken", {}))
+    return {**part, "order": {"synchronous": not own_pace, **part["order"]}}
+
+
+def _checked(part):
+    """The part; ValueError where a field is not what it should be."""
+    count = lambda x: isinstance(x, int) and x >= 0
+    counts = lambda x: isinstance(x, list) and all(map(count, x)) and len(x) == processes
+    processes = part.order["num_processes"]
+    fine = {
+        "data": isinstance(part.data, str),
+        "run_step": count(part.run_step),
+        "step": count(part.step),
+        "epoch": count(part.epoch),
+        "steps_per_epoch": part.steps_per_epoch is None or counts(part.steps_per_epoch),
+        "settings": isinstance(part.settings, dict),
+    }
+    for name, is_fine in fine.items():
+        if not is_fine:
+            raise ValueError(f"{name} is {getattr(part, name)!r}")
+    return part
+
+
+def _write(model_dir, known):
+    content = {
+        "format_version": _VERSION,
+        "parts": [part._asdict() for part in known.parts],
+        "files": [[path, *identity] for path, identity in known.files.items()],
+        "ended": known.ended,
+    }
+    datasets.write_whole(os.path.join(model_dir, FILE), json.dumps(content, indent=1) + "\n")

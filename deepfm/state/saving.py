@@ -1,0 +1,215 @@
+"""The hooks that save checkpoints, restore them, and refuse those of another model."""
+
+import time
+from typing import Callable, List, Optional
+
+import tensorflow as tf
+from absl import logging
+
+from deepfm.errors import BadInput
+from deepfm.runtime.divergence import diverged, worst_weights
+from deepfm.state import sliced_saver
+
+v1 = tf.compat.v1
+
+
+class _Timer:
+    """Tells when to save: a number of seconds or of steps after the last time.
+
+    In place of TensorFlow's SecondOrStepTimer, which goes by the time of day: while that has been
+    set back an hour, an hour without a checkpoint.
+    """
+
+    def __init__(self, seconds: Optional[int], steps: Optional[int]):
+        self._seconds, self._steps = seconds, steps
+        self._last_step, self._last_time = 0, time.monotonic()
+
+    def should_trigger_for_step(self, step):
+        if self._seconds is None:
+            return step >= self._last_step + self._steps
+        return step != self._last_step and time.monotonic() >= self._last_time + self._seconds
+
+    def update_last_triggered_step(self, step):
+        self._last_step, self._last_time = step, time.monotonic()
+
+
+class Checkpointer(v1.train.CheckpointSaverHook):
+    """Saves checkpoints of finite weights only, and evaluates some of them on the way.
+
+    Args:
+        model_dir: where checkpoints go.
+        save_secs, save_steps: the interval between two; one of them is None.
+        eval_steps: steps between two evaluations, 0 for none.
+        evaluate: (session, step) -> (whether it changed a variable, so that the checkpoint is made
+            anew; whether training is to stop); called when the checkpoint of a step is there.
+        first_step: global step from which these steps are counted.
+        before_save: called before each checkpoint is saved.
+        save: False in processes that leave saving to the chief and only evaluate with it.
+    """
+
+    def __init__(
+        self,
+        model_dir: str,
+        save_secs: Optional[int],
+        save_steps: Optional[int],
+        eval_steps: int = 0,
+        evaluate: Optional[Callable] = None,
+        first_step: int = 0,
+        before_save: Callable[[], None] = lambda: None,
+        save: bool = True,
+    ):
+        super().__init__(model_dir, save_secs=save_secs, save_steps=save_steps)
+        self._timer = _Timer(save_secs, save_steps)
+        self._eval_steps = eval_steps
+        self._evaluate = evaluate
+        self._model_dir = model_dir
+        self._saved_step = None
+        self._next_evaluation = None  # global step
+        self._first_step, self._before_save = first_step, before_save
+        self._saves = save
+
+    def begin(self):
+        if not self._saves:  # the parent would write to model_dir, which is the chief's
+            self._global_step_tensor = v1.train.get_global_step()
+            return
+        super().begin()
+        self._finite, self._worst = _all_finite(), worst_weights()
+
+    def after_create_session(self, session, coord):
+        # Unlike the parent, saves nothing yet: at the start there is nothing that could be lost.
+        self._saved_step = session.run(self._global_step_tensor)
+        self._timer.update_last_triggered_step(self._saved_step)
+        self._set_next_evaluation(self._saved_step)
+        if self._saves:
+            self._summary_writer.add_graph(v1.get_default_graph())
+
+    def after_run(self, run_context, run_values):
+        super().after_run(run_context, run_values)
+        # The step that was fetched may be from before its increment.
+        if self._eval_steps and run_values.results + 1 >= self._next_evaluation:
+            step = int(run_context.session.run(self._global_step_tensor))
+            if step < self._next_evaluation:
+                return
+            self._set_next_evaluation(step)
+            self._save(run_context.session, step)
+            changed, stop = self._evaluate(run_context.session, step)
+            if changed:
+                self._saved_step = None
+                self._save(run_context.session, step)
+            if stop:
+                run_context.request_stop()
+
+    def _set_next_evaluation(self, step):
+        if self._eval_steps:
+            done = (step - self._first_step) // self._eval_steps
+            self._next_evaluation = self._first_step + (done + 1) * self._eval_steps
+
+    def save_in_time(self, session):
+        """Saves a checkpoint where the last one is old enough, for one who waits between steps."""
+        step = session.run(self._global_step_tensor)
+        if self._timer.should_trigger_for_step(step):
+            self._timer.update_last_triggered_step(step)
+            self._save(session, step)
+
+    def end(self, session):
+        self._save(session, session.run(self._global_step_tensor))
+
+    def _save(self, session, step):
+        if not self._saves:
+            return False
+        if step == self._saved_step and tf.train.latest_checkpoint(self._model_dir):
+            return False
+        if not session.run(self._finite):
+            worst = session.run(self._worst)
+            raise diverged(step, "the weights are not finite", worst, self._model_dir)
+        self._before_save()
+        self._saved_step = step
+        return super()._save(session, step)
+
+
+def _all_finite():
+    """bool []: whether all weights are finite, without a copy of their size."""
+    finite = []
+    for variable in v1.trainable_variables():
+        with tf.device(variable.device):  # so that it need not travel
+            finite += [tf.math.is_finite(x) for x in sliced_saver.sums(variable)]
+    return tf.reduce_all(finite)
+
+
+class CheckShapes(v1.train.SessionRunHook):
+    """Refuses a model_dir whose checkpoint is another model's, and names what differs.
+
+    Args:
+        model_dir: the folder.
+        path: of the checkpoint; None: the newest.
+    """
+
+    def __init__(self, model_dir: str, path: Optional[str] = None):
+        self._model_dir, self._path = model_dir, path
+
+    def begin(self):
+        path = self._path or tf.train.latest_checkpoint(self._model_dir)
+        if not path:
+            return
+        found = dict(tf.train.list_variables(path))
+        wanted = dict(map(_saved_as, _variables()))
+        differ = [
+            f"{name} is {found[name]}, these flags make it {shape}"
+            for name, shape in wanted.items()
+            if name in found and list(found[name]) != shape
+        ]
+        needed = {_saved_as(variable)[0] for variable in v1.trainable_variables()}
+        missing = [name for name in wanted if name not in found and name in needed]
+        if differ or missing:
+            raise BadInput(
+                f"--model_dir={self._model_dir} holds another model's checkpoint: "
+                + "; ".join(differ + _absent(missing))
+                + ". Give the flags it was trained with, another --model_dir, "
+                "or --clear_existing_model."
+            )
+
+
+class SaveInPieces(v1.train.SessionRunHook):
+    """Has checkpoints saved and restored in pieces, and notes saved with them.
+
+    What the checkpoint to restore lacks begins at its initial value: the slots of an optimizer that
+    it was not trained with.
+
+    Args:
+        model_dir: where checkpoints are.
+        of_saver: arguments of pieces.make_saver.
+    """
+
+    def __init__(self, model_dir: str, **of_saver):
+        self._model_dir, self._of_saver = model_dir, of_saver
+
+    def begin(self):
+        path, absent = tf.train.latest_checkpoint(self._model_dir), {}
+        if path:
+            found = {name for name, _ in tf.train.list_variables(path)}
+            absent = {v.op.name: v for v in _variables() if _saved_as(v)[0] not in found}
+        if absent:
+            logging.info(
+                "The checkpoint is of another optimizer: %s start at their initial values.",
+                ", ".join(sorted({_saved_as(v)[0] for v in absent.values()})),
+            )
+        savers = v1.get_collection_ref(v1.GraphKeys.SAVERS)  # Estimator's, not built yet
+        savers[:] = [sliced_saver.make_saver(absent=absent, **self._of_saver)]
+
+
+def _variables():
+    """The variables of a checkpoint; MirroredStrategy keeps copies that are none."""
+    return [v for v in v1.global_variables() if "/replica_" not in v.op.name]
+
+
+def _saved_as(variable):
+    """(name, shape) in a checkpoint, which knows nothing of the parts of a variable."""
+    part = variable._get_save_slice_info()
+    if part:
+        return part.full_name, list(part.full_shape)
+    return variable.op.name, variable.shape.as_list()
+
+
+def _absent(names: List[str]):
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return [f"it lacks {', '.join(names[:3])}{more}"] if names else []

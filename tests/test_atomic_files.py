@@ -1,0 +1,241 @@
+"""What has its final name is whole: killed programs, full disks, folders that cannot be written."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT, fill, make_records, run_train, small_job, write_libsvm, write_tfrecords
+
+from data_tools.common import publishing
+from deepfm.data import datasets
+from deepfm.errors import BadInput
+from deepfm.runtime import atomic_files, remote_files
+
+
+def forked(action):
+    """Runs action() in a process of its own; its exit code, or minus the signal that ended it."""
+    pid = os.fork()
+    if not pid:
+        with contextlib.suppress(BaseException):
+            action()
+            os._exit(0)
+        os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# Killed.
+
+
+def write_data_set(folder, rows, files=3):
+    folder.mkdir(exist_ok=True)
+    described = []
+    for i in range(files):
+        path = write_tfrecords(folder / f"part-{i}.tfrecords", make_records(rows, seed=rows))
+        described.append(datasets.DataFile(path, os.path.getsize(path), rows, 1))
+    datasets.write_metadata(str(folder), 4, 50, described)
+    return sorted(os.listdir(str(folder)))
+
+
+def test_a_data_set_whose_publishing_is_killed_anywhere_is_old_or_new_or_refused(tmp_path):
+    """A process is killed before the first, the second ... change that it makes to the folder."""
+    steps, seen = 0, []
+    while True:
+        top = tmp_path / str(steps)
+        top.mkdir()
+        old = write_data_set(top / "data", 5)
+        new = write_data_set(top / "scratch", 7, files=2)
+
+        def publish(left=steps, top=top, old=old, new=new):
+            def counted(change):
+                def do(*paths):
+                    nonlocal left
+                    if left == 0:
+                        die()
+                    left -= 1
+                    change(*paths)
+
+                return do
+
+            os.remove, os.replace = counted(os.remove), counted(os.replace)
+            publishing.publish(str(top / "scratch"), new, str(top / "data"), old)
+
+        code = forked(publish)
+        try:
+            seen.append(datasets.find(str(top / "data"), "data").rows)
+        except BadInput as error:
+            assert ".unfinished says so); write it again with --overwrite" in str(error) or (
+                "holds no data files" in str(error)
+            )
+            seen.append(None)
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+        steps += 1
+    assert steps == len(old) + len(new) + 1  # and the mark
+    assert seen[-1] == 14
+    assert set(seen[:-1]) == {None}
+
+
+def test_a_scratch_folder_of_a_killed_process_goes_and_that_of_a_living_one_stays(tmp_path):
+    def make():
+        with atomic_files.scratch(str(tmp_path), ".tool-") as path:
+            open(os.path.join(path, "file"), "w").close()
+            die()
+
+    assert forked(make) == -signal.SIGKILL
+    (left,) = os.listdir(tmp_path)
+    (tmp_path / ".tool-mine").write_text("no temporary name")
+    with atomic_files.scratch(str(tmp_path), ".tool-") as first:
+        found = sorted(os.listdir(tmp_path))
+        assert found == sorted([os.path.basename(first), ".tool-mine"]) != sorted([left, found[1]])
+        with atomic_files.scratch(str(tmp_path), ".tool-") as second:
+            assert os.path.isdir(first) and os.path.isdir(second)
+    assert os.listdir(tmp_path) == [".tool-mine"]
+
+
+def test_a_file_whose_writing_is_killed_keeps_its_old_content_and_leaves_no_data(tmp_path):
+    path = tmp_path / "dataset.json"
+    path.write_text("old")
+    write_tfrecords(tmp_path / "a.tfrecords", make_records(3))
+
+    def write():
+        with datasets.open_whole(str(path)) as f:
+            f.write("half of the ne")
+            f.flush()
+            die()
+
+    assert forked(write) == -signal.SIGKILL
+    assert path.read_text() == "old"
+    assert len(os.listdir(tmp_path)) == 3
+    path.unlink()
+    for spec in (tmp_path, tmp_path / "*"):
+        (file,) = datasets.find(str(spec), "data").files
+        assert file.path == f"{tmp_path}/a.tfrecords"
+    datasets.write_whole(str(path), "new")
+    assert sorted(os.listdir(tmp_path)) == ["a.tfrecords", "dataset.json"]
+
+
+def test_a_glob_reads_no_metadata_and_nothing_hidden_but_what_it_names(tmp_path):
+    for name in ("a.libsvm", ".scratch/b.libsvm", ".c.libsvm", "dataset.json", "_SUCCESS"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("1 1:1\n")
+    find = lambda spec: [
+        f.path[len(str(tmp_path)) + 1 :] for f in datasets.find(spec, "data").files
+    ]
+    (tmp_path / "dataset.json").unlink()
+    for spec in ("*", "*/*,{}/*", "[a-z]*", "?.libsvm"):
+        with contextlib.suppress(BadInput):  # */* matches nothing that holds data
+            assert find(f"{tmp_path}/" + spec.format(tmp_path)) == ["a.libsvm"]
+    assert find(f"{tmp_path}/.scratch/*") == [".scratch/b.libsvm"]
+    assert find(f"{tmp_path}/.c.libsvm") == [".c.libsvm"]
+
+
+def tool(name, *flags):
+    return [sys.executable, "-m", f"data_tools.{name}", *map(str, flags)]
+
+
+def synthetic(folder, *more):
+    return tool("make_synthetic", f"--output_dir={folder}", "--val_rows=0", "--test_rows=0", *more)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_tool_that_is_ended_leaves_nothing_that_the_next_run_does_not_clean(tmp_path, number):
+    process = subprocess.Popen(
+        synthetic(tmp_path, "--train_rows=100000000"), cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        deadline = time.time() + 60
+        while not list(tmp_path.glob(".make_synthetic-*/train.libsvm")):
+            assert process.poll() is None and time.time() < deadline
+            time.sleep(0.02)
+        process.send_signal(number)
+        _, text = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    if number == signal.SIGTERM:
+        assert process.returncode == 143
+        assert text.splitlines()[-1] == (
+            "make_synthetic.py: ended by SIGTERM; nothing was written."
+        )
+        assert "Traceback" not in text
+        assert os.listdir(tmp_path) == []
+        return
+    with pytest.raises(BadInput, match="holds no data files"):
+        datasets.find(str(tmp_path), "data")
+    done = subprocess.run(
+        synthetic(tmp_path, "--train_rows=100"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "left by a run that was killed" in done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["synthetic.json", "train.libsvm"]
+
+
+# No room, no permission.
+
+
+def test_a_file_that_finds_no_room_keeps_its_old_content_and_is_named(small_disk):
+    path = small_disk / "report.json"
+    path.write_text("old")
+    for left in (0, 4096, 40960):
+        filling = fill(small_disk, left)
+        with pytest.raises(OSError, match="No space left on device: '.*report.json'"):
+            datasets.write_whole(str(path), "new" * 800000)
+        assert path.read_text() == "old"
+        assert sorted(os.listdir(small_disk)) == ["filling", "report.json"]
+        filling.unlink()
+
+
+@pytest.mark.parametrize(
+    "name", ["make_synthetic", pytest.param("libsvm_to_tfrecord", marks=pytest.mark.table)]
+)
+def test_a_tool_that_finds_no_room_says_so_and_leaves_nothing(small_disk, tmp_path, name):
+    command = synthetic(small_disk / "out", "--train_rows=50000")
+    if name == "libsvm_to_tfrecord":
+        path = write_libsvm(tmp_path / "a.libsvm", make_records(60000))
+        command = tool(name, f"--input={path}", f"--output_dir={small_disk}/out")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1, done.stderr
+    assert "No space left on device" in done.stderr.splitlines()[-1]
+    assert f"{small_disk}/out" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert os.listdir(small_disk / "out") == []
+
+
+def refusal(folder):
+    with pytest.raises(BadInput, match="^--model_dir: ") as error:
+        remote_files.check_writable(str(folder), "model_dir")
+    return str(error.value)
+
+
+def test_a_folder_under_a_file_is_refused_with_its_flag(tmp_path):
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "model"):
+        assert f"{folder} cannot be written" in refusal(folder)
+
+
+def test_a_folder_that_is_read_only_is_refused_with_its_flag(small_disk):
+    (small_disk / "model").mkdir()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    for folder in (small_disk / "model", small_disk / "other"):
+        assert f"{folder} cannot be written (Read-only file system)" in refusal(folder)
+
+
+def test_a_job_finds_at_its_start_that_model_dir_cannot_be_written(tmp_path):
+    data = write_tfrecords(tmp_path / "a.tfrecords", make_records(64))
+    done = run_train(*small_job(data, f"{data}/model"))
+    assert done.returncode == 2
+    assert f"--model_dir: {data}/model cannot be written" in done.stderr.splitlines()[-1]
+    assert "Training on" not in done.stderr

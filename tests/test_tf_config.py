@@ -1,0 +1,65 @@
+"""TF_CONFIG: what it says, and what is wrong with it."""
+
+import json
+
+import pytest
+
+from deepfm.cluster import tf_config
+from deepfm.errors import BadInput
+
+JOBS = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["a:2"]}
+
+
+def parse(jobs, job="chief", index=0):
+    return tf_config.parse(json.dumps({"cluster": jobs, "task": {"type": job, "index": index}}))
+
+
+@pytest.mark.parametrize("text", [None, "", "{}", '{"environment": "cloud"}', '{"cluster": {}}'])
+def test_no_cluster_is_none(text):
+    assert tf_config.parse(text) is None
+
+
+@pytest.mark.parametrize("chief", ["chief", "master"])
+def test_ranks_are_the_chief_then_the_workers(chief):
+    jobs = {chief: ["a:1"], "worker": ["b:1", "c:1"], "ps": ["a:2"]}
+    found = [parse(jobs, job, i) for job, i in ((chief, 0), ("worker", 0), ("worker", 1))]
+    assert [c.rank for c in found] == [0, 1, 2]
+    assert {c.num_processes for c in found} == {3}
+    assert {c.chief for c in found} == {chief}
+
+
+@pytest.mark.parametrize(
+    "text, sentence",
+    [
+        ("localhost:1", "TF_CONFIG is not JSON"),
+        ("[1]", "is not an object with 'cluster' and 'task'"),
+        ('{"cluster": "a:1"}', "is not an object with 'cluster' and 'task'"),
+        (json.dumps({"cluster": JOBS}), "'task' is missing"),
+        (json.dumps({"cluster": JOBS, "task": {"type": "ps"}}), "'task' is missing"),
+    ],
+)
+def test_what_is_no_tf_config_is_refused(text, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        tf_config.parse(text)
+
+
+@pytest.mark.parametrize(
+    "jobs, job, index, sentence",
+    [
+        (JOBS, "worker", 2, "no task worker 2; it has chief 0 to 0, ps 0 to 0, worker 0 to 1"),
+        (JOBS, "master", 0, "no task master 0"),
+        (JOBS, "evaluator", 0, "no task evaluator 0"),
+        (JOBS, "worker", "0", "no task worker 0"),
+        (JOBS, ["worker"], 0, "no task ..worker"),
+        ({**JOBS, "boss": ["d:1"]}, "chief", 0, "'boss' is no job"),
+        ({**JOBS, "ps": "a:2"}, "chief", 0, "'ps' is 'a:2'; give a list of 'host:port'"),
+        ({**JOBS, "ps": ["a"]}, "chief", 0, "give a list of 'host:port'"),
+        ({**JOBS, "ps": ["a:99999"]}, "chief", 0, "give a list of 'host:port'"),
+        ({**JOBS, "master": ["d:1"]}, "chief", 0, "the cluster has 2 chiefs"),
+        ({"ps": ["a:1"]}, "ps", 0, "the cluster has 0 chiefs"),
+        ({**JOBS, "ps": ["a:1"]}, "chief", 0, "two processes have the address a:1"),
+    ],
+)
+def test_a_cluster_that_cannot_be_is_refused(jobs, job, index, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        parse(jobs, job, index)
