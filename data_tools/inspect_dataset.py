@@ -7,7 +7,6 @@ Reads TFRecord and LibSVM, plain or gzip. Rows of a LibSVM file may differ in le
 then the j-th pair of the rows that have one. Memory grows with the distinct ids, not with the rows.
 """
 
-import gzip
 import json
 import posixpath
 import sys
@@ -17,9 +16,9 @@ import numpy as np
 import tensorflow as tf
 from absl import flags, logging
 
-from data_tools.common import line_blocks, shards
+from data_tools.common import line_blocks, shards, tallies
 from data_tools.common.progress import Progress
-from deepfm.data import bad_records, datasets, records
+from deepfm.data import bad_records, dataset_json, datasets, formats, libsvm, records
 from deepfm.errors import BadInput
 from deepfm.runtime import memory, program
 
@@ -72,8 +71,7 @@ class FieldSummary:
     def __init__(self):
         self.rows = self.values = self.zeros = 0
         self.total, self.low, self.high = 0.0, np.inf, -np.inf
-        self._ids, self._counts = np.empty(0, np.int64), np.empty(0, np.int64)
-        self._waiting, self._waiting_size = [], 0
+        self._tally = tallies.Tally(np.int64)
 
     def add(self, ids, values, records):
         """Counts the field's ids int64 [n] and values float32 [n], n > 0, of records int64 [n]."""
@@ -82,35 +80,24 @@ class FieldSummary:
         self.zeros += int(np.count_nonzero(values == 0))
         self.total += float(values.sum(dtype=np.float64))
         self.low, self.high = min(self.low, values.min()), max(self.high, values.max())
-        self._waiting.append(np.unique(ids, return_counts=True))
-        self._waiting_size += len(self._waiting[-1][0])
-        if self._waiting_size > max(1 << 16, len(self._ids)):
-            self._merge()
-
-    def _merge(self):
-        ids, counts = zip((self._ids, self._counts), *self._waiting)
-        ids, counts = np.concatenate(ids), np.concatenate(counts)
-        order = np.argsort(ids, kind="stable")
-        self._ids, starts = np.unique(ids[order], return_index=True)
-        self._counts = np.add.reduceat(counts[order], starts)
-        self._waiting, self._waiting_size = [], 0
+        self._tally.add(*np.unique(ids, return_counts=True))
 
     def describe(self, field):
         """A plain dictionary, as --json prints it."""
-        self._merge()
+        ids, counts = self._tally.result()
         if not self.rows:  # no record has a value there
             self.low = self.high = 0
-            self._ids, self._counts = np.array([-1]), np.array([0])
-        top = int(np.argmax(self._counts))
+            ids, counts = np.array([-1]), np.array([0])
+        top = int(np.argmax(counts))
         return {
             "field": field,
             "rows": int(self.rows),
             "values": self.values,
-            "distinct_ids": len(self._ids) if self.rows else 0,
-            "smallest_id": int(self._ids[0]),
-            "largest_id": int(self._ids[-1]),
-            "most_frequent_id": int(self._ids[top]),
-            "most_frequent_share": int(self._counts[top]) / max(self.values, 1),
+            "distinct_ids": len(ids) if self.rows else 0,
+            "smallest_id": int(ids[0]),
+            "largest_id": int(ids[-1]),
+            "most_frequent_id": int(ids[top]),
+            "most_frequent_share": int(counts[top]) / max(self.values, 1),
             "min_value": float(self.low),
             "max_value": float(self.high),
             "mean_value": self.total / max(self.values, 1),
@@ -147,14 +134,7 @@ def inspect(
     Raises:
         BadInput: a record is bad; the file and the line, or the record and the byte, are named.
     """
-    found = datasets.find(data, "data", partial=own_files)
-    index, number = share
-    if number > len(found.files):
-        raise BadInput(
-            f"--data={data}: has {len(found.files)} files, too few for {number} shards; try "
-            f"--num_shards={len(found.files)}."
-        )
-    found = found._replace(files=found.files[index::number])
+    found = shards.part_of(datasets.find(data, "data", partial=own_files), share)
     progress = Progress("Reading", sum(f.bytes for f in found.files) / 1e6, "MB")
     fields: List[FieldSummary] = []
     shortest, files = None, []
@@ -208,8 +188,8 @@ def _add(fields, batch):
 def _read_libsvm(path, field_size) -> Iterator[Batch]:
     with tf.Graph().as_default(), _session() as session:
         text = tf.compat.v1.placeholder(tf.string, [])
-        lines = records.drop_blank(tf.compat.v1.string_split([text], "\n").values)
-        decoded = records.decode_lines(lines)
+        lines = libsvm.drop_blank(tf.compat.v1.string_split([text], "\n").values)
+        decoded = libsvm.decode_lines(lines)
         for block in line_blocks.read_blocks(path):
             try:
                 labels, rows, ids, values = session.run(decoded, {text: block.text})
@@ -232,14 +212,14 @@ def _first_bad_line(path, block, field_size):
         line = line.partition(b"#")[0]
         if line.strip():
             schema = records.Schema(field_size or len(line.split()) - 1)
-            reason = bad_records.explain_line(line, schema)
+            reason = libsvm.explain_line(line, schema)
             if reason:
                 return f"{path}:{number}: {reason}"
-    return f"{path}:{first}: a line from here on is {bad_records.UNEXPLAINED}"
+    return f"{path}:{first}: a line from here on is {libsvm.UNEXPLAINED}"
 
 
 def _read_tfrecord(path, field_size) -> Iterator[Batch]:
-    first, multi_valued = bad_records.first_record(path, "tfrecord")
+    first, multi_valued = formats.TFRECORD.first_record(path)
     schema = records.Schema(field_size or first or 1, multi_valued=multi_valued)
     compression = "GZIP" if path.endswith(".gz") else ""
     with tf.Graph().as_default(), _session() as session:
@@ -258,7 +238,7 @@ def _read_tfrecord(path, field_size) -> Iterator[Batch]:
             except tf.errors.OutOfRangeError:
                 break
             except (tf.errors.InvalidArgumentError, tf.errors.DataLossError) as error:
-                bad = next(bad_records.find_bad(path, "tfrecord", schema), None)
+                bad = next(bad_records.find_bad(path, formats.TFRECORD, schema), None)
                 raise BadInput(str(bad or f"{path}: {error.message}")) from None
             total += read
             lengths = counts.sum(axis=1)
@@ -266,20 +246,9 @@ def _read_tfrecord(path, field_size) -> Iterator[Batch]:
             fields = np.tile(np.arange(schema.field_size), len(labels)).repeat(counts.ravel())
             yield Batch(read, labels, lengths, fields, ids[there], values[there])
     if compression:
-        _check_one_member(path, total)
+        datasets.check_gzip(path)
     elif total < tf.io.gfile.stat(path).length:  # cut in a header, which TensorFlow passes over
-        raise BadInput(str(next(bad_records.find_bad(path, "tfrecord", schema))))
-
-
-def _check_one_member(path, size):
-    """Refuses a gzip file of several members: TensorFlow ends at the end of the first."""
-    with tf.io.gfile.GFile(path, "rb") as raw, gzip.GzipFile(fileobj=raw) as stream:
-        whole = sum(len(block) for block in iter(lambda: stream.read(1 << 20), b""))
-    if whole > size:
-        raise BadInput(
-            f"{path}: several gzip files in one, of which TensorFlow reads only the first "
-            f"({size} of {whole} bytes); unpack it and compress it again."
-        )
+        raise BadInput(str(next(bad_records.find_bad(path, formats.TFRECORD, schema))))
 
 
 def _session():
@@ -294,10 +263,10 @@ def _mismatches(summary):
         folder, name = posixpath.split(file["path"])
         by_folder.setdefault(folder, {})[name] = file
     for folder, files in by_folder.items():
-        metadata = datasets.read_metadata(folder)
+        metadata = dataset_json.read(folder)
         if metadata is None:
             continue
-        path = posixpath.join(folder, datasets.METADATA)
+        path = posixpath.join(folder, dataset_json.METADATA)
         said = metadata["field_size"], metadata["feature_size"]
         if said[0] != summary["field_size"]:
             sentences.append(f"{path}: field_size {said[0]}, found {summary['field_size']}.")

@@ -14,31 +14,26 @@ and which are put together in order at the end. So the records keep the order of
 
 import contextlib
 import functools
-import gzip
 import itertools
 import os
 import posixpath
-import shutil
 import time
 from typing import List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 from absl import flags, logging
 
-from data_tools.common import line_blocks, publishing, shards, workers
-from data_tools.common.progress import Progress
+from data_tools.common import line_blocks, publishing, record_files, shards, workers
 from data_tools.common.skipping import Skipping
 from data_tools.libsvm import block_writer, field_lines, line_schema
-from data_tools.libsvm.block_writer import Piece, Range, Task
-from deepfm.data import bad_records, datasets, text_lines
+from data_tools.libsvm.block_writer import Conversion, Piece
+from deepfm.data import dataset_json, datasets, formats, libsvm
 from deepfm.errors import BadInput
-from deepfm.runtime import atomic_files, memory, program, remote_files
+from deepfm.runtime import atomic_files, memory, program
 
 FLAGS = flags.FLAGS
 
-PIECE = 16 << 20  # bytes of a plain input that are one task
 SHOWN = 5  # records that are logged as they will be stored
-GZIP_LEVEL = 4
 SCRATCH = ".libsvm_to_tfrecord-"
 
 
@@ -170,31 +165,31 @@ def convert(
             f"--field_size must be given on {share[1]} hosts, as none of them sees all rows; try "
             "--field_size=39."
         )
-    publishing.check_hosts(options.output_dir, share[1], datasets.SUFFIXES["tfrecord"])
+    publishing.check_hosts(options.output_dir, share[1], formats.TFRECORD.suffixes)
     options = options._replace(output_dir=shards.folder(options.output_dir, share))
     old = _prepare_output_dir(inputs, options)
     with atomic_files.scratch(options.output_dir, SCRATCH) as scratch:
-        ranges = [r for file in inputs for r in _ranges(file.path)]
+        ranges = [lines for file in inputs for lines in line_blocks.cut(file.path, file.bytes)]
         if not own_files:
             ranges = ranges[share[0] :: share[1]]
         if not ranges:
             raise BadInput(
                 f"--num_shards={share[1]}: nothing of the input is left for --shard_index="
-                f"{share[0]}; plain files are cut every {PIECE >> 20} MB; try fewer."
+                f"{share[0]}; plain files are cut every {line_blocks.TASK >> 20} MB; try fewer."
             )
         total = sum(f.bytes for f in inputs) // (1 if own_files else share[1])
         counts = _count(ranges, lines, options, total)
         schema = line_schema.with_field_size(lines, counts, inputs, options)
         names, tasks = _plan(ranges, counts, options, scratch)
         outputs, feature_size = _write_pieces(tasks, len(names), inputs, schema, options)
-        _assemble(names, tasks, options, scratch)
+        record_files.join(_pieces_of(names, tasks, scratch), options.compress, options.num_workers)
         files = _described(names, outputs, options, scratch)
-        datasets.write_metadata(
+        dataset_json.write(
             scratch, schema.field_size, feature_size, files,
             multi_valued=schema.multi_valued, hash_buckets=schema.hash_buckets,
             feature_map=None if options.id_offset or options.hash_buckets else data.feature_map,
         )  # fmt: skip
-        written = [*(os.path.basename(f.path) for f in files), datasets.METADATA]
+        written = [*(os.path.basename(f.path) for f in files), dataset_json.METADATA]
         publishing.publish(scratch, written, options.output_dir, old)
     rows, seconds = sum(f.rows for f in files), time.monotonic() - start
     logging.info(
@@ -213,7 +208,7 @@ def convert(
 
 def _find_inputs(options, own_files):
     found = datasets.find(options.input, "input", partial=own_files)
-    if found.data_format != "libsvm":
+    if found.format is not formats.LIBSVM:
         raise BadInput(f"--input={options.input}: {found.files[0].path} is not LibSVM text.")
     return found
 
@@ -221,38 +216,20 @@ def _find_inputs(options, own_files):
 def _prepare_output_dir(inputs, options):
     """Makes output_dir; returns the names in it that the new data set replaces."""
     folder = options.output_dir
-    if remote_files.is_remote(folder):
-        raise BadInput(f"--output_dir={folder} is not local; convert, then copy it there.")
-    remote_files.check_writable(folder, "output_dir")
-    names = sorted(os.listdir(folder))
-    suffixes = datasets.SUFFIXES["tfrecord"]
-    old = [name for name in names if datasets.is_metadata(name) or name.endswith(suffixes)]
+    old = publishing.names_in(folder, formats.TFRECORD.suffixes, "convert")
     same = [] if options.num_files else _names_after(sorted(f.path for f in inputs), options)
     return publishing.replaced(folder, old, options.overwrite, same)
-
-
-def _ranges(path):
-    """The ranges of a file: about PIECE bytes each where it can be read from the middle."""
-    if path.endswith(".gz"):
-        return [Range(path)]
-    size = tf.io.gfile.stat(path).length
-    cuts = [line_blocks.next_line(path, position) for position in range(PIECE, size, PIECE)]
-    starts = sorted({0, *cuts} - {size})
-    return [Range(path, start, end) for start, end in zip(starts, [*starts[1:], None])]
 
 
 def _count(ranges, lines, options, total):
     """[(rows, fields that a row has at most)] of each range, or None where nothing needs them."""
     if not options.num_files and (lines.field_size or not lines.pad and not lines.named_fields):
         return None
-    progress = Progress("Counting rows", total / 1e6, "MB")
     counts = [(0, 0)] * len(ranges)
     work = functools.partial(_count_range, named_fields=lines.named_fields)
-    with contextlib.closing(workers.run(work, ranges, options.num_workers)) as events:
-        for index, (rows, longest, read) in events:
+    with workers.results(work, ranges, options.num_workers, "Counting rows", total) as results:
+        for index, (rows, longest) in results:
             counts[index] = counts[index][0] + rows, max(counts[index][1], longest)
-            progress.add(read / 1e6)
-    progress.finish()
     return counts
 
 
@@ -263,7 +240,7 @@ def _count_range(lines, named_fields):
             most = field_lines.num_fields(block.text)
         else:
             most = line_blocks.longest_record(block.text, starts)
-        yield len(starts), most, block.read
+        yield block.read, (len(starts), most)
 
 
 def _plan(ranges, counts, options, scratch):
@@ -273,7 +250,7 @@ def _plan(ranges, counts, options, scratch):
         paths = sorted({r.path for r in ranges})
         for i, lines in enumerate(ranges):
             piece = Piece(posixpath.join(scratch, f"piece-{i}"), paths.index(lines.path))
-            tasks.append(Task(lines, [piece]))
+            tasks.append(Conversion(lines, [piece]))
         return _names_after(paths, options), tasks
     total = sum(rows for rows, _ in counts)
     if total < options.num_files:
@@ -288,7 +265,7 @@ def _plan(ranges, counts, options, scratch):
             row += pieces[-1].rows
             output += row == ends[output]
         if pieces:
-            tasks.append(Task(lines, pieces))
+            tasks.append(Conversion(lines, pieces))
     n = options.num_files
     return [f"part-{i:05d}-of-{n:05d}{_suffix(options)}" for i in range(n)], tasks
 
@@ -303,7 +280,7 @@ def _names_after(paths, options):
     names = []
     for path in paths:
         name = os.path.relpath(path, top).replace(os.sep, "-")
-        suffix = next((s for s in datasets.SUFFIXES["libsvm"] if name.endswith(s)), "")
+        suffix = next((s for s in formats.LIBSVM.suffixes if name.endswith(s)), "")
         names.append(name[: len(name) - len(suffix)] + _suffix(options))
     for path, name in zip(paths, names):
         if names.count(name) > 1:
@@ -313,27 +290,24 @@ def _names_after(paths, options):
 
 def _write_pieces(tasks, num_outputs, inputs, schema, options):
     """Runs the tasks; returns ([(rows, positives)] of each output, feature_size)."""
-    progress = Progress("Converting", sum(f.bytes for f in inputs) / 1e6, "MB")
     outputs = [(0, 0)] * num_outputs
     bad = Skipping(options.max_bad_records)
     max_id, negative, zero, shown = -1, False, False, False
-    work = functools.partial(block_writer.convert, schema=schema)
-    with contextlib.closing(workers.run(work, tasks, options.num_workers)) as events:
-        for index, event in events:
-            if isinstance(event, bad_records.BadRecord):
-                bad.add(event)
-                continue
-            rows, positives = outputs[event.output]
-            outputs[event.output] = rows + event.rows, positives + int(event.positives)
-            max_id = max(max_id, event.max_id)
-            negative, zero = negative or event.negative, zero or event.zero
+    work, size = (
+        functools.partial(block_writer.convert, schema=schema),
+        sum(f.bytes for f in inputs),
+    )
+    with workers.results(work, tasks, options.num_workers, "Converting", size, bad) as results:
+        for index, (output, block) in results:
+            rows, positives = outputs[output]
+            outputs[output] = rows + block.rows, positives + int(block.positives)
+            max_id = max(max_id, block.max_id)
+            negative, zero = negative or block.negative, zero or block.zero
             if negative and zero:
                 raise BadInput(_mixed_labels(inputs, schema))
-            if not shown and index == 0 and event.rows >= SHOWN:
+            if not shown and index == 0 and block.rows >= SHOWN:
                 shown = True
                 _log_records(tasks[:1])
-            progress.add(event.read / 1e6)
-    progress.finish()
     if max_id < 0:
         raise BadInput(f"--input={options.input}: the files hold no rows.")
     if not shown:
@@ -346,11 +320,11 @@ def _mixed_labels(inputs, schema):
     """The sentence for an input with labels 0 and -1: a 0 may then mean either."""
     first = {}
     for file in inputs:
-        for number, line in text_lines.read_lines(file.path):
-            if bad_records.explain_line(line, schema):
+        for number, line in libsvm.read_lines(file.path):
+            if libsvm.explain_line(line, schema):
                 continue  # a bad record that was skipped
             label = line.split()[0]
-            if label.startswith(b"-") or bad_records.number_of(label) == 0:
+            if label.startswith(b"-") or libsvm.number_of(label) == 0:
                 first.setdefault(label.startswith(b"-"), (f"{file.path}:{number}", label.decode()))
             if len(first) == 2:
                 (other_place, other), (place, label) = first.values()  # as they were met
@@ -366,7 +340,7 @@ def _log_records(tasks):
     left = SHOWN
     for piece in (piece for task in tasks for piece in task.pieces):
         # Closed here: a generator that the collector closes would swallow a signal's SystemExit.
-        with contextlib.closing(bad_records.read_frames(piece.path)) as frames:
+        with contextlib.closing(formats.read_frames(piece.path)) as frames:
             for _, payload, _ in itertools.islice(frames, left):
                 left -= 1
                 features = tf.train.Example.FromString(payload).features.feature
@@ -377,44 +351,12 @@ def _log_records(tasks):
                     logging.info("%s: %s", name, " ".join(numbers))
 
 
-def _assemble(names, tasks, options, scratch):
-    """Puts the pieces of each output file together, under its name in scratch."""
+def _pieces_of(names, tasks, scratch):
+    """[(paths of its pieces, its path in scratch)] of each output file."""
     pieces = [[] for _ in names]
     for piece in (piece for task in tasks for piece in task.pieces):
         pieces[piece.output].append(piece.path)
-    paths = [posixpath.join(scratch, name) for name in names]
-    jobs = list(zip(pieces, paths))
-    size = sum(os.path.getsize(path) for group in pieces for path in group)
-    progress = Progress("Compressing" if options.compress else "Joining", size / 1e6, "MB")
-    work = _compress if options.compress else _join
-    with contextlib.closing(workers.run(work, jobs, options.num_workers)) as events:
-        for _, copied in events:
-            progress.add(copied / 1e6)
-    progress.finish()
-
-
-def _join(job):
-    pieces, path = job
-    yield os.path.getsize(pieces[0])
-    os.rename(pieces[0], path)
-    with open(path, "ab") as whole:
-        yield from _append(pieces[1:], whole)
-
-
-def _compress(job):
-    """One gzip member per file: of several, TensorFlow reads the first and ignores the rest."""
-    pieces, path = job
-    with open(path, "wb") as raw, gzip.GzipFile("", "wb", GZIP_LEVEL, raw, mtime=0) as whole:
-        yield from _append(pieces, whole)
-
-
-def _append(pieces, whole):
-    """Moves the content of the pieces to a file; yields the bytes of each."""
-    for piece in pieces:
-        with open(piece, "rb") as part:
-            shutil.copyfileobj(part, whole, block_writer.COPY)
-        yield os.path.getsize(piece)
-        os.remove(piece)
+    return [(paths, posixpath.join(scratch, name)) for paths, name in zip(pieces, names)]
 
 
 def _described(names, outputs, options, scratch):

@@ -31,6 +31,7 @@ from data_tools.common.planted_model import (
     make_planted_model,
 )
 from data_tools.common.progress import Progress
+from data_tools.libsvm.line_format import LineFormat
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files, program, remote_files
 
@@ -38,7 +39,6 @@ FLAGS = flags.FLAGS
 SUMMARY = "synthetic.json"
 SCRATCH = ".make_synthetic-"
 OUTPUT = re.compile(r"(train|val|test)(-\d{5}-of-\d{5})?\.libsvm")
-VALUE_TEXT = np.array([f"{i / VALUE_STEPS:g}" for i in range(VALUE_STEPS + 1)], "S4")
 
 
 def define_flags():
@@ -110,7 +110,7 @@ def write_data(output_dir, seed, shape, rows, num_files=1, overwrite=False, shar
     old, about = find_old(output_dir, rows, overwrite), dict(shape._asdict(), seed=seed)
     splits = find_kept(output_dir, rows, about)
     model = make_planted_model(seed, shape)
-    id_text = np.arange(shape.feature_size).astype(f"S{len(str(shape.feature_size))}")
+    lines = LineFormat(shape.feature_size, VALUE_STEPS)
     parts = {
         split: [count * (share[0] + i) // share[1] for i in (0, 1)] for split, count in rows.items()
     }
@@ -121,7 +121,7 @@ def write_data(output_dir, seed, shape, rows, num_files=1, overwrite=False, shar
             if num_files > 1:
                 names = [f"{split}-{i:05d}-of-{num_files:05d}.libsvm" for i in range(num_files)]
             paths = [os.path.join(scratch, name) for name in names]
-            best = write_split(model, id_text, seed, split, part, paths, progress)
+            best = write_split(model, lines, seed, split, part, paths, progress)
             splits[split] = dict(files=names, **best)
         with open(os.path.join(scratch, SUMMARY), "w") as f:
             f.write(json.dumps({**about, "splits": splits}, indent=2) + "\n")
@@ -195,7 +195,7 @@ def find_kept(output_dir, rows, about):
     )
 
 
-def write_split(model, id_text, seed, split, part, paths, progress):
+def write_split(model, lines, seed, split, part, paths, progress):
     """Writes rows part[0] to part[1] - 1 of a split, in order, spread evenly over the files.
 
     Returns:
@@ -212,36 +212,11 @@ def write_split(model, id_text, seed, split, part, paths, progress):
                     block = draw_block(model, seed, split, row // BLOCK_ROWS)
                 last = min(first + end - row, BLOCK_ROWS)
                 ids, values, probability, label = (column[first:last] for column in block)
-                f.write(format_rows(ids, values, label, id_text))
+                f.write(lines.text(ids, values, label))
                 count_labels(counts, probability, label)
                 progress.add(last - first)
                 row += last - first
     return best_possible(counts)
-
-
-def format_rows(ids, values, label, id_text, value_text=VALUE_TEXT):
-    """LibSVM text, without a loop over rows: records of fixed width, less the NULs that pad them.
-
-    Args:
-        ids: int64 [B, F].
-        values: float32 [B, F], whole numbers of 1 / (len(value_text) - 1), up to 1.
-        label: bool [B].
-        id_text: bytes [feature_size], each id as text.
-        value_text: bytes [steps + 1], each value as text.
-
-    Returns:
-        bytes.
-    """
-    pair = [("space", "S1"), ("id", id_text.dtype), ("colon", "S1"), ("value", value_text.dtype)]
-    record = [("label", "S1"), ("pairs", pair, ids.shape[1:]), ("newline", "S1")]
-    rows = np.empty(len(ids), record)
-    rows["label"] = np.where(label, b"1", b"0")
-    rows["pairs"]["space"] = b" "
-    rows["pairs"]["id"] = id_text[ids]
-    rows["pairs"]["colon"] = b":"
-    rows["pairs"]["value"] = value_text[np.rint(values * (len(value_text) - 1)).astype(np.int64)]
-    rows["newline"] = b"\n"
-    return rows.tobytes().translate(None, b"\0")
 
 
 def count_labels(counts, probability, label):

@@ -15,9 +15,9 @@ import tensorflow as tf
 from absl import flags, logging
 
 from data_tools.common.progress import Progress
-from deepfm.data import datasets, named_files
+from deepfm.data import dataset_json
 from deepfm.errors import BadInput
-from deepfm.runtime import program, remote_files
+from deepfm.runtime import atomic_files, program, remote_files
 
 FLAGS = flags.FLAGS
 
@@ -61,19 +61,19 @@ def merge(folders: str, output_dir: str = None, overwrite: bool = False) -> dict
                 f"--output_dir={posixpath.dirname(folder) or '.'}."
             )
     paths = sorted({path for folder in folders for path in _find(folder)})
-    target = posixpath.join(output_dir, datasets.METADATA)
+    target = posixpath.join(output_dir, dataset_json.METADATA)
     if target in paths and not overwrite:
         raise BadInput(f"{target}: is there already; --overwrite replaces it.")
-    parts = {path: datasets.read_part(path) for path in paths if path != target}
+    parts = {path: dataset_json.read_part(path) for path in paths if path != target}
     if not parts:
         raise BadInput(f"{target}: is the only one that was found; there is nothing to merge.")
     _check_complete(parts)
     _check_files(parts)
-    merged = datasets.merge_metadata(
+    merged = dataset_json.merge(
         {path: _named_from(output_dir, path, part) for path, part in parts.items()}
     )
     with remote_files.written(target) as local:
-        datasets.write_whole(local, json.dumps(merged, indent=1) + "\n")
+        atomic_files.write_whole(local, json.dumps(merged, indent=1) + "\n")
     for path in parts:
         if posixpath.dirname(path) == output_dir:
             tf.io.gfile.remove(path)
@@ -91,7 +91,7 @@ def _find(folder):
         posixpath.join(place, name)
         for place, _, names in tf.io.gfile.walk(folder)
         for name in names
-        if datasets.is_metadata(name) and "/." not in place[len(folder) :]
+        if dataset_json.is_metadata(name) and "/." not in place[len(folder) :]
     ]
     if not found:
         raise BadInput(f"--input={folder}: holds no dataset.json and no part of one.")
@@ -102,7 +102,7 @@ def _check_complete(paths):
     """Refuses that of numbered parts one is missing."""
     for path in paths:
         folder, name = posixpath.split(path)
-        number = datasets.PART.fullmatch(name)
+        number = dataset_json.PART.fullmatch(name)
         for i in range(int(number.group(2)) if number else 0):
             other = posixpath.join(folder, f"dataset-{i:05d}-of-{number.group(2)}.json")
             if other not in paths:
@@ -115,7 +115,7 @@ def _check_files(parts):
     progress = Progress("Checking", len(entries), "files")
     for path, name, said in entries:
         file = posixpath.join(posixpath.dirname(path), name)
-        if named_files.leads_outside(name) or not tf.io.gfile.exists(file):
+        if dataset_json.leads_outside(name) or not tf.io.gfile.exists(file):
             raise BadInput(f"{file}: is missing, though {path} names it; bring it there.")
         size = tf.io.gfile.stat(file).length
         if size != said["bytes"]:

@@ -15,26 +15,28 @@ On several hosts, each does its share, and the counts of all are put together in
     python -m data_tools.prepare_criteo --step=encode --shard_index=0 --num_shards=2 ...
 """
 
-import glob
+import functools
 import os
 import time
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional, Tuple
 
 from absl import flags, logging
 
 from data_tools.click_logs import (
+    column_kinds,
     feature_map,
     field_tables,
-    raw_columns,
-    raw_parts,
-    raw_passes,
-    raw_rows,
+    output_folder,
+    passes,
+    row_parser,
     row_writers,
+    slices,
     vocabulary,
 )
-from data_tools.click_logs.raw_columns import BUCKETS, SCALED
+from data_tools.click_logs.column_kinds import BUCKETS, SCALED
 from data_tools.click_logs.splitting import SPLITS, Split
-from data_tools.common import publishing, shards
+from data_tools.common import shards
+from data_tools.common.skipping import Skipping
 from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files, program, remote_files
@@ -55,9 +57,9 @@ def define_flags():
     )
     flags.DEFINE_string("output_dir", None, "A local directory to write to.")
     flags.DEFINE_enum(
-        "dataset", None, list(raw_columns.DATASETS), "Whose columns they are. Default: criteo."
+        "dataset", None, list(column_kinds.DATASETS), "Whose columns they are. Default: criteo."
     )
-    flags.DEFINE_enum("delimiter", "auto", ["auto", *raw_rows.DELIMITERS], "Between two cells.")
+    flags.DEFINE_enum("delimiter", "auto", ["auto", *row_parser.DELIMITERS], "Between two cells.")
     flags.DEFINE_enum(
         "header",
         "auto",
@@ -166,25 +168,33 @@ def prepare(options: Options, share: Tuple[int, int] = (0, 1)) -> List[datasets.
     _check(options, share)
     known = _known_map(options)
     options = _complete(options, known)
-    columns = raw_columns.fields(options.dataset, options.integers)
+    columns = column_kinds.fields(options.dataset, options.integers)
     sources = _sources(options)
-    found = {source.flag: raw_parts.find(source, options.own_files) for source in sources}
-    reading = raw_parts.Reading(options.dataset, options.delimiter, options.header)
+    found = {source.flag: slices.find(source, options.own_files) for source in sources}
+    read_layout = functools.partial(
+        row_parser.read_layout,
+        dataset=options.dataset, delimiter=options.delimiter, header=options.header,
+    )  # fmt: skip
     mine = (0, 1) if options.own_files else share
-    tasks = {s.flag: list(raw_parts.tasks(s, found[s.flag], reading, mine)) for s in sources}
-    _log_unlabelled(tasks)
+    cut = {s.flag: list(slices.cut(s, found[s.flag], read_layout, mine)) for s in sources}
+    every = [task for group in cut.values() for task in group]
+    _log_unlabelled(every)
     remote_files.check_writable(options.output_dir, "output_dir")
+    about = vocabulary.about(options, share, found.get("input", ()))
     if options.step == "count":
-        return _count_step(tasks, columns, _about(options, share, found), options)
-    old = _old_files(_asked(sources), options, share)
+        return _count_step(cut["input"], columns, about, options)
+    old = output_folder.replaced(_asked(sources), options, share)
     with atomic_files.scratch(options.output_dir, SCRATCH) as scratch:
-        tables = _tables(known, tasks, columns, _about(options, share, found), options)
-        fingerprint = _write_map(tables, old, options, scratch)
-        every = [task for group in tasks.values() for task in group]
-        written = raw_passes.encode(
-            every, tables, options.output_format, scratch, _running(options)
+        if known:
+            tables = field_tables.from_map(known)
+        else:
+            tables = _tables(cut["input"], columns, about, options)
+        fingerprint = output_folder.write_map(tables, old, options, scratch)
+        bad = Skipping(options.max_bad_records)
+        written = passes.encode(
+            every, tables, options.output_format, scratch, options.num_workers, bad
         )
-        files = _publish(written, tables, fingerprint, old, options, share, scratch)
+        files = output_folder.publish(written, tables, fingerprint, old, options, share, scratch)
     _log_summary(files, tables, fingerprint, time.monotonic() - start)
     return files
 
@@ -253,7 +263,7 @@ def _sources(options):
     sources = []
     if options.input:
         split = Split(shares, options.split_by, options.seed)
-        sources.append(raw_parts.Source("input", options.input, split))
+        sources.append(slices.Source("input", options.input, split))
     for i, name in enumerate(SPLITS[1:], 1):
         spec = getattr(options, f"{name}_input")
         if spec and shares[i] and options.input:
@@ -261,7 +271,7 @@ def _sources(options):
             raise BadInput(f"--split={options.split} beside --{name}_input; try --split={rest}.")
         if spec:
             split = Split(only=i)
-            sources.append(raw_parts.Source(f"{name}_input", spec, split, name != "test"))
+            sources.append(slices.Source(f"{name}_input", spec, split, name != "test"))
     return sources
 
 
@@ -271,14 +281,18 @@ def _without(shares, i):
 
 
 def _log_unlabelled(tasks):
-    for path in sorted(
-        {t.part.path for group in tasks.values() for t in group if not _labelled(t)}
-    ):
+    unlabelled = (t for t in tasks if not t.labels and t.layout.label is None)
+    for path in sorted({task.lines.path for task in unlabelled}):
         logging.info("%s has no label column: its rows get label 0.", path)
 
 
-def _labelled(task):
-    return task.labels or task.part.layout.label is not None
+def _asked(sources):
+    """The indices of the splits that rows of some sources may be of."""
+    splits = [source.split for source in sources]
+    return {
+        i for split in splits for i, share in enumerate(split.shares)
+        if (share if split.only is None else i == split.only)
+    }  # fmt: skip
 
 
 # The vocabulary.
@@ -292,178 +306,24 @@ def _count_step(tasks, columns, about, options):
     if os.path.exists(path) and not options.overwrite:
         raise BadInput(f"--output_dir={options.output_dir} holds {name}; --overwrite replaces it.")
     with atomic_files.scratch(options.output_dir, SCRATCH) as scratch:
-        counts = raw_passes.count(tasks["input"], columns, _running(options))
+        bad = Skipping(options.max_bad_records)
+        counts = passes.count(tasks, columns, options.num_workers, bad)
         vocabulary.save(os.path.join(scratch, name), about, counts)
         os.replace(os.path.join(scratch, name), path)
     logging.info("Wrote %s: %d categories.", path, sum(len(c.keys) + len(c.long) for c in counts))
     return []
 
 
-def _running(options):
-    return raw_passes.Running(options.num_workers, options.max_bad_records)
-
-
-_COUNTED_WITH = "dataset", "integers", "split", "split_by", "seed"
-
-
-def _about(options, share, found):
-    """What the counts of a host depend on."""
-    files = [[os.path.basename(file.path), file.bytes] for file in found.get("input", ())]
-    return {**{x: getattr(options, x) for x in _COUNTED_WITH}, "share": [*share], "files": files}
-
-
-def _tables(known, tasks, columns, mine, options):
-    """The FieldTable of each field: known, or from the counts of this run or of all hosts."""
-    if known:
-        return field_tables.from_map(known)
+def _tables(tasks, columns, about, options):
+    """The FieldTable of each field, from the counts of this run or of all hosts."""
     if options.step == "all":
-        # The other pass logs them.
-        running = _running(options)._replace(log=False)
-        counts = raw_passes.count(tasks["input"], columns, running)
+        bad = Skipping(options.max_bad_records, log=False)  # the other pass logs them
+        counts = passes.count(tasks, columns, options.num_workers, bad)
     else:
-        counts = _load_counts(columns, mine, options)
+        counts = vocabulary.load_all(columns, about, options)
     if not any(len(c.keys) or c.long for c in counts):
         raise BadInput(f"--input={options.input}: no training row holds a category.")
     return field_tables.from_counts(columns, counts, options.min_count)
-
-
-def _load_counts(columns, mine, options):
-    """The counts of all hosts together; BadInput where they are not of what `mine` says."""
-    spec = options.counts or os.path.join(options.output_dir, "counts-*.npz")
-    paths = sorted(glob.glob(spec))
-    if not paths:
-        raise BadInput(f"--counts={spec}: no file matches; --step=count makes them.")
-    tallies = [vocabulary.Tally(column.kind) for column in columns]
-    seen: Dict[int, str] = {}
-    for path in paths:
-        about, counts = vocabulary.load(path, len(columns))
-        for name in _COUNTED_WITH:
-            if about.get(name) != mine[name]:
-                was = about.get(name)
-                raise BadInput(f"{path}: was counted with --{name}={was}, not {mine[name]}.")
-        index, number = about["share"]
-        same_files = about.get("files", mine["files"]) == mine["files"]
-        if not same_files and (not options.own_files or about["share"] == mine["share"]):
-            raise BadInput(
-                f"{path}: was counted on other files than those of --input={options.input}; count "
-                "again (--step=count --overwrite)."
-            )
-        if number != len(paths) or index in seen:
-            raise BadInput(
-                f"--counts={spec}: {len(paths)} files, but {path} is number {index + 1} of "
-                f"{number}; give each host's counts once."
-            )
-        seen[index] = path
-        for tally, counted in zip(tallies, counts):
-            tally.add(counted)
-    return [tally.result() for tally in tallies]
-
-
-# What is there in the end.
-
-
-def _asked(sources):
-    """The indices of the splits that rows of some sources may be of."""
-    splits = [source.split for source in sources]
-    return {
-        i for split in splits for i, share in enumerate(split.shares)
-        if (share if split.only is None else i == split.only)
-    }  # fmt: skip
-
-
-def _old_files(asked, options, share):
-    """{index of a split that is asked for: names in this host's folder of it that are replaced}."""
-    old = {}
-    for i in sorted(asked):
-        folder = raw_parts.shard_folder(options.output_dir, i, share)
-        paths = _data_files(options, i)
-        others = [p for p in paths if share[1] > 1 and f"-of-{share[1]:05d}{os.sep}" not in p]
-        if others:
-            raise BadInput(
-                f"{others[0]}: is not of {share[1]} hosts' data; give another --output_dir, or "
-                f"delete {os.path.join(options.output_dir, SPLITS[i])}."
-            )
-        names = [os.path.relpath(p, folder) for p in paths if p.startswith(folder + os.sep)]
-        old[i] = publishing.replaced(folder, names, options.overwrite)
-    return old
-
-
-def _data_files(options, split):
-    """The paths of what would be read as data, or as a dataset.json, of a split that is there."""
-    suffixes = (datasets.METADATA, *(s for group in datasets.SUFFIXES.values() for s in group))
-    top = os.path.join(options.output_dir, SPLITS[split])
-    paths = [os.path.join(root, n) for root, _, names in os.walk(top) for n in names]
-    return sorted(path for path in paths if path.endswith(suffixes))
-
-
-def _write_map(tables, old, options, scratch):
-    """Writes the map, unless it is there; returns its fingerprint.
-
-    Raises:
-        BadInput: another one is there and is not to be replaced, or has made data that stays.
-    """
-    fingerprint = feature_map.fingerprint(map(field_tables.field_of, tables))
-    there = os.path.join(options.output_dir, feature_map.FILE)
-    if _fingerprint_of(there) == fingerprint:
-        return fingerprint
-    if os.path.exists(there) and not options.overwrite:
-        raise BadInput(f"{there} has other ids; --overwrite replaces it.")
-    for i in range(len(SPLITS)):
-        kept = [] if i in old else _data_files(options, i)
-        if kept:
-            raise BadInput(
-                f"{kept[0]}: was written with another {feature_map.FILE}, and this run writes no "
-                f"{SPLITS[i]}; give another --output_dir, or delete that folder."
-            )
-    about = options.dataset, options.integers, options.min_count
-    with open(os.path.join(scratch, feature_map.FILE), "w", encoding="utf-8") as f:
-        f.writelines(field_tables.json_lines(tables, *about))
-    return fingerprint
-
-
-def _fingerprint_of(path):
-    """The fingerprint of a map that is there; None without one, or where it is broken."""
-    try:
-        return feature_map.fingerprint(feature_map.load(path).fields)
-    except ValueError:
-        return None
-
-
-def _publish(written, tables, fingerprint, old, options, share, scratch):
-    """Puts everything in place; returns the data files.
-
-    All folders are marked as unfinished before anything changes: data and map are of one run, or
-    are refused.
-    """
-    files, folders = [], []
-    for i, names in old.items():
-        split, made = SPLITS[i], []
-        folder = raw_parts.shard_folder(options.output_dir, i, share)
-        for name in sorted(name for j, name in written if j == i):
-            size = os.path.getsize(os.path.join(scratch, split, name))
-            path = os.path.join(folder, name)
-            made.append(datasets.DataFile(path, size, *written[i, name]))
-        mark = os.path.join(folder, datasets.UNFINISHED)
-        if made:
-            at, sizes = os.path.join(scratch, split), (len(tables), tables[-1].end)
-            datasets.write_metadata(at, *sizes, made, feature_map=fingerprint)
-        if made or names or os.path.exists(mark):
-            folders.append((i, folder, mark))
-        files += made
-    if not files and share[1] == 1:
-        raise BadInput("the input holds no rows.")
-    program.ignore_signals()
-    for _, folder, mark in folders:
-        os.makedirs(folder, exist_ok=True)
-        with open(mark, "w"):
-            pass
-    new_map = os.path.join(scratch, feature_map.FILE)
-    if os.path.exists(new_map):
-        os.replace(new_map, os.path.join(options.output_dir, feature_map.FILE))
-    for i, folder, _ in folders:
-        made = os.path.join(scratch, SPLITS[i])
-        publishing.publish(made, sorted(os.listdir(made)), folder, old[i])
-    return files
 
 
 def _log_summary(files, tables, fingerprint, seconds):

@@ -16,17 +16,17 @@ from typing import List, NamedTuple, Optional, Tuple
 from absl import flags, logging
 
 from data_tools.common import line_blocks, publishing, shards
-from data_tools.rebalancing import sampling, two_passes
-from data_tools.rebalancing.record_blocks import Part
-from data_tools.rebalancing.two_passes import Task, Work
-from deepfm.data import bad_records, datasets, records
-from deepfm.data.sampling_rates import SamplingRates
+from data_tools.common.line_blocks import LineRange
+from data_tools.rebalancing import passes, sampling
+from data_tools.rebalancing.passes import Work
+from data_tools.rebalancing.record_blocks import FileSlice
+from deepfm.data import dataset_json, datasets, formats, records
+from deepfm.data.dataset_json import SamplingRates
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files, program, remote_files
 
 FLAGS = flags.FLAGS
 
-PIECE = 16 << 20  # bytes of a plain LibSVM file that are one task
 LARGEST_RATE = 1000000
 OUTPUT_OF_LIBSVM = ".libsvm", ".libsvm.gz"
 SCRATCH = ".rebalance-"
@@ -133,25 +133,24 @@ def rebalance(options: Options) -> List[datasets.DataFile]:
     remote_files.check_readable(options.input, "input")
     data = datasets.find(options.input, "input", partial=options.own_files)
     names = _output_names(data, options)
-    data = _part_of(data, options)
+    data = shards.part_of(data, (0, 1) if options.own_files else options.share)
     _check_apart(data, options)
     old = _prepare_output_dir(names, data, options)
     schema = _schema(data) if data.data_format == "tfrecord" else None
-    parts = [part for file in data.files for part in _parts(file, data.data_format)]
-    tasks = [Task(part, number) for number, part in enumerate(parts)]
+    tasks = _tasks(data)
     with atomic_files.scratch(options.output_dir, SCRATCH) as scratch:
         rates = sampling.rates(data, tasks, schema, options)
-        bits = two_passes.bits(data, rates, options.num_workers)
+        bits = passes.bits(data, rates, options.num_workers)
         work = Work(scratch, schema, rates, options, bits)
-        found, kept, max_id = two_passes.scatter_all(data, tasks, work)
-        files = two_passes.write_all(tasks, names, work)
+        found, kept, max_id = passes.scatter_all(data, tasks, work)
+        files = passes.write_all(tasks, names, work)
         written = [os.path.basename(file.path) for file in files]
         described = data.rows is not None and data.field_size  # which alone tells it of LibSVM text
         if schema or described:
             written.append(_metadata_name(options))
             feature_size = max(data.feature_size or 0, max_id + 1)
             rates = sampling.rates_of_all(data, found, kept, rates)
-            datasets.write_metadata(
+            dataset_json.write(
                 scratch, schema.field_size if schema else described, feature_size, files, rates,
                 written[-1], bool(schema and schema.multi_valued), data.hash_buckets or 0,
                 data.feature_map,
@@ -196,17 +195,6 @@ def _output_names(data, options):
     return [f"part-{i:05d}-of-{n:05d}{suffix}" for i in mine]
 
 
-def _part_of(data, options):
-    """The data set with the files that are this process's share of it."""
-    index, number = (0, 1) if options.own_files else options.share
-    if len(data.files) < number:
-        raise BadInput(
-            f"--input={options.input}: has {len(data.files)} files, too few for {number} shards; "
-            f"try --num_shards={len(data.files)}."
-        )
-    return data._replace(files=data.files[index::number])
-
-
 def _check_apart(data, options):
     """Refuses that a part of the input is what an earlier run has written: it would come twice."""
     output_dir = os.path.abspath(options.output_dir)
@@ -237,7 +225,7 @@ def _inside(data, options):
 
 def _metadata_name(options):
     index, number = options.share
-    return datasets.METADATA if number == 1 else f"dataset-{index:05d}-of-{number:05d}.json"
+    return dataset_json.METADATA if number == 1 else f"dataset-{index:05d}-of-{number:05d}.json"
 
 
 def _prepare_output_dir(names, data, options):
@@ -246,14 +234,10 @@ def _prepare_output_dir(names, data, options):
     Other shards may write there at the same time: then all but their files has to be gone.
     """
     folder = options.output_dir
-    if remote_files.is_remote(folder):
-        raise BadInput(f"--output_dir={folder} is not local; write, then copy it there.")
     publishing.check_hosts(folder, 1, ())  # whose files of all hosts lie beside each other
-    remote_files.check_writable(folder, "output_dir")
     tfrecord = data.data_format == "tfrecord"
-    suffixes = datasets.SUFFIXES["tfrecord"] if tfrecord else OUTPUT_OF_LIBSVM
-    found = sorted(os.listdir(folder))
-    found = [name for name in found if datasets.is_metadata(name) or name.endswith(suffixes)]
+    suffixes = formats.TFRECORD.suffixes if tfrecord else OUTPUT_OF_LIBSVM
+    found = publishing.names_in(folder, suffixes, "write")
     _, number = options.share
     mine = {*names, _metadata_name(options)}
     if number > 1:
@@ -266,7 +250,9 @@ def _prepare_output_dir(names, data, options):
             )
         found = [name for name in found if name in mine]
     known = {os.path.basename(path) for path in _inside(data, options)}
-    lost = [name for name in found if known and not (datasets.is_metadata(name) or name in known)]
+    lost = [
+        name for name in found if known and not (dataset_json.is_metadata(name) or name in known)
+    ]
     if lost:
         raise BadInput(
             f"--output_dir={folder}: {lost[0]} is none of --input, and what is made of the others "
@@ -277,7 +263,7 @@ def _prepare_output_dir(names, data, options):
 
 def _schema(data):
     """Of TFRecords: as dataset.json tells, else as the first record that can be read."""
-    firsts = (bad_records.first_record(file.path, "tfrecord") for file in data.files)
+    firsts = (formats.TFRECORD.first_record(file.path) for file in data.files)
     field_size, multi_valued = data.field_size, data.multi_valued
     if not field_size or multi_valued is None:
         found, several = next((first for first in firsts if first[0]), (None, False))
@@ -287,14 +273,15 @@ def _schema(data):
     return records.Schema(field_size, multi_valued=multi_valued)
 
 
-def _parts(file, data_format):
-    """The parts of a file that are tasks: of LibSVM text about PIECE bytes each."""
-    part = Part(file.path, data_format, described=file.rows is not None)
-    if data_format == "tfrecord" or file.path.endswith(".gz"):
-        return [part]
-    cuts = [line_blocks.next_line(file.path, i) for i in range(PIECE, file.bytes, PIECE)]
-    starts = sorted({0, *cuts} - {file.bytes})
-    return [part._replace(start=a, end=b) for a, b in zip(starts, [*starts[1:], None])]
+def _tasks(data):
+    """The FileSlices of the input: TFRecord files as a whole, of LibSVM text some lines each."""
+    slices = []
+    for file in data.files:
+        text = data.data_format == "libsvm"
+        for lines in line_blocks.cut(file.path, file.bytes) if text else [LineRange(file.path)]:
+            described = file.rows is not None
+            slices.append(FileSlice(lines, data.data_format, len(slices), described))
+    return slices
 
 
 if __name__ == "__main__":

@@ -5,6 +5,18 @@ F: fields. K: embedding size.
 
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
+# What a flag, or the field of its name, may be, where that is one of some words.
+CHOICES = {
+    "task_type": ("train", "eval", "infer", "export"),
+    "data_format": ("auto", "tfrecord", "libsvm"),  # and the names of data.formats
+    "loss_type": ("log_loss", "square_loss"),
+    "l2_scope": ("batch", "table"),
+    "pooling": ("sum", "mean", "max"),
+    "optimizer": ("adam", "adagrad", "sgd", "momentum", "ftrl"),  # of model.optimizers
+    "export": ("last", "best"),
+    "best_metric": ("auc", "log_loss"),
+}
+
 
 class ModelConfig(NamedTuple):
     """What defines the model.
@@ -54,6 +66,22 @@ class ModelConfig(NamedTuple):
     feature_map: Optional[str] = None
 
 
+class ModelAsked(NamedTuple):
+    """What the user asks of a model.
+
+    Attributes:
+        model_dir: the folder that holds it, or will.
+        fields: {field of ModelConfig: value of the flag}, sizes None where they are not given.
+        given: names of the flags that the user set.
+        correct_calibration: whether predictions are corrected for sampling by label.
+    """
+
+    model_dir: str
+    fields: Dict[str, Any]
+    given: Tuple[str, ...] = ()
+    correct_calibration: bool = False
+
+
 class OptimizerConfig(NamedTuple):
     """What defines the optimizer.
 
@@ -89,7 +117,7 @@ class Distribution(NamedTuple):
             and the chief evaluates alone while the others go on.
         serve: what this process does in place of the job, or None.
         session_config: tf.ConfigProto.
-        compiled: whether the step uses the compiled kernels, and not TensorFlow's own ops alone.
+        ops: kernels.ops.Ops of a step of training; None: TensorFlow's own.
         tf_config: TF_CONFIG as Estimator reads it in training, or None.
         device_fn: the device of each operation of training, or None.
         partitioner: cuts the model's variables into parts, or None.
@@ -131,7 +159,7 @@ class Distribution(NamedTuple):
     synchronous: bool = True
     serve: Optional[Callable[[], None]] = None
     session_config: Any = None
-    compiled: bool = False
+    ops: Any = None
     tf_config: Optional[str] = None
     device_fn: Optional[Callable] = None
     partitioner: Optional[Callable] = None
@@ -158,6 +186,11 @@ class Distribution(NamedTuple):
     def total(self, value):
         """The sum of a number over all processes, which all must call."""
         return sum(self.exchange(value))
+
+    @property
+    def in_step(self):
+        """Whether several processes take each step together."""
+        return self.synchronous and self.num_processes > 1
 
     @property
     def num_replicas(self):
@@ -200,6 +233,10 @@ class InputConfig(NamedTuple):
 
     Attributes:
         batch_size: B, of this process.
+        training_data_dir, val_data_dir, infer_data_dir: a folder, a glob, or a list of these.
+        data_format: auto, or a name of formats.
+        max_bad_records: bad records of the training data that are passed over at the most.
+        eval_on_all_ranks: whether each process evaluates all records, in place of its share.
         num_epochs: times that each record is read.
         first_epoch: number of the epoch, from 0, that reading begins with.
         first_step: batches of that epoch that training has used already; where the rows are not
@@ -220,8 +257,8 @@ class InputConfig(NamedTuple):
         process: the rank of this one.
         by_rows: whether files are divided into groups by their rows; False where these were not
             known when the run began.
-        compiled: whether the compiled kernels read, shuffle, batch and parse; the records are the
-            same.
+        ops: kernels.ops.Ops that read, shuffle, batch and parse; None: TensorFlow's own. The
+            records are the same.
     """
 
     batch_size: int
@@ -242,7 +279,13 @@ class InputConfig(NamedTuple):
     rows_of_processes: Optional[Tuple[int, ...]] = None
     process: int = 0
     by_rows: bool = True
-    compiled: bool = False
+    training_data_dir: Optional[str] = None
+    val_data_dir: Optional[str] = None
+    infer_data_dir: Optional[str] = None
+    data_format: str = "auto"
+    max_bad_records: int = 0
+    eval_on_all_ranks: bool = False
+    ops: Any = None
 
     @property
     def used(self):
@@ -257,7 +300,7 @@ class JobConfig(NamedTuple):
     """What a job is asked to do; the fields are the flags of the same names.
 
     Attributes:
-        model: fields of ModelConfig that were given as flags, sizes None where not given.
+        model, correct_calibration: of ModelAsked.
         given: names of the flags that the user set.
         optimizer: OptimizerConfig.
         input: InputConfig of training.
@@ -273,11 +316,6 @@ class JobConfig(NamedTuple):
     predictions_file: Optional[str]
     clear_existing_model: bool
     abandon_interrupted_run: bool
-    training_data_dir: Optional[str]
-    val_data_dir: Optional[str]
-    infer_data_dir: Optional[str]
-    data_format: str
-    max_bad_records: int
     max_steps: int
     log_steps: int
     save_checkpoints_steps: int
@@ -289,9 +327,8 @@ class JobConfig(NamedTuple):
     best_metric: str
     early_stopping_patience: int
     global_batch_size: int
-    eval_on_all_ranks: bool
-    correct_calibration: bool
     model: Dict[str, Any]
+    correct_calibration: bool
     given: Tuple[str, ...]
     optimizer: OptimizerConfig
     input: InputConfig
@@ -299,3 +336,13 @@ class JobConfig(NamedTuple):
     sagemaker: Any
     flags: Dict[str, Any]
     mirror: Any = None
+
+    @property
+    def global_batch(self):
+        """Records of a step, of all replicas together."""
+        return self.input.batch_size * self.distribution.replicas_in_step
+
+    @property
+    def asked_model(self):
+        """What the user asks of the model: ModelAsked."""
+        return ModelAsked(self.model_dir, self.model, self.given, self.correct_calibration)

@@ -7,7 +7,7 @@ environment of TensorFlow's threads is set.
 import json
 import os
 import re
-from typing import Callable, Dict, List
+from typing import Callable, Dict, List, Tuple
 
 import numpy as np
 from absl import logging
@@ -272,15 +272,20 @@ def has_tensor_cores(mode: Distribution) -> bool:
     return bool(gpus) and all(found and int(found[1]) >= 7 for found in capabilities)
 
 
-def with_kernels(mode: Distribution, built: bool) -> Distribution:
-    """The mode, with its steps on the compiled kernels where they are built and no GPU steps.
+def warn_of_idle_flags(mode: Distribution, given: Tuple[str, ...], replicas_per_process: int):
+    """Says which flags of modes, of those that the user has set, change nothing in this one.
 
-    Processes that take each step together do so all or none: their copies of the weights, which
-    each updates by itself, have to stay the same to the bit.
+    Args:
+        given: names of the flags that the user set.
+        replicas_per_process: as the flag has it; 0: not given.
     """
-    if mode.synchronous and mode.num_processes > 1:
-        built = bool(min(mode.exchange(int(built))))
-    return mode._replace(compiled=built and not _gpus())
+    if replicas_per_process and replicas_per_process != mode.replicas_per_process:
+        logging.warning(
+            "--replicas_per_process=%d does nothing with --distribution=%s; try tower or mirrored.",
+            replicas_per_process, mode.name,
+        )  # fmt: skip
+    if "cross_device_ops" in given and not mode.strategy:
+        logging.warning("--cross_device_ops is of --distribution=mirrored; here it does nothing.")
 
 
 def _devices(flags) -> List[str]:

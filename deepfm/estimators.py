@@ -1,260 +1,133 @@
-"""The model of a job: its sizes, its Estimator, its evaluation and its export.
-
-`job` is a JobConfig everywhere.
-"""
+"""The Estimator of a model: its training, its evaluation and its export."""
 
 import contextlib
-import json
 import math
 import os
 import tempfile
+from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
 from absl import logging
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
-from deepfm import open_data
-from deepfm.config import Distribution, ModelConfig
-from deepfm.data import bad_records, data_check, datasets, input_pipeline, records
-from deepfm.errors import BadInput
+from deepfm.config import Distribution, InputConfig, ModelConfig, OptimizerConfig
+from deepfm.data import bad_records, datasets, input_pipeline, records
 from deepfm.model import metrics, network, optimizers
-from deepfm.model.model_fn import logit_offset, make_model_fn
-from deepfm.runtime import fetches, remote_files, sessions
-from deepfm.runtime import memory as model_sizes
-from deepfm.state import checkpoints, export, model_json, saving
-from deepfm.state.remote_model_dir import MODEL_FILE
+from deepfm.model.model_fn import make_model_fn
+from deepfm.runtime import memory, remote_files, tf_patches
+from deepfm.state import checkpoints, export, saving
 
 v1 = tf.compat.v1
 v1.enable_resource_variables()  # a global step counts every step, also when workers add at once
 
 
-def keep_config(job, config):
-    """Writes model.json, from which other jobs take the ModelConfig."""
-    datasets.write_whole(_file(job), json.dumps(config._asdict(), indent=1) + "\n")
+class Model(NamedTuple):
+    """A model, where it is kept, and how this job computes it.
 
-
-def has_config(job):
-    """Whether there is a model.json."""
-    return tf.io.gfile.exists(_file(job))
-
-
-def _file(job):
-    return os.path.join(job.model_dir, MODEL_FILE)
-
-
-def kept_config(job):
-    """{field of ModelConfig: value} of model.json; {} where there is none, which the log says."""
-    if tf.io.gfile.exists(_file(job)):
-        return model_json.read(_file(job))
-    if job.distribution.rank == 0:
-        logging.warning(
-            "%s is missing: the flags have to be those that the model was trained with, and what "
-            "it kept of its data (a correction for sampling, their feature map) is not known.",
-            _file(job),
-        )
-    return {}
-
-
-def sizes(job, *data_sets, kept=None):
-    """The ModelConfig: what was given, else the trained model's, else what the data tells.
-
-    Args:
-        job: a JobConfig.
-        data_sets: those of the job; where it trains, the training data first.
-        kept: what kept_config says of the model that training goes on with.
+    Attributes:
+        model_dir: a local folder.
+        config: ModelConfig.
+        distribution: Distribution.
+        seed: of TensorFlow's random numbers.
+        trains: whether this job trains it; else a training may run beside it.
     """
-    trains = job.task_type == "train"
-    fields = dict(job.model, hash_buckets=None, feature_map=None, logit_offset=0.0)
-    kept = kept_config(job) if kept is None and not trains else kept or {}
-    if not trains:
-        _check_same(job, kept, fields, [name for name in _STAYS if name in job.given])
-    fields.update({k: v for k, v in kept.items() if k in fields and k not in job.given})
-    if trains:
-        _take_from_training_data(job, data_sets[0], fields)
-    if job.correct_calibration and job.task_type != "train" and not fields["logit_offset"]:
-        raise BadInput(
-            f"--correct_calibration: the model of --model_dir={job.model_dir} was trained without; "
-            "train with it, or leave the flag out."
-        )
-    for name in ("field_size", "feature_size"):
-        fields[name] = fields[name] or (getattr(data_sets[0], name) if data_sets else None)
-        if name == "field_size" and data_sets and not fields[name] and data_sets[0].files:
-            first = data_sets[0]
-            fields[name] = bad_records.first_record(first.files[0].path, first.data_format)[0]
-        if not fields[name]:
-            raise BadInput(
-                f"--{name} is missing and no dataset.json beside the data tells it (in Pipe mode "
-                "none can); `python -m data_tools.inspect_dataset --data=...` finds it."
-            )
-    if fields["multi_valued"] is None or "multi_valued" not in job.given:
-        fields["multi_valued"] = bool(fields["multi_valued"]) or any(map(_multi_valued, data_sets))
-    for name in ("hash_buckets", "feature_map") if data_sets else ():
-        if fields[name] is None:
-            fields[name] = getattr(data_sets[0], name)
-    _check_validation(data_sets[1:], fields["feature_size"])
-    for data in data_sets:
-        _check_hashes(data.name, data.hash_buckets, fields["hash_buckets"])
-        _check_map(data.name, data.feature_map, fields["feature_map"])
-    layers = tuple(fields["deep_layers"])
-    dropout = tuple(fields["dropout"])
-    if len(dropout) not in (1, len(layers)):
-        raise BadInput(
-            f"--dropout has {len(dropout)} values for {len(layers)} hidden layers "
-            f"(--deep_layers={','.join(map(str, layers))}); give 1 or {len(layers)}."
-        )
-    fields["deep_layers"] = layers
-    fields["dropout"] = dropout * len(layers) if len(dropout) == 1 else dropout
-    config = ModelConfig(**fields)
-    model_sizes.check(config, not job.distribution.partitioner, _load(job, config))
-    return config
+
+    model_dir: str
+    config: ModelConfig
+    distribution: Distribution
+    seed: int = 1
+    trains: bool = False
 
 
-def _load(job, config):
-    """What a job keeps in memory beside the weights of its model: sizes.Load."""
-    mode, trains = job.distribution, job.task_type == "train"
-    load = model_sizes.Load(batch_size=job.input.batch_size, processes=mode.local_size)
-    if not trains or tf.config.experimental.list_physical_devices("GPU"):
-        return load  # what GPUs hold takes nothing of this memory
-    return load._replace(
-        replicas=mode.replicas_per_process,
-        copies=mode.replicas_per_process if mode.strategy else 1,
-        trains=True,
-        moments=optimizers.MOMENTS[job.optimizer.name],
-        dense=not config.lazy_updates,
-        evaluates=bool(job.eval_every_steps and job.val_data_dir),
-    )
-
-
-def check_goes_on(job, config):
-    """Refuses (BadInput) to go on with a model of other variables or another loss."""
-    if tf.io.gfile.exists(_file(job)):
-        _check_same(job, model_json.read(_file(job)), config._asdict(), _STAYS)
-
-
-# Fields of ModelConfig that decide which variables a model has, and what they mean.
-_STAYS = (
-    "field_size", "feature_size", "embedding_size", "deep_layers", "batch_norm", "loss_type",
-    "pooling",
-)  # fmt: skip
-
-
-def _check_same(job, kept, fields, names):
-    """Refuses (BadInput) fields that are others than those that a model was trained with."""
-    as_flag = lambda x: ",".join(map(str, x)) if isinstance(x, (list, tuple)) else x
-    for name in names:
-        now, trained = as_flag(fields[name]), as_flag(kept.get(name, fields[name]))
-        if now != trained:
-            raise BadInput(
-                f"--{name}={now}, but the model of --model_dir={job.model_dir} was trained with "
-                f"--{name}={trained}; give that, or another --model_dir."
-            )
-
-
-def _check_validation(data_sets, feature_size):
-    """Refuses (BadInput) validation data that may hold ids which the model to train does not."""
-    for data in data_sets:
-        if (data.feature_size or 0) > feature_size:
-            raise BadInput(
-                f"{data.name}: has a feature_size of {data.feature_size}, the model one of "
-                f"{feature_size}; convert it with the ids and the --feature_size of the training "
-                "data."
-            )
-
-
-def _check_map(name, found, wanted):
-    """Refuses (BadInput) data of another feature map than the model's, where both are known."""
-    if found and wanted and found != wanted:
-        raise BadInput(
-            f"{name}: has the ids of feature map {found}, the model learns those of {wanted}; "
-            "encode the rows with the model's (data_tools.prepare_criteo --feature_map)."
-        )
-
-
-def _check_hashes(name, buckets, wanted):
-    """Refuses (BadInput) data of other hashes than those of the model, where both are known."""
-    if None not in (buckets, wanted) and buckets != wanted:
-        tell = lambda n: f"are hashes into {n} buckets" if n else "are no hashes"
-        flag = f"with --hash_buckets={wanted}" if wanted else "without --hash_buckets"
-        raise BadInput(
-            f"{name}: its ids {tell(buckets)}, those that the model learns {tell(wanted)}; convert "
-            f"the data {flag}."
-        )
-
-
-def _multi_valued(data):
-    """Whether fields of a data set may hold several values: as dataset.json or a record tells."""
-    if data.multi_valued is None and data.files:
-        return bad_records.first_record(data.files[0].path, data.data_format)[1]
-    return bool(data.multi_valued)
-
-
-def _take_from_training_data(job, data, fields):
-    """Sets what the data of now tell, whatever the model was trained on before."""
-    if (data.feature_size or 0) > (fields["feature_size"] or 0) and "feature_size" not in job.given:
-        fields["feature_size"] = None  # a model with fewer rows is refused, which says so
-    corrected = fields["logit_offset"] and "correct_calibration" not in job.given
-    fields.update(
-        seed=job.model["seed"],
-        logit_offset=_logit_offset(data) if job.correct_calibration or corrected else 0.0,
-    )
-
-
-def _logit_offset(data):
-    """The correction that --correct_calibration asks for; other jobs take it from model.json."""
-    if not data.sampling_rates or 0 in data.sampling_rates:
-        rates = data.sampling_rates and f"rates {tuple(data.sampling_rates)}"
-        raise BadInput(
-            f"--correct_calibration: dataset.json records {rates or 'no sampling rates'} for "
-            f"{data.name}; data_tools.rebalance writes rates above 0, else give "
-            "--nocorrect_calibration."
-        )
-    return logit_offset(data.sampling_rates)
-
-
-def schema(config):
-    """What records of the model look like."""
-    return records.Schema(config.field_size, config.feature_size, multi_valued=config.multi_valued)
-
-
-def global_step(model_dir):
+def global_step(model_dir: str) -> int:
     """The global step of the newest checkpoint, 0 without one."""
     path = tf.train.latest_checkpoint(model_dir)
     return step_of(path) if path else 0
 
 
-def step_of(path):
+def step_of(path: str) -> int:
     """The global step of a checkpoint."""
     return int(tf.train.load_variable(path, "global_step"))
 
 
-@contextlib.contextmanager
-def estimator(job, config, training=False):
-    """The Estimator of a model; made anew for each use, for it keeps nothing but its folder.
+def schema(config: ModelConfig) -> records.Schema:
+    """What records of a model look like."""
+    return records.Schema(config.field_size, config.feature_size, multi_valued=config.multi_valued)
 
-    Processes other than the chief, and those that may not write into model_dir, get a folder of
-    their own, which is deleted afterwards.
+
+def check_fits_memory(
+    config: ModelConfig,
+    mode: Distribution,
+    batch_size: int,
+    optimizer: Optional[OptimizerConfig] = None,
+    evaluates: bool = False,
+):
+    """Refuses (BadInput) a model that this machine cannot hold.
+
+    Args:
+        optimizer: that trains it; None where it is not trained.
+        evaluates: whether it is evaluated while it is trained.
     """
-    mode = job.distribution
+    load = memory.Load(batch_size=batch_size, processes=mode.local_size)
+    # What GPUs hold takes nothing of this memory.
+    if optimizer and not tf.config.experimental.list_physical_devices("GPU"):
+        load = load._replace(
+            replicas=mode.replicas_per_process,
+            copies=mode.replicas_per_process if mode.strategy else 1,
+            trains=True,
+            moments=optimizers.OPTIMIZERS[optimizer.name].moments,
+            dense=not config.lazy_updates,
+            evaluates=evaluates,
+        )
+    memory.check(config, not mode.partitioner, load)
+
+
+@contextlib.contextmanager
+def trained(model: Model):
+    """The Estimator of a model that is applied; its folder is left alone where it may not change.
+
+    It is made anew for each use, for it keeps nothing but its folder.
+    """
     with contextlib.ExitStack() as stack:
-        folder = job.model_dir
-        if mode.rank > 0 or not (training or os.access(folder, os.W_OK)):
+        folder, mode = model.model_dir, model.distribution
+        if mode.rank > 0 or not os.access(folder, os.W_OK):
             folder = stack.enter_context(tempfile.TemporaryDirectory())
-        with _tf_config(mode.tf_config if training else None):
-            run_config = tf.estimator.RunConfig(
-                model_dir=folder,
-                tf_random_seed=job.input.seed,
-                save_summary_steps=job.log_steps,
-                keep_checkpoint_max=job.keep_checkpoint_max,
-                session_config=_session_config(job, training),
-                log_step_count_steps=None,
-                train_distribute=mode.strategy if training else None,
-                device_fn=mode.device_fn if training else None,
-            )
-        model_fn = make_model_fn(config, job.optimizer, mode)
-        if training:
-            model_fn = _in_steps(mode.wrap_model_fn(model_fn), mode, job.max_steps)
-        stack.enter_context(checkpoints.naming_damage(folder))
-        stack.enter_context(sessions.ended_by_input_alone())
+        model_fn = make_model_fn(model.config, OptimizerConfig(), mode)
+        made = _estimator(model_fn, folder, model, session_config=mode.session_config)
+        yield stack.enter_context(made)
+
+
+@contextlib.contextmanager
+def in_training(
+    model: Model,
+    optimizer: OptimizerConfig,
+    max_steps: int = 0,
+    log_steps: int = 100,
+    keep_checkpoint_max: int = 5,
+):
+    """The Estimator of a model that is trained. Processes other than the chief get a folder of
+    their own, which is deleted afterwards."""
+    with contextlib.ExitStack() as stack:
+        folder, mode = model.model_dir, model.distribution
+        if mode.rank > 0:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+        model_fn = mode.wrap_model_fn(make_model_fn(model.config, optimizer, mode))
+        made = _estimator(
+            _in_steps(model_fn, mode, max_steps), folder, model, mode.tf_config,
+            save_summary_steps=log_steps, keep_checkpoint_max=keep_checkpoint_max,
+            session_config=_session_config(mode, optimizer.use_amp),
+            train_distribute=mode.strategy, device_fn=mode.device_fn,
+        )  # fmt: skip
+        yield stack.enter_context(made)
+
+
+@contextlib.contextmanager
+def _estimator(model_fn, folder, model, tf_config=None, **of_run):
+    with _tf_config(tf_config):
+        run_config = tf.estimator.RunConfig(
+            model_dir=folder, tf_random_seed=model.seed, log_step_count_steps=None, **of_run
+        )
+    with checkpoints.naming_damage(folder), tf_patches.ended_by_input_alone():
         yield tf.estimator.Estimator(model_fn, config=run_config)
 
 
@@ -269,13 +142,12 @@ def _in_steps(model_fn, distribution, max_steps):
     return in_steps
 
 
-def _session_config(job, training):
-    """tf.ConfigProto of a mode; with mixed precision TensorFlow rewrites the graph of training."""
-    config = job.distribution.session_config
-    if not (training and job.optimizer.use_amp):
-        return config
+def _session_config(mode, use_amp):
+    """tf.ConfigProto of training; with mixed precision TensorFlow rewrites its graph."""
+    if not use_amp:
+        return mode.session_config
     mixed = v1.ConfigProto()
-    mixed.CopyFrom(config)
+    mixed.CopyFrom(mode.session_config)
     mixed.graph_options.rewrite_options.auto_mixed_precision = RewriterConfig.ON
     return mixed
 
@@ -294,32 +166,28 @@ def _tf_config(text):
             os.environ["TF_CONFIG"] = kept
 
 
-def _alone(job):
-    """The job of a process that evaluates by itself, and reads all records."""
-    return job._replace(
-        input=job.input._replace(num_shares=1, share=0),
-        distribution=job.distribution._replace(gather=Distribution().gather),
-    )
+def session_hooks(model: Model, path: Optional[str] = None):
+    """The hooks of every session: the checkpoint fits the model, and all processes have it.
+
+    Args:
+        path: of the checkpoint; None: the newest.
+    """
+    mode = model.distribution
+    check = [saving.CheckShapes(model.model_dir, path)] if mode.rank == 0 else []
+    return [*check, *mode.make_hooks(), tf_patches.FetchesOfSteps()]
 
 
-def session_hooks(job, path=None):
-    """The hooks of every session: the checkpoint fits the model, and all processes have it."""
-    mode = job.distribution
-    check = [saving.CheckShapes(job.model_dir, path)] if mode.rank == 0 else []
-    return [*check, *mode.make_hooks(), fetches.FetchesOfSteps()]
-
-
-def check_fits(job, config):
+def check_fits(model: Model):
     """Refuses (BadInput) a model_dir whose checkpoint is another model's, without a session."""
     with tf.Graph().as_default():
-        width = [None, config.field_size]
+        width = [None, model.config.field_size]
         ids, values = v1.placeholder(tf.int64, width), v1.placeholder(tf.float32, width)
         features = {"feat_ids": ids, "feat_vals": values}
-        network.network(features, config, training=False)
-        saving.CheckShapes(job.model_dir).begin()
+        network.network(features, model.config)
+        saving.CheckShapes(model.model_dir).begin()
 
 
-def in_order(config):
+def in_order(config: InputConfig) -> InputConfig:
     """Every record once, in order, in batches that are not divided among replicas."""
     return config._replace(
         num_epochs=1, first_epoch=0, first_step=0, shuffle_buffer=0, cache="none",
@@ -327,34 +195,38 @@ def in_order(config):
     )  # fmt: skip
 
 
-def of_newest(job, read):
+def of_newest(model: Model, read: Callable[[str], Any]):
     """What `read(path)` returns for the newest checkpoint; rank 0 reads it for all."""
-    if job.distribution.rank > 0:
+    if model.distribution.rank > 0:
         return read(None)
-    return checkpoints.of_newest(job.model_dir, read, hold=job.task_type != "train")
+    return checkpoints.of_newest(model.model_dir, read, hold=not model.trains)
 
 
-def evaluate(job, data, config, more_hooks=()):
+def evaluate(model: Model, data: datasets.DataSet, share: InputConfig, more_hooks=()):
     """Evaluates the newest checkpoint on every record once, and logs the stable line.
+
+    Args:
+        model: Model; its Distribution gathers what the processes find.
+        data: DataSet.
+        share: the records that this process reads.
+        more_hooks: of the session.
 
     Returns:
         (its global step, the results, the curves of metrics.Curves).
     """
-    wanted = schema(config)
-    job = _alone(job) if open_data.evaluates_alone(job) else open_data.with_share(job, data)
-    once = in_order(job.input)
-    input_fn = input_pipeline.make_input_fn(data, wanted, once)
+    wanted = schema(model.config)
+    input_fn = input_pipeline.make_input_fn(data, wanted, in_order(share))
 
     def of_checkpoint(path):
         curves = metrics.Curves()
-        session = [*session_hooks(job, path), *more_hooks, curves]
-        with data_check.naming_bad_records(data, wanted), estimator(job, config) as trained:
+        session = [*session_hooks(model, path), *more_hooks, curves]
+        with bad_records.naming_bad_records(data, wanted), trained(model) as estimator:
             # The summaries of what training has not evaluated itself lie in eval_test/.
-            name = None if job.task_type == "train" else "test"
-            found = trained.evaluate(input_fn, hooks=session, checkpoint_path=path, name=name)
+            name = None if model.trains else "test"
+            found = estimator.evaluate(input_fn, hooks=session, checkpoint_path=path, name=name)
             return found, curves
 
-    found, curves = of_newest(job, of_checkpoint)
+    found, curves = of_newest(model, of_checkpoint)
     results = {name: float(found[name]) for name in metrics.RESULTS}
     results["examples"] = int(results["examples"])
     remote_files.check_all_read(data.files, data.rows, results["examples"])
@@ -374,39 +246,39 @@ def evaluate(job, data, config, more_hooks=()):
     return int(found["global_step"]), results, curves.of_report
 
 
-def save_export(job, config, kind):
+def save_export(model: Model, target: str, kind: str):
     """Writes a SavedModel of the newest checkpoint into a new numbered folder, whole or not at all.
 
     Unless it was asked for, one that is there already is not made again.
 
     Args:
-        job: JobConfig.
-        config: ModelConfig.
+        model: Model.
+        target: the folder of the numbered ones.
         kind: of export.KINDS.
 
     Returns:
         (the path of that folder, the global step).
     """
-    target = job.servable_model_dir
+    config = model.config
     others = remote_files.names(target, "servable_model_dir")
     depends_on = config.pooling, config.multi_valued, config.hash_buckets, config.logit_offset
     wanted = schema(config)._replace(hash_buckets=config.hash_buckets or 0)
 
     def of_checkpoint(checkpoint):
         step, found = step_of(checkpoint), export.digest(checkpoint, *depends_on)
-        model_id = export.model_id(job.model_dir)
+        model_id = export.model_id(model.model_dir)
         stamp = export.Stamp(model_id, step, found, kind, config.feature_map)
         there = _already_exported(target, others, stamp)
         if there:
             logging.info("The model of step %d is already exported at %s.", step, there)
             return there, step
-        with remote_files.written(target) as folder, estimator(job, config) as trained:
-            number = export.save(trained, checkpoint, folder, wanted, others, stamp)
+        with remote_files.written(target) as folder, trained(model) as estimator:
+            number = export.save(estimator, checkpoint, folder, wanted, others, stamp)
         path = os.path.join(target, number)
         logging.info("Exported the model of step %d to %s.", step, path)
         return path, step
 
-    return of_newest(job, of_checkpoint)
+    return of_newest(model, of_checkpoint)
 
 
 def _already_exported(folder, names, stamp):
@@ -419,8 +291,3 @@ def _already_exported(folder, names, stamp):
         if same == stamp and export.is_whole(path):
             return path
     return None
-
-
-def global_batch(job):
-    """Records of a step, of all replicas together."""
-    return job.input.batch_size * job.distribution.replicas_in_step

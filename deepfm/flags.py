@@ -9,6 +9,7 @@ import os
 
 from absl import flags
 
+from deepfm.config import CHOICES
 from deepfm.distribution import CROSS_DEVICE_OPS, MODES
 
 FLAGS = flags.FLAGS
@@ -63,6 +64,10 @@ class _Numbers(flags.ArgumentParser):
         return numbers
 
 
+def _choice(name, default, text):
+    flags.DEFINE_enum(name, default, CHOICES[name], text)
+
+
 def _numbers(name, default, text, convert, check, wanted):
     parser = _Numbers(convert, check, wanted)
     flags.DEFINE(parser, name, default, text, serializer=flags.ArgumentSerializer())
@@ -88,7 +93,7 @@ class _OptimizerName(flags.EnumParser):
 
 
 # Job
-flags.DEFINE_enum("task_type", "train", ["train", "eval", "infer", "export"], "What to do.")
+_choice("task_type", "train", "What to do.")
 flags.DEFINE_string("model_dir", None, "Where checkpoints, summaries and report.json are kept.")
 flags.DEFINE_alias("checkpoint_dir", "model_dir")
 flags.DEFINE_string("servable_model_dir", None, "Where the model is exported to for serving.")
@@ -119,9 +124,7 @@ _DATA = "A directory, a glob, or a comma list of these; local or s3://."
 flags.DEFINE_string("training_data_dir", None, f"Records to train on. {_DATA}")
 flags.DEFINE_string("val_data_dir", None, f"Records to evaluate on. {_DATA}")
 flags.DEFINE_string("infer_data_dir", None, f"Records to predict for. {_DATA}")
-flags.DEFINE_enum(
-    "data_format", "auto", ["auto", "tfrecord", "libsvm"], "auto: by file names and contents."
-)
+_choice("data_format", "auto", "auto: by file names and contents.")
 _integer(
     "feature_size",
     None,
@@ -197,19 +200,17 @@ flags.DEFINE_bool(
     "batch_norm", False, "Normalise each hidden layer over the global batch, before its ReLU."
 )
 _float("batch_norm_decay", 0.9, "Decay of batch norm's moving averages.", 0.0, 1.0)
-flags.DEFINE_enum("loss_type", "log_loss", ["log_loss", "square_loss"], "The loss.")
+_choice("loss_type", "log_loss", "The loss.")
 _float("l2_reg", 0.0001, "Lambda of the L2 term, lambda/2 * sum of squares.", 0.0)
-flags.DEFINE_enum(
+_choice(
     "l2_scope",
     "batch",
-    ["batch", "table"],
     "Table rows that L2 covers: each distinct row of the global batch, once per step; or all.",
 )
 _float("embedding_init_stddev", 0.01, "Of the initial embeddings.", 0.0)
-flags.DEFINE_enum(
+_choice(
     "pooling",
     "sum",
-    ["sum", "mean", "max"],
     "What becomes of a field's values where it holds several: their embeddings, each scaled by its "
     "value, are added up, averaged, or of each element the largest is taken.",
 )
@@ -222,7 +223,7 @@ flags.DEFINE_bool(
 
 # Optimizer
 flags.DEFINE(
-    _OptimizerName(["adam", "adagrad", "sgd", "momentum", "ftrl"]),
+    _OptimizerName(CHOICES["optimizer"]),
     "optimizer",
     "adam",
     "The optimizer, in any case; GD is sgd.",
@@ -291,16 +292,13 @@ flags.DEFINE_bool(
     False,
     "Let every Horovod rank evaluate all records, in place of its share of them.",
 )
-flags.DEFINE_enum(
+_choice(
     "export",
     "last",
-    ["last", "best"],
     "Which model training exports to servable_model_dir: that of the last step, or the best "
     "evaluated one by best_metric, as soon as it is there.",
 )
-flags.DEFINE_enum(
-    "best_metric", "auc", ["auc", "log_loss"], "What export=best and early stopping go by."
-)
+_choice("best_metric", "auc", "What export=best and early stopping go by.")
 _integer(
     "early_stopping_patience",
     0,

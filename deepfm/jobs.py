@@ -7,12 +7,13 @@ from typing import Callable, Dict
 
 from absl import logging
 
-from deepfm import estimators, open_data, training
+from deepfm import estimators, model_config, open_data, training
 from deepfm.config import JobConfig
-from deepfm.data import data_check, datasets, input_pipeline
+from deepfm.data import bad_records, input_pipeline
 from deepfm.errors import BadInput
-from deepfm.runtime import interruption, remote_files
+from deepfm.runtime import atomic_files, interruption, remote_files
 from deepfm.state import checkpoints
+from deepfm.state.model_dir import Paths
 from deepfm.state.remote_model_dir import REPORT, at_hand
 
 _OF_EVALUATIONS = "eval", "curves", "best", "stopped_early"  # of a report
@@ -30,9 +31,12 @@ def run(job: JobConfig):
         return
     if not job.model_dir:
         raise BadInput("--model_dir is missing; give the folder of the model, e.g. ./model.")
+    job = _with_batch_size(job)
+    chief, afresh = job.distribution.rank == 0, job.clear_existing_model
     try:
-        with at_hand(_with_batch_size(job)) as job:
-            _run(job)
+        with at_hand(_paths(job), chief, job.keep_checkpoint_max, afresh) as (paths, mirror):
+            local = {name: getattr(paths, name) for name in ("model_dir", "predictions_file")}
+            _run(job._replace(mirror=mirror, **local))
     except interruption.Interrupted as interrupted:
         mode = job.distribution
         # Launchers end the others as soon as one ends with a code other than 0; all wait for the
@@ -42,6 +46,15 @@ def run(job: JobConfig):
         raise
 
 
+def _paths(job):
+    data = "training_data_dir", "val_data_dir", "infer_data_dir"
+    return Paths(
+        job.task_type, job.model_dir, job.servable_model_dir, job.predictions_file,
+        job.input.cache if job.input.cache not in ("none", "memory") else None,
+        {flag: getattr(job.input, flag) for flag in data},
+    )  # fmt: skip
+
+
 def _run(job):
     mode = job.distribution
     job.sagemaker.check(mode.local_size)
@@ -49,7 +62,7 @@ def _run(job):
         logging.set_verbosity(logging.WARNING)
     job = job._replace(
         input=job.input._replace(
-            process=mode.rank, in_step=mode.synchronous and mode.num_processes > 1,
+            process=mode.rank, in_step=mode.in_step,
             replicas=mode.replicas_per_process, split=mode.split_batches,
         )
     )  # fmt: skip
@@ -81,19 +94,11 @@ _TAKE_NOTICE = {
 
 def _warn_of_idle_flags(job):
     """Says which flags that the user has set change nothing here."""
-    task, mode = job.task_type, job.distribution
+    task = job.task_type
     for name, tasks in _TAKE_NOTICE.items():
         if name in job.given and task not in tasks:
             logging.warning("--%s does nothing with --task_type=%s.", name, task)
-    asked = job.flags.get("replicas_per_process", mode.replicas_per_process)
-    if task == "train" and asked != mode.replicas_per_process:
-        logging.warning(
-            "--replicas_per_process=%d does nothing with --distribution=%s; try tower or mirrored.",
-            asked, mode.name,
-        )  # fmt: skip
-    if task == "train" and "cross_device_ops" in job.given and not mode.strategy:
-        logging.warning("--cross_device_ops is of --distribution=mirrored; here it does nothing.")
-    folders = [(x or "").rstrip("/") for x in (job.training_data_dir, job.val_data_dir)]
+    folders = [(x or "").rstrip("/") for x in (job.input.training_data_dir, job.input.val_data_dir)]
     same = folders[0] and folders[0] == folders[1]
     if task == "train" and same:
         logging.warning(
@@ -113,7 +118,7 @@ def _keep_report(job, found):
         "distribution": job.distribution.name,
         "num_processes": job.distribution.num_processes,
         "num_replicas": job.distribution.num_replicas,
-        "global_batch_size": estimators.global_batch(job),
+        "global_batch_size": job.global_batch,
         **found,
         "flags": job.flags,
     }
@@ -123,7 +128,7 @@ def _keep_report(job, found):
         anew = {key: found[key] for key in _OF_EVALUATIONS if key in found}
         report = {**report, **_report_of_step(path, found["global_step"]), **anew}
     if trains or os.access(job.model_dir, os.W_OK):
-        datasets.write_json(path, report)
+        atomic_files.write_json(path, report)
     else:
         logging.warning("%s is left out: it cannot be written there.", path)
 
@@ -152,33 +157,37 @@ def _with_batch_size(job):
 
 
 def _eval(job):
-    data, config = _for_a_trained_model(job, "val_data_dir")
-    data_check.check_first_records(data, estimators.schema(config))
-    step, results, curves = estimators.evaluate(job, data, config)
+    data, model = _trained_model(job, "val_data_dir")
+    bad_records.check_first_records(data, estimators.schema(model.config))
+    mode, of_job = job.distribution, job.sagemaker
+    share, together = open_data.share_of_evaluation(data, job.input, mode, of_job)
+    model = model._replace(distribution=together)
+    step, results, curves = estimators.evaluate(model, data, share)
     return {"global_step": step, "eval": results, "curves": curves}
 
 
 def _infer(job):
-    data, config = _for_a_trained_model(job, "infer_data_dir")
-    schema = estimators.schema(config)
-    data_check.check_first_records(data, schema, with_labels=False)
-    once = estimators.in_order(open_data.with_share(job, data).input)._replace(with_labels=False)
+    data, model = _trained_model(job, "infer_data_dir")
+    schema = estimators.schema(model.config)
+    bad_records.check_first_records(data, schema, with_labels=False)
+    mode, started = job.distribution, time.monotonic()
+    share = open_data.share(data, job.input, mode, job.sagemaker)
+    once = estimators.in_order(share)._replace(with_labels=False)
     input_fn = input_pipeline.make_input_fn(data, schema, once)
     path = job.predictions_file or os.path.join(job.model_dir, "predictions.txt")
     if os.path.realpath(path) in {os.path.realpath(file.path) for file in data.files}:
         raise BadInput(f"--predictions_file={path} is one of the files to predict for.")
-    mode, started = job.distribution, time.monotonic()
     folder, name = os.path.split(path)
     parts = [os.path.join(folder, f".{name}.part-{rank}") for rank in range(mode.num_processes)]
     part = parts[mode.rank] if parts[1:] else path
 
     def of_checkpoint(checkpoint):
         rows, step = 0, checkpoint and estimators.step_of(checkpoint)
-        naming = data_check.naming_bad_records(data, schema, with_labels=False)
-        with naming, remote_files.written(part) as local, datasets.open_whole(
+        naming = bad_records.naming_bad_records(data, schema, with_labels=False)
+        with naming, remote_files.written(part) as local, atomic_files.open_whole(
             local
-        ) as out, estimators.estimator(job, config) as estimator:
-            session_hooks = estimators.session_hooks(job, checkpoint)
+        ) as out, estimators.trained(model) as estimator:
+            session_hooks = estimators.session_hooks(model, checkpoint)
             for batch in estimator.predict(
                 input_fn, None, session_hooks, checkpoint, yield_single_examples=False
             ):
@@ -187,11 +196,11 @@ def _infer(job):
                 rows += len(prob)
         return rows, step
 
-    rows, step = estimators.of_newest(job, of_checkpoint)
+    rows, step = estimators.of_newest(model, of_checkpoint)
     rows = mode.total(rows)  # and so all parts are there
     remote_files.check_all_read(data.files, data.rows, rows)
     if mode.num_processes > 1 and mode.rank == 0:
-        datasets.join(path, parts)
+        atomic_files.join(path, parts)
     seconds = time.monotonic() - started
     logging.info("Wrote %d predictions to %s (%.0f/s).", rows, path, rows / seconds)
     return {
@@ -205,19 +214,20 @@ def _infer(job):
 def _export(job):
     if not job.servable_model_dir:
         raise BadInput("--servable_model_dir is missing; give the folder to export to.")
-    _need_checkpoint(job)
-    path, step = estimators.save_export(job, estimators.sizes(job), "asked")
+    _, model = _trained_model(job)
+    path, step = estimators.save_export(model, job.servable_model_dir, "asked")
     return {"export": path, "global_step": step}
 
 
-def _need_checkpoint(job):
+def _trained_model(job, flag=None):
+    """(the DataSet that a flag names, or None; the Model of model_dir)."""
     checkpoints.of_newest(job.model_dir, lambda path: None, hold=False)  # or BadInput
-
-
-def _for_a_trained_model(job, flag):
-    _need_checkpoint(job)
-    data = open_data.find(job, flag)
-    return data, estimators.sizes(job, data)
+    mode = job.distribution
+    data = open_data.find(flag, job.input, mode, job.sagemaker) if flag else None
+    known = model_config.kept(job.model_dir, mode.rank == 0)
+    config = model_config.of_trained(job.asked_model, known, data)
+    estimators.check_fits_memory(config, mode, job.input.batch_size)
+    return data, estimators.Model(job.model_dir, config, mode, job.input.seed)
 
 
 TASKS: Dict[str, Callable[[JobConfig], dict]] = {

@@ -12,8 +12,8 @@ configuration (--lazy_updates=false --l2_scope=table), and, where --torch names 
 it, beside a plain PyTorch DeepFM with row-wise Adam (torch_reference.py). The floor is what no step
 can do without, in a session by itself: matrix products, gathers, sums of a row's gradients, row
 updates. Input and conversion run in one process each. Of the tools that prepare data the CPU time
-is taken, in one process, beside that of converting LibSVM. The modes are a table: all of them in
-turn at each feature size, --rounds times.
+is taken, in one process, beside that of converting LibSVM. The modes run all in turn at each
+feature size, beside one thread of one process.
 
 Printed is a Markdown table; --output_dir takes that, the figures as JSON, and a plot.
 """
@@ -30,16 +30,12 @@ import sys
 import tempfile
 import time
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
-
-import deepfm  # first, for what it says where there is no absl
+from programs import ROOT, BadInput, need, program, run_program, write_files  # first
 
 # isort: split
 import numpy as np
-from absl import app, flags, logging
-
-from deepfm.errors import BadInput
-from deepfm.runtime import program
+from absl import flags, logging
+from tables_and_plots import bars, markdown, png
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list(
@@ -60,96 +56,75 @@ flags.DEFINE_string(
 flags.DEFINE_string("output_dir", None, "Where benchmark.json, .md and .png go.")
 flags.DEFINE_string("torch", None, "A Python that has torch, to compare training with.")
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 _MODEL = ("--embedding_size=32", "--deep_layers=128,64,32", "--l2_reg=0.0001")
 _ARTICLE = ("--lazy_updates=false", "--l2_scope=table")
-
-
-def fail(sentence):
-    """Ends, for what the user has to mend."""
-    print(f"benchmark.py: {sentence}", file=sys.stderr)
-    sys.exit(2)
+_TRAIN = (sys.executable, "train.py")
 
 
 def _batch():
     return int(FLAGS.batch_sizes[0])
 
 
+def _sizes():
+    return [int(size) for size in FLAGS.feature_sizes]
+
+
 def main(_):
     unknown = [what for what in FLAGS.what if what not in MEASURES]
     if unknown:
-        fail(f"--what={unknown[0]} is none of {', '.join(MEASURES)}.")
+        raise BadInput(f"--what={unknown[0]} is none of {', '.join(MEASURES)}.")
     for name in ("feature_sizes", "batch_sizes"):
         for size in FLAGS[name].value or [""]:
             if not size.isdigit() or not int(size):
-                fail(f"--{name}={size} is no list of numbers, like --{name}=1000,2000.")
+                raise BadInput(f"--{name}={size} is no list of numbers, like --{name}=1000,2000.")
     if FLAGS.torch and not shutil.which(FLAGS.torch):
-        fail(f"--torch={FLAGS.torch} is no program; name a Python that has torch.")
+        raise BadInput(f"--torch={FLAGS.torch} is no program; name a Python that has torch.")
     if FLAGS.output_dir:
-        try:
-            program.make_output_dir(FLAGS.output_dir)
-        except BadInput as error:
-            fail(str(error))
-    deepfm.need("matplotlib")
+        program.make_output_dir(FLAGS.output_dir)
+    need("matplotlib")
     with tempfile.TemporaryDirectory() as temporary:
         # A folder of its own: what is measured replaces model/ there, and more.
         work = pathlib.Path(FLAGS.work_dir or temporary) / "benchmark"
         work.mkdir(parents=True, exist_ok=True)
-        figures = []
-        for what in FLAGS.what:
-            figures += MEASURES[what](work)
-    print(_table(figures))
+        figures = [figure for what in FLAGS.what for figure in MEASURES[what](work)]
+    texts = {"json": json.dumps(figures, indent=1), "md": _table(figures)}
+    print(texts["md"])
     if FLAGS.output_dir:
-        output = pathlib.Path(FLAGS.output_dir)
-        (output / "benchmark.json").write_text(json.dumps(figures, indent=1) + "\n")
-        (output / "benchmark.md").write_text(_table(figures) + "\n")
-        (output / "benchmark.png").write_bytes(_plot(figures))
+        files = {f"benchmark.{kind}": f"{text}\n".encode() for kind, text in texts.items()}
+        files["benchmark.png"] = _plot(figures)
+        write_files(pathlib.Path(FLAGS.output_dir), files)
 
 
 def _table(figures):
     """The figures as a Markdown table; CPU and memory where train.py told them."""
-    lines = [
-        "| measured | ours | the other | ratio | ratios | CPU-s per million | peak memory |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    titles = (
+        "measured", "ours", "the other", "ratio", "ratios", "CPU-s per million", "peak memory",
+    )  # fmt: skip
+    rows = []
     for f in figures:
         unit, digits = f.get("unit", "/s"), 1 if "unit" in f else 0
-        ratios = ", ".join(f"{r:.2f}" for r in f["ratios"])
         pair = lambda name, f=f: [d[name] for d in f.get("details", []) if d and d.get(name)]
-        lines.append(
-            f"| {f['name']} | {f['ours']:,.{digits}f}{unit} | "
-            f"{f['other']:,.{digits}f}{unit} ({f['other_name']}) "
-            f"| {statistics.median(f['ratios']):.2f} | {ratios} | "
-            f"{' / '.join(f'{x:,.1f}' for x in pair('cpu_seconds_per_million'))} | "
-            f"{' / '.join(f'{x / 2**30:.1f} GiB' for x in pair('peak_rss_bytes'))} |"
-        )
-    return "\n".join(lines)
+        rows.append((
+            f["name"], f"{f['ours']:,.{digits}f}{unit}",
+            f"{f['other']:,.{digits}f}{unit} ({f['other_name']})",
+            f"{statistics.median(f['ratios']):.2f}", ", ".join(f"{r:.2f}" for r in f["ratios"]),
+            " / ".join(f"{x:,.1f}" for x in pair("cpu_seconds_per_million")),
+            " / ".join(f"{x / 2**30:.1f} GiB" for x in pair("peak_rss_bytes")),
+        ))  # fmt: skip
+    return markdown(titles, rows)
 
 
 def _plot(figures) -> bytes:
     """How many times the other each figure is: a bar, and a dot for each round."""
-    import io
-
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(10, 1.2 + 0.4 * len(figures)), dpi=110)
-    for i, f in enumerate(figures):
-        worse = f.get("unit") == " s"  # seconds: less is better
-        axes.barh(i, statistics.median(f["ratios"]), color="tab:gray" if worse else "tab:blue")
-        axes.plot(f["ratios"], [i] * len(f["ratios"]), "k.", markersize=4)
+    color = lambda f: (
+        "tab:gray" if f.get("unit") == " s" else "tab:blue"
+    )  # of seconds less is better
+    figure, axes = bars(
+        [(f"{f['name']}\nagainst {f['other_name']}", f["ratios"], color(f)) for f in figures],
+        xscale="log", xlabel="times the other (gray: seconds, of which less is better)",
+    )  # fmt: skip
     axes.axvline(1, color="tab:red", linewidth=1)
-    axes.set_yticks(range(len(figures)))
-    axes.set_yticklabels([f"{f['name']}\nagainst {f['other_name']}" for f in figures], fontsize=7)
-    axes.invert_yaxis()
-    axes.set(xscale="log", xlabel="times the other (gray: seconds, of which less is better)")
-    figure.tight_layout()
-    with io.BytesIO() as out:
-        figure.savefig(out, format="png")
-        pyplot.close(figure)
-        return out.getvalue()
+    return png(figure)
 
 
 def _in_turn(name, ours, other_name, other):
@@ -200,14 +175,28 @@ def _cores():
 
 
 def _run(*command):
-    """Runs a command of the project; seconds that it took."""
-    started = time.monotonic()
+    """Runs a command of the project in a Python; what it prints."""
     done = subprocess.run(
-        [sys.executable, *map(str, command)], cwd=ROOT, stderr=subprocess.PIPE, text=True
+        list(map(str, command)), cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
     if done.returncode:
-        sys.exit(f"{' '.join(map(str, command))}\n{done.stderr}")
+        sys.exit(f"{' '.join(done.args)}\n{done.stdout[-2000:]}{done.stderr}")
+    return done.stdout
+
+
+def _seconds(*command):
+    """Seconds that a program of the project takes."""
+    started = time.monotonic()
+    _run(sys.executable, *command)
     return time.monotonic() - started
+
+
+def _convert(source, folder, *extra):
+    """Seconds that it takes to convert LibSVM to TFRecords."""
+    return _seconds(
+        "-m", "data_tools.libsvm_to_tfrecord", f"--input={source}", f"--output_dir={folder}",
+        "--overwrite", *extra,
+    )  # fmt: skip
 
 
 def _data(work, feature_size):
@@ -215,77 +204,70 @@ def _data(work, feature_size):
     folder = work / f"data-{feature_size}-{FLAGS.rows}-{FLAGS.zipf}"
     if not (folder / "test" / "dataset.json").exists():  # which is written last
         logging.info("Making %d rows with %d features.", FLAGS.rows, feature_size)
-        _run(
+        _seconds(
             "-m", "data_tools.make_synthetic", f"--output_dir={folder}", "--overwrite",
             f"--train_rows={FLAGS.rows}", "--val_rows=0", f"--test_rows={FLAGS.rows // 4}",
             f"--feature_size={feature_size}", f"--zipf={FLAGS.zipf}",
         )  # fmt: skip
         for split, to in (("train", "tfrecords"), ("test", "test")):
-            _run(
-                "-m", "data_tools.libsvm_to_tfrecord", f"--input={folder}/{split}.libsvm",
-                f"--output_dir={folder}/{to}", f"--feature_size={feature_size}", "--overwrite",
-            )  # fmt: skip
+            _convert(f"{folder}/{split}.libsvm", folder / to, f"--feature_size={feature_size}")
     return folder
+
+
+def _words(work, *source_and_more, batch=None):
+    """Flags of train.py for a new model."""
+    return (
+        *source_and_more, *_MODEL, f"--model_dir={work}/model", "--clear_existing_model",
+        f"--batch_size={batch or _batch()}",
+    )  # fmt: skip
+
+
+def _train(work, folder, *extra, batch=None, command=_TRAIN):
+    """report.json of a run of train.py on a data set."""
+    _run(*command, *_words(work, f"--training_data_dir={folder}/tfrecords", batch=batch), *extra)
+    return json.loads((work / "model" / "report.json").read_text())
 
 
 def training(work):
     """Examples/s of train.py, default against the article's configuration and against PyTorch."""
     figures = []
-    for size in map(int, FLAGS.feature_sizes):
-        for batch in map(int, FLAGS.batch_sizes):
-            figures.append(_training(work, size, batch))
-            if FLAGS.torch:
-                figures.append(_against_torch(work, size, batch))
+    for size, batch in itertools.product(_sizes(), map(int, FLAGS.batch_sizes)):
+        more = "" if len(FLAGS.batch_sizes) == 1 else f", batch {batch:,}"
+        name = f"training, {size:,} features{more}"
+        figures.append(_training(work, name, size, batch))
+        if FLAGS.torch:
+            figures.append(_against_torch(work, name, size, batch))
     return figures
 
 
-def _train(work, folder, batch, steps, *extra):
-    """report.json of a run of train.py."""
-    _run(
-        "train.py", f"--training_data_dir={folder}/tfrecords", *_MODEL, *extra,
-        f"--model_dir={work}/model", "--clear_existing_model", f"--max_steps={steps}",
-        f"--batch_size={batch}",
-    )  # fmt: skip
-    return json.loads((work / "model" / "report.json").read_text())
-
-
-def _name(feature_size, batch):
-    name = f"training, {feature_size:,} features"
-    return name if len(FLAGS.batch_sizes) == 1 else f"{name}, batch {batch:,}"
-
-
-def _training(work, feature_size, batch):
-    folder = _data(work, feature_size)
+def _training(work, name, feature_size, batch):
     epoch = -(-FLAGS.rows // batch)
     # The article's step takes seconds where the tables are large; then no epoch is compared.
     few = epoch if feature_size < 500000 else max(12, 40 * 1000000 // feature_size)
-    validation = [f"--val_data_dir={folder}/test"] if few == epoch else []
-    return _in_turn(
-        _name(feature_size, batch),
-        lambda: _train(work, folder, batch, epoch, *validation),
-        "article's configuration",
-        lambda: _train(work, folder, batch, few, *validation, *_ARTICLE),
-    )
+    validation = [f"--val_data_dir={_data(work, feature_size)}/test"] if few == epoch else []
+    return _pair(
+        work, feature_size, name, [f"--max_steps={epoch}", *validation], "article's configuration",
+        [f"--max_steps={few}", *validation, *_ARTICLE], batch,
+    )  # fmt: skip
 
 
-def _against_torch(work, feature_size, batch):
+def _pair(work, feature_size, name, ours, other_name, other, batch=None):
+    """The figure of train.py with some flags and with others."""
     folder = _data(work, feature_size)
-    steps = FLAGS.rows // batch
+    train = lambda words: _train(work, folder, *words, batch=batch)
+    return _in_turn(name, lambda: train(ours), other_name, lambda: train(other))
 
-    def torch():
-        done = subprocess.run(
-            [
-                FLAGS.torch, "scripts/torch_reference.py", f"--data={_arrays(folder)}",
-                f"--feature_size={feature_size}", f"--batch_size={batch}", f"--steps={steps}",
-            ],
-            cwd=ROOT, capture_output=True, text=True,
-        )  # fmt: skip
-        if done.returncode:
-            sys.exit(f"--torch={FLAGS.torch}: {done.stderr}")
-        return json.loads(done.stdout)
 
-    name = _name(feature_size, batch)
-    return _in_turn(name, lambda: _train(work, folder, batch, steps), "plain PyTorch", torch)
+def _against_torch(work, name, feature_size, batch):
+    folder, steps = _data(work, feature_size), FLAGS.rows // batch
+    torch = lambda: json.loads(
+        _run(
+            FLAGS.torch, "scripts/torch_reference.py", f"--data={_arrays(folder)}",
+            f"--feature_size={feature_size}", f"--batch_size={batch}", f"--steps={steps}",
+        )
+    )  # fmt: skip
+    ours = lambda: _train(work, folder, f"--max_steps={steps}", batch=batch)
+    return _in_turn(name, ours, "plain PyTorch", torch)
 
 
 def _arrays(folder):
@@ -306,79 +288,52 @@ def _arrays(folder):
 
 
 _ONE_THREAD = ("--intra_op_threads=1", "--inter_op_threads=1")
-_TRAIN = (sys.executable, "train.py")
 _HOROVOD = (str(pathlib.Path(sys.executable).parent / "horovodrun"), "-np", "2", *_TRAIN)
 _CLUSTER = (sys.executable, "scripts/local_cluster.py", "--num_servers=1", "--num_workers=1", "--")
+
+_ONE = "local, 1 thread"
+_RANKS = "horovod, 2 ranks of 1 thread"
 
 # name -> the command of a mode; the batch of a replica is the same in all
 MODES = {
     "local": (*_TRAIN, "--distribution=local"),
-    "local, 1 thread": (*_TRAIN, "--distribution=local", *_ONE_THREAD),
+    _ONE: (*_TRAIN, "--distribution=local", *_ONE_THREAD),
     "tower, 2 replicas": (*_TRAIN, "--distribution=tower", "--replicas_per_process=2"),
     "mirrored, 1 replica": (*_TRAIN, "--distribution=mirrored", "--replicas_per_process=1"),
     "mirrored, 2 replicas": (*_TRAIN, "--distribution=mirrored", "--replicas_per_process=2"),
     "ps, 2 workers, 1 server": _CLUSTER,
-    "horovod, 2 ranks of 1 thread": (*_HOROVOD, *_ONE_THREAD),
+    _RANKS: (*_HOROVOD, *_ONE_THREAD),
 }
 
 
 def modes(work):
-    """Examples/s of every mode; prints a table of each feature size."""
+    """Examples/s of every mode against one thread of one process."""
     figures = []
-    for size in (int(s) for s in FLAGS.feature_sizes):
-        rates = {name: [] for name in MODES}
-        article = []  # Horovod with whole tables all-reduced
-        for i in range(FLAGS.rounds):
-            for name, command in MODES.items():
-                rates[name].append(_mode(work, size, command))
-                logging.info("%s features, round %d, %s: %.0f/s", size, i, name, rates[name][-1])
-            if 500000 <= size <= 2000000:
-                few = ("--max_steps=12", *_ONE_THREAD, *_ARTICLE)
-                article.append(_mode(work, size, (*_HOROVOD, *few)))
-                logging.info("%s features, round %d, article: %.0f/s", size, i, article[-1])
-        first = rates["local, 1 thread"]
-        print(f"\n| {size:,} features | examples/s | times local of 1 thread |\n|---|---|---|")
-        for name, found in rates.items():
-            ratio = statistics.median(a / b for a, b in zip(found, first))
-            print(f"| {name} | {statistics.median(found):,.0f} | {ratio:.2f} |")
-        horovod = rates["horovod, 2 ranks of 1 thread"]
-        pairs = [("1 process of 1 thread", first), ("whole tables all-reduced", article)]
+    for size in _sizes():
+        folder, commands = _data(work, size), dict(MODES)
+        if 500000 <= size <= 2000000:
+            few = "--max_steps=12", *_ARTICLE
+            commands["whole tables all-reduced"] = (*MODES[_RANKS], *few)
+        rates = {name: [] for name in commands}
+        for i, (name, command) in itertools.product(range(FLAGS.rounds), commands.items()):
+            rates[name].append(_rate_of(_train(work, folder, command=command)))
+            logging.info("%s features, round %d, %s: %.0f/s", size, i + 1, name, rates[name][-1])
+        pairs = [(name, _ONE) for name in MODES if name != _ONE]
+        pairs += [(_RANKS, name) for name in commands if name not in MODES]
         for name, other in pairs:
-            if other:
-                ours = f"horovod, 2 ranks of 1 thread, {size:,} features"
-                figures.append(_figure(ours, name, list(zip(horovod, other))))
+            of_rounds = list(zip(rates[name], rates[other]))
+            figures.append(_figure(f"{name}, {size:,} features", other, of_rounds))
     return figures
-
-
-def _mode(work, feature_size, command):
-    """Examples/s of train.py in a mode, over an epoch."""
-    done = subprocess.run(
-        [
-            *command, *_MODEL, f"--training_data_dir={_data(work, feature_size)}/tfrecords",
-            f"--model_dir={work}/model", "--clear_existing_model",
-            f"--batch_size={_batch()}",
-        ],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    if done.returncode:
-        sys.exit(f"{' '.join(done.args)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return json.loads((work / "model" / "report.json").read_text())["examples_per_second"]
 
 
 def pipe(work):
     """Examples/s of train.py from a FIFO, as in SageMaker's Pipe mode, against the files."""
-    size = int(FLAGS.feature_sizes[0])
+    size = _sizes()[0]
     folder = _data(work, size)
     files = sorted((folder / "tfrecords").glob("*.tfrecords"))
     config = {"training": {"TrainingInputMode": "Pipe"}}
 
-    def train(*source):
-        _run(
-            "train.py", *source, *_MODEL, f"--model_dir={work}/model", "--clear_existing_model",
-            f"--batch_size={_batch()}", f"--feature_size={size}", "--field_size=39",
-        )  # fmt: skip
-        report = json.loads((work / "model" / "report.json").read_text())
-        return report["examples_per_second"]
+    sizes = f"--feature_size={size}", "--field_size=39"
 
     def from_fifo():
         with tempfile.TemporaryDirectory() as job:
@@ -391,24 +346,24 @@ def pipe(work):
                 f"exec cat {' '.join(map(str, files))} > {path}/data/training_0", shell=True
             )
             try:
-                return train("--pipe_mode", f"--input_dir={path}")
+                _run(*_TRAIN, *_words(work, "--pipe_mode", f"--input_dir={path}", *sizes))
             finally:
                 feeder.kill()
                 feeder.wait()
+        return _rate_of(json.loads((work / "model" / "report.json").read_text()))
 
-    from_files = lambda: train(f"--training_data_dir={folder}/tfrecords")
+    from_files = lambda: _rate_of(_train(work, folder, *sizes))
     return [_in_turn("training from a FIFO", from_fifo, "from files", from_files)]
 
 
 def reading(work):
     """Records/s of the input pipeline against the ways that public examples read."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    sys.path.insert(0, str(ROOT))
     import tensorflow as tf
 
     from deepfm.config import InputConfig
     from deepfm.data import datasets, input_pipeline, records
-    from deepfm.kernels import bindings
+    from deepfm.kernels import compiled
 
     tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
     feature_size = 117581
@@ -418,7 +373,7 @@ def reading(work):
 
     def ours(data_format):
         data = datasets.find(files[data_format], "training_data_dir")
-        config = InputConfig(_batch(), compiled=bindings.built())
+        config = InputConfig(_batch(), ops=compiled.COMPILED if compiled.built() else None)
         return _rate(input_pipeline.make_input_fn(data, schema, config), FLAGS.rows)
 
     def map_then_batch():
@@ -485,17 +440,14 @@ def conversion(work):
     folder = _data(work, 117581)
 
     def convert(workers):
-        seconds = _run(
-            "-m", "data_tools.libsvm_to_tfrecord", f"--input={folder}/train.libsvm", "--overwrite",
-            f"--output_dir={work}/converted", f"--num_workers={workers}",
-        )  # fmt: skip
-        return FLAGS.rows / seconds
+        source, target = folder / "train.libsvm", work / "converted"
+        return FLAGS.rows / _convert(source, target, f"--num_workers={workers}")
 
     def example_loop():
         script = work / "example_loop.py"
         script.write_text(_EXAMPLE_LOOP)
         rows = FLAGS.rows // 5
-        return rows / _run(script, folder / "train.libsvm", work / "loop.tfrecords", rows)
+        return rows / _seconds(script, folder / "train.libsvm", work / "loop.tfrecords", rows)
 
     return [
         _in_turn("conversion", lambda: convert(1), "tf.train.Example loop", example_loop),
@@ -525,7 +477,7 @@ def tools(work):
         """(CPU-seconds, seconds) of a tool."""
         shutil.rmtree(work / "prepared", ignore_errors=True)
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds = _run(
+        seconds = _seconds(
             "-m", f"data_tools.{name.partition(',')[0]}", *commands[name](inputs[rows]), out,
             f"--num_workers={workers}",
         )  # fmt: skip
@@ -566,10 +518,7 @@ def _raw_inputs(folder, rows):
                 named = " ".join(f"{field}:{pair}" for field, pair in enumerate(pairs))
                 libffm.write(f"{label} {named}\n")
         _write_criteo(paths["criteo"], rows)
-        _run(
-            "-m", "data_tools.libsvm_to_tfrecord", f"--input={paths['libsvm']}",
-            f"--output_dir={paths['tfrecord']}", "--overwrite", "--feature_size=117581",
-        )  # fmt: skip
+        _convert(paths["libsvm"], paths["tfrecord"], "--feature_size=117581")
     return paths
 
 
@@ -613,10 +562,11 @@ def floor(work):
     """CPU-seconds per million examples of train.py against the floor: the same matrix products,
     gathers, sums of each row's gradients and row updates by themselves, in one session."""
     figures = []
-    for size in map(int, FLAGS.feature_sizes):
+    for size in _sizes():
         folder, pairs = _data(work, size), []
         for i in range(FLAGS.rounds):
-            found = _details([_train(work, folder, _batch(), _FLOOR_STEPS, "--num_epochs=9")])
+            steps = f"--max_steps={_FLOOR_STEPS}"
+            found = _details([_train(work, folder, steps, "--num_epochs=9")])
             pairs.append((found["cpu_seconds_per_million"], _floor(folder, size)))
             logging.info("%s features, round %d: %.1f, floor %.1f", size, i + 1, *pairs[-1])
         name = f"CPU-seconds per million examples, {size:,} features"
@@ -630,24 +580,17 @@ _FLOOR_STEPS = 600
 def _floor(folder, feature_size, embedding_size=32, layers=(128, 64, 32, 1)):
     """CPU-seconds per million examples of what no step can do without."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    sys.path.insert(0, str(ROOT))
     import tensorflow as tf
 
     from deepfm import distribution
-    from deepfm.config import InputConfig, ModeFlags
-    from deepfm.data import datasets, input_pipeline, records
+    from deepfm.config import ModeFlags
 
     v1 = tf.compat.v1
     v1.logging.set_verbosity(v1.logging.ERROR)
     threads = distribution.local(ModeFlags()).session_config
-    data = datasets.find(str(folder / "tfrecords"), "training_data_dir")
-    input_fn = input_pipeline.make_input_fn(
-        data, records.Schema(39, feature_size), InputConfig(_batch())
-    )
-    with tf.Graph().as_default(), v1.Session(config=threads) as session:
-        ids = v1.data.make_one_shot_iterator(input_fn()).get_next()[0]["feat_ids"]
-        batches = [session.run(ids).ravel() for _ in range(FLAGS.rows // _batch())]
-    batches = [np.unique(batch, return_inverse=True) for batch in batches]
+    ids = np.load(_arrays(folder))["ids"]
+    starts = range(0, len(ids) - _batch() + 1, _batch())
+    batches = [np.unique(ids[i : i + _batch()], return_inverse=True) for i in starts]
     batches = [  # distinct ids, and for each place of the batch which of them it has
         (distinct.astype(np.int32), np.stack([np.arange(len(where)), where], 1).astype(np.int32))
         for distinct, where in batches
@@ -718,7 +661,7 @@ def _floor(folder, feature_size, embedding_size=32, layers=(128, 64, 32, 1)):
 
 def start(work):
     """Seconds from the start of train.py to its first step, of each size against the smallest."""
-    smallest, *others = sorted(map(int, FLAGS.feature_sizes))
+    smallest, *others = sorted(_sizes())
     figures = []
     for size in others or [smallest]:
         pairs = [(_start(work, size), _start(work, smallest)) for _ in range(FLAGS.rounds)]
@@ -730,11 +673,8 @@ def start(work):
 def _start(work, feature_size):
     folder, began, first = _data(work, feature_size), time.monotonic(), None
     process = subprocess.Popen(
-        [
-            sys.executable, "train.py", f"--training_data_dir={folder}/tfrecords", *_MODEL,
-            f"--model_dir={work}/model", "--clear_existing_model", "--max_steps=1", "--log_steps=1",
-            f"--batch_size={_batch()}",
-        ],
+        [*_TRAIN, *_words(work, f"--training_data_dir={folder}/tfrecords")]
+        + ["--max_steps=1", "--log_steps=1"],
         cwd=ROOT, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     for line in process.stderr:
@@ -747,41 +687,28 @@ def _start(work, feature_size):
 
 def extras(work):
     """Examples/s of train.py with progress lines and summaries against none."""
-    size = int(FLAGS.feature_sizes[0])
-    folder = _data(work, size)
-    train = lambda *extra: _train(work, folder, _batch(), 2000, "--num_epochs=99", *extra)
-    off = lambda: train("--log_steps=1000000000", f"--save_checkpoints_secs={1 << 30}")
-    return [_in_turn(f"training, {size:,} features, all shown", train, "nothing shown", off)]
+    size, steps = _sizes()[0], ["--max_steps=2000", "--num_epochs=99"]
+    off = [*steps, "--log_steps=1000000000", f"--save_checkpoints_secs={1 << 30}"]
+    name = f"training, {size:,} features, all shown"
+    return [_pair(work, size, name, steps, "nothing shown", off)]
 
 
 def compiled(work):
     """train.py with the compiled kernels against TensorFlow's own ops alone."""
-
-    def pair(size):
-        folder = _data(work, size)
-        train = lambda *extra: _train(work, folder, _batch(), FLAGS.rows // _batch(), *extra)
-        plain = lambda: train("--nocompiled_kernels")
-        return _in_turn(f"training, {size:,} features", train, "without compiled kernels", plain)
-
-    return [pair(int(size)) for size in FLAGS.feature_sizes]
+    steps, other = f"--max_steps={FLAGS.rows // _batch()}", "without compiled kernels"
+    return [
+        _pair(work, n, f"training, {n:,} features", [steps], other, [steps, "--nocompiled_kernels"])
+        for n in _sizes()
+    ]
 
 
 def safety(work):
     """Examples/s of train.py with a checkpoint every 60 s against none, at 1,000,000 features."""
-    folder = _data(work, 1000000)
-    steps = 8000  # two minutes or so
-
-    def train(seconds):
-        _run(
-            "train.py", f"--training_data_dir={folder}/tfrecords", *_MODEL,
-            f"--model_dir={work}/model", "--clear_existing_model", f"--max_steps={steps}",
-            "--num_epochs=1000", f"--batch_size={_batch()}",
-            f"--save_checkpoints_secs={seconds}",
-        )  # fmt: skip
-        return json.loads((work / "model" / "report.json").read_text())["examples_per_second"]
-
+    every = lambda seconds: [  # two minutes or so
+        "--max_steps=8000", "--num_epochs=1000", f"--save_checkpoints_secs={seconds}",
+    ]  # fmt: skip
     name = "training, 1,000,000 features, a checkpoint every 60 s"
-    return [_in_turn(name, lambda: train(60), "none until the end", lambda: train(1 << 30))]
+    return [_pair(work, 1000000, name, every(60), "none until the end", every(1 << 30))]
 
 
 MEASURES = {
@@ -799,4 +726,4 @@ MEASURES = {
 }
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=program.read_flags_alone)
+    run_program(main)

@@ -140,8 +140,8 @@ has_what_it_needs() { # and no compiler, and no version that the requirements fi
   # shellcheck disable=SC2016
   in_image root bash -c '! command -v g++ cmake make && python -c "
 import horovod.tensorflow as hvd, mpi4py.MPI, sagemaker_tensorflow
-from deepfm import kernels
-assert hvd.mpi_built() and hvd.gloo_built() and kernels.built()" && pip check && pip freeze --all' | tee "$work/installed"
+from deepfm.kernels import compiled
+assert hvd.mpi_built() and hvd.gloo_built() and compiled.built()" && pip check && pip freeze --all' | tee "$work/installed"
   grep -q '^sagemaker-training==' "$work/installed"
   cut -d' ' -f1 requirements*.txt | normalize | sort >"$work/pins"
   grep '==' "$work/installed" | normalize | sort | comm -23 - "$work/pins" >"$work/unpinned"

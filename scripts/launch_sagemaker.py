@@ -27,14 +27,18 @@ import warnings
 import xml.etree.ElementTree
 from typing import NamedTuple
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
-
-import deepfm  # first, for what it says where there is no absl
+from programs import (
+    ROOT,
+    BadInput,
+    fail,
+    flag_values,
+    need,
+    program,
+    run_program,
+)  # first
 
 # isort: split
-from absl import app, flags, logging
-
-from deepfm.runtime import program
+from absl import flags, logging
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("job", "training", ["training", "processing"], "Train, or convert data.")
@@ -79,7 +83,6 @@ flags.DEFINE_string("tool", "libsvm_to_tfrecord", "The program in data_tools tha
 flags.DEFINE_string("input_s3_uri", None, "Files to convert; each host gets some of them.")
 _PROCESSING = ("tool", "input_s3_uri")
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 # All that is uploaded: the container would replace its TensorFlow where it finds requirements.txt,
 # and run train.py as a package where it finds setup.py.
 TRAINING_SOURCE = ("train.py", "deepfm")
@@ -113,16 +116,10 @@ def main(argv):
         with tempfile.TemporaryDirectory() as folder:
             start = _train if FLAGS.job == "training" else _convert
             start(argv[1:], pathlib.Path(folder))
-    except ValueError as error:
-        sys.exit(_bad(error))
+    except ValueError as error:  # the SDK's too
+        fail(error)
     except KeyboardInterrupt:
-        sys.exit(_bad("what was started goes on; stop it with SageMaker's console.", 130))
-
-
-def _bad(sentence, code=2):
-    """Says what went wrong; the exit code."""
-    sys.stderr.write(f"launch_sagemaker.py: {' '.join(str(sentence).split())}\n")
-    return code
+        fail("what was started goes on; stop it with SageMaker's console.", 130)
 
 
 def _check_addresses():
@@ -130,7 +127,7 @@ def _check_addresses():
         value = FLAGS[name].value or []
         for uri in value if isinstance(value, list) else [value]:
             if not uri.startswith("s3://"):
-                raise ValueError(f"--{name}={uri} is not on S3; try --{name}=s3://bucket/folder.")
+                raise BadInput(f"--{name}={uri} is not on S3; try --{name}=s3://bucket/folder.")
 
 
 class Hosts(NamedTuple):
@@ -178,19 +175,19 @@ def _convert(words, folder):
     """Starts a processing job; words: the flags of the converter."""
     _refuse_flags_of("training", _TRAINING)
     if not FLAGS.input_s3_uri:
-        raise ValueError("--input_s3_uri is missing; try --input_s3_uri=s3://bucket/raw.")
+        raise BadInput("--input_s3_uri is missing; try --input_s3_uri=s3://bucket/raw.")
     names = {word.lstrip("-").partition("=")[0] for word in words if word.startswith("-")}
     if names & {"input", "output_dir"}:
-        raise ValueError("--input and --output_dir are folders of the host; leave them out.")
+        raise BadInput("--input and --output_dir are folders of the host; leave them out.")
     type_, count = _instance_type("ml.c5.4xlarge"), FLAGS.instance_count or 1
     in_steps = "feature_map" in names or re.search("-step[= ](count|encode)", " ".join(words))
     if count > 1 and FLAGS.tool == "prepare_criteo" and not in_steps:
-        raise ValueError(
+        raise BadInput(
             f"prepare_criteo on {count} hosts needs -- --step=count, as the vocabulary is made of "
             "all hosts' counts; try --instance_count=1, which does both steps in one job."
         )
     if count > 1 and "pad" in names and "field_size" not in names:
-        raise ValueError(
+        raise BadInput(
             f"--pad on {count} hosts would pad each host's rows to a length of their own; give "
             "the length too, e.g. --field_size=39."
         )
@@ -224,7 +221,7 @@ def _convert(words, folder):
 def _refuse_flags_of(job, names):
     for name in names:
         if FLAGS[name].present:
-            raise ValueError(f"--{name} is of --job={job}; leave it out with --job={FLAGS.job}.")
+            raise BadInput(f"--{name} is of --job={job}; leave it out with --job={FLAGS.job}.")
 
 
 def _read_flags(words):
@@ -235,28 +232,18 @@ def _read_flags(words):
     ).stdout
     described = xml.etree.ElementTree.fromstring(text).iter("flag")
     booleans = {f.findtext("name") for f in described if f.findtext("type") == "bool"}
-    given, words = {}, list(words)
-    while words:
-        name, equals, value = words.pop(0).lstrip("-").partition("=")
-        if not equals and name not in booleans and name[2:] not in booleans:
-            value = words.pop(0)
-        elif not equals and words and not words[0].startswith("-"):
-            value = words.pop(0)  # --name False
-        elif not equals:
-            name, value = (name, True) if name in booleans else (name[2:], False)
-        given[name] = value
-    return given
+    return flag_values(words, booleans)
 
 
-def _check(program, words):
+def _check(words_of_program, words):
     """Lets a program refuse its flags; it does nothing else."""
     done = subprocess.run(
-        [sys.executable, *program, "--only_check_args", *words],
+        [sys.executable, *words_of_program, "--only_check_args", *words],
         cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True,
     )  # fmt: skip
     if done.returncode:
-        lines = done.stderr.splitlines() or [f"{program[-1]} does not start with {words}."]
-        raise ValueError(lines[-1])
+        lines = done.stderr.splitlines() or [f"{words_of_program[-1]} does not start with {words}."]
+        raise BadInput(lines[-1])
 
 
 def _hosts():
@@ -265,14 +252,14 @@ def _hosts():
     type_ = _instance_type("ml.p3.8xlarge" if horovod else "ml.c5.4xlarge")
     count = FLAGS.instance_count or (2 if FLAGS.distribution == "ps" else 1)
     if FLAGS.distribution == "none" and count > 1:
-        raise ValueError(
+        raise BadInput(
             f"--instance_count={count} with --distribution=none would train {count} models; try "
             "--distribution=ps."
         )
     if FLAGS.mpi_options and not horovod:
-        raise ValueError("--mpi_options is Horovod's; leave it out or try --distribution=horovod.")
+        raise BadInput("--mpi_options is Horovod's; leave it out or try --distribution=horovod.")
     if not horovod and (FLAGS.processes_per_host or 1) > 1:
-        raise ValueError(
+        raise BadInput(
             f"--processes_per_host={FLAGS.processes_per_host} is Horovod's; try "
             f"--distribution=horovod, or --instance_count={FLAGS.processes_per_host}."
         )
@@ -284,7 +271,7 @@ def _instance_type(default):
     """The type of the hosts, which has to have the form of SageMaker's."""
     type_ = FLAGS.instance_type or default
     if not re.fullmatch(r"ml\.[a-z]+[0-9][a-z0-9-]*\.(medium|large|[0-9]*xlarge)", type_):
-        raise ValueError(f"--instance_type={type_} is no type of SageMaker's; try {default}.")
+        raise BadInput(f"--instance_type={type_} is no type of SageMaker's; try {default}.")
     return type_
 
 
@@ -297,17 +284,17 @@ def _channels(given, hosts):
     }
     flag, folder = needed.get(given.get("task_type", "train"), (None, None))
     if flag and not FLAGS[flag].value and folder not in given:
-        raise ValueError(f"--{flag} is missing; try --{flag}=s3://bucket/data.")
+        raise BadInput(f"--{flag} is missing; try --{flag}=s3://bucket/data.")
     count = hosts.processes if pipe else 1
     if len(uris) > 1 and len(uris) != count:
-        raise ValueError(
+        raise BadInput(
             f"--train_s3_uri lists {len(uris)} places for {count} channel(s); give one that holds "
             "all, or, for as many processes of a host, try --input_mode=Pipe "
             f"--distribution=horovod --processes_per_host={len(uris)}."
         )
     most = _CHANNELS - bool(FLAGS.eval_s3_uri)
     if count > most:
-        raise ValueError(
+        raise BadInput(
             f"--processes_per_host={count} with Pipe takes {count} channels to train on, a job has "
             f"{most}; try --processes_per_host={most} or --input_mode=File."
         )
@@ -336,7 +323,7 @@ def _check_pipe(given, channels):
     """Pipe mode finds no sizes in a dataset.json, and would carry one as if it were records."""
     lacks = [name for name in ("feature_size", "field_size") if name not in given]
     if lacks and given.get("task_type", "train") == "train":
-        raise ValueError(
+        raise BadInput(
             f"--{lacks[0]} is missing behind the --, as a pipe brings no dataset.json that tells "
             "it; try -- --feature_size=117581 --field_size=39, with the sizes of your data."
         )
@@ -353,13 +340,13 @@ def _model_dir(given, hosts):
     """What the SDK passes as --model_dir: a folder, None for its own choice, False for nothing."""
     mode = given.get("distribution", "auto")
     if mode not in _MODES[FLAGS.distribution]:
-        raise ValueError(
+        raise BadInput(
             f"-- --distribution={mode} does not fit --distribution={FLAGS.distribution} before the "
             "--; leave it out."
         )
     clash = [name for name in _added(hosts) if name in given]
     if clash:
-        raise ValueError(f"-- --{clash[0]} is set by the flags before the --; leave it out.")
+        raise BadInput(f"-- --{clash[0]} is set by the flags before the --; leave it out.")
     if "checkpoint_dir" in given:
         given["model_dir"] = given.pop("checkpoint_dir")
     folder = given.pop("model_dir", FLAGS.model_dir)
@@ -371,21 +358,21 @@ def _model_dir(given, hosts):
 def _check_spot(given, model_dir):
     """Refuses what would lose a training that is interrupted and started again."""
     if not FLAGS.spot and FLAGS.max_wait:
-        raise ValueError("--max_wait is of --spot; leave it out or add --spot.")
+        raise BadInput("--max_wait is of --spot; leave it out or add --spot.")
     if not FLAGS.spot:
         return
     if (FLAGS.max_wait or FLAGS.max_run) < FLAGS.max_run:
-        raise ValueError(
+        raise BadInput(
             f"--max_wait={FLAGS.max_wait} is less than --max_run={FLAGS.max_run}; try "
             f"--max_wait={2 * FLAGS.max_run}."
         )
     if str(given.get("clear_existing_model")).lower() == "true":
-        raise ValueError("--clear_existing_model would delete what --spot goes on from.")
+        raise BadInput("--clear_existing_model would delete what --spot goes on from.")
     kept = ["s3://", _CHECKPOINTS] if FLAGS.checkpoint_s3_uri else ["s3://"]
     default = "/opt/ml/model" if FLAGS.distribution == "horovod" else "s3://"
     folder = default if model_dir is None else str(model_dir)
     if not folder.startswith(tuple(kept)):
-        raise ValueError(
+        raise BadInput(
             "--spot would lose its checkpoints, which are on the host's disk; try "
             "--checkpoint_s3_uri=s3://bucket/checkpoints."
         )
@@ -410,7 +397,7 @@ def _distribution(hosts):
 def _tags():
     pairs = [tag.partition("=") for tag in FLAGS.tags]
     if not all(key and equals for key, equals, _ in pairs):
-        raise ValueError(f"--tags={','.join(FLAGS.tags)}: give KEY=VALUE, e.g. --tags=team=ads.")
+        raise BadInput(f"--tags={','.join(FLAGS.tags)}: give KEY=VALUE, e.g. --tags=team=ads.")
     return [{"Key": key, "Value": value} for key, _, value in pairs] or None
 
 
@@ -430,7 +417,7 @@ def _role(session):
     try:
         return FLAGS.role or get_execution_role(session)
     except ValueError as error:
-        raise ValueError(
+        raise BadInput(
             f"--role is missing and you are not a role ({error}); try --role=SageMakerRole."
         ) from error
 
@@ -442,7 +429,7 @@ def _session():
         os.environ.update(AWS_ACCESS_KEY_ID="dry-run", AWS_SECRET_ACCESS_KEY="dry-run")
     warnings.filterwarnings("ignore", message="Boto3 will no longer support Python 3.7")
     with _printing_request() if FLAGS.dry_run else contextlib.nullcontext() as answer:
-        deepfm.need("boto3", "sagemaker")
+        need("boto3", "sagemaker")
         import boto3
         import sagemaker
         from boto3.exceptions import Boto3Error
@@ -451,19 +438,19 @@ def _session():
         try:
             region = FLAGS.region or boto3.Session().region_name or (FLAGS.dry_run and "us-east-1")
             if not region:
-                raise ValueError("--region is missing; try --region=us-east-1.")
+                raise BadInput("--region is missing; try --region=us-east-1.")
             session = boto3.Session(region_name=region)
             session.get_partition_for_region(region)  # refuses what is no region
             if answer:
                 session.events.register("before-call", answer)
             yield sagemaker.Session(session)
         except (exceptions.ParamValidationError, exceptions.UnknownRegionError) as error:
-            raise ValueError(error) from error
+            raise BadInput(error) from error
         except (
             Boto3Error, exceptions.BotoCoreError, exceptions.ClientError,
             sagemaker.exceptions.UnexpectedStatusException,
         ) as error:  # fmt: skip
-            sys.exit(_bad(error, 1))
+            fail(error, 1)
 
 
 @contextlib.contextmanager
@@ -495,4 +482,4 @@ def _answers(operation):
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=program.read_flags_before_words)
+    run_program(main, program.read_flags_before_words)

@@ -23,14 +23,10 @@ import threading
 import time
 import warnings
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
-
-import deepfm  # noqa: F401  first, for what it says where there is no absl
+from programs import ROOT, BadInput, lines_of, program, run_program, wait_until  # first
 
 # isort: split
-from absl import app, flags, logging
-
-from deepfm.runtime import program
+from absl import flags, logging
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("num_servers", 1, "Parameter servers.", 1)
@@ -40,7 +36,6 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_string("report", None, "A checkpoint, whose balance over the servers is shown.")
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 _LAST_CHECKPOINT = 100  # seconds that all may take to end after SIGTERM
 _FAREWELL = 5  # seconds in which the others may say how they took a failure
 _COLORS = (36, 32, 33, 35, 34, 31)
@@ -48,12 +43,12 @@ _COLORS = (36, 32, 33, 35, 34, 31)
 
 def main(argv):
     if FLAGS.report:
-        sys.exit(_report(FLAGS.report))
+        return _report(FLAGS.report)
     if not argv[1:]:
-        sys.exit(_bad("give the flags of train.py after --; see --help."))
+        raise BadInput("give the flags of train.py after --; see --help.")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
-    sys.exit(_run(argv[1:]))
+    return _run(argv[1:])
 
 
 class _Interrupted(Exception):
@@ -64,12 +59,6 @@ def _interrupt(number, _):
     for other in (signal.SIGTERM, signal.SIGINT):
         signal.signal(other, signal.SIG_IGN)
     raise _Interrupted()
-
-
-def _bad(sentence):
-    """Says what is wrong with the flags; the exit code."""
-    sys.stderr.write(f"local_cluster.py: {sentence}\n")
-    return 2
 
 
 def _run(train_flags):
@@ -91,9 +80,7 @@ def _run(train_flags):
     except _Interrupted:
         for process, _ in processes.values():
             process.terminate()
-        last = time.monotonic() + _LAST_CHECKPOINT
-        while time.monotonic() < last and any(p.poll() is None for p, _ in processes.values()):
-            time.sleep(0.1)
+        wait_until(lambda: _all_ended(processes), _LAST_CHECKPOINT)
         code = 128 + signal.SIGTERM
     finally:
         for process, _ in processes.values():
@@ -124,13 +111,13 @@ def _wait(processes, start):
             else:
                 code = code if code > 0 else 128 - code  # ended by a signal
                 logging.error("%s %d ended with code %d; all processes end.", *name, code)
-                last = time.monotonic() + _FAREWELL
-                while time.monotonic() < last and any(
-                    p.poll() is None for p, _ in processes.values()
-                ):
-                    time.sleep(0.1)
+                wait_until(lambda: _all_ended(processes), _FAREWELL)
                 return code
     return 0
+
+
+def _all_ended(processes):
+    return all(process.poll() is not None for process, _ in processes.values())
 
 
 def _free_ports(count):
@@ -158,14 +145,7 @@ def _start(name, cluster, train_flags, lines):
         errors="replace",
         preexec_fn=_end_with_parent if sys.platform == "linux" else None,
     )
-
-    def read():
-        for line in process.stdout:
-            lines.put((name, line))
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    return process, reader
+    return process, lines_of(process, lambda line: lines.put((name, line)))
 
 
 def _end_with_parent():
@@ -199,10 +179,10 @@ def _report(checkpoint):
     try:
         graph.ParseFromString(pathlib.Path(f"{checkpoint}.meta").read_bytes())
     except OSError as error:
-        return _bad(
+        raise BadInput(
             f"--report={checkpoint}: {error.strerror}; give a checkpoint of ps mode without "
             "'.index' or '.meta', e.g. model/model.ckpt-1954."
-        )
+        ) from error
     sizes = {}
     for node in graph.graph_def.node:
         if node.op in ("VarHandleOp", "VariableV2"):
@@ -218,4 +198,4 @@ def _report(checkpoint):
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=program.read_flags_before_words)
+    run_program(main, program.read_flags_before_words)

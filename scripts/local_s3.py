@@ -14,14 +14,10 @@ import subprocess
 import sys
 import threading
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
-
-import deepfm  # first, for what it says where there is no absl
+from programs import need, run_program  # first
 
 # isort: split
-from absl import app, flags
-
-from deepfm.runtime import program
+from absl import flags
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("dir", None, "The folder of the buckets.")
@@ -35,7 +31,7 @@ flags.register_validator(
 
 
 def main(_):
-    deepfm.need("boto3", "moto")
+    need("boto3", "moto")
     import boto3
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
@@ -66,23 +62,11 @@ def main(_):
 def _make_certificate(host):
     """(certificate, key): for an IP address, valid a day."""
     files = FLAGS.certificate, FLAGS.certificate + ".key"
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-days",
-            "1",
-            "-subj",
-            "/CN=s3",
-        ]
-        + ["-addext", f"subjectAltName=IP:{host}", "-out", files[0], "-keyout", files[1]],
-        check=True,
-        stderr=subprocess.DEVNULL,
-    )
+    words = [
+        "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj",
+        "/CN=s3", "-addext", f"subjectAltName=IP:{host}", "-out", files[0], "-keyout", files[1],
+    ]  # fmt: skip
+    subprocess.run(words, check=True, stderr=subprocess.DEVNULL)
     return files
 
 
@@ -116,4 +100,4 @@ def _write_back(client, bucket, folder, before):
 if __name__ == "__main__":
     # Waited for, so no thread may take them.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
-    app.run(main, flags_parser=program.read_flags_alone)
+    run_program(main)

@@ -11,27 +11,19 @@ the summaries, of a model_dir on this machine.
 
 import base64
 import html
-import io
 import json
 import math
 import os
 import pathlib
-import shutil
-import sys
-import tempfile
 from typing import Dict, List, Optional, Tuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
-
-import deepfm  # first, for what it says where there is no absl
+from programs import BadInput, fail, need, program, run_program, write_files  # first
 
 # isort: split
-from absl import app, flags
-
-from deepfm.errors import BadInput
-from deepfm.runtime import program
+from absl import flags
+from tables_and_plots import axes_of, png
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("output_dir", None, "Where the page goes; default: MODEL_DIR/report.")
@@ -57,17 +49,13 @@ td.number { text-align: right; font-variant-numeric: tabular-nums; }
 
 
 def main(arguments):
-    deepfm.need("matplotlib", "tensorflow_core")
+    need("matplotlib", "tensorflow_core")
+    folder, output = _folders(arguments[1:])
+    page, plots = make(folder)
     try:
-        folder, output = _folders(arguments[1:])
-        page, plots = make(folder)
-        _write(output, {"report.html": page.encode(), **plots})
-    except BadInput as error:
-        print(f"report.py: {error}", file=sys.stderr)
-        sys.exit(2)
+        write_files(output, {"report.html": page.encode(), **plots})
     except OSError as error:
-        print(f"report.py: {output} cannot be written: {error.strerror}", file=sys.stderr)
-        sys.exit(2)
+        fail(f"{output} cannot be written: {error.strerror}")
     print(f"Wrote {output / 'report.html'} and {len(plots)} plots.")
 
 
@@ -195,25 +183,9 @@ def _plots_of_results(report, kind="") -> Dict[str, bytes]:
 
 
 def _figure(title, x, y):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6.4, 4), dpi=110)
-    axes.set(title=title, xlabel=x, ylabel=y)
+    figure, axes = axes_of((6.4, 4), title=title, xlabel=x, ylabel=y)
     axes.grid(alpha=0.25)
     return figure, axes
-
-
-def _png(figure) -> bytes:
-    from matplotlib import pyplot
-
-    with io.BytesIO() as out:
-        figure.tight_layout()
-        figure.savefig(out, format="png", metadata={"Software": None})
-        pyplot.close(figure)
-        return out.getvalue()
 
 
 def _lines(title, labels, lines: Dict[str, Series], bottom=None, top=None) -> Optional[bytes]:
@@ -229,7 +201,7 @@ def _lines(title, labels, lines: Dict[str, Series], bottom=None, top=None) -> Op
     axes.set_ylim(bottom=bottom, top=top and 1.05 * top)
     if len(lines) > 1:
         axes.legend()
-    return _png(figure)
+    return png(figure)
 
 
 def _roc(curve, results) -> Optional[bytes]:
@@ -241,7 +213,7 @@ def _roc(curve, results) -> Optional[bytes]:
     axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     if results:
         axes.legend(loc="lower right")
-    return _png(figure)
+    return png(figure)
 
 
 def _calibration(deciles) -> Optional[bytes]:
@@ -253,7 +225,7 @@ def _calibration(deciles) -> Optional[bytes]:
     axes.plot([0, largest], [0, largest], color="gray", linestyle="--", linewidth=1)
     axes.plot(x, y, marker="o")
     axes.set(xlim=(0, largest), ylim=(0, largest), aspect="equal")
-    return _png(figure)
+    return png(figure)
 
 
 _TITLES = {
@@ -371,18 +343,5 @@ def _text(value) -> str:
     return html.escape(", ".join(map(str, value)) if isinstance(value, list) else str(value))
 
 
-def _write(output, files: Dict[str, bytes]):
-    """Writes all files, each whole: under another name first."""
-    output.mkdir(parents=True, exist_ok=True)
-    scratch = pathlib.Path(tempfile.mkdtemp(prefix=".report-", dir=output))
-    try:
-        for name, content in files.items():
-            (scratch / name).write_bytes(content)
-        for name in files:
-            os.replace(scratch / name, output / name)
-    finally:
-        shutil.rmtree(scratch)
-
-
 if __name__ == "__main__":
-    app.run(main, flags_parser=program.read_flags)
+    run_program(main, program.read_flags)

@@ -31,14 +31,10 @@ import tempfile
 import threading
 import time
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
-
-import deepfm  # noqa: F401  first, for what it says where there is no absl
+from programs import ROOT, fail, flag_values, lines_of, program, run_program, wait_until  # first
 
 # isort: split
-from absl import app, flags
-
-from deepfm.runtime import program
+from absl import flags
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("input_mode", "File", ["File", "Pipe"], "How channels reach the hosts.")
@@ -66,7 +62,6 @@ flags.DEFINE_string("job_name", "local", "The job's name.")
 flags.DEFINE_string("output_dir", "sagemaker_output", "Where logs, model and failure are gathered.")
 flags.DEFINE_integer("max_run", 24 * 3600, "Seconds after which the job is ended.", 1)
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv-sagemaker"
 _S3 = "10.77.0.254:443"  # the S3 server's address among the hosts
 _INSIDE = "DEEPFM_SAGEMAKER_LOCAL"  # set where this program runs in namespaces of its own
@@ -113,13 +108,14 @@ exec sleep infinity
 def main(argv):
     problem = _problem()
     if problem:
-        sys.stderr.write(f"sagemaker_local.py: {problem}\n")
-        sys.exit(2)
+        fail(problem)
     if os.environ.get(_INSIDE) is None:
-        sys.exit(_in_namespaces())
+        return _in_namespaces()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # Booleans as words, as the SDK would get them.
+    given = {n: str(x) if x in (True, False) else x for n, x in flag_values(argv[1:]).items()}
     with tempfile.TemporaryDirectory(prefix="sagemaker-") as folder:
-        sys.exit(_run(pathlib.Path(folder), _hyperparameters(argv[1:])))
+        return _run(pathlib.Path(folder), given)
 
 
 def _problem():
@@ -167,10 +163,7 @@ def _in_namespaces():
     own += ["--mount-proc", "--kill-child"]
     if os.geteuid() != 0:
         own += ["--user", "--map-root-user"]
-    process = subprocess.Popen(
-        [*own, sys.executable, *sys.argv],
-        env={**os.environ, _INSIDE: "1"},
-    )
+    process = subprocess.Popen([*own, sys.executable, *sys.argv], env={**os.environ, _INSIDE: "1"})
 
     def end(*_):
         """Ends what runs inside; unshare itself leaves SIGTERM unheard while it waits."""
@@ -195,22 +188,6 @@ def _files(beginning):
     folder = path if path.is_dir() else path.parent
     found = sorted(p for p in folder.rglob("*") if p.is_file())
     return found if path.is_dir() else [p for p in found if str(p).startswith(str(path))]
-
-
-def _hyperparameters(words):
-    """{name: value} of train.py's flags, as the SDK would get them as a dictionary."""
-    found = {}
-    words = list(words)
-    while words:
-        name, given, value = words.pop(0).lstrip("-").partition("=")
-        if not given:
-            value = "True"
-            if words and not words[0].startswith("-"):
-                value = words.pop(0)
-            elif name.startswith("no"):
-                name, value = name[2:], "False"
-        found[name] = value
-    return found
 
 
 def _channels():
@@ -367,9 +344,7 @@ def _run(folder, given):
         server.terminate()
         server.wait()
     _gather([folder / name / "ml" for name in names], output)
-    if failed:
-        sys.stderr.write(f"sagemaker_local.py: {failed}.\n")
-    return 1 if failed else 0
+    return fail(f"{failed}.", 1) if failed else 0
 
 
 def _ip(*words):
@@ -384,9 +359,8 @@ def _start_s3(folder):
     server = subprocess.Popen(
         [VENV / "bin" / "python", ROOT / "scripts/local_s3.py", f"--dir={FLAGS.s3_dir}"]
         + [f"--address={_S3}", f"--certificate={certificate}"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
     if not server.stdout.readline():
         sys.exit("sagemaker_local.py: the S3 server did not start; run scripts/local_s3.py.")
     return server, {
@@ -416,31 +390,23 @@ def _start(host, index, output, more):
     process = subprocess.Popen(
         [*own, "--kill-child", "bash", "-c", _HOST, "host", str(host), f"10.77.0.{index + 1}"]
         + ["train"],
-        cwd="/",
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
+        cwd="/", env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, errors="replace",
+    )  # fmt: skip
     while os.readlink(f"/proc/{process.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
         time.sleep(0.01)
     outside = f"host{index + 1}"
     _ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", str(process.pid))
     _ip("link", "set", outside, "master", "hosts", "up")
 
-    def read():
-        with open(output / f"{host.name}.log", "w") as log:
-            for line in process.stdout:
-                log.write(line)
-                log.flush()
-                sys.stdout.write(f"{host.name} | {line}")
-                sys.stdout.flush()
+    log = open(output / f"{host.name}.log", "w", 1)  # noqa: SIM115  to the end of this program
 
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    return process, reader
+    def show(line):
+        log.write(line)
+        sys.stdout.write(f"{host.name} | {line}")
+        sys.stdout.flush()
+
+    return process, lines_of(process, show)
 
 
 def _wait(hosts):
@@ -461,9 +427,7 @@ def _wait(hosts):
                 continue
             left.discard(host)
             if code:
-                last = time.monotonic() + _FAREWELL
-                while time.monotonic() < last and any(_code(x, hosts[x]) is None for x in left):
-                    time.sleep(0.1)
+                wait_until(lambda: all(_code(x, hosts[x]) is not None for x in left), _FAREWELL)
                 return f"{host.name} ended with code {code}, so all hosts end"
     return None
 
@@ -488,4 +452,4 @@ def _gather(hosts, output):
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=program.read_flags_before_words)
+    run_program(main, program.read_flags_before_words)

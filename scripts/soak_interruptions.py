@@ -40,17 +40,13 @@ import uuid
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
-
-import deepfm  # first, for what it says where there is no absl
+from programs import ROOT, BadInput, need, program, run_program, wait_until  # first
 
 # isort: split
 import numpy as np
 import psutil
-from absl import app, flags, logging
-
-from deepfm.errors import BadInput
-from deepfm.runtime import program
+from absl import flags, logging
+from tables_and_plots import markdown
 
 _KNOWN = {
     "modes": ("local", "tower", "mirrored", "mpi", "gloo", "ps"),
@@ -72,7 +68,6 @@ flags.DEFINE_integer("rows", 3000, "Records to train on; rounded up to what divi
 flags.DEFINE_integer("seed", 1, "Of the data and of the moments.")
 flags.DEFINE_string("output_dir", None, "Where table.md and the folders of runs with faults go.")
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 _EPOCHS = 2
 _BATCH = 16  # records that each process takes in a step
 _LAST = 10  # records that each process has left for the last step of an epoch
@@ -94,13 +89,10 @@ def main(arguments):
     for name, known in _KNOWN.items():
         for value in FLAGS[name].value or [""]:
             if value not in known:
-                _fail(f"--{name}={value} is none of {', '.join(known)}.")
+                raise BadInput(f"--{name}={value} is none of {', '.join(known)}.")
     if FLAGS.output_dir:
-        try:
-            program.make_output_dir(FLAGS.output_dir)
-        except BadInput as error:
-            _fail(str(error))
-    deepfm.need("tensorflow_core")
+        program.make_output_dir(FLAGS.output_dir)
+    need("tensorflow_core")
     cells = []
     with tempfile.TemporaryDirectory(prefix="deepfm-soak-") as folder:
         data = _Data(pathlib.Path(folder))
@@ -115,13 +107,7 @@ def main(arguments):
     print(table)
     if FLAGS.output_dir:
         (pathlib.Path(FLAGS.output_dir) / "table.md").write_text(table + "\n")
-    sys.exit(1 if any(cell.faults for cell in cells) else 0)
-
-
-def _fail(sentence):
-    """Ends, for what the user has to mend."""
-    print(f"soak_interruptions.py: {sentence}", file=sys.stderr)
-    sys.exit(2)
+    return int(any(cell.faults for cell in cells))
 
 
 @dataclasses.dataclass
@@ -147,15 +133,14 @@ def _table(cells):
         "mode", "configuration", "kills", "of them SIGTERM", "runs", "same end", "lost", "again",
         "hung", "faults", "slowest end, s", "all, s",
     )  # fmt: skip
-    lines = [titles, ["---"] * len(titles)]
+    rows = []
     for cell in cells:
         fields = dataclasses.asdict(cell)
         fields["mode"] = {"mpi": "horovod, MPI", "gloo": "horovod, Gloo"}.get(cell.mode, cell.mode)
         fields["same"] = "" if cell.mode == "ps" else cell.same
-        lines.append([f"{x:.1f}" if isinstance(x, float) else str(x) for x in fields.values()])
+        rows.append([f"{x:.1f}" if isinstance(x, float) else str(x) for x in fields.values()])
     kills, runs, faults = (sum(getattr(c, n) for c in cells) for n in ("kills", "runs", "faults"))
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{text}\n\n{kills} kills in {runs} runs; {faults} runs with a fault."
+    return f"{markdown(titles, rows)}\n\n{kills} kills in {runs} runs; {faults} runs with a fault."
 
 
 class _Data:
@@ -322,12 +307,7 @@ class _Job:
 
     def has_ended(self, seconds):
         """Waits until all processes have ended; whether they have within the time."""
-        last = time.monotonic() + seconds
-        while self.code is None or self.processes():
-            if time.monotonic() > last:
-                return False
-            time.sleep(0.05)
-        return True
+        return wait_until(lambda: self.code is not None and not self.processes(), seconds, 0.05)
 
     def end(self):
         """Waits for the end of a job that nothing kills any more."""
@@ -344,11 +324,10 @@ class _Job:
 
     def next_checkpoint(self):
         """Waits until there is a further one or the job has ended; the step of the one before."""
-        before = self.checkpoint
-        while self.code is None and self.checkpoint <= before:
-            if time.monotonic() > self.started + _LIMIT:
-                raise _Hung(f"no checkpoint after {_LIMIT} s")
-            time.sleep(0.01)
+        before, left = self.checkpoint, self.started + _LIMIT - time.monotonic()
+        moved = lambda: self.code is not None or self.checkpoint > before
+        if not wait_until(moved, left, 0.01):
+            raise _Hung(f"no checkpoint after {_LIMIT} s")
         return before
 
 
@@ -483,9 +462,7 @@ def _reach_moment(job, whole, draw):
         before = job.next_checkpoint()
         left = 1 - max(before, 0) / whole["end"]["checkpoint"]["global_step"]
         moment = time.monotonic() + draw.uniform(0, whole["training"] * max(left, 0))
-    while job.code is None and time.monotonic() < moment:
-        time.sleep(0.005)
-    return job.code is None
+    return not wait_until(lambda: job.code is not None, moment - time.monotonic(), 0.005)
 
 
 def _signal(mode, draw):
@@ -559,4 +536,4 @@ def _check_same(cell, run, whole, end):
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=program.read_flags_before_words)
+    run_program(main, program.read_flags_before_words)

@@ -34,16 +34,12 @@ import tempfile
 import time
 from typing import Dict, List, Optional, Tuple
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
-
-import deepfm  # first, for what it says where there is no absl
+from programs import ROOT, BadInput, need, program, run_program, write_files  # first
 
 # isort: split
-from absl import app, flags, logging
-from tune_candidates import ROOT, Candidate, Run, devices, grid, this_machine, threads
-
-from deepfm.errors import BadInput
-from deepfm.runtime import program
+from absl import flags, logging
+from tables_and_plots import bars, markdown, png
+from tune_candidates import Candidate, Run, devices, grid, this_machine, threads
 
 FLAGS = flags.FLAGS
 flags.DEFINE_float("budget_minutes", 15, "Time that all of it may take.", 0.1)
@@ -74,17 +70,11 @@ _CONCLUSION = 3.0  # seconds for the table and the plot
 
 
 def main(arguments):
-    deepfm.need("matplotlib", "psutil", "tensorflow_core")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is ended
-    try:
-        words = arguments[1:]
-        _check(words)
-        _tune(words)
-    except BadInput as error:
-        print(f"tune.py: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    need("matplotlib", "psutil", "tensorflow_core")
+    for number in (signal.SIGTERM, signal.SIGINT):  # so that what runs is ended
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    _check(arguments[1:])
+    _tune(arguments[1:])
 
 
 def _check(words):
@@ -397,12 +387,8 @@ def _conclude(tuner, words, best, ratio, notes, output):
             for r in tuner.runs
         ],
     }  # fmt: skip
-    for name, content in (
-        ("tune.json", (json.dumps(found, indent=1) + "\n").encode()),
-        ("tune.png", _plot(tuner.runs, best)),
-    ):
-        (output / f".{name}").write_bytes(content)
-        os.replace(output / f".{name}", output / name)
+    text = (json.dumps(found, indent=1) + "\n").encode()
+    write_files(output, {"tune.json": text, "tune.png": _plot(tuner.runs, best)})
     print(_table(tuner.runs, best))
     print(f"\n{found['why']}")
     print("\n".join(notes))
@@ -434,28 +420,29 @@ def _advice(report) -> str:
     )
 
 
-def _table(runs, best) -> str:
-    """All candidates, fastest first, as a Markdown table."""
-    by = {}
+def _by_candidate(runs) -> Dict[Candidate, List[Run]]:
+    by: Dict[Candidate, List[Run]] = {}
     for run in runs:
         by.setdefault(run.candidate, []).append(run)
-    lines = ["| candidate | examples/s | runs | input wait | CPU | GPU | memory |"]
-    lines.append("|---|---|---|---|---|---|---|")
+    return by
+
+
+def _table(runs, best) -> str:
+    """All candidates, fastest first, as a Markdown table."""
+    titles = "candidate", "examples/s", "runs", "input wait", "CPU", "GPU", "memory"
+    rows = []
     percent = lambda x: "" if x is None else f"{100 * x:.0f} %"
-    for candidate, found in sorted(by.items(), key=lambda item: -_rate(item[1])):
+    for candidate, found in sorted(_by_candidate(runs).items(), key=lambda item: -_rate(item[1])):
         report = found[-1].report
         name = f"**{candidate.label()}**" if candidate == best else candidate.label()
         if not _rate(found):
-            lines.append(f"| {name} | failed: {found[-1].failure[:80]} | {len(found)} | | | | |")
+            rows.append((name, f"failed: {found[-1].failure[:80]}", str(len(found)), *[""] * 4))
             continue
-        lines.append(
-            f"| {name} | {_rate(found):,.0f} | {len(found)} | "
-            f"{percent(report.get('input_wait_share'))} | "
-            f"{percent(report.get('host_cpu_utilization'))} | "
-            f"{percent(report.get('gpu_utilization'))} | "
-            f"{report.get('peak_rss_bytes', 0) / 2**30:.1f} GiB |"
-        )
-    return "\n".join(lines)
+        wait, cpu, gpu, memory = map(report.get, _SHOWN)
+        shares = map(percent, (wait, cpu, gpu))
+        memory = f"{(memory or 0) / 2**30:.1f} GiB"
+        rows.append((name, f"{_rate(found):,.0f}", str(len(found)), *shares, memory))
+    return markdown(titles, rows)
 
 
 def _rate(runs) -> float:
@@ -464,32 +451,16 @@ def _rate(runs) -> float:
 
 def _plot(runs, best) -> bytes:
     """A bar for each candidate, in the order in which they were tried."""
-    import io
-
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    by: Dict[Candidate, List[Run]] = {}
-    for run in runs:
-        by.setdefault(run.candidate, []).append(run)
-    figure, axes = pyplot.subplots(figsize=(9, 1 + 0.3 * len(by)), dpi=110)
-    names = [candidate.label() for candidate in by]
-    colors = ["tab:orange" if candidate == best else "tab:blue" for candidate in by]
-    axes.barh(range(len(by)), [_rate(found) for found in by.values()], color=colors)
-    for i, found in enumerate(by.values()):
-        axes.plot([r.rate for r in found], [i] * len(found), "k.", markersize=4)
-    axes.set_yticks(range(len(by)))
-    axes.set_yticklabels(names, fontsize=8)
-    axes.invert_yaxis()
-    axes.set(xlabel="examples/s (dots: single runs; orange: recommended)")
-    figure.tight_layout()
-    with io.BytesIO() as out:
-        figure.savefig(out, format="png")
-        pyplot.close(figure)
-        return out.getvalue()
+    color = lambda candidate: "tab:orange" if candidate == best else "tab:blue"
+    figure, _ = bars(
+        [
+            (c.label(), [r.rate for r in found], color(c))
+            for c, found in _by_candidate(runs).items()
+        ],
+        xlabel="examples/s (dots: single runs; orange: recommended)",
+    )
+    return png(figure)
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=program.read_flags_before_words)
+    run_program(main, program.read_flags_before_words)

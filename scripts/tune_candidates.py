@@ -10,7 +10,7 @@ import subprocess
 import sys
 from typing import List, NamedTuple, Sequence, Tuple
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from programs import ROOT
 
 
 class Candidate(NamedTuple):

@@ -20,8 +20,18 @@ from reference import Refused, Rules
 
 from data_tools import libsvm_to_tfrecord
 from deepfm.config import InputConfig
-from deepfm.data import bad_records, data_check, datasets, input_pipeline, reading, records
+from deepfm.data import (
+    bad_records,
+    dataset_json,
+    datasets,
+    formats,
+    input_pipeline,
+    libsvm,
+    records,
+)
 from deepfm.errors import BadInput
+from deepfm.kernels.compiled import COMPILED
+from deepfm.kernels.ops import TENSORFLOW
 
 
 class Outcome(NamedTuple):
@@ -79,7 +89,7 @@ def _read_all(path, data_format, schema, with_labels=True):
         AssertionError: with the compiled kernels it is read otherwise than without them.
     """
     without, with_kernels = (
-        _read(path, data_format, schema, with_labels, compiled) for compiled in (False, True)
+        _read(path, data_format, schema, with_labels, ops) for ops in (TENSORFLOW, COMPILED)
     )
     for one, other in zip(without[0], with_kernels[0]):
         np.testing.assert_array_equal(one, other, f"{path}, read with the compiled kernels")
@@ -87,12 +97,10 @@ def _read_all(path, data_format, schema, with_labels=True):
     return without
 
 
-def _read(path, data_format, schema, with_labels, compiled):
+def _read(path, data_format, schema, with_labels, ops):
     files = [datasets.DataFile(path, os.path.getsize(path))]
     data = datasets.DataSet(files, data_format, schema.field_size, None)
-    config = InputConfig(
-        1000, read_buffer_bytes=1 << 16, with_labels=with_labels, compiled=compiled
-    )
+    config = InputConfig(1000, read_buffer_bytes=1 << 16, with_labels=with_labels, ops=ops)
     shape = [0, schema.field_size]
     batches = [(np.zeros(0), np.zeros(shape, np.int64), np.zeros(shape, np.float32))]
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -102,7 +110,7 @@ def _read(path, data_format, schema, with_labels, compiled):
         session.run(iterator.initializer)
         stopped = None
         try:
-            with data_check.naming_bad_records(data, schema, with_labels):
+            with bad_records.naming_bad_records(data, schema, with_labels):
                 while True:
                     fetched = labels, features["feat_ids"], features["feat_vals"]
                     batches.append(session.run(fetched))
@@ -120,7 +128,7 @@ def _check_bad(found, expected, path):
     for bad in found:
         if bad.place not in expected:
             wrong.append(f"{bad}; the reference accepts it")
-        elif bad_records.UNEXPLAINED in bad.reason or "\n" in str(bad) or len(str(bad)) > 600:
+        elif libsvm.UNEXPLAINED in bad.reason or "\n" in str(bad) or len(str(bad)) > 600:
             wrong.append(f"not a sentence that explains: {str(bad)[:600]!r}")
         elif not str(bad).startswith(f"{path}{bad.place}: "):
             wrong.append(f"no file and place: {bad}")
@@ -137,7 +145,7 @@ def check_lines(path: str, rules: Rules) -> Outcome:
         lines = reference.records_of_text(f.read())
     found = verdicts([line for _, line in lines], reference.parse_line, rules)
     places = {f":{n}" for (n, _), verdict in zip(lines, found) if not is_good(verdict)}
-    differences = _check_bad(list(bad_records.find_bad(path, "libsvm", schema)), places, path)
+    differences = _check_bad(list(bad_records.find_bad(path, formats.LIBSVM, schema)), places, path)
     cases = [
         line
         for n, line in lines
@@ -174,8 +182,8 @@ def _text_file(text, suffix=".libsvm"):
 def _lines_that_training_reads(path):
     data = datasets.DataSet([], "libsvm", None, None)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        config = InputConfig(1, read_buffer_bytes=1 << 16)
-        dataset = reading._read(tf.constant(path), data, config).unbatch().batch(1 << 20)
+        config = InputConfig(1, read_buffer_bytes=1 << 16, ops=TENSORFLOW)
+        dataset = data.format.read(tf.constant(path), data.files, config).unbatch().batch(1 << 20)
         iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
         session.run(iterator.initializer)
         batch, lines = iterator.get_next(), []
@@ -300,7 +308,7 @@ def check_records(path: str, rules: Rules) -> Outcome:
             for i, ((at, _), verdict) in enumerate(zip(frames, found))
             if not is_good(verdict)
         }
-        bad = list(bad_records.find_bad(path, "tfrecord", schema, with_labels))
+        bad = list(bad_records.find_bad(path, formats.TFRECORD, schema, with_labels))
         wrong = _check_bad(bad, places, path)
         cases += [
             payload
@@ -329,7 +337,7 @@ def check_file(path: str, rules: Rules) -> Outcome:
         try:
             data = reference.gunzip(data)
         except Refused as reason:
-            list(bad_records.read_frames(path))  # it may stop anywhere, but has to end
+            list(formats.read_frames(path))  # it may stop anywhere, but has to end
             if not (refused and refused.startswith(f"{path}: ")):
                 return Outcome(0, 1, [f"gzip: {reason}, but check_gzip says {refused!r}"])
             return Outcome(0, 1, [])
@@ -338,7 +346,7 @@ def check_file(path: str, rules: Rules) -> Outcome:
     if compressed:  # which is not read past its first damage
         damaged = [i for i, (_, payload) in enumerate(frames) if payload is None]
         frames = frames[: damaged[0] + 1] if damaged else frames
-    read = [(at, payload) for at, payload, _ in bad_records.read_frames(path)]
+    read = [(at, payload) for at, payload, _ in formats.read_frames(path)]
     if read != frames:
         wrong = next(
             (i for i, (a, b) in enumerate(zip(read, frames)) if a != b), min(len(read), len(frames))
@@ -353,7 +361,9 @@ def check_file(path: str, rules: Rules) -> Outcome:
         for i, ((at, _), verdict) in enumerate(zip(frames, found))
         if not is_good(verdict)
     }
-    differences += _check_bad(list(bad_records.find_bad(path, "tfrecord", schema)), places, path)
+    differences += _check_bad(
+        list(bad_records.find_bad(path, formats.TFRECORD, schema)), places, path
+    )
     good = [v for v in found if is_good(v)]
     if not _reader_would_abort(data, frames):
         columns, stopped = _read_all(path, "tfrecord", schema)
@@ -373,7 +383,7 @@ def check_file(path: str, rules: Rules) -> Outcome:
 
 def _refusal(path):
     try:
-        data_check.check_gzip(datasets.DataSet([datasets.DataFile(path, 1)], "tfrecord", 1, None))
+        datasets.check_gzip(path)
     except BadInput as error:
         return str(error)
     return None
@@ -391,7 +401,7 @@ def _reader_would_abort(data, frames):
 def check_metadata(path: str, rules: Rules) -> Outcome:
     """A dataset.json: either numbers that can be, or a sentence that names it."""
     try:
-        found = datasets.read_metadata(str(pathlib.Path(path).parent))
+        found = dataset_json.read(str(pathlib.Path(path).parent))
     except BadInput as error:
         good = (
             str(error).startswith(f"{path}: ") and "\n" not in str(error) and len(str(error)) < 600

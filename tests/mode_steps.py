@@ -9,7 +9,6 @@ import gc
 import json
 import os
 import sys
-import types
 from typing import NamedTuple
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
@@ -18,8 +17,8 @@ import tensorflow as tf
 
 from deepfm import distribution, estimators
 from deepfm.config import InputConfig, ModeFlags, ModelConfig, OptimizerConfig
-from deepfm.data import data_check, datasets, input_pipeline
-from deepfm.kernels import bindings
+from deepfm.data import datasets, input_pipeline, shares
+from deepfm.kernels import compiled
 from deepfm.state.resume import NOTES
 
 
@@ -53,7 +52,7 @@ def make_mode(name, replicas=1, **flags):
         mode = distribution.MODES[name](flags)
     finally:
         distribution.cores = cores
-    return distribution.with_kernels(mode, bindings.built())
+    return mode._replace(ops=compiled.of_steps(compiled.COMPILED, mode))
 
 
 def train(mode, case):
@@ -62,23 +61,19 @@ def train(mode, case):
         4, 50, 4, (8, 4), (0.0, 0.0), batch_norm=case.batch_norm, l2_reg=case.l2_reg,
         embedding_init_stddev=0.3,
     )  # fmt: skip
-    data = data_check.count_rows(datasets.find(case.data, "training_data_dir"))
+    data = datasets.count_rows(datasets.find(case.data, "training_data_dir"))
     reading = InputConfig(
         case.global_batch // mode.replicas_in_step, case.epochs, num_shares=mode.num_processes,
         share=mode.rank, process=mode.rank, replicas=mode.replicas_per_process,
-        split=mode.split_batches, in_step=mode.num_processes > 1, compiled=mode.compiled,
+        split=mode.split_batches, in_step=mode.num_processes > 1, ops=mode.ops,
     )  # fmt: skip
-    rows = mode.exchange(input_pipeline.rows_of_share(data, (), reading))
+    rows = mode.exchange(shares.rows_of_share(data, (), reading))
     reading = reading._replace(rows_of_processes=rows)
-    job = types.SimpleNamespace(
-        distribution=mode, input=reading, model_dir=case.model_dir, log_steps=100,
-        keep_checkpoint_max=1, max_steps=0, optimizer=OptimizerConfig(
-            case.optimizer, case.learning_rate, case.clip_norm, case.l2_reg
-        ),
-    )  # fmt: skip
+    model = estimators.Model(case.model_dir, config, mode, trains=True)
+    optimizer = OptimizerConfig(case.optimizer, case.learning_rate, case.clip_norm, case.l2_reg)
     input_fn = input_pipeline.make_input_fn(data, estimators.schema(config), reading)
-    with estimators.estimator(job, config, True) as estimator:
-        estimator.train(input_fn, hooks=estimators.session_hooks(job))
+    with estimators.in_training(model, optimizer, keep_checkpoint_max=1) as estimator:
+        estimator.train(input_fn, hooks=estimators.session_hooks(model))
 
 
 def weights(model_dir):

@@ -28,7 +28,6 @@ import tensorflow as tf
 from absl import logging
 from reference import Rules
 
-from data_tools import libsvm_to_tfrecord
 from data_tools.common import line_blocks
 from data_tools.common.progress import Progress
 
@@ -84,7 +83,7 @@ def _serve(pipe):
     tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
     with open(os.devnull, "w") as nowhere:  # protobuf's own complaints
         os.dup2(nowhere.fileno(), 2)
-    libsvm_to_tfrecord.PIECE, line_blocks.BLOCK = 150000, 40000  # a file has several of them
+    line_blocks.TASK, line_blocks.BLOCK = 150000, 40000  # a file has several of them
     while True:
         case = pipe.recv()
         with tempfile.TemporaryDirectory() as folder:

@@ -26,7 +26,9 @@ import runpy, sys
 from deepfm.model import optimizers
 import horovod.tensorflow as hvd
 made = optimizers.OPTIMIZERS["sgd"]
-optimizers.OPTIMIZERS["sgd"] = lambda rate: made(rate * (1 + hvd.rank()))
+optimizers.OPTIMIZERS["sgd"] = made._replace(
+    make=lambda rate: made.make(rate * (1 + hvd.rank()))
+)
 sys.argv[0] = "train.py"
 runpy.run_path("train.py", run_name="__main__")
 """

@@ -18,7 +18,7 @@ from conftest import (
 )
 
 from deepfm import distribution
-from deepfm.config import Distribution, ModeFlags, OptimizerConfig
+from deepfm.config import Distribution, ModeFlags, ModelConfig, OptimizerConfig
 from deepfm.distribution import local
 from deepfm.model import optimizers
 from deepfm.state.resume import NOTES
@@ -171,19 +171,20 @@ def test_no_check_of_the_gradients_makes_a_whole_table_of_rows(step):
     assert made == []
 
 
-def test_training_asks_for_the_rewrite_and_evaluation_does_not():
+def test_training_asks_for_the_rewrite_and_evaluation_does_not(tmp_path):
     from deepfm import estimators
 
-    class Job:
-        distribution = local(ModeFlags())
-        optimizer = OptimizerConfig(use_amp=True)
+    mode = local(ModeFlags())
+    model = estimators.Model(str(tmp_path), ModelConfig(4, 50), mode)
 
-    asked = lambda job, training: (
-        estimators._session_config(job, training).graph_options.rewrite_options.auto_mixed_precision
-    )
-    assert (asked(Job, True), asked(Job, False)) == (1, 0)
-    Job.optimizer = OptimizerConfig()
-    assert asked(Job, True) == 0
+    def asked(estimator):
+        with estimator as made:
+            rewrites = made.config.session_config.graph_options.rewrite_options
+            return rewrites.auto_mixed_precision
+
+    training = lambda use_amp: estimators.in_training(model, OptimizerConfig(use_amp=use_amp))
+    assert asked(training(True)) == 1
+    assert asked(training(False)) == asked(estimators.trained(model)) == 0
 
 
 def test_tensor_cores_are_told_by_the_capability(monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT, fill, make_records, run_train, small_job, write_libsvm, write_tfrecords
 
 from data_tools.common import publishing
-from deepfm.data import datasets
+from deepfm.data import dataset_json, datasets
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files, remote_files
 
@@ -41,7 +41,7 @@ def write_data_set(folder, rows, files=3):
     for i in range(files):
         path = write_tfrecords(folder / f"part-{i}.tfrecords", make_records(rows, seed=rows))
         described.append(datasets.DataFile(path, os.path.getsize(path), rows, 1))
-    datasets.write_metadata(str(folder), 4, 50, described)
+    dataset_json.write(str(folder), 4, 50, described)
     return sorted(os.listdir(str(folder)))
 
 
@@ -108,7 +108,7 @@ def test_a_file_whose_writing_is_killed_keeps_its_old_content_and_leaves_no_data
     write_tfrecords(tmp_path / "a.tfrecords", make_records(3))
 
     def write():
-        with datasets.open_whole(str(path)) as f:
+        with atomic_files.open_whole(str(path)) as f:
             f.write("half of the ne")
             f.flush()
             die()
@@ -120,7 +120,7 @@ def test_a_file_whose_writing_is_killed_keeps_its_old_content_and_leaves_no_data
     for spec in (tmp_path, tmp_path / "*"):
         (file,) = datasets.find(str(spec), "data").files
         assert file.path == f"{tmp_path}/a.tfrecords"
-    datasets.write_whole(str(path), "new")
+    atomic_files.write_whole(str(path), "new")
     assert sorted(os.listdir(tmp_path)) == ["a.tfrecords", "dataset.json"]
 
 
@@ -192,7 +192,7 @@ def test_a_file_that_finds_no_room_keeps_its_old_content_and_is_named(small_disk
     for left in (0, 4096, 40960):
         filling = fill(small_disk, left)
         with pytest.raises(OSError, match="No space left on device: '.*report.json'"):
-            datasets.write_whole(str(path), "new" * 800000)
+            atomic_files.write_whole(str(path), "new" * 800000)
         assert path.read_text() == "old"
         assert sorted(os.listdir(small_disk)) == ["filling", "report.json"]
         filling.unlink()

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from deepfm.config import Distribution, ModelConfig, OptimizerConfig
 from deepfm.model import batch_norm
-from deepfm.model.batch_norm import Part
+from deepfm.model.batch_norm import BatchPart
 from deepfm.model.model_fn import make_model_fn
 
 v1 = tf.compat.v1
@@ -84,7 +84,7 @@ def run_parts(sizes, x, by_y, counts):
 
     def build(i, x):
         with v1.variable_scope("", reuse=i > 0, use_resource=True):
-            part = Part(tf.constant(counts[i]), mode.stack, mode.owns_variables())
+            part = BatchPart(tf.constant(counts[i]), mode.stack, mode.owns_variables())
             return batch_norm.batch_norm(x, "batch_norm_0", DECAY, part)
 
     return run(build, cut(x), cut(by_y))
@@ -156,7 +156,7 @@ def test_a_replica_alone_does_what_tf_layers_does(training):
 
     def ours(_, x):
         with v1.variable_scope("", use_resource=True):
-            part = batch_norm.WHOLE if training else None
+            part = BatchPart() if training else None
             return batch_norm.batch_norm(x, "batch_norm_0", DECAY, part)
 
     def tf_layers(_, x):

@@ -10,8 +10,8 @@ import tensorflow as tf
 from conftest import make_records, report, run_train, small_job, write_libsvm
 
 from data_tools import libsvm_to_tfrecord, rebalance
-from deepfm.data import datasets
-from deepfm.data.datasets import SamplingRates
+from deepfm.data import dataset_json, datasets
+from deepfm.data.dataset_json import SamplingRates
 from deepfm.model.model_fn import logit_offset
 
 RATE = 0.1  # of the negatives
@@ -119,7 +119,7 @@ def test_the_flag_is_refused_where_no_rates_above_0_are_recorded(tmp_path, rates
     path = write_libsvm(tmp_path / "a.libsvm", ([1.0] * 9, *make_records(9)[1:]))
     options = libsvm_to_tfrecord.Options(path, str(tmp_path / "data"), feature_size=50)
     files = libsvm_to_tfrecord.convert(options)
-    datasets.write_metadata(str(tmp_path / "data"), 4, 50, files, rates)
+    dataset_json.write(str(tmp_path / "data"), 4, 50, files, rates)
     job = small_job(tmp_path / "data", tmp_path / "model", "--correct_calibration")
     done = run_train(*job)
     assert done.returncode == 2

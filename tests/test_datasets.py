@@ -7,7 +7,7 @@ import os
 import pytest
 import tensorflow as tf
 
-from deepfm.data import datasets
+from deepfm.data import dataset_json, datasets
 from deepfm.errors import BadInput
 
 
@@ -24,7 +24,7 @@ def describe(folder, **files):
         datasets.DataFile(str(folder / f"{name}.tfrecords"), size, rows, 1)
         for name, (rows, size) in files.items()
     ]
-    datasets.write_metadata(str(folder), 39, 1000, described)
+    dataset_json.write(str(folder), 39, 1000, described)
 
 
 def refused(spec):
@@ -165,7 +165,7 @@ def test_data_sets_of_different_field_size_are_refused(tmp_path):
         folder.mkdir()
         size = write_tfrecord(folder / "a.tfrecords")
         file = datasets.DataFile(str(folder / "a.tfrecords"), size, 3, 1)
-        datasets.write_metadata(str(folder), field_size, 1000, [file])
+        dataset_json.write(str(folder), field_size, 1000, [file])
     assert "different field_size: [3, 4]" in refused(tmp_path)
 
 
@@ -182,7 +182,7 @@ def test_data_of_hashes_and_of_none_are_not_one_data_set(tmp_path):
         (tmp_path / name).mkdir()
         size = write_tfrecord(tmp_path / name / "x.tfrecords")
         file = datasets.DataFile("x.tfrecords", size, 1, 0)
-        datasets.write_metadata(str(tmp_path / name), 2, 50, [file], hash_buckets=buckets)
+        dataset_json.write(str(tmp_path / name), 2, 50, [file], hash_buckets=buckets)
     assert datasets.find(str(tmp_path / "a"), "data").hash_buckets == 50
     assert datasets.find(str(tmp_path / "b"), "data").hash_buckets == 0
     with pytest.raises(BadInput, match=r"different hash_buckets: \[0, 50\]"):
@@ -199,7 +199,7 @@ def test_a_part_of_several_hosts_data_is_told(tmp_path, monkeypatch, name):
     size = write_tfrecord((tmp_path / name).parent / "x.tfrecords")
     if name.endswith(".json"):
         file = datasets.DataFile("x.tfrecords", size, 1, 0)
-        datasets.write_metadata(str(tmp_path), 2, 50, [file], name=name)
+        dataset_json.write(str(tmp_path), 2, 50, [file], name=name)
     datasets.find(str(tmp_path), "data")
     assert any(
         "1 of 3 hosts have written; nothing is there of host 0 and others" in x for x in said

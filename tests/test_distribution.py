@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 
 from deepfm import distribution
-from deepfm.config import ModeFlags
+from deepfm.config import Distribution, ModeFlags
 from deepfm.errors import BadInput
 
 THREADS = """
@@ -17,7 +17,7 @@ import time
 import psutil
 sys.path.insert(0, ".")
 from deepfm import distribution
-from deepfm.config import ModeFlags
+from deepfm.config import Distribution, ModeFlags
 distribution.local(ModeFlags(intra_op_threads=1, inter_op_threads=int(sys.argv[1])))
 import tensorflow as tf
 with tf.compat.v1.Session() as session:  # one with TensorFlow's defaults, as checks of data are
@@ -60,3 +60,22 @@ def test_ps_without_a_cluster_says_how_to_start_one(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     with pytest.raises(BadInput, match="scripts/local_cluster.py starts one on this machine"):
         distribution.ps(ModeFlags())
+
+
+@pytest.mark.parametrize(
+    "given, replicas, said",
+    [
+        (("cross_device_ops",), 0, "--cross_device_ops is of --distribution=mirrored"),
+        ((), 2, "--replicas_per_process=2 does nothing with --distribution=local"),
+        ((), 1, None),
+    ],
+)
+def test_flags_of_other_modes_are_said(caplog, given, replicas, said):
+    distribution.warn_of_idle_flags(Distribution(), given, replicas)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == bool(said) and all(said in line for line in lines)
+
+
+def test_replicas_that_nobody_asked_for_by_number_are_no_idle_flag(caplog):
+    distribution.warn_of_idle_flags(Distribution(replicas_per_process=3), (), 0)
+    assert not caplog.records

@@ -6,19 +6,21 @@ import tensorflow as tf
 from conftest import make_records, write_libsvm, write_tfrecords
 
 from deepfm.config import InputConfig
-from deepfm.data import data_check, datasets, records
-from deepfm.data.input_pipeline import make_input_fn, rows_of_share, steps_per_epoch
-from deepfm.data.reading import Range, divide, groups
+from deepfm.data import datasets, records
+from deepfm.data.input_pipeline import make_input_fn
+from deepfm.data.shares import Range, divide, groups, rows_of_share, steps_per_epoch
+from deepfm.kernels.compiled import COMPILED
+from deepfm.kernels.ops import TENSORFLOW
 
 SCHEMA = records.Schema(4, 50)
 USUAL = {"batch_size": 64}
 SIZES = (127, 1000, 0, 2)
 
 
-@pytest.fixture(params=[False, True], ids=["tensorflow", "kernels"])
-def compiled(request, monkeypatch):
+@pytest.fixture(params=[TENSORFLOW, COMPILED], ids=["tensorflow", "kernels"])
+def ops(request, monkeypatch):
     """What reads does it with TensorFlow's own datasets and ops, and with the compiled kernels."""
-    monkeypatch.setitem(USUAL, "compiled", request.param)
+    monkeypatch.setitem(USUAL, "ops", request.param)
 
 
 @pytest.fixture(scope="module", params=["tfrecord", "libsvm"])
@@ -31,7 +33,7 @@ def data(request, tmp_path_factory):
         write(folder / f"{i}.{request.param}s", part)
     for path in folder.glob("*.libsvms"):
         path.rename(path.with_suffix(".libsvm"))
-    found = data_check.count_rows(datasets.find(str(folder), "training_data_dir"))
+    found = datasets.count_rows(datasets.find(str(folder), "training_data_dir"))
     return found, np.concatenate([values for _, _, values in parts])
 
 
@@ -62,7 +64,7 @@ def sort(rows):
     return rows[np.lexsort(rows.T)]
 
 
-@pytest.mark.usefixtures("compiled")
+@pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize(
     "shares, replicas, split",
     [(1, 2, False), (1, 3, False), (1, 2, True), (2, 1, False), (3, 1, False), (2, 2, False)],
@@ -84,7 +86,7 @@ def test_each_epoch_uses_every_record_once_in_equal_steps(data, shares, replicas
         np.testing.assert_allclose(sort(np.concatenate(used)), sort(values), rtol=1e-6)
 
 
-@pytest.mark.usefixtures("compiled")
+@pytest.mark.usefixtures("ops")
 def test_a_share_that_has_no_records_left_yields_empty_batches(data):
     found, _ = data
     sizes = [
@@ -93,7 +95,7 @@ def test_a_share_that_has_no_records_left_yields_empty_batches(data):
     assert sizes == [[564, 0], [564, 1]]
 
 
-@pytest.mark.usefixtures("compiled")
+@pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("shares, replicas", [(1, 2), (2, 1), (3, 1), (2, 2)])
 def test_the_mean_over_replicas_is_that_of_the_global_batch(data, shares, replicas):
     found, _ = data
@@ -145,7 +147,7 @@ def whole_of(data, config):
     return _wholes[key]
 
 
-@pytest.mark.usefixtures("compiled")
+@pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("epoch, step", [(0, 7), (1, 0), (2, 5), (3, 0)])
 @pytest.mark.parametrize(
     "config",
@@ -195,10 +197,10 @@ def test_many_groups_of_files_are_read_once_in_one_order(tmp_path, sizes):
         part = make_records(size, seed=i)
         write_tfrecords(tmp_path / f"{i}.tfrecords", part)
         values.append(part[2])
-    data = data_check.count_rows(datasets.find(str(tmp_path), "training_data_dir"))
+    data = datasets.count_rows(datasets.find(str(tmp_path), "training_data_dir"))
     orders = []
-    for compiled in (False, True):
-        how = dict(shuffle_buffer=100, num_parallel_reads=2, num_epochs=2, compiled=compiled)
+    for ops in (TENSORFLOW, COMPILED):
+        how = dict(shuffle_buffer=100, num_parallel_reads=2, num_epochs=2, ops=ops)
         orders.append(np.concatenate([batch for batch, _ in read(data, **how)]))
     np.testing.assert_array_equal(sort(orders[0]), sort(np.concatenate(2 * values)))
     np.testing.assert_array_equal(*orders)

@@ -10,7 +10,7 @@ from data_tools import libsvm_to_tfrecord, rebalance
 from data_tools.common import line_blocks
 from data_tools.libsvm import block_writer, field_lines
 from data_tools.libsvm_to_tfrecord import Options
-from deepfm.data import bad_records, datasets, records
+from deepfm.data import datasets, formats, libsvm, records
 from deepfm.errors import BadInput
 
 FFM = """1 0:3:1 1:10:0.5 1:12:2 2:20:-1.5e-1
@@ -42,7 +42,7 @@ def convert(tmp_path):
         options = Options(str(path), str(tmp_path / "out"), overwrite=True)._replace(**flags)
         (file,) = libsvm_to_tfrecord.convert(options)
         rows = []
-        for _, payload, _ in bad_records.read_frames(file.path):
+        for _, payload, _ in formats.read_frames(file.path):
             feature = tf.train.Example.FromString(payload).features.feature
             ids, values = feature["ids"].int64_list.value, feature["values"].float_list.value
             (label,) = feature["label"].float_list.value
@@ -158,7 +158,7 @@ HASHED = records.Schema(2, 50, hash_buckets=50)
     ],
 )
 def test_a_bad_line_is_refused_and_explained(line, schema, words):
-    reason = bad_records.explain_line(line.encode(), schema)
+    reason = libsvm.explain_line(line.encode(), schema)
     assert reason and all(word in reason for word in words), reason
     assert not block_writer.BlockWriter(schema).accepts([line.encode()])
 
@@ -227,7 +227,7 @@ def test_rebalance_keeps_the_values_of_each_field(convert, tmp_path):
     rows = convert(FFM, multi_valued=True, num_files=1)
     options = rebalance.Options(str(tmp_path / "out"), str(tmp_path / "mixed"), num_files=2)
     files = rebalance.rebalance(options)
-    read = lambda path: [payload for _, payload, _ in bad_records.read_frames(path)]
+    read = lambda path: [payload for _, payload, _ in formats.read_frames(path)]
     before = [x for path in (tmp_path / "out").glob("*.tfrecords") for x in read(str(path))]
     assert sorted(x for file in files for x in read(file.path)) == sorted(before)
     assert len(before) == len(rows) == 5

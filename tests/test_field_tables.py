@@ -7,20 +7,21 @@ import random
 import numpy as np
 import pytest
 
-from data_tools.click_logs import feature_map, field_tables, raw_rows, splitting, vocabulary
-from data_tools.click_logs.raw_columns import BUCKETS, CATEGORY, DATASETS, Column
+from data_tools.click_logs import feature_map, field_tables, row_parser, splitting, vocabulary
+from data_tools.click_logs.column_kinds import BUCKETS, CATEGORY, DATASETS, Column
 from data_tools.click_logs.vocabulary import Counts, Tally
+from data_tools.common import tallies
 
 
 def test_missing_cells_are_not_counted_and_long_ones_by_their_text():
-    keys = np.array([0, 7, raw_rows.LONG, 0, 7, raw_rows.LONG], np.uint64)
+    keys = np.array([0, 7, row_parser.LONG, 0, 7, row_parser.LONG], np.uint64)
     counts = vocabulary.count(keys, [b"x" * 9, b"y" * 9])
     assert (counts.keys.tolist(), counts.counts.tolist()) == ([7], [2])
     assert counts.long == {b"x" * 9: 1, b"y" * 9: 1}
 
 
 def test_a_tally_adds_up_whatever_comes_in_whatever_order(monkeypatch):
-    monkeypatch.setattr(vocabulary, "MERGE_AT", 10)
+    monkeypatch.setattr(tallies, "MERGE_AT", 10)
     draw = np.random.RandomState(0)
     parts = []
     for _ in range(30):
@@ -78,24 +79,24 @@ def test_a_bucket_is_the_floor_of_the_squared_logarithm():
 
 
 def layout(width):
-    return raw_rows.Layout(b"\t", width, None, tuple(range(width)), False)
+    return row_parser.Layout(b"\t", width, None, tuple(range(width)), False)
 
 
 @pytest.mark.parametrize("kind", [BUCKETS, CATEGORY])
 def test_a_key_is_that_of_its_text(kind):
     cells = [str(x) for x in numbers_near_bounds()] + ["0", "-1", "2", "-999999999999"]
     text = "".join(f"{cell}\n" for cell in cells).encode()
-    rows = raw_rows.parse(text, 0, layout(1), [Column("x", kind)], False)
-    expected = [raw_rows.key_of(kind, feature_map.text_of(kind, cell).encode()) for cell in cells]
+    rows = row_parser.parse(text, 0, layout(1), [Column("x", kind)], False)
+    expected = [row_parser.key_of(kind, feature_map.text_of(kind, cell).encode()) for cell in cells]
     assert rows.keys[0].tolist() == expected
-    short = [i for i, key in enumerate(expected) if key != raw_rows.LONG]
+    short = [i for i, key in enumerate(expected) if key != row_parser.LONG]
     texts = [feature_map.text_of(kind, cells[i]) for i in short]
-    assert raw_rows.texts_of(kind, rows.keys[0][short]) == texts
+    assert row_parser.texts_of(kind, rows.keys[0][short]) == texts
 
 
 def test_keys_are_in_the_order_of_their_texts():
     texts = sorted({f"{random.Random(i).randrange(10**8):x}"[: i % 8 + 1] for i in range(300)})
-    keys = [raw_rows.key_of(CATEGORY, text.encode()) for text in texts]
+    keys = [row_parser.key_of(CATEGORY, text.encode()) for text in texts]
     assert keys == sorted(keys)
 
 

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference import Refused, Rules
 
-from deepfm.data import bad_records, records
+from deepfm.data import formats, libsvm, records
 
 CORPUS = sorted(path for path in soak_fuzz.CORPUS.glob("*/*") if path.is_file())
 drawn = settings(
@@ -95,7 +95,7 @@ def refers(parse, payload, rules):
 
 @pytest.fixture(scope="module")
 def parse_line():
-    return Parser(records.parse_lines, Rules(1, 1000))
+    return Parser(libsvm.parse_lines, Rules(1, 1000))
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_a_number_is_the_nearest_float32_or_refused(parse_line, text):
     if not reference.records_of_text(line) or b"\n" in line or b"#" in line:
         return
     assert parse_line(line) == refers(reference.parse_line, line, Rules(1, 1000))
-    assert (bad_records.explain_line(line, records.Schema(1, 1000)) is None) == (
+    assert (libsvm.explain_line(line, records.Schema(1, 1000)) is None) == (
         parse_line(line) is not None
     )
 
@@ -131,7 +131,7 @@ def test_pieces_of_lines_are_read_as_the_reference_reads_them(parse_line, pieces
     line = b"1 " + b"".join(pieces)
     expected = refers(reference.parse_line, line, Rules(1, 1000))
     assert parse_line(line) == expected
-    assert (bad_records.explain_line(line, records.Schema(1, 1000)) is None) == bool(expected)
+    assert (libsvm.explain_line(line, records.Schema(1, 1000)) is None) == bool(expected)
 
 
 @drawn
@@ -155,7 +155,7 @@ def test_a_damaged_file_has_the_frames_that_the_reference_finds(tmp_path, payloa
     data = bytes(data[: len(data) - cut % len(data)])
     path = tmp_path / "a.tfrecords"
     path.write_bytes(data)
-    found = [(at, payload) for at, payload, _ in bad_records.read_frames(str(path))]
+    found = [(at, payload) for at, payload, _ in formats.read_frames(str(path))]
     assert found == reference.frames(data)
 
 

@@ -1,22 +1,21 @@
 """Progress, throughput and checkpoints of a small training loop."""
 
 import time
-import weakref
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from deepfm.errors import BadInput
-from deepfm.runtime import fetches, interruption, stopping, throughput
+from deepfm.runtime import interruption, stopping, tf_patches, throughput
 from deepfm.state import saving
 
 v1 = tf.compat.v1
 
 
 def train(model_dir, steps, extra=(), rows=8, every=2, last=None, poison=None, summarize=True):
-    """Runs `steps` steps of a loop that counts up one weight; returns the Progress hook."""
-    progress = throughput.Progress(every, last, str(model_dir), summarize=summarize)
+    """Runs `steps` steps of a loop that counts up one weight; returns the ProgressHook."""
+    progress = throughput.ProgressHook(every, last, str(model_dir), summarize=summarize)
     with tf.Graph().as_default():
         step = v1.train.get_or_create_global_step()
         weight = v1.get_variable("weight", [3], initializer=v1.zeros_initializer())
@@ -35,7 +34,7 @@ def train(model_dir, steps, extra=(), rows=8, every=2, last=None, poison=None, s
             save_summaries_steps=None,
             save_summaries_secs=None,
             log_step_count_steps=None,
-            hooks=[progress, *extra, fetches.FetchesOfSteps()],
+            hooks=[progress, *extra, tf_patches.FetchesOfSteps()],
         ) as session:
             for _ in range(steps):
                 session.run(train_op)
@@ -72,7 +71,7 @@ def test_a_step_cannot_have_waited_for_less_than_no_time(tmp_path):
         v1.train.get_or_create_global_step()
         v1.add_to_collection(throughput.EXAMPLES, tf.constant(8, tf.int64))
         v1.add_to_collection(v1.GraphKeys.LOSSES, v1.get_variable("weight", []))
-        throughput.Progress(2, None, str(tmp_path)).begin()
+        throughput.ProgressHook(2, None, str(tmp_path)).begin()
         begin, end = (op for op in graph.get_operations() if op.type == "Timestamp")
     assert begin in end.control_inputs
 
@@ -85,7 +84,7 @@ def test_an_evaluations_seconds_are_not_training_seconds(tmp_path):
         progress.exclude(started)
         return False, False
 
-    progress = throughput.Progress(100, None, str(tmp_path))
+    progress = throughput.ProgressHook(100, None, str(tmp_path))
     hook = checkpointer(tmp_path, eval_steps=3, evaluate=evaluate)
     shared = train(tmp_path, 6, extra=[progress, hook])
     assert progress.throughput().seconds < shared.throughput().seconds - 0.4
@@ -145,74 +144,6 @@ def test_an_evaluation_may_stop_training_at_its_step(tmp_path):
     with pytest.raises(RuntimeError, match="Run called even after should_stop"):
         train(tmp_path, 9, extra=[hook])
     assert tf.train.load_variable(str(tmp_path), "global_step") == 4
-
-
-@pytest.fixture
-def fetches_of_steps():
-    return fetches.FetchesOfSteps()
-
-
-@pytest.fixture
-def session(fetches_of_steps):
-    """A session as FetchesOfSteps leaves it."""
-    with tf.Graph().as_default(), v1.Session() as session:
-        fetches_of_steps.after_create_session(session, None)
-        yield session
-
-
-def test_what_a_step_fetches_is_what_sessions_fetch(session, fetches_of_steps):
-    count = v1.get_variable("count", [], tf.int32, v1.zeros_initializer(), use_resource=True)
-    place = v1.placeholder_with_default(7, [])
-    session.run(v1.global_variables_initializer())
-    up, value = count.assign_add(1, read_value=False), count.read_value()
-    one, hook = tf.constant(1), object()
-    for i in range(1, 4):
-        with_place = {"caller": [up, one], hook: place}
-        assert session.run(with_place) == {"caller": [None, 1], hook: 7}
-        assert session.run(with_place, {place: i}) == {"caller": [None, 1], hook: i}
-        assert session.run({"caller": [up, one]}) == {"caller": [None, 1]}
-        assert session.run({"caller": (one, {"a": [place]})}) == {"caller": (1, {"a": [7]})}
-        assert session.run({"caller": [one, {"a": [place]}]}) == {"caller": [1, {"a": [7]}]}
-        assert session.run({"caller": [one, place], "a": one}) == {"caller": [1, 7], "a": 1}
-        assert session.run({"caller": value.name}, options=v1.RunOptions()) == {"caller": 3 * i}
-        assert session.run([value, []]) == [3 * i, []]
-        assert len(fetches_of_steps.ready) == 6
-
-
-def test_more_kinds_of_steps_than_are_kept_ready_are_fetched(session, fetches_of_steps):
-    numbers = [tf.constant(i) for i in range(2 * fetches._KINDS_OF_STEPS + 1)]
-    for _ in range(2):
-        for i, number in enumerate(numbers):
-            assert session.run({"caller": number}) == {"caller": i}
-            assert 0 < len(fetches_of_steps.ready) <= fetches._KINDS_OF_STEPS
-
-
-def test_an_error_of_a_step_tells_its_operation(session):
-    wrong = tf.strings.to_number("x", name="the_wrong_one")
-    for _ in range(2):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="the_wrong_one") as error:
-            session.run({"caller": [wrong]})
-        assert error.value.op is wrong.op
-
-
-def test_a_trace_of_a_step_is_taken(session):
-    found, one = v1.RunMetadata(), tf.constant(1)
-    for options in (v1.RunOptions(), v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)):
-        found_one = session.run({"caller": one}, options=options, run_metadata=found)
-        assert found_one == {"caller": 1}
-    assert found.step_stats.dev_stats
-
-
-def test_a_session_of_which_steps_were_fetched_is_freed():
-    with tf.Graph().as_default():
-        session, hook = v1.Session(), fetches.FetchesOfSteps()
-        hook.after_create_session(session, None)
-        session.run({"caller": tf.constant(1)})
-        hook.end(session)
-        session.close()
-        there = weakref.ref(session)
-        del session
-        assert there() is None  # before any collection of garbage
 
 
 def test_one_who_wants_to_stop_stops_after_the_step(tmp_path):

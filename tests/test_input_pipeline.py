@@ -8,17 +8,20 @@ import tensorflow as tf
 from conftest import make_records, write_libsvm, write_tfrecords
 
 from deepfm.config import InputConfig
-from deepfm.data import bad_records, datasets, records
-from deepfm.data.input_pipeline import Skipped, make_input_fn
+from deepfm.data import bad_records, datasets, formats, records
+from deepfm.data.input_pipeline import make_input_fn
+from deepfm.data.shares import Skipped
+from deepfm.kernels.compiled import COMPILED
+from deepfm.kernels.ops import TENSORFLOW
 
 SCHEMA = records.Schema(4, 50)
 USUAL = {"batch_size": 64}
 
 
-@pytest.fixture(autouse=True, params=[False, True], ids=["tensorflow", "kernels"])
-def compiled(request, monkeypatch):
+@pytest.fixture(autouse=True, params=[TENSORFLOW, COMPILED], ids=["tensorflow", "kernels"])
+def ops(request, monkeypatch):
     """All of it with TensorFlow's own datasets and ops, and with the compiled kernels."""
-    monkeypatch.setitem(USUAL, "compiled", request.param)
+    monkeypatch.setitem(USUAL, "ops", request.param)
 
 
 def read(spec, schema=SCHEMA, damaged=(), **config):
@@ -64,7 +67,7 @@ def test_a_byte_order_mark_before_libsvm_lines_is_skipped(tmp_path, pack):
     with open(write_libsvm(tmp_path / "plain", (labels, ids, values)), "rb") as f:
         path.write_bytes(pack(b"\xef\xbb\xbf" + f.read()))
     np.testing.assert_array_equal(values_of(read(path)), values)
-    assert list(bad_records.find_bad(str(path), "libsvm", SCHEMA)) == []
+    assert list(bad_records.find_bad(str(path), formats.LIBSVM, SCHEMA)) == []
 
 
 def test_reads_every_record_as_it_was_written_in_order(files):
@@ -115,8 +118,8 @@ def test_a_cache_file_gives_the_same_records(files, tmp_path_factory):
 def test_a_cache_file_is_of_the_kernels_or_of_tensorflow(files, tmp_path_factory):
     folder, cache = files[0], str(tmp_path_factory.mktemp("cache") / "records")
     found = [
-        values_of(read(folder, cache=cache, compiled=compiled))
-        for compiled in (False, True, False, True)
+        values_of(read(folder, cache=cache, ops=ops))
+        for ops in (TENSORFLOW, COMPILED, TENSORFLOW, COMPILED)
     ]
     for one in found[1:]:
         np.testing.assert_array_equal(one, found[0])
@@ -178,7 +181,7 @@ def test_the_good_records_of_a_damaged_file_are_read_past_the_damage(tmp_path):
     data[10 * frame + 30] ^= 1  # in the payload of record 10
     data[50 * frame] ^= 1  # in the length of record 50
     path.write_bytes(bytes(data[:-5]))  # in the middle of record 99
-    bad = list(bad_records.find_bad(str(path), "tfrecord", SCHEMA))
+    bad = list(bad_records.find_bad(str(path), formats.TFRECORD, SCHEMA))
     assert len(bad) == 3
     damaged = (Skipped(str(path), frozenset(b.place for b in bad)),)
     found = values_of(read(path, damaged=damaged, shuffle_buffer=1000))

@@ -3,9 +3,7 @@
 import gzip
 import json
 import os
-import pathlib
 import re
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,8 +21,9 @@ from conftest import (
 )
 
 from deepfm import jobs
-from deepfm.config import Distribution
-from deepfm.data.datasets import DataFile, write_metadata
+from deepfm.config import InputConfig
+from deepfm.data import dataset_json
+from deepfm.data.datasets import DataFile
 from deepfm.model.metrics import Evaluation
 
 v1 = tf.compat.v1
@@ -340,14 +339,6 @@ def test_help_lists_the_flags():
     assert "--training_data_dir" in done.stdout + done.stderr
 
 
-def test_only_flags_py_and_train_py_touch_flags():
-    root = pathlib.Path(__file__).parent.parent
-    for path in (root / "deepfm").rglob("*.py"):
-        if path.name not in ("flags.py", "program.py"):
-            assert "FLAGS" not in path.read_text(), path
-    assert sys.version_info[:2] == (3, 7)
-
-
 def lines_until(process, pattern):
     for line in process.stdout:
         if re.search(pattern, line):
@@ -384,18 +375,15 @@ def test_a_file_that_changes_while_it_is_read_is_named(tmp_path, what, sentence)
     [
         (["infer_data_dir"], {}, "--infer_data_dir does nothing with --task_type=train."),
         (["training_data_dir"], {"task_type": "eval"}, "--training_data_dir does nothing with"),
-        (["cross_device_ops"], {}, "--cross_device_ops is of --distribution=mirrored"),
-        ([], {"flags": {"replicas_per_process": 2}}, "--replicas_per_process=2 does nothing with"),
-        ([], {"distribution": Distribution(replicas_per_process=3)}, None),
         ([], {"val_data_dir": "a"}, "--val_data_dir is --training_data_dir: "),
         (["training_data_dir", "val_data_dir", "servable_model_dir"], {}, None),
         (["val_data_dir"], {"task_type": "eval", "val_data_dir": "a"}, None),
     ],
 )
 def test_flags_that_do_nothing_are_said(caplog, given, more, said):
-    usual = dict(task_type="train", flags={}, training_data_dir="a", val_data_dir="b")
-    usual["distribution"] = Distribution()
-    job = SimpleNamespace(given=given, **{**usual, **more})
+    more = dict(more)
+    data = InputConfig(1, training_data_dir="a", val_data_dir=more.pop("val_data_dir", "b"))
+    job = SimpleNamespace(given=given, **{"task_type": "train", "input": data, **more})
     jobs._warn_of_idle_flags(job)
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == bool(said) and all(said in line for line in lines)
@@ -403,7 +391,7 @@ def test_flags_that_do_nothing_are_said(caplog, given, more, said):
 
 def test_a_batch_larger_than_the_data_is_said(tmp_path):
     data = write_tfrecords(tmp_path / "a.tfrecords", make_records(40))
-    write_metadata(
+    dataset_json.write(
         str(tmp_path), 4, 50, [DataFile(data, os.path.getsize(data), rows=40, positives=40)]
     )
     done = run_train(

@@ -13,8 +13,10 @@ import tensorflow as tf
 from conftest import ROOT, example, make_records, run_train, write_tfrecords
 
 from deepfm.config import Distribution, ModelConfig, OptimizerConfig
-from deepfm.data import records
-from deepfm.kernels import bindings
+from deepfm.data import libsvm, records
+from deepfm.kernels import compiled
+from deepfm.kernels.compiled import COMPILED
+from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import layers, optimizers
 from deepfm.model.model_fn import make_model_fn
 
@@ -25,7 +27,7 @@ REPLACED = ("SparseTensorDenseMatMul", "StatelessRandomUniformInt", "ResourceGat
 
 
 def test_setup_has_built_them():
-    assert bindings.built()
+    assert compiled.built()
 
 
 def evaluate(*tensors):
@@ -56,7 +58,7 @@ def graph():
 def test_unique_is_that_of_tensorflow(ids, dtype):
     ids = np.array(ids, np.int64)
     distinct, where, wanted, places = evaluate(
-        *bindings.unique(tf.constant(ids), dtype), *tf.unique(tf.constant(ids))
+        *COMPILED.unique(tf.constant(ids), dtype), *tf.unique(tf.constant(ids))
     )
     np.testing.assert_array_equal(distinct, wanted)
     np.testing.assert_array_equal(where, places)
@@ -71,10 +73,14 @@ def rows_of_batch(examples, seed=0):
     return floats(V), floats(V, K), where, floats(examples * F)
 
 
+def look_up(w, v, where, x):
+    return COMPILED.look_up(*map(tf.convert_to_tensor, (w, v, where, x)), None, F, None)
+
+
 @pytest.mark.parametrize("examples", [0, 1, 1000])
 def test_look_up_is_the_sum_over_pairs(examples):
     w, v, where, x = rows_of_batch(examples)
-    scaled, fm = evaluate(*bindings.look_up(*map(tf.constant, (w, v, where, x)), F))
+    scaled, fm = evaluate(*look_up(w, v, where, x))
     e = (v[where] * x[:, np.newaxis]).reshape(examples, F, K)
     pairs = sum(np.sum(e[:, i] * e[:, j], axis=1) for i in range(F) for j in range(i))
     np.testing.assert_allclose(scaled, e.reshape(examples, F * K))
@@ -93,7 +99,7 @@ def test_look_up_has_the_gradient_of_its_formula(examples):
     fm = layers.first_order(weighted) + layers.second_order(e)
     outputs = [tf.reshape(e, [examples, F * K]), fm]
     wanted = tf.gradients(outputs, [w, v], [by_scaled, by_fm])
-    found = tf.gradients(bindings.look_up(w, v, where, x, F), [w, v], [by_scaled, by_fm])
+    found = tf.gradients(look_up(w, v, where, x), [w, v], [by_scaled, by_fm])
     for one, other in zip(*evaluate(found, [tf.convert_to_tensor(g) for g in wanted])):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
@@ -102,21 +108,21 @@ def test_look_up_has_the_gradient_of_its_formula(examples):
 def test_look_up_refuses_a_row_that_is_not_there(changed):
     arguments = {**dict(enumerate(rows_of_batch(1))), **changed}
     with pytest.raises(tf.errors.InvalidArgumentError, match="beyond the last"):
-        evaluate(*bindings.look_up(*map(tf.constant, arguments.values()), F))
+        evaluate(*look_up(*arguments.values()))
 
 
 def test_a_gather_that_is_out_of_bounds_is_refused():
     table = v1.get_variable("table", [V, K], use_resource=True)
     with pytest.raises(tf.errors.InvalidArgumentError, match=rf"indices\[1\] = {V} is not in"):
-        evaluate(bindings.gather(table, tf.constant([0, V])))
+        evaluate(COMPILED.gather(table, tf.constant([0, V])))
 
 
 @pytest.mark.parametrize("units, rate", [(1, 0.5), (65, 0.3), (128, 0.999), (7, 0.001)])
 def test_dropout_drops_the_units_that_tensorflow_drops(units, rate):
     v1.train.get_or_create_global_step()
     x = tf.constant(np.random.RandomState(0).randn(333, units), tf.float32)
-    found = bindings.relu_dropout(x, layers._seed_of_step(7, 2), layers._dropped(rate))
-    wanted = layers._drop(tf.nn.relu(x), rate, [7, 2])
+    how = layers.seed_of_step(7, 2), layers.dropped(rate)
+    found, wanted = (ops.relu_dropout(x, *how) for ops in (COMPILED, TENSORFLOW))
     by = tf.constant(np.random.RandomState(1).randn(333, units), tf.float32)
     gradients = [tf.gradients(y, x, by)[0] for y in (found, wanted)]
     found, wanted, gradient, wanted_gradient = evaluate(found, wanted, *gradients)
@@ -128,8 +134,9 @@ def test_dropout_drops_the_units_that_tensorflow_drops(units, rate):
 def test_dropout_of_what_is_not_finite_is_that_of_tensorflow(odd):
     v1.train.get_or_create_global_step()
     x = tf.fill([3, 99], tf.constant(odd, tf.float32))
-    found = bindings.relu_dropout(x, layers._seed_of_step(1, 0), layers._dropped(0.5))
-    np.testing.assert_array_equal(*evaluate(found, layers._drop(tf.nn.relu(x), 0.5, [1, 0])))
+    how = layers.seed_of_step(1, 0), layers.dropped(0.5)
+    both = [ops.relu_dropout(x, *how) for ops in (COMPILED, TENSORFLOW)]
+    np.testing.assert_array_equal(*evaluate(*both))
 
 
 @pytest.mark.parametrize("shape", [[], [7], [300, 70], [2, 3, 4]])
@@ -138,14 +145,13 @@ def test_adam_of_a_whole_variable_is_that_of_tensorflow(shape):
     initial = np.float32(random.randn(*shape))
     grads = [np.float32(random.randn(*shape)) for _ in range(4)]
     after = []
-    for compiled in (False, True):
+    for ops in (TENSORFLOW, COMPILED):
         with tf.Graph().as_default() as graph, v1.Session(config=THREADS) as session:
-            mode = Distribution(compiled=compiled)
             variable = v1.get_variable("v", initializer=initial, use_resource=True)
             grad = v1.placeholder(tf.float32, shape)
-            optimizer = optimizers.make_optimizer(OptimizerConfig("adam", 0.1), mode)
+            optimizer = optimizers.make_optimizer(OptimizerConfig("adam", 0.1), Distribution(), ops)
             step = optimizer.apply_gradients([(grad, variable)])
-            assert compiled == ("DeepfmAdam" in {op.type for op in graph.get_operations()})
+            assert (ops is COMPILED) == ("DeepfmAdam" in {op.type for op in graph.get_operations()})
             session.run(v1.global_variables_initializer())
             for each in grads:
                 session.run(step, {grad: each})
@@ -162,13 +168,12 @@ def test_adam_changes_the_rows_of_the_batch_and_no_others(shape):
     batches = [random.permutation(50)[:20].astype(np.int32) for _ in range(4)]
     grads = [random.randn(20, *shape[1:]).astype(np.float32) for _ in range(4)]
     after = []
-    for compiled in (False, True):
+    for ops in (TENSORFLOW, COMPILED):
         with tf.Graph().as_default(), v1.Session(config=THREADS) as session:
-            mode = Distribution(compiled=compiled)
             variable = v1.get_variable("v", initializer=initial, use_resource=True)
             rows, values = v1.placeholder(tf.int32, [None]), v1.placeholder(tf.float32)
             values.set_shape([None, *shape[1:]])
-            optimizer = optimizers.make_optimizer(config, mode)
+            optimizer = optimizers.make_optimizer(config, Distribution(), ops)
             step = optimizer.apply_gradients([(tf.IndexedSlices(values, rows), variable)])
             session.run(v1.global_variables_initializer())
             for batch, grad in zip(batches, grads):
@@ -189,9 +194,9 @@ def test_adam_does_not_write_into_what_was_read(by_rows):
     with tf.control_dependencies(before):
         numbers = 0.1, 0.9, 0.999, 1e-8
         if by_rows:
-            step = bindings.adam_rows(*variables, tf.constant([1, 2]), tf.ones([2, 2]), *numbers)
+            step = COMPILED.adam_rows(*variables, tf.constant([1, 2]), tf.ones([2, 2]), *numbers)
         else:
-            step = bindings.adam(*variables, tf.ones([4, 2]), *numbers)
+            step = COMPILED.adam(*variables, tf.ones([4, 2]), *numbers)
     with tf.control_dependencies([step]):
         kept = [tf.identity(x) + 0 for x in before]
         after = [variable.read_value() for variable in variables]
@@ -203,8 +208,9 @@ def test_adam_does_not_write_into_what_was_read(by_rows):
             assert (last[1:3] != first[1:3]).all()
 
 
+@pytest.mark.parametrize("ops", [TENSORFLOW, COMPILED], ids=["tensorflow", "kernels"])
 @pytest.mark.parametrize("count, width", [(90, 1), (20000, 1), (20000, 3), (90, 32), (90, 70)])
-def test_adam_adds_l2_of_what_it_changes(count, width):
+def test_adam_adds_l2_of_what_it_changes(ops, count, width):
     shape, l2 = [count, width], 0.5
     random = np.random.RandomState(0)
     rows = random.permutation(count)[: count * 8 // 9]
@@ -215,7 +221,7 @@ def test_adam_adds_l2_of_what_it_changes(count, width):
     with v1.Session(config=THREADS) as session:
         session.run(v1.global_variables_initializer())
         numbers = 0.1, 0.9, 0.999, 1e-8
-        session.run(bindings.adam_rows(variable, m, v, tf.constant(rows), grad, *numbers, l2))
+        session.run(ops.adam_rows(variable, m, v, tf.constant(rows), grad, *numbers, l2=l2))
         whole = np.zeros(shape, np.float32)
         whole[rows] = grad + l2 * initial[rows]
         then, moment, square = session.run([variable, m, v])
@@ -223,15 +229,6 @@ def test_adam_adds_l2_of_what_it_changes(count, width):
         np.testing.assert_allclose(square, 0.001 * whole**2, rtol=1e-4, atol=1e-7)
         step = 0.1 * moment / (np.sqrt(square) + 1e-8)
         np.testing.assert_allclose(then, initial - step, rtol=1e-5, atol=1e-6)
-        session.run(bindings.adam(variable, m, v, tf.zeros(shape), *numbers, l2))
-        wanted = 0.9 * moment + 0.1 * l2 * then
-        np.testing.assert_allclose(session.run(m), wanted, rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.parametrize("shape", [[0, 5], [5, 0], [1, 1], [16, 33], [300, 200]])
-def test_a_matrix_is_transposed(shape):
-    x = np.random.RandomState(0).randn(*shape).astype(np.float32)
-    np.testing.assert_array_equal(evaluate(bindings.transpose(tf.constant(x)))[0], x.T)
 
 
 @pytest.mark.parametrize("shape", [[], [5], [3, 4], [3000, 1000]])
@@ -239,7 +236,7 @@ def test_zeros_are_zeros(shape):
     with v1.Session() as session:
         session.run(tf.reduce_sum(tf.ones([4000, 1000])))  # leaves memory that is not zero
         for _ in range(3):
-            zeros = session.run(bindings.zeros(shape))
+            zeros = session.run(COMPILED.zeros(shape))
             np.testing.assert_array_equal(zeros, np.zeros(shape))
             zeros += 1
 
@@ -254,7 +251,7 @@ def test_rows_are_those_of_the_table(shape):
         session.run(v1.global_variables_initializer())
         for seed in range(20):
             rows = np.random.RandomState(seed).randint(0, shape[0], 20000)
-            found = session.run(bindings.gather(table, tf.constant(rows)))
+            found = session.run(COMPILED.gather(table, tf.constant(rows)))
             np.testing.assert_array_equal(found, initial[rows])
         np.testing.assert_array_equal(session.run(table), initial)
 
@@ -263,7 +260,8 @@ def test_parameter_servers_need_no_kernels():
     """What initializes the parts of a table, and what reads and updates them, is TensorFlow's."""
     config = ModelConfig(F, V, K, (8,), (0.5,))
     parts = v1.fixed_size_partitioner(2)
-    mode = Distribution(compiled=True, partitioner=parts)
+    mode = Distribution(partitioner=parts)
+    mode = mode._replace(ops=compiled.of_steps(COMPILED, mode))
     features = {
         "feat_ids": v1.placeholder(tf.int64, [None, F]),
         "feat_vals": v1.placeholder(tf.float32, [None, F]),
@@ -279,7 +277,7 @@ def test_adam_refuses_gradients_that_do_not_fit():
     variables = [v1.get_variable(n, [4, 2], use_resource=True) for n in ("variable", "m", "v")]
     numbers = 0.1, 0.9, 0.999, 1e-8
     with pytest.raises(tf.errors.InvalidArgumentError, match="do not fit"):
-        evaluate(bindings.adam(*variables, tf.ones([2, 4]), *numbers))
+        evaluate(COMPILED.adam(*variables, tf.ones([2, 4]), *numbers))
 
 
 @pytest.mark.parametrize("by_rows", [False, True])
@@ -291,9 +289,9 @@ def test_updates_of_adam_that_come_at_once_come_one_after_the_other(by_rows):
     variables = [v1.get_variable(n, initializer=zeros, use_resource=True) for n in names]
     grads = [tf.fill([rows, 2], float(i + 1)) for i in range(ops)]
     if by_rows:
-        each = [bindings.adam_rows(*variables, tf.range(rows), grad, *numbers) for grad in grads]
+        each = [COMPILED.adam_rows(*variables, tf.range(rows), grad, *numbers) for grad in grads]
     else:
-        each = [bindings.adam(*variables, grad, *numbers) for grad in grads]
+        each = [COMPILED.adam(*variables, grad, *numbers) for grad in grads]
     threads = v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=ops)
     with v1.Session(config=threads) as session:
         session.run(v1.global_variables_initializer())
@@ -307,7 +305,7 @@ def test_updates_of_adam_that_come_at_once_come_one_after_the_other(by_rows):
 
 TWICE = """
 import tensorflow as tf
-from deepfm.kernels import bindings
+from deepfm.kernels.compiled import COMPILED
 
 v1, numbers = tf.compat.v1, (0.1, 0.9, 0.999, 1e-8)
 a, b = (v1.get_variable(name, [4, 2], use_resource=True) for name in "ab")
@@ -315,8 +313,8 @@ for three in ([a, a, b], [a, b, a], [b, a, a], [b, b, a], [b, a, b], [a, b, b], 
     with v1.Session() as session:
         session.run(v1.global_variables_initializer())
         for step in (
-            bindings.adam(*three, tf.ones([4, 2]), *numbers),
-            bindings.adam_rows(*three, tf.constant([0, 3]), tf.ones([2, 2]), *numbers),
+            COMPILED.adam(*three, tf.ones([4, 2]), *numbers),
+            COMPILED.adam_rows(*three, tf.constant([0, 3]), tf.ones([2, 2]), *numbers),
         ):
             try:
                 session.run(step)
@@ -339,12 +337,12 @@ def test_adam_refuses_rows_that_do_not_fit():
     numbers = 0.1, 0.9, 0.999, 1e-8
     for rows, shape in (([4], [1, 2]), ([0], [1, 3]), ([0], [2, 2]), ([-1], [1, 2])):
         with pytest.raises(tf.errors.InvalidArgumentError):
-            evaluate(bindings.adam_rows(*variables, tf.constant(rows), tf.ones(shape), *numbers))
+            evaluate(COMPILED.adam_rows(*variables, tf.constant(rows), tf.ones(shape), *numbers))
 
 
 def unpacked(dataset):
     """The records of packed chunks, chunk by chunk."""
-    return strings_of(dataset.map(bindings.unpack))
+    return strings_of(dataset.map(compiled.unpack))
 
 
 def strings_of(dataset):
@@ -373,7 +371,7 @@ def numbered(sizes):
 def test_chunks_are_shuffled_skipped_and_batched_as_by_tensorflow(sizes, buffer, skip, take, size):
     v1.set_random_seed(5)  # as Estimator does
     sizes, seed = np.array(sizes), tf.constant(11, tf.int64)
-    found = bindings.chunks(numbered(sizes).map(bindings.pack), size, buffer, seed, skip, take)
+    found = COMPILED.rechunked(numbered(sizes).map(compiled.pack), size, buffer, seed, skip, take)
     wanted = numbered(sizes).unbatch()
     if buffer > 1:
         wanted = wanted.shuffle(buffer, seed, reshuffle_each_iteration=False)
@@ -385,9 +383,9 @@ def test_chunks_are_shuffled_skipped_and_batched_as_by_tensorflow(sizes, buffer,
 def test_records_of_any_length_come_out_as_they_went_in(sizes, buffer):
     random = np.random.RandomState(0)
     strings = [bytes(random.randint(0, 256, size).tolist()) for size in sizes]
-    packed = bindings.pack(tf.constant(strings, tf.string))
-    found = bindings.chunks(tf.data.Dataset.from_tensors(packed), 2, buffer)
-    told, again = evaluate(bindings.num_packed(packed), bindings.unpack(packed))
+    packed = compiled.pack(tf.constant(strings, tf.string))
+    found = COMPILED.rechunked(tf.data.Dataset.from_tensors(packed), 2, buffer)
+    told, again = evaluate(COMPILED.num_records(packed), compiled.unpack(packed))
     assert again.tolist() == strings and told == len(strings)
     assert sorted(sum(unpacked(found), [])) == sorted(strings)
 
@@ -403,10 +401,10 @@ def test_what_is_not_packed_is_refused(parts):
     wrong = tf.constant(parts)
     dataset = tf.data.Dataset.from_tensors(wrong)
     for attempt in (
-        lambda: evaluate(bindings.unpack(wrong)),
-        lambda: evaluate(bindings.parse(wrong, 3)[0]),
-        lambda: evaluate(bindings.parse_lines(wrong, 3)[0]),
-        lambda: unpacked(bindings.chunks(dataset, 2)),
+        lambda: evaluate(compiled.unpack(wrong)),
+        lambda: evaluate(parse(wrong)[0]),
+        lambda: evaluate(parse_lines(wrong)[0]),
+        lambda: unpacked(COMPILED.rechunked(dataset, 2)),
     ):
         with pytest.raises(tf.errors.InvalidArgumentError, match="packed|end elsewhere"):
             attempt()
@@ -415,8 +413,8 @@ def test_what_is_not_packed_is_refused(parts):
 def test_reading_may_go_on_behind_what_is_not_packed():
     right, wrong = np.int64([1, 3]).tobytes(), np.int64([2]).tobytes()
     packed = tf.constant([["abc", right], ["abc", wrong]] * 2)
-    dataset = bindings.chunks(tf.data.Dataset.from_tensor_slices(packed), 1)
-    following, found = v1.data.make_one_shot_iterator(dataset.map(bindings.unpack)).get_next(), []
+    dataset = COMPILED.rechunked(tf.data.Dataset.from_tensor_slices(packed), 1)
+    following, found = v1.data.make_one_shot_iterator(dataset.map(compiled.unpack)).get_next(), []
     with v1.Session() as session:
         for _ in range(6):
             try:
@@ -428,19 +426,19 @@ def test_reading_may_go_on_behind_what_is_not_packed():
 
 def test_chunks_of_a_function_that_autograph_rewrites_are_whole():
     strings = tf.constant(["a", "b", "c"])
-    chunks = lambda _: bindings.chunks(tf.data.Dataset.from_tensors(bindings.pack(strings)), 2)
+    chunks = lambda _: COMPILED.rechunked(tf.data.Dataset.from_tensors(compiled.pack(strings)), 2)
     assert unpacked(tf.data.Dataset.range(1).flat_map(chunks)) == [[b"a", b"b"], [b"c"]]
 
 
 def test_a_few_long_records_do_not_make_a_shuffle_buffer_large():
     def record(i):
         length = tf.where(tf.equal(i % 20, 0), 200_000, 10)
-        return bindings.pack([tf.strings.substr(long, 0, length)])
+        return compiled.pack([tf.strings.substr(long, 0, length)])
 
     long, buffer = tf.constant("x" * 200_000), 500
     packed = tf.data.Dataset.range(50 * buffer).map(record)
     before = psutil.Process().memory_info().rss
-    following = v1.data.make_one_shot_iterator(bindings.chunks(packed, 10, buffer)).get_next()
+    following = v1.data.make_one_shot_iterator(COMPILED.rechunked(packed, 10, buffer)).get_next()
     most = 0
     with v1.Session() as session, pytest.raises(tf.errors.OutOfRangeError):
         while True:
@@ -452,7 +450,7 @@ def test_a_few_long_records_do_not_make_a_shuffle_buffer_large():
 def test_an_error_of_the_input_is_passed_on():
     wrong = lambda x: tf.strings.as_string(tf.strings.to_number(tf.strings.join([x, "?"])))
     with pytest.raises(tf.errors.InvalidArgumentError, match="StringToNumber"):
-        unpacked(bindings.chunks(numbered(np.array([3, 3])).map(wrong).map(bindings.pack), 2))
+        unpacked(COMPILED.rechunked(numbered(np.array([3, 3])).map(wrong).map(compiled.pack), 2))
 
 
 @pytest.fixture(scope="module")
@@ -470,13 +468,13 @@ def tfrecord(tmp_path_factory):
 @pytest.mark.parametrize("size", [1, 2, 5, 100])
 def test_records_are_those_of_the_file(tfrecord, buffer_bytes, size):
     path, payloads = tfrecord
-    chunks = unpacked(bindings.records(path, buffer_bytes, size))
+    chunks = unpacked(compiled.records_of(path, buffer_bytes, size))
     assert sum(chunks, []) == payloads
     assert [len(chunk) for chunk in chunks[:-1]] == [size] * (len(chunks) - 1)
 
 
 def records_of(path):
-    return sum(unpacked(bindings.records(str(path), 64, 1)), [])
+    return sum(unpacked(compiled.records_of(str(path), 64, 1)), [])
 
 
 def test_a_file_that_ends_within_a_record_is_refused_wherever_it_ends(tfrecord, tmp_path):
@@ -496,9 +494,9 @@ def test_a_file_that_ends_within_a_record_is_refused_wherever_it_ends(tfrecord, 
 @pytest.mark.parametrize("more", [-1, 1])
 def test_a_file_of_another_length_than_told_is_refused(tfrecord, more):
     path, size = tfrecord[0], os.path.getsize(tfrecord[0])
-    assert sum(unpacked(bindings.records(path, 64, 2, size)), []) == tfrecord[1]
+    assert sum(unpacked(compiled.records_of(path, 64, 2, size)), []) == tfrecord[1]
     with pytest.raises(tf.errors.DataLossError, match=f"some.tfrecords ended after {size} of"):
-        unpacked(bindings.records(path, 64, 2, size + more))
+        unpacked(compiled.records_of(path, 64, 2, size + more))
 
 
 def test_a_byte_that_is_wrong_is_noticed_wherever_it_is(tfrecord, tmp_path):
@@ -520,13 +518,26 @@ def test_a_file_that_is_missing_is_named(tmp_path):
 SCHEMA = records.Schema(4, 50)
 
 
+def parse(packed):
+    """(whether the kernel takes all the records, labels, ids, values)."""
+    return compiled.raw_ops().deepfm_parse(
+        serialized=packed, field_size=SCHEMA.field_size, feature_size=SCHEMA.limit
+    )
+
+
+def parse_lines(packed, id_offset=0):
+    return compiled.raw_ops().deepfm_parse_lines(
+        lines=packed, field_size=SCHEMA.field_size, feature_size=SCHEMA.limit, id_offset=id_offset
+    )
+
+
 @pytest.fixture(scope="module")
 def parsers():
     """serialized -> what the kernel makes of it, and what TensorFlow does or None."""
     with tf.Graph().as_default(), v1.Session() as session:
         place = v1.placeholder(tf.string, [None])
-        packed = bindings.pack(place)
-        found = bindings.parse(packed, SCHEMA.field_size, SCHEMA.feature_size)
+        packed = compiled.pack(place)
+        found = parse(packed)
         wanted = records.parse_examples(place, SCHEMA)
 
         def wanted_of(serialized):
@@ -599,9 +610,9 @@ def line_parsers():
     schema = SCHEMA._replace(id_offset=1)
     with tf.Graph().as_default(), v1.Session() as session:
         place = v1.placeholder(tf.string, [None])
-        packed = bindings.pack(place)
-        found = bindings.parse_lines(packed, schema.field_size, schema.feature_size, 1)
-        wanted = records.parse_lines(place, schema)
+        packed = compiled.pack(place)
+        found = parse_lines(packed, id_offset=1)
+        wanted = libsvm.parse_lines(place, schema)
 
         def wanted_of(lines):
             try:
@@ -697,12 +708,12 @@ def test_lines_that_need_a_second_look_are_not_called_good(line_parsers, line):
     ],
 )  # fmt: skip
 def test_text_is_split_where_no_line_is_blank_or_a_comment(text, lines):
-    good, packed = bindings.split_lines(tf.constant(text))
-    good, found = evaluate(good, bindings.unpack(packed))
+    good, packed = compiled.raw_ops().deepfm_split_lines(text=tf.constant(text))
+    good, found = evaluate(good, compiled.unpack(packed))
     assert good == (lines is not None)
     if good:
         split = v1.string_split([text], "\n").values
-        assert found.tolist() == lines == evaluate(records.drop_blank(split))[0].tolist()
+        assert found.tolist() == lines == evaluate(libsvm.drop_blank(split))[0].tolist()
 
 
 # With batch norm the gradient of a bias is 0, of which Adam would make steps of rounding errors.
@@ -727,9 +738,9 @@ def test_training_gives_the_same_weights(name, changes):
     ids = random.randint(0, V, [5, 64, F])
     values, labels = random.rand(5, 64, F), random.rand(5, 64) < 0.3
     trained = []
-    for compiled in (False, True):
+    for ops in (TENSORFLOW, COMPILED):
         with tf.Graph().as_default() as graph, v1.Session() as session:
-            mode = Distribution(compiled=compiled)
+            mode = Distribution(ops=ops)
             places = [
                 v1.placeholder(tf.int64, [None, F]),
                 v1.placeholder(tf.float32, [None, F]),
@@ -742,8 +753,8 @@ def test_training_gives_the_same_weights(name, changes):
                 session.run(spec.train_op, dict(zip(places, batch)))
             trained.append(session.run(v1.global_variables()))
             types = {op.type for op in graph.get_operations()}
-            assert compiled == ("DeepfmLookUp" in types)
-            assert not compiled or not types & set(REPLACED)
+            assert (ops is COMPILED) == ("DeepfmLookUp" in types)
+            assert ops is TENSORFLOW or not types & set(REPLACED)
     for one, other in zip(*trained):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-6)
 
@@ -773,8 +784,8 @@ def test_where_they_are_not_built_training_says_so_and_goes_on(tmp_path):
     data = write_tfrecords(tmp_path / "train.tfrecords", make_records(100))
     script = tmp_path / "without.py"
     script.write_text(
-        "import runpy, sys; from deepfm.kernels import bindings; "
-        "bindings.library = lambda: '/none'; "
+        "import runpy, sys; from deepfm.kernels import compiled; "
+        "compiled.library = lambda: '/none'; "
         "runpy.run_path('train.py', run_name='__main__')"
     )
     done = subprocess.run(
@@ -797,4 +808,4 @@ def test_a_compiler_that_is_missing_is_told():
     )  # fmt: skip
     assert done.returncode == 1
     assert "cannot be built" in done.stderr and "no-such-compiler" in done.stderr
-    assert bindings.built()
+    assert compiled.built()

@@ -15,10 +15,9 @@ import tensorflow as tf
 from conftest import ROOT, shared_data
 
 from data_tools import libsvm_to_tfrecord, rebalance
-from data_tools.common import line_blocks, workers
-from data_tools.libsvm import block_writer
+from data_tools.common import line_blocks, record_files, workers
 from data_tools.libsvm_to_tfrecord import Options
-from deepfm.data import datasets
+from deepfm.data import dataset_json, datasets
 from deepfm.errors import BadInput
 
 TIMEOUT = 60  # seconds
@@ -82,7 +81,7 @@ def convert(tmp_path):
 def small_blocks(monkeypatch):
     """Blocks of some lines and pieces of some blocks, so that small files have many."""
     monkeypatch.setattr(line_blocks, "BLOCK", 100)
-    monkeypatch.setattr(libsvm_to_tfrecord, "PIECE", 400)
+    monkeypatch.setattr(line_blocks, "TASK", 400)
 
 
 def all_records(files):
@@ -278,9 +277,7 @@ def test_what_dataset_json_says_of_libsvm_text_stays(convert, tmp_path):
     convert("1 1:1 2:1\n0 3:1 4:1\n")
     size = os.path.getsize(tmp_path / "in" / "a.libsvm")
     described = datasets.DataFile("a.libsvm", size, 2, 1)
-    datasets.write_metadata(
-        str(tmp_path / "in"), 2, 30, [described], feature_map="0123456789abcdef"
-    )
+    dataset_json.write(str(tmp_path / "in"), 2, 30, [described], feature_map="0123456789abcdef")
     for flags, expected in (({}, (30, "0123456789abcdef")), ({"id_offset": 1}, (31, None))):
         convert({}, overwrite=True, **flags)
         found = datasets.find(str(tmp_path / "out"), "data")
@@ -377,10 +374,10 @@ def test_a_real_file_of_varying_length_is_stored_as_it_is(tmp_path):
 
 
 def test_a_block_that_never_reaches_the_disk_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(block_writer, "FLUSH_SECONDS", 0.1)
+    monkeypatch.setattr(record_files, "FLUSH_SECONDS", 0.1)
     (tmp_path / "block").write_bytes(b"1234")
     with pytest.raises(OSError, match="4 of 5 bytes"):
-        block_writer.await_size(str(tmp_path / "block"), 5)
+        record_files.await_size(str(tmp_path / "block"), 5)
 
 
 # Workers.
@@ -411,7 +408,7 @@ def test_workers_pass_on_what_a_task_raises(num_workers):
 SMALL_PIECES = """
 from data_tools import libsvm_to_tfrecord
 from data_tools.common import line_blocks
-libsvm_to_tfrecord.PIECE, line_blocks.BLOCK = 5000, 1000
+line_blocks.TASK, line_blocks.BLOCK = 5000, 1000
 libsvm_to_tfrecord.define_flags()
 libsvm_to_tfrecord.FLAGS.set_default("verbosity", 0)
 libsvm_to_tfrecord.program.run(libsvm_to_tfrecord.main)
@@ -556,7 +553,7 @@ def test_an_unknown_flag_exits_with_2_and_a_suggestion():
 
 @pytest.mark.parametrize("own_files", [False, True])
 def test_hosts_together_convert_each_row_once(tmp_path, monkeypatch, own_files):
-    monkeypatch.setattr(libsvm_to_tfrecord, "PIECE", 200)
+    monkeypatch.setattr(line_blocks, "TASK", 200)
     (tmp_path / "in").mkdir()
     written = lines(120)
     for i in range(3):

@@ -7,8 +7,9 @@ import pytest
 from conftest import make_records, write_tfrecords
 
 from data_tools import merge_metadata
-from deepfm.data import datasets
-from deepfm.data.datasets import DataFile, SamplingRates
+from deepfm.data import dataset_json, datasets
+from deepfm.data.dataset_json import SamplingRates
+from deepfm.data.datasets import DataFile
 from deepfm.errors import BadInput
 
 
@@ -17,7 +18,7 @@ def write_part(folder, name, rows, field_size=4, feature_size=50, rates=None, fi
     folder.mkdir(exist_ok=True)
     path = write_tfrecords(folder / (file or f"{name}.tfrecords"), make_records(rows))
     described = DataFile(path, os.path.getsize(path), rows, rows // 3)
-    datasets.write_metadata(str(folder), field_size, feature_size, [described], rates, name)
+    dataset_json.write(str(folder), field_size, feature_size, [described], rates, name)
     return described
 
 

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from deepfm.config import Distribution, ModelConfig, OptimizerConfig
+from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import layers
 from deepfm.model.model_fn import make_model_fn
 
@@ -178,10 +179,14 @@ def test_training_moves_the_statistics_of_batch_norm_by_the_decay():
         )
 
 
+def drop(x, rate, seed):
+    return TENSORFLOW.relu_dropout(x, layers.seed_of_step(*seed), layers.dropped(rate))
+
+
 def test_dropout_is_the_rate_of_dropped_units_and_keeps_the_mean():
     with tf.Graph().as_default(), v1.Session() as session:
         v1.train.get_or_create_global_step()
-        dropped = layers._drop(tf.ones([1000, 100]), 0.2, [1, 0])
+        dropped = drop(tf.ones([1000, 100]), 0.2, [1, 0])
         session.run(v1.global_variables_initializer())
         found = session.run(dropped)
     assert np.mean(found == 0) == pytest.approx(0.2, abs=0.01)
@@ -191,10 +196,8 @@ def test_dropout_is_the_rate_of_dropped_units_and_keeps_the_mean():
 def test_dropout_differs_between_steps_and_layers_and_repeats_with_the_seed():
     with tf.Graph().as_default(), v1.Session() as session:
         step = v1.train.get_or_create_global_step()
-        masks = [
-            layers._drop(tf.ones([50, 50]), 0.5, [seed, i]) for seed, i in ((1, 0), (1, 1), (2, 0))
-        ]
-        again = layers._drop(tf.ones([50, 50]), 0.5, [1, 0])
+        masks = [drop(tf.ones([50, 50]), 0.5, [seed, i]) for seed, i in ((1, 0), (1, 1), (2, 0))]
+        again = drop(tf.ones([50, 50]), 0.5, [1, 0])
         session.run(v1.global_variables_initializer())
         first, *others, same = session.run([*masks, again])
         session.run(step.assign_add(1))

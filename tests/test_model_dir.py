@@ -5,7 +5,6 @@ import os
 import pathlib
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
@@ -20,9 +19,8 @@ from conftest import (
     write_tfrecords,
 )
 
-from deepfm.config import InputConfig
-from deepfm.data import datasets
 from deepfm.errors import BadInput
+from deepfm.runtime import atomic_files
 from deepfm.state import model_dir
 
 v1 = tf.compat.v1
@@ -101,10 +99,8 @@ def test_clearing_knows_all_that_a_job_writes(tmp_path):
     assert os.listdir(folder) == []
 
 
-def job(model_dir, **more):
-    known = dict(training_data_dir=None, val_data_dir=None, infer_data_dir=None)
-    known.update(predictions_file=None, input=InputConfig(1))
-    return SimpleNamespace(model_dir=str(model_dir), **{**known, **more})
+def paths(folder, task="train", **more):
+    return model_dir.Paths(task, str(folder), **more)
 
 
 @pytest.mark.parametrize("flag", ["training_data_dir", "val_data_dir", "infer_data_dir"])
@@ -121,17 +117,17 @@ def test_a_model_is_not_put_where_its_data_are(tmp_path, monkeypatch, flag, mode
     os.mkdir("data")
     os.symlink("data", "link")
     with pytest.raises(BadInput, match="or one above it; give a folder of its own"):
-        model_dir.check_apart(job(model, **{flag: data}))
+        model_dir.check_apart(paths(model, data={flag: data}))
 
 
 @pytest.mark.parametrize(
     "written",
     [
-        dict(model_dir="data/model"),
+        dict(folder="data/model"),
         dict(servable_model_dir="data"),
-        dict(model_dir="data/a/b"),
-        dict(input=InputConfig(1, cache="data/cache")),
-        dict(task_type="infer", predictions_file="data/predictions.txt"),
+        dict(folder="data/a/b"),
+        dict(cache="data/cache"),
+        dict(task="infer", predictions_file="data/predictions.txt"),
     ],
 )
 def test_what_is_written_where_it_would_be_read_as_data_is_said(
@@ -139,12 +135,11 @@ def test_what_is_written_where_it_would_be_read_as_data_is_said(
 ):
     monkeypatch.chdir(tmp_path)
     os.mkdir("data")
-    known = dict(model_dir="model", servable_model_dir=None, task_type="train")
-    mine = job(**{**known, **written, "val_data_dir": "other,data/"})
+    mine = paths(**{"folder": "model", **written, "data": {"val_data_dir": "other,data/"}})
     model_dir.warn_inside(mine)
     (line,) = (record.getMessage() for record in caplog.records)
     assert "lies in --val_data_dir=data/, where the next job will take it for data" in line
-    model_dir.warn_inside(SimpleNamespace(**{**vars(mine), "val_data_dir": "data/*.tfrecords"}))
+    model_dir.warn_inside(mine._replace(data={"val_data_dir": "data/*.tfrecords"}))
     assert len(caplog.records) == 1
 
 
@@ -153,24 +148,20 @@ def test_what_is_written_where_it_would_be_read_as_data_is_said(
 )
 def test_a_model_may_lie_beside_its_data(tmp_path, monkeypatch, model, data):
     monkeypatch.chdir(tmp_path)
-    model_dir.check_apart(job(model, training_data_dir=data))
+    model_dir.check_apart(paths(model, data={"training_data_dir": data}))
 
 
 def test_a_folder_that_holds_data_is_refused_and_one_that_jobs_have_written_is_not(tmp_path):
     fill(tmp_path, (*OURS, "notes.txt", "scores.txt", "cache-0.data.tfrecords"))
     (tmp_path / "predictions.txt").write_text("1 2:3 4:5\n")
     (tmp_path / "scores.txt").write_text("1 2:3 4:5\n")
-    mine = job(
-        tmp_path, predictions_file=f"{tmp_path}/scores.txt",
-        input=InputConfig(1, cache=f"{tmp_path}/cache"),
-    )  # fmt: skip
+    scores, cache = f"{tmp_path}/scores.txt", f"{tmp_path}/cache"
+    mine = paths(tmp_path, predictions_file=scores, cache=cache)
     model_dir.check_holds_no_data(mine, os.listdir(tmp_path))
     for cache in (f"{tmp_path}/", "a"):  # of which no cache file has its name
         (tmp_path / "a.tfrecords").write_text("")
         with pytest.raises(BadInput, match="holds data \\(a.tfrecords"):
-            other = InputConfig(1, cache=cache)
-            names = ["a.tfrecords"]
-            model_dir.check_holds_no_data(job(tmp_path, input=other), names)
+            model_dir.check_holds_no_data(paths(tmp_path, cache=cache), ["a.tfrecords"])
         os.remove(tmp_path / "a.tfrecords")
     for name in ("dataset.json", "a.tfrecords", "b.tfrecord.gz", "c.libsvm", "d.txt"):
         (tmp_path / name).write_text("1 2:3 4:5\n")
@@ -270,7 +261,7 @@ def test_predictions_take_the_place_of_predictions_alone(tmp_path):
         (tmp_path / "part.txt", "holds data"),
     ):
         with pytest.raises(BadInput, match=f"--predictions_file={path} .*{said}"):
-            model_dir.check_predictions_file(job(tmp_path / "model", predictions_file=str(path)))
+            model_dir.check_predictions_file(paths(tmp_path / "model", predictions_file=str(path)))
     for path in (
         None,
         tmp_path / "mine.txt",
@@ -278,13 +269,13 @@ def test_predictions_take_the_place_of_predictions_alone(tmp_path):
         tmp_path / "other" / "model.json",
     ):
         path = path and str(path)
-        model_dir.check_predictions_file(job(tmp_path / "model", predictions_file=path))
+        model_dir.check_predictions_file(paths(tmp_path / "model", predictions_file=path))
 
 
 def test_what_a_link_leads_to_is_written_and_the_link_stays(tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "there" / "file")
-    datasets.write_whole(str(tmp_path / "link"), "text")
+    atomic_files.write_whole(str(tmp_path / "link"), "text")
     assert (tmp_path / "there" / "file").read_text() == "text"
     assert os.path.islink(tmp_path / "link")
 

@@ -9,7 +9,7 @@ from conftest import report, run_horovod, run_train, small_job
 
 from data_tools import inspect_dataset, libsvm_to_tfrecord
 from deepfm.config import Distribution, ModelConfig, OptimizerConfig
-from deepfm.data import bad_records, records
+from deepfm.data import formats, records
 from deepfm.data.records import Schema
 from deepfm.model.model_fn import make_model_fn
 from deepfm.state import export
@@ -42,7 +42,7 @@ def example(label, ids, values, counts=None):
 def parsed(serialized, schema=None):
     schema = schema or Schema(F, multi_valued=True)
     with tf.Graph().as_default(), v1.Session() as session:
-        return session.run(records.parse(tf.constant(serialized), "tfrecord", schema))
+        return session.run(formats.TFRECORD.parse(tf.constant(serialized), schema))
 
 
 def config(**changes):
@@ -179,14 +179,14 @@ def test_records_that_a_byte_was_changed_of_are_read_like_any_or_refused():
     with tf.Graph().as_default(), v1.Session() as session:
         encoded = session.run(records.encode_multi_valued(labels, ids, values, counts))
         raw = v1.placeholder(tf.string, [None])
-        features, found = records.parse(raw, "tfrecord", schema)
+        features, found = formats.TFRECORD.parse(raw, schema)
         for _ in range(600):
             changed = bytearray(encoded[random.randint(len(encoded))])
             if random.rand() < 0.2:
                 del changed[random.randint(len(changed)) :]
             else:
                 changed[random.randint(len(changed))] = random.randint(256)
-            reason = bad_records.explain_example(bytes(changed), schema)
+            reason = records.explain_example(bytes(changed), schema)
             try:
                 got, label = session.run([features, found], {raw: [bytes(changed)]})
             except (tf.errors.InvalidArgumentError, tf.errors.DataLossError):
@@ -225,7 +225,7 @@ def test_a_bad_record_is_refused_and_explained(record, schema, words):
     serialized = example(*record)
     with pytest.raises((tf.errors.InvalidArgumentError, tf.errors.DataLossError)):
         parsed([serialized], schema)
-    reason = bad_records.explain_example(serialized, schema)
+    reason = records.explain_example(serialized, schema)
     assert reason and all(word in reason for word in words), reason
 
 
@@ -247,7 +247,7 @@ def test_the_data_set_is_described(data):
     found = inspect_dataset.inspect(str(data))
     assert (found["rows"], found["field_size"], found["shortest_row"]) == (500, F, 0)
     assert found["multi_valued"]
-    counts = parsed([x for _, x, _ in bad_records.read_frames(str(data / "a.tfrecords"))])[0]
+    counts = parsed([x for _, x, _ in formats.read_frames(str(data / "a.tfrecords"))])[0]
     counts = counts["feat_counts"]
     assert [field["values"] for field in found["fields"]] == counts.sum(axis=0).tolist()
     assert [field["rows"] for field in found["fields"]] == (counts > 0).sum(axis=0).tolist()
@@ -283,7 +283,7 @@ def test_jobs_after_training_take_them(data, locally, tmp_path):
     predicted = np.loadtxt(str(tmp_path / "p.txt"))
     assert len(predicted) == 500 == locally[1]["eval"]["examples"]
     (export,) = (locally[0] / "export").iterdir()
-    serialized = [x for _, x, _ in bad_records.read_frames(str(data / "a.tfrecords"))]
+    serialized = [x for _, x, _ in formats.read_frames(str(data / "a.tfrecords"))]
     features, _ = parsed(serialized)
     with tf.Graph().as_default(), v1.Session() as session:
         loaded = v1.saved_model.load(session, ["serve"], str(export))
@@ -307,7 +307,7 @@ def test_serving_hashes_strings_as_the_converter_does(tmp_path, multi_valued):
     (tmp_path / "a.libsvm").write_text(text)
     options = libsvm_to_tfrecord.Options(str(tmp_path / "a.libsvm"), str(tmp_path / "data"))
     (file,) = libsvm_to_tfrecord.convert(options._replace(hash_buckets=20000))
-    serialized = [payload for _, payload, _ in bad_records.read_frames(file.path)]
+    serialized = [payload for _, payload, _ in formats.read_frames(file.path)]
     stddev = {"embedding_init_stddev": 1.0, "multi_valued": multi_valued}
     config = ModelConfig(2, 20000, 3, (4,), (0.0,), **stddev)
     made = make_model_fn(config, None, Distribution())

@@ -1,15 +1,14 @@
-"""named_files.py: no file that dataset.json names is missed in silence, in any program."""
+"""dataset_json.py: no file that dataset.json names is missed in silence, in any program."""
 
 import os
-import types
 
 import pytest
 from conftest import make_records, write_tfrecords
 
 from data_tools import inspect_dataset, merge_metadata, rebalance
 from deepfm import open_data
-from deepfm.config import Distribution
-from deepfm.data import datasets, named_files
+from deepfm.config import Distribution, InputConfig
+from deepfm.data import dataset_json, datasets
 from deepfm.errors import BadInput
 from deepfm.runtime import sagemaker
 
@@ -25,17 +24,17 @@ def four(tmp_path):
     for i, name in enumerate(NAMES):
         path = write_tfrecords(folder / f"{name}.tfrecords", make_records(10, seed=i))
         described.append(datasets.DataFile(path, os.path.getsize(path), 10, 3))
-    datasets.write_metadata(str(folder), 4, 50, described)
+    dataset_json.write(str(folder), 4, 50, described)
     return folder
 
 
 @pytest.fixture
 def said(monkeypatch):
-    """The lines that named_files logs."""
+    """The lines that dataset_json logs."""
     lines = []
     for level in ("info", "warning"):
         say = lambda text, *values: lines.append(text % values)
-        monkeypatch.setattr(named_files.logging, level, say)
+        monkeypatch.setattr(dataset_json.logging, level, say)
     return lines
 
 
@@ -109,19 +108,16 @@ def test_a_name_that_leads_elsewhere_is_no_file_to_miss(four, said):
 # Programs.
 
 
-def job(folder, **of_sagemaker):
-    return types.SimpleNamespace(
-        training_data_dir=str(folder), val_data_dir=str(folder), infer_data_dir=str(folder),
-        data_format="auto", eval_on_all_ranks=False, distribution=Distribution(),
-        sagemaker=sagemaker.Job(input_dir=str(folder / "nowhere"), **of_sagemaker),
-    )  # fmt: skip
+def find(folder, flag, of_job=None):
+    of_job = of_job or sagemaker.Job(input_dir=str(folder / "nowhere"))
+    return open_data.find(flag, InputConfig(1, **{flag: str(folder)}), Distribution(), of_job)
 
 
 @pytest.mark.parametrize("flag", ["training_data_dir", "val_data_dir", "infer_data_dir"])
 def test_every_job_refuses_what_is_not_whole(four, flag):
     (four / "c.tfrecords").unlink()
     with pytest.raises(BadInput, match=GONE):
-        open_data.find(job(four), flag)
+        find(four, flag)
 
 
 def test_a_host_may_have_its_part_of_a_sharded_channel_and_says_so(four, said, tmp_path):
@@ -131,14 +127,13 @@ def test_a_host_may_have_its_part_of_a_sharded_channel_and_says_so(four, said, t
         '{"training": {"S3DistributionType": "ShardedByS3Key"}}'
     )
     hosts = {"hosts": ("algo-1", "algo-2"), "current_host": "algo-1"}
-    sharded = job(four)
-    sharded.sagemaker = sagemaker.Job(input_dir=str(tmp_path), **hosts)
-    flagged = job(four, enable_s3_shard=True, **hosts)
-    for found in (sharded, flagged):
-        assert len(open_data.find(found, "training_data_dir").files) == 3
+    sharded = sagemaker.Job(input_dir=str(tmp_path), **hosts)
+    flagged = sagemaker.Job(input_dir=str(tmp_path / "nowhere"), enable_s3_shard=True, **hosts)
+    for of_job in (sharded, flagged):
+        assert len(find(four, "training_data_dir", of_job).files) == 3
         assert "this host has only its part, 3 of the 4 files" in said.pop()
         with pytest.raises(BadInput, match=GONE):
-            open_data.find(found, "val_data_dir")
+            find(four, "val_data_dir", of_job)
 
 
 @pytest.mark.parametrize("own_files", [False, True])

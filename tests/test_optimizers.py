@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from deepfm import distribution
-from deepfm.config import Distribution, ModeFlags, OptimizerConfig
+from deepfm.config import CHOICES, Distribution, ModeFlags, OptimizerConfig
 from deepfm.model import optimizers
 
 v1 = tf.compat.v1
@@ -112,4 +112,8 @@ def test_the_slots_of_ftrl_have_the_names_of_earlier_checkpoints():
             make(0.1).apply_gradients([(tf.ones([4, 1]), table)])
             return [v.op.name for v in v1.global_variables()]
 
-    assert names(optimizers.OPTIMIZERS["ftrl"]) == names(v1.train.FtrlOptimizer)
+    assert names(optimizers.OPTIMIZERS["ftrl"].make) == names(v1.train.FtrlOptimizer)
+
+
+def test_the_flag_takes_each_optimizer():
+    assert CHOICES["optimizer"] == tuple(optimizers.OPTIMIZERS)

@@ -35,7 +35,7 @@ def build(mode, config=CONFIG):
             return super().apply_gradients(grads_and_vars, *args, **kwargs)
 
     kept = optimizers.OPTIMIZERS["sgd"]
-    optimizers.OPTIMIZERS["sgd"] = Sgd
+    optimizers.OPTIMIZERS["sgd"] = kept._replace(make=Sgd)
     try:
         optimizer = OptimizerConfig("sgd", 0.1, l2_rows=0.01)
         model_fn = mode.wrap_model_fn(make_model_fn(config, optimizer, mode))

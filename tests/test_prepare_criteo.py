@@ -20,7 +20,7 @@ import tensorflow as tf
 from conftest import ROOT, run_train, shared_data
 
 from data_tools import prepare_criteo
-from data_tools.click_logs import feature_map, raw_parts, raw_passes
+from data_tools.click_logs import feature_map, output_folder, passes
 from data_tools.common import line_blocks, skipping
 from data_tools.prepare_criteo import Options
 from deepfm.data import datasets
@@ -184,8 +184,8 @@ def prepare(tmp_path):
 def small_pieces(monkeypatch):
     """Blocks of some rows and pieces of some blocks, so that small files have many."""
     monkeypatch.setattr(line_blocks, "BLOCK", 2000)
-    monkeypatch.setattr(raw_parts, "PIECE", 9000)
-    monkeypatch.setattr(raw_passes, "COUNT_ROWS", 40)
+    monkeypatch.setattr(line_blocks, "TASK", 9000)
+    monkeypatch.setattr(passes, "COUNT_ROWS", 40)
 
 
 ROWS = criteo_rows(400)
@@ -232,7 +232,7 @@ def test_a_second_run_on_more_processes_writes_the_same_bytes(prepare, small_pie
 def test_what_is_cut_or_packed_otherwise_gives_the_same_ids_and_splits(prepare, monkeypatch):
     out = prepare(text_of(ROWS), output="whole")
     monkeypatch.setattr(line_blocks, "BLOCK", 700)
-    monkeypatch.setattr(raw_parts, "PIECE", 5000)
+    monkeypatch.setattr(line_blocks, "TASK", 5000)
     cut = prepare(text_of(ROWS), output="cut")
     assert read_map(cut) == read_map(out)
     for split in SPLITS:
@@ -749,13 +749,13 @@ def _die_after(left):
 
         return do
 
-    publish = prepare_criteo._publish
+    publish = output_folder.publish
 
     def counting(*arguments):
         os.remove, os.replace = counted(os.remove), counted(os.replace)
         return publish(*arguments)
 
-    prepare_criteo._publish = counting
+    output_folder.publish = counting
 
 
 # The program.

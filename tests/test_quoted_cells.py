@@ -6,9 +6,10 @@ import random
 
 import pytest
 
-from data_tools.click_logs import quoted_cells, raw_rows
-from data_tools.click_logs.raw_columns import Column
-from data_tools.click_logs.raw_rows import Layout, Part
+from data_tools.click_logs import quoted_cells, row_parser
+from data_tools.click_logs.column_kinds import Column
+from data_tools.click_logs.row_parser import Layout
+from data_tools.common.line_blocks import LineRange
 from deepfm.data.bad_records import BadRecord
 
 COLUMNS = [Column("x", "category"), Column("y", "integer")._replace(kind="scaled")]
@@ -58,15 +59,15 @@ def test_two_quotes_in_a_quoted_cell_are_one(line, cells):
 def write(tmp_path, text):
     path = tmp_path / "a.csv"
     path.write_bytes(text.encode())
-    return Part(str(path), COMMA)
+    return LineRange(str(path))
 
 
 def read(part):
-    return [block for _, block in raw_rows.read(part, COLUMNS, True)]
+    return [block for _, block in row_parser.read(part, COMMA, COLUMNS, True)]
 
 
 def keys(cell):
-    return raw_rows.key_of("category", cell.encode())
+    return row_parser.key_of("category", cell.encode())
 
 
 @pytest.mark.parametrize("other", ["", '1,"say ""it""",3\n', "\n"], ids=["fast", "slow", "blank"])
@@ -75,8 +76,8 @@ def test_quotes_are_no_part_of_a_category_and_two_are_a_missing_one(tmp_path, ot
     (rows,) = read(write(tmp_path, text))
     n = 4 + (len(other) > 1)
     assert len(rows.labels) == n and rows.labels[0] == 1
-    assert rows.keys[0][:3].tolist() == [keys("x"), raw_rows.MISSING, keys("x")]
-    assert (rows.keys[1] == raw_rows.MISSING).tolist()[:3] == [False, True, True]
+    assert rows.keys[0][:3].tolist() == [keys("x"), row_parser.MISSING, keys("x")]
+    assert (rows.keys[1] == row_parser.MISSING).tolist()[:3] == [False, True, True]
     (where, texts) = rows.long[0]
     assert (where[-1], texts[-1]) == (n - 1, b"seventeen letters")
     if n == 5:
@@ -109,5 +110,5 @@ def test_a_quoted_header_names_the_columns(tmp_path):
     names = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
     path = tmp_path / "a.csv"
     path.write_text("\ufeff" + ",".join(f'"{name}"' for name in reversed(names)) + "\n")
-    layout = raw_rows.read_layout(str(path), "criteo", "auto", "auto", True)
+    layout = row_parser.read_layout(str(path), "criteo", "auto", "auto", True)
     assert (layout.header, layout.label, layout.fields[0]) == (True, 39, 38)

@@ -28,10 +28,12 @@ from conftest import (
 from scipy import stats
 
 from data_tools import libsvm_to_tfrecord, rebalance
+from data_tools.common import line_blocks
 from data_tools.rebalance import Options
-from data_tools.rebalancing import record_blocks, shuffling, two_passes
-from deepfm.data import datasets
-from deepfm.data.datasets import DataFile, SamplingRates
+from data_tools.rebalancing import passes, record_blocks, shuffling
+from deepfm.data import dataset_json, datasets
+from deepfm.data.dataset_json import SamplingRates
+from deepfm.data.datasets import DataFile
 from deepfm.errors import BadInput
 
 SIZES = (301, 2, 1000, 97)  # records of the files of an input
@@ -78,7 +80,7 @@ def describe(paths, field_size=4, feature_size=50, **more):
     for path in paths:
         labels = [label_of(frame) for frame in frames_of(path)]
         files.append(DataFile(path, os.path.getsize(path), len(labels), sum(labels)))
-    datasets.write_metadata(os.path.dirname(paths[0]), field_size, feature_size, files, **more)
+    dataset_json.write(os.path.dirname(paths[0]), field_size, feature_size, files, **more)
 
 
 def make_input(folder, suffix=".tfrecords", sizes=SIZES):
@@ -254,9 +256,9 @@ def test_the_same_seed_writes_the_same_bytes_with_any_workers_and_memory(
     done = command(f"--input={tmp_path}/in", f"--output_dir={tmp_path}/two", *flags)
     assert done.returncode == 0, done.stderr
     run(num_files=3, positive_rate=2.5)
-    monkeypatch.setattr(two_passes, "BUFFER", 1000)
-    monkeypatch.setattr(two_passes, "BUCKET", 1000)
-    monkeypatch.setattr(two_passes.Work, "memory", 5000)
+    monkeypatch.setattr(passes, "BUFFER", 1000)
+    monkeypatch.setattr(passes, "BUCKET", 1000)
+    monkeypatch.setattr(passes.Work, "memory", 5000)
     run(num_files=3, positive_rate=2.5, output_dir=str(tmp_path / "small"))
     names = sorted(os.listdir(tmp_path / "out"))
     assert len(names) == 4
@@ -457,7 +459,7 @@ def test_two_gzip_files_in_one_are_refused(tmp_path, run):
     (b"1 1:nan", "is not a finite number"), (b"\xff 1:1", "label"),
 ])  # fmt: skip
 def test_a_bad_line_is_refused_by_file_and_line(tmp_path, run, line, words, monkeypatch):
-    monkeypatch.setattr(rebalance, "PIECE", 5000)
+    monkeypatch.setattr(line_blocks, "TASK", 5000)
     paths = make_input(tmp_path / "in", ".libsvm")
     before = records_of(paths)
     with open(paths[2], "rb") as f:

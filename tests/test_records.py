@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from reference import crc32c, field, frame, masked
 
-from deepfm.data import bad_records, example_bytes, records, text_lines
+from deepfm.data import bad_records, example_bytes, formats, libsvm, records
 from deepfm.data.records import Schema
 from deepfm.errors import BadInput
 
@@ -83,7 +83,7 @@ def test_parsing_what_was_encoded_gives_it_back():
 def test_lines_are_parsed_as_the_format_says():
     lines = ["0 3:1 5:.5", "1 5:2 3:1e-3", "-1\t7:1  8:2 ", "+1 7:1 8:-2.5\r", " 1.0 7:0 7:0 "]
     schema = Schema(2)
-    found = zip(*run(lambda x: records.parse_lines(x, schema), lines))
+    found = zip(*run(lambda x: libsvm.parse_lines(x, schema), lines))
     for line, (label, ids, values) in zip(lines, found):
         slowly = parse_line_slowly(line, schema)
         assert (label, list(ids)) == slowly[:2]
@@ -93,7 +93,7 @@ def test_lines_are_parsed_as_the_format_says():
 def test_pad_fills_short_rows_with_id_0_and_value_0():
     lines = ["0 3:1", "1", "1 1:2 2:3 9:4"]
     schema = Schema(3, pad=True, id_offset=1)
-    found = zip(*run(lambda x: records.parse_lines(x, schema), lines))
+    found = zip(*run(lambda x: libsvm.parse_lines(x, schema), lines))
     for line, (label, ids, values) in zip(lines, found):
         slowly = parse_line_slowly(line, schema)
         assert (label, list(ids), list(values)) == slowly
@@ -101,7 +101,7 @@ def test_pad_fills_short_rows_with_id_0_and_value_0():
 
 def test_drop_blank_drops_blank_lines_and_comments_only():
     lines = [b"", b"  ", b"\t\r", b"\v\f", b"# 1 1:1", b"  # caf\xe9", b"1 1:1 # \xff#", b"0 1:1"]
-    assert list(run(records.drop_blank, lines)) == [b"1 1:1 ", b"0 1:1"]
+    assert list(run(libsvm.drop_blank, lines)) == [b"1 1:1 ", b"0 1:1"]
 
 
 TRICKY_LINES = [
@@ -176,13 +176,13 @@ TRICKY_LINES = [
 def parse_one_line():
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         line = tf.compat.v1.placeholder(tf.string, [None])
-        parsed = records.parse_lines(line, Schema(1, feature_size=10))
+        parsed = libsvm.parse_lines(line, Schema(1, feature_size=10))
         yield lambda text: session.run(parsed, {line: [text]})
 
 
 @pytest.mark.parametrize("line,verdict", TRICKY_LINES)
 def test_the_plain_and_the_native_reader_agree_on_a_line(parse_one_line, line, verdict):
-    assert ("bad" if bad_records.explain_line(line, Schema(1, 10)) else "good") == verdict
+    assert ("bad" if libsvm.explain_line(line, Schema(1, 10)) else "good") == verdict
     if verdict == "good":
         parse_one_line(line)
     else:
@@ -207,7 +207,7 @@ def test_the_plain_and_the_native_reader_agree_on_a_line(parse_one_line, line, v
     ],
 )
 def test_the_explanation_says_what_against_what(line, schema, words):
-    reason = bad_records.explain_line(line, schema)
+    reason = libsvm.explain_line(line, schema)
     assert [word for word in words if word not in reason] == []
 
 
@@ -290,16 +290,16 @@ def test_find_bad_refuses_a_record_of_an_absurd_length(tmp_path):
 
 def test_an_id_of_a_million_digits_is_refused_at_once():
     start = time.process_time()
-    reason = bad_records.explain_line(b"1 " + b"9" * (1 << 22) + b":1", Schema(1))
+    reason = libsvm.explain_line(b"1 " + b"9" * (1 << 22) + b":1", Schema(1))
     assert "is not below 2^63" in reason and len(reason) < 300
     assert time.process_time() - start < 5  # digit by digit it takes minutes
 
 
 def test_a_line_without_end_is_refused_by_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_lines, "LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(libsvm, "LONGEST_LINE", 1 << 20)
     (tmp_path / "a.libsvm").write_bytes(b"1 1:1\n" + b"\0" * (3 << 20))
     with pytest.raises(BadInput, match=r"a\.libsvm: has a line of over"):
-        list(text_lines.read_lines(str(tmp_path / "a.libsvm")))
+        list(libsvm.read_lines(str(tmp_path / "a.libsvm")))
 
 
 def test_find_bad_says_that_a_record_is_no_example(tmp_path):
@@ -310,7 +310,7 @@ def test_find_bad_says_that_a_record_is_no_example(tmp_path):
 
 
 def find_bad(path, field_size=3):
-    return list(bad_records.find_bad(str(path), "tfrecord", Schema(field_size)))
+    return list(bad_records.find_bad(str(path), formats.TFRECORD, Schema(field_size)))
 
 
 def test_find_bad_finds_nothing_in_a_good_file(tmp_path):
@@ -369,7 +369,7 @@ def test_find_bad_names_the_line_of_a_libsvm_file(tmp_path):
     lines[10], lines[4500], lines[8999] = "# note", "1 1:1", "1 1:1 x"
     (tmp_path / "a.libsvm.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     path = str(tmp_path / "a.libsvm.gz")
-    found = list(bad_records.find_bad(path, "libsvm", Schema(2)))
+    found = list(bad_records.find_bad(path, formats.LIBSVM, Schema(2)))
     assert [bad.place for bad in found] == [":4501", ":9000"]
 
 

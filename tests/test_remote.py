@@ -15,7 +15,7 @@ from conftest import SMALL_MODEL, make_records, run_train, started, write_tfreco
 from s3_server import CUT, Folder, Proxy, any_of, first
 from test_best_export import run_killed
 
-from deepfm.data import datasets
+from deepfm.data import dataset_json, datasets
 from deepfm.errors import BadInput
 from deepfm.runtime import remote_files
 from deepfm.state import remote_model_dir
@@ -281,7 +281,7 @@ def test_data_whose_reading_ends_early_is_not_taken_for_the_whole(server, tmp_pa
     folder = Folder(server, "data").copy("described")
     size = len(folder.read("a.tfrecords"))
     file = datasets.DataFile("a.tfrecords", size, ROWS, 1)
-    datasets.write_metadata(str(tmp_path), 4, 50, [file])
+    dataset_json.write(str(tmp_path), 4, 50, [file])
     folder.write("dataset.json", (tmp_path / "dataset.json").read_bytes())
     reads = []
 

@@ -150,11 +150,12 @@ def test_of_a_step_that_was_taken_twice_the_later_figure_counts(tmp_path):
         with v1.summary.FileWriter(str(tmp_path), filename_suffix=f".{i}") as writer:
             value = v1.Summary.Value(tag="log_loss", simple_value=loss)
             writer.add_event(v1.Event(wall_time=time, step=7, summary=v1.Summary(value=[value])))
-    program = "import pathlib, runpy, sys; r = runpy.run_path(sys.argv[1]);"
+    program = "import pathlib, runpy, sys; sys.path.insert(0, 'scripts');"
+    program += "r = runpy.run_path(sys.argv[1]);"
     program += "print(r['_scalars'](pathlib.Path(sys.argv[2])))"
     done = subprocess.run(
         [sys.executable, "-c", program, str(ROOT / "scripts/report.py"), str(tmp_path)],
-        stdout=subprocess.PIPE, text=True, timeout=60,
+        cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=60,
     )  # fmt: skip
     assert done.stdout.strip() == "{'log_loss': [(7, 100.0, 1.0)]}"
 

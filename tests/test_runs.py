@@ -30,7 +30,7 @@ class Run:
         self.folder, self.path, self.position = folder, None, None
 
     def begin(self, step, data="a", order=ORDER, steps=(10,), settings=None, abandon=False):
-        part = resume.Part("", order, 0, step, 0, steps and list(steps), settings or {})
+        part = resume.RunPart("", order, 0, step, 0, steps and list(steps), settings or {})
         path = self.path if step else None
         self.position = resume.begin(
             str(self.folder), path, step, data_set(data), part, abandon

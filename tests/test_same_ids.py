@@ -2,7 +2,6 @@
 
 import json
 import os
-import types
 
 import pytest
 import tensorflow as tf
@@ -10,11 +9,11 @@ from conftest import make_records, write_libsvm, write_tfrecords
 
 from data_tools import rebalance
 from data_tools.click_logs import feature_map, field_tables
+from data_tools.click_logs.column_kinds import fields
 from data_tools.click_logs.feature_map import Field
-from data_tools.click_logs.raw_columns import fields
-from deepfm import estimators
-from deepfm.config import Distribution, InputConfig, ModelConfig, OptimizerConfig
-from deepfm.data import datasets
+from deepfm import model_config
+from deepfm.config import ModelAsked, ModelConfig
+from deepfm.data import dataset_json, datasets
 from deepfm.data.datasets import DataSet
 from deepfm.errors import BadInput
 from deepfm.state import export
@@ -58,12 +57,12 @@ def test_a_fingerprint_is_that_of_the_ids_and_not_of_the_file(tmp_path):
 # dataset.json.
 
 
-def write(folder, of_map, name=datasets.METADATA, feature_size=50, file="a"):
+def write(folder, of_map, name=dataset_json.METADATA, feature_size=50, file="a"):
     """A data set of ten records."""
     folder.mkdir(exist_ok=True)
     path = write_tfrecords(folder / f"{file}.tfrecords", make_records(10))
     described = [datasets.DataFile(path, os.path.getsize(path), 10, 3)]
-    datasets.write_metadata(
+    dataset_json.write(
         str(folder), 4, feature_size, described, name=name, feature_map=of_map
     )  # fmt: skip
     return str(folder)
@@ -110,7 +109,7 @@ def test_rebalance_describes_libsvm_text_that_was_described(tmp_path):
     files = [datasets.DataFile(path, os.path.getsize(path), 10, 3)]
     for described in (False, True):
         if described:
-            datasets.write_metadata(str(tmp_path / "a"), 4, 60, files, feature_map=ONE)
+            dataset_json.write(str(tmp_path / "a"), 4, 60, files, feature_map=ONE)
         options = rebalance.Options(str(tmp_path / "a"), str(tmp_path / "b"), overwrite=True)
         rebalance.rebalance(options)
         found = datasets.find(str(tmp_path / "b"), "data")
@@ -121,15 +120,14 @@ def test_rebalance_describes_libsvm_text_that_was_described(tmp_path):
 # The model.
 
 
-def job(model_dir, task_type="train", **given):
+def asked(model_dir, **given):
     names = ("field_size", "feature_size", "multi_valued")
     given = {**dict.fromkeys(names), "deep_layers": (4,), "dropout": (0.0,), "seed": 1, **given}
-    return types.SimpleNamespace(
-        model=given, given=tuple(k for k in given if given[k] is not None), task_type=task_type,
-        model_dir=str(model_dir), correct_calibration=False, distribution=Distribution(),
-        training_data_dir="data/train", val_data_dir=None, eval_every_steps=0,
-        input=InputConfig(32), optimizer=OptimizerConfig(),
-    )  # fmt: skip
+    return ModelAsked(str(model_dir), given, tuple(k for k in given if given[k] is not None))
+
+
+def of_trained(folder, *data):
+    return model_config.of_trained(asked(folder), model_config.kept(str(folder)), *data)
 
 
 def data(of_map=None, feature_size=50, name="--training_data_dir=x"):
@@ -153,16 +151,17 @@ def validation(*args):
 def test_validation_data_have_the_ids_of_the_training_data(tmp_path, found, words):
     if words:
         with pytest.raises(BadInput, match=f"--val_data_dir={words}"):
-            estimators.sizes(job(tmp_path), data(ONE), found)
+            model_config.to_train(asked(tmp_path), {}, data(ONE), found)
     else:
-        config = estimators.sizes(job(tmp_path), data(ONE), found)
+        config = model_config.to_train(asked(tmp_path), {}, data(ONE), found)
         assert (config.feature_size, config.feature_map) == (50, ONE)
 
 
 def test_validation_data_decide_nothing_of_the_model(tmp_path):
     with pytest.raises(BadInput, match="--feature_size is missing"):
-        estimators.sizes(job(tmp_path), data(None, None), validation(ONE))
-    config = estimators.sizes(job(tmp_path, feature_size=60), data(None, None), validation(ONE))
+        model_config.to_train(asked(tmp_path), {}, data(None, None), validation(ONE))
+    mine = asked(tmp_path, feature_size=60)
+    config = model_config.to_train(mine, {}, data(None, None), validation(ONE))
     assert (config.feature_size, config.feature_map) == (60, None)
 
 
@@ -174,7 +173,7 @@ def trained(tmp_path):
         session.run(step.initializer)
         session.run(step.assign(1))
         v1.train.Saver().save(session, str(tmp_path / "model.ckpt"), 1)
-    estimators.keep_config(job(tmp_path), config(ONE))
+    model_config.keep(str(tmp_path), config(ONE))
     return tmp_path
 
 
@@ -182,42 +181,38 @@ def config(of_map):
     return ModelConfig(4, 50, deep_layers=(4,), dropout=(0.0,), feature_map=of_map)
 
 
-@pytest.mark.parametrize("task", ["eval", "infer"])
-def test_evaluation_and_inference_refuse_the_ids_of_another_map(trained, task):
+def test_evaluation_and_inference_refuse_the_ids_of_another_map(trained):
     for of_map in (ONE, None):
-        assert estimators.sizes(job(trained, task), data(of_map)).feature_map == ONE
+        assert of_trained(trained, data(of_map)).feature_map == ONE
     with pytest.raises(BadInput, match=f"feature map {OTHER}, the model learns those of {ONE}"):
-        estimators.sizes(job(trained, task), data(OTHER))
+        of_trained(trained, data(OTHER))
 
 
 def test_training_goes_on_with_the_same_map_or_with_data_that_tell_none(trained):
-    go_on = lambda of_day: estimators.sizes(
-        job(trained), of_day, kept=estimators.kept_config(job(trained))
-    )
+    known = lambda: model_config.kept(str(trained))
+    go_on = lambda of_day: model_config.to_train(asked(trained), known(), of_day)
     for of_map in (ONE, None):
-        estimators.keep_config(job(trained), go_on(data(of_map)))
-        assert estimators.sizes(job(trained, "export")).feature_map == ONE
+        model_config.keep(str(trained), go_on(data(of_map)))
+        assert of_trained(trained).feature_map == ONE
     with pytest.raises(BadInput, match=f"has the ids of feature map {OTHER}, the model learns"):
         go_on(data(OTHER))
 
 
 def test_the_seed_is_that_of_the_job_as_that_of_its_order_is(trained):
-    mine = job(trained, embedding_size=4)
-    mine.given = ()
-    kept = {**estimators.kept_config(mine), "seed": 5, "embedding_size": 8}
-    found = estimators.sizes(mine, data(ONE), kept=kept)
+    mine = asked(trained, embedding_size=4)._replace(given=())
+    kept = {**model_config.kept(str(trained)), "seed": 5, "embedding_size": 8}
+    found = model_config.to_train(mine, kept, data(ONE))
     assert (found.seed, found.embedding_size) == (1, 8)
 
 
 def test_training_goes_on_with_the_same_hashes_or_with_data_that_tell_none(trained):
-    estimators.keep_config(job(trained), config(None)._replace(hash_buckets=49))
-    go_on = lambda buckets: estimators.sizes(
-        job(trained), data(None)._replace(hash_buckets=buckets),
-        kept=estimators.kept_config(job(trained)),
-    )  # fmt: skip
+    model_config.keep(str(trained), config(None)._replace(hash_buckets=49))
+    go_on = lambda buckets: model_config.to_train(
+        asked(trained), model_config.kept(str(trained)), data(None)._replace(hash_buckets=buckets)
+    )
     for buckets in (49, None):
-        estimators.keep_config(job(trained), go_on(buckets))
-        assert estimators.sizes(job(trained, "export")).hash_buckets == 49
+        model_config.keep(str(trained), go_on(buckets))
+        assert of_trained(trained).hash_buckets == 49
     with pytest.raises(BadInput, match="are no hashes, those that the model learns are hashes"):
         go_on(0)
 
@@ -226,8 +221,8 @@ def test_a_model_that_begins_has_no_map_of_an_earlier_one(trained):
     for path in trained.glob("*model.ckpt*"):
         path.unlink()
     (trained / "checkpoint").unlink()
-    estimators.keep_config(job(trained), config(None))
-    assert estimators.sizes(job(trained, "export")).feature_map is None
+    model_config.keep(str(trained), config(None))
+    assert of_trained(trained).feature_map is None
 
 
 def test_an_export_says_its_map_and_one_of_an_older_version_says_none(tmp_path):

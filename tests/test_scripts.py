@@ -10,7 +10,7 @@ import pytest
 import s3_server
 from conftest import ROOT, started
 
-PARTS = ("tune_candidates.py",)  # of a program
+PARTS = ("programs.py", "tables_and_plots.py", "tune_candidates.py")  # of programs
 SCRIPTS = sorted(
     path.name for path in (ROOT / "scripts").iterdir() if path.is_file() and path.name not in PARTS
 )
@@ -164,7 +164,8 @@ def test_a_job_replaces_no_data_and_no_model_of_others(tmp_path, earlier, traini
 def test_the_benchmark_leaves_what_lies_beside_its_own_folder(tmp_path):
     (tmp_path / "model").mkdir()
     program = (
-        "import runpy; from absl import flags\n"
+        "import runpy, sys; from absl import flags\n"
+        "sys.path.insert(0, 'scripts')\n"
         "found = runpy.run_path('scripts/benchmark.py')\n"
         f"flags.FLAGS(['benchmark.py', '--what=pipe', '--work_dir={tmp_path}'])\n"
         "found['MEASURES']['pipe'] = lambda work: (work / 'model').mkdir() or []\n"

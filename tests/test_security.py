@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT, make_records, run_train, small_job, write_tfrecords
 
 from deepfm.config import ModelConfig
-from deepfm.data import datasets
+from deepfm.data import dataset_json, datasets
 from deepfm.errors import BadInput
 from deepfm.runtime import memory
 from deepfm.state import model_json
@@ -77,7 +77,7 @@ LARGE = 10**15
 def test_a_dataset_json_with_absurd_sizes_is_refused(tmp_path, field, feature):
     path = write_tfrecords(tmp_path / "a.tfrecords", make_records(9))
     file = datasets.DataFile(path, os.path.getsize(path), 9, 3)
-    datasets.write_metadata(str(tmp_path), field, feature, [file])
+    dataset_json.write(str(tmp_path), field, feature, [file])
     with pytest.raises(BadInput, match="_size"):
         data = datasets.find(str(tmp_path), "training_data_dir")
         memory.check(ModelConfig(data.field_size, data.feature_size))

@@ -1,4 +1,4 @@
-"""Variables that are saved in pieces come back as they were, through any Saver."""
+"""Variables that are saved in slices come back as they were, through any Saver."""
 
 import numpy as np
 import pytest
@@ -12,8 +12,8 @@ SHAPES = {"a": [7], "b": [10, 3], "c": [], "d": [50, 2, 2], "e": [3, 1], "f": [9
 
 
 @pytest.fixture
-def small_pieces(monkeypatch):
-    monkeypatch.setattr(sliced_saver, "PIECE", 36)  # 9 numbers; 3 rows of b, 2 of d
+def small_slices(monkeypatch):
+    monkeypatch.setattr(sliced_saver, "SLICE_BYTES", 36)  # 9 numbers; 3 rows of b, 2 of d
 
 
 def variables(numbers):
@@ -32,7 +32,7 @@ def variables(numbers):
 
 
 @pytest.mark.parametrize("devices", [["/cpu:0"], ["/cpu:0", "/cpu:1"]])
-def test_a_checkpoint_in_pieces_is_read_like_any_other(small_pieces, tmp_path, devices):
+def test_a_checkpoint_in_slices_is_read_like_any_other(small_slices, tmp_path, devices):
     numbers = {name: np.float32(np.random.randn(*shape)) for name, shape in SHAPES.items()}
     config = v1.ConfigProto(device_count={"CPU": len(devices)})
     with tf.Graph().as_default(), v1.Session(config=config) as session:
@@ -74,7 +74,7 @@ def before_it(op):
     return found
 
 
-def test_pieces_are_read_one_after_the_other_and_no_large_variable_whole(small_pieces):
+def test_slices_are_read_one_after_the_other_and_no_large_variable_whole(small_slices):
     with tf.Graph().as_default() as graph:
         table = v1.get_variable("table", [30, 3], use_resource=True)
         before = set(graph.get_operations())
@@ -89,7 +89,7 @@ def test_pieces_are_read_one_after_the_other_and_no_large_variable_whole(small_p
         assert "ReadVariableOp" not in {x.op.type for op in saves for x in op.inputs}
 
 
-def test_notes_are_saved_and_read_before_every_variable(small_pieces, tmp_path):
+def test_notes_are_saved_and_read_before_every_variable(small_slices, tmp_path):
     with tf.Graph().as_default() as graph, v1.Session() as session:
         variables({name: np.zeros(shape, "f") for name, shape in SHAPES.items()})
         v1.train.get_or_create_global_step()
@@ -130,7 +130,7 @@ def test_what_a_checkpoint_lacks_begins_at_its_initial_value(tmp_path):
 
 
 @pytest.mark.parametrize("device", ["", "/device:GPU:0"])
-def test_pieces_are_read_where_the_variable_is(small_pieces, device):
+def test_slices_are_read_where_the_variable_is(small_slices, device):
     with tf.Graph().as_default() as graph:
         with tf.device(device):
             v1.get_variable("table", [30, 3], use_resource=True)
@@ -141,7 +141,7 @@ def test_pieces_are_read_where_the_variable_is(small_pieces, device):
         assert {op.device for op in ops if op.type == "SaveV2"} == {"/device:CPU:0"}
 
 
-def test_the_sum_of_a_large_variable_sees_every_row(small_pieces):
+def test_the_sum_of_a_large_variable_sees_every_row(small_slices):
     numbers = np.random.randn(50, 2).astype("f")
     with tf.Graph().as_default(), v1.Session() as session:
         table = v1.get_variable("table", initializer=numbers, use_resource=True)

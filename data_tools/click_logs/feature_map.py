@@ -30,7 +30,7 @@ import math
 import re
 from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
-from data_tools.click_logs.raw_columns import BUCKETS, DATASETS, HOUR, SCALED, fields
+from data_tools.click_logs.column_kinds import BUCKETS, DATASETS, HOUR, SCALED, fields
 
 FILE = "feature_map.json"
 FORMAT_VERSION = 1

@@ -8,10 +8,10 @@ from typing import Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from data_tools.click_logs import feature_map, raw_rows
+from data_tools.click_logs import feature_map, row_parser
+from data_tools.click_logs.column_kinds import SCALED, Column
 from data_tools.click_logs.feature_map import FeatureMap, Field
-from data_tools.click_logs.raw_columns import SCALED, Column
-from data_tools.click_logs.raw_rows import LONG, MISSING, Rows
+from data_tools.click_logs.row_parser import LONG, MISSING, Rows
 from data_tools.click_logs.vocabulary import Counts
 
 
@@ -52,7 +52,7 @@ class FieldTable:
 
     def scaled(self, keys: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
         """(ids, values float32) of integers, as feature_map.scaled. uint64 [B] keys."""
-        x = np.clip(raw_rows.integers_of(keys), self.low, self.high)
+        x = np.clip(row_parser.integers_of(keys), self.low, self.high)
         values = np.log1p(x - self.low) / np.log1p(max(self.high - self.low, 1))
         values = np.rint(feature_map.STEPS * values) / feature_map.STEPS
         there = keys != MISSING
@@ -74,8 +74,9 @@ def from_counts(
     tables, first_id = [], 1
     for column, counted in zip(columns, counts):
         if column.kind == SCALED:
-            extremes = raw_rows.integers_of(counted.keys[[0, -1]]) if len(counted.keys) else (0, 0)
-            low, high = (int(x) for x in extremes)
+            low, high = 0, 0
+            if len(counted.keys):
+                low, high = row_parser.integers_of(counted.keys[[0, -1]]).tolist()
             table = FieldTable(column, first_id, np.zeros(0, np.uint64), (), low, high)
         else:
             table = FieldTable(column, first_id, *_ranked(counted, min_count))
@@ -104,7 +105,7 @@ def from_map(known: FeatureMap) -> List[FieldTable]:
     tables = []
     for field in known.fields:
         texts = [text.encode() for text in field.vocabulary]
-        keys = np.array([raw_rows.key_of(field.kind, text) for text in texts], np.uint64)
+        keys = np.array([row_parser.key_of(field.kind, text) for text in texts], np.uint64)
         long = [text for text, key in zip(texts, keys) if key == LONG]
         column = Column(field.name, field.kind)
         tables.append(FieldTable(column, field.first_id, keys, long, field.low, field.high))
@@ -148,7 +149,7 @@ def field_of(table: FieldTable) -> Field:
         return Field(name, kind, first_id, {}, table.low, table.high)
     texts = np.empty(len(table.keys), object)
     short = table.keys != LONG
-    texts[short] = raw_rows.texts_of(kind, table.keys[short])
+    texts[short] = row_parser.texts_of(kind, table.keys[short])
     texts[~short] = [text.decode() for text in table.long]
     vocabulary = dict(zip(texts.tolist(), range(first_id + 2, table.end)))
     return Field(name, kind, first_id, vocabulary)

@@ -6,6 +6,8 @@ from typing import NamedTuple, Optional, Tuple
 
 import numpy as np
 
+from data_tools.common import splitmix64
+
 SPLITS = ("train", "valid", "test")
 
 
@@ -50,9 +52,7 @@ def split_of(split: Split, path: str, starts: np.ndarray) -> np.ndarray:
 
 
 def _draw(seed, name, starts):
-    """Numbers in [0, 1), by the finalizer of SplitMix64 (https://prng.di.unimi.it/splitmix64.c)."""
+    """Numbers in [0, 1)."""
     key = zlib.crc32(f"{seed} {name}".encode()) << 32
-    x = (starts.view(np.uint64) + np.uint64(key)) * np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((x ^ (x >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
+    x = (starts.view(np.uint64) + np.uint64(key)) * splitmix64.GAMMA
+    return splitmix64.uniform(splitmix64.finalize(x))

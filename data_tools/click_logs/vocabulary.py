@@ -4,25 +4,29 @@ Counts of several processes or hosts, put together in any order, are those of on
 """
 
 import collections
+import glob
 import json
+import os
 import zipfile
-from typing import Dict, List, NamedTuple
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from data_tools.click_logs.raw_columns import SCALED
-from data_tools.click_logs.raw_rows import LONG, MISSING
+from data_tools.click_logs.column_kinds import SCALED, Column
+from data_tools.click_logs.row_parser import LONG, MISSING
+from data_tools.common import tallies
+from deepfm.data import datasets
 from deepfm.errors import BadInput
 
 FORMAT_VERSION = 1
-MERGE_AT = 1 << 16  # keys that wait before they are merged, at least
+_OPTIONS = "dataset", "integers", "split", "split_by", "seed"  # that counts depend on
 
 
 class Counts(NamedTuple):
     """What was counted of a field, missing cells apart.
 
     Attributes:
-        keys: uint64 [n], ascending; see raw_rows.
+        keys: uint64 [n], ascending; see row_parser.
         counts: int64 [n].
         long: {text of over 8 bytes: count}.
     """
@@ -38,14 +42,6 @@ def count(keys: np.ndarray, long: List[bytes]) -> Counts:
     return Counts(*np.unique(keys, return_counts=True), collections.Counter(long))
 
 
-def _merge(keys, counts):
-    """Sorts keys and adds the counts of equal ones."""
-    order = np.argsort(keys, kind="stable")
-    keys = keys[order]
-    first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])[: len(keys)])
-    return keys[first], np.add.reduceat(counts[order], first) if len(first) else counts
-
-
 class Tally:
     """The counts of all blocks of a field.
 
@@ -54,30 +50,16 @@ class Tally:
     """
 
     def __init__(self, kind):
-        self._kind = kind
-        self._merged = np.zeros(0, np.uint64), np.zeros(0, np.int64)
-        self._waiting, self._size = [], 0
+        self._short = tallies.Tally(np.uint64, only_extremes=kind == SCALED)
         self._long = collections.Counter()
 
     def add(self, counts: Counts):
+        self._short.add(counts.keys, counts.counts)
         self._long.update(counts.long)
-        self._waiting.append(counts[:2])
-        self._size += len(counts.keys)
-        if self._size > max(MERGE_AT, len(self._merged[0])):
-            self._put_together()
 
     def result(self) -> Counts:
         """All that was added."""
-        self._put_together()
-        return Counts(*self._merged, dict(self._long))
-
-    def _put_together(self):
-        keys, counts = zip(self._merged, *self._waiting)
-        keys, counts = _merge(np.concatenate(keys), np.concatenate(counts))
-        if self._kind == SCALED and len(keys) > 2:
-            keys, counts = keys[[0, -1]], counts[[0, -1]]
-        self._merged = keys, counts
-        self._waiting, self._size = [], 0
+        return Counts(*self._short.result(), dict(self._long))
 
 
 def save(path: str, about: dict, counts: List[Counts]):
@@ -94,6 +76,44 @@ def save(path: str, about: dict, counts: List[Counts]):
 
 def _bytes(text):
     return np.frombuffer(text, np.uint8)
+
+
+def about(options, share: Tuple[int, int], files: Sequence[datasets.DataFile]) -> dict:
+    """What the counts of a host depend on, of prepare_criteo.Options, its share and --input."""
+    files = [[os.path.basename(file.path), file.bytes] for file in files]
+    return {**{x: getattr(options, x) for x in _OPTIONS}, "share": [*share], "files": files}
+
+
+def load_all(columns: Sequence[Column], mine: dict, options) -> List[Counts]:
+    """The counts of all hosts together; BadInput where they are not of what `mine` says."""
+    spec = options.counts or os.path.join(options.output_dir, "counts-*.npz")
+    paths = sorted(glob.glob(spec))
+    if not paths:
+        raise BadInput(f"--counts={spec}: no file matches; --step=count makes them.")
+    tallies = [Tally(column.kind) for column in columns]
+    seen: Dict[int, str] = {}
+    for path in paths:
+        said, counts = load(path, len(columns))
+        for name in _OPTIONS:
+            if said.get(name) != mine[name]:
+                was = said.get(name)
+                raise BadInput(f"{path}: was counted with --{name}={was}, not {mine[name]}.")
+        index, number = said["share"]
+        same_files = said.get("files", mine["files"]) == mine["files"]
+        if not same_files and (not options.own_files or said["share"] == mine["share"]):
+            raise BadInput(
+                f"{path}: was counted on other files than those of --input={options.input}; count "
+                "again (--step=count --overwrite)."
+            )
+        if number != len(paths) or index in seen:
+            raise BadInput(
+                f"--counts={spec}: {len(paths)} files, but {path} is number {index + 1} of "
+                f"{number}; give each host's counts once."
+            )
+        seen[index] = path
+        for tally, counted in zip(tallies, counts):
+            tally.add(counted)
+    return [tally.result() for tally in tallies]
 
 
 def load(path: str, field_size: int):

@@ -3,23 +3,36 @@
 A line holds a record where something other than blanks stands before its first `#`.
 """
 
-import gzip
-import zlib
-from typing import Iterator, NamedTuple, Optional
+from typing import Iterator, List, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
 
-from deepfm.data.text_lines import LONGEST_LINE, without_mark
-from deepfm.errors import BadInput
+from deepfm.data import libsvm
 
 BLOCK = 1 << 20  # bytes read at once
+TASK = 16 << 20  # bytes of a plain file that a process works on as one task
 
 _BLANK, _HASH, _COLON, _NEWLINE = 32, ord("#"), ord(":"), ord("\n")
 
 
-class Block(NamedTuple):
-    """Whole lines of a file.
+class LineRange(NamedTuple):
+    """Whole lines of a file that follow one another.
+
+    Attributes:
+        path: a local or s3:// file.
+        start: where the first line begins, in bytes of the uncompressed text; 0 where the file is
+            gzip.
+        end: where the line after the last begins; None: to the end of the file.
+    """
+
+    path: str
+    start: int = 0
+    end: Optional[int] = None
+
+
+class LineBlock(NamedTuple):
+    """Some lines of a file, as they are read at once.
 
     Attributes:
         start: where it begins, in bytes of the uncompressed text; 0 after a byte order mark.
@@ -32,50 +45,14 @@ class Block(NamedTuple):
     read: int
 
 
-def read_blocks(path: str, start: int = 0, end: Optional[int] = None) -> Iterator[Block]:
-    """Yields the blocks of a file, plain or (by its name) gzip.
-
-    Args:
-        path: a local or s3:// file.
-        start: where a line begins, in bytes of the uncompressed text; 0 where the file is gzip.
-        end: where to stop, at the begin of a line; None: at the end of the file.
+def read_blocks(path: str, start: int = 0, end: Optional[int] = None) -> Iterator[LineBlock]:
+    """Yields the blocks of a LineRange of a file, plain or (by its name) gzip.
 
     Raises:
         BadInput: the gzip file is damaged, a line is longer than any record, or the text is UTF-16.
     """
-    compressed = path.endswith(".gz")
-    with open_file(path) as raw:
-        stream = gzip.GzipFile(fileobj=raw) if compressed else raw
-        if start:
-            stream.seek(start)
-        rest, position, mark, told = b"", start, 0, raw.tell()
-        while True:
-            size = BLOCK if end is None else min(BLOCK, end - position)
-            try:
-                read = stream.read(size) if size else b""
-            except (OSError, EOFError, zlib.error) as error:
-                if compressed:
-                    message = f"{path}: is not whole as a gzip file ({error})."
-                    raise BadInput(message) from error
-                raise
-            at_end, begins = not read, position == 0
-            position += len(read)
-            if begins:
-                read = without_mark(read, path)
-                mark = position - len(read)  # bytes
-            head, newline, tail = read.rpartition(b"\n")
-            text, rest = (rest + head + newline, tail) if newline else (b"", rest + read)
-            at = position - len(rest) - len(text)
-            if rest and at_end:  # the file's last line lacks its newline
-                text, rest = rest + b"\n", b""
-            if text:
-                now = raw.tell()
-                yield Block(0 if at == mark else at, text, now - told)
-                told = now
-            if at_end:
-                return
-            if len(rest) > LONGEST_LINE:
-                raise BadInput(f"{path}: has a line of over {LONGEST_LINE} bytes: not LibSVM text.")
+    for block in libsvm.read_blocks(path, BLOCK, start, end):
+        yield LineBlock(*block)
 
 
 def record_starts(text: bytes) -> np.ndarray:
@@ -99,9 +76,24 @@ def longest_record(text: bytes, starts: np.ndarray) -> int:
     return int(np.diff(np.searchsorted(colons, np.append(starts, len(text)))).max())
 
 
-def next_line(path: str, position: int) -> int:
+def lines_from(path: str, begin: int, end: int) -> Optional[LineRange]:
+    """The lines of a plain file that begin from a byte on and before another; None without any."""
+    size = tf.io.gfile.stat(path).length
+    start = _next_line(path, begin) if begin else 0
+    stop = _next_line(path, end) if end < size else None
+    return None if start in (stop, size) else LineRange(path, start, stop)
+
+
+def cut(path: str, size: int) -> List[LineRange]:
+    """The lines of a file of `size` bytes: of a plain one a LineRange for each task."""
+    if path.endswith(".gz"):
+        return [LineRange(path)]
+    return list(filter(None, (lines_from(path, i, i + TASK) for i in range(0, size, TASK))))
+
+
+def _next_line(path, position):
     """Where the first line begins at or after a byte of a plain file."""
-    with open_file(path) as f:
+    with libsvm.open_file(path) as f:
         f.seek(position - 1)
         return position - 1 + len(f.readline())
 
@@ -109,11 +101,6 @@ def next_line(path: str, position: int) -> int:
 def line_number(path: str, position: int) -> int:
     """The number, from 1, of the line that begins at a byte of a plain file."""
     return 1 + sum(b.text.count(b"\n") for b in read_blocks(path, 0, position)) if position else 1
-
-
-def open_file(path: str):
-    """A local or s3:// file, for reading bytes."""
-    return tf.io.gfile.GFile(path, "rb") if "://" in path else open(path, "rb")
 
 
 def _content(line):

@@ -9,9 +9,9 @@ import os
 import re
 from typing import Collection, List, Tuple
 
-from deepfm.data import datasets
+from deepfm.data import dataset_json, datasets
 from deepfm.errors import BadInput
-from deepfm.runtime import program
+from deepfm.runtime import program, remote_files
 
 # How these programs call data, but for the converter without --num_files.
 _OURS = re.compile(r"(shard-\d{5}-of-\d{5}/)?part-\d{5}-of-\d{5}\.(tfrecords|libsvm)(\.gz)?")
@@ -42,6 +42,18 @@ def check_hosts(folder: str, number: int, suffixes: Tuple[str, ...]):
             )
 
 
+def names_in(folder: str, suffixes: Tuple[str, ...], first: str) -> List[str]:
+    """Makes --output_dir, and returns the names of the data and metadata in it, sorted.
+
+    BadInput where it is not local, which says what to do `first`, or cannot be written.
+    """
+    if remote_files.is_remote(folder):
+        raise BadInput(f"--output_dir={folder} is not local; {first}, then copy it there.")
+    remote_files.check_writable(folder, "output_dir")
+    names = sorted(os.listdir(folder))
+    return [name for name in names if dataset_json.is_metadata(name) or name.endswith(suffixes)]
+
+
 def replaced(
     folder: str, names: List[str], overwrite: bool, known: Collection[str] = ()
 ) -> List[str]:
@@ -59,9 +71,9 @@ def replaced(
     if not names:
         return []
     if not os.path.exists(os.path.join(folder, datasets.UNFINISHED)):
-        said = datasets.read_metadata(folder) or {"files": {}}
+        said = dataset_json.read(folder) or {"files": {}}
         for name in names:
-            ours = datasets.is_metadata(os.path.basename(name)) or _OURS.fullmatch(name)
+            ours = dataset_json.is_metadata(os.path.basename(name)) or _OURS.fullmatch(name)
             if not (ours or name in said["files"] or name in known):
                 raise BadInput(
                     f"{os.path.join(folder, name)}: is no file that dataset.json names, so it is "
@@ -70,6 +82,13 @@ def replaced(
     if not overwrite:
         raise BadInput(f"{folder} holds a data set ({names[0]}); --overwrite replaces it.")
     return names
+
+
+def mark(folder: str):
+    """Has readers refuse a folder, which is made if it is missing, until `publish` is done."""
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, datasets.UNFINISHED), "w"):
+        pass
 
 
 def publish(scratch: str, names: List[str], folder: str, old: List[str]):
@@ -82,11 +101,9 @@ def publish(scratch: str, names: List[str], folder: str, old: List[str]):
         old: the names there that they replace.
     """
     program.ignore_signals()
-    mark = os.path.join(folder, datasets.UNFINISHED)
-    with open(mark, "w"):
-        pass
+    mark(folder)
     for name in old:
         os.remove(os.path.join(folder, name))
     for name in names:
         os.replace(os.path.join(scratch, name), os.path.join(folder, name))
-    os.remove(mark)
+    os.remove(os.path.join(folder, datasets.UNFINISHED))

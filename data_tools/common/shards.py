@@ -14,6 +14,7 @@ from typing import Optional, Tuple
 
 from absl import flags
 
+from deepfm.data import datasets
 from deepfm.errors import BadInput
 
 FLAGS = flags.FLAGS
@@ -100,6 +101,17 @@ def own_files(*specs: Optional[str]) -> bool:
             "not; make both alike, or give --own_files or --noown_files."
         )
     return any(inside)
+
+
+def part_of(data: datasets.DataSet, share: Tuple[int, int]) -> datasets.DataSet:
+    """The data set with the files that are a host's share of it; BadInput where that is none."""
+    index, number = share
+    if len(data.files) < number:
+        raise BadInput(
+            f"{data.name}: has {len(data.files)} files, too few for {number} shards; try "
+            f"--num_shards={len(data.files)}."
+        )
+    return data._replace(files=data.files[index::number])
 
 
 def folder(output_dir: str, share: Tuple[int, int]) -> str:

@@ -13,11 +13,61 @@ import signal
 import threading
 import time
 from multiprocessing import connection
-from typing import Any, Callable, Iterator, Sequence, Tuple
+from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
 
+import tensorflow as tf
+
+from data_tools.common.progress import Progress
+from data_tools.common.skipping import Skipping
+from deepfm.data.bad_records import BadRecord
 from deepfm.runtime import program
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextlib.contextmanager
+def results(
+    work: Callable[[Any], Iterator[Any]],
+    tasks: Sequence[Any],
+    num_workers: int,
+    title: str,
+    total: int,
+    bad: Optional[Skipping] = None,
+) -> Iterator[Iterator[Tuple[int, Any]]]:
+    """What `run` yields, with a bar of the bytes that are done, and bad records apart.
+
+    Args:
+        work: yields (bytes that it has done since the last time, result), and BadRecords.
+        tasks, num_workers: as `run` takes them.
+        title: of the bar.
+        total: bytes that there are to do.
+        bad: counts the BadRecords.
+
+    Yields:
+        An iterator over (task's index, result).
+    """
+    progress = Progress(title, total / 1e6, "MB")
+
+    def good(events):
+        for index, event in events:
+            if isinstance(event, BadRecord):
+                bad.add(event)
+                continue
+            done, result = event
+            progress.add(done / 1e6)
+            yield index, result
+
+    with contextlib.closing(run(work, tasks, num_workers)) as events:
+        yield good(events)
+    progress.finish()
+
+
+def one_thread_session(graph: tf.Graph) -> tf.compat.v1.Session:
+    """A session of one thread: what a machine has of cores is used by more processes."""
+    config = tf.compat.v1.ConfigProto(
+        intra_op_parallelism_threads=1, inter_op_parallelism_threads=1
+    )
+    return tf.compat.v1.Session(graph=graph, config=config)
 
 
 def run(

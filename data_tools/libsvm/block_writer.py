@@ -5,35 +5,16 @@ Python sees no row, unless a block is refused: then it finds the bad lines and w
 """
 
 import functools
-import os
 import re
-import shutil
-import time
 from typing import List, NamedTuple, Optional
 
 import tensorflow as tf
 import tensorflow.contrib.libsvm  # noqa: F401  loaded before processes fork, which then share it
 
-from data_tools.common import line_blocks
+from data_tools.common import line_blocks, record_files, workers
+from data_tools.common.line_blocks import LineRange
 from data_tools.libsvm import field_lines
-from deepfm.data import bad_records, records
-
-COPY = 1 << 20  # bytes copied at once
-FLUSH_SECONDS = 60.0  # how long the end of a block may take to reach its file
-
-
-class Range(NamedTuple):
-    """Lines of an input file.
-
-    Attributes:
-        path: the file.
-        start: where the first line begins, in bytes of the uncompressed text.
-        end: where the line after the last begins; None: to the end of the file.
-    """
-
-    path: str
-    start: int = 0
-    end: Optional[int] = None
+from deepfm.data import bad_records, libsvm, records
 
 
 class Piece(NamedTuple):
@@ -50,19 +31,17 @@ class Piece(NamedTuple):
     rows: Optional[int] = None
 
 
-class Task(NamedTuple):
-    """A range of lines and the pieces that they go to, in order."""
+class Conversion(NamedTuple):
+    """Lines of an input and the pieces that they go to, in order: what is one task."""
 
-    lines: Range
+    lines: LineRange
     pieces: List[Piece]
 
 
-class Written(NamedTuple):
-    """What became of a block.
+class BlockFacts(NamedTuple):
+    """What is known of the records of a block.
 
     Attributes:
-        output: the index of the output file that it belongs to.
-        read: bytes of the input file, as it lies on the disk, that were read for it.
         rows: records that were written.
         positives: those with label 1.
         max_id: the largest id, negative where there is no record.
@@ -70,8 +49,6 @@ class Written(NamedTuple):
         zero: whether a label is 0.
     """
 
-    output: int
-    read: int
     rows: int
     positives: int
     max_id: int
@@ -95,9 +72,8 @@ class BlockWriter:
         self._schema = schema
         with graph.as_default():
             self._text = tf.compat.v1.placeholder(tf.string, [])
-            self._path = tf.compat.v1.placeholder(tf.string, [])
             lines = tf.compat.v1.string_split([self._text], "\n").values
-            lines = records.drop_blank(lines)
+            lines = libsvm.drop_blank(lines)
             self._taken = tf.compat.v1.placeholder(tf.int32, [None], name="fields")
             self._strings = tf.compat.v1.placeholder(tf.string, [None], name="ids")
             labels, ids, values, *counts = self._parse(lines, schema)
@@ -112,23 +88,14 @@ class BlockWriter:
                 tf.reduce_any(tf.equal(labels, 0) & ~negative),
             ]
             encode = records.encode_multi_valued if counts else records.encode
-            examples = encode(labels, ids, values, *counts)
-            self._size = tf.reduce_sum(
-                tf.cast(tf.strings.length(examples) + records.FRAME, tf.int64)
-            )
-            examples = tf.data.Dataset.from_tensor_slices(examples)
-            self._write = tf.data.experimental.TFRecordWriter(self._path).write(examples)
-        # One thread: what a machine has of cores is used by more processes.
-        config = tf.compat.v1.ConfigProto(
-            intra_op_parallelism_threads=1, inter_op_parallelism_threads=1
-        )
-        self._session = tf.compat.v1.Session(graph=graph, config=config)
+            self._appender = record_files.RecordAppender(encode(labels, ids, values, *counts))
+        self._session = workers.one_thread_session(graph)
 
     def _parse(self, lines, schema):
         """What `records` parses of lines, with counts where fields may hold several values."""
         if not (schema.named_fields or schema.field_ids or schema.hash_buckets):
-            return records.parse_lines(lines, schema, known_ascii=True)
-        labels, rows, ids, values = records.decode_lines(lines, schema.id_offset, known_ascii=True)
+            return libsvm.parse_lines(lines, schema, known_ascii=True)
+        labels, rows, ids, values = libsvm.decode_lines(lines, schema.id_offset, known_ascii=True)
         of_pairs = [tf.shape(ids)]
         if schema.hash_buckets:
             of_pairs.append(tf.shape(self._strings))
@@ -158,7 +125,7 @@ class BlockWriter:
             BadBlock: a pair is of another form, or not ASCII.
         """
         schema = self._schema
-        if schema.hash_buckets and bad_records.HASH_IN_ID.search(text):
+        if schema.hash_buckets and libsvm.HASH_IN_ID.search(text):
             raise BadBlock
         if schema.named_fields or schema.hash_buckets:
             text = re.sub(rb"#[^\n]*", b"", text) if b"#" in text else text
@@ -172,22 +139,19 @@ class BlockWriter:
             feed[self._strings] = taken.ids
         return feed
 
-    def write(self, text, path):
-        """Writes the records of `text` to a new file; returns Written's fields from rows on.
+    def append(self, text, path):
+        """Appends the records of `text` to a file; returns BlockFacts.
 
         Raises:
             BadBlock: a line is bad; `accepts` helps to find which.
             OSError: the file cannot be written.
         """
-        feed = {**self._feed(text), self._path: path}
+        feed = self._feed(text)
         try:
-            facts, size, _ = self._session.run([self._facts, self._size, self._write], feed)
+            facts = self._appender.run(self._session, path, feed, self._facts)
         except tf.errors.InvalidArgumentError:
             raise BadBlock from None
-        except tf.errors.OpError as error:  # which cannot be sent to another process
-            raise OSError(error.message) from None
-        await_size(path, size)
-        return [fact.item() for fact in facts]
+        return BlockFacts(*(fact.item() for fact in facts))
 
     def accepts(self, lines):
         """Whether none of the lines is bad."""
@@ -198,64 +162,49 @@ class BlockWriter:
         return True
 
 
-def await_size(path, size):
-    """Waits until a file that TFRecordWriter wrote has all its bytes.
-
-    The op of TensorFlow 1.15 reports that it is done, and only then flushes and closes its file:
-    until it has, or where that fails (a full disk), the last records are missing.
-    """
-    deadline = time.monotonic() + FLUSH_SECONDS
-    while os.path.getsize(path) < size:
-        if time.monotonic() > deadline:
-            raise OSError(f"{path}: {os.path.getsize(path)} of {size} bytes written: disk full?")
-        time.sleep(1e-4)
-
-
 _block_writer = functools.lru_cache(maxsize=1)(BlockWriter)  # a process makes one, and keeps it
 
 
-def convert(task, schema):
-    """Writes the pieces of a task.
+def convert(conversion, schema):
+    """Writes the pieces of a Conversion.
 
     Yields:
-        A Written for each block, and before it a bad_records.BadRecord for each of its bad lines,
-        which are not written.
+        (bytes of the input file read, (index of the output file, BlockFacts)) for each block, and
+        before it a bad_records.BadRecord for each of its bad lines, which are not written.
     """
+    path = conversion.lines.path
     writer = _block_writer(schema)
     first_line = None  # its number costs a look at the file up to there; only bad lines need it
-    for piece, text, lines_before, read in _cut(task):
-        block_path = f"{piece.path}.block"
+    for piece, text, lines_before, read in _cut(conversion):
         try:
-            facts = writer.write(text, block_path)
+            facts = writer.append(text, piece.path)
         except BadBlock:
             if first_line is None:
-                first_line = line_blocks.line_number(task.lines.path, task.lines.start)
+                first_line = line_blocks.line_number(path, conversion.lines.start)
             lines = {
                 number: _without_comment(line, schema)
                 for number, line in enumerate(text.split(b"\n"), start=first_line + lines_before)
             }
             for number, reason in _bad_lines(writer, lines, schema):
                 del lines[number]
-                yield bad_records.BadRecord(task.lines.path, f":{number}", reason)
-            facts = writer.write(b"\n".join(lines.values()), block_path)
-        with open(piece.path, "ab") as whole, open(block_path, "rb") as part:
-            shutil.copyfileobj(part, whole, COPY)
-        yield Written(piece.output, read, *facts)
+                yield bad_records.BadRecord(path, f":{number}", reason)
+            facts = writer.append(b"\n".join(lines.values()), piece.path)
+        yield read, (piece.output, facts)
 
 
 def _without_comment(line, schema):
     """A line without its comment; with it where that may have been meant to be an id."""
     content = line.partition(b"#")[0]
-    doubtful = schema.hash_buckets and content.strip() and bad_records.HASH_IN_ID.search(line)
+    doubtful = schema.hash_buckets and content.strip() and libsvm.HASH_IN_ID.search(line)
     return line if doubtful else content
 
 
-def _cut(task):
+def _cut(conversion):
     """Yields (piece, text, lines of the range before it, bytes read) for each block of a piece."""
-    pieces = iter(task.pieces)
+    pieces = iter(conversion.pieces)
     piece = next(pieces)
     left, lines_before = piece.rows, 0
-    for _, text, read in line_blocks.read_blocks(*task.lines):
+    for _, text, read in line_blocks.read_blocks(*conversion.lines):
         starts = [] if left is None else line_blocks.record_starts(text)
         row = begin = 0
         while left is not None and row + left <= len(starts):
@@ -278,6 +227,6 @@ def _bad_lines(writer, lines, schema):
     """Yields (number, reason) of what the writer refuses of {number: line without comment}."""
     numbers = [number for number, line in lines.items() if line.strip()]
     candidates = [lines[number] for number in numbers]
-    explain = lambda line: bad_records.explain_line(line, schema)
+    explain = lambda line: libsvm.explain_line(line, schema)
     for i, reason in bad_records.find_refused(writer.accepts, candidates, explain):
         yield numbers[i], reason

@@ -6,7 +6,7 @@
 from typing import Optional, Sequence, Tuple
 
 from data_tools.libsvm import field_lines
-from deepfm.data import bad_records, datasets, records, text_lines
+from deepfm.data import datasets, libsvm, records
 from deepfm.errors import BadInput
 from deepfm.runtime import memory
 
@@ -19,7 +19,7 @@ def of_flags(data: datasets.DataSet, options) -> records.Schema:
     """
     inputs, named = data.files, options.input_format == "libffm"
     if options.input_format == "auto":
-        lines = (line.split() for file in inputs for _, line in text_lines.read_lines(file.path))
+        lines = (line.split() for file in inputs for _, line in libsvm.read_lines(file.path))
         first = next((words for words in lines if len(words) > 1), None)
         named = bool(first) and first[1].count(b":") == 2
         if not first and options.multi_valued:
@@ -115,12 +115,12 @@ def _first_row_length(inputs, lines, options):
     """The id:value pairs of the first row that is good."""
     bad = 0
     for file in inputs:
-        for number, line in text_lines.read_lines(file.path):
+        for number, line in libsvm.read_lines(file.path):
             pairs = len(line.split()) - 1
             schema = lines._replace(feature_size=None)
             if not lines.named_fields:
                 schema = schema._replace(field_size=max(pairs, 1))
-            reason = bad_records.explain_line(line, schema)
+            reason = libsvm.explain_line(line, schema)
             if not reason:
                 return pairs
             bad += 1

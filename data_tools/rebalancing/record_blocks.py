@@ -16,8 +16,9 @@ from typing import Iterator, NamedTuple, Optional, Union
 import numpy as np
 import tensorflow as tf
 
-from data_tools.common import line_blocks
-from deepfm.data import bad_records, example_bytes, records
+from data_tools.common import line_blocks, workers
+from data_tools.common.line_blocks import LineRange
+from deepfm.data import bad_records, datasets, example_bytes, formats, libsvm, records
 from deepfm.data.bad_records import BadRecord
 from deepfm.errors import BadInput
 from deepfm.runtime import memory
@@ -27,26 +28,24 @@ _CHECKSUM = 4  # bytes of a frame after its payload
 REFUSED = (tf.errors.InvalidArgumentError, tf.errors.DataLossError)
 
 
-class Part(NamedTuple):
-    """A part of an input file: of LibSVM text some lines, of a TFRecord file all of it.
+class FileSlice(NamedTuple):
+    """What is one task: of LibSVM text some lines, of a TFRecord file all of it.
 
     Attributes:
-        path: the file.
+        lines: the LineRange; of a TFRecord file nothing but its path counts.
         data_format: tfrecord or libsvm.
-        start: where the first line begins, in bytes of the uncompressed text.
-        end: where the line after the last begins; None: to the end of the file.
+        number: of the task, from which the keys of its records are made.
         described: whether dataset.json describes the file. Then TFRecords that look as our own
             writer makes them are taken for such, and not parsed, which would take twice as long.
     """
 
-    path: str
+    lines: LineRange
     data_format: str
-    start: int = 0
-    end: Optional[int] = None
-    described: bool = False
+    number: int
+    described: bool
 
 
-class Block(NamedTuple):
+class RecordBlock(NamedTuple):
     """Some records of a file, in order. n: how many.
 
     Attributes:
@@ -66,9 +65,9 @@ class Block(NamedTuple):
 
 
 def read(
-    part: Part, schema: Optional[records.Schema], max_bad_records: int
-) -> Iterator[Union[Block, BadRecord]]:
-    """Yields the records of a part of a file, good ones in Blocks, bad ones as BadRecords.
+    part: FileSlice, schema: Optional[records.Schema], max_bad_records: int
+) -> Iterator[Union[RecordBlock, BadRecord]]:
+    """Yields the records of a part of a file, good ones in RecordBlocks, bad ones as BadRecords.
 
     Ends after max_bad_records + 1 bad ones.
 
@@ -81,8 +80,8 @@ def read(
         BadInput: a gzip file is not whole, or is several in one.
     """
     if part.data_format == "libsvm":
-        return _read_lines(part)
-    return _read_frames(part.path, schema, max_bad_records, part.described)
+        return _read_lines(part.lines)
+    return _read_frames(part.lines.path, schema, max_bad_records, part.described)
 
 
 # TFRecord.
@@ -102,7 +101,7 @@ class _FrameReader:
             serialized = iterator.get_next()
 
             def parse():
-                features, labels = records.parse(serialized, "tfrecord", schema)
+                features, labels = formats.TFRECORD.parse(serialized, schema)
                 with tf.control_dependencies(features.values()):
                     return labels > 0, tf.reduce_max(features["feat_ids"])
 
@@ -111,7 +110,7 @@ class _FrameReader:
             nothing = lambda: (tf.zeros([0], tf.bool), tf.constant(-1, tf.int64))
             self._next = tf.strings.length(serialized), known, *tf.cond(known, nothing, parse)
             self._initializer = iterator.initializer
-        self._session = tf.compat.v1.Session(graph=graph, config=_one_thread())
+        self._session = workers.one_thread_session(graph)
 
     def batches(self, path, described):
         """Yields (payload bytes int32 [n], known, positive bool [n], largest id) of BATCH records.
@@ -125,17 +124,12 @@ class _FrameReader:
                 yield self._session.run(self._next, {self._described: described})
 
 
-def _one_thread():
-    """What a machine has of cores is used by more processes."""
-    return tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
-
-
 _frame_reader = functools.lru_cache(maxsize=1)(_FrameReader)  # a process makes one, and keeps it
 
 
 def _read_frames(path, schema, max_bad_records, described=False):
     good = told = 0
-    with line_blocks.open_file(path) as raw, _naming_gzip_damage(path):
+    with libsvm.open_file(path) as raw, _naming_gzip_damage(path):
         stream = gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw
         try:
             for lengths, known, positive, max_id in _frame_reader(schema).batches(path, described):
@@ -146,27 +140,24 @@ def _read_frames(path, schema, max_bad_records, described=False):
                 starts = np.concatenate([[0], ends[:-1]])
                 if known:
                     positive = _labels(data, ends, schema.field_size)
-                yield Block(data, starts, ends, positive, int(max_id), raw.tell() - told)
+                yield RecordBlock(data, starts, ends, positive, int(max_id), raw.tell() - told)
                 good, told = good + len(ends), raw.tell()
             left = stream.read(1)
         except REFUSED as error:
             refused = error
         else:
             if left and path.endswith(".gz"):
-                raise BadInput(
-                    f"{path}: has several gzip members, of which TensorFlow reads the first only; "
-                    "make it one with 'zcat FILE | gzip > OTHER'."
-                )
+                raise datasets.several_members(path)
             if not left:
                 return
             refused = None  # a file that ends inside a record's header is whole to TensorFlow
-    found = bad_records.find_bad(path, "tfrecord", schema)
+    found = bad_records.find_bad(path, formats.TFRECORD, schema)
     bad = {record.place: record for record in itertools.islice(found, max_bad_records + 1)}
     if not bad:
         raise refused or OSError(f"{path}: changed while it was read")
     yield from bad.values()
     if len(bad) <= max_bad_records:
-        payloads = (x for place, x, _ in bad_records.numbered(path, "tfrecord") if place not in bad)
+        payloads = (x for place, x, _ in formats.TFRECORD.numbered(path) if place not in bad)
         yield from _framed(itertools.islice(payloads, good, None), schema)
 
 
@@ -179,7 +170,7 @@ def _labels(data, ends, field_size):
 
 
 def _framed(payloads, schema):
-    """Yields Blocks of good records of which only the payloads are known."""
+    """Yields RecordBlocks of good records of which only the payloads are known."""
     for chunk in iter(lambda: list(itertools.islice(payloads, BATCH)), []):
         with tempfile.NamedTemporaryFile(suffix=".tfrecords") as f:
             with tf.io.TFRecordWriter(f.name) as writer:
@@ -209,8 +200,8 @@ class _LineReader:
         graph = tf.Graph()
         with graph.as_default():
             self._text = tf.compat.v1.placeholder(tf.string, [])
-            lines = records.drop_blank(tf.compat.v1.string_split([self._text], "\n").values)
-            labels, _, ids, values = records.decode_lines(lines, known_ascii=True)
+            lines = libsvm.drop_blank(tf.compat.v1.string_split([self._text], "\n").values)
+            labels, _, ids, values = libsvm.decode_lines(lines, known_ascii=True)
             good = [
                 tf.reduce_all(tf.equal(labels, 0) | tf.equal(tf.abs(labels), 1)),
                 tf.reduce_all(tf.math.is_finite(values)),
@@ -218,7 +209,7 @@ class _LineReader:
             ]
             with tf.control_dependencies([tf.debugging.Assert(x, ["bad line"]) for x in good]):
                 self._parsed = labels > 0, tf.reduce_max(ids)
-        self._session = tf.compat.v1.Session(graph=graph, config=_one_thread())
+        self._session = workers.one_thread_session(graph)
 
     def parse(self, text):
         """(positive bool [n], largest id) of the lines of a text; InvalidArgumentError."""
@@ -238,11 +229,11 @@ class _LineReader:
 _line_reader = functools.lru_cache(maxsize=1)(_LineReader)
 
 
-def _read_lines(part):
+def _read_lines(lines):
     reader = _line_reader()
     first_line = None  # its number costs a look at the file up to there; only bad lines need it
     lines_before = 0
-    for _, text, read_bytes in line_blocks.read_blocks(part.path, part.start, part.end):
+    for _, text, read_bytes in line_blocks.read_blocks(*lines):
         starts = line_blocks.record_starts(text)
         newlines = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
         line = np.searchsorted(newlines, starts)  # which lines hold the records
@@ -250,18 +241,18 @@ def _read_lines(part):
             positive, max_id = reader.parse(text)
         except tf.errors.InvalidArgumentError:
             if first_line is None:
-                first_line = line_blocks.line_number(part.path, part.start)
-            lines = [text[i:j].partition(b"#")[0] for i, j in zip(starts, newlines[line])]
-            bad = list(bad_records.find_refused(reader.accepts, lines, _explain))
+                first_line = line_blocks.line_number(lines.path, lines.start)
+            texts = [text[i:j].partition(b"#")[0] for i, j in zip(starts, newlines[line])]
+            bad = list(bad_records.find_refused(reader.accepts, texts, _explain))
             for i, reason in bad:
                 place = f":{first_line + lines_before + line[i]}"
-                yield BadRecord(part.path, place, reason)
-            chosen = np.delete(np.arange(len(lines)), [i for i, _ in bad])
+                yield BadRecord(lines.path, place, reason)
+            chosen = np.delete(np.arange(len(texts)), [i for i, _ in bad])
             starts, line = starts[chosen], line[chosen]
-            positive, max_id = reader.parse(b"\n".join(lines[i] for i in chosen))
-        yield Block(text, starts, newlines[line] + 1, positive, int(max_id), read_bytes)
+            positive, max_id = reader.parse(b"\n".join(texts[i] for i in chosen))
+        yield RecordBlock(text, starts, newlines[line] + 1, positive, int(max_id), read_bytes)
         lines_before += len(newlines)
 
 
 def _explain(line):
-    return bad_records.explain_line(line, records.Schema(len(line.split()) - 1))
+    return libsvm.explain_line(line, records.Schema(len(line.split()) - 1))

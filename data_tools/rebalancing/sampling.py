@@ -3,15 +3,13 @@
 `options` is a rebalance.Options everywhere.
 """
 
-import contextlib
 import functools
 
 import numpy as np
 
-from data_tools.common import workers
-from data_tools.common.progress import Progress
-from data_tools.rebalancing import record_blocks, shuffling
-from deepfm.data.sampling_rates import SamplingRates
+from data_tools.common import splitmix64, workers
+from data_tools.rebalancing import record_blocks
+from deepfm.data.dataset_json import SamplingRates
 from deepfm.errors import BadInput
 
 
@@ -38,21 +36,16 @@ def _count(data, tasks, schema, options):
     if data.rows is not None:
         positives = sum(file.positives for file in data.files)
         return data.rows - positives, positives
-    progress = Progress("Counting", sum(file.bytes for file in data.files) / 1e6, "MB")
-    count = functools.partial(_count_part, schema=schema, max_bad_records=options.max_bad_records)
-    rows = np.zeros(2, np.int64)
-    with contextlib.closing(workers.run(count, tasks, options.num_workers)) as events:
-        for _, (read, found) in events:
-            rows += found
-            progress.add(read / 1e6)
-    progress.finish()
-    return rows.tolist()
+    size = sum(file.bytes for file in data.files)
+    count = functools.partial(_count_slice, schema=schema, max_bad_records=options.max_bad_records)
+    with workers.results(count, tasks, options.num_workers, "Counting", size) as results:
+        return sum((found for _, found in results), np.zeros(2, np.int64)).tolist()
 
 
-def _count_part(task, schema, max_bad_records):
-    for event in record_blocks.read(task.part, schema, max_bad_records):
-        if isinstance(event, record_blocks.Block):
-            yield event.read, by_label(event.positive)
+def _count_slice(task, schema, max_bad_records):
+    for block in record_blocks.read(task, schema, max_bad_records):
+        if isinstance(block, record_blocks.RecordBlock):
+            yield block.read, by_label(block.positive)
 
 
 def by_label(positive):
@@ -75,7 +68,7 @@ def choose(positive, key, rates):
         return slice(None)
     rate = np.where(positive, rates.positive, rates.negative)
     whole = np.floor(rate)
-    copies = whole + (shuffling.uniform(key) < rate - whole)
+    copies = whole + (splitmix64.uniform(key) < rate - whole)
     return np.repeat(np.arange(len(positive)), copies.astype(np.int64))
 
 

@@ -6,9 +6,8 @@ memory. A bucket that is too large for that is scattered again, by the next bits
 function of the keys alone, whatever the number of buckets and whoever filled them.
 (Random buckets, shuffled one by one: Rao, Sankhya A 23 (1961); Sandelius, JRSS B 24 (1962).)
 
-A key is a number of the record, scrambled by the finalizer of SplitMix64 (Steele, Lea and Flood,
-"Fast Splittable Pseudorandom Number Generators", OOPSLA 2014). That is a bijection: no two records
-have the same key.
+A key is a number of the record, scrambled by SplitMix64. That is a bijection: no two records have
+the same key.
 
 n: records of a block.
 """
@@ -17,6 +16,8 @@ import os
 from typing import Iterator, List, NamedTuple, Tuple
 
 import numpy as np
+
+from data_tools.common import splitmix64
 
 _ENTRY = np.dtype([("key", "<u8"), ("bytes", "<u4"), ("positive", "?")])  # of a record, on the disk
 _FEW = 64  # records that are copied at once
@@ -39,16 +40,7 @@ def keys(salt: np.ndarray, task: int, first: int, n: int) -> np.ndarray:
 
 
 def _scramble(x):
-    """SplitMix64's step and finalizer; a bijection of uint64."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-def uniform(keys: np.ndarray) -> np.ndarray:
-    """The keys as float64 [n], evenly spread over [0, 1)."""
-    return (keys >> np.uint64(11)) * 2.0**-53
+    return splitmix64.finalize(x + splitmix64.GAMMA)
 
 
 class Bucket(NamedTuple):

@@ -4,7 +4,7 @@ Every process has a TensorFlow server. The chief and the workers train, each on 
 records, at their own pace; the variables lie on the parameter servers. What TensorFlow leaves open
 is when each may end. Here all live until the chief has finished the job: it waits for the workers'
 last steps before its last checkpoint, and releases them and the servers when its work is done.
-Before that, a process that is lost ends them all (watch.Watch).
+Before that, a process that is lost ends them all (peers.Watch).
 
 What the processes tell each other stands on a board: variables on server 0, outside of the model's
 graph, which one posts and the others wait for. Beside it are counters: of the steps that each

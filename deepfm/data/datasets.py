@@ -1,55 +1,27 @@
-"""Which files make a data set, and dataset.json, which says what is in them.
+"""Which files make a data set, and whether they are all of it."""
 
-dataset.json lies beside the records:
-
-    {"format_version": 1, "field_size": 39, "feature_size": 117581,
-     "files": {"part-00000-of-00002.tfrecords": {"rows": 500, "bytes": 156500, "positives": 128},
-               ...}}
-
-and `"multi_valued": true` where a field of a record may hold several values, or none,
-`"hash_buckets": N` where ids are hashes of strings (`records.hashed`), and `"feature_map":
-"1f6c..."`, its fingerprint, where they are those of a feature_map.json.
-
-It is trusted only where a file's name and size match. Where records were sampled by label,
-"sampling_rates": {"negative": 0.1, "positive": 1.0} says how many of each label were kept. Several
-hosts that write a data set together write a part each, dataset-00001-of-00004.json and so on:
-readers take all that lie beside the files for one. The dataset.json of a folder may also describe
-files in folders below it, by the names that lead there.
-"""
-
-import contextlib
+import fnmatch
 import functools
-import json
-import math
 import os
 import posixpath
 import re
-from typing import Callable, Dict, List, NamedTuple, Optional
+import zlib
+from typing import Dict, List, NamedTuple, Optional
 
 import tensorflow as tf
 from absl import logging
 
-from deepfm.data import bad_records, identity, named_files
+from deepfm.data import dataset_json, formats, identity
+from deepfm.data.dataset_json import METADATA, SamplingRates
 from deepfm.data.identity import Identity
-from deepfm.data.named_files import PART, Found
 from deepfm.data.pipe_mode import Pipe
-from deepfm.data.sampling_rates import SamplingRates, check_rates, merge_rates, rows_by_label
 from deepfm.errors import BadInput
-from deepfm.runtime import atomic_files, remote_files
+from deepfm.runtime import remote_files
 
-METADATA = "dataset.json"
 UNFINISHED = (
     ".unfinished"  # in a folder some of whose files are a new data set's, others an old one's
 )
-FORMAT_VERSION = 1
-SUFFIXES = {
-    "tfrecord": (".tfrecords", ".tfrecord", ".tfrecords.gz", ".tfrecord.gz"),
-    "libsvm": tuple(
-        name + end for name in (".libsvm", ".svm", ".txt", ".libffm", ".ffm") for end in ("", ".gz")
-    ),
-}
 _GZIP = b"\x1f\x8b"
-_FINGERPRINT = re.compile("[0-9a-f]{8,64}")
 
 
 class DataFile(NamedTuple):
@@ -68,7 +40,7 @@ class DataSet(NamedTuple):
 
     Attributes:
         files: DataFiles that hold at least one byte, sorted by path.
-        data_format: "tfrecord" or "libsvm".
+        data_format: a name of formats.FORMATS.
         field_size: F, or None where neither dataset.json nor the first record tells.
         feature_size: rows of the embedding table, or None where no dataset.json tells.
         multi_valued: whether fields may hold several values, or none; None where no dataset.json
@@ -98,6 +70,11 @@ class DataSet(NamedTuple):
     feature_map: Optional[str] = None
 
     @property
+    def format(self) -> formats.Format:
+        """The entry of its data_format."""
+        return formats.FORMATS[self.data_format]
+
+    @property
     def rows(self):
         """Records in all files, or None where one file's count, or a channel's, is not known."""
         if self.pipe:
@@ -106,13 +83,36 @@ class DataSet(NamedTuple):
         return None if None in counts else sum(counts)
 
 
+class Found(NamedTuple):
+    """What one entry of a flag's comma list finds.
+
+    Attributes:
+        spec: a directory, which is searched through, a glob or a file.
+        is_directory: whether it is the first of these.
+        paths: the files.
+        folders: those that may hold a dataset.json of these files.
+    """
+
+    spec: str
+    is_directory: bool
+    paths: List[str]
+    folders: List[str]
+
+    def covers(self, path: str) -> bool:
+        """Whether a path would be found if a file were there."""
+        if self.is_directory:
+            return path.startswith(posixpath.join(self.spec, ""))
+        names, patterns = path.split("/"), self.spec.split("/")
+        return len(names) == len(patterns) and all(map(fnmatch.fnmatchcase, names, patterns))
+
+
 def find(spec: str, flag: str, data_format: str = "auto", partial: bool = False) -> DataSet:
     """Finds the data that a flag names and refuses what cannot be data.
 
     Args:
         spec: a directory (searched through), a glob, or a comma list of these; local or s3://.
         flag: the flag's name, for messages.
-        data_format: auto, tfrecord or libsvm.
+        data_format: auto, or a name of formats.FORMATS.
         partial: whether a host may have only its part of the files that dataset.json names.
 
     Raises:
@@ -138,8 +138,8 @@ def _find(spec, flag, data_format, partial):
                 f"--{flag}={spec}: {folder or '.'} holds a part of a data set, whose writing was "
                 f"cut short ({UNFINISHED} says so); write it again with --overwrite."
             )
-    names = functools.lru_cache(maxsize=None)(_names)
-    named_files.warn_of_missing_hosts(paths, f"--{flag}={spec}", names)
+    names = functools.lru_cache(maxsize=None)(dataset_json.names_in)
+    dataset_json.warn_of_missing_hosts(paths, f"--{flag}={spec}", names)
     files, empty, seen = [], [], set()
     for path in paths:
         same = path if remote_files.is_remote(path) else os.path.realpath(path)
@@ -153,26 +153,26 @@ def _find(spec, flag, data_format, partial):
         raise BadInput(f"{empty[0].path}: is empty (0 bytes), --{flag}={spec} holds no records.")
     for file in empty:
         logging.warning("%s is empty (0 bytes) and adds no records.", file.path)
-    formats = {_format(file.path) if data_format == "auto" else data_format for file in files}
-    if len(formats) > 1:
+    found = {_format(file.path).name if data_format == "auto" else data_format for file in files}
+    if len(found) > 1:
+        titles = " and ".join(x.title for x in formats.FORMATS.values() if x.name in found)
+        suffix = next(iter(formats.FORMATS.values())).suffixes[0]
+        glob = f"name one kind, with a glob such as '{spec.rstrip('/')}/*{suffix}'."
         raise BadInput(
-            f"--{flag}={spec} mixes TFRecord and LibSVM files ({files[0].path}, {files[-1].path}); "
-            + (
-                f"name one kind, with a glob such as '{spec.rstrip('/')}/*.tfrecords'."
-                if "," not in spec
-                else "name files of one kind."
-            )
+            f"--{flag}={spec} mixes {titles} files ({files[0].path}, {files[-1].path}); "
+            + (glob if "," not in spec else "name files of one kind.")
         )
-    said = {folder: read_metadata(folder, names) for folder in folders}
+    said = {folder: dataset_json.read(folder, names) for folder in folders}
     said = {folder: metadata for folder, metadata in said.items() if metadata}
     there = set(paths) - {file.path for file in empty}
-    named_files.check(f"--{flag}={spec}", entries, there, said, _holds_data, partial)
+    covers = lambda path: any(entry.covers(path) for entry in entries)
+    dataset_json.check_named(f"--{flag}={spec}", covers, there, said, _holds_data, partial)
     tops = [entry.spec.rstrip("/") for entry in entries]
     described = [_described(file, tops, said) for file in files]
     metadata = [m for _, m in described if m]
     return DataSet(
         [file for file, _ in described],
-        formats.pop(),
+        found.pop(),
         _agreed(metadata, "field_size", flag),
         max((m["feature_size"] for m in metadata), default=None),
         any(m.get("multi_valued") for m in metadata)
@@ -200,14 +200,6 @@ def identified(data: DataSet, known: Optional[Dict[str, Identity]] = None) -> Da
     """The data set with the identity of every file; `known` as in identity.identify."""
     found = identity.identify([file.path for file in data.files], known)
     return data._replace(files=[f._replace(identity=x) for f, x in zip(data.files, found)])
-
-
-def _names(folder):
-    """What lies in a folder; nothing where there is none."""
-    try:
-        return sorted(tf.io.gfile.listdir(folder or "."))
-    except tf.errors.NotFoundError:
-        return []
 
 
 def _search(part, flag) -> Found:
@@ -240,7 +232,7 @@ def _search_folder(top, flag):
     for folder, _, names in tf.io.gfile.walk(top):
         below = folder[len(top) :]
         paths += [posixpath.join(folder, x) for x in names if _holds_data(posixpath.join(below, x))]
-        if "/." not in below and any(is_metadata(x) or x == UNFINISHED for x in names):
+        if "/." not in below and any(dataset_json.is_metadata(x) or x == UNFINISHED for x in names):
             folders.append(posixpath.dirname(posixpath.join(folder, METADATA)))
     if not paths:
         raise BadInput(f"--{flag}={top}: the directory holds no data files.")
@@ -254,7 +246,7 @@ def _holds_data(path):
     return not hidden and not name.endswith((".json", ".md", ".crc"))
 
 
-def _format(path):
+def _format(path) -> formats.Format:
     """The format that a file's name tells, or else its first bytes; checks compression."""
     with tf.io.gfile.GFile(path, "rb") as f:
         head = f.read(12)
@@ -262,10 +254,7 @@ def _format(path):
         raise BadInput(f"{path}: is named .gz but is not gzip-compressed; rename or compress it.")
     if head.startswith(_GZIP) and not path.endswith(".gz"):
         raise BadInput(f"{path}: is gzip-compressed; its name must end in .gz.")
-    for data_format, suffixes in SUFFIXES.items():
-        if path.endswith(suffixes):
-            return data_format
-    return "tfrecord" if bad_records.looks_like_tfrecord(head) else "libsvm"
+    return formats.of_file(path, head)
 
 
 def _described(file, tops, said):
@@ -292,17 +281,16 @@ def _described(file, tops, said):
 
 def _sampling_rates(described):
     """The SamplingRates of files, from [(file, its metadata or None)]; None where none are told."""
-    rates = [m and m.get("sampling_rates") for _, m in described]
-    if not any(rates):
-        return None
     unknown = [file.path for file, m in described if not m]
-    if unknown:
+    if unknown and any(m and m.get("sampling_rates") for _, m in described):
         logging.warning(
             "The sampling rates are not known: no %s describes %s.", METADATA, unknown[0]
         )
+    if unknown:
         return None
-    rows = ((f.rows - f.positives, f.positives) for f, _ in described)
-    return merge_rates(zip((r and SamplingRates(**r) for r in rates), rows))
+    return dataset_json.merge_rates(
+        [(m.get("sampling_rates"), (f.rows - f.positives, f.positives)) for f, m in described]
+    )
 
 
 def _agreed(metadata, key, flag):
@@ -312,197 +300,43 @@ def _agreed(metadata, key, flag):
     return values[0] if values else None
 
 
-def is_metadata(name: str) -> bool:
-    """Whether a file is a dataset.json, or a part of one, by its name."""
-    return name == METADATA or bool(PART.fullmatch(name))
+def count_rows(data: DataSet) -> DataSet:
+    """The data set with the rows of every file; reads those that no dataset.json describes."""
+    if data.rows is not None:
+        return data
+    logging.info("Counting records, as no dataset.json tells them.")
+    count = lambda file: sum(1 for _ in data.format.numbered(file.path))
+    files = [f if f.rows is not None else f._replace(rows=count(f)) for f in data.files]
+    return data._replace(files=files)
 
 
-def read_metadata(folder: str, names: Callable = _names) -> Optional[dict]:
-    """The dataset.json of a folder, made of its parts where it lies there in parts; None without.
+def check_gzip(path: str):
+    """Refuses (BadInput) a gzip file that TensorFlow would read a part of and take for whole.
 
-    Args:
-        folder: local or s3://.
-        names: folder -> what lies in it.
-
-    Raises:
-        BadInput: one is broken, or two contradict one another.
+    That is a file which is cut short, now and then, and one of several members (`cat a.gz b.gz`),
+    always. Unpacks it once; a file that is not named .gz is not looked at.
     """
-    found = [posixpath.join(folder, name) for name in filter(is_metadata, names(folder))]
-    parts = {path: read_part(path) for path in found}
-    return merge_metadata(parts) if parts else None
-
-
-def merge_metadata(parts: Dict[str, dict]) -> dict:
-    """One dataset.json made of several, by their paths, which messages name.
-
-    field_size and hash_buckets have to be the same, and feature_map where it is told; feature_size
-    becomes the largest; see also merge_rates.
-    """
-    (first, merged), *others = parts.items()
-    files, owners = dict(merged["files"]), dict.fromkeys(merged["files"], first)
-    of_map = {part["feature_map"]: path for path, part in parts.items() if "feature_map" in part}
-    if len(of_map) > 1:
-        (one, path), (other, another), *_ = of_map.items()
-        raise BadInput(
-            f"{another}: has the ids of feature map {other}, but {path} those of {one}: these are "
-            "not parts of one data set."
-        )
-    for path, part in others:
-        for key in ("field_size", "hash_buckets"):
-            if part.get(key) != merged.get(key):
-                raise BadInput(
-                    f"{path}: {key} {part.get(key)}, but {first} has {merged.get(key)}: these are "
-                    "not parts of one data set."
-                )
-        for name, entry in part["files"].items():
-            if files.setdefault(name, entry) != entry:
-                raise BadInput(f"{path}: says of {name} other than {owners[name]}; delete one.")
-            owners.setdefault(name, path)
-    content = {
-        "format_version": FORMAT_VERSION,
-        "field_size": merged["field_size"],
-        "feature_size": max(part["feature_size"] for part in parts.values()),
-        "files": files,
-    }
-    if any(part.get("multi_valued") for part in parts.values()):
-        content["multi_valued"] = True
-    if "hash_buckets" in merged:
-        content["hash_buckets"] = merged["hash_buckets"]
-    if of_map:
-        content["feature_map"] = next(iter(of_map))
-    rates = [part.get("sampling_rates") for part in parts.values()]
-    if any(rates):
-        rows = [rows_by_label(part["files"].values()) for part in parts.values()]
-        merged_rates = merge_rates(zip((r and SamplingRates(**r) for r in rates), rows))
-        content["sampling_rates"] = merged_rates._asdict()
-    return content
-
-
-def read_part(path: str) -> dict:
-    """A dataset.json, or a part of one; BadInput where it is broken."""
-    with tf.io.gfile.GFile(path, "rb") as f:
-        text = f.read()
+    if not path.endswith(".gz"):
+        return
+    unpack = zlib.decompressobj(zlib.MAX_WBITS | 16)  # 16: gzip's header and trailer
     try:
-        found = json.loads(text.decode(), object_pairs_hook=_unique)
-        version = found["format_version"]
-        if version != FORMAT_VERSION:
-            raise BadInput(
-                f"{path}: format_version {str(version)[:40]}, this program reads {FORMAT_VERSION}."
-            )
-        for key in ("field_size", "feature_size"):
-            _check_number(found, key, least=1)
-        if "hash_buckets" in found:
-            _check_number(found, "hash_buckets", least=2)
-        if not isinstance(found.get("multi_valued", False), bool):
-            raise ValueError(f"multi_valued is {str(found['multi_valued'])[:40]}")
-        if not _FINGERPRINT.fullmatch(found.get("feature_map", "0" * 8)):
-            raise ValueError(f"feature_map is {found['feature_map'][:40]}")
-        for entry in found["files"].values():
-            for key in ("rows", "bytes", "positives"):
-                _check_number(entry, key, least=0)
-            if entry["positives"] > entry["rows"]:
-                raise ValueError(f"{entry['positives']} positives of {entry['rows']} rows")
-        if "sampling_rates" in found:
-            check_rates(found["sampling_rates"], found["files"].values())
-    except BadInput:
-        raise
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {str(error)[:200]}"
-        raise BadInput(f"{path}: is not a dataset.json ({reason}); delete or remake it.") from error
-    return found
+        with tf.io.gfile.GFile(path, "rb") as f:
+            for block in iter(lambda: f.read(1 << 20), b""):
+                unpack.decompress(block)
+                if unpack.eof:
+                    break
+            more = unpack.unused_data or f.read(1)
+    except zlib.error as error:
+        raise BadInput(f"{path}: is damaged as a gzip file ({error}).") from error
+    if not unpack.eof:
+        raise BadInput(f"{path}: is not whole as a gzip file; its end is missing.")
+    if more:
+        raise several_members(path)
 
 
-def _unique(pairs):
-    """A JSON object as a dict; of a key that is there twice nobody knows which is meant."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key is there twice")
-    return found
-
-
-def _check_number(entry, key, least):
-    number = entry[key]
-    if type(number) is not int or not least <= number < 1 << 63:  # a bool is an int to isinstance
-        raise ValueError(f"{key} is {str(number)[:40]}")
-
-
-def write_metadata(
-    folder: str,
-    field_size: int,
-    feature_size: int,
-    files: List[DataFile],
-    sampling_rates: Optional[SamplingRates] = None,
-    name: str = METADATA,
-    multi_valued: bool = False,
-    hash_buckets: int = 0,
-    feature_map: Optional[str] = None,
-):
-    """Writes dataset.json into a folder, whole or not at all; `files` are of that folder."""
-    content = {
-        "format_version": FORMAT_VERSION,
-        "field_size": field_size,
-        "feature_size": feature_size,
-        **({"multi_valued": True} if multi_valued else {}),
-        **({"hash_buckets": hash_buckets} if hash_buckets else {}),
-        **({"feature_map": feature_map} if feature_map else {}),
-        "files": {
-            os.path.basename(f.path): {"rows": f.rows, "bytes": f.bytes, "positives": f.positives}
-            for f in files
-        },
-    }
-    if sampling_rates:
-        content["sampling_rates"] = sampling_rates._asdict()
-    write_whole(posixpath.join(folder, name), json.dumps(content, indent=1) + "\n")
-
-
-@contextlib.contextmanager
-def open_whole(path: str):
-    """Opens a local text file for writing that has its name only when it is complete.
-
-    Raises:
-        OSError: it cannot be written; it is named also where the system's error names no file.
-    """
-    target = os.path.realpath(path)  # of a link what it leads to
-    folder, name = os.path.split(target)
-    prefix = f".{name}.tmp-"
-    atomic_files.remove(folder, prefix)
-    temporary = os.path.join(folder, f"{prefix}{os.getpid()}")
-    try:
-        with atomic_files.naming(path):
-            with open(temporary, "w", encoding="utf-8") as f:
-                atomic_files.lock(f.fileno())
-                yield f
-            os.replace(temporary, target)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(temporary)
-
-
-def write_whole(path: str, text: str):
-    """Writes a text file, whole or not at all."""
-    with open_whole(path) as f:
-        f.write(text)
-
-
-def write_json(path: str, content):
-    """Writes JSON, whole or not at all; null in place of numbers that it has no words for."""
-    write_whole(path, json.dumps(_finite(content), indent=1) + "\n")
-
-
-def _finite(content):
-    if isinstance(content, dict):
-        return {key: _finite(value) for key, value in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [_finite(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content
-
-
-def join(path: str, parts: List[str]):
-    """Puts text files together in order, whole or not at all, and removes them."""
-    with remote_files.written(path) as local, open_whole(local) as whole:
-        for part in parts:
-            with tf.io.gfile.GFile(part) as f:
-                for text in iter(lambda f=f: f.read(1 << 20), ""):
-                    whole.write(text)
-    for part in parts:
-        tf.io.gfile.remove(part)
+def several_members(path: str) -> BadInput:
+    """The error for a gzip file of several members."""
+    return BadInput(
+        f"{path}: has several gzip members, of which TensorFlow reads the first only; make it one "
+        "with 'zcat FILE | gzip > OTHER'."
+    )

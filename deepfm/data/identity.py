@@ -15,6 +15,7 @@ from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
+from deepfm.errors import BadInput
 from deepfm.runtime import remote_files
 
 _WHOLE = 256 << 20  # bytes of a data set that is read whole
@@ -119,3 +120,27 @@ def differing(identities: Mapping[str, Identity]) -> Optional[str]:
         if was[:2] != found[:2]:
             return path
     return None
+
+
+def check_unchanged(data):
+    """Refuses (BadInput) files that are gone or are others than at the beginning.
+
+    Of local files the size is looked at, of files that were identified the content.
+    """
+    for file in data.files:
+        if remote_files.is_remote(file.path):
+            continue
+        if not tf.io.gfile.exists(file.path):
+            raise BadInput(f"{file.path}: is gone; it was there when the job began.")
+        size = tf.io.gfile.stat(file.path).length
+        if size != file.bytes:
+            raise BadInput(
+                f"{file.path}: had {file.bytes:,} bytes when the job began and has {size:,} now; "
+                "train on files that nobody writes to."
+            )
+    changed = differing({f.path: f.identity for f in data.files if f.identity})
+    if changed:
+        raise BadInput(
+            f"{changed}: is another file than when the job began; train on files that nobody "
+            "writes to."
+        )

@@ -3,7 +3,7 @@
     files -> share -> parallel reads -> cache -> shuffle -> batch -> parse -> prefetch
     channel -> share -> cache -> shuffle -> batch -> parse -> prefetch   (Pipe mode)
 
-up to the batch in each epoch anew (`raw_records`). Records are parsed a batch at a time, by one
+up to the batch in each epoch anew (`reading`). Records are parsed a batch at a time, by one
 native op a batch, which is many times as fast as one call a record. Nothing is dropped: the last
 batch of an epoch is as short as it is.
 
@@ -11,14 +11,14 @@ B: records in a batch. F: fields.
 """
 
 import os
-from typing import List, Optional, Sequence, Tuple
+from typing import Tuple
 
-import numpy as np
 import tensorflow as tf
 
 from deepfm.config import InputConfig
-from deepfm.data import datasets, reading, records
-from deepfm.data.reading import Skipped
+from deepfm.data import datasets, reading, records, shares
+from deepfm.data.shares import Skipped
+from deepfm.kernels.ops import TENSORFLOW
 
 # tf.data's own tuning takes more of two cores than it gives back.
 _PARSERS = max(1, len(os.sched_getaffinity(0)) // 2)  # batches parsed at the same time
@@ -43,7 +43,7 @@ def make_input_fn(
 
     Returns:
         A function () -> tf.data.Dataset of (features, labels float32 [B]), the features as
-        `records.parse` gives them. With several processes or replicas the features also hold
+        `Format.parse` gives them. With several processes or replicas the features also hold
         "weights" float32 [B]: what each example counts in the mean loss of a replica, so that the
         mean over replicas is that of the global batch, although its parts differ in size; 0 for
         what only fills up a batch. In step, but with unknown rows, batches never end, and the
@@ -53,14 +53,16 @@ def make_input_fn(
         DataLossError at a bad record; `bad_records.find_bad` tells which.
     """
 
+    ops = config.ops or TENSORFLOW
+    config = config._replace(ops=ops)
+
     def parse(raw):
-        how = config.with_labels, config.compiled
-        return records.parse(raw, data.data_format, schema, *how)
+        return data.format.parse(raw, schema, config.with_labels, ops)
 
     def weigh(raw, weight, rows_of_steps=None):
         """A batch whose examples count `weight`, filled up to a multiple of the replicas."""
-        nothing = lambda: records.nothing(data.data_format, schema)
-        some = reading.num_records(raw, config) > 0
+        nothing = lambda: data.format.nothing(schema)
+        some = ops.num_records(raw) > 0
         features, labels = tf.cond(some, lambda: parse(raw), nothing)
         rows = tf.shape(labels)[0]
         fill = -rows % config.replicas
@@ -78,7 +80,7 @@ def make_input_fn(
     size = config.batch_size * config.replicas
 
     def batches(dataset, epoch):
-        dataset = reading.batched(dataset, config, size)
+        dataset = ops.rechunked(dataset, size)
         if config.in_step and not known or config.replicas == 1 and not config.in_step:
             return dataset
         return _with_weights(dataset, config, epoch)
@@ -108,7 +110,7 @@ def _with_weights(dataset, config, epoch):
     """(raw batch, weight float32 []) for each step that some process has records for."""
     if not config.in_step:
         return dataset.map(lambda raw: (raw, 1.0))
-    parts = _parts_of_steps(config)
+    parts = shares.parts_of_steps(config)
     weights = parts[:, config.process] * parts.shape[1] / parts.sum(axis=1)
     weights = tf.constant(weights, tf.float32)
     left = weights[tf.where(tf.equal(epoch, config.first_epoch), config.first_step, 0) :]
@@ -121,57 +123,17 @@ def _with_rows(dataset, config):
     """(raw batch, B as float32 [], float32 [2]: B and that of the next batch), without end."""
 
     def look_ahead(before, raw):
-        sizes = [reading.num_records(batch, config) for batch in (before, raw)]
+        sizes = [config.ops.num_records(batch) for batch in (before, raw)]
         rows = tf.cast(tf.stack(sizes), tf.float32)
         return raw, (before, rows[0], rows)
 
-    scan = tf.data.experimental.scan(reading.no_records(config), look_ahead)
+    scan = tf.data.experimental.scan(config.ops.no_records(), look_ahead)
     return _endless(dataset, config).apply(scan).skip(1)
 
 
 def _endless(dataset, config):
     """Raw batches, and after the last of them empty ones."""
-    return dataset.concatenate(tf.data.Dataset.from_tensors(reading.no_records(config)).repeat())
-
-
-def _parts_of_steps(config):
-    """int [steps, processes]: the records that each process has for each step of an epoch."""
-    size = config.batch_size * config.replicas
-    rows = np.array(config.rows_of_processes)
-    steps = -(-rows.max() // size)
-    return np.clip(rows - size * np.arange(steps)[:, np.newaxis], 0, size)
-
-
-def rows_of_share(
-    data: datasets.DataSet, damaged: Sequence[Skipped], config: InputConfig
-) -> Optional[int]:
-    """The records of an epoch that this process reads, or None where that is not known."""
-    if data.rows is None:
-        return None
-    if config.num_shares == 1:
-        return data.rows - sum(len(file.places) for file in damaged)
-    return sum(
-        r.end - r.begin
-        for r in reading.divide(data.files, damaged, config.num_shares)[config.share]
-    )
-
-
-def steps_of_processes(config: InputConfig) -> Optional[List[int]]:
-    """The steps of each process in an epoch, by rank; None where the rows are not known."""
-    if config.rows_of_processes is None:
-        return None
-    size = config.batch_size * config.replicas
-    steps = [-(-rows // size) for rows in config.rows_of_processes]
-    return [max(steps)] * len(steps) if config.in_step else steps
-
-
-def steps_per_epoch(config: InputConfig) -> Optional[int]:
-    """Steps of an epoch: of every process where they keep in step, else of all together.
-
-    None where the rows are not known.
-    """
-    steps = steps_of_processes(config)
-    return steps and (steps[0] if config.in_step else sum(steps))
+    return dataset.concatenate(tf.data.Dataset.from_tensors(config.ops.no_records()).repeat())
 
 
 def _parts(batch, replicas):

@@ -16,6 +16,7 @@ from absl import logging
 from deepfm.errors import BadInput
 from deepfm.runtime.sagemaker import Job
 
+FORMAT = "tfrecord"  # of a channel, by contract
 _PATIENCE = 25  # seconds that the FIFO of an epoch may take to be there
 
 

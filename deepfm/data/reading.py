@@ -9,108 +9,22 @@ side, their records through one shuffle buffer. A group has so many records that
 filled several times over.
 """
 
+import contextlib
 import fcntl
 import glob
 import hashlib
 import os
-from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Callable, NamedTuple, Sequence
 
-import numpy as np
 import tensorflow as tf
-from absl import logging
 
-from deepfm.data import bad_records, datasets, pipe_mode, records, text_lines
+from deepfm.data import datasets, pipe_mode
+from deepfm.data.shares import Skipped, divide, groups
 from deepfm.errors import BadInput
-from deepfm.kernels import bindings
+from deepfm.kernels.ops import CHUNK
+from deepfm.runtime import remote_files
 
-_CHUNK = 256  # records that pass between threads at once: one by one costs more than reading them
-_BUFFERS = 4  # times that the shuffle buffer is filled in a group of files, at least
 _WHOLE, _PART, _DAMAGED = range(3)  # kinds of ranges, which are read in different ways
-
-
-class Range(NamedTuple):
-    """Records begin ... end - 1 of a file; `whole` where that is all, and then end may be None."""
-
-    path: str
-    begin: int
-    end: Optional[int]
-    whole: bool
-
-
-class Skipped(NamedTuple):
-    """The bad records of a damaged file, which training passes over: {place: reason}."""
-
-    path: str
-    places: Mapping[str, str]
-
-
-def divide(
-    files: Sequence[datasets.DataFile], damaged: Sequence[Skipped], num_shares: int
-) -> List[List[Range]]:
-    """Divides records evenly, to within one, and as whole files where these are even.
-
-    The records of all files, one after the other, are cut into contiguous parts. A pure function
-    of its arguments: all processes make the same plan.
-
-    Args:
-        files: with their rows, unless there is one share.
-        damaged: the files whose bad records do not count.
-        num_shares: parts to cut.
-
-    Returns:
-        The ranges of each share.
-    """
-    bad = {file.path: len(file.places) for file in damaged}
-    rows = [None if f.rows is None else f.rows - bad.get(f.path, 0) for f in files]
-    if num_shares == 1:
-        return [[Range(file.path, 0, count, True) for file, count in zip(files, rows)]]
-    cuts = [sum(rows) * i // num_shares for i in range(num_shares + 1)]
-    shares = [[] for _ in range(num_shares)]
-    first = 0  # of the file, counted over all files
-    for file, count in zip(files, rows):
-        for share, (low, high) in zip(shares, zip(cuts, cuts[1:])):
-            begin, end = max(low - first, 0), min(high - first, count)
-            if begin < end:
-                share.append(Range(file.path, begin, end, end - begin == count))
-        first += count
-    return shares
-
-
-def log_division(files: Sequence[datasets.DataFile], damaged: Sequence[Skipped], num_shares: int):
-    """Logs which records each process reads."""
-    if num_shares == 1:
-        return
-    for i, ranges in enumerate(divide(files, damaged, num_shares)):
-        rows = sum(r.end - r.begin for r in ranges)
-        name = lambda r: os.path.basename(r.path) + ("" if r.whole else f"[{r.begin}:{r.end}]")
-        names = [name(r) for r in ranges]
-        if len(names) > 4:
-            names[2:-1] = [f"... {len(names) - 3} more ..."]
-        logging.info("Process %d reads %s records: %s.", i, f"{rows:,}", ", ".join(names) or "-")
-
-
-def groups(ranges: Sequence[Range], config, epoch: int) -> List[List[Range]]:
-    """The ranges of an epoch in the order of reading, in groups that are read side by side.
-
-    Args:
-        ranges: of this process.
-        config: InputConfig.
-        epoch: its number, from 0.
-    """
-    if config.shuffle_buffer > 1:
-        order = np.random.RandomState([config.seed, epoch]).permutation(len(ranges))
-        ranges = [ranges[i] for i in order]
-    found, rows = [[]], 0
-    for r in ranges:
-        if len(found[-1]) >= config.num_parallel_reads and rows >= _BUFFERS * config.shuffle_buffer:
-            found.append([])
-            rows = 0
-        found[-1].append(r)
-        rows += (r.end or 0) - r.begin if config.by_rows else 0
-    if len(found) > 1 and rows < config.shuffle_buffer:
-        last = found.pop()
-        found[-1] += last
-    return [group for group in found if group]
 
 
 def each_epoch(
@@ -125,17 +39,15 @@ def each_epoch(
         data: the files, or the channel.
         damaged: files with bad records that are passed over.
         config: InputConfig.
-        make_batches: (raw records, number of the epoch int64 []) -> dataset; `batched` makes
-            batches of these records, which are string [], or with config.compiled packed chunks.
+        make_batches: (chunks of config.ops, number of the epoch int64 []) -> dataset.
     """
     if data.pipe:
-        of_channel = _chunks_of_channel if config.compiled else _of_channel
-        fresh = lambda epoch: of_channel(data.pipe, config)
+        fresh = lambda epoch: _chunks_of_channel(data.pipe, config)
     else:
         ranges = divide(data.files, damaged, config.num_shares)[config.share]
         fresh = lambda epoch: _of_files(ranges, data, damaged, config, epoch)
-    shuffled = lambda dataset, epoch: _drawn(
-        dataset, config, _seed(config, epoch), _used(config, epoch)
+    shuffled = lambda chunks, epoch: _drawn(
+        chunks, config, _seed(config, epoch), _used(config, epoch)
     )
     epochs = lambda first: tf.data.Dataset.range(first, config.num_epochs)
     if config.cache == "none":
@@ -147,7 +59,7 @@ def each_epoch(
         whole = config._replace(first_epoch=0, first_step=0)  # what is kept are all records
         first = tf.constant(0, tf.int64)
         chunks = _chunks_of_files(ranges, data, damaged, whole, first)
-    again = lambda chunks: lambda e: make_batches(shuffled(_of_chunks(chunks, config), e), e)
+    again = lambda chunks: lambda e: make_batches(shuffled(chunks, e), e)
     if config.cache != "memory":
         chunks = chunks.cache(_cache_file(config, data))
         return epochs(config.first_epoch).flat_map(again(chunks))
@@ -156,7 +68,7 @@ def each_epoch(
     # TensorFlow's own cache in memory would be another one in each epoch's call of a function.
     memory = []
     keep = lambda chunk: memory.append(chunk) or chunk
-    shape = [2 if config.compiled else None]
+    shape = config.ops.chunk_shape
     known = lambda chunk: tf.ensure_shape(chunk, shape)
     keeping = chunks.map(lambda chunk: known(tf.compat.v1.py_func(keep, [chunk], tf.string)))
     remembered = tf.data.Dataset.from_generator(lambda: memory, tf.string, shape)
@@ -179,48 +91,19 @@ def _used(config, epoch):
     return tf.where(tf.equal(epoch, config.first_epoch), used, tf.zeros_like(used))
 
 
-def _of_chunks(chunks, config):
-    """The records of chunks; the compiled kernels take the chunks."""
-    return chunks if config.compiled else chunks.unbatch()
-
-
-def _drawn(dataset, config, seed, used=None):
-    """Records in the order of shuffling, without the first `used` of them."""
-    shuffle, buffer = config.shuffle_buffer > 1, config.shuffle_buffer
-    if config.compiled and (shuffle or used is not None):
-        return bindings.chunks(dataset, _CHUNK, buffer, seed, 0 if used is None else used)
-    if shuffle:
-        dataset = dataset.shuffle(buffer, seed=seed, reshuffle_each_iteration=False)
-    return dataset if used is None else dataset.skip(used)
-
-
-def batched(dataset, config, size: int) -> tf.data.Dataset:
-    """Batches, string [B] or packed, of the records that `each_epoch` hands over."""
-    return bindings.chunks(dataset, size) if config.compiled else dataset.batch(size)
-
-
-def num_records(batch, config):
-    """int32 []: how many a batch, or chunk, has."""
-    return bindings.num_packed(batch) if config.compiled else tf.size(batch)
-
-
-def no_records(config):
-    """A batch, or chunk, without a record."""
-    return tf.zeros([2 if config.compiled else 0], tf.string)
-
-
-def _packed(chunks, config):
-    """Chunks of string [n] as those that the kernels take, where these are used."""
-    return chunks.map(bindings.pack) if config.compiled else chunks
-
-
-def _of_channel(pipe, config):
-    dataset = pipe_mode.records(pipe)
-    return dataset.shard(config.num_shares, config.share) if config.num_shares > 1 else dataset
+def _drawn(chunks, config, seed, used=None):
+    """Chunks of records in the order of shuffling, without the first `used` of them."""
+    if config.shuffle_buffer <= 1 and used is None:
+        return chunks
+    skip = 0 if used is None else used
+    return config.ops.rechunked(chunks, CHUNK, config.shuffle_buffer, seed, skip)
 
 
 def _chunks_of_channel(pipe, config):
-    return _packed(_of_channel(pipe, config).batch(_CHUNK), config)
+    dataset = pipe_mode.records(pipe)
+    if config.num_shares > 1:
+        dataset = dataset.shard(config.num_shares, config.share)
+    return config.ops.pack(dataset.batch(CHUNK))
 
 
 class _Plan(NamedTuple):
@@ -279,7 +162,7 @@ def _of_files(ranges, data, damaged, config, epoch):
     def read(plan):
         chunks = _chunks_of_group(plan, ranges, data, damaged, config)
         used = plan.used if config.used else None
-        return _drawn(_of_chunks(chunks, config), config, plan.seed, used)
+        return _drawn(chunks, config, plan.seed, used)
 
     return _each_group(ranges, damaged, config, epoch, read)
 
@@ -305,18 +188,16 @@ def _chunks_of_group(plan, ranges, data, damaged, config):
         return tf.data.Dataset.from_tensor_slices(columns)
 
     def whole(path, begin, count):
-        return _read(path, data, config)
+        return data.format.read(path, data.files, config)
 
     def part(path, begin, count):
-        chunks = _read(path, data, config)
-        if config.compiled:
-            return bindings.chunks(chunks, _CHUNK, skip=begin, take=count)
-        return chunks.unbatch().skip(begin).take(count).batch(_CHUNK)
+        chunks = data.format.read(path, data.files, config)
+        return config.ops.rechunked(chunks, CHUNK, skip=begin, take=count)
 
     def past_damage(path, begin, count):
-        good = lambda path: _good(path.decode(), data.data_format, places[path.decode()])
+        good = lambda path: _good(path.decode(), data.format, places[path.decode()])
         dataset = tf.data.Dataset.from_generator(good, tf.string, [], args=(path,))
-        return _packed(dataset.skip(begin).take(count).batch(_CHUNK), config)
+        return config.ops.pack(dataset.skip(begin).take(count).batch(CHUNK))
 
     if parallel == 1:
         chunks = of_kind(_WHOLE).flat_map(whole)
@@ -331,67 +212,9 @@ def _chunks_of_group(plan, ranges, data, damaged, config):
     return chunks
 
 
-def _read(path, data, config):
-    """The raw records of a file, in chunks, string [n] or packed."""
-    buffer_bytes = config.read_buffer_bytes
-    if data.data_format == "tfrecord":
-        if config.compiled and not any(file.path.endswith(".gz") for file in data.files):
-            here, size = _size(path, data.files)
-            chunks = bindings.records(path, buffer_bytes, _CHUNK, tf.where(here, size, -1))
-            # A file takes as many turns as below.
-            return chunks.concatenate(tf.data.Dataset.from_tensors(no_records(config)))
-        gzip = tf.strings.regex_full_match(path, r".*\.gz")
-        compression = tf.where(gzip, "GZIP", "")
-        chunks = tf.data.TFRecordDataset(path, compression, buffer_bytes).batch(_CHUNK)
-        return _packed(_to_the_end(chunks, path, data.files), config)
-
-    # TextLineDataset leaves out every carriage return, and makes 3:15 of "3:1\r5".
-    def blocks(path):
-        return text_lines.read_blocks(path.decode(), buffer_bytes)
-
-    text = tf.data.Dataset.from_generator(blocks, tf.string, [], [path])
-    lines = lambda block: tf.compat.v1.string_split([block], "\n").values
-    slow = lambda block: records.drop_blank(lines(block))
-    if not config.compiled:
-        return text.map(slow)
-
-    def split(block):
-        good, found = bindings.split_lines(block)
-        return tf.cond(good, lambda: found, lambda: bindings.pack(slow(block)))
-
-    return text.map(split)
-
-
-def _to_the_end(chunks, path, files):
-    """Chunks of a TFRecord file; fails at the end where a plain file holds more than was read.
-
-    TFRecordDataset takes a file that is cut inside the header of a record for one that ends there.
-    """
-    here, size = _size(path, files)
-
-    def count(read, chunk):
-        """A chunk as it is, and the bytes read so far; after the last one comes an empty one."""
-        lengths = tf.cast(tf.strings.length(chunk), tf.int64) + records.FRAME
-        whole = (tf.size(chunk) > 0) | tf.equal(read, size) | ~here
-        with tf.control_dependencies([tf.debugging.Assert(whole, ["bytes that are no record"])]):
-            return read + tf.reduce_sum(lengths), tf.identity(chunk)
-
-    counted = tf.data.experimental.scan(tf.zeros([], tf.int64), count)
-    nothing = tf.data.Dataset.from_tensors(tf.zeros([0], tf.string))
-    return chunks.concatenate(nothing).apply(counted)
-
-
-def _size(path, files):
-    """(whether a path is that of a plain file: bool []; its bytes: int64 [])."""
-    plain = [file for file in files if not file.path.endswith(".gz")]
-    here = tf.equal([file.path for file in plain] or [""], path)
-    sizes = np.int64([file.bytes for file in plain] or [0])
-    return tf.reduce_any(here), tf.reduce_sum(sizes * tf.cast(here, tf.int64))
-
-
 def _good(path, data_format, places):
     """The good records of a file, read by the slow reader, which can go on after damage."""
-    for place, payload, _ in bad_records.numbered(path, data_format):
+    for place, payload, _ in data_format.numbered(path):
         if place not in places:
             yield payload
 
@@ -408,7 +231,7 @@ def _cache_file(config, data):
         data = datasets.identified(data)
     what = repr((
         [(f.path, f.identity[:2]) for f in data.files], data.name, config.num_shares, config.share,
-        config.num_parallel_reads, config.shuffle_buffer, config.seed, config.compiled,
+        config.num_parallel_reads, config.shuffle_buffer, config.seed, config.ops.packed,
         config.by_rows,
     ))  # fmt: skip
     path = f"{config.cache}-{hashlib.sha1(what.encode()).hexdigest()[:12]}"
@@ -426,3 +249,22 @@ def _cache_file(config, data):
     for stale in glob.glob(f"{glob.escape(path)}_*"):
         os.remove(stale)
     return path
+
+
+@contextlib.contextmanager
+def naming_damaged_cache(cache: str):
+    """Turns an error of a cache file (`--cache`), which has no bad records, into one that says what
+    to do."""
+    kinds = tf.errors.DataLossError, tf.errors.InternalError, tf.errors.NotFoundError
+    try:
+        yield
+    except kinds as error:
+        if cache in ("none", "memory"):
+            raise
+        text = remote_files.cause(error).rpartition("Original message: ")[2]
+        kind = type(error).__name__
+        why = text if text.startswith(kind) else f"{kind}: {text}"
+        raise OSError(
+            f"--cache={cache} cannot be read or written ({why}); delete {cache}-* and run the same "
+            "command again."
+        ) from error

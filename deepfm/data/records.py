@@ -1,9 +1,9 @@
 """The record format: encode and parse, once, for those who write and those who read.
 
 A record is a `tf.train.Example` with `label` float, `ids` int64[F] and `values` float[F], in
-TFRecord files; or a line `label id:value id:value ...` of a LibSVM file. Both are parsed a batch at
-a time by TensorFlow's native ops. These name no record when they fail: `bad_records` finds the one
-that is wrong.
+TFRecord files; or a line `label id:value id:value ...` of a LibSVM file (`libsvm`). Both are parsed
+a batch at a time by TensorFlow's native ops. These name no record when they fail: `bad_records`
+finds the one that is wrong.
 
 Where a field may hold several values, or none, an Example also has `counts` int64[F], how many of
 its ids and values belong to each field: first those of field 0, then those of field 1, and so on.
@@ -12,15 +12,18 @@ A record without `counts` has one of each field.
 B: records in a batch. F: fields (field_size). M: the most ids of a record of the batch.
 """
 
+import warnings
 from typing import NamedTuple, Optional, Tuple
 
+import google.protobuf.message
+import numpy as np
 import tensorflow as tf
 
 from deepfm.data import example_bytes
-from deepfm.kernels import bindings
 from deepfm.runtime.memory import MAX_NUMBER
 
 FRAME = 16  # bytes of a record in its file apart from its payload: length, and two checksums
+_SMALLEST_NORMAL = np.finfo(np.float32).tiny
 
 
 class Schema(NamedTuple):
@@ -61,59 +64,6 @@ def hashed(strings, buckets):
     id 0 stays free for what is missing. Different strings may get the same id.
     """
     return 1 + tf.strings.to_hash_bucket_fast(strings, buckets - 1)
-
-
-def parse(raw, data_format, schema, with_labels=True, compiled=False):
-    """Parses and checks a batch of raw records.
-
-    Args:
-        raw: string [B]; packed where compiled.
-        data_format: "tfrecord" or "libsvm".
-        schema: Schema.
-        with_labels: False where TFRecords may lack a label.
-        compiled: whether a compiled kernel parses the batches that it can.
-
-    Returns:
-        ({"feat_ids": int64 [B, F], "feat_vals": float32 [B, F]}, labels float32 [B]); where fields
-        may hold several values int64 and float32 [B, M], and "feat_counts" int32 [B, F].
-
-    Raises:
-        As `parse_lines` and `parse_examples` do.
-    """
-    strings = lambda: bindings.unpack(raw) if compiled else raw
-    if data_format == "libsvm":
-        slow = lambda: parse_lines(strings(), schema)
-    elif schema.multi_valued:
-        slow = lambda: parse_multi_valued(strings(), schema, with_labels)
-    else:
-        slow = lambda: parse_examples(strings(), schema, with_labels)
-    fast = _compiled(raw, data_format, schema, with_labels) if compiled else None
-    if fast is None:
-        labels, *found = slow()
-    else:
-        labels, *found = tf.cond(fast[0], lambda: fast[1:], slow)
-    return dict(zip(["feat_ids", "feat_vals", "feat_counts"], found)), labels
-
-
-def _compiled(raw, data_format, schema, with_labels):
-    """(whether it could, labels, ids, values) of a compiled kernel; None where there is none."""
-    bounds = schema.field_size, schema.limit
-    if data_format == "libsvm":
-        return None if schema.pad else tuple(bindings.parse_lines(raw, *bounds, schema.id_offset))
-    if schema.multi_valued:
-        return None
-    good, labels, *found = bindings.parse(raw, *bounds)
-    return (good, labels if with_labels else tf.zeros_like(labels), *found)
-
-
-def nothing(data_format, schema):
-    """What `parse`, which does not take it, would make of a batch of no records."""
-    multi_valued = schema.multi_valued and data_format == "tfrecord"
-    width = 0 if multi_valued else schema.field_size
-    features = {"feat_ids": tf.zeros([0, width], tf.int64), "feat_vals": tf.zeros([0, width])}
-    if multi_valued:
-        features["feat_counts"] = tf.zeros([0, schema.field_size], tf.int32)
-    return features, tf.zeros([0])
 
 
 def encode(labels, ids, values):
@@ -280,75 +230,6 @@ def parse_multi_valued(serialized, schema, with_labels=True):
     return (*check(labels, ids, values, schema), counts)
 
 
-def parse_lines(lines, schema, known_ascii=False):
-    """Parses and checks a batch of LibSVM lines with the native decoder.
-
-    Args:
-        lines: string [B], none of them blank or only a comment (see `drop_blank`).
-        schema: Schema.
-        known_ascii: the caller has made sure of it (see `decode_lines`).
-
-    Returns:
-        (labels float32 [B], ids int64 [B, F], values float32 [B, F]).
-
-    Raises:
-        tf.errors.InvalidArgumentError: when run, for a batch with a bad line (see `bad_records`).
-    """
-    labels, rows, ids, values = decode_lines(lines, schema.id_offset, known_ascii)
-    n = tf.size(labels)
-    lengths = tf.math.bincount(rows, minlength=n)
-    shape = tf.stack([n, schema.field_size])
-    if not schema.pad:
-        with tf.control_dependencies([tf.debugging.assert_equal(lengths, schema.field_size)]):
-            ids, values = tf.reshape(ids, shape), tf.reshape(values, shape)
-    else:
-        checks = [
-            tf.debugging.assert_less_equal(lengths, schema.field_size),
-            tf.debugging.assert_positive(ids),  # id 0 is the padding's
-        ]
-        with tf.control_dependencies(checks):
-            starts = tf.cumsum(lengths, exclusive=True)
-        where = tf.stack([rows, tf.range(tf.size(ids)) - tf.gather(starts, rows)], axis=1)
-        ids, values = tf.scatter_nd(where, ids, shape), tf.scatter_nd(where, values, shape)
-    width = [None, schema.field_size]
-    return check(labels, tf.ensure_shape(ids, width), tf.ensure_shape(values, width), schema)
-
-
-def decode_lines(lines, id_offset=0, known_ascii=False):
-    """Decodes a batch of LibSVM lines of any length, as they are; n is the batch's pairs.
-
-    Args:
-        lines: string [B], none of them blank or only a comment (see `drop_blank`).
-        id_offset: added to each id.
-        known_ascii: the caller has made sure of it. Otherwise it is checked, for a tenth of the
-            time: the decoder quotes the line that it refuses, and session.run crashes (a
-            segmentation fault) on a message that is not UTF-8.
-
-    Returns:
-        (labels float32 [B] as written, rows int32 [n], ids int64 [n], values float32 [n]); pair i
-        belongs to line rows[i], in the order of the line.
-
-    Raises:
-        tf.errors.InvalidArgumentError: when run, for a batch with a line that is not LibSVM.
-    """
-    from tensorflow.contrib import libsvm  # only LibSVM's readers pay for loading contrib
-
-    if not known_ascii:
-        ascii_only = tf.reduce_all(tf.strings.regex_full_match(lines, "[[:ascii:]]*"))
-        with tf.control_dependencies([tf.debugging.Assert(ascii_only, ["not ASCII"])]):
-            lines = tf.identity(lines)
-    # num_features only sets the dense shape, which is not used.
-    pairs, labels = libsvm.decode_libsvm(lines, num_features=1, label_dtype=tf.float32)
-    rows = tf.cast(pairs.indices[:, 0], tf.int32)
-    return labels, rows, pairs.indices[:, 1] + id_offset, pairs.values
-
-
-def drop_blank(lines):
-    """Strips comments (`# ...`) and drops the lines that hold nothing else. string [N] -> [B]."""
-    lines = tf.strings.regex_replace(lines, r"#\C*", "")  # \C: any byte, also where not UTF-8
-    return tf.boolean_mask(lines, tf.logical_not(tf.strings.regex_full_match(lines, r"[\s\v]*")))
-
-
 def check(labels, ids, values, schema):
     """A batch with labels as 0 or 1, or an InvalidArgumentError for a record out of bounds."""
     known = tf.equal(labels, 0.0) | tf.equal(tf.abs(labels), 1.0)
@@ -360,3 +241,94 @@ def check(labels, ids, values, schema):
     ]
     with tf.control_dependencies(checks):
         return tf.cast(labels > 0, tf.float32), tf.identity(ids), tf.identity(values)
+
+
+def explain_example(serialized: bytes, schema: Schema, with_labels=True) -> Optional[str]:
+    """What is wrong with a serialized Example, against what; None where nothing is."""
+    try:
+        features = _features(serialized)
+    except ValueError as error:
+        return f"not a tf.train.Example ({error})"
+    ids, values = features["ids"].int64_list.value, features["values"].float_list.value
+    schema = schema._replace(pad=False)
+    counts = list(features["counts"].int64_list.value) or [1] * schema.field_size
+    reason = _explain_counts(counts, schema)
+    width = schema._replace(field_size=sum(counts))
+    for name, found in (("ids", ids), ("values", values)):
+        reason = reason or explain_width(len(found), width, name, list(found)[:5])
+    if reason:
+        return reason
+    if with_labels:
+        label = list(features["label"].float_list.value)
+        if len(label) != 1 or normal(label[0]) not in (-1, 0, 1):
+            return f"label {label} is none of [0], [1], [-1]"
+    for value in values:
+        if not np.isfinite(value):
+            return f"value {value} is not a finite number"
+    for feature_id in ids:
+        reason = explain_id(feature_id, schema)
+        if reason:
+            return reason
+    return None
+
+
+def shape(serialized: bytes) -> Tuple[Optional[int], bool]:
+    """(fields of an Example, None where it is none; whether these may hold several values)."""
+    try:
+        features = _features(serialized)
+    except ValueError:
+        return None, False
+    counts = features["counts"].int64_list.value
+    return len(counts or features["ids"].int64_list.value), bool(counts)
+
+
+def _explain_counts(counts, schema):
+    reason = explain_width(len(counts), schema, "counts", counts[:5])
+    if not reason and min(counts) < 0:
+        reason = f"counts hold {min(counts)}, which is negative"
+    if not reason and not schema.multi_valued and set(counts) != {1}:
+        other = next(n for n in counts if n != 1)
+        reason = f"field {counts.index(other)} has {other} values (--multi_valued reads them)"
+    return reason
+
+
+def _features(serialized):
+    """The features of a serialized Example by name; ValueError where it is none."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            example = tf.train.Example.FromString(serialized)
+        except (google.protobuf.message.DecodeError, RuntimeError) as error:
+            raise ValueError(" ".join(str(error).split())) from error
+    if warned:  # that what follows an end-group tag was not read
+        raise ValueError(str(warned[0].message))
+    return example.features.feature
+
+
+def explain_id(feature_id, schema):
+    if feature_id < 0:
+        return f"feature id {feature_id} is negative"
+    if schema.pad and feature_id == 0:
+        return "feature id 0 is reserved for padding (--id_offset=1 shifts 0-based ids)"
+    if schema.feature_size is not None and feature_id >= schema.feature_size:
+        return f"feature id {feature_id} is not below feature_size {schema.feature_size}"
+    if feature_id >= schema.limit:
+        return f"feature id {feature_id} is not below {schema.limit}: no table has more rows"
+    return None
+
+
+def explain_width(found, schema, what, sample):
+    if found == schema.field_size or (schema.pad and found < schema.field_size):
+        return None
+    at_most = "at most " if schema.pad else ""
+    hint = (
+        " (libsvm_to_tfrecord --pad fills short rows)"
+        if found < schema.field_size and "pairs" in what
+        else ""
+    )
+    return f"expected {at_most}{schema.field_size} {what}, found {found}{hint}: {sample}"
+
+
+def normal(number):
+    """The float32 that TensorFlow's threads take it for: 0 below the normal numbers."""
+    return np.float32(0 if abs(number) < _SMALLEST_NORMAL else number)

@@ -11,7 +11,7 @@ tf.layers.batch_normalization, so checkpoints of either go on with the other.
 B: examples in a replica's part of the batch. R: replicas that take the step together. n: units.
 """
 
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
@@ -30,8 +30,8 @@ def _bias_add_grad(op, by_y):
     return by_y, tf.zeros_like(op.inputs[1])
 
 
-class Part(NamedTuple):
-    """A replica's part of the global batch.
+class BatchPart(NamedTuple):
+    """A replica's part of the global batch; the defaults are those of a replica that is alone.
 
     Attributes:
         counts: float32 [B], what each example counts in the moments: 1, or 0 where it only fills up
@@ -41,12 +41,9 @@ class Part(NamedTuple):
             that does.
     """
 
-    counts: Any = None
+    counts: Optional[tf.Tensor] = None
     stack: Optional[Callable] = None
     moves: bool = True
-
-
-WHOLE = Part()  # of a replica that takes a step alone, with examples that all count
 
 
 class _Moments(NamedTuple):
@@ -64,7 +61,7 @@ def batch_norm(x, name, decay, part=None):
         x: float32 [B, n].
         name: of the layer.
         decay: of the moving averages.
-        part: Part, in training; else None.
+        part: BatchPart in training, else None.
 
     Returns:
         float32 [B, n].

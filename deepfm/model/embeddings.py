@@ -11,7 +11,6 @@ from typing import NamedTuple, Optional
 
 import tensorflow as tf
 
-from deepfm.kernels import bindings
 from deepfm.model import gradients
 from deepfm.model.initializers import normal
 from deepfm.model.layers import first_order, second_order
@@ -68,7 +67,7 @@ def values_of(features, config):
     return Values(flat(ids), flat(x), tf.reshape(counts, [-1]))
 
 
-def look_up(values, config, training, compiled=False):
+def look_up(values, config, training, ops):
     """Takes the rows of a batch out of both tables, scales them, and pools those of a field.
 
     The ids are made distinct once for both tables, so that each row is gathered and its gradient
@@ -81,45 +80,42 @@ def look_up(values, config, training, compiled=False):
         values: Values.
         config: ModelConfig.
         training: bool; the ids have then been checked.
-        compiled: bool; whether the compiled kernels do it. They take one value of each field.
+        ops: Ops.
 
     Returns:
         Tables.
     """
-    start = normal(config.embedding_init_stddev, config.seed, compiled)
+    start = normal(config.embedding_init_stddev, config.seed, ops)
     tables = [
         v1.get_variable("fm_w", [config.feature_size], initializer=v1.zeros_initializer()),
         v1.get_variable("fm_v", [config.feature_size, config.embedding_size], initializer=start),
     ]
-    ids, x, counts = values
-    compiled = compiled and counts is None and counts_rows_once(config)
-    small = tf.int32 if training and config.feature_size <= tf.int32.max else tf.int64
-    if compiled:
-        distinct, where = bindings.unique(ids, small)  # [U], [N]
-    elif counts_rows_once(config):
-        distinct, where = tf.unique(tf.cast(ids, small))  # int32 take two thirds of the time
-    else:
-        distinct, where = ids, None
+    distinct, where = values.ids, None
+    if counts_rows_once(config):
+        small = training and config.feature_size <= tf.int32.max
+        distinct, where = ops.unique(values.ids, tf.int32 if small else tf.int64)  # [U], [N]
     # Under a strategy this replica's table; of the whole, all rows would be read.
     own = [t.get() for t in tables] if tf.distribute.has_strategy() else tables
-    # 'div' keeps neighbouring rows together: a checkpoint means the same with any parts.
-    if compiled and all(hasattr(t, "handle") for t in own):  # not cut into parts
-        rows = [bindings.gather(t, distinct) for t in own]
-    else:
-        rows = [tf.nn.embedding_lookup(t, distinct, partition_strategy="div") for t in own]
-    if compiled:
-        return Tables(tables, rows, *bindings.look_up(*rows, where, x, config.field_size))
+    rows = [ops.gather(t, distinct) for t in own]
+    plain = lambda: _terms(*rows, where, values, config)
+    _, x, counts = values
+    return Tables(tables, rows, *ops.look_up(*rows, where, x, counts, config.field_size, plain))
+
+
+def _terms(weights, embeddings, where, values, config):
+    """What Ops.look_up is, with TensorFlow's own ops."""
+    _, x, counts = values
 
     def one_each():
         """(weights [B F, 1], embeddings [B F, K], sums of their squares [B])."""
-        embeddings = _scaled(rows[1], where, x)
+        scaled = _scaled(embeddings, where, x)
         if where is None:
-            squares = tf.reduce_sum(tf.square(embeddings), axis=1, keepdims=True)
+            squares = tf.reduce_sum(tf.square(scaled), axis=1, keepdims=True)
         else:
-            lengths = tf.reduce_sum(tf.square(rows[1]), axis=1, keepdims=True)  # [U, 1]
+            lengths = tf.reduce_sum(tf.square(embeddings), axis=1, keepdims=True)  # [U, 1]
             squares = _scaled(lengths, where, tf.square(x))
         squares = tf.reduce_sum(tf.reshape(squares, [-1, config.field_size]), axis=1)
-        return _scaled(rows[0][:, tf.newaxis], where, x), embeddings, squares
+        return _scaled(weights[:, tf.newaxis], where, x), scaled, squares
 
     def pooled():
         places = tf.repeat(tf.range(tf.size(counts)), counts)  # [N]
@@ -127,19 +123,19 @@ def look_up(values, config, training, compiled=False):
         if config.pooling == "mean":
             by = x / tf.gather(tf.cast(counts, tf.float32), places)
         pool = lambda rows: _pooled(rows, where, by, places, counts, config.pooling)
-        weights, embeddings = pool(rows[0][:, tf.newaxis]), pool(rows[1])
-        of_example = tf.reshape(embeddings, [-1, config.field_size * config.embedding_size])
-        return weights, embeddings, tf.reduce_sum(tf.square(of_example), axis=1)
+        pooled_weights, scaled = pool(weights[:, tf.newaxis]), pool(embeddings)
+        of_example = tf.reshape(scaled, [-1, config.field_size * config.embedding_size])
+        return pooled_weights, scaled, tf.reduce_sum(tf.square(of_example), axis=1)
 
     if counts is None:
-        weighted, embeddings, squares = one_each()
+        weighted, scaled, squares = one_each()
     else:
         same = tf.reduce_all(tf.equal(counts, 1))
-        weighted, embeddings, squares = tf.cond(same, one_each, pooled)
+        weighted, scaled, squares = tf.cond(same, one_each, pooled)
     linear = first_order(tf.reshape(weighted, [-1, config.field_size]))
-    of_fields = tf.reshape(embeddings, [-1, config.field_size, config.embedding_size])
-    flat = tf.reshape(embeddings, [-1, config.field_size * config.embedding_size])
-    return Tables(tables, rows, flat, linear + second_order(of_fields, squares))
+    of_fields = tf.reshape(scaled, [-1, config.field_size, config.embedding_size])
+    flat = tf.reshape(scaled, [-1, config.field_size * config.embedding_size])
+    return flat, linear + second_order(of_fields, squares)
 
 
 def _scaled(rows, where, by, places=None, counts=None):

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from deepfm.kernels import bindings
+from deepfm.kernels.ops import TENSORFLOW
 
 v1 = tf.compat.v1
 
@@ -22,16 +22,16 @@ def glorot(config, layer):
     return _in_blocks(draw, config.seed * 1000 + layer)
 
 
-def normal(stddev, seed, compiled):
+def normal(stddev, seed, ops):
     """Initializer of an embedding table."""
     draw = lambda shape, seed, _: tf.random.stateless_normal(shape, seed, stddev=stddev)
-    return _in_blocks(draw, seed, compiled)
+    return _in_blocks(draw, seed, ops)
 
 
 _BLOCK = 1 << 18  # numbers that are drawn at once
 
 
-def _in_blocks(draw, seed, compiled=False):
+def _in_blocks(draw, seed, ops=TENSORFLOW):
     """An initializer whose rows are the same in however many parts the variable lies.
 
     TensorFlow's own give each part of a partitioned variable the same numbers.
@@ -39,7 +39,7 @@ def _in_blocks(draw, seed, compiled=False):
     Args:
         draw: (shape, seed int [2], shape of the whole variable) -> float32.
         seed: of the variable.
-        compiled: bool; whether the compiled kernels give the memory.
+        ops: Ops, which give the memory.
     """
 
     def initialize(shape, dtype=None, partition_info=None):
@@ -59,10 +59,8 @@ def _in_blocks(draw, seed, compiled=False):
             return i + 1, tf.raw_ops.InplaceUpdate(x=values, i=where, v=block)
 
         # Blocks that are put together at the end would be there twice.
-        here = compiled and not partition_info  # parameter servers need not have the kernels
-        values = bindings.zeros(shape) if here else tf.raw_ops.Empty(shape=shape, dtype=dtype)
         _, values = tf.while_loop(
-            lambda i, _: i * rows < last, put, [first // rows, values],
+            lambda i, _: i * rows < last, put, [first // rows, ops.empty(shape)],
             parallel_iterations=2, back_prop=False,
         )  # fmt: skip
         return tf.ensure_shape(values, shape)

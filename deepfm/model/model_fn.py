@@ -7,7 +7,9 @@ import math
 
 import tensorflow as tf
 
-from deepfm.model import batch_norm, metrics, optimizers
+from deepfm.kernels.ops import TENSORFLOW
+from deepfm.model import metrics, optimizers
+from deepfm.model.batch_norm import BatchPart
 from deepfm.model.network import network
 from deepfm.runtime.stopping import ROWS_OF_STEPS
 from deepfm.runtime.throughput import EXAMPLES
@@ -57,11 +59,11 @@ def l2_terms(net, config, with_gradient):
 
 
 def _part(features, distribution):
-    """The batch_norm.Part of a replica in training."""
+    """The BatchPart of a replica in training."""
     counts = None
     if "weights" in features:
         counts = tf.cast(features["weights"] > 0, tf.float32)
-    return batch_norm.Part(counts, distribution.stack, distribution.owns_variables())
+    return BatchPart(counts, distribution.stack, distribution.owns_variables())
 
 
 def make_model_fn(config, optimizer_config, distribution):
@@ -77,15 +79,17 @@ def make_model_fn(config, optimizer_config, distribution):
         `weights` float32 [B] and `rows` float32 [2] (see input_pipeline), labels float32 [B];
         predicts `prob` float32 [B]. All but training is of logits + logit_offset.
     """
+    ops = distribution.ops or TENSORFLOW
 
     def model_fn(features, labels, mode):
         training = mode == tf.estimator.ModeKeys.TRAIN
         scope = v1.get_variable_scope()
         cut = distribution.partitioner if training else None
         with v1.variable_scope(scope, use_resource=True, partitioner=cut):
-            compiled = training and distribution.compiled
-            part = _part(features, distribution) if training else batch_norm.WHOLE
-            net = network(features, config, training, compiled, part)
+            if training:
+                net = network(features, config, _part(features, distribution), ops)
+            else:
+                net = network(features, config)
         logits = net.logits if training else net.logits + config.logit_offset
         prob = tf.sigmoid(logits, name="prob")
         if mode == tf.estimator.ModeKeys.PREDICT:
@@ -94,9 +98,9 @@ def make_model_fn(config, optimizer_config, distribution):
         labels = tf.reshape(labels, [-1])
         losses = example_losses(logits, labels, config.loss_type)
         if not training:
-            ops = metrics.evaluation_ops(labels, logits, prob, losses, distribution.gather)
+            results = metrics.evaluation_ops(labels, logits, prob, losses, distribution.gather)
             return tf.estimator.EstimatorSpec(
-                mode, loss=tf.reduce_mean(losses), eval_metric_ops=ops
+                mode, loss=tf.reduce_mean(losses), eval_metric_ops=results
             )
         weights = features.get("weights", tf.ones_like(labels))
         if "rows" in features:
@@ -107,7 +111,7 @@ def make_model_fn(config, optimizer_config, distribution):
         mean_loss = tf.reduce_sum(losses * weights) / tf.maximum(
             tf.cast(tf.size(losses), tf.float32), 1.0
         )  # a process without records for this step has an empty batch
-        with_gradient = optimizers.loss_has_l2_of_rows(optimizer_config, distribution)
+        with_gradient = optimizers.loss_has_l2_of_rows(optimizer_config, distribution, ops)
         weights_l2, rows_l2 = l2_terms(net, config, with_gradient)
         loss = mean_loss + weights_l2 + rows_l2
         # Of all replicas; what Estimator makes a mean of itself it is given as it is.
@@ -119,7 +123,7 @@ def make_model_fn(config, optimizer_config, distribution):
         if distribution.owns_variables():
             metrics.summarize(config.loss_type, told[1])
             metrics.summarize("l2", told[2])
-        optimizer = optimizers.make_optimizer(optimizer_config, distribution)
+        optimizer = optimizers.make_optimizer(optimizer_config, distribution, ops)
         # The moving statistics of batch norm move with the weights.
         with tf.control_dependencies(v1.get_collection(v1.GraphKeys.UPDATE_OPS)):
             train_op = optimizer.minimize(loss, v1.train.get_or_create_global_step())

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from deepfm.model import batch_norm
+from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model.embeddings import Tables, look_up, values_of
 from deepfm.model.layers import deep
 
@@ -27,21 +27,20 @@ class Network(NamedTuple):
     kernels: list
 
 
-def network(features, config, training, compiled=False, part=batch_norm.WHOLE):
+def network(features, config, part=None, ops=TENSORFLOW):
     """Builds the model; creates its variables.
 
     Args:
         features: {"feat_ids": int64 [B, F], "feat_vals": float32 [B, F]}; where a field may hold
             several values or none int64 and float32 [B, M], and "feat_counts" int [B, F].
         config: ModelConfig.
-        training: bool.
-        compiled: bool; whether the compiled kernels do what they can.
-        part: batch_norm.Part.
+        part: batch_norm.BatchPart in training, else None.
+        ops: Ops.
 
     Returns:
         Network.
     """
     bias = v1.get_variable("fm_bias", [1], initializer=v1.zeros_initializer())
-    tables = look_up(values_of(features, config), config, training, compiled)
-    deep_logits, weights = deep(tables.embeddings, config, training, compiled, part)
+    tables = look_up(values_of(features, config), config, part is not None, ops)
+    deep_logits, weights = deep(tables.embeddings, config, part, ops)
     return Network(bias + tables.fm + deep_logits, tables, weights)

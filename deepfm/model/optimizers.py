@@ -3,12 +3,12 @@
 Each is handed finished gradients (gradients.RowWise) and touches the rows of the batch alone.
 """
 
-from typing import Callable, Dict
+from typing import Callable, Dict, NamedTuple
 
 import tensorflow as tf
 
 from deepfm.config import OptimizerConfig
-from deepfm.kernels import bindings
+from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import metrics
 from deepfm.model.gradients import RowWise
 from deepfm.model.loss_scale import LossScaled
@@ -27,24 +27,19 @@ def of_model(config: OptimizerConfig, model) -> OptimizerConfig:
 class _LazyAdam(v1.train.AdamOptimizer):
     """Adam whose moments of a row move only when the row is in the batch.
 
-    The update of tf.contrib.opt.LazyAdamOptimizer (beta powers count steps, not the row's uses),
-    without that one's second gather of the moments, and without loading contrib.
-
     Args:
         rate: float or float32 [].
-        compiled: bool; whether the compiled kernels do it.
-        l2_rows: lambda of the L2 term of the rows that are updated; only of the compiled kernels.
+        ops: Ops, which do it.
+        l2_rows: lambda of the L2 term of the rows that are updated.
     """
 
-    def __init__(self, rate, compiled=False, l2_rows=0.0):
+    def __init__(self, rate, ops=TENSORFLOW, l2_rows=0.0):
         super().__init__(rate)
-        self._compiled, self._l2_rows = compiled, l2_rows
+        self._ops, self._l2_rows = ops, l2_rows
 
     def _zeros_slot(self, var, slot_name, op_name):
-        if not self._compiled:
-            return super()._zeros_slot(var, slot_name, op_name)
         return self._get_or_make_slot_with_initializer(
-            var, bindings.zeros_initializer, var.shape, var.dtype.base_dtype, slot_name, op_name
+            var, self._ops.zeros, var.shape, var.dtype.base_dtype, slot_name, op_name
         )
 
     def _prepare(self):
@@ -54,28 +49,12 @@ class _LazyAdam(v1.train.AdamOptimizer):
         self._numbers = rate, self._beta1_t, self._beta2_t, self._epsilon_t
 
     def _resource_apply_dense(self, grad, var):
-        if not self._compiled:
-            return super()._resource_apply_dense(grad, var)
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
-        return bindings.adam(var, m, v, grad, *self._numbers)
+        return self._ops.adam(var, m, v, grad, *self._numbers)
 
     def _resource_apply_sparse(self, grad, var, indices):
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
-        if self._compiled:
-            return bindings.adam_rows(var, m, v, indices, grad, *self._numbers, self._l2_rows)
-        rate = self._numbers[0]
-        m_rows = m.sparse_read(indices)
-        m_rows += (1 - self._beta1_t) * (grad - m_rows)
-        v_rows = v.sparse_read(indices)
-        v_rows += (1 - self._beta2_t) * (tf.square(grad) - v_rows)
-        step = rate * m_rows / (tf.sqrt(v_rows) + self._epsilon_t)
-        # Raw ops: the variables' own methods end by reading, and so copying, the whole table.
-        scatter = tf.raw_ops.ResourceScatterUpdate
-        return tf.group(
-            scatter(resource=m.handle, indices=indices, updates=m_rows),
-            scatter(resource=v.handle, indices=indices, updates=v_rows),
-            tf.raw_ops.ResourceScatterSub(resource=var.handle, indices=indices, updates=step),
-        )
+        return self._ops.adam_rows(var, m, v, indices, grad, *self._numbers, l2=self._l2_rows)
 
 
 class _Ftrl(v1.train.FtrlOptimizer):
@@ -94,27 +73,39 @@ class _Ftrl(v1.train.FtrlOptimizer):
             self._zeros_slot(v, "linear", self._name)
 
 
-# rate -> optimizer. Hyperparameters that are not flags are those of the article's code.
-OPTIMIZERS: Dict[str, Callable] = {
-    "adam": _LazyAdam,
-    "adagrad": lambda rate: v1.train.AdagradOptimizer(rate, initial_accumulator_value=1e-8),
-    "sgd": v1.train.GradientDescentOptimizer,
-    "momentum": lambda rate: v1.train.MomentumOptimizer(rate, momentum=0.95),
-    "ftrl": _Ftrl,
+class Kind(NamedTuple):
+    """An optimizer that can be chosen.
+
+    Attributes:
+        make: rate -> optimizer; of one that uses Ops (rate, ops, l2_rows) -> optimizer.
+        moments: numbers that it keeps for each weight.
+        uses_ops: whether Ops do its updates.
+    """
+
+    make: Callable
+    moments: int
+    uses_ops: bool = False
+
+
+# Hyperparameters that are not flags are those of the article's code.
+OPTIMIZERS: Dict[str, Kind] = {
+    "adam": Kind(_LazyAdam, 2, uses_ops=True),
+    "adagrad": Kind(
+        lambda rate: v1.train.AdagradOptimizer(rate, initial_accumulator_value=1e-8), 1
+    ),
+    "sgd": Kind(v1.train.GradientDescentOptimizer, 0),
+    "momentum": Kind(lambda rate: v1.train.MomentumOptimizer(rate, momentum=0.95), 1),
+    "ftrl": Kind(_Ftrl, 2),
 }
 
 
-# Numbers that each keeps for each weight.
-MOMENTS: Dict[str, int] = {"adam": 2, "adagrad": 1, "sgd": 0, "momentum": 1, "ftrl": 2}
+def _ops_add_l2(config, ops):
+    """Whether `ops` do the whole update, and L2 of the batch's rows with it."""
+    whole = OPTIMIZERS[config.name].uses_ops and config.lazy_updates and not config.clip_norm
+    return bool(ops.adds_l2 and whole)
 
 
-def _in_kernels(config, distribution):
-    """Whether the compiled kernels do the whole update, and L2 of the batch's rows with it."""
-    whole = config.name == "adam" and config.lazy_updates and not config.clip_norm
-    return bool(distribution.compiled and not distribution.partitioner and whole)
-
-
-def loss_has_l2_of_rows(config, distribution):
+def loss_has_l2_of_rows(config, distribution, ops=TENSORFLOW):
     """Whether the gradient of the loss has L2 of the batch's rows; if not, the optimizer adds it.
 
     Of several replicas only the optimizer sees each row of the *global* batch once.
@@ -122,8 +113,9 @@ def loss_has_l2_of_rows(config, distribution):
     Args:
         config: OptimizerConfig.
         distribution: Distribution.
+        ops: Ops.
     """
-    return distribution.replicas_in_step == 1 and not _in_kernels(config, distribution)
+    return distribution.replicas_in_step == 1 and not _ops_add_l2(config, ops)
 
 
 def _trusting(optimizer):
@@ -134,12 +126,13 @@ def _trusting(optimizer):
     return optimizer
 
 
-def make_optimizer(config, distribution):
+def make_optimizer(config, distribution, ops=TENSORFLOW):
     """The optimizer of a mode.
 
     Args:
         config: OptimizerConfig.
         distribution: Distribution.
+        ops: Ops.
 
     Returns:
         tf.train.Optimizer.
@@ -151,18 +144,15 @@ def make_optimizer(config, distribution):
     rate = config.learning_rate * decay
     if distribution.owns_variables():
         metrics.summarize("learning_rate", rate)
-    in_kernels = _in_kernels(config, distribution)
-    options = {}
-    if config.name == "adam":
-        options["compiled"] = distribution.compiled and not distribution.partitioner
-        options["l2_rows"] = config.l2_rows if in_kernels else 0.0
-    optimizer = OPTIMIZERS[config.name](rate, **options)
+    kind, ops_add_l2 = OPTIMIZERS[config.name], _ops_add_l2(config, ops)
+    more = (ops, config.l2_rows if ops_add_l2 else 0.0) if kind.uses_ops else ()
+    optimizer = kind.make(rate, *more)
     if not distribution.strategy:
         optimizer = _trusting(optimizer)
     if config.use_amp:
         optimizer = LossScaled(optimizer)
     # Processes that send each other rows combine them before (Averaged).
     distinct = distribution.replicas_per_process == 1
-    if in_kernels or loss_has_l2_of_rows(config, distribution):
+    if ops_add_l2 or loss_has_l2_of_rows(config, distribution, ops):
         config = config._replace(l2_rows=0.0)
     return distribution.wrap_optimizer(RowWise(optimizer, config, distinct))

@@ -1,4 +1,4 @@
-"""What a killed run left under a temporary name, told from what another run is just making.
+"""Files that are written whole or not at all, and what a killed run left of its own.
 
 Whoever makes a temporary file or folder holds a lock on it. The lock ends with its process, however
 that ends, so what has a temporary name and no lock is nobody's.
@@ -6,15 +6,18 @@ that ends, so what has a temporary name and no lock is nobody's.
 
 import contextlib
 import fcntl
+import json
+import math
 import os
 import re
 import shutil
 import tempfile
-from typing import Iterator
+from typing import Iterator, List
 
+import tensorflow as tf
 from absl import logging
 
-from deepfm.runtime import program
+from deepfm.runtime import program, remote_files
 
 # Of a temporary name, behind its prefix: the number of a process, or what mkdtemp puts there.
 ENDS = r"(\d+|[a-z0-9_]{8})"
@@ -79,3 +82,56 @@ def naming(path: str):
         if error.errno and not error.filename:
             raise OSError(error.errno, error.strerror, path) from error
         raise
+
+
+@contextlib.contextmanager
+def open_whole(path: str):
+    """Opens a local text file for writing that has its name only when it is complete.
+
+    Raises:
+        OSError: it cannot be written; it is named also where the system's error names no file.
+    """
+    target = os.path.realpath(path)  # of a link what it leads to
+    folder, name = os.path.split(target)
+    prefix = f".{name}.tmp-"
+    remove(folder, prefix)
+    temporary = os.path.join(folder, f"{prefix}{os.getpid()}")
+    try:
+        with naming(path):
+            with open(temporary, "w", encoding="utf-8") as f:
+                lock(f.fileno())
+                yield f
+            os.replace(temporary, target)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(temporary)
+
+
+def write_whole(path: str, text: str):
+    """Writes a text file, whole or not at all."""
+    with open_whole(path) as f:
+        f.write(text)
+
+
+def write_json(path: str, content):
+    """Writes JSON, whole or not at all; null in place of numbers that it has no words for."""
+    write_whole(path, json.dumps(_finite(content), indent=1) + "\n")
+
+
+def _finite(content):
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
+def join(path: str, parts: List[str]):
+    """Puts text files together in order, whole or not at all, and removes them."""
+    with remote_files.written(path) as local, open_whole(local) as whole:
+        for part in parts:
+            with tf.io.gfile.GFile(part) as f:
+                for text in iter(lambda f=f: f.read(1 << 20), ""):
+                    whole.write(text)
+    for part in parts:
+        tf.io.gfile.remove(part)

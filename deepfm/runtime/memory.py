@@ -95,7 +95,7 @@ def _needed(config, load) -> float:
     batch = load.replicas * load.batch_size * sum(layers)
     if load.trains:
         numbers += load.copies * load.moments * (tables + weights)
-        # Gradients; and a checkpoint copies what is not cut into pieces.
+        # Gradients; and a checkpoint copies what is not cut into slices.
         numbers += weights + load.dense * tables + max(kernels)
         numbers += load.evaluates * (tables + weights)
         batch *= _OF_A_LAYER

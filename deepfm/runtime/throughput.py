@@ -46,7 +46,7 @@ class Throughput(NamedTuple):
     peak_rss_bytes: int
 
 
-class Progress(v1.train.SessionRunHook):
+class ProgressHook(v1.train.SessionRunHook):
     """Shows progress, stops at a NaN loss, and measures throughput.
 
     In a terminal a bar with examples/s, loss and time left; elsewhere a line every `every_steps`.

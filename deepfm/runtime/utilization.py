@@ -154,18 +154,18 @@ def _percent(share):
     return f"{100 * share:.0f} %"
 
 
-def reading_advice(data_format: str, pipe: bool, cached: bool, epochs: int, reads: int) -> str:
+def reading_advice(faster: Optional[str], pipe: bool, cached: bool, epochs: int, reads: int) -> str:
     """What would make reading faster.
 
     Args:
-        data_format: tfrecord or libsvm.
+        faster: what is read faster than files of this format, if anything is.
         pipe: whether records come from a FIFO.
         cached: whether records are kept after the first epoch.
         epochs: of the run.
         reads: files that are read side by side.
     """
-    if data_format == "libsvm":
-        return "TFRecord files (python -m data_tools.libsvm_to_tfrecord)"
+    if faster:
+        return faster
     if pipe:
         return "larger objects in the channel, or --pipe_mode=false"
     if epochs > 1 and not cached:

@@ -21,7 +21,6 @@ from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import tensor_bundle_pb2
 from tensorflow.python.training import checkpoint_state_pb2
 
-from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files
 
@@ -152,7 +151,7 @@ def _write_state(folder, names):
     state = checkpoint_state_pb2.CheckpointState(
         model_checkpoint_path=names[-1], all_model_checkpoint_paths=names
     )
-    datasets.write_whole(os.path.join(folder, STATE), str(state))
+    atomic_files.write_whole(os.path.join(folder, STATE), str(state))
 
 
 def _saved_after(folder, state):

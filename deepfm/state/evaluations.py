@@ -12,11 +12,12 @@ from typing import Any, Callable, Dict, List, Optional
 import tensorflow as tf
 from absl import logging
 
-from deepfm.data import datasets
+from deepfm.config import CHOICES
 from deepfm.errors import BadInput
+from deepfm.runtime import atomic_files
 
 FILE = "evaluations.json"
-METRICS = ("auc", "log_loss")  # by which evaluations are compared
+METRICS = CHOICES["best_metric"]  # by which evaluations are compared
 
 
 class History:
@@ -87,7 +88,7 @@ class History:
     def keep(self, **more):
         """Writes evaluations.json; `more` is noted with the newest one."""
         self.entries[-1].update(more)
-        datasets.write_json(self._path, self.entries)
+        atomic_files.write_json(self._path, self.entries)
 
     def has(self, step: int) -> bool:
         """Whether there is an evaluation of a step, on the data of now."""

@@ -15,7 +15,7 @@ from typing import Iterable, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
-from deepfm.data import datasets, records
+from deepfm.data import formats, records
 from deepfm.runtime import atomic_files, remote_files
 from deepfm.state import checkpoints
 
@@ -44,7 +44,7 @@ def serving_input_receiver_fn(schema: records.Schema):
 
     def receiver():
         serialized = given(tf.constant([], tf.string), [None], name="examples")
-        parse = lambda: records.parse(serialized, "tfrecord", schema, with_labels=False)[0]
+        parse = lambda: formats.TFRECORD.parse(serialized, schema, with_labels=False)[0]
         parsed = parse()
         alternatives = {"examples": {"examples": serialized}}
         if schema.hash_buckets:
@@ -90,7 +90,7 @@ def keep_model_id(model_dir: str) -> bool:
     if model_id(model_dir):
         return False
     content = json.dumps({"model_id": uuid.uuid4().hex})
-    datasets.write_whole(os.path.join(model_dir, ID_FILE), content + "\n")
+    atomic_files.write_whole(os.path.join(model_dir, ID_FILE), content + "\n")
     return True
 
 
@@ -165,7 +165,7 @@ def save(
     os.makedirs(folder, exist_ok=True)
     with atomic_files.scratch(folder, ".export-") as scratch:
         said = os.path.join(scratch, _STAMP)
-        datasets.write_whole(said, json.dumps({"format_version": _VERSION, **stamp._asdict()}))
+        atomic_files.write_whole(said, json.dumps({"format_version": _VERSION, **stamp._asdict()}))
         made = estimator.export_saved_model(
             scratch,
             serving_input_receiver_fn(schema),

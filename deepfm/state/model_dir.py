@@ -6,12 +6,12 @@ Only the first are ever deleted, and no model is put where data are.
 import os
 import posixpath
 import re
-from typing import Iterable
+from typing import Dict, Iterable, NamedTuple, Optional
 
 import tensorflow as tf
 from absl import logging
 
-from deepfm.data import datasets
+from deepfm.data import dataset_json, formats
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files, remote_files
 from deepfm.state import checkpoints, model_json
@@ -31,8 +31,6 @@ _OURS = re.compile(
 )
 _FOLDER = re.compile(rf"model\.ckpt-\d+_temp_{_HEX}|\.reading-{atomic_files.ENDS}")
 _EVALUATIONS = re.compile(r"eval(_\w+)?")  # folders of summaries
-_OF_DATA = ("training_data_dir", "val_data_dir", "infer_data_dir")
-_SUFFIXES = sum(datasets.SUFFIXES.values(), ())
 _LINE = re.compile(rb"\s*[-+.\de]+\s+\d+:[-+.:\de]+\s")  # how a LibSVM file begins
 _HEAD = 1 << 12  # bytes
 
@@ -98,20 +96,76 @@ def is_ours(name: str) -> bool:
     return checkpoints.is_part(name) or bool(_OURS.fullmatch(name))
 
 
-def check_predictions_file(job):
+class Paths(NamedTuple):
+    """Where a job reads and writes; None where it does not, or the default is meant.
+
+    Attributes:
+        task_type: of the job.
+        model_dir, servable_model_dir, predictions_file: the flags of these names.
+        cache: of --cache, where it names a file.
+        data: {flag: what it names} of all data.
+    """
+
+    task_type: str
+    model_dir: str
+    servable_model_dir: Optional[str] = None
+    predictions_file: Optional[str] = None
+    cache: Optional[str] = None
+    data: Dict[str, Optional[str]] = {}
+
+
+def check(paths: Paths, chief: bool):
+    """Refuses paths at which a job cannot read or write, or would harm data.
+
+    Args:
+        paths: of the job.
+        chief: whether this process is the chief, which writes most.
+
+    Raises:
+        BadInput, RemoteError: the text names the path.
+    """
+    task, folder = paths.task_type, paths.model_dir
+    if remote_files.is_remote(folder):
+        remote_files.check_is_folder(folder, "model_dir")
+    check_apart(paths)
+    if chief:
+        warn_inside(paths)
+    if task == "train" and paths.cache:
+        remote_files.check_writable(os.path.dirname(os.path.abspath(paths.cache)), "cache")
+    if task == "infer":
+        check_predictions_file(paths)
+    if chief and paths.servable_model_dir and task in ("train", "export"):
+        remote_files.check_writable(paths.servable_model_dir, "servable_model_dir")
+    if chief and paths.predictions_file and task == "infer":
+        parent = posixpath.dirname(paths.predictions_file) or "."
+        remote_files.check_writable(parent, "predictions_file")
+    if not chief or remote_files.is_remote(folder):
+        return
+    if os.path.isdir(folder):
+        check_holds_no_data(paths, os.listdir(folder))
+        if task == "infer" and not (paths.predictions_file or os.access(folder, os.W_OK)):
+            raise BadInput(
+                f"--model_dir={folder} cannot be written; say with --predictions_file where the "
+                "predictions go."
+            )
+    if task == "train":
+        remote_files.check_writable(folder, "model_dir")
+
+
+def check_predictions_file(paths: Paths):
     """Refuses (BadInput) to put predictions in place of something else."""
-    path = job.predictions_file or ""
+    path = paths.predictions_file or ""
     folder, name = posixpath.split(_whole(path))
     said = None
     if os.path.isdir(path):
         said = "is a folder; give the name of a file"
     elif os.path.exists(path) and not os.path.isfile(path):
         said = "is no file; give the name of one"
-    elif datasets.is_metadata(name):
+    elif dataset_json.is_metadata(name):
         said = "is a file that describes data; give another name"
     elif os.path.exists(path) and _is_data(path):
         said = "holds data; give another name"
-    elif folder == _whole(job.model_dir) and is_ours(name) and name != "predictions.txt":
+    elif folder == _whole(paths.model_dir) and is_ours(name) and name != "predictions.txt":
         said = "is a file of the model; give another name"
     if said:
         raise BadInput(f"--predictions_file={path} {said}.")
@@ -121,48 +175,45 @@ def _is_folder(path):
     return not os.path.islink(path) and tf.io.gfile.isdir(path)
 
 
-def check_apart(job):
-    """Refuses (BadInput) a model_dir that is a folder of the job's data, or one above it.
-
-    Args:
-        job: a jobs.JobConfig.
-    """
-    folder = _whole(job.model_dir)
-    for flag in _OF_DATA:
-        for part in filter(None, (getattr(job, flag) or "").split(",")):
-            # Of a glob the folder that is the same in all that it matches.
-            fixed = posixpath.join(_whole(re.split(r"[*?\[]", part.strip())[0]), "")
-            if fixed.startswith(posixpath.join(folder, "")):
-                raise BadInput(
-                    f"--model_dir={job.model_dir} is the folder of --{flag}={part.strip()}, or "
-                    "one above it; give a folder of its own, such as ./model."
-                )
+def _places_of_data(paths):
+    """Yields (flag, each place that it lists)."""
+    for flag, listed in paths.data.items():
+        for place in filter(None, (listed or "").split(",")):
+            yield flag, place.strip()
 
 
-def warn_inside(job):
-    """Warns of what is written into a folder of data: what is there is read as data next time.
+def check_apart(paths: Paths):
+    """Refuses (BadInput) a model_dir that is a folder of the job's data, or one above it."""
+    folder = _whole(paths.model_dir)
+    for flag, place in _places_of_data(paths):
+        # Of a glob the folder that is the same in all that it matches.
+        fixed = posixpath.join(_whole(re.split(r"[*?\[]", place)[0]), "")
+        if fixed.startswith(posixpath.join(folder, "")):
+            raise BadInput(
+                f"--model_dir={paths.model_dir} is the folder of --{flag}={place}, or one above "
+                "it; give a folder of its own, such as ./model."
+            )
 
-    Args:
-        job: a jobs.JobConfig.
-    """
-    written = {"model_dir": job.model_dir}
-    if job.task_type in ("train", "export"):
-        written["servable_model_dir"] = job.servable_model_dir
-    if job.task_type == "train" and job.input.cache not in ("none", "memory"):
-        written["cache"] = job.input.cache
-    if job.task_type == "infer":
-        written["predictions_file"] = job.predictions_file
-    for flag in _OF_DATA:
-        for part in filter(None, (getattr(job, flag) or "").split(",")):
-            folder = posixpath.join(_whole(part.strip()), "")
-            for name, path in written.items():
-                inside = posixpath.join(_whole(path or ""), "").startswith(folder)
-                if path and inside and os.path.isdir(folder):
-                    logging.warning(
-                        "--%s=%s lies in --%s=%s, where the next job will take it for data; give a "
-                        "place outside.",
-                        name, path, flag, part.strip(),
-                    )  # fmt: skip
+
+def warn_inside(paths: Paths):
+    """Warns of what is written into a folder of data: what is there is read as data next time."""
+    writers = {
+        "model_dir": ("train", "eval", "infer", "export"),
+        "servable_model_dir": ("train", "export"),
+        "cache": ("train",),
+        "predictions_file": ("infer",),
+    }
+    for flag, place in _places_of_data(paths):
+        folder = posixpath.join(_whole(place), "")
+        for name, tasks in writers.items():
+            path = getattr(paths, name)
+            inside = posixpath.join(_whole(path or ""), "").startswith(folder)
+            if path and paths.task_type in tasks and inside and os.path.isdir(folder):
+                logging.warning(
+                    "--%s=%s lies in --%s=%s, where the next job will take it for data; give a "
+                    "place outside.",
+                    name, path, flag, place,
+                )  # fmt: skip
 
 
 def _whole(path):
@@ -170,32 +221,28 @@ def _whole(path):
     return path.rstrip("/") if remote_files.is_remote(path) else os.path.realpath(path)
 
 
-def check_holds_no_data(job, names: Iterable[str]):
-    """Refuses (BadInput) a model_dir in which data files lie.
-
-    Args:
-        job: a jobs.JobConfig.
-        names: of what lies there.
-    """
-    predictions = posixpath.basename(job.predictions_file or "predictions.txt")
-    cache = posixpath.basename(job.input.cache) + "-"
+def check_holds_no_data(paths: Paths, names: Iterable[str]):
+    """Refuses (BadInput) a model_dir in which data files lie, of these names there."""
+    written = [posixpath.basename(paths.predictions_file or "predictions.txt")]
+    if paths.cache:
+        written.append(posixpath.basename(paths.cache) + "-")
     found = [
         name
         for name in sorted(names)
-        if (datasets.is_metadata(name) or _is_data(posixpath.join(job.model_dir, name)))
-        and not (is_ours(name) or name.startswith((predictions, cache)))
+        if (dataset_json.is_metadata(name) or _is_data(posixpath.join(paths.model_dir, name)))
+        and not (is_ours(name) or name.startswith(tuple(written)))
     ]
     if found:
         raise BadInput(
-            f"--model_dir={job.model_dir} holds data ({_some(found)}); give a folder of its own, "
-            "such as ./model."
+            f"--model_dir={paths.model_dir} holds data ({_some(found)}); give a folder of its "
+            "own, such as ./model."
         )
 
 
 def _is_data(path):
     """Whether a file is data by its name; a text also by how it begins, for it may be a note."""
     if not path.endswith(".txt"):
-        return path.endswith(_SUFFIXES)
+        return path.endswith(formats.SUFFIXES)
     try:
         with tf.io.gfile.GFile(path, "rb") as f:
             return bool(_LINE.match(f.read(_HEAD)))

@@ -5,14 +5,8 @@ from typing import Any, Dict
 
 import tensorflow as tf
 
-from deepfm.config import ModelConfig
+from deepfm.config import CHOICES, ModelConfig
 from deepfm.errors import BadInput
-
-_CHOICES = {
-    "loss_type": ("log_loss", "square_loss"),
-    "l2_scope": ("batch", "table"),
-    "pooling": ("sum", "mean", "max"),
-}
 
 
 def read(path: str) -> Dict[str, Any]:
@@ -38,8 +32,8 @@ def read(path: str) -> Dict[str, Any]:
 
 def _fits(name, value):
     """Whether a value is one that a field of ModelConfig may have."""
-    if name in _CHOICES:
-        return value in _CHOICES[name]
+    if name in CHOICES:
+        return value in CHOICES[name]
     if name in ("batch_norm", "lazy_updates", "multi_valued"):
         return isinstance(value, bool)
     if name in ("deep_layers", "dropout"):

@@ -31,50 +31,41 @@ _HANDED = ".handed"  # folder of hard links to the checkpoints that wait to be c
 
 
 @contextlib.contextmanager
-def at_hand(job):
-    """Yields the job with a local model_dir, as a remote one has it; copies it back at the end.
+def at_hand(paths: model_dir.Paths, chief: bool, keep: int, afresh: bool):
+    """Makes a remote model_dir local for a job, and copies it back at the end.
 
     Args:
-        job: JobConfig. Its mirror is set where it is the chief's and model_dir is remote.
+        paths: of the job; refused as model_dir.check refuses them.
+        chief: whether this process is the chief, which alone reads and writes model_dir.
+        keep: how many checkpoints to keep there; 0: all.
+        afresh: whether the model that is there is not needed.
+
+    Yields:
+        (the paths, of the chief with a local model_dir; its Mirror, or None without any).
 
     Raises:
         RemoteError: a server cannot be reached, or what the job made cannot be copied; the local
             folder is then kept.
     """
-    chief, path = job.distribution.rank == 0, job.model_dir
-    if remote_files.is_remote(path):
-        remote_files.check_is_folder(path, "model_dir")
-    model_dir.check_apart(job)
-    if chief:
-        model_dir.warn_inside(job)
-    if job.task_type == "train" and job.input.cache not in ("none", "memory"):
-        remote_files.check_writable(os.path.dirname(os.path.abspath(job.input.cache)), "cache")
-    if job.task_type == "infer":
-        model_dir.check_predictions_file(job)
-    if chief and job.servable_model_dir and job.task_type in ("train", "export"):
-        remote_files.check_writable(job.servable_model_dir, "servable_model_dir")
-    if chief and job.predictions_file and job.task_type == "infer":
-        folder = posixpath.dirname(job.predictions_file) or "."
-        remote_files.check_writable(folder, "predictions_file")
+    model_dir.check(paths, chief)
+    path = paths.model_dir
     if not remote_files.is_remote(path):
-        if chief:
-            _check_local(job)
-        yield job
+        yield paths, None
         return
-    if not job.predictions_file:  # which all ranks write a part of
-        job = job._replace(predictions_file=posixpath.join(path, "predictions.txt"))
+    if not paths.predictions_file:  # which all ranks write a part of
+        paths = paths._replace(predictions_file=posixpath.join(path, "predictions.txt"))
     if not chief:
-        yield job
+        yield paths, None
         return
     found = remote_files.names(path, "model_dir")
-    model_dir.check_holds_no_data(job, found)
-    mirror = Mirror(path, tempfile.mkdtemp(prefix="deepfm-model-"), job.keep_checkpoint_max)
+    model_dir.check_holds_no_data(paths, found)
+    mirror = Mirror(path, tempfile.mkdtemp(prefix="deepfm-model-"), keep)
     try:
-        if job.task_type != "train":
+        if paths.task_type != "train":
             mirror.fetch_beside_training(found)
-        elif not job.clear_existing_model:
+        elif not afresh:
             mirror.fetch(found)
-        yield job._replace(model_dir=mirror.local, mirror=mirror)
+        yield paths._replace(model_dir=mirror.local), mirror
     except BaseException as error:
         try:
             mirror.close()
@@ -84,20 +75,6 @@ def at_hand(job):
             raise BadInput(str(error).replace(mirror.local, path)) from error
         raise
     mirror.close()
-
-
-def _check_local(job):
-    """Refuses (BadInput) a local model_dir that holds data, or cannot be written and has to be."""
-    path = job.model_dir
-    if os.path.isdir(path):
-        model_dir.check_holds_no_data(job, os.listdir(path))
-        if job.task_type == "infer" and not (job.predictions_file or os.access(path, os.W_OK)):
-            raise BadInput(
-                f"--model_dir={path} cannot be written; say with --predictions_file where the "
-                "predictions go."
-            )
-    if job.task_type == "train":
-        remote_files.check_writable(path, "model_dir")
 
 
 class Mirror:

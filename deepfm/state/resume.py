@@ -27,6 +27,7 @@ from absl import logging
 from deepfm.data import datasets
 from deepfm.data.identity import Identity
 from deepfm.errors import BadInput
+from deepfm.runtime import atomic_files
 
 FILE = "run.json"
 NOTES = "deepfm_run/"  # what the names of the tensors in a checkpoint begin with
@@ -34,7 +35,7 @@ _PARTS, _STEPS = f"{NOTES}parts", f"{NOTES}steps_of_processes"
 _VERSION = 2
 
 
-class Part(NamedTuple):
+class RunPart(NamedTuple):
     """A stretch of a run in one order.
 
     Attributes:
@@ -63,7 +64,7 @@ class Part(NamedTuple):
         return self.epoch + taken // steps, taken % steps
 
 
-class Position(NamedTuple):
+class ResumePoint(NamedTuple):
     """Where training goes on.
 
     Attributes:
@@ -71,7 +72,7 @@ class Position(NamedTuple):
         taken: steps that each process has taken in that one.
     """
 
-    parts: List[Part]
+    parts: List[RunPart]
     taken: List[int]
 
     @property
@@ -90,7 +91,7 @@ class _Known(NamedTuple):
         steps: of each process in the last part, where the checkpoint has counted them.
     """
 
-    parts: List[Part]
+    parts: List[RunPart]
     files: Dict[str, Identity]
     ended: Optional[int]
     steps: Optional[List[int]]
@@ -143,9 +144,9 @@ def begin(
     checkpoint: Optional[str],
     step: int,
     data: datasets.DataSet,
-    now: Part,
+    now: RunPart,
     abandon: bool = False,
-) -> Position:
+) -> ResumePoint:
     """The place in a run that training goes on from; notes it in run.json.
 
     Args:
@@ -153,7 +154,7 @@ def begin(
         checkpoint: that training goes on from; None without one.
         step: its global step, 0 without one.
         data: with the identities of its files.
-        now: the Part that would begin here; its data, run_step, step and epoch are not looked at.
+        now: the part that would begin here; its data, run_step, step and epoch are not looked at.
         abandon: whether an interrupted run on other data may be given up.
 
     Raises:
@@ -168,12 +169,12 @@ def begin(
         taken = _taken(last, step, known.steps)
         same_steps = last.steps_per_epoch == now.steps_per_epoch
         if taken is not None and last.order == now.order and same_steps:
-            position = Position([*before, last._replace(settings=now.settings)], taken)
+            position = ResumePoint([*before, last._replace(settings=now.settings)], taken)
         else:
-            position = Position([*known.parts, _in_new_order(last, now, taken)], nothing)
+            position = ResumePoint([*known.parts, _in_new_order(last, now, taken)], nothing)
     else:
         _check_new_run(model_dir, known, step, data, abandon)
-        position = Position([*known.parts, now], nothing)
+        position = ResumePoint([*known.parts, now], nothing)
     _write(model_dir, known._replace(parts=position.parts, files=_identities(data)))
     return position
 
@@ -287,7 +288,7 @@ def end(model_dir: str, step: int):
         _write(model_dir, known._replace(ended=step))
 
 
-def make_notes(parts: Sequence[Part], count: Optional[Callable] = None):
+def make_notes(parts: Sequence[RunPart], count: Optional[Callable] = None):
     """Makes the function that makes what a checkpoint holds of its run.
 
     Args:
@@ -313,7 +314,7 @@ def _known(model_dir, checkpoint, step) -> _Known:
     known, reader = _read(model_dir), tf.train.load_checkpoint(checkpoint)
     if reader.has_tensor(_PARTS):
         text = reader.get_tensor(_PARTS).tobytes().decode()
-        parts = [_checked(Part(**part)) for part in json.loads(text)]
+        parts = [_checked(RunPart(**part)) for part in json.loads(text)]
         if not known.parts:
             logging.warning(
                 "%s of --model_dir=%s is missing; training goes on by what its checkpoint says.",
@@ -346,7 +347,7 @@ def _read(model_dir) -> _Known:
         elif found["format_version"] != _VERSION:
             raise ValueError(f"format_version {found['format_version']} is not {_VERSION}")
         files = {str(path): Identity(*identity) for path, *identity in found["files"]}
-        parts = [_checked(Part(**part)) for part in found["parts"]]
+        parts = [_checked(RunPart(**part)) for part in found["parts"]]
         return _Known(parts, files, found["ended"], None)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BadInput(
@@ -387,4 +388,4 @@ def _write(model_dir, known):
         "files": [[path, *identity] for path, identity in known.files.items()],
         "ended": known.ended,
     }
-    datasets.write_whole(os.path.join(model_dir, FILE), json.dumps(content, indent=1) + "\n")
+    atomic_files.write_whole(os.path.join(model_dir, FILE), json.dumps(content, indent=1) + "\n")

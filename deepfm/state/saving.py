@@ -169,15 +169,15 @@ class CheckShapes(v1.train.SessionRunHook):
             )
 
 
-class SaveInPieces(v1.train.SessionRunHook):
-    """Has checkpoints saved and restored in pieces, and notes saved with them.
+class SlicedSaving(v1.train.SessionRunHook):
+    """Has checkpoints saved and restored in slices, and notes saved with them.
 
     What the checkpoint to restore lacks begins at its initial value: the slots of an optimizer that
     it was not trained with.
 
     Args:
         model_dir: where checkpoints are.
-        of_saver: arguments of pieces.make_saver.
+        of_saver: arguments of sliced_saver.make_saver.
     """
 
     def __init__(self, model_dir: str, **of_saver):

@@ -1,4 +1,4 @@
-"""Reads large variables a piece at a time: to save them, and to see whether they are finite.
+"""Reads large variables a slice at a time: to save them, and to see whether they are finite.
 
 A variable whose rows are updated is copied by whoever reads it (TensorFlow's copy-on-read), and the
 variables of a checkpoint are all read at once: a model took twice its memory whenever it was saved.
@@ -12,10 +12,10 @@ from tensorflow.python.training.saver import BulkSaverBuilder
 
 v1 = tf.compat.v1
 
-PIECE = 128 << 20  # bytes that are copied at once
+SLICE_BYTES = 128 << 20  # bytes that are copied at once
 
 
-class Piece(NamedTuple):
+class Slice(NamedTuple):
     """Some rows of a variable, or all of it.
 
     Attributes:
@@ -29,8 +29,8 @@ class Piece(NamedTuple):
     read: Callable[[], tf.Tensor]
 
 
-def of(handle, shape, dtype) -> Iterator[Piece]:
-    """Cuts a variable of more than PIECE bytes into pieces.
+def slices_of(handle, shape, dtype) -> Iterator[Slice]:
+    """Cuts a variable of more than SLICE_BYTES bytes into slices.
 
     Args:
         handle: resource tensor [].
@@ -38,7 +38,7 @@ def of(handle, shape, dtype) -> Iterator[Piece]:
         dtype: of its numbers.
     """
     row = _size(shape[1:], dtype)
-    step = max(PIECE // row, 1)
+    step = max(SLICE_BYTES // row, 1)
     for begin in range(0, int(shape[0]), step):
         count = min(step, int(shape[0]) - begin)
 
@@ -52,18 +52,18 @@ def of(handle, shape, dtype) -> Iterator[Piece]:
         offset = [begin] + [0] * (len(shape) - 1)
         extent = [count, *shape.as_list()[1:]]
         info = tf.Variable.SaveSliceInfo("", shape.as_list(), offset, extent)
-        yield Piece(info.spec, count * row, read)
+        yield Slice(info.spec, count * row, read)
 
 
 def sums(variable) -> List[tf.Tensor]:
-    """The sum of each piece of a variable, one after the other: float32 []."""
+    """The sum of each slice of a variable, one after the other: float32 []."""
     shape, dtype = variable.shape, variable.dtype.base_dtype
-    if _size(shape, dtype) <= PIECE or not isinstance(variable, BaseResourceVariable):
+    if _size(shape, dtype) <= SLICE_BYTES or not isinstance(variable, BaseResourceVariable):
         return [tf.reduce_sum(variable)]
     found = []
-    for piece in of(variable.handle, shape, dtype):
+    for rows in slices_of(variable.handle, shape, dtype):
         with tf.control_dependencies(found[-1:]):
-            found.append(tf.reduce_sum(piece.read()))
+            found.append(tf.reduce_sum(rows.read()))
     return found
 
 
@@ -72,10 +72,10 @@ def _size(shape, dtype):
 
 
 class Builder(BulkSaverBuilder):
-    """Makes the ops that save variables one after the other, and large ones in pieces.
+    """Makes the ops that save variables one after the other, and large ones in slices.
 
-    Each group of pieces is a checkpoint of its own, and these are then merged into one, which is
-    read like any other: as with parameter servers' parts, a piece knows whose rows it holds.
+    Each group of slices is a checkpoint of its own, and these are then merged into one, which is
+    read like any other: as with parameter servers' parts, each knows whose rows it holds.
 
     Args:
         make_notes: () -> {name: tensor}, saved with the variables, and read before any of them. A
@@ -94,16 +94,16 @@ class Builder(BulkSaverBuilder):
         if self._notes is None:  # the first of the parameter servers saves them
             self._notes = self._make_notes()
             groups.append([
-                (name, Piece("", 0, lambda note=note: note)) for name, note in self._notes.items()
+                (name, Slice("", 0, lambda note=note: note)) for name, note in self._notes.items()
             ])  # fmt: skip
-            room = PIECE
+            room = SLICE_BYTES
         for saveable in saveables:
-            for name, piece in _pieces(saveable):
-                if not groups or piece.size > room:
+            for name, rows in _slices(saveable):
+                if not groups or rows.size > room:
                     groups.append([])
-                    room = PIECE
-                groups[-1].append((name, piece))
-                room -= piece.size
+                    room = SLICE_BYTES
+                groups[-1].append((name, rows))
+                room -= rows.size
         noted = list(self._notes.values())
         prefixes, saved = [], []
         for i, group in enumerate(groups):
@@ -112,8 +112,8 @@ class Builder(BulkSaverBuilder):
                 op = tf.raw_ops.SaveV2(
                     prefix=prefixes[-1],
                     tensor_names=[name for name, _ in group],
-                    shape_and_slices=[piece.bounds for _, piece in group],
-                    tensors=[piece.read() for _, piece in group],
+                    shape_and_slices=[rows.bounds for _, rows in group],
+                    tensors=[rows.read() for _, rows in group],
                 )
             saved = [op]
         with tf.control_dependencies(saved):
@@ -136,20 +136,20 @@ class Builder(BulkSaverBuilder):
         ]
 
 
-def _pieces(saveable):
-    """Yields (name in the checkpoint, Piece) of what a Saver saves."""
+def _slices(saveable):
+    """Yields (name in the checkpoint, Slice) of what a Saver saves."""
     handle = getattr(saveable, "handle_op", None)
     for spec in saveable.specs:
         if handle is None:  # a strategy's, of which each replica has its own
-            yield spec.name, Piece(spec.slice_spec, 0, lambda spec=spec: spec.tensor)
+            yield spec.name, Slice(spec.slice_spec, 0, lambda spec=spec: spec.tensor)
             continue
         shape, dtype = tf.TensorShape(saveable.op.shape), spec.dtype.base_dtype
         size = _size(shape, dtype)
-        if size > PIECE and not spec.slice_spec:
-            for piece in of(handle, shape, dtype):
-                yield spec.name, piece
+        if size > SLICE_BYTES and not spec.slice_spec:
+            for rows in slices_of(handle, shape, dtype):
+                yield spec.name, rows
         else:
-            yield spec.name, Piece(spec.slice_spec, size, _reader(handle, dtype))
+            yield spec.name, Slice(spec.slice_spec, size, _reader(handle, dtype))
 
 
 def _reader(handle, dtype):

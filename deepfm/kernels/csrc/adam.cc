@@ -1,6 +1,6 @@
 // Adam, of rows of a table or of whole variables, and the zeros that its moments begin with.
 //
-// optimizers.py does the same with TensorFlow's own ops (see rows.cc). All are float32, on the CPU.
+// ops.py does the same with TensorFlow's own ops (see rows.cc). All are float32, on the CPU.
 //
 // U: rows.
 #include <algorithm>
@@ -70,7 +70,7 @@ void Update(const Adam& adam, int64 n, const float* __restrict grad, float* __re
 class AdamOp : public OpKernel {
  public:
   AdamOp(OpKernelConstruction* context, bool by_rows) : OpKernel(context), by_rows_(by_rows) {
-    OP_REQUIRES_OK(context, context->GetAttr("l2", &l2_));
+    if (by_rows) OP_REQUIRES_OK(context, context->GetAttr("l2", &l2_));
   }
 
   void Compute(OpKernelContext* context) override {
@@ -109,7 +109,7 @@ class AdamOp : public OpKernel {
 
  private:
   const bool by_rows_;
-  float l2_;
+  float l2_ = 0;
 };
 
 REGISTER_OP("DeepfmAdam")
@@ -121,10 +121,9 @@ REGISTER_OP("DeepfmAdam")
     .Input("beta1: float")
     .Input("beta2: float")
     .Input("epsilon: float")
-    .Attr("l2: float")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext*) { return Status::OK(); })
-    .Doc("Adam of a variable, to whose gradient l2 times itself is added.");
+    .Doc("Adam of a variable.");
 
 class AdamWholeOp : public AdamOp {
  public:
@@ -157,7 +156,8 @@ REGISTER_OP("DeepfmAdamRows")
     .Attr("T: {int32, int64}")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext*) { return Status::OK(); })
-    .Doc("Adam of the rows `indices`, which must differ: the others, moments and all, stay.");
+    .Doc("Adam of the rows `indices`, which must differ, to whose gradient l2 times themselves is "
+         "added: the others, moments and all, stay.");
 
 template <typename T>
 class AdamRowsOp : public AdamOp {
@@ -209,11 +209,6 @@ class AdamRowsOp : public AdamOp {
   }
 };
 
-#define REGISTER(T) \
-  REGISTER_KERNEL_BUILDER( \
-      Name("DeepfmAdamRows").Device(DEVICE_CPU).TypeConstraint<T>("T"), AdamRowsOp<T>)
-REGISTER(int32);
-REGISTER(int64);
-#undef REGISTER
+DEEPFM_REGISTER_INDEXED("DeepfmAdamRows", AdamRowsOp);
 
 }  // namespace deepfm

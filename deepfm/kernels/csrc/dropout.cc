@@ -1,29 +1,25 @@
-// ReLU and dropout in one pass, with the random numbers of model._drop.
+// ReLU and dropout in one pass, with the random numbers of ops.py.
 //
 // B: examples. W: units of the layer.
 #include <algorithm>
 #include <vector>
 
 #include "loops.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/lib/random/philox_random.h"
 
 namespace deepfm {
 
 using namespace tensorflow;  // NOLINT
-using shape_inference::InferenceContext;
 
 REGISTER_OP("DeepfmReluDropout")
     .Input("x: float")      // [B, W]
     .Input("seed: int64")   // [2]
     .Output("y: float")     // [B, W]
     .Attr("dropped: int")   // of 65,536: a unit is dropped where its 16 bits are below
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->input(0));
-      return Status::OK();
-    })
+    .SetShapeFn(shape_inference::UnchangedShape)
     .Doc("max(x, 0), in which units are 0 at the rate dropped / 65536 and others scaled up.");
 
 REGISTER_OP("DeepfmReluDropoutGrad")
@@ -31,10 +27,7 @@ REGISTER_OP("DeepfmReluDropoutGrad")
     .Input("by_y: float")
     .Output("by_x: float")
     .Attr("dropped: int")
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->input(0));
-      return Status::OK();
-    });
+    .SetShapeFn(shape_inference::UnchangedShape);
 
 // Philox 4x32-10 of a run of counters side by side, as numbers from [-2^31, 2^31 - 1): what
 // tf.random.stateless_uniform draws. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3",

@@ -16,6 +16,13 @@
 #define DEEPFM_CLONES
 #endif
 
+// Registers a kernel for each type that indices of rows may have.
+#define DEEPFM_REGISTER_INDEXED(name, kernel) \
+  DEEPFM_REGISTER_OF_TYPE(name, kernel, int32); \
+  DEEPFM_REGISTER_OF_TYPE(name, kernel, int64)
+#define DEEPFM_REGISTER_OF_TYPE(name, kernel, T) \
+  REGISTER_KERNEL_BUILDER(Name(name).Device(DEVICE_CPU).TypeConstraint<T>("T"), kernel<T>)
+
 namespace deepfm {
 
 // Divides `total` pieces of work, each of about so many floats, among the threads of an operator.

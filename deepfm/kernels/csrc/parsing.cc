@@ -1,6 +1,6 @@
 // Parsers of packed records: those that records.encode writes, and plain LibSVM lines.
 //
-// records.py does the same with TensorFlow's own ops: that is what these are tested against, and
+// data/records.py does the same with TensorFlow's own ops: that is what these are tested against, and
 // what runs where they are not built.
 //
 // B: records in a batch. F: fields.

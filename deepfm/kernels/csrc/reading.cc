@@ -1,7 +1,7 @@
 // From files to batches: reading, shuffling and batching of records that stay packed (packed.h).
 //
-// raw_records.py does the same with TensorFlow's own datasets: that is what these are tested
-// against, and what runs where they are not built.
+// data/reading.py and ops.py do the same with TensorFlow's own datasets: that is what these are
+// tested against, and what runs where they are not built.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "packed.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/dataset.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/partial_tensor_shape.h"
-#include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/lib/core/coding.h"
 #include "tensorflow/core/lib/hash/crc32c.h"
 #include "tensorflow/core/lib/random/philox_random.h"
@@ -24,7 +24,6 @@
 namespace deepfm {
 
 using namespace tensorflow;  // NOLINT
-using shape_inference::InferenceContext;
 
 REGISTER_OP("DeepfmRecords")
     .Input("path: string")
@@ -33,10 +32,7 @@ REGISTER_OP("DeepfmRecords")
     .Input("file_bytes: int64")    // that the file must have; below 0: any number
     .Output("handle: variant")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Scalar());
-      return Status::OK();
-    })
+    .SetShapeFn(shape_inference::ScalarShape)
     .Doc("The records of a TFRecord file that is not compressed, in packed chunks.");
 
 // What the two datasets have in common: they yield packed records.
@@ -213,10 +209,7 @@ REGISTER_OP("DeepfmChunks")
     .Input("skip: int64")           // records that are left out, after shuffling
     .Input("take: int64")           // records after these, at most; below 0: all
     .Output("handle: variant")
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Scalar());
-      return Status::OK();
-    })
+    .SetShapeFn(shape_inference::ScalarShape)
     .Doc("As .unbatch().shuffle(shuffle_buffer, seed).skip(skip).take(take).batch(size), in the "
          "same order.");
 

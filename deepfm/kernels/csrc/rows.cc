@@ -1,8 +1,8 @@
 // What a training step makes of the rows of the embedding tables: the distinct ids of a batch, the
 // FM and the MLP's input of its rows, and their gradients.
 //
-// model.py holds the same in TensorFlow's own ops: that is what these are tested against, and what
-// runs where they are not built. All are float32, on the CPU.
+// ops.py and model/embeddings.py hold the same in TensorFlow's own ops: that is what these are
+// tested against, and what runs where they are not built. All are float32, on the CPU.
 //
 // B: examples. F: fields. N = B F: values. K: embedding size. U: distinct ids.
 #include <algorithm>
@@ -74,12 +74,7 @@ class UniqueOp : public OpKernel {
   }
 };
 
-#define REGISTER(T) \
-  REGISTER_KERNEL_BUILDER( \
-      Name("DeepfmUnique").Device(DEVICE_CPU).TypeConstraint<T>("T"), UniqueOp<T>)
-REGISTER(int32);
-REGISTER(int64);
-#undef REGISTER
+DEEPFM_REGISTER_INDEXED("DeepfmUnique", UniqueOp);
 
 REGISTER_OP("DeepfmGatherRows")
     .Input("table: resource")  // float32
@@ -134,12 +129,7 @@ class GatherRowsOp : public OpKernel {
   }
 };
 
-#define REGISTER(T) \
-  REGISTER_KERNEL_BUILDER( \
-      Name("DeepfmGatherRows").Device(DEVICE_CPU).TypeConstraint<T>("T"), GatherRowsOp<T>)
-REGISTER(int32);
-REGISTER(int64);
-#undef REGISTER
+DEEPFM_REGISTER_INDEXED("DeepfmGatherRows", GatherRowsOp);
 
 REGISTER_OP("DeepfmLookUp")
     .Input("weights: float")     // [U]

@@ -2,20 +2,17 @@
 
 import contextlib
 import functools
-import gzip
 import math
 import os
 from typing import NamedTuple, Optional
 
 import numpy as np
 
-from data_tools.common import workers
-from data_tools.common.progress import Progress
+from data_tools.common import record_files, workers
 from data_tools.common.skipping import Skipping
 from data_tools.rebalancing import record_blocks, sampling, shuffling
-from data_tools.rebalancing.record_blocks import Part
 from deepfm.data import bad_records, datasets, records
-from deepfm.data.sampling_rates import SamplingRates
+from deepfm.data.dataset_json import SamplingRates
 from deepfm.errors import BadInput
 
 BUCKET = 16 << 20  # bytes of records that a bucket shall hold
@@ -23,16 +20,7 @@ MOST_BITS = 10  # 1,024 buckets at once
 BUFFER = 64 << 20  # bytes of records that wait for their buckets, at most
 COPIES = 1 << 16  # records that are sampled at once
 GZIP_RATIO = 4  # bytes of records in a byte of a compressed file, about
-GZIP_LEVEL = 4
-COPY = 1 << 20  # bytes copied at once
 _ORDER, _SAMPLE = 0, 1  # what keys are drawn for
-
-
-class Task(NamedTuple):
-    """A part of the input, and its number, from which the keys of its records are made."""
-
-    part: Part
-    number: int
 
 
 class Work(NamedTuple):
@@ -58,33 +46,12 @@ class Work(NamedTuple):
         return (self.options.memory_mb << 20) // self.options.num_workers
 
 
-class Scattered(NamedTuple):
-    """What became of a block: bytes of the file read for it, its largest id, and records by label.
-
-    found: (negatives, positives) of the block. kept: what was put into buckets of these.
-    """
-
-    read: int
-    max_id: int
-    found: np.ndarray
-    kept: np.ndarray
-
-
 class Segment(NamedTuple):
     """Records of a bucket that follow one another in an output file, from byte `begin` on."""
 
     output: int
     begin: int
     rows: int
-
-
-class Written(NamedTuple):
-    """Records that were written to an output file."""
-
-    output: int
-    rows: int
-    positives: int
-    bytes: int
 
 
 def bits(data, rates, num_workers):
@@ -101,19 +68,14 @@ def bits(data, rates, num_workers):
 def scatter_all(data, tasks, work):
     """Puts all records into buckets; returns ((negatives, positives) found, kept, largest id)."""
     options = work.options
-    progress = Progress("Reading", sum(file.bytes for file in data.files) / 1e6, "MB")
+    size = sum(file.bytes for file in data.files)
     found, kept, max_id = np.zeros(2, np.int64), np.zeros(2, np.int64), -1
     bad = Skipping(options.max_bad_records)
     scatter = functools.partial(_scatter, work=work)
-    with contextlib.closing(workers.run(scatter, tasks, options.num_workers)) as events:
-        for _, event in events:
-            if isinstance(event, bad_records.BadRecord):
-                bad.add(event)
-                continue
-            found, kept = found + event.found, kept + event.kept
-            max_id = max(max_id, event.max_id)
-            progress.add(event.read / 1e6)
-    progress.finish()
+    with workers.results(scatter, tasks, options.num_workers, "Reading", size, bad) as results:
+        for _, (largest, block_found, block_kept) in results:
+            found, kept = found + block_found, kept + block_kept
+            max_id = max(max_id, largest)
     bad.log_total()
     if not sum(kept):
         what = "holds no records" if not sum(found) else "no record is kept"
@@ -127,15 +89,19 @@ def scatter_all(data, tasks, work):
 
 
 def _scatter(task, work):
-    """Puts the records of a task into buckets; yields BadRecords and Scattered."""
+    """Puts the records of a task into buckets.
+
+    Yields:
+        BadRecords, and (bytes of the file read, (largest id, found, kept)) of each block: int64 [2]
+        records by label, and those that were put into buckets.
+    """
     seed, folder = work.options.seed, _bucket_folder(task, work)
     order, sample = (shuffling.salt(seed, work.options.share[0], use) for use in (_ORDER, _SAMPLE))
     bits = work.bits if work.options.shuffle else 0
     scatter = shuffling.Scatter(folder, bits, 0, min(work.memory // 2, BUFFER))
     step = max(int(COPIES / max(*work.rates, 1)), 1)
     seen = put = 0
-    blocks = record_blocks.read(task.part, work.schema, work.options.max_bad_records)
-    for block in blocks:
+    for block in record_blocks.read(task, work.schema, work.options.max_bad_records):
         if isinstance(block, bad_records.BadRecord):
             yield block
             continue
@@ -151,7 +117,7 @@ def _scatter(task, work):
             put += len(key)
             scatter.add(block.data, starts[chosen], ends[chosen], key, positive[chosen])
             kept += sampling.by_label(positive[chosen])
-        yield Scattered(block.read, block.max_id, sampling.by_label(block.positive), kept)
+        yield block.read, (block.max_id, sampling.by_label(block.positive), kept)
     scatter.flush()
 
 
@@ -176,19 +142,20 @@ def write_all(tasks, names, work):
         )
     paths = [os.path.join(work.scratch, name) for name in names]
     jobs = list(zip(buckets, _segments(buckets, total, len(names), options)))
-    progress = Progress("Writing", sum(bucket.bytes for bucket in buckets) / 1e6, "MB")
+    size = sum(bucket.bytes for bucket in buckets)
     rows, positives = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
     write = functools.partial(_write_bucket, paths=paths, work=work)
-    with contextlib.closing(workers.run(write, jobs, options.num_workers)) as events:
-        for _, event in events:
-            rows[event.output] += event.rows
-            positives[event.output] += event.positives
-            progress.add(event.bytes / 1e6)
-    progress.finish()
+    with workers.results(write, jobs, options.num_workers, "Writing", size) as results:
+        for _, (output, n, ones) in results:
+            rows[output] += n
+            positives[output] += ones
     if rows.sum() != total:
         raise OSError(f"{work.scratch}: {rows.sum()} of {total} records could be read again")
     if options.compress:
-        _compress_all(paths, options.num_workers)
+        plain = [f"{path}.plain" for path in paths]
+        for path, renamed in zip(paths, plain):
+            os.rename(path, renamed)
+        record_files.join([([p], path) for p, path in zip(plain, paths)], True, options.num_workers)
     return [
         datasets.DataFile(os.path.join(options.output_dir, name), os.path.getsize(path), n, ones)
         for name, path, n, ones in zip(names, paths, rows.tolist(), positives.tolist())
@@ -226,7 +193,7 @@ def _measure(job, in_order):
 
 
 def _write_bucket(job, paths, work):
-    """Writes the records of a bucket to its Segments; yields Written."""
+    """Writes the records of a bucket to its Segments; yields (bytes, (output, rows, positives))."""
     bucket, segments = job
     if work.options.shuffle:
         blocks = shuffling.ordered(bucket, work.memory)
@@ -244,26 +211,5 @@ def _write_bucket(job, paths, work):
                 rest = (data[sizes[n - 1] :], sizes[n:] - sizes[n - 1], positive[n:])
                 rest = rest if n < len(sizes) else None
                 left, ones = left - n, ones + int(positive[:n].sum())
-            yield Written(output, rows, ones, f.tell() - begin)
+            yield f.tell() - begin, (output, rows, ones)
     next(blocks, None)  # which deletes what has been read
-
-
-def _compress_all(paths, num_workers):
-    """Makes files gzip files, of one member each: of several, TensorFlow reads only the first."""
-    progress = Progress("Compressing", sum(map(os.path.getsize, paths)) / 1e6, "MB")
-    with contextlib.closing(workers.run(_compress, paths, num_workers)) as events:
-        for _, copied in events:
-            progress.add(copied / 1e6)
-    progress.finish()
-
-
-def _compress(path):
-    plain = f"{path}.plain"
-    os.rename(path, plain)
-    with open(plain, "rb") as source, open(path, "wb") as raw, gzip.GzipFile(
-        "", "wb", GZIP_LEVEL, raw, mtime=0
-    ) as target:
-        for block in iter(lambda: source.read(COPY), b""):
-            target.write(block)
-            yield len(block)
-    os.remove(plain)

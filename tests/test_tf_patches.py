@@ -1,16 +1,18 @@
 """A session ends well with its last record; a file that may not grow any more ends it as an error.
 
-The limit on the size of files is the system's own (`ulimit -f`).
+The limit on the size of files is the system's own (`ulimit -f`). And what a step fetches is what
+Session.run fetches, though it is made ready once.
 """
 
 import contextlib
 import resource
+import weakref
 
 import pytest
 import tensorflow as tf
 from conftest import make_records, run_train, small_job, write_tfrecords
 
-from deepfm.runtime import sessions
+from deepfm.runtime import tf_patches
 
 v1 = tf.compat.v1
 
@@ -39,7 +41,7 @@ def step(what, records=3, target=""):
     hook = Hook()
     following = v1.data.make_one_shot_iterator(tf.data.Dataset.range(records)).get_next()
     creator = v1.train.ChiefSessionCreator(master=target)
-    with sessions.ended_by_input_alone(), v1.train.MonitoredSession(creator, [hook]) as session:
+    with tf_patches.ended_by_input_alone(), v1.train.MonitoredSession(creator, [hook]) as session:
         while not session.should_stop():
             session.run(following)
     return hook.taken
@@ -137,3 +139,63 @@ def test_a_job_that_cannot_write_fails(data, tmp_path, task, file):
     assert run_train(*flags).returncode == 0
     more = f"--task_type={task}", f"--servable_model_dir={tmp_path}/servable"
     check_failed(limited(4 << 10, *flags, *more), file)
+
+
+@pytest.fixture
+def fetches_of_steps():
+    return tf_patches.FetchesOfSteps()
+
+
+@pytest.fixture
+def session(fetches_of_steps):
+    """A session as FetchesOfSteps leaves it."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        fetches_of_steps.after_create_session(session, None)
+        yield session
+
+
+def test_what_a_step_fetches_is_what_sessions_fetch(session, fetches_of_steps):
+    count = v1.get_variable("count", [], tf.int32, v1.zeros_initializer(), use_resource=True)
+    place = v1.placeholder_with_default(7, [])
+    session.run(v1.global_variables_initializer())
+    up, value = count.assign_add(1, read_value=False), count.read_value()
+    one, hook = tf.constant(1), object()
+    for i in range(1, 4):
+        with_place = {"caller": [up, one], hook: place}
+        assert session.run(with_place) == {"caller": [None, 1], hook: 7}
+        assert session.run(with_place, {place: i}) == {"caller": [None, 1], hook: i}
+        assert session.run({"caller": [up, one]}) == {"caller": [None, 1]}
+        assert session.run({"caller": (one, {"a": [place]})}) == {"caller": (1, {"a": [7]})}
+        assert session.run({"caller": [one, {"a": [place]}]}) == {"caller": [1, {"a": [7]}]}
+        assert session.run({"caller": [one, place], "a": one}) == {"caller": [1, 7], "a": 1}
+        assert session.run({"caller": value.name}, options=v1.RunOptions()) == {"caller": 3 * i}
+        assert session.run([value, []]) == [3 * i, []]
+        assert len(fetches_of_steps.ready) == 6
+
+
+def test_an_error_of_a_step_tells_its_operation(session):
+    wrong = tf.strings.to_number("x", name="the_wrong_one")
+    for _ in range(2):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="the_wrong_one") as error:
+            session.run({"caller": [wrong]})
+        assert error.value.op is wrong.op
+
+
+def test_a_trace_of_a_step_is_taken(session):
+    found, one = v1.RunMetadata(), tf.constant(1)
+    for options in (v1.RunOptions(), v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)):
+        found_one = session.run({"caller": one}, options=options, run_metadata=found)
+        assert found_one == {"caller": 1}
+    assert found.step_stats.dev_stats
+
+
+def test_a_session_of_which_steps_were_fetched_is_freed():
+    with tf.Graph().as_default():
+        session, hook = v1.Session(), tf_patches.FetchesOfSteps()
+        hook.after_create_session(session, None)
+        session.run({"caller": tf.constant(1)})
+        hook.end(session)
+        session.close()
+        there = weakref.ref(session)
+        del session
+        assert there() is None  # before any collection of garbage

@@ -15,7 +15,7 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, 
 import numpy as np
 
 from data_tools.click_logs import feature_map, quoted_cells
-from data_tools.click_logs.raw_columns import (
+from data_tools.click_logs.column_kinds import (
     BUCKETS,
     CATEGORY,
     DATASETS,
@@ -26,6 +26,7 @@ from data_tools.click_logs.raw_columns import (
     Column,
 )
 from data_tools.common import line_blocks
+from data_tools.common.line_blocks import LineRange
 from deepfm.data import bad_records
 from deepfm.errors import BadInput
 
@@ -52,15 +53,6 @@ class Layout(NamedTuple):
     label: Optional[int]
     fields: Tuple[int, ...]
     header: bool
-
-
-class Part(NamedTuple):
-    """Whole lines of a file: bytes start to end (None: the file's end) of its plain text."""
-
-    path: str
-    layout: Layout
-    start: int = 0
-    end: Optional[int] = None
 
 
 class Rows(NamedTuple):
@@ -122,52 +114,53 @@ def _is_field(column):
 
 
 def read(
-    part: Part, columns: Sequence[Column], labels: bool
+    lines: LineRange, layout: Layout, columns: Sequence[Column], labels: bool
 ) -> Iterator[Tuple[int, Union[Rows, bad_records.BadRecord]]]:
-    """Yields (bytes of the file read, Rows or a bad row) for a part, block by block.
+    """Yields (bytes of the file read, Rows or a bad row) for some lines, block by block.
 
     Args:
-        part: which lines.
-        columns: what its fields are.
+        lines: which.
+        layout: how they are written.
+        columns: what the fields are.
         labels: whether the label must be there.
     """
     first_line = None  # its number costs a look at the file up to there; only bad rows need it
-    for start, text, size, before in _blocks(part):
+    for start, text, size, before in _blocks(lines, layout.header):
         try:
-            yield size, _parse_lines(text, start, part.layout, columns, labels)
+            yield size, _parse_lines(text, start, layout, columns, labels)
         except BadBlock:
             if first_line is None:
-                first_line = line_blocks.line_number(part.path, part.start)
+                first_line = line_blocks.line_number(lines.path, lines.start)
             good, starts = [], []
             for number, line in enumerate(text.split(b"\n")[:-1], first_line + before):
                 content = _without_return(line)
-                plain, reason = quoted_cells.unquote_line(content, part.layout.delimiter)
+                plain, reason = quoted_cells.unquote_line(content, layout.delimiter)
                 if reason:
                     reason = f"{reason}: {_quoted(content)}"
                 elif content:
-                    reason = explain(plain, part.layout, columns, labels)
+                    reason = explain(plain, layout, columns, labels)
                 if reason:
-                    yield 0, bad_records.BadRecord(part.path, f":{number}", reason)
+                    yield 0, bad_records.BadRecord(lines.path, f":{number}", reason)
                 elif content:
                     good.append(plain + b"\n")
                     starts.append(start)
                 start += len(line) + 1
             if good:
-                rows = parse(b"".join(good), 0, part.layout, columns, labels)
+                rows = parse(b"".join(good), 0, layout, columns, labels)
                 yield size, rows._replace(starts=np.array(starts))
 
 
-def _blocks(part):
-    """Yields (start, text, bytes of the file read, lines of the part before it), less a header."""
-    lines = 0
+def _blocks(lines, header):
+    """Yields (start, text, bytes of the file read, lines before it), less a header."""
+    number = 0
     try:
-        for start, text, size in line_blocks.read_blocks(part.path, part.start, part.end):
-            first = text.index(b"\n") + 1 if start == 0 and part.layout.header else 0
-            before = lines + (first > 0)
-            lines += text.count(b"\n")
+        for start, text, size in line_blocks.read_blocks(*lines):
+            first = text.index(b"\n") + 1 if start == 0 and header else 0
+            before = number + (first > 0)
+            number += text.count(b"\n")
             yield start + first, text[first:], size, before
     except BadInput as error:
-        raise BadInput(f"{str(error).rstrip('.')} after line {lines}.") from error
+        raise BadInput(f"{str(error).rstrip('.')} after line {number}.") from error
 
 
 def _parse_lines(text, start, layout, columns, labels):

@@ -1,0 +1,110 @@
+"""What prepare_criteo puts into its output folder, and what it replaces there.
+
+`options` is a prepare_criteo.Options everywhere, `share` (index of this host, number of hosts).
+"""
+
+import os
+
+from data_tools.click_logs import feature_map, field_tables
+from data_tools.click_logs.splitting import SPLITS
+from data_tools.common import publishing, shards
+from deepfm.data import dataset_json, datasets, formats
+from deepfm.errors import BadInput
+from deepfm.runtime import program
+
+
+def replaced(asked, options, share):
+    """{index of a split that is asked for: names in this host's folder of it that are replaced}."""
+    old = {}
+    for i in sorted(asked):
+        folder = _folder(i, options, share)
+        paths = _data_files(options, i)
+        others = [p for p in paths if share[1] > 1 and f"-of-{share[1]:05d}{os.sep}" not in p]
+        if others:
+            raise BadInput(
+                f"{others[0]}: is not of {share[1]} hosts' data; give another --output_dir, or "
+                f"delete {os.path.join(options.output_dir, SPLITS[i])}."
+            )
+        names = [os.path.relpath(p, folder) for p in paths if p.startswith(folder + os.sep)]
+        old[i] = publishing.replaced(folder, names, options.overwrite)
+    return old
+
+
+def _folder(split, options, share):
+    """Where a host puts the files of a split: hosts that share a folder have one each in it."""
+    return shards.folder(os.path.join(options.output_dir, SPLITS[split]), share)
+
+
+def _data_files(options, split):
+    """The paths of what would be read as data, or as a dataset.json, of a split that is there."""
+    suffixes = (dataset_json.METADATA, *formats.SUFFIXES)
+    top = os.path.join(options.output_dir, SPLITS[split])
+    paths = [os.path.join(root, n) for root, _, names in os.walk(top) for n in names]
+    return sorted(path for path in paths if path.endswith(suffixes))
+
+
+def write_map(tables, old, options, scratch):
+    """Writes the map, unless it is there; returns its fingerprint.
+
+    Raises:
+        BadInput: another one is there and is not to be replaced, or has made data that stays.
+    """
+    fingerprint = feature_map.fingerprint(map(field_tables.field_of, tables))
+    there = os.path.join(options.output_dir, feature_map.FILE)
+    if _fingerprint_of(there) == fingerprint:
+        return fingerprint
+    if os.path.exists(there) and not options.overwrite:
+        raise BadInput(f"{there} has other ids; --overwrite replaces it.")
+    for i in range(len(SPLITS)):
+        kept = [] if i in old else _data_files(options, i)
+        if kept:
+            raise BadInput(
+                f"{kept[0]}: was written with another {feature_map.FILE}, and this run writes no "
+                f"{SPLITS[i]}; give another --output_dir, or delete that folder."
+            )
+    about = options.dataset, options.integers, options.min_count
+    with open(os.path.join(scratch, feature_map.FILE), "w", encoding="utf-8") as f:
+        f.writelines(field_tables.json_lines(tables, *about))
+    return fingerprint
+
+
+def _fingerprint_of(path):
+    """The fingerprint of a map that is there; None without one, or where it is broken."""
+    try:
+        return feature_map.fingerprint(feature_map.load(path).fields)
+    except ValueError:
+        return None
+
+
+def publish(written, tables, fingerprint, old, options, share, scratch):
+    """Puts everything in place; returns the data files.
+
+    All folders are marked as unfinished before anything changes: data and map are of one run, or
+    are refused.
+    """
+    files, folders = [], []
+    for i, names in old.items():
+        split, made = SPLITS[i], []
+        folder = _folder(i, options, share)
+        for name in sorted(name for j, name in written if j == i):
+            size = os.path.getsize(os.path.join(scratch, split, name))
+            path = os.path.join(folder, name)
+            made.append(datasets.DataFile(path, size, *written[i, name]))
+        if made:
+            at, sizes = os.path.join(scratch, split), (len(tables), tables[-1].end)
+            dataset_json.write(at, *sizes, made, feature_map=fingerprint)
+        if made or names or os.path.exists(os.path.join(folder, datasets.UNFINISHED)):
+            folders.append((i, folder))
+        files += made
+    if not files and share[1] == 1:
+        raise BadInput("the input holds no rows.")
+    program.ignore_signals()
+    for _, folder in folders:
+        publishing.mark(folder)
+    new_map = os.path.join(scratch, feature_map.FILE)
+    if os.path.exists(new_map):
+        os.replace(new_map, os.path.join(options.output_dir, feature_map.FILE))
+    for i, folder in folders:
+        made = os.path.join(scratch, SPLITS[i])
+        publishing.publish(made, sorted(os.listdir(made)), folder, old[i])
+    return files

@@ -1,0 +1,129 @@
+"""The two passes over raw rows, each in several processes: count the categories, write the ids."""
+
+import functools
+import os
+from typing import Dict, List, Sequence, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from data_tools.click_logs import field_tables, row_parser, row_writers, vocabulary
+from data_tools.click_logs.column_kinds import Column
+from data_tools.click_logs.field_tables import FieldTable
+from data_tools.click_logs.slices import RawSlice
+from data_tools.click_logs.splitting import SPLITS, split_of
+from data_tools.click_logs.vocabulary import Counts
+from data_tools.common import workers
+from data_tools.common.skipping import Skipping
+from deepfm.data import bad_records
+
+COUNT_ROWS = 1 << 17  # rows that a process counts before it passes the counts on
+
+
+def count(
+    slices: Sequence[RawSlice], columns: Sequence[Column], num_workers: int, bad: Skipping
+) -> List[Counts]:
+    """The Counts of each field in the training rows of some slices.
+
+    Raises:
+        BadInput: one bad row too many.
+        OSError: a process was killed.
+    """
+    tallies = [vocabulary.Tally(column.kind) for column in columns]
+    work = functools.partial(_count_slice, columns=columns)
+    with workers.results(work, slices, num_workers, "Counting", _size(slices), bad) as results:
+        for _, counts in results:
+            for tally, counted in zip(tallies, counts):
+                tally.add(counted)
+    return [tally.result() for tally in tallies]
+
+
+def _count_slice(task, columns):
+    """Yields (bytes read, [Counts] of the fields since the last time, or ()), and the bad rows."""
+    waiting, texts, rows = [], [[] for _ in columns], 0
+    for read, block in row_parser.read(task.lines, task.layout, columns, task.labels):
+        if isinstance(block, bad_records.BadRecord):
+            yield block
+            continue
+        train = split_of(task.split, task.lines.path, block.starts) == 0
+        waiting.append(block.keys[:, train])
+        for field, (places, found) in block.long.items():
+            texts[field] += [text for place, text in zip(places, found) if train[place]]
+        rows += len(train)
+        if rows < COUNT_ROWS:
+            yield read, ()
+        else:
+            yield read, _counts(waiting, texts)
+            waiting, texts, rows = [], [[] for _ in columns], 0
+    if waiting:
+        yield 0, _counts(waiting, texts)
+
+
+def _counts(blocks, texts):
+    """[Counts] of each field in some blocks of keys, [F, B], and the texts of each field."""
+    return [vocabulary.count(*cells) for cells in zip(np.concatenate(blocks, axis=1), texts)]
+
+
+def encode(
+    slices: Sequence[RawSlice],
+    tables: Sequence[FieldTable],
+    output_format: str,
+    folder: str,
+    num_workers: int,
+    bad: Skipping,
+) -> Dict[Tuple[int, str], Tuple[int, int]]:
+    """Writes the rows of some slices as records.
+
+    Args:
+        slices: which rows.
+        tables: the ids of each field.
+        output_format: a key of row_writers.SUFFIXES.
+        folder: where a folder is made for each of SPLITS.
+        num_workers: processes.
+        bad: counts the bad rows.
+
+    Returns:
+        {(index of the split, name of the file): (rows, positives)}.
+
+    Raises:
+        BadInput: one bad row too many.
+        OSError: a file cannot be written, or a process was killed.
+    """
+    for name in SPLITS:
+        os.mkdir(os.path.join(folder, name))
+    written: Dict[Tuple[int, str], Tuple[int, int]] = {}
+    work = functools.partial(
+        _encode_slice, tables=tables, output_format=output_format, folder=folder
+    )
+    with workers.results(work, slices, num_workers, "Encoding", _size(slices), bad) as results:
+        for _, (split, name, rows, positives) in results:
+            before = written.get((split, name), (0, 0))
+            written[split, name] = before[0] + rows, before[1] + positives
+    return written
+
+
+def _encode_slice(task, tables, output_format, folder):
+    """Writes the rows of a slice; yields the bad ones, and of those of a block and a split (bytes
+    of the input read, (index of SPLITS, name of the file, rows, positives))."""
+    writer = row_writers.writer(output_format, len(tables), tables[-1].end)
+    columns = [table.column for table in tables]
+    name = task.name + row_writers.SUFFIXES[output_format]
+    for read, block in row_parser.read(task.lines, task.layout, columns, task.labels):
+        if isinstance(block, bad_records.BadRecord):
+            yield block
+            continue
+        ids, values = field_tables.encode(block, tables)
+        splits = split_of(task.split, task.lines.path, block.starts)
+        for split in np.unique(splits).tolist():
+            mine = splits == split
+            labels = block.labels[mine]
+            path = os.path.join(folder, SPLITS[split], name)
+            writer.append(path, labels, ids[mine], values[mine])
+            yield read, (split, name, len(labels), int(labels.sum()))
+            read = 0
+
+
+def _size(slices):
+    """Bytes of the input."""
+    ranges = [task.lines for task in slices]
+    return sum((x.end or tf.io.gfile.stat(x.path).length) - x.start for x in ranges)

@@ -1,0 +1,98 @@
+"""Writes records to TFRecord files block by block, and makes one file of several."""
+
+import functools
+import gzip
+import os
+import time
+from typing import Iterator, List, Sequence, Tuple
+
+import tensorflow as tf
+
+from data_tools.common import workers
+from deepfm.data import records
+
+COPY = 1 << 20  # bytes copied at once
+FLUSH_SECONDS = 60.0  # how long the end of a block may take to reach its file
+GZIP_LEVEL = 4
+
+
+class RecordAppender:
+    """Native ops, of the graph that is the default one, that append records to a file.
+
+    Args:
+        examples: string [B], serialized Examples.
+    """
+
+    def __init__(self, examples):
+        self._path = tf.compat.v1.placeholder(tf.string, [])
+        self._size = tf.reduce_sum(tf.cast(tf.strings.length(examples) + records.FRAME, tf.int64))
+        examples = tf.data.Dataset.from_tensor_slices(examples)
+        self._write = tf.data.experimental.TFRecordWriter(self._path).write(examples)
+
+    def run(self, session, path, feed, fetches=()):
+        """Appends the records that `feed` leads to; returns what is fetched beside them.
+
+        Raises:
+            tf.errors.InvalidArgumentError: an op refuses what it is fed; nothing is written.
+            OSError: the file cannot be written.
+        """
+        block = f"{path}.block"
+        try:
+            fetched, size, _ = session.run(
+                [fetches, self._size, self._write], {**feed, self._path: block}
+            )
+        except tf.errors.InvalidArgumentError:
+            raise
+        except tf.errors.OpError as error:  # which cannot be sent to another process
+            raise OSError(error.message) from None
+        await_size(block, size)
+        with open(path, "ab") as whole:
+            for _ in _move([block], whole):
+                pass
+        return fetched
+
+
+def await_size(path, size):
+    """Waits until a file that TFRecordWriter wrote has all its bytes.
+
+    The op of TensorFlow 1.15 reports that it is done, and only then flushes and closes its file:
+    until it has, or where that fails (a full disk), the last records are missing.
+    """
+    deadline = time.monotonic() + FLUSH_SECONDS
+    while os.path.getsize(path) < size:
+        if time.monotonic() > deadline:
+            raise OSError(f"{path}: {os.path.getsize(path)} of {size} bytes written: disk full?")
+        time.sleep(1e-4)
+
+
+def join(files: Sequence[Tuple[List[str], str]], compress: bool, num_workers: int):
+    """Makes one file of several, which are deleted, for each (their paths in order, its path)."""
+    title = "Compressing" if compress else "Joining"
+    size = sum(os.path.getsize(part) for parts, _ in files for part in parts)
+    work = functools.partial(_join, compress=compress)
+    with workers.results(work, files, num_workers, title, size) as copied:
+        for _ in copied:
+            pass
+
+
+def _join(job, compress) -> Iterator[Tuple[int, None]]:
+    parts, path = job
+    if compress:
+        # One gzip member per file: of several, TensorFlow reads the first and ignores the rest.
+        with open(path, "wb") as raw, gzip.GzipFile("", "wb", GZIP_LEVEL, raw, mtime=0) as whole:
+            yield from _move(parts, whole)
+        return
+    yield os.path.getsize(parts[0]), None
+    os.rename(parts[0], path)
+    with open(path, "ab") as whole:
+        yield from _move(parts[1:], whole)
+
+
+def _move(parts, whole):
+    """Moves the content of files to an open one; yields (bytes, None) of each copy."""
+    for part in parts:
+        with open(part, "rb") as f:
+            for block in iter(lambda f=f: f.read(COPY), b""):
+                whole.write(block)
+                yield len(block), None
+        os.remove(part)

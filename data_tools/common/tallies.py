@@ -1,0 +1,41 @@
+"""How often each of very many keys occurs: counted in blocks and merged exactly."""
+
+from typing import Tuple
+
+import numpy as np
+
+MERGE_AT = 1 << 16  # keys that wait before they are merged, at least
+
+
+class Tally:
+    """The counts of all blocks.
+
+    Args:
+        dtype: of the keys.
+        only_extremes: whether nothing is kept but the smallest and the largest key.
+    """
+
+    def __init__(self, dtype, only_extremes: bool = False):
+        self._merged = np.zeros(0, dtype), np.zeros(0, np.int64)
+        self._only_extremes = only_extremes
+        self._waiting, self._size = [], 0
+
+    def add(self, keys: np.ndarray, counts: np.ndarray):
+        """Adds keys [n], each of them there once, and int64 [n] counts."""
+        self._waiting.append((keys, counts))
+        self._size += len(keys)
+        if self._size > max(MERGE_AT, len(self._merged[0])):
+            self.result()
+
+    def result(self) -> Tuple[np.ndarray, np.ndarray]:
+        """(keys [n], ascending, and int64 [n] counts) of all that was added."""
+        keys, counts = map(np.concatenate, zip(self._merged, *self._waiting))
+        order = np.argsort(keys, kind="stable")
+        keys = keys[order]
+        first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])[: len(keys)])
+        if len(first):
+            keys, counts = keys[first], np.add.reduceat(counts[order], first)
+        if self._only_extremes and len(keys) > 2:
+            keys, counts = keys[[0, -1]], counts[[0, -1]]
+        self._merged, self._waiting, self._size = (keys, counts), [], 0
+        return self._merged

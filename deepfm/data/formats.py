@@ -1,0 +1,292 @@
+"""The formats of record files, an entry each: how one is recognized, read, parsed and explained.
+
+Whoever reads records asks the entry and names no format. Another format is another entry of
+FORMATS, and a file beside `libsvm` with the functions of that entry.
+"""
+
+import gzip
+import itertools
+import struct
+import zlib
+from typing import Callable, Iterator, NamedTuple, Optional, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from deepfm.data import libsvm, records
+from deepfm.kernels.ops import CHUNK, TENSORFLOW
+
+_TRUNCATED = "the file ends inside this record (truncated)"
+LONGEST_RECORD = 1 << 30  # bytes; for a longer one TensorFlow's reader may end the whole program
+
+
+class Format(NamedTuple):
+    """How records lie in files, and what they say.
+
+    Attributes:
+        name: the value of --data_format.
+        title: what messages call it.
+        suffixes: of the names of its files; the first is the one that we give.
+        numbered: path -> (place, payload or None, reason) of each record, read slowly, past damage.
+        shape: payload -> (its fields, None where they cannot be read; whether each may hold several
+            values).
+        explain: (payload, schema, with_labels) -> what is wrong with it; None where nothing is.
+        unexplained: why a record is refused that `explain` finds nothing wrong with.
+        read: (path string [], DataFiles of the data set, InputConfig) -> dataset of the raw records
+            of a file, in chunks of config.ops.
+        parse_chunk: (chunk of Ops, schema, with_labels, Ops) -> labels, ids, values and perhaps
+            counts.
+        begins: the first 12 bytes of a file -> whether the file can be one of these.
+        holds_counts: whether a record can tell how many values each field has.
+        faster: what is read faster, as advice; None where nothing is.
+    """
+
+    name: str
+    title: str
+    suffixes: Tuple[str, ...]
+    numbered: Callable
+    shape: Callable
+    explain: Callable
+    unexplained: str
+    read: Callable
+    parse_chunk: Callable
+    begins: Callable = lambda head: True
+    holds_counts: bool = False
+    faster: Optional[str] = None
+
+    def first_record(self, path: str) -> Tuple[Optional[int], bool]:
+        """The `shape` of a file's first record; (None, False) where it cannot be read."""
+        payload = next((payload for _, payload, _ in self.numbered(path)), None)
+        return (None, False) if payload is None else self.shape(payload)
+
+    def parse(self, raw, schema, with_labels=True, ops=TENSORFLOW):
+        """Parses and checks a batch of raw records.
+
+        Args:
+            raw: a chunk of `ops`.
+            schema: Schema.
+            with_labels: False where TFRecords may lack a label.
+            ops: Ops.
+
+        Returns:
+            ({"feat_ids": int64 [B, F], "feat_vals": float32 [B, F]}, labels float32 [B]); where
+            fields may hold several values int64 and float32 [B, M], and "feat_counts" int32 [B, F].
+
+        Raises:
+            As `libsvm.parse_lines` and `records.parse_examples` do.
+        """
+        labels, *found = self.parse_chunk(raw, schema, with_labels, ops)
+        return dict(zip(["feat_ids", "feat_vals", "feat_counts"], found)), labels
+
+    def nothing(self, schema):
+        """What `parse`, which does not take it, would make of a batch of no records."""
+        multi_valued = schema.multi_valued and self.holds_counts
+        width = 0 if multi_valued else schema.field_size
+        features = {"feat_ids": tf.zeros([0, width], tf.int64), "feat_vals": tf.zeros([0, width])}
+        if multi_valued:
+            features["feat_counts"] = tf.zeros([0, schema.field_size], tf.int32)
+        return features, tf.zeros([0])
+
+
+def of_file(path: str, head: bytes) -> Format:
+    """The format that a file's name tells, or else its first 12 bytes."""
+    by_name = (each for each in FORMATS.values() if path.endswith(each.suffixes))
+    by_bytes = (each for each in FORMATS.values() if each.begins(head))
+    return next(itertools.chain(by_name, by_bytes))
+
+
+# TFRecord.
+
+
+def read_frames(path: str) -> Iterator[Tuple[int, Optional[bytes], str]]:
+    """Yields (byte offset, payload, reason) of the records of a TFRecord file.
+
+    After a record whose checksum is wrong (payload None, reason says so) it goes on with the next;
+    where the length itself is damaged, with the next place that has a right header. The bytes in
+    between count as one bad record. A gzip file is read up to its first damage.
+    """
+    from tensorflow.python import pywrap_tensorflow  # tf_record_iterator cannot start at an offset
+
+    compressed = path.endswith(".gz")
+    size = tf.io.gfile.stat(path).length
+    lengths = _Lengths(path)
+    offset = 0
+    while compressed or offset < size:
+        kind = b"GZIP" if compressed else b""
+        with tf.errors.raise_exception_on_not_ok_status() as status:
+            reader = pywrap_tensorflow.PyRecordReader_New(path.encode(), offset, kind, status)
+        truncated = False
+        try:
+            while lengths.at(offset) <= LONGEST_RECORD:
+                reader.GetNext()
+                payload = reader.record()
+                yield offset, payload, ""
+                offset += records.FRAME + len(payload)
+            reason = f"corrupt (its length is said to be {lengths.at(offset)} bytes)"
+        except tf.errors.OutOfRangeError:
+            if not compressed and offset < size:
+                yield offset, None, _TRUNCATED
+            return
+        except tf.errors.DataLossError as error:
+            truncated = "truncated" in error.message
+            reason = f"corrupt ({error.message.split(' at ')[0]})"
+        finally:
+            reader.Close()
+        after = None if compressed else _next_frame(path, offset, size)
+        yield offset, None, _TRUNCATED if truncated and after is None else reason
+        if after is None:
+            return
+        offset = after
+
+
+class _Lengths:
+    """What the headers of a TFRecord file say of the lengths of its records."""
+
+    def __init__(self, path):
+        raw = tf.io.gfile.GFile(path, "rb")
+        self._stream = gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw
+        self._start, self._data = 0, b""
+
+    def at(self, offset):
+        """The bytes of the record at an offset (ascending), 0 where no header can be read."""
+        if not self._start <= offset <= self._start + len(self._data) - 8:
+            self._start = offset
+            try:
+                self._stream.seek(offset)
+                self._data = self._stream.read(1 << 20)
+            except (OSError, EOFError, zlib.error):  # TensorFlow's reader says it better
+                self._data = b""
+        if len(self._data) < 8:
+            return 0
+        return struct.unpack_from("<Q", self._data, offset - self._start)[0]
+
+
+def _next_frame(path, offset, size):
+    """The offset of the next record header with a right checksum after a bad record, or None."""
+    with tf.io.gfile.GFile(path, "rb") as f:
+        f.seek(offset)
+        data = f.read(12)
+        if len(data) == 12 and _header_starts(data)[0]:
+            after = offset + records.FRAME + struct.unpack("<Q", data[:8])[0]
+            return after if after < size else None
+        start = offset + 1
+        while start + 12 <= size:
+            f.seek(start)
+            data = f.read(1 << 20)
+            hits = np.flatnonzero(_header_starts(data)) if len(data) >= 12 else []
+            if len(hits):
+                return start + int(hits[0])
+            start += max(len(data) - 11, 1)
+    return None
+
+
+def _crc32c_table():
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, (table >> 1) ^ np.uint32(0x82F63B78), table >> 1)
+    return table.astype(np.uint32)
+
+
+_CRC32C = _crc32c_table()
+
+
+def _header_starts(data):
+    """bool [len(data) - 11]: where a TFRecord header (length, masked CRC-32C of it) may start."""
+    raw = np.frombuffer(data, np.uint8)
+    n = len(raw) - 11
+    crc = np.full(n, 0xFFFFFFFF, np.uint32)
+    for i in range(8):
+        crc = _CRC32C[(crc ^ raw[i : n + i]) & 0xFF] ^ (crc >> np.uint32(8))
+    crc = ~crc
+    masked = ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(0xA282EAD8)
+    found = np.zeros(n, np.uint32)
+    for i in range(4):
+        found |= raw[8 + i : n + 8 + i].astype(np.uint32) << np.uint32(8 * i)
+    return masked == found
+
+
+def _numbered_frames(path):
+    for number, (offset, payload, reason) in enumerate(read_frames(path)):
+        yield f": record {number} at byte {offset}", payload, reason
+
+
+def _read_frames(path, files, config):
+    """The records of a TFRecord file in chunks."""
+    here, size = _size(path, files)
+
+    def plain():
+        gzip = tf.strings.regex_full_match(path, r".*\.gz")
+        compression = tf.where(gzip, "GZIP", "")
+        chunks = tf.data.TFRecordDataset(path, compression, config.read_buffer_bytes)
+        return _to_the_end(chunks.batch(CHUNK), here, size)
+
+    if any(file.path.endswith(".gz") for file in files):
+        return config.ops.pack(plain())
+    return config.ops.read(path, config.read_buffer_bytes, tf.where(here, size, -1), plain)
+
+
+def _to_the_end(chunks, here, size):
+    """Chunks of a TFRecord file; fails at the end where a plain file holds more than was read.
+
+    TFRecordDataset takes a file that is cut inside the header of a record for one that ends there.
+    """
+
+    def count(read, chunk):
+        """A chunk as it is, and the bytes read so far; after the last one comes an empty one."""
+        lengths = tf.cast(tf.strings.length(chunk), tf.int64) + records.FRAME
+        whole = (tf.size(chunk) > 0) | tf.equal(read, size) | ~here
+        with tf.control_dependencies([tf.debugging.Assert(whole, ["bytes that are no record"])]):
+            return read + tf.reduce_sum(lengths), tf.identity(chunk)
+
+    counted = tf.data.experimental.scan(tf.zeros([], tf.int64), count)
+    nothing = tf.data.Dataset.from_tensors(tf.zeros([0], tf.string))
+    return chunks.concatenate(nothing).apply(counted)
+
+
+def _size(path, files):
+    """(whether a path is that of a plain file: bool []; its bytes: int64 [])."""
+    plain = [file for file in files if not file.path.endswith(".gz")]
+    here = tf.equal([file.path for file in plain] or [""], path)
+    sizes = np.int64([file.bytes for file in plain] or [0])
+    return tf.reduce_any(here), tf.reduce_sum(sizes * tf.cast(here, tf.int64))
+
+
+def _parse_examples(chunk, schema, with_labels, ops):
+    parse = records.parse_multi_valued if schema.multi_valued else records.parse_examples
+    plain = lambda serialized: parse(serialized, schema, with_labels)
+    return ops.parse(chunk, schema, with_labels, plain)
+
+
+def _parse_lines(chunk, schema, with_labels, ops):
+    return ops.parse_lines(chunk, schema, lambda lines: libsvm.parse_lines(lines, schema))
+
+
+TFRECORD = Format(
+    name="tfrecord",
+    title="TFRecord",
+    suffixes=(".tfrecords", ".tfrecord", ".tfrecords.gz", ".tfrecord.gz"),
+    numbered=_numbered_frames,
+    shape=records.shape,
+    explain=records.explain_example,
+    unexplained="not as a tf.train.Example is written: a feature that is there twice, or in parts",
+    read=_read_frames,
+    parse_chunk=_parse_examples,
+    begins=lambda head: len(head) >= 12 and bool(_header_starts(head[:12])[0]),
+    holds_counts=True,
+)
+LIBSVM = Format(
+    name="libsvm",
+    title="LibSVM",
+    suffixes=tuple(
+        x + y for x in (".libsvm", ".svm", ".txt", ".libffm", ".ffm") for y in ("", ".gz")
+    ),
+    numbered=libsvm.numbered,
+    shape=lambda line: (len(line.split()) - 1, False),
+    explain=lambda line, schema, with_labels: libsvm.explain_line(line, schema),
+    unexplained=libsvm.UNEXPLAINED,
+    read=libsvm.read,
+    parse_chunk=_parse_lines,
+    faster="TFRecord files (python -m data_tools.libsvm_to_tfrecord)",
+)
+FORMATS = {each.name: each for each in (TFRECORD, LIBSVM)}  # the last takes what no other does
+SUFFIXES = sum((each.suffixes for each in FORMATS.values()), ())

@@ -1,0 +1,133 @@
+"""Which records of a data set are whose, and in how many steps each process uses its own."""
+
+import os
+from typing import List, Mapping, NamedTuple, Optional, Sequence
+
+import numpy as np
+from absl import logging
+
+from deepfm.config import InputConfig
+from deepfm.data import datasets
+
+_BUFFERS = 4  # times that the shuffle buffer is filled in a group of files, at least
+
+
+class Range(NamedTuple):
+    """Records begin ... end - 1 of a file; `whole` where that is all, and then end may be None."""
+
+    path: str
+    begin: int
+    end: Optional[int]
+    whole: bool
+
+
+class Skipped(NamedTuple):
+    """The bad records of a damaged file, which training passes over: {place: reason}."""
+
+    path: str
+    places: Mapping[str, str]
+
+
+def divide(
+    files: Sequence[datasets.DataFile], damaged: Sequence[Skipped], num_shares: int
+) -> List[List[Range]]:
+    """Divides records evenly, to within one, and as whole files where these are even.
+
+    The records of all files, one after the other, are cut into contiguous parts. A pure function
+    of its arguments: all processes make the same plan.
+
+    Args:
+        files: with their rows, unless there is one share.
+        damaged: the files whose bad records do not count.
+        num_shares: parts to cut.
+
+    Returns:
+        The ranges of each share.
+    """
+    bad = {file.path: len(file.places) for file in damaged}
+    rows = [None if f.rows is None else f.rows - bad.get(f.path, 0) for f in files]
+    if num_shares == 1:
+        return [[Range(file.path, 0, count, True) for file, count in zip(files, rows)]]
+    cuts = [sum(rows) * i // num_shares for i in range(num_shares + 1)]
+    shares = [[] for _ in range(num_shares)]
+    first = 0  # of the file, counted over all files
+    for file, count in zip(files, rows):
+        for share, (low, high) in zip(shares, zip(cuts, cuts[1:])):
+            begin, end = max(low - first, 0), min(high - first, count)
+            if begin < end:
+                share.append(Range(file.path, begin, end, end - begin == count))
+        first += count
+    return shares
+
+
+def log_division(files: Sequence[datasets.DataFile], damaged: Sequence[Skipped], num_shares: int):
+    """Logs which records each process reads."""
+    if num_shares == 1:
+        return
+    for i, ranges in enumerate(divide(files, damaged, num_shares)):
+        rows = sum(r.end - r.begin for r in ranges)
+        name = lambda r: os.path.basename(r.path) + ("" if r.whole else f"[{r.begin}:{r.end}]")
+        names = [name(r) for r in ranges]
+        if len(names) > 4:
+            names[2:-1] = [f"... {len(names) - 3} more ..."]
+        logging.info("Process %d reads %s records: %s.", i, f"{rows:,}", ", ".join(names) or "-")
+
+
+def groups(ranges: Sequence[Range], config, epoch: int) -> List[List[Range]]:
+    """The ranges of an epoch in the order of reading, in groups that are read side by side.
+
+    Args:
+        ranges: of this process.
+        config: InputConfig.
+        epoch: its number, from 0.
+    """
+    if config.shuffle_buffer > 1:
+        order = np.random.RandomState([config.seed, epoch]).permutation(len(ranges))
+        ranges = [ranges[i] for i in order]
+    found, rows = [[]], 0
+    for r in ranges:
+        if len(found[-1]) >= config.num_parallel_reads and rows >= _BUFFERS * config.shuffle_buffer:
+            found.append([])
+            rows = 0
+        found[-1].append(r)
+        rows += (r.end or 0) - r.begin if config.by_rows else 0
+    if len(found) > 1 and rows < config.shuffle_buffer:
+        last = found.pop()
+        found[-1] += last
+    return [group for group in found if group]
+
+
+def rows_of_share(
+    data: datasets.DataSet, damaged: Sequence[Skipped], config: InputConfig
+) -> Optional[int]:
+    """The records of an epoch that this process reads, or None where that is not known."""
+    if data.rows is None:
+        return None
+    ranges = divide(data.files, damaged, config.num_shares)[config.share]
+    return sum(r.end - r.begin for r in ranges)
+
+
+def steps_of_processes(config: InputConfig) -> Optional[List[int]]:
+    """The steps of each process in an epoch, by rank; None where the rows are not known."""
+    if config.rows_of_processes is None:
+        return None
+    size = config.batch_size * config.replicas
+    steps = [-(-rows // size) for rows in config.rows_of_processes]
+    return [max(steps)] * len(steps) if config.in_step else steps
+
+
+def steps_per_epoch(config: InputConfig) -> Optional[int]:
+    """Steps of an epoch: of every process where they keep in step, else of all together.
+
+    None where the rows are not known.
+    """
+    steps = steps_of_processes(config)
+    return steps and (steps[0] if config.in_step else sum(steps))
+
+
+def parts_of_steps(config):
+    """int [steps, processes]: the records that each process has for each step of an epoch."""
+    size = config.batch_size * config.replicas
+    rows = np.array(config.rows_of_processes)
+    steps = -(-rows.max() // size)
+    return np.clip(rows - size * np.arange(steps)[:, np.newaxis], 0, size)

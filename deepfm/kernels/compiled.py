@@ -1,0 +1,179 @@
+"""The compiled operators of what costs a training step most apart from its matrix products.
+
+    python -m deepfm.kernels        builds them
+
+What each does is said in ops.py; TensorFlow's own do the same, in more time.
+"""
+
+import functools
+import os
+
+import tensorflow as tf
+from tensorflow.python.data.util import random_seed
+from tensorflow.python.ops.resource_variable_ops import variable_shape
+
+from deepfm.kernels.build import library
+from deepfm.kernels.ops import CHUNK, TENSORFLOW, Ops
+
+
+@functools.lru_cache(maxsize=None)
+def raw_ops():
+    """The operators as the library has them; csrc/ says what they take."""
+    return tf.load_op_library(library())
+
+
+def built() -> bool:
+    """Whether the library is there and can be loaded."""
+    if not os.path.exists(library()):
+        return False
+    try:
+        raw_ops()
+    except tf.errors.NotFoundError:  # built for another system
+        return False
+    return True
+
+
+class _Compiled(Ops):
+    """The compiled operators, with what TensorFlow's do where these do not take it."""
+
+    packed = adds_l2 = True
+
+    def unique(self, ids, dtype):
+        return raw_ops().deepfm_unique(ids, dtype)
+
+    def gather(self, table, indices):
+        return raw_ops().deepfm_gather_rows(table.handle, indices)
+
+    def look_up(self, weights, embeddings, where, x, counts, field_size, plain):
+        if where is None or counts is not None:
+            return plain()
+        return raw_ops().deepfm_look_up(weights, embeddings, where, x, field_size)[:2]
+
+    def relu_dropout(self, x, seed, dropped):
+        return raw_ops().deepfm_relu_dropout(x, seed, dropped)
+
+    def zeros(self, shape, dtype=tf.float32, partition_info=None):
+        """Whose rows are found in less time than those of tf.zeros."""
+        return raw_ops().deepfm_zeros(tf.cast(shape, tf.int64))
+
+    empty = zeros
+
+    def adam(self, variable, m, v, grad, *numbers):
+        return raw_ops().deepfm_adam(variable.handle, m.handle, v.handle, grad, *numbers)
+
+    def adam_rows(self, variable, m, v, indices, grad, *numbers, l2=0.0):
+        handles = variable.handle, m.handle, v.handle
+        return raw_ops().deepfm_adam_rows(*handles, indices, grad, *numbers, l2=l2)
+
+    def pack(self, strings):
+        return strings.map(pack)
+
+    def num_records(self, chunk):
+        return tf.strings.length(chunk[1]) // 8
+
+    def rechunked(self, chunks, size, shuffle_buffer=0, seed=1, skip=0, take=-1):
+        seed, seed2 = random_seed.get_seed(seed) if shuffle_buffer > 1 else (1, 1)
+        numbers = _int64s(size, shuffle_buffer, seed, seed2, skip, take)
+        return _dataset(raw_ops().deepfm_chunks(tf.data.experimental.to_variant(chunks), *numbers))
+
+    def read(self, path, buffer_bytes, file_bytes, plain):
+        chunks = records_of(path, buffer_bytes, CHUNK, file_bytes)
+        # A file takes as many turns as with TensorFlow's own.
+        return chunks.concatenate(tf.data.Dataset.from_tensors(self.no_records()))
+
+    def split_lines(self, text, plain):
+        good, lines = raw_ops().deepfm_split_lines(text)
+        return tf.cond(good, lambda: lines, lambda: pack(plain()))
+
+    def parse(self, chunk, schema, with_labels, plain):
+        if schema.multi_valued:
+            return plain(unpack(chunk))
+        good, labels, *found = raw_ops().deepfm_parse(chunk, schema.field_size, schema.limit)
+        labels = labels if with_labels else tf.zeros_like(labels)
+        return tf.cond(good, lambda: (labels, *found), lambda: plain(unpack(chunk)))
+
+    def parse_lines(self, chunk, schema, plain):
+        if schema.pad:
+            return plain(unpack(chunk))
+        good, *found = raw_ops().deepfm_parse_lines(
+            chunk, schema.field_size, schema.limit, schema.id_offset
+        )
+        return tf.cond(good, lambda: tuple(found), lambda: plain(unpack(chunk)))
+
+
+class _BesideServers(_Compiled):
+    """The compiled operators of a worker: parameter servers, which hold the variables, need not
+    have them."""
+
+    adds_l2 = False
+    gather, zeros, empty = Ops.gather, Ops.zeros, Ops.empty
+    adam, adam_rows = Ops.adam, Ops.adam_rows
+
+
+COMPILED = _Compiled()
+BESIDE_SERVERS = _BesideServers()
+
+
+def of_steps(ops, mode):
+    """The Ops of a mode's steps of training, where data are read with `ops`.
+
+    Processes that take each step together have the same: their copies of the weights, which each
+    updates by itself, have to stay the same to the bit.
+    """
+    everywhere = ops is COMPILED
+    if mode.in_step:
+        everywhere = bool(min(mode.exchange(int(everywhere))))
+    if not everywhere or tf.config.experimental.list_physical_devices("GPU"):
+        return TENSORFLOW
+    return BESIDE_SERVERS if mode.partitioner else COMPILED
+
+
+def pack(strings):
+    """Packs records: string [...] -> string [2]."""
+    return raw_ops().deepfm_pack(strings)
+
+
+def unpack(chunk):
+    """string [2] -> string [n]."""
+    return raw_ops().deepfm_unpack(chunk)
+
+
+def records_of(path, buffer_bytes, size, file_bytes=-1):
+    """The records of a TFRecord file that is not compressed, in chunks of `size`, packed.
+
+    Fails with DataLossError where the file is damaged, where it ends within a length, which
+    tf.data.TFRecordDataset takes for its end, and where it has not `file_bytes` (below 0: any).
+    """
+    numbers = _int64s(buffer_bytes, size, file_bytes)
+    return _dataset(raw_ops().deepfm_records(path, *numbers))
+
+
+def _int64s(*numbers):
+    """int64 [] each. Not by a cast: grappler would make a constant of it, merge that with equal
+    ones, as the -1 of a repeat(), and crash on these (tf.data's noop_elimination)."""
+    return [tf.convert_to_tensor(number, tf.int64) for number in numbers]
+
+
+def _dataset(variant):
+    return tf.data.experimental.from_variant(variant, tf.TensorSpec([2], tf.string))
+
+
+@tf.RegisterGradient("DeepfmGatherRows")
+def _gather_grad(op, by_rows):
+    table, indices = op.inputs
+    shape = variable_shape(table, indices.dtype)
+    return tf.IndexedSlices(by_rows, indices, shape), None
+
+
+@tf.RegisterGradient("DeepfmLookUp")
+def _look_up_grad(op, by_scaled, by_fm, _):
+    by_rows = raw_ops().deepfm_look_up_grad(
+        *op.inputs, op.outputs[2], by_scaled, by_fm, op.get_attr("field_size")
+    )
+    return [*by_rows, None, None]
+
+
+@tf.RegisterGradient("DeepfmReluDropout")
+def _relu_dropout_grad(op, by_y):
+    dropped = op.get_attr("dropped")
+    return raw_ops().deepfm_relu_dropout_grad(op.outputs[0], by_y, dropped), None

@@ -1,0 +1,57 @@
+"""Which flags and data all processes share, and which flags may change between two starts."""
+
+import os
+from typing import Any, Dict
+
+from deepfm.cluster import agreement
+from deepfm.config import JobConfig, ModelConfig
+from deepfm.state import resume
+
+
+def check_alike(job: JobConfig, config: ModelConfig, data, validation, damaged):
+    """Refuses (BadInput) processes that take each step together with other flags or other data.
+
+    Args:
+        data, validation: DataSets, validation None where there is none.
+        damaged: the files of `data` with bad records that are passed over.
+    """
+    if not job.distribution.in_step:
+        return
+    names = (
+        "max_steps", "eval_every_steps", "learning_rate_decay_on_plateau", "best_metric",
+        "early_stopping_patience",
+    )  # fmt: skip
+    of_input = (
+        "eval_on_all_ranks",
+        "batch_size",
+        "num_epochs",
+        "shuffle_buffer",
+        "num_parallel_reads",
+        "seed",
+    )
+    mine = {
+        **config._asdict(), **of_run(job, config), "use_amp": job.optimizer.use_amp,
+        **{name: getattr(job.input, name) for name in of_input},
+        **{name: getattr(job, name) for name in names},
+        "val_data_dir": bool(validation),
+    }  # fmt: skip
+    for name in ("hash_buckets", "feature_map"):  # a host may have a part without dataset.json
+        if mine[name] is None:
+            del mine[name]
+    if not (data.pipe or data.sharded or data.own_channel):
+        bad = {file.path: len(file.places) for file in damaged}
+        files = [(os.path.basename(f.path), f.bytes, f.rows, bad.get(f.path)) for f in data.files]
+        mine["training_data_dir"] = f"{len(files)} files, {resume.digest(files)}"
+    agreement.check_alike(mine, job.distribution.exchange)
+
+
+def of_run(job: JobConfig, config: ModelConfig) -> Dict[str, Any]:
+    """{flag: value} of what may change between an interruption and the next start."""
+    names = "dropout", "l2_reg", "l2_scope", "batch_norm_decay", "lazy_updates"
+    chosen = job.optimizer
+    settings = {
+        "optimizer": chosen.name, "learning_rate": chosen.learning_rate,
+        "clip_norm": chosen.clip_norm, **{name: getattr(config, name) for name in names},
+        "learning_rate_decay_on_plateau": job.learning_rate_decay_on_plateau,
+    }  # fmt: skip
+    return {name: list(x) if isinstance(x, tuple) else x for name, x in settings.items()}

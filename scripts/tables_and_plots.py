@@ -1,0 +1,47 @@
+"""Markdown tables, and plots as PNG files."""
+
+import io
+import statistics
+from typing import List, Sequence, Tuple
+
+
+def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def axes_of(size: Tuple[float, float], **properties):
+    """(a figure of so many inches, its axes with these properties)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=size, dpi=110)
+    axes.set(**properties)
+    return figure, axes
+
+
+def png(figure) -> bytes:
+    """A figure, which is closed."""
+    from matplotlib import pyplot
+
+    with io.BytesIO() as out:
+        figure.tight_layout()
+        figure.savefig(out, format="png", metadata={"Software": None})
+        pyplot.close(figure)
+        return out.getvalue()
+
+
+def bars(found: List[Tuple[str, List[float], str]], **properties):
+    """(a figure, its axes): of each (name, figures, color) their median as a bar and each as a dot,
+    the first on top."""
+    figure, axes = axes_of((10, 1.2 + 0.4 * len(found)), **properties)
+    for i, (_, values, color) in enumerate(found):
+        axes.barh(i, statistics.median(values), color=color)
+        axes.plot(values, [i] * len(values), "k.", markersize=4)
+    axes.set_yticks(range(len(found)))
+    axes.set_yticklabels([name for name, _, _ in found], fontsize=7)
+    axes.invert_yaxis()
+    return figure, axes

@@ -1,0 +1,62 @@
+"""formats.py: a format of records is one entry of a table."""
+
+import pathlib
+import re
+
+import pytest
+import tensorflow as tf
+from conftest import ROOT
+
+from deepfm.config import CHOICES, InputConfig
+from deepfm.data import bad_records, datasets, formats
+from deepfm.data.input_pipeline import make_input_fn
+from deepfm.data.records import Schema
+from deepfm.errors import BadInput
+
+
+def test_no_other_file_of_data_names_a_format():
+    found = [
+        path.name
+        for path in pathlib.Path(ROOT, "deepfm", "data").glob("*.py")
+        if re.search(r"[\"'](tfrecord|libsvm)[\"']", path.read_text())
+    ]
+    assert sorted(found) == ["formats.py", "pipe_mode.py"]  # whose channels hold TFRecords
+
+
+def test_the_flag_takes_each_format():
+    assert CHOICES["data_format"] == ("auto", *formats.FORMATS)
+
+
+@pytest.fixture
+def reversed_lines(monkeypatch):
+    """A format of its own: LibSVM lines that are written backwards, with a suffix that no other
+    format has."""
+
+    def numbered(path):
+        with open(path, "rb") as f:
+            for number, line in enumerate(f.read().splitlines(), start=1):
+                yield f":{number}", line[::-1], ""
+
+    def read(path, files, config):
+        lines = lambda path: (line for _, line, _ in numbered(path.decode()))
+        chunks = tf.data.Dataset.from_generator(lines, tf.string, [], [path]).batch(formats.CHUNK)
+        return config.ops.pack(chunks)
+
+    entry = formats.LIBSVM._replace(
+        name="reversed", title="Reversed", suffixes=(".vsb",), numbered=numbered, read=read
+    )
+    monkeypatch.setattr(formats, "FORMATS", {entry.name: entry, **formats.FORMATS})
+
+
+def test_another_format_is_read_counted_and_explained_by_its_entry(reversed_lines, tmp_path):
+    (tmp_path / "a.vsb").write_bytes(b"1 1:1 2:5"[::-1] + b"\n" + b"0 3:1 4:1"[::-1] + b"\n")
+    data = datasets.find(str(tmp_path), "training_data_dir")
+    assert data.format.name == "reversed" and datasets.count_rows(data).rows == 2
+    assert data.format.first_record(data.files[0].path) == (2, False)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        dataset = make_input_fn(data, Schema(2, 10), InputConfig(2))()
+        features, labels = tf.compat.v1.data.make_one_shot_iterator(dataset).get_next()
+        features, labels = session.run([features, labels])
+    assert labels.tolist() == [1, 0] and features["feat_ids"].tolist() == [[1, 2], [3, 4]]
+    with pytest.raises(BadInput, match=r"a\.vsb:2: feature id 4 is not below feature_size 4"):
+        bad_records.check_first_records(data, Schema(2, 4))

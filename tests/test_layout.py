@@ -1,0 +1,168 @@
+"""The rooms of the house: which imports what, who reads flags, and who knows a mode."""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+from deepfm.distribution import MODES
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BELOW = {"kernels", "runtime", "config", "errors"}
+ROOMS = {"model", "data", "state", "cluster"} | BELOW
+STORY = (
+    "jobs",
+    "training",
+    "evaluating",
+    "settings",
+    "estimators",
+    "model_config",
+    "open_data",
+)  # in order
+
+# What each part of deepfm/ may import of it, beside itself.
+MAY = {
+    "errors": set(),
+    "config": set(),
+    "runtime": {"config", "errors"},
+    "kernels": {"runtime", "config", "errors"},
+    "model": BELOW,
+    "data": BELOW,
+    "state": BELOW | {"data"},
+    "cluster": {"runtime", "config", "errors"},
+    "distribution": {"cluster", "runtime", "config", "errors", "model.gradients"},
+    "flags": {"distribution", "config"},
+    **{name: ROOMS | set(STORY[i + 1 :]) for i, name in enumerate(STORY)},
+    "train": {"jobs", "flags", "distribution"} | BELOW,
+    "data_tools": {"data", "kernels", "runtime", "errors"},
+    "scripts": {"runtime.program", "errors"},
+}
+ANYTHING = {"scripts/benchmark.py"}  # which times the parts of deepfm
+PROGRAMS = {path.stem for path in ROOT.glob("data_tools/[!_]*.py")}
+
+
+def sources():
+    """{path from the root: text} of all code that is not a test."""
+    found = [*ROOT.glob("deepfm/**/*.py"), *ROOT.glob("data_tools/**/*.py")]
+    found += [*ROOT.glob("scripts/*.py"), ROOT / "train.py"]
+    return {str(path.relative_to(ROOT)): path.read_text() for path in found}
+
+
+def part_of(path):
+    """The key of MAY that a file is under: a room or a module of deepfm/, or a top folder."""
+    first, *rest = path[: -len(".py")].split("/")
+    return rest[0] if first == "deepfm" else first
+
+
+def modules(path, text):
+    """The modules of this project that a file imports anywhere, as deepfm.data.records."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative import"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                there = (ROOT / full.replace(".", "/")).with_suffix(".py").exists()
+                yield full if there or (ROOT / full.replace(".", "/")).is_dir() else node.module
+
+
+def wrong_imports(files):
+    """What is imported against the arrows, one sentence each."""
+    for path, text in files.items():
+        part = part_of(path)
+        if path in ANYTHING or part == "__init__":
+            continue
+        for module in modules(path, text):
+            package, _, rest = module.partition(".")
+            room = rest.partition(".")[0]
+            if package in ("scripts", "train") or package == "tests":
+                yield f"{path} imports {module}, a program"
+            elif package == "data_tools":
+                if part != "data_tools" or room in PROGRAMS:
+                    yield f"{path} imports {module}"
+            elif package == "deepfm" and rest and room != part and not {room, rest} & MAY[part]:
+                yield f"{path} imports {module}"
+
+
+def test_arrows_point_down():
+    assert list(wrong_imports(sources())) == []
+
+
+@pytest.mark.parametrize(
+    "path, line",
+    [
+        ("deepfm/errors.py", "from deepfm import config"),
+        ("deepfm/config.py", "from deepfm.runtime import program"),
+        ("deepfm/runtime/program.py", "from deepfm.data import records"),
+        ("deepfm/kernels/build.py", "from deepfm.model import layers"),
+        ("deepfm/model/layers.py", "from deepfm.data import records"),
+        ("deepfm/data/records.py", "from deepfm.state import checkpoints"),
+        ("deepfm/data/records.py", "from deepfm.config import InputConfig\nimport deepfm.jobs"),
+        ("deepfm/state/resume.py", "def f():\n    from deepfm.model import metrics"),
+        ("deepfm/cluster/peers.py", "from deepfm.data import records"),
+        ("deepfm/distribution.py", "from deepfm.model import optimizers"),
+        ("deepfm/flags.py", "from deepfm import jobs"),
+        ("deepfm/estimators.py", "from deepfm import training"),
+        ("deepfm/training.py", "from deepfm import jobs"),
+        ("deepfm/jobs.py", "from deepfm import distribution"),
+        ("train.py", "from deepfm.state import checkpoints"),
+        ("data_tools/rebalance.py", "from deepfm import estimators"),
+        ("data_tools/rebalance.py", "from data_tools import inspect_dataset"),
+        ("deepfm/data/records.py", "from data_tools.common import workers"),
+        ("scripts/tune.py", "from deepfm.data import datasets"),
+        ("deepfm/jobs.py", "import train"),
+    ],
+)
+def test_an_arrow_that_is_turned_round_is_found(path, line):
+    files = sources()
+    assert path in files
+    before = list(wrong_imports(files))
+    files[path] += f"\n{line}\n"
+    (found,) = [sentence for sentence in wrong_imports(files) if sentence not in before]
+    assert found.startswith(f"{path} imports ")
+
+
+def test_only_flags_py_train_py_and_the_start_of_programs_touch_flags():
+    may = ("deepfm/flags.py", "deepfm/runtime/program.py")
+    for path, text in sources().items():
+        if path.startswith("deepfm/") and path not in may:
+            assert not re.search(r"\bFLAGS\b", text), path
+
+
+def names_of_modes(text):
+    """The modes that code names, outside of its docstrings."""
+    tree = ast.parse(text)
+    told = {ast.get_docstring(n, clean=False) for n in ast.walk(tree) if hasattr(n, "body")
+            and isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef))}  # fmt: skip
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Str) and node.s not in told:
+            if node.s in set(MODES) - {"auto"} or re.search(
+                r"--distribution|horovod|\btower|mirrored", node.s
+            ):
+                yield node.s
+        elif isinstance(node, (ast.Name, ast.Attribute)):
+            name = node.id if isinstance(node, ast.Name) else node.attr
+            if name in ("hvd", "horovod"):
+                yield name
+
+
+def test_no_mode_is_named_in_the_model_the_data_the_state_and_the_jobs():
+    for path, text in sources().items():
+        if part_of(path) in ("model", "data", "state", *STORY) and path.startswith("deepfm/"):
+            assert list(names_of_modes(text)) == [], path
+
+
+def test_the_name_of_a_mode_is_found():
+    assert list(names_of_modes('"""horovod"""\nx = mode.name == "ps"')) == ["ps"]
+    assert list(names_of_modes('log("try --distribution=local")')) == ["try --distribution=local"]
+
+
+def test_no_folder_is_crowded_and_no_file_is_long():
+    for path, text in sources().items():
+        if not path.startswith(("deepfm/", "data_tools/")):
+            continue
+        folder = (ROOT / path).parent
+        assert len(list(folder.glob("[!_]*.py"))) <= 12, folder
+        assert len(text.splitlines()) <= 400, path
