@@ -174,6 +174,30 @@ def test_threads_and_processes_that_write_at_one_time_send_each_its_own(server):
             assert folder.read(f"{writer}{i}") == writer.encode() * (100 + i)
 
 
+ENDED_ON_THE_WAY = """
+import shutil, sys
+from deepfm.runtime import remote_files
+
+def copy_half(source, target, size):
+    target.write(source.read(5))
+    raise SystemExit(143)  # as the handler of a signal does
+
+shutil.copyfileobj = copy_half
+remote_files.put(sys.argv[1], "s3://bucket/half/saved_model.pb")
+"""
+
+
+def test_a_copy_that_a_signal_ends_on_the_way_leaves_nothing_that_passes_for_whole(
+    server, tmp_path
+):
+    (tmp_path / "whole").write_bytes(b"0123456789")
+    command = [sys.executable, "-c", ENDED_ON_THE_WAY, tmp_path / "whole"]
+    with started(command, env=s3_server.environment(server)) as process:
+        text, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, text
+    assert Folder(server, "half").names() == []
+
+
 @pytest.mark.table
 def test_after_a_kill_at_an_export_to_s3_the_best_one_is_there_alone(server, tmp_path):
     """The kill comes when the second evaluation's export is there, and is not noted."""

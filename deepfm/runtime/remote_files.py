@@ -206,8 +206,10 @@ def put(local: str, path: str):
     """Copies a local file to a remote path."""
 
     def write():
-        with open(local, "rb") as source, _opened(path) as target:
+        with open(local, "rb") as source:
+            target = _opened(path)
             shutil.copyfileobj(source, target, _BLOCK)
+        target.close()
 
     _write(path, write)
 
@@ -216,8 +218,9 @@ def put_text(text: str, path: str):
     """Writes a text to a remote path."""
 
     def write():
-        with _opened(path) as f:
-            f.write(text.encode())
+        f = _opened(path)
+        f.write(text.encode())
+        f.close()
 
     _write(path, write)
 
@@ -228,6 +231,9 @@ def _opened(path):
     TensorFlow 1.15's S3 client collects what is written in a file in /tmp that it names after the
     millisecond. Two files that are opened in the same one, by any threads or processes of a
     machine, share it: what is sent is a mixture of both, or waits for bytes that never come.
+
+    To be closed when all is written, and not on the way out of an exception, as that of a signal:
+    closing sends what there is, which then passes for the whole.
     """
     f = tf.io.gfile.GFile(path, "wb")
     if path.startswith(_S3):
