@@ -231,7 +231,7 @@ def test_training_goes_on_from_s3_and_passes_over_a_half_copied_checkpoint(serve
     assert done.returncode == 0, done.stderr
     assert "model.ckpt-999 is not whole" in done.stderr
     assert step_of(folder) == 5 * STEPS
-    assert not [name for name in folder.names() if "999" in name]
+    assert not [name for name in folder.names() if "model.ckpt-999" in name]
 
 
 def evaluate_beside_training(server, folder, rule=lambda method, name: None):
