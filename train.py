@@ -58,22 +58,24 @@ def main():
     from deepfm.runtime import sagemaker  # TensorFlow is loaded from here on
 
     ops = compiled.COMPILED if FLAGS.compiled_kernels and compiled.built() else TENSORFLOW
-    distribution = distribution._replace(ops=compiled.of_steps(ops, distribution))
-    if FLAGS.compiled_kernels and ops is TENSORFLOW and distribution.rank == 0:
+    chief = distribution.processes.chief
+    if FLAGS.compiled_kernels and ops is TENSORFLOW and chief:
         logging.info(
-            "The compiled kernels are not built for this TensorFlow (python -m deepfm.kernels does "
-            "it); its own ops do the same, in about 1.5 times the time."
+            "The compiled kernels are not built for this TensorFlow; training with its own "
+            "operators takes about 1.5 times as long. `python -m deepfm.kernels` builds them."
         )
-    use_amp = FLAGS.use_amp and has_tensor_cores(distribution)
+    use_amp = FLAGS.use_amp and has_tensor_cores(distribution.session_config)
     if FLAGS.use_amp and not use_amp:
-        logging.warning("--use_amp: no GPU with tensor cores here; everything stays in float32.")
+        logging.warning(
+            "--use_amp has no effect without a GPU with tensor cores; training in float32."
+        )
     given = tuple(name for name in FLAGS if FLAGS[name].present)
-    if FLAGS.task_type == "train" and distribution.rank == 0 and not distribution.serve:
+    if FLAGS.task_type == "train" and chief and not distribution.serve:
         warn_of_idle_flags(distribution, given, FLAGS.replicas_per_process)
-    optimizer = OptimizerConfig(
+    optimizer = of_flags(
+        OptimizerConfig,
         name=FLAGS.optimizer,
         learning_rate=FLAGS.learning_rate * FLAGS.learning_rate_scale,
-        clip_norm=FLAGS.clip_norm,
         use_amp=use_amp,
     )
     job = of_flags(
@@ -81,15 +83,15 @@ def main():
         model=_values(ModelConfig._fields),
         given=given,
         optimizer=optimizer,
-        input=of_flags(InputConfig, ops=ops),
+        input=of_flags(InputConfig),
+        ops=ops,
         distribution=distribution,
-        sagemaker=of_flags(sagemaker.Job),
         flags=deepfm_flags.changed(),
     )
 
     # 3. The job.
     interruption.loaded()
-    jobs.run(job)
+    jobs.run(job, of_flags(sagemaker.Job))
 
 
 if __name__ == "__main__":

@@ -7,62 +7,40 @@ Reads TFRecord and LibSVM, plain or gzip. Rows of a LibSVM file may differ in le
 then the j-th pair of the rows that have one. Memory grows with the distinct ids, not with the rows.
 """
 
+import dataclasses
 import json
 import posixpath
 import sys
-from typing import Iterator, List, NamedTuple, Optional, Tuple
+from typing import List, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
-from absl import flags, logging
+from absl import logging
 
-from data_tools.common import line_blocks, shards, tallies
+from data_tools.common import command_line, line_blocks, shards, tallies
+from data_tools.common.command_line import REQUIRED, flag
+from data_tools.common.line_blocks import LineRange
 from data_tools.common.progress import Progress
-from deepfm.data import bad_records, dataset_json, datasets, formats, libsvm, records
+from deepfm.data import bad_records, dataset_json, datasets, formats, records
 from deepfm.errors import BadInput
-from deepfm.runtime import memory, program
-
-FLAGS = flags.FLAGS
+from deepfm.runtime import memory
 
 BATCH = 8192  # TFRecords read at once
 BAR = 40  # characters of a bar of label rate 1
 
 
-def define_flags():
-    """Defines the flags of this program."""
-    shards.define_flags()
-    flags.DEFINE_string(
-        "data", None, "A directory, a glob, or a comma list of these; local or s3://."
-    )
-    flags.DEFINE_integer(
-        "field_size",
-        None,
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The flags, as plain values."""
+
+    data: str = flag("A directory, a glob, or a comma list of these; local or s3://.", REQUIRED)
+    field_size: Optional[int] = flag(
         "ids of each row; a row of another length is an error. Default: those of the first record "
         "for TFRecord, any number for LibSVM.",
         lower_bound=1,
         upper_bound=memory.MAX_FIELDS,
     )
-    flags.DEFINE_bool("json", False, "Print JSON instead of tables.")
-
-
-class Batch(NamedTuple):
-    """Some records of a file, their pairs one after the other.
-
-    Attributes:
-        read: bytes of the file that were read for it.
-        labels: float32 [B].
-        lengths: int64 [B], the pairs of each record.
-        fields: int64 [n], the field of each pair.
-        ids: int64 [n], n the sum of lengths.
-        values: float32 [n].
-    """
-
-    read: int
-    labels: np.ndarray
-    lengths: np.ndarray
-    fields: np.ndarray
-    ids: np.ndarray
-    values: np.ndarray
+    json: bool = flag("Print JSON instead of tables.", default=False)
 
 
 class FieldSummary:
@@ -105,13 +83,11 @@ class FieldSummary:
         }
 
 
-def main():
-    if not FLAGS.data:
-        raise BadInput("--data must be given.")
-    own = shards.own_files(FLAGS.data)
+def main(options: Options):
+    own = shards.own_files(options.data)
     share = (0, 1) if own else shards.share()
-    summary = inspect(FLAGS.data, FLAGS.field_size, not FLAGS.json, share, own)
-    text = json.dumps(summary, indent=1) + "\n" if FLAGS.json else format_tables(summary)
+    summary = inspect(options.data, options.field_size, not options.json, share, own)
+    text = json.dumps(summary, indent=1) + "\n" if options.json else format_tables(summary)
     sys.stdout.write(text)
 
 
@@ -138,16 +114,16 @@ def inspect(
     progress = Progress("Reading", sum(f.bytes for f in found.files) / 1e6, "MB")
     fields: List[FieldSummary] = []
     shortest, files = None, []
-    read = _read_libsvm if found.data_format == "libsvm" else _read_tfrecord
     for file in found.files:
         rows = positives = 0
-        for batch in read(file.path, field_size):
-            rows += len(batch.labels)
-            positives += int(np.count_nonzero(batch.labels > 0))
-            shortest = min(batch.lengths.min(), shortest or batch.lengths.min())
-            _add(fields, batch)
+        batches = READERS[found.data_format](file.path, field_size)
+        for read, labels, lengths, of_pairs, ids, values in batches:
+            rows += len(labels)
+            positives += int(np.count_nonzero(labels > 0))
+            shortest = min(lengths.min(), shortest or lengths.min())
+            _add(fields, lengths, of_pairs, ids, values)
             if show_progress:
-                progress.add(batch.read / 1e6)
+                progress.add(read / 1e6)
         if not rows:
             logging.warning("%s holds no records.", file.path)
         files.append({"path": file.path, "bytes": file.bytes, "rows": rows, "positives": positives})
@@ -173,64 +149,45 @@ def inspect(
     return {**summary, "mismatches": _mismatches(summary)}
 
 
-def _add(fields, batch):
+def _add(summaries, lengths, fields, ids, values):
     """Adds each pair of a batch to the summary of its field."""
-    order = np.argsort(batch.fields, kind="stable")  # field by field
-    ids, values = batch.ids[order], batch.values[order]
-    records = np.repeat(np.arange(len(batch.lengths)), batch.lengths)[order]
-    ends = np.cumsum(np.bincount(batch.fields, minlength=len(fields)))
-    fields.extend(FieldSummary() for _ in range(len(ends) - len(fields)))
-    for summary, start, end in zip(fields, [0, *ends[:-1]], ends):
+    order = np.argsort(fields, kind="stable")  # field by field
+    ids, values = ids[order], values[order]
+    records = np.repeat(np.arange(len(lengths)), lengths)[order]
+    ends = np.cumsum(np.bincount(fields, minlength=len(summaries)))
+    summaries.extend(FieldSummary() for _ in range(len(ends) - len(summaries)))
+    for summary, start, end in zip(summaries, [0, *ends[:-1]], ends):
         if start < end:
             summary.add(ids[start:end], values[start:end], records[start:end])
 
 
-def _read_libsvm(path, field_size) -> Iterator[Batch]:
-    with tf.Graph().as_default(), _session() as session:
-        text = tf.compat.v1.placeholder(tf.string, [])
-        lines = libsvm.drop_blank(tf.compat.v1.string_split([text], "\n").values)
-        decoded = libsvm.decode_lines(lines)
-        for block in line_blocks.read_blocks(path):
-            try:
-                labels, rows, ids, values = session.run(decoded, {text: block.text})
-            except tf.errors.InvalidArgumentError:
-                raise BadInput(_first_bad_line(path, block, field_size)) from None
-            if not len(labels):
-                continue
+# A reader yields batches of a file's B records and their n pairs: the bytes of the file that it has
+# read for them, labels float32 [B], the pairs of each record int64 [B], and of all pairs, one after
+# the other, the fields int64 [n], ids int64 [n] and values float32 [n].
+
+
+def _read_libsvm(path, field_size):
+    for block in line_blocks.decoded(LineRange(path), field_size):
+        if isinstance(block, bad_records.BadRecord):
+            raise BadInput(str(block))
+        _, _, _, (labels, rows, ids, values), read = block
+        if len(labels):
             lengths = np.bincount(rows, minlength=len(labels))
-            good = np.isin(labels, (-1, 0, 1)).all() and np.isfinite(values).all()
-            good = good and ids.max(initial=0) < memory.MAX_NUMBER
-            if not good or (lengths != (field_size or lengths)).any():
-                raise BadInput(_first_bad_line(path, block, field_size))
             fields = np.arange(len(ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-            yield Batch(block.read, labels, lengths, fields, ids, values)
+            yield read, labels, lengths, fields, ids, values
 
 
-def _first_bad_line(path, block, field_size):
-    first = line_blocks.line_number(path, block.start)
-    for number, line in enumerate(block.text.split(b"\n"), start=first):
-        line = line.partition(b"#")[0]
-        if line.strip():
-            schema = records.Schema(field_size or len(line.split()) - 1)
-            reason = libsvm.explain_line(line, schema)
-            if reason:
-                return f"{path}:{number}: {reason}"
-    return f"{path}:{first}: a line from here on is {libsvm.UNEXPLAINED}"
-
-
-def _read_tfrecord(path, field_size) -> Iterator[Batch]:
+def _read_tfrecord(path, field_size):
     first, multi_valued = formats.TFRECORD.first_record(path)
     schema = records.Schema(field_size or first or 1, multi_valued=multi_valued)
     compression = "GZIP" if path.endswith(".gz") else ""
-    with tf.Graph().as_default(), _session() as session:
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         dataset = tf.data.TFRecordDataset(path, compression, buffer_size=1 << 20).batch(BATCH)
         serialized = tf.compat.v1.data.make_one_shot_iterator(dataset).get_next()
         size = tf.reduce_sum(tf.strings.length(serialized) + records.FRAME)
-        if multi_valued:
-            parsed = records.parse_multi_valued(serialized, schema)
-        else:
-            labels, ids, values = records.parse_examples(serialized, schema)
-            parsed = labels, ids, values, tf.ones_like(ids, tf.int32)
+        parsed = records.parse(serialized, schema)
+        if not multi_valued:
+            parsed = (*parsed, tf.ones_like(parsed[1], tf.int32))
         total = 0
         while True:
             try:
@@ -244,25 +201,21 @@ def _read_tfrecord(path, field_size) -> Iterator[Batch]:
             lengths = counts.sum(axis=1)
             there = np.arange(ids.shape[1]) < lengths[:, np.newaxis]
             fields = np.tile(np.arange(schema.field_size), len(labels)).repeat(counts.ravel())
-            yield Batch(read, labels, lengths, fields, ids[there], values[there])
+            yield read, labels, lengths, fields, ids[there], values[there]
     if compression:
         datasets.check_gzip(path)
     elif total < tf.io.gfile.stat(path).length:  # cut in a header, which TensorFlow passes over
         raise BadInput(str(next(bad_records.find_bad(path, formats.TFRECORD, schema))))
 
 
-def _session():
-    return tf.compat.v1.Session()
+READERS = {formats.TFRECORD.name: _read_tfrecord, formats.LIBSVM.name: _read_libsvm}
 
 
 def _mismatches(summary):
     """Sentences on what the dataset.json beside the files says otherwise."""
     sentences = []
-    by_folder = {}
-    for file in summary["files"]:
-        folder, name = posixpath.split(file["path"])
-        by_folder.setdefault(folder, {})[name] = file
-    for folder, files in by_folder.items():
+    files = {posixpath.split(file["path"]): file for file in summary["files"]}
+    for folder in dict.fromkeys(folder for folder, _ in files):
         metadata = dataset_json.read(folder)
         if metadata is None:
             continue
@@ -275,7 +228,7 @@ def _mismatches(summary):
                 f"{path}: feature_size {said[1]}, found an id {summary['feature_size'] - 1}."
             )
         for name, entry_ in metadata["files"].items():
-            file = files.get(name)
+            file = files.get((folder, name))
             for key in ("bytes", "rows", "positives") if file else ():
                 if entry_[key] != file[key]:
                     sentences.append(f"{path}: {name} has {entry_[key]} {key}, found {file[key]}.")
@@ -324,6 +277,4 @@ def _align(table):
 
 
 if __name__ == "__main__":
-    define_flags()
-    FLAGS.set_default("verbosity", logging.INFO)
-    program.run(main, when_ended="; nothing was written")
+    command_line.run(main, Options)

@@ -13,130 +13,101 @@ and which are put together in order at the end. So the records keep the order of
 """
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import os
 import posixpath
 import time
-from typing import List, NamedTuple, Optional, Tuple
+from typing import List, Optional, Tuple
 
 import tensorflow as tf
-from absl import flags, logging
+from absl import logging
 
-from data_tools.common import line_blocks, publishing, record_files, shards, workers
+from data_tools.common import (
+    command_line,
+    line_blocks,
+    publishing,
+    record_files,
+    shards,
+    workers,
+)
+from data_tools.common.command_line import REQUIRED, flag
 from data_tools.common.skipping import Skipping
 from data_tools.libsvm import block_writer, field_lines, line_schema
-from data_tools.libsvm.block_writer import Conversion, Piece
+from data_tools.libsvm.block_writer import Piece
 from deepfm.data import dataset_json, datasets, formats, libsvm
 from deepfm.errors import BadInput
-from deepfm.runtime import atomic_files, memory, program
-
-FLAGS = flags.FLAGS
+from deepfm.runtime import atomic_files, memory
 
 SHOWN = 5  # records that are logged as they will be stored
-SCRATCH = ".libsvm_to_tfrecord-"
 
 
-def define_flags():
-    """Defines the flags of this program."""
-    shards.define_flags()
-    flags.DEFINE_string(
-        "input",
-        None,
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The flags, as plain values."""
+
+    input: str = flag(
         "LibSVM or LibFFM files: a directory, a glob, or a comma list of these; .gz is read too.",
+        REQUIRED,
     )
-    flags.DEFINE_string("output_dir", None, "A local directory for the TFRecord files.")
-    flags.DEFINE_integer(
-        "num_files",
-        0,
+    output_dir: str = flag("A local directory for the TFRecord files.", REQUIRED)
+    num_files: int = flag(
         "TFRecord files to write, on each host; rows are spread evenly, to within one row and the "
         "bad records that are skipped. 0: one for each input file, of the same name.",
+        default=0,
         lower_bound=0,
     )
-    flags.DEFINE_integer(
-        "field_size",
-        None,
+    field_size: Optional[int] = flag(
         "Fields of a row. Default: the id:value pairs of the first row; with --pad those of the "
         "longest row, and of LibFFM the largest field + 1, found in a first pass over the input.",
         lower_bound=1,
         upper_bound=memory.MAX_FIELDS,
     )
-    flags.DEFINE_integer(
-        "feature_size",
-        None,
+    feature_size: Optional[int] = flag(
         "Ids lie in [0, feature_size); a larger one is refused. Default: what --fields or the "
         f"input's dataset.json tells, else the largest id + 1, at most {memory.MAX_NUMBER}.",
         lower_bound=1,
         upper_bound=memory.MAX_NUMBER,
     )
-    flags.DEFINE_bool(
-        "pad",
-        False,
+    pad: bool = flag(
         "Fill rows shorter than field_size with id 0 and value 0. An input that uses id 0 is then "
         "refused (--id_offset=1 shifts 0-based ids).",
+        default=False,
     )
-    flags.DEFINE_enum(
-        "input_format",
-        "auto",
-        ["auto", "libsvm", "libffm"],
+    input_format: str = flag(
         "Lines are 'label id:value ...' or 'label field:id:value ...'; auto: as the first pair is.",
+        default="auto",
+        enum_values=["auto", "libsvm", "libffm"],
     )
-    flags.DEFINE_string(
-        "fields",
-        None,
+    fields: Optional[str] = flag(
         "fields.json, the ids of each field of LibSVM lines: "
-        '{"fields": [{"name": "site", "first_id": 14, "last_id": 2065}, ...]}.',
+        '{"fields": [{"name": "site", "first_id": 14, "last_id": 2065}, ...]}.'
     )
-    flags.DEFINE_bool(
-        "multi_valued",
-        False,
+    multi_valued: bool = flag(
         "A field may hold several values, or none: records tell how many. Otherwise a second value "
         "of a field is refused, and a missing field becomes id 0 with value 0, so that no other "
         "may have id 0 (--id_offset=1 shifts 0-based ids).",
+        default=False,
     )
-    flags.DEFINE_integer(
-        "hash_buckets",
-        0,
+    hash_buckets: int = flag(
         "Ids are any strings; they become the ids 1 to hash_buckets - 1 (FarmHash). 0: numbers.",
+        default=0,
         lower_bound=0,
         upper_bound=memory.MAX_NUMBER,
     )
-    flags.DEFINE_integer("id_offset", 0, "Added to each id; 1 makes 0-based ids 1-based.")
-    flags.DEFINE_bool("compress", False, "Write gzip files (.tfrecords.gz).")
-    flags.DEFINE_integer("num_workers", 1, "Processes that convert, one core each.", lower_bound=1)
-    flags.DEFINE_integer(
-        "max_bad_records", 0, "Bad rows to skip, each logged; one more ends the run.", lower_bound=0
+    id_offset: int = flag("Added to each id; 1 makes 0-based ids 1-based.", default=0)
+    compress: bool = flag("Write gzip files (.tfrecords.gz).", default=False)
+    num_workers: int = flag("Processes that convert, one core each.", default=1, lower_bound=1)
+    max_bad_records: int = flag(
+        "Bad rows to skip, each logged; one more ends the run.", default=0, lower_bound=0
     )
-    flags.DEFINE_bool(
-        "overwrite", False, "Replace the data set in --output_dir: what its dataset.json names."
+    overwrite: bool = flag(
+        "Replace the data set in --output_dir: what its dataset.json names.", default=False
     )
 
 
-class Options(NamedTuple):
-    """The flags, as plain values; see their help."""
-
-    input: str
-    output_dir: str
-    num_files: int = 0
-    field_size: Optional[int] = None
-    feature_size: Optional[int] = None
-    pad: bool = False
-    input_format: str = "auto"
-    fields: Optional[str] = None
-    multi_valued: bool = False
-    hash_buckets: int = 0
-    id_offset: int = 0
-    compress: bool = False
-    num_workers: int = 1
-    max_bad_records: int = 0
-    overwrite: bool = False
-
-
-def main():
-    for name in ("input", "output_dir"):
-        if not FLAGS[name].value:
-            raise BadInput(f"--{name} must be given.")
-    options = Options(**{name: FLAGS[name].value for name in Options._fields})
+def main(options: Options):
     convert(options, shards.share(), shards.own_files(options.input))
 
 
@@ -158,7 +129,9 @@ def convert(
         OSError: an output cannot be written, or a process was killed.
     """
     start = time.monotonic()
-    data = _find_inputs(options, own_files)
+    data = datasets.find(options.input, "input", partial=own_files)
+    if data.format is not formats.LIBSVM:
+        raise BadInput(f"--input={options.input}: {data.files[0].path} is not LibSVM text.")
     inputs, lines = data.files, line_schema.of_flags(data, options)
     if share[1] > 1 and not lines.field_size and (lines.pad or lines.named_fields):
         raise BadInput(
@@ -166,9 +139,9 @@ def convert(
             "--field_size=39."
         )
     publishing.check_hosts(options.output_dir, share[1], formats.TFRECORD.suffixes)
-    options = options._replace(output_dir=shards.folder(options.output_dir, share))
+    options = dataclasses.replace(options, output_dir=shards.folder(options.output_dir, share))
     old = _prepare_output_dir(inputs, options)
-    with atomic_files.scratch(options.output_dir, SCRATCH) as scratch:
+    with atomic_files.scratch(options.output_dir, ".libsvm_to_tfrecord-") as scratch:
         ranges = [lines for file in inputs for lines in line_blocks.cut(file.path, file.bytes)]
         if not own_files:
             ranges = ranges[share[0] :: share[1]]
@@ -206,13 +179,6 @@ def convert(
     return files
 
 
-def _find_inputs(options, own_files):
-    found = datasets.find(options.input, "input", partial=own_files)
-    if found.format is not formats.LIBSVM:
-        raise BadInput(f"--input={options.input}: {found.files[0].path} is not LibSVM text.")
-    return found
-
-
 def _prepare_output_dir(inputs, options):
     """Makes output_dir; returns the names in it that the new data set replaces."""
     folder = options.output_dir
@@ -234,23 +200,23 @@ def _count(ranges, lines, options, total):
 
 
 def _count_range(lines, named_fields):
-    for block in line_blocks.read_blocks(*lines):
-        starts = line_blocks.record_starts(block.text)
+    for _, text, read in line_blocks.read_blocks(lines):
+        starts = line_blocks.record_starts(text)
         if named_fields:
-            most = field_lines.num_fields(block.text)
+            most = field_lines.num_fields(text)
         else:
-            most = line_blocks.longest_record(block.text, starts)
-        yield block.read, (len(starts), most)
+            most = line_blocks.longest_record(text, starts)
+        yield read, (len(starts), most)
 
 
 def _plan(ranges, counts, options, scratch):
-    """(names of the output files, tasks)."""
+    """(names of the output files, tasks: a range and the Pieces that its lines go to)."""
     tasks = []
     if not options.num_files:
         paths = sorted({r.path for r in ranges})
         for i, lines in enumerate(ranges):
             piece = Piece(posixpath.join(scratch, f"piece-{i}"), paths.index(lines.path))
-            tasks.append(Conversion(lines, [piece]))
+            tasks.append((lines, [piece]))
         return _names_after(paths, options), tasks
     total = sum(rows for rows, _ in counts)
     if total < options.num_files:
@@ -265,7 +231,7 @@ def _plan(ranges, counts, options, scratch):
             row += pieces[-1].rows
             output += row == ends[output]
         if pieces:
-            tasks.append(Conversion(lines, pieces))
+            tasks.append((lines, pieces))
     n = options.num_files
     return [f"part-{i:05d}-of-{n:05d}{_suffix(options)}" for i in range(n)], tasks
 
@@ -293,10 +259,8 @@ def _write_pieces(tasks, num_outputs, inputs, schema, options):
     outputs = [(0, 0)] * num_outputs
     bad = Skipping(options.max_bad_records)
     max_id, negative, zero, shown = -1, False, False, False
-    work, size = (
-        functools.partial(block_writer.convert, schema=schema),
-        sum(f.bytes for f in inputs),
-    )
+    work = functools.partial(block_writer.convert, schema=schema)
+    size = sum(f.bytes for f in inputs)
     with workers.results(work, tasks, options.num_workers, "Converting", size, bad) as results:
         for index, (output, block) in results:
             rows, positives = outputs[output]
@@ -338,7 +302,7 @@ def _mixed_labels(inputs, schema):
 def _log_records(tasks):
     """Logs the first records as they are stored."""
     left = SHOWN
-    for piece in (piece for task in tasks for piece in task.pieces):
+    for piece in (piece for _, pieces in tasks for piece in pieces):
         # Closed here: a generator that the collector closes would swallow a signal's SystemExit.
         with contextlib.closing(formats.read_frames(piece.path)) as frames:
             for _, payload, _ in itertools.islice(frames, left):
@@ -354,7 +318,7 @@ def _log_records(tasks):
 def _pieces_of(names, tasks, scratch):
     """[(paths of its pieces, its path in scratch)] of each output file."""
     pieces = [[] for _ in names]
-    for piece in (piece for task in tasks for piece in task.pieces):
+    for piece in (piece for _, pieces in tasks for piece in pieces):
         pieces[piece.output].append(piece.path)
     return [(paths, posixpath.join(scratch, name)) for paths, name in zip(pieces, names)]
 
@@ -373,6 +337,4 @@ def _described(names, outputs, options, scratch):
 
 
 if __name__ == "__main__":
-    define_flags()
-    FLAGS.set_default("verbosity", logging.INFO)
-    program.run(main, when_ended="; nothing was written")
+    command_line.run(main, Options)

@@ -12,15 +12,18 @@ positive_rate, mean_probability, best_auc (null where all labels are the same) a
 A longer split begins with the rows of a shorter one, however they are spread over files and hosts.
 """
 
+import dataclasses
 import json
 import os
 import re
 import time
+from typing import Tuple
 
 import numpy as np
-from absl import flags, logging
+from absl import logging
 
-from data_tools.common import publishing, shards
+from data_tools.common import command_line, publishing, shards
+from data_tools.common.command_line import REQUIRED, flag
 from data_tools.common.planted_model import (
     BLOCK_ROWS,
     LEVELS,
@@ -31,97 +34,89 @@ from data_tools.common.planted_model import (
     make_planted_model,
 )
 from data_tools.common.progress import Progress
-from data_tools.libsvm.line_format import LineFormat
+from data_tools.libsvm.line_format import line_writer
 from deepfm.errors import BadInput
-from deepfm.runtime import atomic_files, program, remote_files
+from deepfm.runtime import atomic_files, remote_files
 
-FLAGS = flags.FLAGS
+SHAPE = Shape()  # the default
 SUMMARY = "synthetic.json"
-SCRATCH = ".make_synthetic-"
 OUTPUT = re.compile(r"(train|val|test)(-\d{5}-of-\d{5})?\.libsvm")
 
 
-def define_flags():
-    """Defines the flags of this program."""
-    shards.define_flags()
-    shape = Shape()
-    flags.DEFINE_string("output_dir", None, "A local directory to write to.")
-    for split, rows in zip(SPLITS, (1000000, 100000, 100000)):
-        text = f"Rows of the split {split}; 0: do not write it."
-        flags.DEFINE_integer(f"{split}_rows", rows, text, lower_bound=0)
-    flags.DEFINE_integer(
-        "num_files", 1, "Files per split and host; rows are spread evenly.", lower_bound=1
+def _rows(split, default):
+    return flag(f"Rows of the split {split}; 0: do not write it.", default, lower_bound=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The flags, as plain values."""
+
+    output_dir: str = flag("A local directory to write to.", REQUIRED)
+    train_rows: int = _rows("train", 1000000)
+    val_rows: int = _rows("val", 100000)
+    test_rows: int = _rows("test", 100000)
+    num_files: int = flag(
+        "Files per split and host; rows are spread evenly.", default=1, lower_bound=1
     )
-    flags.DEFINE_integer(
-        "seed", 1, "The same seed writes the same bytes.", lower_bound=0, upper_bound=2**32 - 1
+    seed: int = flag(
+        "The same seed writes the same bytes.", default=1, lower_bound=0, upper_bound=2**32 - 1
     )
-    flags.DEFINE_integer("field_size", shape.field_size, "id:value pairs in a row.", lower_bound=1)
-    flags.DEFINE_integer(
-        "numeric_fields", shape.numeric_fields, "Fields with one id and a value.", lower_bound=0
+    field_size: int = flag("id:value pairs in a row.", SHAPE.field_size, lower_bound=1)
+    numeric_fields: int = flag(
+        "Fields with one id and a value.", SHAPE.numeric_fields, lower_bound=0
     )
-    flags.DEFINE_integer("feature_size", shape.feature_size, "Largest id + 1.", lower_bound=1)
-    text = "Share of label 1, about."
-    flags.DEFINE_float(
-        "positive_rate", shape.positive_rate, text, lower_bound=0.01, upper_bound=0.99
+    feature_size: int = flag("Largest id + 1.", SHAPE.feature_size, lower_bound=1)
+    positive_rate: float = flag(
+        "Share of label 1, about.", SHAPE.positive_rate, lower_bound=0.01, upper_bound=0.99
     )
-    flags.DEFINE_bool(
-        "rare",
-        shape.rare,
+    rare: bool = flag(
         "Flatter popularity and real signal in every id: with one or two rows per id, a model that "
         "is not regularised overfits.",
+        SHAPE.rare,
     )
-    flags.DEFINE_float(
-        "zipf", shape.zipf, "How steeply popularity falls: P(rank) ~ rank^-zipf.", lower_bound=0
+    zipf: float = flag(
+        "How steeply popularity falls: P(rank) ~ rank^-zipf.", SHAPE.zipf, lower_bound=0
     )
-    flags.DEFINE_bool("overwrite", False, "Replace the splits in --output_dir that are written.")
+    overwrite: bool = flag("Replace the splits in --output_dir that are written.", default=False)
 
 
-def main():
-    if not FLAGS.output_dir:
-        raise BadInput("--output_dir must be given.")
-    shape = Shape(**{name: FLAGS[name].value for name in Shape._fields})
-    rows = {split: FLAGS[f"{split}_rows"].value for split in SPLITS}
-    share = shards.share()
-    write_data(FLAGS.output_dir, FLAGS.seed, shape, rows, FLAGS.num_files, FLAGS.overwrite, share)
+def main(options: Options):
+    write_data(options, shards.share())
 
 
-def write_data(output_dir, seed, shape, rows, num_files=1, overwrite=False, share=(0, 1)):
+def write_data(options: Options, share: Tuple[int, int] = (0, 1)):
     """Writes all splits and synthetic.json; nothing has its final name before all are complete.
 
     Args:
-        output_dir: a local directory, made if it is missing.
-        seed: int.
-        shape: Shape.
-        rows: dict from split to its number of rows, on all hosts together; a split of 0 rows is not
-            written.
-        num_files: files per split.
-        overwrite: replace what an earlier run wrote.
+        options: the flags; rows are those of all hosts together.
         share: (index of this host, number of hosts); several have a folder of their own each, whose
             synthetic.json is of its rows.
 
     Raises:
-        BadInput: no data can be made from these arguments, or output_dir holds some already.
+        BadInput: no data can be made from these flags, or output_dir holds some already.
     """
     start = time.monotonic()
+    shape = Shape(*(getattr(options, name) for name in Shape._fields))
+    rows = {split: getattr(options, f"{split}_rows") for split in SPLITS}
     rows = {split: count for split, count in rows.items() if count}
-    check(shape, rows, num_files, share[1])
-    publishing.check_hosts(output_dir, share[1], (".libsvm",))
-    output_dir = shards.folder(output_dir, share)
-    old, about = find_old(output_dir, rows, overwrite), dict(shape._asdict(), seed=seed)
-    splits = find_kept(output_dir, rows, about)
-    model = make_planted_model(seed, shape)
-    lines = LineFormat(shape.feature_size, VALUE_STEPS)
+    check(shape, rows, options.num_files, share[1])
+    publishing.check_hosts(options.output_dir, share[1], (".libsvm",))
+    output_dir = shards.folder(options.output_dir, share)
+    about = dict(shape._asdict(), seed=options.seed)
+    old, splits = find_old(output_dir, rows, about, options.overwrite)
+    model = make_planted_model(options.seed, shape)
+    to_lines = line_writer(shape.feature_size, VALUE_STEPS)
     parts = {
         split: [count * (share[0] + i) // share[1] for i in (0, 1)] for split, count in rows.items()
     }
     progress = Progress("Writing", sum(end - begin for begin, end in parts.values()), "rows")
-    with atomic_files.scratch(output_dir, SCRATCH) as scratch:
+    with atomic_files.scratch(output_dir, ".make_synthetic-") as scratch:
         for split, part in parts.items():
-            names = [f"{split}.libsvm"]
-            if num_files > 1:
-                names = [f"{split}-{i:05d}-of-{num_files:05d}.libsvm" for i in range(num_files)]
+            n = options.num_files
+            names = [f"{split}-{i:05d}-of-{n:05d}.libsvm" for i in range(n)]
+            names = names if n > 1 else [f"{split}.libsvm"]
             paths = [os.path.join(scratch, name) for name in names]
-            best = write_split(model, lines, seed, split, part, paths, progress)
+            best = write_split(model, to_lines, options.seed, split, part, paths, progress)
             splits[split] = dict(files=names, **best)
         with open(os.path.join(scratch, SUMMARY), "w") as f:
             f.write(json.dumps({**about, "splits": splits}, indent=2) + "\n")
@@ -129,7 +124,7 @@ def write_data(output_dir, seed, shape, rows, num_files=1, overwrite=False, shar
     log_summary({split: splits[split] for split in parts}, time.monotonic() - start)
 
 
-def check(shape, rows, num_files, hosts=1):
+def check(shape, rows, num_files, hosts):
     """Refuses a shape, or rows (dict by split), that no data can have."""
     numeric, fields = shape.numeric_fields, shape.field_size
     if fields <= numeric:
@@ -156,36 +151,31 @@ def check(shape, rows, num_files, hosts=1):
             )
 
 
-def find_old(output_dir, rows, overwrite):
-    """Makes output_dir; returns the names in it that the new splits (of rows) replace."""
+def find_old(output_dir, rows, about, overwrite):
+    """Makes output_dir; returns what the new splits (of rows) find in it.
+
+    Returns:
+        (names of the files that they replace, what synthetic.json says of the splits that stay).
+
+    Raises:
+        BadInput: something is there and is not to be replaced, or stays and is of another model.
+    """
     remote_files.check_writable(output_dir, "output_dir")
-    found = find_splits(output_dir)
-    old = [name for split in found if split in rows for name in found[split]]
-    if os.path.exists(os.path.join(output_dir, SUMMARY)) and set(found) <= set(rows):
+    found = list(filter(None, map(OUTPUT.fullmatch, sorted(os.listdir(output_dir)))))
+    kept = sorted({match.group(1) for match in found} - set(rows))
+    old = [match.group(0) for match in found if match.group(1) in rows]
+    summary = os.path.join(output_dir, SUMMARY)
+    if os.path.exists(summary) and not kept:
         old.append(SUMMARY)
     if old and not overwrite:
         raise BadInput(f"--output_dir={output_dir} holds {old[0]}; --overwrite replaces it.")
-    return old
-
-
-def find_splits(output_dir):
-    """{split: names of its files} of what is there."""
-    found = {}
-    for match in filter(None, map(OUTPUT.fullmatch, sorted(os.listdir(output_dir)))):
-        found.setdefault(match.group(1), []).append(match.group(0))
-    return found
-
-
-def find_kept(output_dir, rows, about):
-    """What synthetic.json says of the splits that stay; BadInput where `about` is another model."""
-    kept = sorted(set(find_splits(output_dir)) - set(rows))
     if not kept:
-        return {}
+        return old, {}
     try:
-        with open(os.path.join(output_dir, SUMMARY), encoding="utf-8") as f:
+        with open(summary, encoding="utf-8") as f:
             said = json.load(f)
         if all(said[name] == value for name, value in about.items()):
-            return {split: said["splits"][split] for split in kept}
+            return old, {split: said["splits"][split] for split in kept}
         reason = "another seed or shape"
     except (OSError, ValueError, TypeError, KeyError):
         reason = "nobody knows which seed and shape"
@@ -195,7 +185,7 @@ def find_kept(output_dir, rows, about):
     )
 
 
-def write_split(model, lines, seed, split, part, paths, progress):
+def write_split(model, to_lines, seed, split, part, paths, progress):
     """Writes rows part[0] to part[1] - 1 of a split, in order, spread evenly over the files.
 
     Returns:
@@ -212,7 +202,7 @@ def write_split(model, lines, seed, split, part, paths, progress):
                     block = draw_block(model, seed, split, row // BLOCK_ROWS)
                 last = min(first + end - row, BLOCK_ROWS)
                 ids, values, probability, label = (column[first:last] for column in block)
-                f.write(lines.text(ids, values, label))
+                f.write(to_lines(ids, values, label))
                 count_labels(counts, probability, label)
                 progress.add(last - first)
                 row += last - first
@@ -262,6 +252,4 @@ def log_summary(splits, seconds):
 
 
 if __name__ == "__main__":
-    define_flags()
-    FLAGS.set_default("verbosity", logging.INFO)
-    program.run(main, when_ended="; nothing was written")
+    command_line.run(main, Options)

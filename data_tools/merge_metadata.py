@@ -7,42 +7,40 @@ lies in each folder below and stays there. train.py reads parts without this; wh
 elsewhere, or wants them checked, does not have to carry many.
 """
 
+import dataclasses
 import json
 import posixpath
-from typing import Dict
+from typing import Dict, Optional
 
 import tensorflow as tf
-from absl import flags, logging
+from absl import logging
 
+from data_tools.common import command_line
+from data_tools.common.command_line import REQUIRED, flag
 from data_tools.common.progress import Progress
 from deepfm.data import dataset_json
 from deepfm.errors import BadInput
-from deepfm.runtime import atomic_files, program, remote_files
-
-FLAGS = flags.FLAGS
+from deepfm.runtime import atomic_files, remote_files
 
 
-def define_flags():
-    """Defines the flags of this program."""
-    flags.DEFINE_string(
-        "input",
-        None,
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The flags, as plain values."""
+
+    input: str = flag(
         "Folders, comma separated, that are searched through for dataset.json and its parts; local "
         "or s3://.",
+        REQUIRED,
     )
-    flags.DEFINE_string(
-        "output_dir",
-        None,
+    output_dir: Optional[str] = flag(
         "Where dataset.json is written: a folder that holds all of --input. Default: the first of "
-        "--input.",
+        "--input."
     )
-    flags.DEFINE_bool("overwrite", False, "Replace a dataset.json in output_dir.")
+    overwrite: bool = flag("Replace a dataset.json in output_dir.", default=False)
 
 
-def main():
-    if not FLAGS.input:
-        raise BadInput("--input must be given.")
-    merge(FLAGS.input, FLAGS.output_dir, FLAGS.overwrite)
+def main(options: Options):
+    merge(options.input, options.output_dir, options.overwrite)
 
 
 def merge(folders: str, output_dir: str = None, overwrite: bool = False) -> dict:
@@ -134,6 +132,4 @@ def _named_from(output_dir: str, path: str, part: Dict) -> Dict:
 
 
 if __name__ == "__main__":
-    define_flags()
-    FLAGS.set_default("verbosity", logging.INFO)
-    program.run(main, when_ended="; nothing was written")
+    command_line.run(main, Options, sharded=False)

@@ -15,12 +15,12 @@ On several hosts, each does its share, and the counts of all are put together in
     python -m data_tools.prepare_criteo --step=encode --shard_index=0 --num_shards=2 ...
 """
 
-import functools
+import dataclasses
 import os
 import time
-from typing import List, NamedTuple, Optional, Tuple
+from typing import List, Optional, Tuple
 
-from absl import flags, logging
+from absl import logging
 
 from data_tools.click_logs import (
     column_kinds,
@@ -35,120 +35,82 @@ from data_tools.click_logs import (
 )
 from data_tools.click_logs.column_kinds import BUCKETS, SCALED
 from data_tools.click_logs.splitting import SPLITS, Split
-from data_tools.common import shards
+from data_tools.common import command_line, shards
+from data_tools.common.command_line import REQUIRED, flag
 from data_tools.common.skipping import Skipping
-from deepfm.data import datasets
+from deepfm.data import datasets, formats
 from deepfm.errors import BadInput
-from deepfm.runtime import atomic_files, program, remote_files
-
-FLAGS = flags.FLAGS
+from deepfm.runtime import atomic_files, remote_files
 
 SCRATCH = ".prepare_criteo-"
+RAW = "raw files: a directory, a glob, or a comma list of these; .gz is read too."
 
 
-def define_flags():
-    """Defines the flags of this program."""
-    shards.define_flags()
-    raw = "raw files: a directory, a glob, or a comma list of these; .gz is read too."
-    flags.DEFINE_string("input", None, f"Training rows, or rows to be divided by --split: {raw}")
-    flags.DEFINE_string("valid_input", None, f"Validation rows, in files of their own: {raw}")
-    flags.DEFINE_string(
-        "test_input", None, f"Test rows, in files of their own; may lack the label: {raw}"
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The flags, as plain values."""
+
+    output_dir: str = flag("A local directory to write to.", REQUIRED)
+    input: Optional[str] = flag(f"Training rows, or rows to be divided by --split: {RAW}")
+    valid_input: Optional[str] = flag(f"Validation rows, in files of their own: {RAW}")
+    test_input: Optional[str] = flag(f"Test rows, in files of their own; may lack the label: {RAW}")
+    dataset: Optional[str] = flag(
+        "Whose columns they are. Default: criteo.", enum_values=list(column_kinds.DATASETS)
     )
-    flags.DEFINE_string("output_dir", None, "A local directory to write to.")
-    flags.DEFINE_enum(
-        "dataset", None, list(column_kinds.DATASETS), "Whose columns they are. Default: criteo."
+    delimiter: str = flag(
+        "Between two cells.", default="auto", enum_values=["auto", *row_parser.DELIMITERS]
     )
-    flags.DEFINE_enum("delimiter", "auto", ["auto", *row_parser.DELIMITERS], "Between two cells.")
-    flags.DEFINE_enum(
-        "header",
-        "auto",
-        ["auto", "yes", "no"],
+    header: str = flag(
         "Whether the first line of a file is no row. auto: where it names all columns.",
+        default="auto",
+        enum_values=["auto", "yes", "no"],
     )
-    flags.DEFINE_enum("output_format", "tfrecord", list(row_writers.SUFFIXES), "Of the records.")
-    flags.DEFINE_enum(
-        "integers",
-        None,
-        [BUCKETS, SCALED],
+    output_format: str = flag(
+        "Of the records.", default=formats.TFRECORD.name, enum_values=list(row_writers.WRITERS)
+    )
+    integers: Optional[str] = flag(
         "buckets: floor(ln(x)^2) as categories, as Criteo's winners had them. scaled: one id and a "
         "value in [0, 1]. Default: buckets.",
+        enum_values=[BUCKETS, SCALED],
     )
-    flags.DEFINE_integer(
-        "min_count",
-        None,
+    min_count: Optional[int] = flag(
         "A category with fewer training rows shares its field's id for rare ones. Default: 10.",
         lower_bound=1,
     )
-    flags.DEFINE_string(
-        "split",
-        None,
+    split: Optional[str] = flag(
         "Shares of --input for train,valid,test. Default: 0.8,0.1,0.1; all train where files of "
-        "their own, or --feature_map, are given.",
+        "their own, or --feature_map, are given."
     )
-    flags.DEFINE_enum(
-        "split_by",
-        "draw",
-        ["draw", "order"],
+    split_by: str = flag(
         "draw: each row by --seed and its place. order: the first bytes train, the last test.",
+        default="draw",
+        enum_values=["draw", "order"],
     )
-    flags.DEFINE_integer("seed", 1, "Of the draw.")
-    flags.DEFINE_string(
-        "feature_map",
-        None,
-        "Encode with this feature_map.json, in one pass, instead of counting.",
+    seed: int = flag("Of the draw.", default=1)
+    feature_map: Optional[str] = flag(
+        "Encode with this feature_map.json, in one pass, instead of counting."
     )
-    flags.DEFINE_enum(
-        "step",
-        "all",
-        ["count", "encode", "all"],
+    step: str = flag(
         "On several hosts: count on each, then encode on each with the counts of all.",
+        default="all",
+        enum_values=["count", "encode", "all"],
     )
-    flags.DEFINE_string(
-        "counts",
-        None,
-        "A glob of all hosts' counts, for --step=encode. Default: those in --output_dir.",
+    counts: Optional[str] = flag(
+        "A glob of all hosts' counts, for --step=encode. Default: those in --output_dir."
     )
-    flags.DEFINE_integer("num_workers", 1, "Processes, one core each.", lower_bound=1)
-    flags.DEFINE_integer(
-        "max_bad_records", 0, "Bad rows to skip, each logged; one more ends the run.", lower_bound=0
-    )
-    flags.DEFINE_bool(
-        "overwrite", False, "Replace what an earlier run wrote in place of what this one writes."
-    )
-
-
-class Options(NamedTuple):
-    """The flags, as plain values; see their help."""
-
-    output_dir: str
-    input: Optional[str] = None
-    valid_input: Optional[str] = None
-    test_input: Optional[str] = None
-    dataset: Optional[str] = None
-    delimiter: str = "auto"
-    header: str = "auto"
-    output_format: str = "tfrecord"
-    integers: Optional[str] = None
-    min_count: Optional[int] = None
-    split: Optional[str] = None
-    split_by: str = "draw"
-    seed: int = 1
-    feature_map: Optional[str] = None
-    step: str = "all"
-    counts: Optional[str] = None
     own_files: bool = False
-    num_workers: int = 1
-    max_bad_records: int = 0
-    overwrite: bool = False
+    num_workers: int = flag("Processes, one core each.", default=1, lower_bound=1)
+    max_bad_records: int = flag(
+        "Bad rows to skip, each logged; one more ends the run.", default=0, lower_bound=0
+    )
+    overwrite: bool = flag(
+        "Replace what an earlier run wrote in place of what this one writes.", default=False
+    )
 
 
-def main():
-    if not FLAGS.output_dir:
-        raise BadInput("--output_dir must be given.")
-    options = Options(**{name: FLAGS[name].value for name in Options._fields})
+def main(options: Options):
     own = shards.own_files(options.input, options.valid_input, options.test_input)
-    prepare(options._replace(own_files=own), shards.share())
+    prepare(dataclasses.replace(options, own_files=own), shards.share())
 
 
 def prepare(options: Options, share: Tuple[int, int] = (0, 1)) -> List[datasets.DataFile]:
@@ -171,19 +133,16 @@ def prepare(options: Options, share: Tuple[int, int] = (0, 1)) -> List[datasets.
     columns = column_kinds.fields(options.dataset, options.integers)
     sources = _sources(options)
     found = {source.flag: slices.find(source, options.own_files) for source in sources}
-    read_layout = functools.partial(
-        row_parser.read_layout,
-        dataset=options.dataset, delimiter=options.delimiter, header=options.header,
-    )  # fmt: skip
     mine = (0, 1) if options.own_files else share
-    cut = {s.flag: list(slices.cut(s, found[s.flag], read_layout, mine)) for s in sources}
+    cut = {s.flag: list(slices.cut(s, found[s.flag], options, mine)) for s in sources}
     every = [task for group in cut.values() for task in group]
     _log_unlabelled(every)
     remote_files.check_writable(options.output_dir, "output_dir")
     about = vocabulary.about(options, share, found.get("input", ()))
     if options.step == "count":
         return _count_step(cut["input"], columns, about, options)
-    old = output_folder.replaced(_asked(sources), options, share)
+    asked = {i for s in sources for i, part in enumerate(s.split.shares) if part}
+    old = output_folder.replaced(asked, options, share)
     with atomic_files.scratch(options.output_dir, SCRATCH) as scratch:
         if known:
             tables = field_tables.from_map(known)
@@ -242,12 +201,10 @@ def _complete(options, known):
     """The options with their defaults, where these depend on others."""
     own = [n for n in ("valid", "test") if getattr(options, f"{n}_input")]
     split = options.split or ("1,0,0" if own or known else "0.8,0.1,0.1")
-    return options._replace(
-        dataset=known.dataset if known else options.dataset or "criteo",
-        integers=known.integers if known else options.integers or BUCKETS,
-        min_count=known.min_count if known else options.min_count or 10,
-        split=split,
-    )
+    chosen = dict(dataset="criteo", integers=BUCKETS, min_count=10)
+    for name, default in chosen.items():
+        chosen[name] = getattr(known, name) if known else getattr(options, name) or default
+    return dataclasses.replace(options, split=split, **chosen)
 
 
 def _sources(options):
@@ -267,32 +224,19 @@ def _sources(options):
     for i, name in enumerate(SPLITS[1:], 1):
         spec = getattr(options, f"{name}_input")
         if spec and shares[i] and options.input:
-            rest = ",".join(f"{x:g}" for x in _without(shares, i))
+            rest = [0 if j == i else x + shares[i] * (j == 0) for j, x in enumerate(shares)]
+            rest = ",".join(f"{x:g}" for x in rest)  # its share is added to train's
             raise BadInput(f"--split={options.split} beside --{name}_input; try --split={rest}.")
         if spec:
-            split = Split(only=i)
+            split = Split(tuple(float(j == i) for j in range(len(SPLITS))))
             sources.append(slices.Source(f"{name}_input", spec, split, name != "test"))
     return sources
 
 
-def _without(shares, i):
-    """The shares with that of i added to train's."""
-    return [0 if j == i else x + shares[i] * (j == 0) for j, x in enumerate(shares)]
-
-
 def _log_unlabelled(tasks):
-    unlabelled = (t for t in tasks if not t.labels and t.layout.label is None)
+    unlabelled = (t for t in tasks if not t.layout.labels and t.layout.label is None)
     for path in sorted({task.lines.path for task in unlabelled}):
         logging.info("%s has no label column: its rows get label 0.", path)
-
-
-def _asked(sources):
-    """The indices of the splits that rows of some sources may be of."""
-    splits = [source.split for source in sources]
-    return {
-        i for split in splits for i, share in enumerate(split.shares)
-        if (share if split.only is None else i == split.only)
-    }  # fmt: skip
 
 
 # The vocabulary.
@@ -320,7 +264,7 @@ def _tables(tasks, columns, about, options):
         bad = Skipping(options.max_bad_records, log=False)  # the other pass logs them
         counts = passes.count(tasks, columns, options.num_workers, bad)
     else:
-        counts = vocabulary.load_all(columns, about, options)
+        counts = vocabulary.add_up(columns, vocabulary.load_all(columns, about, options))
     if not any(len(c.keys) or c.long for c in counts):
         raise BadInput(f"--input={options.input}: no training row holds a category.")
     return field_tables.from_counts(columns, counts, options.min_count)
@@ -342,6 +286,4 @@ def _log_summary(files, tables, fingerprint, seconds):
 
 
 if __name__ == "__main__":
-    define_flags()
-    FLAGS.set_default("verbosity", logging.INFO)
-    program.run(main, when_ended="; nothing was written")
+    command_line.run(main, Options)

@@ -9,13 +9,15 @@ comes out is a function of the input, the seed and nothing else. dataset.json ke
 of each label were kept, for train.py --correct_calibration.
 """
 
+import dataclasses
 import os
 import time
-from typing import List, NamedTuple, Optional, Tuple
+from typing import List, Optional, Tuple
 
-from absl import flags, logging
+from absl import logging
 
-from data_tools.common import line_blocks, publishing, shards
+from data_tools.common import command_line, line_blocks, publishing, shards
+from data_tools.common.command_line import REQUIRED, flag
 from data_tools.common.line_blocks import LineRange
 from data_tools.rebalancing import passes, sampling
 from data_tools.rebalancing.passes import Work
@@ -23,100 +25,71 @@ from data_tools.rebalancing.record_blocks import FileSlice
 from deepfm.data import dataset_json, datasets, formats, records
 from deepfm.data.dataset_json import SamplingRates
 from deepfm.errors import BadInput
-from deepfm.runtime import atomic_files, program, remote_files
-
-FLAGS = flags.FLAGS
+from deepfm.runtime import atomic_files, remote_files
 
 LARGEST_RATE = 1000000
-OUTPUT_OF_LIBSVM = ".libsvm", ".libsvm.gz"
-SCRATCH = ".rebalance-"
+# What of each format is taken for data in the folder that is written to.
+SUFFIXES = {
+    formats.TFRECORD.name: formats.TFRECORD.suffixes,
+    formats.LIBSVM.name: (".libsvm", ".libsvm.gz"),
+}
 
 
-def define_flags():
-    """Defines the flags of this program."""
-    flags.DEFINE_string(
-        "input",
-        None,
-        "TFRecord or LibSVM files: a directory, a glob, or a comma list of these; .gz is read too.",
+def _rate(label):
+    text = (
+        f"Records with label {label} to keep for each one: 0.1 a tenth of them, drawn by the seed; "
+        "2.5 each of them twice or three times. Default: 1."
     )
-    flags.DEFINE_string("output_dir", None, "A local directory for the files.")
-    flags.DEFINE_integer(
-        "num_files",
-        0,
+    return flag(text, lower_bound=0, upper_bound=LARGEST_RATE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The flags, as plain values; share and own_files are of common.shards."""
+
+    input: str = flag(
+        "TFRecord or LibSVM files: a directory, a glob, or a comma list of these; .gz is read too.",
+        REQUIRED,
+    )
+    output_dir: str = flag("A local directory for the files.", REQUIRED)
+    num_files: int = flag(
         "Files to write, of as many records each to within one; 0: as many as are read.",
+        default=0,
         lower_bound=0,
     )
-    flags.DEFINE_bool("shuffle", True, "False: keep the order of the input.")
-    flags.DEFINE_integer(
-        "seed",
-        1,
+    shuffle: bool = flag("False: keep the order of the input.", default=True)
+    seed: int = flag(
         "Of the order and of the sampling; the same seed writes the same bytes.",
+        default=1,
         lower_bound=0,
         upper_bound=2**32 - 1,
     )
-    for label in SamplingRates._fields:
-        flags.DEFINE_float(
-            f"{label}_rate",
-            None,
-            f"Records with label {int(label == 'positive')} to keep for each one: 0.1 a tenth of "
-            "them, drawn by the seed; 2.5 each of them twice or three times. Default: 1.",
-            lower_bound=0,
-            upper_bound=LARGEST_RATE,
-        )
-    flags.DEFINE_float(
-        "positive_share",
-        None,
-        "Share of label 1 in the output, about; the rates follow from it. 0.5: as many of each.",
+    negative_rate: Optional[float] = _rate(0)
+    positive_rate: Optional[float] = _rate(1)
+    positive_share: Optional[float] = flag(
+        "Share of label 1 in the output, about; the rates follow from it. 0.5: as many of each."
     )
-    flags.DEFINE_bool(
-        "oversample",
-        False,
+    oversample: bool = flag(
         "With --positive_share: repeat the records of the label that there are too few of, in "
         "place of leaving out some of the other.",
+        default=False,
     )
-    flags.DEFINE_bool("compress", False, "Write gzip files (.gz).")
-    flags.DEFINE_integer(
-        "memory_mb", 512, "Records in memory, megabytes, of all processes together.", lower_bound=64
+    compress: bool = flag("Write gzip files (.gz).", default=False)
+    memory_mb: int = flag(
+        "Records in memory, megabytes, of all processes together.", default=512, lower_bound=64
     )
-    flags.DEFINE_integer("num_workers", 1, "Processes, one core each.", lower_bound=1)
-    flags.DEFINE_integer(
-        "max_bad_records",
-        0,
-        "Bad records to skip, each logged; one more ends the run.",
-        lower_bound=0,
+    num_workers: int = flag("Processes, one core each.", default=1, lower_bound=1)
+    max_bad_records: int = flag(
+        "Bad records to skip, each logged; one more ends the run.", default=0, lower_bound=0
     )
-    flags.DEFINE_bool("overwrite", False, "Replace the data set in output_dir.")
-    shards.define_flags()
-
-
-class Options(NamedTuple):
-    """The flags, as plain values; see their help. share and own_files are of common.shards."""
-
-    input: str
-    output_dir: str
-    num_files: int = 0
-    shuffle: bool = True
-    seed: int = 1
-    negative_rate: Optional[float] = None
-    positive_rate: Optional[float] = None
-    positive_share: Optional[float] = None
-    oversample: bool = False
-    compress: bool = False
-    memory_mb: int = 512
-    num_workers: int = 1
-    max_bad_records: int = 0
-    overwrite: bool = False
+    overwrite: bool = flag("Replace the data set in output_dir.", default=False)
     share: Tuple[int, int] = (0, 1)
     own_files: bool = False
 
 
-def main():
-    for name in ("input", "output_dir"):
-        if not FLAGS[name].value:
-            raise BadInput(f"--{name} must be given.")
-    given = {name: FLAGS[name].value for name in Options._fields if name != "share"}
-    given["own_files"] = shards.own_files(FLAGS.input)
-    rebalance(Options(**given, share=shards.share()))
+def main(options: Options):
+    own = shards.own_files(options.input)
+    rebalance(dataclasses.replace(options, share=shards.share(), own_files=own))
 
 
 def rebalance(options: Options) -> List[datasets.DataFile]:
@@ -136,9 +109,9 @@ def rebalance(options: Options) -> List[datasets.DataFile]:
     data = shards.part_of(data, (0, 1) if options.own_files else options.share)
     _check_apart(data, options)
     old = _prepare_output_dir(names, data, options)
-    schema = _schema(data) if data.data_format == "tfrecord" else None
+    schema = _schema(data) if data.format is formats.TFRECORD else None
     tasks = _tasks(data)
-    with atomic_files.scratch(options.output_dir, SCRATCH) as scratch:
+    with atomic_files.scratch(options.output_dir, ".rebalance-") as scratch:
         rates = sampling.rates(data, tasks, schema, options)
         bits = passes.bits(data, rates, options.num_workers)
         work = Work(scratch, schema, rates, options, bits)
@@ -189,8 +162,7 @@ def _output_names(data, options):
     n = options.num_files or max(len(data.files), number)
     if n < number:
         raise BadInput(f"--num_files={n} cannot be divided among {number} shards; try {number}.")
-    suffix = {"tfrecord": ".tfrecords", "libsvm": ".libsvm"}[data.data_format]
-    suffix += ".gz" if options.compress else ""
+    suffix = data.format.suffixes[0] + (".gz" if options.compress else "")
     mine = range(n * index // number, n * (index + 1) // number)
     return [f"part-{i:05d}-of-{n:05d}{suffix}" for i in mine]
 
@@ -235,9 +207,7 @@ def _prepare_output_dir(names, data, options):
     """
     folder = options.output_dir
     publishing.check_hosts(folder, 1, ())  # whose files of all hosts lie beside each other
-    tfrecord = data.data_format == "tfrecord"
-    suffixes = formats.TFRECORD.suffixes if tfrecord else OUTPUT_OF_LIBSVM
-    found = publishing.names_in(folder, suffixes, "write")
+    found = publishing.names_in(folder, SUFFIXES[data.data_format], "write")
     _, number = options.share
     mine = {*names, _metadata_name(options)}
     if number > 1:
@@ -275,16 +245,14 @@ def _schema(data):
 
 def _tasks(data):
     """The FileSlices of the input: TFRecord files as a whole, of LibSVM text some lines each."""
-    slices = []
-    for file in data.files:
-        text = data.data_format == "libsvm"
-        for lines in line_blocks.cut(file.path, file.bytes) if text else [LineRange(file.path)]:
-            described = file.rows is not None
-            slices.append(FileSlice(lines, data.data_format, len(slices), described))
-    return slices
+    whole = data.format is formats.TFRECORD
+    cut = lambda f: [LineRange(f.path)] if whole else line_blocks.cut(f.path, f.bytes)
+    parts = [(file, lines) for file in data.files for lines in cut(file)]
+    return [
+        FileSlice(lines, number, file.rows is not None)
+        for number, (file, lines) in enumerate(parts)
+    ]
 
 
 if __name__ == "__main__":
-    define_flags()
-    FLAGS.set_default("verbosity", logging.INFO)
-    program.run(main, when_ended="; nothing was written")
+    command_line.run(main, Options)

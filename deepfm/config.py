@@ -66,6 +66,15 @@ class ModelConfig(NamedTuple):
     feature_map: Optional[str] = None
 
 
+# Fields of ModelConfig that decide which variables a model has, and what they mean.
+STAYS = (
+    "field_size", "feature_size", "embedding_size", "deep_layers", "batch_norm", "loss_type",
+    "pooling",
+)  # fmt: skip
+# Those that may be others when a run goes on, which then says so.
+MAY_CHANGE = ("dropout", "l2_reg", "l2_scope", "batch_norm_decay", "lazy_updates")
+
+
 class ModelAsked(NamedTuple):
     """What the user asks of a model.
 
@@ -103,104 +112,130 @@ class OptimizerConfig(NamedTuple):
     use_amp: bool = False
 
 
-class Distribution(NamedTuple):
-    """The facts of a mode; the defaults are those of `local`.
+class Processes(NamedTuple):
+    """The processes that train together, and how they talk; the defaults are those of one alone.
 
     Attributes:
-        name: of the mode.
-        num_processes: that train together, each on its share of the records.
+        size: how many there are, each with its share of the records.
         rank: of this process; 0 is the chief, which keeps checkpoints, reports and exports.
         local_size, local_rank: processes on this host, and which of them this one is, where a mode
             starts several on a host.
-        replicas_per_process: copies of the model in a process, each with its part of a batch.
-        synchronous: whether all processes take each step together. If not, a step is one process's,
-            and the chief evaluates alone while the others go on.
-        serve: what this process does in place of the job, or None.
-        session_config: tf.ConfigProto.
-        ops: kernels.ops.Ops of a step of training; None: TensorFlow's own.
-        tf_config: TF_CONFIG as Estimator reads it in training, or None.
-        device_fn: the device of each operation of training, or None.
-        partitioner: cuts the model's variables into parts, or None.
-        strategy: tf.distribute.Strategy of Estimator's training, or None.
-        split_batches: whether the input yields each replica's part of a batch by itself.
-        wrap_optimizer: optimizer -> optimizer.
-        wrap_model_fn: model_fn -> model_fn of training.
-        make_hooks: () -> hooks of each session: training, evaluation and inference.
-        make_training_hooks: (save_in_time: session -> None) -> further hooks of training, before
-            the saving of checkpoints.
+        synchronous: whether all take each step together. If not, a step is one process's, and the
+            chief evaluates alone while the others go on.
         agree: the chief's value, in all processes, which all must call; anything that JSON can
             hold.
         exchange: a value of each process -> those of all, by rank, likewise.
-        steps_taken: (the steps of each process, by rank, which the chief knows) -> those of this
-            process, likewise.
-        begin_step: (features, labels, --max_steps) -> features, labels; no step is taken before.
-        end_step: train_op -> train_op.
-        count_steps: () -> int64 [num_processes], the steps that each process has taken, of which
-            the weights that are read afterwards have all updates; None where all take each step.
-        saves_in_parts: model_dir -> whether those that hold parts of variables write them there.
-        anyone_stops: (whether this process is to stop) -> whether any is; called after each step.
-            Where several processes take each step together, `average` tells them in the step.
-        average: (tensor, name) -> its mean over all processes, in each step of training.
-        gather: (tensor [n, ...], name) -> tensor [sum of n, ...], over all processes.
-        stack: (tensor [...], name) -> tensor [replicas_in_step, ...], of the replicas that take a
-            step of training together, in the same order on each, without gradient; None where
-            a replica takes it alone. Each has to give all names, and each of them once.
-        owns_variables: () -> whether the replica that is being built has variables of its own, and
-            not those of one that has been built before it.
         finish: called when the job is done; returns when this process may end.
     """
 
-    name: str = "local"
-    num_processes: int = 1
+    size: int = 1
     rank: int = 0
     local_size: int = 1
     local_rank: int = 0
-    replicas_per_process: int = 1
     synchronous: bool = True
-    serve: Optional[Callable[[], None]] = None
-    session_config: Any = None
-    ops: Any = None
-    tf_config: Optional[str] = None
-    device_fn: Optional[Callable] = None
-    partitioner: Optional[Callable] = None
-    strategy: Any = None
-    split_batches: bool = False
-    wrap_optimizer: Callable = lambda optimizer: optimizer
-    wrap_model_fn: Callable = lambda model_fn: model_fn
-    make_hooks: Callable[[], list] = list
-    make_training_hooks: Callable[[Callable], list] = lambda save_in_time: []
     agree: Callable = lambda value: value
     exchange: Callable = lambda value: [value]
-    steps_taken: Callable = lambda of_processes: of_processes[0]
-    begin_step: Callable = lambda features, labels, max_steps: (features, labels)
-    end_step: Callable = lambda train_op: train_op
-    count_steps: Optional[Callable] = None
-    saves_in_parts: Callable[[str], bool] = lambda model_dir: True
-    anyone_stops: Callable = lambda wanted: wanted
-    average: Callable = lambda tensor, name: tensor
-    gather: Callable = lambda tensor, name: tensor
-    stack: Optional[Callable] = None
-    owns_variables: Callable[[], bool] = lambda: True
     finish: Callable[[], None] = lambda: None
+
+    @property
+    def chief(self):
+        """Whether this process is the chief."""
+        return self.rank == 0
+
+    @property
+    def in_step(self):
+        """Whether several processes take each step together."""
+        return self.synchronous and self.size > 1
+
+    @property
+    def evaluates(self):
+        """Whether this process takes part in evaluations: all in step, else the chief alone."""
+        return self.synchronous or self.chief
 
     def total(self, value):
         """The sum of a number over all processes, which all must call."""
         return sum(self.exchange(value))
 
-    @property
-    def in_step(self):
-        """Whether several processes take each step together."""
-        return self.synchronous and self.num_processes > 1
 
-    @property
-    def num_replicas(self):
-        """Copies of the model over all processes."""
-        return self.num_processes * self.replicas_per_process
+class Replicas(NamedTuple):
+    """The copies of the model that take a step together: what they change in the graph.
 
-    @property
-    def replicas_in_step(self):
-        """Copies of the model that take a step together; the global batch is this many batches."""
-        return self.num_replicas if self.synchronous else self.replicas_per_process
+    Attributes:
+        per_process: copies in a process, each with its part of a batch.
+        in_step: copies, of all processes, that take a step together; the global batch is this many
+            batches.
+        strategy: tf.distribute.Strategy of Estimator's training, or None. The input then yields
+            each replica's part of a batch by itself.
+        wrap_model_fn: model_fn -> model_fn of training.
+        wrap_optimizer: optimizer -> optimizer.
+        owns_variables: () -> whether the replica that is being built has variables of its own, and
+            not those of one that has been built before it.
+        stack: (tensor [...], name) -> tensor [in_step, ...], of the replicas that take a step of
+            training together, in the same order on each, without gradient; None where a replica
+            takes it alone. Each has to give all names, and each of them once.
+        average: (tensor, name) -> its mean over the processes that take each step together.
+        gather: (tensor [n, ...], name) -> tensor [sum of n, ...], over the same.
+        make_hooks: () -> hooks of each session: training, evaluation and inference.
+    """
+
+    per_process: int = 1
+    in_step: int = 1
+    strategy: Any = None
+    wrap_model_fn: Callable = lambda model_fn: model_fn
+    wrap_optimizer: Callable = lambda optimizer: optimizer
+    owns_variables: Callable[[], bool] = lambda: True
+    stack: Optional[Callable] = None
+    average: Callable = lambda tensor, name: tensor
+    gather: Callable = lambda tensor, name: tensor
+    make_hooks: Callable[[], list] = list
+
+
+class Servers(NamedTuple):
+    """What parameter servers change in training; the defaults are those of training without.
+
+    Attributes:
+        tf_config: TF_CONFIG as Estimator reads it.
+        device_fn: the device of each operation, or None.
+        partitioner: cuts the model's variables into parts, or None.
+        make_hooks: (save_in_time: session -> None) -> further hooks, before the saving of
+            checkpoints.
+        steps_taken: (the steps of each process, by rank) -> those of this process; all must call.
+        begin_step: (features, labels, --max_steps) -> features, labels; no step is taken before.
+        end_step: train_op -> train_op.
+        count_steps: () -> int64 [processes], the steps that each process has taken, of which the
+            weights that are read afterwards have all updates; None where all take each step.
+        saves_in_parts: model_dir -> whether those that hold parts of variables write them there.
+        anyone_stops: (whether this process is to stop) -> whether any is; called after each step.
+            Where several processes take each step together, Replicas.average tells them in it.
+    """
+
+    tf_config: str = "{}"
+    device_fn: Optional[Callable] = None
+    partitioner: Optional[Callable] = None
+    make_hooks: Callable[[Callable], list] = lambda save_in_time: []
+    steps_taken: Callable = lambda of_processes: of_processes[0]
+    begin_step: Callable = lambda features, labels, max_steps: (features, labels)
+    end_step: Callable = lambda train_op: train_op
+    count_steps: Optional[Callable] = None
+    saves_in_parts: Callable[[str], bool] = lambda model_dir: True
+    anyone_stops: Callable[[bool], bool] = lambda wanted: wanted
+
+
+class Distribution(NamedTuple):
+    """The facts of a mode; the defaults are those of `local`.
+
+    Attributes:
+        name: of the mode.
+        session_config: tf.ConfigProto.
+        serve: what this process does in place of the job, or None.
+    """
+
+    name: str = "local"
+    session_config: Any = None
+    processes: Processes = Processes()
+    replicas: Replicas = Replicas()
+    servers: Servers = Servers()
+    serve: Optional[Callable[[], None]] = None
 
 
 class ModeFlags(NamedTuple):
@@ -229,71 +264,65 @@ class ModeFlags(NamedTuple):
 
 
 class InputConfig(NamedTuple):
-    """How records are read.
+    """What the user asks of the reading of records; the fields are the flags of the same names.
 
     Attributes:
-        batch_size: B, of this process.
-        training_data_dir, val_data_dir, infer_data_dir: a folder, a glob, or a list of these.
-        data_format: auto, or a name of formats.
-        max_bad_records: bad records of the training data that are passed over at the most.
-        eval_on_all_ranks: whether each process evaluates all records, in place of its share.
+        batch_size: B, of a replica.
         num_epochs: times that each record is read.
-        first_epoch: number of the epoch, from 0, that reading begins with.
-        first_step: batches of that epoch that training has used already; where the rows are not
-            known, of all epochs.
         shuffle_buffer: records among which the next is drawn; 0 keeps the order.
         cache: none, memory, or the path of a cache file.
         num_parallel_reads: files read at the same time; 1 where the order matters.
         read_buffer_bytes: of each file that is read.
         seed: of the order.
-        with_labels: False where TFRecords may lack a label; labels are then 0.
-        num_shares: processes that divide the records of the data set among them.
-        share: which part this process reads.
-        replicas: replicas of this process, among which its batch is split evenly.
-        split: yield each replica's part of a batch by itself, one after the other.
-        in_step: all processes yield the same number of batches, where need be empty ones.
-        rows_of_processes: the records of an epoch that each process reads, by rank; None where
-            that is not known.
-        process: the rank of this one.
-        by_rows: whether files are divided into groups by their rows; False where these were not
-            known when the run began.
-        ops: kernels.ops.Ops that read, shuffle, batch and parse; None: TensorFlow's own. The
-            records are the same.
+        training_data_dir, val_data_dir, infer_data_dir: a folder, a glob, or a list of these.
+        data_format: auto, or a name of formats.
+        max_bad_records: bad records of the training data that are passed over at the most.
+        eval_on_all_ranks: whether each process evaluates all records, in place of its share.
     """
 
     batch_size: int
     num_epochs: int = 1
-    first_epoch: int = 0
-    first_step: int = 0
     shuffle_buffer: int = 0
     cache: str = "none"
     num_parallel_reads: int = 1
     read_buffer_bytes: int = 8 << 20
     seed: int = 1
-    with_labels: bool = True
-    num_shares: int = 1
-    share: int = 0
-    replicas: int = 1
-    split: bool = False
-    in_step: bool = False
-    rows_of_processes: Optional[Tuple[int, ...]] = None
-    process: int = 0
-    by_rows: bool = True
     training_data_dir: Optional[str] = None
     val_data_dir: Optional[str] = None
     infer_data_dir: Optional[str] = None
     data_format: str = "auto"
     max_bad_records: int = 0
     eval_on_all_ranks: bool = False
-    ops: Any = None
 
-    @property
-    def used(self):
-        """Records of the first epoch that this process has used already, 0 where not known."""
-        if self.rows_of_processes is None:
-            return 0
-        rows = self.rows_of_processes[self.process]
-        return min(self.first_step * self.batch_size * self.replicas, rows)
+
+class Share(NamedTuple):
+    """Which of the records that a process sees it reads: part number `index` of `of`."""
+
+    of: int = 1
+    index: int = 0
+
+
+class Position(NamedTuple):
+    """Where a run is in its data.
+
+    Attributes:
+        epoch: its number, from 0.
+        step: batches of that epoch that this process has used already; where the rows are not
+            known, of all epochs.
+        rows_of_processes: the records of an epoch that each process reads, by rank; None where
+            that is not known.
+        by_rows: whether files are divided into groups by their rows; False where these were not
+            known when the run began.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    rows_of_processes: Optional[Tuple[int, ...]] = None
+    by_rows: bool = True
+
+    def used(self, size: int, rank: int) -> int:
+        """Records of the epoch that a process has used, `size` a step; 0 where not known."""
+        return min(self.step * size, self.rows_of_processes[rank]) if self.rows_of_processes else 0
 
 
 class JobConfig(NamedTuple):
@@ -303,11 +332,10 @@ class JobConfig(NamedTuple):
         model, correct_calibration: of ModelAsked.
         given: names of the flags that the user set.
         optimizer: OptimizerConfig.
-        input: InputConfig of training.
+        input: InputConfig.
+        ops: kernels.ops.Ops that read, shuffle, batch and parse records.
         distribution: Distribution.
-        sagemaker: sagemaker.Job.
         flags: {name: value} of all flags that are not at their defaults, for report.json.
-        mirror: copies model_dir, which is then local, to where it was asked for; or None.
     """
 
     task_type: str
@@ -332,15 +360,19 @@ class JobConfig(NamedTuple):
     given: Tuple[str, ...]
     optimizer: OptimizerConfig
     input: InputConfig
+    ops: Any
     distribution: Distribution
-    sagemaker: Any
     flags: Dict[str, Any]
-    mirror: Any = None
+
+    @property
+    def batch_of_process(self):
+        """Records of a step, of the replicas of this process together."""
+        return self.input.batch_size * self.distribution.replicas.per_process
 
     @property
     def global_batch(self):
         """Records of a step, of all replicas together."""
-        return self.input.batch_size * self.distribution.replicas_in_step
+        return self.input.batch_size * self.distribution.replicas.in_step
 
     @property
     def asked_model(self):

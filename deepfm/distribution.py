@@ -4,21 +4,25 @@ TensorFlow is loaded only inside the functions, for flags.py needs the modes' na
 environment of TensorFlow's threads is set.
 """
 
-import json
 import os
 import re
 from typing import Callable, Dict, List, Tuple
 
-import numpy as np
 from absl import logging
 
-from deepfm.config import Distribution, ModeFlags
+from deepfm.cluster import peers
+from deepfm.cluster import tf_config as clusters
+from deepfm.config import Distribution, ModeFlags, Processes, Replicas, Servers
+from deepfm.errors import BadInput
 from deepfm.runtime.utilization import cores
 
 _CPU_REPLICAS = 16  # that may share the cores of a machine
 
-
-CROSS_DEVICE_OPS = ("nccl", "hierarchical_copy", "reduction_to_one_device")
+CROSS_DEVICE_OPS = {  # of tf.distribute
+    "nccl": "NcclAllReduce",
+    "hierarchical_copy": "HierarchicalCopyAllReduce",
+    "reduction_to_one_device": "ReductionToOneDevice",
+}
 
 
 def local(flags: ModeFlags) -> Distribution:
@@ -29,13 +33,11 @@ def local(flags: ModeFlags) -> Distribution:
 def tower(flags: ModeFlags) -> Distribution:
     """One process, one replica per device; the variables lie on CPU device 0, which adds up."""
     devices = _devices(flags)
-    return Distribution(
-        name="tower", session_config=_session_config(flags, devices), **_towers(devices)
-    )
+    return Distribution("tower", _session_config(flags, devices), replicas=_towers(devices))
 
 
-def _towers(devices):
-    """The facts of one replica per device; they are built one after another, into one graph."""
+def _towers(devices) -> Replicas:
+    """One replica per device; they are built one after another, into one graph."""
     import tensorflow as tf
     from tensorflow.contrib import estimator
 
@@ -65,13 +67,14 @@ def _towers(devices):
 
         return of_one_graph
 
-    return {
-        "replicas_per_process": len(devices),
-        "wrap_optimizer": estimator.TowerOptimizer,
-        "wrap_model_fn": wrap_model_fn,
-        "stack": stack,
-        "owns_variables": lambda: not tf.compat.v1.get_variable_scope().reuse,
-    }
+    return Replicas(
+        per_process=len(devices),
+        in_step=len(devices),
+        wrap_model_fn=wrap_model_fn,
+        wrap_optimizer=estimator.TowerOptimizer,
+        owns_variables=lambda: not tf.compat.v1.get_variable_scope().reuse,
+        stack=stack,
+    )
 
 
 def mirrored(flags: ModeFlags) -> Distribution:
@@ -79,11 +82,7 @@ def mirrored(flags: ModeFlags) -> Distribution:
     import tensorflow as tf
 
     devices = _devices(flags)
-    reduction = {
-        "nccl": tf.distribute.NcclAllReduce,
-        "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce,
-        "reduction_to_one_device": tf.distribute.ReductionToOneDevice,
-    }[flags.cross_device_ops]()
+    reduction = getattr(tf.distribute, CROSS_DEVICE_OPS[flags.cross_device_ops])()
     logging.info("MirroredStrategy on %s, %s.", ", ".join(devices), flags.cross_device_ops)
 
     def stack(tensor, name):
@@ -93,14 +92,10 @@ def mirrored(flags: ModeFlags) -> Distribution:
 
         return tf.distribute.get_replica_context().merge_call(together, args=(tensor,))
 
-    return Distribution(
-        name="mirrored",
-        replicas_per_process=len(devices),
-        session_config=_session_config(flags, devices),
-        strategy=tf.distribute.MirroredStrategy(devices, reduction),
-        split_batches=True,
-        stack=stack,
-    )
+    config = _session_config(flags, devices)  # before the strategy looks for devices
+    strategy = tf.distribute.MirroredStrategy(devices, reduction)
+    replicas = Replicas(len(devices), len(devices), strategy, stack=stack)
+    return Distribution("mirrored", config, replicas=replicas)
 
 
 def horovod(flags: ModeFlags) -> Distribution:
@@ -110,8 +105,6 @@ def horovod(flags: ModeFlags) -> Distribution:
     about one start of two ranks in five waited for ever in its first step, with this none did; why
     is not known.
     """
-    from deepfm.errors import BadInput
-
     try:
         import horovod.tensorflow as hvd
     except ImportError as error:
@@ -121,7 +114,6 @@ def horovod(flags: ModeFlags) -> Distribution:
         ) from error
     import tensorflow as tf
 
-    from deepfm.cluster.peers import watch_ranks
     from deepfm.model import gradients
 
     # Open MPI's waiting would keep a whole core busy, which the step needs.
@@ -131,16 +123,12 @@ def horovod(flags: ModeFlags) -> Distribution:
     if _gpus():
         config.gpu_options.visible_device_list = str(hvd.local_rank())
 
-    def agree(value):
-        text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    def in_session(of_horovod, value, name):
         with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
-            size = session.run(hvd.broadcast(tf.constant(len(text)), 0))
-            text = np.resize(text, size)  # all but the chief's are overwritten
-            return json.loads(session.run(hvd.broadcast(tf.constant(text), 0)).tobytes().decode())
+            return of_horovod(value, session=session, name=name)
 
-    def exchange(value):
-        with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
-            return hvd.allgather_object(value, session)
+    agree = lambda value: in_session(hvd.broadcast_object, value, "agree")
+    exchange = lambda value: in_session(hvd.allgather_object, value, "exchange")
 
     def stack(tensor, name):
         stacked = hvd.allgather(tensor[tf.newaxis], name=name)
@@ -148,42 +136,31 @@ def horovod(flags: ModeFlags) -> Distribution:
 
     finish = lambda: None
     if hvd.size() > 1:
-        watch = watch_ranks(hvd.rank(), exchange)
+        watch = peers.watch_ranks(hvd.rank(), exchange)
 
         def finish():
             agree(0)  # until then all watch each other: what rank 0 still does alone may fail
             watch.stop()
 
-    return Distribution(
-        name="horovod",
-        num_processes=hvd.size(),
-        rank=hvd.rank(),
-        local_size=hvd.local_size(),
-        local_rank=hvd.local_rank(),
-        session_config=config,
-        wrap_optimizer=lambda optimizer: gradients.Averaged(
-            optimizer,
-            add_up=lambda x, name: hvd.allreduce(x, name=name, op=hvd.Sum),
-            gather=lambda x, name: hvd.allgather(x, name=name),
-            size=hvd.size(),
-        ),
-        make_hooks=lambda: [hvd.BroadcastGlobalVariablesHook(0)],
-        agree=agree,
-        exchange=exchange,
-        steps_taken=lambda of_processes: agree(of_processes[0]),
-        anyone_stops=lambda wanted: False,
-        average=lambda tensor, name: hvd.allreduce(tensor, name=name),
-        gather=lambda tensor, name: hvd.allgather(tensor, name=name),
+    gather = lambda tensor, name: hvd.allgather(tensor, name=name)
+    add_up = lambda tensor, name: hvd.allreduce(tensor, name=name, op=hvd.Sum)
+    replicas = Replicas(
+        in_step=hvd.size(),
+        wrap_optimizer=lambda optimizer: gradients.Averaged(optimizer, add_up, gather, hvd.size()),
         stack=stack,
-        finish=finish,
+        average=lambda tensor, name: hvd.allreduce(tensor, name=name),
+        gather=gather,
+        make_hooks=lambda: [hvd.BroadcastGlobalVariablesHook(0)],
     )
+    processes = Processes(
+        hvd.size(), hvd.rank(), hvd.local_size(), hvd.local_rank(),
+        agree=agree, exchange=exchange, finish=finish,
+    )  # fmt: skip
+    return Distribution("horovod", config, processes, replicas)
 
 
 def ps(flags: ModeFlags) -> Distribution:
     """Parameter servers, a chief and workers, which train asynchronously; several towers each."""
-    from deepfm.cluster import tf_config as clusters
-    from deepfm.errors import BadInput
-
     cluster = clusters.parse(os.environ.get("TF_CONFIG"))
     if not cluster or "ps" not in cluster.jobs:
         raise BadInput(
@@ -193,8 +170,8 @@ def ps(flags: ModeFlags) -> Distribution:
     if flags.task_type != "train":
         if cluster.job == cluster.chief:
             return local(flags)
-        idle = f"The chief alone does --task_type={flags.task_type}; this process ends."
-        return Distribution(name="ps", serve=lambda: logging.info(idle))
+        idle = f"Only the chief runs --task_type={flags.task_type}; this process ends."
+        return Distribution("ps", serve=lambda: logging.info(idle))
     import tensorflow as tf
 
     from deepfm.cluster import parameter_servers
@@ -204,38 +181,32 @@ def ps(flags: ModeFlags) -> Distribution:
         devices = _devices(flags)
     config = _session_config(flags, devices)
     if cluster.job == "ps":
-        return Distribution(name="ps", serve=lambda: parameter_servers.serve(cluster, config))
+        return Distribution("ps", serve=lambda: parameter_servers.serve(cluster, config))
     member = parameter_servers.Member(cluster, config)
     config.device_filters.extend(member.device_filters)
     alone = cluster.num_processes == 1
-    return Distribution(
-        name="ps",
-        num_processes=cluster.num_processes,
-        rank=cluster.rank,
-        synchronous=alone,
-        session_config=config,
+    processes = Processes(
+        cluster.num_processes, cluster.rank, synchronous=alone,
+        agree=member.agree, exchange=member.exchange, finish=member.finish,
+    )  # fmt: skip
+    servers = Servers(
         tf_config=os.environ["TF_CONFIG"],
         device_fn=member.device_fn,
         partitioner=tf.compat.v1.fixed_size_partitioner(cluster.num_servers),
-        make_training_hooks=member.make_hooks,
-        agree=member.agree,
-        exchange=member.exchange,
+        make_hooks=member.make_hooks,
         steps_taken=member.steps_taken,
         begin_step=member.begin_step,
         end_step=member.end_step,
         count_steps=None if alone else member.count_steps,
         saves_in_parts=member.servers_see,
         anyone_stops=member.anyone_stops,
-        finish=member.finish,
-        **(_towers(devices) if devices else {}),
     )
+    replicas = _towers(devices) if devices else Replicas()
+    return Distribution("ps", config, processes, replicas, servers)
 
 
 def auto(flags: ModeFlags) -> Distribution:
     """The mode that the environment asks for."""
-    from deepfm.cluster import tf_config as clusters
-    from deepfm.errors import BadInput
-
     cluster = clusters.parse(os.environ.get("TF_CONFIG"))
     if cluster and "ps" in cluster.jobs:
         return ps(flags)
@@ -244,13 +215,9 @@ def auto(flags: ModeFlags) -> Distribution:
             "TF_CONFIG holds a cluster without 'ps': add parameter servers to it, or start the "
             "processes with horovodrun and without TF_CONFIG."
         )
-    return horovod(flags) if _started_by_mpi() else local(flags)
-
-
-def _started_by_mpi():
-    """Whether mpirun or horovodrun started several processes."""
-    sizes = [os.environ.get(name, "1") for name in ("OMPI_COMM_WORLD_SIZE", "HOROVOD_SIZE")]
-    return any(size not in ("", "1") for size in sizes)
+    # As mpirun and horovodrun say how many processes they have started.
+    sizes = {os.environ.get(name) for name in ("OMPI_COMM_WORLD_SIZE", "HOROVOD_SIZE")}
+    return horovod(flags) if sizes - {None, "", "1"} else local(flags)
 
 
 def _gpus():
@@ -259,13 +226,13 @@ def _gpus():
     return tf.config.experimental.list_physical_devices("GPU")
 
 
-def has_tensor_cores(mode: Distribution) -> bool:
+def has_tensor_cores(session_config) -> bool:
     """Whether the GPUs of this process multiply float16 in tensor cores (capability 7.0)."""
     if not _gpus():
         return False
     from tensorflow.python.client import device_lib
 
-    found = device_lib.list_local_devices(mode.session_config)
+    found = device_lib.list_local_devices(session_config)
     gpus = [d.physical_device_desc for d in found if d.device_type == "GPU"]
     # "device: 0, name: Tesla V100-SXM2-16GB, ..., compute capability: 7.0"
     capabilities = [re.search(r"compute capability: (\d+)", gpu) for gpu in gpus]
@@ -279,19 +246,18 @@ def warn_of_idle_flags(mode: Distribution, given: Tuple[str, ...], replicas_per_
         given: names of the flags that the user set.
         replicas_per_process: as the flag has it; 0: not given.
     """
-    if replicas_per_process and replicas_per_process != mode.replicas_per_process:
+    if replicas_per_process and replicas_per_process != mode.replicas.per_process:
         logging.warning(
-            "--replicas_per_process=%d does nothing with --distribution=%s; try tower or mirrored.",
+            "--replicas_per_process=%d has no effect with --distribution=%s; try tower or "
+            "mirrored.",
             replicas_per_process, mode.name,
         )  # fmt: skip
-    if "cross_device_ops" in given and not mode.strategy:
-        logging.warning("--cross_device_ops is of --distribution=mirrored; here it does nothing.")
+    if "cross_device_ops" in given and not mode.replicas.strategy:
+        logging.warning("--cross_device_ops has no effect without --distribution=mirrored.")
 
 
 def _devices(flags) -> List[str]:
     """The devices of the replicas: GPUs, or CPU devices but the first, which adds up."""
-    from deepfm.errors import BadInput
-
     gpus, wanted = len(_gpus()), flags.replicas_per_process
     there = gpus or max(int(min(cores(), flags.num_cpus or cores())), 1)
     most = gpus or max(there, _CPU_REPLICAS)
@@ -303,8 +269,8 @@ def _devices(flags) -> List[str]:
         )
     if wanted > there:
         logging.warning(
-            "--replicas_per_process=%d on %d CPU cores: as a trial of as many GPUs; it trains no "
-            "faster.",
+            "--replicas_per_process=%d on %d CPU cores simulates as many GPUs; it does not "
+            "train faster.",
             wanted, there,
         )  # fmt: skip
     if gpus:
@@ -318,12 +284,10 @@ def _session_config(flags, devices=(), share_of=1):
     from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
     from tensorflow.python import pywrap_tensorflow
 
-    from deepfm.errors import BadInput
-
     if (flags.omp_num_threads or flags.kmp_affinity) and not pywrap_tensorflow.IsMklEnabled():
         logging.warning(
-            "--omp_num_threads and --kmp_affinity do nothing here: this TensorFlow is built "
-            "without MKL; --intra_op_threads and --inter_op_threads set its threads."
+            "--omp_num_threads and --kmp_affinity have no effect: this TensorFlow is built "
+            "without MKL. Use --intra_op_threads and --inter_op_threads."
         )
     if flags.num_gpus and len(_gpus()) < flags.num_gpus:
         raise BadInput(
@@ -354,10 +318,5 @@ def _session_config(flags, devices=(), share_of=1):
 
 
 MODES: Dict[str, Callable[[ModeFlags], Distribution]] = {
-    "auto": auto,
-    "local": local,
-    "tower": tower,
-    "mirrored": mirrored,
-    "ps": ps,
-    "horovod": horovod,
+    mode.__name__: mode for mode in (auto, local, tower, mirrored, ps, horovod)
 }

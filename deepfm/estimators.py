@@ -10,8 +10,9 @@ import tensorflow as tf
 from absl import logging
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
-from deepfm.config import Distribution, InputConfig, ModelConfig, OptimizerConfig
-from deepfm.data import bad_records, datasets, input_pipeline, records
+from deepfm.config import Distribution, ModelConfig, OptimizerConfig
+from deepfm.data import bad_records, datasets, records
+from deepfm.kernels.ops import TENSORFLOW, Ops
 from deepfm.model import metrics, network, optimizers
 from deepfm.model.model_fn import make_model_fn
 from deepfm.runtime import memory, remote_files, tf_patches
@@ -68,102 +69,82 @@ def check_fits_memory(
         optimizer: that trains it; None where it is not trained.
         evaluates: whether it is evaluated while it is trained.
     """
-    load = memory.Load(batch_size=batch_size, processes=mode.local_size)
+    load = memory.Load(batch_size=batch_size, processes=mode.processes.local_size)
     # What GPUs hold takes nothing of this memory.
     if optimizer and not tf.config.experimental.list_physical_devices("GPU"):
         load = load._replace(
-            replicas=mode.replicas_per_process,
-            copies=mode.replicas_per_process if mode.strategy else 1,
+            replicas=mode.replicas.per_process,
+            copies=mode.replicas.per_process if mode.replicas.strategy else 1,
             trains=True,
             moments=optimizers.OPTIMIZERS[optimizer.name].moments,
             dense=not config.lazy_updates,
             evaluates=evaluates,
         )
-    memory.check(config, not mode.partitioner, load)
+    memory.check(config, not mode.servers.partitioner, load)
 
 
-@contextlib.contextmanager
 def trained(model: Model):
     """The Estimator of a model that is applied; its folder is left alone where it may not change.
 
     It is made anew for each use, for it keeps nothing but its folder.
     """
-    with contextlib.ExitStack() as stack:
-        folder, mode = model.model_dir, model.distribution
-        if mode.rank > 0 or not os.access(folder, os.W_OK):
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-        model_fn = make_model_fn(model.config, OptimizerConfig(), mode)
-        made = _estimator(model_fn, folder, model, session_config=mode.session_config)
-        yield stack.enter_context(made)
+    mode = model.distribution
+    model_fn = make_model_fn(model.config, OptimizerConfig(), mode.replicas)
+    in_place = mode.processes.chief and os.access(model.model_dir, os.W_OK)
+    return _estimator(model_fn, model, in_place, session_config=mode.session_config)
 
 
-@contextlib.contextmanager
 def in_training(
     model: Model,
     optimizer: OptimizerConfig,
+    ops: Ops = TENSORFLOW,
     max_steps: int = 0,
     log_steps: int = 100,
     keep_checkpoint_max: int = 5,
 ):
-    """The Estimator of a model that is trained. Processes other than the chief get a folder of
-    their own, which is deleted afterwards."""
-    with contextlib.ExitStack() as stack:
-        folder, mode = model.model_dir, model.distribution
-        if mode.rank > 0:
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-        model_fn = mode.wrap_model_fn(make_model_fn(model.config, optimizer, mode))
-        made = _estimator(
-            _in_steps(model_fn, mode, max_steps), folder, model, mode.tf_config,
-            save_summary_steps=log_steps, keep_checkpoint_max=keep_checkpoint_max,
-            session_config=_session_config(mode, optimizer.use_amp),
-            train_distribute=mode.strategy, device_fn=mode.device_fn,
-        )  # fmt: skip
-        yield stack.enter_context(made)
+    """The Estimator of a model that is trained."""
+    mode = model.distribution
+    replicas, servers = mode.replicas, mode.servers
+    model_fn = make_model_fn(model.config, optimizer, replicas, servers.partitioner, ops)
+    model_fn = _in_steps(replicas.wrap_model_fn(model_fn), servers, max_steps)
+    session_config = v1.ConfigProto()
+    session_config.CopyFrom(mode.session_config)
+    if optimizer.use_amp:  # TensorFlow rewrites the graph of training
+        session_config.graph_options.rewrite_options.auto_mixed_precision = RewriterConfig.ON
+    return _estimator(
+        model_fn, model, mode.processes.chief, servers.tf_config,
+        save_summary_steps=log_steps, keep_checkpoint_max=keep_checkpoint_max,
+        session_config=session_config,
+        train_distribute=replicas.strategy, device_fn=servers.device_fn,
+    )  # fmt: skip
 
 
 @contextlib.contextmanager
-def _estimator(model_fn, folder, model, tf_config=None, **of_run):
-    with _tf_config(tf_config):
+def _estimator(model_fn, model, in_place, tf_config="{}", **of_run):
+    """An Estimator in the model's folder, or in one of its own, which is deleted afterwards."""
+    with contextlib.ExitStack() as stack:
+        folder = model.model_dir
+        if not in_place:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+        # Which RunConfig reads, whatever the environment held when this process began.
+        os.environ["TF_CONFIG"] = tf_config
         run_config = tf.estimator.RunConfig(
             model_dir=folder, tf_random_seed=model.seed, log_step_count_steps=None, **of_run
         )
-    with checkpoints.naming_damage(folder), tf_patches.ended_by_input_alone():
+        stack.enter_context(checkpoints.naming_damage(folder))
+        stack.enter_context(tf_patches.ended_by_input_alone())
         yield tf.estimator.Estimator(model_fn, config=run_config)
 
 
-def _in_steps(model_fn, distribution, max_steps):
-    """A model_fn whose steps begin and end as the mode wants it."""
+def _in_steps(model_fn, servers, max_steps):
+    """A model_fn whose steps begin and end as parameter servers want it."""
 
     def in_steps(features, labels, mode):
-        features, labels = distribution.begin_step(features, labels, max_steps)
+        features, labels = servers.begin_step(features, labels, max_steps)
         spec = model_fn(features, labels, mode)
-        return spec._replace(train_op=distribution.end_step(spec.train_op))
+        return spec._replace(train_op=servers.end_step(spec.train_op))
 
     return in_steps
-
-
-def _session_config(mode, use_amp):
-    """tf.ConfigProto of training; with mixed precision TensorFlow rewrites its graph."""
-    if not use_amp:
-        return mode.session_config
-    mixed = v1.ConfigProto()
-    mixed.CopyFrom(mode.session_config)
-    mixed.graph_options.rewrite_options.auto_mixed_precision = RewriterConfig.ON
-    return mixed
-
-
-@contextlib.contextmanager
-def _tf_config(text):
-    """TF_CONFIG as RunConfig is to see it, whatever the environment of this process holds."""
-    kept = os.environ.pop("TF_CONFIG", None)
-    if text:
-        os.environ["TF_CONFIG"] = text
-    try:
-        yield
-    finally:
-        os.environ.pop("TF_CONFIG", None)
-        if kept is not None:
-            os.environ["TF_CONFIG"] = kept
 
 
 def session_hooks(model: Model, path: Optional[str] = None):
@@ -173,8 +154,8 @@ def session_hooks(model: Model, path: Optional[str] = None):
         path: of the checkpoint; None: the newest.
     """
     mode = model.distribution
-    check = [saving.CheckShapes(model.model_dir, path)] if mode.rank == 0 else []
-    return [*check, *mode.make_hooks(), tf_patches.FetchesOfSteps()]
+    check = [saving.CheckShapes(model.model_dir, path)] if mode.processes.chief else []
+    return [*check, *mode.replicas.make_hooks(), tf_patches.FetchesOfSteps()]
 
 
 def check_fits(model: Model):
@@ -187,40 +168,32 @@ def check_fits(model: Model):
         saving.CheckShapes(model.model_dir).begin()
 
 
-def in_order(config: InputConfig) -> InputConfig:
-    """Every record once, in order, in batches that are not divided among replicas."""
-    return config._replace(
-        num_epochs=1, first_epoch=0, first_step=0, shuffle_buffer=0, cache="none",
-        num_parallel_reads=1, replicas=1, split=False, in_step=False,
-    )  # fmt: skip
-
-
 def of_newest(model: Model, read: Callable[[str], Any]):
     """What `read(path)` returns for the newest checkpoint; rank 0 reads it for all."""
-    if model.distribution.rank > 0:
+    if not model.distribution.processes.chief:
         return read(None)
     return checkpoints.of_newest(model.model_dir, read, hold=not model.trains)
 
 
-def evaluate(model: Model, data: datasets.DataSet, share: InputConfig, more_hooks=()):
+def evaluate(model: Model, data: datasets.DataSet, input_fn: Callable, more_hooks=()):
     """Evaluates the newest checkpoint on every record once, and logs the stable line.
 
     Args:
         model: Model; its Distribution gathers what the processes find.
         data: DataSet.
-        share: the records that this process reads.
+        input_fn: of the records of it that this process reads.
         more_hooks: of the session.
 
     Returns:
         (its global step, the results, the curves of metrics.Curves).
     """
-    wanted = schema(model.config)
-    input_fn = input_pipeline.make_input_fn(data, wanted, in_order(share))
 
     def of_checkpoint(path):
         curves = metrics.Curves()
         session = [*session_hooks(model, path), *more_hooks, curves]
-        with bad_records.naming_bad_records(data, wanted), trained(model) as estimator:
+        with bad_records.naming_bad_records(data, schema(model.config)), trained(
+            model
+        ) as estimator:
             # The summaries of what training has not evaluated itself lie in eval_test/.
             name = None if model.trains else "test"
             found = estimator.evaluate(input_fn, hooks=session, checkpoint_path=path, name=name)
@@ -234,9 +207,9 @@ def evaluate(model: Model, data: datasets.DataSet, share: InputConfig, more_hook
     if math.isnan(results["auc"]) and results["examples"]:
         all_0 = math.isinf(results["calibration"])
         logging.warning(
-            "All %s labels of %s are %d, so %s no value; look whether the data hold their labels.",
+            "All %s labels of %s are %d, so %s undefined; check that the data have labels.",
             f"{results['examples']:,}", data.name, not all_0,
-            "AUC and calibration have" if all_0 else "AUC has",
+            "AUC and calibration are" if all_0 else "AUC is",
         )  # fmt: skip
     logging.info(
         "Evaluation: step=%d examples=%d auc=%.6f log_loss=%.6f calibration=%.4f",

@@ -3,6 +3,7 @@
 Names that the article's code has are kept, so that its launch notebooks keep working.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -15,6 +16,10 @@ from deepfm.distribution import CROSS_DEVICE_OPS, MODES
 FLAGS = flags.FLAGS
 
 
+def _define(parser, name, default, text):
+    flags.DEFINE(parser, name, default, text, serializer=flags.ArgumentSerializer())
+
+
 class _WholeNumber(flags.IntegerParser):
     """An integer, also written 3.0, as hyperparameter tuning passes it."""
 
@@ -25,8 +30,7 @@ class _WholeNumber(flags.IntegerParser):
 
 
 def _integer(name, default, text, lower=None, upper=None):
-    parser = _WholeNumber(lower, upper)
-    flags.DEFINE(parser, name, default, text, serializer=flags.ArgumentSerializer())
+    _define(_WholeNumber(lower, upper), name, default, text)
 
 
 class _Finite(flags.FloatParser):
@@ -40,8 +44,7 @@ class _Finite(flags.FloatParser):
 
 
 def _float(name, default, text, lower=None, upper=None):
-    parser = _Finite(lower, upper)
-    flags.DEFINE(parser, name, default, text, serializer=flags.ArgumentSerializer())
+    _define(_Finite(lower, upper), name, default, text)
 
 
 class _Numbers(flags.ArgumentParser):
@@ -55,22 +58,15 @@ class _Numbers(flags.ArgumentParser):
     def parse(self, argument):
         if isinstance(argument, tuple):
             return argument
-        try:
+        with contextlib.suppress(ValueError):
             numbers = tuple(self._convert(x) for x in str(argument).split(",") if x.strip())
-        except ValueError as error:
-            raise ValueError(f"{argument!r} is not {self._wanted}") from error
-        if not numbers or not all(self._check(x) for x in numbers):
-            raise ValueError(f"{argument!r} is not {self._wanted}")
-        return numbers
+            if numbers and all(map(self._check, numbers)):
+                return numbers
+        raise ValueError(f"{argument!r} is not {self._wanted}")
 
 
 def _choice(name, default, text):
     flags.DEFINE_enum(name, default, CHOICES[name], text)
-
-
-def _numbers(name, default, text, convert, check, wanted):
-    parser = _Numbers(convert, check, wanted)
-    flags.DEFINE(parser, name, default, text, serializer=flags.ArgumentSerializer())
 
 
 class _Names(flags.ArgumentParser):
@@ -92,220 +88,186 @@ class _OptimizerName(flags.EnumParser):
         return super().parse({"gd": "sgd"}.get(name, name))
 
 
+# A flag in two or three lines:
+# fmt: off
+
 # Job
-_choice("task_type", "train", "What to do.")
-flags.DEFINE_string("model_dir", None, "Where checkpoints, summaries and report.json are kept.")
+_choice("task_type", "train",
+    "The job: train (and evaluate), eval, infer (write predictions) or export (write a "
+    "SavedModel).")
+flags.DEFINE_string("model_dir", None,
+    "Folder of checkpoints, summaries and report.json; local or s3://. The same command again "
+    "resumes the model it holds.")
 flags.DEFINE_alias("checkpoint_dir", "model_dir")
-flags.DEFINE_string("servable_model_dir", None, "Where the model is exported to for serving.")
-flags.DEFINE_bool(
-    "clear_existing_model",
-    False,
-    "Delete the model in model_dir before training; files that train.py has not written stay.",
-)
-flags.DEFINE_bool(
-    "abandon_interrupted_run",
-    False,
-    "Where the run in model_dir was interrupted and these are other data, give it up: begin a new "
-    "run on these data with the weights so far.",
-)
-flags.DEFINE_string(
-    "predictions_file", None, "Output of infer; default: predictions.txt in model_dir."
-)
-_integer(
-    "seed",
-    1,
-    "Of the initial weights, the order of records and dropout.",
-    0,
-    (1 << 32) - 1,  # the largest that numpy takes, and the model's ops 1,000 times that
-)
+flags.DEFINE_string("servable_model_dir", None,
+    "Folder for the exported SavedModels, each in a numbered folder of its own, as TensorFlow "
+    "Serving expects.")
+flags.DEFINE_bool("clear_existing_model", False,
+    "Delete the model in model_dir and train from scratch. Files that train.py did not write "
+    "stay.")
+flags.DEFINE_bool("abandon_interrupted_run", False,
+    "Give up the interrupted run in model_dir and start a new run from its weights. Needed to "
+    "train on other data than that run used.")
+flags.DEFINE_string("predictions_file", None,
+    "Where infer writes one probability per line, in the order of the records. Default: "
+    "predictions.txt in model_dir.")
+_integer("seed", 1,
+    "Seed of the initial weights, the order of the records and dropout. The same seed and data "
+    "give the same model.", 0, (1 << 32) - 1)
 
 # Data
 _DATA = "A directory, a glob, or a comma list of these; local or s3://."
 flags.DEFINE_string("training_data_dir", None, f"Records to train on. {_DATA}")
-flags.DEFINE_string("val_data_dir", None, f"Records to evaluate on. {_DATA}")
-flags.DEFINE_string("infer_data_dir", None, f"Records to predict for. {_DATA}")
-_choice("data_format", "auto", "auto: by file names and contents.")
-_integer(
-    "feature_size",
-    None,
-    "Rows of the embedding table: ids are below it. Default: from dataset.json, or the checkpoint.",
-    1,
-)
-_integer(
-    "field_size",
-    None,
-    "Fields of a record. Default: from dataset.json, the checkpoint, or the first record.",
-    1,
-)
-flags.DEFINE_bool(
-    "multi_valued",
-    None,
-    "Fields of a record may hold several values, or none (its feature `counts` tells). Default: "
-    "from dataset.json, the checkpoint, or the first record.",
-)
-_integer("shuffle_buffer", 100000, "Records among which the next one is drawn; 0: in order.", 0)
-flags.DEFINE_string("cache", "none", "none, memory, or the path of a cache file.")
-_integer("num_parallel_reads", 4, "Files that are read at the same time.", 1, 1024)
-_integer("read_buffer_bytes", 8 << 20, "Read buffer of each file, bytes.", 1)
-_integer("max_bad_records", 0, "Unreadable records that training may pass over.", 0)
+flags.DEFINE_string("val_data_dir", None,
+    f"Records to evaluate on, during training and in eval. {_DATA}")
+flags.DEFINE_string("infer_data_dir", None, f"Records to predict. {_DATA}")
+_choice("data_format", "auto", "Format of the records; auto goes by file names and contents.")
+_integer("feature_size", None,
+    "Rows of the embedding tables; every feature id must be smaller. Default: from dataset.json or"
+    " the checkpoint.", 1)
+_integer("field_size", None,
+    "Number of fields F of each record. Default: from dataset.json, the checkpoint or the first "
+    "record.", 1)
+flags.DEFINE_bool("multi_valued", None,
+    "A field may have any number of values, as the feature `counts` says. Default: from "
+    "dataset.json, the checkpoint or the first record.")
+_integer("shuffle_buffer", 100000,
+    "Records from which the next one is drawn at random; 0 keeps their order. Raise it if "
+    "neighbouring records are alike.", 0)
+flags.DEFINE_string("cache", "none",
+    "Where to keep the records after the first epoch: none, memory, or the path of a cache file. "
+    "Worth it when reading is slow and there are several epochs.")
+_integer("num_parallel_reads", 4,
+    "Files read at the same time. Raise it if the log says that training waits for input.", 1, 1024)
+_integer("read_buffer_bytes", 8 << 20,
+    "Bytes of the read buffer of each file. Raise it for slow disks and S3.", 1)
+_integer("max_bad_records", 0,
+    "Training skips up to this many unreadable records and lists them in report.json; one more "
+    "ends it.", 0)
 
-flags.DEFINE_bool("perform_shuffle", True, "False: in order, as with --shuffle_buffer=0.")
+flags.DEFINE_bool("perform_shuffle", True,
+    "Shuffle the training records; False is the same as --shuffle_buffer=0.")
 
 # SageMaker; the defaults come from its SM_* variables, where these are set
-flags.DEFINE_bool(
-    "pipe_mode", False, "Channels are FIFOs (input mode Pipe). Default: as the job's channels are."
-)
-flags.DEFINE_string(
-    "training_channel_name",
-    "training",
-    "Channel to train on; in Pipe mode of a host's first process, the others read NAME-1, NAME-2 "
-    "and so on.",
-)
-flags.DEFINE_string("evaluation_channel_name", "evaluation", "Channel to evaluate on.")
-flags.DEFINE_bool(
-    "enable_s3_shard",
-    None,
-    "Each host has its own part of the training channels (ShardedByS3Key). Default: as the "
-    "channel's configuration says.",
-)
-flags.DEFINE_bool(
-    "enable_data_multi_path", False, "The training channels of a host hold different records."
-)
-_integer("worker_per_host", 0, "Processes on each host, checked; 0: as many as there are.", 0)
-flags.DEFINE(_Names(), "hosts", (), "All hosts of the job.", serializer=flags.ArgumentSerializer())
-flags.DEFINE_string("current_host", None, "This host.")
-flags.DEFINE_string("input_dir", "/opt/ml/input", "The folder of the channels' config/ and data/.")
-_integer("num_cpus", 0, "CPU cores that the processes of this host may use; 0: all it gives.", 0)
-_integer("num_gpus", 0, "GPUs that TensorFlow has to see on this host; with fewer it refuses.", 0)
+flags.DEFINE_bool("pipe_mode", False,
+    "Read SageMaker's channels as FIFOs (input mode Pipe). Default: as the job's channels are "
+    "configured.")
+flags.DEFINE_string("training_channel_name", "training",
+    "SageMaker channel to train on. In Pipe mode the other processes of a host read NAME-1, NAME-2"
+    " and so on.")
+flags.DEFINE_string("evaluation_channel_name", "evaluation", "SageMaker channel to evaluate on.")
+flags.DEFINE_bool("enable_s3_shard", None,
+    "Each host has its own part of the training channels (ShardedByS3Key). Default: as the job's "
+    "channels are configured.")
+flags.DEFINE_bool("enable_data_multi_path", False,
+    "The training channels NAME, NAME-1 and so on of a host hold different records, one channel "
+    "per process.")
+_integer("worker_per_host", 0,
+    "Expected number of processes on each host; training refuses to start with another number. 0 "
+    "accepts any.", 0)
+_define(_Names(), "hosts", (),
+    "Names of all hosts of the job: a comma list, or a JSON list as in SM_HOSTS.")
+flags.DEFINE_string("current_host", None, "Name of this host, one of --hosts.")
+flags.DEFINE_string("input_dir", "/opt/ml/input",
+    "Folder with config/ and data/ of SageMaker's channels.")
+_integer("num_cpus", 0, "CPU cores for the processes of this host; 0: all that the host grants.", 0)
+_integer("num_gpus", 0,
+    "Number of GPUs that TensorFlow must find on this host; with fewer, training refuses to start."
+    " 0 does not check.", 0)
 
 # Model
-_integer("embedding_size", 32, "K, the width of an embedding.", 1)
-_numbers(
-    "deep_layers",
-    "256,128,64",
-    "Width of each hidden layer.",
-    int,
-    lambda x: x > 0,
-    "a list of layer widths such as 256,128,64",
-)
-_numbers(
-    "dropout",
-    "0.5",
-    "The rate at which units are dropped (NOT a keep probability); one, or one per layer.",
-    float,
-    lambda x: 0 <= x < 1,
-    "a rate of at least 0 and below 1, or one for each hidden layer",
-)
-flags.DEFINE_bool(
-    "batch_norm", False, "Normalise each hidden layer over the global batch, before its ReLU."
-)
-_float("batch_norm_decay", 0.9, "Decay of batch norm's moving averages.", 0.0, 1.0)
-_choice("loss_type", "log_loss", "The loss.")
-_float("l2_reg", 0.0001, "Lambda of the L2 term, lambda/2 * sum of squares.", 0.0)
-_choice(
-    "l2_scope",
-    "batch",
-    "Table rows that L2 covers: each distinct row of the global batch, once per step; or all.",
-)
-_float("embedding_init_stddev", 0.01, "Of the initial embeddings.", 0.0)
-_choice(
-    "pooling",
-    "sum",
-    "What becomes of a field's values where it holds several: their embeddings, each scaled by its "
-    "value, are added up, averaged, or of each element the largest is taken.",
-)
-flags.DEFINE_bool(
-    "correct_calibration",
-    False,
-    "Correct predicted probabilities for the sampling by label of the training data, whose rates "
-    "dataset.json records; model.json keeps the correction.",
-)
+_integer("embedding_size", 32,
+    "Width K of each embedding. Larger models fit more and cost more, in proportion.", 1)
+_WIDTHS = "a list of layer widths such as 256,128,64"
+_define(_Numbers(int, lambda x: x > 0, _WIDTHS), "deep_layers", "256,128,64",
+    "Widths of the hidden layers of the MLP, a comma list.")
+_RATES = "a rate of at least 0 and below 1, or one for each hidden layer"
+_define(_Numbers(float, lambda x: 0 <= x < 1, _RATES), "dropout", "0.5",
+    "Rate at which units of the hidden layers are dropped (NOT a keep probability), in [0, 1): one"
+    " for all layers, or a comma list.")
+flags.DEFINE_bool("batch_norm", False,
+    "Apply batch normalisation to each hidden layer before its ReLU, over the global batch.")
+_float("batch_norm_decay", 0.9,
+    "Decay of batch norm's moving averages, in [0, 1]. Lower it for runs of few steps.", 0.0, 1.0)
+_choice("loss_type", "log_loss", "Loss to minimise; use log_loss for clicks.")
+_float("l2_reg", 0.0001,
+    "Weight lambda of the L2 penalty, lambda/2 * sum of squares, over the embeddings and the MLP's"
+    " kernels. The first thing to tune against overfitting.", 0.0)
+_choice("l2_scope", "batch",
+    "Embedding rows that the L2 penalty covers in a step: batch, the distinct rows of the global "
+    "batch; or table, all rows, which costs a pass over the tables.")
+_float("embedding_init_stddev", 0.01,
+    "Standard deviation of the normal distribution that the embeddings start from.", 0.0)
+_choice("pooling", "sum",
+    "How a field with several values becomes one embedding: the sum, the mean or the element-wise "
+    "maximum of its features' embeddings, each scaled by its value.")
+flags.DEFINE_bool("correct_calibration", False,
+    "Correct predictions for training data sampled by label, with the rates in dataset.json. The "
+    "correction is kept in model.json.")
 
 # Optimizer
-flags.DEFINE(
-    _OptimizerName(CHOICES["optimizer"]),
-    "optimizer",
-    "adam",
-    "The optimizer, in any case; GD is sgd.",
-    serializer=flags.ArgumentSerializer(),
-)
-_float("learning_rate", 0.001, "The learning rate.", 0.0)
-_float("learning_rate_scale", 1.0, "Multiplies learning_rate.", 0.0)
-flags.DEFINE_bool("lazy_updates", True, "Update only the embedding rows of the batch.")
-_float("clip_norm", 0.0, "Largest global norm of the gradients; 0: not clipped.", 0.0)
-_float(
-    "learning_rate_decay_on_plateau",
-    1.0,
-    "Multiplies the learning rate after an evaluation whose AUC is no better; 1: never.",
-    0.0,
-    1.0,
-)
-flags.DEFINE_bool(
-    "use_amp", False, "Mixed precision on GPUs with tensor cores: float16 where it is safe."
-)
-flags.DEFINE_bool(
-    "compiled_kernels",
-    True,
-    "Use the kernels that scripts/setup.sh compiles, where they are there.",
-)
+_define(_OptimizerName(CHOICES["optimizer"]), "optimizer", "adam",
+    "Optimizer, in upper or lower case; GD means sgd.")
+_float("learning_rate", 0.001,
+    "Learning rate, for any number of replicas; it is never scaled silently.", 0.0)
+_float("learning_rate_scale", 1.0,
+    "Factor for --learning_rate, for example the number of replicas.", 0.0)
+flags.DEFINE_bool("lazy_updates", True,
+    "Update only the embedding rows that a batch uses; False also applies momentum to all other "
+    "rows, which costs a pass over the tables.")
+_float("clip_norm", 0.0, "Clip the gradients to this global norm; 0 does not clip.", 0.0)
+_float("learning_rate_decay_on_plateau", 1.0,
+    "Multiply the learning rate by this after each evaluation that does not improve the AUC; 1 "
+    "never does.", 0.0, 1.0)
+flags.DEFINE_bool("use_amp", False,
+    "Train in mixed precision on GPUs with tensor cores: float16 where it is safe.")
+flags.DEFINE_bool("compiled_kernels", True,
+    "Use the compiled kernels if scripts/setup.sh has built them; False uses TensorFlow's own "
+    "operators.")
 
 # Run
-flags.DEFINE_enum("distribution", "auto", list(MODES), "How training is distributed.")
-_integer(
-    "replicas_per_process",
-    0,
-    "Devices of a process in tower, mirrored and ps; 0: all GPUs, else CPU cores - 1 (ps: one).",
-    0,
-)
-flags.DEFINE_enum(
-    "cross_device_ops",
-    "reduction_to_one_device",
-    CROSS_DEVICE_OPS,
-    "How mirrored adds up the gradients of its devices; nccl: GPUs only.",
-)
-_integer("batch_size", 1024, "Records in a batch of each replica.", 1)
-_integer(
-    "global_batch_size",
-    0,
-    "Records in a batch of all replicas together, in place of batch_size.",
-    0,
-)
-_integer("num_epochs", 1, "Times that each record is trained on, from the beginning of the run.", 1)
-_integer("max_steps", 0, "Stop at this global step; 0: after num_epochs.", 0)
-_integer("intra_op_threads", 0, "Threads inside one operator; 0: half the cores.", 0, 1024)
-_integer("inter_op_threads", 0, "Operators side by side; 0: the number of cores.", 0, 1024)
-_integer(
-    "omp_num_threads", 0, "Of OpenMP, in TensorFlow builds with MKL; 0: its own choice.", 0, 1024
-)
-flags.DEFINE_string(
-    "kmp_affinity",
-    None,
-    "How OpenMP binds threads, in TensorFlow builds with MKL: granularity=fine,compact,1,0, or "
-    "disabled, or the like. Default: its own choice.",
-)
-_integer("log_steps", 100, "Steps between progress lines and between summaries.", 1)
-_integer("save_checkpoints_steps", 0, "Steps between checkpoints; 0: by seconds.", 0)
-_integer("save_checkpoints_secs", 600, "Seconds between checkpoints.", 1)
-_integer("keep_checkpoint_max", 5, "Newest checkpoints that are kept; 0: all.", 0)
-flags.DEFINE_bool(
-    "eval_on_all_ranks",
-    False,
-    "Let every Horovod rank evaluate all records, in place of its share of them.",
-)
-_choice(
-    "export",
-    "last",
-    "Which model training exports to servable_model_dir: that of the last step, or the best "
-    "evaluated one by best_metric, as soon as it is there.",
-)
-_choice("best_metric", "auc", "What export=best and early stopping go by.")
-_integer(
-    "early_stopping_patience",
-    0,
-    "Stop after this many evaluations in a row that were not better than the best; 0: never.",
-    0,
-)
-_integer("eval_every_steps", 0, "Steps between evaluations; 0: once per epoch and at the end.", 0)
+flags.DEFINE_enum("distribution", "auto", list(MODES),
+    "How to distribute training; auto chooses ps or horovod if the environment was set up by their"
+    " launchers, and local otherwise.")
+_integer("replicas_per_process", 0,
+    "Devices that each process uses with tower, mirrored and ps; 0: all GPUs, or else CPU cores - "
+    "1 (ps: one).", 0)
+flags.DEFINE_enum("cross_device_ops", "reduction_to_one_device", CROSS_DEVICE_OPS,
+    "How mirrored adds up the gradients of its devices; nccl needs GPUs.")
+_integer("batch_size", 1024, "Records per batch of each replica.", 1)
+_integer("global_batch_size", 0,
+    "Records per step of all replicas together, divided evenly among them; 0: --batch_size for "
+    "each.", 0)
+_integer("num_epochs", 1,
+    "How often to train on each record, counted from the start of the run.", 1)
+_integer("max_steps", 0, "Stop at this global step; 0 stops after --num_epochs.", 0)
+_integer("intra_op_threads", 0,
+    "Threads inside one TensorFlow operator; 0: half the cores.", 0, 1024)
+_integer("inter_op_threads", 0,
+    "TensorFlow operators that run at the same time; 0: one per core.", 0, 1024)
+_integer("omp_num_threads", 0,
+    "Threads of OpenMP, for builds of TensorFlow with MKL; 0 leaves it to OpenMP.", 0, 1024)
+flags.DEFINE_string("kmp_affinity", None,
+    "KMP_AFFINITY of OpenMP, for builds of TensorFlow with MKL, for example "
+    "granularity=fine,compact,1,0. Default: OpenMP decides.")
+_integer("log_steps", 100, "Steps between two progress lines, and between two summaries.", 1)
+_integer("save_checkpoints_steps", 0,
+    "Steps between two checkpoints; 0: --save_checkpoints_secs decides.", 0)
+_integer("save_checkpoints_secs", 600,
+    "Seconds between two checkpoints: what a machine that dies can cost.", 1)
+_integer("keep_checkpoint_max", 5, "Number of newest checkpoints to keep; 0 keeps all.", 0)
+flags.DEFINE_bool("eval_on_all_ranks", False,
+    "Every Horovod rank evaluates all records, instead of its share of them.")
+_choice("export", "last",
+    "Which model to export to --servable_model_dir: that of the last step, or the best so far by "
+    "--best_metric, exported at once.")
+_choice("best_metric", "auc", "Metric that --export=best and --early_stopping_patience go by.")
+_integer("early_stopping_patience", 0,
+    "Stop after this many evaluations in a row without a new best one; 0 never stops early.", 0)
+_integer("eval_every_steps", 0,
+    "Steps between two evaluations; 0: after each epoch and at the end.", 0)
+
+# fmt: on
 
 
 def take_defaults_from(environment):
@@ -321,11 +283,8 @@ def take_defaults_from(environment):
         if value and not given:
             FLAGS[flag].parse(value)
 
-    default("hosts", environment.get("SM_HOSTS"))
-    default("current_host", environment.get("SM_CURRENT_HOST"))
-    default("input_dir", environment.get("SM_INPUT_DIR"))
-    default("num_cpus", environment.get("SM_NUM_CPUS"))
-    default("num_gpus", environment.get("SM_NUM_GPUS"))
+    for flag in ("hosts", "current_host", "input_dir", "num_cpus", "num_gpus"):
+        default(flag, environment.get(f"SM_{flag.upper()}"))
     default("servable_model_dir", environment.get("SM_MODEL_DIR"))
     output = environment.get("SM_OUTPUT_DATA_DIR")
     default("model_dir", output and os.path.join(output, "model"))

@@ -10,17 +10,21 @@ from absl import logging
 from deepfm import estimators, model_config, open_data, training
 from deepfm.config import JobConfig
 from deepfm.data import bad_records, input_pipeline
+from deepfm.data.reading import Source
 from deepfm.errors import BadInput
-from deepfm.runtime import atomic_files, interruption, remote_files
+from deepfm.runtime import atomic_files, interruption, remote_files, sagemaker
 from deepfm.state import checkpoints
-from deepfm.state.model_dir import Paths
 from deepfm.state.remote_model_dir import REPORT, at_hand
 
 _OF_EVALUATIONS = "eval", "curves", "best", "stopped_early"  # of a report
 
 
-def run(job: JobConfig):
+def run(job: JobConfig, of_job: sagemaker.Job):
     """Does the job and writes its report: report.json of training, else report.TASK.json.
+
+    Args:
+        job: JobConfig.
+        of_job: the SageMaker job that it is, if any.
 
     Raises:
         BadInput: flags or data that the user has to mend; the text says which and how.
@@ -32,52 +36,35 @@ def run(job: JobConfig):
     if not job.model_dir:
         raise BadInput("--model_dir is missing; give the folder of the model, e.g. ./model.")
     job = _with_batch_size(job)
-    chief, afresh = job.distribution.rank == 0, job.clear_existing_model
+    processes = job.distribution.processes
     try:
-        with at_hand(_paths(job), chief, job.keep_checkpoint_max, afresh) as (paths, mirror):
-            local = {name: getattr(paths, name) for name in ("model_dir", "predictions_file")}
-            _run(job._replace(mirror=mirror, **local))
+        with at_hand(job, processes.chief) as (local, mirror):
+            _run(local, of_job, mirror)
     except interruption.Interrupted as interrupted:
-        mode = job.distribution
         # Launchers end the others as soon as one ends with a code other than 0; all wait for the
         # chief, which may have had a checkpoint to copy.
-        if interrupted.together or (mode.rank == 0 and not mode.synchronous):
-            mode.finish()
+        if interrupted.together or (processes.chief and not processes.synchronous):
+            processes.finish()
         raise
 
 
-def _paths(job):
-    data = "training_data_dir", "val_data_dir", "infer_data_dir"
-    return Paths(
-        job.task_type, job.model_dir, job.servable_model_dir, job.predictions_file,
-        job.input.cache if job.input.cache not in ("none", "memory") else None,
-        {flag: getattr(job.input, flag) for flag in data},
-    )  # fmt: skip
-
-
-def _run(job):
-    mode = job.distribution
-    job.sagemaker.check(mode.local_size)
-    if mode.rank > 0 and mode.synchronous:
+def _run(job, of_job, mirror):
+    processes = job.distribution.processes
+    of_job.check(processes.local_size)
+    if processes.synchronous and not processes.chief:
         logging.set_verbosity(logging.WARNING)
-    job = job._replace(
-        input=job.input._replace(
-            process=mode.rank, in_step=mode.in_step,
-            replicas=mode.replicas_per_process, split=mode.split_batches,
-        )
-    )  # fmt: skip
     started = time.monotonic()
     trains = job.task_type == "train"
-    if mode.rank == 0:
+    if processes.chief:
         _warn_of_idle_flags(job)
         if trains:
             checkpoints.claim(job.model_dir)
         if not (trains and job.clear_existing_model):
             checkpoints.prepare(job.model_dir, tidy=trains)
-    report = TASKS[job.task_type](job)
-    if mode.rank == 0:
+    report = training.train(job, of_job, mirror) if trains else TASKS[job.task_type](job, of_job)
+    if processes.chief:
         _keep_report(job, {"seconds": time.monotonic() - started, **report})
-    mode.finish()
+    processes.finish()
 
 
 # Tasks that take notice of a flag, of those that not all do.
@@ -97,13 +84,13 @@ def _warn_of_idle_flags(job):
     task = job.task_type
     for name, tasks in _TAKE_NOTICE.items():
         if name in job.given and task not in tasks:
-            logging.warning("--%s does nothing with --task_type=%s.", name, task)
+            logging.warning("--%s has no effect with --task_type=%s.", name, task)
     folders = [(x or "").rstrip("/") for x in (job.input.training_data_dir, job.input.val_data_dir)]
     same = folders[0] and folders[0] == folders[1]
     if task == "train" and same:
         logging.warning(
-            "--val_data_dir is --training_data_dir: the evaluations tell how well the model "
-            "remembers these records, and not how good it is on others."
+            "--val_data_dir is --training_data_dir: the evaluations show how well the model "
+            "remembers these records, not how well it predicts new ones."
         )
 
 
@@ -113,11 +100,12 @@ def _keep_report(job, found):
     Training that had nothing left to do keeps the report of the one that had, but for evaluations.
     """
     trains = job.task_type == "train"
+    mode = job.distribution
     report = {
         "task_type": job.task_type,
-        "distribution": job.distribution.name,
-        "num_processes": job.distribution.num_processes,
-        "num_replicas": job.distribution.num_replicas,
+        "distribution": mode.name,
+        "num_processes": mode.processes.size,
+        "num_replicas": mode.processes.size * mode.replicas.per_process,
         "global_batch_size": job.global_batch,
         **found,
         "flags": job.flags,
@@ -130,7 +118,7 @@ def _keep_report(job, found):
     if trains or os.access(job.model_dir, os.W_OK):
         atomic_files.write_json(path, report)
     else:
-        logging.warning("%s is left out: it cannot be written there.", path)
+        logging.warning("Skipping %s: its folder cannot be written.", path)
 
 
 def _report_of_step(path, step):
@@ -145,7 +133,7 @@ def _report_of_step(path, step):
 
 def _with_batch_size(job):
     """The job with --global_batch_size divided among the replicas."""
-    size, replicas = job.global_batch_size, job.distribution.replicas_in_step
+    size, replicas = job.global_batch_size, job.distribution.replicas.in_step
     if not size:
         return job
     if size % replicas:
@@ -156,34 +144,36 @@ def _with_batch_size(job):
     return job._replace(input=job.input._replace(batch_size=size // replicas))
 
 
-def _eval(job):
-    data, model = _trained_model(job, "val_data_dir")
-    bad_records.check_first_records(data, estimators.schema(model.config))
-    mode, of_job = job.distribution, job.sagemaker
-    share, together = open_data.share_of_evaluation(data, job.input, mode, of_job)
+def _eval(job, of_job):
+    data, model = _trained_model(job, of_job, "val_data_dir")
+    schema = estimators.schema(model.config)
+    bad_records.check_first_records(data, schema)
+    share, together = open_data.share_of_evaluation(data, job.input, job.distribution, of_job)
     model = model._replace(distribution=together)
-    step, results, curves = estimators.evaluate(model, data, share)
+    source = Source(data, job.input, share, ops=job.ops)
+    input_fn = input_pipeline.once_in_order(source, schema)
+    step, results, curves = estimators.evaluate(model, data, input_fn)
     return {"global_step": step, "eval": results, "curves": curves}
 
 
-def _infer(job):
-    data, model = _trained_model(job, "infer_data_dir")
-    schema = estimators.schema(model.config)
-    bad_records.check_first_records(data, schema, with_labels=False)
-    mode, started = job.distribution, time.monotonic()
-    share = open_data.share(data, job.input, mode, job.sagemaker)
-    once = estimators.in_order(share)._replace(with_labels=False)
-    input_fn = input_pipeline.make_input_fn(data, schema, once)
+def _infer(job, of_job):
+    data, model = _trained_model(job, of_job, "infer_data_dir")
+    schema = estimators.schema(model.config)._replace(with_labels=False)
+    bad_records.check_first_records(data, schema)
+    processes, started = job.distribution.processes, time.monotonic()
+    share = open_data.share(data, processes, of_job)
+    source = Source(data, job.input, share, ops=job.ops)
+    input_fn = input_pipeline.once_in_order(source, schema)
     path = job.predictions_file or os.path.join(job.model_dir, "predictions.txt")
     if os.path.realpath(path) in {os.path.realpath(file.path) for file in data.files}:
-        raise BadInput(f"--predictions_file={path} is one of the files to predict for.")
+        raise BadInput(f"--predictions_file={path} is one of the input files; give another path.")
     folder, name = os.path.split(path)
-    parts = [os.path.join(folder, f".{name}.part-{rank}") for rank in range(mode.num_processes)]
-    part = parts[mode.rank] if parts[1:] else path
+    parts = [os.path.join(folder, f".{name}.part-{rank}") for rank in range(processes.size)]
+    part = parts[processes.rank] if parts[1:] else path
 
     def of_checkpoint(checkpoint):
         rows, step = 0, checkpoint and estimators.step_of(checkpoint)
-        naming = bad_records.naming_bad_records(data, schema, with_labels=False)
+        naming = bad_records.naming_bad_records(data, schema)
         with naming, remote_files.written(part) as local, atomic_files.open_whole(
             local
         ) as out, estimators.trained(model) as estimator:
@@ -197,9 +187,9 @@ def _infer(job):
         return rows, step
 
     rows, step = estimators.of_newest(model, of_checkpoint)
-    rows = mode.total(rows)  # and so all parts are there
+    rows = processes.total(rows)  # and so all parts are there
     remote_files.check_all_read(data.files, data.rows, rows)
-    if mode.num_processes > 1 and mode.rank == 0:
+    if processes.size > 1 and processes.chief:
         atomic_files.join(path, parts)
     seconds = time.monotonic() - started
     logging.info("Wrote %d predictions to %s (%.0f/s).", rows, path, rows / seconds)
@@ -211,27 +201,26 @@ def _infer(job):
     }
 
 
-def _export(job):
+def _export(job, of_job):
     if not job.servable_model_dir:
         raise BadInput("--servable_model_dir is missing; give the folder to export to.")
-    _, model = _trained_model(job)
+    _, model = _trained_model(job, of_job)
     path, step = estimators.save_export(model, job.servable_model_dir, "asked")
     return {"export": path, "global_step": step}
 
 
-def _trained_model(job, flag=None):
+def _trained_model(job, of_job, flag=None):
     """(the DataSet that a flag names, or None; the Model of model_dir)."""
     checkpoints.of_newest(job.model_dir, lambda path: None, hold=False)  # or BadInput
     mode = job.distribution
-    data = open_data.find(flag, job.input, mode, job.sagemaker) if flag else None
-    known = model_config.kept(job.model_dir, mode.rank == 0)
+    data = open_data.find(flag, job.input, mode.processes, of_job) if flag else None
+    known = model_config.kept(job.model_dir, mode.processes.chief)
     config = model_config.of_trained(job.asked_model, known, data)
     estimators.check_fits_memory(config, mode, job.input.batch_size)
     return data, estimators.Model(job.model_dir, config, mode, job.input.seed)
 
 
-TASKS: Dict[str, Callable[[JobConfig], dict]] = {
-    "train": training.train,
+TASKS: Dict[str, Callable[[JobConfig, sagemaker.Job], dict]] = {
     "eval": _eval,
     "infer": _infer,
     "export": _export,

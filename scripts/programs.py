@@ -4,9 +4,12 @@ A program imports this before anything that is not Python's own, as deepfm says 
 there is no absl. It is all that these programs use of deepfm; benchmark.py alone times parts of it.
 """
 
+import math
 import os
 import pathlib
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -15,11 +18,14 @@ from typing import Dict
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))
+# All that SageMaker gets: the container would replace its TensorFlow where it finds
+# requirements.txt, and run train.py as a package where it finds setup.py.
+TRAINING_SOURCE = ("train.py", "deepfm")
 
 from deepfm import need  # noqa: E402, F401
 
 # isort: split
-from absl import app  # noqa: E402
+from absl import app, flags  # noqa: E402
 
 from deepfm.errors import BadInput  # noqa: E402
 from deepfm.runtime import program  # noqa: E402
@@ -46,24 +52,59 @@ def fail(sentence, code: int = 2):
     sys.exit(code)
 
 
-def flag_values(words, booleans=None):
+def check_list(name, known=(), may_be_empty=False):
+    """Refuses values of a flag that are not known, or, where none is, no numbers above 0."""
+    values = flags.FLAGS[name].value
+    for value in values if may_be_empty else values or [""]:
+        if known and value not in known:
+            raise BadInput(f"--{name}={value} is none of {', '.join(known)}.")
+        if not known and not (value.isdigit() and int(value)):
+            raise BadInput(f"--{name}={value} is no list of numbers, like --{name}=1000,2000.")
+
+
+def flag_values(words):
     """{name: value} of words that are flags; of a boolean without a value True or False.
 
-    Args:
-        booleans: names of those that are; None where that is not known, and a flag takes the next
-            word that looks like none.
+    A flag takes the next word that looks like none; also a boolean, as in --name False.
     """
     found, words = {}, list(words)
     while words:
         name, equals, value = words.pop(0).lstrip("-").partition("=")
-        needs_value = booleans is not None and not {name, name[2:]} & booleans
-        if not equals and words and (needs_value or not words[0].startswith("-")):
-            value = words.pop(0)  # also of a boolean, as in --name False
+        if not equals and words and not re.match("--?[a-z]", words[0]):
+            value = words.pop(0)
         elif not equals:
-            off = name.startswith("no") and name not in (booleans or ())
-            name, value = (name[2:], False) if off else (name, True)
+            name, value = (name[2:], False) if name.startswith("no") else (name, True)
         found[name] = value
     return found
+
+
+def run_command(*words) -> subprocess.CompletedProcess:
+    """A command of this project that has ended, with its exit code and the texts it wrote."""
+    words = list(map(str, words))
+    return subprocess.run(words, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+
+
+def channels(training, count, evaluation):
+    """{name: where its files are} of a SageMaker job.
+
+    Args:
+        training: a list of `count` places, one for each process of a host, or of one that all read.
+        evaluation: a place, or None.
+    """
+    places = training * count if len(training) == 1 else training
+    found = {f"training-{i}" if i else "training": place for i, place in enumerate(places)}
+    return {**found, "evaluation": evaluation} if evaluation else found
+
+
+def copy_source(names, folder: pathlib.Path):
+    """Copies files and folders of this project, and nothing else, into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        if (ROOT / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, folder)
 
 
 def wait_until(condition, seconds: float, between_looks: float = 0.1) -> bool:
@@ -76,8 +117,32 @@ def wait_until(condition, seconds: float, between_looks: float = 0.1) -> bool:
     return True
 
 
-def lines_of(process, take) -> threading.Thread:
-    """Calls take(line) for each line that a process writes, in the thread that is returned."""
+def first_failure(names, code_of, seconds: float = math.inf):
+    """Waits until code_of(name) is 0 for all, or another number for one: (its name, the number).
+
+    None where all have ended well. TimeoutError after so many seconds.
+    """
+    left, last = set(names), time.monotonic() + seconds
+    while left:
+        if time.monotonic() > last:
+            raise TimeoutError
+        time.sleep(0.1)
+        for name in sorted(left):
+            code = code_of(name)
+            if code is not None:
+                left.discard(name)
+            if code:  # the others may say how they took it
+                wait_until(lambda: all(code_of(x) is not None for x in left), 5)
+                return name, code
+    return None
+
+
+def start(words, take, **options):
+    """(a process, the thread that calls take(line) for each line that it writes)."""
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        **options,
+    )  # fmt: skip
 
     def read():
         for line in process.stdout:
@@ -85,17 +150,23 @@ def lines_of(process, take) -> threading.Thread:
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
-    return thread
+    return process, thread
+
+
+def end(started):
+    """Kills processes of `start`, and takes their last lines."""
+    for process, _ in started:
+        process.kill()
+    for process, thread in started:
+        process.wait()
+        thread.join(timeout=5)
 
 
 def write_files(folder: pathlib.Path, files: Dict[str, bytes]):
     """Writes {name: content} into a folder, each whole: under another name first."""
     folder.mkdir(parents=True, exist_ok=True)
-    scratch = pathlib.Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder))
-    try:
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder) as scratch:
         for name, content in files.items():
-            (scratch / name).write_bytes(content)
+            pathlib.Path(scratch, name).write_bytes(content)
         for name in files:
-            os.replace(scratch / name, folder / name)
-    finally:
-        shutil.rmtree(scratch)
+            os.replace(os.path.join(scratch, name), folder / name)

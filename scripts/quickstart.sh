@@ -17,7 +17,7 @@ if [[ $# -gt 1 || ! $rows =~ ^[1-9][0-9]*$ ]]; then
 fi
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-scripts/setup.sh
+scripts/setup.sh --no_horovod
 out=quickstart_output
 made=(libsvm train val test model servable predictions.txt saved_model_cli.log)
 python=.venv/bin/python

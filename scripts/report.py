@@ -50,17 +50,7 @@ td.number { text-align: right; font-variant-numeric: tabular-nums; }
 
 def main(arguments):
     need("matplotlib", "tensorflow_core")
-    folder, output = _folders(arguments[1:])
-    page, plots = make(folder)
-    try:
-        write_files(output, {"report.html": page.encode(), **plots})
-    except OSError as error:
-        fail(f"{output} cannot be written: {error.strerror}")
-    print(f"Wrote {output / 'report.html'} and {len(plots)} plots.")
-
-
-def _folders(words) -> Tuple[pathlib.Path, pathlib.Path]:
-    """(the model_dir, where the page goes)."""
+    words = arguments[1:]
     if len(words) != 1:
         raise BadInput("give one folder, as in: scripts/report.py model")
     for name in (words[0], FLAGS.output_dir or ""):
@@ -70,34 +60,32 @@ def _folders(words) -> Tuple[pathlib.Path, pathlib.Path]:
                 "by aws s3 cp --recursive --exclude 'model.ckpt-*' s3://bucket/model model"
             )
     folder = pathlib.Path(words[0])
-    return folder, pathlib.Path(FLAGS.output_dir or folder / "report")
+    output = pathlib.Path(FLAGS.output_dir or folder / "report")
+    page, plots = make(folder)
+    try:
+        write_files(output, {"report.html": page.encode(), **plots})
+    except OSError as error:
+        fail(f"{output} cannot be written: {error.strerror}")
+    print(f"Wrote {output / 'report.html'} and {len(plots)} plots.")
 
 
 def make(folder: pathlib.Path) -> Tuple[str, Dict[str, bytes]]:
     """(the page, its plots: {name: PNG}) of a model_dir."""
-    report = _json(folder / "report.json")
-    later = {task: _json(folder / f"report.{task}.json") for task in _LATER}
-    later = {task: found for task, found in later.items() if found is not None}
-    if report is None and not later:
+    reports = {task: _json(folder / f"report{task}.json") for task in ("", *_LATER)}
+    there = {task: report for task, report in reports.items() if report is not None}
+    if not there:
         raise BadInput(f"{folder} holds no report.json; give the --model_dir of a finished job.")
     model = _json(folder / "model.json") or {}
     evaluations = _json(folder / "evaluations.json", list) or []
     scalars = _scalars(folder)
     try:
-        plots = _plots(report or {}, model, evaluations, scalars)
-        of_later = {task: _plots_of_results(found, f".{task}") for task, found in later.items()}
-        page = _page(folder, report, model, evaluations, plots, later, of_later)
+        plots = {task: _plots_of_results(there[task], task) for task in there if task}
+        plots[""] = _plots(reports[""] or {}, model, evaluations, scalars)
+        page = _page(folder, reports, model, evaluations, plots)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        read = [
-            *(["report.json"] if report is not None else []),
-            *(f"report.{x}.json" for x in later),
-        ]
-        raise BadInput(
-            f"{folder}: {' or '.join(read)} is not as train.py writes it ({error!r})."
-        ) from error
-    for more in of_later.values():
-        plots.update(more)
-    return page, plots
+        read = " or ".join(f"report{task}.json" for task in there)
+        raise BadInput(f"{folder}: {read} is not as train.py writes it ({error!r}).") from error
+    return page, {name: png for drawn in plots.values() for name, png in drawn.items()}
 
 
 def _json(path, kind=dict):
@@ -118,25 +106,17 @@ def _scalars(folder) -> Dict[str, List[Tuple[int, float, float]]]:
 
     Of a step that was taken twice, as after an interruption, the later ones.
     """
-    import tensorflow as tf
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
+    summaries = EventAccumulator(str(folder), size_guidance={"scalars": 0})  # 0: all of them
+    if any(folder.glob("*tfevents*")):  # without any, Reload fails in Python 3.7
+        summaries.Reload()
     found = {}
-    for path in sorted(folder.glob("events.out.tfevents.*")):
-        try:
-            for event in tf.compat.v1.train.summary_iterator(str(path)):
-                for value in event.summary.value:
-                    if value.WhichOneof("value") == "simple_value":
-                        steps = found.setdefault(value.tag, {})
-                        steps[event.step] = max(
-                            steps.get(event.step, (0, 0)), (event.wall_time, value.simple_value)
-                        )
-        except tf.errors.DataLossError:
-            continue  # the end of a file that a killed process left
-    return {
-        name: [(step, time, value) for step, (time, value) in sorted(steps.items())]
-        for name, steps in found.items()
-    }
+    for name in summaries.Tags()["scalars"]:
+        by_time = sorted(summaries.Scalars(name))
+        by_step = {step: (step, time, value) for time, step, value in by_time}
+        found[name] = [by_step[step] for step in sorted(by_step)]
+    return found
 
 
 def _plots(report, model, evaluations, scalars) -> Dict[str, bytes]:
@@ -154,6 +134,7 @@ def _plots(report, model, evaluations, scalars) -> Dict[str, bytes]:
         "GPU": percent("gpu_utilization"),
         "waiting for input": percent("input_wait_share"),
     }
+    throughput, rates = {"": speed("examples_per_second")}, {"": by_step("learning_rate")}
     losses = {f"training ({loss})": by_step(loss)}
     if loss == "log_loss":
         losses["evaluation"] = of("log_loss")
@@ -161,25 +142,28 @@ def _plots(report, model, evaluations, scalars) -> Dict[str, bytes]:
         "loss.png": _lines("Loss", ("step", ""), losses),
         "auc.png": _lines("AUC of the evaluations", ("step", ""), {"AUC": of("auc")}),
         **_plots_of_results(report),
-        "throughput.png": _lines(
-            "Throughput", ("minutes", "examples/s"), {"": speed("examples_per_second")}, 0
-        ),
+        "throughput.png": _lines("Throughput", ("minutes", "examples/s"), throughput, 0),
         "utilization.png": _lines("Utilization", ("minutes", "%"), shares, 0, 100),
-        "learning_rate.png": _lines(
-            "Learning rate", ("step", ""), {"": by_step("learning_rate")}, 0
-        ),
+        "learning_rate.png": _lines("Learning rate", ("step", ""), rates, 0),
     }
     return {name: png for name, png in drawn.items() if png}
 
 
 def _plots_of_results(report, kind="") -> Dict[str, bytes]:
     """{name of the file: PNG} of the evaluation that a report tells; `kind` is in the names."""
-    curves = report.get("curves") or {}
-    drawn = {
-        f"roc{kind}.png": _roc(curves.get("roc"), report.get("eval")),
-        f"calibration{kind}.png": _calibration(curves.get("deciles")),
-    }
-    return {name: png for name, png in drawn.items() if png}
+    curves, results, drawn = report.get("curves") or {}, report.get("eval"), {}
+    if curves.get("roc"):
+        drawn[f"roc{kind}.png"] = _beside_diagonal(
+            "ROC", ("share of negatives above", "share of positives above"), curves["roc"],
+            label=f"AUC {results['auc']:.4f}" if results else None,
+        )  # fmt: skip
+    if curves.get("deciles"):
+        points = [(d["prediction"], d["positives"]) for d in curves["deciles"]]
+        drawn[f"calibration{kind}.png"] = _beside_diagonal(
+            "Calibration by decile", ("mean prediction", "share of positives"), points,
+            1.05 * max(1e-6, *map(max, points)), marker="o",
+        )  # fmt: skip
+    return drawn
 
 
 def _figure(title, x, y):
@@ -204,66 +188,30 @@ def _lines(title, labels, lines: Dict[str, Series], bottom=None, top=None) -> Op
     return png(figure)
 
 
-def _roc(curve, results) -> Optional[bytes]:
-    if not curve:
-        return None
-    figure, axes = _figure("ROC", "share of negatives above", "share of positives above")
-    axes.plot([0, 1], [0, 1], color="gray", linestyle="--", linewidth=1)
-    axes.plot(*zip(*curve), label=f"AUC {results['auc']:.4f}" if results else None)
-    axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
-    if results:
+def _beside_diagonal(title, labels, points, largest=1, **style) -> bytes:
+    """A plot of points beside the line on which x is y; both axes end at `largest`."""
+    figure, axes = _figure(title, *labels)
+    axes.plot([0, largest], [0, largest], color="gray", linestyle="--", linewidth=1)
+    axes.plot(*zip(*points), **style)
+    axes.set(xlim=(0, largest), ylim=(0, largest), aspect="equal")
+    if style.get("label"):
         axes.legend(loc="lower right")
     return png(figure)
 
 
-def _calibration(deciles) -> Optional[bytes]:
-    if not deciles:
-        return None
-    x, y = [d["prediction"] for d in deciles], [d["positives"] for d in deciles]
-    figure, axes = _figure("Calibration by decile", "mean prediction", "share of positives")
-    largest = max(*x, *y, 1e-6) * 1.05
-    axes.plot([0, largest], [0, largest], color="gray", linestyle="--", linewidth=1)
-    axes.plot(x, y, marker="o")
-    axes.set(xlim=(0, largest), ylim=(0, largest), aspect="equal")
-    return png(figure)
+# What may follow training: what the names of its report and plots have, the title of its part.
+_LATER = {".eval": "Evaluation", ".infer": "Inference", ".export": "Export"}
 
 
-_TITLES = {
-    "loss.png": "Loss over steps",
-    "auc.png": "AUC over steps",
-    "roc.png": "ROC curve of the last evaluation",
-    "calibration.png": "Predictions against what happened, a tenth of the examples at each point",
-    "throughput.png": "Examples per second, of all processes",
-    "utilization.png": "How busy the host was",
-    "learning_rate.png": "Learning rate",
-}
-
-
-# What may follow training, and the title of its part of the page.
-_LATER = {"eval": "Evaluation", "infer": "Inference", "export": "Export"}
-
-
-def _page(folder, report, model, evaluations, plots, later, plots_of_later) -> str:
-    """The page; `later` are the reports of the tasks that followed, `plots_of_later` theirs."""
-    name = html.escape(str(folder.resolve().name))
-    kind = "Model" if report is None else {"train": "Training"}.get(*[report["task_type"]] * 2)
-    report = report or {}
-    parts = [
-        f"<h1>{html.escape(kind)}: {name}</h1>",
-        f'<p class="verdict">{html.escape(report.get("verdict", ""))}</p>',
-        *_cards(report),
-        *_images(plots),
-    ]
-    tables = {
-        "Evaluations": _rows(("step", "auc", "log_loss"), evaluations),
-        **_tables(report),
-        "Model": _pairs(model),
-        "Records that were passed over": _rows(("file", "place", "reason"), report.get("skipped")),
-    }
-    parts += [f"<h2>{title}</h2>{table}" for title, table in tables.items() if table]
-    for task, found in later.items():
-        parts += [f"<h1>{_LATER[task]}</h1>", *_cards(found), *_images(plots_of_later[task])]
-        parts += [f"<h2>{title}</h2>{table}" for title, table in _tables(found).items() if table]
+def _page(folder, reports, model, evaluations, plots) -> str:
+    """The page; `reports` and `plots` are of the training ("") and of the tasks that followed."""
+    name, training = html.escape(folder.resolve().name), reports[""] or {}
+    kind = "Model" if reports[""] is None else training["task_type"]
+    kind = html.escape({"train": "Training"}.get(kind, kind))
+    parts = _part(f"{kind}: {name}", training, plots[""], model, evaluations)
+    for task, title in _LATER.items():
+        if reports[task] is not None:
+            parts += _part(title, reports[task], plots[task])
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f"<title>DeepFM: {name}</title><style>{_CSS}</style></head>\n"
@@ -271,15 +219,26 @@ def _page(folder, report, model, evaluations, plots, later, plots_of_later) -> s
     )
 
 
-def _tables(report) -> Dict[str, str]:
-    """{title: table} of a report."""
+def _part(title, report, plots, model=None, evaluations=None) -> List[str]:
+    """The part of the page about a job; `model` and `evaluations` are of a training."""
+    verdict, images = report.get("verdict"), "".join(map(_image, plots, plots.values()))
     deciles = (report.get("curves") or {}).get("deciles")
-    return {
-        "Calibration": _rows(("examples", "prediction", "positives"), deciles or []),
+    tables = {
+        "Evaluations": _rows(("step", "auc", "log_loss"), evaluations),
+        "Calibration": _rows(("examples", "prediction", "positives"), deciles),
         "Run": _pairs({k: v for k, v in report.items() if not isinstance(v, (dict, list))}),
-        "Training data": _pairs(report.get("training_data") or {}),
-        "Flags that are not at their defaults": _pairs(report.get("flags") or {}),
+        "Training data": _pairs(report.get("training_data")),
+        "Flags that are not at their defaults": _pairs(report.get("flags")),
+        "Model": _pairs(model),
+        "Records that were passed over": _rows(("file", "place", "reason"), report.get("skipped")),
     }
+    return [
+        f"<h1>{title}</h1>",
+        *([f'<p class="verdict">{html.escape(verdict)}</p>'] if verdict else []),
+        *_cards(report),
+        *([f'<h2>Plots</h2><div class="plots">{images}</div>'] if images else []),
+        *(f"<h2>{heading}</h2>{table}" for heading, table in tables.items() if table),
+    ]
 
 
 def _cards(report) -> List[str]:
@@ -300,21 +259,14 @@ def _cards(report) -> List[str]:
     return [f'<div class="cards">{cards}</div>'] if cards else []
 
 
-def _images(plots) -> List[str]:
-    """The part of the page that shows plots, where there are any."""
-    images = "".join(_image(*plot) for plot in plots.items())
-    return [f'<h2>Plots</h2><div class="plots">{images}</div>'] if images else []
-
-
 def _image(name, png):
-    kind = name.split(".")[0] + ".png"  # roc.eval.png shows what roc.png does
-    title = html.escape(_TITLES[kind])
+    what = name.split(".")[0].replace("_", " ")  # as its title says
     data = base64.b64encode(png).decode()
-    return f'<figure><img alt="{title}" src="data:image/png;base64,{data}"></figure>'
+    return f'<figure><img alt="Plot: {what}" src="data:image/png;base64,{data}"></figure>'
 
 
 def _rows(columns, entries) -> str:
-    """A table of a list of objects."""
+    """A table of a list of objects, "" of none."""
     if not entries:
         return ""
     head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
@@ -323,9 +275,10 @@ def _rows(columns, entries) -> str:
 
 
 def _pairs(found) -> str:
-    """A table of names and values."""
-    lines = (f"<tr><th>{html.escape(str(k))}</th>{_cell(v)}</tr>" for k, v in found.items())
-    return f"<table>{''.join(lines)}</table>" if found else ""
+    """A table of names and values, "" of none."""
+    pairs = (found or {}).items()
+    lines = [f"<tr><th>{html.escape(str(k))}</th>{_cell(v)}</tr>" for k, v in pairs]
+    return f"<table>{''.join(lines)}</table>" if lines else ""
 
 
 def _cell(value):

@@ -31,9 +31,11 @@ import tempfile
 import threading
 import time
 
-from programs import ROOT, fail, flag_values, lines_of, program, run_program, wait_until  # first
+import programs  # first
+from programs import ROOT, BadInput, fail, program, run_program
 
 # isort: split
+import psutil
 from absl import flags
 
 FLAGS = flags.FLAGS
@@ -66,7 +68,6 @@ VENV = ROOT / ".venv-sagemaker"
 _S3 = "10.77.0.254:443"  # the S3 server's address among the hosts
 _INSIDE = "DEEPFM_SAGEMAKER_LOCAL"  # set where this program runs in namespaces of its own
 _REPLACED = ("model", "output", "failure")  # in --output_dir
-_FAREWELL = 5  # seconds in which the other hosts may say how they took a failure
 
 # What makes a process a host, which runs `train`. $1: its folder, $2: its address. The host
 # outlives `train`, as a machine does: others find its ports closed, not that it is gone.
@@ -106,54 +107,55 @@ exec sleep infinity
 
 
 def main(argv):
-    problem = _problem()
-    if problem:
-        fail(problem)
+    _check_flags()
     if os.environ.get(_INSIDE) is None:
         return _in_namespaces()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # Booleans as words, as the SDK would get them.
-    given = {n: str(x) if x in (True, False) else x for n, x in flag_values(argv[1:]).items()}
+    given = {name: str(value) for name, value in programs.flag_values(argv[1:]).items()}
     with tempfile.TemporaryDirectory(prefix="sagemaker-") as folder:
         return _run(pathlib.Path(folder), given)
 
 
-def _problem():
-    """What is wrong with the flags or the machine, or None."""
-    if not (VENV / "bin" / "train").exists():
-        return "the toolkit is not installed; run scripts/setup.sh --sagemaker."
+def _check_flags():
+    """Refuses what is wrong with the flags or the machine."""
+    if not (VENV / "deepfm-setup").exists():  # written when all is there
+        raise BadInput("the toolkit is not installed; run scripts/setup.sh --sagemaker.")
     if FLAGS.s3_dir and not pathlib.Path(FLAGS.s3_dir).is_dir():
-        return f"--s3_dir={FLAGS.s3_dir}: no such folder; its own folders are the buckets."
-    for command in ("ip", "setpriv", "unshare", "curl"):
-        if not shutil.which(command):
-            return f"{command} is missing; run scripts/setup.sh --sagemaker."
-    inputs = [*(FLAGS.training or ()), FLAGS.evaluation, FLAGS.s3_dir, FLAGS.checkpoints_dir]
-    for left in (pathlib.Path(FLAGS.output_dir, name) for name in _REPLACED):
-        needed = [
-            x for x in inputs if x and left.resolve() in pathlib.Path(x, "x").resolve().parents
-        ]
-        if needed:
-            return f"{needed[0]} lies in {left}, which a job replaces; give another --output_dir."
-        if left.exists() and not pathlib.Path(FLAGS.output_dir, "algo-1.log").exists():
-            return (
-                f"--output_dir={FLAGS.output_dir}: {left} would be replaced, and no job of this "
-                "program has left it; give another folder."
-            )
+        raise BadInput(f"--s3_dir={FLAGS.s3_dir}: no such folder; its own folders are the buckets.")
+    _check_output_dir()
     if not FLAGS.training:
-        return "--training is missing; give a folder or the beginning of paths, e.g. data/train."
+        raise BadInput(
+            "--training is missing; give a folder or the beginning of paths, e.g. data/train."
+        )
     for name in (*FLAGS.training, *filter(None, [FLAGS.evaluation])):
         if not _files(name):
-            return f"{name}: no file's path begins so."
+            raise BadInput(f"{name}: no file's path begins so.")
     if FLAGS.processes_per_host > 1 and FLAGS.distribution != "horovod":
-        return "--processes_per_host is Horovod's; give --distribution=horovod."
+        raise BadInput("--processes_per_host is Horovod's; give --distribution=horovod.")
     if FLAGS.distribution == "none" and FLAGS.hosts > 1:
-        return f"--hosts={FLAGS.hosts} need --distribution=ps or --distribution=horovod."
+        raise BadInput(f"--hosts={FLAGS.hosts} need --distribution=ps or --distribution=horovod.")
     if len(FLAGS.training) not in (1, FLAGS.processes_per_host):
-        return (
+        raise BadInput(
             f"--training names {len(FLAGS.training)} channels for {FLAGS.processes_per_host} "
             "processes on a host; give 1 or as many."
         )
-    return None
+
+
+def _check_output_dir():
+    """Refuses to replace what the job needs, or what no job has left."""
+    inputs = [*(FLAGS.training or ()), FLAGS.evaluation, FLAGS.s3_dir, FLAGS.checkpoints_dir]
+    for left in (pathlib.Path(FLAGS.output_dir, name) for name in _REPLACED):
+        for path in filter(None, inputs):
+            if left.resolve() in pathlib.Path(path, "x").resolve().parents:
+                raise BadInput(
+                    f"{path} lies in {left}, which a job replaces; give another --output_dir."
+                )
+        if left.exists() and not pathlib.Path(FLAGS.output_dir, "algo-1.log").exists():
+            raise BadInput(
+                f"--output_dir={FLAGS.output_dir}: {left} would be replaced, and no job of this "
+                "program has left it; give another folder."
+            )
 
 
 def _in_namespaces():
@@ -167,12 +169,8 @@ def _in_namespaces():
 
     def end(*_):
         """Ends what runs inside; unshare itself leaves SIGTERM unheard while it waits."""
-        try:
-            children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-            for child in children.split():
-                os.kill(int(child), signal.SIGTERM)
-        except OSError:
-            process.kill()
+        for child in psutil.Process(process.pid).children():
+            child.terminate()
 
     signal.signal(signal.SIGTERM, end)
     try:
@@ -191,20 +189,14 @@ def _files(beginning):
 
 
 def _channels():
-    """{name: (beginning of its files, whether hosts get parts)}."""
+    """{name: the beginning of its files}."""
     several = FLAGS.input_mode == "Pipe" or len(FLAGS.training) > 1
     count = FLAGS.processes_per_host if several else 1
-    names = ["training", *(f"training-{i}" for i in range(1, count))]
-    of_training = FLAGS.training * count if len(FLAGS.training) == 1 else FLAGS.training
-    found = {name: (beginning, FLAGS.s3_shard) for name, beginning in zip(names, of_training)}
-    if FLAGS.evaluation:
-        found["evaluation"] = (FLAGS.evaluation, False)
-    return found
+    return programs.channels(FLAGS.training, count, FLAGS.evaluation)
 
 
 def _job_configuration(given):
     """hyperparameters.json: what was given, and what the SDK and the launcher add."""
-    pipe = FLAGS.input_mode == "Pipe"
     added = {
         "model_dir": "/opt/ml/checkpoints" if FLAGS.checkpoints_dir else "/opt/ml/model",
         "sagemaker_program": "train.py",
@@ -215,7 +207,7 @@ def _job_configuration(given):
     }
     if "checkpoint_dir" in given:
         del added["model_dir"]
-    if pipe:
+    if FLAGS.input_mode == "Pipe":
         added["pipe_mode"] = True
     if len(FLAGS.training) > 1:
         added["enable_data_multi_path"] = True
@@ -247,26 +239,26 @@ def _lay_out(folder, names, hyperparameters):
         # Newer curl takes gRPC's answer for none, and the toolkit a living master for dead.
         (host / "home/.curlrc").write_text("http0.9\n")
         shutil.copy(ssh / "key", host / "home/.ssh/id_ed25519")
-        source = host / "ml/source"
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / "deepfm", source / "deepfm", ignore=ignored)
-        shutil.copy(ROOT / "train.py", source)
-        write = lambda path, content: path.write_text(json.dumps(content))
-        write(config / "hyperparameters.json", hyperparameters)
-        write(
-            config / "resourceconfig.json",
-            {"current_host": name, "hosts": names, "network_interface_name": "eth0"},
-        )
-        channels = {}
-        for channel, (beginning, sharded) in _channels().items():
-            channels[channel] = {
+        programs.copy_source(programs.TRAINING_SOURCE, host / "ml/source")
+        told = {}
+        for channel, beginning in _channels().items():
+            sharded = FLAGS.s3_shard and channel != "evaluation"
+            told[channel] = {
                 "TrainingInputMode": FLAGS.input_mode,
                 "S3DistributionType": "ShardedByS3Key" if sharded else "FullyReplicated",
                 "RecordWrapperType": "None",
             }
             files = _files(beginning)
             _provide(data, channel, files[i :: len(names)] if sharded else files, beginning)
-        write(config / "inputdataconfig.json", channels)
+        described = {
+            "hyperparameters": hyperparameters,
+            "inputdataconfig": told,
+            "resourceconfig": {
+                "current_host": name, "hosts": names, "network_interface_name": "eth0",
+            },
+        }  # fmt: skip
+        for file, content in described.items():
+            (config / f"{file}.json").write_text(json.dumps(content))
 
 
 def _provide(data, channel, files, beginning):
@@ -304,8 +296,6 @@ def _feed(data, channel, files):
 
 def _make_ssh(folder):
     """/etc/ssh of all hosts: root may log in from one to the others, with a key made here."""
-    if not shutil.which("ssh-keygen"):
-        return  # the toolkit will say so where it needs it
     for name in ("key", "host_key"):
         subprocess.run(
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True
@@ -335,11 +325,19 @@ def _run(folder, given):
     _ip("link", "set", "hosts", "up")
     server, environment = _start_s3(folder) if FLAGS.s3_dir else (None, {})
     hosts = [_start(folder / name, i, output, environment) for i, name in enumerate(names)]
-    failed = _wait({folder / name: process for name, (process, _) in zip(names, hosts)})
-    for host, reader in hosts:
-        host.kill()
-        host.wait()
-        reader.join(timeout=5)
+    processes = {name: process for name, (process, _) in zip(names, hosts)}
+
+    def code_of(name):
+        """The exit code of a host's `train`, or of the host where it could not be made one."""
+        path = folder / name / "code"
+        return int(path.read_text()) if path.exists() else processes[name].poll()
+
+    try:
+        found = programs.first_failure(names, code_of, FLAGS.max_run)
+        failed = found and "{} ended with code {}, so all hosts end".format(*found)
+    except TimeoutError:
+        failed = f"the job has run for --max_run={FLAGS.max_run} s and is ended"
+    programs.end(hosts)
     if server:
         server.terminate()
         server.wait()
@@ -387,62 +385,30 @@ def _start(host, index, output, more):
         **more,
     }
     own = ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--mount-proc"]
-    process = subprocess.Popen(
+    log = open(output / f"{host.name}.log", "w", 1)  # noqa: SIM115  to the end of this program
+
+    def show(line):
+        log.write(line)
+        print(f"{host.name} | {line}", end="", flush=True)
+
+    process, reader = programs.start(
         [*own, "--kill-child", "bash", "-c", _HOST, "host", str(host), f"10.77.0.{index + 1}"]
         + ["train"],
-        cwd="/", env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, errors="replace",
+        show, cwd="/", env=environment, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     while os.readlink(f"/proc/{process.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
         time.sleep(0.01)
     outside = f"host{index + 1}"
     _ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", str(process.pid))
     _ip("link", "set", outside, "master", "hosts", "up")
-
-    log = open(output / f"{host.name}.log", "w", 1)  # noqa: SIM115  to the end of this program
-
-    def show(line):
-        log.write(line)
-        sys.stdout.write(f"{host.name} | {line}")
-        sys.stdout.flush()
-
-    return process, lines_of(process, show)
-
-
-def _wait(hosts):
-    """Waits until `train` has ended on all hosts, or failed on one; a sentence about that, or None.
-
-    Args:
-        hosts: {folder: process}.
-    """
-    last = time.monotonic() + FLAGS.max_run
-    left = set(hosts)
-    while left:
-        time.sleep(0.1)
-        if time.monotonic() > last:
-            return f"the job has run for --max_run={FLAGS.max_run} s and is ended"
-        for host in sorted(left):
-            code = _code(host, hosts[host])
-            if code is None:
-                continue
-            left.discard(host)
-            if code:
-                wait_until(lambda: all(_code(x, hosts[x]) is not None for x in left), _FAREWELL)
-                return f"{host.name} ended with code {code}, so all hosts end"
-    return None
-
-
-def _code(host, process):
-    """The exit code of a host's `train`, or of the host where it could not be made one."""
-    path = host / "code"
-    return int(path.read_text()) if path.exists() else process.poll()
+    return process, reader
 
 
 def _gather(hosts, output):
     """Copies what the job left: the model and output of all hosts, the first failure file."""
     for name, source in (("model", "model"), ("output", "output/data")):
         for host in reversed(hosts):  # so that the first host's files stay
-            for path in (p for p in (host / source).rglob("*") if p.is_file()):
+            for path in filter(pathlib.Path.is_file, (host / source).rglob("*")):
                 to = output / name / path.relative_to(host / source)
                 to.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(path, to)

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Makes .venv at the root of the checkout: Python 3.7 and every package of requirements.txt and
-# requirements-dev.txt, Horovod and the kernels of deepfm/kernels built for this machine. A second run
-# finds it ready and does nothing.
+# requirements-dev.txt, with Horovod and the kernels of deepfm/kernels built for this machine. Run
+# again, it does only what is missing.
 #
 #   scripts/setup.sh
-#   PYTHON=/path/to/python3.7 DEEPFM_CACHE=/big/disk/deepfm scripts/setup.sh
+#   scripts/setup.sh --no_horovod   # only what --distribution=local, tower, mirrored and ps need
 #   scripts/setup.sh --sagemaker    # also .venv-sagemaker: SageMaker's toolkit and SDK
 #   scripts/setup.sh --tests        # that, and Chromium, where apt-get can install it
+#   PYTHON=/path/to/python3.7 DEEPFM_CACHE=/big/disk/deepfm scripts/setup.sh
 #
 # DEEPFM_CACHE (default ~/.cache/deepfm) keeps what is expensive to make: Horovod's wheel, a
 # downloaded Python, and the logs. Exit codes: 0 ready, 1 a step failed, 2 something is missing.
@@ -21,8 +22,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$(pwd -P)
 cache=${DEEPFM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/deepfm}
 venv_python=.venv/bin/python
-stamp=.venv/deepfm-setup
-sagemaker_stamp=.venv-sagemaker/deepfm-setup
 debian_packages=(g++ make cmake openmpi-bin libopenmpi-dev)
 hosts_packages=(openssh-server iproute2 curl)
 
@@ -35,14 +34,26 @@ step() { # step SENTENCE COMMAND...: runs it, prints the seconds, shows the log 
   local sentence=$1 log start=$SECONDS
   shift
   log=$(mktemp "$cache/logs/$(date +%Y%m%d-%H%M%S)-XXXX")
-  printf '%s ... ' "$sentence"
   if "$@" >"$log" 2>&1 </dev/null; then
-    echo "$((SECONDS - start)) s"
+    echo "$sentence ... $((SECONDS - start)) s"
   else
-    echo "failed after $((SECONDS - start)) s; the last lines of $log:"
+    echo "$sentence ... failed after $((SECONDS - start)) s; the last lines of $log:"
     tail -n 20 "$log" >&2
     return 1
   fi
+}
+
+beside=()
+begin() { # begin COMMAND...: starts it beside what follows; `finish` waits for all of these
+  "$@" &
+  beside+=($!)
+}
+
+finish() {
+  local failed=0 job
+  for job in "${beside[@]}"; do wait "$job" || failed=1; done
+  beside=()
+  return $failed
 }
 
 is_python37() { # executed to be believed: pyenv's shim is there for versions that it will not run
@@ -78,21 +89,34 @@ install_python_with_uv() { # uv 0.5 is the last series that knows Python 3.7
     UV_PYTHON_INSTALL_DIR=$cache/uv-python "$cache/uv/bin/uv" python install 3.7.9
 }
 
-need() { # need PURPOSE COMMAND...: installs ${packages[@]} where a command is missing and root may
-  local purpose=$1 missing=() command
-  shift
+missing() { # missing COMMAND...: prints those that are not there
+  local command
   for command in "$@"; do
-    command -v "$command" >/dev/null || missing+=("$command")
+    command -v "$command" >/dev/null || echo "$command"
   done
-  [[ ${#missing[@]} -gt 0 ]] || return 0
-  if [[ $EUID -ne 0 ]] || ! command -v apt-get >/dev/null; then
-    fail "$purpose needs ${missing[*]}: run 'sudo apt-get install -y ${packages[*]}' (or \
-your system's equivalent), then scripts/setup.sh again."
-  fi
+}
+
+can_install() { [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null; }
+
+need() { # need PURPOSE COMMAND...: adds ${packages[@]} to what is installed, where one is missing
+  local purpose=$1 found
+  shift
+  found=$(missing "$@")
+  [[ -n $found ]] || return 0
+  can_install || fail "$purpose needs ${found//$'\n'/, }: run 'sudo apt-get install -y \
+${packages[*]}' (or your system's equivalent), then scripts/setup.sh again."
+  wanted+=("${packages[@]}")
+}
+
+apt_install() { # apt_install PACKAGE...
+  step "Installing $* with apt-get" apt-get install -qy --no-install-recommends "$@"
+}
+
+install_wanted() {
   export DEBIAN_FRONTEND=noninteractive
   step "Updating apt's package lists" apt-get update -q
-  step "Installing ${packages[*]} with apt-get" \
-    apt-get install -qy --no-install-recommends "${packages[@]}"
+  if [[ ${#wanted[@]} -gt 0 ]]; then apt_install "${wanted[@]}"; fi
+  if wants_chromium; then apt_install chromium || true; fi
 }
 
 pip_install() { "$venv_python" -m pip install --disable-pip-version-check "$@"; }
@@ -111,9 +135,29 @@ build_wheel() { # under its final name only when it is complete
 
 pin() { grep -Eo "^$1==[^ ]+" requirements.txt; }
 
-fingerprint() { # fingerprint REQUIREMENTS...: what .venv has to be made again for
-  { cat requirements.txt requirements-dev.txt deepfm/kernels/build.py deepfm/kernels/csrc/* "$@" && "$venv_python" -VV && echo "$root"; } | sha256sum
+# The parts of the set-up, and the files that they are made of.
+parts=(packages kernels development horovod sagemaker)
+sources() {
+  case $1 in
+  packages | horovod) echo requirements.txt ;;
+  kernels) echo requirements.txt deepfm/kernels/build.py deepfm/kernels/csrc/* ;;
+  development) echo requirements.txt requirements-dev.txt ;;
+  sagemaker) echo requirements.txt requirements-dev.txt requirements-sagemaker.txt ;;
+  esac
 }
+
+stamp() { if [[ $1 == sagemaker ]]; then echo .venv-sagemaker/deepfm-setup; else echo ".venv/deepfm-setup-$1"; fi; }
+
+fingerprint() { # fingerprint PART: what it has to be made again for
+  # shellcheck disable=SC2046  # names of files, without spaces
+  { cat $(sources "$1") && "$venv_python" -VV && echo "$root"; } | sha256sum
+}
+
+is_ready() { [[ -f $(stamp "$1") && $(<"$(stamp "$1")") == "$(fingerprint "$1")" ]]; }
+
+ready() { fingerprint "$1" >"$(stamp "$1")"; }
+
+to_do() { [[ " ${asked[*]} " == *" $1 "* ]] && ! is_ready "$1"; }
 
 spare_another_venv() { # a new .venv takes the place of one that this script has made, and no other
   if [[ -L .venv ]]; then
@@ -126,69 +170,93 @@ delete it, and try again."
 
 new_venv() { "$python" -m venv --clear .venv || { rm -rf .venv && return 1; }; }
 
-make_venv() {
-  local packages=("${debian_packages[@]}")
+make_venv() { # and its pip; there may be one already
   if ! is_python37 "$venv_python" || ! grep -qsF "$root/.venv" .venv/bin/activate; then
     spare_another_venv
     find_python || fetch_python # no .venv, or its Python is gone, or it was moved here
     step "Making .venv with $python" new_venv
   fi
-  rm -f "$stamp"
-  grep -vhE '^(horovod==|-r )' requirements.txt requirements-dev.txt >.venv/requirements.txt
+  rm -f "$(stamp packages)"
+  grep -vhE '^horovod==' requirements.txt >.venv/requirements.txt
   step "Installing pip, setuptools and wheel" \
     pip_install "$(pin pip)" "$(pin setuptools)" "$(pin wheel)"
-  step "Installing TensorFlow and the other packages" pip_install -r .venv/requirements.txt
+}
 
-  need Horovod mpirun
-  mpi=$(mpirun --version)
-  built_for="$(pin tensorflow)-cp37-${mpi%%$'\n'*}-$(uname -m)-$(getconf GNU_LIBC_VERSION)"
-  wheels=$cache/$(pin horovod)-${built_for//[^[:alnum:]._=-]/}-${HOROVOD_GPU_OPERATIONS:-CPU}
-  if ! compgen -G "$wheels/horovod-*.whl" >/dev/null; then
-    need Horovod g++ make cmake mpicxx
-    step "Building Horovod (2 to 5 minutes, once per machine)" build_wheel
-  fi
-  step "Installing Horovod" pip_install --no-index --no-deps --force-reinstall "$wheels"/*.whl
-  step "Trying the imports" "$venv_python" -c '
-import tensorflow, sagemaker_tensorflow, horovod.tensorflow as hvd
-assert hvd.mpi_built() and hvd.gloo_built(), "Horovod was built without MPI or Gloo"'
-  make_kernels
-  fingerprint >"$stamp"
+make_packages() {
+  step "Installing TensorFlow and what else train.py imports" pip_install -r .venv/requirements.txt
+  step "Trying the imports" "$venv_python" -c 'import tensorflow, sagemaker_tensorflow'
+  ready packages
 }
 
 make_kernels() { # training goes without them as well, so it is no error where they cannot be built
-  if [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null; then need "Compiling the kernels" g++; fi
-  step "Compiling the kernels" "$venv_python" -m deepfm.kernels ||
+  if step "Compiling the kernels" "$venv_python" -m deepfm.kernels; then
+    ready kernels
+  else
     echo "setup.sh: training goes without them, in about 1.5 times the time;" \
       "'$venv_python -m deepfm.kernels' tries again." >&2
+  fi
 }
 
-make_venv_sagemaker() { # sees .venv's packages behind its own: TensorFlow and Horovod are there
-  local packages=("${hosts_packages[@]}") python=.venv-sagemaker/bin/python
+make_development() {
+  grep -vhE '^-r ' requirements-dev.txt >.venv/requirements-dev.txt
+  step "Installing what tests and scripts import" pip_install -r .venv/requirements-dev.txt
+  ready development
+}
+
+horovod_wheels() { # the folder of the wheel that fits this machine
+  local mpi
+  mpi=$(mpirun --version)
+  built_for="$(pin tensorflow)-cp37-${mpi%%$'\n'*}-$(uname -m)-$(getconf GNU_LIBC_VERSION)"
+  echo "$cache/$(pin horovod)-${built_for//[^[:alnum:]._=-]/}-${HOROVOD_GPU_OPERATIONS:-CPU}"
+}
+
+has_wheel() { compgen -G "$(horovod_wheels)/horovod-*.whl" >/dev/null; }
+
+make_horovod() {
+  wheels=$(horovod_wheels)
+  has_wheel || step "Building Horovod" build_wheel
+  step "Installing Horovod" pip_install --no-index --no-deps --force-reinstall "$wheels"/*.whl
+  step "Trying Horovod" "$venv_python" -c '
+import horovod.tensorflow as hvd
+assert hvd.mpi_built() and hvd.gloo_built(), "Horovod was built without MPI or Gloo"'
+  ready horovod
+}
+
+make_sagemaker() { # sees .venv's packages behind its own: TensorFlow and Horovod are there
+  local python=.venv-sagemaker/bin/python
   rm -rf .venv-sagemaker
   step "Making .venv-sagemaker" "$venv_python" -m venv --clear .venv-sagemaker
   echo "$root/.venv/lib/python3.7/site-packages" >.venv-sagemaker/lib/python3.7/site-packages/venv.pth
   step "Installing SageMaker's toolkit and SDK" env \
     SKLEARN_ALLOW_DEPRECATED_SKLEARN_PACKAGE_INSTALL=True "$python" -m pip install \
     --disable-pip-version-check --no-deps --no-build-isolation -r requirements-sagemaker.txt
-  need "scripts/sagemaker_local.py" sshd ip curl
-  step "Trying the imports" "$python" -c 'import sagemaker, sagemaker_tensorflow_container.training'
-  fingerprint requirements-sagemaker.txt >"$sagemaker_stamp"
 }
 
-wants_chromium() { # without it one test is skipped
-  [[ $tests == 1 && $EUID -eq 0 ]] && command -v apt-get >/dev/null && ! command -v chromium >/dev/null
+# Without Chromium one test is skipped.
+wants_chromium() { [[ $tests == 1 ]] && can_install && [[ -n $(missing chromium) ]]; }
+
+find_what_is_missing() { # sets $wanted to the Debian packages that have to be installed
+  wanted=()
+  local packages=("${debian_packages[@]}")
+  if to_do horovod; then
+    need Horovod mpirun
+    if [[ ${#wanted[@]} -eq 0 ]] && ! has_wheel; then need Horovod g++ make cmake mpicxx; fi
+  elif to_do kernels && can_install; then
+    packages=(g++)
+    need "Compiling the kernels" g++
+  fi
+  packages=("${hosts_packages[@]}")
+  if to_do sagemaker; then need "scripts/sagemaker_local.py" sshd ip curl; fi
 }
 
-is_ready() { # is_ready STAMP REQUIREMENTS...
-  [[ -f $1 && $(<"$1") == "$(fingerprint "${@:2}")" ]]
-}
-
-sagemaker=0 tests=0
+tests=0
+asked=(packages kernels development horovod)
 for word in "$@"; do
   case $word in
-  --sagemaker) sagemaker=1 ;;
-  --tests) sagemaker=1 tests=1 ;;
-  *) fail "$word is not an option; give --sagemaker, --tests or none." ;;
+  --no_horovod) asked=(packages kernels) ;;
+  --sagemaker) asked=("${parts[@]}") ;;
+  --tests) asked=("${parts[@]}") tests=1 ;;
+  *) fail "$word is not an option; give --no_horovod, --sagemaker, --tests or none." ;;
   esac
 done
 if [[ -n ${PYTHON:-} ]] && ! is_python37 "$PYTHON"; then
@@ -196,20 +264,32 @@ if [[ -n ${PYTHON:-} ]] && ! is_python37 "$PYTHON"; then
 fi
 exec 9<"$root" # one set-up of a checkout at a time
 flock --nonblock 9 || { echo "Set-up: waiting for another one to end." && flock 9; }
-if is_ready "$stamp" && ! wants_chromium &&
-  { [[ $sagemaker == 0 ]] || is_ready "$sagemaker_stamp" requirements-sagemaker.txt; }; then
+missing_parts=()
+for part in "${asked[@]}"; do
+  is_ready "$part" || missing_parts+=("$part")
+done
+if [[ ${#missing_parts[@]} -eq 0 ]] && ! wants_chromium; then
   echo "Set-up: .venv is ready."
   exit
 fi
 
 mkdir -p "$cache/logs" 2>/dev/null || fail "cannot write to $cache; set DEEPFM_CACHE to a folder that can be."
 echo "Set-up: making $root/.venv, a few minutes the first time. Cache and logs: $cache"
-if ! is_ready "$stamp"; then make_venv; fi
-if [[ $sagemaker == 1 ]] && ! is_ready "$sagemaker_stamp" requirements-sagemaker.txt; then
-  make_venv_sagemaker
-fi
-if wants_chromium; then
-  packages=(chromium)
-  need "The test of scripts/report.py" chromium || true
+find_what_is_missing
+if to_do packages; then make_venv; fi
+if [[ ${#wanted[@]} -gt 0 ]] || wants_chromium; then begin install_wanted; fi
+if to_do packages; then make_packages; fi
+finish
+# From here on all of it works on TensorFlow alone, side by side.
+if to_do horovod && ! has_wheel; then echo "Horovod is built now, once per machine: 2 to 5 minutes."; fi
+if to_do kernels; then begin make_kernels; fi
+if to_do development; then begin make_development; fi
+if to_do horovod; then begin make_horovod; fi
+if to_do sagemaker; then begin make_sagemaker; fi
+finish
+if to_do sagemaker; then
+  step "Trying SageMaker's" .venv-sagemaker/bin/python -c \
+    'import sagemaker, sagemaker_tensorflow_container.training'
+  ready sagemaker
 fi
 echo "Set-up: done in $SECONDS s."

@@ -37,10 +37,11 @@ import sys
 import tempfile
 import time
 import uuid
+from typing import List
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from programs import ROOT, BadInput, need, program, run_program, wait_until  # first
+from programs import ROOT, check_list, need, program, run_command, run_program, wait_until
 
 # isort: split
 import numpy as np
@@ -87,9 +88,7 @@ def main(arguments):
     for number in (signal.SIGTERM, signal.SIGINT):  # either ends what runs
         signal.signal(number, signal.default_int_handler)
     for name, known in _KNOWN.items():
-        for value in FLAGS[name].value or [""]:
-            if value not in known:
-                raise BadInput(f"--{name}={value} is none of {', '.join(known)}.")
+        check_list(name, known)
     if FLAGS.output_dir:
         program.make_output_dir(FLAGS.output_dir)
     need("tensorflow_core")
@@ -122,7 +121,6 @@ class Cell:
     same: int = 0  # runs that ended as the one that was left alone
     lost: int = 0  # uses of records that are missing
     again: int = 0  # uses of records beyond one per epoch
-    hung: int = 0
     faults: int = 0  # runs with any fault
     slowest: float = 0.0  # seconds from a signal until all processes had ended
     seconds: float = 0.0
@@ -131,7 +129,7 @@ class Cell:
 def _table(cells):
     titles = (
         "mode", "configuration", "kills", "of them SIGTERM", "runs", "same end", "lost", "again",
-        "hung", "faults", "slowest end, s", "all, s",
+        "faults", "slowest end, s", "all, s",
     )  # fmt: skip
     rows = []
     for cell in cells:
@@ -182,36 +180,19 @@ class _Data:
         several, alone = name == "multi_valued", name == "no_dataset_json"
         text, draw = folder.with_suffix(".ffm"), random.Random(f"{FLAGS.seed} {name}")
         with text.open("w") as f:
-            for i in range(1, self.rows + 1):
-                f.write(f"{draw.randrange(2)} {self._fields(i, several, draw)}\n")
+            for i in range(1, self.rows + 1):  # its own id in one field, shared ones in the other
+                shared = range(draw.randrange(4) if several else 1)
+                values = [f"1:{self.rows + draw.randint(1, _SHARED)}:1" for _ in shared]
+                f.write(" ".join([str(draw.randrange(2)), f"0:{i}:1", *values]) + "\n")
         # Where rows are not known: more files than are read at once, as many for each process.
         files = 5 * FLAGS.processes if alone else 3
-        command = [
+        run_command(
             sys.executable, "-m", "data_tools.libsvm_to_tfrecord", f"--input={text}",
             f"--output_dir={folder}", f"--num_files={files}", *["--multi_valued"] * several,
-        ]  # fmt: skip
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=_LIMIT)
+        ).check_returncode()  # fmt: skip
         if alone:
             (folder / "dataset.json").unlink()
         return folder
-
-    def _fields(self, i, several, draw):
-        """Record i as LibFFM: its own id in one field, or in two and others of no to 3 values."""
-        shared = lambda: f"1:{self.rows + draw.randint(1, _SHARED)}:1"
-        if not several:
-            return f"0:{i}:1 {shared()}"
-        some = [shared() for _ in range(draw.randrange(4))]
-        return " ".join([f"0:{i}:1", *some, f"2:{self.rows + _SHARED + i}:1", f"2{shared()[1:]}"])
-
-    def uses(self, weights, configuration):
-        """int [rows]: how often each record was used; ValueError where its weights do not tell."""
-        found = count_uses(weights[1 : self.rows + 1])
-        if configuration == "multi_valued":
-            first = self.rows + _SHARED + 1
-            other = count_uses(weights[first : first + self.rows])
-            if np.any(found != other):
-                raise ValueError(f"of {np.sum(found != other)} records two ids tell different uses")
-        return found
 
 
 def count_uses(weights, most=7):
@@ -237,13 +218,13 @@ def count_uses(weights, most=7):
 
 
 def _command(mode, more, folder):
-    """(the words that start a run, what its environment needs)."""
+    """The words that start a run."""
     train, processes = [sys.executable, str(ROOT / "train.py")], str(FLAGS.processes)
-    batch, interval, env = _BATCH * FLAGS.processes, _INTERVAL, {}
+    batch, interval = _BATCH * FLAGS.processes, _INTERVAL
     if mode == "mpi":
-        env["OMPI_MCA_orte_tmpdir_base"] = str(folder)  # all mpiruns of a user share the default
-        launcher = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-bind-to", "none", "-np"]
-        train = [*launcher, processes, *train]
+        launcher = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-bind-to", "none"]
+        own = ["--mca", "orte_tmpdir_base", str(folder)]  # all mpiruns of a user share the default
+        train = [*launcher, *own, "-np", processes, *train]
     elif mode == "gloo":
         horovodrun = os.path.join(os.path.dirname(sys.executable), "horovodrun")
         train = [horovodrun, "--gloo", "-np", processes, *train]
@@ -256,27 +237,23 @@ def _command(mode, more, folder):
         train += [f"--distribution={mode}", *["--replicas_per_process=2"] * (mode != "local")]
     rate = f"--learning_rate={2 * batch * _MOVE}"
     steps = f"--global_batch_size={batch}", f"--save_checkpoints_steps={interval}"
-    return [*train, *_TRAIN, rate, *steps, *more], env
+    return [*train, *_TRAIN, rate, *steps, *more]
 
 
 class _Job:
     """A start of a run; none of its processes outlives the block."""
 
     def __init__(self, run):
-        words, env = run.command
         self._model_dir, self._id = run.folder / "model", uuid.uuid4().hex
         with open(run.folder / "log", "ab", 0) as log:
-            log.write(f"$ {' '.join(words)}\n".encode())
+            log.write(f"$ {' '.join(run.command)}\n".encode())
             self.started = time.monotonic()
             self._launcher = subprocess.Popen(
-                words, cwd=ROOT, env={**os.environ, **env, "DEEPFM_SOAK": self._id}, stdout=log,
+                run.command, cwd=ROOT, env={**os.environ, "DEEPFM_SOAK": self._id}, stdout=log,
                 stderr=log, start_new_session=True,
             )  # fmt: skip
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
+    def close(self):
         while self.processes():
             self._send(signal.SIGKILL, self.processes())
         self._launcher.wait()
@@ -288,7 +265,8 @@ class _Job:
 
     def processes(self):
         """All that are there, wherever they have gone: by what they inherited."""
-        return [p for p in psutil.process_iter() if _env(p).get("DEEPFM_SOAK") == self._id]
+        found = psutil.process_iter(["environ", "cmdline"])
+        return [p for p in found if (p.info["environ"] or {}).get("DEEPFM_SOAK") == self._id]
 
     @staticmethod
     def _send(number, processes):
@@ -312,62 +290,45 @@ class _Job:
     def end(self):
         """Waits for the end of a job that nothing kills any more."""
         if not self.has_ended(_LIMIT):
-            raise _Hung(f"no end after {_LIMIT} s")
+            raise _Fault(f"no end after {_LIMIT} s")
         if self.code:
             raise _Fault(f"it ended with exit code {self.code}")
 
     @property
     def checkpoint(self):
         """The step of the newest one, -1 without any."""
-        names = [path.name for path in self._model_dir.glob("model.ckpt-*.index")]
-        return max((int(name[len("model.ckpt-") : -len(".index")]) for name in names), default=-1)
+        found = self._model_dir.glob("model.ckpt-*.index")
+        return max((int(path.stem.rpartition("-")[2]) for path in found), default=-1)
 
     def next_checkpoint(self):
         """Waits until there is a further one or the job has ended; the step of the one before."""
         before, left = self.checkpoint, self.started + _LIMIT - time.monotonic()
         moved = lambda: self.code is not None or self.checkpoint > before
         if not wait_until(moved, left, 0.01):
-            raise _Hung(f"no checkpoint after {_LIMIT} s")
+            raise _Fault(f"no checkpoint after {_LIMIT} s")
         return before
-
-
-def _env(process):
-    with contextlib.suppress(psutil.Error, OSError):
-        return process.environ()
-    return {}
 
 
 def _role(process):
     """chief, worker, server or rank, of the processes of train.py in a job of several."""
-    with contextlib.suppress(psutil.Error, OSError):
-        if str(ROOT / "train.py") in process.cmdline()[1:3]:
-            task = json.loads(_env(process).get("TF_CONFIG", "{}")).get("task", {"type": "rank"})
-            return {"ps": "server"}.get(task["type"], task["type"])
-    return None
+    if str(ROOT / "train.py") not in (process.info["cmdline"] or [])[1:3]:
+        return None
+    task = json.loads(process.info["environ"].get("TF_CONFIG", "{}")).get("task", {"type": "rank"})
+    return {"ps": "server"}.get(task["type"], task["type"])
 
 
+@dataclasses.dataclass
 class _Run:
-    """A run, which may take several starts.
+    """A run, which may take several starts."""
 
-    Attributes:
-        folder: of its own, with its model and its log.
-        command: as of _command.
-        hits: the signals that it got.
-        told: what happened, in a few words each.
-    """
-
-    def __init__(self, folder, mode, train_flags):
-        folder.mkdir()
-        self.folder, self.hits, self.told = folder, [], []
-        self.command = _command(mode, train_flags, folder)
+    folder: pathlib.Path  # of its own, with its model and its log
+    command: List[str]
+    hits: List[signal.Signals] = dataclasses.field(default_factory=list)  # that it got
+    told: List[str] = dataclasses.field(default_factory=list)  # what happened, in a few words each
 
 
 class _Fault(Exception):
     """What is wrong with a run."""
-
-
-class _Hung(_Fault):
-    """Processes that did not end."""
 
 
 def _soak(cell, data, folder, more):
@@ -376,7 +337,9 @@ def _soak(cell, data, folder, more):
     whole = None  # what is known of the run that is left alone
     for number in itertools.count():
         path = folder / f"{cell.mode}-{cell.configuration}-{number}"
-        run = _Run(path, cell.mode, data.flags(cell.configuration, path) + more)
+        path.mkdir()
+        train_flags = data.flags(cell.configuration, path) + more
+        run = _Run(path, _command(cell.mode, train_flags, path))
         try:
             if whole is None:
                 whole = _left_alone(run)
@@ -387,7 +350,7 @@ def _soak(cell, data, folder, more):
                 _check_uses(cell, data, run, end)
                 _check_same(cell, run, whole["end"], end)
         except _Fault as fault:
-            cell.faults, cell.hung = cell.faults + 1, cell.hung + isinstance(fault, _Hung)
+            cell.faults += 1
             run.told.append(f"FAULT: {fault}")
             _keep(path)
         told = "; ".join(run.told)
@@ -411,24 +374,20 @@ def _keep(folder):
 
 def _left_alone(run):
     """Makes a run without a signal: its seconds, those after its first checkpoint, its end."""
-    with _Job(run) as job:
+    with contextlib.closing(_Job(run)) as job:
         job.next_checkpoint()
         first = time.monotonic()
         job.end()
         now = time.monotonic()
-    end = _end_of(run.folder)
     run.told.append(f"left alone, {now - job.started:.1f} s")
-    if "evaluations" in end:
-        decay = end["checkpoint"]["learning_rate_decay"]
-        run.told.append(f"{len(end['evaluations'])} evaluations, rate x {decay:.3f}")
-    return {"seconds": now - job.started, "training": now - first, "end": end}
+    return {"seconds": now - job.started, "training": now - first, "end": _end_of(run.folder)}
 
 
 def _interrupted(cell, run, whole, draw):
     """Makes a run that is killed up to three times, where it is not at its end before."""
     left = min(draw.choice([1, 1, 2, 3]), FLAGS.kills - cell.kills)
     while True:
-        with _Job(run) as job:
+        with contextlib.closing(_Job(run)) as job:
             if not left or not _reach_moment(job, whole, draw):
                 job.end()
                 break
@@ -447,11 +406,9 @@ def _interrupted(cell, run, whole, draw):
         cell.kills, cell.terms = cell.kills + 1, cell.terms + (number == signal.SIGTERM)
         cell.slowest, left = max(cell.slowest, took), left - 1
         if not has_ended:
-            raise _Hung(f"processes were left {_PATIENCE} s after {number.name} for {whom}")
-    if not run.hits:  # the machine is less busy than it was
+            raise _Fault(f"processes were left {_PATIENCE} s after {number.name} for {whom}")
+    if not run.hits:
         run.told.append("at its end before the signal")
-        ratio = (time.monotonic() - job.started) / whole["seconds"]
-        whole.update({what: ratio * whole[what] for what in ("seconds", "training")})
 
 
 def _reach_moment(job, whole, draw):
@@ -488,7 +445,7 @@ def _end_of(folder):
     end = {"checkpoint": tensors(newest)}
     if (folder / "servable").is_dir():
         found = json.loads((folder / "model" / "evaluations.json").read_text())
-        end["evaluations"] = {entry.pop("step"): _numbers(entry) for entry in found}
+        end["evaluations"] = {entry["step"]: {**entry, "export": None} for entry in found}
         exports = [path for path in (folder / "servable").iterdir() if path.name[0] != "."]
         if len(exports) != 1:
             raise _Fault(f"{len(exports)} exported models")
@@ -496,14 +453,10 @@ def _end_of(folder):
     return end
 
 
-def _numbers(entry):
-    return [value for name, value in sorted(entry.items()) if name != "export"]
-
-
 def _check_uses(cell, data, run, end):
     """That each record was used as often as it should be."""
     try:
-        uses = data.uses(end["checkpoint"]["fm_w"], cell.configuration)
+        uses = count_uses(end["checkpoint"]["fm_w"][1 : data.rows + 1])
     except ValueError as error:
         raise _Fault(str(error)) from error
     lost = int(np.maximum(_EPOCHS - uses, 0).sum())
@@ -513,8 +466,8 @@ def _check_uses(cell, data, run, end):
     may = most = 0
     if cell.mode == "ps":
         killed = run.hits.count(signal.SIGKILL)
-        # Where the order is another one, the log says that the epoch begins again.
-        anew = (run.folder / "log").read_text(errors="replace").count("begins again")
+        # Where the order is another one, the log says that the epoch starts over.
+        anew = (run.folder / "log").read_text(errors="replace").count("starts over")
         may = killed * _INTERVAL * FLAGS.processes * _BATCH * FLAGS.processes + anew * data.rows
         most = killed + anew
     if lost or again > may or uses.max() > _EPOCHS + most:

@@ -13,24 +13,19 @@ def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def axes_of(size: Tuple[float, float], **properties):
     """(a figure of so many inches, its axes with these properties)."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=size, dpi=110)
+    figure = Figure(size, dpi=110)
+    axes = figure.subplots()
     axes.set(**properties)
     return figure, axes
 
 
 def png(figure) -> bytes:
-    """A figure, which is closed."""
-    from matplotlib import pyplot
-
+    """A figure as a PNG file."""
     with io.BytesIO() as out:
         figure.tight_layout()
         figure.savefig(out, format="png", metadata={"Software": None})
-        pyplot.close(figure)
         return out.getvalue()
 
 

@@ -73,24 +73,20 @@ def main():
             began, cpu = time.monotonic(), time.process_time()
         rows = slice(i % batches * given.batch_size, (i % batches + 1) * given.batch_size)
         loss = loss_of(model(ids[rows], values[rows]), labels[rows])
-        for optimizer in optimizers:
-            optimizer.zero_grad()
+        model.zero_grad()
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
     examples = (given.steps - warm) * given.batch_size
     seconds, cpu = time.monotonic() - began, time.process_time() - cpu
-    print(
-        json.dumps(
-            {
-                "examples_per_second": examples / seconds,
-                "cpu_utilization": cpu / seconds / len(os.sched_getaffinity(0)),
-                "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-                "loss": float(loss),
-                "torch": torch.__version__,
-            }
-        )
-    )
+    found = {
+        "examples_per_second": examples / seconds,
+        "cpu_utilization": cpu / seconds / len(os.sched_getaffinity(0)),
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "loss": float(loss),
+        "torch": torch.__version__,
+    }
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ Printed are the command to use, why, and a table of all runs; tune.json and tune
 import contextlib
 import json
 import math
-import os
 import pathlib
 import shlex
 import shutil
@@ -34,18 +33,19 @@ import tempfile
 import time
 from typing import Dict, List, Optional, Tuple
 
-from programs import ROOT, BadInput, need, program, run_program, write_files  # first
+from programs import BadInput, check_list, flag_values, need, program, run_program, write_files
 
 # isort: split
 from absl import flags, logging
 from tables_and_plots import bars, markdown, png
 from tune_candidates import Candidate, Run, devices, grid, this_machine, threads
 
+_MODES = ["tower", "mirrored", "horovod"]
 FLAGS = flags.FLAGS
 flags.DEFINE_float("budget_minutes", 15, "Time that all of it may take.", 0.1)
 flags.DEFINE_float("seconds", 4, "Training time of a short run; start and end come on top.", 0.5)
 flags.DEFINE_list("global_batch_sizes", [], "Also tried; default: that of train.py's flags alone.")
-flags.DEFINE_list("modes", ["tower", "mirrored", "horovod"], "Modes that are tried beside local.")
+flags.DEFINE_list("modes", _MODES, "Modes that are tried beside local.")
 flags.DEFINE_string("output_dir", "tune", "Where tune.json and tune.png go.")
 flags.DEFINE_bool("grid", False, "Try all combinations, at full length.")
 
@@ -73,41 +73,42 @@ def main(arguments):
     need("matplotlib", "psutil", "tensorflow_core")
     for number in (signal.SIGTERM, signal.SIGINT):  # so that what runs is ended
         signal.signal(number, lambda number, _: sys.exit(128 + number))
-    _check(arguments[1:])
-    _tune(arguments[1:])
+    check_list("modes", _MODES, may_be_empty=True)
+    check_list("global_batch_sizes", may_be_empty=True)
+    words, batch = _read(arguments[1:])
+    end = time.monotonic() + 60 * FLAGS.budget_minutes - _CONCLUSION
+    machine = this_machine()
+    logging.info(
+        "%d CPU cores, %d GPUs%s; global batch %d; at most %g minutes.",
+        machine.cores, machine.gpus, ", MKL" if machine.mkl else "", batch, FLAGS.budget_minutes,
+    )  # fmt: skip
+    output = pathlib.Path(FLAGS.output_dir)
+    program.make_output_dir(output)
+    with tempfile.TemporaryDirectory(prefix="deepfm-tune-") as work:
+        tuner = Tuner(words, pathlib.Path(work), batch, end)
+        best, ratio, notes = _search(tuner, machine)
+    if sys.stderr.isatty():
+        sys.stderr.write("\n")
+    _conclude(tuner, words, best, ratio, notes, output)
 
 
-def _check(words):
-    """Refuses flags that cannot be."""
-    names = {word.lstrip("-").split("=")[0] for word in words if word.startswith("-")}
-    if not names & {"training_data_dir"}:
-        raise BadInput("--training_data_dir is missing: tune.py -- --training_data_dir=data/train")
-    for name in sorted(names):
-        if name in _OURS or name.startswith("no") and name[2:] in _OURS:
-            raise BadInput(f"--{name} is set by tune.py itself; leave it out.")
-    if {"batch_size", "global_batch_size"} <= names:
-        raise BadInput("--batch_size and --global_batch_size are both given; leave one out.")
-    for mode in FLAGS.modes:
-        if mode not in ("tower", "mirrored", "horovod"):
-            raise BadInput(f"--modes: {mode!r} is none of tower, mirrored, horovod.")
-    for size in FLAGS.global_batch_sizes:
-        if not size.isdigit() or int(size) < 1:
-            raise BadInput(f"--global_batch_sizes: {size!r} is no number of records, like 4096.")
-
-
-def _without_batch_size(words) -> Tuple[List[str], int]:
+def _read(words) -> Tuple[List[str], int]:
     """(train.py's flags but the batch size, the global batch that they ask for)."""
-    kept, size, words = [], "1024", list(words)
-    while words:
-        word = words.pop(0)
-        name, _, value = word.lstrip("-").partition("=")
-        if name not in ("batch_size", "global_batch_size"):
-            kept.append(word)
-            continue
-        size = value or (words.pop(0) if words else "")
-        if not size.isdigit() or int(size) < 1:
+    given = flag_values(words)
+    if "training_data_dir" not in given:
+        raise BadInput("--training_data_dir is missing: tune.py -- --training_data_dir=data/train")
+    for name, value in given.items():
+        if name in _OURS:
+            off = "no" if value is False else ""
+            raise BadInput(f"--{off}{name} is set by tune.py itself; leave it out.")
+    sizes = {name: given.pop(name) for name in ("batch_size", "global_batch_size") if name in given}
+    if len(sizes) == 2:
+        raise BadInput("--batch_size and --global_batch_size are both given; leave one out.")
+    for name, size in sizes.items():
+        if not str(size).isdigit() or int(size) < 1:
             raise BadInput(f"--{name}={size} is no number of records, like 1024.")
-    return kept, int(size)
+    words = [f"--{name}={value}" for name, value in given.items()]
+    return words, int(next(iter(sizes.values()), 1024))
 
 
 class Tuner:
@@ -132,9 +133,8 @@ class Tuner:
     def cost(self, candidate: Candidate, seconds: float) -> float:
         """Seconds that a run of so many seconds of training will take, as those before it tell."""
         start = self._starts.get(candidate.mode()) or _OTHER_MODE * max(self._starts.values())
-        rate = next((r.rate for r in self.runs[::-1] if r.candidate == candidate and r.rate), None)
-        steps = self._steps(candidate, seconds)
-        return start + steps * candidate.batch(self.batch) / (rate or self._steps_rate)
+        rate = self.report_of(candidate).get("examples_per_second", self._steps_rate)
+        return start + self._steps(candidate, seconds) * candidate.batch(self.batch) / rate
 
     def cost_of_pair(self, candidate: Candidate) -> float:
         """Seconds that a candidate and the default take in turn."""
@@ -156,26 +156,33 @@ class Tuner:
             self._starts[mode] = max(self._starts.get(mode, 0.0), start)
             self._steps_rate = self._steps_rate or found.rate
         self.runs.append(found)
-        _show(self, found, max(self.runs, key=lambda run: run.rate))
+        self._show(found)
         return found
+
+    def _show(self, run):
+        """One more run is done: a bar in a terminal, a line elsewhere."""
+        if not sys.stderr.isatty():
+            rate = f"{run.rate:,.0f}/s" if run.rate else f"failed ({run.failure[:100]})"
+            logging.info("%s: %s: %s", run.rung, run.candidate.label(), rate)
+            return
+        spent = 1 - max(self.end - self.now(), 0) / (60 * FLAGS.budget_minutes)
+        best = max(self.runs, key=lambda run: run.rate)
+        best = f"{best.rate:,.0f}/s ({best.candidate.label()})"
+        line = f"[{'#' * round(20 * spent):<20}] {len(self.runs)} runs, best {best}"
+        line = line[: shutil.get_terminal_size().columns - 1]
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
     def train(self, candidate: Candidate, steps: int, limit: float) -> Tuple[dict, str]:
         """Runs train.py for so many steps: (report.json, "") or ({}, what it said)."""
         folder = self._work / "model"
-        command = [
-            *(["horovodrun", "-np", str(candidate.processes)] if candidate.processes else []),
-            sys.executable, str(ROOT / "train.py"), *self._words,
-            f"--global_batch_size={self.batch}", *candidate.words(), f"--model_dir={folder}",
+        words = (
+            f"--global_batch_size={candidate.batch(self.batch)}", f"--model_dir={folder}",
             f"--max_steps={steps}", "--num_epochs=1000000", f"--save_checkpoints_secs={1 << 30}",
-        ]  # fmt: skip
-        env = dict(os.environ)
-        env["PATH"] = os.path.dirname(sys.executable) + os.pathsep + env["PATH"]
-        if candidate.preload:
-            env["LD_PRELOAD"] = candidate.preload
-        code, said = _run(command, env, limit)
-        report = {} if code else json.loads((folder / "report.json").read_text())
+        )  # fmt: skip
+        failure = _run(["env", *candidate.command(), *self._words, *words], limit)
+        report = {} if failure else json.loads((folder / "report.json").read_text())
         shutil.rmtree(folder, ignore_errors=True)
-        return report, said
+        return report, failure
 
     def race(self, candidates: List[Candidate], rung: str, end: float) -> Optional[Candidate]:
         """The fastest of some candidates, the first where others are hardly faster.
@@ -210,16 +217,16 @@ class Tuner:
         return next((r.report for r in self.runs[::-1] if r.candidate == candidate and r.rate), {})
 
 
-def _run(command, env, limit) -> Tuple[int, str]:
-    """Runs a command; (its exit code, the last line it said). None of its processes outlives it."""
+def _run(command, limit) -> str:
+    """Runs a command; what it said where it failed. None of its processes outlives it."""
     import psutil
 
     with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(command, env=env, stdout=said, stderr=said)
+        process = subprocess.Popen(command, stdout=said, stderr=said)
         try:
             code = process.wait(timeout=limit)
         except subprocess.TimeoutExpired:
-            return 1, f"took more than {limit:.0f} s"
+            return f"took more than {limit:.0f} s"
         finally:
             with contextlib.suppress(psutil.NoSuchProcess):
                 for child in psutil.Process(process.pid).children(recursive=True):
@@ -227,25 +234,11 @@ def _run(command, env, limit) -> Tuple[int, str]:
             process.kill()
             process.wait()
         said.seek(0)
-        text = said.read().decode(errors="replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return code, "" if code == 0 else next(
-        (line for line in lines if "train.py: " in line),
-        lines[-1] if lines else f"exit code {code}",
-    )
-
-
-def _show(tuner, run, best):
-    """One more run is done: a bar in a terminal, a line elsewhere."""
-    rate = f"{run.rate:,.0f}/s" if run.rate else f"failed ({run.failure[:100]})"
-    if not sys.stderr.isatty():
-        logging.info("%s: %s: %s", run.rung, run.candidate.label(), rate)
-        return
-    spent = 1 - max(tuner.end - tuner.now(), 0) / (60 * FLAGS.budget_minutes)
-    bar, best = "#" * round(20 * spent), f"{best.rate:,.0f}/s ({best.candidate.label()})"
-    line = f"[{bar:<20}] {len(tuner.runs)} runs, best {best}"
-    sys.stderr.write(f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}")
-    sys.stderr.flush()
+        lines = [line.decode(errors="replace").strip() for line in said if line.strip()]
+    if code == 0:
+        return ""
+    last = lines[-1] if lines else f"exit code {code}"
+    return next((line for line in lines if "train.py: " in line), last)
 
 
 def _rungs(tuner, machine):
@@ -269,27 +262,21 @@ def _rungs(tuner, machine):
     ]
 
 
-def _climb(tuner, machine, end) -> Tuple[Candidate, List[str]]:
-    """Climbs the ladder until `end`; (the best candidate, what was seen on the way).
+def _climb(tuner, machine, end) -> Candidate:
+    """Climbs the ladder until `end`; the best candidate.
 
     Each rung may take a share of the time that is left, as it has candidates.
     """
-    best, notes, rungs = Candidate(), [], _rungs(tuner, machine)
+    best, rungs = Candidate(), _rungs(tuner, machine)
     weight = lambda candidates: len(candidates) + 1 if candidates else 0
     for i, (rung, candidates_beside) in enumerate(rungs):
-        candidates, report = candidates_beside(best), tuner.report_of(best)
-        if rung == "input" and not candidates:
-            wait = 100 * report.get("input_wait_share", 0.0)
-            notes.append(f"Input waits {wait:.0f} % only, so reading was not tuned.")
-        if rung == "more devices":
-            what = "GPUs" if machine.gpus else f"{machine.cores} CPU cores"
-            notes.append(f"One process keeps the {what} {100 * _busy(report):.0f} % busy.")
+        candidates = candidates_beside(best)
         if candidates:
             later = sum(weight(beside(best)) for _, beside in rungs[i + 1 :])
             share = weight(candidates) / (weight(candidates) + later)
             until = tuner.now() + share * (end - tuner.now())
             best = tuner.race([best, *candidates], rung, until) or best
-    return best, notes
+    return best
 
 
 def _search(tuner, machine) -> Tuple[Candidate, float, List[str]]:
@@ -317,7 +304,7 @@ def _search(tuner, machine) -> Tuple[Candidate, float, List[str]]:
         " Of each rung the first ones are tried." if 60 * all_of_it > budget else "",
     )  # fmt: skip
     pairs = min(max(int(_FOR_PAIRS * (budget - spent) / pair), 1), _PAIRS)
-    best, notes = _climb(tuner, machine, tuner.end - pairs * pair)
+    best, notes = _climb(tuner, machine, tuner.end - pairs * pair), []
     if tuner.left_out:
         labels = [candidate.label() for candidate in tuner.left_out]
         notes.append(
@@ -346,24 +333,6 @@ def _compare(tuner, best, notes) -> Tuple[Candidate, float]:
     return (best, ratio) if ratio > 1 else (default, 1.0)
 
 
-def _tune(words):
-    end = time.monotonic() + 60 * FLAGS.budget_minutes - _CONCLUSION
-    words, batch = _without_batch_size(words)
-    machine = this_machine()
-    logging.info(
-        "%d CPU cores, %d GPUs%s; global batch %d; at most %g minutes.",
-        machine.cores, machine.gpus, ", MKL" if machine.mkl else "", batch, FLAGS.budget_minutes,
-    )  # fmt: skip
-    output = pathlib.Path(FLAGS.output_dir)
-    program.make_output_dir(output)
-    with tempfile.TemporaryDirectory(prefix="deepfm-tune-") as work:
-        tuner = Tuner(words, pathlib.Path(work), batch, end)
-        best, ratio, notes = _search(tuner, machine)
-    if sys.stderr.isatty():
-        sys.stderr.write("\n")
-    _conclude(tuner, words, best, ratio, notes, output)
-
-
 def _conclude(tuner, words, best, ratio, notes, output):
     """Prints and writes what was found."""
     report = tuner.report_of(best)
@@ -388,8 +357,11 @@ def _conclude(tuner, words, best, ratio, notes, output):
         ],
     }  # fmt: skip
     text = (json.dumps(found, indent=1) + "\n").encode()
-    write_files(output, {"tune.json": text, "tune.png": _plot(tuner.runs, best)})
-    print(_table(tuner.runs, best))
+    runs = {
+        run.candidate: [r for r in tuner.runs if r.candidate == run.candidate] for run in tuner.runs
+    }
+    write_files(output, {"tune.json": text, "tune.png": _plot(runs, best)})
+    print(_table(runs, best))
     print(f"\n{found['why']}")
     print("\n".join(notes))
     times = f"{ratio:.2f} times as fast as the default"
@@ -401,14 +373,10 @@ def _conclude(tuner, words, best, ratio, notes, output):
 _SHOWN = ("input_wait_share", "host_cpu_utilization", "gpu_utilization", "peak_rss_bytes")
 
 
-def _busy(report) -> float:
-    """The share of the host that a run has used: of its GPUs, where it has some."""
-    return report.get("gpu_utilization") or report.get("host_cpu_utilization", 0.0)
-
-
 def _advice(report) -> str:
     """Whether the next rung of the ladder is worth it."""
-    busy = _busy(report)
+    # Of the GPUs, where it has some.
+    busy = report.get("gpu_utilization") or report.get("host_cpu_utilization", 0.0)
     if busy >= _BUSY:
         return (
             f"This host is used up ({100 * busy:.0f} %): the next rung is worth it, a larger host "
@@ -420,43 +388,28 @@ def _advice(report) -> str:
     )
 
 
-def _by_candidate(runs) -> Dict[Candidate, List[Run]]:
-    by: Dict[Candidate, List[Run]] = {}
-    for run in runs:
-        by.setdefault(run.candidate, []).append(run)
-    return by
-
-
-def _table(runs, best) -> str:
+def _table(runs: Dict[Candidate, List[Run]], best) -> str:
     """All candidates, fastest first, as a Markdown table."""
-    titles = "candidate", "examples/s", "runs", "input wait", "CPU", "GPU", "memory"
     rows = []
     percent = lambda x: "" if x is None else f"{100 * x:.0f} %"
-    for candidate, found in sorted(_by_candidate(runs).items(), key=lambda item: -_rate(item[1])):
-        report = found[-1].report
+    rate = lambda found: statistics.median(run.rate for run in found)
+    for candidate, found in sorted(runs.items(), key=lambda item: -rate(item[1])):
         name = f"**{candidate.label()}**" if candidate == best else candidate.label()
-        if not _rate(found):
+        if rate(found):
+            *shares, memory = map(found[-1].report.get, _SHOWN)
+            told = [*map(percent, shares), f"{(memory or 0) / 2**30:.1f} GiB"]
+            rows.append((name, f"{rate(found):,.0f}", str(len(found)), *told))
+        else:
             rows.append((name, f"failed: {found[-1].failure[:80]}", str(len(found)), *[""] * 4))
-            continue
-        wait, cpu, gpu, memory = map(report.get, _SHOWN)
-        shares = map(percent, (wait, cpu, gpu))
-        memory = f"{(memory or 0) / 2**30:.1f} GiB"
-        rows.append((name, f"{_rate(found):,.0f}", str(len(found)), *shares, memory))
+    titles = "candidate", "examples/s", "runs", "input wait", "CPU", "GPU", "memory"
     return markdown(titles, rows)
-
-
-def _rate(runs) -> float:
-    return statistics.median(run.rate for run in runs)
 
 
 def _plot(runs, best) -> bytes:
     """A bar for each candidate, in the order in which they were tried."""
     color = lambda candidate: "tab:orange" if candidate == best else "tab:blue"
     figure, _ = bars(
-        [
-            (c.label(), [r.rate for r in found], color(c))
-            for c, found in _by_candidate(runs).items()
-        ],
+        [(c.label(), [run.rate for run in found], color(c)) for c, found in runs.items()],
         xlabel="examples/s (dots: single runs; orange: recommended)",
     )
     return png(figure)

@@ -1,16 +1,14 @@
 """The ways to start train.py that tune.py tries, and what this machine has for them."""
 
-import contextlib
-import ctypes.util
 import itertools
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
+from ctypes.util import find_library
 from typing import List, NamedTuple, Sequence, Tuple
 
-from programs import ROOT
+from programs import ROOT, run_command
 
 
 class Candidate(NamedTuple):
@@ -33,13 +31,16 @@ class Candidate(NamedTuple):
 
     def command(self) -> List[str]:
         """The words that start train.py, without what is the same for all."""
-        python = os.path.relpath(sys.executable) if _inside(sys.executable) else "python"
-        env = [f"LD_PRELOAD={self.preload}"] if self.preload else []
-        launcher = []
-        if self.processes:
-            horovodrun = os.path.join(os.path.dirname(python), "horovodrun")
-            launcher = [horovodrun, "-np", str(self.processes)]
-        return [*env, *launcher, python, os.path.relpath(ROOT / "train.py"), *self.words()]
+        python = sys.executable
+        if ROOT in pathlib.Path(python).parents:
+            python = os.path.relpath(python)
+        horovodrun = [os.path.join(os.path.dirname(python), "horovodrun"), "-np"]
+        return [
+            *([f"LD_PRELOAD={self.preload}"] if self.preload else []),
+            *([*horovodrun, str(self.processes)] if self.processes else []),
+            python, os.path.relpath(ROOT / "train.py"),
+            *(f"--{name}={value}" for name, value in self.flags),
+        ]  # fmt: skip
 
     def mode(self) -> str:
         """Its --distribution."""
@@ -48,10 +49,6 @@ class Candidate(NamedTuple):
     def batch(self, default: int) -> int:
         """Its global batch."""
         return int(dict(self.flags).get("global_batch_size", default))
-
-    def words(self) -> List[str]:
-        """The flags as words."""
-        return [f"--{name}={value}" for name, value in self.flags]
 
     def label(self) -> str:
         """What tables call it."""
@@ -89,10 +86,6 @@ class Machine(NamedTuple):
     allocator: str
 
 
-def _inside(path):
-    return str(path).startswith(str(ROOT) + os.sep)
-
-
 def this_machine() -> Machine:
     """Looks at this machine."""
     program = (
@@ -100,25 +93,11 @@ def this_machine() -> Machine:
         "from tensorflow.python import pywrap_tensorflow;"
         "print(int(cores()), int(pywrap_tensorflow.IsMklEnabled()))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    cores, mkl = map(int, done.stdout.split()[-2:])
-    gpus = 0
-    if shutil.which("nvidia-smi"):
-        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
-        gpus = done.stdout.count("GPU ") if done.returncode == 0 else 0
-    name = ctypes.util.find_library("tcmalloc_minimal") or ctypes.util.find_library("tcmalloc")
-    return Machine(max(cores, 1), gpus, bool(mkl), _path_of(name) if name else "")
-
-
-def _path_of(library) -> str:
-    """The path of a shared library that the loader finds by name."""
-    with contextlib.suppress(OSError):
-        ctypes.CDLL(library)
-        with open("/proc/self/maps") as maps:
-            return next((line.split()[-1] for line in maps if library in line), "")
-    return ""
+    cores, mkl = map(int, run_command(sys.executable, "-c", program).stdout.split()[-2:])
+    listed = subprocess.getoutput("nvidia-smi -L").splitlines()  # or that there is none
+    gpus = sum(line.startswith("GPU ") for line in listed)
+    allocator = find_library("tcmalloc_minimal") or find_library("tcmalloc") or ""
+    return Machine(max(cores, 1), gpus, bool(mkl), allocator)
 
 
 def threads(machine) -> List[Candidate]:
@@ -170,7 +149,5 @@ def grid(machine, modes: Sequence[str], batch: int, batches: Sequence[int]) -> L
         starts += [start._replace(preload=machine.allocator) for start in starts]
     starts = [s.with_flags(num_parallel_reads=n) for s in starts for n in (1, 4, 8)]
     starts = [s.with_flags(global_batch_size=n) if n else s for s in starts for n in batches]
-    found = list(starts)
-    for start in starts:
-        found += devices(machine, modes, start, start.batch(batch))
-    return list(dict.fromkeys(found))
+    more = [c for start in starts for c in devices(machine, modes, start, start.batch(batch))]
+    return list(dict.fromkeys([*starts, *more]))

@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
+import warm
 
 tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
 gc.set_threshold(100_000)  # as program.py does
@@ -88,17 +89,31 @@ def write_own_ids(paths, sizes):
         first += size
 
 
-def run_train(*flags, env=None, timeout=90, **options):
-    """Runs train.py with flags; returns the finished process with its text."""
-    return subprocess.run(
-        [sys.executable, "train.py", *map(str, flags)],
-        cwd=ROOT,
-        env=env or dict(os.environ),  # see `started`
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        **options,
+def run_train(*flags, fresh=False, env=None, timeout=90, **options):
+    """Runs train.py with flags; returns the finished process with its text.
+
+    Args:
+        fresh: whether Python is to be started, and not forked where TensorFlow is loaded already.
+        options: of subprocess.run; they, too, need a Python that is started.
+    """
+    return _run(["train.py", *flags], fresh, env, timeout, **options)
+
+
+def run_tool(name, *flags, fresh=False, env=None, timeout=60, **options):
+    """Runs a program of data_tools; the same."""
+    return _run(
+        ["-m", f"data_tools.{name}", *flags], fresh or bool(options), env, timeout, **options
     )
+
+
+def _run(words, fresh, env, timeout, **options):
+    env = dict(os.environ if env is None else env)  # see `started`
+    if not fresh and not options and warm.fits(env):
+        return warm.run(words, env, timeout=timeout)
+    return subprocess.run(
+        [sys.executable, *map(str, words)],
+        cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout, **options,
+    )  # fmt: skip
 
 
 LAUNCHERS = {
@@ -136,7 +151,7 @@ def started_train(*flags):
 
 
 @contextlib.contextmanager
-def started_horovod(processes, *words, launcher="gloo", program="train.py"):
+def started_horovod(processes, *words, launcher="gloo", program="train.py", python=sys.executable):
     """train.py, or another program, under horovodrun or mpirun, running."""
     launch, *options = LAUNCHERS[launcher]
     if launcher == "gloo":
@@ -144,18 +159,28 @@ def started_horovod(processes, *words, launcher="gloo", program="train.py"):
     with tempfile.TemporaryDirectory() as folder:
         # An mpirun that ends removes the folder that all of a user's mpiruns share, which another
         # one that starts at that moment may have just looked for: 1 start of 2,000 failed.
-        env = dict(os.environ, OMPI_MCA_orte_tmpdir_base=folder)
-        command = [launch, *options, processes, sys.executable, program, *words]
+        env = dict(_env_of(python), OMPI_MCA_orte_tmpdir_base=folder)
+        command = [launch, *options, processes, python, program, *words]
         with started(command, env=env) as process:
             yield process
 
 
-def started_cluster(*flags, servers=1, workers=1, restarts=0):
+def started_cluster(*flags, servers=1, workers=1, restarts=0, python=sys.executable):
     """train.py on parameter servers, a chief and workers, running."""
-    return started([
-        sys.executable, "scripts/local_cluster.py", f"--num_servers={servers}",
-        f"--num_workers={workers}", f"--restarts={restarts}", "--", *flags,
-    ])  # fmt: skip
+    program = "import runpy, sys; sys.executable = sys.argv.pop(1); sys.argv.pop(0); "
+    program += "sys.path[0] = 'scripts'; runpy.run_path(sys.argv[0], run_name='__main__')"
+    return started(
+        [
+            sys.executable, "-c", program, python, "scripts/local_cluster.py",
+            f"--num_servers={servers}", f"--num_workers={workers}", f"--restarts={restarts}", "--",
+            *flags,
+        ],
+        env=_env_of(python),
+    )  # fmt: skip
+
+
+def _env_of(python):
+    return warm.for_launchers(os.environ) if python == warm.PYTHON else dict(os.environ)
 
 
 def finish(context, timeout=90):
@@ -167,12 +192,14 @@ def finish(context, timeout=90):
 
 def run_horovod(processes, *flags, launcher="gloo", timeout=90):
     """Runs train.py in several processes; the finished launcher with its text."""
-    return finish(started_horovod(processes, *flags, launcher=launcher), timeout)
+    python = sys.executable if launcher == "mpi" else warm.PYTHON  # MPI knows what it has started
+    return finish(started_horovod(processes, *flags, launcher=launcher, python=python), timeout)
 
 
 def run_cluster(*flags, servers=1, workers=1, timeout=90):
     """Runs train.py on parameter servers; the finished launcher with its text."""
-    return finish(started_cluster(*flags, servers=servers, workers=workers), timeout)
+    cluster = started_cluster(*flags, servers=servers, workers=workers, python=warm.PYTHON)
+    return finish(cluster, timeout)
 
 
 SMALL_MODEL = ("--embedding_size=4", "--deep_layers=8,4", "--feature_size=50")

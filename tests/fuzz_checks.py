@@ -19,7 +19,7 @@ from absl import logging
 from reference import Refused, Rules
 
 from data_tools import libsvm_to_tfrecord
-from deepfm.config import InputConfig
+from deepfm.config import Distribution, InputConfig
 from deepfm.data import (
     bad_records,
     dataset_json,
@@ -29,6 +29,7 @@ from deepfm.data import (
     libsvm,
     records,
 )
+from deepfm.data.reading import Source
 from deepfm.errors import BadInput
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
@@ -82,14 +83,14 @@ def _compare(good, labels, ids, values, padded=False):
     ]
 
 
-def _read_all(path, data_format, schema, with_labels=True):
+def _read_all(path, data_format, schema):
     """A file as training reads it: [labels, ids, values], and the sentence that stopped it.
 
     Raises:
         AssertionError: with the compiled kernels it is read otherwise than without them.
     """
     without, with_kernels = (
-        _read(path, data_format, schema, with_labels, ops) for ops in (TENSORFLOW, COMPILED)
+        _read(path, data_format, schema, ops) for ops in (TENSORFLOW, COMPILED)
     )
     for one, other in zip(without[0], with_kernels[0]):
         np.testing.assert_array_equal(one, other, f"{path}, read with the compiled kernels")
@@ -97,20 +98,20 @@ def _read_all(path, data_format, schema, with_labels=True):
     return without
 
 
-def _read(path, data_format, schema, with_labels, ops):
+def _read(path, data_format, schema, ops):
     files = [datasets.DataFile(path, os.path.getsize(path))]
     data = datasets.DataSet(files, data_format, schema.field_size, None)
-    config = InputConfig(1000, read_buffer_bytes=1 << 16, with_labels=with_labels, ops=ops)
+    source = Source(data, InputConfig(1000, read_buffer_bytes=1 << 16), ops=ops)
     shape = [0, schema.field_size]
     batches = [(np.zeros(0), np.zeros(shape, np.int64), np.zeros(shape, np.float32))]
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        dataset = input_pipeline.make_input_fn(data, schema, config)()
+        dataset = input_pipeline.make_input_fn(source, schema, Distribution())()
         iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
         features, labels = iterator.get_next()
         session.run(iterator.initializer)
         stopped = None
         try:
-            with bad_records.naming_bad_records(data, schema, with_labels):
+            with bad_records.naming_bad_records(data, schema):
                 while True:
                     fetched = labels, features["feat_ids"], features["feat_vals"]
                     batches.append(session.run(fetched))
@@ -182,8 +183,8 @@ def _text_file(text, suffix=".libsvm"):
 def _lines_that_training_reads(path):
     data = datasets.DataSet([], "libsvm", None, None)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        config = InputConfig(1, read_buffer_bytes=1 << 16, ops=TENSORFLOW)
-        dataset = data.format.read(tf.constant(path), data.files, config).unbatch().batch(1 << 20)
+        chunks = data.format.read(tf.constant(path), data.files, 1 << 16, TENSORFLOW)
+        dataset = chunks.unbatch().batch(1 << 20)
         iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
         session.run(iterator.initializer)
         batch, lines = iterator.get_next(), []
@@ -308,7 +309,8 @@ def check_records(path: str, rules: Rules) -> Outcome:
             for i, ((at, _), verdict) in enumerate(zip(frames, found))
             if not is_good(verdict)
         }
-        bad = list(bad_records.find_bad(path, formats.TFRECORD, schema, with_labels))
+        schema = schema._replace(with_labels=with_labels)
+        bad = list(bad_records.find_bad(path, formats.TFRECORD, schema))
         wrong = _check_bad(bad, places, path)
         cases += [
             payload
@@ -318,7 +320,7 @@ def check_records(path: str, rules: Rules) -> Outcome:
         good = [(payload, v) for payload, v in zip(payloads, found) if is_good(v)]
         if not wrong:
             with _text_file(b"".join(reference.frame(p) for p, _ in good), ".tfrecords") as name:
-                columns, stopped = _read_all(name, "tfrecord", schema, with_labels)
+                columns, stopped = _read_all(name, "tfrecord", schema)
             wrong += [stopped] if stopped else _compare([v for _, v in good], *columns)
         differences += wrong
         counts = counts or (len(good), len(places))

@@ -16,8 +16,9 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 import tensorflow as tf
 
 from deepfm import distribution, estimators
-from deepfm.config import InputConfig, ModeFlags, ModelConfig, OptimizerConfig
+from deepfm.config import InputConfig, ModeFlags, ModelConfig, OptimizerConfig, Position, Share
 from deepfm.data import datasets, input_pipeline, shares
+from deepfm.data.reading import Source
 from deepfm.kernels import compiled
 from deepfm.state.resume import NOTES
 
@@ -49,10 +50,9 @@ def make_mode(name, replicas=1, **flags):
     distribution.cores = lambda: max(cores(), replicas)
     try:
         flags = ModeFlags(replicas_per_process=replicas, **flags)
-        mode = distribution.MODES[name](flags)
+        return distribution.MODES[name](flags)
     finally:
         distribution.cores = cores
-    return mode._replace(ops=compiled.of_steps(compiled.COMPILED, mode))
 
 
 def train(mode, case):
@@ -62,17 +62,18 @@ def train(mode, case):
         embedding_init_stddev=0.3,
     )  # fmt: skip
     data = datasets.count_rows(datasets.find(case.data, "training_data_dir"))
-    reading = InputConfig(
-        case.global_batch // mode.replicas_in_step, case.epochs, num_shares=mode.num_processes,
-        share=mode.rank, process=mode.rank, replicas=mode.replicas_per_process,
-        split=mode.split_batches, in_step=mode.num_processes > 1, ops=mode.ops,
+    processes, replicas = mode.processes, mode.replicas
+    ops = compiled.of_steps(compiled.COMPILED, processes, mode.servers.partitioner)
+    share = Share(processes.size, processes.rank)
+    source = Source(
+        data, InputConfig(case.global_batch // replicas.in_step, case.epochs), share,
+        Position(rows_of_processes=processes.exchange(shares.rows_of_share(data, (), share))),
+        ops=ops,
     )  # fmt: skip
-    rows = mode.exchange(shares.rows_of_share(data, (), reading))
-    reading = reading._replace(rows_of_processes=rows)
     model = estimators.Model(case.model_dir, config, mode, trains=True)
     optimizer = OptimizerConfig(case.optimizer, case.learning_rate, case.clip_norm, case.l2_reg)
-    input_fn = input_pipeline.make_input_fn(data, estimators.schema(config), reading)
-    with estimators.in_training(model, optimizer, keep_checkpoint_max=1) as estimator:
+    input_fn = input_pipeline.make_input_fn(source, estimators.schema(config), mode)
+    with estimators.in_training(model, optimizer, ops, keep_checkpoint_max=1) as estimator:
         estimator.train(input_fn, hooks=estimators.session_hooks(model))
 
 
@@ -90,7 +91,7 @@ def main(name, options):
     mode = make_mode(name, **options)
     for case in cases:
         train(mode, case)
-    mode.finish()
+    mode.processes.finish()
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def test_ranks_whose_weights_differ_end_with_a_sentence(uneven, tmp_path):
     flags = small_job(uneven, tmp_path / "model", "--optimizer=sgd", "--max_steps=5")
     done = run_ranks(sys.executable, "-c", _DIVERGING, *flags)
     assert done.returncode != 0
-    assert "rank 1 holds other weights than rank 0 (the sum of " in done.stdout
+    assert "rank 1 has different weights than rank 0 (sum of " in done.stdout
     assert "found after 5 steps" in done.stdout
     assert not list((tmp_path / "model").glob("model.ckpt-5*"))
 

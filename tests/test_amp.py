@@ -18,7 +18,7 @@ from conftest import (
 )
 
 from deepfm import distribution
-from deepfm.config import Distribution, ModeFlags, ModelConfig, OptimizerConfig
+from deepfm.config import ModeFlags, ModelConfig, OptimizerConfig, Replicas
 from deepfm.distribution import local
 from deepfm.model import optimizers
 from deepfm.state.resume import NOTES
@@ -26,13 +26,13 @@ from deepfm.state.resume import NOTES
 v1 = tf.compat.v1
 _CLAIM = (
     "import runpy, sys; from deepfm import distribution;"
-    "distribution.has_tensor_cores = lambda mode: True;"
+    "distribution.has_tensor_cores = lambda session_config: True;"
     "sys.argv[0] = 'train.py'; sys.path.insert(0, '.');"
     "runpy.run_path('train.py', run_name='__main__')"
 )
 _FLAGS = (
     *SMALL_MODEL, "--shuffle_buffer=0", "--global_batch_size=24", "--dropout=0", "--clip_norm=0.5",
-    "--embedding_init_stddev=0.3", "--learning_rate=0.01", "--l2_reg=0.001", "--log_steps=5",
+    "--embedding_init_stddev=0.3", "--learning_rate=0.01", "--l2_reg=0.001", "--log_steps=1",
 )  # fmt: skip
 
 
@@ -61,7 +61,10 @@ def test_without_tensor_cores_use_amp_says_so_and_changes_nothing(data, in_float
     done = run_train(*_FLAGS, "--use_amp", f"--training_data_dir={data}", f"--model_dir={tmp_path}")
     assert done.returncode == 0, done.stderr
     said, expected, _ = in_float32
-    assert "--use_amp: no GPU with tensor cores here" in done.stderr and "--use_amp" not in said
+    assert (
+        "--use_amp has no effect without a GPU with tensor cores" in done.stderr
+        and "--use_amp" not in said
+    )
     found = weights(tmp_path)
     assert set(found) == set(expected)
     for name, value in expected.items():
@@ -118,7 +121,7 @@ class _Step:
         self.count = v1.train.get_or_create_global_step()
         rows = tf.gather(self.table, [3, 1])
         loss = tf.reduce_sum(rows[:, 0] * self.grads[:2]) + tf.reduce_sum(self.vector * self.grads)
-        optimizer = optimizers.make_optimizer(config, Distribution())
+        optimizer = optimizers.make_optimizer(config, Replicas())
         self.train = optimizer.minimize(loss, self.count)
         local = {v.op.name: v for v in v1.local_variables()}
         self.scale = local["loss_scale/current_loss_scale"]
@@ -200,8 +203,8 @@ def test_tensor_cores_are_told_by_the_capability(monkeypatch):
         monkeypatch.setattr(distribution, "_gpus", lambda: list(capabilities))
         devices = [Device(capability) for capability in capabilities]
         monkeypatch.setattr(device_lib, "list_local_devices", lambda config: devices)
-        return distribution.has_tensor_cores(Distribution())
+        return distribution.has_tensor_cores(None)
 
     assert [ask(), ask("6.1"), ask("7.0"), ask("8.0", "6.1")] == [False, False, True, False]
     monkeypatch.setattr(device_lib, "list_local_devices", lambda config: [])  # none can be used
-    assert not distribution.has_tensor_cores(Distribution())
+    assert not distribution.has_tensor_cores(None)

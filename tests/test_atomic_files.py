@@ -72,8 +72,8 @@ def test_a_data_set_whose_publishing_is_killed_anywhere_is_old_or_new_or_refused
         try:
             seen.append(datasets.find(str(top / "data"), "data").rows)
         except BadInput as error:
-            assert ".unfinished says so); write it again with --overwrite" in str(error) or (
-                "holds no data files" in str(error)
+            assert ".unfinished is there); write it again with --overwrite" in str(error) or (
+                "has no data files" in str(error)
             )
             seen.append(None)
         if code == 0:
@@ -169,7 +169,7 @@ def test_a_tool_that_is_ended_leaves_nothing_that_the_next_run_does_not_clean(tm
         assert "Traceback" not in text
         assert os.listdir(tmp_path) == []
         return
-    with pytest.raises(BadInput, match="holds no data files"):
+    with pytest.raises(BadInput, match="has no data files"):
         datasets.find(str(tmp_path), "data")
     done = subprocess.run(
         synthetic(tmp_path, "--train_rows=100"),

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from deepfm.config import Distribution, ModelConfig, OptimizerConfig
+from deepfm.config import ModelConfig, OptimizerConfig, Replicas
 from deepfm.model import batch_norm
 from deepfm.model.batch_norm import BatchPart
 from deepfm.model.model_fn import make_model_fn
@@ -78,13 +78,13 @@ def run(build, xs, by_ys):
 
 def run_parts(sizes, x, by_y, counts):
     """A step of towers that have `sizes` examples each."""
-    mode = mode_steps.make_mode("tower", len(sizes))
+    replicas = mode_steps.make_mode("tower", len(sizes)).replicas
     cut = lambda values: np.split(values, np.cumsum(sizes)[:-1])
     counts = cut(counts.astype(np.float32))
 
     def build(i, x):
         with v1.variable_scope("", reuse=i > 0, use_resource=True):
-            part = BatchPart(tf.constant(counts[i]), mode.stack, mode.owns_variables())
+            part = BatchPart(tf.constant(counts[i]), replicas.stack, replicas.owns_variables())
             return batch_norm.batch_norm(x, "batch_norm_0", DECAY, part)
 
     return run(build, cut(x), cut(by_y))
@@ -186,7 +186,7 @@ def model_fn(training, **changes):
     labels = v1.placeholder(tf.float32, [None])
     optimizer = OptimizerConfig(use_amp=training)
     mode = tf.estimator.ModeKeys.TRAIN if training else tf.estimator.ModeKeys.PREDICT
-    make = make_model_fn(config, optimizer, Distribution())
+    make = make_model_fn(config, optimizer, Replicas())
     return make(features, labels, mode)
 
 

@@ -86,7 +86,7 @@ def test_the_one_export_is_the_best_evaluated_model_also_after_a_restart(data, t
     assert last == after[-1]["step"]
     again = run_train(*flags)
     assert again.returncode == 0, again.stderr
-    assert f"This run has been stopped early already, at step {last}." in again.stderr
+    assert f"Nothing to do: early stopping ended this run at step {last}." in again.stderr
     assert len(exports(tmp_path)) == 1
     assert report(tmp_path / "model")["global_step"] == last
 

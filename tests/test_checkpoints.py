@@ -116,7 +116,7 @@ def test_a_newest_checkpoint_that_is_not_whole_is_passed_over(folder, damage, st
         (folder / "checkpoint").unlink()
     text = "\n".join(prepare(folder))
     if (damage, state) != ("all missing", "no state"):  # where nothing tells that it ever was
-        assert "model.ckpt-2 (" in text and reason in text and "model.ckpt-1 is used" in text
+        assert "model.ckpt-2 (" in text and reason in text and "using model.ckpt-1." in text
     assert used(folder) == 1
     assert named(folder) == ["model.ckpt-1"]
 
@@ -231,7 +231,7 @@ def test_a_first_save_that_was_cut_short_lost_nothing_and_is_no_hindrance(folder
     for path in folder.glob("model.ckpt-1.*"):
         path.unlink()
     (line,) = prepare(folder)
-    assert "training starts at the beginning" in line
+    assert "training starts from scratch" in line
 
 
 def test_a_folder_that_is_not_there_or_empty_is_no_models(tmp_path):

@@ -34,7 +34,7 @@ def refused(spec):
 
 
 def test_an_empty_directory_is_refused(tmp_path):
-    assert f"--data={tmp_path}: the directory holds no data files" in refused(tmp_path)
+    assert f"--data={tmp_path}: the directory has no data files" in refused(tmp_path)
 
 
 @pytest.mark.parametrize("spec", ["a.tfrecords", "*.tfrecords", "./a.tfrecords"])
@@ -56,7 +56,7 @@ def test_an_empty_entry_of_a_list_is_refused(tmp_path):
 
 def test_a_single_empty_file_is_refused(tmp_path):
     (tmp_path / "a.tfrecords").write_bytes(b"")
-    assert f"{tmp_path}/a.tfrecords: is empty" in refused(tmp_path)
+    assert f"{tmp_path}/a.tfrecords: empty" in refused(tmp_path)
 
 
 def test_an_empty_file_beside_others_is_left_out(tmp_path):
@@ -156,7 +156,7 @@ def test_a_dataset_json_of_a_later_version_is_refused(tmp_path):
     describe(tmp_path, a=(3, write_tfrecord(tmp_path / "a.tfrecords")))
     content = json.loads((tmp_path / "dataset.json").read_text())
     (tmp_path / "dataset.json").write_text(json.dumps({**content, "format_version": 2}))
-    assert "format_version 2" in refused(tmp_path)
+    assert "format_version is 2" in refused(tmp_path)
 
 
 def test_data_sets_of_different_field_size_are_refused(tmp_path):
@@ -201,6 +201,4 @@ def test_a_part_of_several_hosts_data_is_told(tmp_path, monkeypatch, name):
         file = datasets.DataFile("x.tfrecords", size, 1, 0)
         dataset_json.write(str(tmp_path), 2, 50, [file], name=name)
     datasets.find(str(tmp_path), "data")
-    assert any(
-        "1 of 3 hosts have written; nothing is there of host 0 and others" in x for x in said
-    )
+    assert any("the parts of 1 of 3 hosts; missing: host 0 and others" in x for x in said)

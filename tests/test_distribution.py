@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 
 from deepfm import distribution
-from deepfm.config import Distribution, ModeFlags
+from deepfm.config import Distribution, ModeFlags, Replicas
 from deepfm.errors import BadInput
 
 THREADS = """
@@ -65,8 +65,12 @@ def test_ps_without_a_cluster_says_how_to_start_one(monkeypatch):
 @pytest.mark.parametrize(
     "given, replicas, said",
     [
-        (("cross_device_ops",), 0, "--cross_device_ops is of --distribution=mirrored"),
-        ((), 2, "--replicas_per_process=2 does nothing with --distribution=local"),
+        (
+            ("cross_device_ops",),
+            0,
+            "--cross_device_ops has no effect without --distribution=mirrored",
+        ),
+        ((), 2, "--replicas_per_process=2 has no effect with --distribution=local"),
         ((), 1, None),
     ],
 )
@@ -77,5 +81,5 @@ def test_flags_of_other_modes_are_said(caplog, given, replicas, said):
 
 
 def test_replicas_that_nobody_asked_for_by_number_are_no_idle_flag(caplog):
-    distribution.warn_of_idle_flags(Distribution(replicas_per_process=3), (), 0)
+    distribution.warn_of_idle_flags(Distribution(replicas=Replicas(per_process=3)), (), 0)
     assert not caplog.records

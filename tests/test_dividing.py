@@ -5,10 +5,11 @@ import pytest
 import tensorflow as tf
 from conftest import make_records, write_libsvm, write_tfrecords
 
-from deepfm.config import InputConfig
+from deepfm.config import Distribution, InputConfig, Position, Processes, Replicas, Share
 from deepfm.data import datasets, records
 from deepfm.data.input_pipeline import make_input_fn
-from deepfm.data.shares import Range, divide, groups, rows_of_share, steps_per_epoch
+from deepfm.data.reading import Source
+from deepfm.data.shares import Range, divide, groups, rows_of_share, steps_of_processes
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
 
@@ -37,18 +38,25 @@ def data(request, tmp_path_factory):
     return found, np.concatenate([values for _, _, values in parts])
 
 
-def configured(data, num_shares=1, **config):
-    """An InputConfig; with several shares one for each process, which keep in step."""
-    config = InputConfig(**{**USUAL, "num_shares": num_shares, **config})
-    rows = [rows_of_share(data, (), config._replace(share=i)) for i in range(num_shares)]
-    return config._replace(
-        process=config.share, rows_of_processes=tuple(rows), in_step=num_shares > 1
+def reading(data, shares=1, share=0, replicas=1, split=False, epoch=0, step=0, **asked):
+    """What one of several processes, which keep in step, reads: (Source, Distribution)."""
+    rows = tuple(rows_of_share(data, (), Share(shares, i)) for i in range(shares))
+    asked = {**USUAL, **asked}
+    source = Source(
+        data, ops=asked.pop("ops", TENSORFLOW), asked=InputConfig(**asked),
+        share=Share(shares, share), position=Position(epoch, step, rows),
+    )  # fmt: skip
+    mode = Distribution(
+        processes=Processes(shares, share),
+        replicas=Replicas(replicas, strategy="one that splits batches" if split else None),
     )
+    return source, mode
 
 
-def read(data, **config):
+def read(data, **how):
     """The batches of one process: a list of (values, weights)."""
-    input_fn = make_input_fn(data, SCHEMA, configured(data, **config))
+    source, mode = reading(data, **how)
+    input_fn = make_input_fn(source, SCHEMA, mode)
     batches = []
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         features, labels = tf.compat.v1.data.make_one_shot_iterator(input_fn()).get_next()
@@ -73,13 +81,15 @@ def test_each_epoch_uses_every_record_once_in_equal_steps(data, shares, replicas
     found, values = data
     processes = [
         read(
-            found, num_shares=shares, share=i, replicas=replicas, split=split, num_epochs=2,
+            found, shares=shares, share=i, replicas=replicas, split=split, num_epochs=2,
             shuffle_buffer=200,
         )
         for i in range(shares)
     ]  # fmt: skip
-    config = configured(found, num_shares=shares, replicas=replicas)
-    steps = steps_per_epoch(config) * (replicas if split else 1)
+    rows = reading(found, shares=shares)[0].position.rows_of_processes
+    steps = steps_of_processes(rows, 64 * replicas, shares > 1)
+    assert len(steps) == shares and len(set(steps)) == 1
+    steps = steps[0] * (replicas if split else 1)
     assert [len(batches) for batches in processes] == [2 * steps] * shares
     for epoch in (slice(0, steps), slice(steps, None)):
         used = [v[w > 0] for batches in processes for v, w in batches[epoch]]
@@ -89,9 +99,7 @@ def test_each_epoch_uses_every_record_once_in_equal_steps(data, shares, replicas
 @pytest.mark.usefixtures("ops")
 def test_a_share_that_has_no_records_left_yields_empty_batches(data):
     found, _ = data
-    sizes = [
-        [len(w) for _, w in read(found, num_shares=2, share=i, batch_size=564)] for i in range(2)
-    ]
+    sizes = [[len(w) for _, w in read(found, shares=2, share=i, batch_size=564)] for i in range(2)]
     assert sizes == [[564, 0], [564, 1]]
 
 
@@ -99,7 +107,7 @@ def test_a_share_that_has_no_records_left_yields_empty_batches(data):
 @pytest.mark.parametrize("shares, replicas", [(1, 2), (2, 1), (3, 1), (2, 2)])
 def test_the_mean_over_replicas_is_that_of_the_global_batch(data, shares, replicas):
     found, _ = data
-    processes = [read(found, num_shares=shares, share=i, replicas=replicas) for i in range(shares)]
+    processes = [read(found, shares=shares, share=i, replicas=replicas) for i in range(shares)]
     for step in zip(*processes):
         examples = np.concatenate([v[w > 0] for v, w in step])
         means = []
@@ -158,8 +166,8 @@ def whole_of(data, config):
         {"shuffle_buffer": 100, "cache": "memory"},
         {"shuffle_buffer": 100, "cache": "FILE"},
         {"shuffle_buffer": 100, "replicas": 2, "split": True},
-        {"shuffle_buffer": 100, "num_shares": 3, "share": 1, "batch_size": 20},
-        {"batch_size": 40, "num_shares": 2, "share": 1},
+        {"shuffle_buffer": 100, "shares": 3, "share": 1, "batch_size": 20},
+        {"batch_size": 40, "shares": 2, "share": 1},
     ],
 )
 def test_reading_goes_on_where_it_was(data, config, epoch, step, tmp_path):
@@ -170,7 +178,7 @@ def test_reading_goes_on_where_it_was(data, config, epoch, step, tmp_path):
     whole = whole_of(found, config)
     parts = config["replicas"] if config.get("split") else 1
     used = epoch * (len(whole) // 3) + step * parts
-    rest = read(found, first_epoch=epoch, first_step=step, **config)
+    rest = read(found, epoch=epoch, step=step, **config)
     assert len(rest) == len(whole) - used
     for (values, weights), (other_values, other_weights) in zip(rest, whole[used:]):
         np.testing.assert_array_equal(values, other_values)
@@ -184,7 +192,7 @@ def test_each_file_is_in_one_group(seed, parallel, buffer):
     sizes = random.randint(0, 1000, random.randint(1, 40))
     ranges = [Range(str(i), 0, size, True) for i, size in enumerate(sizes)]
     config = InputConfig(64, shuffle_buffer=buffer, num_parallel_reads=parallel)
-    found = groups(ranges, config, epoch=seed)
+    found = groups(ranges, config, by_rows=True, epoch=seed)
     assert sorted(r for group in found for r in group) == sorted(ranges)
 
 
@@ -209,4 +217,4 @@ def test_many_groups_of_files_are_read_once_in_one_order(tmp_path, sizes):
 def test_the_largest_seed_orders_files():
     ranges = [Range(str(i), 0, 1, True) for i in range(20)]
     config = InputConfig(1, shuffle_buffer=10, seed=(1 << 32) - 1)  # as --seed allows
-    assert sorted(sum(groups(ranges, config, 0), [])) == sorted(ranges)
+    assert sorted(sum(groups(ranges, config, True, 0), [])) == sorted(ranges)

@@ -15,7 +15,7 @@ from hosts import gloo_job, mpi_job, ps_job, two_hosts
 EACH_ALONE = True  # long tests that share nothing
 ROWS = 1000
 LIMIT = 60  # seconds from a fault to the end of the last process
-LOST = "so this process ends too; its log tells why."
+LOST = "so this process ends too; the log of that process says why."
 
 
 @pytest.fixture(scope="module")

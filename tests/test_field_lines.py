@@ -39,7 +39,7 @@ def convert(tmp_path):
         (tmp_path / "in").mkdir(exist_ok=True)
         path = tmp_path / "in" / "a.txt"
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        options = Options(str(path), str(tmp_path / "out"), overwrite=True)._replace(**flags)
+        options = Options(str(path), str(tmp_path / "out"), **{"overwrite": True, **flags})
         (file,) = libsvm_to_tfrecord.convert(options)
         rows = []
         for _, payload, _ in formats.read_frames(file.path):
@@ -141,7 +141,7 @@ HASHED = records.Schema(2, 50, hash_buckets=50)
         ("1 0:3:one", LINES, ["'one' is not a finite number"]),
         ("1 0:-3:1", LINES, ["-3 is negative"]),
         ("1 0:50:1", LINES, ["50 is not below feature_size 50"]),
-        ("1 3:5:1", LINES, ["field 3 is not below field_size 3"]),
+        ("1 3:5:1", LINES, ["field 3 does not fit --field_size=3"]),
         ("1 0:0:1", LINES, ["id 0 is reserved", "--id_offset=1"]),
         ("1 0:3:1 0:4:1", LINES, ["field 0 has two values", "--multi_valued"]),
         ("2 0:3:1", MULTI, ["label '2'"]),
@@ -160,12 +160,14 @@ HASHED = records.Schema(2, 50, hash_buckets=50)
 def test_a_bad_line_is_refused_and_explained(line, schema, words):
     reason = libsvm.explain_line(line.encode(), schema)
     assert reason and all(word in reason for word in words), reason
-    assert not block_writer.BlockWriter(schema).accepts([line.encode()])
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        block_writer.check(line.encode() + b"\n", schema)
 
 
 @pytest.mark.parametrize("schema", [LINES, MULTI])
 def test_a_field_beyond_the_last_is_not_the_next_lines_first(schema):
-    assert not block_writer.BlockWriter(schema).accepts([b"1 3:5:1", b"0 1:5:1"])
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        block_writer.check(b"1 3:5:1\n0 1:5:1\n", schema)
 
 
 def test_a_bad_line_among_good_ones_is_named_and_may_be_skipped(convert, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from data_tools.click_logs import feature_map, field_tables, row_parser, splitting, vocabulary
 from data_tools.click_logs.column_kinds import BUCKETS, CATEGORY, DATASETS, Column
-from data_tools.click_logs.vocabulary import Counts, Tally
+from data_tools.click_logs.vocabulary import Counts
 from data_tools.common import tallies
 
 
@@ -31,10 +31,7 @@ def test_a_tally_adds_up_whatever_comes_in_whatever_order(monkeypatch):
     for part in parts:
         expected.update(dict(zip(part.keys.tolist(), part.counts.tolist())))
     for order in (parts, parts[::-1]):
-        tally = Tally(CATEGORY)
-        for part in order:
-            tally.add(part)
-        result = tally.result()
+        (result,) = vocabulary.add_up([Column("C1", CATEGORY)], ([part] for part in order))
         assert result.keys.tolist() == sorted(expected)
         assert dict(zip(result.keys.tolist(), result.counts.tolist())) == expected
         assert result.long == {b"long": 30}
@@ -78,15 +75,16 @@ def test_a_bucket_is_the_floor_of_the_squared_logarithm():
     ]  # fmt: skip
 
 
-def layout(width):
-    return row_parser.Layout(b"\t", width, None, tuple(range(width)), False)
+def layout(columns):
+    places = tuple(range(len(columns)))
+    return row_parser.Layout(b"\t", len(columns), None, False, columns, places, False)
 
 
 @pytest.mark.parametrize("kind", [BUCKETS, CATEGORY])
 def test_a_key_is_that_of_its_text(kind):
     cells = [str(x) for x in numbers_near_bounds()] + ["0", "-1", "2", "-999999999999"]
     text = "".join(f"{cell}\n" for cell in cells).encode()
-    rows = row_parser.parse(text, 0, layout(1), [Column("x", kind)], False)
+    rows = row_parser.parse(text, 0, layout([Column("x", kind)]))
     expected = [row_parser.key_of(kind, feature_map.text_of(kind, cell).encode()) for cell in cells]
     assert rows.keys[0].tolist() == expected
     short = [i for i, key in enumerate(expected) if key != row_parser.LONG]

@@ -7,9 +7,10 @@ import pytest
 import tensorflow as tf
 from conftest import ROOT
 
-from deepfm.config import CHOICES, InputConfig
+from deepfm.config import CHOICES, Distribution, InputConfig
 from deepfm.data import bad_records, datasets, formats
 from deepfm.data.input_pipeline import make_input_fn
+from deepfm.data.reading import Source
 from deepfm.data.records import Schema
 from deepfm.errors import BadInput
 
@@ -20,7 +21,7 @@ def test_no_other_file_of_data_names_a_format():
         for path in pathlib.Path(ROOT, "deepfm", "data").glob("*.py")
         if re.search(r"[\"'](tfrecord|libsvm)[\"']", path.read_text())
     ]
-    assert sorted(found) == ["formats.py", "pipe_mode.py"]  # whose channels hold TFRecords
+    assert found == ["formats.py"]
 
 
 def test_the_flag_takes_each_format():
@@ -37,10 +38,10 @@ def reversed_lines(monkeypatch):
             for number, line in enumerate(f.read().splitlines(), start=1):
                 yield f":{number}", line[::-1], ""
 
-    def read(path, files, config):
+    def read(path, files, buffer_bytes, ops):
         lines = lambda path: (line for _, line, _ in numbered(path.decode()))
         chunks = tf.data.Dataset.from_generator(lines, tf.string, [], [path]).batch(formats.CHUNK)
-        return config.ops.pack(chunks)
+        return ops.pack(chunks)
 
     entry = formats.LIBSVM._replace(
         name="reversed", title="Reversed", suffixes=(".vsb",), numbered=numbered, read=read
@@ -54,7 +55,7 @@ def test_another_format_is_read_counted_and_explained_by_its_entry(reversed_line
     assert data.format.name == "reversed" and datasets.count_rows(data).rows == 2
     assert data.format.first_record(data.files[0].path) == (2, False)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        dataset = make_input_fn(data, Schema(2, 10), InputConfig(2))()
+        dataset = make_input_fn(Source(data, InputConfig(2)), Schema(2, 10), Distribution())()
         features, labels = tf.compat.v1.data.make_one_shot_iterator(dataset).get_next()
         features, labels = session.run([features, labels])
     assert labels.tolist() == [1, 0] and features["feat_ids"].tolist() == [[1, 2], [3, 4]]

@@ -100,7 +100,7 @@ def parse_line():
 
 @pytest.fixture(scope="module")
 def parse_example():
-    return Parser(records.parse_examples, Rules(2, 1000))
+    return Parser(records.parse, Rules(2, 1000))
 
 
 NUMBERS = st.one_of(

@@ -7,9 +7,10 @@ import pytest
 import tensorflow as tf
 from conftest import make_records, write_libsvm, write_tfrecords
 
-from deepfm.config import InputConfig
+from deepfm.config import Distribution, InputConfig
 from deepfm.data import bad_records, datasets, formats, records
 from deepfm.data.input_pipeline import make_input_fn
+from deepfm.data.reading import Source
 from deepfm.data.shares import Skipped
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
@@ -24,10 +25,12 @@ def ops(request, monkeypatch):
     monkeypatch.setitem(USUAL, "ops", request.param)
 
 
-def read(spec, schema=SCHEMA, damaged=(), **config):
+def read(spec, schema=SCHEMA, damaged=(), **asked):
     """The batches that an input_fn yields: a list of (ids, values, labels)."""
     data = datasets.find(str(spec), "training_data_dir")
-    input_fn = make_input_fn(data, schema, InputConfig(**{**USUAL, **config}), damaged)
+    asked = {**USUAL, **asked}
+    source = Source(data, ops=asked.pop("ops"), asked=InputConfig(**asked), damaged=damaged)
+    input_fn = make_input_fn(source, schema, Distribution())
     batches = []
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         features, labels = tf.compat.v1.data.make_one_shot_iterator(input_fn()).get_next()
@@ -159,7 +162,7 @@ def test_records_without_a_label_can_be_read_for_inference(tmp_path):
             example.features.feature["ids"].int64_list.value.extend(row_ids)
             example.features.feature["values"].float_list.value.extend(row_values)
             writer.write(example.SerializeToString())
-    ((found, _, labels),) = read(tmp_path, with_labels=False)
+    ((found, _, labels),) = read(tmp_path, SCHEMA._replace(with_labels=False))
     np.testing.assert_array_equal(found, ids)
     assert labels.tolist() == [0, 0, 0]
 

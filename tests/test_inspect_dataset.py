@@ -3,19 +3,15 @@
 import gzip
 import json
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import ROOT, example, shared_data
+from conftest import example, run_tool, shared_data
 
 from data_tools import inspect_dataset, libsvm_to_tfrecord
 from data_tools.common import line_blocks
 from deepfm.errors import BadInput
-
-TIMEOUT = 60  # seconds
 
 
 def summarize_slowly(rows):
@@ -193,13 +189,7 @@ def test_the_real_records_are_counted_as_their_readme_says():
 
 
 def inspect_process(*flags):
-    return subprocess.run(
-        [sys.executable, "-m", "data_tools.inspect_dataset", *flags],
-        cwd=str(ROOT),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-    )
+    return run_tool("inspect_dataset", *flags)
 
 
 def test_json_is_all_that_json_prints(tmp_path):

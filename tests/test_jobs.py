@@ -231,15 +231,15 @@ def test_batch_norm_and_every_optimizer_train(trained, tmp_path):
     "flags, sentence",
     [
         (["--training_data_dir=nowhere/*.tfrecords"], "nowhere/*.tfrecords: no file matches"),
-        (["--training_data_dir={}/hollow"], "hollow: the directory holds no data files"),
-        (["--training_data_dir={}/empty.tfrecords"], "empty.tfrecords: is empty"),
+        (["--training_data_dir={}/hollow"], "hollow: the directory has no data files"),
+        (["--training_data_dir={}/empty.tfrecords"], "empty.tfrecords: empty"),
         (["--field_size=5"], "train.tfrecords: record 0 at byte 0: expected 5 ids, found 4"),
         (["--feature_size=40"], "is not below feature_size 40"),
         (["--training_data_dir={}/flipped.tfrecords"], "flipped.tfrecords: record 1 at byte"),
         (["--training_data_dir={}/cut.tfrecords"], "cut.tfrecords: record 2999 at byte"),
         (["--training_data_dir={}/plain.tfrecords.gz"], "is named .gz but is not gzip-compressed"),
-        (["--training_data_dir={}/cut.tfrecords.gz"], "cut.tfrecords.gz: is not whole as a gzip"),
-        (["--training_data_dir={}/damaged.tfrecords.gz"], "damaged.tfrecords.gz: is damaged"),
+        (["--training_data_dir={}/cut.tfrecords.gz"], "cut.tfrecords.gz: the gzip file is cut"),
+        (["--training_data_dir={}/damaged.tfrecords.gz"], "gz: the gzip file is damaged"),
         (["--training_data_dir={}/two.tfrecords.gz"], "two.tfrecords.gz: has several gzip members"),
         (["--training_dta_dir=x"], "training_data_dir"),
         (["--dropout=0.1,0.2,0.3"], "--dropout has 3 values for 2 hidden layers"),
@@ -248,9 +248,9 @@ def test_batch_norm_and_every_optimizer_train(trained, tmp_path):
         (["--optimizer=sgd", "--learning_rate=1e30"], "step 2: the loss is "),
         (["--batch_size=0"], "--batch_size=0"),
         (["--optimizer=rmsprop"], "adam|adagrad|sgd|momentum|ftrl"),
-        (["--task_type=eval", "--val_data_dir={}/test.tfrecords"], "holds no checkpoint"),
-        (["--task_type=infer", "--infer_data_dir={}/test.tfrecords"], "holds no checkpoint"),
-        (["--task_type=export", "--servable_model_dir={}/x"], "holds no checkpoint"),
+        (["--task_type=eval", "--val_data_dir={}/test.tfrecords"], "has no checkpoint"),
+        (["--task_type=infer", "--infer_data_dir={}/test.tfrecords"], "has no checkpoint"),
+        (["--task_type=export", "--servable_model_dir={}/x"], "has no checkpoint"),
         (["--learning_rate_decay_on_plateau=0.1"], "needs evaluations"),
         (["--training_data_dir={}/train.tfrecords,{}/a.libsvm"], "mixes TFRecord and LibSVM"),
         (["--training_data_dir="], "--training_data_dir is missing"),
@@ -347,7 +347,8 @@ def lines_until(process, pattern):
 
 
 @pytest.mark.parametrize(
-    "what, sentence", [("grows", "train on files that nobody writes to"), ("vanishes", "is gone")]
+    "what, sentence",
+    [("grows", "train on files that nobody writes to"), ("vanishes", "deleted since")],
 )
 def test_a_file_that_changes_while_it_is_read_is_named(tmp_path, what, sentence):
     path = tmp_path / "a.tfrecords"
@@ -373,8 +374,8 @@ def test_a_file_that_changes_while_it_is_read_is_named(tmp_path, what, sentence)
 @pytest.mark.parametrize(
     "given, more, said",
     [
-        (["infer_data_dir"], {}, "--infer_data_dir does nothing with --task_type=train."),
-        (["training_data_dir"], {"task_type": "eval"}, "--training_data_dir does nothing with"),
+        (["infer_data_dir"], {}, "--infer_data_dir has no effect with --task_type=train."),
+        (["training_data_dir"], {"task_type": "eval"}, "--training_data_dir has no effect with"),
         ([], {"val_data_dir": "a"}, "--val_data_dir is --training_data_dir: "),
         (["training_data_dir", "val_data_dir", "servable_model_dir"], {}, None),
         (["val_data_dir"], {"task_type": "eval", "val_data_dir": "a"}, None),
@@ -398,8 +399,8 @@ def test_a_batch_larger_than_the_data_is_said(tmp_path):
         *SMALL_MODEL, f"--training_data_dir={tmp_path}/*s", f"--model_dir={tmp_path}/model"
     )
     assert done.returncode == 0, done.stderr
-    assert "each step takes all 40 records; try --batch_size=4." in done.stderr
-    assert f"All labels of --training_data_dir={tmp_path}/*s are 1: from these" in done.stderr
+    assert "every step uses all 40 records; try --batch_size=4." in done.stderr
+    assert f"All labels of --training_data_dir={tmp_path}/*s are 1: nothing can be" in done.stderr
 
 
 def test_a_report_is_kept_for_the_step_that_it_tells_of_alone(tmp_path):

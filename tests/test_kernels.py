@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from conftest import ROOT, example, make_records, run_train, write_tfrecords
 
-from deepfm.config import Distribution, ModelConfig, OptimizerConfig
+from deepfm.config import ModelConfig, OptimizerConfig, Processes, Replicas
 from deepfm.data import libsvm, records
 from deepfm.kernels import compiled
 from deepfm.kernels.compiled import COMPILED
@@ -149,7 +149,7 @@ def test_adam_of_a_whole_variable_is_that_of_tensorflow(shape):
         with tf.Graph().as_default() as graph, v1.Session(config=THREADS) as session:
             variable = v1.get_variable("v", initializer=initial, use_resource=True)
             grad = v1.placeholder(tf.float32, shape)
-            optimizer = optimizers.make_optimizer(OptimizerConfig("adam", 0.1), Distribution(), ops)
+            optimizer = optimizers.make_optimizer(OptimizerConfig("adam", 0.1), Replicas(), ops)
             step = optimizer.apply_gradients([(grad, variable)])
             assert (ops is COMPILED) == ("DeepfmAdam" in {op.type for op in graph.get_operations()})
             session.run(v1.global_variables_initializer())
@@ -173,7 +173,7 @@ def test_adam_changes_the_rows_of_the_batch_and_no_others(shape):
             variable = v1.get_variable("v", initializer=initial, use_resource=True)
             rows, values = v1.placeholder(tf.int32, [None]), v1.placeholder(tf.float32)
             values.set_shape([None, *shape[1:]])
-            optimizer = optimizers.make_optimizer(config, Distribution(), ops)
+            optimizer = optimizers.make_optimizer(config, Replicas(), ops)
             step = optimizer.apply_gradients([(tf.IndexedSlices(values, rows), variable)])
             session.run(v1.global_variables_initializer())
             for batch, grad in zip(batches, grads):
@@ -260,14 +260,14 @@ def test_parameter_servers_need_no_kernels():
     """What initializes the parts of a table, and what reads and updates them, is TensorFlow's."""
     config = ModelConfig(F, V, K, (8,), (0.5,))
     parts = v1.fixed_size_partitioner(2)
-    mode = Distribution(partitioner=parts)
-    mode = mode._replace(ops=compiled.of_steps(COMPILED, mode))
+    ops = compiled.of_steps(COMPILED, Processes(), parts)
     features = {
         "feat_ids": v1.placeholder(tf.int64, [None, F]),
         "feat_vals": v1.placeholder(tf.float32, [None, F]),
     }
     how = OptimizerConfig("adam", 0.01)
-    make_model_fn(config, how, mode)(features, v1.placeholder(tf.float32, [None]), "train")
+    model_fn = make_model_fn(config, how, Replicas(), parts, ops)
+    model_fn(features, v1.placeholder(tf.float32, [None]), "train")
     on_servers = {"DeepfmZeros", "DeepfmGatherRows", "DeepfmAdamRows", "DeepfmAdam"}
     types = {op.type for op in v1.get_default_graph().get_operations()}
     assert "DeepfmLookUp" in types and not types & on_servers
@@ -538,7 +538,7 @@ def parsers():
         place = v1.placeholder(tf.string, [None])
         packed = compiled.pack(place)
         found = parse(packed)
-        wanted = records.parse_examples(place, SCHEMA)
+        wanted = records.parse(place, SCHEMA)
 
         def wanted_of(serialized):
             try:
@@ -704,16 +704,16 @@ def test_lines_that_need_a_second_look_are_not_called_good(line_parsers, line):
     [
         (b"", []), (b"1 1:1", [b"1 1:1"]), (b"1 1:1\n", [b"1 1:1"]),
         (b"\n\n-1 1:1\n\n+1 2:1 \r\n.5\n", [b"-1 1:1", b"+1 2:1 \r", b".5"]),
-        (b"1 1:1\n \n", None), (b"1 1:1 # 5\n", None), (b"#\n", None), (b"\x0b\n1 1:1", None),
+        (b"1 1:1\n \n", [b"1 1:1"]), (b"1 1:1 # 5\n", [b"1 1:1 "]), (b"#\n", []),
+        (b"\x0b\n1 1:1", [b"1 1:1"]),
     ],
 )  # fmt: skip
-def test_text_is_split_where_no_line_is_blank_or_a_comment(text, lines):
-    good, packed = compiled.raw_ops().deepfm_split_lines(text=tf.constant(text))
-    good, found = evaluate(good, compiled.unpack(packed))
-    assert good == (lines is not None)
-    if good:
-        split = v1.string_split([text], "\n").values
-        assert found.tolist() == lines == evaluate(libsvm.drop_blank(split))[0].tolist()
+@pytest.mark.parametrize("ops", [TENSORFLOW, COMPILED], ids=["tensorflow", "kernels"])
+def test_text_is_split_into_lines_that_are_neither_blank_nor_a_comment(text, lines, ops, tmp_path):
+    path = tmp_path / "some.libsvm"
+    path.write_bytes(text)
+    chunks = libsvm.read(tf.constant(str(path)), [], 8 << 20, ops)
+    assert sum(unpacked(chunks) if ops.packed else strings_of(chunks), []) == lines
 
 
 # With batch norm the gradient of a bias is 0, of which Adam would make steps of rounding errors.
@@ -740,14 +740,14 @@ def test_training_gives_the_same_weights(name, changes):
     trained = []
     for ops in (TENSORFLOW, COMPILED):
         with tf.Graph().as_default() as graph, v1.Session() as session:
-            mode = Distribution(ops=ops)
             places = [
                 v1.placeholder(tf.int64, [None, F]),
                 v1.placeholder(tf.float32, [None, F]),
                 v1.placeholder(tf.float32, [None]),
             ]
             features = dict(zip(["feat_ids", "feat_vals"], places))
-            spec = make_model_fn(config, how, mode)(features, places[2], "train")
+            model_fn = make_model_fn(config, how, Replicas(), ops=ops)
+            spec = model_fn(features, places[2], "train")
             session.run(v1.global_variables_initializer())
             for batch in zip(ids, values, labels):
                 session.run(spec.train_op, dict(zip(places, batch)))

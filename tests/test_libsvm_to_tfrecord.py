@@ -1,5 +1,6 @@
 """The converter: every row once, in order, evenly, and nothing at all where a row is bad."""
 
+import dataclasses
 import gzip
 import json
 import os
@@ -72,7 +73,7 @@ def convert(tmp_path):
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
         options = Options(str(folder), str(tmp_path / "out"))
-        return libsvm_to_tfrecord.convert(options._replace(**flags))
+        return libsvm_to_tfrecord.convert(dataclasses.replace(options, **flags))
 
     return run
 
@@ -185,7 +186,7 @@ def test_labels_of_minus_one_are_stored_as_0(convert):
         ("1 1:1 2:1 3:1 4:1", {}, "expected 3 id:value pairs, found 4"),
         ("1 1:1 2:1 3:1 4:1", {"pad": True, "field_size": 3}, "at most 3 id:value pairs, found 4"),
         ("1 1:1 0:1", {"pad": True}, "feature id 0 is reserved for padding"),
-        ("2 1:1 2:1 3:1", {}, "label '2' is none of 0, 1, -1"),
+        ("2 1:1 2:1 3:1", {}, "label '2' is not 0, 1, -1"),
         ("\xff 1:1 2:1 3:1", {}, "label"),
     ],
 )
@@ -264,7 +265,7 @@ def test_a_byte_order_mark_is_skipped(convert, pack):
 
 
 def test_utf16_is_refused_by_name(convert):
-    with pytest.raises(BadInput, match=r"in/a\.libsvm: is UTF-16, as its byte order mark says"):
+    with pytest.raises(BadInput, match=r"in/a\.libsvm: UTF-16, by its byte order mark"):
         convert({"a.libsvm": "1 1:1\n".encode("utf-16")})
 
 
@@ -297,9 +298,10 @@ def test_records_of_other_hosts_are_not_mixed_in(tmp_path):
     assert datasets.find(str(tmp_path / "out"), "data").rows == 2
     with pytest.raises(BadInput, match="shard-00000-of-00002: is not of one host, and"):
         rebalance.rebalance(rebalance.Options(options.input, options.output_dir))
-    libsvm_to_tfrecord.convert(options._replace(output_dir=str(tmp_path / "one")))
+    options = dataclasses.replace(options, output_dir=str(tmp_path / "one"))
+    libsvm_to_tfrecord.convert(options)
     with pytest.raises(BadInput, match=r"one/a\.tfrecords: is not of 2 hosts, and"):
-        libsvm_to_tfrecord.convert(options._replace(output_dir=str(tmp_path / "one")), (0, 2), True)
+        libsvm_to_tfrecord.convert(options, (0, 2), True)
 
 
 def test_overwrite_deletes_nothing_that_dataset_json_does_not_name(convert, tmp_path):
@@ -407,11 +409,9 @@ def test_workers_pass_on_what_a_task_raises(num_workers):
 
 SMALL_PIECES = """
 from data_tools import libsvm_to_tfrecord
-from data_tools.common import line_blocks
+from data_tools.common import command_line, line_blocks
 line_blocks.TASK, line_blocks.BLOCK = 5000, 1000
-libsvm_to_tfrecord.define_flags()
-libsvm_to_tfrecord.FLAGS.set_default("verbosity", 0)
-libsvm_to_tfrecord.program.run(libsvm_to_tfrecord.main)
+command_line.run(libsvm_to_tfrecord.main, libsvm_to_tfrecord.Options)
 """
 
 
@@ -575,4 +575,4 @@ def test_a_host_for_which_nothing_is_left_says_so(tmp_path):
     with pytest.raises(BadInput, match="nothing of the input is left for --shard_index=1"):
         libsvm_to_tfrecord.convert(options, (1, 2))
     with pytest.raises(BadInput, match="--field_size must be given on 2 hosts"):
-        libsvm_to_tfrecord.convert(options._replace(pad=True), (0, 2))
+        libsvm_to_tfrecord.convert(dataclasses.replace(options, pad=True), (0, 2))

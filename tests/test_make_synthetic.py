@@ -2,17 +2,15 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import run_tool
 from sklearn import metrics
 
 from data_tools import make_synthetic
 from data_tools.common import planted_model
-from data_tools.common.planted_model import LEVELS, Shape
+from data_tools.common.planted_model import LEVELS, SPLITS, Shape
 from deepfm.errors import BadInput
 
 SHAPE = Shape(field_size=9, numeric_fields=3, feature_size=500)
@@ -21,9 +19,14 @@ SEED = 7
 ROWS = 2 * planted_model.BLOCK_ROWS + 1000
 
 
-def write(directory, shape=SHAPE, num_files=1, overwrite=False, **rows):
+def write(directory, shape=SHAPE, num_files=1, overwrite=False, share=(0, 1), **rows):
     """Writes a data set and returns its directory."""
-    make_synthetic.write_data(str(directory), SEED, shape, rows, num_files, overwrite)
+    sizes = {f"{split}_rows": rows.get(split, 0) for split in SPLITS}
+    options = make_synthetic.Options(
+        str(directory), num_files=num_files, seed=SEED, overwrite=overwrite, **shape._asdict(),
+        **sizes,
+    )  # fmt: skip
+    make_synthetic.write_data(options, share)
     return directory
 
 
@@ -73,7 +76,7 @@ def test_num_files_spreads_the_rows_evenly_and_keeps_their_order(data, tmp_path)
 def test_hosts_together_write_the_rows_of_one(data, tmp_path):
     rows = dict(train=ROWS, val=0, test=300)
     for i in range(3):
-        make_synthetic.write_data(str(tmp_path), SEED, SHAPE, rows, 2, share=(i, 3))
+        write(tmp_path, num_files=2, share=(i, 3), **rows)
     folders = [tmp_path / f"shard-0000{i}-of-00003" for i in range(3)]
     assert sorted(tmp_path.iterdir()) == folders
     for split in ("train", "test"):
@@ -88,7 +91,7 @@ def test_too_few_rows_for_the_files_of_all_hosts_are_refused(tmp_path, hosts, fi
     rows = dict(train=ROWS, val=0, test=10)
     said = f"--test_rows=10 cannot fill --num_files=4 of each of {hosts} hosts; try {fits}."
     with pytest.raises(BadInput, match=said):
-        make_synthetic.write_data(str(tmp_path), SEED, SHAPE, rows, 4, share=(0, hosts))
+        write(tmp_path, num_files=4, share=(0, hosts), **rows)
     assert not list(tmp_path.iterdir())
 
 
@@ -171,9 +174,7 @@ def test_only_the_splits_that_are_written_are_replaced(tmp_path):
 
 
 def test_rows_of_other_hosts_are_not_mixed_in(tmp_path):
-    write_on = lambda i, n: make_synthetic.write_data(
-        str(tmp_path), SEED, SHAPE, {"train": 60}, share=(i, n)
-    )
+    write_on = lambda i, n: write(tmp_path, share=(i, n), train=60)
     write_on(0, 2)
     for number, hosts in ((1, "one host"), (3, "3 hosts")):
         with pytest.raises(BadInput, match=f"shard-00000-of-00002: is not of {hosts}, and would"):
@@ -219,13 +220,7 @@ def test_impossible_arguments_are_refused_with_what_works_before_anything_is_mad
 
 def run(*arguments):
     """Runs the program; (exit code, its lines on standard error)."""
-    done = subprocess.run(
-        [sys.executable, "-m", "data_tools.make_synthetic", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_tool("make_synthetic", *arguments)
     return done.returncode, done.stderr.splitlines()
 
 

@@ -142,7 +142,7 @@ def drop(name):
         (lambda d: edit(d / part(0), '"bytes": ', '"bytes": 1'), "bytes, but {0} says 1"),
         (drop(part(0)), "{0}: is missing, though dataset-00001-of-00002.json is there"),
         (lambda d: (d / part(0)).write_text("{"), "{0}: is not a dataset.json"),
-        (lambda d: edit(d / part(1), "00001-of", "00000-of"), "{1}: says of"),
+        (lambda d: edit(d / part(1), "00001-of", "00000-of"), "{1}: contradicts"),
         (lambda d: edit(d / part(1), '"dataset', '"../dataset'), "is missing, though {1} names it"),
         (lambda d: write_part(d, "dataset.json", 3), "dataset.json: is there already; --overwrite"),
     ],

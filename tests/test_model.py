@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from deepfm.config import Distribution, ModelConfig, OptimizerConfig
+from deepfm.config import ModelConfig, OptimizerConfig, Replicas
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import layers
 from deepfm.model.model_fn import make_model_fn
@@ -39,7 +39,7 @@ def build(model_config, mode, optimizer="sgd", rate=1.0, **optimizer_changes):
     optimizer_config = OptimizerConfig(
         optimizer, rate, l2_rows=rows, lazy_updates=model_config.lazy_updates, **optimizer_changes
     )
-    model_fn = make_model_fn(model_config, optimizer_config, Distribution())
+    model_fn = make_model_fn(model_config, optimizer_config, Replicas())
     spec = model_fn({"feat_ids": ids, "feat_vals": values}, labels, mode)
     return spec, (ids, values, labels)
 

@@ -19,6 +19,7 @@ from conftest import (
     write_tfrecords,
 )
 
+from deepfm.config import InputConfig, JobConfig
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files
 from deepfm.state import model_dir
@@ -61,7 +62,7 @@ def test_clearing_deletes_the_model_and_says_what_it_leaves(tmp_path, caplog):
     (tmp_path / "eval_old").symlink_to(tmp_path / "elsewhere")
     model_dir.clear(str(tmp_path))
     assert there(tmp_path) == {*OTHERS, "elsewhere/events.out.tfevents.1"}
-    (said,) = (r.getMessage() for r in caplog.records if "keeps what" in r.getMessage())
+    (said,) = (r.getMessage() for r in caplog.records if "keeping files" in r.getMessage())
     assert ".git" in said and "more" in said
 
 
@@ -70,7 +71,7 @@ def test_a_folder_of_another_program_is_not_cleared(tmp_path):
     (tmp_path / "checkpoint").mkdir()
     fill(tmp_path, ["checkpoint/weights.h5", "report.json", "model.ckpt-3.backup.tar.gz"])
     before = there(tmp_path)
-    with pytest.raises(BadInput, match="holds files and none is a model's"):
+    with pytest.raises(BadInput, match="has files, but no model"):
         model_dir.clear(str(tmp_path))
     fill(tmp_path, ["events.out.tfevents.1"])
     model_dir.clear(str(tmp_path))
@@ -99,8 +100,11 @@ def test_clearing_knows_all_that_a_job_writes(tmp_path):
     assert os.listdir(folder) == []
 
 
-def paths(folder, task="train", **more):
-    return model_dir.Paths(task, str(folder), **more)
+def job(folder, task="train", data=None, cache="none", **more):
+    """A job with these paths."""
+    nothing = JobConfig(*len(JobConfig._fields) * [None])
+    reads = InputConfig(64, cache=cache, **(data or {}))
+    return nothing._replace(task_type=task, model_dir=str(folder), input=reads, **more)
 
 
 @pytest.mark.parametrize("flag", ["training_data_dir", "val_data_dir", "infer_data_dir"])
@@ -117,7 +121,7 @@ def test_a_model_is_not_put_where_its_data_are(tmp_path, monkeypatch, flag, mode
     os.mkdir("data")
     os.symlink("data", "link")
     with pytest.raises(BadInput, match="or one above it; give a folder of its own"):
-        model_dir.check_apart(paths(model, data={flag: data}))
+        model_dir.check_apart(job(model, data={flag: data}))
 
 
 @pytest.mark.parametrize(
@@ -135,11 +139,12 @@ def test_what_is_written_where_it_would_be_read_as_data_is_said(
 ):
     monkeypatch.chdir(tmp_path)
     os.mkdir("data")
-    mine = paths(**{"folder": "model", **written, "data": {"val_data_dir": "other,data/"}})
+    mine = job(**{"folder": "model", **written, "data": {"val_data_dir": "other,data/"}})
     model_dir.warn_inside(mine)
     (line,) = (record.getMessage() for record in caplog.records)
     assert "lies in --val_data_dir=data/, where the next job will take it for data" in line
-    model_dir.warn_inside(mine._replace(data={"val_data_dir": "data/*.tfrecords"}))
+    reads = mine.input._replace(val_data_dir="data/*.tfrecords")
+    model_dir.warn_inside(mine._replace(input=reads))
     assert len(caplog.records) == 1
 
 
@@ -148,7 +153,7 @@ def test_what_is_written_where_it_would_be_read_as_data_is_said(
 )
 def test_a_model_may_lie_beside_its_data(tmp_path, monkeypatch, model, data):
     monkeypatch.chdir(tmp_path)
-    model_dir.check_apart(paths(model, data={"training_data_dir": data}))
+    model_dir.check_apart(job(model, data={"training_data_dir": data}))
 
 
 def test_a_folder_that_holds_data_is_refused_and_one_that_jobs_have_written_is_not(tmp_path):
@@ -156,12 +161,12 @@ def test_a_folder_that_holds_data_is_refused_and_one_that_jobs_have_written_is_n
     (tmp_path / "predictions.txt").write_text("1 2:3 4:5\n")
     (tmp_path / "scores.txt").write_text("1 2:3 4:5\n")
     scores, cache = f"{tmp_path}/scores.txt", f"{tmp_path}/cache"
-    mine = paths(tmp_path, predictions_file=scores, cache=cache)
+    mine = job(tmp_path, predictions_file=scores, cache=cache)
     model_dir.check_holds_no_data(mine, os.listdir(tmp_path))
     for cache in (f"{tmp_path}/", "a"):  # of which no cache file has its name
         (tmp_path / "a.tfrecords").write_text("")
         with pytest.raises(BadInput, match="holds data \\(a.tfrecords"):
-            model_dir.check_holds_no_data(paths(tmp_path, cache=cache), ["a.tfrecords"])
+            model_dir.check_holds_no_data(job(tmp_path, cache=cache), ["a.tfrecords"])
         os.remove(tmp_path / "a.tfrecords")
     for name in ("dataset.json", "a.tfrecords", "b.tfrecord.gz", "c.libsvm", "d.txt"):
         (tmp_path / name).write_text("1 2:3 4:5\n")
@@ -199,7 +204,7 @@ def model(tmp_path_factory):
 def test_labels_of_one_class_are_told_and_figures_without_a_value_are_null(model):
     data, folder, said = model
     sentence = (
-        f"All 200 labels of --val_data_dir={data} are 0, so AUC and calibration have no value"
+        f"All 200 labels of --val_data_dir={data} are 0, so AUC and calibration are undefined"
     )
     assert sentence in said
     # For programs that look for it, the stable line stays the last one of an evaluation.
@@ -236,7 +241,7 @@ def test_predictions_are_not_written_over_a_folder_or_the_records(model, tmp_pat
     before = pathlib.Path(data).read_bytes()
     for path, said in (
         (tmp_path, "is a folder; give the name of a file."),
-        (tmp_path / "link", "is one of the files to predict for."),
+        (tmp_path / "link", "is one of the input files"),
     ):
         done = run_train(
             "--task_type=infer", f"--infer_data_dir={data}", f"--model_dir={folder}",
@@ -261,7 +266,7 @@ def test_predictions_take_the_place_of_predictions_alone(tmp_path):
         (tmp_path / "part.txt", "holds data"),
     ):
         with pytest.raises(BadInput, match=f"--predictions_file={path} .*{said}"):
-            model_dir.check_predictions_file(paths(tmp_path / "model", predictions_file=str(path)))
+            model_dir.check_predictions_file(job(tmp_path / "model", predictions_file=str(path)))
     for path in (
         None,
         tmp_path / "mine.txt",
@@ -269,7 +274,7 @@ def test_predictions_take_the_place_of_predictions_alone(tmp_path):
         tmp_path / "other" / "model.json",
     ):
         path = path and str(path)
-        model_dir.check_predictions_file(paths(tmp_path / "model", predictions_file=path))
+        model_dir.check_predictions_file(job(tmp_path / "model", predictions_file=path))
 
 
 def test_what_a_link_leads_to_is_written_and_the_link_stays(tmp_path):
@@ -302,11 +307,11 @@ def test_a_model_dir_that_cannot_be_written_can_be_used(model, tmp_path, task):
         if task == "infer":
             refused = without_privileges(*flags)
             assert refused.returncode == 2, refused.stderr
-            assert "say with --predictions_file where" in refused.stderr.splitlines()[-1]
+            assert "give --predictions_file" in refused.stderr.splitlines()[-1]
             flags += [f"--predictions_file={tmp_path}/predictions.txt"]
         done = without_privileges(*flags)
     finally:
         os.chmod(folder, 0o755)
     assert done.returncode == 0, done.stderr
-    assert f"report.{task}.json is left out: it cannot be written there." in done.stderr
+    assert f"report.{task}.json: its folder cannot be written." in done.stderr
     assert there(folder) == before

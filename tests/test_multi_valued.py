@@ -1,5 +1,6 @@
 """Fields of several values: the records, and the model against the paper's formulas in numpy."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -8,7 +9,7 @@ import tensorflow as tf
 from conftest import report, run_horovod, run_train, small_job
 
 from data_tools import inspect_dataset, libsvm_to_tfrecord
-from deepfm.config import Distribution, ModelConfig, OptimizerConfig
+from deepfm.config import ModelConfig, OptimizerConfig, Replicas
 from deepfm.data import formats, records
 from deepfm.data.records import Schema
 from deepfm.model.model_fn import make_model_fn
@@ -59,7 +60,7 @@ def run_step(model_config, features, labels):
     how = OptimizerConfig("sgd", 1.0, l2_rows=rows, lazy_updates=model_config.lazy_updates)
     with tf.Graph().as_default() as graph, v1.Session() as session:
         features = {name: tf.constant(x) for name, x in features.items()}
-        model_fn = make_model_fn(model_config, how, Distribution())
+        model_fn = make_model_fn(model_config, how, Replicas())
         spec = model_fn(features, tf.constant(labels), tf.estimator.ModeKeys.TRAIN)
         session.run(v1.global_variables_initializer())
         weights = {v.op.name: v for v in v1.trainable_variables()}
@@ -135,7 +136,7 @@ def test_one_value_of_each_field_is_the_same_model(pooling):
 def test_what_was_encoded_is_read_and_is_an_example():
     ids, values, counts, labels = batch()
     with tf.Graph().as_default(), v1.Session() as session:
-        encoded = session.run(records.encode_multi_valued(labels, ids, values, counts))
+        encoded = session.run(records.encode(labels, ids, values, counts))
     features, found = parsed(encoded)
     np.testing.assert_array_equal(found, labels)
     np.testing.assert_array_equal(features["feat_counts"], counts)
@@ -162,7 +163,7 @@ def test_records_without_counts_have_one_value_of_each_field():
 def test_records_of_any_length_are_encoded_and_read(counts):
     ids, values, counts, labels = batch(np.int32(counts))
     with tf.Graph().as_default(), v1.Session() as session:
-        encoded = session.run(records.encode_multi_valued(labels, ids, values, counts))
+        encoded = session.run(records.encode(labels, ids, values, counts))
     features, found = parsed(encoded)
     np.testing.assert_array_equal(found, labels)
     there = np.arange(ids.shape[1]) < counts.sum(axis=1, keepdims=True)
@@ -177,7 +178,7 @@ def test_records_that_a_byte_was_changed_of_are_read_like_any_or_refused():
     schema = Schema(F, 1 << 40, multi_valued=True)
     accepted = 0
     with tf.Graph().as_default(), v1.Session() as session:
-        encoded = session.run(records.encode_multi_valued(labels, ids, values, counts))
+        encoded = session.run(records.encode(labels, ids, values, counts))
         raw = v1.placeholder(tf.string, [None])
         features, found = formats.TFRECORD.parse(raw, schema)
         for _ in range(600):
@@ -306,11 +307,11 @@ def test_serving_hashes_strings_as_the_converter_does(tmp_path, multi_valued):
     text = "".join(f"1 {one}:1 {other}:1\n" for one, other in strings)
     (tmp_path / "a.libsvm").write_text(text)
     options = libsvm_to_tfrecord.Options(str(tmp_path / "a.libsvm"), str(tmp_path / "data"))
-    (file,) = libsvm_to_tfrecord.convert(options._replace(hash_buckets=20000))
+    (file,) = libsvm_to_tfrecord.convert(dataclasses.replace(options, hash_buckets=20000))
     serialized = [payload for _, payload, _ in formats.read_frames(file.path)]
     stddev = {"embedding_init_stddev": 1.0, "multi_valued": multi_valued}
     config = ModelConfig(2, 20000, 3, (4,), (0.0,), **stddev)
-    made = make_model_fn(config, None, Distribution())
+    made = make_model_fn(config, None, Replicas())
     with tf.Graph().as_default(), v1.Session() as session:
         v1.train.get_or_create_global_step()
         features = {"feat_ids": tf.zeros([1, 2], tf.int64), "feat_vals": tf.ones([1, 2])}

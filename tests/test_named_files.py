@@ -7,7 +7,7 @@ from conftest import make_records, write_tfrecords
 
 from data_tools import inspect_dataset, merge_metadata, rebalance
 from deepfm import open_data
-from deepfm.config import Distribution, InputConfig
+from deepfm.config import InputConfig, Processes
 from deepfm.data import dataset_json, datasets
 from deepfm.errors import BadInput
 from deepfm.runtime import sagemaker
@@ -38,7 +38,7 @@ def said(monkeypatch):
     return lines
 
 
-GONE = r"data/c\.tfrecords: is not there, or empty, though the dataset\.json of .*/data names it"
+GONE = r"data/c\.tfrecords: missing or empty, but the dataset\.json of .*/data names it"
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_file_that_is_named_and_lost_is_refused_by_name(four, lose, spec):
 def test_how_many_more_are_lost_is_said(four):
     for name in "bcd":
         (four / f"{name}.tfrecords").unlink()
-    with pytest.raises(BadInput, match=r"b\.tfrecords: is not there.* names it and 2 more; put"):
+    with pytest.raises(BadInput, match=r"b\.tfrecords: missing.* names it and 2 more; put"):
         datasets.find(str(four), "data")
 
 
@@ -63,7 +63,7 @@ def test_a_folder_below_that_has_lost_all_its_files_is_missed(four, tmp_path):
     write_tfrecords(tmp_path / "more" / "e.tfrecords", make_records(3))
     for name in NAMES:
         (four / f"{name}.tfrecords").unlink()
-    with pytest.raises(BadInput, match=r"data/a\.tfrecords: is not there"):
+    with pytest.raises(BadInput, match=r"data/a\.tfrecords: missing"):
         datasets.find(str(tmp_path), "data")
 
 
@@ -73,7 +73,7 @@ def test_what_a_glob_or_a_list_leaves_out_is_told_in_one_line(four, said, spec):
     found = datasets.find(spec.format(four), "data")
     assert len(found.files) == 2
     (line,) = said
-    assert "leaves some out, 2 of the 4 files that dataset.json names; not read: " in line
+    assert "leaves some out; reading 2 of the 4 files that dataset.json names. Not read: " in line
     assert "c.tfrecords" in line
 
 
@@ -110,7 +110,7 @@ def test_a_name_that_leads_elsewhere_is_no_file_to_miss(four, said):
 
 def find(folder, flag, of_job=None):
     of_job = of_job or sagemaker.Job(input_dir=str(folder / "nowhere"))
-    return open_data.find(flag, InputConfig(1, **{flag: str(folder)}), Distribution(), of_job)
+    return open_data.find(flag, InputConfig(1, **{flag: str(folder)}), Processes(), of_job)
 
 
 @pytest.mark.parametrize("flag", ["training_data_dir", "val_data_dir", "infer_data_dir"])
@@ -131,7 +131,7 @@ def test_a_host_may_have_its_part_of_a_sharded_channel_and_says_so(four, said, t
     flagged = sagemaker.Job(input_dir=str(tmp_path / "nowhere"), enable_s3_shard=True, **hosts)
     for of_job in (sharded, flagged):
         assert len(find(four, "training_data_dir", of_job).files) == 3
-        assert "this host has only its part, 3 of the 4 files" in said.pop()
+        assert "this host has only its part; reading 3 of the 4 files" in said.pop()
         with pytest.raises(BadInput, match=GONE):
             find(four, "val_data_dir", of_job)
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from deepfm import distribution
-from deepfm.config import CHOICES, Distribution, ModeFlags, OptimizerConfig
+from deepfm.config import CHOICES, ModeFlags, OptimizerConfig, Replicas
 from deepfm.model import optimizers
 
 v1 = tf.compat.v1
@@ -19,8 +19,7 @@ def apply(name, steps, lazy=True, replicas=1, l2=0.0, rows=ROWS, where=WHERE):
         start = np.arange(12, dtype=np.float32).reshape(6, 2)
         table = v1.get_variable("table", initializer=start, use_resource=True)
         config = OptimizerConfig(name, 0.1, l2_rows=l2, lazy_updates=lazy)
-        mode = Distribution(replicas_per_process=replicas)
-        optimizer = optimizers.make_optimizer(config, mode)
+        optimizer = optimizers.make_optimizer(config, Replicas(replicas, replicas))
         grad = tf.IndexedSlices(tf.constant(rows), tf.constant(where), tf.constant([6, 2]))
         train = optimizer.apply_gradients([(grad, table)])
         session.run(v1.global_variables_initializer())
@@ -71,7 +70,7 @@ def test_dense_momentum_moves_rows_that_the_batch_no_longer_holds():
     with tf.Graph().as_default(), v1.Session() as session:
         table = v1.get_variable("table", initializer=tf.ones([4, 1]), use_resource=True)
         config = OptimizerConfig("momentum", 0.1, lazy_updates=False)
-        optimizer = optimizers.make_optimizer(config, Distribution())
+        optimizer = optimizers.make_optimizer(config, Replicas())
         where = v1.placeholder(tf.int64, [1])
         grad = tf.IndexedSlices(tf.ones([1, 1]), where, tf.constant([4, 1]))
         train = optimizer.apply_gradients([(grad, table)])
@@ -90,14 +89,15 @@ def test_every_optimizer_does_the_same_under_a_mirrored_strategy(name):
     def step():
         start = np.arange(12, dtype=np.float32).reshape(6, 2)
         table = v1.get_variable("table", initializer=start, use_resource=True)
-        optimizer = optimizers.make_optimizer(OptimizerConfig(name, 0.1), mode)
+        optimizer = optimizers.make_optimizer(OptimizerConfig(name, 0.1), mode.replicas)
         grad = tf.IndexedSlices(tf.constant(ROWS), tf.constant(WHERE), tf.constant([6, 2]))
         return table, optimizer.apply_gradients([(grad, table)])
 
-    of_replicas = mode.strategy.experimental_local_results
+    strategy = mode.replicas.strategy
+    of_replicas = strategy.experimental_local_results
     with tf.Graph().as_default(), v1.Session(config=mode.session_config) as session:
-        with mode.strategy.scope():
-            table, train = map(of_replicas, mode.strategy.experimental_run_v2(step))
+        with strategy.scope():
+            table, train = map(of_replicas, strategy.experimental_run_v2(step))
         session.run(v1.global_variables_initializer())
         for _ in range(2):
             session.run(train)

@@ -129,7 +129,7 @@ def test_other_jobs_are_the_chiefs_alone(trained, uneven, tmp_path, task):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert report(model_dir, task)["examples" if task == "infer" else "eval"]
-    assert f"The chief alone does --task_type={task}" in done.stderr
+    assert f"Only the chief runs --task_type={task}" in done.stderr
 
 
 def test_training_that_has_reached_max_steps_ends_at_once(trained, uneven):
@@ -219,7 +219,7 @@ def test_a_worker_that_is_killed_and_started_again_goes_on(uneven, tmp_path):
         text += launcher.communicate(timeout=60)[0]
         assert launcher.returncode == 143, text
     assert "has not answered" not in text
-    (step,) = re.findall(r"chief 0 .*the checkpoint of step (\d+) is saved", text)
+    (step,) = re.findall(r"chief 0 .*saved the checkpoint of step (\d+)", text)
     taken = counted(model_dir)
     # The step of which it was killed in the middle may have counted on one side only.
     assert min(taken) > 0 and 0 <= int(step) - sum(taken) <= 1
@@ -336,5 +336,5 @@ def test_a_port_that_is_taken_is_named(uneven, tmp_path):
 def test_a_session_that_is_made_anew_ends_the_process():
     count = parameter_servers._OneSession()
     count.after_create_session(None, None)
-    with pytest.raises(OSError, match="the same command again goes on"):
+    with pytest.raises(OSError, match="run the same command again to resume"):
         count.after_create_session(None, None)

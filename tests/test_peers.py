@@ -105,4 +105,4 @@ def test_a_rank_that_cannot_be_reached_is_named(caplog):
         server.close()
         gone = peers.Contact("host-9", [address], b"token")
         peers.watch_ranks(0, lambda own: [own, tuple(gone)]).stop()
-        assert f"Rank 1 on host-9 answers at none of {address}" in caplog.text
+        assert f"Rank 1 on host-9 cannot be reached at any of {address}" in caplog.text

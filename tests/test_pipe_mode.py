@@ -172,7 +172,7 @@ def test_an_empty_stream_is_an_error(channels, tmp_path):
     flags = channels(training=b"")
     done = run_train(*flags, f"--model_dir={tmp_path}/model", timeout=60)
     assert done.returncode == 2
-    assert "channel training holds no records" in last_line(done)
+    assert "channel training has no records" in last_line(done)
 
 
 def test_a_channel_of_file_mode_is_refused(channels, tmp_path):
@@ -206,5 +206,5 @@ def test_a_fifo_that_never_comes_is_named(tmp_path, monkeypatch):
     (tmp_path / "input/config").mkdir(parents=True)
     config = {"training": {"TrainingInputMode": "Pipe"}}
     (tmp_path / "input/config/inputdataconfig.json").write_text(json.dumps(config))
-    with pytest.raises(BadInput, match="training_0: is not there after 0.3 s"):
+    with pytest.raises(BadInput, match="training_0: still missing after 0.3 s"):
         pipe_mode.open_channel(Job(input_dir=str(tmp_path / "input")), "training")

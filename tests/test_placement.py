@@ -7,7 +7,7 @@ import tensorflow as tf
 from conftest import make_records
 
 from deepfm import distribution
-from deepfm.config import Distribution, ModeFlags, ModelConfig, OptimizerConfig
+from deepfm.config import Distribution, ModeFlags, ModelConfig, OptimizerConfig, Servers
 from deepfm.model import optimizers
 from deepfm.model.model_fn import make_model_fn
 
@@ -38,12 +38,17 @@ def build(mode, config=CONFIG):
     optimizers.OPTIMIZERS["sgd"] = kept._replace(make=Sgd)
     try:
         optimizer = OptimizerConfig("sgd", 0.1, l2_rows=0.01)
-        model_fn = mode.wrap_model_fn(make_model_fn(config, optimizer, mode))
+        replicas = mode.replicas
+        model_fn = replicas.wrap_model_fn(
+            make_model_fn(config, optimizer, replicas, mode.servers.partitioner)
+        )
         train = tf.estimator.ModeKeys.TRAIN
-        if mode.strategy:
-            with mode.strategy.scope():
+        if replicas.strategy:
+            with replicas.strategy.scope():
                 v1.train.get_or_create_global_step()
-                mode.strategy.experimental_run_v2(lambda: model_fn(*features(), mode=train).loss)
+                replicas.strategy.experimental_run_v2(
+                    lambda: model_fn(*features(), mode=train).loss
+                )
         else:
             v1.train.get_or_create_global_step()
             model_fn(*features(), mode=train)
@@ -53,7 +58,7 @@ def build(mode, config=CONFIG):
 
 
 def cut(parts):
-    return Distribution(partitioner=v1.fixed_size_partitioner(parts))
+    return Distribution(servers=Servers(partitioner=v1.fixed_size_partitioner(parts)))
 
 
 MODES = {
@@ -124,7 +129,7 @@ def four_gpus(monkeypatch):
 def test_towers_compute_on_four_gpus_and_keep_the_variables_on_the_cpu(four_gpus):
     with tf.Graph().as_default() as graph:
         mode = distribution.tower(ModeFlags())
-        assert mode.replicas_per_process == 4
+        assert mode.replicas.per_process == 4
         build(mode)
         assert devices(graph, "MatMul") == set(GPUS)
         assert devices(graph, "VarHandleOp") <= {"/device:CPU:0", ""}  # "": learning_rate_decay
@@ -133,7 +138,7 @@ def test_towers_compute_on_four_gpus_and_keep_the_variables_on_the_cpu(four_gpus
 def test_mirrored_computes_on_four_gpus_and_keeps_a_copy_of_the_variables_on_each(four_gpus):
     with tf.Graph().as_default() as graph:
         mode = distribution.mirrored(ModeFlags())
-        assert mode.num_replicas == 4
+        assert mode.replicas.in_step == 4
         build(mode)
         on = lambda op_type: {tf.DeviceSpec.from_string(d) for d in devices(graph, op_type)}
         assert {(d.device_type, d.device_index) for d in on("MatMul")} == {

@@ -10,14 +10,12 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import zlib
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import ROOT, run_train, shared_data
+from conftest import run_tool, run_train, shared_data
 
 from data_tools import prepare_criteo
 from data_tools.click_logs import feature_map, output_folder, passes
@@ -762,13 +760,7 @@ def _die_after(left):
 
 
 def run(*flags):
-    return subprocess.run(
-        [sys.executable, "-m", "data_tools.prepare_criteo", *map(str, flags)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return run_tool("prepare_criteo", *flags)
 
 
 def test_a_bad_row_exits_2_with_one_sentence(tmp_path):

@@ -1,6 +1,7 @@
 """rebalance: every record as often as wanted, in a random order, in files of as many records."""
 
 import collections
+import dataclasses
 import gzip
 import json
 import os
@@ -9,7 +10,6 @@ import resource
 import shutil
 import signal
 import struct
-import subprocess
 import sys
 import time
 
@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import (
-    ROOT,
     example,
     make_records,
+    run_tool,
     started,
     write_libsvm,
     write_own_ids,
@@ -106,7 +106,7 @@ def run(tmp_path):
 
     def run(**flags):
         options = Options(str(tmp_path / "in"), str(tmp_path / "out"), seed=3)
-        return [file.path for file in rebalance.rebalance(options._replace(**flags))]
+        return [file.path for file in rebalance.rebalance(dataclasses.replace(options, **flags))]
 
     return run
 
@@ -202,14 +202,11 @@ def test_buckets_hold_records_in_the_order_of_their_keys(tmp_path, memory, bits)
         rows = [1, bucket.rows // 3, bucket.rows]
         sizes_of_first = shuffling.sizes_of_first(bucket, rows, True)
         blocks = list(shuffling.ordered(bucket, memory))
-        text = b"".join(block for block, _, _ in blocks)
-        ends_found, first = [], 0
-        for block, sizes, _ in blocks:
-            ends_found += (first + sizes).tolist()
-            first += len(block)
+        text = b"".join(block for block, _ in blocks)
+        ends_found = np.cumsum(np.concatenate([entries["bytes"] for _, entries in blocks])).tolist()
         assert sizes_of_first == [ends_found[row - 1] for row in rows]
         starts = [0, *ends_found[:-1]]
-        ones = np.concatenate([x for _, _, x in blocks]).tolist()
+        ones = np.concatenate([entries["positive"] for _, entries in blocks]).tolist()
         found += zip([text[i:j] for i, j in zip(starts, ends_found)], ones)
     order = sorted(range(500), key=lambda i: int(keys[i]))
     assert found == [(data[i], i % 3 == 0) for i in order]
@@ -242,10 +239,7 @@ def test_every_place_of_the_input_is_as_likely_at_every_place_of_the_output(tmp_
 
 
 def command(*flags, **options):
-    return subprocess.run(
-        [sys.executable, "-m", "data_tools.rebalance", *map(str, flags)],
-        cwd=str(ROOT), capture_output=True, text=True, timeout=60, **options,
-    )  # fmt: skip
+    return run_tool("rebalance", *flags, **options)
 
 
 def test_the_same_seed_writes_the_same_bytes_with_any_workers_and_memory(
@@ -375,7 +369,7 @@ def damage(path, number, payload=None):
 BAD = {
     "corrupt": (None, "corrupt"),
     "short": (example(1, [1, 2, 3], [1.0, 1, 1]), "expected 4 ids, found 3"),
-    "label": (example(7, [1, 2, 3, 4], [1.0, 1, 1, 1]), "label [7.0] is none of"),
+    "label": (example(7, [1, 2, 3, 4], [1.0, 1, 1, 1]), "label [7.0] is not [0]"),
     "nan": (example(1, [1, 2, 3, 4], [1.0, 1, float("nan"), 1]), "is not a finite number"),
     "negative": (example(1, [1, 2, -3, 4], [1.0, 1, 1, 1]), "feature id -3 is negative"),
     "junk": (b"junk", "not a tf.train.Example"),
@@ -454,7 +448,7 @@ def test_two_gzip_files_in_one_are_refused(tmp_path, run):
 
 
 @pytest.mark.parametrize("line, words", [
-    (b"1 1:1 2:x", "'2:x'|'x' is not a finite number"), (b"2 1:1", "label '2' is none of"),
+    (b"1 1:1 2:x", "'2:x'|'x' is not a finite number"), (b"2 1:1", "label '2' is not 0"),
     (b"1 -1:1", "feature id -1 is negative"), (b"1 1", "'1' is not id:value"),
     (b"1 1:nan", "is not a finite number"), (b"\xff 1:1", "label"),
 ])  # fmt: skip

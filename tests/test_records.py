@@ -75,7 +75,7 @@ def test_parsing_what_was_encoded_gives_it_back():
     rng = np.random.RandomState(1)
     labels = rng.randint(0, 2, 50).astype(np.float32)
     ids, values = rng.randint(0, 1 << 40, [50, 7]), rng.rand(50, 7).astype(np.float32)
-    build = lambda *record: records.parse_examples(records.encode(*record), Schema(7, 1 << 40))
+    build = lambda *record: records.parse(records.encode(*record), Schema(7, 1 << 40))
     for found, expected in zip(run(build, labels, ids, values), (labels, ids, values)):
         np.testing.assert_array_equal(found, expected)
 
@@ -212,7 +212,7 @@ def test_the_explanation_says_what_against_what(line, schema, words):
 
 
 def test_a_record_that_is_no_example_is_refused_without_a_crash():
-    build = lambda x: records.parse_examples(x, Schema(1))
+    build = lambda x: records.parse(x, Schema(1))
     # The last is an Example whose features are none: parse_example quotes it, and that crashes.
     for payload in (b"garbage", bytes(range(128, 256)), b"\x0a\x02\xff\xff"):
         with pytest.raises(tf.errors.DataLossError):
@@ -239,13 +239,13 @@ MISREAD = {
 def test_an_example_that_could_be_read_in_two_ways_is_refused(features):
     serialized = field(1, b"".join([*features, feature(b"label", LABEL)]))
     with pytest.raises((tf.errors.InvalidArgumentError, tf.errors.DataLossError)):
-        run(lambda x: records.parse_examples(x, Schema(2)), [serialized])
+        run(lambda x: records.parse(x, Schema(2)), [serialized])
 
 
 def test_an_example_is_read_whatever_the_order_and_with_other_features():
     parts = [VALUES, feature(b"label", LABEL), feature(b"weight", (2, [7])), IDS]
     serialized = field(1, b"".join(parts))
-    labels, ids, values = run(lambda x: records.parse_examples(x, Schema(2)), [serialized])
+    labels, ids, values = run(lambda x: records.parse(x, Schema(2)), [serialized])
     assert (labels.tolist(), ids.tolist(), values.tolist()) == ([1], [[1, 2]], [[3, 4]])
 
 
@@ -256,7 +256,7 @@ def test_an_example_is_read_however_many_bytes_its_lengths_take(bytes_of_a_lengt
     fill = lambda n: field(1, parts + field(1, field(1, b"text") + field(2, b"\0" * n)))
     some = [fill(n) for n in range(max(most - 130, 0), most + 3)]
     assert min(map(len, some)) < most < max(map(len, some))
-    labels, _, _ = run(lambda x: records.parse_examples(x, Schema(2)), some)
+    labels, _, _ = run(lambda x: records.parse(x, Schema(2)), some)
     assert labels.tolist() == [1] * len(some)
 
 
@@ -266,16 +266,16 @@ def test_what_encode_writes_is_known_as_such():
         labels = rng.randint(0, 2, 20).astype(np.float32)
         ids = rng.randint(0, 1 << 62, [20, field_size]) >> rng.randint(0, 62, [20, field_size])
         values = rng.rand(20, field_size).astype(np.float32)
-        build = lambda *record: example_bytes.are_as_encoded(
-            records.encode(*record), int(record[1].shape[1])
+        build = lambda *record: example_bytes.find_lists(
+            records.encode(*record), int(record[1].shape[1]), multi_valued=False
         )
-        assert run(build, labels, ids, values)
+        assert run(build, labels, ids, values).as_encoded
 
 
 @pytest.mark.parametrize("change", [b"\0", b"\x0a\0"])
 def test_what_is_longer_than_encode_writes_is_not_taken_for_it(change):
     payload = example(1, [1, 2], [3, 4]).SerializeToString(deterministic=True)
-    build = lambda x: example_bytes.are_as_encoded(x, 2)
+    build = lambda x: example_bytes.find_lists(x, 2, multi_valued=False).as_encoded
     assert run(build, [payload]) and not run(build, [payload, payload + change])
 
 

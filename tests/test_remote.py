@@ -352,7 +352,7 @@ def test_clearing_deletes_the_remote_model_and_nothing_else(server, trained):
     assert named(folder) == [f"model.ckpt-{STEPS}"]
     assert not old & set(folder.names()) and len(old) > 3
     assert [folder.read(name) for name in mine] == [b"mine"] * 3
-    assert "keeps what train.py has not written: best, eval, notes.txt." in done.stderr
+    assert "that train.py did not write: best, eval, notes.txt." in done.stderr
 
 
 def test_clearing_refuses_a_remote_folder_that_is_no_models(server):
@@ -361,7 +361,7 @@ def test_clearing_refuses_a_remote_folder_that_is_no_models(server):
     with Proxy(server) as proxy:
         done = run(proxy, *train_flags(folder, "--clear_existing_model"))
     assert done.returncode == 2
-    assert f"--model_dir={folder.path} holds files and none is" in done.stderr.splitlines()[-1]
+    assert f"--model_dir={folder.path} has files, but no model" in done.stderr.splitlines()[-1]
     assert folder.names() == ["thesis.txt"]
 
 
@@ -528,6 +528,7 @@ def test_older_checkpoints_are_kept_over_several_jobs_up_to_keep_checkpoint_max(
         copies = remote_model_dir.Mirror(f"file://{there}", str(local), 2)
         copies.fetch(os.listdir(str(there)))
         save_checkpoint(local, step)
+        copies.hand_over()
         copies.close()
     assert {path.stem for path in there.glob("*.index")} == {"model.ckpt-10", "model.ckpt-11"}
 
@@ -550,7 +551,7 @@ def test_a_sentence_names_the_folder_that_was_asked_for(tmp_path):
     flags = (f"--model_dir={path}", f"--val_data_dir={tmp_path}")
     done = run_train(*SMALL_MODEL, "--task_type=eval", *flags, env=env)
     assert done.returncode == 2
-    assert f"--model_dir={path} holds no checkpoint" in done.stderr.splitlines()[-1]
+    assert f"--model_dir={path} has no checkpoint" in done.stderr.splitlines()[-1]
     assert not list(tmp_path.glob("deepfm*"))
 
 

@@ -168,7 +168,7 @@ def test_a_signal_ends_training_with_the_checkpoint_of_its_step(data, tmp_path, 
     flags = job(data, tmp_path, *SLOW)
     code, text, _ = interrupt(started_train(*flags), number, to_parent)
     assert code == INTERRUPTED
-    (step,) = re.findall(r"the checkpoint of step (\d+) is saved", text)
+    (step,) = re.findall(r"saved the checkpoint of step (\d+)", text)
     assert weights(tmp_path)["global_step"] == int(step) >= 3
     assert not (tmp_path / "report.json").exists()
     again = run_train(*flags, f"--max_steps={int(step) + 5}")
@@ -186,7 +186,7 @@ def test_a_cluster_ends_with_a_checkpoint_and_goes_on_where_each_was(tmp_path, s
     )  # fmt: skip
     code, text, _ = interrupt(started_cluster(*flags), signal.SIGTERM, send)
     assert code == INTERRUPTED, text
-    (step,) = map(int, re.findall(r"the checkpoint of step (\d+) is saved", text))
+    (step,) = map(int, re.findall(r"saved the checkpoint of step (\d+)", text))
     assert 3 <= step < 400
     done = run_cluster(*flags)
     check_done(done)
@@ -208,7 +208,7 @@ def test_horovod_ends_with_the_checkpoint_of_its_step(data, tmp_path, launcher, 
     context = started_horovod(2, *flags, launcher=launcher)
     code, text, _ = interrupt(context, number, send)
     assert code != 0
-    (step,) = map(int, re.findall(r"the checkpoint of step (\d+) is saved", text))
+    (step,) = map(int, re.findall(r"saved the checkpoint of step (\d+)", text))
     assert weights(tmp_path)["global_step"] == step
     # horovodrun itself ends with a trace.
     assert {"gloo": "<stderr>:Traceback", "mpi": "Traceback"}[launcher] not in text
@@ -218,7 +218,10 @@ def test_the_same_command_after_the_end_trains_nothing(data, tmp_path):
     flags = job(data, tmp_path, f"--val_data_dir={data}/1.tfrecords")
     first, again = run_train(*flags), run_train(*flags)
     check_done(first, again)
-    assert "All 3 epochs of this run are done (step 48); --num_epochs=4 goes on" in again.stderr
+    assert (
+        "All 3 epochs of this run are done (step 48); train longer with --num_epochs=4"
+        in again.stderr
+    )
     found = report(tmp_path)
     assert found["global_step"] == 3 * STEPS
     assert found["eval"]["examples"] == SIZES[1]

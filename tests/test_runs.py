@@ -5,7 +5,7 @@ import json
 import pytest
 import tensorflow as tf
 
-from deepfm.config import InputConfig
+from deepfm.config import Distribution, InputConfig, Replicas
 from deepfm.data import datasets
 from deepfm.data.identity import Identity
 from deepfm.errors import BadInput
@@ -13,7 +13,12 @@ from deepfm.state import resume, sliced_saver
 
 v1 = tf.compat.v1
 
-ORDER = resume.order_of(InputConfig(64, shuffle_buffer=10), 1)
+
+def order_of(asked, skipped=0):
+    return resume.order_of(asked, True, Distribution(), skipped)
+
+
+ORDER = order_of(InputConfig(64, shuffle_buffer=10))
 PAIR = dict(ORDER, num_processes=2)
 OWN_PACE = dict(PAIR, synchronous=False)
 
@@ -27,20 +32,20 @@ class Run:
     """A model_dir and the checkpoints in it, as training makes them."""
 
     def __init__(self, folder):
-        self.folder, self.path, self.position = folder, None, None
+        self.folder, self.path, self.parts, self.taken = folder, None, None, None
 
     def begin(self, step, data="a", order=ORDER, steps=(10,), settings=None, abandon=False):
         part = resume.RunPart("", order, 0, step, 0, steps and list(steps), settings or {})
         path = self.path if step else None
-        self.position = resume.begin(
+        self.parts, self.taken = resume.begin(
             str(self.folder), path, step, data_set(data), part, abandon
-        )  # fmt: skip
-        return self.position
+        )
+        return self.part
 
     def save(self, step, counted=None, notes=True):
         """A checkpoint of this step."""
         count = (lambda: tf.constant(counted, tf.int64)) if counted else None
-        make = resume.make_notes(self.position.parts, count) if notes else dict
+        make = resume.make_notes(self.parts, count) if notes else dict
         with tf.Graph().as_default(), v1.Session() as session:
             made = v1.train.get_or_create_global_step().assign(step)
             saver = sliced_saver.make_saver(5, make_notes=make)
@@ -48,9 +53,12 @@ class Run:
             session.run(made)
             self.path = saver.save(session, str(self.folder / "model.ckpt"), global_step=step)
 
+    @property
+    def part(self):
+        return self.parts[-1]
+
     def places(self):
-        part, taken = self.position.part, self.position.taken
-        return [part.place(steps, i) for i, steps in enumerate(taken)]
+        return [self.part.place(steps, i) for i, steps in enumerate(self.taken)]
 
 
 @pytest.fixture
@@ -66,7 +74,7 @@ def gone_on(run, step, counted=None, **how):
 
 
 def test_a_run_begins_with_the_first_record(run):
-    assert run.begin(0).part.run_step == 0
+    assert run.begin(0).run_step == 0
     assert run.places() == [(0, 0)]
 
 
@@ -80,7 +88,7 @@ def test_other_data_after_the_end_are_a_new_run_on_the_same_model(run):
     run.begin(0)
     run.save(25)
     resume.end(str(run.folder), 25)
-    assert run.begin(25, data="b").part.run_step == 25
+    assert run.begin(25, data="b").run_step == 25
     assert run.places() == [(0, 0)]
     run.begin(25, data="b")  # killed before it has saved anything
     assert run.places() == [(0, 0)]
@@ -95,7 +103,7 @@ def test_other_data_in_the_middle_of_a_run_are_refused_and_the_file_is_named(run
         run.begin(25, data="b")
     run.begin(25, data="a")
     assert run.places() == [(2, 5)]
-    assert run.begin(25, data="b", abandon=True).part.run_step == 25
+    assert run.begin(25, data="b", abandon=True).run_step == 25
     assert gone_on(run, 27, data="b") == [(0, 2)]
 
 
@@ -103,9 +111,9 @@ def test_another_order_begins_the_epoch_again_and_says_so(run, caplog):
     run.begin(0)
     order = dict(ORDER, batch_size=128)
     assert gone_on(run, 25, order=order, steps=(5,)) == [(2, 0)]
-    assert run.position.part.run_step == 0
+    assert run.part.run_step == 0
     assert "batch_size was 64 and is 128" in caplog.text
-    assert "epoch 3 begins again" in caplog.text
+    assert "epoch 3 starts over" in caplog.text
     assert gone_on(run, 31, order=order, steps=(5,)) == [(3, 1)]
 
 
@@ -118,23 +126,25 @@ CONFIG = InputConfig(64, shuffle_buffer=10)
      {"cache": "a/file"}, {"batch_size": 32}, {"replicas": 2}],
 )  # fmt: skip
 def test_what_changes_the_order_begins_the_epoch_again(run, caplog, change):
-    run.begin(0, order=resume.order_of(CONFIG, 1))
-    order = resume.order_of(CONFIG._replace(**change), 1)
+    change = dict(change)
+    run.begin(0, order=order_of(CONFIG))
+    mode = Distribution(replicas=Replicas(change.pop("replicas", 1)))
+    order = resume.order_of(CONFIG._replace(**change), True, mode)
     assert gone_on(run, 25, order=order) == [(2, 0)]
-    assert "epoch 3 begins again" in caplog.text
+    assert "epoch 3 starts over" in caplog.text
 
 
 @pytest.mark.parametrize("skipped", [0, 3])
 def test_other_bad_records_that_are_passed_over_begin_the_epoch_again(run, skipped):
-    run.begin(0, order=resume.order_of(CONFIG, 1, skipped=3))
-    order = resume.order_of(CONFIG, 1, skipped=skipped)
+    run.begin(0, order=order_of(CONFIG, skipped=3))
+    order = order_of(CONFIG, skipped=skipped)
     assert gone_on(run, 25, order=order) == [(2, 5 if skipped == 3 else 0)]
 
 
 @pytest.mark.parametrize("change", [{"read_buffer_bytes": 1}, {"num_epochs": 9}])
 def test_what_leaves_the_order_as_it_is_goes_on_within_the_epoch(run, change):
-    run.begin(0, order=resume.order_of(CONFIG, 1))
-    assert gone_on(run, 25, order=resume.order_of(CONFIG._replace(**change), 1)) == [(2, 5)]
+    run.begin(0, order=order_of(CONFIG))
+    assert gone_on(run, 25, order=order_of(CONFIG._replace(**change))) == [(2, 5)]
 
 
 def test_another_order_after_a_whole_epoch_uses_nothing_twice(run, caplog):
@@ -146,7 +156,7 @@ def test_another_order_after_a_whole_epoch_uses_nothing_twice(run, caplog):
 def test_files_stay_divided_as_at_the_beginning_whatever_is_known_by_now(run, caplog):
     run.begin(0, order=dict(ORDER, by_rows=False), steps=None)
     assert gone_on(run, 25) == [(2, 5)]
-    assert run.position.part.order["by_rows"] is False
+    assert run.part.order["by_rows"] is False
     assert not caplog.text
 
 
@@ -154,8 +164,8 @@ def test_files_stay_divided_as_at_the_beginning_whatever_is_known_by_now(run, ca
 def test_in_another_order_the_epoch_of_the_last_process_begins_again(run, caplog, taken, epoch):
     run.begin(0, order=OWN_PACE, steps=(10, 4))
     gone_on(run, sum(taken), taken, order=dict(OWN_PACE, seed=2), steps=(10, 4))
-    assert run.position.part.epoch == (1 if epoch is None else epoch - 1)
-    assert (f"epoch {epoch} begins again" in caplog.text) == (epoch is not None)
+    assert run.part.epoch == (1 if epoch is None else epoch - 1)
+    assert (f"epoch {epoch} starts over" in caplog.text) == (epoch is not None)
 
 
 def test_an_older_checkpoint_finds_the_place_that_it_had(run):
@@ -189,14 +199,14 @@ def test_where_nobody_has_counted_the_epoch_begins_again_and_nothing_is_skipped(
 ):
     run.begin(0, order=OWN_PACE, steps=(10, 4))
     assert gone_on(run, 9, counted, order=OWN_PACE, steps=(10, 4)) == [(0, 0), (0, 0)]
-    assert "is not known, so epoch 1 begins again" in caplog.text
+    assert "unknown how many steps each process took, so epoch 1 starts over" in caplog.text
 
 
 @pytest.mark.parametrize("before, now", [(OWN_PACE, PAIR), (PAIR, OWN_PACE)])
 def test_processes_that_keep_in_step_from_now_on_begin_the_epoch_again(run, before, now):
     run.begin(0, order=before, steps=(10, 10))
     assert gone_on(run, 14, [8, 6], order=now, steps=(10, 10))[0] in ((0, 0), (1, 0))
-    assert run.position.part.epoch == (0 if before is OWN_PACE else 1)
+    assert run.part.epoch == (0 if before is OWN_PACE else 1)
 
 
 def test_without_run_json_training_goes_on_by_what_the_checkpoint_says(run, caplog):
@@ -224,48 +234,11 @@ def test_what_changes_on_the_way_is_said(run, caplog):
     caplog.set_level("INFO")
     run.begin(0, settings={"dropout": [0.5, 0.5], "optimizer": "adam"})
     gone_on(run, 5, settings={"dropout": [0.1, 0.5], "optimizer": "adam"})
-    assert "From now on with --dropout=0.1,0.5 (before: 0.5,0.5)." in caplog.text
-    assert run.position.part.settings["dropout"] == [0.1, 0.5]
+    assert "Resuming with --dropout=0.1,0.5 (before: 0.5,0.5)." in caplog.text
+    assert run.part.settings["dropout"] == [0.1, 0.5]
     caplog.clear()
     gone_on(run, 7, settings={"dropout": [0.1, 0.5], "optimizer": "adam"})
     assert "From now on" not in caplog.text
-
-
-def version_1(run, data, order, **more):
-    """run.json as it was before checkpoints held notes."""
-    names = "seed", "shuffle_buffer", "num_parallel_reads", "batch_size", "num_processes", "cache"
-    part = {
-        "data": resume._fingerprint_1(data, 0), "order": {name: order[name] for name in names},
-        "run_step": 0, "step": 0, "epoch": 0, "steps_per_epoch": [10] * order["num_processes"],
-        "steps_taken": {}, **more,
-    }  # fmt: skip
-    text = json.dumps({"format_version": 1, "parts": [part]})
-    (run.folder / resume.FILE).write_text(text)
-
-
-def test_a_run_of_an_older_version_goes_on(run):
-    run.save(25, notes=False)
-    version_1(run, data_set(), ORDER)
-    run.begin(25)
-    assert run.places() == [(2, 5)]
-
-
-def test_a_run_of_an_older_version_with_parameter_servers_begins_its_epoch_again(run):
-    run.save(25, notes=False)
-    version_1(run, data_set(), OWN_PACE, steps_taken={"25": [12, 13]})
-    run.begin(25, order=OWN_PACE, steps=(10, 10))
-    assert run.places() == [(0, 0), (0, 0)]
-
-
-@pytest.mark.parametrize("step, refused", [(20, False), (25, True)])
-def test_a_run_of_an_older_version_had_ended_where_an_epoch_had(run, step, refused):
-    run.save(step, notes=False)
-    version_1(run, data_set()._replace(files=[]), ORDER)
-    if refused:
-        with pytest.raises(BadInput, match="interrupted at step 25"):
-            run.begin(step)
-    else:
-        assert run.begin(step).part.run_step == step
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ from absl import flags
 from absl.testing import flagsaver
 
 from deepfm import flags as deepfm_flags
+from deepfm.config import Share
 from deepfm.errors import BadInput
 from deepfm.runtime import sagemaker
-from deepfm.runtime.sagemaker import Job, Share
+from deepfm.runtime.sagemaker import Job
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_a_flag_that_contradicts_the_channel_is_refused(tmp_path):
 
 
 def test_an_unknown_host_is_refused():
-    with pytest.raises(BadInput, match="--current_host=c is none of --hosts=a,b"):
+    with pytest.raises(BadInput, match="--current_host=c is not one of --hosts=a,b"):
         Job(hosts=("a", "b"), current_host="c").check(1)
 
 

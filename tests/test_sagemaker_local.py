@@ -127,7 +127,7 @@ def test_a_job_whose_host_is_taken_away_ends_as_one_that_was_not(criteo_like, tm
     assert not (tmp_path / "parts/report.json").exists()
     code, text, _ = run_job(tmp_path / "p", parts, *flags)
     assert code == 0, text
-    assert "Going on at step" in text
+    assert "Resuming at step" in text
     found, wanted = weights(tmp_path / "parts"), weights(tmp_path / "whole")
     for name, value in wanted.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
@@ -215,7 +215,7 @@ def test_a_host_without_files_is_named_in_the_failure_file(criteo_like, tmp_path
         f"--training={criteo_like}/va", "--", "--feature_size=117581",
     )  # fmt: skip
     assert code == 1, text
-    assert "--training_data_dir=/opt/ml/input/data/training: the directory holds no" in failure
+    assert "--training_data_dir=/opt/ml/input/data/training: the directory has no" in failure
 
 
 def test_a_pipe_that_is_cut_short_is_named_in_the_failure_file(criteo_like, tmp_path):

@@ -78,7 +78,9 @@ def test_a_data_set_tells_its_map(tmp_path):
         datasets.find(f"{tmp_path}/a,{tmp_path}/b", "data")
 
 
-@pytest.mark.parametrize("other, words", [(ONE, None), (None, None), (OTHER, f"map {OTHER}, but")])
+@pytest.mark.parametrize(
+    "other, words", [(ONE, None), (None, None), (OTHER, f"feature map {OTHER}, those of")]
+)
 def test_parts_of_one_data_set_have_one_map(tmp_path, other, words):
     folder = write(tmp_path / "a", ONE, "dataset-00000-of-00002.json", file="a")
     write(tmp_path / "a", other, "dataset-00001-of-00002.json", file="b")
@@ -145,7 +147,7 @@ def validation(*args):
         (validation(None, 40), None),
         (validation(None, None), None),
         (validation(OTHER), f"y: has the ids of feature map {OTHER}, the model "),
-        (validation(None, 51), "y: has a feature_size of 51, the model one of 50; convert it with"),
+        (validation(None, 51), "y: its feature_size is 51, the model has 50; convert it with"),
     ],
 )  # fmt: skip
 def test_validation_data_have_the_ids_of_the_training_data(tmp_path, found, words):

@@ -4,6 +4,7 @@ import ast
 import itertools
 import json
 import os
+import pathlib
 
 import pytest
 from conftest import ROOT, make_records, run_train, small_job, write_tfrecords
@@ -87,7 +88,7 @@ def test_a_job_refuses_sizes_in_one_sentence_and_not_for_want_of_memory(tmp_path
     data = write_tfrecords(tmp_path / "a.tfrecords", make_records(9))
     done = run_train(*small_job(data, tmp_path / "model", f"--embedding_size={LARGE}"))
     assert done.returncode == 2
-    assert f"--embedding_size={LARGE} is " in done.stderr.splitlines()[-1]
+    assert f"size, not {LARGE}." in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
 
@@ -130,13 +131,13 @@ def test_the_memory_of_a_job_is_more_than_that_of_its_weights(monkeypatch, confi
     monkeypatch.setattr(memory, "_memory", lambda: 10**15)
     memory.check(config, True, load)
     monkeypatch.setattr(memory, "_memory", lambda: gigabytes * 10**9)
-    with pytest.raises(BadInput, match="than the .* GB that it may use here"):
+    with pytest.raises(BadInput, match="only .* GB may be used here"):
         memory.check(config, True, load)
 
 
 def test_memory_that_a_control_group_allows_is_what_there_is(monkeypatch):
     told = {"/sys/fs/cgroup/memory.max": "max\n", "/proc/meminfo": "MemAvailable:  7 kB\n"}
-    monkeypatch.setattr(memory.utilization, "text_of", lambda path: told[path])
+    monkeypatch.setattr(pathlib.Path, "read_text", lambda path: told[str(path)])
     told["/sys/fs/cgroup/memory/memory.limit_in_bytes"] = f"{10**15}\n"
     machine = memory._memory()
     assert 10**8 < machine < 10**15 and memory._free() == 7168

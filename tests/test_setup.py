@@ -156,7 +156,7 @@ def test_refuses_a_python_that_is_not_3_7_with_one_sentence(name, tmp_path):
 
 
 def test_a_second_run_does_nothing_and_takes_under_two_seconds():
-    stamp = ROOT / ".venv" / "deepfm-setup"
+    stamp = ROOT / ".venv" / "deepfm-setup-horovod"
     if not stamp.exists():
         pytest.skip("scripts/setup.sh has not been run in this checkout")
     # Where the run would not be a no-op, the unusable cache ends it before it touches .venv.
@@ -168,9 +168,9 @@ def test_a_second_run_does_nothing_and_takes_under_two_seconds():
     assert time.time() - start < 2
 
 
-def run_setup(root, environment):
+def run_setup(root, environment, *words):
     return subprocess.run(
-        [str(root / "scripts" / "setup.sh")],
+        [str(root / "scripts" / "setup.sh"), *words],
         env=environment,
         capture_output=True,
         text=True,
@@ -200,7 +200,7 @@ class Machine:
             write_program(self.bin / tool, "#!/bin/bash\n")
         write_program(self.bin / "mpirun", "#!/bin/bash\necho 'mpirun (Open MPI) 4.1.4'\n")
 
-    def setup(self, **environment):
+    def setup(self, *words, **environment):
         environment = dict(
             environment,
             PATH=str(self.bin),
@@ -208,7 +208,7 @@ class Machine:
             DEEPFM_CACHE=str(self.cache),
             CALLS=str(self.home / "calls"),
         )
-        return run_setup(self.root, environment)
+        return run_setup(self.root, environment, *words)
 
     def calls(self, pattern):
         calls = (self.home / "calls").read_text().splitlines()
@@ -298,8 +298,26 @@ def test_a_changed_pin_is_installed_into_the_same_venv(machine):
     assert machine.setup().stdout == "Set-up: .venv is ready.\n"
     with open(str(machine.root / "requirements-dev.txt"), "a") as requirements:
         requirements.write("six==1.16.0\n")
+    assert "Installing what tests and scripts import" in machine.setup().stdout
+    with open(str(machine.root / "requirements.txt"), "a") as requirements:
+        requirements.write("six==1.16.0\n")
     assert "Installing TensorFlow" in machine.setup().stdout
     assert len(machine.calls("-m venv")) == 1
+
+
+def test_without_horovod_neither_mpi_nor_its_wheel_is_needed_and_it_can_be_added(machine):
+    write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
+    (machine.bin / "mpirun").rename(machine.bin / "hidden")
+    assert machine.setup("--no_horovod").returncode == 0
+    assert len(machine.calls("deepfm.kernels")) == 1
+    assert not machine.calls("pip wheel|requirements-dev")
+    assert machine.setup("--no_horovod").stdout == "Set-up: .venv is ready.\n"
+
+    (machine.bin / "hidden").rename(machine.bin / "mpirun")
+    assert machine.setup().returncode == 0
+    assert len(machine.calls("pip wheel")) == len(machine.calls("requirements-dev")) == 1
+    assert len(machine.calls("-m venv")) == len(machine.calls("deepfm.kernels")) == 1
+    assert machine.setup("--no_horovod").stdout == "Set-up: .venv is ready.\n"
 
 
 def test_kernels_that_cannot_be_built_are_told_and_done_without(machine):

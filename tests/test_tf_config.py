@@ -51,7 +51,7 @@ def test_what_is_no_tf_config_is_refused(text, sentence):
         (JOBS, "evaluator", 0, "no task evaluator 0"),
         (JOBS, "worker", "0", "no task worker 0"),
         (JOBS, ["worker"], 0, "no task ..worker"),
-        ({**JOBS, "boss": ["d:1"]}, "chief", 0, "'boss' is no job"),
+        ({**JOBS, "boss": ["d:1"]}, "chief", 0, "unknown job 'boss'"),
         ({**JOBS, "ps": "a:2"}, "chief", 0, "'ps' is 'a:2'; give a list of 'host:port'"),
         ({**JOBS, "ps": ["a"]}, "chief", 0, "give a list of 'host:port'"),
         ({**JOBS, "ps": ["a:99999"]}, "chief", 0, "give a list of 'host:port'"),

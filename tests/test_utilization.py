@@ -8,7 +8,7 @@ from conftest import SMALL_MODEL, make_records, report, run_train, write_tfrecor
 
 from deepfm.runtime import utilization
 
-RUN = utilization.Run(
+RUN = dict(
     input_wait_share=0.02, host_cpu_utilization=0.97, gpu_utilization=None, others=0.0,
     num_processes=1, batch_size=1024, advice="--cache=memory",
 )  # fmt: skip
@@ -35,7 +35,7 @@ RUN = utilization.Run(
     ],
 )  # fmt: skip
 def test_the_verdict_names_the_limit_and_a_flag(changes, sentence):
-    assert sentence in utilization.verdict(RUN._replace(**changes))
+    assert sentence in utilization.verdict(**{**RUN, **changes})
 
 
 @pytest.mark.parametrize(

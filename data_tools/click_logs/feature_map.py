@@ -153,23 +153,14 @@ def load(path: str) -> FeatureMap:
         if found["format_version"] != FORMAT_VERSION:
             version = str(found["format_version"])[:40]
             raise ValueError(f"format_version {version}, this program reads {FORMAT_VERSION}")
-        feature_map = FeatureMap(
-            found["dataset"],
-            found["integers"],
-            found["min_count"],
-            found["feature_size"],
-            [Field(**{k: v for k, v in f.items() if k in Field._fields}) for f in _named(found)],
-        )
+        feature_map = FeatureMap(*(found[name] for name in FeatureMap._fields))
+        known = [{k: v for k, v in f.items() if k in Field._fields} for f in feature_map.fields]
+        feature_map = feature_map._replace(fields=[Field(**{"vocabulary": {}, **f}) for f in known])
         _check(feature_map)
         return feature_map
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise ValueError(f"{path}: is not a feature map ({reason}).") from error
-
-
-def _named(found):
-    """The fields, each with a vocabulary."""
-    return [{"vocabulary": {}, **field} for field in found["fields"]]
 
 
 def _check(feature_map):

@@ -3,6 +3,7 @@
 `options` is a prepare_criteo.Options everywhere, `share` (index of this host, number of hosts).
 """
 
+import contextlib
 import os
 
 from data_tools.click_logs import feature_map, field_tables
@@ -14,10 +15,15 @@ from deepfm.runtime import program
 
 
 def replaced(asked, options, share):
-    """{index of a split that is asked for: names in this host's folder of it that are replaced}."""
+    """What is replaced of each split that is asked for, by its index in SPLITS.
+
+    Returns:
+        {index of the split: (this host's folder of it, names in that which are replaced)}. Hosts
+        that share a folder have one each in it.
+    """
     old = {}
     for i in sorted(asked):
-        folder = _folder(i, options, share)
+        folder = shards.folder(os.path.join(options.output_dir, SPLITS[i]), share)
         paths = _data_files(options, i)
         others = [p for p in paths if share[1] > 1 and f"-of-{share[1]:05d}{os.sep}" not in p]
         if others:
@@ -26,13 +32,8 @@ def replaced(asked, options, share):
                 f"delete {os.path.join(options.output_dir, SPLITS[i])}."
             )
         names = [os.path.relpath(p, folder) for p in paths if p.startswith(folder + os.sep)]
-        old[i] = publishing.replaced(folder, names, options.overwrite)
+        old[i] = folder, publishing.replaced(folder, names, options.overwrite)
     return old
-
-
-def _folder(split, options, share):
-    """Where a host puts the files of a split: hosts that share a folder have one each in it."""
-    return shards.folder(os.path.join(options.output_dir, SPLITS[split]), share)
 
 
 def _data_files(options, split):
@@ -51,8 +52,9 @@ def write_map(tables, old, options, scratch):
     """
     fingerprint = feature_map.fingerprint(map(field_tables.field_of, tables))
     there = os.path.join(options.output_dir, feature_map.FILE)
-    if _fingerprint_of(there) == fingerprint:
-        return fingerprint
+    with contextlib.suppress(ValueError):  # there is none, or it is broken
+        if feature_map.fingerprint(feature_map.load(there).fields) == fingerprint:
+            return fingerprint
     if os.path.exists(there) and not options.overwrite:
         raise BadInput(f"{there} has other ids; --overwrite replaces it.")
     for i in range(len(SPLITS)):
@@ -68,14 +70,6 @@ def write_map(tables, old, options, scratch):
     return fingerprint
 
 
-def _fingerprint_of(path):
-    """The fingerprint of a map that is there; None without one, or where it is broken."""
-    try:
-        return feature_map.fingerprint(feature_map.load(path).fields)
-    except ValueError:
-        return None
-
-
 def publish(written, tables, fingerprint, old, options, share, scratch):
     """Puts everything in place; returns the data files.
 
@@ -83,9 +77,8 @@ def publish(written, tables, fingerprint, old, options, share, scratch):
     are refused.
     """
     files, folders = [], []
-    for i, names in old.items():
+    for i, (folder, names) in old.items():
         split, made = SPLITS[i], []
-        folder = _folder(i, options, share)
         for name in sorted(name for j, name in written if j == i):
             size = os.path.getsize(os.path.join(scratch, split, name))
             path = os.path.join(folder, name)
@@ -94,17 +87,17 @@ def publish(written, tables, fingerprint, old, options, share, scratch):
             at, sizes = os.path.join(scratch, split), (len(tables), tables[-1].end)
             dataset_json.write(at, *sizes, made, feature_map=fingerprint)
         if made or names or os.path.exists(os.path.join(folder, datasets.UNFINISHED)):
-            folders.append((i, folder))
+            folders.append((split, folder, names))
         files += made
     if not files and share[1] == 1:
         raise BadInput("the input holds no rows.")
     program.ignore_signals()
-    for _, folder in folders:
+    for _, folder, _ in folders:
         publishing.mark(folder)
     new_map = os.path.join(scratch, feature_map.FILE)
     if os.path.exists(new_map):
         os.replace(new_map, os.path.join(options.output_dir, feature_map.FILE))
-    for i, folder in folders:
-        made = os.path.join(scratch, SPLITS[i])
-        publishing.publish(made, sorted(os.listdir(made)), folder, old[i])
+    for split, folder, names in folders:
+        made = os.path.join(scratch, split)
+        publishing.publish(made, sorted(os.listdir(made)), folder, names)
     return files

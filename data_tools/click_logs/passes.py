@@ -15,7 +15,7 @@ from data_tools.click_logs.splitting import SPLITS, split_of
 from data_tools.click_logs.vocabulary import Counts
 from data_tools.common import workers
 from data_tools.common.skipping import Skipping
-from deepfm.data import bad_records
+from deepfm.data import bad_records, formats
 
 COUNT_ROWS = 1 << 17  # rows that a process counts before it passes the counts on
 
@@ -29,19 +29,16 @@ def count(
         BadInput: one bad row too many.
         OSError: a process was killed.
     """
-    tallies = [vocabulary.Tally(column.kind) for column in columns]
-    work = functools.partial(_count_slice, columns=columns)
-    with workers.results(work, slices, num_workers, "Counting", _size(slices), bad) as results:
-        for _, counts in results:
-            for tally, counted in zip(tallies, counts):
-                tally.add(counted)
-    return [tally.result() for tally in tallies]
+    with workers.results(
+        _count_slice, slices, num_workers, "Counting", _size(slices), bad
+    ) as results:
+        return vocabulary.add_up(columns, (counts for _, counts in results))
 
 
-def _count_slice(task, columns):
+def _count_slice(task):
     """Yields (bytes read, [Counts] of the fields since the last time, or ()), and the bad rows."""
-    waiting, texts, rows = [], [[] for _ in columns], 0
-    for read, block in row_parser.read(task.lines, task.layout, columns, task.labels):
+    waiting, texts, rows = [], [[] for _ in task.layout.columns], 0
+    for read, block in row_parser.read(task.lines, task.layout):
         if isinstance(block, bad_records.BadRecord):
             yield block
             continue
@@ -54,7 +51,7 @@ def _count_slice(task, columns):
             yield read, ()
         else:
             yield read, _counts(waiting, texts)
-            waiting, texts, rows = [], [[] for _ in columns], 0
+            waiting, texts, rows = [], [[] for _ in task.layout.columns], 0
     if waiting:
         yield 0, _counts(waiting, texts)
 
@@ -77,7 +74,7 @@ def encode(
     Args:
         slices: which rows.
         tables: the ids of each field.
-        output_format: a key of row_writers.SUFFIXES.
+        output_format: a key of row_writers.WRITERS.
         folder: where a folder is made for each of SPLITS.
         num_workers: processes.
         bad: counts the bad rows.
@@ -105,10 +102,9 @@ def encode(
 def _encode_slice(task, tables, output_format, folder):
     """Writes the rows of a slice; yields the bad ones, and of those of a block and a split (bytes
     of the input read, (index of SPLITS, name of the file, rows, positives))."""
-    writer = row_writers.writer(output_format, len(tables), tables[-1].end)
-    columns = [table.column for table in tables]
-    name = task.name + row_writers.SUFFIXES[output_format]
-    for read, block in row_parser.read(task.lines, task.layout, columns, task.labels):
+    append = row_writers.writer(output_format, len(tables), tables[-1].end)
+    name = task.name + formats.FORMATS[output_format].suffixes[0]
+    for read, block in row_parser.read(task.lines, task.layout):
         if isinstance(block, bad_records.BadRecord):
             yield block
             continue
@@ -118,7 +114,7 @@ def _encode_slice(task, tables, output_format, folder):
             mine = splits == split
             labels = block.labels[mine]
             path = os.path.join(folder, SPLITS[split], name)
-            writer.append(path, labels, ids[mine], values[mine])
+            append(path, labels, ids[mine], values[mine])
             yield read, (split, name, len(labels), int(labels.sum()))
             read = 0
 

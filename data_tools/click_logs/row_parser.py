@@ -10,19 +10,18 @@ B: rows of a block. F: fields.
 
 import contextlib
 import functools
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+import itertools
+from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
-from data_tools.click_logs import feature_map, quoted_cells
+from data_tools.click_logs import column_kinds, feature_map, quoted_cells
 from data_tools.click_logs.column_kinds import (
     BUCKETS,
     CATEGORY,
     DATASETS,
     HOUR,
-    IGNORED,
     LABEL,
-    SCALED,
     Column,
 )
 from data_tools.common import line_blocks
@@ -44,13 +43,17 @@ class Layout(NamedTuple):
         delimiter: one byte.
         width: cells of a row.
         label: which cell is the label; None where the file has none.
-        fields: which cells are the fields.
+        labels: whether the label must be there.
+        columns: what the fields are.
+        fields: which cells they are.
         header: whether the first line names the columns.
     """
 
     delimiter: bytes
     width: int
     label: Optional[int]
+    labels: bool
+    columns: Tuple[Column, ...]
     fields: Tuple[int, ...]
     header: bool
 
@@ -75,7 +78,7 @@ class BadBlock(Exception):
     """A block holds a line that is bad, blank or quoted in a way that needs a look at it alone."""
 
 
-def read_layout(path: str, dataset: str, delimiter: str, header: str, labels: bool) -> Layout:
+def read_layout(path: str, labels: bool, options) -> Layout:
     """Looks at the first line that is not blank; whether it is a good row is not checked.
 
     A header that names all fields tells where they are; other files have the columns of the data
@@ -83,62 +86,47 @@ def read_layout(path: str, dataset: str, delimiter: str, header: str, labels: bo
 
     Args:
         path: the file.
-        dataset: a key of DATASETS.
-        delimiter: tab, comma or auto.
-        header: yes, no or auto: whether the first line is one.
         labels: whether the label must be there.
+        options: prepare_criteo.Options.
     """
-    with contextlib.closing(line_blocks.read_blocks(path)) as blocks:
-        first = next(blocks, None)
-    line = _without_return(first.text.lstrip(b"\r\n").partition(b"\n")[0]) if first else b""
-    if delimiter == "auto":
-        delimiter = "tab" if b"\t" in line else "comma"
-    line, _ = quoted_cells.unquote_line(line, DELIMITERS[delimiter])
-    cells = line.split(DELIMITERS[delimiter])
-    columns = DATASETS[dataset]
+    with contextlib.closing(line_blocks.read_blocks(LineRange(path))) as blocks:
+        _, text, _ = next(blocks, (0, b"", 0))
+    line = _without_return(text.lstrip(b"\r\n").partition(b"\n")[0])
+    by_look = "tab" if b"\t" in line else "comma"
+    delimiter = DELIMITERS[by_look if options.delimiter == "auto" else options.delimiter]
+    line, _ = quoted_cells.unquote_line(line, delimiter)
+    cells = line.split(delimiter)
+    columns = DATASETS[options.dataset]
+    (label,) = (column.name for column in columns if column.kind == LABEL)
+    fields = column_kinds.fields(options.dataset, options.integers)
     names = [cell.decode("utf-8", "replace").strip().lower() for cell in cells]
-    if header != "no" and all(c.name.lower() in names for c in columns if _is_field(c)):
-        place = {name: i for i, name in enumerate(names)}
-        header = "yes"
-    else:
-        if not labels and len(cells) == len(columns) - 1:
-            columns = [c for c in columns if c.kind != LABEL]
-        names, place = columns, {c.name.lower(): i for i, c in enumerate(columns)}
-    (label,) = (place.get(c.name.lower()) for c in DATASETS[dataset] if c.kind == LABEL)
-    fields = tuple(place[c.name.lower()] for c in columns if _is_field(c))
-    return Layout(DELIMITERS[delimiter], len(names), label, fields, header == "yes")
-
-
-def _is_field(column):
-    return column.kind not in (LABEL, IGNORED)
+    named = options.header != "no" and all(field.name.lower() in names for field in fields)
+    if not named:
+        less_label = not labels and len(cells) == len(columns) - 1
+        names = [c.name.lower() for c in columns if not (less_label and c.name == label)]
+    place = {name: i for i, name in enumerate(names)}
+    of_fields = tuple(place[field.name.lower()] for field in fields)
+    header = named or options.header == "yes"
+    return Layout(delimiter, len(names), place.get(label), labels, fields, of_fields, header)
 
 
 def read(
-    lines: LineRange, layout: Layout, columns: Sequence[Column], labels: bool
+    lines: LineRange, layout: Layout
 ) -> Iterator[Tuple[int, Union[Rows, bad_records.BadRecord]]]:
-    """Yields (bytes of the file read, Rows or a bad row) for some lines, block by block.
-
-    Args:
-        lines: which.
-        layout: how they are written.
-        columns: what the fields are.
-        labels: whether the label must be there.
-    """
-    first_line = None  # its number costs a look at the file up to there; only bad rows need it
+    """Yields (bytes of the file read, Rows or a bad row) for some lines, block by block."""
+    first = line_blocks.numbering(lines)
     for start, text, size, before in _blocks(lines, layout.header):
         try:
-            yield size, _parse_lines(text, start, layout, columns, labels)
+            yield size, _parse_lines(text, start, layout)
         except BadBlock:
-            if first_line is None:
-                first_line = line_blocks.line_number(lines.path, lines.start)
             good, starts = [], []
-            for number, line in enumerate(text.split(b"\n")[:-1], first_line + before):
+            for number, line in enumerate(text.split(b"\n")[:-1], first() + before):
                 content = _without_return(line)
                 plain, reason = quoted_cells.unquote_line(content, layout.delimiter)
                 if reason:
                     reason = f"{reason}: {_quoted(content)}"
                 elif content:
-                    reason = explain(plain, layout, columns, labels)
+                    reason = explain(plain, layout)
                 if reason:
                     yield 0, bad_records.BadRecord(lines.path, f":{number}", reason)
                 elif content:
@@ -146,7 +134,7 @@ def read(
                     starts.append(start)
                 start += len(line) + 1
             if good:
-                rows = parse(b"".join(good), 0, layout, columns, labels)
+                rows = parse(b"".join(good), 0, layout)
                 yield size, rows._replace(starts=np.array(starts))
 
 
@@ -154,7 +142,7 @@ def _blocks(lines, header):
     """Yields (start, text, bytes of the file read, lines before it), less a header."""
     number = 0
     try:
-        for start, text, size in line_blocks.read_blocks(*lines):
+        for start, text, size in line_blocks.read_blocks(lines):
             first = text.index(b"\n") + 1 if start == 0 and header else 0
             before = number + (first > 0)
             number += text.count(b"\n")
@@ -163,29 +151,27 @@ def _blocks(lines, header):
         raise BadInput(f"{str(error).rstrip('.')} after line {number}.") from error
 
 
-def _parse_lines(text, start, layout, columns, labels):
+def _parse_lines(text, start, layout):
     """As `parse`, of lines whose cells may stand in quotes."""
     plain = quoted_cells.unquote(text, layout.delimiter)
     if plain is None:
         raise BadBlock
-    rows = parse(plain, start, layout, columns, labels)
+    rows = parse(plain, start, layout)
     if plain is text:
         return rows
     newlines = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE)
     return rows._replace(starts=start + np.concatenate([[0], newlines[:-1] + 1]))
 
 
-def parse(text, start, layout, columns, labels) -> Rows:
+def parse(text: bytes, start: int, layout: Layout) -> Rows:
     """The rows of some whole lines; BadBlock where one is bad or blank.
 
     Args:
         text: the lines, without quotes around cells.
         start: at which byte of the file they begin.
         layout: how they are written.
-        columns: what the fields are.
-        labels: whether the label must be there.
     """
-    if labels and layout.label is None or b"\0" in text or not _is_utf8(text):
+    if layout.labels and layout.label is None or b"\0" in text or not _is_utf8(text):
         raise BadBlock
     padded = np.frombuffer(text + bytes(8), np.uint8)
     characters = padded[:-8]
@@ -209,11 +195,13 @@ def parse(text, start, layout, columns, labels) -> Rows:
     words = np.ndarray([len(text) + 1], "<u8", padded, 0, [1])
     keys = words[starts]  # [F, B]
     keys &= _MASKS[np.minimum(lengths, 8)]
-    for kind, which in _by_kind(columns):
-        cells = slice(which[0], which[-1] + 1)
+    kind_of = lambda field: layout.columns[field].kind
+    for kind, which in itertools.groupby(range(len(fields)), kind_of):  # which follow one another
+        run = list(which)
+        cells = slice(run[0], run[-1] + 1)
         integers = functools.partial(_integers, text, words, starts[cells], lengths[cells])
-        keys[cells] = _KEYS[kind](keys[cells], lengths[cells], integers)
-    return Rows(row_starts, label, keys, _long(text, starts, lengths, columns))
+        keys[cells] = _keys(kind, keys[cells], lengths[cells], integers)
+    return Rows(row_starts, label, keys, _long(text, starts, lengths, layout.columns))
 
 
 def _without_return(line):
@@ -221,8 +209,6 @@ def _without_return(line):
 
 
 def _is_utf8(text):
-    if text.isascii():
-        return True
     try:
         text.decode()
     except UnicodeDecodeError:
@@ -240,54 +226,30 @@ def _labels(characters, starts, ends, layout):
     return labels.astype(np.float32)
 
 
-def _by_kind(columns):
-    """(kind, its fields, which follow one another) for each kind that needs more than its text."""
-    runs = []
-    for i, column in enumerate(columns):
-        if runs and runs[-1][0] == column.kind:
-            runs[-1][1].append(i)
-        else:
-            runs.append((column.kind, [i]))
-    return runs
+def _keys(kind, keys, lengths, integers):
+    """The keys of cells of a kind.
 
-
-def _text_keys(keys, lengths, _):
-    keys = keys.byteswap()
-    keys[lengths > 8] = LONG
-    return keys
-
-
-def _hour_keys(keys, lengths, integers):
-    integers()  # refuses what is none
-    if ((lengths != 0) & (lengths != 8)).any() or ((keys & np.uint64(0xFF)) == _MINUS).any():
-        raise BadBlock
-    keys = keys.byteswap()
-    return (keys & np.uint64(0xFFFF)) << np.uint64(48)
-
-
-def _scaled_keys(_, lengths, integers):
-    return _integer_keys(integers(), lengths)
-
-
-def _bucket_keys(_, lengths, integers):
-    """As feature_map.bucket."""
+    Args:
+        kind: of column_kinds, but for integers, which have become buckets or scaled.
+        keys: uint64, the first 8 bytes of each, the first in the lowest byte.
+        lengths: bytes of each.
+        integers: () -> int64, the integers in the cells; BadBlock where one is none.
+    """
+    if kind == CATEGORY:
+        keys = keys.byteswap()
+        keys[lengths > 8] = LONG
+        return keys
     x = integers()
-    logs = np.log(np.maximum(x, 3))
-    return _integer_keys(np.where(x > 2, np.floor(logs * logs).astype(np.int64), x - 3), lengths)
-
-
-def _integer_keys(x, lengths):
+    if kind == HOUR:
+        if ((lengths != 0) & (lengths != 8)).any() or ((keys & np.uint64(0xFF)) == _MINUS).any():
+            raise BadBlock
+        return (keys.byteswap() & np.uint64(0xFFFF)) << np.uint64(48)
+    if kind == BUCKETS:  # as feature_map.bucket
+        logs = np.log(np.maximum(x, 3))
+        x = np.where(x > 2, np.floor(logs * logs).astype(np.int64), x - 3)
     keys = x.view(np.uint64) ^ _SIGN
     keys[lengths == 0] = MISSING
     return keys
-
-
-_KEYS = {
-    CATEGORY: _text_keys,
-    HOUR: _hour_keys,
-    SCALED: _scaled_keys,
-    BUCKETS: _bucket_keys,
-}
 
 
 def _integers(text, words, starts, lengths):
@@ -349,7 +311,7 @@ def _long(text, starts, lengths, columns):
     return found
 
 
-def explain(line: bytes, layout: Layout, columns: Sequence[Column], labels: bool) -> Optional[str]:
+def explain(line: bytes, layout: Layout) -> Optional[str]:
     """What is wrong with a line that is not blank, against what; None where nothing is."""
     sample = _quoted(line)
     if b"\0" in line:
@@ -359,14 +321,14 @@ def explain(line: bytes, layout: Layout, columns: Sequence[Column], labels: bool
     cells = line.split(layout.delimiter)
     if len(cells) != layout.width:
         reason = f"expected {layout.width} columns, found {len(cells)}"
-        if len(cells) == layout.width - 1 and labels:
+        if len(cells) == layout.width - 1 and layout.labels:
             reason += " (only --test_input may lack the label)"
         return f"{reason}: {sample}"
-    if labels and layout.label is None:
+    if layout.labels and layout.label is None:
         return f"has no label column (only --test_input may lack it): {sample}"
     if layout.label is not None and cells[layout.label] not in (b"0", b"1"):
         return f"label {_quoted(cells[layout.label])} is none of 0 and 1: {sample}"
-    for column, place in zip(columns, layout.fields):
+    for column, place in zip(layout.columns, layout.fields):
         cell = cells[place].decode()
         reason = feature_map.explain_cell(column.kind, cell) if cell else None
         if reason:

@@ -1,8 +1,10 @@
 """Which lines of which raw files are one task, and which tasks are this host's."""
 
 import functools
-from typing import Callable, Iterator, List, NamedTuple, Tuple
+import itertools
+from typing import Iterator, List, NamedTuple, Tuple
 
+from data_tools.click_logs import row_parser
 from data_tools.click_logs.row_parser import Layout
 from data_tools.click_logs.splitting import Split
 from data_tools.common import line_blocks
@@ -20,14 +22,12 @@ class RawSlice(NamedTuple):
         lines: which.
         layout: how they are written.
         split: how its rows are divided.
-        labels: whether they must have labels.
         name: of the files that it becomes, without suffix.
     """
 
     lines: LineRange
     layout: Layout
     split: Split
-    labels: bool
     name: str
 
 
@@ -58,7 +58,7 @@ def find(source: Source, own_files: bool = False) -> List[datasets.DataFile]:
     if found.format is not formats.LIBSVM:  # as everything is called that is no TFRecord
         raise BadInput(f"--{source.flag}={source.spec}: {found.files[0].path} is no text.")
     packed = next((f.path for f in found.files if f.path.endswith(".gz")), None)
-    if packed and source.split.by == "order" and source.split.only is None:
+    if packed and source.split.by == "order":
         raise BadInput(
             f"{packed}: --split_by=order needs plain files; unpack it, or give --valid_input."
         )
@@ -66,10 +66,7 @@ def find(source: Source, own_files: bool = False) -> List[datasets.DataFile]:
 
 
 def cut(
-    source: Source,
-    files: List[datasets.DataFile],
-    read_layout: Callable[..., Layout],
-    share: Tuple[int, int],
+    source: Source, files: List[datasets.DataFile], options, share: Tuple[int, int]
 ) -> Iterator[RawSlice]:
     """Yields the slices of a source that are this host's share.
 
@@ -79,33 +76,23 @@ def cut(
     Args:
         source: the source.
         files: from `find`.
-        read_layout: of a path and labels, row_parser's.
+        options: prepare_criteo.Options.
         share: (index, number) of hosts.
     """
     total = sum(f.bytes for f in files)
     size = max(line_blocks.TASK, total // MOST)
     slices = [
         (file.path, start, before)
-        for file, before in _with_bytes_before(files)
+        for file, before in zip(files, itertools.accumulate([0, *(f.bytes for f in files)]))
         for start in range(0, 1 if file.path.endswith(".gz") else file.bytes, size)
     ]
-    read_layout = functools.lru_cache(maxsize=1)(read_layout)
+    read_layout = functools.lru_cache(maxsize=1)(row_parser.read_layout)
     for i, (path, start, before) in enumerate(slices):
         if i % share[1] != share[0]:
             continue
-        layout = read_layout(path, labels=source.labels)
-        if path.endswith(".gz"):
-            lines = LineRange(path)
-        else:
-            lines = line_blocks.lines_from(path, start, start + size)
+        layout = read_layout(path, source.labels, options)
+        lines = line_blocks.lines_from(path, start, start + size)
         if lines:
             split = source.split._replace(before=before, total=total)
             name = f"part-{i:05d}-of-{len(slices):05d}"
-            yield RawSlice(lines, layout, split, source.labels, name)
-
-
-def _with_bytes_before(files):
-    before = 0
-    for file in files:
-        yield file, before
-        before += file.bytes
+            yield RawSlice(lines, layout, split, name)

@@ -2,7 +2,7 @@
 
 import os
 import zlib
-from typing import NamedTuple, Optional, Tuple
+from typing import NamedTuple, Tuple
 
 import numpy as np
 
@@ -20,7 +20,6 @@ class Split(NamedTuple):
         seed: of the draw.
         before: bytes of the files before this one, for the order.
         total: bytes of all files, for the order.
-        only: the index of the split that has all rows of this file, or None.
     """
 
     shares: Tuple[float, ...] = (1.0, 0.0, 0.0)
@@ -28,7 +27,6 @@ class Split(NamedTuple):
     seed: int = 1
     before: int = 0
     total: int = 1
-    only: Optional[int] = None
 
 
 def split_of(split: Split, path: str, starts: np.ndarray) -> np.ndarray:
@@ -42,17 +40,10 @@ def split_of(split: Split, path: str, starts: np.ndarray) -> np.ndarray:
     Returns:
         int64 [B], indices of SPLITS.
     """
-    if split.only is not None:
-        return np.full(len(starts), split.only)
     if split.by == "order":
         where = (split.before + starts) / split.total
     else:
-        where = _draw(split.seed, os.path.basename(path), starts)
+        key = zlib.crc32(f"{split.seed} {os.path.basename(path)}".encode()) << 32
+        x = (starts.view(np.uint64) + np.uint64(key)) * splitmix64.GAMMA
+        where = splitmix64.uniform(splitmix64.finalize(x))
     return np.searchsorted(np.cumsum(split.shares)[:-1], where, side="right")
-
-
-def _draw(seed, name, starts):
-    """Numbers in [0, 1)."""
-    key = zlib.crc32(f"{seed} {name}".encode()) << 32
-    x = (starts.view(np.uint64) + np.uint64(key)) * splitmix64.GAMMA
-    return splitmix64.uniform(splitmix64.finalize(x))

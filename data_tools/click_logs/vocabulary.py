@@ -8,7 +8,7 @@ import glob
 import json
 import os
 import zipfile
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -42,24 +42,18 @@ def count(keys: np.ndarray, long: List[bytes]) -> Counts:
     return Counts(*np.unique(keys, return_counts=True), collections.Counter(long))
 
 
-class Tally:
-    """The counts of all blocks of a field.
+def add_up(columns: Sequence[Column], parts: Iterable[Sequence[Counts]]) -> List[Counts]:
+    """The Counts of each field in all parts, each of which has those of all fields, or none.
 
-    Args:
-        kind: of the field; of a scaled one only the smallest and the largest integer are kept.
+    Of a scaled field nothing but the smallest and the largest integer is kept.
     """
-
-    def __init__(self, kind):
-        self._short = tallies.Tally(np.uint64, only_extremes=kind == SCALED)
-        self._long = collections.Counter()
-
-    def add(self, counts: Counts):
-        self._short.add(counts.keys, counts.counts)
-        self._long.update(counts.long)
-
-    def result(self) -> Counts:
-        """All that was added."""
-        return Counts(*self._short.result(), dict(self._long))
+    short = [tallies.Tally(np.uint64, only_extremes=c.kind == SCALED) for c in columns]
+    long = [collections.Counter() for _ in columns]
+    for part in parts:
+        for tally, texts, counts in zip(short, long, part):
+            tally.add(counts.keys, counts.counts)
+            texts.update(counts.long)
+    return [Counts(*tally.result(), dict(texts)) for tally, texts in zip(short, long)]
 
 
 def save(path: str, about: dict, counts: List[Counts]):
@@ -84,14 +78,13 @@ def about(options, share: Tuple[int, int], files: Sequence[datasets.DataFile]) -
     return {**{x: getattr(options, x) for x in _OPTIONS}, "share": [*share], "files": files}
 
 
-def load_all(columns: Sequence[Column], mine: dict, options) -> List[Counts]:
-    """The counts of all hosts together; BadInput where they are not of what `mine` says."""
+def load_all(columns: Sequence[Column], mine: dict, options) -> Iterator[List[Counts]]:
+    """Yields the counts of each host; BadInput where they are not of what `mine` says."""
     spec = options.counts or os.path.join(options.output_dir, "counts-*.npz")
     paths = sorted(glob.glob(spec))
     if not paths:
         raise BadInput(f"--counts={spec}: no file matches; --step=count makes them.")
-    tallies = [Tally(column.kind) for column in columns]
-    seen: Dict[int, str] = {}
+    seen = set()
     for path in paths:
         said, counts = load(path, len(columns))
         for name in _OPTIONS:
@@ -110,10 +103,8 @@ def load_all(columns: Sequence[Column], mine: dict, options) -> List[Counts]:
                 f"--counts={spec}: {len(paths)} files, but {path} is number {index + 1} of "
                 f"{number}; give each host's counts once."
             )
-        seen[index] = path
-        for tally, counted in zip(tallies, counts):
-            tally.add(counted)
-    return [tally.result() for tally in tallies]
+        seen.add(index)
+        yield counts
 
 
 def load(path: str, field_size: int):

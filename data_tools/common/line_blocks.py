@@ -3,12 +3,14 @@
 A line holds a record where something other than blanks stands before its first `#`.
 """
 
-from typing import Iterator, List, NamedTuple, Optional
+import functools
+from typing import Callable, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
 
-from deepfm.data import libsvm
+from data_tools.common import workers
+from deepfm.data import bad_records, libsvm, records
 
 BLOCK = 1 << 20  # bytes read at once
 TASK = 16 << 20  # bytes of a plain file that a process works on as one task
@@ -31,28 +33,17 @@ class LineRange(NamedTuple):
     end: Optional[int] = None
 
 
-class LineBlock(NamedTuple):
-    """Some lines of a file, as they are read at once.
+def read_blocks(lines: LineRange) -> Iterator[Tuple[int, bytes, int]]:
+    """Yields (where it begins, text, bytes read for it) of blocks of some lines of a file.
 
-    Attributes:
-        start: where it begins, in bytes of the uncompressed text; 0 after a byte order mark.
-        text: the lines; each ends in a newline, also the file's last.
-        read: bytes of the file, as it lies on the disk, that were read for it.
+    All of these, and what it raises, are as libsvm.read_blocks says.
     """
-
-    start: int
-    text: bytes
-    read: int
+    return libsvm.read_blocks(lines.path, BLOCK, lines.start, lines.end)
 
 
-def read_blocks(path: str, start: int = 0, end: Optional[int] = None) -> Iterator[LineBlock]:
-    """Yields the blocks of a LineRange of a file, plain or (by its name) gzip.
-
-    Raises:
-        BadInput: the gzip file is damaged, a line is longer than any record, or the text is UTF-16.
-    """
-    for block in libsvm.read_blocks(path, BLOCK, start, end):
-        yield LineBlock(*block)
+def without_comment(line: bytes) -> bytes:
+    """What of a line counts."""
+    return line.partition(b"#")[0]
 
 
 def record_starts(text: bytes) -> np.ndarray:
@@ -62,7 +53,7 @@ def record_starts(text: bytes) -> np.ndarray:
     starts = np.concatenate([[0], newlines[:-1] + 1])
     first = characters[starts]
     doubtful = np.flatnonzero((first <= _BLANK) | (first == _HASH))
-    blank = [i for i in doubtful if not _content(text[starts[i] : newlines[i]])]
+    blank = [i for i in doubtful if not without_comment(text[starts[i] : newlines[i]]).strip()]
     return np.delete(starts, blank) if blank else starts
 
 
@@ -71,13 +62,18 @@ def longest_record(text: bytes, starts: np.ndarray) -> int:
     if not len(starts):
         return 0
     if b"#" in text:
-        return max(_content(line).count(b":") for line in text.split(b"\n"))
+        return max(without_comment(line).count(b":") for line in text.split(b"\n"))
     colons = np.flatnonzero(np.frombuffer(text, np.uint8) == _COLON)
     return int(np.diff(np.searchsorted(colons, np.append(starts, len(text)))).max())
 
 
 def lines_from(path: str, begin: int, end: int) -> Optional[LineRange]:
-    """The lines of a plain file that begin from a byte on and before another; None without any."""
+    """The lines of a file that begin from a byte on and before another; None without any.
+
+    A gzip file cannot be cut: these are all its lines.
+    """
+    if path.endswith(".gz"):
+        return LineRange(path)
     size = tf.io.gfile.stat(path).length
     start = _next_line(path, begin) if begin else 0
     stop = _next_line(path, end) if end < size else None
@@ -86,9 +82,8 @@ def lines_from(path: str, begin: int, end: int) -> Optional[LineRange]:
 
 def cut(path: str, size: int) -> List[LineRange]:
     """The lines of a file of `size` bytes: of a plain one a LineRange for each task."""
-    if path.endswith(".gz"):
-        return [LineRange(path)]
-    return list(filter(None, (lines_from(path, i, i + TASK) for i in range(0, size, TASK))))
+    starts = range(0, 1 if path.endswith(".gz") else size, TASK)
+    return list(filter(None, (lines_from(path, start, start + TASK) for start in starts)))
 
 
 def _next_line(path, position):
@@ -98,10 +93,91 @@ def _next_line(path, position):
         return position - 1 + len(f.readline())
 
 
-def line_number(path: str, position: int) -> int:
-    """The number, from 1, of the line that begins at a byte of a plain file."""
-    return 1 + sum(b.text.count(b"\n") for b in read_blocks(path, 0, position)) if position else 1
+def numbering(lines: LineRange) -> Callable[[], int]:
+    """A function that tells the number, from 1, of the first of some lines of a plain file.
+
+    It costs a look at the file up to there, once: nobody calls it before a line is bad.
+    """
+    before = lines._replace(start=0, end=lines.start)
+    count = lambda: sum(text.count(b"\n") for _, text, _ in read_blocks(before))
+    return functools.lru_cache(maxsize=1)(lambda: 1 + count() if lines.start else 1)
 
 
-def _content(line):
-    return line.partition(b"#")[0].strip()
+def sift(path, text, number, parse, explain, content=without_comment):
+    """Yields a BadRecord for each line of a block that a parser refuses; returns the others.
+
+    Args:
+        path: of the file.
+        text: the block.
+        number: of its first line.
+        parse: of lines, as one text; raises InvalidArgumentError where one is bad.
+        explain: what is wrong with a line; None where nothing is.
+        content: what of a line is parsed.
+
+    Returns:
+        {index: content} of the other lines, and of those without a record.
+    """
+
+    def accepts(lines):
+        try:
+            parse(b"\n".join(lines) + b"\n")
+        except tf.errors.InvalidArgumentError:
+            return False
+        return True
+
+    found = {i: content(line) for i, line in enumerate(text.split(b"\n"))}
+    rows = [i for i, line in found.items() if line.strip()]
+    for i, reason in bad_records.find_refused(accepts, [found[i] for i in rows], explain):
+        del found[rows[i]]
+        yield bad_records.BadRecord(path, f":{number + rows[i]}", reason)
+    return found
+
+
+def decoded(lines: LineRange, field_size: Optional[int] = None) -> Iterator:
+    """Decodes and checks LibSVM lines, each of field_size pairs, or of any number without it.
+
+    Yields:
+        A BadRecord for each bad line of a block, and then of the n others (text of the block; where
+        in it each line begins and ends, int64 [n]; what libsvm.decode_lines makes of them, labels
+        as 0 or 1; bytes of the file that were read).
+    """
+    decode, first, lines_before = _decoder(field_size), numbering(lines), 0
+    explain = lambda line: libsvm.explain_line(
+        line, records.Schema(field_size or len(line.split()) - 1)
+    )
+    for _, text, read in read_blocks(lines):
+        starts = record_starts(text)
+        newlines = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE)
+        line = np.searchsorted(newlines, starts)  # which lines hold the records
+        try:
+            found = decode(text)
+        except tf.errors.InvalidArgumentError:
+            good = yield from sift(lines.path, text, first() + lines_before, decode, explain)
+            kept = np.isin(line, list(good))
+            starts, line, found = starts[kept], line[kept], decode(b"\n".join(good.values()))
+        yield text, starts, newlines[line] + 1, found, read
+        lines_before += len(newlines)
+
+
+@functools.lru_cache(maxsize=1)  # a process makes one, and keeps it
+def _decoder(field_size):
+    """A function text -> (labels as 0 or 1, rows, ids, values), as of libsvm.decode_lines."""
+
+    def decode(text):
+        lines = libsvm.drop_blank(tf.compat.v1.string_split([text], "\n").values)
+        labels, rows, ids, values = libsvm.decode_lines(lines, known_ascii=True)
+        if field_size:
+            lengths = tf.math.bincount(rows, minlength=tf.size(labels))
+            with tf.control_dependencies([tf.debugging.assert_equal(lengths, field_size)]):
+                rows = tf.identity(rows)
+        labels, ids, values = records.check(labels, ids, values, records.Schema(field_size))
+        return labels, rows, ids, values
+
+    run = workers.native(decode, (tf.string, []))
+
+    def decode_ascii(text):
+        if not text.isascii():
+            raise tf.errors.InvalidArgumentError(None, None, "not ASCII")
+        return run(text)
+
+    return decode_ascii

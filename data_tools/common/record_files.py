@@ -4,7 +4,7 @@ import functools
 import gzip
 import os
 import time
-from typing import Iterator, List, Sequence, Tuple
+from typing import Callable, Iterator, List, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -16,31 +16,31 @@ FLUSH_SECONDS = 60.0  # how long the end of a block may take to reach its file
 GZIP_LEVEL = 4
 
 
-class RecordAppender:
-    """Native ops, of the graph that is the default one, that append records to a file.
+def appender(encode: Callable, *inputs) -> Callable:
+    """A function that appends records to a file, by native ops.
 
     Args:
-        examples: string [B], serialized Examples.
+        encode: tensors -> (serialized Examples string [B], what is told of them).
+        inputs: of these tensors, as workers.native takes them.
+
+    Returns:
+        (path, *arrays) -> what is told. It raises tf.errors.InvalidArgumentError where an op
+        refuses the arrays, of which nothing is written then, and OSError where the file cannot be
+        written.
     """
 
-    def __init__(self, examples):
-        self._path = tf.compat.v1.placeholder(tf.string, [])
-        self._size = tf.reduce_sum(tf.cast(tf.strings.length(examples) + records.FRAME, tf.int64))
-        examples = tf.data.Dataset.from_tensor_slices(examples)
-        self._write = tf.data.experimental.TFRecordWriter(self._path).write(examples)
+    def write(path, *tensors):
+        examples, told = encode(*tensors)
+        size = tf.reduce_sum(tf.cast(tf.strings.length(examples) + records.FRAME, tf.int64))
+        dataset = tf.data.Dataset.from_tensor_slices(examples)
+        return told, size, tf.data.experimental.TFRecordWriter(path).write(dataset)
 
-    def run(self, session, path, feed, fetches=()):
-        """Appends the records that `feed` leads to; returns what is fetched beside them.
+    write_block = workers.native(write, (tf.string, []), *inputs)
 
-        Raises:
-            tf.errors.InvalidArgumentError: an op refuses what it is fed; nothing is written.
-            OSError: the file cannot be written.
-        """
+    def append(path, *arrays):
         block = f"{path}.block"
         try:
-            fetched, size, _ = session.run(
-                [fetches, self._size, self._write], {**feed, self._path: block}
-            )
+            told, size, _ = write_block(block, *arrays)
         except tf.errors.InvalidArgumentError:
             raise
         except tf.errors.OpError as error:  # which cannot be sent to another process
@@ -49,7 +49,9 @@ class RecordAppender:
         with open(path, "ab") as whole:
             for _ in _move([block], whole):
                 pass
-        return fetched
+        return told
+
+    return append
 
 
 def await_size(path, size):

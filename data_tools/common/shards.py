@@ -8,6 +8,7 @@ and, in processingjobconfig.json beside it, whether the hosts see the same files
 https://docs.aws.amazon.com/sagemaker/latest/dg/build-your-own-processing-container.html
 """
 
+import contextlib
 import json
 import os
 from typing import Optional, Tuple
@@ -56,7 +57,13 @@ def share() -> Tuple[int, int]:
     index, number = FLAGS.shard_index, FLAGS.num_shards
     if index is None and number is None:
         path = FLAGS.resource_config
-        return _from_sagemaker(path) if os.path.exists(path) else (0, 1)
+        if not os.path.exists(path):
+            return 0, 1
+        with _reading(path, "this host's share", "--shard_index and --num_shards") as found:
+            host, hosts = found["current_host"], sorted(found["hosts"])
+            if len(set(hosts)) < len(hosts):
+                raise ValueError("a host is there twice")
+            return hosts.index(host), len(hosts)
     if index is None:
         raise BadInput(f"--num_shards={number} needs --shard_index, one of 0 to {number - 1}.")
     if number is None:
@@ -82,17 +89,10 @@ def own_files(*specs: Optional[str]) -> bool:
     path = os.path.join(os.path.dirname(FLAGS.resource_config), "processingjobconfig.json")
     if not os.path.exists(path):
         return False
-    try:
-        with open(path, encoding="utf-8") as f:
-            inputs = [x["S3Input"] for x in json.load(f)["ProcessingInputs"] if x.get("S3Input")]
+    with _reading(path, "whether hosts see the same files", "--own_files or --noown_files") as said:
+        inputs = [x["S3Input"] for x in said["ProcessingInputs"] if x.get("S3Input")]
         own = [x for x in inputs if x.get("S3DataDistributionType") == "ShardedByS3Key"]
         folders = [os.path.join(os.path.abspath(x["LocalPath"]), "") for x in own]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise BadInput(
-            f"{path}: does not tell whether hosts see the same files ({reason}); give --own_files "
-            "or --noown_files."
-        ) from error
     names = [name.strip() for spec in specs if spec for name in spec.split(",")]
     inside = [os.path.join(os.path.abspath(x), "").startswith(tuple(folders)) for x in names]
     if any(inside) and not all(inside):
@@ -117,26 +117,16 @@ def part_of(data: datasets.DataSet, share: Tuple[int, int]) -> datasets.DataSet:
 def folder(output_dir: str, share: Tuple[int, int]) -> str:
     """Where a host puts its files: hosts that share a folder have one each in it."""
     index, number = share
-    return output_dir if number == 1 else os.path.join(output_dir, name(share))
+    own = f"shard-{index:05d}-of-{number:05d}"
+    return output_dir if number == 1 else os.path.join(output_dir, own)
 
 
-def name(share: Tuple[int, int]) -> str:
-    """What a host's part of something is called."""
-    index, number = share
-    return f"shard-{index:05d}-of-{number:05d}"
-
-
-def _from_sagemaker(path):
+@contextlib.contextmanager
+def _reading(path, what, flags):
+    """Yields the content of a file of SageMaker; BadInput where it does not tell `what`."""
     try:
         with open(path, encoding="utf-8") as f:
-            found = json.load(f)
-        host, hosts = found["current_host"], sorted(found["hosts"])
-        if len(set(hosts)) < len(hosts):
-            raise ValueError("a host is there twice")
-        return hosts.index(host), len(hosts)
-    except (ValueError, TypeError, KeyError) as error:
+            yield json.load(f)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise BadInput(
-            f"{path}: does not tell this host's share ({reason}); give --shard_index and "
-            "--num_shards."
-        ) from error
+        raise BadInput(f"{path}: does not tell {what} ({reason}); give {flags}.") from error

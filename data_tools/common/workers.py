@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from multiprocessing import connection
-from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -70,6 +70,19 @@ def one_thread_session(graph: tf.Graph) -> tf.compat.v1.Session:
     return tf.compat.v1.Session(graph=graph, config=config)
 
 
+def native(function: Callable, *inputs: Tuple[tf.DType, List[Optional[int]]]) -> Callable:
+    """A function of arrays that runs the ops which another makes of tensors, in one thread.
+
+    Args:
+        function: tensors -> what is fetched.
+        inputs: dtype and shape of each tensor.
+    """
+    with tf.Graph().as_default() as graph:
+        tensors = [tf.compat.v1.placeholder(*x) for x in inputs]
+        fetched = function(*tensors)
+    return one_thread_session(graph).make_callable(fetched, tensors)
+
+
 def run(
     work: Callable[[Any], Iterator[Any]], tasks: Sequence[Any], num_workers: int
 ) -> Iterator[Tuple[int, Any]]:
@@ -98,7 +111,9 @@ def run(
     with contextlib.ExitStack() as stack:
         stack.enter_context(program.before_end(lambda: _kill(processes)))
         stack.callback(_kill, processes)
-        with _signals_later():
+        # A signal between two processes would leave one that nobody knows.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
             for _ in range(min(num_workers, len(tasks))):
                 ours, theirs = context.Pipe()
                 arguments = (work, theirs, os.getpid())
@@ -106,6 +121,8 @@ def run(
                 processes[ours].start()
                 theirs.close()
                 ours.send(next(todo))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield from _collect(processes, todo)
 
 
@@ -114,16 +131,6 @@ def _kill(processes):
         process.kill()
     for process in processes.values():
         process.join()
-
-
-@contextlib.contextmanager
-def _signals_later():
-    """Holds signals back: one between two processes would leave one that nobody knows."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _collect(processes, todo):
@@ -136,21 +143,18 @@ def _collect(processes, todo):
                 if task is not None:
                     pipe.send(task)
             except (EOFError, ConnectionError) as gone:
-                raise _death(processes[pipe]) from gone
+                process = processes[pipe]
+                process.join()
+                raise ChildProcessError(
+                    f"worker process {process.pid} ended unexpectedly (exit code "
+                    f"{process.exitcode}; -9: killed, perhaps for want of memory)"
+                ) from gone
             if error is not None:
                 raise error
             if not done:
                 yield index, event
             elif task is None:
                 busy.remove(pipe)
-
-
-def _death(process):
-    process.join()
-    return ChildProcessError(
-        f"worker process {process.pid} ended unexpectedly (exit code {process.exitcode}; "
-        "-9: killed, perhaps for want of memory)"
-    )
 
 
 def _serve(work, pipe, parent):

@@ -5,8 +5,7 @@ Python sees no row, unless a block is refused: then it finds the bad lines and w
 """
 
 import functools
-import re
-from typing import List, NamedTuple, Optional
+from typing import List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 import tensorflow.contrib.libsvm  # noqa: F401  loaded before processes fork, which then share it
@@ -14,7 +13,7 @@ import tensorflow.contrib.libsvm  # noqa: F401  loaded before processes fork, wh
 from data_tools.common import line_blocks, record_files, workers
 from data_tools.common.line_blocks import LineRange
 from data_tools.libsvm import field_lines
-from deepfm.data import bad_records, libsvm, records
+from deepfm.data import libsvm, records
 
 
 class Piece(NamedTuple):
@@ -29,13 +28,6 @@ class Piece(NamedTuple):
     path: str
     output: int
     rows: Optional[int] = None
-
-
-class Conversion(NamedTuple):
-    """Lines of an input and the pieces that they go to, in order: what is one task."""
-
-    lines: LineRange
-    pieces: List[Piece]
 
 
 class BlockFacts(NamedTuple):
@@ -56,155 +48,114 @@ class BlockFacts(NamedTuple):
     zero: bool
 
 
-class BadBlock(Exception):
-    """A block holds a bad line, or (in a comment, perhaps) a character that is not ASCII."""
+# What `_taken` makes of a block.
+_INPUTS = (tf.string, []), (tf.int32, [None]), (tf.string, [None])
 
 
-class BlockWriter:
-    """The graph that writes a block of LibSVM text as TFRecords.
+@functools.lru_cache(maxsize=1)  # a process makes one, and keeps it
+def _appender(schema):
+    """Appends the records of what `_taken` makes of a block, and tells BlockFacts of them."""
 
-    Args:
-        schema: what each line must look like.
-    """
+    def encode(text, fields, strings):
+        lines, labels, ids, values, *counts = _parse(text, fields, strings, schema)
+        negative = tf.strings.regex_full_match(lines, r"(?s)[\s\v]*-.*")
+        facts = BlockFacts(
+            tf.size(labels),
+            tf.reduce_sum(labels),
+            # The smallest int64 where there is no record; a record may have no id.
+            tf.reduce_max(tf.pad(ids, [[0, 0], [0, 1]]) if counts else ids),
+            tf.reduce_any(negative),
+            tf.reduce_any(tf.equal(labels, 0) & ~negative),
+        )
+        return records.encode(labels, ids, values, *counts), facts
 
-    def __init__(self, schema):
-        graph = tf.Graph()
-        self._schema = schema
-        with graph.as_default():
-            self._text = tf.compat.v1.placeholder(tf.string, [])
-            lines = tf.compat.v1.string_split([self._text], "\n").values
-            lines = libsvm.drop_blank(lines)
-            self._taken = tf.compat.v1.placeholder(tf.int32, [None], name="fields")
-            self._strings = tf.compat.v1.placeholder(tf.string, [None], name="ids")
-            labels, ids, values, *counts = self._parse(lines, schema)
-            negative = tf.strings.regex_full_match(lines, r"(?s)[\s\v]*-.*")
-            self._checked = [labels.op, ids.op, values.op]
-            self._facts = [
-                tf.size(labels),
-                tf.reduce_sum(labels),
-                # The smallest int64 where there is no record; a record may have no id.
-                tf.reduce_max(tf.pad(ids, [[0, 0], [0, 1]]) if counts else ids),
-                tf.reduce_any(negative),
-                tf.reduce_any(tf.equal(labels, 0) & ~negative),
-            ]
-            encode = records.encode_multi_valued if counts else records.encode
-            self._appender = record_files.RecordAppender(encode(labels, ids, values, *counts))
-        self._session = workers.one_thread_session(graph)
-
-    def _parse(self, lines, schema):
-        """What `records` parses of lines, with counts where fields may hold several values."""
-        if not (schema.named_fields or schema.field_ids or schema.hash_buckets):
-            return libsvm.parse_lines(lines, schema, known_ascii=True)
-        labels, rows, ids, values = libsvm.decode_lines(lines, schema.id_offset, known_ascii=True)
-        of_pairs = [tf.shape(ids)]
-        if schema.hash_buckets:
-            of_pairs.append(tf.shape(self._strings))
-            ids = records.hashed(self._strings, schema.hash_buckets)
-        if schema.named_fields:
-            of_pairs.append(tf.shape(self._taken))
-            fields = self._taken
-        elif schema.field_ids:
-            fields = field_lines.fields_of(ids - schema.id_offset, schema.field_ids)
-        else:
-            lengths = tf.math.bincount(rows, minlength=tf.size(labels))
-            starts = tf.cumsum(lengths, exclusive=True)
-            fields = tf.range(tf.size(rows)) - tf.gather(starts, rows)
-            if not schema.pad:
-                of_pairs.append(tf.size(labels)[tf.newaxis] * schema.field_size)
-        with tf.control_dependencies(
-            [tf.debugging.assert_equal(x, of_pairs[0]) for x in of_pairs[1:]]
-        ):
-            rows = tf.identity(rows)
-        ids, values, *counts = field_lines.place(rows, fields, ids, values, tf.size(labels), schema)
-        return (*records.check(labels, ids, values, schema), *counts)
-
-    def _feed(self, text):
-        """What is fed of a block of lines.
-
-        Raises:
-            BadBlock: a pair is of another form, or not ASCII.
-        """
-        schema = self._schema
-        if schema.hash_buckets and libsvm.HASH_IN_ID.search(text):
-            raise BadBlock
-        if schema.named_fields or schema.hash_buckets:
-            text = re.sub(rb"#[^\n]*", b"", text) if b"#" in text else text
-        taken = field_lines.take(text, schema.named_fields, bool(schema.hash_buckets))
-        if taken is None or not taken.text.isascii():
-            raise BadBlock
-        feed = {self._text: taken.text}
-        if taken.fields is not None:
-            feed[self._taken] = taken.fields
-        if taken.ids is not None:
-            feed[self._strings] = taken.ids
-        return feed
-
-    def append(self, text, path):
-        """Appends the records of `text` to a file; returns BlockFacts.
-
-        Raises:
-            BadBlock: a line is bad; `accepts` helps to find which.
-            OSError: the file cannot be written.
-        """
-        feed = self._feed(text)
-        try:
-            facts = self._appender.run(self._session, path, feed, self._facts)
-        except tf.errors.InvalidArgumentError:
-            raise BadBlock from None
-        return BlockFacts(*(fact.item() for fact in facts))
-
-    def accepts(self, lines):
-        """Whether none of the lines is bad."""
-        try:
-            self._session.run(self._checked, self._feed(b"\n".join(lines) + b"\n"))
-        except (BadBlock, tf.errors.InvalidArgumentError):
-            return False
-        return True
+    return record_files.appender(encode, *_INPUTS)
 
 
-_block_writer = functools.lru_cache(maxsize=1)(BlockWriter)  # a process makes one, and keeps it
+@functools.lru_cache(maxsize=1)
+def _parser(schema):
+    parse = lambda *inputs: [x.op for x in _parse(*inputs, schema)]
+    return workers.native(parse, *_INPUTS)
 
 
-def convert(conversion, schema):
-    """Writes the pieces of a Conversion.
+def check(text, schema):
+    """Refuses (tf.errors.InvalidArgumentError) a text of which a line is bad."""
+    _parser(schema)(*_taken(text, schema))
+
+
+def _parse(text, named, strings, schema):
+    """(lines that hold a record, what `records` parses of them, counts where multi-valued)."""
+    lines = libsvm.drop_blank(tf.compat.v1.string_split([text], "\n").values)
+    if not (schema.named_fields or schema.field_ids or schema.hash_buckets):
+        return (lines, *libsvm.parse_lines(lines, schema, known_ascii=True))
+    labels, rows, ids, values = libsvm.decode_lines(lines, schema.id_offset, known_ascii=True)
+    of_pairs = [tf.shape(ids)]
+    if schema.hash_buckets:
+        of_pairs.append(tf.shape(strings))
+        ids = records.hashed(strings, schema.hash_buckets)
+    if schema.named_fields:
+        of_pairs.append(tf.shape(named))
+        fields = named
+    elif schema.field_ids:
+        fields = field_lines.fields_of(ids - schema.id_offset, schema.field_ids)
+    else:
+        lengths = tf.math.bincount(rows, minlength=tf.size(labels))
+        starts = tf.cumsum(lengths, exclusive=True)
+        fields = tf.range(tf.size(rows)) - tf.gather(starts, rows)
+        if not schema.pad:
+            of_pairs.append(tf.size(labels)[tf.newaxis] * schema.field_size)
+    with tf.control_dependencies([tf.debugging.assert_equal(x, of_pairs[0]) for x in of_pairs[1:]]):
+        rows = tf.identity(rows)
+    ids, values, *counts = field_lines.place(rows, fields, ids, values, tf.size(labels), schema)
+    return (lines, *records.check(labels, ids, values, schema), *counts)
+
+
+def _taken(text, schema):
+    """A block of lines as field_lines.take makes it; InvalidArgumentError where it cannot."""
+    if schema.hash_buckets and libsvm.HASH_IN_ID.search(text):
+        raise tf.errors.InvalidArgumentError(None, None, "'#' in an id")
+    taken = field_lines.take(text, schema.named_fields, bool(schema.hash_buckets))
+    if taken is None or not taken[0].isascii():
+        raise tf.errors.InvalidArgumentError(None, None, "a pair of another form, or not ASCII")
+    return taken
+
+
+def convert(task: Tuple[LineRange, List[Piece]], schema):
+    """Writes lines of an input to the pieces that they go to, in order.
 
     Yields:
         (bytes of the input file read, (index of the output file, BlockFacts)) for each block, and
         before it a bad_records.BadRecord for each of its bad lines, which are not written.
     """
-    path = conversion.lines.path
-    writer = _block_writer(schema)
-    first_line = None  # its number costs a look at the file up to there; only bad lines need it
-    for piece, text, lines_before, read in _cut(conversion):
+    append = lambda path, text: _appender(schema)(path, *_taken(text, schema))
+    parse, explain, content = (
+        functools.partial(f, schema=schema) for f in (check, libsvm.explain_line, _without_comment)
+    )
+    lines, pieces = task
+    path, first = lines.path, line_blocks.numbering(lines)
+    for piece, text, lines_before, read in _cut(lines, pieces):
         try:
-            facts = writer.append(text, piece.path)
-        except BadBlock:
-            if first_line is None:
-                first_line = line_blocks.line_number(path, conversion.lines.start)
-            lines = {
-                number: _without_comment(line, schema)
-                for number, line in enumerate(text.split(b"\n"), start=first_line + lines_before)
-            }
-            for number, reason in _bad_lines(writer, lines, schema):
-                del lines[number]
-                yield bad_records.BadRecord(path, f":{number}", reason)
-            facts = writer.append(b"\n".join(lines.values()), piece.path)
-        yield read, (piece.output, facts)
+            facts = append(piece.path, text)
+        except tf.errors.InvalidArgumentError:
+            number = first() + lines_before
+            good = yield from line_blocks.sift(path, text, number, parse, explain, content)
+            facts = append(piece.path, b"\n".join(good.values()))
+        yield read, (piece.output, BlockFacts(*(fact.item() for fact in facts)))
 
 
 def _without_comment(line, schema):
     """A line without its comment; with it where that may have been meant to be an id."""
-    content = line.partition(b"#")[0]
+    content = line_blocks.without_comment(line)
     doubtful = schema.hash_buckets and content.strip() and libsvm.HASH_IN_ID.search(line)
     return line if doubtful else content
 
 
-def _cut(conversion):
+def _cut(lines, pieces):
     """Yields (piece, text, lines of the range before it, bytes read) for each block of a piece."""
-    pieces = iter(conversion.pieces)
+    pieces = iter(pieces)
     piece = next(pieces)
     left, lines_before = piece.rows, 0
-    for _, text, read in line_blocks.read_blocks(*conversion.lines):
+    for _, text, read in line_blocks.read_blocks(lines):
         starts = [] if left is None else line_blocks.record_starts(text)
         row = begin = 0
         while left is not None and row + left <= len(starts):
@@ -221,12 +172,3 @@ def _cut(conversion):
             yield piece, text[begin:], lines_before, read
             lines_before += text.count(b"\n", begin)
             left = None if left is None else left - (len(starts) - row)
-
-
-def _bad_lines(writer, lines, schema):
-    """Yields (number, reason) of what the writer refuses of {number: line without comment}."""
-    numbers = [number for number, line in lines.items() if line.strip()]
-    candidates = [lines[number] for number in numbers]
-    explain = lambda line: libsvm.explain_line(line, schema)
-    for i, reason in bad_records.find_refused(writer.accepts, candidates, explain):
-        yield numbers[i], reason

@@ -7,7 +7,7 @@ In the same way string ids are taken out of the text, to be hashed.
 
 import json
 import re
-from typing import List, NamedTuple, Optional, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -18,33 +18,24 @@ _COLON, _ZERO, _NINE, _BLANK = (ord(x) for x in ":09 ")
 _DIGITS = 6  # of a field's number
 
 
-class Taken(NamedTuple):
-    """What was taken out of a block of text.
-
-    Attributes:
-        text: the rest, which TensorFlow can decode; of the same length.
-        fields: int32 [n], of each pair, or None where pairs name no field.
-        ids: n strings, or None where ids are numbers and stay in the text.
-    """
-
-    text: bytes
-    fields: Optional[np.ndarray]
-    ids: Optional[List[bytes]]
-
-
-def take(text: bytes, with_fields: bool, with_ids: bool) -> Optional[Taken]:
+def take(
+    text: bytes, with_fields: bool, with_ids: bool
+) -> Optional[Tuple[bytes, Sequence[int], List[bytes]]]:
     """Takes fields, or string ids, or both out of lines `label [field:]id:value ...`.
 
     Args:
-        text: whole lines without comments.
+        text: whole lines.
         with_fields: whether pairs begin with a field.
         with_ids: whether ids are strings.
 
     Returns:
-        Taken, or None where a pair is of another form.
+        (the rest, which TensorFlow can decode; int32 [n], the field of each pair, none where pairs
+        name no field; n ids, none where these are numbers and stay in the text), or None where a
+        pair is of another form.
     """
     if not (with_fields or with_ids):
-        return Taken(text, None, None)
+        return text, [], []
+    text = re.sub(rb"#[^\n]*", b"", text) if b"#" in text else text
     characters = np.frombuffer(text, np.uint8).copy()
     parts = 2 if with_fields else 1  # colons of a pair
     marks = np.flatnonzero((characters <= _BLANK) | (characters == _COLON))
@@ -56,7 +47,7 @@ def take(text: bytes, with_fields: bool, with_ids: bool) -> Optional[Taken]:
     if (np.diff(colons) != 1).any() or (np.diff(colons[:, 0]) <= parts).any():
         return None
     starts, colons = marks[colons[:, 0] - 1] + 1, marks[colons]  # in the text
-    fields = ids = None
+    fields, ids = [], []
     if with_fields:
         fields = _numbers(characters, starts, colons[:, 0])
         if fields is None:
@@ -69,7 +60,7 @@ def take(text: bytes, with_fields: bool, with_ids: bool) -> Optional[Taken]:
         ids = [text[a:b] for a, b in zip(starts.tolist(), ends.tolist())]
         _blank(characters, starts, ends)
         characters[ends - 1] = _ZERO
-    return Taken(characters.tobytes(), fields, ids)
+    return characters.tobytes(), fields, ids
 
 
 def _numbers(characters, starts, ends):
@@ -98,10 +89,9 @@ def _blank(characters, starts, ends):
 
 def num_fields(text: bytes) -> int:
     """The largest field of a block of LibFFM text + 1; 0 where its form is another one."""
-    text = re.sub(rb"#[^\n]*", b"", text) if b"#" in text else text
     taken = take(text, with_fields=True, with_ids=False)
     if taken is not None:
-        return int(taken.fields.max(initial=-1)) + 1
+        return int(taken[1].max(initial=-1)) + 1
     # One line is bad: of the others, one by one.
     return max(
         (num_fields(line + b"\n") for line in text.splitlines() if text != line + b"\n"), default=0

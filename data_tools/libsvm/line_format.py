@@ -3,33 +3,30 @@
 import numpy as np
 
 
-class LineFormat:
-    """Writes rows whose values are whole numbers of 1 / steps, up to 1.
+def line_writer(feature_size: int, steps: int):
+    """Makes a function that writes rows whose values are whole numbers of 1 / steps, up to 1.
 
     Args:
         feature_size: ids lie below it.
         steps: of the values.
+
+    Returns:
+        (ids int64 [B, F], values float32 [B, F], labels bool [B]) -> the lines, bytes.
     """
+    id_text = np.arange(feature_size).astype(f"S{len(str(feature_size))}")
+    value_text = np.array([f"{i / steps:g}".encode() for i in range(steps + 1)])
+    pair = [("space", "S1"), ("id", id_text.dtype), ("colon", "S1"), ("value", value_text.dtype)]
 
-    def __init__(self, feature_size: int, steps: int):
-        self._steps = steps
-        self._id_text = np.arange(feature_size).astype(f"S{len(str(feature_size))}")
-        self._value_text = np.array([f"{i / steps:g}".encode() for i in range(steps + 1)])
-
-    def text(self, ids, values, label) -> bytes:
-        """The lines of int64 [B, F], float32 [B, F] and bool [B].
-
-        They are records of fixed width, less the NULs that pad them.
-        """
-        id_text, value_text = self._id_text, self._value_text
-        types = id_text.dtype, value_text.dtype
-        pair = [("space", "S1"), ("id", types[0]), ("colon", "S1"), ("value", types[1])]
+    def text(ids, values, labels):
+        # Records of fixed width, less the NULs that pad them.
         record = [("label", "S1"), ("pairs", pair, ids.shape[1:]), ("newline", "S1")]
         rows = np.empty(len(ids), record)
-        rows["label"] = np.where(label, b"1", b"0")
+        rows["label"] = np.where(labels, b"1", b"0")
         rows["pairs"]["space"] = b" "
         rows["pairs"]["id"] = id_text[ids]
         rows["pairs"]["colon"] = b":"
-        rows["pairs"]["value"] = value_text[np.rint(values * self._steps).astype(np.int64)]
+        rows["pairs"]["value"] = value_text[np.rint(values * steps).astype(np.int64)]
         rows["newline"] = b"\n"
         return rows.tobytes().translate(None, b"\0")
+
+    return text

@@ -1,6 +1,5 @@
 """The two passes of rebalance: records into buckets, and buckets into the output files."""
 
-import contextlib
 import functools
 import math
 import os
@@ -44,14 +43,6 @@ class Work(NamedTuple):
     def memory(self):
         """Bytes of records that a process may hold."""
         return (self.options.memory_mb << 20) // self.options.num_workers
-
-
-class Segment(NamedTuple):
-    """Records of a bucket that follow one another in an output file, from byte `begin` on."""
-
-    output: int
-    begin: int
-    rows: int
 
 
 def bits(data, rates, num_workers):
@@ -141,10 +132,11 @@ def write_all(tasks, names, work):
             f"{len(names)} files; try --num_files={total * options.share[1]}."
         )
     paths = [os.path.join(work.scratch, name) for name in names]
-    jobs = list(zip(buckets, _segments(buckets, total, len(names), options)))
+    jobs = list(zip(buckets, _segments(buckets, total, len(names), options.shuffle)))
     size = sum(bucket.bytes for bucket in buckets)
     rows, positives = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
-    write = functools.partial(_write_bucket, paths=paths, work=work)
+    parts = [f"{path}.plain" for path in paths] if options.compress else paths
+    write = functools.partial(_write_bucket, paths=parts, work=work)
     with workers.results(write, jobs, options.num_workers, "Writing", size) as results:
         for _, (output, n, ones) in results:
             rows[output] += n
@@ -152,64 +144,53 @@ def write_all(tasks, names, work):
     if rows.sum() != total:
         raise OSError(f"{work.scratch}: {rows.sum()} of {total} records could be read again")
     if options.compress:
-        plain = [f"{path}.plain" for path in paths]
-        for path, renamed in zip(paths, plain):
-            os.rename(path, renamed)
-        record_files.join([([p], path) for p, path in zip(plain, paths)], True, options.num_workers)
+        record_files.join([([p], path) for p, path in zip(parts, paths)], True, options.num_workers)
     return [
         datasets.DataFile(os.path.join(options.output_dir, name), os.path.getsize(path), n, ones)
         for name, path, n, ones in zip(names, paths, rows.tolist(), positives.tolist())
     ]
 
 
-def _segments(buckets, total, num_outputs, options):
-    """For each bucket its Segments: the rows of all, one after the other, are cut evenly."""
+def _segments(buckets, total, num_outputs, in_order):
+    """Yields the segments of each bucket: the rows of all, one after the other, are cut evenly.
+
+    A segment is records that follow one another in an output file: (index of the file, the byte
+    that they begin at, rows).
+    """
     ends = [total * (i + 1) // num_outputs for i in range(num_outputs)]
-    firsts = np.cumsum([0, *(bucket.rows for bucket in buckets)]).tolist()
-    inside = [
-        [end - first for end in ends if first < end < first + bucket.rows]
-        for first, bucket in zip(firsts, buckets)
-    ]
-    jobs = [(i, bucket, rows) for i, (bucket, rows) in enumerate(zip(buckets, inside)) if rows]
-    measure = functools.partial(_measure, in_order=options.shuffle)
-    sizes = [{0: 0, bucket.rows: bucket.bytes} for bucket in buckets]  # {rows: bytes of the first}
-    with contextlib.closing(workers.run(measure, jobs, options.num_workers)) as events:
-        for _, (i, found) in events:
-            sizes[i].update(found)
-    output = position = 0
-    for first, known in zip(firsts, sizes):
-        segments = []
-        for row, end in zip(sorted(known), sorted(known)[1:]):
-            segments.append(Segment(output, position, end - row))
-            position += known[end] - known[row]
-            if first + end == ends[output]:
+    output = position = first = 0
+    for bucket in buckets:
+        cuts = [end - first for end in ends if first < end < first + bucket.rows]
+        sizes = shuffling.sizes_of_first(bucket, cuts, in_order) if cuts else []
+        segments, row, size = [], 0, 0
+        for next_row, next_size in zip([*cuts, bucket.rows], [*sizes, bucket.bytes]):
+            segments.append((output, position, next_row - row))
+            position += next_size - size
+            row, size = next_row, next_size
+            if first + row == ends[output]:
                 output, position = output + 1, 0
+        first += row
         yield segments
 
 
-def _measure(job, in_order):
-    i, bucket, rows = job
-    yield i, dict(zip(rows, shuffling.sizes_of_first(bucket, rows, in_order)))
-
-
 def _write_bucket(job, paths, work):
-    """Writes the records of a bucket to its Segments; yields (bytes, (output, rows, positives))."""
+    """Writes the records of a bucket to its segments; yields (bytes, (output, rows, positives))."""
     bucket, segments = job
     if work.options.shuffle:
         blocks = shuffling.ordered(bucket, work.memory)
     else:
         blocks = shuffling.stored(bucket)
-    rest = None  # of a block that two Segments share
+    rest = None  # of a block that two segments share
     for output, begin, rows in segments:
         left, ones = rows, 0
         with open(os.open(paths[output], os.O_WRONLY | os.O_CREAT, 0o666), "wb") as f:
             f.seek(begin)
             while left:
-                data, sizes, positive = rest or next(blocks)
-                n = min(left, len(sizes))
-                f.write(data[: sizes[n - 1]])
-                rest = (data[sizes[n - 1] :], sizes[n:] - sizes[n - 1], positive[n:])
-                rest = rest if n < len(sizes) else None
-                left, ones = left - n, ones + int(positive[:n].sum())
+                data, entries = rest or next(blocks)
+                written = entries[:left]
+                size = int(written["bytes"].sum(dtype=np.int64))
+                f.write(data[:size])
+                rest = (data[size:], entries[left:]) if left < len(entries) else None
+                left, ones = left - len(written), ones + int(written["positive"].sum())
             yield f.tell() - begin, (output, rows, ones)
     next(blocks, None)  # which deletes what has been read

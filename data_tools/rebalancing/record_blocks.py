@@ -21,10 +21,8 @@ from data_tools.common.line_blocks import LineRange
 from deepfm.data import bad_records, datasets, example_bytes, formats, libsvm, records
 from deepfm.data.bad_records import BadRecord
 from deepfm.errors import BadInput
-from deepfm.runtime import memory
 
 BATCH = 4096  # TFRecords of a block
-_CHECKSUM = 4  # bytes of a frame after its payload
 REFUSED = (tf.errors.InvalidArgumentError, tf.errors.DataLossError)
 
 
@@ -33,14 +31,12 @@ class FileSlice(NamedTuple):
 
     Attributes:
         lines: the LineRange; of a TFRecord file nothing but its path counts.
-        data_format: tfrecord or libsvm.
         number: of the task, from which the keys of its records are made.
         described: whether dataset.json describes the file. Then TFRecords that look as our own
             writer makes them are taken for such, and not parsed, which would take twice as long.
     """
 
     lines: LineRange
-    data_format: str
     number: int
     described: bool
 
@@ -64,26 +60,6 @@ class RecordBlock(NamedTuple):
     read: int
 
 
-def read(
-    part: FileSlice, schema: Optional[records.Schema], max_bad_records: int
-) -> Iterator[Union[RecordBlock, BadRecord]]:
-    """Yields the records of a part of a file, good ones in RecordBlocks, bad ones as BadRecords.
-
-    Ends after max_bad_records + 1 bad ones.
-
-    Args:
-        part: what to read.
-        schema: of TFRecords; rows of LibSVM text may differ.
-        max_bad_records: that are wanted.
-
-    Raises:
-        BadInput: a gzip file is not whole, or is several in one.
-    """
-    if part.data_format == "libsvm":
-        return _read_lines(part.lines)
-    return _read_frames(part.lines.path, schema, max_bad_records, part.described)
-
-
 # TFRecord.
 
 
@@ -105,17 +81,17 @@ class _FrameReader:
                 with tf.control_dependencies(features.values()):
                     return labels > 0, tf.reduce_max(features["feat_ids"])
 
-            known = self._described & (not schema.multi_valued)
-            known &= example_bytes.are_as_encoded(serialized, schema.field_size)
-            nothing = lambda: (tf.zeros([0], tf.bool), tf.constant(-1, tf.int64))
-            self._next = tf.strings.length(serialized), known, *tf.cond(known, nothing, parse)
+            lists = example_bytes.find_lists(serialized, schema.field_size, multi_valued=False)
+            known = self._described & (not schema.multi_valued) & lists.as_encoded
+            labels_alone = lambda: (lists.positive, tf.constant(-1, tf.int64))
+            self._next = tf.strings.length(serialized), *tf.cond(known, labels_alone, parse)
             self._initializer = iterator.initializer
         self._session = workers.one_thread_session(graph)
 
     def batches(self, path, described):
-        """Yields (payload bytes int32 [n], known, positive bool [n], largest id) of BATCH records.
+        """Yields (payload bytes int32 [n], positive bool [n], largest id) of BATCH records.
 
-        Of records that are known to be as our own writer makes them the last two are not told.
+        Of records that are known to be as our own writer makes them the largest id is -1.
         """
         compression = "GZIP" if path.endswith(".gz") else ""
         self._session.run(self._initializer, {self._path: path, self._compression: compression})
@@ -127,24 +103,27 @@ class _FrameReader:
 _frame_reader = functools.lru_cache(maxsize=1)(_FrameReader)  # a process makes one, and keeps it
 
 
-def _read_frames(path, schema, max_bad_records, described=False):
-    good = told = 0
-    with libsvm.open_file(path) as raw, _naming_gzip_damage(path):
+def _read_frames(part, schema, max_bad_records):
+    path, good, told = part.lines.path, 0, 0
+    with libsvm.open_file(path) as raw:
         stream = gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw
         try:
-            for lengths, known, positive, max_id in _frame_reader(schema).batches(path, described):
+            batches = _frame_reader(schema).batches(path, part.described)
+            for lengths, positive, max_id in batches:
                 ends = np.cumsum(lengths + np.int64(records.FRAME))
                 data = stream.read(int(ends[-1]))
                 if len(data) < ends[-1]:
                     raise OSError(f"{path}: changed while it was read")
                 starts = np.concatenate([[0], ends[:-1]])
-                if known:
-                    positive = _labels(data, ends, schema.field_size)
                 yield RecordBlock(data, starts, ends, positive, int(max_id), raw.tell() - told)
                 good, told = good + len(ends), raw.tell()
             left = stream.read(1)
         except REFUSED as error:
             refused = error
+        except (OSError, EOFError, zlib.error) as error:
+            if path.endswith(".gz") and not getattr(error, "filename", None):
+                raise BadInput(f"{path}: is not whole as a gzip file ({error}).") from error
+            raise
         else:
             if left and path.endswith(".gz"):
                 raise datasets.several_members(path)
@@ -161,14 +140,6 @@ def _read_frames(path, schema, max_bad_records, described=False):
         yield from _framed(itertools.islice(payloads, good, None), schema)
 
 
-def _labels(data, ends, field_size):
-    """Whether the label is 1, of frames that `records.encode` wrote: the last byte of the float."""
-    expected = example_bytes.layout(field_size)
-    label = ends - _CHECKSUM - expected.after_ids + len(expected.before_label)
-    list_bytes = len(tf.train.FloatList(value=[1]).SerializeToString())
-    return np.frombuffer(data, np.uint8)[label + list_bytes - 1] != 0
-
-
 def _framed(payloads, schema):
     """Yields RecordBlocks of good records of which only the payloads are known."""
     for chunk in iter(lambda: list(itertools.islice(payloads, BATCH)), []):
@@ -176,83 +147,36 @@ def _framed(payloads, schema):
             with tf.io.TFRecordWriter(f.name) as writer:
                 for payload in chunk:
                     writer.write(payload)
-            for block in _read_frames(f.name, schema, 0):
+            whole = FileSlice(LineRange(f.name), 0, described=False)
+            for block in _read_frames(whole, schema, 0):
                 yield block._replace(read=0)
-
-
-@contextlib.contextmanager
-def _naming_gzip_damage(path):
-    try:
-        yield
-    except (OSError, EOFError, zlib.error) as error:
-        if path.endswith(".gz") and not getattr(error, "filename", None):
-            raise BadInput(f"{path}: is not whole as a gzip file ({error}).") from error
-        raise
 
 
 # LibSVM.
 
 
-class _LineReader:
-    """The graph that checks and parses LibSVM lines of any length."""
-
-    def __init__(self):
-        graph = tf.Graph()
-        with graph.as_default():
-            self._text = tf.compat.v1.placeholder(tf.string, [])
-            lines = libsvm.drop_blank(tf.compat.v1.string_split([self._text], "\n").values)
-            labels, _, ids, values = libsvm.decode_lines(lines, known_ascii=True)
-            good = [
-                tf.reduce_all(tf.equal(labels, 0) | tf.equal(tf.abs(labels), 1)),
-                tf.reduce_all(tf.math.is_finite(values)),
-                tf.reduce_all((ids >= 0) & (ids < memory.MAX_NUMBER)),
-            ]
-            with tf.control_dependencies([tf.debugging.Assert(x, ["bad line"]) for x in good]):
-                self._parsed = labels > 0, tf.reduce_max(ids)
-        self._session = workers.one_thread_session(graph)
-
-    def parse(self, text):
-        """(positive bool [n], largest id) of the lines of a text; InvalidArgumentError."""
-        if not text.isascii():
-            raise tf.errors.InvalidArgumentError(None, None, "not ASCII")
-        return self._session.run(self._parsed, {self._text: text})
-
-    def accepts(self, lines):
-        """Whether none of the lines is bad."""
-        try:
-            self.parse(b"\n".join(lines))
-        except tf.errors.InvalidArgumentError:
-            return False
-        return True
+def _read_lines(part):
+    for block in line_blocks.decoded(part.lines):
+        if isinstance(block, BadRecord):
+            yield block
+            continue
+        text, starts, ends, (labels, _, ids, _), read_bytes = block
+        yield RecordBlock(text, starts, ends, labels > 0, int(ids.max(initial=-1)), read_bytes)
 
 
-_line_reader = functools.lru_cache(maxsize=1)(_LineReader)
+def read(
+    part: FileSlice, schema: Optional[records.Schema], max_bad_records: int
+) -> Iterator[Union[RecordBlock, BadRecord]]:
+    """Yields the records of a part of a file, good ones in RecordBlocks, bad ones as BadRecords.
 
+    Ends after max_bad_records + 1 bad ones.
 
-def _read_lines(lines):
-    reader = _line_reader()
-    first_line = None  # its number costs a look at the file up to there; only bad lines need it
-    lines_before = 0
-    for _, text, read_bytes in line_blocks.read_blocks(*lines):
-        starts = line_blocks.record_starts(text)
-        newlines = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
-        line = np.searchsorted(newlines, starts)  # which lines hold the records
-        try:
-            positive, max_id = reader.parse(text)
-        except tf.errors.InvalidArgumentError:
-            if first_line is None:
-                first_line = line_blocks.line_number(lines.path, lines.start)
-            texts = [text[i:j].partition(b"#")[0] for i, j in zip(starts, newlines[line])]
-            bad = list(bad_records.find_refused(reader.accepts, texts, _explain))
-            for i, reason in bad:
-                place = f":{first_line + lines_before + line[i]}"
-                yield BadRecord(lines.path, place, reason)
-            chosen = np.delete(np.arange(len(texts)), [i for i, _ in bad])
-            starts, line = starts[chosen], line[chosen]
-            positive, max_id = reader.parse(b"\n".join(texts[i] for i in chosen))
-        yield RecordBlock(text, starts, newlines[line] + 1, positive, int(max_id), read_bytes)
-        lines_before += len(newlines)
+    Args:
+        part: what to read.
+        schema: of TFRecords; None: it is LibSVM text, whose rows may differ.
+        max_bad_records: that are wanted.
 
-
-def _explain(line):
-    return libsvm.explain_line(line, records.Schema(len(line.split()) - 1))
+    Raises:
+        BadInput: a gzip file is not whole, or is several in one.
+    """
+    return _read_frames(part, schema, max_bad_records) if schema else _read_lines(part)

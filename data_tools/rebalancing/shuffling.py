@@ -13,6 +13,7 @@ n: records of a block.
 """
 
 import os
+import pathlib
 from typing import Iterator, List, NamedTuple, Tuple
 
 import numpy as np
@@ -102,10 +103,6 @@ class Scatter:
         self._waiting, self._kept = {}, 0
 
 
-def _in_rows(chosen):
-    return (chosen[i : i + _ROWS] for i in range(0, len(chosen), _ROWS))
-
-
 def _gather(data, starts, ends):
     """The records data[start:end] one after the other.
 
@@ -157,7 +154,7 @@ def sizes_of_first(bucket: Bucket, rows: List[int], in_order: bool) -> List[int]
     return np.cumsum(sizes)[np.array(rows) - 1].tolist()
 
 
-def ordered(bucket: Bucket, memory: int) -> Iterator[Tuple[bytes, np.ndarray, np.ndarray]]:
+def ordered(bucket: Bucket, memory: int) -> Iterator[Tuple[bytes, np.ndarray]]:
     """Yields a bucket's records by ascending keys, and deletes it.
 
     Args:
@@ -165,12 +162,12 @@ def ordered(bucket: Bucket, memory: int) -> Iterator[Tuple[bytes, np.ndarray, np
         memory: bytes that it may take; a larger bucket is scattered again.
 
     Yields:
-        (the records one after the other; where each ends, int64 [n]; positive, bool [n]).
+        (the records one after the other, their index: bytes and positive of each, [n]).
     """
     if memory_of(bucket.rows, bucket.bytes) > memory and bucket.bits < 64:
         folder, bits = f"{bucket.paths[0]}-again", min(4, 64 - bucket.bits)
         scatter = Scatter(folder, bits, bucket.bits, memory // 4)
-        for data, entries in _stored(bucket):
+        for data, entries in stored(bucket):
             ends = np.cumsum(entries["bytes"], dtype=np.int64)
             starts = ends - entries["bytes"]
             scatter.add(data, starts, ends, entries["key"], entries["positive"])
@@ -179,34 +176,24 @@ def ordered(bucket: Bucket, memory: int) -> Iterator[Tuple[bytes, np.ndarray, np
             yield from ordered(smaller, memory)
         return
     entries = _entries(bucket)
-    data = b"".join([_content(path) for path in bucket.paths])
+    data = b"".join([pathlib.Path(path).read_bytes() for path in bucket.paths])
     _delete(bucket)
     ends = np.cumsum(entries["bytes"], dtype=np.int64)
     starts = ends - entries["bytes"]
     order = np.argsort(entries["key"])
-    for part in _in_rows(order):
-        sizes = np.cumsum(entries["bytes"][part], dtype=np.int64)
-        yield _gather(data, starts[part], ends[part]), sizes, entries["positive"][part]
+    for first in range(0, len(order), _ROWS):
+        part = order[first : first + _ROWS]
+        yield _gather(data, starts[part], ends[part]), entries[part]
 
 
-def stored(bucket: Bucket) -> Iterator[Tuple[bytes, np.ndarray, np.ndarray]]:
+def stored(bucket: Bucket) -> Iterator[Tuple[bytes, np.ndarray]]:
     """Yields a bucket's records as they were put into it, like `ordered`, and deletes it."""
-    for data, entries in _stored(bucket):
-        yield data, np.cumsum(entries["bytes"], dtype=np.int64), entries["positive"]
-
-
-def _stored(bucket):
     for path in bucket.paths:
         with open(path, "rb") as f, open(_index(path), "rb") as index:
             for raw in iter(lambda index=index: index.read(_ROWS * _ENTRY.itemsize), b""):
                 entries = np.frombuffer(raw, _ENTRY)
                 yield f.read(int(entries["bytes"].sum(dtype=np.int64))), entries
     _delete(bucket)
-
-
-def _content(path):
-    with open(path, "rb") as f:
-        return f.read()
 
 
 def _entries(bucket):

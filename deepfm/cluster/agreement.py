@@ -23,7 +23,7 @@ def check_alike(mine: Dict[str, Any], exchange):
 
     Args:
         mine: {flag: value} of this process, but for what it does not know.
-        exchange: as in Distribution.
+        exchange: as in Processes.
     """
     first, *others = exchange(mine)
     for rank, theirs in enumerate(others, 1):
@@ -41,7 +41,7 @@ class SameWeights(v1.train.SessionRunHook):
     Of a large variable the sum of some rows, others at each comparison; of a small one of all.
 
     Args:
-        gather: as in Distribution.
+        gather: as in Replicas.
         model_dir: where the checkpoints are, for the message.
     """
 
@@ -73,10 +73,10 @@ class SameWeights(v1.train.SessionRunHook):
         rank, variable = next(zip(*differ.nonzero()))
         kept = tf.train.latest_checkpoint(self._model_dir)
         raise OSError(
-            f"rank {rank} holds other weights than rank 0 (the sum of {self._names[variable]} is "
-            f"{sums[rank, variable, 0]:.9g}, there {sums[0, variable, 0]:.9g}), found after "
-            f"{self._steps} steps: the model of the steps since the last comparison is not to be "
-            f"trusted; the newest checkpoint is {kept or 'none'}."
+            f"rank {rank} has different weights than rank 0 (sum of {self._names[variable]}: "
+            f"{sums[rank, variable, 0]:.9g} against {sums[0, variable, 0]:.9g}), found after "
+            f"{self._steps} steps. Do not trust the model since the last comparison; the newest "
+            f"checkpoint is {kept or 'none'}."
         )
 
 

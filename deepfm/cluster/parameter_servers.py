@@ -12,11 +12,12 @@ process has taken, and with --max_steps of those that have begun. A checkpoint h
 """
 
 import contextlib
+import itertools
 import json
 import os
 import time
 import uuid
-from typing import Callable
+from typing import Callable, List
 
 import tensorflow as tf
 from absl import logging
@@ -33,22 +34,21 @@ _POLL = 0.1  # seconds between two looks at the board
 _BETWEEN_LOOKS = 1.0  # seconds between two looks for a process that is to stop
 _BOARD = "/job:ps/task:0"
 _CLAIMED = "claimed"  # name of the counter of steps that have begun
+_STEPS = "steps"  # and of those that each process has taken
 _RELEASED = "released"  # on the board when the chief ends, and so may all
 _FAREWELL = 10  # seconds that the chief waits at most for the workers to say that they are leaving
 
 
-def _counter(name):
-    """A variable on server 0 that counts, int64 []."""
-    return tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=f"deepfm_count/{name}")
+def _counter(name, shape=()):
+    """A variable on server 0 that counts, int64."""
+    return tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=shape, shared_name=f"deepfm_count/{name}")
 
 
-def _steps_of(rank):
-    """The variable that counts the steps of a process."""
-    return _counter(f"steps/{rank}")
-
-
-def _read_steps(rank):
-    return tf.raw_ops.ReadVariableOp(resource=_steps_of(rank), dtype=tf.int64)
+def _read_steps(num_processes):
+    """int64 [num_processes]: the steps that each process has taken."""
+    with tf.device(_BOARD):
+        steps = _counter(_STEPS, [num_processes])
+        return tf.raw_ops.ReadVariableOp(resource=steps, dtype=tf.int64)
 
 
 class _Board:
@@ -90,16 +90,13 @@ class _Board:
     def set_steps(self, of_ranks):
         """Sets the steps that each process has taken."""
         with self._graph.as_default(), tf.device(_BOARD):
-            ops = [
-                tf.raw_ops.AssignVariableOp(resource=_steps_of(i), value=tf.constant(n, tf.int64))
-                for i, n in enumerate(of_ranks)
-            ]
-        self._run(ops)
+            steps, taken = _counter(_STEPS, [len(of_ranks)]), tf.constant(of_ranks, tf.int64)
+            self._run(tf.raw_ops.AssignVariableOp(resource=steps, value=taken))
 
-    def steps_of(self, rank: int) -> int:
-        """The steps that a process has taken."""
-        with self._graph.as_default(), tf.device(_BOARD):
-            return int(self._run(_read_steps(rank)))
+    def steps(self, num_processes: int) -> List[int]:
+        """The steps that each process has taken."""
+        with self._graph.as_default():
+            return self._run(_read_steps(num_processes)).tolist()
 
     def reads_file(self, path: str, server: int) -> bool:
         """Whether a server can read a file."""
@@ -187,32 +184,32 @@ class Member:
         self.device_fn = v1.train.replica_device_setter(
             cluster.num_servers, worker_device=me, cluster=v1.train.ClusterSpec(cluster.jobs)
         )
-        self._board = _Board(self._server, self.device_filters)
-        self._rounds = 0
+        self.board = _Board(self._server, self.device_filters)
+        self._rounds = map("round_{}".format, itertools.count(1))
         self._stops, self._looked = False, 0.0
 
     def agree(self, value):
         """The chief's value, in all processes."""
-        name = self._next_round()
+        name = next(self._rounds)
         if self.cluster.rank == 0:
-            self._board.post(name, value)
-        return self._board.read(name)
+            self.board.post(name, value)
+        return self.board.read(name)
 
     def exchange(self, value):
         """All processes' values, by rank."""
-        name = self._next_round()
-        self._board.post(f"{name}/{self.cluster.rank}", value)
+        name = next(self._rounds)
+        self.board.post(f"{name}/{self.cluster.rank}", value)
         ranks = range(self.cluster.num_processes)
-        return [self._board.read(f"{name}/{rank}", self._hear) for rank in ranks]
+        return [self.board.read(f"{name}/{rank}", self.hear) for rank in ranks]
 
     def steps_taken(self, of_processes):
         """The steps that this process has taken, of those that the chief knows; a worker that is
         started again has taken more."""
         if self.cluster.rank == 0:
-            self._board.set_steps(of_processes)
-            self._board.post("steps")
-        self._board.read("steps")
-        return self._board.steps_of(self.cluster.rank)
+            self.board.set_steps(of_processes)
+            self.board.post("steps")
+        self.board.read("steps")
+        return self.board.steps(self.cluster.num_processes)[self.cluster.rank]
 
     def begin_step(self, features, labels, max_steps):
         """Makes the model wait for a step of its own, once it has a batch.
@@ -231,59 +228,51 @@ class Member:
 
     def end_step(self, train_op):
         """Counts a step of this process on the board, where it outlives it, after its updates."""
+        processes = self.cluster.num_processes
         with tf.device(_BOARD):
-            steps, one = _steps_of(self.cluster.rank), tf.constant(1, tf.int64)
+            steps = _counter(_STEPS, [processes])
+            mine = tf.one_hot(self.cluster.rank, processes, dtype=tf.int64)
         with tf.control_dependencies([train_op]), tf.device(_BOARD):
-            return tf.raw_ops.AssignAddVariableOp(resource=steps, value=one)
+            return tf.raw_ops.AssignAddVariableOp(resource=steps, value=mine)
 
     def count_steps(self):
         """int64 [processes]: the steps of each."""
-        with tf.device(_BOARD):
-            return tf.stack([_read_steps(rank) for rank in range(self.cluster.num_processes)])
+        return _read_steps(self.cluster.num_processes)
 
     def servers_see(self, model_dir):
         """Whether the servers share the disk of model_dir, so that each can write its part."""
-        blind = self._server_that_sees_no_file(model_dir)
-        if blind:
-            logging.info(
-                "%s does not see --model_dir=%s: the chief gathers the variables and writes "
-                "checkpoints whole. On a shared disk each server would write its part.",
-                blind, model_dir,
-            )  # fmt: skip
-        return not blind
-
-    def _server_that_sees_no_file(self, model_dir):
-        """The name of a server that does not share the disk of model_dir, or None."""
         tf.io.gfile.makedirs(model_dir)
         path = os.path.join(model_dir, f".shared-{uuid.uuid4().hex}")
         with tf.io.gfile.GFile(path, "w") as f:
             f.write("A parameter server looks for this file.\n")
         try:
             for i, address in enumerate(self.cluster.jobs["ps"]):
-                if not self._board.reads_file(path, i):
-                    return f"ps {i} ({address})"
+                if not self.board.reads_file(path, i):
+                    logging.info(
+                        "ps %d (%s) does not see --model_dir=%s, so the chief gathers the "
+                        "variables and writes whole checkpoints. On a shared disk each server "
+                        "would write its part.",
+                        i, address, model_dir,
+                    )  # fmt: skip
+                    return False
         finally:
             tf.io.gfile.remove(path)
-        return None
+        return True
 
     def anyone_stops(self, wanted):
         """Whether any process is to stop; looks once a second."""
         if wanted and not self._stops:
-            self._board.post("stop")
+            self.board.post("stop")
             self._stops = True
         if not self._stops and time.monotonic() - self._looked > _BETWEEN_LOOKS:
             self._looked = time.monotonic()
-            self._stops = self._board.posted("stop")
+            self._stops = self.board.posted("stop")
         return self._stops
 
-    def _hear(self):
+    def hear(self):
         """While this process waits for others: hands a signal on to them."""
         if self.anyone_stops(interruption.requested()):
             interruption.heard()
-
-    def _next_round(self):
-        self._rounds += 1
-        return f"round_{self._rounds}"
 
     def make_hooks(self, save_in_time: Callable):
         """The hooks of training; they come before the one that saves checkpoints.
@@ -291,43 +280,37 @@ class Member:
         Args:
             save_in_time: (session) -> None, saves a checkpoint if it is time for one.
         """
-        if self.cluster.rank > 0:
-            return [_Worker(self.cluster, self._board, self._hear)]
-
-        def meanwhile(session):
-            self._hear()
-            save_in_time(session)
-
-        return [_Chief(self.cluster, self._board, meanwhile)]
+        return [_Worker(self) if self.cluster.rank > 0 else _Chief(self, save_in_time)]
 
     def finish(self):
         """Ends the job in all processes, when the chief comes here."""
         workers = [f"left/{rank}" for rank in range(1, self.cluster.num_processes)]
         if self.cluster.rank > 0:
-            self._board.read(_RELEASED)
+            self.board.read(_RELEASED)
             self._watch.stop()
-            self._board.post_last(workers[self.cluster.rank - 1])
+            self.board.post_last(workers[self.cluster.rank - 1])
             return
         self._watch.stop()
-        self._board.post(_RELEASED)
+        self.board.post(_RELEASED)
         last = time.monotonic() + _FAREWELL
-        while time.monotonic() < last and not all(map(self._board.posted, workers)):
+        while time.monotonic() < last and not all(map(self.board.posted, workers)):
             time.sleep(_POLL)
         for server in range(self.cluster.num_servers):
-            self._board.post_last("closed", server)
+            self.board.post_last("closed", server)
 
 
 class _OneSession(v1.train.SessionRunHook):
     """Ends a process whose session on the parameter servers was lost."""
 
-    def __init__(self):
+    def __init__(self, member=None, save_in_time=None):
+        self._member, self._save_in_time = member, save_in_time
         self._in_session = False
 
     def after_create_session(self, session, coord):
         if self._in_session:  # a new one would begin with the first record of the share again
             raise OSError(
-                "the session on the parameter servers was lost, so this process ends; the same "
-                "command again goes on."
+                "the session on the parameter servers was lost, so this process ends; run the "
+                "same command again to resume."
             )
         self._in_session = True
 
@@ -335,30 +318,20 @@ class _OneSession(v1.train.SessionRunHook):
 class _Worker(_OneSession):
     """Starts when the chief has made the variables; tells it of the last step."""
 
-    def __init__(self, cluster, board, meanwhile):
-        super().__init__()
-        self._cluster, self._board = cluster, board
-        self._meanwhile = meanwhile  # () -> None, called while it waits for the chief
-
     def begin(self):
         # Estimator's own waiting looks every 30 s.
-        self._board.read("started", self._meanwhile)
+        self._member.board.read("started", self._member.hear)
 
     def end(self, session):
-        self._board.post(f"joined/{self._cluster.rank}")
+        self._member.board.post(f"joined/{self._member.cluster.rank}")
 
 
 class _Chief(_OneSession):
     """Reports what lies where; waits for the workers' last steps, so that the last checkpoint has
     them."""
 
-    def __init__(self, cluster, board, meanwhile):
-        super().__init__()
-        self._cluster, self._board = cluster, board
-        self._meanwhile = meanwhile  # (session) -> None, called while it waits for the workers
-
     def begin(self):
-        log_balance(self._cluster.num_servers, v1.global_variables())
+        log_balance(self._member.cluster.num_servers, v1.global_variables())
         with tf.device(_BOARD):
             claimed = _counter(_CLAIMED)
             step = tf.cast(v1.train.get_global_step(), tf.int64)
@@ -367,11 +340,15 @@ class _Chief(_OneSession):
     def after_create_session(self, session, coord):
         super().after_create_session(session, coord)
         session.run(self._claim)  # the steps of the checkpoint
-        self._board.post("started")
+        self._member.board.post("started")
 
     def end(self, session):
-        for rank in range(1, self._cluster.num_processes):
-            self._board.read(f"joined/{rank}", lambda: self._meanwhile(session))
+        def meanwhile():
+            self._member.hear()
+            self._save_in_time(session)
+
+        for rank in range(1, self._member.cluster.num_processes):
+            self._member.board.read(f"joined/{rank}", meanwhile)
 
 
 def log_balance(num_servers: int, variables):

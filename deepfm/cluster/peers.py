@@ -23,7 +23,7 @@ _BETWEEN_LOOKS = 1.0  # seconds
 _TIMEOUT = 2.0  # seconds for one look
 # Seconds after which a process that has never answered is lost: its host may be starting, or, where
 # the host refuses, the process itself, or it has failed already.
-HOST_PATIENCE, _START_PATIENCE = 300, 50
+_HOST_PATIENCE, _START_PATIENCE = 300, 50
 # Of the ranks of Horovod. None is started again by itself, so one that is refused has ended. What
 # Horovod or the launcher make of that comes first.
 _RANK_PATIENCE, _ENDED_RANK_PATIENCE = 20, 5
@@ -83,7 +83,7 @@ class Watch:
             if answered:
                 patience = other.patience if found is None else other.ended_patience
             else:
-                patience = HOST_PATIENCE if found is None else _START_PATIENCE
+                patience = _HOST_PATIENCE if found is None else _START_PATIENCE
             if silent > patience and not self._stopped.is_set():
                 _end(f"{other.name} ({other.address}) has not answered for {silent:.0f} s")
 
@@ -128,8 +128,8 @@ def watch_ranks(rank: int, gather: Callable[[tuple], List[tuple]]) -> Watch:
             others.append(Other(name, address, _RANK_PATIENCE, _ENDED_RANK_PATIENCE))
         else:
             logging.warning(
-                "Rank %d on %s answers at none of %s: should it be lost, this process may wait for "
-                "ever. Let the hosts of a job reach all ports of one another.",
+                "Rank %d on %s cannot be reached at any of %s. If it dies, this process may "
+                "wait forever; open all ports between the hosts of a job.",
                 other, contact.host, ", ".join(contact.addresses),
             )  # fmt: skip
     return Watch(others)

@@ -14,7 +14,7 @@ from typing import Dict, List, NamedTuple, Optional
 
 from absl import logging
 
-from deepfm.cluster.peers import HOST_PATIENCE, Other, answers
+from deepfm.cluster.peers import Other, answers
 from deepfm.errors import BadInput
 
 _CHIEFS = ("chief", "master")
@@ -89,7 +89,7 @@ def parse(tf_config: Optional[str]) -> Optional[Cluster]:
         return None
     for job, addresses in jobs.items():
         if job not in _JOBS:
-            raise BadInput(f"TF_CONFIG: '{job}' is no job; a cluster has {', '.join(_JOBS)}.")
+            raise BadInput(f"TF_CONFIG: unknown job '{job}'; a cluster has {', '.join(_JOBS)}.")
         if not isinstance(addresses, list) or not all(map(_is_address, addresses)):
             raise BadInput(f"TF_CONFIG: '{job}' is {addresses!r}; give a list of 'host:port'.")
     jobs = {job: addresses for job, addresses in jobs.items() if addresses}
@@ -105,7 +105,7 @@ def parse(tf_config: Optional[str]) -> Optional[Cluster]:
     job, index = task["type"], task["index"]
     if not isinstance(job, str) or job not in jobs or index not in range(len(jobs[job])):
         tasks = ", ".join(f"{job} 0 to {len(found) - 1}" for job, found in sorted(jobs.items()))
-        raise BadInput(f"TF_CONFIG: its cluster has no task {job} {index}; it has {tasks}.")
+        raise BadInput(f"TF_CONFIG: the cluster has no task {job} {index}; it has {tasks}.")
     return Cluster(jobs, job, int(index))
 
 
@@ -115,16 +115,11 @@ def _is_address(address):
 
 
 def wait_for_servers(cluster: Cluster):
-    """Waits until all parameter servers listen; says every 10 s which one does not.
-
-    Raises:
-        TimeoutError: one has not in HOST_PATIENCE seconds.
-    """
-    started = said = time.monotonic()
+    """Waits until all parameter servers listen, or a Watch of them ends the process; says every
+    10 s which one does not."""
+    said = time.monotonic()
     for i, address in enumerate(cluster.jobs["ps"]):
         while not answers(address):
-            if time.monotonic() - started > HOST_PATIENCE:
-                raise TimeoutError(f"ps {i} ({address}) has not answered for {HOST_PATIENCE} s")
             if time.monotonic() - said > 10:
                 said = time.monotonic()
                 logging.info("Waiting for ps %d (%s).", i, address)

@@ -36,11 +36,7 @@ class BadRecord(NamedTuple):
 
 
 def find_bad(
-    path: str,
-    record_format: Format,
-    schema: Schema,
-    with_labels: bool = True,
-    first: Optional[int] = None,
+    path: str, record_format: Format, schema: Schema, first: Optional[int] = None
 ) -> Iterator[BadRecord]:
     """Yields the bad records of a file, in order.
 
@@ -50,11 +46,10 @@ def find_bad(
         path: a local or s3:// file, its name ending in .gz where it is compressed.
         record_format: its Format.
         schema: what its records must look like.
-        with_labels: whether TFRecord records must hold a label.
         first: look at this many records only.
     """
-    accepts = _parser(record_format, schema, with_labels)
-    explain = lambda payload: record_format.explain(payload, schema, with_labels)
+    accepts = _parser(record_format, schema)
+    explain = lambda payload: record_format.explain(payload, schema)
     records = itertools.islice(record_format.numbered(path), first)
     for chunk in iter(lambda: list(itertools.islice(records, CHUNK)), []):
         for unread, group in itertools.groupby(chunk, key=lambda item: item[1] is None):
@@ -68,11 +63,11 @@ def find_bad(
 
 
 @functools.lru_cache(maxsize=2)  # for all files of a data set: to make one takes 0.2 s
-def _parser(record_format, schema, with_labels):
+def _parser(record_format, schema):
     """A function that says whether the native parser accepts a batch."""
     with tf.Graph().as_default() as graph:
         raw = tf.compat.v1.placeholder(tf.string, [None])
-        features, labels = record_format.parse(raw, schema, with_labels)
+        features, labels = record_format.parse(raw, schema)
     session = tf.compat.v1.Session(graph=graph)
     checked = [t.op for t in (*features.values(), labels)]
 
@@ -117,10 +112,10 @@ def find_refused(
                 yield i, reason or unexplained
 
 
-def check_first_records(data: datasets.DataSet, schema: Schema, with_labels=True):
+def check_first_records(data: datasets.DataSet, schema: Schema):
     """Refuses (BadInput) data whose first records, in any of its first files, break the schema."""
     for file in data.files[:_CHECKED_FILES]:
-        for record in find_bad(file.path, data.format, schema, with_labels, CHUNK):
+        for record in find_bad(file.path, data.format, schema, CHUNK):
             raise BadInput(str(record))
 
 
@@ -140,24 +135,26 @@ def find_damaged(
     """
     if not allowed:
         return ()
-    logging.info("Looking at every record, as --max_bad_records=%d asks.", allowed)
+    logging.info("Checking every record, because --max_bad_records=%d.", allowed)
     damaged, count = [], 0
     for file in data.files:
         places = {}
         for record in find_bad(file.path, data.format, schema):
             count += 1
             if count > allowed:
-                raise BadInput(f"{record}; more bad records than --max_bad_records={allowed}.")
+                raise BadInput(
+                    f"{record}; this is more than --max_bad_records={allowed} bad records."
+                )
             logging.warning("Skipped: %s", record)
             places[record.place] = record.reason
         if places:
             damaged.append(shares.Skipped(file.path, places))
-    logging.info("%d bad records are passed over.", count)
+    logging.info("Skipping %d bad records.", count)
     return tuple(damaged)
 
 
 @contextlib.contextmanager
-def naming_bad_records(data: datasets.DataSet, schema: Schema, with_labels=True):
+def naming_bad_records(data: datasets.DataSet, schema: Schema):
     """Turns an error of the input pipeline, which names no record, into a BadInput that does.
 
     A channel cannot be read again to find the record; there the channel is named.
@@ -169,9 +166,9 @@ def naming_bad_records(data: datasets.DataSet, schema: Schema, with_labels=True)
         if data.pipe and isinstance(error, (*kinds, tf.errors.InternalError)):
             reason = error.message.strip().splitlines()[0].rstrip(".")
             raise BadInput(
-                f"{data.name}: {reason}. Its FIFO was cut short, or it holds other than TFRecords "
-                "(Pipe mode sends every object under a prefix, dataset.json too: end the prefix "
-                "with 'part-')."
+                f"{data.name}: {reason}. Its FIFO was cut short, or it contains something other "
+                "than TFRecords (Pipe mode sends every object under a prefix, including "
+                "dataset.json: end the prefix with 'part-')."
             ) from error
         if not data.pipe:
             identity.check_unchanged(data)
@@ -181,7 +178,7 @@ def naming_bad_records(data: datasets.DataSet, schema: Schema, with_labels=True)
             logging.info("Reading failed; looking for the bad record ...")
             try:
                 for file in data.files:
-                    for record in find_bad(file.path, data.format, schema, with_labels):
+                    for record in find_bad(file.path, data.format, schema):
                         raise BadInput(str(record)) from error
             except remote_files.TROUBLE as trouble:
                 if not distant:

@@ -108,8 +108,8 @@ def merge(parts: Dict[str, dict]) -> dict:
     if len(of_map) > 1:
         (one, path), (other, another), *_ = of_map.items()
         raise BadInput(
-            f"{another}: has the ids of feature map {other}, but {path} those of {one}: these are "
-            "not parts of one data set."
+            f"{another}: its ids come from feature map {other}, those of {path} from {one}; "
+            "these are not parts of one data set."
         )
     for path, part in others:
         for key in ("field_size", "hash_buckets"):
@@ -120,7 +120,9 @@ def merge(parts: Dict[str, dict]) -> dict:
                 )
         for name, entry in part["files"].items():
             if files.setdefault(name, entry) != entry:
-                raise BadInput(f"{path}: says of {name} other than {owners[name]}; delete one.")
+                raise BadInput(
+                    f"{path}: contradicts {owners[name]} about {name}; delete one of the two."
+                )
             owners.setdefault(name, path)
     rates = merge_rates(
         [(x.get("sampling_rates"), _rows_by_label(x["files"].values())) for x in parts.values()]
@@ -153,7 +155,8 @@ def read_part(path: str) -> dict:
         version = found["format_version"]
         if version != FORMAT_VERSION:
             raise BadInput(
-                f"{path}: format_version {str(version)[:40]}, this program reads {FORMAT_VERSION}."
+                f"{path}: format_version is {str(version)[:40]}, but this program reads "
+                f"{FORMAT_VERSION}."
             )
         _check_numbers(found, 1, "field_size", "feature_size")
         if "hash_buckets" in found:
@@ -274,20 +277,22 @@ def check_named(
     if gone and not partial:
         more = f" and {len(gone) - 1} more" if gone[1:] else ""
         raise BadInput(
-            f"{gone[0]}: is not there, or empty, though the dataset.json of {named[gone[0]][0]} "
-            f"names it{more}; put it back, or list the files to read in {flag.partition('=')[0]}."
+            f"{gone[0]}: missing or empty, but the dataset.json of {named[gone[0]][0]} names "
+            f"it{more}; put it back, or list the files to read in {flag.partition('=')[0]}."
         )
     if absent:
         how = "this host has only its part" if gone else "leaves some out"
         there = len(read.intersection(named))
         logging.info(
-            "%s: %s, %d of the %d files that dataset.json names; not read: %s.",
+            "%s: %s; reading %d of the %d files that dataset.json names. Not read: %s.",
             flag, how, there, there + len(absent), _shown(absent),
         )  # fmt: skip
     within = tuple(posixpath.join(folder, "") for folder in folders)
     unknown = sorted(path for path in read if path not in named and path.startswith(within))
     if unknown:
-        logging.warning("%s: dataset.json does not name %s, read as well.", flag, _shown(unknown))
+        logging.warning(
+            "%s: also reading %s, which dataset.json does not name.", flag, _shown(unknown)
+        )
 
 
 def warn_of_missing_hosts(paths: Iterable[str], name: str, names: Callable[[str], Iterable[str]]):
@@ -311,7 +316,7 @@ def warn_of_missing_hosts(paths: Iterable[str], name: str, names: Callable[[str]
         missing = sorted(set(range(number)) - indices)
         if missing:
             logging.warning(
-                "%s: %s holds what %d of %d hosts have written; nothing is there of host %d%s.",
+                "%s: %s has the parts of %d of %d hosts; missing: host %d%s.",
                 name, folder or ".", len(indices), number, missing[0],
                 " and others" if missing[1:] else "",
             )  # fmt: skip

@@ -135,8 +135,8 @@ def _find(spec, flag, data_format, partial):
     for folder in folders:
         if tf.io.gfile.exists(posixpath.join(folder, UNFINISHED)):
             raise BadInput(
-                f"--{flag}={spec}: {folder or '.'} holds a part of a data set, whose writing was "
-                f"cut short ({UNFINISHED} says so); write it again with --overwrite."
+                f"--{flag}={spec}: writing the data set in {folder or '.'} was cut short "
+                f"({UNFINISHED} is there); write it again with --overwrite."
             )
     names = functools.lru_cache(maxsize=None)(dataset_json.names_in)
     dataset_json.warn_of_missing_hosts(paths, f"--{flag}={spec}", names)
@@ -150,7 +150,7 @@ def _find(spec, flag, data_format, partial):
         size = tf.io.gfile.stat(path).length
         (files if size else empty).append(DataFile(path, size))
     if not files:
-        raise BadInput(f"{empty[0].path}: is empty (0 bytes), --{flag}={spec} holds no records.")
+        raise BadInput(f"{empty[0].path}: empty (0 bytes), so --{flag}={spec} has no records.")
     for file in empty:
         logging.warning("%s is empty (0 bytes) and adds no records.", file.path)
     found = {_format(file.path).name if data_format == "auto" else data_format for file in files}
@@ -190,7 +190,7 @@ def _feature_map(described, flag):
     without = [file.path for file, m in described if not (m and m.get("feature_map"))]
     if found and without:
         logging.warning(
-            "--%s: its ids are those of feature map %s; whether those of %s are, too, no %s tells.",
+            "--%s: its ids come from feature map %s; no %s says whether the ids of %s do, too.",
             flag, found, without[0], METADATA,
         )  # fmt: skip
     return None if without else found
@@ -235,7 +235,7 @@ def _search_folder(top, flag):
         if "/." not in below and any(dataset_json.is_metadata(x) or x == UNFINISHED for x in names):
             folders.append(posixpath.dirname(posixpath.join(folder, METADATA)))
     if not paths:
-        raise BadInput(f"--{flag}={top}: the directory holds no data files.")
+        raise BadInput(f"--{flag}={top}: the directory has no data files.")
     return Found(top, True, paths, folders)
 
 
@@ -271,7 +271,7 @@ def _described(file, tops, said):
             continue
         if entry["bytes"] != file.bytes:
             logging.warning(
-                "%s has %d bytes, %s says %d: not trusted.",
+                "%s has %d bytes, but %s says %d; ignoring its entry.",
                 file.path, file.bytes, METADATA, entry["bytes"],
             )  # fmt: skip
             return file, None
@@ -283,9 +283,7 @@ def _sampling_rates(described):
     """The SamplingRates of files, from [(file, its metadata or None)]; None where none are told."""
     unknown = [file.path for file, m in described if not m]
     if unknown and any(m and m.get("sampling_rates") for _, m in described):
-        logging.warning(
-            "The sampling rates are not known: no %s describes %s.", METADATA, unknown[0]
-        )
+        logging.warning("The sampling rates are unknown: no %s describes %s.", METADATA, unknown[0])
     if unknown:
         return None
     return dataset_json.merge_rates(
@@ -304,7 +302,7 @@ def count_rows(data: DataSet) -> DataSet:
     """The data set with the rows of every file; reads those that no dataset.json describes."""
     if data.rows is not None:
         return data
-    logging.info("Counting records, as no dataset.json tells them.")
+    logging.info("Counting the records, because no dataset.json gives their number.")
     count = lambda file: sum(1 for _ in data.format.numbered(file.path))
     files = [f if f.rows is not None else f._replace(rows=count(f)) for f in data.files]
     return data._replace(files=files)
@@ -327,9 +325,9 @@ def check_gzip(path: str):
                     break
             more = unpack.unused_data or f.read(1)
     except zlib.error as error:
-        raise BadInput(f"{path}: is damaged as a gzip file ({error}).") from error
+        raise BadInput(f"{path}: the gzip file is damaged ({error}); copy it again.") from error
     if not unpack.eof:
-        raise BadInput(f"{path}: is not whole as a gzip file; its end is missing.")
+        raise BadInput(f"{path}: the gzip file is cut short; copy it again.")
     if more:
         raise several_members(path)
 
@@ -337,6 +335,6 @@ def check_gzip(path: str):
 def several_members(path: str) -> BadInput:
     """The error for a gzip file of several members."""
     return BadInput(
-        f"{path}: has several gzip members, of which TensorFlow reads the first only; make it one "
+        f"{path}: has several gzip members, and TensorFlow reads only the first; rewrite it "
         "with 'zcat FILE | gzip > OTHER'."
     )

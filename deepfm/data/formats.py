@@ -30,14 +30,12 @@ class Format(NamedTuple):
         numbered: path -> (place, payload or None, reason) of each record, read slowly, past damage.
         shape: payload -> (its fields, None where they cannot be read; whether each may hold several
             values).
-        explain: (payload, schema, with_labels) -> what is wrong with it; None where nothing is.
+        explain: (payload, schema) -> what is wrong with it; None where nothing is.
         unexplained: why a record is refused that `explain` finds nothing wrong with.
-        read: (path string [], DataFiles of the data set, InputConfig) -> dataset of the raw records
-            of a file, in chunks of config.ops.
-        parse_chunk: (chunk of Ops, schema, with_labels, Ops) -> labels, ids, values and perhaps
-            counts.
+        read: (path string [], DataFiles of the data set, bytes that are read at once, Ops) ->
+            dataset of the raw records of a file, in chunks.
+        parse_chunk: (chunk of Ops, schema, Ops) -> labels, ids, values and perhaps counts.
         begins: the first 12 bytes of a file -> whether the file can be one of these.
-        holds_counts: whether a record can tell how many values each field has.
         faster: what is read faster, as advice; None where nothing is.
     """
 
@@ -51,7 +49,6 @@ class Format(NamedTuple):
     read: Callable
     parse_chunk: Callable
     begins: Callable = lambda head: True
-    holds_counts: bool = False
     faster: Optional[str] = None
 
     def first_record(self, path: str) -> Tuple[Optional[int], bool]:
@@ -59,13 +56,12 @@ class Format(NamedTuple):
         payload = next((payload for _, payload, _ in self.numbered(path)), None)
         return (None, False) if payload is None else self.shape(payload)
 
-    def parse(self, raw, schema, with_labels=True, ops=TENSORFLOW):
+    def parse(self, raw, schema, ops=TENSORFLOW):
         """Parses and checks a batch of raw records.
 
         Args:
             raw: a chunk of `ops`.
             schema: Schema.
-            with_labels: False where TFRecords may lack a label.
             ops: Ops.
 
         Returns:
@@ -73,19 +69,10 @@ class Format(NamedTuple):
             fields may hold several values int64 and float32 [B, M], and "feat_counts" int32 [B, F].
 
         Raises:
-            As `libsvm.parse_lines` and `records.parse_examples` do.
+            As `libsvm.parse_lines` and `records.parse` do.
         """
-        labels, *found = self.parse_chunk(raw, schema, with_labels, ops)
+        labels, *found = self.parse_chunk(raw, schema, ops)
         return dict(zip(["feat_ids", "feat_vals", "feat_counts"], found)), labels
-
-    def nothing(self, schema):
-        """What `parse`, which does not take it, would make of a batch of no records."""
-        multi_valued = schema.multi_valued and self.holds_counts
-        width = 0 if multi_valued else schema.field_size
-        features = {"feat_ids": tf.zeros([0, width], tf.int64), "feat_vals": tf.zeros([0, width])}
-        if multi_valued:
-            features["feat_counts"] = tf.zeros([0, schema.field_size], tf.int32)
-        return features, tf.zeros([0])
 
 
 def of_file(path: str, head: bytes) -> Format:
@@ -210,22 +197,22 @@ def _numbered_frames(path):
         yield f": record {number} at byte {offset}", payload, reason
 
 
-def _read_frames(path, files, config):
+def _read_frames(path, files, buffer_bytes, ops):
     """The records of a TFRecord file in chunks."""
-    here, size = _size(path, files)
+    size = _size(path, files)
 
     def plain():
         gzip = tf.strings.regex_full_match(path, r".*\.gz")
         compression = tf.where(gzip, "GZIP", "")
-        chunks = tf.data.TFRecordDataset(path, compression, config.read_buffer_bytes)
-        return _to_the_end(chunks.batch(CHUNK), here, size)
+        chunks = tf.data.TFRecordDataset(path, compression, buffer_bytes)
+        return _to_the_end(chunks.batch(CHUNK), size)
 
     if any(file.path.endswith(".gz") for file in files):
-        return config.ops.pack(plain())
-    return config.ops.read(path, config.read_buffer_bytes, tf.where(here, size, -1), plain)
+        return ops.pack(plain())
+    return ops.read(path, buffer_bytes, size, plain)
 
 
-def _to_the_end(chunks, here, size):
+def _to_the_end(chunks, size):
     """Chunks of a TFRecord file; fails at the end where a plain file holds more than was read.
 
     TFRecordDataset takes a file that is cut inside the header of a record for one that ends there.
@@ -234,7 +221,7 @@ def _to_the_end(chunks, here, size):
     def count(read, chunk):
         """A chunk as it is, and the bytes read so far; after the last one comes an empty one."""
         lengths = tf.cast(tf.strings.length(chunk), tf.int64) + records.FRAME
-        whole = (tf.size(chunk) > 0) | tf.equal(read, size) | ~here
+        whole = (tf.size(chunk) > 0) | tf.equal(read, size) | (size < 0)
         with tf.control_dependencies([tf.debugging.Assert(whole, ["bytes that are no record"])]):
             return read + tf.reduce_sum(lengths), tf.identity(chunk)
 
@@ -244,21 +231,10 @@ def _to_the_end(chunks, here, size):
 
 
 def _size(path, files):
-    """(whether a path is that of a plain file: bool []; its bytes: int64 [])."""
-    plain = [file for file in files if not file.path.endswith(".gz")]
-    here = tf.equal([file.path for file in plain] or [""], path)
-    sizes = np.int64([file.bytes for file in plain] or [0])
-    return tf.reduce_any(here), tf.reduce_sum(sizes * tf.cast(here, tf.int64))
-
-
-def _parse_examples(chunk, schema, with_labels, ops):
-    parse = records.parse_multi_valued if schema.multi_valued else records.parse_examples
-    plain = lambda serialized: parse(serialized, schema, with_labels)
-    return ops.parse(chunk, schema, with_labels, plain)
-
-
-def _parse_lines(chunk, schema, with_labels, ops):
-    return ops.parse_lines(chunk, schema, lambda lines: libsvm.parse_lines(lines, schema))
+    """The bytes of a file that is not compressed, -1 of another. string [] -> int64 []."""
+    plain = [("", -1), *((x.path, x.bytes) for x in files if not x.path.endswith(".gz"))]
+    paths, sizes = zip(*plain)
+    return tf.reduce_max(tf.where(tf.equal(paths, path), np.int64(sizes), np.full(len(plain), -1)))
 
 
 TFRECORD = Format(
@@ -270,9 +246,8 @@ TFRECORD = Format(
     explain=records.explain_example,
     unexplained="not as a tf.train.Example is written: a feature that is there twice, or in parts",
     read=_read_frames,
-    parse_chunk=_parse_examples,
+    parse_chunk=lambda chunk, schema, ops: ops.parse(chunk, schema, records.parse),
     begins=lambda head: len(head) >= 12 and bool(_header_starts(head[:12])[0]),
-    holds_counts=True,
 )
 LIBSVM = Format(
     name="libsvm",
@@ -282,10 +257,10 @@ LIBSVM = Format(
     ),
     numbered=libsvm.numbered,
     shape=lambda line: (len(line.split()) - 1, False),
-    explain=lambda line, schema, with_labels: libsvm.explain_line(line, schema),
+    explain=libsvm.explain_line,
     unexplained=libsvm.UNEXPLAINED,
     read=libsvm.read,
-    parse_chunk=_parse_lines,
+    parse_chunk=lambda chunk, schema, ops: ops.parse_lines(chunk, schema, libsvm.parse_lines),
     faster="TFRecord files (python -m data_tools.libsvm_to_tfrecord)",
 )
 FORMATS = {each.name: each for each in (TFRECORD, LIBSVM)}  # the last takes what no other does

@@ -55,14 +55,13 @@ def identify(
         stats = list(threads.map(_stat, paths))
         total = sum(size for size, _ in stats)
         every = -(-len(paths) // _REMOTE_FILES)
-        jobs = []
-        for i, (path, (size, stamp)) in enumerate(zip(paths, stats)):
+        blocks = []
+        for i, (path, (size, _)) in enumerate(zip(paths, stats)):
             if remote_files.is_remote(path):
-                blocks = 0 if i % every else max(_REMOTE_BLOCKS * size // max(total, 1), 1)
+                blocks.append(0 if i % every else max(_REMOTE_BLOCKS * size // max(total, 1), 1))
             else:
-                blocks = None if total <= _WHOLE else max(_BLOCKS * size // total, _LEAST)
-            jobs.append((path, size, stamp, _places(size, blocks), known.get(path)))
-        return list(threads.map(_identify, jobs))
+                blocks.append(None if total <= _WHOLE else max(_BLOCKS * size // total, _LEAST))
+        return list(threads.map(_identify, paths, stats, blocks, map(known.get, paths)))
 
 
 def _stat(path) -> Tuple[int, str]:
@@ -75,27 +74,22 @@ def _stat(path) -> Tuple[int, str]:
     return found.st_size, f"{found.st_mtime_ns}-{found.st_ctime_ns}-{found.st_ino}"
 
 
-def _places(size, blocks) -> Optional[List[int]]:
-    """Where the blocks of a file begin; None where all of it is read."""
-    if blocks is None or size <= blocks * _BLOCK:
-        return None
-    return [(size - _BLOCK) * i // max(blocks - 1, 1) for i in range(blocks)]
-
-
-def _identify(job) -> Identity:
-    path, size, stamp, places, known = job
-    kind = "whole" if places is None else str(len(places))
-    if known and known[::2] == (size, stamp) and known.checksum.startswith(f"{kind}-"):
+def _identify(path, stat, blocks, known) -> Identity:
+    """The Identity of a file, of which so many blocks are read at the most; None: all of it."""
+    size, stamp = stat
+    whole = blocks is None or size <= blocks * _BLOCK
+    kind = "whole" if whole else str(blocks)
+    if known and known[::2] == stat and known.checksum.startswith(f"{kind}-"):
         return known
     digest = hashlib.blake2b(digest_size=12)
     with tf.io.gfile.GFile(path, "rb") if remote_files.is_remote(path) else open(path, "rb") as f:
-        for place in [0] if places is None else places:
-            f.seek(place)
-            if places is not None:
-                digest.update(f.read(_BLOCK))
-                continue
-            for block in iter(lambda f=f: f.read(_READ), b""):
+        if whole:
+            for block in iter(lambda: f.read(_READ), b""):
                 digest.update(block)
+        else:
+            for i in range(blocks):
+                f.seek((size - _BLOCK) * i // max(blocks - 1, 1))
+                digest.update(f.read(_BLOCK))
     checksum = f"{kind}-{digest.hexdigest()}"
     return Identity(
         size, f"{checksum}-{stamp}" if remote_files.is_remote(path) else checksum, stamp
@@ -131,7 +125,7 @@ def check_unchanged(data):
         if remote_files.is_remote(file.path):
             continue
         if not tf.io.gfile.exists(file.path):
-            raise BadInput(f"{file.path}: is gone; it was there when the job began.")
+            raise BadInput(f"{file.path}: deleted since the job began.")
         size = tf.io.gfile.stat(file.path).length
         if size != file.bytes:
             raise BadInput(
@@ -141,6 +135,5 @@ def check_unchanged(data):
     changed = differing({f.path: f.identity for f in data.files if f.identity})
     if changed:
         raise BadInput(
-            f"{changed}: is another file than when the job began; train on files that nobody "
-            "writes to."
+            f"{changed}: replaced since the job began; train on files that nobody writes to."
         )

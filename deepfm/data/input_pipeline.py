@@ -11,14 +11,12 @@ B: records in a batch. F: fields.
 """
 
 import os
-from typing import Tuple
+from typing import Callable
 
 import tensorflow as tf
 
-from deepfm.config import InputConfig
-from deepfm.data import datasets, reading, records, shares
-from deepfm.data.shares import Skipped
-from deepfm.kernels.ops import TENSORFLOW
+from deepfm.config import Distribution, InputConfig
+from deepfm.data import reading, records, shares
 
 # tf.data's own tuning takes more of two cores than it gives back.
 _PARSERS = max(1, len(os.sched_getaffinity(0)) // 2)  # batches parsed at the same time
@@ -28,18 +26,14 @@ _PREFETCHED = 4  # parsed batches that wait for the training step
 
 
 def make_input_fn(
-    data: datasets.DataSet,
-    schema: records.Schema,
-    config: InputConfig,
-    damaged: Tuple[Skipped, ...] = (),
-):
+    source: reading.Source, schema: records.Schema, mode: Distribution
+) -> Callable[[], tf.data.Dataset]:
     """Makes an Estimator's input_fn.
 
     Args:
-        data: the files.
+        source: what this process reads.
         schema: what each record must look like.
-        config: InputConfig.
-        damaged: the files with bad records that are passed over (`--max_bad_records`).
+        mode: whose replicas share a batch, and whose processes keep in step.
 
     Returns:
         A function () -> tf.data.Dataset of (features, labels float32 [B]), the features as
@@ -52,20 +46,18 @@ def make_input_fn(
         and the end is where the second is 0. Reading fails with tf.errors.InvalidArgumentError or
         DataLossError at a bad record; `bad_records.find_bad` tells which.
     """
-
-    ops = config.ops or TENSORFLOW
-    config = config._replace(ops=ops)
+    position, ops = source.position, source.ops
+    processes, replicas = mode.processes, mode.replicas.per_process
+    size = source.asked.batch_size * replicas  # records of a step of this process
 
     def parse(raw):
-        return data.format.parse(raw, schema, config.with_labels, ops)
+        return source.data.format.parse(raw, schema, ops)
 
     def weigh(raw, weight, rows_of_steps=None):
         """A batch whose examples count `weight`, filled up to a multiple of the replicas."""
-        nothing = lambda: data.format.nothing(schema)
-        some = ops.num_records(raw) > 0
-        features, labels = tf.cond(some, lambda: parse(raw), nothing)
+        features, labels = parse(raw)
         rows = tf.shape(labels)[0]
-        fill = -rows % config.replicas
+        fill = -rows % replicas
         filled = tf.cast(rows + fill, tf.float32)
         weights = tf.fill([rows], weight * filled / tf.cast(tf.maximum(rows, 1), tf.float32))
         # Repeats the last example: no embedding row that the batch does not hold is touched.
@@ -76,27 +68,33 @@ def make_input_fn(
             features["rows"] = rows_of_steps
         return features, tf.gather(labels, where)
 
-    known = config.rows_of_processes is not None
-    size = config.batch_size * config.replicas
+    known = position.rows_of_processes is not None
 
     def batches(dataset, epoch):
         dataset = ops.rechunked(dataset, size)
-        if config.in_step and not known or config.replicas == 1 and not config.in_step:
+        if not processes.in_step:
+            return dataset if replicas == 1 else dataset.map(lambda raw: (raw, 1.0))
+        if not known:
             return dataset
-        return _with_weights(dataset, config, epoch)
+        first = tf.where(tf.equal(epoch, position.epoch), position.step, 0)
+        weights = shares.weights_of_steps(position.rows_of_processes, size, processes.rank)
+        left = tf.constant(weights, tf.float32)[first:]
+        return tf.data.Dataset.zip(
+            (_endless(dataset, ops), tf.data.Dataset.from_tensor_slices(left))
+        )
 
     # Their source holds nothing that would have to be rewritten, which takes seconds.
     @tf.autograph.experimental.do_not_convert
     def input_fn():
-        dataset = reading.each_epoch(data, damaged, config, batches)
-        if not known and config.first_step:
-            dataset = dataset.skip(config.first_step)
-        if config.in_step and not known:
-            dataset = _with_rows(dataset, config)
-        weighed = config.in_step or config.replicas > 1
+        dataset = reading.each_epoch(source, position.used(size, processes.rank), batches)
+        if not known and position.step:
+            dataset = dataset.skip(position.step)
+        if processes.in_step and not known:
+            dataset = _with_rows(dataset, ops)
+        weighed = processes.in_step or replicas > 1
         dataset = dataset.map(weigh if weighed else parse, num_parallel_calls=_PARSERS)
-        if config.split and config.replicas > 1:
-            dataset = dataset.flat_map(lambda *batch: _parts(batch, config.replicas))
+        if mode.replicas.strategy and replicas > 1:
+            dataset = dataset.flat_map(lambda *batch: _parts(batch, replicas))
         # The optimizations find nothing here, and nothing is left to be tuned: both take time.
         options = tf.data.Options()
         options.experimental_optimization.apply_default_optimizations = False
@@ -106,34 +104,28 @@ def make_input_fn(
     return input_fn
 
 
-def _with_weights(dataset, config, epoch):
-    """(raw batch, weight float32 []) for each step that some process has records for."""
-    if not config.in_step:
-        return dataset.map(lambda raw: (raw, 1.0))
-    parts = shares.parts_of_steps(config)
-    weights = parts[:, config.process] * parts.shape[1] / parts.sum(axis=1)
-    weights = tf.constant(weights, tf.float32)
-    left = weights[tf.where(tf.equal(epoch, config.first_epoch), config.first_step, 0) :]
-    return tf.data.Dataset.zip(
-        (_endless(dataset, config), tf.data.Dataset.from_tensor_slices(left))
-    )
+def once_in_order(source: reading.Source, schema: records.Schema):
+    """An input_fn of every record of a Source once, in order, in batches that no replicas share."""
+    asked = source.asked
+    once = InputConfig(asked.batch_size, read_buffer_bytes=asked.read_buffer_bytes)
+    return make_input_fn(source._replace(asked=once), schema, Distribution())
 
 
-def _with_rows(dataset, config):
+def _with_rows(dataset, ops):
     """(raw batch, B as float32 [], float32 [2]: B and that of the next batch), without end."""
 
     def look_ahead(before, raw):
-        sizes = [config.ops.num_records(batch) for batch in (before, raw)]
+        sizes = [ops.num_records(batch) for batch in (before, raw)]
         rows = tf.cast(tf.stack(sizes), tf.float32)
         return raw, (before, rows[0], rows)
 
-    scan = tf.data.experimental.scan(config.ops.no_records(), look_ahead)
-    return _endless(dataset, config).apply(scan).skip(1)
+    scan = tf.data.experimental.scan(ops.no_records(), look_ahead)
+    return _endless(dataset, ops).apply(scan).skip(1)
 
 
-def _endless(dataset, config):
+def _endless(dataset, ops):
     """Raw batches, and after the last of them empty ones."""
-    return dataset.concatenate(tf.data.Dataset.from_tensors(config.ops.no_records()).repeat())
+    return dataset.concatenate(tf.data.Dataset.from_tensors(ops.no_records()).repeat())
 
 
 def _parts(batch, replicas):

@@ -35,7 +35,7 @@ def without_mark(text: bytes, path: str) -> bytes:
         BadInput: it is the mark of UTF-16, with a character that is half a NUL behind it.
     """
     if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and b"\0" in text[2:4]:
-        raise BadInput(f"{path}: is UTF-16, as its byte order mark says; save it as UTF-8.")
+        raise BadInput(f"{path}: UTF-16, by its byte order mark; save it as UTF-8.")
     return text[len(codecs.BOM_UTF8) :] if text.startswith(codecs.BOM_UTF8) else text
 
 
@@ -117,23 +117,16 @@ def numbered(path: str) -> Iterator[Tuple[str, bytes, str]]:
         yield f":{number}", line, ""
 
 
-def read(path, files, config):
-    """The lines of a file that hold a record, in chunks of config.ops.
-
-    Args:
-        path: string [].
-        files: DataFiles of the data set.
-        config: InputConfig.
-    """
+def read(path, files, buffer_bytes, ops):
+    """The lines of a file that hold a record, in chunks; the arguments are those of Format.read."""
 
     # TextLineDataset leaves out every carriage return, and makes 3:15 of "3:1\r5".
     def blocks(path):
-        return (text for _, text, _ in read_blocks(path.decode(), config.read_buffer_bytes))
+        return (text for _, text, _ in read_blocks(path.decode(), buffer_bytes))
 
     text = tf.data.Dataset.from_generator(blocks, tf.string, [], [path])
     lines = lambda block: tf.compat.v1.string_split([block], "\n").values
-    split = lambda block: config.ops.split_lines(block, lambda: drop_blank(lines(block)))
-    return text.map(split)
+    return ops.pack(text.map(lambda block: drop_blank(lines(block))))
 
 
 def parse_lines(lines, schema, known_ascii=False):
@@ -211,7 +204,7 @@ def explain_line(line: bytes, schema: Schema) -> Optional[str]:
         return f"'#' begins a comment, after a blank and before one, and is in no id: {_text(line)}"
     label, *pairs = line.partition(b"#")[0].split()
     if number_of(label) not in (-1, 0, 1):
-        return f"label {_text(label)} is none of 0, 1, -1 and +1: {_text(line)}"
+        return f"label {_text(label)} is not 0, 1, -1 or +1: {_text(line)}"
     positional = not (schema.named_fields or schema.field_ids)
     fields = set()
     for pair in pairs:
@@ -254,7 +247,7 @@ def explain_line(line: bytes, schema: Schema) -> Optional[str]:
 
 def _explain_field(field, before, schema):
     if field is not None and field >= schema.field_size:
-        return f"field {field} is not below field_size {schema.field_size}"
+        return f"field {field} does not fit --field_size={schema.field_size} (fields start at 0)"
     if field is not None and field in before and not schema.multi_valued:
         return f"field {field} has two values (--multi_valued keeps them)"
     return None

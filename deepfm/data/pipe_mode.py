@@ -16,7 +16,6 @@ from absl import logging
 from deepfm.errors import BadInput
 from deepfm.runtime.sagemaker import Job
 
-FORMAT = "tfrecord"  # of a channel, by contract
 _PATIENCE = 25  # seconds that the FIFO of an epoch may take to be there
 
 
@@ -84,7 +83,7 @@ def _wait_for_fifo(pipe):
     while not os.path.exists(pipe.fifo()):
         if time.monotonic() - started > _PATIENCE:
             raise BadInput(
-                f"{pipe.fifo()}: is not there after {_PATIENCE} s; channel {pipe.channel} has "
+                f"{pipe.fifo()}: still missing after {_PATIENCE} s; channel {pipe.channel} has "
                 "ended or was never fed."
             )
         time.sleep(0.1)

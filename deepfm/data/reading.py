@@ -16,94 +16,101 @@ import hashlib
 import os
 from typing import Callable, NamedTuple, Sequence
 
+import numpy as np
 import tensorflow as tf
 
+from deepfm.config import InputConfig, Position, Share
 from deepfm.data import datasets, pipe_mode
 from deepfm.data.shares import Skipped, divide, groups
 from deepfm.errors import BadInput
-from deepfm.kernels.ops import CHUNK
+from deepfm.kernels.ops import CHUNK, TENSORFLOW, Ops
 from deepfm.runtime import remote_files
 
 _WHOLE, _PART, _DAMAGED = range(3)  # kinds of ranges, which are read in different ways
 
 
+class Source(NamedTuple):
+    """What a process reads.
+
+    Attributes:
+        data: the files, or the channel.
+        asked: InputConfig.
+        share: Share of the records.
+        position: Position, where reading begins.
+        damaged: files with bad records that are passed over (`--max_bad_records`).
+        ops: Ops that read, shuffle, batch and parse; the records are the same with any.
+    """
+
+    data: datasets.DataSet
+    asked: InputConfig
+    share: Share = Share()
+    position: Position = Position()
+    damaged: Sequence[Skipped] = ()
+    ops: Ops = TENSORFLOW
+
+
 def each_epoch(
-    data: datasets.DataSet,
-    damaged: Sequence[Skipped],
-    config,
+    source: Source,
+    used: int,
     make_batches: Callable[[tf.data.Dataset, tf.Tensor], tf.data.Dataset],
 ) -> tf.data.Dataset:
     """What `make_batches` makes of the raw records of each epoch, one after the other.
 
     Args:
-        data: the files, or the channel.
-        damaged: files with bad records that are passed over.
-        config: InputConfig.
-        make_batches: (chunks of config.ops, number of the epoch int64 []) -> dataset.
+        source: Source.
+        used: records of the first of these epochs that are left out, as training has used them.
+        make_batches: (chunks of its Ops, number of the epoch int64 []) -> dataset.
     """
+    data, cache, first = source.data, source.asked.cache, source.position.epoch
+    epochs = lambda first: tf.data.Dataset.range(first, source.asked.num_epochs)
+    left_out = lambda epoch: tf.where(tf.equal(epoch, first), np.int64(used), np.int64(0))
+
+    def drawn(chunks, seed, skip):
+        """Chunks in the order of shuffling."""
+        buffer = source.asked.shuffle_buffer
+        if buffer <= 1 and not used:
+            return chunks
+        return source.ops.rechunked(chunks, CHUNK, buffer, seed, skip)
+
     if data.pipe:
-        fresh = lambda epoch: _chunks_of_channel(data.pipe, config)
-    else:
-        ranges = divide(data.files, damaged, config.num_shares)[config.share]
-        fresh = lambda epoch: _of_files(ranges, data, damaged, config, epoch)
-    shuffled = lambda chunks, epoch: _drawn(
-        chunks, config, _seed(config, epoch), _used(config, epoch)
-    )
-    epochs = lambda first: tf.data.Dataset.range(first, config.num_epochs)
-    if config.cache == "none":
-        read = fresh if not data.pipe else lambda epoch: shuffled(fresh(epoch), epoch)
-        return epochs(config.first_epoch).flat_map(lambda e: make_batches(read(e), e))
-    if data.pipe:
-        chunks = _chunks_of_channel(data.pipe, config)
-    else:
-        whole = config._replace(first_epoch=0, first_step=0)  # what is kept are all records
-        first = tf.constant(0, tf.int64)
-        chunks = _chunks_of_files(ranges, data, damaged, whole, first)
-    again = lambda chunks: lambda e: make_batches(shuffled(chunks, e), e)
-    if config.cache != "memory":
-        chunks = chunks.cache(_cache_file(config, data))
-        return epochs(config.first_epoch).flat_map(again(chunks))
-    if config.first_epoch + 1 >= config.num_epochs:  # nobody would read it
-        return epochs(config.first_epoch).flat_map(again(chunks))
+        chunks = _chunks_of_channel(data.pipe, source.share, source.ops)
+    elif cache == "none":
+        draw = lambda chunks, plan: drawn(chunks, plan.seed, plan.used)
+        read = lambda epoch: _each_group(source, epoch, left_out(epoch), draw)
+        return epochs(first).flat_map(lambda epoch: make_batches(read(epoch), epoch))
+    else:  # what is kept are all records, in the order of the files
+        beginning = tf.zeros([], tf.int64)
+        chunks = _each_group(source, beginning, beginning, lambda chunks, plan: chunks)
+
+    def again(chunks):
+        shuffled = lambda epoch: drawn(chunks, _seed(source, epoch), left_out(epoch))
+        return lambda epoch: make_batches(shuffled(epoch), epoch)
+
+    if cache not in ("none", "memory"):
+        chunks = chunks.cache(_cache_file(source))
+    if cache != "memory" or first + 1 >= source.asked.num_epochs:  # nobody would read it
+        return epochs(first).flat_map(again(chunks))
     # TensorFlow's own cache in memory would be another one in each epoch's call of a function.
     memory = []
     keep = lambda chunk: memory.append(chunk) or chunk
-    shape = config.ops.chunk_shape
+    shape = source.ops.chunk_shape
     known = lambda chunk: tf.ensure_shape(chunk, shape)
     keeping = chunks.map(lambda chunk: known(tf.compat.v1.py_func(keep, [chunk], tf.string)))
     remembered = tf.data.Dataset.from_generator(lambda: memory, tf.string, shape)
-    now = tf.data.Dataset.range(config.first_epoch, config.first_epoch + 1)
-    return now.flat_map(again(keeping)).concatenate(
-        epochs(config.first_epoch + 1).flat_map(again(remembered))
-    )
+    now = tf.data.Dataset.range(first, first + 1).flat_map(again(keeping))
+    return now.concatenate(epochs(first + 1).flat_map(again(remembered)))
 
 
-def _seed(config, epoch, group=0):
+def _seed(source, epoch, group=0):
     """The seed of a shuffle buffer."""
-    return (config.seed * 1000003 + epoch * 1009 + group) % (1 << 31)
+    return (source.asked.seed * 1000003 + epoch * 1009 + group) % (1 << 31)
 
 
-def _used(config, epoch):
-    """How many records of an epoch training has used already; None: none of any epoch."""
-    if not config.used:
-        return None
-    used = tf.constant(config.used, tf.int64)
-    return tf.where(tf.equal(epoch, config.first_epoch), used, tf.zeros_like(used))
-
-
-def _drawn(chunks, config, seed, used=None):
-    """Chunks of records in the order of shuffling, without the first `used` of them."""
-    if config.shuffle_buffer <= 1 and used is None:
-        return chunks
-    skip = 0 if used is None else used
-    return config.ops.rechunked(chunks, CHUNK, config.shuffle_buffer, seed, skip)
-
-
-def _chunks_of_channel(pipe, config):
+def _chunks_of_channel(pipe, share, ops):
     dataset = pipe_mode.records(pipe)
-    if config.num_shares > 1:
-        dataset = dataset.shard(config.num_shares, config.share)
-    return config.ops.pack(dataset.batch(CHUNK))
+    if share.of > 1:
+        dataset = dataset.shard(share.of, share.index)
+    return ops.pack(dataset.batch(CHUNK))
 
 
 class _Plan(NamedTuple):
@@ -125,11 +132,10 @@ class _Plan(NamedTuple):
     used: tf.Tensor
 
 
-def _plans(ranges, damaged, config, epoch):
+def _plans(source, ranges, epoch, used):
     """The _Plans of the records of an epoch that are left of it."""
-    bad = {file.path for file in damaged}
-    used = config.used if epoch == config.first_epoch else 0
-    for i, group in enumerate(groups(ranges, config, epoch)):
+    bad = {file.path for file in source.damaged}
+    for i, group in enumerate(groups(ranges, source.asked, source.position.by_rows, epoch)):
         rows = sum(r.end - r.begin for r in group) if used else None
         if used and used >= rows:
             used -= rows
@@ -139,44 +145,34 @@ def _plans(ranges, damaged, config, epoch):
             [r.begin for r in group],
             [-1 if r.whole else r.end - r.begin for r in group],
             [_DAMAGED if r.path in bad else _WHOLE if r.whole else _PART for r in group],
-            _seed(config, epoch, i),
+            _seed(source, epoch, i),
             used,
         )
         used = 0
 
 
-def _each_group(ranges, damaged, config, epoch, read):
-    """What `read` makes of each group's _Plan, one after the other."""
+def _each_group(source, epoch, used, arrange):
+    """The chunks of each group's records, one group after the other.
+
+    Args:
+        epoch, used: int64 [].
+        arrange: (chunks of a group, its _Plan) -> chunks.
+    """
+    ranges = divide(source.data.files, source.damaged, source.share.of)[source.share.index]
     plans = tf.data.Dataset.from_generator(
-        lambda epoch: _plans(ranges, damaged, config, int(epoch)),
+        lambda epoch, used: _plans(source, ranges, int(epoch), int(used)),
         _Plan(tf.string, tf.int64, tf.int64, tf.int64, tf.int64, tf.int64),
         _Plan([None], [None], [None], [None], [], []),
-        args=(epoch,),
+        args=(epoch, used),
     )
-    return plans.flat_map(read)
+    return plans.flat_map(lambda plan: arrange(_chunks_of_group(source, ranges, plan), plan))
 
 
-def _of_files(ranges, data, damaged, config, epoch):
-    """The records of an epoch that are left of it, shuffled."""
-
-    def read(plan):
-        chunks = _chunks_of_group(plan, ranges, data, damaged, config)
-        used = plan.used if config.used else None
-        return _drawn(chunks, config, plan.seed, used)
-
-    return _each_group(ranges, damaged, config, epoch, read)
-
-
-def _chunks_of_files(ranges, data, damaged, config, epoch):
-    """The records of an epoch in chunks, string [n] or packed, in the order of the files."""
-    read = lambda plan: _chunks_of_group(plan, ranges, data, damaged, config)
-    return _each_group(ranges, damaged, config, epoch, read)
-
-
-def _chunks_of_group(plan, ranges, data, damaged, config):
+def _chunks_of_group(source, ranges, plan):
     """The records of a group in chunks, string [n] or packed, read side by side."""
+    data, damaged, ops = source.data, source.damaged, source.ops
     places = {file.path: file.places for file in damaged}
-    parallel = min(config.num_parallel_reads, len(ranges))
+    parallel = min(source.asked.num_parallel_reads, len(ranges))
 
     all_whole = all(r.whole for r in ranges)
 
@@ -188,16 +184,15 @@ def _chunks_of_group(plan, ranges, data, damaged, config):
         return tf.data.Dataset.from_tensor_slices(columns)
 
     def whole(path, begin, count):
-        return data.format.read(path, data.files, config)
+        return data.format.read(path, data.files, source.asked.read_buffer_bytes, ops)
 
     def part(path, begin, count):
-        chunks = data.format.read(path, data.files, config)
-        return config.ops.rechunked(chunks, CHUNK, skip=begin, take=count)
+        return ops.rechunked(whole(path, begin, count), CHUNK, skip=begin, take=count)
 
     def past_damage(path, begin, count):
         good = lambda path: _good(path.decode(), data.format, places[path.decode()])
         dataset = tf.data.Dataset.from_generator(good, tf.string, [], args=(path,))
-        return config.ops.pack(dataset.skip(begin).take(count).batch(CHUNK))
+        return ops.pack(dataset.skip(begin).take(count).batch(CHUNK))
 
     if parallel == 1:
         chunks = of_kind(_WHOLE).flat_map(whole)
@@ -222,19 +217,20 @@ def _good(path, data_format, places):
 _locks = {}  # path -> a file that is open and locked for the life of this process
 
 
-def _cache_file(config, data):
+def _cache_file(source):
     """The path of a cache file of just these records, from which this process alone may write.
 
     What an interrupted process left of it half-written is deleted.
     """
+    data, share, asked = source.data, source.share, source.asked
     if not all(file.identity for file in data.files):
         data = datasets.identified(data)
     what = repr((
-        [(f.path, f.identity[:2]) for f in data.files], data.name, config.num_shares, config.share,
-        config.num_parallel_reads, config.shuffle_buffer, config.seed, config.ops.packed,
-        config.by_rows,
+        [(f.path, f.identity[:2]) for f in data.files], data.name, share.of, share.index,
+        asked.num_parallel_reads, asked.shuffle_buffer, asked.seed, source.ops.packed,
+        source.position.by_rows,
     ))  # fmt: skip
-    path = f"{config.cache}-{hashlib.sha1(what.encode()).hexdigest()[:12]}"
+    path = f"{asked.cache}-{hashlib.sha1(what.encode()).hexdigest()[:12]}"
     if path in _locks:
         return path
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
@@ -243,7 +239,7 @@ def _cache_file(config, data):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise BadInput(
-            f"--cache={config.cache}: another process uses {path}; give this one another path."
+            f"--cache={asked.cache}: another process uses {path}; give this one another path."
         ) from error
     _locks[path] = lock
     for stale in glob.glob(f"{glob.escape(path)}_*"):

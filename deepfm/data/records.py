@@ -40,6 +40,7 @@ class Schema(NamedTuple):
         field_ids: for each field (its first id, its last id + 1), where lines are LibSVM whose ids
             tell their fields; these are the ids as written.
         hash_buckets: the ids of a line are strings, of which `hashed` makes ids; 0: numbers.
+        with_labels: whether a TFRecord must hold a label; otherwise labels are 0 (inference).
     """
 
     field_size: int
@@ -50,6 +51,7 @@ class Schema(NamedTuple):
     named_fields: bool = False
     field_ids: Optional[Tuple[Tuple[int, int], ...]] = None
     hash_buckets: int = 0
+    with_labels: bool = True
 
     @property
     def limit(self) -> int:
@@ -66,167 +68,89 @@ def hashed(strings, buckets):
     return 1 + tf.strings.to_hash_bucket_fast(strings, buckets - 1)
 
 
-def encode(labels, ids, values):
+def encode(labels, ids, values, counts=None):
     """Serializes a batch with native ops; equal to `tf.train.Example.SerializeToString`.
-
-    A record is the packed numbers of three lists and what stands before each of them. Floats take 4
-    bytes each, so all but the beginning of a record is the same in every row, and that depends on
-    nothing but the bytes that the packed ids take: it is looked up.
 
     Args:
         labels: float32 [B].
-        ids: int64 [B, F].
-        values: float32 [B, F], F known when the graph is built.
+        ids: int64 [B, F], or with `counts` [B, M], filled up with anything.
+        values: float32, likewise.
+        counts: int32 [B, F], the values of each field; None where each has one.
 
     Returns:
         string [B], serialized `tf.train.Example`s.
     """
-    expected = example_bytes.layout(int(values.shape[1]))
-    sizes = tf.ones([tf.shape(labels)[0], 1], tf.int32)
+    field_size = int((ids if counts is None else counts).shape[1])
+    ones = tf.ones_like(labels, tf.int32)[:, tf.newaxis]  # [B, 1]
+    all_fields = ones * field_size
+    sizes = all_fields if counts is None else tf.reduce_sum(counts, axis=1, keepdims=True)
 
-    def packed(list_type, numbers):  # [B, n] -> [B]
-        n = sizes * int(numbers.shape[1])
+    def packed(list_type, n, numbers):  # [B, at least n] -> [B]
         return tf.io.encode_proto(n, [numbers], ["value"], f"tensorflow.{list_type}")
 
-    packed_ids = packed("Int64List", ids)
-    start = tf.gather(tf.constant(expected.starts), tf.strings.length(packed_ids))
-    packed_label = packed("FloatList", labels[:, tf.newaxis])
-    packed_values = packed("FloatList", values)
-    return tf.strings.join(
-        [
-            start, packed_ids, expected.before_label, packed_label,
-            expected.before_values, packed_values,
-        ]
-    )  # fmt: skip
+    lists = {}
+    if counts is not None:
+        lists["counts"] = packed("Int64List", all_fields, tf.cast(counts, tf.int64))
+    lists["ids"] = packed("Int64List", sizes, ids)
+    lists["label"] = packed("FloatList", ones, labels[:, tf.newaxis])
+    lists["values"] = packed("FloatList", sizes, values)
+    return example_bytes.join_lists(lists, field_size)
 
 
-def parse_examples(serialized, schema, with_labels=True):
+def parse(serialized, schema):
     """Parses and checks a batch of serialized Examples.
 
-    A batch of what `encode` writes takes few ops; other Examples take 4 times as long. Whatever
+    A batch of what `encode` writes takes few ops; other Examples take 3 times as long. Whatever
     could be read in two ways is refused: a feature that is there twice, or that holds two lists.
 
     Args:
         serialized: string [B].
         schema: Schema.
-        with_labels: False where records may lack a label (inference).
 
     Returns:
-        (labels float32 [B], ids int64 [B, F], values float32 [B, F]); labels are 0 where not read.
+        (labels float32 [B], ids int64 [B, F], values float32 [B, F]).
+        Of a multi-valued schema (labels, ids int64 [B, M], values float32 [B, M], counts int32
+        [B, F]); what fills up a row is 0.
 
     Raises:
         tf.errors.InvalidArgumentError: when run, for a batch with a bad record (see `bad_records`);
             DataLossError where a record is no protocol buffer at all.
     """
-    widths = {"ids": (tf.int64, schema.field_size), "values": (tf.float32, schema.field_size)}
-    if with_labels:
-        widths["label"] = (tf.float32, 1)
-    names = list(widths)
+    lists = example_bytes.find_lists(serialized, schema.field_size, schema.multi_valued)
 
     def encoded():
-        spec = {name: tf.io.FixedLenFeature([n], dtype) for name, (dtype, n) in widths.items()}
-        parsed = tf.io.parse_example(serialized, spec)
-        return [parsed[name] for name in names]
-
-    def any_example():
-        # Whose `counts` are not one each means something else by its ids.
-        of_fields = {"counts": (tf.int64, schema.field_size)}
-        parsed, sizes = example_bytes.decode_any(serialized, {**widths, **of_fields}, ["counts"])
-        ones = tf.equal(parsed["counts"], 1) | tf.equal(sizes["counts"], 0)[:, tf.newaxis]
-        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(ones), ["counts"])]):
-            parsed = {name: tf.identity(parsed[name]) for name in names}
-        return [parsed[name] for name in names]
-
-    as_encoded = example_bytes.are_as_encoded(serialized, schema.field_size)
-    parsed = dict(zip(names, tf.cond(as_encoded, encoded, any_example)))
-    for name, (_, n) in widths.items():
-        parsed[name].set_shape([None, n])
-    labels = parsed["label"][:, 0] if with_labels else tf.zeros_like(parsed["values"][:, 0])
-    return check(labels, parsed["ids"], parsed["values"], schema)
-
-
-def encode_multi_valued(labels, ids, values, counts):
-    """Serializes a batch whose fields hold any number of values.
-
-    Args:
-        labels: float32 [B].
-        ids: int64 [B, M], filled up with anything.
-        values: float32 [B, M], likewise.
-        counts: int32 [B, F].
-
-    Returns:
-        string [B], serialized `tf.train.Example`s.
-    """
-    sizes = tf.reduce_sum(counts, axis=1, keepdims=True)  # [B, 1]
-    ones = tf.ones_like(sizes)
-
-    def packed(list_type, n, numbers):  # [B, at most n] -> [B]
-        return tf.io.encode_proto(n, [numbers], ["value"], f"tensorflow.{list_type}")
-
-    all_fields = ones * int(counts.shape[1])
-    lists = {
-        "counts": packed("Int64List", all_fields, tf.cast(counts, tf.int64)),
-        "ids": packed("Int64List", sizes, ids),
-        "label": packed("FloatList", ones, labels[:, tf.newaxis]),
-        "values": packed("FloatList", sizes, values),
-    }
-    return example_bytes.join_lists(lists)
-
-
-def parse_multi_valued(serialized, schema, with_labels=True):
-    """Parses and checks a batch of Examples whose fields hold any number of values.
-
-    Args:
-        serialized: string [B].
-        schema: Schema.
-        with_labels: False where records may lack a label (inference).
-
-    Returns:
-        (labels float32 [B], ids int64 [B, M], values float32 [B, M], counts int32 [B, F]); what
-        fills up a row is 0.
-
-    Raises:
-        As `parse_examples` does.
-    """
-    lists = example_bytes.find_lists(serialized, schema.field_size)
-
-    def encoded():
-        longest = tf.reduce_max(tf.reduce_sum(lists.counts, axis=1))
-        sizes, (ids,) = tf.io.decode_proto(lists.ids, "tensorflow.Int64List", ["value"], [tf.int64])
+        longest = schema.field_size
+        if schema.multi_valued:
+            longest = tf.maximum(tf.reduce_max(tf.reduce_sum(lists.counts, axis=1)), 0)
+        one_more = tf.concat([lists.ids, [""]], 0)  # the decoder takes no empty batch
+        sizes, (ids,) = tf.io.decode_proto(one_more, "tensorflow.Int64List", ["value"], [tf.int64])
         values = example_bytes.raw_bytes(lists.values, 4 * tf.maximum(longest, 1))
         values = tf.bitcast(tf.reshape(values, [tf.size(serialized), -1, 4]), tf.float32)
-        sizes, labels = sizes[:, 0], tf.cast(lists.positive, tf.float32)
+        sizes, labels = sizes[:-1, 0], tf.cast(lists.positive & schema.with_labels, tf.float32)
         # Where no record has a value the decoder still makes a column.
-        ids, values = ids[:, :longest], values[:, :longest]
+        ids, values = ids[:-1, :longest], values[:, :longest]
         return labels, ids, values, tf.cast(lists.counts, tf.int64), sizes, sizes
 
-    def any_example():
-        widths = {
-            "ids": (tf.int64, None), "values": (tf.float32, None),
-            "counts": (tf.int64, schema.field_size),
-        }  # fmt: skip
-        if with_labels:
-            widths["label"] = (tf.float32, 1)
-        found, sizes = example_bytes.decode_any(serialized, widths, optional=["counts"])
-        told = tf.equal(sizes["counts"], schema.field_size)
-        counts = tf.where(told, found["counts"], tf.ones_like(found["counts"]))
-        labels = found["label"][:, 0] if with_labels else tf.zeros_like(sizes["ids"], tf.float32)
-        return labels, found["ids"], found["values"], counts, sizes["ids"], sizes["values"]
-
+    any_example = lambda: example_bytes.decode_any(
+        serialized, schema.field_size, schema.with_labels
+    )
     labels, ids, values, counts, num_ids, num_values = tf.cond(
         lists.as_encoded, encoded, any_example
     )
     counts.set_shape([None, schema.field_size])
     of_record = tf.cast(num_ids, tf.int64)
-    checks = [
-        tf.debugging.assert_non_negative(counts),
+    if schema.multi_valued:
         # One by one, as a sum of large ones might come round to the right one.
-        tf.debugging.assert_less_equal(counts, of_record[:, tf.newaxis]),
-        tf.debugging.assert_equal(tf.reduce_sum(counts, axis=1), of_record),
-        tf.debugging.assert_equal(num_ids, num_values),
-    ]
+        good = (counts >= 0) & (counts <= of_record[:, tf.newaxis])
+    else:
+        good = tf.equal(counts, 1)  # whoever has other counts means something else by the ids
+    same = tf.equal(tf.reduce_sum(counts, axis=1), of_record) & tf.equal(num_ids, num_values)
+    checks = [tf.debugging.Assert(tf.reduce_all(x), ["counts"]) for x in (good, same)]
     with tf.control_dependencies(checks):
         counts = tf.cast(counts, tf.int32)
+        if not schema.multi_valued:
+            width = [-1, schema.field_size]
+            return check(labels, tf.reshape(ids, width), tf.reshape(values, width), schema)
     return (*check(labels, ids, values, schema), counts)
 
 
@@ -243,7 +167,7 @@ def check(labels, ids, values, schema):
         return tf.cast(labels > 0, tf.float32), tf.identity(ids), tf.identity(values)
 
 
-def explain_example(serialized: bytes, schema: Schema, with_labels=True) -> Optional[str]:
+def explain_example(serialized: bytes, schema: Schema) -> Optional[str]:
     """What is wrong with a serialized Example, against what; None where nothing is."""
     try:
         features = _features(serialized)
@@ -258,10 +182,10 @@ def explain_example(serialized: bytes, schema: Schema, with_labels=True) -> Opti
         reason = reason or explain_width(len(found), width, name, list(found)[:5])
     if reason:
         return reason
-    if with_labels:
+    if schema.with_labels:
         label = list(features["label"].float_list.value)
         if len(label) != 1 or normal(label[0]) not in (-1, 0, 1):
-            return f"label {label} is none of [0], [1], [-1]"
+            return f"label {label} is not [0], [1] or [-1]"
     for value in values:
         if not np.isfinite(value):
             return f"value {value} is not a finite number"

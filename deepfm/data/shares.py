@@ -6,7 +6,7 @@ from typing import List, Mapping, NamedTuple, Optional, Sequence
 import numpy as np
 from absl import logging
 
-from deepfm.config import InputConfig
+from deepfm.config import InputConfig, Share
 from deepfm.data import datasets
 
 _BUFFERS = 4  # times that the shuffle buffer is filled in a group of files, at least
@@ -73,61 +73,61 @@ def log_division(files: Sequence[datasets.DataFile], damaged: Sequence[Skipped],
         logging.info("Process %d reads %s records: %s.", i, f"{rows:,}", ", ".join(names) or "-")
 
 
-def groups(ranges: Sequence[Range], config, epoch: int) -> List[List[Range]]:
+def groups(
+    ranges: Sequence[Range], asked: InputConfig, by_rows: bool, epoch: int
+) -> List[List[Range]]:
     """The ranges of an epoch in the order of reading, in groups that are read side by side.
 
     Args:
         ranges: of this process.
-        config: InputConfig.
+        asked: its seed, shuffle_buffer and num_parallel_reads.
+        by_rows: as in Position.
         epoch: its number, from 0.
     """
-    if config.shuffle_buffer > 1:
-        order = np.random.RandomState([config.seed, epoch]).permutation(len(ranges))
+    if asked.shuffle_buffer > 1:
+        order = np.random.RandomState([asked.seed, epoch]).permutation(len(ranges))
         ranges = [ranges[i] for i in order]
     found, rows = [[]], 0
     for r in ranges:
-        if len(found[-1]) >= config.num_parallel_reads and rows >= _BUFFERS * config.shuffle_buffer:
+        if len(found[-1]) >= asked.num_parallel_reads and rows >= _BUFFERS * asked.shuffle_buffer:
             found.append([])
             rows = 0
         found[-1].append(r)
-        rows += (r.end or 0) - r.begin if config.by_rows else 0
-    if len(found) > 1 and rows < config.shuffle_buffer:
+        rows += (r.end or 0) - r.begin if by_rows else 0
+    if len(found) > 1 and rows < asked.shuffle_buffer:
         last = found.pop()
         found[-1] += last
     return [group for group in found if group]
 
 
 def rows_of_share(
-    data: datasets.DataSet, damaged: Sequence[Skipped], config: InputConfig
+    data: datasets.DataSet, damaged: Sequence[Skipped], share: Share
 ) -> Optional[int]:
-    """The records of an epoch that this process reads, or None where that is not known."""
+    """The records of an epoch in a share of a data set, or None where that is not known."""
     if data.rows is None:
         return None
-    ranges = divide(data.files, damaged, config.num_shares)[config.share]
-    return sum(r.end - r.begin for r in ranges)
+    return sum(r.end - r.begin for r in divide(data.files, damaged, share.of)[share.index])
 
 
-def steps_of_processes(config: InputConfig) -> Optional[List[int]]:
-    """The steps of each process in an epoch, by rank; None where the rows are not known."""
-    if config.rows_of_processes is None:
-        return None
-    size = config.batch_size * config.replicas
-    steps = [-(-rows // size) for rows in config.rows_of_processes]
-    return [max(steps)] * len(steps) if config.in_step else steps
+def steps_of_processes(
+    rows_of_processes: Optional[Sequence[int]], size: int, in_step: bool
+) -> Optional[List[int]]:
+    """The steps of each process in an epoch, by rank; None where the rows are not known.
 
-
-def steps_per_epoch(config: InputConfig) -> Optional[int]:
-    """Steps of an epoch: of every process where they keep in step, else of all together.
-
-    None where the rows are not known.
+    Args:
+        rows_of_processes: as in Position.
+        size: records of a process's step.
+        in_step: whether processes take each step together.
     """
-    steps = steps_of_processes(config)
-    return steps and (steps[0] if config.in_step else sum(steps))
+    if rows_of_processes is None:
+        return None
+    steps = [-(-rows // size) for rows in rows_of_processes]
+    return [max(steps)] * len(steps) if in_step else steps
 
 
-def parts_of_steps(config):
-    """int [steps, processes]: the records that each process has for each step of an epoch."""
-    size = config.batch_size * config.replicas
-    rows = np.array(config.rows_of_processes)
+def weights_of_steps(rows_of_processes: Sequence[int], size: int, rank: int):
+    """float [steps of an epoch]: what a process's batch counts, by the records that each has."""
+    rows = np.array(rows_of_processes)
     steps = -(-rows.max() // size)
-    return np.clip(rows - size * np.arange(steps)[:, np.newaxis], 0, size)
+    parts = np.clip(rows - size * np.arange(steps)[:, np.newaxis], 0, size)  # [steps, processes]
+    return parts[:, rank] * len(rows) / parts.sum(axis=1)

@@ -42,12 +42,16 @@ class _Compiled(Ops):
         return raw_ops().deepfm_unique(ids, dtype)
 
     def gather(self, table, indices):
-        return raw_ops().deepfm_gather_rows(table.handle, indices)
+        rows = raw_ops().deepfm_gather_rows(table.handle, indices)
+        rows.set_shape([None, *table.shape[1:]])
+        return rows
 
     def look_up(self, weights, embeddings, where, x, counts, field_size, plain):
         if where is None or counts is not None:
             return plain()
-        return raw_ops().deepfm_look_up(weights, embeddings, where, x, field_size)[:2]
+        scaled, fm, _ = raw_ops().deepfm_look_up(weights, embeddings, where, x, field_size)
+        scaled.set_shape([None, field_size * embeddings.shape[1]])
+        return scaled, fm
 
     def relu_dropout(self, x, seed, dropped):
         return raw_ops().deepfm_relu_dropout(x, seed, dropped)
@@ -81,24 +85,20 @@ class _Compiled(Ops):
         # A file takes as many turns as with TensorFlow's own.
         return chunks.concatenate(tf.data.Dataset.from_tensors(self.no_records()))
 
-    def split_lines(self, text, plain):
-        good, lines = raw_ops().deepfm_split_lines(text)
-        return tf.cond(good, lambda: lines, lambda: pack(plain()))
-
-    def parse(self, chunk, schema, with_labels, plain):
+    def parse(self, chunk, schema, plain):
         if schema.multi_valued:
-            return plain(unpack(chunk))
+            return plain(unpack(chunk), schema)
         good, labels, *found = raw_ops().deepfm_parse(chunk, schema.field_size, schema.limit)
-        labels = labels if with_labels else tf.zeros_like(labels)
-        return tf.cond(good, lambda: (labels, *found), lambda: plain(unpack(chunk)))
+        labels = labels if schema.with_labels else tf.zeros_like(labels)
+        return tf.cond(good, lambda: (labels, *found), lambda: plain(unpack(chunk), schema))
 
     def parse_lines(self, chunk, schema, plain):
         if schema.pad:
-            return plain(unpack(chunk))
+            return plain(unpack(chunk), schema)
         good, *found = raw_ops().deepfm_parse_lines(
             chunk, schema.field_size, schema.limit, schema.id_offset
         )
-        return tf.cond(good, lambda: tuple(found), lambda: plain(unpack(chunk)))
+        return tf.cond(good, lambda: tuple(found), lambda: plain(unpack(chunk), schema))
 
 
 class _BesideServers(_Compiled):
@@ -114,18 +114,18 @@ COMPILED = _Compiled()
 BESIDE_SERVERS = _BesideServers()
 
 
-def of_steps(ops, mode):
-    """The Ops of a mode's steps of training, where data are read with `ops`.
+def of_steps(ops, processes, partitioner=None):
+    """The Ops of the steps of training, where data are read with `ops`.
 
     Processes that take each step together have the same: their copies of the weights, which each
     updates by itself, have to stay the same to the bit.
     """
     everywhere = ops is COMPILED
-    if mode.in_step:
-        everywhere = bool(min(mode.exchange(int(everywhere))))
+    if processes.in_step:
+        everywhere = all(processes.exchange(everywhere))
     if not everywhere or tf.config.experimental.list_physical_devices("GPU"):
         return TENSORFLOW
-    return BESIDE_SERVERS if mode.partitioner else COMPILED
+    return BESIDE_SERVERS if partitioner else COMPILED
 
 
 def pack(strings):

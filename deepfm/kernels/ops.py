@@ -157,26 +157,21 @@ class Ops:
         """
         return plain()
 
-    def split_lines(self, text, plain):
-        """The chunk of a text's lines; `plain`: () -> string [n], without blanks and comments."""
-        return plain()
-
-    def parse(self, chunk, schema, with_labels, plain):
+    def parse(self, chunk, schema, plain):
         """Parses serialized Examples.
 
         Args:
             schema: records.Schema.
-            with_labels: whether their labels are read; else they are 0.
-            plain: string [B] -> what this returns; fails at a bad record.
+            plain: (string [B], schema) -> what this returns; fails at a bad record.
 
         Returns:
             (labels float32 [B], ids int64 [B, F], values float32 [B, F]), or more of it.
         """
-        return plain(chunk)
+        return plain(chunk, schema)
 
     def parse_lines(self, chunk, schema, plain):
         """As `parse`, of LibSVM lines."""
-        return plain(chunk)
+        return plain(chunk, schema)
 
 
 TENSORFLOW = Ops()

@@ -36,7 +36,7 @@ class BatchPart(NamedTuple):
     Attributes:
         counts: float32 [B], what each example counts in the moments: 1, or 0 where it only fills up
             the batch; None: each counts 1.
-        stack: Distribution.stack.
+        stack: Replicas.stack.
         moves: whether this replica moves the moving averages; False where it shares them with one
             that does.
     """

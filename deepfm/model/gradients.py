@@ -21,15 +21,6 @@ class Wrapper(v1.train.Optimizer):
     def compute_gradients(self, *args, **kwargs):
         return self._optimizer.compute_gradients(*args, **kwargs)
 
-    def get_slot(self, *args):
-        return self._optimizer.get_slot(*args)
-
-    def get_slot_names(self):
-        return self._optimizer.get_slot_names()
-
-    def variables(self):
-        return self._optimizer.variables()
-
 
 class RowWise(Wrapper):
     """Finishes the gradients of one global step, then hands them to another optimizer.

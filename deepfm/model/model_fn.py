@@ -58,36 +58,37 @@ def l2_terms(net, config, with_gradient):
     return square(net.kernels), rows if with_gradient else tf.stop_gradient(rows)
 
 
-def _part(features, distribution):
+def _part(features, replicas):
     """The BatchPart of a replica in training."""
     counts = None
     if "weights" in features:
         counts = tf.cast(features["weights"] > 0, tf.float32)
-    return BatchPart(counts, distribution.stack, distribution.owns_variables())
+    return BatchPart(counts, replicas.stack, replicas.owns_variables())
 
 
-def make_model_fn(config, optimizer_config, distribution):
+def make_model_fn(config, optimizer_config, replicas, partitioner=None, ops=TENSORFLOW):
     """Makes the Estimator's model_fn.
 
     Args:
         config: ModelConfig.
         optimizer_config: OptimizerConfig.
-        distribution: Distribution.
+        replicas: Replicas.
+        partitioner: cuts the variables of training into parts, or None.
+        ops: Ops of a step of training.
 
     Returns:
         model_fn(features, labels, mode), features as in `network` and, in training, perhaps
         `weights` float32 [B] and `rows` float32 [2] (see input_pipeline), labels float32 [B];
         predicts `prob` float32 [B]. All but training is of logits + logit_offset.
     """
-    ops = distribution.ops or TENSORFLOW
 
     def model_fn(features, labels, mode):
         training = mode == tf.estimator.ModeKeys.TRAIN
         scope = v1.get_variable_scope()
-        cut = distribution.partitioner if training else None
+        cut = partitioner if training else None
         with v1.variable_scope(scope, use_resource=True, partitioner=cut):
             if training:
-                net = network(features, config, _part(features, distribution), ops)
+                net = network(features, config, _part(features, replicas), ops)
             else:
                 net = network(features, config)
         logits = net.logits if training else net.logits + config.logit_offset
@@ -98,32 +99,32 @@ def make_model_fn(config, optimizer_config, distribution):
         labels = tf.reshape(labels, [-1])
         losses = example_losses(logits, labels, config.loss_type)
         if not training:
-            results = metrics.evaluation_ops(labels, logits, prob, losses, distribution.gather)
+            results = metrics.evaluation_ops(labels, logits, prob, losses, replicas.gather)
             return tf.estimator.EstimatorSpec(
                 mode, loss=tf.reduce_mean(losses), eval_metric_ops=results
             )
         weights = features.get("weights", tf.ones_like(labels))
         if "rows" in features:
-            rows = distribution.average(features["rows"], "rows")  # [2]
+            rows = replicas.average(features["rows"], "rows")  # [2]
             v1.add_to_collection(ROWS_OF_STEPS, rows)
             weights = tf.math.divide_no_nan(weights, rows[0])
         v1.add_to_collection(EXAMPLES, tf.math.count_nonzero(weights))
         mean_loss = tf.reduce_sum(losses * weights) / tf.maximum(
             tf.cast(tf.size(losses), tf.float32), 1.0
         )  # a process without records for this step has an empty batch
-        with_gradient = optimizers.loss_has_l2_of_rows(optimizer_config, distribution, ops)
+        with_gradient = optimizers.loss_has_l2_of_rows(optimizer_config, replicas, ops)
         weights_l2, rows_l2 = l2_terms(net, config, with_gradient)
         loss = mean_loss + weights_l2 + rows_l2
         # Of all replicas; what Estimator makes a mean of itself it is given as it is.
         told = tf.stack([loss, mean_loss, weights_l2 + rows_l2])
-        told = distribution.average(told, "losses")
+        told = replicas.average(told, "losses")
         everyones_loss = told[0]
-        if distribution.replicas_per_process > 1:
-            told = tf.reduce_mean(distribution.stack(told, "losses_of_replicas"), axis=0)
-        if distribution.owns_variables():
+        if replicas.per_process > 1:
+            told = tf.reduce_mean(replicas.stack(told, "losses_of_replicas"), axis=0)
+        if replicas.owns_variables():
             metrics.summarize(config.loss_type, told[1])
             metrics.summarize("l2", told[2])
-        optimizer = optimizers.make_optimizer(optimizer_config, distribution, ops)
+        optimizer = optimizers.make_optimizer(optimizer_config, replicas, ops)
         # The moving statistics of batch norm move with the weights.
         with tf.control_dependencies(v1.get_collection(v1.GraphKeys.UPDATE_OPS)):
             train_op = optimizer.minimize(loss, v1.train.get_or_create_global_step())

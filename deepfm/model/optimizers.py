@@ -105,17 +105,17 @@ def _ops_add_l2(config, ops):
     return bool(ops.adds_l2 and whole)
 
 
-def loss_has_l2_of_rows(config, distribution, ops=TENSORFLOW):
+def loss_has_l2_of_rows(config, replicas, ops=TENSORFLOW):
     """Whether the gradient of the loss has L2 of the batch's rows; if not, the optimizer adds it.
 
     Of several replicas only the optimizer sees each row of the *global* batch once.
 
     Args:
         config: OptimizerConfig.
-        distribution: Distribution.
+        replicas: Replicas.
         ops: Ops.
     """
-    return distribution.replicas_in_step == 1 and not _ops_add_l2(config, ops)
+    return replicas.in_step == 1 and not _ops_add_l2(config, ops)
 
 
 def _trusting(optimizer):
@@ -126,12 +126,12 @@ def _trusting(optimizer):
     return optimizer
 
 
-def make_optimizer(config, distribution, ops=TENSORFLOW):
+def make_optimizer(config, replicas, ops=TENSORFLOW):
     """The optimizer of a mode.
 
     Args:
         config: OptimizerConfig.
-        distribution: Distribution.
+        replicas: Replicas.
         ops: Ops.
 
     Returns:
@@ -142,17 +142,17 @@ def make_optimizer(config, distribution, ops=TENSORFLOW):
         DECAY, [], initializer=v1.ones_initializer(), trainable=False, use_resource=True
     )
     rate = config.learning_rate * decay
-    if distribution.owns_variables():
+    if replicas.owns_variables():
         metrics.summarize("learning_rate", rate)
     kind, ops_add_l2 = OPTIMIZERS[config.name], _ops_add_l2(config, ops)
     more = (ops, config.l2_rows if ops_add_l2 else 0.0) if kind.uses_ops else ()
     optimizer = kind.make(rate, *more)
-    if not distribution.strategy:
+    if not replicas.strategy:
         optimizer = _trusting(optimizer)
     if config.use_amp:
         optimizer = LossScaled(optimizer)
     # Processes that send each other rows combine them before (Averaged).
-    distinct = distribution.replicas_per_process == 1
-    if ops_add_l2 or loss_has_l2_of_rows(config, distribution, ops):
+    distinct = replicas.per_process == 1
+    if ops_add_l2 or loss_has_l2_of_rows(config, replicas, ops):
         config = config._replace(l2_rows=0.0)
-    return distribution.wrap_optimizer(RowWise(optimizer, config, distinct))
+    return replicas.wrap_optimizer(RowWise(optimizer, config, distinct))

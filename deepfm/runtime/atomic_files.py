@@ -7,7 +7,6 @@ that ends, so what has a temporary name and no lock is nobody's.
 import contextlib
 import fcntl
 import json
-import math
 import os
 import re
 import shutil
@@ -23,14 +22,17 @@ from deepfm.runtime import program, remote_files
 ENDS = r"(\d+|[a-z0-9_]{8})"
 
 
-def lock(fd: int) -> bool:
-    """Takes the lock of an open file or folder; False where another process has it."""
+def lock(fd: int, if_unknown: bool = False) -> bool:
+    """Takes the lock of an open file or folder; False where another process has it.
+
+    Where nothing can be told, on a file system without locks, `if_unknown`.
+    """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks: there nothing can be told
-        return False
+    except OSError:
+        return if_unknown
     return True
 
 
@@ -115,15 +117,8 @@ def write_whole(path: str, text: str):
 
 def write_json(path: str, content):
     """Writes JSON, whole or not at all; null in place of numbers that it has no words for."""
-    write_whole(path, json.dumps(_finite(content), indent=1) + "\n")
-
-
-def _finite(content):
-    if isinstance(content, dict):
-        return {key: _finite(value) for key, value in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [_finite(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content
+    finite = json.loads(json.dumps(content), parse_constant=lambda name: None)
+    write_whole(path, json.dumps(finite, indent=1) + "\n")
 
 
 def join(path: str, parts: List[str]):

@@ -5,12 +5,12 @@ Beyond it TensorFlow 1.15 overflows 32-bit numbers, or crashes, and says neither
 
 import contextlib
 import os
+import pathlib
 from typing import NamedTuple
 
 from absl import logging
 
 from deepfm.errors import BadInput
-from deepfm.runtime import utilization
 
 MAX_FIELDS = 100000
 MAX_NUMBER = 2**31 - 1
@@ -58,11 +58,14 @@ def check(config, one_machine: bool = True, load: Load = _OF_WEIGHTS):
         load: Load.
     """
     if not 1 <= config.field_size <= MAX_FIELDS:
-        raise BadInput(f"--field_size={config.field_size} is none of 1 to {MAX_FIELDS} fields.")
+        raise BadInput(f"--field_size must be between 1 and {MAX_FIELDS}, not {config.field_size}.")
     numbers = {name: getattr(config, name) for name in ("feature_size", "embedding_size")}
     for name, number in {**numbers, "deep_layers": max(config.deep_layers)}.items():
         if not 1 <= number <= MAX_NUMBER:
-            raise BadInput(f"--{name}={number} is none of 1 to {MAX_NUMBER}, TensorFlow's largest.")
+            raise BadInput(
+                f"--{name} must be between 1 and {MAX_NUMBER}, TensorFlow's largest "
+                f"size, not {number}."
+            )
     if not one_machine:
         return
     needed, there = _needed(config, load), _memory()
@@ -74,14 +77,13 @@ def check(config, one_machine: bool = True, load: Load = _OF_WEIGHTS):
     what = "training" if load.trains else "this job"
     if needed > there:
         raise BadInput(
-            f"{sizes} make a model of which {what} takes {needed / 1e9:,.1f} GB, more than the "
-            f"{there / 1e9:,.1f} GB that it may use here; give smaller ones, or use parameter "
-            "servers."
+            f"{sizes}: {what} takes {needed / 1e9:,.1f} GB, but only {there / 1e9:,.1f} GB may "
+            "be used here; choose smaller sizes, or use parameter servers."
         )
     free = _free()
     if needed > free:
         logging.warning(
-            "%s takes about %.1f GB and %.1f GB are free here: other programs use the rest.",
+            "%s takes about %.1f GB, and %.1f GB are free: other programs use the rest.",
             what.capitalize(), needed / 1e9, free / 1e9,
         )  # fmt: skip
 
@@ -107,13 +109,13 @@ def _memory() -> int:
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):  # "max"
-            found.append(int(utilization.text_of(path)))
+            found.append(int(pathlib.Path(path).read_text()))
     return min(found)
 
 
 def _free() -> int:
     """Bytes of the machine that nobody uses, or that are given up for one who does."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        _, _, rest = utilization.text_of("/proc/meminfo").partition("MemAvailable:")
+        _, _, rest = pathlib.Path("/proc/meminfo").read_text().partition("MemAvailable:")
         return int(rest.split()[0]) * 1024
     return _memory()

@@ -22,8 +22,8 @@ from deepfm.errors import BadInput
 
 # How a sentence about a lost process ends, where this process ends only for that.
 SO_THIS_ENDS = (
-    "so this process ends too; its log tells why. The same command again goes on from the last "
-    "checkpoint."
+    "so this process ends too; the log of that process says why. Run the same command again to "
+    "resume from the last checkpoint."
 )
 
 
@@ -77,20 +77,7 @@ def run(main, before_tensorflow=lambda: None, when_ended=""):
         before_tensorflow()
         _guarded(main)
 
-    try:
-        app.run(start, flags_parser=read_flags_alone)
-    finally:
-        for number in _SIGNALS:  # from here on Python takes its handlers away
-            if signal.getsignal(number) is _nothing:
-                with contextlib.suppress(TypeError):
-                    signal.signal(number, signal.SIG_IGN)
-
-
-def _nothing(number, frame):
-    """Handles a signal by doing nothing.
-
-    In place of SIG_IGN: for a signal that has come just before that, Python 3.7 calls the number.
-    """
+    app.run(start, flags_parser=read_flags_alone)
 
 
 @contextlib.contextmanager
@@ -107,7 +94,9 @@ def ignore_signals():
     """Lets a program that has begun to put its results in place come to its end."""
     for number in _SIGNALS:
         if getattr(signal.getsignal(number), "__module__", None) == __name__:  # as `run` set it
-            signal.signal(number, _nothing)
+            # For a signal that has come just before that, Python 3.7 calls the number SIG_IGN.
+            with contextlib.suppress(TypeError):
+                signal.signal(number, signal.SIG_IGN)
 
 
 def expand_home(word):
@@ -146,13 +135,14 @@ def read_flags(argv, hint=""):
         sys.exit(0)
 
 
-def make_output_dir(path):
-    """Makes the folder that --output_dir names; BadInput where nothing can be written there."""
+def make_output_dir(path, flag="output_dir"):
+    """Makes the folder that a flag names; BadInput where nothing can be written there."""
     try:
         os.makedirs(path, exist_ok=True)
-        tempfile.TemporaryFile(dir=path).close()
+        with tempfile.TemporaryFile(dir=path) as f:
+            f.write(b"probe")
     except OSError as error:
-        raise BadInput(f"--output_dir={path} cannot be written: {error.strerror}.") from error
+        raise BadInput(f"--{flag}: {path} cannot be written ({error.strerror}).") from error
 
 
 def read_flags_alone(argv, hint=""):

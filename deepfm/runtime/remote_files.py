@@ -7,6 +7,7 @@ shows a file that was just written, and a copy where it has the size it should h
 
 import contextlib
 import fcntl
+import io
 import os
 import posixpath
 import shutil
@@ -20,6 +21,7 @@ import tensorflow as tf
 from absl import logging
 
 from deepfm.errors import BadInput
+from deepfm.runtime import program
 
 DEADLINE = 15  # seconds for a server's first answer
 TROUBLE = (tf.errors.OpError, OSError)
@@ -103,8 +105,8 @@ def check_all_read(files: Sequence, rows: Optional[int], read: int):
     folder = posixpath.dirname(files[0].path)
     if rows is None:
         logging.warning(
-            "No dataset.json in %s tells its rows: if its server stopped answering for a while, "
-            "records are missing and nobody noticed.",
+            "No dataset.json in %s gives the number of rows: if the server stopped answering "
+            "for a while, records may be missing without an error.",
             folder,
         )
     elif read < rows:
@@ -125,12 +127,7 @@ def check_writable(folder: str, flag: str):
     BadInput as well where it is a whole bucket, and `flag` names a folder.
     """
     if not is_remote(folder):
-        try:
-            os.makedirs(folder, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder) as f:
-                f.write(b"probe")
-        except OSError as error:
-            raise BadInput(f"--{flag}: {folder} cannot be written ({error.strerror}).") from error
+        program.make_output_dir(folder, flag)
     else:
         _check_address(folder)
         if flag != "predictions_file":  # a file, which may lie in no folder of a bucket
@@ -204,55 +201,45 @@ def retrying(action: Callable[[], None], what: str):
 
 def put(local: str, path: str):
     """Copies a local file to a remote path."""
-
-    def write():
-        with open(local, "rb") as source:
-            target = _opened(path)
-            shutil.copyfileobj(source, target, _BLOCK)
-        target.close()
-
-    _write(path, write)
+    with open(local, "rb") as source:
+        _write(source, path)
 
 
 def put_text(text: str, path: str):
     """Writes a text to a remote path."""
-
-    def write():
-        f = _opened(path)
-        f.write(text.encode())
-        f.close()
-
-    _write(path, write)
+    _write(io.BytesIO(text.encode()), path)
 
 
-def _opened(path):
-    """A remote file, opened for writing in a millisecond of its own.
+def _write(source, path):
+    """Writes what is in an open file to a remote path.
+
+    That is closed when all is written, and not on the way out of an exception, as that of a signal:
+    closing sends what there is, which then passes for the whole.
+    """
+    target = tf.io.gfile.GFile(path, "wb")
+    try:
+        _open(target, path)
+    except tf.errors.NotFoundError:  # S3 has no folders; elsewhere they have to be made
+        tf.io.gfile.makedirs(posixpath.dirname(path))
+        _open(target, path)
+    shutil.copyfileobj(source, target, _BLOCK)
+    target.close()
+
+
+def _open(target, path):
+    """Opens a remote file for writing, one on S3 in a millisecond of its own.
 
     TensorFlow 1.15's S3 client collects what is written in a file in /tmp that it names after the
     millisecond. Two files that are opened in the same one, by any threads or processes of a
     machine, share it: what is sent is a mixture of both, or waits for bytes that never come.
-
-    To be closed when all is written, and not on the way out of an exception, as that of a signal:
-    closing sends what there is, which then passes for the whole.
     """
-    f = tf.io.gfile.GFile(path, "wb")
-    if path.startswith(_S3):
-        folder = os.open("/tmp", os.O_RDONLY)
-        try:
+    with contextlib.ExitStack() as stack:
+        if path.startswith(_S3):
+            folder = os.open("/tmp", os.O_RDONLY)
+            stack.callback(os.close, folder)
             fcntl.flock(folder, fcntl.LOCK_EX)
-            f.write(b"")  # opens it
-            time.sleep(0.002)
-        finally:
-            os.close(folder)
-    return f
-
-
-def _write(path, write):
-    try:
-        write()
-    except tf.errors.NotFoundError:  # S3 has no folders; elsewhere they have to be made
-        tf.io.gfile.makedirs(posixpath.dirname(path))
-        write()
+            stack.callback(time.sleep, 0.002)
+        target.write(b"")
 
 
 def get(path: str, local: str):
@@ -287,7 +274,7 @@ def written(path: str):
         raise
     try:
         for source in [local] if os.path.isfile(local) else _files(local):
-            target = path + source[len(local) :] if source != local else path
+            target = path + source[len(local) :]
             retrying(lambda s=source, t=target: put(s, t), f"{target} cannot be written")
     except RemoteError as error:
         raise RemoteError(f"{error}; the local copy is kept at {local}.") from error

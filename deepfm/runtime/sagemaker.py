@@ -9,6 +9,7 @@ import json
 import os
 from typing import NamedTuple, Optional, Tuple
 
+from deepfm.config import Share
 from deepfm.errors import BadInput
 
 
@@ -86,21 +87,14 @@ class Job(NamedTuple):
         """Refuses (BadInput) what does not fit this process."""
         if self.hosts and self.current_host not in self.hosts:
             raise BadInput(
-                f"--current_host={self.current_host} is none of --hosts={','.join(self.hosts)}."
+                f"--current_host={self.current_host} is not one of --hosts={','.join(self.hosts)}."
             )
         if self.worker_per_host and self.worker_per_host != processes_of_host:
             raise BadInput(
-                f"--worker_per_host={self.worker_per_host}, but the processes of this host are "
-                f"{processes_of_host}; try --worker_per_host={processes_of_host}, or let MPI start "
-                f"{self.worker_per_host} (processes_per_host of the job)."
+                f"--worker_per_host={self.worker_per_host}, but this host runs "
+                f"{processes_of_host} processes; try --worker_per_host={processes_of_host}, or "
+                f"let MPI start {self.worker_per_host} (processes_per_host of the job)."
             )
-
-
-class Share(NamedTuple):
-    """A part of the records that a process sees: number `index` of `of`."""
-
-    of: int
-    index: int
 
 
 def share(own_channel: bool, sharded: bool, everyone: Share, hosts: Share, of_host: Share) -> Share:
@@ -113,5 +107,5 @@ def share(own_channel: bool, sharded: bool, everyone: Share, hosts: Share, of_ho
             the hosts, and of the process among those of its host.
     """
     if own_channel:
-        return Share(1, 0) if sharded else hosts
+        return Share() if sharded else hosts
     return of_host if sharded else everyone

@@ -39,7 +39,8 @@ class StopTogether(v1.train.SessionRunHook):
         return v1.train.SessionRunArgs(self._share, {self._mine: 1.0} if self._wanted() else None)
 
     def after_run(self, run_context, run_values):
-        if (run_values.results or 0) > 0 or self._anyone_stops(self._wanted()):
+        told = run_values.results  # in the step
+        if self._anyone_stops(self._wanted()) if told is None else told > 0:
             interruption.heard()
             run_context.request_stop()
 
@@ -65,6 +66,6 @@ class EndTogether(v1.train.SessionRunHook):
     def after_run(self, run_context, run_values):
         this, following = run_values.results
         if not this:
-            raise BadInput("The training channels hold no records, on any host.")
+            raise BadInput("The training channels have no records on any host.")
         if not following:
             run_context.request_stop()

@@ -1,6 +1,7 @@
 """Shows how training goes, and measures how fast."""
 
 import array
+import datetime
 import gc
 import resource
 import sys
@@ -20,6 +21,9 @@ EXAMPLES = "deepfm_examples"  # collection: int64 [], the examples of each repli
 
 
 _LOOK_SECONDS = 1.0  # between two looks at how busy the host is
+# Of a mark: the time and the process's CPU time without evaluations, the time waited for input (s),
+# examples, the global step.
+_FIGURES = 5
 
 
 class Throughput(NamedTuple):
@@ -76,14 +80,12 @@ class ProgressHook(v1.train.SessionRunHook):
         self._model_dir = model_dir
         self._processes = processes
         self._synchronous = synchronous
-        # Of each step: its end (s), CPU time (s), wait for input (s), examples, the global step.
-        self._ends, self._cpu = array.array("d"), array.array("d")
-        self._waits, self._examples = array.array("d"), array.array("q")
-        self._global_steps = array.array("q")
+        self.steps = 0
+        self._marks = array.array("d")  # _FIGURES at the start, and as many after each step
         self._busy = []  # (time without evaluations, utilization.busy_seconds), once a second
         self._gpus = gpus or utilization.Gpus()
         self._summarizes = summarize
-        self._excluded, self._excluded_busy, self._excluded_cpu = 0.0, 0.0, 0.0
+        self._excluded = [0.0, 0.0, 0.0]  # of evaluations, as a `moment`
         self._logged = 0  # own steps at the last line
         self._shown = None  # the _sample of the last line, and what the GPUs had told by then
         self._bar = None
@@ -103,11 +105,11 @@ class ProgressHook(v1.train.SessionRunHook):
         self._worst = worst_weights()
 
     def after_create_session(self, session, coord):
-        if self._ends:
+        if self._marks:
             return  # a session made anew
         self._first_step = session.run(v1.train.get_global_step())
         gc.freeze()  # the graph's objects stay; Python need not look through them again and again
-        self._begin, self._begin_cpu = time.monotonic(), time.process_time()
+        self._marks.extend((time.monotonic(), time.process_time(), 0.0, 0.0, self._first_step))
         # Launchers of several processes give each a terminal and prefix what it writes there.
         if self._every_steps and self._processes == 1 and sys.stdout.isatty():
             steps = self._last_step and self._last_step - self._first_step
@@ -120,19 +122,17 @@ class ProgressHook(v1.train.SessionRunHook):
 
     def after_run(self, run_context, run_values):
         loss, rows, wait, global_step = run_values.results.tolist()
-        rows, global_step = int(rows), int(global_step)
-        self._ends.append(time.monotonic() - self._excluded)
+        began, _, waited, examples, before = self._marks[-_FIGURES:]
+        now = time.monotonic() - self._excluded[0]
+        cpu = time.process_time() - self._excluded[2]
         # TensorFlow's clock may have been set meanwhile; a step waits for less than it takes.
-        began = self._ends[-2] if len(self._ends) > 1 else self._begin
-        wait = min(max(wait, 0.0), self._ends[-1] - began)
-        self._cpu.append(time.process_time() - self._excluded_cpu)
-        self._look()
-        self._waits.append(wait)
-        self._examples.append(rows)
+        waited += min(max(wait, 0.0), now - began)
+        self.steps += 1
         # What was fetched may be from before the step, or have others' steps in it.
-        step = self._first_step + len(self._ends) if self._synchronous else global_step
-        before = self._global_steps[-1] if self._global_steps else self._first_step
-        self._global_steps.append(step)
+        step = self._first_step + self.steps if self._synchronous else int(global_step)
+        self._marks.extend((now, cpu, waited, examples + rows, step))
+        if not self._busy or now - self._busy[-1][0] >= _LOOK_SECONDS:
+            self._busy.append(self._sample())
         if not np.isfinite(loss):
             raise diverged(
                 step, f"the loss is {loss}", run_context.session.run(self._worst), self._model_dir
@@ -141,35 +141,23 @@ class ProgressHook(v1.train.SessionRunHook):
         if self._bar:
             self._bar.update(
                 step - self._first_step,
-                [("loss", loss), ("examples/s", round(self._rate(50)[0]))],
+                [("loss", loss), ("examples/s", round(self._rate(max(self.steps - 50, 0))[0]))],
             )
         if self._every_steps and step // self._every_steps > before // self._every_steps:
             self._tell(step, loss)
 
-    def _look(self):
-        """Notes how busy the host has been, once a second."""
-        if not self._busy or self._ends[-1] - self._busy[-1][0] >= _LOOK_SECONDS:
-            self._busy.append(self._sample())
-
     def _sample(self):
-        return self._ends[-1], utilization.busy_seconds() - self._excluded_busy
+        return self._marks[-_FIGURES], utilization.busy_seconds() - self._excluded[1]
 
     def exclude(self, started: Tuple[float, float, float]):
         """Takes an evaluation, which began at a `moment`, out of the throughput."""
-        seconds, busy, cpu = (now - then for now, then in zip(self.moment(), started))
-        self._excluded += seconds
-        self._excluded_busy += busy
-        self._excluded_cpu += cpu
+        lasted = np.subtract(self.moment(), started)
+        self._excluded = np.add(self._excluded, lasted).tolist()
 
     @staticmethod
     def moment() -> Tuple[float, float, float]:
         """(time, utilization.busy_seconds, CPU time of this process) as they are now."""
         return time.monotonic(), utilization.busy_seconds(), time.process_time()
-
-    @property
-    def steps(self) -> int:
-        """Steps taken so far."""
-        return len(self._ends)
 
     def end(self, session):
         if self._bar:
@@ -177,32 +165,42 @@ class ProgressHook(v1.train.SessionRunHook):
         if self._every_steps and self._summarizes:
             v1.summary.FileWriterCache.get(self._model_dir).flush()
 
-    def _rate(self, steps):
-        """(examples/s of all processes, global steps/s, share waited) over the last own steps."""
-        n = len(self._ends)
-        start = self._ends[n - 1 - steps] if n > steps else self._begin
-        first = self._global_steps[n - 1 - steps] if n > steps else self._first_step
-        seconds = max(self._ends[-1] - start, 1e-9)
-        moved = self._global_steps[-1] - first
-        alike = self._processes if self._synchronous else moved / min(n, steps)
-        examples = sum(self._examples[-steps:]) * alike
-        return examples / seconds, moved / seconds, sum(self._waits[-steps:]) / seconds
+    def _since(self, own_step):
+        """What the figures of a mark have grown by since one of its steps."""
+        then = self._marks[_FIGURES * own_step : _FIGURES * (own_step + 1)]
+        return np.subtract(self._marks[-_FIGURES:], then).tolist()
+
+    def _rate(self, own_step):
+        """(examples/s of all processes, global steps/s, share waited) since one of its steps."""
+        seconds, _, waited, examples, moved = self._since(own_step)
+        seconds = max(seconds, 1e-9)
+        alike = self._processes if self._synchronous else moved / (self.steps - own_step)
+        return examples * alike / seconds, moved / seconds, waited / seconds
 
     def _tell(self, step, loss):
         """Shows the steps since the last line, and writes a summary of them."""
-        examples, steps, wait = self._rate(len(self._ends) - self._logged)
-        self._logged = len(self._ends)
+        examples, steps, wait = self._rate(self._logged)
+        self._logged = self.steps
         cpu, gpu = self._in_use()
         shares = {"input_wait_share": wait, "host_cpu_utilization": cpu, "gpu_utilization": gpu}
+        figures = {"examples_per_second": examples, **shares}
         if self._summarizes:
-            self._summarize(step, {"examples_per_second": examples, **shares})
+            values = [
+                v1.Summary.Value(tag=f"speed/{name}", simple_value=x)
+                for name, x in figures.items()
+                if x is not None
+            ]
+            # Beside those of the model, by the writer of Estimator's hooks.
+            writer = v1.summary.FileWriterCache.get(self._model_dir)
+            writer.add_summary(v1.Summary(value=values), step)
         if self._bar:
             return
         named = ("CPU", cpu), ("GPU", gpu)
         in_use = "".join(f"  {name} {100 * x:.0f} %" for name, x in named if x is not None)
         left = ""
         if self._last_step and steps:
-            left = f"  left {_clock((self._last_step - step) / steps)}"
+            seconds = max((self._last_step - step) / steps, 0)
+            left = f"  left {datetime.timedelta(seconds=round(seconds))}"
         logging.info(
             "step %d  loss %.5f  %.0f examples/s  input wait %.0f %%%s%s",
             step, loss, examples, 100 * wait, in_use, left,
@@ -212,41 +210,26 @@ class ProgressHook(v1.train.SessionRunHook):
         """(busy share of the CPU, of the GPUs) since the last line; None where not known."""
         before, told = self._shown or (self._busy[0], 0)
         now = self._sample()
-        self._shown = now, self._gpus.count()
+        self._shown = now, len(self._gpus.percents)
         return utilization.share_in_use([before, now]), self._gpus.share(told)
-
-    def _summarize(self, step, figures):
-        """Writes scalars beside those of the model; the writer is the one of Estimator's hooks."""
-        values = [
-            v1.Summary.Value(tag=f"speed/{name}", simple_value=x)
-            for name, x in figures.items()
-            if x is not None
-        ]
-        v1.summary.FileWriterCache.get(self._model_dir).add_summary(v1.Summary(value=values), step)
 
     def throughput(self) -> Throughput:
         """The figures of this process's steps so far."""
-        steps = len(self._ends)
-        if not steps:
+        if not self.steps:
             return Throughput(0, 0.0, 0.0, 0.0, 0.0, 0.0, None, 0)
-        skip = min(100, steps // 10)
-        ends = np.array([self._begin, *self._ends])[skip:]
-        cpu = np.array([self._begin_cpu, *self._cpu])[skip:]
-        seconds = max(ends[-1] - ends[0], 1e-9)
-        own = float((cpu[-1] - cpu[0]) / seconds / utilization.cores())
-        host = utilization.share_in_use(self._busy, ends[0])
+        skip = min(100, self.steps // 10)
+        all_seconds, _, _, all_examples, _ = self._since(0)
+        seconds, cpu, waited, examples, _ = self._since(skip)
+        seconds = max(seconds, 1e-9)
+        own = cpu / seconds / utilization.cores()
+        host = utilization.share_in_use(self._busy, self._marks[_FIGURES * skip])
         return Throughput(
-            int(sum(self._examples)),
-            float(self._ends[-1] - self._begin),
-            float(sum(self._examples[skip:]) / seconds),
-            float(sum(self._waits[skip:]) / seconds),
+            int(all_examples),
+            all_seconds,
+            examples / seconds,
+            waited / seconds,
             own,
             own if host is None else host,
             self._gpus.share(),
             resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         )
-
-
-def _clock(seconds):
-    minutes, seconds = divmod(int(max(seconds, 0) + 0.5), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"

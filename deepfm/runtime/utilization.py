@@ -2,10 +2,11 @@
 
 import contextlib
 import os
+import pathlib
 import shutil
 import subprocess
 import threading
-from typing import List, NamedTuple, Optional
+from typing import List, Optional
 
 _GPU_SECONDS = 5  # between two looks at the GPUs
 _WAITING = 0.1  # share of a step that waits for records, from which on these are the limit
@@ -26,15 +27,9 @@ def _quota() -> Optional[float]:
     first = "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"
     for paths in (("/sys/fs/cgroup/cpu.max",), first):  # second and first version
         with contextlib.suppress(OSError, ValueError):
-            quota, period = " ".join(map(text_of, paths)).split()
+            quota, period = " ".join(pathlib.Path(x).read_text() for x in paths).split()
             return float(quota) / float(period) if quota not in ("max", "-1") else None
     return None
-
-
-def text_of(path: str) -> str:
-    """What a file of the system says."""
-    with open(path) as f:
-        return f.read()
 
 
 def busy_seconds() -> float:
@@ -44,13 +39,13 @@ def busy_seconds() -> float:
     """
     if _quota():
         with contextlib.suppress(OSError, ValueError, KeyError):
-            words = text_of("/sys/fs/cgroup/cpu.stat").split()
+            words = pathlib.Path("/sys/fs/cgroup/cpu.stat").read_text().split()
             return int(dict(zip(words[::2], words[1::2]))["usage_usec"]) / 1e6
         with contextlib.suppress(OSError, ValueError):
-            return int(text_of("/sys/fs/cgroup/cpuacct/cpuacct.usage")) / 1e9
+            return int(pathlib.Path("/sys/fs/cgroup/cpuacct/cpuacct.usage").read_text()) / 1e9
     names = {f"cpu{i}" for i in os.sched_getaffinity(0)}
     ticks = 0
-    for line in text_of("/proc/stat").splitlines():
+    for line in pathlib.Path("/proc/stat").read_text().splitlines():
         name, *fields = line.split()
         if name in names:
             user, nice, system, _, _, interrupts, soft = map(int, fields[:7])
@@ -59,24 +54,24 @@ def busy_seconds() -> float:
 
 
 class Gpus:
-    """The utilization of this host's GPUs, as nvidia-smi tells it every few seconds."""
+    """The utilization of this host's GPUs, as nvidia-smi tells it every few seconds.
+
+    Attributes:
+        percents: of all GPUs and looks so far.
+    """
 
     def __init__(self):
-        self._percents = []  # of all GPUs and looks so far
+        self.percents = []
 
     def share(self, first: int = 0) -> Optional[float]:
-        """Mean over the looks from a number of `count` on; None where there are none."""
-        found = self._percents[first:]
+        """Mean of the percents from one on; None where there are none."""
+        found = self.percents[first:]
         return sum(found) / len(found) / 100 if found else None
-
-    def count(self) -> int:
-        """How many numbers nvidia-smi has told so far."""
-        return len(self._percents)
 
     def _read(self, lines):
         for line in lines:
             with contextlib.suppress(ValueError):  # "[N/A]", or that there is no driver
-                self._percents.append(float(line))
+                self.percents.append(float(line))
 
     @contextlib.contextmanager
     def watched(self):
@@ -98,10 +93,18 @@ class Gpus:
             process.wait()
 
 
-class Run(NamedTuple):
-    """What decides what limits a run.
+def verdict(
+    input_wait_share: float,
+    host_cpu_utilization: float,
+    gpu_utilization: Optional[float],
+    others: float,
+    num_processes: int,
+    batch_size: int,
+    advice: str,
+) -> str:
+    """What limits a run, and what to try, in a sentence.
 
-    Attributes:
+    Args:
         input_wait_share: of the time of a step that waits for its records.
         host_cpu_utilization: busy share of the allowed cores of the host.
         gpu_utilization: of the host's GPUs; None without.
@@ -110,48 +113,32 @@ class Run(NamedTuple):
         batch_size: of a replica.
         advice: what would make reading faster.
     """
-
-    input_wait_share: float
-    host_cpu_utilization: float
-    gpu_utilization: Optional[float]
-    others: float
-    num_processes: int
-    batch_size: int
-    advice: str
-
-
-def verdict(run: Run) -> str:
-    """What limits a run, and what to try, in a sentence."""
-    wait, cpu, gpu = run.input_wait_share, run.host_cpu_utilization, run.gpu_utilization
-    seen = f"input waits {_percent(wait)}, CPU {_percent(cpu)}"
-    shared = run.others > _OTHERS
+    wait, cpu, gpu = input_wait_share, host_cpu_utilization, gpu_utilization
+    seen = f"input waits {100 * wait:.0f} %, CPU {100 * cpu:.0f} %"
+    shared = others > _OTHERS
     if shared:
-        seen += f", of which other programs use {_percent(run.others)}"
+        seen += f", of which other programs use {100 * others:.0f} %"
     if gpu is not None:
-        seen += f", GPU {_percent(gpu)}"
-    if run.num_processes > 1:
-        seen += f"; means of {run.num_processes} processes"
-    larger = f"--batch_size={2 * run.batch_size}"
+        seen += f", GPU {100 * gpu:.0f} %"
+    if num_processes > 1:
+        seen += f"; means of {num_processes} processes"
+    larger = f"--batch_size={2 * batch_size}"
     hosts = "a host without other programs" if shared else "more hosts"
     if wait >= _WAITING and cpu >= _FULL:
         return f"CPU-bound ({seen}): reading and the steps share its cores; try {hosts}."
     if wait >= _WAITING:
-        return f"Input-bound ({seen}): reading is the limit; try {run.advice}."
+        return f"Input-bound ({seen}): reading is the limit; try {advice}."
     if max(cpu, gpu or 0.0) >= _BUSY:
         return f"Compute-bound ({seen}): the step is the limit; try {larger}, or {hosts}."
-    if run.num_processes > 1:
+    if num_processes > 1:
         return (
             f"Communication-bound ({seen}): the processes wait for each other; try {larger}, which "
             "exchanges less per record, or fewer processes."
         )
     return (
-        f"Bound by one process ({seen}), which keeps no more cores busy; try {larger}, or "
+        f"Bound by one process ({seen}), which cannot keep more cores busy; try {larger}, or "
         "horovodrun with several processes on this host."
     )
-
-
-def _percent(share):
-    return f"{100 * share:.0f} %"
 
 
 def reading_advice(faster: Optional[str], pipe: bool, cached: bool, epochs: int, reads: int) -> str:

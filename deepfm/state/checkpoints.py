@@ -7,11 +7,9 @@ overwrite what is there.
 """
 
 import contextlib
-import fcntl
 import os
 import posixpath
 import re
-import time
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional
 
 import numpy as np
@@ -34,7 +32,6 @@ _TEMPORARY = re.compile(
 )
 _HEADER = 256  # bytes; more than the header of an index takes
 _TRIES = 10  # times to take the newest checkpoint, where each is deleted before it is read
-_BETWEEN_LOOKS = 0.05  # seconds
 
 
 class State(NamedTuple):
@@ -50,7 +47,7 @@ class State(NamedTuple):
     here: bool
 
 
-_claimed = {}  # inode of a folder -> that folder, open and locked for the life of this process
+_claimed = []  # folders, open and locked for the life of this process
 
 
 def claim(model_dir: str):
@@ -61,20 +58,12 @@ def claim(model_dir: str):
     """
     os.makedirs(model_dir, exist_ok=True)
     folder = os.open(model_dir, os.O_RDONLY)
-    inode = os.fstat(folder).st_ino
-    if inode in _claimed:
-        os.close(folder)
-        return
-    _claimed[inode] = folder
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+    _claimed.append(folder)
+    if not atomic_files.lock(folder, if_unknown=True):
         raise BadInput(
             f"--model_dir={model_dir}: another process is training there; wait for it, or give "
             "another folder."
-        ) from error
-    except OSError:  # a file system without locks
-        pass
+        )
 
 
 def prepare(model_dir: str, tidy: bool):
@@ -113,17 +102,18 @@ def prepare(model_dir: str, tidy: bool):
     broken = [f"{x} ({problems[x]})" for x in problems if problems[x]]
     if not whole and _is_first_save(model_dir, found):
         logging.warning(
-            "%s: %s is ignored, its saving was cut short; training starts at the beginning.",
+            "%s: ignoring %s, whose saving was cut short; training starts from scratch.",
             model_dir, broken[0],
         )  # fmt: skip
     elif not whole and broken:
         raise BadInput(
-            f"--model_dir={model_dir} holds no whole checkpoint: {'; '.join(broken)}; put back "
-            "what is missing, give another folder, or train afresh with --clear_existing_model."
+            f"--model_dir={model_dir} has no complete checkpoint: {'; '.join(broken)}; put back "
+            "what is missing, give another folder, or train from scratch with "
+            "--clear_existing_model."
         )
     elif whole:
         for text in broken:
-            logging.warning("%s: %s is ignored; %s is used.", model_dir, text, whole[-1])
+            logging.warning("%s: ignoring %s and using %s.", model_dir, text, whole[-1])
         if state == State(whole, True):
             return
         if not state.here or state.names[-1:] != whole[-1:]:
@@ -250,23 +240,11 @@ def _num_shards(index):
     return tensor_bundle_pb2.BundleHeaderProto.FromString(head[3 : 3 + size]).num_shards
 
 
-def newest(model_dir: str) -> Optional[str]:
-    """The path of the newest checkpoint, None where there is none.
-
-    Beside a training, the one that the state file names may be gone before one has looked at it.
-    """
-    for _ in range(_TRIES):
-        path = tf.train.latest_checkpoint(model_dir)
-        if path or not read_state(model_dir).names:
-            return path
-        time.sleep(_BETWEEN_LOOKS)
-    return None
-
-
 def of_newest(model_dir: str, read: Callable, hold: bool = True):
     """What `read(path)` returns for the newest checkpoint.
 
-    Where training deletes that before it is read, the newest is taken again.
+    Where training deletes that before it is read, the newest is taken again. The state file is
+    asked and not tf.train.latest_checkpoint, to which a checkpoint that is gone is none.
 
     Args:
         model_dir: a local folder.
@@ -278,24 +256,25 @@ def of_newest(model_dir: str, read: Callable, hold: bool = True):
         OSError: each was deleted in its turn.
     """
     for _ in range(_TRIES):
-        path = newest(model_dir)
-        if not path:
+        named = read_state(model_dir).names
+        if not named:
             raise BadInput(
-                f"--model_dir={model_dir} holds no checkpoint; train first (--task_type=train)."
+                f"--model_dir={model_dir} has no checkpoint; train first (--task_type=train)."
             )
+        path = os.path.join(model_dir, named[-1])
         try:
             with _held(path) if hold else contextlib.nullcontext(path) as held:
                 return read(held)
         except BadInput:
             raise
         except (ValueError, tf.errors.OpError) as error:
-            if v1.train.checkpoint_exists(path) or newest(model_dir) in (path, None):
+            if v1.train.checkpoint_exists(path) or read_state(model_dir).names in (named, []):
                 raise
             logging.info("%s was deleted before it was read; taking the newest again.", path)
             deleted = error
     raise OSError(
-        f"--model_dir={model_dir}: the newest checkpoint was deleted before it was read, {_TRIES} "
-        "times in a row; have training there keep more (--keep_checkpoint_max) or save less often."
+        f"--model_dir={model_dir}: {_TRIES} times in a row the newest checkpoint was deleted "
+        "before it was read; let training keep more (--keep_checkpoint_max) or save less often."
     ) from deleted
 
 
@@ -348,6 +327,6 @@ def naming_damage(model_dir: str):
         older = [x for x in read_state(model_dir).names if x != name]
         more = f", which goes on from {older[-1]}" if older else ""
         raise BadInput(
-            f"{path} is damaged, as the checksum of {damaged} shows; delete {name}.* and run the "
-            f"same command again{more}, or train afresh with --clear_existing_model."
+            f"{path} is damaged: the checksum of {damaged} is wrong; delete {name}.* and run "
+            f"the same command again{more}, or train from scratch with --clear_existing_model."
         ) from error

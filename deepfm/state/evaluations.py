@@ -54,8 +54,9 @@ class History:
         self.lost = chief and made and not tf.io.gfile.exists(self._path)
         if self.lost:
             logging.warning(
-                "%s is missing: what this run has evaluated is not known, so best export, early "
-                "stopping and decay on a plateau begin anew; exports that are there stay.",
+                "%s is missing: the earlier evaluations of this run are unknown, so best "
+                "export, early stopping and decay on a plateau start over; existing exports "
+                "stay.",
                 self._path,
             )
         self.entries, self._data = agree(
@@ -64,9 +65,8 @@ class History:
         others = len(self.entries) - len(self._compared)
         if chief and others and not self._compared:
             logging.warning(
-                "The validation data are others than those of the %d evaluation%s before, which "
-                "are not compared with from now on: best export, early stopping and decay on a "
-                "plateau begin anew.",
+                "The validation data changed since the %d evaluation%s before, which no longer "
+                "count: best export, early stopping and decay on a plateau start over.",
                 others,
                 "s" * (others > 1),
             )
@@ -127,10 +127,9 @@ class History:
 def _read(path) -> List[Dict[str, Any]]:
     if not tf.io.gfile.exists(path):
         return []
-    with tf.io.gfile.GFile(path) as f:
-        text = f.read()
     try:
-        found = json.loads(text)
+        with tf.io.gfile.GFile(path) as f:
+            found = json.load(f)
         for entry in found:
             entry["step"] = int(entry["step"])
             for name in METRICS:

@@ -44,7 +44,7 @@ def serving_input_receiver_fn(schema: records.Schema):
 
     def receiver():
         serialized = given(tf.constant([], tf.string), [None], name="examples")
-        parse = lambda: formats.TFRECORD.parse(serialized, schema, with_labels=False)[0]
+        parse = lambda: formats.TFRECORD.parse(serialized, schema._replace(with_labels=False))[0]
         parsed = parse()
         alternatives = {"examples": {"examples": serialized}}
         if schema.hash_buckets:
@@ -89,8 +89,7 @@ def keep_model_id(model_dir: str) -> bool:
     """Makes the id of a local model_dir where there is none; whether it did."""
     if model_id(model_dir):
         return False
-    content = json.dumps({"model_id": uuid.uuid4().hex})
-    atomic_files.write_whole(os.path.join(model_dir, ID_FILE), content + "\n")
+    atomic_files.write_json(os.path.join(model_dir, ID_FILE), {"model_id": uuid.uuid4().hex})
     return True
 
 
@@ -165,7 +164,7 @@ def save(
     os.makedirs(folder, exist_ok=True)
     with atomic_files.scratch(folder, ".export-") as scratch:
         said = os.path.join(scratch, _STAMP)
-        atomic_files.write_whole(said, json.dumps({"format_version": _VERSION, **stamp._asdict()}))
+        atomic_files.write_json(said, {"format_version": _VERSION, **stamp._asdict()})
         made = estimator.export_saved_model(
             scratch,
             serving_input_receiver_fn(schema),

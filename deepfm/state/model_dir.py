@@ -6,11 +6,12 @@ Only the first are ever deleted, and no model is put where data are.
 import os
 import posixpath
 import re
-from typing import Dict, Iterable, NamedTuple, Optional
+from typing import Iterable
 
 import tensorflow as tf
 from absl import logging
 
+from deepfm.config import JobConfig
 from deepfm.data import dataset_json, formats
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files, remote_files
@@ -49,13 +50,13 @@ def clear(model_dir: str):
         return
     if not any(_is_of_a_model(model_dir, name) for name in names):
         raise BadInput(
-            f"--clear_existing_model: --model_dir={model_dir} holds files and none is a model's; "
-            "delete it yourself, or give another folder."
+            f"--clear_existing_model: --model_dir={model_dir} has files, but no model; delete "
+            "it yourself, or give another folder."
         )
     left = [name for name in sorted(names) if not _deleted(model_dir, name)]
     if left:
         logging.warning(
-            "--clear_existing_model: %s keeps what train.py has not written: %s.",
+            "--clear_existing_model: keeping files in %s that train.py did not write: %s.",
             model_dir, _some(left),
         )  # fmt: skip
 
@@ -96,65 +97,44 @@ def is_ours(name: str) -> bool:
     return checkpoints.is_part(name) or bool(_OURS.fullmatch(name))
 
 
-class Paths(NamedTuple):
-    """Where a job reads and writes; None where it does not, or the default is meant.
-
-    Attributes:
-        task_type: of the job.
-        model_dir, servable_model_dir, predictions_file: the flags of these names.
-        cache: of --cache, where it names a file.
-        data: {flag: what it names} of all data.
-    """
-
-    task_type: str
-    model_dir: str
-    servable_model_dir: Optional[str] = None
-    predictions_file: Optional[str] = None
-    cache: Optional[str] = None
-    data: Dict[str, Optional[str]] = {}
-
-
-def check(paths: Paths, chief: bool):
+def check(job: JobConfig, chief: bool):
     """Refuses paths at which a job cannot read or write, or would harm data.
 
     Args:
-        paths: of the job.
+        job: JobConfig.
         chief: whether this process is the chief, which writes most.
 
     Raises:
         BadInput, RemoteError: the text names the path.
     """
-    task, folder = paths.task_type, paths.model_dir
+    task, folder, cache = job.task_type, job.model_dir, _cache_file(job)
     if remote_files.is_remote(folder):
         remote_files.check_is_folder(folder, "model_dir")
-    check_apart(paths)
+    check_apart(job)
     if chief:
-        warn_inside(paths)
-    if task == "train" and paths.cache:
-        remote_files.check_writable(os.path.dirname(os.path.abspath(paths.cache)), "cache")
+        warn_inside(job)
+    if task == "train" and cache:
+        remote_files.check_writable(os.path.dirname(os.path.abspath(cache)), "cache")
     if task == "infer":
-        check_predictions_file(paths)
-    if chief and paths.servable_model_dir and task in ("train", "export"):
-        remote_files.check_writable(paths.servable_model_dir, "servable_model_dir")
-    if chief and paths.predictions_file and task == "infer":
-        parent = posixpath.dirname(paths.predictions_file) or "."
+        check_predictions_file(job)
+    if chief and job.servable_model_dir and task in ("train", "export"):
+        remote_files.check_writable(job.servable_model_dir, "servable_model_dir")
+    if chief and job.predictions_file and task == "infer":
+        parent = posixpath.dirname(job.predictions_file) or "."
         remote_files.check_writable(parent, "predictions_file")
     if not chief or remote_files.is_remote(folder):
         return
     if os.path.isdir(folder):
-        check_holds_no_data(paths, os.listdir(folder))
-        if task == "infer" and not (paths.predictions_file or os.access(folder, os.W_OK)):
-            raise BadInput(
-                f"--model_dir={folder} cannot be written; say with --predictions_file where the "
-                "predictions go."
-            )
+        check_holds_no_data(job, os.listdir(folder))
+        if task == "infer" and not (job.predictions_file or os.access(folder, os.W_OK)):
+            raise BadInput(f"--model_dir={folder} cannot be written; give --predictions_file.")
     if task == "train":
         remote_files.check_writable(folder, "model_dir")
 
 
-def check_predictions_file(paths: Paths):
+def check_predictions_file(job: JobConfig):
     """Refuses (BadInput) to put predictions in place of something else."""
-    path = paths.predictions_file or ""
+    path = job.predictions_file or ""
     folder, name = posixpath.split(_whole(path))
     said = None
     if os.path.isdir(path):
@@ -165,7 +145,7 @@ def check_predictions_file(paths: Paths):
         said = "is a file that describes data; give another name"
     elif os.path.exists(path) and _is_data(path):
         said = "holds data; give another name"
-    elif folder == _whole(paths.model_dir) and is_ours(name) and name != "predictions.txt":
+    elif folder == _whole(job.model_dir) and is_ours(name) and name != "predictions.txt":
         said = "is a file of the model; give another name"
     if said:
         raise BadInput(f"--predictions_file={path} {said}.")
@@ -175,40 +155,44 @@ def _is_folder(path):
     return not os.path.islink(path) and tf.io.gfile.isdir(path)
 
 
-def _places_of_data(paths):
+def _cache_file(job):
+    """The file that --cache names; None where it names none."""
+    return job.input.cache if job.input.cache not in ("none", "memory") else None
+
+
+def _places_of_data(job):
     """Yields (flag, each place that it lists)."""
-    for flag, listed in paths.data.items():
-        for place in filter(None, (listed or "").split(",")):
+    for flag in ("training_data_dir", "val_data_dir", "infer_data_dir"):
+        for place in filter(None, (getattr(job.input, flag) or "").split(",")):
             yield flag, place.strip()
 
 
-def check_apart(paths: Paths):
+def check_apart(job: JobConfig):
     """Refuses (BadInput) a model_dir that is a folder of the job's data, or one above it."""
-    folder = _whole(paths.model_dir)
-    for flag, place in _places_of_data(paths):
+    folder = _whole(job.model_dir)
+    for flag, place in _places_of_data(job):
         # Of a glob the folder that is the same in all that it matches.
         fixed = posixpath.join(_whole(re.split(r"[*?\[]", place)[0]), "")
         if fixed.startswith(posixpath.join(folder, "")):
             raise BadInput(
-                f"--model_dir={paths.model_dir} is the folder of --{flag}={place}, or one above "
+                f"--model_dir={job.model_dir} is the folder of --{flag}={place}, or one above "
                 "it; give a folder of its own, such as ./model."
             )
 
 
-def warn_inside(paths: Paths):
+def warn_inside(job: JobConfig):
     """Warns of what is written into a folder of data: what is there is read as data next time."""
-    writers = {
-        "model_dir": ("train", "eval", "infer", "export"),
-        "servable_model_dir": ("train", "export"),
-        "cache": ("train",),
-        "predictions_file": ("infer",),
-    }
-    for flag, place in _places_of_data(paths):
+    writers = (
+        ("model_dir", job.model_dir, ("train", "eval", "infer", "export")),
+        ("servable_model_dir", job.servable_model_dir, ("train", "export")),
+        ("cache", _cache_file(job), ("train",)),
+        ("predictions_file", job.predictions_file, ("infer",)),
+    )
+    for flag, place in _places_of_data(job):
         folder = posixpath.join(_whole(place), "")
-        for name, tasks in writers.items():
-            path = getattr(paths, name)
+        for name, path, tasks in writers:
             inside = posixpath.join(_whole(path or ""), "").startswith(folder)
-            if path and paths.task_type in tasks and inside and os.path.isdir(folder):
+            if path and job.task_type in tasks and inside and os.path.isdir(folder):
                 logging.warning(
                     "--%s=%s lies in --%s=%s, where the next job will take it for data; give a "
                     "place outside.",
@@ -221,20 +205,20 @@ def _whole(path):
     return path.rstrip("/") if remote_files.is_remote(path) else os.path.realpath(path)
 
 
-def check_holds_no_data(paths: Paths, names: Iterable[str]):
+def check_holds_no_data(job: JobConfig, names: Iterable[str]):
     """Refuses (BadInput) a model_dir in which data files lie, of these names there."""
-    written = [posixpath.basename(paths.predictions_file or "predictions.txt")]
-    if paths.cache:
-        written.append(posixpath.basename(paths.cache) + "-")
+    written = [posixpath.basename(job.predictions_file or "predictions.txt")]
+    if _cache_file(job):
+        written.append(posixpath.basename(_cache_file(job)) + "-")
     found = [
         name
         for name in sorted(names)
-        if (dataset_json.is_metadata(name) or _is_data(posixpath.join(paths.model_dir, name)))
+        if (dataset_json.is_metadata(name) or _is_data(posixpath.join(job.model_dir, name)))
         and not (is_ours(name) or name.startswith(tuple(written)))
     ]
     if found:
         raise BadInput(
-            f"--model_dir={paths.model_dir} holds data ({_some(found)}); give a folder of its "
+            f"--model_dir={job.model_dir} holds data ({_some(found)}); give a folder of its "
             "own, such as ./model."
         )
 

@@ -8,6 +8,8 @@ import tensorflow as tf
 from deepfm.config import CHOICES, ModelConfig
 from deepfm.errors import BadInput
 
+FILE = "model.json"
+
 
 def read(path: str) -> Dict[str, Any]:
     """Reads a model.json: {field of ModelConfig: value}; a field that is unknown is left out.
@@ -34,7 +36,7 @@ def _fits(name, value):
     """Whether a value is one that a field of ModelConfig may have."""
     if name in CHOICES:
         return value in CHOICES[name]
-    if name in ("batch_norm", "lazy_updates", "multi_valued"):
+    if isinstance(ModelConfig._field_defaults.get(name), bool):
         return isinstance(value, bool)
     if name in ("deep_layers", "dropout"):
         single = {"deep_layers": _is_size, "dropout": lambda x: _is_number(x) and x < 1}[name]

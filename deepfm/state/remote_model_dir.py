@@ -16,56 +16,54 @@ from typing import List
 import tensorflow as tf
 from absl import logging
 
+from deepfm.config import JobConfig
 from deepfm.errors import BadInput
 from deepfm.runtime import remote_files
-from deepfm.state import checkpoints, evaluations, export, model_dir, resume
+from deepfm.state import checkpoints, evaluations, export, model_dir, model_json, resume
 
 v1 = tf.compat.v1
 
-MODEL_FILE = "model.json"  # in model_dir: the ModelConfig that training was given
 # Which training goes on from.
-_STATE_FILES = {MODEL_FILE, resume.FILE, evaluations.FILE, export.ID_FILE}
+_STATE_FILES = {model_json.FILE, resume.FILE, evaluations.FILE, export.ID_FILE}
 REPORT = "report.json"  # of training; copied last
 _TRIES = 3  # times to get the newest checkpoint, which takes seconds where it is deleted meanwhile
 _HANDED = ".handed"  # folder of hard links to the checkpoints that wait to be copied
 
 
 @contextlib.contextmanager
-def at_hand(paths: model_dir.Paths, chief: bool, keep: int, afresh: bool):
+def at_hand(job: JobConfig, chief: bool):
     """Makes a remote model_dir local for a job, and copies it back at the end.
 
     Args:
-        paths: of the job; refused as model_dir.check refuses them.
+        job: JobConfig; refused as model_dir.check refuses it.
         chief: whether this process is the chief, which alone reads and writes model_dir.
-        keep: how many checkpoints to keep there; 0: all.
-        afresh: whether the model that is there is not needed.
 
     Yields:
-        (the paths, of the chief with a local model_dir; its Mirror, or None without any).
+        (the JobConfig, that of the chief with a local model_dir; its Mirror where that is a copy).
 
     Raises:
         RemoteError: a server cannot be reached, or what the job made cannot be copied; the local
             folder is then kept.
     """
-    model_dir.check(paths, chief)
-    path = paths.model_dir
+    model_dir.check(job, chief)
+    path = job.model_dir
     if not remote_files.is_remote(path):
-        yield paths, None
+        yield job, None
         return
-    if not paths.predictions_file:  # which all ranks write a part of
-        paths = paths._replace(predictions_file=posixpath.join(path, "predictions.txt"))
+    if not job.predictions_file:  # which all ranks write a part of
+        job = job._replace(predictions_file=posixpath.join(path, "predictions.txt"))
     if not chief:
-        yield paths, None
+        yield job, None
         return
     found = remote_files.names(path, "model_dir")
-    model_dir.check_holds_no_data(paths, found)
-    mirror = Mirror(path, tempfile.mkdtemp(prefix="deepfm-model-"), keep)
+    model_dir.check_holds_no_data(job, found)
+    mirror = Mirror(path, tempfile.mkdtemp(prefix="deepfm-model-"), job.keep_checkpoint_max)
     try:
-        if paths.task_type != "train":
+        if job.task_type != "train":
             mirror.fetch_beside_training(found)
-        elif not afresh:
+        elif not job.clear_existing_model:
             mirror.fetch(found)
-        yield paths._replace(model_dir=mirror.local), mirror
+        yield job._replace(model_dir=mirror.local), mirror
     except BaseException as error:
         try:
             mirror.close()
@@ -92,7 +90,6 @@ class Mirror:
         self._there = {}  # checkpoint in the remote folder -> the names of its files, oldest first
         self._stale = []  # names of files in the remote folder that no checkpoint there needs
         self._copied = {}  # path of another local file -> its time and size when it was copied
-        self._seen = None  # modification time of the local state file, ns
         self._handed = 0  # checkpoints handed over
         self._wake, self._closing = threading.Event(), False
         self._thread = threading.Thread(target=self._work, daemon=True)
@@ -142,7 +139,6 @@ class Mirror:
         if listed:
             path = os.path.join(self.local, listed[-1])
             v1.train.update_checkpoint_state(self.local, path, [path])
-            self._seen = self._state_time()
 
     def _get(self, name, as_name=None):
         source, target = posixpath.join(self.path, name), os.path.join(self.local, as_name or name)
@@ -168,10 +164,7 @@ class Mirror:
         return False
 
     def hand_over(self):
-        """Has the newest local checkpoint copied, if it is new; training may then delete it."""
-        now = self._state_time()
-        if now == self._seen:
-            return
+        """Has the newest local checkpoint copied; training may then delete it."""
         path = tf.train.latest_checkpoint(self.local)
         making = os.path.join(self.local, _HANDED, "making")
         shutil.rmtree(making, ignore_errors=True)  # of a call that a signal ended
@@ -180,14 +173,7 @@ class Mirror:
             os.link(part, os.path.join(making, os.path.basename(part)))
         self._handed += 1
         os.rename(making, os.path.join(self.local, _HANDED, f"{self._handed:09d}"))
-        self._seen = now
         self._wake.set()
-
-    def _state_time(self):
-        try:
-            return os.stat(os.path.join(self.local, checkpoints.STATE)).st_mtime_ns
-        except FileNotFoundError:
-            return None
 
     def copy_now(self, name: str):
         """Copies a file of the local folder before anything else happens."""
@@ -202,7 +188,6 @@ class Mirror:
         Raises:
             RemoteError: something could not be copied; the local folder is kept.
         """
-        self.hand_over()
         self._closing = True
         self._wake.set()
         self._thread.join()
@@ -269,19 +254,6 @@ class Mirror:
         logging.info("Copied %s.", posixpath.join(self.path, name))
         self._stale += [part for name in gone for part in self._there.pop(name)]
         self._stale = [part for part in self._stale if part not in parts]
-
-
-class HandOver(v1.train.SessionRunHook):
-    """Hands each checkpoint to a mirror; stands after the hook that saves them."""
-
-    def __init__(self, mirror: Mirror):
-        self._mirror = mirror
-
-    def after_run(self, run_context, run_values):
-        self._mirror.hand_over()
-
-    def end(self, session):
-        self._mirror.hand_over()
 
 
 def _others(folder):

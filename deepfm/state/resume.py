@@ -18,12 +18,13 @@ to its end, by itself.
 import hashlib
 import json
 import os
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from deepfm.config import Distribution, InputConfig
 from deepfm.data import datasets
 from deepfm.data.identity import Identity
 from deepfm.errors import BadInput
@@ -64,22 +65,6 @@ class RunPart(NamedTuple):
         return self.epoch + taken // steps, taken % steps
 
 
-class ResumePoint(NamedTuple):
-    """Where training goes on.
-
-    Attributes:
-        parts: all that led here; training goes on in the last one.
-        taken: steps that each process has taken in that one.
-    """
-
-    parts: List[RunPart]
-    taken: List[int]
-
-    @property
-    def part(self):
-        return self.parts[-1]
-
-
 class _Known(NamedTuple):
     """What model_dir says of its runs.
 
@@ -108,28 +93,26 @@ def digest(value) -> str:
     return hashlib.sha1(repr(value).encode()).hexdigest()
 
 
-def _fingerprint_1(data, left_out):
-    """The fingerprint that format_version 1 had."""
-    files = [(os.path.basename(file.path), file.bytes) for file in data.files]
-    return digest((files, data.pipe and data.pipe.channel, left_out))
-
-
-def order_of(config, num_processes: int, synchronous: bool = True, skipped: int = 0):
-    """What decides the order of an InputConfig's records.
+def order_of(
+    asked: InputConfig, by_rows: bool, mode: Distribution, skipped: int = 0
+) -> Dict[str, Any]:
+    """What decides the order of records.
 
     Args:
-        config: InputConfig.
-        num_processes: that divide the records among them.
-        synchronous: whether they take each step together.
+        asked: InputConfig.
+        by_rows: as in Position.
+        mode: whose processes divide the records among them.
         skipped: bad records that are passed over.
     """
-    names = "seed", "shuffle_buffer", "num_parallel_reads", "by_rows"
     return {
-        **{name: getattr(config, name) for name in names},
-        "batch_size": config.batch_size * config.replicas,
-        "num_processes": num_processes,
-        "cache": config.cache != "none",
-        "synchronous": synchronous,
+        "seed": asked.seed,
+        "shuffle_buffer": asked.shuffle_buffer,
+        "num_parallel_reads": asked.num_parallel_reads,
+        "by_rows": by_rows,
+        "batch_size": asked.batch_size * mode.replicas.per_process,
+        "num_processes": mode.processes.size,
+        "cache": asked.cache != "none",
+        "synchronous": mode.processes.synchronous,
         "skipped": skipped,
     }
 
@@ -146,7 +129,7 @@ def begin(
     data: datasets.DataSet,
     now: RunPart,
     abandon: bool = False,
-) -> ResumePoint:
+) -> Tuple[List[RunPart], List[int]]:
     """The place in a run that training goes on from; notes it in run.json.
 
     Args:
@@ -157,6 +140,10 @@ def begin(
         now: the part that would begin here; its data, run_step, step and epoch are not looked at.
         abandon: whether an interrupted run on other data may be given up.
 
+    Returns:
+        (all parts that led here, in the last of which training goes on; steps that each process has
+        taken in that one).
+
     Raises:
         BadInput: an interrupted run was on other data, and is not to be given up.
     """
@@ -164,19 +151,19 @@ def begin(
     now = now._replace(data=fingerprint(data), run_step=step, step=step, epoch=0)
     nothing = [0] * now.order["num_processes"]
     last, before = (known.parts[-1], known.parts[:-1]) if known.parts else (None, [])
-    if last and last.data in (now.data, _fingerprint_1(data, now.order["skipped"])):
+    if last and last.data == now.data:
         now, last = _alike(now, last)
         taken = _taken(last, step, known.steps)
         same_steps = last.steps_per_epoch == now.steps_per_epoch
         if taken is not None and last.order == now.order and same_steps:
-            position = ResumePoint([*before, last._replace(settings=now.settings)], taken)
+            parts = [*before, last._replace(settings=now.settings)]
         else:
-            position = ResumePoint([*known.parts, _in_new_order(last, now, taken)], nothing)
+            parts, taken = [*known.parts, _in_new_order(last, now, taken)], nothing
     else:
         _check_new_run(model_dir, known, step, data, abandon)
-        position = ResumePoint([*known.parts, now], nothing)
-    _write(model_dir, known._replace(parts=position.parts, files=_identities(data)))
-    return position
+        parts, taken = [*known.parts, now], nothing
+    _write(model_dir, known._replace(parts=parts, files=_identities(data)))
+    return parts, taken
 
 
 def _alike(now, last):
@@ -187,7 +174,7 @@ def _alike(now, last):
     order = {**now.order, **last.order}  # an older version noted less
     # How files were divided at the beginning stays, whatever is known of them by now.
     now = now._replace(order={**now.order, "by_rows": order["by_rows"]})
-    return now, last._replace(data=now.data, order=order)
+    return now, last._replace(order=order)
 
 
 def _taken(part, step, counted) -> Optional[List[int]]:
@@ -204,7 +191,7 @@ def _in_new_order(last, now, taken):
     """The part that begins where the records of a run come in another order from now on."""
     if taken is None:
         logging.warning(
-            "How many steps each process had taken is not known, so epoch %d begins again: some of "
+            "It is unknown how many steps each process took, so epoch %d starts over: some of "
             "its records are used twice.",
             last.epoch + 1,
         )
@@ -218,8 +205,8 @@ def _in_new_order(last, now, taken):
     epoch = last.epoch if last.steps_per_epoch is None else min(places)[0]
     if max(places) > (epoch, 0):
         logging.warning(
-            "The order of the records is another one than before (%s), so epoch %d begins again: "
-            "some of its records are used twice.",
+            "The order of the records changed (%s), so epoch %d starts over: some of its "
+            "records are used twice.",
             ", ".join(differ) or "the number of records differs", epoch + 1,
         )  # fmt: skip
     return now._replace(run_step=last.run_step, epoch=epoch)
@@ -233,7 +220,7 @@ def _log_settings(before, now):
         if name in before and before[name] != value
     ]
     if changed:
-        logging.info("From now on with %s.", ", ".join(changed))
+        logging.info("Resuming with %s.", ", ".join(changed))
 
 
 def _as_flag(value):
@@ -246,14 +233,14 @@ def _check_new_run(model_dir, known, step, data, abandon):
         return
     if not known.parts:
         logging.warning(
-            "%s of --model_dir=%s is missing, and its checkpoint does not say which records it has "
-            "seen: a new run begins with the first one.",
+            "%s of --model_dir=%s is missing, and the checkpoint does not say which records it "
+            "has seen: starting a new run from the first record.",
             FILE, model_dir,
         )  # fmt: skip
     elif known.ended == step or abandon:
         logging.info(
-            "The model of step %d was trained on other data: a new run begins with the first "
-            "record of this.",
+            "The model of step %d was trained on other data: starting a new run from the first "
+            "record of this data.",
             step,
         )
     else:
@@ -317,7 +304,7 @@ def _known(model_dir, checkpoint, step) -> _Known:
         parts = [_checked(RunPart(**part)) for part in json.loads(text)]
         if not known.parts:
             logging.warning(
-                "%s of --model_dir=%s is missing; training goes on by what its checkpoint says.",
+                "%s of --model_dir=%s is missing; resuming by what the checkpoint says.",
                 FILE, model_dir,
             )  # fmt: skip
         same = known.parts and known.parts[-1].data == parts[-1].data
@@ -325,7 +312,7 @@ def _known(model_dir, checkpoint, step) -> _Known:
     known = known._replace(parts=[part for part in known.parts if part.step <= step])
     if reader.has_tensor(_STEPS):
         known = known._replace(steps=reader.get_tensor(_STEPS).tolist())
-    if known.ended is None and known.parts:  # of an older version, or run.json is lost
+    if known.ended is None and known.parts:  # run.json is lost
         last, taken = known.parts[-1], _taken(known.parts[-1], step, known.steps)
         places = [last.place(steps, i) for i, steps in enumerate(taken or [])]
         whole = bool(places) and all(place[1] == 0 for place in places)
@@ -338,13 +325,10 @@ def _read(model_dir) -> _Known:
     path = os.path.join(model_dir, FILE)
     if not tf.io.gfile.exists(path):
         return _Known([], {}, None, None)
-    with tf.io.gfile.GFile(path) as f:
-        text = f.read()
     try:
-        found = json.loads(text)
-        if found["format_version"] == 1:
-            found = {"parts": list(map(_upgraded, found["parts"])), "files": [], "ended": None}
-        elif found["format_version"] != _VERSION:
+        with tf.io.gfile.GFile(path) as f:
+            found = json.load(f)
+        if found["format_version"] != _VERSION:
             raise ValueError(f"format_version {found['format_version']} is not {_VERSION}")
         files = {str(path): Identity(*identity) for path, *identity in found["files"]}
         parts = [_checked(RunPart(**part)) for part in found["parts"]]
@@ -354,12 +338,6 @@ def _read(model_dir) -> _Known:
             f"{path}: is not a run's state ({error!r}); delete it, and training goes on by what "
             "its checkpoint says."
         ) from error
-
-
-def _upgraded(part):
-    """A part of format_version 1."""
-    own_pace = bool(part.pop("steps_taken", {}))
-    return {**part, "order": {"synchronous": not own_pace, **part["order"]}}
 
 
 def _checked(part):
@@ -388,4 +366,4 @@ def _write(model_dir, known):
         "files": [[path, *identity] for path, identity in known.files.items()],
         "ended": known.ended,
     }
-    atomic_files.write_whole(os.path.join(model_dir, FILE), json.dumps(content, indent=1) + "\n")
+    atomic_files.write_json(os.path.join(model_dir, FILE), content)

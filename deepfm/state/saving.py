@@ -13,26 +13,6 @@ from deepfm.state import sliced_saver
 v1 = tf.compat.v1
 
 
-class _Timer:
-    """Tells when to save: a number of seconds or of steps after the last time.
-
-    In place of TensorFlow's SecondOrStepTimer, which goes by the time of day: while that has been
-    set back an hour, an hour without a checkpoint.
-    """
-
-    def __init__(self, seconds: Optional[int], steps: Optional[int]):
-        self._seconds, self._steps = seconds, steps
-        self._last_step, self._last_time = 0, time.monotonic()
-
-    def should_trigger_for_step(self, step):
-        if self._seconds is None:
-            return step >= self._last_step + self._steps
-        return step != self._last_step and time.monotonic() >= self._last_time + self._seconds
-
-    def update_last_triggered_step(self, step):
-        self._last_step, self._last_time = step, time.monotonic()
-
-
 class Checkpointer(v1.train.CheckpointSaverHook):
     """Saves checkpoints of finite weights only, and evaluates some of them on the way.
 
@@ -43,7 +23,7 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         evaluate: (session, step) -> (whether it changed a variable, so that the checkpoint is made
             anew; whether training is to stop); called when the checkpoint of a step is there.
         first_step: global step from which these steps are counted.
-        before_save: called before each checkpoint is saved.
+        before_save, after_save: called before and after each checkpoint is saved.
         save: False in processes that leave saving to the chief and only evaluate with it.
     """
 
@@ -56,16 +36,17 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         evaluate: Optional[Callable] = None,
         first_step: int = 0,
         before_save: Callable[[], None] = lambda: None,
+        after_save: Callable[[], None] = lambda: None,
         save: bool = True,
     ):
         super().__init__(model_dir, save_secs=save_secs, save_steps=save_steps)
-        self._timer = _Timer(save_secs, save_steps)
+        self._save_secs, self._save_steps = save_secs, save_steps
         self._eval_steps = eval_steps
         self._evaluate = evaluate
         self._model_dir = model_dir
         self._saved_step = None
         self._next_evaluation = None  # global step
-        self._first_step, self._before_save = first_step, before_save
+        self._first_step, self._before_save, self._after_save = first_step, before_save, after_save
         self._saves = save
 
     def begin(self):
@@ -78,14 +59,15 @@ class Checkpointer(v1.train.CheckpointSaverHook):
     def after_create_session(self, session, coord):
         # Unlike the parent, saves nothing yet: at the start there is nothing that could be lost.
         self._saved_step = session.run(self._global_step_tensor)
-        self._timer.update_last_triggered_step(self._saved_step)
+        self._last_timed = self._saved_step, time.monotonic()
         self._set_next_evaluation(self._saved_step)
         if self._saves:
             self._summary_writer.add_graph(v1.get_default_graph())
 
     def after_run(self, run_context, run_values):
-        super().after_run(run_context, run_values)
         # The step that was fetched may be from before its increment.
+        if self._is_time(run_values.results + 1):
+            self.save_in_time(run_context.session)
         if self._eval_steps and run_values.results + 1 >= self._next_evaluation:
             step = int(run_context.session.run(self._global_step_tensor))
             if step < self._next_evaluation:
@@ -104,27 +86,39 @@ class Checkpointer(v1.train.CheckpointSaverHook):
             done = (step - self._first_step) // self._eval_steps
             self._next_evaluation = self._first_step + (done + 1) * self._eval_steps
 
+    def _is_time(self, step):
+        """Whether it is some seconds or steps after the last time that one was saved in time.
+
+        Not by TensorFlow's SecondOrStepTimer, which goes by the time of day: while that has been
+        set back an hour, an hour without a checkpoint.
+        """
+        last_step, last_time = self._last_timed
+        if self._save_secs is None:
+            return step >= last_step + self._save_steps
+        return step != last_step and time.monotonic() >= last_time + self._save_secs
+
     def save_in_time(self, session):
-        """Saves a checkpoint where the last one is old enough, for one who waits between steps."""
+        """Saves a checkpoint where the last one is old enough, also for one who waits between
+        steps."""
         step = session.run(self._global_step_tensor)
-        if self._timer.should_trigger_for_step(step):
-            self._timer.update_last_triggered_step(step)
+        if self._is_time(step):
+            self._last_timed = step, time.monotonic()
             self._save(session, step)
 
     def end(self, session):
         self._save(session, session.run(self._global_step_tensor))
 
     def _save(self, session, step):
-        if not self._saves:
-            return False
-        if step == self._saved_step and tf.train.latest_checkpoint(self._model_dir):
-            return False
+        there = step == self._saved_step and tf.train.latest_checkpoint(self._model_dir)
+        if there or not self._saves:
+            return
         if not session.run(self._finite):
             worst = session.run(self._worst)
             raise diverged(step, "the weights are not finite", worst, self._model_dir)
         self._before_save()
         self._saved_step = step
-        return super()._save(session, step)
+        super()._save(session, step)
+        self._after_save()
 
 
 def _all_finite():
@@ -190,7 +184,7 @@ class SlicedSaving(v1.train.SessionRunHook):
             absent = {v.op.name: v for v in _variables() if _saved_as(v)[0] not in found}
         if absent:
             logging.info(
-                "The checkpoint is of another optimizer: %s start at their initial values.",
+                "The checkpoint comes from another optimizer: %s start at their initial values.",
                 ", ".join(sorted({_saved_as(v)[0] for v in absent.values()})),
             )
         savers = v1.get_collection_ref(v1.GraphKeys.SAVERS)  # Estimator's, not built yet

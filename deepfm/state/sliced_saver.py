@@ -4,6 +4,7 @@ A variable whose rows are updated is copied by whoever reads it (TensorFlow's co
 variables of a checkpoint are all read at once: a model took twice its memory whenever it was saved.
 """
 
+import functools
 from typing import Callable, Iterator, List, NamedTuple, Optional
 
 import tensorflow as tf
@@ -29,46 +30,49 @@ class Slice(NamedTuple):
     read: Callable[[], tf.Tensor]
 
 
-def slices_of(handle, shape, dtype) -> Iterator[Slice]:
+def slices_of(handle, shape, dtype, bounds: str = "") -> Iterator[Slice]:
     """Cuts a variable of more than SLICE_BYTES bytes into slices.
 
     Args:
         handle: resource tensor [].
         shape: TensorShape, fully known.
         dtype: of its numbers.
+        bounds: of a variable that is a part of another one, and is not cut again.
     """
-    row = _size(shape[1:], dtype)
+    size = shape.num_elements() * dtype.size
+    if size <= SLICE_BYTES or bounds:
+        yield Slice(bounds, size, functools.partial(_read, handle, dtype))
+        return
+    length, *others = shape.as_list()
+    row = size // length
     step = max(SLICE_BYTES // row, 1)
-    for begin in range(0, int(shape[0]), step):
-        count = min(step, int(shape[0]) - begin)
+    for begin in range(0, length, step):
+        count = min(step, length - begin)
+        offset = [begin] + [0] * len(others)
+        info = tf.Variable.SaveSliceInfo("", [length, *others], offset, [count, *others])
+        where = begin, begin + count
+        yield Slice(info.spec, count * row, functools.partial(_read, handle, dtype, where))
 
-        def read(begin=begin, count=count):
-            # Where the variable is, though the op that saves it is on the CPU: one that asked for
-            # another device than the variable's would be refused, or draw the variable there.
-            with tf.device(None), tf.device(handle.device):
-                where = tf.range(begin, begin + count)
-                return tf.raw_ops.ResourceGather(resource=handle, indices=where, dtype=dtype)
 
-        offset = [begin] + [0] * (len(shape) - 1)
-        extent = [count, *shape.as_list()[1:]]
-        info = tf.Variable.SaveSliceInfo("", shape.as_list(), offset, extent)
-        yield Slice(info.spec, count * row, read)
+def _read(handle, dtype, rows=None):
+    """Reads a variable, or its rows from one to another."""
+    # Where the variable is, though the op that saves it is on the CPU: one that asked for another
+    # device than the variable's would be refused, or draw the variable there.
+    with tf.device(None), tf.device(handle.device):
+        if rows is None:
+            return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+        return tf.raw_ops.ResourceGather(resource=handle, indices=tf.range(*rows), dtype=dtype)
 
 
 def sums(variable) -> List[tf.Tensor]:
     """The sum of each slice of a variable, one after the other: float32 []."""
-    shape, dtype = variable.shape, variable.dtype.base_dtype
-    if _size(shape, dtype) <= SLICE_BYTES or not isinstance(variable, BaseResourceVariable):
+    if not isinstance(variable, BaseResourceVariable):
         return [tf.reduce_sum(variable)]
     found = []
-    for rows in slices_of(variable.handle, shape, dtype):
+    for rows in slices_of(variable.handle, variable.shape, variable.dtype.base_dtype):
         with tf.control_dependencies(found[-1:]):
             found.append(tf.reduce_sum(rows.read()))
     return found
-
-
-def _size(shape, dtype):
-    return shape.num_elements() * dtype.size
 
 
 class Builder(BulkSaverBuilder):
@@ -143,23 +147,10 @@ def _slices(saveable):
         if handle is None:  # a strategy's, of which each replica has its own
             yield spec.name, Slice(spec.slice_spec, 0, lambda spec=spec: spec.tensor)
             continue
+        # The tensor that a Saver has may be read before it is saved.
         shape, dtype = tf.TensorShape(saveable.op.shape), spec.dtype.base_dtype
-        size = _size(shape, dtype)
-        if size > SLICE_BYTES and not spec.slice_spec:
-            for rows in slices_of(handle, shape, dtype):
-                yield spec.name, rows
-        else:
-            yield spec.name, Slice(spec.slice_spec, size, _reader(handle, dtype))
-
-
-def _reader(handle, dtype):
-    """() -> tensor, read when it is called; the one that a Saver has may be read before that."""
-
-    def read():
-        with tf.device(None), tf.device(handle.device):
-            return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-
-    return read
+        for rows in slices_of(handle, shape, dtype, spec.slice_spec):
+            yield spec.name, rows
 
 
 def make_saver(keep_checkpoint_max: int, sharded: bool = True, **of_builder):

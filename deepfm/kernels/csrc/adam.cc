@@ -3,52 +3,31 @@
 // ops.py does the same with TensorFlow's own ops (see rows.cc). All are float32, on the CPU.
 //
 // U: rows.
-#include <algorithm>
 #include <cmath>
-#include <cstring>
 
-#include "loops.h"
+#include "kernels.h"
 #include "tables.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/resource_mgr.h"
-#include "tensorflow/core/framework/resource_var.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace deepfm {
-
-using namespace tensorflow;  // NOLINT
-using shape_inference::InferenceContext;
-using shape_inference::ShapeHandle;
 
 REGISTER_OP("DeepfmZeros")
     .Input("shape: int64")
     .Output("zeros: float")
     .SetIsStateful()  // not to be computed ahead, and kept
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle shape;
-      TF_RETURN_IF_ERROR(c->MakeShapeFromShapeTensor(0, &shape));
-      c->set_output(0, shape);
-      return Status::OK();
-    })
+    .SetShapeFn(shape_inference::RandomShape)  // that which the input holds
     .Doc("Zeros, of a table that is to be read at random.");
 
-class ZerosOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* context) override {
-    TensorShape shape;
-    const auto sizes = context->input(0).vec<int64>();
-    OP_REQUIRES_OK(context, TensorShapeUtils::MakeShape(sizes.data(), sizes.size(), &shape));
-    Tensor* zeros = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, shape, &zeros));
-    float* to = zeros->flat<float>().data();
-    UseLargePages(to, zeros->TotalBytes(), false);
-    std::memset(to, 0, zeros->TotalBytes());
-  }
-};
-REGISTER_KERNEL_BUILDER(Name("DeepfmZeros").Device(DEVICE_CPU), ZerosOp);
+void Zeros(OpKernelContext* context) {
+  TensorShape shape;
+  const auto sizes = context->input(0).vec<int64>();
+  OP_REQUIRES_OK(context, TensorShapeUtils::MakeShape(sizes.data(), sizes.size(), &shape));
+  float* zeros;
+  OP_REQUIRES_OK(context, Allocate(context, 0, shape, &zeros));
+  const size_t bytes = shape.num_elements() * sizeof(float);
+  UseLargePages(zeros, bytes, false);
+  std::memset(zeros, 0, bytes);
+}
+DEEPFM_REGISTER("DeepfmZeros", Zeros);
 
 struct Adam {
   float rate, one_less_beta1, one_less_beta2, epsilon, l2;
@@ -66,51 +45,38 @@ void Update(const Adam& adam, int64 n, const float* __restrict grad, float* __re
 }
 
 // What both operators of Adam have in common: inputs 0 to 2 are the variable and its slots, the
-// last five are the gradient and the numbers.
-class AdamOp : public OpKernel {
- public:
-  AdamOp(OpKernelConstruction* context, bool by_rows) : OpKernel(context), by_rows_(by_rows) {
-    if (by_rows) OP_REQUIRES_OK(context, context->GetAttr("l2", &l2_));
+// last five are the gradient and the numbers. apply(Adam, the gradient, the variable's shape, its
+// floats and those of its slots) does the rest.
+template <typename Apply>
+void ApplyAdam(OpKernelContext* context, bool by_rows, const Apply& apply) {
+  core::RefCountPtr<Var> vars[3];
+  for (int i = 0; i < 3; ++i) {
+    OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, i), &vars[i]));
+    if (!by_rows) continue;
+    OP_REQUIRES_OK(context, (EnsureSparseVariableAccess<Rows, float>(context, vars[i].get())));
   }
-
-  void Compute(OpKernelContext* context) override {
-    core::RefCountPtr<Var> vars[3];
-    for (int i = 0; i < 3; ++i) {
-      OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, i), &vars[i]));
-      if (!by_rows_) continue;
-      OP_REQUIRES_OK(context, (EnsureSparseVariableAccess<Rows, float>(context, vars[i].get())));
-    }
-    // As TensorFlow's own ops do: in the order of their addresses.
-    mutex* locks[3] = {vars[0]->mu(), vars[1]->mu(), vars[2]->mu()};
-    std::sort(locks, locks + 3);
-    OP_REQUIRES(context, locks[0] != locks[1] && locks[1] != locks[2],
-                errors::InvalidArgument("a variable is given twice"));
-    mutex_lock lock0(*locks[0]), lock1(*locks[1]), lock2(*locks[2]);
-    float* data[3];
-    for (int i = 0; i < 3; ++i) {
-      const bool in_place = vars[i]->copy_on_read_mode.load();
-      OP_REQUIRES_OK(context, (PrepareToUpdateVariable<Rows, float>(context, vars[i]->tensor(),
-                                                                    in_place)));
-      data[i] = vars[i]->tensor()->flat<float>().data();
-    }
-    const TensorShape& shape = vars[0]->tensor()->shape();
-    OP_REQUIRES(context,
-                shape == vars[1]->tensor()->shape() && shape == vars[2]->tensor()->shape(),
-                errors::InvalidArgument("shapes of variable and slots differ"));
-    const int numbers = context->num_inputs() - 4;
-    auto number = [=](int i) { return context->input(numbers + i).scalar<float>()(); };
-    const Adam adam = {number(0), 1 - number(1), 1 - number(2), number(3), l2_};
-    OP_REQUIRES_OK(context, Apply(context, adam, shape, context->input(numbers - 1), data));
+  // As TensorFlow's own ops do: in the order of their addresses.
+  mutex* locks[3] = {vars[0]->mu(), vars[1]->mu(), vars[2]->mu()};
+  std::sort(locks, locks + 3);
+  OP_REQUIRES(context, locks[0] != locks[1] && locks[1] != locks[2],
+              errors::InvalidArgument("a variable is given twice"));
+  mutex_lock lock0(*locks[0]), lock1(*locks[1]), lock2(*locks[2]);
+  float* data[3];
+  for (int i = 0; i < 3; ++i) {
+    Tensor* tensor = vars[i]->tensor();
+    const bool in_place = vars[i]->copy_on_read_mode.load();
+    OP_REQUIRES_OK(context, (PrepareToUpdateVariable<Rows, float>(context, tensor, in_place)));
+    data[i] = tensor->flat<float>().data();
   }
-
- protected:
-  virtual Status Apply(OpKernelContext* context, const Adam& adam, const TensorShape& shape,
-                       const Tensor& grad, float* const data[3]) const = 0;
-
- private:
-  const bool by_rows_;
-  float l2_ = 0;
-};
+  const TensorShape& shape = vars[0]->tensor()->shape();
+  OP_REQUIRES(context, shape == vars[1]->tensor()->shape() && shape == vars[2]->tensor()->shape(),
+              errors::InvalidArgument("shapes of variable and slots differ"));
+  const int numbers = context->num_inputs() - 4;
+  auto number = [=](int i) { return context->input(numbers + i).scalar<float>()(); };
+  const float l2 = by_rows ? Attribute<float>(context, "l2") : 0;
+  const Adam adam = {number(0), 1 - number(1), 1 - number(2), number(3), l2};
+  OP_REQUIRES_OK(context, apply(adam, context->input(numbers - 1), shape, data));
+}
 
 REGISTER_OP("DeepfmAdam")
     .Input("variable: resource")
@@ -122,25 +88,21 @@ REGISTER_OP("DeepfmAdam")
     .Input("beta2: float")
     .Input("epsilon: float")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext*) { return Status::OK(); })
+    .SetShapeFn(shape_inference::NoOutputs)
     .Doc("Adam of a variable.");
 
-class AdamWholeOp : public AdamOp {
- public:
-  explicit AdamWholeOp(OpKernelConstruction* context) : AdamOp(context, false) {}
-
- protected:
-  Status Apply(OpKernelContext* context, const Adam& adam, const TensorShape& shape,
-               const Tensor& grad, float* const data[3]) const override {
+void AdamWhole(OpKernelContext* context) {
+  ApplyAdam(context, false, [=](const Adam& adam, const Tensor& grad, const TensorShape& shape,
+                                float* const data[3]) {
     if (grad.shape() != shape) return errors::InvalidArgument("shapes of gradients do not fit");
     const float* from = grad.flat<float>().data();
     Divide(context, shape.num_elements(), 20, [&](int64 first, int64 last) {
       Update(adam, last - first, from + first, data[0] + first, data[1] + first, data[2] + first);
     });
     return Status::OK();
-  }
-};
-REGISTER_KERNEL_BUILDER(Name("DeepfmAdam").Device(DEVICE_CPU), AdamWholeOp);
+  });
+}
+DEEPFM_REGISTER("DeepfmAdam", AdamWhole);
 
 REGISTER_OP("DeepfmAdamRows")
     .Input("variable: resource")
@@ -155,18 +117,14 @@ REGISTER_OP("DeepfmAdamRows")
     .Attr("l2: float")
     .Attr("T: {int32, int64}")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext*) { return Status::OK(); })
+    .SetShapeFn(shape_inference::NoOutputs)
     .Doc("Adam of the rows `indices`, which must differ, to whose gradient l2 times themselves is "
          "added: the others, moments and all, stay.");
 
 template <typename T>
-class AdamRowsOp : public AdamOp {
- public:
-  explicit AdamRowsOp(OpKernelConstruction* context) : AdamOp(context, true) {}
-
- protected:
-  Status Apply(OpKernelContext* context, const Adam& adam, const TensorShape& shape,
-               const Tensor& grad, float* const data[3]) const override {
+void AdamRows(OpKernelContext* context) {
+  ApplyAdam(context, true, [=](const Adam& adam, const Tensor& grad, const TensorShape& shape,
+                               float* const data[3]) {
     const Tensor& indices = context->input(3);
     TensorShape of_rows = shape;
     if (shape.dims() >= 1 && indices.dims() == 1) of_rows.set_dim(0, indices.dim_size(0));
@@ -206,9 +164,9 @@ class AdamRowsOp : public AdamOp {
       }
     });
     return Status::OK();
-  }
-};
+  });
+}
 
-DEEPFM_REGISTER_INDEXED("DeepfmAdamRows", AdamRowsOp);
+DEEPFM_REGISTER_INDEXED("DeepfmAdamRows", AdamRows);
 
 }  // namespace deepfm

@@ -1,18 +1,10 @@
 // ReLU and dropout in one pass, with the random numbers of ops.py.
 //
 // B: examples. W: units of the layer.
-#include <algorithm>
-#include <vector>
-
-#include "loops.h"
-#include "tensorflow/core/framework/common_shape_fns.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
+#include "kernels.h"
 #include "tensorflow/core/lib/random/philox_random.h"
 
 namespace deepfm {
-
-using namespace tensorflow;  // NOLINT
 
 REGISTER_OP("DeepfmReluDropout")
     .Input("x: float")      // [B, W]
@@ -101,69 +93,49 @@ void ReluDropoutGrad(const float* y, const float* by_y, int64 n, float scale, fl
 
 float Scale(int64 dropped) { return 65536.0 / (65536 - dropped); }
 
-class ReluDropoutOp : public OpKernel {
- public:
-  explicit ReluDropoutOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("dropped", &dropped_));
-  }
-
-  void Compute(OpKernelContext* context) override {
-    const Tensor& x = context->input(0);
-    OP_REQUIRES(context, x.dims() == 2, errors::InvalidArgument("x is no matrix"));
-    const int64 rows = x.dim_size(0), units = x.dim_size(1), pairs = (units + 1) / 2;
-    OP_REQUIRES(context, units > 0, errors::InvalidArgument("x has no columns"));
-    Tensor* y = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, x.shape(), &y));
-    const auto seed = context->input(1).vec<int64>();
-    OP_REQUIRES(context, seed.size() == 2, errors::InvalidArgument("a seed is two numbers"));
-    const Key key = MakeKey(seed(0), seed(1));
-    const float* from = x.matrix<float>().data();
-    float* to = y->matrix<float>().data();
-    Divide(context, rows, 4 * units, [&](int64 first, int64 last) {
-      // So many rows at a time that their numbers stay in the nearest cache.
-      const int64 block = std::max<int64>(2048 / pairs, 1);
-      std::vector<uint32> numbers(block * pairs + 4 + 4 * kLanes);
-      for (int64 row = first; row < last; row += block) {
-        const int64 end = std::min(row + block, last);
-        // A pair of units has one number: pair p of all has number p % 4 of counter p / 4.
-        const int64 group = row * pairs / 4, count = end * pairs - 4 * group;
-        for (int64 i = 0; i < count; i += 4 * kLanes) Philox(key, group + i / 4, &numbers[i]);
-        const int16* noise = reinterpret_cast<const int16*>(numbers.data());
-        for (int64 r = row; r < end; ++r) {
-          ReluDropout(from + r * units, noise + 2 * (r * pairs - 4 * group), units,
-                      dropped_ - 32768, Scale(dropped_), to + r * units);
-        }
+void ReluDropoutOp(OpKernelContext* context) {
+  const int64 dropped = Attribute<int64>(context, "dropped");
+  const Tensor& x = context->input(0);
+  OP_REQUIRES(context, x.dims() == 2, errors::InvalidArgument("x is no matrix"));
+  const int64 rows = x.dim_size(0), units = x.dim_size(1), pairs = (units + 1) / 2;
+  OP_REQUIRES(context, units > 0, errors::InvalidArgument("x has no columns"));
+  const auto seed = context->input(1).vec<int64>();
+  OP_REQUIRES(context, seed.size() == 2, errors::InvalidArgument("a seed is two numbers"));
+  const Key key = MakeKey(seed(0), seed(1));
+  const float* from = x.matrix<float>().data();
+  float* to;
+  OP_REQUIRES_OK(context, Allocate(context, 0, x.shape(), &to));
+  Divide(context, rows, 4 * units, [&](int64 first, int64 last) {
+    // So many rows at a time that their numbers stay in the nearest cache.
+    const int64 block = std::max<int64>(2048 / pairs, 1);
+    std::vector<uint32> numbers(block * pairs + 4 + 4 * kLanes);
+    for (int64 row = first; row < last; row += block) {
+      const int64 end = std::min(row + block, last);
+      // A pair of units has one number: pair p of all has number p % 4 of counter p / 4.
+      const int64 group = row * pairs / 4, count = end * pairs - 4 * group;
+      for (int64 i = 0; i < count; i += 4 * kLanes) Philox(key, group + i / 4, &numbers[i]);
+      const int16* noise = reinterpret_cast<const int16*>(numbers.data());
+      for (int64 r = row; r < end; ++r) {
+        ReluDropout(from + r * units, noise + 2 * (r * pairs - 4 * group), units, dropped - 32768,
+                    Scale(dropped), to + r * units);
       }
-    });
-  }
+    }
+  });
+}
+DEEPFM_REGISTER("DeepfmReluDropout", ReluDropoutOp);
 
- private:
-  int64 dropped_;
-};
-REGISTER_KERNEL_BUILDER(Name("DeepfmReluDropout").Device(DEVICE_CPU), ReluDropoutOp);
-
-class ReluDropoutGradOp : public OpKernel {
- public:
-  explicit ReluDropoutGradOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("dropped", &dropped_));
-  }
-
-  void Compute(OpKernelContext* context) override {
-    const Tensor &y = context->input(0), &by_y = context->input(1);
-    OP_REQUIRES(context, y.shape() == by_y.shape(), errors::InvalidArgument("shapes differ"));
-    Tensor* by_x = nullptr;
-    OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({1}, 0, y.shape(), &by_x));
-    const float *of = y.flat<float>().data(), *from = by_y.flat<float>().data();
-    float* to = by_x->flat<float>().data();
-    const float scale = Scale(dropped_);
-    Divide(context, y.NumElements(), 2, [=](int64 first, int64 last) {
-      ReluDropoutGrad(of + first, from + first, last - first, scale, to + first);
-    });
-  }
-
- private:
-  int64 dropped_;
-};
-REGISTER_KERNEL_BUILDER(Name("DeepfmReluDropoutGrad").Device(DEVICE_CPU), ReluDropoutGradOp);
+void ReluDropoutGradOp(OpKernelContext* context) {
+  const Tensor &y = context->input(0), &by_y = context->input(1);
+  OP_REQUIRES(context, y.shape() == by_y.shape(), errors::InvalidArgument("shapes differ"));
+  Tensor* by_x = nullptr;
+  OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({1}, 0, y.shape(), &by_x));
+  const float *of = y.flat<float>().data(), *from = by_y.flat<float>().data();
+  float* to = by_x->flat<float>().data();
+  const float scale = Scale(Attribute<int64>(context, "dropped"));
+  Divide(context, y.NumElements(), 2, [=](int64 first, int64 last) {
+    ReluDropoutGrad(of + first, from + first, last - first, scale, to + first);
+  });
+}
+DEEPFM_REGISTER("DeepfmReluDropoutGrad", ReluDropoutGradOp);
 
 }  // namespace deepfm

@@ -4,21 +4,13 @@
 // what runs where they are not built.
 //
 // B: records in a batch. F: fields.
-#include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <string>
 
+#include "kernels.h"
 #include "packed.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/lib/strings/numbers.h"
 
 namespace deepfm {
-
-using namespace tensorflow;  // NOLINT
-using shape_inference::InferenceContext;
 
 REGISTER_OP("DeepfmPack")
     .Input("records: string")
@@ -28,55 +20,30 @@ REGISTER_OP("DeepfmPack")
       return Status::OK();
     });
 
-class PackOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* context) override {
-    Tensor* packed = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({2}), &packed));
-    const auto records = context->input(0).flat<string>();
-    Packer packer;
-    for (int64 i = 0; i < records.size(); ++i) packer.Add(records(i));
-    packer.MoveTo(packed);
-  }
-};
-REGISTER_KERNEL_BUILDER(Name("DeepfmPack").Device(DEVICE_CPU), PackOp);
+void Pack(OpKernelContext* context) {
+  Tensor* packed = nullptr;
+  OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({2}), &packed));
+  const auto records = context->input(0).flat<string>();
+  Packer packer;
+  for (int64 i = 0; i < records.size(); ++i) packer.Add(records(i));
+  packer.MoveTo(packed);
+}
+DEEPFM_REGISTER("DeepfmPack", Pack);
 
 REGISTER_OP("DeepfmUnpack")
     .Input("packed: string")
     .Output("records: string")
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
-      return Status::OK();
-    });
+    .SetShapeFn(Ranks<1>);
 
-class UnpackOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* context) override {
-    Packed packed;
-    OP_REQUIRES_OK(context, Packed::Open(context->input(0), &packed));
-    const int64 n = packed.size();
-    Tensor* records = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({n}), &records));
-    auto to = records->vec<string>();
-    for (int64 i = 0; i < n; ++i) to(i).assign(packed[i].data(), packed[i].size());
-  }
-};
-REGISTER_KERNEL_BUILDER(Name("DeepfmUnpack").Device(DEVICE_CPU), UnpackOp);
-
-// Of good [], labels [B], ids and values [B, F].
-Status ParsedShapes(InferenceContext* c) {
-  int field_size;
-  TF_RETURN_IF_ERROR(c->GetAttr("field_size", &field_size));
-  c->set_output(0, c->Scalar());
-  c->set_output(1, c->Vector(InferenceContext::kUnknownDim));
-  c->set_output(2, c->Matrix(InferenceContext::kUnknownDim, field_size));
-  c->set_output(3, c->Matrix(InferenceContext::kUnknownDim, field_size));
-  return Status::OK();
+void Unpack(OpKernelContext* context) {
+  Packed packed;
+  OP_REQUIRES_OK(context, Packed::Open(context->input(0), &packed));
+  const int64 n = packed.size();
+  string* records;
+  OP_REQUIRES_OK(context, Allocate(context, 0, {n}, &records));
+  for (int64 i = 0; i < n; ++i) records[i].assign(packed[i].data(), packed[i].size());
 }
+DEEPFM_REGISTER("DeepfmUnpack", Unpack);
 
 REGISTER_OP("DeepfmParse")
     .Input("serialized: string")  // packed
@@ -86,7 +53,7 @@ REGISTER_OP("DeepfmParse")
     .Output("values: float")      // [B, F]
     .Attr("field_size: int >= 1")
     .Attr("feature_size: int")
-    .SetShapeFn(ParsedShapes)
+    .SetShapeFn(Ranks<0, 1, 2, 2>)
     .Doc("Parses records that are, apart from their numbers, to the byte what records.encode "
          "writes, with a label of 0 or 1, ids in [0, feature_size) and finite values. Where one of "
          "them is not, `good` is false and the rest is of no use.");
@@ -179,86 +146,30 @@ bool ParseRecord(StringPiece record, int64 fields, int64 feature_size, float* la
   return finite;
 }
 
-// Parses a batch: parse(record, &label, ids, values) -> whether it is good.
+// Parses a batch: parse(record, F, feature_size, &label, ids, values) -> whether it is good.
 template <typename Parse>
-void ParseAll(OpKernelContext* context, int64 fields, const Parse& parse) {
+void ParseAll(OpKernelContext* context, const Parse& parse) {
+  const int64 fields = Attribute<int64>(context, "field_size");
+  const int64 feature_size = Attribute<int64>(context, "feature_size");
   Packed records;
   OP_REQUIRES_OK(context, Packed::Open(context->input(0), &records));
   const int64 n = records.size();
-  Tensor *good = nullptr, *labels = nullptr, *ids = nullptr, *values = nullptr;
-  OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &good));
-  OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({n}), &labels));
-  OP_REQUIRES_OK(context, context->allocate_output(2, TensorShape({n, fields}), &ids));
-  OP_REQUIRES_OK(context, context->allocate_output(3, TensorShape({n, fields}), &values));
-  float *label = labels->vec<float>().data(), *value = values->matrix<float>().data();
-  int64* id = ids->matrix<int64>().data();
-  bool all = true;
-  for (int64 i = 0; i < n && all; ++i) {
-    all = parse(records[i], label + i, id + i * fields, value + i * fields);
+  bool* good;
+  float *labels, *values;
+  int64* ids;
+  OP_REQUIRES_OK(context, Allocate(context, 0, {}, &good));
+  OP_REQUIRES_OK(context, Allocate(context, 1, {n}, &labels));
+  OP_REQUIRES_OK(context, Allocate(context, 2, {n, fields}, &ids));
+  OP_REQUIRES_OK(context, Allocate(context, 3, {n, fields}, &values));
+  *good = true;
+  for (int64 i = 0; i < n && *good; ++i) {
+    *good = parse(records[i], fields, feature_size, labels + i, ids + i * fields,
+                  values + i * fields);
   }
-  good->scalar<bool>()() = all;
 }
 
-class ParseOp : public OpKernel {
- public:
-  explicit ParseOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("field_size", &fields_));
-    OP_REQUIRES_OK(context, context->GetAttr("feature_size", &feature_size_));
-  }
-
-  void Compute(OpKernelContext* context) override {
-    ParseAll(context, fields_, [this](StringPiece from, float* label, int64* ids, float* values) {
-      return ParseRecord(from, fields_, feature_size_, label, ids, values);
-    });
-  }
-
- private:
-  int64 fields_, feature_size_;
-};
-REGISTER_KERNEL_BUILDER(Name("DeepfmParse").Device(DEVICE_CPU), ParseOp);
-
-REGISTER_OP("DeepfmSplitLines")
-    .Input("text: string")    // []
-    .Output("good: bool")     // []
-    .Output("lines: string")  // packed
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Scalar());
-      c->set_output(1, c->Vector(2));
-      return Status::OK();
-    })
-    .Doc("The lines of a text that are not empty. Where one may be a comment or blank, `good` is "
-         "false and the lines are of no use.");
-
-bool StartsANumber(char c) { return (c >= '0' && c <= '9') || c == '-' || c == '+' || c == '.'; }
-
-class SplitLinesOp : public OpKernel {
- public:
-  explicit SplitLinesOp(OpKernelConstruction* context) : OpKernel(context) {}
-
-  void Compute(OpKernelContext* context) override {
-    const string& text = context->input(0).scalar<string>()();
-    const char *at = text.data(), *end = at + text.size();
-    bool good = std::memchr(at, '#', text.size()) == nullptr;
-    Packer found;
-    found.Reserve(0, text.size());
-    while (at < end && good) {
-      const char* stop = static_cast<const char*>(std::memchr(at, '\n', end - at));
-      if (stop == nullptr) stop = end;
-      if (stop > at) {
-        good = StartsANumber(*at);
-        found.Add({at, static_cast<size_t>(stop - at)});
-      }
-      at = stop + 1;
-    }
-    if (!good) found = Packer();
-    Tensor *told = nullptr, *lines = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &told));
-    told->scalar<bool>()() = good;
-    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({2}), &lines));
-    found.MoveTo(lines);
-  }
-};
-REGISTER_KERNEL_BUILDER(Name("DeepfmSplitLines").Device(DEVICE_CPU), SplitLinesOp);
+void ParseRecords(OpKernelContext* context) { ParseAll(context, ParseRecord); }
+DEEPFM_REGISTER("DeepfmParse", ParseRecords);
 
 REGISTER_OP("DeepfmParseLines")
     .Input("lines: string")   // packed
@@ -269,7 +180,7 @@ REGISTER_OP("DeepfmParseLines")
     .Attr("field_size: int >= 1")
     .Attr("feature_size: int")
     .Attr("id_offset: int")
-    .SetShapeFn(ParsedShapes)
+    .SetShapeFn(Ranks<0, 1, 2, 2>)
     .Doc("Parses LibSVM lines of F pairs, one space before each, numbers without exponents, a "
          "label of 0, 1 or -1 and ids + id_offset in [0, feature_size). Where one is not so, "
          "`good` is false and the rest is of no use.");
@@ -330,23 +241,13 @@ bool ParseLine(StringPiece line, int64 fields, int64 feature_size, int64 id_offs
   return at == end;
 }
 
-class ParseLinesOp : public OpKernel {
- public:
-  explicit ParseLinesOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("field_size", &fields_));
-    OP_REQUIRES_OK(context, context->GetAttr("feature_size", &feature_size_));
-    OP_REQUIRES_OK(context, context->GetAttr("id_offset", &id_offset_));
-  }
-
-  void Compute(OpKernelContext* context) override {
-    ParseAll(context, fields_, [this](StringPiece line, float* label, int64* ids, float* values) {
-      return ParseLine(line, fields_, feature_size_, id_offset_, label, ids, values);
-    });
-  }
-
- private:
-  int64 fields_, feature_size_, id_offset_;
-};
-REGISTER_KERNEL_BUILDER(Name("DeepfmParseLines").Device(DEVICE_CPU), ParseLinesOp);
+void ParseLines(OpKernelContext* context) {
+  const int64 offset = Attribute<int64>(context, "id_offset");
+  ParseAll(context, [=](StringPiece line, int64 fields, int64 feature_size, float* label,
+                        int64* ids, float* values) {
+    return ParseLine(line, fields, feature_size, offset, label, ids, values);
+  });
+}
+DEEPFM_REGISTER("DeepfmParseLines", ParseLines);
 
 }  // namespace deepfm

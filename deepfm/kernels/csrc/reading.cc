@@ -2,19 +2,9 @@
 //
 // data/reading.py and ops.py do the same with TensorFlow's own datasets: that is what these are
 // tested against, and what runs where they are not built.
-#include <algorithm>
-#include <cstring>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
+#include "kernels.h"
 #include "packed.h"
-#include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/dataset.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/partial_tensor_shape.h"
 #include "tensorflow/core/lib/core/coding.h"
 #include "tensorflow/core/lib/hash/crc32c.h"
 #include "tensorflow/core/lib/random/philox_random.h"
@@ -22,8 +12,6 @@
 #include "tensorflow/core/platform/env.h"
 
 namespace deepfm {
-
-using namespace tensorflow;  // NOLINT
 
 REGISTER_OP("DeepfmRecords")
     .Input("path: string")
@@ -35,10 +23,11 @@ REGISTER_OP("DeepfmRecords")
     .SetShapeFn(shape_inference::ScalarShape)
     .Doc("The records of a TFRecord file that is not compressed, in packed chunks.");
 
-// What the two datasets have in common: they yield packed records.
+// What the two datasets have in common: they yield packed records, in chunks of `size`.
 class PackedDataset : public DatasetBase {
  public:
-  explicit PackedDataset(OpKernelContext* context) : DatasetBase(DatasetContext(context)) {}
+  PackedDataset(OpKernelContext* context, int64 size)
+      : DatasetBase(DatasetContext(context)), size(size) {}
 
   const DataTypeVector& output_dtypes() const override {
     static const auto* types = new DataTypeVector({DT_STRING});
@@ -48,17 +37,51 @@ class PackedDataset : public DatasetBase {
     static const auto* shapes = new std::vector<PartialTensorShape>({PartialTensorShape({2})});
     return *shapes;
   }
+  string DebugString() const override { return type_string(); }
+
+  const size_t size;
 
  protected:
-  // Hands out a chunk, or that there are no more.
-  static void Yield(IteratorContext* context, Packer* found, std::vector<Tensor>* out,
-                    bool* end_of_sequence) {
-    *end_of_sequence = found->size() == 0;
-    if (*end_of_sequence) return;
-    Tensor chunk(context->allocator({}), DT_STRING, TensorShape({2}));
-    found->MoveTo(&chunk);
-    out->push_back(std::move(chunk));
+  // So tf.data leaves it, and what it reads from, as they are.
+  Status AsGraphDefInternal(SerializationContext*, DatasetGraphDefBuilder*,
+                            Node**) const override {
+    return errors::Unimplemented(type_string());
   }
+};
+
+template <typename Dataset>
+class PackedIterator : public DatasetIterator<Dataset> {
+ public:
+  using DatasetIterator<Dataset>::DatasetIterator;
+
+ protected:
+  // The next record, which is there until the next call, or that there are no more. One thread at a
+  // time calls it.
+  virtual Status Next(IteratorContext* context, StringPiece* record, bool* end) = 0;
+
+  Status GetNextInternal(IteratorContext* context, std::vector<Tensor>* out,
+                         bool* end_of_sequence) override {
+    mutex_lock lock(mu_);
+    Packer found;
+    found.Reserve(this->dataset()->size, expected_);
+    for (bool end = false; found.size() < this->dataset()->size;) {
+      StringPiece record;
+      TF_RETURN_IF_ERROR(Next(context, &record, &end));
+      if (end) break;
+      found.Add(record);
+    }
+    expected_ = found.bytes() + found.bytes() / 16;
+    *end_of_sequence = found.size() == 0;
+    if (*end_of_sequence) return Status::OK();
+    Tensor chunk(context->allocator({}), DT_STRING, TensorShape({2}));
+    found.MoveTo(&chunk);
+    out->push_back(std::move(chunk));
+    return Status::OK();
+  }
+
+ private:
+  mutex mu_;
+  size_t expected_ = 0;  // bytes of the next chunk
 };
 
 // https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details: the bytes of a
@@ -66,89 +89,63 @@ class PackedDataset : public DatasetBase {
 class Records : public PackedDataset {
  public:
   Records(OpKernelContext* context, string path, int64 buffer_bytes, int64 size, int64 file_bytes)
-      : PackedDataset(context),
+      : PackedDataset(context, size),
         path_(path),
         buffer_bytes_(buffer_bytes),
-        size_(size),
         file_bytes_(file_bytes) {}
 
   std::unique_ptr<IteratorBase> MakeIteratorInternal(const string& prefix) const override {
     return std::unique_ptr<IteratorBase>(
-        new Iterator({this, strings::StrCat(prefix, "::DeepfmRecords")}));
-  }
-  string DebugString() const override { return "DeepfmRecords"; }
-  Status CheckExternalState() const override { return Status::OK(); }
-
- protected:
-  Status AsGraphDefInternal(SerializationContext* context, DatasetGraphDefBuilder* builder,
-                            Node** output) const override {
-    std::vector<Node*> inputs(4);
-    TF_RETURN_IF_ERROR(builder->AddScalar(path_, &inputs[0]));
-    TF_RETURN_IF_ERROR(builder->AddScalar(buffer_bytes_, &inputs[1]));
-    TF_RETURN_IF_ERROR(builder->AddScalar(size_, &inputs[2]));
-    TF_RETURN_IF_ERROR(builder->AddScalar(file_bytes_, &inputs[3]));
-    return builder->AddDataset(this, inputs, output);
+        new Iterator({this, strings::StrCat(prefix, "::", type_string())}));
   }
 
  private:
-  class Iterator : public DatasetIterator<Records> {
+  class Iterator : public PackedIterator<Records> {
    public:
-    explicit Iterator(const Params& params) : DatasetIterator<Records>(params) {}
+    using PackedIterator<Records>::PackedIterator;
 
    protected:
-    Status GetNextInternal(IteratorContext* context, std::vector<Tensor>* out,
-                           bool* end_of_sequence) override {
-      mutex_lock lock(mu_);
+    Status Next(IteratorContext* context, StringPiece* record, bool* end) override {
       if (!file_) TF_RETURN_IF_ERROR(context->env()->NewRandomAccessFile(dataset()->path_, &file_));
-      Packer found;
-      const size_t size = dataset()->size_;
-      found.Reserve(size, expected_);
-      while (found.size() < size) {
-        constexpr uint64 kHead = 12, kTail = 4;
-        TF_RETURN_IF_ERROR(Need(kHead));
-        if (left() == 0) {
-          TF_RETURN_IF_ERROR(CheckEnd());
-          break;
-        }
-        if (left() < kHead) return Bad("truncated");
-        const char* head = buffer_.data() + at_;
-        const uint64 length = core::DecodeFixed64(head);
-        if (!Matches(head, 8, head + 8)) return Bad("corrupted");
-        if (length > uint64{1} << 40) return Bad("corrupted");
-        TF_RETURN_IF_ERROR(Need(kHead + length + kTail));
-        if (left() < kHead + length + kTail) return Bad("truncated");
-        const char* record = buffer_.data() + at_ + kHead;
-        if (!Matches(record, length, record + length)) return Bad("corrupted");
-        found.Add({record, length});
-        at_ += kHead + length + kTail;
-        position_ += kHead + length + kTail;
-      }
-      expected_ = found.bytes() + found.bytes() / 16;
-      Yield(context, &found, out, end_of_sequence);
+      constexpr uint64 kHead = 12, kTail = 4;
+      TF_RETURN_IF_ERROR(Need(kHead));
+      *end = left() == 0;
+      if (*end) return CheckEnd();
+      if (left() < kHead) return Bad("truncated");
+      const char* head = buffer_.data() + at_;
+      const uint64 length = core::DecodeFixed64(head);
+      if (!Matches(head, 8, head + 8)) return Bad("corrupted");
+      if (length > uint64{1} << 40) return Bad("corrupted");
+      TF_RETURN_IF_ERROR(Need(kHead + length + kTail));
+      if (left() < kHead + length + kTail) return Bad("truncated");
+      *record = {buffer_.data() + at_ + kHead, length};
+      if (!Matches(record->data(), length, record->end())) return Bad("corrupted");
+      at_ += kHead + length + kTail;
       return Status::OK();
     }
 
    private:
-    uint64 left() const EXCLUSIVE_LOCKS_REQUIRED(mu_) { return end_ - at_; }
+    uint64 left() const { return end_ - at_; }
+    uint64 position() const { return read_ - left(); }
 
     static bool Matches(const char* data, size_t n, const char* checksum) {
       return crc32c::Unmask(core::DecodeFixed32(checksum)) == crc32c::Value(data, n);
     }
 
-    Status Bad(const char* how) const EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-      return errors::DataLoss(how, " record at ", position_, " of ", dataset()->path_);
+    Status Bad(const char* how) const {
+      return errors::DataLoss(how, " record at ", position(), " of ", dataset()->path_);
     }
 
     // S3 may end a file early, and then calls it the end.
-    Status CheckEnd() const EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    Status CheckEnd() const {
       const int64 expected = dataset()->file_bytes_;
-      if (expected < 0 || position_ == static_cast<uint64>(expected)) return Status::OK();
-      return errors::DataLoss(dataset()->path_, " ended after ", position_, " of ", expected,
+      if (expected < 0 || position() == static_cast<uint64>(expected)) return Status::OK();
+      return errors::DataLoss(dataset()->path_, " ended after ", position(), " of ", expected,
                               " bytes");
     }
 
     // Reads on until so many bytes are left in the buffer, or all that the file has.
-    Status Need(uint64 bytes) EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    Status Need(uint64 bytes) {
       while (left() < bytes && !at_end_) {
         std::memmove(&buffer_[0], buffer_.data() + at_, left());
         end_ = left();
@@ -169,17 +166,15 @@ class Records : public PackedDataset {
       return Status::OK();
     }
 
-    mutex mu_;
-    std::unique_ptr<RandomAccessFile> file_ GUARDED_BY(mu_);
-    std::vector<char> buffer_ GUARDED_BY(mu_) = std::vector<char>(1);
-    uint64 at_ GUARDED_BY(mu_) = 0, end_ GUARDED_BY(mu_) = 0;  // what is left in the buffer
-    uint64 read_ GUARDED_BY(mu_) = 0, position_ GUARDED_BY(mu_) = 0;  // bytes of the file
-    bool at_end_ GUARDED_BY(mu_) = false;
-    size_t expected_ GUARDED_BY(mu_) = 0;  // bytes of the next chunk
+    std::unique_ptr<RandomAccessFile> file_;
+    std::vector<char> buffer_ = std::vector<char>(1);
+    uint64 at_ = 0, end_ = 0;  // what is left in the buffer
+    uint64 read_ = 0;          // bytes of the file
+    bool at_end_ = false;
   };
 
   const string path_;
-  const int64 buffer_bytes_, size_, file_bytes_;
+  const int64 buffer_bytes_, file_bytes_;
 };
 
 class RecordsOp : public DatasetOpKernel {
@@ -188,14 +183,9 @@ class RecordsOp : public DatasetOpKernel {
 
  protected:
   void MakeDataset(OpKernelContext* context, DatasetBase** output) override {
-    string path;
-    int64 buffer_bytes, size, file_bytes;
-    OP_REQUIRES_OK(context, data::ParseScalarArgument(context, "path", &path));
-    OP_REQUIRES_OK(context, data::ParseScalarArgument(context, "buffer_bytes", &buffer_bytes));
-    OP_REQUIRES_OK(context, data::ParseScalarArgument(context, "size", &size));
-    OP_REQUIRES_OK(context, data::ParseScalarArgument(context, "file_bytes", &file_bytes));
-    OP_REQUIRES(context, buffer_bytes > 0 && size > 0, errors::InvalidArgument("must be above 0"));
-    *output = new Records(context, path, buffer_bytes, size, file_bytes);
+    auto number = [=](int i) { return context->input(i).scalar<int64>()(); };
+    *output = new Records(context, context->input(0).scalar<string>()(), number(1), number(2),
+                          number(3));
   }
 };
 REGISTER_KERNEL_BUILDER(Name("DeepfmRecords").Device(DEVICE_CPU), RecordsOp);
@@ -220,38 +210,21 @@ class Chunks : public PackedDataset {
   };
 
   Chunks(OpKernelContext* context, const DatasetBase* input, Options options)
-      : PackedDataset(context), input_(input), options_(options) {
+      : PackedDataset(context, options.size), input_(input), options_(options) {
     input_->Ref();
   }
   ~Chunks() override { input_->Unref(); }
 
   std::unique_ptr<IteratorBase> MakeIteratorInternal(const string& prefix) const override {
     return std::unique_ptr<IteratorBase>(
-        new Iterator({this, strings::StrCat(prefix, "::DeepfmChunks")}));
-  }
-
-  string DebugString() const override { return "DeepfmChunks"; }
-  Status CheckExternalState() const override { return input_->CheckExternalState(); }
-
- protected:
-  Status AsGraphDefInternal(SerializationContext* context, DatasetGraphDefBuilder* builder,
-                            Node** output) const override {
-    const int64 numbers[] = {options_.size,  options_.shuffle_buffer, options_.seed,
-                             options_.seed2, options_.skip,           options_.take};
-    std::vector<Node*> inputs(1);
-    TF_RETURN_IF_ERROR(builder->AddInputDataset(context, input_, &inputs[0]));
-    for (int64 number : numbers) {
-      inputs.push_back(nullptr);
-      TF_RETURN_IF_ERROR(builder->AddScalar(number, &inputs.back()));
-    }
-    return builder->AddDataset(this, inputs, output);
+        new Iterator({this, strings::StrCat(prefix, "::", type_string())}));
   }
 
  private:
-  class Iterator : public DatasetIterator<Chunks> {
+  class Iterator : public PackedIterator<Chunks> {
    public:
     explicit Iterator(const Params& params)
-        : DatasetIterator<Chunks>(params),
+        : PackedIterator<Chunks>(params),
           parent_(dataset()->options_.seed, dataset()->options_.seed2),
           random_(&parent_),
           to_skip_(dataset()->options_.skip),
@@ -262,40 +235,24 @@ class Chunks : public PackedDataset {
     }
 
    protected:
-    Status GetNextInternal(IteratorContext* context, std::vector<Tensor>* out,
-                           bool* end_of_sequence) override {
-      mutex_lock lock(mu_);
-      Packer found;
-      const size_t size = dataset()->options_.size;
-      found.Reserve(size, expected_);
-      while (found.size() < size && to_take_ != 0) {
-        StringPiece record;
-        bool end = false;
-        TF_RETURN_IF_ERROR(Draw(context, &record, &end));
-        if (end) break;
-        if (to_skip_ > 0) {
-          --to_skip_;
-        } else {
-          found.Add(record);
-          if (to_take_ > 0) --to_take_;
-        }
-      }
-      expected_ = found.bytes() + found.bytes() / 16;
-      Yield(context, &found, out, end_of_sequence);
-      return Status::OK();
+    Status Next(IteratorContext* context, StringPiece* record, bool* end) override {
+      *end = to_take_ == 0;
+      for (; !*end && to_skip_ > 0; --to_skip_) TF_RETURN_IF_ERROR(Draw(context, record, end));
+      if (*end) return Status::OK();
+      if (to_take_ > 0) --to_take_;
+      return Draw(context, record, end);
     }
 
    private:
     // The next record in the order of ShuffleDataset: its buffer is a ring, from which one of the
     // records is drawn and whose oldest one takes the place of that. A record is there until the
     // next call.
-    Status Draw(IteratorContext* context, StringPiece* record, bool* end)
-        EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    Status Draw(IteratorContext* context, StringPiece* record, bool* end) {
       const int64 size = dataset()->options_.shuffle_buffer;
       if (size <= 1) return Pull(context, record, end);
-      while (!exhausted_ && newest_ - oldest_ < size) {
-        TF_RETURN_IF_ERROR(Pull(context, record, &exhausted_));
-        if (exhausted_) break;
+      while (newest_ - oldest_ < size) {
+        TF_RETURN_IF_ERROR(Pull(context, record, end));
+        if (*end) break;
         if (static_cast<int64>(buffer_.size()) < size) {
           buffer_.emplace_back(record->begin(), record->end());
         } else {  // in the memory of the one that was here, unless that was a far longer one
@@ -316,41 +273,32 @@ class Chunks : public PackedDataset {
     }
 
     // The next record in the order of the input, which is there until the next call.
-    Status Pull(IteratorContext* context, StringPiece* record, bool* end)
-        EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-      *end = false;
-      while (at_ == chunk_.size()) {
-        if (!input_) {
-          *end = true;
-          return Status::OK();
-        }
+    Status Pull(IteratorContext* context, StringPiece* record, bool* end) {
+      while (at_ == chunk_.size() && input_) {
         std::vector<Tensor> element;
-        bool last = false;
-        TF_RETURN_IF_ERROR(input_->GetNext(context, &element, &last));
-        if (last) {
+        TF_RETURN_IF_ERROR(input_->GetNext(context, &element, end));
+        if (*end) {
           input_.reset();
-          continue;
+        } else {
+          TF_RETURN_IF_ERROR(Packed::Open(element[0], &chunk_));
+          at_ = 0;
         }
-        TF_RETURN_IF_ERROR(Packed::Open(element[0], &chunk_));
-        at_ = 0;
       }
-      *record = chunk_[at_++];
+      *end = at_ == chunk_.size();
+      if (!*end) *record = chunk_[at_++];
       return Status::OK();
     }
 
-    mutex mu_;
-    std::unique_ptr<IteratorBase> input_ GUARDED_BY(mu_);
-    Packed chunk_ GUARDED_BY(mu_);  // of the input, of which `at_` are taken
-    size_t at_ GUARDED_BY(mu_) = 0;
+    std::unique_ptr<IteratorBase> input_;
+    Packed chunk_;  // of the input, of which `at_` are taken
+    size_t at_ = 0;
     // Record i, of those that the next two count, is at i % shuffle_buffer. No strings: to swap
     // TensorFlow's touches the memory of both.
-    std::vector<std::vector<char>> buffer_ GUARDED_BY(mu_);
-    int64 oldest_ GUARDED_BY(mu_) = 0, newest_ GUARDED_BY(mu_) = 0;
-    bool exhausted_ GUARDED_BY(mu_) = false;
-    random::PhiloxRandom parent_ GUARDED_BY(mu_);
-    random::SingleSampleAdapter<random::PhiloxRandom> random_ GUARDED_BY(mu_);
-    int64 to_skip_ GUARDED_BY(mu_), to_take_ GUARDED_BY(mu_);
-    size_t expected_ GUARDED_BY(mu_) = 0;  // bytes of the next chunk
+    std::vector<std::vector<char>> buffer_;
+    int64 oldest_ = 0, newest_ = 0;
+    random::PhiloxRandom parent_;
+    random::SingleSampleAdapter<random::PhiloxRandom> random_;
+    int64 to_skip_, to_take_;
   };
 
   const DatasetBase* const input_;
@@ -363,21 +311,9 @@ class ChunksOp : public UnaryDatasetOpKernel {
 
  protected:
   void MakeDataset(OpKernelContext* context, DatasetBase* input, DatasetBase** output) override {
-    Chunks::Options options;
-    const std::pair<const char*, int64*> numbers[] = {
-        {"size", &options.size},   {"shuffle_buffer", &options.shuffle_buffer},
-        {"seed", &options.seed},   {"seed2", &options.seed2},
-        {"skip", &options.skip},   {"take", &options.take},
-    };
-    for (const auto& number : numbers) {
-      OP_REQUIRES_OK(context, data::ParseScalarArgument(context, number.first, number.second));
-    }
-    OP_REQUIRES(context, options.size > 0, errors::InvalidArgument("size must be above 0"));
-    if (options.seed == 0 && options.seed2 == 0) {
-      context->SetStatus(errors::InvalidArgument("a seed is needed"));
-      return;
-    }
-    *output = new Chunks(context, input, options);
+    auto number = [=](int i) { return context->input(i).scalar<int64>()(); };
+    *output = new Chunks(context, input,
+                         {number(1), number(2), number(3), number(4), number(5), number(6)});
   }
 };
 REGISTER_KERNEL_BUILDER(Name("DeepfmChunks").Device(DEVICE_CPU), ChunksOp);

@@ -1,0 +1,218 @@
+"""Starts programs from a process that has loaded TensorFlow already, which saves half of a start.
+
+A test whose subject is what a program does, and not how it starts, loses nothing: each run is a
+process of its own, forked before any flag is defined, any session made or any thread started by
+TensorFlow. Its arguments, environment, working folder and outputs are its own. Tests of a start
+itself, of memory and of signals start Python.
+
+    run(["train.py", "--help"])
+    run(["-m", "data_tools.rebalance", "--help"])
+
+Launchers of several processes are given `PYTHON`, a program that has the server run what Python was
+asked to, and that ends as this ends. Signals go on to it.
+"""
+
+import array
+import atexit
+import contextlib
+import functools
+import gc
+import json
+import os
+import pathlib
+import runpy
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# Beginnings of names that Python, numpy or TensorFlow reads while it is loaded.
+_READ_AT_LOADING = ("TF_CPP", "OMP_", "KMP_", "OPENBLAS_", "PYTHON", "LD_", "MALLOC_", "GLIBC_")
+
+
+def run(words, env=None, cwd=ROOT, timeout=90):
+    """Runs a program; returns a subprocess.CompletedProcess with its texts.
+
+    Args:
+        words: what follows `python`: a path, or -m and a module, and the program's arguments.
+        env: its whole environment, which `fits`.
+        cwd: its working folder.
+        timeout: seconds after which it and its children are killed.
+
+    Raises:
+        subprocess.TimeoutExpired: it has not ended in time.
+    """
+    env = dict(os.environ if env is None else env)
+    with contextlib.ExitStack() as stack:
+        outputs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2)]
+        connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+        connection.settimeout(timeout)
+        try:
+            _, ended = _ask(connection, _server().path, outputs, [str(x) for x in words], env, cwd)
+            code = ended()
+        except socket.timeout:  # the end of the connection ends the program
+            raise subprocess.TimeoutExpired(words, timeout) from None
+        for file in outputs:
+            file.seek(0)
+        return subprocess.CompletedProcess(words, code, *(file.read() for file in outputs))
+
+
+def _ask(connection, path, outputs, words, env, cwd):
+    """Has the server start a program; (its process, a function that waits for its exit code)."""
+    connection.connect(path)
+    fds = array.array("i", [file.fileno() for file in outputs])
+    connection.sendmsg([b"+"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+    request = {"words": words, "env": env, "cwd": str(cwd)}
+    connection.sendall(json.dumps(request).encode() + b"\n")
+    answers = connection.makefile()
+    return int(answers.readline()), lambda: int(answers.readline())
+
+
+PYTHON = str(ROOT / "tests" / "warm_python.sh")
+
+
+def for_launchers(env):
+    """The environment that `PYTHON` needs."""
+    return {**env, "WARM_PYTHON": sys.executable, "WARM_SOCKET": _server().path}
+
+
+def _stand_in(words):
+    """Has the server run a program in place of Python; ends as the program ends."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("WARM_")}
+    words = [word for word in words if word != "-u"]
+    with socket.socket(socket.AF_UNIX) as connection:
+        outputs = sys.stdout, sys.stderr
+        program, ended = _ask(
+            connection, os.environ["WARM_SOCKET"], outputs, words, env, os.getcwd()
+        )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _: os.kill(program, number))
+        code = ended()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
+
+
+def fits(env):
+    """Whether a program with this environment would have loaded just what the server has."""
+    of_loading = lambda env: {k: v for k, v in env.items() if k.startswith(_READ_AT_LOADING)}
+    return of_loading(env) == of_loading(_server().env)
+
+
+class _Server:
+    """The process that forks; it ends with this one."""
+
+    def __init__(self):
+        folder = tempfile.mkdtemp(prefix="warm-")
+        atexit.register(shutil.rmtree, folder)
+        self.path, self.env = os.path.join(folder, "socket"), dict(os.environ)
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, self.path], cwd=ROOT, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        assert self._process.stdout.readline() == b"ready\n"
+
+
+_starting = threading.Lock()
+_make_server = functools.lru_cache(maxsize=None)(_Server)
+
+
+def _server():
+    with _starting:
+        return _make_server()
+
+
+def _serve(path):
+    """Forks a process for each request; returns in these, and ends where its parent has ended."""
+    from tensorflow.contrib import estimator  # noqa: F401  loads the rest of TensorFlow, too
+
+    gc.freeze()  # memory that nobody looks at need not be copied
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(16)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    print("ready", flush=True)
+    while True:
+        ready, _, _ = select.select([listener, 0], [], [])
+        if listener not in ready:
+            os._exit(0)
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            return connection
+        connection.close()
+
+
+def _answer(connection):
+    """Forks the program, in which it returns; waits for its end, or kills it when nobody waits."""
+    _, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_LEN(8))
+    outputs = array.array("i", ancillary[0][2])
+    request = json.loads(connection.makefile().readline())
+    woken, wake = socket.socketpair()
+    wake.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake.fileno())
+    program = os.fork()
+    if program == 0:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        return request, outputs
+    connection.sendall(b"%d\n" % program)
+    ready, _, _ = select.select([connection, woken], [], [])
+    if connection in ready:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(program, signal.SIGKILL)
+    _, status = os.waitpid(program, 0)
+    code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+    with contextlib.suppress(BrokenPipeError):
+        connection.sendall(b"%d\n" % code)
+    os._exit(0)
+
+
+def _run_here(request, outputs):
+    """Runs the program in this process, as `python WORDS` would; returns its exit code."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for there, here in zip((nothing, *outputs), (0, 1, 2)):
+        os.dup2(there, here)
+    os.closerange(3, 64)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    words = request["words"]
+    try:
+        if words[0] == "-m":
+            sys.argv, sys.path[0] = words[1:], request["cwd"]
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv, sys.path[0] = words, os.path.dirname(os.path.abspath(words[0]))
+            runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+            return 1
+        return end.code or 0
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--stand_in":
+        _stand_in(sys.argv[2:])
+    code = _run_here(*_answer(_serve(sys.argv[1])))
+    # As Python ends, but for taking apart all that TensorFlow has loaded.
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
