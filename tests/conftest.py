@@ -190,15 +190,17 @@ def finish(context, timeout=90):
         return subprocess.CompletedProcess(process.args, process.returncode, text, text)
 
 
-def run_horovod(processes, *flags, launcher="gloo", timeout=90):
+def run_horovod(processes, *flags, launcher="gloo", fresh=False, timeout=90):
     """Runs train.py in several processes; the finished launcher with its text."""
-    python = sys.executable if launcher == "mpi" else warm.PYTHON  # MPI knows what it has started
+    fresh = fresh or launcher == "mpi"  # which knows what it has started
+    python = sys.executable if fresh else warm.PYTHON
     return finish(started_horovod(processes, *flags, launcher=launcher, python=python), timeout)
 
 
-def run_cluster(*flags, servers=1, workers=1, timeout=90):
+def run_cluster(*flags, servers=1, workers=1, fresh=False, timeout=90):
     """Runs train.py on parameter servers; the finished launcher with its text."""
-    cluster = started_cluster(*flags, servers=servers, workers=workers, python=warm.PYTHON)
+    python = sys.executable if fresh else warm.PYTHON
+    cluster = started_cluster(*flags, servers=servers, workers=workers, python=python)
     return finish(cluster, timeout)
 
 

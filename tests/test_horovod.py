@@ -49,17 +49,17 @@ def test_evaluation_over_processes_equals_that_of_one(trained, uneven):
 def test_every_rank_may_evaluate_all_records(trained, uneven):
     alone = report(trained, "eval")["eval"]
     flags = ("--task_type=eval", f"--val_data_dir={uneven}", f"--model_dir={trained}")
-    done = run_horovod(2, *flags, "--eval_on_all_ranks")
+    done = run_horovod(2, *flags, "--eval_on_all_ranks", fresh=True)
     assert done.returncode == 0, done.stderr
     # Nothing is divided, so nothing has to be counted.
-    assert "Counting records" not in done.stderr
+    assert "Counting the records" not in done.stderr
     assert report(trained, "eval")["num_processes"] == 2
     assert report(trained, "eval")["eval"] == pytest.approx(alone, abs=1e-6)
 
 
 def test_inference_over_processes_keeps_the_order_of_the_records(trained, uneven, tmp_path):
     infer = ("--task_type=infer", f"--infer_data_dir={uneven}", f"--model_dir={trained}")
-    together = run_horovod(2, *infer, f"--predictions_file={tmp_path}/together.txt")
+    together = run_horovod(2, *infer, f"--predictions_file={tmp_path}/together.txt", fresh=True)
     assert together.returncode == 0, together.stderr
     alone = run_train(*infer, f"--predictions_file={tmp_path}/alone.txt")
     assert alone.returncode == 0, alone.stderr

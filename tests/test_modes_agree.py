@@ -7,7 +7,9 @@ step test_model.py holds against numpy.
 import itertools
 import json
 import os
+import pathlib
 import re
+import shutil
 import sys
 
 import numpy as np
@@ -112,10 +114,34 @@ def check_weights(model_dir, expected):
 def test_replicas_of_one_process_agree_with_local(data, locally, tmp_path, mode, name):
     done = run_train(
         *FLAGS, mode, *OPTIMIZERS[name], f"--training_data_dir={data}/1.tfrecords",
-        f"--model_dir={tmp_path}", "--replicas_per_process=2",
+        f"--model_dir={tmp_path}", "--replicas_per_process=2", fresh=name == "sgd",
     )  # fmt: skip
     # The L2 of a batch's rows is reported by each replica for its own rows.
     check(done, tmp_path, locally[name], compare_losses=name == "sgd")
+
+
+@pytest.mark.parametrize("mode", ["tower", "mirrored"])
+def test_other_jobs_give_the_same_in_every_mode(data, locally, tmp_path, mode):
+    local = data / "local_sgd"
+    copy = shutil.copytree(str(local), str(tmp_path / "model"))
+
+    def run(task, distribution, model_dir, **options):
+        done = run_train(
+            f"--task_type={task}", f"--distribution={distribution}", f"--model_dir={model_dir}",
+            f"--val_data_dir={data}/1.tfrecords", f"--infer_data_dir={data}/1.tfrecords",
+            f"--predictions_file={model_dir}.txt", f"--servable_model_dir={model_dir}/export",
+            **options,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+    for task in ("eval", "infer"):
+        run(task, "local", local)
+        run(task, mode, copy, fresh=True)
+    run("export", mode, copy, fresh=True)
+    evaluated = lambda folder: json.loads((pathlib.Path(folder) / "report.eval.json").read_text())
+    assert evaluated(copy)["eval"] == pytest.approx(evaluated(local)["eval"], abs=1e-6)
+    np.testing.assert_allclose(np.loadtxt(f"{copy}.txt"), np.loadtxt(f"{local}.txt"), atol=1e-6)
+    assert list(pathlib.Path(copy).glob("export/*/saved_model.pb"))
 
 
 def cases(counts, in_table):

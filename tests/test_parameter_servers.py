@@ -125,7 +125,7 @@ def test_other_jobs_are_the_chiefs_alone(trained, uneven, tmp_path, task):
     model_dir, _ = trained
     done = run_cluster(
         f"--task_type={task}", f"--val_data_dir={uneven}", f"--infer_data_dir={uneven}",
-        f"--model_dir={model_dir}", f"--predictions_file={tmp_path}/predictions.txt",
+        f"--model_dir={model_dir}", f"--predictions_file={tmp_path}/predictions.txt", fresh=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert report(model_dir, task)["examples" if task == "infer" else "eval"]

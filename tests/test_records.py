@@ -211,8 +211,12 @@ def test_the_explanation_says_what_against_what(line, schema, words):
     assert [word for word in words if word not in reason] == []
 
 
-def test_a_record_that_is_no_example_is_refused_without_a_crash():
-    build = lambda x: records.parse(x, Schema(1))
+both_parsers = pytest.mark.parametrize("parse", [records.parse, records.parse_any])
+
+
+@both_parsers
+def test_a_record_that_is_no_example_is_refused_without_a_crash(parse):
+    build = lambda x: parse(x, Schema(1))
     # The last is an Example whose features are none: parse_example quotes it, and that crashes.
     for payload in (b"garbage", bytes(range(128, 256)), b"\x0a\x02\xff\xff"):
         with pytest.raises(tf.errors.DataLossError):
@@ -235,18 +239,33 @@ MISREAD = {
 }
 
 
+@both_parsers
 @pytest.mark.parametrize("features", MISREAD.values(), ids=MISREAD)
-def test_an_example_that_could_be_read_in_two_ways_is_refused(features):
+def test_an_example_that_could_be_read_in_two_ways_is_refused(features, parse):
     serialized = field(1, b"".join([*features, feature(b"label", LABEL)]))
     with pytest.raises((tf.errors.InvalidArgumentError, tf.errors.DataLossError)):
-        run(lambda x: records.parse(x, Schema(2)), [serialized])
+        run(lambda x: parse(x, Schema(2)), [serialized])
 
 
-def test_an_example_is_read_whatever_the_order_and_with_other_features():
+@both_parsers
+def test_an_example_is_read_whatever_the_order_and_with_other_features(parse):
     parts = [VALUES, feature(b"label", LABEL), feature(b"weight", (2, [7])), IDS]
     serialized = field(1, b"".join(parts))
-    labels, ids, values = run(lambda x: records.parse(x, Schema(2)), [serialized])
+    labels, ids, values = run(lambda x: parse(x, Schema(2)), [serialized])
     assert (labels.tolist(), ids.tolist(), values.tolist()) == ([1], [[1, 2]], [[3, 4]])
+
+
+@both_parsers
+@pytest.mark.parametrize("counts", [None, [[1, 1], [1, 1]], [[2, 1], [1, 1]]])
+def test_what_encode_writes_is_parsed(parse, counts):
+    n = 2 if counts is None else int(np.sum(counts, axis=1).max())
+    ids = np.arange(2 * n).reshape(2, n)
+    ids *= 1 if counts is None else np.arange(n) < np.sum(counts, axis=1, keepdims=True)
+    schema = Schema(2, multi_valued=counts is not None)
+    record = [np.float32([0, 1]), ids, ids.astype(np.float32) / 3]
+    record += [] if counts is None else [np.int32(counts)]
+    for found, wanted in zip(run(lambda *x: parse(records.encode(*x), schema), *record), record):
+        np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("bytes_of_a_length", [1, 2, 3])

@@ -150,7 +150,7 @@ def test_what_leaves_the_order_as_it_is_goes_on_within_the_epoch(run, change):
 def test_another_order_after_a_whole_epoch_uses_nothing_twice(run, caplog):
     run.begin(0)
     assert gone_on(run, 20, order=dict(ORDER, seed=2)) == [(2, 0)]
-    assert "again" not in caplog.text
+    assert "starts over" not in caplog.text
 
 
 def test_files_stay_divided_as_at_the_beginning_whatever_is_known_by_now(run, caplog):
@@ -238,7 +238,7 @@ def test_what_changes_on_the_way_is_said(run, caplog):
     assert run.part.settings["dropout"] == [0.1, 0.5]
     caplog.clear()
     gone_on(run, 7, settings={"dropout": [0.1, 0.5], "optimizer": "adam"})
-    assert "From now on" not in caplog.text
+    assert "Resuming with" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -246,7 +246,9 @@ TFRECORD = Format(
     explain=records.explain_example,
     unexplained="not as a tf.train.Example is written: a feature that is there twice, or in parts",
     read=_read_frames,
-    parse_chunk=lambda chunk, schema, ops: ops.parse(chunk, schema, records.parse),
+    parse_chunk=lambda chunk, schema, ops: ops.parse(
+        chunk, schema, records.parse, records.parse_any
+    ),
     begins=lambda head: len(head) >= 12 and bool(_header_starts(head[:12])[0]),
 )
 LIBSVM = Format(

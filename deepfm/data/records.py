@@ -131,12 +131,23 @@ def parse(serialized, schema):
         ids, values = ids[:-1, :longest], values[:, :longest]
         return labels, ids, values, tf.cast(lists.counts, tf.int64), sizes, sizes
 
-    any_example = lambda: example_bytes.decode_any(
-        serialized, schema.field_size, schema.with_labels
+    return _check_lists(
+        tf.cond(lists.as_encoded, encoded, lambda: _decode_any(serialized, schema)), schema
     )
-    labels, ids, values, counts, num_ids, num_values = tf.cond(
-        lists.as_encoded, encoded, any_example
-    )
+
+
+def parse_any(serialized, schema):
+    """As `parse`, for Examples that are rarely as `encode` writes them: a graph of half the ops."""
+    return _check_lists(_decode_any(serialized, schema), schema)
+
+
+def _decode_any(serialized, schema):
+    return example_bytes.decode_any(serialized, schema.field_size, schema.with_labels)
+
+
+def _check_lists(lists, schema):
+    """What `parse` returns, of what `decode_any` returns."""
+    labels, ids, values, counts, num_ids, num_values = lists
     counts.set_shape([None, schema.field_size])
     of_record = tf.cast(num_ids, tf.int64)
     if schema.multi_valued:

@@ -85,12 +85,12 @@ class _Compiled(Ops):
         # A file takes as many turns as with TensorFlow's own.
         return chunks.concatenate(tf.data.Dataset.from_tensors(self.no_records()))
 
-    def parse(self, chunk, schema, plain):
+    def parse(self, chunk, schema, plain, plain_any):
         if schema.multi_valued:
             return plain(unpack(chunk), schema)
         good, labels, *found = raw_ops().deepfm_parse(chunk, schema.field_size, schema.limit)
         labels = labels if schema.with_labels else tf.zeros_like(labels)
-        return tf.cond(good, lambda: (labels, *found), lambda: plain(unpack(chunk), schema))
+        return tf.cond(good, lambda: (labels, *found), lambda: plain_any(unpack(chunk), schema))
 
     def parse_lines(self, chunk, schema, plain):
         if schema.pad:

@@ -157,12 +157,13 @@ class Ops:
         """
         return plain()
 
-    def parse(self, chunk, schema, plain):
+    def parse(self, chunk, schema, plain, plain_any):
         """Parses serialized Examples.
 
         Args:
             schema: records.Schema.
             plain: (string [B], schema) -> what this returns; fails at a bad record.
+            plain_any: the same, made for Examples that the compiled operator does not take.
 
         Returns:
             (labels float32 [B], ids int64 [B, F], values float32 [B, F]), or more of it.
