@@ -11,7 +11,7 @@
 import os
 import sys
 
-import deepfm  # noqa: F401  says what to do where there is no absl
+import deepfm  # noqa: F401  says what to do if absl is missing
 
 # isort: split
 from absl import flags, logging
@@ -26,7 +26,7 @@ flags.adopt_module_key_flags(deepfm_flags)
 
 
 def of_flags(kind, **others):
-    """A value of config.py: its fields that are flags by the same name, and `others`."""
+    """A `kind` of config.py, from the flags that are named like its fields and from `others`."""
     return kind(**{**_values(kind._fields), **others})
 
 
@@ -35,7 +35,7 @@ def _values(names):
 
 
 def before_tensorflow():
-    """Takes what SageMaker tells, and sets what OpenMP reads when TensorFlow is loaded."""
+    """Takes SageMaker's defaults, and sets what OpenMP reads when TensorFlow is loaded."""
     interruption.install()
     deepfm_flags.take_defaults_from(os.environ)
     if not FLAGS.perform_shuffle:
@@ -50,7 +50,7 @@ def main():
     # 1. How training is distributed: everything that differs between the modes is decided here.
     distribution = MODES[FLAGS.distribution](of_flags(ModeFlags))
 
-    # 2. Flags become plain values; below this line nobody reads a flag.
+    # 2. Flags become plain values; no code below this line reads a flag.
     from deepfm import jobs
     from deepfm.config import InputConfig, JobConfig, ModelConfig, OptimizerConfig
     from deepfm.kernels import compiled

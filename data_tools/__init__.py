@@ -1,3 +1,3 @@
-"""Programs that prepare data, one file each."""
+"""Programs that prepare data, one per file."""
 
-import deepfm  # noqa: F401  says what to do where there is no TensorFlow 1.15
+import deepfm  # noqa: F401  explains what to do if TensorFlow 1.15 is missing

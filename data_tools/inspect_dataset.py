@@ -1,10 +1,10 @@
-"""Says what is in a data set: rows, labels, and the ids and values of each field.
+"""Summarizes a data set: rows, labels, and the ids and values of each field.
 
     python -m data_tools.inspect_dataset --data=data/train
     python -m data_tools.inspect_dataset --data='raw/*.libsvm.gz' --json > raw.json
 
-Reads TFRecord and LibSVM, plain or gzip. Rows of a LibSVM file may differ in length; field j is
-then the j-th pair of the rows that have one. Memory grows with the distinct ids, not with the rows.
+Reads TFRecord and LibSVM, plain or gzip. If the rows of a LibSVM file differ in length, field j is
+the j-th pair of each row that has one. Memory grows with the distinct ids, not with the rows.
 """
 
 import dataclasses
@@ -33,18 +33,20 @@ BAR = 40  # characters of a bar of label rate 1
 class Options:
     """The flags, as plain values."""
 
-    data: str = flag("A directory, a glob, or a comma list of these; local or s3://.", REQUIRED)
+    data: str = flag(
+        "TFRecord or LibSVM files: a directory, a glob, or a comma list; local or s3://.", REQUIRED
+    )
     field_size: Optional[int] = flag(
-        "ids of each row; a row of another length is an error. Default: those of the first record "
-        "for TFRecord, any number for LibSVM.",
+        "Fields (ids) that every row must have; set it to find rows of another length. Default: as "
+        "many as the first record for TFRecord, any number for LibSVM.",
         lower_bound=1,
         upper_bound=memory.MAX_FIELDS,
     )
-    json: bool = flag("Print JSON instead of tables.", default=False)
+    json: bool = flag("Print JSON, for other programs, instead of tables.", default=False)
 
 
 class FieldSummary:
-    """What is known of a field: how often each id occurs, and the range of its values."""
+    """The statistics of a field: how often each id occurs, and the range of its values."""
 
     def __init__(self):
         self.rows = self.values = self.zeros = 0
@@ -52,7 +54,7 @@ class FieldSummary:
         self._tally = tallies.Tally(np.int64)
 
     def add(self, ids, values, records):
-        """Counts the field's ids int64 [n] and values float32 [n], n > 0, of records int64 [n]."""
+        """Adds ids int64 [n] and values float32 [n], n > 0, that are in records int64 [n]."""
         self.values += len(ids)
         self.rows += 1 + np.count_nonzero(np.diff(records))
         self.zeros += int(np.count_nonzero(values == 0))
@@ -61,9 +63,9 @@ class FieldSummary:
         self._tally.add(*np.unique(ids, return_counts=True))
 
     def describe(self, field):
-        """A plain dictionary, as --json prints it."""
+        """The statistics as a plain dictionary, as --json prints them."""
         ids, counts = self._tally.result()
-        if not self.rows:  # no record has a value there
+        if not self.rows:  # no record has a value in this field
             self.low = self.high = 0
             ids, counts = np.array([-1]), np.array([0])
         top = int(np.argmax(counts))
@@ -101,14 +103,14 @@ def inspect(
     """Reads a data set once and returns what --json prints.
 
     Args:
-        data: as the flag.
-        field_size: as the flag.
-        show_progress: on standard error.
-        share: (index of this host, number of hosts), each of which looks at some of the files.
-        own_files: whether no other host sees these files, which may be a part of a data set.
+        data: as --data.
+        field_size: as --field_size.
+        show_progress: show progress on standard error.
+        share: (index of this host, number of hosts); each host reads some of the files.
+        own_files: whether no other host sees these files, which may be part of a data set.
 
     Raises:
-        BadInput: a record is bad; the file and the line, or the record and the byte, are named.
+        BadInput: a record is bad; it names the file and the line, or the record and its byte.
     """
     found = shards.part_of(datasets.find(data, "data", partial=own_files), share)
     progress = Progress("Reading", sum(f.bytes for f in found.files) / 1e6, "MB")
@@ -125,13 +127,13 @@ def inspect(
             if show_progress:
                 progress.add(read / 1e6)
         if not rows:
-            logging.warning("%s holds no records.", file.path)
+            logging.warning("%s has no records.", file.path)
         files.append({"path": file.path, "bytes": file.bytes, "rows": rows, "positives": positives})
     if show_progress:
         progress.finish()
     rows, positives = (sum(file[key] for file in files) for key in ("rows", "positives"))
     if not rows:
-        raise BadInput(f"--data={data}: the files hold no records.")
+        raise BadInput(f"--data={data}: the files have no records.")
     described = [field.describe(i) for i, field in enumerate(fields)]
     summary = {
         "data": data,
@@ -161,9 +163,9 @@ def _add(summaries, lengths, fields, ids, values):
             summary.add(ids[start:end], values[start:end], records[start:end])
 
 
-# A reader yields batches of a file's B records and their n pairs: the bytes of the file that it has
-# read for them, labels float32 [B], the pairs of each record int64 [B], and of all pairs, one after
-# the other, the fields int64 [n], ids int64 [n] and values float32 [n].
+# A reader yields a file's records in batches of B records with n pairs: the bytes of the file that
+# it read for them, labels float32 [B], pairs per record int64 [B], and for the pairs, in order, the
+# fields int64 [n], ids int64 [n] and values float32 [n].
 
 
 def _read_libsvm(path, field_size):
@@ -204,7 +206,7 @@ def _read_tfrecord(path, field_size):
             yield read, labels, lengths, fields, ids[there], values[there]
     if compression:
         datasets.check_gzip(path)
-    elif total < tf.io.gfile.stat(path).length:  # cut in a header, which TensorFlow passes over
+    elif total < tf.io.gfile.stat(path).length:  # TensorFlow ignores a truncated header
         raise BadInput(str(next(bad_records.find_bad(path, formats.TFRECORD, schema))))
 
 
@@ -212,7 +214,7 @@ READERS = {formats.TFRECORD.name: _read_tfrecord, formats.LIBSVM.name: _read_lib
 
 
 def _mismatches(summary):
-    """Sentences on what the dataset.json beside the files says otherwise."""
+    """Sentences about where the dataset.json beside the files differs from what was found."""
     sentences = []
     files = {posixpath.split(file["path"]): file for file in summary["files"]}
     for folder in dict.fromkeys(folder for folder, _ in files):
@@ -222,21 +224,23 @@ def _mismatches(summary):
         path = posixpath.join(folder, dataset_json.METADATA)
         said = metadata["field_size"], metadata["feature_size"]
         if said[0] != summary["field_size"]:
-            sentences.append(f"{path}: field_size {said[0]}, found {summary['field_size']}.")
+            sentences.append(f"{path} says field_size {said[0]}, found {summary['field_size']}.")
         if said[1] < summary["feature_size"]:
             sentences.append(
-                f"{path}: feature_size {said[1]}, found an id {summary['feature_size'] - 1}."
+                f"{path} says feature_size {said[1]}, found id {summary['feature_size'] - 1}."
             )
-        for name, entry_ in metadata["files"].items():
+        for name, stated in metadata["files"].items():
             file = files.get((folder, name))
             for key in ("bytes", "rows", "positives") if file else ():
-                if entry_[key] != file[key]:
-                    sentences.append(f"{path}: {name} has {entry_[key]} {key}, found {file[key]}.")
+                if stated[key] != file[key]:
+                    sentences.append(
+                        f"{path} says {name} has {stated[key]} {key}, found {file[key]}."
+                    )
     return sentences
 
 
 def format_tables(summary: dict) -> str:
-    """The summary as text for reading."""
+    """The summary as a table for people."""
     lines = [
         f"{summary['data']}: {summary['data_format']}, {len(summary['files'])} files",
         f"rows          {summary['rows']:,}",
@@ -266,12 +270,12 @@ def format_tables(summary: dict) -> str:
 def _fields(summary):
     low, high = summary["shortest_row"], summary["field_size"]
     if summary["multi_valued"]:
-        return f"{high}, of any number of values"
+        return f"{high}, with any number of values each"
     return str(high) if low == high else f"{low} to {high}, by row"
 
 
 def _align(table):
-    """Rows of equal length as lines, columns right-aligned."""
+    """Formats rows of equal length as lines with right-aligned columns."""
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     return ["  ".join(cell.rjust(w) for cell, w in zip(row, widths)).rstrip() for row in table]
 

@@ -4,12 +4,12 @@
     python -m data_tools.libsvm_to_tfrecord --input=a9a.libsvm --output_dir=data/a9a --pad
     python -m data_tools.libsvm_to_tfrecord --input=log.ffm --output_dir=data/log --multi_valued
 
-The pairs of a LibSVM line are its fields, in their order, unless --fields tells the ids of each
-field. A LibFFM pair names its field. Where fields are told so, the order in the line does not
-matter, and a field may be missing.
+The pairs of a LibSVM line are its fields, in order, unless --fields gives the ids of each field. A
+LibFFM pair names its field. With --fields or LibFFM, the order in a line does not matter, and a
+field may be missing.
 
-An output file is made of pieces: contiguous parts of an input, which processes work on in parallel
-and which are put together in order at the end. So the records keep the order of the input.
+An output file is made of pieces: contiguous parts of an input, which several processes convert in
+parallel and which are joined in order at the end. So the records keep the order of the input.
 """
 
 import contextlib
@@ -24,14 +24,7 @@ from typing import List, Optional, Tuple
 import tensorflow as tf
 from absl import logging
 
-from data_tools.common import (
-    command_line,
-    line_blocks,
-    publishing,
-    record_files,
-    shards,
-    workers,
-)
+from data_tools.common import command_line, line_blocks, publishing, record_files, shards, workers
 from data_tools.common.command_line import REQUIRED, flag
 from data_tools.common.skipping import Skipping
 from data_tools.libsvm import block_writer, field_lines, line_schema
@@ -40,7 +33,7 @@ from deepfm.data import dataset_json, datasets, formats, libsvm
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files, memory
 
-SHOWN = 5  # records that are logged as they will be stored
+SHOWN = 5  # records to log as they are stored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,62 +41,63 @@ class Options:
     """The flags, as plain values."""
 
     input: str = flag(
-        "LibSVM or LibFFM files: a directory, a glob, or a comma list of these; .gz is read too.",
+        "LibSVM or LibFFM files, plain or .gz: a directory, a glob, or a comma list of these.",
         REQUIRED,
     )
-    output_dir: str = flag("A local directory for the TFRecord files.", REQUIRED)
+    output_dir: str = flag("Local directory for the TFRecord files and dataset.json.", REQUIRED)
     num_files: int = flag(
-        "TFRecord files to write, on each host; rows are spread evenly, to within one row and the "
-        "bad records that are skipped. 0: one for each input file, of the same name.",
+        "TFRecord files that each host writes; rows are spread evenly. 0: one for each input file, "
+        "with the same name.",
         default=0,
         lower_bound=0,
     )
     field_size: Optional[int] = flag(
-        "Fields of a row. Default: the id:value pairs of the first row; with --pad those of the "
-        "longest row, and of LibFFM the largest field + 1, found in a first pass over the input.",
+        "Fields of each row; other rows are bad. Default: as many as the first row has pairs; with "
+        "--pad the longest row; for LibFFM the largest field + 1.",
         lower_bound=1,
         upper_bound=memory.MAX_FIELDS,
     )
     feature_size: Optional[int] = flag(
-        "Ids lie in [0, feature_size); a larger one is refused. Default: what --fields or the "
-        f"input's dataset.json tells, else the largest id + 1, at most {memory.MAX_NUMBER}.",
+        "Upper limit of ids: a row with an id outside [0, feature_size) is bad. Set it to match a "
+        "model. Default: as --fields or the input's dataset.json says, else the largest id + 1.",
         lower_bound=1,
         upper_bound=memory.MAX_NUMBER,
     )
     pad: bool = flag(
-        "Fill rows shorter than field_size with id 0 and value 0. An input that uses id 0 is then "
-        "refused (--id_offset=1 shifts 0-based ids).",
+        "Pad rows shorter than --field_size with id 0, value 0; use it when rows differ in length. "
+        "The input must then not use id 0 (--id_offset=1 shifts 0-based ids).",
         default=False,
     )
     input_format: str = flag(
-        "Lines are 'label id:value ...' or 'label field:id:value ...'; auto: as the first pair is.",
+        "libsvm: 'label id:value ...' lines; libffm: 'label field:id:value ...'; auto: whichever "
+        "the first pair is.",
         default="auto",
         enum_values=["auto", "libsvm", "libffm"],
     )
     fields: Optional[str] = flag(
-        "fields.json, the ids of each field of LibSVM lines: "
+        "JSON file with the id range of each field, for LibSVM rows whose pairs are in any order: "
         '{"fields": [{"name": "site", "first_id": 14, "last_id": 2065}, ...]}.'
     )
     multi_valued: bool = flag(
-        "A field may hold several values, or none: records tell how many. Otherwise a second value "
-        "of a field is refused, and a missing field becomes id 0 with value 0, so that no other "
-        "may have id 0 (--id_offset=1 shifts 0-based ids).",
+        "Let a field have any number of values; needs LibFFM or --fields. Without it, a field with "
+        "two values is an error and a missing field becomes id 0, value 0, so the input must not "
+        "use id 0 (--id_offset=1 shifts 0-based ids).",
         default=False,
     )
     hash_buckets: int = flag(
-        "Ids are any strings; they become the ids 1 to hash_buckets - 1 (FarmHash). 0: numbers.",
+        "Hash string ids (FarmHash) to the ids 1 to hash_buckets - 1. 0: ids are numbers.",
         default=0,
         lower_bound=0,
         upper_bound=memory.MAX_NUMBER,
     )
-    id_offset: int = flag("Added to each id; 1 makes 0-based ids 1-based.", default=0)
-    compress: bool = flag("Write gzip files (.tfrecords.gz).", default=False)
-    num_workers: int = flag("Processes that convert, one core each.", default=1, lower_bound=1)
+    id_offset: int = flag("Number to add to each id; 1 makes 0-based ids 1-based.", default=0)
+    compress: bool = flag("Compress the files (.tfrecords.gz); smaller, but slower.", default=False)
+    num_workers: int = flag("Number of processes; try one per core.", default=1, lower_bound=1)
     max_bad_records: int = flag(
-        "Bad rows to skip, each logged; one more ends the run.", default=0, lower_bound=0
+        "Number of bad rows to log and skip; one more ends the run.", default=0, lower_bound=0
     )
     overwrite: bool = flag(
-        "Replace the data set in --output_dir: what its dataset.json names.", default=False
+        "Replace the data set in --output_dir (the files its dataset.json names).", default=False
     )
 
 
@@ -116,16 +110,16 @@ def convert(
 ) -> List[datasets.DataFile]:
     """Converts, and returns the files that were written.
 
-    Nothing appears in output_dir under its final name before all of it is complete.
+    No file gets its final name in output_dir before all are complete.
 
     Args:
         options: the flags.
-        share: (index of this host, number of hosts); several put their files into folders of their
-            own, each with its dataset.json.
-        own_files: whether no other host sees these files; otherwise a host takes its share of them.
+        share: (index of this host, number of hosts); with several, each writes its own folder
+            with its own dataset.json.
+        own_files: whether no other host sees these files; if not, a host takes its share of them.
 
     Raises:
-        BadInput: a row, or a flag, that the user has to mend.
+        BadInput: a row or a flag is wrong.
         OSError: an output cannot be written, or a process was killed.
     """
     start = time.monotonic()
@@ -135,8 +129,8 @@ def convert(
     inputs, lines = data.files, line_schema.of_flags(data, options)
     if share[1] > 1 and not lines.field_size and (lines.pad or lines.named_fields):
         raise BadInput(
-            f"--field_size must be given on {share[1]} hosts, as none of them sees all rows; try "
-            "--field_size=39."
+            f"--field_size must be given on {share[1]} hosts, because none of them sees all rows; "
+            "try --field_size=39."
         )
     publishing.check_hosts(options.output_dir, share[1], formats.TFRECORD.suffixes)
     options = dataclasses.replace(options, output_dir=shards.folder(options.output_dir, share))
@@ -148,7 +142,8 @@ def convert(
         if not ranges:
             raise BadInput(
                 f"--num_shards={share[1]}: nothing of the input is left for --shard_index="
-                f"{share[0]}; plain files are cut every {line_blocks.TASK >> 20} MB; try fewer."
+                f"{share[0]} (a file is split every {line_blocks.TASK >> 20} MB, a .gz file not at "
+                "all); try a smaller --num_shards."
             )
         total = sum(f.bytes for f in inputs) // (1 if own_files else share[1])
         counts = _count(ranges, lines, options, total)
@@ -168,14 +163,9 @@ def convert(
     logging.info(
         "Wrote %d rows (%.4f of them positive) of %d fields, feature_size %d, to %d files in "
         "%.1f s: %.0f rows/s.",
-        rows,
-        sum(f.positives for f in files) / rows,
-        schema.field_size,
-        feature_size,
-        len(files),
-        seconds,
-        rows / seconds,
-    )
+        rows, sum(f.positives for f in files) / rows, schema.field_size, feature_size, len(files),
+        seconds, rows / seconds,
+    )  # fmt: skip
     return files
 
 
@@ -188,7 +178,7 @@ def _prepare_output_dir(inputs, options):
 
 
 def _count(ranges, lines, options, total):
-    """[(rows, fields that a row has at most)] of each range, or None where nothing needs them."""
+    """[(rows, most fields in a row)] of each range; None if nothing needs them."""
     if not options.num_files and (lines.field_size or not lines.pad and not lines.named_fields):
         return None
     counts = [(0, 0)] * len(ranges)
@@ -210,7 +200,7 @@ def _count_range(lines, named_fields):
 
 
 def _plan(ranges, counts, options, scratch):
-    """(names of the output files, tasks: a range and the Pieces that its lines go to)."""
+    """(names of the output files, tasks: (a range, the Pieces that its lines go to))."""
     tasks = []
     if not options.num_files:
         paths = sorted({r.path for r in ranges})
@@ -220,7 +210,8 @@ def _plan(ranges, counts, options, scratch):
         return _names_after(paths, options), tasks
     total = sum(rows for rows, _ in counts)
     if total < options.num_files:
-        raise BadInput(f"--num_files={options.num_files}: the input has only {total} rows.")
+        hint = f"; try --num_files={total}" if total else ""
+        raise BadInput(f"--num_files={options.num_files}: the input has only {total} rows{hint}.")
     ends = [total * (i + 1) // options.num_files for i in range(options.num_files)]
     row = output = 0
     for i, (lines, (rows, _)) in enumerate(zip(ranges, counts)):
@@ -241,7 +232,7 @@ def _suffix(options):
 
 
 def _names_after(paths, options):
-    """Names of output files: the inputs', with what tells folders apart, and another suffix."""
+    """Names of output files: the inputs' paths below their common folder, with our suffix."""
     top = os.path.dirname(paths[0]) if len(paths) == 1 else os.path.commonpath(paths)
     names = []
     for path in paths:
@@ -281,29 +272,29 @@ def _write_pieces(tasks, num_outputs, inputs, schema, options):
 
 
 def _mixed_labels(inputs, schema):
-    """The sentence for an input with labels 0 and -1: a 0 may then mean either."""
+    """The error message for an input with both labels 0 and -1, where 0 is ambiguous."""
     first = {}
     for file in inputs:
         for number, line in libsvm.read_lines(file.path):
             if libsvm.explain_line(line, schema):
-                continue  # a bad record that was skipped
+                continue  # a bad row that was skipped
             label = line.split()[0]
             if label.startswith(b"-") or libsvm.number_of(label) == 0:
                 first.setdefault(label.startswith(b"-"), (f"{file.path}:{number}", label.decode()))
             if len(first) == 2:
-                (other_place, other), (place, label) = first.values()  # as they were met
+                (other_place, other), (place, label) = first.values()  # in file order
                 return (
                     f"{place}: label {label}, but {other_place} has label {other}; "
                     "use 0 and 1, or -1 and +1, not both."
                 )
-    raise AssertionError("the native parser saw labels 0 and -1, the plain reader does not")
+    raise AssertionError("the native parser found labels 0 and -1, the plain reader did not")
 
 
 def _log_records(tasks):
     """Logs the first records as they are stored."""
     left = SHOWN
     for piece in (piece for _, pieces in tasks for piece in pieces):
-        # Closed here: a generator that the collector closes would swallow a signal's SystemExit.
+        # Close it here: closed by the garbage collector, it would swallow a signal's SystemExit.
         with contextlib.closing(formats.read_frames(piece.path)) as frames:
             for _, payload, _ in itertools.islice(frames, left):
                 left -= 1
@@ -316,7 +307,7 @@ def _log_records(tasks):
 
 
 def _pieces_of(names, tasks, scratch):
-    """[(paths of its pieces, its path in scratch)] of each output file."""
+    """[(paths of its pieces, its path in scratch)] for each output file."""
     pieces = [[] for _ in names]
     for piece in (piece for _, pieces in tasks for piece in pieces):
         pieces[piece.output].append(piece.path)
@@ -324,11 +315,11 @@ def _pieces_of(names, tasks, scratch):
 
 
 def _described(names, outputs, options, scratch):
-    """The files of the data set, as they will lie in output_dir."""
+    """The files of the data set, with the paths that they will have in output_dir."""
     files = []
     for name, (rows, positives) in zip(names, outputs):
         if not rows:
-            logging.warning("%s would hold no rows and is left out.", name)
+            logging.warning("%s would have no rows, so it is not written.", name)
             continue
         size = os.path.getsize(posixpath.join(scratch, name))
         path = posixpath.join(options.output_dir, name)

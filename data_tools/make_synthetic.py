@@ -2,12 +2,12 @@
 
     python -m data_tools.make_synthetic --output_dir=DIR --train_rows=1000000 --feature_size=10000
 
-A row has Criteo's shape, `label id:value ... id:value`, one pair per field; planted_model.py says
-how it is drawn. Ids start at 1: id 0 stays free for padding, so a table needs --feature_size rows.
+A row looks like Criteo's, `label id:value ... id:value`, one pair per field; planted_model.py says
+how it is drawn. Ids start at 1, because id 0 is for padding; a table needs --feature_size rows.
 
 The probability of each label is known, and so are the AUC and the log loss that no model can beat.
 DIR/synthetic.json holds the flags that shape the data and, for each split, files, rows, positives,
-positive_rate, mean_probability, best_auc (null where all labels are the same) and best_log_loss.
+positive_rate, mean_probability, best_auc (null if all labels are the same) and best_log_loss.
 
 A longer split begins with the rows of a shorter one, however they are spread over files and hosts.
 """
@@ -44,40 +44,45 @@ OUTPUT = re.compile(r"(train|val|test)(-\d{5}-of-\d{5})?\.libsvm")
 
 
 def _rows(split, default):
-    return flag(f"Rows of the split {split}; 0: do not write it.", default, lower_bound=0)
+    return flag(f"Rows of the {split} split; 0: do not write it.", default, lower_bound=0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
     """The flags, as plain values."""
 
-    output_dir: str = flag("A local directory to write to.", REQUIRED)
+    output_dir: str = flag("Local directory for the files.", REQUIRED)
     train_rows: int = _rows("train", 1000000)
     val_rows: int = _rows("val", 100000)
     test_rows: int = _rows("test", 100000)
     num_files: int = flag(
-        "Files per split and host; rows are spread evenly.", default=1, lower_bound=1
+        "Files to write per split, on each host; rows are spread evenly.", default=1, lower_bound=1
     )
     seed: int = flag(
-        "The same seed writes the same bytes.", default=1, lower_bound=0, upper_bound=2**32 - 1
+        "Random seed; the same seed and flags write the same bytes.",
+        default=1,
+        lower_bound=0,
+        upper_bound=2**32 - 1,
     )
-    field_size: int = flag("id:value pairs in a row.", SHAPE.field_size, lower_bound=1)
+    field_size: int = flag("Fields (id:value pairs) of each row.", SHAPE.field_size, lower_bound=1)
     numeric_fields: int = flag(
-        "Fields with one id and a value.", SHAPE.numeric_fields, lower_bound=0
+        "Fields with one id and a value in [0, 1], below --field_size; the others are categorical.",
+        SHAPE.numeric_fields,
+        lower_bound=0,
     )
-    feature_size: int = flag("Largest id + 1.", SHAPE.feature_size, lower_bound=1)
+    feature_size: int = flag("Ids are below this number.", SHAPE.feature_size, lower_bound=1)
     positive_rate: float = flag(
-        "Share of label 1, about.", SHAPE.positive_rate, lower_bound=0.01, upper_bound=0.99
+        "Expected share of label 1.", SHAPE.positive_rate, lower_bound=0.01, upper_bound=0.99
     )
     rare: bool = flag(
-        "Flatter popularity and real signal in every id: with one or two rows per id, a model that "
-        "is not regularised overfits.",
+        "Make ids more evenly popular, and rare ids as predictive as common ones. A model without "
+        "regularization then overfits; use it to test regularization. Overrides --zipf.",
         SHAPE.rare,
     )
     zipf: float = flag(
-        "How steeply popularity falls: P(rank) ~ rank^-zipf.", SHAPE.zipf, lower_bound=0
+        "How steeply ids' popularity falls: P(rank) ~ rank^-zipf; not 1.", SHAPE.zipf, lower_bound=0
     )
-    overwrite: bool = flag("Replace the splits in --output_dir that are written.", default=False)
+    overwrite: bool = flag("Replace existing files of the splits to be written.", default=False)
 
 
 def main(options: Options):
@@ -85,15 +90,15 @@ def main(options: Options):
 
 
 def write_data(options: Options, share: Tuple[int, int] = (0, 1)):
-    """Writes all splits and synthetic.json; nothing has its final name before all are complete.
+    """Writes all splits and synthetic.json; no file gets its final name before all are complete.
 
     Args:
         options: the flags; rows are those of all hosts together.
-        share: (index of this host, number of hosts); several have a folder of their own each, whose
-            synthetic.json is of its rows.
+        share: (index of this host, number of hosts); with several, each writes its own folder with
+            a synthetic.json that describes the rows in it.
 
     Raises:
-        BadInput: no data can be made from these flags, or output_dir holds some already.
+        BadInput: these flags make no data, or output_dir already holds some.
     """
     start = time.monotonic()
     shape = Shape(*(getattr(options, name) for name in Shape._fields))
@@ -125,7 +130,7 @@ def write_data(options: Options, share: Tuple[int, int] = (0, 1)):
 
 
 def check(shape, rows, num_files, hosts):
-    """Refuses a shape, or rows (dict by split), that no data can have."""
+    """Refuses (BadInput) an impossible shape, or rows, {split: number}, that cannot be written."""
     numeric, fields = shape.numeric_fields, shape.field_size
     if fields <= numeric:
         raise BadInput(
@@ -139,7 +144,7 @@ def check(shape, rows, num_files, hosts):
             f"{numeric} of them numeric; try --feature_size={smallest}."
         )
     if not rows:
-        raise BadInput("All splits have 0 rows, nothing to write; try --train_rows=1000.")
+        raise BadInput("All splits have 0 rows: nothing to write; try --train_rows=1000.")
     for split, count in rows.items():
         if count < num_files * hosts:
             fewest = min(rows.values())
@@ -152,13 +157,13 @@ def check(shape, rows, num_files, hosts):
 
 
 def find_old(output_dir, rows, about, overwrite):
-    """Makes output_dir; returns what the new splits (of rows) find in it.
+    """Makes output_dir; finds the old files in it.
 
     Returns:
-        (names of the files that they replace, what synthetic.json says of the splits that stay).
+        (names of files that the splits in `rows` replace, synthetic.json's entries for the others).
 
     Raises:
-        BadInput: something is there and is not to be replaced, or stays and is of another model.
+        BadInput: a file may not be replaced, or a split that stays is from another model.
     """
     remote_files.check_writable(output_dir, "output_dir")
     found = list(filter(None, map(OUTPUT.fullmatch, sorted(os.listdir(output_dir)))))
@@ -178,10 +183,10 @@ def find_old(output_dir, rows, about, overwrite):
             return old, {split: said["splits"][split] for split in kept}
         reason = "another seed or shape"
     except (OSError, ValueError, TypeError, KeyError):
-        reason = "nobody knows which seed and shape"
+        reason = "an unknown seed and shape"
     raise BadInput(
-        f"--output_dir={output_dir} holds the split {kept[0]} of {reason}, and this run does not "
-        "write it; give another folder, or delete it."
+        f"--output_dir={output_dir} holds the {kept[0]} split of {reason}, and this run does not "
+        "write that split; give another folder, or delete the split."
     )
 
 
@@ -189,7 +194,7 @@ def write_split(model, to_lines, seed, split, part, paths, progress):
     """Writes rows part[0] to part[1] - 1 of a split, in order, spread evenly over the files.
 
     Returns:
-        best_possible of these rows.
+        best_possible for these rows.
     """
     counts = np.zeros((2, LEVELS), np.int64)
     begin, row, block = part[0], part[0], None
@@ -217,9 +222,9 @@ def count_labels(counts, probability, label):
 
 
 def best_possible(counts):
-    """The exact scores of the true probability, from the counts of `count_labels`.
+    """The exact scores of the true probabilities, from the counts of `count_labels`.
 
-    The AUC is the share of (positive, negative) pairs that are in order, ties counted as one half.
+    The AUC is the share of (positive, negative) pairs that are in order; ties count one half.
     """
     negatives, positives = counts
     probability = (np.arange(LEVELS) + 0.5) / LEVELS
@@ -241,12 +246,10 @@ def log_summary(splits, seconds):
     for split, best in splits.items():
         logging.info(
             "%s: %d rows, %.4f of them positive, best possible AUC %s, log loss %.6f.",
-            split,
-            best["rows"],
-            best["positive_rate"],
+            split, best["rows"], best["positive_rate"],
             "none" if best["best_auc"] is None else f"{best['best_auc']:.6f}",
             best["best_log_loss"],
-        )
+        )  # fmt: skip
     rows = sum(best["rows"] for best in splits.values())
     logging.info("Wrote %d rows in %.1f s: %.0f rows/s.", rows, seconds, rows / seconds)
 

@@ -1,10 +1,10 @@
-"""Makes one dataset.json of those that several hosts wrote, each for its part of a data set.
+"""Merges the dataset.json that each of several hosts wrote for its part of a data set into one.
 
     python -m data_tools.merge_metadata --input=data/shuffled
 
-Parts lie beside the files (dataset-00001-of-00004.json) and are then deleted, or a dataset.json
-lies in each folder below and stays there. train.py reads parts without this; who copies the files
-elsewhere, or wants them checked, does not have to carry many.
+Parts beside the data files (dataset-00001-of-00004.json) are merged and deleted; a dataset.json in
+a folder below --input is merged and stays. train.py reads parts without this step. Use it to check
+that all files are there, or to have a single dataset.json when you copy the files elsewhere.
 """
 
 import dataclasses
@@ -28,15 +28,15 @@ class Options:
     """The flags, as plain values."""
 
     input: str = flag(
-        "Folders, comma separated, that are searched through for dataset.json and its parts; local "
+        "Comma list of folders to search, with those below, for dataset.json and its parts; local "
         "or s3://.",
         REQUIRED,
     )
     output_dir: Optional[str] = flag(
-        "Where dataset.json is written: a folder that holds all of --input. Default: the first of "
-        "--input."
+        "Where to write dataset.json: a folder that contains all --input folders. Default: the "
+        "first of these."
     )
-    overwrite: bool = flag("Replace a dataset.json in output_dir.", default=False)
+    overwrite: bool = flag("Replace the dataset.json in --output_dir.", default=False)
 
 
 def main(options: Options):
@@ -44,27 +44,27 @@ def main(options: Options):
 
 
 def merge(folders: str, output_dir: str = None, overwrite: bool = False) -> dict:
-    """Merges what folders hold, checks every file that is named, and returns what was written.
+    """Merges the parts in folders, checks every file that they name, and returns the result.
 
     Raises:
-        BadInput: a part is broken or missing or contradicts another, or a file that one names is
-            missing or has another size.
+        BadInput: a part is broken or missing or contradicts another, or a file that a part names
+            is missing or has another size.
     """
     folders = [folder.strip().rstrip("/") for folder in folders.split(",")]
     output_dir = (output_dir or folders[0]).rstrip("/")
     for folder in folders:
         if folder != output_dir and not folder.startswith(f"{output_dir}/"):
             raise BadInput(
-                f"--input={folder} is not below the folder that dataset.json is written to; try "
-                f"--output_dir={posixpath.dirname(folder) or '.'}."
+                f"--input={folder} is not below --output_dir={output_dir}, where dataset.json is "
+                f"written; try --output_dir={posixpath.dirname(folder) or '.'}."
             )
     paths = sorted({path for folder in folders for path in _find(folder)})
     target = posixpath.join(output_dir, dataset_json.METADATA)
     if target in paths and not overwrite:
-        raise BadInput(f"{target}: is there already; --overwrite replaces it.")
+        raise BadInput(f"{target}: already exists; --overwrite replaces it.")
     parts = {path: dataset_json.read_part(path) for path in paths if path != target}
     if not parts:
-        raise BadInput(f"{target}: is the only one that was found; there is nothing to merge.")
+        raise BadInput(f"{target}: the only dataset.json in --input; there is nothing to merge.")
     _check_complete(parts)
     _check_files(parts)
     merged = dataset_json.merge(
@@ -84,7 +84,7 @@ def merge(folders: str, output_dir: str = None, overwrite: bool = False) -> dict
 
 
 def _find(folder):
-    """The paths of the metadata in a folder and those below it."""
+    """The paths of the metadata in a folder and the folders below it."""
     found = [
         posixpath.join(place, name)
         for place, _, names in tf.io.gfile.walk(folder)
@@ -92,29 +92,29 @@ def _find(folder):
         if dataset_json.is_metadata(name) and "/." not in place[len(folder) :]
     ]
     if not found:
-        raise BadInput(f"--input={folder}: holds no dataset.json and no part of one.")
+        raise BadInput(f"--input={folder}: has no dataset.json and no part of one.")
     return found
 
 
 def _check_complete(paths):
-    """Refuses that of numbered parts one is missing."""
+    """Refuses (BadInput) numbered parts of which one is missing."""
     for path in paths:
         folder, name = posixpath.split(path)
         number = dataset_json.PART.fullmatch(name)
         for i in range(int(number.group(2)) if number else 0):
             other = posixpath.join(folder, f"dataset-{i:05d}-of-{number.group(2)}.json")
             if other not in paths:
-                raise BadInput(f"{other}: is missing, though {name} is there; bring it here.")
+                raise BadInput(f"{other}: is missing, though {name} is there; copy it here.")
 
 
 def _check_files(parts):
-    """Refuses that a file which a part names is not there, or not of the size that it says."""
+    """Refuses (BadInput) a part that names a file which is missing or has another size."""
     entries = [(path, *item) for path, part in parts.items() for item in part["files"].items()]
     progress = Progress("Checking", len(entries), "files")
     for path, name, said in entries:
         file = posixpath.join(posixpath.dirname(path), name)
         if dataset_json.leads_outside(name) or not tf.io.gfile.exists(file):
-            raise BadInput(f"{file}: is missing, though {path} names it; bring it there.")
+            raise BadInput(f"{file}: is missing, though {path} names it; copy it there.")
         size = tf.io.gfile.stat(file).length
         if size != said["bytes"]:
             raise BadInput(
@@ -125,7 +125,7 @@ def _check_files(parts):
 
 
 def _named_from(output_dir: str, path: str, part: Dict) -> Dict:
-    """A part whose files have the names that lead to them from output_dir."""
+    """The part with its files' names made relative to output_dir."""
     prefix = posixpath.dirname(path)[len(output_dir) :].lstrip("/")
     files = {posixpath.join(prefix, name): said for name, said in part["files"].items()}
     return {**part, "files": files}

@@ -1,15 +1,15 @@
-"""Raw click logs (Criteo, Avazu) to records: counts categories, then writes ids.
+"""Converts raw click logs (Criteo, Avazu) to records: counts categories, then writes ids.
 
     python -m data_tools.prepare_criteo --input=train.txt --output_dir=data/criteo --num_workers=8
-    python -m data_tools.prepare_criteo --feature_map=data/criteo/feature_map.json \
+    python -m data_tools.prepare_criteo --feature_map=data/criteo/feature_map.json \\
         --test_input=new.tsv --output_dir=data/new
 
-Writes those of output_dir/train, valid and test that there are rows for, each with dataset.json,
-and feature_map.json, which feature_map.py explains; nothing else is replaced. The vocabulary comes
+Writes output_dir/train, valid and test, as far as there are rows for them, each with dataset.json,
+and feature_map.json, which feature_map.py explains; it replaces nothing else. The vocabulary comes
 from the training rows alone. The same rows and flags give the same ids and splits, whatever the
 number of processes and hosts.
 
-On several hosts, each does its share, and the counts of all are put together in between:
+On several hosts, each does its share; every host encodes with the counts of all:
 
     python -m data_tools.prepare_criteo --step=count --shard_index=0 --num_shards=2 ...
     python -m data_tools.prepare_criteo --step=encode --shard_index=0 --num_shards=2 ...
@@ -43,69 +43,78 @@ from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files, remote_files
 
 SCRATCH = ".prepare_criteo-"
-RAW = "raw files: a directory, a glob, or a comma list of these; .gz is read too."
+RAW = "raw files, plain or .gz: a directory, a glob, or a comma list of these."
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
     """The flags, as plain values."""
 
-    output_dir: str = flag("A local directory to write to.", REQUIRED)
-    input: Optional[str] = flag(f"Training rows, or rows to be divided by --split: {RAW}")
-    valid_input: Optional[str] = flag(f"Validation rows, in files of their own: {RAW}")
-    test_input: Optional[str] = flag(f"Test rows, in files of their own; may lack the label: {RAW}")
+    output_dir: str = flag("Local directory for the records and the feature map.", REQUIRED)
+    input: Optional[str] = flag(f"Training rows, or rows to divide by --split: {RAW}")
+    valid_input: Optional[str] = flag(f"Validation rows, if they are in separate files: {RAW}")
+    test_input: Optional[str] = flag(
+        f"Test rows, if they are in separate files; may lack the label: {RAW}"
+    )
     dataset: Optional[str] = flag(
-        "Whose columns they are. Default: criteo.", enum_values=list(column_kinds.DATASETS)
+        "Which data set's columns the rows have. Default: criteo.",
+        enum_values=list(column_kinds.DATASETS),
     )
     delimiter: str = flag(
-        "Between two cells.", default="auto", enum_values=["auto", *row_parser.DELIMITERS]
+        "Separator of cells; auto: a tab if the first line has one, else a comma.",
+        default="auto",
+        enum_values=["auto", *row_parser.DELIMITERS],
     )
     header: str = flag(
-        "Whether the first line of a file is no row. auto: where it names all columns.",
+        "Whether the first line of each file is a header; auto: if it names all field columns.",
         default="auto",
         enum_values=["auto", "yes", "no"],
     )
     output_format: str = flag(
-        "Of the records.", default=formats.TFRECORD.name, enum_values=list(row_writers.WRITERS)
+        "Format of the records to write; train.py reads both.",
+        default=formats.TFRECORD.name,
+        enum_values=list(row_writers.WRITERS),
     )
     integers: Optional[str] = flag(
-        "buckets: floor(ln(x)^2) as categories, as Criteo's winners had them. scaled: one id and a "
-        "value in [0, 1]. Default: buckets.",
+        "How to encode integer columns. buckets: floor(ln(x)^2) as a category, like the winners of "
+        "Criteo's challenge. scaled: one id and a value in [0, 1]. Default: buckets.",
         enum_values=[BUCKETS, SCALED],
     )
     min_count: Optional[int] = flag(
-        "A category with fewer training rows shares its field's id for rare ones. Default: 10.",
+        "Fewest training rows for a category to get its own id; rarer ones share one id per field. "
+        "Lower it for small data. Default: 10.",
         lower_bound=1,
     )
     split: Optional[str] = flag(
-        "Shares of --input for train,valid,test. Default: 0.8,0.1,0.1; all train where files of "
-        "their own, or --feature_map, are given."
+        "Shares of --input for train,valid,test; the sum must be 1. Default: 0.8,0.1,0.1; with "
+        "--valid_input, --test_input or --feature_map 1,0,0."
     )
     split_by: str = flag(
-        "draw: each row by --seed and its place. order: the first bytes train, the last test.",
+        "How to divide --input. draw: at random, row by row. order: first train, last test, for "
+        "rows in time order.",
         default="draw",
         enum_values=["draw", "order"],
     )
-    seed: int = flag("Of the draw.", default=1)
+    seed: int = flag("Random seed of --split_by=draw.", default=1)
     feature_map: Optional[str] = flag(
-        "Encode with this feature_map.json, in one pass, instead of counting."
+        "Encode with this feature_map.json of an earlier run instead of counting categories; use "
+        "it for new rows for a trained model."
     )
     step: str = flag(
-        "On several hosts: count on each, then encode on each with the counts of all.",
+        "On several hosts: run count on each, then encode on each with the counts of all. all: "
+        "both, on one host.",
         default="all",
         enum_values=["count", "encode", "all"],
     )
     counts: Optional[str] = flag(
-        "A glob of all hosts' counts, for --step=encode. Default: those in --output_dir."
+        "Glob of all hosts' count files, for --step=encode. Default: counts-*.npz in --output_dir."
     )
     own_files: bool = False
-    num_workers: int = flag("Processes, one core each.", default=1, lower_bound=1)
+    num_workers: int = flag("Number of processes; try one per core.", default=1, lower_bound=1)
     max_bad_records: int = flag(
-        "Bad rows to skip, each logged; one more ends the run.", default=0, lower_bound=0
+        "Number of bad rows to log and skip; one more ends the run.", default=0, lower_bound=0
     )
-    overwrite: bool = flag(
-        "Replace what an earlier run wrote in place of what this one writes.", default=False
-    )
+    overwrite: bool = flag("Replace the splits, map or counts of an earlier run.", default=False)
 
 
 def main(options: Options):
@@ -114,16 +123,16 @@ def main(options: Options):
 
 
 def prepare(options: Options, share: Tuple[int, int] = (0, 1)) -> List[datasets.DataFile]:
-    """Does the steps that are asked for, and returns the data files that were written.
+    """Runs --step, and returns the data files that were written.
 
-    Nothing appears in output_dir under its final name before all of it is complete.
+    No file gets its final name in output_dir before all are complete.
 
     Args:
         options: the flags.
         share: (index of this host, number of hosts).
 
     Raises:
-        BadInput: a row, or a flag, that the user has to mend.
+        BadInput: a row or a flag is wrong.
         OSError: an output cannot be written, or a process was killed.
     """
     start = time.monotonic()
@@ -158,26 +167,26 @@ def prepare(options: Options, share: Tuple[int, int] = (0, 1)) -> List[datasets.
     return files
 
 
-# What is asked for.
+# The flags.
 
 
 def _check(options, share):
-    """Refuses flags that do not fit together."""
+    """Refuses (BadInput) flags that do not fit together."""
     if not (options.input or options.valid_input or options.test_input):
-        raise BadInput("--input must be given (or --test_input, with --feature_map).")
+        raise BadInput("--input must be given (or --test_input with --feature_map).")
     if not (options.input or options.feature_map):
         raise BadInput("--input must be given: the vocabulary comes from its training rows.")
     if remote_files.is_remote(options.output_dir):
-        raise BadInput(f"--output_dir={options.output_dir} is not local; copy it there after.")
+        raise BadInput(f"--output_dir={options.output_dir} is not local; write locally, then copy.")
     for name in ("min_count", "counts") if options.feature_map else ():
         if getattr(options, name):
-            raise BadInput(f"--{name} means nothing beside --feature_map, which has the ids.")
+            raise BadInput(f"--{name} has no effect with --feature_map; leave it out.")
     if options.feature_map and options.step == "count":
-        raise BadInput("--step=count beside --feature_map would count what has its ids already.")
+        raise BadInput("--feature_map needs no counts; leave out --step=count.")
     if options.step == "all" and share[1] > 1 and not options.feature_map:
         raise BadInput(
             f"--step=all works on one host, not on {share[1]}; run --step=count on each, then "
-            "--step=encode (or --num_shards=1 --shard_index=0 on one)."
+            "--step=encode (or give --num_shards=1 --shard_index=0 on one)."
         )
     if options.own_files and options.split_by == "order":
         raise BadInput("--split_by=order needs all files on each host; try --noown_files.")
@@ -193,12 +202,12 @@ def _known_map(options):
     for name in ("dataset", "integers"):
         given, has = getattr(options, name), getattr(known, name)
         if given not in (None, has):
-            raise BadInput(f"--{name}={given}, but {options.feature_map} is of {has}.")
+            raise BadInput(f"--{name}={given}, but {options.feature_map} is for --{name}={has}.")
     return known
 
 
 def _complete(options, known):
-    """The options with their defaults, where these depend on others."""
+    """Fills in the defaults that depend on other options."""
     own = [n for n in ("valid", "test") if getattr(options, f"{n}_input")]
     split = options.split or ("1,0,0" if own or known else "0.8,0.1,0.1")
     chosen = dict(dataset="criteo", integers=BUCKETS, min_count=10)
@@ -214,8 +223,8 @@ def _sources(options):
         shares = ()
     if len(shares) != 3 or min(shares) < 0 or shares[0] == 0 or abs(sum(shares) - 1) > 1e-6:
         raise BadInput(
-            f"--split={options.split} is not three shares that make 1, the first above 0; try "
-            "0.8,0.1,0.1."
+            f"--split={options.split} must be three shares that sum to 1, the first above 0; try "
+            "--split=0.8,0.1,0.1."
         )
     sources = []
     if options.input:
@@ -226,7 +235,7 @@ def _sources(options):
         if spec and shares[i] and options.input:
             rest = [0 if j == i else x + shares[i] * (j == 0) for j, x in enumerate(shares)]
             rest = ",".join(f"{x:g}" for x in rest)  # its share is added to train's
-            raise BadInput(f"--split={options.split} beside --{name}_input; try --split={rest}.")
+            raise BadInput(f"--split={options.split} but also --{name}_input; try --split={rest}.")
         if spec:
             split = Split(tuple(float(j == i) for j in range(len(SPLITS))))
             sources.append(slices.Source(f"{name}_input", spec, split, name != "test"))
@@ -236,19 +245,16 @@ def _sources(options):
 def _log_unlabelled(tasks):
     unlabelled = (t for t in tasks if not t.layout.labels and t.layout.label is None)
     for path in sorted({task.lines.path for task in unlabelled}):
-        logging.info("%s has no label column: its rows get label 0.", path)
-
-
-# The vocabulary.
+        logging.info("%s has no label column; its rows get label 0.", path)
 
 
 def _count_step(tasks, columns, about, options):
-    """Writes the counts of this host's share."""
+    """Counts the categories in this host's share, and writes the counts to a file."""
     index, number = about["share"]
     name = f"counts-{index:05d}-of-{number:05d}.npz"
     path = os.path.join(options.output_dir, name)
     if os.path.exists(path) and not options.overwrite:
-        raise BadInput(f"--output_dir={options.output_dir} holds {name}; --overwrite replaces it.")
+        raise BadInput(f"--output_dir={options.output_dir} has {name}; --overwrite replaces it.")
     with atomic_files.scratch(options.output_dir, SCRATCH) as scratch:
         bad = Skipping(options.max_bad_records)
         counts = passes.count(tasks, columns, options.num_workers, bad)
@@ -259,9 +265,9 @@ def _count_step(tasks, columns, about, options):
 
 
 def _tables(tasks, columns, about, options):
-    """The FieldTable of each field, from the counts of this run or of all hosts."""
+    """The FieldTable of each field, from this run's counts or all hosts' count files."""
     if options.step == "all":
-        bad = Skipping(options.max_bad_records, log=False)  # the other pass logs them
+        bad = Skipping(options.max_bad_records, log=False)  # the second pass logs them
         counts = passes.count(tasks, columns, options.num_workers, bad)
     else:
         counts = vocabulary.add_up(columns, vocabulary.load_all(columns, about, options))

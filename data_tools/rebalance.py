@@ -1,12 +1,12 @@
-"""Joins data files into as many as wanted, shuffled as a whole, and balanced by label.
+"""Rewrites a data set as any number of files, shuffled as a whole and balanced by label.
 
     python -m data_tools.rebalance --input=data/train --output_dir=data/shuffled --num_files=16
     python -m data_tools.rebalance --input=data/train --output_dir=data/sampled --negative_rate=0.1
 
-TFRecord files become TFRecord files, LibSVM text becomes LibSVM text; records are copied as they
-are. Each possible order is as likely as any other (see data_tools.rebalancing.shuffling), and what
-comes out is a function of the input, the seed and nothing else. dataset.json keeps how many records
-of each label were kept, for train.py --correct_calibration.
+TFRecord files become TFRecord files, and LibSVM text becomes LibSVM text; records are copied as
+they are. All orders are equally likely (see data_tools.rebalancing.shuffling), and the output
+depends on the input, the flags and the seed alone. dataset.json records which share of each label
+was kept, for train.py --correct_calibration.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files, remote_files
 
 LARGEST_RATE = 1000000
-# What of each format is taken for data in the folder that is written to.
+# Suffixes of the files in output_dir that count as data of each format.
 SUFFIXES = {
     formats.TFRECORD.name: formats.TFRECORD.suffixes,
     formats.LIBSVM.name: (".libsvm", ".libsvm.gz"),
@@ -37,29 +37,30 @@ SUFFIXES = {
 
 def _rate(label):
     text = (
-        f"Records with label {label} to keep for each one: 0.1 a tenth of them, drawn by the seed; "
-        "2.5 each of them twice or three times. Default: 1."
+        f"Copies to write of each record with label {label}, on average: 0.1 keeps a random tenth, "
+        "2.5 writes each two or three times. Default: 1."
     )
     return flag(text, lower_bound=0, upper_bound=LARGEST_RATE)
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The flags, as plain values; share and own_files are of common.shards."""
+    """The flags, as plain values; share and own_files come from common.shards."""
 
     input: str = flag(
-        "TFRecord or LibSVM files: a directory, a glob, or a comma list of these; .gz is read too.",
+        "TFRecord or LibSVM files, plain or .gz: a directory, a glob, or a comma list of these.",
         REQUIRED,
     )
-    output_dir: str = flag("A local directory for the files.", REQUIRED)
+    output_dir: str = flag("Local directory for the files.", REQUIRED)
     num_files: int = flag(
-        "Files to write, of as many records each to within one; 0: as many as are read.",
+        "Files to write, on all hosts together, with equal numbers of records. 0: as many as are "
+        "read.",
         default=0,
         lower_bound=0,
     )
-    shuffle: bool = flag("False: keep the order of the input.", default=True)
+    shuffle: bool = flag("Shuffle all records; false: keep their order.", default=True)
     seed: int = flag(
-        "Of the order and of the sampling; the same seed writes the same bytes.",
+        "Random seed of the order and the sampling; the same seed writes the same bytes.",
         default=1,
         lower_bound=0,
         upper_bound=2**32 - 1,
@@ -67,22 +68,25 @@ class Options:
     negative_rate: Optional[float] = _rate(0)
     positive_rate: Optional[float] = _rate(1)
     positive_share: Optional[float] = flag(
-        "Share of label 1 in the output, about; the rates follow from it. 0.5: as many of each."
+        "Share of label 1 that the output should have, above 0 and below 1; sets both rates. 0.5: "
+        "as many records of each label."
     )
     oversample: bool = flag(
-        "With --positive_share: repeat the records of the label that there are too few of, in "
-        "place of leaving out some of the other.",
+        "With --positive_share, repeat records of the scarcer label instead of dropping records of "
+        "the other.",
         default=False,
     )
-    compress: bool = flag("Write gzip files (.gz).", default=False)
+    compress: bool = flag("Compress the files (.gz); smaller, but slower.", default=False)
     memory_mb: int = flag(
-        "Records in memory, megabytes, of all processes together.", default=512, lower_bound=64
+        "Memory for records, in MB, for all processes together. Lower it if memory is short.",
+        default=512,
+        lower_bound=64,
     )
-    num_workers: int = flag("Processes, one core each.", default=1, lower_bound=1)
+    num_workers: int = flag("Number of processes; try one per core.", default=1, lower_bound=1)
     max_bad_records: int = flag(
-        "Bad records to skip, each logged; one more ends the run.", default=0, lower_bound=0
+        "Number of bad records to log and skip; one more ends the run.", default=0, lower_bound=0
     )
-    overwrite: bool = flag("Replace the data set in output_dir.", default=False)
+    overwrite: bool = flag("Replace the data set in --output_dir.", default=False)
     share: Tuple[int, int] = (0, 1)
     own_files: bool = False
 
@@ -95,10 +99,10 @@ def main(options: Options):
 def rebalance(options: Options) -> List[datasets.DataFile]:
     """Does what the flags say, and returns the files that were written.
 
-    Nothing appears in output_dir under its final name before all of it is complete.
+    No file gets its final name in output_dir before all are complete.
 
     Raises:
-        BadInput: a record, or a flag, that the user has to mend.
+        BadInput: a record or a flag is wrong.
         OSError: an output cannot be written, or a process was killed.
     """
     start = time.monotonic()
@@ -118,7 +122,7 @@ def rebalance(options: Options) -> List[datasets.DataFile]:
         found, kept, max_id = passes.scatter_all(data, tasks, work)
         files = passes.write_all(tasks, names, work)
         written = [os.path.basename(file.path) for file in files]
-        described = data.rows is not None and data.field_size  # which alone tells it of LibSVM text
+        described = data.rows is not None and data.field_size  # LibSVM text has no other source
         if schema or described:
             written.append(_metadata_name(options))
             feature_size = max(data.feature_size or 0, max_id + 1)
@@ -140,48 +144,48 @@ def rebalance(options: Options) -> List[datasets.DataFile]:
 
 
 def _check(options):
-    """Refuses flags that contradict one another."""
+    """Refuses (BadInput) flags that contradict one another."""
     share, rates = options.positive_share, (options.negative_rate, options.positive_rate)
     for name, rate in zip(SamplingRates._fields, rates):
         if rate is not None and not 0 <= rate <= LARGEST_RATE:
-            raise BadInput(f"--{name}_rate={rate} is no number from 0 on; try 0.1.")
+            raise BadInput(f"--{name}_rate={rate} is not between 0 and {LARGEST_RATE}; try 0.1.")
     if share is not None and not 0 < share < 1:
         raise BadInput(f"--positive_share={share} is not between 0 and 1; try 0.5.")
     if share is not None and rates != (None, None):
         raise BadInput(
-            "--positive_share finds the rates itself; leave --negative_rate and --positive_rate "
-            "out, or it."
+            "--positive_share sets both rates; leave out --negative_rate and --positive_rate, or "
+            "leave out --positive_share."
         )
     if options.oversample and share is None:
         raise BadInput("--oversample needs --positive_share, such as --positive_share=0.5.")
 
 
 def _output_names(data, options):
-    """The names of the files that this process writes, of those of all shards together."""
+    """The names of the files that this process writes, its part of those of all shards."""
     index, number = options.share
     n = options.num_files or max(len(data.files), number)
     if n < number:
-        raise BadInput(f"--num_files={n} cannot be divided among {number} shards; try {number}.")
+        raise BadInput(f"--num_files={n} is too few for {number} shards; try --num_files={number}.")
     suffix = data.format.suffixes[0] + (".gz" if options.compress else "")
     mine = range(n * index // number, n * (index + 1) // number)
     return [f"part-{i:05d}-of-{n:05d}{suffix}" for i in mine]
 
 
 def _check_apart(data, options):
-    """Refuses that a part of the input is what an earlier run has written: it would come twice."""
+    """Refuses (BadInput) input that includes an earlier run's output: records would come twice."""
     output_dir = os.path.abspath(options.output_dir)
     for part in options.input.split(","):
         top = os.path.join(os.path.abspath(part.strip()), "")
         if os.path.isdir(top) and output_dir.startswith(top):
             raise BadInput(
-                f"--output_dir={options.output_dir} lies in --input={part.strip()}, which would "
-                "then hold every record twice; give a folder beside it."
+                f"--output_dir={options.output_dir} is inside --input={part.strip()}, which would "
+                "then hold every record twice; give a folder outside it."
             )
     inside = _inside(data, options)
     if inside and len(inside) < len(data.files):
         raise BadInput(
-            f"--input={options.input}: {inside[0]} lies in --output_dir and other files do not; "
-            "give an --input that holds none of --output_dir."
+            f"--input={options.input}: {inside[0]} is in --output_dir and other files are not; "
+            "give another --output_dir, or an --input without its files."
         )
     if inside and options.share[1] > 1:
         raise BadInput(
@@ -190,7 +194,7 @@ def _check_apart(data, options):
 
 
 def _inside(data, options):
-    """The paths of what is read from the folder that is written to."""
+    """The paths of the input files that are in output_dir."""
     folder = os.path.abspath(options.output_dir)
     return [f.path for f in data.files if os.path.dirname(os.path.abspath(f.path)) == folder]
 
@@ -203,10 +207,10 @@ def _metadata_name(options):
 def _prepare_output_dir(names, data, options):
     """Makes output_dir; returns the names in it that the new data set replaces.
 
-    Other shards may write there at the same time: then all but their files has to be gone.
+    Other shards may write there at the same time, so only files of theirs may be in it.
     """
     folder = options.output_dir
-    publishing.check_hosts(folder, 1, ())  # whose files of all hosts lie beside each other
+    publishing.check_hosts(folder, 1, ())  # all hosts write to one folder
     found = publishing.names_in(folder, SUFFIXES[data.data_format], "write")
     _, number = options.share
     mine = {*names, _metadata_name(options)}
@@ -225,26 +229,26 @@ def _prepare_output_dir(names, data, options):
     ]
     if lost:
         raise BadInput(
-            f"--output_dir={folder}: {lost[0]} is none of --input, and what is made of the others "
-            "would replace it; give another folder."
+            f"--output_dir={folder}: {lost[0]} is not in --input, but would be replaced; give "
+            "another folder."
         )
     return publishing.replaced(folder, found, options.overwrite, known)
 
 
 def _schema(data):
-    """Of TFRecords: as dataset.json tells, else as the first record that can be read."""
+    """The Schema of TFRecords, from dataset.json, else from the first readable record."""
     firsts = (formats.TFRECORD.first_record(file.path) for file in data.files)
     field_size, multi_valued = data.field_size, data.multi_valued
     if not field_size or multi_valued is None:
         found, several = next((first for first in firsts if first[0]), (None, False))
         field_size, multi_valued = field_size or found, multi_valued or several
     if not field_size:
-        raise BadInput(f"{data.files[0].path}: record 0 at byte 0: is no record with ids.")
+        raise BadInput(f"{data.files[0].path}: record 0 at byte 0: not a record with ids.")
     return records.Schema(field_size, multi_valued=multi_valued)
 
 
 def _tasks(data):
-    """The FileSlices of the input: TFRecord files as a whole, of LibSVM text some lines each."""
+    """The FileSlices of the input: one per TFRecord file; LibSVM text is split into ranges."""
     whole = data.format is formats.TFRECORD
     cut = lambda f: [LineRange(f.path)] if whole else line_blocks.cut(f.path, f.bytes)
     parts = [(file, lines) for file in data.files for lines in cut(file)]

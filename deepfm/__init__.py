@@ -1,36 +1,36 @@
 """DeepFM on TensorFlow 1.15.
 
-A program of this project imports this before anything else that is not Python's own, so that a
-Python without the packages is told so in a sentence. Looking for a package loads nothing.
+Every program of this project imports this first, right after the standard library, so that a Python
+that lacks the packages ends with one sentence. Looking for a package does not load it.
 """
 
 import os
 import sys
 from importlib.util import find_spec
 
-_TITLES = {"tensorflow_core": "TensorFlow 1.15"}  # 1.15, 2.0 and 2.1 alone have that package
+_TITLES = {"tensorflow_core": "TensorFlow 1.15"}  # only 1.15, 2.0 and 2.1 have that package
 _OF_SAGEMAKER = ("boto3", "moto", "sagemaker")
 
 
 def need(*packages: str):
-    """Ends the program with exit code 2 and a sentence where this Python lacks a package."""
+    """Ends the program with exit code 2 and one sentence if this Python lacks a package."""
     for name in packages:
         if find_spec(name) is None:
             refuse_python(f"has no {_TITLES.get(name, name)}", name in _OF_SAGEMAKER)
 
 
 def refuse_python(why: str, sagemaker: bool = False):
-    """Ends the program with exit code 2 and a sentence that says which Python to use."""
+    """Ends the program with exit code 2 and one sentence that says which Python to use."""
     option, folder = (" --sagemaker", ".venv-sagemaker") if sagemaker else ("", ".venv")
     program = "python" if sys.argv[0] == "-m" else os.path.basename(sys.argv[0])
     sys.stderr.write(
         f"{program}: this Python ({sys.executable}, "
-        f"{'.'.join(map(str, sys.version_info[:3]))}) {why}; run scripts/setup.sh{option}, and "
-        f"this program with {folder}/bin/python.\n"
+        f"{'.'.join(map(str, sys.version_info[:3]))}) {why}; run scripts/setup.sh{option}, then "
+        f"start this program with {folder}/bin/python.\n"
     )
     sys.exit(2)
 
 
 need("absl")
-if sys.argv[0] == "-m":  # as long as Python looks for the module to run, which loads TensorFlow
+if sys.argv[0] == "-m":  # Python is still looking for the module to run, which loads TensorFlow
     need("tensorflow_core")

@@ -23,7 +23,7 @@ class ModelConfig(NamedTuple):
 
     Attributes:
         field_size: F.
-        feature_size: rows of the embedding tables; ids lie in [0, feature_size).
+        feature_size: rows of the embedding tables; feature ids are in [0, feature_size).
         embedding_size: K.
         deep_layers: width of each hidden layer.
         dropout: for each hidden layer the rate at which units are dropped (NOT a keep probability).
@@ -35,11 +35,11 @@ class ModelConfig(NamedTuple):
             tables). The MLP's kernels are covered in both.
         lazy_updates: update only the table rows of the batch.
         embedding_init_stddev: of the normal distribution that both tables start from.
-        seed: of the initial weights and of dropout.
-        pooling: what becomes of a field's values: their sum, mean or (element by element) max, each
-            value being its feature's row, scaled. Of one value all are the same, which is why the
-            mean is over the number of values, and not over their sum.
-        multi_valued: whether exported models take fields of several values.
+        seed: seed of the initial weights and of dropout.
+        pooling: how a field's values, each its feature's row times its value, become one: their
+            sum, mean or element-wise max. The mean divides by the number of values, not by their
+            sum, so all three agree for a field with a single value.
+        multi_valued: whether exported models accept fields with several values.
         hash_buckets: of the strings that ids are hashes of, and that exported models take too; 0:
             ids are no hashes; None: not known.
         logit_offset: added to the logits in all but training; see `logit_offset`.
@@ -76,11 +76,11 @@ MAY_CHANGE = ("dropout", "l2_reg", "l2_scope", "batch_norm_decay", "lazy_updates
 
 
 class ModelAsked(NamedTuple):
-    """What the user asks of a model.
+    """What the user asks for in a model.
 
     Attributes:
-        model_dir: the folder that holds it, or will.
-        fields: {field of ModelConfig: value of the flag}, sizes None where they are not given.
+        model_dir: the folder that holds the model, or will.
+        fields: {field of ModelConfig: value of the flag}; a size that was not given is None.
         given: names of the flags that the user set.
         correct_calibration: whether predictions are corrected for sampling by label.
     """
@@ -96,12 +96,12 @@ class OptimizerConfig(NamedTuple):
 
     Attributes:
         name: a key of OPTIMIZERS.
-        learning_rate: as used, --learning_rate_scale multiplied in.
+        learning_rate: the rate as applied, including --learning_rate_scale.
         clip_norm: largest global norm of the gradients; 0 does not clip.
-        l2_rows: lambda of the L2 term of the batch's distinct table rows; 0 where tables have none
-            or carry it whole.
+        l2_rows: lambda of the L2 term of the batch's distinct table rows; 0 if there is no L2 term
+            or it covers the whole tables.
         lazy_updates: update only the table rows of the batch.
-        use_amp: scale the loss, for gradients in float16.
+        use_amp: scale the loss, because gradients are float16.
     """
 
     name: str = "adam"
@@ -113,18 +113,18 @@ class OptimizerConfig(NamedTuple):
 
 
 class Processes(NamedTuple):
-    """The processes that train together, and how they talk; the defaults are those of one alone.
+    """The processes that train together, and how they talk; the defaults describe a single process.
 
     Attributes:
-        size: how many there are, each with its share of the records.
-        rank: of this process; 0 is the chief, which keeps checkpoints, reports and exports.
-        local_size, local_rank: processes on this host, and which of them this one is, where a mode
-            starts several on a host.
-        synchronous: whether all take each step together. If not, a step is one process's, and the
-            chief evaluates alone while the others go on.
-        agree: the chief's value, in all processes, which all must call; anything that JSON can
-            hold.
-        exchange: a value of each process -> those of all, by rank, likewise.
+        size: number of processes; each has its share of the records.
+        rank: rank of this process; 0 is the chief, which writes checkpoints, reports and exports.
+        local_size, local_rank: number of processes on this host and the rank of this one among
+            them, in modes that start several per host.
+        synchronous: whether all take each step together. If not, each process takes steps of its
+            own, and the chief evaluates alone while the others go on training.
+        agree: value -> the chief's value, the same in all processes. All must call it, with
+            anything that JSON can hold.
+        exchange: value of this process -> the values of all, by rank; called likewise.
         finish: called when the job is done; returns when this process may end.
     """
 
@@ -149,33 +149,33 @@ class Processes(NamedTuple):
 
     @property
     def evaluates(self):
-        """Whether this process takes part in evaluations: all in step, else the chief alone."""
+        """Whether this process takes part in evaluations: all if synchronous, else the chief."""
         return self.synchronous or self.chief
 
     def total(self, value):
-        """The sum of a number over all processes, which all must call."""
+        """The sum of a number over all processes; all of them must call this."""
         return sum(self.exchange(value))
 
 
 class Replicas(NamedTuple):
-    """The copies of the model that take a step together: what they change in the graph.
+    """The copies of the model that take a step together, and what they change in the graph.
 
     Attributes:
-        per_process: copies in a process, each with its part of a batch.
-        in_step: copies, of all processes, that take a step together; the global batch is this many
-            batches.
-        strategy: tf.distribute.Strategy of Estimator's training, or None. The input then yields
-            each replica's part of a batch by itself.
-        wrap_model_fn: model_fn -> model_fn of training.
-        wrap_optimizer: optimizer -> optimizer.
-        owns_variables: () -> whether the replica that is being built has variables of its own, and
-            not those of one that has been built before it.
-        stack: (tensor [...], name) -> tensor [in_step, ...], of the replicas that take a step of
-            training together, in the same order on each, without gradient; None where a replica
-            takes it alone. Each has to give all names, and each of them once.
+        per_process: replicas in this process; each takes its part of a batch.
+        in_step: replicas, over all processes, that take a step together; the global batch is this
+            many batches.
+        strategy: tf.distribute.Strategy for Estimator's training, or None. With a strategy the
+            input yields each replica's part of a batch separately.
+        wrap_model_fn: model_fn -> the model_fn to train with.
+        wrap_optimizer: optimizer -> the optimizer to train with.
+        owns_variables: () -> whether the replica being built creates variables of its own, rather
+            than sharing those of a replica built before it.
+        stack: (tensor [...], name) -> tensor [in_step, ...], this tensor of every replica in the
+            training step, in the same order on each, without gradient; None if a replica steps
+            alone. Every replica must call it exactly once for each name.
         average: (tensor, name) -> its mean over the processes that take each step together.
-        gather: (tensor [n, ...], name) -> tensor [sum of n, ...], over the same.
-        make_hooks: () -> hooks of each session: training, evaluation and inference.
+        gather: (tensor [n, ...], name) -> tensor [sum of n, ...], concatenated over the same.
+        make_hooks: () -> hooks for each session: training, evaluation and inference.
     """
 
     per_process: int = 1
@@ -191,22 +191,22 @@ class Replicas(NamedTuple):
 
 
 class Servers(NamedTuple):
-    """What parameter servers change in training; the defaults are those of training without.
+    """What parameter servers change in training; the defaults describe training without them.
 
     Attributes:
         tf_config: TF_CONFIG as Estimator reads it.
-        device_fn: the device of each operation, or None.
+        device_fn: operation -> its device, or None.
         partitioner: cuts the model's variables into parts, or None.
-        make_hooks: (save_in_time: session -> None) -> further hooks, before the saving of
-            checkpoints.
-        steps_taken: (the steps of each process, by rank) -> those of this process; all must call.
-        begin_step: (features, labels, --max_steps) -> features, labels; no step is taken before.
+        make_hooks: (save_in_time: session -> None) -> more hooks, which run before the one that
+            saves checkpoints.
+        steps_taken: (steps of each process, by rank) -> steps of this process; all must call it.
+        begin_step: (features, labels, --max_steps) -> features, labels; a step starts no sooner.
         end_step: train_op -> train_op.
-        count_steps: () -> int64 [processes], the steps that each process has taken, of which the
-            weights that are read afterwards have all updates; None where all take each step.
-        saves_in_parts: model_dir -> whether those that hold parts of variables write them there.
-        anyone_stops: (whether this process is to stop) -> whether any is; called after each step.
-            Where several processes take each step together, Replicas.average tells them in it.
+        count_steps: () -> int64 [processes], the steps that each process has taken; weights read
+            after it include all of their updates. None if all take each step together.
+        saves_in_parts: model_dir -> whether the holders of a variable's parts write them there.
+        anyone_stops: (whether this process wants to stop) -> whether any does, after each step.
+            Processes that take each step together learn it from Replicas.average instead.
     """
 
     tf_config: str = "{}"
@@ -222,12 +222,12 @@ class Servers(NamedTuple):
 
 
 class Distribution(NamedTuple):
-    """The facts of a mode; the defaults are those of `local`.
+    """The facts of a mode; the defaults describe `local`.
 
     Attributes:
-        name: of the mode.
+        name: the mode's name.
         session_config: tf.ConfigProto.
-        serve: what this process does in place of the job, or None.
+        serve: what this process does instead of the job, or None.
     """
 
     name: str = "local"
@@ -242,14 +242,14 @@ class ModeFlags(NamedTuple):
     """The flags that modes read.
 
     Attributes:
-        intra_op_threads, inter_op_threads: threads inside one operator, and for operators side by
-            side; 0: half the cores of this process, and all of them.
-        omp_num_threads, kmp_affinity: of OpenMP; train.py has set them in the environment.
+        intra_op_threads, inter_op_threads: threads inside one operator, and operators that run at
+            the same time; 0: half the cores of this process, and all of them.
+        omp_num_threads, kmp_affinity: OpenMP's settings; train.py has put them in the environment.
         replicas_per_process: devices that tower, mirrored and ps use; 0: all (ps: all GPUs).
-        cross_device_ops: how mirrored adds gradients up; a key of CROSS_DEVICE_OPS.
-        task_type: the job; parameter servers are for training alone.
-        num_cpus: cores that the processes of this host may use; 0: all that it gives.
-        num_gpus: GPUs that TensorFlow has to see.
+        cross_device_ops: how mirrored adds up gradients; a key of CROSS_DEVICE_OPS.
+        task_type: the job; parameter servers only train.
+        num_cpus: cores that the processes of this host may use; 0: all that the host grants.
+        num_gpus: GPUs that TensorFlow must find.
     """
 
     intra_op_threads: int = 0
@@ -264,20 +264,20 @@ class ModeFlags(NamedTuple):
 
 
 class InputConfig(NamedTuple):
-    """What the user asks of the reading of records; the fields are the flags of the same names.
+    """How the user wants records read; the fields are the flags of the same names.
 
     Attributes:
-        batch_size: B, of a replica.
-        num_epochs: times that each record is read.
-        shuffle_buffer: records among which the next is drawn; 0 keeps the order.
+        batch_size: B, the records per batch of a replica.
+        num_epochs: how often each record is read.
+        shuffle_buffer: records from which the next one is drawn; 0 keeps the order.
         cache: none, memory, or the path of a cache file.
-        num_parallel_reads: files read at the same time; 1 where the order matters.
-        read_buffer_bytes: of each file that is read.
-        seed: of the order.
+        num_parallel_reads: files read at the same time; 1 if the order matters.
+        read_buffer_bytes: bytes of the read buffer of each file.
+        seed: seed of the order.
         training_data_dir, val_data_dir, infer_data_dir: a folder, a glob, or a list of these.
-        data_format: auto, or a name of formats.
-        max_bad_records: bad records of the training data that are passed over at the most.
-        eval_on_all_ranks: whether each process evaluates all records, in place of its share.
+        data_format: auto, or a name in formats.FORMATS.
+        max_bad_records: most bad records that training skips.
+        eval_on_all_ranks: whether each process evaluates all records instead of its share.
     """
 
     batch_size: int
@@ -296,7 +296,7 @@ class InputConfig(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Which of the records that a process sees it reads: part number `index` of `of`."""
+    """Which of the records that a process can see it reads: part `index` of `of` parts."""
 
     of: int = 1
     index: int = 0
@@ -306,13 +306,13 @@ class Position(NamedTuple):
     """Where a run is in its data.
 
     Attributes:
-        epoch: its number, from 0.
-        step: batches of that epoch that this process has used already; where the rows are not
-            known, of all epochs.
-        rows_of_processes: the records of an epoch that each process reads, by rank; None where
-            that is not known.
-        by_rows: whether files are divided into groups by their rows; False where these were not
-            known when the run began.
+        epoch: number of the epoch, from 0.
+        step: batches of that epoch that this process has already used; batches of all epochs if
+            the rows are unknown.
+        rows_of_processes: the records that each process reads in an epoch, by rank; None if
+            unknown.
+        by_rows: whether files are grouped by their rows; False if these were unknown when the run
+            began.
     """
 
     epoch: int = 0
@@ -321,7 +321,7 @@ class Position(NamedTuple):
     by_rows: bool = True
 
     def used(self, size: int, rank: int) -> int:
-        """Records of the epoch that a process has used, `size` a step; 0 where not known."""
+        """Records of the epoch that a process has used, `size` per step; 0 if unknown."""
         return min(self.step * size, self.rows_of_processes[rank]) if self.rows_of_processes else 0
 
 
@@ -329,13 +329,13 @@ class JobConfig(NamedTuple):
     """What a job is asked to do; the fields are the flags of the same names.
 
     Attributes:
-        model, correct_calibration: of ModelAsked.
+        model, correct_calibration: fields and correct_calibration of ModelAsked.
         given: names of the flags that the user set.
         optimizer: OptimizerConfig.
         input: InputConfig.
-        ops: kernels.ops.Ops that read, shuffle, batch and parse records.
+        ops: kernels.ops.Ops to read, shuffle, batch and parse records with.
         distribution: Distribution.
-        flags: {name: value} of all flags that are not at their defaults, for report.json.
+        flags: {name: value} of all flags that differ from their defaults, for report.json.
     """
 
     task_type: str
@@ -366,15 +366,15 @@ class JobConfig(NamedTuple):
 
     @property
     def batch_of_process(self):
-        """Records of a step, of the replicas of this process together."""
+        """Records per step of this process's replicas together."""
         return self.input.batch_size * self.distribution.replicas.per_process
 
     @property
     def global_batch(self):
-        """Records of a step, of all replicas together."""
+        """Records per step of all replicas together."""
         return self.input.batch_size * self.distribution.replicas.in_step
 
     @property
     def asked_model(self):
-        """What the user asks of the model: ModelAsked."""
+        """What the user asks for in the model, as ModelAsked."""
         return ModelAsked(self.model_dir, self.model, self.given, self.correct_calibration)

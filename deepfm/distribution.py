@@ -1,7 +1,7 @@
-"""What a mode of distribution decides: a handful of facts, and one function per mode.
+"""The modes of distribution: a handful of facts that a mode decides, and one function per mode.
 
-TensorFlow is loaded only inside the functions, for flags.py needs the modes' names before the
-environment of TensorFlow's threads is set.
+TensorFlow is loaded only inside the functions, because flags.py needs the modes' names before
+train.py has set the environment variables of TensorFlow's threads.
 """
 
 import os
@@ -16,9 +16,9 @@ from deepfm.config import Distribution, ModeFlags, Processes, Replicas, Servers
 from deepfm.errors import BadInput
 from deepfm.runtime.utilization import cores
 
-_CPU_REPLICAS = 16  # that may share the cores of a machine
+_CPU_REPLICAS = 16  # replicas that may always share the cores of a machine
 
-CROSS_DEVICE_OPS = {  # of tf.distribute
+CROSS_DEVICE_OPS = {  # value of the flag: class in tf.distribute
     "nccl": "NcclAllReduce",
     "hierarchical_copy": "HierarchicalCopyAllReduce",
     "reduction_to_one_device": "ReductionToOneDevice",
@@ -31,22 +31,22 @@ def local(flags: ModeFlags) -> Distribution:
 
 
 def tower(flags: ModeFlags) -> Distribution:
-    """One process, one replica per device; the variables lie on CPU device 0, which adds up."""
+    """One process, one replica per device; CPU device 0 holds the variables and adds gradients."""
     devices = _devices(flags)
     return Distribution("tower", _session_config(flags, devices), replicas=_towers(devices))
 
 
 def _towers(devices) -> Replicas:
-    """One replica per device; they are built one after another, into one graph."""
+    """One replica per device, built one after another into one graph."""
     import tensorflow as tf
     from tensorflow.contrib import estimator
 
-    stacks = {}  # name -> (the stack, how many replicas have given theirs)
+    stacks = {}  # name -> (the stack, number of replicas that have put in their tensor)
 
     def stack(tensor, name):
-        """The first makes the stack, of its own in all places; each other puts in its own.
+        """The first replica fills the stack with its own tensor; each other replaces one entry.
 
-        A collective operation would need a thread for each replica, or wait for ever.
+        A collective operation would need a thread for each replica, or hang.
         """
         whole, given = stacks.get(name, (None, 0))
         if not given:
@@ -62,7 +62,7 @@ def _towers(devices) -> Replicas:
 
         def of_one_graph(features, labels, mode):
             stacks.clear()
-            with tf.name_scope("replicas"):  # the name of the loss is for Estimator's summary of it
+            with tf.name_scope("replicas"):  # leaves the name "loss" to Estimator's summary
                 return replicated(features, labels, mode)
 
         return of_one_graph
@@ -102,8 +102,8 @@ def horovod(flags: ModeFlags) -> Distribution:
     """One process per GPU or per group of cores; gradients are all-reduced, table rows as rows.
 
     Every tensor that travels is named after its variable. With Horovod's own DistributedOptimizer
-    about one start of two ranks in five waited for ever in its first step, with this none did; why
-    is not known.
+    about one two-rank start in five hung in its first step; with these names none did. The cause is
+    unknown.
     """
     try:
         import horovod.tensorflow as hvd
@@ -116,7 +116,7 @@ def horovod(flags: ModeFlags) -> Distribution:
 
     from deepfm.model import gradients
 
-    # Open MPI's waiting would keep a whole core busy, which the step needs.
+    # Open MPI would otherwise busy-wait on a whole core, which the step needs.
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     hvd.init()
     config = _session_config(flags, share_of=hvd.local_size())
@@ -139,7 +139,7 @@ def horovod(flags: ModeFlags) -> Distribution:
         watch = peers.watch_ranks(hvd.rank(), exchange)
 
         def finish():
-            agree(0)  # until then all watch each other: what rank 0 still does alone may fail
+            agree(0)  # ranks watch each other until here: rank 0 may still fail on its own
             watch.stop()
 
     gather = lambda tensor, name: hvd.allgather(tensor, name=name)
@@ -160,7 +160,7 @@ def horovod(flags: ModeFlags) -> Distribution:
 
 
 def ps(flags: ModeFlags) -> Distribution:
-    """Parameter servers, a chief and workers, which train asynchronously; several towers each."""
+    """Parameter servers, a chief and workers that train asynchronously, with towers in each."""
     cluster = clusters.parse(os.environ.get("TF_CONFIG"))
     if not cluster or "ps" not in cluster.jobs:
         raise BadInput(
@@ -206,7 +206,7 @@ def ps(flags: ModeFlags) -> Distribution:
 
 
 def auto(flags: ModeFlags) -> Distribution:
-    """The mode that the environment asks for."""
+    """The mode that the environment was set up for by its launcher."""
     cluster = clusters.parse(os.environ.get("TF_CONFIG"))
     if cluster and "ps" in cluster.jobs:
         return ps(flags)
@@ -215,7 +215,7 @@ def auto(flags: ModeFlags) -> Distribution:
             "TF_CONFIG holds a cluster without 'ps': add parameter servers to it, or start the "
             "processes with horovodrun and without TF_CONFIG."
         )
-    # As mpirun and horovodrun say how many processes they have started.
+    # mpirun and horovodrun say here how many processes they have started.
     sizes = {os.environ.get(name) for name in ("OMPI_COMM_WORLD_SIZE", "HOROVOD_SIZE")}
     return horovod(flags) if sizes - {None, "", "1"} else local(flags)
 
@@ -227,7 +227,7 @@ def _gpus():
 
 
 def has_tensor_cores(session_config) -> bool:
-    """Whether the GPUs of this process multiply float16 in tensor cores (capability 7.0)."""
+    """Whether all GPUs of this process have tensor cores for float16 (capability 7.0 or above)."""
     if not _gpus():
         return False
     from tensorflow.python.client import device_lib
@@ -240,11 +240,11 @@ def has_tensor_cores(session_config) -> bool:
 
 
 def warn_of_idle_flags(mode: Distribution, given: Tuple[str, ...], replicas_per_process: int):
-    """Says which flags of modes, of those that the user has set, change nothing in this one.
+    """Warns of flags that the user has set for a mode and that have no effect in this one.
 
     Args:
         given: names of the flags that the user set.
-        replicas_per_process: as the flag has it; 0: not given.
+        replicas_per_process: value of the flag; 0: not given.
     """
     if replicas_per_process and replicas_per_process != mode.replicas.per_process:
         logging.warning(
@@ -257,7 +257,7 @@ def warn_of_idle_flags(mode: Distribution, given: Tuple[str, ...], replicas_per_
 
 
 def _devices(flags) -> List[str]:
-    """The devices of the replicas: GPUs, or CPU devices but the first, which adds up."""
+    """The replicas' devices: GPUs, or all CPU devices but the first, which adds up gradients."""
     gpus, wanted = len(_gpus()), flags.replicas_per_process
     there = gpus or max(int(min(cores(), flags.num_cpus or cores())), 1)
     most = gpus or max(there, _CPU_REPLICAS)
@@ -291,24 +291,24 @@ def _session_config(flags, devices=(), share_of=1):
         )
     if flags.num_gpus and len(_gpus()) < flags.num_gpus:
         raise BadInput(
-            f"TensorFlow sees {len(_gpus())} GPUs of the {flags.num_gpus} of this host "
-            "(--num_gpus); install tensorflow-gpu for its CUDA, or give --num_gpus=0 to train on "
-            "the CPU."
+            f"--num_gpus={flags.num_gpus}, but TensorFlow finds {len(_gpus())} GPUs on this host; "
+            "install the tensorflow-gpu for its CUDA, or train on what is found with --num_gpus=0 "
+            "(which does not check)."
         )
     threads = max(int(min(cores(), flags.num_cpus or cores())) // share_of, 1)
     config = tf.compat.v1.ConfigProto(
-        # A step has several operators to run at most times; more threads get in each other's way.
+        # A step mostly has several operators to run; more threads would get in each other's way.
         intra_op_parallelism_threads=flags.intra_op_threads or max(threads // 2, 1),
         inter_op_parallelism_threads=flags.inter_op_threads or threads,
         allow_soft_placement=True,
         device_count={"GPU": 0},
     )
-    # Constant folding, in both places, would compute initial values of whole tables to throw them
-    # away. Level -1 is without the second one; what else belongs to level 0 is asked for.
+    # Constant folding, which TensorFlow does in two places, would compute initial values of whole
+    # tables and throw them away. Level -1 turns off the second; the rest of level 0 is set by hand.
     config.graph_options.rewrite_options.constant_folding = RewriterConfig.OFF
     config.graph_options.optimizer_options.opt_level = -1
     config.graph_options.optimizer_options.do_common_subexpression_elimination = True
-    # All sessions of a process share the threads that its first one asks for.
+    # All sessions of a process share the threads that the first one creates.
     tf.compat.v1.Session(graph=tf.Graph(), config=config).close()
     config.device_count.clear()
     config.gpu_options.allow_growth = True

@@ -1,5 +1,5 @@
-"""What a user has to mend."""
+"""The error for what a user can fix."""
 
 
 class BadInput(ValueError):
-    """Input or flags that the user has to mend; its text is the one sentence that they see."""
+    """Wrong input or flags that the user can fix; its text is the one sentence that they see."""

@@ -19,18 +19,18 @@ from deepfm.runtime import memory, remote_files, tf_patches
 from deepfm.state import checkpoints, export, saving
 
 v1 = tf.compat.v1
-v1.enable_resource_variables()  # a global step counts every step, also when workers add at once
+v1.enable_resource_variables()  # so that no step goes uncounted when workers add at once
 
 
 class Model(NamedTuple):
-    """A model, where it is kept, and how this job computes it.
+    """A model, where it is stored, and how this job computes it.
 
     Attributes:
         model_dir: a local folder.
         config: ModelConfig.
         distribution: Distribution.
-        seed: of TensorFlow's random numbers.
-        trains: whether this job trains it; else a training may run beside it.
+        seed: seed of TensorFlow's random numbers.
+        trains: whether this job trains it; if not, another process may be training it meanwhile.
     """
 
     model_dir: str
@@ -52,7 +52,7 @@ def step_of(path: str) -> int:
 
 
 def schema(config: ModelConfig) -> records.Schema:
-    """What records of a model look like."""
+    """The Schema of the records that a model reads."""
     return records.Schema(config.field_size, config.feature_size, multi_valued=config.multi_valued)
 
 
@@ -66,11 +66,11 @@ def check_fits_memory(
     """Refuses (BadInput) a model that this machine cannot hold.
 
     Args:
-        optimizer: that trains it; None where it is not trained.
-        evaluates: whether it is evaluated while it is trained.
+        optimizer: OptimizerConfig that trains it; None if this job does not train.
+        evaluates: whether it is evaluated during training.
     """
     load = memory.Load(batch_size=batch_size, processes=mode.processes.local_size)
-    # What GPUs hold takes nothing of this memory.
+    # What GPUs hold takes no main memory.
     if optimizer and not tf.config.experimental.list_physical_devices("GPU"):
         load = load._replace(
             replicas=mode.replicas.per_process,
@@ -84,9 +84,9 @@ def check_fits_memory(
 
 
 def trained(model: Model):
-    """The Estimator of a model that is applied; its folder is left alone where it may not change.
+    """The Estimator that applies a model; only a chief with write permission works in model_dir.
 
-    It is made anew for each use, for it keeps nothing but its folder.
+    Each use makes a new one, since an Estimator keeps nothing but its folder.
     """
     mode = model.distribution
     model_fn = make_model_fn(model.config, OptimizerConfig(), mode.replicas)
@@ -102,14 +102,14 @@ def in_training(
     log_steps: int = 100,
     keep_checkpoint_max: int = 5,
 ):
-    """The Estimator of a model that is trained."""
+    """The Estimator that trains a model."""
     mode = model.distribution
     replicas, servers = mode.replicas, mode.servers
     model_fn = make_model_fn(model.config, optimizer, replicas, servers.partitioner, ops)
     model_fn = _in_steps(replicas.wrap_model_fn(model_fn), servers, max_steps)
     session_config = v1.ConfigProto()
     session_config.CopyFrom(mode.session_config)
-    if optimizer.use_amp:  # TensorFlow rewrites the graph of training
+    if optimizer.use_amp:  # TensorFlow rewrites the training graph
         session_config.graph_options.rewrite_options.auto_mixed_precision = RewriterConfig.ON
     return _estimator(
         model_fn, model, mode.processes.chief, servers.tf_config,
@@ -121,12 +121,12 @@ def in_training(
 
 @contextlib.contextmanager
 def _estimator(model_fn, model, in_place, tf_config="{}", **of_run):
-    """An Estimator in the model's folder, or in one of its own, which is deleted afterwards."""
+    """An Estimator in the model's folder, or in a temporary one that is deleted afterwards."""
     with contextlib.ExitStack() as stack:
         folder = model.model_dir
         if not in_place:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
-        # Which RunConfig reads, whatever the environment held when this process began.
+        # RunConfig reads it; the environment may have held another value.
         os.environ["TF_CONFIG"] = tf_config
         run_config = tf.estimator.RunConfig(
             model_dir=folder, tf_random_seed=model.seed, log_step_count_steps=None, **of_run
@@ -137,7 +137,7 @@ def _estimator(model_fn, model, in_place, tf_config="{}", **of_run):
 
 
 def _in_steps(model_fn, servers, max_steps):
-    """A model_fn whose steps begin and end as parameter servers want it."""
+    """A model_fn whose steps begin and end as parameter servers need."""
 
     def in_steps(features, labels, mode):
         features, labels = servers.begin_step(features, labels, max_steps)
@@ -148,10 +148,10 @@ def _in_steps(model_fn, servers, max_steps):
 
 
 def session_hooks(model: Model, path: Optional[str] = None):
-    """The hooks of every session: the checkpoint fits the model, and all processes have it.
+    """The hooks of every session: they check the checkpoint's shapes and send weights to all.
 
     Args:
-        path: of the checkpoint; None: the newest.
+        path: path of the checkpoint; None: the newest.
     """
     mode = model.distribution
     check = [saving.CheckShapes(model.model_dir, path)] if mode.processes.chief else []
@@ -159,7 +159,7 @@ def session_hooks(model: Model, path: Optional[str] = None):
 
 
 def check_fits(model: Model):
-    """Refuses (BadInput) a model_dir whose checkpoint is another model's, without a session."""
+    """Refuses (BadInput) a model_dir with another model's checkpoint; needs no session."""
     with tf.Graph().as_default():
         width = [None, model.config.field_size]
         ids, values = v1.placeholder(tf.int64, width), v1.placeholder(tf.float32, width)
@@ -169,7 +169,7 @@ def check_fits(model: Model):
 
 
 def of_newest(model: Model, read: Callable[[str], Any]):
-    """What `read(path)` returns for the newest checkpoint; rank 0 reads it for all."""
+    """The result of `read(path)` for the newest checkpoint; all but the chief get path None."""
     if not model.distribution.processes.chief:
         return read(None)
     return checkpoints.of_newest(model.model_dir, read, hold=not model.trains)
@@ -179,13 +179,13 @@ def evaluate(model: Model, data: datasets.DataSet, input_fn: Callable, more_hook
     """Evaluates the newest checkpoint on every record once, and logs the stable line.
 
     Args:
-        model: Model; its Distribution gathers what the processes find.
+        model: Model; its Distribution gathers the results of the processes.
         data: DataSet.
-        input_fn: of the records of it that this process reads.
-        more_hooks: of the session.
+        input_fn: yields the records that this process reads.
+        more_hooks: further hooks for the session.
 
     Returns:
-        (its global step, the results, the curves of metrics.Curves).
+        (the checkpoint's global step, the results, the curves of metrics.Curves).
     """
 
     def of_checkpoint(path):
@@ -194,7 +194,7 @@ def evaluate(model: Model, data: datasets.DataSet, input_fn: Callable, more_hook
         with bad_records.naming_bad_records(data, schema(model.config)), trained(
             model
         ) as estimator:
-            # The summaries of what training has not evaluated itself lie in eval_test/.
+            # Evaluations by other jobs than training write their summaries to eval_test/.
             name = None if model.trains else "test"
             found = estimator.evaluate(input_fn, hooks=session, checkpoint_path=path, name=name)
             return found, curves
@@ -222,15 +222,15 @@ def evaluate(model: Model, data: datasets.DataSet, input_fn: Callable, more_hook
 def save_export(model: Model, target: str, kind: str):
     """Writes a SavedModel of the newest checkpoint into a new numbered folder, whole or not at all.
 
-    Unless it was asked for, one that is there already is not made again.
+    An export that already exists is not made again, except by --task_type=export.
 
     Args:
         model: Model.
-        target: the folder of the numbered ones.
-        kind: of export.KINDS.
+        target: the folder that holds the numbered ones.
+        kind: one of export.KINDS.
 
     Returns:
-        (the path of that folder, the global step).
+        (the path of the numbered folder, the global step).
     """
     config = model.config
     others = remote_files.names(target, "servable_model_dir")
@@ -255,11 +255,11 @@ def save_export(model: Model, target: str, kind: str):
 
 
 def _already_exported(folder, names, stamp):
-    """The path of a whole export that would be made again, or None."""
+    """The path of a complete export of the same model, or None."""
     if stamp.kind == "asked" or not stamp.model_id:
         return None
     for path, said in export.find(folder, names):
-        # What was made for another reason is not the best one's, which a better one replaces.
+        # The best model's export is replaced by a better one's, so another kind cannot serve as it.
         same = said if stamp.kind == "best" else said._replace(kind=stamp.kind)
         if same == stamp and export.is_whole(path):
             return path

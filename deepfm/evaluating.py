@@ -1,6 +1,6 @@
-"""The evaluations of a training on its way, and what follows from them.
+"""Evaluations during training, and what follows from them.
 
-That is the learning rate, an early end, and the export of the best model.
+They set the learning rate, may stop training early, and export the best model.
 """
 
 import posixpath
@@ -22,7 +22,7 @@ v1 = tf.compat.v1
 
 
 def check(job: JobConfig, evaluates: bool):
-    """Refuses (BadInput) what needs evaluations, which there will be or not."""
+    """Refuses (BadInput) flags that need evaluations if this run makes none."""
     for name, asked in (
         ("learning_rate_decay_on_plateau", job.learning_rate_decay_on_plateau < 1),
         ("early_stopping_patience", job.early_stopping_patience > 0),
@@ -40,15 +40,15 @@ class Evaluating:
 
     Args:
         job: JobConfig.
-        of_job: the SageMaker job that it is, if any.
-        model: Model, which is trained.
+        of_job: the SageMaker job around it, if any.
+        model: the Model being trained.
         data: DataSet to evaluate on, or None.
         run_step: global step at which the run began.
-        step: global step that training goes on from.
+        step: global step from which training continues.
 
     Attributes:
-        results: of the newest evaluation: its step, results and curves; None before the first.
-        stopped: whether training is to end, by --early_stopping_patience.
+        results: (step, results, curves) of the newest evaluation; None before the first.
+        stopped: whether --early_stopping_patience ends training.
         data: DataSet, with the identities of its files.
         history: evaluations.History.
     """
@@ -71,7 +71,7 @@ class Evaluating:
             schema = estimators.schema(model.config)
             self._input_fn = input_pipeline.once_in_order(source, schema)
             self._together = model._replace(distribution=together)
-        # Where a step is one process's, the chief decides alone.
+        # If each process takes steps of its own, the chief decides alone.
         self._agree = processes.agree if processes.synchronous else lambda value: value
         self.results, self.stopped, self.data = None, False, data
         chief = self._processes.chief
@@ -85,7 +85,7 @@ class Evaluating:
         )  # fmt: skip
 
     def make_up_for(self, step: int, due: bool):
-        """Makes the evaluation that was due at the checkpoint that training goes on from."""
+        """Makes an evaluation that was due at the checkpoint from which training continues."""
         if self._agree(due and not self.history.has(step)):
             self.evaluate(step)
         self._take_stock(step)
@@ -93,21 +93,21 @@ class Evaluating:
             self._remove_exports_but_the_best()
 
     def decay_hook(self) -> Optional["_Decay"]:
-        """What sets the learning rate in this process, None where nothing does."""
-        # Where all take each step together, each process has a copy of it to set.
+        """The hook that sets the learning rate in this process, or None."""
+        # If all take each step together, each process has a copy of the rate to set.
         decays = self._decay() is not None and self._processes.evaluates
         self._decay_hook = _Decay(self._decay()) if decays else None
         return self._decay_hook
 
     def on_the_way(self, session, step: int, progress: throughput.ProgressHook):
-        """Evaluates a step's checkpoint; (whether that changed a variable, whether to stop)."""
+        """Evaluates a step's checkpoint; returns (whether a variable changed, whether to stop)."""
         started = progress.moment()
         before = self._decay()
         if self._processes.synchronous:
-            with interruption.taking_steps(False):  # the checkpoint is there
+            with interruption.taking_steps(False):  # the checkpoint is already saved
                 self.evaluate(step)
         else:
-            try:  # the others take steps meanwhile, for which there is no checkpoint
+            try:  # the others take steps meanwhile that no checkpoint holds yet
                 self.evaluate(step, [stopping.GiveUp()])
             except interruption.Interrupted:
                 return False, True
@@ -121,7 +121,7 @@ class Evaluating:
         return after != before, self.stopped
 
     def evaluate(self, step: int, more_hooks=()):
-        """Evaluates the newest checkpoint, and exports it where it is the best."""
+        """Evaluates the newest checkpoint, and exports it if it is the best."""
         history = self.history
         identity.check_unchanged(self.data)
         _, results, curves = estimators.evaluate(
@@ -137,7 +137,7 @@ class Evaluating:
             history.keep(**exported)
 
     def _export_best(self, before):
-        """Exports the newest checkpoint in place of those that were best before, at these paths."""
+        """Exports the newest checkpoint and removes the earlier best exports, at these paths."""
         target, mine = self._job.servable_model_dir, export.model_id(self._model.model_dir)
         path, _ = estimators.save_export(self._model, target, "best")
         for entry in self.history.entries:
@@ -150,14 +150,14 @@ class Evaluating:
         return path
 
     def _remove_exports_but_the_best(self):
-        """Removes what this run has exported and a kill kept it from noting, or from removing."""
+        """Removes exports of this run that it was killed before it could record or remove."""
         path = (self.history.best or {}).get("export", "")
         in_folder = posixpath.dirname(path) == self._job.servable_model_dir.rstrip("/")
         if in_folder and export.is_whole(path):
             self._remove_other_exports(path)
 
     def _remove_other_exports(self, path):
-        """Removes the exports that this run has made as the best ones, but one."""
+        """Removes all exports that this run has made of best models, except one."""
         if self.history.lost:
             return
         folder, mine = self._job.servable_model_dir, export.model_id(self._model.model_dir)
@@ -168,7 +168,7 @@ class Evaluating:
                 export.remove(folder, other)
 
     def _take_stock(self, step):
-        """Decides whether to stop early, in all processes alike."""
+        """Decides whether to stop early; all processes decide the same."""
         history, patience = self.history, self._job.early_stopping_patience
         if not patience:
             return
@@ -182,16 +182,16 @@ class Evaluating:
             )  # fmt: skip
 
     def _decay(self):
-        """What the learning rate is to be multiplied by, None where evaluations do not tell."""
+        """The factor for the learning rate; None if evaluations do not change it."""
         factor = self._job.learning_rate_decay_on_plateau
         return self.history.decay(factor) if factor < 1 else None
 
 
 class _Decay(v1.train.SessionRunHook):
-    """Sets what the learning rate is multiplied by; at first to what the evaluations make it.
+    """Sets the variable that the learning rate is multiplied by.
 
     Args:
-        value: of the beginning.
+        value: its first value, as earlier evaluations have made it.
     """
 
     def __init__(self, value):

@@ -1,6 +1,6 @@
 """Every flag of train.py. `python train.py --help` lists them with these words.
 
-Names that the article's code has are kept, so that its launch notebooks keep working.
+Flags that the article's code has keep their names, so that its launch notebooks keep working.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ def _integer(name, default, text, lower=None, upper=None):
 
 
 class _Finite(flags.FloatParser):
-    """A number; nan and inf are none."""
+    """A number other than nan and inf."""
 
     def convert(self, argument):
         number = super().convert(argument)
@@ -278,7 +278,7 @@ def take_defaults_from(environment):
     """
 
     def default(flag, value):
-        # Another name of a flag sets its value and nothing else.
+        # Setting a flag by its alias changes its value but not using_default_value.
         given = not FLAGS[flag].using_default_value or FLAGS[flag].value != FLAGS[flag].default
         if value and not given:
             FLAGS[flag].parse(value)
@@ -302,7 +302,7 @@ def take_defaults_from(environment):
 
 
 def changed():
-    """{name: value} of the flags that are not at their defaults."""
+    """{name: value} of the flags that differ from their defaults."""
     ours = {flag.name: flag for flag in FLAGS.get_key_flags_for_module(__name__)}
     del ours["checkpoint_dir"]  # model_dir by another name
     return {name: flag.value for name, flag in ours.items() if flag.value != flag.default}

@@ -16,33 +16,33 @@ from deepfm.runtime import atomic_files, interruption, remote_files, sagemaker
 from deepfm.state import checkpoints
 from deepfm.state.remote_model_dir import REPORT, at_hand
 
-_OF_EVALUATIONS = "eval", "curves", "best", "stopped_early"  # of a report
+_OF_EVALUATIONS = "eval", "curves", "best", "stopped_early"  # entries of a report
 
 
 def run(job: JobConfig, of_job: sagemaker.Job):
-    """Does the job and writes its report: report.json of training, else report.TASK.json.
+    """Does the job and writes its report: report.json for training, else report.TASK.json.
 
     Args:
         job: JobConfig.
-        of_job: the SageMaker job that it is, if any.
+        of_job: the SageMaker job around it, if any.
 
     Raises:
-        BadInput: flags or data that the user has to mend; the text says which and how.
+        BadInput: flags or data that the user has to fix; the text says which and how.
         interruption.Interrupted: after SIGTERM or SIGINT.
     """
     if job.distribution.serve:
         job.distribution.serve()
         return
     if not job.model_dir:
-        raise BadInput("--model_dir is missing; give the folder of the model, e.g. ./model.")
+        raise BadInput("--model_dir is missing; name the model's folder: --model_dir=./model")
     job = _with_batch_size(job)
     processes = job.distribution.processes
     try:
         with at_hand(job, processes.chief) as (local, mirror):
             _run(local, of_job, mirror)
     except interruption.Interrupted as interrupted:
-        # Launchers end the others as soon as one ends with a code other than 0; all wait for the
-        # chief, which may have had a checkpoint to copy.
+        # Launchers kill the other processes as soon as one exits with a code other than 0; so all
+        # wait for the chief, which may still be copying a checkpoint.
         if interrupted.together or (processes.chief and not processes.synchronous):
             processes.finish()
         raise
@@ -67,8 +67,8 @@ def _run(job, of_job, mirror):
     processes.finish()
 
 
-# Tasks that take notice of a flag, of those that not all do.
-_TAKE_NOTICE = {
+# The tasks that use a flag, for flags that some tasks ignore.
+_USED_BY = {
     "training_data_dir": ("train",),
     "val_data_dir": ("train", "eval"),
     "infer_data_dir": ("infer",),
@@ -80,9 +80,9 @@ _TAKE_NOTICE = {
 
 
 def _warn_of_idle_flags(job):
-    """Says which flags that the user has set change nothing here."""
+    """Warns of flags that the user has set and that this job ignores."""
     task = job.task_type
-    for name, tasks in _TAKE_NOTICE.items():
+    for name, tasks in _USED_BY.items():
         if name in job.given and task not in tasks:
             logging.warning("--%s has no effect with --task_type=%s.", name, task)
     folders = [(x or "").rstrip("/") for x in (job.input.training_data_dir, job.input.val_data_dir)]
@@ -95,9 +95,9 @@ def _warn_of_idle_flags(job):
 
 
 def _keep_report(job, found):
-    """Writes what a job has found out.
+    """Writes the report of a job.
 
-    Training that had nothing left to do keeps the report of the one that had, but for evaluations.
+    Training that had nothing left to do keeps the earlier report, except for evaluations.
     """
     trains = job.task_type == "train"
     mode = job.distribution
@@ -118,11 +118,11 @@ def _keep_report(job, found):
     if trains or os.access(job.model_dir, os.W_OK):
         atomic_files.write_json(path, report)
     else:
-        logging.warning("Skipping %s: its folder cannot be written.", path)
+        logging.warning("Not writing %s: its folder cannot be written.", path)
 
 
 def _report_of_step(path, step):
-    """What the report says of the training that led to a step, {} where there is none of it."""
+    """The report of the training that led to a step; {} if there is none."""
     try:
         with open(path) as f:
             found = json.load(f)
@@ -139,7 +139,7 @@ def _with_batch_size(job):
     if size % replicas:
         raise BadInput(
             f"{replicas} replicas cannot share --global_batch_size={size} evenly; "
-            f"try {max(size // replicas, 1) * replicas}."
+            f"try --global_batch_size={max(size // replicas, 1) * replicas}."
         )
     return job._replace(input=job.input._replace(batch_size=size // replicas))
 
@@ -187,7 +187,7 @@ def _infer(job, of_job):
         return rows, step
 
     rows, step = estimators.of_newest(model, of_checkpoint)
-    rows = processes.total(rows)  # and so all parts are there
+    rows = processes.total(rows)  # all parts are written by now
     remote_files.check_all_read(data.files, data.rows, rows)
     if processes.size > 1 and processes.chief:
         atomic_files.join(path, parts)
@@ -203,15 +203,15 @@ def _infer(job, of_job):
 
 def _export(job, of_job):
     if not job.servable_model_dir:
-        raise BadInput("--servable_model_dir is missing; give the folder to export to.")
+        raise BadInput("--servable_model_dir is missing; name a folder to export to.")
     _, model = _trained_model(job, of_job)
     path, step = estimators.save_export(model, job.servable_model_dir, "asked")
     return {"export": path, "global_step": step}
 
 
 def _trained_model(job, of_job, flag=None):
-    """(the DataSet that a flag names, or None; the Model of model_dir)."""
-    checkpoints.of_newest(job.model_dir, lambda path: None, hold=False)  # or BadInput
+    """(the DataSet that a flag names, or None; the Model in model_dir)."""
+    checkpoints.of_newest(job.model_dir, lambda path: None, hold=False)  # BadInput without one
     mode = job.distribution
     data = open_data.find(flag, job.input, mode.processes, of_job) if flag else None
     known = model_config.kept(job.model_dir, mode.processes.chief)

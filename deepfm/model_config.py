@@ -1,4 +1,4 @@
-"""The ModelConfig of a job: what was asked for, else what was trained, else what the data tell."""
+"""The ModelConfig of a job, from the flags given, else from model.json, else from the data."""
 
 import os
 from typing import Any, Dict, Optional
@@ -29,7 +29,7 @@ def _file(model_dir):
 
 
 def kept(model_dir: str, chief: bool = True) -> Dict[str, Any]:
-    """{field of ModelConfig: value} of model.json; {} where there is none, which the chief logs."""
+    """{field of ModelConfig: value} from model.json; {} if it is missing, which the chief logs."""
     if is_kept(model_dir):
         return model_json.read(_file(model_dir))
     if chief:
@@ -44,19 +44,19 @@ def kept(model_dir: str, chief: bool = True) -> Dict[str, Any]:
 def of_trained(
     asked: ModelAsked, known: Dict[str, Any], data: Optional[datasets.DataSet] = None
 ) -> ModelConfig:
-    """The ModelConfig of a model that has been trained.
+    """The ModelConfig of a trained model.
 
     Args:
         asked: ModelAsked.
-        known: what `kept` says of it.
-        data: that it is applied to, if any.
+        known: the model's fields, from `kept`.
+        data: DataSet that it is applied to, if any.
     """
     _check_same(asked, known, asked.fields, [name for name in STAYS if name in asked.given])
     fields = _asked_or_kept(asked, known)
     if asked.correct_calibration and not fields["logit_offset"]:
         raise BadInput(
             f"--correct_calibration: the model of --model_dir={asked.model_dir} was trained "
-            "without; train with it, or leave the flag out."
+            "without it; train with it, or give --nocorrect_calibration."
         )
     return _config(asked, fields, [data] if data else [])
 
@@ -67,11 +67,11 @@ def to_train(
     data: datasets.DataSet,
     validation: Optional[datasets.DataSet] = None,
 ) -> ModelConfig:
-    """The ModelConfig of a model that is to be trained.
+    """The ModelConfig of a model to train.
 
     Args:
         asked: ModelAsked.
-        known: what `kept` says of the model that training goes on with.
+        known: fields, from `kept`, of the model that training continues with.
         data, validation: DataSets.
     """
     fields = _asked_or_kept(asked, known)
@@ -80,14 +80,14 @@ def to_train(
 
 
 def _asked_or_kept(asked, known):
-    """{field of ModelConfig: value}: what was given, else what is kept, else the flag's default."""
+    """{field of ModelConfig: value}: the flag given, else model.json, else the flag's default."""
     fields = dict(asked.fields, hash_buckets=None, feature_map=None, logit_offset=0.0)
     found = {k: v for k, v in known.items() if k in fields and k not in asked.given}
     return {**fields, **found}
 
 
 def _config(asked, fields, data_sets):
-    """The ModelConfig, with what the data tell where nothing else does."""
+    """The ModelConfig, with values from the data where nothing else gives them."""
     for name in ("field_size", "feature_size"):
         fields[name] = fields[name] or (getattr(data_sets[0], name) if data_sets else None)
         if name == "field_size" and data_sets and not fields[name] and data_sets[0].files:
@@ -110,7 +110,7 @@ def _config(asked, fields, data_sets):
     if len(dropout) not in (1, len(layers)):
         raise BadInput(
             f"--dropout has {len(dropout)} values for {len(layers)} hidden layers "
-            f"(--deep_layers={','.join(map(str, layers))}); give 1 or {len(layers)}."
+            f"(--deep_layers={','.join(map(str, layers))}); give 1 or {len(layers)} values."
         )
     fields["deep_layers"] = layers
     fields["dropout"] = dropout * len(layers) if len(dropout) == 1 else dropout
@@ -118,62 +118,62 @@ def _config(asked, fields, data_sets):
 
 
 def check_goes_on(asked: ModelAsked, config: ModelConfig):
-    """Refuses (BadInput) to go on with a model of other variables or another loss."""
+    """Refuses (BadInput) to continue a model that has other variables or another loss."""
     if is_kept(asked.model_dir):
         _check_same(asked, kept(asked.model_dir), config._asdict(), STAYS)
 
 
 def _check_same(asked, known, fields, names):
-    """Refuses (BadInput) fields that are others than those that a model was trained with."""
+    """Refuses (BadInput) fields that differ from those that a model was trained with."""
     as_flag = lambda x: ",".join(map(str, x)) if isinstance(x, (list, tuple)) else x
     for name in names:
         now, trained = as_flag(fields[name]), as_flag(known.get(name, fields[name]))
         if now != trained:
             raise BadInput(
                 f"--{name}={now}, but the model of --model_dir={asked.model_dir} was trained with "
-                f"--{name}={trained}; give that, or another --model_dir."
+                f"--{name}={trained}; give that value, or another --model_dir."
             )
 
 
 def _check_ids(data, fields, is_validation):
-    """Refuses (BadInput) data of other ids than those of the model, where both are known.
+    """Refuses (BadInput) data whose ids are not the model's, as far as both are known.
 
-    Of another feature map, of other hashes, or validation data that may hold ids which the model
-    to train does not.
+    The ids come from another feature map, are hashed differently, or, in validation data, may be
+    beyond the tables of the model to train.
     """
     size, wanted = fields["feature_size"], fields["hash_buckets"]
     if is_validation and (data.feature_size or 0) > size:
         raise BadInput(
             f"{data.name}: its feature_size is {data.feature_size}, the model has {size}; "
-            "convert it with the ids and the --feature_size of the training data."
+            f"convert it with the ids of the training data, and with --feature_size={size}."
         )
     if None not in (data.hash_buckets, wanted) and data.hash_buckets != wanted:
-        tell = lambda n: f"are hashes into {n} buckets" if n else "are no hashes"
+        kind = lambda n: f"are hashes into {n} buckets" if n else "are not hashes"
         flag = f"with --hash_buckets={wanted}" if wanted else "without --hash_buckets"
         raise BadInput(
-            f"{data.name}: its ids {tell(data.hash_buckets)}, those that the model learns "
-            f"{tell(wanted)}; convert the data {flag}."
+            f"{data.name}: its ids {kind(data.hash_buckets)}, but the model's {kind(wanted)}; "
+            f"convert the data {flag}."
         )
     found, learned = data.feature_map, fields["feature_map"]
     if found and learned and found != learned:
         raise BadInput(
-            f"{data.name}: has the ids of feature map {found}, the model learns those of {learned};"
-            " encode the rows with the model's (data_tools.prepare_criteo --feature_map)."
+            f"{data.name}: its ids come from feature map {found}, the model's from {learned}; "
+            "encode the rows with the model's map (data_tools.prepare_criteo --feature_map)."
         )
 
 
 def _multi_valued(data):
-    """Whether fields of a data set may hold several values: as dataset.json or a record tells."""
+    """Whether fields may hold several values, by dataset.json or else by the first record."""
     if data.multi_valued is None and data.files:
         return data.format.first_record(data.files[0].path)[1]
     return bool(data.multi_valued)
 
 
 def _take_from_training_data(asked, data, fields):
-    """Sets what the data of now tell, whatever the model was trained on before."""
+    """Sets the fields that come from this run's data, whatever the model was trained on before."""
     larger = (data.feature_size or 0) > (fields["feature_size"] or 0)
     if larger and "feature_size" not in asked.given:
-        fields["feature_size"] = None  # a model with fewer rows is refused, which says so
+        fields["feature_size"] = None  # a model with fewer rows is refused later, with a message
     corrected = fields["logit_offset"] and "correct_calibration" not in asked.given
     fields.update(
         seed=asked.fields["seed"],
@@ -182,12 +182,12 @@ def _take_from_training_data(asked, data, fields):
 
 
 def _logit_offset(data):
-    """The correction that --correct_calibration asks for; other jobs take it from model.json."""
+    """The offset for --correct_calibration; jobs other than training read it from model.json."""
     if not data.sampling_rates or 0 in data.sampling_rates:
         rates = data.sampling_rates and f"rates {tuple(data.sampling_rates)}"
         raise BadInput(
-            f"--correct_calibration: dataset.json records {rates or 'no sampling rates'} for "
-            f"{data.name}; data_tools.rebalance writes rates above 0, else give "
-            "--nocorrect_calibration."
+            f"--correct_calibration needs sampling rates above 0, but dataset.json records "
+            f"{rates or 'none'} for {data.name}; sample with data_tools.rebalance, which records "
+            "them, or give --nocorrect_calibration."
         )
     return logit_offset(data.sampling_rates)

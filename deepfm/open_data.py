@@ -1,4 +1,4 @@
-"""Which data a job reads, from files or from SageMaker's channels, and which part this process.
+"""Which data a job reads, files or SageMaker's channels, and which part of it each process reads.
 
 `flag` is the name of the flag that names the data; it is a field of InputConfig.
 """
@@ -14,7 +14,7 @@ from deepfm.runtime import remote_files, sagemaker
 def find(
     flag: str, asked: InputConfig, processes: Processes, of_job: sagemaker.Job
 ) -> datasets.DataSet:
-    """The data set that a flag names, or in Pipe mode the channel that stands for it."""
+    """The data set that a flag names, or in Pipe mode the channel that takes its place."""
     if of_job.pipe_mode:
         return _open_channel(flag, asked, processes, of_job)
     spec = getattr(asked, flag)
@@ -45,13 +45,13 @@ def _is_sharded(flag, alone, of_job):
     """Whether each host has its own part of the records."""
     if flag == "training_data_dir":
         return of_job.training_is_sharded()
-    if flag == "infer_data_dir":  # which no channel is named after
+    if flag == "infer_data_dir":  # no channel belongs to it
         return False
     found = of_job.is_sharded(of_job.evaluation_channel_name)
     if found and alone and of_job.num_hosts > 1:
         raise BadInput(
-            f"Channel {of_job.evaluation_channel_name} is ShardedByS3Key, but here a "
-            "process evaluates all records by itself; make the channel FullyReplicated."
+            f"Channel {of_job.evaluation_channel_name} is ShardedByS3Key, but with ps or "
+            "--eval_on_all_ranks one process needs all its records; make it FullyReplicated."
         )
     return found
 
@@ -112,7 +112,7 @@ def share(data: datasets.DataSet, processes: Processes, of_job: sagemaker.Job) -
 def share_of_evaluation(
     data: datasets.DataSet, asked: InputConfig, mode: Distribution, of_job: sagemaker.Job
 ) -> Tuple[Share, Distribution]:
-    """The same of an evaluation, with the Distribution whose processes evaluate together."""
+    """The Share for an evaluation, and the Distribution whose processes evaluate together."""
     if evaluates_alone(asked, mode.processes):
         alone = mode.replicas._replace(gather=Replicas().gather)
         return Share(), mode._replace(replicas=alone)

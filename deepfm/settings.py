@@ -9,11 +9,11 @@ from deepfm.state import resume
 
 
 def check_alike(job: JobConfig, config: ModelConfig, data, validation, damaged):
-    """Refuses (BadInput) processes that take each step together with other flags or other data.
+    """Refuses (BadInput) processes in one step whose flags or data differ.
 
     Args:
-        data, validation: DataSets, validation None where there is none.
-        damaged: the files of `data` with bad records that are passed over.
+        data, validation: DataSets; validation may be None.
+        damaged: the files of `data` with bad records that are skipped.
     """
     if not job.distribution.processes.in_step:
         return
@@ -35,7 +35,7 @@ def check_alike(job: JobConfig, config: ModelConfig, data, validation, damaged):
         **{name: getattr(job, name) for name in names},
         "val_data_dir": bool(validation),
     }  # fmt: skip
-    for name in ("hash_buckets", "feature_map"):  # a host may have a part without dataset.json
+    for name in ("hash_buckets", "feature_map"):  # a host's part may lack dataset.json
         if mine[name] is None:
             del mine[name]
     if not (data.pipe or data.sharded or data.own_channel):
@@ -46,7 +46,7 @@ def check_alike(job: JobConfig, config: ModelConfig, data, validation, damaged):
 
 
 def of_run(job: JobConfig, config: ModelConfig) -> Dict[str, Any]:
-    """{flag: value} of what may change between an interruption and the next start."""
+    """{flag: value} of the settings that may change between an interruption and the next start."""
     chosen = job.optimizer
     settings = {
         "optimizer": chosen.name, "learning_rate": chosen.learning_rate,

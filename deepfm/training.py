@@ -1,4 +1,4 @@
-"""The training job: where in its data it begins, its steps, and how it ends."""
+"""The training job: where in the data it begins, its steps, and how it ends."""
 
 import contextlib
 from typing import Optional
@@ -19,21 +19,21 @@ from deepfm.state import export, resume, saving
 from deepfm.state import model_dir as model_folder
 from deepfm.state.remote_model_dir import Mirror
 
-_STEPS_OF_A_VERDICT = 100  # fewer are mostly the beginning
-_REPORTED = 1000  # skipped records that report.json names
+_STEPS_OF_A_VERDICT = 100  # in fewer steps the start dominates
+_REPORTED = 1000  # most skipped records that report.json lists
 
 
 def train(job: JobConfig, of_job: sagemaker.Job, mirror: Optional[Mirror] = None) -> dict:
-    """Trains and evaluates; returns what report.json says of it.
+    """Trains and evaluates; returns its part of report.json.
 
     Args:
         job: JobConfig.
-        of_job: the SageMaker job that it is, if any.
-        mirror: copies model_dir, which is then local, to where it was asked for.
+        of_job: the SageMaker job around it, if any.
+        mirror: copies the local model_dir to the remote one that the user gave, if any.
 
     Raises:
         interruption.Interrupted: after a signal; the checkpoint of the last step is saved.
-        BadInput: flags or data that the user has to mend.
+        BadInput: flags or data that the user has to fix.
     """
     mode, processes = job.distribution, job.distribution.processes
     chief, asked = processes.chief, job.asked_model
@@ -59,7 +59,7 @@ def train(job: JobConfig, of_job: sagemaker.Job, mirror: Optional[Mirror] = None
     by_rows = data.rows is not None
     # Only the chief looks: it may have just cleared the folder that others would read.
     step = processes.agree(estimators.global_step(job.model_dir) if chief else 0)
-    # So that it need not read past what has been used, or past the end (_Training.last_step).
+    # With known rows it can skip what has been used, and knows the last step (_Training.last_step).
     if (step or mode.replicas.strategy) and not data.pipe:
         data = datasets.count_rows(data)
     if chief:
@@ -67,7 +67,7 @@ def train(job: JobConfig, of_job: sagemaker.Job, mirror: Optional[Mirror] = None
     rows = shares.rows_of_share(data, damaged, share)
     rows = rows if rows is None else processes.exchange(rows)
     position, parts = _go_on(job, config, data, damaged, rows, by_rows, step)
-    if chief and not step:  # a checkpoint that is there may be another model's
+    if chief and not step:  # an existing checkpoint may be another model's
         model_config.keep(job.model_dir, config)
     elif chief:
         model_config.check_goes_on(asked, config)
@@ -106,7 +106,7 @@ def train(job: JobConfig, of_job: sagemaker.Job, mirror: Optional[Mirror] = None
 
 
 def _kept_model(job):
-    """{field: value} of the model that training goes on with, as the chief finds it; {} without."""
+    """{field: value} of the model that training continues, as the chief finds it; {} if new."""
     processes = job.distribution.processes
     goes_on = processes.chief and not job.clear_existing_model
     there = goes_on and tf.train.latest_checkpoint(job.model_dir)
@@ -114,7 +114,7 @@ def _kept_model(job):
 
 
 def _go_on(job, config, data, damaged, rows, by_rows, step):
-    """(the Position of the first record not used; the RunParts that led there)."""
+    """(the Position of the first unused record; the RunParts that led there)."""
     processes = job.distribution.processes
     steps = shares.steps_of_processes(rows, job.batch_of_process, processes.in_step)
     skipped = sum(len(file.places) for file in damaged)
@@ -134,7 +134,7 @@ def _go_on(job, config, data, damaged, rows, by_rows, step):
 
 
 def _check_all_used(job, data, position, run):
-    """Refuses that training has ended without having used each record as often as it should."""
+    """Fails (OSError) if training has ended without using each record as often as it should."""
     processes = job.distribution.processes
     if not (run.progress.steps or data.rows or run.start_step):
         raise BadInput(f"{data.name} has no records.")
@@ -153,7 +153,7 @@ def _check_all_used(job, data, position, run):
 
 
 def _skipped(damaged):
-    """What report.json says of the records that were passed over."""
+    """What report.json says about the records that were skipped."""
     bad = [
         {"file": file.path, "place": place.lstrip(":").strip(), "reason": reason}
         for file in damaged
@@ -163,13 +163,13 @@ def _skipped(damaged):
 
 
 class _Training:
-    """The steps of a training job, and what is done beside them."""
+    """The steps of a training job, and what accompanies them."""
 
     def __init__(self, job, of_job, mirror, model, data, validation, position, step, parts, gpus):
         self._job, self._position, self.start_step = job, position, step
         self._processes = processes = job.distribution.processes
         mode, chief, run_step = job.distribution, processes.chief, parts[-1].run_step
-        self.interrupted = False  # in an epoch beyond --num_epochs
+        self.interrupted = False  # whether it was, earlier, in an epoch beyond --num_epochs
         steps = parts[-1].steps_per_epoch  # of each process
         epoch = steps and (steps[0] if processes.in_step else sum(steps))
         by_epoch = epoch if job.input.num_epochs > 1 else 0
@@ -178,7 +178,7 @@ class _Training:
         self.evaluating = evaluating.Evaluating(job, of_job, model, validation, run_step, step)
         if not processes.evaluates:
             eval_steps = 0
-        # Copied before there is an export, which would be nobody's if this were lost by a kill.
+        # Copied before the first export: if a kill lost the id, that export would have no owner.
         if chief and job.servable_model_dir and export.keep_model_id(job.model_dir) and mirror:
             mirror.copy_now(export.ID_FILE)
         first_step = 0 if job.eval_every_steps else run_step
@@ -187,8 +187,8 @@ class _Training:
         left = epoch and epoch * (job.input.num_epochs - position.epoch)
         last = left and step + left - position.step
         last = min(filter(None, (last, job.max_steps)), default=None)
-        # TensorFlow 1.15's iterator over several devices waits for ever now and then, where it
-        # comes to the end of the data: about once in 200 runs on a busy machine.
+        # TensorFlow 1.15's iterator over several devices sometimes hangs at the end of the data:
+        # about once in 200 runs on a busy machine.
         self.last_step = last if mode.replicas.strategy else job.max_steps or None
         self.progress = throughput.ProgressHook(
             job.log_steps if chief or not processes.synchronous else 0,
@@ -219,17 +219,20 @@ class _Training:
         ]
 
     def is_left(self):
-        """Whether there is anything left to train on; says so where there is not."""
+        """Whether anything is left to train on; logs why if not."""
         job, position, step = self._job, self._position, self.start_step
         if job.max_steps and step >= job.max_steps:
-            logging.info("Nothing to do: step %d has reached --max_steps=%d.", step, job.max_steps)
+            logging.info(
+                "Nothing to do: step %d has reached --max_steps=%d. Raise it to train longer.",
+                step, job.max_steps,
+            )  # fmt: skip
         elif self._processes.synchronous and position.epoch >= job.input.num_epochs:
             logging.info(
                 "All %d epochs of this run are done (step %d); train longer with "
                 "--num_epochs=%d, or from scratch with --clear_existing_model.",
                 job.input.num_epochs, step, position.epoch + 1,
             )  # fmt: skip
-            # One that was asked for more epochs, and killed in one of these, has not ended.
+            # A run that was given more epochs before, and killed in one of these, has not ended.
             self.interrupted = position[:2] != (job.input.num_epochs, 0)
         elif self.evaluating.stopped:
             logging.info("Nothing to do: early stopping ended this run at step %d.", step)
@@ -238,7 +241,7 @@ class _Training:
         return False
 
     def end_if_interrupted(self):
-        """Ends the process, with all others, where a signal has ended training."""
+        """Ends this process, together with all others, if a signal has ended training."""
         if not self._processes.total(interruption.requested()):
             return
         if self._processes.chief:
@@ -251,13 +254,13 @@ class _Training:
 
     @property
     def step(self):
-        """The global step that training has come to; where each takes its own the chief knows."""
+        """The global step that training has reached; if asynchronous, the newest checkpoint's."""
         if self._processes.synchronous:
             return self.start_step + self.progress.steps
         return estimators.global_step(self._job.model_dir)
 
     def _saver(self, parts):
-        """What saves checkpoints, with notes of the run that they belong to."""
+        """The Saver of checkpoints, with notes on the run that they belong to."""
         job, servers = self._job, self._job.distribution.servers
         return saving.SlicedSaving(
             job.model_dir,
@@ -267,7 +270,7 @@ class _Training:
         )
 
     def report(self, data):
-        """What was done, after an evaluation of the model as it is now."""
+        """The report of what was done, after an evaluation of the last step if it had none."""
         processes, step = self._processes, self.step
         report = {"global_step": step}
         found = self.progress.throughput()
@@ -280,7 +283,7 @@ class _Training:
             )  # fmt: skip
             report["training_seconds"] = report.pop("seconds")
             report.update(self._limit(data, found))
-            # The chief has saved the last checkpoint by now; the others cannot tell.
+            # The chief has saved the last checkpoint by now; the others do not know its step.
             if processes.evaluates:
                 logging.info(
                     "Trained %d steps on %d examples in %.1f s: %.0f examples/s.",
@@ -300,7 +303,7 @@ class _Training:
         return report
 
     def _limit(self, data, found):
-        """What report.json says of the processors of all processes, and of what the limit was."""
+        """What report.json says about all processes' processors, and about what limits training."""
         job, processes = self._job, self._processes
         shares = {
             name: processes.total(getattr(found, name)) / processes.size

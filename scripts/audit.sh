@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Says which known vulnerabilities the pinned packages have, as OSV (osv.dev) knows them. It is for
-# information: it always exits 0, and within AUDIT_SECONDS (default 60).
+# Lists the known vulnerabilities of the pinned packages, according to OSV (osv.dev). It is for
+# information: it always exits 0, within AUDIT_SECONDS (default 60).
 #
 #   scripts/audit.sh
 #
-# pip-audit looks at the pins, so it runs in a Python of its own, 3.8 or later. Not with PyPI's
-# service: behind a mirror that lacks it, it takes every package for one that nothing is known of.
+# pip-audit only reads the pins, so it runs in its own Python, 3.8 or later. It does not ask PyPI's
+# service: behind a mirror without that service, no package would seem to have a vulnerability.
 set -euo pipefail
 
 if [[ ${1:-} == --help ]]; then
@@ -13,7 +13,7 @@ if [[ ${1:-} == --help ]]; then
   exit
 fi
 if [[ -n ${1:-} && $1 != --now ]]; then
-  echo "audit.sh: $1 is not an option; there is none." >&2
+  echo "audit.sh: $1 is not an option; audit.sh takes none." >&2
   exit 2
 fi
 
@@ -26,7 +26,7 @@ if [[ ${1:-} != --now ]]; then
   trap 'rm -f "$log"' EXIT
   if ! timeout "${AUDIT_SECONDS:-60}" scripts/audit.sh --now 2>"$log"; then
     why=$(tail -n 1 "$log" | cut -c1-120)
-    echo "Known vulnerabilities were not looked up: ${why:-the time was up}"
+    echo "Could not look up known vulnerabilities: ${why:-timeout; try a larger AUDIT_SECONDS}"
   fi
   exit 0
 fi

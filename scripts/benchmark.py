@@ -1,21 +1,20 @@
-"""Measures training and all around it beside what it replaces, and the floor of a step.
+"""Measures training and what surrounds it against what they replace, and against a step's floor.
 
     .venv/bin/python scripts/benchmark.py
     .venv/bin/python scripts/benchmark.py --what=training --feature_sizes=117581,1000000 --rounds=3
     .venv/bin/python scripts/benchmark.py --what=training --torch=PYTHON --output_dir=benchmark
 
 Each pair runs in turn, `--rounds` times, and its ratio is the median of the rounds' ratios: on a
-machine that others use too, a ratio can be trusted and a single time cannot.
+shared machine, you can trust a ratio and not a single time.
 
-Training is `train.py` as its user runs it, with the default flags, beside the article's
-configuration (--lazy_updates=false --l2_scope=table), and, where --torch names a Python that has
-it, beside a plain PyTorch DeepFM with row-wise Adam (torch_reference.py). The floor is what no step
-can do without, in a session by itself: matrix products, gathers, sums of a row's gradients, row
-updates. Input and conversion run in one process each. Of the tools that prepare data the CPU time
-is taken, in one process, beside that of converting LibSVM. Each mode runs beside one thread of one
-process.
+Training is `train.py` as its user runs it, with the default flags, against the article's
+configuration (--lazy_updates=false --l2_scope=table) and, with --torch, against a plain PyTorch
+DeepFM with row-wise Adam (torch_reference.py). The floor is the work that no step can do without,
+in a session by itself: matrix products, gathers, sums of a row's gradients, row updates. Input and
+conversion run in one process each. The tools that prepare data are measured by the CPU time of one
+process, against that of converting LibSVM. Each mode runs against one thread of one process.
 
-Printed is a Markdown table; --output_dir takes that, the figures as JSON, and a plot.
+It prints a Markdown table; --output_dir stores that, the figures as JSON, and a plot.
 """
 
 import contextlib
@@ -43,18 +42,21 @@ from absl import flags, logging
 from tables_and_plots import bars, markdown, png
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list("feature_sizes", "117581,1000000,10000000", "Of training.")
-flags.DEFINE_integer("rounds", 3, "Times that each pair is measured.", 1)
-flags.DEFINE_integer("rows", 400000, "Records of the data set that is made.", 10000)
-flags.DEFINE_list("batch_sizes", "1024", "Records in a batch; all but training takes the first.")
-flags.DEFINE_float("zipf", 1.1, "How steeply the popularity of ids falls; flatter is harder.")
-flags.DEFINE_string(
-    "work_dir",
-    None,
-    "A folder in whose benchmark/ data is kept for the next time; default: a temporary one.",
-)
-flags.DEFINE_string("output_dir", None, "Where benchmark.json, .md and .png go.")
-flags.DEFINE_string("torch", None, "A Python that has torch, to compare training with.")
+# fmt: off
+flags.DEFINE_list("feature_sizes", "117581,1000000,10000000",
+    "Numbers of feature ids to measure with; pipe and extras take the first.")
+flags.DEFINE_integer("rounds", 3, "How often each pair is measured; more on a busy machine.", 1)
+flags.DEFINE_integer("rows", 400000, "Training records to generate; more make runs longer.", 10000)
+flags.DEFINE_list("batch_sizes", "1024",
+    "Records in a batch; measures other than training take the first.")
+flags.DEFINE_float("zipf", 1.1,
+    "Zipf exponent of the ids' popularity. Lower it to use rare ids more often, which is harder.")
+flags.DEFINE_string("work_dir", None,
+    "Folder whose benchmark/ keeps the data for the next run. Default: a temporary folder.")
+flags.DEFINE_string("output_dir", None, "Folder for benchmark.json, .md and .png. Default: none.")
+flags.DEFINE_string("torch", None,
+    "Python interpreter that has torch, to compare training with PyTorch. Default: no comparison.")
+# fmt: on
 
 _MODEL = ("--embedding_size=32", "--deep_layers=128,64,32", "--l2_reg=0.0001")
 _ARTICLE = ("--lazy_updates=false", "--l2_scope=table")
@@ -74,12 +76,12 @@ def main(_):
     programs.check_list("feature_sizes")
     programs.check_list("batch_sizes")
     if FLAGS.torch and not shutil.which(FLAGS.torch):
-        raise BadInput(f"--torch={FLAGS.torch} is no program; name a Python that has torch.")
+        raise BadInput(f"--torch={FLAGS.torch}: no such program; name a Python that has torch.")
     if FLAGS.output_dir:
         program.make_output_dir(FLAGS.output_dir)
     programs.need("matplotlib")
     with tempfile.TemporaryDirectory() as temporary:
-        # A folder of its own: what is measured replaces model/ there, and more.
+        # A folder of its own, because the measures replace model/ and more there.
         work = pathlib.Path(FLAGS.work_dir or temporary) / "benchmark"
         work.mkdir(parents=True, exist_ok=True)
         figures = [_in_turn(*pair) for what in FLAGS.what for pair in MEASURES[what](work)]
@@ -92,7 +94,7 @@ def main(_):
 
 
 def _table(figures):
-    """The figures as a Markdown table; CPU and memory where train.py told them."""
+    """The figures as a Markdown table; CPU and memory if train.py reported them."""
     titles = (
         "measured", "ours", "the other", "ratio", "ratios", "CPU-s per million", "peak memory",
     )  # fmt: skip
@@ -110,20 +112,19 @@ def _table(figures):
 
 
 def _plot(figures) -> bytes:
-    """How many times the other each figure is: a bar, and a dot for each round."""
+    """A bar for the ratio of each pair, with a dot for each round."""
     colors = {"/s": "tab:blue", " s": "tab:gray"}
     figure, axes = bars(
         [(f"{f['name']}\nagainst {f['other_name']}", f["ratios"], colors[f["unit"]])
          for f in figures],
-        xscale="log", xlabel="times the other (gray: seconds, of which less is better)",
+        xscale="log", xlabel="ratio to the other (gray: seconds, less is better)",
     )  # fmt: skip
     axes.axvline(1, color="tab:red", linewidth=1)
     return png(figure)
 
 
 def _in_turn(name, ours, other_name, other, unit="/s"):
-    """Runs two functions in turn, each of which returns a number, or a report.json that tells a
-    rate; the figure of the pair."""
+    """The figure of two functions, run in turn; each returns a number or a report.json."""
     pairs = []
     for i in range(FLAGS.rounds):
         pairs.append((ours(), other()))
@@ -146,7 +147,7 @@ def _rate_of(found):
 
 
 def _details(reports):
-    """Medians of what reports tell beside the rate."""
+    """Medians of what reports contain besides the rate."""
     if not isinstance(reports[0], dict):
         return {}
     return {
@@ -162,7 +163,7 @@ def _cpu_seconds_per_million(report):
 
 
 def _run(*words):
-    """Runs a command of the project; what it prints."""
+    """Runs a command of the project; returns what it prints."""
     done = programs.run_command(*words)
     if done.returncode:
         sys.exit(f"{' '.join(done.args)}\n{done.stdout[-2000:]}{done.stderr}")
@@ -200,7 +201,7 @@ def _data(work, feature_size):
 
 
 def _words(work, *more):
-    """Flags of train.py for a new model; `more` wins where it names one again."""
+    """Flags of train.py for a new model; `more` overrides them."""
     return (
         *_MODEL, f"--model_dir={work}/model", "--clear_existing_model", f"--batch_size={_batch()}",
         *more,
@@ -229,7 +230,7 @@ def training(work):
         name, folder = f"training, {size:,} features{more}", _data(work, size)
         train = partial(_train, work, size, f"--batch_size={batch}")
         epoch = -(-FLAGS.rows // batch)
-        # The article's step takes seconds where the tables are large; then no epoch is compared.
+        # With large tables, a step of the article takes seconds, so it does not run a whole epoch.
         few = epoch if size < 500000 else max(12, 40 * 1000000 // size)
         validation = [f"--val_data_dir={folder}/test"] if few == epoch else []
         article = partial(train, f"--max_steps={few}", *validation, *_ARTICLE)
@@ -245,7 +246,7 @@ def training(work):
 
 
 def _torch(*words):
-    """What torch_reference.py tells."""
+    """The figures that torch_reference.py prints."""
     return json.loads(_run(FLAGS.torch, "scripts/torch_reference.py", *words))
 
 
@@ -300,7 +301,7 @@ def pipe(work):
 
     def from_fifo():
         with tempfile.TemporaryDirectory() as job:
-            path = pathlib.Path(job, "input")  # the pipe's state lies beside it
+            path = pathlib.Path(job, "input")  # the pipe's state is kept beside it
             fifo = path / "data" / "training_0"
             config = json.dumps({"training": {"TrainingInputMode": "Pipe"}}).encode()
             programs.write_files(path / "config", {"inputdataconfig.json": config})
@@ -316,7 +317,7 @@ def pipe(work):
 
 
 def reading(work):
-    """Records/s of the input pipeline against the ways that public examples read."""
+    """Records/s of the input pipeline against the usual ways in public examples."""
     import tensorflow as tf
 
     from deepfm.config import Distribution, InputConfig
@@ -402,7 +403,7 @@ def conversion(work):
 def tools(work):
     """Rows/s per core of the tools that prepare data, and what a second worker adds.
 
-    CPU time of whole commands, less that of the same commands with a hundredth of the rows.
+    CPU time of whole commands, minus that of the same commands with a hundredth of the rows.
     """
     folder = _data(work, 117581)
     inputs = {rows: _raw_inputs(folder, rows) for rows in (FLAGS.rows, FLAGS.rows // 100)}
@@ -436,7 +437,7 @@ def tools(work):
 
 
 def _raw_inputs(folder, rows):
-    """{format: path} of so many rows: LibSVM, LibFFM, TFRecord, and raw ones as Criteo's are."""
+    """{format: path} of `rows` rows: LibSVM, LibFFM, TFRecord, and Criteo's raw format."""
     paths = {kind: folder / f"raw-{rows}.{kind}" for kind in ("libsvm", "libffm", "criteo")}
     paths["tfrecord"] = folder / f"raw-{rows}"
     if not (paths["tfrecord"] / "dataset.json").exists():  # which is written last
@@ -502,7 +503,7 @@ def _floor(folder, feature_size, embedding_size=32, layers=(128, 64, 32, 1)):
     v1.enable_resource_variables()
     threads = distribution.local(ModeFlags()).session_config
     ids = np.load(_arrays(folder))["ids"]
-    batches = []  # distinct ids, and for each place of the batch which of them it has
+    batches = []  # distinct ids, and which of them each place of the batch has
     for i in range(0, len(ids) - _batch() + 1, _batch()):
         distinct, where = np.unique(ids[i : i + _batch()].astype(np.int32), return_inverse=True)
         batches.append((distinct, np.stack([np.arange(len(where)), where], 1).astype(np.int32)))
@@ -520,7 +521,7 @@ def _floor(folder, feature_size, embedding_size=32, layers=(128, 64, 32, 1)):
             )
 
         def table(name, width):
-            """A table's rows of the batch; its two moments and itself get new rows."""
+            """The batch's rows of a new table, and what updates its rows and its two moments."""
             shape, fill = [feature_size, width], v1.constant_initializer(0.01)
             variables = [v1.get_variable(f"{name}_{i}", shape, initializer=fill) for i in range(3)]
             rows = [v.sparse_read(distinct) for v in variables]
@@ -576,7 +577,7 @@ def _start(work, feature_size):
         if " step 1 " in line:
             first = time.monotonic() - began
     if process.wait() or first is None:
-        sys.exit("train.py has not taken a step")
+        sys.exit("train.py ended without taking a step")
     return first
 
 
@@ -598,7 +599,7 @@ def compiled(work):
 
 def safety(work):
     """Examples/s of train.py with a checkpoint every 60 s against none, at 1,000,000 features."""
-    # Two minutes or so.
+    # 8,000 steps take about two minutes.
     train = partial(_train, work, 1000000, "--max_steps=8000", "--num_epochs=1000")
     saved, none = (partial(train, f"--save_checkpoints_secs={n}") for n in (60, 1 << 30))
     what = "training, 1,000,000 features, a checkpoint every 60 s"
@@ -618,7 +619,7 @@ MEASURES = {
     "conversion": conversion,
     "tools": tools,
 }
-flags.DEFINE_list("what", ",".join(MEASURES), "What is measured.")
+flags.DEFINE_list("what", ",".join(MEASURES), "What to measure; the default is all there is.")
 
 if __name__ == "__main__":
     programs.run_program(main)

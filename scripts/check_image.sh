@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Builds the image and tries in it what it is for, with a line and the seconds for each check:
+# Builds the image and checks each of its uses, with a line and the seconds for each check:
 #
 #   scripts/check_image.sh           # about 10 minutes and 8 GB of disk, which it frees
 #   scripts/check_image.sh --keep    # leaves the image deepfm:check, and layers for the next build
 #
 # ENGINE         docker, podman or buildah; by default the first of them that works.
 # BASE           an image to start from instead of the Dockerfile's own; with buildah also a file,
-#                as oci-archive:base.tar, where none can be pulled.
-# BUILD_OPTIONS  further words for the engine's build, such as "--volume /etc/pip.conf:/etc/pip.conf:ro".
+#                such as oci-archive:base.tar, if the machine cannot pull.
+# BUILD_OPTIONS  further options for the engine's build, such as "--volume /etc/pip.conf:/etc/pip.conf:ro".
 #
 # Exit codes: 0 all checks passed, 1 one failed, 2 something is missing.
 set -euo pipefail
@@ -19,7 +19,7 @@ fi
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 image=deepfm:check
-keep=$# # whether --keep, the only option, is given
+keep=$# # 1 if --keep, the only option, is given
 failed=0
 
 fail() {
@@ -31,7 +31,7 @@ works() { # works ENGINE: installed is not enough, Docker may have no daemon
   command -v "$1" >/dev/null && { [[ $1 == buildah ]] || "$1" info >/dev/null 2>&1; }
 }
 
-check() { # check SENTENCE COMMAND...: runs it, prints the seconds, shows the log only where it fails
+check() { # check SENTENCE COMMAND...: runs it, prints the seconds, shows the log only if it fails
   local sentence=$1 log=$work/log start=$SECONDS code
   shift
   printf '%s ... ' "$sentence"
@@ -67,7 +67,7 @@ in_image() { # in_image USER COMMAND...: with $work/data as /data and $work/ml a
     return
   fi
   container=$("${engine[@]}" from "$image")
-  # A network and processes of its own, as docker run gives: sshd would stay behind.
+  # With its own network and processes, like docker run, so that no sshd stays behind.
   # shellcheck disable=SC2016
   unshare --net --pid --fork --kill-child bash -c 'ip link set lo up && exec "$@"' - \
     "${engine[@]}" run "${options[@]}" "$container" -- "$@" || code=$?
@@ -77,7 +77,7 @@ in_image() { # in_image USER COMMAND...: with $work/data as /data and $work/ml a
 
 # --- What is checked.
 
-make_data() { # 4,000 rows of 5 fields; the first one tells the label
+make_data() { # 4,000 rows of 5 fields; the first one determines the label
   awk 'BEGIN {
     srand(1)
     for (row = 0; row < 4000; row++) {
@@ -90,7 +90,7 @@ make_data() { # 4,000 rows of 5 fields; the first one tells the label
   chmod -R a+rwX "$work/data"
 }
 
-make_job() { # make_job [MORE]: a fresh /opt/ml; MORE: hyperparameters in JSON, behind a comma
+make_job() { # make_job [MORE]: a fresh /opt/ml; MORE: hyperparameters in JSON, after a comma
   rm -rf "$work/ml"
   mkdir -p "$work"/ml/{input/config,input/data,model,output}
   cp -r "$work/data/train" "$work/ml/input/data/training"
@@ -102,7 +102,7 @@ make_job() { # make_job [MORE]: a fresh /opt/ml; MORE: hyperparameters in JSON, 
     >"$config/resourceconfig.json"
 }
 
-has_what_it_needs() { # and no compiler, and no version that the requirements files do not pin
+has_what_it_needs() { # but no compiler and no version that is not pinned
   # shellcheck disable=SC2016
   in_image root bash -c '! command -v g++ cmake make && python -c "
 import horovod.tensorflow as hvd, mpi4py.MPI, sagemaker_tensorflow
@@ -117,7 +117,7 @@ assert hvd.mpi_built() and hvd.gloo_built() and compiled.built()" && pip check &
 
 normalize() { tr 'A-Z_' 'a-z-'; }
 
-keeps_its_program() { # from users, who may write beside it
+keeps_its_program() { # from users, who can write beside it
   # shellcheck disable=SC2016
   in_image deepfm bash -c 'touch mine && ! rm -f train.py && ! mv deepfm other \
     && ! mv mine train.py && ! touch deepfm/jobs.py'
@@ -207,13 +207,13 @@ if [[ -z $ENGINE ]]; then
   fail "found no docker, podman or buildah that works; install one, for example \
 'apt-get install -y buildah', or start Docker's daemon."
 fi
-if [[ $ENGINE == buildah && $EUID -ne 0 ]]; then fail "buildah has to run as root here."; fi
+if [[ $ENGINE == buildah && $EUID -ne 0 ]]; then fail "buildah needs root here; run this script as root."; fi
 
 work=$(mktemp -d)
 storage=$work/storage
 if [[ $keep == 1 ]]; then storage=${DEEPFM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/deepfm}/containers; fi
 engine=("$ENGINE")
-if [[ $ENGINE == buildah ]]; then # in a storage of its own, without a runtime: a chroot is enough
+if [[ $ENGINE == buildah ]]; then # with its own storage, and a chroot in place of a runtime
   export BUILDAH_ISOLATION=chroot BUILDAH_LAYERS=true
   engine+=(--root "$storage/root" --runroot "$storage/run")
 fi
@@ -232,7 +232,7 @@ make_data
 echo "With $ENGINE:"
 check "The image builds" build
 end_if_failed
-echo "The image has a size of $("${engine[@]}" images --format '{{.Size}}' "$image")."
+echo "Image size: $("${engine[@]}" images --format '{{.Size}}' "$image")"
 check "It has what it needs, all pinned, and no compiler" has_what_it_needs
 check "It shows train.py's flags" shows_its_flags
 check "Users cannot change its program" keeps_its_program
@@ -244,7 +244,7 @@ check "train runs the image's own train.py" runs_the_images_program
 check "train runs the program that a job submits" runs_the_jobs_program
 check "train says why a job failed" says_why_it_failed
 check "train runs 2 ranks of MPI" runs_mpi
-check "A host of an MPI job lets the others in" lets_hosts_in
-check "A worker hears that the master lives" hears_the_master
+check "Hosts of an MPI job can log in to each other" lets_hosts_in
+check "A worker sees that the master is alive" hears_the_master
 end_if_failed
 echo "All checks passed in $SECONDS s."

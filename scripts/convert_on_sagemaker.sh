@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What each host of a processing job runs: a program of data_tools, which sees by itself that the
-# input is divided among the hosts, and writes into a folder of its own where there are several.
+# Each host of a processing job runs this: a program of data_tools, which knows by itself that the
+# input is divided among the hosts, and writes into one folder per host if there are several.
 #
 #   bash convert_on_sagemaker.sh libsvm_to_tfrecord --num_workers=16
 #
@@ -17,7 +17,7 @@ base=/opt/ml/processing
 config=/opt/ml/config/resourceconfig.json
 tool=${1:-}
 if [[ ! $tool =~ ^[a-z_]+$ || ! -f $base/input/code/data_tools/$tool.py ]]; then
-  echo "convert_on_sagemaker.sh: '$tool' is no program of data_tools; try libsvm_to_tfrecord." >&2
+  echo "convert_on_sagemaker.sh: '$tool' is not a program in data_tools; try libsvm_to_tfrecord." >&2
   exit 2
 fi
 shift

@@ -8,9 +8,9 @@
         --input_s3_uri=s3://bucket/raw --output_path=s3://bucket/train --role=SageMakerRole -- \\
         --num_workers=16
 
-What follows `--` are flags of train.py, which become the job's hyperparameters, or of the
-converter. They are checked before anything is uploaded. --dry_run prints the request that would
-start the job, as JSON, and sends nothing.
+The flags after `--` are train.py's (the job's hyperparameters) or the converter's. They are
+checked before anything is uploaded. --dry_run prints the request that would start the job, as
+JSON, and sends nothing.
 """
 
 import contextlib
@@ -30,42 +30,47 @@ from programs import BadInput, fail, flag_values, need, program, run_program
 from absl import flags, logging
 
 FLAGS = flags.FLAGS
-flags.DEFINE_enum("job", "training", ["training", "processing"], "Train, or convert data.")
-flags.DEFINE_bool("dry_run", False, "Print the request as JSON; nothing is sent or uploaded.")
-flags.DEFINE_string("role", None, "Name or ARN of the job's role. Default: that of the notebook.")
-flags.DEFINE_string("region", None, "Default: of the AWS configuration; --dry_run: or us-east-1.")
-flags.DEFINE_string("instance_type", None, "Default: ml.p3.8xlarge (Horovod) or ml.c5.4xlarge.")
-flags.DEFINE_integer("instance_count", None, "Hosts. Default: 2 with ps, else 1.", 1)
-flags.DEFINE_integer("volume_size", 100, "Disk of each host, GB.", 1)
-flags.DEFINE_integer("max_run", 86400, "Seconds after which the job is ended.", 1)
+# fmt: off
+flags.DEFINE_enum("job", "training", ["training", "processing"], "Train a model, or convert data.")
+flags.DEFINE_bool("dry_run", False, "Print the request as JSON; send and upload nothing.")
+flags.DEFINE_string("role", None, "IAM role of the job, a name or ARN. Default: the notebook's.")
+flags.DEFINE_string("region", None,
+    "AWS region. Default: the AWS configuration's; with --dry_run, if there is none, us-east-1.")
+flags.DEFINE_string("instance_type", None,
+    "Type of the hosts. Default: ml.p3.8xlarge with Horovod, else ml.c5.4xlarge.")
+flags.DEFINE_integer("instance_count", None, "Number of hosts. Default: 2 with ps, else 1.", 1)
+flags.DEFINE_integer("volume_size", 100, "Disk of each host, in GB; raise it for more data.", 1)
+flags.DEFINE_integer("max_run", 86400, "Seconds after which SageMaker ends the job.", 1)
 flags.DEFINE_string("image_uri", None, "Your own image. Default: SageMaker's, TensorFlow 1.15.2.")
-flags.DEFINE_string("base_job_name", "deepfm", "The job's name is this and the time.")
-flags.DEFINE_string("output_path", None, "s3:// folder of what the job leaves.")
+flags.DEFINE_string("base_job_name", "deepfm", "Prefix of the job's name; the time follows.")
+flags.DEFINE_string("output_path", None,
+    "s3:// folder for the job's output: the model, or converted records. Default: the SDK's.")
 flags.DEFINE_list("tags", [], "Tags of the job: KEY=VALUE,KEY=VALUE.")
-flags.DEFINE_bool("wait", True, "Show the job's log until it ends.")
+flags.DEFINE_bool("wait", True, "Show the job's log until it ends; --nowait returns at once.")
 
-# Of training.
-flags.DEFINE_enum("distribution", "ps", ["ps", "horovod", "none"], "How training is distributed.")
-flags.DEFINE_enum("input_mode", "File", ["File", "Pipe"], "How the data reaches the hosts.")
-flags.DEFINE_integer("processes_per_host", None, "Horovod ranks of a host. Default: its GPUs.", 1)
-flags.DEFINE_list(
-    "train_s3_uri", [], "Records to train on; with Pipe also a comma list, one for each process."
-)
-flags.DEFINE_string("eval_s3_uri", None, "Records to evaluate on.")
-flags.DEFINE_bool("s3_shard", False, "Give each host a part of the training files of its own.")
-flags.DEFINE_string(
-    "model_dir",
-    None,
+# Training.
+flags.DEFINE_enum("distribution", "ps", ["ps", "horovod", "none"],
+    "How to distribute training: parameter servers, Horovod, or none (one host).")
+flags.DEFINE_enum("input_mode", "File", ["File", "Pipe"],
+    "File copies the data to the hosts first; Pipe streams it, for data larger than their disks.")
+flags.DEFINE_integer("processes_per_host", None, "Horovod ranks per host. Default: its GPUs.", 1)
+flags.DEFINE_list("train_s3_uri", [],
+    "s3:// records to train on. With Pipe also a comma list, one for each process of a host.")
+flags.DEFINE_string("eval_s3_uri", None, "s3:// records to evaluate on. Default: no evaluation.")
+flags.DEFINE_bool("s3_shard", False, "Give each host its own part of the training files, not all.")
+flags.DEFINE_string("model_dir", None,
     "Where checkpoints go: s3://, a folder of the host, or none (train.py's default). Default: "
-    "/opt/ml/checkpoints with --checkpoint_s3_uri, else the SDK's (s3://; Horovod: /opt/ml/model).",
-)
-flags.DEFINE_bool("spot", False, "Train on spot instances, which may be taken away for a while.")
-flags.DEFINE_integer("max_wait", None, "Seconds of --spot, waits included. Default: 2 * max_run.")
+    "/opt/ml/checkpoints with --checkpoint_s3_uri, else the SDK's (s3://; Horovod: /opt/ml/model).")
+flags.DEFINE_bool("spot", False, "Train on spot instances: cheaper, but AWS may interrupt them.")
+flags.DEFINE_integer("max_wait", None,
+    "Seconds that a --spot job may take, waits included; at least max_run. Default: 2 * max_run.")
 flags.DEFINE_string("checkpoint_s3_uri", None, "s3:// folder that mirrors /opt/ml/checkpoints.")
-flags.DEFINE_string("mpi_options", "", "More options of mpirun, e.g. '-x HOROVOD_TIMELINE=t.json'.")
-# Of processing.
+flags.DEFINE_string("mpi_options", "", "More mpirun options, e.g. '-x HOROVOD_TIMELINE=t.json'.")
+
+# Processing.
 flags.DEFINE_string("tool", "libsvm_to_tfrecord", "The program in data_tools that converts.")
-flags.DEFINE_string("input_s3_uri", None, "Files to convert; each host gets some of them.")
+flags.DEFINE_string("input_s3_uri", None, "s3:// files to convert; each host gets some of them.")
+# fmt: on
 
 _OF_JOB = {
     "training": (
@@ -77,7 +82,7 @@ _OF_JOB = {
 PROCESSING_SOURCE = ("data_tools", "deepfm", "scripts/convert_on_sagemaker.sh")
 _FRAMEWORK = {"framework_version": "1.15.2", "py_version": "py37"}
 _CHECKPOINTS = "/opt/ml/checkpoints"
-_CHANNELS = 20  # that a job may have
+_CHANNELS = 20  # at most, in a job
 _GPUS = {
     "ml.p2.8xlarge": 8, "ml.p2.16xlarge": 16, "ml.p3.8xlarge": 4, "ml.p3.16xlarge": 8,
     "ml.p3dn.24xlarge": 8, "ml.g4dn.12xlarge": 4,
@@ -107,14 +112,14 @@ def main(argv):
     except ValueError as error:  # the SDK's too
         fail(error)
     except KeyboardInterrupt:
-        fail("what was started goes on; stop it with SageMaker's console.", 130)
+        fail("interrupted; a job that has started goes on until you stop it in the console.", 130)
 
 
 def _check_flags():
     other = "processing" if FLAGS.job == "training" else "training"
     for name in _OF_JOB[other]:
         if FLAGS[name].present:
-            raise BadInput(f"--{name} is of --job={other}; leave it out with --job={FLAGS.job}.")
+            raise BadInput(f"--{name} needs --job={other}; add that, or leave --{name} out.")
     for name in ("train_s3_uri", "eval_s3_uri", "input_s3_uri", "output_path", "checkpoint_s3_uri"):
         value = FLAGS[name].value or []
         for uri in value if isinstance(value, list) else [value]:
@@ -154,7 +159,7 @@ def _train(words, folder):
             max_wait=(FLAGS.max_wait or 2 * FLAGS.max_run) if FLAGS.spot else None,
             checkpoint_s3_uri=FLAGS.checkpoint_s3_uri,
             checkpoint_local_path=FLAGS.checkpoint_s3_uri and _CHECKPOINTS,
-            # They would add hooks to a training that has its own.
+            # They would add hooks to training, which has its own.
             debugger_hook_config=False, disable_profiler=True,
         )  # fmt: skip
         how = {"evaluation": "FullyReplicated"}  # else as the flag says
@@ -169,12 +174,12 @@ def _convert(words, folder):
         raise BadInput("--input_s3_uri is missing; try --input_s3_uri=s3://bucket/raw.")
     given = flag_values(words)
     if "input" in given or "output_dir" in given:
-        raise BadInput("--input and --output_dir are folders of the host; leave them out.")
+        raise BadInput("give --input_s3_uri and --output_path, not --input and --output_dir.")
     type_, count = _instance_type("ml.c5.4xlarge"), FLAGS.instance_count or 1
     in_steps = "feature_map" in given or given.get("step") in ("count", "encode")
     if count > 1 and FLAGS.tool == "prepare_criteo" and not in_steps:
         raise BadInput(
-            f"prepare_criteo on {count} hosts needs -- --step=count, as the vocabulary is made of "
+            f"prepare_criteo on {count} hosts needs -- --step=count, as the vocabulary depends on "
             "all hosts' counts; try --instance_count=1, which does both steps in one job."
         )
     if count > 1 and "pad" in given and "field_size" not in given:
@@ -210,16 +215,15 @@ def _convert(words, folder):
 
 
 def _check(words_of_program, words):
-    """Lets a program refuse its flags; it does nothing else."""
+    """Lets a program check its flags, and do nothing else."""
     done = programs.run_command(sys.executable, *words_of_program, "--only_check_args", *words)
     if done.returncode:
-        lines = done.stderr.splitlines() or [f"{words_of_program[-1]} does not start with {words}."]
+        lines = done.stderr.splitlines() or [f"{words_of_program[-1]} fails with {words}."]
         raise BadInput(lines[-1])
 
 
 def _hosts():
-    """(type, number, training processes of each) of the hosts that the flags ask for, or that suit
-    their distribution."""
+    """(type, number, training processes of each) of the hosts, from the flags or by default."""
     horovod = FLAGS.distribution == "horovod"
     type_ = _instance_type("ml.p3.8xlarge" if horovod else "ml.c5.4xlarge")
     count = FLAGS.instance_count or (2 if FLAGS.distribution == "ps" else 1)
@@ -229,20 +233,20 @@ def _hosts():
             "--distribution=ps."
         )
     if FLAGS.mpi_options and not horovod:
-        raise BadInput("--mpi_options is Horovod's; leave it out or try --distribution=horovod.")
+        raise BadInput("--mpi_options needs Horovod; leave it out, or add --distribution=horovod.")
     if not horovod and (FLAGS.processes_per_host or 1) > 1:
         raise BadInput(
-            f"--processes_per_host={FLAGS.processes_per_host} is Horovod's; try "
+            f"--processes_per_host={FLAGS.processes_per_host} needs Horovod; try "
             f"--distribution=horovod, or --instance_count={FLAGS.processes_per_host}."
         )
     return type_, count, FLAGS.processes_per_host or (_GPUS.get(type_, 1) if horovod else 1)
 
 
 def _instance_type(default):
-    """The type of the hosts, which has to have the form of SageMaker's."""
+    """The type of the hosts; refuses what cannot be one."""
     type_ = FLAGS.instance_type or default
     if not re.fullmatch(r"ml\.[a-z]+[0-9][a-z0-9-]*\.(medium|large|[0-9]*xlarge)", type_):
-        raise BadInput(f"--instance_type={type_} is no type of SageMaker's; try {default}.")
+        raise BadInput(f"--instance_type={type_} is not a SageMaker type; try {default}.")
     return type_
 
 
@@ -259,15 +263,15 @@ def _channels(given, processes):
     count = processes if pipe else 1
     if len(uris) > 1 and len(uris) != count:
         raise BadInput(
-            f"--train_s3_uri lists {len(uris)} places for {count} channel(s); give one that holds "
-            "all, or, for as many processes of a host, try --input_mode=Pipe "
-            f"--distribution=horovod --processes_per_host={len(uris)}."
+            f"--train_s3_uri lists {len(uris)} URIs, but a host has {count} training channel(s); "
+            "give one URI that holds all records, or try --input_mode=Pipe --distribution=horovod "
+            f"--processes_per_host={len(uris)}."
         )
     most = _CHANNELS - bool(FLAGS.eval_s3_uri)
     if count > most:
         raise BadInput(
-            f"--processes_per_host={count} with Pipe takes {count} channels to train on, a job has "
-            f"{most}; try --processes_per_host={most} or --input_mode=File."
+            f"--processes_per_host={count} with Pipe needs {count} training channels, but a job "
+            f"has at most {most}; try --processes_per_host={most} or --input_mode=File."
         )
     return programs.channels(uris, count, FLAGS.eval_s3_uri)
 
@@ -283,18 +287,18 @@ def _added(processes):
 
 
 def _check_pipe(given, data):
-    """Pipe mode finds no sizes in a dataset.json, and would carry one as if it were records."""
+    """Refuses what Pipe mode cannot do: find sizes in dataset.json, or tell it from records."""
     lacks = [name for name in ("feature_size", "field_size") if name not in given]
     if lacks and given.get("task_type", "train") == "train":
         raise BadInput(
-            f"--{lacks[0]} is missing behind the --, as a pipe brings no dataset.json that tells "
-            "it; try -- --feature_size=117581 --field_size=39, with the sizes of your data."
+            f"--{lacks[0]} is missing after the --, and Pipe mode has no dataset.json to read it "
+            "from; try -- --feature_size=117581 --field_size=39, with the sizes of your data."
         )
     for uri in sorted(set(data.values())):
         if not uri.endswith(("-", ".tfrecords")):
             logging.warning(
-                "Pipe mode sends every object whose name begins with %s, dataset.json too; end it "
-                "with 'part-' where one lies there.",
+                "Pipe mode sends every object whose name begins with %s, also dataset.json; if "
+                "there is one, end the URI with 'part-'.",
                 uri,
             )
 
@@ -304,12 +308,12 @@ def _model_dir(given, added):
     mode = given.get("distribution", "auto")
     if mode not in _MODES[FLAGS.distribution]:
         raise BadInput(
-            f"-- --distribution={mode} does not fit --distribution={FLAGS.distribution} before the "
-            "--; leave it out."
+            f"--distribution={mode} after the -- does not fit --distribution={FLAGS.distribution} "
+            "before it; leave it out after the --."
         )
     clash = [name for name in added if name in given]
     if clash:
-        raise BadInput(f"-- --{clash[0]} is set by the flags before the --; leave it out.")
+        raise BadInput(f"--{clash[0]} after the -- is set by the flags before it; leave it out.")
     if "checkpoint_dir" in given:
         given["model_dir"] = given.pop("checkpoint_dir")
     folder = given.pop("model_dir", FLAGS.model_dir)
@@ -319,10 +323,10 @@ def _model_dir(given, added):
 
 
 def _check_spot(given, model_dir):
-    """Refuses what would lose a training that is interrupted and started again."""
+    """Refuses flags with which an interrupted training would lose its checkpoints."""
     if not FLAGS.spot:
         if FLAGS.max_wait:
-            raise BadInput("--max_wait is of --spot; leave it out or add --spot.")
+            raise BadInput("--max_wait needs --spot; leave it out, or add --spot.")
         return
     if (FLAGS.max_wait or FLAGS.max_run) < FLAGS.max_run:
         raise BadInput(
@@ -330,7 +334,7 @@ def _check_spot(given, model_dir):
             f"--max_wait={2 * FLAGS.max_run}."
         )
     if str(given.get("clear_existing_model")).lower() == "true":
-        raise BadInput("--clear_existing_model would delete what --spot goes on from.")
+        raise BadInput("--clear_existing_model deletes what --spot resumes from; leave it out.")
     default = "/opt/ml/model" if FLAGS.distribution == "horovod" else "s3://"
     folder = default if model_dir is None else str(model_dir)
     mirrored = FLAGS.checkpoint_s3_uri and folder.startswith(_CHECKPOINTS)
@@ -355,14 +359,14 @@ def _role(session):
         return FLAGS.role or get_execution_role(session)
     except ValueError as error:
         raise BadInput(
-            f"--role is missing and you are not a role ({error}); try --role=SageMakerRole."
+            f"--role is missing, and you are not using a role ({error}); try --role=SageMakerRole."
         ) from error
 
 
 @contextlib.contextmanager
 def _session():
-    """A session of the SDK, which is loaded here; what AWS refuses ends the program."""
-    if FLAGS.dry_run:  # now: the SDK looks for credentials when it is loaded, on the network too
+    """A session of the SDK, which is loaded here; an error from AWS ends the program."""
+    if FLAGS.dry_run:  # before the SDK is loaded, which looks for some, on the network too
         os.environ.update(AWS_ACCESS_KEY_ID="dry-run", AWS_SECRET_ACCESS_KEY="dry-run")
     warnings.filterwarnings("ignore", message="Boto3 will no longer support Python 3.7")
     with _printing_request() if FLAGS.dry_run else contextlib.nullcontext() as answer:
@@ -377,7 +381,7 @@ def _session():
             if not region:
                 raise BadInput("--region is missing; try --region=us-east-1.")
             session = boto3.Session(region_name=region)
-            session.get_partition_for_region(region)  # refuses what is no region
+            session.get_partition_for_region(region)  # refuses an unknown region
             if answer:
                 session.events.register("before-call", answer)
             yield sagemaker.Session(session)
@@ -392,7 +396,7 @@ def _session():
 
 @contextlib.contextmanager
 def _printing_request():
-    """Prints, at its end, the request that its value, a handler of botocore's events, has seen."""
+    """Yields a handler of botocore's events; prints, at the end, the request that it has seen."""
     requests = []
     # What AWS would answer; account and role are those of its documentation.
     account = "111122223333"

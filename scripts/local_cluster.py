@@ -4,9 +4,9 @@
         --training_data_dir=data/train --model_dir=model
     .venv/bin/python scripts/local_cluster.py --report=model/model.ckpt-1954
 
-What follows `--` are flags of train.py. Ports are picked free. Each line is shown with the name of
-its process. All processes end with this one; its exit code is that of the first that failed.
-SIGTERM and SIGINT are handed on: training ends with a checkpoint, the exit code is 143.
+The flags after `--` are train.py's. The program picks free ports and shows each line with the name
+of its process. All processes end with this one; its exit code is that of the first that failed. It
+passes SIGTERM and SIGINT on: training ends with a checkpoint, and the exit code is 143.
 """
 
 import contextlib
@@ -28,12 +28,12 @@ from programs import ROOT, BadInput, program, run_program, wait_until
 from absl import flags, logging
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer("num_servers", 1, "Parameter servers.", 1)
-flags.DEFINE_integer("num_workers", 1, "Workers beside the chief, which trains too.", 0)
+flags.DEFINE_integer("num_servers", 1, "Number of parameter servers.", 1)
+flags.DEFINE_integer("num_workers", 1, "Number of workers besides the chief, which trains too.", 0)
 flags.DEFINE_integer(
-    "restarts", 0, "Times that a worker which fails, or is killed, is started again.", 0
+    "restarts", 0, "How often, in all, a worker that fails or is killed is started again.", 0
 )
-flags.DEFINE_string("report", None, "A checkpoint, whose balance over the servers is shown.")
+flags.DEFINE_string("report", None, "Show how evenly servers hold this checkpoint; no training.")
 
 _LAST_CHECKPOINT = 100  # seconds that all may take to end after SIGTERM
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -44,7 +44,7 @@ def main(argv):
     if FLAGS.report:
         return _report(FLAGS.report)
     if not argv[1:]:
-        raise BadInput("give the flags of train.py after --; see --help.")
+        raise BadInput("give train.py's flags after --, e.g. -- --training_data_dir=data/train.")
     for number in _SIGNALS:
         signal.signal(number, signal.default_int_handler)
     return _run(argv[1:])
@@ -83,11 +83,11 @@ def _wait(processes, start):
         code = processes[name][0].poll()
         if code and name[0] == "worker" and restarts:
             restarts -= 1
-            logging.warning("%s %d ended with code %d and is started again.", *name, code)
+            logging.warning("%s %d ended with code %d; starting it again.", *name, code)
             processes[name] = start(name)
             return None
         if code:
-            restarts = 0  # as all end
+            restarts = 0  # all end now
         return code
 
     failed = programs.first_failure(processes, code_of)
@@ -95,7 +95,7 @@ def _wait(processes, start):
         return 0
     name, code = failed
     code = code if code > 0 else 128 - code  # ended by a signal
-    logging.error("%s %d ended with code %d; all processes end.", *name, code)
+    logging.error("%s %d ended with code %d, so all processes end.", *name, code)
     return code
 
 
@@ -128,7 +128,7 @@ def _end_with_parent():
 
 def _show(label, line):
     """Prints a line of a process."""
-    # Nobody may read any more, as after `| head`.
+    # The reader may be gone, as after `| head`.
     with _writing, contextlib.suppress(OSError):
         sys.stderr.write(f"{label} | {line.rstrip()}\n")
         sys.stderr.flush()

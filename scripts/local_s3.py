@@ -1,10 +1,10 @@
-"""An S3 server on this machine (moto) whose buckets are the folders of a folder.
+"""An S3 server on this machine (moto) whose buckets are the subfolders of --dir.
 
     .venv-sagemaker/bin/python scripts/local_s3.py --dir=s3 --address=127.0.0.1:9000
 
-Ended by SIGTERM or ctrl-C it writes back to the folder what has changed, and nothing else. With
---certificate it speaks https only, as SageMaker's toolkit does. scripts/sagemaker_local.py --s3_dir
-starts it for a job.
+On SIGTERM or Ctrl-C, it writes what has changed back to the folder, and nothing else. With
+--certificate it serves https only, as SageMaker's toolkit expects. scripts/sagemaker_local.py
+--s3_dir starts it for a job.
 """
 
 import pathlib
@@ -19,9 +19,9 @@ from programs import need, run_program  # first
 from absl import flags
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("dir", None, "The folder of the buckets.")
+flags.DEFINE_string("dir", None, "Folder whose subfolders are the buckets.")
 flags.DEFINE_string("address", "127.0.0.1:9000", "HOST:PORT to listen on; HOST is an IP address.")
-flags.DEFINE_string("certificate", None, "Where a certificate and its key (.key) are made.")
+flags.DEFINE_string("certificate", None, "Path for a new certificate and its key (.key).")
 flags.mark_flag_as_required("dir")
 flags.register_validator("dir", lambda x: x and pathlib.Path(x).is_dir(), "no such folder.")
 flags.register_validator(
@@ -74,10 +74,10 @@ def _objects(bucket):
 
 
 def _write_back(bucket, folder, before):
-    """Does in a folder what was done to its bucket; other files in it are left alone.
+    """Repeats in a folder what was done to its bucket, and leaves other files alone.
 
     Args:
-        before: what _objects told of the bucket at the start.
+        before: what _objects returned for the bucket at the start.
     """
     now = _objects(bucket)
     for key in (key for key in now if now[key] != before.get(key)):
@@ -90,6 +90,6 @@ def _write_back(bucket, folder, before):
 
 
 if __name__ == "__main__":
-    # Waited for, so no thread may take them.
+    # main() waits for these, so no thread may take them.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     run_program(main)

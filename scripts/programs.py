@@ -1,7 +1,7 @@
-"""What the programs of this folder share: how they start, refuse, and wait for what they start.
+"""What the programs of this folder share: how they start, refuse input, and wait for processes.
 
-A program imports this before anything that is not Python's own, as deepfm says what to do where
-there is no absl. It is all that these programs use of deepfm; benchmark.py alone times parts of it.
+A program imports this before any third-party package, because deepfm says what to do if absl is
+missing. These programs use nothing else of deepfm, except benchmark.py, which times parts of it.
 """
 
 import math
@@ -18,8 +18,8 @@ from typing import Dict
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))
-# All that SageMaker gets: the container would replace its TensorFlow where it finds
-# requirements.txt, and run train.py as a package where it finds setup.py.
+# All that SageMaker gets: with a requirements.txt the container would replace its TensorFlow, and
+# with a setup.py it would run train.py as a package.
 TRAINING_SOURCE = ("train.py", "deepfm")
 
 from deepfm import need  # noqa: E402, F401
@@ -32,9 +32,9 @@ from deepfm.runtime import program  # noqa: E402
 
 
 def run_program(main, read_flags=program.read_flags_alone):
-    """Runs main(words), the name of the program first; its value is the exit code.
+    """Runs main(words), whose first word is the program's name; it returns the exit code.
 
-    A BadInput that escapes ends the program with exit code 2 and its sentence.
+    A BadInput ends the program with exit code 2 and its sentence.
     """
 
     def start(words):
@@ -53,19 +53,19 @@ def fail(sentence, code: int = 2):
 
 
 def check_list(name, known=(), may_be_empty=False):
-    """Refuses values of a flag that are not known, or, where none is, no numbers above 0."""
+    """Refuses values of a list flag that are not in `known`, or without it, not numbers above 0."""
     values = flags.FLAGS[name].value
     for value in values if may_be_empty else values or [""]:
         if known and value not in known:
-            raise BadInput(f"--{name}={value} is none of {', '.join(known)}.")
+            raise BadInput(f"--{name}={value} is not one of {', '.join(known)}.")
         if not known and not (value.isdigit() and int(value)):
-            raise BadInput(f"--{name}={value} is no list of numbers, like --{name}=1000,2000.")
+            raise BadInput(f"--{name}={value} is not a list of numbers such as --{name}=1000,2000.")
 
 
 def flag_values(words):
-    """{name: value} of words that are flags; of a boolean without a value True or False.
+    """{name: value} of words that are flags; True or False for a boolean without a value.
 
-    A flag takes the next word that looks like none; also a boolean, as in --name False.
+    If the next word does not look like a flag, it is the value, also of a boolean (--name False).
     """
     found, words = {}, list(words)
     while words:
@@ -79,7 +79,7 @@ def flag_values(words):
 
 
 def run_command(*words) -> subprocess.CompletedProcess:
-    """A command of this project that has ended, with its exit code and the texts it wrote."""
+    """Runs a command of this project; returns its exit code and the texts that it wrote."""
     words = list(map(str, words))
     return subprocess.run(words, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
 
@@ -88,7 +88,7 @@ def channels(training, count, evaluation):
     """{name: where its files are} of a SageMaker job.
 
     Args:
-        training: a list of `count` places, one for each process of a host, or of one that all read.
+        training: a list of `count` places, one for each process of a host, or of one place for all.
         evaluation: a place, or None.
     """
     places = training * count if len(training) == 1 else training
@@ -108,7 +108,7 @@ def copy_source(names, folder: pathlib.Path):
 
 
 def wait_until(condition, seconds: float, between_looks: float = 0.1) -> bool:
-    """Waits until condition() holds, as many seconds at the most; whether it does."""
+    """Waits until condition() holds, at most `seconds`; returns whether it does."""
     last = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > last:
@@ -118,9 +118,9 @@ def wait_until(condition, seconds: float, between_looks: float = 0.1) -> bool:
 
 
 def first_failure(names, code_of, seconds: float = math.inf):
-    """Waits until code_of(name) is 0 for all, or another number for one: (its name, the number).
+    """Waits until code_of(name) is 0 for all, or another code for one: returns (its name, code).
 
-    None where all have ended well. TimeoutError after so many seconds.
+    Returns None if all have ended well. Raises TimeoutError after `seconds`.
     """
     left, last = set(names), time.monotonic() + seconds
     while left:
@@ -131,7 +131,7 @@ def first_failure(names, code_of, seconds: float = math.inf):
             code = code_of(name)
             if code is not None:
                 left.discard(name)
-            if code:  # the others may say how they took it
+            if code:  # time for the others to log what they see of it
                 wait_until(lambda: all(code_of(x) is not None for x in left), 5)
                 return name, code
     return None

@@ -3,7 +3,7 @@
 # export, and one prediction from the exported model. All of it goes into quickstart_output/, where
 # it replaces what an earlier run left, and nothing else.
 #
-#   scripts/quickstart.sh [ROWS]     rows to train on, 1000000 where not given
+#   scripts/quickstart.sh [ROWS]     rows to train on; default: 1000000
 set -euo pipefail
 
 if [[ ${1:-} == --help ]]; then
@@ -12,7 +12,7 @@ if [[ ${1:-} == --help ]]; then
 fi
 rows=${1:-1000000}
 if [[ $# -gt 1 || ! $rows =~ ^[1-9][0-9]*$ ]]; then
-  echo "quickstart.sh: '$*' is no number of rows to train on; try scripts/quickstart.sh 100000." >&2
+  echo "quickstart.sh: '$*' is not a number of rows to train on; try scripts/quickstart.sh 100000." >&2
   exit 2
 fi
 

@@ -1,12 +1,12 @@
-"""Makes a page of a training run, to be opened in a browser: one HTML file that needs nothing else.
+"""Makes a page about a training run for the browser: one HTML file that needs nothing else.
 
     .venv/bin/python scripts/report.py MODEL_DIR
     .venv/bin/python scripts/report.py MODEL_DIR --output_dir=run-1
 
-Loss and AUC over steps, the ROC curve, calibration by decile, throughput and utilization over time,
-data and flags; below, the evaluation, inference and export that followed. Beside report.html lie
-its plots as PNG files. Read are report.json and report.TASK.json, model.json, evaluations.json and
-the summaries, of a model_dir on this machine.
+It shows loss and AUC over steps, the ROC curve, calibration by decile, throughput and utilization
+over time, data and flags; below, the evaluation, inference and export that followed. The plots are
+also written beside report.html, as PNG files. The program reads report.json, report.TASK.json,
+model.json, evaluations.json and the summaries of a model_dir on this machine.
 """
 
 import base64
@@ -26,7 +26,7 @@ from absl import flags
 from tables_and_plots import axes_of, png
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("output_dir", None, "Where the page goes; default: MODEL_DIR/report.")
+flags.DEFINE_string("output_dir", None, "Folder for page and plots. Default: MODEL_DIR/report.")
 
 Series = List[Tuple[float, float]]  # (global step, or minutes; value)
 
@@ -52,12 +52,12 @@ def main(arguments):
     need("matplotlib", "tensorflow_core")
     words = arguments[1:]
     if len(words) != 1:
-        raise BadInput("give one folder, as in: scripts/report.py model")
+        raise BadInput("give one model_dir, e.g. scripts/report.py model")
     for name in (words[0], FLAGS.output_dir or ""):
         if "://" in name:
             raise BadInput(
-                f"{name}: only folders of this machine are read and written; copy it first, e.g. "
-                "by aws s3 cp --recursive --exclude 'model.ckpt-*' s3://bucket/model model"
+                f"{name} is remote, but only local folders can be read and written; copy it, e.g. "
+                "with aws s3 cp --recursive --exclude 'model.ckpt-*' s3://bucket/model model"
             )
     folder = pathlib.Path(words[0])
     output = pathlib.Path(FLAGS.output_dir or folder / "report")
@@ -89,7 +89,7 @@ def make(folder: pathlib.Path) -> Tuple[str, Dict[str, bytes]]:
 
 
 def _json(path, kind=dict):
-    """What a file holds, None where there is none."""
+    """The JSON in a file; None if there is no file."""
     try:
         found = json.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError):
@@ -97,14 +97,14 @@ def _json(path, kind=dict):
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read: {error}") from error
     if not isinstance(found, kind):
-        raise BadInput(f"{path} holds no JSON {'object' if kind is dict else 'list'}.")
+        raise BadInput(f"{path} does not hold a JSON {'object' if kind is dict else 'list'}.")
     return found
 
 
 def _scalars(folder) -> Dict[str, List[Tuple[int, float, float]]]:
     """The scalars of the summaries, each (global step, time in s, value), by name.
 
-    Of a step that was taken twice, as after an interruption, the later ones.
+    If a step was taken twice, as after an interruption, its later values count.
     """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -120,7 +120,7 @@ def _scalars(folder) -> Dict[str, List[Tuple[int, float, float]]]:
 
 
 def _plots(report, model, evaluations, scalars) -> Dict[str, bytes]:
-    """{name of the file: PNG} of what there is."""
+    """{file name: PNG} of all plots that have data."""
     loss = model.get("loss_type", "log_loss")
     begin = min((points[0][1] for points in scalars.values()), default=0)
     by_step = lambda name: [(step, value) for step, _, value in scalars.get(name, [])]
@@ -150,7 +150,7 @@ def _plots(report, model, evaluations, scalars) -> Dict[str, bytes]:
 
 
 def _plots_of_results(report, kind="") -> Dict[str, bytes]:
-    """{name of the file: PNG} of the evaluation that a report tells; `kind` is in the names."""
+    """{file name: PNG} of the evaluation in a report; `kind` is part of the names."""
     curves, results, drawn = report.get("curves") or {}, report.get("eval"), {}
     if curves.get("roc"):
         drawn[f"roc{kind}.png"] = _beside_diagonal(
@@ -173,7 +173,7 @@ def _figure(title, x, y):
 
 
 def _lines(title, labels, lines: Dict[str, Series], bottom=None, top=None) -> Optional[bytes]:
-    """A plot of some series; None where there is nothing to show."""
+    """A plot of some series; None if there is nothing to show."""
     lines = {label: [p for p in s if math.isfinite(p[1])] for label, s in lines.items()}
     lines = {label: series for label, series in lines.items() if series}
     if not lines:
@@ -199,12 +199,12 @@ def _beside_diagonal(title, labels, points, largest=1, **style) -> bytes:
     return png(figure)
 
 
-# What may follow training: what the names of its report and plots have, the title of its part.
+# What may follow training: a part of the names of its report and plots, and its title.
 _LATER = {".eval": "Evaluation", ".infer": "Inference", ".export": "Export"}
 
 
 def _page(folder, reports, model, evaluations, plots) -> str:
-    """The page; `reports` and `plots` are of the training ("") and of the tasks that followed."""
+    """The page; `reports` and `plots`: of the training ("") and the tasks that followed."""
     name, training = html.escape(folder.resolve().name), reports[""] or {}
     kind = "Model" if reports[""] is None else training["task_type"]
     kind = html.escape({"train": "Training"}.get(kind, kind))
@@ -220,7 +220,7 @@ def _page(folder, reports, model, evaluations, plots) -> str:
 
 
 def _part(title, report, plots, model=None, evaluations=None) -> List[str]:
-    """The part of the page about a job; `model` and `evaluations` are of a training."""
+    """The part of the page about a job; `model` and `evaluations` are a training's."""
     verdict, images = report.get("verdict"), "".join(map(_image, plots, plots.values()))
     deciles = (report.get("curves") or {}).get("deciles")
     tables = {
@@ -230,7 +230,7 @@ def _part(title, report, plots, model=None, evaluations=None) -> List[str]:
         "Training data": _pairs(report.get("training_data")),
         "Flags that are not at their defaults": _pairs(report.get("flags")),
         "Model": _pairs(model),
-        "Records that were passed over": _rows(("file", "place", "reason"), report.get("skipped")),
+        "Skipped records": _rows(("file", "place", "reason"), report.get("skipped")),
     }
     return [
         f"<h1>{title}</h1>",
@@ -266,7 +266,7 @@ def _image(name, png):
 
 
 def _rows(columns, entries) -> str:
-    """A table of a list of objects, "" of none."""
+    """A table of a list of objects; "" if it is empty."""
     if not entries:
         return ""
     head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
@@ -275,7 +275,7 @@ def _rows(columns, entries) -> str:
 
 
 def _pairs(found) -> str:
-    """A table of names and values, "" of none."""
+    """A table of names and values; "" if there are none."""
     pairs = (found or {}).items()
     lines = [f"<tr><th>{html.escape(str(k))}</th>{_cell(v)}</tr>" for k, v in pairs]
     return f"<table>{''.join(lines)}</table>" if lines else ""

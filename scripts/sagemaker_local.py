@@ -9,15 +9,15 @@
         --distribution=horovod --processes_per_host=2 --s3_shard --training=data/train/part- \\
         --evaluation=data/val/part- -- --feature_size=117581 --field_size=39
 
-What follows `--` are flags of train.py, which travel as hyperparameters. Each host is a network,
-process and mount namespace of its own with its own /opt/ml, and runs the toolkit's `train`. Nothing
-outlives this program. Needs root, or a system that lets users make namespaces.
+The flags after `--` are train.py's, and travel as hyperparameters. Each host has its own network,
+process and mount namespace and its own /opt/ml, and runs the toolkit's `train`. Nothing outlives
+this program. It needs root, or a system that lets users make namespaces.
 
-As in SageMaker, --training and --evaluation are prefixes: all files whose paths begin so are sent,
-in Pipe mode dataset.json too. A comma list gives each process of a host a channel of its own.
+As in SageMaker, --training and --evaluation are prefixes: the hosts get all files whose paths begin
+so, in Pipe mode dataset.json too. A comma list gives each process of a host its own channel.
 
 output_dir then holds HOST.log, model/ (/opt/ml/model of all hosts), output/ (/opt/ml/output/data)
-and, where the job failed, failure. Exit codes: 0 done, 1 the job failed, 2 bad flags.
+and, if the job failed, failure. Exit codes: 0 done, 1 the job failed, 2 bad flags.
 """
 
 import json
@@ -39,38 +39,38 @@ import psutil
 from absl import flags
 
 FLAGS = flags.FLAGS
-flags.DEFINE_enum("input_mode", "File", ["File", "Pipe"], "How channels reach the hosts.")
-flags.DEFINE_integer("hosts", 1, "Hosts of the job.", 1, 250)
-flags.DEFINE_enum(
-    "distribution", "none", ["none", "ps", "horovod"], "As the job's distribution configuration."
-)
-flags.DEFINE_integer("processes_per_host", 1, "Of Horovod, on each host.", 1)
-flags.DEFINE_bool("s3_shard", False, "Each host gets its own part of the files of training.")
-flags.DEFINE_list("training", None, "Files to train on: a path's beginning, or a comma list.")
-flags.DEFINE_string("evaluation", None, "Files to evaluate on, likewise.")
-flags.DEFINE_string(
-    "s3_dir",
-    None,
-    "Folder of the buckets of an S3 server that the hosts see; written back at the end.",
-)
-flags.DEFINE_string(
-    "checkpoints_dir",
-    None,
-    "Folder that is each host's /opt/ml/checkpoints and outlives the job, as the objects of "
-    "checkpoint_s3_uri do; it becomes the model_dir.",
-)
-flags.DEFINE_string("custom_mpi_options", "", "More words for mpirun.")
-flags.DEFINE_string("job_name", "local", "The job's name.")
-flags.DEFINE_string("output_dir", "sagemaker_output", "Where logs, model and failure are gathered.")
+# fmt: off
+flags.DEFINE_enum("input_mode", "File", ["File", "Pipe"],
+    "How the hosts get the channels: File as folders, Pipe as FIFOs.")
+flags.DEFINE_integer("hosts", 1, "Number of hosts.", 1, 250)
+flags.DEFINE_enum("distribution", "none", ["none", "ps", "horovod"],
+    "How to distribute training: one host, parameter servers or Horovod.")
+flags.DEFINE_integer("processes_per_host", 1, "Horovod ranks on each host.", 1)
+flags.DEFINE_bool("s3_shard", False,
+    "Give each host its own part of the training files, and not all of them.")
+flags.DEFINE_list("training", None,
+    "Files to train on: a folder or the beginning of paths, or a comma list, one per process.")
+flags.DEFINE_string("evaluation", None,
+    "Files to evaluate on: a folder or the beginning of paths. Default: no evaluation.")
+flags.DEFINE_string("s3_dir", None,
+    "Folder whose subfolders become the buckets of an S3 server that the hosts see; the changes "
+    "are written back at the end. Default: no server.")
+flags.DEFINE_string("checkpoints_dir", None,
+    "Folder that every host sees as /opt/ml/checkpoints, its model_dir. It outlives the job, as "
+    "checkpoint_s3_uri does.")
+flags.DEFINE_string("custom_mpi_options", "", "More options for mpirun.")
+flags.DEFINE_string("job_name", "local", "Name of the job.")
+flags.DEFINE_string("output_dir", "sagemaker_output", "Folder for logs, model and failure.")
 flags.DEFINE_integer("max_run", 24 * 3600, "Seconds after which the job is ended.", 1)
+# fmt: on
 
 VENV = ROOT / ".venv-sagemaker"
 _S3 = "10.77.0.254:443"  # the S3 server's address among the hosts
-_INSIDE = "DEEPFM_SAGEMAKER_LOCAL"  # set where this program runs in namespaces of its own
+_INSIDE = "DEEPFM_SAGEMAKER_LOCAL"  # set when this program runs in its own namespaces
 _REPLACED = ("model", "output", "failure")  # in --output_dir
 
-# What makes a process a host, which runs `train`. $1: its folder, $2: its address. The host
-# outlives `train`, as a machine does: others find its ports closed, not that it is gone.
+# Turns a process into a host, which runs `train`. $1: its folder, $2: its address. The host
+# outlives `train`, as a machine does: others find its ports closed, not the host gone.
 _HOST = """
 set -eu
 mount --make-rprivate /
@@ -111,7 +111,7 @@ def main(argv):
     if os.environ.get(_INSIDE) is None:
         return _in_namespaces()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    # Booleans as words, as the SDK would get them.
+    # Booleans become words, as the SDK would pass them.
     given = {name: str(value) for name, value in programs.flag_values(argv[1:]).items()}
     with tempfile.TemporaryDirectory(prefix="sagemaker-") as folder:
         return _run(pathlib.Path(folder), given)
@@ -119,10 +119,10 @@ def main(argv):
 
 def _check_flags():
     """Refuses what is wrong with the flags or the machine."""
-    if not (VENV / "deepfm-setup").exists():  # written when all is there
+    if not (VENV / "deepfm-setup").exists():  # written when the set-up is complete
         raise BadInput("the toolkit is not installed; run scripts/setup.sh --sagemaker.")
     if FLAGS.s3_dir and not pathlib.Path(FLAGS.s3_dir).is_dir():
-        raise BadInput(f"--s3_dir={FLAGS.s3_dir}: no such folder; its own folders are the buckets.")
+        raise BadInput(f"--s3_dir={FLAGS.s3_dir}: no such folder; its subfolders are the buckets.")
     _check_output_dir()
     if not FLAGS.training:
         raise BadInput(
@@ -130,37 +130,37 @@ def _check_flags():
         )
     for name in (*FLAGS.training, *filter(None, [FLAGS.evaluation])):
         if not _files(name):
-            raise BadInput(f"{name}: no file's path begins so.")
+            raise BadInput(f"{name}: no file has a path that begins so; give a folder or a prefix.")
     if FLAGS.processes_per_host > 1 and FLAGS.distribution != "horovod":
-        raise BadInput("--processes_per_host is Horovod's; give --distribution=horovod.")
+        raise BadInput("--processes_per_host needs Horovod; add --distribution=horovod.")
     if FLAGS.distribution == "none" and FLAGS.hosts > 1:
-        raise BadInput(f"--hosts={FLAGS.hosts} need --distribution=ps or --distribution=horovod.")
+        raise BadInput(f"--hosts={FLAGS.hosts} needs --distribution=ps or --distribution=horovod.")
     if len(FLAGS.training) not in (1, FLAGS.processes_per_host):
         raise BadInput(
             f"--training names {len(FLAGS.training)} channels for {FLAGS.processes_per_host} "
-            "processes on a host; give 1 or as many."
+            f"process(es) on a host; give one channel, or {FLAGS.processes_per_host}."
         )
 
 
 def _check_output_dir():
-    """Refuses to replace what the job needs, or what no job has left."""
+    """Refuses to replace what the job needs, or what no job has written."""
     inputs = [*(FLAGS.training or ()), FLAGS.evaluation, FLAGS.s3_dir, FLAGS.checkpoints_dir]
     for left in (pathlib.Path(FLAGS.output_dir, name) for name in _REPLACED):
         for path in filter(None, inputs):
             if left.resolve() in pathlib.Path(path, "x").resolve().parents:
                 raise BadInput(
-                    f"{path} lies in {left}, which a job replaces; give another --output_dir."
+                    f"{path} is in {left}, which a job replaces; give another --output_dir."
                 )
         if left.exists() and not pathlib.Path(FLAGS.output_dir, "algo-1.log").exists():
             raise BadInput(
-                f"--output_dir={FLAGS.output_dir}: {left} would be replaced, and no job of this "
-                "program has left it; give another folder."
+                f"--output_dir={FLAGS.output_dir}: {left} would be replaced, but no job of this "
+                "program has written it; give another folder."
             )
 
 
 def _in_namespaces():
-    """Runs this program again where its networks and mounts are its own; its exit code."""
-    # Ended with this process, even by kill -9.
+    """Runs this program again in its own namespaces; returns its exit code."""
+    # It ends with this process, even after kill -9.
     own = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "--pid", "--fork"]
     own += ["--mount-proc", "--kill-child"]
     if os.geteuid() != 0:
@@ -168,7 +168,7 @@ def _in_namespaces():
     process = subprocess.Popen([*own, sys.executable, *sys.argv], env={**os.environ, _INSIDE: "1"})
 
     def end(*_):
-        """Ends what runs inside; unshare itself leaves SIGTERM unheard while it waits."""
+        """Ends what runs inside; unshare itself ignores SIGTERM while it waits."""
         for child in psutil.Process(process.pid).children():
             child.terminate()
 
@@ -181,7 +181,7 @@ def _in_namespaces():
 
 
 def _files(beginning):
-    """The files whose paths begin so, sorted, as S3 finds objects by prefix."""
+    """The files whose paths begin with `beginning`, sorted, as S3 finds objects by prefix."""
     path = pathlib.Path(beginning)
     folder = path if path.is_dir() else path.parent
     found = sorted(p for p in folder.rglob("*") if p.is_file())
@@ -236,7 +236,7 @@ def _lay_out(folder, names, hyperparameters):
             kept.mkdir(parents=True, exist_ok=True)
             (host / "ml/checkpoints").symlink_to(kept)
         (host / "hosts").write_text(f"127.0.0.1 localhost\n{addresses}")
-        # Newer curl takes gRPC's answer for none, and the toolkit a living master for dead.
+        # By default, newer curl rejects gRPC's answer, and the toolkit thinks the master dead.
         (host / "home/.curlrc").write_text("http0.9\n")
         shutil.copy(ssh / "key", host / "home/.ssh/id_ed25519")
         programs.copy_source(programs.TRAINING_SOURCE, host / "ml/source")
@@ -290,7 +290,7 @@ def _feed(data, channel, files):
         except BrokenPipeError:
             pass  # the job reads no further in this epoch
         except OSError as error:
-            sys.stderr.write(f"sagemaker_local.py: channel {channel}: {error}; the job is ended.\n")
+            sys.stderr.write(f"sagemaker_local.py: channel {channel}: {error}; ending the job.\n")
             os._exit(1)  # the others wait for more
 
 
@@ -312,7 +312,7 @@ def _make_ssh(folder):
 
 
 def _run(folder, given):
-    """Runs the job; 0, or 1 where a host failed."""
+    """Runs the job; returns 0, or 1 if a host failed."""
     names = [f"algo-{i + 1}" for i in range(FLAGS.hosts)]
     output = pathlib.Path(FLAGS.output_dir)
     for left in _REPLACED:
@@ -328,7 +328,7 @@ def _run(folder, given):
     processes = {name: process for name, (process, _) in zip(names, hosts)}
 
     def code_of(name):
-        """The exit code of a host's `train`, or of the host where it could not be made one."""
+        """The exit code of a host's `train`, or of the host if it failed to become one."""
         path = folder / name / "code"
         return int(path.read_text()) if path.exists() else processes[name].poll()
 
@@ -336,7 +336,7 @@ def _run(folder, given):
         found = programs.first_failure(names, code_of, FLAGS.max_run)
         failed = found and "{} ended with code {}, so all hosts end".format(*found)
     except TimeoutError:
-        failed = f"the job has run for --max_run={FLAGS.max_run} s and is ended"
+        failed = f"the job has not ended within --max_run={FLAGS.max_run} s and was stopped"
     programs.end(hosts)
     if server:
         server.terminate()
@@ -360,7 +360,7 @@ def _start_s3(folder):
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     if not server.stdout.readline():
-        sys.exit("sagemaker_local.py: the S3 server did not start; run scripts/local_s3.py.")
+        sys.exit("sagemaker_local.py: the S3 server did not start; scripts/local_s3.py says why.")
     return server, {
         "AWS_ACCESS_KEY_ID": "id",
         "AWS_SECRET_ACCESS_KEY": "key",

@@ -30,7 +30,7 @@ fail() { # something is missing that this script cannot get
   exit 2
 }
 
-step() { # step SENTENCE COMMAND...: runs it, prints the seconds, shows the log only where it fails
+step() { # step SENTENCE COMMAND...: runs it, prints the seconds, shows the log only if it fails
   local sentence=$1 log start=$SECONDS
   shift
   log=$(mktemp "$cache/logs/$(date +%Y%m%d-%H%M%S)-XXXX")
@@ -56,7 +56,7 @@ finish() {
   return $failed
 }
 
-is_python37() { # executed to be believed: pyenv's shim is there for versions that it will not run
+is_python37() { # by running it: pyenv has shims even for versions that it will not run
   [[ $("$1" -c 'import ensurepip, sys, venv; print(sys.version_info[:2])' 2>/dev/null) == "(3, 7)" ]]
 }
 
@@ -89,7 +89,7 @@ install_python_with_uv() { # uv 0.5 is the last series that knows Python 3.7
     UV_PYTHON_INSTALL_DIR=$cache/uv-python "$cache/uv/bin/uv" python install 3.7.9
 }
 
-missing() { # missing COMMAND...: prints those that are not there
+missing() { # missing COMMAND...: prints those that are missing
   local command
   for command in "$@"; do
     command -v "$command" >/dev/null || echo "$command"
@@ -98,7 +98,7 @@ missing() { # missing COMMAND...: prints those that are not there
 
 can_install() { [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null; }
 
-need() { # need PURPOSE COMMAND...: adds ${packages[@]} to what is installed, where one is missing
+need() { # need PURPOSE COMMAND...: adds ${packages[@]} to ${wanted[@]} if one is missing
   local purpose=$1 found
   shift
   found=$(missing "$@")
@@ -148,7 +148,7 @@ sources() {
 
 stamp() { if [[ $1 == sagemaker ]]; then echo .venv-sagemaker/deepfm-setup; else echo ".venv/deepfm-setup-$1"; fi; }
 
-fingerprint() { # fingerprint PART: what it has to be made again for
+fingerprint() { # fingerprint PART: if it changes, the part is made again
   # shellcheck disable=SC2046  # names of files, without spaces
   { cat $(sources "$1") && "$venv_python" -VV && echo "$root"; } | sha256sum
 }
@@ -159,11 +159,11 @@ ready() { fingerprint "$1" >"$(stamp "$1")"; }
 
 to_do() { [[ " ${asked[*]} " == *" $1 "* ]] && ! is_ready "$1"; }
 
-spare_another_venv() { # a new .venv takes the place of one that this script has made, and no other
+spare_another_venv() { # a new .venv only replaces one that this script has made
   if [[ -L .venv ]]; then
-    fail ".venv is a link, and what it leads to would be emptied; remove the link and try again."
+    fail ".venv is a link, and its target would be emptied; remove the link and try again."
   elif [[ -e .venv && ! -f .venv/requirements.txt ]]; then
-    fail ".venv is none that setup.sh has made, or its making was cut short; move it away or \
+    fail ".venv was not made by setup.sh, or its making was cut short; move it away or \
 delete it, and try again."
   fi
 }
@@ -183,23 +183,23 @@ make_venv() { # and its pip; there may be one already
 }
 
 make_packages() {
-  step "Installing TensorFlow and what else train.py imports" pip_install -r .venv/requirements.txt
+  step "Installing TensorFlow and the other packages of train.py" pip_install -r .venv/requirements.txt
   step "Trying the imports" "$venv_python" -c 'import tensorflow, sagemaker_tensorflow'
   ready packages
 }
 
-make_kernels() { # training goes without them as well, so it is no error where they cannot be built
+make_kernels() { # training works without them, so it is no error if they cannot be built
   if step "Compiling the kernels" "$venv_python" -m deepfm.kernels; then
     ready kernels
   else
-    echo "setup.sh: training goes without them, in about 1.5 times the time;" \
+    echo "setup.sh: training works without the kernels, but takes about 1.5 times as long;" \
       "'$venv_python -m deepfm.kernels' tries again." >&2
   fi
 }
 
 make_development() {
   grep -vhE '^-r ' requirements-dev.txt >.venv/requirements-dev.txt
-  step "Installing what tests and scripts import" pip_install -r .venv/requirements-dev.txt
+  step "Installing the packages of tests and scripts" pip_install -r .venv/requirements-dev.txt
   ready development
 }
 
@@ -222,7 +222,7 @@ assert hvd.mpi_built() and hvd.gloo_built(), "Horovod was built without MPI or G
   ready horovod
 }
 
-make_sagemaker() { # sees .venv's packages behind its own: TensorFlow and Horovod are there
+make_sagemaker() { # sees .venv's packages after its own: TensorFlow and Horovod are there
   local python=.venv-sagemaker/bin/python
   rm -rf .venv-sagemaker
   step "Making .venv-sagemaker" "$venv_python" -m venv --clear .venv-sagemaker
@@ -263,7 +263,7 @@ if [[ -n ${PYTHON:-} ]] && ! is_python37 "$PYTHON"; then
   fail "PYTHON=$PYTHON is not a Python 3.7 that runs and has venv; name one that does, or unset it."
 fi
 exec 9<"$root" # one set-up of a checkout at a time
-flock --nonblock 9 || { echo "Set-up: waiting for another one to end." && flock 9; }
+flock --nonblock 9 || { echo "Set-up: waiting for another set-up of this checkout." && flock 9; }
 missing_parts=()
 for part in "${asked[@]}"; do
   is_ready "$part" || missing_parts+=("$part")
@@ -273,7 +273,7 @@ if [[ ${#missing_parts[@]} -eq 0 ]] && ! wants_chromium; then
   exit
 fi
 
-mkdir -p "$cache/logs" 2>/dev/null || fail "cannot write to $cache; set DEEPFM_CACHE to a folder that can be."
+mkdir -p "$cache/logs" 2>/dev/null || fail "cannot write to $cache; set DEEPFM_CACHE to a folder that you can write to."
 echo "Set-up: making $root/.venv, a few minutes the first time. Cache and logs: $cache"
 find_what_is_missing
 if to_do packages; then make_venv; fi
@@ -288,7 +288,7 @@ if to_do horovod; then begin make_horovod; fi
 if to_do sagemaker; then begin make_sagemaker; fi
 finish
 if to_do sagemaker; then
-  step "Trying SageMaker's" .venv-sagemaker/bin/python -c \
+  step "Trying SageMaker's packages" .venv-sagemaker/bin/python -c \
     'import sagemaker, sagemaker_tensorflow_container.training'
   ready sagemaker
 fi

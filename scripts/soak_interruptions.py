@@ -6,21 +6,21 @@
 
 A cell is a mode of distribution and a configuration of the job. In each, one run is left alone; the
 others are killed one to three times, each at a random moment of the run or of its restart, and
-started again by the same command until they end. What follows `--` are further flags of train.py.
+started again by the same command until they finish. The flags after `--` are train.py's.
 
-Every record has an id of its own, whose first-order weight begins at 0. Embeddings and the learning
-rate are so small that each prediction stays near 1/2, so SGD moves that weight by rate * 1/2 / B
-each time the record is used: the weights at the end tell the uses. Checked is
+Every record has its own id, whose first-order weight begins at 0. Embeddings and the learning rate
+are so small that each prediction stays near 1/2, so SGD moves that weight by rate * 1/2 / B each
+time the record is used: the final weights show how often that was. The soak checks
 
 - that each record was used once per epoch; with parameter servers at least once, and again at most
   as many as all processes take in one checkpoint interval, for each SIGKILL;
-- but for parameter servers, that every tensor of the checkpoint, the evaluations and the best
-  exported model are those of the run that was left alone, bit for bit;
-- that all processes end within a minute of the signal, and the last start ends with 0.
+- except with parameter servers, that every tensor of the checkpoint, the evaluations and the best
+  exported model equal those of the run that was left alone, bit for bit;
+- that all processes end within a minute of the signal, and the last start exits with 0.
 
-The 150 kills of the default take some 40 minutes on 2 cores. Printed is a Markdown table, in which
-`lost` and `again` are uses of records. The exit code is 1 if a run had a fault; its log is shown,
-or kept with its folder in --output_dir.
+The 150 kills of the default take about 40 minutes on 2 cores. The output is a Markdown table, in
+which `lost` and `again` count uses of records. The exit code is 1 if a run had a fault; its log is
+shown, or kept with its folder in --output_dir.
 """
 
 import contextlib
@@ -56,18 +56,18 @@ _KNOWN = {
     "who": ("chief", "worker", "server", "all"),
 }
 FLAGS = flags.FLAGS
-flags.DEFINE_integer("kills", 5, "Kills in each cell.", 1)
+flags.DEFINE_integer("kills", 5, "Number of kills in each cell.", 1)
 for _name, _what in (
-    ("modes", "Modes; mpi and gloo are Horovod."),
-    ("configurations", "Configurations of the job."),
-    ("signals", "SIGKILL or SIGTERM; where both are given, four of five are SIGKILL."),
-    ("who", "Which processes of ps SIGKILL is for."),
+    ("modes", "Modes of distribution; mpi and gloo are Horovod."),
+    ("configurations", "Configurations of the job to try in each mode."),
+    ("signals", "Signals to send, SIGKILL or SIGTERM; with both, four of five are SIGKILL."),
+    ("who", "Processes that SIGKILL may hit in ps mode."),
 ):
     flags.DEFINE_list(_name, ",".join(_KNOWN[_name]), _what)
-flags.DEFINE_integer("processes", 2, "Processes of mpi, gloo and ps (its chief and workers).", 2)
-flags.DEFINE_integer("rows", 3000, "Records to train on; rounded up to what divides evenly.", 1)
-flags.DEFINE_integer("seed", 1, "Of the data and of the moments.")
-flags.DEFINE_string("output_dir", None, "Where table.md and the folders of runs with faults go.")
+flags.DEFINE_integer("processes", 2, "Processes in mpi, gloo and ps (chief and workers).", 2)
+flags.DEFINE_integer("rows", 3000, "Records to train on, rounded up to divide evenly.", 1)
+flags.DEFINE_integer("seed", 1, "Seed of the data and of the moments of the kills.")
+flags.DEFINE_string("output_dir", None, "Folder for table.md and the folders of runs with faults.")
 
 _EPOCHS = 2
 _BATCH = 16  # records that each process takes in a step
@@ -85,7 +85,7 @@ _TRAIN = (
 
 
 def main(arguments):
-    for number in (signal.SIGTERM, signal.SIGINT):  # either ends what runs
+    for number in (signal.SIGTERM, signal.SIGINT):  # either ends the running job
         signal.signal(number, signal.default_int_handler)
     for name, known in _KNOWN.items():
         check_list(name, known)
@@ -111,14 +111,14 @@ def main(arguments):
 
 @dataclasses.dataclass
 class Cell:
-    """A mode and a configuration, and what its runs came to."""
+    """A mode and a configuration, with the results of its runs."""
 
     mode: str
     configuration: str
     kills: int = 0
     terms: int = 0  # kills that were SIGTERM
     runs: int = 0  # that were killed
-    same: int = 0  # runs that ended as the one that was left alone
+    same: int = 0  # runs that ended like the one that was left alone
     lost: int = 0  # uses of records that are missing
     again: int = 0  # uses of records beyond one per epoch
     faults: int = 0  # runs with any fault
@@ -142,10 +142,10 @@ def _table(cells):
 
 
 class _Data:
-    """The records of each configuration, made when they are first asked for.
+    """The records of each configuration, made when they are first needed.
 
-    Each process has as many, which fill whole batches and a last one of _LAST; so in every mode a
-    use moves a weight by _MOVE, or by _MOVE * _BATCH / _LAST.
+    Each process has equally many, which fill whole batches and a last one of _LAST records. So in
+    every mode, a use moves a weight by _MOVE, or by _MOVE * _BATCH / _LAST.
     """
 
     def __init__(self, folder):
@@ -163,8 +163,8 @@ class _Data:
         elif configuration == "cache":
             given.append(f"--cache={folder}/cache")
         elif configuration == "evaluations":
-            # The AUC of labels drawn anew goes up and down. The rate then falls by so little that
-            # uses can still be counted; the bits show it.
+            # With newly drawn labels, the AUC goes up and down, and the rate decays by so little
+            # that uses can still be counted, though the bits show it.
             given += [
                 f"--val_data_dir={self._records('validation')}", "--eval_every_steps=40",
                 "--learning_rate_decay_on_plateau=0.999", "--export=best",
@@ -184,7 +184,7 @@ class _Data:
                 shared = range(draw.randrange(4) if several else 1)
                 values = [f"1:{self.rows + draw.randint(1, _SHARED)}:1" for _ in shared]
                 f.write(" ".join([str(draw.randrange(2)), f"0:{i}:1", *values]) + "\n")
-        # Where rows are not known: more files than are read at once, as many for each process.
+        # With unknown rows: more files than are read at once, equally many for each process.
         files = 5 * FLAGS.processes if alone else 3
         run_command(
             sys.executable, "-m", "data_tools.libsvm_to_tfrecord", f"--input={text}",
@@ -199,11 +199,11 @@ def count_uses(weights, most=7):
     """How often records were used.
 
     Args:
-        weights: float32 [n], first-order weights of the ids that each have to themselves.
-        most: uses; up to 7, no two numbers of uses have sums that are alike.
+        weights: float32 [n], first-order weights of the records' own ids.
+        most: the largest number of uses; up to 7, no two numbers of uses give equal sums.
 
     Returns:
-        int [n]; ValueError where a weight is no sum of uses.
+        int [n]; raises ValueError if a weight is not a sum of uses.
     """
     pairs = itertools.product(range(most + 1), repeat=2)  # uses in full and in last batches
     sums = {
@@ -213,7 +213,7 @@ def count_uses(weights, most=7):
     nearest = np.argmin(np.abs(moved[:, np.newaxis] - list(sums)), axis=1)
     away = np.abs(moved - np.array(list(sums))[nearest])
     if np.max(away) > 0.05:
-        raise ValueError(f"a weight has moved as in {moved[np.argmax(away)]:.3f} uses")
+        raise ValueError(f"a weight has moved as if by {moved[np.argmax(away)]:.3f} uses")
     return np.array(list(sums.values()))[nearest]
 
 
@@ -241,7 +241,7 @@ def _command(mode, more, folder):
 
 
 class _Job:
-    """A start of a run; none of its processes outlives the block."""
+    """One start of a run; none of its processes outlives the block."""
 
     def __init__(self, run):
         self._model_dir, self._id = run.folder / "model", uuid.uuid4().hex
@@ -264,7 +264,7 @@ class _Job:
         return self._launcher.poll()
 
     def processes(self):
-        """All that are there, wherever they have gone: by what they inherited."""
+        """All processes of the job, wherever they are, by a variable that they inherited."""
         found = psutil.process_iter(["environ", "cmdline"])
         return [p for p in found if (p.info["environ"] or {}).get("DEEPFM_SOAK") == self._id]
 
@@ -275,37 +275,37 @@ class _Job:
                 process.send_signal(number)
 
     def hit(self, number, target, draw):
-        """Sends a signal to the launcher, to all, or to one process of a role; whom it hit."""
+        """Signals the launcher, all processes, or one process of a role; returns whom it hit."""
         found = [p for p in self.processes() if target in ("all", _role(p))]
-        if not found:  # it is the launcher's, or its role has not begun
+        if not found:  # the launcher is the target, or the role has no process yet
             self._launcher.send_signal(number)
             return "the launcher"
         self._send(number, found if target == "all" else [draw.choice(found)])
         return target
 
     def has_ended(self, seconds):
-        """Waits until all processes have ended; whether they have within the time."""
+        """Waits until all processes have ended; returns whether they did in time."""
         return wait_until(lambda: self.code is not None and not self.processes(), seconds, 0.05)
 
     def end(self):
         """Waits for the end of a job that nothing kills any more."""
         if not self.has_ended(_LIMIT):
-            raise _Fault(f"no end after {_LIMIT} s")
+            raise _Fault(f"the job has not ended after {_LIMIT} s")
         if self.code:
-            raise _Fault(f"it ended with exit code {self.code}")
+            raise _Fault(f"the job ended with exit code {self.code}")
 
     @property
     def checkpoint(self):
-        """The step of the newest one, -1 without any."""
+        """The step of the newest checkpoint; -1 without any."""
         found = self._model_dir.glob("model.ckpt-*.index")
         return max((int(path.stem.rpartition("-")[2]) for path in found), default=-1)
 
     def next_checkpoint(self):
-        """Waits until there is a further one or the job has ended; the step of the one before."""
+        """Waits for another checkpoint or the job's end; returns the step of the previous one."""
         before, left = self.checkpoint, self.started + _LIMIT - time.monotonic()
         moved = lambda: self.code is not None or self.checkpoint > before
         if not wait_until(moved, left, 0.01):
-            raise _Fault(f"no checkpoint after {_LIMIT} s")
+            raise _Fault(f"no new checkpoint after {_LIMIT} s")
         return before
 
 
@@ -323,7 +323,7 @@ class _Run:
 
     folder: pathlib.Path  # of its own, with its model and its log
     command: List[str]
-    hits: List[signal.Signals] = dataclasses.field(default_factory=list)  # that it got
+    hits: List[signal.Signals] = dataclasses.field(default_factory=list)  # signals sent to it
     told: List[str] = dataclasses.field(default_factory=list)  # what happened, in a few words each
 
 
@@ -384,7 +384,7 @@ def _left_alone(run):
 
 
 def _interrupted(cell, run, whole, draw):
-    """Makes a run that is killed up to three times, where it is not at its end before."""
+    """Makes a run that is killed up to three times, unless it finishes before."""
     left = min(draw.choice([1, 1, 2, 3]), FLAGS.kills - cell.kills)
     while True:
         with contextlib.closing(_Job(run)) as job:
@@ -396,7 +396,7 @@ def _interrupted(cell, run, whole, draw):
             whom = job.hit(number, target, draw)
             has_ended = job.has_ended(_PATIENCE)
             took = time.monotonic() - at
-        if has_ended and job.code == 0:  # it was at its end before the signal
+        if has_ended and job.code == 0:  # it finished before the signal
             break
         run.hits.append(number)
         run.told.append(
@@ -406,14 +406,14 @@ def _interrupted(cell, run, whole, draw):
         cell.kills, cell.terms = cell.kills + 1, cell.terms + (number == signal.SIGTERM)
         cell.slowest, left = max(cell.slowest, took), left - 1
         if not has_ended:
-            raise _Fault(f"processes were left {_PATIENCE} s after {number.name} for {whom}")
+            raise _Fault(f"processes still ran {_PATIENCE} s after {number.name} for {whom}")
     if not run.hits:
-        run.told.append("at its end before the signal")
+        run.told.append("finished before the signal")
 
 
 def _reach_moment(job, whole, draw):
-    """Waits for a random moment, three times of four after the first checkpoint of this start;
-    whether the job still runs then."""
+    """Waits for a random moment, three times out of four after the first checkpoint of this start;
+    returns whether the job still runs."""
     moment = job.started + draw.uniform(0, whole["seconds"])
     if draw.random() < 0.75:
         before = job.next_checkpoint()
@@ -423,7 +423,7 @@ def _reach_moment(job, whole, draw):
 
 
 def _signal(mode, draw):
-    """(the signal, whom it is for); SIGTERM is for the launcher, which hands it on."""
+    """(the signal, its target); SIGTERM goes to the launcher, which passes it on."""
     ranks = ["rank", "launcher", "all"]
     targets = {"mpi": ranks, "gloo": ranks, "ps": FLAGS.who}.get(mode, ["launcher"])
     kill, term = (signal.SIGKILL, draw.choice(targets)), (signal.SIGTERM, "launcher")
@@ -431,7 +431,7 @@ def _signal(mode, draw):
 
 
 def _end_of(folder):
-    """What a run left: {"checkpoint": {name: tensor}}, and of evaluations and exports likewise."""
+    """What a run left: {"checkpoint": {name: tensor}}, likewise for evaluations and exports."""
     import tensorflow as tf
 
     tensors = lambda path: {
@@ -448,13 +448,13 @@ def _end_of(folder):
         end["evaluations"] = {entry["step"]: {**entry, "export": None} for entry in found}
         exports = [path for path in (folder / "servable").iterdir() if path.name[0] != "."]
         if len(exports) != 1:
-            raise _Fault(f"{len(exports)} exported models")
+            raise _Fault(f"{len(exports)} exported models, not one")
         end["export"] = tensors(str(exports[0] / "variables" / "variables"))
     return end
 
 
 def _check_uses(cell, data, run, end):
-    """That each record was used as often as it should be."""
+    """Checks that each record was used as often as it should be."""
     try:
         uses = count_uses(end["checkpoint"]["fm_w"][1 : data.rows + 1])
     except ValueError as error:
@@ -466,16 +466,16 @@ def _check_uses(cell, data, run, end):
     may = most = 0
     if cell.mode == "ps":
         killed = run.hits.count(signal.SIGKILL)
-        # Where the order is another one, the log says that the epoch starts over.
+        # If the order changed, the log says that the epoch starts over.
         anew = (run.folder / "log").read_text(errors="replace").count("starts over")
         may = killed * _INTERVAL * FLAGS.processes * _BATCH * FLAGS.processes + anew * data.rows
         most = killed + anew
     if lost or again > may or uses.max() > _EPOCHS + most:
-        raise _Fault(f"{lost} uses lost, {again} again, where {may} may be")
+        raise _Fault(f"{lost} uses lost, {again} again; up to {may} may come again")
 
 
 def _check_same(cell, run, whole, end):
-    """That a run ended as the one that was left alone, where it has to."""
+    """Checks that a run ended like the one that was left alone, in the modes where it must."""
     if cell.mode == "ps":
         return
     for what, wanted in whole.items():
@@ -483,7 +483,7 @@ def _check_same(cell, run, whole, end):
         differ = [str(n) for n in wanted if not np.array_equal(wanted[n], found.get(n))]
         differ += [str(name) for name in set(found) - set(wanted)]
         if differ:
-            raise _Fault(f"another {what} than left alone: {', '.join(differ[:4])}")
+            raise _Fault(f"{what} differs from the run left alone: {', '.join(differ[:4])}")
     cell.same += bool(run.hits)
     run.told.append("same end")
 

@@ -12,7 +12,7 @@ def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def axes_of(size: Tuple[float, float], **properties):
-    """(a figure of so many inches, its axes with these properties)."""
+    """(a figure of `size` inches, its axes with these properties)."""
     from matplotlib.figure import Figure
 
     figure = Figure(size, dpi=110)
@@ -30,8 +30,8 @@ def png(figure) -> bytes:
 
 
 def bars(found: List[Tuple[str, List[float], str]], **properties):
-    """(a figure, its axes): of each (name, figures, color) their median as a bar and each as a dot,
-    the first on top."""
+    """(a figure, its axes), with a row for each (name, values, color), the first on top: a bar for
+    the median and a dot for each value."""
     figure, axes = axes_of((10, 1.2 + 0.4 * len(found)), **properties)
     for i, (_, values, color) in enumerate(found):
         axes.barh(i, statistics.median(values), color=color)

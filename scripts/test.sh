@@ -13,7 +13,7 @@ fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 for word in "$@"; do
   if [[ $word == tests/* && ! -e ${word%%::*} ]]; then
-    echo "test.sh: ${word%%::*} is not there; the tests are tests/test_*.py." >&2
+    echo "test.sh: no such file: ${word%%::*}; the tests are tests/test_*.py." >&2
     exit 2
   fi
 done
@@ -26,4 +26,4 @@ echo "Lint"
 
 echo "Tests"
 export TF_CPP_MIN_LOG_LEVEL=2
-exec .venv/bin/python -m pytest -n 2 --dist loadgroup "$@" # exits 5 where no test was found
+exec .venv/bin/python -m pytest -n 2 --dist loadgroup "$@" # exits 5 if no test was found

@@ -3,8 +3,8 @@ compares train.py with. Prints JSON.
 
     python scripts/torch_reference.py --data=train.npz --feature_size=117581 --steps=300
 
-Its data lie in memory as tensors, so reading costs it nothing. It needs torch and numpy alone, in
-any Python. Dropout .5; no L2, which SparseAdam does not know.
+Its data is in memory as tensors, so reading costs nothing. It only needs torch and numpy, in any
+Python. Dropout is 0.5; there is no L2, which SparseAdam does not support.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import numpy as np
 try:
     import torch
     from torch import nn
-except ImportError as error:  # --help and wrong flags are answered all the same
+except ImportError as error:  # --help and checking flags need no torch
     torch, nn = error, argparse.Namespace(Module=object)
 
 
@@ -48,15 +48,15 @@ class DeepFM(nn.Module):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--data", required=True, help="ids int64, values and labels float32")
-    parser.add_argument("--feature_size", type=int, required=True)
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch_size", type=int, default=1024)
-    parser.add_argument("--embedding_size", type=int, default=32)
-    parser.add_argument("--deep_layers", default="128,64,32")
+    parser.add_argument("--data", required=True, help="npz of ids int64, values, labels float32")
+    parser.add_argument("--feature_size", type=int, required=True, help="number of feature ids")
+    parser.add_argument("--steps", type=int, default=300, help="the first tenth is not counted")
+    parser.add_argument("--batch_size", type=int, default=1024, help="records in a batch")
+    parser.add_argument("--embedding_size", type=int, default=32, help="numbers per feature id")
+    parser.add_argument("--deep_layers", default="128,64,32", help="width of each hidden layer")
     given = parser.parse_args()
     if isinstance(torch, ImportError):
-        parser.error(f"{torch}; start it with a Python that has torch.")
+        parser.error(f"{torch}; run this with a Python that has torch.")
     torch.manual_seed(1)
     data = np.load(given.data)
     ids, values, labels = (torch.from_numpy(data[name]) for name in ("ids", "values", "labels"))

@@ -1,22 +1,21 @@
-"""Finds the flags with which train.py is fastest on this machine, for a data set and a model.
+"""Finds the flags with which train.py is fastest on this machine, for your data and model.
 
     .venv/bin/python scripts/tune.py -- --training_data_dir=data/train
     .venv/bin/python scripts/tune.py --budget_minutes=30 --global_batch_sizes=1024,4096 -- \\
         --training_data_dir=data/train --embedding_size=16
 
-What follows `--` are flags of train.py. Short runs climb a ladder: the threads of one process, its
-memory allocator and its reading of records, then more devices and processes of this host; whether
-more hosts are worth it is said at the end. On each rung all candidates run in turn; the worst are
-left out after one run, the others run again. All train on batches of the same size, unless
---global_batch_sizes allows others. At the end the best and the default run in turn, and the best is
-recommended only if it was faster.
+The flags after `--` are train.py's. Short runs climb a ladder: the threads of one process, its
+memory allocator and its reading of records, then more devices and processes of this host. On each
+rung, all candidates run in turn; the worst are dropped after one run, the others run again. All
+train on batches of the same size, unless --global_batch_sizes allows others. At the end the best
+and the default run in turn, and the best is recommended only if it was faster.
 
---budget_minutes is kept: no run is begun that would not end in time, as those before it tell. Where
-the time is short, each rung gets a share of it and tries its first candidates; what was left out is
-told at the end. A budget in which nothing could be compared is refused after the first run.
+The search keeps --budget_minutes: it begins no run that, judging by earlier ones, would not end in
+time. If the time is short, each rung gets a share of it and tries its first candidates; the output
+names what was left out. A budget in which nothing could be compared is refused after the first run.
 
-Printed are the command to use, why, and a table of all runs; tune.json and tune.png are written to
---output_dir. --grid tries every combination instead, which takes long and shows what was missed.
+The output is the command to use, the reason, whether more hosts are worth it, and a table of all
+runs. --grid tries every combination instead, which takes long and shows what the ladder missed.
 """
 
 import contextlib
@@ -42,12 +41,16 @@ from tune_candidates import Candidate, Run, devices, grid, this_machine, threads
 
 _MODES = ["tower", "mirrored", "horovod"]
 FLAGS = flags.FLAGS
-flags.DEFINE_float("budget_minutes", 15, "Time that all of it may take.", 0.1)
-flags.DEFINE_float("seconds", 4, "Training time of a short run; start and end come on top.", 0.5)
-flags.DEFINE_list("global_batch_sizes", [], "Also tried; default: that of train.py's flags alone.")
-flags.DEFINE_list("modes", _MODES, "Modes that are tried beside local.")
-flags.DEFINE_string("output_dir", "tune", "Where tune.json and tune.png go.")
-flags.DEFINE_bool("grid", False, "Try all combinations, at full length.")
+# fmt: off
+flags.DEFINE_float("budget_minutes", 15, "Minutes that the whole search may take.", 0.1)
+flags.DEFINE_float("seconds", 4,
+    "Seconds of training in a short run, without its start and end; raise it if rates vary.", 0.5)
+flags.DEFINE_list("global_batch_sizes", [],
+    "Global batch sizes (records) to try too. Default: only that of train.py's flags.")
+flags.DEFINE_list("modes", _MODES, "Modes of distribution to try besides local; may be empty.")
+flags.DEFINE_string("output_dir", "tune", "Folder for tune.json and tune.png.")
+flags.DEFINE_bool("grid", False, "Try all combinations at full length, not the ladder.")
+# fmt: on
 
 # Flags of train.py that tune.py sets.
 _OURS = (
@@ -57,21 +60,21 @@ _OURS = (
     "task_type", "export", "eval_every_steps", "early_stopping_patience", "save_checkpoints_secs",
     "save_checkpoints_steps", "learning_rate_decay_on_plateau",
 )  # fmt: skip
-_FEW = 60  # steps of the first run, from which the length of the others follows
-_ENOUGH = 0.85  # of the best rate of a rung, for a second run
-_BETTER = 1.03  # times the rate of the best so far that another one has to have
-_BUSY = 0.85  # share of the CPU from which on a host is used up
+_FEW = 60  # steps of the first run, which determines the length of the others
+_ENOUGH = 0.85  # share of a rung's best rate that earns a second run
+_BETTER = 1.03  # times the best rate so far that another candidate has to reach
+_BUSY = 0.85  # share of the CPU from which on a host is fully used
 _WAITING = 0.05  # share of waiting for records from which on reading is tuned
-_SLOWER = 4  # times what it should take, and a minute, that a run may take
-_OTHER_MODE = 1.5  # times what other modes took to start, for one that has not run yet
+_SLOWER = 4  # times its expected time, plus a minute, that a run may take
+_OTHER_MODE = 1.5  # times what other modes took to start: the estimate for a new one
 _PAIRS = 3  # times that the best and the default run in turn at the end
-_FOR_PAIRS = 0.4  # of the time, at most, for more than one of these
+_FOR_PAIRS = 0.4  # share of the time, at most, for more than one such pair
 _CONCLUSION = 3.0  # seconds for the table and the plot
 
 
 def main(arguments):
     need("matplotlib", "psutil", "tensorflow_core")
-    for number in (signal.SIGTERM, signal.SIGINT):  # so that what runs is ended
+    for number in (signal.SIGTERM, signal.SIGINT):  # so that running processes are ended
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     check_list("modes", _MODES, may_be_empty=True)
     check_list("global_batch_sizes", may_be_empty=True)
@@ -96,7 +99,9 @@ def _read(words) -> Tuple[List[str], int]:
     """(train.py's flags but the batch size, the global batch that they ask for)."""
     given = flag_values(words)
     if "training_data_dir" not in given:
-        raise BadInput("--training_data_dir is missing: tune.py -- --training_data_dir=data/train")
+        raise BadInput(
+            "--training_data_dir is missing; try tune.py -- --training_data_dir=data/train"
+        )
     for name, value in given.items():
         if name in _OURS:
             off = "no" if value is False else ""
@@ -106,7 +111,7 @@ def _read(words) -> Tuple[List[str], int]:
         raise BadInput("--batch_size and --global_batch_size are both given; leave one out.")
     for name, size in sizes.items():
         if not str(size).isdigit() or int(size) < 1:
-            raise BadInput(f"--{name}={size} is no number of records, like 1024.")
+            raise BadInput(f"--{name}={size} must be a number of records, such as 1024.")
     words = [f"--{name}={value}" for name, value in given.items()]
     return words, int(next(iter(sizes.values()), 1024))
 
@@ -118,7 +123,7 @@ class Tuner:
         words: train.py's flags that all share.
         work: an empty folder.
         batch: the global batch that they ask for.
-        end: when all has to be done, as `now` tells it.
+        end: when everything has to be done, on the clock of `now`.
     """
 
     def __init__(self, words: List[str], work: pathlib.Path, batch: int, end: float):
@@ -131,7 +136,7 @@ class Tuner:
     now = staticmethod(time.monotonic)
 
     def cost(self, candidate: Candidate, seconds: float) -> float:
-        """Seconds that a run of so many seconds of training will take, as those before it tell."""
+        """Seconds that a run with `seconds` of training will take, judging by earlier ones."""
         start = self._starts.get(candidate.mode()) or _OTHER_MODE * max(self._starts.values())
         rate = self.report_of(candidate).get("examples_per_second", self._steps_rate)
         return start + self._steps(candidate, seconds) * candidate.batch(self.batch) / rate
@@ -144,7 +149,7 @@ class Tuner:
         return max(_FEW, round(seconds * self._steps_rate / candidate.batch(self.batch)))
 
     def run(self, candidate: Candidate, rung: str, seconds: float, end: float) -> Run:
-        """Runs train.py once, for about so many seconds of training; it is killed at `end`."""
+        """Runs train.py once, for about `seconds` of training; kills it at `end`."""
         limit = end - self.now()
         if self.runs:
             limit = min(limit, 60 + _SLOWER * self.cost(candidate, seconds))
@@ -160,7 +165,7 @@ class Tuner:
         return found
 
     def _show(self, run):
-        """One more run is done: a bar in a terminal, a line elsewhere."""
+        """Shows that a run is done: a bar in a terminal, a line elsewhere."""
         if not sys.stderr.isatty():
             rate = f"{run.rate:,.0f}/s" if run.rate else f"failed ({run.failure[:100]})"
             logging.info("%s: %s: %s", run.rung, run.candidate.label(), rate)
@@ -173,7 +178,7 @@ class Tuner:
         print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
     def train(self, candidate: Candidate, steps: int, limit: float) -> Tuple[dict, str]:
-        """Runs train.py for so many steps: (report.json, "") or ({}, what it said)."""
+        """Runs train.py for `steps` steps: (report.json, "") or ({}, its error)."""
         folder = self._work / "model"
         words = (
             f"--global_batch_size={candidate.batch(self.batch)}", f"--model_dir={folder}",
@@ -185,9 +190,9 @@ class Tuner:
         return report, failure
 
     def race(self, candidates: List[Candidate], rung: str, end: float) -> Optional[Candidate]:
-        """The fastest of some candidates, the first where others are hardly faster.
+        """The fastest of some candidates; the first if others are hardly faster.
 
-        None where there was no time until `end` for the first and another one, or none ran.
+        None if there was no time until `end` for the first and another one, or if none ran.
         """
         first, *others = dict.fromkeys(candidates)
         left = lambda: end - self.now()
@@ -218,7 +223,7 @@ class Tuner:
 
 
 def _run(command, limit) -> str:
-    """Runs a command; what it said where it failed. None of its processes outlives it."""
+    """Runs a command; returns its error, or "". None of its processes outlives it."""
     import psutil
 
     with tempfile.TemporaryFile() as said:
@@ -242,7 +247,7 @@ def _run(command, limit) -> str:
 
 
 def _rungs(tuner, machine):
-    """[(name of a rung, function of the best candidate so far that tells the rung's own)]."""
+    """[(name of a rung, function: the best candidate so far -> the rung's candidates)]."""
     sizes = [int(n) for n in FLAGS.global_batch_sizes if int(n) != tuner.batch]
     allocators = [machine.allocator] if machine.allocator else []
     waits = lambda best: tuner.report_of(best).get("input_wait_share", 0.0) >= _WAITING
@@ -263,10 +268,7 @@ def _rungs(tuner, machine):
 
 
 def _climb(tuner, machine, end) -> Candidate:
-    """Climbs the ladder until `end`; the best candidate.
-
-    Each rung may take a share of the time that is left, as it has candidates.
-    """
+    """The best candidate of the ladder; rungs share the time until `end` by their candidates."""
     best, rungs = Candidate(), _rungs(tuner, machine)
     weight = lambda candidates: len(candidates) + 1 if candidates else 0
     for i, (rung, candidates_beside) in enumerate(rungs):
@@ -284,7 +286,7 @@ def _search(tuner, machine) -> Tuple[Candidate, float, List[str]]:
     default, budget = Candidate(), 60 * FLAGS.budget_minutes
     first = tuner.run(default, "default", 0, tuner.end)
     if not first.rate:
-        more = "; --budget_minutes gives more" if tuner.now() >= tuner.end else ""
+        more = "; raise --budget_minutes" if tuner.now() >= tuner.end else ""
         raise BadInput(f"train.py does not run with these flags: {first.failure}{more}")
     rungs = [candidates_beside(default) for _, candidates_beside in _rungs(tuner, machine)]
     runs = [c for candidates in rungs if candidates for c in (default, *candidates)]
@@ -301,7 +303,7 @@ def _search(tuner, machine) -> Tuple[Candidate, float, List[str]]:
         )
     logging.info(
         "A run takes about %.0f s, all of them %d minutes.%s", cost(default), all_of_it,
-        " Of each rung the first ones are tried." if 60 * all_of_it > budget else "",
+        " Each rung tries only its first ones." if 60 * all_of_it > budget else "",
     )  # fmt: skip
     pairs = min(max(int(_FOR_PAIRS * (budget - spent) / pair), 1), _PAIRS)
     best, notes = _climb(tuner, machine, tuner.end - pairs * pair), []
@@ -323,7 +325,7 @@ def _compare(tuner, best, notes) -> Tuple[Candidate, float]:
     for i in range(_PAIRS):
         if tuner.now() + tuner.cost_of_pair(best) > tuner.end:
             if not i:
-                notes.append(f"There was no time to run {best.label()} beside the default again.")
+                notes.append(f"There was no time to run {best.label()} and the default again.")
             break
         run = lambda candidate: tuner.run(candidate, "final", 2 * FLAGS.seconds, tuner.end)
         pair = [run(candidate).rate for candidate in (best, default)]
@@ -375,16 +377,16 @@ _SHOWN = ("input_wait_share", "host_cpu_utilization", "gpu_utilization", "peak_r
 
 def _advice(report) -> str:
     """Whether the next rung of the ladder is worth it."""
-    # Of the GPUs, where it has some.
+    # The GPUs count, if it has some.
     busy = report.get("gpu_utilization") or report.get("host_cpu_utilization", 0.0)
     if busy >= _BUSY:
         return (
-            f"This host is used up ({100 * busy:.0f} %): the next rung is worth it, a larger host "
-            "and then more of them (parameter servers or Horovod)."
+            f"This host is fully used ({100 * busy:.0f} %): a larger host is worth it, and then "
+            "more hosts (parameter servers or Horovod)."
         )
     return (
-        f"This host is {100 * busy:.0f} % busy: a larger batch, or a host with fewer and "
-        "faster cores, comes before more hosts."
+        f"This host is {100 * busy:.0f} % busy: before more hosts, try a larger batch, or a host "
+        "with fewer and faster cores."
     )
 
 

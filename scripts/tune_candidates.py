@@ -15,8 +15,8 @@ class Candidate(NamedTuple):
     """A way to start train.py.
 
     Attributes:
-        flags: ((name, value), ...) that are not the default's.
-        processes: of horovodrun, 0 without it.
+        flags: ((name, value), ...) that differ from the defaults.
+        processes: ranks of horovodrun; 0 without it.
         preload: a library that replaces the memory allocator, or "".
     """
 
@@ -30,7 +30,7 @@ class Candidate(NamedTuple):
         return self._replace(flags=tuple(sorted(given.items())))
 
     def command(self) -> List[str]:
-        """The words that start train.py, without what is the same for all."""
+        """The words that start train.py, without those that all candidates share."""
         python = sys.executable
         if ROOT in pathlib.Path(python).parents:
             python = os.path.relpath(python)
@@ -51,7 +51,7 @@ class Candidate(NamedTuple):
         return int(dict(self.flags).get("global_batch_size", default))
 
     def label(self) -> str:
-        """What tables call it."""
+        """Its name in tables."""
         given = dict(self.flags)
         parts = [given.pop("distribution", "local")]
         if self.processes:
@@ -68,7 +68,7 @@ class Candidate(NamedTuple):
 
 class Run(NamedTuple):
     """A run of a candidate: its rung of the ladder, examples/s (0: it failed), report.json, and
-    what it said where it failed."""
+    its error if it failed."""
 
     candidate: Candidate
     rung: str
@@ -94,7 +94,7 @@ def this_machine() -> Machine:
         "print(int(cores()), int(pywrap_tensorflow.IsMklEnabled()))"
     )
     cores, mkl = map(int, run_command(sys.executable, "-c", program).stdout.split()[-2:])
-    listed = subprocess.getoutput("nvidia-smi -L").splitlines()  # or that there is none
+    listed = subprocess.getoutput("nvidia-smi -L").splitlines()  # or an error message
     gpus = sum(line.startswith("GPU ") for line in listed)
     allocator = find_library("tcmalloc_minimal") or find_library("tcmalloc") or ""
     return Machine(max(cores, 1), gpus, bool(mkl), allocator)
@@ -118,8 +118,8 @@ def threads(machine) -> List[Candidate]:
 
 
 def devices(machine, modes: Sequence[str], best: Candidate, batch: int) -> List[Candidate]:
-    """More devices and processes of this host, each of which takes its part of a batch; many before
-    few, and each mode in turn."""
+    """More devices and processes of this host, which divide the batch among them; many before few,
+    and each mode in turn."""
     there = machine.gpus or machine.cores
     counts = sorted({n for n in (2, there // 2, there - 1, there) if 1 < n <= there}, reverse=True)
     found = []
@@ -143,7 +143,7 @@ def devices(machine, modes: Sequence[str], best: Candidate, batch: int) -> List[
 
 
 def grid(machine, modes: Sequence[str], batch: int, batches: Sequence[int]) -> List[Candidate]:
-    """Every combination; batch: where a candidate has none of its own."""
+    """Every combination; `batch` is the batch of candidates that do not set their own."""
     starts = [Candidate(), *threads(machine)]
     if machine.allocator:
         starts += [start._replace(preload=machine.allocator) for start in starts]

@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items):
 
 
 def shared_data(name):
-    """A file of the shared data sets; skips the test where it is not there."""
+    """A file of the shared data sets; skips the test if it is missing."""
     path = SHARED_DATA / name
     if not path.exists():
         pytest.skip(f"../shared/data/{name} is not on this machine")
@@ -93,8 +93,8 @@ def run_train(*flags, fresh=False, env=None, timeout=90, **options):
     """Runs train.py with flags; returns the finished process with its text.
 
     Args:
-        fresh: whether Python is to be started, and not forked where TensorFlow is loaded already.
-        options: of subprocess.run; they, too, need a Python that is started.
+        fresh: whether to start Python, rather than fork a process that has loaded TensorFlow.
+        options: options of subprocess.run; any of them starts Python, too.
     """
     return _run(["train.py", *flags], fresh, env, timeout, **options)
 

@@ -1,7 +1,7 @@
-"""Holds a file to the reference: whatever the program makes of it, the reference has to make too.
+"""Compares the program with the reference on one file: both must get the same out of it.
 
-Each check reads the file in every way that the program has, and returns what came out, with a
-sentence for each difference.
+Each check reads the file in every way that the program can, and returns the result, with one
+sentence per difference.
 """
 
 import contextlib

@@ -69,7 +69,7 @@ def two_hosts(own_address=None):
     """Hosts; nothing that runs on them outlives the block.
 
     Args:
-        own_address: of each host's name on itself, where Debian's installer puts a loopback one.
+        own_address: each host's address for its own name; Debian's installer sets a loopback one.
     """
     problem = _problem()
     if problem:

@@ -2,7 +2,7 @@
 
     python tests/mode_steps.py MODE '{"replicas": 4, "inter_op_threads": 1, "cases": [...]}'
 
-is for what needs a process of its own: Horovod's ranks, and other threads than this process has.
+Some cases need a process of their own: Horovod's ranks, and other numbers of threads.
 """
 
 import gc
@@ -24,13 +24,13 @@ from deepfm.state.resume import NOTES
 
 
 class Case(NamedTuple):
-    """What is trained, and where to.
+    """What to train, and where to put it.
 
     Attributes:
         data: a TFRecord file of make_records.
-        model_dir: which gets a checkpoint.
-        global_batch: records of a step, of all replicas together.
-        epochs: times that each record is used.
+        model_dir: folder that gets a checkpoint.
+        global_batch: records per step of all replicas together.
+        epochs: how often each record is used.
     """
 
     data: str
@@ -45,7 +45,7 @@ class Case(NamedTuple):
 
 
 def make_mode(name, replicas=1, **flags):
-    """A Distribution; of more replicas than this machine has cores, where they are asked for."""
+    """A Distribution, with more replicas than this machine has cores if the case wants them."""
     cores = distribution.cores
     distribution.cores = lambda: max(cores(), replicas)
     try:

@@ -1,6 +1,6 @@
-"""Draws LibSVM lines, tf.train.Examples and TFRecord files that are nearly right, and damages them.
+"""Draws almost valid LibSVM lines, tf.train.Examples and TFRecord files, and damages them.
 
-Everything is a function of the random.Random that it is given.
+Everything is a function of the random.Random passed in.
 """
 
 # ruff: noqa: E501
@@ -83,7 +83,7 @@ def _value(random):
 
 
 def text(random, lines, field_size, labels):
-    """A LibSVM text of so many lines, blank ones and comments among them, a part of it damaged."""
+    """A LibSVM text of `lines` lines, with blank lines and comments among them, partly damaged."""
     parts = []
     for _ in range(lines):
         drawn = random.random()
@@ -230,7 +230,7 @@ def example(random, field_size):
 
 
 def record_file(random, field_size, records):
-    """The bytes of a file of so many records, nine in ten files damaged, and whether it is gzip."""
+    """The bytes of a file of `records` records, in nine of ten cases damaged, and whether it is gzip."""
     payloads = [example(random, field_size) for _ in range(records)]
     if random.random() < 0.1:
         payloads[random.randrange(records)] = b""

@@ -1,10 +1,10 @@
-"""What LibSVM lines and TFRecord files mean, said a second time: slowly, and by the book alone.
+"""A second implementation of LibSVM lines and TFRecord files: slow, and strictly by the book.
 
-The fuzz tests hold the program to this. So nothing here comes from the program, from TensorFlow or
-from protobuf: decimal numbers are rounded to float32 by whole-number arithmetic, checksums are
-computed bit by bit, and protocol buffers are read byte by byte.
+The fuzz tests compare the program with it. So it uses nothing of the program, TensorFlow or
+protobuf: it rounds decimal numbers to float32 by integer arithmetic, computes checksums bit by bit,
+and reads protocol buffers byte by byte.
 
-What is refused raises Refused, whose text is for the reader of a failed test.
+Bad input raises Refused, whose text is for the reader of a failed test.
 """
 
 import fractions
@@ -214,7 +214,7 @@ def _list(message, kind):
     numbers = []
     parts = _fields(message)
     if [part for part in parts if part[0] == 1][-1:] == [(1, 2, b"")]:
-        # TensorFlow's decode_proto stumbles over it, and nobody writes it.
+        # TensorFlow's decode_proto fails on it, and no program writes it.
         raise Refused("a list ends in a part that holds nothing")
     for field, wire, payload in parts:
         if field == 1 and wire == 2:
@@ -314,7 +314,7 @@ def masked(crc: int) -> int:
 
 
 def frame(payload: bytes) -> bytes:
-    """A record as it stands in a file."""
+    """A record as a file stores it."""
     head = struct.pack("<Q", len(payload))
     sums = (struct.pack("<I", masked(crc32c(part))) for part in (head, payload))
     return head + next(sums) + payload + next(sums)
@@ -351,7 +351,7 @@ def _header(data, at):
 
 
 def gunzip(data: bytes) -> bytes:
-    """The content of a gzip file of one member; Refused where it is damaged, cut or has more."""
+    """The content of a gzip file; raises Refused if it is damaged, cut or has several members."""
     unpack = zlib.decompressobj(zlib.MAX_WBITS | 16)
     try:
         text = unpack.decompress(data)

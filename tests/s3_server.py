@@ -1,4 +1,4 @@
-"""An S3 server on loopback, and a proxy before it that injects faults."""
+"""An S3 server on loopback, behind a proxy that injects faults."""
 
 import contextlib
 import http.client

@@ -2,13 +2,12 @@
 
     .venv/bin/python tests/same_results.py BEFORE [AFTER] [--only=tools,local] [--cache=FOLDER]
 
-It shows that a change of how the code is laid out has changed nothing else. The checkouts (AFTER is
-this folder where not given) are known by their command lines alone, and run in the Python that runs
-this. BEFORE makes the data and the model that both use. A case is a few commands, whose exit codes,
-texts and files are compared: tensors of checkpoints and predictions of exports by their bytes. What
-differs between runs of BEFORE itself is told as not deterministic; then tensors need only be equal
-to 1e-6 of the largest number. Exit codes: 0 all the same, 1 a sentence for each difference, 2 bad
-flags.
+It shows that a refactoring has changed nothing else. It knows the checkouts (AFTER defaults to this
+folder) only by their command lines, and runs them in its own Python. BEFORE makes the data and the
+model that both use. A case is a few commands; their exit codes, texts and files are compared, with
+tensors of checkpoints and predictions of exports byte by byte. What differs between runs of BEFORE
+itself is reported as not deterministic; its tensors need only agree to 1e-6 of the largest number.
+Exit codes: 0 all the same, 1 with a sentence per difference, 2 bad flags.
 """
 
 # ruff: noqa: E501
@@ -251,7 +250,7 @@ def execute(words, cwd=None):
         )  # fmt: skip
     try:
         said, logged = process.communicate(timeout=LIMIT)
-        with _starting:  # what `stop` has ended is no result
+        with _starting:  # a command that `stop` has ended gives no result
             return process.returncode, said, logged
     except subprocess.TimeoutExpired:
         raise Failed(f"'{' '.join(words)}' took more than {LIMIT} s") from None
@@ -262,7 +261,7 @@ def execute(words, cwd=None):
 
 
 def words_of(words, folders):
-    """The words of a command of TABLE, with what stands for others replaced."""
+    """The words of a command in TABLE, with placeholders filled in."""
     for word in words:
         if word[1:] in WORDS and word[0] == "$":
             yield from words_of(WORDS[word[1:]].split(), folders)
@@ -302,7 +301,7 @@ def stable(text, side, out):
 
 
 def flags_of(text):
-    """All flags that --helpxml tells, in order of their names, but for those of libraries."""
+    """All flags that --helpxml lists, sorted by name, except those of libraries."""
     found = []
     for flag in xml.etree.ElementTree.fromstring(text).iter("flag"):
         told = {x.tag: x.text for x in flag if x.tag not in ("file", "current")}

@@ -1,9 +1,9 @@
-"""Fuzzes the converter and the readers for as long as you like.
+"""Fuzzes the converter and the readers, as long as you like.
 
     .venv/bin/python tests/soak_fuzz.py --lines=1000000 --records=100000 --seed=1
 
-Exits with 1 at the first differences from tests/reference.py, crash or hang, and leaves the case in
-tests/corpus, where the tests find it from then on. A run is a function of its flags.
+Exits with 1 at the first difference from tests/reference.py, crash or hang, and saves the case in
+tests/corpus, so that the tests run it from then on. A run is a function of its flags.
 """
 
 import argparse
@@ -98,13 +98,13 @@ def _serve(pipe):
 
 
 class Checker:
-    """Checks cases in a process of its own, and in a new one where that has died."""
+    """Checks cases in a separate process, which it replaces if it dies."""
 
     def __init__(self):
         self._process = None
 
     def check(self, case):
-        """The Outcome of a case; (None, sentence) where the process died or did not end."""
+        """The Outcome of a case; (None, sentence) if the process died or hung."""
         if self._process is None:
             self._pipe, theirs = multiprocessing.Pipe()
             context = multiprocessing.get_context("fork")

@@ -1,4 +1,4 @@
-"""Ranks of Horovod that take other steps than each other are found, and the log says in what."""
+"""Horovod ranks whose steps differ are detected, and the log says what differs."""
 
 import os
 import sys

@@ -1,5 +1,5 @@
-"""Mixed precision, as far as a CPU can tell: loss scaling, its place among the wrappers, and the
-rewrite that is asked for. That there are tensor cores is claimed here."""
+"""Mixed precision, as far as a CPU can show: loss scaling, its place among the wrappers, and that
+the graph rewrite is requested. The tests pretend that there are tensor cores."""
 
 import sys
 
@@ -97,7 +97,7 @@ def test_scaled_losses_give_the_same_model_in_every_mode(data, in_float32, tmp_p
     assert done.returncode == 0, done.stderr
     assert "tensor cores" not in done.stderr
     found, (_, expected, told) = weights(tmp_path / "model"), in_float32
-    assert set(found) == set(expected)  # the scale is no part of a checkpoint
+    assert set(found) == set(expected)  # checkpoints leave out the scale
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, atol=1e-4, err_msg=name)
     # The summaries are those of all replicas together, under the names that local gives them.

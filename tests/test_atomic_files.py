@@ -1,4 +1,4 @@
-"""What has its final name is whole: killed programs, full disks, folders that cannot be written."""
+"""A file under its final name is complete, despite kills, full disks and read-only folders."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""scripts/benchmark.py: that it runs and what it writes. What it measures decides no test."""
+"""scripts/benchmark.py: that it runs, and what it writes. No test depends on what it measures."""
 
 import json
 import subprocess
@@ -18,8 +18,8 @@ def benchmark(*arguments):
 @pytest.mark.parametrize(
     "argument, said",
     [
-        ("--what=trainin", "--what=trainin is none of training, "),
-        ("--torch=nowhere", "--torch=nowhere is no program; name a Python that has torch."),
+        ("--what=trainin", "--what=trainin is not one of training, "),
+        ("--torch=nowhere", "--torch=nowhere: no such program; name a Python that has torch."),
     ],
 )
 def test_refuses_what_it_does_not_know(argument, said):

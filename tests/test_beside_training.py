@@ -152,7 +152,7 @@ def test_a_state_file_that_training_writes_meanwhile_is_left_alone(model, monkey
     for part in model.glob(f"{second}.*"):
         part.unlink()
     monkeypatch.setattr(checkpoints, "read_state", read_just_before_it_changes)
-    checkpoints.prepare(str(model), tidy=False)  # or BadInput: there is no whole checkpoint
+    checkpoints.prepare(str(model), tidy=False)  # raises BadInput if no checkpoint is whole
 
 
 @pytest.mark.table

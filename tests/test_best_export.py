@@ -1,4 +1,4 @@
-"""The best evaluated model is the one that is exported; training stops when nothing gets better."""
+"""The best evaluated model is exported, and training stops when evaluations stop improving."""
 
 import json
 import subprocess

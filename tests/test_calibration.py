@@ -27,7 +27,7 @@ def test_the_offset_gives_the_probability_of_the_paper(rates):
 
 
 def test_the_offset_undoes_sampling_by_bayes():
-    """Of 100 positives and 900 negatives, 200 and 90 are seen where positives are repeated."""
+    """If positives are repeated, 100 positives and 900 negatives may become 200 and 90."""
     offset = logit_offset(SamplingRates(0.1, 2.0))
     assert 1 / (1 + np.exp(-(np.log(200 / 90) + offset))) == pytest.approx(0.1)
 
@@ -59,7 +59,7 @@ def trained(data, tmp_path_factory):
 
 
 def predictions(folder, data, name):
-    """What a job writes that is not told of any correction."""
+    """What a job writes without any flag for a correction."""
     path = folder / name
     done = run_train(
         "--task_type=infer", f"--infer_data_dir={data}/val", f"--model_dir={folder}/model",
@@ -124,6 +124,6 @@ def test_the_flag_is_refused_where_no_rates_above_0_are_recorded(tmp_path, rates
     done = run_train(*job)
     assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("train.py: --correct_calibration: dataset.json records ")
-    assert ("rates (0.0, 1.0)" if rates else "no sampling rates") in last
+    assert last.startswith("train.py: --correct_calibration needs sampling rates above 0, but ")
+    assert ("records rates (0.0, 1.0)" if rates else "records none") in last
     assert "Traceback" not in done.stderr

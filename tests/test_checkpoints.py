@@ -1,4 +1,4 @@
-"""Real checkpoints, damaged in each way that a kill or a disk can: which one is used then."""
+"""Real checkpoints, damaged in every way that a kill or a disk can: which one is used?"""
 
 import contextlib
 import os
@@ -115,7 +115,7 @@ def test_a_newest_checkpoint_that_is_not_whole_is_passed_over(folder, damage, st
     if state == "no state":
         (folder / "checkpoint").unlink()
     text = "\n".join(prepare(folder))
-    if (damage, state) != ("all missing", "no state"):  # where nothing tells that it ever was
+    if (damage, state) != ("all missing", "no state"):  # these leave no trace of it
         assert "model.ckpt-2 (" in text and reason in text and "using model.ckpt-1." in text
     assert used(folder) == 1
     assert named(folder) == ["model.ckpt-1"]
@@ -326,7 +326,7 @@ def test_a_flipped_bit_is_refused_in_one_sentence_that_names_checkpoint_and_cure
         path.unlink()
     prepare(model)
     older = tf.train.latest_checkpoint(str(model))
-    assert f"which goes on from {os.path.basename(older)}" in last
+    assert f"to resume from {os.path.basename(older)}" in last
     assert checkpoints.first_damaged(older) is None
 
 

@@ -1,4 +1,4 @@
-"""datasets.py: which files make a data set, and when dataset.json is believed."""
+"""datasets.py: which files make up a data set, and when dataset.json is trusted."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""What a mode decides from flags and the environment."""
+"""The facts that a mode derives from flags and the environment."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""How processes and replicas divide the records: each once, in equal steps, weighed right."""
+"""How processes and replicas divide the records: each once, in equal steps, correctly weighted."""
 
 import numpy as np
 import pytest

@@ -203,7 +203,7 @@ def test_git_ignores_what_the_commands_make():
 
 
 def programs():
-    """{how commands name a program: how it is asked for its flags}."""
+    """{how commands name a program: the words that make it list its flags}."""
     names = [*(ROOT / "scripts").glob("*.py"), ROOT / "tests" / "soak_fuzz.py", ROOT / "train.py"]
     found = {}
     for path in names:
@@ -345,7 +345,7 @@ def left_of(mark):
 
 
 def run(block, checkout):
-    """Runs a block as its reader would; it has to end well, in time, and leave no process."""
+    """Runs a block as its reader would; it must succeed, in time, and leave no process behind."""
     mark, limit = uuid.uuid4().hex, SLOW if block.reason("slow") else QUICK
     env = dict(os.environ, DOCS_BLOCK=mark, TF_CPP_MIN_LOG_LEVEL="2", PYTHONWARNINGS="ignore")
     log = checkout.parent / f"{mark}.log"

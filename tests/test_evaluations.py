@@ -1,4 +1,4 @@
-"""What follows from the evaluations of a run, also when it was interrupted."""
+"""What follows from the evaluations of a run, even if it was interrupted."""
 
 import json
 import math
@@ -102,5 +102,5 @@ def test_evaluations_of_another_run_do_not_count(tmp_path):
 )  # fmt: skip
 def test_a_broken_file_is_refused_in_one_sentence(tmp_path, text):
     (tmp_path / evaluations.FILE).write_text(text)
-    with pytest.raises(BadInput, match=r"evaluations.json: is not a list of evaluations"):
+    with pytest.raises(BadInput, match=r"evaluations.json is not a list of evaluations"):
         history(tmp_path)

@@ -1,8 +1,8 @@
 """Every record is used once per epoch in every mode, shown by the ids that reached the model.
 
-Each record has an id of its own. The tables start at 0 and the learning rate is tiny, so every
-prediction is 1/2, and SGD moves the first-order weight of a record by rate * 1/2 / B each time that
-it is used, B being the examples of the global batch in which it was.
+Each record has its own id. The tables start at 0 and the learning rate is tiny, so every prediction
+is 1/2, and each use of a record makes SGD move its first-order weight by rate * 1/2 / B, where B is
+the number of examples in that global batch.
 """
 
 import numpy as np

@@ -15,7 +15,7 @@ STAMP = export.Stamp("0123", 1, "4567", "best")
 
 @pytest.fixture(scope="module")
 def estimator(tmp_path_factory):
-    """Of a trained model that is no DeepFM but takes the same features."""
+    """The Estimator of a trained model that takes DeepFM's features but is not a DeepFM."""
 
     def model_fn(features, labels, mode):
         weight = v1.get_variable("weight", [], initializer=v1.ones_initializer())

@@ -1,7 +1,7 @@
-"""What becomes of a job when a process is killed, or the network between two hosts fails.
+"""What happens to a job if a process is killed, or the network between two hosts fails.
 
-Each job either goes on and ends well, or all its processes end within a minute, and say why.
-`pytest -m table` runs the whole table; the suite runs the ends of it.
+Each job either continues and ends well, or all its processes end within a minute and say why.
+`pytest -m table` runs the whole table; the suite runs its ends.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ def data(tmp_path_factory):
 
 
 def flags(data, model_dir, epochs=1000000):
-    """Of a job that shows that it trains, and evaluates at its end."""
+    """Flags of a job that shows that it trains, and that evaluates at its end."""
     more = ("--log_steps=4", "--eval_every_steps=1000000", f"--num_epochs={epochs}")
     return small_job(data, model_dir, *more)
 

@@ -88,7 +88,7 @@ def test_fields_of_libsvm_are_told_by_a_map(convert, tmp_path):
     "last_id, flags, words",
     [
         (29, {"feature_size": 25}, "--feature_size=25, but .*fields.json has ids up to 29; try --"),
-        (2**31 - 1, {}, "fields.json: has ids up to 2147483647, but no table has more than 21474"),
+        (2**31 - 1, {}, "fields.json: has ids up to 2147483647, but ids must be below 21474"),
     ],
 )
 def test_a_map_of_ids_that_the_table_lacks_is_refused(convert, tmp_path, last_id, flags, words):
@@ -141,12 +141,12 @@ HASHED = records.Schema(2, 50, hash_buckets=50)
         ("1 0:3:one", LINES, ["'one' is not a finite number"]),
         ("1 0:-3:1", LINES, ["-3 is negative"]),
         ("1 0:50:1", LINES, ["50 is not below feature_size 50"]),
-        ("1 3:5:1", LINES, ["field 3 does not fit --field_size=3"]),
+        ("1 3:5:1", LINES, ["field 3 (counted from 0) is beyond --field_size=3", "=4"]),
         ("1 0:0:1", LINES, ["id 0 is reserved", "--id_offset=1"]),
         ("1 0:3:1 0:4:1", LINES, ["field 0 has two values", "--multi_valued"]),
         ("2 0:3:1", MULTI, ["label '2'"]),
         ("0:1:1 0:3:1", MULTI, ["label '0:1:1'"]),
-        ("1 25:1", MAP, ["feature id 25 is of no field"]),
+        ("1 25:1", MAP, ["feature id 25 belongs to no field"]),
         ("1 3", MAP, ["'3' is not id:value"]),
         ("1 a:1", HASHED, ["expected 2 id:value pairs, found 1"]),
         ("1 a:1 b:1 c:1", HASHED, ["expected 2", "found 3"]),
@@ -197,12 +197,12 @@ def test_a_file_of_bad_lines_alone_is_named(convert, text, words):
     "flags, words",
     [
         ({"fields": "nowhere.json"}, "--fields=nowhere.json: cannot be read"),
-        ({"input_format": "libffm", "fields": "x"}, "--fields does not go with a LibFFM input"),
+        ({"input_format": "libffm", "fields": "x"}, "--fields does not go with LibFFM input"),
         ({"input_format": "libffm", "pad": True}, "--pad does not go with"),
         ({"hash_buckets": 9, "id_offset": 1}, "--id_offset does not go with --hash_buckets"),
         ({"hash_buckets": 9, "feature_size": 5}, "--feature_size does not go with"),
-        ({"hash_buckets": 1}, "--hash_buckets=1 leaves no id"),
-        ({"multi_valued": True}, "--multi_valued needs to know the field"),
+        ({"hash_buckets": 1}, "--hash_buckets=1 has only id 0"),
+        ({"multi_valued": True}, "--multi_valued needs the field"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(convert, flags, words):
@@ -215,8 +215,8 @@ def test_flags_that_do_not_go_together_are_refused(convert, flags, words):
     [
         ([], "it has no fields"),
         ([("a", 0, 9), ("b", 9, 12)], "fields 0 and 1 share id 9"),
-        ([("a", 5, 4)], "field 0 has the ids 5 to 4"),
-        ([("a", "0", 4)], "field 0 has the ids 0 to 4"),
+        ([("a", 5, 4)], "field 0 has ids from 5 to 4"),
+        ([("a", "0", 4)], "field 0 has ids from 0 to 4"),
         ([("a", 0)], "KeyError"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Keys of cells, their counts and their ids; buckets of integers; draws of splits."""
+"""Keys of cells, with their counts and ids; buckets of integers; random splits."""
 
 import collections
 import decimal

@@ -1,6 +1,6 @@
-"""The readers and the converter against tests/reference.py: a corpus of odd cases, and drawn ones.
+"""The readers and the converter against tests/reference.py: a corpus of odd cases, and random ones.
 
-tests/soak_fuzz.py does the same for as long as one likes.
+tests/soak_fuzz.py does the same, as long as you like.
 """
 
 import pathlib
@@ -30,7 +30,7 @@ drawn = settings(
 
 
 def rules_of(path):
-    """The Rules that a file's name tells, as in found.field_size=3.pad=1.libsvm."""
+    """The Rules in a file's name, as in found.field_size=3.pad=1.libsvm."""
     told = [part.split("=") for part in path.name.split(".") if "=" in part]
     return Rules(**{"field_size": 1, **{key: int(value) for key, value in told}})
 
@@ -86,7 +86,7 @@ class Parser:
 
 
 def refers(parse, payload, rules):
-    """What the reference makes of a record; None where it refuses it."""
+    """The reference's result for a record; None if it refuses the record."""
     try:
         return parse(payload, rules)
     except Refused:

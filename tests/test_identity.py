@@ -1,4 +1,4 @@
-"""A file is what it contains."""
+"""A file is identified by what it contains."""
 
 import os
 import shutil

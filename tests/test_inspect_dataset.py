@@ -1,4 +1,4 @@
-"""inspect_dataset.py: its numbers are those of a slow count, and bad data is named."""
+"""inspect_dataset.py: its numbers equal those of a slow count, and it names bad data."""
 
 import gzip
 import json
@@ -177,8 +177,8 @@ def test_what_dataset_json_says_otherwise_is_reported(tmp_path):
     content["files"]["a.tfrecords"]["positives"] = 2
     path.write_text(json.dumps(content))
     assert inspect_dataset.inspect(f"{tmp_path}/out")["mismatches"] == [
-        f"{path}: feature_size 2, found an id 2.",
-        f"{path}: a.tfrecords has 2 positives, found 1.",
+        f"{path} says feature_size 2, found id 2.",
+        f"{path} says a.tfrecords has 2 positives, found 1.",
     ]
 
 

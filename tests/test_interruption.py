@@ -1,4 +1,4 @@
-"""What a signal does to a process that does not come to the end of its step."""
+"""What a signal does to a process that never reaches the end of its step."""
 
 import os
 import sys
@@ -27,8 +27,8 @@ def test_a_step_whose_records_never_come_does_not_hold_up_the_end(tmp_path):
         process.terminate()
         text, _ = process.communicate(timeout=60)
         assert process.returncode == 143
-    assert "the step in flight has not ended for 1 s" in text
-    assert "The same command again goes on from the last one." in text
+    assert "the current step has not finished within 1 s" in text
+    assert "Run the same command again to resume from the last one." in text
 
 
 SWALLOWS = """

@@ -1,4 +1,4 @@
-"""train.py as its user runs it: train, eval, infer, export, and what bad input gets."""
+"""train.py as its users run it: train, eval, infer, export, and its answers to bad input."""
 
 import gzip
 import json

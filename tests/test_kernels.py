@@ -325,7 +325,7 @@ for three in ([a, a, b], [a, b, a], [b, a, a], [b, b, a], [b, a, b], [a, b, b], 
 
 
 def test_adam_refuses_a_variable_that_is_given_twice():
-    """In a process of its own, which waits for ever where a lock is taken twice."""
+    """Runs in a separate process, which would hang if it took a lock twice."""
     done = subprocess.run(
         [sys.executable, "-c", TWICE], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
@@ -406,7 +406,7 @@ def test_what_is_not_packed_is_refused(parts):
         lambda: evaluate(parse_lines(wrong)[0]),
         lambda: unpacked(COMPILED.rechunked(dataset, 2)),
     ):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="packed|end elsewhere"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="packed|ends do not fit"):
             attempt()
 
 
@@ -624,7 +624,7 @@ def line_parsers():
 
 
 def assert_lines_agree(parsers, line):
-    """Whether the kernel calls a line good; TensorFlow then has to read it alike, bit by bit."""
+    """Whether the kernel calls a line good; if so, TensorFlow must read the same bits."""
     good, *found = parsers[0]([line])
     if good:
         wanted = parsers[1]([line])

@@ -1,4 +1,4 @@
-"""The request that would start a SageMaker job, held against what SageMaker and train.py take."""
+"""The request that would start a SageMaker job, checked against SageMaker and train.py."""
 
 import json
 import os
@@ -198,9 +198,9 @@ RAW = ["--job=processing", "--input_s3_uri=s3://b/raw"]
         ([*ONE, "--distribution=horovod", "--spot"], "try --checkpoint_s3_uri=s3://"),
         ([*ONE, "--distribution=none", "--instance_count=2"], "try --distribution=ps"),
         ([*ONE, "--", "--distribution=horovod"], "does not fit --distribution=ps"),
-        ([*ONE, "--input_mode=Pipe", "--", "--feature_size=9"], "--field_size is missing behind"),
-        ([*ONE, "--instance_type=ml.x.y"], "--instance_type=ml.x.y is no type of SageMaker's; try"),
-        ([*RAW, "--instance_type=c5.xlarge"], "--instance_type=c5.xlarge is no type of SageMaker"),
+        ([*ONE, "--input_mode=Pipe", "--", "--feature_size=9"], "--field_size is missing after"),
+        ([*ONE, "--instance_type=ml.x.y"], "--instance_type=ml.x.y is not a SageMaker type; try"),
+        ([*RAW, "--instance_type=c5.xlarge"], "--instance_type=c5.xlarge is not a SageMaker type"),
         ([*RAW, "--tool=prepare_criteo", "--instance_count=2"], "needs -- --step=count"),
     ],
 )
@@ -223,7 +223,7 @@ def test_hosts_that_convert_divide_the_input_and_share_the_code(conversion):
 
 @pytest.fixture
 def convert(tmp_path):
-    """A function that runs one host's part of a conversion below tmp_path in place of /opt/ml."""
+    """A function that runs one host's part of a conversion below tmp_path instead of /opt/ml."""
     script = (ROOT / "scripts" / "convert_on_sagemaker.sh").read_text()
     script = script.replace("/opt/ml", str(tmp_path))
     for folder in ("config", "processing/input/data", "processing/output"):

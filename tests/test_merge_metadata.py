@@ -1,4 +1,4 @@
-"""merge_metadata: one dataset.json of many, and readers that do without."""
+"""merge_metadata: one dataset.json from many, and readers that work without it."""
 
 import json
 import os
@@ -144,7 +144,7 @@ def drop(name):
         (lambda d: (d / part(0)).write_text("{"), "{0}: is not a dataset.json"),
         (lambda d: edit(d / part(1), "00001-of", "00000-of"), "{1}: contradicts"),
         (lambda d: edit(d / part(1), '"dataset', '"../dataset'), "is missing, though {1} names it"),
-        (lambda d: write_part(d, "dataset.json", 3), "dataset.json: is there already; --overwrite"),
+        (lambda d: write_part(d, "dataset.json", 3), "dataset.json: already exists; --overwrite"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name_and_changes_nothing(two, harm, words):
@@ -163,9 +163,9 @@ def test_what_does_not_fit_is_refused_by_name_and_changes_nothing(two, harm, wor
 @pytest.mark.parametrize(
     "folders, output_dir, words",
     [
-        ("nothing", None, "nothing: holds no dataset.json"),
-        ("a/b", "a/c", "is not below the folder"),
-        ("a,b", None, "is not below the folder"),
+        ("nothing", None, "nothing: has no dataset.json"),
+        ("a/b", "a/c", "is not below --output_dir="),
+        ("a,b", None, "is not below --output_dir="),
         ("single", None, "nothing to merge"),
     ],
 )

@@ -85,7 +85,7 @@ def test_beyond_the_limit_of_distinct_scores_auc_stays_close(monkeypatch):
 
 
 def thinned(labels, logits, limit, monkeypatch):
-    """The Evaluation of examples of which all scores differ, and those that it would keep alone."""
+    """The Evaluation of examples whose scores all differ, and the scores that it would keep."""
     monkeypatch.setattr(metrics, "LIMIT", limit)
     prob = np.sort((1 / (1 + np.exp(-logits))).astype(np.float32))
     assert len(np.unique(prob)) == len(prob)

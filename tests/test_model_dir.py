@@ -1,4 +1,4 @@
-"""What of a model_dir may be deleted, and where no model is put."""
+"""What may be deleted from a model_dir, and which folders cannot become one."""
 
 import json
 import os
@@ -142,7 +142,7 @@ def test_what_is_written_where_it_would_be_read_as_data_is_said(
     mine = job(**{"folder": "model", **written, "data": {"val_data_dir": "other,data/"}})
     model_dir.warn_inside(mine)
     (line,) = (record.getMessage() for record in caplog.records)
-    assert "lies in --val_data_dir=data/, where the next job will take it for data" in line
+    assert "is inside --val_data_dir=data/, so the next job will read it as data" in line
     reads = mine.input._replace(val_data_dir="data/*.tfrecords")
     model_dir.warn_inside(mine._replace(input=reads))
     assert len(caplog.records) == 1
@@ -257,8 +257,8 @@ def test_predictions_take_the_place_of_predictions_alone(tmp_path):
     for name in ("part.tfrecords", "part.txt", "mine.txt"):
         (tmp_path / name).write_text("0.5\n" if name == "mine.txt" else "1 2:3\n")
     for path, said in (
-        (tmp_path / "fifo", "is no file; give the name of one"),
-        ("/dev/null", "is no file"),
+        (tmp_path / "fifo", "is not a regular file; give the name of one"),
+        ("/dev/null", "is not a regular file"),
         (tmp_path / "data" / "dataset.json", "describes data; give another name"),
         (tmp_path / "model" / "model.json", "is a file of the model; give another name"),
         (tmp_path / "model" / "model.ckpt-3.index", "is a file of the model"),

@@ -1,7 +1,7 @@
 """The same global batches give the same result, whatever --distribution says.
 
-Real processes: Horovod all-reduces over sockets. What they are compared with is local mode, whose
-step test_model.py holds against numpy.
+Real processes: Horovod all-reduces over sockets. They are compared with local mode, whose step
+test_model.py compares with numpy.
 """
 
 import itertools
@@ -192,7 +192,7 @@ runpy.run_path("train.py", run_name="__main__")
 def test_mirrored_stops_before_it_comes_to_the_end_of_the_data(
     data, tmp_path, mode, comes_to_the_end
 ):
-    """Where TensorFlow's iterator over several devices may wait for ever."""
+    """At the end of the data, TensorFlow's iterator over several devices may hang."""
     flags = (
         *FLAGS, mode, f"--training_data_dir={data}/1.tfrecords", f"--model_dir={tmp_path}",
         "--num_epochs=2", *(["--replicas_per_process=2"] if mode == "mirrored" else []),
@@ -220,7 +220,8 @@ def test_replicas_that_cannot_share_a_global_batch_are_refused(data, tmp_path):
         f"--training_data_dir={data}/1.tfrecords", f"--model_dir={tmp_path}",
     )  # fmt: skip
     assert done.returncode == 2
-    assert "2 replicas cannot share --global_batch_size=25 evenly; try 24." in done.stderr
+    wanted = "2 replicas cannot share --global_batch_size=25 evenly; try --global_batch_size=24."
+    assert wanted in done.stderr
 
 
 def test_more_replicas_than_devices_are_refused(data, tmp_path):

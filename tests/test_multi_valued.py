@@ -349,7 +349,7 @@ def test_a_model_is_not_used_with_another_pooling(data, locally, task):
     done = run_train(*flags, f"--task_type={task}", "--pooling=max")
     assert done.returncode == 2, done.stderr
     assert "--pooling=max, but the model of --model_dir=" in done.stderr
-    assert "was trained with --pooling=mean; give that, or another" in done.stderr
+    assert "was trained with --pooling=mean; give that value, or another" in done.stderr
     assert (locally[0] / "model.json").read_text() == before
 
 

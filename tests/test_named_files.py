@@ -1,4 +1,4 @@
-"""dataset_json.py: no file that dataset.json names is missed in silence, in any program."""
+"""dataset_json.py: no program silently misses a file that dataset.json names."""
 
 import os
 
@@ -69,7 +69,7 @@ def test_a_folder_below_that_has_lost_all_its_files_is_missed(four, tmp_path):
 
 @pytest.mark.parametrize("spec", ["{0}/[ab].tfrecords", "{0}/a.tfrecords,{0}/b.tfrecords"])
 def test_what_a_glob_or_a_list_leaves_out_is_told_in_one_line(four, said, spec):
-    (four / "d.tfrecords").unlink()  # which was not asked for
+    (four / "d.tfrecords").unlink()  # the flag does not ask for it
     found = datasets.find(spec.format(four), "data")
     assert len(found.files) == 2
     (line,) = said

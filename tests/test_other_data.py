@@ -1,4 +1,4 @@
-"""Data are what they contain: files that are replaced before, between and during runs."""
+"""Data are identified by content: files that are replaced before, between and during runs."""
 
 import os
 import re
@@ -49,7 +49,7 @@ def weights(model_dir):
 
 
 def interrupted(folder, meanwhile=lambda: None, number=signal.SIGTERM, more=()):
-    """A run of which a signal, or what happens meanwhile, makes an end: (exit code, text)."""
+    """A run that is ended by a signal, or by what happens meanwhile: (exit code, text)."""
     flags = job(folder, "--num_epochs=20000", "--save_checkpoints_steps=200", *more)
     with started_train(*flags) as process:
         for line in process.stdout:
@@ -83,7 +83,7 @@ def test_an_interrupted_run_refuses_a_file_of_other_content_and_names_it(tmp_pat
     write(tmp_path, turned=True)
     refused = run_train(*job(tmp_path))
     assert refused.returncode == 2
-    assert f"{tmp_path}/0.tfrecords: has other content than when this run began" in refused.stderr
+    assert f"{tmp_path}/0.tfrecords has changed since this run began" in refused.stderr
     assert "--abandon_interrupted_run" in refused.stderr
     before = weights(tmp_path / "model")["global_step"]
     done(*job(tmp_path, "--abandon_interrupted_run"))
@@ -151,7 +151,7 @@ def test_evaluations_on_other_data_are_not_compared(tmp_path):
     for seed in (7, 8):
         write_tfrecords(tmp_path / "val" / "a.tfrecords", make_records(200, seed=seed))
         text = done(*job(tmp_path, val, f"--max_steps={10 * (seed - 6)}", "--num_epochs=9")).stderr
-        assert ("The validation data changed since the 1 evaluation" in text) == (seed == 8)
+        assert ("The validation data changed after 1 evaluation:" in text) == (seed == 8)
     assert report(tmp_path / "model")["best"]["step"] > 10
 
 

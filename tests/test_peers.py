@@ -1,4 +1,4 @@
-"""Watching the other processes: in real processes, at real sockets."""
+"""Processes that watch each other, with real processes and real sockets."""
 
 import contextlib
 import socket

@@ -52,7 +52,7 @@ def channels(tmp_path):
         (config / "inputdataconfig.json").write_text(text)
         for name, content in names.items():
             os.mkfifo(data / f"{name}_0")
-            # A daemon: where nobody reads, writing never ends.
+            # A daemon, because writing never ends if nobody reads.
             args = data, name, content, epochs
             threading.Thread(target=feed, args=args, daemon=True).start()
         flags = ("--pipe_mode", f"--input_dir={tmp_path}/ml/input", "--field_size=4")

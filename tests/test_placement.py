@@ -1,5 +1,5 @@
-"""What lies where, and what travels: the graph that each mode builds, also for devices that are not
-here."""
+"""What is placed where, and what travels: the graph that each mode builds, even for devices that
+this machine lacks."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The planted model: its ids, their popularity and the true probability against slow versions."""
+"""The planted model: ids, their popularity and the true probability, against slow versions."""
 
 import numpy as np
 import pytest

@@ -57,7 +57,7 @@ SPLITS = ("train", "valid", "test")
 def criteo_rows(n, seed=0):
     """n rows of cells: labels, integers of all sizes, and texts of all lengths; some are missing.
 
-    The last category tells the row: no two rows have the same.
+    The last category identifies the row: no two rows have the same.
     """
     draw = random.Random(seed)
 
@@ -254,7 +254,7 @@ def read_map(out):
 
 
 def markers(out, split):
-    """Which rows are in a split: the last categories of its records, None where rare."""
+    """Which rows are in a split: the last categories of its records, None for rare ones."""
     last = json.loads(read_map(out))["fields"][-1]["vocabulary"]
     texts = {i: int(text) for text, i in last.items()}
     return [texts.get(ids[-1]) for _, ids, _ in records_of(out / split)]
@@ -356,7 +356,7 @@ def test_each_row_of_one_large_file_is_one_hosts(prepare, small_pieces):
 @pytest.mark.parametrize(
     "counted, flags, said",
     [
-        ([], {}, "no file matches; --step=count makes them"),
+        ([], {}, "no file matches; run --step=count"),
         ([(0, 2)], {}, "1 files, but .* is number 1 of 2"),
         ([(0, 2), (1, 2), (0, 3)], {}, "3 files, but .* is number 1 of 2"),
         ([(0, 1)], dict(seed=2), "was counted with --seed=1, not 2"),
@@ -381,7 +381,7 @@ def test_a_broken_file_of_counts_is_refused_by_its_name(prepare, tmp_path):
     out = prepare(text_of(ROWS[:9]), step="count")
     path = out / "counts-00000-of-00001.npz"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(BadInput, match=f"{path}: is no file of counts"):
+    with pytest.raises(BadInput, match=f"{path}: is not a file of counts"):
         prepare({}, step="encode")
 
 
@@ -446,22 +446,25 @@ def changed(place, cell):
 
 
 BAD = [
-    ("\t".join(ROWS[0][:-1]), "expected 40 columns, found 39 (only --test_input may lack"),
-    ("\t".join(ROWS[0]) + "\t1", "expected 40 columns, found 41"),
-    (changed(0, "2"), "label '2' is none of 0 and 1"),
-    (changed(0, ""), "label '' is none of 0 and 1"),
-    (changed(0, "01"), "label '01' is none of 0 and 1"),
-    (changed(3, "1.5"), "I3 '1.5' is no integer of at most 18 digits"),
-    (changed(3, "-"), "I3 '-' is no integer"),
-    (changed(3, "+1"), "I3 '+1' is no integer"),
-    (changed(3, " 1"), "I3 ' 1' is no integer"),
-    (changed(3, "1a345678"), "I3 '1a345678' is no integer"),
-    (changed(3, "1:345678"), "I3 '1:345678' is no integer"),
-    (changed(3, "12345678901234567x"), "I3 '12345678901234567x' is no integer"),
-    (changed(3, "1" * 19), "is no integer of at most 18 digits"),
+    (
+        "\t".join(ROWS[0][:-1]),
+        "expected 40 columns (see --dataset, --delimiter), found 39 (only --test_input may lack",
+    ),
+    ("\t".join(ROWS[0]) + "\t1", "expected 40 columns (see --dataset, --delimiter), found 41"),
+    (changed(0, "2"), "label '2' is not 0 or 1"),
+    (changed(0, ""), "label '' is not 0 or 1"),
+    (changed(0, "01"), "label '01' is not 0 or 1"),
+    (changed(3, "1.5"), "I3 '1.5' is not an integer of at most 18 digits"),
+    (changed(3, "-"), "I3 '-' is not an integer"),
+    (changed(3, "+1"), "I3 '+1' is not an integer"),
+    (changed(3, " 1"), "I3 ' 1' is not an integer"),
+    (changed(3, "1a345678"), "I3 '1a345678' is not an integer"),
+    (changed(3, "1:345678"), "I3 '1:345678' is not an integer"),
+    (changed(3, "12345678901234567x"), "I3 '12345678901234567x' is not an integer"),
+    (changed(3, "1" * 19), "is not an integer of at most 18 digits"),
     (changed(20, "\udcff"), "is not UTF-8"),
     (changed(20, "\0"), "holds a NUL character"),
-    ("x", "expected 40 columns, found 1"),
+    ("x", "expected 40 columns (see --dataset, --delimiter), found 1"),
 ]
 
 
@@ -499,7 +502,7 @@ def test_max_bad_records_skips_just_those(prepare, small_pieces):
     text = "\n".join(lines).encode("utf-8", "surrogateescape")
     out = prepare(text, max_bad_records=len(BAD), split="1,0,0")
     assert records_of(out / "train") == encoded(ROWS, ROWS, 3)
-    with pytest.raises(BadInput, match=rf"\({len(BAD) - 1} bad records were skipped before\)"):
+    with pytest.raises(BadInput, match=rf"\({len(BAD) - 1} bad records were skipped before; --max"):
         prepare(text, max_bad_records=len(BAD) - 1, output="fewer")
 
 
@@ -526,7 +529,7 @@ def test_a_gzip_file_that_is_cut_is_refused_by_its_name_and_line(prepare, small_
     text = text_of(ROWS).encode()
     packed = gzip.compress(text)[:-500]
     whole = zlib.decompressobj(31).decompress(packed).count(b"\n")
-    with pytest.raises(BadInput, match=r"in/a\.gz: is not whole as a gzip file") as error:
+    with pytest.raises(BadInput, match=r"in/a\.gz: the gzip file is damaged or cut") as error:
         prepare({"a.gz": packed})
     after = int(re.search(r"after line (\d+)\.$", str(error.value)).group(1))
     assert whole - 20 < after <= whole  # a block holds fewer than 20 lines
@@ -537,14 +540,14 @@ def test_a_gzip_file_that_is_cut_is_refused_by_its_name_and_line(prepare, small_
     [
         (dict(input=None), (0, 1), "--input must be given"),
         (dict(input=None, test_input="x"), (0, 1), "the vocabulary comes from its training rows"),
-        (dict(split="0.5,0.5"), (0, 1), "try 0.8,0.1,0.1"),
-        (dict(split="0.5,0.6,-0.1"), (0, 1), "try 0.8,0.1,0.1"),
+        (dict(split="0.5,0.5"), (0, 1), "try --split=0.8,0.1,0.1"),
+        (dict(split="0.5,0.6,-0.1"), (0, 1), "try --split=0.8,0.1,0.1"),
         (dict(split="0,1,0"), (0, 1), "the first above 0"),
-        (dict(split="a,b,c"), (0, 1), "is not three shares"),
+        (dict(split="a,b,c"), (0, 1), "must be three shares"),
         (dict(split="0.8,0.1,0.1", test_input="x"), (0, 1), "try --split=0.9,0.1,0"),
         (dict(), (0, 2), "--step=all works on one host, not on 2; run --step=count"),
         (dict(own_files=True, split_by="order"), (0, 1), "--noown_files"),
-        (dict(feature_map="/no/such/map"), (0, 1), "--min_count means nothing beside"),
+        (dict(feature_map="/no/such/map"), (0, 1), "--min_count has no effect with"),
         (dict(feature_map="/no/such/map", min_count=None), (0, 1), "/no/such/map: is not a"),
         (dict(input="/no/such/file"), (0, 1), "no file matches"),
     ],
@@ -563,7 +566,7 @@ def test_by_order_gzip_is_refused(prepare):
 def test_a_map_of_another_data_set_is_refused(prepare):
     out = prepare(text_of(ROWS[:9]))
     flags = dict(feature_map=str(out / "feature_map.json"), min_count=None)
-    with pytest.raises(BadInput, match="--dataset=avazu, but .* is of criteo"):
+    with pytest.raises(BadInput, match="--dataset=avazu, but .* is for --dataset=criteo"):
         prepare({}, output="other", dataset="avazu", **flags)
 
 
@@ -626,7 +629,7 @@ def test_only_what_is_asked_for_is_replaced(prepare, tmp_path):
         (label, ids, np.float32(values).tolist()) for label, ids, values in expected
     ]
     shutil.rmtree(out / "test")
-    prepare({}, **flags)  # what is there of the other splits is in nobody's way
+    prepare({}, **flags)  # leftovers of the other splits do no harm
     assert len(records_of(out / "test")) == 50
 
 
@@ -644,7 +647,7 @@ def test_raw_rows_in_the_place_of_a_split_are_not_deleted(prepare, tmp_path):
     raw.write_text(text_of(ROWS))
     for overwrite in (False, True):
         with pytest.raises(
-            BadInput, match=r"out/train/train\.txt: is no file that dataset.json na"
+            BadInput, match=r"out/train/train\.txt: dataset.json does not name this"
         ):
             prepare({}, input=str(raw), overwrite=overwrite)
     assert all_files(tmp_path / "out") == {"train/train.txt": text_of(ROWS).encode()}
@@ -700,7 +703,7 @@ def test_other_hosts_data_are_not_mixed_in(prepare):
         for i in range(number):
             prepare(text_of(ROWS[:50]), share=(i, number), step="count", output=f"{number}")
     prepare({}, share=(0, 2), step="encode", output="2")
-    with pytest.raises(BadInput, match="is not of 3 hosts' data"):
+    with pytest.raises(BadInput, match="left by a run that was not on 3 hosts"):
         prepare({}, share=(0, 3), step="encode", output="2")
 
 
@@ -768,7 +771,7 @@ def test_a_bad_row_exits_2_with_one_sentence(tmp_path):
     done = run(f"--input={tmp_path}/a.tsv", f"--output_dir={tmp_path}/out")
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.endswith("a.tsv:10: expected 40 columns, found 1: 'x'")
+    assert line.endswith("found 1: 'x' (--max_bad_records=1 skips it)")
 
 
 def test_raw_rows_become_a_model_that_is_evaluated(tmp_path):

@@ -1,4 +1,4 @@
-"""quoted_cells.py: a cell in quotes is what is between them, at full speed and by Python's csv."""
+"""quoted_cells.py: a quoted cell is the text between its quotes, at full speed as in csv."""
 
 import csv
 import io
@@ -96,9 +96,9 @@ def test_quotes_are_no_part_of_a_category_and_two_are_a_missing_one(tmp_path, ot
     [
         ('1,"a,b",3', "a quoted cell holds the delimiter, which is not supported: '1,"),
         ('1,"a', "a quoted cell does not end in its line"),
-        ('1,"a"b,3', "a quoted cell goes on after its quote"),
-        ('1,"x","1.5"', "y '1.5' is no integer"),
-        ('"2",x,1', "label '2' is none of 0 and 1"),
+        ('1,"a"b,3', "a quoted cell goes on after its closing quote"),
+        ('1,"x","1.5"', "y '1.5' is not an integer"),
+        ('"2",x,1', "label '2' is not 0 or 1"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_file_and_line(tmp_path, line, words):

@@ -1,4 +1,4 @@
-"""rebalance: every record as often as wanted, in a random order, in files of as many records."""
+"""rebalance: every record as often as wanted, in random order, in files of equal size."""
 
 import collections
 import dataclasses
@@ -75,7 +75,7 @@ def id_of(frame):
 
 
 def describe(paths, field_size=4, feature_size=50, **more):
-    """Writes the dataset.json of files that lie in one folder."""
+    """Writes the dataset.json of files in one folder."""
     files = []
     for path in paths:
         labels = [label_of(frame) for frame in frames_of(path)]
@@ -425,7 +425,7 @@ def test_one_bad_record_more_than_max_bad_records_ends_the_run(tmp_path, run):
     paths = make_input(tmp_path / "in")
     for i in (5, 6, 90):
         damage(paths[3], i, b"junk")
-    with pytest.raises(BadInput, match=r"record 90 .* \(2 bad records were skipped before\)"):
+    with pytest.raises(BadInput, match=r"record 90 .* \(2 bad records were skipped before; --max"):
         run(max_bad_records=2)
     assert len(records_of(run(max_bad_records=3))) == sum(SIZES) - 3
 
@@ -479,17 +479,17 @@ def test_a_dataset_json_that_counts_wrong_is_refused(tmp_path, run):
 
 
 @pytest.mark.parametrize("flags, words", [
-    ({"positive_share": 0.5, "negative_rate": 0.1}, "leave --negative_rate and --positive_rate"),
+    ({"positive_share": 0.5, "negative_rate": 0.1}, "leave out --negative_rate and --positive_"),
     ({"positive_share": 0.0}, "--positive_share=0.0 is not between 0 and 1; try 0.5"),
     ({"positive_share": float("nan")}, "--positive_share=nan is not"),
-    ({"positive_rate": float("nan")}, "--positive_rate=nan is no number"),
-    ({"negative_rate": float("inf")}, "--negative_rate=inf is no number"),
+    ({"positive_rate": float("nan")}, "--positive_rate=nan is not between"),
+    ({"negative_rate": float("inf")}, "--negative_rate=inf is not between"),
     ({"oversample": True}, "--oversample needs --positive_share"),
-    ({"negative_rate": 0, "positive_rate": 0}, "no record is kept"),
+    ({"negative_rate": 0, "positive_rate": 0}, "keep no record"),
     ({"num_files": 2000}, "--num_files=2000: 1400 records cannot fill 2000 files"),
     ({"output_dir": "s3://bucket/x"}, "is not local"),
     ({"share": (0, 5)}, "has 4 files, too few for 5 shards; try --num_shards=4"),
-    ({"share": (0, 3), "num_files": 2}, "--num_files=2 cannot be divided among 3 shards; try 3"),
+    ({"share": (0, 3), "num_files": 2}, "is too few for 3 shards; try --num_files=3"),
 ])  # fmt: skip
 def test_flags_that_cannot_be_are_refused(tmp_path, run, flags, words):
     make_input(tmp_path / "in")
@@ -511,7 +511,7 @@ def test_an_input_that_is_in_part_an_earlier_output_is_refused(tmp_path, run):
     make_input(tmp_path / "in")
     shutil.copytree(str(tmp_path / "in"), str(tmp_path / "out"))
     both = f"{tmp_path}/in,{tmp_path}/out"
-    with pytest.raises(BadInput, match=r"out/.*lies in --output_dir"):
+    with pytest.raises(BadInput, match=r"out/.*is in --output_dir"):
         run(input=both, output_dir=str(tmp_path / "out"), overwrite=True)
 
 
@@ -531,7 +531,7 @@ def test_a_file_that_is_not_read_is_not_replaced(tmp_path, run):
     contents = lambda: [pathlib.Path(path).read_bytes() for path in paths]
     before = contents()
     flags = dict(output_dir=str(tmp_path / "in"), num_files=2, overwrite=True)
-    with pytest.raises(BadInput, match=r"in: 2\.tfrecords is none of --input, and what is made"):
+    with pytest.raises(BadInput, match=r"in: 2\.tfrecords is not in --input, but would be"):
         run(input=f"{tmp_path}/in/[013].tfrecords", **flags)
     with pytest.raises(BadInput, match="in is where the shards read; give another folder"):
         run(input=str(tmp_path / "in"), share=(0, 2), **flags)

@@ -229,7 +229,7 @@ def test_training_goes_on_from_s3_and_passes_over_a_half_copied_checkpoint(serve
     with Proxy(server) as proxy:
         done = run(proxy, *train_flags(folder, "--num_epochs=5"))
     assert done.returncode == 0, done.stderr
-    assert "model.ckpt-999 is not whole" in done.stderr
+    assert "model.ckpt-999, which was not copied completely" in done.stderr
     assert step_of(folder) == 5 * STEPS
     assert not [name for name in folder.names() if "model.ckpt-999" in name]
 
@@ -264,7 +264,7 @@ def test_an_evaluation_takes_another_checkpoint_where_the_newest_is_deleted(serv
                 folder.delete(part)
             folder.write("checkpoint", f'model_checkpoint_path: "{there}"\n'.encode())
 
-    assert "looking again what is there" in evaluate_beside_training(server, folder, rotate)
+    assert "listing the folder again" in evaluate_beside_training(server, folder, rotate)
 
 
 @pytest.mark.parametrize("damage", ["missing", "short"])
@@ -284,7 +284,7 @@ def test_evaluation_takes_the_newest_whole_checkpoint(server, trained, damage):
         flags = ("--task_type=eval", f"--val_data_dir={DATA}", f"--model_dir={folder.path}")
         done = run(proxy, *flags)
     assert done.returncode == 0, done.stderr
-    assert f"{newest} is not whole" in done.stderr
+    assert f"{newest}, which was not copied completely" in done.stderr
     found = json.loads(folder.read("report.eval.json"))
     assert f"model.ckpt-{found['global_step']}" == older
 
@@ -321,7 +321,7 @@ def test_data_whose_reading_ends_early_is_not_taken_for_the_whole(server, tmp_pa
     assert done.returncode == 1
     assert re.search(
         rf"described could not be read to its end \(.*({20 * ROWS:,} records|a.tfrecords.*)\): its "
-        "server stopped answering on the way; check the path, the server",
+        "server stopped answering; check the path, the server",
         done.stderr.splitlines()[-1],
     )
 
@@ -453,7 +453,7 @@ def test_data_that_lie_in_no_folder_of_a_bucket_are_refused(server, tmp_path, na
     with Proxy(server) as proxy:
         done = run(proxy, f"--training_data_dir={path}", f"--model_dir={tmp_path}")
     assert done.returncode == 2
-    assert f"--training_data_dir={path} is no folder, or may" in done.stderr.splitlines()[-1]
+    assert f"--training_data_dir={path} is not a folder, or may" in done.stderr.splitlines()[-1]
 
 
 def test_nothing_but_our_own_lines_is_shown_and_no_file_is_read_beyond_its_end(server, trained):
@@ -583,7 +583,7 @@ def test_a_remote_folder_whose_checkpoints_are_all_damaged_is_refused_and_kept(t
     (there / "model.ckpt-3.index").write_bytes(b"")
     names = set(os.listdir(str(there)))
     copies = remote_model_dir.Mirror(f"file://{there}", str(local), 5)
-    with pytest.raises(BadInput, match="holds no whole checkpoint: model.ckpt-3 lack"):
+    with pytest.raises(BadInput, match=r"has no complete checkpoint: model.ckpt-3 \(files are"):
         copies.fetch(list(names))
     copies.close()
     assert set(os.listdir(str(there))) == names

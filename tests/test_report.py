@@ -165,7 +165,7 @@ def test_of_a_step_that_was_taken_twice_the_later_figure_counts(tmp_path):
     [
         (None, "holds no report.json; give the --model_dir of a finished job."),
         ("{", "report.json cannot be read: "),
-        ("[]", "report.json holds no JSON object."),
+        ("[]", "report.json does not hold a JSON object."),
         ("{}", "report.json is not as train.py writes it (KeyError('task_type'))."),
         ('{"task_type": "x", "curves": {"roc": [3]}}', "report.json is not as train.py writes it"),
     ],
@@ -182,9 +182,9 @@ def test_says_in_a_sentence_what_is_wrong_with_a_folder(tmp_path, content, said)
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        ([], "report.py: give one folder, as in: scripts/report.py model"),
-        (["s3://bucket/model"], "s3://bucket/model: only folders of this machine are read and "),
-        (["model", "--output_dir=s3://bucket/page"], "s3://bucket/page: only folders of this mac"),
+        ([], "report.py: give one model_dir, e.g. scripts/report.py model"),
+        (["s3://bucket/model"], "s3://bucket/model is remote, but only local folders can be "),
+        (["model", "--output_dir=s3://bucket/page"], "s3://bucket/page is remote, but only loca"),
         (["--outputdir=x", "model"], "Unknown command line flag 'outputdir'. Did you mean: output"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A run that is interrupted and started again ends with the model of one that was not."""
+"""A run that is interrupted and resumed ends with the same model as one that was not."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Where in its data a run is, after interruptions, with other flags, and on other data."""
+"""Where a run is in its data after interruptions, with other flags, and on other data."""
 
 import json
 
@@ -98,7 +98,7 @@ def test_other_data_after_the_end_are_a_new_run_on_the_same_model(run):
 def test_other_data_in_the_middle_of_a_run_are_refused_and_the_file_is_named(run):
     run.begin(0)
     run.save(25)
-    wanted = r"/x/1: has other content .*interrupted at step 25.*--abandon_interrupted_run"
+    wanted = r"/x/1 has changed since .*interrupted at step 25.*--abandon_interrupted_run"
     with pytest.raises(BadInput, match=wanted):
         run.begin(25, data="b")
     run.begin(25, data="a")
@@ -189,7 +189,7 @@ def test_without_rows_the_place_is_a_number_of_batches(run):
 @pytest.mark.parametrize("taken, places", [([3, 6], [(0, 3), (1, 2)]), ([11, 7], [(1, 1), (1, 3)])])
 def test_processes_of_their_own_pace_go_on_where_each_was(run, taken, places):
     run.begin(0, order=OWN_PACE, steps=(10, 4))
-    more = sum(taken) + 2  # the checkpoint holds two steps that nobody had counted
+    more = sum(taken) + 2  # the checkpoint holds two uncounted steps
     assert gone_on(run, more, taken, order=OWN_PACE, steps=(10, 4)) == places
 
 
@@ -252,7 +252,7 @@ def test_a_field_that_cannot_be_is_refused_in_one_sentence(run, field, value):
     content = json.loads((run.folder / resume.FILE).read_text())
     content["parts"][0][field] = value
     (run.folder / resume.FILE).write_text(json.dumps(content))
-    with pytest.raises(BadInput, match=r"run.json: is not a run's state"):
+    with pytest.raises(BadInput, match=r"run.json is not a run's state"):
         run.begin(5)
 
 
@@ -265,7 +265,7 @@ def test_a_broken_state_is_refused_in_one_sentence(run, text):
     run.begin(0)
     run.save(5)
     (run.folder / resume.FILE).write_text(text)
-    with pytest.raises(BadInput, match=r"run.json: is not a run's state"):
+    with pytest.raises(BadInput, match=r"run.json is not a run's state"):
         run.begin(5)
 
 

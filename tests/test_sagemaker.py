@@ -1,4 +1,4 @@
-"""SageMaker's hosts and channels: which records each process reads, and what the flags take."""
+"""SageMaker's hosts and channels: which records each process reads, and what flags they set."""
 
 import json
 

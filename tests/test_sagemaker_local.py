@@ -1,7 +1,7 @@
 """Jobs of one and two hosts through SageMaker's own training toolkit, real FIFOs and real MPI.
 
 `pytest -m table` runs the whole table of hosts, processes, input modes and divisions (15 minutes);
-the suite runs the ends of it.
+the suite runs its ends.
 """
 
 import json
@@ -232,7 +232,7 @@ def test_a_pipe_that_is_cut_short_is_named_in_the_failure_file(criteo_like, tmp_
 def test_a_beginning_that_no_file_has_is_refused(tmp_path):
     code, text, _ = run_job(tmp_path, f"--training={tmp_path}/nothing", "--", "--num_epochs=1")
     assert code == 2
-    assert text.endswith("nothing: no file's path begins so.\n")
+    assert text.endswith("nothing: no file has a path that begins so; give a folder or a prefix.\n")
 
 
 def test_nothing_outlives_a_job_that_is_killed(criteo_like, tmp_path):

@@ -1,4 +1,4 @@
-"""Data and model have the same ids: the fingerprint of the feature map, and the sizes."""
+"""Data and model must have the same ids: the feature map's fingerprint, and the sizes."""
 
 import json
 import os
@@ -146,7 +146,7 @@ def validation(*args):
         (validation(ONE), None),
         (validation(None, 40), None),
         (validation(None, None), None),
-        (validation(OTHER), f"y: has the ids of feature map {OTHER}, the model "),
+        (validation(OTHER), f"y: its ids come from feature map {OTHER}, the model's "),
         (validation(None, 51), "y: its feature_size is 51, the model has 50; convert it with"),
     ],
 )  # fmt: skip
@@ -186,7 +186,7 @@ def config(of_map):
 def test_evaluation_and_inference_refuse_the_ids_of_another_map(trained):
     for of_map in (ONE, None):
         assert of_trained(trained, data(of_map)).feature_map == ONE
-    with pytest.raises(BadInput, match=f"feature map {OTHER}, the model learns those of {ONE}"):
+    with pytest.raises(BadInput, match=f"feature map {OTHER}, the model's from {ONE}"):
         of_trained(trained, data(OTHER))
 
 
@@ -196,7 +196,7 @@ def test_training_goes_on_with_the_same_map_or_with_data_that_tell_none(trained)
     for of_map in (ONE, None):
         model_config.keep(str(trained), go_on(data(of_map)))
         assert of_trained(trained).feature_map == ONE
-    with pytest.raises(BadInput, match=f"has the ids of feature map {OTHER}, the model learns"):
+    with pytest.raises(BadInput, match=f"its ids come from feature map {OTHER}, the model's"):
         go_on(data(OTHER))
 
 
@@ -215,7 +215,7 @@ def test_training_goes_on_with_the_same_hashes_or_with_data_that_tell_none(train
     for buckets in (49, None):
         model_config.keep(str(trained), go_on(buckets))
         assert of_trained(trained).hash_buckets == 49
-    with pytest.raises(BadInput, match="are no hashes, those that the model learns are hashes"):
+    with pytest.raises(BadInput, match="are not hashes, but the model's are hashes"):
         go_on(0)
 
 

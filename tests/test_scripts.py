@@ -1,4 +1,4 @@
-"""What all programs in scripts/ have in common, and that none replaces what it has not made."""
+"""What all programs in scripts/ have in common, and that none overwrites what it did not make."""
 
 import os
 import pathlib
@@ -110,7 +110,8 @@ def test_a_python_without_the_packages_is_told_what_to_run(program):
         [sys.executable, "-S", *program], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert "has no absl; run scripts/setup.sh, and this program with .venv/bin/" in done.stderr
+    wanted = "has no absl; run scripts/setup.sh, then start this program with .venv/bin/"
+    assert wanted in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -134,14 +135,15 @@ def test_another_tensorflow_is_told_what_to_run(tmp_path, program, version, said
         timeout=60,
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
-    assert f"{said}; run scripts/setup.sh, and this program with .venv/bin/" in done.stderr
+    wanted = f"{said}; run scripts/setup.sh, then start this program with .venv/bin/"
+    assert wanted in done.stderr
     assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     "earlier, training, said",
     [
-        (None, "data", "/model would be replaced, and no job of this program has left it"),
+        (None, "data", "/model would be replaced, but no job of this program has written it"),
         ("algo-1.log", "model/checkpoint", "/model, which a job replaces; give another --output"),
         ("algo-1.log", "model", "/model, which a job replaces; give another --output_dir"),
     ],

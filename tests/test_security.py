@@ -1,4 +1,4 @@
-"""What comes from outside is data: nothing in it is run, and no size or name in it is believed."""
+"""What comes from outside is data: nothing in it is run, and no size or name in it is trusted."""
 
 import ast
 import itertools
@@ -115,7 +115,7 @@ def test_a_model_has_to_fit_into_the_machine_and_into_tensorflow(sizes_given, ma
 @pytest.mark.parametrize(
     "config, load, gigabytes",
     [
-        # Adam's moments, which the weights alone do not tell.
+        # Adam's moments, which the weights alone do not show.
         ((39, 117581, 20000), dict(trains=True, moments=2), 28),
         ((39, 117581, 20000), dict(), 9),
         # Layers: weights, moments, gradients and what a batch computes.
@@ -189,5 +189,5 @@ def test_a_model_json_with_odd_content_is_refused_by_name(tmp_path, text):
     path.write_bytes(text.encode("latin1"))
     with pytest.raises(BadInput) as error:
         model_json.read(str(path))
-    assert str(error.value).startswith(f"{path}: is not a model.json (")
+    assert str(error.value).startswith(f"{path} is not a model.json (")
     assert len(str(error.value)) < 400

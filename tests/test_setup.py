@@ -29,7 +29,7 @@ OWN_PACKAGES = {
     "train",
 }
 
-# Says that it is 3.7, makes a .venv with itself as the Python, and builds a wheel unless told to
+# Claims to be 3.7, makes a .venv with itself as the Python, and builds a wheel unless told to
 # fail, as a compiler would: after something was written.
 PYTHON_STAND_IN = """#!/bin/bash
 echo "$*" >> "$CALLS"
@@ -298,7 +298,7 @@ def test_a_changed_pin_is_installed_into_the_same_venv(machine):
     assert machine.setup().stdout == "Set-up: .venv is ready.\n"
     with open(str(machine.root / "requirements-dev.txt"), "a") as requirements:
         requirements.write("six==1.16.0\n")
-    assert "Installing what tests and scripts import" in machine.setup().stdout
+    assert "Installing the packages of tests and scripts" in machine.setup().stdout
     with open(str(machine.root / "requirements.txt"), "a") as requirements:
         requirements.write("six==1.16.0\n")
     assert "Installing TensorFlow" in machine.setup().stdout
@@ -325,7 +325,7 @@ def test_kernels_that_cannot_be_built_are_told_and_done_without(machine):
     result = machine.setup(FAIL_KERNELS="yes")
     assert result.returncode == 0
     assert "error: no such type" in result.stderr
-    assert "training goes without them" in result.stderr
+    assert "training works without the kernels" in result.stderr
 
 
 def test_changed_kernels_are_built_again(machine):
@@ -357,6 +357,6 @@ def test_a_venv_of_somebody_elses_is_not_emptied(machine, link):
         (machine.root / ".venv").symlink_to(venv)
     result = machine.setup()
     assert result.returncode == 2
-    assert (".venv is a link" if link else ".venv is none that setup.sh has made") in result.stderr
+    assert (".venv is a link" if link else ".venv was not made by setup.sh") in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert (venv / "mine").exists()

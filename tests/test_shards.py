@@ -1,10 +1,11 @@
-"""shards: which share of a job a host does, by flags or as SageMaker Processing tells it."""
+"""shards: which share of a job a host does, by flags or by SageMaker Processing's settings."""
 
 import json
 
 import pytest
 from absl import flags
 from absl.testing import flagsaver
+from conftest import run_tool
 
 from data_tools.common import shards
 from deepfm.errors import BadInput
@@ -18,6 +19,12 @@ if not flags.FLAGS.is_parsed():
 def share(**values):
     with flagsaver.flagsaver(**{"resource_config": "/no/such/file", **values}):
         return shards.share()
+
+
+def test_the_help_of_a_tool_lists_the_flags_that_it_shares_with_others():
+    done = run_tool("rebalance", "--help")
+    assert all(f"  --{name}:" in done.stdout for name in ("negative_rate", "shard_index"))
+    assert "  --verbosity:" not in done.stdout  # which is absl's
 
 
 def test_one_host_does_all():
@@ -49,8 +56,11 @@ def test_the_flags_count_more_than_sagemaker(tmp_path):
     "values, said",
     [
         (dict(shard_index=1), "--shard_index=1 needs --num_shards, at least 2"),
-        (dict(num_shards=3), "--num_shards=3 needs --shard_index, one of 0 to 2"),
-        (dict(shard_index=3, num_shards=3), "--shard_index=3 is not below --num_shards=3; try 2"),
+        (dict(num_shards=3), "--num_shards=3 needs --shard_index, from 0 to 2"),
+        (
+            dict(shard_index=3, num_shards=3),
+            "--shard_index=3 must be below --num_shards=3, so at most 2",
+        ),
     ],
 )
 def test_impossible_shares_are_refused_with_what_works(values, said):

@@ -1,4 +1,4 @@
-"""Variables that are saved in slices come back as they were, through any Saver."""
+"""Variables saved in slices are restored exactly, by any Saver."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""TF_CONFIG: what it says, and what is wrong with it."""
+"""TF_CONFIG: how it is read, and the messages about what is wrong with it."""
 
 import json
 

@@ -1,7 +1,7 @@
-"""A session ends well with its last record; a file that may not grow any more ends it as an error.
+"""A session ends well at its last record, and with an error if a file may not grow any further.
 
-The limit on the size of files is the system's own (`ulimit -f`). And what a step fetches is what
-Session.run fetches, though it is made ready once.
+The limit on the size of files is the system's own (`ulimit -f`). A step fetches what Session.run
+fetches, although it is prepared only once.
 """
 
 import contextlib

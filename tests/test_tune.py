@@ -1,4 +1,4 @@
-"""scripts/tune.py: what it refuses, what it recommends, and that what it prints can be run."""
+"""scripts/tune.py: what it refuses, what it recommends, and that the commands it prints run."""
 
 import json
 import os
@@ -87,10 +87,10 @@ def data(tmp_path_factory):
 @pytest.mark.parametrize(
     "words, said",
     [
-        ([], "--training_data_dir is missing: tune.py -- --training_data_dir=data/train"),
+        ([], "--training_data_dir is missing; try tune.py -- --training_data_dir=data/train"),
         (["--training_data_dir=x", "--inter_op_threads=2"], "--inter_op_threads is set by tune.py"),
         (["--training_data_dir=x", "--nouse_amp"], "--nouse_amp is set by tune.py itself"),
-        (["--training_data_dir=x", "--batch_size=0"], "--batch_size=0 is no number of records"),
+        (["--training_data_dir=x", "--batch_size=0"], "--batch_size=0 must be a number of records"),
         (["--training_data_dir=nowhere"], "train.py does not run with these flags: train.py: "),
     ],
 )

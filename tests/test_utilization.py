@@ -1,4 +1,4 @@
-"""How busy processors are, what limits a run, and what is told of it."""
+"""How busy processors are, what limits a run, and what is reported about it."""
 
 import os
 import time

@@ -1,15 +1,15 @@
-"""Starts programs from a process that has loaded TensorFlow already, which saves half of a start.
+"""Starts programs from a process that has already loaded TensorFlow, which halves their start.
 
-A test whose subject is what a program does, and not how it starts, loses nothing: each run is a
-process of its own, forked before any flag is defined, any session made or any thread started by
-TensorFlow. Its arguments, environment, working folder and outputs are its own. Tests of a start
-itself, of memory and of signals start Python.
+Tests of what a program does, rather than of how it starts, lose nothing: each run is a process of
+its own, forked before any flag is defined, any session made or any thread started by TensorFlow.
+It has its own arguments, environment, working folder and outputs. Tests of starting itself, of
+memory and of signals start Python.
 
     run(["train.py", "--help"])
     run(["-m", "data_tools.rebalance", "--help"])
 
-Launchers of several processes are given `PYTHON`, a program that has the server run what Python was
-asked to, and that ends as this ends. Signals go on to it.
+Launchers of several processes get `PYTHON`, a program that makes the server run what Python was to
+run, and that exits with its exit code. Signals are passed on to it.
 """
 
 import array
@@ -84,7 +84,7 @@ def for_launchers(env):
 
 
 def _stand_in(words):
-    """Has the server run a program in place of Python; ends as the program ends."""
+    """Makes the server run a program instead of Python; exits as the program exits."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("WARM_")}
     words = [word for word in words if word != "-u"]
     with socket.socket(socket.AF_UNIX) as connection:
@@ -131,10 +131,10 @@ def _server():
 
 
 def _serve(path):
-    """Forks a process for each request; returns in these, and ends where its parent has ended."""
+    """Forks a process per request and returns in it; the server ends when its parent has ended."""
     from tensorflow.contrib import estimator  # noqa: F401  loads the rest of TensorFlow, too
 
-    gc.freeze()  # memory that nobody looks at need not be copied
+    gc.freeze()  # so that unused memory is not copied
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(16)
@@ -152,7 +152,7 @@ def _serve(path):
 
 
 def _answer(connection):
-    """Forks the program, in which it returns; waits for its end, or kills it when nobody waits."""
+    """Forks the program and returns in it; waits for its end, or kills it if nobody waits."""
     _, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_LEN(8))
     outputs = array.array("i", ancillary[0][2])
     request = json.loads(connection.makefile().readline())

@@ -1,1 +1,1 @@
-"""Raw click logs: columns, vocabularies, and the ids that rows become."""
+"""Raw click logs: their columns, vocabularies, and the encoding of rows as ids."""

@@ -1,4 +1,4 @@
-"""The columns of the public click logs. A further data set is one more entry of DATASETS.
+"""The columns of the public click logs. To add a data set, add an entry to DATASETS.
 
 Criteo: https://www.kaggle.com/c/criteo-display-ad-challenge/data
 Avazu: https://www.kaggle.com/c/avazu-ctr-prediction/data
@@ -6,11 +6,11 @@ Avazu: https://www.kaggle.com/c/avazu-ctr-prediction/data
 
 from typing import Dict, NamedTuple, Tuple
 
-LABEL = "label"  # 0 or 1; files without labels lack the column
+LABEL = "label"  # 0 or 1; files without labels do not have this column
 IGNORED = "ignored"
 CATEGORY = "category"  # any text
-HOUR = "hour"  # YYMMDDHH, of which HH is the category: no date comes a second time
-INTEGER = "integer"  # becomes one of the next two
+HOUR = "hour"  # YYMMDDHH; only HH is the category, because dates never repeat
+INTEGER = "integer"  # becomes BUCKETS or SCALED
 BUCKETS = "buckets"
 SCALED = "scaled"
 
@@ -49,7 +49,7 @@ def fields(dataset: str, integers: str) -> Tuple[Column, ...]:
 
     Args:
         dataset: a key of DATASETS.
-        integers: BUCKETS or SCALED, what integers become.
+        integers: what integers become, BUCKETS or SCALED.
     """
     columns = (c for c in DATASETS[dataset] if c.kind not in (LABEL, IGNORED))
     return tuple(c._replace(kind=integers) if c.kind == INTEGER else c for c in columns)

@@ -1,4 +1,4 @@
-"""feature_map.json: which feature id each raw cell has, for those who encode one row at a time.
+"""feature_map.json: which feature id each raw cell has, for code that encodes one row at a time.
 
     {"format_version": 1, "dataset": "criteo", "integers": "buckets", "min_count": 10,
      "field_size": 39, "feature_size": 2005, "fields": [
@@ -7,21 +7,21 @@
       {"name": "I2", "kind": "scaled", "first_id": 6, "missing_id": 6, "value_id": 7,
        "low": -2, "high": 18522}, ...]}
 
-Fields lie one after the other, and id 0 stays free for padding. A record has one id for each field:
+The ids of the fields follow one another, and id 0 is for padding. A record has one id per field:
 
-- category, hour: the id of the cell's text (of an hour YYMMDDHH, of its HH). A text that is not in
-  the vocabulary has rare_id, an empty cell missing_id. The value is 1.
-- buckets: an integer x > 2 is the text floor(ln(x)^2), a smaller one SPx; then as a category.
+- category, hour: the id of the cell's text (for an hour YYMMDDHH, of its HH). A text that is not in
+  the vocabulary gets rare_id, an empty cell missing_id. The value is 1.
+- buckets: an integer x > 2 becomes the text floor(ln(x)^2), a smaller one SPx, then a category.
   From the winners of Criteo's challenge ("3 Idiots", https://github.com/ycjuan/kaggle-2014-criteo).
 - scaled: value_id, and the value ln(1 + x - low) / ln(1 + high - low) to 4 decimals, x clipped to
-  [low, high], which are the extremes of the training rows. An empty cell is missing_id, value 1.
-  Public DeepFM examples scale by minimum and maximum, too, with a clip at the 95 % quantile in
-  place of the logarithm (https://github.com/PaddlePaddle/models, deep_fm/preprocess.py).
+  [low, high], the extremes of the training rows. An empty cell gets missing_id, value 1.
+  Public DeepFM examples also scale by minimum and maximum, but clip at the 95 % quantile instead of
+  taking the logarithm (https://github.com/PaddlePaddle/models, deep_fm/preprocess.py).
 
-The `fingerprint` of a map is in the dataset.json of what it has encoded, and in the model that is
-trained on that.
+The `fingerprint` of a map is in the dataset.json of the records that it encoded, and in the models
+trained on them.
 
-Needs nothing but Python: a server can use it as it is.
+This module needs nothing but Python, so a server can use it as it is.
 """
 
 import hashlib
@@ -34,21 +34,21 @@ from data_tools.click_logs.column_kinds import BUCKETS, DATASETS, HOUR, SCALED, 
 
 FILE = "feature_map.json"
 FORMAT_VERSION = 1
-STEPS = 10000  # scaled values are whole numbers of 1 / STEPS
+STEPS = 10000  # scaled values are multiples of 1 / STEPS
 INTEGER = re.compile(r"-?[0-9]{1,18}")
 HOURS = re.compile(r"[0-9]{8}")
 
 
 class Field(NamedTuple):
-    """A field of a map; see the module for its ids.
+    """A field of a map; the module's docstring explains its ids.
 
     Attributes:
-        name: of the raw column.
+        name: the name of the raw column.
         kind: category, hour, buckets or scaled.
-        first_id: the smallest of its ids, that of a missing cell.
-        vocabulary: {text: id}; empty where scaled.
-        low: smallest integer of a scaled field.
-        high: its largest.
+        first_id: the smallest of its ids, which is the one for a missing cell.
+        vocabulary: {text: id}; empty for a scaled field.
+        low: the smallest integer of a scaled field.
+        high: the largest.
     """
 
     name: str
@@ -70,14 +70,14 @@ class FeatureMap(NamedTuple):
 
 
 def encode_row(feature_map: FeatureMap, cells: Sequence[str]) -> Tuple[List[int], List[float]]:
-    """Maps a raw row to (ids, values), F of each.
+    """Encodes a raw row as (ids, values), F of each.
 
     Args:
         feature_map: from `load`.
         cells: the texts of the row's fields, in their order, without label and ignored columns.
 
     Raises:
-        ValueError: the row has another number of cells, or an integer or hour is none.
+        ValueError: the row has the wrong number of cells, or an integer or hour is malformed.
     """
     if len(cells) != len(feature_map.fields):
         raise ValueError(f"expected {len(feature_map.fields)} cells, found {len(cells)}")
@@ -97,23 +97,23 @@ def _encode_cell(field, cell):
 
 
 def explain_cell(kind: str, cell: str) -> Optional[str]:
-    """What is wrong with a cell that is not empty; None where nothing is."""
+    """What is wrong with a cell that is not empty; None if nothing is."""
     if kind in (BUCKETS, SCALED) and not INTEGER.fullmatch(cell):
-        return f"{cell!r} is no integer of at most 18 digits"
+        return f"{cell!r} is not an integer of at most 18 digits"
     if kind == HOUR and not HOURS.fullmatch(cell):
-        return f"{cell!r} is no hour YYMMDDHH"
+        return f"{cell!r} is not an hour YYMMDDHH"
     return None
 
 
 def text_of(kind: str, cell: str) -> str:
-    """What stands in the vocabulary for a cell."""
+    """The text that represents a cell in the vocabulary."""
     if kind == BUCKETS:
         return bucket_text(bucket(int(cell)))
     return cell[-2:] if kind == HOUR else cell
 
 
 def bucket(x: int) -> int:
-    """The code of an integer: floor(ln(x)^2) above 2, and x - 3, which is negative, up to 2."""
+    """The code of an integer: floor(ln(x)^2) if x > 2, else x - 3, which is negative."""
     if x <= 2:
         return x - 3
     log = math.log(x)
@@ -121,23 +121,23 @@ def bucket(x: int) -> int:
 
 
 def bucket_text(code: int) -> str:
-    """The text of `bucket`'s code, as the winners wrote it."""
+    """The text of a code from `bucket`, as the winners wrote it."""
     return str(code) if code > 0 else f"SP{code + 3}"
 
 
 def bucket_code(text: str) -> int:
-    """The code that a text stands for; ValueError where there is none."""
+    """The code that a text stands for; raises ValueError if there is none."""
     return int(text[2:]) - 3 if text.startswith("SP") else int(text)
 
 
 def scaled(x: int, low: int, high: int) -> float:
-    """An integer as a value in [0, 1]."""
+    """Scales an integer to a value in [0, 1]."""
     x = min(max(x, low), high)
     return round(STEPS * math.log1p(x - low) / math.log1p(max(high - low, 1))) / STEPS
 
 
 def fingerprint(fields: Iterable[Field]) -> str:
-    """Tells maps apart by all that decides ids and values, however their files are written."""
+    """A hash of everything that decides ids and values, however the map's file is written."""
     digest = hashlib.sha1()
     for field in fields:
         content = field._replace(vocabulary=list(field.vocabulary))
@@ -146,13 +146,13 @@ def fingerprint(fields: Iterable[Field]) -> str:
 
 
 def load(path: str) -> FeatureMap:
-    """Reads a feature_map.json; ValueError, which names the file, where it is none."""
+    """Reads a feature_map.json; raises ValueError, which names the file, if it is invalid."""
     try:
         with open(path, encoding="utf-8") as f:
             found = json.load(f)
         if found["format_version"] != FORMAT_VERSION:
             version = str(found["format_version"])[:40]
-            raise ValueError(f"format_version {version}, this program reads {FORMAT_VERSION}")
+            raise ValueError(f"format_version is {version}, this program reads {FORMAT_VERSION}")
         feature_map = FeatureMap(*(found[name] for name in FeatureMap._fields))
         known = [{k: v for k, v in f.items() if k in Field._fields} for f in feature_map.fields]
         feature_map = feature_map._replace(fields=[Field(**{"vocabulary": {}, **f}) for f in known])
@@ -174,12 +174,12 @@ def _check(feature_map):
     for field in feature_map.fields:
         ids = list(field.vocabulary.values())
         if field.first_id != next_id or ids != list(range(next_id + 2, next_id + 2 + len(ids))):
-            raise ValueError(f"the ids of {field.name} do not follow one another")
+            raise ValueError(f"the ids of {field.name} are not consecutive")
         if field.kind == BUCKETS:
             for text in field.vocabulary:
                 bucket_code(text)
         if not -(10**18) < field.low <= field.high < 10**18:
-            raise ValueError(f"{field.name} is scaled to no range")
+            raise ValueError(f"low and high of {field.name} are not a range")
         next_id += 2 + len(ids)
     if feature_map.feature_size != next_id:
-        raise ValueError(f"feature_size {feature_map.feature_size}, its ids make {next_id}")
+        raise ValueError(f"feature_size is {feature_map.feature_size}, its ids need {next_id}")

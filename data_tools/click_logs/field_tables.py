@@ -1,6 +1,6 @@
-"""A feature map as arrays: ids of whole blocks, made from counts or from a feature_map.json.
+"""A feature map as arrays, which encodes whole blocks; made from counts or a feature_map.json.
 
-feature_map.py says what the ids mean, and encodes a single row likewise.
+feature_map.py explains the ids, and encodes a single row the same way.
 """
 
 import json
@@ -19,10 +19,10 @@ class FieldTable:
     """The ids of a field.
 
     Args:
-        column: what the field is.
+        column: the field's Column.
         first_id: its smallest id.
-        keys: uint64 [n], those of the vocabulary in the order of the ids; LONG for long texts.
-        long: the texts of those that are LONG, in their order.
+        keys: uint64 [n], the keys of the vocabulary in the order of the ids; LONG for long texts.
+        long: the texts of the keys that are LONG, in their order.
         low, high: the range of a scaled field.
     """
 
@@ -37,11 +37,11 @@ class FieldTable:
 
     @property
     def end(self) -> int:
-        """The id after its last."""
+        """One past its last id."""
         return self.first_id + 2 + len(self.keys)
 
     def ids(self, keys: np.ndarray, long: Optional[Tuple[np.ndarray, List[bytes]]]) -> np.ndarray:
-        """The ids of cells: uint64 [B] keys, and (rows, texts) of those that are LONG."""
+        """The ids of cells, from their keys, uint64 [B], and (rows, texts) of the LONG ones."""
         rare = self.first_id + 1
         places = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         ids = np.where(self._keys[places] == keys, self._ids[places], rare)
@@ -51,7 +51,7 @@ class FieldTable:
         return ids
 
     def scaled(self, keys: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-        """(ids, values float32) of integers, as feature_map.scaled. uint64 [B] keys."""
+        """(ids, values float32) of integers from their keys, uint64 [B], as feature_map.scaled."""
         x = np.clip(row_parser.integers_of(keys), self.low, self.high)
         values = np.log1p(x - self.low) / np.log1p(max(self.high - self.low, 1))
         values = np.rint(feature_map.STEPS * values) / feature_map.STEPS
@@ -62,13 +62,14 @@ class FieldTable:
 def from_counts(
     columns: Sequence[Column], counts: Sequence[Counts], min_count: int
 ) -> List[FieldTable]:
-    """A FieldTable for each field, from its training rows.
+    """A FieldTable for each field, from the counts of its training rows.
 
-    Ids go by falling frequency, and equal ones by text, so that the same rows give the same ids.
+    Ids are in order of falling frequency, ties in order of the text, so that the same rows give the
+    same ids.
 
     Args:
-        columns: what the fields are.
-        counts: Counts of each.
+        columns: the Column of each field.
+        counts: the Counts of each field.
         min_count: a category that occurs less often is rare.
     """
     tables, first_id = [], 1
@@ -86,7 +87,7 @@ def from_counts(
 
 
 def _ranked(counted, min_count):
-    """(keys, long texts) of what is not rare, in the order of the ids."""
+    """(keys, long texts) of the categories that are not rare, in the order of the ids."""
     often = counted.counts >= min_count
     keys, counts = counted.keys[often], counted.counts[often]
     long = sorted(text for text, count in counted.long.items() if count >= min_count)
@@ -127,7 +128,7 @@ def encode(rows: Rows, tables: Sequence[FieldTable]) -> Tuple[np.ndarray, np.nda
 def json_lines(
     tables: Sequence[FieldTable], dataset: str, integers: str, min_count: int
 ) -> Iterator[str]:
-    """Yields feature_map.json piece by piece: a field at a time, as a map may be large."""
+    """Yields feature_map.json field by field, because a map may be large."""
     about = {
         "format_version": feature_map.FORMAT_VERSION,
         "dataset": dataset,
@@ -143,7 +144,7 @@ def json_lines(
 
 
 def field_of(table: FieldTable) -> Field:
-    """A table as a field of a FeatureMap."""
+    """The table as a Field of a FeatureMap."""
     (name, kind), first_id = table.column, table.first_id
     if kind == SCALED:
         return Field(name, kind, first_id, {}, table.low, table.high)

@@ -1,6 +1,6 @@
-"""What prepare_criteo puts into its output folder, and what it replaces there.
+"""Writes prepare_criteo's output folder, and decides what it replaces there.
 
-`options` is a prepare_criteo.Options everywhere, `share` (index of this host, number of hosts).
+`options` is always a prepare_criteo.Options, and `share` (index of this host, number of hosts).
 """
 
 import contextlib
@@ -15,11 +15,11 @@ from deepfm.runtime import program
 
 
 def replaced(asked, options, share):
-    """What is replaced of each split that is asked for, by its index in SPLITS.
+    """Finds the old files that the splits in `asked`, indices of SPLITS, replace.
 
     Returns:
-        {index of the split: (this host's folder of it, names in that which are replaced)}. Hosts
-        that share a folder have one each in it.
+        {index of the split: (this host's folder for it, names in the folder to replace)}. Each of
+        several hosts has its own folder in that of the split.
     """
     old = {}
     for i in sorted(asked):
@@ -28,8 +28,8 @@ def replaced(asked, options, share):
         others = [p for p in paths if share[1] > 1 and f"-of-{share[1]:05d}{os.sep}" not in p]
         if others:
             raise BadInput(
-                f"{others[0]}: is not of {share[1]} hosts' data; give another --output_dir, or "
-                f"delete {os.path.join(options.output_dir, SPLITS[i])}."
+                f"{others[0]}: left by a run that was not on {share[1]} hosts; give another "
+                f"--output_dir, or delete {os.path.join(options.output_dir, SPLITS[i])}."
             )
         names = [os.path.relpath(p, folder) for p in paths if p.startswith(folder + os.sep)]
         old[i] = folder, publishing.replaced(folder, names, options.overwrite)
@@ -37,7 +37,7 @@ def replaced(asked, options, share):
 
 
 def _data_files(options, split):
-    """The paths of what would be read as data, or as a dataset.json, of a split that is there."""
+    """The paths in a split's folder that would be read as data or as a dataset.json."""
     suffixes = (dataset_json.METADATA, *formats.SUFFIXES)
     top = os.path.join(options.output_dir, SPLITS[split])
     paths = [os.path.join(root, n) for root, _, names in os.walk(top) for n in names]
@@ -45,14 +45,14 @@ def _data_files(options, split):
 
 
 def write_map(tables, old, options, scratch):
-    """Writes the map, unless it is there; returns its fingerprint.
+    """Writes the map, unless it is already there; returns its fingerprint.
 
     Raises:
-        BadInput: another one is there and is not to be replaced, or has made data that stays.
+        BadInput: another map is there and may not be replaced, or it encoded data that stays.
     """
     fingerprint = feature_map.fingerprint(map(field_tables.field_of, tables))
     there = os.path.join(options.output_dir, feature_map.FILE)
-    with contextlib.suppress(ValueError):  # there is none, or it is broken
+    with contextlib.suppress(ValueError):  # it is missing or broken
         if feature_map.fingerprint(feature_map.load(there).fields) == fingerprint:
             return fingerprint
     if os.path.exists(there) and not options.overwrite:
@@ -61,8 +61,8 @@ def write_map(tables, old, options, scratch):
         kept = [] if i in old else _data_files(options, i)
         if kept:
             raise BadInput(
-                f"{kept[0]}: was written with another {feature_map.FILE}, and this run writes no "
-                f"{SPLITS[i]}; give another --output_dir, or delete that folder."
+                f"{kept[0]}: was written with another {feature_map.FILE}, and this run does not "
+                f"write {SPLITS[i]}; give another --output_dir, or delete that folder."
             )
     about = options.dataset, options.integers, options.min_count
     with open(os.path.join(scratch, feature_map.FILE), "w", encoding="utf-8") as f:
@@ -71,10 +71,10 @@ def write_map(tables, old, options, scratch):
 
 
 def publish(written, tables, fingerprint, old, options, share, scratch):
-    """Puts everything in place; returns the data files.
+    """Moves everything to its place; returns the data files.
 
-    All folders are marked as unfinished before anything changes: data and map are of one run, or
-    are refused.
+    All folders are marked as unfinished before anything changes, so that readers refuse them unless
+    data and map are from the same run.
     """
     files, folders = [], []
     for i, (folder, names) in old.items():

@@ -1,4 +1,4 @@
-"""The two passes over raw rows, each in several processes: count the categories, write the ids."""
+"""The two passes over raw rows, in several processes: count categories, then write ids."""
 
 import functools
 import os
@@ -17,7 +17,7 @@ from data_tools.common import workers
 from data_tools.common.skipping import Skipping
 from deepfm.data import bad_records, formats
 
-COUNT_ROWS = 1 << 17  # rows that a process counts before it passes the counts on
+COUNT_ROWS = 1 << 17  # rows to count before passing on the counts
 
 
 def count(
@@ -36,7 +36,7 @@ def count(
 
 
 def _count_slice(task):
-    """Yields (bytes read, [Counts] of the fields since the last time, or ()), and the bad rows."""
+    """Yields bad rows and (bytes read, the fields' [Counts] since the last ones, or ())."""
     waiting, texts, rows = [], [[] for _ in task.layout.columns], 0
     for read, block in row_parser.read(task.lines, task.layout):
         if isinstance(block, bad_records.BadRecord):
@@ -57,7 +57,7 @@ def _count_slice(task):
 
 
 def _counts(blocks, texts):
-    """[Counts] of each field in some blocks of keys, [F, B], and the texts of each field."""
+    """[Counts] of the fields, from blocks of keys [F, B] and the long texts of each field."""
     return [vocabulary.count(*cells) for cells in zip(np.concatenate(blocks, axis=1), texts)]
 
 
@@ -75,8 +75,8 @@ def encode(
         slices: which rows.
         tables: the ids of each field.
         output_format: a key of row_writers.WRITERS.
-        folder: where a folder is made for each of SPLITS.
-        num_workers: processes.
+        folder: where to make a folder for each of SPLITS.
+        num_workers: number of processes.
         bad: counts the bad rows.
 
     Returns:
@@ -100,8 +100,8 @@ def encode(
 
 
 def _encode_slice(task, tables, output_format, folder):
-    """Writes the rows of a slice; yields the bad ones, and of those of a block and a split (bytes
-    of the input read, (index of SPLITS, name of the file, rows, positives))."""
+    """Writes the rows of a slice; yields bad rows, and for each split in a block (bytes of the
+    input read, (index in SPLITS, name of the file, rows, positives))."""
     append = row_writers.writer(output_format, len(tables), tables[-1].end)
     name = task.name + formats.FORMATS[output_format].suffixes[0]
     for read, block in row_parser.read(task.lines, task.layout):

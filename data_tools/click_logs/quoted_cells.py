@@ -1,8 +1,8 @@
-"""Cells of raw rows that stand in quotes, as programs write CSV: what is between the quotes.
+"""Removes the quotes around cells of raw rows, as in CSV.
 
-A cell that begins with a quote ends with the next one, but for two in a row, which stand for one
-(RFC 4180, section 2). In other cells a quote is a character like any other. A row is a line here:
-a cell that holds a newline, or the delimiter, is refused.
+A cell that begins with a quote ends at the next one; two quotes in a row stand for one (RFC 4180,
+section 2). In other cells a quote is an ordinary character. Every row is one line: a cell that
+holds a newline or the delimiter is refused.
 """
 
 import re
@@ -15,21 +15,21 @@ _CELL = re.compile(rb'"([^"]*(?:""[^"]*)*)"')
 
 
 def unquote(text: bytes, delimiter: bytes) -> Optional[bytes]:
-    """Takes away the quotes of cells, without a loop over them.
+    """Removes the quotes around cells, without looping over them.
 
     Args:
         text: whole lines.
-        delimiter: between two cells, one byte.
+        delimiter: the byte between two cells.
 
     Returns:
-        The lines; None where one of them is not that simple, for `unquote_line`.
+        The lines; None if a line is not that simple and needs `unquote_line`.
     """
     if b'"' not in text:
         return text
     characters = np.frombuffer(text, np.uint8)
     quotes = np.flatnonzero(characters == _QUOTE)
     is_cut = (characters == _NEWLINE) | (characters == delimiter[0])
-    first = np.flatnonzero(is_cut[quotes - 1])  # before the text is its last character, a newline
+    first = np.flatnonzero(is_cut[quotes - 1])  # index -1 is the last character, a newline
     if not len(first):
         return text
     if first[-1] + 1 == len(quotes):
@@ -47,7 +47,7 @@ def unquote(text: bytes, delimiter: bytes) -> Optional[bytes]:
 
 
 def unquote_line(line: bytes, delimiter: bytes) -> Tuple[bytes, Optional[str]]:
-    """(a line without the quotes of its cells, what is wrong with these or None)."""
+    """(the line without the quotes around its cells, what is wrong with these or None)."""
     if b'"' not in line:
         return line, None
     cells, at = [], 0
@@ -59,12 +59,12 @@ def unquote_line(line: bytes, delimiter: bytes) -> Tuple[bytes, Optional[str]]:
         else:
             quoted = _CELL.match(line, at)
             if not quoted:
-                return line, "a quoted cell does not end in its line (it may hold no newline)"
+                return line, "a quoted cell does not end in its line (it must not hold a newline)"
             cells.append(quoted[1].replace(b'""', b'"'))
             end = quoted.end()
             if delimiter in cells[-1]:
                 return line, "a quoted cell holds the delimiter, which is not supported"
             if line[end : end + 1] not in (b"", delimiter):
-                return line, "a quoted cell goes on after its quote"
+                return line, "a quoted cell goes on after its closing quote"
         at = end + 1
     return delimiter.join(cells), None

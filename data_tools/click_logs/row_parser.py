@@ -1,9 +1,9 @@
-"""Raw rows of text to one number per cell, a block at a time and without a loop over rows.
+"""Parses raw rows to one number per cell, a block at a time and without looping over rows.
 
-A cell's number is its key: equal keys are equal cells of a field. The key of a text of up to 8
-bytes is these bytes as a big-endian number, so keys are in the order of the texts; LONG stands for
-any longer text, and the text itself comes along. MISSING is an empty cell. The key of an integer or
-a bucket is its two's complement with the sign bit turned, which is in order, too.
+A cell's number is its key: equal cells of a field have equal keys. The key of a text of up to 8
+bytes is its bytes as a big-endian number, so keys sort like texts; LONG stands for any longer text,
+which is kept beside it. MISSING is an empty cell. The key of an integer or a bucket is its two's
+complement with the sign bit flipped, so these sort like numbers.
 
 B: rows of a block. F: fields.
 """
@@ -16,20 +16,13 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 import numpy as np
 
 from data_tools.click_logs import column_kinds, feature_map, quoted_cells
-from data_tools.click_logs.column_kinds import (
-    BUCKETS,
-    CATEGORY,
-    DATASETS,
-    HOUR,
-    LABEL,
-    Column,
-)
+from data_tools.click_logs.column_kinds import BUCKETS, CATEGORY, DATASETS, HOUR, LABEL, Column
 from data_tools.common import line_blocks
 from data_tools.common.line_blocks import LineRange
 from deepfm.data import bad_records
 from deepfm.errors import BadInput
 
-MISSING, LONG = 0, 2**64 - 1  # no text begins with the byte 255: it would not be UTF-8
+MISSING, LONG = 0, 2**64 - 1  # UTF-8 text never has the byte 255
 DELIMITERS = {"tab": b"\t", "comma": b","}
 _NEWLINE, _RETURN, _MINUS = b"\n\r-"
 _SIGN = np.uint64(1 << 63)
@@ -37,16 +30,16 @@ _MASKS = np.array([(1 << 8 * n) - 1 for n in range(9)], np.uint64)  # the first 
 
 
 class Layout(NamedTuple):
-    """How the rows of a file are written.
+    """The layout of the rows of a file.
 
     Attributes:
-        delimiter: one byte.
-        width: cells of a row.
-        label: which cell is the label; None where the file has none.
-        labels: whether the label must be there.
-        columns: what the fields are.
-        fields: which cells they are.
-        header: whether the first line names the columns.
+        delimiter: the byte between two cells.
+        width: cells per row.
+        label: index of the label's cell; None if the file has no labels.
+        labels: whether the file must have labels.
+        columns: the Column of each field.
+        fields: index of each field's cell.
+        header: whether the first line is a header.
     """
 
     delimiter: bytes
@@ -62,10 +55,10 @@ class Rows(NamedTuple):
     """The rows of a block.
 
     Attributes:
-        starts: int64 [B], at which byte of the file each begins.
-        labels: float32 [B], 0 or 1; 0 where the file has none.
+        starts: int64 [B], the byte of the file where each begins.
+        labels: float32 [B], 0 or 1; 0 if the file has no labels.
         keys: uint64 [F, B].
-        long: {field: (int64 [n] rows, n texts)} of the cells that are LONG.
+        long: {field: (int64 [n] rows, n texts)} for the cells that are LONG.
     """
 
     starts: np.ndarray
@@ -75,18 +68,18 @@ class Rows(NamedTuple):
 
 
 class BadBlock(Exception):
-    """A block holds a line that is bad, blank or quoted in a way that needs a look at it alone."""
+    """A block holds a line that is bad, blank or quoted so that it must be parsed alone."""
 
 
 def read_layout(path: str, labels: bool, options) -> Layout:
-    """Looks at the first line that is not blank; whether it is a good row is not checked.
+    """Finds the layout from the first line that is not blank; does not check that row.
 
-    A header that names all fields tells where they are; other files have the columns of the data
-    set, in their order.
+    If a header names all fields, it gives their places; otherwise a file has the columns of the
+    data set, in their order.
 
     Args:
         path: the file.
-        labels: whether the label must be there.
+        labels: whether the file must have labels.
         options: prepare_criteo.Options.
     """
     with contextlib.closing(line_blocks.read_blocks(LineRange(path))) as blocks:
@@ -113,7 +106,7 @@ def read_layout(path: str, labels: bool, options) -> Layout:
 def read(
     lines: LineRange, layout: Layout
 ) -> Iterator[Tuple[int, Union[Rows, bad_records.BadRecord]]]:
-    """Yields (bytes of the file read, Rows or a bad row) for some lines, block by block."""
+    """Yields (bytes of the file read, Rows or a BadRecord) for the lines, block by block."""
     first = line_blocks.numbering(lines)
     for start, text, size, before in _blocks(lines, layout.header):
         try:
@@ -139,7 +132,7 @@ def read(
 
 
 def _blocks(lines, header):
-    """Yields (start, text, bytes of the file read, lines before it), less a header."""
+    """Yields (start, text, bytes of the file read, lines before it) of blocks, without a header."""
     number = 0
     try:
         for start, text, size in line_blocks.read_blocks(lines):
@@ -152,7 +145,7 @@ def _blocks(lines, header):
 
 
 def _parse_lines(text, start, layout):
-    """As `parse`, of lines whose cells may stand in quotes."""
+    """Like `parse`, for lines whose cells may be quoted."""
     plain = quoted_cells.unquote(text, layout.delimiter)
     if plain is None:
         raise BadBlock
@@ -164,12 +157,12 @@ def _parse_lines(text, start, layout):
 
 
 def parse(text: bytes, start: int, layout: Layout) -> Rows:
-    """The rows of some whole lines; BadBlock where one is bad or blank.
+    """Parses whole lines; raises BadBlock if one is bad or blank.
 
     Args:
         text: the lines, without quotes around cells.
-        start: at which byte of the file they begin.
-        layout: how they are written.
+        start: the byte of the file where they begin.
+        layout: their Layout.
     """
     if layout.labels and layout.label is None or b"\0" in text or not _is_utf8(text):
         raise BadBlock
@@ -191,12 +184,12 @@ def parse(text: bytes, start: int, layout: Layout) -> Rows:
     fields = list(layout.fields)
     starts = np.ascontiguousarray(starts.T[fields])
     lengths = np.ascontiguousarray(ends.T[fields]) - starts
-    # Every 8 bytes of the text as a number; gathering them does not copy them all before.
+    # A view of every 8 bytes of the text as a number; only indexing it makes a copy.
     words = np.ndarray([len(text) + 1], "<u8", padded, 0, [1])
     keys = words[starts]  # [F, B]
     keys &= _MASKS[np.minimum(lengths, 8)]
     kind_of = lambda field: layout.columns[field].kind
-    for kind, which in itertools.groupby(range(len(fields)), kind_of):  # which follow one another
+    for kind, which in itertools.groupby(range(len(fields)), kind_of):  # consecutive fields
         run = list(which)
         cells = slice(run[0], run[-1] + 1)
         integers = functools.partial(_integers, text, words, starts[cells], lengths[cells])
@@ -230,10 +223,10 @@ def _keys(kind, keys, lengths, integers):
     """The keys of cells of a kind.
 
     Args:
-        kind: of column_kinds, but for integers, which have become buckets or scaled.
-        keys: uint64, the first 8 bytes of each, the first in the lowest byte.
-        lengths: bytes of each.
-        integers: () -> int64, the integers in the cells; BadBlock where one is none.
+        kind: a kind from column_kinds except INTEGER, which has become BUCKETS or SCALED.
+        keys: uint64, the first 8 bytes of each cell, little-endian.
+        lengths: bytes in each cell.
+        integers: () -> int64, the integers in the cells; raises BadBlock if a cell is not one.
     """
     if kind == CATEGORY:
         keys = keys.byteswap()
@@ -253,10 +246,10 @@ def _keys(kind, keys, lengths, integers):
 
 
 def _integers(text, words, starts, lengths):
-    """The integers in some cells, 0 for an empty one. int64, in the shape of starts.
+    """The integers in cells, 0 for an empty one. int64, with the shape of starts.
 
-    Eight digits at once, as in https://johnnylee-sde.github.io/Fast-numeric-string-to-int/: the
-    bytes of a word, then its pairs, then its fours are put together by one multiplication each.
+    It parses eight digits at once, as https://johnnylee-sde.github.io/Fast-numeric-string-to-int/
+    does: one multiplication each joins the bytes of a word, then pairs, then groups of four.
     """
     negative = (words[starts] & np.uint64(0xFF)) == _MINUS
     negative &= lengths > 0
@@ -288,14 +281,14 @@ def integers_of(keys: np.ndarray) -> np.ndarray:
 
 
 def key_of(kind: str, text: bytes) -> int:
-    """The key of what stands in a vocabulary; LONG for a long text."""
+    """The key of a text in a vocabulary; LONG for a long one."""
     if kind == BUCKETS:
         return feature_map.bucket_code(text.decode()) + (1 << 63)
     return LONG if len(text) > 8 else int.from_bytes(text.ljust(8, b"\0"), "big")
 
 
 def texts_of(kind: str, keys: np.ndarray) -> List[str]:
-    """What stands in a vocabulary for keys uint64 [n] that are not LONG."""
+    """The texts in a vocabulary for keys uint64 [n] that are not LONG."""
     if kind == BUCKETS:
         return [feature_map.bucket_text(code) for code in integers_of(keys).tolist()]
     return [text.decode() for text in keys.astype(">u8").view("S8").tolist()]
@@ -312,7 +305,7 @@ def _long(text, starts, lengths, columns):
 
 
 def explain(line: bytes, layout: Layout) -> Optional[str]:
-    """What is wrong with a line that is not blank, against what; None where nothing is."""
+    """What is wrong with a line that is not blank, and what was expected; None if it is good."""
     sample = _quoted(line)
     if b"\0" in line:
         return f"holds a NUL character: {sample}"
@@ -320,14 +313,14 @@ def explain(line: bytes, layout: Layout) -> Optional[str]:
         return f"is not UTF-8: {sample}"
     cells = line.split(layout.delimiter)
     if len(cells) != layout.width:
-        reason = f"expected {layout.width} columns, found {len(cells)}"
+        reason = f"expected {layout.width} columns (see --dataset, --delimiter), found {len(cells)}"
         if len(cells) == layout.width - 1 and layout.labels:
             reason += " (only --test_input may lack the label)"
         return f"{reason}: {sample}"
     if layout.labels and layout.label is None:
         return f"has no label column (only --test_input may lack it): {sample}"
     if layout.label is not None and cells[layout.label] not in (b"0", b"1"):
-        return f"label {_quoted(cells[layout.label])} is none of 0 and 1: {sample}"
+        return f"label {_quoted(cells[layout.label])} is not 0 or 1: {sample}"
     for column, place in zip(layout.columns, layout.fields):
         cell = cells[place].decode()
         reason = feature_map.explain_cell(column.kind, cell) if cell else None

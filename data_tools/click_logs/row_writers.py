@@ -1,4 +1,4 @@
-"""Writes encoded rows, a block at a time, to files of each record format."""
+"""Writes encoded rows, block by block, in each record format."""
 
 import functools
 
@@ -30,16 +30,16 @@ def _write_libsvm(field_size, feature_size):
 WRITERS = {formats.TFRECORD.name: _write_tfrecords, formats.LIBSVM.name: _write_libsvm}
 
 
-@functools.lru_cache(maxsize=1)  # a process makes one, and keeps it
+@functools.lru_cache(maxsize=1)  # built once per process
 def writer(output_format: str, field_size: int, feature_size: int):
-    """A function that appends rows to a file of a format; OSError where it cannot be written.
+    """A function that appends rows to a file; it raises OSError if it cannot write.
 
     Args:
         output_format: a key of WRITERS.
         field_size: F.
-        feature_size: ids lie below it.
+        feature_size: ids are below this.
 
     Returns:
-        (path, labels float32 [B], ids int64 [B, F], values float32 [B, F]) -> nothing.
+        A function (path, labels float32 [B], ids int64 [B, F], values float32 [B, F]) -> None.
     """
     return WRITERS[output_format](field_size, feature_size)

@@ -1,4 +1,4 @@
-"""Which lines of which raw files are one task, and which tasks are this host's."""
+"""Cuts raw files into tasks, and picks this host's tasks."""
 
 import functools
 import itertools
@@ -12,17 +12,17 @@ from data_tools.common.line_blocks import LineRange
 from deepfm.data import datasets, formats
 from deepfm.errors import BadInput
 
-MOST = 1000  # slices of a large input: each becomes a file of its own
+MOST = 1000  # slices at most, about, of a large input: each becomes a file
 
 
 class RawSlice(NamedTuple):
-    """Lines of a raw file, to count or to encode: what is one task.
+    """One task: lines of a raw file to count or to encode.
 
     Attributes:
-        lines: which.
-        layout: how they are written.
+        lines: the LineRange.
+        layout: the layout of the file.
         split: how its rows are divided.
-        name: of the files that it becomes, without suffix.
+        name: the name of the files made from it, without suffix.
     """
 
     lines: LineRange
@@ -32,13 +32,13 @@ class RawSlice(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What a flag says of raw input.
+    """A flag that names raw input.
 
     Attributes:
-        flag: its name.
+        flag: the name of the flag.
         spec: its value.
-        split: how rows are divided; `before` and `total` are filled in.
-        labels: whether files must have labels.
+        split: how rows are divided; `cut` fills in `before` and `total`.
+        labels: whether the files must have labels.
     """
 
     flag: str
@@ -48,15 +48,15 @@ class Source(NamedTuple):
 
 
 def find(source: Source, own_files: bool = False) -> List[datasets.DataFile]:
-    """The files of a source, in order; BadInput where they cannot be raw rows.
+    """The files of a source, in order; raises BadInput if they cannot be raw rows.
 
     Args:
         source: the source.
         own_files: whether no other host sees these files.
     """
     found = datasets.find(source.spec, source.flag, partial=own_files)
-    if found.format is not formats.LIBSVM:  # as everything is called that is no TFRecord
-        raise BadInput(f"--{source.flag}={source.spec}: {found.files[0].path} is no text.")
+    if found.format is not formats.LIBSVM:  # anything but TFRecord is taken for LibSVM
+        raise BadInput(f"--{source.flag}={source.spec}: {found.files[0].path} is not text.")
     packed = next((f.path for f in found.files if f.path.endswith(".gz")), None)
     if packed and source.split.by == "order":
         raise BadInput(
@@ -70,8 +70,8 @@ def cut(
 ) -> Iterator[RawSlice]:
     """Yields the slices of a source that are this host's share.
 
-    Every host cuts the files alike: slices of plain files, whole gzip files. Slice i is host
-    i % number's; to find where its lines begin and end, a host reads a line at each end.
+    Every host cuts the files in the same way: plain files into slices, gzip files not at all. Slice
+    i belongs to host i % number, which reads a line at each end to find the slice's whole lines.
 
     Args:
         source: the source.

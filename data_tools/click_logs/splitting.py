@@ -1,4 +1,4 @@
-"""Which rows are for training, validation and test: by a draw for each row, or by their order."""
+"""Divides rows into training, validation and test rows, at random or in order."""
 
 import os
 import zlib
@@ -15,11 +15,11 @@ class Split(NamedTuple):
     """How the rows of a file are divided.
 
     Attributes:
-        shares: of SPLITS, 1 together.
+        shares: the share of each of SPLITS; they sum to 1.
         by: draw or order.
-        seed: of the draw.
-        before: bytes of the files before this one, for the order.
-        total: bytes of all files, for the order.
+        seed: the seed of the draw.
+        before: bytes of the files before this one, for order.
+        total: bytes of all files, for order.
     """
 
     shares: Tuple[float, ...] = (1.0, 0.0, 0.0)
@@ -30,12 +30,12 @@ class Split(NamedTuple):
 
 
 def split_of(split: Split, path: str, starts: np.ndarray) -> np.ndarray:
-    """The index of each row's split, which depends on nothing but the row's place and the seed.
+    """The index of each row's split, which depends only on the row's place and the seed.
 
     Args:
         split: how the file is divided.
-        path: the file; of its folder nothing depends.
-        starts: int64 [B], at which byte of the file each row begins.
+        path: the file; only its name counts, not its folder.
+        starts: int64 [B], the byte of the file where each row begins.
 
     Returns:
         int64 [B], indices of SPLITS.

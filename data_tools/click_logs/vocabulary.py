@@ -1,6 +1,6 @@
-"""How often each category of each field occurs: counted in blocks, merged exactly, kept in files.
+"""Counts how often each category of each field occurs, merges the counts and keeps them in files.
 
-Counts of several processes or hosts, put together in any order, are those of one.
+Merging is exact: the counts of several processes or hosts, in any order, add up to those of one.
 """
 
 import collections
@@ -19,11 +19,11 @@ from deepfm.data import datasets
 from deepfm.errors import BadInput
 
 FORMAT_VERSION = 1
-_OPTIONS = "dataset", "integers", "split", "split_by", "seed"  # that counts depend on
+_OPTIONS = "dataset", "integers", "split", "split_by", "seed"  # options that counts depend on
 
 
 class Counts(NamedTuple):
-    """What was counted of a field, missing cells apart.
+    """The counts of a field, without missing cells.
 
     Attributes:
         keys: uint64 [n], ascending; see row_parser.
@@ -37,15 +37,15 @@ class Counts(NamedTuple):
 
 
 def count(keys: np.ndarray, long: List[bytes]) -> Counts:
-    """Counts the cells of a field: uint64 [n] keys, and the texts of those that are LONG."""
+    """Counts the cells of a field, given their keys, uint64 [n], and the texts of LONG ones."""
     keys = keys[(keys != MISSING) & (keys != LONG)]
     return Counts(*np.unique(keys, return_counts=True), collections.Counter(long))
 
 
 def add_up(columns: Sequence[Column], parts: Iterable[Sequence[Counts]]) -> List[Counts]:
-    """The Counts of each field in all parts, each of which has those of all fields, or none.
+    """The Counts of each field over all parts; a part has Counts for all fields, or is empty.
 
-    Of a scaled field nothing but the smallest and the largest integer is kept.
+    For a scaled field, only the smallest and the largest integer are kept.
     """
     short = [tallies.Tally(np.uint64, only_extremes=c.kind == SCALED) for c in columns]
     long = [collections.Counter() for _ in columns]
@@ -57,7 +57,7 @@ def add_up(columns: Sequence[Column], parts: Iterable[Sequence[Counts]]) -> List
 
 
 def save(path: str, about: dict, counts: List[Counts]):
-    """Writes a file of counts; `about` says what they are of."""
+    """Writes a file of counts; `about` says what was counted."""
     arrays = {"about": _bytes(json.dumps(dict(about, format_version=FORMAT_VERSION)).encode())}
     for i, field in enumerate(counts):
         texts = sorted(field.long)
@@ -73,17 +73,17 @@ def _bytes(text):
 
 
 def about(options, share: Tuple[int, int], files: Sequence[datasets.DataFile]) -> dict:
-    """What the counts of a host depend on, of prepare_criteo.Options, its share and --input."""
+    """What a host's counts depend on: prepare_criteo.Options, its share and the input files."""
     files = [[os.path.basename(file.path), file.bytes] for file in files]
     return {**{x: getattr(options, x) for x in _OPTIONS}, "share": [*share], "files": files}
 
 
 def load_all(columns: Sequence[Column], mine: dict, options) -> Iterator[List[Counts]]:
-    """Yields the counts of each host; BadInput where they are not of what `mine` says."""
+    """Yields each host's counts; raises BadInput if they do not match `mine`, from `about`."""
     spec = options.counts or os.path.join(options.output_dir, "counts-*.npz")
     paths = sorted(glob.glob(spec))
     if not paths:
-        raise BadInput(f"--counts={spec}: no file matches; --step=count makes them.")
+        raise BadInput(f"--counts={spec}: no file matches; run --step=count on each host first.")
     seen = set()
     for path in paths:
         said, counts = load(path, len(columns))
@@ -108,7 +108,7 @@ def load_all(columns: Sequence[Column], mine: dict, options) -> Iterator[List[Co
 
 
 def load(path: str, field_size: int):
-    """(about, [Counts] of each field) of a file of counts; BadInput where it is broken."""
+    """(about, [Counts] of the fields) from a file of counts; raises BadInput if it is broken."""
     try:
         with np.load(path) as found:
             about = json.loads(found["about"].tobytes().decode())
@@ -117,7 +117,7 @@ def load(path: str, field_size: int):
             return about, [_field(found, i) for i in range(field_size)]
     except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
-        raise BadInput(f"{path}: is no file of counts ({reason}); make it again.") from error
+        raise BadInput(f"{path}: is not a file of counts ({reason}); count again.") from error
 
 
 def _field(found, i):

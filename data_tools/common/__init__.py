@@ -1,1 +1,1 @@
-"""What several of the programs share."""
+"""Code that several of the programs share."""

@@ -1,9 +1,9 @@
-"""The command line of a program: its flags are the fields of a dataclass, in their own words.
+"""The command line of a program: each field of a dataclass is a flag.
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    input: str = flag("Files to read.")  # which must be given
-    seed: int = flag("Of the draw.", default=1, lower_bound=0)
+    input: str = flag("Files to read.", REQUIRED)
+    seed: int = flag("Seed of the shuffle.", default=1, lower_bound=0)
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from deepfm.errors import BadInput
 from deepfm.runtime import program
 
 FLAGS = flags.FLAGS
-flags.disclaim_key_flags()  # those that are defined here are of the program that calls
+flags.disclaim_key_flags()  # flags defined here belong to the program, so its --help lists them
 
 REQUIRED = dataclasses.MISSING
 _DEFINE = {
@@ -27,30 +27,32 @@ _DEFINE = {
 
 
 def flag(text: str, default=None, **limits):
-    """A field that is a flag of the same name and type.
+    """A dataclass field that becomes a flag with the same name and type.
 
     Args:
-        text: the help.
-        default: of both; REQUIRED: none, it must be given.
-        limits: lower_bound and upper_bound of a number, or enum_values, which a word is one of.
+        text: the flag's help.
+        default: the default of field and flag, or REQUIRED if the user must give a value.
+        limits: lower_bound and upper_bound of a number, or enum_values, the choices for a string.
     """
     return dataclasses.field(default=default, metadata=dict(limits, help=text))
 
 
 def _define(field):
-    kind = getattr(field.type, "__args__", (field.type,))[0]  # of Optional[int], int
+    kind = getattr(field.type, "__args__", (field.type,))[0]  # int for Optional[int]
     define = flags.DEFINE_enum if "enum_values" in field.metadata else _DEFINE[kind]
-    default = None if field.default is REQUIRED else field.default
-    define(field.name, default=default, **field.metadata)
+    required = field.default is REQUIRED
+    help_text = field.metadata["help"] + (" Required." if required else "")
+    default = None if required else field.default
+    define(field.name, **dict(field.metadata, default=default, help=help_text))
 
 
 def run(main, options, sharded=True):
-    """Runs `main(options with the values of the flags)` as a program.
+    """Runs `main(options)` as a program, with the options read from the flags.
 
     Args:
         main: the program.
         options: the dataclass of its flags.
-        sharded: whether several hosts may do the job together, as the flags of `shards` say.
+        sharded: whether several hosts can share the job; adds the flags of `shards`.
     """
     fields = [field for field in dataclasses.fields(options) if field.metadata]
     for field in fields:
@@ -62,7 +64,7 @@ def run(main, options, sharded=True):
     def run_main():
         for field in fields:
             if field.default is REQUIRED and not FLAGS[field.name].value:
-                raise BadInput(f"--{field.name} must be given.")
+                raise BadInput(f"--{field.name} is required; give --{field.name}=VALUE.")
         main(options(**{field.name: FLAGS[field.name].value for field in fields}))
 
     program.run(run_main, when_ended="; nothing was written")

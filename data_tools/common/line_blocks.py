@@ -1,6 +1,6 @@
-"""Text files as blocks of whole lines, and where in a block the records are.
+"""Reads text files in blocks of whole lines, and finds the records in a block.
 
-A line holds a record where something other than blanks stands before its first `#`.
+A line holds a record if it has anything but blanks before its first `#`.
 """
 
 import functools
@@ -13,19 +13,18 @@ from data_tools.common import workers
 from deepfm.data import bad_records, libsvm, records
 
 BLOCK = 1 << 20  # bytes read at once
-TASK = 16 << 20  # bytes of a plain file that a process works on as one task
+TASK = 16 << 20  # bytes of an uncompressed file that a process takes as one task
 
 _BLANK, _HASH, _COLON, _NEWLINE = 32, ord("#"), ord(":"), ord("\n")
 
 
 class LineRange(NamedTuple):
-    """Whole lines of a file that follow one another.
+    """Consecutive whole lines of a file.
 
     Attributes:
         path: a local or s3:// file.
-        start: where the first line begins, in bytes of the uncompressed text; 0 where the file is
-            gzip.
-        end: where the line after the last begins; None: to the end of the file.
+        start: byte of the uncompressed text where the first line begins; 0 for a gzip file.
+        end: byte where the line after the last one begins; None: the end of the file.
     """
 
     path: str
@@ -34,20 +33,17 @@ class LineRange(NamedTuple):
 
 
 def read_blocks(lines: LineRange) -> Iterator[Tuple[int, bytes, int]]:
-    """Yields (where it begins, text, bytes read for it) of blocks of some lines of a file.
-
-    All of these, and what it raises, are as libsvm.read_blocks says.
-    """
+    """Yields (start, text, bytes read) for each block of the lines; see libsvm.read_blocks."""
     return libsvm.read_blocks(lines.path, BLOCK, lines.start, lines.end)
 
 
 def without_comment(line: bytes) -> bytes:
-    """What of a line counts."""
+    """The line up to its first `#`."""
     return line.partition(b"#")[0]
 
 
 def record_starts(text: bytes) -> np.ndarray:
-    """Where in a block the lines begin that hold a record. int64 [records]."""
+    """The byte in a block where each line that holds a record begins. int64 [records]."""
     characters = np.frombuffer(text, np.uint8)
     newlines = np.flatnonzero(characters == _NEWLINE)
     starts = np.concatenate([[0], newlines[:-1] + 1])
@@ -58,7 +54,7 @@ def record_starts(text: bytes) -> np.ndarray:
 
 
 def longest_record(text: bytes, starts: np.ndarray) -> int:
-    """The most `:` in a record of a block, comments apart: the pairs of its longest row."""
+    """The most `:` in any record of a block, without comments: the pairs of its longest row."""
     if not len(starts):
         return 0
     if b"#" in text:
@@ -68,9 +64,9 @@ def longest_record(text: bytes, starts: np.ndarray) -> int:
 
 
 def lines_from(path: str, begin: int, end: int) -> Optional[LineRange]:
-    """The lines of a file that begin from a byte on and before another; None without any.
+    """The lines of a file that begin in bytes [begin, end); None if there are none.
 
-    A gzip file cannot be cut: these are all its lines.
+    A gzip file cannot be split, so its range is always the whole file.
     """
     if path.endswith(".gz"):
         return LineRange(path)
@@ -81,22 +77,22 @@ def lines_from(path: str, begin: int, end: int) -> Optional[LineRange]:
 
 
 def cut(path: str, size: int) -> List[LineRange]:
-    """The lines of a file of `size` bytes: of a plain one a LineRange for each task."""
+    """Splits a file of `size` bytes into one LineRange per task; a gzip file is one task."""
     starts = range(0, 1 if path.endswith(".gz") else size, TASK)
     return list(filter(None, (lines_from(path, start, start + TASK) for start in starts)))
 
 
 def _next_line(path, position):
-    """Where the first line begins at or after a byte of a plain file."""
+    """The byte where the first line at or after `position` begins, in an uncompressed file."""
     with libsvm.open_file(path) as f:
         f.seek(position - 1)
         return position - 1 + len(f.readline())
 
 
 def numbering(lines: LineRange) -> Callable[[], int]:
-    """A function that tells the number, from 1, of the first of some lines of a plain file.
+    """A function that returns the number, from 1, of the first line of a range.
 
-    It costs a look at the file up to there, once: nobody calls it before a line is bad.
+    The first call reads the file up to there, so callers wait until they find a bad line.
     """
     before = lines._replace(start=0, end=lines.start)
     count = lambda: sum(text.count(b"\n") for _, text, _ in read_blocks(before))
@@ -104,18 +100,18 @@ def numbering(lines: LineRange) -> Callable[[], int]:
 
 
 def sift(path, text, number, parse, explain, content=without_comment):
-    """Yields a BadRecord for each line of a block that a parser refuses; returns the others.
+    """Yields a BadRecord for each line of a block that the parser refuses; returns the others.
 
     Args:
-        path: of the file.
+        path: the file's path.
         text: the block.
-        number: of its first line.
-        parse: of lines, as one text; raises InvalidArgumentError where one is bad.
-        explain: what is wrong with a line; None where nothing is.
-        content: what of a line is parsed.
+        number: the number of its first line.
+        parse: parses lines given as one text; raises InvalidArgumentError if any line is bad.
+        explain: says what is wrong with a line, or returns None for a good one.
+        content: returns the part of a line to parse.
 
     Returns:
-        {index: content} of the other lines, and of those without a record.
+        {index: content} of the lines that are good or hold no record.
     """
 
     def accepts(lines):
@@ -134,12 +130,12 @@ def sift(path, text, number, parse, explain, content=without_comment):
 
 
 def decoded(lines: LineRange, field_size: Optional[int] = None) -> Iterator:
-    """Decodes and checks LibSVM lines, each of field_size pairs, or of any number without it.
+    """Decodes and checks LibSVM lines of field_size pairs each, or of any length without it.
 
     Yields:
-        A BadRecord for each bad line of a block, and then of the n others (text of the block; where
-        in it each line begins and ends, int64 [n]; what libsvm.decode_lines makes of them, labels
-        as 0 or 1; bytes of the file that were read).
+        For each block, a BadRecord per bad line, and then a tuple for its n good lines: (text of
+        the block; the bytes in it where each line begins and ends, int64 [n] each; the result of
+        libsvm.decode_lines, with labels 0 or 1; bytes of the file read).
     """
     decode, first, lines_before = _decoder(field_size), numbering(lines), 0
     explain = lambda line: libsvm.explain_line(
@@ -148,7 +144,7 @@ def decoded(lines: LineRange, field_size: Optional[int] = None) -> Iterator:
     for _, text, read in read_blocks(lines):
         starts = record_starts(text)
         newlines = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE)
-        line = np.searchsorted(newlines, starts)  # which lines hold the records
+        line = np.searchsorted(newlines, starts)  # the index of each record's line
         try:
             found = decode(text)
         except tf.errors.InvalidArgumentError:
@@ -159,9 +155,9 @@ def decoded(lines: LineRange, field_size: Optional[int] = None) -> Iterator:
         lines_before += len(newlines)
 
 
-@functools.lru_cache(maxsize=1)  # a process makes one, and keeps it
+@functools.lru_cache(maxsize=1)  # built once per process
 def _decoder(field_size):
-    """A function text -> (labels as 0 or 1, rows, ids, values), as of libsvm.decode_lines."""
+    """A function text -> (labels 0 or 1, rows, ids, values), as libsvm.decode_lines returns."""
 
     def decode(text):
         lines = libsvm.drop_blank(tf.compat.v1.string_split([text], "\n").values)

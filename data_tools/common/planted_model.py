@@ -1,8 +1,8 @@
-"""The truth behind synthetic data: a planted model that draws rows and labels of known odds.
+"""The model behind synthetic data: draws rows, and labels whose probabilities are known.
 
-The model is of DeepFM's own family: a factorisation machine (Rendle, ICDM 2010) plus a small tanh
-network. The first N fields are numeric, with one feature id each and a value in 0, 0.01 ... 1. The
-others are categorical, with ids of their own, popular and rare as in Zipf's law, and value 1.
+It resembles DeepFM: a factorisation machine (Rendle, ICDM 2010) plus a small tanh network. The
+first N fields are numeric: one feature id each, and a value in 0, 0.01 ... 1. The others are
+categorical: each has its own ids, whose popularity follows Zipf's law, and value 1.
 
 B: rows. F: fields. N: numeric fields. C = F - N: categorical fields. R: rank of the factors.
 """
@@ -13,22 +13,22 @@ import numpy as np
 
 SPLITS = ("train", "val", "test")
 BLOCK_ROWS = 8192
-LEVELS = 1 << 16  # a probability is one of so many: two counts per level give an exact AUC
-VALUE_STEPS = 100  # a numeric value is a whole number of 1 / VALUE_STEPS
+LEVELS = 1 << 16  # distinct probabilities: two counts for each give an exact AUC
+VALUE_STEPS = 100  # numeric values are multiples of 1 / VALUE_STEPS
 
-RARE_EXPONENT = 0.8  # P(rank) ~ rank^-exponent: much flatter than Shape's
-COMMON = 100  # unless `rare`, an id in one of so many rows weighs 1 / sqrt(2) of a common one
+RARE_EXPONENT = 0.8  # with `rare`, P(rank) ~ rank^-exponent: much flatter than Shape.zipf
+COMMON = 100  # unless `rare`, weights of an id in 1 of 100 rows shrink by 1 / sqrt(2)
 
 RANK = 3
 HIDDEN_UNITS = 8
 TANH_FIELDS = 3
-# Standard deviations over rows of what first order, second order and tanh network add to the logit:
-# the best possible AUC is then about 0.80.
+# Standard deviations, over rows, of the first-order, second-order and tanh parts of the logit;
+# they make the best possible AUC about 0.80.
 PART_STDDEVS = np.array([1.2, 0.5, 0.4])
 
 
 class Shape(NamedTuple):
-    """What the data looks like: everything but its size and its seed."""
+    """What the data looks like: everything except its size and its seed."""
 
     field_size: int = 39
     numeric_fields: int = 13
@@ -39,7 +39,7 @@ class Shape(NamedTuple):
 
 
 class PlantedModel(NamedTuple):
-    """Where ids come from, and what they weigh.
+    """How ids are drawn, and their weights.
 
     Attributes:
         shape: Shape.
@@ -51,8 +51,8 @@ class PlantedModel(NamedTuple):
         tanh_fields: the fields that the tanh network reads.
         hidden_kernel: float32 [len(tanh_fields) * R, HIDDEN_UNITS].
         output_kernel: float32 [HIDDEN_UNITS].
-        part_scales: float64 [3], what first order, second order and tanh network are multiplied by.
-        bias: what is added to them.
+        part_scales: float64 [3], factors of the first-order, second-order and tanh parts.
+        bias: added to the sum of the parts.
     """
 
     shape: Shape
@@ -68,17 +68,17 @@ class PlantedModel(NamedTuple):
 
 
 def make_planted_model(seed: int, shape: Shape) -> PlantedModel:
-    """Draws a model, a function of its arguments alone.
+    """Draws a model that depends on the arguments alone.
 
-    All weights are normal. Unless `rare`, those of unpopular ids are shrunk, so that nearly all
-    there is to learn can be learnt from some 100,000 rows.
+    All weights are normal. Unless `rare`, the weights of unpopular ids are shrunk, so that about
+    100,000 rows teach a model nearly everything.
     """
     rng = np.random.RandomState([seed, len(SPLITS)])
     numeric, fields = shape.numeric_fields, shape.field_size
     cardinalities = rng.permutation(field_cardinalities(shape))
     first_ids = 1 + numeric + np.cumsum(cardinalities) - cardinalities
 
-    # How much each field matters, to the first and to the second order.
+    # How much each field matters to the first and the second order.
     strengths = np.exp([0.5, 1.0] * rng.standard_normal((fields, 2)))
     strengths = np.repeat(strengths, [1, RANK], axis=1)  # [F, 1 + R]
     id_of_rank = np.arange(shape.feature_size, dtype=np.int32)
@@ -104,9 +104,9 @@ def make_planted_model(seed: int, shape: Shape) -> PlantedModel:
 
 
 def field_cardinalities(shape: Shape):
-    """The number of ids of each categorical field, from few to many in equal ratios.
+    """The number of ids of each categorical field, in a geometric series.
 
-    The smallest is 2; with `rare`, a quarter of the average, so that every field has many.
+    The smallest is 2, or with `rare` a quarter of the average, so that every field has many.
 
     Returns:
         int64 [C], ascending; the sum is feature_size - 1 - N.
@@ -132,12 +132,12 @@ def _bisect(function, low, high):
 
 
 def draw_ranks(uniform, cardinalities, exponent):
-    """Popularity ranks by Zipf's law: x of density x^-exponent on [1, n + 1), rounded down, less 1.
+    """Draws ranks by Zipf's law: floor(x) - 1 for x with density x^-exponent on [1, n + 1).
 
     Args:
         uniform: float64 [B, C] in [0, 1).
         cardinalities: int64 [C], the n of each column.
-        exponent: not 1.
+        exponent: any but 1.
 
     Returns:
         int64 [B, C], each below the n of its column.
@@ -154,7 +154,7 @@ def rank_probabilities(cardinality, exponent):
 
 
 def _calibrate(model, rng):
-    """Scales the parts to PART_STDDEVS and sets the bias for positive_rate, on rows of its own."""
+    """Scales the parts to PART_STDDEVS and sets the bias for positive_rate, on fresh rows."""
     blocks = [logit_parts(model, *draw_features(model, rng)) for _ in range(8)]
     parts = np.concatenate(blocks, axis=1)  # [3, 8 B]
     scales = PART_STDDEVS / np.maximum(parts.std(axis=1), 1e-6)
@@ -183,15 +183,15 @@ def draw_features(model: PlantedModel, rng):
 
     values = np.ones(ids.shape, np.float32)
     uniform = rng.random_sample((BLOCK_ROWS, n))
-    # The square makes small values the common ones.
+    # The square makes small values common.
     values[:, :n] = np.floor(uniform**2 * (VALUE_STEPS + 1)) / VALUE_STEPS
     return ids, values
 
 
 def logit_parts(model: PlantedModel, ids, values):
-    """First order, second order and tanh network, before they are scaled.
+    """The first-order, second-order and tanh parts of the logit, before scaling.
 
-    The second order by Rendle's identity, 1/2 sum_k ((sum_i e_ik)^2 - sum_i e_ik^2).
+    The second order uses Rendle's identity, 1/2 sum_k ((sum_i e_ik)^2 - sum_i e_ik^2).
 
     Args:
         ids: int64 [B, F].
@@ -215,7 +215,7 @@ def logit_parts(model: PlantedModel, ids, values):
 
 
 def true_probability(model: PlantedModel, ids, values):
-    """P(label = 1): sigmoid(bias + the three parts, scaled), put in the middle of its level.
+    """P(label = 1): sigmoid(bias + the scaled parts), rounded to the middle of its level.
 
     Returns:
         float64 [B], each (level + 1/2) / LEVELS.
@@ -226,7 +226,7 @@ def true_probability(model: PlantedModel, ids, values):
 
 
 def draw_block(model: PlantedModel, seed: int, split: str, block: int):
-    """Draws block number `block` of a split, a function of the arguments alone.
+    """Draws block number `block` of a split; it depends on the arguments alone.
 
     Returns:
         ids int64 [B, F], values float32 [B, F], probability float64 [B], label bool [B].

@@ -1,4 +1,4 @@
-"""How far a long job has come: a bar in a terminal, a log line every few seconds elsewhere."""
+"""Progress of a long job: a bar in a terminal, else a log line every few seconds."""
 
 import sys
 import time
@@ -10,12 +10,12 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 class Progress:
-    """Counts what is done of a job.
+    """Counts how much of a job is done.
 
     Args:
         title: what is being done, for the log lines.
-        total: of `unit`; at least 1.
-        unit: "MB", "row" ...
+        total: the size of the job in `unit`; taken as at least 1.
+        unit: such as "MB" or "rows".
     """
 
     def __init__(self, title, total, unit):
@@ -26,7 +26,7 @@ class Progress:
             self._bar = tf.keras.utils.Progbar(self._total, unit_name=unit)
 
     def add(self, amount):
-        """Counts `amount` more."""
+        """Counts `amount` more as done."""
         self._done = min(self._done + amount, self._total)
         now = time.monotonic()
         if self._bar:
@@ -36,15 +36,11 @@ class Progress:
             seconds = now - self._start
             logging.info(
                 "%s: %.0f %% of %d %s in %.0f s, about %.0f s left.",
-                self._title,
-                100 * self._done / self._total,
-                self._total,
-                self._unit,
-                seconds,
+                self._title, 100 * self._done / self._total, self._total, self._unit, seconds,
                 seconds * (self._total - self._done) / max(self._done, 1e-9),
-            )
+            )  # fmt: skip
 
     def finish(self):
-        """Ends the bar, where what was counted is not all to the last digit."""
+        """Fills the bar, in case rounding left it just short of the total."""
         if self._bar and self._done < self._total:
             self._bar.update(self._total)

@@ -1,8 +1,8 @@
-"""Gives the files of a new data set their final names, so that no part of it is taken for all.
+"""Gives the files of a new data set their final names, so that nobody reads a part of it as all.
 
-An old one is replaced where that is asked for: what these programs have written, and no other file.
-While that lasts, and when it is cut short, the folder holds datasets.UNFINISHED, and readers refuse
-it. A signal comes too late then: it would end what is as good as done.
+With --overwrite it replaces an old data set: only files that these programs wrote. Until that is
+done the folder holds datasets.UNFINISHED, and readers refuse the folder, also if the program was
+killed in between. Signals are ignored meanwhile, because the work is all but done.
 """
 
 import os
@@ -13,10 +13,8 @@ from deepfm.data import dataset_json, datasets
 from deepfm.errors import BadInput
 from deepfm.runtime import program, remote_files
 
-# How these programs call data, but for the converter without --num_files.
+# The names of our data files, except those of the converter without --num_files.
 _OURS = re.compile(r"(shard-\d{5}-of-\d{5}/)?part-\d{5}-of-\d{5}\.(tfrecords|libsvm)(\.gz)?")
-
-
 _OF_HOST = re.compile(r"shard-\d{5}-of-(\d{5})")
 
 
@@ -24,9 +22,9 @@ def check_hosts(folder: str, number: int, suffixes: Tuple[str, ...]):
     """Refuses (BadInput) a folder with data of another number of hosts: readers would take both.
 
     Args:
-        folder: where each of several hosts puts a folder of its own, or one its files.
-        number: of hosts.
-        suffixes: of data files.
+        folder: where one host writes its files, or each of several hosts makes a folder.
+        number: the number of hosts.
+        suffixes: the suffixes of data files.
     """
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
         of_host = _OF_HOST.fullmatch(name)
@@ -37,18 +35,18 @@ def check_hosts(folder: str, number: int, suffixes: Tuple[str, ...]):
         if other:
             hosts = f"{number} hosts" if number > 1 else "one host"
             raise BadInput(
-                f"{os.path.join(folder, name)}: is not of {hosts}, "
-                "and would be read with them; delete it, or give another --output_dir."
+                f"{os.path.join(folder, name)}: left by a run that was not on {hosts}; readers "
+                "would mix it with the new data. Delete it, or give another --output_dir."
             )
 
 
 def names_in(folder: str, suffixes: Tuple[str, ...], first: str) -> List[str]:
-    """Makes --output_dir, and returns the names of the data and metadata in it, sorted.
+    """Makes --output_dir and returns the sorted names of the data and metadata in it.
 
-    BadInput where it is not local, which says what to do `first`, or cannot be written.
+    Raises BadInput if it is not writable, or not local; `first` is what to do before copying.
     """
     if remote_files.is_remote(folder):
-        raise BadInput(f"--output_dir={folder} is not local; {first}, then copy it there.")
+        raise BadInput(f"--output_dir={folder} is not local; {first} to a local folder, then copy.")
     remote_files.check_writable(folder, "output_dir")
     names = sorted(os.listdir(folder))
     return [name for name in names if dataset_json.is_metadata(name) or name.endswith(suffixes)]
@@ -57,16 +55,16 @@ def names_in(folder: str, suffixes: Tuple[str, ...], first: str) -> List[str]:
 def replaced(
     folder: str, names: List[str], overwrite: bool, known: Collection[str] = ()
 ) -> List[str]:
-    """The names of what lies in a folder and a new data set replaces.
+    """The names of the files in a folder that a new data set replaces.
 
     Args:
-        folder: where it shall be.
-        names: of all there that would be read with it, sorted.
-        overwrite: whether it may be replaced.
-        known: names of files that are to be replaced whoever has written them.
+        folder: where the new data set goes.
+        names: the sorted names of all files there that would be read with it.
+        overwrite: whether they may be replaced.
+        known: names of files that may be replaced whoever wrote them.
 
     Raises:
-        BadInput: something is there and is not to be replaced, or is not ours.
+        BadInput: the folder holds files that may not be replaced, or that we did not write.
     """
     if not names:
         return []
@@ -76,29 +74,29 @@ def replaced(
             ours = dataset_json.is_metadata(os.path.basename(name)) or _OURS.fullmatch(name)
             if not (ours or name in said["files"] or name in known):
                 raise BadInput(
-                    f"{os.path.join(folder, name)}: is no file that dataset.json names, so it is "
-                    "not replaced; move it, or give another --output_dir."
+                    f"{os.path.join(folder, name)}: dataset.json does not name this file, so it "
+                    "will not be replaced; move it, or give another --output_dir."
                 )
     if not overwrite:
-        raise BadInput(f"{folder} holds a data set ({names[0]}); --overwrite replaces it.")
+        raise BadInput(f"{folder} already holds a data set ({names[0]}); --overwrite replaces it.")
     return names
 
 
 def mark(folder: str):
-    """Has readers refuse a folder, which is made if it is missing, until `publish` is done."""
+    """Marks a folder, made if missing, so that readers refuse it until `publish` is done."""
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, datasets.UNFINISHED), "w"):
         pass
 
 
 def publish(scratch: str, names: List[str], folder: str, old: List[str]):
-    """Moves files from a folder to another of the same disk, in place of others there.
+    """Moves files to another folder on the same disk, in place of old files there.
 
     Args:
-        scratch: where they are.
+        scratch: the folder that holds them.
         names: their names.
-        folder: where they shall be.
-        old: the names there that they replace.
+        folder: the folder to move them to.
+        old: the names of the files there to delete.
     """
     program.ignore_signals()
     mark(folder)

@@ -1,10 +1,10 @@
-"""Which share of a job this host does, where several hosts do it together.
+"""Which share of a job this host does, when several hosts work on it together.
 
-SageMaker Processing tells each host who it is, in /opt/ml/config/resourceconfig.json:
+SageMaker Processing names each host in /opt/ml/config/resourceconfig.json:
 
     {"current_host": "algo-1", "hosts": ["algo-1", "algo-2"]}
 
-and, in processingjobconfig.json beside it, whether the hosts see the same files.
+processingjobconfig.json beside it says whether the hosts see the same files.
 https://docs.aws.amazon.com/sagemaker/latest/dg/build-your-own-processing-container.html
 """
 
@@ -19,40 +19,43 @@ from deepfm.data import datasets
 from deepfm.errors import BadInput
 
 FLAGS = flags.FLAGS
+flags.disclaim_key_flags()  # flags defined here belong to the program, so its --help lists them
 
 
 def define_flags():
-    """Defines the flags that `share` reads."""
+    """Defines the flags that `share` and `own_files` read."""
     flags.DEFINE_integer(
         "shard_index",
         None,
-        "Which share of the job this host does, from 0. Default: its place in --resource_config.",
+        "Which share of the job this host does, 0 to num_shards - 1; set it with --num_shards on "
+        "each host. Default: this host's place in --resource_config, else 0.",
         lower_bound=0,
     )
     flags.DEFINE_integer(
         "num_shards",
         None,
-        "Hosts that do the job together. Default: those of --resource_config, 1 without it.",
+        "Number of hosts that share the job. Default: the hosts in --resource_config, else 1.",
         lower_bound=1,
     )
     flags.DEFINE_string(
         "resource_config",
         "/opt/ml/config/resourceconfig.json",
-        "Where SageMaker Processing tells the hosts of a job; it need not be there.",
+        "JSON file in which SageMaker Processing names the hosts of a job; may be missing.",
     )
     flags.DEFINE_bool(
         "own_files",
         None,
-        "Each host sees only its own files and does all of them. Default: true where SageMaker "
-        "Processing says that the input is ShardedByS3Key.",
+        "True: this host sees files that no other host sees, and processes all of them. False: "
+        "the hosts see the same files and share them out. Default: true if SageMaker Processing "
+        "reports the input as ShardedByS3Key.",
     )
 
 
 def share() -> Tuple[int, int]:
-    """(index of this host's share, number of shares) as the flags say, else SageMaker.
+    """(index of this host's share, number of shares) from the flags, else from SageMaker.
 
     Raises:
-        BadInput: only one of the flags is given, no such share can be, or the file is broken.
+        BadInput: only one of the flags is given, they contradict, or the file is broken.
     """
     index, number = FLAGS.shard_index, FLAGS.num_shards
     if index is None and number is None:
@@ -62,27 +65,27 @@ def share() -> Tuple[int, int]:
         with _reading(path, "this host's share", "--shard_index and --num_shards") as found:
             host, hosts = found["current_host"], sorted(found["hosts"])
             if len(set(hosts)) < len(hosts):
-                raise ValueError("a host is there twice")
+                raise ValueError("it names a host twice")
             return hosts.index(host), len(hosts)
     if index is None:
-        raise BadInput(f"--num_shards={number} needs --shard_index, one of 0 to {number - 1}.")
+        raise BadInput(f"--num_shards={number} needs --shard_index, from 0 to {number - 1}.")
     if number is None:
         raise BadInput(f"--shard_index={index} needs --num_shards, at least {index + 1}.")
     if index >= number:
         raise BadInput(
-            f"--shard_index={index} is not below --num_shards={number}; try {number - 1}."
+            f"--shard_index={index} must be below --num_shards={number}, so at most {number - 1}."
         )
     return index, number
 
 
 def own_files(*specs: Optional[str]) -> bool:
-    """Whether a host does all the files that it sees, as no other host sees them.
+    """Whether this host processes all files that it sees, because no other host sees them.
 
     Args:
-        specs: the flags that name them, comma lists; None for one that is not given.
+        specs: the flags that name the files, comma lists; None for a flag that is not given.
 
     Raises:
-        BadInput: some files are the host's own and others are not, or the file is broken.
+        BadInput: some of the files are the host's alone and others not, or the config is broken.
     """
     if FLAGS.own_files is not None:
         return FLAGS.own_files
@@ -98,13 +101,13 @@ def own_files(*specs: Optional[str]) -> bool:
     if any(inside) and not all(inside):
         raise BadInput(
             f"{names[inside.index(True)]} is ShardedByS3Key and {names[inside.index(False)]} is "
-            "not; make both alike, or give --own_files or --noown_files."
+            "not; distribute both alike, or give --own_files or --noown_files."
         )
     return any(inside)
 
 
 def part_of(data: datasets.DataSet, share: Tuple[int, int]) -> datasets.DataSet:
-    """The data set with the files that are a host's share of it; BadInput where that is none."""
+    """The data set with only this host's share of the files; BadInput if there are too few."""
     index, number = share
     if len(data.files) < number:
         raise BadInput(
@@ -115,7 +118,7 @@ def part_of(data: datasets.DataSet, share: Tuple[int, int]) -> datasets.DataSet:
 
 
 def folder(output_dir: str, share: Tuple[int, int]) -> str:
-    """Where a host puts its files: hosts that share a folder have one each in it."""
+    """Where this host writes: output_dir, or its own folder there if there are several hosts."""
     index, number = share
     own = f"shard-{index:05d}-of-{number:05d}"
     return output_dir if number == 1 else os.path.join(output_dir, own)
@@ -123,10 +126,10 @@ def folder(output_dir: str, share: Tuple[int, int]) -> str:
 
 @contextlib.contextmanager
 def _reading(path, what, flags):
-    """Yields the content of a file of SageMaker; BadInput where it does not tell `what`."""
+    """Yields the content of a SageMaker config file; BadInput if it does not give `what`."""
     try:
         with open(path, encoding="utf-8") as f:
             yield json.load(f)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise BadInput(f"{path}: does not tell {what} ({reason}); give {flags}.") from error
+        raise BadInput(f"{path}: does not say {what} ({reason}); give {flags}.") from error

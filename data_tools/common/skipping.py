@@ -1,4 +1,4 @@
-"""Bad records that a tool passes over, up to --max_bad_records."""
+"""Skips bad records, up to --max_bad_records of them."""
 
 from absl import logging
 
@@ -7,30 +7,30 @@ from deepfm.errors import BadInput
 
 
 class Skipping:
-    """Counts bad records, and ends the run where there are too many.
+    """Counts bad records, and ends the run if there are too many.
 
     Args:
         limit: --max_bad_records.
-        log: False where another pass over the same records logs them.
+        log: False if another pass over the same records logs them.
 
     Attributes:
-        count: of bad records so far.
+        count: bad records so far.
     """
 
     def __init__(self, limit: int, log: bool = True):
         self._limit, self._log, self.count = limit, log, 0
 
     def add(self, record: bad_records.BadRecord):
-        """Logs a bad record; BadInput, which names it, where it is one too many."""
+        """Logs a bad record; raises BadInput, which names it, if it is one too many."""
         self.count += 1
         if self.count > self._limit:
-            before = f" ({self._limit} bad records were skipped before)" if self._limit else ""
-            raise BadInput(f"{record}{before}")
+            before = f"{self._limit} bad records were skipped before; " if self._limit else ""
+            raise BadInput(f"{record} ({before}--max_bad_records={self.count} skips it)")
         if self._log:
-            text = "Skipping bad record %d of at most %d: %s"
+            text = "Skipping bad record %d (--max_bad_records=%d): %s"
             logging.warning(text, self.count, self._limit, record)
 
     def log_total(self):
-        """Says how many there were."""
+        """Logs how many there were."""
         if self.count and self._log:
-            logging.warning("Skipped %d bad records in all.", self.count)
+            logging.warning("Skipped %d bad records in total.", self.count)

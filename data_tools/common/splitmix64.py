@@ -1,4 +1,4 @@
-"""SplitMix64: numbers scrambled to random ones, arrays of uint64 at once.
+"""SplitMix64: turns numbers into random ones, a whole uint64 array at a time.
 
 Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014;
 https://prng.di.unimi.it/splitmix64.c.
@@ -6,7 +6,7 @@ https://prng.di.unimi.it/splitmix64.c.
 
 import numpy as np
 
-GAMMA = np.uint64(0x9E3779B97F4A7C15)  # what the generator adds at each step
+GAMMA = np.uint64(0x9E3779B97F4A7C15)  # the generator's increment
 
 
 def finalize(x: np.ndarray) -> np.ndarray:

@@ -1,18 +1,18 @@
-"""How often each of very many keys occurs: counted in blocks and merged exactly."""
+"""Counts how often each of very many keys occurs: block by block, merged exactly."""
 
 from typing import Tuple
 
 import numpy as np
 
-MERGE_AT = 1 << 16  # keys that wait before they are merged, at least
+MERGE_AT = 1 << 16  # merge only once this many keys wait
 
 
 class Tally:
     """The counts of all blocks.
 
     Args:
-        dtype: of the keys.
-        only_extremes: whether nothing is kept but the smallest and the largest key.
+        dtype: the keys' dtype.
+        only_extremes: keep only the smallest and the largest key.
     """
 
     def __init__(self, dtype, only_extremes: bool = False):
@@ -21,14 +21,14 @@ class Tally:
         self._waiting, self._size = [], 0
 
     def add(self, keys: np.ndarray, counts: np.ndarray):
-        """Adds keys [n], each of them there once, and int64 [n] counts."""
+        """Adds distinct keys [n] and their counts, int64 [n]."""
         self._waiting.append((keys, counts))
         self._size += len(keys)
         if self._size > max(MERGE_AT, len(self._merged[0])):
             self.result()
 
     def result(self) -> Tuple[np.ndarray, np.ndarray]:
-        """(keys [n], ascending, and int64 [n] counts) of all that was added."""
+        """(keys [n], ascending; counts int64 [n]) of everything added so far."""
         keys, counts = map(np.concatenate, zip(self._merged, *self._waiting))
         order = np.argsort(keys, kind="stable")
         keys = keys[order]

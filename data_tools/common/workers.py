@@ -1,9 +1,8 @@
 """Runs a generator over tasks, in this process or in several, and passes on what it yields.
 
-The processes are forked, so they start at once and share the memory of what was imported; fork
-before the first TensorFlow session of a program, whose threads a fork does not take along. None of
-them outlives the program: they are killed when the results are closed, and end by themselves when
-their parent is gone.
+The processes are forked, so they start at once and share imported modules in memory. Fork before
+the program's first TensorFlow session, whose threads do not survive a fork. No process outlives
+the program: closing the results kills them, and they exit when their parent is gone.
 """
 
 import contextlib
@@ -34,17 +33,17 @@ def results(
     total: int,
     bad: Optional[Skipping] = None,
 ) -> Iterator[Iterator[Tuple[int, Any]]]:
-    """What `run` yields, with a bar of the bytes that are done, and bad records apart.
+    """What `run` yields, without the bad records, which `bad` counts; shows a progress bar.
 
     Args:
-        work: yields (bytes that it has done since the last time, result), and BadRecords.
-        tasks, num_workers: as `run` takes them.
-        title: of the bar.
-        total: bytes that there are to do.
+        work: yields (bytes done since the last one, result) and BadRecords.
+        tasks, num_workers: as for `run`.
+        title: the title of the bar.
+        total: bytes to do in total.
         bad: counts the BadRecords.
 
     Yields:
-        An iterator over (task's index, result).
+        An iterator over (index of the task, result).
     """
     progress = Progress(title, total / 1e6, "MB")
 
@@ -63,7 +62,7 @@ def results(
 
 
 def one_thread_session(graph: tf.Graph) -> tf.compat.v1.Session:
-    """A session of one thread: what a machine has of cores is used by more processes."""
+    """A session with one thread: several processes, not threads, use the machine's cores."""
     config = tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=1, inter_op_parallelism_threads=1
     )
@@ -71,11 +70,11 @@ def one_thread_session(graph: tf.Graph) -> tf.compat.v1.Session:
 
 
 def native(function: Callable, *inputs: Tuple[tf.DType, List[Optional[int]]]) -> Callable:
-    """A function of arrays that runs the ops which another makes of tensors, in one thread.
+    """Turns a function of tensors into one of arrays, which runs its ops in one thread.
 
     Args:
-        function: tensors -> what is fetched.
-        inputs: dtype and shape of each tensor.
+        function: tensors -> tensors to fetch.
+        inputs: dtype and shape of each input tensor.
     """
     with tf.Graph().as_default() as graph:
         tensors = [tf.compat.v1.placeholder(*x) for x in inputs]
@@ -86,15 +85,15 @@ def native(function: Callable, *inputs: Tuple[tf.DType, List[Optional[int]]]) ->
 def run(
     work: Callable[[Any], Iterator[Any]], tasks: Sequence[Any], num_workers: int
 ) -> Iterator[Tuple[int, Any]]:
-    """Yields (task's index, event) for every event that `work(task)` yields.
+    """Yields (index of the task, event) for every event that `work(task)` yields.
 
-    Events of one task keep their order; those of different tasks mix where there are several
-    processes. Tasks are started in order. Close the iterator to stop all of them.
+    Events of one task keep their order; with several processes, those of different tasks mix.
+    Tasks start in order. Close the iterator to stop all of them.
 
     Args:
         work: a generator function; with several processes its events and exceptions are pickled.
-        tasks: what it is called with.
-        num_workers: processes; 1 works in this one.
+        tasks: the arguments to call it with, one each.
+        num_workers: number of processes; 1: work in this one.
 
     Raises:
         OSError: a process was killed, or ran out of memory.
@@ -111,7 +110,7 @@ def run(
     with contextlib.ExitStack() as stack:
         stack.enter_context(program.before_end(lambda: _kill(processes)))
         stack.callback(_kill, processes)
-        # A signal between two processes would leave one that nobody knows.
+        # Hold signals back, or one could arrive when a process has started but is not yet listed.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             for _ in range(min(num_workers, len(tasks))):
@@ -146,8 +145,8 @@ def _collect(processes, todo):
                 process = processes[pipe]
                 process.join()
                 raise ChildProcessError(
-                    f"worker process {process.pid} ended unexpectedly (exit code "
-                    f"{process.exitcode}; -9: killed, perhaps for want of memory)"
+                    f"worker process {process.pid} ended unexpectedly with exit code "
+                    f"{process.exitcode} (-9: killed, maybe out of memory; try fewer --num_workers)"
                 ) from gone
             if error is not None:
                 raise error
@@ -170,7 +169,7 @@ def _serve(work, pipe, parent):
                 for event in work(task):
                     pipe.send((index, event, None, False))
                 pipe.send((index, None, None, True))
-            except Exception as error:  # every one is raised again, by the parent
+            except Exception as error:  # the parent raises it again
                 pipe.send((index, None, error, True))
 
 

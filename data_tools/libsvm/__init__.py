@@ -1,1 +1,1 @@
-"""Lines of LibSVM and LibFFM, and the records that they become."""
+"""Conversion of LibSVM and LibFFM lines to records."""

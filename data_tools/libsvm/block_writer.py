@@ -1,14 +1,14 @@
-"""LibSVM or LibFFM text to TFRecord, a block at a time: what a process of the converter does.
+"""Converts LibSVM or LibFFM text to TFRecord, block by block, in one process of the converter.
 
-One graph of native ops splits a block into lines, parses them, encodes them and writes the records.
-Python sees no row, unless a block is refused: then it finds the bad lines and writes the others.
+A graph of native ops splits a block into lines, parses them, encodes them and writes the records.
+Python looks at single rows only if a block is refused: to find the bad lines and write the others.
 """
 
 import functools
 from typing import List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
-import tensorflow.contrib.libsvm  # noqa: F401  loaded before processes fork, which then share it
+import tensorflow.contrib.libsvm  # noqa: F401  loaded before forking, so that processes share it
 
 from data_tools.common import line_blocks, record_files, workers
 from data_tools.common.line_blocks import LineRange
@@ -20,9 +20,9 @@ class Piece(NamedTuple):
     """A contiguous part of an output file.
 
     Attributes:
-        path: its own, temporary file.
+        path: the temporary file for it alone.
         output: the index of the output file.
-        rows: the rows of the range that it takes; None: all of them.
+        rows: how many rows of the range it takes; None: all of them.
     """
 
     path: str
@@ -31,13 +31,13 @@ class Piece(NamedTuple):
 
 
 class BlockFacts(NamedTuple):
-    """What is known of the records of a block.
+    """Facts about the records of a block.
 
     Attributes:
-        rows: records that were written.
-        positives: those with label 1.
-        max_id: the largest id, negative where there is no record.
-        negative: whether a label is written with a minus sign.
+        rows: records written.
+        positives: how many of them have label 1.
+        max_id: the largest id, negative if there is no record.
+        negative: whether a label has a minus sign.
         zero: whether a label is 0.
     """
 
@@ -48,13 +48,13 @@ class BlockFacts(NamedTuple):
     zero: bool
 
 
-# What `_taken` makes of a block.
+# What `_taken` returns for a block.
 _INPUTS = (tf.string, []), (tf.int32, [None]), (tf.string, [None])
 
 
-@functools.lru_cache(maxsize=1)  # a process makes one, and keeps it
+@functools.lru_cache(maxsize=1)  # built once per process
 def _appender(schema):
-    """Appends the records of what `_taken` makes of a block, and tells BlockFacts of them."""
+    """Makes a function that appends the records of a `_taken` block and returns BlockFacts."""
 
     def encode(text, fields, strings):
         lines, labels, ids, values, *counts = _parse(text, fields, strings, schema)
@@ -62,7 +62,7 @@ def _appender(schema):
         facts = BlockFacts(
             tf.size(labels),
             tf.reduce_sum(labels),
-            # The smallest int64 where there is no record; a record may have no id.
+            # The smallest int64 if there is no record; a record may have no id.
             tf.reduce_max(tf.pad(ids, [[0, 0], [0, 1]]) if counts else ids),
             tf.reduce_any(negative),
             tf.reduce_any(tf.equal(labels, 0) & ~negative),
@@ -79,12 +79,12 @@ def _parser(schema):
 
 
 def check(text, schema):
-    """Refuses (tf.errors.InvalidArgumentError) a text of which a line is bad."""
+    """Refuses (tf.errors.InvalidArgumentError) a text with a bad line."""
     _parser(schema)(*_taken(text, schema))
 
 
 def _parse(text, named, strings, schema):
-    """(lines that hold a record, what `records` parses of them, counts where multi-valued)."""
+    """(lines with a record, labels, ids, values, and counts if multi-valued)."""
     lines = libsvm.drop_blank(tf.compat.v1.string_split([text], "\n").values)
     if not (schema.named_fields or schema.field_ids or schema.hash_buckets):
         return (lines, *libsvm.parse_lines(lines, schema, known_ascii=True))
@@ -111,21 +111,21 @@ def _parse(text, named, strings, schema):
 
 
 def _taken(text, schema):
-    """A block of lines as field_lines.take makes it; InvalidArgumentError where it cannot."""
+    """A block as field_lines.take returns it; raises InvalidArgumentError if that refuses it."""
     if schema.hash_buckets and libsvm.HASH_IN_ID.search(text):
         raise tf.errors.InvalidArgumentError(None, None, "'#' in an id")
     taken = field_lines.take(text, schema.named_fields, bool(schema.hash_buckets))
     if taken is None or not taken[0].isascii():
-        raise tf.errors.InvalidArgumentError(None, None, "a pair of another form, or not ASCII")
+        raise tf.errors.InvalidArgumentError(None, None, "a malformed pair, or not ASCII")
     return taken
 
 
 def convert(task: Tuple[LineRange, List[Piece]], schema):
-    """Writes lines of an input to the pieces that they go to, in order.
+    """Writes the lines of a range to its pieces, in order.
 
     Yields:
-        (bytes of the input file read, (index of the output file, BlockFacts)) for each block, and
-        before it a bad_records.BadRecord for each of its bad lines, which are not written.
+        For each block, a bad_records.BadRecord per bad line, which is not written, and then (bytes
+        of the input file read, (index of the output file, BlockFacts)).
     """
     append = lambda path, text: _appender(schema)(path, *_taken(text, schema))
     parse, explain, content = (
@@ -144,7 +144,7 @@ def convert(task: Tuple[LineRange, List[Piece]], schema):
 
 
 def _without_comment(line, schema):
-    """A line without its comment; with it where that may have been meant to be an id."""
+    """A line without its comment, unless that may have been meant as part of an id."""
     content = line_blocks.without_comment(line)
     doubtful = schema.hash_buckets and content.strip() and libsvm.HASH_IN_ID.search(line)
     return line if doubtful else content
@@ -165,7 +165,7 @@ def _cut(lines, pieces):
             lines_before += text.count(b"\n", begin, end)
             begin, read = end, 0
             piece = next(pieces, None)
-            if piece is None:  # the rest holds no row
+            if piece is None:  # no rows are left
                 return
             left = piece.rows
         if begin < len(text):

@@ -1,8 +1,8 @@
 """Text whose pairs name their fields: LibFFM's `label field:id:value ...`, or LibSVM with a map.
 
-TensorFlow decodes `label id:value ...`. Of a LibFFM line that is what remains when its fields are
-blanked out, which is done for a whole block of text at once, and the fields are numbers beside it.
-In the same way string ids are taken out of the text, to be hashed.
+TensorFlow only decodes `label id:value ...`. So the fields of a LibFFM line are blanked out, in a
+whole block of text at once, and kept as numbers beside it. String ids are taken out of the text in
+the same way, to be hashed.
 """
 
 import json
@@ -15,13 +15,13 @@ import tensorflow as tf
 from deepfm.errors import BadInput
 
 _COLON, _ZERO, _NINE, _BLANK = (ord(x) for x in ":09 ")
-_DIGITS = 6  # of a field's number
+_DIGITS = 6  # at most, in the number of a field
 
 
 def take(
     text: bytes, with_fields: bool, with_ids: bool
 ) -> Optional[Tuple[bytes, Sequence[int], List[bytes]]]:
-    """Takes fields, or string ids, or both out of lines `label [field:]id:value ...`.
+    """Takes fields, string ids, or both out of lines `label [field:]id:value ...`.
 
     Args:
         text: whole lines.
@@ -29,21 +29,21 @@ def take(
         with_ids: whether ids are strings.
 
     Returns:
-        (the rest, which TensorFlow can decode; int32 [n], the field of each pair, none where pairs
-        name no field; n ids, none where these are numbers and stay in the text), or None where a
-        pair is of another form.
+        (the rest, which TensorFlow can decode; the field of each pair, int32 [n], empty without
+        fields; n ids, empty if ids are numbers, which stay in the text), or None if a pair is
+        malformed.
     """
     if not (with_fields or with_ids):
         return text, [], []
     text = re.sub(rb"#[^\n]*", b"", text) if b"#" in text else text
     characters = np.frombuffer(text, np.uint8).copy()
-    parts = 2 if with_fields else 1  # colons of a pair
+    parts = 2 if with_fields else 1  # colons in a pair
     marks = np.flatnonzero((characters <= _BLANK) | (characters == _COLON))
     colons = np.flatnonzero(characters[marks] == _COLON)  # among the marks
     if len(colons) % parts or (len(colons) and not colons[0]):
         return None
     colons = colons.reshape(-1, parts)
-    # The colons of a pair follow each other; a blank stands before, and before the next pair.
+    # The colons of a pair follow each other, with a blank before them and the next pair.
     if (np.diff(colons) != 1).any() or (np.diff(colons[:, 0]) <= parts).any():
         return None
     starts, colons = marks[colons[:, 0] - 1] + 1, marks[colons]  # in the text
@@ -64,7 +64,7 @@ def take(
 
 
 def _numbers(characters, starts, ends):
-    """The numbers in characters[start:end], which are blanked out with what follows; or None."""
+    """Blanks out characters[start : end + 1]; returns the numbers in [start:end], None if bad."""
     lengths = ends - starts
     if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= _DIGITS:
         return None
@@ -81,25 +81,25 @@ def _numbers(characters, starts, ends):
 
 
 def _blank(characters, starts, ends):
-    """Writes blanks over characters[start:end] for each pair of these."""
+    """Overwrites each characters[start:end] with blanks."""
     lengths = ends - starts
     for i in range(lengths.max() if len(lengths) else 0):
         characters[starts[lengths > i] + i] = _BLANK
 
 
 def num_fields(text: bytes) -> int:
-    """The largest field of a block of LibFFM text + 1; 0 where its form is another one."""
+    """The largest field in a block of LibFFM text + 1; malformed lines do not count."""
     taken = take(text, with_fields=True, with_ids=False)
     if taken is not None:
         return int(taken[1].max(initial=-1)) + 1
-    # One line is bad: of the others, one by one.
+    # A line is bad; look at the lines one by one.
     return max(
         (num_fields(line + b"\n") for line in text.splitlines() if text != line + b"\n"), default=0
     )
 
 
 def place(rows, fields, ids, values, num_rows, schema):
-    """Puts each pair in the place of its field, whatever its place in the line.
+    """Puts each pair in the place of its field, wherever it is in the line.
 
     Args:
         rows: int32 [n], ascending, the record of each pair.
@@ -107,15 +107,15 @@ def place(rows, fields, ids, values, num_rows, schema):
         ids: int64 [n].
         values: float32 [n].
         num_rows: int32 [], B.
-        schema: records.Schema. If it is not multi-valued a field has one value at most, and where
-            it has none id 0 and value 0, so that no other may have id 0.
+        schema: records.Schema. Unless it is multi-valued, a field has at most one value, and a
+            missing one becomes id 0, value 0, so that no pair may have id 0.
 
     Returns:
-        (ids int64 [B, F], values float32 [B, F]); multi-valued int64 and float32 [B, M], filled up
+        (ids int64 [B, F], values float32 [B, F]); if multi-valued, ids and values [B, M], padded
         with 0, and counts int32 [B, F].
 
     Raises:
-        tf.errors.InvalidArgumentError: when run, where a pair has no place.
+        tf.errors.InvalidArgumentError: when run, if a pair has no place.
     """
     size = schema.field_size
     inside = tf.reduce_all((fields >= 0) & (fields < size))
@@ -135,10 +135,10 @@ def place(rows, fields, ids, values, num_rows, schema):
         lengths = tf.reduce_sum(counts, axis=1)  # [B]
         column = tf.range(tf.size(slots)) - tf.gather(tf.cumsum(lengths, exclusive=True), rows)
         where = tf.stack([rows, column], axis=1)
-        shape = tf.stack([num_rows, tf.maximum(tf.reduce_max(lengths), 0)])  # of no row: negative
+        shape = tf.stack([num_rows, tf.maximum(tf.reduce_max(lengths), 0)])  # no rows: max < 0
         return tf.scatter_nd(where, ids, shape), tf.scatter_nd(where, values, shape), counts
     checks = [
-        tf.debugging.Assert(tf.reduce_all(slots[1:] > slots[:-1]), ["two values of a field"]),
+        tf.debugging.Assert(tf.reduce_all(slots[1:] > slots[:-1]), ["a field has two values"]),
         tf.debugging.assert_positive(ids),
     ]
     with tf.control_dependencies(checks):
@@ -148,7 +148,7 @@ def place(rows, fields, ids, values, num_rows, schema):
 
 
 def fields_of(ids, ranges: Tuple[Tuple[int, int], ...]):
-    """The field of each id, by the id ranges of the fields: int64 [n] -> int32 [n]; -1: none's."""
+    """The field whose id range holds each id: int64 [n] -> int32 [n]; -1 if there is none."""
     order = sorted(range(len(ranges)), key=lambda i: ranges[i])
     begins, ends = (tf.constant([ranges[i][j] for i in order], tf.int64) for j in (0, 1))
     found = tf.searchsorted(begins, ids, side="right") - 1
@@ -162,10 +162,10 @@ def read_map(path: str) -> Tuple[Tuple[int, int], ...]:
     """Reads fields.json: {"fields": [{"name": "site", "first_id": 14, "last_id": 2065}, ...]}.
 
     Returns:
-        ((first id, last id + 1), ...) of each field, in their order.
+        ((first id, last id + 1), ...) for each field, in order.
 
     Raises:
-        BadInput: it is no such file, or two fields share an id.
+        BadInput: it is not such a file, or two fields share an id.
     """
     try:
         with tf.io.gfile.GFile(path, "rb") as f:
@@ -174,7 +174,7 @@ def read_map(path: str) -> Tuple[Tuple[int, int], ...]:
         for field in found:
             bounds = field["first_id"], field["last_id"]
             if not all(type(x) is int for x in bounds) or not 0 <= bounds[0] <= bounds[1] < 1 << 62:
-                raise ValueError(f"field {len(ranges)} has the ids {bounds[0]} to {bounds[1]}")
+                raise ValueError(f"field {len(ranges)} has ids from {bounds[0]} to {bounds[1]}")
             ranges.append((bounds[0], bounds[1] + 1))
         if not ranges:
             raise ValueError("it has no fields")
@@ -187,7 +187,7 @@ def read_map(path: str) -> Tuple[Tuple[int, int], ...]:
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise BadInput(
-            f"--fields={path}: is not a field map ({reason}); it looks like "
+            f"--fields={path}: is not a field map ({reason}); expected "
             '{"fields": [{"name": "site", "first_id": 14, "last_id": 2065}, ...]}.'
         ) from error
     return tuple(ranges)

@@ -1,14 +1,14 @@
-"""Rows as lines of LibSVM text, without a loop over them."""
+"""Formats rows as lines of LibSVM text without looping over them."""
 
 import numpy as np
 
 
 def line_writer(feature_size: int, steps: int):
-    """Makes a function that writes rows whose values are whole numbers of 1 / steps, up to 1.
+    """Makes a function that formats rows whose values are multiples of 1 / steps in [0, 1].
 
     Args:
-        feature_size: ids lie below it.
-        steps: of the values.
+        feature_size: ids are below this.
+        steps: as above.
 
     Returns:
         (ids int64 [B, F], values float32 [B, F], labels bool [B]) -> the lines, bytes.
@@ -18,7 +18,7 @@ def line_writer(feature_size: int, steps: int):
     pair = [("space", "S1"), ("id", id_text.dtype), ("colon", "S1"), ("value", value_text.dtype)]
 
     def text(ids, values, labels):
-        # Records of fixed width, less the NULs that pad them.
+        # Fixed-width records, from which the NUL padding is dropped at the end.
         record = [("label", "S1"), ("pairs", pair, ids.shape[1:]), ("newline", "S1")]
         rows = np.empty(len(ids), record)
         rows["label"] = np.where(labels, b"1", b"0")

@@ -1,6 +1,6 @@
-"""What the lines of an input have to look like: as flags, maps and the lines themselves tell.
+"""Works out the Schema of an input's lines from the flags, the field map and the lines.
 
-`options` is a libsvm_to_tfrecord.Options everywhere.
+`options` is always a libsvm_to_tfrecord.Options.
 """
 
 from typing import Optional, Sequence, Tuple
@@ -12,10 +12,10 @@ from deepfm.runtime import memory
 
 
 def of_flags(data: datasets.DataSet, options) -> records.Schema:
-    """The Schema of a line, but for its sizes.
+    """The Schema of a line, with field_size and feature_size only if they are already known.
 
     Raises:
-        BadInput: two flags do not go together.
+        BadInput: two flags contradict each other.
     """
     inputs, named = data.files, options.input_format == "libffm"
     if options.input_format == "auto":
@@ -25,21 +25,21 @@ def of_flags(data: datasets.DataSet, options) -> records.Schema:
         if not first and options.multi_valued:
             raise BadInput(f"--input={options.input}: no row holds an id:value pair.")
     pairs = (
-        ("fields", named, "a LibFFM input, whose pairs name their fields"),
-        ("fields", options.hash_buckets, "--hash_buckets, whose ids are no ranges"),
-        ("pad", named or options.fields, "fields that are told: a missing one is filled up anyway"),
-        ("id_offset", options.hash_buckets, "--hash_buckets, which makes the ids"),
-        ("feature_size", options.hash_buckets, "--hash_buckets, which it is then"),
+        ("fields", named, "LibFFM input, whose pairs name their fields"),
+        ("fields", options.hash_buckets, "--hash_buckets, which leaves fields no id ranges"),
+        ("pad", named or options.fields, "LibFFM or --fields, where fields may be missing anyway"),
+        ("id_offset", options.hash_buckets, "--hash_buckets, which makes the ids itself"),
+        ("feature_size", options.hash_buckets, "--hash_buckets, which is the feature_size"),
     )
     for name, other, what in pairs:
         if getattr(options, name) and other:
-            raise BadInput(f"--{name} does not go with {what}; leave it out.")
+            raise BadInput(f"--{name} does not go with {what}; leave out --{name}.")
     if options.multi_valued and not (named or options.fields):
         raise BadInput(
-            "--multi_valued needs to know the field of each value: give LibFFM, or --fields."
+            "--multi_valued needs the field of each value: give LibFFM input, or --fields."
         )
     if options.hash_buckets == 1:
-        raise BadInput("--hash_buckets=1 leaves no id beside the one of what is missing; try 2.")
+        raise BadInput("--hash_buckets=1 has only id 0, for missing values; try --hash_buckets=2.")
     known = field_lines.read_map(options.fields) if options.fields else None
     if known and options.field_size not in (None, len(known)):
         raise BadInput(
@@ -48,7 +48,7 @@ def of_flags(data: datasets.DataSet, options) -> records.Schema:
     return records.Schema(
         options.field_size or len(known or ()),
         _feature_size(data, known, options),
-        # Id 0 is that of a missing field.
+        # Pad: a missing field gets id 0.
         options.pad or bool(named or known) and not options.multi_valued,
         options.id_offset,
         options.multi_valued,
@@ -59,25 +59,25 @@ def of_flags(data: datasets.DataSet, options) -> records.Schema:
 
 
 def _feature_size(data, known, options):
-    """What ids lie below, as a flag, the map of the fields or the input's dataset.json tells."""
+    """The limit of ids from a flag, the field map or the input's dataset.json; None: unknown."""
     if options.hash_buckets:
         return options.hash_buckets
-    given, told = options.feature_size, None
+    given, implied = options.feature_size, None
     if known:
-        told = max(end for _, end in known) + options.id_offset
-        if given and given < told:
+        implied = max(end for _, end in known) + options.id_offset
+        if given and given < implied:
             raise BadInput(
-                f"--feature_size={given}, but {options.fields} has ids up to {told - 1}; try "
-                f"--feature_size={told}."
+                f"--feature_size={given}, but {options.fields} has ids up to {implied - 1}; try "
+                f"--feature_size={implied}."
             )
-    elif data.rows is not None:  # and so each file is described
-        told = data.feature_size + options.id_offset
-    if not given and (told or 0) > memory.MAX_NUMBER:
+    elif data.rows is not None:  # dataset.json describes every file
+        implied = data.feature_size + options.id_offset
+    if not given and (implied or 0) > memory.MAX_NUMBER:
         raise BadInput(
-            f"{f'--fields={options.fields}' if known else data.name}: has ids up to {told - 1}, "
-            f"but no table has more than {memory.MAX_NUMBER} rows."
+            f"{f'--fields={options.fields}' if known else data.name}: has ids up to {implied - 1}, "
+            f"but ids must be below {memory.MAX_NUMBER}."
         )
-    return given or told
+    return given or implied
 
 
 def with_field_size(
@@ -86,12 +86,12 @@ def with_field_size(
     inputs: Sequence[datasets.DataFile],
     options,
 ) -> records.Schema:
-    """The Schema of a line with its field_size, as the flags, all rows or the first good one tell.
+    """Completes the Schema with field_size: from the flags, all rows, or the first good row.
 
     Args:
-        lines: of `of_flags`.
-        counts: (rows, fields that a row has at most) of each part of the input; may be None where
-            a row's pairs are its fields and none may be missing.
+        lines: from `of_flags`.
+        counts: (rows, most fields in a row) of each part of the input; may be None if a row's pairs
+            are its fields and none may be missing.
         inputs: the files.
         options: libsvm_to_tfrecord.Options.
     """
@@ -106,13 +106,13 @@ def with_field_size(
         raise BadInput(f"--input={options.input}: no row holds an id:value pair.")
     if field_size > memory.MAX_FIELDS:
         raise BadInput(
-            f"--input={options.input}: has {field_size} fields, more than {memory.MAX_FIELDS}."
+            f"--input={options.input}: has {field_size} fields; the limit is {memory.MAX_FIELDS}."
         )
     return lines._replace(field_size=field_size)
 
 
 def _first_row_length(inputs, lines, options):
-    """The id:value pairs of the first row that is good."""
+    """The number of id:value pairs in the first good row."""
     bad = 0
     for file in inputs:
         for number, line in libsvm.read_lines(file.path):

@@ -1,1 +1,1 @@
-"""Records in a new order, in even files, with other shares of the labels."""
+"""Shuffles records, spreads them evenly over files, and changes the share of each label."""

@@ -14,23 +14,23 @@ from deepfm.data import bad_records, datasets, records
 from deepfm.data.dataset_json import SamplingRates
 from deepfm.errors import BadInput
 
-BUCKET = 16 << 20  # bytes of records that a bucket shall hold
-MOST_BITS = 10  # 1,024 buckets at once
-BUFFER = 64 << 20  # bytes of records that wait for their buckets, at most
-COPIES = 1 << 16  # records that are sampled at once
-GZIP_RATIO = 4  # bytes of records in a byte of a compressed file, about
-_ORDER, _SAMPLE = 0, 1  # what keys are drawn for
+BUCKET = 16 << 20  # bytes of records to aim for in a bucket
+MOST_BITS = 10  # at most 1,024 buckets at once
+BUFFER = 64 << 20  # most bytes of records to hold before writing them to their buckets
+COPIES = 1 << 16  # records to sample at once
+GZIP_RATIO = 4  # approximate bytes of records per byte of a compressed file
+_ORDER, _SAMPLE = 0, 1  # what a key is for
 
 
 class Work(NamedTuple):
-    """What the processes have to know.
+    """What every process needs to know.
 
     Attributes:
         scratch: the folder to write to.
-        schema: of TFRecords.
-        rates: SamplingRates that are asked for.
+        schema: the Schema of TFRecords; None for LibSVM text.
+        rates: the SamplingRates to apply.
         options: rebalance.Options.
-        bits: of a key that choose the bucket.
+        bits: how many bits of a key choose the bucket.
     """
 
     scratch: str
@@ -46,7 +46,7 @@ class Work(NamedTuple):
 
 
 def bits(data, rates, num_workers):
-    """The bits of a key that choose the bucket: of about BUCKET bytes, and enough for workers."""
+    """How many bits choose the bucket: for about BUCKET bytes each, and at least 8 per worker."""
     size = sum(f.bytes * (GZIP_RATIO if f.path.endswith(".gz") else 1) for f in data.files)
     size *= max(*rates, 1)
     few = math.ceil(math.log2(8 * num_workers))
@@ -69,12 +69,12 @@ def scatter_all(data, tasks, work):
             max_id = max(max_id, largest)
     bad.log_total()
     if not sum(kept):
-        what = "holds no records" if not sum(found) else "no record is kept"
+        what = "the sampling rates keep no record" if sum(found) else "holds no records"
         raise BadInput(f"--input={options.input}: {what}.")
     if data.rows is not None and sum(found) + bad.count != data.rows:
         raise BadInput(
             f"{data.name}: has {sum(found) + bad.count} records, dataset.json says {data.rows}; "
-            "delete that, or make it anew."
+            "delete dataset.json, or write the data set again."
         )
     return found.tolist(), kept.tolist(), max_id
 
@@ -83,8 +83,8 @@ def _scatter(task, work):
     """Puts the records of a task into buckets.
 
     Yields:
-        BadRecords, and (bytes of the file read, (largest id, found, kept)) of each block: int64 [2]
-        records by label, and those that were put into buckets.
+        BadRecords, and for each block (bytes of the file read, (largest id, found, kept)): int64
+        [2] records per label, in the file and put into buckets.
     """
     seed, folder = work.options.seed, _bucket_folder(task, work)
     order, sample = (shuffling.salt(seed, work.options.share[0], use) for use in (_ORDER, _SAMPLE))
@@ -113,7 +113,7 @@ def _scatter(task, work):
 
 
 def _bucket_folder(task, work):
-    """Where the records of a task go: together with all others only where they are shuffled."""
+    """The folder for a task's records: shared by all tasks if records are shuffled."""
     return os.path.join(work.scratch, "buckets" if work.options.shuffle else f"task-{task.number}")
 
 
@@ -121,9 +121,9 @@ def _bucket_folder(task, work):
 
 
 def write_all(tasks, names, work):
-    """Writes the records of all buckets, in order, to the output files; returns these."""
+    """Writes the records of all buckets, in order, to the output files; returns the DataFiles."""
     options = work.options
-    folders = dict.fromkeys(_bucket_folder(task, work) for task in tasks)  # in their order
+    folders = dict.fromkeys(_bucket_folder(task, work) for task in tasks)  # in order
     buckets = [bucket for folder in folders for bucket in shuffling.buckets(folder, work.bits)]
     total = sum(bucket.rows for bucket in buckets)
     if total < len(names):
@@ -142,7 +142,7 @@ def write_all(tasks, names, work):
             rows[output] += n
             positives[output] += ones
     if rows.sum() != total:
-        raise OSError(f"{work.scratch}: {rows.sum()} of {total} records could be read again")
+        raise OSError(f"{work.scratch}: only {rows.sum()} of {total} records could be read back")
     if options.compress:
         record_files.join([([p], path) for p, path in zip(parts, paths)], True, options.num_workers)
     return [
@@ -152,10 +152,9 @@ def write_all(tasks, names, work):
 
 
 def _segments(buckets, total, num_outputs, in_order):
-    """Yields the segments of each bucket: the rows of all, one after the other, are cut evenly.
+    """Yields the segments of each bucket, which cut the rows of all buckets into even files.
 
-    A segment is records that follow one another in an output file: (index of the file, the byte
-    that they begin at, rows).
+    A segment is a run of records in an output file: (index of the file, its first byte, rows).
     """
     ends = [total * (i + 1) // num_outputs for i in range(num_outputs)]
     output = position = first = 0
@@ -180,7 +179,7 @@ def _write_bucket(job, paths, work):
         blocks = shuffling.ordered(bucket, work.memory)
     else:
         blocks = shuffling.stored(bucket)
-    rest = None  # of a block that two segments share
+    rest = None  # the rest of a block that two segments share
     for output, begin, rows in segments:
         left, ones = rows, 0
         with open(os.open(paths[output], os.O_WRONLY | os.O_CREAT, 0o666), "wb") as f:
@@ -193,4 +192,4 @@ def _write_bucket(job, paths, work):
                 rest = (data[size:], entries[left:]) if left < len(entries) else None
                 left, ones = left - len(written), ones + int(written["positive"].sum())
             yield f.tell() - begin, (output, rows, ones)
-    next(blocks, None)  # which deletes what has been read
+    next(blocks, None)  # deletes the bucket

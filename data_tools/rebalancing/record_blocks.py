@@ -1,8 +1,8 @@
-"""Records as raw bytes, a block at a time, checked: frames of TFRecord files, lines of LibSVM text.
+"""Reads records as raw bytes, in checked blocks: frames of TFRecord files, lines of LibSVM text.
 
-TensorFlow's native reader checks and parses a block and tells how long its records are. The bytes
-themselves are read beside it, so that they can be copied as they are, checksums and all. Where it
-refuses a block, the slow reader of `bad_records` names the bad records and passes on the good ones.
+TensorFlow's native reader checks and parses a block and gives the length of each record. The bytes
+are read separately, so that they can be copied unchanged, with their checksums. If it refuses a
+block, the slow reader of `bad_records` names the bad records and passes on the good ones.
 """
 
 import contextlib
@@ -22,18 +22,18 @@ from deepfm.data import bad_records, datasets, example_bytes, formats, libsvm, r
 from deepfm.data.bad_records import BadRecord
 from deepfm.errors import BadInput
 
-BATCH = 4096  # TFRecords of a block
+BATCH = 4096  # TFRecords in a block
 REFUSED = (tf.errors.InvalidArgumentError, tf.errors.DataLossError)
 
 
 class FileSlice(NamedTuple):
-    """What is one task: of LibSVM text some lines, of a TFRecord file all of it.
+    """One task: some lines of LibSVM text, or a whole TFRecord file.
 
     Attributes:
-        lines: the LineRange; of a TFRecord file nothing but its path counts.
-        number: of the task, from which the keys of its records are made.
-        described: whether dataset.json describes the file. Then TFRecords that look as our own
-            writer makes them are taken for such, and not parsed, which would take twice as long.
+        lines: the LineRange; only its path counts for a TFRecord file.
+        number: the number of the task, from which the keys of its records are made.
+        described: whether dataset.json describes the file. If so, TFRecords with the layout of our
+            own writer are trusted and not parsed, which would take twice as long.
     """
 
     lines: LineRange
@@ -42,14 +42,14 @@ class FileSlice(NamedTuple):
 
 
 class RecordBlock(NamedTuple):
-    """Some records of a file, in order. n: how many.
+    """n consecutive records of a file.
 
     Attributes:
-        data: bytes, the records and perhaps others between them.
+        data: the bytes of the records, perhaps with others in between.
         starts, ends: int64 [n], where in `data` each record begins and ends.
         positive: bool [n], whether the label is 1.
-        max_id: the largest feature id of what was parsed, negative where there is none.
-        read: bytes of the file, as it lies on the disk, that were read for it.
+        max_id: the largest feature id that was parsed, negative if there is none.
+        read: bytes of the file on disk that were read for the block.
     """
 
     data: bytes
@@ -91,7 +91,7 @@ class _FrameReader:
     def batches(self, path, described):
         """Yields (payload bytes int32 [n], positive bool [n], largest id) of BATCH records.
 
-        Of records that are known to be as our own writer makes them the largest id is -1.
+        The largest id is -1 for records that are trusted and not parsed.
         """
         compression = "GZIP" if path.endswith(".gz") else ""
         self._session.run(self._initializer, {self._path: path, self._compression: compression})
@@ -100,7 +100,7 @@ class _FrameReader:
                 yield self._session.run(self._next, {self._described: described})
 
 
-_frame_reader = functools.lru_cache(maxsize=1)(_FrameReader)  # a process makes one, and keeps it
+_frame_reader = functools.lru_cache(maxsize=1)(_FrameReader)  # built once per process
 
 
 def _read_frames(part, schema, max_bad_records):
@@ -122,14 +122,14 @@ def _read_frames(part, schema, max_bad_records):
             refused = error
         except (OSError, EOFError, zlib.error) as error:
             if path.endswith(".gz") and not getattr(error, "filename", None):
-                raise BadInput(f"{path}: is not whole as a gzip file ({error}).") from error
+                raise BadInput(f"{path}: is a truncated or damaged gzip file ({error}).") from error
             raise
         else:
             if left and path.endswith(".gz"):
                 raise datasets.several_members(path)
             if not left:
                 return
-            refused = None  # a file that ends inside a record's header is whole to TensorFlow
+            refused = None  # TensorFlow ignores a truncated header
     found = bad_records.find_bad(path, formats.TFRECORD, schema)
     bad = {record.place: record for record in itertools.islice(found, max_bad_records + 1)}
     if not bad:
@@ -141,7 +141,7 @@ def _read_frames(part, schema, max_bad_records):
 
 
 def _framed(payloads, schema):
-    """Yields RecordBlocks of good records of which only the payloads are known."""
+    """Yields RecordBlocks of good records given as payloads, without their frames."""
     for chunk in iter(lambda: list(itertools.islice(payloads, BATCH)), []):
         with tempfile.NamedTemporaryFile(suffix=".tfrecords") as f:
             with tf.io.TFRecordWriter(f.name) as writer:
@@ -167,16 +167,16 @@ def _read_lines(part):
 def read(
     part: FileSlice, schema: Optional[records.Schema], max_bad_records: int
 ) -> Iterator[Union[RecordBlock, BadRecord]]:
-    """Yields the records of a part of a file, good ones in RecordBlocks, bad ones as BadRecords.
+    """Yields the good records of a part of a file in RecordBlocks, the bad ones as BadRecords.
 
     Ends after max_bad_records + 1 bad ones.
 
     Args:
         part: what to read.
-        schema: of TFRecords; None: it is LibSVM text, whose rows may differ.
-        max_bad_records: that are wanted.
+        schema: the Schema of TFRecords; None: LibSVM text, whose rows may differ in length.
+        max_bad_records: the limit on bad records.
 
     Raises:
-        BadInput: a gzip file is not whole, or is several in one.
+        BadInput: a gzip file is damaged, or has several members.
     """
     return _read_frames(part, schema, max_bad_records) if schema else _read_lines(part)

@@ -1,6 +1,6 @@
-"""How many records of each label are kept, so that the labels are balanced.
+"""Decides how many records of each label are kept, to balance the labels.
 
-`options` is a rebalance.Options everywhere.
+`options` is always a rebalance.Options.
 """
 
 import functools
@@ -14,7 +14,7 @@ from deepfm.errors import BadInput
 
 
 def rates(data, tasks, schema, options):
-    """The SamplingRates that the flags ask for."""
+    """The SamplingRates that the flags give or imply."""
     if options.positive_share is None:
         given = options.negative_rate, options.positive_rate
         return SamplingRates(*(1.0 if rate is None else rate for rate in given))
@@ -25,14 +25,14 @@ def rates(data, tasks, schema, options):
             f"{positives} positives; it needs both."
         )
     odds = options.positive_share / (1 - options.positive_share)
-    positive_rate = odds * negatives / positives  # beside a negative_rate of 1
+    positive_rate = odds * negatives / positives  # with a negative_rate of 1
     if (positive_rate > 1) == options.oversample:
         return SamplingRates(1.0, positive_rate)
     return SamplingRates(1 / positive_rate, 1.0)
 
 
 def _count(data, tasks, schema, options):
-    """(negatives, positives) of the input: as dataset.json tells, else after a look at all."""
+    """(negatives, positives) of the input, from dataset.json, else by reading all of it."""
     if data.rows is not None:
         positives = sum(file.positives for file in data.files)
         return data.rows - positives, positives
@@ -54,7 +54,7 @@ def by_label(positive):
 
 
 def choose(positive, key, rates):
-    """The records to keep, each as often as its rate says, rounded up or down at random.
+    """The records to keep, each `rate` times, rounded up or down at random.
 
     Args:
         positive: bool [n].
@@ -62,7 +62,7 @@ def choose(positive, key, rates):
         rates: SamplingRates.
 
     Returns:
-        What to index arrays [n] with.
+        An index into arrays [n]; copies repeat.
     """
     if rates == SamplingRates(1.0, 1.0):
         return slice(None)
@@ -73,7 +73,7 @@ def choose(positive, key, rates):
 
 
 def rates_of_all(data, found, kept, rates):
-    """The SamplingRates of the output against the original data; None where all is as it was."""
+    """The SamplingRates of the output relative to the original data; None if it is all there."""
     before = data.sampling_rates
     if not before and rates == SamplingRates(1.0, 1.0):
         return None

@@ -1,13 +1,13 @@
-"""A random order of more records than fit into memory, in two passes over the disk.
+"""Shuffles more records than fit into memory, in two passes over the disk.
 
-Every record has a key of 64 random bits, and the order is that of the keys. The first pass scatters
-records into buckets by the upper bits of their keys; the second sorts one bucket after the other in
-memory. A bucket that is too large for that is scattered again, by the next bits. So the order is a
-function of the keys alone, whatever the number of buckets and whoever filled them.
+Every record gets a random 64-bit key, and records are sorted by key. The first pass scatters them
+into buckets by the upper bits of their keys; the second sorts one bucket after another in memory. A
+bucket that is too large for memory is scattered again, by the next bits. So the order depends on
+the keys alone, not on the number of buckets or on who filled them.
 (Random buckets, shuffled one by one: Rao, Sankhya A 23 (1961); Sandelius, JRSS B 24 (1962).)
 
-A key is a number of the record, scrambled by SplitMix64. That is a bijection: no two records have
-the same key.
+A key is the number of the record, scrambled by SplitMix64. That is a bijection, so no two records
+have the same key.
 
 n: records of a block.
 """
@@ -20,14 +20,14 @@ import numpy as np
 
 from data_tools.common import splitmix64
 
-_ENTRY = np.dtype([("key", "<u8"), ("bytes", "<u4"), ("positive", "?")])  # of a record, on the disk
-_FEW = 64  # records that are copied at once
-_ROWS = 1024  # that are gathered, or read from an unsorted bucket, at once
-_TASK_BITS = 40  # of a record's number are its place within its task
+_ENTRY = np.dtype([("key", "<u8"), ("bytes", "<u4"), ("positive", "?")])  # per record, on disk
+_FEW = 64  # records to copy at once
+_ROWS = 1024  # records to gather, or to read from an unsorted bucket, at once
+_TASK_BITS = 40  # the lower bits of a record's number: its place within its task
 
 
 def salt(*numbers: int) -> np.ndarray:
-    """What keys are scrambled with, uint64 [2]: a function of a seed and the like."""
+    """Two numbers to scramble keys with, uint64 [2], from a seed and other numbers."""
     mixed = np.uint64([0, 1])
     for number in numbers:
         mixed = _scramble(mixed ^ np.uint64(number))
@@ -45,12 +45,12 @@ def _scramble(x):
 
 
 class Bucket(NamedTuple):
-    """What one or more processes have put into a bucket.
+    """The content of a bucket, written by one or more processes.
 
     Attributes:
-        paths: of the files of records; beside each lies its index.
-        bits: the upper bits of the keys that are the same in it.
-        rows, bytes: what they hold.
+        paths: the files of records; each has an index file beside it.
+        bits: how many upper bits of the keys are the same in the bucket.
+        rows, bytes: the records in it, and their size.
     """
 
     paths: List[str]
@@ -64,9 +64,9 @@ class Scatter:
 
     Args:
         folder: several processes may write to it.
-        bits: of the keys that choose the bucket, after the first `used` ones.
-        used: bits that are the same in all keys.
-        memory: bytes of records that are kept before they are written.
+        bits: how many bits of a key, after the first `used` ones, choose the bucket.
+        used: how many upper bits are the same in all keys.
+        memory: bytes of records to keep in memory before writing them.
     """
 
     def __init__(self, folder: str, bits: int, used: int, memory: int):
@@ -94,7 +94,7 @@ class Scatter:
             self.flush()
 
     def flush(self):
-        """Writes what is kept."""
+        """Writes the records that are still in memory."""
         for i, (data, entries) in sorted(self._waiting.items()):
             path = os.path.join(self._folder, f"{i:04x}-{os.getpid()}")
             for name, parts in ((path, data), (_index(path), entries)):
@@ -104,9 +104,9 @@ class Scatter:
 
 
 def _gather(data, starts, ends):
-    """The records data[start:end] one after the other.
+    """The records data[start:end], concatenated.
 
-    A few at a time, whose copies the processor's cache holds: that takes half the time.
+    It copies a few at a time, which fit into the processor's cache: that halves the time.
     """
     starts, ends = starts.tolist(), ends.tolist()
     groups = ((starts[i : i + _FEW], ends[i : i + _FEW]) for i in range(0, len(starts), _FEW))
@@ -118,7 +118,7 @@ def _index(path):
 
 
 def buckets(folder: str, used: int) -> List[Bucket]:
-    """The buckets of a folder in the order of their keys, of which the first `used` bits chose."""
+    """The buckets of a folder, chosen by the first `used` bits of the keys, in key order."""
     paths = {}
     for name in sorted(os.listdir(folder)):
         if not name.endswith(".index"):
@@ -135,17 +135,17 @@ def buckets(folder: str, used: int) -> List[Bucket]:
 
 
 def memory_of(rows: int, size: int) -> int:
-    """Bytes that it takes to sort a bucket of some rows and bytes."""
+    """Bytes of memory that sorting a bucket of `rows` records in `size` bytes takes."""
     return 2 * size + rows * (_ENTRY.itemsize + 4 * 8)
 
 
 def sizes_of_first(bucket: Bucket, rows: List[int], in_order: bool) -> List[int]:
-    """The bytes of the first records of a bucket, of each number `rows` of them.
+    """For each number n in `rows`, the bytes of the first n records of a bucket.
 
     Args:
-        bucket: where they are.
+        bucket: the bucket.
         rows: numbers from 1 to bucket.rows.
-        in_order: whether the first are those with the least keys, or those that were put first.
+        in_order: whether the first records are those with the smallest keys, or those put in first.
     """
     entries = _entries(bucket)
     sizes = entries["bytes"].astype(np.int64)
@@ -159,10 +159,10 @@ def ordered(bucket: Bucket, memory: int) -> Iterator[Tuple[bytes, np.ndarray]]:
 
     Args:
         bucket: what to sort.
-        memory: bytes that it may take; a larger bucket is scattered again.
+        memory: bytes that sorting may take; a larger bucket is scattered again.
 
     Yields:
-        (the records one after the other, their index: bytes and positive of each, [n]).
+        (n records, concatenated; their index [n], with bytes and positive of each).
     """
     if memory_of(bucket.rows, bucket.bytes) > memory and bucket.bits < 64:
         folder, bits = f"{bucket.paths[0]}-again", min(4, 64 - bucket.bits)
@@ -187,7 +187,7 @@ def ordered(bucket: Bucket, memory: int) -> Iterator[Tuple[bytes, np.ndarray]]:
 
 
 def stored(bucket: Bucket) -> Iterator[Tuple[bytes, np.ndarray]]:
-    """Yields a bucket's records as they were put into it, like `ordered`, and deletes it."""
+    """Like `ordered`, but yields a bucket's records in the order in which they were put in."""
     for path in bucket.paths:
         with open(path, "rb") as f, open(_index(path), "rb") as index:
             for raw in iter(lambda index=index: index.read(_ROWS * _ENTRY.itemsize), b""):

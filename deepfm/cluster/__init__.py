@@ -1,1 +1,1 @@
-"""The processes of a job: who they are, whether they live, whether they agree."""
+"""The processes of a job: who they are, whether they are alive, whether they agree."""

@@ -1,7 +1,7 @@
-"""Whether processes that take each step together do so with the same flags, data and weights.
+"""Checks that processes which take each step together have the same flags, data and weights.
 
-Each updates its own copy of the model by the same sums, so what one of them takes from its own
-files, flags or clock makes another model of it, and nothing else would show that.
+Each process updates its own copy of the model with the same sums. If one of them relies on its own
+files, flags or clock, its model becomes a different one, and nothing else would show that.
 """
 
 from typing import Any, Dict
@@ -13,16 +13,16 @@ from deepfm.errors import BadInput
 v1 = tf.compat.v1
 
 EVERY = 1000  # steps between two comparisons of the weights
-_NUMBERS = 1 << 16  # of a variable that are compared at once
-_STRIDE = 7919  # rows by which those that are compared move on from one step to the next
-_TOLERANCE = 1e-4  # of the sum of absolute values; processors of other kinds round otherwise
+_NUMBERS = 1 << 16  # of a variable that one comparison covers
+_STRIDE = 7919  # rows by which the compared ones move on from one step to the next
+_TOLERANCE = 1e-4  # of the sum of absolute values; other kinds of processors round differently
 
 
 def check_alike(mine: Dict[str, Any], exchange):
-    """Refuses (BadInput, in all processes) values that have to be the same and are not.
+    """Raises BadInput, in all processes, if a value that must be the same differs.
 
     Args:
-        mine: {flag: value} of this process, but for what it does not know.
+        mine: {flag: value} of this process, without those that it does not know.
         exchange: as in Processes.
     """
     first, *others = exchange(mine)
@@ -38,7 +38,7 @@ def check_alike(mine: Dict[str, Any], exchange):
 class SameWeights(v1.train.SessionRunHook):
     """Compares the weights of all processes every EVERY steps and at the end.
 
-    Of a large variable the sum of some rows, others at each comparison; of a small one of all.
+    It compares the sum of all rows of a small variable, and of a changing subset of a large one.
 
     Args:
         gather: as in Replicas.
@@ -81,7 +81,7 @@ class SameWeights(v1.train.SessionRunHook):
 
 
 def _some(variable, step):
-    """float64 [n]: numbers of a variable, other ones at other steps where it is large."""
+    """float64 [n]: the numbers of a variable; of a large one, a subset that changes by the step."""
     rows = variable.shape.as_list()[0] if variable.shape.ndims else 1
     width = variable.shape.num_elements() // max(rows, 1)
     count = max(_NUMBERS // max(width, 1), 1)

@@ -1,14 +1,14 @@
 """Asynchronous training with parameter servers: how its processes start, agree and end together.
 
-Every process has a TensorFlow server. The chief and the workers train, each on its share of the
-records, at their own pace; the variables lie on the parameter servers. What TensorFlow leaves open
-is when each may end. Here all live until the chief has finished the job: it waits for the workers'
-last steps before its last checkpoint, and releases them and the servers when its work is done.
-Before that, a process that is lost ends them all (peers.Watch).
+Every process runs a TensorFlow server. The chief and the workers train, each on its share of the
+records and at its own pace; the parameter servers hold the variables. TensorFlow does not define
+when each process may end. Here all stay until the chief has finished the job: it waits for the
+workers' last steps before its last checkpoint, and releases them and the servers when it is done.
+If a process is lost before that, all others end (peers.Watch).
 
-What the processes tell each other stands on a board: variables on server 0, outside of the model's
-graph, which one posts and the others wait for. Beside it are counters: of the steps that each
-process has taken, and with --max_steps of those that have begun. A checkpoint holds the first ones.
+The processes communicate over a board: variables on server 0, outside the model's graph, which one
+process posts and the others wait for. Beside it are counters: of the steps that each process has
+taken and, with --max_steps, of the steps that have begun. A checkpoint holds the former.
 """
 
 import contextlib
@@ -31,16 +31,16 @@ from deepfm.runtime import interruption
 v1 = tf.compat.v1
 
 _POLL = 0.1  # seconds between two looks at the board
-_BETWEEN_LOOKS = 1.0  # seconds between two looks for a process that is to stop
+_BETWEEN_LOOKS = 1.0  # seconds between two checks whether a process wants to stop
 _BOARD = "/job:ps/task:0"
-_CLAIMED = "claimed"  # name of the counter of steps that have begun
-_STEPS = "steps"  # and of those that each process has taken
-_RELEASED = "released"  # on the board when the chief ends, and so may all
-_FAREWELL = 10  # seconds that the chief waits at most for the workers to say that they are leaving
+_CLAIMED = "claimed"  # counter of the steps that have begun
+_STEPS = "steps"  # counters of the steps that each process has taken
+_RELEASED = "released"  # posted when the chief ends: now all others may end too
+_FAREWELL = 10  # seconds at most that the chief waits for the workers to say that they leave
 
 
 def _counter(name, shape=()):
-    """A variable on server 0 that counts, int64."""
+    """An int64 counter on server 0."""
     return tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=shape, shared_name=f"deepfm_count/{name}")
 
 
@@ -52,8 +52,7 @@ def _read_steps(num_processes):
 
 
 class _Board:
-    """What processes post under a name, once each, on a parameter server: anything that JSON can
-    hold."""
+    """Values that processes post under a name, once each, on a server: anything that JSON holds."""
 
     def __init__(self, server: tf.distribute.Server, filters):
         self._graph = tf.Graph()
@@ -66,7 +65,7 @@ class _Board:
         self._run(post, {text: json.dumps(value)})
 
     def post_last(self, name: str, server: int = 0):
-        """Posts what may be the last thing that a server hears; it may be gone already."""
+        """Posts what may be the last message to a server, which may be gone already."""
         post, text, _, _ = self._of(name, server)
         with contextlib.suppress(tf.errors.UnavailableError, tf.errors.AbortedError):
             self._session.run(post, {text: json.dumps(None)})
@@ -75,10 +74,10 @@ class _Board:
         return self._run(self._of(name, server)[2])
 
     def read(self, name: str, meanwhile: Callable[[], None] = lambda: None):
-        """What was posted, when it is there; until then calls `meanwhile` again and again.
+        """Waits for a value and returns it; until then, calls `meanwhile` again and again.
 
         Raises:
-            interruption.Interrupted: a signal has ended the chief, which will not post it any more.
+            interruption.Interrupted: a signal has ended the chief, so it will never post the value.
         """
         while not self.posted(name):
             if name != _RELEASED and self.posted(_RELEASED):
@@ -109,7 +108,7 @@ class _Board:
         return True
 
     def _of(self, name, server):
-        """Ops of a name: (post, its placeholder, is it posted, read)."""
+        """The ops for a name: (post, its placeholder, is it posted, read)."""
         if (name, server) not in self._ops:
             with self._graph.as_default(), tf.device(f"/job:ps/task:{server}"):
                 handle = tf.raw_ops.VarHandleOp(
@@ -141,18 +140,19 @@ def _start_server(cluster: Cluster, config) -> tf.distribute.Server:
         address = cluster.jobs[cluster.job][cluster.index]
         raise BadInput(
             f"TF_CONFIG: {cluster.job} {cluster.index} cannot listen on port "
-            f"{address.rpartition(':')[2]} of {address}; another program may use it."
+            f"{address.rpartition(':')[2]} of {address}; if another program uses it, "
+            "end that or give another port."
         ) from error
 
 
 def serve(cluster: Cluster, config):
-    """What a parameter server does: holds variables until the chief has finished the job."""
+    """Runs a parameter server, which holds variables until the chief has finished the job."""
     server = _start_server(cluster, config)
     watch = Watch(cluster.watched())
     board = _Board(server, [f"/job:ps/task:{cluster.index}"])
-    logging.info("Parameter server %d serves.", cluster.index)
+    logging.info("Parameter server %d is ready.", cluster.index)
     stops = False
-    with interruption.taking_steps():  # of the others: this one ends when the chief has saved
+    with interruption.taking_steps():  # others' steps: this process ends once the chief has saved
         while not board.posted("closed", cluster.index):
             if interruption.requested() and not stops:
                 interruption.heard()
@@ -163,7 +163,7 @@ def serve(cluster: Cluster, config):
     time.sleep(0.5)  # the chief's post is answered by then
     if stops:
         raise interruption.Interrupted()
-    logging.info("Parameter server %d ends: the job is done.", cluster.index)
+    logging.info("Parameter server %d: the job is done.", cluster.index)
 
 
 class Member:
@@ -189,22 +189,22 @@ class Member:
         self._stops, self._looked = False, 0.0
 
     def agree(self, value):
-        """The chief's value, in all processes."""
+        """Returns the chief's value, in all processes."""
         name = next(self._rounds)
         if self.cluster.rank == 0:
             self.board.post(name, value)
         return self.board.read(name)
 
     def exchange(self, value):
-        """All processes' values, by rank."""
+        """Returns the values of all processes, by rank."""
         name = next(self._rounds)
         self.board.post(f"{name}/{self.cluster.rank}", value)
         ranks = range(self.cluster.num_processes)
         return [self.board.read(f"{name}/{rank}", self.hear) for rank in ranks]
 
     def steps_taken(self, of_processes):
-        """The steps that this process has taken, of those that the chief knows; a worker that is
-        started again has taken more."""
+        """Returns the steps of this process. The chief sets them from `of_processes`; for a
+        restarted worker they include those taken since."""
         if self.cluster.rank == 0:
             self.board.set_steps(of_processes)
             self.board.post("steps")
@@ -212,9 +212,9 @@ class Member:
         return self.board.steps(self.cluster.num_processes)[self.cluster.rank]
 
     def begin_step(self, features, labels, max_steps):
-        """Makes the model wait for a step of its own, once it has a batch.
+        """Makes each batch claim a step before the model uses it.
 
-        Those of all processes together are --max_steps; who gets none is at its end.
+        All processes share --max_steps steps; a process that gets none has reached its end.
         """
         if not max_steps:
             return features, labels
@@ -227,7 +227,7 @@ class Member:
             return tf.nest.map_structure(tf.identity, (features, labels))
 
     def end_step(self, train_op):
-        """Counts a step of this process on the board, where it outlives it, after its updates."""
+        """Counts a step on the board after its updates; the count outlives this process."""
         processes = self.cluster.num_processes
         with tf.device(_BOARD):
             steps = _counter(_STEPS, [processes])
@@ -260,7 +260,7 @@ class Member:
         return True
 
     def anyone_stops(self, wanted):
-        """Whether any process is to stop; looks once a second."""
+        """Whether any process wants to stop; checks the board once a second."""
         if wanted and not self._stops:
             self.board.post("stop")
             self._stops = True
@@ -270,7 +270,7 @@ class Member:
         return self._stops
 
     def hear(self):
-        """While this process waits for others: hands a signal on to them."""
+        """Passes a signal on to the others while this process waits for them."""
         if self.anyone_stops(interruption.requested()):
             interruption.heard()
 
@@ -283,7 +283,7 @@ class Member:
         return [_Worker(self) if self.cluster.rank > 0 else _Chief(self, save_in_time)]
 
     def finish(self):
-        """Ends the job in all processes, when the chief comes here."""
+        """Ends the job in all processes once the chief gets here."""
         workers = [f"left/{rank}" for rank in range(1, self.cluster.num_processes)]
         if self.cluster.rank > 0:
             self.board.read(_RELEASED)
@@ -307,7 +307,7 @@ class _OneSession(v1.train.SessionRunHook):
         self._in_session = False
 
     def after_create_session(self, session, coord):
-        if self._in_session:  # a new one would begin with the first record of the share again
+        if self._in_session:  # a new one would start over with the share's first record
             raise OSError(
                 "the session on the parameter servers was lost, so this process ends; run the "
                 "same command again to resume."
@@ -316,7 +316,7 @@ class _OneSession(v1.train.SessionRunHook):
 
 
 class _Worker(_OneSession):
-    """Starts when the chief has made the variables; tells it of the last step."""
+    """Starts when the chief has made the variables; reports its last step to the chief."""
 
     def begin(self):
         # Estimator's own waiting looks every 30 s.
@@ -327,8 +327,7 @@ class _Worker(_OneSession):
 
 
 class _Chief(_OneSession):
-    """Reports what lies where; waits for the workers' last steps, so that the last checkpoint has
-    them."""
+    """Logs the balance; waits for the workers' last steps, which the last checkpoint must have."""
 
     def begin(self):
         log_balance(self._member.cluster.num_servers, v1.global_variables())

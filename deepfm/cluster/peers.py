@@ -1,10 +1,10 @@
 """Whether the other processes of a job are still there; a process that has lost one ends.
 
-What waits for a process whose host or network is gone waits for ever: all-reduce over MPI and calls
-to parameter servers have no limit of time. So a process looks every second whether those that it
-depends on still accept connections, in one thread for each, and ends with a sentence when one has
-not for a while. A parameter server and those that train with it listen anyway; a rank of Horovod
-opens a port for it. This module does not load TensorFlow.
+All-reduce over MPI and calls to parameter servers have no timeout: if the host or the network of
+one process goes down, the others wait forever. So a process checks every second, in one thread for
+each process that it depends on, whether that still accepts connections, and ends with a sentence if
+it has not for a while. Parameter servers, the chief and workers listen anyway; a rank of Horovod
+opens a port for this. This module does not load TensorFlow.
 """
 
 import os
@@ -21,22 +21,22 @@ from deepfm.runtime import program
 
 _BETWEEN_LOOKS = 1.0  # seconds
 _TIMEOUT = 2.0  # seconds for one look
-# Seconds after which a process that has never answered is lost: its host may be starting, or, where
-# the host refuses, the process itself, or it has failed already.
+# Seconds after which a process that has never answered counts as lost. Its host may still be
+# starting; if the host refuses, the process may still be starting, or has failed already.
 _HOST_PATIENCE, _START_PATIENCE = 300, 50
-# Of the ranks of Horovod. None is started again by itself, so one that is refused has ended. What
-# Horovod or the launcher make of that comes first.
+# The same for Horovod's ranks. No rank is restarted alone, so a rank whose host refuses has ended.
+# This leaves Horovod or the launcher time to report that first.
 _RANK_PATIENCE, _ENDED_RANK_PATIENCE = 20, 5
 
 
 class Other(NamedTuple):
-    """A process that is watched.
+    """A process to watch.
 
     Attributes:
-        name: as the sentence calls it, e.g. "worker 0".
+        name: what messages call it, e.g. "worker 0".
         address: "host:port", where it listens.
-        patience: seconds without an answer after which it is lost, once it has answered.
-        ended_patience: the same where its host refuses: the host is there, the process is not.
+        patience: seconds of silence after which it counts as lost, once it has answered.
+        ended_patience: the same if its host refuses: the host is up, the process is not.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Other(NamedTuple):
 
 
 def answers(address: str) -> Optional[bool]:
-    """Whether a process listens at host:port; None where there is no host."""
+    """Whether a process listens at host:port; None if its host does not answer."""
     try:
         _connect(address).close()
     except ConnectionRefusedError:
@@ -74,7 +74,7 @@ class Watch:
         while not self._stopped.wait(_BETWEEN_LOOKS):
             found = answers(other.address)
             now = time.monotonic()
-            # While this process itself is held up, it cannot tell that the other one is silent.
+            # While this process itself is held up, it cannot know whether the other one is silent.
             passed, last = min(now - last, _BETWEEN_LOOKS + _TIMEOUT), now
             if found:
                 answered, silent = True, 0.0
@@ -88,12 +88,12 @@ class Watch:
                 _end(f"{other.name} ({other.address}) has not answered for {silent:.0f} s")
 
     def stop(self):
-        """From now on the others may end."""
+        """Stops watching: from now on the others may end."""
         self._stopped.set()
 
 
 def _end(what):
-    """Ends the process although its main thread may wait for the lost one for ever."""
+    """Ends the process even if its main thread waits forever for the lost one."""
     logging.flush()
     sys.stderr.write(f"{os.path.basename(sys.argv[0])}: {what}, {program.SO_THIS_ENDS}\n")
     sys.stderr.flush()
@@ -109,13 +109,13 @@ class Contact(NamedTuple):
 
 
 def watch_ranks(rank: int, gather: Callable[[tuple], List[tuple]]) -> Watch:
-    """The Watch of a rank of Horovod: rank 0 looks at all others, they at rank 0.
+    """Starts the Watch of a Horovod rank: rank 0 watches all others, and they watch rank 0.
 
-    So when one is lost, rank 0 ends, and then all do, within the patience of the two.
+    If one is lost, rank 0 ends and then all others do, each within its patience.
 
     Args:
         rank: of this process.
-        gather: a tuple of each process -> those of all, by rank, which all must call.
+        gather: a tuple of this process -> those of all, by rank; all processes must call it.
     """
     contacts = [Contact(*found) for found in gather(tuple(listen()))]
     watched = range(1, len(contacts)) if rank == 0 else [0]
@@ -136,7 +136,7 @@ def watch_ranks(rank: int, gather: Callable[[tuple], List[tuple]]) -> Watch:
 
 
 def listen() -> Contact:
-    """The Contact of this process, which answers from now on until it ends."""
+    """Answers from now on, until this process ends; returns its Contact."""
     server = socket.socket()
     server.bind(("", 0))
     server.listen(128)
@@ -157,7 +157,7 @@ def listen() -> Contact:
 def _own_addresses():
     """IPv4 addresses of this host, the loopback last.
 
-    Not what its name resolves to: Debian writes 127.0.1.1 into /etc/hosts.
+    Does not resolve the host's name, for which Debian writes 127.0.1.1 into /etc/hosts.
     """
     import psutil  # Horovod needs it too
 
@@ -173,7 +173,7 @@ def _own_addresses():
 def find(contact: Contact) -> Optional[str]:
     """The first address at which a rank answers, or None.
 
-    Hosts may have an address in common, such as that of Docker's bridge, and a port of it in use.
+    Hosts may share an address, such as that of Docker's bridge, and have the same port in use.
     """
     for address in contact.addresses:
         try:

@@ -5,7 +5,7 @@ TF_CONFIG, in TensorFlow's own format, says who they are:
     {"cluster": {"chief": ["host:port"], "worker": ["host:port", ...], "ps": ["host:port", ...]},
      "task": {"type": "worker", "index": 0}}
 
-`master` is another name of `chief`. This module does not load TensorFlow.
+`master` is another name for `chief`. This module does not load TensorFlow.
 """
 
 import json
@@ -19,8 +19,8 @@ from deepfm.errors import BadInput
 
 _CHIEFS = ("chief", "master")
 _JOBS = (*_CHIEFS, "worker", "ps")
-# Seconds without an answer after which a process is lost and the job ends. A worker may be started
-# again meanwhile; the chief and the servers hold what cannot be started again by itself.
+# Seconds of silence after which a process counts as lost and the job ends. A worker may be
+# restarted meanwhile; the chief and the servers hold state that a restart would lose.
 _PATIENCE = {"chief": 15, "master": 15, "ps": 15, "worker": 25}
 
 
@@ -29,8 +29,8 @@ class Cluster(NamedTuple):
 
     Attributes:
         jobs: addresses "host:port" of the tasks of each job: chief (or master), worker, ps.
-        job: of this process.
-        index: of this process in its job.
+        job: the job of this process.
+        index: its index in that job.
     """
 
     jobs: Dict[str, List[str]]
@@ -53,12 +53,12 @@ class Cluster(NamedTuple):
 
     @property
     def rank(self):
-        """Of this process among those that train; the chief's is 0."""
+        """The rank of this process among those that train; the chief's is 0."""
         return 0 if self.job == self.chief else 1 + self.index
 
     def watched(self) -> List[Other]:
-        """What this process depends on: the chief on all, a worker on the chief and the servers, a
-        server on the chief. So none outlives a lost one by more than the patience of two."""
+        """The processes that this one depends on: the chief on all, a worker on the chief and the
+        servers, a server on the chief. So none outlives a lost one by more than two patiences."""
         chief = self.chief
         jobs = {chief: ("ps", "worker"), "worker": (chief, "ps"), "ps": (chief,)}[self.job]
         return [
@@ -69,10 +69,10 @@ class Cluster(NamedTuple):
 
 
 def parse(tf_config: Optional[str]) -> Optional[Cluster]:
-    """The cluster that TF_CONFIG describes; None where it describes none.
+    """The cluster that TF_CONFIG describes; None if it describes none.
 
     Raises:
-        BadInput: it is not JSON, or is no cluster with this process in it.
+        BadInput: it is not JSON, or does not describe a cluster with this process in it.
     """
     try:
         config = json.loads(tf_config or "{}")
@@ -115,8 +115,7 @@ def _is_address(address):
 
 
 def wait_for_servers(cluster: Cluster):
-    """Waits until all parameter servers listen, or a Watch of them ends the process; says every
-    10 s which one does not."""
+    """Waits until all servers listen, or a Watch ends the process; logs which one does not yet."""
     said = time.monotonic()
     for i, address in enumerate(cluster.jobs["ps"]):
         while not answers(address):

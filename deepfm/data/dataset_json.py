@@ -1,20 +1,20 @@
 """dataset.json, which says what is in the files of a data set.
 
-It lies beside the records:
+It sits beside the records:
 
     {"format_version": 1, "field_size": 39, "feature_size": 117581,
      "files": {"part-00000-of-00002.tfrecords": {"rows": 500, "bytes": 156500, "positives": 128},
                ...}}
 
-and `"multi_valued": true` where a field of a record may hold several values, or none,
-`"hash_buckets": N` where ids are hashes of strings (`records.hashed`), and `"feature_map":
-"1f6c..."`, its fingerprint, where they are those of a feature_map.json.
+It also has `"multi_valued": true` if a field of a record may hold several values or none,
+`"hash_buckets": N` if ids are hashes of strings (`records.hashed`), and `"feature_map": "1f6c..."`,
+the fingerprint of a feature_map.json, if the ids come from one. If records were sampled by label,
+"sampling_rates": {"negative": 0.1, "positive": 1.0} says what share of each label was kept.
 
-It is trusted only where a file's name and size match. Where records were sampled by label,
-"sampling_rates": {"negative": 0.1, "positive": 1.0} says how many of each label were kept. Several
-hosts that write a data set together write a part each, dataset-00001-of-00004.json and so on:
-readers take all that lie beside the files for one. The dataset.json of a folder may also describe
-files in folders below it, by the names that lead there.
+An entry counts only if the file's name and size match. Several hosts that write a data set together
+write one part each, dataset-00001-of-00004.json and so on; readers merge all parts that they find
+beside the files. The dataset.json of a folder may also describe files in subfolders, by their
+relative paths.
 """
 
 import json
@@ -30,27 +30,27 @@ from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files
 
 METADATA = "dataset.json"
-PART = re.compile(r"dataset-(\d{5})-of-(\d{5})\.json")  # what one of several hosts writes
+PART = re.compile(r"dataset-(\d{5})-of-(\d{5})\.json")  # written by one of several hosts
 FORMAT_VERSION = 1
 _SHOWN = 5  # names in a line of the log
 _FINGERPRINT = re.compile("[0-9a-f]{8,64}")
 
 
 class SamplingRates(NamedTuple):
-    """Records that were kept for each one of the original data; above 1: they were repeated."""
+    """Records kept per original record of each label; above 1 if they were repeated."""
 
     negative: float = 1.0
     positive: float = 1.0
 
 
 def merge_rates(parts: List[Tuple[Optional[dict], Tuple[int, int]]]) -> Optional[SamplingRates]:
-    """The SamplingRates of several parts together: what is left, over what there was.
+    """The SamplingRates of several parts together: records kept, over records before sampling.
 
-    None where none of them was sampled.
+    None if no part was sampled.
 
     Args:
-        parts: for each its "sampling_rates", None where it was not sampled, and its (negatives,
-            positives). A part that has none of a label, as with rate 0, does not count for it.
+        parts: for each part its "sampling_rates" (None if it was not sampled) and its (negatives,
+            positives). A part without records of a label, as with rate 0, is left out for it.
     """
     if not any(rates for rates, _ in parts):
         return None
@@ -64,7 +64,7 @@ def merge_rates(parts: List[Tuple[Optional[dict], Tuple[int, int]]]) -> Optional
 
 
 def names_in(folder):
-    """What lies in a folder; nothing where there is none."""
+    """The sorted names in a folder; none if the folder does not exist."""
     try:
         return sorted(tf.io.gfile.listdir(folder or "."))
     except tf.errors.NotFoundError:
@@ -72,24 +72,24 @@ def names_in(folder):
 
 
 def is_metadata(name: str) -> bool:
-    """Whether a file is a dataset.json, or a part of one, by its name."""
+    """Whether a file is, by its name, a dataset.json or a part of one."""
     return name == METADATA or bool(PART.fullmatch(name))
 
 
 def leads_outside(name: str) -> bool:
-    """Whether a name in a dataset.json is none of a file in its folder or in one below."""
+    """Whether a name in a dataset.json points outside its folder and the folders below."""
     return bool(re.search(r"(^|/)\.\.?(/|$)|^/", name))
 
 
 def read(folder: str, names: Callable = names_in) -> Optional[dict]:
-    """The dataset.json of a folder, made of its parts where it lies there in parts; None without.
+    """The dataset.json of a folder, merged from its parts if it is in parts; None without one.
 
     Args:
         folder: local or s3://.
-        names: folder -> what lies in it.
+        names: folder -> the names in it.
 
     Raises:
-        BadInput: one is broken, or two contradict one another.
+        BadInput: a part is broken, or two contradict each other.
     """
     found = [posixpath.join(folder, name) for name in filter(is_metadata, names(folder))]
     parts = {path: read_part(path) for path in found}
@@ -97,10 +97,10 @@ def read(folder: str, names: Callable = names_in) -> Optional[dict]:
 
 
 def merge(parts: Dict[str, dict]) -> dict:
-    """One dataset.json made of several, by their paths, which messages name.
+    """Merges {path: content} of several dataset.json into one; messages name the paths.
 
-    field_size and hash_buckets have to be the same, and feature_map where it is told; feature_size
-    becomes the largest; see also merge_rates.
+    field_size and hash_buckets must be the same in all, and so must feature_map where it is given.
+    feature_size becomes the largest. See also merge_rates.
     """
     (first, merged), *others = parts.items()
     files, owners = dict(merged["files"]), dict.fromkeys(merged["files"], first)
@@ -109,14 +109,14 @@ def merge(parts: Dict[str, dict]) -> dict:
         (one, path), (other, another), *_ = of_map.items()
         raise BadInput(
             f"{another}: its ids come from feature map {other}, those of {path} from {one}; "
-            "these are not parts of one data set."
+            "they are not parts of one data set, so keep them in separate folders."
         )
     for path, part in others:
         for key in ("field_size", "hash_buckets"):
             if part.get(key) != merged.get(key):
                 raise BadInput(
-                    f"{path}: {key} {part.get(key)}, but {first} has {merged.get(key)}: these are "
-                    "not parts of one data set."
+                    f"{path}: {key} {part.get(key)}, but {first} has {merged.get(key)}; they are "
+                    "not parts of one data set, so keep them in separate folders."
                 )
         for name, entry in part["files"].items():
             if files.setdefault(name, entry) != entry:
@@ -132,7 +132,7 @@ def merge(parts: Dict[str, dict]) -> dict:
         "field_size": merged["field_size"],
         "feature_size": max(part["feature_size"] for part in parts.values()),
         "files": files,
-        **_told(
+        **_given(
             multi_valued=any(part.get("multi_valued") for part in parts.values()),
             hash_buckets=merged.get("hash_buckets"),
             feature_map=next(iter(of_map), None),
@@ -141,13 +141,13 @@ def merge(parts: Dict[str, dict]) -> dict:
     }
 
 
-def _told(**more):
-    """What a dataset.json says only where there is something to say."""
+def _given(**more):
+    """The entries that a dataset.json has only if they are set."""
     return {key: value for key, value in more.items() if value}
 
 
 def read_part(path: str) -> dict:
-    """A dataset.json, or a part of one; BadInput where it is broken."""
+    """A dataset.json, or a part of one; BadInput if it is broken."""
     with tf.io.gfile.GFile(path, "rb") as f:
         text = f.read()
     try:
@@ -168,7 +168,7 @@ def read_part(path: str) -> dict:
         for entry in found["files"].values():
             _check_numbers(entry, 0, "rows", "bytes", "positives")
             if entry["positives"] > entry["rows"]:
-                raise ValueError(f"{entry['positives']} positives of {entry['rows']} rows")
+                raise ValueError(f"{entry['positives']} positives in {entry['rows']} rows")
         if "sampling_rates" in found:
             _check_rates(found["sampling_rates"], found["files"].values())
     except BadInput:
@@ -180,10 +180,10 @@ def read_part(path: str) -> dict:
 
 
 def _unique(pairs):
-    """A JSON object as a dict; of a key that is there twice nobody knows which is meant."""
+    """A JSON object as a dict; refuses a repeated key, whose meaning would be ambiguous."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key appears twice")
     return found
 
 
@@ -195,14 +195,14 @@ def _check_numbers(entry, least, *keys):
 
 
 def _rows_by_label(entries: Iterable[dict]) -> Tuple[int, int]:
-    """(negatives, positives) of the files that entries of a dataset.json describe."""
+    """(negatives, positives) in the files that entries of a dataset.json describe."""
     rows = [(entry["rows"], entry["positives"]) for entry in entries]
     positives = sum(ones for _, ones in rows)
     return sum(n for n, _ in rows) - positives, positives
 
 
 def _check_rates(rates: dict, entries: Iterable[dict]):
-    """Refuses (ValueError) sampling_rates that are no two rates, or not those of the files."""
+    """Refuses (ValueError) sampling_rates that are not two rates or contradict the files' rows."""
     if set(rates) != set(SamplingRates._fields):
         raise ValueError(f"sampling_rates is {str(rates)[:60]}")
     rows = SamplingRates(*_rows_by_label(entries))
@@ -224,17 +224,17 @@ def write(
     hash_buckets: int = 0,
     feature_map: Optional[str] = None,
 ):
-    """Writes dataset.json into a folder, whole or not at all; `files` are DataFiles of it."""
+    """Writes dataset.json into a folder, whole or not at all; `files` are its DataFiles."""
     content = {
         "format_version": FORMAT_VERSION,
         "field_size": field_size,
         "feature_size": feature_size,
-        **_told(multi_valued=multi_valued, hash_buckets=hash_buckets, feature_map=feature_map),
+        **_given(multi_valued=multi_valued, hash_buckets=hash_buckets, feature_map=feature_map),
         "files": {
             os.path.basename(f.path): {"rows": f.rows, "bytes": f.bytes, "positives": f.positives}
             for f in files
         },
-        **_told(sampling_rates=sampling_rates and sampling_rates._asdict()),
+        **_given(sampling_rates=sampling_rates and sampling_rates._asdict()),
     }
     atomic_files.write_whole(posixpath.join(folder, name), json.dumps(content, indent=1) + "\n")
 
@@ -247,21 +247,21 @@ def check_named(
     is_data: Callable[[str], bool],
     partial: bool,
 ):
-    """Compares the files that are read with those that are named; logs a line for a difference.
+    """Compares the files that are read with those in dataset.json; logs a line for a difference.
 
-    One that is gone is a part of the records that nobody would miss. But a list or a glob may leave
-    some out on purpose, and of a channel that is ShardedByS3Key each host has only its part.
+    Without this, records in a missing file would go unnoticed. But a list or a glob may leave files
+    out on purpose, and of a ShardedByS3Key channel each host has only its part.
 
     Args:
         flag: --name=value, for messages.
-        covers: whether it asks for a file, by its path.
-        read: the paths of the files that hold at least a byte.
-        said: {folder: the content of its dataset.json}.
-        is_data: whether a file is read where its folder is searched through, by its name.
+        covers: path -> whether the flag asks for that file.
+        read: paths of the files that hold at least one byte.
+        said: {folder: content of its dataset.json}.
+        is_data: name -> whether such a file is read when its folder is searched.
         partial: whether a host has only its part of the files.
 
     Raises:
-        BadInput: a file is named, asked for and not there.
+        BadInput: a file is in dataset.json, the flag asks for it, and it is missing.
     """
     named = {
         posixpath.join(folder, name): (folder, name)
@@ -270,7 +270,7 @@ def check_named(
         if entry["bytes"] and not leads_outside(name)
     }
     asked = lambda path: is_data(named[path][1]) and covers(path)
-    # A dataset.json that names nothing of what is read, or should be, is of other files.
+    # A dataset.json that names no file that is read, or should be, describes other data.
     folders = {folder for path, (folder, _) in named.items() if path in read or asked(path)}
     absent = sorted(p for p, (folder, _) in named.items() if folder in folders and p not in read)
     gone = list(filter(asked, absent))
@@ -296,12 +296,12 @@ def check_named(
 
 
 def warn_of_missing_hosts(paths: Iterable[str], name: str, names: Callable[[str], Iterable[str]]):
-    """Warns where files, by their folders or their own names, are of several hosts' but not all.
+    """Warns if folder or file names show that the parts of some hosts are missing.
 
     Args:
-        paths: of the files.
-        name: what messages call the data.
-        names: folder -> what lies in it.
+        paths: paths of the files.
+        name: name of the data in messages.
+        names: folder -> the names in it.
     """
     found = {}
     for path in paths:

@@ -1,4 +1,4 @@
-"""Which files make a data set, and whether they are all of it."""
+"""Which files make up a data set, and whether any are missing."""
 
 import fnmatch
 import functools
@@ -18,15 +18,13 @@ from deepfm.data.pipe_mode import Pipe
 from deepfm.errors import BadInput
 from deepfm.runtime import remote_files
 
-UNFINISHED = (
-    ".unfinished"  # in a folder some of whose files are a new data set's, others an old one's
-)
+UNFINISHED = ".unfinished"  # marks a folder that may mix files of a new and an old data set
 _GZIP = b"\x1f\x8b"
 
 
 class DataFile(NamedTuple):
-    """A file of a data set; rows and positives are None where no dataset.json tells them, identity
-    where nobody has looked yet."""
+    """A file of a data set. Without a dataset.json, rows and positives are None; identity is None
+    until the file has been identified."""
 
     path: str
     bytes: int
@@ -40,20 +38,18 @@ class DataSet(NamedTuple):
 
     Attributes:
         files: DataFiles that hold at least one byte, sorted by path.
-        data_format: a name of formats.FORMATS.
-        field_size: F, or None where neither dataset.json nor the first record tells.
-        feature_size: rows of the embedding table, or None where no dataset.json tells.
-        multi_valued: whether fields may hold several values, or none; None where no dataset.json
-            tells.
-        hash_buckets: of the strings that ids are hashes of; 0: ids are no hashes; None where no
-            dataset.json tells.
-        name: what messages call it.
-        pipe: the channel that is read in place of files, or None.
+        data_format: a name in formats.FORMATS.
+        field_size: F; None if no dataset.json gives it.
+        feature_size: rows of the embedding tables; None if no dataset.json gives it.
+        multi_valued: whether fields may hold several values or none; None if unknown.
+        hash_buckets: number of buckets that ids are hashed into; 0: ids are not hashes; None:
+            unknown.
+        name: name of the data in messages.
+        pipe: the channel that is read instead of files, or None.
         own_channel: whether no other process of this host sees these records.
         sharded: whether no other host sees them.
-        sampling_rates: SamplingRates, or None where no dataset.json tells them.
-        feature_map: fingerprint of the feature map that made the ids; None where no dataset.json
-            tells one.
+        sampling_rates: SamplingRates; None if none are known.
+        feature_map: fingerprint of the feature map that made the ids; None if unknown.
     """
 
     files: List[DataFile]
@@ -71,12 +67,12 @@ class DataSet(NamedTuple):
 
     @property
     def format(self) -> formats.Format:
-        """The entry of its data_format."""
+        """The Format of its files."""
         return formats.FORMATS[self.data_format]
 
     @property
     def rows(self):
-        """Records in all files, or None where one file's count, or a channel's, is not known."""
+        """Records in all files; None for a channel, or if the count of any file is unknown."""
         if self.pipe:
             return None
         counts = [f.rows for f in self.files]
@@ -87,10 +83,10 @@ class Found(NamedTuple):
     """What one entry of a flag's comma list finds.
 
     Attributes:
-        spec: a directory, which is searched through, a glob or a file.
-        is_directory: whether it is the first of these.
+        spec: a directory, which is searched recursively, a glob or a file.
+        is_directory: whether spec is a directory.
         paths: the files.
-        folders: those that may hold a dataset.json of these files.
+        folders: folders that may hold a dataset.json of these files.
     """
 
     spec: str
@@ -99,7 +95,7 @@ class Found(NamedTuple):
     folders: List[str]
 
     def covers(self, path: str) -> bool:
-        """Whether a path would be found if a file were there."""
+        """Whether the entry would find a file at this path."""
         if self.is_directory:
             return path.startswith(posixpath.join(self.spec, ""))
         names, patterns = path.split("/"), self.spec.split("/")
@@ -107,22 +103,22 @@ class Found(NamedTuple):
 
 
 def find(spec: str, flag: str, data_format: str = "auto", partial: bool = False) -> DataSet:
-    """Finds the data that a flag names and refuses what cannot be data.
+    """Finds the data that a flag names, and refuses what cannot be data.
 
     Args:
-        spec: a directory (searched through), a glob, or a comma list of these; local or s3://.
+        spec: a directory (searched recursively), a glob, or a comma list of these; local or s3://.
         flag: the flag's name, for messages.
-        data_format: auto, or a name of formats.FORMATS.
+        data_format: auto, or a name in formats.FORMATS.
         partial: whether a host may have only its part of the files that dataset.json names.
 
     Raises:
-        BadInput: no file matches, all are empty, one that dataset.json names is gone, formats are
-            mixed, a compressed file is not, or a local one may not be read.
+        BadInput: no file matches, all are empty, one in dataset.json is missing, formats are mixed,
+            a file's name and compression disagree, or a local file may not be read.
     """
     try:
         return _find(spec, flag, data_format, partial)
     except (tf.errors.PermissionDeniedError, tf.errors.NotFoundError) as error:
-        if remote_files.is_remote(spec):  # where that may be trouble of the server
+        if remote_files.is_remote(spec):  # the cause may be the server
             raise
         raise BadInput(f"--{flag}={spec}: {error.message}.") from error
 
@@ -144,7 +140,7 @@ def _find(spec, flag, data_format, partial):
     for path in paths:
         same = path if remote_files.is_remote(path) else os.path.realpath(path)
         if same in seen:
-            logging.warning("%s: is named twice (--%s=%s) and read once.", path, flag, spec)
+            logging.warning("%s: named twice by --%s=%s, but read once.", path, flag, spec)
             continue
         seen.add(same)
         size = tf.io.gfile.stat(path).length
@@ -185,30 +181,30 @@ def _find(spec, flag, data_format, partial):
 
 
 def _feature_map(described, flag):
-    """The fingerprint that files have, from [(file, its metadata or None)]; None unless all do."""
+    """The feature map of all files, from [(file, its metadata or None)]; None if any lacks one."""
     found = _agreed([m for _, m in described if m], "feature_map", flag)
     without = [file.path for file, m in described if not (m and m.get("feature_map"))]
     if found and without:
         logging.warning(
-            "--%s: its ids come from feature map %s; no %s says whether the ids of %s do, too.",
-            flag, found, without[0], METADATA,
+            "--%s: its ids come from feature map %s, but no %s says that those of %s do.",
+            flag, found, METADATA, without[0],
         )  # fmt: skip
     return None if without else found
 
 
 def identified(data: DataSet, known: Optional[Dict[str, Identity]] = None) -> DataSet:
-    """The data set with the identity of every file; `known` as in identity.identify."""
+    """The data set with the identity of every file; for `known` see identity.identify."""
     found = identity.identify([file.path for file in data.files], known)
     return data._replace(files=[f._replace(identity=x) for f, x in zip(data.files, found)])
 
 
 def _search(part, flag) -> Found:
-    """What an entry of a flag finds; BadInput where that is nothing."""
+    """What an entry of a flag finds; BadInput if it finds nothing."""
     if not part:
         raise BadInput(f"--{flag} has an empty entry; give a directory, a glob or a file.")
     if tf.io.gfile.isdir(part):
         return _search_folder(part, flag)
-    # TensorFlow begins what it finds in the current folder so.
+    # TensorFlow prefixes what it finds in the current folder with "./".
     pattern = part if posixpath.dirname(part) else posixpath.join(".", part)
     fixed = len(posixpath.dirname(re.split(r"[*?\[]", pattern)[0]))
     try:
@@ -217,11 +213,11 @@ def _search(part, flag) -> Found:
             for path in tf.io.gfile.glob(pattern)
             if (path == pattern or _holds_data(path[fixed:])) and not tf.io.gfile.isdir(path)
         ]
-    except tf.errors.NotFoundError:  # the folder of a glob is not there
+    except tf.errors.NotFoundError:  # the folder of a glob does not exist
         found = []
     folder = posixpath.dirname(part)
     if not found and os.path.isdir(folder) and not os.access(folder, os.R_OK | os.X_OK):
-        raise BadInput(f"--{flag}={part}: {folder} may not be read (permission denied).")
+        raise BadInput(f"--{flag}={part}: {folder} cannot be read (permission denied).")
     if not found:
         raise BadInput(f"--{flag}={part}: no file matches.")
     return Found(pattern, False, found, [])
@@ -240,14 +236,14 @@ def _search_folder(top, flag):
 
 
 def _holds_data(path):
-    """Whether a file that was not asked for by its name holds data: not hidden, and no metadata."""
+    """Whether a file found by a search holds data: it is neither hidden nor metadata."""
     name = posixpath.basename(path)
     hidden = path.startswith(".") or "/." in path or name.startswith("_")
     return not hidden and not name.endswith((".json", ".md", ".crc"))
 
 
 def _format(path) -> formats.Format:
-    """The format that a file's name tells, or else its first bytes; checks compression."""
+    """The format of a file, by its name or else by its first bytes; checks compression."""
     with tf.io.gfile.GFile(path, "rb") as f:
         head = f.read(12)
     if path.endswith(".gz") and not head.startswith(_GZIP):
@@ -258,9 +254,9 @@ def _format(path) -> formats.Format:
 
 
 def _described(file, tops, said):
-    """(file with its counts, metadata) from the dataset.json that describes it, of {folder: its}.
+    """(file with its counts, metadata) from the dataset.json, in {folder: its}, that describes it.
 
-    That lies beside the file, or in the folder of `tops` that was searched through.
+    It is beside the file, or in the folder of `tops` whose search found the file.
     """
     folder = posixpath.dirname(file.path)
     above = (top for top in tops if folder.startswith(f"{top}/"))
@@ -280,7 +276,7 @@ def _described(file, tops, said):
 
 
 def _sampling_rates(described):
-    """The SamplingRates of files, from [(file, its metadata or None)]; None where none are told."""
+    """The SamplingRates of files, from [(file, its metadata or None)]; None if unknown."""
     unknown = [file.path for file, m in described if not m]
     if unknown and any(m and m.get("sampling_rates") for _, m in described):
         logging.warning("The sampling rates are unknown: no %s describes %s.", METADATA, unknown[0])
@@ -294,12 +290,12 @@ def _sampling_rates(described):
 def _agreed(metadata, key, flag):
     values = sorted({m[key] for m in metadata if m.get(key) is not None})
     if len(values) > 1:
-        raise BadInput(f"--{flag}: the data sets have different {key}: {values}.")
+        raise BadInput(f"--{flag}: the data sets differ in {key}: {values}; name only one kind.")
     return values[0] if values else None
 
 
 def count_rows(data: DataSet) -> DataSet:
-    """The data set with the rows of every file; reads those that no dataset.json describes."""
+    """The data set with the rows of every file; reads the files that no dataset.json describes."""
     if data.rows is not None:
         return data
     logging.info("Counting the records, because no dataset.json gives their number.")
@@ -309,10 +305,10 @@ def count_rows(data: DataSet) -> DataSet:
 
 
 def check_gzip(path: str):
-    """Refuses (BadInput) a gzip file that TensorFlow would read a part of and take for whole.
+    """Refuses (BadInput) a gzip file of which TensorFlow would read a part without an error.
 
-    That is a file which is cut short, now and then, and one of several members (`cat a.gz b.gz`),
-    always. Unpacks it once; a file that is not named .gz is not looked at.
+    That happens sometimes with a truncated file, and always with one of several members (`cat a.gz
+    b.gz`). Unpacks the file once; ignores files not named .gz.
     """
     if not path.endswith(".gz"):
         return
@@ -335,6 +331,6 @@ def check_gzip(path: str):
 def several_members(path: str) -> BadInput:
     """The error for a gzip file of several members."""
     return BadInput(
-        f"{path}: has several gzip members, and TensorFlow reads only the first; rewrite it "
+        f"{path}: has several gzip members, of which TensorFlow reads only the first; rewrite it "
         "with 'zcat FILE | gzip > OTHER'."
     )

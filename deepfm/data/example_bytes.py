@@ -1,13 +1,13 @@
 """The bytes of a serialized tf.train.Example: what `records.encode` writes, and a reader of any.
 
-`tf.io.parse_example` is fast but careless. Of a list in two parts, or of two lists in one feature,
-it takes the first and drops the rest; of a feature that is there twice it takes the last; it passes
-over bytes that belong to nothing; and it quotes what it refuses, on which session.run crashes (a
-segmentation fault) where that is not UTF-8. So it is not used: `find_lists` is as fast with records
-whose every byte, apart from the numbers, is as `records.encode` writes it, and the others go
-through `decode_any`, which is slower.
+`tf.io.parse_example` is fast but careless. If a list comes in two parts, or a feature has two
+lists, it takes the first and drops the rest; if a feature occurs twice it takes the last; it
+ignores stray bytes; and it quotes what it refuses, which crashes session.run (a segmentation fault)
+if that is not UTF-8. So it is not used. `find_lists` is as fast, for records whose every byte,
+apart from the numbers, is as `records.encode` writes it; all others go through `decode_any`, which
+is slower.
 
-B: records in a batch. F: fields. E: features of a record. N: features that are read.
+B: records in a batch. F: fields. E: features of a record. N: features that we read.
 https://developers.google.com/protocol-buffers/docs/encoding
 """
 
@@ -17,11 +17,11 @@ import numpy as np
 import tensorflow as tf
 
 _FLOAT_LIST, _INT64_LIST = 2, 3  # the numbers of these fields in a tf.train.Feature
-_LONGER = [float(1 << 7 * n) for n in range(1, 5)]  # from each on a length takes one byte more
+_LONGER = [float(1 << 7 * n) for n in range(1, 5)]  # at each, a length takes one byte more
 
 
 def _most_bytes(field_size, multi_valued):
-    """Bytes of a record, up to which what stands before its lists is looked up."""
+    """The longest record, in bytes, whose headers are looked up in tables."""
     # An id takes up to 10 bytes, a value 4.
     return 4096 if multi_valued else min(14 * field_size + 128, 1 << 16)
 
@@ -29,8 +29,8 @@ def _most_bytes(field_size, multi_valued):
 def join_lists(lists, field_size: int):
     """Serializes Examples of these lists.
 
-    What stands before a list is looked up, by the bytes that it takes; TensorFlow's encoder takes
-    four times as long.
+    The header of a list depends on its length alone, and comes from a table; TensorFlow's encoder
+    takes four times as long.
 
     Args:
         lists: {name: string [B], a serialized FloatList for `label` and `values`, else Int64List}.
@@ -72,14 +72,14 @@ def join_lists(lists, field_size: int):
 
 
 def _before_list(name, field, size):
-    """What stands before a list of `size` bytes in a tf.train.Features: entry, key and feature."""
+    """The header of a list of `size` bytes in a tf.train.Features: entry, key and feature."""
     feature = _tag(field, size)
     entry = _tag(1, len(name)) + name + _tag(2, len(feature) + size) + feature
     return _tag(1, len(entry) + size) + entry
 
 
 def _tag(field, size):
-    """What stands before `size` bytes of a field of a protocol buffer: its number and the size."""
+    """The header of `size` bytes of a protocol buffer's field: its number and the size."""
     head = bytearray([field << 3 | 2])
     while size > 127:
         head.append(size & 127 | 128)
@@ -88,14 +88,14 @@ def _tag(field, size):
 
 
 class Lists(NamedTuple):
-    """Where the lists of records lie, if they are as encoded.
+    """Where the lists of records are, if the records are as encoded.
 
     Attributes:
-        as_encoded: bool [], whether every byte apart from the numbers is what `join_lists` writes.
-        counts: int32 [B, F], the values of each field.
+        as_encoded: bool [], whether every byte apart from the numbers is as `join_lists` writes it.
+        counts: int32 [B, F], the number of values of each field.
         ids: string [B], serialized Int64Lists.
         values: string [B], the bytes of the float32s.
-        positive: bool [B], whether the label is 1; otherwise it is 0.
+        positive: bool [B], whether the label is 1, not 0.
     """
 
     as_encoded: tf.Tensor
@@ -106,7 +106,7 @@ class Lists(NamedTuple):
 
 
 def find_lists(serialized, field_size: int, multi_valued: bool) -> Lists:
-    """Finds the lists of records by their lengths: all but the counts tell where the next begins.
+    """Finds the lists of records by their lengths: each, apart from the counts, gives the next.
 
     Args:
         serialized: string [B].
@@ -120,17 +120,17 @@ def find_lists(serialized, field_size: int, multi_valued: bool) -> Lists:
     matches = [length < most]
 
     def take(at, size):
-        """The bytes there, or fewer where the record ends."""
+        """The bytes there, or fewer if the record ends."""
         size = tf.maximum(size, 0) + tf.zeros_like(length)
         return tf.strings.substr(serialized, tf.clip_by_value(at, 0, length), size)
 
     def look_up(entries, key):
-        """entries[key], or what no record holds where there is none; its length."""
+        """(entries[key], or a string that no record holds if there is none; its length)."""
         entries = [entries.get(i, b"?") for i in range(most)]
         found = tf.gather(tf.constant(entries), tf.clip_by_value(key, 0, most - 1))
         return found, tf.strings.length(found)
 
-    # From the beginning to the counts, from these and the end to the label, then to the ids.
+    # First the counts, then from these and the record's end the label, then the ids.
     first = before(b"counts", _INT64_LIST, field_size) if multi_valued else b""
     starts = {len(_tag(1, n)) + n: _tag(1, n) + first for n in range(most)}
     start, at_ids = look_up(starts, length)
@@ -168,15 +168,15 @@ def find_lists(serialized, field_size: int, multi_valued: bool) -> Lists:
 def raw_bytes(strings, size):
     """The bytes of strings, filled up with 0: string [B] -> uint8 [B, size].
 
-    TensorFlow 1.15 writes past the end of its memory where it is to decode wider numbers so.
+    TensorFlow 1.15 writes past the end of its memory if it decodes wider numbers this way.
     """
     return tf.raw_ops.DecodePaddedRaw(input_bytes=strings, fixed_length=size, out_type=tf.uint8)
 
 
 def _alone(message):
-    """The bytes of a message that holds `message` as its one field. string [...] -> int32 [...]."""
+    """Bytes of a message whose one field is `message`. string [...] -> int32 [...]."""
     size = tf.strings.length(message)
-    # Of a double: an int32 would be rounded to a float to be compared.
+    # As a double: an int32 would be rounded to a float before it is compared.
     more = tf.raw_ops.Bucketize(input=tf.cast(size, tf.float64), boundaries=_LONGER)
     return 2 + size + more
 
@@ -192,12 +192,12 @@ def decode_any(serialized, field_size: int, with_labels: bool):
     Returns:
         (labels float32 [B], ids int64 [B, most ids of a record], values float32 [B, most values],
         counts int64 [B, F], ids of each record int32 [B], values of each int32 [B]); ids and values
-        are filled up with 0, counts are 1 where a record has none.
+        are filled up with 0, counts are 1 if a record has none.
 
     Raises:
         tf.errors.InvalidArgumentError or DataLossError: when run, for a batch with a record that is
-            no Example, or where one of these features is missing, is there twice, or does not hold
-            just one list of its type and length. No message quotes the record.
+            not an Example, or in which one of these features is missing, occurs twice, or does not
+            hold exactly one list of its type and length. No message quotes the record.
     """
     good = []  # bool [] each, together in one assertion, which takes a dozen ops
     check = lambda each: good.append(tf.reduce_all(each))
@@ -218,8 +218,8 @@ def decode_any(serialized, field_size: int, with_labels: bool):
         sizes, (found,) = tf.io.decode_proto(message, f"tensorflow.{kind}", [field], [dtype])
         return tf.squeeze(sizes, -1), found
 
-    # decode_proto takes the last of two messages where a protocol buffer puts them together, so
-    # each message must be as long as the one that it holds makes it.
+    # decode_proto takes the last of two messages where a protocol buffer would merge them, so each
+    # message must be exactly as long as the one that it holds requires.
     _, (features,) = decode(serialized, "Example", "features")  # [B]
     check(tf.equal(tf.strings.length(serialized), _alone(features)))
     _, entries = decode_all(features, "Features", "feature", tf.string)  # [B, E]

@@ -17,26 +17,26 @@ from deepfm.data import libsvm, records
 from deepfm.kernels.ops import CHUNK, TENSORFLOW
 
 _TRUNCATED = "the file ends inside this record (truncated)"
-LONGEST_RECORD = 1 << 30  # bytes; for a longer one TensorFlow's reader may end the whole program
+LONGEST_RECORD = 1 << 30  # bytes; a longer one may make TensorFlow's reader crash the program
 
 
 class Format(NamedTuple):
-    """How records lie in files, and what they say.
+    """How a format stores records in files, and how to read them.
 
     Attributes:
         name: the value of --data_format.
-        title: what messages call it.
-        suffixes: of the names of its files; the first is the one that we give.
+        title: name of the format in messages.
+        suffixes: suffixes of its files; the first is the one that we write.
         numbered: path -> (place, payload or None, reason) of each record, read slowly, past damage.
-        shape: payload -> (its fields, None where they cannot be read; whether each may hold several
-            values).
-        explain: (payload, schema) -> what is wrong with it; None where nothing is.
-        unexplained: why a record is refused that `explain` finds nothing wrong with.
-        read: (path string [], DataFiles of the data set, bytes that are read at once, Ops) ->
-            dataset of the raw records of a file, in chunks.
+        shape: payload -> (number of fields, None if they cannot be read; whether a field may hold
+            several values).
+        explain: (payload, schema) -> what is wrong with the record; None if nothing is.
+        unexplained: the reason to give for a refused record in which `explain` finds no fault.
+        read: (path string [], DataFiles of the data set, bytes to read at once, Ops) -> dataset of
+            the raw records of a file, in chunks.
         parse_chunk: (chunk of Ops, schema, Ops) -> labels, ids, values and perhaps counts.
-        begins: the first 12 bytes of a file -> whether the file can be one of these.
-        faster: what is read faster, as advice; None where nothing is.
+        begins: the first 12 bytes of a file -> whether the file may have this format.
+        faster: the format that reads faster, as advice; None if there is none.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Format(NamedTuple):
     faster: Optional[str] = None
 
     def first_record(self, path: str) -> Tuple[Optional[int], bool]:
-        """The `shape` of a file's first record; (None, False) where it cannot be read."""
+        """The `shape` of a file's first record; (None, False) if it cannot be read."""
         payload = next((payload for _, payload, _ in self.numbered(path)), None)
         return (None, False) if payload is None else self.shape(payload)
 
@@ -65,18 +65,18 @@ class Format(NamedTuple):
             ops: Ops.
 
         Returns:
-            ({"feat_ids": int64 [B, F], "feat_vals": float32 [B, F]}, labels float32 [B]); where
-            fields may hold several values int64 and float32 [B, M], and "feat_counts" int32 [B, F].
+            ({"feat_ids": int64 [B, F], "feat_vals": float32 [B, F]}, labels float32 [B]); if fields
+            may hold several values, int64 and float32 [B, M], and "feat_counts" int32 [B, F].
 
         Raises:
-            As `libsvm.parse_lines` and `records.parse` do.
+            The errors of `libsvm.parse_lines` and `records.parse`.
         """
         labels, *found = self.parse_chunk(raw, schema, ops)
         return dict(zip(["feat_ids", "feat_vals", "feat_counts"], found)), labels
 
 
 def of_file(path: str, head: bytes) -> Format:
-    """The format that a file's name tells, or else its first 12 bytes."""
+    """The format of a file, by its name or else by its first 12 bytes."""
     by_name = (each for each in FORMATS.values() if path.endswith(each.suffixes))
     by_bytes = (each for each in FORMATS.values() if each.begins(head))
     return next(itertools.chain(by_name, by_bytes))
@@ -88,9 +88,9 @@ def of_file(path: str, head: bytes) -> Format:
 def read_frames(path: str) -> Iterator[Tuple[int, Optional[bytes], str]]:
     """Yields (byte offset, payload, reason) of the records of a TFRecord file.
 
-    After a record whose checksum is wrong (payload None, reason says so) it goes on with the next;
-    where the length itself is damaged, with the next place that has a right header. The bytes in
-    between count as one bad record. A gzip file is read up to its first damage.
+    A record with a wrong checksum yields payload None and a reason, and reading continues with the
+    next record; if the length itself is damaged, with the next valid header. The bytes in between
+    count as one bad record. A gzip file is read up to its first damage.
     """
     from tensorflow.python import pywrap_tensorflow  # tf_record_iterator cannot start at an offset
 
@@ -109,7 +109,7 @@ def read_frames(path: str) -> Iterator[Tuple[int, Optional[bytes], str]]:
                 payload = reader.record()
                 yield offset, payload, ""
                 offset += records.FRAME + len(payload)
-            reason = f"corrupt (its length is said to be {lengths.at(offset)} bytes)"
+            reason = f"corrupt (its header gives a length of {lengths.at(offset)} bytes)"
         except tf.errors.OutOfRangeError:
             if not compressed and offset < size:
                 yield offset, None, _TRUNCATED
@@ -127,7 +127,7 @@ def read_frames(path: str) -> Iterator[Tuple[int, Optional[bytes], str]]:
 
 
 class _Lengths:
-    """What the headers of a TFRecord file say of the lengths of its records."""
+    """The lengths of a TFRecord file's records, as their headers give them."""
 
     def __init__(self, path):
         raw = tf.io.gfile.GFile(path, "rb")
@@ -135,7 +135,7 @@ class _Lengths:
         self._start, self._data = 0, b""
 
     def at(self, offset):
-        """The bytes of the record at an offset (ascending), 0 where no header can be read."""
+        """The length of the record at an offset, 0 if unreadable; call in ascending order."""
         if not self._start <= offset <= self._start + len(self._data) - 8:
             self._start = offset
             try:
@@ -149,7 +149,7 @@ class _Lengths:
 
 
 def _next_frame(path, offset, size):
-    """The offset of the next record header with a right checksum after a bad record, or None."""
+    """The offset of the next valid record header after a bad record, or None."""
     with tf.io.gfile.GFile(path, "rb") as f:
         f.seek(offset)
         data = f.read(12)
@@ -178,7 +178,7 @@ _CRC32C = _crc32c_table()
 
 
 def _header_starts(data):
-    """bool [len(data) - 11]: where a TFRecord header (length, masked CRC-32C of it) may start."""
+    """bool [len(data) - 11]: where a TFRecord header (length and its masked CRC-32C) may start."""
     raw = np.frombuffer(data, np.uint8)
     n = len(raw) - 11
     crc = np.full(n, 0xFFFFFFFF, np.uint32)
@@ -213,16 +213,16 @@ def _read_frames(path, files, buffer_bytes, ops):
 
 
 def _to_the_end(chunks, size):
-    """Chunks of a TFRecord file; fails at the end where a plain file holds more than was read.
+    """Chunks of a TFRecord file; fails at the end if a plain file holds more than was read.
 
-    TFRecordDataset takes a file that is cut inside the header of a record for one that ends there.
+    TFRecordDataset treats a file that is cut inside a record's header as one that ends there.
     """
 
     def count(read, chunk):
-        """A chunk as it is, and the bytes read so far; after the last one comes an empty one."""
+        """Passes a chunk on and counts the bytes read; an empty chunk follows the last one."""
         lengths = tf.cast(tf.strings.length(chunk), tf.int64) + records.FRAME
         whole = (tf.size(chunk) > 0) | tf.equal(read, size) | (size < 0)
-        with tf.control_dependencies([tf.debugging.Assert(whole, ["bytes that are no record"])]):
+        with tf.control_dependencies([tf.debugging.Assert(whole, ["bytes outside any record"])]):
             return read + tf.reduce_sum(lengths), tf.identity(chunk)
 
     counted = tf.data.experimental.scan(tf.zeros([], tf.int64), count)
@@ -231,7 +231,7 @@ def _to_the_end(chunks, size):
 
 
 def _size(path, files):
-    """The bytes of a file that is not compressed, -1 of another. string [] -> int64 []."""
+    """The bytes of an uncompressed file, -1 for a compressed one. string [] -> int64 []."""
     plain = [("", -1), *((x.path, x.bytes) for x in files if not x.path.endswith(".gz"))]
     paths, sizes = zip(*plain)
     return tf.reduce_max(tf.where(tf.equal(paths, path), np.int64(sizes), np.full(len(plain), -1)))
@@ -244,11 +244,9 @@ TFRECORD = Format(
     numbered=_numbered_frames,
     shape=records.shape,
     explain=records.explain_example,
-    unexplained="not as a tf.train.Example is written: a feature that is there twice, or in parts",
+    unexplained="not a plainly written tf.train.Example: a feature appears twice or in pieces",
     read=_read_frames,
-    parse_chunk=lambda chunk, schema, ops: ops.parse(
-        chunk, schema, records.parse, records.parse_any
-    ),
+    parse_chunk=lambda raw, schema, ops: ops.parse(raw, schema, records.parse, records.parse_any),
     begins=lambda head: len(head) >= 12 and bool(_header_starts(head[:12])[0]),
 )
 LIBSVM = Format(

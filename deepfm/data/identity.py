@@ -1,11 +1,11 @@
-"""What a file is: its size and a checksum of its content, whatever its name, its folder or its age.
+"""The identity of a file: its size and a checksum of its content, not its name, folder or age.
 
-A data set of up to 256 MiB is read whole. Of a larger one 2,048 blocks of 16 KiB are read, spread
-evenly over each file, at least 4 of each file: so a large file of the same size that differs in a
-few records between these blocks is taken for the same file. Of remote files 64 blocks are read
+A data set of up to 256 MiB is read whole. Of a larger one, 2,048 blocks of 16 KiB are read, spread
+evenly over each file and at least 4 per file; so a large file that differs only in a few records
+between these blocks, at the same size, counts as unchanged. Of remote files 64 blocks are read
 instead, and the modification time counts as well.
 
-A local file whose modification and change times are the ones noted is not read again.
+A local file whose modification and change times are as recorded is not read again.
 """
 
 import concurrent.futures
@@ -18,22 +18,22 @@ import tensorflow as tf
 from deepfm.errors import BadInput
 from deepfm.runtime import remote_files
 
-_WHOLE = 256 << 20  # bytes of a data set that is read whole
+_WHOLE = 256 << 20  # bytes; a data set up to this size is read whole
 _BLOCK = 16 << 10  # bytes
 _BLOCKS, _LEAST = 2048, 4  # blocks of a larger data set, and of each of its files
 _REMOTE_BLOCKS = 64
-_REMOTE_FILES = 1024  # of more files only so many are looked into
-_READ = 1 << 20  # bytes that are read at once
+_REMOTE_FILES = 1024  # most remote files whose content is read
+_READ = 1 << 20  # bytes to read at once
 _THREADS = 16
 
 
 class Identity(NamedTuple):
-    """What a file was when it was looked at.
+    """The identity of a file when it was last read.
 
     Attributes:
         bytes: its size.
-        checksum: of its content or of blocks of it, with the number of these.
-        stamp: what the file system says of its age; where it says the same, the rest is the same.
+        checksum: checksum of its content or of blocks of it, with the number of blocks.
+        stamp: the file system's times; while they stay the same, so does the rest.
     """
 
     bytes: int
@@ -48,7 +48,7 @@ def identify(
 
     Args:
         paths: local or s3://.
-        known: path -> Identity of an earlier look; what has the same stamp is not read again.
+        known: path -> Identity from an earlier call; a file with the same stamp is not read again.
     """
     known = known or {}
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
@@ -70,12 +70,12 @@ def _stat(path) -> Tuple[int, str]:
         found = tf.io.gfile.stat(path)
         return found.length, str(found.mtime_nsec)
     found = os.stat(path)
-    # Whoever sets the modification time back cannot set that of the change.
+    # A program can set the modification time back, but not the change time.
     return found.st_size, f"{found.st_mtime_ns}-{found.st_ctime_ns}-{found.st_ino}"
 
 
 def _identify(path, stat, blocks, known) -> Identity:
-    """The Identity of a file, of which so many blocks are read at the most; None: all of it."""
+    """The Identity of a file, reading at most `blocks` blocks of it; None reads all."""
     size, stamp = stat
     whole = blocks is None or size <= blocks * _BLOCK
     kind = "whole" if whole else str(blocks)
@@ -97,13 +97,13 @@ def _identify(path, stat, blocks, known) -> Identity:
 
 
 def differing(identities: Mapping[str, Identity]) -> Optional[str]:
-    """The path of a file that is gone or is another one than it was; None where all are the same.
+    """The path of a file that is gone or has changed; None if all are the same.
 
-    Files that cannot be looked at tell nothing: of a remote one "gone" is also what a server says
-    that refuses. Whoever reads them on gets the error.
+    Files that cannot be read count as unchanged, because a server that refuses a remote file may
+    also call it missing. Whoever reads on gets the error.
 
     Args:
-        identities: path -> what `identify` found.
+        identities: path -> Identity from `identify`.
     """
     try:
         now = identify(list(identities), identities)
@@ -117,9 +117,9 @@ def differing(identities: Mapping[str, Identity]) -> Optional[str]:
 
 
 def check_unchanged(data):
-    """Refuses (BadInput) files that are gone or are others than at the beginning.
+    """Refuses (BadInput) files that are gone or have changed since the job began.
 
-    Of local files the size is looked at, of files that were identified the content.
+    Compares the sizes of local files, and the content of files that were identified.
     """
     for file in data.files:
         if remote_files.is_remote(file.path):

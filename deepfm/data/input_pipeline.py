@@ -1,11 +1,11 @@
-"""Which records this process reads, in which order, batch then parse.
+"""The input pipeline: which records this process reads, in which order, batched, then parsed.
 
     files -> share -> parallel reads -> cache -> shuffle -> batch -> parse -> prefetch
     channel -> share -> cache -> shuffle -> batch -> parse -> prefetch   (Pipe mode)
 
-up to the batch in each epoch anew (`reading`). Records are parsed a batch at a time, by one
-native op a batch, which is many times as fast as one call a record. Nothing is dropped: the last
-batch of an epoch is as short as it is.
+Everything up to the batch is made anew in each epoch (`reading`). One native op parses a whole
+batch, which is many times as fast as one call per record. Nothing is dropped: the last batch of an
+epoch may be short.
 
 B: records in a batch. F: fields.
 """
@@ -18,9 +18,8 @@ import tensorflow as tf
 from deepfm.config import Distribution, InputConfig
 from deepfm.data import reading, records, shares
 
-# tf.data's own tuning takes more of two cores than it gives back.
+# tf.data's autotuning costs more than it gains on two cores.
 _PARSERS = max(1, len(os.sched_getaffinity(0)) // 2)  # batches parsed at the same time
-
 
 _PREFETCHED = 4  # parsed batches that wait for the training step
 
@@ -33,18 +32,18 @@ def make_input_fn(
     Args:
         source: what this process reads.
         schema: what each record must look like.
-        mode: whose replicas share a batch, and whose processes keep in step.
+        mode: says how many replicas share a batch, and which processes keep in step.
 
     Returns:
         A function () -> tf.data.Dataset of (features, labels float32 [B]), the features as
         `Format.parse` gives them. With several processes or replicas the features also hold
-        "weights" float32 [B]: what each example counts in the mean loss of a replica, so that the
-        mean over replicas is that of the global batch, although its parts differ in size; 0 for
-        what only fills up a batch. In step, but with unknown rows, batches never end, and the
-        features also hold "rows" float32 [2]: the records of this batch and of the next one, of
-        which the model makes the mean over all processes; weights have to be divided by the first,
-        and the end is where the second is 0. Reading fails with tf.errors.InvalidArgumentError or
-        DataLossError at a bad record; `bad_records.find_bad` tells which.
+        "weights" float32 [B]: the weight of each example in the mean loss of a replica, chosen so
+        that the mean over replicas is that of the global batch, although its parts differ in size;
+        0 for padding. If processes keep in step, but the number of rows is unknown, batches never
+        end, and the features also hold "rows" float32 [2]: the records of this batch and of the
+        next, which the model averages over all processes; it divides the weights by the first, and
+        the data end when the second is 0. Reading fails with tf.errors.InvalidArgumentError or
+        DataLossError at a bad record; `bad_records.find_bad` finds which.
     """
     position, ops = source.position, source.ops
     processes, replicas = mode.processes, mode.replicas.per_process
@@ -54,13 +53,13 @@ def make_input_fn(
         return source.data.format.parse(raw, schema, ops)
 
     def weigh(raw, weight, rows_of_steps=None):
-        """A batch whose examples count `weight`, filled up to a multiple of the replicas."""
+        """A batch whose examples weigh `weight`, padded to a multiple of the replicas."""
         features, labels = parse(raw)
         rows = tf.shape(labels)[0]
         fill = -rows % replicas
         filled = tf.cast(rows + fill, tf.float32)
         weights = tf.fill([rows], weight * filled / tf.cast(tf.maximum(rows, 1), tf.float32))
-        # Repeats the last example: no embedding row that the batch does not hold is touched.
+        # Repeats the last example, so that only embedding rows of the batch are touched.
         where = tf.minimum(tf.range(rows + fill), rows - 1)
         features = {name: tf.gather(x, where) for name, x in features.items()}
         features["weights"] = tf.pad(weights, [[0, fill]])
@@ -83,7 +82,7 @@ def make_input_fn(
             (_endless(dataset, ops), tf.data.Dataset.from_tensor_slices(left))
         )
 
-    # Their source holds nothing that would have to be rewritten, which takes seconds.
+    # Autograph would find nothing to rewrite, in seconds.
     @tf.autograph.experimental.do_not_convert
     def input_fn():
         dataset = reading.each_epoch(source, position.used(size, processes.rank), batches)
@@ -95,7 +94,7 @@ def make_input_fn(
         dataset = dataset.map(weigh if weighed else parse, num_parallel_calls=_PARSERS)
         if mode.replicas.strategy and replicas > 1:
             dataset = dataset.flat_map(lambda *batch: _parts(batch, replicas))
-        # The optimizations find nothing here, and nothing is left to be tuned: both take time.
+        # tf.data's optimizations and autotuning find nothing here, and take time.
         options = tf.data.Options()
         options.experimental_optimization.apply_default_optimizations = False
         options.experimental_optimization.autotune = False
@@ -105,14 +104,14 @@ def make_input_fn(
 
 
 def once_in_order(source: reading.Source, schema: records.Schema):
-    """An input_fn of every record of a Source once, in order, in batches that no replicas share."""
+    """An input_fn of every record of a Source, once and in order, for one replica."""
     asked = source.asked
     once = InputConfig(asked.batch_size, read_buffer_bytes=asked.read_buffer_bytes)
     return make_input_fn(source._replace(asked=once), schema, Distribution())
 
 
 def _with_rows(dataset, ops):
-    """(raw batch, B as float32 [], float32 [2]: B and that of the next batch), without end."""
+    """Endless (raw batch, its B as float32 [], float32 [2]: its B and that of the next batch)."""
 
     def look_ahead(before, raw):
         sizes = [ops.num_records(batch) for batch in (before, raw)]
@@ -124,12 +123,12 @@ def _with_rows(dataset, ops):
 
 
 def _endless(dataset, ops):
-    """Raw batches, and after the last of them empty ones."""
+    """Raw batches, followed by empty ones without end."""
     return dataset.concatenate(tf.data.Dataset.from_tensors(ops.no_records()).repeat())
 
 
 def _parts(batch, replicas):
-    """The batch in equal parts, one after the other."""
+    """Cuts a batch into equal parts, one after the other."""
     cut = lambda x: tf.reshape(x, tf.concat([[replicas, -1], tf.shape(x)[1:]], 0))
     shaped = lambda x: tf.ensure_shape(cut(x), [replicas, None, *x.shape[1:]])
     return tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(shaped, batch))

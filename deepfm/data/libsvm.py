@@ -1,7 +1,7 @@
-"""LibSVM text: its lines, parsed a batch at a time, and what is wrong with one of them.
+"""LibSVM text: parses its lines, a batch at a time, and explains what is wrong with a line.
 
-A line is `label id:value id:value ...`, with what LibFFM writes as `label field:id:value ...` for
-the converter alone. Nothing from a `#` on counts, nor a line without a record.
+A line is `label id:value id:value ...`; only the converter also reads LibFFM's `label
+field:id:value ...`. A `#` begins a comment. Lines without a record are skipped.
 """
 
 import codecs
@@ -17,14 +17,14 @@ import tensorflow as tf
 from deepfm.data.records import Schema, check, explain_id, explain_width, normal
 from deepfm.errors import BadInput
 
-LONGEST_LINE = 64 << 20  # bytes; beyond it a file is not taken for text
-UNEXPLAINED = "refused by TensorFlow's decoder"  # though the plain reader finds nothing wrong
-HASH_IN_ID = re.compile(rb"[^\s]#|[ \t]#\S")  # which begins a comment, or was meant to be an id's
+LONGEST_LINE = 64 << 20  # bytes; a file with a longer line is not text
+UNEXPLAINED = "refused by TensorFlow's decoder"  # though `explain_line` finds no fault
+HASH_IN_ID = re.compile(rb"[^\s]#|[ \t]#\S")  # a '#' that may begin a comment or belong to an id
 _ID = re.compile(rb"-?[0-9]+")
 _FIELD = re.compile(rb"[0-9]{1,6}")
 _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _HEXADECIMAL = re.compile(rb"[+-]?0[xX][0-9a-fA-F]+")
-_NUMBER_CHARACTERS = 31  # what TensorFlow's decoder reads of a number at most
+_NUMBER_CHARACTERS = 31  # longest number that TensorFlow's decoder reads
 _INT64_MAX = np.iinfo(np.int64).max
 
 
@@ -32,31 +32,31 @@ def without_mark(text: bytes, path: str) -> bytes:
     """The first bytes of a text file without the byte order mark that some editors put there.
 
     Raises:
-        BadInput: it is the mark of UTF-16, with a character that is half a NUL behind it.
+        BadInput: it is the mark of UTF-16, followed by a character with a NUL byte.
     """
     if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and b"\0" in text[2:4]:
-        raise BadInput(f"{path}: UTF-16, by its byte order mark; save it as UTF-8.")
+        raise BadInput(f"{path}: its byte order mark says UTF-16; save it as UTF-8.")
     return text[len(codecs.BOM_UTF8) :] if text.startswith(codecs.BOM_UTF8) else text
 
 
 def open_file(path: str):
-    """A local or s3:// file, for reading bytes."""
+    """Opens a local or s3:// file to read bytes."""
     return tf.io.gfile.GFile(path, "rb") if "://" in path else open(path, "rb")
 
 
 def read_blocks(
     path: str, size: int = 1 << 20, start: int = 0, end: Optional[int] = None
 ) -> Iterator[Tuple[int, bytes, int]]:
-    """Yields (where it begins, text, bytes read for it) of blocks of whole lines of a text file.
+    """Yields blocks of whole lines of a text file: (offset, text, bytes read for it).
 
-    The begin is in bytes of the uncompressed text, and 0 after a byte order mark; the bytes read
-    are those of the file as it lies on the disk. Each line ends in a newline, also the file's last.
+    The offset is in bytes of the uncompressed text, and 0 for a text after a byte order mark; the
+    bytes read are those of the file on disk. Every line, the file's last too, ends in a newline.
 
     Args:
         path: a local or s3:// file, plain or (by its name) gzip.
-        size: bytes that are read at once.
-        start: where a line begins, in bytes of the uncompressed text; 0 where the file is gzip.
-        end: where to stop, at the begin of a line; None: at the end of the file.
+        size: bytes to read at once.
+        start: offset of the beginning of a line, in uncompressed bytes; 0 for a gzip file.
+        end: offset at which to stop, the beginning of a line; None: the end of the file.
 
     Raises:
         BadInput: the gzip file is damaged, a line is longer than any record, or the text is UTF-16.
@@ -73,7 +73,7 @@ def read_blocks(
                 read = stream.read(wanted) if wanted else b""
             except (OSError, EOFError, zlib.error) as error:
                 if compressed:
-                    message = f"{path}: is not whole as a gzip file ({error})."
+                    message = f"{path}: the gzip file is damaged or cut short ({error})."
                     raise BadInput(message) from error
                 raise
             at_end, begins = not read, position == 0
@@ -97,10 +97,10 @@ def read_blocks(
 
 
 def read_lines(path: str) -> Iterator[Tuple[int, bytes]]:
-    """Yields (line number from 1, text without comment) of the lines of a file that hold a record.
+    """Yields (line number from 1, text without comment) for each line that holds a record.
 
     Raises:
-        BadInput: as `read_blocks` does.
+        BadInput: see `read_blocks`.
     """
     number = 0
     for _, text, _ in read_blocks(path):
@@ -118,9 +118,9 @@ def numbered(path: str) -> Iterator[Tuple[str, bytes, str]]:
 
 
 def read(path, files, buffer_bytes, ops):
-    """The lines of a file that hold a record, in chunks; the arguments are those of Format.read."""
+    """The lines of a file that hold a record, in chunks; for the arguments see Format.read."""
 
-    # TextLineDataset leaves out every carriage return, and makes 3:15 of "3:1\r5".
+    # TextLineDataset drops every carriage return, and so turns "3:1\r5" into 3:15.
     def blocks(path):
         return (text for _, text, _ in read_blocks(path.decode(), buffer_bytes))
 
@@ -135,13 +135,13 @@ def parse_lines(lines, schema, known_ascii=False):
     Args:
         lines: string [B], none of them blank or only a comment (see `drop_blank`).
         schema: Schema.
-        known_ascii: the caller has made sure of it (see `decode_lines`).
+        known_ascii: whether the caller has checked that lines are ASCII (see `decode_lines`).
 
     Returns:
         (labels float32 [B], ids int64 [B, F], values float32 [B, F]).
 
     Raises:
-        tf.errors.InvalidArgumentError: when run, for a batch with a bad line (see `explain_line`).
+        tf.errors.InvalidArgumentError: when run on a batch with a bad line (see `explain_line`).
     """
     labels, rows, ids, values = decode_lines(lines, schema.id_offset, known_ascii)
     n = tf.size(labels)
@@ -153,7 +153,7 @@ def parse_lines(lines, schema, known_ascii=False):
     else:
         checks = [
             tf.debugging.assert_less_equal(lengths, schema.field_size),
-            tf.debugging.assert_positive(ids),  # id 0 is the padding's
+            tf.debugging.assert_positive(ids),  # id 0 is reserved for padding
         ]
         with tf.control_dependencies(checks):
             starts = tf.cumsum(lengths, exclusive=True)
@@ -164,21 +164,21 @@ def parse_lines(lines, schema, known_ascii=False):
 
 
 def decode_lines(lines, id_offset=0, known_ascii=False):
-    """Decodes a batch of LibSVM lines of any length, as they are; n is the batch's pairs.
+    """Decodes a batch of LibSVM lines of any length; n is the number of pairs in the batch.
 
     Args:
         lines: string [B], none of them blank or only a comment (see `drop_blank`).
         id_offset: added to each id.
-        known_ascii: the caller has made sure of it. Otherwise it is checked, for a tenth of the
-            time: the decoder quotes the line that it refuses, and session.run crashes (a
-            segmentation fault) on a message that is not UTF-8.
+        known_ascii: whether the caller has checked that lines are ASCII. If not, this checks it,
+            which takes a tenth of the time: the decoder quotes a line that it refuses, and
+            session.run crashes (a segmentation fault) on a message that is not UTF-8.
 
     Returns:
         (labels float32 [B] as written, rows int32 [n], ids int64 [n], values float32 [n]); pair i
         belongs to line rows[i], in the order of the line.
 
     Raises:
-        tf.errors.InvalidArgumentError: when run, for a batch with a line that is not LibSVM.
+        tf.errors.InvalidArgumentError: when run on a batch with a line that is not LibSVM.
     """
     from tensorflow.contrib import libsvm  # only LibSVM's readers pay for loading contrib
 
@@ -193,15 +193,15 @@ def decode_lines(lines, id_offset=0, known_ascii=False):
 
 
 def drop_blank(lines):
-    """Strips comments (`# ...`) and drops the lines that hold nothing else. string [N] -> [B]."""
-    lines = tf.strings.regex_replace(lines, r"#\C*", "")  # \C: any byte, also where not UTF-8
+    """Strips comments (`# ...`) and drops lines that hold nothing else. string [N] -> [B]."""
+    lines = tf.strings.regex_replace(lines, r"#\C*", "")  # \C: any byte, even if not UTF-8
     return tf.boolean_mask(lines, tf.logical_not(tf.strings.regex_full_match(lines, r"[\s\v]*")))
 
 
 def explain_line(line: bytes, schema: Schema) -> Optional[str]:
-    """What is wrong with a LibSVM line, against what; None where nothing is."""
+    """What is wrong with a LibSVM line, and what was expected; None if nothing is."""
     if schema.hash_buckets and HASH_IN_ID.search(line):
-        return f"'#' begins a comment, after a blank and before one, and is in no id: {_text(line)}"
+        return f"'#' begins a comment and cannot be in an id; put spaces around it: {_text(line)}"
     label, *pairs = line.partition(b"#")[0].split()
     if number_of(label) not in (-1, 0, 1):
         return f"label {_text(label)} is not 0, 1, -1 or +1: {_text(line)}"
@@ -235,7 +235,7 @@ def explain_line(line: bytes, schema: Schema) -> Optional[str]:
         if schema.field_ids and not reason:
             found = [i for i, (a, b) in enumerate(schema.field_ids) if a <= number < b]
             field = found[0] if found else None
-            reason = None if found else f"feature id {number} is of no field of the map"
+            reason = None if found else f"feature id {number} belongs to no field of the map"
         reason = reason or _explain_field(field, fields, schema)
         if reason:
             return f"{reason}: {_text(line)}"
@@ -247,20 +247,21 @@ def explain_line(line: bytes, schema: Schema) -> Optional[str]:
 
 def _explain_field(field, before, schema):
     if field is not None and field >= schema.field_size:
-        return f"field {field} does not fit --field_size={schema.field_size} (fields start at 0)"
+        found = f"field {field} (counted from 0) is beyond --field_size={schema.field_size}"
+        return f"{found}; try --field_size={field + 1}"
     if field is not None and field in before and not schema.multi_valued:
-        return f"field {field} has two values (--multi_valued keeps them)"
+        return f"field {field} has two values; try --multi_valued, which keeps both"
     return None
 
 
 def _integer(text):
-    """An id as a number; of a longer one, the first 20 digits, which are beyond any id."""
+    """An id as a number; only the first 20 digits of a longer one, which exceed any id."""
     number = int(text.lstrip(b"-0")[:20] or b"0")
     return -number if text.startswith(b"-") else number
 
 
 def number_of(text: bytes) -> np.float32:
-    """The number that TensorFlow's decoder reads; NaN where it reads none."""
+    """The number that TensorFlow's decoder reads; NaN if it reads none."""
     if len(text) > _NUMBER_CHARACTERS:
         return np.float32("nan")
     with np.errstate(over="ignore"):
@@ -270,7 +271,7 @@ def number_of(text: bytes) -> np.float32:
 
 
 def _double(text):
-    """A number that rounds to the float32 which the text is nearest to."""
+    """A float64 that rounds to the float32 nearest to the text."""
     number = np.float64(text)
     if number.view(np.int64) & (1 << 29) - 1 == 1 << 28:  # half-way between two float32
         exact = fractions.Fraction(text.decode())

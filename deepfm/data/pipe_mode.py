@@ -1,8 +1,8 @@
-"""SageMaker's Pipe mode: a channel is a FIFO for each epoch, read once and by one process.
+"""SageMaker's Pipe mode: a channel is one FIFO per epoch, read once and by one process.
 
 SageMaker's own PipeModeDataset reads them. It keeps the number of the next FIFO in a file, waits
-for hours for one that is not there, and takes bytes from any other process that reads the same; so
-the channel, its FIFO and its being read by one process are checked here first.
+for hours if a FIFO is missing, and takes bytes away from any other process that reads it. So this
+module first checks that the channel and its FIFO exist and that no other process reads them.
 """
 
 import fcntl
@@ -16,15 +16,15 @@ from absl import logging
 from deepfm.errors import BadInput
 from deepfm.runtime.sagemaker import Job
 
-_PATIENCE = 25  # seconds that the FIFO of an epoch may take to be there
+_PATIENCE = 25  # seconds to wait for the FIFO of an epoch
 
 
 class Pipe(NamedTuple):
-    """A channel that this process alone reads.
+    """A channel that only this process reads.
 
     Attributes:
         channel: its name.
-        input_dir: the folder of config/ and data/.
+        input_dir: the folder that holds config/ and data/.
     """
 
     channel: str
@@ -35,7 +35,7 @@ class Pipe(NamedTuple):
         return os.path.join(os.path.dirname(self.input_dir.rstrip("/")), "pipe_state")
 
     def fifo(self):
-        """The path of the FIFO that is read next."""
+        """The path of the FIFO to read next."""
         number = "0"
         path = os.path.join(self.state_dir, f".{self.channel}-pipe_mode-state")
         if os.path.exists(path):
@@ -45,10 +45,10 @@ class Pipe(NamedTuple):
 
 
 def open_channel(job: Job, channel: str) -> Pipe:
-    """Takes a channel for this process.
+    """Reserves a channel for this process.
 
     Raises:
-        BadInput: there is no such channel, it is no FIFO, or another process reads it.
+        BadInput: there is no such channel, it is not in Pipe mode, or another process reads it.
     """
     found = job.channels()
     if channel not in found:
@@ -83,15 +83,15 @@ def _wait_for_fifo(pipe):
     while not os.path.exists(pipe.fifo()):
         if time.monotonic() - started > _PATIENCE:
             raise BadInput(
-                f"{pipe.fifo()}: still missing after {_PATIENCE} s; channel {pipe.channel} has "
-                "ended or was never fed."
+                f"{pipe.fifo()}: still missing after {_PATIENCE} s; channel {pipe.channel} was not "
+                "fed, or for fewer epochs than --num_epochs."
             )
         time.sleep(0.1)
 
 
 def records(pipe: Pipe) -> tf.data.Dataset:
     """string []: the raw records of an epoch; every iteration reads the next FIFO."""
-    # SageMaker's library is needed here only, and loads an op.
+    # Imported here because only Pipe mode needs SageMaker's library, which loads an op.
     from sagemaker_tensorflow import PipeModeDataset
 
     def ready():
@@ -109,5 +109,5 @@ def records(pipe: Pipe) -> tf.data.Dataset:
                 config_dir=os.path.join(pipe.input_dir, "config"),
             )
 
-    # Opened only when the first record is asked for: repeat and shuffle make one iterator too many.
+    # Opens the FIFO only for the first record: repeat and shuffle make one iterator too many.
     return tf.data.Dataset.range(1).flat_map(read)

@@ -1,12 +1,11 @@
-"""The raw records that a process reads, epoch after epoch: which they are, and in which order.
+"""The raw records that a process reads, epoch after epoch: which ones, and in which order.
 
-The order is a pure function of the files, of the seed and of the number of the epoch. So training
-that was interrupted goes on in the middle of an epoch as if it had never stopped: whole files that
-it has used are not opened again, and of the others it reads past what it has used.
+The order is a pure function of the files, the seed and the epoch's number. So interrupted training
+resumes in the middle of an epoch as if it had never stopped: it does not reopen groups of files
+that it has used up, and skips the used records of the next one.
 
-In each epoch the files are drawn in another order and read in groups: the files of a group side by
-side, their records through one shuffle buffer. A group has so many records that the buffer is
-filled several times over.
+Each epoch shuffles the files and reads them in groups: the files of a group in parallel, their
+records through one shuffle buffer. A group has enough records to fill the buffer several times.
 """
 
 import contextlib
@@ -26,7 +25,7 @@ from deepfm.errors import BadInput
 from deepfm.kernels.ops import CHUNK, TENSORFLOW, Ops
 from deepfm.runtime import remote_files
 
-_WHOLE, _PART, _DAMAGED = range(3)  # kinds of ranges, which are read in different ways
+_WHOLE, _PART, _DAMAGED = range(3)  # kinds of ranges, each read in its own way
 
 
 class Source(NamedTuple):
@@ -36,9 +35,9 @@ class Source(NamedTuple):
         data: the files, or the channel.
         asked: InputConfig.
         share: Share of the records.
-        position: Position, where reading begins.
-        damaged: files with bad records that are passed over (`--max_bad_records`).
-        ops: Ops that read, shuffle, batch and parse; the records are the same with any.
+        position: Position where reading begins.
+        damaged: files with bad records that are skipped (`--max_bad_records`).
+        ops: Ops to read, shuffle, batch and parse with; all give the same records.
     """
 
     data: datasets.DataSet
@@ -54,19 +53,19 @@ def each_epoch(
     used: int,
     make_batches: Callable[[tf.data.Dataset, tf.Tensor], tf.data.Dataset],
 ) -> tf.data.Dataset:
-    """What `make_batches` makes of the raw records of each epoch, one after the other.
+    """Applies `make_batches` to the raw records of each epoch, one epoch after the other.
 
     Args:
         source: Source.
-        used: records of the first of these epochs that are left out, as training has used them.
-        make_batches: (chunks of its Ops, number of the epoch int64 []) -> dataset.
+        used: records of the first epoch to skip, because training has used them.
+        make_batches: (chunks of source.ops, number of the epoch int64 []) -> dataset.
     """
     data, cache, first = source.data, source.asked.cache, source.position.epoch
     epochs = lambda first: tf.data.Dataset.range(first, source.asked.num_epochs)
     left_out = lambda epoch: tf.where(tf.equal(epoch, first), np.int64(used), np.int64(0))
 
     def drawn(chunks, seed, skip):
-        """Chunks in the order of shuffling."""
+        """Chunks of the shuffled records, without the first `skip`."""
         buffer = source.asked.shuffle_buffer
         if buffer <= 1 and not used:
             return chunks
@@ -78,7 +77,7 @@ def each_epoch(
         draw = lambda chunks, plan: drawn(chunks, plan.seed, plan.used)
         read = lambda epoch: _each_group(source, epoch, left_out(epoch), draw)
         return epochs(first).flat_map(lambda epoch: make_batches(read(epoch), epoch))
-    else:  # what is kept are all records, in the order of the files
+    else:  # the cache holds all records, in the order of the files
         beginning = tf.zeros([], tf.int64)
         chunks = _each_group(source, beginning, beginning, lambda chunks, plan: chunks)
 
@@ -88,9 +87,9 @@ def each_epoch(
 
     if cache not in ("none", "memory"):
         chunks = chunks.cache(_cache_file(source))
-    if cache != "memory" or first + 1 >= source.asked.num_epochs:  # nobody would read it
+    if cache != "memory" or first + 1 >= source.asked.num_epochs:  # no later epoch would read it
         return epochs(first).flat_map(again(chunks))
-    # TensorFlow's own cache in memory would be another one in each epoch's call of a function.
+    # TensorFlow's own memory cache would start empty in each epoch's function call.
     memory = []
     keep = lambda chunk: memory.append(chunk) or chunk
     shape = source.ops.chunk_shape
@@ -114,14 +113,14 @@ def _chunks_of_channel(pipe, share, ops):
 
 
 class _Plan(NamedTuple):
-    """A group of ranges as tensors: what is read side by side, shuffled, and left out of it.
+    """A group of ranges as tensors: what to read in parallel, how to shuffle it, what to skip.
 
     Attributes:
         paths: string [n].
-        begins, counts: int64 [n], records; -1: all.
+        begins, counts: int64 [n], in records; count -1: all.
         kinds: int64 [n].
-        seed: int64 [], of the shuffle buffer.
-        used: int64 [], records that are left out, as training has used them.
+        seed: int64 [], seed of the shuffle buffer.
+        used: int64 [], records to skip, because training has used them.
     """
 
     paths: tf.Tensor
@@ -133,7 +132,7 @@ class _Plan(NamedTuple):
 
 
 def _plans(source, ranges, epoch, used):
-    """The _Plans of the records of an epoch that are left of it."""
+    """The _Plans of the records that are left of an epoch."""
     bad = {file.path for file in source.damaged}
     for i, group in enumerate(groups(ranges, source.asked, source.position.by_rows, epoch)):
         rows = sum(r.end - r.begin for r in group) if used else None
@@ -169,7 +168,7 @@ def _each_group(source, epoch, used, arrange):
 
 
 def _chunks_of_group(source, ranges, plan):
-    """The records of a group in chunks, string [n] or packed, read side by side."""
+    """The records of a group, read in parallel, in chunks: string [n] or packed."""
     data, damaged, ops = source.data, source.damaged, source.ops
     places = {file.path: file.places for file in damaged}
     parallel = min(source.asked.num_parallel_reads, len(ranges))
@@ -208,19 +207,19 @@ def _chunks_of_group(source, ranges, plan):
 
 
 def _good(path, data_format, places):
-    """The good records of a file, read by the slow reader, which can go on after damage."""
+    """The good records of a file, from the slow reader, which can continue after damage."""
     for place, payload, _ in data_format.numbered(path):
         if place not in places:
             yield payload
 
 
-_locks = {}  # path -> a file that is open and locked for the life of this process
+_locks = {}  # path -> descriptor of a file that stays open and locked while this process lives
 
 
 def _cache_file(source):
-    """The path of a cache file of just these records, from which this process alone may write.
+    """The path of a cache file for exactly these records, which only this process may use.
 
-    What an interrupted process left of it half-written is deleted.
+    Deletes what an interrupted process has left half-written.
     """
     data, share, asked = source.data, source.share, source.asked
     if not all(file.identity for file in data.files):
@@ -239,7 +238,7 @@ def _cache_file(source):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise BadInput(
-            f"--cache={asked.cache}: another process uses {path}; give this one another path."
+            f"--cache={asked.cache}: another process uses {path}; give this one another --cache."
         ) from error
     _locks[path] = lock
     for stale in glob.glob(f"{glob.escape(path)}_*"):
@@ -249,8 +248,8 @@ def _cache_file(source):
 
 @contextlib.contextmanager
 def naming_damaged_cache(cache: str):
-    """Turns an error of a cache file (`--cache`), which has no bad records, into one that says what
-    to do."""
+    """Turns an error of a cache file (`--cache`), which is not a bad record, into one that says
+    what to do."""
     kinds = tf.errors.DataLossError, tf.errors.InternalError, tf.errors.NotFoundError
     try:
         yield

@@ -1,13 +1,13 @@
 """The record format: encode and parse, once, for those who write and those who read.
 
 A record is a `tf.train.Example` with `label` float, `ids` int64[F] and `values` float[F], in
-TFRecord files; or a line `label id:value id:value ...` of a LibSVM file (`libsvm`). Both are parsed
-a batch at a time by TensorFlow's native ops. These name no record when they fail: `bad_records`
-finds the one that is wrong.
+TFRecord files; or a line `label id:value id:value ...` of a LibSVM file (`libsvm`). TensorFlow's
+native ops parse both, a batch at a time. They do not say which record they failed at: `bad_records`
+finds it.
 
-Where a field may hold several values, or none, an Example also has `counts` int64[F], how many of
-its ids and values belong to each field: first those of field 0, then those of field 1, and so on.
-A record without `counts` has one of each field.
+If a field may hold several values, or none, an Example also has `counts` int64[F]: how many of its
+ids and values belong to each field, first those of field 0, then those of field 1, and so on.
+A record without `counts` has one id and value per field.
 
 B: records in a batch. F: fields (field_size). M: the most ids of a record of the batch.
 """
@@ -22,7 +22,7 @@ import tensorflow as tf
 from deepfm.data import example_bytes
 from deepfm.runtime.memory import MAX_NUMBER
 
-FRAME = 16  # bytes of a record in its file apart from its payload: length, and two checksums
+FRAME = 16  # bytes that a record takes in its file beside its payload: length and two checksums
 _SMALLEST_NORMAL = np.finfo(np.float32).tiny
 
 
@@ -31,15 +31,15 @@ class Schema(NamedTuple):
 
     Attributes:
         field_size: F, the number of (id, value) pairs of a record.
-        feature_size: rows of the embedding table; ids lie in [0, feature_size). None: as many as a
-            table can have.
-        pad: fill LibSVM rows shorter than F with id 0 and value 0; id 0 is then reserved.
+        feature_size: rows of the embedding table; ids must be in [0, feature_size). None: the most
+            that a table can have.
+        pad: whether LibSVM rows shorter than F are filled with id 0 and value 0; id 0 is reserved.
         id_offset: added to each id of a LibSVM row (1 makes 0-based ids 1-based).
         multi_valued: whether a field may hold several values, or none.
         named_fields: whether the pairs of a line name their fields (LibFFM's `field:id:value`).
-        field_ids: for each field (its first id, its last id + 1), where lines are LibSVM whose ids
-            tell their fields; these are the ids as written.
-        hash_buckets: the ids of a line are strings, of which `hashed` makes ids; 0: numbers.
+        field_ids: (first id, last id + 1) of each field, as written, if the ids of LibSVM lines
+            determine their fields.
+        hash_buckets: how many ids `hashed` makes of a line's strings; 0: its ids are numbers.
         with_labels: whether a TFRecord must hold a label; otherwise labels are 0 (inference).
     """
 
@@ -55,15 +55,15 @@ class Schema(NamedTuple):
 
     @property
     def limit(self) -> int:
-        """What all ids have to lie below."""
+        """The exclusive upper bound of all ids."""
         return self.feature_size or MAX_NUMBER
 
 
 def hashed(strings, buckets):
     """The ids of strings, the same in conversion and in serving: string [...] -> int64 [...].
 
-    FarmHash's Fingerprint64 (https://github.com/google/farmhash), modulo one less than `buckets`:
-    id 0 stays free for what is missing. Different strings may get the same id.
+    FarmHash's Fingerprint64 (https://github.com/google/farmhash), modulo `buckets` - 1: id 0 is
+    kept for missing values. Different strings may get the same id.
     """
     return 1 + tf.strings.to_hash_bucket_fast(strings, buckets - 1)
 
@@ -73,9 +73,9 @@ def encode(labels, ids, values, counts=None):
 
     Args:
         labels: float32 [B].
-        ids: int64 [B, F], or with `counts` [B, M], filled up with anything.
+        ids: int64 [B, F], or with `counts` [B, M]; whatever fills up a row is ignored.
         values: float32, likewise.
-        counts: int32 [B, F], the values of each field; None where each has one.
+        counts: int32 [B, F], the number of values of each field; None if each has one.
 
     Returns:
         string [B], serialized `tf.train.Example`s.
@@ -100,8 +100,8 @@ def encode(labels, ids, values, counts=None):
 def parse(serialized, schema):
     """Parses and checks a batch of serialized Examples.
 
-    A batch of what `encode` writes takes few ops; other Examples take 3 times as long. Whatever
-    could be read in two ways is refused: a feature that is there twice, or that holds two lists.
+    A batch of what `encode` writes takes few ops; other Examples take 3 times as long. Anything
+    ambiguous is refused: a feature that occurs twice, or that holds two lists.
 
     Args:
         serialized: string [B].
@@ -109,12 +109,12 @@ def parse(serialized, schema):
 
     Returns:
         (labels float32 [B], ids int64 [B, F], values float32 [B, F]).
-        Of a multi-valued schema (labels, ids int64 [B, M], values float32 [B, M], counts int32
-        [B, F]); what fills up a row is 0.
+        For a multi-valued schema (labels, ids int64 [B, M], values float32 [B, M], counts int32
+        [B, F]), rows filled up with 0.
 
     Raises:
         tf.errors.InvalidArgumentError: when run, for a batch with a bad record (see `bad_records`);
-            DataLossError where a record is no protocol buffer at all.
+            DataLossError if a record is not a protocol buffer at all.
     """
     lists = example_bytes.find_lists(serialized, schema.field_size, schema.multi_valued)
 
@@ -127,7 +127,7 @@ def parse(serialized, schema):
         values = example_bytes.raw_bytes(lists.values, 4 * tf.maximum(longest, 1))
         values = tf.bitcast(tf.reshape(values, [tf.size(serialized), -1, 4]), tf.float32)
         sizes, labels = sizes[:-1, 0], tf.cast(lists.positive & schema.with_labels, tf.float32)
-        # Where no record has a value the decoder still makes a column.
+        # Even if no record has a value the decoder makes a column.
         ids, values = ids[:-1, :longest], values[:, :longest]
         return labels, ids, values, tf.cast(lists.counts, tf.int64), sizes, sizes
 
@@ -137,7 +137,7 @@ def parse(serialized, schema):
 
 
 def parse_any(serialized, schema):
-    """As `parse`, for Examples that are rarely as `encode` writes them: a graph of half the ops."""
+    """As `parse`, with half the ops, for Examples that are rarely as `encode` writes them."""
     return _check_lists(_decode_any(serialized, schema), schema)
 
 
@@ -146,15 +146,15 @@ def _decode_any(serialized, schema):
 
 
 def _check_lists(lists, schema):
-    """What `parse` returns, of what `decode_any` returns."""
+    """Checks what `decode_any` returns; returns what `parse` does."""
     labels, ids, values, counts, num_ids, num_values = lists
     counts.set_shape([None, schema.field_size])
     of_record = tf.cast(num_ids, tf.int64)
     if schema.multi_valued:
-        # One by one, as a sum of large ones might come round to the right one.
+        # One by one, because a sum of large counts might overflow to the right one.
         good = (counts >= 0) & (counts <= of_record[:, tf.newaxis])
     else:
-        good = tf.equal(counts, 1)  # whoever has other counts means something else by the ids
+        good = tf.equal(counts, 1)  # with other counts the ids mean something else
     same = tf.equal(tf.reduce_sum(counts, axis=1), of_record) & tf.equal(num_ids, num_values)
     checks = [tf.debugging.Assert(tf.reduce_all(x), ["counts"]) for x in (good, same)]
     with tf.control_dependencies(checks):
@@ -179,7 +179,7 @@ def check(labels, ids, values, schema):
 
 
 def explain_example(serialized: bytes, schema: Schema) -> Optional[str]:
-    """What is wrong with a serialized Example, against what; None where nothing is."""
+    """What is wrong with a serialized Example, and what was expected; None if nothing is."""
     try:
         features = _features(serialized)
     except ValueError as error:
@@ -208,7 +208,7 @@ def explain_example(serialized: bytes, schema: Schema) -> Optional[str]:
 
 
 def shape(serialized: bytes) -> Tuple[Optional[int], bool]:
-    """(fields of an Example, None where it is none; whether these may hold several values)."""
+    """(fields of an Example, None if it is not one; whether they may hold several values)."""
     try:
         features = _features(serialized)
     except ValueError:
@@ -228,14 +228,14 @@ def _explain_counts(counts, schema):
 
 
 def _features(serialized):
-    """The features of a serialized Example by name; ValueError where it is none."""
+    """The features of a serialized Example by name; ValueError if it is not one."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
             example = tf.train.Example.FromString(serialized)
         except (google.protobuf.message.DecodeError, RuntimeError) as error:
             raise ValueError(" ".join(str(error).split())) from error
-    if warned:  # that what follows an end-group tag was not read
+    if warned:  # bytes after an end-group tag were not read
         raise ValueError(str(warned[0].message))
     return example.features.feature
 
@@ -246,24 +246,27 @@ def explain_id(feature_id, schema):
     if schema.pad and feature_id == 0:
         return "feature id 0 is reserved for padding (--id_offset=1 shifts 0-based ids)"
     if schema.feature_size is not None and feature_id >= schema.feature_size:
-        return f"feature id {feature_id} is not below feature_size {schema.feature_size}"
+        limit = f"feature_size {schema.feature_size}"
+        return (
+            f"feature id {feature_id} is not below {limit} (--feature_size is the largest id + 1)"
+        )
     if feature_id >= schema.limit:
         return f"feature id {feature_id} is not below {schema.limit}: no table has more rows"
     return None
 
 
 def explain_width(found, schema, what, sample):
+    """Why a record with `found` of something does not fit the schema, or None if it does."""
     if found == schema.field_size or (schema.pad and found < schema.field_size):
         return None
-    at_most = "at most " if schema.pad else ""
-    hint = (
-        " (libsvm_to_tfrecord --pad fills short rows)"
-        if found < schema.field_size and "pairs" in what
-        else ""
-    )
+    at_most, hint = "at most " if schema.pad else "", ""
+    if found < schema.field_size and "pairs" in what:
+        hint = " (libsvm_to_tfrecord --pad fills short rows)"
+    elif found and (what == "counts" or not schema.multi_valued):
+        hint = f" (--field_size={found} if all records are so)"
     return f"expected {at_most}{schema.field_size} {what}, found {found}{hint}: {sample}"
 
 
 def normal(number):
-    """The float32 that TensorFlow's threads take it for: 0 below the normal numbers."""
+    """The float32 that TensorFlow's threads see: denormal numbers are 0."""
     return np.float32(0 if abs(number) < _SMALLEST_NORMAL else number)

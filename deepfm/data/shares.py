@@ -1,4 +1,4 @@
-"""Which records of a data set are whose, and in how many steps each process uses its own."""
+"""Which process reads which records, and in how many steps it uses them."""
 
 import os
 from typing import List, Mapping, NamedTuple, Optional, Sequence
@@ -9,11 +9,11 @@ from absl import logging
 from deepfm.config import InputConfig, Share
 from deepfm.data import datasets
 
-_BUFFERS = 4  # times that the shuffle buffer is filled in a group of files, at least
+_BUFFERS = 4  # least number of times that a group of files fills the shuffle buffer
 
 
 class Range(NamedTuple):
-    """Records begin ... end - 1 of a file; `whole` where that is all, and then end may be None."""
+    """Records begin ... end - 1 of a file; if that is the `whole` file, end may be None."""
 
     path: str
     begin: int
@@ -22,7 +22,7 @@ class Range(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """The bad records of a damaged file, which training passes over: {place: reason}."""
+    """The bad records of a damaged file, which training skips: {place: reason}."""
 
     path: str
     places: Mapping[str, str]
@@ -31,15 +31,15 @@ class Skipped(NamedTuple):
 def divide(
     files: Sequence[datasets.DataFile], damaged: Sequence[Skipped], num_shares: int
 ) -> List[List[Range]]:
-    """Divides records evenly, to within one, and as whole files where these are even.
+    """Divides records evenly, to within one, and into whole files where that is even.
 
     The records of all files, one after the other, are cut into contiguous parts. A pure function
     of its arguments: all processes make the same plan.
 
     Args:
-        files: with their rows, unless there is one share.
-        damaged: the files whose bad records do not count.
-        num_shares: parts to cut.
+        files: DataFiles, with their rows unless there is only one share.
+        damaged: files with bad records, which do not count.
+        num_shares: number of parts.
 
     Returns:
         The ranges of each share.
@@ -50,7 +50,7 @@ def divide(
         return [[Range(file.path, 0, count, True) for file, count in zip(files, rows)]]
     cuts = [sum(rows) * i // num_shares for i in range(num_shares + 1)]
     shares = [[] for _ in range(num_shares)]
-    first = 0  # of the file, counted over all files
+    first = 0  # number of the file's first record, counted over all files
     for file, count in zip(files, rows):
         for share, (low, high) in zip(shares, zip(cuts, cuts[1:])):
             begin, end = max(low - first, 0), min(high - first, count)
@@ -76,13 +76,13 @@ def log_division(files: Sequence[datasets.DataFile], damaged: Sequence[Skipped],
 def groups(
     ranges: Sequence[Range], asked: InputConfig, by_rows: bool, epoch: int
 ) -> List[List[Range]]:
-    """The ranges of an epoch in the order of reading, in groups that are read side by side.
+    """The ranges of an epoch in reading order, in groups that are read in parallel.
 
     Args:
-        ranges: of this process.
-        asked: its seed, shuffle_buffer and num_parallel_reads.
-        by_rows: as in Position.
-        epoch: its number, from 0.
+        ranges: the ranges of this process.
+        asked: InputConfig; its seed, shuffle_buffer and num_parallel_reads count.
+        by_rows: see Position.
+        epoch: number of the epoch, from 0.
     """
     if asked.shuffle_buffer > 1:
         order = np.random.RandomState([asked.seed, epoch]).permutation(len(ranges))
@@ -103,7 +103,7 @@ def groups(
 def rows_of_share(
     data: datasets.DataSet, damaged: Sequence[Skipped], share: Share
 ) -> Optional[int]:
-    """The records of an epoch in a share of a data set, or None where that is not known."""
+    """The number of records of an epoch in a share of a data set; None if unknown."""
     if data.rows is None:
         return None
     return sum(r.end - r.begin for r in divide(data.files, damaged, share.of)[share.index])
@@ -112,11 +112,11 @@ def rows_of_share(
 def steps_of_processes(
     rows_of_processes: Optional[Sequence[int]], size: int, in_step: bool
 ) -> Optional[List[int]]:
-    """The steps of each process in an epoch, by rank; None where the rows are not known.
+    """The steps of each process in an epoch, by rank; None if the rows are unknown.
 
     Args:
-        rows_of_processes: as in Position.
-        size: records of a process's step.
+        rows_of_processes: see Position.
+        size: records per step of one process.
         in_step: whether processes take each step together.
     """
     if rows_of_processes is None:
@@ -126,7 +126,7 @@ def steps_of_processes(
 
 
 def weights_of_steps(rows_of_processes: Sequence[int], size: int, rank: int):
-    """float [steps of an epoch]: what a process's batch counts, by the records that each has."""
+    """float [steps of an epoch]: processes * (the batch's share of all records of the step)."""
     rows = np.array(rows_of_processes)
     steps = -(-rows.max() // size)
     parts = np.clip(rows - size * np.arange(steps)[:, np.newaxis], 0, size)  # [steps, processes]

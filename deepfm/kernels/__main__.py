@@ -8,4 +8,4 @@ from deepfm.kernels import build
 try:
     print(build.build())
 except (OSError, subprocess.CalledProcessError) as error:
-    sys.exit(f"The compiled kernels cannot be built: {error}")
+    sys.exit(f"The compiled kernels cannot be built ({error}); install g++, or set CXX.")

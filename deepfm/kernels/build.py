@@ -1,7 +1,7 @@
 """Builds the library of the compiled operators from csrc/.
 
-It lies beside TensorFlow in site-packages, named after what it was made of: one of other sources is
-not loaded.
+It is stored beside TensorFlow in site-packages, under a name with a hash of its sources, so that a
+library built from other sources is never loaded.
 
 https://github.com/tensorflow/docs/blob/r1.15/site/en/guide/create_op.md
 """
@@ -19,12 +19,12 @@ import tensorflow as tf
 _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "csrc")
 _OPTIONS = [
     "-std=c++14", "-O3", "-DNDEBUG", "-fPIC", "-fno-math-errno", "-fno-trapping-math",
-    "-ffp-contract=off",  # the same numbers on processors with and without fused multiply-add
+    "-ffp-contract=off",  # same results on processors with and without fused multiply-add
 ]  # fmt: skip
 
 
 def library() -> str:
-    """The path of the library that these sources give, whether it is there or not."""
+    """The path of the library built from these sources, whether it exists or not."""
     digest = hashlib.sha256(repr([tf.version.VERSION, tf.version.GIT_VERSION, _OPTIONS]).encode())
     for path in sorted(glob.glob(f"{_FOLDER}/*.cc") + glob.glob(f"{_FOLDER}/*.h")):
         with open(path, "rb") as f:
@@ -34,11 +34,11 @@ def library() -> str:
 
 
 def build() -> str:
-    """Compiles the library, in half a minute, and returns its path.
+    """Compiles the library, which takes half a minute, and returns its path.
 
     Raises:
-        OSError: there is no compiler, or no writing there.
-        subprocess.CalledProcessError: it does not compile; the compiler has said why.
+        OSError: there is no compiler, or the folder cannot be written.
+        subprocess.CalledProcessError: it does not compile; the compiler has printed why.
     """
     path = library()
     folder = os.path.dirname(path)

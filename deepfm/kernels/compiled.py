@@ -1,8 +1,8 @@
-"""The compiled operators of what costs a training step most apart from its matrix products.
+"""The compiled operators, for the costliest work of a training step besides matrix products.
 
     python -m deepfm.kernels        builds them
 
-What each does is said in ops.py; TensorFlow's own do the same, in more time.
+ops.py says what each one does; TensorFlow's own operators do the same, more slowly.
 """
 
 import functools
@@ -18,12 +18,12 @@ from deepfm.kernels.ops import CHUNK, TENSORFLOW, Ops
 
 @functools.lru_cache(maxsize=None)
 def raw_ops():
-    """The operators as the library has them; csrc/ says what they take."""
+    """The operators as loaded from the library; csrc/ describes their inputs."""
     return tf.load_op_library(library())
 
 
 def built() -> bool:
-    """Whether the library is there and can be loaded."""
+    """Whether the library exists and can be loaded."""
     if not os.path.exists(library()):
         return False
     try:
@@ -34,7 +34,7 @@ def built() -> bool:
 
 
 class _Compiled(Ops):
-    """The compiled operators, with what TensorFlow's do where these do not take it."""
+    """The compiled operators; TensorFlow's take over what these cannot handle."""
 
     packed = adds_l2 = True
 
@@ -57,7 +57,7 @@ class _Compiled(Ops):
         return raw_ops().deepfm_relu_dropout(x, seed, dropped)
 
     def zeros(self, shape, dtype=tf.float32, partition_info=None):
-        """Whose rows are found in less time than those of tf.zeros."""
+        """Zeros whose rows are faster to reach than those of tf.zeros."""
         return raw_ops().deepfm_zeros(tf.cast(shape, tf.int64))
 
     empty = zeros
@@ -82,7 +82,7 @@ class _Compiled(Ops):
 
     def read(self, path, buffer_bytes, file_bytes, plain):
         chunks = records_of(path, buffer_bytes, CHUNK, file_bytes)
-        # A file takes as many turns as with TensorFlow's own.
+        # The empty chunk makes a file take as many turns as with TensorFlow's own.
         return chunks.concatenate(tf.data.Dataset.from_tensors(self.no_records()))
 
     def parse(self, chunk, schema, plain, plain_any):
@@ -102,7 +102,7 @@ class _Compiled(Ops):
 
 
 class _BesideServers(_Compiled):
-    """The compiled operators of a worker: parameter servers, which hold the variables, need not
+    """The compiled operators for a worker; parameter servers, which hold the variables, need not
     have them."""
 
     adds_l2 = False
@@ -115,10 +115,10 @@ BESIDE_SERVERS = _BesideServers()
 
 
 def of_steps(ops, processes, partitioner=None):
-    """The Ops of the steps of training, where data are read with `ops`.
+    """The Ops of training steps, if data are read with `ops`.
 
-    Processes that take each step together have the same: their copies of the weights, which each
-    updates by itself, have to stay the same to the bit.
+    Processes that take each step together all use the same Ops: each updates its own copy of the
+    weights, and the copies must stay equal to the bit.
     """
     everywhere = ops is COMPILED
     if processes.in_step:
@@ -139,18 +139,18 @@ def unpack(chunk):
 
 
 def records_of(path, buffer_bytes, size, file_bytes=-1):
-    """The records of a TFRecord file that is not compressed, in chunks of `size`, packed.
+    """The records of an uncompressed TFRecord file, in packed chunks of `size`.
 
-    Fails with DataLossError where the file is damaged, where it ends within a length, which
-    tf.data.TFRecordDataset takes for its end, and where it has not `file_bytes` (below 0: any).
+    Fails with DataLossError if the file is damaged, if it ends inside a length, which
+    tf.data.TFRecordDataset takes for its end, or if it is not `file_bytes` long (below 0: any).
     """
     numbers = _int64s(buffer_bytes, size, file_bytes)
     return _dataset(raw_ops().deepfm_records(path, *numbers))
 
 
 def _int64s(*numbers):
-    """int64 [] each. Not by a cast: grappler would make a constant of it, merge that with equal
-    ones, as the -1 of a repeat(), and crash on these (tf.data's noop_elimination)."""
+    """Each number as int64 []. Not by a cast: grappler would fold it into a constant, merge that
+    with equal ones, such as the -1 of a repeat(), and crash (tf.data's noop_elimination)."""
     return [tf.convert_to_tensor(number, tf.int64) for number in numbers]
 
 

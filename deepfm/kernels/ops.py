@@ -1,6 +1,6 @@
-"""The operations that exist twice: as TensorFlow's own, here, and compiled (compiled.py).
+"""The operations that exist twice: with TensorFlow's own ops, here, and compiled (compiled.py).
 
-What uses them is given an Ops, which is chosen once, and does not ask which it has. With the same
+The Ops are chosen once; the code that receives them need not know which they are. With the same
 seed both draw the same records and drop the same units.
 
 B: records in a batch. F: fields. K: embedding size. N: values. U: distinct ids.
@@ -8,34 +8,35 @@ B: records in a batch. F: fields. K: embedding size. N: values. U: distinct ids.
 
 import tensorflow as tf
 
-CHUNK = 256  # records that pass between threads at once: one by one costs more than reading them
+CHUNK = 256  # records that threads pass on at once; one by one would cost more than reading them
 
 
 class Ops:
-    """TensorFlow's own.
+    """TensorFlow's own operations.
 
-    Raw records pass in chunks: string [n], or where `packed` string [2], the bytes of all of them,
-    one after another, and where each ends (csrc/packed.h). Where an operation takes `plain`, that
-    does the same with TensorFlow's ops: a compiled one hands over to it what it does not take.
+    Raw records travel in chunks: string [n], or, if `packed`, string [2]: the bytes of all records,
+    one after another, and the end of each (csrc/packed.h). An argument `plain` does an operation's
+    work with TensorFlow's ops; a compiled operation leaves to it what it cannot handle.
 
     Attributes:
-        adds_l2: whether L2 of a table's rows is best left to `adam_rows`.
+        packed: whether chunks are packed.
+        adds_l2: whether `adam_rows` should add L2 of a table's rows.
     """
 
     packed = adds_l2 = False
 
-    # A step of training.
+    # The training step.
 
     def unique(self, ids, dtype):
-        """As tf.unique: int64 [N] -> (distinct ids, `dtype` [U]; which of them each is, int32 [N]).
+        """As tf.unique: int64 [N] -> (distinct ids `dtype` [U], the place of each id int32 [N]).
 
-        int32 take two thirds of the time.
+        int32 takes two thirds of the time.
         """
         return tf.unique(tf.cast(ids, dtype))
 
     def gather(self, table, indices):
         """Rows of a table, which may be cut into parts: int [U] -> float32 [U, ...]."""
-        # 'div' keeps neighbouring rows together: a checkpoint means the same with any parts.
+        # 'div' keeps neighbouring rows together, so any partitioning can read a checkpoint.
         return tf.nn.embedding_lookup(table, indices, partition_strategy="div")
 
     def look_up(self, weights, embeddings, where, x, counts, field_size, plain):
@@ -44,11 +45,11 @@ class Ops:
         Args:
             weights: float32 [U].
             embeddings: float32 [U, K].
-            where: int32 [N], the row of each value; None: they have a row each.
-            x: float32 [N], what each row is scaled by.
-            counts: int32 [B F], the values of each field; None where each has one.
+            where: int32 [N], the row of each value; None: value i has row i.
+            x: float32 [N], the factor for each row.
+            counts: int32 [B F], number of values in each field; None if each has one.
             field_size: F.
-            plain: () -> what this returns.
+            plain: () -> the same as this returns.
 
         Returns:
             (float32 [B, F K], the scaled embeddings; float32 [B], first_order + second_order).
@@ -56,14 +57,14 @@ class Ops:
         return plain()
 
     def relu_dropout(self, x, seed, dropped):
-        """max(x, 0) with units dropped; which ones is a function of the seed alone.
+        """max(x, 0) with dropout; the seed alone decides which units are dropped.
 
-        A unit takes 16 random bits, so a rate is met to 1/65,536.
+        A unit uses 16 random bits, so a rate is exact to 1/65,536.
 
         Args:
             x: float32 [B, n].
             seed: int64 [2].
-            dropped: of the 65,536 values of a unit's bits, those with which it is dropped.
+            dropped: how many of the 65,536 values of a unit's bits drop it.
 
         Returns:
             float32 [B, n].
@@ -77,25 +78,25 @@ class Ops:
         return tf.nn.relu(x) * (kept * (65536 / (65536 - dropped)))
 
     def zeros(self, shape, dtype=tf.float32, partition_info=None):
-        """The initializer of what an optimizer keeps for a table; it is float32."""
+        """The initializer of an optimizer's slots for a table; always float32."""
         return tf.zeros(shape, dtype)
 
     def empty(self, shape):
-        """float32 memory of a table, which is written before it is read."""
+        """Uninitialized float32 memory for a table that is written before it is read."""
         return tf.raw_ops.Empty(shape=shape, dtype=tf.float32)
 
     def adam(self, variable, m, v, grad, rate, beta1, beta2, epsilon):
-        """Adam of a resource variable, its biases corrected in `rate`; returns the operation."""
+        """Applies Adam to a resource variable; `rate` includes the bias correction."""
         return tf.raw_ops.ResourceApplyAdam(
             var=variable.handle, m=m.handle, v=v.handle, beta1_power=0.0, beta2_power=0.0, lr=rate,
             beta1=beta1, beta2=beta2, epsilon=epsilon, grad=grad,
         )  # fmt: skip
 
     def adam_rows(self, variable, m, v, indices, grad, rate, beta1, beta2, epsilon, l2=0.0):
-        """As `adam`, of some rows, which differ, and their gradient + l2 * row.
+        """As `adam`, for distinct rows only, with their gradient + l2 * row.
 
         The update of tf.contrib.opt.LazyAdamOptimizer (beta powers count steps, not the row's
-        uses), without that one's second gather of the moments, and without loading contrib.
+        uses), without its second gather of the moments, and without loading contrib.
         """
         if l2:
             grad += l2 * variable.sparse_read(indices)
@@ -104,7 +105,7 @@ class Ops:
         v_rows = v.sparse_read(indices)
         v_rows += (1 - beta2) * (tf.square(grad) - v_rows)
         step = rate * m_rows / (tf.sqrt(v_rows) + epsilon)
-        # Raw ops: the variables' own methods end by reading, and so copying, the whole table.
+        # Raw ops, because the variables' own methods end by reading, and so copying, the table.
         scatter = tf.raw_ops.ResourceScatterUpdate
         return tf.group(
             scatter(resource=m.handle, indices=indices, updates=m_rows),
@@ -120,15 +121,15 @@ class Ops:
         return [2 if self.packed else None]
 
     def pack(self, strings):
-        """A dataset of chunks, of one of string [n]."""
+        """Turns a dataset of string [n] into one of chunks."""
         return strings
 
     def no_records(self):
-        """A chunk without a record."""
+        """A chunk without records."""
         return tf.zeros([2 if self.packed else 0], tf.string)
 
     def num_records(self, chunk):
-        """int32 []: how many a chunk holds."""
+        """int32 []: the number of records in a chunk."""
         return tf.size(chunk)
 
     def rechunked(self, chunks, size, shuffle_buffer=0, seed=1, skip=0, take=-1):
@@ -136,10 +137,10 @@ class Ops:
 
         Args:
             chunks: a dataset of chunks.
-            size: records of each chunk that comes out, apart from the last.
-            shuffle_buffer: records among which the next one is drawn; at most 1 keeps the order.
-            seed: int64 [] or int, of the shuffling.
-            skip, take: int64 [] or int, records; all are taken below 0.
+            size: records in each resulting chunk but the last.
+            shuffle_buffer: records from which the next one is drawn; 0 or 1 keeps the order.
+            seed: int64 [] or int, seed of the shuffling.
+            skip, take: int64 [] or int, numbers of records; a negative `take` takes all.
         """
         records = chunks.unbatch()
         if shuffle_buffer > 1:
@@ -147,10 +148,10 @@ class Ops:
         return records.skip(skip).take(take).batch(size)
 
     def read(self, path, buffer_bytes, file_bytes, plain):
-        """The chunks of a TFRecord file that is not compressed.
+        """The chunks of an uncompressed TFRecord file.
 
-        Fails with DataLossError where the file is damaged, and where it has not `file_bytes`, int64
-        [] (below 0: any).
+        Fails with DataLossError if the file is damaged, or if it is not `file_bytes`, int64 [],
+        long (below 0: any).
 
         Args:
             plain: () -> a dataset of string [n].
@@ -162,16 +163,16 @@ class Ops:
 
         Args:
             schema: records.Schema.
-            plain: (string [B], schema) -> what this returns; fails at a bad record.
-            plain_any: the same, made for Examples that the compiled operator does not take.
+            plain: (string [B], schema) -> the same as this returns; fails at a bad record.
+            plain_any: the same, for Examples that the compiled operator does not take.
 
         Returns:
-            (labels float32 [B], ids int64 [B, F], values float32 [B, F]), or more of it.
+            (labels float32 [B], ids int64 [B, F], values float32 [B, F]), perhaps with counts.
         """
         return plain(chunk, schema)
 
     def parse_lines(self, chunk, schema, plain):
-        """As `parse`, of LibSVM lines."""
+        """As `parse`, for LibSVM lines."""
         return plain(chunk, schema)
 
 

@@ -1,1 +1,1 @@
-"""The mathematics: the network, its loss, its optimizers and its metrics."""
+"""The maths: the network, its loss, its optimizers and its metrics."""

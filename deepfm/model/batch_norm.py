@@ -1,12 +1,12 @@
-"""Batch norm over the global batch, however many replicas it is divided among.
+"""Batch norm over the global batch, however many replicas share it.
 
     y = gamma (x - mean) / sqrt(variance + epsilon) + beta
 
 Ioffe and Szegedy, "Batch Normalization: Accelerating Deep Network Training by Reducing Internal
-Covariate Shift", ICML 2015, https://arxiv.org/abs/1502.03167, algorithm 1. Training takes the mean
-and the (biased) variance of the examples that all replicas have for the step; evaluation, inference
-and exports take their moving averages. Variables, epsilon and moving averages are those of
-tf.layers.batch_normalization, so checkpoints of either go on with the other.
+Covariate Shift", ICML 2015, https://arxiv.org/abs/1502.03167, algorithm 1. Training uses the mean
+and the (biased) variance of all replicas' examples in the step; evaluation, inference and exports
+use their moving averages. Variables, epsilon and moving averages are those of
+tf.layers.batch_normalization, so either can continue from the other's checkpoints.
 
 B: examples in a replica's part of the batch. R: replicas that take the step together. n: units.
 """
@@ -19,9 +19,9 @@ v1 = tf.compat.v1
 
 _EPSILON = 1e-3
 
-# gradient_override_map's name for the BiasAdd of a layer that batch norm follows in training. The
-# mean takes the bias away again, so its gradient is 0. Computed, it would be rounding errors, other
-# ones in each mode, which Adam would scale up to whole steps.
+# gradient_override_map's name for the BiasAdd of a layer that batch norm follows in training.
+# Subtracting the mean cancels the bias, so its gradient is 0. Computing it would give rounding
+# errors, different ones in each mode, which Adam would scale up to whole steps.
 BIAS_ADD = "BiasAddBeforeBatchNorm"
 
 
@@ -31,14 +31,14 @@ def _bias_add_grad(op, by_y):
 
 
 class BatchPart(NamedTuple):
-    """A replica's part of the global batch; the defaults are those of a replica that is alone.
+    """A replica's part of the global batch; the defaults describe a single replica.
 
     Attributes:
-        counts: float32 [B], what each example counts in the moments: 1, or 0 where it only fills up
-            the batch; None: each counts 1.
+        counts: float32 [B], weight of each example in the moments: 1, or 0 for an example that only
+            fills up the batch; None: all weigh 1.
         stack: Replicas.stack.
-        moves: whether this replica moves the moving averages; False where it shares them with one
-            that does.
+        moves: whether this replica updates the moving averages; False if another one, with which
+            it shares them, does.
     """
 
     counts: Optional[tf.Tensor] = None
@@ -47,7 +47,7 @@ class BatchPart(NamedTuple):
 
 
 class _Moments(NamedTuple):
-    """Of the global batch: float32 [], what its examples count; their mean and variance [n]."""
+    """The global batch's sum of example weights, float32 [], and its mean and variance [n]."""
 
     number: tf.Tensor
     mean: tf.Tensor
@@ -59,8 +59,8 @@ def batch_norm(x, name, decay, part=None):
 
     Args:
         x: float32 [B, n].
-        name: of the layer.
-        decay: of the moving averages.
+        name: name of the layer.
+        decay: decay of the moving averages.
         part: BatchPart in training, else None.
 
     Returns:
@@ -73,7 +73,7 @@ def batch_norm(x, name, decay, part=None):
         gamma = create("gamma", v1.ones_initializer())
         beta = create("beta", v1.zeros_initializer())
         scope.set_partitioner(None)
-        # All copies move alike, each by itself, so any of them may be saved.
+        # Every replica updates its own copy in the same way, so any copy may be saved.
         copies = dict(
             trainable=False,
             synchronization=tf.VariableSynchronization.ON_READ,
@@ -98,11 +98,11 @@ def _move(average, value, rate):
 
 
 def _moments(x, part, name):
-    """The moments of the global batch; all 0 where it holds no examples.
+    """The moments of the global batch; all 0 if it holds no examples.
 
-    Those of the parts are put together as in Chan, Golub and LeVeque, "Updating Formulae and a
-    Pairwise Algorithm for Computing Sample Variances", 1979. Unlike E[x^2] - E[x]^2 this loses no
-    digits where a mean is large beside its standard deviation.
+    Combines the parts' moments as in Chan, Golub and LeVeque, "Updating Formulae and a Pairwise
+    Algorithm for Computing Sample Variances", 1979. Unlike E[x^2] - E[x]^2 this loses no digits
+    if a mean is large beside its standard deviation.
     """
     x = tf.stop_gradient(x)
     if part.counts is None:
@@ -121,7 +121,7 @@ def _moments(x, part, name):
 
 
 def _normalized(x, gamma, beta, moments, part, name):
-    """y, and its gradient: that of algorithm 1, with the two sums over all replicas."""
+    """y, with the gradient of algorithm 1, whose two sums go over all replicas."""
 
     @tf.custom_gradient
     def normalize(x, gamma, beta, mean, variance):
@@ -145,5 +145,5 @@ def _normalized(x, gamma, beta, moments, part, name):
 
 
 def _weighted(x, part):
-    """Each example times what it counts: float32 [B, n] -> [B, n]."""
+    """Each example times its weight: float32 [B, n] -> [B, n]."""
     return x if part.counts is None else part.counts[:, tf.newaxis] * x

@@ -1,7 +1,7 @@
-"""The two embedding tables, and what a batch takes from them.
+"""The two embedding tables, and what a batch looks up in them.
 
-Where a field holds several values they are pooled into one weight and one embedding, which then
-stand for the field in all three parts; of a field without a value both are 0.
+If a field holds several values, they are pooled into one weight and one embedding, which all three
+terms use for that field; for a field without a value both are 0.
 
 B: examples in the batch. F: fields. K: embedding size. U: distinct feature ids in the batch.
 M: the most values of an example in the batch. N: values of the batch.
@@ -19,11 +19,11 @@ v1 = tf.compat.v1
 
 
 class Tables(NamedTuple):
-    """The two embedding tables and what a batch takes from them.
+    """The two embedding tables and what a batch looks up in them.
 
     Attributes:
         tables: the variables, float32 [feature_size] and [feature_size, K] (or their partitions).
-        rows: what was gathered of each: float32 [U] and [U, K].
+        rows: the rows gathered from each: float32 [U] and [U, K].
         embeddings: float32 [B, F K], scaled by the feature values.
         fm: float32 [B], first_order + second_order.
     """
@@ -35,7 +35,7 @@ class Tables(NamedTuple):
 
 
 def counts_rows_once(config):
-    """Whether the batch's ids are made distinct: for lazy updates, and for L2 by distinct rows."""
+    """Whether to make the batch's ids distinct: for lazy updates, and for L2 by distinct rows."""
     return config.lazy_updates or config.l2_scope == "batch"
 
 
@@ -44,8 +44,8 @@ class Values(NamedTuple):
 
     Attributes:
         ids: int64 [N].
-        x: float32 [N], what each feature's row is scaled by.
-        counts: int32 [B F], the values of each field, in order; None where each has one.
+        x: float32 [N], the factor for each feature's row.
+        counts: int32 [B F], number of values in each field, in order; None if each has one.
     """
 
     ids: tf.Tensor
@@ -68,18 +68,18 @@ def values_of(features, config):
 
 
 def look_up(values, config, training, ops):
-    """Takes the rows of a batch out of both tables, scales them, and pools those of a field.
+    """Gathers the rows of a batch from both tables, scales them, and pools those of a field.
 
-    The ids are made distinct once for both tables, so that each row is gathered and its gradient
-    combined, sent and applied once. What the batch makes of its rows is then a product with a
-    sparse matrix that holds the feature values: one pass forward, and one backward in which
-    gradients are scaled and combined at once; the sum over a field's values comes with it. (Not so
-    in the article's configuration, whose gradients are dense in any case.)
+    The ids are made distinct once for both tables, so that each row is gathered, and its gradient
+    combined, sent and applied, only once. Scaling is then a product with a sparse matrix of the
+    feature values: one pass forward, and one backward, which scales and combines gradients at
+    once; it also sums over a field's values. (The ids stay as they are in the article's
+    configuration, whose gradients are dense anyway.)
 
     Args:
         values: Values.
         config: ModelConfig.
-        training: bool; the ids have then been checked.
+        training: bool; if True, the ids have been checked.
         ops: Ops.
 
     Returns:
@@ -94,7 +94,7 @@ def look_up(values, config, training, ops):
     if counts_rows_once(config):
         small = training and config.feature_size <= tf.int32.max
         distinct, where = ops.unique(values.ids, tf.int32 if small else tf.int64)  # [U], [N]
-    # Under a strategy this replica's table; of the whole, all rows would be read.
+    # Under a strategy, this replica's copy; gathering from the mirrored variable reads all rows.
     own = [t.get() for t in tables] if tf.distribute.has_strategy() else tables
     rows = [ops.gather(t, distinct) for t in own]
     plain = lambda: _terms(*rows, where, values, config)
@@ -103,7 +103,7 @@ def look_up(values, config, training, ops):
 
 
 def _terms(weights, embeddings, where, values, config):
-    """What Ops.look_up is, with TensorFlow's own ops."""
+    """Does the work of Ops.look_up with TensorFlow's own ops."""
     _, x, counts = values
 
     def one_each():
@@ -139,13 +139,13 @@ def _terms(weights, embeddings, where, values, config):
 
 
 def _scaled(rows, where, by, places=None, counts=None):
-    """Rows by their places, scaled, and summed where several have the same place.
+    """The scaled row of each value, summed over the values that share a place.
 
     Args:
         rows: float32 [U, n].
-        where: int32 [N], the row of each value; None: they have a row each.
-        by: float32 [N].
-        places: int32 [N], the place of each value, where there is `where`; None: its own.
+        where: int32 [N], the row of each value; None: value i has row i.
+        by: float32 [N], the factors.
+        places: int32 [N], the place of each value, only with `where`; None: value i has place i.
         counts: [number of places]; given with `places`.
 
     Returns:
@@ -158,9 +158,9 @@ def _scaled(rows, where, by, places=None, counts=None):
 
 
 def _pooled(rows, where, by, places, counts, pooling):
-    """As `_scaled`, but with pooling max the largest in place of the sum; 0 for an empty place."""
+    """Like `_scaled`, but with pooling=max the maximum instead of the sum; 0 for an empty place."""
     if pooling != "max" and where is not None:
         return _scaled(rows, where, by, places, counts)
     pool = tf.math.unsorted_segment_max if pooling == "max" else tf.math.unsorted_segment_sum
     found = pool(_scaled(rows, where, by), places, tf.size(counts))
-    return tf.where(counts > 0, found, tf.zeros_like(found))  # of nothing the maximum is -3.4e38
+    return tf.where(counts > 0, found, tf.zeros_like(found))  # an empty maximum is -3.4e38

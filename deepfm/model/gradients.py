@@ -1,7 +1,7 @@
-"""What becomes of a step's gradients before an optimizer applies them.
+"""What happens to a step's gradients before an optimizer applies them.
 
-They are finished here, once for the global batch and whatever the mode: rows that several replicas
-or processes sent are combined, L2 of the batch's rows is added, the norm is clipped.
+This module finishes them, once per global batch and in every mode: it combines rows that several
+replicas or processes sent, adds L2 of the batch's rows, and clips the norm.
 """
 
 import tensorflow as tf
@@ -12,7 +12,7 @@ v1 = tf.compat.v1
 
 
 class Wrapper(v1.train.Optimizer):
-    """An optimizer that hands over to another one."""
+    """An optimizer that delegates to another one."""
 
     def __init__(self, optimizer):
         super().__init__(use_locking=False, name=type(self).__name__)
@@ -25,13 +25,13 @@ class Wrapper(v1.train.Optimizer):
 class RowWise(Wrapper):
     """Finishes the gradients of one global step, then hands them to another optimizer.
 
-    Distributed modes wrap around this, so that it sees what the replicas sent together; under a
-    tf.distribute.Strategy it adds them up by itself.
+    Distributed modes wrap around this, so that it sees the replicas' gradients already combined;
+    under a tf.distribute.Strategy it adds them up itself.
 
     Args:
-        optimizer: whose update is applied.
+        optimizer: the optimizer that applies the update.
         config: OptimizerConfig.
-        distinct: whether each row comes at most once; False where replicas' rows are concatenated.
+        distinct: whether each row occurs at most once; False if replicas' rows are concatenated.
     """
 
     def __init__(self, optimizer, config, distinct):
@@ -52,7 +52,7 @@ class RowWise(Wrapper):
             grads, norm = tf.clip_by_global_norm(grads, self._config.clip_norm)
             metrics.summarize("gradient_norm", norm)
         variables = [v for _, v in grads_and_vars]
-        if replicas > 1:  # the optimizer adds the replicas' gradients up once more
+        if replicas > 1:  # the optimizer adds up the replicas' gradients once more
             grads = [tf.math.scalar_mul(1 / replicas, g) for g in grads]
         return self._optimizer.apply_gradients(zip(grads, variables), global_step, name)
 
@@ -60,7 +60,7 @@ class RowWise(Wrapper):
         if not isinstance(grad, tf.IndexedSlices):
             return grad
         values, indices = grad.values, grad.indices
-        with tf.device(variable.device):  # so that its rows need not travel
+        with tf.device(variable.device):  # so that its rows stay on their device
             if not self._distinct:
                 indices, where = tf.unique(indices)
                 values = _combine(values, where, tf.size(indices))
@@ -73,15 +73,15 @@ class RowWise(Wrapper):
 class Averaged(Wrapper):
     """Averages gradients over processes before another optimizer applies them.
 
-    Dense gradients are added up as they are. Table rows travel as rows: each process sends its ids
-    as soon as it has them, and then the rows of all tables side by side, each row once; here the
-    rows of all processes are combined.
+    Dense gradients are all-reduced. Gradients of tables travel as rows: each process sends its ids
+    as soon as it has them, and then the rows of all tables side by side, each row once; every
+    process then combines the rows of all.
 
     Args:
-        optimizer: that applies them.
+        optimizer: the optimizer that applies them.
         add_up: (tensor, name) -> its sum over the processes.
-        gather: (tensor [n, ...], name) -> [sum of n, ...], what all processes have.
-        size: processes.
+        gather: (tensor [n, ...], name) -> [sum of n, ...], those of all processes.
+        size: number of processes.
     """
 
     def __init__(self, optimizer, add_up, gather, size):
@@ -119,13 +119,13 @@ class Averaged(Wrapper):
 
 
 def uses_of_rows(where, count, places=None, counts=None):
-    """Which row stands at which place, as a sparse matrix of SparseTensorDenseMatMul.
+    """The sparse matrix, for SparseTensorDenseMatMul, that puts rows into places.
 
     Args:
         where: int32 [n], the row of each use.
-        count: int32 [], of the rows.
-        places: int32 [n], the place of each use; None: use i is place i.
-        counts: of any type [number of places]; given with `places`.
+        count: int32 [], number of rows.
+        places: int32 [n], the place of each use; None: use i has place i.
+        counts: [number of places], of any type; given with `places`.
 
     Returns:
         {"a_indices": int32 [n, 2], "a_shape": int64 [2]}.
@@ -139,14 +139,14 @@ def uses_of_rows(where, count, places=None, counts=None):
 
 
 def _combine(rows, where, count):
-    """The sums of the rows that go to the same place.
+    """Sums the rows that go to the same place.
 
-    As a product with a sparse matrix, which takes half the time of UnsortedSegmentSum.
+    A product with a sparse matrix does it in half the time of UnsortedSegmentSum.
 
     Args:
         rows: float32 [n, ...].
-        where: int32 [n], below count.
-        count: int32 [].
+        where: int32 [n], the place of each row, below count.
+        count: int32 [], number of places.
 
     Returns:
         float32 [count, ...].
@@ -162,7 +162,7 @@ def _combine(rows, where, count):
 
 
 def _source(indices):
-    """The ids that a gather was given, which the gather's gradient has reshaped."""
+    """The ids that were given to a gather, before the gather's gradient reshaped them."""
     return indices.op.inputs[0] if indices.op.type == "Reshape" else indices
 
 

@@ -1,4 +1,4 @@
-"""Initial values that are the same in however many parts a variable lies."""
+"""Initial values that do not depend on how many parts a variable is cut into."""
 
 import numpy as np
 import tensorflow as tf
@@ -9,13 +9,13 @@ v1 = tf.compat.v1
 
 
 def glorot(config, layer):
-    """Initializer of a kernel: normal of variance 2 / (inputs + outputs), cut off at 2 stddev.
+    """Initializer of a kernel: normal of variance 2 / (inputs + outputs), truncated at 2 stddev.
 
     Glorot and Bengio, AISTATS 2010.
     """
 
     def draw(shape, seed, full_shape):
-        # The truncated normal's own standard deviation is not 1 but this.
+        # The standard deviation of the truncated normal is this, not 1.
         stddev = np.sqrt(2 / sum(full_shape)) / 0.87962566103423978
         return tf.random.stateless_truncated_normal(shape, seed, stddev=stddev)
 
@@ -28,25 +28,25 @@ def normal(stddev, seed, ops):
     return _in_blocks(draw, seed, ops)
 
 
-_BLOCK = 1 << 18  # numbers that are drawn at once
+_BLOCK = 1 << 18  # numbers to draw at once
 
 
 def _in_blocks(draw, seed, ops=TENSORFLOW):
-    """An initializer whose rows are the same in however many parts the variable lies.
+    """An initializer whose rows do not depend on how many parts the variable is cut into.
 
-    TensorFlow's own give each part of a partitioned variable the same numbers.
+    TensorFlow's own initializers give each part of a partitioned variable the same numbers.
 
     Args:
         draw: (shape, seed int [2], shape of the whole variable) -> float32.
-        seed: of the variable.
-        ops: Ops, which give the memory.
+        seed: the variable's seed.
+        ops: Ops, which allocate the memory.
     """
 
     def initialize(shape, dtype=None, partition_info=None):
         full, first = list(shape), 0
         if partition_info:
             full, first = partition_info.full_shape, partition_info.var_offset[0]
-        rows = min(max(_BLOCK // max(full[-1], 1), 1), full[0])  # of a block
+        rows = min(max(_BLOCK // max(full[-1], 1), 1), full[0])  # in a block
         last = first + shape[0]
         if rows == full[0]:  # the loop would be some fifty operators for each small variable
             return draw(full, tf.stack([seed, 0]), full)[first:last]
@@ -58,7 +58,7 @@ def _in_blocks(draw, seed, ops=TENSORFLOW):
             where = tf.range(begin, end) - first
             return i + 1, tf.raw_ops.InplaceUpdate(x=values, i=where, v=block)
 
-        # Blocks that are put together at the end would be there twice.
+        # Concatenating blocks at the end would need their memory twice.
         _, values = tf.while_loop(
             lambda i, _: i * rows < last, put, [first // rows, ops.empty(shape)],
             parallel_iterations=2, back_prop=False,

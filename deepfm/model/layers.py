@@ -35,7 +35,7 @@ def second_order(embeddings, squares=None):
 
     Args:
         embeddings: float32 [B, F, K], already scaled by the feature values.
-        squares: float32 [B], sum_ik e_ik^2 where it is known already.
+        squares: float32 [B], sum_ik e_ik^2, if already known.
 
     Returns:
         float32 [B].
@@ -52,12 +52,12 @@ def deep(embeddings, config, part=None, ops=TENSORFLOW):
     Args:
         embeddings: float32 [B, F K].
         config: ModelConfig.
-        part: in training BatchPart, which batch norm's statistics are of, and units are dropped;
-            else None.
+        part: BatchPart in training, which turns on dropout and batch norm's batch statistics; else
+            None.
         ops: Ops.
 
     Returns:
-        (float32 [B], the kernels of the layers for the L2 term).
+        (float32 [B], the layers' kernels, for the L2 term).
     """
     x, weights = embeddings, []
     graph, gradients = v1.get_default_graph(), {"MatMul": _MATMUL} if part else {}
@@ -87,9 +87,9 @@ _MATMUL = "MatMulOfExamples"
 
 @tf.RegisterGradient(_MATMUL)
 def _matmul_grad(op, dy):
-    """The gradient of examples @ kernel, the kernel's in the order of dy^T @ examples.
+    """The gradient of examples @ kernel; computes the kernel's as (dy^T @ examples)^T.
 
-    Of examples^T @ dy Eigen takes a third longer.
+    Eigen takes a third longer for examples^T @ dy.
     """
     x, kernel = op.inputs
     dx = tf.matmul(dy, kernel, transpose_b=True)
@@ -97,11 +97,11 @@ def _matmul_grad(op, dy):
 
 
 def dropped(rate):
-    """Of 65,536 values of a unit's random bits, those with which it is dropped."""
+    """How many of the 65,536 values of a unit's random bits drop the unit."""
     return min(round(rate * 65536), 65535)
 
 
 def seed_of_step(seed, layer):
-    """int64 [2]: the seed of a layer's dropout in this step."""
+    """int64 [2]: the seed for a layer's dropout in this step."""
     step = tf.cast(v1.train.get_or_create_global_step(), tf.int64)
     return tf.stack([tf.constant(seed * 1000 + layer, tf.int64), step])

@@ -1,4 +1,4 @@
-"""Loss scaling, for gradients in float16."""
+"""Loss scaling for float16 gradients."""
 
 import tensorflow as tf
 
@@ -8,10 +8,10 @@ v1 = tf.compat.v1
 
 
 class _LossScale(tf.train.experimental.DynamicLossScale):
-    """2^15 at first; halved where a gradient is not finite, doubled after 2,000 steps that are.
+    """Starts at 2^15; halves after a gradient that is not finite, doubles after 2,000 good steps.
 
-    Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.2. It is no part of a
-    checkpoint, so a model goes on with mixed precision or without; and it is one for all towers.
+    Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.2. Checkpoints leave it
+    out, so a model can continue with or without mixed precision; all towers share one.
     """
 
     def _add_weight(self, name, initial_value, dtype=None):
@@ -22,7 +22,7 @@ class _LossScale(tf.train.experimental.DynamicLossScale):
         )  # fmt: skip
 
     def update(self, grads):
-        """TensorFlow's own would make whole tables of the rows."""
+        """Updates by the rows' values; TensorFlow's own would turn rows into whole tables."""
         values = lambda grads: [getattr(g, "values", g) for g in grads]
         if tf.distribute.has_strategy():
             extended = tf.distribute.get_strategy().extended
@@ -31,18 +31,18 @@ class _LossScale(tf.train.experimental.DynamicLossScale):
 
 
 class _Conditional(tf.train.experimental.MixedPrecisionLossScaleOptimizer):
-    """Applies gradients where all are finite, with variables of the same names as without it."""
+    """Applies gradients if all are finite; variables keep the names they have without it."""
 
     def _apply_gradients(self, *args):
-        with v1.name_scope(None):  # in place of that of the condition
+        with v1.name_scope(None):  # instead of the condition's scope
             return super()._apply_gradients(*args)
 
 
 class LossScaled(Wrapper):
-    """Scales the loss up and its gradients down; where these are not finite a step changes nothing.
+    """Scales the loss up and its gradients down; if these are not finite, weights stay as they are.
 
-    Other than in TensorFlow such a step counts: it has used its records. Stands within all other
-    wrappers, so that it sees what is applied, and all processes decide alike.
+    Unlike in TensorFlow, such a step counts, because it has used its records. This is the innermost
+    wrapper, so it sees the gradients as applied, and all processes decide the same.
     """
 
     def __init__(self, optimizer):

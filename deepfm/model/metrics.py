@@ -1,7 +1,7 @@
-"""Exact AUC, log loss and calibration, summed up over batches of any size.
+"""Exact AUC, log loss and calibration, accumulated over batches of any size.
 
-Scores are kept as they are (8 bytes an example, equal ones merged), not put into 200 buckets as
-`tf.metrics.auc` does, whose answer is wrong when all predictions lie near 0.
+Scores are kept exactly (8 bytes per example; equal scores merged). `tf.metrics.auc` sorts them into
+200 buckets instead, and its result is wrong if all predictions are near 0.
 """
 
 from typing import Dict, List
@@ -16,11 +16,11 @@ LIMIT = 1 << 24  # distinct scores that are kept exactly; with more, neighbours 
 
 
 class Evaluation:
-    """Sums of an evaluation so far. Two of them can be merged, so many processes can share one."""
+    """The sums of an evaluation so far. Two can be merged, so several processes can share one."""
 
     def __init__(self):
         self._scores = np.zeros(0, np.float32)  # distinct, ascending
-        self._counts = np.zeros((0, 2), np.int64)  # of labels 0 and 1 at each score
+        self._counts = np.zeros((0, 2), np.int64)  # number of labels 0 and 1 at each score
         self._pending = []
         self._pending_rows = 0
         self._sums = np.zeros(5)  # examples, labels, probabilities, log losses, losses
@@ -40,12 +40,12 @@ class Evaluation:
             self._compact()
 
     def state(self):
-        """What was summed up: (scores float32 [n], counts int64 [n, 2], sums float64 [1, 5])."""
+        """The sums so far: (scores float32 [n], counts int64 [n, 2], sums float64 [1, 5])."""
         self._compact()
         return self._scores, self._counts, self._sums[np.newaxis]
 
     def merge(self, scores, counts, sums):
-        """Adds the states of other Evaluations, put together along their first axes."""
+        """Adds the states of other Evaluations, concatenated along their first axes."""
         self._compact()
         self._sums = self._sums + sums.sum(axis=0)
         self._combine(scores, counts)
@@ -72,8 +72,8 @@ class Evaluation:
     def auc(self) -> float:
         """Area under the ROC curve: P(score of a positive > of a negative), a tie counting half.
 
-        The Mann-Whitney U statistic over the product of the class sizes; NaN where a class is
-        missing. Exact up to LIMIT distinct scores.
+        The Mann-Whitney U statistic over the product of the class sizes; NaN if a class is missing.
+        Exact up to LIMIT distinct scores.
         """
         self._compact()
         negatives, positives = self._counts[:, 0], self._counts[:, 1]
@@ -86,7 +86,7 @@ class Evaluation:
     def roc(self, points: int = 200) -> List[List[float]]:
         """The ROC curve: [share of negatives, share of positives] above ever lower thresholds.
 
-        From [0, 0] to [1, 1] through at most `points` others; empty where a class is missing.
+        From [0, 0] to [1, 1] through at most `points` others; empty if a class is missing.
         """
         self._compact()
         above = np.cumsum(self._counts[::-1], axis=0)
@@ -97,7 +97,7 @@ class Evaluation:
         return [[0.0, 0.0]] + [[round(float(x), 6) for x in point] for point in curve]
 
     def deciles(self) -> List[Dict[str, float]]:
-        """Ten groups of as many examples each, by ascending prediction; equal ones stay together.
+        """Ten groups of equal size, by ascending prediction; equal predictions stay together.
 
         Returns:
             For each: examples, the mean prediction, and the share of positives.
@@ -105,7 +105,7 @@ class Evaluation:
         self._compact()
         examples = self._counts.sum(axis=1)
         before = np.cumsum(examples) - examples
-        # A score belongs where the middle of its examples lies.
+        # A score belongs to the group that holds the middle one of its examples.
         group = (10 * (before + examples / 2) / max(examples.sum(), 1)).astype(np.int64)
         found = []
         for i in np.unique(group):
@@ -117,7 +117,7 @@ class Evaluation:
         return found
 
     def results(self):
-        """float64 [5], in the order of RESULTS; NaN where a figure has no meaning."""
+        """float64 [5], in the order of RESULTS; NaN for a figure that is undefined."""
         examples, labels, probabilities, log_loss, loss = self._sums
         with np.errstate(divide="ignore", invalid="ignore"):
             means = np.array([log_loss / examples, probabilities / labels, loss / examples])
@@ -125,22 +125,22 @@ class Evaluation:
 
 
 class Curves(v1.train.SessionRunHook):
-    """Has the whole Evaluation of a session, of all processes, when the session has ended."""
+    """Holds the Evaluation of all processes once a session of evaluation has ended."""
 
     def begin(self):
         (self._read,) = v1.get_collection(_READ)
 
     @property
     def of_report(self) -> dict:
-        """What report.json says of it: the ROC curve, and calibration by decile."""
+        """The curves in report.json: the ROC curve, and calibration by decile."""
         (evaluation,) = self._read
         return {"roc": evaluation.roc(), "deciles": evaluation.deciles()}
 
 
 def summarize(name: str, value):
-    """Has a float32 [] written to the summaries, under this name in whichever scope it is made.
+    """Adds a float32 [] to the summaries under exactly this name, whatever the name scope.
 
-    Of MirroredStrategy's replicas the first one does it.
+    With MirroredStrategy only the first replica does so.
     """
     if summary_op_util.skip_summary():
         return
@@ -148,18 +148,18 @@ def summarize(name: str, value):
     v1.add_to_collection(v1.GraphKeys.SUMMARIES, summary)
 
 
-_READ = "deepfm_evaluation"  # collection: a list to which the Evaluation comes at the end
+_READ = "deepfm_evaluation"  # collection: a list that receives the Evaluation at the end
 
-# calibration: mean prediction / mean label; mean_loss: of --loss_type, without L2
+# calibration: mean prediction / mean label; mean_loss: the --loss_type, without L2
 RESULTS = ("auc", "log_loss", "calibration", "mean_loss", "examples")
 
 
 def evaluation_ops(labels, logits, prob, losses, gather=lambda tensor, name: tensor):
-    """Estimator's eval_metric_ops: every batch is added to one Evaluation, read at the end.
+    """Estimator's eval_metric_ops: they add every batch to one Evaluation and read it at the end.
 
     Args:
         labels, logits, prob, losses: float32 [B].
-        gather: (tensor, name) -> that of all processes, along the first axis; all must read.
+        gather: (tensor, name) -> those of all processes, along the first axis; all must read.
 
     Returns:
         {name of RESULTS: (value float64 [], update op)}.

@@ -18,7 +18,7 @@ v1 = tf.compat.v1
 
 
 def logit_offset(sampling_rates):
-    """What turns the logit of a model of sampled records into that of the original ones.
+    """What to add to a logit learned from sampled records to get that of the original records.
 
     Where a share w of the negatives was kept, q = p / (p + (1 - p) / w), that is
     logit(q) = logit(p) + log(w); in general w is negative rate / positive rate. He et al.,
@@ -43,7 +43,7 @@ def l2_terms(net, config, with_gradient):
     Args:
         net: Network.
         config: ModelConfig.
-        with_gradient: whether the second term has a gradient here; else the optimizer adds it.
+        with_gradient: whether the second term has a gradient here; if not, the optimizer adds it.
 
     Returns:
         (the term of the MLP's kernels and, with l2_scope=table, of the whole tables; the term of
@@ -73,13 +73,13 @@ def make_model_fn(config, optimizer_config, replicas, partitioner=None, ops=TENS
         config: ModelConfig.
         optimizer_config: OptimizerConfig.
         replicas: Replicas.
-        partitioner: cuts the variables of training into parts, or None.
-        ops: Ops of a step of training.
+        partitioner: cuts the variables into parts for training, or None.
+        ops: Ops of a training step.
 
     Returns:
-        model_fn(features, labels, mode), features as in `network` and, in training, perhaps
-        `weights` float32 [B] and `rows` float32 [2] (see input_pipeline), labels float32 [B];
-        predicts `prob` float32 [B]. All but training is of logits + logit_offset.
+        model_fn(features, labels, mode): features as in `network`, in training perhaps with
+        `weights` float32 [B] and `rows` float32 [2] (see input_pipeline); labels float32 [B];
+        predicts `prob` float32 [B]. All modes but training use logits + logit_offset.
     """
 
     def model_fn(features, labels, mode):
@@ -115,17 +115,17 @@ def make_model_fn(config, optimizer_config, replicas, partitioner=None, ops=TENS
         with_gradient = optimizers.loss_has_l2_of_rows(optimizer_config, replicas, ops)
         weights_l2, rows_l2 = l2_terms(net, config, with_gradient)
         loss = mean_loss + weights_l2 + rows_l2
-        # Of all replicas; what Estimator makes a mean of itself it is given as it is.
-        told = tf.stack([loss, mean_loss, weights_l2 + rows_l2])
-        told = replicas.average(told, "losses")
-        everyones_loss = told[0]
+        # Averages over all replicas; Estimator itself averages the loss over those of a process.
+        logged = tf.stack([loss, mean_loss, weights_l2 + rows_l2])
+        logged = replicas.average(logged, "losses")
+        everyones_loss = logged[0]
         if replicas.per_process > 1:
-            told = tf.reduce_mean(replicas.stack(told, "losses_of_replicas"), axis=0)
+            logged = tf.reduce_mean(replicas.stack(logged, "losses_of_replicas"), axis=0)
         if replicas.owns_variables():
-            metrics.summarize(config.loss_type, told[1])
-            metrics.summarize("l2", told[2])
+            metrics.summarize(config.loss_type, logged[1])
+            metrics.summarize("l2", logged[2])
         optimizer = optimizers.make_optimizer(optimizer_config, replicas, ops)
-        # The moving statistics of batch norm move with the weights.
+        # Batch norm's moving averages are updated together with the weights.
         with tf.control_dependencies(v1.get_collection(v1.GraphKeys.UPDATE_OPS)):
             train_op = optimizer.minimize(loss, v1.train.get_or_create_global_step())
         return tf.estimator.EstimatorSpec(mode, loss=everyones_loss, train_op=train_op)

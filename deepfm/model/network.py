@@ -31,8 +31,8 @@ def network(features, config, part=None, ops=TENSORFLOW):
     """Builds the model; creates its variables.
 
     Args:
-        features: {"feat_ids": int64 [B, F], "feat_vals": float32 [B, F]}; where a field may hold
-            several values or none int64 and float32 [B, M], and "feat_counts" int [B, F].
+        features: {"feat_ids": int64 [B, F], "feat_vals": float32 [B, F]}; if a field may hold
+            several values or none, int64 and float32 [B, M], and "feat_counts" int [B, F].
         config: ModelConfig.
         part: batch_norm.BatchPart in training, else None.
         ops: Ops.

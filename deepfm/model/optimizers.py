@@ -1,6 +1,6 @@
 """The optimizers, row-wise ("lazy") for the embedding tables.
 
-Each is handed finished gradients (gradients.RowWise) and touches the rows of the batch alone.
+Each receives finished gradients (gradients.RowWise) and updates only the rows of the batch.
 """
 
 from typing import Callable, Dict, NamedTuple
@@ -15,22 +15,22 @@ from deepfm.model.loss_scale import LossScaled
 
 v1 = tf.compat.v1
 
-DECAY = "learning_rate_decay"  # name of the variable that the learning rate is multiplied by
+DECAY = "learning_rate_decay"  # name of the variable that multiplies the learning rate
 
 
 def of_model(config: OptimizerConfig, model) -> OptimizerConfig:
-    """The config with what a ModelConfig says of the tables' rows."""
+    """The config with the settings for table rows from a ModelConfig."""
     l2_rows = model.l2_reg if model.l2_scope == "batch" else 0.0
     return config._replace(l2_rows=l2_rows, lazy_updates=model.lazy_updates)
 
 
 class _LazyAdam(v1.train.AdamOptimizer):
-    """Adam whose moments of a row move only when the row is in the batch.
+    """Adam that updates the moments of a row only if the row is in the batch.
 
     Args:
         rate: float or float32 [].
-        ops: Ops, which do it.
-        l2_rows: lambda of the L2 term of the rows that are updated.
+        ops: Ops that compute the update.
+        l2_rows: lambda of the L2 term of the updated rows.
     """
 
     def __init__(self, rate, ops=TENSORFLOW, l2_rows=0.0):
@@ -58,10 +58,10 @@ class _LazyAdam(v1.train.AdamOptimizer):
 
 
 class _Ftrl(v1.train.FtrlOptimizer):
-    """Ftrl whose slots a MirroredStrategy can make.
+    """Ftrl whose slots a MirroredStrategy can create.
 
-    TensorFlow's own first makes a constant beside the variable, for which it asks the variable for
-    its handle where only a replica may.
+    TensorFlow's own first creates a constant on the variable's device, and for that reads the
+    variable's handle outside a replica, which MirroredStrategy forbids.
     """
 
     def _create_slots(self, var_list):
@@ -77,9 +77,9 @@ class Kind(NamedTuple):
     """An optimizer that can be chosen.
 
     Attributes:
-        make: rate -> optimizer; of one that uses Ops (rate, ops, l2_rows) -> optimizer.
-        moments: numbers that it keeps for each weight.
-        uses_ops: whether Ops do its updates.
+        make: rate -> optimizer; if uses_ops, (rate, ops, l2_rows) -> optimizer.
+        moments: numbers that it stores for each weight.
+        uses_ops: whether Ops compute its updates.
     """
 
     make: Callable
@@ -106,9 +106,9 @@ def _ops_add_l2(config, ops):
 
 
 def loss_has_l2_of_rows(config, replicas, ops=TENSORFLOW):
-    """Whether the gradient of the loss has L2 of the batch's rows; if not, the optimizer adds it.
+    """Whether the loss's gradient includes L2 of the batch's rows; if not, the optimizer adds it.
 
-    Of several replicas only the optimizer sees each row of the *global* batch once.
+    With several replicas, only the optimizer sees each row of the *global* batch once.
 
     Args:
         config: OptimizerConfig.
@@ -151,7 +151,7 @@ def make_optimizer(config, replicas, ops=TENSORFLOW):
         optimizer = _trusting(optimizer)
     if config.use_amp:
         optimizer = LossScaled(optimizer)
-    # Processes that send each other rows combine them before (Averaged).
+    # Processes that exchange rows have already combined them (Averaged).
     distinct = replicas.per_process == 1
     if ops_add_l2 or loss_has_l2_of_rows(config, replicas, ops):
         config = config._replace(l2_rows=0.0)

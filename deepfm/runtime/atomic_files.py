@@ -1,7 +1,7 @@
-"""Files that are written whole or not at all, and what a killed run left of its own.
+"""Writes files whole or not at all, and deletes the temporary files that killed runs left.
 
-Whoever makes a temporary file or folder holds a lock on it. The lock ends with its process, however
-that ends, so what has a temporary name and no lock is nobody's.
+A process locks each temporary file or folder that it makes. The lock ends with the process, however
+that ends, so a temporary file without a lock is left over.
 """
 
 import contextlib
@@ -18,14 +18,14 @@ from absl import logging
 
 from deepfm.runtime import program, remote_files
 
-# Of a temporary name, behind its prefix: the number of a process, or what mkdtemp puts there.
+# How a temporary name ends, after its prefix: in a process id, or in what mkdtemp puts there.
 ENDS = r"(\d+|[a-z0-9_]{8})"
 
 
 def lock(fd: int, if_unknown: bool = False) -> bool:
-    """Takes the lock of an open file or folder; False where another process has it.
+    """Locks an open file or folder; returns False if another process holds the lock.
 
-    Where nothing can be told, on a file system without locks, `if_unknown`.
+    On a file system without locks, returns `if_unknown`.
     """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -37,7 +37,7 @@ def lock(fd: int, if_unknown: bool = False) -> bool:
 
 
 def remove(folder: str, prefix: str):
-    """Deletes what is in a folder under a temporary name with this prefix and is not being made."""
+    """Deletes the temporary files with this prefix in a folder that no process is writing."""
     for found in os.scandir(folder):
         if not re.fullmatch(re.escape(prefix) + ENDS, found.name):
             continue
@@ -51,17 +51,17 @@ def remove(folder: str, prefix: str):
 
 
 def delete(path: str):
-    """Deletes a file or a folder that a killed run left, and says so."""
+    """Deletes a file or a folder that a killed run left, and logs that."""
     logging.info("Deleting %s, left by a run that was killed.", path)
     shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
 
 
 @contextlib.contextmanager
 def scratch(parent: str, prefix: str) -> Iterator[str]:
-    """Yields a new folder in a folder, deleted at the end; removes those that killed runs left.
+    """Yields a new folder in `parent`, deleted at the end; removes those that killed runs left.
 
     Raises:
-        OSError: nothing can be written there, or the body failed so; it always names a file.
+        OSError: nothing can be written there, or the body raised one; it always names a file.
     """
     remove(parent, prefix)
     path = tempfile.mkdtemp(prefix=prefix, dir=parent)
@@ -77,7 +77,7 @@ def scratch(parent: str, prefix: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def naming(path: str):
-    """Adds a path to an error of the system that names none: a full disk's, for example."""
+    """Adds a path to an OSError that names none, for example a full disk's."""
     try:
         yield
     except OSError as error:
@@ -88,12 +88,12 @@ def naming(path: str):
 
 @contextlib.contextmanager
 def open_whole(path: str):
-    """Opens a local text file for writing that has its name only when it is complete.
+    """Opens a local text file for writing, which gets its name only when it is complete.
 
     Raises:
-        OSError: it cannot be written; it is named also where the system's error names no file.
+        OSError: it cannot be written; the error always names the file.
     """
-    target = os.path.realpath(path)  # of a link what it leads to
+    target = os.path.realpath(path)  # for a link, its target
     folder, name = os.path.split(target)
     prefix = f".{name}.tmp-"
     remove(folder, prefix)
@@ -116,7 +116,7 @@ def write_whole(path: str, text: str):
 
 
 def write_json(path: str, content):
-    """Writes JSON, whole or not at all; null in place of numbers that it has no words for."""
+    """Writes JSON, whole or not at all; writes null for NaN and infinity, which JSON lacks."""
     finite = json.loads(json.dumps(content), parse_constant=lambda name: None)
     write_whole(path, json.dumps(finite, indent=1) + "\n")
 

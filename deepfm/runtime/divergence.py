@@ -1,4 +1,4 @@
-"""What is said of a model that is no longer finite."""
+"""The error message for a model that is no longer finite."""
 
 import tensorflow as tf
 
@@ -23,9 +23,8 @@ def diverged(step, what, worst, model_dir):
 
 
 def worst_weights():
-    """(name string [], how many of its numbers are not finite, size, the largest: int64, int64,
-    float32 []) of the variable with the largest share of numbers that are not finite, or where
-    all are finite with the largest number."""
+    """(name string [], non-finite numbers int64 [], size int64 [], largest number float32 []) of
+    the variable with the largest share of non-finite numbers or else the largest number."""
     if v1.get_collection(_WORST):  # made by another hook
         return tuple(v1.get_collection(_WORST))
     found = []

@@ -1,10 +1,10 @@
-"""SIGTERM, SIGINT and SIGUSR1: the step in flight ends and is saved, the exit code is 143.
+"""On SIGTERM, SIGINT or SIGUSR1, finishes and saves the current step and exits with code 143.
 
-While training steps are taken a signal is only noted, and stopping.StopTogether ends training after
-the step; at any other time there is nothing to save, and the process ends at once. If a step does
-not end, as when its records never come, the process ends without it.
+During training steps, a signal is only noted, and stopping.StopTogether ends training after the
+step. At any other time there is nothing to save, and the process ends at once. If a step does not
+end, for example because its records never arrive, the process ends without it.
 
-(SIGUSR1 because mpirun hands it on to its ranks and lets them be. SIGTERM it follows with SIGKILL.)
+(mpirun passes SIGUSR1 on to its ranks and leaves them alone; it follows SIGTERM with SIGKILL.)
 """
 
 import contextlib
@@ -18,14 +18,14 @@ from absl import logging
 
 CODE = 128 + signal.SIGTERM
 _SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
-_PATIENCE = 60  # seconds that the step in flight may take; it may be saving a large model
+_PATIENCE = 60  # seconds that the current step may take; it may be saving a large model
 _TWICE = 2  # seconds after which a second signal means that the user will not wait
 
 _state = {"signal": None, "at": 0.0, "loaded": False, "taking_steps": False, "heard": False}
 
 
 class Interrupted(SystemExit):
-    """Ends the process with exit code 143; `together` where all processes of the job end so."""
+    """Ends the process with exit code 143; `together`: as do all processes of the job."""
 
     def __init__(self, together: bool = False):
         super().__init__(CODE)
@@ -33,11 +33,11 @@ class Interrupted(SystemExit):
 
 
 def install():
-    """Takes SIGTERM and SIGINT; in the main thread."""
+    """Installs the handler of these signals; call it in the main thread."""
     _state.update(signal=None, loaded=False, taking_steps=False, heard=False)
     for number in _SIGNALS:
         signal.signal(number, _handle)
-    # Python runs a handler when the main thread comes back from TensorFlow, if ever; the byte in
+    # Python runs a handler only when the main thread returns from TensorFlow, if ever; the byte in
     # this pipe is written at once.
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -46,8 +46,8 @@ def install():
 
 
 def loaded():
-    """Says that all modules are there; until then a signal ends the process on the spot, as an
-    exception may be swallowed by whoever is loading, or come out as another one."""
+    """Notes that all modules are loaded. Until then a signal ends the process on the spot, because
+    code that is being imported may swallow an exception or turn it into another one."""
     _state["loaded"] = True
 
 
@@ -58,7 +58,7 @@ def requested() -> bool:
 
 @contextlib.contextmanager
 def taking_steps(taken: bool = True):
-    """In this block signals wait for the end of the step; with False, inside such a block, not."""
+    """In this block signals wait for the end of the step; `taken=False` suspends that within it."""
     before, _state["taking_steps"] = _state["taking_steps"], taken
     try:
         if before and requested():
@@ -70,7 +70,7 @@ def taking_steps(taken: bool = True):
 
 
 def heard():
-    """Says that training is stopping, which may take as long as its checkpoint needs."""
+    """Notes that training is stopping, which may take as long as its checkpoint needs."""
     _state["heard"] = True
 
 
@@ -86,11 +86,11 @@ def _handle(number, _):
         heard()
         logging.info("%s: ending now.", name)
         raise Interrupted()
-    logging.info("%s: ending with the checkpoint of this step.", name)
+    logging.info("%s: ending after this step and its checkpoint.", name)
 
 
 def _wait(reader):
-    """Ends the process where the main thread does not hear a signal."""
+    """Ends the process if the main thread does not react to a signal."""
     while os.read(reader, 1)[0] not in _SIGNALS:
         pass
     time.sleep(_PATIENCE)
@@ -98,8 +98,8 @@ def _wait(reader):
         return
     logging.flush()
     sys.stderr.write(
-        f"{os.path.basename(sys.argv[0])}: the step in flight has not ended for {_PATIENCE} s; the "
-        "process ends without its checkpoint. The same command again goes on from the last one.\n"
+        f"{os.path.basename(sys.argv[0])}: the current step has not finished within {_PATIENCE} s; "
+        "ending without its checkpoint. Run the same command again to resume from the last one.\n"
     )
     sys.stderr.flush()
     os._exit(CODE)

@@ -1,6 +1,6 @@
-"""How large a model may be: what TensorFlow can hold, and what the machine has of memory.
+"""How large a model may be: what TensorFlow can hold, and what fits into the machine's memory.
 
-Beyond it TensorFlow 1.15 overflows 32-bit numbers, or crashes, and says neither which nor why.
+Beyond that, TensorFlow 1.15 overflows 32-bit numbers or crashes, without saying why.
 """
 
 import contextlib
@@ -15,25 +15,24 @@ from deepfm.errors import BadInput
 MAX_FIELDS = 100000
 MAX_NUMBER = 2**31 - 1
 
-
-# Bytes of a process beside the model, and numbers kept for each number of a layer in training;
-# both are less than what was measured, for nothing that fits is to be refused.
+# Bytes of a process besides the model, and numbers kept for each number of a layer in training;
+# both are below what was measured, so that nothing that fits is refused.
 _BESIDE = 3 * 10**8
 _OF_A_LAYER = 1.5
 
 
 class Load(NamedTuple):
-    """What a job keeps in memory for a model beside its weights; the defaults are inference's.
+    """What a job keeps in memory for a model besides its weights; the defaults are inference's.
 
     Attributes:
         batch_size: records that a replica computes at once.
-        replicas: of a process.
-        copies: of the variables in a process.
-        processes: on this machine, each with its own.
+        replicas: replicas in a process.
+        copies: copies of the variables in a process.
+        processes: processes on this machine, each with its own copies.
         trains: whether it trains.
         moments: numbers that the optimizer keeps for each weight.
         dense: whether the gradient of a table is as large as the table.
-        evaluates: whether it evaluates on the way, which takes another copy of the weights.
+        evaluates: whether it evaluates during training, which takes another copy of the weights.
     """
 
     batch_size: int = 1
@@ -50,7 +49,7 @@ _OF_WEIGHTS = Load()
 
 
 def check(config, one_machine: bool = True, load: Load = _OF_WEIGHTS):
-    """Refuses (BadInput) sizes that no model can have, whether a flag or a file told them.
+    """Refuses (BadInput) sizes that no model can have, whether from a flag or a file.
 
     Args:
         config: ModelConfig.
@@ -78,18 +77,18 @@ def check(config, one_machine: bool = True, load: Load = _OF_WEIGHTS):
     if needed > there:
         raise BadInput(
             f"{sizes}: {what} takes {needed / 1e9:,.1f} GB, but only {there / 1e9:,.1f} GB may "
-            "be used here; choose smaller sizes, or use parameter servers."
+            "be used here; choose smaller sizes, or parameter servers (--distribution=ps)."
         )
     free = _free()
     if needed > free:
         logging.warning(
-            "%s takes about %.1f GB, and %.1f GB are free: other programs use the rest.",
+            "%s takes about %.1f GB, but only %.1f GB are free: other programs use the rest.",
             what.capitalize(), needed / 1e9, free / 1e9,
         )  # fmt: skip
 
 
 def _needed(config, load) -> float:
-    """Bytes that a job takes on this machine, at the least."""
+    """Bytes that a job takes on this machine, at least."""
     layers = [config.field_size * config.embedding_size, *config.deep_layers, 1]
     kernels = [x * y for x, y in zip(layers, layers[1:])]
     tables, weights = config.feature_size * (config.embedding_size + 1), sum(kernels)
@@ -114,7 +113,7 @@ def _memory() -> int:
 
 
 def _free() -> int:
-    """Bytes of the machine that nobody uses, or that are given up for one who does."""
+    """Bytes of memory that are free, or that the kernel frees on demand."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         _, _, rest = pathlib.Path("/proc/meminfo").read_text().partition("MemAvailable:")
         return int(rest.split()[0]) * 1024

@@ -20,7 +20,7 @@ from absl import app, flags, logging
 import deepfm
 from deepfm.errors import BadInput
 
-# How a sentence about a lost process ends, where this process ends only for that.
+# How a sentence about a lost process ends, if this process ends only because of that.
 SO_THIS_ENDS = (
     "so this process ends too; the log of that process says why. Run the same command again to "
     "resume from the last checkpoint."
@@ -29,30 +29,29 @@ SO_THIS_ENDS = (
 
 _WORDS = ("true", "false", "t", "f", "yes", "no", "y", "n", "1", "0")
 
-
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 _clean_ups: List[Callable[[], None]] = []
 
 
-# What the others see of a rank that has ended: from Horovod itself, or from below it.
+# What the other ranks see when a rank has ended: errors of Horovod, or of a layer below it.
 _HOROVOD = re.compile(r"Horovod has been shut down|gloo/transport/|MPI_\w+ failed")
 
 
 def run(main, before_tensorflow=lambda: None, when_ended=""):
     """Runs `main()` after reading the flags; never returns.
 
-    SIGTERM and SIGINT end it with a sentence, at the end of which stands `when_ended`; `main` may
-    set handlers of its own.
+    SIGTERM and SIGINT end it with a sentence that ends with `when_ended`; `main` may set handlers
+    of its own.
 
-    `before_tensorflow()` is called first, while what TensorFlow reads of the environment when it is
-    loaded can still be set.
+    `before_tensorflow()` is called first: it can set the environment variables that TensorFlow
+    reads when it is loaded.
 
-    A BadInput that escapes ends with exit code 2, a failure of TensorFlow or of the disk with 1,
-    both with one sentence on standard error. Anything else is a fault of ours: its trace is shown.
+    A BadInput ends the program with exit code 2, a failure of TensorFlow or the disk with 1, both
+    with one sentence on standard error. Anything else is a bug of ours, so its trace is shown.
     """
-    # The client of S3 logs as errors that a file is not there, or is read to its end.
+    # The S3 client logs a missing file, and the end of a file, as errors.
     on_s3 = any("s3://" in word for word in sys.argv)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if on_s3 else "2")
     warnings.filterwarnings("ignore", category=FutureWarning, module="tensor(flow|board)")
@@ -60,9 +59,9 @@ def run(main, before_tensorflow=lambda: None, when_ended=""):
     process = os.getpid()
 
     def end(number, _):
-        # An exception that is raised wherever the program just is may be swallowed there, or come
-        # out as another one: so all that has to be done is done here.
-        if os.getpid() == process:  # and not one that was just forked
+        # An exception raised wherever the program happens to be may be swallowed there, or turned
+        # into another one, so everything is done here.
+        if os.getpid() == process:  # and not a child that was just forked
             for clean_up in reversed(_clean_ups):
                 with contextlib.suppress(Exception):
                     clean_up()
@@ -82,7 +81,7 @@ def run(main, before_tensorflow=lambda: None, when_ended=""):
 
 @contextlib.contextmanager
 def before_end(clean_up: Callable[[], None]):
-    """Has a signal that ends the program in this context call `clean_up()` before."""
+    """In this context, a signal calls `clean_up()` before it ends the program."""
     _clean_ups.append(clean_up)
     try:
         yield
@@ -91,16 +90,16 @@ def before_end(clean_up: Callable[[], None]):
 
 
 def ignore_signals():
-    """Lets a program that has begun to put its results in place come to its end."""
+    """Lets a program that has begun to put its results in place finish that."""
     for number in _SIGNALS:
         if getattr(signal.getsignal(number), "__module__", None) == __name__:  # as `run` set it
-            # For a signal that has come just before that, Python 3.7 calls the number SIG_IGN.
+            # If a signal arrived just before, Python 3.7 tries to call SIG_IGN, a number.
             with contextlib.suppress(TypeError):
                 signal.signal(number, signal.SIG_IGN)
 
 
 def expand_home(word):
-    """--name=~/path, which a shell leaves as it is, with the home folder in place of ~."""
+    """Puts the home folder in place of ~ in --name=~/path, which a shell leaves as it is."""
     name, equals, value = word.partition("=")
     if not (equals and name.startswith("-")):
         return word
@@ -108,7 +107,7 @@ def expand_home(word):
 
 
 def join_boolean_words(argv, booleans):
-    """`--x False`, as SageMaker's toolkit passes it, as `--x=False` for the flags in `booleans`."""
+    """Turns `--x False`, as SageMaker's toolkit passes it, into `--x=False` for all `booleans`."""
     joined = []
     for word in argv:
         before = joined[-1].lstrip("-") if joined and joined[-1].startswith("-") else None
@@ -120,10 +119,10 @@ def join_boolean_words(argv, booleans):
 
 
 def read_flags(argv, hint=""):
-    """Reads the flags; what is none is returned, behind the name of the program.
+    """Reads the flags; returns the name of the program and the words that are not flags.
 
-    What cannot be ends the program with exit code 2 and a sentence, at whose end stands `hint`
-    where there is no such flag; --help ends it with 0.
+    A wrong flag ends the program with exit code 2 and a sentence, followed by `hint` if the flag is
+    unknown; --help ends it with 0.
     """
     booleans = {name for name in flags.FLAGS if flags.FLAGS[name].boolean}
     try:
@@ -136,7 +135,7 @@ def read_flags(argv, hint=""):
 
 
 def make_output_dir(path, flag="output_dir"):
-    """Makes the folder that a flag names; BadInput where nothing can be written there."""
+    """Makes the folder that a flag names; raises BadInput if it cannot be written to."""
     try:
         os.makedirs(path, exist_ok=True)
         with tempfile.TemporaryFile(dir=path) as f:
@@ -146,15 +145,15 @@ def make_output_dir(path, flag="output_dir"):
 
 
 def read_flags_alone(argv, hint=""):
-    """read_flags of a program that takes nothing else."""
+    """read_flags for a program that takes nothing else."""
     rest = read_flags(argv, hint)
     if len(rest) > 1:
-        _end(f"'{rest[1]}' is not a flag; flags are given as --name=value.{hint}", 2)
+        _end(f"'{rest[1]}' is not a flag; write flags as --name=value.{hint}", 2)
     return rest
 
 
 def read_flags_before_words(argv):
-    """read_flags of a program that hands on what follows `--`, which is returned."""
+    """read_flags for a program that passes on the words after `--`, which are returned too."""
     own = argv.index("--") if "--" in argv else len(argv)
     return read_flags_alone(argv[:own], " (flags of train.py follow --)") + argv[own + 1 :]
 
@@ -163,7 +162,7 @@ def _guarded(main):
     logging.get_absl_handler().setFormatter(
         std_logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S")
     )
-    # A tenth of the time to the first step went to looking for garbage among all of TensorFlow.
+    # Collecting garbage among all of TensorFlow's objects took a tenth of the time to step 1.
     gc.set_threshold(100_000)
     deepfm.need("tensorflow_core")
     import tensorflow as tf
@@ -171,7 +170,7 @@ def _guarded(main):
     if not tf.__version__.startswith("1.15."):
         deepfm.refuse_python(f"has TensorFlow {tf.__version__}, not 1.15")
     if "SM_TRAINING_ENV" in os.environ:
-        # SageMaker's toolkit keeps standard error back until the end, for its failure file.
+        # SageMaker's toolkit holds standard error back until the end, for its failure file.
         logging.get_absl_handler().python_handler.stream = sys.stdout
     # Through absl alone: TensorFlow would print each of its lines a second time.
     tf.get_logger().handlers = []
@@ -183,7 +182,7 @@ def _guarded(main):
     except (OSError, tf.errors.OpError) as error:
         logging.debug("The trace of this failure:", exc_info=True)
         text = error.message if isinstance(error, tf.errors.OpError) else str(error)
-        # Of an error in tf.data, TensorFlow says where it came through first.
+        # For an error in tf.data, TensorFlow first says which ops it came through.
         text = text.strip().splitlines()[0].rpartition("Original message: ")[2]
         if _HOROVOD.search(text):
             _end(f"another rank has failed, or cannot be reached, {SO_THIS_ENDS}", 1)

@@ -1,8 +1,8 @@
-"""Files at remote paths: s3://, and whatever else tf.io.gfile knows by a scheme.
+"""Files at remote paths: s3://, and any other scheme that tf.io.gfile knows.
 
-TensorFlow 1.15's S3 takes trouble for absence: with the server down or without permission a folder
-is not there, and a file whose server stops answering ends early. So a listing is believed where it
-shows a file that was just written, and a copy where it has the size it should have.
+TensorFlow 1.15's S3 client mistakes trouble for absence: if the server is down or denies access, a
+folder seems to be missing, and if it stops answering, a file seems to end early. So a listing is
+trusted only if it shows a file that was just written, and a copy only if it has the right size.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _ADVICE = "check the path, the server and its permissions (AWS_REGION, AWS_*, S3
 
 
 class RemoteError(OSError):
-    """What is remote cannot be reached, read or written; its text is one sentence."""
+    """Something remote cannot be reached, read or written; the text is one sentence."""
 
 
 def is_remote(path: str) -> bool:
@@ -63,7 +63,7 @@ def _is_bucket(path):
 
 
 def _check_address(path):
-    """Refuses (BadInput) an address of an S3 server that TensorFlow's client does not take."""
+    """Refuses (BadInput) an address of an S3 server that TensorFlow's client does not accept."""
     address = os.environ.get("S3_ENDPOINT", "")
     scheme, found, host = address.partition("://")
     if path.startswith(_S3) and found:
@@ -74,9 +74,9 @@ def _check_address(path):
 
 
 def check_readable(spec: str, flag: str):
-    """Refuses (RemoteError) remote data whose server gives no answer; "not there" is an answer.
+    """Raises RemoteError if the server of remote data gives no answer; "not there" is an answer.
 
-    BadInput where TensorFlow would have to list a whole bucket for it.
+    Raises BadInput if TensorFlow would have to list a whole bucket for it.
     """
     paths = [path.strip() for path in (spec or "").split(",") if is_remote(path)]
     for path in paths:
@@ -87,18 +87,18 @@ def check_readable(spec: str, flag: str):
         folder, _ = posixpath.split(path.rstrip("/"))
         if _is_bucket(folder) and not tf.io.gfile.isdir(path):
             raise BadInput(
-                f"--{flag}={path} is no folder, or may not be read; and TensorFlow 1.15 cannot "
-                "list files that lie in no folder of a bucket."
+                f"--{flag}={path} is not a folder, or may not be read; TensorFlow 1.15 cannot list "
+                "the files at the top of a bucket: put them into a folder."
             )
 
 
 def check_all_read(files: Sequence, rows: Optional[int], read: int):
-    """Refuses (RemoteError) that less than all records of a remote data set were read.
+    """Raises RemoteError if fewer than all records of a remote data set were read.
 
     Args:
         files: its DataFiles.
-        rows: records that should have been read, None where that is not known.
-        read: records that were.
+        rows: records that should have been read; None if unknown.
+        read: records that were read.
     """
     if not files or not is_remote(files[0].path):
         return
@@ -114,23 +114,22 @@ def check_all_read(files: Sequence, rows: Optional[int], read: int):
 
 
 def ended_early(name: str, what: str) -> RemoteError:
-    """The error for remote data whose reading ended on the way; `what` was seen of it."""
+    """The error for remote data that could not be read to its end; `what` says how far."""
     return RemoteError(
-        f"{name} could not be read to its end ({what}): its server stopped answering on the way; "
-        f"{_ADVICE}."
+        f"{name} could not be read to its end ({what}): its server stopped answering; {_ADVICE}."
     )
 
 
 def check_writable(folder: str, flag: str):
-    """Refuses a folder that cannot be written: RemoteError, or BadInput where it is local.
+    """Refuses a folder that cannot be written: raises RemoteError, or BadInput if it is local.
 
-    BadInput as well where it is a whole bucket, and `flag` names a folder.
+    Raises BadInput too if it is a whole bucket and `flag` names a folder.
     """
     if not is_remote(folder):
         program.make_output_dir(folder, flag)
     else:
         _check_address(folder)
-        if flag != "predictions_file":  # a file, which may lie in no folder of a bucket
+        if flag != "predictions_file":  # a file, which may be at the top of a bucket
             check_is_folder(folder, flag)
         path = posixpath.join(folder, f".probe-{uuid.uuid4().hex}")
 
@@ -142,7 +141,7 @@ def check_writable(folder: str, flag: str):
 
 
 def names(folder: str, flag: str) -> List[str]:
-    """The names in a folder, [] where there is none.
+    """The names in a folder; [] if there is no such folder.
 
     Raises:
         RemoteError: a remote folder cannot be written and listed.
@@ -160,14 +159,14 @@ def names(folder: str, flag: str) -> List[str]:
         finally:
             tf.io.gfile.remove(path)
         if name not in found:
-            raise OSError("the list lacks a file that was just written")
+            raise OSError("the listing lacks a file that was just written")
         return [x for x in found if x and not x.startswith(".probe-")]
 
     return _in_time(probe, f"--{flag}={folder} cannot be written and listed")
 
 
 def _in_time(action, what):
-    """What action() returns; RemoteError where it fails or takes longer than DEADLINE."""
+    """Returns action(); raises RemoteError if it fails or takes longer than DEADLINE."""
     results, errors = [], []
 
     def run():
@@ -176,7 +175,7 @@ def _in_time(action, what):
         except TROUBLE as error:
             errors.append(error)
 
-    # A client at its retries cannot be stopped: its thread is left behind.
+    # A client that is retrying cannot be stopped, so its thread is left behind.
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(DEADLINE)
@@ -187,7 +186,7 @@ def _in_time(action, what):
 
 
 def retrying(action: Callable[[], None], what: str):
-    """Does something that may fail several times; RemoteError where it fails to the end."""
+    """Runs action() until it succeeds; raises RemoteError when all tries have failed."""
     for wait in (*_WAITS, None):
         try:
             action()
@@ -211,10 +210,10 @@ def put_text(text: str, path: str):
 
 
 def _write(source, path):
-    """Writes what is in an open file to a remote path.
+    """Copies an open file to a remote path.
 
-    That is closed when all is written, and not on the way out of an exception, as that of a signal:
-    closing sends what there is, which then passes for the whole.
+    Closes the target only once all is written, and not when an exception, such as a signal's,
+    passes through: closing sends what there is, which would then pass for the whole.
     """
     target = tf.io.gfile.GFile(path, "wb")
     try:
@@ -229,9 +228,9 @@ def _write(source, path):
 def _open(target, path):
     """Opens a remote file for writing, one on S3 in a millisecond of its own.
 
-    TensorFlow 1.15's S3 client collects what is written in a file in /tmp that it names after the
-    millisecond. Two files that are opened in the same one, by any threads or processes of a
-    machine, share it: what is sent is a mixture of both, or waits for bytes that never come.
+    TensorFlow 1.15's S3 client buffers writes in a file in /tmp that it names after the
+    millisecond. Two files opened in the same millisecond, by any threads or processes of a machine,
+    share that buffer: the client sends a mixture of both, or waits for bytes that never come.
     """
     with contextlib.ExitStack() as stack:
         if path.startswith(_S3):
@@ -243,10 +242,10 @@ def _open(target, path):
 
 
 def get(path: str, local: str):
-    """Copies a remote file to a local path; OSError where less than the whole could be read."""
+    """Copies a remote file to a local path; raises OSError if it could not be read whole."""
     size = tf.io.gfile.stat(path).length
     with tf.io.gfile.GFile(path, "rb") as source, open(local, "wb") as target:
-        for start in range(0, size, _BLOCK):  # to read beyond the end is an error of S3's
+        for start in range(0, size, _BLOCK):  # S3 refuses to read beyond the end
             block = source.read(min(_BLOCK, size - start))
             target.write(block)
             if not block:
@@ -257,9 +256,9 @@ def get(path: str, local: str):
 
 @contextlib.contextmanager
 def written(path: str):
-    """Yields where to write a file or a folder; what is remote is copied there at the end, once.
+    """Yields where to write a file or a folder; if the path is remote, copies it there at the end.
 
-    A folder appears file by file, saved_model.pb last, so that a SavedModel is there whole or not.
+    A folder is copied file by file, saved_model.pb last, so that no SavedModel is there half.
     If the copying fails, RemoteError says where the local copy is kept.
     """
     if not is_remote(path):

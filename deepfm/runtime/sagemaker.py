@@ -1,8 +1,8 @@
-"""What SageMaker tells a process: its hosts and channels, and so which records are its share.
+"""What a process learns from SageMaker: its hosts and channels, and so its share of the records.
 
-A channel is a data set that the service lays out for each host, in File mode as a folder, in Pipe
-mode as a FIFO for each epoch. Either every host has all records of a channel (FullyReplicated) or
-each host a part of its files (ShardedByS3Key). inputdataconfig.json says which.
+A channel is a data set that the service provides to each host: in File mode as a folder, in Pipe
+mode as a FIFO for each epoch. Either every host gets all records of a channel (FullyReplicated), or
+each host gets a part of its files (ShardedByS3Key). inputdataconfig.json says which.
 """
 
 import json
@@ -14,19 +14,19 @@ from deepfm.errors import BadInput
 
 
 class Job(NamedTuple):
-    """The SageMaker job that this process belongs to; the defaults are those outside of one.
+    """The SageMaker job that this process belongs to; the defaults apply outside of a job.
 
     Attributes:
         hosts: the names of all hosts.
         current_host: the name of this one.
         pipe_mode: whether channels are FIFOs.
-        training_channel_name, evaluation_channel_name: of the first process of a host; in Pipe mode
-            the others read NAME-1, NAME-2 and so on.
+        training_channel_name, evaluation_channel_name: those of a host's first process; in Pipe
+            mode the others read NAME-1, NAME-2 and so on.
         enable_s3_shard: whether each host has its own part of the training channels; None: what
             the channel's configuration says.
         enable_data_multi_path: whether the training channels of a host hold different records.
-        worker_per_host: processes on each host; 0: as many as there are.
-        input_dir: the folder of config/ and data/.
+        worker_per_host: processes expected on each host; 0: any number.
+        input_dir: the folder that has config/ and data/.
     """
 
     hosts: Tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Job(NamedTuple):
         return self.hosts.index(self.current_host) if self.hosts else 0
 
     def channels(self):
-        """{name: configuration} of the channels, {} where there is no inputdataconfig.json."""
+        """{name: configuration} of the channels, {} if there is no inputdataconfig.json."""
         path = os.path.join(self.input_dir, "config", "inputdataconfig.json")
         try:
             with open(path) as f:
@@ -57,18 +57,18 @@ class Job(NamedTuple):
         except FileNotFoundError:
             return {}
         except ValueError as error:
-            raise BadInput(f"{path}: is not JSON ({error}).") from error
+            raise BadInput(f"{path} is not JSON ({error}).") from error
 
     def is_sharded(self, channel: str) -> bool:
         """Whether each host has its own part of a channel's records."""
         return self.channels().get(channel, {}).get("S3DistributionType") == "ShardedByS3Key"
 
     def training_is_sharded(self) -> bool:
-        """The same for training, where --enable_s3_shard may say it.
+        """The same for the training channel, where --enable_s3_shard may say it.
 
         Raises:
-            BadInput: it says other than the channel's configuration, so records would be trained
-                on once for each host, or not at all.
+            BadInput: the flag contradicts the channel's configuration, so all hosts would train on
+                each record, or no host on some of them.
         """
         name, given = self.training_channel_name, self.enable_s3_shard
         found = self.channels().get(name, {}).get("S3DistributionType")
@@ -84,7 +84,7 @@ class Job(NamedTuple):
         return given
 
     def check(self, processes_of_host: int):
-        """Refuses (BadInput) what does not fit this process."""
+        """Refuses (BadInput) values that do not fit this process."""
         if self.hosts and self.current_host not in self.hosts:
             raise BadInput(
                 f"--current_host={self.current_host} is not one of --hosts={','.join(self.hosts)}."
@@ -98,7 +98,7 @@ class Job(NamedTuple):
 
 
 def share(own_channel: bool, sharded: bool, everyone: Share, hosts: Share, of_host: Share) -> Share:
-    """Which of the records that a process sees it reads, so that all read each once.
+    """The share of its records that a process reads, so that all processes read each record once.
 
     Args:
         own_channel: whether no other process of its host sees these records.

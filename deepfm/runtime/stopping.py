@@ -10,25 +10,25 @@ from deepfm.runtime import interruption
 v1 = tf.compat.v1
 
 
-# Collection: float32 [2], the records of this step and of the next one, the mean of all processes.
+# Collection: float32 [2], the records of this step and of the next, averaged over all processes.
 ROWS_OF_STEPS = "deepfm_rows_of_steps"
 
 
 class StopTogether(v1.train.SessionRunHook):
-    """Stops training after the same step in all processes, once one of them is to stop.
+    """Stops training after the same step in all processes, once one of them wants to stop.
 
     Args:
-        wanted: () -> whether this process is to stop.
+        wanted: () -> whether this process wants to stop.
         average: (tensor, name) -> its mean over the processes that take each step together.
-        anyone_stops: (whether this process is to stop) -> whether any is, for processes that do
-            not; called after each step.
+        anyone_stops: (whether this process wants to stop) -> whether any does, for processes that
+            do not take steps together; called after each step.
     """
 
     def __init__(self, wanted: Callable[[], bool], average: Callable, anyone_stops: Callable):
         self._wanted, self._average, self._anyone_stops = wanted, average, anyone_stops
 
     def begin(self):
-        # Were 0 a constant, TensorFlow might compute the mean ahead, and not ask the others for it.
+        # With a constant 0, TensorFlow might compute the mean in advance and never ask the others.
         zero = tf.cast(tf.timestamp() < 0, tf.float32)
         self._mine = v1.placeholder_with_default(zero, [], name="stop")
         self._share = self._average(self._mine, "stop")
@@ -39,7 +39,7 @@ class StopTogether(v1.train.SessionRunHook):
         return v1.train.SessionRunArgs(self._share, {self._mine: 1.0} if self._wanted() else None)
 
     def after_run(self, run_context, run_values):
-        told = run_values.results  # in the step
+        told = run_values.results  # None if the step does not average
         if self._anyone_stops(self._wanted()) if told is None else told > 0:
             interruption.heard()
             run_context.request_stop()

@@ -1,13 +1,13 @@
-"""What TensorFlow 1.15.5 does otherwise here: when a session ends well, and how a step is fetched.
+"""Patches of TensorFlow 1.15.5: which errors end a session well, and how a step is fetched.
 
-TensorFlow says OutOfRangeError where there is no further record, where a counter has reached its
-limit (parameter servers count steps so, for --max_steps), and also where a file may not grow any
+TensorFlow raises OutOfRangeError if there is no further record, if a counter has reached its limit
+(which is how parameter servers count steps for --max_steps), but also if a file may not grow any
 more (the system's EFBIG: a limit on the size of files, or the file system's own). A
-MonitoredSession takes any of them for the end of the data: training would end well after a
+MonitoredSession takes any of these for the end of the data: training would end well after a
 checkpoint that could not be saved.
 
-Session.run looks up all that it is to fetch, and whether the graph has grown, each time anew, while
-the processors wait for the next step. Made ready once, steps take 2.3 % less CPU time.
+Session.run looks up everything that it fetches, and whether the graph has grown, at every step,
+while the processors wait for the next one. Prepared once, steps take 2.3 % less CPU time.
 """
 
 import contextlib
@@ -17,20 +17,20 @@ import tensorflow as tf
 
 v1 = tf.compat.v1
 
-# What the ops that get the next element, and those that count up, say after the last one. Servers
-# put in front of it who says it, and TensorFlow numbers several errors. The op does not tell: what
-# writes a cache file writes it when it is asked for the next element.
+# The messages of the ops that get the next element, and of those that count up, after the last one.
+# Servers put their name in front, and TensorFlow numbers several errors. The op's type is no help:
+# the op that gets the next element also writes the cache file.
 _END = re.compile(r"(^|: )(End of sequence|Reached limit of \d+)$", re.MULTILINE)
 
 
 @contextlib.contextmanager
 def ended_by_input_alone():
-    """In this block a MonitoredSession passes on every error but those of its end."""
+    """In this block, a MonitoredSession swallows no errors but those of the end of its data."""
     leave = v1.train.MonitoredSession.__exit__
 
     def leave_or_fail(self, kind, error, trace):
         if isinstance(error, tf.errors.OutOfRangeError) and not _END.search(error.message):
-            kind = tf.errors.UnknownError  # any but the one that is swallowed
+            kind = tf.errors.UnknownError  # any type but the swallowed one
         return leave(self, kind, error, trace)
 
     v1.train.MonitoredSession.__exit__ = leave_or_fail
@@ -41,17 +41,17 @@ def ended_by_input_alone():
 
 
 class FetchesOfSteps(v1.train.SessionRunHook):
-    """Makes what a step fetches ready once, and not in every step.
+    """Prepares the fetches of a step once, and not at every step.
 
-    What is no step of a MonitoredSession, or is fed or traced, is fetched as before.
+    Calls that are not steps of a MonitoredSession, or that feed or trace, work as before.
     """
 
     def __init__(self):
-        self.ready = {}  # _identity of fetches -> (what fetches them, the fetches)
+        self.ready = {}  # _identity of fetches -> (the callable that fetches them, the fetches)
 
     def after_create_session(self, session, coord):
         run, ready = session.run, self.ready
-        ready.clear()  # of a session that was lost
+        ready.clear()  # it may be from a lost session
 
         def run_again(fetches, feed_dict=None, options=None, run_metadata=None):
             of_step = isinstance(fetches, dict) and "caller" in fetches
@@ -59,20 +59,20 @@ class FetchesOfSteps(v1.train.SessionRunHook):
                 return run(fetches, feed_dict, options, run_metadata)
             key = _identity(fetches)
             if key not in ready:
-                # With `fetches`: while these are kept, others cannot get their identities.
+                # Keeps `fetches` too, so that no other objects can get their ids.
                 ready[key] = session.make_callable(fetches), fetches
-            return session._do_call(ready[key][0])  # so errors tell what Session.run's do
+            return session._do_call(ready[key][0])  # so that errors read like Session.run's
 
         session.run = run_again
 
     def end(self, session):
-        # Or the session, and all that its variables take, would stay.
+        # Otherwise the session would stay, with the memory of its variables.
         session.__dict__.pop("run", None)
         self.ready.clear()
 
 
 def _identity(fetches):
-    """Equal for fetches that are the same objects in lists and dicts of the same form."""
+    """A key that is equal for the same objects in lists and dicts of the same form."""
     if isinstance(fetches, (list, tuple)):
         return (type(fetches), *map(_identity, fetches))
     if isinstance(fetches, dict):

@@ -19,10 +19,9 @@ v1 = tf.compat.v1
 
 EXAMPLES = "deepfm_examples"  # collection: int64 [], the examples of each replica in a step
 
-
-_LOOK_SECONDS = 1.0  # between two looks at how busy the host is
-# Of a mark: the time and the process's CPU time without evaluations, the time waited for input (s),
-# examples, the global step.
+_LOOK_SECONDS = 1.0  # between two samples of how busy the host is
+# Of each mark: the time and the process's CPU time, both without evaluations, the time spent
+# waiting for input (all in seconds), the examples, and the global step.
 _FIGURES = 5
 
 
@@ -30,13 +29,13 @@ class Throughput(NamedTuple):
     """How fast training was in the steady state, and what it used.
 
     Attributes:
-        examples: of this process, from the first step on.
+        examples: those of this process, from the first step on.
         seconds: from the first step on, without evaluations.
         examples_per_second: steady state, after the first 100 steps or 10 % of them.
-        input_wait_share: of the time of a step that was spent waiting for its records.
+        input_wait_share: share of a step's time that was spent waiting for its records.
         cpu_utilization: CPU seconds / (wall seconds x cores that this process may use).
-        host_cpu_utilization: the same of all processes of the host.
-        gpu_utilization: of the host's GPUs, by nvidia-smi; None where it tells nothing.
+        host_cpu_utilization: the same for all processes of the host.
+        gpu_utilization: of the host's GPUs, from nvidia-smi; None if unknown.
         peak_rss_bytes: largest resident memory of this process.
     """
 
@@ -57,12 +56,12 @@ class ProgressHook(v1.train.SessionRunHook):
 
     Args:
         every_steps: steps between two lines; 0 shows nothing.
-        last_step: global step at which training ends, or None where that is not known.
+        last_step: global step at which training ends; None if unknown.
         model_dir: where the checkpoints are.
-        processes: that train together; what is shown is the rate of all.
+        processes: number that train together; the rate shown is that of all.
         synchronous: whether every step is a step of all processes.
-        gpus: of this host.
-        summarize: whether summaries are written, which one process does.
+        gpus: the Gpus of this host.
+        summarize: whether to write summaries, which one process does.
     """
 
     def __init__(
@@ -87,28 +86,28 @@ class ProgressHook(v1.train.SessionRunHook):
         self._summarizes = summarize
         self._excluded = [0.0, 0.0, 0.0]  # of evaluations, as a `moment`
         self._logged = 0  # own steps at the last line
-        self._shown = None  # the _sample of the last line, and what the GPUs had told by then
+        self._shown = None  # the _sample of the last line, and the number of GPU samples by then
         self._bar = None
         self.recent_loss = float("nan")
 
     def begin(self):
         examples = v1.get_collection(EXAMPLES)
         start = tf.timestamp()
-        # `start` as well: where the processors are busy, it may be the later one.
+        # Depends on `start` too: on busy processors it may be the later one.
         with tf.control_dependencies([start, *examples]):
             wait = tf.timestamp() - start
         rows = tf.add_n(examples)
         loss = v1.get_collection(v1.GraphKeys.LOSSES)[-1]  # Estimator puts the spec's loss there
         numbers = [loss, rows, wait, v1.train.get_global_step()]
-        # As one tensor: each one that is fetched costs a step Python's time.
+        # One tensor, because each tensor fetched costs Python time at every step.
         self._numbers = tf.stack([tf.cast(number, tf.float64) for number in numbers])
         self._worst = worst_weights()
 
     def after_create_session(self, session, coord):
         if self._marks:
-            return  # a session made anew
+            return  # the session was made again
         self._first_step = session.run(v1.train.get_global_step())
-        gc.freeze()  # the graph's objects stay; Python need not look through them again and again
+        gc.freeze()  # the graph's objects stay, so the garbage collector need not scan them
         self._marks.extend((time.monotonic(), time.process_time(), 0.0, 0.0, self._first_step))
         # Launchers of several processes give each a terminal and prefix what it writes there.
         if self._every_steps and self._processes == 1 and sys.stdout.isatty():
@@ -125,10 +124,10 @@ class ProgressHook(v1.train.SessionRunHook):
         began, _, waited, examples, before = self._marks[-_FIGURES:]
         now = time.monotonic() - self._excluded[0]
         cpu = time.process_time() - self._excluded[2]
-        # TensorFlow's clock may have been set meanwhile; a step waits for less than it takes.
+        # The clock may have been set meanwhile; a step cannot wait longer than it takes.
         waited += min(max(wait, 0.0), now - began)
         self.steps += 1
-        # What was fetched may be from before the step, or have others' steps in it.
+        # The fetched step may be from before this one, or include other processes' steps.
         step = self._first_step + self.steps if self._synchronous else int(global_step)
         self._marks.extend((now, cpu, waited, examples + rows, step))
         if not self._busy or now - self._busy[-1][0] >= _LOOK_SECONDS:
@@ -150,7 +149,7 @@ class ProgressHook(v1.train.SessionRunHook):
         return self._marks[-_FIGURES], utilization.busy_seconds() - self._excluded[1]
 
     def exclude(self, started: Tuple[float, float, float]):
-        """Takes an evaluation, which began at a `moment`, out of the throughput."""
+        """Excludes an evaluation that began at a `moment` from the throughput."""
         lasted = np.subtract(self.moment(), started)
         self._excluded = np.add(self._excluded, lasted).tolist()
 
@@ -166,7 +165,7 @@ class ProgressHook(v1.train.SessionRunHook):
             v1.summary.FileWriterCache.get(self._model_dir).flush()
 
     def _since(self, own_step):
-        """What the figures of a mark have grown by since one of its steps."""
+        """By how much the figures have grown since one of this process's steps."""
         then = self._marks[_FIGURES * own_step : _FIGURES * (own_step + 1)]
         return np.subtract(self._marks[-_FIGURES:], then).tolist()
 
@@ -190,7 +189,7 @@ class ProgressHook(v1.train.SessionRunHook):
                 for name, x in figures.items()
                 if x is not None
             ]
-            # Beside those of the model, by the writer of Estimator's hooks.
+            # Goes beside the model's summaries, through the writer of Estimator's hooks.
             writer = v1.summary.FileWriterCache.get(self._model_dir)
             writer.add_summary(v1.Summary(value=values), step)
         if self._bar:
@@ -207,7 +206,7 @@ class ProgressHook(v1.train.SessionRunHook):
         )  # fmt: skip
 
     def _in_use(self):
-        """(busy share of the CPU, of the GPUs) since the last line; None where not known."""
+        """(busy share of the CPU, of the GPUs) since the last line; None if unknown."""
         before, told = self._shown or (self._busy[0], 0)
         now = self._sample()
         self._shown = now, len(self._gpus.percents)

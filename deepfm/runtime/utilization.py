@@ -9,10 +9,10 @@ import threading
 from typing import List, Optional
 
 _GPU_SECONDS = 5  # between two looks at the GPUs
-_WAITING = 0.1  # share of a step that waits for records, from which on these are the limit
-_BUSY = 0.75  # share of the processors' time in use, from which on they are the limit
-_OTHERS = 0.1  # share that other programs use, from which on it is told
-_FULL = 0.95  # the same, from which on records are waited for because nobody has time to read them
+_WAITING = 0.1  # share of a step spent waiting for records from which on reading is the limit
+_BUSY = 0.75  # share of the processors' time in use from which on they are the limit
+_OTHERS = 0.1  # share used by other programs from which on it is reported
+_FULL = 0.95  # the same from which on steps wait because no core has time to read
 
 
 def cores() -> float:
@@ -23,7 +23,7 @@ def cores() -> float:
 
 
 def _quota() -> Optional[float]:
-    """Cores that the control group allows, None where it sets no limit."""
+    """Cores that the control group allows, None if it sets no limit."""
     first = "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"
     for paths in (("/sys/fs/cgroup/cpu.max",), first):  # second and first version
         with contextlib.suppress(OSError, ValueError):
@@ -33,9 +33,9 @@ def _quota() -> Optional[float]:
 
 
 def busy_seconds() -> float:
-    """CPU time that has been used of the cores of `cores`, by this process and all others.
+    """CPU time that all processes have used of the cores that `cores` counts.
 
-    In a control group with a quota that of the group, else that of the CPUs of this process.
+    In a control group with a quota, that is the group's; otherwise that of this process's CPUs.
     """
     if _quota():
         with contextlib.suppress(OSError, ValueError, KeyError):
@@ -54,28 +54,28 @@ def busy_seconds() -> float:
 
 
 class Gpus:
-    """The utilization of this host's GPUs, as nvidia-smi tells it every few seconds.
+    """The utilization of this host's GPUs, as nvidia-smi reports it every few seconds.
 
     Attributes:
-        percents: of all GPUs and looks so far.
+        percents: one for each GPU and sample so far.
     """
 
     def __init__(self):
         self.percents = []
 
     def share(self, first: int = 0) -> Optional[float]:
-        """Mean of the percents from one on; None where there are none."""
+        """Mean of the percents from number `first` on, as a share; None if there are none."""
         found = self.percents[first:]
         return sum(found) / len(found) / 100 if found else None
 
     def _read(self, lines):
         for line in lines:
-            with contextlib.suppress(ValueError):  # "[N/A]", or that there is no driver
+            with contextlib.suppress(ValueError):  # "[N/A]", or a message that there is no driver
                 self.percents.append(float(line))
 
     @contextlib.contextmanager
     def watched(self):
-        """In this block nvidia-smi looks, where there is one."""
+        """Runs nvidia-smi, if there is one, during this block."""
         program = shutil.which("nvidia-smi")
         if not program:
             yield
@@ -105,12 +105,12 @@ def verdict(
     """What limits a run, and what to try, in a sentence.
 
     Args:
-        input_wait_share: of the time of a step that waits for its records.
+        input_wait_share: share of a step's time spent waiting for its records.
         host_cpu_utilization: busy share of the allowed cores of the host.
-        gpu_utilization: of the host's GPUs; None without.
+        gpu_utilization: busy share of the host's GPUs; None without GPUs.
         others: part of host_cpu_utilization that other programs' processes use.
-        num_processes: that train together.
-        batch_size: of a replica.
+        num_processes: processes that train together.
+        batch_size: records in a replica's batch.
         advice: what would make reading faster.
     """
     wait, cpu, gpu = input_wait_share, host_cpu_utilization, gpu_utilization
@@ -145,11 +145,11 @@ def reading_advice(faster: Optional[str], pipe: bool, cached: bool, epochs: int,
     """What would make reading faster.
 
     Args:
-        faster: what is read faster than files of this format, if anything is.
+        faster: what is faster to read than files of this format, if anything is.
         pipe: whether records come from a FIFO.
         cached: whether records are kept after the first epoch.
-        epochs: of the run.
-        reads: files that are read side by side.
+        epochs: number of epochs of the run.
+        reads: number of files that are read in parallel.
     """
     if faster:
         return faster
@@ -161,9 +161,9 @@ def reading_advice(faster: Optional[str], pipe: bool, cached: bool, epochs: int,
 
 
 def share_in_use(samples: List, first: float = 0.0) -> Optional[float]:
-    """The busy share of the allowed cores between samples (time in s, busy_seconds) from a time on.
+    """The busy share of the allowed cores, from samples (time in s, busy_seconds) after a time.
 
-    None where no time lies between them.
+    None if no time has passed between them.
     """
     found = [sample for sample in samples if sample[0] >= first]
     if not found or found[-1][0] <= found[0][0]:

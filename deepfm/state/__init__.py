@@ -1,1 +1,1 @@
-"""What model_dir holds, and how a run goes on from it."""
+"""What model_dir holds, and how a run resumes from it."""

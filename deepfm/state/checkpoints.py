@@ -1,9 +1,9 @@
 """Which checkpoint of a model_dir a job uses: the newest whole one, whatever a kill left there.
 
 TensorFlow saves a checkpoint as PREFIX_temp_*/, renames that to PREFIX.data-0000i-of-0000N, writes
-PREFIX.index, names PREFIX in the state file `checkpoint`, and adds PREFIX.meta. Later it believes
-the state file: where that is missing or cannot be read, training would start from scratch and
-overwrite what is there.
+PREFIX.index, names PREFIX in the state file `checkpoint`, and adds PREFIX.meta. Later it trusts
+the state file: if that is missing or unreadable, training would start from scratch and overwrite
+what is there.
 """
 
 import contextlib
@@ -30,17 +30,17 @@ _TEMPORARY = re.compile(
     r"model\.ckpt-\d+(_temp_[0-9a-f]{32}|\..*\.tempstate\d+|\.meta\.tmp[0-9a-f]{32})"
     r"|checkpoint\.tmp[0-9a-f]{32}"
 )
-_HEADER = 256  # bytes; more than the header of an index takes
-_TRIES = 10  # times to take the newest checkpoint, where each is deleted before it is read
+_HEADER = 256  # bytes; the header of an index is shorter
+_TRIES = 10  # tries to read the newest checkpoint, if each is deleted before it is read
 
 
 class State(NamedTuple):
     """What a state file says.
 
     Attributes:
-        names: of the checkpoints, without a folder, the one to use last; [] where there is no such
-            file or it cannot be read.
-        here: whether it looks for all of them in its own folder.
+        names: of the checkpoints, without a folder, the one to use last; [] if the file is missing
+            or unreadable.
+        here: whether all of these checkpoints are in the state file's own folder.
     """
 
     names: List[str]
@@ -51,10 +51,10 @@ _claimed = []  # folders, open and locked for the life of this process
 
 
 def claim(model_dir: str):
-    """Makes a local folder if need be, and makes sure that no other training writes into it.
+    """Makes a local folder if it is missing, and locks it against other training.
 
     Raises:
-        BadInput: another one does.
+        BadInput: another process is training there.
     """
     os.makedirs(model_dir, exist_ok=True)
     folder = os.open(model_dir, os.O_RDONLY)
@@ -69,12 +69,12 @@ def claim(model_dir: str):
 def prepare(model_dir: str, tidy: bool):
     """Makes the newest whole checkpoint of a local folder the one that TensorFlow finds.
 
-    What is not whole stays where it is, and the log and no longer the state file names it.
+    Incomplete checkpoints stay where they are; the log names them, and the state file does not.
 
     Args:
         model_dir: the folder; it need not exist.
-        tidy: also delete what a killed save left, and take up a checkpoint that a kill kept from
-            being named. Only for the job that saves there: another may see a save that goes on.
+        tidy: also delete what a killed save left, and add a checkpoint that a kill kept from being
+            named. Only for the job that saves there: any other may see a save in progress.
 
     Raises:
         BadInput: there are checkpoints, and none is whole.
@@ -92,7 +92,7 @@ def prepare(model_dir: str, tidy: bool):
         if state == before:
             break
     else:
-        if not tidy:  # who saves there so often keeps its state file itself
+        if not tidy:  # a job that saves so often maintains its own state file
             return
     late = _saved_after(model_dir, state) if tidy else []
     found = by_step(os.listdir(model_dir))
@@ -145,9 +145,9 @@ def _write_state(folder, names):
 
 
 def _saved_after(folder, state):
-    """The later checkpoints that a state file does not name, though it is the older one.
+    """The checkpoints of later steps that are newer than the state file but not named in it.
 
-    One that is older than the state file was left out on purpose, by who edited that.
+    If a checkpoint is older than the state file, whoever edited that left it out on purpose.
     """
     if not state.names:
         return []
@@ -165,7 +165,7 @@ def _saved_after(folder, state):
 
 
 def _is_first_save(folder, found):
-    """Whether a folder's only checkpoint is one that was never named, so that nothing is lost."""
+    """Whether a folder's only checkpoint was never named, so that ignoring it loses nothing."""
     named = os.path.exists(os.path.join(folder, STATE))
     return len(found) == 1 and not (
         named or os.path.exists(os.path.join(folder, f"{found[0]}.meta"))
@@ -173,7 +173,7 @@ def _is_first_save(folder, found):
 
 
 def is_part(name: str) -> bool:
-    """Whether a file or folder of a model_dir is a checkpoint's, or of one that is being saved."""
+    """Whether a file or folder of a model_dir is part of a checkpoint, saved or being saved."""
     return bool(name == STATE or _PART.fullmatch(name) or _TEMPORARY.fullmatch(name))
 
 
@@ -199,9 +199,9 @@ def _step(name):
 
 
 def problem(path: str) -> Optional[str]:
-    """What keeps a checkpoint from being whole, in a few words, or None.
+    """What is wrong with a checkpoint, in a few words, or None if it is whole.
 
-    Reads its index and its global step; of the other tensors only the bytes are counted.
+    Reads its index and its global step; counts only the bytes of the other tensors.
     """
     name = os.path.basename(path)
     if not os.path.exists(f"{path}.index"):
@@ -224,14 +224,14 @@ def problem(path: str) -> Optional[str]:
     try:
         reader.get_tensor(v1.GraphKeys.GLOBAL_STEP)
     except tf.errors.NotFoundError:
-        return None  # another program's
+        return None  # it is another program's checkpoint
     except tf.errors.OpError:
         return "its global step is damaged"
     return None
 
 
 def _num_shards(index):
-    """The data files of a checkpoint: the first entry of its index, whose key is empty, says it."""
+    """The number of data files, from the first entry of an index, the one with an empty key."""
     with open(index, "rb") as f:
         head = f.read(_HEADER)
     shared, key, size = head[:3]  # bytes
@@ -241,19 +241,19 @@ def _num_shards(index):
 
 
 def of_newest(model_dir: str, read: Callable, hold: bool = True):
-    """What `read(path)` returns for the newest checkpoint.
+    """Returns `read(path)` for the newest checkpoint.
 
-    Where training deletes that before it is read, the newest is taken again. The state file is
-    asked and not tf.train.latest_checkpoint, to which a checkpoint that is gone is none.
+    If training deletes that before it is read, tries again with the then newest. Reads the state
+    file itself, because tf.train.latest_checkpoint returns None for a checkpoint that is gone.
 
     Args:
         model_dir: a local folder.
-        read: path -> anything; called anew where it fails because the checkpoint is gone.
-        hold: whether another process may delete it meanwhile; `read` then gets another name of it.
+        read: path -> anything; called again if it fails because the checkpoint is gone.
+        hold: whether another process may delete it meanwhile; `read` then gets a hard link to it.
 
     Raises:
-        BadInput: there is none.
-        OSError: each was deleted in its turn.
+        BadInput: there is no checkpoint.
+        OSError: each was deleted before it could be read.
     """
     for _ in range(_TRIES):
         named = read_state(model_dir).names
@@ -270,7 +270,7 @@ def of_newest(model_dir: str, read: Callable, hold: bool = True):
         except (ValueError, tf.errors.OpError) as error:
             if v1.train.checkpoint_exists(path) or read_state(model_dir).names in (named, []):
                 raise
-            logging.info("%s was deleted before it was read; taking the newest again.", path)
+            logging.info("%s was deleted before it was read; trying the newest one again.", path)
             deleted = error
     raise OSError(
         f"--model_dir={model_dir}: {_TRIES} times in a row the newest checkpoint was deleted "
@@ -280,9 +280,9 @@ def of_newest(model_dir: str, read: Callable, hold: bool = True):
 
 @contextlib.contextmanager
 def _held(path):
-    """Yields another name of a checkpoint, by which it can be read although its own is deleted.
+    """Yields a hard link to a checkpoint, so that it stays readable if it is deleted.
 
-    Or its own, where that has happened already, or the folder cannot be written or linked in.
+    Yields its own path if it is deleted already, or if the folder allows no writing or no links.
     """
     folder, name = os.path.split(path)
     with contextlib.ExitStack() as stack:
@@ -297,10 +297,7 @@ def _held(path):
 
 
 def first_damaged(path: str) -> Optional[str]:
-    """The first tensor of a checkpoint that is not there or has another checksum, or None.
-
-    Reads all of it.
-    """
+    """The first missing or damaged tensor of a checkpoint, or None; reads the whole checkpoint."""
     name = "its index"
     try:
         reader = tf.train.load_checkpoint(path)
@@ -317,7 +314,7 @@ def naming_damage(model_dir: str):
     try:
         yield
     except tf.errors.DataLossError as error:
-        if error.op is not None and error.op.type != "RestoreV2":  # a record's
+        if error.op is not None and error.op.type != "RestoreV2":  # it is about a record
             raise
         path = tf.train.latest_checkpoint(model_dir)
         damaged = path and first_damaged(path)
@@ -325,7 +322,7 @@ def naming_damage(model_dir: str):
             raise
         name = os.path.basename(path)
         older = [x for x in read_state(model_dir).names if x != name]
-        more = f", which goes on from {older[-1]}" if older else ""
+        more = f" to resume from {older[-1]}" if older else ""
         raise BadInput(
             f"{path} is damaged: the checksum of {damaged} is wrong; delete {name}.* and run "
             f"the same command again{more}, or train from scratch with --clear_existing_model."

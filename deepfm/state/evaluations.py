@@ -1,7 +1,7 @@
-"""The evaluations of a run, and what follows from them: the best one, the learning rate, the end.
+"""The evaluations of a run, and what they decide: the best one, the learning rate, the end.
 
-They are kept in `evaluations.json` in model_dir. What follows is a function of that list alone, so
-a run that was interrupted and started again decides as one that was not.
+They are kept in `evaluations.json` in model_dir. The decisions depend on that list alone, so an
+interrupted and resumed run decides exactly as an uninterrupted one.
 """
 
 import json
@@ -21,19 +21,19 @@ METRICS = CHOICES["best_metric"]  # by which evaluations are compared
 
 
 class History:
-    """The evaluations of a run so far. Those on other data are kept, and compared with none of now.
+    """The evaluations of a run so far. Those on other data are kept, but not compared.
 
     Args:
         model_dir: where they are kept.
-        metric: of METRICS, by which they are compared.
-        after: global step at which the run began; earlier ones are another run's.
-        until: global step of the checkpoint that training goes on from; later ones are forgotten.
-        data: fingerprint of the data that are evaluated on now, which the chief alone tells.
-        agree: the chief's value of what JSON can hold, in all processes; the chief alone reads.
+        metric: one of METRICS, by which they are compared.
+        after: global step at which the run began; earlier evaluations are another run's.
+        until: global step of the checkpoint that training resumes from; later ones are dropped.
+        data: fingerprint of the present validation data; only the chief's counts.
+        agree: value, which JSON can hold -> the chief's, in all processes; only the chief reads.
 
     Attributes:
         entries: the evaluations.
-        lost: whether there were some that nothing is known of.
+        lost: whether there were earlier ones that are unknown now.
     """
 
     def __init__(
@@ -65,19 +65,18 @@ class History:
         others = len(self.entries) - len(self._compared)
         if chief and others and not self._compared:
             logging.warning(
-                "The validation data changed since the %d evaluation%s before, which no longer "
-                "count: best export, early stopping and decay on a plateau start over.",
-                others,
-                "s" * (others > 1),
-            )
+                "The validation data changed after %d evaluation%s: best export, early stopping "
+                "and decay on a plateau start over.",
+                others, "s" * (others > 1),
+            )  # fmt: skip
 
     @property
     def _compared(self):
-        """The evaluations on the data of now; an older version did not note which they were on."""
+        """The evaluations on the present data, or without a note of their data (older versions)."""
         return [e for e in self.entries if e.get("data", self._data) == self._data]
 
     def add(self, step: int, results: Dict[str, Any]):
-        """Takes in an evaluation's results, of which auc and log_loss are kept."""
+        """Adds the results of an evaluation; keeps auc and log_loss."""
         entry = {"step": step, **{name: results[name] for name in METRICS}}
         if self._data:
             entry["data"] = self._data
@@ -86,12 +85,12 @@ class History:
         self.entries = [*before, entry]
 
     def keep(self, **more):
-        """Writes evaluations.json; `more` is noted with the newest one."""
+        """Writes evaluations.json; `more` is added to the newest entry."""
         self.entries[-1].update(more)
         atomic_files.write_json(self._path, self.entries)
 
     def has(self, step: int) -> bool:
-        """Whether there is an evaluation of a step, on the data of now."""
+        """Whether there is an evaluation of a step on the present data."""
         return any(entry["step"] == step for entry in self._compared)
 
     @property
@@ -100,7 +99,7 @@ class History:
         return max(self._compared, key=self._goodness, default=None)
 
     def _goodness(self, entry):
-        value = entry[self._metric]  # AUC is NaN where all labels are alike
+        value = entry[self._metric]  # AUC is NaN if all labels are equal
         return float("-inf") if math.isnan(value) else self._sign * value
 
     @property
@@ -110,8 +109,8 @@ class History:
         return len(found) - 1 - found.index(self.best) if found else 0
 
     def decay(self, factor: float) -> float:
-        """The product of `factor` over all evaluations whose AUC was no better than before on the
-        same data."""
+        """The product of `factor` over all evaluations whose AUC did not exceed the best before it
+        on the same data."""
         decay, best, data = 1.0, None, None
         for entry in self.entries:
             if entry.get("data", self._data) != data:
@@ -138,5 +137,5 @@ def _read(path) -> List[Dict[str, Any]]:
                 if not isinstance(entry.get(name, ""), str):
                     raise ValueError(f"{name} is {entry[name]!r}")
     except (ValueError, TypeError, KeyError) as error:
-        raise BadInput(f"{path}: is not a list of evaluations ({error!r}); delete it.") from error
+        raise BadInput(f"{path} is not a list of evaluations ({error!r}); delete it.") from error
     return found

@@ -1,7 +1,7 @@
-"""Exported models: what they take, raw tensors or serialized tf.Examples; writing them whole.
+"""Exported models: their inputs (raw tensors or serialized tf.Examples), and writing them whole.
 
-Each says whose it is in `assets.extra/deepfm.json`, a folder that TensorFlow keeps for such and
-servers ignore: several models may be exported to one folder, and each run finds its own.
+Each export names its model in `assets.extra/deepfm.json`; TensorFlow reserves that folder for extra
+files, and servers ignore it. So several models can share an export folder: each finds its own.
 """
 
 import contextlib
@@ -19,22 +19,22 @@ from deepfm.data import formats, records
 from deepfm.runtime import atomic_files, remote_files
 from deepfm.state import checkpoints
 
-ID_FILE = "model_id.json"  # in model_dir: by which its exports are known
-KINDS = ("best", "last", "asked")  # why there is an export; "asked": by --task_type=export
+ID_FILE = "model_id.json"  # in model_dir: the id that its exports carry
+KINDS = ("best", "last", "asked")  # why it was made ("asked": by --task_type=export)
 _STAMP = "deepfm.json"
 _VERSION = 1
-_NUMBER = re.compile(r"[0-9]{1,18}")  # the name of an export: what TensorFlow Serving reads
+_NUMBER = re.compile(r"[0-9]{1,18}")  # the name of an export, as TensorFlow Serving expects it
 
 
 def serving_input_receiver_fn(schema: records.Schema):
-    """Makes the function that Estimator.export_saved_model wants.
+    """Makes the function that Estimator.export_saved_model needs.
 
     The signatures of the SavedModel, all with the output `prob` float32 [B]:
-        serving_default: feat_ids int64 [B, F], feat_vals float32 [B, F]; of a model whose fields
-            may hold several values [B, M], filled up with anything, and feat_counts int32 [B, F].
-        examples:serving_default: examples string [B], serialized tf.Examples, label or not.
-        strings:serving_default, where ids are hashes: as serving_default, with feat_strings string
-            in place of feat_ids.
+        serving_default: feat_ids int64 [B, F], feat_vals float32 [B, F]; for multi-valued fields
+            both are [B, M], padded with anything, and there is feat_counts int32 [B, F].
+        examples:serving_default: examples string [B], serialized tf.Examples; labels are optional.
+        strings:serving_default, if ids are hashes: like serving_default, but with feat_strings
+            (string) in place of feat_ids.
 
     Args:
         schema: the records that the model takes.
@@ -57,7 +57,7 @@ def serving_input_receiver_fn(schema: records.Schema):
                 lambda: parse()["feat_ids"],
             )
             parsed["feat_ids"].set_shape(shape)
-        # What is fed here directly need not be parsed.
+        # Tensors that are fed directly are not parsed.
         raw = {name: given(x, x.shape, name=name) for name, x in parsed.items()}
         if schema.hash_buckets:
             others = {name: x for name, x in raw.items() if name != "feat_ids"}
@@ -68,14 +68,14 @@ def serving_input_receiver_fn(schema: records.Schema):
 
 
 class Stamp(NamedTuple):
-    """Whose an export is, and of what.
+    """Which model and checkpoint an export is of.
 
     Attributes:
-        model_id: of the model_dir.
-        global_step: of the checkpoint.
-        checkpoint: its digest.
-        kind: of KINDS.
-        feature_map: fingerprint of the feature map whose ids it takes; None: not known.
+        model_id: the id of the model_dir.
+        global_step: the step of the checkpoint.
+        checkpoint: the digest of the checkpoint.
+        kind: one of KINDS.
+        feature_map: fingerprint of the feature map whose ids it takes; None: unknown.
     """
 
     model_id: Optional[str]
@@ -86,7 +86,7 @@ class Stamp(NamedTuple):
 
 
 def keep_model_id(model_dir: str) -> bool:
-    """Makes the id of a local model_dir where there is none; whether it did."""
+    """Gives a local model_dir an id if it has none; returns whether it did."""
     if model_id(model_dir):
         return False
     atomic_files.write_json(os.path.join(model_dir, ID_FILE), {"model_id": uuid.uuid4().hex})
@@ -94,12 +94,12 @@ def keep_model_id(model_dir: str) -> bool:
 
 
 def model_id(model_dir: str) -> Optional[str]:
-    """The id of a local model_dir; None where it has none yet."""
+    """The id of a local model_dir; None if it has none yet."""
     return _read_object(os.path.join(model_dir, ID_FILE)).get("model_id")
 
 
 def _read_object(path):
-    """The JSON object in a file; {} where there is none."""
+    """The JSON object in a file; {} if there is none."""
     try:
         with tf.io.gfile.GFile(path, "rb") as f:
             found = json.loads(f.read().decode())
@@ -109,32 +109,32 @@ def _read_object(path):
 
 
 def digest(checkpoint: str, *more) -> str:
-    """Tells models apart, by the checksums of all tensors and by what else an export depends on."""
+    """Identifies a model by its tensors' checksums and by whatever else an export depends on."""
     with open(f"{checkpoint}.index", "rb") as f:
         return hashlib.sha1(f.read() + repr(more).encode()).hexdigest()
 
 
 def find(folder: str, names: Iterable[str]) -> List[Tuple[str, Stamp]]:
-    """(path, Stamp) of the exports of a folder that say whose they are, the oldest first."""
+    """(path, Stamp) of the exports of a folder that have a stamp, oldest first."""
     numbers = sorted(filter(_NUMBER.fullmatch, names), key=int)
     paths = [os.path.join(folder, number) for number in numbers]
     return [(path, stamp) for path, stamp in zip(paths, map(stamp_of, paths)) if stamp]
 
 
 def stamp_of(path: str) -> Optional[Stamp]:
-    """What an export says of itself; None where it says nothing."""
+    """The stamp of an export; None if it has none that this version can read."""
     said = _read_object(posixpath.join(path, "assets.extra", _STAMP))
-    said = {"feature_map": None, **said}  # which an older version did not say
+    said = {"feature_map": None, **said}  # which an older version did not write
     if said.pop("format_version", None) != _VERSION or set(said) != set(Stamp._fields):
         return None
     return Stamp(**said)
 
 
 def is_whole(path: str) -> bool:
-    """Whether an export is there with all that it needs."""
+    """Whether an export exists and is complete."""
     if not tf.io.gfile.exists(posixpath.join(path, "saved_model.pb")):
         return False
-    # A remote one has got that file last.
+    # That file is copied last to a remote folder.
     variables = os.path.join(path, "variables", "variables")
     return remote_files.is_remote(path) or not checkpoints.problem(variables)
 
@@ -147,19 +147,19 @@ def save(
     others: Iterable[str],
     stamp: Stamp,
 ) -> str:
-    """Writes a SavedModel into a new numbered folder of a local one, whole or not at all.
+    """Writes a SavedModel into a new numbered subfolder, whole or not at all.
 
     Args:
         estimator: of the model.
-        checkpoint: the path of the one that is exported.
-        folder: which is made if need be.
+        checkpoint: path of the checkpoint to export.
+        folder: a local folder, made if it is missing.
         schema: the records that the model takes.
-        others: names of the exports beside which it is to lie.
-        stamp: whose it is.
+        others: names of further exports, which the new number has to exceed.
+        stamp: which model and checkpoint it is of.
 
     Returns:
-        The number: the time in seconds, or one more than the highest there. The highest is served,
-        also where the clock has been set back.
+        The number: the time in seconds, or one more than the highest there if the clock has been
+        set back, because servers load the highest.
     """
     os.makedirs(folder, exist_ok=True)
     with atomic_files.scratch(folder, ".export-") as scratch:
@@ -186,7 +186,7 @@ def remove(folder: str, path: str):
         or not tf.io.gfile.exists(path)
     ):
         return
-    # Without this file it is no SavedModel any more, whatever else is there.
+    # Without this file, the folder is no longer a SavedModel, whatever else is there.
     with contextlib.suppress(tf.errors.NotFoundError):  # its copying was cut short
         tf.io.gfile.remove(posixpath.join(path, "saved_model.pb"))
     tf.io.gfile.rmtree(path)

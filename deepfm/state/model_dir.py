@@ -1,6 +1,6 @@
-"""Whose the files of a model_dir are: those that train.py writes, data, and somebody else's.
+"""Who owns the files of a model_dir: those that train.py writes, data, and somebody else's.
 
-Only the first are ever deleted, and no model is put where data are.
+Only train.py's own files are ever deleted, and no model is written where data is.
 """
 
 import os
@@ -37,7 +37,7 @@ _HEAD = 1 << 12  # bytes
 
 
 def clear(model_dir: str):
-    """Deletes what train.py has written into a folder, and says what it leaves there.
+    """Deletes what train.py has written into a folder, and logs what it leaves there.
 
     Args:
         model_dir: local or remote.
@@ -62,7 +62,7 @@ def clear(model_dir: str):
 
 
 def _is_of_a_model(folder, name):
-    """Whether a file tells that a folder is a model's."""
+    """Whether a file shows that its folder holds a model."""
     if name != "model.json":
         return bool(_EVENTS.fullmatch(name) or checkpoints.by_name([name]))
     try:
@@ -72,7 +72,7 @@ def _is_of_a_model(folder, name):
 
 
 def _deleted(folder, name):
-    """Deletes what has a name of ours; whether nothing of it is left."""
+    """Deletes a file or folder with one of our names; returns whether nothing of it is left."""
     path = posixpath.join(folder, name)
     if is_ours(name) and not _is_folder(path):
         tf.io.gfile.remove(path)
@@ -87,7 +87,7 @@ def _deleted(folder, name):
         tf.io.gfile.remove(posixpath.join(path, summary))
     if not all(map(_EVENTS.fullmatch, names)):
         return False
-    if tf.io.gfile.isdir(path):  # S3 has no folders that are empty
+    if tf.io.gfile.isdir(path):  # S3 has no empty folders
         tf.io.gfile.rmtree(path)
     return True
 
@@ -127,7 +127,7 @@ def check(job: JobConfig, chief: bool):
     if os.path.isdir(folder):
         check_holds_no_data(job, os.listdir(folder))
         if task == "infer" and not (job.predictions_file or os.access(folder, os.W_OK)):
-            raise BadInput(f"--model_dir={folder} cannot be written; give --predictions_file.")
+            raise BadInput(f"--model_dir={folder} cannot be written; give --predictions_file=PATH.")
     if task == "train":
         remote_files.check_writable(folder, "model_dir")
 
@@ -140,7 +140,7 @@ def check_predictions_file(job: JobConfig):
     if os.path.isdir(path):
         said = "is a folder; give the name of a file"
     elif os.path.exists(path) and not os.path.isfile(path):
-        said = "is no file; give the name of one"
+        said = "is not a regular file; give the name of one"
     elif dataset_json.is_metadata(name):
         said = "is a file that describes data; give another name"
     elif os.path.exists(path) and _is_data(path):
@@ -156,7 +156,7 @@ def _is_folder(path):
 
 
 def _cache_file(job):
-    """The file that --cache names; None where it names none."""
+    """The file that --cache names; None if it names none."""
     return job.input.cache if job.input.cache not in ("none", "memory") else None
 
 
@@ -171,7 +171,7 @@ def check_apart(job: JobConfig):
     """Refuses (BadInput) a model_dir that is a folder of the job's data, or one above it."""
     folder = _whole(job.model_dir)
     for flag, place in _places_of_data(job):
-        # Of a glob the folder that is the same in all that it matches.
+        # For a glob, the folder that all its matches have in common.
         fixed = posixpath.join(_whole(re.split(r"[*?\[]", place)[0]), "")
         if fixed.startswith(posixpath.join(folder, "")):
             raise BadInput(
@@ -181,7 +181,7 @@ def check_apart(job: JobConfig):
 
 
 def warn_inside(job: JobConfig):
-    """Warns of what is written into a folder of data: what is there is read as data next time."""
+    """Warns of output inside a folder of data, where the next job would read it as data."""
     writers = (
         ("model_dir", job.model_dir, ("train", "eval", "infer", "export")),
         ("servable_model_dir", job.servable_model_dir, ("train", "export")),
@@ -194,8 +194,8 @@ def warn_inside(job: JobConfig):
             inside = posixpath.join(_whole(path or ""), "").startswith(folder)
             if path and job.task_type in tasks and inside and os.path.isdir(folder):
                 logging.warning(
-                    "--%s=%s lies in --%s=%s, where the next job will take it for data; give a "
-                    "place outside.",
+                    "--%s=%s is inside --%s=%s, so the next job will read it as data; give a "
+                    "path outside.",
                     name, path, flag, place,
                 )  # fmt: skip
 
@@ -206,7 +206,7 @@ def _whole(path):
 
 
 def check_holds_no_data(job: JobConfig, names: Iterable[str]):
-    """Refuses (BadInput) a model_dir in which data files lie, of these names there."""
+    """Refuses (BadInput) a model_dir that has data files among these names."""
     written = [posixpath.basename(job.predictions_file or "predictions.txt")]
     if _cache_file(job):
         written.append(posixpath.basename(_cache_file(job)) + "-")
@@ -224,7 +224,7 @@ def check_holds_no_data(job: JobConfig, names: Iterable[str]):
 
 
 def _is_data(path):
-    """Whether a file is data by its name; a text also by how it begins, for it may be a note."""
+    """Whether a file is data, by its name; a .txt file, which may be a note, also by its start."""
     if not path.endswith(".txt"):
         return path.endswith(formats.SUFFIXES)
     try:

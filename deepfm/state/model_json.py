@@ -1,4 +1,4 @@
-"""model.json: the ModelConfig that training was given, for the jobs that follow."""
+"""model.json: the ModelConfig that a model was trained with, for the jobs that follow."""
 
 import json
 from typing import Any, Dict
@@ -12,10 +12,10 @@ FILE = "model.json"
 
 
 def read(path: str) -> Dict[str, Any]:
-    """Reads a model.json: {field of ModelConfig: value}; a field that is unknown is left out.
+    """Reads a model.json: {field of ModelConfig: value}, without unknown fields.
 
     Raises:
-        BadInput: it is no such file, or a value is none that the field may have.
+        BadInput: the file is not a model.json, or a field has a value that it may not have.
     """
     try:
         with tf.io.gfile.GFile(path, "rb") as f:
@@ -23,17 +23,17 @@ def read(path: str) -> Dict[str, Any]:
         found = {k: v for k, v in found.items() if k in ModelConfig._fields}
         for name, value in found.items():
             if not _fits(name, value):
-                raise ValueError(f"{name} is {str(value)[:40]}")
+                raise ValueError(f"{name} may not be {str(value)[:40]}")
     except (ValueError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise BadInput(
-            f"{path}: is not a model.json ({reason}); delete it and give the flags of the model."
+            f"{path} is not a model.json ({reason}); delete it and give the model's flags."
         ) from error
     return found
 
 
 def _fits(name, value):
-    """Whether a value is one that a field of ModelConfig may have."""
+    """Whether a field of ModelConfig may have a value."""
     if name in CHOICES:
         return value in CHOICES[name]
     if isinstance(ModelConfig._field_defaults.get(name), bool):
@@ -57,5 +57,5 @@ def _is_size(value):
 
 
 def _is_number(value):
-    """Whether it is a finite number of at least 0; a bool is an int to isinstance."""
+    """Whether a value is a finite number of at least 0, and not a bool, an int to isinstance."""
     return type(value) in (int, float) and 0 <= value < 1 << 63

@@ -1,8 +1,8 @@
 """A remote model_dir: a local folder that is copied there in the background.
 
 Checkpoints written straight to S3 hold training up and may fail half-way. Here training saves them
-locally and goes on; a thread copies the newest one: its data, its index, and at last the file
-`checkpoint` that names it, so that a reader who goes by that file finds whole checkpoints only.
+locally and goes on; a thread copies the newest one: its data, its index, and finally the file
+`checkpoint` that names it, so that a reader who goes by that file only finds whole checkpoints.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ from deepfm.state import checkpoints, evaluations, export, model_dir, model_json
 
 v1 = tf.compat.v1
 
-# Which training goes on from.
+# What training needs to resume, besides a checkpoint.
 _STATE_FILES = {model_json.FILE, resume.FILE, evaluations.FILE, export.ID_FILE}
 REPORT = "report.json"  # of training; copied last
-_TRIES = 3  # times to get the newest checkpoint, which takes seconds where it is deleted meanwhile
-_HANDED = ".handed"  # folder of hard links to the checkpoints that wait to be copied
+_TRIES = 3  # tries to fetch the newest checkpoint, which may be deleted meanwhile
+_HANDED = ".handed"  # folder of hard links to the checkpoints waiting to be copied
 
 
 @contextlib.contextmanager
@@ -35,11 +35,11 @@ def at_hand(job: JobConfig, chief: bool):
     """Makes a remote model_dir local for a job, and copies it back at the end.
 
     Args:
-        job: JobConfig; refused as model_dir.check refuses it.
+        job: JobConfig, which model_dir.check checks.
         chief: whether this process is the chief, which alone reads and writes model_dir.
 
     Yields:
-        (the JobConfig, that of the chief with a local model_dir; its Mirror where that is a copy).
+        (the JobConfig, the chief's with a local model_dir; its Mirror if that is a copy).
 
     Raises:
         RemoteError: a server cannot be reached, or what the job made cannot be copied; the local
@@ -50,7 +50,7 @@ def at_hand(job: JobConfig, chief: bool):
     if not remote_files.is_remote(path):
         yield job, None
         return
-    if not job.predictions_file:  # which all ranks write a part of
+    if not job.predictions_file:  # of which each rank writes a part
         job = job._replace(predictions_file=posixpath.join(path, "predictions.txt"))
     if not chief:
         yield job, None
@@ -97,9 +97,9 @@ class Mirror:
         self._thread.start()
 
     def fetch_beside_training(self, found: List[str]):
-        """As `fetch`, again and again where training deletes what is being read.
+        """Like `fetch`, but tries again if training deletes what is being read.
 
-        What is not whole there may be what training is just copying, and stays.
+        What is incomplete there may be a copy in progress, so it stays.
         """
         for left in reversed(range(_TRIES)):
             try:
@@ -108,13 +108,13 @@ class Mirror:
             except remote_files.RemoteError as error:
                 if not left:
                     raise
-                logging.warning("%s; looking again what is there.", error)
+                logging.warning("%s; listing the folder again.", error)
                 found = remote_files.names(self.path, "model_dir")
             finally:
                 self._stale = []
 
     def fetch(self, found: List[str]):
-        """Gets the state files and the newest whole checkpoint; `found` are the names there."""
+        """Fetches the state files and the newest whole checkpoint; `found` are the names there."""
         for name in sorted((_STATE_FILES | {REPORT}) & set(found)):
             path = self._get(name)
             self._copied[path] = _stamp(path)
@@ -126,12 +126,13 @@ class Mirror:
             ignored.append(listed.pop())
         if checkpoints.STATE in found and ignored and not listed:
             raise BadInput(
-                f"--model_dir={self.path} holds no whole checkpoint: {', '.join(ignored)} lack "
-                "something; give another folder, or train afresh with --clear_existing_model."
+                f"--model_dir={self.path} has no complete checkpoint: {', '.join(ignored)} "
+                "(files are missing or damaged); give another folder, or train from scratch with "
+                "--clear_existing_model."
             )
         for name in ignored:
             logging.warning(
-                "%s is not whole, its copying was cut short; it is ignored.",
+                "Ignoring %s, which was not copied completely.",
                 posixpath.join(self.path, name),
             )
             self._stale += parts.get(name, [])
@@ -151,7 +152,7 @@ class Mirror:
         return checkpoints.read_state(self.local, ".state").names
 
     def _fetch_checkpoint(self, name, parts):
-        """Gets a checkpoint, if it is whole; whether it is."""
+        """Fetches a checkpoint if it is whole; returns whether it is."""
         shards = [int(part[-5:]) for part in parts if part[-9:-5] == "-of-"]
         if name + ".index" not in parts or not shards or len(shards) < max(shards):
             return False
@@ -164,10 +165,10 @@ class Mirror:
         return False
 
     def hand_over(self):
-        """Has the newest local checkpoint copied; training may then delete it."""
+        """Queues the newest local checkpoint for copying; training may then delete it."""
         path = tf.train.latest_checkpoint(self.local)
         making = os.path.join(self.local, _HANDED, "making")
-        shutil.rmtree(making, ignore_errors=True)  # of a call that a signal ended
+        shutil.rmtree(making, ignore_errors=True)  # left by a call that a signal ended
         os.mkdir(making)
         for part in tf.io.gfile.glob(path + ".*"):
             os.link(part, os.path.join(making, os.path.basename(part)))
@@ -176,7 +177,7 @@ class Mirror:
         self._wake.set()
 
     def copy_now(self, name: str):
-        """Copies a file of the local folder before anything else happens."""
+        """Copies a file of the local folder now, not in the background."""
         source, target = os.path.join(self.local, name), posixpath.join(self.path, name)
         remote_files.retrying(
             lambda: remote_files.put(source, target), f"{target} cannot be written"
@@ -212,7 +213,7 @@ class Mirror:
             except remote_files.TROUBLE as error:
                 failures += 1
                 logging.warning(
-                    "--model_dir=%s cannot be written now: %s; training goes on.",
+                    "--model_dir=%s cannot be written now: %s; retrying while training goes on.",
                     self.path, remote_files.cause(error),
                 )  # fmt: skip
 
@@ -257,7 +258,7 @@ class Mirror:
 
 
 def _others(folder):
-    """The paths of the files of a model_dir that are no checkpoint's, its report last."""
+    """The paths of a model_dir's files that belong to no checkpoint, with the report last."""
     paths = []
     for root, folders, names in os.walk(folder):
         folders[:] = [x for x in folders if not x.startswith(".")]

@@ -1,18 +1,18 @@
-"""Where in its data a run is, so that the same command goes on where it was interrupted.
+"""How far a run is in its data, so that the same command resumes where it was interrupted.
 
 A run is the training of a model on one data set; `--num_epochs` and evaluations count from its
-beginning, also when it is interrupted and started again. A run has parts: stretches in which its
-records come in one order. With the global step, the parts tell which records a checkpoint has seen.
-Each checkpoint holds the parts that led to it, and where processes keep their own pace the steps
-that each had taken in the last one; no other program needs these tensors. `run.json` in model_dir
-has the parts for people to read, and what no checkpoint can know:
+beginning, even if it is interrupted and resumed. A run has parts: stretches in which its records
+come in one order. The parts and the global step determine which records a checkpoint has seen. Each
+checkpoint holds the parts that led to it and, if processes keep their own pace, the steps that each
+had taken in the last part; no other program needs these tensors. `run.json` in model_dir has the
+parts for people to read, and what no checkpoint can know:
 
     {"format_version": 2, "parts": [{"data": "1f6c...", "order": {"seed": 1, ...}, "run_step": 0,
                                      "step": 0, "epoch": 0, "steps_per_epoch": [977], ...}],
      "files": [["/data/1.tfrecords", 1024, "whole-77e1...", "..."]], "ended": 977}
 
-`files` are those of the last part (identity.Identity); `ended` is the step at which training came
-to its end, by itself.
+`files` are those of the last part (identity.Identity); `ended` is the step at which training
+finished by itself.
 """
 
 import hashlib
@@ -31,22 +31,22 @@ from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files
 
 FILE = "run.json"
-NOTES = "deepfm_run/"  # what the names of the tensors in a checkpoint begin with
+NOTES = "deepfm_run/"  # how the names of these tensors in a checkpoint begin
 _PARTS, _STEPS = f"{NOTES}parts", f"{NOTES}steps_of_processes"
 _VERSION = 2
 
 
 class RunPart(NamedTuple):
-    """A stretch of a run in one order.
+    """A stretch of a run in which the records come in one order.
 
     Attributes:
         data: fingerprint of the data set.
-        order: all that decides in which order, and in which batches, its records come.
+        order: everything that determines the order and the batches of its records.
         run_step: global step at which the run began.
         step: global step at which this part began.
-        epoch: the epoch, from 0, with whose first record it began.
-        steps_per_epoch: of each process, or None where the rows are not known.
-        settings: {flag: value} of what may change on the way.
+        epoch: the epoch, from 0, with whose first record this part began.
+        steps_per_epoch: of each process; None if the number of rows is unknown.
+        settings: {flag: value} of the flags that may change during a run.
     """
 
     data: str
@@ -58,7 +58,7 @@ class RunPart(NamedTuple):
     settings: Dict[str, Any] = {}
 
     def place(self, taken: int, process: int):
-        """(epoch, its steps that are done) of a process that took so many steps in this part."""
+        """(epoch, steps done in it) of a process that has taken `taken` steps in this part."""
         if self.steps_per_epoch is None:
             return self.epoch, taken
         steps = max(self.steps_per_epoch[process], 1)
@@ -66,14 +66,14 @@ class RunPart(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What model_dir says of its runs.
+    """What model_dir says about its runs.
 
     Attributes:
         parts: the newest one last.
-        files: {path: Identity} of the last part's data; {} where that is not known.
-        ended: global step at which training last came to its end by itself, 0 where it never did;
-            None where nobody knows.
-        steps: of each process in the last part, where the checkpoint has counted them.
+        files: {path: Identity} of the last part's data; {} if unknown.
+        ended: global step at which training last finished by itself; 0: it never did, None:
+            unknown.
+        steps: of each process in the last part, if the checkpoint has counted them.
     """
 
     parts: List[RunPart]
@@ -83,26 +83,26 @@ class _Known(NamedTuple):
 
 
 def fingerprint(data: datasets.DataSet) -> str:
-    """Tells data sets apart: by names, sizes and checksums of their files, or by the channel."""
+    """Identifies a data set, by names, sizes and checksums of its files or by its channel."""
     files = [(os.path.basename(file.path), *file.identity[:2]) for file in data.files]
     return digest((files, data.pipe and data.pipe.channel))
 
 
 def digest(value) -> str:
-    """A few letters that stand for a value."""
+    """A hash that identifies a value."""
     return hashlib.sha1(repr(value).encode()).hexdigest()
 
 
 def order_of(
     asked: InputConfig, by_rows: bool, mode: Distribution, skipped: int = 0
 ) -> Dict[str, Any]:
-    """What decides the order of records.
+    """What determines the order of the records.
 
     Args:
         asked: InputConfig.
         by_rows: as in Position.
-        mode: whose processes divide the records among them.
-        skipped: bad records that are passed over.
+        mode: the Distribution whose processes divide the records.
+        skipped: number of bad records that are skipped.
     """
     return {
         "seed": asked.seed,
@@ -130,22 +130,22 @@ def begin(
     now: RunPart,
     abandon: bool = False,
 ) -> Tuple[List[RunPart], List[int]]:
-    """The place in a run that training goes on from; notes it in run.json.
+    """Finds the place in a run from which training resumes, and notes it in run.json.
 
     Args:
         model_dir: a local folder.
-        checkpoint: that training goes on from; None without one.
+        checkpoint: the one that training resumes from, or None.
         step: its global step, 0 without one.
         data: with the identities of its files.
-        now: the part that would begin here; its data, run_step, step and epoch are not looked at.
+        now: the part that would begin here; its data, run_step, step and epoch are ignored.
         abandon: whether an interrupted run on other data may be given up.
 
     Returns:
-        (all parts that led here, in the last of which training goes on; steps that each process has
-        taken in that one).
+        (all parts that led here, the last being the one that training continues; the steps that
+        each process has taken in that one).
 
     Raises:
-        BadInput: an interrupted run was on other data, and is not to be given up.
+        BadInput: an interrupted run used other data, and may not be given up.
     """
     known = _known(model_dir, checkpoint, step)
     now = now._replace(data=fingerprint(data), run_step=step, step=step, epoch=0)
@@ -167,18 +167,18 @@ def begin(
 
 
 def _alike(now, last):
-    """(now, last), each with what is known of the other, where both are on the same data."""
+    """(now, last), both on the same data, each completed with what the other one knows."""
     if last.steps_per_epoch is None:  # the rows have been counted by now
         last = last._replace(steps_per_epoch=now.steps_per_epoch)
     _log_settings(last.settings, now.settings)
     order = {**now.order, **last.order}  # an older version noted less
-    # How files were divided at the beginning stays, whatever is known of them by now.
+    # Files stay divided as at the beginning, whatever is known of them by now.
     now = now._replace(order={**now.order, "by_rows": order["by_rows"]})
     return now, last._replace(order=order)
 
 
 def _taken(part, step, counted) -> Optional[List[int]]:
-    """Steps of each process in a part up to a checkpoint; None where nobody has counted them."""
+    """Steps of each process in a part up to a checkpoint; None if they were not counted."""
     processes = part.order["num_processes"]
     if part.order["synchronous"]:
         return [step - part.step] * processes
@@ -188,7 +188,7 @@ def _taken(part, step, counted) -> Optional[List[int]]:
 
 
 def _in_new_order(last, now, taken):
-    """The part that begins where the records of a run come in another order from now on."""
+    """The part that begins now, because a run's records come in another order from here on."""
     if taken is None:
         logging.warning(
             "It is unknown how many steps each process took, so epoch %d starts over: some of "
@@ -213,7 +213,7 @@ def _in_new_order(last, now, taken):
 
 
 def _log_settings(before, now):
-    """Says what is other than it was in the run so far."""
+    """Logs the settings that differ from those of the run so far."""
     changed = [
         f"--{name}={_as_flag(value)} (before: {_as_flag(before[name])})"
         for name, value in now.items()
@@ -228,7 +228,7 @@ def _as_flag(value):
 
 
 def _check_new_run(model_dir, known, step, data, abandon):
-    """Says that a new run begins; refuses to leave one on other data that was interrupted."""
+    """Logs that a new run begins; refuses to give up an interrupted run on other data."""
     if not step:
         return
     if not known.parts:
@@ -257,11 +257,11 @@ def _difference(before, data):
     old, new = ({name(path): x[:2] for path, x in y.items()} for y in (before, _identities(data)))
     for file in data.files:
         if old and name(file.path) not in old:
-            return f"{file.path}: is not among the files that this run began with"
+            return f"{file.path} is not among the files that this run began with"
         if old and old[name(file.path)] != file.identity[:2]:
-            return f"{file.path}: has other content than when this run began"
+            return f"{file.path} has changed since this run began"
     gone = [path for path in before if name(path) not in new]
-    return f"{gone[0]}: is gone" if gone else f"{data.name}: is other data than the run began with"
+    return f"{gone[0]} is gone" if gone else f"{data.name} is not the data that this run began with"
 
 
 def _identities(data):
@@ -269,18 +269,18 @@ def _identities(data):
 
 
 def end(model_dir: str, step: int):
-    """Notes that training has come to its end by itself."""
+    """Notes that training finished by itself."""
     known = _read(model_dir)
     if known.parts:
         _write(model_dir, known._replace(ended=step))
 
 
 def make_notes(parts: Sequence[RunPart], count: Optional[Callable] = None):
-    """Makes the function that makes what a checkpoint holds of its run.
+    """Makes the function that makes the tensors which a checkpoint holds about its run.
 
     Args:
-        parts: up to that of the steps that are taken now.
-        count: () -> int64 [processes], the steps of each in this part, where these are not alike.
+        parts: all so far, the last being the one that is trained now.
+        count: () -> int64 [processes], the steps of each in this part, if these differ.
 
     Returns:
         () -> {name: tensor}.
@@ -304,7 +304,7 @@ def _known(model_dir, checkpoint, step) -> _Known:
         parts = [_checked(RunPart(**part)) for part in json.loads(text)]
         if not known.parts:
             logging.warning(
-                "%s of --model_dir=%s is missing; resuming by what the checkpoint says.",
+                "%s of --model_dir=%s is missing; resuming from what the checkpoint notes.",
                 FILE, model_dir,
             )  # fmt: skip
         same = known.parts and known.parts[-1].data == parts[-1].data
@@ -335,13 +335,13 @@ def _read(model_dir) -> _Known:
         return _Known(parts, files, found["ended"], None)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BadInput(
-            f"{path}: is not a run's state ({error!r}); delete it, and training goes on by what "
-            "its checkpoint says."
+            f"{path} is not a run's state ({error!r}); delete it, and training resumes from what "
+            "its checkpoint notes."
         ) from error
 
 
 def _checked(part):
-    """The part; ValueError where a field is not what it should be."""
+    """Returns the part; raises ValueError if a field has a wrong type or value."""
     count = lambda x: isinstance(x, int) and x >= 0
     counts = lambda x: isinstance(x, list) and all(map(count, x)) and len(x) == processes
     processes = part.order["num_processes"]

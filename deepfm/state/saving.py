@@ -14,14 +14,14 @@ v1 = tf.compat.v1
 
 
 class Checkpointer(v1.train.CheckpointSaverHook):
-    """Saves checkpoints of finite weights only, and evaluates some of them on the way.
+    """Saves checkpoints of finite weights only, and evaluates some of them during training.
 
     Args:
         model_dir: where checkpoints go.
         save_secs, save_steps: the interval between two; one of them is None.
         eval_steps: steps between two evaluations, 0 for none.
-        evaluate: (session, step) -> (whether it changed a variable, so that the checkpoint is made
-            anew; whether training is to stop); called when the checkpoint of a step is there.
+        evaluate: (session, step) -> (whether it changed a variable, so that the checkpoint is saved
+            again; whether to stop training); called after the checkpoint of a step is saved.
         first_step: global step from which these steps are counted.
         before_save, after_save: called before and after each checkpoint is saved.
         save: False in processes that leave saving to the chief and only evaluate with it.
@@ -57,7 +57,7 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         self._finite, self._worst = _all_finite(), worst_weights()
 
     def after_create_session(self, session, coord):
-        # Unlike the parent, saves nothing yet: at the start there is nothing that could be lost.
+        # Unlike the parent, saves nothing yet: at the start there is nothing to lose.
         self._saved_step = session.run(self._global_step_tensor)
         self._last_timed = self._saved_step, time.monotonic()
         self._set_next_evaluation(self._saved_step)
@@ -65,7 +65,7 @@ class Checkpointer(v1.train.CheckpointSaverHook):
             self._summary_writer.add_graph(v1.get_default_graph())
 
     def after_run(self, run_context, run_values):
-        # The step that was fetched may be from before its increment.
+        # The step fetched may be from before the increment.
         if self._is_time(run_values.results + 1):
             self.save_in_time(run_context.session)
         if self._eval_steps and run_values.results + 1 >= self._next_evaluation:
@@ -87,10 +87,10 @@ class Checkpointer(v1.train.CheckpointSaverHook):
             self._next_evaluation = self._first_step + (done + 1) * self._eval_steps
 
     def _is_time(self, step):
-        """Whether it is some seconds or steps after the last time that one was saved in time.
+        """Whether save_secs or save_steps have passed since the last periodic checkpoint.
 
-        Not by TensorFlow's SecondOrStepTimer, which goes by the time of day: while that has been
-        set back an hour, an hour without a checkpoint.
+        TensorFlow's SecondOrStepTimer goes by the time of day: with a clock set back by an hour, it
+        saves no checkpoint for an hour.
         """
         last_step, last_time = self._last_timed
         if self._save_secs is None:
@@ -98,8 +98,7 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         return step != last_step and time.monotonic() >= last_time + self._save_secs
 
     def save_in_time(self, session):
-        """Saves a checkpoint where the last one is old enough, also for one who waits between
-        steps."""
+        """Saves a checkpoint if it is time; a process that waits between steps calls this too."""
         step = session.run(self._global_step_tensor)
         if self._is_time(step):
             self._last_timed = step, time.monotonic()
@@ -122,10 +121,10 @@ class Checkpointer(v1.train.CheckpointSaverHook):
 
 
 def _all_finite():
-    """bool []: whether all weights are finite, without a copy of their size."""
+    """bool []: whether all weights are finite, without copying them whole."""
     finite = []
     for variable in v1.trainable_variables():
-        with tf.device(variable.device):  # so that it need not travel
+        with tf.device(variable.device):  # so that the weights need not be sent
             finite += [tf.math.is_finite(x) for x in sliced_saver.sums(variable)]
     return tf.reduce_all(finite)
 
@@ -135,7 +134,7 @@ class CheckShapes(v1.train.SessionRunHook):
 
     Args:
         model_dir: the folder.
-        path: of the checkpoint; None: the newest.
+        path: the checkpoint's; None: the newest one's.
     """
 
     def __init__(self, model_dir: str, path: Optional[str] = None):
@@ -164,10 +163,10 @@ class CheckShapes(v1.train.SessionRunHook):
 
 
 class SlicedSaving(v1.train.SessionRunHook):
-    """Has checkpoints saved and restored in slices, and notes saved with them.
+    """Saves and restores checkpoints in slices, and saves notes with them.
 
-    What the checkpoint to restore lacks begins at its initial value: the slots of an optimizer that
-    it was not trained with.
+    Variables that the checkpoint lacks, such as the slots of another optimizer, start at their
+    initial values.
 
     Args:
         model_dir: where checkpoints are.
@@ -192,12 +191,12 @@ class SlicedSaving(v1.train.SessionRunHook):
 
 
 def _variables():
-    """The variables of a checkpoint; MirroredStrategy keeps copies that are none."""
+    """The variables that a checkpoint holds: all but MirroredStrategy's copies."""
     return [v for v in v1.global_variables() if "/replica_" not in v.op.name]
 
 
 def _saved_as(variable):
-    """(name, shape) in a checkpoint, which knows nothing of the parts of a variable."""
+    """(name, shape) in a checkpoint, which holds the parts of a variable as one."""
     part = variable._get_save_slice_info()
     if part:
         return part.full_name, list(part.full_shape)

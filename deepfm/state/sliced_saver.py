@@ -1,7 +1,7 @@
 """Reads large variables a slice at a time: to save them, and to see whether they are finite.
 
-A variable whose rows are updated is copied by whoever reads it (TensorFlow's copy-on-read), and the
-variables of a checkpoint are all read at once: a model took twice its memory whenever it was saved.
+Reading a variable whose rows are updated copies it (TensorFlow's copy-on-read), and a checkpoint
+reads all variables at once: without slices, saving a model takes twice its memory.
 """
 
 import functools
@@ -36,8 +36,8 @@ def slices_of(handle, shape, dtype, bounds: str = "") -> Iterator[Slice]:
     Args:
         handle: resource tensor [].
         shape: TensorShape, fully known.
-        dtype: of its numbers.
-        bounds: of a variable that is a part of another one, and is not cut again.
+        dtype: the variable's.
+        bounds: those of a variable that is a part of another one; it is not cut again.
     """
     size = shape.num_elements() * dtype.size
     if size <= SLICE_BYTES or bounds:
@@ -55,9 +55,9 @@ def slices_of(handle, shape, dtype, bounds: str = "") -> Iterator[Slice]:
 
 
 def _read(handle, dtype, rows=None):
-    """Reads a variable, or its rows from one to another."""
-    # Where the variable is, though the op that saves it is on the CPU: one that asked for another
-    # device than the variable's would be refused, or draw the variable there.
+    """Reads a variable, or a range of its rows."""
+    # On the variable's device, though the op that saves it is on the CPU: on any other device, the
+    # read would be refused, or pull the variable there.
     with tf.device(None), tf.device(handle.device):
         if rows is None:
             return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
@@ -78,14 +78,14 @@ def sums(variable) -> List[tf.Tensor]:
 class Builder(BulkSaverBuilder):
     """Makes the ops that save variables one after the other, and large ones in slices.
 
-    Each group of slices is a checkpoint of its own, and these are then merged into one, which is
-    read like any other: as with parameter servers' parts, each knows whose rows it holds.
+    Each group of slices is saved as a checkpoint of its own; these are then merged into one that is
+    read like any other. Like the parts of parameter servers, each slice names its rows.
 
     Args:
         make_notes: () -> {name: tensor}, saved with the variables, and read before any of them. A
             Saver neither needs nor restores them.
-        absent: {name of a variable: variable} of those that the checkpoint to restore lacks; they
-            get their initial values.
+        absent: {name: variable} of the variables that the checkpoint to restore lacks; they get
+            their initial values.
     """
 
     def __init__(self, make_notes: Callable[[], dict] = dict, absent: Optional[dict] = None):
@@ -144,20 +144,20 @@ def _slices(saveable):
     """Yields (name in the checkpoint, Slice) of what a Saver saves."""
     handle = getattr(saveable, "handle_op", None)
     for spec in saveable.specs:
-        if handle is None:  # a strategy's, of which each replica has its own
+        if handle is None:  # a strategy's variable: each replica has its own
             yield spec.name, Slice(spec.slice_spec, 0, lambda spec=spec: spec.tensor)
             continue
-        # The tensor that a Saver has may be read before it is saved.
+        # The Saver's own tensor may have been read before the save, so read the variable.
         shape, dtype = tf.TensorShape(saveable.op.shape), spec.dtype.base_dtype
         for rows in slices_of(handle, shape, dtype, spec.slice_spec):
             yield spec.name, rows
 
 
 def make_saver(keep_checkpoint_max: int, sharded: bool = True, **of_builder):
-    """What Estimator makes by itself, with a Builder.
+    """The Saver that Estimator makes by itself, but with a Builder.
 
     Args:
-        keep_checkpoint_max: newest checkpoints to keep; 0: all.
+        keep_checkpoint_max: number of newest checkpoints to keep; 0: all.
         sharded: whether each parameter server writes its part.
         of_builder: arguments of Builder.
     """

@@ -1,4 +1,4 @@
-// Adam, of rows of a table or of whole variables, and the zeros that its moments begin with.
+// Adam for rows of a table or for whole variables, and the zeros that its moments start from.
 //
 // ops.py does the same with TensorFlow's own ops (see rows.cc). All are float32, on the CPU.
 //
@@ -13,9 +13,9 @@ namespace deepfm {
 REGISTER_OP("DeepfmZeros")
     .Input("shape: int64")
     .Output("zeros: float")
-    .SetIsStateful()  // not to be computed ahead, and kept
-    .SetShapeFn(shape_inference::RandomShape)  // that which the input holds
-    .Doc("Zeros, of a table that is to be read at random.");
+    .SetIsStateful()  // so that it is not folded into a constant
+    .SetShapeFn(shape_inference::RandomShape)  // the shape that the input holds
+    .Doc("Zeros for a table that will be read at random.");
 
 void Zeros(OpKernelContext* context) {
   TensorShape shape;
@@ -44,9 +44,9 @@ void Update(const Adam& adam, int64 n, const float* __restrict grad, float* __re
   }
 }
 
-// What both operators of Adam have in common: inputs 0 to 2 are the variable and its slots, the
-// last five are the gradient and the numbers. apply(Adam, the gradient, the variable's shape, its
-// floats and those of its slots) does the rest.
+// The common part of both Adam operators: inputs 0 to 2 are the variable and its slots, the last
+// five are the gradient and the numbers. apply(Adam, gradient, the variable's shape, the floats of
+// the variable and its slots) does the rest.
 template <typename Apply>
 void ApplyAdam(OpKernelContext* context, bool by_rows, const Apply& apply) {
   core::RefCountPtr<Var> vars[3];
@@ -55,7 +55,7 @@ void ApplyAdam(OpKernelContext* context, bool by_rows, const Apply& apply) {
     if (!by_rows) continue;
     OP_REQUIRES_OK(context, (EnsureSparseVariableAccess<Rows, float>(context, vars[i].get())));
   }
-  // As TensorFlow's own ops do: in the order of their addresses.
+  // Lock in the order of addresses, as TensorFlow's own ops do.
   mutex* locks[3] = {vars[0]->mu(), vars[1]->mu(), vars[2]->mu()};
   std::sort(locks, locks + 3);
   OP_REQUIRES(context, locks[0] != locks[1] && locks[1] != locks[2],
@@ -89,7 +89,7 @@ REGISTER_OP("DeepfmAdam")
     .Input("epsilon: float")
     .SetIsStateful()
     .SetShapeFn(shape_inference::NoOutputs)
-    .Doc("Adam of a variable.");
+    .Doc("Adam for a variable.");
 
 void AdamWhole(OpKernelContext* context) {
   ApplyAdam(context, false, [=](const Adam& adam, const Tensor& grad, const TensorShape& shape,
@@ -118,8 +118,8 @@ REGISTER_OP("DeepfmAdamRows")
     .Attr("T: {int32, int64}")
     .SetIsStateful()
     .SetShapeFn(shape_inference::NoOutputs)
-    .Doc("Adam of the rows `indices`, which must differ, to whose gradient l2 times themselves is "
-         "added: the others, moments and all, stay.");
+    .Doc("Adam for the distinct rows `indices`, after adding l2 times each row to its gradient. "
+         "Other rows and their moments stay as they are.");
 
 template <typename T>
 void AdamRows(OpKernelContext* context) {
@@ -141,7 +141,7 @@ void AdamRows(OpKernelContext* context) {
       float rows[3][kNarrow];
       for (int64 begin = first; begin < last; begin += block) {
         const int64 end = std::min(begin + block, last);
-        // The next rows are on their way while these are computed.
+        // Prefetch the next rows while these are computed.
         for (int64 i = begin + ahead; i < std::min(end + ahead, last); ++i) {
           for (int t = 0; t < 3; ++t) Prefetch<1>(data[t] + where(i) * width, width);
         }

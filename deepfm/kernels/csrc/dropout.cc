@@ -10,9 +10,9 @@ REGISTER_OP("DeepfmReluDropout")
     .Input("x: float")      // [B, W]
     .Input("seed: int64")   // [2]
     .Output("y: float")     // [B, W]
-    .Attr("dropped: int")   // of 65,536: a unit is dropped where its 16 bits are below
+    .Attr("dropped: int")   // of 65,536: a unit is dropped if its 16 bits are below this
     .SetShapeFn(shape_inference::UnchangedShape)
-    .Doc("max(x, 0), in which units are 0 at the rate dropped / 65536 and others scaled up.");
+    .Doc("max(x, 0), with units set to 0 at the rate dropped / 65536 and the others scaled up.");
 
 REGISTER_OP("DeepfmReluDropoutGrad")
     .Input("y: float")
@@ -21,9 +21,9 @@ REGISTER_OP("DeepfmReluDropoutGrad")
     .Attr("dropped: int")
     .SetShapeFn(shape_inference::UnchangedShape);
 
-// Philox 4x32-10 of a run of counters side by side, as numbers from [-2^31, 2^31 - 1): what
-// tf.random.stateless_uniform draws. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3",
-// SC 2011.
+// Philox 4x32-10 for consecutive counters in parallel, as numbers in [-2^31, 2^31 - 1): the numbers
+// that tf.random.stateless_uniform draws. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2,
+// 3", SC 2011.
 constexpr int kLanes = 16;
 
 struct Key {
@@ -32,7 +32,7 @@ struct Key {
 
 DEEPFM_CLONES
 void Philox(const Key& start, uint64 group, uint32* __restrict out) {  // [kLanes, 4]
-  // In 64 bits each, of which the upper half is 0: so processors multiply them side by side.
+  // Each in 64 bits with an upper half of 0, so that processors can multiply several at once.
   constexpr uint64 kLow = 0xFFFFFFFFu;
   uint64 c0[kLanes], c1[kLanes], c2[kLanes], c3[kLanes];
   for (int i = 0; i < kLanes; ++i) {
@@ -59,11 +59,11 @@ void Philox(const Key& start, uint64 group, uint32* __restrict out) {  // [kLane
     out[4 * i + 2] = c2[i];
     out[4 * i + 3] = c3[i];
   }
-  // As UniformDistribution draws from [-2^31, 2^31 - 1), whose end is not in it.
+  // As UniformDistribution draws from [-2^31, 2^31 - 1), which excludes its end.
   for (int i = 0; i < 4 * kLanes; ++i) out[i] = (out[i] == 0xFFFFFFFFu ? 0 : out[i]) ^ 0x80000000u;
 }
 
-// The key and the first counter that stateless ops make of a seed.
+// The key and the first counter that stateless ops derive from a seed.
 Key MakeKey(uint64 seed0, uint64 seed1) {
   random::PhiloxRandom::Key key;
   random::PhiloxRandom::ResultType counter;
@@ -81,7 +81,7 @@ DEEPFM_CLONES
 void ReluDropout(const float* __restrict x, const int16* __restrict noise, int64 n, int32 least,
                  float scale, float* __restrict y) {
   for (int64 i = 0; i < n; ++i) {
-    const float positive = x[i] <= 0 ? 0 : x[i];  // what is not a number stays so
+    const float positive = x[i] <= 0 ? 0 : x[i];  // NaN stays NaN
     y[i] = positive * (noise[i] < least ? 0 : scale);
   }
 }
@@ -96,22 +96,22 @@ float Scale(int64 dropped) { return 65536.0 / (65536 - dropped); }
 void ReluDropoutOp(OpKernelContext* context) {
   const int64 dropped = Attribute<int64>(context, "dropped");
   const Tensor& x = context->input(0);
-  OP_REQUIRES(context, x.dims() == 2, errors::InvalidArgument("x is no matrix"));
+  OP_REQUIRES(context, x.dims() == 2, errors::InvalidArgument("x is not a matrix"));
   const int64 rows = x.dim_size(0), units = x.dim_size(1), pairs = (units + 1) / 2;
   OP_REQUIRES(context, units > 0, errors::InvalidArgument("x has no columns"));
   const auto seed = context->input(1).vec<int64>();
-  OP_REQUIRES(context, seed.size() == 2, errors::InvalidArgument("a seed is two numbers"));
+  OP_REQUIRES(context, seed.size() == 2, errors::InvalidArgument("a seed must be two numbers"));
   const Key key = MakeKey(seed(0), seed(1));
   const float* from = x.matrix<float>().data();
   float* to;
   OP_REQUIRES_OK(context, Allocate(context, 0, x.shape(), &to));
   Divide(context, rows, 4 * units, [&](int64 first, int64 last) {
-    // So many rows at a time that their numbers stay in the nearest cache.
+    // As many rows at a time as keep their random numbers in the nearest cache.
     const int64 block = std::max<int64>(2048 / pairs, 1);
     std::vector<uint32> numbers(block * pairs + 4 + 4 * kLanes);
     for (int64 row = first; row < last; row += block) {
       const int64 end = std::min(row + block, last);
-      // A pair of units has one number: pair p of all has number p % 4 of counter p / 4.
+      // A pair of units shares a number: pair p, counted over x, has number p % 4 of counter p / 4.
       const int64 group = row * pairs / 4, count = end * pairs - 4 * group;
       for (int64 i = 0; i < count; i += 4 * kLanes) Philox(key, group + i / 4, &numbers[i]);
       const int16* noise = reinterpret_cast<const int16*>(numbers.data());

@@ -1,4 +1,4 @@
-// What the kernels have in common.
+// Common parts of the kernels.
 #ifndef DEEPFM_CSRC_KERNELS_H_
 #define DEEPFM_CSRC_KERNELS_H_
 
@@ -13,16 +13,16 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/util/work_sharder.h"
 
-// Compiled for several processors, of which the loader takes the best one that is there: what is
-// built on one machine runs on another one.
+// Compiles a function for several processors, of which the loader picks the best available, so that
+// a library built on one machine runs on another.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define DEEPFM_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define DEEPFM_CLONES
 #endif
 
-// Registers a function as the kernel of an operator, or an instance of it for each type that
-// indices of rows may have.
+// Registers a function as the kernel of an operator, or one instance of it for each type that row
+// indices may have.
 #define DEEPFM_REGISTER(name, compute) \
   REGISTER_KERNEL_BUILDER(Name(name).Device(DEVICE_CPU), Kernel<compute>)
 #define DEEPFM_REGISTER_INDEXED(name, compute) \
@@ -36,7 +36,7 @@ namespace deepfm {
 using namespace tensorflow;  // NOLINT
 using shape_inference::InferenceContext;
 
-// A shape function: so many dimensions has each output.
+// A shape function that sets the rank of each output.
 template <int... ranks>
 Status Ranks(InferenceContext* c) {
   int i = 0;
@@ -69,7 +69,7 @@ Status Allocate(OpKernelContext* context, int i, const TensorShape& shape, T** m
   return Status::OK();
 }
 
-// Divides `total` pieces of work, each of about so many floats, among the threads of an operator.
+// Divides `total` pieces of work, each of about `floats` floats, among the threads of an operator.
 inline void Divide(OpKernelContext* context, int64 total, int64 floats,
                    const std::function<void(int64, int64)>& work) {
   const auto& threads = *context->device()->tensorflow_cpu_worker_threads();

@@ -1,6 +1,6 @@
-// Raw records between files and parsers, packed: string [2], the bytes of all of them, one after
-// another, and where each ends (uint64 each). So they take no memory of their own, one by one, on
-// their way from thread to thread.
+// Packed raw records, between files and parsers: string [2], the bytes of all records, one after
+// another, and the end of each (uint64). Thus no record needs its own allocation on its way from
+// thread to thread.
 #ifndef DEEPFM_CSRC_PACKED_H_
 #define DEEPFM_CSRC_PACKED_H_
 
@@ -15,7 +15,7 @@
 
 namespace deepfm {
 
-// The records of a tensor, which they share the memory of.
+// The records of a tensor, with which they share memory.
 class Packed {
  public:
   Packed() = default;
@@ -23,7 +23,7 @@ class Packed {
   static tensorflow::Status Open(const tensorflow::Tensor& tensor, Packed* packed) {
     using tensorflow::errors::InvalidArgument;
     if (tensor.dtype() != tensorflow::DT_STRING || tensor.NumElements() != 2) {
-      return InvalidArgument("packed records are string [2]");
+      return InvalidArgument("packed records must be string [2]");
     }
     const auto parts = tensor.flat<std::string>();
     Packed found;
@@ -36,7 +36,7 @@ class Packed {
       good = found.End(i) >= end;
       end = found.End(i);
     }
-    if (!good || end != found.bytes_.size()) return InvalidArgument("records end elsewhere");
+    if (!good || end != found.bytes_.size()) return InvalidArgument("ends do not fit the bytes");
     *packed = std::move(found);
     return tensorflow::Status::OK();
   }
@@ -61,7 +61,7 @@ class Packed {
 // Packs records.
 class Packer {
  public:
-  // At most so many records, of about so many bytes together, are expected.
+  // Reserves memory for at most `records` records of about `bytes` bytes in total.
   void Reserve(size_t records, size_t bytes) {
     constexpr size_t kMost = 1 << 16;
     bytes_.reserve(bytes);
@@ -78,7 +78,7 @@ class Packer {
   size_t size() const { return size_; }
   size_t bytes() const { return bytes_.size(); }
 
-  // Into a tensor of string [2]; the packer is empty then.
+  // Moves the records into a tensor of string [2]; the packer is empty afterwards.
   void MoveTo(tensorflow::Tensor* tensor) {
     auto parts = tensor->vec<std::string>();
     parts(0) = std::move(bytes_);

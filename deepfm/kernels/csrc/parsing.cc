@@ -1,7 +1,7 @@
-// Parsers of packed records: those that records.encode writes, and plain LibSVM lines.
+// Parsers for packed records as records.encode writes them, and for plain LibSVM lines.
 //
-// data/records.py does the same with TensorFlow's own ops: that is what these are tested against, and
-// what runs where they are not built.
+// data/records.py does the same with TensorFlow's own ops; tests compare the two, and it takes over
+// if these are not built.
 //
 // B: records in a batch. F: fields.
 #include <cmath>
@@ -54,11 +54,11 @@ REGISTER_OP("DeepfmParse")
     .Attr("field_size: int >= 1")
     .Attr("feature_size: int")
     .SetShapeFn(Ranks<0, 1, 2, 2>)
-    .Doc("Parses records that are, apart from their numbers, to the byte what records.encode "
-         "writes, with a label of 0 or 1, ids in [0, feature_size) and finite values. Where one of "
-         "them is not, `good` is false and the rest is of no use.");
+    .Doc("Parses records that are, apart from their numbers, byte for byte as records.encode "
+         "writes them, with a label of 0 or 1, ids in [0, feature_size) and finite values. If any "
+         "record is not, `good` is false and the other outputs are meaningless.");
 
-// Reads a serialized tf.train.Example from its beginning; after a failure `good` is false for ever.
+// Reads a serialized tf.train.Example from its beginning; after a failure `good` stays false.
 struct Reader {
   const uint8* at;
   const uint8* end;
@@ -78,7 +78,7 @@ struct Reader {
     return 0;
   }
 
-  // The bytes of a field of this number and type that is written in the shortest way.
+  // The size in bytes of a field with this tag, whose length must be in its shortest encoding.
   uint64 Field(uint8 tag) {
     if (at == end || *at != tag) {
       good = false;
@@ -91,13 +91,13 @@ struct Reader {
     return good ? size : 0;
   }
 
-  // A field that is all that is left until `until`.
+  // Reads the tag and length of a field that must end at `until`.
   void Last(uint8 tag, const uint8* until) {
     const uint64 size = Field(tag);
     good &= at + size == until;
   }
 
-  // What stands before the packed numbers of a feature of this name, in `list`; returns their end.
+  // Reads up to the packed numbers, in `list`, of the feature with this name; returns their end.
   const uint8* List(const char* name, size_t length, uint8 list) {
     const uint64 entry = Field(0x0A);  // of Features.feature
     const uint8* until = at + entry;
@@ -112,7 +112,7 @@ struct Reader {
   }
 };
 
-// Whether a record is as it should be; then its numbers are there.
+// Parses a record; returns whether it is good.
 bool ParseRecord(StringPiece record, int64 fields, int64 feature_size, float* label, int64* ids,
                  float* values) {
   constexpr uint8 kFloats = 0x12, kInt64s = 0x1A;
@@ -182,10 +182,10 @@ REGISTER_OP("DeepfmParseLines")
     .Attr("id_offset: int")
     .SetShapeFn(Ranks<0, 1, 2, 2>)
     .Doc("Parses LibSVM lines of F pairs, one space before each, numbers without exponents, a "
-         "label of 0, 1 or -1 and ids + id_offset in [0, feature_size). Where one is not so, "
-         "`good` is false and the rest is of no use.");
+         "label of 0, 1 or -1 and ids + id_offset in [0, feature_size). If any line is not so, "
+         "`good` is false and the other outputs are meaningless.");
 
-// A decimal number at `at`, which is moved behind it: the float that is nearest.
+// Parses the decimal number at `at`, as the nearest float, and moves `at` past it.
 bool ParseDecimal(const char** at, const char* end, float* number) {
   const char* begin = *at;
   const char* p = begin;

@@ -1,7 +1,7 @@
 // From files to batches: reading, shuffling and batching of records that stay packed (packed.h).
 //
-// data/reading.py and ops.py do the same with TensorFlow's own datasets: that is what these are
-// tested against, and what runs where they are not built.
+// data/reading.py and ops.py do the same with TensorFlow's own datasets; tests compare the two, and
+// those take over if these are not built.
 #include "kernels.h"
 #include "packed.h"
 #include "tensorflow/core/framework/dataset.h"
@@ -15,15 +15,15 @@ namespace deepfm {
 
 REGISTER_OP("DeepfmRecords")
     .Input("path: string")
-    .Input("buffer_bytes: int64")  // that are read at once
-    .Input("size: int64")          // records of each chunk, but of the last
-    .Input("file_bytes: int64")    // that the file must have; below 0: any number
+    .Input("buffer_bytes: int64")  // bytes to read at once
+    .Input("size: int64")          // records in each chunk but the last
+    .Input("file_bytes: int64")    // length that the file must have; below 0: any
     .Output("handle: variant")
     .SetIsStateful()
     .SetShapeFn(shape_inference::ScalarShape)
-    .Doc("The records of a TFRecord file that is not compressed, in packed chunks.");
+    .Doc("The records of an uncompressed TFRecord file, in packed chunks.");
 
-// What the two datasets have in common: they yield packed records, in chunks of `size`.
+// The common part of the two datasets: they yield packed records, in chunks of `size`.
 class PackedDataset : public DatasetBase {
  public:
   PackedDataset(OpKernelContext* context, int64 size)
@@ -42,7 +42,7 @@ class PackedDataset : public DatasetBase {
   const size_t size;
 
  protected:
-  // So tf.data leaves it, and what it reads from, as they are.
+  // Keeps tf.data from rewriting this dataset and its inputs.
   Status AsGraphDefInternal(SerializationContext*, DatasetGraphDefBuilder*,
                             Node**) const override {
     return errors::Unimplemented(type_string());
@@ -55,8 +55,8 @@ class PackedIterator : public DatasetIterator<Dataset> {
   using DatasetIterator<Dataset>::DatasetIterator;
 
  protected:
-  // The next record, which is there until the next call, or that there are no more. One thread at a
-  // time calls it.
+  // Gets the next record, which stays valid until the next call, or sets `end` if there is none.
+  // Only one thread at a time calls it.
   virtual Status Next(IteratorContext* context, StringPiece* record, bool* end) = 0;
 
   Status GetNextInternal(IteratorContext* context, std::vector<Tensor>* out,
@@ -84,8 +84,8 @@ class PackedIterator : public DatasetIterator<Dataset> {
   size_t expected_ = 0;  // bytes of the next chunk
 };
 
-// https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details: the bytes of a
-// record and their checksum stand before it, its own checksum stands behind it.
+// https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details: the length of a
+// record and the length's checksum precede it, its own checksum follows it.
 class Records : public PackedDataset {
  public:
   Records(OpKernelContext* context, string path, int64 buffer_bytes, int64 size, int64 file_bytes)
@@ -136,7 +136,7 @@ class Records : public PackedDataset {
       return errors::DataLoss(how, " record at ", position(), " of ", dataset()->path_);
     }
 
-    // S3 may end a file early, and then calls it the end.
+    // S3 may end a file early and report that as its end.
     Status CheckEnd() const {
       const int64 expected = dataset()->file_bytes_;
       if (expected < 0 || position() == static_cast<uint64>(expected)) return Status::OK();
@@ -144,13 +144,13 @@ class Records : public PackedDataset {
                               " bytes");
     }
 
-    // Reads on until so many bytes are left in the buffer, or all that the file has.
+    // Reads on until the buffer has this many unread bytes, or all that the file still has.
     Status Need(uint64 bytes) {
       while (left() < bytes && !at_end_) {
         std::memmove(&buffer_[0], buffer_.data() + at_, left());
         end_ = left();
         at_ = 0;
-        // Grows with what there is: a length may be wrong, although its checksum is right.
+        // Grow only with what was read: a length may be wrong although its checksum is right.
         const size_t room = std::max<size_t>(dataset()->buffer_bytes_, end_);
         if (buffer_.size() < end_ + room) buffer_.resize(end_ + room);
         StringPiece found;
@@ -168,8 +168,8 @@ class Records : public PackedDataset {
 
     std::unique_ptr<RandomAccessFile> file_;
     std::vector<char> buffer_ = std::vector<char>(1);
-    uint64 at_ = 0, end_ = 0;  // what is left in the buffer
-    uint64 read_ = 0;          // bytes of the file
+    uint64 at_ = 0, end_ = 0;  // begin and end of the unread bytes in the buffer
+    uint64 read_ = 0;          // bytes read from the file
     bool at_end_ = false;
   };
 
@@ -192,12 +192,12 @@ REGISTER_KERNEL_BUILDER(Name("DeepfmRecords").Device(DEVICE_CPU), RecordsOp);
 
 REGISTER_OP("DeepfmChunks")
     .Input("chunks: variant")       // a dataset of packed records
-    .Input("size: int64")           // records of each chunk that comes out, but of the last
-    .Input("shuffle_buffer: int64")  // records among which the next is drawn; 0 keeps the order
+    .Input("size: int64")           // records in each resulting chunk but the last
+    .Input("shuffle_buffer: int64")  // records from which the next is drawn; 0 keeps the order
     .Input("seed: int64")
     .Input("seed2: int64")
-    .Input("skip: int64")           // records that are left out, after shuffling
-    .Input("take: int64")           // records after these, at most; below 0: all
+    .Input("skip: int64")           // records to skip, after shuffling
+    .Input("take: int64")           // most records to take after these; below 0: all
     .Output("handle: variant")
     .SetShapeFn(shape_inference::ScalarShape)
     .Doc("As .unbatch().shuffle(shuffle_buffer, seed).skip(skip).take(take).batch(size), in the "
@@ -244,8 +244,8 @@ class Chunks : public PackedDataset {
     }
 
    private:
-    // The next record in the order of ShuffleDataset: its buffer is a ring, from which one of the
-    // records is drawn and whose oldest one takes the place of that. A record is there until the
+    // Gets the next record in the order of ShuffleDataset, whose buffer is a ring: one of its
+    // records is drawn, and the oldest takes that one's place. The record stays valid until the
     // next call.
     Status Draw(IteratorContext* context, StringPiece* record, bool* end) {
       const int64 size = dataset()->options_.shuffle_buffer;
@@ -255,7 +255,7 @@ class Chunks : public PackedDataset {
         if (*end) break;
         if (static_cast<int64>(buffer_.size()) < size) {
           buffer_.emplace_back(record->begin(), record->end());
-        } else {  // in the memory of the one that was here, unless that was a far longer one
+        } else {  // reuse the memory of the previous record here, unless it was far longer
           std::vector<char>& place = buffer_[newest_ % size];
           if (place.capacity() / 2 > record->size() + 64) std::vector<char>().swap(place);
           place.assign(record->begin(), record->end());
@@ -272,7 +272,7 @@ class Chunks : public PackedDataset {
       return Status::OK();
     }
 
-    // The next record in the order of the input, which is there until the next call.
+    // Gets the next record in the order of the input; it stays valid until the next call.
     Status Pull(IteratorContext* context, StringPiece* record, bool* end) {
       while (at_ == chunk_.size() && input_) {
         std::vector<Tensor> element;
@@ -290,10 +290,10 @@ class Chunks : public PackedDataset {
     }
 
     std::unique_ptr<IteratorBase> input_;
-    Packed chunk_;  // of the input, of which `at_` are taken
+    Packed chunk_;  // chunk of the input, of which `at_` records are taken
     size_t at_ = 0;
-    // Record i, of those that the next two count, is at i % shuffle_buffer. No strings: to swap
-    // TensorFlow's touches the memory of both.
+    // Record i, counted as in oldest_ and newest_, is at i % shuffle_buffer. Not strings, because
+    // swapping two of TensorFlow's touches the memory of both.
     std::vector<std::vector<char>> buffer_;
     int64 oldest_ = 0, newest_ = 0;
     random::PhiloxRandom parent_;

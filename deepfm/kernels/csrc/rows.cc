@@ -1,8 +1,8 @@
-// What a training step makes of the rows of the embedding tables: the distinct ids of a batch, the
-// FM and the MLP's input of its rows, and their gradients.
+// What a training step computes from the rows of the embedding tables: the distinct ids of a batch,
+// the FM and the MLP's input from its rows, and their gradients.
 //
-// ops.py and model/embeddings.py hold the same in TensorFlow's own ops: that is what these are
-// tested against, and what runs where they are not built. All are float32, on the CPU.
+// ops.py and model/embeddings.py do the same with TensorFlow's own ops; tests compare the two, and
+// those take over if these are not built. All are float32, on the CPU.
 //
 // B: examples. F: fields. N = B F: values. K: embedding size. U: distinct ids.
 #include "kernels.h"
@@ -16,7 +16,7 @@ REGISTER_OP("DeepfmUnique")
     .Output("where: int32")
     .Attr("T: {int32, int64}")
     .SetShapeFn(Ranks<1, 1>)
-    .Doc("As tf.unique: the distinct ids in the order of their first use, and where each one is.");
+    .Doc("As tf.unique: the distinct ids in the order of first use, and the place of each id.");
 
 template <typename T>
 void Unique(OpKernelContext* context) {
@@ -25,7 +25,7 @@ void Unique(OpKernelContext* context) {
   OP_REQUIRES(context, n < (int64{1} << 30), errors::InvalidArgument("too many ids"));
   int bits = 4;
   while ((int64{1} << bits) < 2 * n) ++bits;
-  // Open addressing, at most half full; a slot holds 1 + the place of its id in `distinct`.
+  // Open addressing, at most half full. A slot holds 1 + the place of its id in `distinct`.
   std::vector<int32> slots(size_t{1} << bits);
   const uint64 mask = (uint64{1} << bits) - 1;
   std::vector<int64> distinct;
@@ -56,7 +56,7 @@ REGISTER_OP("DeepfmGatherRows")
     .Attr("T: {int32, int64}")
     .SetIsStateful()
     .SetShapeFn(shape_inference::UnknownShape)
-    .Doc("Rows of a table, fetched from memory ahead of their use.");
+    .Doc("Rows of a table, prefetched from memory.");
 
 template <typename T>
 void GatherRows(OpKernelContext* context) {
@@ -66,7 +66,7 @@ void GatherRows(OpKernelContext* context) {
   tf_shared_lock lock(*table->mu());
   TensorShape shape = table->tensor()->shape();
   const Tensor& indices = context->input(1);
-  OP_REQUIRES(context, shape.dims() >= 1, errors::InvalidArgument("a table without rows"));
+  OP_REQUIRES(context, shape.dims() >= 1, errors::InvalidArgument("the table has no rows"));
   OP_REQUIRES_OK(context, CheckIndices<T>(indices, shape.dim_size(0)));
   const auto where = indices.vec<T>();
   const int64 n = where.size();
@@ -97,10 +97,10 @@ REGISTER_OP("DeepfmLookUp")
     .Output("sums: float")       // [B, K]
     .Attr("field_size: int >= 1")
     .SetShapeFn(Ranks<2, 1, 2>)
-    .Doc("Each value's row, scaled; first_order + second_order; and the sums of an example's "
-         "rows.");
+    .Doc("Each value's scaled row; first_order + second_order; and the sum of each example's "
+         "scaled rows.");
 
-// The parts of a batch that the kernels take.
+// The parts of a batch that the kernels use.
 struct Batch {
   const float* weights;     // [U]
   const float* embeddings;  // [U, K]
@@ -152,7 +152,7 @@ Status TakeBatch(OpKernelContext* context, Batch* batch) {
   for (int64 n = 0; n < values; ++n) {
     inside &= static_cast<uint32>(places[n]) < static_cast<uint32>(rows);
   }
-  if (!inside) return errors::InvalidArgument("a value's row is beyond the last");
+  if (!inside) return errors::InvalidArgument("a value's row is beyond the last one");
   *batch = {weights.vec<float>().data(), embeddings.matrix<float>().data(), places,
             x.vec<float>().data(), fields, embeddings.dim_size(1), rows, values / fields};
   return Status::OK();
@@ -189,11 +189,11 @@ REGISTER_OP("DeepfmLookUpGrad")
       c->set_output(1, c->input(1));
       return Status::OK();
     })
-    .Doc("The gradient of DeepfmLookUp, by its rows.");
+    .Doc("The gradient of DeepfmLookUp with respect to its rows.");
 
-// The gradient of the rows first ... last - 1. All values are gone through in the order of the
-// batch, which is that of memory. With e = x v, the FM's is by_fm (sum - e), of which by_fm e is
-// taken at the end, as v is the same in all uses of a row.
+// The gradient of rows first ... last - 1. Goes through all values in the order of the batch, which
+// is that of memory. With e = x v, the FM's gradient is by_fm (sum - e); the term by_fm e is
+// subtracted at the end, since v is the same in all uses of a row.
 DEEPFM_CLONES
 void LookUpGrad(const Batch& batch, int64 first, int64 last, const float* sums,
                 const float* by_scaled, const float* by_fm, float* own, float* by_weights,

@@ -1,4 +1,4 @@
-// How the kernels reach the rows of a table: a variable of which a batch reads and writes a few.
+// Access to the rows of a table: a variable of which each batch reads and writes only a few rows.
 #ifndef DEEPFM_CSRC_TABLES_H_
 #define DEEPFM_CSRC_TABLES_H_
 
@@ -17,9 +17,9 @@ namespace deepfm {
 
 struct Rows {};  // names our instance of the function below
 
-// Has the memory of a table, whose rows are read at random, put on pages of 2 MiB: with those of
-// 4 KiB a tenth of a step is spent on finding them. Pages that are in use already are copied in a
-// thread of its own, before Linux 6.1 by the kernel some time. It is advice: what cannot be is not.
+// Asks for 2 MiB pages for the memory of a table, whose rows are read at random: with 4 KiB pages a
+// tenth of a step goes into finding them. Pages already in use are copied in a separate thread, or,
+// before Linux 6.1, by the kernel at some later time. This is advice; it fails silently.
 inline void UseLargePages(const void* memory, size_t bytes, bool in_use) {
 #ifdef MADV_HUGEPAGE
   constexpr uintptr_t kPage = 2 << 20;
@@ -31,7 +31,7 @@ inline void UseLargePages(const void* memory, size_t bytes, bool in_use) {
   constexpr int kCollapse = 25;  // MADV_COLLAPSE, which older headers lack
   try {
     std::thread([=] { madvise(pages, end - begin, kCollapse); }).detach();
-  } catch (const std::system_error&) {  // there are as many threads as may be
+  } catch (const std::system_error&) {  // the limit of threads is reached
   }
 #endif
 }
@@ -40,14 +40,14 @@ inline void UseLargePages(const void* memory, size_t bytes, bool in_use) {
 
 namespace tensorflow {
 
-// TensorFlow's functions of these names, whose header is not installed, and which a Tensor lets see
-// whether it is shared (see resource_var.h).
+// TensorFlow's functions of these names, whose header is not installed. Tensor has them as friends,
+// so only these names can see whether it is shared (see resource_var.h).
 
-// Before a variable is written as a whole: who has read it keeps what was read.
+// To call before a whole variable is written: earlier readers keep what they have read.
 template <typename Device, typename T>
 Status PrepareToUpdateVariable(OpKernelContext* context, Tensor* tensor, bool copy_on_read_mode) {
   if (!tensor->IsInitialized() || tensor->dtype() != DataTypeToEnum<T>::v()) {
-    return errors::FailedPrecondition("a variable is not initialized, or of another type");
+    return errors::FailedPrecondition("a variable is not initialized, or has another type");
   }
   if (copy_on_read_mode || tensor->RefCountIsOne()) return Status::OK();
   PersistentTensor unused;
@@ -59,7 +59,7 @@ Status PrepareToUpdateVariable(OpKernelContext* context, Tensor* tensor, bool co
   return Status::OK();
 }
 
-// From here on whoever reads the variable as a whole gets a copy, and its rows can be written in
+// From now on whoever reads the whole variable gets a copy, so that its rows can be written in
 // place.
 template <typename Device, typename T>
 Status EnsureSparseVariableAccess(OpKernelContext* context, Var* var) {
@@ -78,8 +78,8 @@ namespace deepfm {
 
 using namespace tensorflow;  // NOLINT
 
-// How many rows ahead they are fetched, and how many are updated side by side: of wide ones one by
-// one, for narrow ones alone there is too little to do.
+// How many rows ahead to prefetch, and how many rows to update at once: wide rows one by one, and
+// narrow ones together, because one alone gives too little work.
 constexpr int64 kNarrow = 32;  // floats
 inline int64 RowsAtOnce(int64 width) { return std::max<int64>(kNarrow / width, 1); }
 inline int64 RowsAhead(int64 width) { return std::max<int64>(6, RowsAtOnce(width)); }
@@ -99,7 +99,7 @@ inline void CopyRow(const float* from, int64 width, float* to) {
 
 template <typename T>
 Status CheckIndices(const Tensor& indices, int64 rows) {
-  if (indices.dims() != 1) return errors::InvalidArgument("indices are no vector");
+  if (indices.dims() != 1) return errors::InvalidArgument("indices are not a vector");
   const auto where = indices.vec<T>();
   for (int64 i = 0; i < where.size(); ++i) {
     if (where(i) < 0 || where(i) >= rows) {
