@@ -166,7 +166,7 @@ def test_data_sets_of_different_field_size_are_refused(tmp_path):
         size = write_tfrecord(folder / "a.tfrecords")
         file = datasets.DataFile(str(folder / "a.tfrecords"), size, 3, 1)
         dataset_json.write(str(folder), field_size, 1000, [file])
-    assert "different field_size: [3, 4]" in refused(tmp_path)
+    assert "differ in field_size: [3, 4]" in refused(tmp_path)
 
 
 def test_a_file_that_is_named_twice_is_read_once(tmp_path, monkeypatch):
@@ -185,7 +185,7 @@ def test_data_of_hashes_and_of_none_are_not_one_data_set(tmp_path):
         dataset_json.write(str(tmp_path / name), 2, 50, [file], hash_buckets=buckets)
     assert datasets.find(str(tmp_path / "a"), "data").hash_buckets == 50
     assert datasets.find(str(tmp_path / "b"), "data").hash_buckets == 0
-    with pytest.raises(BadInput, match=r"different hash_buckets: \[0, 50\]"):
+    with pytest.raises(BadInput, match=r"differ in hash_buckets: \[0, 50\]"):
         datasets.find(str(tmp_path), "data")
 
 

@@ -7,7 +7,9 @@ suite:
     <!-- slow: takes 4 minutes -->  runs with `pytest -m table` alone
 
 A ```diff is applied before the slow commands below it run, and undone before the next one.
-The blocks of a page run in order in a scratch copy of the checkout, in which README's have run.
+The blocks of a page run in order in a scratch copy of the checkout, in which README's have run. In
+the suite README starts Python as its reader would, the other pages start it from warm.py, and all
+have a fifth of the synthetic rows. With `pytest -m table tests/test_docs.py` all runs as printed.
 """
 
 import contextlib
@@ -16,16 +18,14 @@ import random
 import re
 import shutil
 import subprocess
-import sys
 import time
 import uuid
 from typing import NamedTuple
 
 import psutil
 import pytest
+import warm
 from conftest import ROOT
-
-EACH_ALONE = True  # pages that take a minute each
 
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 TEXTS = {page: (ROOT / page).read_text() for page in [*PAGES, "CONTRIBUTING.md"]}
@@ -210,25 +210,19 @@ def programs():
         text = path.read_text()
         if "__main__" in text and re.search(r"\bFLAGS\b|add_argument", text):
             name = str(path.relative_to(ROOT))
-            found[name] = [sys.executable, name]
+            found[name] = [name]
     for path in (ROOT / "data_tools").glob("[!_]*.py"):
-        found[f"data_tools.{path.stem}"] = [sys.executable, "-m", f"data_tools.{path.stem}"]
+        found[f"data_tools.{path.stem}"] = ["-m", f"data_tools.{path.stem}"]
     return found
 
 
 @pytest.fixture(scope="module")
 def flags():
     """{program: its flags}; those of a shell script are what its text names."""
-    running = {
-        name: subprocess.Popen(
-            [*command, "--help" if name in ARGPARSE else "--helpfull"],
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for name, command in programs().items()
-    }  # fmt: skip
     found = {"deepfm.kernels": set()}
-    for name, process in running.items():
-        text, _ = process.communicate(timeout=100)
+    for name, words in programs().items():
+        done = warm.run([*words, "--help" if name in ARGPARSE else "--helpfull"])
+        text = done.stdout + done.stderr
         found[name] = set(re.findall(r"^ +(?:-\w,)?--(?:\[no\])?([\w-]+)", text, re.MULTILINE))
         assert found[name], f"{name}: {text}"
     for path in (ROOT / "scripts").glob("*.sh"):
@@ -323,6 +317,21 @@ def make_checkout(folder):
     return folder
 
 
+def start_python_warm(checkout):
+    """Puts a `python` into a checkout's .venv/bin that starts programs from warm.py."""
+    real = (checkout / ".venv").resolve() / "bin"
+    (checkout / ".venv").unlink()
+    own = checkout / ".venv" / "bin"
+    own.mkdir(parents=True)
+    for program in real.iterdir():
+        if program.name != "python":
+            (own / program.name).symlink_to(program)
+    python = own / "python"
+    text = f"-c) exec {real}/python ;; esac\nexec {warm.PYTHON}".replace(" ;;", ' "$@" ;;')
+    python.write_text(f'#!/bin/sh\ncase $1 in {text} "$@"\n')
+    python.chmod(0o755)
+
+
 @contextlib.contextmanager
 def ended(mark):
     """Ends every process that was started with a mark in its environment."""
@@ -344,14 +353,19 @@ def left_of(mark):
     return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
 
 
-def run(block, checkout):
+def run(block, checkout, fewer_rows=False):
     """Runs a block as its reader would; it must succeed, in time, and leave no process behind."""
+    text = block.text
+    if fewer_rows:
+        text = re.sub(r"_rows=(\d+)0000\b", lambda rows: f"_rows={2 * int(rows[1])}000", text)
     mark, limit = uuid.uuid4().hex, SLOW if block.reason("slow") else QUICK
     env = dict(os.environ, DOCS_BLOCK=mark, TF_CPP_MIN_LOG_LEVEL="2", PYTHONWARNINGS="ignore")
+    if not (checkout / ".venv").is_symlink():
+        env = warm.for_launchers(env)
     log = checkout.parent / f"{mark}.log"
     with ended(mark), open(log, "wb") as out:
         process = subprocess.Popen(
-            ["bash", "-euo", "pipefail", "-c", block.text],
+            ["bash", "-euo", "pipefail", "-c", text],
             cwd=checkout, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
             start_new_session=True,
         )  # fmt: skip
@@ -368,7 +382,7 @@ def run(block, checkout):
     assert not left, f"{block.place} leaves {left}"
 
 
-def run_page(page, checkout, slow):
+def run_page(page, checkout, slow, fewer_rows=False):
     before = None  # the diff of the section before: each begins with the code as it is
     for block in (block for block in BLOCKS if block.page == page):
         if block.language == "diff" and slow:
@@ -378,7 +392,7 @@ def run_page(page, checkout, slow):
             before = block
         left_out = block.reason("not run") or (block.reason("slow") and not slow)
         if block.language == "sh" and not left_out:
-            run(block, checkout)
+            run(block, checkout, fewer_rows)
 
 
 def apply(block, checkout, *options):
@@ -399,10 +413,10 @@ def check_what_was_made(page, checkout):
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory):
+def checkout(tmp_path_factory, request):
     """A checkout in which README's commands have run."""
     made = make_checkout(tmp_path_factory.mktemp("docs") / "checkout")
-    run_page("README.md", made, slow=False)
+    run_page("README.md", made, slow=False, fewer_rows=request.config.option.markexpr != "table")
     yield made
     shutil.rmtree(made)
 
@@ -429,7 +443,8 @@ def test_the_commands_of_a_page_run(page, checkout, request):
         check_what_was_made(page, checkout)
         return
     own = request.getfixturevalue("own_checkout")
-    run_page(page, own, slow=False)
+    start_python_warm(own)
+    run_page(page, own, slow=False, fewer_rows=True)
     check_what_was_made(page, own)
 
 

@@ -315,3 +315,14 @@ def test_a_model_dir_that_cannot_be_written_can_be_used(model, tmp_path, task):
     assert done.returncode == 0, done.stderr
     assert f"report.{task}.json: its folder cannot be written." in done.stderr
     assert there(folder) == before
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path):
+    data = write_tfrecords(tmp_path / "a.tfrecords", make_records(640))
+    done = run_train(
+        *SMALL_MODEL, f"--training_data_dir={data}", f"--model_dir={tmp_path}/model",
+        "--batch_size=64", "--save_checkpoints_steps=2", "--keep_checkpoint_max=3",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    names = [path.name for path in (tmp_path / "model").glob("model.ckpt-*.index")]
+    assert sorted(names) == [f"model.ckpt-{step}.index" for step in (10, 6, 8)]

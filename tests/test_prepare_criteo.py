@@ -522,7 +522,7 @@ def test_each_skipped_row_is_logged_once(prepare, monkeypatch, tmp_path):
     monkeypatch.setattr(skipping.logging, "warning", log)
     prepare(text_of(ROWS[:9]) + "x\n", max_bad_records=3)
     (line,) = logged
-    assert f"bad record 1 of at most 3: {tmp_path}/in/a.tsv:10: expected 40" in line
+    assert f"bad record 1 (--max_bad_records=3): {tmp_path}/in/a.tsv:10: expected 40" in line
 
 
 def test_a_gzip_file_that_is_cut_is_refused_by_its_name_and_line(prepare, small_pieces, tmp_path):
@@ -617,7 +617,9 @@ def test_only_what_is_asked_for_is_replaced(prepare, tmp_path):
         input=None, test_input=str(tmp_path / "new.tsv"), min_count=None,
         feature_map=str(out / "feature_map.json"),
     )  # fmt: skip
-    with pytest.raises(BadInput, match="out/test holds a data set .*--overwrite replaces it"):
+    with pytest.raises(
+        BadInput, match="out/test already holds a data set .*--overwrite replaces it"
+    ):
         prepare({}, **flags)
     assert all_files(out) == before
     prepare({}, overwrite=True, **flags)

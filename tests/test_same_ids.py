@@ -74,7 +74,7 @@ def test_a_data_set_tells_its_map(tmp_path):
     # Of a part it is not known, so of all together neither.
     assert datasets.find(f"{tmp_path}/a,{tmp_path}/b", "data").feature_map is None
     write(tmp_path / "b", OTHER)
-    with pytest.raises(BadInput, match=f"different feature_map: .'{ONE}', '{OTHER}'."):
+    with pytest.raises(BadInput, match=f"differ in feature_map: .'{ONE}', '{OTHER}'."):
         datasets.find(f"{tmp_path}/a,{tmp_path}/b", "data")
 
 

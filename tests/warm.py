@@ -33,8 +33,9 @@ import traceback
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# Beginnings of names that Python, numpy or TensorFlow reads while it is loaded.
-_READ_AT_LOADING = ("TF_CPP", "OMP_", "KMP_", "OPENBLAS_", "PYTHON", "LD_", "MALLOC_", "GLIBC_")
+# Beginnings of names that Python, numpy or TensorFlow reads while it is loaded. (TF_CPP_... is read
+# when the first message is logged, which loading does not.)
+_READ_AT_LOADING = ("OMP_", "KMP_", "OPENBLAS_", "PYTHON", "LD_", "MALLOC_", "GLIBC_")
 
 
 def run(words, env=None, cwd=ROOT, timeout=90):
@@ -186,6 +187,7 @@ def _run_here(request, outputs):
     os.closerange(3, 64)
     os.environ.clear()
     os.environ.update(request["env"])
+    tempfile.tempdir = None  # found anew, by TMPDIR
     os.chdir(request["cwd"])
     words = request["words"]
     try:
