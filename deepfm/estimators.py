@@ -31,6 +31,7 @@ class Model(NamedTuple):
         distribution: Distribution.
         seed: seed of TensorFlow's random numbers.
         trains: whether this job trains it; if not, another process may be training it meanwhile.
+        ops: Ops of evaluation and inference.
     """
 
     model_dir: str
@@ -38,6 +39,7 @@ class Model(NamedTuple):
     distribution: Distribution
     seed: int = 1
     trains: bool = False
+    ops: Ops = TENSORFLOW
 
 
 def global_step(model_dir: str) -> int:
@@ -89,7 +91,7 @@ def trained(model: Model):
     Each use makes a new one, since an Estimator keeps nothing but its folder.
     """
     mode = model.distribution
-    model_fn = make_model_fn(model.config, OptimizerConfig(), mode.replicas)
+    model_fn = make_model_fn(model.config, OptimizerConfig(), mode.replicas, ops=model.ops)
     in_place = mode.processes.chief and os.access(model.model_dir, os.W_OK)
     return _estimator(model_fn, model, in_place, session_config=mode.session_config)
 
@@ -232,7 +234,7 @@ def save_export(model: Model, target: str, kind: str):
     Returns:
         (the path of the numbered folder, the global step).
     """
-    config = model.config
+    config, model = model.config, model._replace(ops=TENSORFLOW)  # which every server has
     others = remote_files.names(target, "servable_model_dir")
     depends_on = config.pooling, config.multi_valued, config.hash_buckets, config.logit_offset
     wanted = schema(config)._replace(hash_buckets=config.hash_buckets or 0)

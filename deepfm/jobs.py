@@ -12,6 +12,7 @@ from deepfm.config import JobConfig
 from deepfm.data import bad_records, input_pipeline
 from deepfm.data.reading import Source
 from deepfm.errors import BadInput
+from deepfm.kernels import compiled
 from deepfm.runtime import atomic_files, interruption, remote_files, sagemaker
 from deepfm.state import checkpoints
 from deepfm.state.remote_model_dir import REPORT, at_hand
@@ -217,7 +218,8 @@ def _trained_model(job, of_job, flag=None):
     known = model_config.kept(job.model_dir, mode.processes.chief)
     config = model_config.of_trained(job.asked_model, known, data)
     estimators.check_fits_memory(config, mode, job.input.batch_size)
-    return data, estimators.Model(job.model_dir, config, mode, job.input.seed)
+    ops = compiled.of_model(job.ops)
+    return data, estimators.Model(job.model_dir, config, mode, job.input.seed, ops=ops)
 
 
 TASKS: Dict[str, Callable[[JobConfig, sagemaker.Job], dict]] = {

@@ -199,7 +199,8 @@ def test_each_file_is_in_one_group(seed, parallel, buffer):
 @pytest.mark.parametrize(
     "sizes", [[400] * 21, [500] * 9, [300, 600, 257, 900, 300, 300, 1000, 100], [0, 256, 0, 512, 1]]
 )
-def test_many_groups_of_files_are_read_once_in_one_order(tmp_path, sizes):
+@pytest.mark.parametrize("buffer", [100, 1000])  # groups of two files, and of more
+def test_many_groups_of_files_are_read_once_in_one_order(tmp_path, sizes, buffer):
     values = []
     for i, size in enumerate(sizes):
         part = make_records(size, seed=i)
@@ -208,7 +209,7 @@ def test_many_groups_of_files_are_read_once_in_one_order(tmp_path, sizes):
     data = datasets.count_rows(datasets.find(str(tmp_path), "training_data_dir"))
     orders = []
     for ops in (TENSORFLOW, COMPILED):
-        how = dict(shuffle_buffer=100, num_parallel_reads=2, num_epochs=2, ops=ops)
+        how = dict(shuffle_buffer=buffer, num_parallel_reads=2, num_epochs=2, ops=ops)
         orders.append(np.concatenate([batch for batch, _ in read(data, **how)]))
     np.testing.assert_array_equal(sort(orders[0]), sort(np.concatenate(2 * values)))
     np.testing.assert_array_equal(*orders)

@@ -111,6 +111,100 @@ def test_look_up_refuses_a_row_that_is_not_there(changed):
         evaluate(*look_up(*arguments.values()))
 
 
+def first_layer(w, v, where, x, kernel, fields):
+    pairs = compiled.raw_ops().deepfm_pairs(where, x, tf.shape(w)[0], field_size=fields)
+    return pairs, compiled.raw_ops().deepfm_first_layer(w, v, kernel, x, *pairs)[:2]
+
+
+BATCHES = {
+    "an id in one field each": lambda random, shape: (
+        20 * np.arange(F) + random.randint(0, 20, shape)
+    ),
+    "ids in several fields": lambda random, shape: random.randint(0, 100, shape),
+    "one id": lambda random, shape: np.full(shape, 3),
+}
+
+
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize(
+    "examples, width, units", [(0, 8, 16), (1, 1, 1), (300, 32, 128), (999, 9, 50)]
+)
+def test_the_first_layer_on_distinct_pairs_is_the_product_of_the_whole_matrix(
+    examples, width, units, batch
+):
+    random = np.random.RandomState(5)
+    distinct, where = np.unique(batch(random, [examples, F]), return_inverse=True)
+    shapes = [len(distinct)], [len(distinct), width], [examples * F], [F * width, units]
+    w, v, x, kernel = (random.randn(*shape) for shape in shapes)
+    by_y, by_fm = random.randn(examples, units), random.randn(examples)
+    e = (v[where] * x[:, np.newaxis]).reshape(
+        examples, F, width
+    )  # in float64, as all that is wanted
+    total = e.sum(axis=1, keepdims=True)
+    linear = np.sum((w[where] * x).reshape(examples, F), axis=1)
+    fm = linear + 0.5 * (np.sum(total[:, 0] ** 2, axis=1) - np.sum(e**2, axis=(1, 2)))
+    by_e = (by_y @ kernel.T).reshape(e.shape) + by_fm[:, np.newaxis, np.newaxis] * (total - e)
+    by_v, by_w = np.zeros_like(v), np.zeros_like(w)
+    np.add.at(by_v, where, by_e.reshape(-1, width) * x[:, np.newaxis])
+    np.add.at(by_w, where, np.repeat(by_fm, F) * x)
+    matrix = e.reshape(examples, F * width)
+    wanted = matrix @ kernel, fm, by_w, by_v, matrix.T @ by_y
+
+    given = [tf.constant(a, tf.float32) for a in (w, v, x, kernel)]
+    tensors = given[0], given[1], tf.constant(where, tf.int32), given[2], given[3]
+    _, outputs = first_layer(*tensors, F)
+    by = [tf.constant(a, tf.float32) for a in (by_y, by_fm)]
+    gradients = tf.gradients(outputs, [given[0], given[1], given[3]], by)
+    for one, other in zip(evaluate(*outputs, *gradients), wanted):
+        scale = max(1e-3, np.abs(other).max(initial=0))
+        np.testing.assert_allclose(one / scale, other / scale, atol=3e-6)
+
+
+def test_the_first_layer_is_the_same_on_any_number_of_threads():
+    w, v, where, x = map(tf.constant, rows_of_batch(1000))
+    random = np.random.RandomState(1)
+    kernel, by_y, by_fm = (
+        random.randn(*n).astype(np.float32) for n in ([F * K, 70], [1000, 70], [1000])
+    )
+    kernel = tf.constant(kernel)
+    _, outputs = first_layer(w, v, where, x, kernel, F)
+    fetched = [*outputs, *tf.gradients(outputs, [w, v, kernel], [by_y, by_fm])]
+    runs = []
+    for threads in (1, 2, 7):
+        with v1.Session(config=v1.ConfigProto(intra_op_parallelism_threads=threads)) as session:
+            runs.append(session.run(fetched))
+    for found in runs[1:]:
+        for one, other in zip(found, runs[0]):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_pairs_are_those_of_each_field_with_their_uses():
+    where, x = np.int32([[0, 1], [2, 1], [0, 0]]), np.float32([[1, 2], [3, 4], [5, 6]])
+    pairs = compiled.raw_ops().deepfm_pairs(where.ravel(), x.ravel(), 3, field_size=2)
+    found = {name: value.tolist() for name, value in evaluate(pairs)[0]._asdict().items()}
+    assert found == {
+        "pairs": [0, 2, 1, 2, 0, 3], "rows": [0, 2, 1, 0], "fields": [0, 2, 4],
+        "starts": [0, 2, 3, 5, 6], "uses": [0, 2, 1, 0, 1, 2], "factors": [1, 5, 3, 2, 4, 6],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("row", [-1, 3])
+def test_pairs_refuse_a_row_that_is_not_there(row):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="beyond the last"):
+        evaluate(*compiled.raw_ops().deepfm_pairs([0, row], [1.0, 1.0], 3, field_size=2))
+
+
+@pytest.mark.parametrize("ids, by_pairs", [(10, True), (100000, False)])
+def test_the_first_layer_takes_pairs_where_these_repeat(ids, by_pairs):
+    random = np.random.RandomState(0)
+    distinct, where = np.unique(random.randint(0, ids, [500 * F]), return_inverse=True)
+    rows = tf.ones([len(distinct)]), tf.ones([len(distinct), 32])
+    values = tf.constant(where, tf.int32), tf.ones([500 * F]), None
+    whole = lambda: (tf.zeros([500, 128]), tf.zeros([500]))  # what no product would be
+    y, _ = COMPILED.first_layer(*rows, *values, tf.ones([F * 32, 128]), F, whole)
+    np.testing.assert_array_equal(evaluate(y)[0], np.full([500, 128], F * 32 if by_pairs else 0))
+
+
 def test_a_gather_that_is_out_of_bounds_is_refused():
     table = v1.get_variable("table", [V, K], use_resource=True)
     with pytest.raises(tf.errors.InvalidArgumentError, match=rf"indices\[1\] = {V} is not in"):
@@ -727,7 +821,9 @@ def test_text_is_split_into_lines_that_are_neither_blank_nor_a_comment(text, lin
         ("adam", {"clip_norm": 0.0}),
     ],
 )
-def test_training_gives_the_same_weights(name, changes):
+@pytest.mark.parametrize("largest_share", [0, 2], ids=["the whole matrix", "distinct pairs"])
+def test_training_gives_the_same_weights(name, changes, largest_share, monkeypatch):
+    monkeypatch.setattr(compiled, "largest_share", lambda *widths: largest_share)
     fields = dict(l2_reg=0.1, embedding_init_stddev=0.1)
     clip_norm = changes.get("clip_norm", 1.0)
     changes = {k: v for k, v in changes.items() if k != "clip_norm"}

@@ -234,6 +234,41 @@ def test_more_replicas_than_devices_are_refused(data, tmp_path):
     assert "; try --replicas_per_process=16." in done.stderr or os.cpu_count() > 16
 
 
+@pytest.fixture(scope="module")
+def large_batches(tmp_path_factory):
+    """(folder, flags of steps with few distinct (field, id) pairs, weights without kernels)."""
+    folder = tmp_path_factory.mktemp("large_batches")
+    for processes in (1, 2):
+        records = dealt(make_records(4000), processes, 1000)
+        write_tfrecords(folder / f"{processes}.tfrecords", records)
+    flags = (
+        "--field_size=4", "--feature_size=50", "--embedding_size=16", "--deep_layers=32,8",
+        "--global_batch_size=1000", "--num_epochs=4", "--shuffle_buffer=0", "--optimizer=sgd",
+        "--learning_rate=0.05", "--dropout=0",
+    )  # fmt: skip
+    words = f"--training_data_dir={folder}/1.tfrecords", f"--model_dir={folder}/model"
+    done = run_train(*flags, *words, "--nocompiled_kernels")
+    assert done.returncode == 0, done.stderr
+    return folder, flags, weights(folder / "model")
+
+
+@pytest.mark.parametrize("mode", ["local", "tower", "mirrored", "horovod", "ps"])
+def test_steps_on_distinct_pairs_are_those_of_the_whole_matrix(large_batches, tmp_path, mode):
+    folder, flags, expected = large_batches
+    replicas = ["--replicas_per_process=2"] if mode in ("tower", "mirrored") else []
+    processes = 2 if mode == "horovod" else 1
+    run = {
+        "horovod": lambda *words: run_horovod(2, *words),
+        "ps": lambda *words: run_cluster(*words, workers=0),
+    }.get(mode, run_train)
+    done = run(
+        *flags, *replicas, f"--distribution={mode}", f"--model_dir={tmp_path}",
+        f"--training_data_dir={folder}/{processes}.tfrecords",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    check_weights(tmp_path, expected)
+
+
 # Three steps of each optimizer, with and without clipping and batch norm.
 RATES = {"adam": 0.01, "adagrad": 0.02, "sgd": 0.1, "momentum": 0.05, "ftrl": 0.05}
 EVERY = [

@@ -19,6 +19,7 @@ import tensorflow as tf
 _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "csrc")
 _OPTIONS = [
     "-std=c++14", "-O3", "-DNDEBUG", "-fPIC", "-fno-math-errno", "-fno-trapping-math",
+    "-Wno-psabi",  # vectors of other processors are never handed over
     "-ffp-contract=off",  # same results on processors with and without fused multiply-add
 ]  # fmt: skip
 

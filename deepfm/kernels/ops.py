@@ -56,6 +56,19 @@ class Ops:
         """
         return plain()
 
+    def first_layer(self, weights, embeddings, where, x, counts, kernel, field_size, whole):
+        """The product of the MLP's input with the first layer's kernel, and the FM's terms.
+
+        Args:
+            weights, embeddings, where, x, counts, field_size: as for `look_up`.
+            kernel: float32 [F K, H].
+            whole: () -> the same as this returns, from the matrix that `look_up` returns.
+
+        Returns:
+            (float32 [B, H]; float32 [B], first_order + second_order).
+        """
+        return whole()
+
     def relu_dropout(self, x, seed, dropped):
         """max(x, 0) with dropout; the seed alone decides which units are dropped.
 

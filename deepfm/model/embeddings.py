@@ -7,13 +7,13 @@ B: examples in the batch. F: fields. K: embedding size. U: distinct feature ids 
 M: the most values of an example in the batch. N: values of the batch.
 """
 
-from typing import NamedTuple, Optional
+from typing import Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
 from deepfm.model import gradients
 from deepfm.model.initializers import normal
-from deepfm.model.layers import first_order, second_order
+from deepfm.model.layers import first_order, first_product, second_order
 
 v1 = tf.compat.v1
 
@@ -24,14 +24,15 @@ class Tables(NamedTuple):
     Attributes:
         tables: the variables, float32 [feature_size] and [feature_size, K] (or their partitions).
         rows: the rows gathered from each: float32 [U] and [U, K].
-        embeddings: float32 [B, F K], scaled by the feature values.
-        fm: float32 [B], first_order + second_order.
+        terms: () -> (float32 [B, F K], the embeddings scaled by the feature values; float32 [B],
+            first_order + second_order).
+        project: kernel float32 [F K, H] -> (their product float32 [B, H], the second of `terms`).
     """
 
     tables: list
     rows: list
-    embeddings: tf.Tensor
-    fm: tf.Tensor
+    terms: Callable
+    project: Callable
 
 
 def counts_rows_once(config):
@@ -99,7 +100,19 @@ def look_up(values, config, training, ops):
     rows = [ops.gather(t, distinct) for t in own]
     plain = lambda: _terms(*rows, where, values, config)
     _, x, counts = values
-    return Tables(tables, rows, *ops.look_up(*rows, where, x, counts, config.field_size, plain))
+    of_values = where, x, counts
+    terms = lambda: ops.look_up(*rows, *of_values, config.field_size, plain)
+
+    def project(kernel):
+        kernel = tf.convert_to_tensor(kernel)
+
+        def whole():
+            embeddings, fm = terms()
+            return first_product(embeddings, kernel, training), fm
+
+        return ops.first_layer(*rows, *of_values, kernel, config.field_size, whole)
+
+    return Tables(tables, rows, terms, project)
 
 
 def _terms(weights, embeddings, where, values, config):

@@ -46,11 +46,24 @@ def second_order(embeddings, squares=None):
     return 0.5 * (tf.reduce_sum(tf.square(sums), axis=1) - squares)
 
 
-def deep(embeddings, config, part=None, ops=TENSORFLOW):
+def first_kernel(config):
+    """The kernel of the MLP's first layer, a variable float32 [F K, H]."""
+    shape = [config.field_size * config.embedding_size, config.deep_layers[0]]
+    return v1.get_variable("deep_0/kernel", shape, initializer=glorot(config, 0))
+
+
+def first_product(x, kernel, training):
+    """x @ kernel of the first layer: float32 [B, F K], [F K, H] -> [B, H]."""
+    with v1.get_default_graph().gradient_override_map({"MatMul": _MATMUL} if training else {}):
+        return tf.matmul(x, kernel, name="deep_0/MatMul")
+
+
+def deep(x, kernel, config, part=None, ops=TENSORFLOW):
     """The MLP over the concatenated embeddings, eq. (3) and (4).
 
     Args:
-        embeddings: float32 [B, F K].
+        x: float32 [B, H], the embeddings times the kernel of the first layer.
+        kernel: that kernel.
         config: ModelConfig.
         part: BatchPart in training, which turns on dropout and batch norm's batch statistics; else
             None.
@@ -59,16 +72,23 @@ def deep(embeddings, config, part=None, ops=TENSORFLOW):
     Returns:
         (float32 [B], the layers' kernels, for the L2 term).
     """
-    x, weights = embeddings, []
+    weights = [kernel]
     graph, gradients = v1.get_default_graph(), {"MatMul": _MATMUL} if part else {}
     hidden = dict(gradients)
     if part and config.batch_norm:
         hidden["BiasAdd"] = batch_norm.BIAS_ADD
     for i, (units, rate) in enumerate(zip(config.deep_layers, config.dropout)):
-        layer = v1.layers.Dense(units, name=f"deep_{i}", kernel_initializer=glorot(config, i))
         with graph.gradient_override_map(hidden):
-            x = layer.apply(x)
-        weights.append(layer.kernel)
+            if i == 0:
+                start = v1.zeros_initializer()
+                bias = v1.get_variable("deep_0/bias", [units], initializer=start)
+                x = tf.nn.bias_add(x, bias, name="deep_0/BiasAdd")
+            else:
+                layer = v1.layers.Dense(
+                    units, name=f"deep_{i}", kernel_initializer=glorot(config, i)
+                )
+                x = layer.apply(x)
+                weights.append(layer.kernel)
         if config.batch_norm:
             x = batch_norm.batch_norm(x, f"batch_norm_{i}", config.batch_norm_decay, part)
         if part and rate > 0:

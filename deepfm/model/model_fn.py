@@ -74,7 +74,7 @@ def make_model_fn(config, optimizer_config, replicas, partitioner=None, ops=TENS
         optimizer_config: OptimizerConfig.
         replicas: Replicas.
         partitioner: cuts the variables into parts for training, or None.
-        ops: Ops of a training step.
+        ops: Ops.
 
     Returns:
         model_fn(features, labels, mode): features as in `network`, in training perhaps with
@@ -87,10 +87,7 @@ def make_model_fn(config, optimizer_config, replicas, partitioner=None, ops=TENS
         scope = v1.get_variable_scope()
         cut = partitioner if training else None
         with v1.variable_scope(scope, use_resource=True, partitioner=cut):
-            if training:
-                net = network(features, config, _part(features, replicas), ops)
-            else:
-                net = network(features, config)
+            net = network(features, config, _part(features, replicas) if training else None, ops)
         logits = net.logits if training else net.logits + config.logit_offset
         prob = tf.sigmoid(logits, name="prob")
         if mode == tf.estimator.ModeKeys.PREDICT:

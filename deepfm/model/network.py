@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model.embeddings import Tables, look_up, values_of
-from deepfm.model.layers import deep
+from deepfm.model.layers import deep, first_kernel
 
 v1 = tf.compat.v1
 
@@ -42,5 +42,7 @@ def network(features, config, part=None, ops=TENSORFLOW):
     """
     bias = v1.get_variable("fm_bias", [1], initializer=v1.zeros_initializer())
     tables = look_up(values_of(features, config), config, part is not None, ops)
-    deep_logits, weights = deep(tables.embeddings, config, part, ops)
-    return Network(bias + tables.fm + deep_logits, tables, weights)
+    kernel = first_kernel(config)
+    x, fm = tables.project(kernel)
+    deep_logits, weights = deep(x, kernel, config, part, ops)
+    return Network(bias + fm + deep_logits, tables, weights)

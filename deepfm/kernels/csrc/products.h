@@ -1,0 +1,127 @@
+// Sums of scaled rows, and products of small matrices that stay in the cache, for the vectors that
+// the processor has. TensorFlow's own products take whole matrices and cannot be called from here.
+#ifndef DEEPFM_CSRC_PRODUCTS_H_
+#define DEEPFM_CSRC_PRODUCTS_H_
+
+#include "kernels.h"
+
+#define DEEPFM_INLINE inline __attribute__((always_inline))
+
+// Here a multiplication and an addition may be fused, which other files rule out (build.py): as in
+// TensorFlow's own products, the last bits depend on the processor.
+#define DEEPFM_BEGIN_FUSED \
+  _Pragma("GCC push_options") _Pragma("GCC optimize(\"fp-contract=fast\")")
+#define DEEPFM_END_FUSED _Pragma("GCC pop_options")
+
+namespace deepfm {
+
+typedef float Floats4 __attribute__((vector_size(16)));
+typedef float Floats8 __attribute__((vector_size(32)));
+typedef float Floats16 __attribute__((vector_size(64)));
+
+constexpr int64 kPad = 16;  // widths below are multiples of this
+
+inline int64 Padded(int64 width) { return (width + kPad - 1) / kPad * kPad; }
+
+DEEPFM_BEGIN_FUSED
+
+// A vector at any address.
+template <typename V>
+DEEPFM_INLINE V Load(const float* from) {
+  V vector;
+  __builtin_memcpy(&vector, from, sizeof(V));
+  return vector;
+}
+
+template <typename V>
+DEEPFM_INLINE void Store(const V& vector, float* to) {
+  __builtin_memcpy(to, &vector, sizeof(V));
+}
+
+// A matrix in memory: the distances in floats from row to row and from column to column.
+struct Matrix {
+  const float* at;
+  int64 row, column;
+};
+
+template <typename V, int rows, int vectors>
+DEEPFM_INLINE void AddTile(int64 inner, const Matrix& a, const float* b, int64 b_row, float* c,
+                           int64 c_row) {
+  constexpr int64 n = sizeof(V) / sizeof(float);
+  V sums[rows][vectors];
+  for (int i = 0; i < rows; ++i) {
+    for (int j = 0; j < vectors; ++j) sums[i][j] = Load<V>(c + i * c_row + j * n);
+  }
+  for (int64 p = 0; p < inner; ++p) {
+    for (int i = 0; i < rows; ++i) {
+      const float factor = a.at[i * a.row + p * a.column];
+      for (int j = 0; j < vectors; ++j) sums[i][j] += factor * Load<V>(b + p * b_row + j * n);
+    }
+  }
+  for (int i = 0; i < rows; ++i) {
+    for (int j = 0; j < vectors; ++j) Store(sums[i][j], c + i * c_row + j * n);
+  }
+}
+
+// c[rows, columns] += a[rows, inner] b[inner, columns]; `columns` is padded. Each entry is summed
+// in the order of `inner`, whatever the tiles.
+template <typename V>
+DEEPFM_INLINE void AddProduct(int64 rows, int64 inner, int64 columns, Matrix a, const float* b,
+                              int64 b_row, float* c, int64 c_row) {
+  constexpr int64 n = sizeof(V) / sizeof(float);
+  constexpr int kRows = 6;
+  for (int64 j = 0; j < columns;) {
+    const bool two = columns - j >= 2 * n;
+    for (int64 i = 0; i < rows;) {
+      const Matrix at = {a.at + i * a.row, a.row, a.column};
+      float* to = c + i * c_row + j;
+      if (rows - i >= kRows) {
+        two ? AddTile<V, kRows, 2>(inner, at, b + j, b_row, to, c_row)
+            : AddTile<V, kRows, 1>(inner, at, b + j, b_row, to, c_row);
+        i += kRows;
+      } else {
+        two ? AddTile<V, 1, 2>(inner, at, b + j, b_row, to, c_row)
+            : AddTile<V, 1, 1>(inner, at, b + j, b_row, to, c_row);
+        ++i;
+      }
+    }
+    j += two ? 2 * n : n;
+  }
+}
+
+template <typename V, int vectors>
+DEEPFM_INLINE void SumRowsOf(int64 count, const int32* which, const float* factors,
+                             const float* rows, int64 width, float* sum) {
+  constexpr int64 n = sizeof(V) / sizeof(float), kAhead = 6, kLine = 16;
+  V sums[vectors] = {};
+  for (int64 i = 0; i < count; ++i) {
+    if (i + kAhead < count) {
+      const float* later = rows + which[i + kAhead] * width;
+      for (int64 j = 0; j < vectors * n; j += kLine) __builtin_prefetch(later + j);
+    }
+    const float* row = rows + which[i] * width;
+    for (int j = 0; j < vectors; ++j) sums[j] += factors[i] * Load<V>(row + j * n);
+  }
+  for (int j = 0; j < vectors; ++j) Store(sums[j], sum + j * n);
+}
+
+// sum[width] = sum over i of factors[i] rows[which[i]]; `width` is padded.
+template <typename V>
+DEEPFM_INLINE void SumRows(int64 count, const int32* which, const float* factors, const float* rows,
+                           int64 width, float* sum) {
+  constexpr int64 n = sizeof(V) / sizeof(float);
+  int64 j = 0;
+  for (; width - j >= 10 * n; j += 10 * n) {
+    SumRowsOf<V, 10>(count, which, factors, rows + j, width, sum + j);
+  }
+  for (; width - j >= 4 * n; j += 4 * n) {
+    SumRowsOf<V, 4>(count, which, factors, rows + j, width, sum + j);
+  }
+  for (; j < width; j += n) SumRowsOf<V, 1>(count, which, factors, rows + j, width, sum + j);
+}
+
+DEEPFM_END_FUSED
+
+}  // namespace deepfm
+
+#endif  // DEEPFM_CSRC_PRODUCTS_H_
