@@ -336,6 +336,7 @@ def test_a_model_of_real_criteo_rows_learns(tmp_path):
 
 def test_help_lists_the_flags():
     done = run_train("--help")
+    assert done.returncode == 0
     assert "--training_data_dir" in done.stdout + done.stderr
 
 
