@@ -205,6 +205,15 @@ def test_the_first_layer_takes_pairs_where_these_repeat(ids, by_pairs):
     np.testing.assert_array_equal(evaluate(y)[0], np.full([500, 128], F * 32 if by_pairs else 0))
 
 
+def test_a_small_first_layer_does_not_look_for_pairs():
+    w, v, where, x = map(tf.constant, rows_of_batch(10))
+    whole = lambda: (tf.zeros([10, 8]), tf.zeros([10]))
+    COMPILED.first_layer(w, v, where, x, None, tf.ones([F * K, 8]), F, whole)
+    assert "DeepfmPairs" not in {
+        op.type for op in tf.compat.v1.get_default_graph().get_operations()
+    }
+
+
 def test_a_gather_that_is_out_of_bounds_is_refused():
     table = v1.get_variable("table", [V, K], use_resource=True)
     with pytest.raises(tf.errors.InvalidArgumentError, match=rf"indices\[1\] = {V} is not in"):
@@ -821,7 +830,7 @@ def test_text_is_split_into_lines_that_are_neither_blank_nor_a_comment(text, lin
         ("adam", {"clip_norm": 0.0}),
     ],
 )
-@pytest.mark.parametrize("largest_share", [0, 2], ids=["the whole matrix", "distinct pairs"])
+@pytest.mark.parametrize("largest_share", [1e-9, 2], ids=["the whole matrix", "distinct pairs"])
 def test_training_gives_the_same_weights(name, changes, largest_share, monkeypatch):
     monkeypatch.setattr(compiled, "largest_share", lambda *widths: largest_share)
     fields = dict(l2_reg=0.1, embedding_init_stddev=0.1)

@@ -190,12 +190,7 @@ DEEPFM_FOR_VECTORS(Project,
                    (const Sizes& s, int64 pairs, const float* kernel, float* projected),
                    (s, pairs, kernel, projected))
 
-template <typename V>
-DEEPFM_INLINE void SumOf(int64 count, const int32* which, const float* factors, const float* rows,
-                         int64 width, float* sum) {
-  SumRows<V>(count, which, factors, rows, width, sum);
-}
-DEEPFM_FOR_VECTORS(Sum,
+DEEPFM_FOR_VECTORS(SumRows,
                    (int64 count, const int32* which, const float* factors, const float* rows,
                     int64 width, float* sum),
                    (count, which, factors, rows, width, sum))
@@ -262,7 +257,7 @@ void FirstLayerOp(OpKernelContext* context) {
     for (int64 b = begin; b < end; ++b) {
       const int32* own = pairs + b * s.fields;
       const float* factors = x + b * s.fields;
-      Sum(s.fields, own, factors, projected, s.stride, sum.data());
+      SumRows(s.fields, own, factors, projected, s.stride, sum.data());
       float linear = 0, squares = 0, products = 0;
       for (int64 f = 0; f < s.fields; ++f) {
         linear += factors[f] * of_rows[2 * own[f]];
@@ -351,7 +346,7 @@ void FirstLayerGradOp(OpKernelContext* context) {
       for (int64 i = 0; i < n; ++i) {
         const int64 q = first + i, begin = starts[q], count = starts[q + 1] - begin;
         float* sum = g.data() + i * s.stride;
-        Sum(count, uses + begin, factors + begin, gradients, s.stride, sum);
+        SumRows(count, uses + begin, factors + begin, gradients, s.stride, sum);
         const float* row = embeddings + rows[q] * s.width;
         CopyPadded(row, 1, s.width, s.padded_width, s.padded_width, v.data() + i * s.padded_width);
         float linear = 0, squares = 0;

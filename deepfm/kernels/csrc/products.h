@@ -90,7 +90,7 @@ DEEPFM_INLINE void AddProduct(int64 rows, int64 inner, int64 columns, Matrix a, 
 }
 
 template <typename V, int vectors>
-DEEPFM_INLINE void SumRowsOf(int64 count, const int32* which, const float* factors,
+DEEPFM_INLINE void SumVectors(int64 count, const int32* which, const float* factors,
                              const float* rows, int64 width, float* sum) {
   constexpr int64 n = sizeof(V) / sizeof(float), kAhead = 6, kLine = 16;
   V sums[vectors] = {};
@@ -107,17 +107,17 @@ DEEPFM_INLINE void SumRowsOf(int64 count, const int32* which, const float* facto
 
 // sum[width] = sum over i of factors[i] rows[which[i]]; `width` is padded.
 template <typename V>
-DEEPFM_INLINE void SumRows(int64 count, const int32* which, const float* factors, const float* rows,
-                           int64 width, float* sum) {
+DEEPFM_INLINE void SumRowsOf(int64 count, const int32* which, const float* factors,
+                             const float* rows, int64 width, float* sum) {
   constexpr int64 n = sizeof(V) / sizeof(float);
   int64 j = 0;
   for (; width - j >= 10 * n; j += 10 * n) {
-    SumRowsOf<V, 10>(count, which, factors, rows + j, width, sum + j);
+    SumVectors<V, 10>(count, which, factors, rows + j, width, sum + j);
   }
   for (; width - j >= 4 * n; j += 4 * n) {
-    SumRowsOf<V, 4>(count, which, factors, rows + j, width, sum + j);
+    SumVectors<V, 4>(count, which, factors, rows + j, width, sum + j);
   }
-  for (; j < width; j += n) SumRowsOf<V, 1>(count, which, factors, rows + j, width, sum + j);
+  for (; j < width; j += n) SumVectors<V, 1>(count, which, factors, rows + j, width, sum + j);
 }
 
 DEEPFM_END_FUSED
