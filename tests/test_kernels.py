@@ -188,6 +188,16 @@ def test_pairs_are_those_of_each_field_with_their_uses():
     }  # fmt: skip
 
 
+def test_rows_that_no_value_uses_have_no_gradient():
+    w, v = tf.ones([2]), tf.ones([2, 3])
+    # As many pairs as rows: the first row is in both fields, the second in none.
+    _, outputs = first_layer(w, v, tf.constant([0, 0]), tf.ones([2]), tf.ones([6, 4]), 2)
+    by_w, by_v = evaluate(*tf.gradients(outputs, [w, v]))
+    np.testing.assert_array_equal(by_w, [2, 0])
+    # 4 units in 2 fields; of the FM, x^2 v^2 summed over the one pair of fields: 2 v.
+    np.testing.assert_array_equal(by_v, [[10] * 3, [0] * 3])
+
+
 @pytest.mark.parametrize("row", [-1, 3])
 def test_pairs_refuse_a_row_that_is_not_there(row):
     with pytest.raises(tf.errors.InvalidArgumentError, match="beyond the last"):
