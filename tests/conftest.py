@@ -116,8 +116,15 @@ def _run(words, fresh, env, timeout, **options):
     )  # fmt: skip
 
 
+_HOROVODRUN = """
+from horovod.runner import launch
+launch.gloo_built = lambda verbose=False: True
+launch.run_commandline()
+"""
 LAUNCHERS = {
-    "gloo": ["horovodrun", "--gloo", "-np"],
+    "gloo": [os.path.join(os.path.dirname(sys.executable), "horovodrun"), "--gloo", "-np"],
+    # Without loading TensorFlow to find out that Horovod has been built with Gloo.
+    "warm gloo": [sys.executable, "-c", _HOROVODRUN, "--gloo", "-np"],
     "mpi": ["mpirun", "--allow-run-as-root", "--oversubscribe", "-bind-to", "none", "-np"],
 }
 
@@ -145,22 +152,37 @@ def started(command, **options):
         process.wait()
 
 
-def started_train(*flags):
+def run_python(*words, fresh=False, env=None, timeout=90, **options):
+    """Runs Python on a file, -m and a module or -c and a text; the same."""
+    return _run(words, fresh, env, timeout, **options)
+
+
+def started_python(*words, fresh=False, env=None, **options):
+    """Python on a file, -m and a module or -c and a text, running; `fresh` as of run_train.
+
+    If not fresh, the process that is returned stands in for the one that runs: what it is sent is
+    passed on, and that one ends with it.
+    """
+    python = sys.executable if fresh else warm.PYTHON
+    env = {**(os.environ if env is None else env), **_env_of(python)}
+    return started([python, "-u", *words], env=env, **options)
+
+
+def started_train(*flags, fresh=False):
     """train.py, running."""
-    return started([sys.executable, "-u", "train.py", *flags])
+    return started_python("train.py", *flags, fresh=fresh)
 
 
 @contextlib.contextmanager
 def started_horovod(processes, *words, launcher="gloo", program="train.py", python=sys.executable):
     """train.py, or another program, under horovodrun or mpirun, running."""
-    launch, *options = LAUNCHERS[launcher]
-    if launcher == "gloo":
-        launch = os.path.join(os.path.dirname(sys.executable), launch)
+    if launcher == "gloo" and python == warm.PYTHON:
+        launcher = "warm gloo"
     with tempfile.TemporaryDirectory() as folder:
         # An mpirun that ends removes the folder that all of a user's mpiruns share, which another
         # one that starts at that moment may have just looked for: 1 start of 2,000 failed.
         env = dict(_env_of(python), OMPI_MCA_orte_tmpdir_base=folder)
-        command = [launch, *options, processes, python, program, *words]
+        command = [*LAUNCHERS[launcher], processes, python, program, *words]
         with started(command, env=env) as process:
             yield process
 

@@ -1,11 +1,11 @@
 """Horovod ranks whose steps differ are detected, and the log says what differs."""
 
 import os
-import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import warm
 from conftest import (
     LAUNCHERS,
     finish,
@@ -35,14 +35,13 @@ runpy.run_path("train.py", run_name="__main__")
 
 
 def run_ranks(*command):
-    program, *options = LAUNCHERS["gloo"]
-    program = os.path.join(os.path.dirname(sys.executable), program)
-    return finish(started([program, *options, 2, *command]))
+    env = warm.for_launchers(os.environ)
+    return finish(started([*LAUNCHERS["warm gloo"], 2, *command], env=env))
 
 
 def test_ranks_whose_weights_differ_end_with_a_sentence(uneven, tmp_path):
     flags = small_job(uneven, tmp_path / "model", "--optimizer=sgd", "--max_steps=5")
-    done = run_ranks(sys.executable, "-c", _DIVERGING, *flags)
+    done = run_ranks(warm.PYTHON, "-c", _DIVERGING, *flags)
     assert done.returncode != 0
     assert "rank 1 has different weights than rank 0 (sum of " in done.stdout
     assert "found after 5 steps" in done.stdout
@@ -83,7 +82,7 @@ def test_the_rate_of_all_replicas_is_cut(uneven, tmp_path, mode):
 def test_ranks_with_other_flags_are_refused(uneven, tmp_path):
     flags = " ".join(small_job(uneven, tmp_path / "model"))
     other = "--learning_rate=0.$((1 + HOROVOD_RANK))"
-    done = run_ranks("sh", "-c", f"exec {sys.executable} train.py {flags} {other}")
+    done = run_ranks("sh", "-c", f"exec {warm.PYTHON} train.py {flags} {other}")
     assert done.returncode != 0
     assert "--learning_rate: rank 0 has 0.1, rank 1 has 0.2; start all ranks" in done.stdout
 

@@ -1,19 +1,18 @@
 """Mixed precision, as far as a CPU can show: loss scaling, its place among the wrappers, and that
 the graph rewrite is requested. The tests pretend that there are tensor cores."""
 
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
+import warm
 from conftest import (
     SMALL_MODEL,
     finish,
     make_records,
     run_train,
     scalars,
-    started,
     started_horovod,
+    started_python,
     write_tfrecords,
 )
 
@@ -91,9 +90,9 @@ def test_scaled_losses_give_the_same_model_in_every_mode(data, in_float32, tmp_p
         f"--model_dir={tmp_path}/model", "--distribution", *mode,
     ]  # fmt: skip
     if mode == ["horovod"]:
-        done = finish(started_horovod(2, *words, launcher="mpi", program="-c"))
+        done = finish(started_horovod(2, *words, program="-c", python=warm.PYTHON))
     else:
-        done = finish(started([sys.executable, "-c", *words]))
+        done = finish(started_python("-c", *words))
     assert done.returncode == 0, done.stderr
     assert "tensor cores" not in done.stderr
     found, (_, expected, told) = weights(tmp_path / "model"), in_float32

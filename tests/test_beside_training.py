@@ -3,15 +3,13 @@
 import itertools
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 import tensorflow as tf
 from conftest import (
-    ROOT,
     make_records,
     report,
+    run_python,
     run_train,
     small_job,
     started_train,
@@ -84,8 +82,7 @@ def model(trained, tmp_path):
 
 def run_beside(rotate, model, links, *flags):
     code = TRAIN.format(rotate=rotate.strip())
-    command = [sys.executable, "-c", code, str(model), str(links), *flags]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90)
+    return run_python("-c", code, model, links, *flags)
 
 
 def flags(data, model, task):

@@ -1,18 +1,16 @@
 """The best evaluated model is exported, and training stops when evaluations stop improving."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import (
-    ROOT,
     SMALL_MODEL,
     make_records,
     report,
     run_horovod,
+    run_python,
     run_train,
     write_tfrecords,
 )
@@ -110,8 +108,8 @@ runpy.run_path("train.py", run_name="__main__")
 
 
 def run_killed(module, name, count, *flags, env=None):
-    command = [sys.executable, "-c", KILLED.format(module=module, name=name, count=count), *flags]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=90)
+    code = KILLED.format(module=module, name=name, count=count)
+    done = run_python("-c", code, *flags, env=env)
     assert done.returncode == 9, done.stderr
 
 

@@ -9,7 +9,7 @@ suite:
 A ```diff is applied before the slow commands below it run, and undone before the next one.
 The blocks of a page run in order in a scratch copy of the checkout, in which README's have run. In
 the suite README starts Python as its reader would, the other pages start it from warm.py, and all
-have a fifth of the synthetic rows. With `pytest -m table tests/test_docs.py` all runs as printed.
+have a twentieth of the synthetic rows. `pytest -m table tests/test_docs.py` runs all as printed.
 """
 
 import contextlib
@@ -357,7 +357,7 @@ def run(block, checkout, fewer_rows=False):
     """Runs a block as its reader would; it must succeed, in time, and leave no process behind."""
     text = block.text
     if fewer_rows:
-        text = re.sub(r"_rows=(\d+)0000\b", lambda rows: f"_rows={2 * int(rows[1])}000", text)
+        text = re.sub(r"_rows=(\d+)0000\b", lambda rows: f"_rows={5 * int(rows[1])}00", text)
     mark, limit = uuid.uuid4().hex, SLOW if block.reason("slow") else QUICK
     env = dict(os.environ, DOCS_BLOCK=mark, TF_CPP_MIN_LOG_LEVEL="2", PYTHONWARNINGS="ignore")
     if not (checkout / ".venv").is_symlink():

@@ -3,14 +3,12 @@
 import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
-from conftest import ROOT, example, make_records, run_train, write_tfrecords
+from conftest import example, make_records, run_python, run_train, write_tfrecords
 
 from deepfm.config import ModelConfig, OptimizerConfig, Processes, Replicas
 from deepfm.data import libsvm, records
@@ -439,9 +437,7 @@ for three in ([a, a, b], [a, b, a], [b, a, a], [b, b, a], [b, a, b], [a, b, b], 
 
 def test_adam_refuses_a_variable_that_is_given_twice():
     """Runs in a separate process, which would hang if it took a lock twice."""
-    done = subprocess.run(
-        [sys.executable, "-c", TWICE], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    done = run_python("-c", TWICE)
     assert done.stdout.split() == 14 * ["refused"], done.stderr
 
 
@@ -897,30 +893,19 @@ def test_a_run_is_the_same_with_and_without_them(tmp_path):
 
 def test_where_they_are_not_built_training_says_so_and_goes_on(tmp_path):
     data = write_tfrecords(tmp_path / "train.tfrecords", make_records(100))
-    script = tmp_path / "without.py"
-    script.write_text(
-        "import runpy, sys; from deepfm.kernels import compiled; "
-        "compiled.library = lambda: '/none'; "
-        "runpy.run_path('train.py', run_name='__main__')"
-    )
-    done = subprocess.run(
-        [
-            sys.executable, script, f"--training_data_dir={data}", f"--model_dir={tmp_path}/model",
-            *SIZES,
-        ],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-        timeout=90,
-    )  # fmt: skip
+    code = "import runpy; from deepfm.kernels import compiled; compiled.library = lambda: '/none'; "
+    code += "runpy.run_path('train.py', run_name='__main__')"
+    flags = f"--training_data_dir={data}", f"--model_dir={tmp_path}/model", *SIZES
+    done = run_python("-c", code, *flags)
     assert done.returncode == 0, done.stderr
     assert "python -m deepfm.kernels" in done.stderr
 
 
-def test_a_compiler_that_is_missing_is_told():
-    done = subprocess.run(
-        [sys.executable, "-m", "deepfm.kernels"],
-        cwd=ROOT, env={**os.environ, "CXX": "no-such-compiler"}, capture_output=True, text=True,
-        timeout=90,
-    )  # fmt: skip
+def test_a_compiler_that_is_missing_is_told(tmp_path):
+    code = f"import runpy; from deepfm.kernels import build; build.library = lambda: '{tmp_path}/x'"
+    code += "; from deepfm.kernels import compiled; compiled.library = build.library"
+    code += "; runpy.run_module('deepfm.kernels.__main__', run_name='__main__')"
+    done = run_python("-c", code, env={**os.environ, "CXX": "no-such-compiler"})
     assert done.returncode == 1
     assert "cannot be built" in done.stderr and "no-such-compiler" in done.stderr
     assert compiled.built()

@@ -10,10 +10,10 @@ import os
 import pathlib
 import re
 import shutil
-import sys
 
 import numpy as np
 import pytest
+import warm
 from conftest import (
     SMALL_MODEL,
     finish,
@@ -21,8 +21,8 @@ from conftest import (
     run_cluster,
     run_horovod,
     run_train,
-    started,
     started_horovod,
+    started_python,
     write_tfrecords,
 )
 from mode_steps import Case, make_mode, train, weights
@@ -197,7 +197,7 @@ def test_mirrored_stops_before_it_comes_to_the_end_of_the_data(
         *FLAGS, mode, f"--training_data_dir={data}/1.tfrecords", f"--model_dir={tmp_path}",
         "--num_epochs=2", *(["--replicas_per_process=2"] if mode == "mirrored" else []),
     )  # fmt: skip
-    with started([sys.executable, "-c", SAYS_END, *flags]) as process:
+    with started_python("-c", SAYS_END, *flags) as process:
         text, _ = process.communicate(timeout=90)
     assert process.returncode == 0, text
     assert ("END" in text) == comes_to_the_end
@@ -357,7 +357,9 @@ def test_every_optimizer_agrees_with_local_on_two_ranks_and_an_empty_batch_is_le
         for (_, case, _), model_dir in zip(wanted, model_dirs)
     ]
     words = "horovod", json.dumps({"cases": cases, "inter_op_threads": 1})
-    done = finish(started_horovod(2, *words, program="tests/mode_steps.py"), timeout=500)
+    done = finish(
+        started_horovod(2, *words, program="tests/mode_steps.py", python=warm.PYTHON), timeout=500
+    )
     assert done.returncode == 0, done.stderr
     for (_, _, expected), model_dir in zip(wanted, model_dirs):
         check_weights(model_dir, expected)
@@ -369,6 +371,6 @@ def test_four_replicas_with_batch_norm_need_no_thread_each(steps, tmp_path, mode
     case, _, expected = steps(*WITHOUT["three of four"], epochs=100)
     cases = [case._replace(model_dir=str(tmp_path))._asdict()]
     options = json.dumps({"replicas": 4, "inter_op_threads": threads, "cases": cases})
-    done = finish(started([sys.executable, "tests/mode_steps.py", mode, options]))
+    done = finish(started_python("tests/mode_steps.py", mode, options))
     assert done.returncode == 0, done.stderr
     check_weights(tmp_path, expected)

@@ -24,6 +24,7 @@ from conftest import (
     small_job,
     started,
     started_cluster,
+    started_python,
     write_own_ids,
     write_tfrecords,
 )
@@ -250,16 +251,13 @@ def tasks(config, *flags, folders=None, missing=()):
         for job, addresses in config.items():
             for index in range(len(addresses) * (job not in missing)):
                 task = {"cluster": config, "task": {"type": job, "index": index}}
-                command = [sys.executable, ROOT / "train.py", *map(str, flags)]
-                found[job, index] = process = subprocess.Popen(
-                    command,
-                    cwd=(folders or {}).get(job, ROOT),
-                    env={**os.environ, "TF_CONFIG": json.dumps(task)},
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-                stack.callback(process.wait)
-                stack.callback(process.kill)
+                found[job, index] = stack.enter_context(
+                    started_python(
+                        ROOT / "train.py", *flags,
+                        cwd=(folders or {}).get(job, ROOT), stderr=subprocess.PIPE,
+                        env={**os.environ, "TF_CONFIG": json.dumps(task)},
+                    )
+                )  # fmt: skip
         yield found
 
 

@@ -166,7 +166,7 @@ def test_two_trainings_in_one_folder_are_refused(data, tmp_path):
 )
 def test_a_signal_ends_training_with_the_checkpoint_of_its_step(data, tmp_path, number):
     flags = job(data, tmp_path, *SLOW)
-    code, text, _ = interrupt(started_train(*flags), number, to_parent)
+    code, text, _ = interrupt(started_train(*flags, fresh=True), number, to_parent)
     assert code == INTERRUPTED
     (step,) = re.findall(r"saved the checkpoint of step (\d+)", text)
     assert weights(tmp_path)["global_step"] == int(step) >= 3

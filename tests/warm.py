@@ -30,6 +30,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import types
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -42,7 +43,7 @@ def run(words, env=None, cwd=ROOT, timeout=90):
     """Runs a program; returns a subprocess.CompletedProcess with its texts.
 
     Args:
-        words: what follows `python`: a path, or -m and a module, and the program's arguments.
+        words: what follows `python`: a path, -m and a module, or -c and a text, and arguments.
         env: its whole environment, which `fits`.
         cwd: its working folder.
         timeout: seconds after which it and its children are killed.
@@ -188,12 +189,17 @@ def _run_here(request, outputs):
     os.environ.clear()
     os.environ.update(request["env"])
     tempfile.tempdir = None  # found anew, by TMPDIR
+    sys.stdout.reconfigure(line_buffering=True)
     os.chdir(request["cwd"])
     words = request["words"]
     try:
         if words[0] == "-m":
             sys.argv, sys.path[0] = words[1:], request["cwd"]
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        elif words[0] == "-c":
+            sys.argv, sys.path[0] = ["-c", *words[2:]], ""
+            main = sys.modules["__main__"] = types.ModuleType("__main__")
+            exec(compile(words[1], "<string>", "exec"), main.__dict__)
         else:
             sys.argv, sys.path[0] = words, os.path.dirname(os.path.abspath(words[0]))
             runpy.run_path(words[0], run_name="__main__")

@@ -1,11 +1,11 @@
-"""python -m deepfm.kernels builds the library of the compiled operators."""
+"""python -m deepfm.kernels builds the library of the compiled operators, unless it is built."""
 
 import subprocess
 import sys
 
-from deepfm.kernels import build
+from deepfm.kernels import build, compiled
 
 try:
-    print(build.build())
+    print(build.library() if compiled.built() else build.build())
 except (OSError, subprocess.CalledProcessError) as error:
     sys.exit(f"The compiled kernels cannot be built ({error}); install g++, or set CXX.")
