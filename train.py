@@ -57,13 +57,10 @@ def main():
     from deepfm.kernels.ops import TENSORFLOW
     from deepfm.runtime import sagemaker  # TensorFlow is loaded from here on
 
-    ops = compiled.COMPILED if FLAGS.compiled_kernels and compiled.built() else TENSORFLOW
+    computes = not distribution.serve and FLAGS.task_type != "export"
+    wanted = FLAGS.compiled_kernels and computes
+    ops = compiled.COMPILED if wanted and compiled.ready() else TENSORFLOW
     chief = distribution.processes.chief
-    if FLAGS.compiled_kernels and ops is TENSORFLOW and chief:
-        logging.info(
-            "The compiled kernels are not built for this TensorFlow; training with its own "
-            "operators takes about 1.5 times as long. `python -m deepfm.kernels` builds them."
-        )
     use_amp = FLAGS.use_amp and has_tensor_cores(distribution.session_config)
     if FLAGS.use_amp and not use_amp:
         logging.warning(

@@ -222,8 +222,8 @@ _float("learning_rate_decay_on_plateau", 1.0,
 flags.DEFINE_bool("use_amp", False,
     "Train in mixed precision on GPUs with tensor cores: float16 where it is safe.")
 flags.DEFINE_bool("compiled_kernels", True,
-    "Use the compiled kernels if scripts/setup.sh has built them; False uses TensorFlow's own "
-    "operators.")
+    "Use the compiled kernels. If they are missing, the job builds them first, in at most 60 s; "
+    "without a compiler, and with False, it uses TensorFlow's own operators.")
 
 # Run
 flags.DEFINE_enum("distribution", "auto", list(MODES),

@@ -13,6 +13,7 @@ from deepfm.data import bad_records, datasets, identity, input_pipeline, reading
 from deepfm.data.reading import Source
 from deepfm.errors import BadInput
 from deepfm.kernels import compiled
+from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import optimizers
 from deepfm.runtime import interruption, remote_files, sagemaker, stopping, throughput, utilization
 from deepfm.state import export, resume, saving
@@ -66,7 +67,7 @@ def train(job: JobConfig, of_job: sagemaker.Job, mirror: Optional[Mirror] = None
         data = datasets.identified(data, resume.known_files(job.model_dir))
     rows = shares.rows_of_share(data, damaged, share)
     rows = rows if rows is None else processes.exchange(rows)
-    position, parts = _go_on(job, config, data, damaged, rows, by_rows, step)
+    position, parts = _go_on(job, config, ops, data, damaged, rows, by_rows, step)
     if chief and not step:  # an existing checkpoint may be another model's
         model_config.keep(job.model_dir, config)
     elif chief:
@@ -115,13 +116,14 @@ def _kept_model(job):
     return processes.agree(model_config.kept(job.model_dir) if there else {})
 
 
-def _go_on(job, config, data, damaged, rows, by_rows, step):
+def _go_on(job, config, ops, data, damaged, rows, by_rows, step):
     """(the Position of the first unused record; the RunParts that led there)."""
     processes = job.distribution.processes
     steps = shares.steps_of_processes(rows, job.batch_of_process, processes.in_step)
     skipped = sum(len(file.places) for file in damaged)
     order = resume.order_of(job.input, by_rows, job.distribution, skipped)
-    part = resume.RunPart("", order, 0, step, 0, steps, settings.of_run(job, config))
+    now = {**settings.of_run(job, config), "compiled_kernels": ops is not TENSORFLOW}
+    part = resume.RunPart("", order, 0, step, 0, steps, now)
     parts, taken = [part], [0] * processes.size
     if processes.chief:
         checkpoint = tf.train.latest_checkpoint(job.model_dir)

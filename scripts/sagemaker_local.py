@@ -67,6 +67,7 @@ flags.DEFINE_integer("max_run", 24 * 3600, "Seconds after which the job is ended
 VENV = ROOT / ".venv-sagemaker"
 _S3 = "10.77.0.254:443"  # the S3 server's address among the hosts
 _INSIDE = "DEEPFM_SAGEMAKER_LOCAL"  # set when this program runs in its own namespaces
+_PASSED_ON = ("CXX", "DEEPFM_KERNELS_DIR")  # read when a host builds the kernels
 _REPLACED = ("model", "output", "failure")  # in --output_dir
 
 # Turns a process into a host, which runs `train`. $1: its folder, $2: its address. The host
@@ -382,6 +383,7 @@ def _start(host, index, output, more):
         "OMPI_MCA_orte_tmpdir_base": "/run",
         "TMPDIR": "/run/tmp",
         "TF_CPP_MIN_LOG_LEVEL": "3" if FLAGS.s3_dir else "2",  # as deepfm/runtime/program.py does
+        **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
         **more,
     }
     own = ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--mount-proc"]

@@ -99,6 +99,21 @@ def run_train(*flags, fresh=False, env=None, timeout=90, **options):
     return _run(["train.py", *flags], fresh, env, timeout, **options)
 
 
+def copying_compiler(folder):
+    """The environment of a compiler that takes the built library instead of compiling it, which
+    takes half a minute. It notes each call in folder/compiled."""
+    from deepfm.kernels.build import library
+
+    path = folder / "compiler"
+    path.write_text(
+        f"#!/bin/sh\necho call >> {folder}/compiled\nsleep 0.1\n"
+        'while [ "$1" != -o ]; do shift; done\n'
+        f'cp {library()} "$2"\n'
+    )
+    path.chmod(0o755)
+    return {"CXX": str(path)}
+
+
 def run_tool(name, *flags, fresh=False, env=None, timeout=60, **options):
     """Runs a program of data_tools; the same."""
     return _run(

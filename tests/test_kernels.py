@@ -1,18 +1,30 @@
 """The compiled kernels against TensorFlow's own ops, which do the same."""
 
+import fcntl
+import glob
 import os
 import pathlib
 import re
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
-from conftest import example, make_records, run_python, run_train, write_tfrecords
+from conftest import (
+    copying_compiler,
+    example,
+    make_records,
+    run_python,
+    run_train,
+    write_tfrecords,
+)
 
 from deepfm.config import ModelConfig, OptimizerConfig, Processes, Replicas
 from deepfm.data import libsvm, records
-from deepfm.kernels import compiled
+from deepfm.kernels import build, compiled
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import layers, optimizers
@@ -109,63 +121,83 @@ def test_look_up_refuses_a_row_that_is_not_there(changed):
         evaluate(*look_up(*arguments.values()))
 
 
-def first_layer(w, v, where, x, kernel, fields):
-    pairs = compiled.raw_ops().deepfm_pairs(where, x, tf.shape(w)[0], field_size=fields)
-    return pairs, compiled.raw_ops().deepfm_first_layer(w, v, kernel, x, *pairs)[:2]
+def pairs_of(where, x, num_ids, fields, counts=(), mean=False):
+    counts = tf.constant(counts, tf.int32)
+    return compiled.raw_ops().deepfm_pairs(where, x, counts, num_ids, field_size=fields, mean=mean)
+
+
+def first_layer(w, v, where, x, kernel, fields, counts=(), mean=False):
+    pairs = pairs_of(where, x, tf.shape(w)[0], fields, counts, mean)
+    return compiled.raw_ops().deepfm_first_layer(w, v, kernel, *pairs)[:2]
 
 
 BATCHES = {
-    "an id in one field each": lambda random, shape: (
-        20 * np.arange(F) + random.randint(0, 20, shape)
+    "an id in one field each": lambda random, fields: (
+        20 * fields + random.randint(0, 20, fields.shape)
     ),
-    "ids in several fields": lambda random, shape: random.randint(0, 100, shape),
-    "one id": lambda random, shape: np.full(shape, 3),
+    "ids in several fields": lambda random, fields: random.randint(0, 100, fields.shape),
+    "one id": lambda random, fields: np.full(fields.shape, 3),
+}
+COUNTS = {
+    "one value each": lambda random, places: np.ones(places, np.int32),
+    "0 to 3 values": lambda random, places: random.randint(0, 4, places),
+    "no values": lambda random, places: np.zeros(places, np.int32),
 }
 
 
+@pytest.mark.parametrize("counted, mean", [(c, m) for c in COUNTS for m in (False, True)])
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
 @pytest.mark.parametrize(
     "examples, width, units", [(0, 8, 16), (1, 1, 1), (300, 32, 128), (999, 9, 50)]
 )
 def test_the_first_layer_on_distinct_pairs_is_the_product_of_the_whole_matrix(
-    examples, width, units, batch
+    examples, width, units, batch, counted, mean
 ):
     random = np.random.RandomState(5)
-    distinct, where = np.unique(batch(random, [examples, F]), return_inverse=True)
-    shapes = [len(distinct)], [len(distinct), width], [examples * F], [F * width, units]
+    counts = COUNTS[counted](random, examples * F)
+    place = np.repeat(np.arange(examples * F), counts)  # of each value: b F + f
+    distinct, where = np.unique(batch(random, place % F), return_inverse=True)
+    shapes = [len(distinct)], [len(distinct), width], [len(place)], [F * width, units]
     w, v, x, kernel = (random.randn(*shape) for shape in shapes)
     by_y, by_fm = random.randn(examples, units), random.randn(examples)
-    e = (v[where] * x[:, np.newaxis]).reshape(
-        examples, F, width
-    )  # in float64, as all that is wanted
+    factor = x / counts[place] if mean else x  # in float64, as all that is wanted
+    e = np.zeros([examples * F, width])
+    np.add.at(e, place, v[where] * factor[:, np.newaxis])
+    e = e.reshape(examples, F, width)
     total = e.sum(axis=1, keepdims=True)
-    linear = np.sum((w[where] * x).reshape(examples, F), axis=1)
+    linear = np.zeros(examples)
+    np.add.at(linear, place // F, w[where] * factor)
     fm = linear + 0.5 * (np.sum(total[:, 0] ** 2, axis=1) - np.sum(e**2, axis=(1, 2)))
     by_e = (by_y @ kernel.T).reshape(e.shape) + by_fm[:, np.newaxis, np.newaxis] * (total - e)
     by_v, by_w = np.zeros_like(v), np.zeros_like(w)
-    np.add.at(by_v, where, by_e.reshape(-1, width) * x[:, np.newaxis])
-    np.add.at(by_w, where, np.repeat(by_fm, F) * x)
+    np.add.at(by_v, where, by_e.reshape(-1, width)[place] * factor[:, np.newaxis])
+    np.add.at(by_w, where, by_fm[place // F] * factor)
     matrix = e.reshape(examples, F * width)
     wanted = matrix @ kernel, fm, by_w, by_v, matrix.T @ by_y
 
     given = [tf.constant(a, tf.float32) for a in (w, v, x, kernel)]
     tensors = given[0], given[1], tf.constant(where, tf.int32), given[2], given[3]
-    _, outputs = first_layer(*tensors, F)
+    outputs = first_layer(*tensors, F, counts, mean)
     by = [tf.constant(a, tf.float32) for a in (by_y, by_fm)]
     gradients = tf.gradients(outputs, [given[0], given[1], given[3]], by)
     for one, other in zip(evaluate(*outputs, *gradients), wanted):
-        scale = max(1e-3, np.abs(other).max(initial=0))
+        scale = max(np.abs(other).max(initial=0), 1)
         np.testing.assert_allclose(one / scale, other / scale, atol=3e-6)
 
 
-def test_the_first_layer_is_the_same_on_any_number_of_threads():
+@pytest.mark.parametrize("counts", [None, np.arange(1000 * F) % 3])
+def test_the_first_layer_is_the_same_on_any_number_of_threads(counts):
     w, v, where, x = map(tf.constant, rows_of_batch(1000))
     random = np.random.RandomState(1)
     kernel, by_y, by_fm = (
         random.randn(*n).astype(np.float32) for n in ([F * K, 70], [1000, 70], [1000])
     )
     kernel = tf.constant(kernel)
-    _, outputs = first_layer(w, v, where, x, kernel, F)
+    if counts is None:
+        counts = []
+    else:
+        where, x = where[: sum(counts)], x[: sum(counts)]
+    outputs = first_layer(w, v, where, x, kernel, F, counts)
     fetched = [*outputs, *tf.gradients(outputs, [w, v, kernel], [by_y, by_fm])]
     runs = []
     for threads in (1, 2, 7):
@@ -178,18 +210,38 @@ def test_the_first_layer_is_the_same_on_any_number_of_threads():
 
 def test_pairs_are_those_of_each_field_with_their_uses():
     where, x = np.int32([[0, 1], [2, 1], [0, 0]]), np.float32([[1, 2], [3, 4], [5, 6]])
-    pairs = compiled.raw_ops().deepfm_pairs(where.ravel(), x.ravel(), 3, field_size=2)
+    pairs = pairs_of(where.ravel(), x.ravel(), 3, 2)
     found = {name: value.tolist() for name, value in evaluate(pairs)[0]._asdict().items()}
     assert found == {
-        "pairs": [0, 2, 1, 2, 0, 3], "rows": [0, 2, 1, 0], "fields": [0, 2, 4],
-        "starts": [0, 2, 3, 5, 6], "uses": [0, 2, 1, 0, 1, 2], "factors": [1, 5, 3, 2, 4, 6],
+        "pairs": [0, 2, 1, 2, 0, 3], "by": [1, 2, 3, 4, 5, 6], "begins": [], "rows": [0, 2, 1, 0],
+        "fields": [0, 2, 4], "starts": [0, 2, 3, 5, 6], "uses": [0, 2, 1, 0, 1, 2],
+        "factors": [1, 5, 3, 2, 4, 6],
     }  # fmt: skip
+
+
+def test_pairs_of_several_values():
+    # Two examples of three fields: {0, 1}, {}, {2} and {1}, {1, 1}, {}.
+    pairs = pairs_of(
+        [0, 1, 2, 1, 1, 1], np.float32([1, 2, 3, 4, 5, 6]), 3, 3, [2, 0, 1, 1, 2, 0], True
+    )
+    found = {name: value.tolist() for name, value in evaluate(pairs)[0]._asdict().items()}
+    assert found == {
+        "pairs": [0, 1, 3, 1, 2, 2], "by": [0.5, 1, 3, 4, 2.5, 3], "begins": [0, 2, 2, 3, 4, 6, 6],
+        "rows": [0, 1, 1, 2], "fields": [0, 2, 3, 4], "starts": [0, 1, 3, 5, 6],
+        "uses": [0, 0, 1, 1, 1, 0], "factors": [0.5, 1, 4, 2.5, 3, 3],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("counts", [[1, 1, 0, 0], [2, 2, -1, 0], [5, 0, 0, 0], [3], [1, 1, 1, 1]])
+def test_pairs_refuse_counts_that_are_not_those_of_the_values(counts):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="counts|number of values"):
+        evaluate(*pairs_of([0, 1, 2], tf.ones([3]), 3, 2, counts))
 
 
 def test_rows_that_no_value_uses_have_no_gradient():
     w, v = tf.ones([2]), tf.ones([2, 3])
     # As many pairs as rows: the first row is in both fields, the second in none.
-    _, outputs = first_layer(w, v, tf.constant([0, 0]), tf.ones([2]), tf.ones([6, 4]), 2)
+    outputs = first_layer(w, v, tf.constant([0, 0]), tf.ones([2]), tf.ones([6, 4]), 2)
     by_w, by_v = evaluate(*tf.gradients(outputs, [w, v]))
     np.testing.assert_array_equal(by_w, [2, 0])
     # 4 units in 2 fields; of the FM, x^2 v^2 summed over the one pair of fields: 2 v.
@@ -199,24 +251,25 @@ def test_rows_that_no_value_uses_have_no_gradient():
 @pytest.mark.parametrize("row", [-1, 3])
 def test_pairs_refuse_a_row_that_is_not_there(row):
     with pytest.raises(tf.errors.InvalidArgumentError, match="beyond the last"):
-        evaluate(*compiled.raw_ops().deepfm_pairs([0, row], [1.0, 1.0], 3, field_size=2))
+        evaluate(*pairs_of([0, row], [1.0, 1.0], 3, 2))
 
 
+@pytest.mark.parametrize("counts", [None, np.ones(500 * F, np.int32)])
 @pytest.mark.parametrize("ids, by_pairs", [(10, True), (100000, False)])
-def test_the_first_layer_takes_pairs_where_these_repeat(ids, by_pairs):
+def test_the_first_layer_takes_pairs_where_these_repeat(ids, by_pairs, counts):
     random = np.random.RandomState(0)
     distinct, where = np.unique(random.randint(0, ids, [500 * F]), return_inverse=True)
     rows = tf.ones([len(distinct)]), tf.ones([len(distinct), 32])
-    values = tf.constant(where, tf.int32), tf.ones([500 * F]), None
+    values = tf.constant(where, tf.int32), tf.ones([500 * F]), counts
     whole = lambda: (tf.zeros([500, 128]), tf.zeros([500]))  # what no product would be
-    y, _ = COMPILED.first_layer(*rows, *values, tf.ones([F * 32, 128]), F, whole)
+    y, _ = COMPILED.first_layer(*rows, *values, tf.ones([F * 32, 128]), F, "sum", whole)
     np.testing.assert_array_equal(evaluate(y)[0], np.full([500, 128], F * 32 if by_pairs else 0))
 
 
 def test_a_small_first_layer_does_not_look_for_pairs():
     w, v, where, x = map(tf.constant, rows_of_batch(10))
     whole = lambda: (tf.zeros([10, 8]), tf.zeros([10]))
-    COMPILED.first_layer(w, v, where, x, None, tf.ones([F * K, 8]), F, whole)
+    COMPILED.first_layer(w, v, where, x, None, tf.ones([F * K, 8]), F, "sum", whole)
     assert "DeepfmPairs" not in {
         op.type for op in tf.compat.v1.get_default_graph().get_operations()
     }
@@ -640,14 +693,21 @@ def parse_lines(packed, id_offset=0):
     )
 
 
+@pytest.fixture(scope="module", params=[False, True], ids=["one value", "several values"])
+def multi_valued(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def parsers():
-    """serialized -> what the kernel makes of it, and what TensorFlow does or None."""
+def parsers(multi_valued):
+    """serialized -> what the kernel makes of them, and what TensorFlow does or None."""
+    schema = SCHEMA._replace(multi_valued=multi_valued)
     with tf.Graph().as_default(), v1.Session() as session:
         place = v1.placeholder(tf.string, [None])
-        packed = compiled.pack(place)
-        found = parse(packed)
-        wanted = records.parse(place, SCHEMA)
+        ops = compiled.raw_ops()
+        parse = ops.deepfm_parse_multi_valued if multi_valued else ops.deepfm_parse
+        found = parse(compiled.pack(place), schema.field_size, schema.limit)
+        wanted = records.parse(place, schema)
 
         def wanted_of(serialized):
             try:
@@ -658,25 +718,45 @@ def parsers():
         yield lambda serialized: session.run(found, {place: serialized}), wanted_of
 
 
-def encoded(labels, ids, values):
+def encoded(labels, ids, values, counts=None):
+    arrays = [labels, ids, values] + [counts] * (counts is not None)
     with v1.Session() as session:
-        return session.run(records.encode(*map(tf.constant, (labels, ids, values)))).tolist()
+        return session.run(records.encode(*map(tf.constant, arrays))).tolist()
 
 
-def test_records_are_parsed_as_by_tensorflow(parsers):
-    labels, ids, values = make_records(100)
-    for rows in (0, 1, 100):
-        good, *found = parsers[0](encoded(labels, ids, values)[:rows])
+def records_to_parse(rows, multi_valued, seed=0):
+    """Arguments of `encoded`."""
+    labels, ids, values = make_records(rows, field_size=12, seed=seed)
+    if not multi_valued:
+        return labels, ids[:, : SCHEMA.field_size], values[:, : SCHEMA.field_size]
+    return (
+        labels,
+        ids,
+        values,
+        np.random.RandomState(seed).randint(0, 3, [rows, SCHEMA.field_size], np.int32),
+    )
+
+
+def test_records_are_parsed_as_by_tensorflow(parsers, multi_valued):
+    serialized = encoded(*records_to_parse(100, multi_valued))
+    if multi_valued:  # without values, and without counts
+        nothing = np.zeros([1, 0])
+        serialized += encoded(
+            [1.0], nothing.astype(int), nothing, np.zeros([1, SCHEMA.field_size], np.int32)
+        )
+        serialized += encoded(*records_to_parse(1, False))
+    for rows in (0, 1, 100, len(serialized)):
+        good, *found = parsers[0](serialized[:rows])
         assert good
-        for one, other in zip(found, (labels, ids, values)):
-            np.testing.assert_array_equal(one, other[:rows])
+        for one, other in zip(found, parsers[1](serialized[:rows])):
+            np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_the_parser_calls_good_tensorflow_reads_alike(parsers, seed):
+def test_what_the_parser_calls_good_tensorflow_reads_alike(parsers, multi_valued, seed):
     """Records with a byte changed, left out or put in, at any place."""
     random, agreed = np.random.RandomState(seed), 0
-    record = encoded(*make_records(1, seed=seed))[0]
+    record = encoded(*records_to_parse(1, multi_valued, seed))[0]
     for at in range(len(record)):
         for changed in (
             record[:at] + bytes([record[at] ^ 1 << random.randint(8)]) + record[at + 1 :],
@@ -691,7 +771,7 @@ def test_what_the_parser_calls_good_tensorflow_reads_alike(parsers, seed):
                 for one, other in zip(found, wanted):
                     np.testing.assert_array_equal(one, other)
                 agreed += 1
-    assert agreed > 10  # the changed bits of ids and values
+    assert agreed > 5  # the changed bits of ids and values
 
 
 @pytest.mark.parametrize(
@@ -891,21 +971,69 @@ def test_a_run_is_the_same_with_and_without_them(tmp_path):
     np.testing.assert_allclose(*runs, rtol=1e-3)
 
 
-def test_where_they_are_not_built_training_says_so_and_goes_on(tmp_path):
-    data = write_tfrecords(tmp_path / "train.tfrecords", make_records(100))
-    code = "import runpy; from deepfm.kernels import compiled; compiled.library = lambda: '/none'; "
-    code += "runpy.run_path('train.py', run_name='__main__')"
-    flags = f"--training_data_dir={data}", f"--model_dir={tmp_path}/model", *SIZES
-    done = run_python("-c", code, *flags)
+def small_training(folder, *more, **env):
+    """A short training with a folder of its own for the kernels."""
+    data = folder / "train.tfrecords"
+    if not data.exists():
+        write_tfrecords(data, make_records(100))
+    return run_train(
+        f"--training_data_dir={data}", f"--model_dir={folder}/model", *SIZES, *more,
+        env={**os.environ, "DEEPFM_KERNELS_DIR": str(folder / "kernels"), **env},
+    )  # fmt: skip
+
+
+def test_where_they_cannot_be_built_training_says_so_and_goes_on(tmp_path):
+    done = small_training(tmp_path, CXX="no-such-compiler")
     assert done.returncode == 0, done.stderr
-    assert "python -m deepfm.kernels" in done.stderr
+    assert "no-such-compiler" in done.stderr and "python -m deepfm.kernels" in done.stderr
+    done = small_training(tmp_path, "--max_steps=2", CXX="false")
+    assert done.returncode == 0, done.stderr
+    assert "cannot be built" in done.stderr
+
+
+def test_training_builds_them_and_a_run_says_that_it_goes_on_without(tmp_path):
+    done = small_training(tmp_path, "--num_epochs=3", "--max_steps=1", **copying_compiler(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "Building the compiled kernels" in done.stderr
+    done = small_training(tmp_path, "--num_epochs=3", "--max_steps=2")
+    assert done.returncode == 0 and "Building" not in done.stderr
+    flags = "--num_epochs=3", "--max_steps=3", "--nocompiled_kernels"
+    assert "Resuming with --compiled_kernels=False (before: True)." in (
+        small_training(tmp_path, *flags).stderr
+    )
+
+
+def test_one_process_of_a_host_builds_them(tmp_path):
+    env = {**os.environ, **copying_compiler(tmp_path), "DEEPFM_KERNELS_DIR": str(tmp_path / "of")}
+    code = "from deepfm.kernels import compiled; print(compiled.ready())"
+    with ThreadPoolExecutor(3) as pool:
+        done = list(pool.map(lambda _: run_python("-c", code, env=env), range(3)))
+    assert [run.stdout for run in done] == 3 * ["True\n"], done
+    assert (
+        len((tmp_path / "compiled").read_text().split())
+        == len(glob.glob(f"{build._FOLDER}/*.cc")) + 1
+    )
+    assert [path.name for path in (tmp_path / "of").iterdir() if path.suffix != ".so"] == ["lock"]
+
+
+def test_a_compiler_that_takes_too_long_is_stopped(tmp_path, monkeypatch):
+    monkeypatch.setenv("DEEPFM_KERNELS_DIR", str(tmp_path))
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\nexec sleep 50\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("CXX", str(slow))
+    before = time.monotonic()
+    with pytest.raises(subprocess.TimeoutExpired):
+        build.build(0.5)
+    assert time.monotonic() - before < 20
+    with open(tmp_path / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(subprocess.TimeoutExpired, match="another process"):
+            build.build(0.2)
 
 
 def test_a_compiler_that_is_missing_is_told(tmp_path):
-    code = f"import runpy; from deepfm.kernels import build; build.library = lambda: '{tmp_path}/x'"
-    code += "; from deepfm.kernels import compiled; compiled.library = build.library"
-    code += "; runpy.run_module('deepfm.kernels.__main__', run_name='__main__')"
-    done = run_python("-c", code, env={**os.environ, "CXX": "no-such-compiler"})
+    env = {**os.environ, "CXX": "no-such-compiler", "DEEPFM_KERNELS_DIR": str(tmp_path)}
+    done = run_python("-m", "deepfm.kernels", env=env)
     assert done.returncode == 1
     assert "cannot be built" in done.stderr and "no-such-compiler" in done.stderr
-    assert compiled.built()

@@ -5,6 +5,7 @@ the suite runs its ends.
 """
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +15,15 @@ import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
-from conftest import ROOT, make_records, run_train, started, write_own_ids, write_tfrecords
+from conftest import (
+    ROOT,
+    copying_compiler,
+    make_records,
+    run_train,
+    started,
+    write_own_ids,
+    write_tfrecords,
+)
 
 from deepfm.state.resume import NOTES
 
@@ -29,12 +38,13 @@ EPOCHS = 2
 RATE = 1e-4
 
 
-def run_job(output_dir, *words, timeout=150):
+def run_job(output_dir, *words, timeout=150, **env):
     """Runs scripts/sagemaker_local.py; (exit code, all lines, the failure file or None)."""
     command = [sys.executable, "scripts/sagemaker_local.py", f"--output_dir={output_dir}", *words]
     done = subprocess.run(
         [str(word) for word in command],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout,
+        env={**os.environ, **env},
     )  # fmt: skip
     failure = output_dir / "failure"
     return done.returncode, done.stdout, failure.read_text() if failure.exists() else None
@@ -46,6 +56,21 @@ def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     write_own_ids([folder / f"tr-{i}.tfrecords" for i in range(len(SIZES))], SIZES)
     return folder
+
+
+@pytest.mark.parametrize("copied", [True, pytest.param(False, marks=pytest.mark.table)])
+def test_a_host_without_the_kernels_builds_them_once_for_all_its_ranks(data, tmp_path, copied):
+    env = copying_compiler(tmp_path) if copied else {}
+    code, text, _ = run_job(
+        tmp_path, "--distribution=horovod", "--processes_per_host=2", f"--training={data}",
+        "--", f"--feature_size={ROWS}", "--field_size=1", "--embedding_size=2", "--deep_layers=4",
+        DEEPFM_KERNELS_DIR=str(tmp_path / "kernels"), **env,
+    )  # fmt: skip
+    assert code == 0, text
+    assert "Building the compiled kernels" in text
+    assert len(list((tmp_path / "kernels").glob("*.so"))) == 1
+    part = json.loads((tmp_path / "model/run.json").read_text())["parts"][0]
+    assert part["settings"]["compiled_kernels"] is True
 
 
 TABLE = [

@@ -1,18 +1,24 @@
 """Builds the library of the compiled operators from csrc/.
 
-It is stored beside TensorFlow in site-packages, under a name with a hash of its sources, so that a
-library built from other sources is never loaded.
+It is stored beside TensorFlow in site-packages, or in the folder that the environment variable
+DEEPFM_KERNELS_DIR names. Its name has a hash of its sources, so that a library built from other
+sources is never loaded.
 
 https://github.com/tensorflow/docs/blob/r1.15/site/en/guide/create_op.md
 """
 
 import concurrent.futures
+import fcntl
 import glob
 import hashlib
+import math
 import os
 import shlex
 import subprocess
+import sys
 import tempfile
+import time
+from typing import Optional
 
 import tensorflow as tf
 
@@ -22,6 +28,8 @@ _OPTIONS = [
     "-Wno-psabi",  # vectors of other processors are never handed over
     "-ffp-contract=off",  # same results on processors with and without fused multiply-add
 ]  # fmt: skip
+if os.environ.get("DEEPFM_SANITIZE"):  # scripts/sanitize.sh
+    _OPTIONS += ["-O1", "-g", "-fsanitize=address,undefined"]
 
 
 def library() -> str:
@@ -30,25 +38,68 @@ def library() -> str:
     for path in sorted(glob.glob(f"{_FOLDER}/*.cc") + glob.glob(f"{_FOLDER}/*.h")):
         with open(path, "rb") as f:
             digest.update(f.read())
-    beside = os.path.dirname(tf.sysconfig.get_lib())
-    return os.path.join(beside, "deepfm_kernels", f"kernels-{digest.hexdigest()[:16]}.so")
+    beside = os.path.join(os.path.dirname(tf.sysconfig.get_lib()), "deepfm_kernels")
+    folder = os.environ.get("DEEPFM_KERNELS_DIR") or beside
+    return os.path.join(folder, f"kernels-{digest.hexdigest()[:16]}.so")
 
 
-def build() -> str:
+def build(seconds: Optional[float] = None) -> str:
     """Compiles the library, which takes half a minute, and returns its path.
+
+    While one process of a host compiles, others wait and then take what it has made. The
+    compiler's messages go to standard error.
+
+    Args:
+        seconds: how long this may take; None: as long as it needs.
 
     Raises:
         OSError: there is no compiler, or the folder cannot be written.
-        subprocess.CalledProcessError: it does not compile; the compiler has printed why.
+        subprocess.CalledProcessError: it does not compile.
+        subprocess.TimeoutExpired: it takes longer than `seconds`.
     """
     path = library()
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
+    end = time.monotonic() + (math.inf if seconds is None else seconds)
+    before = _changed(path)
+    with open(os.path.join(folder, "lock"), "w") as lock:
+        while not _locked(lock):
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("another process", seconds)
+            time.sleep(0.1)
+        if _changed(path) == before:
+            _compile(path, end)
+    return path
+
+
+def _changed(path):
+    """When a file was last written; None if it does not exist."""
+    return os.stat(path).st_mtime_ns if os.path.exists(path) else None
+
+
+def _locked(file):
+    """Locks a file until it is closed, or its process ends; returns whether that worked."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _compile(path, end):
+    """Compiles the library at `path`, until the time `end`."""
     compiler = shlex.split(os.environ.get("CXX", "g++"))
-    run = lambda *words: subprocess.run([*compiler, *_OPTIONS, *words], check=True)
+
+    def run(*words):
+        left = end - time.monotonic()
+        timeout = None if left == math.inf else max(left, 0)
+        subprocess.run(
+            [*compiler, *_OPTIONS, *words], check=True, stdout=sys.stderr, timeout=timeout
+        )
+
     flags = tf.sysconfig.get_compile_flags()
     sources = sorted(glob.glob(f"{_FOLDER}/*.cc"))
-    with tempfile.TemporaryDirectory(dir=folder) as unfinished:
+    with tempfile.TemporaryDirectory(dir=os.path.dirname(path)) as unfinished:
         objects = [os.path.join(unfinished, os.path.basename(x) + ".o") for x in sources]
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             compile_one = lambda source, made: run("-c", *flags, source, "-o", made)
@@ -56,4 +107,3 @@ def build() -> str:
         made = os.path.join(unfinished, "kernels.so")
         run("-shared", *objects, "-o", made, *tf.sysconfig.get_link_flags())
         os.rename(made, path)
-    return path

@@ -7,13 +7,18 @@ ops.py says what each one does; TensorFlow's own operators do the same, more slo
 
 import functools
 import os
+import subprocess
 
 import tensorflow as tf
+from absl import logging
 from tensorflow.python.data.util import random_seed
 from tensorflow.python.ops.resource_variable_ops import variable_shape
 
+from deepfm.kernels import build
 from deepfm.kernels.build import library
 from deepfm.kernels.ops import CHUNK, TENSORFLOW, Ops
+
+_SECONDS = 60  # that building may take before a job starts
 
 
 @functools.lru_cache(maxsize=None)
@@ -31,6 +36,23 @@ def built() -> bool:
     except tf.errors.NotFoundError:  # built for another system
         return False
     return True
+
+
+def ready() -> bool:
+    """Whether the library can be loaded, if need be after building it, once on each host."""
+    if built():
+        return True
+    logging.info("Building the compiled kernels, once on this host, in at most %d s.", _SECONDS)
+    try:
+        build.build(_SECONDS)
+    except (OSError, subprocess.SubprocessError) as error:
+        logging.warning(
+            "The compiled kernels cannot be built (%s); training with TensorFlow's own operators "
+            "takes about 1.5 times as long. Install g++, or build them before: `python -m "
+            "deepfm.kernels`.",
+            error,
+        )
+    return built()
 
 
 class _Compiled(Ops):
@@ -53,21 +75,25 @@ class _Compiled(Ops):
         scaled.set_shape([None, field_size * embeddings.shape[1]])
         return scaled, fm
 
-    def first_layer(self, weights, embeddings, where, x, counts, kernel, field_size, whole):
+    def first_layer(
+        self, weights, embeddings, where, x, counts, kernel, field_size, pooling, whole
+    ):
         units = kernel.shape[1].value
         most = largest_share(embeddings.shape[1].value, units)
-        if where is None or counts is not None or most <= 0:
+        several = counts is not None
+        if where is None or (several and pooling == "max") or most <= 0:
             return whole()
-        number = tf.shape(weights)[0]
-        pairs, rows, *more = raw_ops().deepfm_pairs(where, x, number, field_size=field_size)
+        pairs = raw_ops().deepfm_pairs(
+            where, x, counts if several else tf.zeros([0], tf.int32), tf.shape(weights)[0],
+            field_size=field_size, mean=several and pooling == "mean",
+        )  # fmt: skip
 
         def distinct():
-            y, fm, _ = raw_ops().deepfm_first_layer(
-                weights, embeddings, kernel, x, pairs, rows, *more
-            )
+            y, fm, _ = raw_ops().deepfm_first_layer(weights, embeddings, kernel, *pairs)
             return tf.ensure_shape(y, [None, units]), fm
 
-        share = tf.size(rows) / tf.size(where)  # the batch alone decides
+        places = tf.size(counts if several else where)
+        share = tf.size(pairs.rows) / tf.maximum(places, 1)  # the batch alone decides
         return tf.cond(share < most, distinct, whole)
 
     def relu_dropout(self, x, seed, dropped):
@@ -103,9 +129,9 @@ class _Compiled(Ops):
         return chunks.concatenate(tf.data.Dataset.from_tensors(self.no_records()))
 
     def parse(self, chunk, schema, plain, plain_any):
-        if schema.multi_valued:
-            return plain(unpack(chunk), schema)
-        good, labels, *found = raw_ops().deepfm_parse(chunk, schema.field_size, schema.limit)
+        ops = raw_ops()
+        read = ops.deepfm_parse_multi_valued if schema.multi_valued else ops.deepfm_parse
+        good, labels, *found = read(chunk, schema.field_size, schema.limit)
         labels = labels if schema.with_labels else tf.zeros_like(labels)
         return tf.cond(good, lambda: (labels, *found), lambda: plain_any(unpack(chunk), schema))
 
@@ -206,11 +232,8 @@ def _look_up_grad(op, by_scaled, by_fm, _):
 
 @tf.RegisterGradient("DeepfmFirstLayer")
 def _first_layer_grad(op, by_y, by_fm, _):
-    weights, embeddings, kernel, _, _, rows, fields, starts, uses, factors = op.inputs
-    by_inputs = raw_ops().deepfm_first_layer_grad(
-        weights, embeddings, kernel, factors, rows, fields, starts, uses, op.outputs[2], by_y, by_fm
-    )
-    return [*by_inputs] + [None] * 7
+    by_inputs = raw_ops().deepfm_first_layer_grad(*op.inputs, op.outputs[2], by_y, by_fm)
+    return [*by_inputs] + [None] * (len(op.inputs) - 3)
 
 
 @tf.RegisterGradient("DeepfmReluDropout")

@@ -56,12 +56,15 @@ class Ops:
         """
         return plain()
 
-    def first_layer(self, weights, embeddings, where, x, counts, kernel, field_size, whole):
+    def first_layer(
+        self, weights, embeddings, where, x, counts, kernel, field_size, pooling, whole
+    ):
         """The product of the MLP's input with the first layer's kernel, and the FM's terms.
 
         Args:
             weights, embeddings, where, x, counts, field_size: as for `look_up`.
             kernel: float32 [F K, H].
+            pooling: how the values of a field become one: sum, mean or max.
             whole: () -> the same as this returns, from the matrix that `look_up` returns.
 
         Returns:

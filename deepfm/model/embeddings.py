@@ -110,7 +110,7 @@ def look_up(values, config, training, ops):
             embeddings, fm = terms()
             return first_product(embeddings, kernel, training), fm
 
-        return ops.first_layer(*rows, *of_values, kernel, config.field_size, whole)
+        return ops.first_layer(*rows, *of_values, kernel, config.field_size, config.pooling, whole)
 
     return Tables(tables, rows, terms, project)
 

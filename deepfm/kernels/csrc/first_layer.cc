@@ -6,10 +6,11 @@
 //
 // which is what the whole [B, F K] matrix gives, apart from rounding, at the cost of its distinct
 // rows. The sums of the FM are those of wider rows: [v_q W_f, v_q] going forward, and of
-// [dy_b, dfm_b s_b] going back, s_b being the sum of the example's scaled rows.
+// [dy_b, dfm_b s_b] going back, s_b being the sum of the example's scaled rows. A field of several
+// values is pooled: its e_bf, which is squared in the FM, is the sum of its scaled rows.
 //
-// B: examples. F: fields. N = B F: values. K: embedding size. H: units. U: distinct ids. Q: distinct
-// pairs, in the order of their fields.
+// B: examples. F: fields. N: values, those of an example side by side, in the order of their fields.
+// K: embedding size. H: units. U: distinct ids. Q: distinct pairs, in the order of their fields.
 #include <atomic>
 
 #include "kernels.h"
@@ -20,15 +21,19 @@ namespace deepfm {
 REGISTER_OP("DeepfmPairs")
     .Input("where: int32")     // [N], which distinct id each value has
     .Input("x: float")         // [N]
+    .Input("counts: int32")    // [B F], the number of values of each field; [0] if each has one
     .Input("num_ids: int32")   // []
     .Output("pairs: int32")    // [N], the pair of each value
+    .Output("by: float")       // [N], the factor of each value
+    .Output("begins: int32")   // [B F + 1], the first value of each field, and N; [0] if n = b F + f
     .Output("rows: int32")     // [Q], the distinct id of each pair
     .Output("fields: int32")   // [F + 1], the first pair of each field, and Q
     .Output("starts: int32")   // [Q + 1], the first use of each pair, and N
     .Output("uses: int32")     // [N], the example of each use
-    .Output("factors: float")  // [N], the value of each use
+    .Output("factors: float")  // [N], the factor of each use
     .Attr("field_size: int >= 1")
-    .SetShapeFn(Ranks<1, 1, 1, 1, 1, 1>)
+    .Attr("mean: bool")  // factors are x / counts
+    .SetShapeFn(Ranks<1, 1, 1, 1, 1, 1, 1, 1>)
     .Doc("The distinct (field, id) pairs of a batch, and the uses of each.");
 
 // Calls work(0) ... work(total - 1) in the threads of an operator, each when one is free.
@@ -41,17 +46,70 @@ void ForEach(OpKernelContext* context, int64 total, const Work& work) {
   });
 }
 
+// The values of each field of each example.
+struct Places {
+  int64 fields;
+  const int32* begins;  // null if each field has one
+
+  int64 begin(int64 b, int64 f) const {
+    const int64 place = b * fields + f;
+    return begins ? begins[place] : place;
+  }
+  int64 end(int64 b, int64 f) const { return begin(b, f + 1); }
+};
+
+// Output 2 of DeepfmPairs; and output 1, if it is not just x.
+Status Begin(OpKernelContext* context, const Tensor& counts, int64 fields, Places* places) {
+  const Tensor& x = context->input(1);
+  const int64 values = x.dim_size(0), n = counts.dim_size(0);
+  const int32* count = counts.vec<int32>().data();
+  const bool one_each = std::all_of(count, count + n, [](int32 c) { return c == 1; });
+  places->fields = fields;
+  places->begins = nullptr;
+  int32* begins;
+  TF_RETURN_IF_ERROR(Allocate(context, 2, {one_each ? 0 : n + 1}, &begins));
+  if (n % fields != 0 || (one_each && (values % fields != 0 || (n != 0 && n != values)))) {
+    return errors::InvalidArgument("a number of values that fields cannot have");
+  }
+  if (one_each) {
+    context->set_output(1, x);
+    return Status::OK();
+  }
+  begins[0] = 0;
+  for (int64 i = 0; i < n; ++i) {
+    if (count[i] < 0 || count[i] > values - begins[i]) {
+      return errors::InvalidArgument("counts do not fit the values");
+    }
+    begins[i + 1] = begins[i] + count[i];
+  }
+  if (begins[n] != values) return errors::InvalidArgument("counts do not fit the values");
+  places->begins = begins;
+  if (!Attribute<bool>(context, "mean")) {
+    context->set_output(1, x);
+    return Status::OK();
+  }
+  float* by;
+  TF_RETURN_IF_ERROR(Allocate(context, 1, {values}, &by));
+  for (int64 i = 0; i < n; ++i) {
+    for (int64 v = begins[i]; v < begins[i + 1]; ++v) by[v] = x.vec<float>()(v) / count[i];
+  }
+  return Status::OK();
+}
+
 void PairsOp(OpKernelContext* context) {
   const int64 fields = Attribute<int64>(context, "field_size");
-  const Tensor &where = context->input(0), &x = context->input(1), &ids = context->input(2);
-  OP_REQUIRES(context, where.dims() == 1 && x.shape() == where.shape() && ids.dims() == 0,
+  const Tensor &where = context->input(0), &x = context->input(1), &counts = context->input(2),
+               &ids = context->input(3);
+  OP_REQUIRES(context,
+              where.dims() == 1 && x.shape() == where.shape() && counts.dims() == 1 &&
+                  ids.dims() == 0 && where.dim_size(0) < (int64{1} << 31),
               errors::InvalidArgument("shapes of values do not fit"));
-  const int64 values = where.dim_size(0), examples = values / fields;
-  const int64 num_ids = ids.scalar<int32>()();
-  OP_REQUIRES(context, values % fields == 0 && values < (int64{1} << 31),
-              errors::InvalidArgument("a number of values that fields cannot have"));
+  const int64 values = where.dim_size(0), num_ids = ids.scalar<int32>()();
+  Places places;
+  OP_REQUIRES_OK(context, Begin(context, counts, fields, &places));
+  const int64 examples = (places.begins ? counts.dim_size(0) : values) / fields;
   const int32* id_of = where.vec<int32>().data();
-  const float* x_of = x.vec<float>().data();
+  const float* by = context->mutable_output(1)->vec<float>().data();
   for (int64 n = 0; n < values; ++n) {
     OP_REQUIRES(context, id_of[n] >= 0 && id_of[n] < num_ids,
                 errors::InvalidArgument("a value's row is beyond the last one"));
@@ -59,46 +117,57 @@ void PairsOp(OpKernelContext* context) {
   int32 *pairs, *fields_of, *uses;
   float* factors;
   OP_REQUIRES_OK(context, Allocate(context, 0, {values}, &pairs));
-  OP_REQUIRES_OK(context, Allocate(context, 2, {fields + 1}, &fields_of));
-  OP_REQUIRES_OK(context, Allocate(context, 4, {values}, &uses));
-  OP_REQUIRES_OK(context, Allocate(context, 5, {values}, &factors));
-  // Of each field: the ids, and the number of their uses.
+  OP_REQUIRES_OK(context, Allocate(context, 4, {fields + 1}, &fields_of));
+  OP_REQUIRES_OK(context, Allocate(context, 6, {values}, &uses));
+  OP_REQUIRES_OK(context, Allocate(context, 7, {values}, &factors));
+  // Of each field: the ids, the number of their uses, and that of all uses.
   std::vector<std::vector<int32>> distinct(fields), times(fields);
+  std::vector<int32> all_times(fields);
   ForEach(context, fields, [&](int64 f) {
     std::vector<int32> pair_of(num_ids, -1);
-    for (int64 n = f; n < values; n += fields) {
-      int32& pair = pair_of[id_of[n]];
-      if (pair < 0) {
-        pair = distinct[f].size();
-        distinct[f].push_back(id_of[n]);
-        times[f].push_back(0);
+    int32 all = 0;
+    for (int64 b = 0; b < examples; ++b) {
+      for (int64 n = places.begin(b, f); n < places.end(b, f); ++n) {
+        int32& pair = pair_of[id_of[n]];
+        if (pair < 0) {
+          pair = distinct[f].size();
+          distinct[f].push_back(id_of[n]);
+          times[f].push_back(0);
+        }
+        ++times[f][pair];
+        ++all;
+        pairs[n] = pair;
       }
-      ++times[f][pair];
-      pairs[n] = pair;
     }
+    all_times[f] = all;
   });
+  std::vector<int32> first_use(fields + 1);
   fields_of[0] = 0;
-  for (int64 f = 0; f < fields; ++f) fields_of[f + 1] = fields_of[f] + distinct[f].size();
+  for (int64 f = 0; f < fields; ++f) {
+    fields_of[f + 1] = fields_of[f] + distinct[f].size();
+    first_use[f + 1] = first_use[f] + all_times[f];
+  }
   const int64 total = fields_of[fields];
   int32 *rows, *starts;
-  OP_REQUIRES_OK(context, Allocate(context, 1, {total}, &rows));
-  OP_REQUIRES_OK(context, Allocate(context, 3, {total + 1}, &starts));
+  OP_REQUIRES_OK(context, Allocate(context, 3, {total}, &rows));
+  OP_REQUIRES_OK(context, Allocate(context, 5, {total + 1}, &starts));
   starts[total] = values;
   ForEach(context, fields, [&](int64 f) {
     const int32 first = fields_of[f];
     std::copy(distinct[f].begin(), distinct[f].end(), rows + first);
-    int32 start = f * examples;
+    int32 start = first_use[f];
     for (size_t q = 0; q < times[f].size(); ++q) {
       starts[first + q] = start;
       start += times[f][q];
       times[f][q] = starts[first + q];  // from here on the place of its next use
     }
     for (int64 b = 0; b < examples; ++b) {
-      const int64 n = b * fields + f;
-      const int32 place = times[f][pairs[n]]++;
-      uses[place] = b;
-      factors[place] = x_of[n];
-      pairs[n] += first;
+      for (int64 n = places.begin(b, f); n < places.end(b, f); ++n) {
+        const int32 place = times[f][pairs[n]]++;
+        uses[place] = b;
+        factors[place] = by[n];
+        pairs[n] += first;
+      }
     }
   });
 }
@@ -108,8 +177,9 @@ REGISTER_OP("DeepfmFirstLayer")
     .Input("weights: float")     // [U]
     .Input("embeddings: float")  // [U, K]
     .Input("kernel: float")      // [F K, H]
-    .Input("x: float")           // [N]
-    .Input("pairs: int32")       // [N]
+    .Input("pairs: int32")       // [N], as DeepfmPairs returns them, and all that follow
+    .Input("by: float")          // [N]
+    .Input("begins: int32")      // [B F + 1] or [0]
     .Input("rows: int32")        // [Q]
     .Input("fields: int32")      // [F + 1]
     .Input("starts: int32")      // [Q + 1], for the gradient, as what follows
@@ -122,29 +192,36 @@ REGISTER_OP("DeepfmFirstLayer")
     .Doc("The first layer's products; first_order + second_order; and the sum of each example's "
          "scaled rows.");
 
-// The sizes of a batch. Widths are of rows that lie side by side: [H, K], each padded.
-struct Sizes {
-  int64 ids, width, fields, units, values, pairs, examples;
+// What both operators take: their inputs 0 to 7. Widths are of rows that lie side by side: [H, K],
+// each padded. What DeepfmPairs has returned is not looked through again.
+struct Layer {
+  int64 ids, width, units, pairs, examples;
   int64 padded_units, padded_width, stride;
+  Places places;
+  const float *weights, *embeddings, *kernel, *by;
+  const int32 *pair_of, *rows, *fields;
+
+  Status Take(OpKernelContext* context);
 };
 
-// Inputs 0 to 2 of both operators are the rows and the layer's kernel, input 3 is float32 [N].
-// What DeepfmPairs has returned is not looked through again.
-Status TakeSizes(OpKernelContext* context, const Tensor& fields, const Tensor& rows, Sizes* sizes) {
-  const Tensor &weights = context->input(0), &embeddings = context->input(1),
-               &kernel = context->input(2), &x = context->input(3);
-  if (embeddings.dims() != 2 || weights.shape() != TensorShape({embeddings.dim_size(0)}) ||
-      kernel.dims() != 2 || x.dims() != 1 || fields.dims() != 1 || rows.dims() != 1 ||
-      fields.dim_size(0) < 2 ||
-      kernel.dim_size(0) != (fields.dim_size(0) - 1) * embeddings.dim_size(1)) {
+Status Layer::Take(OpKernelContext* context) {
+  const auto input = [context](int i) -> const Tensor& { return context->input(i); };
+  const auto floats = [&](int i) { return input(i).flat<float>().data(); };
+  const auto numbers = [&](int i) { return input(i).flat<int32>().data(); };
+  const int64 all_fields = input(7).dim_size(0) - 1, begins = input(5).dim_size(0);
+  if (input(1).dims() != 2 || input(0).shape() != TensorShape({input(1).dim_size(0)}) ||
+      input(2).dims() != 2 || input(7).dims() != 1 || all_fields < 1 ||
+      input(2).dim_size(0) != all_fields * input(1).dim_size(1)) {
     return errors::InvalidArgument("shapes of rows and of the first layer do not fit");
   }
-  Sizes& s = *sizes;
-  s.ids = embeddings.dim_size(0), s.width = embeddings.dim_size(1);
-  s.fields = fields.dim_size(0) - 1, s.units = kernel.dim_size(1);
-  s.values = x.dim_size(0), s.pairs = rows.dim_size(0), s.examples = s.values / s.fields;
-  s.padded_units = Padded(s.units), s.padded_width = Padded(s.width);
-  s.stride = s.padded_units + s.padded_width;
+  weights = floats(0), embeddings = floats(1), kernel = floats(2), by = floats(4);
+  pair_of = numbers(3), rows = numbers(6), fields = numbers(7);
+  places = {all_fields, begins ? numbers(5) : nullptr};
+  ids = input(1).dim_size(0), width = input(1).dim_size(1), units = input(2).dim_size(1);
+  pairs = input(6).dim_size(0);
+  examples = (begins ? begins - 1 : input(3).dim_size(0)) / all_fields;
+  padded_units = Padded(units), padded_width = Padded(width);
+  stride = padded_units + padded_width;
   return Status::OK();
 }
 
@@ -153,6 +230,22 @@ void CopyPadded(const float* from, int64 n, int64 width, int64 padded, int64 str
   for (int64 i = 0; i < n; ++i) {
     std::copy(from + i * width, from + (i + 1) * width, to + i * stride);
     std::fill(to + i * stride + width, to + i * stride + padded, 0.0f);
+  }
+}
+
+// Copies the rows of field f's pairs, likewise. They lie anywhere in memory, so that each is fetched
+// some rows ahead.
+void CopyRows(const Layer& s, int64 f, int64 stride, float* to) {
+  constexpr int64 kAhead = 12, kLine = 16;
+  const int32* begin = s.rows + s.fields[f];
+  const int64 n = s.fields[f + 1] - s.fields[f];
+  for (int64 q = 0; q < n; ++q) {
+    if (q + kAhead < n) {
+      const float* later = s.embeddings + begin[q + kAhead] * s.width;
+      for (int64 k = 0; k < s.width; k += kLine) __builtin_prefetch(later + k);
+    }
+    CopyPadded(s.embeddings + begin[q] * s.width, 1, s.width, s.padded_width, stride,
+               to + q * stride);
   }
 }
 
@@ -179,7 +272,7 @@ DEEPFM_BEGIN_FUSED
 
 // Of the pairs of a field, rows [v W_f, v], of which v is there.
 template <typename V>
-DEEPFM_INLINE void ProjectOf(const Sizes& s, int64 pairs, const float* kernel, float* projected) {
+DEEPFM_INLINE void ProjectOf(const Layer& s, int64 pairs, const float* kernel, float* projected) {
   for (int64 q = 0; q < pairs; ++q) {
     std::fill(projected + q * s.stride, projected + q * s.stride + s.padded_units, 0.0f);
   }
@@ -187,19 +280,19 @@ DEEPFM_INLINE void ProjectOf(const Sizes& s, int64 pairs, const float* kernel, f
                 s.padded_units, projected, s.stride);
 }
 DEEPFM_FOR_VECTORS(Project,
-                   (const Sizes& s, int64 pairs, const float* kernel, float* projected),
+                   (const Layer& s, int64 pairs, const float* kernel, float* projected),
                    (s, pairs, kernel, projected))
 
 DEEPFM_FOR_VECTORS(SumRows,
                    (int64 count, const int32* which, const float* factors, const float* rows,
-                    int64 width, float* sum),
-                   (count, which, factors, rows, width, sum))
+                    int64 stride, int64 width, float* sum),
+                   (count, which, factors, rows, stride, width, sum))
 
 // What a block of a field's pairs adds to the kernel's gradient, and the gradient of their rows.
 constexpr int64 kBlock = 24;  // pairs: their gradients stay in the cache
 
 template <typename V>
-DEEPFM_INLINE void BackOf(const Sizes& s, int64 pairs, const float* g, const float* v,
+DEEPFM_INLINE void BackOf(const Layer& s, int64 pairs, const float* g, const float* v,
                           const float* transposed, float* by_kernel, float* by_rows) {
   AddProduct<V>(pairs, s.units, s.padded_width, {g, s.stride, 1}, transposed, s.padded_width,
                 by_rows, s.padded_width);
@@ -207,22 +300,47 @@ DEEPFM_INLINE void BackOf(const Sizes& s, int64 pairs, const float* g, const flo
                 s.padded_units);
 }
 DEEPFM_FOR_VECTORS(Back,
-                   (const Sizes& s, int64 pairs, const float* g, const float* v,
+                   (const Layer& s, int64 pairs, const float* g, const float* v,
                     const float* transposed, float* by_kernel, float* by_rows),
                    (s, pairs, g, v, transposed, by_kernel, by_rows))
 
 DEEPFM_END_FUSED
 
+// Sums the rows [v W_f, v] of an example's values; returns first_order + second_order. Scratch is of
+// `padded_width`.
+float SumExample(const Layer& s, int64 b, const float* projected, const float* of_rows,
+                 float* scratch, float* sum) {
+  const int64 all = s.places.fields, begin = s.places.begin(b, 0), end = s.places.end(b, all - 1);
+  const int32* own = s.pair_of + begin;
+  const float* by = s.by + begin;
+  const int64 values = end - begin;
+  float* together = sum + s.padded_units;
+  float linear = 0, squares = 0, products = 0;
+  for (int64 i = 0; i < values; ++i) linear += by[i] * of_rows[2 * own[i]];
+  if (!s.places.begins) {
+    SumRows(values, own, by, projected, s.stride, s.stride, sum);
+    for (int64 i = 0; i < values; ++i) squares += by[i] * by[i] * of_rows[2 * own[i] + 1];
+  } else {
+    SumRows(values, own, by, projected, s.stride, s.padded_units, sum);
+    std::fill(together, together + s.padded_width, 0.0f);
+    for (int64 f = 0; f < all; ++f) {
+      const int64 first = s.places.begin(b, f), count = s.places.end(b, f) - first;
+      if (count == 0) continue;
+      SumRows(count, s.pair_of + first, s.by + first, projected + s.padded_units, s.stride,
+              s.padded_width, scratch);
+      for (int64 k = 0; k < s.width; ++k) {
+        together[k] += scratch[k];
+        squares += scratch[k] * scratch[k];
+      }
+    }
+  }
+  for (int64 k = 0; k < s.width; ++k) products += together[k] * together[k];
+  return linear + 0.5f * (products - squares);
+}
+
 void FirstLayerOp(OpKernelContext* context) {
-  Sizes s;
-  OP_REQUIRES_OK(context, TakeSizes(context, context->input(6), context->input(5), &s));
-  const float *weights = context->input(0).flat<float>().data(),
-              *embeddings = context->input(1).flat<float>().data(),
-              *kernel = context->input(2).flat<float>().data(),
-              *x = context->input(3).flat<float>().data();
-  const int32 *pairs = context->input(4).flat<int32>().data(),
-              *rows = context->input(5).flat<int32>().data(),
-              *fields = context->input(6).flat<int32>().data();
+  Layer s;
+  OP_REQUIRES_OK(context, s.Take(context));
   float *y, *fm, *sums;
   OP_REQUIRES_OK(context, Allocate(context, 0, {s.examples, s.units}, &y));
   OP_REQUIRES_OK(context, Allocate(context, 1, {s.examples}, &fm));
@@ -232,18 +350,18 @@ void FirstLayerOp(OpKernelContext* context) {
                  context->allocate_temp(DT_FLOAT, TensorShape({s.pairs, s.stride}), &memory));
   float* projected = memory.flat<float>().data();
   std::vector<float> of_rows(2 * s.pairs);  // the weight and the squared length of each pair's row
-  ForEach(context, s.fields, [&](int64 f) {
-    const int64 first = fields[f], n = fields[f + 1] - first;
+  ForEach(context, s.places.fields, [&](int64 f) {
+    const int64 first = s.fields[f], n = s.fields[f + 1] - first;
     float* to = projected + first * s.stride;
+    CopyRows(s, f, s.stride, to + s.padded_units);
     for (int64 q = 0; q < n; ++q) {
-      const float* row = embeddings + rows[first + q] * s.width;
-      CopyPadded(row, 1, s.width, s.padded_width, s.stride, to + q * s.stride + s.padded_units);
+      const float* row = to + q * s.stride + s.padded_units;
       float squares = 0;
       for (int64 k = 0; k < s.width; ++k) squares += row[k] * row[k];
-      of_rows[2 * (first + q)] = weights[rows[first + q]];
+      of_rows[2 * (first + q)] = s.weights[s.rows[first + q]];
       of_rows[2 * (first + q) + 1] = squares;
     }
-    const float* own = kernel + f * s.width * s.units;
+    const float* own = s.kernel + f * s.width * s.units;
     std::vector<float> padded;
     if (s.units != s.padded_units) {
       padded.resize(s.width * s.padded_units);
@@ -252,22 +370,13 @@ void FirstLayerOp(OpKernelContext* context) {
     }
     Project(s, n, own, to);
   });
-  Divide(context, s.examples, 4 * s.fields * s.stride, [&](int64 begin, int64 end) {
-    std::vector<float> sum(s.stride);
+  Divide(context, s.examples, 4 * s.places.fields * s.stride, [&](int64 begin, int64 end) {
+    std::vector<float> sum(s.stride), scratch(s.padded_width);
     for (int64 b = begin; b < end; ++b) {
-      const int32* own = pairs + b * s.fields;
-      const float* factors = x + b * s.fields;
-      SumRows(s.fields, own, factors, projected, s.stride, sum.data());
-      float linear = 0, squares = 0, products = 0;
-      for (int64 f = 0; f < s.fields; ++f) {
-        linear += factors[f] * of_rows[2 * own[f]];
-        squares += factors[f] * factors[f] * of_rows[2 * own[f] + 1];
-      }
+      fm[b] = SumExample(s, b, projected, of_rows.data(), scratch.data(), sum.data());
       const float* together = sum.data() + s.padded_units;
-      for (int64 k = 0; k < s.width; ++k) products += together[k] * together[k];
       std::copy(sum.data(), sum.data() + s.units, y + b * s.units);
       std::copy(together, together + s.width, sums + b * s.width);
-      fm[b] = linear + 0.5f * (products - squares);
     }
   });
 }
@@ -277,11 +386,14 @@ REGISTER_OP("DeepfmFirstLayerGrad")
     .Input("weights: float")        // [U]
     .Input("embeddings: float")     // [U, K]
     .Input("kernel: float")         // [F K, H]
-    .Input("factors: float")        // [N]
+    .Input("pairs: int32")          // [N]
+    .Input("by: float")             // [N]
+    .Input("begins: int32")         // [B F + 1] or [0]
     .Input("rows: int32")           // [Q]
     .Input("fields: int32")         // [F + 1]
     .Input("starts: int32")         // [Q + 1]
     .Input("uses: int32")           // [N]
+    .Input("factors: float")        // [N]
     .Input("sums: float")           // [B, K]
     .Input("by_y: float")           // [B, H]
     .Input("by_fm: float")          // [B]
@@ -294,23 +406,35 @@ REGISTER_OP("DeepfmFirstLayerGrad")
     })
     .Doc("The gradient of DeepfmFirstLayer with respect to the rows and the kernel.");
 
+// Of a field's pairs, whose rows are `v` [pairs, padded_width], what each example adds to the
+// gradient of their pooled sum e_bf by the FM: by_fm_b (s_b - e_bf), [B, padded_width].
+void GradientsOfPooled(const Layer& s, int64 f, const float* v, const float* by_fm,
+                       const float* sums, float* of_pooled) {
+  std::vector<int32> own;
+  for (int64 b = 0; b < s.examples; ++b) {
+    const int64 first = s.places.begin(b, f), count = s.places.end(b, f) - first;
+    if (count == 0) continue;  // nothing uses it
+    own.resize(count);
+    for (int64 i = 0; i < count; ++i) own[i] = s.pair_of[first + i] - s.fields[f];
+    float* to = of_pooled + b * s.padded_width;
+    SumRows(count, own.data(), s.by + first, v, s.padded_width, s.padded_width, to);
+    for (int64 k = 0; k < s.width; ++k) to[k] = by_fm[b] * (sums[b * s.width + k] - to[k]);
+  }
+}
+
 void FirstLayerGradOp(OpKernelContext* context) {
-  Sizes s;
-  OP_REQUIRES_OK(context, TakeSizes(context, context->input(5), context->input(4), &s));
-  const float *embeddings = context->input(1).flat<float>().data(),
-              *kernel = context->input(2).flat<float>().data(),
-              *factors = context->input(3).flat<float>().data(),
-              *sums = context->input(8).flat<float>().data(),
-              *by_y = context->input(9).flat<float>().data(),
-              *by_fm = context->input(10).flat<float>().data();
-  const int32 *rows = context->input(4).flat<int32>().data(),
-              *fields = context->input(5).flat<int32>().data(),
-              *starts = context->input(6).flat<int32>().data(),
-              *uses = context->input(7).flat<int32>().data();
+  Layer s;
+  OP_REQUIRES_OK(context, s.Take(context));
+  const int32 *starts = context->input(8).flat<int32>().data(),
+              *uses = context->input(9).flat<int32>().data();
+  const float *factors = context->input(10).flat<float>().data(),
+              *sums = context->input(11).flat<float>().data(),
+              *by_y = context->input(12).flat<float>().data(),
+              *by_fm = context->input(13).flat<float>().data();
   float *by_weights, *by_embeddings, *by_kernel;
   OP_REQUIRES_OK(context, Allocate(context, 0, {s.ids}, &by_weights));
   OP_REQUIRES_OK(context, Allocate(context, 1, {s.ids, s.width}, &by_embeddings));
-  OP_REQUIRES_OK(context, Allocate(context, 2, {s.fields * s.width, s.units}, &by_kernel));
+  OP_REQUIRES_OK(context, Allocate(context, 2, {s.places.fields * s.width, s.units}, &by_kernel));
   Tensor memory;
   OP_REQUIRES_OK(context,
                  context->allocate_temp(DT_FLOAT, TensorShape({s.examples, s.stride}), &memory));
@@ -328,42 +452,53 @@ void FirstLayerGradOp(OpKernelContext* context) {
   bool shared = s.pairs != s.ids;
   std::vector<bool> taken(s.ids);
   for (int64 q = 0; q < s.pairs && !shared; ++q) {
-    shared = taken[rows[q]];
-    taken[rows[q]] = true;
+    shared = taken[s.rows[q]];
+    taken[s.rows[q]] = true;
   }
   std::vector<float> of_pairs(shared ? s.pairs * (s.width + 1) : 0);
-  ForEach(context, s.fields, [&](int64 f) {
-    const float* own = kernel + f * s.width * s.units;
+  ForEach(context, s.places.fields, [&](int64 f) {
+    const float* own = s.kernel + f * s.width * s.units;
+    const int64 all = s.fields[f + 1] - s.fields[f];
+    const bool pooled = s.places.begins != nullptr;
     std::vector<float> transposed(s.units * s.padded_width), total(s.width * s.padded_units),
-        g(kBlock * s.stride), v(kBlock * s.padded_width), by_rows(kBlock * s.padded_width);
+        g(kBlock * s.stride), v(all * s.padded_width), by_rows(kBlock * s.padded_width),
+        of_pooled(pooled ? s.examples * s.padded_width : 0);
     for (int64 k = 0; k < s.width; ++k) {
       for (int64 h = 0; h < s.units; ++h) {
         transposed[h * s.padded_width + k] = own[k * s.units + h];
       }
     }
-    for (int64 first = fields[f]; first < fields[f + 1]; first += kBlock) {
-      const int64 n = std::min<int64>(kBlock, fields[f + 1] - first);
+    CopyRows(s, f, s.padded_width, v.data());
+    if (pooled) GradientsOfPooled(s, f, v.data(), by_fm, sums, of_pooled.data());
+    for (int64 first = 0; first < all; first += kBlock) {
+      const int64 n = std::min<int64>(kBlock, all - first);
       for (int64 i = 0; i < n; ++i) {
-        const int64 q = first + i, begin = starts[q], count = starts[q + 1] - begin;
+        const int64 q = s.fields[f] + first + i, begin = starts[q], count = starts[q + 1] - begin;
         float* sum = g.data() + i * s.stride;
-        SumRows(count, uses + begin, factors + begin, gradients, s.stride, sum);
-        const float* row = embeddings + rows[q] * s.width;
-        CopyPadded(row, 1, s.width, s.padded_width, s.padded_width, v.data() + i * s.padded_width);
         float linear = 0, squares = 0;
-        for (int64 j = begin; j < begin + count; ++j) {
-          linear += by_fm[uses[j]] * factors[j];
-          squares += by_fm[uses[j]] * factors[j] * factors[j];
+        for (int64 j = begin; j < begin + count; ++j) linear += by_fm[uses[j]] * factors[j];
+        (shared ? of_pairs[s.pairs * s.width + q] : by_weights[s.rows[q]]) = linear;
+        if (pooled) {
+          SumRows(count, uses + begin, factors + begin, gradients, s.stride, s.padded_units, sum);
+          SumRows(count, uses + begin, factors + begin, of_pooled.data(), s.padded_width,
+                  s.padded_width, sum + s.padded_units);
+        } else {
+          SumRows(count, uses + begin, factors + begin, gradients, s.stride, s.stride, sum);
+          for (int64 j = begin; j < begin + count; ++j) {
+            squares += by_fm[uses[j]] * factors[j] * factors[j];
+          }
         }
-        (shared ? of_pairs[s.pairs * s.width + q] : by_weights[rows[q]]) = linear;
+        const float* row = v.data() + (first + i) * s.padded_width;
         float* __restrict to = by_rows.data() + i * s.padded_width;
         for (int64 k = 0; k < s.width; ++k) to[k] = sum[s.padded_units + k] - squares * row[k];
         std::fill(to + s.width, to + s.padded_width, 0.0f);
       }
-      Back(s, n, g.data(), v.data(), transposed.data(), total.data(), by_rows.data());
+      Back(s, n, g.data(), v.data() + first * s.padded_width, transposed.data(), total.data(),
+           by_rows.data());
       for (int64 i = 0; i < n; ++i) {
+        const int64 q = s.fields[f] + first + i;
         const float* from = by_rows.data() + i * s.padded_width;
-        float* to = shared ? of_pairs.data() + (first + i) * s.width
-                           : by_embeddings + rows[first + i] * s.width;
+        float* to = shared ? of_pairs.data() + q * s.width : by_embeddings + s.rows[q] * s.width;
         std::copy(from, from + s.width, to);
       }
     }
@@ -377,9 +512,9 @@ void FirstLayerGradOp(OpKernelContext* context) {
   std::fill(by_embeddings, by_embeddings + s.ids * s.width, 0.0f);
   for (int64 q = 0; q < s.pairs; ++q) {
     const float* from = of_pairs.data() + q * s.width;
-    float* __restrict to = by_embeddings + rows[q] * s.width;
+    float* __restrict to = by_embeddings + s.rows[q] * s.width;
     for (int64 k = 0; k < s.width; ++k) to[k] += from[k];
-    by_weights[rows[q]] += of_pairs[s.pairs * s.width + q];
+    by_weights[s.rows[q]] += of_pairs[s.pairs * s.width + q];
   }
 }
 DEEPFM_REGISTER("DeepfmFirstLayerGrad", FirstLayerGradOp);

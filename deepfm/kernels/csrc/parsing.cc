@@ -107,18 +107,25 @@ struct Reader {
     at += length;
     Last(0x12, until);  // FeatureEntry.value
     Last(list, until);  // Feature.float_list or int64_list
+    if (at == until) return until;  // an empty list
     Last(0x0A, until);  // value
     return until;
   }
 };
 
-// Parses a record; returns whether it is good.
-bool ParseRecord(StringPiece record, int64 fields, int64 feature_size, float* label, int64* ids,
-                 float* values) {
-  constexpr uint8 kFloats = 0x12, kInt64s = 0x1A;
+constexpr uint8 kFloats = 0x12, kInt64s = 0x1A;
+
+// A reader of a record's features; `good` is false if it has none.
+Reader Features(StringPiece record) {
   const uint8* begin = reinterpret_cast<const uint8*>(record.data());
   Reader reader{begin, begin + record.size()};
   reader.Last(0x0A, reader.end);  // Example.features
+  return reader;
+}
+
+// Parses the ids, the label and the values, `fields` of each; returns whether these are good.
+bool ParseFeatures(Reader reader, int64 fields, int64 feature_size, float* label, int64* ids,
+                   float* values) {
   if (!reader.good) return false;
   const uint8* until = reader.List("ids", 3, kInt64s);
   if (!reader.good) return false;
@@ -168,8 +175,87 @@ void ParseAll(OpKernelContext* context, const Parse& parse) {
   }
 }
 
-void ParseRecords(OpKernelContext* context) { ParseAll(context, ParseRecord); }
+void ParseRecords(OpKernelContext* context) {
+  ParseAll(context, [](StringPiece record, int64 fields, int64 feature_size, float* label,
+                       int64* ids, float* values) {
+    return ParseFeatures(Features(record), fields, feature_size, label, ids, values);
+  });
+}
 DEEPFM_REGISTER("DeepfmParse", ParseRecords);
+
+REGISTER_OP("DeepfmParseMultiValued")
+    .Input("serialized: string")  // packed
+    .Output("good: bool")         // []
+    .Output("labels: float")      // [B]
+    .Output("ids: int64")         // [B, M]
+    .Output("values: float")      // [B, M]
+    .Output("counts: int32")      // [B, F]
+    .Attr("field_size: int >= 1")
+    .Attr("feature_size: int")
+    .SetShapeFn(Ranks<0, 1, 2, 2, 2>)
+    .Doc("As DeepfmParse, for records in which each field has as many values as `counts` says, or "
+         "one if there are no counts; M is the most values of a record.");
+
+// Parses the number of values of each field; returns their sum, or -1 if they are not good.
+int64 ParseCounts(Reader* reader, int64 fields, int32* counts) {
+  Reader ahead = *reader;
+  const uint8* until = ahead.List("counts", 6, kInt64s);
+  if (!ahead.good) {
+    std::fill(counts, counts + fields, 1);
+    return fields;
+  }
+  *reader = ahead;
+  int64 sum = 0;
+  for (int64 f = 0; f < fields; ++f) {
+    const uint64 count = reader->Varint();
+    // Each value takes more than one of the record's bytes.
+    if (!reader->good || count > static_cast<uint64>(reader->end - reader->at)) return -1;
+    counts[f] = count;
+    sum += count;
+  }
+  return reader->at == until && sum <= reader->end - reader->at ? sum : -1;
+}
+
+void ParseMultiValued(OpKernelContext* context) {
+  const int64 fields = Attribute<int64>(context, "field_size");
+  const int64 feature_size = Attribute<int64>(context, "feature_size");
+  Packed records;
+  OP_REQUIRES_OK(context, Packed::Open(context->input(0), &records));
+  const int64 n = records.size();
+  bool* good;
+  float *labels, *values;
+  int64* ids;
+  int32* counts;
+  OP_REQUIRES_OK(context, Allocate(context, 0, {}, &good));
+  OP_REQUIRES_OK(context, Allocate(context, 1, {n}, &labels));
+  OP_REQUIRES_OK(context, Allocate(context, 4, {n, fields}, &counts));
+  std::vector<int64> all_ids, ends(n);
+  std::vector<float> all_values;
+  int64 longest = 0, end = 0;
+  *good = true;
+  for (int64 i = 0; i < n && *good; ++i) {
+    Reader reader = Features(records[i]);
+    const int64 sum = reader.good ? ParseCounts(&reader, fields, counts + i * fields) : -1;
+    *good = sum >= 0;
+    if (!*good) break;
+    all_ids.resize(end + sum);
+    all_values.resize(end + sum);
+    *good = ParseFeatures(reader, sum, feature_size, labels + i, all_ids.data() + end,
+                          all_values.data() + end);
+    ends[i] = end += sum;
+    longest = std::max(longest, sum);
+  }
+  const int64 rows = *good ? n : 0;
+  OP_REQUIRES_OK(context, Allocate(context, 2, {rows, longest}, &ids));
+  OP_REQUIRES_OK(context, Allocate(context, 3, {rows, longest}, &values));
+  std::fill(ids, ids + rows * longest, 0);
+  std::fill(values, values + rows * longest, 0.0f);
+  for (int64 i = 0, begin = 0; i < rows; begin = ends[i++]) {
+    std::copy(all_ids.data() + begin, all_ids.data() + ends[i], ids + i * longest);
+    std::copy(all_values.data() + begin, all_values.data() + ends[i], values + i * longest);
+  }
+}
+DEEPFM_REGISTER("DeepfmParseMultiValued", ParseMultiValued);
 
 REGISTER_OP("DeepfmParseLines")
     .Input("lines: string")   // packed

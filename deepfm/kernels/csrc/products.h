@@ -91,33 +91,33 @@ DEEPFM_INLINE void AddProduct(int64 rows, int64 inner, int64 columns, Matrix a, 
 
 template <typename V, int vectors>
 DEEPFM_INLINE void SumVectors(int64 count, const int32* which, const float* factors,
-                             const float* rows, int64 width, float* sum) {
+                             const float* rows, int64 stride, float* sum) {
   constexpr int64 n = sizeof(V) / sizeof(float), kAhead = 6, kLine = 16;
   V sums[vectors] = {};
   for (int64 i = 0; i < count; ++i) {
     if (i + kAhead < count) {
-      const float* later = rows + which[i + kAhead] * width;
+      const float* later = rows + which[i + kAhead] * stride;
       for (int64 j = 0; j < vectors * n; j += kLine) __builtin_prefetch(later + j);
     }
-    const float* row = rows + which[i] * width;
+    const float* row = rows + which[i] * stride;
     for (int j = 0; j < vectors; ++j) sums[j] += factors[i] * Load<V>(row + j * n);
   }
   for (int j = 0; j < vectors; ++j) Store(sums[j], sum + j * n);
 }
 
-// sum[width] = sum over i of factors[i] rows[which[i]]; `width` is padded.
+// sum[width] = sum over i of factors[i] rows[which[i]], rows being `stride` apart; `width` is padded.
 template <typename V>
 DEEPFM_INLINE void SumRowsOf(int64 count, const int32* which, const float* factors,
-                             const float* rows, int64 width, float* sum) {
+                             const float* rows, int64 stride, int64 width, float* sum) {
   constexpr int64 n = sizeof(V) / sizeof(float);
   int64 j = 0;
   for (; width - j >= 10 * n; j += 10 * n) {
-    SumVectors<V, 10>(count, which, factors, rows + j, width, sum + j);
+    SumVectors<V, 10>(count, which, factors, rows + j, stride, sum + j);
   }
   for (; width - j >= 4 * n; j += 4 * n) {
-    SumVectors<V, 4>(count, which, factors, rows + j, width, sum + j);
+    SumVectors<V, 4>(count, which, factors, rows + j, stride, sum + j);
   }
-  for (; j < width; j += n) SumVectors<V, 1>(count, which, factors, rows + j, width, sum + j);
+  for (; j < width; j += n) SumVectors<V, 1>(count, which, factors, rows + j, stride, sum + j);
 }
 
 DEEPFM_END_FUSED
