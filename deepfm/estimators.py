@@ -32,6 +32,7 @@ class Model(NamedTuple):
         seed: seed of TensorFlow's random numbers.
         trains: whether this job trains it; if not, another process may be training it meanwhile.
         ops: Ops of evaluation and inference.
+        batch_size: examples in a batch of evaluation and inference; 0: as they come.
     """
 
     model_dir: str
@@ -40,6 +41,12 @@ class Model(NamedTuple):
     seed: int = 1
     trains: bool = False
     ops: Ops = TENSORFLOW
+    batch_size: int = 0
+
+
+def batches_at_once(batch_size: int) -> int:
+    """How many batches evaluation and inference read and compute at once."""
+    return max(1, min(4, 16384 // batch_size))
 
 
 def global_step(model_dir: str) -> int:
@@ -91,7 +98,11 @@ def trained(model: Model):
     Each use makes a new one, since an Estimator keeps nothing but its folder.
     """
     mode = model.distribution
-    model_fn = make_model_fn(model.config, OptimizerConfig(), mode.replicas, ops=model.ops)
+    size = model.batch_size
+    side_by_side = (size, batches_at_once(size)) if size else (0, 1)
+    model_fn = make_model_fn(
+        model.config, OptimizerConfig(), mode.replicas, ops=model.ops, side_by_side=side_by_side
+    )
     in_place = mode.processes.chief and os.access(model.model_dir, os.W_OK)
     return _estimator(model_fn, model, in_place, session_config=mode.session_config)
 
@@ -234,7 +245,7 @@ def save_export(model: Model, target: str, kind: str):
     Returns:
         (the path of the numbered folder, the global step).
     """
-    config, model = model.config, model._replace(ops=TENSORFLOW)  # which every server has
+    config, model = model.config, model._replace(ops=TENSORFLOW, batch_size=0)  # for any server
     others = remote_files.names(target, "servable_model_dir")
     depends_on = config.pooling, config.multi_valued, config.hash_buckets, config.logit_offset
     wanted = schema(config)._replace(hash_buckets=config.hash_buckets or 0)

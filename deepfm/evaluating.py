@@ -69,8 +69,9 @@ class Evaluating:
             share, together = open_data.share_of_evaluation(data, job.input, mode, of_job)
             source = Source(data, job.input, share, ops=job.ops)
             schema = estimators.schema(model.config)
-            self._input_fn = input_pipeline.once_in_order(source, schema)
             self._together = model._replace(distribution=together)
+            batches = estimators.batches_at_once(model.batch_size)
+            self._input_fn = input_pipeline.once_in_order(source, schema, batches)
         # If each process takes steps of its own, the chief decides alone.
         self._agree = processes.agree if processes.synchronous else lambda value: value
         self.results, self.stopped, self.data = None, False, data

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Dict
 
 from absl import logging
@@ -152,7 +153,8 @@ def _eval(job, of_job):
     share, together = open_data.share_of_evaluation(data, job.input, job.distribution, of_job)
     model = model._replace(distribution=together)
     source = Source(data, job.input, share, ops=job.ops)
-    input_fn = input_pipeline.once_in_order(source, schema)
+    batches = estimators.batches_at_once(model.batch_size)
+    input_fn = input_pipeline.once_in_order(source, schema, batches)
     step, results, curves = estimators.evaluate(model, data, input_fn)
     return {"global_step": step, "eval": results, "curves": curves}
 
@@ -164,7 +166,8 @@ def _infer(job, of_job):
     processes, started = job.distribution.processes, time.monotonic()
     share = open_data.share(data, processes, of_job)
     source = Source(data, job.input, share, ops=job.ops)
-    input_fn = input_pipeline.once_in_order(source, schema)
+    batches = estimators.batches_at_once(model.batch_size)
+    input_fn = input_pipeline.once_in_order(source, schema, batches)
     path = job.predictions_file or os.path.join(job.model_dir, "predictions.txt")
     if os.path.realpath(path) in {os.path.realpath(file.path) for file in data.files}:
         raise BadInput(f"--predictions_file={path} is one of the input files; give another path.")
@@ -175,16 +178,19 @@ def _infer(job, of_job):
     def of_checkpoint(checkpoint):
         rows, step = 0, checkpoint and estimators.step_of(checkpoint)
         naming = bad_records.naming_bad_records(data, schema)
+        write = lambda prob: out.write("%.9g\n" * len(prob) % tuple(prob.tolist()))
         with naming, remote_files.written(part) as local, atomic_files.open_whole(
             local
-        ) as out, estimators.trained(model) as estimator:
+        ) as out, estimators.trained(model) as estimator, ThreadPoolExecutor(1) as writer:
             session_hooks = estimators.session_hooks(model, checkpoint)
+            written = writer.submit(lambda: None)
             for batch in estimator.predict(
                 input_fn, None, session_hooks, checkpoint, yield_single_examples=False
             ):
-                prob = batch["prob"]
-                out.write("%.9g\n" * len(prob) % tuple(prob.tolist()))
-                rows += len(prob)
+                written.result()  # raises what writing has raised
+                written = writer.submit(write, batch["prob"])  # while the next one is computed
+                rows += len(batch["prob"])
+            written.result()
         return rows, step
 
     rows, step = estimators.of_newest(model, of_checkpoint)
@@ -217,9 +223,11 @@ def _trained_model(job, of_job, flag=None):
     data = open_data.find(flag, job.input, mode.processes, of_job) if flag else None
     known = model_config.kept(job.model_dir, mode.processes.chief)
     config = model_config.of_trained(job.asked_model, known, data)
-    estimators.check_fits_memory(config, mode, job.input.batch_size)
+    size = job.input.batch_size
+    estimators.check_fits_memory(config, mode, size * estimators.batches_at_once(size))
     ops = compiled.of_model(job.ops)
-    return data, estimators.Model(job.model_dir, config, mode, job.input.seed, ops=ops)
+    model = estimators.Model(job.model_dir, config, mode, job.input.seed, ops=ops, batch_size=size)
+    return data, model
 
 
 TASKS: Dict[str, Callable[[JobConfig, sagemaker.Job], dict]] = {

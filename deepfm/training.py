@@ -74,8 +74,9 @@ def train(job: JobConfig, of_job: sagemaker.Job, mirror: Optional[Mirror] = None
         model_config.check_goes_on(asked, config)
     gpus = utilization.Gpus()
     model = estimators.Model(
-        job.model_dir, config, mode, job.input.seed, trains=True, ops=compiled.of_model(job.ops)
-    )
+        job.model_dir, config, mode, job.input.seed, trains=True, ops=compiled.of_model(job.ops),
+        batch_size=job.input.batch_size,
+    )  # fmt: skip
     run = _Training(job, of_job, mirror, model, data, validation, position, step, parts, gpus)
     _log_start(job, data, config, damaged, share, position, step)
     if processes.agree(run.is_left()):

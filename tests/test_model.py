@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from deepfm.config import ModelConfig, OptimizerConfig, Replicas
+from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import layers
 from deepfm.model.model_fn import make_model_fn
@@ -224,3 +225,29 @@ def test_table_gradients_stay_row_wise_from_end_to_end():
         ops = {op.type for op in graph.get_operations() if "fm_v" in op.name or "fm_w" in op.name}
     assert "ResourceScatterSub" in ops
     assert not any(op.startswith("ResourceApply") for op in ops)
+
+
+@pytest.mark.parametrize("ops", [TENSORFLOW, COMPILED], ids=["tensorflow", "compiled"])
+@pytest.mark.parametrize("rows", [0, 5, 12, 20])
+def test_batches_side_by_side_are_predicted_as_each_alone(rows, ops):
+    random, size = np.random.RandomState(rows), 6
+    ids, values = random.randint(0, V, [rows, F]), random.randn(rows, F).astype("f4")
+    model_config = config(embedding_size=32, deep_layers=(128, 8), batch_norm=True)
+    with tf.Graph().as_default(), v1.Session() as session:
+        places = v1.placeholder(tf.int64, [None, F]), v1.placeholder(tf.float32, [None, F])
+
+        def predictions(side_by_side):
+            make = make_model_fn(
+                model_config, OptimizerConfig(), Replicas(), ops=ops, side_by_side=side_by_side
+            )
+            with v1.variable_scope("", reuse=v1.AUTO_REUSE):
+                features = dict(zip(("feat_ids", "feat_vals"), places))
+                return make(features, None, tf.estimator.ModeKeys.PREDICT).predictions["prob"]
+
+        together, alone = predictions((size, 4)), predictions((0, 1))
+        names = [variable.op.name for variable in v1.global_variables()]
+        assert len(set(names)) == len(names) and "deep_1/kernel" in names
+        session.run(v1.global_variables_initializer())
+        run = lambda of, i, end: session.run(of, dict(zip(places, (ids[i:end], values[i:end]))))
+        each = [run(alone, i, i + size) for i in range(0, rows, size)]
+        np.testing.assert_array_equal(run(together, 0, rows), np.concatenate([[], *each]))

@@ -103,10 +103,10 @@ def make_input_fn(
     return input_fn
 
 
-def once_in_order(source: reading.Source, schema: records.Schema):
-    """An input_fn of every record of a Source, once and in order, for one replica."""
+def once_in_order(source: reading.Source, schema: records.Schema, batches: int = 1):
+    """An input_fn of every record of a Source, once and in order, `batches` of them in one."""
     asked = source.asked
-    once = InputConfig(asked.batch_size, read_buffer_bytes=asked.read_buffer_bytes)
+    once = InputConfig(asked.batch_size * batches, read_buffer_bytes=asked.read_buffer_bytes)
     return make_input_fn(source._replace(asked=once), schema, Distribution())
 
 

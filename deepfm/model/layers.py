@@ -84,10 +84,8 @@ def deep(x, kernel, config, part=None, ops=TENSORFLOW):
                 bias = v1.get_variable("deep_0/bias", [units], initializer=start)
                 x = tf.nn.bias_add(x, bias, name="deep_0/BiasAdd")
             else:
-                layer = v1.layers.Dense(
-                    units, name=f"deep_{i}", kernel_initializer=glorot(config, i)
-                )
-                x = layer.apply(x)
+                layer = v1.layers.Dense(units, kernel_initializer=glorot(config, i))
+                x = layer.apply(x, scope=f"deep_{i}")  # a `name` would differ at the second use
                 weights.append(layer.kernel)
         if config.batch_norm:
             x = batch_norm.batch_norm(x, f"batch_norm_{i}", config.batch_norm_decay, part)
@@ -95,9 +93,9 @@ def deep(x, kernel, config, part=None, ops=TENSORFLOW):
             x = ops.relu_dropout(x, seed_of_step(config.seed, i), dropped(rate))
         else:
             x = tf.nn.relu(x)
-    layer = v1.layers.Dense(1, name="deep_out", kernel_initializer=glorot(config, -1))
+    layer = v1.layers.Dense(1, kernel_initializer=glorot(config, -1))
     with graph.gradient_override_map(gradients):
-        x = layer.apply(x)
+        x = layer.apply(x, scope="deep_out")
     weights.append(layer.kernel)
     return x[:, 0], weights
 

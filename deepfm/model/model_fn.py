@@ -10,7 +10,7 @@ import tensorflow as tf
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import metrics, optimizers
 from deepfm.model.batch_norm import BatchPart
-from deepfm.model.network import network
+from deepfm.model.network import logits_side_by_side, network
 from deepfm.runtime.stopping import ROWS_OF_STEPS
 from deepfm.runtime.throughput import EXAMPLES
 
@@ -66,7 +66,9 @@ def _part(features, replicas):
     return BatchPart(counts, replicas.stack, replicas.owns_variables())
 
 
-def make_model_fn(config, optimizer_config, replicas, partitioner=None, ops=TENSORFLOW):
+def make_model_fn(
+    config, optimizer_config, replicas, partitioner=None, ops=TENSORFLOW, side_by_side=(0, 1)
+):
     """Makes the Estimator's model_fn.
 
     Args:
@@ -75,6 +77,7 @@ def make_model_fn(config, optimizer_config, replicas, partitioner=None, ops=TENS
         replicas: Replicas.
         partitioner: cuts the variables into parts for training, or None.
         ops: Ops.
+        side_by_side: (size, most) of the batches that are applied at once outside training.
 
     Returns:
         model_fn(features, labels, mode): features as in `network`, in training perhaps with
@@ -87,9 +90,14 @@ def make_model_fn(config, optimizer_config, replicas, partitioner=None, ops=TENS
         scope = v1.get_variable_scope()
         cut = partitioner if training else None
         with v1.variable_scope(scope, use_resource=True, partitioner=cut):
-            net = network(features, config, _part(features, replicas) if training else None, ops)
-        logits = net.logits if training else net.logits + config.logit_offset
-        prob = tf.sigmoid(logits, name="prob")
+            if training:
+                net = network(features, config, _part(features, replicas), ops)
+                of_batches = [net.logits]
+            else:
+                found = logits_side_by_side(features, config, ops, *side_by_side)
+                of_batches = [logits + config.logit_offset for logits in found]
+        logits = tf.concat(of_batches, axis=0)
+        prob = tf.identity(tf.concat([tf.sigmoid(x) for x in of_batches], axis=0), name="prob")
         if mode == tf.estimator.ModeKeys.PREDICT:
             predictions = {"prob": prob}
             return tf.estimator.EstimatorSpec(mode, predictions=predictions)

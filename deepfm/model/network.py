@@ -46,3 +46,26 @@ def network(features, config, part=None, ops=TENSORFLOW):
     x, fm = tables.project(kernel)
     deep_logits, weights = deep(x, kernel, config, part, ops)
     return Network(bias + fm + deep_logits, tables, weights)
+
+
+def logits_side_by_side(features, config, ops, size, most):
+    """The logits of several batches, each computed as if it were alone, but all at the same time.
+
+    A batch alone keeps few cores busy: much of the work on it has to be done in turn.
+
+    Args:
+        features, config, ops: as for `network`.
+        size: examples in each batch but the last; 0: all are one batch.
+        most: the most batches that there may be.
+
+    Returns:
+        [float32 [examples of the batch] of each batch].
+    """
+    if not size:
+        return [network(features, config, ops=ops).logits]
+    found = []
+    for i in range(most):
+        batch = {name: x[i * size : (i + 1) * size] for name, x in features.items()}
+        with v1.variable_scope(v1.get_variable_scope(), reuse=v1.AUTO_REUSE):
+            found.append(network(batch, config, ops=ops).logits)
+    return found
