@@ -8,16 +8,21 @@ Each pair runs in turn, `--rounds` times, and its ratio is the median of the rou
 shared machine, you can trust a ratio and not a single time.
 
 Training is `train.py` as its user runs it, with the default flags, against the article's
-configuration (--lazy_updates=false --l2_scope=table) and, with --torch, against a plain PyTorch
-DeepFM with row-wise Adam (torch_reference.py). The floor is the work that no step can do without,
-in a session by itself: matrix products, gathers, sums of a row's gradients, row updates. Input and
-conversion run in one process each. The tools that prepare data are measured by the CPU time of one
-process, against that of converting LibSVM. Each mode runs against one thread of one process.
+configuration (--lazy_updates=false --l2_scope=table) and, with --torch, against a careful PyTorch
+DeepFM with row-wise Adam (torch_reference.py). Inference is measured from files to predictions,
+without its start. What the first layer costs depends on the share of a batch's (field, id) pairs
+that are distinct; by default, the data repeats as Criteo's log does.
 
-It prints a Markdown table; --output_dir stores that, the figures as JSON, and a plot.
+The floor is the work that no step can do without, in a session by itself: matrix products, gathers,
+sums of a row's gradients, row updates. Input and conversion run in one process each. The tools that
+prepare data are measured by the CPU time of one process, against that of converting LibSVM. Each
+mode runs against one thread of one process.
+
+It prints a Markdown table; --output_dir stores that, the figures as JSON, and plots.
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -41,7 +46,10 @@ import numpy as np
 from absl import flags, logging
 from tables_and_plots import bars, markdown, png
 
+from data_tools.common.planted_model import Shape, distinct_share, zipf_of_share
+
 FLAGS = flags.FLAGS
+_CRITEO = 1024, 0.214  # batch size, and the share of its (field, id) pairs that are distinct
 # fmt: off
 flags.DEFINE_list("feature_sizes", "117581,1000000,10000000",
     "Numbers of feature ids to measure with; pipe and extras take the first.")
@@ -49,8 +57,10 @@ flags.DEFINE_integer("rounds", 3, "How often each pair is measured; more on a bu
 flags.DEFINE_integer("rows", 400000, "Training records to generate; more make runs longer.", 10000)
 flags.DEFINE_list("batch_sizes", "1024",
     "Records in a batch; measures other than training take the first.")
-flags.DEFINE_float("zipf", 1.1,
-    "Zipf exponent of the ids' popularity. Lower it to use rare ids more often, which is harder.")
+flags.DEFINE_float("zipf", None,
+    "Zipf exponent of the ids' popularity. Lower it to use rare ids more often, which is harder. "
+    f"Default: the one at which {_CRITEO[1]} of the (field, id) pairs of a batch of {_CRITEO[0]:,} "
+    "are distinct, as in Criteo's log.")
 flags.DEFINE_string("work_dir", None,
     "Folder whose benchmark/ keeps the data for the next run. Default: a temporary folder.")
 flags.DEFINE_string("output_dir", None, "Folder for benchmark.json, .md and .png. Default: none.")
@@ -90,6 +100,9 @@ def main(_):
     if FLAGS.output_dir:
         files = {f"benchmark.{kind}": f"{text}\n".encode() for kind, text in texts.items()}
         files["benchmark.png"] = _plot(figures)
+        curves = [(*f["point"], f["ours"], f["other"]) for f in figures if f["point"]]
+        if curves:
+            files["distinct.png"] = _curves(curves)
         programs.write_files(pathlib.Path(FLAGS.output_dir), files)
 
 
@@ -123,8 +136,26 @@ def _plot(figures) -> bytes:
     return png(figure)
 
 
-def _in_turn(name, ours, other_name, other, unit="/s"):
-    """The figure of two functions, run in turn; each returns a number or a report.json."""
+def _curves(found) -> bytes:
+    """Curves of (what varies, its value, cost on distinct rows, cost on the whole matrix)."""
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(point[0] for point in found))
+    figure = Figure((4 * len(names), 4), dpi=110)
+    for axes, varied in zip(figure.subplots(1, len(names)), names):
+        values, ours, other = zip(*(point[1:] for point in found if point[0] == varied))
+        axes.plot(values, ours, "o-", label="on distinct rows")
+        axes.plot(values, other, "o-", label="on the whole matrix")
+        axes.set(xlabel=varied, ylabel="CPU-seconds per million", ylim=(0, None))
+        if max(values) > 1:
+            axes.set_xscale("log", base=2)
+        axes.legend()
+    return png(figure)
+
+
+def _in_turn(name, ours, other_name, other, unit="/s", point=None):
+    """The figure of two functions, run in turn; each returns a number or a report.json. `point`:
+    (what varies, its value), for a curve."""
     pairs = []
     for i in range(FLAGS.rounds):
         pairs.append((ours(), other()))
@@ -135,6 +166,7 @@ def _in_turn(name, ours, other_name, other, unit="/s"):
         "name": name,
         "other_name": other_name,
         "unit": unit,
+        "point": point,
         "ours": statistics.median(rates[0]),
         "other": statistics.median(rates[1]),
         "ratios": [a / b for a, b in zip(*rates)],
@@ -185,15 +217,36 @@ def _convert(source, folder, *extra):
     )  # fmt: skip
 
 
+@functools.lru_cache(maxsize=None)
+def _shape(feature_size):
+    """The Shape of the data set with ids below feature_size."""
+    if FLAGS.zipf is None:
+        return _with_share(feature_size, _CRITEO[1])
+    return Shape(feature_size=feature_size, zipf=FLAGS.zipf)
+
+
+def _with_share(feature_size, share):
+    """The Shape of data in whose batches of 1,024 a share of the pairs is distinct."""
+    shape = Shape(feature_size=feature_size)
+    return shape._replace(zipf=zipf_of_share(shape, _CRITEO[0], share))
+
+
+def _features(feature_size, batch_size=None):
+    """What the table calls a data set: its ids, and how often they repeat."""
+    share = distinct_share(_shape(feature_size), batch_size or _batch())
+    return f"{feature_size:,} features, {share:.3f} of the pairs distinct"
+
+
 def _data(work, feature_size):
     """The folder of a data set with ids below feature_size: train.libsvm and tfrecords/."""
-    folder = work / f"data-{feature_size}-{FLAGS.rows}-{FLAGS.zipf}"
+    zipf = _shape(feature_size).zipf
+    folder = work / f"data-{feature_size}-{FLAGS.rows}-{zipf}"
     if not (folder / "test" / "dataset.json").exists():  # which is written last
         logging.info("Making %d rows with %d features.", FLAGS.rows, feature_size)
         _seconds(
             "-m", "data_tools.make_synthetic", f"--output_dir={folder}", "--overwrite",
             f"--train_rows={FLAGS.rows}", "--val_rows=0", f"--test_rows={FLAGS.rows // 4}",
-            f"--feature_size={feature_size}", f"--zipf={FLAGS.zipf}",
+            f"--feature_size={feature_size}", f"--zipf={zipf}",
         )  # fmt: skip
         for split, to in (("train", "tfrecords"), ("test", "test")):
             _convert(f"{folder}/{split}.libsvm", folder / to, f"--feature_size={feature_size}")
@@ -227,7 +280,7 @@ def training(work):
     """Examples/s of train.py, default against the article's configuration and against PyTorch."""
     for size, batch in itertools.product(_sizes(), map(int, FLAGS.batch_sizes)):
         more = "" if len(FLAGS.batch_sizes) == 1 else f", batch {batch:,}"
-        name, folder = f"training, {size:,} features{more}", _data(work, size)
+        name, folder = f"training, {_features(size, batch)}{more}", _data(work, size)
         train = partial(_train, work, size, f"--batch_size={batch}")
         epoch = -(-FLAGS.rows // batch)
         # With large tables, a step of the article takes seconds, so it does not run a whole epoch.
@@ -242,7 +295,60 @@ def training(work):
                 _torch, f"--data={_arrays(folder)}", f"--feature_size={size}",
                 f"--batch_size={batch}", f"--steps={steps}",
             )  # fmt: skip
-            yield name, partial(train, f"--max_steps={steps}"), "plain PyTorch", torch
+            yield name, partial(train, f"--max_steps={steps}"), "PyTorch", torch
+
+
+def inference(work):
+    """Records/s from files to predictions, of train.py against PyTorch, or its own operators."""
+    for size in _sizes():
+        folder, name = _data(work, size), f"inference, {_features(size)}"
+        _train(work, size, "--max_steps=20")
+        infer = partial(_infer, work, folder)
+        torch = partial(
+            _torch, f"--data={_arrays(folder)}", f"--feature_size={size}",
+            f"--predictions={work}/predictions.txt",
+        )  # fmt: skip
+        without = partial(infer, "--nocompiled_kernels")
+        other = ("PyTorch", torch) if FLAGS.torch else ("without compiled kernels", without)
+        yield (name, infer, *other)
+
+
+def _infer(work, folder, *more):
+    """Figures of inference without its start: two data sets' difference."""
+    found = []
+    for part in ("test", "tfrecords"):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        words = (
+            "--task_type=infer",
+            f"--model_dir={work}/model",
+            f"--infer_data_dir={folder}/{part}",
+        )
+        _run(*_TRAIN, *words, *more)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        report = json.loads((work / "model" / "report.infer.json").read_text())
+        examples, rate = report["examples"], report["examples_per_second"]
+        cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+        found.append((examples, examples / rate, cpu))
+    examples, seconds, cpu = np.subtract(*reversed(found))
+    return {
+        "examples_per_second": examples / seconds,
+        "cpu_utilization": cpu / seconds / len(os.sched_getaffinity(0)),
+        "peak_rss_bytes": after.ru_maxrss * 1024,
+    }
+
+
+def distinct(_):
+    """CPU time of the first layer on distinct rows and on the whole matrix, over what matters."""
+    import first_layer_costs
+
+    size = _sizes()[0]
+    of_share = lambda share: _with_share(size, share)
+    for varied, value, *point in first_layer_costs.points(of_share):
+        cost = partial(first_layer_costs.costs, *point)
+        batch_share = distinct_share(point[0], point[1])
+        name = f"first layer, {varied} {value:,}, {batch_share:.3f} of the pairs distinct"
+        ours, other = partial(cost, True), partial(cost, False)
+        yield name, ours, "whole matrix", other, " s", (varied, value)
 
 
 def _torch(*words):
@@ -608,6 +714,8 @@ def safety(work):
 
 MEASURES = {
     "training": training,
+    "inference": inference,
+    "distinct": distinct,
     "floor": floor,
     "kernels": compiled,
     "start": start,

@@ -74,6 +74,15 @@ def test_ids_are_as_popular_as_rank_probabilities_says(model, block):
     assert np.all(np.abs(by_rank - expected) < 5 * np.sqrt(expected) + 5)
 
 
+def test_the_distinct_share_is_that_of_the_rows_drawn(model, block):
+    ids, batch = block[0], 512
+    parts = ids[: len(ids) // batch * batch].reshape(-1, batch * ids.shape[1])
+    found = np.mean([len(np.unique(part)) for part in parts]) / parts.shape[1]
+    assert planted_model.distinct_share(model.shape, batch) == pytest.approx(found, rel=0.02)
+    zipf = planted_model.zipf_of_share(model.shape, batch, found)
+    assert zipf == pytest.approx(model.shape.zipf, abs=0.05)
+
+
 def test_labels_agree_with_their_probabilities(block):
     probability, label = block[2:]
     for rows in np.array_split(np.argsort(probability), 10):

@@ -10,7 +10,9 @@ import pytest
 import s3_server
 from conftest import ROOT, started
 
-PARTS = ("programs.py", "tables_and_plots.py", "tune_candidates.py")  # of programs
+PARTS = (  # of programs
+    "first_layer_costs.py", "programs.py", "tables_and_plots.py", "tune_candidates.py",
+)  # fmt: skip
 SCRIPTS = sorted(
     path.name for path in (ROOT / "scripts").iterdir() if path.is_file() and path.name not in PARTS
 )

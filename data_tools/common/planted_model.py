@@ -120,9 +120,9 @@ def field_cardinalities(shape: Shape):
     return cardinalities
 
 
-def _bisect(function, low, high):
+def _bisect(function, low, high, steps=100):
     """The x in [low, high] above which the increasing `function` is positive."""
-    for _ in range(100):
+    for _ in range(steps):
         middle = (low + high) / 2
         if function(middle) > 0:
             high = middle
@@ -151,6 +151,21 @@ def rank_probabilities(cardinality, exponent):
     """The probability of each rank that `draw_ranks` draws: float64 [cardinality]."""
     edges = np.arange(1.0, cardinality + 2) ** (1 - exponent)
     return np.diff(edges) / (edges[-1] - edges[0])
+
+
+def distinct_share(shape: Shape, batch_size: int) -> float:
+    """The share of a batch's (field, id) pairs that are distinct, as expected by chance."""
+    distinct = float(shape.numeric_fields)
+    for cardinality in field_cardinalities(shape):
+        drawn = np.minimum(rank_probabilities(cardinality, shape.zipf), 1 - 1e-12)
+        distinct -= np.expm1(batch_size * np.log1p(-drawn)).sum()
+    return distinct / (batch_size * shape.field_size)
+
+
+def zipf_of_share(shape: Shape, batch_size: int, share: float) -> float:
+    """The exponent with which a share of a batch's (field, id) pairs are distinct."""
+    excess = lambda zipf: share - distinct_share(shape._replace(zipf=zipf), batch_size)
+    return _bisect(excess, 0.0, 3.0, steps=16)
 
 
 def _calibrate(model, rng):
