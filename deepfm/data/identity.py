@@ -121,9 +121,9 @@ def check_unchanged(data):
 
     Compares the sizes of local files, and the content of files that were identified.
     """
-    for file in data.files:
-        if remote_files.is_remote(file.path):
-            continue
+    local = [file for file in data.files if not remote_files.is_remote(file.path)]
+    changed = differing({f.path: f.identity for f in data.files if f.identity})
+    for file in local:
         if not tf.io.gfile.exists(file.path):
             raise BadInput(f"{file.path}: deleted since the job began.")
         size = tf.io.gfile.stat(file.path).length
@@ -132,7 +132,6 @@ def check_unchanged(data):
                 f"{file.path}: had {file.bytes:,} bytes when the job began and has {size:,} now; "
                 "train on files that nobody writes to."
             )
-    changed = differing({f.path: f.identity for f in data.files if f.identity})
     if changed:
         raise BadInput(
             f"{changed}: replaced since the job began; train on files that nobody writes to."
