@@ -46,8 +46,6 @@ import numpy as np
 from absl import flags, logging
 from tables_and_plots import bars, markdown, png
 
-from data_tools.common.planted_model import Shape, distinct_share, zipf_of_share
-
 FLAGS = flags.FLAGS
 _CRITEO = 1024, 0.214  # batch size, and the share of its (field, id) pairs that are distinct
 # fmt: off
@@ -222,18 +220,24 @@ def _shape(feature_size):
     """The Shape of the data set with ids below feature_size."""
     if FLAGS.zipf is None:
         return _with_share(feature_size, _CRITEO[1])
-    return Shape(feature_size=feature_size, zipf=FLAGS.zipf)
+    return _planted_model().Shape(feature_size=feature_size, zipf=FLAGS.zipf)
 
 
 def _with_share(feature_size, share):
     """The Shape of data in whose batches of 1,024 a share of the pairs is distinct."""
-    shape = Shape(feature_size=feature_size)
-    return shape._replace(zipf=zipf_of_share(shape, _CRITEO[0], share))
+    shape = _planted_model().Shape(feature_size=feature_size)
+    return shape._replace(zipf=_planted_model().zipf_of_share(shape, _CRITEO[0], share))
+
+
+def _planted_model():
+    from data_tools.common import planted_model  # --help needs no data_tools
+
+    return planted_model
 
 
 def _features(feature_size, batch_size=None):
     """What the table calls a data set: its ids, and how often they repeat."""
-    share = distinct_share(_shape(feature_size), batch_size or _batch())
+    share = _planted_model().distinct_share(_shape(feature_size), batch_size or _batch())
     return f"{feature_size:,} features, {share:.3f} of the pairs distinct"
 
 
@@ -345,7 +349,7 @@ def distinct(_):
     of_share = lambda share: _with_share(size, share)
     for varied, value, *point in first_layer_costs.points(of_share):
         cost = partial(first_layer_costs.costs, *point)
-        batch_share = distinct_share(point[0], point[1])
+        batch_share = _planted_model().distinct_share(*point[:2])
         name = f"first layer, {varied} {value:,}, {batch_share:.3f} of the pairs distinct"
         ours, other = partial(cost, True), partial(cost, False)
         yield name, ours, "whole matrix", other, " s", (varied, value)

@@ -20,10 +20,13 @@ fi
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export DEEPFM_SANITIZE=1 TF_CPP_MIN_LOG_LEVEL=2
-.venv/bin/python -m deepfm.kernels
+.venv/bin/python -c "
+import os
+from deepfm.kernels import build
+os.path.exists(build.library()) or build.build()"
 library() { "${CXX:-g++}" -print-file-name="$1"; }
 # Python is not instrumented: the sanitizers have to be loaded before it, and it frees little.
 export ASAN_OPTIONS=detect_leaks=0:handle_segv=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 LD_PRELOAD="$(library libasan.so) $(library libubsan.so)" \
-  exec .venv/bin/python -m pytest -p no:xdist tests/test_kernels.py \
+  exec .venv/bin/python -m pytest -n 0 tests/test_kernels.py \
   --deselect=tests/test_kernels.py::test_a_few_long_records_do_not_make_a_shuffle_buffer_large "$@"

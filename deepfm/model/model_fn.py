@@ -97,7 +97,10 @@ def make_model_fn(
                 found = logits_side_by_side(features, config, ops, *side_by_side)
                 of_batches = [logits + config.logit_offset for logits in found]
         logits = tf.concat(of_batches, axis=0)
-        prob = tf.identity(tf.concat([tf.sigmoid(x) for x in of_batches], axis=0), name="prob")
+        if len(of_batches) == 1:
+            prob = tf.sigmoid(logits, name="prob")
+        else:  # a sigmoid's last bits depend on its place in a tensor
+            prob = tf.concat([tf.sigmoid(x) for x in of_batches], axis=0, name="prob")
         if mode == tf.estimator.ModeKeys.PREDICT:
             predictions = {"prob": prob}
             return tf.estimator.EstimatorSpec(mode, predictions=predictions)
