@@ -181,7 +181,8 @@ def test_the_first_layer_on_distinct_pairs_is_the_product_of_the_whole_matrix(
     by = [tf.constant(a, tf.float32) for a in (by_y, by_fm)]
     gradients = tf.gradients(outputs, [given[0], given[1], given[3]], by)
     for one, other in zip(evaluate(*outputs, *gradients), wanted):
-        scale = max(np.abs(other).max(initial=0), 1)
+        least = 1e-3 if counted == "one value each" else 1  # sums of several values may cancel
+        scale = max(least, np.abs(other).max(initial=0))
         np.testing.assert_allclose(one / scale, other / scale, atol=3e-6)
 
 
@@ -738,7 +739,11 @@ def records_to_parse(rows, multi_valued, seed=0):
 
 
 def test_records_are_parsed_as_by_tensorflow(parsers, multi_valued):
-    serialized = encoded(*records_to_parse(100, multi_valued))
+    arrays = records_to_parse(100, multi_valued)
+    serialized = encoded(*arrays)
+    if not multi_valued:
+        for one, other in zip(parsers[0](serialized)[1:], arrays):
+            np.testing.assert_array_equal(one, other)
     if multi_valued:  # without values, and without counts
         nothing = np.zeros([1, 0])
         serialized += encoded(
@@ -771,7 +776,7 @@ def test_what_the_parser_calls_good_tensorflow_reads_alike(parsers, multi_valued
                 for one, other in zip(found, wanted):
                     np.testing.assert_array_equal(one, other)
                 agreed += 1
-    assert agreed > 5  # the changed bits of ids and values
+    assert agreed > (5 if multi_valued else 10)  # the changed bits of ids and values
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,7 @@ def test_the_launcher_ends_all_and_returns_the_code_of_the_first_that_failed(une
 
 
 @contextlib.contextmanager
-def tasks(config, *flags, folders=None, missing=()):
+def tasks(config, *flags, folders=None, missing=(), fresh=False):
     """{(job, index): process} of a TF_CONFIG cluster without the launcher."""
     with contextlib.ExitStack() as stack:
         found = {}
@@ -255,7 +255,7 @@ def tasks(config, *flags, folders=None, missing=()):
                     started_python(
                         ROOT / "train.py", *flags,
                         cwd=(folders or {}).get(job, ROOT), stderr=subprocess.PIPE,
-                        env={**os.environ, "TF_CONFIG": json.dumps(task)},
+                        env={**os.environ, "TF_CONFIG": json.dumps(task)}, fresh=fresh,
                     )
                 )  # fmt: skip
         yield found
@@ -275,7 +275,7 @@ def test_losing_a_process_ends_the_others_within_a_minute_with_a_sentence(uneven
     a = addresses(5)
     config = {"master": a[:1], "worker": a[1:3], "ps": a[3:]}  # the chief's other name
     args = small_job(uneven, tmp_path, "--num_epochs=1000000", "--log_steps=1")
-    with tasks(config, *args) as processes:
+    with tasks(config, *args, fresh=True) as processes:  # the one killed is no stand-in
         for line in processes["worker", 1].stderr:
             if "step " in line:
                 break
@@ -307,7 +307,7 @@ def test_where_the_servers_do_not_see_model_dir_the_chief_writes_checkpoints_who
         host.mkdir()
     folders = {"chief": hosts[0], "ps": hosts[1]}
     args = small_job(uneven, "model")  # relative, so each process has one of its own
-    with tasks({"chief": a[:1], "ps": a[1:]}, *args, folders=folders) as found:
+    with tasks({"chief": a[:1], "ps": a[1:]}, *args, folders=folders, fresh=True) as found:
         _, text = found["chief", 0].communicate(timeout=60)
         assert found["chief", 0].returncode == 0, text
         assert f"ps 0 ({a[1]}) does not see --model_dir=model" in text
