@@ -996,6 +996,15 @@ def test_where_they_cannot_be_built_training_says_so_and_goes_on(tmp_path):
     assert "cannot be built" in done.stderr
 
 
+def test_a_library_that_cannot_be_loaded_is_said(tmp_path):
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho nothing > "$2"\n')
+    compiler.chmod(0o755)
+    done = small_training(tmp_path, CXX=str(compiler))
+    assert done.returncode == 0, done.stderr
+    assert "cannot be built (the library cannot be loaded)" in done.stderr
+
+
 def test_training_builds_them_and_a_run_says_that_it_goes_on_without(tmp_path):
     done = small_training(tmp_path, "--num_epochs=3", "--max_steps=1", **copying_compiler(tmp_path))
     assert done.returncode == 0, done.stderr

@@ -45,14 +45,17 @@ def ready() -> bool:
     logging.info("Building the compiled kernels, once on this host, in at most %d s.", _SECONDS)
     try:
         build.build(_SECONDS)
+        reason = "the library cannot be loaded"
     except (OSError, subprocess.SubprocessError) as error:
-        logging.warning(
-            "The compiled kernels cannot be built (%s); training with TensorFlow's own operators "
-            "takes about 1.5 times as long. Install g++, or build them before: `python -m "
-            "deepfm.kernels`.",
-            error,
-        )
-    return built()
+        reason = error
+    if built():
+        return True
+    logging.warning(
+        "The compiled kernels cannot be built (%s); training with TensorFlow's own operators takes "
+        "about 1.5 times as long. Install g++, or build them before: `python -m deepfm.kernels`.",
+        reason,
+    )
+    return False
 
 
 class _Compiled(Ops):
