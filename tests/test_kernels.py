@@ -202,8 +202,9 @@ def test_the_first_layer_is_the_same_on_any_number_of_threads(counts):
     fetched = [*outputs, *tf.gradients(outputs, [w, v, kernel], [by_y, by_fm])]
     runs = []
     for threads in (1, 2, 7):
-        with v1.Session(config=v1.ConfigProto(intra_op_parallelism_threads=threads)) as session:
-            runs.append(session.run(fetched))
+        config = v1.ConfigProto(inter_op_parallelism_threads=threads, use_per_session_threads=True)
+        with v1.Session(config=config) as session:
+            runs += [session.run(fetched) for _ in range(5)]
     for found in runs[1:]:
         for one, other in zip(found, runs[0]):
             np.testing.assert_array_equal(one, other)

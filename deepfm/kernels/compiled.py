@@ -92,7 +92,7 @@ class _Compiled(Ops):
         )  # fmt: skip
 
         def distinct():
-            y, fm, _ = raw_ops().deepfm_first_layer(weights, embeddings, kernel, *pairs)
+            y, fm, *_ = raw_ops().deepfm_first_layer(weights, embeddings, kernel, *pairs)
             return tf.ensure_shape(y, [None, units]), fm
 
         places = tf.size(counts if several else where)
@@ -234,8 +234,9 @@ def _look_up_grad(op, by_scaled, by_fm, _):
 
 
 @tf.RegisterGradient("DeepfmFirstLayer")
-def _first_layer_grad(op, by_y, by_fm, _):
-    by_inputs = raw_ops().deepfm_first_layer_grad(*op.inputs, op.outputs[2], by_y, by_fm)
+def _first_layer_grad(op, by_y, by_fm, *_):
+    _, _, sums, projected = op.outputs
+    by_inputs = raw_ops().deepfm_first_layer_grad(*op.inputs, sums, by_y, by_fm, projected)
     return [*by_inputs] + [None] * (len(op.inputs) - 3)
 
 

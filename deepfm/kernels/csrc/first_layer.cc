@@ -11,8 +11,6 @@
 //
 // B: examples. F: fields. N: values, those of an example side by side, in the order of their fields.
 // K: embedding size. H: units. U: distinct ids. Q: distinct pairs, in the order of their fields.
-#include <atomic>
-
 #include "kernels.h"
 #include "products.h"
 
@@ -35,16 +33,6 @@ REGISTER_OP("DeepfmPairs")
     .Attr("mean: bool")  // factors are x / counts
     .SetShapeFn(Ranks<1, 1, 1, 1, 1, 1, 1, 1>)
     .Doc("The distinct (field, id) pairs of a batch, and the uses of each.");
-
-// Calls work(0) ... work(total - 1) in the threads of an operator, each when one is free.
-template <typename Work>
-void ForEach(OpKernelContext* context, int64 total, const Work& work) {
-  const int64 threads = context->device()->tensorflow_cpu_worker_threads()->num_threads;
-  std::atomic<int64> next{0};
-  Divide(context, std::min(threads, total), int64{1} << 30, [&](int64, int64) {
-    for (int64 i; (i = next++) < total;) work(i);
-  });
-}
 
 // The values of each field of each example.
 struct Places {
@@ -120,56 +108,54 @@ void PairsOp(OpKernelContext* context) {
   OP_REQUIRES_OK(context, Allocate(context, 4, {fields + 1}, &fields_of));
   OP_REQUIRES_OK(context, Allocate(context, 6, {values}, &uses));
   OP_REQUIRES_OK(context, Allocate(context, 7, {values}, &factors));
-  // Of each field: the ids, the number of their uses, and that of all uses.
-  std::vector<std::vector<int32>> distinct(fields), times(fields);
-  std::vector<int32> all_times(fields);
-  ForEach(context, fields, [&](int64 f) {
-    std::vector<int32> pair_of(num_ids, -1);
-    int32 all = 0;
-    for (int64 b = 0; b < examples; ++b) {
+  // The pairs in the order of their first use. Those of an id, mostly one, form a list.
+  struct Pair {
+    int32 id, field, uses, next;
+  };
+  std::vector<Pair> found;
+  found.reserve(num_ids);
+  std::vector<int32> of_id(num_ids, -1);
+  std::fill(fields_of, fields_of + fields + 1, 0);
+  for (int64 b = 0; b < examples; ++b) {
+    for (int64 f = 0; f < fields; ++f) {
       for (int64 n = places.begin(b, f); n < places.end(b, f); ++n) {
-        int32& pair = pair_of[id_of[n]];
+        const int32 id = id_of[n];
+        int32 pair = of_id[id];
+        while (pair >= 0 && found[pair].field != f) pair = found[pair].next;
         if (pair < 0) {
-          pair = distinct[f].size();
-          distinct[f].push_back(id_of[n]);
-          times[f].push_back(0);
+          pair = found.size();
+          found.push_back({id, static_cast<int32>(f), 0, of_id[id]});
+          of_id[id] = pair;
+          ++fields_of[f + 1];
         }
-        ++times[f][pair];
-        ++all;
+        ++found[pair].uses;
         pairs[n] = pair;
       }
     }
-    all_times[f] = all;
-  });
-  std::vector<int32> first_use(fields + 1);
-  fields_of[0] = 0;
-  for (int64 f = 0; f < fields; ++f) {
-    fields_of[f + 1] = fields_of[f] + distinct[f].size();
-    first_use[f + 1] = first_use[f] + all_times[f];
   }
-  const int64 total = fields_of[fields];
+  const int64 total = found.size();
+  for (int64 f = 0; f < fields; ++f) fields_of[f + 1] += fields_of[f];
   int32 *rows, *starts;
   OP_REQUIRES_OK(context, Allocate(context, 3, {total}, &rows));
   OP_REQUIRES_OK(context, Allocate(context, 5, {total + 1}, &starts));
-  starts[total] = values;
-  ForEach(context, fields, [&](int64 f) {
-    const int32 first = fields_of[f];
-    std::copy(distinct[f].begin(), distinct[f].end(), rows + first);
-    int32 start = first_use[f];
-    for (size_t q = 0; q < times[f].size(); ++q) {
-      starts[first + q] = start;
-      start += times[f][q];
-      times[f][q] = starts[first + q];  // from here on the place of its next use
+  // From here on they are in the order of their fields.
+  std::vector<int32> place_of(total), next(fields_of, fields_of + fields);
+  starts[0] = 0;
+  for (int64 i = 0; i < total; ++i) {
+    place_of[i] = next[found[i].field]++;
+    rows[place_of[i]] = found[i].id;
+    starts[place_of[i] + 1] = found[i].uses;
+  }
+  for (int64 q = 0; q < total; ++q) starts[q + 1] += starts[q];
+  next.assign(starts, starts + total);
+  for (int64 b = 0; b < examples; ++b) {
+    for (int64 n = places.begin(b, 0); n < places.end(b, fields - 1); ++n) {
+      pairs[n] = place_of[pairs[n]];
+      const int32 use = next[pairs[n]]++;
+      uses[use] = b;
+      factors[use] = by[n];
     }
-    for (int64 b = 0; b < examples; ++b) {
-      for (int64 n = places.begin(b, f); n < places.end(b, f); ++n) {
-        const int32 place = times[f][pairs[n]]++;
-        uses[place] = b;
-        factors[place] = by[n];
-        pairs[n] += first;
-      }
-    }
-  });
+  }
 }
 DEEPFM_REGISTER("DeepfmPairs", PairsOp);
 
@@ -188,9 +174,10 @@ REGISTER_OP("DeepfmFirstLayer")
     .Output("y: float")          // [B, H]
     .Output("fm: float")         // [B]
     .Output("sums: float")       // [B, K]
-    .SetShapeFn(Ranks<2, 1, 2>)
-    .Doc("The first layer's products; first_order + second_order; and the sum of each example's "
-         "scaled rows.");
+    .Output("projected: float")  // [Q, H + K, both padded]
+    .SetShapeFn(Ranks<2, 1, 2, 2>)
+    .Doc("The first layer's products; first_order + second_order; the sum of each example's scaled "
+         "rows; and for the gradient the rows [v W_f, v] of the pairs.");
 
 // What both operators take: their inputs 0 to 7. Widths are of rows that lie side by side: [H, K],
 // each padded. What DeepfmPairs has returned is not looked through again.
@@ -235,7 +222,7 @@ void CopyPadded(const float* from, int64 n, int64 width, int64 padded, int64 str
 
 // Copies the rows of field f's pairs, likewise. They lie anywhere in memory, so that each is fetched
 // some rows ahead.
-void CopyRows(const Layer& s, int64 f, int64 stride, float* to) {
+void CopyRows(const Layer& s, int64 f, float* to) {
   constexpr int64 kAhead = 12, kLine = 16;
   const int32* begin = s.rows + s.fields[f];
   const int64 n = s.fields[f + 1] - s.fields[f];
@@ -244,8 +231,8 @@ void CopyRows(const Layer& s, int64 f, int64 stride, float* to) {
       const float* later = s.embeddings + begin[q + kAhead] * s.width;
       for (int64 k = 0; k < s.width; k += kLine) __builtin_prefetch(later + k);
     }
-    CopyPadded(s.embeddings + begin[q] * s.width, 1, s.width, s.padded_width, stride,
-               to + q * stride);
+    CopyPadded(s.embeddings + begin[q] * s.width, 1, s.width, s.padded_width, s.stride,
+               to + q * s.stride);
   }
 }
 
@@ -273,11 +260,8 @@ DEEPFM_BEGIN_FUSED
 // Of the pairs of a field, rows [v W_f, v], of which v is there.
 template <typename V>
 DEEPFM_INLINE void ProjectOf(const Layer& s, int64 pairs, const float* kernel, float* projected) {
-  for (int64 q = 0; q < pairs; ++q) {
-    std::fill(projected + q * s.stride, projected + q * s.stride + s.padded_units, 0.0f);
-  }
-  AddProduct<V>(pairs, s.width, s.padded_units, {projected + s.padded_units, s.stride, 1}, kernel,
-                s.padded_units, projected, s.stride);
+  Product<V, false>(pairs, s.width, s.padded_units, {projected + s.padded_units, s.stride, 1},
+                    kernel, s.padded_units, projected, s.stride);
 }
 DEEPFM_FOR_VECTORS(Project,
                    (const Layer& s, int64 pairs, const float* kernel, float* projected),
@@ -294,10 +278,10 @@ constexpr int64 kBlock = 24;  // pairs: their gradients stay in the cache
 template <typename V>
 DEEPFM_INLINE void BackOf(const Layer& s, int64 pairs, const float* g, const float* v,
                           const float* transposed, float* by_kernel, float* by_rows) {
-  AddProduct<V>(pairs, s.units, s.padded_width, {g, s.stride, 1}, transposed, s.padded_width,
-                by_rows, s.padded_width);
-  AddProduct<V>(s.width, pairs, s.padded_units, {v, 1, s.padded_width}, g, s.stride, by_kernel,
-                s.padded_units);
+  Product<V>(pairs, s.units, s.padded_width, {g, s.stride, 1}, transposed, s.padded_width, by_rows,
+             s.padded_width);
+  Product<V>(s.width, pairs, s.padded_units, {v, 1, s.stride}, g, s.stride, by_kernel,
+             s.padded_units);
 }
 DEEPFM_FOR_VECTORS(Back,
                    (const Layer& s, int64 pairs, const float* g, const float* v,
@@ -345,15 +329,13 @@ void FirstLayerOp(OpKernelContext* context) {
   OP_REQUIRES_OK(context, Allocate(context, 0, {s.examples, s.units}, &y));
   OP_REQUIRES_OK(context, Allocate(context, 1, {s.examples}, &fm));
   OP_REQUIRES_OK(context, Allocate(context, 2, {s.examples, s.width}, &sums));
-  Tensor memory;
-  OP_REQUIRES_OK(context,
-                 context->allocate_temp(DT_FLOAT, TensorShape({s.pairs, s.stride}), &memory));
-  float* projected = memory.flat<float>().data();
+  float* projected;
+  OP_REQUIRES_OK(context, Allocate(context, 3, {s.pairs, s.stride}, &projected));
   std::vector<float> of_rows(2 * s.pairs);  // the weight and the squared length of each pair's row
   ForEach(context, s.places.fields, [&](int64 f) {
     const int64 first = s.fields[f], n = s.fields[f + 1] - first;
     float* to = projected + first * s.stride;
-    CopyRows(s, f, s.stride, to + s.padded_units);
+    CopyRows(s, f, to + s.padded_units);
     for (int64 q = 0; q < n; ++q) {
       const float* row = to + q * s.stride + s.padded_units;
       float squares = 0;
@@ -397,6 +379,7 @@ REGISTER_OP("DeepfmFirstLayerGrad")
     .Input("sums: float")           // [B, K]
     .Input("by_y: float")           // [B, H]
     .Input("by_fm: float")          // [B]
+    .Input("projected: float")      // [Q, H + K, both padded]
     .Output("by_weights: float")    // [U]
     .Output("by_embeddings: float")  // [U, K]
     .Output("by_kernel: float")     // [F K, H]
@@ -406,7 +389,7 @@ REGISTER_OP("DeepfmFirstLayerGrad")
     })
     .Doc("The gradient of DeepfmFirstLayer with respect to the rows and the kernel.");
 
-// Of a field's pairs, whose rows are `v` [pairs, padded_width], what each example adds to the
+// Of a field's pairs, whose rows `v` are `stride` apart, what each example adds to the
 // gradient of their pooled sum e_bf by the FM: by_fm_b (s_b - e_bf), [B, padded_width].
 void GradientsOfPooled(const Layer& s, int64 f, const float* v, const float* by_fm,
                        const float* sums, float* of_pooled) {
@@ -417,7 +400,7 @@ void GradientsOfPooled(const Layer& s, int64 f, const float* v, const float* by_
     own.resize(count);
     for (int64 i = 0; i < count; ++i) own[i] = s.pair_of[first + i] - s.fields[f];
     float* to = of_pooled + b * s.padded_width;
-    SumRows(count, own.data(), s.by + first, v, s.padded_width, s.padded_width, to);
+    SumRows(count, own.data(), s.by + first, v, s.stride, s.padded_width, to);
     for (int64 k = 0; k < s.width; ++k) to[k] = by_fm[b] * (sums[b * s.width + k] - to[k]);
   }
 }
@@ -430,7 +413,8 @@ void FirstLayerGradOp(OpKernelContext* context) {
   const float *factors = context->input(10).flat<float>().data(),
               *sums = context->input(11).flat<float>().data(),
               *by_y = context->input(12).flat<float>().data(),
-              *by_fm = context->input(13).flat<float>().data();
+              *by_fm = context->input(13).flat<float>().data(),
+              *projected = context->input(14).flat<float>().data();
   float *by_weights, *by_embeddings, *by_kernel;
   OP_REQUIRES_OK(context, Allocate(context, 0, {s.ids}, &by_weights));
   OP_REQUIRES_OK(context, Allocate(context, 1, {s.ids, s.width}, &by_embeddings));
@@ -461,15 +445,15 @@ void FirstLayerGradOp(OpKernelContext* context) {
     const int64 all = s.fields[f + 1] - s.fields[f];
     const bool pooled = s.places.begins != nullptr;
     std::vector<float> transposed(s.units * s.padded_width), total(s.width * s.padded_units),
-        g(kBlock * s.stride), v(all * s.padded_width), by_rows(kBlock * s.padded_width),
+        g(kBlock * s.stride), by_rows(kBlock * s.padded_width),
         of_pooled(pooled ? s.examples * s.padded_width : 0);
     for (int64 k = 0; k < s.width; ++k) {
       for (int64 h = 0; h < s.units; ++h) {
         transposed[h * s.padded_width + k] = own[k * s.units + h];
       }
     }
-    CopyRows(s, f, s.padded_width, v.data());
-    if (pooled) GradientsOfPooled(s, f, v.data(), by_fm, sums, of_pooled.data());
+    const float* v = projected + s.fields[f] * s.stride + s.padded_units;
+    if (pooled) GradientsOfPooled(s, f, v, by_fm, sums, of_pooled.data());
     for (int64 first = 0; first < all; first += kBlock) {
       const int64 n = std::min<int64>(kBlock, all - first);
       for (int64 i = 0; i < n; ++i) {
@@ -488,13 +472,12 @@ void FirstLayerGradOp(OpKernelContext* context) {
             squares += by_fm[uses[j]] * factors[j] * factors[j];
           }
         }
-        const float* row = v.data() + (first + i) * s.padded_width;
+        const float* row = v + (first + i) * s.stride;
         float* __restrict to = by_rows.data() + i * s.padded_width;
         for (int64 k = 0; k < s.width; ++k) to[k] = sum[s.padded_units + k] - squares * row[k];
         std::fill(to + s.width, to + s.padded_width, 0.0f);
       }
-      Back(s, n, g.data(), v.data() + first * s.padded_width, transposed.data(), total.data(),
-           by_rows.data());
+      Back(s, n, g.data(), v + first * s.stride, transposed.data(), total.data(), by_rows.data());
       for (int64 i = 0; i < n; ++i) {
         const int64 q = s.fields[f] + first + i;
         const float* from = by_rows.data() + i * s.padded_width;

@@ -3,15 +3,17 @@
 #define DEEPFM_CSRC_KERNELS_H_
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/util/work_sharder.h"
+#include "tensorflow/core/lib/core/blocking_counter.h"
 
 // Compiles a function for several processors, of which the loader picks the best available, so that
 // a library built on one machine runs on another.
@@ -69,11 +71,60 @@ Status Allocate(OpKernelContext* context, int i, const TensorShape& shape, T** m
   return Status::OK();
 }
 
-// Divides `total` pieces of work, each of about `floats` floats, among the threads of an operator.
+// Work in pieces, for whichever threads are free.
+class Pieces : public std::enable_shared_from_this<Pieces> {
+ public:
+  using Runner = std::function<void(std::function<void()>)>;
+
+  Pieces(int64 total, const std::function<void(int64)>& work, Runner* runner)
+      : total_(total), work_(work), runner_(runner), left_(total) {}
+
+  // Does pieces until none is left, after asking for another thread, which does the same. May be
+  // called when the work is done and all but this object is gone.
+  void Help() {
+    int64 i = next_++;
+    if (i + 1 < total_) {
+      auto self = shared_from_this();
+      (*runner_)([self] { self->Help(); });
+    }
+    for (; i < total_; i = next_++) {
+      work_(i);
+      left_.DecrementCount();
+    }
+  }
+
+  void Wait() { left_.Wait(); }
+
+ private:
+  const int64 total_;
+  const std::function<void(int64)>& work_;
+  Runner* const runner_;
+  std::atomic<int64> next_{0};
+  BlockingCounter left_;
+};
+
+// Calls work(0) ... work(total - 1), in this thread and in those that run operators and have none to
+// run. So a step fills the cores where its operators have to wait for each other, and no thread
+// waits for another that has not begun.
+inline void ForEach(OpKernelContext* context, int64 total, const std::function<void(int64)>& work) {
+  auto* runner = context->runner();
+  if (total <= 1 || runner == nullptr) {
+    for (int64 i = 0; i < total; ++i) work(i);
+    return;
+  }
+  auto pieces = std::make_shared<Pieces>(total, work, runner);
+  pieces->Help();
+  pieces->Wait();
+}
+
+// Calls work(first, last) for parts of [0, total), likewise; each number in it costs about as much
+// as passing over `floats` floats. There are at most `most` parts.
 inline void Divide(OpKernelContext* context, int64 total, int64 floats,
-                   const std::function<void(int64, int64)>& work) {
-  const auto& threads = *context->device()->tensorflow_cpu_worker_threads();
-  Shard(threads.num_threads, threads.workers, total, std::max<int64>(floats, 1), work);
+                   const std::function<void(int64, int64)>& work, int64 most = 64) {
+  constexpr int64 kFloats = 1 << 16;  // worth the asking
+  const int64 parts = std::min({total, most, std::max<int64>(total * floats / kFloats, 1)});
+  ForEach(context, parts,
+          [&](int64 i) { work(total * i / parts, total * (i + 1) / parts); });
 }
 
 }  // namespace deepfm

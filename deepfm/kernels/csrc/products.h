@@ -44,13 +44,13 @@ struct Matrix {
   int64 row, column;
 };
 
-template <typename V, int rows, int vectors>
-DEEPFM_INLINE void AddTile(int64 inner, const Matrix& a, const float* b, int64 b_row, float* c,
-                           int64 c_row) {
+template <typename V, int rows, int vectors, bool add>
+DEEPFM_INLINE void Tile(int64 inner, const Matrix& a, const float* b, int64 b_row, float* c,
+                        int64 c_row) {
   constexpr int64 n = sizeof(V) / sizeof(float);
   V sums[rows][vectors];
   for (int i = 0; i < rows; ++i) {
-    for (int j = 0; j < vectors; ++j) sums[i][j] = Load<V>(c + i * c_row + j * n);
+    for (int j = 0; j < vectors; ++j) sums[i][j] = add ? Load<V>(c + i * c_row + j * n) : V{};
   }
   for (int64 p = 0; p < inner; ++p) {
     for (int i = 0; i < rows; ++i) {
@@ -63,11 +63,11 @@ DEEPFM_INLINE void AddTile(int64 inner, const Matrix& a, const float* b, int64 b
   }
 }
 
-// c[rows, columns] += a[rows, inner] b[inner, columns]; `columns` is padded. Each entry is summed
-// in the order of `inner`, whatever the tiles.
-template <typename V>
-DEEPFM_INLINE void AddProduct(int64 rows, int64 inner, int64 columns, Matrix a, const float* b,
-                              int64 b_row, float* c, int64 c_row) {
+// c[rows, columns] = a[rows, inner] b[inner, columns], or += if `add`; `columns` is padded. Each
+// entry is summed in the order of `inner`, whatever the tiles.
+template <typename V, bool add = true>
+DEEPFM_INLINE void Product(int64 rows, int64 inner, int64 columns, Matrix a, const float* b,
+                           int64 b_row, float* c, int64 c_row) {
   constexpr int64 n = sizeof(V) / sizeof(float);
   constexpr int kRows = 6;
   for (int64 j = 0; j < columns;) {
@@ -76,12 +76,12 @@ DEEPFM_INLINE void AddProduct(int64 rows, int64 inner, int64 columns, Matrix a, 
       const Matrix at = {a.at + i * a.row, a.row, a.column};
       float* to = c + i * c_row + j;
       if (rows - i >= kRows) {
-        two ? AddTile<V, kRows, 2>(inner, at, b + j, b_row, to, c_row)
-            : AddTile<V, kRows, 1>(inner, at, b + j, b_row, to, c_row);
+        two ? Tile<V, kRows, 2, add>(inner, at, b + j, b_row, to, c_row)
+            : Tile<V, kRows, 1, add>(inner, at, b + j, b_row, to, c_row);
         i += kRows;
       } else {
-        two ? AddTile<V, 1, 2>(inner, at, b + j, b_row, to, c_row)
-            : AddTile<V, 1, 1>(inner, at, b + j, b_row, to, c_row);
+        two ? Tile<V, 1, 2, add>(inner, at, b + j, b_row, to, c_row)
+            : Tile<V, 1, 1, add>(inner, at, b + j, b_row, to, c_row);
         ++i;
       }
     }

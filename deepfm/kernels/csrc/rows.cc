@@ -241,9 +241,15 @@ void LookUpGradOp(OpKernelContext* context) {
               *fm_grad = by_fm.flat<float>().data();
   std::vector<float> own(rows);
   const int64 uses = examples * batch.fields / std::max<int64>(rows, 1) + 1;  // of a row
-  Divide(context, rows, uses * width, [&](int64 first, int64 last) {
-    LookUpGrad(batch, first, last, sums_of, grad, fm_grad, own.data(), by_weights, by_embeddings);
-  });
+  // As each part passes over the places of all values, there is about one for each thread.
+  const int64 most = context->device()->tensorflow_cpu_worker_threads()->num_threads + 1;
+  Divide(
+      context, rows, uses * width,
+      [&](int64 first, int64 last) {
+        LookUpGrad(batch, first, last, sums_of, grad, fm_grad, own.data(), by_weights,
+                   by_embeddings);
+      },
+      most);
 }
 DEEPFM_REGISTER("DeepfmLookUpGrad", LookUpGradOp);
 

@@ -1,0 +1,126 @@
+"""200 steps of training against the formulas of the paper and of each optimizer in float64.
+
+On the whole matrix and on the distinct pairs, with compiled kernels and without them.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from deepfm.config import ModelConfig, OptimizerConfig, Replicas
+from deepfm.kernels import compiled
+from deepfm.kernels.compiled import COMPILED
+from deepfm.kernels.ops import TENSORFLOW
+from deepfm.model.model_fn import make_model_fn
+
+v1 = tf.compat.v1
+pytestmark = pytest.mark.skipif(not compiled.built(), reason="python -m deepfm.kernels")
+F, V, K, B, STEPS, L2 = 6, 600, 8, 128, 200, 1e-3
+LAYERS = ("deep_0", "deep_1", "deep_out")
+RATES = {"sgd": 0.1, "momentum": 0.01, "adam": 0.002}
+
+
+def batches():
+    """(ids [B, F], values [B, F], labels [B]) of each step; some ids are in several fields."""
+    random = np.random.RandomState(0)
+    effects = random.randn(V)
+    for _ in range(STEPS):
+        ids = (V * random.rand(B, F) ** 3).astype(np.int64)
+        values = np.float32(0.5 + random.rand(B, F))
+        yield ids, values, np.float32(effects[ids].sum(axis=1) > 1)
+
+
+def trained(name, ops, start=None):
+    """(weights before, the loss of each step, weights after), weights by name."""
+    config = ModelConfig(F, V, K, (16, 8), (0.0, 0.0), l2_reg=L2, embedding_init_stddev=0.1)
+    how = OptimizerConfig(name, RATES[name], l2_rows=L2)
+    with tf.Graph().as_default(), v1.Session() as session:
+        places = [
+            v1.placeholder(tf.int64, [None, F]),
+            v1.placeholder(tf.float32, [None, F]),
+            v1.placeholder(tf.float32, [None]),
+        ]
+        features = dict(zip(["feat_ids", "feat_vals"], places))
+        spec = make_model_fn(config, how, Replicas(), ops=ops)(features, places[2], "train")
+        session.run(v1.global_variables_initializer())
+        weights = {v.op.name: v for v in v1.trainable_variables()}
+        for of, value in (start or {}).items():
+            weights[of].load(value, session)
+        before, losses = session.run(weights), []
+        for batch in batches():
+            losses.append(session.run([spec.loss, spec.train_op], dict(zip(places, batch)))[0])
+        return before, np.array(losses), session.run(weights)
+
+
+def loss_and_gradients(w, ids, x, labels):
+    """The loss of a batch, and {name: gradient}: of the tables only where `ids` has the row."""
+    rows = np.unique(ids)
+    e = w["fm_v"][ids] * x[..., None]
+    inputs = [e.reshape(B, F * K)]
+    for layer in LAYERS[:-1]:
+        inputs.append(np.maximum(inputs[-1] @ w[f"{layer}/kernel"] + w[f"{layer}/bias"], 0))
+    deep = inputs[-1] @ w["deep_out/kernel"] + w["deep_out/bias"]
+    sums = e.sum(axis=1)
+    second = 0.5 * (sums**2 - (e**2).sum(axis=1)).sum(axis=1)
+    logits = w["fm_bias"] + (w["fm_w"][ids] * x).sum(axis=1) + second + deep[:, 0]
+    covered = [w["fm_w"][rows], w["fm_v"][rows], *(w[f"{layer}/kernel"] for layer in LAYERS)]
+    loss = np.mean(np.logaddexp(0, logits) - labels * logits)
+    loss += L2 / 2 * sum(np.sum(c**2) for c in covered)
+
+    by_logits = (1 / (1 + np.exp(-logits)) - labels) / B
+    found, by = {"fm_bias": by_logits.sum(keepdims=True)}, by_logits[:, None]
+    for layer, into in zip(reversed(LAYERS), reversed(inputs)):
+        kernel = w[f"{layer}/kernel"]
+        found[f"{layer}/kernel"] = into.T @ by + L2 * kernel
+        found[f"{layer}/bias"] = by.sum(axis=0)
+        by = by @ kernel.T * (into > 0 if into is not inputs[0] else 1)
+    by_e = by.reshape(B, F, K) + by_logits[:, None, None] * (sums[:, None] - e)
+    for name, by_value in (("fm_w", by_logits[:, None] * x), ("fm_v", by_e * x[..., None])):
+        found[name] = np.zeros_like(w[name])
+        np.add.at(found[name], ids, by_value)
+        found[name][rows] += L2 * w[name][rows]
+    return loss, found
+
+
+def by_the_book(name, start):
+    """(the loss of each step, the weights after all), in float64."""
+    w = {of: value.astype(np.float64) for of, value in start.items()}
+    m, v = ({of: np.zeros_like(value) for of, value in w.items()} for _ in "mv")
+    losses, rate = [], RATES[name]
+    for t, (ids, x, labels) in enumerate(batches(), 1):
+        loss, gradients = loss_and_gradients(w, ids, x.astype(np.float64), labels)
+        losses.append(loss)
+        for of, g in gradients.items():
+            at = np.unique(ids) if of.startswith("fm_") and of != "fm_bias" else slice(None)
+            g = g[at]
+            if name == "sgd":
+                w[of][at] -= rate * g
+            elif name == "momentum":
+                m[of][at] = 0.95 * m[of][at] + g
+                w[of][at] -= rate * m[of][at]
+            else:
+                m[of][at] = 0.9 * m[of][at] + 0.1 * g
+                v[of][at] = 0.999 * v[of][at] + 0.001 * g**2
+                corrected = rate * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+                w[of][at] -= corrected * m[of][at] / (np.sqrt(v[of][at]) + 1e-8)
+    return np.array(losses), w
+
+
+@pytest.mark.parametrize("name", sorted(RATES))
+def test_200_steps_are_those_of_float64_and_of_the_whole_matrix(name, monkeypatch):
+    start, *found = trained(name, TENSORFLOW)
+    runs = {"TensorFlow's operators": found}
+    for way, share in (("whole matrix", 1e-9), ("distinct pairs", 2)):
+        monkeypatch.setattr(compiled, "largest_share", lambda *widths, share=share: share)
+        runs[way] = trained(name, COMPILED, start)[1:]
+    losses, weights = by_the_book(name, start)
+    assert losses[-20:].mean() < 0.9 * losses[:20].mean()  # it has learned something
+    np.testing.assert_allclose(
+        runs["distinct pairs"][0], runs["whole matrix"][0], rtol=1e-5, atol=1e-5
+    )
+    for way, (of_steps, after) in runs.items():
+        np.testing.assert_allclose(of_steps, losses, rtol=1e-4, atol=1e-4, err_msg=way)
+        off = [np.abs(after[of] - weights[of]) > 1e-4 for of in weights]
+        # Where a gradient nearly cancels, Adam makes of rounding a step of the whole rate.
+        most = 1e-4 if name == "adam" else 0
+        assert np.mean(np.concatenate([o.ravel() for o in off])) <= most, way
