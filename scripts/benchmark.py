@@ -13,10 +13,10 @@ DeepFM with row-wise Adam (torch_reference.py). Inference is measured from files
 without its start. What the first layer costs depends on the share of a batch's (field, id) pairs
 that are distinct; by default, the data repeats as Criteo's log does.
 
-The floor is the work that no step can do without, in a session by itself: matrix products, gathers,
-sums of a row's gradients, row updates. Input and conversion run in one process each. The tools that
-prepare data are measured by the CPU time of one process, against that of converting LibSVM. Each
-mode runs against one thread of one process.
+The floor is what the machine needs at least for the products and the bytes of a step on distinct
+rows (step_floor.py). The matrix holds the cost of other flags and modes against the default. Input
+and conversion run in one process each. The tools that prepare data are measured by the CPU time of
+one process, against that of converting LibSVM. Each mode runs against one thread of one process.
 
 It prints a Markdown table; --output_dir stores that, the figures as JSON, and plots.
 """
@@ -187,9 +187,10 @@ def _details(reports):
     }
 
 
-def _cpu_seconds_per_million(report):
-    cores = len(os.sched_getaffinity(0))
-    return 1e6 * report["cpu_utilization"] * cores / report["examples_per_second"]
+def _cpu_seconds_per_million(report, of_host=False):
+    """Of the process that reports, or of all of the host, which should have nothing else to do."""
+    share = report["host_cpu_utilization" if of_host else "cpu_utilization"]
+    return 1e6 * share * len(os.sched_getaffinity(0)) / report["examples_per_second"]
 
 
 def _run(*words):
@@ -353,6 +354,19 @@ def distinct(_):
         name = f"first layer, {varied} {value:,}, {batch_share:.3f} of the pairs distinct"
         ours, other = partial(cost, True), partial(cost, False)
         yield name, ours, "whole matrix", other, " s", (varied, value)
+
+
+def _several_values(folder, feature_size):
+    """The folder of the same records with two values in every other field, and none in the rest."""
+    path, to = folder / "several.libffm", folder / "several"
+    if not (to / "dataset.json").exists():
+        with open(folder / "train.libsvm") as lines, open(path, "w") as out:
+            for label, *pairs in map(str.split, lines):
+                named = (f"{field - field % 2}:{pair}" for field, pair in enumerate(pairs))
+                out.write(f"{' '.join([label, *named])}\n")
+        sizes = "--field_size=39", f"--feature_size={feature_size}"
+        _convert(path, to, "--input_format=libffm", "--multi_valued", *sizes)
+    return to
 
 
 def _torch(*words):
@@ -586,88 +600,61 @@ with open(source) as lines, tf.io.TFRecordWriter(target) as writer:
 
 
 def floor(work):
-    """CPU-seconds per million examples of train.py against the floor: the same matrix products,
-    gathers, sums of each row's gradients and row updates by themselves, in one session."""
+    """CPU-seconds per million examples of train.py against what the machine needs at least."""
 
     def ours(size):
-        report = _train(work, size, f"--max_steps={_FLOOR_STEPS}", "--num_epochs=9")
+        report = _train(work, size, "--max_steps=600", "--num_epochs=9")
         return _cpu_seconds_per_million(report)
 
     for size in _sizes():
-        name = f"CPU-seconds per million examples, {size:,} features"
-        yield name, partial(ours, size), "floor", partial(_floor, _data(work, size), size), " s"
-
-
-_FLOOR_STEPS = 600
-
-
-def _floor(folder, feature_size, embedding_size=32, layers=(128, 64, 32, 1)):
-    """CPU-seconds per million examples of what no step can do without."""
-    import tensorflow as tf
-
-    from deepfm import distribution
-    from deepfm.config import ModeFlags
-
-    v1 = tf.compat.v1
-    v1.logging.set_verbosity(v1.logging.ERROR)
-    v1.enable_resource_variables()
-    threads = distribution.local(ModeFlags()).session_config
-    ids = np.load(_arrays(folder))["ids"]
-    batches = []  # distinct ids, and which of them each place of the batch has
-    for i in range(0, len(ids) - _batch() + 1, _batch()):
-        distinct, where = np.unique(ids[i : i + _batch()].astype(np.int32), return_inverse=True)
-        batches.append((distinct, np.stack([np.arange(len(where)), where], 1).astype(np.int32)))
-    with tf.Graph().as_default(), v1.Session(config=threads) as session:
-        dataset = tf.data.Dataset.from_generator(
-            lambda: batches, (tf.int32, tf.int32), ([None], [None, 2])
+        least = partial(
+            _floor, f"--arrays={_arrays(_data(work, size))}", f"--batch_size={_batch()}"
         )
-        distinct, places = v1.data.make_one_shot_iterator(dataset.repeat().prefetch(2)).get_next()
-        uses = tf.cast(tf.stack([tf.shape(places)[0], tf.size(distinct)]), tf.int64)
-        ones, updates = tf.ones([_batch() * 39]), []
+        name = f"CPU-seconds per million examples, {_features(size)}"
+        yield name, partial(ours, size), "floor", least, " s"
 
-        def times_places(rows, adjoint=False):
-            return tf.raw_ops.SparseTensorDenseMatMul(
-                a_indices=places, a_values=ones, a_shape=uses, b=rows, adjoint_a=adjoint
-            )
 
-        def table(name, width):
-            """The batch's rows of a new table, and what updates its rows and its two moments."""
-            shape, fill = [feature_size, width], v1.constant_initializer(0.01)
-            variables = [v1.get_variable(f"{name}_{i}", shape, initializer=fill) for i in range(3)]
-            rows = [v.sparse_read(distinct) for v in variables]
+def _floor(*words):
+    """The sum that step_floor.py prints."""
+    found = json.loads(_run(sys.executable, "scripts/step_floor.py", *words))
+    return found["cpu_seconds_per_million"]
 
-            def update(gradients):
-                sums = times_places(gradients, adjoint=True)
-                for variable, old in zip(variables[1:], rows[1:]):
-                    new = tf.IndexedSlices(old + sums, distinct)
-                    updates.append(variable.scatter_update(new).op)
-                updates.append(variables[0].scatter_sub(new).op)
 
-            return times_places(rows[0]), update
+# Each changes one thing of the default, or two that may have to do with each other.
+_CONFIGURATIONS = (
+    *(f"--optimizer={name}" for name in ("sgd", "momentum", "adagrad", "ftrl")),
+    "--clip_norm=10",
+    "--batch_norm",
+    "--l2_scope=table",
+    *(f"--batch_size={size}" for size in (256, 4096, 16384)),
+    "--optimizer=adagrad --clip_norm=10",
+    "--batch_norm --clip_norm=10",
+    "--batch_norm --batch_size=256",
+    "--batch_size=4096 --clip_norm=10",
+)
 
-        weights, update_weights = table("w", 1)
-        embeddings, update_embeddings = table("v", embedding_size)
-        width = 39 * embedding_size
-        inputs, kernels = [tf.reshape(embeddings, [-1, width])], []
-        for i, units in enumerate(layers):
-            kernels.append(v1.get_variable(f"k_{i}", [width, units]))
-            inputs.append(tf.matmul(inputs[-1], kernels[-1]))
-            width = units
-        grad = inputs.pop()
-        for x, kernel in zip(reversed(inputs), reversed(kernels)):
-            by_kernel = tf.transpose(tf.matmul(grad, x, transpose_a=True))
-            updates.append(kernel.assign_sub(1e-9 * by_kernel).op)
-            grad = tf.matmul(grad, kernel, transpose_b=True)
-        update_embeddings(tf.reshape(grad, [-1, embedding_size]))
-        update_weights(weights)
-        session.run(v1.global_variables_initializer())
-        step = session.make_callable(tf.group(updates))
-        for _ in range(30):
-            step()
-        before = time.process_time()
-        for _ in range(_FLOOR_STEPS):
-            step()
-        return 1e6 * (time.process_time() - before) / (_FLOOR_STEPS * _batch())
+
+def matrix(work):
+    """CPU-seconds per million of each configuration against the default."""
+    size = _sizes()[0]
+
+    def cost(*words, command=_TRAIN, folder=None):
+        data = folder or _data(work, size) / "tfrecords"
+        report = _report(work, command, f"--training_data_dir={data}", *words)
+        return _cpu_seconds_per_million(report, of_host=command != _TRAIN)
+
+    changes = {words: partial(cost, *words.split()) for words in _CONFIGURATIONS}
+    several = _several_values(_data(work, size), size)
+    for pooling in ("sum", "mean", "max"):
+        words = f"--pooling={pooling}", "--multi_valued"
+        changes[f"several values, {pooling}"] = partial(cost, *words, folder=several)
+    clipped = "--clip_norm=10"
+    for name, command in MODES.items():
+        if name != "local":
+            changes[name] = partial(cost, command=command)
+            changes[f"{name}, {clipped}"] = partial(cost, clipped, command=command)
+    for name, changed in changes.items():
+        yield f"CPU-seconds per million examples, {name}", changed, "default", cost, " s"
 
 
 def start(work):
@@ -721,6 +708,7 @@ MEASURES = {
     "inference": inference,
     "distinct": distinct,
     "floor": floor,
+    "matrix": matrix,
     "kernels": compiled,
     "start": start,
     "modes": modes,

@@ -33,7 +33,7 @@ def test_refuses_what_it_does_not_know(argument, said):
 @pytest.mark.timeout(400)
 def test_writes_its_figures_as_json_as_a_table_and_as_a_plot(tmp_path):
     done = benchmark(
-        "--what=training,inference,start", "--feature_sizes=500,1000", "--rows=10000", "--rounds=1",
+        "--what=training,inference,floor,start", "--feature_sizes=500,1000", "--rows=10000", "--rounds=1",
         "--batch_sizes=128,256", f"--output_dir={tmp_path}",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -42,6 +42,7 @@ def test_writes_its_figures_as_json_as_a_table_and_as_a_plot(tmp_path):
     assert names == [
         *(f"training, {n} features, batch {b}" for n in ("500", "1,000") for b in (128, 256)),
         "inference, 500 features", "inference, 1,000 features",
+        *(f"CPU-seconds per million examples, {n} features" for n in ("500", "1,000")),
         "start to the first step, 1,000 features",
     ]  # fmt: skip
     for figure in figures:
