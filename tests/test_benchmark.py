@@ -33,8 +33,8 @@ def test_refuses_what_it_does_not_know(argument, said):
 @pytest.mark.timeout(400)
 def test_writes_its_figures_as_json_as_a_table_and_as_a_plot(tmp_path):
     done = benchmark(
-        "--what=training,inference,floor,start", "--feature_sizes=500,1000", "--rows=10000", "--rounds=1",
-        "--batch_sizes=128,256", f"--output_dir={tmp_path}",
+        "--what=training,inference,floor,start", "--feature_sizes=500,1000", "--rows=10000",
+        "--rounds=1", "--batch_sizes=128,256", f"--output_dir={tmp_path}",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     figures = json.loads((tmp_path / "benchmark.json").read_text())
