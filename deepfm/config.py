@@ -31,8 +31,9 @@ class ModelConfig(NamedTuple):
         batch_norm_decay: of the moving statistics.
         loss_type: log_loss or square_loss.
         l2_reg: lambda of the L2 terms, each lambda/2 * sum of squares, not divided by B.
+        l2_reg_deep: lambda of the MLP's kernels; None: l2_reg.
         l2_scope: batch (each distinct table row of the global batch, once per step) or table (whole
-            tables). The MLP's kernels are covered in both.
+            tables). The MLP's kernels are covered whole in both.
         lazy_updates: update only the table rows of the batch.
         embedding_init_stddev: of the normal distribution that both tables start from.
         seed: seed of the initial weights and of dropout.
@@ -55,6 +56,7 @@ class ModelConfig(NamedTuple):
     batch_norm_decay: float = 0.9
     loss_type: str = "log_loss"
     l2_reg: float = 0.0
+    l2_reg_deep: Optional[float] = None
     l2_scope: str = "batch"
     lazy_updates: bool = True
     embedding_init_stddev: float = 0.01
@@ -72,7 +74,9 @@ STAYS = (
     "pooling",
 )  # fmt: skip
 # Those that may be others when a run goes on, which then says so.
-MAY_CHANGE = ("dropout", "l2_reg", "l2_scope", "batch_norm_decay", "lazy_updates")
+MAY_CHANGE = (
+    "dropout", "l2_reg", "l2_reg_deep", "l2_scope", "batch_norm_decay", "lazy_updates",
+)  # fmt: skip
 
 
 class ModelAsked(NamedTuple):
@@ -97,6 +101,8 @@ class OptimizerConfig(NamedTuple):
     Attributes:
         name: a key of OPTIMIZERS.
         learning_rate: the rate as applied, including --learning_rate_scale.
+        embedding_learning_rate: the tables' rate, without warm-up; None: learning_rate.
+        learning_rate_warmup_steps: steps over which learning_rate rises linearly from 0.
         clip_norm: largest global norm of the gradients; 0 does not clip.
         l2_rows: lambda of the L2 term of the batch's distinct table rows; 0 if there is no L2 term
             or it covers the whole tables.
@@ -106,6 +112,8 @@ class OptimizerConfig(NamedTuple):
 
     name: str = "adam"
     learning_rate: float = 0.001
+    embedding_learning_rate: Optional[float] = None
+    learning_rate_warmup_steps: int = 0
     clip_norm: float = 0.0
     l2_rows: float = 0.0
     lazy_updates: bool = True
@@ -352,6 +360,8 @@ class JobConfig(NamedTuple):
     eval_every_steps: int
     learning_rate_decay_on_plateau: float
     export: str
+    learning_rate_decay_patience: int
+    min_learning_rate: float
     best_metric: str
     early_stopping_patience: int
     global_batch_size: int

@@ -184,8 +184,12 @@ class Evaluating:
 
     def _decay(self):
         """The factor for the learning rate; None if evaluations do not change it."""
-        factor = self._job.learning_rate_decay_on_plateau
-        return self.history.decay(factor) if factor < 1 else None
+        job = self._job
+        factor, rate = job.learning_rate_decay_on_plateau, job.optimizer.learning_rate
+        if factor == 1:
+            return None
+        least = job.min_learning_rate / rate if rate else 0.0
+        return self.history.decay(factor, job.learning_rate_decay_patience, least)
 
 
 class _Decay(v1.train.SessionRunHook):

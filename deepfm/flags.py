@@ -196,6 +196,9 @@ _float("l2_reg", 0.0001,
 _choice("l2_scope", "batch",
     "Embedding rows that the L2 penalty covers in a step: batch, the distinct rows of the global "
     "batch; or table, all rows, which costs a pass over the tables.")
+_float("l2_reg_deep", None,
+    "Weight lambda of the L2 penalty on the MLP's kernels alone. Default: --l2_reg. Lower it, down "
+    "to 0, where the embeddings need a --l2_reg of 0.01 and more.", 0.0)
 _float("embedding_init_stddev", 0.01,
     "Standard deviation of the normal distribution that the embeddings start from.", 0.0)
 _choice("pooling", "sum",
@@ -215,10 +218,20 @@ _float("learning_rate_scale", 1.0,
 flags.DEFINE_bool("lazy_updates", True,
     "Update only the embedding rows that a batch uses; False also applies momentum to all other "
     "rows, which costs a pass over the tables.")
+_float("embedding_learning_rate", None,
+    "Learning rate of the embedding tables, without scale or warm-up. Default: as all other "
+    "weights. Keep it where it is when larger batches need a larger --learning_rate.", 0.0)
+_integer("learning_rate_warmup_steps", 0,
+    "Steps over which --learning_rate rises linearly to its value; 0: none. Use it with large "
+    "batches, for example one epoch.", 0)
 _float("clip_norm", 0.0, "Clip the gradients to this global norm; 0 does not clip.", 0.0)
 _float("learning_rate_decay_on_plateau", 1.0,
-    "Multiply the learning rate by this after each evaluation that does not improve the AUC; 1 "
-    "never does.", 0.0, 1.0)
+    "Multiply the learning rate by this after --learning_rate_decay_patience evaluations in a row "
+    "that do not improve the AUC; 1 never does.", 0.0, 1.0)
+_integer("learning_rate_decay_patience", 1,
+    "Evaluations in a row without a better AUC before the learning rate decays.", 1)
+_float("min_learning_rate", 0.0,
+    "--learning_rate_decay_on_plateau does not lower --learning_rate below this.", 0.0)
 flags.DEFINE_bool("use_amp", False,
     "Train in mixed precision on GPUs with tensor cores: float16 where it is safe.")
 flags.DEFINE_bool("compiled_kernels", True,

@@ -7,6 +7,13 @@ from deepfm.cluster import agreement
 from deepfm.config import MAY_CHANGE, JobConfig, ModelConfig
 from deepfm.state import resume
 
+_OF_OPTIMIZER = (
+    "learning_rate", "embedding_learning_rate", "learning_rate_warmup_steps", "clip_norm",
+)  # fmt: skip
+_OF_DECAY = (
+    "learning_rate_decay_on_plateau", "learning_rate_decay_patience", "min_learning_rate",
+)  # fmt: skip
+
 
 def check_alike(job: JobConfig, config: ModelConfig, data, validation, damaged):
     """Refuses (BadInput) processes in one step whose flags or data differ.
@@ -49,8 +56,9 @@ def of_run(job: JobConfig, config: ModelConfig) -> Dict[str, Any]:
     """{flag: value} of the settings that may change between an interruption and the next start."""
     chosen = job.optimizer
     settings = {
-        "optimizer": chosen.name, "learning_rate": chosen.learning_rate,
-        "clip_norm": chosen.clip_norm, **{name: getattr(config, name) for name in MAY_CHANGE},
-        "learning_rate_decay_on_plateau": job.learning_rate_decay_on_plateau,
-    }  # fmt: skip
+        "optimizer": chosen.name,
+        **{name: getattr(chosen, name) for name in _OF_OPTIMIZER},
+        **{name: getattr(config, name) for name in MAY_CHANGE},
+        **{name: getattr(job, name) for name in _OF_DECAY},
+    }
     return {name: list(x) if isinstance(x, tuple) else x for name, x in settings.items()}

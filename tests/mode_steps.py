@@ -71,7 +71,9 @@ def train(mode, case):
         ops=ops,
     )  # fmt: skip
     model = estimators.Model(case.model_dir, config, mode, trains=True)
-    optimizer = OptimizerConfig(case.optimizer, case.learning_rate, case.clip_norm, case.l2_reg)
+    optimizer = OptimizerConfig(
+        case.optimizer, case.learning_rate, clip_norm=case.clip_norm, l2_rows=case.l2_reg
+    )
     input_fn = input_pipeline.make_input_fn(source, estimators.schema(config), mode)
     with estimators.in_training(model, optimizer, ops, keep_checkpoint_max=1) as estimator:
         estimator.train(input_fn, hooks=estimators.session_hooks(model))

@@ -42,6 +42,10 @@ def test_an_auc_that_is_not_a_number_is_never_best(tmp_path):
 def test_the_learning_rate_is_cut_for_each_evaluation_that_is_no_better(tmp_path):
     assert filled(tmp_path, [0.6, 0.6, 0.7, 0.65, 0.7, 0.8]).decay(0.5) == 0.125
     assert filled(tmp_path, [0.6]).decay(0.5) == 1
+    falling = filled(tmp_path, [0.6, 0.6, 0.59, 0.7, 0.65, 0.68, 0.66, 0.67])
+    assert falling.decay(0.5, patience=2) == 0.125  # the third, the sixth, and the last
+    assert falling.decay(0.5, patience=3) == 0.5  # the seventh
+    assert falling.decay(0.5, least=0.1) == 0.1
     assert filled(tmp_path, [math.nan, 0.6, math.nan, 0.5]).decay(0.5) == 0.5
 
 

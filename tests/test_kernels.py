@@ -930,7 +930,9 @@ def test_training_gives_the_same_weights(name, changes, largest_share, monkeypat
     changes = {k: v for k, v in changes.items() if k != "clip_norm"}
     config = ModelConfig(F, V, K, (8, 7), (0.5, 0.2), **{**fields, **changes})
     l2_rows = config.l2_reg if config.l2_scope == "batch" else 0.0
-    how = OptimizerConfig(name, 0.01, clip_norm, l2_rows, config.lazy_updates)
+    how = OptimizerConfig(
+        name, 0.01, clip_norm=clip_norm, l2_rows=l2_rows, lazy_updates=config.lazy_updates
+    )
     random = np.random.RandomState(0)
     ids = random.randint(0, V, [5, 64, F])
     values, labels = random.rand(5, 64, F), random.rand(5, 64) < 0.3

@@ -42,8 +42,11 @@ FLAGS = (
 OPTIMIZERS = {
     "sgd": ("--optimizer=sgd", "--learning_rate=0.5", "--l2_reg=0"),
     "sgd_l2_clip": ("--optimizer=sgd", "--learning_rate=0.1", "--l2_reg=0.01", "--clip_norm=0.5"),
-    "lazy_adam": ("--optimizer=adam", "--learning_rate=0.01", "--l2_reg=0.001", "--batch_norm"),
-}
+    "lazy_adam": (
+        "--optimizer=adam", "--learning_rate=0.01", "--l2_reg=0.001", "--batch_norm",
+        "--l2_reg_deep=0.0003", "--embedding_learning_rate=0.02", "--learning_rate_warmup_steps=9",
+    ),
+}  # fmt: skip
 
 
 def dealt(records, processes, global_batch=GLOBAL_BATCH):

@@ -17,7 +17,10 @@ v1 = tf.compat.v1
 pytestmark = pytest.mark.skipif(not compiled.built(), reason="python -m deepfm.kernels")
 F, V, K, B, STEPS, L2 = 6, 600, 8, 128, 200, 1e-3
 LAYERS = ("deep_0", "deep_1", "deep_out")
-RATES = {"sgd": 0.1, "momentum": 0.01, "adam": 0.002}
+RATES = {"sgd": 0.1, "momentum": 0.01, "adam": 0.002, "adagrad": 0.02}
+OF_THEIR_OWN = {  # the names of flags
+    "embedding_learning_rate": 0.005, "learning_rate_warmup_steps": 50, "l2_reg_deep": 0.01,
+}  # fmt: skip
 
 
 def batches():
@@ -30,10 +33,14 @@ def batches():
         yield ids, values, np.float32(effects[ids].sum(axis=1) > 1)
 
 
-def trained(name, ops, start=None):
+def trained(name, changes, ops, start=None):
     """(weights before, the loss of each step, weights after), weights by name."""
-    config = ModelConfig(F, V, K, (16, 8), (0.0, 0.0), l2_reg=L2, embedding_init_stddev=0.1)
-    how = OptimizerConfig(name, RATES[name], l2_rows=L2)
+    config = ModelConfig(
+        F, V, K, (16, 8), (0.0, 0.0), l2_reg=L2, embedding_init_stddev=0.1,
+        l2_reg_deep=changes.get("l2_reg_deep"),
+    )  # fmt: skip
+    rates = {k: v for k, v in changes.items() if k in OptimizerConfig._fields}
+    how = OptimizerConfig(name, RATES[name], l2_rows=L2, **rates)
     with tf.Graph().as_default(), v1.Session() as session:
         places = [
             v1.placeholder(tf.int64, [None, F]),
@@ -52,7 +59,7 @@ def trained(name, ops, start=None):
         return before, np.array(losses), session.run(weights)
 
 
-def loss_and_gradients(w, ids, x, labels):
+def loss_and_gradients(w, ids, x, labels, l2_deep):
     """The loss of a batch, and {name: gradient}: of the tables only where `ids` has the row."""
     rows = np.unique(ids)
     e = w["fm_v"][ids] * x[..., None]
@@ -63,15 +70,15 @@ def loss_and_gradients(w, ids, x, labels):
     sums = e.sum(axis=1)
     second = 0.5 * (sums**2 - (e**2).sum(axis=1)).sum(axis=1)
     logits = w["fm_bias"] + (w["fm_w"][ids] * x).sum(axis=1) + second + deep[:, 0]
-    covered = [w["fm_w"][rows], w["fm_v"][rows], *(w[f"{layer}/kernel"] for layer in LAYERS)]
     loss = np.mean(np.logaddexp(0, logits) - labels * logits)
-    loss += L2 / 2 * sum(np.sum(c**2) for c in covered)
+    loss += L2 / 2 * (np.sum(w["fm_w"][rows] ** 2) + np.sum(w["fm_v"][rows] ** 2))
+    loss += l2_deep / 2 * sum(np.sum(w[f"{layer}/kernel"] ** 2) for layer in LAYERS)
 
     by_logits = (1 / (1 + np.exp(-logits)) - labels) / B
     found, by = {"fm_bias": by_logits.sum(keepdims=True)}, by_logits[:, None]
     for layer, into in zip(reversed(LAYERS), reversed(inputs)):
         kernel = w[f"{layer}/kernel"]
-        found[f"{layer}/kernel"] = into.T @ by + L2 * kernel
+        found[f"{layer}/kernel"] = into.T @ by + l2_deep * kernel
         found[f"{layer}/bias"] = by.sum(axis=0)
         by = by @ kernel.T * (into > 0 if into is not inputs[0] else 1)
     by_e = by.reshape(B, F, K) + by_logits[:, None, None] * (sums[:, None] - e)
@@ -82,22 +89,28 @@ def loss_and_gradients(w, ids, x, labels):
     return loss, found
 
 
-def by_the_book(name, start):
+def by_the_book(name, changes, start):
     """(the loss of each step, the weights after all), in float64."""
     w = {of: value.astype(np.float64) for of, value in start.items()}
     m, v = ({of: np.zeros_like(value) for of, value in w.items()} for _ in "mv")
-    losses, rate = [], RATES[name]
+    sums = {of: np.full_like(value, 1e-8) for of, value in w.items()}
+    losses, l2_deep = [], changes.get("l2_reg_deep", L2)
     for t, (ids, x, labels) in enumerate(batches(), 1):
-        loss, gradients = loss_and_gradients(w, ids, x.astype(np.float64), labels)
+        loss, gradients = loss_and_gradients(w, ids, x.astype(np.float64), labels, l2_deep)
         losses.append(loss)
+        warm = RATES[name] * min(1, t / changes.get("learning_rate_warmup_steps", 1))
         for of, g in gradients.items():
-            at = np.unique(ids) if of.startswith("fm_") and of != "fm_bias" else slice(None)
-            g = g[at]
+            table = of in ("fm_w", "fm_v")
+            at, g = (np.unique(ids), g[np.unique(ids)]) if table else (slice(None), g)
+            rate = changes.get("embedding_learning_rate", warm) if table else warm
             if name == "sgd":
                 w[of][at] -= rate * g
             elif name == "momentum":
                 m[of][at] = 0.95 * m[of][at] + g
                 w[of][at] -= rate * m[of][at]
+            elif name == "adagrad":
+                sums[of][at] += g**2
+                w[of][at] -= rate * g / np.sqrt(sums[of][at])
             else:
                 m[of][at] = 0.9 * m[of][at] + 0.1 * g
                 v[of][at] = 0.999 * v[of][at] + 0.001 * g**2
@@ -106,14 +119,15 @@ def by_the_book(name, start):
     return np.array(losses), w
 
 
+@pytest.mark.parametrize("changes", [{}, OF_THEIR_OWN], ids=["", "of their own"])
 @pytest.mark.parametrize("name", sorted(RATES))
-def test_200_steps_are_those_of_float64_and_of_the_whole_matrix(name, monkeypatch):
-    start, *found = trained(name, TENSORFLOW)
+def test_200_steps_are_those_of_float64_and_of_the_whole_matrix(name, changes, monkeypatch):
+    start, *found = trained(name, changes, TENSORFLOW)
     runs = {"TensorFlow's operators": found}
     for way, share in (("whole matrix", 1e-9), ("distinct pairs", 2)):
         monkeypatch.setattr(compiled, "largest_share", lambda *widths, share=share: share)
-        runs[way] = trained(name, COMPILED, start)[1:]
-    losses, weights = by_the_book(name, start)
+        runs[way] = trained(name, changes, COMPILED, start)[1:]
+    losses, weights = by_the_book(name, changes, start)
     assert losses[-20:].mean() < 0.9 * losses[:20].mean()  # it has learned something
     np.testing.assert_allclose(
         runs["distinct pairs"][0], runs["whole matrix"][0], rtol=1e-5, atol=1e-5
@@ -121,6 +135,6 @@ def test_200_steps_are_those_of_float64_and_of_the_whole_matrix(name, monkeypatc
     for way, (of_steps, after) in runs.items():
         np.testing.assert_allclose(of_steps, losses, rtol=1e-4, atol=1e-4, err_msg=way)
         off = [np.abs(after[of] - weights[of]) > 1e-4 for of in weights]
-        # Where a gradient nearly cancels, Adam makes of rounding a step of the whole rate.
-        most = 1e-4 if name == "adam" else 0
+        # Where a gradient nearly cancels, these make of rounding a step of the whole rate.
+        most = 1e-4 if name in ("adam", "adagrad") else 0
         assert np.mean(np.concatenate([o.ravel() for o in off])) <= most, way

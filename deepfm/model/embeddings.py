@@ -18,6 +18,14 @@ from deepfm.model.layers import first_order, first_product, second_order
 v1 = tf.compat.v1
 
 
+_NAMES = "fm_w", "fm_v"  # of the variables
+
+
+def is_table(variable):
+    """Whether a variable is an embedding table, or a part or a copy of one."""
+    return variable.op.name.split("/")[0] in _NAMES
+
+
 class Tables(NamedTuple):
     """The two embedding tables and what a batch looks up in them.
 
@@ -88,8 +96,8 @@ def look_up(values, config, training, ops):
     """
     start = normal(config.embedding_init_stddev, config.seed, ops)
     tables = [
-        v1.get_variable("fm_w", [config.feature_size], initializer=v1.zeros_initializer()),
-        v1.get_variable("fm_v", [config.feature_size, config.embedding_size], initializer=start),
+        v1.get_variable(_NAMES[0], [config.feature_size], initializer=v1.zeros_initializer()),
+        v1.get_variable(_NAMES[1], [config.feature_size, config.embedding_size], initializer=start),
     ]
     distinct, where = values.ids, None
     if counts_rows_once(config):

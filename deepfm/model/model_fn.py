@@ -49,13 +49,16 @@ def l2_terms(net, config, with_gradient):
         (the term of the MLP's kernels and, with l2_scope=table, of the whole tables; the term of
         the batch's distinct table rows).
     """
-    if not config.l2_reg:
-        return tf.constant(0.0), tf.constant(0.0)
-    square = lambda xs: config.l2_reg * tf.add_n([tf.nn.l2_loss(x) for x in xs])
+
+    def penalty(weight, xs):
+        return weight * tf.add_n([tf.nn.l2_loss(x) for x in xs]) if weight else tf.constant(0.0)
+
+    deep = config.l2_reg if config.l2_reg_deep is None else config.l2_reg_deep
+    kernels = penalty(deep, net.kernels)
     if config.l2_scope == "table":
-        return square(net.kernels + net.tables.tables), tf.constant(0.0)
-    rows = square(net.tables.rows)
-    return square(net.kernels), rows if with_gradient else tf.stop_gradient(rows)
+        return kernels + penalty(config.l2_reg, net.tables.tables), tf.constant(0.0)
+    rows = penalty(config.l2_reg, net.tables.rows)
+    return kernels, rows if with_gradient else tf.stop_gradient(rows)
 
 
 def _part(features, replicas):

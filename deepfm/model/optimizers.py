@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from deepfm.config import OptimizerConfig
 from deepfm.kernels.ops import TENSORFLOW
-from deepfm.model import metrics
+from deepfm.model import embeddings, metrics
 from deepfm.model.gradients import RowWise
 from deepfm.model.loss_scale import LossScaled
 
@@ -45,8 +45,11 @@ class _LazyAdam(v1.train.AdamOptimizer):
     def _prepare(self):
         super()._prepare()
         beta1_power, beta2_power = self._get_beta_accumulators()
-        rate = self._lr_t * tf.sqrt(1 - beta2_power) / (1 - beta1_power)
-        self._numbers = rate, self._beta1_t, self._beta2_t, self._epsilon_t
+        self._correction = tf.sqrt(1 - beta2_power) / (1 - beta1_power)
+
+    @property
+    def _numbers(self):
+        return self._lr_t * self._correction, self._beta1_t, self._beta2_t, self._epsilon_t
 
     def _resource_apply_dense(self, grad, var):
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
@@ -126,6 +129,42 @@ def _trusting(optimizer):
     return optimizer
 
 
+# What TensorFlow's optimizers call their rate, one of them in one update and another in another.
+_RATES = "_learning_rate", "_learning_rate_tensor", "_lr_t"
+
+
+def _with_rate_of_tables(optimizer, rate):
+    """The optimizer, whose updates of the embedding tables take `rate`, float32 []."""
+
+    def of_tables(update):
+        def with_rate(grad, variable, *indices):
+            if not embeddings.is_table(variable):
+                return update(grad, variable, *indices)
+            before = {name: getattr(optimizer, name) for name in _RATES if hasattr(optimizer, name)}
+            try:
+                for name in before:
+                    setattr(optimizer, name, rate)
+                return update(grad, variable, *indices)
+            finally:
+                for name, value in before.items():
+                    setattr(optimizer, name, value)
+
+        return with_rate
+
+    for name in ("dense", "sparse", "sparse_duplicate_indices"):
+        name = f"_resource_apply_{name}"
+        setattr(optimizer, name, of_tables(getattr(optimizer, name)))
+    return optimizer
+
+
+def _warmed_up(rate, steps):
+    """A rate that rises linearly over the first steps of the model, to `rate` in the last."""
+    if not steps:
+        return rate
+    step = tf.cast(v1.train.get_or_create_global_step(), tf.float32)
+    return rate * tf.minimum((step + 1) / steps, 1.0)
+
+
 def make_optimizer(config, replicas, ops=TENSORFLOW):
     """The optimizer of a mode.
 
@@ -141,7 +180,7 @@ def make_optimizer(config, replicas, ops=TENSORFLOW):
     decay = v1.get_variable(
         DECAY, [], initializer=v1.ones_initializer(), trainable=False, use_resource=True
     )
-    rate = config.learning_rate * decay
+    rate = _warmed_up(config.learning_rate * decay, config.learning_rate_warmup_steps)
     if replicas.owns_variables():
         metrics.summarize("learning_rate", rate)
     kind, ops_add_l2 = OPTIMIZERS[config.name], _ops_add_l2(config, ops)
@@ -149,6 +188,8 @@ def make_optimizer(config, replicas, ops=TENSORFLOW):
     optimizer = kind.make(rate, *more)
     if not replicas.strategy:
         optimizer = _trusting(optimizer)
+    if config.embedding_learning_rate is not None:
+        optimizer = _with_rate_of_tables(optimizer, config.embedding_learning_rate * decay)
     if config.use_amp:
         optimizer = LossScaled(optimizer)
     # Processes that exchange rows have already combined them (Averaged).

@@ -108,17 +108,24 @@ class History:
         found = self._compared
         return len(found) - 1 - found.index(self.best) if found else 0
 
-    def decay(self, factor: float) -> float:
-        """The product of `factor` over all evaluations whose AUC did not exceed the best before it
-        on the same data."""
-        decay, best, data = 1.0, None, None
+    def decay(self, factor: float, patience: int = 1, least: float = 0.0) -> float:
+        """What the learning rate is multiplied by.
+
+        Args:
+            factor: applied after every `patience` evaluations in a row whose AUC did not exceed the
+                best before them on the same data.
+            least: the product of all factors is at least this.
+        """
+        decay, best, data, waited = 1.0, None, None, 0
         for entry in self.entries:
             if entry.get("data", self._data) != data:
-                best, data = None, entry.get("data", self._data)
+                best, data, waited = None, entry.get("data", self._data), 0
             if math.isnan(entry["auc"]):
                 continue
-            if best is not None and entry["auc"] <= best:
-                decay *= factor
+            improved = best is None or entry["auc"] > best
+            waited = 0 if improved else waited + 1
+            if waited == patience:
+                decay, waited = max(decay * factor, min(least, decay)), 0
             best = entry["auc"] if best is None else max(best, entry["auc"])
         return decay
 

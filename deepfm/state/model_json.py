@@ -43,7 +43,7 @@ def _fits(name, value):
         return isinstance(value, list) and bool(value) and all(map(single, value))
     if name in ("field_size", "feature_size", "embedding_size"):
         return _is_size(value)
-    if name == "hash_buckets" and value is None:
+    if name in ("hash_buckets", "l2_reg_deep") and value is None:
         return True
     if name == "feature_map":
         return value is None or isinstance(value, str)
