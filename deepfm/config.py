@@ -350,6 +350,7 @@ class JobConfig(NamedTuple):
     model_dir: Optional[str]
     servable_model_dir: Optional[str]
     predictions_file: Optional[str]
+    checkpoint: str
     clear_existing_model: bool
     abandon_interrupted_run: bool
     max_steps: int
@@ -359,9 +360,9 @@ class JobConfig(NamedTuple):
     keep_checkpoint_max: int
     eval_every_steps: int
     learning_rate_decay_on_plateau: float
-    export: str
     learning_rate_decay_patience: int
     min_learning_rate: float
+    export: str
     best_metric: str
     early_stopping_patience: int
     global_batch_size: int

@@ -16,7 +16,7 @@ from deepfm.kernels.ops import TENSORFLOW, Ops
 from deepfm.model import metrics, network, optimizers
 from deepfm.model.model_fn import make_model_fn
 from deepfm.runtime import memory, remote_files, tf_patches
-from deepfm.state import checkpoints, export, saving
+from deepfm.state import best, checkpoints, export, saving
 
 v1 = tf.compat.v1
 v1.enable_resource_variables()  # so that no step goes uncounted when workers add at once
@@ -33,6 +33,7 @@ class Model(NamedTuple):
         trains: whether this job trains it; if not, another process may be training it meanwhile.
         ops: Ops of evaluation and inference.
         batch_size: examples in a batch of evaluation and inference; 0: as they come.
+        checkpoint: which one is applied: last, best, or the path of one.
     """
 
     model_dir: str
@@ -42,6 +43,7 @@ class Model(NamedTuple):
     trains: bool = False
     ops: Ops = TENSORFLOW
     batch_size: int = 0
+    checkpoint: str = "last"
 
 
 def batches_at_once(batch_size: int) -> int:
@@ -181,15 +183,15 @@ def check_fits(model: Model):
         saving.CheckShapes(model.model_dir).begin()
 
 
-def of_newest(model: Model, read: Callable[[str], Any]):
-    """The result of `read(path)` for the newest checkpoint; all but the chief get path None."""
+def of_checkpoint(model: Model, read: Callable[[str], Any]):
+    """The result of `read(path)` for the model's checkpoint; all but the chief get path None."""
     if not model.distribution.processes.chief:
         return read(None)
-    return checkpoints.of_newest(model.model_dir, read, hold=not model.trains)
+    return best.of_checkpoint(model.model_dir, model.checkpoint, read, hold=not model.trains)
 
 
 def evaluate(model: Model, data: datasets.DataSet, input_fn: Callable, more_hooks=()):
-    """Evaluates the newest checkpoint on every record once, and logs the stable line.
+    """Evaluates the model's checkpoint on every record once, and logs the stable line.
 
     Args:
         model: Model; its Distribution gathers the results of the processes.
@@ -201,7 +203,7 @@ def evaluate(model: Model, data: datasets.DataSet, input_fn: Callable, more_hook
         (the checkpoint's global step, the results, the curves of metrics.Curves).
     """
 
-    def of_checkpoint(path):
+    def at(path):
         curves = metrics.Curves()
         session = [*session_hooks(model, path), *more_hooks, curves]
         with bad_records.naming_bad_records(data, schema(model.config)), trained(
@@ -212,7 +214,7 @@ def evaluate(model: Model, data: datasets.DataSet, input_fn: Callable, more_hook
             found = estimator.evaluate(input_fn, hooks=session, checkpoint_path=path, name=name)
             return found, curves
 
-    found, curves = of_newest(model, of_checkpoint)
+    found, curves = of_checkpoint(model, at)
     results = {name: float(found[name]) for name in metrics.RESULTS}
     results["examples"] = int(results["examples"])
     remote_files.check_all_read(data.files, data.rows, results["examples"])
@@ -233,7 +235,7 @@ def evaluate(model: Model, data: datasets.DataSet, input_fn: Callable, more_hook
 
 
 def save_export(model: Model, target: str, kind: str):
-    """Writes a SavedModel of the newest checkpoint into a new numbered folder, whole or not at all.
+    """Writes a SavedModel of the checkpoint into a new numbered folder, whole or not at all.
 
     An export that already exists is not made again, except by --task_type=export.
 
@@ -250,7 +252,7 @@ def save_export(model: Model, target: str, kind: str):
     depends_on = config.pooling, config.multi_valued, config.hash_buckets, config.logit_offset
     wanted = schema(config)._replace(hash_buckets=config.hash_buckets or 0)
 
-    def of_checkpoint(checkpoint):
+    def at(checkpoint):
         step, found = step_of(checkpoint), export.digest(checkpoint, *depends_on)
         model_id = export.model_id(model.model_dir)
         stamp = export.Stamp(model_id, step, found, kind, config.feature_map)
@@ -264,7 +266,7 @@ def save_export(model: Model, target: str, kind: str):
         logging.info("Exported the model of step %d to %s.", step, path)
         return path, step
 
-    return of_newest(model, of_checkpoint)
+    return of_checkpoint(model, at)
 
 
 def _already_exported(folder, names, stamp):

@@ -16,7 +16,7 @@ from deepfm.data.reading import Source
 from deepfm.errors import BadInput
 from deepfm.model import optimizers
 from deepfm.runtime import interruption, remote_files, sagemaker, stopping, throughput
-from deepfm.state import evaluations, export, resume
+from deepfm.state import best, evaluations, export, resume
 
 v1 = tf.compat.v1
 
@@ -80,6 +80,7 @@ class Evaluating:
             raise BadInput("--export=best needs --val_data_dir and --servable_model_dir.")
         if chief and data:
             self.data = datasets.identified(data)
+            best.forget_later(model.model_dir, step)
         self.history = evaluations.History(
             model.model_dir, job.best_metric, run_step, step,
             resume.fingerprint(self.data) if chief and data else None, self._agree, chief,
@@ -133,6 +134,9 @@ class Evaluating:
         history.add(step, results)
         if self._processes.chief:
             exported = {}
+            if history.best["step"] == step:
+                folder = self._model.model_dir
+                best.keep(folder, tf.train.latest_checkpoint(folder))
             if self._job.export == "best" and history.best["step"] == step:
                 exported = {"export": self._export_best(exports)}
             history.keep(**exported)

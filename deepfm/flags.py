@@ -102,6 +102,9 @@ flags.DEFINE_alias("checkpoint_dir", "model_dir")
 flags.DEFINE_string("servable_model_dir", None,
     "Folder for the exported SavedModels, each in a numbered folder of its own, as TensorFlow "
     "Serving expects.")
+flags.DEFINE_string("checkpoint", "last",
+    "Which checkpoint eval, infer and export use: last; best, which training keeps in "
+    "model_dir/best by --best_metric; or a path such as model/model.ckpt-1200.")
 flags.DEFINE_bool("clear_existing_model", False,
     "Delete the model in model_dir and train from scratch. Files that train.py did not write "
     "stay.")
@@ -193,12 +196,12 @@ _choice("loss_type", "log_loss", "Loss to minimise; use log_loss for clicks.")
 _float("l2_reg", 0.0001,
     "Weight lambda of the L2 penalty, lambda/2 * sum of squares, over the embeddings and the MLP's"
     " kernels. The first thing to tune against overfitting.", 0.0)
-_choice("l2_scope", "batch",
-    "Embedding rows that the L2 penalty covers in a step: batch, the distinct rows of the global "
-    "batch; or table, all rows, which costs a pass over the tables.")
 _float("l2_reg_deep", None,
     "Weight lambda of the L2 penalty on the MLP's kernels alone. Default: --l2_reg. Lower it, down "
     "to 0, where the embeddings need a --l2_reg of 0.01 and more.", 0.0)
+_choice("l2_scope", "batch",
+    "Embedding rows that the L2 penalty covers in a step: batch, the distinct rows of the global "
+    "batch; or table, all rows, which costs a pass over the tables.")
 _float("embedding_init_stddev", 0.01,
     "Standard deviation of the normal distribution that the embeddings start from.", 0.0)
 _choice("pooling", "sum",
@@ -215,15 +218,15 @@ _float("learning_rate", 0.001,
     "Learning rate, for any number of replicas; it is never scaled silently.", 0.0)
 _float("learning_rate_scale", 1.0,
     "Factor for --learning_rate, for example the number of replicas.", 0.0)
-flags.DEFINE_bool("lazy_updates", True,
-    "Update only the embedding rows that a batch uses; False also applies momentum to all other "
-    "rows, which costs a pass over the tables.")
 _float("embedding_learning_rate", None,
     "Learning rate of the embedding tables, without scale or warm-up. Default: as all other "
     "weights. Keep it where it is when larger batches need a larger --learning_rate.", 0.0)
 _integer("learning_rate_warmup_steps", 0,
     "Steps over which --learning_rate rises linearly to its value; 0: none. Use it with large "
     "batches, for example one epoch.", 0)
+flags.DEFINE_bool("lazy_updates", True,
+    "Update only the embedding rows that a batch uses; False also applies momentum to all other "
+    "rows, which costs a pass over the tables.")
 _float("clip_norm", 0.0, "Clip the gradients to this global norm; 0 does not clip.", 0.0)
 _float("learning_rate_decay_on_plateau", 1.0,
     "Multiply the learning rate by this after --learning_rate_decay_patience evaluations in a row "
@@ -274,7 +277,8 @@ flags.DEFINE_bool("eval_on_all_ranks", False,
 _choice("export", "last",
     "Which model to export to --servable_model_dir: that of the last step, or the best so far by "
     "--best_metric, exported at once.")
-_choice("best_metric", "auc", "Metric that --export=best and --early_stopping_patience go by.")
+_choice("best_metric", "auc",
+    "Metric that the best checkpoint, --export=best and --early_stopping_patience go by.")
 _integer("early_stopping_patience", 0,
     "Stop after this many evaluations in a row without a new best one; 0 never stops early.", 0)
 _integer("eval_every_steps", 0,

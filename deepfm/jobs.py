@@ -15,7 +15,7 @@ from deepfm.data.reading import Source
 from deepfm.errors import BadInput
 from deepfm.kernels import compiled
 from deepfm.runtime import atomic_files, interruption, remote_files, sagemaker
-from deepfm.state import checkpoints
+from deepfm.state import best, checkpoints
 from deepfm.state.remote_model_dir import REPORT, at_hand
 
 _OF_EVALUATIONS = "eval", "curves", "best", "stopped_early"  # entries of a report
@@ -76,6 +76,7 @@ _USED_BY = {
     "infer_data_dir": ("infer",),
     "predictions_file": ("infer",),
     "servable_model_dir": ("train", "export"),
+    "checkpoint": ("eval", "infer", "export"),
     "clear_existing_model": ("train",),
     "abandon_interrupted_run": ("train",),
 }
@@ -175,7 +176,7 @@ def _infer(job, of_job):
     parts = [os.path.join(folder, f".{name}.part-{rank}") for rank in range(processes.size)]
     part = parts[processes.rank] if parts[1:] else path
 
-    def of_checkpoint(checkpoint):
+    def predict(checkpoint):
         rows, step = 0, checkpoint and estimators.step_of(checkpoint)
         naming = bad_records.naming_bad_records(data, schema)
         write = lambda prob: out.write("%.9g\n" * len(prob) % tuple(prob.tolist()))
@@ -193,7 +194,7 @@ def _infer(job, of_job):
             written.result()
         return rows, step
 
-    rows, step = estimators.of_newest(model, of_checkpoint)
+    rows, step = estimators.of_checkpoint(model, predict)
     rows = processes.total(rows)  # all parts are written by now
     remote_files.check_all_read(data.files, data.rows, rows)
     if processes.size > 1 and processes.chief:
@@ -218,7 +219,7 @@ def _export(job, of_job):
 
 def _trained_model(job, of_job, flag=None):
     """(the DataSet that a flag names, or None; the Model in model_dir)."""
-    checkpoints.of_newest(job.model_dir, lambda path: None, hold=False)  # BadInput without one
+    best.of_checkpoint(job.model_dir, job.checkpoint, lambda path: None, hold=False)  # BadInput
     mode = job.distribution
     data = open_data.find(flag, job.input, mode.processes, of_job) if flag else None
     known = model_config.kept(job.model_dir, mode.processes.chief)
@@ -226,7 +227,10 @@ def _trained_model(job, of_job, flag=None):
     size = job.input.batch_size
     estimators.check_fits_memory(config, mode, size * estimators.batches_at_once(size))
     ops = compiled.of_model(job.ops)
-    model = estimators.Model(job.model_dir, config, mode, job.input.seed, ops=ops, batch_size=size)
+    model = estimators.Model(
+        job.model_dir, config, mode, job.input.seed, ops=ops, batch_size=size,
+        checkpoint=job.checkpoint,
+    )  # fmt: skip
     return data, model
 
 

@@ -25,8 +25,7 @@ def check_alike(job: JobConfig, config: ModelConfig, data, validation, damaged):
     if not job.distribution.processes.in_step:
         return
     names = (
-        "max_steps", "eval_every_steps", "learning_rate_decay_on_plateau", "best_metric",
-        "early_stopping_patience",
+        "max_steps", "eval_every_steps", *_OF_DECAY, "best_metric", "early_stopping_patience",
     )  # fmt: skip
     of_input = (
         "eval_on_all_ranks",

@@ -303,7 +303,11 @@ class _Training:
                 self.evaluating.evaluate(step)
             _, report["eval"], report["curves"] = self.evaluating.results
             if processes.chief:
-                report["best"] = self.evaluating.history.best
+                report["best"] = found = self.evaluating.history.best
+                logging.info(
+                    "Best evaluation: step=%d auc=%.6f log_loss=%.6f (--checkpoint=best)",
+                    found["step"], found["auc"], found["log_loss"],
+                )  # fmt: skip
                 report["stopped_early"] = self.evaluating.stopped
         return report
 

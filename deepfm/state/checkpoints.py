@@ -118,7 +118,7 @@ def prepare(model_dir: str, tidy: bool):
             return
         if not state.here or state.names[-1:] != whole[-1:]:
             logging.warning("%s: the file %s now names %s.", model_dir, STATE, whole[-1])
-        _write_state(model_dir, whole)
+        write_state(model_dir, whole)
 
 
 def read_state(folder: str, name: str = STATE) -> State:
@@ -137,7 +137,8 @@ def read_state(folder: str, name: str = STATE) -> State:
     return State([posixpath.basename(path) for path in paths], here)
 
 
-def _write_state(folder, names):
+def write_state(folder: str, names: List[str]):
+    """Writes a state file; the last of the names is the one to use."""
     state = checkpoint_state_pb2.CheckpointState(
         model_checkpoint_path=names[-1], all_model_checkpoint_paths=names
     )
@@ -157,7 +158,7 @@ def _saved_after(folder, state):
         name
         for name, index in indices.items()
         if name not in state.names
-        and _step(name) > _step(state.names[-1])
+        and step(name) > step(state.names[-1])
         and os.path.exists(index)
         and os.stat(index).st_mtime_ns >= written
         and not problem(os.path.join(folder, name))
@@ -190,10 +191,11 @@ def by_name(names: Iterable[str]) -> Dict[str, List[str]]:
 def by_step(names: Iterable[str]) -> List[str]:
     """The checkpoints that have more than a .meta file, the oldest first."""
     parts = by_name(x for x in names if not x.endswith(".meta"))
-    return sorted(parts, key=_step)
+    return sorted(parts, key=step)
 
 
-def _step(name):
+def step(name: str) -> int:
+    """The global step in a checkpoint's name; -1 without one."""
     digits = re.search(r"\d*$", name).group()
     return int(digits) if digits else -1
 

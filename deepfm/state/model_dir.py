@@ -15,7 +15,7 @@ from deepfm.config import JobConfig
 from deepfm.data import dataset_json, formats
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files, remote_files
-from deepfm.state import checkpoints, model_json
+from deepfm.state import best, checkpoints, model_json
 
 _HEX = r"[0-9a-f]{32}"
 _EVENTS = re.compile(r"events\.out\.tfevents\..*")
@@ -80,6 +80,8 @@ def _deleted(folder, name):
     if _FOLDER.fullmatch(name):
         tf.io.gfile.rmtree(path)
         return True
+    if name == best.FOLDER and _is_folder(path):
+        return best.clear(path)
     if not (_EVALUATIONS.fullmatch(name) and _is_folder(path)):
         return False
     names = [x.rstrip("/") for x in tf.io.gfile.listdir(path)]

@@ -19,7 +19,7 @@ from absl import logging
 from deepfm.config import JobConfig
 from deepfm.errors import BadInput
 from deepfm.runtime import remote_files
-from deepfm.state import checkpoints, evaluations, export, model_dir, model_json, resume
+from deepfm.state import best, checkpoints, evaluations, export, model_dir, model_json, resume
 
 v1 = tf.compat.v1
 
@@ -61,6 +61,8 @@ def at_hand(job: JobConfig, chief: bool):
     try:
         if job.task_type != "train":
             mirror.fetch_beside_training(found)
+            if job.checkpoint == best.FOLDER:
+                mirror.fetch_best()
         elif not job.clear_existing_model:
             mirror.fetch(found)
         yield job._replace(model_dir=mirror.local), mirror
@@ -141,6 +143,18 @@ class Mirror:
             path = os.path.join(self.local, listed[-1])
             v1.train.update_checkpoint_state(self.local, path, [path])
 
+    def fetch_best(self):
+        """Fetches the best checkpoint, if there is one."""
+        folder = best.FOLDER
+        found = remote_files.names(posixpath.join(self.path, folder), "model_dir")
+        if checkpoints.STATE not in found:
+            return
+        os.makedirs(os.path.join(self.local, folder), exist_ok=True)
+        self._get(posixpath.join(folder, checkpoints.STATE))
+        named = checkpoints.read_state(os.path.join(self.local, folder)).names
+        for part in checkpoints.by_name(found).get(named[-1] if named else "", []):
+            self._get(posixpath.join(folder, part))
+
     def _get(self, name, as_name=None):
         source, target = posixpath.join(self.path, name), os.path.join(self.local, as_name or name)
         remote_files.retrying(lambda: remote_files.get(source, target), f"{source} cannot be read")
@@ -218,11 +232,12 @@ class Mirror:
                 )  # fmt: skip
 
     def _copy(self):
-        """Copies the newest checkpoint handed over, after the state files that it needs, and then
-        the other files that changed."""
+        """Copies the best checkpoint, the newest one handed over, after the state files that it
+        needs, and then the other files that changed."""
+        self._copy_best()
         self._copy_changed(p for p in _others(self.local) if os.path.basename(p) in _STATE_FILES)
         folder = os.path.join(self.local, _HANDED)
-        *older, newest = sorted(x for x in os.listdir(folder) if x != "making") or [None]
+        *older, newest = sorted(filter(str.isdigit, os.listdir(folder))) or [None]
         for name in older:
             shutil.rmtree(os.path.join(folder, name))
         if newest:
@@ -233,6 +248,30 @@ class Mirror:
                 tf.io.gfile.remove(posixpath.join(self.path, self._stale[-1]))
             self._stale.pop()
         self._copy_changed(_others(self.local))
+
+    def _copy_best(self):
+        """Copies the best checkpoint if it changed, and deletes the one before it there."""
+        local, remote = (posixpath.join(x, best.FOLDER) for x in (self.local, self.path))
+        state = os.path.join(local, checkpoints.STATE)
+        if not os.path.exists(state) or self._copied.get(state) == _stamp(state):
+            return
+        stamp, held = _stamp(state), os.path.join(self.local, _HANDED, "best")
+        shutil.rmtree(held, ignore_errors=True)
+        os.mkdir(held)
+        name = checkpoints.read_state(local).names[-1]
+        parts = checkpoints.by_name(os.listdir(local)).get(name, [])
+        try:
+            for part in [*parts, checkpoints.STATE]:
+                os.link(os.path.join(local, part), os.path.join(held, part))
+        except FileNotFoundError:  # a better one has come, which is copied next time
+            return
+        for part in [*sorted(parts, key=lambda part: part.endswith(".index")), checkpoints.STATE]:
+            remote_files.put(os.path.join(held, part), posixpath.join(remote, part))
+        self._copied[state] = stamp
+        shutil.rmtree(held)
+        for other in remote_files.names(remote, "model_dir"):
+            if checkpoints.is_part(other) and other not in (*parts, checkpoints.STATE):
+                tf.io.gfile.remove(posixpath.join(remote, other))
 
     def _copy_changed(self, paths):
         for path in paths:
@@ -261,7 +300,7 @@ def _others(folder):
     """The paths of a model_dir's files that belong to no checkpoint, with the report last."""
     paths = []
     for root, folders, names in os.walk(folder):
-        folders[:] = [x for x in folders if not x.startswith(".")]
+        folders[:] = [x for x in folders if not x.startswith(".") and x != best.FOLDER]
         if root == folder:
             names = [x for x in names if not x.startswith((checkpoints.STATE, "model.ckpt-"))]
         paths += [os.path.join(root, x) for x in names if x[0] != "." and ".tmp" not in x]

@@ -1,0 +1,150 @@
+"""Training keeps its best checkpoint, and --checkpoint says which one a job uses."""
+
+import os
+import re
+
+import numpy as np
+import pytest
+import s3_server
+from conftest import run_horovod, run_train
+from s3_server import Folder, Proxy
+from test_best_export import STEPS, data, history, job  # noqa: F401  a fixture
+
+from deepfm.state import best, checkpoints
+
+
+def train(data, folder, *more, run=run_train):  # noqa: F811
+    flags = [f for f in job(data, folder, *more) if not f.startswith(("--servable", "--export"))]
+    done = run(*flags, "--best_metric=log_loss", "--keep_checkpoint_max=1", "--num_epochs=6")
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):  # noqa: F811
+    """(the folder, the entry of the best evaluation, standard error)."""
+    folder = tmp_path_factory.mktemp("trained")
+    done = train(data, folder)
+    found = min(history(folder), key=lambda entry: entry["log_loss"])
+    assert found != history(folder)[-1], "it has not learnt them by heart"
+    return folder, found, done.stderr
+
+
+def use(trained, task, which, *more):
+    return run_train(
+        f"--task_type={task}", f"--model_dir={trained[0]}/model", f"--checkpoint={which}", *more
+    )
+
+
+def evaluation(data, trained, which):  # noqa: F811
+    done = use(trained, "eval", which, f"--val_data_dir={data[0]}/val.tfrecords")
+    assert done.returncode == 0, done.stderr
+    step, loss = re.search(r"Evaluation: step=(\d+) .*log_loss=([\d.]+)", done.stderr).groups()
+    return int(step), float(loss)
+
+
+def test_the_end_tells_of_the_last_and_of_the_best(trained):
+    _, found, said = trained
+    lines = re.findall(r"(Best e|E)valuation: step=(\d+) .*?log_loss=([\d.]+)", said)
+    assert lines[-1] == ("Best e", str(found["step"]), f"{found['log_loss']:.6f}")
+    assert [line for line in lines if line[0] == "E"][-1][1] == str(6 * STEPS)
+
+
+def test_each_evaluates_as_it_did_in_training(data, trained):  # noqa: F811
+    folder, found, _ = trained
+    step, loss = evaluation(data, trained, "best")
+    assert (step, loss) == (found["step"], pytest.approx(found["log_loss"], abs=1e-6))
+    assert evaluation(data, trained, "last")[0] == 6 * STEPS
+    path = folder / "model" / best.FOLDER / f"model.ckpt-{step}"
+    assert evaluation(data, trained, path) == (step, loss)
+
+
+def test_there_is_one_and_it_is_inferred_and_exported(data, trained, tmp_path):  # noqa: F811
+    folder, found, _ = trained
+    kept = {name.partition(".")[2].partition(".")[0] for name in os.listdir(folder / "model/best")}
+    assert kept == {"", f"ckpt-{found['step']}"}  # and the state file
+    predicted = {}
+    for which in ("last", "best"):
+        path = tmp_path / which
+        infer = f"--infer_data_dir={data[0]}/val.tfrecords", f"--predictions_file={path}"
+        assert use(trained, "infer", which, *infer).returncode == 0
+        predicted[which] = np.loadtxt(path)
+    labels = data[1][0]
+    loss = lambda p: -np.mean(np.where(labels > 0, np.log(p), np.log(1 - p)))
+    assert loss(predicted["best"]) == pytest.approx(found["log_loss"], abs=1e-5)
+    assert loss(predicted["last"]) > loss(predicted["best"])
+    done = use(trained, "export", "best", f"--servable_model_dir={tmp_path}/servable")
+    assert f"the model of step {found['step']} to" in done.stderr
+
+
+def test_a_checkpoint_that_is_not_there_is_refused(data, trained, tmp_path):  # noqa: F811
+    validation = f"--val_data_dir={data[0]}/val.tfrecords"
+    done = use(trained, "eval", "model.ckpt-7", validation)
+    assert done.returncode == 2
+    assert "--checkpoint=model.ckpt-7: there is no such checkpoint; give last, best" in done.stderr
+    train_only = [f for f in job(data, tmp_path) if not f.startswith(("--val", "--ser", "--exp"))]
+    plain = [f for f in train_only if not f.startswith("--eval")]
+    assert run_train(*plain, "--num_epochs=1").returncode == 0
+    done = use((tmp_path,), "eval", "best", validation)
+    assert done.returncode == 2
+    assert "has no best checkpoint, which training keeps if it evaluates" in done.stderr
+
+
+def test_training_on_keeps_the_best_of_all(data, tmp_path):  # noqa: F811
+    train(data, tmp_path, f"--max_steps={2 * STEPS + 3}")
+    train(data, tmp_path)
+    found = min(history(tmp_path), key=lambda entry: entry["log_loss"])
+    names = checkpoints.read_state(str(tmp_path / "model/best")).names
+    assert names == [f"model.ckpt-{found['step']}"]
+    done = train(data, tmp_path, "--clear_existing_model", f"--max_steps={STEPS - 1}")
+    assert "keeping files" not in done.stderr
+    assert checkpoints.read_state(str(tmp_path / "model/best")).names == [f"model.ckpt-{STEPS - 1}"]
+
+
+def test_a_kill_between_leaves_the_one_before(tmp_path, monkeypatch):
+    for step in (1, 2):
+        for end in ("index", "data-00000-of-00001"):
+            (tmp_path / f"model.ckpt-{step}.{end}").write_text(f"{step}")
+    best.keep(str(tmp_path), f"{tmp_path}/model.ckpt-1")
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(checkpoints, "write_state", killed)
+        best.keep(str(tmp_path), f"{tmp_path}/model.ckpt-2")
+    folder = tmp_path / best.FOLDER
+    assert checkpoints.read_state(str(folder)).names == ["model.ckpt-1"]
+    assert (folder / "model.ckpt-1.index").read_text() == "1"
+    best.keep(str(tmp_path), f"{tmp_path}/model.ckpt-2")
+    assert sorted(os.listdir(folder)) == [
+        "checkpoint", "model.ckpt-2.data-00000-of-00001", "model.ckpt-2.index",
+    ]  # fmt: skip
+    best.forget_later(str(tmp_path), 2)
+    assert folder.exists()
+    best.forget_later(str(tmp_path), 1)
+    assert not folder.exists()
+
+
+def test_two_ranks_keep_it_too(data, tmp_path):  # noqa: F811
+    train(data, tmp_path, run=lambda *flags: run_horovod(2, *flags, "--global_batch_size=32"))
+    found = min(history(tmp_path), key=lambda entry: entry["log_loss"])
+    names = checkpoints.read_state(str(tmp_path / "model/best")).names
+    assert names == [f"model.ckpt-{found['step']}"]
+
+
+def test_it_is_on_s3_too_and_used_from_there(data, tmp_path):  # noqa: F811
+    with s3_server.started() as port, Proxy(port) as proxy:
+        folder = Folder(port, "model")
+        on_s3 = lambda *flags: run_train(*flags, f"--model_dir={folder.path}", env=proxy.env)
+        done = train(data, tmp_path, run=on_s3)
+        step = int(re.search(r"Best evaluation: step=(\d+)", done.stderr).group(1))
+        kept = [name for name in folder.names() if name.startswith("best/")]
+        assert sorted(kept) == ["best/checkpoint"] + [
+            f"best/model.ckpt-{step}.{end}" for end in ("data-00000-of-00001", "index", "meta")
+        ]
+        done = on_s3(
+            "--task_type=eval", "--checkpoint=best", f"--val_data_dir={data[0]}/val.tfrecords"
+        )
+        assert done.returncode == 0, done.stderr
+        assert f"Evaluation: step={step} " in done.stderr
