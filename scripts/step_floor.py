@@ -19,9 +19,14 @@ import time
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before NumPy
 
-import numpy as np
-import tensorflow as tf
-from absl import app, flags
+from programs import need, run_program  # first
+
+need("numpy", "tensorflow_core")
+
+# isort: split
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+from absl import flags  # noqa: E402
 
 v1 = tf.compat.v1
 
@@ -110,4 +115,4 @@ def _least(work, repeats):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    run_program(main)

@@ -47,7 +47,7 @@ runpy.run_path("train.py", run_name="__main__")
 # The state file names the other checkpoint, and the newest is deleted ...
 ONCE = """
     if len(names) == 2:
-        checkpoints._write_state(folder, names[:1])
+        checkpoints.write_state(folder, names[:1])
         [os.remove(part) for part in glob.glob(newest + ".*")]
 """
 # ... or each newest one has another name as soon as it is to be read.
@@ -55,7 +55,7 @@ OVER_AND_OVER = """
     following = "model.ckpt-" + str(int(names[-1][11:]) + 1)
     for part in glob.glob(newest + ".*"):
         os.rename(part, os.path.join(folder, following + part[len(newest):]))
-    checkpoints._write_state(folder, [following])
+    checkpoints.write_state(folder, [following])
 """
 
 
@@ -143,7 +143,7 @@ def test_a_state_file_that_training_writes_meanwhile_is_left_alone(model, monkey
     def read_just_before_it_changes(folder, read=checkpoints.read_state):
         for part in model.glob(f"{first}.*"):
             part.unlink()
-        checkpoints._write_state(folder, next(names))
+        checkpoints.write_state(folder, next(names))
         return read(folder)
 
     for part in model.glob(f"{second}.*"):
