@@ -141,14 +141,24 @@ def _estimator(model_fn, model, in_place, tf_config="{}", **of_run):
         folder = model.model_dir
         if not in_place:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
-        # RunConfig reads it; the environment may have held another value.
-        os.environ["TF_CONFIG"] = tf_config
-        run_config = tf.estimator.RunConfig(
-            model_dir=folder, tf_random_seed=model.seed, log_step_count_steps=None, **of_run
-        )
+        with _environment("TF_CONFIG", tf_config):
+            run_config = tf.estimator.RunConfig(
+                model_dir=folder, tf_random_seed=model.seed, log_step_count_steps=None, **of_run
+            )
         stack.enter_context(checkpoints.naming_damage(folder))
         stack.enter_context(tf_patches.ended_by_input_alone())
         yield tf.estimator.Estimator(model_fn, config=run_config)
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str):
+    """Gives an environment variable a value within the block."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name) if before is None else os.environ.update({name: before})
 
 
 def _in_steps(model_fn, servers, max_steps):

@@ -179,8 +179,7 @@ def started_python(*words, fresh=False, env=None, **options):
     passed on, and that one ends with it.
     """
     python = sys.executable if fresh else warm.PYTHON
-    env = {**(os.environ if env is None else env), **_env_of(python)}
-    return started([python, "-u", *words], env=env, **options)
+    return started([python, "-u", *words], env=_env_of(python, env), **options)
 
 
 def started_train(*flags, fresh=False):
@@ -216,8 +215,9 @@ def started_cluster(*flags, servers=1, workers=1, restarts=0, python=sys.executa
     )  # fmt: skip
 
 
-def _env_of(python):
-    return warm.for_launchers(os.environ) if python == warm.PYTHON else dict(os.environ)
+def _env_of(python, env=None):
+    env = dict(os.environ if env is None else env)
+    return warm.for_launchers(env) if python == warm.PYTHON else env
 
 
 def finish(context, timeout=90):

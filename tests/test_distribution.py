@@ -1,14 +1,15 @@
 """The facts that a mode derives from flags and the environment."""
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 from conftest import ROOT
 
-from deepfm import distribution
-from deepfm.config import Distribution, ModeFlags, Replicas
+from deepfm import distribution, estimators
+from deepfm.config import Distribution, ModeFlags, ModelConfig, Replicas
 from deepfm.errors import BadInput
 
 THREADS = """
@@ -46,6 +47,16 @@ def test_auto_is_local_by_default(monkeypatch):
     for name in ("TF_CONFIG", "OMPI_COMM_WORLD_SIZE", "HOROVOD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     assert distribution.auto(ModeFlags()).name == "local"
+
+
+@pytest.mark.parametrize("before", [None, '{"environment": "cloud"}'])
+def test_an_estimator_leaves_the_environment_as_it_was(tmp_path, monkeypatch, before):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    if before:
+        monkeypatch.setenv("TF_CONFIG", before)
+    mode = distribution.local(ModeFlags())
+    with estimators.trained(estimators.Model(str(tmp_path), ModelConfig(4, 50), mode)):
+        assert os.environ.get("TF_CONFIG") == before
 
 
 def test_auto_says_what_a_cluster_without_servers_lacks(monkeypatch):
