@@ -77,6 +77,41 @@ def test_a_wrong_flag_ends_with_code_2_and_one_sentence(flag, sentence):
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_a_flagfile_may_name_another_and_what_comes_later_wins(tmp_path):
+    (tmp_path / "base.flags").write_text("# of all\n\n--seed=3\n--batch_size=7\n// more\n-seed=4\n")
+    (tmp_path / "own.flags").write_text(
+        f"--batch_size=5\n--flagfile={tmp_path}/base.flags\n  --nobatch_norm  \n"
+    )
+    words = ["--seed=1", "--flagfile", f"{tmp_path}/own.flags", "--batch_norm"]
+    expanded = program.with_flagfiles(words)
+    assert expanded == [
+        "--seed=1", "--batch_size=5", "--seed=3", "--batch_size=7", "-seed=4", "--nobatch_norm",
+        "--batch_norm",
+    ]  # fmt: skip
+    done = run_train(*words, "--batch_sise=1")
+    assert "Did you mean: batch_size" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "content, sentence",
+    [
+        (None, "own.flags cannot be read (No such file or directory)."),
+        (b"--lerning_rate=1\n", "Did you mean: learning_rate"),
+        (b"--flagfile=gone.flags\n", "--flagfile=gone.flags cannot be read"),
+        (b"--seed=\xff\n", "--flagfile: a file of flags is not text"),
+        (b"--seed=1\nseed 2\n", "'seed 2' is not a flag"),
+    ],
+)
+def test_a_bad_flagfile_ends_with_code_2_and_one_sentence(tmp_path, content, sentence):
+    path = tmp_path / "own.flags"
+    if content is not None:
+        path.write_bytes(content)
+    done = run_train(f"--flagfile={path}", "--model_dir=nowhere")
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_the_environment_can_still_be_set_before_tensorflow_is_loaded():
     code = (
         "import sys; sys.path.insert(0, '.')\n"

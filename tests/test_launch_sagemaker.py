@@ -101,6 +101,19 @@ def test_flags_of_train_py_become_hyperparameters_in_all_their_forms(servers):
     assert {name: found.get(name) for name in expected} == expected
 
 
+def test_a_flagfile_becomes_hyperparameters_and_what_comes_later_wins(tmp_path):
+    (tmp_path / "base.flags").write_text("--batch_norm\n--seed=3\n--batch_size=7\n")
+    own = tmp_path / "own.flags"
+    own.write_text(f"# ours\n\n--seed=2\n--flagfile={tmp_path}/base.flags\n--dropout=0.1,0.2\n")
+    job = request(
+        *ONE, "--", "--dropout=0.5", f"--flagfile={own}", "--nobatch_norm", "--batch_size=9"
+    )
+    found = hyperparameters(job)
+    expected = {"seed": "3", "batch_size": "9", "batch_norm": False, "dropout": "0.1,0.2"}
+    assert {name: found.get(name) for name in expected} == expected
+    assert "flagfile" not in found
+
+
 def test_train_py_takes_the_hyperparameters_as_the_toolkit_passes_them(servers, pipes):
     for job in (servers, pipes):
         words = []
@@ -193,6 +206,7 @@ RAW = ["--job=processing", "--input_s3_uri=s3://b/raw"]
     "words, sentence",
     [
         ([*ONE, "--", "--lerning_rate=1"], "Did you mean: learning_rate"),
+        ([*ONE, "--", "--flagfile=no.flags"], "--flagfile=no.flags cannot be read (No such file"),
         ([*ONE, "--lerning_rate=1"], "Unknown command line flag 'lerning_rate'"),
         (["--train_s3_uri=bucket/t"], "try --train_s3_uri=s3://"),
         ([*ONE, "--distribution=horovod", "--spot"], "try --checkpoint_s3_uri=s3://"),
@@ -208,6 +222,14 @@ def test_refuses_in_one_sentence(words, sentence):
     done = launch(*words)
     assert (done.returncode, done.stdout) == (2, "")
     assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_unknown_flag_in_a_flagfile_is_refused(tmp_path):
+    (tmp_path / "own.flags").write_text("--lerning_rate=1\n")
+    done = launch(*ONE, "--", f"--flagfile={tmp_path}/own.flags")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Did you mean: learning_rate" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

@@ -118,6 +118,23 @@ def join_boolean_words(argv, booleans):
     return joined
 
 
+def with_flagfiles(words: List[str]) -> List[str]:
+    """The words, with the flags that a --flagfile holds in its place, as absl reads it.
+
+    A file may name others. A file that cannot be read ends the program with exit code 2 and a
+    sentence.
+    """
+    try:
+        return flags.FlagValues().read_flags_from_files(words)
+    except flags.CantOpenFlagFileError as error:
+        cause = error.__context__
+        _end(f"--flagfile={cause.filename} cannot be read ({cause.strerror}).", 2)
+    except UnicodeDecodeError as error:
+        _end(f"--flagfile: a file of flags is not text ({error}).", 2)
+    except flags.Error:
+        _end("--flagfile names no file; try --flagfile=docs/recipes/criteo_x1.flags.", 2)
+
+
 def read_flags(argv, hint=""):
     """Reads the flags; returns the name of the program and the words that are not flags.
 
@@ -125,8 +142,9 @@ def read_flags(argv, hint=""):
     unknown; --help ends it with 0.
     """
     booleans = {name for name in flags.FLAGS if flags.FLAGS[name].boolean}
+    words = map(expand_home, argv[:1] + with_flagfiles(argv[1:]))
     try:
-        return flags.FLAGS(join_boolean_words(map(expand_home, argv), booleans))
+        return flags.FLAGS(join_boolean_words(words, booleans))
     except flags.Error as error:
         more = hint if isinstance(error, flags.UnrecognizedFlagError) else ""
         return _end(" ".join(str(error).split()) + more, 2)
@@ -153,9 +171,15 @@ def read_flags_alone(argv, hint=""):
 
 
 def read_flags_before_words(argv):
-    """read_flags for a program that passes on the words after `--`, which are returned too."""
+    """read_flags for a program that passes on the words after `--`, which are returned too.
+
+    It passes on the flags of a --flagfile, not its name, which means nothing on another machine or
+    in another folder.
+    """
     own = argv.index("--") if "--" in argv else len(argv)
-    return read_flags_alone(argv[:own], " (flags of train.py follow --)") + argv[own + 1 :]
+    return read_flags_alone(argv[:own], " (flags of train.py follow --)") + with_flagfiles(
+        argv[own + 1 :]
+    )
 
 
 def _guarded(main):
