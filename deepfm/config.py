@@ -14,7 +14,8 @@ CHOICES = {
     "pooling": ("sum", "mean", "max"),
     "optimizer": ("adam", "adagrad", "sgd", "momentum", "ftrl"),  # of model.optimizers
     "export": ("last", "best"),
-    "best_metric": ("auc", "log_loss"),
+    "best_metric": ("auc", "log_loss", "auc_minus_log_loss"),
+    "learning_rate_decay_metric": ("auc", "log_loss", "auc_minus_log_loss"),
 }
 
 
@@ -28,7 +29,7 @@ class ModelConfig(NamedTuple):
         deep_layers: width of each hidden layer.
         dropout: for each hidden layer the rate at which units are dropped (NOT a keep probability).
         batch_norm: Linear -> batch norm -> ReLU -> dropout, instead of Linear -> ReLU -> dropout.
-        batch_norm_decay: of the moving statistics.
+        batch_norm_decay, batch_norm_epsilon: of the moving statistics; added to the variance.
         loss_type: log_loss or square_loss.
         l2_reg: lambda of the L2 terms, each lambda/2 * sum of squares, not divided by B.
         l2_reg_deep: lambda of the MLP's kernels; None: l2_reg.
@@ -54,6 +55,7 @@ class ModelConfig(NamedTuple):
     dropout: Tuple[float, ...] = (0.5, 0.5, 0.5)
     batch_norm: bool = False
     batch_norm_decay: float = 0.9
+    batch_norm_epsilon: float = 0.001
     loss_type: str = "log_loss"
     l2_reg: float = 0.0
     l2_reg_deep: Optional[float] = None
@@ -76,6 +78,7 @@ STAYS = (
 # Those that may be others when a run goes on, which then says so.
 MAY_CHANGE = (
     "dropout", "l2_reg", "l2_reg_deep", "l2_scope", "batch_norm_decay", "lazy_updates",
+    "batch_norm_epsilon",
 )  # fmt: skip
 
 
@@ -361,7 +364,9 @@ class JobConfig(NamedTuple):
     eval_every_steps: int
     learning_rate_decay_on_plateau: float
     learning_rate_decay_patience: int
+    learning_rate_decay_metric: str
     min_learning_rate: float
+    min_improvement: float
     export: str
     best_metric: str
     early_stopping_patience: int

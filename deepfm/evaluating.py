@@ -84,6 +84,7 @@ class Evaluating:
         self.history = evaluations.History(
             model.model_dir, job.best_metric, run_step, step,
             resume.fingerprint(self.data) if chief and data else None, self._agree, chief,
+            job.min_improvement,
         )  # fmt: skip
 
     def make_up_for(self, step: int, due: bool):
@@ -118,7 +119,8 @@ class Evaluating:
         if after is not None and after != before:
             self._decay_hook.set(session, after)
             rate = after * self._job.optimizer.learning_rate
-            logging.info("The AUC did not improve: the learning rate is now %.3g.", rate)
+            metric = self._job.learning_rate_decay_metric
+            logging.info("%s did not improve: the learning rate is now %.3g.", metric, rate)
         progress.exclude(started)
         return after != before, self.stopped
 
@@ -183,7 +185,8 @@ class Evaluating:
             logging.info(
                 "Stopping early at step %d: %d evaluations without improvement since step %d "
                 "(%s %.6f).",
-                step, history.since_best, history.best["step"], metric, history.best[metric],
+                step, history.since_best, history.best["step"], metric,
+                evaluations.value(history.best, metric),
             )  # fmt: skip
 
     def _decay(self):
@@ -193,7 +196,8 @@ class Evaluating:
         if factor == 1:
             return None
         least = job.min_learning_rate / rate if rate else 0.0
-        return self.history.decay(factor, job.learning_rate_decay_patience, least)
+        patience, metric = job.learning_rate_decay_patience, job.learning_rate_decay_metric
+        return self.history.decay(factor, patience, least, metric)
 
 
 class _Decay(v1.train.SessionRunHook):

@@ -192,6 +192,9 @@ flags.DEFINE_bool("batch_norm", False,
     "Apply batch normalisation to each hidden layer before its ReLU, over the global batch.")
 _float("batch_norm_decay", 0.9,
     "Decay of batch norm's moving averages, in [0, 1]. Lower it for runs of few steps.", 0.0, 1.0)
+_float("batch_norm_epsilon", 0.001,
+    "What batch norm adds to the variance before its root. Lower it, as PyTorch does to 0.00001, "
+    "where the embeddings start from a small --embedding_init_stddev.", 0.0)
 _choice("loss_type", "log_loss", "Loss to minimise; use log_loss for clicks.")
 _float("l2_reg", 0.0001,
     "Weight lambda of the L2 penalty, lambda/2 * sum of squares, over the embeddings and the MLP's"
@@ -230,9 +233,11 @@ flags.DEFINE_bool("lazy_updates", True,
 _float("clip_norm", 0.0, "Clip the gradients to this global norm; 0 does not clip.", 0.0)
 _float("learning_rate_decay_on_plateau", 1.0,
     "Multiply the learning rate by this after --learning_rate_decay_patience evaluations in a row "
-    "that do not improve the AUC; 1 never does.", 0.0, 1.0)
+    "that do not improve --learning_rate_decay_metric; 1 never does.", 0.0, 1.0)
 _integer("learning_rate_decay_patience", 1,
-    "Evaluations in a row without a better AUC before the learning rate decays.", 1)
+    "Evaluations in a row without improvement before the learning rate decays.", 1)
+_choice("learning_rate_decay_metric", "auc",
+    "Metric that --learning_rate_decay_on_plateau goes by.")
 _float("min_learning_rate", 0.0,
     "--learning_rate_decay_on_plateau does not lower --learning_rate below this.", 0.0)
 flags.DEFINE_bool("use_amp", False,
@@ -279,6 +284,9 @@ _choice("export", "last",
     "--best_metric, exported at once.")
 _choice("best_metric", "auc",
     "Metric that the best checkpoint, --export=best and --early_stopping_patience go by.")
+_float("min_improvement", 0.0,
+    "An evaluation improves a metric only by more than this. Raise it, for example to 0.0001, to "
+    "stop or decay the learning rate when the gains become small.", 0.0)
 _integer("early_stopping_patience", 0,
     "Stop after this many evaluations in a row without a new best one; 0 never stops early.", 0)
 _integer("eval_every_steps", 0,

@@ -10,8 +10,9 @@ from deepfm.state import resume
 _OF_OPTIMIZER = (
     "learning_rate", "embedding_learning_rate", "learning_rate_warmup_steps", "clip_norm",
 )  # fmt: skip
-_OF_DECAY = (
+_OF_EPOCHS = (
     "learning_rate_decay_on_plateau", "learning_rate_decay_patience", "min_learning_rate",
+    "learning_rate_decay_metric", "min_improvement",
 )  # fmt: skip
 
 
@@ -25,7 +26,7 @@ def check_alike(job: JobConfig, config: ModelConfig, data, validation, damaged):
     if not job.distribution.processes.in_step:
         return
     names = (
-        "max_steps", "eval_every_steps", *_OF_DECAY, "best_metric", "early_stopping_patience",
+        "max_steps", "eval_every_steps", *_OF_EPOCHS, "best_metric", "early_stopping_patience",
     )  # fmt: skip
     of_input = (
         "eval_on_all_ranks",
@@ -58,6 +59,6 @@ def of_run(job: JobConfig, config: ModelConfig) -> Dict[str, Any]:
         "optimizer": chosen.name,
         **{name: getattr(chosen, name) for name in _OF_OPTIMIZER},
         **{name: getattr(config, name) for name in MAY_CHANGE},
-        **{name: getattr(job, name) for name in _OF_DECAY},
+        **{name: getattr(job, name) for name in _OF_EPOCHS},
     }
     return {name: list(x) if isinstance(x, tuple) else x for name, x in settings.items()}

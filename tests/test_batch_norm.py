@@ -151,18 +151,19 @@ def test_a_step_without_examples_moves_nothing_and_is_finite():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_a_replica_alone_does_what_tf_layers_does(training):
+@pytest.mark.parametrize("epsilon", [EPSILON, 0.7])
+def test_a_replica_alone_does_what_tf_layers_does(training, epsilon):
     x, by_y = examples(50)
 
     def ours(_, x):
         with v1.variable_scope("", use_resource=True):
             part = BatchPart() if training else None
-            return batch_norm.batch_norm(x, "batch_norm_0", DECAY, part)
+            return batch_norm.batch_norm(x, "batch_norm_0", DECAY, part, epsilon)
 
     def tf_layers(_, x):
         with v1.variable_scope("", use_resource=True):
             return v1.layers.batch_normalization(
-                x, momentum=DECAY, training=training, name="batch_norm_0"
+                x, momentum=DECAY, epsilon=epsilon, training=training, name="batch_norm_0"
             )
 
     (y, by, after), (expected_y, expected_by, expected_after) = (
@@ -188,6 +189,28 @@ def model_fn(training, **changes):
     mode = tf.estimator.ModeKeys.TRAIN if training else tf.estimator.ModeKeys.PREDICT
     make = make_model_fn(config, optimizer, Replicas())
     return make(features, labels, mode)
+
+
+def test_the_model_takes_its_epsilon():
+    """At the start the MLP's logit is a multiple of 1 / sqrt(1 + epsilon), and the rest fixed."""
+
+    def logits(epsilon):
+        config = ModelConfig(
+            4, 50, 8, (6,), (0.0,), batch_norm=True, batch_norm_epsilon=epsilon,
+            embedding_init_stddev=0.3,
+        )  # fmt: skip
+        with tf.Graph().as_default(), v1.Session() as session:
+            features = {"feat_ids": tf.constant([[1, 2, 3, 4]], tf.int64),
+                        "feat_vals": tf.ones([1, 4])}  # fmt: skip
+            make = make_model_fn(config, OptimizerConfig(), Replicas())
+            prob = make(features, None, tf.estimator.ModeKeys.PREDICT).predictions["prob"]
+            session.run(v1.global_variables_initializer())
+            (prob,) = session.run(prob).astype(np.float64)
+            return np.log(prob / (1 - prob))
+
+    none, three, eight = map(logits, (0.0, 3.0, 8.0))
+    assert (none - three) / (none - eight) == pytest.approx((1 / 2) / (2 / 3), rel=1e-3)
+    assert none != three
 
 
 def test_the_variables_are_those_of_earlier_checkpoints_and_exports_hold_nothing_new():

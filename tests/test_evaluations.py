@@ -9,8 +9,8 @@ from deepfm.errors import BadInput
 from deepfm.state import evaluations
 
 
-def history(folder, after=0, until=10**9, metric="auc"):
-    return evaluations.History(str(folder), metric, after, until)
+def history(folder, after=0, until=10**9, metric="auc", least=0.0):
+    return evaluations.History(str(folder), metric, after, until, least=least)
 
 
 def filled(folder, aucs, **how):
@@ -27,12 +27,35 @@ def test_the_best_is_the_first_of_equals(tmp_path):
     assert found.since_best == 2
 
 
-@pytest.mark.parametrize("metric, step", [("auc", 20), ("log_loss", 10)])
+@pytest.mark.parametrize(
+    "metric, step", [("auc", 20), ("log_loss", 10), ("auc_minus_log_loss", 30)]
+)
 def test_the_metric_decides_which_is_best(tmp_path, metric, step):
     found = history(tmp_path, metric=metric)
     found.add(10, {"auc": 0.6, "log_loss": 0.1})
     found.add(20, {"auc": 0.7, "log_loss": 0.2})
+    found.add(30, {"auc": 0.69, "log_loss": 0.15})
     assert found.best["step"] == step
+
+
+# An evaluation that has a better AUC but a worse log loss, as in BARS's run of criteo_x4_001.
+@pytest.mark.parametrize(
+    "metric, decay", [("auc", 1), ("log_loss", 0.1), ("auc_minus_log_loss", 0.1)]
+)
+def test_the_metric_decides_when_the_learning_rate_decays(tmp_path, metric, decay):
+    found = history(tmp_path)
+    found.add(10, {"auc": 0.809317, "log_loss": 0.442192})
+    found.add(20, {"auc": 0.809407, "log_loss": 0.442291})
+    assert found.decay(0.1, metric=metric) == decay
+
+
+def test_a_rise_that_is_too_small_is_no_improvement(tmp_path):
+    aucs = [0.6, 0.6005, 0.6009, 0.6011, 0.6015]
+    found = filled(tmp_path, aucs, least=0.001)
+    assert (found.best["step"], found.since_best) == (40, 1)  # the first that beats .6 by enough
+    assert found.decay(0.5) == 0.125
+    assert filled(tmp_path, aucs).best["step"] == 50
+    assert filled(tmp_path, aucs).decay(0.5) == 1
 
 
 def test_an_auc_that_is_not_a_number_is_never_best(tmp_path):

@@ -5,7 +5,7 @@
 Ioffe and Szegedy, "Batch Normalization: Accelerating Deep Network Training by Reducing Internal
 Covariate Shift", ICML 2015, https://arxiv.org/abs/1502.03167, algorithm 1. Training uses the mean
 and the (biased) variance of all replicas' examples in the step; evaluation, inference and exports
-use their moving averages. Variables, epsilon and moving averages are those of
+use their moving averages. Variables and moving averages are those of
 tf.layers.batch_normalization, so either can continue from the other's checkpoints.
 
 B: examples in a replica's part of the batch. R: replicas that take the step together. n: units.
@@ -16,8 +16,6 @@ from typing import Callable, NamedTuple, Optional
 import tensorflow as tf
 
 v1 = tf.compat.v1
-
-_EPSILON = 1e-3
 
 # gradient_override_map's name for the BiasAdd of a layer that batch norm follows in training.
 # Subtracting the mean cancels the bias, so its gradient is 0. Computing it would give rounding
@@ -54,7 +52,7 @@ class _Moments(NamedTuple):
     variance: tf.Tensor
 
 
-def batch_norm(x, name, decay, part=None):
+def batch_norm(x, name, decay, part=None, epsilon=1e-3):
     """Normalises x; creates the variables NAME/{gamma, beta, moving_mean, moving_variance}.
 
     Args:
@@ -62,6 +60,7 @@ def batch_norm(x, name, decay, part=None):
         name: name of the layer.
         decay: decay of the moving averages.
         part: BatchPart in training, else None.
+        epsilon: added to the variance.
 
     Returns:
         float32 [B, n].
@@ -82,13 +81,13 @@ def batch_norm(x, name, decay, part=None):
         moving_mean = create("moving_mean", v1.zeros_initializer(), **copies)
         moving_variance = create("moving_variance", v1.ones_initializer(), **copies)
         if part is None:
-            return tf.nn.batch_normalization(x, moving_mean, moving_variance, beta, gamma, _EPSILON)
+            return tf.nn.batch_normalization(x, moving_mean, moving_variance, beta, gamma, epsilon)
         moments = _moments(x, part, f"{name}_moments")
         if part.moves:
             rate = tf.where(moments.number > 0, 1 - decay, 0.0)
             _move(moving_mean, moments.mean, rate)
             _move(moving_variance, moments.variance, rate)
-        return _normalized(x, gamma, beta, moments, part, f"{name}_gradient")
+        return _normalized(x, gamma, beta, moments, epsilon, part, f"{name}_gradient")
 
 
 def _move(average, value, rate):
@@ -120,12 +119,12 @@ def _moments(x, part, name):
     return _Moments(number, mean, tf.math.divide_no_nan(squares, number))
 
 
-def _normalized(x, gamma, beta, moments, part, name):
+def _normalized(x, gamma, beta, moments, epsilon, part, name):
     """y, with the gradient of algorithm 1, whose two sums go over all replicas."""
 
     @tf.custom_gradient
     def normalize(x, gamma, beta, mean, variance):
-        inverse = tf.math.rsqrt(variance + _EPSILON)
+        inverse = tf.math.rsqrt(variance + epsilon)
         centered = x - mean
 
         def gradient(by_y):

@@ -88,7 +88,8 @@ def deep(x, kernel, config, part=None, ops=TENSORFLOW):
                 x = layer.apply(x, scope=f"deep_{i}")  # a `name` would differ at the second use
                 weights.append(layer.kernel)
         if config.batch_norm:
-            x = batch_norm.batch_norm(x, f"batch_norm_{i}", config.batch_norm_decay, part)
+            how = config.batch_norm_decay, part, config.batch_norm_epsilon
+            x = batch_norm.batch_norm(x, f"batch_norm_{i}", *how)
         if part and rate > 0:
             x = ops.relu_dropout(x, seed_of_step(config.seed, i), dropped(rate))
         else:

@@ -12,12 +12,23 @@ from typing import Any, Callable, Dict, List, Optional
 import tensorflow as tf
 from absl import logging
 
-from deepfm.config import CHOICES
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files
 
 FILE = "evaluations.json"
-METRICS = CHOICES["best_metric"]  # by which evaluations are compared
+METRICS = "auc", "log_loss"  # that are kept
+
+
+def value(entry: Dict[str, Any], metric: str) -> float:
+    """The value of a metric, one of CHOICES["best_metric"], in an evaluation."""
+    if metric == "auc_minus_log_loss":
+        return entry["auc"] - entry["log_loss"]
+    return entry[metric]
+
+
+def _goodness(entry, metric):
+    """A metric's value such that more is better; NaN if there is no AUC, as all labels agree."""
+    return -value(entry, metric) if metric == "log_loss" else value(entry, metric)
 
 
 class History:
@@ -25,11 +36,12 @@ class History:
 
     Args:
         model_dir: where they are kept.
-        metric: one of METRICS, by which they are compared.
+        metric: one of CHOICES["best_metric"], by which they are compared.
         after: global step at which the run began; earlier evaluations are another run's.
         until: global step of the checkpoint that training resumes from; later ones are dropped.
         data: fingerprint of the present validation data; only the chief's counts.
         agree: value, which JSON can hold -> the chief's, in all processes; only the chief reads.
+        least: an evaluation improves a metric only by more than this.
 
     Attributes:
         entries: the evaluations.
@@ -45,10 +57,10 @@ class History:
         data: Optional[str] = None,
         agree: Callable = lambda value: value,
         chief: bool = True,
+        least: float = 0.0,
     ):
         self._path = os.path.join(model_dir, FILE)
-        self._sign = 1 if metric == "auc" else -1
-        self._metric = metric
+        self._metric, self._least = metric, least
         found = _read(self._path) if chief else []
         made = os.path.isdir(os.path.join(model_dir, "eval")) and until > after
         self.lost = chief and made and not tf.io.gfile.exists(self._path)
@@ -95,12 +107,13 @@ class History:
 
     @property
     def best(self) -> Optional[Dict[str, Any]]:
-        """The first of the best evaluations."""
-        return max(self._compared, key=self._goodness, default=None)
-
-    def _goodness(self, entry):
-        value = entry[self._metric]  # AUC is NaN if all labels are equal
-        return float("-inf") if math.isnan(value) else self._sign * value
+        """The best evaluation: the last one that improved on all before it."""
+        best, goodness = None, -math.inf
+        for entry in self._compared:
+            found = _goodness(entry, self._metric)
+            if best is None or found > goodness + self._least:
+                best, goodness = entry, -math.inf if math.isnan(found) else found
+        return best
 
     @property
     def since_best(self) -> int:
@@ -108,25 +121,29 @@ class History:
         found = self._compared
         return len(found) - 1 - found.index(self.best) if found else 0
 
-    def decay(self, factor: float, patience: int = 1, least: float = 0.0) -> float:
+    def decay(
+        self, factor: float, patience: int = 1, least: float = 0.0, metric: str = "auc"
+    ) -> float:
         """What the learning rate is multiplied by.
 
         Args:
-            factor: applied after every `patience` evaluations in a row whose AUC did not exceed the
+            factor: applied after every `patience` evaluations in a row that did not improve on the
                 best before them on the same data.
             least: the product of all factors is at least this.
+            metric: one of CHOICES["learning_rate_decay_metric"].
         """
         decay, best, data, waited = 1.0, None, None, 0
         for entry in self.entries:
             if entry.get("data", self._data) != data:
                 best, data, waited = None, entry.get("data", self._data), 0
-            if math.isnan(entry["auc"]):
+            found = _goodness(entry, metric)
+            if math.isnan(found):
                 continue
-            improved = best is None or entry["auc"] > best
+            improved = best is None or found > best + self._least
             waited = 0 if improved else waited + 1
             if waited == patience:
                 decay, waited = max(decay * factor, min(least, decay)), 0
-            best = entry["auc"] if best is None else max(best, entry["auc"])
+            best = found if improved else best
         return decay
 
 
