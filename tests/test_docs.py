@@ -307,7 +307,7 @@ def make_checkout(folder):
     folder.mkdir()
     for name in ("train.py", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
-    for name in ("deepfm", "data_tools", "scripts", "tests"):
+    for name in ("deepfm", "data_tools", "scripts", "tests", "docs"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in (".venv", ".venv-sagemaker"):
         if (ROOT / name).exists():
