@@ -367,6 +367,7 @@ class JobConfig(NamedTuple):
     learning_rate_decay_metric: str
     min_learning_rate: float
     min_improvement: float
+    reset_embeddings_each_epoch: bool
     export: str
     best_metric: str
     early_stopping_patience: int

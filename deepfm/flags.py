@@ -261,6 +261,9 @@ _integer("global_batch_size", 0,
     "each.", 0)
 _integer("num_epochs", 1,
     "How often to train on each record, counted from the start of the run.", 1)
+flags.DEFINE_bool("reset_embeddings_each_epoch", False,
+    "Start the embedding tables and what the optimizer keeps for them anew in each epoch after the "
+    "first; the MLP goes on (MEDA). Use it if the second epoch overfits.")
 _integer("max_steps", 0, "Stop at this global step; 0 stops after --num_epochs.", 0)
 _integer("intra_op_threads", 0,
     "Threads inside one TensorFlow operator; 0: half the cores.", 0, 1024)

@@ -12,7 +12,7 @@ _OF_OPTIMIZER = (
 )  # fmt: skip
 _OF_EPOCHS = (
     "learning_rate_decay_on_plateau", "learning_rate_decay_patience", "min_learning_rate",
-    "learning_rate_decay_metric", "min_improvement",
+    "learning_rate_decay_metric", "min_improvement", "reset_embeddings_each_epoch",
 )  # fmt: skip
 
 

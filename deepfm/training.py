@@ -14,7 +14,7 @@ from deepfm.data.reading import Source
 from deepfm.errors import BadInput
 from deepfm.kernels import compiled
 from deepfm.kernels.ops import TENSORFLOW
-from deepfm.model import optimizers
+from deepfm.model import fresh_tables, optimizers
 from deepfm.runtime import interruption, remote_files, sagemaker, stopping, throughput, utilization
 from deepfm.state import export, resume, saving
 from deepfm.state import model_dir as model_folder
@@ -60,8 +60,8 @@ def train(job: JobConfig, of_job: sagemaker.Job, mirror: Optional[Mirror] = None
     by_rows = data.rows is not None
     # Only the chief looks: it may have just cleared the folder that others would read.
     step = processes.agree(estimators.global_step(job.model_dir) if chief else 0)
-    # With known rows it can skip what has been used, and knows the last step (_Training.last_step).
-    if (step or mode.replicas.strategy) and not data.pipe:
+    # With known rows it can skip what has been used, and knows the steps of an epoch and the last.
+    if (step or mode.replicas.strategy or job.reset_embeddings_each_epoch) and not data.pipe:
         data = datasets.count_rows(data)
     if chief:
         data = datasets.identified(data, resume.known_files(job.model_dir))
@@ -178,6 +178,7 @@ class _Training:
         steps = parts[-1].steps_per_epoch  # of each process
         epoch = steps and (steps[0] if processes.in_step else sum(steps))
         by_epoch = epoch if job.input.num_epochs > 1 else 0
+        fresh = self._fresh_tables(model.config, epoch) if job.reset_embeddings_each_epoch else None
         eval_steps = (job.eval_every_steps or by_epoch or 0) if validation else 0
         evaluating.check(job, bool(eval_steps))
         self.evaluating = evaluating.Evaluating(job, of_job, model, validation, run_step, step)
@@ -217,11 +218,34 @@ class _Training:
             *([self._saver(parts)] if chief else []),
             self.progress,
             *([stopping.EndTogether()] if processes.in_step and epoch is None else []),
-            *filter(None, [self.evaluating.decay_hook()]),
+            *filter(None, [self.evaluating.decay_hook(), fresh]),
             *([SameWeights(mode.replicas.gather, job.model_dir)] if processes.in_step else []),
             checkpointer,
             stopping.StopTogether(wanted, mode.replicas.average, mode.servers.anyone_stops),
         ]
+
+    def _fresh_tables(self, config, epoch):
+        """The hook that gives each epoch after the first fresh tables.
+
+        Args:
+            config: ModelConfig.
+            epoch: steps of an epoch; None if unknown.
+        """
+        if not self._processes.synchronous:
+            raise BadInput(
+                "--reset_embeddings_each_epoch needs processes that take each step together, but "
+                "here one may be an epoch ahead of another; leave it out."
+            )
+        if epoch is None:
+            raise BadInput(
+                "--reset_embeddings_each_epoch needs the number of records in an epoch, which is "
+                "unknown in Pipe mode; leave it out, or read files."
+            )
+        position, epochs = self._position, self._job.input.num_epochs
+        begin = self.start_step - position.step  # of the present epoch
+        later = range(max(position.epoch, 1), epochs)
+        begins = {begin + epoch * (i - position.epoch): i for i in later}
+        return fresh_tables.FreshTables(config, begins)
 
     def is_left(self):
         """Whether anything is left to train on; logs why if not."""

@@ -26,6 +26,11 @@ def is_table(variable):
     return variable.op.name.split("/")[0] in _NAMES
 
 
+def is_drawn(variable):
+    """Whether a variable is the table that starts from random numbers, or a copy of it."""
+    return variable.trainable and variable.op.name.split("/")[0] == _NAMES[1]
+
+
 class Tables(NamedTuple):
     """The two embedding tables and what a batch looks up in them.
 
