@@ -107,6 +107,8 @@ class OptimizerConfig(NamedTuple):
         embedding_learning_rate: the tables' rate, without warm-up; None: learning_rate.
         learning_rate_warmup_steps: steps over which learning_rate rises linearly from 0.
         clip_norm: largest global norm of the gradients; 0 does not clip.
+        cowclip_ratio: r of CowClip, which clips the gradient of each table row; 0 does not clip.
+        cowclip_min_norm: zeta of CowClip.
         l2_rows: lambda of the L2 term of the batch's distinct table rows; 0 if there is no L2 term
             or it covers the whole tables.
         lazy_updates: update only the table rows of the batch.
@@ -118,6 +120,8 @@ class OptimizerConfig(NamedTuple):
     embedding_learning_rate: Optional[float] = None
     learning_rate_warmup_steps: int = 0
     clip_norm: float = 0.0
+    cowclip_ratio: float = 0.0
+    cowclip_min_norm: float = 1e-5
     l2_rows: float = 0.0
     lazy_updates: bool = True
     use_amp: bool = False

@@ -231,6 +231,13 @@ flags.DEFINE_bool("lazy_updates", True,
     "Update only the embedding rows that a batch uses; False also applies momentum to all other "
     "rows, which costs a pass over the tables.")
 _float("clip_norm", 0.0, "Clip the gradients to this global norm; 0 does not clip.", 0.0)
+_float("cowclip_ratio", 0.0,
+    "Clip the gradient of each embedding row to this times the row's norm, times the occurrences of"
+    " its id in the global batch (CowClip); 0 does not clip. For batches of 8,192 and more; its "
+    "authors use 1.", 0.0)
+_float("cowclip_min_norm", 1e-5,
+    "With --cowclip_ratio, the least norm to clip to, per occurrence, above 0. Raise it if rows "
+    "that start near 0 learn too slowly.", 0.0)
 _float("learning_rate_decay_on_plateau", 1.0,
     "Multiply the learning rate by this after --learning_rate_decay_patience evaluations in a row "
     "that do not improve --learning_rate_decay_metric; 1 never does.", 0.0, 1.0)

@@ -9,6 +9,7 @@ from deepfm.state import resume
 
 _OF_OPTIMIZER = (
     "learning_rate", "embedding_learning_rate", "learning_rate_warmup_steps", "clip_norm",
+    "cowclip_ratio", "cowclip_min_norm",
 )  # fmt: skip
 _OF_EPOCHS = (
     "learning_rate_decay_on_plateau", "learning_rate_decay_patience", "min_learning_rate",

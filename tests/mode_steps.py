@@ -39,6 +39,7 @@ class Case(NamedTuple):
     optimizer: str = "sgd"
     learning_rate: float = 0.1
     clip_norm: float = 0.0
+    cowclip_ratio: float = 0.0
     batch_norm: bool = True
     l2_reg: float = 0.001
     epochs: int = 1
@@ -72,8 +73,9 @@ def train(mode, case):
     )  # fmt: skip
     model = estimators.Model(case.model_dir, config, mode, trains=True)
     optimizer = OptimizerConfig(
-        case.optimizer, case.learning_rate, clip_norm=case.clip_norm, l2_rows=case.l2_reg
-    )
+        case.optimizer, case.learning_rate, clip_norm=case.clip_norm, l2_rows=case.l2_reg,
+        cowclip_ratio=case.cowclip_ratio, cowclip_min_norm=0.001,
+    )  # fmt: skip
     input_fn = input_pipeline.make_input_fn(source, estimators.schema(config), mode)
     with estimators.in_training(model, optimizer, ops, keep_checkpoint_max=1) as estimator:
         estimator.train(input_fn, hooks=estimators.session_hooks(model))

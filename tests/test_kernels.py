@@ -431,10 +431,12 @@ def test_parameter_servers_need_no_kernels():
         "feat_ids": v1.placeholder(tf.int64, [None, F]),
         "feat_vals": v1.placeholder(tf.float32, [None, F]),
     }
-    how = OptimizerConfig("adam", 0.01)
+    how = OptimizerConfig("adam", 0.01, cowclip_ratio=1.0)
     model_fn = make_model_fn(config, how, Replicas(), parts, ops)
     model_fn(features, v1.placeholder(tf.float32, [None]), "train")
-    on_servers = {"DeepfmZeros", "DeepfmGatherRows", "DeepfmAdamRows", "DeepfmAdam"}
+    on_servers = {
+        "DeepfmZeros", "DeepfmGatherRows", "DeepfmClipRows", "DeepfmAdamRows", "DeepfmAdam",
+    }  # fmt: skip
     types = {op.type for op in v1.get_default_graph().get_operations()}
     assert "DeepfmLookUp" in types and not types & on_servers
 

@@ -41,7 +41,10 @@ FLAGS = (
 )
 OPTIMIZERS = {
     "sgd": ("--optimizer=sgd", "--learning_rate=0.5", "--l2_reg=0"),
-    "sgd_l2_clip": ("--optimizer=sgd", "--learning_rate=0.1", "--l2_reg=0.01", "--clip_norm=0.5"),
+    "sgd_l2_clip": (
+        "--optimizer=sgd", "--learning_rate=0.1", "--l2_reg=0.01", "--clip_norm=0.5",
+        "--cowclip_ratio=0.01", "--cowclip_min_norm=0.001",
+    ),
     "lazy_adam": (
         "--optimizer=adam", "--learning_rate=0.01", "--l2_reg=0.001", "--batch_norm",
         "--l2_reg_deep=0.0003", "--embedding_learning_rate=0.02", "--learning_rate_warmup_steps=9",
@@ -272,10 +275,16 @@ def test_steps_on_distinct_pairs_are_those_of_the_whole_matrix(large_batches, tm
     check_weights(tmp_path, expected)
 
 
-# Three steps of each optimizer, with and without clipping and batch norm.
+# Three steps of each optimizer, with and without clipping (of rows, and of all) and batch norm.
 RATES = {"adam": 0.01, "adagrad": 0.02, "sgd": 0.1, "momentum": 0.05, "ftrl": 0.05}
 EVERY = [
-    dict(optimizer=name, learning_rate=rate, clip_norm=clip_norm, batch_norm=batch_norm)
+    dict(
+        optimizer=name,
+        learning_rate=rate,
+        clip_norm=clip_norm,
+        cowclip_ratio=clip_norm / 50,
+        batch_norm=batch_norm,
+    )  # fmt: skip
     for name, rate in RATES.items()
     for clip_norm in (0.0, 0.5)
     for batch_norm in (False, True)

@@ -21,6 +21,7 @@ RATES = {"sgd": 0.1, "momentum": 0.01, "adam": 0.002, "adagrad": 0.02}
 OF_THEIR_OWN = {  # the names of flags
     "embedding_learning_rate": 0.005, "learning_rate_warmup_steps": 50, "l2_reg_deep": 0.01,
 }  # fmt: skip
+COWCLIP = {"cowclip_ratio": 0.01, "cowclip_min_norm": 0.002}
 
 
 def batches():
@@ -59,7 +60,17 @@ def trained(name, changes, ops, start=None):
         return before, np.array(losses), session.run(weights)
 
 
-def loss_and_gradients(w, ids, x, labels, l2_deep):
+def clipped(g, w, ids, cowclip_ratio, cowclip_min_norm):
+    """Each row's gradient, clipped to max(ratio |row|, least), times the id's occurrences."""
+    norms = lambda rows: np.sqrt(np.square(rows.reshape(V, -1)).sum(axis=1))
+    counts = np.bincount(ids.ravel(), minlength=V)
+    limits = counts * np.maximum(cowclip_ratio * norms(w), cowclip_min_norm)
+    factors = np.minimum(limits / np.where(counts, norms(g), 1), 1)
+    assert np.any(factors[counts > 0] < 1)
+    return (g.T * factors).T
+
+
+def loss_and_gradients(w, ids, x, labels, l2_deep, cowclip):
     """The loss of a batch, and {name: gradient}: of the tables only where `ids` has the row."""
     rows = np.unique(ids)
     e = w["fm_v"][ids] * x[..., None]
@@ -85,6 +96,8 @@ def loss_and_gradients(w, ids, x, labels, l2_deep):
     for name, by_value in (("fm_w", by_logits[:, None] * x), ("fm_v", by_e * x[..., None])):
         found[name] = np.zeros_like(w[name])
         np.add.at(found[name], ids, by_value)
+        if cowclip:
+            found[name] = clipped(found[name], w[name], ids, **cowclip)
         found[name][rows] += L2 * w[name][rows]
     return loss, found
 
@@ -95,8 +108,9 @@ def by_the_book(name, changes, start):
     m, v = ({of: np.zeros_like(value) for of, value in w.items()} for _ in "mv")
     sums = {of: np.full_like(value, 1e-8) for of, value in w.items()}
     losses, l2_deep = [], changes.get("l2_reg_deep", L2)
+    cowclip = {k: v for k, v in changes.items() if k.startswith("cowclip")}
     for t, (ids, x, labels) in enumerate(batches(), 1):
-        loss, gradients = loss_and_gradients(w, ids, x.astype(np.float64), labels, l2_deep)
+        loss, gradients = loss_and_gradients(w, ids, x.astype(float), labels, l2_deep, cowclip)
         losses.append(loss)
         warm = RATES[name] * min(1, t / changes.get("learning_rate_warmup_steps", 1))
         for of, g in gradients.items():
@@ -119,7 +133,9 @@ def by_the_book(name, changes, start):
     return np.array(losses), w
 
 
-@pytest.mark.parametrize("changes", [{}, OF_THEIR_OWN], ids=["", "of their own"])
+@pytest.mark.parametrize(
+    "changes", [{}, OF_THEIR_OWN, COWCLIP], ids=["", "of their own", "cowclip"]
+)
 @pytest.mark.parametrize("name", sorted(RATES))
 def test_200_steps_are_those_of_float64_and_of_the_whole_matrix(name, changes, monkeypatch):
     start, *found = trained(name, changes, TENSORFLOW)

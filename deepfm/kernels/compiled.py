@@ -108,6 +108,12 @@ class _Compiled(Ops):
 
     empty = zeros
 
+    def clip_rows(self, table, indices, values, ratio, min_norm):
+        clipped = raw_ops().deepfm_clip_rows(
+            table.handle, indices, values, ratio=ratio, min_norm=min_norm
+        )
+        return tf.ensure_shape(clipped, [None, *table.shape[1:]])
+
     def adam(self, variable, m, v, grad, *numbers):
         return raw_ops().deepfm_adam(variable.handle, m.handle, v.handle, grad, *numbers)
 
@@ -153,7 +159,7 @@ class _BesideServers(_Compiled):
 
     adds_l2 = False
     gather, zeros, empty = Ops.gather, Ops.zeros, Ops.empty
-    adam, adam_rows = Ops.adam, Ops.adam_rows
+    clip_rows, adam, adam_rows = Ops.clip_rows, Ops.adam, Ops.adam_rows
 
 
 COMPILED = _Compiled()

@@ -101,6 +101,26 @@ class Ops:
         """Uninitialized float32 memory for a table that is written before it is read."""
         return tf.raw_ops.Empty(shape=shape, dtype=tf.float32)
 
+    def clip_rows(self, table, indices, values, ratio, min_norm):
+        """Clips the gradients of rows as CowClip does; see model/cowclip.py.
+
+        Args:
+            table: a resource variable.
+            indices: int [U], its rows.
+            values: float32 [U, K + 1], the gradient of each and, in the last column, its count.
+            ratio, min_norm: r and zeta.
+
+        Returns:
+            float32 [U, ...], gradients of the shape of the rows.
+        """
+        rows = table.sparse_read(indices)
+        width = values.shape[1].value - 1
+        norm = lambda x: tf.sqrt(tf.reduce_sum(tf.square(x), axis=1, keepdims=True))
+        grad, counts = values[:, :width], values[:, width:]
+        limit = counts * tf.maximum(ratio * norm(tf.reshape(rows, [-1, width])), min_norm)
+        factor = tf.math.divide_no_nan(limit, tf.maximum(norm(grad), limit))
+        return tf.reshape(grad * factor, tf.shape(rows))
+
     def adam(self, variable, m, v, grad, rate, beta1, beta2, epsilon):
         """Applies Adam to a resource variable; `rate` includes the bias correction."""
         return tf.raw_ops.ResourceApplyAdam(

@@ -12,6 +12,7 @@ from typing import Callable, NamedTuple, Optional
 import tensorflow as tf
 
 from deepfm.model import gradients
+from deepfm.model.cowclip import Occurrences
 from deepfm.model.initializers import normal
 from deepfm.model.layers import first_order, first_product, second_order
 
@@ -40,12 +41,14 @@ class Tables(NamedTuple):
         terms: () -> (float32 [B, F K], the embeddings scaled by the feature values; float32 [B],
             first_order + second_order).
         project: kernel float32 [F K, H] -> (their product float32 [B, H], the second of `terms`).
+        occurrences: (bool [B], which examples count, or None: all) -> Occurrences of the values.
     """
 
     tables: list
     rows: list
     terms: Callable
     project: Callable
+    occurrences: Callable
 
 
 def counts_rows_once(config):
@@ -125,7 +128,21 @@ def look_up(values, config, training, ops):
 
         return ops.first_layer(*rows, *of_values, kernel, config.field_size, config.pooling, whole)
 
-    return Tables(tables, rows, terms, project)
+    occurrences = lambda there: _occurrences(distinct, where, values, config.field_size, there)
+    return Tables(tables, rows, terms, project, occurrences)
+
+
+def _occurrences(distinct, where, values, field_size, there):
+    """The Occurrences of a batch's distinct ids: each value of an example that counts is one."""
+    count = tf.size(distinct)
+    if there is not None:
+        of_example = field_size
+        if values.counts is not None:
+            of_example = tf.reduce_sum(tf.reshape(values.counts, [-1, field_size]), axis=1)
+        of_values = tf.repeat(there, of_example)
+        where = tf.where(of_values, where, tf.fill(tf.shape(where), count))  # which is left out
+    no_weights = tf.constant([], tf.float32)
+    return Occurrences(distinct, tf.raw_ops.Bincount(arr=where, size=count, weights=no_weights))
 
 
 def _terms(weights, embeddings, where, values, config):

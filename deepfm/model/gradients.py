@@ -1,12 +1,13 @@
 """What happens to a step's gradients before an optimizer applies them.
 
 This module finishes them, once per global batch and in every mode: it combines rows that several
-replicas or processes sent, adds L2 of the batch's rows, and clips the norm.
+replicas or processes sent, clips each by its own norm (CowClip), adds L2 of the batch's rows, and
+clips the norm of all.
 """
 
 import tensorflow as tf
 
-from deepfm.model import metrics
+from deepfm.model import cowclip, metrics
 
 v1 = tf.compat.v1
 
@@ -32,12 +33,21 @@ class RowWise(Wrapper):
         optimizer: the optimizer that applies the update.
         config: OptimizerConfig.
         distinct: whether each row occurs at most once; False if replicas' rows are concatenated.
+        ops: Ops.
+        occurrences: cowclip.Occurrences of this replica, if config.cowclip_ratio is not 0.
     """
 
-    def __init__(self, optimizer, config, distinct):
+    def __init__(self, optimizer, config, distinct, ops, occurrences=None):
         super().__init__(optimizer)
         self._config = config
         self._distinct = distinct
+        self._ops, self._occurrences = ops, occurrences
+
+    def compute_gradients(self, *args, **kwargs):
+        found = super().compute_gradients(*args, **kwargs)
+        if not self._config.cowclip_ratio:
+            return found
+        return [(cowclip.with_counts(g, v, self._occurrences), v) for g, v in found]
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         grads_and_vars = [(g, v) for g, v in grads_and_vars if g is not None]
@@ -59,15 +69,18 @@ class RowWise(Wrapper):
     def _finish(self, grad, variable):
         if not isinstance(grad, tf.IndexedSlices):
             return grad
-        values, indices = grad.values, grad.indices
+        values, indices, config = grad.values, grad.indices, self._config
         with tf.device(variable.device):  # so that its rows stay on their device
             if not self._distinct:
                 indices, where = tf.unique(indices)
                 values = _combine(values, where, tf.size(indices))
-            if self._config.l2_rows > 0:
-                values += self._config.l2_rows * tf.gather(variable, indices)
+            if config.cowclip_ratio:
+                limits = config.cowclip_ratio, config.cowclip_min_norm
+                values = self._ops.clip_rows(variable, indices, values, *limits)
+            if config.l2_rows > 0:
+                values += config.l2_rows * tf.gather(variable, indices)
         rows = tf.IndexedSlices(values, indices, grad.dense_shape)
-        return rows if self._config.lazy_updates else tf.convert_to_tensor(rows)
+        return rows if config.lazy_updates else tf.convert_to_tensor(rows)
 
 
 class Averaged(Wrapper):

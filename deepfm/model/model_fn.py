@@ -135,7 +135,11 @@ def make_model_fn(
         if replicas.owns_variables():
             metrics.summarize(config.loss_type, logged[1])
             metrics.summarize("l2", logged[2])
-        optimizer = optimizers.make_optimizer(optimizer_config, replicas, ops)
+        occurrences = None
+        if optimizer_config.cowclip_ratio:
+            padded = "weights" in features
+            occurrences = net.tables.occurrences(features["weights"] > 0 if padded else None)
+        optimizer = optimizers.make_optimizer(optimizer_config, replicas, ops, occurrences)
         # Batch norm's moving averages are updated together with the weights.
         with tf.control_dependencies(v1.get_collection(v1.GraphKeys.UPDATE_OPS)):
             train_op = optimizer.minimize(loss, v1.train.get_or_create_global_step())

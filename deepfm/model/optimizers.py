@@ -8,6 +8,7 @@ from typing import Callable, Dict, NamedTuple
 import tensorflow as tf
 
 from deepfm.config import OptimizerConfig
+from deepfm.errors import BadInput
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import embeddings, metrics
 from deepfm.model.gradients import RowWise
@@ -19,7 +20,21 @@ DECAY = "learning_rate_decay"  # name of the variable that multiplies the learni
 
 
 def of_model(config: OptimizerConfig, model) -> OptimizerConfig:
-    """The config with the settings for table rows from a ModelConfig."""
+    """The config with the settings for table rows from a ModelConfig.
+
+    Raises:
+        BadInput: CowClip cannot do what is asked of it.
+    """
+    if config.cowclip_ratio and model.l2_scope == "table":
+        raise BadInput(
+            "--cowclip_ratio clips the gradients of the batch's rows before L2 is added to them, "
+            "and --l2_scope=table adds it to all rows; try --l2_scope=batch."
+        )
+    if config.cowclip_ratio and not config.cowclip_min_norm:
+        raise BadInput(
+            "--cowclip_min_norm=0 would leave each weight of fm_w at 0, where it starts; "
+            "try --cowclip_min_norm=1e-5."
+        )
     l2_rows = model.l2_reg if model.l2_scope == "batch" else 0.0
     return config._replace(l2_rows=l2_rows, lazy_updates=model.lazy_updates)
 
@@ -111,14 +126,15 @@ def _ops_add_l2(config, ops):
 def loss_has_l2_of_rows(config, replicas, ops=TENSORFLOW):
     """Whether the loss's gradient includes L2 of the batch's rows; if not, the optimizer adds it.
 
-    With several replicas, only the optimizer sees each row of the *global* batch once.
+    With several replicas, only the optimizer sees each row of the *global* batch once. CowClip
+    clips gradients without L2.
 
     Args:
         config: OptimizerConfig.
         replicas: Replicas.
         ops: Ops.
     """
-    return replicas.in_step == 1 and not _ops_add_l2(config, ops)
+    return replicas.in_step == 1 and not _ops_add_l2(config, ops) and not config.cowclip_ratio
 
 
 def _trusting(optimizer):
@@ -165,13 +181,14 @@ def _warmed_up(rate, steps):
     return rate * tf.minimum((step + 1) / steps, 1.0)
 
 
-def make_optimizer(config, replicas, ops=TENSORFLOW):
+def make_optimizer(config, replicas, ops=TENSORFLOW, occurrences=None):
     """The optimizer of a mode.
 
     Args:
         config: OptimizerConfig.
         replicas: Replicas.
         ops: Ops.
+        occurrences: cowclip.Occurrences of the replica, if config.cowclip_ratio is not 0.
 
     Returns:
         tf.train.Optimizer.
@@ -196,4 +213,4 @@ def make_optimizer(config, replicas, ops=TENSORFLOW):
     distinct = replicas.per_process == 1
     if ops_add_l2 or loss_has_l2_of_rows(config, replicas, ops):
         config = config._replace(l2_rows=0.0)
-    return replicas.wrap_optimizer(RowWise(optimizer, config, distinct))
+    return replicas.wrap_optimizer(RowWise(optimizer, config, distinct, ops, occurrences))

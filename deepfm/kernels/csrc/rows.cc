@@ -1,10 +1,12 @@
 // What a training step computes from the rows of the embedding tables: the distinct ids of a batch,
-// the FM and the MLP's input from its rows, and their gradients.
+// the FM and the MLP's input from its rows, and their gradients, which CowClip clips.
 //
 // ops.py and model/embeddings.py do the same with TensorFlow's own ops; tests compare the two, and
 // those take over if these are not built. All are float32, on the CPU.
 //
 // B: examples. F: fields. N = B F: values. K: embedding size. U: distinct ids.
+#include <cmath>
+
 #include "kernels.h"
 #include "tables.h"
 
@@ -86,6 +88,66 @@ void GatherRows(OpKernelContext* context) {
 }
 
 DEEPFM_REGISTER_INDEXED("DeepfmGatherRows", GatherRows);
+
+REGISTER_OP("DeepfmClipRows")
+    .Input("table: resource")  // float32
+    .Input("indices: T")       // [U]
+    .Input("values: float")    // [U, K + 1]
+    .Output("clipped: float")  // [U, ...]
+    .Attr("ratio: float")
+    .Attr("min_norm: float")
+    .Attr("T: {int32, int64}")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::UnknownShape)
+    .Doc("The gradients of rows, the first K columns of `values`, each clipped to the count in the "
+         "last column, times the larger of `min_norm` and `ratio` times the norm of the row.");
+
+// g := min(1, count max(ratio |row|, min_norm) / |g|) g
+DEEPFM_CLONES
+void ClipRow(float ratio, float min_norm, int64 width, const float* __restrict row,
+             const float* __restrict values, float* __restrict clipped) {
+  float of_row = 0, of_grad = 0;
+  for (int64 k = 0; k < width; ++k) {
+    of_row += row[k] * row[k];
+    of_grad += values[k] * values[k];
+  }
+  const float limit = values[width] * std::max(ratio * std::sqrt(of_row), min_norm);
+  const float norm = std::sqrt(of_grad), factor = norm > limit ? limit / norm : 1;
+  for (int64 k = 0; k < width; ++k) clipped[k] = factor * values[k];
+}
+
+template <typename T>
+void ClipRows(OpKernelContext* context) {
+  core::RefCountPtr<Var> table;
+  OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 0), &table));
+  OP_REQUIRES_OK(context, (EnsureSparseVariableAccess<Rows, float>(context, table.get())));
+  tf_shared_lock lock(*table->mu());
+  TensorShape shape = table->tensor()->shape();
+  const Tensor &indices = context->input(1), &values = context->input(2);
+  OP_REQUIRES(context, shape.dims() >= 1, errors::InvalidArgument("the table has no rows"));
+  OP_REQUIRES_OK(context, CheckIndices<T>(indices, shape.dim_size(0)));
+  const auto where = indices.vec<T>();
+  const int64 n = where.size();
+  const int64 width = shape.num_elements() / std::max<int64>(shape.dim_size(0), 1);
+  OP_REQUIRES(context, values.shape() == TensorShape({n, width + 1}),
+              errors::InvalidArgument("shapes of gradients do not fit"));
+  shape.set_dim(0, n);
+  float* to;
+  OP_REQUIRES_OK(context, Allocate(context, 0, shape, &to));
+  const float ratio = Attribute<float>(context, "ratio");
+  const float min_norm = Attribute<float>(context, "min_norm");
+  const float *from = table->tensor()->flat<float>().data(), *grad = values.flat<float>().data();
+  const int64 ahead = RowsAhead(std::max<int64>(width, 1));
+  Divide(context, n, 8 * (width + 1), [&](int64 first, int64 last) {
+    for (int64 i = first; i < last; ++i) {
+      if (i + ahead < last) Prefetch<0>(from + where(i + ahead) * width, width);
+      ClipRow(ratio, min_norm, width, from + where(i) * width, grad + i * (width + 1),
+              to + i * width);
+    }
+  });
+}
+
+DEEPFM_REGISTER_INDEXED("DeepfmClipRows", ClipRows);
 
 REGISTER_OP("DeepfmLookUp")
     .Input("weights: float")     // [U]
