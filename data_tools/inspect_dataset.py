@@ -45,6 +45,33 @@ class Options:
     json: bool = flag("Print JSON, for other programs, instead of tables.", default=False)
 
 
+class WeightSummary:
+    """The statistics of the weights of weighted examples."""
+
+    def __init__(self):
+        self.rows = self.zeros = 0
+        self.total, self.of_positives, self.low, self.high = 0.0, 0.0, np.inf, -np.inf
+
+    def add(self, weights, labels):
+        """Adds float32 [n] each, n > 0."""
+        self.rows += len(weights)
+        self.zeros += int(np.count_nonzero(weights == 0))
+        self.total += float(weights.sum(dtype=np.float64))
+        self.of_positives += float(weights[labels > 0].sum(dtype=np.float64))
+        self.low, self.high = min(self.low, weights.min()), max(self.high, weights.max())
+
+    def describe(self):
+        """The statistics as --json prints them; label_rate is that of weighted examples."""
+        return {
+            "sum": self.total,
+            "mean": self.total / self.rows,
+            "min": float(self.low),
+            "max": float(self.high),
+            "zero_share": self.zeros / self.rows,
+            "label_rate": self.of_positives / self.total if self.total else None,
+        }
+
+
 class FieldSummary:
     """The statistics of a field: how often each id occurs, and the range of its values."""
 
@@ -115,11 +142,15 @@ def inspect(
     found = shards.part_of(datasets.find(data, "data", partial=own_files), share)
     progress = Progress("Reading", sum(f.bytes for f in found.files) / 1e6, "MB")
     fields: List[FieldSummary] = []
-    shortest, files = None, []
+    shortest, files, weights = None, [], None
     for file in found.files:
         rows = positives = 0
-        batches = READERS[found.data_format](file.path, field_size)
-        for read, labels, lengths, of_pairs, ids, values in batches:
+        weighted = found.weighted or found.format.first_record(file.path).weighted
+        weights = weights or WeightSummary() if weighted else weights
+        batches = READERS[found.data_format](file.path, field_size, weighted)
+        for read, labels, lengths, of_pairs, ids, values, *of_labels in batches:
+            for x in of_labels:
+                weights.add(x, labels)
             rows += len(labels)
             positives += int(np.count_nonzero(labels > 0))
             shortest = min(lengths.min(), shortest or lengths.min())
@@ -145,6 +176,7 @@ def inspect(
         "shortest_row": int(shortest),
         "multi_valued": any(field["values"] > field["rows"] for field in described),
         "feature_size": 1 + max((d["largest_id"] for d in described), default=-1),
+        "weights": weights and weights.describe(),
         "fields": described,
         "files": files,
     }
@@ -165,35 +197,37 @@ def _add(summaries, lengths, fields, ids, values):
 
 # A reader yields a file's records in batches of B records with n pairs: the bytes of the file that
 # it read for them, labels float32 [B], pairs per record int64 [B], and for the pairs, in order, the
-# fields int64 [n], ids int64 [n] and values float32 [n].
+# fields int64 [n], ids int64 [n] and values float32 [n]; then, if weighted, weights float32 [B].
 
 
-def _read_libsvm(path, field_size):
-    for block in line_blocks.decoded(LineRange(path), field_size):
+def _read_libsvm(path, field_size, weighted):
+    for block in line_blocks.decoded(LineRange(path), field_size, weighted):
         if isinstance(block, bad_records.BadRecord):
             raise BadInput(str(block))
-        _, _, _, (labels, rows, ids, values), read = block
+        _, _, _, (labels, rows, ids, values, *weights), read = block
         if len(labels):
             lengths = np.bincount(rows, minlength=len(labels))
             fields = np.arange(len(ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-            yield read, labels, lengths, fields, ids, values
+            yield (read, labels, lengths, fields, ids, values, *weights)
 
 
-def _read_tfrecord(path, field_size):
-    first, multi_valued = formats.TFRECORD.first_record(path)
-    schema = records.Schema(field_size or first or 1, multi_valued=multi_valued)
+def _read_tfrecord(path, field_size, weighted):
+    first = formats.TFRECORD.first_record(path)
+    schema = records.Schema(
+        field_size or first.field_size or 1, multi_valued=first.multi_valued, weighted=weighted
+    )
     compression = "GZIP" if path.endswith(".gz") else ""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         dataset = tf.data.TFRecordDataset(path, compression, buffer_size=1 << 20).batch(BATCH)
         serialized = tf.compat.v1.data.make_one_shot_iterator(dataset).get_next()
         size = tf.reduce_sum(tf.strings.length(serialized) + records.FRAME)
-        parsed = records.parse(serialized, schema)
-        if not multi_valued:
-            parsed = (*parsed, tf.ones_like(parsed[1], tf.int32))
+        labels, ids, values, *more = records.parse(serialized, schema)
+        weights = [more.pop()] if weighted else []
+        parsed = labels, ids, values, more[0] if more else tf.ones_like(ids, tf.int32), weights
         total = 0
         while True:
             try:
-                read, (labels, ids, values, counts) = session.run([size, parsed])
+                read, (labels, ids, values, counts, weights) = session.run([size, parsed])
             except tf.errors.OutOfRangeError:
                 break
             except (tf.errors.InvalidArgumentError, tf.errors.DataLossError) as error:
@@ -203,7 +237,7 @@ def _read_tfrecord(path, field_size):
             lengths = counts.sum(axis=1)
             there = np.arange(ids.shape[1]) < lengths[:, np.newaxis]
             fields = np.tile(np.arange(schema.field_size), len(labels)).repeat(counts.ravel())
-            yield read, labels, lengths, fields, ids[there], values[there]
+            yield (read, labels, lengths, fields, ids[there], values[there], *weights)
     if compression:
         datasets.check_gzip(path)
     elif total < tf.io.gfile.stat(path).length:  # TensorFlow ignores a truncated header
@@ -229,6 +263,8 @@ def _mismatches(summary):
             sentences.append(
                 f"{path} says feature_size {said[1]}, found id {summary['feature_size'] - 1}."
             )
+        if summary["weights"] and not metadata.get("weighted"):
+            sentences.append(f"{path} does not say that examples are weighted, found weights.")
         for name, stated in metadata["files"].items():
             file = files.get((folder, name))
             for key in ("bytes", "rows", "positives") if file else ():
@@ -247,6 +283,7 @@ def format_tables(summary: dict) -> str:
         f"label rate    {summary['label_rate']:.4f} ({summary['positives']:,} positive)",
         "fields        " + _fields(summary),
         f"feature_size  {summary['feature_size']:,} (largest id + 1)",
+        *_weights(summary["weights"]),
         "",
     ]
     header = ("field", "rows", "values", "distinct ids", "ids from", "to", "top id", "top share")
@@ -265,6 +302,17 @@ def format_tables(summary: dict) -> str:
     lines += ["", *_align(table)]
     lines += ["", *summary["mismatches"]] if summary["mismatches"] else []
     return "\n".join(lines) + "\n"
+
+
+def _weights(found):
+    """The line about the weights of examples, if they have any."""
+    if not found:
+        return []
+    rate = (
+        "" if found["label_rate"] is None else f", label rate by weight {found['label_rate']:.4f}"
+    )
+    numbers = "{min:g} to {max:g}, mean {mean:.6g}, {zero_share:.2%} of them 0".format(**found)
+    return [f"weights       {numbers}{rate}"]
 
 
 def _fields(summary):

@@ -6,7 +6,7 @@
 
 The pairs of a LibSVM line are its fields, in order, unless --fields gives the ids of each field. A
 LibFFM pair names its field. With --fields or LibFFM, the order in a line does not matter, and a
-field may be missing.
+field may be missing. If the first line begins with label:weight, examples are weighted.
 
 An output file is made of pieces: contiguous parts of an input, which several processes convert in
 parallel and which are joined in order at the end. So the records keep the order of the input.
@@ -156,6 +156,7 @@ def convert(
             scratch, schema.field_size, feature_size, files,
             multi_valued=schema.multi_valued, hash_buckets=schema.hash_buckets,
             feature_map=None if options.id_offset or options.hash_buckets else data.feature_map,
+            weighted=schema.weighted,
         )  # fmt: skip
         written = [*(os.path.basename(f.path) for f in files), dataset_json.METADATA]
         publishing.publish(scratch, written, options.output_dir, old)
@@ -182,20 +183,21 @@ def _count(ranges, lines, options, total):
     if not options.num_files and (lines.field_size or not lines.pad and not lines.named_fields):
         return None
     counts = [(0, 0)] * len(ranges)
-    work = functools.partial(_count_range, named_fields=lines.named_fields)
+    work = functools.partial(_count_range, named_fields=lines.named_fields, weighted=lines.weighted)
     with workers.results(work, ranges, options.num_workers, "Counting rows", total) as results:
         for index, (rows, longest) in results:
             counts[index] = counts[index][0] + rows, max(counts[index][1], longest)
     return counts
 
 
-def _count_range(lines, named_fields):
+def _count_range(lines, named_fields, weighted):
     for _, text, read in line_blocks.read_blocks(lines):
         starts = line_blocks.record_starts(text)
         if named_fields:
-            most = field_lines.num_fields(text)
+            pairs = libsvm.weights_as_pairs_of(text, b"0:0:") if weighted else text
+            most = field_lines.num_fields(pairs)
         else:
-            most = line_blocks.longest_record(text, starts)
+            most = line_blocks.longest_record(text, starts, weighted)
         yield read, (len(starts), most)
 
 
@@ -278,7 +280,7 @@ def _mixed_labels(inputs, schema):
         for number, line in libsvm.read_lines(file.path):
             if libsvm.explain_line(line, schema):
                 continue  # a bad row that was skipped
-            label = line.split()[0]
+            label = line.split()[0].partition(b":")[0]
             if label.startswith(b"-") or libsvm.number_of(label) == 0:
                 first.setdefault(label.startswith(b"-"), (f"{file.path}:{number}", label.decode()))
             if len(first) == 2:
@@ -300,7 +302,8 @@ def _log_records(tasks):
                 left -= 1
                 features = tf.train.Example.FromString(payload).features.feature
                 logging.info("*** Example ***")
-                for name in (x for x in ("label", "counts", "ids", "values") if x in features):
+                names = "label", "weight", "counts", "ids", "values"
+                for name in (x for x in names if x in features):
                     stored = features[name].int64_list.value or features[name].float_list.value
                     numbers = (str(x) if type(x) is int else f"{x:g}" for x in stored)
                     logging.info("%s: %s", name, " ".join(numbers))

@@ -130,7 +130,7 @@ def rebalance(options: Options) -> List[datasets.DataFile]:
             dataset_json.write(
                 scratch, schema.field_size if schema else described, feature_size, files, rates,
                 written[-1], bool(schema and schema.multi_valued), data.hash_buckets or 0,
-                data.feature_map,
+                data.feature_map, schema.weighted if schema else datasets.is_weighted(data),
             )  # fmt: skip
         publishing.publish(scratch, written, options.output_dir, old)
     seconds = time.monotonic() - start
@@ -238,13 +238,15 @@ def _prepare_output_dir(names, data, options):
 def _schema(data):
     """The Schema of TFRecords, from dataset.json, else from the first readable record."""
     firsts = (formats.TFRECORD.first_record(file.path) for file in data.files)
-    field_size, multi_valued = data.field_size, data.multi_valued
-    if not field_size or multi_valued is None:
-        found, several = next((first for first in firsts if first[0]), (None, False))
-        field_size, multi_valued = field_size or found, multi_valued or several
-    if not field_size:
+    known = records.Shape(data.field_size, data.multi_valued, data.weighted)
+    if not known.field_size or None in known:
+        found = next((first for first in firsts if first.field_size), records.Shape())
+        known = records.Shape(*(said or seen for said, seen in zip(known, found)))
+    if not known.field_size:
         raise BadInput(f"{data.files[0].path}: record 0 at byte 0: not a record with ids.")
-    return records.Schema(field_size, multi_valued=multi_valued)
+    return records.Schema(
+        known.field_size, multi_valued=known.multi_valued, weighted=known.weighted
+    )
 
 
 def _tasks(data):
@@ -252,8 +254,9 @@ def _tasks(data):
     whole = data.format is formats.TFRECORD
     cut = lambda f: [LineRange(f.path)] if whole else line_blocks.cut(f.path, f.bytes)
     parts = [(file, lines) for file in data.files for lines in cut(file)]
+    weighted = not whole and datasets.is_weighted(data)
     return [
-        FileSlice(lines, number, file.rows is not None)
+        FileSlice(lines, number, file.rows is not None, weighted)
         for number, (file, lines) in enumerate(parts)
     ]
 

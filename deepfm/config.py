@@ -293,6 +293,7 @@ class InputConfig(NamedTuple):
         data_format: auto, or a name in formats.FORMATS.
         max_bad_records: most bad records that training skips.
         eval_on_all_ranks: whether each process evaluates all records instead of its share.
+        example_weights: whether to weigh examples as their records say; None: if they hold weights.
     """
 
     batch_size: int
@@ -308,6 +309,7 @@ class InputConfig(NamedTuple):
     data_format: str = "auto"
     max_bad_records: int = 0
     eval_on_all_ranks: bool = False
+    example_weights: Optional[bool] = None
 
 
 class Share(NamedTuple):

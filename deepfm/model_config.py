@@ -92,7 +92,7 @@ def _config(asked, fields, data_sets):
         fields[name] = fields[name] or (getattr(data_sets[0], name) if data_sets else None)
         if name == "field_size" and data_sets and not fields[name] and data_sets[0].files:
             first = data_sets[0]
-            fields[name] = first.format.first_record(first.files[0].path)[0]
+            fields[name] = first.format.first_record(first.files[0].path).field_size
         if not fields[name]:
             raise BadInput(
                 f"--{name} is missing and no dataset.json beside the data gives it (Pipe mode "
@@ -165,7 +165,7 @@ def _check_ids(data, fields, is_validation):
 def _multi_valued(data):
     """Whether fields may hold several values, by dataset.json or else by the first record."""
     if data.multi_valued is None and data.files:
-        return data.format.first_record(data.files[0].path)[1]
+        return data.format.first_record(data.files[0].path).multi_valued
     return bool(data.multi_valued)
 
 

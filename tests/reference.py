@@ -236,8 +236,8 @@ def _list(message, kind):
 def parse_example(serialized: bytes, rules: Rules, with_labels=True) -> Record:
     """A tf.train.Example of `label` (float), `ids` (int64) and `values` (float).
 
-    Features of other names are passed over. These three are there once, each as nothing but one
-    list of its type: what could be read in two ways is refused.
+    Features of other names are passed over, but for a weight, which would be lost. These three are
+    there once, each as nothing but one list of its type: what could be read in two ways is refused.
     """
     features = {}
     for field, wire, entry in _fields(_alone(serialized, 1)):
@@ -245,6 +245,8 @@ def parse_example(serialized: bytes, rules: Rules, with_labels=True) -> Record:
             parts = [(f, p) for f, w, p in _fields(entry) if w == 2 and f in (1, 2)]
             key = ([b""] + [p for f, p in parts if f == 1])[-1]
             features.setdefault(key, []).append((entry, parts))
+    if with_labels and b"weight" in features:
+        raise Refused("a weight, though examples have none")
     numbers = {}
     for name, kind, list_field in (
         ("ids", "int64", 3),

@@ -862,7 +862,7 @@ def test_digits_behind_the_point_are_read_to_the_bit(line_parsers, digits, behin
     number = f"0.{digits.zfill(behind)}"
     if len(digits) > behind:
         number = f"{digits[:-behind]}.{digits[-behind:]}"
-    good, _, _, values = line_parsers[0]([f"0 1:{number} 2:-{number} 3:1 4:1".encode()])
+    good, _, _, values, _ = line_parsers[0]([f"0 1:{number} 2:-{number} 3:1 4:1".encode()])
     assert good
     wanted = np.float32(number)  # Python reads it as the nearest double, far from a tie of floats
     np.testing.assert_array_equal(values[0], [wanted, -wanted, 1, 1])

@@ -249,7 +249,7 @@ def test_an_example_that_could_be_read_in_two_ways_is_refused(features, parse):
 
 @both_parsers
 def test_an_example_is_read_whatever_the_order_and_with_other_features(parse):
-    parts = [VALUES, feature(b"label", LABEL), feature(b"weight", (2, [7])), IDS]
+    parts = [VALUES, feature(b"label", LABEL), feature(b"other", (2, [7])), IDS]
     serialized = field(1, b"".join(parts))
     labels, ids, values = run(lambda x: parse(x, Schema(2)), [serialized])
     assert (labels.tolist(), ids.tolist(), values.tolist()) == ([1], [[1, 2]], [[3, 4]])

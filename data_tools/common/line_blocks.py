@@ -53,10 +53,17 @@ def record_starts(text: bytes) -> np.ndarray:
     return np.delete(starts, blank) if blank else starts
 
 
-def longest_record(text: bytes, starts: np.ndarray) -> int:
-    """The most `:` in any record of a block, without comments: the pairs of its longest row."""
+def longest_record(text: bytes, starts: np.ndarray, weighted: bool = False) -> int:
+    """The most `:` in any record of a block, without comments: the pairs of its longest row.
+
+    Args:
+        weighted: whether labels may have a weight, whose `:` does not count.
+    """
     if not len(starts):
         return 0
+    if weighted:
+        lines = (without_comment(line).split() for line in text.split(b"\n"))
+        return max(sum(word.count(b":") for word in words[1:]) for words in lines)
     if b"#" in text:
         return max(without_comment(line).count(b":") for line in text.split(b"\n"))
     colons = np.flatnonzero(np.frombuffer(text, np.uint8) == _COLON)
@@ -129,17 +136,21 @@ def sift(path, text, number, parse, explain, content=without_comment):
     return found
 
 
-def decoded(lines: LineRange, field_size: Optional[int] = None) -> Iterator:
+def decoded(lines: LineRange, field_size: Optional[int] = None, weighted: bool = False) -> Iterator:
     """Decodes and checks LibSVM lines of field_size pairs each, or of any length without it.
+
+    Args:
+        weighted: whether labels may have a weight.
 
     Yields:
         For each block, a BadRecord per bad line, and then a tuple for its n good lines: (text of
         the block; the bytes in it where each line begins and ends, int64 [n] each; the result of
-        libsvm.decode_lines, with labels 0 or 1; bytes of the file read).
+        libsvm.decode_lines, with labels 0 or 1, and if weighted with weights float32 [n]; bytes of
+        the file read).
     """
-    decode, first, lines_before = _decoder(field_size), numbering(lines), 0
+    decode, first, lines_before = _decoder(field_size, weighted), numbering(lines), 0
     explain = lambda line: libsvm.explain_line(
-        line, records.Schema(field_size or len(line.split()) - 1)
+        line, records.Schema(field_size or len(line.split()) - 1, weighted=weighted)
     )
     for _, text, read in read_blocks(lines):
         starts = record_starts(text)
@@ -155,19 +166,29 @@ def decoded(lines: LineRange, field_size: Optional[int] = None) -> Iterator:
         lines_before += len(newlines)
 
 
-@functools.lru_cache(maxsize=1)  # built once per process
-def _decoder(field_size):
-    """A function text -> (labels 0 or 1, rows, ids, values), as libsvm.decode_lines returns."""
+@functools.lru_cache(maxsize=2)  # built once per process
+def _decoder(field_size, weighted):
+    """A function text -> (labels 0 or 1, rows, ids, values), as libsvm.decode_lines returns.
+
+    If weighted, also weights.
+    """
 
     def decode(text):
         lines = libsvm.drop_blank(tf.compat.v1.string_split([text], "\n").values)
+        lines = libsvm.weights_as_pairs(lines) if weighted else lines
         labels, rows, ids, values = libsvm.decode_lines(lines, known_ascii=True)
+        weights = []
+        if weighted:
+            found, pairs = libsvm.take_weights(rows, values)
+            rows, ids, values = (tf.gather(x, pairs) for x in (rows, ids, values))
+            weights = [found]
         if field_size:
             lengths = tf.math.bincount(rows, minlength=tf.size(labels))
             with tf.control_dependencies([tf.debugging.assert_equal(lengths, field_size)]):
                 rows = tf.identity(rows)
-        labels, ids, values = records.check(labels, ids, values, records.Schema(field_size))
-        return labels, rows, ids, values
+        schema = records.Schema(field_size)
+        labels, ids, values, *weights = records.check(labels, ids, values, schema, *weights)
+        return (labels, rows, ids, values, *weights)
 
     run = workers.native(decode, (tf.string, []))
 

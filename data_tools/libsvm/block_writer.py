@@ -57,17 +57,19 @@ def _appender(schema):
     """Makes a function that appends the records of a `_taken` block and returns BlockFacts."""
 
     def encode(text, fields, strings):
-        lines, labels, ids, values, *counts = _parse(text, fields, strings, schema)
+        lines, labels, ids, values, *more = _parse(text, fields, strings, schema)
+        weights = more.pop() if schema.weighted else None
+        counts = more[0] if more else None
         negative = tf.strings.regex_full_match(lines, r"(?s)[\s\v]*-.*")
         facts = BlockFacts(
             tf.size(labels),
             tf.reduce_sum(labels),
             # The smallest int64 if there is no record; a record may have no id.
-            tf.reduce_max(tf.pad(ids, [[0, 0], [0, 1]]) if counts else ids),
+            tf.reduce_max(ids if counts is None else tf.pad(ids, [[0, 0], [0, 1]])),
             tf.reduce_any(negative),
             tf.reduce_any(tf.equal(labels, 0) & ~negative),
         )
-        return records.encode(labels, ids, values, *counts), facts
+        return records.encode(labels, ids, values, counts, weights), facts
 
     return record_files.appender(encode, *_INPUTS)
 
@@ -84,11 +86,12 @@ def check(text, schema):
 
 
 def _parse(text, named, strings, schema):
-    """(lines with a record, labels, ids, values, and counts if multi-valued)."""
+    """(lines with a record, labels, ids, values, counts if multi-valued, weights if weighted)."""
     lines = libsvm.drop_blank(tf.compat.v1.string_split([text], "\n").values)
-    if not (schema.named_fields or schema.field_ids or schema.hash_buckets):
+    if _is_plain(schema):
         return (lines, *libsvm.parse_lines(lines, schema, known_ascii=True))
     labels, rows, ids, values = libsvm.decode_lines(lines, schema.id_offset, known_ascii=True)
+    weighing = int(schema.weighted)  # pairs of a line that are its weight: the first one
     of_pairs = [tf.shape(ids)]
     if schema.hash_buckets:
         of_pairs.append(tf.shape(strings))
@@ -101,19 +104,32 @@ def _parse(text, named, strings, schema):
     else:
         lengths = tf.math.bincount(rows, minlength=tf.size(labels))
         starts = tf.cumsum(lengths, exclusive=True)
-        fields = tf.range(tf.size(rows)) - tf.gather(starts, rows)
+        fields = tf.range(tf.size(rows)) - tf.gather(starts, rows) - weighing
         if not schema.pad:
-            of_pairs.append(tf.size(labels)[tf.newaxis] * schema.field_size)
+            of_pairs.append(tf.size(labels)[tf.newaxis] * (schema.field_size + weighing))
     with tf.control_dependencies([tf.debugging.assert_equal(x, of_pairs[0]) for x in of_pairs[1:]]):
         rows = tf.identity(rows)
+    weights = []
+    if weighing:
+        found, pairs = libsvm.take_weights(rows, values)
+        rows, fields, ids, values = (tf.gather(x, pairs) for x in (rows, fields, ids, values))
+        weights = [found]
     ids, values, *counts = field_lines.place(rows, fields, ids, values, tf.size(labels), schema)
-    return (lines, *records.check(labels, ids, values, schema), *counts)
+    labels, ids, values, *weights = records.check(labels, ids, values, schema, *weights)
+    return (lines, labels, ids, values, *counts, *weights)
+
+
+def _is_plain(schema):
+    """Whether lines are LibSVM with the fields in order."""
+    return not (schema.named_fields or schema.field_ids or schema.hash_buckets)
 
 
 def _taken(text, schema):
     """A block as field_lines.take returns it; raises InvalidArgumentError if that refuses it."""
     if schema.hash_buckets and libsvm.HASH_IN_ID.search(text):
         raise tf.errors.InvalidArgumentError(None, None, "'#' in an id")
+    if schema.weighted and not _is_plain(schema):
+        text = libsvm.weights_as_pairs_of(text, b"0:0:" if schema.named_fields else b"0:")
     taken = field_lines.take(text, schema.named_fields, bool(schema.hash_buckets))
     if taken is None or not taken[0].isascii():
         raise tf.errors.InvalidArgumentError(None, None, "a malformed pair, or not ASCII")

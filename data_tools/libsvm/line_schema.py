@@ -55,6 +55,7 @@ def of_flags(data: datasets.DataSet, options) -> records.Schema:
         named,
         known,
         options.hash_buckets,
+        weighted=datasets.is_weighted(data),
     )
 
 

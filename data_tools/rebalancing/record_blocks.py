@@ -34,11 +34,13 @@ class FileSlice(NamedTuple):
         number: the number of the task, from which the keys of its records are made.
         described: whether dataset.json describes the file. If so, TFRecords with the layout of our
             own writer are trusted and not parsed, which would take twice as long.
+        weighted: whether LibSVM labels may have a weight.
     """
 
     lines: LineRange
     number: int
     described: bool
+    weighted: bool = False
 
 
 class RecordBlock(NamedTuple):
@@ -81,7 +83,9 @@ class _FrameReader:
                 with tf.control_dependencies(features.values()):
                     return labels > 0, tf.reduce_max(features["feat_ids"])
 
-            lists = example_bytes.find_lists(serialized, schema.field_size, multi_valued=False)
+            lists = example_bytes.find_lists(
+                serialized, schema.field_size, multi_valued=False, weighted=schema.weighted
+            )
             known = self._described & (not schema.multi_valued) & lists.as_encoded
             labels_alone = lambda: (lists.positive, tf.constant(-1, tf.int64))
             self._next = tf.strings.length(serialized), *tf.cond(known, labels_alone, parse)
@@ -156,11 +160,11 @@ def _framed(payloads, schema):
 
 
 def _read_lines(part):
-    for block in line_blocks.decoded(part.lines):
+    for block in line_blocks.decoded(part.lines, weighted=part.weighted):
         if isinstance(block, BadRecord):
             yield block
             continue
-        text, starts, ends, (labels, _, ids, _), read_bytes = block
+        text, starts, ends, (labels, _, ids, *_), read_bytes = block
         yield RecordBlock(text, starts, ends, labels > 0, int(ids.max(initial=-1)), read_bytes)
 
 

@@ -7,6 +7,7 @@ It sits beside the records:
                ...}}
 
 It also has `"multi_valued": true` if a field of a record may hold several values or none,
+`"weighted": true` if records may hold the weight of an example,
 `"hash_buckets": N` if ids are hashes of strings (`records.hashed`), and `"feature_map": "1f6c..."`,
 the fingerprint of a feature_map.json, if the ids come from one. If records were sampled by label,
 "sampling_rates": {"negative": 0.1, "positive": 1.0} says what share of each label was kept.
@@ -134,6 +135,7 @@ def merge(parts: Dict[str, dict]) -> dict:
         "files": files,
         **_given(
             multi_valued=any(part.get("multi_valued") for part in parts.values()),
+            weighted=any(part.get("weighted") for part in parts.values()),
             hash_buckets=merged.get("hash_buckets"),
             feature_map=next(iter(of_map), None),
             sampling_rates=rates and rates._asdict(),
@@ -161,8 +163,9 @@ def read_part(path: str) -> dict:
         _check_numbers(found, 1, "field_size", "feature_size")
         if "hash_buckets" in found:
             _check_numbers(found, 2, "hash_buckets")
-        if not isinstance(found.get("multi_valued", False), bool):
-            raise ValueError(f"multi_valued is {str(found['multi_valued'])[:40]}")
+        for key in ("multi_valued", "weighted"):
+            if not isinstance(found.get(key, False), bool):
+                raise ValueError(f"{key} is {str(found[key])[:40]}")
         if not _FINGERPRINT.fullmatch(found.get("feature_map", "0" * 8)):
             raise ValueError(f"feature_map is {found['feature_map'][:40]}")
         for entry in found["files"].values():
@@ -223,13 +226,19 @@ def write(
     multi_valued: bool = False,
     hash_buckets: int = 0,
     feature_map: Optional[str] = None,
+    weighted: bool = False,
 ):
     """Writes dataset.json into a folder, whole or not at all; `files` are its DataFiles."""
     content = {
         "format_version": FORMAT_VERSION,
         "field_size": field_size,
         "feature_size": feature_size,
-        **_given(multi_valued=multi_valued, hash_buckets=hash_buckets, feature_map=feature_map),
+        **_given(
+            multi_valued=multi_valued,
+            weighted=weighted,
+            hash_buckets=hash_buckets,
+            feature_map=feature_map,
+        ),
         "files": {
             os.path.basename(f.path): {"rows": f.rows, "bytes": f.bytes, "positives": f.positives}
             for f in files

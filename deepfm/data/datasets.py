@@ -50,6 +50,7 @@ class DataSet(NamedTuple):
         sharded: whether no other host sees them.
         sampling_rates: SamplingRates; None if none are known.
         feature_map: fingerprint of the feature map that made the ids; None if unknown.
+        weighted: whether records may hold the weight of an example; None if unknown.
     """
 
     files: List[DataFile]
@@ -64,6 +65,7 @@ class DataSet(NamedTuple):
     sharded: bool = False
     sampling_rates: Optional[SamplingRates] = None
     feature_map: Optional[str] = None
+    weighted: Optional[bool] = None
 
     @property
     def format(self) -> formats.Format:
@@ -166,17 +168,20 @@ def _find(spec, flag, data_format, partial):
     tops = [entry.spec.rstrip("/") for entry in entries]
     described = [_described(file, tops, said) for file in files]
     metadata = [m for _, m in described if m]
+    any_says = lambda key: (
+        any(m.get(key) for m in metadata) or (None if len(metadata) < len(files) else False)
+    )
     return DataSet(
         [file for file, _ in described],
         found.pop(),
         _agreed(metadata, "field_size", flag),
         max((m["feature_size"] for m in metadata), default=None),
-        any(m.get("multi_valued") for m in metadata)
-        or (None if len(metadata) < len(files) else False),
+        any_says("multi_valued"),
         _agreed([{"hash_buckets": 0, **m} for m in metadata], "hash_buckets", flag),
         f"--{flag}={spec}",
         sampling_rates=_sampling_rates(described),
         feature_map=_feature_map(described, flag),
+        weighted=any_says("weighted"),
     )
 
 
@@ -292,6 +297,13 @@ def _agreed(metadata, key, flag):
     if len(values) > 1:
         raise BadInput(f"--{flag}: the data sets differ in {key}: {values}; name only one kind.")
     return values[0] if values else None
+
+
+def is_weighted(data: DataSet) -> bool:
+    """Whether examples are weighted, by dataset.json or else by the first record."""
+    if data.weighted is None and data.files:
+        return data.format.first_record(data.files[0].path).weighted
+    return bool(data.weighted)
 
 
 def count_rows(data: DataSet) -> DataSet:

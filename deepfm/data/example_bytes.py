@@ -11,7 +11,7 @@ B: records in a batch. F: fields. E: features of a record. N: features that we r
 https://developers.google.com/protocol-buffers/docs/encoding
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -33,13 +33,13 @@ def join_lists(lists, field_size: int):
     takes four times as long.
 
     Args:
-        lists: {name: string [B], a serialized FloatList for `label` and `values`, else Int64List}.
+        lists: {name: string [B], a serialized Int64List for `counts` and `ids`, else FloatList}.
         field_size: F.
 
     Returns:
         string [B].
     """
-    field = lambda name: _FLOAT_LIST if name in ("label", "values") else _INT64_LIST
+    field = lambda name: _INT64_LIST if name in ("counts", "ids") else _FLOAT_LIST
     sizes = {name: tf.strings.length(x) for name, x in lists.items()}
     longest = tf.reduce_max(tf.stack([tf.reduce_max(n) for n in sizes.values()]))
     most = _most_bytes(field_size, "counts" in lists)
@@ -96,6 +96,7 @@ class Lists(NamedTuple):
         ids: string [B], serialized Int64Lists.
         values: string [B], the bytes of the float32s.
         positive: bool [B], whether the label is 1, not 0.
+        weights: [float32 [B]] of weighted records, else empty.
     """
 
     as_encoded: tf.Tensor
@@ -103,15 +104,17 @@ class Lists(NamedTuple):
     ids: tf.Tensor
     values: tf.Tensor
     positive: tf.Tensor
+    weights: Sequence[tf.Tensor]
 
 
-def find_lists(serialized, field_size: int, multi_valued: bool) -> Lists:
+def find_lists(serialized, field_size: int, multi_valued: bool, weighted: bool = False) -> Lists:
     """Finds the lists of records by their lengths: each, apart from the counts, gives the next.
 
     Args:
         serialized: string [B].
         field_size: F.
         multi_valued: whether they have counts; otherwise each field has one value.
+        weighted: whether they may have a weight; without one a record weighs 1.
     """
     head = lambda n: _tag(1, n) if n else b""  # of a list of n bytes of numbers
     before = lambda name, kind, n: _before_list(name, kind, len(head(n)) + n) + head(n)
@@ -130,7 +133,16 @@ def find_lists(serialized, field_size: int, multi_valued: bool) -> Lists:
         found = tf.gather(tf.constant(entries), tf.clip_by_value(key, 0, most - 1))
         return found, tf.strings.length(found)
 
-    # First the counts, then from these and the record's end the label, then the ids.
+    end_of_values, weights = length, []
+    if weighted:  # the last list, if it is there, and always of one size
+        before_weight = before(b"weight", _FLOAT_LIST, 4)
+        size = len(before_weight) + 4
+        there = tf.equal(take(length - size, len(before_weight)), before_weight)
+        bits = tf.reshape(raw_bytes(take(length - 4, 4), 4), [-1, 4])
+        weights = [tf.where(there, tf.bitcast(bits, tf.float32), tf.ones_like(length, tf.float32))]
+        end_of_values -= size * tf.cast(there, tf.int32)
+
+    # First the counts, then from these and the end of the values the label, then the ids.
     first = before(b"counts", _INT64_LIST, field_size) if multi_valued else b""
     starts = {len(_tag(1, n)) + n: _tag(1, n) + first for n in range(most)}
     start, at_ids = look_up(starts, length)
@@ -147,7 +159,7 @@ def find_lists(serialized, field_size: int, multi_valued: bool) -> Lists:
         for label in (bytes(4), np.float32(1).tobytes())
     ]
     (negative, size), (positive, _) = (look_up(entries, n) for entries in between)
-    at_values = length - 4 * n
+    at_values = end_of_values - 4 * n
     end = at_values - size  # of the ids
     found = take(end, size)
     positive = tf.equal(found, positive)
@@ -161,7 +173,7 @@ def find_lists(serialized, field_size: int, multi_valued: bool) -> Lists:
     at_ids += size - size_of_head
     return Lists(
         tf.reduce_all(tf.stack(matches)), counts, take(at_ids, end - at_ids),
-        take(at_values, 4 * n), positive,
+        take(at_values, 4 * n), positive, weights,
     )  # fmt: skip
 
 
@@ -181,18 +193,20 @@ def _alone(message):
     return 2 + size + more
 
 
-def decode_any(serialized, field_size: int, with_labels: bool):
+def decode_any(serialized, field_size: int, with_labels: bool, weighted: bool = False):
     """Reads any serialized tf.train.Examples, to the letter of the format.
 
     Args:
         serialized: string [B].
         field_size: F.
-        with_labels: whether records must hold a label.
+        with_labels: whether records must hold a label; if so, an unexpected weight is refused.
+        weighted: whether records may hold a weight.
 
     Returns:
         (labels float32 [B], ids int64 [B, most ids of a record], values float32 [B, most values],
         counts int64 [B, F], ids of each record int32 [B], values of each int32 [B]); ids and values
-        are filled up with 0, counts are 1 if a record has none.
+        are filled up with 0, counts are 1 if a record has none. If weighted, also weights float32
+        [B], 1 if a record has none.
 
     Raises:
         tf.errors.InvalidArgumentError or DataLossError: when run, for a batch with a record that is
@@ -201,10 +215,10 @@ def decode_any(serialized, field_size: int, with_labels: bool):
     """
     good = []  # bool [] each, together in one assertion, which takes a dozen ops
     check = lambda each: good.append(tf.reduce_all(each))
-    names = ["ids", "counts", "values", *(["label"] if with_labels else [])]
+    names = ["ids", "counts", "values", *["label"] * with_labels, *["weight"] * weighted]
     is_int64 = [name in ("ids", "counts") for name in names]
     of_kind = [[1, 0] if kind else [0, 1] for kind in is_int64]
-    least = [int(name != "counts") for name in names]
+    least = [int(name not in ("counts", "weight")) for name in names]
 
     def decode(message, kind, *fields):
         """(numbers of each field, the one message of each): int32 [..., fields], [string [...]]."""
@@ -224,6 +238,8 @@ def decode_any(serialized, field_size: int, with_labels: bool):
     check(tf.equal(tf.strings.length(serialized), _alone(features)))
     _, entries = decode_all(features, "Features", "feature", tf.string)  # [B, E]
     _, (keys, values) = decode(entries, "Features.FeatureEntry", "key", "value")  # [B, E]
+    if with_labels and not weighted:
+        check(tf.not_equal(keys, "weight"))
     named = tf.equal(tf.expand_dims(keys, 2), names)  # [B, E, N]
     whole = tf.equal(tf.strings.length(entries), _alone(keys) + _alone(values))
     check(whole | ~tf.reduce_any(named, axis=2))
@@ -247,6 +263,11 @@ def decode_any(serialized, field_size: int, with_labels: bool):
     check(tf.equal(num_counts, times[:, 1] * field_size))
     counts = tf.pad(counts, [[0, 0], [0, field_size - tf.shape(counts)[1]]])
     counts = tf.where(num_counts > 0, counts, tf.ones_like(counts))
+    weights = []
+    if weighted:
+        num_weights, found = decode_all(columns[-1], "FloatList", "value", tf.float32)
+        check(tf.equal(num_weights, times[:, -1]))
+        weights = [tf.where(num_weights > 0, found[:, 0], tf.ones_like(found[:, 0]))]
     with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(good), ["malformed"])]):
         found = tf.reshape(labels, [-1]), ids, values, counts, num_ids, num_values
-        return tuple(map(tf.identity, found))
+        return tuple(map(tf.identity, (*found, *weights)))

@@ -28,13 +28,13 @@ class Format(NamedTuple):
         title: name of the format in messages.
         suffixes: suffixes of its files; the first is the one that we write.
         numbered: path -> (place, payload or None, reason) of each record, read slowly, past damage.
-        shape: payload -> (number of fields, None if they cannot be read; whether a field may hold
-            several values).
+        shape: payload -> records.Shape.
         explain: (payload, schema) -> what is wrong with the record; None if nothing is.
         unexplained: the reason to give for a refused record in which `explain` finds no fault.
         read: (path string [], DataFiles of the data set, bytes to read at once, Ops) -> dataset of
             the raw records of a file, in chunks.
-        parse_chunk: (chunk of Ops, schema, Ops) -> labels, ids, values and perhaps counts.
+        parse_chunk: (chunk of Ops, schema, Ops) -> labels, ids, values, perhaps counts, and weights
+            if the schema gives them.
         begins: the first 12 bytes of a file -> whether the file may have this format.
         faster: the format that reads faster, as advice; None if there is none.
     """
@@ -51,10 +51,10 @@ class Format(NamedTuple):
     begins: Callable = lambda head: True
     faster: Optional[str] = None
 
-    def first_record(self, path: str) -> Tuple[Optional[int], bool]:
-        """The `shape` of a file's first record; (None, False) if it cannot be read."""
+    def first_record(self, path: str) -> records.Shape:
+        """The Shape of a file's first record."""
         payload = next((payload for _, payload, _ in self.numbered(path)), None)
-        return (None, False) if payload is None else self.shape(payload)
+        return records.Shape() if payload is None else self.shape(payload)
 
     def parse(self, raw, schema, ops=TENSORFLOW):
         """Parses and checks a batch of raw records.
@@ -66,13 +66,16 @@ class Format(NamedTuple):
 
         Returns:
             ({"feat_ids": int64 [B, F], "feat_vals": float32 [B, F]}, labels float32 [B]); if fields
-            may hold several values, int64 and float32 [B, M], and "feat_counts" int32 [B, F].
+            may hold several values, int64 and float32 [B, M], and "feat_counts" int32 [B, F]. With
+            weights also "example_weights" float32 [B].
 
         Raises:
             The errors of `libsvm.parse_lines` and `records.parse`.
         """
         labels, *found = self.parse_chunk(raw, schema, ops)
-        return dict(zip(["feat_ids", "feat_vals", "feat_counts"], found)), labels
+        weights = {"example_weights": found.pop()} if schema.with_weights else {}
+        features = dict(zip(["feat_ids", "feat_vals", "feat_counts"], found))
+        return {**features, **weights}, labels
 
 
 def of_file(path: str, head: bytes) -> Format:
@@ -256,7 +259,7 @@ LIBSVM = Format(
         x + y for x in (".libsvm", ".svm", ".txt", ".libffm", ".ffm") for y in ("", ".gz")
     ),
     numbered=libsvm.numbered,
-    shape=lambda line: (len(line.split()) - 1, False),
+    shape=libsvm.shape,
     explain=libsvm.explain_line,
     unexplained=libsvm.UNEXPLAINED,
     read=libsvm.read,

@@ -42,15 +42,20 @@ def make_input_fn(
         0 for padding. If processes keep in step, but the number of rows is unknown, batches never
         end, and the features also hold "rows" float32 [2]: the records of this batch and of the
         next, which the model averages over all processes; it divides the weights by the first, and
-        the data end when the second is 0. Reading fails with tf.errors.InvalidArgumentError or
-        DataLossError at a bad record; `bad_records.find_bad` finds which.
+        the data end when the second is 0. If examples are weighted, the features hold
+        "example_weights" float32 [B], 0 for padding. Reading fails with
+        tf.errors.InvalidArgumentError or DataLossError at a bad record; `bad_records.find_bad`
+        finds which.
     """
     position, ops = source.position, source.ops
     processes, replicas = mode.processes, mode.replicas.per_process
     size = source.asked.batch_size * replicas  # records of a step of this process
 
     def parse(raw):
-        return source.data.format.parse(raw, schema, ops)
+        features, labels = source.data.format.parse(raw, schema, ops)
+        if source.asked.example_weights is False:
+            features.pop("example_weights", None)
+        return features, labels
 
     def weigh(raw, weight, rows_of_steps=None):
         """A batch whose examples weigh `weight`, padded to a multiple of the replicas."""
@@ -61,8 +66,10 @@ def make_input_fn(
         weights = tf.fill([rows], weight * filled / tf.cast(tf.maximum(rows, 1), tf.float32))
         # Repeats the last example, so that only embedding rows of the batch are touched.
         where = tf.minimum(tf.range(rows + fill), rows - 1)
+        of_examples = {name: features.pop(name) for name in ["example_weights"] if name in features}
+        of_examples["weights"] = weights
         features = {name: tf.gather(x, where) for name, x in features.items()}
-        features["weights"] = tf.pad(weights, [[0, fill]])
+        features.update((name, tf.pad(x, [[0, fill]])) for name, x in of_examples.items())
         if rows_of_steps is not None:
             features["rows"] = rows_of_steps
         return features, tf.gather(labels, where)
@@ -106,7 +113,10 @@ def make_input_fn(
 def once_in_order(source: reading.Source, schema: records.Schema, batches: int = 1):
     """An input_fn of every record of a Source, once and in order, `batches` of them in one."""
     asked = source.asked
-    once = InputConfig(asked.batch_size * batches, read_buffer_bytes=asked.read_buffer_bytes)
+    once = InputConfig(
+        asked.batch_size * batches, read_buffer_bytes=asked.read_buffer_bytes,
+        example_weights=asked.example_weights,
+    )  # fmt: skip
     return make_input_fn(source._replace(asked=once), schema, Distribution())
 
 

@@ -1,7 +1,9 @@
 """LibSVM text: parses its lines, a batch at a time, and explains what is wrong with a line.
 
 A line is `label id:value id:value ...`; only the converter also reads LibFFM's `label
-field:id:value ...`. A `#` begins a comment. Lines without a record are skipped.
+field:id:value ...`. In weighted data `label:weight` may stand in place of the label, as XGBoost
+reads it (https://xgboost.readthedocs.io/en/stable/tutorials/input_format.html). A `#` begins a
+comment. Lines without a record are skipped.
 """
 
 import codecs
@@ -14,7 +16,16 @@ from typing import Iterator, Optional, Tuple
 import numpy as np
 import tensorflow as tf
 
-from deepfm.data.records import Schema, check, explain_id, explain_width, normal
+from deepfm.data.records import (
+    NO_WEIGHT,
+    Schema,
+    Shape,
+    check,
+    explain_id,
+    explain_width,
+    is_weight,
+    normal,
+)
 from deepfm.errors import BadInput
 
 LONGEST_LINE = 64 << 20  # bytes; a file with a longer line is not text
@@ -26,6 +37,7 @@ _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _HEXADECIMAL = re.compile(rb"[+-]?0[xX][0-9a-fA-F]+")
 _NUMBER_CHARACTERS = 31  # longest number that TensorFlow's decoder reads
 _INT64_MAX = np.iinfo(np.int64).max
+_WEIGHT = re.compile(rb"(?m)^([^\S\n]*[^\s:#]+)(?::([^\s#]*))?")  # a label, and perhaps its weight
 
 
 def without_mark(text: bytes, path: str) -> bytes:
@@ -138,12 +150,19 @@ def parse_lines(lines, schema, known_ascii=False):
         known_ascii: whether the caller has checked that lines are ASCII (see `decode_lines`).
 
     Returns:
-        (labels float32 [B], ids int64 [B, F], values float32 [B, F]).
+        (labels float32 [B], ids int64 [B, F], values float32 [B, F]); with weights also these,
+        float32 [B].
 
     Raises:
         tf.errors.InvalidArgumentError: when run on a batch with a bad line (see `explain_line`).
     """
+    lines = weights_as_pairs(lines) if schema.weighted else lines
     labels, rows, ids, values = decode_lines(lines, schema.id_offset, known_ascii)
+    weights = []
+    if schema.weighted:
+        found, pairs = take_weights(rows, values)
+        rows, ids, values = (tf.gather(x, pairs) for x in (rows, ids, values))
+        weights = [found]
     n = tf.size(labels)
     lengths = tf.math.bincount(rows, minlength=n)
     shape = tf.stack([n, schema.field_size])
@@ -160,7 +179,41 @@ def parse_lines(lines, schema, known_ascii=False):
         where = tf.stack([rows, tf.range(tf.size(ids)) - tf.gather(starts, rows)], axis=1)
         ids, values = tf.scatter_nd(where, ids, shape), tf.scatter_nd(where, values, shape)
     width = [None, schema.field_size]
-    return check(labels, tf.ensure_shape(ids, width), tf.ensure_shape(values, width), schema)
+    ids, values = tf.ensure_shape(ids, width), tf.ensure_shape(values, width)
+    found = check(labels, ids, values, schema, *weights)
+    return found if schema.with_labels else found[:3]
+
+
+def weights_as_pairs(lines):
+    """Turns `label:weight` into `label 0:weight`, which TensorFlow's decoder reads.
+
+    A line without a weight gets 1. string [B] -> string [B]; `take_weights` takes the pair out.
+    """
+    given = tf.strings.regex_replace(
+        lines, r"^([\s\v]*[^\s\v:]+)([\s\v]|$)", r"\1:1\2", replace_global=False
+    )
+    return tf.strings.regex_replace(given, r"^([\s\v]*[^\s\v:]+):", r"\1 0:", replace_global=False)
+
+
+def weights_as_pairs_of(text: bytes, pair: bytes = b"0:") -> bytes:
+    """As weights_as_pairs, for a block of lines, whose pairs begin with `pair` (LibFFM: 0:0:)."""
+    return _WEIGHT.sub(
+        lambda found: b"%s %s%s" % (found[1], pair, b"1" if found[2] is None else found[2]), text
+    )
+
+
+def take_weights(rows, values):
+    """Takes the first pair of each line for its weight.
+
+    Args:
+        rows: int32 [n], the line of each pair, ascending, each line with a pair.
+        values: float32 [n].
+
+    Returns:
+        (weights float32 [B], the other pairs int64 [n - B]).
+    """
+    first = tf.not_equal(rows, tf.concat([[-1], rows[:-1]], 0))
+    return tf.gather(values, tf.where(first)[:, 0]), tf.where(~first)[:, 0]
 
 
 def decode_lines(lines, id_offset=0, known_ascii=False):
@@ -198,13 +251,27 @@ def drop_blank(lines):
     return tf.boolean_mask(lines, tf.logical_not(tf.strings.regex_full_match(lines, r"[\s\v]*")))
 
 
+def shape(line: bytes) -> Shape:
+    """The Shape of a line."""
+    words = line.split()
+    return Shape(len(words) - 1, weighted=b":" in words[0])
+
+
 def explain_line(line: bytes, schema: Schema) -> Optional[str]:
     """What is wrong with a LibSVM line, and what was expected; None if nothing is."""
     if schema.hash_buckets and HASH_IN_ID.search(line):
         return f"'#' begins a comment and cannot be in an id; put spaces around it: {_text(line)}"
-    label, *pairs = line.partition(b"#")[0].split()
+    first, *pairs = line.partition(b"#")[0].split()
+    label, colon, weight = first.partition(b":")
     if number_of(label) not in (-1, 0, 1):
-        return f"label {_text(label)} is not 0, 1, -1 or +1: {_text(line)}"
+        return f"label {_text(first)} is not 0, 1, -1 or +1: {_text(line)}"
+    if colon and not schema.weighted:
+        return (
+            f"label {_text(first)} has a weight, but the first record has none; write that one as "
+            f"label:1 (or give train.py --example_weights): {_text(line)}"
+        )
+    if colon and not is_weight(number_of(weight)):
+        return f"weight {_text(weight)} {NO_WEIGHT}: {_text(line)}"
     positional = not (schema.named_fields or schema.field_ids)
     fields = set()
     for pair in pairs:

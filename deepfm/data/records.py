@@ -9,6 +9,9 @@ If a field may hold several values, or none, an Example also has `counts` int64[
 ids and values belong to each field, first those of field 0, then those of field 1, and so on.
 A record without `counts` has one id and value per field.
 
+If examples are weighted, an Example also has `weight` float[1], finite and not negative; a line
+begins with `label:weight`. In such data a record without one weighs 1.
+
 B: records in a batch. F: fields (field_size). M: the most ids of a record of the batch.
 """
 
@@ -23,7 +26,21 @@ from deepfm.data import example_bytes
 from deepfm.runtime.memory import MAX_NUMBER
 
 FRAME = 16  # bytes that a record takes in its file beside its payload: length and two checksums
+NO_WEIGHT = "is not a finite number of at least 0"
 _SMALLEST_NORMAL = np.finfo(np.float32).tiny
+
+
+class Shape(NamedTuple):
+    """What a record shows of its data set.
+
+    Attributes:
+        field_size: F; None if the record cannot be read.
+        multi_valued, weighted: see Schema.
+    """
+
+    field_size: Optional[int] = None
+    multi_valued: bool = False
+    weighted: bool = False
 
 
 class Schema(NamedTuple):
@@ -40,7 +57,9 @@ class Schema(NamedTuple):
         field_ids: (first id, last id + 1) of each field, as written, if the ids of LibSVM lines
             determine their fields.
         hash_buckets: how many ids `hashed` makes of a line's strings; 0: its ids are numbers.
-        with_labels: whether a TFRecord must hold a label; otherwise labels are 0 (inference).
+        with_labels: whether a TFRecord must hold a label; otherwise labels are 0, and weights are
+            passed over (inference).
+        weighted: whether records may hold a weight.
     """
 
     field_size: int
@@ -52,11 +71,17 @@ class Schema(NamedTuple):
     field_ids: Optional[Tuple[Tuple[int, int], ...]] = None
     hash_buckets: int = 0
     with_labels: bool = True
+    weighted: bool = False
 
     @property
     def limit(self) -> int:
         """The exclusive upper bound of all ids."""
         return self.feature_size or MAX_NUMBER
+
+    @property
+    def with_weights(self) -> bool:
+        """Whether parsing gives a weight for each record."""
+        return self.weighted and self.with_labels
 
 
 def hashed(strings, buckets):
@@ -68,7 +93,7 @@ def hashed(strings, buckets):
     return 1 + tf.strings.to_hash_bucket_fast(strings, buckets - 1)
 
 
-def encode(labels, ids, values, counts=None):
+def encode(labels, ids, values, counts=None, weights=None):
     """Serializes a batch with native ops; equal to `tf.train.Example.SerializeToString`.
 
     Args:
@@ -76,6 +101,7 @@ def encode(labels, ids, values, counts=None):
         ids: int64 [B, F], or with `counts` [B, M]; whatever fills up a row is ignored.
         values: float32, likewise.
         counts: int32 [B, F], the number of values of each field; None if each has one.
+        weights: float32 [B]; None if examples are not weighted.
 
     Returns:
         string [B], serialized `tf.train.Example`s.
@@ -94,6 +120,8 @@ def encode(labels, ids, values, counts=None):
     lists["ids"] = packed("Int64List", sizes, ids)
     lists["label"] = packed("FloatList", ones, labels[:, tf.newaxis])
     lists["values"] = packed("FloatList", sizes, values)
+    if weights is not None:
+        lists["weight"] = packed("FloatList", ones, weights[:, tf.newaxis])
     return example_bytes.join_lists(lists, field_size)
 
 
@@ -110,13 +138,15 @@ def parse(serialized, schema):
     Returns:
         (labels float32 [B], ids int64 [B, F], values float32 [B, F]).
         For a multi-valued schema (labels, ids int64 [B, M], values float32 [B, M], counts int32
-        [B, F]), rows filled up with 0.
+        [B, F]), rows filled up with 0. With weights, they follow: float32 [B].
 
     Raises:
         tf.errors.InvalidArgumentError: when run, for a batch with a bad record (see `bad_records`);
             DataLossError if a record is not a protocol buffer at all.
     """
-    lists = example_bytes.find_lists(serialized, schema.field_size, schema.multi_valued)
+    lists = example_bytes.find_lists(
+        serialized, schema.field_size, schema.multi_valued, schema.weighted
+    )
 
     def encoded():
         longest = schema.field_size
@@ -129,7 +159,9 @@ def parse(serialized, schema):
         sizes, labels = sizes[:-1, 0], tf.cast(lists.positive & schema.with_labels, tf.float32)
         # Even if no record has a value the decoder makes a column.
         ids, values = ids[:-1, :longest], values[:, :longest]
-        return labels, ids, values, tf.cast(lists.counts, tf.int64), sizes, sizes
+        counts = tf.cast(lists.counts, tf.int64)
+        weights = lists.weights if schema.with_weights else []
+        return (labels, ids, values, counts, sizes, sizes, *weights)
 
     return _check_lists(
         tf.cond(lists.as_encoded, encoded, lambda: _decode_any(serialized, schema)), schema
@@ -142,12 +174,14 @@ def parse_any(serialized, schema):
 
 
 def _decode_any(serialized, schema):
-    return example_bytes.decode_any(serialized, schema.field_size, schema.with_labels)
+    return example_bytes.decode_any(
+        serialized, schema.field_size, schema.with_labels, schema.with_weights
+    )
 
 
 def _check_lists(lists, schema):
     """Checks what `decode_any` returns; returns what `parse` does."""
-    labels, ids, values, counts, num_ids, num_values = lists
+    labels, ids, values, counts, num_ids, num_values, *weights = lists
     counts.set_shape([None, schema.field_size])
     of_record = tf.cast(num_ids, tf.int64)
     if schema.multi_valued:
@@ -161,11 +195,13 @@ def _check_lists(lists, schema):
         counts = tf.cast(counts, tf.int32)
         if not schema.multi_valued:
             width = [-1, schema.field_size]
-            return check(labels, tf.reshape(ids, width), tf.reshape(values, width), schema)
-    return (*check(labels, ids, values, schema), counts)
+            ids, values = tf.reshape(ids, width), tf.reshape(values, width)
+            return check(labels, ids, values, schema, *weights)
+    labels, ids, values, *weights = check(labels, ids, values, schema, *weights)
+    return (labels, ids, values, counts, *weights)
 
 
-def check(labels, ids, values, schema):
+def check(labels, ids, values, schema, *weights):
     """A batch with labels as 0 or 1, or an InvalidArgumentError for a record out of bounds."""
     known = tf.equal(labels, 0.0) | tf.equal(tf.abs(labels), 1.0)
     checks = [
@@ -174,8 +210,11 @@ def check(labels, ids, values, schema):
         tf.debugging.Assert(tf.reduce_all(ids >= 0), ["negative id"]),
         tf.debugging.Assert(tf.reduce_all(ids < schema.limit), ["id"]),
     ]
+    for each in weights:
+        good = tf.math.is_finite(each) & (each >= 0)
+        checks.append(tf.debugging.Assert(tf.reduce_all(good), ["weight"]))
     with tf.control_dependencies(checks):
-        return tf.cast(labels > 0, tf.float32), tf.identity(ids), tf.identity(values)
+        return (tf.cast(labels > 0, tf.float32), *map(tf.identity, (ids, values, *weights)))
 
 
 def explain_example(serialized: bytes, schema: Schema) -> Optional[str]:
@@ -197,6 +236,9 @@ def explain_example(serialized: bytes, schema: Schema) -> Optional[str]:
         label = list(features["label"].float_list.value)
         if len(label) != 1 or normal(label[0]) not in (-1, 0, 1):
             return f"label {label} is not [0], [1] or [-1]"
+        reason = "weight" in features and _explain_weights(features["weight"], schema)
+        if reason:
+            return reason
     for value in values:
         if not np.isfinite(value):
             return f"value {value} is not a finite number"
@@ -207,14 +249,33 @@ def explain_example(serialized: bytes, schema: Schema) -> Optional[str]:
     return None
 
 
-def shape(serialized: bytes) -> Tuple[Optional[int], bool]:
-    """(fields of an Example, None if it is not one; whether they may hold several values)."""
+def shape(serialized: bytes) -> Shape:
+    """The Shape of an Example."""
     try:
         features = _features(serialized)
     except ValueError:
-        return None, False
-    counts = features["counts"].int64_list.value
-    return len(counts or features["ids"].int64_list.value), bool(counts)
+        return Shape()
+    weighted, counts = "weight" in features, features["counts"].int64_list.value
+    return Shape(len(counts or features["ids"].int64_list.value), bool(counts), weighted)
+
+
+def _explain_weights(feature, schema):
+    """What is wrong with the feature `weight` of a record."""
+    if not schema.weighted:
+        return (
+            "has a weight, but by dataset.json, or without it by the first record, examples have "
+            "none (train.py reads them with --example_weights, ignores them with "
+            "--noexample_weights)"
+        )
+    weights = list(feature.float_list.value)
+    if len(weights) != 1:
+        return f"weight {weights[:5]} is not one number (a float)"
+    return None if is_weight(weights[0]) else f"weight {weights[0]:g} {NO_WEIGHT}"
+
+
+def is_weight(number) -> bool:
+    """Whether an example may have this weight."""
+    return bool(np.isfinite(number)) and normal(number) >= 0
 
 
 def _explain_counts(counts, schema):

@@ -140,16 +140,21 @@ class _Compiled(Ops):
     def parse(self, chunk, schema, plain, plain_any):
         ops = raw_ops()
         read = ops.deepfm_parse_multi_valued if schema.multi_valued else ops.deepfm_parse
-        good, labels, *found = read(chunk, schema.field_size, schema.limit)
+        good, labels, *found, weights = read(
+            chunk, schema.field_size, schema.limit, num_weights=int(schema.weighted)
+        )
         labels = labels if schema.with_labels else tf.zeros_like(labels)
+        found += weights if schema.with_weights else []
         return tf.cond(good, lambda: (labels, *found), lambda: plain_any(unpack(chunk), schema))
 
     def parse_lines(self, chunk, schema, plain):
         if schema.pad:
             return plain(unpack(chunk), schema)
-        good, *found = raw_ops().deepfm_parse_lines(
-            chunk, schema.field_size, schema.limit, schema.id_offset
-        )
+        good, *found, weights = raw_ops().deepfm_parse_lines(
+            chunk, schema.field_size, schema.limit, schema.id_offset,
+            num_weights=int(schema.weighted),
+        )  # fmt: skip
+        found += weights if schema.with_weights else []
         return tf.cond(good, lambda: tuple(found), lambda: plain(unpack(chunk), schema))
 
 

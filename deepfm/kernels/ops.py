@@ -203,7 +203,8 @@ class Ops:
             plain_any: the same, for Examples that the compiled operator does not take.
 
         Returns:
-            (labels float32 [B], ids int64 [B, F], values float32 [B, F]), perhaps with counts.
+            (labels float32 [B], ids int64 [B, F], values float32 [B, F]), perhaps with counts, and
+            weights float32 [B] if the schema gives them.
         """
         return plain(chunk, schema)
 

@@ -45,18 +45,30 @@ void Unpack(OpKernelContext* context) {
 }
 DEEPFM_REGISTER("DeepfmUnpack", Unpack);
 
+// As Ranks, with a vector for each further output.
+template <int... ranks>
+Status RanksAndVectors(InferenceContext* c) {
+  for (int i = sizeof...(ranks); i < c->num_outputs(); ++i) {
+    c->set_output(i, c->UnknownShapeOfRank(1));
+  }
+  return Ranks<ranks...>(c);
+}
+
 REGISTER_OP("DeepfmParse")
-    .Input("serialized: string")  // packed
-    .Output("good: bool")         // []
-    .Output("labels: float")      // [B]
-    .Output("ids: int64")         // [B, F]
-    .Output("values: float")      // [B, F]
+    .Input("serialized: string")             // packed
+    .Output("good: bool")                    // []
+    .Output("labels: float")                 // [B]
+    .Output("ids: int64")                    // [B, F]
+    .Output("values: float")                 // [B, F]
+    .Output("weights: num_weights * float")  // [B]
     .Attr("field_size: int >= 1")
     .Attr("feature_size: int")
-    .SetShapeFn(Ranks<0, 1, 2, 2>)
+    .Attr("num_weights: int >= 0 = 0")
+    .SetShapeFn(RanksAndVectors<0, 1, 2, 2>)
     .Doc("Parses records that are, apart from their numbers, byte for byte as records.encode "
-         "writes them, with a label of 0 or 1, ids in [0, feature_size) and finite values. If any "
-         "record is not, `good` is false and the other outputs are meaningless.");
+         "writes them, with a label of 0 or 1, ids in [0, feature_size) and finite values. With "
+         "num_weights 1 a record may have a weight, finite and not negative; without one it weighs "
+         "1. If any record is not so, `good` is false and the other outputs are meaningless.");
 
 // Reads a serialized tf.train.Example from its beginning; after a failure `good` stays false.
 struct Reader {
@@ -123,9 +135,12 @@ Reader Features(StringPiece record) {
   return reader;
 }
 
-// Parses the ids, the label and the values, `fields` of each; returns whether these are good.
+bool IsWeight(float number) { return std::isfinite(number) && number >= 0; }
+
+// Parses the ids, the label, the values, `fields` of each, and the weight, unless that is null;
+// returns whether these are good.
 bool ParseFeatures(Reader reader, int64 fields, int64 feature_size, float* label, int64* ids,
-                   float* values) {
+                   float* values, float* weight) {
   if (!reader.good) return false;
   const uint8* until = reader.List("ids", 3, kInt64s);
   if (!reader.good) return false;
@@ -146,14 +161,30 @@ bool ParseFeatures(Reader reader, int64 fields, int64 feature_size, float* label
   if (bits != 0 && *label != 1) return false;
   reader.at = until;
   until = reader.List("values", 6, kFloats);
-  if (!reader.good || until - reader.at != 4 * fields || until != reader.end) return false;
+  if (!reader.good || until - reader.at != 4 * fields) return false;
   std::memcpy(values, reader.at, 4 * fields);
   bool finite = true;
   for (int64 i = 0; i < fields; ++i) finite &= std::isfinite(values[i]);
-  return finite;
+  if (weight != nullptr) *weight = 1;
+  if (until == reader.end) return finite;
+  if (weight == nullptr) return false;
+  reader.at = until;
+  until = reader.List("weight", 6, kFloats);
+  if (!reader.good || until - reader.at != 4 || until != reader.end) return false;
+  std::memcpy(weight, reader.at, 4);
+  return finite && IsWeight(*weight);
 }
 
-// Parses a batch: parse(record, F, feature_size, &label, ids, values) -> whether it is good.
+// Allocates output i for the weights of n records; null if the operator has no such output.
+Status AllocateWeights(OpKernelContext* context, int i, int64 n, float** weights) {
+  *weights = nullptr;
+  return i < context->num_outputs() ? Allocate(context, i, {n}, weights) : Status::OK();
+}
+
+float* WeightOf(float* weights, int64 i) { return weights == nullptr ? nullptr : weights + i; }
+
+// Parses a batch: parse(record, F, feature_size, &label, ids, values, &weight or null) -> whether
+// it is good.
 template <typename Parse>
 void ParseAll(OpKernelContext* context, const Parse& parse) {
   const int64 fields = Attribute<int64>(context, "field_size");
@@ -168,31 +199,35 @@ void ParseAll(OpKernelContext* context, const Parse& parse) {
   OP_REQUIRES_OK(context, Allocate(context, 1, {n}, &labels));
   OP_REQUIRES_OK(context, Allocate(context, 2, {n, fields}, &ids));
   OP_REQUIRES_OK(context, Allocate(context, 3, {n, fields}, &values));
+  float* weights;
+  OP_REQUIRES_OK(context, AllocateWeights(context, 4, n, &weights));
   *good = true;
   for (int64 i = 0; i < n && *good; ++i) {
     *good = parse(records[i], fields, feature_size, labels + i, ids + i * fields,
-                  values + i * fields);
+                  values + i * fields, WeightOf(weights, i));
   }
 }
 
 void ParseRecords(OpKernelContext* context) {
   ParseAll(context, [](StringPiece record, int64 fields, int64 feature_size, float* label,
-                       int64* ids, float* values) {
-    return ParseFeatures(Features(record), fields, feature_size, label, ids, values);
+                       int64* ids, float* values, float* weight) {
+    return ParseFeatures(Features(record), fields, feature_size, label, ids, values, weight);
   });
 }
 DEEPFM_REGISTER("DeepfmParse", ParseRecords);
 
 REGISTER_OP("DeepfmParseMultiValued")
-    .Input("serialized: string")  // packed
-    .Output("good: bool")         // []
-    .Output("labels: float")      // [B]
-    .Output("ids: int64")         // [B, M]
-    .Output("values: float")      // [B, M]
-    .Output("counts: int32")      // [B, F]
+    .Input("serialized: string")             // packed
+    .Output("good: bool")                    // []
+    .Output("labels: float")                 // [B]
+    .Output("ids: int64")                    // [B, M]
+    .Output("values: float")                 // [B, M]
+    .Output("counts: int32")                 // [B, F]
+    .Output("weights: num_weights * float")  // [B]
     .Attr("field_size: int >= 1")
     .Attr("feature_size: int")
-    .SetShapeFn(Ranks<0, 1, 2, 2, 2>)
+    .Attr("num_weights: int >= 0 = 0")
+    .SetShapeFn(RanksAndVectors<0, 1, 2, 2, 2>)
     .Doc("As DeepfmParse, for records in which each field has as many values as `counts` says, or "
          "one if there are no counts; M is the most values of a record.");
 
@@ -229,6 +264,8 @@ void ParseMultiValued(OpKernelContext* context) {
   OP_REQUIRES_OK(context, Allocate(context, 0, {}, &good));
   OP_REQUIRES_OK(context, Allocate(context, 1, {n}, &labels));
   OP_REQUIRES_OK(context, Allocate(context, 4, {n, fields}, &counts));
+  float* weights;
+  OP_REQUIRES_OK(context, AllocateWeights(context, 5, n, &weights));
   std::vector<int64> all_ids, ends(n);
   std::vector<float> all_values;
   int64 longest = 0, end = 0;
@@ -241,7 +278,7 @@ void ParseMultiValued(OpKernelContext* context) {
     all_ids.resize(end + sum);
     all_values.resize(end + sum);
     *good = ParseFeatures(reader, sum, feature_size, labels + i, all_ids.data() + end,
-                          all_values.data() + end);
+                          all_values.data() + end, WeightOf(weights, i));
     ends[i] = end += sum;
     longest = std::max(longest, sum);
   }
@@ -258,18 +295,21 @@ void ParseMultiValued(OpKernelContext* context) {
 DEEPFM_REGISTER("DeepfmParseMultiValued", ParseMultiValued);
 
 REGISTER_OP("DeepfmParseLines")
-    .Input("lines: string")   // packed
-    .Output("good: bool")     // []
-    .Output("labels: float")  // [B]
-    .Output("ids: int64")     // [B, F]
-    .Output("values: float")  // [B, F]
+    .Input("lines: string")                  // packed
+    .Output("good: bool")                    // []
+    .Output("labels: float")                 // [B]
+    .Output("ids: int64")                    // [B, F]
+    .Output("values: float")                 // [B, F]
+    .Output("weights: num_weights * float")  // [B]
     .Attr("field_size: int >= 1")
     .Attr("feature_size: int")
     .Attr("id_offset: int")
-    .SetShapeFn(Ranks<0, 1, 2, 2>)
+    .Attr("num_weights: int >= 0 = 0")
+    .SetShapeFn(RanksAndVectors<0, 1, 2, 2>)
     .Doc("Parses LibSVM lines of F pairs, one space before each, numbers without exponents, a "
-         "label of 0, 1 or -1 and ids + id_offset in [0, feature_size). If any line is not so, "
-         "`good` is false and the other outputs are meaningless.");
+         "label of 0, 1 or -1 and ids + id_offset in [0, feature_size). With num_weights 1 "
+         "label:weight may stand for the label. If any line is not so, `good` is false and the "
+         "other outputs are meaningless.");
 
 // Parses the decimal number at `at`, as the nearest float, and moves `at` past it.
 bool ParseDecimal(const char** at, const char* end, float* number) {
@@ -306,11 +346,18 @@ bool ParseDecimal(const char** at, const char* end, float* number) {
 }
 
 bool ParseLine(StringPiece line, int64 fields, int64 feature_size, int64 id_offset, float* label,
-               int64* ids, float* values) {
+               int64* ids, float* values, float* weight) {
   const char *at = line.data(), *end = at + line.size();
   if (!ParseDecimal(&at, end, label)) return false;
   if (*label != 0 && std::fabs(*label) != 1) return false;
   *label = *label > 0;
+  if (weight != nullptr) {
+    *weight = 1;
+    if (at < end && *at == ':') {
+      ++at;
+      if (!ParseDecimal(&at, end, weight) || !IsWeight(*weight)) return false;
+    }
+  }
   for (int64 i = 0; i < fields; ++i) {
     if (at == end || *at++ != ' ') return false;
     int64 id = 0;
@@ -330,8 +377,8 @@ bool ParseLine(StringPiece line, int64 fields, int64 feature_size, int64 id_offs
 void ParseLines(OpKernelContext* context) {
   const int64 offset = Attribute<int64>(context, "id_offset");
   ParseAll(context, [=](StringPiece line, int64 fields, int64 feature_size, float* label,
-                        int64* ids, float* values) {
-    return ParseLine(line, fields, feature_size, offset, label, ids, values);
+                        int64* ids, float* values, float* weight) {
+    return ParseLine(line, fields, feature_size, offset, label, ids, values, weight);
   });
 }
 DEEPFM_REGISTER("DeepfmParseLines", ParseLines);

@@ -1,0 +1,415 @@
+"""Records with the weight of an example: written, parsed, refused, converted and copied."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import make_records, run_tool
+from test_records import example, run, write_records
+
+from data_tools import inspect_dataset, libsvm_to_tfrecord, rebalance
+from deepfm.config import Distribution, InputConfig
+from deepfm.data import bad_records, dataset_json, datasets, formats, libsvm, records
+from deepfm.data.input_pipeline import make_input_fn
+from deepfm.data.reading import Source
+from deepfm.data.records import Schema
+from deepfm.errors import BadInput
+from deepfm.kernels import compiled
+from deepfm.kernels.compiled import COMPILED
+from deepfm.kernels.ops import TENSORFLOW
+from deepfm.state import export
+
+v1 = tf.compat.v1
+F = 4
+WEIGHTED = Schema(F, 50, weighted=True)
+UNWEIGHTED = Schema(F, 50)
+both_ops = pytest.mark.parametrize("ops", [TENSORFLOW, COMPILED], ids=["tensorflow", "kernels"])
+
+
+def weighted_example(record, weights, kind="float_list"):
+    """A serialized Example of (label, ids, values) with the feature `weight`."""
+    message = example(*record)
+    list_type = {"float_list": tf.train.FloatList, "int64_list": tf.train.Int64List}[kind]
+    feature = tf.train.Feature(**{kind: list_type(value=weights)})
+    message.features.feature["weight"].CopyFrom(feature)
+    return message.SerializeToString(deterministic=True)
+
+
+def some(rows=20, seed=0):
+    """(records of make_records, weights float32 [rows])."""
+    weights = np.random.RandomState(seed).choice([0, 0.25, 1, 3, 1e-30, 1e30], rows)
+    return make_records(rows, F, seed=seed), weights.astype(np.float32)
+
+
+def serialized(rows=20, seed=0):
+    found, weights = some(rows, seed)
+    return [weighted_example(record, [w]) for record, w in zip(zip(*found), weights)]
+
+
+def parse(payloads, schema=WEIGHTED, ops=TENSORFLOW, record_format=formats.TFRECORD):
+    """The features and labels of payloads."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        raw = tf.constant(payloads, tf.string, [len(payloads)])
+        chunk = compiled.pack(raw) if ops.packed else raw
+        return session.run(record_format.parse(chunk, schema, ops))
+
+
+def bits(x):
+    return np.asarray(x).astype(np.float32).view(np.int32)
+
+
+def test_encode_writes_what_serialize_to_string_writes():
+    found, weights = some()
+    encoded = run(lambda *x: records.encode(*x[:3], weights=x[3]), *found, weights)
+    assert encoded.tolist() == serialized()
+
+
+@both_ops
+@pytest.mark.parametrize("multi_valued", [False, True])
+def test_parsing_what_was_encoded_gives_it_back(ops, multi_valued):
+    found, weights = some()
+    counts = np.ones([len(weights), F], np.int32) if multi_valued else None
+    encoded = run(
+        lambda *x: records.encode(*x[:3], weights=x[3], counts=counts), *found, weights
+    ).tolist()
+    features, labels = parse(encoded, WEIGHTED._replace(multi_valued=multi_valued), ops)
+    for one, other in zip((labels, features["feat_ids"], features["feat_vals"]), found):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(bits(features["example_weights"]), bits(weights))
+
+
+@pytest.mark.parametrize("multi_valued", [False, True])
+def test_both_parsers_take_the_fast_way_with_weights_and_without(multi_valued):
+    schema = WEIGHTED._replace(multi_valued=multi_valued)
+    found, weights = some(6)
+    counts = np.ones([6, F], np.int32) if multi_valued else None
+    with tf.Graph().as_default(), v1.Session() as session:
+        one = records.encode(*map(tf.constant, found), counts, tf.constant(weights))
+        other = records.encode(*map(tf.constant, found), counts)
+        mixed = tf.concat([one, other], 0)
+        lists = records.example_bytes.find_lists(mixed, F, multi_valued, weighted=True)
+        ops = compiled.raw_ops()
+        read = ops.deepfm_parse_multi_valued if multi_valued else ops.deepfm_parse
+        good, *parsed = read(compiled.pack(mixed), F, schema.limit, num_weights=1)
+        as_encoded, weighed, good, (of_kernel,) = session.run(
+            [lists.as_encoded, lists.weights[0], good, parsed[-1]]
+        )
+    assert as_encoded and good
+    for found in (weighed, of_kernel):
+        np.testing.assert_array_equal(bits(found), bits([*weights, *[1] * 6]))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_good_to_one_parser_is_the_same_to_the_others(seed):
+    """Records with a byte changed, left out or put in, at any place."""
+    random, agreed = np.random.RandomState(seed), 0
+    with tf.Graph().as_default(), v1.Session() as session:
+        place = v1.placeholder(tf.string, [None])
+        tensorflow = records.parse(place, WEIGHTED), records.parse_any(place, WEIGHTED)
+        kernel = compiled.raw_ops().deepfm_parse(compiled.pack(place), F, 50, num_weights=1)
+
+        def outcome(parsed, record):
+            try:
+                return session.run(parsed, {place: [record]})
+            except (tf.errors.InvalidArgumentError, tf.errors.DataLossError):
+                return None
+
+        record = serialized(3, seed)[1]
+        for at in range(len(record)):
+            for changed in (
+                record[:at] + bytes([record[at] ^ 1 << random.randint(8)]) + record[at + 1 :],
+                record[:at] + record[at + 1 :],
+                record[:at] + bytes([random.randint(256)]) + record[at:],
+            ):
+                fast, slow = (outcome(parsed, changed) for parsed in tensorflow)
+                reason = records.explain_example(changed, WEIGHTED)
+                assert (fast is None) == (slow is None), changed
+                assert fast is not None or reason, changed
+                good, *found = session.run(kernel, {place: [changed]})
+                assert fast is not None or not good, changed
+                if fast is None:
+                    continue
+                for one, other in zip(fast, slow):
+                    np.testing.assert_array_equal(bits(one), bits(other))
+                if good:
+                    found = [*found[:3], *found[3]]
+                    for one, other in zip(fast, found):
+                        np.testing.assert_array_equal(bits(one), bits(other))
+                    agreed += 1
+    assert agreed > 10
+
+
+@both_ops
+def test_a_record_without_a_weight_weighs_1(ops):
+    found, weights = some(3)
+    payloads = serialized(3)
+    payloads.insert(1, example(*next(zip(*found))).SerializeToString())
+    features, _ = parse(payloads, ops=ops)
+    assert features["example_weights"].tolist() == [weights[0], 1, *weights[1:]]
+
+
+@both_ops
+def test_inference_passes_over_weights_and_reads_no_worse_for_them(ops):
+    for schema in (WEIGHTED, UNWEIGHTED):
+        features, _ = parse(serialized(), schema._replace(with_labels=False), ops)
+        assert set(features) == {"feat_ids", "feat_vals"}
+        np.testing.assert_array_equal(features["feat_ids"], some()[0][1])
+    bad = weighted_example(next(zip(*some()[0])), [-1.0])
+    parse([bad], WEIGHTED._replace(with_labels=False), ops)
+
+
+def test_an_exported_model_takes_examples_with_weights():
+    with tf.Graph().as_default(), v1.Session() as session:
+        receiver = export.serving_input_receiver_fn(Schema(F, 50))()
+        found = session.run(
+            receiver.features,
+            {receiver.receiver_tensors_alternatives["examples"]["examples"]: serialized()},
+        )
+    np.testing.assert_array_equal(found["feat_ids"], some()[0][1])
+
+
+RECORD = next(zip(*make_records(1, F)))
+BAD = {
+    "negative": (
+        weighted_example(RECORD, [-0.5]),
+        "weight -0.5 is not a finite number of at least",
+    ),
+    "nan": (weighted_example(RECORD, [np.nan]), "weight nan is not a finite number of at least 0"),
+    "infinite": (weighted_example(RECORD, [np.inf]), "weight inf is not a finite number"),
+    "empty": (weighted_example(RECORD, []), "weight [] is not one number"),
+    "two": (weighted_example(RECORD, [1.0, 2.0]), "weight [1.0, 2.0] is not one number"),
+    "an integer": (weighted_example(RECORD, [1], "int64_list"), "weight [] is not one number"),
+}
+
+
+@both_ops
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_weight_is_refused_and_its_record_named(tmp_path, what, ops):
+    payload, reason = BAD[what]
+    write_records(tmp_path / "1.tfrecords", [*serialized(300), payload, *serialized(2)])
+    with pytest.raises((tf.errors.InvalidArgumentError, tf.errors.DataLossError)):
+        parse([payload], ops=ops)
+    (bad,) = bad_records.find_bad(str(tmp_path / "1.tfrecords"), formats.TFRECORD, WEIGHTED)
+    assert "1.tfrecords: record 300 at byte" in str(bad) and reason in str(bad)
+
+
+@both_ops
+def test_a_weight_in_unweighted_data_is_refused_not_ignored(tmp_path, ops):
+    write_records(tmp_path / "1.tfrecords", [example(*RECORD).SerializeToString(), *serialized(1)])
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        parse(serialized(1), UNWEIGHTED, ops)
+    data = datasets.find(str(tmp_path), "training_data_dir")
+    with pytest.raises(BadInput, match=r"record 1 at byte \d+: has a weight, but .* by the first"):
+        bad_records.check_first_records(data, UNWEIGHTED)
+
+
+# Which data are weighted.
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_first_record_says_whether_examples_are_weighted(tmp_path, weighted):
+    first = serialized(1) if weighted else [example(*RECORD).SerializeToString()]
+    write_records(tmp_path / "1.tfrecords", [*first, *serialized(1)])
+    (tmp_path / "2.libsvm").write_text("1:0.5 3:1\n" if weighted else "1 3:1\n")
+    for name in ("1.tfrecords", "2.libsvm"):
+        data = datasets.find(str(tmp_path / name), "training_data_dir")
+        assert datasets.is_weighted(data) == weighted
+
+
+def test_dataset_json_says_so_before_the_first_record(tmp_path):
+    write_records(tmp_path / "1.tfrecords", [example(*RECORD).SerializeToString(), *serialized(1)])
+    size = (tmp_path / "1.tfrecords").stat().st_size
+    file = datasets.DataFile(str(tmp_path / "1.tfrecords"), size, 2, 1)
+    for weighted in (True, False):
+        dataset_json.write(str(tmp_path), F, 50, [file], weighted=weighted)
+        assert datasets.find(str(tmp_path), "training_data_dir").weighted == weighted
+        assert ("weighted" in json.loads((tmp_path / "dataset.json").read_text())) == weighted
+
+
+def test_data_without_weights_get_the_features_and_the_parser_that_they_had():
+    with tf.Graph().as_default() as graph:
+        raw = v1.placeholder(tf.string, [2])
+        features, _ = formats.TFRECORD.parse(raw, UNWEIGHTED, COMPILED)
+        (parser,) = [op for op in graph.get_operations() if op.type == "DeepfmParse"]
+    assert set(features) == {"feat_ids", "feat_vals"}
+    assert len(parser.outputs) == 4
+
+
+def test_ignoring_weights_leaves_them_out_of_the_features(tmp_path):
+    write_records(tmp_path / "1.tfrecords", serialized())
+    data = datasets.find(str(tmp_path), "training_data_dir")
+    names = {}
+    for wanted in (None, False):
+        source = Source(data, InputConfig(8, example_weights=wanted))
+        with tf.Graph().as_default():
+            dataset = make_input_fn(source, WEIGHTED, Distribution())()
+            names[wanted] = set(v1.data.make_one_shot_iterator(dataset).get_next()[0])
+    assert names[None] - names[False] == {"example_weights"}
+
+
+# LibSVM.
+
+LINES = [b"1:0.5 3:1 7:1", b"0:2 1:0.25 2:1", b"-1 4:1 5:2", b"  +1:3e0\t1:1  2:1"]
+TWO = Schema(2, 50, weighted=True)
+
+
+@both_ops
+@pytest.mark.parametrize("chosen", [LINES[:2], LINES], ids=["plain", "any"])
+def test_lines_are_read_as_xgboost_reads_them(ops, chosen):
+    features, labels = parse(chosen, TWO, ops, formats.LIBSVM)
+    n = len(chosen)
+    assert features["example_weights"].tolist() == [0.5, 2, 1, 3][:n]
+    assert labels.tolist() == [1, 0, 0, 1][:n]
+    assert features["feat_ids"].tolist() == [[3, 7], [1, 2], [4, 5], [1, 2]][:n]
+    assert features["feat_vals"].tolist() == [[1, 1], [0.25, 1], [1, 2], [1, 1]][:n]
+
+
+@both_ops
+def test_short_weighted_rows_are_padded(ops):
+    features, _ = parse([b"1:0.5 3:1", b"0 1:1 2:1"], TWO._replace(pad=True), ops, formats.LIBSVM)
+    assert features["example_weights"].tolist() == [0.5, 1]
+    assert features["feat_ids"].tolist() == [[3, 0], [1, 2]]
+
+
+@both_ops
+@pytest.mark.parametrize(
+    "line, reason",
+    [
+        (b"1:-1 3:1 4:1", "weight '-1' is not a finite number of at least 0"),
+        (b"1:inf 3:1 4:1", "weight 'inf' is not a finite number of at least 0"),
+        (b"1:nan 3:1 4:1", "weight 'nan' is not"),
+        (b"1: 3:1 4:1", "weight '' is not"),
+        (b"1:0.5:2 3:1 4:1", "weight '0.5:2' is not"),
+        (b":0.5 3:1 4:1", "label ':0.5' is not 0, 1, -1 or +1"),
+        (b"2:0.5 3:1 4:1", "label '2:0.5' is not 0, 1, -1 or +1"),
+        (b"1:0.5 3:1", "expected 2 id:value pairs, found 1"),
+    ],
+)
+def test_a_bad_line_is_refused_and_explained(line, reason, ops):
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        parse([LINES[0], line], TWO, ops, formats.LIBSVM)
+    assert reason in libsvm.explain_line(line, TWO)
+
+
+@both_ops
+def test_a_weight_in_unweighted_lines_is_refused(ops):
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        parse(LINES[:1], TWO._replace(weighted=False), ops, formats.LIBSVM)
+    reason = libsvm.explain_line(LINES[0], TWO._replace(weighted=False))
+    assert "label '1:0.5' has a weight, but the first record has none" in reason
+
+
+def read_back(folder):
+    """[(label, weight, ids, values)] of a converted data set, read with protobuf."""
+    found = []
+    for path in sorted(folder.glob("*.tfrecords")):
+        for payload in v1.io.tf_record_iterator(str(path)):
+            features = tf.train.Example.FromString(payload).features.feature
+            numbers = [features[x].float_list.value[:] for x in ("label", "weight", "values")]
+            found.append(
+                (*numbers[0], *numbers[1], features["ids"].int64_list.value[:], numbers[2])
+            )
+    return found
+
+
+def convert(tmp_path, text, **flags):
+    (tmp_path / "a.libsvm").write_text(text)
+    libsvm_to_tfrecord.convert(
+        libsvm_to_tfrecord.Options(
+            input=str(tmp_path / "a.libsvm"), output_dir=str(tmp_path / "out"), **flags
+        )
+    )
+    said = json.loads((tmp_path / "out" / "dataset.json").read_text())
+    return read_back(tmp_path / "out"), said
+
+
+ROWS = [(1, 0.5, [3, 7], [1, 2]), (0, 1, [1, 2], [1, 1]), (0, 3, [4, 5], [1, 1])]
+
+
+@pytest.mark.parametrize(
+    "text, flags",
+    [
+        ("1:0.5 3:1 7:2\n# none: 1\n0 1:1 2:1\n0:3 4:1 5:1 # x:1\n", {}),
+        ("1:0.5 3:1 7:2\n0 1:1 2:1\n0:3 4:1 5:1\n", {"pad": True, "num_files": 1}),
+        ("1:0.5 0:3:1 1:7:2\n0 1:2:1 0:1:1\n0:3 0:4:1 1:5:1\n", {}),
+        ("1:0.5 0:3:1 1:7:2\n0 1:2:1 0:1:1\n0:3 0:4:1 1:5:1\n", {"multi_valued": True}),
+    ],
+    ids=["libsvm", "padded", "libffm", "libffm, several values"],
+)
+def test_the_converter_keeps_weights(tmp_path, text, flags):
+    rows, said = convert(tmp_path, text, **flags)
+    assert rows == ROWS and said["weighted"]
+    assert [file["positives"] for file in said["files"].values()] == [1]
+
+
+def test_the_converter_keeps_weights_beside_a_field_map_and_string_ids(tmp_path):
+    fields = tmp_path / "fields.json"
+    ranges = [{"first_id": 1, "last_id": 4}, {"first_id": 5, "last_id": 9}]
+    fields.write_text(json.dumps({"fields": ranges}))
+    (tmp_path / "1").mkdir()
+    rows, _ = convert(tmp_path / "1", "1:0.5 7:2 3:1\n0:2 5:1\n", fields=str(fields))
+    assert rows == [(1, 0.5, [3, 7], [1, 2]), (0, 2, [0, 5], [0, 1])]
+    (tmp_path / "2").mkdir()
+    hashed, _ = convert(tmp_path / "2", "1:0.5 a:1 b:2\n0 c:1 d:1\n", hash_buckets=1000)
+    plain = run(lambda x: records.hashed(x, 1000), [b"a", b"b", b"c", b"d"]).tolist()
+    assert hashed == [(1, 0.5, plain[:2], [1, 2]), (0, 1, plain[2:], [1, 1])]
+
+
+def test_the_converter_names_a_bad_weight(tmp_path):
+    with pytest.raises(BadInput, match=r"a\.libsvm:2: weight '-1' is not a finite number"):
+        convert(tmp_path, "1:0.5 3:1 7:2\n0:-1 1:1 2:1\n")
+    with pytest.raises(BadInput, match=r"a\.libsvm:2: label '0:2' has a weight, but the first"):
+        convert(tmp_path, "1 3:1 7:2\n0:2 1:1 2:1\n")
+
+
+# The other tools.
+
+
+@pytest.mark.parametrize("kind", ["described", "bare", "libsvm"])
+def test_rebalance_carries_weights_along(tmp_path, kind):
+    found, weights = some(200)
+    lines = [
+        f"{label:.0f}:{w!r} " + " ".join(f"{i}:{x!r}" for i, x in zip(ids, values))
+        for label, w, ids, values in zip(found[0], weights.tolist(), found[1], found[2].tolist())
+    ]
+    _, said = convert(tmp_path, "\n".join(lines) + "\n", feature_size=50)
+    before = read_back(tmp_path / "out")
+    source = tmp_path / ("a.libsvm" if kind == "libsvm" else "out")
+    if kind == "bare":
+        (source / "dataset.json").unlink()
+    rebalance.rebalance(
+        rebalance.Options(input=str(source), output_dir=str(tmp_path / "new"), num_files=3)
+    )
+    if kind == "libsvm":
+        after = [line for path in (tmp_path / "new").glob("*.libsvm") for line in path.open()]
+        assert sorted(after) == sorted(f"{line}\n" for line in lines)
+        return
+    assert sorted(read_back(tmp_path / "new")) == sorted(before)
+    assert json.loads((tmp_path / "new" / "dataset.json").read_text())["weighted"]
+
+
+def test_merged_metadata_say_that_any_part_is_weighted(tmp_path):
+    part = {"format_version": 1, "field_size": F, "feature_size": 50, "files": {}}
+    merge = lambda *parts: dataset_json.merge({str(i): p for i, p in enumerate(parts)})
+    assert merge(part, {**part, "weighted": True})["weighted"]
+    assert "weighted" not in merge(part, part)
+    (tmp_path / "dataset.json").write_text(json.dumps({**part, "weighted": 1}))
+    with pytest.raises(BadInput, match="weighted is 1"):
+        dataset_json.read(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["tfrecord", "libsvm"])
+def test_inspect_sums_weights_up(tmp_path, kind):
+    convert(tmp_path, "1:0.5 3:1 7:2\n0 1:1 2:1\n0:0 1:1 2:1\n1:2.5 4:1 5:1\n")
+    source = str(tmp_path / ("out" if kind == "tfrecord" else "a.libsvm"))
+    summary = inspect_dataset.inspect(source)
+    assert summary["weights"] == {
+        "sum": 4, "mean": 1, "min": 0, "max": 2.5, "zero_share": 0.25, "label_rate": 0.75,
+    }  # fmt: skip
+    assert summary["rows"] == 4 and summary["label_rate"] == 0.5 and not summary["mismatches"]
+    done = run_tool("inspect_dataset", f"--data={source}")
+    assert (
+        "weights       0 to 2.5, mean 1, 25.00% of them 0, label rate by weight 0.7500"
+        in done.stdout
+    )
