@@ -62,9 +62,12 @@ def step_of(path: str) -> int:
     return int(tf.train.load_variable(path, "global_step"))
 
 
-def schema(config: ModelConfig) -> records.Schema:
-    """The Schema of the records that a model reads."""
-    return records.Schema(config.field_size, config.feature_size, multi_valued=config.multi_valued)
+def schema(config: ModelConfig, data: Optional[datasets.DataSet] = None) -> records.Schema:
+    """The Schema of the records that a model reads, from a DataSet or in exports."""
+    return records.Schema(
+        config.field_size, config.feature_size, multi_valued=config.multi_valued,
+        weighted=bool(data and data.weighted),
+    )  # fmt: skip
 
 
 def check_fits_memory(
@@ -216,7 +219,7 @@ def evaluate(model: Model, data: datasets.DataSet, input_fn: Callable, more_hook
     def at(path):
         curves = metrics.Curves()
         session = [*session_hooks(model, path), *more_hooks, curves]
-        with bad_records.naming_bad_records(data, schema(model.config)), trained(
+        with bad_records.naming_bad_records(data, schema(model.config, data)), trained(
             model
         ) as estimator:
             # Evaluations by other jobs than training write their summaries to eval_test/.

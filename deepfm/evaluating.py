@@ -68,7 +68,7 @@ class Evaluating:
             mode = model.distribution
             share, together = open_data.share_of_evaluation(data, job.input, mode, of_job)
             source = Source(data, job.input, share, ops=job.ops)
-            schema = estimators.schema(model.config)
+            schema = estimators.schema(model.config, data)
             self._together = model._replace(distribution=together)
             batches = estimators.batches_at_once(model.batch_size)
             self._input_fn = input_pipeline.once_in_order(source, schema, batches)

@@ -134,6 +134,9 @@ _integer("field_size", None,
 flags.DEFINE_bool("multi_valued", None,
     "A field may have any number of values, as the feature `counts` says. Default: from "
     "dataset.json, the checkpoint or the first record.")
+flags.DEFINE_bool("example_weights", None,
+    "Weigh each example as its record says (feature `weight`; LibSVM: label:weight). False: ignore "
+    "weights. Default: as dataset.json or the first record says; Pipe mode needs the flag.")
 _integer("shuffle_buffer", 100000,
     "Records from which the next one is drawn at random; 0 keeps their order. Raise it if "
     "neighbouring records are alike.", 0)

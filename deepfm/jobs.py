@@ -149,7 +149,9 @@ def _with_batch_size(job):
 
 def _eval(job, of_job):
     data, model = _trained_model(job, of_job, "val_data_dir")
-    schema = estimators.schema(model.config)
+    if not open_data.evaluates_alone(job.input, job.distribution.processes):
+        data = open_data.weighted_alike(data, job.distribution.processes)
+    schema = estimators.schema(model.config, data)
     bad_records.check_first_records(data, schema)
     share, together = open_data.share_of_evaluation(data, job.input, job.distribution, of_job)
     model = model._replace(distribution=together)
@@ -162,7 +164,7 @@ def _eval(job, of_job):
 
 def _infer(job, of_job):
     data, model = _trained_model(job, of_job, "infer_data_dir")
-    schema = estimators.schema(model.config)._replace(with_labels=False)
+    schema = estimators.schema(model.config, data)._replace(with_labels=False)
     bad_records.check_first_records(data, schema)
     processes, started = job.distribution.processes, time.monotonic()
     share = open_data.share(data, processes, of_job)

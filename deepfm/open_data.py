@@ -33,7 +33,8 @@ def find(
         datasets.check_gzip(file.path)
     if processes.size > 1 and not (flag == "val_data_dir" and alone):
         data = datasets.count_rows(data)
-    return data._replace(sharded=sharded)
+    weighted = asked.example_weights is not None or datasets.is_weighted(data)
+    return data._replace(sharded=sharded, weighted=weighted)
 
 
 def evaluates_alone(asked: InputConfig, processes: Processes) -> bool:
@@ -70,7 +71,8 @@ def _open_channel(flag, asked, processes, of_job):
                 "read once, as TFRecords; leave that flag out, or start the job with input mode "
                 "File."
             )
-    nothing = datasets.DataSet([], formats.TFRECORD.name, None, None)
+    weighted = asked.example_weights is not None
+    nothing = datasets.DataSet([], formats.TFRECORD.name, None, None, weighted=weighted)
     channel, own = of_job.evaluation_channel_name, True
     if flag == "training_data_dir":
         channel, own = of_job.training_channel_name, of_job.enable_data_multi_path
@@ -96,6 +98,15 @@ def find_validation(
     else:
         wanted = bool(asked.val_data_dir)
     return find("val_data_dir", asked, processes, of_job) if wanted else None
+
+
+def weighted_alike(
+    data: Optional[datasets.DataSet], processes: Processes
+) -> Optional[datasets.DataSet]:
+    """The data set, weighted if it is so for any process: all need the same graph."""
+    if not (data and processes.in_step):
+        return data
+    return data._replace(weighted=any(processes.exchange(data.weighted)))
 
 
 def share(data: datasets.DataSet, processes: Processes, of_job: sagemaker.Job) -> Share:

@@ -31,6 +31,7 @@ def check_alike(job: JobConfig, config: ModelConfig, data, validation, damaged):
     )  # fmt: skip
     of_input = (
         "eval_on_all_ranks",
+        "example_weights",
         "batch_size",
         "num_epochs",
         "shuffle_buffer",
@@ -61,5 +62,6 @@ def of_run(job: JobConfig, config: ModelConfig) -> Dict[str, Any]:
         **{name: getattr(chosen, name) for name in _OF_OPTIMIZER},
         **{name: getattr(config, name) for name in MAY_CHANGE},
         **{name: getattr(job, name) for name in _OF_EPOCHS},
+        "example_weights": job.input.example_weights,
     }
     return {name: list(x) if isinstance(x, tuple) else x for name, x in settings.items()}

@@ -47,13 +47,17 @@ def train(job: JobConfig, of_job: sagemaker.Job, mirror: Optional[Mirror] = None
         bool(job.eval_every_steps and job.input.val_data_dir),
     )  # fmt: skip
     job = job._replace(optimizer=optimizers.of_model(job.optimizer, config))
-    schema = estimators.schema(config)
+    schema = estimators.schema(config, data)
     damaged = bad_records.find_damaged(data, schema, job.input.max_bad_records)
     if not damaged:
         bad_records.check_first_records(data, schema)
     if validation:
-        bad_records.check_first_records(validation, schema)
+        bad_records.check_first_records(validation, estimators.schema(config, validation))
     settings.check_alike(job, config, data, validation, damaged)
+    data = open_data.weighted_alike(data, processes)
+    schema = estimators.schema(config, data)
+    if not job.input.eval_on_all_ranks:
+        validation = open_data.weighted_alike(validation, processes)
     if job.clear_existing_model and chief:
         model_folder.clear(mirror.path if mirror else job.model_dir)
     share = open_data.share(data, processes, of_job)

@@ -63,6 +63,7 @@ def train(mode, case):
         embedding_init_stddev=0.3,
     )  # fmt: skip
     data = datasets.count_rows(datasets.find(case.data, "training_data_dir"))
+    data = data._replace(weighted=datasets.is_weighted(data))
     processes, replicas = mode.processes, mode.replicas
     ops = compiled.of_steps(compiled.COMPILED, processes, mode.servers.partitioner)
     share = Share(processes.size, processes.rank)
@@ -76,7 +77,7 @@ def train(mode, case):
         case.optimizer, case.learning_rate, clip_norm=case.clip_norm, l2_rows=case.l2_reg,
         cowclip_ratio=case.cowclip_ratio, cowclip_min_norm=0.001,
     )  # fmt: skip
-    input_fn = input_pipeline.make_input_fn(source, estimators.schema(config), mode)
+    input_fn = input_pipeline.make_input_fn(source, estimators.schema(config, data), mode)
     with estimators.in_training(model, optimizer, ops, keep_checkpoint_max=1) as estimator:
         estimator.train(input_fn, hooks=estimators.session_hooks(model))
 

@@ -32,8 +32,8 @@ class BatchPart(NamedTuple):
     """A replica's part of the global batch; the defaults describe a single replica.
 
     Attributes:
-        counts: float32 [B], weight of each example in the moments: 1, or 0 for an example that only
-            fills up the batch; None: all weigh 1.
+        counts: float32 [B], weight of each example in the moments; 0 for an example that only fills
+            up the batch; None: all weigh 1.
         stack: Replicas.stack.
         moves: whether this replica updates the moving averages; False if another one, with which
             it shares them, does.

@@ -16,31 +16,41 @@ LIMIT = 1 << 24  # distinct scores that are kept exactly; with more, neighbours 
 
 
 class Evaluation:
-    """The sums of an evaluation so far. Two can be merged, so several processes can share one."""
+    """The sums of an evaluation so far. Two can be merged, so several processes can share one.
 
-    def __init__(self):
+    Args:
+        weighted: whether examples have weights; an example of weight 3 then counts as three do.
+    """
+
+    def __init__(self, weighted: bool = False):
         self._scores = np.zeros(0, np.float32)  # distinct, ascending
-        self._counts = np.zeros((0, 2), np.int64)  # number of labels 0 and 1 at each score
+        # The number of labels 0 and 1 at each score, or the sums of their weights.
+        self._counts = np.zeros((0, 2), np.float64 if weighted else np.int64)
         self._pending = []
         self._pending_rows = 0
-        self._sums = np.zeros(5)  # examples, labels, probabilities, log losses, losses
+        # Examples; weights, and weighted labels, probabilities, log losses and losses.
+        self._sums = np.zeros(6)
 
-    def add(self, labels, logits, prob, losses):
-        """Adds a batch; each argument is float32 [B]."""
+    def add(self, labels, logits, prob, losses, weights=None):
+        """Adds a batch; each argument is float32 [B], weights only if this Evaluation has them."""
         x, y = logits.astype(np.float64), labels.astype(np.float64)
         # log(1 + e^-|x|) + max(x, 0) - x y, which never overflows
         log_losses = np.log1p(np.exp(-np.abs(x))) + np.maximum(x, 0) - x * y
-        self._sums += (
-            len(y), y.sum(), prob.sum(dtype=np.float64), log_losses.sum(),
-            losses.sum(dtype=np.float64),
-        )  # fmt: skip
-        self._pending.append((prob.copy(), labels > 0.5))
+        weight, total = len(y), lambda x: x.sum(dtype=np.float64)
+        if weights is not None:
+            weights = weights.astype(np.float64)
+            weight, total = weights.sum(), lambda x: np.dot(weights, x)
+        self._sums += (len(y), weight, *map(total, (y, prob, log_losses, losses)))
+        self._pending.append((prob.copy(), labels > 0.5, weights))
         self._pending_rows += len(y)
         if self._pending_rows >= LIMIT:
             self._compact()
 
     def state(self):
-        """The sums so far: (scores float32 [n], counts int64 [n, 2], sums float64 [1, 5])."""
+        """The sums so far: (scores float32 [n], counts int64 [n, 2], sums float64 [1, 6]).
+
+        With weights counts are float64.
+        """
         self._compact()
         return self._scores, self._counts, self._sums[np.newaxis]
 
@@ -53,10 +63,15 @@ class Evaluation:
     def _compact(self):
         if not self._pending:
             return
-        scores = np.concatenate([s for s, _ in self._pending])
-        positive = np.concatenate([p for _, p in self._pending]).astype(np.int64)
+        scores, positive, weights = zip(*self._pending)
+        scores, positive = np.concatenate(scores), np.concatenate(positive).astype(np.int64)
+        counts = np.stack([1 - positive, positive], axis=1)
+        if weights[0] is not None:
+            weights = np.concatenate(weights)
+            counts = (counts * weights[:, np.newaxis])[weights > 0]
+            scores = scores[weights > 0]
         self._pending, self._pending_rows = [], 0
-        self._combine(scores, np.stack([1 - positive, positive], axis=1))
+        self._combine(scores, counts)
 
     def _combine(self, scores, counts):
         scores = np.concatenate([self._scores, scores])
@@ -100,17 +115,18 @@ class Evaluation:
         """Ten groups of equal size, by ascending prediction; equal predictions stay together.
 
         Returns:
-            For each: examples, the mean prediction, and the share of positives.
+            For each: examples (the sum of their weights), the mean prediction, and the share of
+            positives.
         """
         self._compact()
         examples = self._counts.sum(axis=1)
         before = np.cumsum(examples) - examples
         # A score belongs to the group that holds the middle one of its examples.
-        group = (10 * (before + examples / 2) / max(examples.sum(), 1)).astype(np.int64)
+        group = (10 * (before + examples / 2) / (examples.sum() or 1)).astype(np.int64)
         found = []
         for i in np.unique(group):
             counts, scores = self._counts[group == i], self._scores[group == i]
-            rows = int(counts.sum())
+            rows = counts.sum().item()
             mean = float(np.dot(counts.sum(axis=1), scores.astype(np.float64)) / rows)
             share = float(counts[:, 1].sum() / rows)
             found.append({"examples": rows, "prediction": mean, "positives": share})
@@ -118,9 +134,9 @@ class Evaluation:
 
     def results(self):
         """float64 [5], in the order of RESULTS; NaN for a figure that is undefined."""
-        examples, labels, probabilities, log_loss, loss = self._sums
+        examples, weight, labels, probabilities, log_loss, loss = self._sums
         with np.errstate(divide="ignore", invalid="ignore"):
-            means = np.array([log_loss / examples, probabilities / labels, loss / examples])
+            means = np.array([log_loss / weight, probabilities / labels, loss / weight])
         return np.concatenate([[self.auc()], means, [examples]])
 
 
@@ -154,27 +170,31 @@ _READ = "deepfm_evaluation"  # collection: a list that receives the Evaluation a
 RESULTS = ("auc", "log_loss", "calibration", "mean_loss", "examples")
 
 
-def evaluation_ops(labels, logits, prob, losses, gather=lambda tensor, name: tensor):
+def evaluation_ops(labels, logits, prob, losses, gather=lambda tensor, name: tensor, weights=None):
     """Estimator's eval_metric_ops: they add every batch to one Evaluation and read it at the end.
 
     Args:
         labels, logits, prob, losses: float32 [B].
         gather: (tensor, name) -> those of all processes, along the first axis; all must read.
+        weights: float32 [B], the weight of each example; None: all weigh 1.
 
     Returns:
         {name of RESULTS: (value float64 [], update op)}.
     """
-    evaluation = Evaluation()
-    add = v1.py_func(evaluation.add, [labels, logits, prob, losses], [])
-    state = v1.py_func(evaluation.state, [], [tf.float32, tf.int64, tf.float64])
-    parts = ("scores", [None]), ("counts", [None, 2]), ("sums", [1, 5])
+    weighted = weights is not None
+    evaluation = Evaluation(weighted)
+    batch = [labels, logits, prob, losses] + [weights] * weighted
+    add = v1.py_func(evaluation.add, batch, [])
+    counted = tf.float64 if weighted else tf.int64
+    state = v1.py_func(evaluation.state, [], [tf.float32, counted, tf.float64])
+    parts = ("scores", [None]), ("counts", [None, 2]), ("sums", [1, 6])
     state = [gather(tf.ensure_shape(x, shape), name) for x, (name, shape) in zip(state, parts)]
 
     read_so_far = []
     v1.add_to_collection(_READ, read_so_far)
 
     def read(*whole):
-        everyones = Evaluation()
+        everyones = Evaluation(weighted)
         everyones.merge(*whole)
         read_so_far[:] = [everyones]
         return everyones.results()

@@ -37,6 +37,24 @@ def example_losses(logits, labels, loss_type):
     return tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
 
 
+def weighted_mean(losses, weights, replicas):
+    """A replica's part of sum(weights * losses) / sum(weights) over the global batch.
+
+    The mean of all parts is the whole. 0 if all weights are 0.
+
+    Args:
+        losses, weights: float32 [B], those of this replica.
+        replicas: Replicas.
+
+    Returns:
+        float32 [].
+    """
+    total = tf.reduce_sum(weights)
+    if replicas.stack:
+        total = tf.reduce_sum(replicas.stack(total, "example_weights"))
+    return tf.math.divide_no_nan(tf.reduce_sum(losses * weights) * replicas.in_step, total)
+
+
 def l2_terms(net, config, with_gradient):
     """The L2 part of the loss, lambda/2 * sum of squares.
 
@@ -63,8 +81,8 @@ def l2_terms(net, config, with_gradient):
 
 def _part(features, replicas):
     """The BatchPart of a replica in training."""
-    counts = None
-    if "weights" in features:
+    counts = features.get("example_weights")
+    if counts is None and "weights" in features:
         counts = tf.cast(features["weights"] > 0, tf.float32)
     return BatchPart(counts, replicas.stack, replicas.owns_variables())
 
@@ -83,9 +101,10 @@ def make_model_fn(
         side_by_side: (size, most) of the batches that are applied at once outside training.
 
     Returns:
-        model_fn(features, labels, mode): features as in `network`, in training perhaps with
-        `weights` float32 [B] and `rows` float32 [2] (see input_pipeline); labels float32 [B];
-        predicts `prob` float32 [B]. All modes but training use logits + logit_offset.
+        model_fn(features, labels, mode): features as in `network`, perhaps with `example_weights`
+        float32 [B], in training also with `weights` float32 [B] and `rows` float32 [2] (see
+        input_pipeline); labels float32 [B]; predicts `prob` float32 [B]. All modes but training
+        use logits + logit_offset.
     """
 
     def model_fn(features, labels, mode):
@@ -109,8 +128,11 @@ def make_model_fn(
             return tf.estimator.EstimatorSpec(mode, predictions=predictions)
         labels = tf.reshape(labels, [-1])
         losses = example_losses(logits, labels, config.loss_type)
+        of_examples = features.get("example_weights")
         if not training:
-            results = metrics.evaluation_ops(labels, logits, prob, losses, replicas.gather)
+            results = metrics.evaluation_ops(
+                labels, logits, prob, losses, replicas.gather, of_examples
+            )
             return tf.estimator.EstimatorSpec(
                 mode, loss=tf.reduce_mean(losses), eval_metric_ops=results
             )
@@ -120,9 +142,12 @@ def make_model_fn(
             v1.add_to_collection(ROWS_OF_STEPS, rows)
             weights = tf.math.divide_no_nan(weights, rows[0])
         v1.add_to_collection(EXAMPLES, tf.math.count_nonzero(weights))
-        mean_loss = tf.reduce_sum(losses * weights) / tf.maximum(
-            tf.cast(tf.size(losses), tf.float32), 1.0
-        )  # a process without records for this step has an empty batch
+        if of_examples is not None:
+            mean_loss = weighted_mean(losses, of_examples, replicas)
+        else:
+            mean_loss = tf.reduce_sum(losses * weights) / tf.maximum(
+                tf.cast(tf.size(losses), tf.float32), 1.0
+            )  # a process without records for this step has an empty batch
         with_gradient = optimizers.loss_has_l2_of_rows(optimizer_config, replicas, ops)
         weights_l2, rows_l2 = l2_terms(net, config, with_gradient)
         loss = mean_loss + weights_l2 + rows_l2

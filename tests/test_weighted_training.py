@@ -1,0 +1,352 @@
+"""An example of weight 3 counts as three: in loss, gradients, batch norm and metrics."""
+
+import numpy as np
+import pytest
+import sklearn.metrics
+import tensorflow as tf
+from conftest import (
+    make_records,
+    report,
+    run_cluster,
+    run_horovod,
+    run_train,
+    scalars,
+    write_tfrecords,
+)
+from reference import frame
+from test_batch_norm import EPSILON
+from test_model import config, numeric_gradient
+from test_modes_agree import dealt
+from test_pipe_mode import channels  # noqa: F401  a fixture
+from test_resume import weights as checkpoint
+from test_weighted_records import weighted_example, write_records
+
+from deepfm import open_data
+from deepfm.config import OptimizerConfig, Processes, Replicas
+from deepfm.data import datasets
+from deepfm.kernels.compiled import COMPILED
+from deepfm.kernels.ops import TENSORFLOW
+from deepfm.model import metrics
+from deepfm.model.model_fn import make_model_fn
+
+v1 = tf.compat.v1
+F, V, K, B = 4, 12, 3, 9
+
+
+def examples(seed=0):
+    """(ids [B, F], values [B, F], labels [B], weights [B])."""
+    random = np.random.RandomState(seed)
+    ids = random.randint(0, V, size=(B, F)).astype(np.int64)
+    weights = np.float32([1, 3, 2, 1, 0, 2, 1, 3, 1])
+    values = random.randn(B, F).astype(np.float32)
+    return ids, values, (random.rand(B) > 0.5).astype(np.float32), weights
+
+
+def repeated(ids, values, labels, weights):
+    """Each example as often as it weighs, without weights."""
+    return (*(np.repeat(x, weights.astype(int), axis=0) for x in (ids, values, labels)), None)
+
+
+def step(batch, ops=TENSORFLOW, **changes):
+    """(weights before, the gradients as a step of SGD shows them, the loss, moving averages)."""
+    model_config = config(field_size=F, feature_size=V, embedding_size=K, **changes)
+    names = ("feat_ids", "feat_vals", "labels", "example_weights")
+    feed = {name: x for name, x in zip(names, batch) if x is not None}
+    with tf.Graph().as_default(), v1.Session() as session:
+        places = {name: v1.placeholder(x.dtype, [None, *x.shape[1:]]) for name, x in feed.items()}
+        features = {name: x for name, x in places.items() if name != "labels"}
+        model_fn = make_model_fn(model_config, OptimizerConfig("sgd", 1.0), Replicas(), ops=ops)
+        spec = model_fn(features, places["labels"], tf.estimator.ModeKeys.TRAIN)
+        session.run(v1.global_variables_initializer())
+        variables = {
+            v.op.name: v for v in v1.global_variables() if v.dtype.base_dtype == tf.float32
+        }
+        trained = [v.op.name for v in v1.trainable_variables()]
+        for i, name in enumerate(sorted(trained)):
+            random = np.random.RandomState(i)
+            shape = variables[name].shape.as_list()
+            variables[name].load(random.randn(*shape).astype(np.float32), session)
+        before = session.run(variables)
+        loss, _ = session.run([spec.loss, spec.train_op], {places[k]: x for k, x in feed.items()})
+        after = session.run(variables)
+        moved = {name: x for name, x in after.items() if name not in trained}
+        return before, {name: before[name] - after[name] for name in trained}, loss, moved
+
+
+def by_the_paper(w, ids, values, labels, weights, batch_norm):
+    """sum(weights * log loss) / sum(weights), with batch norm's weighted moments, in float64."""
+    share = (weights / weights.sum())[:, np.newaxis]
+    e = w["fm_v"][ids] * values[..., np.newaxis]
+    hidden = e.reshape(len(ids), -1)
+    for i in range(2):
+        hidden = hidden @ w[f"deep_{i}/kernel"] + w[f"deep_{i}/bias"]
+        if batch_norm:
+            mean = (share * hidden).sum(axis=0)
+            variance = (share * (hidden - mean) ** 2).sum(axis=0)
+            hidden = (hidden - mean) / np.sqrt(variance + EPSILON)
+            hidden = hidden * w[f"batch_norm_{i}/gamma"] + w[f"batch_norm_{i}/beta"]
+        hidden = np.maximum(hidden, 0)
+    deep = (hidden @ w["deep_out/kernel"] + w["deep_out/bias"])[:, 0]
+    first = (w["fm_w"][ids] * values).sum(axis=1)
+    second = sum((e[:, i] * e[:, j]).sum(axis=1) for i in range(F) for j in range(i + 1, F))
+    logits = w["fm_bias"][0] + first + second + deep
+    return np.sum(share[:, 0] * (np.logaddexp(0, logits) - labels * logits))
+
+
+@pytest.mark.parametrize("ops", [TENSORFLOW, COMPILED], ids=["tensorflow", "kernels"])
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_a_step_follows_the_gradient_of_the_weighted_mean(batch_norm, ops):
+    batch = examples()
+    before, found, loss, _ = step(batch, ops, batch_norm=batch_norm)
+    before = {name: x.astype(np.float64) for name, x in before.items()}
+    in_double = [x.astype(np.float64) if x.dtype == np.float32 else x for x in batch]
+    expected = lambda w: by_the_paper(w, *in_double, batch_norm)
+    assert loss == pytest.approx(expected(before), rel=1e-5)
+    for name, gradient in found.items():
+        wanted = numeric_gradient(expected, before, name)
+        np.testing.assert_allclose(gradient, wanted, rtol=1e-3, atol=2e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("changes", [{}, {"batch_norm": True}, {"loss_type": "square_loss"}])
+def test_weight_3_is_the_example_three_times(changes):
+    batch = examples()
+    _, found, loss, moved = step(batch, **changes)
+    _, wanted, same_loss, also_moved = step(repeated(*batch), **changes)
+    assert loss == pytest.approx(same_loss, rel=1e-6)
+    for name, gradient in wanted.items():
+        np.testing.assert_allclose(found[name], gradient, rtol=1e-5, atol=1e-6, err_msg=name)
+    for name, average in also_moved.items():
+        np.testing.assert_allclose(moved[name], average, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_weights_leave_l2_as_it_is():
+    batch = examples()
+    changes = dict(l2_reg=0.3, l2_scope="table")
+    heavier = (*batch[:3], 5 * batch[3])
+    (_, found, loss, _), (_, wanted, same_loss, _) = (step(x, **changes) for x in (heavier, batch))
+    assert loss == pytest.approx(same_loss, rel=1e-6)
+    for name, gradient in wanted.items():
+        np.testing.assert_allclose(found[name], gradient, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_a_batch_that_weighs_nothing_has_no_loss_and_no_gradient(batch_norm):
+    before, found, loss, moved = step(
+        (*examples()[:3], np.zeros(B, np.float32)), batch_norm=batch_norm
+    )
+    assert loss == 0
+    for name, gradient in found.items():
+        assert not gradient.any(), name
+    for name, average in moved.items():
+        np.testing.assert_array_equal(average, before[name], err_msg=name)
+
+
+# Metrics.
+
+
+def scored(rows=3000, seed=0):
+    """(labels, logits, probabilities, losses, weights), with ties among the scores."""
+    random = np.random.RandomState(seed)
+    logits = np.round(random.randn(rows), 2).astype(np.float32)
+    labels = (random.rand(rows) < 1 / (1 + np.exp(-logits))).astype(np.float32)
+    prob = (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
+    weights = random.randint(0, 4, rows).astype(np.float32)
+    return labels, logits, prob, np.square(labels - prob), weights
+
+
+def evaluated(columns, sizes=(700,)):
+    """The Evaluation of batches of these sizes; weighted if there are five columns."""
+    found = metrics.Evaluation(weighted=len(columns) == 5)
+    start = turn = 0
+    while start < len(columns[0]):
+        size = sizes[turn % len(sizes)]
+        found.add(*(x[start : start + size] for x in columns))
+        start, turn = start + size, turn + 1
+    return found
+
+
+def test_metrics_of_weight_3_are_those_of_three_examples():
+    columns = scored()
+    times = columns[4].astype(int)
+    found = evaluated(columns)
+    wanted = evaluated([np.repeat(x, times) for x in columns[:4]])
+    assert found.results()[:4] == pytest.approx(wanted.results()[:4], abs=1e-9)
+    assert found.results()[4] == len(times)  # examples are counted, not weighed
+    assert found.roc() == wanted.roc()
+    for one, other in zip(found.deciles(), wanted.deciles()):
+        assert one == pytest.approx(other, abs=1e-9)
+
+
+@pytest.mark.parametrize("scale", [1, 0.001])
+def test_weighted_metrics_equal_scikit_learns(scale):
+    labels, _, prob, _, weights = columns = scored()
+    weights *= np.float32(scale) * np.random.RandomState(1).rand(len(weights)).astype(np.float32)
+    auc, log_loss, calibration, _, _ = evaluated(columns).results()
+    assert auc == pytest.approx(
+        sklearn.metrics.roc_auc_score(labels, prob, sample_weight=weights), abs=1e-9
+    )
+    wanted = sklearn.metrics.log_loss(labels, prob.astype(np.float64), sample_weight=weights)
+    assert log_loss == pytest.approx(wanted, abs=1e-6)
+    wanted = np.average(prob, weights=weights) / np.average(labels, weights=weights)
+    assert calibration == pytest.approx(wanted, rel=1e-6)
+    assert len(evaluated(columns).deciles()) == 10
+
+
+def test_merged_parts_and_other_batches_give_the_result_of_the_whole():
+    columns = scored()
+    whole = evaluated(columns).results()
+    left, right = (
+        evaluated([x[part] for x in columns]) for part in (slice(1234), slice(1234, None))
+    )
+    left.merge(*right.state())
+    assert left.results() == pytest.approx(whole, abs=1e-12)
+    assert evaluated(columns, (1, 99)).results() == pytest.approx(whole, abs=1e-12)
+
+
+# Whole runs.
+
+GLOBAL_BATCH, ROWS = 24, 5 * 24 + 13
+WEIGHTS = np.resize(np.repeat(np.float32([1, 2, 3]), 8), ROWS)  # no two halves weigh the same
+FLAGS = (
+    "--embedding_size=4", "--deep_layers=8,4", "--feature_size=50", "--shuffle_buffer=0",
+    "--num_parallel_reads=1", "--log_steps=1", "--dropout=0", "--embedding_init_stddev=0.3",
+    "--batch_norm",
+)  # fmt: skip
+OPTIMIZERS = {
+    "sgd": ("--optimizer=sgd", "--learning_rate=0.1", "--l2_reg=0.001"),
+    "adam": ("--optimizer=adam", "--learning_rate=0.01", "--l2_reg=0.001"),
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder with the weighted records in order (1.tfrecords), dealt to 2 processes
+    (2.tfrecords), and each as often as it weighs, without weights (repeated.tfrecords)."""
+    folder = tmp_path_factory.mktemp("weighted")
+    records = make_records(ROWS)
+    for processes in (1, 2):
+        *columns, weights = dealt([*records, WEIGHTS], processes, GLOBAL_BATCH)
+        payloads = [weighted_example(x, [w]) for x, w in zip(zip(*columns), weights)]
+        write_records(folder / f"{processes}.tfrecords", payloads)
+    times = [np.repeat(x, WEIGHTS.astype(int), axis=0) for x in records]
+    write_tfrecords(folder / "repeated.tfrecords", times)
+    write_tfrecords(folder / "plain.tfrecords", records)
+    return folder
+
+
+def train(run, data, model_dir, optimizer, *flags, file="1", size=GLOBAL_BATCH):
+    """The losses of the steps, the variables after them, and the evaluation of all records."""
+    done = run(
+        *FLAGS, *OPTIMIZERS[optimizer], f"--training_data_dir={data}/{file}.tfrecords",
+        f"--val_data_dir={data}/{file}.tfrecords", f"--model_dir={model_dir}",
+        f"--global_batch_size={size}", *flags,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    losses = [x for (tag, _), x in sorted(scalars(model_dir).items()) if tag == "log_loss"]
+    return losses, checkpoint(model_dir), report(model_dir)["eval"]
+
+
+@pytest.fixture(scope="module")
+def locally(data):
+    return {
+        name: train(run_train, data, data / f"local_{name}", name, "--distribution=local")
+        for name in OPTIMIZERS
+    }
+
+
+def check(found, wanted, atol, examples=ROWS):
+    (losses, after, results), (same_losses, same_after, same_results) = found, wanted
+    assert len(losses) == len(same_losses) == 6
+    np.testing.assert_allclose(losses, same_losses, atol=atol)
+    assert set(after) == set(same_after)
+    for name, value in same_after.items():
+        np.testing.assert_allclose(after[name], value, rtol=0, atol=atol, err_msg=name)
+    assert results["examples"] == ROWS and same_results["examples"] == examples
+    for name in ("auc", "log_loss", "calibration", "loss"):
+        assert results[name] == pytest.approx(same_results[name], abs=atol), name
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_run_is_that_of_repeated_records(data, locally, tmp_path, optimizer):
+    twice = 2 * GLOBAL_BATCH
+    wanted = train(run_train, data, tmp_path, optimizer, file="repeated", size=twice)
+    check(locally[optimizer], wanted, 1e-6 if optimizer == "sgd" else 1e-5, int(WEIGHTS.sum()))
+
+
+MODES = {
+    "tower": (run_train, "1", "--distribution=tower", "--replicas_per_process=2"),
+    "mirrored": (run_train, "1", "--distribution=mirrored", "--replicas_per_process=2"),
+    "horovod": (lambda *flags: run_horovod(2, *flags), "2", "--distribution=horovod"),
+    "ps": (lambda *flags: run_cluster(*flags, workers=0), "1", "--distribution=ps"),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_agrees_with_local(data, locally, tmp_path, mode, optimizer):
+    run, file, *flags = MODES[mode]
+    found = train(run, data, tmp_path, optimizer, *flags, file=file)
+    check(found, locally[optimizer], 1e-6 if optimizer == "sgd" else 1e-5)
+
+
+def test_channels_of_unequal_length_agree_with_local(request, data, locally, tmp_path):
+    make = request.getfixturevalue("channels")
+    payloads = list(v1.io.tf_record_iterator(str(data / "2.tfrecords")))
+    first, second = (
+        b"".join(map(frame, x)) for x in (payloads[: ROWS // 2], payloads[ROWS // 2 :])
+    )
+    flags = make(training=first, training_1=second, evaluation=first + second)
+    run = lambda *words: run_horovod(2, *flags, *words)
+    words = "--enable_data_multi_path", "--example_weights"
+    check(train(run, data, tmp_path / "model", "sgd", *words), locally["sgd"], 1e-6)
+
+
+def test_hosts_with_other_data_agree_on_whether_these_are_weighted():
+    others = Processes(2, exchange=lambda value: [value, True])
+    data = datasets.DataSet([], "tfrecord", None, None, weighted=False)
+    assert open_data.weighted_alike(data, others).weighted
+    assert not open_data.weighted_alike(data, Processes()).weighted
+    assert open_data.weighted_alike(None, others) is None
+
+
+def test_weights_can_be_ignored(data, tmp_path):
+    found = train(run_train, data, tmp_path / "1", "sgd", "--noexample_weights")
+    wanted = train(run_train, data, tmp_path / "2", "sgd", file="plain")
+    check(found, wanted, 0)
+
+
+def test_weights_of_0_are_records_of_an_epoch_too(tmp_path):
+    weights = [[0.0], [1.0], [0.0]] * 20
+    payloads = [weighted_example(x, w) for x, w in zip(zip(*make_records(60)), weights)]
+    write_records(tmp_path / "1.tfrecords", payloads[:-1] + payloads[:1])
+    for mode in ("local", "tower"):
+        done = run_train(
+            *FLAGS, f"--training_data_dir={tmp_path}/1.tfrecords", "--global_batch_size=2",
+            f"--model_dir={tmp_path}/{mode}", f"--distribution={mode}", "--replicas_per_process=2",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert report(tmp_path / mode)["examples"] == 60
+
+
+def test_an_interrupted_run_on_weighted_data_ends_with_the_same_bits(data, tmp_path):
+    flags = lambda name: (
+        *FLAGS, *OPTIMIZERS["adam"], f"--training_data_dir={data}/1.tfrecords", "--num_epochs=3",
+        f"--model_dir={tmp_path}/{name}", "--global_batch_size=24", "--shuffle_buffer=50",
+    )  # fmt: skip
+    for words in (flags("whole"), (*flags("parts"), "--max_steps=8"), flags("parts")):
+        done = run_train(*words)
+        assert done.returncode == 0, done.stderr
+    found, wanted = checkpoint(tmp_path / "parts"), checkpoint(tmp_path / "whole")
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def test_a_bad_weight_ends_a_job_with_one_sentence(data, tmp_path):
+    payloads = [weighted_example(x, [1.0]) for x in zip(*make_records(5))]
+    payloads[3] = weighted_example(next(zip(*make_records(1))), [-2.0])
+    write_records(tmp_path / "1.tfrecords", payloads)
+    flags = f"--training_data_dir={tmp_path}/1.tfrecords", f"--model_dir={tmp_path}/model"
+    done = run_train(*FLAGS, *flags)
+    assert done.returncode == 2
+    assert "1.tfrecords: record 3 at byte" in done.stderr
+    assert "weight -2 is not a finite number of at least 0" in done.stderr
