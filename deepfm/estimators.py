@@ -232,7 +232,13 @@ def evaluate(model: Model, data: datasets.DataSet, input_fn: Callable, more_hook
     results["examples"] = int(results["examples"])
     remote_files.check_all_read(data.files, data.rows, results["examples"])
     results["loss"] = results.pop("mean_loss")
-    if math.isnan(results["auc"]) and results["examples"]:
+    if math.isnan(results["auc"]) and data.weighted:
+        logging.warning(
+            "The examples of %s that weigh more than 0 have not both labels, so the AUC is "
+            "undefined.",
+            data.name,
+        )
+    elif math.isnan(results["auc"]) and results["examples"]:
         all_0 = math.isinf(results["calibration"])
         logging.warning(
             "All %s labels of %s are %d, so %s undefined; check that the data have labels.",

@@ -133,9 +133,11 @@ def make_model_fn(
             results = metrics.evaluation_ops(
                 labels, logits, prob, losses, replicas.gather, of_examples
             )
-            return tf.estimator.EstimatorSpec(
-                mode, loss=tf.reduce_mean(losses), eval_metric_ops=results
-            )
+            mean_loss = tf.reduce_mean(losses)
+            if of_examples is not None:
+                alone = replicas._replace(stack=None, in_step=1)
+                mean_loss = weighted_mean(losses, of_examples, alone)
+            return tf.estimator.EstimatorSpec(mode, loss=mean_loss, eval_metric_ops=results)
         weights = features.get("weights", tf.ones_like(labels))
         if "rows" in features:
             rows = replicas.average(features["rows"], "rows")  # [2]
