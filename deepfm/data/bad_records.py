@@ -165,10 +165,11 @@ def naming_bad_records(data: datasets.DataSet, schema: Schema):
         kinds = tf.errors.InvalidArgumentError, tf.errors.DataLossError
         if data.pipe and isinstance(error, (*kinds, tf.errors.InternalError)):
             reason = error.message.strip().splitlines()[0].rstrip(".")
+            weights = "" if schema.weighted else " Records with weights need --example_weights."
             raise BadInput(
                 f"{data.name}: {reason}. Its FIFO was cut short, or it contains something other "
                 "than TFRecords (Pipe mode sends every object under a prefix, including "
-                "dataset.json: end the prefix with 'part-')."
+                f"dataset.json: end the prefix with 'part-').{weights}"
             ) from error
         if not data.pipe:
             identity.check_unchanged(data)
