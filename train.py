@@ -17,8 +17,7 @@ import deepfm  # noqa: F401  says what to do if absl is missing
 from absl import flags, logging
 
 from deepfm import flags as deepfm_flags
-from deepfm.config import ModeFlags
-from deepfm.distribution import MODES, has_tensor_cores, warn_of_idle_flags
+from deepfm.distribution import MODES, ModeFlags, has_tensor_cores, warn_of_idle_flags
 from deepfm.runtime import interruption, program
 
 FLAGS = flags.FLAGS
@@ -26,7 +25,7 @@ flags.adopt_module_key_flags(deepfm_flags)
 
 
 def of_flags(kind, **others):
-    """A `kind` of config.py, from the flags that are named like its fields and from `others`."""
+    """A `kind`, such as InputConfig, from the flags named like its fields and from `others`."""
     return kind(**{**_values(kind._fields), **others})
 
 

@@ -253,31 +253,6 @@ class Distribution(NamedTuple):
     serve: Optional[Callable[[], None]] = None
 
 
-class ModeFlags(NamedTuple):
-    """The flags that modes read.
-
-    Attributes:
-        intra_op_threads, inter_op_threads: threads inside one operator, and operators that run at
-            the same time; 0: half the cores of this process, and all of them.
-        omp_num_threads, kmp_affinity: OpenMP's settings; train.py has put them in the environment.
-        replicas_per_process: devices that tower, mirrored and ps use; 0: all (ps: all GPUs).
-        cross_device_ops: how mirrored adds up gradients; a key of CROSS_DEVICE_OPS.
-        task_type: the job; parameter servers only train.
-        num_cpus: cores that the processes of this host may use; 0: all that the host grants.
-        num_gpus: GPUs that TensorFlow must find.
-    """
-
-    intra_op_threads: int = 0
-    inter_op_threads: int = 0
-    omp_num_threads: int = 0
-    kmp_affinity: Optional[str] = None
-    replicas_per_process: int = 0
-    cross_device_ops: str = "reduction_to_one_device"
-    task_type: str = "train"
-    num_cpus: int = 0
-    num_gpus: int = 0
-
-
 class InputConfig(NamedTuple):
     """How the user wants records read; the fields are the flags of the same names.
 

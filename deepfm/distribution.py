@@ -6,13 +6,13 @@ train.py has set the environment variables of TensorFlow's threads.
 
 import os
 import re
-from typing import Callable, Dict, List, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from absl import logging
 
 from deepfm.cluster import peers
 from deepfm.cluster import tf_config as clusters
-from deepfm.config import Distribution, ModeFlags, Processes, Replicas, Servers
+from deepfm.config import Distribution, Processes, Replicas, Servers
 from deepfm.errors import BadInput
 from deepfm.runtime.utilization import cores
 
@@ -23,6 +23,31 @@ CROSS_DEVICE_OPS = {  # value of the flag: class in tf.distribute
     "hierarchical_copy": "HierarchicalCopyAllReduce",
     "reduction_to_one_device": "ReductionToOneDevice",
 }
+
+
+class ModeFlags(NamedTuple):
+    """The flags that modes read.
+
+    Attributes:
+        intra_op_threads, inter_op_threads: threads inside one operator, and operators that run at
+            the same time; 0: half the cores of this process, and all of them.
+        omp_num_threads, kmp_affinity: OpenMP's settings; train.py has put them in the environment.
+        replicas_per_process: devices that tower, mirrored and ps use; 0: all (ps: all GPUs).
+        cross_device_ops: how mirrored adds up gradients; a key of CROSS_DEVICE_OPS.
+        task_type: the job; parameter servers only train.
+        num_cpus: cores that the processes of this host may use; 0: all that the host grants.
+        num_gpus: GPUs that TensorFlow must find.
+    """
+
+    intra_op_threads: int = 0
+    inter_op_threads: int = 0
+    omp_num_threads: int = 0
+    kmp_affinity: Optional[str] = None
+    replicas_per_process: int = 0
+    cross_device_ops: str = "reduction_to_one_device"
+    task_type: str = "train"
+    num_cpus: int = 0
+    num_gpus: int = 0
 
 
 def local(flags: ModeFlags) -> Distribution:

@@ -16,7 +16,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 import tensorflow as tf
 
 from deepfm import distribution, estimators
-from deepfm.config import InputConfig, ModeFlags, ModelConfig, OptimizerConfig, Position, Share
+from deepfm.config import InputConfig, ModelConfig, OptimizerConfig, Position, Share
 from deepfm.data import datasets, input_pipeline, shares
 from deepfm.data.reading import Source
 from deepfm.kernels import compiled
@@ -50,7 +50,7 @@ def make_mode(name, replicas=1, **flags):
     cores = distribution.cores
     distribution.cores = lambda: max(cores(), replicas)
     try:
-        flags = ModeFlags(replicas_per_process=replicas, **flags)
+        flags = distribution.ModeFlags(replicas_per_process=replicas, **flags)
         return distribution.MODES[name](flags)
     finally:
         distribution.cores = cores

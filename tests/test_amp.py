@@ -17,8 +17,8 @@ from conftest import (
 )
 
 from deepfm import distribution
-from deepfm.config import ModeFlags, ModelConfig, OptimizerConfig, Replicas
-from deepfm.distribution import local
+from deepfm.config import ModelConfig, OptimizerConfig, Replicas
+from deepfm.distribution import ModeFlags, local
 from deepfm.model import optimizers
 from deepfm.state.resume import NOTES
 

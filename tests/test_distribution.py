@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT
 
 from deepfm import distribution, estimators
-from deepfm.config import Distribution, ModeFlags, ModelConfig, Replicas
+from deepfm.config import Distribution, ModelConfig, Replicas
 from deepfm.errors import BadInput
 
 THREADS = """
@@ -18,8 +18,7 @@ import time
 import psutil
 sys.path.insert(0, ".")
 from deepfm import distribution
-from deepfm.config import Distribution, ModeFlags
-distribution.local(ModeFlags(intra_op_threads=1, inter_op_threads=int(sys.argv[1])))
+distribution.local(distribution.ModeFlags(intra_op_threads=1, inter_op_threads=int(sys.argv[1])))
 import tensorflow as tf
 with tf.compat.v1.Session() as session:  # one with TensorFlow's defaults, as checks of data are
     session.run(tf.constant(1) + 1)
@@ -46,7 +45,7 @@ def test_the_threads_are_those_that_the_flags_ask_for_in_every_session():
 def test_auto_is_local_by_default(monkeypatch):
     for name in ("TF_CONFIG", "OMPI_COMM_WORLD_SIZE", "HOROVOD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    assert distribution.auto(ModeFlags()).name == "local"
+    assert distribution.auto(distribution.ModeFlags()).name == "local"
 
 
 @pytest.mark.parametrize("before", [None, '{"environment": "cloud"}'])
@@ -54,7 +53,7 @@ def test_an_estimator_leaves_the_environment_as_it_was(tmp_path, monkeypatch, be
     monkeypatch.delenv("TF_CONFIG", raising=False)
     if before:
         monkeypatch.setenv("TF_CONFIG", before)
-    mode = distribution.local(ModeFlags())
+    mode = distribution.local(distribution.ModeFlags())
     with estimators.trained(estimators.Model(str(tmp_path), ModelConfig(4, 50), mode)):
         assert os.environ.get("TF_CONFIG") == before
 
@@ -64,13 +63,13 @@ def test_auto_says_what_a_cluster_without_servers_lacks(monkeypatch):
     config = {"cluster": cluster, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     with pytest.raises(BadInput, match="a cluster without 'ps': add parameter servers to it"):
-        distribution.auto(ModeFlags())
+        distribution.auto(distribution.ModeFlags())
 
 
 def test_ps_without_a_cluster_says_how_to_start_one(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     with pytest.raises(BadInput, match="scripts/local_cluster.py starts one on this machine"):
-        distribution.ps(ModeFlags())
+        distribution.ps(distribution.ModeFlags())
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from deepfm import distribution
-from deepfm.config import CHOICES, ModeFlags, OptimizerConfig, Replicas
+from deepfm.config import CHOICES, OptimizerConfig, Replicas
 from deepfm.model import optimizers
 
 v1 = tf.compat.v1
@@ -84,7 +84,7 @@ def test_dense_momentum_moves_rows_that_the_batch_no_longer_holds():
 @pytest.mark.parametrize("name", list(optimizers.OPTIMIZERS))
 def test_every_optimizer_does_the_same_under_a_mirrored_strategy(name):
     expected = apply(name, steps=2)[1]
-    mode = distribution.mirrored(ModeFlags(replicas_per_process=1))
+    mode = distribution.mirrored(distribution.ModeFlags(replicas_per_process=1))
 
     def step():
         start = np.arange(12, dtype=np.float32).reshape(6, 2)

@@ -7,7 +7,7 @@ import tensorflow as tf
 from conftest import make_records
 
 from deepfm import distribution
-from deepfm.config import Distribution, ModeFlags, ModelConfig, OptimizerConfig, Servers
+from deepfm.config import Distribution, ModelConfig, OptimizerConfig, Servers
 from deepfm.model import optimizers
 from deepfm.model.model_fn import make_model_fn
 
@@ -62,10 +62,10 @@ def cut(parts):
 
 
 MODES = {
-    "local": lambda: distribution.local(ModeFlags()),
-    "tower": lambda: distribution.tower(ModeFlags(replicas_per_process=2)),
-    "mirrored": lambda: distribution.mirrored(ModeFlags(replicas_per_process=2)),
-    "horovod": lambda: distribution.horovod(ModeFlags()),  # of one process
+    "local": lambda: distribution.local(distribution.ModeFlags()),
+    "tower": lambda: distribution.tower(distribution.ModeFlags(replicas_per_process=2)),
+    "mirrored": lambda: distribution.mirrored(distribution.ModeFlags(replicas_per_process=2)),
+    "horovod": lambda: distribution.horovod(distribution.ModeFlags()),  # of one process
     "variables in 3 parts, as on parameter servers": lambda: cut(3),
 }
 
@@ -128,7 +128,7 @@ def four_gpus(monkeypatch):
 
 def test_towers_compute_on_four_gpus_and_keep_the_variables_on_the_cpu(four_gpus):
     with tf.Graph().as_default() as graph:
-        mode = distribution.tower(ModeFlags())
+        mode = distribution.tower(distribution.ModeFlags())
         assert mode.replicas.per_process == 4
         build(mode)
         assert devices(graph, "MatMul") == set(GPUS)
@@ -137,7 +137,7 @@ def test_towers_compute_on_four_gpus_and_keep_the_variables_on_the_cpu(four_gpus
 
 def test_mirrored_computes_on_four_gpus_and_keeps_a_copy_of_the_variables_on_each(four_gpus):
     with tf.Graph().as_default() as graph:
-        mode = distribution.mirrored(ModeFlags())
+        mode = distribution.mirrored(distribution.ModeFlags())
         assert mode.replicas.in_step == 4
         build(mode)
         on = lambda op_type: {tf.DeviceSpec.from_string(d) for d in devices(graph, op_type)}
@@ -154,7 +154,7 @@ def test_mirrored_computes_on_four_gpus_and_keeps_a_copy_of_the_variables_on_eac
 @pytest.mark.parametrize("mode", ["tower", "mirrored"])
 def test_replicas_on_four_gpus_bring_the_sums_of_batch_norm_together_on_the_cpu(four_gpus, mode):
     with tf.Graph().as_default() as graph:
-        build(distribution.MODES[mode](ModeFlags()), NORMALIZED)
+        build(distribution.MODES[mode](distribution.ModeFlags()), NORMALIZED)
         device = lambda op: tf.DeviceSpec.from_string(op.device)
         stacks = [
             op for op in graph.get_operations()
@@ -170,5 +170,5 @@ def test_replicas_on_four_gpus_bring_the_sums_of_batch_norm_together_on_the_cpu(
 def test_a_horovod_rank_sees_the_gpu_of_its_local_rank_alone(four_gpus):
     import horovod.tensorflow as hvd
 
-    mode = distribution.horovod(ModeFlags())
+    mode = distribution.horovod(distribution.ModeFlags())
     assert mode.session_config.gpu_options.visible_device_list == str(hvd.local_rank())
