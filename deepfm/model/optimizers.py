@@ -11,8 +11,7 @@ from deepfm.config import OptimizerConfig
 from deepfm.errors import BadInput
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import embeddings, metrics
-from deepfm.model.gradients import RowWise
-from deepfm.model.loss_scale import LossScaled
+from deepfm.model.gradients import LossScaled, RowWise
 
 v1 = tf.compat.v1
 
