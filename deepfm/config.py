@@ -14,8 +14,8 @@ CHOICES = {
     "pooling": ("sum", "mean", "max"),
     "optimizer": ("adam", "adagrad", "sgd", "momentum", "ftrl"),  # of model.optimizers
     "export": ("last", "best"),
-    "best_metric": ("auc", "log_loss", "auc_minus_log_loss"),
-    "learning_rate_decay_metric": ("auc", "log_loss", "auc_minus_log_loss"),
+    "best_metric": ("auc", "log_loss", "auc_minus_log_loss", "gauc"),
+    "learning_rate_decay_metric": ("auc", "log_loss", "auc_minus_log_loss", "gauc"),
 }
 
 
@@ -351,6 +351,8 @@ class JobConfig(NamedTuple):
     reset_embeddings_each_epoch: bool
     export: str
     best_metric: str
+    gauc_field: Optional[int]
+    slice_fields: Tuple[int, ...]
     early_stopping_patience: int
     global_batch_size: int
     model: Dict[str, Any]

@@ -13,7 +13,7 @@ from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 from deepfm.config import Distribution, ModelConfig, OptimizerConfig
 from deepfm.data import bad_records, datasets, records
 from deepfm.kernels.ops import TENSORFLOW, Ops
-from deepfm.model import metrics, network, optimizers
+from deepfm.model import groups, metrics, network, optimizers
 from deepfm.model.model_fn import make_model_fn
 from deepfm.runtime import memory, remote_files, tf_patches
 from deepfm.state import best, checkpoints, export, saving
@@ -34,6 +34,7 @@ class Model(NamedTuple):
         ops: Ops of evaluation and inference.
         batch_size: examples in a batch of evaluation and inference; 0: as they come.
         checkpoint: which one is applied: last, best, or the path of one.
+        grouping: groups.Grouping of its evaluations.
     """
 
     model_dir: str
@@ -44,6 +45,7 @@ class Model(NamedTuple):
     ops: Ops = TENSORFLOW
     batch_size: int = 0
     checkpoint: str = "last"
+    grouping: groups.Grouping = groups.Grouping()
 
 
 def batches_at_once(batch_size: int) -> int:
@@ -106,8 +108,9 @@ def trained(model: Model):
     size = model.batch_size
     side_by_side = (size, batches_at_once(size)) if size else (0, 1)
     model_fn = make_model_fn(
-        model.config, OptimizerConfig(), mode.replicas, ops=model.ops, side_by_side=side_by_side
-    )
+        model.config, OptimizerConfig(), mode.replicas, ops=model.ops, side_by_side=side_by_side,
+        grouping=model.grouping,
+    )  # fmt: skip
     in_place = mode.processes.chief and os.access(model.model_dir, os.W_OK)
     return _estimator(model_fn, model, in_place, session_config=mode.session_config)
 
@@ -217,21 +220,22 @@ def evaluate(model: Model, data: datasets.DataSet, input_fn: Callable, more_hook
     """
 
     def at(path):
-        curves = metrics.Curves()
-        session = [*session_hooks(model, path), *more_hooks, curves]
+        curves, slices = metrics.Curves(), groups.Slices()
+        session = [*session_hooks(model, path), *more_hooks, curves, slices]
         with bad_records.naming_bad_records(data, schema(model.config, data)), trained(
             model
         ) as estimator:
             # Evaluations by other jobs than training write their summaries to eval_test/.
             name = None if model.trains else "test"
             found = estimator.evaluate(input_fn, hooks=session, checkpoint_path=path, name=name)
-            return found, curves
+            return found, curves, slices
 
-    found, curves = of_checkpoint(model, at)
+    found, curves, slices = of_checkpoint(model, at)
     results = {name: float(found[name]) for name in metrics.RESULTS}
     results["examples"] = int(results["examples"])
     remote_files.check_all_read(data.files, data.rows, results["examples"])
     results["loss"] = results.pop("mean_loss")
+    results.update(groups.of_report(model.grouping, found, slices.found))
     if math.isnan(results["auc"]) and data.weighted:
         logging.warning(
             "The examples of %s that weigh more than 0 have not both labels, so the AUC is "

@@ -22,7 +22,10 @@ v1 = tf.compat.v1
 
 
 def check(job: JobConfig, evaluates: bool):
-    """Refuses (BadInput) flags that need evaluations if this run makes none."""
+    """Refuses (BadInput) flags that need evaluations, or a figure of them, that this run lacks."""
+    for name in ("best_metric", "learning_rate_decay_metric"):
+        if getattr(job, name) == "gauc" and job.gauc_field is None:
+            raise BadInput(f"--{name}=gauc needs the field of users: add --gauc_field=N.")
     for name, asked in (
         ("learning_rate_decay_on_plateau", job.learning_rate_decay_on_plateau < 1),
         ("early_stopping_patience", job.early_stopping_patience > 0),

@@ -300,6 +300,12 @@ _choice("best_metric", "auc",
 _float("min_improvement", 0.0,
     "An evaluation improves a metric only by more than this. Raise it, for example to 0.0001, to "
     "stop or decay the learning rate when the gains become small.", 0.0)
+_integer("gauc_field", None,
+    "Field, from 0 to F - 1, by whose values evaluations compute GAUC: the AUC within each feature "
+    "id of it, weighted by its examples. Give the field of users. Default: none.", 0)
+_define(_Numbers(int, lambda x: x >= 0, "a list of fields such as 0,3"), "slice_fields", (),
+    "Fields, a comma list of numbers from 0 to F - 1, for whose 20 most frequent feature ids "
+    "evaluations report AUC, log loss and calibration. Default: none.")
 _integer("early_stopping_patience", 0,
     "Stop after this many evaluations in a row without a new best one; 0 never stops early.", 0)
 _integer("eval_every_steps", 0,

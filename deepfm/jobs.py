@@ -14,6 +14,7 @@ from deepfm.data import bad_records, input_pipeline
 from deepfm.data.reading import Source
 from deepfm.errors import BadInput
 from deepfm.kernels import compiled
+from deepfm.model import groups
 from deepfm.runtime import atomic_files, interruption, remote_files, sagemaker
 from deepfm.state import best, checkpoints
 from deepfm.state.remote_model_dir import REPORT, at_hand
@@ -77,6 +78,8 @@ _USED_BY = {
     "predictions_file": ("infer",),
     "servable_model_dir": ("train", "export"),
     "checkpoint": ("eval", "infer", "export"),
+    "gauc_field": ("train", "eval"),
+    "slice_fields": ("train", "eval"),
     "clear_existing_model": ("train",),
     "abandon_interrupted_run": ("train",),
 }
@@ -149,6 +152,7 @@ def _with_batch_size(job):
 
 def _eval(job, of_job):
     data, model = _trained_model(job, of_job, "val_data_dir")
+    groups.check(model.grouping, model.config.field_size)
     if not open_data.evaluates_alone(job.input, job.distribution.processes):
         data = open_data.weighted_alike(data, job.distribution.processes)
     schema = estimators.schema(model.config, data)
@@ -231,7 +235,7 @@ def _trained_model(job, of_job, flag=None):
     ops = compiled.of_model(job.ops)
     model = estimators.Model(
         job.model_dir, config, mode, job.input.seed, ops=ops, batch_size=size,
-        checkpoint=job.checkpoint,
+        checkpoint=job.checkpoint, grouping=groups.Grouping(job.gauc_field, job.slice_fields),
     )  # fmt: skip
     return data, model
 

@@ -28,6 +28,7 @@ def check_alike(job: JobConfig, config: ModelConfig, data, validation, damaged):
         return
     names = (
         "max_steps", "eval_every_steps", *_OF_EPOCHS, "best_metric", "early_stopping_patience",
+        "gauc_field", "slice_fields",
     )  # fmt: skip
     of_input = (
         "eval_on_all_ranks",

@@ -14,7 +14,7 @@ from deepfm.data.reading import Source
 from deepfm.errors import BadInput
 from deepfm.kernels import compiled
 from deepfm.kernels.ops import TENSORFLOW
-from deepfm.model import fresh_tables, optimizers
+from deepfm.model import fresh_tables, groups, optimizers
 from deepfm.runtime import interruption, remote_files, sagemaker, stopping, throughput, utilization
 from deepfm.state import export, resume, saving
 from deepfm.state import model_dir as model_folder
@@ -42,6 +42,8 @@ def train(job: JobConfig, of_job: sagemaker.Job, mirror: Optional[Mirror] = None
     data = open_data.find("training_data_dir", job.input, processes, of_job)
     validation = open_data.find_validation(job.input, processes, of_job)
     config = model_config.to_train(asked, _kept_model(job), data, validation)
+    grouping = groups.Grouping(job.gauc_field, job.slice_fields)
+    groups.check(grouping, config.field_size)
     estimators.check_fits_memory(
         config, mode, job.input.batch_size, job.optimizer,
         bool(job.eval_every_steps and job.input.val_data_dir),
@@ -79,7 +81,7 @@ def train(job: JobConfig, of_job: sagemaker.Job, mirror: Optional[Mirror] = None
     gpus = utilization.Gpus()
     model = estimators.Model(
         job.model_dir, config, mode, job.input.seed, trains=True, ops=compiled.of_model(job.ops),
-        batch_size=job.input.batch_size,
+        batch_size=job.input.batch_size, grouping=grouping,
     )  # fmt: skip
     run = _Training(job, of_job, mirror, model, data, validation, position, step, parts, gpus)
     _log_start(job, data, config, damaged, share, position, step)

@@ -3,8 +3,9 @@
     .venv/bin/python scripts/report.py MODEL_DIR
     .venv/bin/python scripts/report.py MODEL_DIR --output_dir=run-1
 
-It shows loss and AUC over steps, the ROC curve, calibration by decile, throughput and utilization
-over time, data and flags; below, the evaluation, inference and export that followed. The plots are
+It shows loss and AUC over steps, the ROC and the precision-recall curve, calibration by decile,
+slices by the values of a field, throughput and utilization over time, data and flags; below, the
+evaluation, inference and export that followed. The plots are
 also written beside report.html, as PNG files. The program reads report.json, report.TASK.json,
 model.json, evaluations.json and the summaries of a model_dir on this machine.
 """
@@ -157,6 +158,8 @@ def _plots_of_results(report, kind="") -> Dict[str, bytes]:
             "ROC", ("share of negatives above", "share of positives above"), curves["roc"],
             label=f"AUC {results['auc']:.4f}" if results else None,
         )  # fmt: skip
+    if curves.get("precision_recall"):
+        drawn[f"precision_recall{kind}.png"] = _above_base_rate(curves["precision_recall"])
     if curves.get("deciles"):
         points = [(d["prediction"], d["positives"]) for d in curves["deciles"]]
         drawn[f"calibration{kind}.png"] = _beside_diagonal(
@@ -199,6 +202,18 @@ def _beside_diagonal(title, labels, points, largest=1, **style) -> bytes:
     return png(figure)
 
 
+def _above_base_rate(points) -> bytes:
+    """The precision-recall curve, above the precision of random scores, which is its last one."""
+    figure, axes = _figure("Precision and recall", "recall", "precision")
+    base = points[-1][1]
+    style = {"color": "gray", "linestyle": "--", "linewidth": 1}
+    axes.axhline(base, **style, label=f"share of positives {base:.4g}")
+    axes.plot(*zip(*points))
+    axes.set(xlim=(0, 1), ylim=(0, 1.05 * max(precision for _, precision in points)))
+    axes.legend()
+    return png(figure)
+
+
 # What may follow training: a part of the names of its report and plots, and its title.
 _LATER = {".eval": "Evaluation", ".infer": "Inference", ".export": "Export"}
 
@@ -225,6 +240,7 @@ def _part(title, report, plots, model=None, evaluations=None) -> List[str]:
     deciles = (report.get("curves") or {}).get("deciles")
     tables = {
         "Evaluations": _rows(("step", "auc", "log_loss"), evaluations),
+        **_slices((report.get("eval") or {}).get("slices") or []),
         "Calibration": _rows(("examples", "prediction", "positives"), deciles),
         "Run": _pairs({k: v for k, v in report.items() if not isinstance(v, (dict, list))}),
         "Training data": _pairs(report.get("training_data")),
@@ -241,10 +257,19 @@ def _part(title, report, plots, model=None, evaluations=None) -> List[str]:
     ]
 
 
+def _slices(found) -> Dict[str, str]:
+    """{title: table} of the slices by each field."""
+    columns = "value", "examples", "auc", "log_loss", "calibration"
+    fields = dict.fromkeys(entry["field"] for entry in found)
+    of = lambda field: [{**e, "value": str(e["value"])} for e in found if e["field"] == field]
+    return {f"Slices by the ids of field {x}": _rows(columns, of(x)) for x in fields}
+
+
 def _cards(report) -> List[str]:
     found = report.get("eval") or {}
     figures = {
         "AUC": found.get("auc"),
+        "GAUC": found.get("gauc"),
         "log loss": found.get("log_loss"),
         "calibration": found.get("calibration"),
         "examples/s": report.get("examples_per_second"),

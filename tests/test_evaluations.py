@@ -58,6 +58,17 @@ def test_a_rise_that_is_too_small_is_no_improvement(tmp_path):
     assert filled(tmp_path, aucs).decay(0.5) == 1
 
 
+def test_gauc_decides_where_it_is_known(tmp_path):
+    found = history(tmp_path, metric="gauc")
+    found.add(10, {"auc": 0.9, "log_loss": 0.1})  # before --gauc_field was given
+    for step, gauc in (20, math.nan), (30, 0.7), (40, 0.6):
+        found.add(step, {"auc": 0.5, "log_loss": 0.5, "gauc": gauc})
+        found.keep()
+    assert found.best["step"] == 30
+    assert found.decay(0.1, metric="gauc") == 0.1  # after step 40 alone
+    assert history(tmp_path, until=40, metric="gauc").best == found.best
+
+
 def test_an_auc_that_is_not_a_number_is_never_best(tmp_path):
     assert filled(tmp_path, [math.nan, 0.5, math.nan]).best["step"] == 20
 

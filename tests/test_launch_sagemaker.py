@@ -155,7 +155,7 @@ def test_a_job_on_spot_instances_goes_on_from_the_checkpoints_that_are_mirrored(
 
 def test_the_metrics_are_found_in_what_train_py_prints(servers, tmp_path):
     write_tfrecords(tmp_path / "a.tfrecords", make_records(128))
-    done = run_train(*small_job(tmp_path, tmp_path / "model", "--log_steps=1"))
+    done = run_train(*small_job(tmp_path, tmp_path / "model", "--log_steps=1", "--gauc_field=0"))
     wanted = json.loads((tmp_path / "model" / "report.json").read_text())
     found = {
         m["Name"]: [float(x) for x in re.findall(m["Regex"], done.stderr)]
@@ -163,7 +163,7 @@ def test_the_metrics_are_found_in_what_train_py_prints(servers, tmp_path):
     }
     assert found["train:loss"][-1] == pytest.approx(wanted["train"]["loss"], abs=1e-5)
     assert len(found["train:loss"]) == len(found["train:examples_per_second"]) == 2
-    for name in ("auc", "log_loss", "calibration"):
+    for name in ("auc", "log_loss", "calibration", "gauc"):
         assert found[f"eval:{name}"] == pytest.approx([wanted["eval"][name]], abs=1e-4)
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import sklearn.metrics
+import tensorflow as tf
 
 from deepfm.model import metrics
 
@@ -133,3 +134,47 @@ def test_merging_neighbours_costs_auc_no_more_than_half_of_the_pairs_within(monk
 
 def test_auc_of_a_single_class_is_not_a_number():
     assert np.isnan(evaluate(np.ones(5), np.arange(5.0))[0]["auc"])
+
+
+def test_the_precision_recall_curve_is_that_of_a_loop_over_the_thresholds():
+    labels, logits = make(rows=3000)
+    logits = logits.round(1)  # some are equal
+    _, evaluation = evaluate(labels, logits)
+    prob = (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
+    wanted = []
+    for threshold in sorted(set(prob), reverse=True):
+        found = labels[prob >= threshold]
+        wanted.append([found.sum() / labels.sum(), found.mean()])
+    assert len(wanted) < 200
+    np.testing.assert_allclose(evaluation.precision_recall(), wanted, atol=1e-6)
+    few = evaluation.precision_recall(20)
+    assert len(few) == 21
+    assert set(map(tuple, few)) <= set(map(tuple, evaluation.precision_recall()))
+    assert few[-1] == [1.0, round(labels.mean(), 6)]
+
+
+def test_without_positives_there_is_no_precision_recall_curve():
+    assert evaluate(np.zeros(5), np.arange(5.0))[1].precision_recall() == []
+    assert metrics.Evaluation().precision_recall() == []
+
+
+@pytest.mark.parametrize("rows", [0, 1, 500])
+def test_tensorboards_precision_recall_curve_counts_the_examples_above_each_threshold(rows):
+    from tensorboard.plugins.pr_curve import metadata
+
+    labels, logits = make(rows=rows, shift=-1)
+    _, evaluation = evaluate(labels, logits)
+    prob = (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
+    (value,) = tf.compat.v1.Summary.FromString(evaluation.pr_summary(11)).value
+    plugin = value.metadata.plugin_data
+    assert plugin.plugin_name == metadata.PLUGIN_NAME
+    assert metadata.parse_plugin_metadata(plugin.content).num_thresholds == 11
+    for i, column in enumerate(tf.make_ndarray(value.tensor).T):
+        above = prob >= np.float32(i / 10)
+        true, false = (above & (labels > 0)).sum(), (above & (labels == 0)).sum()
+        positives = labels.sum()
+        wanted = [
+            true, false, rows - positives - false, positives - true,
+            true / max(true + false, 1), true / max(positives, 1),
+        ]  # fmt: skip
+        np.testing.assert_allclose(column, wanted, rtol=1e-6)

@@ -70,7 +70,7 @@ def test_the_page_needs_nothing_else_and_its_tags_are_closed(page):
     tags = _Tags()
     tags.feed(page)
     assert tags.open == []
-    assert len(tags.sources) == 7
+    assert len(tags.sources) == 8
     assert all(source.startswith("data:image/png;base64,") for source in tags.sources)
     assert not re.search(r"(src|href)=.?(http|/)", page)
 
@@ -98,7 +98,7 @@ def test_chromium_shows_the_page_with_all_its_images(page, tmp_path):
              f"--screenshot={tmp_path}/page.png", "--dump-dom", f"file://{tmp_path}/page.html"],
             capture_output=True, text=True, timeout=60,
         )  # fmt: skip
-    assert "<title>seen 7 of 7, too wide: false</title>" in done.stdout, (
+    assert "<title>seen 8 of 8, too wide: false</title>" in done.stdout, (
         done.stdout[-300:] + done.stderr[-1000:]
     )
     with tf.io.gfile.GFile(str(tmp_path / "page.png"), "rb") as f, tf.Graph().as_default():
@@ -108,7 +108,8 @@ def test_chromium_shows_the_page_with_all_its_images(page, tmp_path):
 
 def test_the_plots_lie_beside_the_page(page, run):
     names = sorted(path.name for path in (run / "report").iterdir())
-    plots = ["auc", "calibration", "learning_rate", "loss", "roc", "throughput", "utilization"]
+    plots = ["auc", "calibration", "learning_rate", "loss", "precision_recall", "roc"]
+    plots += ["throughput", "utilization"]
     assert names == sorted(["report.html"] + [f"{plot}.png" for plot in plots])
 
 
@@ -118,7 +119,7 @@ def test_a_page_of_an_evaluation_alone_has_its_curves(run, tmp_path):
     (tmp_path / "report.json").write_text(json.dumps({**short, "task_type": "eval"}))
     assert make(tmp_path).returncode == 0
     assert {p.name for p in (tmp_path / "report").iterdir()} == {
-        "report.html", "roc.png", "calibration.png",
+        "report.html", "roc.png", "precision_recall.png", "calibration.png",
     }  # fmt: skip
 
 
@@ -141,7 +142,7 @@ def test_the_jobs_that_follow_stand_below_the_training(run, tmp_path):
     above, evaluation, inference = re.split("<h1>(?:Evaluation|Inference)</h1>", page)
     assert f"{training['eval']['auc']:.6g}" in above and f"{auc:.6g}" in evaluation
     assert "4,711" in inference
-    assert [text.count("<img") for text in (above, evaluation, inference)] == [7, 2, 0]
+    assert [text.count("<img") for text in (above, evaluation, inference)] == [8, 3, 0]
     assert (model / "report" / "roc.eval.png").exists()
 
 

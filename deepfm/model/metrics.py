@@ -111,6 +111,40 @@ class Evaluation:
         curve = above[chosen] / above[-1]
         return [[0.0, 0.0]] + [[round(float(x), 6) for x in point] for point in curve]
 
+    def precision_recall(self, points: int = 200) -> List[List[float]]:
+        """The precision-recall curve: [recall, precision] above ever lower thresholds.
+
+        Through at most `points` + 1 thresholds, down to recall 1; empty without positives.
+        """
+        self._compact()
+        above = np.cumsum(self._counts[::-1], axis=0)
+        if not len(above) or not above[-1, 1]:
+            return []
+        chosen = np.unique(np.linspace(0, len(above) - 1, points + 1).astype(np.int64))
+        positives, examples = above[chosen, 1], above[chosen].sum(axis=1)
+        curve = np.stack([positives / above[-1, 1], positives / examples], axis=1)
+        return [[round(float(x), 6) for x in point] for point in curve]
+
+    def pr_summary(self, thresholds: int = 1001) -> bytes:
+        """A serialized Summary of the precision-recall curve for TensorBoard's PR CURVES tab.
+
+        Exact at each of the thresholds, which are evenly spaced from 0 to 1 as the tab wants.
+        """
+        from tensorboard.plugins.pr_curve import summary
+
+        self._compact()
+        wanted = np.linspace(0, 1, thresholds).astype(np.float32)
+        first = np.append(np.searchsorted(self._scores, wanted), len(self._scores))
+        below = np.zeros((len(first), 2))
+        below[first > 0] = np.cumsum(self._counts, axis=0)[first[first > 0] - 1]
+        true_negatives, false_negatives = below[:-1].T
+        false, true = (below[-1] - below[:-1]).T
+        precision, recall = true / np.maximum(true + false, 1e-7), true / max(below[-1, 1], 1e-7)
+        return summary.raw_data_pb(
+            "precision_recall", true, false, true_negatives, false_negatives, precision, recall,
+            thresholds,
+        ).SerializeToString()  # fmt: skip
+
     def deciles(self) -> List[Dict[str, float]]:
         """Ten groups of equal size, by ascending prediction; equal predictions stay together.
 
@@ -148,9 +182,13 @@ class Curves(v1.train.SessionRunHook):
 
     @property
     def of_report(self) -> dict:
-        """The curves in report.json: the ROC curve, and calibration by decile."""
+        """The curves in report.json: ROC, precision and recall, and calibration by decile."""
         (evaluation,) = self._read
-        return {"roc": evaluation.roc(), "deciles": evaluation.deciles()}
+        return {
+            "roc": evaluation.roc(),
+            "precision_recall": evaluation.precision_recall(),
+            "deciles": evaluation.deciles(),
+        }
 
 
 def summarize(name: str, value):
@@ -179,7 +217,7 @@ def evaluation_ops(labels, logits, prob, losses, gather=lambda tensor, name: ten
         weights: float32 [B], the weight of each example; None: all weigh 1.
 
     Returns:
-        {name of RESULTS: (value float64 [], update op)}.
+        {name of RESULTS: (value float64 [], update op)}, and `pr_curve`, a Summary, string [].
     """
     weighted = weights is not None
     evaluation = Evaluation(weighted)
@@ -200,4 +238,6 @@ def evaluation_ops(labels, logits, prob, losses, gather=lambda tensor, name: ten
         return everyones.results()
 
     results = tf.ensure_shape(v1.py_func(read, state, tf.float64), [len(RESULTS)])
-    return {name: (results[i], add) for i, name in enumerate(RESULTS)}
+    curve = v1.py_func(lambda _: read_so_far[0].pr_summary(), [results], tf.string)
+    named = {name: (results[i], add) for i, name in enumerate(RESULTS)}
+    return {**named, "pr_curve": (tf.ensure_shape(curve, []), add)}

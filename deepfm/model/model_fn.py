@@ -8,7 +8,7 @@ import math
 import tensorflow as tf
 
 from deepfm.kernels.ops import TENSORFLOW
-from deepfm.model import metrics, optimizers
+from deepfm.model import groups, metrics, optimizers
 from deepfm.model.batch_norm import BatchPart
 from deepfm.model.network import logits_side_by_side, network
 from deepfm.runtime.stopping import ROWS_OF_STEPS
@@ -88,7 +88,13 @@ def _part(features, replicas):
 
 
 def make_model_fn(
-    config, optimizer_config, replicas, partitioner=None, ops=TENSORFLOW, side_by_side=(0, 1)
+    config,
+    optimizer_config,
+    replicas,
+    partitioner=None,
+    ops=TENSORFLOW,
+    side_by_side=(0, 1),
+    grouping=None,
 ):
     """Makes the Estimator's model_fn.
 
@@ -99,6 +105,7 @@ def make_model_fn(
         partitioner: cuts the variables into parts for training, or None.
         ops: Ops.
         side_by_side: (size, most) of the batches that are applied at once outside training.
+        grouping: groups.Grouping of evaluations, or None.
 
     Returns:
         model_fn(features, labels, mode): features as in `network`, perhaps with `example_weights`
@@ -133,6 +140,12 @@ def make_model_fn(
             results = metrics.evaluation_ops(
                 labels, logits, prob, losses, replicas.gather, of_examples
             )
+            if grouping and grouping.fields:
+                ids = groups.values_of(features, config.field_size, grouping.fields)
+                figures = groups.evaluation_ops(
+                    grouping, ids, labels, logits, prob, replicas.gather
+                )
+                results.update(figures)
             mean_loss = tf.reduce_mean(losses)
             if of_examples is not None:
                 alone = replicas._replace(stack=None, in_step=1)

@@ -16,18 +16,18 @@ from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files
 
 FILE = "evaluations.json"
-METRICS = "auc", "log_loss"  # that are kept
+METRICS = "auc", "log_loss", "gauc"  # that are kept; of GAUC, those that were asked for
 
 
 def value(entry: Dict[str, Any], metric: str) -> float:
     """The value of a metric, one of CHOICES["best_metric"], in an evaluation."""
     if metric == "auc_minus_log_loss":
         return entry["auc"] - entry["log_loss"]
-    return entry[metric]
+    return entry.get(metric, math.nan)  # an evaluation without --gauc_field has no gauc
 
 
 def _goodness(entry, metric):
-    """A metric's value such that more is better; NaN if there is no AUC, as all labels agree."""
+    """A metric's value such that more is better; NaN if it is undefined or unknown."""
     return -value(entry, metric) if metric == "log_loss" else value(entry, metric)
 
 
@@ -88,8 +88,8 @@ class History:
         return [e for e in self.entries if e.get("data", self._data) == self._data]
 
     def add(self, step: int, results: Dict[str, Any]):
-        """Adds the results of an evaluation; keeps auc and log_loss."""
-        entry = {"step": step, **{name: results[name] for name in METRICS}}
+        """Adds the results of an evaluation; keeps those of METRICS, gauc if there is one."""
+        entry = {"step": step, **{name: results[name] for name in METRICS if name in results}}
         if self._data:
             entry["data"] = self._data
         same = self._compared
@@ -155,7 +155,7 @@ def _read(path) -> List[Dict[str, Any]]:
             found = json.load(f)
         for entry in found:
             entry["step"] = int(entry["step"])
-            for name in METRICS:
+            for name in {"auc", "log_loss"} | (set(METRICS) & set(entry)):
                 entry[name] = float("nan" if entry[name] is None else entry[name])
             for name in ("export", "data"):
                 if not isinstance(entry.get(name, ""), str):

@@ -1,0 +1,303 @@
+"""GAUC and slices: an evaluation by the values of a field, such as users or places of an ad.
+
+GAUC is the AUC within each value of a field, averaged over the values that occur with both labels,
+each weighted by its examples:
+
+    GAUC = sum_u n_u AUC_u / sum_u n_u
+
+Zhou et al., "Deep Interest Network for Click-Through Rate Prediction", KDD 2018,
+https://arxiv.org/abs/1706.06978, section on metrics.
+
+A group is the examples with one value, which is a feature id. Every example is kept until the end,
+in 12 bytes with one field, because only then is a group complete, whichever process has read it.
+
+B: examples in the batch. f: fields asked for. n: examples of the evaluation.
+"""
+
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from deepfm.errors import BadInput
+
+v1 = tf.compat.v1
+
+MOST = 20  # slices of a field that are listed; the rest are one slice
+NONE = -1  # the value of an example whose field is empty
+RESULTS = ("gauc", "gauc_groups", "gauc_examples")  # groups with both labels, and their examples
+_FOUND = "deepfm_slices"  # collection: a list that receives the slices at the end
+_BLOCK = 1 << 20  # examples that are ranked at once; fewer take less memory
+
+
+class Grouping(NamedTuple):
+    """The fields by which an evaluation groups its examples.
+
+    Attributes:
+        gauc_field: number of the field whose values GAUC compares within; None: no GAUC.
+        slice_fields: numbers of the fields whose largest values have metrics of their own.
+    """
+
+    gauc_field: Optional[int] = None
+    slice_fields: Tuple[int, ...] = ()
+
+    @property
+    def fields(self):
+        """All of these fields, each once."""
+        asked = () if self.gauc_field is None else (self.gauc_field,)
+        return tuple(sorted({*asked, *self.slice_fields}))
+
+
+def check(asked: Grouping, field_size: int):
+    """Refuses (BadInput) fields that the records do not have."""
+    for field in asked.fields:
+        if field >= field_size:
+            flag = "gauc_field" if field == asked.gauc_field else "slice_fields"
+            raise BadInput(
+                f"--{flag}={field}: the records have {field_size} fields; give a field from 0 to "
+                f"{field_size - 1}."
+            )
+
+
+def values_of(features, field_size: int, fields):
+    """The value of each example in some fields: the first, if a field has several; NONE if none.
+
+    Args:
+        features: as for `network`.
+        field_size: F.
+        fields: numbers of fields.
+
+    Returns:
+        int32 [B, f].
+    """
+    ids, fields = tf.cast(features["feat_ids"], tf.int32), list(fields)
+    if "feat_counts" not in features:
+        return tf.gather(tf.reshape(ids, [-1, field_size]), fields, axis=1)
+    counts = tf.reshape(features["feat_counts"], [-1, field_size])
+    first = tf.gather(tf.cumsum(counts, axis=1, exclusive=True), fields, axis=1)
+    found = tf.gather(tf.pad(ids, [[0, 0], [0, 1]]), first, batch_dims=1)
+    return tf.where(tf.gather(counts, fields, axis=1) > 0, found, tf.fill(tf.shape(found), NONE))
+
+
+class Examples:
+    """The examples of an evaluation so far.
+
+    Args:
+        number: f.
+    """
+
+    def __init__(self, number: int):
+        empty = np.zeros((0, number), np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32)
+        self._blocks = [empty]  # the others hold at least _BLOCK examples each
+        self._batches, self._rows = [], 0
+
+    def add(self, ids, labels, prob, log_losses):
+        """Adds a batch: ids int32 [B, f], the others float32 [B]; prob is in [0, 1]."""
+        # Not negative, so prob's bits are in its order; 1.0 has 30 bits, and only NaN has 31.
+        scored = (prob.view(np.int32) << 1 | (labels > 0.5)) & 0x7FFFFFFF
+        self._batches.append((ids.copy(), scored, log_losses.copy()))
+        self._rows += len(labels)
+        if self._rows >= _BLOCK:  # the memory of small arrays is not given back to the system
+            self._blocks.append(_joined(self._batches))
+            self._batches, self._rows = [], 0
+
+    def state(self):
+        """Hands out all examples: ids int32 [n, f], scored int32 [n], log losses float32 [n].
+
+        `scored` is the bits of the float32 prediction, and below them the label.
+        """
+        blocks = self._blocks + self._batches
+        self._blocks, self._batches, self._rows = blocks[:1], [], 0
+        return _joined(blocks)
+
+
+def _joined(blocks):
+    """The columns of a list of blocks, which is emptied; no more than one column is held twice."""
+    columns = [list(column) for column in zip(*blocks)]
+    blocks.clear()
+    return [np.concatenate(columns.pop(0)) for _ in range(len(columns))]
+
+
+def gauc(ids, scored) -> Tuple[float, int, int]:
+    """GAUC by one field, exact; NaN if no group has both labels.
+
+    Args:
+        ids, scored: int32 [n], as of Examples.
+
+    Returns:
+        In the order of RESULTS.
+    """
+    keys = ids.astype(np.int64)
+    keys <<= 32
+    keys |= scored
+    keys.sort()
+    examples, positives, pairs = _ranked(keys).T
+    both = (positives > 0) & (positives < examples)
+    examples, aucs = examples[both], _auc(examples, positives, pairs)[both]
+    number = int(examples.sum())
+    return float(np.dot(examples, aucs) / number) if number else float("nan"), len(aucs), number
+
+
+def slices(ids, scored, log_losses) -> List[Dict[str, Any]]:
+    """The largest groups of one field, at most MOST, and all other examples as one.
+
+    Args:
+        ids, scored: int32 [n]; log_losses: float32 [n]; as of Examples.
+
+    Returns:
+        For each: value (an id, "none" or "others"), examples, auc, log_loss, calibration; NaN for
+        a figure that is undefined.
+    """
+    values, examples = np.unique(ids, return_counts=True)
+    found, others = [], np.ones(len(ids), np.bool_)
+    for value in values[np.argsort(-examples, kind="stable")[:MOST]]:
+        rows = ids == value
+        others &= ~rows
+        name = "none" if value == NONE else int(value)
+        found.append({"value": name, **_figures(scored[rows], log_losses[rows])})
+    if others.any():
+        found.append({"value": "others", **_figures(scored[others], log_losses[others])})
+    return found
+
+
+def _figures(scored, log_losses):
+    """The figures of a slice, from the columns of its examples."""
+    ((examples, positives, pairs),) = ranked = _ranked(np.sort(scored).astype(np.int64))
+    predicted = (scored >> 1).view(np.float32).sum(dtype=np.float64)
+    return {
+        "examples": int(examples),
+        "auc": float(_auc(*ranked.T)[0]),
+        "log_loss": float(log_losses.sum(dtype=np.float64) / examples),
+        "calibration": float(predicted / positives) if positives else float("nan"),
+    }
+
+
+def _auc(examples, positives, pairs):
+    """The AUC of each group, float64; NaN for one without both labels."""
+    with np.errstate(invalid="ignore"):
+        return pairs / (2.0 * positives * (examples - positives))
+
+
+def _ranked(keys):
+    """How the positive examples of each group rank among its negative ones.
+
+    Args:
+        keys: int64 [n], ascending: group << 32 | score << 1 | label.
+
+    Returns:
+        int64 [groups, 3]: examples, positives, and 2 U, twice the number of pairs in which the
+        positive one has the higher score, a tie counting half (Mann and Whitney).
+    """
+    groups, found, start, before = [np.zeros(0, np.int64)], [np.zeros((0, 3), np.int64)], 0, 0
+    while start < len(keys):
+        last = keys[min(start + _BLOCK, len(keys)) - 1]
+        end = np.searchsorted(keys, last | 1, side="right")  # equal scores stay together
+        block = keys[start:end]
+        runs = _starts(block >> 1)  # of equal scores
+        examples = np.diff(np.append(runs, len(block)))
+        positives = np.add.reduceat(block & 1, runs)
+        negatives = examples - positives
+        upto = before + np.cumsum(negatives)  # since the block's first group began
+        of_runs = block[runs] >> 32
+        firsts = _starts(of_runs)
+        columns = examples, positives, positives * (2 * upto - negatives)
+        rows = np.add.reduceat(np.stack(columns, axis=1), firsts)
+        earlier = (upto - negatives)[firsts]  # of other groups
+        earlier[0] = 0
+        rows[:, 2] -= 2 * rows[:, 1] * earlier
+        groups.append(of_runs[firsts])
+        found.append(rows)
+        goes_on = end < len(keys) and keys[end] >> 32 == last >> 32
+        start, before = end, upto[-1] - earlier[-1] if goes_on else 0
+    groups, found = np.concatenate(groups), np.concatenate(found)
+    return np.add.reduceat(found, _starts(groups)) if len(groups) else found
+
+
+def _starts(numbers):
+    """Where runs of equal numbers start; there is at least one number."""
+    return np.flatnonzero(np.concatenate([[True], numbers[1:] != numbers[:-1]]))
+
+
+def evaluation_ops(asked, ids, labels, logits, prob, gather=lambda tensor, name: tensor):
+    """Estimator's eval_metric_ops of GAUC and slices.
+
+    Args:
+        asked: Grouping with a field.
+        ids: int32 [B, f], the values of its fields.
+        labels, logits, prob: float32 [B].
+        gather: (tensor, name) -> those of all processes, along the first axis; all must read.
+
+    Returns:
+        {name: (value, update op)}: those of RESULTS, float64 [], with gauc_field; with
+        slice_fields `slices`, string [], a Summary with a table for TensorBoard.
+    """
+    number = len(asked.fields)
+    examples = Examples(number)
+    losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
+    add = v1.py_func(examples.add, [ids, labels, prob, losses], [])
+    state = v1.py_func(examples.state, [], [tf.int32, tf.int32, tf.float32])
+    parts = ("ids", [None, number]), ("scored", [None]), ("log_losses", [None])
+    state = [
+        gather(tf.ensure_shape(x, shape), f"groups_{name}")
+        for x, (name, shape) in zip(state, parts)
+    ]
+    found = []
+    v1.add_to_collection(_FOUND, found)
+
+    def read(ids, scored, log_losses):
+        of = lambda field: ids[:, asked.fields.index(field)]
+        figures = np.zeros(len(RESULTS))
+        if asked.gauc_field is not None:
+            figures[:] = gauc(of(asked.gauc_field), scored)
+        found[:] = [
+            {"field": field, **of_value}
+            for field in asked.slice_fields
+            for of_value in slices(of(field), scored, log_losses)
+        ]
+        return figures, _table(found)
+
+    figures, table = v1.py_func(read, state, [tf.float64, tf.string])
+    figures, results = tf.ensure_shape(figures, [len(RESULTS)]), {}
+    if asked.gauc_field is not None:
+        results = {name: (figures[i], add) for i, name in enumerate(RESULTS)}
+    if asked.slice_fields:
+        results["slices"] = tf.ensure_shape(table, []), add
+    return results
+
+
+def _table(found) -> bytes:
+    """A serialized Summary with slices as a table, which TensorBoard shows under TEXT."""
+    from tensorboard.plugins.text import summary
+
+    if not found:
+        return b""
+    rows = [list(found[0]), ["---"] * len(found[0])]
+    as_text = lambda x: f"{x:.6g}" if isinstance(x, float) else str(x)
+    rows += [map(as_text, of_value.values()) for of_value in found]
+    return summary.pb("slices", "\n".join(" | ".join(row) for row in rows)).SerializeToString()
+
+
+class Slices(v1.train.SessionRunHook):
+    """Holds the slices of all processes, {field, and as `slices`}, once an evaluation has ended."""
+
+    def begin(self):
+        self.found = next(iter(v1.get_collection(_FOUND)), [])
+
+
+def of_report(asked, results, found) -> Dict[str, Any]:
+    """What report.json says of an evaluation by groups; logs the GAUC.
+
+    Args:
+        asked: Grouping.
+        results: what Estimator found.
+        found: Slices.found.
+    """
+    report = {}
+    if asked.gauc_field is not None:
+        report = {name: float(results[name]) for name in RESULTS}
+        report.update((name, int(report[name])) for name in RESULTS[1:])
+        logging.info(
+            "GAUC of field %d: gauc=%.6f groups=%d examples=%d", asked.gauc_field, *report.values()
+        )
+    return {**report, "slices": found} if asked.slice_fields else report

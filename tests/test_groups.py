@@ -1,0 +1,327 @@
+"""GAUC and slices against slow loops over the groups, over processes, and where they are told."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import sklearn.metrics
+import tensorflow as tf
+from conftest import (
+    ROOT,
+    SMALL_MODEL,
+    make_records,
+    report,
+    run_horovod,
+    run_train,
+    write_libsvm,
+    write_tfrecords,
+)
+
+from deepfm.model import groups
+
+v1 = tf.compat.v1
+
+
+def examples(number, users, seed=0, digits=2):
+    """(ids, labels, prob, log losses) of some examples; some scores are equal."""
+    random = np.random.RandomState(seed)
+    ids = random.zipf(1.5, number) % users
+    prob = random.rand(number).astype(np.float32).round(digits)
+    labels = (random.rand(number) < 0.3 + 0.4 * prob).astype(np.float32)
+    p = prob.astype(np.float64).clip(1e-6, 1 - 1e-6)
+    return ids.astype(np.int32), labels, prob, -np.log(np.where(labels > 0, p, 1 - p))
+
+
+def slow_auc(labels, prob):
+    """Of all pairs of a positive and a negative, the share that is in order; a tie counts half."""
+    pairs = [
+        float(p > n) + 0.5 * float(p == n) for p in prob[labels > 0.5] for n in prob[labels < 0.5]
+    ]
+    return np.mean(pairs) if pairs else float("nan")
+
+
+def slow_gauc(ids, labels, prob):
+    """(GAUC, groups, examples), as the paper writes it."""
+    total = weighted = number = 0
+    for user in set(ids.tolist()):
+        of_user = ids == user
+        auc = slow_auc(labels[of_user], prob[of_user])
+        if not np.isnan(auc):
+            number += 1
+            total += of_user.sum()
+            weighted += of_user.sum() * auc
+    return (weighted / total if total else float("nan")), number, total
+
+
+def added(parts, number=1):
+    """The state of Examples to which batches were added."""
+    found = groups.Examples(number)
+    for ids, labels, prob, log_losses in parts:
+        found.add(ids.reshape(-1, number), labels, prob, log_losses.astype(np.float32))
+    return found.state()
+
+
+def in_parts(columns, sizes):
+    cuts = np.cumsum(sizes)
+    return list(zip(*(np.split(column, cuts) for column in columns)))
+
+
+@pytest.mark.parametrize("number, users", [(1, 1), (2, 1), (700, 1), (700, 40), (700, 690)])
+@pytest.mark.parametrize("block", [1, 7, 1 << 20])
+def test_gauc_is_that_of_a_loop_over_the_groups(monkeypatch, number, users, block):
+    monkeypatch.setattr(groups, "_BLOCK", block)
+    columns = examples(number, users, seed=number + users)
+    ids, scored, _ = added([columns])
+    found, wanted = groups.gauc(ids[:, 0], scored), slow_gauc(*columns[:3])
+    assert found[1:] == wanted[1:]
+    assert found[0] == pytest.approx(wanted[0], abs=1e-12, nan_ok=True)
+
+
+def test_groups_of_a_single_label_do_not_count():
+    ids = np.int32([1, 1, 2, 2, 3, 3, 3])
+    labels = np.float32([0, 0, 1, 1, 0, 1, 1])
+    prob = np.float32([0.9, 0.1, 0.2, 0.3, 0.5, 0.4, 0.6])
+    ids, scored, _ = added([(ids, labels, prob, prob)])
+    assert groups.gauc(ids[:, 0], scored) == (0.5, 1, 3)
+    value, number, count = groups.gauc(ids[:4, 0], scored[:4])
+    assert np.isnan(value) and (number, count) == (0, 0)
+    assert np.isnan(groups.gauc(ids[:0, 0], scored[:0])[0])
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-3, 1.0])
+def test_scores_that_hardly_differ_are_told_apart(scale):
+    prob = np.float32(scale) * (1 - np.arange(8, dtype=np.float32) * 2**-22)
+    assert len(set(prob.tolist())) == 8
+    labels = np.float32([0, 1, 1, 0, 1, 0, 0, 1])
+    ids, scored, _ = added([(np.zeros(8, np.int32), labels, prob, prob)])
+    wanted = sklearn.metrics.roc_auc_score(labels, prob.astype(np.float64) / scale)
+    assert groups.gauc(ids[:, 0], scored)[0] == pytest.approx(wanted, abs=1e-15)
+
+
+def test_it_does_not_matter_which_process_reads_the_records_of_a_group():
+    columns = examples(900, 50)
+    whole = added([columns])
+    shares = [added(in_parts(part, [31, 64])) for part in in_parts(columns, [100, 0, 500])]
+    together = [np.concatenate(column) for column in zip(*shares)]
+    assert groups.gauc(together[0][:, 0], together[1]) == groups.gauc(whole[0][:, 0], whole[1])
+
+
+def test_an_example_takes_12_bytes_with_one_field():
+    assert sum(column.nbytes for column in added([examples(100, 9)])) == 1200
+
+
+def test_slices_are_the_metrics_of_the_largest_groups_and_of_all_others():
+    columns = ids, labels, prob, log_losses = examples(3000, 60, digits=3)
+    values, counts = np.unique(ids, return_counts=True)
+    assert len(values) > groups.MOST + 5
+    state = added(in_parts(columns, [700, 13]))
+    found = groups.slices(state[0][:, 0], *state[1:])
+    assert len(found) == groups.MOST + 1 and found[-1]["value"] == "others"
+    named = [entry["value"] for entry in found[:-1]]
+    assert counts[np.isin(values, named)].min() >= counts[~np.isin(values, named)].max()
+    assert [entry["examples"] for entry in found[:-1]] == sorted(
+        counts[np.isin(values, named)], reverse=True
+    )
+    assert sum(entry["examples"] for entry in found) == 3000
+    for entry in found:
+        rows = ids == entry["value"] if entry["value"] != "others" else ~np.isin(ids, named)
+        assert entry["examples"] == rows.sum()
+        assert entry["auc"] == pytest.approx(slow_auc(labels[rows], prob[rows]), nan_ok=True)
+        assert entry["log_loss"] == pytest.approx(log_losses[rows].mean(), rel=1e-6)
+        ratio = prob[rows].mean() / labels[rows].mean() if labels[rows].any() else float("nan")
+        assert entry["calibration"] == pytest.approx(ratio, rel=1e-5, nan_ok=True)
+
+
+def test_few_slices_leave_no_others():
+    ids, *figures = added([examples(50, 3)])
+    assert {entry["value"] for entry in groups.slices(ids[:, 0], *figures)} == {0, 1, 2}
+
+
+def test_of_a_field_with_several_values_the_first_counts_and_none_is_a_group_of_its_own():
+    counts = np.int32([[1, 2, 0], [0, 0, 0], [0, 1, 3], [2, 0, 1]])
+    ids = np.int64([[5, 6, 7, 0], [0, 0, 0, 0], [8, 1, 2, 3], [4, 4, 9, 0]])
+    wanted = []
+    for row, of_fields in zip(ids.tolist(), counts):
+        starts = [of_fields[:f].sum() for f in range(3)]
+        wanted.append([row[s] if n else groups.NONE for s, n in zip(starts, of_fields)])
+    with tf.Graph().as_default(), v1.Session() as session:
+        features = {"feat_ids": tf.constant(ids), "feat_counts": tf.constant(counts)}
+        assert session.run(groups.values_of(features, 3, (0, 1, 2))).tolist() == wanted
+        assert session.run(groups.values_of(features, 3, (2,))).tolist() == [w[2:] for w in wanted]
+        empty = {"feat_ids": tf.constant(ids[:1, :0]), "feat_counts": tf.zeros([1, 3], tf.int32)}
+        assert session.run(groups.values_of(empty, 3, (0, 2))).tolist() == [[groups.NONE] * 2]
+        plain = {"feat_ids": tf.constant(ids)}
+        assert session.run(groups.values_of(plain, 4, (1, 3))).tolist() == ids[:, [1, 3]].tolist()
+
+
+def test_fields_are_read_once_although_both_flags_name_them():
+    assert groups.Grouping(2, (0, 2)).fields == (0, 2)
+    assert groups.Grouping().fields == ()
+
+
+# The program.
+
+FIELDS = "--gauc_field=2", "--slice_fields=0,2"
+ROWS = 700
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """(a folder of data and a model that was trained with GAUC; the records; standard error)."""
+    folder = tmp_path_factory.mktemp("groups")
+    write_tfrecords(folder / "train.tfrecords", make_records(2000, seed=1))
+    records = make_records(ROWS, seed=2)
+    for i, part in enumerate((slice(0, 150), slice(150, 151), slice(151, ROWS))):
+        write_tfrecords(folder / f"val-{i}.tfrecords", [column[part] for column in records])
+    done = run_train(
+        *SMALL_MODEL, *FIELDS, f"--training_data_dir={folder}/train.tfrecords",
+        f"--val_data_dir={folder}/val-*", f"--model_dir={folder}/model", "--batch_size=64",
+        "--num_epochs=2", "--learning_rate=0.01", "--dropout=0", "--best_metric=gauc",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder, records, done.stderr
+
+
+def evaluate(folder, *flags, run=run_train, data="val-*"):
+    return run(
+        "--task_type=eval", f"--val_data_dir={folder}/{data}", f"--model_dir={folder}/model", *flags
+    )
+
+
+@pytest.fixture(scope="module")
+def predicted(trained):
+    folder, _, _ = trained
+    done = run_train(
+        "--task_type=infer", f"--infer_data_dir={folder}/val-*", f"--model_dir={folder}/model",
+        f"--predictions_file={folder}/prob",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return np.loadtxt(str(folder / "prob")).astype(np.float32)
+
+
+def test_the_report_holds_the_gauc_of_the_predictions(trained, predicted):
+    folder, (labels, ids, _), said = trained
+    found = report(folder / "model")["eval"]
+    gauc, number, count = slow_gauc(ids[:, 2], labels, predicted)
+    assert found["gauc"] == pytest.approx(gauc, abs=1e-6)
+    assert (found["gauc_groups"], found["gauc_examples"]) == (number, count)
+    line = f"GAUC of field 2: gauc={found['gauc']:.6f} groups={number} examples={count}"
+    assert line in said
+    for field in (0, 2):
+        of_field = [e for e in found["slices"] if e["field"] == field]
+        assert sum(e["examples"] for e in of_field) == ROWS
+        for entry in of_field[:-1]:
+            rows = ids[:, field] == entry["value"]
+            auc = slow_auc(labels[rows], predicted[rows])
+            wanted = None if np.isnan(auc) else pytest.approx(auc, abs=1e-6)
+            assert (entry["examples"], entry["auc"]) == (rows.sum(), wanted)
+    total = sum(e["examples"] * e["log_loss"] for e in found["slices"] if e["field"] == 0)
+    assert total / ROWS == pytest.approx(found["log_loss"], abs=1e-6)
+
+
+def test_two_processes_find_what_one_finds(trained):
+    folder, _, _ = trained
+    assert evaluate(folder, *FIELDS).returncode == 0
+    alone = report(folder / "model", "eval")["eval"]
+    done = evaluate(folder, *FIELDS, run=lambda *flags: run_horovod(2, *flags))
+    assert done.returncode == 0, done.stderr
+    together = report(folder / "model", "eval")
+    assert together["num_processes"] == 2
+    slices, others = together["eval"].pop("slices"), alone.pop("slices")
+    assert together["eval"] == pytest.approx(alone, abs=1e-6)
+    assert len(slices) == len(others) == 42
+    for found, wanted in zip(slices, others):
+        assert found == pytest.approx(wanted, abs=1e-6)
+
+
+def test_the_evaluation_line_is_the_same_and_the_last_with_and_without_groups(trained):
+    folder, _, _ = trained
+    lines = [evaluate(folder, *flags).stderr.splitlines() for flags in ((), FIELDS)]
+    last = [re.sub(r"^\S+ ", "", line[-1]) for line in lines]
+    assert last[0] == last[1] and last[0].startswith("Evaluation: step=64 examples=700 auc=0.")
+    assert not any("GAUC" in line for line in lines[0])
+    assert "GAUC of field 2" in lines[1][-2]
+
+
+def test_tensorboard_reads_the_gauc_the_slices_and_the_precision_recall_curve(trained):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util import tensor_util
+
+    folder, _, _ = trained
+    found = EventAccumulator(str(folder / "model" / "eval"))
+    found.Reload()
+    entry = json.loads((folder / "model" / "evaluations.json").read_text())[-1]
+    assert found.Scalars("gauc")[-1].value == pytest.approx(entry["gauc"], abs=1e-6)
+    assert found.Scalars("gauc")[-1].step == entry["step"]
+    assert "gauc_groups" in found.Tags()["scalars"]
+    assert list(found.PluginTagToContent("text")) == ["slices/0"]
+    table = found.Tensors("slices/0")[-1].tensor_proto.string_val[0].decode()
+    assert table.startswith("field | value | examples | auc")
+    assert len(table.splitlines()) == 2 + 42
+    assert list(found.PluginTagToContent("pr_curves")) == ["pr_curve/0"]
+    curve = tensor_util.make_ndarray(found.Tensors("pr_curve/0")[-1].tensor_proto)
+    assert curve.shape == (6, 1001)
+    assert (curve[:4].sum(axis=0) == ROWS).all()
+
+
+def test_the_best_checkpoint_may_go_by_gauc(trained):
+    folder, _, _ = trained
+    history = json.loads((folder / "model" / "evaluations.json").read_text())
+    best = max(history, key=lambda entry: entry["gauc"])
+    assert report(folder / "model")["best"] == best
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        (["--gauc_field=4"], "--gauc_field=4: the records have 4 fields; give a field from 0 to 3"),
+        (["--slice_fields=1,9"], "--slice_fields=9: the records have 4 fields; give a field from"),
+        (["--gauc_field=-1"], "gauc_field"),
+        (["--slice_fields=a"], "'a' is not a list of fields such as 0,3"),
+    ],
+)
+def test_a_field_that_does_not_exist_is_refused(trained, flags, said):
+    done = evaluate(trained[0], *flags)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_training_refuses_them_too(trained, tmp_path):
+    data = f"--training_data_dir={trained[0]}/train.tfrecords"
+    for flag, said in (
+        ("--gauc_field=4", "give a field from 0 to 3"),
+        ("--best_metric=gauc", "--best_metric=gauc needs the field of users: add --gauc_field=N."),
+        ("--learning_rate_decay_metric=gauc", "add --gauc_field=N."),
+    ):
+        done = run_train(*SMALL_MODEL, data, f"--model_dir={tmp_path}/model", flag)
+        assert done.returncode == 2
+        assert said in done.stderr
+
+
+def test_libsvm_lines_are_grouped_by_the_id_in_that_place(trained):
+    folder, records, _ = trained
+    write_libsvm(folder / "val.libsvm", records)
+    assert evaluate(folder, *FIELDS).returncode == 0
+    wanted = report(folder / "model", "eval")["eval"]["gauc"]
+    done = evaluate(folder, *FIELDS, data="val.libsvm")
+    assert done.returncode == 0, done.stderr
+    assert report(folder / "model", "eval")["eval"]["gauc"] == pytest.approx(wanted, abs=1e-9)
+
+
+def test_the_page_of_a_run_shows_its_slices(trained, tmp_path):
+    folder, _, _ = trained
+    shutil.copytree(str(folder / "model"), str(tmp_path / "model"))
+    done = subprocess.run(
+        [sys.executable, "scripts/report.py", str(tmp_path / "model")],
+        cwd=ROOT, capture_output=True, text=True, timeout=90,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "model/report/report.html").read_text()
+    assert "GAUC" in page
+    for field in (0, 2):
+        assert f"<h2>Slices by the ids of field {field}</h2>" in page
+    assert page.count("<td>others</td>") >= 2
