@@ -16,7 +16,7 @@ from deepfm.kernels import compiled
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import fresh_tables, groups, optimizers
 from deepfm.runtime import interruption, remote_files, sagemaker, stopping, throughput, utilization
-from deepfm.state import export, resume, saving
+from deepfm.state import export, hparams, resume, saving
 from deepfm.state import model_dir as model_folder
 from deepfm.state.remote_model_dir import Mirror
 
@@ -92,6 +92,8 @@ def train(job: JobConfig, of_job: sagemaker.Job, mirror: Optional[Mirror] = None
         estimator = estimators.in_training(
             model, job.optimizer, ops, job.max_steps, job.log_steps, job.keep_checkpoint_max
         )
+        if chief:
+            hparams.begin(job, config, resumes=step > parts[-1].run_step)
         watched = gpus.watched() if chief else contextlib.nullcontext()
         in_cache = reading.naming_damaged_cache(job.input.cache)
         with in_cache, naming, estimator as estimator, interruption.taking_steps(), watched:
@@ -105,6 +107,8 @@ def train(job: JobConfig, of_job: sagemaker.Job, mirror: Optional[Mirror] = None
     if chief and (run.progress.steps or not model_config.is_kept(job.model_dir)):
         model_config.keep(job.model_dir, config)
     report = run.report(data)
+    if chief and not run.interrupted:
+        hparams.end(job.model_dir)
     report["training_data"] = {
         "name": data.name, "format": data.data_format, "files": len(data.files),
         "records": data.rows,

@@ -275,7 +275,7 @@ def scalars(model_dir):
         for path in model_dir.glob("events.out.*")
         for event in tf.compat.v1.train.summary_iterator(str(path))
         for value in event.summary.value
-        if not value.tag.startswith("speed/")
+        if value.HasField("simple_value") and not value.tag.startswith("speed/")
     }
 
 

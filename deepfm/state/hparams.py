@@ -1,0 +1,105 @@
+"""What TensorBoard's HPARAMS tab compares: the hyperparameters of the run in a model_dir.
+
+They are an event file of their own, which each run writes anew. TensorBoard keeps the first that it
+finds in a folder, so the name comes before those of all other event files. The metrics are those of
+the evaluations, in eval/.
+"""
+
+import os
+import time
+from typing import Any, Dict, Optional
+
+import tensorflow as tf
+
+from deepfm.config import JobConfig, ModelConfig
+from deepfm.runtime import atomic_files
+
+v1 = tf.compat.v1
+
+FILE = "events.out.tfevents.0.hparams"
+_NOT_OF_MODEL = ("field_size", "multi_valued", "hash_buckets", "logit_offset", "feature_map")
+_NOT_OF_OPTIMIZER = ("name", "l2_rows", "lazy_updates")  # told by others
+_OF_JOB = (
+    "learning_rate_decay_on_plateau", "learning_rate_decay_patience", "min_learning_rate",
+    "early_stopping_patience", "max_steps",
+)  # fmt: skip
+
+
+def of_training(job: JobConfig, config: ModelConfig) -> Dict[str, Any]:
+    """{name: value} of a training's hyperparameters: numbers, texts, or None for a number that is
+    not given and follows from others."""
+    model, optimizer = config._asdict(), job.optimizer._asdict()
+    found = {
+        "distribution": job.distribution.name,
+        "global_batch_size": job.global_batch,
+        "num_epochs": job.input.num_epochs,
+        "optimizer": job.optimizer.name,
+        **{name: x for name, x in model.items() if name not in _NOT_OF_MODEL},
+        **{name: x for name, x in optimizer.items() if name not in _NOT_OF_OPTIMIZER},
+        **{name: getattr(job, name) for name in _OF_JOB},
+    }
+    return {name: _plain(value) for name, value in found.items()}
+
+
+def _plain(value):
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, tuple) else value
+
+
+def begin(job: JobConfig, config: ModelConfig, resumes: bool):
+    """Writes the hyperparameters of a run that begins, or resumes and so keeps its time."""
+    from tensorboard.plugins.hparams import api_pb2, summary
+
+    started = (resumes and _started(job.model_dir)) or time.time()
+    values = of_training(job, config)
+    kind = lambda x: api_pb2.DATA_TYPE_STRING if isinstance(x, str) else api_pb2.DATA_TYPE_FLOAT64
+    columns = [api_pb2.HParamInfo(name=name, type=kind(x)) for name, x in values.items()]
+    name_of = lambda metric: api_pb2.MetricName(group="eval", tag=metric)
+    asked = ["gauc"] if job.gauc_field is not None else []
+    metrics = [
+        api_pb2.MetricInfo(name=name_of(x), display_name=x) for x in ("auc", "log_loss", *asked)
+    ]
+    given = {name: x for name, x in values.items() if x is not None}
+    experiment = summary.experiment_pb(columns, metrics, time_created_secs=started)
+    session = summary.session_start_pb(given, start_time_secs=started)
+    _write(job.model_dir, [experiment, session])
+
+
+def end(model_dir: str):
+    """Adds that the run has ended well, unless that is there, or there is no file."""
+    from tensorboard.plugins.hparams import api_pb2, metadata, summary
+
+    found = _read(model_dir)
+    if found and found[-1].value[0].tag != metadata.SESSION_END_INFO_TAG:
+        _write(model_dir, [*found, summary.session_end_pb(api_pb2.STATUS_SUCCESS)])
+
+
+def _started(model_dir) -> Optional[float]:
+    """When the run in a model_dir began, in seconds since 1970; None if unknown."""
+    from tensorboard.plugins.hparams import metadata
+
+    for found in _read(model_dir):
+        if found.value[0].tag == metadata.SESSION_START_INFO_TAG:
+            content = found.value[0].metadata.plugin_data.content
+            return metadata.parse_session_start_info_plugin_data(content).start_time_secs
+    return None
+
+
+def _read(model_dir):
+    """The summaries in the file; [] if there is none."""
+    path = os.path.join(model_dir, FILE)
+    if not os.path.exists(path):
+        return []
+    return [x.summary for x in v1.train.summary_iterator(path) if x.HasField("summary")]
+
+
+def _write(model_dir, summaries):
+    now = time.time()
+    with atomic_files.scratch(model_dir, ".reading-") as folder:
+        path = os.path.join(folder, FILE)
+        with tf.io.TFRecordWriter(path) as writer:
+            writer.write(v1.Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
+            for each in summaries:
+                writer.write(v1.Event(wall_time=now, summary=each).SerializeToString())
+        os.replace(path, os.path.join(model_dir, FILE))

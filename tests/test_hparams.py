@@ -1,0 +1,135 @@
+"""What TensorBoard's HPARAMS tab finds in model_dirs."""
+
+import pytest
+import tensorflow as tf
+from conftest import SMALL_MODEL, make_records, report, run_horovod, run_train, write_tfrecords
+
+from deepfm.state import hparams
+
+v1 = tf.compat.v1
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    return write_tfrecords(folder / "records.tfrecords", make_records(640))
+
+
+def train(data, model_dir, *flags, run=run_train):
+    done = run(
+        *SMALL_MODEL, f"--training_data_dir={data}", f"--val_data_dir={data}",
+        f"--model_dir={model_dir}", "--batch_size=64", *flags,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def sessions(logdir):
+    """{name: (hyperparameters, metrics, session)} of the sessions, as the tab's code finds them."""
+    from tensorboard.backend.event_processing import plugin_event_multiplexer
+    from tensorboard.plugins import base_plugin
+    from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
+
+    multiplexer = plugin_event_multiplexer.EventMultiplexer()
+    multiplexer.AddRunsFromDirectory(str(logdir))
+    multiplexer.Reload()
+    context = backend_context.Context(base_plugin.TBContext(multiplexer=multiplexer))
+    names = {info.name.tag for info in context.experiment().metric_infos}
+    columns = {info.name for info in context.experiment().hparam_infos}
+    statuses = [api_pb2.STATUS_UNKNOWN, api_pb2.STATUS_SUCCESS]
+    request = api_pb2.ListSessionGroupsRequest(allowed_statuses=statuses, slice_size=100)
+    found = {}
+    for group in list_session_groups.Handler(context, request).run().session_groups:
+        (session,) = group.sessions
+        values = {
+            name: getattr(value, value.WhichOneof("kind")) for name, value in group.hparams.items()
+        }
+        assert set(values) <= columns
+        metrics = {value.name.tag: value.value for value in session.metric_values}
+        assert set(metrics) <= names
+        found[session.name] = values, metrics, session
+    return found
+
+
+def tags(model_dir):
+    """The names of what concerns the tab in all event files of a folder."""
+    return [
+        value.tag.split("/")[1]
+        for path in sorted(model_dir.glob("events.out.tfevents.*"))
+        for event in v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+        if value.tag.startswith("_hparams_/")
+    ]
+
+
+def test_model_dirs_under_one_folder_compare(data, tmp_path):
+    train(data, tmp_path / "one", "--learning_rate=0.02")
+    more = "--gauc_field=1", "--embedding_learning_rate=0.05", "--optimizer=sgd", "--batch_norm"
+    train(data, tmp_path / "two", *more)
+    found = sessions(tmp_path)
+    assert set(found) == {"one", "two"}
+    values, metrics, session = found["one"]
+    wanted = {
+        "learning_rate": 0.02, "optimizer": "adam", "global_batch_size": 64, "batch_norm": "false",
+        "deep_layers": "8,4", "dropout": "0.5,0.5", "distribution": "local", "embedding_size": 4,
+    }  # fmt: skip
+    assert {name: values[name] for name in wanted} == wanted
+    assert "embedding_learning_rate" not in values  # it follows from --learning_rate
+    evaluation = report(tmp_path / "one")["eval"]
+    for name in ("auc", "log_loss"):
+        assert metrics[name] == pytest.approx(evaluation[name], abs=1e-6)
+    assert 0 < session.end_time_secs - session.start_time_secs < 90
+    values, _, _ = found["two"]
+    wanted = {"embedding_learning_rate": 0.05, "optimizer": "sgd", "batch_norm": "true"}
+    assert {name: values[name] for name in wanted} == wanted
+
+
+def test_a_run_that_is_resumed_or_goes_on_is_one_session(data, tmp_path):
+    train(data, tmp_path, "--max_steps=3")
+    assert tags(tmp_path) == ["experiment", "session_start_info", "session_end_info"]
+    (before,) = sessions(tmp_path).values()
+    train(data, tmp_path, "--learning_rate=0.5")
+    train(data, tmp_path, "--learning_rate=0.5")  # nothing is left to do
+    assert tags(tmp_path) == ["experiment", "session_start_info", "session_end_info"]
+    ((values, metrics, session),) = sessions(tmp_path).values()
+    assert values["learning_rate"] == 0.5
+    assert session.start_time_secs == before[2].start_time_secs
+    assert session.end_time_secs > before[2].end_time_secs
+    assert metrics["auc"] == pytest.approx(report(tmp_path)["eval"]["auc"], abs=1e-6)
+
+
+def test_a_new_run_takes_the_place_of_the_one_before(data, tmp_path):
+    train(data, tmp_path / "model")
+    other = write_tfrecords(tmp_path / "other.tfrecords", make_records(128, seed=3))
+    (before,) = sessions(tmp_path / "model").values()
+    train(other, tmp_path / "model", "--learning_rate=0.25")
+    assert len(tags(tmp_path / "model")) == 3
+    ((values, _, session),) = sessions(tmp_path / "model").values()
+    assert values["learning_rate"] == 0.25
+    assert session.start_time_secs > before[2].start_time_secs
+
+
+def test_a_run_that_has_not_ended_has_no_end(data, tmp_path):
+    train(data, tmp_path)
+    found = hparams._read(str(tmp_path))
+    hparams._write(str(tmp_path), found[:-1])
+    ((_, _, session),) = sessions(tmp_path).values()
+    assert session.end_time_secs == 0
+    hparams.end(str(tmp_path))
+    hparams.end(str(tmp_path))
+    assert tags(tmp_path) == ["experiment", "session_start_info", "session_end_info"]
+
+
+def test_of_several_ranks_the_chief_writes(data, tmp_path):
+    train(data, tmp_path, run=lambda *flags: run_horovod(2, *flags))
+    ((values, metrics, _),) = sessions(tmp_path).values()
+    assert (values["distribution"], values["global_batch_size"]) == ("horovod", 128)
+    assert set(metrics) == {"auc", "log_loss"}
+    assert len(tags(tmp_path)) == 3
+
+
+def test_clearing_the_model_removes_it(data, tmp_path):
+    train(data, tmp_path)
+    (tmp_path / "note.txt").write_text("mine")
+    train(data, tmp_path, "--clear_existing_model", "--learning_rate=0.125")
+    ((values, _, _),) = sessions(tmp_path).values()
+    assert values["learning_rate"] == 0.125
