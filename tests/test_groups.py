@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import sklearn.metrics
 import tensorflow as tf
+import test_multi_valued
 from conftest import (
     ROOT,
     SMALL_MODEL,
@@ -17,6 +18,7 @@ from conftest import (
     report,
     run_horovod,
     run_train,
+    small_job,
     write_libsvm,
     write_tfrecords,
 )
@@ -310,6 +312,28 @@ def test_libsvm_lines_are_grouped_by_the_id_in_that_place(trained):
     done = evaluate(folder, *FIELDS, data="val.libsvm")
     assert done.returncode == 0, done.stderr
     assert report(folder / "model", "eval")["eval"]["gauc"] == pytest.approx(wanted, abs=1e-9)
+
+
+def test_fields_of_several_values_are_grouped_in_the_program_too(tmp_path):
+    random = np.random.RandomState(4)
+    counts = random.randint(0, 4, (300, 3))
+    ids = [random.randint(1, 9, n.sum()) for n in counts]
+    labels = random.randint(0, 2, 300).astype(np.float32)
+    with tf.io.TFRecordWriter(str(tmp_path / "a.tfrecords")) as writer:
+        for label, row, n in zip(labels, ids, counts):
+            writer.write(test_multi_valued.example(label, row, np.ones(len(row)), n))
+    job = small_job(tmp_path / "a.tfrecords", tmp_path / "model", "--gauc_field=1")
+    done = run_train(*job, "--slice_fields=1", "--learning_rate=0.1")
+    assert done.returncode == 0, done.stderr
+    infer = "--task_type=infer", f"--infer_data_dir={tmp_path}/a.tfrecords"
+    assert run_train(*infer, f"--model_dir={tmp_path}/model").returncode == 0
+    prob = np.loadtxt(str(tmp_path / "model/predictions.txt")).astype(np.float32)
+    values = np.array([row[n[0]] if n[1] else groups.NONE for row, n in zip(ids, counts)])
+    found = report(tmp_path / "model")["eval"]
+    wanted = slow_gauc(values, labels, prob)
+    assert [found[name] for name in groups.RESULTS] == [pytest.approx(wanted[0]), *wanted[1:]]
+    (none,) = [entry for entry in found["slices"] if entry["value"] == "none"]
+    assert none["examples"] == (counts[:, 1] == 0).sum()
 
 
 def test_the_page_of_a_run_shows_its_slices(trained, tmp_path):
