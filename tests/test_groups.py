@@ -60,10 +60,11 @@ def slow_gauc(ids, labels, prob):
 
 
 def added(parts, number=1):
-    """The state of Examples to which batches were added."""
-    found = groups.Examples(number)
-    for ids, labels, prob, log_losses in parts:
-        found.add(ids.reshape(-1, number), labels, prob, log_losses.astype(np.float32))
+    """The state of Examples to which batches were added; with weights if they have five columns."""
+    found = groups.Examples(number, weighted=len(parts[0]) == 5)
+    for ids, labels, prob, *floats in parts:
+        floats = [x.astype(np.float32) for x in floats]
+        found.add(ids.reshape(-1, number), labels, prob, *floats)
     return found.state()
 
 
@@ -163,6 +164,142 @@ def test_of_a_field_with_several_values_the_first_counts_and_none_is_a_group_of_
 def test_fields_are_read_once_although_both_flags_name_them():
     assert groups.Grouping(2, (0, 2)).fields == (0, 2)
     assert groups.Grouping().fields == ()
+
+
+# Weights.
+
+
+def slow_weighted_auc(labels, prob, weights):
+    """As slow_auc; a pair weighs as much as its two examples together, multiplied."""
+    positives, negatives = (
+        list(zip(prob[rows].tolist(), weights[rows].tolist()))
+        for rows in (labels > 0.5, labels < 0.5)
+    )
+    right = total = 0.0
+    for p, w in positives:
+        for n, v in negatives:
+            right += w * v * (float(p > n) + 0.5 * float(p == n))
+            total += w * v
+    return right / total if total else float("nan")
+
+
+def slow_weighted_gauc(ids, labels, prob, weights):
+    """As slow_gauc: each group weighs as much as its examples, which are counted as they are."""
+    total = weighted = number = count = 0
+    for user in sorted(set(ids.tolist())):
+        rows = ids == user
+        auc = slow_weighted_auc(labels[rows], prob[rows], weights[rows])
+        if not np.isnan(auc):
+            number, count = number + 1, count + rows.sum()
+            total += weights[rows].sum(dtype=np.float64)
+            weighted += weights[rows].sum(dtype=np.float64) * auc
+    return (weighted / total if total else float("nan")), number, count
+
+
+def weighted(number, users, whole=True):
+    """The columns of `examples`, and weights, of which many are 0."""
+    random = np.random.RandomState(number)
+    weights = random.randint(0, 4, number) if whole else random.rand(number) * random.randint(0, 3)
+    return (*examples(number, users, seed=number + users), weights.astype(np.float32))
+
+
+@pytest.mark.parametrize("number, users", [(1, 1), (2, 1), (700, 1), (700, 40), (700, 690)])
+@pytest.mark.parametrize("block", [1, 7, 1 << 20])
+@pytest.mark.parametrize("whole", [True, False], ids=["whole weights", "any weights"])
+def test_weighted_gauc_is_that_of_a_loop_over_the_groups(monkeypatch, number, users, block, whole):
+    monkeypatch.setattr(groups, "_BLOCK", block)
+    columns = weighted(number, users, whole)
+    ids, scored, _, weights = added(in_parts(columns, [number // 3]))
+    found = groups.gauc(ids[:, 0], scored, weights)
+    wanted = slow_weighted_gauc(*columns[:3], columns[4])
+    assert found[1:] == wanted[1:]
+    assert found[0] == pytest.approx(wanted[0], abs=1e-12, nan_ok=True)
+
+
+def test_an_example_of_weight_3_counts_in_gauc_and_slices_as_three_do():
+    columns = weighted(3000, 60)
+    times = columns[4].astype(int)
+    ids, scored, log_losses, weights = added([columns])
+    same_ids, *same = added([[np.repeat(x, times) for x in columns[:4]]])
+    found = groups.gauc(ids[:, 0], scored, weights)
+    wanted = groups.gauc(same_ids[:, 0], same[0])
+    assert found[:2] == pytest.approx(wanted[:2], abs=1e-12)
+    assert (
+        found[2]
+        < wanted[2]
+        == sum(
+            times[columns[0] == user].sum()
+            for user in set(columns[0].tolist())
+            if len(set(columns[1][(columns[0] == user) & (times > 0)].tolist())) == 2
+        )
+    )
+    of_values = {x["value"]: x for x in groups.slices(same_ids[:, 0], *same)}
+    entries = groups.slices(ids[:, 0], scored, log_losses, weights)
+    assert sum(x["examples"] for x in entries) == 3000  # those of weight 0 too
+    compared = [x for x in entries[:-1] if x["value"] in of_values]
+    assert len(compared) > 15  # the largest by number, which are not all the largest by weight
+    for entry in compared:
+        for name in ("auc", "log_loss", "calibration"):
+            wanted = of_values[entry["value"]][name]
+            assert entry[name] == pytest.approx(wanted, abs=1e-9, nan_ok=True), name
+
+
+def test_weights_of_1_change_nothing():
+    columns = examples(900, 50)
+    ids, scored, log_losses = added([columns])
+    weights = np.ones(900, np.float32)
+    found, wanted = (groups.gauc(ids[:, 0], scored, w) for w in (weights, None))
+    assert found == pytest.approx(wanted, abs=1e-12)
+    found, wanted = (groups.slices(ids[:, 0], scored, log_losses, w) for w in (weights, None))
+    assert len(found) == len(wanted)
+    for entry, same in zip(found, wanted):
+        assert entry == pytest.approx(same, abs=1e-12, nan_ok=True)
+
+
+def test_a_group_loses_no_digits_beside_others_that_weigh_more():
+    ids, labels, prob, log_losses = examples(300, 3, seed=5)
+    light, heavy = np.float32(1e-30), np.float32(1e30)
+    weights = np.where(ids == 2, light, heavy) * np.where(labels > 0.5, np.float32(1e-6), 1)
+    weights = weights.astype(np.float32)
+    keys, scored, log_losses, weights = added([(ids, labels, prob, log_losses, weights)])
+    for entry in groups.slices(keys[:, 0], scored, log_losses, weights):
+        rows = ids == entry["value"]
+        assert entry["auc"] == pytest.approx(slow_auc(labels[rows], prob[rows]), abs=1e-9)
+    lonely = ids == 2
+    keys[keys == 1] = 0  # sorted before the light group
+    _, totals, aucs = groups._aucs(
+        *groups._in_order(keys[:, 0].astype(np.int64) << 32 | scored, weights)
+    )
+    assert totals[1] == pytest.approx(weights[lonely].sum(dtype=np.float64), rel=1e-12)
+    assert aucs[1] == pytest.approx(slow_auc(labels[lonely], prob[lonely]), abs=1e-9)
+
+
+def test_a_label_that_weighs_nothing_is_not_there():
+    ids, labels = np.int32([1, 1, 1, 2, 2]), np.float32([0, 1, 0, 0, 1])
+    prob = np.float32([0.5, 0.25, 0.1, 0.3, 0.6])
+    weights = np.float32([1, 0, 1, 0, 0])
+    ids, scored, log_losses, weights = added([(ids, labels, prob, prob, weights)])
+    value, number, count = groups.gauc(ids[:, 0], scored, weights)
+    assert np.isnan(value) and (number, count) == (0, 0)
+    first, second = groups.slices(ids[:, 0], scored, log_losses, weights)
+    assert (first["value"], first["examples"]) == (1, 3)
+    assert np.isnan([first["auc"], first["calibration"]]).all()
+    assert first["log_loss"] == pytest.approx(0.3)
+    assert second["examples"] == 2
+    assert np.isnan([second[name] for name in ("auc", "log_loss", "calibration")]).all()
+
+
+def test_it_does_not_matter_which_process_reads_the_weighted_records_of_a_group():
+    columns = weighted(900, 50)
+    whole = added([columns])
+    shares = [added(in_parts(part, [31, 64])) for part in in_parts(columns, [100, 0, 500])]
+    together = [np.concatenate(column) for column in zip(*shares)]
+    found, wanted = (groups.gauc(x[0][:, 0], x[1], x[3]) for x in (together, whole))
+    assert found == pytest.approx(wanted, abs=1e-12)
+
+
+def test_a_weight_takes_4_bytes():
+    assert sum(column.nbytes for column in added([weighted(100, 9)])) == 1600
 
 
 # The program.

@@ -173,6 +173,7 @@ def test_metrics_of_weight_3_are_those_of_three_examples():
     assert found.results()[:4] == pytest.approx(wanted.results()[:4], abs=1e-9)
     assert found.results()[4] == len(times)  # examples are counted, not weighed
     assert found.roc() == wanted.roc()
+    assert found.precision_recall() == wanted.precision_recall()
     for one, other in zip(found.deciles(), wanted.deciles()):
         assert one == pytest.approx(other, abs=1e-9)
 
@@ -190,6 +191,31 @@ def test_weighted_metrics_equal_scikit_learns(scale):
     wanted = np.average(prob, weights=weights) / np.average(labels, weights=weights)
     assert calibration == pytest.approx(wanted, rel=1e-6)
     assert len(evaluated(columns).deciles()) == 10
+
+
+@pytest.mark.parametrize("scale", [1, 1e-12])
+def test_the_curves_of_weighted_examples_are_those_of_a_loop_over_the_thresholds(scale):
+    labels, _, prob, _, weights = columns = scored(800)
+    weights *= np.float32(scale)
+    found = evaluated(columns)
+    weight = weights.astype(np.float64)
+    total = [weight[labels == label].sum() for label in (0, 1)]
+    seen = [threshold for threshold in sorted(set(prob), reverse=True)
+            if weight[prob == threshold].any()]  # fmt: skip
+    roc, precision_recall = [[0.0, 0.0]], []
+    for threshold in seen:
+        false, true = (weight[(prob >= threshold) & (labels == label)].sum() for label in (0, 1))
+        roc.append([false / total[0], true / total[1]])
+        precision_recall.append([true / total[1], true / (true + false)])
+    np.testing.assert_allclose(found.roc(1000), roc, atol=1e-6)
+    np.testing.assert_allclose(found.precision_recall(1000), precision_recall, atol=1e-6)
+    (value,) = v1.Summary.FromString(found.pr_summary(11)).value
+    for i, column in enumerate(tf.make_ndarray(value.tensor).T):
+        above = prob >= np.float32(i / 10)
+        false, true = (weight[above & (labels == label)].sum() for label in (0, 1))
+        precision = true / (true + false) if true + false else 0
+        wanted = [true, false, total[0] - false, total[1] - true, precision, true / total[1]]
+        np.testing.assert_allclose(column, wanted, rtol=1e-5, atol=1e-6 * scale)
 
 
 def test_merged_parts_and_other_batches_give_the_result_of_the_whole():
@@ -271,6 +297,47 @@ def test_a_run_is_that_of_repeated_records(data, locally, tmp_path, optimizer):
     twice = 2 * GLOBAL_BATCH
     wanted = train(run_train, data, tmp_path, optimizer, file="repeated", size=twice)
     check(locally[optimizer], wanted, 1e-6 if optimizer == "sgd" else 1e-5, int(WEIGHTS.sum()))
+
+
+FIELDS = "--gauc_field=0", "--slice_fields=0,2"
+
+
+def evaluation(data, model_dir, *flags, run=run_train, file="1"):
+    """(results, curves) of an evaluation with GAUC and slices."""
+    done = run(
+        "--task_type=eval", f"--val_data_dir={data}/{file}.tfrecords", f"--model_dir={model_dir}",
+        *FIELDS, *flags,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = report(model_dir, "eval")
+    return found["eval"], found["curves"]
+
+
+def slices_of(results, field):
+    return {x["value"]: x for x in results["slices"] if x["field"] == field}
+
+
+def test_gauc_slices_and_curves_of_a_model_are_those_of_repeated_records(data, locally):
+    model_dir = data / "local_adam"
+    wanted, same_curves = evaluation(data, model_dir, file="repeated")
+    on_two = evaluation(data, model_dir, file="2", run=lambda *flags: run_horovod(2, *flags))
+    unweighted, _ = evaluation(data, model_dir, "--noexample_weights")
+    assert abs(unweighted["gauc"] - wanted["gauc"]) > 1e-4
+    for found, curves in (evaluation(data, model_dir), on_two):
+        assert found["gauc"] == pytest.approx(wanted["gauc"], abs=1e-6)
+        assert found["gauc_groups"] == wanted["gauc_groups"]
+        assert found["gauc_examples"] == unweighted["gauc_examples"]
+        for name in ("roc", "precision_recall"):
+            np.testing.assert_allclose(curves[name], same_curves[name], atol=2e-6, err_msg=name)
+        for field in (0, 2):
+            entries, same = slices_of(found, field), slices_of(wanted, field)
+            assert sum(x["examples"] for x in entries.values()) == ROWS
+            compared = (set(entries) & set(same)) - {"others"}
+            assert len(compared) > 10
+            for value in compared:
+                for name in ("auc", "log_loss", "calibration"):
+                    approximate = same[value][name] and pytest.approx(same[value][name], abs=2e-6)
+                    assert entries[value][name] == approximate, (field, value, name)
 
 
 MODES = {

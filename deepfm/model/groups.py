@@ -5,11 +5,14 @@ each weighted by its examples:
 
     GAUC = sum_u n_u AUC_u / sum_u n_u
 
+where an example of weight 3 counts as three: in n_u, in AUC_u, and in the figures of slices.
+
 Zhou et al., "Deep Interest Network for Click-Through Rate Prediction", KDD 2018,
 https://arxiv.org/abs/1706.06978, section on metrics.
 
 A group is the examples with one value, which is a feature id. Every example is kept until the end,
-in 12 bytes with one field, because only then is a group complete, whichever process has read it.
+because only then is a group complete, whichever process has read it: in 12 bytes with one field,
+and 4 more if it has a weight.
 
 B: examples in the batch. f: fields asked for. n: examples of the evaluation.
 """
@@ -85,18 +88,20 @@ class Examples:
 
     Args:
         number: f.
+        weighted: whether they have weights.
     """
 
-    def __init__(self, number: int):
-        empty = np.zeros((0, number), np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32)
+    def __init__(self, number: int, weighted: bool = False):
+        floats = [np.zeros(0, np.float32)] * (1 + weighted)
+        empty = np.zeros((0, number), np.int32), np.zeros(0, np.int32), *floats
         self._blocks = [empty]  # the others hold at least _BLOCK examples each
         self._batches, self._rows = [], 0
 
-    def add(self, ids, labels, prob, log_losses):
+    def add(self, ids, labels, prob, log_losses, *weights):
         """Adds a batch: ids int32 [B, f], the others float32 [B]; prob is in [0, 1]."""
         # Not negative, so prob's bits are in its order; 1.0 has 30 bits, and only NaN has 31.
         scored = (prob.view(np.int32) << 1 | (labels > 0.5)) & 0x7FFFFFFF
-        self._batches.append((ids.copy(), scored, log_losses.copy()))
+        self._batches.append((ids.copy(), scored, *(x.copy() for x in (log_losses, *weights))))
         self._rows += len(labels)
         if self._rows >= _BLOCK:  # the memory of small arrays is not given back to the system
             self._blocks.append(_joined(self._batches))
@@ -105,7 +110,8 @@ class Examples:
     def state(self):
         """Hands out all examples: ids int32 [n, f], scored int32 [n], log losses float32 [n].
 
-        `scored` is the bits of the float32 prediction, and below them the label.
+        `scored` is the bits of the float32 prediction, and below them the label. If they have
+        weights, these follow, float32 [n].
         """
         blocks = self._blocks + self._batches
         self._blocks, self._batches, self._rows = blocks[:1], [], 0
@@ -119,64 +125,126 @@ def _joined(blocks):
     return [np.concatenate(columns.pop(0)) for _ in range(len(columns))]
 
 
-def gauc(ids, scored) -> Tuple[float, int, int]:
+def gauc(ids, scored, weights=None) -> Tuple[float, int, int]:
     """GAUC by one field, exact; NaN if no group has both labels.
 
     Args:
         ids, scored: int32 [n], as of Examples.
+        weights: float32 [n], or None.
 
     Returns:
-        In the order of RESULTS.
+        In the order of RESULTS; examples count once, whatever they weigh.
     """
     keys = ids.astype(np.int64)
     keys <<= 32
     keys |= scored
-    keys.sort()
-    examples, positives, pairs = _ranked(keys).T
-    both = (positives > 0) & (positives < examples)
-    examples, aucs = examples[both], _auc(examples, positives, pairs)[both]
-    number = int(examples.sum())
-    return float(np.dot(examples, aucs) / number) if number else float("nan"), len(aucs), number
+    examples, totals, aucs = _aucs(*_in_order(keys, weights))
+    both = ~np.isnan(aucs)
+    examples, totals, aucs = examples[both], totals[both], aucs[both]
+    value = float(np.dot(totals, aucs) / totals.sum()) if len(aucs) else float("nan")
+    return value, len(aucs), int(examples.sum())
 
 
-def slices(ids, scored, log_losses) -> List[Dict[str, Any]]:
+def slices(ids, scored, log_losses, weights=None) -> List[Dict[str, Any]]:
     """The largest groups of one field, at most MOST, and all other examples as one.
 
     Args:
         ids, scored: int32 [n]; log_losses: float32 [n]; as of Examples.
+        weights: float32 [n], or None.
 
     Returns:
-        For each: value (an id, "none" or "others"), examples, auc, log_loss, calibration; NaN for
-        a figure that is undefined.
+        For each: value (an id, "none" or "others"), examples (each counts once, whatever it
+        weighs), auc, log_loss, calibration; NaN for a figure that is undefined.
     """
+    columns = [scored, log_losses] + [weights] * (weights is not None)
+    of = lambda rows: _figures(*(column[rows] for column in columns))
     values, examples = np.unique(ids, return_counts=True)
     found, others = [], np.ones(len(ids), np.bool_)
     for value in values[np.argsort(-examples, kind="stable")[:MOST]]:
         rows = ids == value
         others &= ~rows
         name = "none" if value == NONE else int(value)
-        found.append({"value": name, **_figures(scored[rows], log_losses[rows])})
+        found.append({"value": name, **of(rows)})
     if others.any():
-        found.append({"value": "others", **_figures(scored[others], log_losses[others])})
+        found.append({"value": "others", **of(others)})
     return found
 
 
-def _figures(scored, log_losses):
+def _figures(scored, log_losses, weights=None):
     """The figures of a slice, from the columns of its examples."""
-    ((examples, positives, pairs),) = ranked = _ranked(np.sort(scored).astype(np.int64))
-    predicted = (scored >> 1).view(np.float32).sum(dtype=np.float64)
+    keys, ranked_weights = _in_order(scored.copy(), weights)
+    (examples,), (weight,), (auc,) = _aucs(keys.astype(np.int64), ranked_weights)
+    total = lambda column: column.sum(dtype=np.float64)
+    if weights is not None:
+        total = lambda column: np.dot(weights.astype(np.float64), column)
+    predicted, positives = total((scored >> 1).view(np.float32)), total(scored & 1)
     return {
         "examples": int(examples),
-        "auc": float(_auc(*ranked.T)[0]),
-        "log_loss": float(log_losses.sum(dtype=np.float64) / examples),
+        "auc": float(auc),
+        "log_loss": float(total(log_losses) / weight) if weight else float("nan"),
         "calibration": float(predicted / positives) if positives else float("nan"),
     }
 
 
-def _auc(examples, positives, pairs):
-    """The AUC of each group, float64; NaN for one without both labels."""
+def _in_order(keys, weights):
+    """(keys, weights), both by ascending keys, which may be sorted in place."""
+    if weights is None:
+        keys.sort()
+        return keys, None
+    order = np.argsort(keys, kind="stable")
+    return keys[order], weights[order]
+
+
+def _aucs(keys, weights):
+    """The AUC of each group.
+
+    Args:
+        keys: int64 [n], ascending: group << 32 | score << 1 | label.
+        weights: float32 [n], or None.
+
+    Returns:
+        (examples int64 [groups], the sums of their weights, the AUCs float64 [groups]); NaN for a
+        group without both labels.
+    """
+    if weights is not None:
+        return _weighted_aucs(keys, weights)
+    examples, positives, pairs = _ranked(keys).T
     with np.errstate(invalid="ignore"):
-        return pairs / (2.0 * positives * (examples - positives))
+        return examples, examples, pairs / (2.0 * positives * (examples - positives))
+
+
+def _weighted_aucs(keys, weights):
+    """As _aucs.
+
+    The labels' weights are divided by their sums in a group, which leaves its AUC as it is. So sums
+    over groups lose no digits, however much other groups weigh.
+    """
+    found, start = [np.zeros((0, 3))], 0
+    while start < len(keys):
+        last = keys[min(start + _BLOCK, len(keys)) - 1]
+        end = np.searchsorted(keys, last | 0xFFFFFFFF, side="right")  # groups stay together
+        block, of_block = keys[start:end], weights[start:end].astype(np.float64)
+        groups, runs = _starts(block >> 32), _starts(block >> 1)  # of equal scores
+        first_runs, sums, shares = np.searchsorted(runs, groups), [], []
+        for label in (0, 1):
+            of_runs = np.add.reduceat(of_block * (block & 1 == label), runs)
+            sums.append(np.add.reduceat(of_runs, first_runs))
+            shares.append(of_runs / _along(np.where(sums[label], sums[label], 1), first_runs, runs))
+        negatives, positives = shares
+        upto = np.cumsum(negatives)
+        upto -= _along((upto - negatives)[first_runs], first_runs, runs)
+        aucs = np.add.reduceat(positives * (upto - negatives / 2), first_runs)
+        aucs[(sums[0] == 0) | (sums[1] == 0)] = np.nan
+        examples = np.diff(np.append(groups, len(block)))
+        found.append(np.stack([examples, sums[0] + sums[1], aucs], axis=1))
+        start = end
+    examples, totals, aucs = np.concatenate(found).T
+    return examples.astype(np.int64), totals, aucs
+
+
+def _along(values, firsts, items):
+    """The value of each item's group, for groups that begin at the items `firsts`."""
+    return np.repeat(values, np.diff(np.append(firsts, len(items))))
 
 
 def _ranked(keys):
@@ -219,7 +287,9 @@ def _starts(numbers):
     return np.flatnonzero(np.concatenate([[True], numbers[1:] != numbers[:-1]]))
 
 
-def evaluation_ops(asked, ids, labels, logits, prob, gather=lambda tensor, name: tensor):
+def evaluation_ops(
+    asked, ids, labels, logits, prob, gather=lambda tensor, name: tensor, weights=None
+):
     """Estimator's eval_metric_ops of GAUC and slices.
 
     Args:
@@ -227,17 +297,19 @@ def evaluation_ops(asked, ids, labels, logits, prob, gather=lambda tensor, name:
         ids: int32 [B, f], the values of its fields.
         labels, logits, prob: float32 [B].
         gather: (tensor, name) -> those of all processes, along the first axis; all must read.
+        weights: float32 [B], the weight of each example; None: all weigh 1.
 
     Returns:
         {name: (value, update op)}: those of RESULTS, float64 [], with gauc_field; with
         slice_fields `slices`, string [], a Summary with a table for TensorBoard.
     """
-    number = len(asked.fields)
-    examples = Examples(number)
+    number, more = len(asked.fields), [weights] * (weights is not None)
+    examples = Examples(number, weighted=bool(more))
     losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
-    add = v1.py_func(examples.add, [ids, labels, prob, losses], [])
-    state = v1.py_func(examples.state, [], [tf.int32, tf.int32, tf.float32])
-    parts = ("ids", [None, number]), ("scored", [None]), ("log_losses", [None])
+    add = v1.py_func(examples.add, [ids, labels, prob, losses, *more], [])
+    types = [tf.int32, tf.int32, tf.float32, tf.float32]
+    state = v1.py_func(examples.state, [], types[: 3 + len(more)])
+    parts = ("ids", [None, number]), ("scored", [None]), ("log_losses", [None]), ("weights", [None])
     state = [
         gather(tf.ensure_shape(x, shape), f"groups_{name}")
         for x, (name, shape) in zip(state, parts)
@@ -245,15 +317,15 @@ def evaluation_ops(asked, ids, labels, logits, prob, gather=lambda tensor, name:
     found = []
     v1.add_to_collection(_FOUND, found)
 
-    def read(ids, scored, log_losses):
+    def read(ids, scored, log_losses, weights=None):
         of = lambda field: ids[:, asked.fields.index(field)]
         figures = np.zeros(len(RESULTS))
         if asked.gauc_field is not None:
-            figures[:] = gauc(of(asked.gauc_field), scored)
+            figures[:] = gauc(of(asked.gauc_field), scored, weights)
         found[:] = [
             {"field": field, **of_value}
             for field in asked.slice_fields
-            for of_value in slices(of(field), scored, log_losses)
+            for of_value in slices(of(field), scored, log_losses, weights)
         ]
         return figures, _table(found)
 

@@ -139,7 +139,9 @@ class Evaluation:
         below[first > 0] = np.cumsum(self._counts, axis=0)[first[first > 0] - 1]
         true_negatives, false_negatives = below[:-1].T
         false, true = (below[-1] - below[:-1]).T
-        precision, recall = true / np.maximum(true + false, 1e-7), true / max(below[-1, 1], 1e-7)
+        above, positives = true + false, below[-1, 1]  # of weights, so maybe tiny
+        precision = np.divide(true, above, out=np.zeros_like(true), where=above > 0)
+        recall = true / (positives or 1)
         return summary.raw_data_pb(
             "precision_recall", true, false, true_negatives, false_negatives, precision, recall,
             thresholds,

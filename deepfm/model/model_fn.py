@@ -143,7 +143,7 @@ def make_model_fn(
             if grouping and grouping.fields:
                 ids = groups.values_of(features, config.field_size, grouping.fields)
                 figures = groups.evaluation_ops(
-                    grouping, ids, labels, logits, prob, replicas.gather
+                    grouping, ids, labels, logits, prob, replicas.gather, of_examples
                 )
                 results.update(figures)
             mean_loss = tf.reduce_mean(losses)
