@@ -64,7 +64,8 @@ def tags(model_dir):
 def test_model_dirs_under_one_folder_compare(data, tmp_path):
     train(data, tmp_path / "one", "--learning_rate=0.02")
     more = "--gauc_field=1", "--embedding_learning_rate=0.05", "--optimizer=sgd", "--batch_norm"
-    train(data, tmp_path / "two", *more)
+    others = "--reset_embeddings_each_epoch", "--min_improvement=0.001", "--cowclip_ratio=1"
+    train(data, tmp_path / "two", *more, *others)
     found = sessions(tmp_path)
     assert set(found) == {"one", "two"}
     values, metrics, session = found["one"]
@@ -79,7 +80,11 @@ def test_model_dirs_under_one_folder_compare(data, tmp_path):
         assert metrics[name] == pytest.approx(evaluation[name], abs=1e-6)
     assert 0 < session.end_time_secs - session.start_time_secs < 90
     values, _, _ = found["two"]
-    wanted = {"embedding_learning_rate": 0.05, "optimizer": "sgd", "batch_norm": "true"}
+    wanted = {
+        "embedding_learning_rate": 0.05, "optimizer": "sgd", "batch_norm": "true",
+        "reset_embeddings_each_epoch": "true", "min_improvement": 0.001, "cowclip_ratio": 1,
+        "learning_rate_decay_metric": "auc",
+    }  # fmt: skip
     assert {name: values[name] for name in wanted} == wanted
 
 

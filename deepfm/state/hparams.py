@@ -20,8 +20,9 @@ FILE = "events.out.tfevents.0.hparams"
 _NOT_OF_MODEL = ("field_size", "multi_valued", "hash_buckets", "logit_offset", "feature_map")
 _NOT_OF_OPTIMIZER = ("name", "l2_rows", "lazy_updates")  # told by others
 _OF_JOB = (
-    "learning_rate_decay_on_plateau", "learning_rate_decay_patience", "min_learning_rate",
-    "early_stopping_patience", "max_steps",
+    "learning_rate_decay_on_plateau", "learning_rate_decay_patience", "learning_rate_decay_metric",
+    "min_learning_rate", "min_improvement", "early_stopping_patience", "max_steps",
+    "reset_embeddings_each_epoch",
 )  # fmt: skip
 
 
