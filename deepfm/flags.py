@@ -236,8 +236,8 @@ flags.DEFINE_bool("lazy_updates", True,
 _float("clip_norm", 0.0, "Clip the gradients to this global norm; 0 does not clip.", 0.0)
 _float("cowclip_ratio", 0.0,
     "Clip the gradient of each embedding row to this times the row's norm, times the occurrences of"
-    " its id in the global batch (CowClip); 0 does not clip. For batches of 8,192 and more; its "
-    "authors use 1.", 0.0)
+    " its id in the global batch (CowClip); 0 does not clip. For large batches: try 0.0002 at "
+    "16,384, and less at more. Its authors' 1 clips hardly any row.", 0.0)
 _float("cowclip_min_norm", 1e-5,
     "With --cowclip_ratio, the least norm to clip to, per occurrence, above 0. Raise it if rows "
     "that start near 0 learn too slowly.", 0.0)
