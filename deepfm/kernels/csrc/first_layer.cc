@@ -98,64 +98,58 @@ void PairsOp(OpKernelContext* context) {
   const int64 examples = (places.begins ? counts.dim_size(0) : values) / fields;
   const int32* id_of = where.vec<int32>().data();
   const float* by = context->mutable_output(1)->vec<float>().data();
+  bool inside = true;
   for (int64 n = 0; n < values; ++n) {
-    OP_REQUIRES(context, id_of[n] >= 0 && id_of[n] < num_ids,
-                errors::InvalidArgument("a value's row is beyond the last one"));
+    inside &= static_cast<uint32>(id_of[n]) < static_cast<uint32>(num_ids);
   }
+  OP_REQUIRES(context, inside, errors::InvalidArgument("a value's row is beyond the last one"));
   int32 *pairs, *fields_of, *uses;
   float* factors;
   OP_REQUIRES_OK(context, Allocate(context, 0, {values}, &pairs));
   OP_REQUIRES_OK(context, Allocate(context, 4, {fields + 1}, &fields_of));
   OP_REQUIRES_OK(context, Allocate(context, 6, {values}, &uses));
   OP_REQUIRES_OK(context, Allocate(context, 7, {values}, &factors));
-  // The pairs in the order of their first use. Those of an id, mostly one, form a list.
-  struct Pair {
-    int32 id, field, uses, next;
-  };
-  std::vector<Pair> found;
-  found.reserve(num_ids);
-  std::vector<int32> of_id(num_ids, -1);
-  std::fill(fields_of, fields_of + fields + 1, 0);
-  for (int64 b = 0; b < examples; ++b) {
-    for (int64 f = 0; f < fields; ++f) {
-      for (int64 n = places.begin(b, f); n < places.end(b, f); ++n) {
-        const int32 id = id_of[n];
-        int32 pair = of_id[id];
-        while (pair >= 0 && found[pair].field != f) pair = found[pair].next;
-        if (pair < 0) {
-          pair = found.size();
-          found.push_back({id, static_cast<int32>(f), 0, of_id[id]});
-          of_id[id] = pair;
-          ++fields_of[f + 1];
-        }
-        ++found[pair].uses;
-        pairs[n] = pair;
+  // Field by field, each in the order of the first uses, so that what one needs stays in the cache.
+  // An id's last pair is of this field if it is not below the field's first. That cannot be
+  // predicted, so there is no branch on it.
+  std::vector<int32> last_of(num_ids, -1), found(values + 1), begins(values + 1);
+  int32 total = 0, end = 0;  // of the pairs, and of the uses of all, so far
+  for (int64 f = 0; f < fields; ++f) {
+    const int32 first = fields_of[f] = total;
+    const auto each_value = [&](const auto& take) {
+      for (int64 b = 0; b < examples; ++b) {
+        for (int64 n = places.begin(b, f); n < places.end(b, f); ++n) take(b, n);
       }
+    };
+    each_value([&](int64, int64 n) {
+      const int32 id = id_of[n], last = last_of[id];
+      const bool is_new = last < first;
+      const int32 pair = is_new ? total : last;
+      last_of[id] = pair;
+      found[total] = id;
+      total += is_new;
+      ++begins[pair + 1];
+      pairs[n] = pair;
+    });
+    // From the numbers of uses to where they begin.
+    for (int32 q = first; q < total; ++q) {
+      const int32 count = begins[q + 1];
+      begins[q + 1] = end;
+      end += count;
     }
+    // Once its uses are written, the begin of a pair is that of the next one.
+    each_value([&](int64 b, int64 n) {
+      const int32 use = begins[pairs[n] + 1]++;
+      uses[use] = b;
+      factors[use] = by[n];
+    });
   }
-  const int64 total = found.size();
-  for (int64 f = 0; f < fields; ++f) fields_of[f + 1] += fields_of[f];
+  fields_of[fields] = total;
   int32 *rows, *starts;
   OP_REQUIRES_OK(context, Allocate(context, 3, {total}, &rows));
   OP_REQUIRES_OK(context, Allocate(context, 5, {total + 1}, &starts));
-  // From here on they are in the order of their fields.
-  std::vector<int32> place_of(total), next(fields_of, fields_of + fields);
-  starts[0] = 0;
-  for (int64 i = 0; i < total; ++i) {
-    place_of[i] = next[found[i].field]++;
-    rows[place_of[i]] = found[i].id;
-    starts[place_of[i] + 1] = found[i].uses;
-  }
-  for (int64 q = 0; q < total; ++q) starts[q + 1] += starts[q];
-  next.assign(starts, starts + total);
-  for (int64 b = 0; b < examples; ++b) {
-    for (int64 n = places.begin(b, 0); n < places.end(b, fields - 1); ++n) {
-      pairs[n] = place_of[pairs[n]];
-      const int32 use = next[pairs[n]]++;
-      uses[use] = b;
-      factors[use] = by[n];
-    }
-  }
+  std::copy(found.begin(), found.begin() + total, rows);
+  std::copy(begins.begin(), begins.begin() + total + 1, starts);
 }
 DEEPFM_REGISTER("DeepfmPairs", PairsOp);
 
@@ -220,6 +214,35 @@ void CopyPadded(const float* from, int64 n, int64 width, int64 padded, int64 str
   }
 }
 
+// Transposes a matrix [n, width] into rows that are `stride` apart, in blocks of 4 x 4.
+void Transpose(const float* from, int64 n, int64 width, int64 stride, float* to) {
+  typedef int32 Order __attribute__((vector_size(16)));
+  int64 i = 0;
+  for (; i + 4 <= n; i += 4) {
+    const float* at = from + i * width;
+    int64 j = 0;
+    for (; j + 4 <= width; j += 4) {
+      Floats4 a = Load<Floats4>(at + j), b = Load<Floats4>(at + width + j),
+              c = Load<Floats4>(at + 2 * width + j), d = Load<Floats4>(at + 3 * width + j);
+      const Order low = {0, 4, 1, 5}, high = {2, 6, 3, 7}, first = {0, 1, 4, 5},
+                  second = {2, 3, 6, 7};
+      const Floats4 ab = __builtin_shuffle(a, b, low), cd = __builtin_shuffle(c, d, low);
+      a = __builtin_shuffle(a, b, high), c = __builtin_shuffle(c, d, high);
+      float* out = to + j * stride + i;
+      Store(__builtin_shuffle(ab, cd, first), out);
+      Store(__builtin_shuffle(ab, cd, second), out + stride);
+      Store(__builtin_shuffle(a, c, first), out + 2 * stride);
+      Store(__builtin_shuffle(a, c, second), out + 3 * stride);
+    }
+    for (; j < width; ++j) {
+      for (int k = 0; k < 4; ++k) to[j * stride + i + k] = at[k * width + j];
+    }
+  }
+  for (; i < n; ++i) {
+    for (int64 j = 0; j < width; ++j) to[j * stride + i] = from[i * width + j];
+  }
+}
+
 // Copies the rows of field f's pairs, likewise. They lie anywhere in memory, so that each is fetched
 // some rows ahead.
 void CopyRows(const Layer& s, int64 f, float* to) {
@@ -257,15 +280,29 @@ void CopyRows(const Layer& s, int64 f, float* to) {
 
 DEEPFM_BEGIN_FUSED
 
-// Of the pairs of a field, rows [v W_f, v], of which v is there.
+// Of the pairs of a field, rows [v W_f, v], of which v is there; and the squared length of each v,
+// in every other place of `squares`.
 template <typename V>
-DEEPFM_INLINE void ProjectOf(const Layer& s, int64 pairs, const float* kernel, float* projected) {
+DEEPFM_INLINE void ProjectOf(const Layer& s, int64 pairs, const float* kernel, float* projected,
+                             float* squares) {
+  constexpr int64 n = sizeof(V) / sizeof(float);
+  for (int64 q = 0; q < pairs; ++q) {
+    V sums = {};
+    for (int64 k = 0; k < s.padded_width; k += n) {
+      const V row = Load<V>(projected + q * s.stride + s.padded_units + k);
+      sums += row * row;
+    }
+    float sum = 0;
+    for (int64 k = 0; k < n; ++k) sum += sums[k];
+    squares[2 * q] = sum;
+  }
   Product<V, false>(pairs, s.width, s.padded_units, {projected + s.padded_units, s.stride, 1},
                     kernel, s.padded_units, projected, s.stride);
 }
 DEEPFM_FOR_VECTORS(Project,
-                   (const Layer& s, int64 pairs, const float* kernel, float* projected),
-                   (s, pairs, kernel, projected))
+                   (const Layer& s, int64 pairs, const float* kernel, float* projected,
+                    float* squares),
+                   (s, pairs, kernel, projected, squares))
 
 DEEPFM_FOR_VECTORS(SumRows,
                    (int64 count, const int32* which, const float* factors, const float* rows,
@@ -276,17 +313,26 @@ DEEPFM_FOR_VECTORS(SumRows,
 constexpr int64 kBlock = 24;  // pairs: their gradients stay in the cache
 
 template <typename V>
-DEEPFM_INLINE void BackOf(const Layer& s, int64 pairs, const float* g, const float* v,
-                          const float* transposed, float* by_kernel, float* by_rows) {
+DEEPFM_INLINE void BackOf(const Layer& s, int64 pairs, const float* g, const float* squares,
+                          const float* v, const float* transposed, float* by_kernel,
+                          float* by_rows) {
+  constexpr int64 n = sizeof(V) / sizeof(float);
+  for (int64 i = 0; i < pairs; ++i) {
+    const int64 at = i * s.stride;
+    for (int64 k = 0; k < s.padded_width; k += n) {
+      const V sum = Load<V>(g + at + s.padded_units + k), row = Load<V>(v + at + k);
+      Store(sum - squares[i] * row, by_rows + i * s.padded_width + k);
+    }
+  }
   Product<V>(pairs, s.units, s.padded_width, {g, s.stride, 1}, transposed, s.padded_width, by_rows,
              s.padded_width);
   Product<V>(s.width, pairs, s.padded_units, {v, 1, s.stride}, g, s.stride, by_kernel,
              s.padded_units);
 }
 DEEPFM_FOR_VECTORS(Back,
-                   (const Layer& s, int64 pairs, const float* g, const float* v,
-                    const float* transposed, float* by_kernel, float* by_rows),
-                   (s, pairs, g, v, transposed, by_kernel, by_rows))
+                   (const Layer& s, int64 pairs, const float* g, const float* squares,
+                    const float* v, const float* transposed, float* by_kernel, float* by_rows),
+                   (s, pairs, g, squares, v, transposed, by_kernel, by_rows))
 
 DEEPFM_END_FUSED
 
@@ -300,12 +346,15 @@ float SumExample(const Layer& s, int64 b, const float* projected, const float* o
   const int64 values = end - begin;
   float* together = sum + s.padded_units;
   float linear = 0, squares = 0, products = 0;
-  for (int64 i = 0; i < values; ++i) linear += by[i] * of_rows[2 * own[i]];
   if (!s.places.begins) {
     SumRows(values, own, by, projected, s.stride, s.stride, sum);
-    for (int64 i = 0; i < values; ++i) squares += by[i] * by[i] * of_rows[2 * own[i] + 1];
+    for (int64 i = 0; i < values; ++i) {
+      linear += by[i] * of_rows[2 * own[i]];
+      squares += by[i] * by[i] * of_rows[2 * own[i] + 1];
+    }
   } else {
     SumRows(values, own, by, projected, s.stride, s.padded_units, sum);
+    for (int64 i = 0; i < values; ++i) linear += by[i] * of_rows[2 * own[i]];
     std::fill(together, together + s.padded_width, 0.0f);
     for (int64 f = 0; f < all; ++f) {
       const int64 first = s.places.begin(b, f), count = s.places.end(b, f) - first;
@@ -336,13 +385,7 @@ void FirstLayerOp(OpKernelContext* context) {
     const int64 first = s.fields[f], n = s.fields[f + 1] - first;
     float* to = projected + first * s.stride;
     CopyRows(s, f, to + s.padded_units);
-    for (int64 q = 0; q < n; ++q) {
-      const float* row = to + q * s.stride + s.padded_units;
-      float squares = 0;
-      for (int64 k = 0; k < s.width; ++k) squares += row[k] * row[k];
-      of_rows[2 * (first + q)] = s.weights[s.rows[first + q]];
-      of_rows[2 * (first + q) + 1] = squares;
-    }
+    for (int64 q = first; q < first + n; ++q) of_rows[2 * q] = s.weights[s.rows[q]];
     const float* own = s.kernel + f * s.width * s.units;
     std::vector<float> padded;
     if (s.units != s.padded_units) {
@@ -350,7 +393,7 @@ void FirstLayerOp(OpKernelContext* context) {
       CopyPadded(own, s.width, s.units, s.padded_units, s.padded_units, padded.data());
       own = padded.data();
     }
-    Project(s, n, own, to);
+    Project(s, n, own, to, of_rows.data() + 2 * first + 1);
   });
   Divide(context, s.examples, 4 * s.places.fields * s.stride, [&](int64 begin, int64 end) {
     std::vector<float> sum(s.stride), scratch(s.padded_width);
@@ -445,13 +488,9 @@ void FirstLayerGradOp(OpKernelContext* context) {
     const int64 all = s.fields[f + 1] - s.fields[f];
     const bool pooled = s.places.begins != nullptr;
     std::vector<float> transposed(s.units * s.padded_width), total(s.width * s.padded_units),
-        g(kBlock * s.stride), by_rows(kBlock * s.padded_width),
+        g(kBlock * s.stride), by_rows(kBlock * s.padded_width), squares(kBlock),
         of_pooled(pooled ? s.examples * s.padded_width : 0);
-    for (int64 k = 0; k < s.width; ++k) {
-      for (int64 h = 0; h < s.units; ++h) {
-        transposed[h * s.padded_width + k] = own[k * s.units + h];
-      }
-    }
+    Transpose(own, s.width, s.units, s.padded_width, transposed.data());
     const float* v = projected + s.fields[f] * s.stride + s.padded_units;
     if (pooled) GradientsOfPooled(s, f, v, by_fm, sums, of_pooled.data());
     for (int64 first = 0; first < all; first += kBlock) {
@@ -459,8 +498,13 @@ void FirstLayerGradOp(OpKernelContext* context) {
       for (int64 i = 0; i < n; ++i) {
         const int64 q = s.fields[f] + first + i, begin = starts[q], count = starts[q + 1] - begin;
         float* sum = g.data() + i * s.stride;
-        float linear = 0, squares = 0;
-        for (int64 j = begin; j < begin + count; ++j) linear += by_fm[uses[j]] * factors[j];
+        float linear = 0, of_squares = 0;
+        for (int64 j = begin; j < begin + count; ++j) {
+          const float by = by_fm[uses[j]] * factors[j];
+          linear += by;
+          of_squares += by * factors[j];
+        }
+        squares[i] = pooled ? 0 : of_squares;
         (shared ? of_pairs[s.pairs * s.width + q] : by_weights[s.rows[q]]) = linear;
         if (pooled) {
           SumRows(count, uses + begin, factors + begin, gradients, s.stride, s.padded_units, sum);
@@ -468,16 +512,10 @@ void FirstLayerGradOp(OpKernelContext* context) {
                   s.padded_width, sum + s.padded_units);
         } else {
           SumRows(count, uses + begin, factors + begin, gradients, s.stride, s.stride, sum);
-          for (int64 j = begin; j < begin + count; ++j) {
-            squares += by_fm[uses[j]] * factors[j] * factors[j];
-          }
         }
-        const float* row = v + (first + i) * s.stride;
-        float* __restrict to = by_rows.data() + i * s.padded_width;
-        for (int64 k = 0; k < s.width; ++k) to[k] = sum[s.padded_units + k] - squares * row[k];
-        std::fill(to + s.width, to + s.padded_width, 0.0f);
       }
-      Back(s, n, g.data(), v + first * s.stride, transposed.data(), total.data(), by_rows.data());
+      Back(s, n, g.data(), squares.data(), v + first * s.stride, transposed.data(), total.data(),
+           by_rows.data());
       for (int64 i = 0; i < n; ++i) {
         const int64 q = s.fields[f] + first + i;
         const float* from = by_rows.data() + i * s.padded_width;
