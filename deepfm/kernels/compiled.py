@@ -91,13 +91,18 @@ class _Compiled(Ops):
             field_size=field_size, mean=several and pooling == "mean",
         )  # fmt: skip
 
+        places = tf.size(counts if several else where)
+        share = tf.size(pairs.rows) / tf.maximum(places, 1)  # the batch alone decides
+        few = share < most
+        if not several:
+            y, fm = _of_pairs_or_values(weights, embeddings, kernel, where, x, pairs, few)
+            return tf.ensure_shape(y, [None, units]), fm
+
         def distinct():
             y, fm, *_ = raw_ops().deepfm_first_layer(weights, embeddings, kernel, *pairs)
             return tf.ensure_shape(y, [None, units]), fm
 
-        places = tf.size(counts if several else where)
-        share = tf.size(pairs.rows) / tf.maximum(places, 1)  # the batch alone decides
-        return tf.cond(share < most, distinct, whole)
+        return tf.cond(few, distinct, whole)
 
     def relu_dropout(self, x, seed, dropped):
         return raw_ops().deepfm_relu_dropout(x, seed, dropped)
@@ -197,6 +202,55 @@ def largest_share(width, units):
     Below 0 for small layers, whose pairs need not even be looked for.
     """
     return 0.48 - 2.9 * (width + units) / (width * units)
+
+
+def _of_pairs_or_values(weights, embeddings, kernel, where, x, pairs, few):
+    """The first layer and the FM of fields with one value each.
+
+    Its gradient chooses once more between distinct pairs and the whole matrix. TensorFlow's own
+    gradient of a choice fills a zero gradient for each path not taken, and adds it: as many bytes
+    as the rows and the kernel have.
+
+    Args:
+        weights, embeddings, kernel, where, x: as for Ops.first_layer.
+        pairs: outputs of DeepfmPairs.
+        few: bool [], whether to use them.
+
+    Returns:
+        (float32 [B, H]; float32 [B]), as Ops.first_layer.
+    """
+    field_size = kernel.shape[0].value // embeddings.shape[1].value
+
+    @tf.custom_gradient
+    def layer(*inputs):
+        weights, embeddings, kernel = inputs
+
+        def of_pairs():
+            return raw_ops().deepfm_first_layer(*inputs, *pairs)
+
+        def of_values():
+            scaled, fm, sums = raw_ops().deepfm_look_up(weights, embeddings, where, x, field_size)
+            return tf.matmul(scaled, kernel), fm, sums, scaled
+
+        y, fm, sums, kept = tf.cond(few, lambda: list(of_pairs()), lambda: list(of_values()))
+
+        def gradient(by_y, by_fm):
+            def back_to_pairs():
+                return raw_ops().deepfm_first_layer_grad(*inputs, *pairs, sums, by_y, by_fm, kept)
+
+            def back_to_values():
+                by_scaled = tf.matmul(by_y, kernel, transpose_b=True)
+                by_kernel = tf.transpose(tf.matmul(by_y, kept, transpose_a=True))
+                by_rows = raw_ops().deepfm_look_up_grad(
+                    weights, embeddings, where, x, sums, by_scaled, by_fm, field_size
+                )
+                return [*by_rows, by_kernel]
+
+            return tf.cond(few, lambda: list(back_to_pairs()), back_to_values)
+
+        return (y, fm), gradient
+
+    return layer(weights, embeddings, kernel)
 
 
 def pack(strings):
