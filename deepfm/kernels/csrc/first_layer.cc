@@ -380,7 +380,9 @@ void FirstLayerOp(OpKernelContext* context) {
   OP_REQUIRES_OK(context, Allocate(context, 2, {s.examples, s.width}, &sums));
   float* projected;
   OP_REQUIRES_OK(context, Allocate(context, 3, {s.pairs, s.stride}, &projected));
-  std::vector<float> of_rows(2 * s.pairs);  // the weight and the squared length of each pair's row
+  // The weight and the squared length of each pair's row. One more, so that there is a pointer to
+  // the length of a pair behind the last, which a field without pairs has as its first.
+  std::vector<float> of_rows(2 * s.pairs + 1);
   ForEach(context, s.places.fields, [&](int64 f) {
     const int64 first = s.fields[f], n = s.fields[f + 1] - first;
     float* to = projected + first * s.stride;
