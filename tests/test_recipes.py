@@ -74,8 +74,9 @@ def test_the_recipe_of_large_batches_follows_the_rules():
     wanted = {
         "embedding_learning_rate": 1e-4, "embedding_init_stddev": 0.01, "embedding_size": 10,
         "deep_layers": (400,) * 3, "dropout": (0,), "l2_reg_deep": 0, "num_epochs": 10,
-        "batch_norm": False, "optimizer": "adam",
+        "batch_norm": False, "optimizer": "adam", "cowclip_ratio": 1,
     }  # fmt: skip
+    assert found["cowclip_min_norm"] == pytest.approx(1e-5 * found["embedding_size"] ** 0.5)
     assert {flag: found[flag] for flag in wanted} == wanted
 
 
