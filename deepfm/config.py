@@ -10,7 +10,7 @@ CHOICES = {
     "task_type": ("train", "eval", "infer", "export"),
     "data_format": ("auto", "tfrecord", "libsvm"),  # and the names of data.formats
     "loss_type": ("log_loss", "square_loss"),
-    "l2_scope": ("batch", "table"),
+    "l2_scope": ("batch", "elapsed", "table"),
     "pooling": ("sum", "mean", "max"),
     "optimizer": ("adam", "adagrad", "sgd", "momentum", "ftrl"),  # of model.optimizers
     "export": ("last", "best"),
@@ -33,8 +33,9 @@ class ModelConfig(NamedTuple):
         loss_type: log_loss or square_loss.
         l2_reg: lambda of the L2 terms, each lambda/2 * sum of squares, not divided by B.
         l2_reg_deep: lambda of the MLP's kernels; None: l2_reg.
-        l2_scope: batch (each distinct table row of the global batch, once per step) or table (whole
-            tables). The MLP's kernels are covered whole in both.
+        l2_scope: batch (each distinct table row of the global batch, once per step), elapsed (the
+            same rows, for all steps since each was last in a batch) or table (whole tables). The
+            MLP's kernels are covered whole in each.
         lazy_updates: update only the table rows of the batch.
         embedding_init_stddev: of the normal distribution that both tables start from.
         seed: seed of the initial weights and of dropout.
@@ -111,6 +112,8 @@ class OptimizerConfig(NamedTuple):
         cowclip_min_norm: zeta of CowClip.
         l2_rows: lambda of the L2 term of the batch's distinct table rows; 0 if there is no L2 term
             or it covers the whole tables.
+        elapsed: l2_rows, and Adam's moments, cover all steps since a row was last in a batch.
+        run_step: global step at which the run began.
         lazy_updates: update only the table rows of the batch.
         use_amp: scale the loss, because gradients are float16.
     """
@@ -123,6 +126,8 @@ class OptimizerConfig(NamedTuple):
     cowclip_ratio: float = 0.0
     cowclip_min_norm: float = 1e-5
     l2_rows: float = 0.0
+    elapsed: bool = False
+    run_step: int = 0
     lazy_updates: bool = True
     use_amp: bool = False
 

@@ -207,7 +207,8 @@ _float("l2_reg_deep", None,
     "to 0, where the embeddings need a --l2_reg of 0.01 and more.", 0.0)
 _choice("l2_scope", "batch",
     "Embedding rows that the L2 penalty covers in a step: batch, the distinct rows of the global "
-    "batch; or table, all rows, which costs a pass over the tables.")
+    "batch; elapsed, the same rows for all steps since each was last in a batch, which does to rare"
+    " ids what table does (Adam only); or table, all rows, which costs a pass over the tables.")
 _float("embedding_init_stddev", 0.01,
     "Standard deviation of the normal distribution that the embeddings start from.", 0.0)
 _choice("pooling", "sum",

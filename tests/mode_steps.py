@@ -40,6 +40,7 @@ class Case(NamedTuple):
     learning_rate: float = 0.1
     clip_norm: float = 0.0
     cowclip_ratio: float = 0.0
+    elapsed: bool = False
     batch_norm: bool = True
     l2_reg: float = 0.001
     epochs: int = 1
@@ -75,7 +76,7 @@ def train(mode, case):
     model = estimators.Model(case.model_dir, config, mode, trains=True)
     optimizer = OptimizerConfig(
         case.optimizer, case.learning_rate, clip_norm=case.clip_norm, l2_rows=case.l2_reg,
-        cowclip_ratio=case.cowclip_ratio, cowclip_min_norm=0.001,
+        cowclip_ratio=case.cowclip_ratio, cowclip_min_norm=0.001, elapsed=case.elapsed,
     )  # fmt: skip
     input_fn = input_pipeline.make_input_fn(source, estimators.schema(config, data), mode)
     with estimators.in_training(model, optimizer, ops, keep_checkpoint_max=1) as estimator:

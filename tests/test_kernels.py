@@ -442,6 +442,7 @@ def test_parameter_servers_need_no_kernels():
     model_fn(features, v1.placeholder(tf.float32, [None]), "train")
     on_servers = {
         "DeepfmZeros", "DeepfmGatherRows", "DeepfmClipRows", "DeepfmAdamRows", "DeepfmAdam",
+        "DeepfmElapsedAdamRows",
     }  # fmt: skip
     types = {op.type for op in v1.get_default_graph().get_operations()}
     assert "DeepfmLookUp" in types and not types & on_servers

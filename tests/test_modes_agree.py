@@ -289,8 +289,13 @@ EVERY = [
     for clip_norm in (0.0, 0.5)
     for batch_norm in (False, True)
 ]
-SUITE = {  # what runs always, one in each mode
+ELAPSED = dict(
+    optimizer="adam", learning_rate=0.01, elapsed=True, clip_norm=0.5, batch_norm=False, epochs=2
+)
+EVERY.append(ELAPSED)
+SUITE = {  # what runs always
     mode: [c for c in EVERY if c["optimizer"] == name and c["clip_norm"] and c["batch_norm"]]
+    + [ELAPSED]
     for mode, name in (("tower", "adam"), ("mirrored", "ftrl"), ("horovod", "adam"))
 }
 # (records, replicas, records of a global batch): what the last batch, of one record, leaves without
@@ -300,7 +305,8 @@ WITHOUT = {"one of two": (257, 2, 64), "three of four": (65, 4, 64)}
 
 def name_of(mode, case):
     clipped, normalized = "clipped" * bool(case["clip_norm"]), "batch_norm" * case["batch_norm"]
-    return "-".join(filter(None, (mode, case["optimizer"], clipped, normalized)))
+    elapsed = "elapsed" * case.get("elapsed", False)
+    return "-".join(filter(None, (mode, case["optimizer"], elapsed, clipped, normalized)))
 
 
 @pytest.fixture(scope="module")

@@ -74,6 +74,7 @@ PLATEAU = (
     "--learning_rate_decay_on_plateau=0.5", "--learning_rate_decay_patience=2",
     "--min_learning_rate=0.0001", "--eval_every_steps=5", "--learning_rate_warmup_steps=14",
     "--embedding_learning_rate=0.003", "--l2_reg_deep=0.01", "--cowclip_ratio=0.01",
+    "--l2_scope=elapsed",
 )  # fmt: skip
 
 

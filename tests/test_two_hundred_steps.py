@@ -21,6 +21,7 @@ RATES = {"sgd": 0.1, "momentum": 0.01, "adam": 0.002, "adagrad": 0.02}
 OF_THEIR_OWN = {  # the names of flags
     "embedding_learning_rate": 0.005, "learning_rate_warmup_steps": 50, "l2_reg_deep": 0.01,
 }  # fmt: skip
+ELAPSED = {"elapsed": True, "embedding_learning_rate": 0.005}
 COWCLIP = {"cowclip_ratio": 0.01, "cowclip_min_norm": 0.002}
 
 
@@ -108,6 +109,7 @@ def by_the_book(name, changes, start):
     m, v = ({of: np.zeros_like(value) for of, value in w.items()} for _ in "mv")
     sums = {of: np.full_like(value, 1e-8) for of, value in w.items()}
     losses, l2_deep = [], changes.get("l2_reg_deep", L2)
+    seen = {of: np.zeros(V) for of in ("fm_w", "fm_v")}
     cowclip = {k: v for k, v in changes.items() if k.startswith("cowclip")}
     for t, (ids, x, labels) in enumerate(batches(), 1):
         loss, gradients = loss_and_gradients(w, ids, x.astype(float), labels, l2_deep, cowclip)
@@ -117,7 +119,18 @@ def by_the_book(name, changes, start):
             table = of in ("fm_w", "fm_v")
             at, g = (np.unique(ids), g[np.unique(ids)]) if table else (slice(None), g)
             rate = changes.get("embedding_learning_rate", warm) if table else warm
-            if name == "sgd":
+            if table and changes.get("elapsed"):
+                g = g - L2 * w[of][at]  # which the loss's gradient has
+                n = (t - seen[of][at]).reshape(-1, *[1] * (g.ndim - 1))
+                m[of][at] = 0.9 * m[of][at] + 0.1 * g
+                v[of][at] = 0.999**n * v[of][at] + 0.001 * g**2
+                rate *= np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+                scale = np.sqrt(v[of][at]) + 1e-8
+                moved = w[of][at] - rate * (1 - 0.9**n) / 0.1 * m[of][at] / scale
+                w[of][at] = moved / (1 + rate * L2 * n / scale)
+                m[of][at] *= 0.9 ** (n - 1)
+                seen[of][at] = t
+            elif name == "sgd":
                 w[of][at] -= rate * g
             elif name == "momentum":
                 m[of][at] = 0.95 * m[of][at] + g
@@ -134,9 +147,13 @@ def by_the_book(name, changes, start):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, OF_THEIR_OWN, COWCLIP], ids=["", "of their own", "cowclip"]
+    "name, changes",
+    [
+        *((name, changes) for name in sorted(RATES) for changes in ({}, OF_THEIR_OWN, COWCLIP)),
+        ("adam", ELAPSED),
+    ],
+    ids=lambda x: x if isinstance(x, str) else " and ".join(x),
 )
-@pytest.mark.parametrize("name", sorted(RATES))
 def test_200_steps_are_those_of_float64_and_of_the_whole_matrix(name, changes, monkeypatch):
     start, *found = trained(name, changes, TENSORFLOW)
     runs = {"TensorFlow's operators": found}

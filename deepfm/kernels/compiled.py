@@ -126,6 +126,12 @@ class _Compiled(Ops):
         handles = variable.handle, m.handle, v.handle
         return raw_ops().deepfm_adam_rows(*handles, indices, grad, *numbers, l2=l2)
 
+    def elapsed_adam(self, variable, m, v, seen, indices, grad, now, run_step, *numbers, l2):
+        handles = variable.handle, m.handle, v.handle, seen.handle
+        return raw_ops().deepfm_elapsed_adam_rows(
+            *handles, indices, now, grad, *numbers, run_step=run_step, l2=l2
+        )
+
     def pack(self, strings):
         return strings.map(pack)
 
@@ -170,6 +176,7 @@ class _BesideServers(_Compiled):
     adds_l2 = False
     gather, zeros, empty = Ops.gather, Ops.zeros, Ops.empty
     clip_rows, adam, adam_rows = Ops.clip_rows, Ops.adam, Ops.adam_rows
+    elapsed_adam = Ops.elapsed_adam
 
 
 COMPILED = _Compiled()

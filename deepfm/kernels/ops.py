@@ -149,6 +149,47 @@ class Ops:
             tf.raw_ops.ResourceScatterSub(resource=variable.handle, indices=indices, updates=step),
         )
 
+    def elapsed_adam(
+        self, variable, m, v, seen, indices, grad, now, run_step, rate, beta1, beta2, epsilon, l2
+    ):
+        """Adam for distinct rows, at once for all n steps since each was last in a batch.
+
+        Dense Adam also moves the rows that a batch lacks: their moments decay, the first one goes
+        on moving them, and L2 shrinks them. This does the same for the batch's rows alone. The
+        second moment decays by the n steps that have passed. What the coming steps would do is
+        done in advance, for n of them, as that is how often the row comes:
+
+            v := beta2^n v + (1 - beta2) g^2                  s = sqrt(v) + epsilon
+            m := beta1 m + (1 - beta1) g
+            w := (w - rate (1 + beta1 + ... + beta1^(n-1)) m / s) / (1 + rate l2 n / s)
+            m := beta1^(n-1) m
+
+        The last line of w is the implicit Euler step of w' = -rate l2 w / s: it never overshoots 0.
+        So each row meets the same equilibrium of gradient and L2 as in dense training, whatever its
+        frequency. With n = 1 and l2 = 0 it is Adam.
+
+        Args:
+            seen: variable float32 [rows], the number of steps until each row was last in a batch.
+            now: float32 [], number of steps with this one.
+            run_step: int, the step at which the run began; rows were not seen before count from it.
+            l2: lambda.
+        """
+        before = seen.sparse_read(indices)
+        n = tf.maximum(now - tf.maximum(before, float(run_step)), 1.0)
+        n = tf.reshape(n, [-1] + [1] * (len(variable.shape) - 1))
+        rows, m_rows = variable.sparse_read(indices), m.sparse_read(indices)
+        m_rows += (1 - beta1) * (grad - m_rows)
+        v_rows = tf.pow(beta2, n) * v.sparse_read(indices) + (1 - beta2) * tf.square(grad)
+        scale = tf.sqrt(v_rows) + epsilon
+        moves = rate * (1 - tf.pow(beta1, n)) / (1 - beta1)
+        rows = (rows * scale - moves * m_rows) / (scale + rate * l2 * n)
+        m_rows *= tf.pow(beta1, n - 1)
+        scatter = tf.raw_ops.ResourceScatterUpdate
+        put = lambda to, what: scatter(resource=to.handle, indices=indices, updates=what)
+        with tf.control_dependencies([n]):  # which has read what this replaces
+            updated = put(seen, tf.fill(tf.shape(indices), now))
+        return tf.group(updated, put(m, m_rows), put(v, v_rows), put(variable, rows))
+
     # Raw records.
 
     @property

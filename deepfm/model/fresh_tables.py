@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from deepfm.config import ModelConfig
 from deepfm.kernels.ops import TENSORFLOW
-from deepfm.model import embeddings, initializers
+from deepfm.model import embeddings, initializers, optimizers
 
 v1 = tf.compat.v1
 
@@ -63,6 +63,9 @@ class FreshTables(v1.train.SessionRunHook):
         would make each later read copy it.
         """
         config, in_place = self._config, self._config.lazy_updates
+        if variable.op.name.endswith(f"/{optimizers.SEEN}"):  # fresh rows count from now
+            now = tf.cast(v1.train.get_global_step(), tf.float32)
+            return initializers.write_alike(variable, now[tf.newaxis])
         drawn = embeddings.is_drawn(variable)
         numbers = config.embedding_init_stddev, config.seed
         if drawn and in_place:

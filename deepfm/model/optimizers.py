@@ -15,6 +15,7 @@ from deepfm.model.gradients import LossScaled, RowWise
 
 v1 = tf.compat.v1
 
+SEEN = "seen"  # name of the slot that holds the number of steps until a row was last in a batch
 DECAY = "learning_rate_decay"  # name of the variable that multiplies the learning rate
 
 
@@ -22,20 +23,26 @@ def of_model(config: OptimizerConfig, model) -> OptimizerConfig:
     """The config with the settings for table rows from a ModelConfig.
 
     Raises:
-        BadInput: CowClip cannot do what is asked of it.
+        BadInput: CowClip or the optimizer cannot do what is asked of it.
     """
     if config.cowclip_ratio and model.l2_scope == "table":
         raise BadInput(
             "--cowclip_ratio clips the gradients of the batch's rows before L2 is added to them, "
             "and --l2_scope=table adds it to all rows; try --l2_scope=batch."
         )
+    elapsed = model.l2_scope == "elapsed"
+    if elapsed and not (config.name == "adam" and model.lazy_updates):
+        raise BadInput(
+            "--l2_scope=elapsed is Adam for the batch's rows: it needs --optimizer=adam and "
+            "--lazy_updates; try --l2_scope=batch."
+        )
     if config.cowclip_ratio and not config.cowclip_min_norm:
         raise BadInput(
             "--cowclip_min_norm=0 would leave each weight of fm_w at 0, where it starts; "
             "try --cowclip_min_norm=1e-5."
         )
-    l2_rows = model.l2_reg if model.l2_scope == "batch" else 0.0
-    return config._replace(l2_rows=l2_rows, lazy_updates=model.lazy_updates)
+    l2_rows = 0.0 if model.l2_scope == "table" else model.l2_reg
+    return config._replace(l2_rows=l2_rows, elapsed=elapsed, lazy_updates=model.lazy_updates)
 
 
 class _LazyAdam(v1.train.AdamOptimizer):
@@ -45,11 +52,20 @@ class _LazyAdam(v1.train.AdamOptimizer):
         rate: float or float32 [].
         ops: Ops that compute the update.
         l2_rows: lambda of the L2 term of the updated rows.
+        elapsed: whether an update of a row covers all steps since its last (Ops.elapsed_adam).
+        run_step: global step at which the run began.
     """
 
-    def __init__(self, rate, ops=TENSORFLOW, l2_rows=0.0):
+    def __init__(self, rate, ops=TENSORFLOW, l2_rows=0.0, elapsed=False, run_step=0):
         super().__init__(rate)
-        self._ops, self._l2_rows = ops, l2_rows
+        self._ops, self._l2_rows, self._elapsed, self._run_step = ops, l2_rows, elapsed, run_step
+
+    def _create_slots(self, var_list):
+        super()._create_slots(var_list)
+        for var in filter(embeddings.is_table, var_list if self._elapsed else ()):
+            self._get_or_make_slot_with_initializer(
+                var, v1.zeros_initializer(), var.shape[:1], tf.float32, SEEN, SEEN
+            )
 
     def _zeros_slot(self, var, slot_name, op_name):
         return self._get_or_make_slot_with_initializer(
@@ -60,6 +76,8 @@ class _LazyAdam(v1.train.AdamOptimizer):
         super()._prepare()
         beta1_power, beta2_power = self._get_beta_accumulators()
         self._correction = tf.sqrt(1 - beta2_power) / (1 - beta1_power)
+        if self._elapsed:
+            self._now = tf.cast(v1.train.get_or_create_global_step() + 1, tf.float32)
 
     @property
     def _numbers(self):
@@ -71,7 +89,12 @@ class _LazyAdam(v1.train.AdamOptimizer):
 
     def _resource_apply_sparse(self, grad, var, indices):
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
-        return self._ops.adam_rows(var, m, v, indices, grad, *self._numbers, l2=self._l2_rows)
+        if not (self._elapsed and embeddings.is_table(var)):
+            return self._ops.adam_rows(var, m, v, indices, grad, *self._numbers, l2=self._l2_rows)
+        seen, when = self.get_slot(var, SEEN), (self._now, self._run_step)
+        return self._ops.elapsed_adam(
+            var, m, v, seen, indices, grad, *when, *self._numbers, l2=self._l2_rows
+        )
 
 
 class _Ftrl(v1.train.FtrlOptimizer):
@@ -94,7 +117,7 @@ class Kind(NamedTuple):
     """An optimizer that can be chosen.
 
     Attributes:
-        make: rate -> optimizer; if uses_ops, (rate, ops, l2_rows) -> optimizer.
+        make: rate -> optimizer; if uses_ops, (rate, ops, l2_rows, elapsed, run_step) -> optimizer.
         moments: numbers that it stores for each weight.
         uses_ops: whether Ops compute its updates.
     """
@@ -118,6 +141,8 @@ OPTIMIZERS: Dict[str, Kind] = {
 
 def _ops_add_l2(config, ops):
     """Whether `ops` do the whole update, and L2 of the batch's rows with it."""
+    if config.elapsed:
+        return True
     whole = OPTIMIZERS[config.name].uses_ops and config.lazy_updates and not config.clip_norm
     return bool(ops.adds_l2 and whole)
 
@@ -200,7 +225,8 @@ def make_optimizer(config, replicas, ops=TENSORFLOW, occurrences=None):
     if replicas.owns_variables():
         metrics.summarize("learning_rate", rate)
     kind, ops_add_l2 = OPTIMIZERS[config.name], _ops_add_l2(config, ops)
-    more = (ops, config.l2_rows if ops_add_l2 else 0.0) if kind.uses_ops else ()
+    l2_rows = config.l2_rows if ops_add_l2 else 0.0
+    more = (ops, l2_rows, config.elapsed, config.run_step) if kind.uses_ops else ()
     optimizer = kind.make(rate, *more)
     if not replicas.strategy:
         optimizer = _trusting(optimizer)

@@ -4,6 +4,7 @@
 //
 // U: rows.
 #include <cmath>
+#include <mutex>
 
 #include "kernels.h"
 #include "tables.h"
@@ -44,25 +45,28 @@ void Update(const Adam& adam, int64 n, const float* __restrict grad, float* __re
   }
 }
 
-// The common part of both Adam operators: inputs 0 to 2 are the variable and its slots, the last
-// five are the gradient and the numbers. apply(Adam, gradient, the variable's shape, the floats of
-// the variable and its slots) does the rest.
-template <typename Apply>
+// The common part of the Adam operators: the first kVars inputs are the variable and its slots, the
+// third of which has one float per row; the last five are the gradient and the numbers.
+// apply(Adam, gradient, the variable's shape, the floats of the variable and its slots) does the
+// rest.
+template <int kVars, typename Apply>
 void ApplyAdam(OpKernelContext* context, bool by_rows, const Apply& apply) {
-  core::RefCountPtr<Var> vars[3];
-  for (int i = 0; i < 3; ++i) {
+  core::RefCountPtr<Var> vars[kVars];
+  for (int i = 0; i < kVars; ++i) {
     OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, i), &vars[i]));
     if (!by_rows) continue;
     OP_REQUIRES_OK(context, (EnsureSparseVariableAccess<Rows, float>(context, vars[i].get())));
   }
   // Lock in the order of addresses, as TensorFlow's own ops do.
-  mutex* locks[3] = {vars[0]->mu(), vars[1]->mu(), vars[2]->mu()};
-  std::sort(locks, locks + 3);
-  OP_REQUIRES(context, locks[0] != locks[1] && locks[1] != locks[2],
+  mutex* locks[kVars];
+  for (int i = 0; i < kVars; ++i) locks[i] = vars[i]->mu();
+  std::sort(locks, locks + kVars);
+  OP_REQUIRES(context, std::adjacent_find(locks, locks + kVars) == locks + kVars,
               errors::InvalidArgument("a variable is given twice"));
-  mutex_lock lock0(*locks[0]), lock1(*locks[1]), lock2(*locks[2]);
-  float* data[3];
-  for (int i = 0; i < 3; ++i) {
+  std::unique_lock<mutex> held[kVars];
+  for (int i = 0; i < kVars; ++i) held[i] = std::unique_lock<mutex>(*locks[i]);
+  float* data[kVars];
+  for (int i = 0; i < kVars; ++i) {
     Tensor* tensor = vars[i]->tensor();
     const bool in_place = vars[i]->copy_on_read_mode.load();
     OP_REQUIRES_OK(context, (PrepareToUpdateVariable<Rows, float>(context, tensor, in_place)));
@@ -71,6 +75,10 @@ void ApplyAdam(OpKernelContext* context, bool by_rows, const Apply& apply) {
   const TensorShape& shape = vars[0]->tensor()->shape();
   OP_REQUIRES(context, shape == vars[1]->tensor()->shape() && shape == vars[2]->tensor()->shape(),
               errors::InvalidArgument("shapes of variable and slots differ"));
+  OP_REQUIRES(context,
+              kVars < 4 || (shape.dims() >= 1 && vars[kVars - 1]->tensor()->shape() ==
+                                                     TensorShape({shape.dim_size(0)})),
+              errors::InvalidArgument("a slot does not have one float per row"));
   const int numbers = context->num_inputs() - 4;
   auto number = [=](int i) { return context->input(numbers + i).scalar<float>()(); };
   const float l2 = by_rows ? Attribute<float>(context, "l2") : 0;
@@ -92,8 +100,8 @@ REGISTER_OP("DeepfmAdam")
     .Doc("Adam for a variable.");
 
 void AdamWhole(OpKernelContext* context) {
-  ApplyAdam(context, false, [=](const Adam& adam, const Tensor& grad, const TensorShape& shape,
-                                float* const data[3]) {
+  ApplyAdam<3>(context, false, [=](const Adam& adam, const Tensor& grad, const TensorShape& shape,
+                                   float* const data[3]) {
     if (grad.shape() != shape) return errors::InvalidArgument("shapes of gradients do not fit");
     const float* from = grad.flat<float>().data();
     Divide(context, shape.num_elements(), 20, [&](int64 first, int64 last) {
@@ -122,16 +130,21 @@ REGISTER_OP("DeepfmAdamRows")
          "Other rows and their moments stay as they are.");
 
 template <typename T>
+Status CheckRows(const TensorShape& shape, const Tensor& indices, const Tensor& grad) {
+  TensorShape of_rows = shape;
+  if (shape.dims() >= 1 && indices.dims() == 1) of_rows.set_dim(0, indices.dim_size(0));
+  if (shape.dims() < 1 || indices.dims() != 1 || grad.shape() != of_rows) {
+    return errors::InvalidArgument("shapes of variable, slots and rows do not fit");
+  }
+  return CheckIndices<T>(indices, shape.dim_size(0));
+}
+
+template <typename T>
 void AdamRows(OpKernelContext* context) {
-  ApplyAdam(context, true, [=](const Adam& adam, const Tensor& grad, const TensorShape& shape,
-                               float* const data[3]) {
+  ApplyAdam<3>(context, true, [=](const Adam& adam, const Tensor& grad, const TensorShape& shape,
+                                  float* const data[3]) {
     const Tensor& indices = context->input(3);
-    TensorShape of_rows = shape;
-    if (shape.dims() >= 1 && indices.dims() == 1) of_rows.set_dim(0, indices.dim_size(0));
-    if (shape.dims() < 1 || indices.dims() != 1 || grad.shape() != of_rows) {
-      return errors::InvalidArgument("shapes of variable, slots and rows do not fit");
-    }
-    TF_RETURN_IF_ERROR(CheckIndices<T>(indices, shape.dim_size(0)));
+    TF_RETURN_IF_ERROR(CheckRows<T>(shape, indices, grad));
     const int64 n = indices.dim_size(0), width = n ? grad.NumElements() / n : 0;
     const auto where = indices.vec<T>();
     const float* from = grad.flat<float>().data();
@@ -168,5 +181,130 @@ void AdamRows(OpKernelContext* context) {
 }
 
 DEEPFM_REGISTER_INDEXED("DeepfmAdamRows", AdamRows);
+
+REGISTER_OP("DeepfmElapsedAdamRows")
+    .Input("variable: resource")
+    .Input("m: resource")
+    .Input("v: resource")
+    .Input("seen: resource")  // [rows]
+    .Input("indices: T")      // [U]
+    .Input("now: float")
+    .Input("grad: float")  // [U, ...]
+    .Input("rate: float")
+    .Input("beta1: float")
+    .Input("beta2: float")
+    .Input("epsilon: float")
+    .Attr("run_step: int")
+    .Attr("l2: float")
+    .Attr("T: {int32, int64}")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::NoOutputs)
+    .Doc("Adam for the distinct rows `indices`, at once for all steps since each was last updated; "
+         "see Ops.elapsed_adam.");
+
+// The powers of a number below 1, each by one product.
+class Powers {
+ public:
+  explicit Powers(float base) {
+    low_[0] = high_[0] = 1;
+    for (int i = 1; i < kLow; ++i) low_[i] = low_[i - 1] * base;
+    for (int i = 1; i < kHigh; ++i) high_[i] = high_[i - 1] * (low_[kLow - 1] * base);
+  }
+
+  float of(int64 n) const { return n < kLow * kHigh ? low_[n % kLow] * high_[n / kLow] : 0; }
+
+ private:
+  static constexpr int kLow = 128, kHigh = 512;
+  float low_[kLow], high_[kHigh];
+};
+
+// What the steps since it was last updated do to a row: factors of v, of m / s, of m, and of w / s.
+struct Elapsed {
+  float decay, moves, back, shrinks;
+};
+
+// Updates n numbers: those of one row, or, if `kEach`, of a row each.
+template <bool kEach>
+inline __attribute__((always_inline)) void UpdateElapsed(const Adam& adam, int64 n, const Elapsed* __restrict rows,
+                                 const float* __restrict grad, float* __restrict variable,
+                                 float* __restrict m, float* __restrict v) {
+  for (int64 k = 0; k < n; ++k) {
+    const Elapsed& row = rows[kEach ? k : 0];
+    const float g = grad[k];
+    const float moment = m[k] + adam.one_less_beta1 * (g - m[k]);
+    v[k] = row.decay * v[k] + adam.one_less_beta2 * (g * g);
+    const float scale = std::sqrt(v[k]) + adam.epsilon;
+    variable[k] = (variable[k] * scale - row.moves * moment) / (scale + row.shrinks);
+    m[k] = row.back * moment;
+  }
+}
+
+DEEPFM_CLONES
+void UpdateElapsedRow(const Adam& adam, int64 width, const Elapsed& row, const float* grad,
+                      float* variable, float* m, float* v) {
+  const Elapsed copy = row;  // which nothing else points to
+  UpdateElapsed<false>(adam, width, &copy, grad, variable, m, v);
+}
+
+DEEPFM_CLONES
+void UpdateElapsedEach(const Adam& adam, int64 n, const Elapsed* rows, const float* grad,
+                       float* variable, float* m, float* v) {
+  UpdateElapsed<true>(adam, n, rows, grad, variable, m, v);
+}
+
+template <typename T>
+void ElapsedAdamRows(OpKernelContext* context) {
+  ApplyAdam<4>(context, true, [=](const Adam& adam, const Tensor& grad, const TensorShape& shape,
+                                  float* const data[4]) {
+    const Tensor& indices = context->input(4);
+    TF_RETURN_IF_ERROR(CheckRows<T>(shape, indices, grad));
+    const int64 n = indices.dim_size(0), width = n ? grad.NumElements() / n : 0;
+    const auto where = indices.vec<T>();
+    const float* from = grad.flat<float>().data();
+    if (width == 0) return Status::OK();
+    const float now = context->input(5).scalar<float>()();
+    const float start = Attribute<int64>(context, "run_step");
+    const float beta1 = 1 - adam.one_less_beta1, beta2 = 1 - adam.one_less_beta2;
+    const Powers first(beta1), second(beta2);
+    const int64 ahead = RowsAhead(width);
+    auto elapsed = [&](int64 row) {
+      float& seen = data[3][row];
+      const float steps = std::max(now - std::max(seen, start), 1.0f);
+      const int64 whole = static_cast<int64>(steps);
+      seen = now;
+      const float moves = adam.rate * (1 - first.of(whole)) / adam.one_less_beta1;
+      return Elapsed{second.of(whole), moves, first.of(whole - 1), adam.rate * adam.l2 * steps};
+    };
+    Divide(context, n, 24 * width, [&](int64 begin, int64 end) {
+      Elapsed rows[kNarrow];
+      float numbers[3][kNarrow];
+      for (int64 i = begin; i < end;) {
+        const int64 block = width == 1 ? std::min<int64>(kNarrow, end - i) : 1;
+        for (int64 j = i + ahead; j < std::min(i + block + ahead, end); ++j) {
+          for (int t = 0; t < 3; ++t) Prefetch<1>(data[t] + where(j) * width, width);
+          Prefetch<1>(data[3] + where(j), 1);
+        }
+        for (int64 j = 0; j < block; ++j) rows[j] = elapsed(where(i + j));
+        if (width > 1) {
+          const int64 at = where(i) * width;
+          UpdateElapsedRow(adam, width, rows[0], from + i * width, data[0] + at, data[1] + at,
+                           data[2] + at);
+        } else {
+          for (int t = 0; t < 3; ++t) {
+            for (int64 j = 0; j < block; ++j) numbers[t][j] = data[t][where(i + j)];
+          }
+          UpdateElapsedEach(adam, block, rows, from + i, numbers[0], numbers[1], numbers[2]);
+          for (int t = 0; t < 3; ++t) {
+            for (int64 j = 0; j < block; ++j) data[t][where(i + j)] = numbers[t][j];
+          }
+        }
+        i += block;
+      }
+    });
+    return Status::OK();
+  });
+}
+
+DEEPFM_REGISTER_INDEXED("DeepfmElapsedAdamRows", ElapsedAdamRows);
 
 }  // namespace deepfm

@@ -1,0 +1,165 @@
+"""--l2_scope=elapsed: an update of a row covers all steps since the row was last in a batch."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import run_train
+from test_resume import STEPS, check_done, data, job  # noqa: F401
+
+from deepfm.config import ModelConfig, OptimizerConfig, Replicas
+from deepfm.kernels import compiled
+from deepfm.kernels.compiled import COMPILED
+from deepfm.kernels.ops import TENSORFLOW
+from deepfm.model import optimizers
+
+v1 = tf.compat.v1
+RATE, BETA1, BETA2, EPSILON, L2 = 0.001, 0.9, 0.999, 1e-8, 0.003
+both = pytest.mark.parametrize(
+    "ops",
+    [
+        TENSORFLOW,
+        pytest.param(
+            COMPILED,
+            marks=pytest.mark.skipif(not compiled.built(), reason="python -m deepfm.kernels"),
+        ),
+    ],
+    ids=["tensorflow", "kernels"],
+)
+
+
+@pytest.fixture(autouse=True)
+def graph():
+    with tf.Graph().as_default():
+        yield
+
+
+def visits(rows, width, steps, each=lambda t: None):
+    """(step, the rows of its batch, their gradients) of each; row i comes in 1 of i + 1 steps."""
+    random = np.random.RandomState(0)
+    for t in range(1, steps + 1):
+        which = np.flatnonzero(random.rand(rows) < 1 / (1 + np.arange(rows)))
+        yield t, which, np.float32(1e-3 * random.randn(len(which), width) + 2e-4)
+
+
+class Table:
+    """A table with the slots of Adam, updated by `ops`."""
+
+    def __init__(self, ops, rows, width, l2, run_step=0):
+        start = np.random.RandomState(1).randn(rows, width).astype(np.float32) / 10
+        make = lambda name, value: v1.get_variable(name, initializer=value, use_resource=True)
+        self.variables = [make("w", start), *(make(n, np.zeros_like(start)) for n in "mv")]
+        self.seen = make("seen", np.zeros(rows, np.float32))
+        self.rows = v1.placeholder(tf.int32, [None])
+        self.grad = v1.placeholder(tf.float32, [None, width])
+        self.now = v1.placeholder(tf.float32, [])
+        self.rate = v1.placeholder(tf.float32, [])
+        numbers = self.rate, tf.constant(BETA1), tf.constant(BETA2), tf.constant(EPSILON)
+        of_rows = self.rows, self.grad
+        self.lazy = ops.adam_rows(*self.variables, *of_rows, *numbers, l2=l2)
+        self.elapsed = ops.elapsed_adam(
+            *self.variables, self.seen, *of_rows, self.now, run_step, *numbers, l2=l2
+        )
+
+    def after(self, update, batches, first=0):
+        """(w, m, v, seen) after the updates of `visits`, whose steps are counted from `first`."""
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            for t, which, grad in batches:
+                numbers = {self.now: first + t, self.rate: corrected(t)}
+                session.run(update, {self.rows: which, self.grad: grad, **numbers})
+            return session.run([*self.variables, self.seen])
+
+
+def corrected(t):
+    return RATE * np.sqrt(1 - BETA2**t) / (1 - BETA1**t)
+
+
+def by_the_book(start, batches, l2, run_step=0, first=0):
+    w, seen = start.astype(np.float64), np.zeros(len(start))
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    for t, which, grad in batches:
+        for i, g in zip(which, grad.astype(np.float64)):
+            n = max(first + t - max(seen[i], run_step), 1)
+            m[i] = BETA1 * m[i] + (1 - BETA1) * g
+            v[i] = BETA2**n * v[i] + (1 - BETA2) * g**2
+            scale = np.sqrt(v[i]) + EPSILON
+            w[i] -= corrected(t) * sum(BETA1**j for j in range(int(n))) * m[i] / scale
+            w[i] /= 1 + corrected(t) * l2 * n / scale
+            m[i] *= BETA1 ** (n - 1)
+            seen[i] = first + t
+    return w, m, v, seen
+
+
+@both
+@pytest.mark.parametrize("width", [1, 3, 40])
+@pytest.mark.parametrize("first, run_step", [(0, 0), (500, 480)])
+def test_each_row_moves_by_its_formula(ops, width, first, run_step):
+    table = Table(ops, 70, width, L2, run_step)
+    found = table.after(table.elapsed, visits(70, width, 400), first)
+    start = np.random.RandomState(1).randn(70, width).astype(np.float32) / 10
+    expected = by_the_book(start, visits(70, width, 400), L2, run_step, first)
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5 * np.abs(other).max())
+
+
+@both
+def test_rows_of_every_batch_without_l2_are_those_of_adam(ops):
+    table = Table(ops, 5, 8, l2=0.0)
+    always = [(t, np.arange(5), np.float32(np.sin(np.arange(40) + t)).reshape(5, 8))
+              for t in range(1, 50)]  # fmt: skip
+    for one, other in zip(table.after(table.elapsed, always)[:3], table.after(table.lazy, always)):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+def dense_adam(start, batches, l2):
+    """Adam on the whole table in each step, with L2 in the gradient."""
+    w = start.astype(np.float64)
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    for t, which, grad in batches:
+        g = l2 * w
+        g[which] += grad
+        m = BETA1 * m + (1 - BETA1) * g
+        v = BETA2 * v + (1 - BETA2) * g**2
+        w -= corrected(t) * m / (np.sqrt(v) + EPSILON)
+    return w
+
+
+@both
+def test_rare_rows_end_near_those_of_dense_adam(ops):
+    """Dense Adam has no closed form; lazy Adam's rows end several times as far from its."""
+    rows, width, steps = 60, 16, 4000
+    table = Table(ops, rows, width, L2)
+    start = np.random.RandomState(1).randn(rows, width).astype(np.float32) / 10
+    dense = dense_adam(start, visits(rows, width, steps), L2)
+    off = lambda update: np.sqrt(
+        np.mean((table.after(update, visits(rows, width, steps))[0] - dense)[10:] ** 2)
+    )
+    assert off(table.elapsed) < off(table.lazy) / 3
+
+
+def test_only_adam_on_the_batchs_rows_covers_elapsed_steps():
+    config = optimizers.of_model(OptimizerConfig("adam"), ModelConfig(3, 9, l2_scope="elapsed"))
+    assert config.elapsed
+    assert not optimizers.loss_has_l2_of_rows(config, Replicas())  # the optimizer adds it
+    assert not optimizers.of_model(OptimizerConfig("adam"), ModelConfig(3, 9)).elapsed
+
+
+def test_fresh_tables_count_from_their_epoch(data, tmp_path):  # noqa: F811
+    flags = "--num_epochs=2", "--l2_scope=elapsed", "--reset_embeddings_each_epoch"
+    check_done(run_train(*job(data, tmp_path, "--feature_size=60"), *flags))
+    path = tf.train.latest_checkpoint(str(tmp_path))
+    for table in ("fm_w", "fm_v"):
+        seen = tf.train.load_variable(path, f"{table}/{optimizers.SEEN}")
+        assert np.all(seen[50:] == STEPS)  # ids that no record has
+        assert seen[1:50].min() > STEPS and seen.max() == 2 * STEPS
+
+
+def test_an_older_checkpoint_goes_on(data, tmp_path):  # noqa: F811
+    """It has no `seen`: its rows count from the beginning of the run."""
+    check_done(run_train(*job(data, tmp_path / "model"), "--num_epochs=1"))
+    done = run_train(*job(data, tmp_path / "model"), "--num_epochs=2", "--l2_scope=elapsed")
+    check_done(done)
+    path = tf.train.latest_checkpoint(str(tmp_path / "model"))
+    step = tf.train.load_variable(path, "global_step")
+    seen = tf.train.load_variable(path, f"fm_v/{optimizers.SEEN}")
+    assert seen.max() == step and f"fm_v/{optimizers.SEEN}" in done.stderr
