@@ -11,6 +11,7 @@ from deepfm.kernels import compiled
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import optimizers
+from deepfm.model.model_fn import make_model_fn
 
 v1 = tf.compat.v1
 RATE, BETA1, BETA2, EPSILON, L2 = 0.001, 0.9, 0.999, 1e-8, 0.003
@@ -142,6 +143,35 @@ def test_only_adam_on_the_batchs_rows_covers_elapsed_steps():
     assert config.elapsed
     assert not optimizers.loss_has_l2_of_rows(config, Replicas())  # the optimizer adds it
     assert not optimizers.of_model(OptimizerConfig("adam"), ModelConfig(3, 9)).elapsed
+
+
+def saved_after_steps(folder, parts):
+    """The tensors of a checkpoint after six steps with tables in parts."""
+    random = np.random.RandomState(0)
+    ids = random.randint(0, 30, [6, 8, 3])
+    config = ModelConfig(3, 30, 4, (4,), (0.0,), embedding_init_stddev=0.1, l2_scope="elapsed")
+    how = optimizers.of_model(OptimizerConfig("adam"), config._replace(l2_reg=L2))
+    with tf.Graph().as_default(), v1.Session() as session:
+        batch = v1.placeholder(tf.int64, [8, 3])
+        features = {"feat_ids": batch, "feat_vals": tf.ones([8, 3])}
+        partitioner = v1.fixed_size_partitioner(parts) if parts > 1 else None
+        make = make_model_fn(config, how, Replicas(), partitioner)
+        spec = make(features, tf.constant([0.0, 1.0] * 4), tf.estimator.ModeKeys.TRAIN)
+        session.run(v1.global_variables_initializer())
+        for each in ids:
+            session.run(spec.train_op, {batch: each})
+        path = v1.train.Saver().save(session, str(folder / "model"))
+    names = [name for name, _ in tf.train.list_variables(path)]
+    return {name: tf.train.load_variable(path, name) for name in names}
+
+
+def test_parts_of_a_table_keep_their_rows_steps(tmp_path):
+    """So that a checkpoint means the same whatever number of servers wrote it."""
+    whole = saved_after_steps(tmp_path, 1)
+    parts = saved_after_steps(tmp_path, 3)
+    assert whole[f"fm_v/{optimizers.SEEN}"].shape == (30,)
+    for name, value in whole.items():
+        np.testing.assert_allclose(parts[name], value, atol=1e-5, err_msg=name)
 
 
 def test_fresh_tables_count_from_their_epoch(data, tmp_path):  # noqa: F811

@@ -63,9 +63,15 @@ class _LazyAdam(v1.train.AdamOptimizer):
     def _create_slots(self, var_list):
         super()._create_slots(var_list)
         for var in filter(embeddings.is_table, var_list if self._elapsed else ()):
-            self._get_or_make_slot_with_initializer(
+            seen = self._get_or_make_slot_with_initializer(
                 var, v1.zeros_initializer(), var.shape[:1], tf.float32, SEEN, SEEN
             )
+            part = getattr(var, "_save_slice_info", None)
+            if part:  # TensorFlow takes the slot for one of the same shape
+                sizes = part.full_shape[:1], part.var_offset[:1], part.var_shape[:1]
+                seen._set_save_slice_info(
+                    tf.Variable.SaveSliceInfo(f"{part.full_name}/{SEEN}", *sizes)
+                )
 
     def _zeros_slot(self, var, slot_name, op_name):
         return self._get_or_make_slot_with_initializer(
