@@ -382,4 +382,8 @@ class JobConfig(NamedTuple):
     @property
     def asked_model(self):
         """What the user asks for in the model, as ModelAsked."""
-        return ModelAsked(self.model_dir, self.model, self.given, self.correct_calibration)
+        fields = dict(self.model)
+        if not fields["l2_scope"]:
+            lazy_adam = self.optimizer.name == "adam" and fields["lazy_updates"]
+            fields["l2_scope"] = "elapsed" if lazy_adam else "batch"
+        return ModelAsked(self.model_dir, fields, self.given, self.correct_calibration)

@@ -205,10 +205,11 @@ _float("l2_reg", 0.0001,
 _float("l2_reg_deep", None,
     "Weight lambda of the L2 penalty on the MLP's kernels alone. Default: --l2_reg. Lower it, down "
     "to 0, where the embeddings need a --l2_reg of 0.01 and more.", 0.0)
-_choice("l2_scope", "batch",
+_choice("l2_scope", None,
     "Embedding rows that the L2 penalty covers in a step: batch, the distinct rows of the global "
     "batch; elapsed, the same rows for all steps since each was last in a batch, which does to rare"
-    " ids what table does (Adam only); or table, all rows, which costs a pass over the tables.")
+    " ids what table does (Adam only); or table, all rows, which costs a pass over the tables. "
+    "Default: elapsed with --optimizer=adam and --lazy_updates, else batch.")
 _float("embedding_init_stddev", 0.01,
     "Standard deviation of the normal distribution that the embeddings start from.", 0.0)
 _choice("pooling", "sum",
