@@ -152,12 +152,15 @@ def test_more_epochs_continue_a_complete_run_as_if_asked_for_at_once(data, runs,
     check_same(tmp_path, runs[3], atol=0)
 
 
-@pytest.mark.parametrize("mode", ["tower", "mirrored", "horovod"])
-def test_every_synchronous_mode_agrees_with_local(tmp_path, mode):
+@pytest.mark.parametrize(
+    "mode, more",
+    [("tower", []), ("mirrored", []), ("horovod", []), ("mirrored", ["--l2_scope=elapsed"])],
+)
+def test_every_synchronous_mode_agrees_with_local(tmp_path, mode, more):
     records = make_records(5 * 24 + 14)
     for processes in (1, 2):
         write_tfrecords(tmp_path / f"{processes}.tfrecords", dealt(records, processes))
-    flags = [*OPTIMIZERS["lazy_adam"], RESET, "--num_epochs=3"]
+    flags = [*OPTIMIZERS["lazy_adam"], RESET, "--num_epochs=3", *more]
 
     def run(name, processes, start=run_train, *more):
         done = start(

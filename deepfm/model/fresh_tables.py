@@ -63,7 +63,7 @@ class FreshTables(v1.train.SessionRunHook):
         would make each later read copy it.
         """
         config, in_place = self._config, self._config.lazy_updates
-        if variable.op.name.endswith(f"/{optimizers.SEEN}"):  # fresh rows count from now
+        if optimizers.SEEN in variable.op.name.split("/"):  # fresh rows count from now
             now = tf.cast(v1.train.get_global_step(), tf.float32)
             return initializers.write_alike(variable, now[tf.newaxis])
         drawn = embeddings.is_drawn(variable)
