@@ -75,6 +75,7 @@ def test_model_dirs_under_one_folder_compare(data, tmp_path):
     }  # fmt: skip
     assert {name: values[name] for name in wanted} == wanted
     assert "embedding_learning_rate" not in values  # it follows from --learning_rate
+    assert not {"elapsed", "run_step", "start_step"} & set(values)  # no flags
     evaluation = report(tmp_path / "one")["eval"]
     for name in ("auc", "log_loss"):
         assert metrics[name] == pytest.approx(evaluation[name], abs=1e-6)

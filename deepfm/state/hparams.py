@@ -18,7 +18,9 @@ v1 = tf.compat.v1
 
 FILE = "events.out.tfevents.0.hparams"
 _NOT_OF_MODEL = ("field_size", "multi_valued", "hash_buckets", "logit_offset", "feature_map")
-_NOT_OF_OPTIMIZER = ("name", "l2_rows", "lazy_updates")  # told by others
+_NOT_OF_OPTIMIZER = (  # told by others, or no hyperparameter
+    "name", "l2_rows", "lazy_updates", "elapsed", "run_step", "start_step",
+)  # fmt: skip
 _OF_JOB = (
     "learning_rate_decay_on_plateau", "learning_rate_decay_patience", "learning_rate_decay_metric",
     "min_learning_rate", "min_improvement", "early_stopping_patience", "max_steps",
