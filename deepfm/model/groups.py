@@ -324,7 +324,7 @@ def evaluation_ops(
             figures[:] = gauc(of(asked.gauc_field), scored, weights)
         found[:] = [
             {"field": field, **of_value}
-            for field in asked.slice_fields
+            for field in dict.fromkeys(asked.slice_fields)
             for of_value in slices(of(field), scored, log_losses, weights)
         ]
         return figures, _table(found)
