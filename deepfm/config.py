@@ -114,6 +114,7 @@ class OptimizerConfig(NamedTuple):
             or it covers the whole tables.
         elapsed: l2_rows, and Adam's moments, cover all steps since a row was last in a batch.
         run_step: global step at which the run began.
+        start_step: global step from which this process trains.
         lazy_updates: update only the table rows of the batch.
         use_amp: scale the loss, because gradients are float16.
     """
@@ -128,6 +129,7 @@ class OptimizerConfig(NamedTuple):
     l2_rows: float = 0.0
     elapsed: bool = False
     run_step: int = 0
+    start_step: int = 0
     lazy_updates: bool = True
     use_amp: bool = False
 

@@ -89,7 +89,7 @@ def train(job: JobConfig, of_job: sagemaker.Job, mirror: Optional[Mirror] = None
         naming = bad_records.naming_bad_records(data, schema)
         source = Source(data, job.input, share, position, damaged, job.ops)
         input_fn = input_pipeline.make_input_fn(source, schema, mode)
-        optimizer = job.optimizer._replace(run_step=parts[-1].run_step)
+        optimizer = job.optimizer._replace(run_step=parts[-1].run_step, start_step=step)
         estimator = estimators.in_training(
             model, optimizer, ops, job.max_steps, job.log_steps, job.keep_checkpoint_max
         )

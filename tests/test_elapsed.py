@@ -185,7 +185,7 @@ def test_fresh_tables_count_from_their_epoch(data, tmp_path):  # noqa: F811
 
 
 def test_an_older_checkpoint_goes_on(data, tmp_path):  # noqa: F811
-    """It has no `seen`: its rows count from the beginning of the run."""
+    """It has no `seen`: its rows, which are up to date, count from the restart."""
     check_done(run_train(*job(data, tmp_path / "model"), "--num_epochs=1"))
     done = run_train(*job(data, tmp_path / "model"), "--num_epochs=2", "--l2_scope=elapsed")
     check_done(done)
@@ -193,3 +193,4 @@ def test_an_older_checkpoint_goes_on(data, tmp_path):  # noqa: F811
     step = tf.train.load_variable(path, "global_step")
     seen = tf.train.load_variable(path, f"fm_v/{optimizers.SEEN}")
     assert seen.max() == step and f"fm_v/{optimizers.SEEN}" in done.stderr
+    assert seen.min() == STEPS  # of ids that no record has

@@ -171,7 +171,7 @@ class Ops:
         Args:
             seen: variable float32 [rows], the number of steps until each row was last in a batch.
             now: float32 [], number of steps with this one.
-            run_step: int, the step at which the run began; rows were not seen before count from it.
+            run_step: int, the step at which the run began; rows not seen since count from it.
             l2: lambda.
         """
         before = seen.sparse_read(indices)

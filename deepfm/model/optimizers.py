@@ -54,17 +54,21 @@ class _LazyAdam(v1.train.AdamOptimizer):
         l2_rows: lambda of the L2 term of the updated rows.
         elapsed: whether an update of a row covers all steps since its last (Ops.elapsed_adam).
         run_step: global step at which the run began.
+        start_step: the step that rows count from if the checkpoint does not say when they were
+            last in a batch.
     """
 
-    def __init__(self, rate, ops=TENSORFLOW, l2_rows=0.0, elapsed=False, run_step=0):
+    def __init__(self, rate, ops=TENSORFLOW, l2_rows=0.0, elapsed=False, run_step=0, start_step=0):
         super().__init__(rate)
-        self._ops, self._l2_rows, self._elapsed, self._run_step = ops, l2_rows, elapsed, run_step
+        self._ops, self._l2_rows, self._elapsed = ops, l2_rows, elapsed
+        self._run_step, self._start_step = run_step, start_step
 
     def _create_slots(self, var_list):
         super()._create_slots(var_list)
+        start = lambda shape, dtype, partition_info=None: tf.fill(shape, float(self._start_step))
         for var in filter(embeddings.is_table, var_list if self._elapsed else ()):
             seen = self._get_or_make_slot_with_initializer(
-                var, v1.zeros_initializer(), var.shape[:1], tf.float32, SEEN, SEEN
+                var, start, var.shape[:1], tf.float32, SEEN, SEEN
             )
             part = getattr(var, "_save_slice_info", None)
             if part:  # TensorFlow takes the slot for one of the same shape
@@ -123,7 +127,8 @@ class Kind(NamedTuple):
     """An optimizer that can be chosen.
 
     Attributes:
-        make: rate -> optimizer; if uses_ops, (rate, ops, l2_rows, elapsed, run_step) -> optimizer.
+        make: rate -> optimizer; if uses_ops, (rate, ops, l2_rows, elapsed, run_step,
+            start_step) -> optimizer.
         moments: numbers that it stores for each weight.
         uses_ops: whether Ops compute its updates.
     """
@@ -232,7 +237,8 @@ def make_optimizer(config, replicas, ops=TENSORFLOW, occurrences=None):
         metrics.summarize("learning_rate", rate)
     kind, ops_add_l2 = OPTIMIZERS[config.name], _ops_add_l2(config, ops)
     l2_rows = config.l2_rows if ops_add_l2 else 0.0
-    more = (ops, l2_rows, config.elapsed, config.run_step) if kind.uses_ops else ()
+    steps = config.run_step, config.start_step
+    more = (ops, l2_rows, config.elapsed, *steps) if kind.uses_ops else ()
     optimizer = kind.make(rate, *more)
     if not replicas.strategy:
         optimizer = _trusting(optimizer)
