@@ -238,7 +238,7 @@ def evaluate(model: Model, data: datasets.DataSet, input_fn: Callable, more_hook
     results.update(groups.of_report(model.grouping, found, slices.found))
     if math.isnan(results["auc"]) and data.weighted:
         logging.warning(
-            "The examples of %s that weigh more than 0 have not both labels, so the AUC is "
+            "The examples of %s that weigh more than 0 do not have both labels, so the AUC is "
             "undefined.",
             data.name,
         )

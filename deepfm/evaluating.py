@@ -79,6 +79,8 @@ class Evaluating:
         self._agree = processes.agree if processes.synchronous else lambda value: value
         self.results, self.stopped, self.data = None, False, data
         chief = self._processes.chief
+        if not data and (job.gauc_field is not None or job.slice_fields):
+            raise BadInput("--gauc_field and --slice_fields need records: give --val_data_dir.")
         if job.export == "best" and not (data and job.servable_model_dir):
             raise BadInput("--export=best needs --val_data_dir and --servable_model_dir.")
         if chief and data:

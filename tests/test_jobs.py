@@ -248,6 +248,7 @@ def test_batch_norm_and_every_optimizer_train(trained, tmp_path):
         (["--optimizer=sgd", "--learning_rate=1e30"], "step 2: the loss is "),
         (["--batch_size=0"], "--batch_size=0"),
         (["--cowclip_ratio=-1"], "--cowclip_ratio=-1"),
+        (["--gauc_field=1", "--val_data_dir="], "need records: give --val_data_dir."),
         (["--l2_scope=elapsed", "--optimizer=sgd"], "it needs --optimizer=adam and --lazy_updates"),
         (["--l2_scope=elapsed", "--nolazy_updates"], "try --l2_scope=batch."),
         (["--cowclip_ratio=1", "--l2_scope=table"], "adds it to all rows; try --l2_scope=batch."),

@@ -159,6 +159,7 @@ class Evaluation:
         before = np.cumsum(examples) - examples
         # A score belongs to the group that holds the middle one of its examples.
         group = (10 * (before + examples / 2) / (examples.sum() or 1)).astype(np.int64)
+        group = np.minimum(group, 9)  # rounding may reach 10
         found = []
         for i in np.unique(group):
             counts, scores = self._counts[group == i], self._scores[group == i]
