@@ -185,7 +185,7 @@ def _infer(job, of_job):
     def predict(checkpoint):
         rows, step = 0, checkpoint and estimators.step_of(checkpoint)
         naming = bad_records.naming_bad_records(data, schema)
-        write = lambda prob: out.write("%.9g\n" * len(prob) % tuple(prob.tolist()))
+        write = lambda prob: out.write(job.ops.lines(prob))
         with naming, remote_files.written(part) as local, atomic_files.open_whole(
             local
         ) as out, estimators.trained(model) as estimator, ThreadPoolExecutor(1) as writer:

@@ -210,6 +210,79 @@ def test_the_first_layer_is_the_same_on_any_number_of_threads(counts):
             np.testing.assert_array_equal(one, other)
 
 
+def applied(ids, values, feature_size, width, units, changed=None):
+    """What the layer of an applied model and that of a batch alone find, batch after batch.
+
+    Args:
+        ids, values: [batches, B, F].
+        changed: name of the weights that get another value before each batch.
+    """
+    random = np.random.RandomState(7)
+    shapes = {"w": [feature_size], "v": [feature_size, width], "kernel": [F * width, units]}
+    made = {n: v1.get_variable(n, s, use_resource=True) for n, s in shapes.items()}
+    i, x = v1.placeholder(tf.int64, [None]), v1.placeholder(tf.float32, [None])
+    kept = COMPILED.applied_first_layer(*list(made.values())[:2], i, x, made["kernel"], F)
+    distinct, where = tf.unique(i)
+    rows = [tf.gather(made[name], distinct) for name in ("w", "v")]
+    alone = first_layer(*rows, where, x, made["kernel"], F)
+    with v1.Session(config=THREADS) as session:
+        for name, variable in made.items():
+            variable.load(random.randn(*shapes[name]), session)
+        for one, other in zip(ids, values):
+            if changed:
+                made[changed].load(random.randn(*shapes[changed]), session)
+            yield session.run([kept, alone], {i: one.ravel(), x: other.ravel()})
+
+
+@pytest.mark.parametrize(
+    "examples, width, units", [(0, 8, 16), (1, 1, 1), (600, 32, 128), (1300, 9, 50)]
+)
+@pytest.mark.parametrize("ids", [100, 30000])
+def test_the_first_layer_of_an_applied_model_is_to_the_bit_that_of_a_batch_alone(
+    ids, examples, width, units
+):
+    random = np.random.RandomState(6)
+    shape = [4, examples, F]
+    # The squares make some ids frequent; others push each other out.
+    batches = (random.rand(*shape) ** 2 * ids).astype(np.int64)
+    batches[..., 0] = 3
+    for found, wanted in applied(batches, random.randn(*shape), ids, width, units):
+        for one, other in zip(found, wanted):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("changed", ["w", "v", "kernel"])
+def test_the_first_layer_of_an_applied_model_is_that_of_its_present_weights(changed):
+    ids = np.random.RandomState(8).randint(0, V, [1, 40, F]).repeat(3, axis=0)
+    results = list(applied(ids, np.ones(ids.shape), V, K, 20, changed))
+    for found, wanted in results:
+        for one, other in zip(found, wanted):
+            np.testing.assert_array_equal(one, other)
+    for before, after in zip(results, results[1:]):
+        assert any(np.any(one != other) for one, other in zip(before[0], after[0]))
+
+
+@pytest.mark.parametrize("row", [-1, V])
+def test_the_first_layer_of_an_applied_model_refuses_an_id_that_is_not_there(row):
+    w, v = (v1.get_variable(n, s, use_resource=True) for n, s in (("w", [V]), ("v", [V, K])))
+    found = COMPILED.applied_first_layer(w, v, [0, row], tf.ones([2]), tf.ones([2 * K, 4]), 2)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="is not in"):
+        evaluate(*found)
+
+
+def test_numbers_are_written_as_by_python():
+    random = np.random.RandomState(9)
+    bits = random.randint(0, 1 << 32, 100000).astype(np.uint32).view(np.float32)  # all exponents
+    few = np.float32([1 / 3, 1, 0, -0.0, -1, 2, 1e9, 1e-45, np.nan, np.inf, -np.inf])
+    powers = np.float32(10.0) ** np.arange(-20, 1, dtype=np.float32)
+    ties = np.arange(1, 1 << 16, 2, dtype=np.float32) / (1 << 16)  # of 17 bits: digits end in 5
+    near = [np.nextafter(powers, np.float32(to)) for to in (0, 1)]
+    numbers = np.concatenate([bits, few, powers, *near, ties, ties / 256, random.rand(100000)])
+    numbers = numbers.astype(np.float32)
+    assert COMPILED.lines(numbers) == TENSORFLOW.lines(numbers)
+    assert COMPILED.lines(numbers[:0]) == ""
+
+
 def test_pairs_are_those_of_each_field_with_their_uses():
     where, x = np.int32([[0, 1], [2, 1], [0, 0]]), np.float32([[1, 2], [3, 4], [5, 6]])
     pairs = pairs_of(where.ravel(), x.ravel(), 3, 2)

@@ -5,10 +5,12 @@
 ops.py says what each one does; TensorFlow's own operators do the same, more slowly.
 """
 
+import ctypes
 import functools
 import os
 import subprocess
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 from tensorflow.python.data.util import random_seed
@@ -25,6 +27,14 @@ _SECONDS = 60  # that building may take before a job starts
 def raw_ops():
     """The operators as loaded from the library; csrc/ describes their inputs."""
     return tf.load_op_library(library())
+
+
+@functools.lru_cache(maxsize=None)
+def _lines():
+    function = ctypes.CDLL(library()).deepfm_lines
+    function.argtypes = ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p
+    function.restype = ctypes.c_int64
+    return function
 
 
 def built() -> bool:
@@ -61,7 +71,7 @@ def ready() -> bool:
 class _Compiled(Ops):
     """The compiled operators; TensorFlow's take over what these cannot handle."""
 
-    packed = adds_l2 = True
+    packed = adds_l2 = keeps_rows = True
 
     def unique(self, ids, dtype):
         return raw_ops().deepfm_unique(ids, dtype)
@@ -103,6 +113,18 @@ class _Compiled(Ops):
             return tf.ensure_shape(y, [None, units]), fm
 
         return tf.cond(few, distinct, whole)
+
+    def applied_first_layer(self, weights, embeddings, ids, x, kernel, field_size):
+        y, fm = raw_ops().deepfm_applied_first_layer(
+            weights.handle, embeddings.handle, kernel, ids, x, field_size
+        )
+        return tf.ensure_shape(y, [None, kernel.shape[1].value]), fm
+
+    def lines(self, numbers):
+        numbers = np.ascontiguousarray(numbers, np.float32)
+        text = np.empty(16 * len(numbers), np.uint8)
+        size = _lines()(numbers.ctypes.data, len(numbers), text.ctypes.data)
+        return text[:size].tobytes().decode("ascii")
 
     def relu_dropout(self, x, seed, dropped):
         return raw_ops().deepfm_relu_dropout(x, seed, dropped)
@@ -173,7 +195,7 @@ class _BesideServers(_Compiled):
     """The compiled operators for a worker; parameter servers, which hold the variables, need not
     have them."""
 
-    adds_l2 = False
+    adds_l2 = keeps_rows = False
     gather, zeros, empty = Ops.gather, Ops.zeros, Ops.empty
     clip_rows, adam, adam_rows = Ops.clip_rows, Ops.adam, Ops.adam_rows
     elapsed_adam = Ops.elapsed_adam

@@ -21,9 +21,10 @@ class Ops:
     Attributes:
         packed: whether chunks are packed.
         adds_l2: whether `adam_rows` should add L2 of a table's rows.
+        keeps_rows: whether `applied_first_layer` is there, for fields with one value each.
     """
 
-    packed = adds_l2 = False
+    packed = adds_l2 = keeps_rows = False
 
     # The training step.
 
@@ -71,6 +72,19 @@ class Ops:
             (float32 [B, H]; float32 [B], first_order + second_order).
         """
         return whole()
+
+    def applied_first_layer(self, weights, embeddings, ids, x, kernel, field_size):
+        """As `first_layer`, of fields with one value each, while the weights stay as they are.
+
+        Keeps the products of rows from batch to batch. What it finds of an example is the same, to
+        the bit, whatever else is in the batch.
+
+        Args:
+            weights, embeddings: the tables.
+            ids: int64 [N].
+            x, kernel, field_size: as for `first_layer`.
+        """
+        raise NotImplementedError
 
     def relu_dropout(self, x, seed, dropped):
         """max(x, 0) with dropout; the seed alone decides which units are dropped.
@@ -189,6 +203,12 @@ class Ops:
         with tf.control_dependencies([n]):  # which has read what this replaces
             updated = put(seen, tf.fill(tf.shape(indices), now))
         return tf.group(updated, put(m, m_rows), put(v, v_rows), put(variable, rows))
+
+    # Predictions.
+
+    def lines(self, numbers):
+        """The text of numbers, each as "%.9g" on a line of its own: float32 [n] -> str."""
+        return "%.9g\n" * len(numbers) % tuple(numbers.tolist())
 
     # Raw records.
 

@@ -84,6 +84,39 @@ def values_of(features, config):
     return Values(flat(ids), flat(x), tf.reshape(counts, [-1]))
 
 
+def applied_first_layer(values, kernel, config, ops):
+    """The first layer's product and the FM of a model that is applied, if these are known sooner.
+
+    Args:
+        values: Values.
+        kernel: float32 [F K, H].
+        config: ModelConfig.
+        ops: Ops.
+
+    Returns:
+        As `Tables.project`; None if the rows of each batch have to be looked up.
+    """
+    if not ops.keeps_rows or values.counts is not None or config.feature_size > tf.int32.max:
+        return None
+    kernel = tf.convert_to_tensor(kernel)
+    own = _own(_tables(config, ops))
+    return ops.applied_first_layer(*own, values.ids, values.x, kernel, config.field_size)
+
+
+def _tables(config, ops):
+    """The two variables."""
+    start = normal(config.embedding_init_stddev, config.seed, ops)
+    return [
+        v1.get_variable(_NAMES[0], [config.feature_size], initializer=v1.zeros_initializer()),
+        v1.get_variable(_NAMES[1], [config.feature_size, config.embedding_size], initializer=start),
+    ]
+
+
+def _own(tables):
+    """Under a strategy, this replica's copies; gathering from mirrored variables reads all rows."""
+    return [t.get() for t in tables] if tf.distribute.has_strategy() else tables
+
+
 def look_up(values, config, training, ops):
     """Gathers the rows of a batch from both tables, scales them, and pools those of a field.
 
@@ -102,18 +135,12 @@ def look_up(values, config, training, ops):
     Returns:
         Tables.
     """
-    start = normal(config.embedding_init_stddev, config.seed, ops)
-    tables = [
-        v1.get_variable(_NAMES[0], [config.feature_size], initializer=v1.zeros_initializer()),
-        v1.get_variable(_NAMES[1], [config.feature_size, config.embedding_size], initializer=start),
-    ]
+    tables = _tables(config, ops)
     distinct, where = values.ids, None
     if counts_rows_once(config):
         small = training and config.feature_size <= tf.int32.max
         distinct, where = ops.unique(values.ids, tf.int32 if small else tf.int64)  # [U], [N]
-    # Under a strategy, this replica's copy; gathering from the mirrored variable reads all rows.
-    own = [t.get() for t in tables] if tf.distribute.has_strategy() else tables
-    rows = [ops.gather(t, distinct) for t in own]
+    rows = [ops.gather(t, distinct) for t in _own(tables)]
     plain = lambda: _terms(*rows, where, values, config)
     _, x, counts = values
     of_values = where, x, counts

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from deepfm.kernels.ops import TENSORFLOW
-from deepfm.model.embeddings import Tables, look_up, values_of
+from deepfm.model.embeddings import Tables, applied_first_layer, look_up, values_of
 from deepfm.model.layers import deep, first_kernel
 
 v1 = tf.compat.v1
@@ -27,7 +27,7 @@ class Network(NamedTuple):
     kernels: list
 
 
-def network(features, config, part=None, ops=TENSORFLOW):
+def network(features, config, part=None, ops=TENSORFLOW, first=None):
     """Builds the model; creates its variables.
 
     Args:
@@ -36,6 +36,7 @@ def network(features, config, part=None, ops=TENSORFLOW):
         config: ModelConfig.
         part: batch_norm.BatchPart in training, else None.
         ops: Ops.
+        first: what `Tables.project` returns, if known.
 
     Returns:
         Network.
@@ -43,7 +44,7 @@ def network(features, config, part=None, ops=TENSORFLOW):
     bias = v1.get_variable("fm_bias", [1], initializer=v1.zeros_initializer())
     tables = look_up(values_of(features, config), config, part is not None, ops)
     kernel = first_kernel(config)
-    x, fm = tables.project(kernel)
+    x, fm = first or tables.project(kernel)
     deep_logits, weights = deep(x, kernel, config, part, ops)
     return Network(bias + fm + deep_logits, tables, weights)
 
@@ -61,11 +62,15 @@ def logits_side_by_side(features, config, ops, size, most):
     Returns:
         [float32 [examples of the batch] of each batch].
     """
-    if not size:
-        return [network(features, config, ops=ops).logits]
-    found = []
-    for i in range(most):
-        batch = {name: x[i * size : (i + 1) * size] for name, x in features.items()}
-        with v1.variable_scope(v1.get_variable_scope(), reuse=v1.AUTO_REUSE):
-            found.append(network(batch, config, ops=ops).logits)
+    with v1.variable_scope(v1.get_variable_scope(), reuse=v1.AUTO_REUSE):
+        values, kernel = values_of(features, config), first_kernel(config)
+        first = applied_first_layer(values, kernel, config, ops)
+        if not size:
+            return [network(features, config, ops=ops, first=first).logits]
+        found = []
+        for i in range(most):
+            part = slice(i * size, (i + 1) * size)
+            batch = {name: x[part] for name, x in features.items()}
+            of_batch = first and [x[part] for x in first]
+            found.append(network(batch, config, ops=ops, first=of_batch).logits)
     return found

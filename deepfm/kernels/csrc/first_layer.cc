@@ -11,8 +11,7 @@
 //
 // B: examples. F: fields. N: values, those of an example side by side, in the order of their fields.
 // K: embedding size. H: units. U: distinct ids. Q: distinct pairs, in the order of their fields.
-#include "kernels.h"
-#include "products.h"
+#include "first_layer.h"
 
 namespace deepfm {
 
@@ -33,18 +32,6 @@ REGISTER_OP("DeepfmPairs")
     .Attr("mean: bool")  // factors are x / counts
     .SetShapeFn(Ranks<1, 1, 1, 1, 1, 1, 1, 1>)
     .Doc("The distinct (field, id) pairs of a batch, and the uses of each.");
-
-// The values of each field of each example.
-struct Places {
-  int64 fields;
-  const int32* begins;  // null if each field has one
-
-  int64 begin(int64 b, int64 f) const {
-    const int64 place = b * fields + f;
-    return begins ? begins[place] : place;
-  }
-  int64 end(int64 b, int64 f) const { return begin(b, f + 1); }
-};
 
 // Output 2 of DeepfmPairs; and output 1, if it is not just x.
 Status Begin(OpKernelContext* context, const Tensor& counts, int64 fields, Places* places) {
@@ -173,18 +160,6 @@ REGISTER_OP("DeepfmFirstLayer")
     .Doc("The first layer's products; first_order + second_order; the sum of each example's scaled "
          "rows; and for the gradient the rows [v W_f, v] of the pairs.");
 
-// What both operators take: their inputs 0 to 7. Widths are of rows that lie side by side: [H, K],
-// each padded. What DeepfmPairs has returned is not looked through again.
-struct Layer {
-  int64 ids, width, units, pairs, examples;
-  int64 padded_units, padded_width, stride;
-  Places places;
-  const float *weights, *embeddings, *kernel, *by;
-  const int32 *pair_of, *rows, *fields;
-
-  Status Take(OpKernelContext* context);
-};
-
 Status Layer::Take(OpKernelContext* context) {
   const auto input = [context](int i) -> const Tensor& { return context->input(i); };
   const auto floats = [&](int i) { return input(i).flat<float>().data(); };
@@ -206,7 +181,6 @@ Status Layer::Take(OpKernelContext* context) {
   return Status::OK();
 }
 
-// Copies a matrix [n, width] into the columns of rows that are `stride` apart, filled up with 0.
 void CopyPadded(const float* from, int64 n, int64 width, int64 padded, int64 stride, float* to) {
   for (int64 i = 0; i < n; ++i) {
     std::copy(from + i * width, from + (i + 1) * width, to + i * stride);
@@ -280,8 +254,6 @@ void CopyRows(const Layer& s, int64 f, float* to) {
 
 DEEPFM_BEGIN_FUSED
 
-// Of the pairs of a field, rows [v W_f, v], of which v is there; and the squared length of each v,
-// in every other place of `squares`.
 template <typename V>
 DEEPFM_INLINE void ProjectOf(const Layer& s, int64 pairs, const float* kernel, float* projected,
                              float* squares) {
@@ -336,8 +308,6 @@ DEEPFM_FOR_VECTORS(Back,
 
 DEEPFM_END_FUSED
 
-// Sums the rows [v W_f, v] of an example's values; returns first_order + second_order. Scratch is of
-// `padded_width`.
 float SumExample(const Layer& s, int64 b, const float* projected, const float* of_rows,
                  float* scratch, float* sum) {
   const int64 all = s.places.fields, begin = s.places.begin(b, 0), end = s.places.end(b, all - 1);
