@@ -43,7 +43,7 @@ def network(features, config, part=None, ops=TENSORFLOW, first=None):
     """
     bias = v1.get_variable("fm_bias", [1], initializer=v1.zeros_initializer())
     tables = look_up(values_of(features, config), config, part is not None, ops)
-    kernel = first_kernel(config)
+    kernel = tf.identity(first_kernel(config))  # crosses the network once, if it is on a server
     x, fm = first or tables.project(kernel)
     deep_logits, weights = deep(x, kernel, config, part, ops)
     return Network(bias + fm + deep_logits, tables, weights)
