@@ -83,6 +83,8 @@ def _asked_or_kept(asked, known):
     """{field of ModelConfig: value}: the flag given, else model.json, else the flag's default."""
     fields = dict(asked.fields, hash_buckets=None, feature_map=None, logit_offset=0.0)
     found = {k: v for k, v in known.items() if k in fields and k not in asked.given}
+    if found.get("l2_scope") == "elapsed" and fields["l2_scope"] == "batch":
+        del found["l2_scope"]  # another optimizer than lazy Adam continues the model
     return {**fields, **found}
 
 
