@@ -341,7 +341,10 @@ def test_the_first_layer_takes_pairs_where_these_repeat(ids, by_pairs, counts):
     y, _ = COMPILED.first_layer(*rows, *values, tf.ones([F * 32, 128]), F, "sum", whole)
     traced, options = v1.RunMetadata(), v1.RunOptions(trace_level=v1.RunOptions.SOFTWARE_TRACE)
     with v1.Session() as session:
-        session.run(y, options=options, run_metadata=traced)
+        found = session.run(y, options=options, run_metadata=traced)
+    # With several values a field, the whole matrix is the caller's; else it is ones, too.
+    expected = F * 32 if by_pairs or counts is None else 0
+    np.testing.assert_array_equal(found, np.full([500, 128], expected))
     ran = {node.node_name for device in traced.step_stats.dev_stats for node in device.node_stats}
     (of_pairs,) = (op for op in y.graph.get_operations() if op.type == "DeepfmFirstLayer")
     assert (of_pairs.name in ran) == by_pairs
