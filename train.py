@@ -11,7 +11,7 @@
 import os
 import sys
 
-import deepfm  # noqa: F401  says what to do if absl is missing
+from deepfm.runtime import check_python  # noqa: F401  says what to do if TensorFlow is missing
 
 # isort: split
 from absl import flags, logging

@@ -13,6 +13,9 @@ import posixpath
 import sys
 from typing import List, Optional, Tuple
 
+from deepfm.runtime import check_python  # noqa: F401  says what to do if TensorFlow is missing
+
+# isort: split
 import numpy as np
 import tensorflow as tf
 from absl import logging
@@ -22,6 +25,8 @@ from data_tools.common.command_line import REQUIRED, flag
 from data_tools.common.line_blocks import LineRange
 from data_tools.common.progress import Progress
 from deepfm.data import bad_records, dataset_json, datasets, formats, records
+from deepfm.data.plain.bad_record import BadRecord
+from deepfm.data.plain.schema import FRAME
 from deepfm.errors import BadInput
 from deepfm.runtime import memory
 
@@ -202,7 +207,7 @@ def _add(summaries, lengths, fields, ids, values):
 
 def _read_libsvm(path, field_size, weighted):
     for block in line_blocks.decoded(LineRange(path), field_size, weighted):
-        if isinstance(block, bad_records.BadRecord):
+        if isinstance(block, BadRecord):
             raise BadInput(str(block))
         _, _, _, (labels, rows, ids, values, *weights), read = block
         if len(labels):
@@ -220,7 +225,7 @@ def _read_tfrecord(path, field_size, weighted):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         dataset = tf.data.TFRecordDataset(path, compression, buffer_size=1 << 20).batch(BATCH)
         serialized = tf.compat.v1.data.make_one_shot_iterator(dataset).get_next()
-        size = tf.reduce_sum(tf.strings.length(serialized) + records.FRAME)
+        size = tf.reduce_sum(tf.strings.length(serialized) + FRAME)
         labels, ids, values, *more = records.parse(serialized, schema)
         weights = [more.pop()] if weighted else []
         parsed = labels, ids, values, more[0] if more else tf.ones_like(ids, tf.int32), weights

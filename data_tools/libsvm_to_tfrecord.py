@@ -21,6 +21,9 @@ import posixpath
 import time
 from typing import List, Optional, Tuple
 
+from deepfm.runtime import check_python  # noqa: F401  says what to do if TensorFlow is missing
+
+# isort: split
 import tensorflow as tf
 from absl import logging
 
@@ -30,6 +33,7 @@ from data_tools.common.skipping import Skipping
 from data_tools.libsvm import block_writer, field_lines, line_schema
 from data_tools.libsvm.block_writer import Piece
 from deepfm.data import dataset_json, datasets, formats, libsvm
+from deepfm.data.plain import libsvm_text, text_blocks
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files, memory
 
@@ -192,12 +196,12 @@ def _count(ranges, lines, options, total):
 
 def _count_range(lines, named_fields, weighted):
     for _, text, read in line_blocks.read_blocks(lines):
-        starts = line_blocks.record_starts(text)
+        starts = text_blocks.record_starts(text)
         if named_fields:
-            pairs = libsvm.weights_as_pairs_of(text, b"0:0:") if weighted else text
+            pairs = libsvm_text.weights_as_pairs_of(text, b"0:0:") if weighted else text
             most = field_lines.num_fields(pairs)
         else:
-            most = line_blocks.longest_record(text, starts, weighted)
+            most = text_blocks.longest_record(text, starts, weighted)
         yield read, (len(starts), most)
 
 
@@ -278,10 +282,10 @@ def _mixed_labels(inputs, schema):
     first = {}
     for file in inputs:
         for number, line in libsvm.read_lines(file.path):
-            if libsvm.explain_line(line, schema):
+            if libsvm_text.explain_line(line, schema):
                 continue  # a bad row that was skipped
             label = line.split()[0].partition(b":")[0]
-            if label.startswith(b"-") or libsvm.number_of(label) == 0:
+            if label.startswith(b"-") or libsvm_text.number_of(label) == 0:
                 first.setdefault(label.startswith(b"-"), (f"{file.path}:{number}", label.decode()))
             if len(first) == 2:
                 (other_place, other), (place, label) = first.values()  # in file order

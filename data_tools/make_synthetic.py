@@ -19,6 +19,9 @@ import re
 import time
 from typing import Tuple
 
+from deepfm.runtime import check_python  # noqa: F401  says what to do if TensorFlow is missing
+
+# isort: split
 import numpy as np
 from absl import logging
 

@@ -12,6 +12,9 @@ import json
 import posixpath
 from typing import Dict, Optional
 
+from deepfm.runtime import check_python  # noqa: F401  says what to do if TensorFlow is missing
+
+# isort: split
 import tensorflow as tf
 from absl import logging
 

@@ -20,6 +20,9 @@ import os
 import time
 from typing import List, Optional, Tuple
 
+from deepfm.runtime import check_python  # noqa: F401  says what to do if TensorFlow is missing
+
+# isort: split
 from absl import logging
 
 from data_tools.click_logs import (

@@ -1,7 +1,7 @@
 """DeepFM on TensorFlow 1.15.
 
-Every program of this project imports this first, right after the standard library, so that a Python
-that lacks the packages ends with one sentence. Looking for a package does not load it.
+A program asks for the packages that it needs before it imports them, so that a Python that lacks
+one ends with one sentence. Looking for a package does not load it.
 """
 
 import os
@@ -22,15 +22,9 @@ def need(*packages: str):
 def refuse_python(why: str, sagemaker: bool = False):
     """Ends the program with exit code 2 and one sentence that says which Python to use."""
     option, folder = (" --sagemaker", ".venv-sagemaker") if sagemaker else ("", ".venv")
-    program = "python" if sys.argv[0] == "-m" else os.path.basename(sys.argv[0])
     sys.stderr.write(
-        f"{program}: this Python ({sys.executable}, "
+        f"{os.path.basename(sys.argv[0])}: this Python ({sys.executable}, "
         f"{'.'.join(map(str, sys.version_info[:3]))}) {why}; run scripts/setup.sh{option}, then "
         f"start this program with {folder}/bin/python.\n"
     )
     sys.exit(2)
-
-
-need("absl")
-if sys.argv[0] == "-m":  # Python is still looking for the module to run, which loads TensorFlow
-    need("tensorflow_core")

@@ -5,6 +5,9 @@ F: fields. K: embedding size.
 
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
+MAX_FIELDS = 100000
+MAX_NUMBER = 2**31 - 1  # beyond it TensorFlow 1.15 overflows 32-bit numbers
+
 # What a flag, or the field of its name, may be, where that is one of some words.
 CHOICES = {
     "task_type": ("train", "eval", "infer", "export"),

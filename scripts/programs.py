@@ -22,7 +22,9 @@ sys.path.append(str(ROOT))
 # with a setup.py it would run train.py as a package.
 TRAINING_SOURCE = ("train.py", "deepfm")
 
-from deepfm import need  # noqa: E402, F401
+from deepfm import need  # noqa: E402
+
+need("absl")
 
 # isort: split
 from absl import app, flags  # noqa: E402

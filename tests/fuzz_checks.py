@@ -26,9 +26,9 @@ from deepfm.data import (
     datasets,
     formats,
     input_pipeline,
-    libsvm,
     records,
 )
+from deepfm.data.plain import libsvm_text
 from deepfm.data.reading import Source
 from deepfm.errors import BadInput
 from deepfm.kernels.compiled import COMPILED
@@ -129,7 +129,7 @@ def _check_bad(found, expected, path):
     for bad in found:
         if bad.place not in expected:
             wrong.append(f"{bad}; the reference accepts it")
-        elif libsvm.UNEXPLAINED in bad.reason or "\n" in str(bad) or len(str(bad)) > 600:
+        elif libsvm_text.UNEXPLAINED in bad.reason or "\n" in str(bad) or len(str(bad)) > 600:
             wrong.append(f"not a sentence that explains: {str(bad)[:600]!r}")
         elif not str(bad).startswith(f"{path}{bad.place}: "):
             wrong.append(f"no file and place: {bad}")

@@ -10,7 +10,8 @@ from data_tools import libsvm_to_tfrecord, rebalance
 from data_tools.common import line_blocks
 from data_tools.libsvm import block_writer, field_lines
 from data_tools.libsvm_to_tfrecord import Options
-from deepfm.data import datasets, formats, libsvm, records
+from deepfm.data import datasets, formats, records
+from deepfm.data.plain import libsvm_text
 from deepfm.errors import BadInput
 
 FFM = """1 0:3:1 1:10:0.5 1:12:2 2:20:-1.5e-1
@@ -158,7 +159,7 @@ HASHED = records.Schema(2, 50, hash_buckets=50)
     ],
 )
 def test_a_bad_line_is_refused_and_explained(line, schema, words):
-    reason = libsvm.explain_line(line.encode(), schema)
+    reason = libsvm_text.explain_line(line.encode(), schema)
     assert reason and all(word in reason for word in words), reason
     with pytest.raises(tf.errors.InvalidArgumentError):
         block_writer.check(line.encode() + b"\n", schema)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from reference import Refused, Rules
 
 from deepfm.data import formats, libsvm, records
+from deepfm.data.plain import libsvm_text
 
 CORPUS = sorted(path for path in soak_fuzz.CORPUS.glob("*/*") if path.is_file())
 drawn = settings(
@@ -118,7 +119,7 @@ def test_a_number_is_the_nearest_float32_or_refused(parse_line, text):
     if not reference.records_of_text(line) or b"\n" in line or b"#" in line:
         return
     assert parse_line(line) == refers(reference.parse_line, line, Rules(1, 1000))
-    assert (libsvm.explain_line(line, records.Schema(1, 1000)) is None) == (
+    assert (libsvm_text.explain_line(line, records.Schema(1, 1000)) is None) == (
         parse_line(line) is not None
     )
 
@@ -131,7 +132,7 @@ def test_pieces_of_lines_are_read_as_the_reference_reads_them(parse_line, pieces
     line = b"1 " + b"".join(pieces)
     expected = refers(reference.parse_line, line, Rules(1, 1000))
     assert parse_line(line) == expected
-    assert (libsvm.explain_line(line, records.Schema(1, 1000)) is None) == bool(expected)
+    assert (libsvm_text.explain_line(line, records.Schema(1, 1000)) is None) == bool(expected)
 
 
 @drawn

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from data_tools.click_logs import quoted_cells, row_parser
+from data_tools.click_logs import quoted_cells, row_parser, slices
 from data_tools.click_logs.column_kinds import Column
 from data_tools.click_logs.row_parser import Layout
 from data_tools.common.line_blocks import LineRange
 from data_tools.prepare_criteo import Options
-from deepfm.data.bad_records import BadRecord
+from deepfm.data.plain.bad_record import BadRecord
 
 COLUMNS = [Column("x", "category"), Column("y", "integer")._replace(kind="scaled")]
 OPTIONS = Options(output_dir="out", dataset="criteo", integers="buckets")
@@ -65,7 +65,7 @@ def write(tmp_path, text):
 
 
 def read(part):
-    return [block for _, block in row_parser.read(part, COMMA)]
+    return [block for _, block in slices.read_rows(part, COMMA)]
 
 
 def keys(cell):
@@ -112,5 +112,5 @@ def test_a_quoted_header_names_the_columns(tmp_path):
     names = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
     path = tmp_path / "a.csv"
     path.write_text("\ufeff" + ",".join(f'"{name}"' for name in reversed(names)) + "\n")
-    layout = row_parser.read_layout(str(path), True, OPTIONS)
+    layout = slices.read_layout(str(path), True, OPTIONS)
     assert (layout.header, layout.label, layout.fields[0]) == (True, 39, 38)

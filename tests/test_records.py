@@ -10,6 +10,8 @@ import tensorflow as tf
 from reference import crc32c, field, frame, masked
 
 from deepfm.data import bad_records, example_bytes, formats, libsvm, records
+from deepfm.data.plain import libsvm_text, text_blocks
+from deepfm.data.plain.bad_record import find_refused
 from deepfm.data.records import Schema
 from deepfm.errors import BadInput
 
@@ -182,7 +184,7 @@ def parse_one_line():
 
 @pytest.mark.parametrize("line,verdict", TRICKY_LINES)
 def test_the_plain_and_the_native_reader_agree_on_a_line(parse_one_line, line, verdict):
-    assert ("bad" if libsvm.explain_line(line, Schema(1, 10)) else "good") == verdict
+    assert ("bad" if libsvm_text.explain_line(line, Schema(1, 10)) else "good") == verdict
     if verdict == "good":
         parse_one_line(line)
     else:
@@ -207,7 +209,7 @@ def test_the_plain_and_the_native_reader_agree_on_a_line(parse_one_line, line, v
     ],
 )
 def test_the_explanation_says_what_against_what(line, schema, words):
-    reason = libsvm.explain_line(line, schema)
+    reason = libsvm_text.explain_line(line, schema)
     assert [word for word in words if word not in reason] == []
 
 
@@ -309,13 +311,13 @@ def test_find_bad_refuses_a_record_of_an_absurd_length(tmp_path):
 
 def test_an_id_of_a_million_digits_is_refused_at_once():
     start = time.process_time()
-    reason = libsvm.explain_line(b"1 " + b"9" * (1 << 22) + b":1", Schema(1))
+    reason = libsvm_text.explain_line(b"1 " + b"9" * (1 << 22) + b":1", Schema(1))
     assert "is not below 2^63" in reason and len(reason) < 300
     assert time.process_time() - start < 5  # digit by digit it takes minutes
 
 
 def test_a_line_without_end_is_refused_by_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(libsvm, "LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(text_blocks, "LONGEST_LINE", 1 << 20)
     (tmp_path / "a.libsvm").write_bytes(b"1 1:1\n" + b"\0" * (3 << 20))
     with pytest.raises(BadInput, match=r"a\.libsvm: has a line of over"):
         list(libsvm.read_lines(str(tmp_path / "a.libsvm")))
@@ -400,4 +402,4 @@ def test_find_refused_finds_each_bad_payload_in_order():
         payloads = [b"bad" if i in bad else b"good" for i in range(size)]
         # The parser decides, whether the plain reader finds all, none, or what is not there.
         for explain in ({b"bad": "bad"}.get, {}.get, {b"good": "bad"}.get):
-            assert [i for i, _ in bad_records.find_refused(accepts, payloads, explain)] == bad
+            assert [i for i, _ in find_refused(accepts, payloads, explain)] == bad

@@ -10,8 +10,9 @@ from test_records import example, run, write_records
 
 from data_tools import inspect_dataset, libsvm_to_tfrecord, rebalance
 from deepfm.config import Distribution, InputConfig
-from deepfm.data import bad_records, dataset_json, datasets, formats, libsvm, records
+from deepfm.data import bad_records, dataset_json, datasets, formats, records
 from deepfm.data.input_pipeline import make_input_fn
+from deepfm.data.plain import libsvm_text
 from deepfm.data.reading import Source
 from deepfm.data.records import Schema
 from deepfm.errors import BadInput
@@ -289,14 +290,14 @@ def test_short_weighted_rows_are_padded(ops):
 def test_a_bad_line_is_refused_and_explained(line, reason, ops):
     with pytest.raises(tf.errors.InvalidArgumentError):
         parse([LINES[0], line], TWO, ops, formats.LIBSVM)
-    assert reason in libsvm.explain_line(line, TWO)
+    assert reason in libsvm_text.explain_line(line, TWO)
 
 
 @both_ops
 def test_a_weight_in_unweighted_lines_is_refused(ops):
     with pytest.raises(tf.errors.InvalidArgumentError):
         parse(LINES[:1], TWO._replace(weighted=False), ops, formats.LIBSVM)
-    reason = libsvm.explain_line(LINES[0], TWO._replace(weighted=False))
+    reason = libsvm_text.explain_line(LINES[0], TWO._replace(weighted=False))
     assert "label '1:0.5' has a weight, but the first record has none" in reason
 
 

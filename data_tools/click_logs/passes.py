@@ -7,15 +7,16 @@ from typing import Dict, List, Sequence, Tuple
 import numpy as np
 import tensorflow as tf
 
-from data_tools.click_logs import field_tables, row_parser, row_writers, vocabulary
+from data_tools.click_logs import field_tables, row_writers, vocabulary
 from data_tools.click_logs.column_kinds import Column
 from data_tools.click_logs.field_tables import FieldTable
-from data_tools.click_logs.slices import RawSlice
+from data_tools.click_logs.slices import RawSlice, read_rows
 from data_tools.click_logs.splitting import SPLITS, split_of
 from data_tools.click_logs.vocabulary import Counts
 from data_tools.common import workers
 from data_tools.common.skipping import Skipping
-from deepfm.data import bad_records, formats
+from deepfm.data import formats
+from deepfm.data.plain.bad_record import BadRecord
 
 COUNT_ROWS = 1 << 17  # rows to count before passing on the counts
 
@@ -38,8 +39,8 @@ def count(
 def _count_slice(task):
     """Yields bad rows and (bytes read, the fields' [Counts] since the last ones, or ())."""
     waiting, texts, rows = [], [[] for _ in task.layout.columns], 0
-    for read, block in row_parser.read(task.lines, task.layout):
-        if isinstance(block, bad_records.BadRecord):
+    for read, block in read_rows(task.lines, task.layout):
+        if isinstance(block, BadRecord):
             yield block
             continue
         train = split_of(task.split, task.lines.path, block.starts) == 0
@@ -104,8 +105,8 @@ def _encode_slice(task, tables, output_format, folder):
     input read, (index in SPLITS, name of the file, rows, positives))."""
     append = row_writers.writer(output_format, len(tables), tables[-1].end)
     name = task.name + formats.FORMATS[output_format].suffixes[0]
-    for read, block in row_parser.read(task.lines, task.layout):
-        if isinstance(block, bad_records.BadRecord):
+    for read, block in read_rows(task.lines, task.layout):
+        if isinstance(block, BadRecord):
             yield block
             continue
         ids, values = field_tables.encode(block, tables)

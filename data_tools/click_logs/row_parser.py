@@ -8,19 +8,15 @@ complement with the sign bit flipped, so these sort like numbers.
 B: rows of a block. F: fields.
 """
 
-import contextlib
 import functools
 import itertools
-from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
 from data_tools.click_logs import column_kinds, feature_map, quoted_cells
 from data_tools.click_logs.column_kinds import BUCKETS, CATEGORY, DATASETS, HOUR, LABEL, Column
-from data_tools.common import line_blocks
-from data_tools.common.line_blocks import LineRange
-from deepfm.data import bad_records
-from deepfm.errors import BadInput
+from deepfm.data.plain.bad_record import BadRecord
 
 MISSING, LONG = 0, 2**64 - 1  # UTF-8 text never has the byte 255
 DELIMITERS = {"tab": b"\t", "comma": b","}
@@ -71,19 +67,17 @@ class BadBlock(Exception):
     """A block holds a line that is bad, blank or quoted so that it must be parsed alone."""
 
 
-def read_layout(path: str, labels: bool, options) -> Layout:
+def layout_of(text: bytes, labels: bool, options) -> Layout:
     """Finds the layout from the first line that is not blank; does not check that row.
 
     If a header names all fields, it gives their places; otherwise a file has the columns of the
     data set, in their order.
 
     Args:
-        path: the file.
+        text: the first lines of the file.
         labels: whether the file must have labels.
         options: prepare_criteo.Options.
     """
-    with contextlib.closing(line_blocks.read_blocks(LineRange(path))) as blocks:
-        _, text, _ = next(blocks, (0, b"", 0))
     line = _without_return(text.lstrip(b"\r\n").partition(b"\n")[0])
     by_look = "tab" if b"\t" in line else "comma"
     delimiter = DELIMITERS[by_look if options.delimiter == "auto" else options.delimiter]
@@ -103,45 +97,41 @@ def read_layout(path: str, labels: bool, options) -> Layout:
     return Layout(delimiter, len(names), place.get(label), labels, fields, of_fields, header)
 
 
-def read(
-    lines: LineRange, layout: Layout
-) -> Iterator[Tuple[int, Union[Rows, bad_records.BadRecord]]]:
-    """Yields (bytes of the file read, Rows or a BadRecord) for the lines, block by block."""
-    first = line_blocks.numbering(lines)
-    for start, text, size, before in _blocks(lines, layout.header):
-        try:
-            yield size, _parse_lines(text, start, layout)
-        except BadBlock:
-            good, starts = [], []
-            for number, line in enumerate(text.split(b"\n")[:-1], first() + before):
-                content = _without_return(line)
-                plain, reason = quoted_cells.unquote_line(content, layout.delimiter)
-                if reason:
-                    reason = f"{reason}: {_quoted(content)}"
-                elif content:
-                    reason = explain(plain, layout)
-                if reason:
-                    yield 0, bad_records.BadRecord(lines.path, f":{number}", reason)
-                elif content:
-                    good.append(plain + b"\n")
-                    starts.append(start)
-                start += len(line) + 1
-            if good:
-                rows = parse(b"".join(good), 0, layout)
-                yield size, rows._replace(starts=np.array(starts))
+def parse_block(
+    path: str, start: int, text: bytes, layout: Layout, number: Callable[[], int]
+) -> Iterator[Union[Rows, BadRecord]]:
+    """Yields a BadRecord for each bad line of a block, then the Rows of its others, if any.
 
-
-def _blocks(lines, header):
-    """Yields (start, text, bytes of the file read, lines before it) of blocks, without a header."""
-    number = 0
+    Args:
+        path: the file, for sentences.
+        start: the byte of the file where the block begins; 0 for the block with the file's header.
+        text: whole lines, each with its newline.
+        layout: the file's Layout.
+        number: returns the number, from 1, of the block's first line; called for a bad line.
+    """
+    header = text.index(b"\n") + 1 if start == 0 and layout.header else 0  # bytes
+    start, text = start + header, text[header:]
     try:
-        for start, text, size in line_blocks.read_blocks(lines):
-            first = text.index(b"\n") + 1 if start == 0 and header else 0
-            before = number + (first > 0)
-            number += text.count(b"\n")
-            yield start + first, text[first:], size, before
-    except BadInput as error:
-        raise BadInput(f"{str(error).rstrip('.')} after line {number}.") from error
+        yield _parse_lines(text, start, layout)
+        return
+    except BadBlock:
+        pass
+    good, starts = [], []
+    for i, line in enumerate(text.split(b"\n")[:-1], header > 0):
+        content = _without_return(line)
+        plain, reason = quoted_cells.unquote_line(content, layout.delimiter)
+        if reason:
+            reason = f"{reason}: {_quoted(content)}"
+        elif content:
+            reason = explain(plain, layout)
+        if reason:
+            yield BadRecord(path, f":{number() + i}", reason)
+        elif content:
+            good.append(plain + b"\n")
+            starts.append(start)
+        start += len(line) + 1
+    if good:
+        yield parse(b"".join(good), 0, layout)._replace(starts=np.array(starts))
 
 
 def _parse_lines(text, start, layout):

@@ -1,15 +1,17 @@
-"""Cuts raw files into tasks, and picks this host's tasks."""
+"""Cuts raw files into tasks, picks this host's tasks, and reads their rows."""
 
+import contextlib
 import functools
 import itertools
-from typing import Iterator, List, NamedTuple, Tuple
+from typing import Iterator, List, NamedTuple, Tuple, Union
 
 from data_tools.click_logs import row_parser
-from data_tools.click_logs.row_parser import Layout
+from data_tools.click_logs.row_parser import Layout, Rows
 from data_tools.click_logs.splitting import Split
 from data_tools.common import line_blocks
 from data_tools.common.line_blocks import LineRange
 from deepfm.data import datasets, formats
+from deepfm.data.plain.bad_record import BadRecord
 from deepfm.errors import BadInput
 
 MOST = 1000  # slices at most, about, of a large input: each becomes a file
@@ -86,13 +88,33 @@ def cut(
         for file, before in zip(files, itertools.accumulate([0, *(f.bytes for f in files)]))
         for start in range(0, 1 if file.path.endswith(".gz") else file.bytes, size)
     ]
-    read_layout = functools.lru_cache(maxsize=1)(row_parser.read_layout)
+    layout_of = functools.lru_cache(maxsize=1)(read_layout)
     for i, (path, start, before) in enumerate(slices):
         if i % share[1] != share[0]:
             continue
-        layout = read_layout(path, source.labels, options)
+        layout = layout_of(path, source.labels, options)
         lines = line_blocks.lines_from(path, start, start + size)
         if lines:
             split = source.split._replace(before=before, total=total)
             name = f"part-{i:05d}-of-{len(slices):05d}"
             yield RawSlice(lines, layout, split, name)
+
+
+def read_layout(path: str, labels: bool, options) -> Layout:
+    """The layout of a file; see row_parser.layout_of."""
+    with contextlib.closing(line_blocks.read_blocks(LineRange(path))) as blocks:
+        _, text, _ = next(blocks, (0, b"", 0))
+    return row_parser.layout_of(text, labels, options)
+
+
+def read_rows(lines: LineRange, layout: Layout) -> Iterator[Tuple[int, Union[Rows, BadRecord]]]:
+    """Yields (bytes of the file read, Rows or a BadRecord) for the lines, block by block."""
+    first, before = line_blocks.numbering(lines), 0
+    try:
+        for start, text, size in line_blocks.read_blocks(lines):
+            number = lambda before=before: first() + before
+            for block in row_parser.parse_block(lines.path, start, text, layout, number):
+                yield 0 if isinstance(block, BadRecord) else size, block
+            before += text.count(b"\n")
+    except BadInput as error:
+        raise BadInput(f"{str(error).rstrip('.')} after line {before}.") from error

@@ -15,7 +15,6 @@ import numpy as np
 from data_tools.click_logs.column_kinds import SCALED, Column
 from data_tools.click_logs.row_parser import LONG, MISSING
 from data_tools.common import tallies
-from deepfm.data import datasets
 from deepfm.errors import BadInput
 
 FORMAT_VERSION = 1
@@ -72,8 +71,8 @@ def _bytes(text):
     return np.frombuffer(text, np.uint8)
 
 
-def about(options, share: Tuple[int, int], files: Sequence[datasets.DataFile]) -> dict:
-    """What a host's counts depend on: prepare_criteo.Options, its share and the input files."""
+def about(options, share: Tuple[int, int], files: Sequence) -> dict:
+    """What a host's counts depend on: prepare_criteo.Options, its share, the input's DataFiles."""
     files = [[os.path.basename(file.path), file.bytes] for file in files]
     return {**{x: getattr(options, x) for x in _OPTIONS}, "share": [*share], "files": files}
 

@@ -1,7 +1,4 @@
-"""Reads text files in blocks of whole lines, and finds the records in a block.
-
-A line holds a record if it has anything but blanks before its first `#`.
-"""
+"""Reads text files in blocks of whole lines, and decodes the LibSVM lines of a block."""
 
 import functools
 from typing import Callable, Iterator, List, NamedTuple, Optional, Tuple
@@ -10,12 +7,15 @@ import numpy as np
 import tensorflow as tf
 
 from data_tools.common import workers
-from deepfm.data import bad_records, libsvm, records
+from deepfm.data import libsvm, records
+from deepfm.data.plain import libsvm_text
+from deepfm.data.plain.bad_record import BadRecord, find_refused
+from deepfm.data.plain.text_blocks import record_starts, without_comment
 
 BLOCK = 1 << 20  # bytes read at once
 TASK = 16 << 20  # bytes of an uncompressed file that a process takes as one task
 
-_BLANK, _HASH, _COLON, _NEWLINE = 32, ord("#"), ord(":"), ord("\n")
+_NEWLINE = ord("\n")
 
 
 class LineRange(NamedTuple):
@@ -35,39 +35,6 @@ class LineRange(NamedTuple):
 def read_blocks(lines: LineRange) -> Iterator[Tuple[int, bytes, int]]:
     """Yields (start, text, bytes read) for each block of the lines; see libsvm.read_blocks."""
     return libsvm.read_blocks(lines.path, BLOCK, lines.start, lines.end)
-
-
-def without_comment(line: bytes) -> bytes:
-    """The line up to its first `#`."""
-    return line.partition(b"#")[0]
-
-
-def record_starts(text: bytes) -> np.ndarray:
-    """The byte in a block where each line that holds a record begins. int64 [records]."""
-    characters = np.frombuffer(text, np.uint8)
-    newlines = np.flatnonzero(characters == _NEWLINE)
-    starts = np.concatenate([[0], newlines[:-1] + 1])
-    first = characters[starts]
-    doubtful = np.flatnonzero((first <= _BLANK) | (first == _HASH))
-    blank = [i for i in doubtful if not without_comment(text[starts[i] : newlines[i]]).strip()]
-    return np.delete(starts, blank) if blank else starts
-
-
-def longest_record(text: bytes, starts: np.ndarray, weighted: bool = False) -> int:
-    """The most `:` in any record of a block, without comments: the pairs of its longest row.
-
-    Args:
-        weighted: whether labels may have a weight, whose `:` does not count.
-    """
-    if not len(starts):
-        return 0
-    if weighted:
-        lines = (without_comment(line).split() for line in text.split(b"\n"))
-        return max(sum(word.count(b":") for word in words[1:]) for words in lines)
-    if b"#" in text:
-        return max(without_comment(line).count(b":") for line in text.split(b"\n"))
-    colons = np.flatnonzero(np.frombuffer(text, np.uint8) == _COLON)
-    return int(np.diff(np.searchsorted(colons, np.append(starts, len(text)))).max())
 
 
 def lines_from(path: str, begin: int, end: int) -> Optional[LineRange]:
@@ -130,9 +97,9 @@ def sift(path, text, number, parse, explain, content=without_comment):
 
     found = {i: content(line) for i, line in enumerate(text.split(b"\n"))}
     rows = [i for i, line in found.items() if line.strip()]
-    for i, reason in bad_records.find_refused(accepts, [found[i] for i in rows], explain):
+    for i, reason in find_refused(accepts, [found[i] for i in rows], explain):
         del found[rows[i]]
-        yield bad_records.BadRecord(path, f":{number + rows[i]}", reason)
+        yield BadRecord(path, f":{number + rows[i]}", reason)
     return found
 
 
@@ -149,7 +116,7 @@ def decoded(lines: LineRange, field_size: Optional[int] = None, weighted: bool =
         the file read).
     """
     decode, first, lines_before = _decoder(field_size, weighted), numbering(lines), 0
-    explain = lambda line: libsvm.explain_line(
+    explain = lambda line: libsvm_text.explain_line(
         line, records.Schema(field_size or len(line.split()) - 1, weighted=weighted)
     )
     for _, text, read in read_blocks(lines):

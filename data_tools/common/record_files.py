@@ -9,7 +9,7 @@ from typing import Callable, Iterator, List, Sequence, Tuple
 import tensorflow as tf
 
 from data_tools.common import workers
-from deepfm.data import records
+from deepfm.data.plain.schema import FRAME
 
 COPY = 1 << 20  # bytes copied at once
 FLUSH_SECONDS = 60.0  # how long to wait for a written block to reach its file
@@ -30,7 +30,7 @@ def appender(encode: Callable, *inputs) -> Callable:
 
     def write(path, *tensors):
         examples, facts = encode(*tensors)
-        size = tf.reduce_sum(tf.cast(tf.strings.length(examples) + records.FRAME, tf.int64))
+        size = tf.reduce_sum(tf.cast(tf.strings.length(examples) + FRAME, tf.int64))
         dataset = tf.data.Dataset.from_tensor_slices(examples)
         return facts, size, tf.data.experimental.TFRecordWriter(path).write(dataset)
 

@@ -2,7 +2,7 @@
 
 from absl import logging
 
-from deepfm.data import bad_records
+from deepfm.data.plain.bad_record import BadRecord
 from deepfm.errors import BadInput
 
 
@@ -20,7 +20,7 @@ class Skipping:
     def __init__(self, limit: int, log: bool = True):
         self._limit, self._log, self.count = limit, log, 0
 
-    def add(self, record: bad_records.BadRecord):
+    def add(self, record: BadRecord):
         """Logs a bad record; raises BadInput, which names it, if it is one too many."""
         self.count += 1
         if self.count > self._limit:

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from data_tools.common.progress import Progress
 from data_tools.common.skipping import Skipping
-from deepfm.data.bad_records import BadRecord
+from deepfm.data.plain.bad_record import BadRecord
 from deepfm.runtime import program
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -14,6 +14,7 @@ from data_tools.common import line_blocks, record_files, workers
 from data_tools.common.line_blocks import LineRange
 from data_tools.libsvm import field_lines
 from deepfm.data import libsvm, records
+from deepfm.data.plain import libsvm_text, text_blocks
 
 
 class Piece(NamedTuple):
@@ -126,10 +127,10 @@ def _is_plain(schema):
 
 def _taken(text, schema):
     """A block as field_lines.take returns it; raises InvalidArgumentError if that refuses it."""
-    if schema.hash_buckets and libsvm.HASH_IN_ID.search(text):
+    if schema.hash_buckets and libsvm_text.HASH_IN_ID.search(text):
         raise tf.errors.InvalidArgumentError(None, None, "'#' in an id")
     if schema.weighted and not _is_plain(schema):
-        text = libsvm.weights_as_pairs_of(text, b"0:0:" if schema.named_fields else b"0:")
+        text = libsvm_text.weights_as_pairs_of(text, b"0:0:" if schema.named_fields else b"0:")
     taken = field_lines.take(text, schema.named_fields, bool(schema.hash_buckets))
     if taken is None or not taken[0].isascii():
         raise tf.errors.InvalidArgumentError(None, None, "a malformed pair, or not ASCII")
@@ -140,12 +141,13 @@ def convert(task: Tuple[LineRange, List[Piece]], schema):
     """Writes the lines of a range to its pieces, in order.
 
     Yields:
-        For each block, a bad_records.BadRecord per bad line, which is not written, and then (bytes
+        For each block, a BadRecord per bad line, which is not written, and then (bytes
         of the input file read, (index of the output file, BlockFacts)).
     """
     append = lambda path, text: _appender(schema)(path, *_taken(text, schema))
     parse, explain, content = (
-        functools.partial(f, schema=schema) for f in (check, libsvm.explain_line, _without_comment)
+        functools.partial(f, schema=schema)
+        for f in (check, libsvm_text.explain_line, _without_comment)
     )
     lines, pieces = task
     path, first = lines.path, line_blocks.numbering(lines)
@@ -161,8 +163,8 @@ def convert(task: Tuple[LineRange, List[Piece]], schema):
 
 def _without_comment(line, schema):
     """A line without its comment, unless that may have been meant as part of an id."""
-    content = line_blocks.without_comment(line)
-    doubtful = schema.hash_buckets and content.strip() and libsvm.HASH_IN_ID.search(line)
+    content = text_blocks.without_comment(line)
+    doubtful = schema.hash_buckets and content.strip() and libsvm_text.HASH_IN_ID.search(line)
     return line if doubtful else content
 
 
@@ -172,7 +174,7 @@ def _cut(lines, pieces):
     piece = next(pieces)
     left, lines_before = piece.rows, 0
     for _, text, read in line_blocks.read_blocks(lines):
-        starts = [] if left is None else line_blocks.record_starts(text)
+        starts = [] if left is None else text_blocks.record_starts(text)
         row = begin = 0
         while left is not None and row + left <= len(starts):
             row += left

@@ -7,6 +7,7 @@ from typing import Optional, Sequence, Tuple
 
 from data_tools.libsvm import field_lines
 from deepfm.data import datasets, libsvm, records
+from deepfm.data.plain import libsvm_text
 from deepfm.errors import BadInput
 from deepfm.runtime import memory
 
@@ -121,7 +122,7 @@ def _first_row_length(inputs, lines, options):
             schema = lines._replace(feature_size=None)
             if not lines.named_fields:
                 schema = schema._replace(field_size=max(pairs, 1))
-            reason = libsvm.explain_line(line, schema)
+            reason = libsvm_text.explain_line(line, schema)
             if not reason:
                 return pairs
             bad += 1

@@ -10,8 +10,9 @@ import numpy as np
 from data_tools.common import record_files, workers
 from data_tools.common.skipping import Skipping
 from data_tools.rebalancing import record_blocks, sampling, shuffling
-from deepfm.data import bad_records, datasets, records
+from deepfm.data import datasets, records
 from deepfm.data.dataset_json import SamplingRates
+from deepfm.data.plain.bad_record import BadRecord
 from deepfm.errors import BadInput
 
 BUCKET = 16 << 20  # bytes of records to aim for in a bucket
@@ -93,7 +94,7 @@ def _scatter(task, work):
     step = max(int(COPIES / max(*work.rates, 1)), 1)
     seen = put = 0
     for block in record_blocks.read(task, work.schema, work.options.max_bad_records):
-        if isinstance(block, bad_records.BadRecord):
+        if isinstance(block, BadRecord):
             yield block
             continue
         kept = np.zeros(2, np.int64)

@@ -19,7 +19,8 @@ import tensorflow as tf
 from data_tools.common import line_blocks, workers
 from data_tools.common.line_blocks import LineRange
 from deepfm.data import bad_records, datasets, example_bytes, formats, libsvm, records
-from deepfm.data.bad_records import BadRecord
+from deepfm.data.plain.bad_record import BadRecord
+from deepfm.data.plain.schema import FRAME
 from deepfm.errors import BadInput
 
 BATCH = 4096  # TFRecords in a block
@@ -114,7 +115,7 @@ def _read_frames(part, schema, max_bad_records):
         try:
             batches = _frame_reader(schema).batches(path, part.described)
             for lengths, positive, max_id in batches:
-                ends = np.cumsum(lengths + np.int64(records.FRAME))
+                ends = np.cumsum(lengths + np.int64(FRAME))
                 data = stream.read(int(ends[-1]))
                 if len(data) < ends[-1]:
                     raise OSError(f"{path}: changed while it was read")

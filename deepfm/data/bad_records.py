@@ -7,32 +7,20 @@ slow, plain readers look at one record at a time, and past damage.
 import contextlib
 import functools
 import itertools
-from typing import Callable, Iterator, NamedTuple, Optional, Sequence, Tuple
+from typing import Iterator, Optional, Tuple
 
 import tensorflow as tf
 from absl import logging
 
 from deepfm.data import datasets, identity, shares
 from deepfm.data.formats import Format
-from deepfm.data.libsvm import UNEXPLAINED
+from deepfm.data.plain.bad_record import BadRecord, find_refused
 from deepfm.data.records import Schema
 from deepfm.errors import BadInput
 from deepfm.runtime import remote_files
 
 CHUNK = 4096  # records that are checked at once
-_PIECE = 64  # of a chunk that is refused: the first bad record is found soon
 _CHECKED_FILES = 64  # files whose first records are looked at before a job starts
-
-
-class BadRecord(NamedTuple):
-    """A record that breaks the schema: its file, place (line, or record and byte) and reason."""
-
-    path: str
-    place: str
-    reason: str
-
-    def __str__(self):
-        return f"{self.path}{self.place}: {self.reason}"
 
 
 def find_bad(
@@ -79,37 +67,6 @@ def _parser(record_format, schema):
         return True
 
     return accepts
-
-
-def find_refused(
-    accepts: Callable[[Sequence[bytes]], bool],
-    payloads: Sequence[bytes],
-    explain: Callable[[bytes], Optional[str]],
-    unexplained: str = UNEXPLAINED,
-) -> Iterator[Tuple[int, str]]:
-    """Yields (index, reason) of each payload that a batch parser refuses, in order.
-
-    The parser alone decides. But what the plain reader finds bad is put to it one by one, and the
-    rest at once: where many are bad that is much faster than to look for each by halving.
-
-    Args:
-        accepts: whether the parser accepts a batch; it must refuse one that holds a bad payload.
-        payloads: the batch.
-        explain: what is wrong with a payload; None where nothing is.
-        unexplained: the reason where `explain` has none.
-    """
-    if not payloads or accepts(payloads):
-        return
-    for start in range(0, len(payloads), _PIECE):
-        piece = payloads[start : start + _PIECE]
-        if accepts(piece):
-            continue
-        reasons = [explain(payload) for payload in piece]
-        rest = [payload for payload, reason in zip(piece, reasons) if not reason]
-        sure = not rest or accepts(rest)
-        for i, (payload, reason) in enumerate(zip(piece, reasons), start):
-            if (reason or not sure) and not accepts([payload]):
-                yield i, reason or unexplained
 
 
 def check_first_records(data: datasets.DataSet, schema: Schema):

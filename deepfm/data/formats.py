@@ -14,6 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from deepfm.data import libsvm, records
+from deepfm.data.plain import libsvm_text
+from deepfm.data.plain.schema import FRAME
 from deepfm.kernels.ops import CHUNK, TENSORFLOW
 
 _TRUNCATED = "the file ends inside this record (truncated)"
@@ -111,7 +113,7 @@ def read_frames(path: str) -> Iterator[Tuple[int, Optional[bytes], str]]:
                 reader.GetNext()
                 payload = reader.record()
                 yield offset, payload, ""
-                offset += records.FRAME + len(payload)
+                offset += FRAME + len(payload)
             reason = f"corrupt (its header gives a length of {lengths.at(offset)} bytes)"
         except tf.errors.OutOfRangeError:
             if not compressed and offset < size:
@@ -157,7 +159,7 @@ def _next_frame(path, offset, size):
         f.seek(offset)
         data = f.read(12)
         if len(data) == 12 and _header_starts(data)[0]:
-            after = offset + records.FRAME + struct.unpack("<Q", data[:8])[0]
+            after = offset + FRAME + struct.unpack("<Q", data[:8])[0]
             return after if after < size else None
         start = offset + 1
         while start + 12 <= size:
@@ -223,7 +225,7 @@ def _to_the_end(chunks, size):
 
     def count(read, chunk):
         """Passes a chunk on and counts the bytes read; an empty chunk follows the last one."""
-        lengths = tf.cast(tf.strings.length(chunk), tf.int64) + records.FRAME
+        lengths = tf.cast(tf.strings.length(chunk), tf.int64) + FRAME
         whole = (tf.size(chunk) > 0) | tf.equal(read, size) | (size < 0)
         with tf.control_dependencies([tf.debugging.Assert(whole, ["bytes outside any record"])]):
             return read + tf.reduce_sum(lengths), tf.identity(chunk)
@@ -259,9 +261,9 @@ LIBSVM = Format(
         x + y for x in (".libsvm", ".svm", ".txt", ".libffm", ".ffm") for y in ("", ".gz")
     ),
     numbered=libsvm.numbered,
-    shape=libsvm.shape,
-    explain=libsvm.explain_line,
-    unexplained=libsvm.UNEXPLAINED,
+    shape=libsvm_text.shape,
+    explain=libsvm_text.explain_line,
+    unexplained=libsvm_text.UNEXPLAINED,
     read=libsvm.read,
     parse_chunk=lambda chunk, schema, ops: ops.parse_lines(chunk, schema, libsvm.parse_lines),
     faster="TFRecord files (python -m data_tools.libsvm_to_tfrecord)",

@@ -3,6 +3,9 @@
 import subprocess
 import sys
 
+from deepfm.runtime import check_python  # noqa: F401  says what to do if TensorFlow is missing
+
+# isort: split
 from deepfm.kernels import build, compiled
 
 try:

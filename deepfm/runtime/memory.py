@@ -10,10 +10,8 @@ from typing import NamedTuple
 
 from absl import logging
 
+from deepfm.config import MAX_FIELDS, MAX_NUMBER
 from deepfm.errors import BadInput
-
-MAX_FIELDS = 100000
-MAX_NUMBER = 2**31 - 1
 
 # Bytes of a process besides the model, and numbers kept for each number of a layer in training;
 # both are below what was measured, so that nothing that fits is refused.

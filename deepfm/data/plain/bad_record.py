@@ -1,0 +1,49 @@
+"""A bad record, and which records of a batch are bad."""
+
+from typing import Callable, Iterator, NamedTuple, Optional, Sequence, Tuple
+
+from deepfm.data.plain.libsvm_text import UNEXPLAINED
+
+_PIECE = 64  # of a batch that is refused: the first bad record is found soon
+
+
+class BadRecord(NamedTuple):
+    """A record that breaks the schema: its file, place (line, or record and byte) and reason."""
+
+    path: str
+    place: str
+    reason: str
+
+    def __str__(self):
+        return f"{self.path}{self.place}: {self.reason}"
+
+
+def find_refused(
+    accepts: Callable[[Sequence[bytes]], bool],
+    payloads: Sequence[bytes],
+    explain: Callable[[bytes], Optional[str]],
+    unexplained: str = UNEXPLAINED,
+) -> Iterator[Tuple[int, str]]:
+    """Yields (index, reason) of each payload that a batch parser refuses, in order.
+
+    The parser alone decides. But what the plain reader finds bad is put to it one by one, and the
+    rest at once: where many are bad that is much faster than to look for each by halving.
+
+    Args:
+        accepts: whether the parser accepts a batch; it must refuse one that holds a bad payload.
+        payloads: the batch.
+        explain: what is wrong with a payload; None where nothing is.
+        unexplained: the reason where `explain` has none.
+    """
+    if not payloads or accepts(payloads):
+        return
+    for start in range(0, len(payloads), _PIECE):
+        piece = payloads[start : start + _PIECE]
+        if accepts(piece):
+            continue
+        reasons = [explain(payload) for payload in piece]
+        rest = [payload for payload, reason in zip(piece, reasons) if not reason]
+        sure = not rest or accepts(rest)
+        for i, (payload, reason) in enumerate(zip(piece, reasons), start):
+            if (reason or not sure) and not accepts([payload]):
+                yield i, reason or unexplained

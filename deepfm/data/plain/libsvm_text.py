@@ -1,0 +1,141 @@
+"""A line of LibSVM text: what is wrong with it, and what number a text in it is.
+
+A line is `label id:value id:value ...`; only the converter also reads LibFFM's `label
+field:id:value ...`. In weighted data `label:weight` may stand in place of the label, as XGBoost
+reads it (https://xgboost.readthedocs.io/en/stable/tutorials/input_format.html). A `#` begins a
+comment. Lines without a record are skipped.
+"""
+
+import fractions
+import re
+from typing import Optional
+
+import numpy as np
+
+from deepfm.data.plain.schema import (
+    NO_WEIGHT,
+    Schema,
+    Shape,
+    explain_id,
+    explain_width,
+    is_weight,
+    normal,
+)
+
+UNEXPLAINED = "refused by TensorFlow's decoder"  # though `explain_line` finds no fault
+HASH_IN_ID = re.compile(rb"[^\s]#|[ \t]#\S")  # a '#' that may begin a comment or belong to an id
+_ID = re.compile(rb"-?[0-9]+")
+_FIELD = re.compile(rb"[0-9]{1,6}")
+_NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_HEXADECIMAL = re.compile(rb"[+-]?0[xX][0-9a-fA-F]+")
+_NUMBER_CHARACTERS = 31  # longest number that TensorFlow's decoder reads
+_INT64_MAX = np.iinfo(np.int64).max
+_WEIGHT = re.compile(rb"(?m)^([^\S\n]*[^\s:#]+)(?::([^\s#]*))?")  # a label, and perhaps its weight
+
+
+def weights_as_pairs_of(text: bytes, pair: bytes = b"0:") -> bytes:
+    """As libsvm.weights_as_pairs, for a block of text; pairs begin with `pair` (LibFFM: 0:0:)."""
+    return _WEIGHT.sub(
+        lambda found: b"%s %s%s" % (found[1], pair, b"1" if found[2] is None else found[2]), text
+    )
+
+
+def shape(line: bytes) -> Shape:
+    """The Shape of a line."""
+    words = line.split()
+    return Shape(len(words) - 1, weighted=b":" in words[0])
+
+
+def explain_line(line: bytes, schema: Schema) -> Optional[str]:
+    """What is wrong with a LibSVM line, and what was expected; None if nothing is."""
+    if schema.hash_buckets and HASH_IN_ID.search(line):
+        return f"'#' begins a comment and cannot be in an id; put spaces around it: {_text(line)}"
+    first, *pairs = line.partition(b"#")[0].split()
+    label, colon, weight = first.partition(b":")
+    if number_of(label) not in (-1, 0, 1):
+        return f"label {_text(first)} is not 0, 1, -1 or +1: {_text(line)}"
+    if colon and not schema.weighted:
+        return (
+            f"label {_text(first)} has a weight, but the first record has none; write that one as "
+            f"label:1 (or give train.py --example_weights): {_text(line)}"
+        )
+    if colon and not is_weight(number_of(weight)):
+        return f"weight {_text(weight)} {NO_WEIGHT}: {_text(line)}"
+    positional = not (schema.named_fields or schema.field_ids)
+    fields = set()
+    for pair in pairs:
+        field, rest = None, pair
+        if schema.named_fields:
+            field, _, rest = pair.partition(b":")
+            if not _FIELD.fullmatch(field):
+                return f"{_text(pair)} is not field:id:value: {_text(line)}"
+            field = int(field)
+        feature_id, colon, value = rest.partition(b":")
+        known = feature_id if schema.hash_buckets else _ID.fullmatch(feature_id)
+        if not colon or not known or not value:
+            form = "field:id:value" if schema.named_fields else "id:value"
+            return f"{_text(pair)} is not {form}: {_text(line)}"
+        if positional and value.count(b":") == 1:
+            hint = "like LibFFM, which data_tools.libsvm_to_tfrecord converts"
+            return f"{_text(pair)} is not id:value ({hint}): {_text(line)}"
+        number = 1 if schema.hash_buckets else _integer(feature_id)
+        if number > _INT64_MAX:
+            return f"feature id {_text(feature_id)} is not below 2^63: {_text(line)}"
+        if len(value) > _NUMBER_CHARACTERS:
+            limit = f"longer than {_NUMBER_CHARACTERS} characters"
+            return f"value {_text(value)} is {limit}: {_text(line)}"
+        if not np.isfinite(number_of(value)):
+            return f"value {_text(value)} is not a finite number: {_text(line)}"
+        # The decoder refuses a negative id before the offset could lift it.
+        reason = explain_id(number + (schema.id_offset if number >= 0 else 0), schema)
+        if schema.field_ids and not reason:
+            found = [i for i, (a, b) in enumerate(schema.field_ids) if a <= number < b]
+            field = found[0] if found else None
+            reason = None if found else f"feature id {number} belongs to no field of the map"
+        reason = reason or _explain_field(field, fields, schema)
+        if reason:
+            return f"{reason}: {_text(line)}"
+        fields.add(field)
+    if not positional:
+        return None
+    return explain_width(len(pairs), schema, "id:value pairs", _text(line))
+
+
+def _explain_field(field, before, schema):
+    if field is not None and field >= schema.field_size:
+        found = f"field {field} (counted from 0) is beyond --field_size={schema.field_size}"
+        return f"{found}; try --field_size={field + 1}"
+    if field is not None and field in before and not schema.multi_valued:
+        return f"field {field} has two values; try --multi_valued, which keeps both"
+    return None
+
+
+def _integer(text):
+    """An id as a number; only the first 20 digits of a longer one, which exceed any id."""
+    number = int(text.lstrip(b"-0")[:20] or b"0")
+    return -number if text.startswith(b"-") else number
+
+
+def number_of(text: bytes) -> np.float32:
+    """The number that TensorFlow's decoder reads; NaN if it reads none."""
+    if len(text) > _NUMBER_CHARACTERS:
+        return np.float32("nan")
+    with np.errstate(over="ignore"):
+        if _HEXADECIMAL.fullmatch(text):
+            return np.float32(int(text, 16))
+        return normal(np.float32(_double(text))) if _NUMBER.fullmatch(text) else np.float32("nan")
+
+
+def _double(text):
+    """A float64 that rounds to the float32 nearest to the text."""
+    number = np.float64(text)
+    if number.view(np.int64) & (1 << 29) - 1 == 1 << 28:  # half-way between two float32
+        exact = fractions.Fraction(text.decode())
+        if exact != number:
+            return np.nextafter(number, np.inf if exact > number else -np.inf)
+    return number
+
+
+def _text(raw, limit=60):
+    text = raw.decode("utf-8", "replace").strip()
+    return repr(text if len(text) <= limit else text[: limit - 4] + " ...")

@@ -1,0 +1,102 @@
+"""What the records of a data set must look like, and the sentences for those that do not."""
+
+from typing import NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from deepfm.config import MAX_NUMBER
+
+FRAME = 16  # bytes that a record takes in its file beside its payload: length and two checksums
+NO_WEIGHT = "is not a finite number of at least 0"
+_SMALLEST_NORMAL = np.finfo(np.float32).tiny
+
+
+class Shape(NamedTuple):
+    """What a record shows of its data set.
+
+    Attributes:
+        field_size: F; None if the record cannot be read.
+        multi_valued, weighted: see Schema.
+    """
+
+    field_size: Optional[int] = None
+    multi_valued: bool = False
+    weighted: bool = False
+
+
+class Schema(NamedTuple):
+    """What every record of a data set must look like.
+
+    Attributes:
+        field_size: F, the number of (id, value) pairs of a record.
+        feature_size: rows of the embedding table; ids must be in [0, feature_size). None: the most
+            that a table can have.
+        pad: whether LibSVM rows shorter than F are filled with id 0 and value 0; id 0 is reserved.
+        id_offset: added to each id of a LibSVM row (1 makes 0-based ids 1-based).
+        multi_valued: whether a field may hold several values, or none.
+        named_fields: whether the pairs of a line name their fields (LibFFM's `field:id:value`).
+        field_ids: (first id, last id + 1) of each field, as written, if the ids of LibSVM lines
+            determine their fields.
+        hash_buckets: how many ids `hashed` makes of a line's strings; 0: its ids are numbers.
+        with_labels: whether a TFRecord must hold a label; otherwise labels are 0, and weights are
+            passed over (inference).
+        weighted: whether records may hold a weight.
+    """
+
+    field_size: int
+    feature_size: Optional[int] = None
+    pad: bool = False
+    id_offset: int = 0
+    multi_valued: bool = False
+    named_fields: bool = False
+    field_ids: Optional[Tuple[Tuple[int, int], ...]] = None
+    hash_buckets: int = 0
+    with_labels: bool = True
+    weighted: bool = False
+
+    @property
+    def limit(self) -> int:
+        """The exclusive upper bound of all ids."""
+        return self.feature_size or MAX_NUMBER
+
+    @property
+    def with_weights(self) -> bool:
+        """Whether parsing gives a weight for each record."""
+        return self.weighted and self.with_labels
+
+
+def is_weight(number) -> bool:
+    """Whether an example may have this weight."""
+    return bool(np.isfinite(number)) and normal(number) >= 0
+
+
+def explain_id(feature_id, schema):
+    if feature_id < 0:
+        return f"feature id {feature_id} is negative"
+    if schema.pad and feature_id == 0:
+        return "feature id 0 is reserved for padding (--id_offset=1 shifts 0-based ids)"
+    if schema.feature_size is not None and feature_id >= schema.feature_size:
+        limit = f"feature_size {schema.feature_size}"
+        return (
+            f"feature id {feature_id} is not below {limit} (--feature_size is the largest id + 1)"
+        )
+    if feature_id >= schema.limit:
+        return f"feature id {feature_id} is not below {schema.limit}: no table has more rows"
+    return None
+
+
+def explain_width(found, schema, what, sample):
+    """Why a record with `found` of something does not fit the schema, or None if it does."""
+    if found == schema.field_size or (schema.pad and found < schema.field_size):
+        return None
+    at_most, hint = "at most " if schema.pad else "", ""
+    if found < schema.field_size and "pairs" in what:
+        hint = " (libsvm_to_tfrecord --pad fills short rows)"
+    elif found and (what == "counts" or not schema.multi_valued):
+        hint = f" (--field_size={found} if all records are so)"
+    return f"expected {at_most}{schema.field_size} {what}, found {found}{hint}: {sample}"
+
+
+def normal(number):
+    """The float32 that TensorFlow's threads see: denormal numbers are 0."""
+    return np.float32(0 if abs(number) < _SMALLEST_NORMAL else number)

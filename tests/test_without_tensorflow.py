@@ -1,0 +1,109 @@
+"""What Spark's executors import: neither TensorFlow nor absl, only numpy beside Python's own."""
+
+import ast
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+# The modules that executors need, and all of the folder that is made for them.
+NEEDED = [
+    "data_tools.click_logs.column_kinds",
+    "data_tools.click_logs.feature_map",
+    "data_tools.click_logs.field_tables",
+    "data_tools.click_logs.quoted_cells",
+    "data_tools.click_logs.row_parser",
+    "data_tools.click_logs.splitting",
+    "data_tools.click_logs.vocabulary",
+    "data_tools.common.splitmix64",
+    "data_tools.common.tallies",
+    "deepfm.errors",
+    *(f"deepfm.data.plain.{path.stem}" for path in ROOT.glob("deepfm/data/plain/[!_]*.py")),
+]
+THERE = {"numpy"}  # third-party packages that executors have
+
+
+def imported(name):
+    """The modules that a module of this project imports anywhere, with their packages."""
+    path = (ROOT / name.replace(".", "/")).with_suffix(".py")
+    if not path.exists():
+        path = path.with_suffix("") / "__init__.py"
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        yield from names
+    if "." in name:
+        yield name.rpartition(".")[0]
+
+
+def is_module(name):
+    path = ROOT / name.replace(".", "/")
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+def needed_packages(names):
+    """{third-party package: a module that imports it} of modules and all that they import."""
+    found, seen, todo = {}, set(), list(names)
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for other in imported(name):
+            package = other.partition(".")[0]
+            if package in ("deepfm", "data_tools"):
+                todo += [other] * is_module(other)
+            else:
+                found.setdefault(package, name)
+    ours = {"deepfm", "data_tools"}
+    return {k: v for k, v in found.items() if k not in ours and not is_standard(k)}
+
+
+def is_standard(package):
+    spec = importlib.util.find_spec(package)
+    return spec is not None and "site-packages" not in str(spec.origin)
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_what_executors_need_follows_no_import_to_tensorflow(name):
+    assert set(needed_packages([name])) <= THERE
+
+
+def test_an_import_of_tensorflow_is_found_through_other_modules():
+    found = needed_packages(["data_tools.click_logs.passes"])
+    assert {"tensorflow", "absl", "numpy"} <= set(found)
+
+
+def test_the_rows_of_a_block_are_read_and_encoded_where_tensorflow_cannot_be_imported():
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+sys.modules.update(tensorflow=None, tensorflow_core=None, absl=None)  # importing them fails
+import importlib
+for name in {NEEDED!r}:
+    importlib.import_module(name)
+from types import SimpleNamespace
+from data_tools.click_logs import feature_map, field_tables, row_parser, splitting, vocabulary
+options = SimpleNamespace(dataset="criteo", delimiter="tab", header="no", integers="buckets")
+text = b"1" + b"\\t3" * 13 + b"\\ta" * 26 + b"\\n2\\n0" + b"\\t" * 39 + b"\\n"
+layout = row_parser.layout_of(text, True, options)
+bad, rows = row_parser.parse_block("hdfs://x/part-0", 70, text, layout, lambda: 5)
+counts = [vocabulary.count(keys, []) for keys in rows.keys]
+tables = field_tables.from_counts(layout.columns, vocabulary.add_up(layout.columns, [counts]), 1)
+ids, values = field_tables.encode(rows, tables)
+assert splitting.split_of(splitting.Split(), "x", rows.starts).tolist() == [0, 0]
+print(bad, rows.starts.tolist(), ids[:, 0].tolist(), values.sum())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd="/", capture_output=True, text=True, timeout=60
+    )
+    place = 70 + len("1" + 13 * "\t3" + 26 * "\ta" + "\n2\n")
+    assert done.stdout == (
+        "hdfs://x/part-0:6: expected 40 columns (see --dataset, --delimiter), found 1: '2' "
+        f"[70, {place}] [3, 1] 78.0\n"
+    ), done.stderr
