@@ -22,7 +22,7 @@ NEEDED = [
     "deepfm.errors",
     *(f"deepfm.data.plain.{path.stem}" for path in ROOT.glob("deepfm/data/plain/[!_]*.py")),
 ]
-THERE = {"numpy"}  # third-party packages that executors have
+THERE = {"numpy", "google_crc32c"}  # packages that executors have; the second is optional
 
 
 def imported(name):

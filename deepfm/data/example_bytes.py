@@ -16,7 +16,8 @@ from typing import NamedTuple, Sequence
 import numpy as np
 import tensorflow as tf
 
-_FLOAT_LIST, _INT64_LIST = 2, 3  # the numbers of these fields in a tf.train.Feature
+from deepfm.data.plain.headers import FLOAT_LIST, INT64_LIST, before_list, list_header, tag
+
 _LONGER = [float(1 << 7 * n) for n in range(1, 5)]  # at each, a length takes one byte more
 
 
@@ -39,7 +40,7 @@ def join_lists(lists, field_size: int):
     Returns:
         string [B].
     """
-    field = lambda name: _INT64_LIST if name in ("counts", "ids") else _FLOAT_LIST
+    field = lambda name: INT64_LIST if name in ("counts", "ids") else FLOAT_LIST
     sizes = {name: tf.strings.length(x) for name, x in lists.items()}
     longest = tf.reduce_max(tf.stack([tf.reduce_max(n) for n in sizes.values()]))
     most = _most_bytes(field_size, "counts" in lists)
@@ -47,10 +48,10 @@ def join_lists(lists, field_size: int):
     def look_up():
         parts = []
         for name, message in lists.items():
-            before = [_before_list(name.encode(), field(name), n) for n in range(most + 1)]
+            before = [before_list(name.encode(), field(name), n) for n in range(most + 1)]
             parts += [tf.gather(tf.constant(before), sizes[name]), message]
         total = tf.add_n([tf.strings.length(part) for part in parts])
-        starts = tf.constant([_tag(1, n) for n in range(len(lists) * (most + 40))])
+        starts = tf.constant([tag(1, n) for n in range(len(lists) * (most + 40))])
         return tf.strings.join([tf.gather(starts, total), *parts])
 
     def encode():
@@ -60,7 +61,7 @@ def join_lists(lists, field_size: int):
         )[:, tf.newaxis]  # [B, 1]
         entries = []
         for name, numbers in lists.items():
-            kind = "float_list" if field(name) == _FLOAT_LIST else "int64_list"
+            kind = "float_list" if field(name) == FLOAT_LIST else "int64_list"
             feature = message("Feature", ones, **{kind: numbers[:, tf.newaxis]})
             key, sizes_ = tf.fill(tf.shape(ones), name), tf.tile(ones, [1, 2])
             entries.append(message("Features.FeatureEntry", sizes_, key=key, value=feature))
@@ -69,22 +70,6 @@ def join_lists(lists, field_size: int):
         return message("Example", ones, features=features)[:, 0]
 
     return tf.cond(longest <= most, look_up, encode)
-
-
-def _before_list(name, field, size):
-    """The header of a list of `size` bytes in a tf.train.Features: entry, key and feature."""
-    feature = _tag(field, size)
-    entry = _tag(1, len(name)) + name + _tag(2, len(feature) + size) + feature
-    return _tag(1, len(entry) + size) + entry
-
-
-def _tag(field, size):
-    """The header of `size` bytes of a protocol buffer's field: its number and the size."""
-    head = bytearray([field << 3 | 2])
-    while size > 127:
-        head.append(size & 127 | 128)
-        size >>= 7
-    return bytes(head) + bytes([size])
 
 
 class Lists(NamedTuple):
@@ -116,9 +101,8 @@ def find_lists(serialized, field_size: int, multi_valued: bool, weighted: bool =
         multi_valued: whether they have counts; otherwise each field has one value.
         weighted: whether they may have a weight; without one a record weighs 1.
     """
-    head = lambda n: _tag(1, n) if n else b""  # of a list of n bytes of numbers
-    before = lambda name, kind, n: _before_list(name, kind, len(head(n)) + n) + head(n)
-    before_label = before(b"label", _FLOAT_LIST, 4)
+    head = lambda n: tag(1, n) if n else b""  # of a list of n bytes of numbers
+    before_label = list_header(b"label", FLOAT_LIST, 4)
     length, most = tf.strings.length(serialized), _most_bytes(field_size, multi_valued)
     matches = [length < most]
 
@@ -135,7 +119,7 @@ def find_lists(serialized, field_size: int, multi_valued: bool, weighted: bool =
 
     end_of_values, weights = length, []
     if weighted:  # the last list, if it is there, and always of one size
-        before_weight = before(b"weight", _FLOAT_LIST, 4)
+        before_weight = list_header(b"weight", FLOAT_LIST, 4)
         size = len(before_weight) + 4
         there = tf.equal(take(length - size, len(before_weight)), before_weight)
         bits = tf.reshape(raw_bytes(take(length - 4, 4), 4), [-1, 4])
@@ -143,8 +127,8 @@ def find_lists(serialized, field_size: int, multi_valued: bool, weighted: bool =
         end_of_values -= size * tf.cast(there, tf.int32)
 
     # First the counts, then from these and the end of the values the label, then the ids.
-    first = before(b"counts", _INT64_LIST, field_size) if multi_valued else b""
-    starts = {len(_tag(1, n)) + n: _tag(1, n) + first for n in range(most)}
+    first = list_header(b"counts", INT64_LIST, field_size) if multi_valued else b""
+    starts = {len(tag(1, n)) + n: tag(1, n) + first for n in range(most)}
     start, at_ids = look_up(starts, length)
     matches.append(tf.equal(take(tf.zeros_like(length), at_ids), start))
     counts, n = tf.ones([tf.size(length), field_size], tf.int32), field_size
@@ -155,7 +139,10 @@ def find_lists(serialized, field_size: int, multi_valued: bool, weighted: bool =
         at_ids += field_size
         n = tf.reduce_sum(counts, axis=1)
     between = [
-        {n: before_label + label + before(b"values", _FLOAT_LIST, 4 * n) for n in range(most // 4)}
+        {
+            n: before_label + label + list_header(b"values", FLOAT_LIST, 4 * n)
+            for n in range(most // 4)
+        }
         for label in (bytes(4), np.float32(1).tobytes())
     ]
     (negative, size), (positive, _) = (look_up(entries, n) for entries in between)
@@ -164,8 +151,8 @@ def find_lists(serialized, field_size: int, multi_valued: bool, weighted: bool =
     found = take(end, size)
     positive = tf.equal(found, positive)
     matches.append(positive | tf.equal(found, negative))
-    whole = {len(before(b"ids", _INT64_LIST, p)) + p: p for p in range(most)}
-    middles = {size: before(b"ids", _INT64_LIST, p) for size, p in whole.items()}
+    whole = {len(list_header(b"ids", INT64_LIST, p)) + p: p for p in range(most)}
+    middles = {size: list_header(b"ids", INT64_LIST, p) for size, p in whole.items()}
     middle, size = look_up(middles, end - at_ids)
     matches.append(tf.equal(take(at_ids, size), middle))
     matches.append(end - at_ids - size >= n)  # a byte for each id, at least

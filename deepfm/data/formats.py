@@ -14,12 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from deepfm.data import libsvm, records
-from deepfm.data.plain import libsvm_text
+from deepfm.data.plain import libsvm_text, wire
+from deepfm.data.plain.frames import LONGEST_RECORD, TRUNCATED, header_starts, too_long
 from deepfm.data.plain.schema import FRAME
 from deepfm.kernels.ops import CHUNK, TENSORFLOW
-
-_TRUNCATED = "the file ends inside this record (truncated)"
-LONGEST_RECORD = 1 << 30  # bytes; a longer one may make TensorFlow's reader crash the program
 
 
 class Format(NamedTuple):
@@ -114,10 +112,10 @@ def read_frames(path: str) -> Iterator[Tuple[int, Optional[bytes], str]]:
                 payload = reader.record()
                 yield offset, payload, ""
                 offset += FRAME + len(payload)
-            reason = f"corrupt (its header gives a length of {lengths.at(offset)} bytes)"
+            reason = too_long(lengths.at(offset))
         except tf.errors.OutOfRangeError:
             if not compressed and offset < size:
-                yield offset, None, _TRUNCATED
+                yield offset, None, TRUNCATED
             return
         except tf.errors.DataLossError as error:
             truncated = "truncated" in error.message
@@ -125,7 +123,7 @@ def read_frames(path: str) -> Iterator[Tuple[int, Optional[bytes], str]]:
         finally:
             reader.Close()
         after = None if compressed else _next_frame(path, offset, size)
-        yield offset, None, _TRUNCATED if truncated and after is None else reason
+        yield offset, None, TRUNCATED if truncated and after is None else reason
         if after is None:
             return
         offset = after
@@ -158,43 +156,18 @@ def _next_frame(path, offset, size):
     with tf.io.gfile.GFile(path, "rb") as f:
         f.seek(offset)
         data = f.read(12)
-        if len(data) == 12 and _header_starts(data)[0]:
+        if len(data) == 12 and header_starts(data)[0]:
             after = offset + FRAME + struct.unpack("<Q", data[:8])[0]
             return after if after < size else None
         start = offset + 1
         while start + 12 <= size:
             f.seek(start)
             data = f.read(1 << 20)
-            hits = np.flatnonzero(_header_starts(data)) if len(data) >= 12 else []
+            hits = np.flatnonzero(header_starts(data)) if len(data) >= 12 else []
             if len(hits):
                 return start + int(hits[0])
             start += max(len(data) - 11, 1)
     return None
-
-
-def _crc32c_table():
-    table = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        table = np.where(table & 1, (table >> 1) ^ np.uint32(0x82F63B78), table >> 1)
-    return table.astype(np.uint32)
-
-
-_CRC32C = _crc32c_table()
-
-
-def _header_starts(data):
-    """bool [len(data) - 11]: where a TFRecord header (length and its masked CRC-32C) may start."""
-    raw = np.frombuffer(data, np.uint8)
-    n = len(raw) - 11
-    crc = np.full(n, 0xFFFFFFFF, np.uint32)
-    for i in range(8):
-        crc = _CRC32C[(crc ^ raw[i : n + i]) & 0xFF] ^ (crc >> np.uint32(8))
-    crc = ~crc
-    masked = ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(0xA282EAD8)
-    found = np.zeros(n, np.uint32)
-    for i in range(4):
-        found |= raw[8 + i : n + 8 + i].astype(np.uint32) << np.uint32(8 * i)
-    return masked == found
 
 
 def _numbered_frames(path):
@@ -249,10 +222,10 @@ TFRECORD = Format(
     numbered=_numbered_frames,
     shape=records.shape,
     explain=records.explain_example,
-    unexplained="not a plainly written tf.train.Example: a feature appears twice or in pieces",
+    unexplained=wire.UNEXPLAINED,
     read=_read_frames,
     parse_chunk=lambda raw, schema, ops: ops.parse(raw, schema, records.parse, records.parse_any),
-    begins=lambda head: len(head) >= 12 and bool(_header_starts(head[:12])[0]),
+    begins=lambda head: len(head) >= 12 and bool(header_starts(head[:12])[0]),
 )
 LIBSVM = Format(
     name="libsvm",

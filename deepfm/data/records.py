@@ -19,19 +19,11 @@ import warnings
 from typing import Optional
 
 import google.protobuf.message
-import numpy as np
 import tensorflow as tf
 
 from deepfm.data import example_bytes
-from deepfm.data.plain.schema import (
-    NO_WEIGHT,
-    Schema,
-    Shape,
-    explain_id,
-    explain_width,
-    is_weight,
-    normal,
-)
+from deepfm.data.plain import wire
+from deepfm.data.plain.schema import Schema, Shape
 
 
 def hashed(strings, buckets):
@@ -170,67 +162,17 @@ def check(labels, ids, values, schema, *weights):
 def explain_example(serialized: bytes, schema: Schema) -> Optional[str]:
     """What is wrong with a serialized Example, and what was expected; None if nothing is."""
     try:
-        features = _features(serialized)
+        return wire.explain_features(_features(serialized), schema)
     except ValueError as error:
         return f"not a tf.train.Example ({error})"
-    ids, values = features["ids"].int64_list.value, features["values"].float_list.value
-    schema = schema._replace(pad=False)
-    counts = list(features["counts"].int64_list.value) or [1] * schema.field_size
-    reason = _explain_counts(counts, schema)
-    width = schema._replace(field_size=sum(counts))
-    for name, found in (("ids", ids), ("values", values)):
-        reason = reason or explain_width(len(found), width, name, list(found)[:5])
-    if reason:
-        return reason
-    if schema.with_labels:
-        label = list(features["label"].float_list.value)
-        if len(label) != 1 or normal(label[0]) not in (-1, 0, 1):
-            return f"label {label} is not [0], [1] or [-1]"
-        reason = "weight" in features and _explain_weights(features["weight"], schema)
-        if reason:
-            return reason
-    for value in values:
-        if not np.isfinite(value):
-            return f"value {value} is not a finite number"
-    for feature_id in ids:
-        reason = explain_id(feature_id, schema)
-        if reason:
-            return reason
-    return None
 
 
 def shape(serialized: bytes) -> Shape:
     """The Shape of an Example."""
     try:
-        features = _features(serialized)
+        return wire.shape_of(_features(serialized))
     except ValueError:
         return Shape()
-    weighted, counts = "weight" in features, features["counts"].int64_list.value
-    return Shape(len(counts or features["ids"].int64_list.value), bool(counts), weighted)
-
-
-def _explain_weights(feature, schema):
-    """What is wrong with the feature `weight` of a record."""
-    if not schema.weighted:
-        return (
-            "has a weight, but by dataset.json, or without it by the first record, examples have "
-            "none (train.py reads them with --example_weights, ignores them with "
-            "--noexample_weights)"
-        )
-    weights = list(feature.float_list.value)
-    if len(weights) != 1:
-        return f"weight {weights[:5]} is not one number (a float)"
-    return None if is_weight(weights[0]) else f"weight {weights[0]:g} {NO_WEIGHT}"
-
-
-def _explain_counts(counts, schema):
-    reason = explain_width(len(counts), schema, "counts", counts[:5])
-    if not reason and min(counts) < 0:
-        reason = f"counts hold {min(counts)}, which is negative"
-    if not reason and not schema.multi_valued and set(counts) != {1}:
-        other = next(n for n in counts if n != 1)
-        reason = f"field {counts.index(other)} has {other} values (--multi_valued reads them)"
-    return reason
 
 
 def _features(serialized):
@@ -243,4 +185,7 @@ def _features(serialized):
             raise ValueError(" ".join(str(error).split())) from error
     if warned:  # bytes after an end-group tag were not read
         raise ValueError(str(warned[0].message))
-    return example.features.feature
+    return {
+        name: wire.Feature(list(feature.int64_list.value), list(feature.float_list.value))
+        for name, feature in example.features.feature.items()
+    }

@@ -1,0 +1,164 @@
+"""Reads the frames of TFRecord files with numpy: length, its checksum, payload, its checksum.
+
+https://www.tensorflow.org/tutorials/load_data/tfrecord. n: frames of a block.
+"""
+
+import struct
+from typing import BinaryIO, Iterator, NamedTuple, Optional, Tuple, Union
+
+import numpy as np
+
+from deepfm.data.plain import crc32c
+from deepfm.data.plain.bad_record import BadRecord
+from deepfm.data.plain.schema import FRAME
+
+HEADER = 12  # bytes before the payload; 4 follow it
+TRUNCATED = "the file ends inside this record (truncated)"
+LONGEST_RECORD = 1 << 30  # bytes; a longer one may make TensorFlow's reader crash the program
+_CORRUPT = "corrupt (corrupted record)"  # as TensorFlow's reader says it
+
+
+class Frames(NamedTuple):
+    """Consecutive good records of a file.
+
+    Attributes:
+        data: their frames, perhaps with others in between.
+        starts, ends: int64 [n], where in `data` each frame begins and ends; its payload is
+            data[start + HEADER : end - 4].
+        first: the number of the first record, from 0; the others follow it.
+        offset: the byte of the file where `data` begins.
+    """
+
+    data: bytes
+    starts: np.ndarray
+    ends: np.ndarray
+    first: int
+    offset: int
+
+
+def too_long(length: int) -> str:
+    """The reason to refuse a record of more than LONGEST_RECORD bytes."""
+    return f"corrupt (its header gives a length of {length} bytes)"
+
+
+def read(raw: BinaryIO, path: str, size: int = 1 << 20) -> Iterator[Union[Frames, BadRecord]]:
+    """Yields the good records of a file in Frames, and a BadRecord for each that cannot be read.
+
+    After a record with a wrong checksum comes the next one; if its length is damaged, the next
+    valid header. The bytes in between count as one bad record. A gzip file is read up to its first
+    damage. So does formats.read_frames, and it says the same.
+
+    Args:
+        raw: the open file, unpacked if it is a gzip file.
+        path: its name, which ends in .gz for a gzip file.
+        size: bytes to read at once.
+    """
+    data, offset, number, at_end = b"", 0, 0, False
+    compressed = path.endswith(".gz")
+    while True:
+        starts, ends, used, reason = _scan(data)
+        if len(starts):
+            yield Frames(data, starts, ends, number, offset)
+            number += len(starts)
+        data, offset = data[used:], offset + used
+        if not reason and not at_end:
+            wanted = max(size, _wanted(data) - len(data))
+            read = raw.read(wanted)
+            data, at_end = data + read, not read
+            continue
+        if not reason:
+            if data and not (compressed and len(data) < HEADER):
+                yield _bad(path, number, offset, TRUNCATED)
+            return
+        yield _bad(path, number, offset, reason)
+        if compressed:
+            return
+        number += 1
+        skipped, data, at_end = _resume(data, raw, size)
+        offset += skipped
+        if not data:
+            return
+
+
+def _bad(path, number, offset, reason):
+    return BadRecord(path, f": record {number} at byte {offset}", reason)
+
+
+def _wanted(data):
+    """Bytes of the frame at the beginning of data, as far as they are known."""
+    return FRAME + _length(data, 0) if len(data) >= HEADER else HEADER
+
+
+def _length(data, at):
+    return struct.unpack_from("<Q", data, at)[0]
+
+
+def _scan(data) -> Tuple[np.ndarray, np.ndarray, int, Optional[str]]:
+    """(starts, ends of the good frames at the beginning of data, their bytes, what is wrong with
+    the next one: None if it is cut off, or nothing follows)."""
+    cuts, reason = [0], None
+    unpack, last = struct.Struct("<Q").unpack_from, len(data)
+    while cuts[-1] + HEADER <= last:
+        length = unpack(data, cuts[-1])[0]
+        if length > LONGEST_RECORD:
+            reason = too_long(length)
+            break
+        cuts.append(cuts[-1] + FRAME + length)
+    starts, ends = np.array(cuts[:-1], np.int64), np.array(cuts[1:], np.int64)
+    wrong = _checksums(data, starts + 8) != crc32c.masked(data, starts, starts + 8)
+    if wrong.any():
+        n, reason = int(wrong.argmax()), _CORRUPT
+        starts, ends = starts[:n], ends[:n]
+    if len(ends) and ends[-1] > last:  # only the last one can be cut off
+        starts, ends, reason = starts[:-1], ends[:-1], None
+    wrong = _checksums(data, ends - 4) != crc32c.masked(data, starts + HEADER, ends - 4)
+    if wrong.any():
+        n, reason = int(wrong.argmax()), _CORRUPT
+        starts, ends = starts[:n], ends[:n]
+    return starts, ends, int(ends[-1]) if len(ends) else 0, reason
+
+
+def _checksums(data, places):
+    """The uint32 at each place."""
+    found = np.frombuffer(data, np.uint8)[places[:, np.newaxis] + np.arange(4)]
+    return np.ascontiguousarray(found).view("<u4")[:, 0]
+
+
+def _resume(data, raw, size):
+    """Goes on after the bad frame at the beginning of data.
+
+    Returns:
+        (bytes passed over, data from the next frame on, whether the file's end is reached).
+    """
+    if header_starts(data[:HEADER])[0]:
+        passed = FRAME + _length(data, 0)
+        left = passed  # bytes to pass over, perhaps more than there are
+        while data and left >= len(data):
+            left, data = left - len(data), raw.read(size)
+        return passed, data[left:], not data
+    passed, data = 1, data[1:]
+    while True:
+        hits = np.flatnonzero(header_starts(data)) if len(data) >= HEADER else []
+        if len(hits):
+            return passed + int(hits[0]), data[hits[0] :], False
+        kept = max(len(data) - HEADER + 1, 0)
+        passed, data, read = passed + kept, data[kept:], raw.read(size)
+        if not read:
+            return passed + len(data), b"", True
+        data += read
+
+
+_CRC32C = crc32c.table(8)
+
+
+def header_starts(data: bytes) -> np.ndarray:
+    """Where a header (a length and its masked checksum) may start. bool [len(data) - 11]."""
+    raw = np.frombuffer(data, np.uint8)
+    n = len(raw) - 11
+    crc = np.full(n, 0xFFFFFFFF, np.uint32)
+    for i in range(8):
+        crc = _CRC32C[(crc ^ raw[i : n + i]) & 0xFF] ^ (crc >> np.uint32(8))
+    found = np.zeros(n, np.uint32)
+    for i in range(4):
+        found |= raw[8 + i : n + 8 + i].astype(np.uint32) << np.uint32(8 * i)
+    return crc32c.mask(~crc) == found

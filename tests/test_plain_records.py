@@ -1,0 +1,244 @@
+"""Records without TensorFlow: the same bytes, numbers, refusals and sentences as with it."""
+
+import gzip
+import io
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from deepfm.data import formats, records
+from deepfm.data.plain import crc32c, decoder, encoder, frames, wire
+from deepfm.data.plain.bad_record import BadRecord
+from deepfm.data.plain.schema import Schema
+
+LARGE = [1, 127, 128, 10**6, 2**31 - 2]  # ids of one byte and more
+
+
+def batch(seed, rows, fields, largest, multi_valued=False, weighted=False):
+    """The arguments of encode, drawn."""
+    rng = np.random.RandomState(seed)
+    counts, width = None, fields
+    if multi_valued:
+        counts = rng.randint(0, 4, [rows, fields]).astype(np.int32)
+        counts[rng.rand(rows) < 0.1] = 0
+        width = int(counts.sum(axis=1).max())
+    labels = rng.randint(0, 2, rows).astype(np.float32)
+    ids = rng.randint(0, largest + 1, [rows, width])
+    values = rng.standard_normal([rows, width]).astype(np.float32)
+    weights = rng.rand(rows).astype(np.float32) if weighted else None
+    return labels, ids, values, counts, weights
+
+
+def with_tensorflow(function, *arrays):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        return session.run(function(*(x if x is None else tf.constant(x) for x in arrays)))
+
+
+def written(path, payloads):
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for payload in payloads:
+            writer.write(payload)
+    return path.read_bytes()
+
+
+def places(payloads):
+    """(the payloads, concatenated; where each begins, and ends)."""
+    ends = np.cumsum([len(payload) for payload in payloads]).astype(np.int64)
+    return b"".join(payloads), ends - [len(payload) for payload in payloads], ends
+
+
+@pytest.mark.parametrize("multi_valued", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("fields", [1, 39, 300])
+def test_a_file_has_the_bytes_that_tensorflow_writes(tmp_path, fields, weighted, multi_valued):
+    for seed, largest in enumerate(LARGE):
+        drawn = batch(seed, 50, fields, largest, multi_valued, weighted)
+        expected = written(tmp_path / "x", with_tensorflow(records.encode, *drawn))
+        found, sizes = encoder.encode(*drawn)
+        assert found == expected
+        assert sizes.sum() == len(expected) and len(sizes) == 50
+
+
+def test_many_records_are_encoded_in_blocks_and_none_as_nothing(monkeypatch):
+    drawn = batch(0, 100, 3, 1000, weighted=True)
+    whole = encoder.encode(*drawn)
+    monkeypatch.setattr(encoder, "_ROWS", 7)
+    blocks = encoder.encode(*drawn)
+    assert blocks[0] == whole[0] and (blocks[1] == whole[1]).all()
+    assert encoder.encode(*(None if x is None else x[:0] for x in drawn))[0] == b""
+
+
+def test_checksums_equal_those_of_a_slow_loop():
+    def slow(text):
+        crc = 0xFFFFFFFF
+        for byte in text:
+            crc ^= byte
+            for _ in range(8):
+                crc = crc >> 1 ^ 0x82F63B78 * (crc & 1)
+        return crc ^ 0xFFFFFFFF
+
+    assert slow(b"123456789") == 0xE3069283  # the check value of CRC-32C
+    rng = np.random.RandomState(0)
+    lengths = [*range(20), *rng.randint(0, 300, 30), 0, 8, 8]
+    data = rng.randint(0, 256, sum(lengths) + 3).astype(np.uint8).tobytes()
+    ends = 3 + np.cumsum(lengths)
+    starts = ends - lengths
+    expected = [slow(data[a:b]) for a, b in zip(starts, ends)]
+    assert crc32c.with_numpy(data, starts, ends).tolist() == expected
+    assert crc32c.masked(data, starts, ends).tolist() == crc32c.mask(np.uint32(expected)).tolist()
+
+
+def events(path, size, raw=None):
+    """[(byte, payload or None, reason)] of a file, as formats.read_frames yields them."""
+    found = []
+    for block in frames.read(raw or io.BytesIO(path.read_bytes()), str(path), size):
+        if isinstance(block, BadRecord):
+            number, byte = block.place.replace(": record ", "").split(" at byte ")
+            assert int(number) == len(found)
+            found.append((int(byte), None, block.reason))
+            continue
+        assert block.first == len(found)
+        for start, end in zip(block.starts.tolist(), block.ends.tolist()):
+            payload = block.data[start + frames.HEADER : end - 4]
+            found.append((block.offset + start, payload, ""))
+    return found
+
+
+def test_frames_are_those_that_tensorflow_reads_also_past_damage(tmp_path):
+    rng = np.random.RandomState(1)
+    path = tmp_path / "x.tfrecords"
+    payloads = [rng.bytes(n) for n in (0, 1, 5, 300, 2, 40, 41, 0, 3000, 7, 8, 90)]
+    whole = written(path, payloads)
+    for i in range(150):
+        damaged = bytearray(whole)
+        for place in rng.randint(0, len(whole), rng.randint(0, 4)) if i else ():
+            damaged[place] = rng.randint(256)
+        if i % 3 == 1:
+            del damaged[rng.randint(len(damaged)) :]
+        if i % 10 == 2:  # a length that no record has
+            damaged[100:108] = b"\xff" * 8
+        path.write_bytes(bytes(damaged))
+        expected = list(formats.read_frames(str(path))) if damaged else []
+        assert [events(path, size) for size in (16, 500, 1 << 20)] == [expected] * 3
+
+
+def test_a_packed_file_is_read_up_to_its_first_damage(tmp_path):
+    path = tmp_path / "x.tfrecords.gz"
+    whole = written(tmp_path / "x", [b"a" * 100, b"b" * 50, b"c" * 20])
+    for text in (whole, whole[:-30], whole[: 116 + 5], whole[:120] + b"?" + whole[121:]):
+        path.write_bytes(gzip.compress(text))
+        expected = list(formats.read_frames(str(path)))
+        with gzip.open(str(path)) as raw:
+            assert events(path, 64, raw) == expected
+
+
+@pytest.mark.parametrize("multi_valued", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("fields", [1, 39, 300])
+def test_records_are_decoded_as_they_were_encoded(fields, weighted, multi_valued, monkeypatch):
+    monkeypatch.setattr(wire, "lists", None)  # no record is read slowly
+    schema = Schema(fields, multi_valued=multi_valued, weighted=weighted)
+    for seed, largest in enumerate(LARGE):
+        labels, ids, values, counts, weights = batch(
+            seed, 50, fields, largest, multi_valued, weighted
+        )
+        data, sizes = encoder.encode(labels, ids, values, counts, weights)
+        ends = np.cumsum(sizes)
+        found = decoder.decode(data, ends - sizes + frames.HEADER, ends - 4, schema)
+        if multi_valued:
+            there = np.arange(ids.shape[1]) < counts.sum(axis=1)[:, np.newaxis]
+            ids, values = ids * there, values * there
+            assert (found.counts == counts).all()
+        assert (found.labels == labels).all() and (found.ids == ids).all()
+        assert (found.values == values).all()
+        assert (found.weights == weights).all() if weighted else found.weights is None
+
+
+def others(rng):
+    """Serialized Examples that others may write, good and bad."""
+    for label in (0, 1, -1, 2, 1e-42):
+        example = tf.train.Example()
+        features = example.features.feature
+        features["label"].float_list.value.append(label)
+        features["other"].bytes_list.value.append(b"\xff\0")
+        features["ids"].int64_list.value.extend(rng.randint(0, 5, 2))
+        features["values"].float_list.value.extend(rng.rand(2))
+        if label == -1:
+            features["weight"].float_list.value.append(2)
+        yield example.SerializeToString()
+        features["counts"].int64_list.value.extend([1, 1])
+        yield example.SerializeToString()
+        yield example.SerializeToString() * 2
+        features["counts"].int64_list.value[:] = [2, 0]
+        yield example.SerializeToString()
+        features["values"].float_list.value[0] = np.inf
+        yield example.SerializeToString()
+        features["values"].int64_list.value.append(1)
+        features["ids"].int64_list.value[0] = -1
+        yield example.SerializeToString()
+    yield from (b"", b"\n", b"\n\0", b"\x0b\x0c", b"\x0b\x14", b"\x0c", b"abc", b"\xff" * 11)
+
+
+def mutated(rng):
+    """Our own Examples with a few bytes changed, put in or taken out."""
+    for multi_valued in (False, True):
+        for weighted in (False, True):
+            drawn = batch(3, 25, 2, 300, multi_valued, weighted)
+            for payload in with_tensorflow(records.encode, *drawn):
+                text = bytearray(payload)
+                for place in rng.randint(0, len(text), rng.randint(1, 3)):
+                    kind = rng.randint(3)
+                    text[place : place + (kind != 1)] = b"" if kind == 2 else rng.bytes(1)
+                yield bytes(text)
+                yield payload
+
+
+BROKEN = "not a tf.train.Example"
+
+
+def cut(reason):
+    return (reason or "").partition(" (")[0]
+
+
+SCHEMAS = [
+    Schema(2, 300, multi_valued=multi_valued, weighted=weighted, with_labels=with_labels)
+    for multi_valued in (False, True)
+    for weighted in (False, True)
+    for with_labels in (False, True)
+]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_any_example_is_taken_refused_and_explained_as_tensorflow_does(schema):
+    rng = np.random.RandomState(5)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        serialized = tf.compat.v1.placeholder(tf.string, [None])
+        parsed = records.parse(serialized, schema)
+        taken = []
+        for payload in [*others(rng), *mutated(rng)]:
+            assert wire.shape(payload) == records.shape(payload), payload
+            why, expected = wire.explain(payload, schema), records.explain_example(payload, schema)
+            # What is wrong with bytes that are no Example, each parser says in words of its own.
+            assert why == expected or cut(why) == cut(expected) == BROKEN, payload
+            try:
+                expected = session.run(parsed, {serialized: [payload]})
+            except (tf.errors.InvalidArgumentError, tf.errors.DataLossError):
+                expected = None
+            found = decoder.decode(*places([payload]), schema)
+            assert (found is None) == (expected is None), payload
+            if found is not None:
+                taken.append(payload)
+                same(found, expected)
+        assert len(taken) > 20
+        same(decoder.decode(*places(taken), schema), session.run(parsed, {serialized: taken}))
+
+
+def same(found, expected):
+    found = [x for x in found if x is not None]
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected):
+        if other.shape != one.shape:  # records without an id: TensorFlow makes a column for them
+            assert one.shape == (len(other), 0) and not other.any()
+        else:
+            np.testing.assert_array_equal(one, other)
