@@ -2,9 +2,12 @@
 
     python -m data_tools.inspect_dataset --data=data/train
     python -m data_tools.inspect_dataset --data='raw/*.libsvm.gz' --json > raw.json
+    python -m data_tools.inspect_dataset --data=from_spark --write
 
 Reads TFRecord and LibSVM, plain or gzip. If the rows of a LibSVM file differ in length, field j is
 the j-th pair of each row that has one. Memory grows with the distinct ids, not with the rows.
+
+--write adds the dataset.json that records of Spark or another program lack.
 """
 
 import dataclasses
@@ -24,6 +27,7 @@ from data_tools.common import command_line, line_blocks, shards, tallies
 from data_tools.common.command_line import REQUIRED, flag
 from data_tools.common.line_blocks import LineRange
 from data_tools.common.progress import Progress
+from data_tools.inspecting import new_metadata
 from deepfm.data import bad_records, dataset_json, datasets, formats, records
 from deepfm.data.plain.bad_record import BadRecord
 from deepfm.data.plain.schema import FRAME
@@ -48,6 +52,12 @@ class Options:
         upper_bound=memory.MAX_FIELDS,
     )
     json: bool = flag("Print JSON, for other programs, instead of tables.", default=False)
+    write: bool = flag(
+        "Also write dataset.json, with what was counted, into --data, which must be a local "
+        "directory; use it for records of Spark or another program, which have none.",
+        default=False,
+    )
+    overwrite: bool = flag("With --write, replace the dataset.json that is there.", default=False)
 
 
 class WeightSummary:
@@ -120,7 +130,10 @@ class FieldSummary:
 def main(options: Options):
     own = shards.own_files(options.data)
     share = (0, 1) if own else shards.share()
+    new_metadata.check(options, share)
     summary = inspect(options.data, options.field_size, not options.json, share, own)
+    if options.write:
+        new_metadata.write(options.data, summary)
     text = json.dumps(summary, indent=1) + "\n" if options.json else format_tables(summary)
     sys.stdout.write(text)
 
@@ -147,11 +160,15 @@ def inspect(
     found = shards.part_of(datasets.find(data, "data", partial=own_files), share)
     progress = Progress("Reading", sum(f.bytes for f in found.files) / 1e6, "MB")
     fields: List[FieldSummary] = []
-    shortest, files, weights = None, [], None
+    shortest, files, weights, counted = None, [], None, bool(found.multi_valued)
     for file in found.files:
         rows = positives = 0
-        weighted = found.weighted or found.format.first_record(file.path).weighted
+        first = found.format.first_record(file.path)
+        weighted, counted = found.weighted or first.weighted, counted or first.multi_valued
         weights = weights or WeightSummary() if weighted else weights
+        if first.multi_valued:  # each of its fields counts, also one that no record has
+            field_size = field_size or first.field_size
+            fields += [FieldSummary() for _ in range(field_size - len(fields))]
         batches = READERS[found.data_format](file.path, field_size, weighted)
         for read, labels, lengths, of_pairs, ids, values, *of_labels in batches:
             for x in of_labels:
@@ -179,7 +196,7 @@ def inspect(
         "label_rate": positives / rows,
         "field_size": len(fields),
         "shortest_row": int(shortest),
-        "multi_valued": any(field["values"] > field["rows"] for field in described),
+        "multi_valued": counted or any(field["values"] > field["rows"] for field in described),
         "feature_size": 1 + max((d["largest_id"] for d in described), default=-1),
         "weights": weights and weights.describe(),
         "fields": described,

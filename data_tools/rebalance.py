@@ -240,10 +240,9 @@ def _prepare_output_dir(names, data, options):
 
 def _schema(data):
     """The Schema of TFRecords, from dataset.json, else from the first readable record."""
-    firsts = (formats.TFRECORD.first_record(file.path) for file in data.files)
     known = records.Shape(data.field_size, data.multi_valued, data.weighted)
     if not known.field_size or None in known:
-        found = next((first for first in firsts if first.field_size), records.Shape())
+        found = datasets.first_record(data)
         known = records.Shape(*(said or seen for said, seen in zip(known, found)))
     if not known.field_size:
         raise BadInput(f"{data.files[0].path}: record 0 at byte 0: not a record with ids.")

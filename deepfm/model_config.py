@@ -93,12 +93,12 @@ def _config(asked, fields, data_sets):
     for name in ("field_size", "feature_size"):
         fields[name] = fields[name] or (getattr(data_sets[0], name) if data_sets else None)
         if name == "field_size" and data_sets and not fields[name] and data_sets[0].files:
-            first = data_sets[0]
-            fields[name] = first.format.first_record(first.files[0].path).field_size
+            fields[name] = datasets.first_record(data_sets[0]).field_size
         if not fields[name]:
             raise BadInput(
                 f"--{name} is missing and no dataset.json beside the data gives it (Pipe mode "
-                "has none); `python -m data_tools.inspect_dataset --data=...` finds it."
+                "has none); `python -m data_tools.inspect_dataset --data=...` finds it, and with "
+                "--write makes that file."
             )
     if fields["multi_valued"] is None or "multi_valued" not in asked.given:
         fields["multi_valued"] = bool(fields["multi_valued"]) or any(map(_multi_valued, data_sets))
@@ -167,7 +167,7 @@ def _check_ids(data, fields, is_validation):
 def _multi_valued(data):
     """Whether fields may hold several values, by dataset.json or else by the first record."""
     if data.multi_valued is None and data.files:
-        return data.format.first_record(data.files[0].path).multi_valued
+        return datasets.first_record(data).multi_valued
     return bool(data.multi_valued)
 
 

@@ -228,7 +228,13 @@ def write(
     feature_map: Optional[str] = None,
     weighted: bool = False,
 ):
-    """Writes dataset.json into a folder, whole or not at all; `files` are its DataFiles."""
+    """Writes dataset.json into a folder, whole or not at all.
+
+    Args:
+        files: its DataFiles; those of subfolders have paths that begin with `folder`.
+    """
+    inside = posixpath.join(folder, "")
+    below = lambda p: p[len(inside) :] if p.startswith(inside) else os.path.basename(p)
     content = {
         "format_version": FORMAT_VERSION,
         "field_size": field_size,
@@ -240,7 +246,7 @@ def write(
             feature_map=feature_map,
         ),
         "files": {
-            os.path.basename(f.path): {"rows": f.rows, "bytes": f.bytes, "positives": f.positives}
+            below(f.path): {"rows": f.rows, "bytes": f.bytes, "positives": f.positives}
             for f in files
         },
         **_given(sampling_rates=sampling_rates and sampling_rates._asdict()),

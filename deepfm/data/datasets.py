@@ -1,5 +1,6 @@
 """Which files make up a data set, and whether any are missing."""
 
+import contextlib
 import fnmatch
 import functools
 import os
@@ -15,11 +16,14 @@ from deepfm.data import dataset_json, formats, identity
 from deepfm.data.dataset_json import METADATA, SamplingRates
 from deepfm.data.identity import Identity
 from deepfm.data.pipe_mode import Pipe
+from deepfm.data.records import Shape
 from deepfm.errors import BadInput
 from deepfm.runtime import remote_files
 
 UNFINISHED = ".unfinished"  # marks a folder that may mix files of a new and an old data set
+TEMPORARY, SUCCESS = "_temporary", "_SUCCESS"  # of Hadoop and Spark: while a job writes, and after
 _GZIP = b"\x1f\x8b"
+_UNREADABLE = (".snappy", ".bz2", ".lz4", ".zst", ".deflate")  # what Hadoop's other codecs write
 
 
 class DataFile(NamedTuple):
@@ -131,11 +135,7 @@ def _find(spec, flag, data_format, partial):
     folders = {posixpath.dirname(path) for path in paths}
     folders = sorted(folders.union(*(entry.folders for entry in entries)))
     for folder in folders:
-        if tf.io.gfile.exists(posixpath.join(folder, UNFINISHED)):
-            raise BadInput(
-                f"--{flag}={spec}: writing the data set in {folder or '.'} was cut short "
-                f"({UNFINISHED} is there); write it again with --overwrite."
-            )
+        _check_finished(folder, f"--{flag}={spec}")
     names = functools.lru_cache(maxsize=None)(dataset_json.names_in)
     dataset_json.warn_of_missing_hosts(paths, f"--{flag}={spec}", names)
     files, empty, seen = [], [], set()
@@ -151,7 +151,11 @@ def _find(spec, flag, data_format, partial):
         raise BadInput(f"{empty[0].path}: empty (0 bytes), so --{flag}={spec} has no records.")
     for file in empty:
         logging.warning("%s is empty (0 bytes) and adds no records.", file.path)
-    found = {_format(file.path).name if data_format == "auto" else data_format for file in files}
+    found = {data_format}
+    if data_format == "auto":
+        found = {x.name for x in (_format(file.path) for file in files) if x}
+    if not found:
+        raise BadInput(f"--{flag}={spec}: the files have no records ({files[0].path} is empty).")
     if len(found) > 1:
         titles = " and ".join(x.title for x in formats.FORMATS.values() if x.name in found)
         suffix = next(iter(formats.FORMATS.values())).suffixes[0]
@@ -183,6 +187,21 @@ def _find(spec, flag, data_format, partial):
         feature_map=_feature_map(described, flag),
         weighted=any_says("weighted"),
     )
+
+
+def _check_finished(folder, name):
+    """Refuses (BadInput) a folder that a program is writing, or was when it was ended."""
+    there = lambda mark: tf.io.gfile.exists(posixpath.join(folder, mark))
+    if there(UNFINISHED):
+        raise BadInput(
+            f"{name}: writing the data set in {folder or '.'} was cut short ({UNFINISHED} is "
+            "there); write it again with --overwrite."
+        )
+    if there(TEMPORARY) and not there(SUCCESS):
+        raise BadInput(
+            f"{name}: the job that writes {folder or '.'} is still running or was cut short "
+            f"({TEMPORARY} is there, {SUCCESS} is not); wait for it, or run it again."
+        )
 
 
 def _feature_map(described, flag):
@@ -230,32 +249,58 @@ def _search(part, flag) -> Found:
 
 def _search_folder(top, flag):
     paths, folders = [], []
-    for folder, _, names in tf.io.gfile.walk(top):
+    for folder, inner, names in tf.io.gfile.walk(top):
         below = folder[len(top) :]
         paths += [posixpath.join(folder, x) for x in names if _holds_data(posixpath.join(below, x))]
-        if "/." not in below and any(dataset_json.is_metadata(x) or x == UNFINISHED for x in names):
+        if _hidden(below):
+            looks_like_data = any(name.endswith(formats.SUFFIXES) for name in names)
+            if looks_like_data and "/." not in below and TEMPORARY not in below:
+                logging.warning("Not reading %s: names that begin with _ hide a folder.", folder)
+            continue
+        unfinished = UNFINISHED in names or TEMPORARY in (x.rstrip("/") for x in inner)
+        if unfinished or any(map(dataset_json.is_metadata, names)):
             folders.append(posixpath.dirname(posixpath.join(folder, METADATA)))
     if not paths:
+        for folder in folders:
+            _check_finished(folder, f"--{flag}={top}")
         raise BadInput(f"--{flag}={top}: the directory has no data files.")
     return Found(top, True, paths, folders)
 
 
 def _holds_data(path):
     """Whether a file found by a search holds data: it is neither hidden nor metadata."""
-    name = posixpath.basename(path)
-    hidden = path.startswith(".") or "/." in path or name.startswith("_")
-    return not hidden and not name.endswith((".json", ".md", ".crc"))
+    return not _hidden(path) and not path.endswith((".json", ".md", ".crc"))
 
 
-def _format(path) -> formats.Format:
-    """The format of a file, by its name or else by its first bytes; checks compression."""
+def _hidden(path):
+    """Whether a file or a folder above it is hidden by its name, as for Hadoop and Spark.
+
+    Names that begin with `.` or `_` are (_SUCCESS, _temporary), but for partitions (_day=1).
+    """
+    names = path.split("/")
+    return any(x.startswith(".") or (x.startswith("_") and "=" not in x) for x in names)
+
+
+def _format(path) -> Optional[formats.Format]:
+    """The format of a file, by its name or else by its first bytes; checks compression.
+
+    None for a gzip file of nothing whose name does not tell the format.
+    """
     with tf.io.gfile.GFile(path, "rb") as f:
-        head = f.read(12)
+        head = f.read(4096)
     if path.endswith(".gz") and not head.startswith(_GZIP):
         raise BadInput(f"{path}: is named .gz but is not gzip-compressed; rename or compress it.")
+    if path.endswith(_UNREADABLE):
+        codec = posixpath.splitext(path)[1]
+        raise BadInput(f"{path}: {codec} cannot be read; write it plain or as .gz (codec gzip).")
     if head.startswith(_GZIP) and not path.endswith(".gz"):
         raise BadInput(f"{path}: is gzip-compressed; its name must end in .gz.")
-    return formats.of_file(path, head)
+    if path.endswith(".gz"):
+        with contextlib.suppress(zlib.error):  # whoever reads the file says where it is damaged
+            head = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head, 12)
+    if not head and not path.endswith(formats.SUFFIXES):
+        return None
+    return formats.of_file(path, head[:12])
 
 
 def _described(file, tops, said):
@@ -299,10 +344,16 @@ def _agreed(metadata, key, flag):
     return values[0] if values else None
 
 
+def first_record(data: DataSet) -> Shape:
+    """What the first record with ids shows; files may lack one, as the gzip of an empty part."""
+    shapes = (data.format.first_record(file.path) for file in data.files)
+    return next((shape for shape in shapes if shape.field_size), Shape())
+
+
 def is_weighted(data: DataSet) -> bool:
     """Whether examples are weighted, by dataset.json or else by the first record."""
     if data.weighted is None and data.files:
-        return data.format.first_record(data.files[0].path).weighted
+        return first_record(data).weighted
     return bool(data.weighted)
 
 

@@ -119,6 +119,8 @@ def explain_features(features: Features, schema: Schema) -> Optional[str]:
         return reason
     if schema.with_labels:
         label = of("label").floats
+        if of("label").int64s and not label:
+            return "label is an int64, not a float; write it as a float (Spark: cast('float'))"
         if len(label) != 1 or normal(label[0]) not in (-1, 0, 1):
             return f"label {label} is not [0], [1] or [-1]"
         reason = "weight" in features and _explain_weights(features["weight"].floats, schema)
