@@ -1,4 +1,4 @@
-"""Converts raw click logs (Criteo, Avazu) to records: counts categories, then writes ids.
+"""Converts raw click logs (Criteo, Avazu, any table) to records: counts categories, writes ids.
 
     python -m data_tools.prepare_criteo --input=train.txt --output_dir=data/criteo --num_workers=8
     python -m data_tools.prepare_criteo --feature_map=data/criteo/feature_map.json \\
@@ -36,7 +36,7 @@ from data_tools.click_logs import (
     slices,
     vocabulary,
 )
-from data_tools.click_logs.column_kinds import BUCKETS, SCALED
+from data_tools.click_logs.column_kinds import BUCKETS, SCALED, Column, Table
 from data_tools.click_logs.splitting import SPLITS, Split
 from data_tools.common import command_line, shards
 from data_tools.common.command_line import REQUIRED, flag
@@ -63,6 +63,11 @@ class Options:
         "Which data set's columns the rows have. Default: criteo.",
         enum_values=list(column_kinds.DATASETS),
     )
+    columns: Optional[str] = flag(
+        "Rows of any other table: a JSON file that names its columns, in their order, and the kind "
+        f"of each ({', '.join(column_kinds.KINDS)}); see docs/data.md."
+    )
+    table: Tuple[Column, ...] = ()  # those columns, or those of --feature_map
     delimiter: str = flag(
         "Separator of cells; auto: a tab if the first line has one, else a comma.",
         default="auto",
@@ -140,9 +145,11 @@ def prepare(options: Options, share: Tuple[int, int] = (0, 1)) -> List[datasets.
     """
     start = time.monotonic()
     _check(options, share)
-    known = _known_map(options)
-    options = _complete(options, known)
-    columns = column_kinds.fields(options.dataset, options.integers)
+    described = _described(options)
+    known = _known_map(options, described)
+    options = _complete(options, known, described)
+    of_rows = options.table or column_kinds.DATASETS[options.dataset]
+    columns = column_kinds.fields(of_rows, options.integers)
     sources = _sources(options)
     found = {source.flag: slices.find(source, options.own_files) for source in sources}
     mine = (0, 1) if options.own_files else share
@@ -195,7 +202,19 @@ def _check(options, share):
         raise BadInput("--split_by=order needs all files on each host; try --noown_files.")
 
 
-def _known_map(options):
+def _described(options) -> Optional[Table]:
+    """The Table of --columns."""
+    if not options.columns:
+        return None
+    if options.dataset:
+        raise BadInput("--columns and --dataset both say what the columns are; leave one out.")
+    try:
+        return column_kinds.load(options.columns)
+    except ValueError as error:
+        raise BadInput(f"--columns: {error}") from error
+
+
+def _known_map(options, described):
     if not options.feature_map:
         return None
     try:
@@ -205,18 +224,27 @@ def _known_map(options):
     for name in ("dataset", "integers"):
         given, has = getattr(options, name), getattr(known, name)
         if given not in (None, has):
-            raise BadInput(f"--{name}={given}, but {options.feature_map} is for --{name}={has}.")
+            kind = "the table " if name == "dataset" and known.columns else f"--{name}="
+            raise BadInput(f"--{name}={given}, but {options.feature_map} is for {kind}{has}.")
+    if described and described.columns != known.columns:
+        raise BadInput(
+            f"--columns={options.columns}: {options.feature_map} is for other columns; leave "
+            "--columns out, as the map has them."
+        )
     return known
 
 
-def _complete(options, known):
+def _complete(options, known, described):
     """Fills in the defaults that depend on other options."""
     own = [n for n in ("valid", "test") if getattr(options, f"{n}_input")]
     split = options.split or ("1,0,0" if own or known else "0.8,0.1,0.1")
     chosen = dict(dataset="criteo", integers=BUCKETS, min_count=10)
     for name, default in chosen.items():
         chosen[name] = getattr(known, name) if known else getattr(options, name) or default
-    return dataclasses.replace(options, split=split, **chosen)
+    if described and not known:
+        chosen["dataset"] = described.name
+    table = known.columns if known else described.columns if described else ()
+    return dataclasses.replace(options, split=split, table=table, **chosen)
 
 
 def _sources(options):

@@ -448,9 +448,12 @@ def changed(place, cell):
 BAD = [
     (
         "\t".join(ROWS[0][:-1]),
-        "expected 40 columns (see --dataset, --delimiter), found 39 (only --test_input may lack",
+        "expected 40 columns (see --dataset, --columns, --delimiter), found 39 (only --test",
     ),
-    ("\t".join(ROWS[0]) + "\t1", "expected 40 columns (see --dataset, --delimiter), found 41"),
+    (
+        "\t".join(ROWS[0]) + "\t1",
+        "expected 40 columns (see --dataset, --columns, --delimiter), found 41",
+    ),
     (changed(0, "2"), "label '2' is not 0 or 1"),
     (changed(0, ""), "label '' is not 0 or 1"),
     (changed(0, "01"), "label '01' is not 0 or 1"),
@@ -464,7 +467,7 @@ BAD = [
     (changed(3, "1" * 19), "is not an integer of at most 18 digits"),
     (changed(20, "\udcff"), "is not UTF-8"),
     (changed(20, "\0"), "holds a NUL character"),
-    ("x", "expected 40 columns (see --dataset, --delimiter), found 1"),
+    ("x", "expected 40 columns (see --dataset, --columns, --delimiter), found 1"),
 ]
 
 

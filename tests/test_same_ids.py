@@ -9,7 +9,7 @@ from conftest import make_records, write_libsvm, write_tfrecords
 
 from data_tools import rebalance
 from data_tools.click_logs import feature_map, field_tables
-from data_tools.click_logs.column_kinds import fields
+from data_tools.click_logs.column_kinds import DATASETS, fields
 from data_tools.click_logs.feature_map import Field
 from deepfm import model_config
 from deepfm.config import ModelAsked, ModelConfig
@@ -26,7 +26,7 @@ ONE, OTHER = "0123456789abcdef", "fedcba9876543210"
 def a_map(**changed):
     """The fields of a map of Criteo's columns; I1 has two buckets, C1 a short and a long text."""
     made, first = [], 1
-    for name, kind in fields("criteo", "buckets"):
+    for name, kind in fields(DATASETS["criteo"], "buckets"):
         texts = {"I1": ["SP1", "5"], "C1": ["ä", "longer than 8 bytes"]}.get(name, [])
         made.append(Field(name, kind, first, {t: first + 2 + i for i, t in enumerate(texts)}))
         made[-1] = made[-1]._replace(**changed.get(name, {}))

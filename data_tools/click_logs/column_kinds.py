@@ -1,18 +1,43 @@
-"""The columns of the public click logs. To add a data set, add an entry to DATASETS.
+"""The columns of raw rows: those of the public click logs, and of any table that a file describes.
+
+To add a data set, add an entry to DATASETS. To add a kind, add an entry to KINDS; feature_map.py
+encodes a cell of it, row_parser.py and field_tables.py a block.
 
 Criteo: https://www.kaggle.com/c/criteo-display-ad-challenge/data
 Avazu: https://www.kaggle.com/c/avazu-ctr-prediction/data
+
+A table is described by a JSON file that names its columns in the order of their cells:
+
+    {"name": "shop", "columns": [
+      {"name": "clicked", "kind": "label"}, {"name": "age", "kind": "buckets"},
+      {"name": "article", "kind": "category"}, {"name": "session", "kind": "ignored"}]}
+
+Without "name", the table is called as its file.
 """
 
-from typing import Dict, NamedTuple, Tuple
+import difflib
+import json
+import os
+from typing import Dict, Iterable, NamedTuple, Tuple
 
-LABEL = "label"  # 0 or 1; files without labels do not have this column
+LABEL = "label"
 IGNORED = "ignored"
-CATEGORY = "category"  # any text
-HOUR = "hour"  # YYMMDDHH; only HH is the category, because dates never repeat
-INTEGER = "integer"  # becomes BUCKETS or SCALED
+CATEGORY = "category"
+HOUR = "hour"
+INTEGER = "integer"
 BUCKETS = "buckets"
 SCALED = "scaled"
+
+# What the cells of each kind are; those of the first two become no field.
+KINDS = {
+    LABEL: "0 or 1; files without labels do not have this column",
+    IGNORED: "anything",
+    CATEGORY: "any text",
+    HOUR: "YYMMDDHH; only HH is the category, because dates never repeat",
+    INTEGER: "an integer, which --integers makes buckets or scaled",
+    BUCKETS: "an integer, which becomes a category",
+    SCALED: "an integer, which becomes a value in [0, 1]",
+}
 
 
 class Column(NamedTuple):
@@ -44,12 +69,79 @@ DATASETS: Dict[str, Tuple[Column, ...]] = {
 }
 
 
-def fields(dataset: str, integers: str) -> Tuple[Column, ...]:
+class Table(NamedTuple):
+    """The columns of a table in the order of their cells, and its name in feature_map.json."""
+
+    name: str
+    columns: Tuple[Column, ...]
+
+
+def fields(columns: Iterable[Column], integers: str) -> Tuple[Column, ...]:
     """The columns that become fields, in the order of the records.
 
     Args:
-        dataset: a key of DATASETS.
+        columns: all columns, as an entry of DATASETS.
         integers: what integers become, BUCKETS or SCALED.
     """
-    columns = (c for c in DATASETS[dataset] if c.kind not in (LABEL, IGNORED))
-    return tuple(c._replace(kind=integers) if c.kind == INTEGER else c for c in columns)
+    found = (c for c in columns if c.kind not in (LABEL, IGNORED))
+    return tuple(c._replace(kind=integers) if c.kind == INTEGER else c for c in found)
+
+
+def load(path: str) -> Table:
+    """Reads the JSON file that describes a table; raises ValueError, which names it, if invalid."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            found = json.load(f)
+        if not isinstance(found, dict) or not isinstance(found.get("columns"), list):
+            raise ValueError(
+                'it has no list "columns", such as [{"name": "x", "kind": "category"}]'
+            )
+        unknown = sorted(set(found) - {"name", "columns"})
+        if unknown:
+            raise ValueError(f'"{unknown[0]}" is not known; leave it out')
+        name = found.get("name", os.path.splitext(os.path.basename(path))[0])
+        if not isinstance(name, str) or not name or name in DATASETS:
+            raise ValueError(f'"name" {name!r} cannot be given; try "name": "my_{name}"')
+        columns = tuple(_column(i, column) for i, column in enumerate(found["columns"], 1))
+        check(columns)
+        return Table(name, columns)
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or str(error)[:300]
+        raise ValueError(f"{path}: {reason}.") from error
+
+
+def _column(number, entry):
+    """A Column from its entry in the file."""
+    text = lambda key: isinstance(entry, dict) and isinstance(entry.get(key), str)
+    if not text("name") or not entry["name"].strip() or entry["name"] != entry["name"].strip():
+        raise ValueError(f'column {number} has no name; try {{"name": "x", "kind": "category"}}')
+    name, kind = entry["name"], entry.get("kind")
+    if not text("kind") or kind not in KINDS:
+        near = difflib.get_close_matches(str(kind), KINDS, 1) or [CATEGORY]
+        raise ValueError(
+            f"column {name} is of kind {json.dumps(kind)}, not one of {', '.join(KINDS)}; try "
+            f'"kind": "{near[0]}"'
+        )
+    unknown = sorted(set(entry) - set(Column._fields))
+    if unknown:
+        raise ValueError(f'column {name} has "{unknown[0]}", which is not known; leave it out')
+    return Column(name, kind)
+
+
+def check(columns: Tuple[Column, ...]):
+    """Refuses (ValueError) columns without one label, a field and names that differ."""
+    labels = [column.name for column in columns if column.kind == LABEL]
+    if len(labels) != 1:
+        found = " and ".join(labels[:2]) + " are" if labels else "none is"
+        work = f'give {labels[1]} kind "ignored"' if labels else "add it where its cells are"
+        raise ValueError(f'one column must be of kind "label", but {found}; {work}')
+    if not fields(columns, BUCKETS):
+        raise ValueError('no column becomes a field; give one kind "category"')
+    seen = {}
+    for number, column in enumerate(columns, 1):
+        first = seen.setdefault(column.name.lower(), number)
+        if first != number:
+            raise ValueError(
+                f"columns {first} and {number} are both called {column.name} (upper and lower case "
+                f'are the same); try "{column.name}_{number}"'
+            )

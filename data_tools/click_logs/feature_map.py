@@ -7,6 +7,9 @@
       {"name": "I2", "kind": "scaled", "first_id": 6, "missing_id": 6, "value_id": 7,
        "low": -2, "high": 18522}, ...]}
 
+For a table that a file described (prepare_criteo --columns), "dataset" is its name, and all columns
+of its rows are there: "columns": [{"name": "clicked", "kind": "label"}, ...].
+
 The ids of the fields follow one another, and id 0 is for padding. A record has one id per field:
 
 - category, hour: the id of the cell's text (for an hour YYMMDDHH, of its HH). A text that is not in
@@ -30,7 +33,8 @@ import math
 import re
 from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
-from data_tools.click_logs.column_kinds import BUCKETS, DATASETS, HOUR, SCALED, fields
+from data_tools.click_logs import column_kinds
+from data_tools.click_logs.column_kinds import BUCKETS, DATASETS, HOUR, SCALED, Column
 
 FILE = "feature_map.json"
 FORMAT_VERSION = 1
@@ -60,13 +64,14 @@ class Field(NamedTuple):
 
 
 class FeatureMap(NamedTuple):
-    """The content of a feature_map.json."""
+    """The content of a feature_map.json; `columns` are all of a row, () for those of DATASETS."""
 
     dataset: str
     integers: str
     min_count: int
     feature_size: int
     fields: List[Field]
+    columns: Tuple[Column, ...] = ()
 
 
 def encode_row(feature_map: FeatureMap, cells: Sequence[str]) -> Tuple[List[int], List[float]]:
@@ -153,7 +158,9 @@ def load(path: str) -> FeatureMap:
         if found["format_version"] != FORMAT_VERSION:
             version = str(found["format_version"])[:40]
             raise ValueError(f"format_version is {version}, this program reads {FORMAT_VERSION}")
-        feature_map = FeatureMap(*(found[name] for name in FeatureMap._fields))
+        feature_map = FeatureMap(*(found[name] for name in FeatureMap._fields[:-1]))
+        columns = tuple(Column(**column) for column in found.get("columns", ()))
+        feature_map = feature_map._replace(columns=columns)
         known = [{k: v for k, v in f.items() if k in Field._fields} for f in feature_map.fields]
         feature_map = feature_map._replace(fields=[Field(**{"vocabulary": {}, **f}) for f in known])
         _check(feature_map)
@@ -165,10 +172,12 @@ def load(path: str) -> FeatureMap:
 
 def _check(feature_map):
     """Refuses (ValueError) a map whose fields or ids do not fit together."""
-    if feature_map.dataset not in DATASETS or feature_map.integers not in (BUCKETS, SCALED):
+    columns = feature_map.columns or DATASETS.get(feature_map.dataset)
+    if not columns or feature_map.integers not in (BUCKETS, SCALED):
         raise ValueError("unknown dataset or integers")
-    expected = [(c.name, c.kind) for c in fields(feature_map.dataset, feature_map.integers)]
-    if [(f.name, f.kind) for f in feature_map.fields] != expected:
+    column_kinds.check(columns)
+    expected = column_kinds.fields(columns, feature_map.integers)
+    if [(f.name, f.kind) for f in feature_map.fields] != [*map(tuple, expected)]:
         raise ValueError(f"the fields are not those of {feature_map.dataset}")
     next_id = 1
     for field in feature_map.fields:

@@ -126,9 +126,13 @@ def encode(rows: Rows, tables: Sequence[FieldTable]) -> Tuple[np.ndarray, np.nda
 
 
 def json_lines(
-    tables: Sequence[FieldTable], dataset: str, integers: str, min_count: int
+    tables: Sequence[FieldTable],
+    dataset: str,
+    integers: str,
+    min_count: int,
+    columns: Sequence[Column] = (),
 ) -> Iterator[str]:
-    """Yields feature_map.json field by field, because a map may be large."""
+    """Yields feature_map.json field by field, because a map may be large; see FeatureMap."""
     about = {
         "format_version": feature_map.FORMAT_VERSION,
         "dataset": dataset,
@@ -137,6 +141,8 @@ def json_lines(
         "field_size": len(tables),
         "feature_size": tables[-1].end,
     }
+    if columns:
+        about["columns"] = [column._asdict() for column in columns]
     yield json.dumps(about)[:-1] + ', "fields": [\n'
     for table in tables:
         yield json.dumps(_described(field_of(table)), ensure_ascii=False)

@@ -64,7 +64,7 @@ def write_map(tables, old, options, scratch):
                 f"{kept[0]}: was written with another {feature_map.FILE}, and this run does not "
                 f"write {SPLITS[i]}; give another --output_dir, or delete that folder."
             )
-    about = options.dataset, options.integers, options.min_count
+    about = options.dataset, options.integers, options.min_count, options.table
     with open(os.path.join(scratch, feature_map.FILE), "w", encoding="utf-8") as f:
         f.writelines(field_tables.json_lines(tables, *about))
     return fingerprint

@@ -83,14 +83,14 @@ def layout_of(text: bytes, labels: bool, options) -> Layout:
     delimiter = DELIMITERS[by_look if options.delimiter == "auto" else options.delimiter]
     line, _ = quoted_cells.unquote_line(line, delimiter)
     cells = line.split(delimiter)
-    columns = DATASETS[options.dataset]
-    (label,) = (column.name for column in columns if column.kind == LABEL)
-    fields = column_kinds.fields(options.dataset, options.integers)
+    columns = options.table or DATASETS[options.dataset]
+    (label,) = (column.name.lower() for column in columns if column.kind == LABEL)
+    fields = column_kinds.fields(columns, options.integers)
     names = [cell.decode("utf-8", "replace").strip().lower() for cell in cells]
     named = options.header != "no" and all(field.name.lower() in names for field in fields)
     if not named:
         less_label = not labels and len(cells) == len(columns) - 1
-        names = [c.name.lower() for c in columns if not (less_label and c.name == label)]
+        names = [c.name.lower() for c in columns if not (less_label and c.kind == LABEL)]
     place = {name: i for i, name in enumerate(names)}
     of_fields = tuple(place[field.name.lower()] for field in fields)
     header = named or options.header == "yes"
@@ -303,7 +303,8 @@ def explain(line: bytes, layout: Layout) -> Optional[str]:
         return f"is not UTF-8: {sample}"
     cells = line.split(layout.delimiter)
     if len(cells) != layout.width:
-        reason = f"expected {layout.width} columns (see --dataset, --delimiter), found {len(cells)}"
+        reason = f"expected {layout.width} columns (see --dataset, --columns, --delimiter), found "
+        reason += str(len(cells))
         if len(cells) == layout.width - 1 and layout.labels:
             reason += " (only --test_input may lack the label)"
         return f"{reason}: {sample}"

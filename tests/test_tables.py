@@ -1,0 +1,200 @@
+"""prepare_criteo --columns: any table that a JSON file describes, by loops over its cells."""
+
+import collections
+import csv
+import json
+import random
+
+import pytest
+from conftest import run_tool
+
+from data_tools import prepare_criteo
+from data_tools.click_logs import column_kinds, feature_map
+from data_tools.prepare_criteo import Options
+from deepfm.data import datasets, formats
+from deepfm.errors import BadInput
+
+KINDS = {
+    "session": "ignored",
+    "Clicked": "label",
+    "age": "buckets",
+    "when": "hour",
+    "price": "scaled",
+    "stock": "integer",
+    "article": "category",
+}
+
+
+def describe(folder, kinds=KINDS, name="shop.json", **more):
+    columns = [{"name": n, "kind": kind} for n, kind in kinds.items()]
+    (folder / name).write_text(json.dumps({"columns": columns, **more}))
+    return str(folder / name)
+
+
+def cells(n=300, seed=0):
+    draw = random.Random(seed)
+    for i in range(n):
+        yield [
+            f"s{i}",
+            str(draw.randint(0, 1)),
+            draw.choice(["", "17", "40", "2"]),
+            f"141021{draw.randrange(24):02d}",
+            draw.choice(["", str(draw.randrange(-5, 1000))]),
+            str(draw.randrange(4)),
+            draw.choice(["", "shoe", "a longer name of an article", "日本語"]) + str(i % 3),
+        ]
+
+
+def write_rows(path, rows, header=None, delimiter=","):
+    with open(path, "w", newline="", encoding="utf-8") as f:
+        writer = csv.writer(f, delimiter=delimiter, lineterminator="\n")
+        writer.writerows([header, *rows] if header else rows)
+    return str(path)
+
+
+def prepared(tmp_path, path, output="out", **options):
+    options = {"min_count": 1, "split": "1,0,0", "input": path, **options}
+    prepare_criteo.prepare(Options(output_dir=str(tmp_path / output), **options))
+    return tmp_path / output
+
+
+def records_of(folder):
+    """[(label, ids, values)] in the order of the files."""
+    import tensorflow as tf
+
+    found = []
+    for file in datasets.find(str(folder), "data").files:
+        for _, payload, _ in formats.TFRECORD.numbered(file.path):
+            features = tf.train.Example.FromString(payload).features.feature
+            lists = [features["label"].float_list, features["ids"].int64_list]
+            found.append(tuple(list(x.value) for x in (*lists, features["values"].float_list)))
+    return found
+
+
+def test_a_table_has_the_ids_of_its_columns_by_their_kinds(tmp_path):
+    rows = list(cells())
+    out = prepared(tmp_path, write_rows(tmp_path / "a.csv", rows), columns=describe(tmp_path))
+    made = json.loads((out / "feature_map.json").read_text())
+    assert made["dataset"] == "shop"
+    assert made["columns"] == [{"name": n, "kind": k} for n, k in KINDS.items()]
+    kinds = [("age", "buckets"), ("when", "hour"), ("price", "scaled"), ("stock", "buckets")]
+    assert [(f["name"], f["kind"]) for f in made["fields"]] == [*kinds, ("article", "category")]
+    counts = collections.Counter(row[6] for row in rows if row[6])
+    ranked = sorted(counts, key=lambda text: (-counts[text], text.encode()))
+    assert list(made["fields"][4]["vocabulary"]) == ranked
+    assert set(made["fields"][1]["vocabulary"]) == {row[3][-2:] for row in rows}
+    prices = [int(row[4]) for row in rows if row[4]]
+    assert (made["fields"][2]["low"], made["fields"][2]["high"]) == (min(prices), max(prices))
+    loaded = feature_map.load(str(out / "feature_map.json"))
+    expected = [([float(row[1])], *feature_map.encode_row(loaded, row[2:])) for row in rows]
+    assert records_of(out / "train") == [(a, b, pytest.approx(c)) for a, b, c in expected]
+
+
+def test_a_header_places_the_columns_and_columns_that_are_not_named_are_passed_over(tmp_path):
+    rows, names = list(cells()), list(KINDS)
+    table = describe(tmp_path)
+    plain = prepared(tmp_path, write_rows(tmp_path / "a.csv", rows), "plain", columns=table)
+    order = [6, 2, 1, 5, 4, 3]  # without the session
+    turned = [["x", *(row[i] for i in order)] for row in rows]
+    header = ["other", *(names[i].upper() for i in order)]
+    path = write_rows(tmp_path / "b.tsv", turned, header, "\t")
+    named = prepared(tmp_path, path, "named", columns=table)
+    assert records_of(named / "train") == records_of(plain / "train")
+    maps = [(folder / "feature_map.json").read_text() for folder in (plain, named)]
+    assert maps[0] == maps[1]
+
+
+def test_the_map_alone_encodes_other_rows_also_without_their_label(tmp_path):
+    path = write_rows(tmp_path / "a.csv", cells())
+    out = prepared(tmp_path, path, columns=describe(tmp_path))
+    known = dict(feature_map=str(out / "feature_map.json"), min_count=None)
+    again = prepared(tmp_path, path, "again", **known)
+    assert records_of(again / "train") == records_of(out / "train")
+    bare = write_rows(tmp_path / "b.csv", [row[:1] + row[2:] for row in cells()])
+    new = prepared(tmp_path, None, "new", test_input=bare, split=None, **known)
+    expected = [(ids, values) for _, ids, values in records_of(out / "train")]
+    assert [(ids, values) for _, ids, values in records_of(new / "test")] == expected
+
+
+def test_a_map_is_for_its_columns_alone(tmp_path):
+    path = write_rows(tmp_path / "a.csv", cells())
+    out = prepared(tmp_path, path, columns=describe(tmp_path))
+    known = dict(feature_map=str(out / "feature_map.json"), min_count=None)
+    other = describe(tmp_path, {**KINDS, "age": "scaled"}, "other.json")
+    with pytest.raises(BadInput, match="other.json: .* is for other columns; leave --columns out"):
+        prepared(tmp_path, path, "x", columns=other, **known)
+    with pytest.raises(BadInput, match="--dataset=avazu, but .* is for the table shop"):
+        prepared(tmp_path, path, "x", dataset="avazu", **known)
+    assert prepared(tmp_path, path, "y", columns=describe(tmp_path), **known)
+
+
+def test_a_bad_row_of_a_table_is_told_as_that_of_a_click_log(tmp_path):
+    rows = list(cells(20))
+    rows[7][2] = "old"
+    path, table = write_rows(tmp_path / "a.csv", rows), describe(tmp_path)
+    with pytest.raises(BadInput, match=r"a\.csv:8: age 'old' is not an integer of at most 18"):
+        prepared(tmp_path, path, columns=table)
+    rows[7] = rows[7][:-1]
+    write_rows(tmp_path / "a.csv", rows)
+    with pytest.raises(BadInput, match=r"a\.csv:8: expected 7 columns \(see .*--columns.*found 6"):
+        prepared(tmp_path, path, columns=table)
+
+
+COLUMN = {"name": "x", "kind": "category"}
+LABEL = {"name": "y", "kind": "label"}
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        ("{", "Expecting property name"),
+        ("[]", 'it has no list "columns", such as [{"name": "x"'),
+        ({"columns": 1}, 'it has no list "columns"'),
+        ({"columns": [COLUMN, LABEL], "colour": 1}, '"colour" is not known; leave it out'),
+        ({"columns": [COLUMN, LABEL], "name": "criteo"}, 'try "name": "my_criteo"'),
+        ({"columns": [LABEL, {"kind": "label"}]}, "column 2 has no name; try"),
+        ({"columns": [LABEL, 5]}, "column 2 has no name; try"),
+        ({"columns": [LABEL, {"name": " x"}]}, "column 2 has no name; try"),
+        (
+            {"columns": [LABEL, {"name": "x", "kind": "categorical"}]},
+            'column x is of kind "categorical", not one of label, ignored, category, hour, '
+            'integer, buckets, scaled; try "kind": "category"',
+        ),
+        ({"columns": [LABEL, {"name": "x"}]}, "column x is of kind null"),
+        ({"columns": [LABEL, {**COLUMN, "size": 5}]}, 'column x has "size", which is not known'),
+        ({"columns": [COLUMN]}, 'must be of kind "label", but none is; add it'),
+        (
+            {"columns": [LABEL, COLUMN, {"name": "z", "kind": "label"}]},
+            'must be of kind "label", but y and z are; give z kind "ignored"',
+        ),
+        ({"columns": [LABEL]}, 'no column becomes a field; give one kind "category"'),
+        (
+            {"columns": [COLUMN, LABEL, {**COLUMN, "name": "X"}]},
+            'columns 1 and 3 are both called X (upper and lower case are the same); try "X_3"',
+        ),
+    ],
+)
+def test_a_file_that_describes_no_table_is_refused(tmp_path, content, words):
+    path = tmp_path / "columns.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(BadInput) as error:
+        prepared(tmp_path, "in.csv", columns=str(path))
+    assert str(error.value).startswith(f"--columns: {path}: ")
+    assert words in str(error.value)
+
+
+def test_each_kind_is_described_and_each_word_of_the_table_of_docs_is_a_kind():
+    from conftest import ROOT
+
+    text = (ROOT / "docs" / "data.md").read_text()
+    assert all(f"| `{kind}` |" in text for kind in column_kinds.KINDS)
+
+
+def test_columns_and_dataset_together_and_a_missing_file_are_refused(tmp_path):
+    found = run_tool(
+        "prepare_criteo", "--input=x", f"--output_dir={tmp_path}/o", "--columns=none.json"
+    )
+    assert found.returncode == 2
+    assert found.stderr == "prepare_criteo.py: --columns: none.json: No such file or directory.\n"
+    with pytest.raises(BadInput, match="--columns and --dataset both say"):
+        prepared(tmp_path, "x", columns=describe(tmp_path), dataset="criteo")
