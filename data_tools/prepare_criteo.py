@@ -46,7 +46,7 @@ from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files, remote_files
 
 SCRATCH = ".prepare_criteo-"
-RAW = "raw files, plain or .gz: a directory, a glob, or a comma list of these."
+RAW = "raw files, plain, .gz or .parquet: a directory, a glob, or a comma list of these."
 
 
 @dataclasses.dataclass(frozen=True)

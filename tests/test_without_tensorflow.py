@@ -1,4 +1,4 @@
-"""What Spark's executors import: neither TensorFlow nor absl, only numpy beside Python's own."""
+"""What Spark's executors import: neither TensorFlow nor absl."""
 
 import ast
 import importlib.util
@@ -13,6 +13,7 @@ NEEDED = [
     "data_tools.click_logs.column_kinds",
     "data_tools.click_logs.feature_map",
     "data_tools.click_logs.field_tables",
+    "data_tools.click_logs.parquet_rows",
     "data_tools.click_logs.quoted_cells",
     "data_tools.click_logs.row_parser",
     "data_tools.click_logs.splitting",
@@ -22,7 +23,7 @@ NEEDED = [
     "deepfm.errors",
     *(f"deepfm.data.plain.{path.stem}" for path in ROOT.glob("deepfm/data/plain/[!_]*.py")),
 ]
-THERE = {"numpy", "google_crc32c"}  # packages that executors have; the second is optional
+THERE = {"numpy", "pyarrow", "google_crc32c"}  # packages that executors have; the last is optional
 
 
 def imported(name):
@@ -89,7 +90,8 @@ for name in {NEEDED!r}:
     importlib.import_module(name)
 from types import SimpleNamespace
 from data_tools.click_logs import feature_map, field_tables, row_parser, splitting, vocabulary
-options = SimpleNamespace(dataset="criteo", delimiter="tab", header="no", integers="buckets")
+about = dict(delimiter="tab", header="no", integers="buckets", table=())
+options = SimpleNamespace(dataset="criteo", **about)
 text = b"1" + b"\\t3" * 13 + b"\\ta" * 26 + b"\\n2\\n0" + b"\\t" * 39 + b"\\n"
 layout = row_parser.layout_of(text, True, options)
 bad, rows = row_parser.parse_block("hdfs://x/part-0", 70, text, layout, lambda: 5)
@@ -104,6 +106,6 @@ print(bad, rows.starts.tolist(), ids[:, 0].tolist(), values.sum())
     )
     place = 70 + len("1" + 13 * "\t3" + 26 * "\ta" + "\n2\n")
     assert done.stdout == (
-        "hdfs://x/part-0:6: expected 40 columns (see --dataset, --delimiter), found 1: '2' "
-        f"[70, {place}] [3, 1] 78.0\n"
+        "hdfs://x/part-0:6: expected 40 columns (see --dataset, --columns, --delimiter), "
+        f"found 1: '2' [70, {place}] [3, 1] 78.0\n"
     ), done.stderr

@@ -5,12 +5,11 @@ import os
 from typing import Dict, List, Sequence, Tuple
 
 import numpy as np
-import tensorflow as tf
 
 from data_tools.click_logs import field_tables, row_writers, vocabulary
 from data_tools.click_logs.column_kinds import Column
 from data_tools.click_logs.field_tables import FieldTable
-from data_tools.click_logs.slices import RawSlice, read_rows
+from data_tools.click_logs.slices import RawSlice, read_rows, size
 from data_tools.click_logs.splitting import SPLITS, split_of
 from data_tools.click_logs.vocabulary import Counts
 from data_tools.common import workers
@@ -31,7 +30,7 @@ def count(
         OSError: a process was killed.
     """
     with workers.results(
-        _count_slice, slices, num_workers, "Counting", _size(slices), bad
+        _count_slice, slices, num_workers, "Counting", sum(size(task.lines) for task in slices), bad
     ) as results:
         return vocabulary.add_up(columns, (counts for _, counts in results))
 
@@ -93,7 +92,9 @@ def encode(
     work = functools.partial(
         _encode_slice, tables=tables, output_format=output_format, folder=folder
     )
-    with workers.results(work, slices, num_workers, "Encoding", _size(slices), bad) as results:
+    with workers.results(
+        work, slices, num_workers, "Encoding", sum(size(task.lines) for task in slices), bad
+    ) as results:
         for _, (split, name, rows, positives) in results:
             before = written.get((split, name), (0, 0))
             written[split, name] = before[0] + rows, before[1] + positives
@@ -118,9 +119,3 @@ def _encode_slice(task, tables, output_format, folder):
             append(path, labels, ids[mine], values[mine])
             yield read, (split, name, len(labels), int(labels.sum()))
             read = 0
-
-
-def _size(slices):
-    """Bytes of the input."""
-    ranges = [task.lines for task in slices]
-    return sum((x.end or tf.io.gfile.stat(x.path).length) - x.start for x in ranges)

@@ -10,7 +10,7 @@ B: rows of a block. F: fields.
 
 import functools
 import itertools
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -51,7 +51,7 @@ class Rows(NamedTuple):
     """The rows of a block.
 
     Attributes:
-        starts: int64 [B], the byte of the file where each begins.
+        starts: int64 [B], the byte of the file where each begins; in Parquet its number.
         labels: float32 [B], 0 or 1; 0 if the file has no labels.
         keys: uint64 [F, B].
         long: {field: (int64 [n] rows, n texts)} for the cells that are LONG.
@@ -170,10 +170,35 @@ def parse(text: bytes, start: int, layout: Layout) -> Rows:
     starts = np.concatenate([[0], cuts + 1])[:-1].reshape(rows, layout.width)
     row_starts = start + starts[:, 0]
     ends[:, -1] -= padded[ends[:, -1] - 1] == _RETURN
-    label = _labels(characters, starts, ends, layout)
+    return _rows(text, padded, starts.T, ends.T - starts.T, row_starts, layout)
+
+
+def rows_of_cells(
+    text: bytes, starts: np.ndarray, lengths: np.ndarray, places: np.ndarray, layout: Layout
+) -> Rows:
+    """Parses cells that lie anywhere in a text; raises BadBlock if one is bad.
+
+    Args:
+        text: the content of all cells.
+        starts: int64 [layout.width, B], where each cell begins.
+        lengths: int64 [layout.width, B], its bytes.
+        places: int64 [B], the place of each row in its file.
+        layout: the Layout of the rows.
+    """
+    if b"\0" in text or b"\n" in text or not _is_utf8(text):
+        raise BadBlock
+    padded = np.frombuffer(text + bytes(8), np.uint8)
+    return _rows(text, padded, starts, lengths, places, layout)
+
+
+def _rows(text, padded, starts, lengths, places, layout):
+    """The Rows of cells at starts, with lengths, [width, B] each; `padded` is text and 8 zeros."""
+    labels = np.zeros(len(places), np.float32)
+    if layout.label is not None:
+        labels = _labels(padded, starts[layout.label], lengths[layout.label])
     fields = list(layout.fields)
-    starts = np.ascontiguousarray(starts.T[fields])
-    lengths = np.ascontiguousarray(ends.T[fields]) - starts
+    starts = np.ascontiguousarray(starts[fields])
+    lengths = np.ascontiguousarray(lengths[fields])
     # A view of every 8 bytes of the text as a number; only indexing it makes a copy.
     words = np.ndarray([len(text) + 1], "<u8", padded, 0, [1])
     keys = words[starts]  # [F, B]
@@ -184,7 +209,7 @@ def parse(text: bytes, start: int, layout: Layout) -> Rows:
         cells = slice(run[0], run[-1] + 1)
         integers = functools.partial(_integers, text, words, starts[cells], lengths[cells])
         keys[cells] = _keys(kind, keys[cells], lengths[cells], integers)
-    return Rows(row_starts, label, keys, _long(text, starts, lengths, layout.columns))
+    return Rows(places, labels, keys, _long(text, starts, lengths, layout.columns))
 
 
 def _without_return(line):
@@ -199,12 +224,9 @@ def _is_utf8(text):
     return True
 
 
-def _labels(characters, starts, ends, layout):
-    if layout.label is None:
-        return np.zeros(len(starts), np.float32)
-    starts, ends = starts[:, layout.label], ends[:, layout.label]
+def _labels(characters, starts, lengths):
     labels = characters[starts] - np.uint8(ord("0"))
-    if (ends - starts != 1).any() or (labels > 1).any():
+    if (lengths != 1).any() or (labels > 1).any():
         raise BadBlock
     return labels.astype(np.float32)
 
@@ -310,6 +332,20 @@ def explain(line: bytes, layout: Layout) -> Optional[str]:
         return f"{reason}: {sample}"
     if layout.labels and layout.label is None:
         return f"has no label column (only --test_input may lack it): {sample}"
+    return _explain(cells, layout, sample)
+
+
+def explain_cells(cells: Sequence[bytes], layout: Layout) -> Optional[str]:
+    """What is wrong with the cells of a row; None if they are good."""
+    sample = _quoted(b",".join(cells))
+    if any(b"\0" in cell or b"\n" in cell for cell in cells):
+        return f"holds a NUL character or a newline: {sample}"
+    if not all(map(_is_utf8, cells)):
+        return f"is not UTF-8: {sample}"
+    return _explain(cells, layout, sample)
+
+
+def _explain(cells, layout, sample):
     if layout.label is not None and cells[layout.label] not in (b"0", b"1"):
         return f"label {_quoted(cells[layout.label])} is not 0 or 1: {sample}"
     for column, place in zip(layout.columns, layout.fields):

@@ -5,7 +5,10 @@ import functools
 import itertools
 from typing import Iterator, List, NamedTuple, Tuple, Union
 
-from data_tools.click_logs import row_parser
+import tensorflow as tf
+
+from data_tools.click_logs import parquet_rows, row_parser
+from data_tools.click_logs.parquet_rows import RowGroups
 from data_tools.click_logs.row_parser import Layout, Rows
 from data_tools.click_logs.splitting import Split
 from data_tools.common import line_blocks
@@ -18,16 +21,16 @@ MOST = 1000  # slices at most, about, of a large input: each becomes a file
 
 
 class RawSlice(NamedTuple):
-    """One task: lines of a raw file to count or to encode.
+    """One task: rows of a raw file to count or to encode.
 
     Attributes:
-        lines: the LineRange.
+        lines: a LineRange, or the RowGroups of a Parquet file.
         layout: the layout of the file.
         split: how its rows are divided.
         name: the name of the files made from it, without suffix.
     """
 
-    lines: LineRange
+    lines: Union[LineRange, RowGroups]
     layout: Layout
     split: Split
     name: str
@@ -58,7 +61,15 @@ def find(source: Source, own_files: bool = False) -> List[datasets.DataFile]:
     """
     found = datasets.find(source.spec, source.flag, partial=own_files)
     if found.format is not formats.LIBSVM:  # anything but TFRecord is taken for LibSVM
-        raise BadInput(f"--{source.flag}={source.spec}: {found.files[0].path} is not text.")
+        first = found.files[0].path
+        raise BadInput(f"--{source.flag}={source.spec}: {first} is neither text nor Parquet.")
+    parquet = [f.path for f in found.files if _is_parquet(f.path)]
+    if parquet and len(parquet) < len(found.files):
+        text = next(f.path for f in found.files if f.path not in parquet)
+        raise BadInput(
+            f"--{source.flag}={source.spec} mixes Parquet and text ({parquet[0]}, {text}); name "
+            f"one kind, with a glob such as '*{parquet_rows.SUFFIXES[0]}'."
+        )
     packed = next((f.path for f in found.files if f.path.endswith(".gz")), None)
     if packed and source.split.by == "order":
         raise BadInput(
@@ -72,6 +83,8 @@ def cut(
 ) -> Iterator[RawSlice]:
     """Yields the slices of a source that are this host's share.
 
+    Parquet files are cut into row groups.
+
     Every host cuts the files in the same way: plain files into slices, gzip files not at all. Slice
     i belongs to host i % number, which reads a line at each end to find the slice's whole lines.
 
@@ -83,6 +96,9 @@ def cut(
     """
     total = sum(f.bytes for f in files)
     size = max(line_blocks.TASK, total // MOST)
+    if files and _is_parquet(files[0].path):
+        yield from _cut_parquet(source, [f.path for f in files], size, options, share)
+        return
     slices = [
         (file.path, start, before)
         for file, before in zip(files, itertools.accumulate([0, *(f.bytes for f in files)]))
@@ -100,6 +116,24 @@ def cut(
             yield RawSlice(lines, layout, split, name)
 
 
+def _is_parquet(path):
+    return path.endswith(parquet_rows.SUFFIXES)
+
+
+def _cut_parquet(source, paths, size, options, share):
+    """As `cut`; for order, rows are counted instead of bytes."""
+    tasks = [task for path in paths for task in parquet_rows.cut(path, size)]
+    total, before = sum(task.rows for task in tasks), 0
+    layout_of = functools.lru_cache(maxsize=1)(parquet_rows.read_layout)
+    for i, task in enumerate(tasks):
+        if i % share[1] == share[0]:
+            layout, names = layout_of(task.path, source.labels, options)
+            split = source.split._replace(before=before - task.first_row, total=max(total, 1))
+            name = f"part-{i:05d}-of-{len(tasks):05d}"
+            yield RawSlice(task._replace(names=names), layout, split, name)
+        before += task.rows
+
+
 def read_layout(path: str, labels: bool, options) -> Layout:
     """The layout of a file; see row_parser.layout_of."""
     with contextlib.closing(line_blocks.read_blocks(LineRange(path))) as blocks:
@@ -107,8 +141,20 @@ def read_layout(path: str, labels: bool, options) -> Layout:
     return row_parser.layout_of(text, labels, options)
 
 
-def read_rows(lines: LineRange, layout: Layout) -> Iterator[Tuple[int, Union[Rows, BadRecord]]]:
-    """Yields (bytes of the file read, Rows or a BadRecord) for the lines, block by block."""
+def size(rows: Union[LineRange, RowGroups]) -> int:
+    """The bytes of the file that the rows take."""
+    if isinstance(rows, RowGroups):
+        return rows.bytes
+    return (rows.end or tf.io.gfile.stat(rows.path).length) - rows.start
+
+
+def read_rows(
+    lines: Union[LineRange, RowGroups], layout: Layout
+) -> Iterator[Tuple[int, Union[Rows, BadRecord]]]:
+    """Yields (bytes of the file read, Rows or a BadRecord) for rows of a file, block by block."""
+    if isinstance(lines, RowGroups):
+        yield from parquet_rows.read(lines, layout)
+        return
     first, before = line_blocks.numbering(lines), 0
     try:
         for start, text, size in line_blocks.read_blocks(lines):

@@ -18,8 +18,8 @@ class Split(NamedTuple):
         shares: the share of each of SPLITS; they sum to 1.
         by: draw or order.
         seed: the seed of the draw.
-        before: bytes of the files before this one, for order.
-        total: bytes of all files, for order.
+        before: bytes of the files before this one, for order; rows if they are Parquet.
+        total: bytes, or rows, of all files, for order.
     """
 
     shares: Tuple[float, ...] = (1.0, 0.0, 0.0)
@@ -35,7 +35,8 @@ def split_of(split: Split, path: str, starts: np.ndarray) -> np.ndarray:
     Args:
         split: how the file is divided.
         path: the file; only its name counts, not its folder.
-        starts: int64 [B], the byte of the file where each row begins.
+        starts: int64 [B], the byte of the file where each row begins; in Parquet its number. Text
+            with a header has bytes, too: they give its rows the splits that they always had.
 
     Returns:
         int64 [B], indices of SPLITS.
