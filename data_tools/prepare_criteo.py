@@ -43,9 +43,11 @@ from data_tools.common.command_line import REQUIRED, flag
 from data_tools.common.skipping import Skipping
 from deepfm.data import datasets, formats
 from deepfm.errors import BadInput
-from deepfm.runtime import atomic_files, remote_files
+from deepfm.runtime import atomic_files, memory, remote_files
 
 SCRATCH = ".prepare_criteo-"
+OF_A_PROCESS = 4 * 10**8  # bytes of a process without the vocabulary
+LEAST = 10**8  # bytes for the vocabulary where hardly any are free
 RAW = "raw files, plain, .gz or .parquet: a directory, a glob, or a comma list of these."
 
 
@@ -118,6 +120,12 @@ class Options:
         "Glob of all hosts' count files, for --step=encode. Default: counts-*.npz in --output_dir."
     )
     own_files: bool = False
+    memory_mb: Optional[int] = flag(
+        "Memory that the vocabulary may take, in MB; the run ends before it takes more. Lower it "
+        "if other programs will need memory. Default: 90 % of what is free, less 400 MB for each "
+        "process.",
+        lower_bound=1,
+    )
     num_workers: int = flag("Number of processes; try one per core.", default=1, lower_bound=1)
     max_bad_records: int = flag(
         "Number of bad rows to log and skip; one more ends the run.", default=0, lower_bound=0
@@ -188,7 +196,7 @@ def _check(options, share):
         raise BadInput("--input must be given: the vocabulary comes from its training rows.")
     if remote_files.is_remote(options.output_dir):
         raise BadInput(f"--output_dir={options.output_dir} is not local; write locally, then copy.")
-    for name in ("min_count", "counts") if options.feature_map else ():
+    for name in ("min_count", "counts", "memory_mb") if options.feature_map else ():
         if getattr(options, name):
             raise BadInput(f"--{name} has no effect with --feature_map; leave it out.")
     if options.feature_map and options.step == "count":
@@ -288,7 +296,7 @@ def _count_step(tasks, columns, about, options):
         raise BadInput(f"--output_dir={options.output_dir} has {name}; --overwrite replaces it.")
     with atomic_files.scratch(options.output_dir, SCRATCH) as scratch:
         bad = Skipping(options.max_bad_records)
-        counts = passes.count(tasks, columns, options.num_workers, bad)
+        counts = passes.count(tasks, columns, options.num_workers, bad, _room(options))
         vocabulary.save(os.path.join(scratch, name), about, counts)
         os.replace(os.path.join(scratch, name), path)
     logging.info("Wrote %s: %d categories.", path, sum(len(c.keys) + len(c.long) for c in counts))
@@ -297,14 +305,28 @@ def _count_step(tasks, columns, about, options):
 
 def _tables(tasks, columns, about, options):
     """The FieldTable of each field, from this run's counts or all hosts' count files."""
+    room = _room(options)
     if options.step == "all":
         bad = Skipping(options.max_bad_records, log=False)  # the second pass logs them
-        counts = passes.count(tasks, columns, options.num_workers, bad)
+        counts = passes.count(tasks, columns, options.num_workers, bad, room)
     else:
         counts = vocabulary.add_up(columns, vocabulary.load_all(columns, about, options))
     if not any(len(c.keys) or c.long for c in counts):
         raise BadInput(f"--input={options.input}: no training row holds a category.")
+    room.check_ids(counts, options.min_count)
     return field_tables.from_counts(columns, counts, options.min_count)
+
+
+def _room(options):
+    """The Room for the vocabulary: --memory_mb, or what is free besides what processes take."""
+    others = options.num_workers if options.num_workers > 1 else 0
+    cluster = "use a cluster ('python -m data_tools.on_spark prepare')"
+    if options.memory_mb:
+        more = f"raise --memory_mb={options.memory_mb} if more is free, or {cluster}"
+        return vocabulary.Room(options.memory_mb * 10**6, others, more)
+    fewer = f"try fewer --num_workers than {others}, or " if others else ""
+    free = int(0.9 * memory.available()) - OF_A_PROCESS * (1 + others)
+    return vocabulary.Room(max(free, LEAST), others, fewer + cluster)
 
 
 def _log_summary(files, tables, fingerprint, seconds):

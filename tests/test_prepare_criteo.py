@@ -551,6 +551,11 @@ def test_a_gzip_file_that_is_cut_is_refused_by_its_name_and_line(prepare, small_
         (dict(), (0, 2), "--step=all works on one host, not on 2; run --step=count"),
         (dict(own_files=True, split_by="order"), (0, 1), "--noown_files"),
         (dict(feature_map="/no/such/map"), (0, 1), "--min_count has no effect with"),
+        (
+            dict(feature_map="/no/such/map", min_count=None, memory_mb=5),
+            (0, 1),
+            "--memory_mb has no effect with",
+        ),
         (dict(feature_map="/no/such/map", min_count=None), (0, 1), "/no/such/map: is not a"),
         (dict(input="/no/such/file"), (0, 1), "no file matches"),
     ],

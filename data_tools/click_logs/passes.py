@@ -2,7 +2,7 @@
 
 import functools
 import os
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from data_tools.click_logs.column_kinds import Column
 from data_tools.click_logs.field_tables import FieldTable
 from data_tools.click_logs.slices import RawSlice, read_rows, size
 from data_tools.click_logs.splitting import SPLITS, split_of
-from data_tools.click_logs.vocabulary import Counts
+from data_tools.click_logs.vocabulary import Counts, Room
 from data_tools.common import workers
 from data_tools.common.skipping import Skipping
 from deepfm.data import formats
@@ -21,18 +21,22 @@ COUNT_ROWS = 1 << 17  # rows to count before passing on the counts
 
 
 def count(
-    slices: Sequence[RawSlice], columns: Sequence[Column], num_workers: int, bad: Skipping
+    slices: Sequence[RawSlice],
+    columns: Sequence[Column],
+    num_workers: int,
+    bad: Skipping,
+    room: Optional[Room] = None,
 ) -> List[Counts]:
     """The Counts of each field in the training rows of some slices.
 
     Raises:
-        BadInput: one bad row too many.
+        BadInput: one bad row too many, or the categories take more than the room.
         OSError: a process was killed.
     """
     with workers.results(
         _count_slice, slices, num_workers, "Counting", sum(size(task.lines) for task in slices), bad
     ) as results:
-        return vocabulary.add_up(columns, (counts for _, counts in results))
+        return vocabulary.add_up(columns, (counts for _, counts in results), room)
 
 
 def _count_slice(task):

@@ -8,7 +8,7 @@ import glob
 import json
 import os
 import zipfile
-from typing import Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -35,24 +35,94 @@ class Counts(NamedTuple):
     long: Dict[bytes, int]
 
 
+class Room(NamedTuple):
+    """The memory that a vocabulary may take; its checks raise BadInput before that is full.
+
+    The bytes of a value were measured at the peak, with 1,000,000 to 4,000,000 values in one field
+    and spread over several.
+
+    Attributes:
+        bytes: how many there are.
+        num_workers: processes beside this one.
+        advice: how to get more.
+    """
+
+    bytes: int
+    num_workers: int
+    advice: str
+
+    def check_counting(self, short: Sequence[int], long: Sequence[int], letters: int):
+        """Checks what counting takes; each field has `short` and `long` values, of `letters` bytes.
+
+        Merging copies the values of a field, so the largest one counts more.
+        """
+        needed = 32 * sum(short) + 80 * max(short) + 150 * sum(long) + letters
+        found = sum(short) + sum(long)
+        if needed > self.bytes:
+            raise BadInput(
+                f"{found:,} distinct values so far need {self._of(needed)}; {self.advice}. "
+                "--min_count drops values only when all are counted."
+            )
+
+    def check_ids(self, counts: Sequence[Counts], min_count: int):
+        """Checks what the tables of ids and feature_map.json take, once all is counted."""
+        short = [int((field.counts >= min_count).sum()) for field in counts]
+        long = [sum(n >= min_count for n in field.long.values()) for field in counts]
+        letters = sum(len(text) for field in counts for text in field.long)
+        needed = 16 * sum(len(field.keys) for field in counts)
+        needed += 110 * sum(len(field.long) for field in counts) + letters
+        # A process that looks up texts gets copies of them: that changes their reference counts.
+        needed += 40 * sum(short) + 160 * sum(long) * (1 + self.num_workers)
+        needed += 250 * max(a + b for a, b in zip(short, long))
+        found = sum(short) + sum(long)
+        if needed > self.bytes:
+            raise BadInput(
+                f"ids for {found:,} distinct values need {self._of(needed)}; raise --min_count="
+                f"{min_count}, so that fewer values get ids, or {self.advice}."
+            )
+
+    def _of(self, needed):
+        there = self.bytes / 1e9
+        return f"{needed / 1e9:.2f} GB, but the vocabulary may take {there:.2f} GB here"
+
+
 def count(keys: np.ndarray, long: List[bytes]) -> Counts:
     """Counts the cells of a field, given their keys, uint64 [n], and the texts of LONG ones."""
     keys = keys[(keys != MISSING) & (keys != LONG)]
     return Counts(*np.unique(keys, return_counts=True), collections.Counter(long))
 
 
-def add_up(columns: Sequence[Column], parts: Iterable[Sequence[Counts]]) -> List[Counts]:
+def add_up(
+    columns: Sequence[Column], parts: Iterable[Sequence[Counts]], room: Optional[Room] = None
+) -> List[Counts]:
     """The Counts of each field over all parts; a part has Counts for all fields, or is empty.
 
     For a scaled field, only the smallest and the largest integer are kept.
+
+    Raises:
+        BadInput: they take more than the room.
     """
     short = [tallies.Tally(np.uint64, only_extremes=c.kind == SCALED) for c in columns]
     long = [collections.Counter() for _ in columns]
+    letters = found = 0  # bytes of the long texts of all parts, and their number
     for part in parts:
         for tally, texts, counts in zip(short, long, part):
             tally.add(counts.keys, counts.counts)
             texts.update(counts.long)
+            letters, found = letters + sum(map(len, counts.long)), found + len(counts.long)
+        if room and part:
+            _check_room(room, short, long, letters / max(found, 1))
     return [Counts(*tally.result(), dict(texts)) for tally, texts in zip(short, long)]
+
+
+def _check_room(room, short, long, mean_letters):
+    """Checks the room for Tallies and Counters; merges what waits before it says there is none."""
+    of_long = list(map(len, long))
+    check = lambda sizes: room.check_counting(sizes, of_long, int(mean_letters * sum(of_long)))
+    try:
+        check([sum(tally.sizes) for tally in short])
+    except BadInput:
+        check([len(tally.result()[0]) for tally in short])
 
 
 def save(path: str, about: dict, counts: List[Counts]):

@@ -27,6 +27,11 @@ class Tally:
         if self._size > max(MERGE_AT, len(self._merged[0])):
             self.result()
 
+    @property
+    def sizes(self) -> Tuple[int, int]:
+        """(distinct keys merged so far, keys that wait to be merged)."""
+        return len(self._merged[0]), self._size
+
     def result(self) -> Tuple[np.ndarray, np.ndarray]:
         """(keys [n], ascending; counts int64 [n]) of everything added so far."""
         keys, counts = map(np.concatenate, zip(self._merged, *self._waiting))

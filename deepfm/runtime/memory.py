@@ -101,6 +101,11 @@ def _needed(config, load) -> float:
     return load.processes * (4 * (numbers + batch) + _BESIDE)
 
 
+def available() -> int:
+    """Bytes of memory that this machine has free and this process may use."""
+    return min(_free(), _memory())
+
+
 def _memory() -> int:
     """Bytes that this process may use: the machine's, or what its control group allows."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
