@@ -9,6 +9,7 @@ from conftest import ROOT
 from test_tables import KINDS, cells, describe, prepared, records_of, write_rows
 
 from data_tools.click_logs import parquet_rows, splitting
+from data_tools.common import line_blocks
 from deepfm.errors import BadInput
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is missing: scripts/setup.sh --tests")
@@ -85,6 +86,7 @@ def test_cells_are_what_a_text_would_hold(array, texts):
 
 
 def test_rows_are_drawn_by_their_file_and_number_whatever_the_row_groups(tmp_path, monkeypatch):
+    monkeypatch.setattr(line_blocks, "TASK", 1)  # a row group each
     rows, table = list(cells()), describe(tmp_path)
     everything = prepared(tmp_path, write(tmp_path / "a.parquet", rows), "all", columns=table)
     known = dict(feature_map=str(everything / "feature_map.json"), min_count=None)
@@ -101,8 +103,36 @@ def test_rows_are_drawn_by_their_file_and_number_whatever_the_row_groups(tmp_pat
             assert records_of(out / name) == mine
 
 
+@pytest.mark.parametrize("name", ["part-{:05d}-c000.snappy.parquet", "{:06d}_0"])
+def test_the_folder_of_a_spark_job_is_read_part_by_part(tmp_path, name):
+    rows, table = list(cells()), describe(tmp_path)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for i in range(3):
+        write(folder / name.format(i), rows[100 * i : 100 * (i + 1)])
+        (folder / f".{name.format(i)}.crc").write_bytes(b"crc\0")
+    (folder / "_SUCCESS").write_bytes(b"")
+    out = prepared(tmp_path, str(folder), columns=table)
+    whole = prepared(tmp_path, write(tmp_path / "a.parquet", rows), "whole", columns=table)
+    assert records_of(out / "train") == records_of(whole / "train")
+
+
+def test_rows_in_order_are_those_of_all_files_in_order(tmp_path):
+    rows, table = list(cells()), describe(tmp_path)
+    for i, (begin, end) in enumerate(((0, 40), (40, 45), (45, 300))):
+        write(tmp_path / f"{i}.parquet", rows[begin:end], 30)
+    flags = dict(columns=table, split="0.5,0.2,0.3", split_by="order")
+    out = prepared(tmp_path, f"{tmp_path}/*.parquet", **flags)
+    known = dict(feature_map=str(out / "feature_map.json"), min_count=None)
+    whole = prepared(tmp_path, write(tmp_path / "a.pq", rows), "whole", **known)
+    found = [records_of(out / name) for name in splitting.SPLITS]
+    assert list(map(len, found)) == [150, 60, 90]
+    assert sum(found, []) == records_of(whole / "train")
+
+
 def test_a_bad_row_is_told_by_its_number_and_skipped_if_it_may_be(tmp_path, monkeypatch):
     monkeypatch.setattr(parquet_rows, "BATCH", 20)
+    monkeypatch.setattr(line_blocks, "TASK", 1)
     rows, table = list(cells(100)), describe(tmp_path)
     good = [row for i, row in enumerate(rows) if i not in (33, 71)]
     rows[33][3], rows[71][6] = "noon", "two\nlines"

@@ -39,8 +39,10 @@ def test_too_many_values_end_the_count_and_nothing_is_written(tmp_path):
 
 
 def test_repeated_values_take_no_room(tmp_path):
-    (tmp_path / "a.csv").write_text("".join(f"{i % 2},{i % 1000},x\n" for i in range(300_000)))
-    assert prepared(tmp_path, str(tmp_path / "a.csv"), columns=table(tmp_path), memory_mb=20)
+    # Each block has all 60,000 values, so those that wait to be merged are more than there is room.
+    (tmp_path / "a.csv").write_text("".join(f"{i % 2},{i % 60000},x\n" for i in range(800_000)))
+    flags = dict(columns=table(tmp_path), memory_mb=10, min_count=100)
+    assert prepared(tmp_path, str(tmp_path / "a.csv"), **flags)
 
 
 def test_values_that_can_be_counted_but_not_all_get_ids_ask_for_a_higher_min_count(tmp_path):

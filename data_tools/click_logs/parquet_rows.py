@@ -20,7 +20,7 @@ from data_tools.click_logs.row_parser import BadBlock, Layout, Rows
 from deepfm.data.plain.bad_record import BadRecord
 from deepfm.errors import BadInput
 
-SUFFIXES = (".parquet", ".pq")
+SUFFIXES, MAGIC = (".parquet", ".pq"), b"PAR1"
 VERSION = "12.0.1"  # the last for Python 3.7
 BATCH = 1 << 14  # rows read at once
 
@@ -190,7 +190,7 @@ def _parse(columns, places, layout):
         starts.append(ends - ends[0] + end)
         end += len(parts[-1])
     starts, text = np.array(starts), b"".join(parts)
-    return row_parser.rows_of_cells(text, starts[:, :-1], np.diff(starts), places, layout)
+    return row_parser.rows_of_cells(text, starts[:, :-1], starts[:, 1:], places, layout)
 
 
 def _texts(column):

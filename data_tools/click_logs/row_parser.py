@@ -170,35 +170,35 @@ def parse(text: bytes, start: int, layout: Layout) -> Rows:
     starts = np.concatenate([[0], cuts + 1])[:-1].reshape(rows, layout.width)
     row_starts = start + starts[:, 0]
     ends[:, -1] -= padded[ends[:, -1] - 1] == _RETURN
-    return _rows(text, padded, starts.T, ends.T - starts.T, row_starts, layout)
+    return _rows(text, padded, starts.T, ends.T, row_starts, layout)
 
 
 def rows_of_cells(
-    text: bytes, starts: np.ndarray, lengths: np.ndarray, places: np.ndarray, layout: Layout
+    text: bytes, starts: np.ndarray, ends: np.ndarray, places: np.ndarray, layout: Layout
 ) -> Rows:
     """Parses cells that lie anywhere in a text; raises BadBlock if one is bad.
 
     Args:
         text: the content of all cells.
         starts: int64 [layout.width, B], where each cell begins.
-        lengths: int64 [layout.width, B], its bytes.
+        ends: int64 [layout.width, B], one past its last byte.
         places: int64 [B], the place of each row in its file.
         layout: the Layout of the rows.
     """
     if b"\0" in text or b"\n" in text or not _is_utf8(text):
         raise BadBlock
     padded = np.frombuffer(text + bytes(8), np.uint8)
-    return _rows(text, padded, starts, lengths, places, layout)
+    return _rows(text, padded, starts, ends, places, layout)
 
 
-def _rows(text, padded, starts, lengths, places, layout):
-    """The Rows of cells at starts, with lengths, [width, B] each; `padded` is text and 8 zeros."""
+def _rows(text, padded, starts, ends, places, layout):
+    """The Rows of cells from starts to ends, [width, B] each; `padded` is text and 8 zeros."""
     labels = np.zeros(len(places), np.float32)
     if layout.label is not None:
-        labels = _labels(padded, starts[layout.label], lengths[layout.label])
+        labels = _labels(padded, starts[layout.label], ends[layout.label])
     fields = list(layout.fields)
     starts = np.ascontiguousarray(starts[fields])
-    lengths = np.ascontiguousarray(lengths[fields])
+    lengths = np.ascontiguousarray(ends[fields]) - starts
     # A view of every 8 bytes of the text as a number; only indexing it makes a copy.
     words = np.ndarray([len(text) + 1], "<u8", padded, 0, [1])
     keys = words[starts]  # [F, B]
@@ -224,9 +224,9 @@ def _is_utf8(text):
     return True
 
 
-def _labels(characters, starts, lengths):
+def _labels(characters, starts, ends):
     labels = characters[starts] - np.uint8(ord("0"))
-    if (lengths != 1).any() or (labels > 1).any():
+    if (ends - starts != 1).any() or (labels > 1).any():
         raise BadBlock
     return labels.astype(np.float32)
 

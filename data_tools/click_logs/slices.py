@@ -117,7 +117,11 @@ def cut(
 
 
 def _is_parquet(path):
-    return path.endswith(parquet_rows.SUFFIXES)
+    """Whether a file is Parquet, by its name or else by its first bytes."""
+    if path.endswith(parquet_rows.SUFFIXES):
+        return True
+    with tf.io.gfile.GFile(path, "rb") as f:
+        return f.read(len(parquet_rows.MAGIC)) == parquet_rows.MAGIC
 
 
 def _cut_parquet(source, paths, size, options, share):
