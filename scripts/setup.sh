@@ -6,7 +6,8 @@
 #   scripts/setup.sh
 #   scripts/setup.sh --no_horovod   # only what --distribution=local, tower, mirrored and ps need
 #   scripts/setup.sh --sagemaker    # also .venv-sagemaker: SageMaker's toolkit and SDK
-#   scripts/setup.sh --tests        # that, and Chromium, where apt-get can install it
+#   scripts/setup.sh --spark        # only .venv-spark: pyspark, without TensorFlow; needs Java
+#   scripts/setup.sh --tests        # all of these, and Chromium, where apt-get can install it
 #   PYTHON=/path/to/python3.7 DEEPFM_CACHE=/big/disk/deepfm scripts/setup.sh
 #
 # DEEPFM_CACHE (default ~/.cache/deepfm) keeps what is expensive to make: Horovod's wheel, a
@@ -137,20 +138,29 @@ pin() { grep -Eo "^$1==[^ ]+" requirements.txt; }
 
 # The parts of the set-up, and the files that they are made of.
 parts=(packages kernels development horovod sagemaker)
+spark_python=.venv-spark/bin/python
 sources() {
   case $1 in
   packages | horovod) echo requirements.txt ;;
   kernels) echo requirements.txt deepfm/kernels/build.py deepfm/kernels/csrc/* ;;
   development) echo requirements.txt requirements-dev.txt ;;
   sagemaker) echo requirements.txt requirements-dev.txt requirements-sagemaker.txt ;;
+  spark) echo requirements-spark.txt ;;
   esac
 }
 
-stamp() { if [[ $1 == sagemaker ]]; then echo .venv-sagemaker/deepfm-setup; else echo ".venv/deepfm-setup-$1"; fi; }
+stamp() {
+  case $1 in
+  sagemaker | spark) echo ".venv-$1/deepfm-setup" ;;
+  *) echo ".venv/deepfm-setup-$1" ;;
+  esac
+}
+
+python_of() { if [[ $1 == spark ]]; then echo "$spark_python"; else echo "$venv_python"; fi; }
 
 fingerprint() { # fingerprint PART: if it changes, the part is made again
   # shellcheck disable=SC2046  # names of files, without spaces
-  { cat $(sources "$1") && "$venv_python" -VV && echo "$root"; } | sha256sum
+  { cat $(sources "$1") && "$(python_of "$1")" -VV && echo "$root"; } | sha256sum
 }
 
 is_ready() { [[ -f $(stamp "$1") && $(<"$(stamp "$1")") == "$(fingerprint "$1")" ]]; }
@@ -232,6 +242,18 @@ make_sagemaker() { # sees .venv's packages after its own: TensorFlow and Horovod
     --disable-pip-version-check --no-deps --no-build-isolation -r requirements-sagemaker.txt
 }
 
+make_spark() { # alone, so that no TensorFlow is found where the executors have none
+  find_python || fetch_python
+  rm -rf .venv-spark
+  step "Making .venv-spark" "$python" -m venv --clear .venv-spark
+  step "Installing pip, setuptools and wheel for Spark" "$spark_python" -m pip install \
+    --disable-pip-version-check "$(pin pip)" "$(pin setuptools)" "$(pin wheel)"
+  step "Installing Spark" "$spark_python" -m pip install --disable-pip-version-check --no-deps \
+    --no-build-isolation -r requirements-spark.txt
+  step "Trying Spark's packages" "$spark_python" -c 'import numpy, pandas, pyarrow, pyspark'
+  ready spark
+}
+
 # Without Chromium one test is skipped.
 wants_chromium() { [[ $tests == 1 ]] && can_install && [[ -n $(missing chromium) ]]; }
 
@@ -247,6 +269,8 @@ find_what_is_missing() { # sets $wanted to the Debian packages that have to be i
   fi
   packages=("${hosts_packages[@]}")
   if to_do sagemaker; then need "scripts/sagemaker_local.py" sshd ip curl; fi
+  packages=(openjdk-17-jre-headless)
+  if to_do spark; then need Spark java; fi
 }
 
 tests=0
@@ -255,8 +279,9 @@ for word in "$@"; do
   case $word in
   --no_horovod) asked=(packages kernels) ;;
   --sagemaker) asked=("${parts[@]}") ;;
-  --tests) asked=("${parts[@]}") tests=1 ;;
-  *) fail "$word is not an option; give --no_horovod, --sagemaker, --tests or none." ;;
+  --spark) asked=(spark) ;;
+  --tests) asked=("${parts[@]}" spark) tests=1 ;;
+  *) fail "$word is not an option; give --no_horovod, --sagemaker, --spark, --tests or none." ;;
   esac
 done
 if [[ -n ${PYTHON:-} ]] && ! is_python37 "$PYTHON"; then
@@ -268,13 +293,15 @@ missing_parts=()
 for part in "${asked[@]}"; do
   is_ready "$part" || missing_parts+=("$part")
 done
+made=.venv
+if [[ ${asked[*]} == spark ]]; then made=.venv-spark; fi
 if [[ ${#missing_parts[@]} -eq 0 ]] && ! wants_chromium; then
-  echo "Set-up: .venv is ready."
+  echo "Set-up: $made is ready."
   exit
 fi
 
 mkdir -p "$cache/logs" 2>/dev/null || fail "cannot write to $cache; set DEEPFM_CACHE to a folder that you can write to."
-echo "Set-up: making $root/.venv, a few minutes the first time. Cache and logs: $cache"
+echo "Set-up: making $root/$made, a few minutes the first time. Cache and logs: $cache"
 find_what_is_missing
 if to_do packages; then make_venv; fi
 if [[ ${#wanted[@]} -gt 0 ]] || wants_chromium; then begin install_wanted; fi
@@ -286,6 +313,7 @@ if to_do kernels; then begin make_kernels; fi
 if to_do development; then begin make_development; fi
 if to_do horovod; then begin make_horovod; fi
 if to_do sagemaker; then begin make_sagemaker; fi
+if to_do spark; then begin make_spark; fi
 finish
 if to_do sagemaker; then
   step "Trying SageMaker's packages" .venv-sagemaker/bin/python -c \
