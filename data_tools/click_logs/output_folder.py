@@ -86,7 +86,7 @@ def publish(written, tables, fingerprint, old, options, share, scratch):
         if made:
             at, sizes = os.path.join(scratch, split), (len(tables), tables[-1].end)
             dataset_json.write(at, *sizes, made, feature_map=fingerprint)
-        if made or names or os.path.exists(os.path.join(folder, datasets.UNFINISHED)):
+        if made or names or os.path.exists(os.path.join(folder, dataset_json.UNFINISHED)):
             folders.append((split, folder, names))
         files += made
     if not files and share[1] == 1:

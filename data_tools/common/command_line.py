@@ -10,7 +10,6 @@ import dataclasses
 
 from absl import flags, logging
 
-from data_tools.common import shards
 from deepfm.errors import BadInput
 from deepfm.runtime import program
 
@@ -46,18 +45,21 @@ def _define(field):
     define(field.name, **dict(field.metadata, default=default, help=help_text))
 
 
-def run(main, options, sharded=True):
+def run(main, options, sharded=True, tensorflow=True):
     """Runs `main(options)` as a program, with the options read from the flags.
 
     Args:
         main: the program.
         options: the dataclass of its flags.
         sharded: whether several hosts can share the job; adds the flags of `shards`.
+        tensorflow: whether the program uses TensorFlow.
     """
     fields = [field for field in dataclasses.fields(options) if field.metadata]
     for field in fields:
         _define(field)
     if sharded:
+        from data_tools.common import shards  # which needs TensorFlow
+
         shards.define_flags()
     FLAGS.set_default("verbosity", logging.INFO)
 
@@ -67,4 +69,4 @@ def run(main, options, sharded=True):
                 raise BadInput(f"--{field.name} is required; give --{field.name}=VALUE.")
         main(options(**{field.name: FLAGS[field.name].value for field in fields}))
 
-    program.run(run_main, when_ended="; nothing was written")
+    program.run(run_main, when_ended="; nothing was written", tensorflow=tensorflow)

@@ -1,7 +1,7 @@
 """Gives the files of a new data set their final names, so that nobody reads a part of it as all.
 
 With --overwrite it replaces an old data set: only files that these programs wrote. Until that is
-done the folder holds datasets.UNFINISHED, and readers refuse the folder, also if the program was
+done the folder holds UNFINISHED, and readers refuse the folder, also if the program was
 killed in between. Signals are ignored meanwhile, because the work is all but done.
 """
 
@@ -9,9 +9,10 @@ import os
 import re
 from typing import Collection, List, Tuple
 
-from deepfm.data import dataset_json, datasets
+from deepfm.data import dataset_json
+from deepfm.data.dataset_json import UNFINISHED
 from deepfm.errors import BadInput
-from deepfm.runtime import program, remote_files
+from deepfm.runtime import program
 
 # The names of our data files, except those of the converter without --num_files.
 _OURS = re.compile(r"(shard-\d{5}-of-\d{5}/)?part-\d{5}-of-\d{5}\.(tfrecords|libsvm)(\.gz)?")
@@ -45,9 +46,9 @@ def names_in(folder: str, suffixes: Tuple[str, ...], first: str) -> List[str]:
 
     Raises BadInput if it is not writable, or not local; `first` is what to do before copying.
     """
-    if remote_files.is_remote(folder):
+    if "://" in folder:
         raise BadInput(f"--output_dir={folder} is not local; {first} to a local folder, then copy.")
-    remote_files.check_writable(folder, "output_dir")
+    program.make_output_dir(folder)
     names = sorted(os.listdir(folder))
     return [name for name in names if dataset_json.is_metadata(name) or name.endswith(suffixes)]
 
@@ -68,7 +69,7 @@ def replaced(
     """
     if not names:
         return []
-    if not os.path.exists(os.path.join(folder, datasets.UNFINISHED)):
+    if not os.path.exists(os.path.join(folder, UNFINISHED)):
         said = dataset_json.read(folder) or {"files": {}}
         for name in names:
             ours = dataset_json.is_metadata(os.path.basename(name)) or _OURS.fullmatch(name)
@@ -85,7 +86,7 @@ def replaced(
 def mark(folder: str):
     """Marks a folder, made if missing, so that readers refuse it until `publish` is done."""
     os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, datasets.UNFINISHED), "w"):
+    with open(os.path.join(folder, UNFINISHED), "w"):
         pass
 
 
@@ -104,4 +105,4 @@ def publish(scratch: str, names: List[str], folder: str, old: List[str]):
         os.remove(os.path.join(folder, name))
     for name in names:
         os.replace(os.path.join(scratch, name), os.path.join(folder, name))
-    os.remove(os.path.join(folder, datasets.UNFINISHED))
+    os.remove(os.path.join(folder, UNFINISHED))

@@ -30,7 +30,7 @@ class Work(NamedTuple):
         scratch: the folder to write to.
         schema: the Schema of TFRecords; None for LibSVM text.
         rates: the SamplingRates to apply.
-        options: rebalance.Options.
+        options: options.Options.
         bits: how many bits of a key choose the bucket.
     """
 
@@ -52,6 +52,26 @@ def bits(data, rates, num_workers):
     size *= max(*rates, 1)
     few = math.ceil(math.log2(8 * num_workers))
     return min(max(math.ceil(math.log2(size / BUCKET)), few), MOST_BITS)
+
+
+# Before both, for --positive_share.
+
+
+def count_labels(data, tasks, schema, options):
+    """(negatives, positives) of the input, from dataset.json, else by reading all of it."""
+    if data.rows is not None:
+        positives = sum(file.positives for file in data.files)
+        return data.rows - positives, positives
+    size = sum(file.bytes for file in data.files)
+    count = functools.partial(_labels_of, schema=schema, max_bad_records=options.max_bad_records)
+    with workers.results(count, tasks, options.num_workers, "Counting", size) as results:
+        return sum((found for _, found in results), np.zeros(2, np.int64)).tolist()
+
+
+def _labels_of(task, schema, max_bad_records):
+    for block in record_blocks.read(task, schema, max_bad_records):
+        if isinstance(block, record_blocks.RecordBlock):
+            yield block.read, sampling.by_label(block.positive)
 
 
 # The first pass.

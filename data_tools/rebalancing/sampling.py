@@ -1,24 +1,26 @@
 """Decides how many records of each label are kept, to balance the labels.
 
-`options` is always a rebalance.Options.
+`options` is always an Options.
 """
-
-import functools
 
 import numpy as np
 
-from data_tools.common import splitmix64, workers
-from data_tools.rebalancing import record_blocks
+from data_tools.common import splitmix64
 from deepfm.data.dataset_json import SamplingRates
 from deepfm.errors import BadInput
 
 
-def rates(data, tasks, schema, options):
-    """The SamplingRates that the flags give or imply."""
+def rates(options, count):
+    """The SamplingRates that the flags give or imply.
+
+    Args:
+        options: Options.
+        count: () -> (negatives, positives) of the input; called for --positive_share.
+    """
     if options.positive_share is None:
         given = options.negative_rate, options.positive_rate
         return SamplingRates(*(1.0 if rate is None else rate for rate in given))
-    negatives, positives = _count(data, tasks, schema, options)
+    negatives, positives = count()
     if not negatives or not positives:
         raise BadInput(
             f"--positive_share={options.positive_share}: the input has {negatives} negatives and "
@@ -29,23 +31,6 @@ def rates(data, tasks, schema, options):
     if (positive_rate > 1) == options.oversample:
         return SamplingRates(1.0, positive_rate)
     return SamplingRates(1 / positive_rate, 1.0)
-
-
-def _count(data, tasks, schema, options):
-    """(negatives, positives) of the input, from dataset.json, else by reading all of it."""
-    if data.rows is not None:
-        positives = sum(file.positives for file in data.files)
-        return data.rows - positives, positives
-    size = sum(file.bytes for file in data.files)
-    count = functools.partial(_count_slice, schema=schema, max_bad_records=options.max_bad_records)
-    with workers.results(count, tasks, options.num_workers, "Counting", size) as results:
-        return sum((found for _, found in results), np.zeros(2, np.int64)).tolist()
-
-
-def _count_slice(task, schema, max_bad_records):
-    for block in record_blocks.read(task, schema, max_bad_records):
-        if isinstance(block, record_blocks.RecordBlock):
-            yield block.read, by_label(block.positive)
 
 
 def by_label(positive):

@@ -36,8 +36,12 @@ def salt(*numbers: int) -> np.ndarray:
 
 def keys(salt: np.ndarray, task: int, first: int, n: int) -> np.ndarray:
     """The keys, uint64 [n], of records first ... first + n - 1 of a task."""
-    number = np.arange(first, first + n, dtype=np.uint64) | np.uint64(task << _TASK_BITS)
-    return _scramble(_scramble(number ^ salt[0]) ^ salt[1])
+    return _scramble(_scramble(numbers(task, first, n) ^ salt[0]) ^ salt[1])
+
+
+def numbers(task: int, first: int, n: int) -> np.ndarray:
+    """The numbers, uint64 [n], of records first ... first + n - 1 of a task, in reading order."""
+    return np.arange(first, first + n, dtype=np.uint64) | np.uint64(task << _TASK_BITS)
 
 
 def _scramble(x):

@@ -24,13 +24,13 @@ import posixpath
 import re
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
-import tensorflow as tf
 from absl import logging
 
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files
 
 METADATA = "dataset.json"
+UNFINISHED = ".unfinished"  # marks a folder that may mix files of a new and an old data set
 PART = re.compile(r"dataset-(\d{5})-of-(\d{5})\.json")  # written by one of several hosts
 FORMAT_VERSION = 1
 _SHOWN = 5  # names in a line of the log
@@ -66,8 +66,12 @@ def merge_rates(parts: List[Tuple[Optional[dict], Tuple[int, int]]]) -> Optional
 
 def names_in(folder):
     """The sorted names in a folder; none if the folder does not exist."""
+    if "://" not in folder:
+        return sorted(os.listdir(folder or ".")) if os.path.isdir(folder or ".") else []
+    import tensorflow as tf  # only for what is remote: data_tools.on_spark has none
+
     try:
-        return sorted(tf.io.gfile.listdir(folder or "."))
+        return sorted(tf.io.gfile.listdir(folder))
     except tf.errors.NotFoundError:
         return []
 
@@ -150,7 +154,7 @@ def _given(**more):
 
 def read_part(path: str) -> dict:
     """A dataset.json, or a part of one; BadInput if it is broken."""
-    with tf.io.gfile.GFile(path, "rb") as f:
+    with _open(path) as f:
         text = f.read()
     try:
         found = json.loads(text.decode(), object_pairs_hook=_unique)
@@ -180,6 +184,14 @@ def read_part(path: str) -> dict:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise BadInput(f"{path}: is not a dataset.json ({reason}); delete or remake it.") from error
     return found
+
+
+def _open(path):
+    if "://" not in path:
+        return open(path, "rb")
+    import tensorflow as tf
+
+    return tf.io.gfile.GFile(path, "rb")
 
 
 def _unique(pairs):

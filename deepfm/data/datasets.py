@@ -13,14 +13,13 @@ import tensorflow as tf
 from absl import logging
 
 from deepfm.data import dataset_json, formats, identity
-from deepfm.data.dataset_json import METADATA, SamplingRates
+from deepfm.data.dataset_json import METADATA, UNFINISHED, SamplingRates
 from deepfm.data.identity import Identity
 from deepfm.data.pipe_mode import Pipe
 from deepfm.data.records import Shape
 from deepfm.errors import BadInput
 from deepfm.runtime import remote_files
 
-UNFINISHED = ".unfinished"  # marks a folder that may mix files of a new and an old data set
 TEMPORARY, SUCCESS = "_temporary", "_SUCCESS"  # of Hadoop and Spark: while a job writes, and after
 _GZIP = b"\x1f\x8b"
 _UNREADABLE = (".snappy", ".bz2", ".lz4", ".zst", ".deflate")  # what Hadoop's other codecs write
@@ -127,6 +126,8 @@ def find(spec: str, flag: str, data_format: str = "auto", partial: bool = False)
         if remote_files.is_remote(spec):  # the cause may be the server
             raise
         raise BadInput(f"--{flag}={spec}: {error.message}.") from error
+    except PermissionError as error:
+        raise BadInput(f"--{flag}={spec}: {error.filename}; {error.strerror}.") from error
 
 
 def _find(spec, flag, data_format, partial):

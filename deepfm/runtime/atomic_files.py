@@ -13,10 +13,9 @@ import shutil
 import tempfile
 from typing import Iterator, List
 
-import tensorflow as tf
 from absl import logging
 
-from deepfm.runtime import program, remote_files
+from deepfm.runtime import program
 
 # How a temporary name ends, after its prefix: in a process id, or in what mkdtemp puts there.
 ENDS = r"(\d+|[a-z0-9_]{8})"
@@ -123,6 +122,10 @@ def write_json(path: str, content):
 
 def join(path: str, parts: List[str]):
     """Puts text files together in order, whole or not at all, and removes them."""
+    import tensorflow as tf  # here, because data_tools.on_spark has none
+
+    from deepfm.runtime import remote_files
+
     with remote_files.written(path) as local, open_whole(local) as whole:
         for part in parts:
             with tf.io.gfile.GFile(part) as f:

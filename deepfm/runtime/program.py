@@ -39,14 +39,14 @@ _clean_ups: List[Callable[[], None]] = []
 _HOROVOD = re.compile(r"Horovod has been shut down|gloo/transport/|MPI_\w+ failed")
 
 
-def run(main, before_tensorflow=lambda: None, when_ended=""):
+def run(main, before_tensorflow=lambda: None, when_ended="", tensorflow=True):
     """Runs `main()` after reading the flags; never returns.
 
     SIGTERM and SIGINT end it with a sentence that ends with `when_ended`; `main` may set handlers
     of its own.
 
     `before_tensorflow()` is called first: it can set the environment variables that TensorFlow
-    reads when it is loaded.
+    reads when it is loaded. Without `tensorflow`, the program needs none.
 
     A BadInput ends the program with exit code 2, a failure of TensorFlow or the disk with 1, both
     with one sentence on standard error. Anything else is a bug of ours, so its trace is shown.
@@ -74,7 +74,7 @@ def run(main, before_tensorflow=lambda: None, when_ended=""):
 
     def start(_):
         before_tensorflow()
-        _guarded(main)
+        _guarded(main) if tensorflow else _guarded_alone(main)
 
     app.run(start, flags_parser=read_flags_alone)
 
@@ -183,9 +183,7 @@ def read_flags_before_words(argv):
 
 
 def _guarded(main):
-    logging.get_absl_handler().setFormatter(
-        std_logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    )
+    log_with_the_time()
     # Collecting garbage among all of TensorFlow's objects took a tenth of the time to step 1.
     gc.set_threshold(100_000)
     deepfm.need("tensorflow_core")
@@ -211,6 +209,25 @@ def _guarded(main):
         if _HOROVOD.search(text):
             _end(f"another rank has failed, or cannot be reached, {SO_THIS_ENDS}", 1)
         _end(f"{type(error).__name__}: {text}", 1)
+
+
+def log_with_the_time():
+    """Begins every line of the log with the time of day."""
+    logging.get_absl_handler().setFormatter(
+        std_logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    )
+
+
+def _guarded_alone(main):
+    """As `_guarded`, for a program that does not load TensorFlow."""
+    log_with_the_time()
+    try:
+        main()
+    except BadInput as error:
+        _end(str(error), 2)
+    except OSError as error:
+        logging.debug("The trace of this failure:", exc_info=True)
+        _end(f"{type(error).__name__}: {error}", 1)
 
 
 def _end(sentence, code):

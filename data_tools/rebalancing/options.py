@@ -1,0 +1,83 @@
+"""The flags of rebalance, on one machine and on Spark, and which of them contradict one another."""
+
+import dataclasses
+from typing import Optional, Tuple
+
+from data_tools.common.command_line import REQUIRED, flag
+from deepfm.data.dataset_json import SamplingRates
+from deepfm.errors import BadInput
+
+LARGEST_RATE = 1000000
+
+
+def _rate(label):
+    text = (
+        f"Copies to write of each record with label {label}, on average: 0.1 keeps a random tenth, "
+        "2.5 writes each two or three times. Default: 1."
+    )
+    return flag(text, lower_bound=0, upper_bound=LARGEST_RATE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The flags, as plain values."""
+
+    input: str = flag(
+        "TFRecord or LibSVM files, plain or .gz: a directory, a glob, or a comma list of these.",
+        REQUIRED,
+    )
+    output_dir: str = flag("Local directory for the files.", REQUIRED)
+    num_files: int = flag(
+        "Files to write, on all hosts together, with equal numbers of records. 0: as many as are "
+        "read.",
+        default=0,
+        lower_bound=0,
+    )
+    shuffle: bool = flag("Shuffle all records; false: keep their order.", default=True)
+    seed: int = flag(
+        "Random seed of the order and the sampling; the same seed writes the same bytes.",
+        default=1,
+        lower_bound=0,
+        upper_bound=2**32 - 1,
+    )
+    negative_rate: Optional[float] = _rate(0)
+    positive_rate: Optional[float] = _rate(1)
+    positive_share: Optional[float] = flag(
+        "Share of label 1 that the output should have, above 0 and below 1; sets both rates. 0.5: "
+        "as many records of each label."
+    )
+    oversample: bool = flag(
+        "With --positive_share, repeat records of the scarcer label instead of dropping records of "
+        "the other.",
+        default=False,
+    )
+    compress: bool = flag("Compress the files (.gz); smaller, but slower.", default=False)
+    memory_mb: int = flag(
+        "Memory for records, in MB, for all processes together. Lower it if memory is short.",
+        default=512,
+        lower_bound=64,
+    )
+    num_workers: int = flag("Number of processes; try one per core.", default=1, lower_bound=1)
+    max_bad_records: int = flag(
+        "Number of bad records to log and skip; one more ends the run.", default=0, lower_bound=0
+    )
+    overwrite: bool = flag("Replace the data set in --output_dir.", default=False)
+    share: Tuple[int, int] = (0, 1)
+    own_files: bool = False
+
+
+def check(options):
+    """Refuses (BadInput) flags that contradict one another."""
+    share, rates = options.positive_share, (options.negative_rate, options.positive_rate)
+    for name, rate in zip(SamplingRates._fields, rates):
+        if rate is not None and not 0 <= rate <= LARGEST_RATE:
+            raise BadInput(f"--{name}_rate={rate} is not between 0 and {LARGEST_RATE}; try 0.1.")
+    if share is not None and not 0 < share < 1:
+        raise BadInput(f"--positive_share={share} is not between 0 and 1; try 0.5.")
+    if share is not None and rates != (None, None):
+        raise BadInput(
+            "--positive_share sets both rates; leave out --negative_rate and --positive_rate, or "
+            "leave out --positive_share."
+        )
+    if options.oversample and share is None:
+        raise BadInput("--oversample needs --positive_share, such as --positive_share=0.5.")
