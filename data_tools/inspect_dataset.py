@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from data_tools.common import command_line, line_blocks, shards, tallies
+from data_tools.common import command_line, line_decoding, shards, tallies
 from data_tools.common.command_line import REQUIRED, flag
 from data_tools.common.line_blocks import LineRange
 from data_tools.common.progress import Progress
@@ -223,7 +223,7 @@ def _add(summaries, lengths, fields, ids, values):
 
 
 def _read_libsvm(path, field_size, weighted):
-    for block in line_blocks.decoded(LineRange(path), field_size, weighted):
+    for block in line_decoding.decoded(LineRange(path), field_size, weighted):
         if isinstance(block, BadRecord):
             raise BadInput(str(block))
         _, _, _, (labels, rows, ids, values, *weights), read = block

@@ -5,6 +5,7 @@ done the folder holds UNFINISHED, and readers refuse the folder, also if the pro
 killed in between. Signals are ignored meanwhile, because the work is all but done.
 """
 
+import contextlib
 import os
 import re
 from typing import Collection, List, Tuple
@@ -14,6 +15,7 @@ from deepfm.data.dataset_json import UNFINISHED
 from deepfm.errors import BadInput
 from deepfm.runtime import program
 
+SUCCESS = "_SUCCESS"  # readers pass over names that begin with an underscore
 # The names of our data files, except those of the converter without --num_files.
 _OURS = re.compile(r"(shard-\d{5}-of-\d{5}/)?part-\d{5}-of-\d{5}\.(tfrecords|libsvm)(\.gz)?")
 _OF_HOST = re.compile(r"shard-\d{5}-of-(\d{5})")
@@ -106,3 +108,14 @@ def publish(scratch: str, names: List[str], folder: str, old: List[str]):
     for name in names:
         os.replace(os.path.join(scratch, name), os.path.join(folder, name))
     os.remove(os.path.join(folder, UNFINISHED))
+
+
+@contextlib.contextmanager
+def succeeding(folder: str):
+    """Marks a folder with _SUCCESS, as Spark does, once the body has published its data."""
+    path = os.path.join(folder, SUCCESS)
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(path)
+    yield
+    with open(path, "w"):
+        pass

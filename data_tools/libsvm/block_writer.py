@@ -10,7 +10,7 @@ from typing import List, NamedTuple, Optional, Tuple
 import tensorflow as tf
 import tensorflow.contrib.libsvm  # noqa: F401  loaded before forking, so that processes share it
 
-from data_tools.common import line_blocks, record_files, workers
+from data_tools.common import line_blocks, line_decoding, record_files, workers
 from data_tools.common.line_blocks import LineRange
 from data_tools.libsvm import field_lines
 from deepfm.data import libsvm, records
@@ -156,7 +156,7 @@ def convert(task: Tuple[LineRange, List[Piece]], schema):
             facts = append(piece.path, text)
         except tf.errors.InvalidArgumentError:
             number = first() + lines_before
-            good = yield from line_blocks.sift(path, text, number, parse, explain, content)
+            good = yield from line_decoding.sift(path, text, number, parse, explain, content)
             facts = append(piece.path, b"\n".join(good.values()))
         yield read, (piece.output, BlockFacts(*(fact.item() for fact in facts)))
 

@@ -16,7 +16,7 @@ from typing import Iterator, NamedTuple, Optional, Union
 import numpy as np
 import tensorflow as tf
 
-from data_tools.common import line_blocks, workers
+from data_tools.common import line_decoding, workers
 from data_tools.common.line_blocks import LineRange
 from deepfm.data import bad_records, datasets, example_bytes, formats, libsvm, records
 from deepfm.data.plain.bad_record import BadRecord
@@ -161,7 +161,7 @@ def _framed(payloads, schema):
 
 
 def _read_lines(part):
-    for block in line_blocks.decoded(part.lines, weighted=part.weighted):
+    for block in line_decoding.decoded(part.lines, weighted=part.weighted):
         if isinstance(block, BadRecord):
             yield block
             continue
