@@ -9,19 +9,28 @@ import sys
 from importlib.util import find_spec
 
 _TITLES = {"tensorflow_core": "TensorFlow 1.15"}  # only 1.15, 2.0 and 2.1 have that package
-_OF_SAGEMAKER = ("boto3", "moto", "sagemaker")
+# The environments that have packages which .venv lacks.
+_ENVIRONMENTS = {
+    **dict.fromkeys(("boto3", "moto", "sagemaker"), "sagemaker"),
+    **dict.fromkeys(("pyspark", "pandas", "pyarrow"), "spark"),
+}
 
 
 def need(*packages: str):
     """Ends the program with exit code 2 and one sentence if this Python lacks a package."""
     for name in packages:
         if find_spec(name) is None:
-            refuse_python(f"has no {_TITLES.get(name, name)}", name in _OF_SAGEMAKER)
+            refuse_python(f"has no {_TITLES.get(name, name)}", _ENVIRONMENTS.get(name, ""))
 
 
-def refuse_python(why: str, sagemaker: bool = False):
-    """Ends the program with exit code 2 and one sentence that says which Python to use."""
-    option, folder = (" --sagemaker", ".venv-sagemaker") if sagemaker else ("", ".venv")
+def refuse_python(why: str, environment: str = ""):
+    """Ends the program with exit code 2 and one sentence that says which Python to use.
+
+    Args:
+        why: what it lacks.
+        environment: the option of setup.sh that makes the right one; empty: none.
+    """
+    option, folder = (f" --{environment}", f".venv-{environment}") if environment else ("", ".venv")
     sys.stderr.write(
         f"{os.path.basename(sys.argv[0])}: this Python ({sys.executable}, "
         f"{'.'.join(map(str, sys.version_info[:3]))}) {why}; run scripts/setup.sh{option}, then "

@@ -18,7 +18,7 @@ import tensorflow as tf
 from conftest import run_tool, run_train, shared_data
 
 from data_tools import prepare_criteo
-from data_tools.click_logs import feature_map, output_folder, passes
+from data_tools.click_logs import feature_map, output_folder, slices
 from data_tools.common import line_blocks, skipping
 from data_tools.prepare_criteo import Options
 from deepfm.data import datasets
@@ -183,7 +183,7 @@ def small_pieces(monkeypatch):
     """Blocks of some rows and pieces of some blocks, so that small files have many."""
     monkeypatch.setattr(line_blocks, "BLOCK", 2000)
     monkeypatch.setattr(line_blocks, "TASK", 9000)
-    monkeypatch.setattr(passes, "COUNT_ROWS", 40)
+    monkeypatch.setattr(slices, "COUNT_ROWS", 40)
 
 
 ROWS = criteo_rows(400)

@@ -9,7 +9,8 @@ import os
 from data_tools.click_logs import feature_map, field_tables
 from data_tools.click_logs.splitting import SPLITS
 from data_tools.common import publishing, shards
-from deepfm.data import dataset_json, datasets, formats
+from deepfm.data import dataset_json
+from deepfm.data.plain import data_file
 from deepfm.errors import BadInput
 from deepfm.runtime import program
 
@@ -38,7 +39,7 @@ def replaced(asked, options, share):
 
 def _data_files(options, split):
     """The paths in a split's folder that would be read as data or as a dataset.json."""
-    suffixes = (dataset_json.METADATA, *formats.SUFFIXES)
+    suffixes = (dataset_json.METADATA, *data_file.TFRECORD, *data_file.LIBSVM)
     top = os.path.join(options.output_dir, SPLITS[split])
     paths = [os.path.join(root, n) for root, _, names in os.walk(top) for n in names]
     return sorted(path for path in paths if path.endswith(suffixes))
@@ -82,7 +83,7 @@ def publish(written, tables, fingerprint, old, options, share, scratch):
         for name in sorted(name for j, name in written if j == i):
             size = os.path.getsize(os.path.join(scratch, split, name))
             path = os.path.join(folder, name)
-            made.append(datasets.DataFile(path, size, *written[i, name]))
+            made.append(data_file.DataFile(path, size, *written[i, name]))
         if made:
             at, sizes = os.path.join(scratch, split), (len(tables), tables[-1].end)
             dataset_json.write(at, *sizes, made, feature_map=fingerprint)

@@ -4,20 +4,19 @@ import functools
 import os
 from typing import Dict, List, Optional, Sequence, Tuple
 
-import numpy as np
+import tensorflow as tf
 
-from data_tools.click_logs import field_tables, row_writers, vocabulary
+from data_tools.click_logs import vocabulary
 from data_tools.click_logs.column_kinds import Column
+from data_tools.click_logs.feature_map import STEPS
 from data_tools.click_logs.field_tables import FieldTable
-from data_tools.click_logs.slices import RawSlice, read_rows, size
-from data_tools.click_logs.splitting import SPLITS, split_of
+from data_tools.click_logs.slices import RawSlice, count_rows, encode_rows, size
+from data_tools.click_logs.splitting import SPLITS
 from data_tools.click_logs.vocabulary import Counts, Room
-from data_tools.common import workers
+from data_tools.common import record_files, workers
 from data_tools.common.skipping import Skipping
-from deepfm.data import formats
-from deepfm.data.plain.bad_record import BadRecord
-
-COUNT_ROWS = 1 << 17  # rows to count before passing on the counts
+from data_tools.libsvm.line_format import line_writer
+from deepfm.data import formats, records
 
 
 def count(
@@ -34,35 +33,9 @@ def count(
         OSError: a process was killed.
     """
     with workers.results(
-        _count_slice, slices, num_workers, "Counting", sum(size(task.lines) for task in slices), bad
+        count_rows, slices, num_workers, "Counting", sum(size(task.lines) for task in slices), bad
     ) as results:
         return vocabulary.add_up(columns, (counts for _, counts in results), room)
-
-
-def _count_slice(task):
-    """Yields bad rows and (bytes read, the fields' [Counts] since the last ones, or ())."""
-    waiting, texts, rows = [], [[] for _ in task.layout.columns], 0
-    for read, block in read_rows(task.lines, task.layout):
-        if isinstance(block, BadRecord):
-            yield block
-            continue
-        train = split_of(task.split, task.lines.path, block.starts) == 0
-        waiting.append(block.keys[:, train])
-        for field, (places, found) in block.long.items():
-            texts[field] += [text for place, text in zip(places, found) if train[place]]
-        rows += len(train)
-        if rows < COUNT_ROWS:
-            yield read, ()
-        else:
-            yield read, _counts(waiting, texts)
-            waiting, texts, rows = [], [[] for _ in task.layout.columns], 0
-    if waiting:
-        yield 0, _counts(waiting, texts)
-
-
-def _counts(blocks, texts):
-    """[Counts] of the fields, from blocks of keys [F, B] and the long texts of each field."""
-    return [vocabulary.count(*cells) for cells in zip(np.concatenate(blocks, axis=1), texts)]
 
 
 def encode(
@@ -78,7 +51,7 @@ def encode(
     Args:
         slices: which rows.
         tables: the ids of each field.
-        output_format: a key of row_writers.WRITERS.
+        output_format: a key of WRITERS.
         folder: where to make a folder for each of SPLITS.
         num_workers: number of processes.
         bad: counts the bad rows.
@@ -106,20 +79,41 @@ def encode(
 
 
 def _encode_slice(task, tables, output_format, folder):
-    """Writes the rows of a slice; yields bad rows, and for each split in a block (bytes of the
-    input read, (index in SPLITS, name of the file, rows, positives))."""
-    append = row_writers.writer(output_format, len(tables), tables[-1].end)
-    name = task.name + formats.FORMATS[output_format].suffixes[0]
-    for read, block in read_rows(task.lines, task.layout):
-        if isinstance(block, BadRecord):
-            yield block
-            continue
-        ids, values = field_tables.encode(block, tables)
-        splits = split_of(task.split, task.lines.path, block.starts)
-        for split in np.unique(splits).tolist():
-            mine = splits == split
-            labels = block.labels[mine]
-            path = os.path.join(folder, SPLITS[split], name)
-            append(path, labels, ids[mine], values[mine])
-            yield read, (split, name, len(labels), int(labels.sum()))
-            read = 0
+    append = _writer(output_format, len(tables), tables[-1].end)
+    suffix = formats.FORMATS[output_format].suffixes[0]
+    return encode_rows(task, tables, append, folder, suffix)
+
+
+def _write_tfrecords(field_size, feature_size):
+    width = [None, field_size]
+    encode = lambda labels, ids, values: (records.encode(labels, ids, values), ())
+    inputs = (tf.float32, [None]), (tf.int64, width), (tf.float32, width)
+    return record_files.appender(encode, *inputs)
+
+
+def _write_libsvm(field_size, feature_size):
+    to_lines = line_writer(feature_size, STEPS)
+
+    def append(path, labels, ids, values):
+        with open(path, "ab") as f:
+            f.write(to_lines(ids, values, labels > 0))
+
+    return append
+
+
+WRITERS = {formats.TFRECORD.name: _write_tfrecords, formats.LIBSVM.name: _write_libsvm}
+
+
+@functools.lru_cache(maxsize=1)  # built once per process
+def _writer(output_format: str, field_size: int, feature_size: int):
+    """A function that appends rows to a file; it raises OSError if it cannot write.
+
+    Args:
+        output_format: a key of WRITERS.
+        field_size: F.
+        feature_size: ids are below this.
+
+    Returns:
+        A function (path, labels float32 [B], ids int64 [B, F], values float32 [B, F]) -> None.
+    """
+    return WRITERS[output_format](field_size, feature_size)

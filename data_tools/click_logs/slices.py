@@ -3,20 +3,21 @@
 import contextlib
 import functools
 import itertools
+import os
 from typing import Iterator, List, NamedTuple, Tuple, Union
 
-import tensorflow as tf
+import numpy as np
 
-from data_tools.click_logs import parquet_rows, row_parser
+from data_tools.click_logs import field_tables, parquet_rows, row_parser, vocabulary
 from data_tools.click_logs.parquet_rows import RowGroups
 from data_tools.click_logs.row_parser import Layout, Rows
-from data_tools.click_logs.splitting import Split
+from data_tools.click_logs.splitting import SPLITS, Split, split_of
 from data_tools.common import line_blocks
 from data_tools.common.line_blocks import LineRange
-from deepfm.data import datasets, formats
 from deepfm.data.plain.bad_record import BadRecord
 from deepfm.errors import BadInput
 
+COUNT_ROWS = 1 << 17  # rows to count before passing on the counts
 MOST = 1000  # slices at most, about, of a large input: each becomes a file
 
 
@@ -52,15 +53,9 @@ class Source(NamedTuple):
     labels: bool = True
 
 
-def find(source: Source, own_files: bool = False) -> List[datasets.DataFile]:
-    """The files of a source, in order; raises BadInput if they cannot be raw rows.
-
-    Args:
-        source: the source.
-        own_files: whether no other host sees these files.
-    """
-    found = datasets.find(source.spec, source.flag, partial=own_files)
-    if found.format is not formats.LIBSVM:  # anything but TFRecord is taken for LibSVM
+def checked(source: Source, found) -> list:
+    """The DataFiles of a source's DataSet; raises BadInput if they cannot be raw rows."""
+    if found.data_format == "tfrecord":  # anything else is taken for LibSVM
         first = found.files[0].path
         raise BadInput(f"--{source.flag}={source.spec}: {first} is neither text nor Parquet.")
     parquet = [f.path for f in found.files if _is_parquet(f.path)]
@@ -78,9 +73,7 @@ def find(source: Source, own_files: bool = False) -> List[datasets.DataFile]:
     return found.files
 
 
-def cut(
-    source: Source, files: List[datasets.DataFile], options, share: Tuple[int, int]
-) -> Iterator[RawSlice]:
+def cut(source: Source, files: List, options, share: Tuple[int, int]) -> Iterator[RawSlice]:
     """Yields the slices of a source that are this host's share.
 
     Parquet files are cut into row groups.
@@ -90,7 +83,7 @@ def cut(
 
     Args:
         source: the source.
-        files: from `find`.
+        files: from `checked`.
         options: prepare_criteo.Options.
         share: (index, number) of hosts.
     """
@@ -120,7 +113,7 @@ def _is_parquet(path):
     """Whether a file is Parquet, by its name or else by its first bytes."""
     if path.endswith(parquet_rows.SUFFIXES):
         return True
-    with tf.io.gfile.GFile(path, "rb") as f:
+    with line_blocks.open_file(path) as f:
         return f.read(len(parquet_rows.MAGIC)) == parquet_rows.MAGIC
 
 
@@ -147,16 +140,16 @@ def read_layout(path: str, labels: bool, options) -> Layout:
 
 def size(rows: Union[LineRange, RowGroups]) -> int:
     """The bytes of the file that the rows take."""
-    if isinstance(rows, RowGroups):
+    if hasattr(rows, "groups"):
         return rows.bytes
-    return (rows.end or tf.io.gfile.stat(rows.path).length) - rows.start
+    return (rows.end or line_blocks.size_of(rows.path)) - rows.start
 
 
 def read_rows(
     lines: Union[LineRange, RowGroups], layout: Layout
 ) -> Iterator[Tuple[int, Union[Rows, BadRecord]]]:
     """Yields (bytes of the file read, Rows or a BadRecord) for rows of a file, block by block."""
-    if isinstance(lines, RowGroups):
+    if hasattr(lines, "groups"):
         yield from parquet_rows.read(lines, layout)
         return
     first, before = line_blocks.numbering(lines), 0
@@ -168,3 +161,48 @@ def read_rows(
             before += text.count(b"\n")
     except BadInput as error:
         raise BadInput(f"{str(error).rstrip('.')} after line {before}.") from error
+
+
+def count_rows(task):
+    """Yields bad rows and (bytes read, the fields' [Counts] since the last ones, or ())."""
+    waiting, texts, rows = [], [[] for _ in task.layout.columns], 0
+    for read, block in read_rows(task.lines, task.layout):
+        if isinstance(block, BadRecord):
+            yield block
+            continue
+        train = split_of(task.split, task.lines.path, block.starts) == 0
+        waiting.append(block.keys[:, train])
+        for field, (places, found) in block.long.items():
+            texts[field] += [text for place, text in zip(places, found) if train[place]]
+        rows += len(train)
+        if rows < COUNT_ROWS:
+            yield read, ()
+        else:
+            yield read, _counts(waiting, texts)
+            waiting, texts, rows = [], [[] for _ in task.layout.columns], 0
+    if waiting:
+        yield 0, _counts(waiting, texts)
+
+
+def _counts(blocks, texts):
+    """[Counts] of the fields, from blocks of keys [F, B] and the long texts of each field."""
+    return [vocabulary.count(*cells) for cells in zip(np.concatenate(blocks, axis=1), texts)]
+
+
+def encode_rows(task, tables, append, folder, suffix):
+    """Writes the rows of a slice; yields bad rows, and for each split in a block (bytes of the
+    input read, (index in SPLITS, name of the file, rows, positives))."""
+    name = task.name + suffix
+    for read, block in read_rows(task.lines, task.layout):
+        if isinstance(block, BadRecord):
+            yield block
+            continue
+        ids, values = field_tables.encode(block, tables)
+        splits = split_of(task.split, task.lines.path, block.starts)
+        for split in np.unique(splits).tolist():
+            mine = splits == split
+            labels = block.labels[mine]
+            path = os.path.join(folder, SPLITS[split], name)
+            append(path, labels, ids[mine], values[mine])
+            yield read, (split, name, len(labels), int(labels.sum()))
+            read = 0

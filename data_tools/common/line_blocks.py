@@ -39,7 +39,8 @@ def open_file(path: str):
     return tf.io.gfile.GFile(path, "rb")
 
 
-def _bytes(path):
+def size_of(path: str) -> int:
+    """The bytes of a local or s3:// file."""
     if "://" not in path:
         return os.path.getsize(path)
     import tensorflow as tf
@@ -54,7 +55,7 @@ def lines_from(path: str, begin: int, end: int) -> Optional[LineRange]:
     """
     if path.endswith(".gz"):
         return LineRange(path)
-    size = _bytes(path)
+    size = size_of(path)
     start = _next_line(path, begin) if begin else 0
     stop = _next_line(path, end) if end < size else None
     return None if start in (stop, size) else LineRange(path, start, stop)

@@ -15,7 +15,6 @@ from typing import Optional, Tuple
 
 from absl import flags
 
-from deepfm.data import datasets
 from deepfm.errors import BadInput
 
 FLAGS = flags.FLAGS
@@ -106,7 +105,7 @@ def own_files(*specs: Optional[str]) -> bool:
     return any(inside)
 
 
-def part_of(data: datasets.DataSet, share: Tuple[int, int]) -> datasets.DataSet:
+def part_of(data, share: Tuple[int, int]):
     """The data set with only this host's share of the files; BadInput if there are too few."""
     index, number = share
     if len(data.files) < number:

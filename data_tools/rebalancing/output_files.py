@@ -7,11 +7,12 @@ import os
 
 from data_tools.common import publishing
 from deepfm.data import dataset_json
+from deepfm.data.plain import data_file
 from deepfm.errors import BadInput
 
 # Suffixes of the files in output_dir that count as data of each format.
 SUFFIXES = {
-    "tfrecord": (".tfrecords", ".tfrecord", ".tfrecords.gz", ".tfrecord.gz"),
+    "tfrecord": data_file.TFRECORD,
     "libsvm": (".libsvm", ".libsvm.gz"),
 }
 

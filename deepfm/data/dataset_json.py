@@ -22,10 +22,11 @@ import json
 import os
 import posixpath
 import re
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
+from typing import Callable, Dict, Iterable, List, Optional, Set, Tuple
 
 from absl import logging
 
+from deepfm.data.plain.sampling_rates import SamplingRates
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files
 
@@ -35,13 +36,6 @@ PART = re.compile(r"dataset-(\d{5})-of-(\d{5})\.json")  # written by one of seve
 FORMAT_VERSION = 1
 _SHOWN = 5  # names in a line of the log
 _FINGERPRINT = re.compile("[0-9a-f]{8,64}")
-
-
-class SamplingRates(NamedTuple):
-    """Records kept per original record of each label; above 1 if they were repeated."""
-
-    negative: float = 1.0
-    positive: float = 1.0
 
 
 def merge_rates(parts: List[Tuple[Optional[dict], Tuple[int, int]]]) -> Optional[SamplingRates]:

@@ -16,6 +16,7 @@ from deepfm.data import dataset_json, formats, identity
 from deepfm.data.dataset_json import METADATA, UNFINISHED, SamplingRates
 from deepfm.data.identity import Identity
 from deepfm.data.pipe_mode import Pipe
+from deepfm.data.plain.data_file import DataFile
 from deepfm.data.records import Shape
 from deepfm.errors import BadInput
 from deepfm.runtime import remote_files
@@ -23,17 +24,6 @@ from deepfm.runtime import remote_files
 TEMPORARY, SUCCESS = "_temporary", "_SUCCESS"  # of Hadoop and Spark: while a job writes, and after
 _GZIP = b"\x1f\x8b"
 _UNREADABLE = (".snappy", ".bz2", ".lz4", ".zst", ".deflate")  # what Hadoop's other codecs write
-
-
-class DataFile(NamedTuple):
-    """A file of a data set. Without a dataset.json, rows and positives are None; identity is None
-    until the file has been identified."""
-
-    path: str
-    bytes: int
-    rows: Optional[int] = None
-    positives: Optional[int] = None
-    identity: Optional[Identity] = None
 
 
 class DataSet(NamedTuple):

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from deepfm.data import libsvm, records
-from deepfm.data.plain import libsvm_text, wire
+from deepfm.data.plain import data_file, libsvm_text, wire
 from deepfm.data.plain.frames import LONGEST_RECORD, TRUNCATED, header_starts, too_long
 from deepfm.data.plain.schema import FRAME
 from deepfm.kernels.ops import CHUNK, TENSORFLOW
@@ -218,7 +218,7 @@ def _size(path, files):
 TFRECORD = Format(
     name="tfrecord",
     title="TFRecord",
-    suffixes=(".tfrecords", ".tfrecord", ".tfrecords.gz", ".tfrecord.gz"),
+    suffixes=data_file.TFRECORD,
     numbered=_numbered_frames,
     shape=records.shape,
     explain=records.explain_example,
@@ -230,9 +230,7 @@ TFRECORD = Format(
 LIBSVM = Format(
     name="libsvm",
     title="LibSVM",
-    suffixes=tuple(
-        x + y for x in (".libsvm", ".svm", ".txt", ".libffm", ".ffm") for y in ("", ".gz")
-    ),
+    suffixes=data_file.LIBSVM,
     numbered=libsvm.numbered,
     shape=libsvm_text.shape,
     explain=libsvm_text.explain_line,

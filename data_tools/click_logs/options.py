@@ -1,0 +1,214 @@
+"""The flags of prepare_criteo, on one machine and on Spark, and what they mean together."""
+
+import dataclasses
+import os
+from typing import Optional, Tuple
+
+from absl import logging
+
+from data_tools.click_logs import column_kinds, feature_map, row_parser
+from data_tools.click_logs.column_kinds import BUCKETS, SCALED, Column, Table
+from data_tools.click_logs.slices import Source
+from data_tools.click_logs.splitting import SPLITS, Split
+from data_tools.common.command_line import REQUIRED, flag
+from deepfm.errors import BadInput
+
+SCRATCH = ".prepare_criteo-"
+FORMATS = ("tfrecord", "libsvm")  # of the records to write: the keys of passes.WRITERS
+RAW = "raw files, plain, .gz or .parquet: a directory, a glob, or a comma list of these."
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The flags, as plain values."""
+
+    output_dir: str = flag("Local directory for the records and the feature map.", REQUIRED)
+    input: Optional[str] = flag(f"Training rows, or rows to divide by --split: {RAW}")
+    valid_input: Optional[str] = flag(f"Validation rows, if they are in separate files: {RAW}")
+    test_input: Optional[str] = flag(
+        f"Test rows, if they are in separate files; may lack the label: {RAW}"
+    )
+    dataset: Optional[str] = flag(
+        "Which data set's columns the rows have. Default: criteo.",
+        enum_values=list(column_kinds.DATASETS),
+    )
+    columns: Optional[str] = flag(
+        "Rows of any other table: a JSON file that names its columns, in their order, and the kind "
+        f"of each ({', '.join(column_kinds.KINDS)}); see docs/data.md."
+    )
+    table: Tuple[Column, ...] = ()  # those columns, or those of --feature_map
+    delimiter: str = flag(
+        "Separator of cells; auto: a tab if the first line has one, else a comma.",
+        default="auto",
+        enum_values=["auto", *row_parser.DELIMITERS],
+    )
+    header: str = flag(
+        "Whether the first line of each file is a header; auto: if it names all field columns.",
+        default="auto",
+        enum_values=["auto", "yes", "no"],
+    )
+    output_format: str = flag(
+        "Format of the records to write; train.py reads both.",
+        default=FORMATS[0],
+        enum_values=list(FORMATS),
+    )
+    integers: Optional[str] = flag(
+        "How to encode integer columns. buckets: floor(ln(x)^2) as a category, like the winners of "
+        "Criteo's challenge. scaled: one id and a value in [0, 1]. Default: buckets.",
+        enum_values=[BUCKETS, SCALED],
+    )
+    min_count: Optional[int] = flag(
+        "Fewest training rows for a category to get its own id; rarer ones share one id per field. "
+        "Lower it for small data. Default: 10.",
+        lower_bound=1,
+    )
+    split: Optional[str] = flag(
+        "Shares of --input for train,valid,test; the sum must be 1. Default: 0.8,0.1,0.1; with "
+        "--valid_input, --test_input or --feature_map 1,0,0."
+    )
+    split_by: str = flag(
+        "How to divide --input. draw: at random, row by row. order: first train, last test, for "
+        "rows in time order.",
+        default="draw",
+        enum_values=["draw", "order"],
+    )
+    seed: int = flag("Random seed of --split_by=draw.", default=1)
+    feature_map: Optional[str] = flag(
+        "Encode with this feature_map.json of an earlier run instead of counting categories; use "
+        "it for new rows for a trained model."
+    )
+    step: str = flag(
+        "On several hosts: run count on each, then encode on each with the counts of all. all: "
+        "both, on one host.",
+        default="all",
+        enum_values=["count", "encode", "all"],
+    )
+    counts: Optional[str] = flag(
+        "Glob of all hosts' count files, for --step=encode. Default: counts-*.npz in --output_dir."
+    )
+    own_files: bool = False
+    memory_mb: Optional[int] = flag(
+        "Memory that the vocabulary may take, in MB; the run ends before it takes more. Lower it "
+        "if other programs will need memory. Default: 90 % of what is free, less 400 MB for each "
+        "process.",
+        lower_bound=1,
+    )
+    num_workers: int = flag("Number of processes; try one per core.", default=1, lower_bound=1)
+    max_bad_records: int = flag(
+        "Number of bad rows to log and skip; one more ends the run.", default=0, lower_bound=0
+    )
+    overwrite: bool = flag("Replace the splits, map or counts of an earlier run.", default=False)
+
+
+def check(options, share):
+    """Refuses (BadInput) flags that do not fit together."""
+    if not (options.input or options.valid_input or options.test_input):
+        raise BadInput("--input must be given (or --test_input with --feature_map).")
+    if not (options.input or options.feature_map):
+        raise BadInput("--input must be given: the vocabulary comes from its training rows.")
+    if "://" in options.output_dir:
+        raise BadInput(f"--output_dir={options.output_dir} is not local; write locally, then copy.")
+    for name in ("min_count", "counts", "memory_mb") if options.feature_map else ():
+        if getattr(options, name):
+            raise BadInput(f"--{name} has no effect with --feature_map; leave it out.")
+    if options.feature_map and options.step == "count":
+        raise BadInput("--feature_map needs no counts; leave out --step=count.")
+    if options.step == "all" and share[1] > 1 and not options.feature_map:
+        raise BadInput(
+            f"--step=all works on one host, not on {share[1]}; run --step=count on each, then "
+            "--step=encode (or give --num_shards=1 --shard_index=0 on one)."
+        )
+    if options.own_files and options.split_by == "order":
+        raise BadInput("--split_by=order needs all files on each host; try --noown_files.")
+
+
+def table_of(options) -> Optional[Table]:
+    """The Table of --columns."""
+    if not options.columns:
+        return None
+    if options.dataset:
+        raise BadInput("--columns and --dataset both say what the columns are; leave one out.")
+    try:
+        return column_kinds.load(options.columns)
+    except ValueError as error:
+        raise BadInput(f"--columns: {error}") from error
+
+
+def known_map(options, described):
+    if not options.feature_map:
+        return None
+    try:
+        known = feature_map.load(options.feature_map)
+    except ValueError as error:
+        raise BadInput(f"--feature_map: {error}") from error
+    for name in ("dataset", "integers"):
+        given, has = getattr(options, name), getattr(known, name)
+        if given not in (None, has):
+            kind = "the table " if name == "dataset" and known.columns else f"--{name}="
+            raise BadInput(f"--{name}={given}, but {options.feature_map} is for {kind}{has}.")
+    if described and described.columns != known.columns:
+        raise BadInput(
+            f"--columns={options.columns}: {options.feature_map} is for other columns; leave "
+            "--columns out, as the map has them."
+        )
+    return known
+
+
+def complete(options, known, described):
+    """Fills in the defaults that depend on other options."""
+    own = [n for n in ("valid", "test") if getattr(options, f"{n}_input")]
+    split = options.split or ("1,0,0" if own or known else "0.8,0.1,0.1")
+    chosen = dict(dataset="criteo", integers=BUCKETS, min_count=10)
+    for name, default in chosen.items():
+        chosen[name] = getattr(known, name) if known else getattr(options, name) or default
+    if described and not known:
+        chosen["dataset"] = described.name
+    table = known.columns if known else described.columns if described else ()
+    return dataclasses.replace(options, split=split, table=table, **chosen)
+
+
+def sources_of(options):
+    try:
+        shares = tuple(float(share) for share in options.split.split(","))
+    except ValueError:
+        shares = ()
+    if len(shares) != 3 or min(shares) < 0 or shares[0] == 0 or abs(sum(shares) - 1) > 1e-6:
+        raise BadInput(
+            f"--split={options.split} must be three shares that sum to 1, the first above 0; try "
+            "--split=0.8,0.1,0.1."
+        )
+    sources = []
+    if options.input:
+        split = Split(shares, options.split_by, options.seed)
+        sources.append(Source("input", options.input, split))
+    for i, name in enumerate(SPLITS[1:], 1):
+        spec = getattr(options, f"{name}_input")
+        if spec and shares[i] and options.input:
+            rest = [0 if j == i else x + shares[i] * (j == 0) for j, x in enumerate(shares)]
+            rest = ",".join(f"{x:g}" for x in rest)  # its share is added to train's
+            raise BadInput(f"--split={options.split} but also --{name}_input; try --split={rest}.")
+        if spec:
+            split = Split(tuple(float(j == i) for j in range(len(SPLITS))))
+            sources.append(Source(f"{name}_input", spec, split, name != "test"))
+    return sources
+
+
+def log_unlabelled(tasks):
+    unlabelled = (t for t in tasks if not t.layout.labels and t.layout.label is None)
+    for path in sorted({task.lines.path for task in unlabelled}):
+        logging.info("%s has no label column; its rows get label 0.", path)
+
+
+def log_summary(files, tables, fingerprint, seconds):
+    for split in SPLITS:
+        mine = [f for f in files if f"{os.sep}{split}{os.sep}" in f.path]
+        rows = sum(f.rows for f in mine)
+        if rows:
+            positives = sum(f.positives for f in mine) / rows
+            text = "%s: %d rows in %d files, %.4f of them positive."
+            logging.info(text, split, rows, len(mine), positives)
+    rows = sum(f.rows for f in files)
+    logging.info(
+        "Wrote %d rows of %d fields, feature_size %d, feature map %s, in %.1f s: %.0f rows/s.",
+        rows, len(tables), tables[-1].end, fingerprint, seconds, rows / seconds,
+    )  # fmt: skip

@@ -1,0 +1,17 @@
+"""A file of a data set, and by which suffix its format is known."""
+
+from typing import NamedTuple, Optional
+
+TFRECORD = (".tfrecords", ".tfrecord", ".tfrecords.gz", ".tfrecord.gz")  # the first is written
+LIBSVM = tuple(x + y for x in (".libsvm", ".svm", ".txt", ".libffm", ".ffm") for y in ("", ".gz"))
+
+
+class DataFile(NamedTuple):
+    """A file of a data set. Without a dataset.json, rows and positives are None; identity, an
+    identity.Identity, is None until the file has been identified."""
+
+    path: str
+    bytes: int
+    rows: Optional[int] = None
+    positives: Optional[int] = None
+    identity: Optional[tuple] = None
