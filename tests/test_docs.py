@@ -32,6 +32,7 @@ TEXTS = {page: (ROOT / page).read_text() for page in [*PAGES, "CONTRIBUTING.md"]
 LANGUAGES = {"sh", "text", "json", "diff"}
 # Why a block does not run: what each of its commands that has to be excused looks like.
 NOT_RUN = {
+    "needs a cluster": r"spark-submit --master",
     "needs Docker": r"^docker (build|run) ",
     "needs AWS": r"scripts/launch_sagemaker\.py --role|s3://BUCKET/",
     "the set-up, which tests/test_setup.py tests": r"^scripts/setup\.sh --\w+$",
@@ -42,6 +43,7 @@ FOREIGN = {
     "docker": {"build-arg", "rm", "init", "user", "volume"},
     "horovodrun": {"gloo"},
     "saved_model_cli": {"all", "dir"},
+    "spark-submit": {"master", "py-files", "executor-memory", "executor-cores", "conf"},
     "tensorboard": {"logdir"},
     "timeout": {"preserve-status"},
     "pytest": set(),
@@ -309,7 +311,7 @@ def make_checkout(folder):
         shutil.copy(ROOT / name, folder)
     for name in ("deepfm", "data_tools", "scripts", "tests", "docs"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in (".venv", ".venv-sagemaker"):
+    for name in (".venv", ".venv-sagemaker", ".venv-spark"):
         if (ROOT / name).exists():
             (folder / name).symlink_to((ROOT / name).resolve())
     (folder / "scripts" / "setup.sh").write_text("#!/bin/bash\n")  # test_setup.py tests it

@@ -36,6 +36,7 @@ echo "$*" >> "$CALLS"
 case "$*" in
   "-c import ensurepip"*) echo "(3, 7)" ;;
   -VV) echo "Python 3.7.0" ;;
+  "-m venv --clear .venv-spark") mkdir -p .venv-spark/bin && cp "$0" .venv-spark/bin/python ;;
   "-m venv --clear .venv")
     mkdir -p .venv/bin && cp "$0" .venv/bin/python
     echo "VIRTUAL_ENV=$PWD/.venv" > .venv/bin/activate ;;
@@ -125,8 +126,12 @@ def test_the_installed_versions_are_the_pinned_ones(name):
 
 def test_the_application_imports_only_runtime_pins_and_the_standard_library():
     sources = [*ROOT.glob("deepfm/**/*.py"), *ROOT.glob("data_tools/**/*.py"), ROOT / "train.py"]
+    of_spark = [*ROOT.glob("data_tools/spark/*.py"), ROOT / "data_tools" / "on_spark.py"]
+    assert not unpinned_imports(of_spark, pins("requirements-spark.txt"))
+    # The checksum takes what Spark's Python has, or else numpy.
+    rest = [*set(sources) - set(of_spark) - {ROOT / "deepfm/data/plain/crc32c.py"}]
     optional = {"pyarrow": pins("requirements-dev.txt")["pyarrow"]}  # for Parquet alone
-    assert not unpinned_imports(sources, {**pins("requirements.txt"), **optional})
+    assert not unpinned_imports(rest, {**pins("requirements.txt"), **optional})
 
 
 def test_scripts_and_tests_import_only_pins_and_the_standard_library():
@@ -138,8 +143,7 @@ def test_scripts_and_tests_import_only_pins_and_the_standard_library():
 
 
 def test_nothing_installs_from_a_named_host():
-    files = ("requirements.txt", "requirements-dev.txt", "requirements-sagemaker.txt")
-    for name in (*files, "scripts/setup.sh"):
+    for name in (*map(str, ROOT.glob("requirements*.txt")), "scripts/setup.sh"):
         assert "://" not in (ROOT / name).read_text(), name
 
 
@@ -192,7 +196,7 @@ class Machine:
         (self.root / "scripts").mkdir(parents=True)
         self.bin.mkdir()
         self.home.mkdir()
-        for name in ["scripts/setup.sh", "requirements.txt", "requirements-dev.txt"]:
+        for name in ["scripts/setup.sh", *(path.name for path in ROOT.glob("requirements*.txt"))]:
             shutil.copy(str(ROOT / name), str(self.root / name))
         shutil.copytree(str(ROOT / "deepfm"), str(self.root / "deepfm"))
         for tool in self.TOOLS.split():
@@ -319,6 +323,26 @@ def test_without_horovod_neither_mpi_nor_its_wheel_is_needed_and_it_can_be_added
     assert len(machine.calls("pip wheel")) == len(machine.calls("requirements-dev")) == 1
     assert len(machine.calls("-m venv")) == len(machine.calls("deepfm.kernels")) == 1
     assert machine.setup("--no_horovod").stdout == "Set-up: .venv is ready.\n"
+
+
+def test_spark_gets_an_environment_without_tensorflow_once(machine):
+    write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
+    write_program(machine.bin / "java", "#!/bin/bash\n")
+    assert machine.setup("--spark").returncode == 0
+    assert len(machine.calls("pip install .*-r requirements-spark.txt")) == 1
+    assert not machine.calls("requirements.txt|requirements-dev|deepfm.kernels|pip wheel")
+    assert machine.setup("--spark").stdout == "Set-up: .venv-spark is ready.\n"
+    assert "tensorflow" not in pins("requirements-spark.txt")
+
+
+def test_without_java_and_root_one_sentence_says_what_to_install(machine):
+    write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
+    result = machine.setup("--spark")
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert (
+        "Spark needs java: run 'sudo apt-get install -y openjdk-17-jre-headless'" in result.stderr
+    )
 
 
 def test_kernels_that_cannot_be_built_are_told_and_done_without(machine):

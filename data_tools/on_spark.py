@@ -1,0 +1,88 @@
+"""Runs the conversion jobs on Apache Spark, for data that one machine does not hold.
+
+    python -m data_tools.on_spark prepare --input=train.txt --output_dir=data/criteo
+    python -m data_tools.on_spark rebalance --input=data/train --output_dir=data/shuffled
+    spark-submit --py-files=deepfm_spark.zip data_tools/on_spark.py rebalance --input=...
+
+The first word says which job: prepare is data_tools.prepare_criteo, rebalance data_tools.rebalance.
+The flags and the files that it writes are those of that program (docs/spark.md). Needs pyspark,
+numpy, pandas and pyarrow, but not TensorFlow; scripts/setup.sh --spark makes .venv-spark for it.
+"""
+
+import dataclasses
+import importlib
+import sys
+
+from data_tools.click_logs.options import Options as PrepareOptions
+from data_tools.common import command_line
+from data_tools.common.command_line import flag
+from data_tools.rebalancing.options import Options as RebalanceOptions
+from deepfm import need
+
+JOBS = {  # the module and the function of each job, and its flags
+    "prepare": ("data_tools.spark.preparing", "prepare", PrepareOptions),
+    "rebalance": ("data_tools.spark.rebalancing", "rebalance", RebalanceOptions),
+}
+MASTER = flag(
+    "Where to run, if spark-submit does not say it: local[CORES,ATTEMPTS] in this process, or "
+    "spark://HOST:PORT. Default: local[*,3], all cores and three attempts for a task.",
+    default="",
+)
+
+
+# What the program of one machine asks, and Spark's own settings or the shuffle answer.
+NOT_HERE = ("num_workers", "memory_mb", "step", "counts")
+
+
+def load(name: str):
+    """The function (session, options) of a job."""
+    module, function, _ = JOBS[name]
+    return getattr(importlib.import_module(module), function)
+
+
+def options_of(name: str):
+    """The dataclass of a job's flags."""
+    base = JOBS[name][2]
+    hidden = [
+        (field.name, field.type, dataclasses.field(default=field.default))
+        for field in dataclasses.fields(base)
+        if field.name in NOT_HERE
+    ]
+    fields = [("master", str, MASTER), *hidden]
+    return dataclasses.make_dataclass("Options", fields, bases=(base,), frozen=True)
+
+
+def main(words):
+    """Runs the job that the first of the words names; never returns."""
+    name = words[1] if len(words) > 1 else ""
+    if name.lstrip("-") in ("help", "helpfull", "h"):
+        _print_help()
+        sys.exit(0)
+    if name not in JOBS:
+        sys.stderr.write(f"on_spark.py: '{name}' is not a job; give one of {', '.join(JOBS)}.\n")
+        sys.exit(2)
+    need("pyspark", "numpy", "pandas", "pyarrow")
+    run = load(name)
+
+    def start(options):
+        from data_tools.spark import jobs
+
+        with jobs.session(f"deepfm {name}", options.master) as spark:
+            run(spark, options)
+
+    sys.argv = [words[0], *words[2:]]
+    command_line.run(start, options_of(name), sharded=False, tensorflow=False)
+
+
+def _print_help():
+    """Prints what the program does, and the flags of every job."""
+    print(__doc__)
+    for name in JOBS:
+        print(f"\n{name}:")
+        for field in dataclasses.fields(options_of(name)):
+            if field.metadata:
+                print(f"  --{field.name}: {field.metadata['help']}")
+
+
+if __name__ == "__main__":
+    main(sys.argv)

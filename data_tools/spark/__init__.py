@@ -1,0 +1,1 @@
+"""The conversion jobs on Apache Spark, on its driver and its executors, without TensorFlow."""

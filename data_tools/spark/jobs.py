@@ -1,0 +1,194 @@
+"""Runs jobs on Spark, follows them, and says in one sentence why one failed.
+
+A task reads its input and writes its output itself, through paths that the driver and all executors
+see: local mode, or a folder that all machines share.
+"""
+
+import contextlib
+import logging as std_logging
+import os
+import re
+import signal
+import sys
+import threading
+from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple
+
+import pyspark
+from absl import logging
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from data_tools.common.skipping import Skipping
+from data_tools.spark.events import BAD, REFUSED, events
+from deepfm.data.plain.bad_record import BadRecord
+from deepfm.errors import BadInput
+
+LOCAL = "local[*,3]"  # all cores, and three attempts for a task
+SECONDS_BETWEEN_LINES = 5.0
+_BAD_INPUT = re.compile(r"^(?:\w+\.)*BadInput: (.*)", re.MULTILINE)
+_RAISED = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception)): (.*)", re.MULTILINE)
+_OF_SPARK = ("SparkException", "PythonException", "Py4JJavaError")  # what wraps the cause
+_ABORTED = re.compile(r"Job aborted.*")
+_TIMES = re.compile(r"failed (\d+) times")
+
+
+class JobFailed(OSError):
+    """A job of Spark's failed; the text is one sentence."""
+
+
+@contextlib.contextmanager
+def session(name: str, master: str) -> Iterator[SparkSession]:
+    """A SparkSession, which is stopped at the end unless there was one before.
+
+    Args:
+        name: the application's name.
+        master: where to run; empty: what spark-submit says, else LOCAL.
+    """
+    before = SparkSession.getActiveSession()
+    if before:
+        yield before
+        return
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    std_logging.getLogger("py4j").setLevel(std_logging.ERROR)
+    pyspark.SparkContext._ensure_initialized()  # or SparkConf does not know what spark-submit says
+    given = pyspark.SparkConf()
+    builder = SparkSession.builder.appName(name)
+    if master or not given.contains("spark.master"):
+        builder = builder.master(master or LOCAL)
+    defaults = {
+        "spark.task.maxFailures": "3",
+        "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
+    }
+    for key, value in defaults.items():
+        if not given.contains(key):
+            builder = builder.config(key, value)
+    # Its coalescing would join the partitions, each of which becomes a file.
+    builder = builder.config("spark.sql.adaptive.enabled", "false")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with _explained("Spark could not start"):
+        spark = builder.getOrCreate()
+    for number, handler in handlers.items():  # Spark sets one of its own
+        signal.signal(number, handler)
+    spark.sparkContext.setLogLevel("ERROR")
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextlib.contextmanager
+def job(spark: SparkSession, title: str) -> Iterator[None]:
+    """Follows the jobs that the body starts, and explains their failure.
+
+    Raises:
+        BadInput: a task raised one.
+        JobFailed: a job failed for another reason.
+    """
+    spark.sparkContext.setJobDescription(title)
+    done = threading.Event()
+    follower = threading.Thread(target=_follow, args=(spark.sparkContext, title, done), daemon=True)
+    if not sys.stderr.isatty():  # there, Spark shows a bar
+        follower.start()
+    try:
+        with _explained(title):
+            yield
+    finally:
+        done.set()
+        if follower.is_alive():
+            follower.join()
+
+
+def _follow(context, title, done):
+    """Logs how many tasks of the running stages are done, until `done`."""
+    tracker = context.statusTracker()
+    while not done.wait(SECONDS_BETWEEN_LINES):
+        stages = filter(None, map(tracker.getStageInfo, tracker.getActiveStageIds()))
+        for stage in stages:
+            logging.info(
+                "%s: %d of %d tasks done, %d running.",
+                title, stage.numCompletedTasks, stage.numTasks, stage.numActiveTasks,
+            )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _explained(title):
+    try:
+        yield
+    except (Py4JJavaError, PySparkException) as error:
+        # pyspark keeps of Java's exception the part that Python raised, without what Spark says.
+        whole = error if isinstance(error, Py4JJavaError) else error.__context__
+        java = getattr(whole, "java_exception", None)
+        text = "\n".join(filter(None, (_with_causes(java), str(error))))
+        logging.debug("The trace of this failure: %s", text)
+        found = _BAD_INPUT.search(text)
+        if found:
+            raise BadInput(found[1]) from error
+        raise JobFailed(_sentence(title, text)) from error
+
+
+def _with_causes(java):
+    """The text of an exception of Java's and of its causes."""
+    texts = []
+    while java is not None:
+        texts.append(str(java.toString()))
+        java = java.getCause()
+    return "\n".join(texts)
+
+
+def _sentence(title, text):
+    """Why a job failed, in one sentence, from the text of Java's exception."""
+    times = _TIMES.search(text)
+    failed = f"{title}: a task failed {times[1]} times" if times else f"{title} failed"
+    raised = [(kind, why) for kind, why in _RAISED.findall(text) if kind not in _OF_SPARK]
+    if raised:
+        kind, why = raised[-1]
+        if kind == "ModuleNotFoundError":
+            why += "; executors need numpy, pandas, pyarrow and --py-files=deepfm_spark.zip"
+        return f"{failed}, at last with {kind}: {why}"
+    lost = _ABORTED.search(text)
+    return f"{failed}: {lost[0] if lost else text.splitlines()[0]}"
+
+
+def results(
+    spark: SparkSession,
+    work: Callable[[Any], Iterable[Any]],
+    tasks: Sequence[Any],
+    groups: int,
+    title: str,
+    bad: Skipping,
+) -> List[Tuple[int, Any]]:
+    """Calls `work` on every task, on executors; returns (index of the task, result) in order.
+
+    Args:
+        spark: the session.
+        work: yields results and BadRecords; may raise BadInput.
+        tasks: the arguments to call it with.
+        groups: how many parts to divide the tasks into, each for one Spark task.
+        title: what is being done.
+        bad: counts the BadRecords of all tasks, in their order.
+
+    Raises:
+        BadInput: a task refused its input, or a record is one bad one too many.
+    """
+    with job(spark, title):
+        numbered = spark.sparkContext.parallelize(list(enumerate(tasks)), max(groups, 1))
+        found = numbered.mapPartitions(lambda pairs: events(pairs, work)).collect()
+    return sift(found, bad)
+
+
+def sift(found: Iterable[Tuple[int, int, Any]], bad: Skipping) -> List[Tuple[int, Any]]:
+    """The (index, result) among events.events of all tasks, in order; counts the bad records.
+
+    Raises:
+        BadInput: as `results`.
+    """
+    good = []
+    for index, kind, event in sorted(found, key=lambda item: item[0]):
+        if kind == REFUSED:
+            raise BadInput(event)
+        if kind == BAD:
+            bad.add(BadRecord(*event))
+        else:
+            good.append((index, event))
+    return good

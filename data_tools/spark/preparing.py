@@ -1,0 +1,126 @@
+"""prepare on Spark: the same files, byte for byte, as data_tools.prepare_criteo writes.
+
+Slices of the raw files are read twice, as on one machine. The counts of each Spark task go, in as
+many parts as there are tasks to add them up, through one shuffle; only the categories that are not
+rare come to the driver, which numbers them and sends the tables to all executors.
+"""
+
+import os
+import time
+
+from absl import logging
+
+from data_tools.click_logs import (
+    column_kinds,
+    field_tables,
+    output_folder,
+    slices,
+    vocabulary,
+)
+from data_tools.click_logs import (
+    options as flags,
+)
+from data_tools.click_logs.options import Options
+from data_tools.click_logs.splitting import SPLITS
+from data_tools.click_logs.vocabulary import Counts
+from data_tools.common import publishing
+from data_tools.common.skipping import Skipping
+from data_tools.spark import input_files, jobs, row_tasks
+from deepfm.errors import BadInput
+from deepfm.runtime import atomic_files, program
+
+GROUP = 128 << 20  # bytes of raw rows for a Spark task
+ALONE = (0, 1)  # the share of a host that is not one of several
+
+
+def prepare(spark, options: Options):
+    """Does what the flags say; returns the DataFiles that were written.
+
+    Raises:
+        BadInput: a row or a flag is wrong.
+        OSError: a job failed, or an output cannot be published.
+    """
+    start = time.monotonic()
+    flags.check(options, ALONE)
+    described = flags.table_of(options)
+    known = flags.known_map(options, described)
+    options = flags.complete(options, known, described)
+    of_rows = options.table or column_kinds.DATASETS[options.dataset]
+    columns = column_kinds.fields(of_rows, options.integers)
+    sources = flags.sources_of(options)
+    found = {
+        source.flag: slices.checked(source, input_files.find(source.spec, source.flag))
+        for source in sources
+    }
+    cut = {s.flag: list(slices.cut(s, found[s.flag], options, ALONE)) for s in sources}
+    every = [task for group in cut.values() for task in group]
+    flags.log_unlabelled(every)
+    program.make_output_dir(options.output_dir)
+    asked = {i for s in sources for i, part in enumerate(s.split.shares) if part}
+    old = output_folder.replaced(asked, options, ALONE)
+    with atomic_files.scratch(options.output_dir, flags.SCRATCH) as scratch:
+        if known:
+            tables = field_tables.from_map(known)
+        else:
+            tables = _tables(spark, cut["input"], columns, options)
+        fingerprint = output_folder.write_map(tables, old, options, scratch)
+        written = _encode(spark, every, tables, options, os.path.abspath(scratch))
+        with publishing.succeeding(options.output_dir):
+            files = output_folder.publish(
+                written, tables, fingerprint, old, options, ALONE, scratch
+            )
+    flags.log_summary(files, tables, fingerprint, time.monotonic() - start)
+    return files
+
+
+def _groups(spark, tasks):
+    """How many Spark tasks to make of the slices."""
+    size = sum((t.lines.end or os.path.getsize(t.lines.path)) - t.lines.start for t in tasks)
+    least = max(2 * spark.sparkContext.defaultParallelism, -(-size // GROUP))
+    return max(min(len(tasks), least), 1)
+
+
+def _tables(spark, tasks, columns, options):
+    """The FieldTable of each field, from the counts of all training rows."""
+    groups = _groups(spark, tasks)
+    about = row_tasks.Vocabulary(columns, options.min_count, min(groups, 256))
+    with jobs.job(spark, "Counting"):
+        numbered = spark.sparkContext.parallelize(list(enumerate(tasks)), groups)
+        counted = numbered.mapPartitions(lambda pairs: row_tasks.count(pairs, about))
+        parts = counted.partitionBy(about.parts, int)
+        found = parts.mapPartitions(lambda pairs: row_tasks.add_up(pairs, about)).collect()
+    events = [content for kind, content in found if kind == row_tasks.EVENT]
+    # The second pass logs the bad rows.
+    jobs.sift(events, Skipping(options.max_bad_records, log=False))
+    counts = [content for kind, content in found if kind == row_tasks.COUNTS]
+    seen = sum(n for n, _ in counts)
+    if not seen:
+        raise BadInput(f"--input={options.input}: no training row holds a category.")
+    fields = ([Counts(*field) for field in part] for _, part in counts)
+    tables = field_tables.from_counts(
+        columns, vocabulary.add_up(columns, fields), options.min_count
+    )
+    logging.info("Counted %d categories.", seen)
+    return tables
+
+
+def _encode(spark, tasks, tables, options, scratch):
+    """Writes all rows; returns {(index of the split, name of the file): (rows, positives)}."""
+    sent = spark.sparkContext.broadcast(tables)
+    output_format = options.output_format
+    work = lambda task: row_tasks.encode(task, sent.value, output_format, scratch)
+    bad = Skipping(options.max_bad_records)
+    results = jobs.results(spark, work, tasks, _groups(spark, tasks), "Encoding", bad)
+    bad.log_total()
+    sent.destroy()
+    written, folders = {}, {}
+    for _, ((split, name, rows, positives), folder) in results:
+        before = written.get((split, name), (0, 0))
+        written[split, name] = before[0] + rows, before[1] + positives
+        folders[split, name] = folder
+    for split in SPLITS:
+        os.mkdir(os.path.join(scratch, split))
+    for (split, name), folder in folders.items():
+        made = os.path.join(folder, SPLITS[split], name)
+        os.rename(made, os.path.join(scratch, SPLITS[split], name))
+    return written

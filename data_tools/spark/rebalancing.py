@@ -1,0 +1,183 @@
+"""rebalance on Spark: the same files, byte for byte, as data_tools.rebalance writes.
+
+One pass over the records. Each gets the key of its place; the key says which file it goes to, and
+Spark's shuffle brings it there and sorts each file, on disk where memory is short. How many records
+there are, which decides the keys at which files are cut, dataset.json says. Only if records are
+sampled or bad ones skipped are they counted in a pass of their own.
+"""
+
+import os
+import time
+
+import numpy as np
+from absl import logging
+
+from data_tools.common import publishing
+from data_tools.common.skipping import Skipping
+from data_tools.rebalancing import output_files, sampling
+from data_tools.rebalancing.options import Options, check
+from data_tools.spark import input_files, jobs, order, record_tasks
+from data_tools.spark.record_tasks import Work
+from deepfm.data import dataset_json
+from deepfm.data.dataset_json import SamplingRates
+from deepfm.errors import BadInput
+from deepfm.runtime import atomic_files
+
+GROUP = 64 << 20  # bytes of small files that one Spark task reads
+
+
+def rebalance(spark, options: Options):
+    """Does what the flags say; returns the DataFiles that were written.
+
+    Raises:
+        BadInput: a record or a flag is wrong.
+        OSError: a job failed, or an output cannot be published.
+    """
+    start = time.monotonic()
+    check(options)
+    data = input_files.find(options.input, "input")
+    _check_described(data, options)
+    names = output_files.names(data, options)
+    output_files.check_apart(data, options)
+    old = output_files.prepare(names, data, options)
+    with atomic_files.scratch(options.output_dir, ".rebalance-") as scratch:
+        rates = sampling.rates(options, lambda: _labels(data))
+        ordered = order.Order(options.seed, options.shuffle)
+        work = Work(
+            [f.path for f in data.files], options.max_bad_records, rates, ordered,
+            options.compress, os.path.abspath(scratch),
+        )  # fmt: skip
+        found, rows = _rows(spark, data, work)
+        if sum(rows) < len(names):
+            raise BadInput(
+                f"--num_files={len(names)}: {sum(rows)} records cannot fill {len(names)} files; "
+                f"try --num_files={sum(rows)}."
+            )
+        files = _write(spark, data, rows, names, work, options.output_dir)
+        ones = sum(file.positives for file in files)
+        kept = [sum(rows) - ones, ones]
+        dataset_json.write(
+            scratch, data.field_size, data.feature_size, files,
+            sampling.rates_of_all(data, found, kept, rates), multi_valued=bool(data.multi_valued),
+            hash_buckets=data.hash_buckets or 0, feature_map=data.feature_map,
+            weighted=bool(data.weighted),
+        )  # fmt: skip
+        with publishing.succeeding(options.output_dir):
+            publishing.publish(scratch, [*names, dataset_json.METADATA], options.output_dir, old)
+    seconds = time.monotonic() - start
+    logging.info(
+        "Wrote %d of %d records (%.4f of them positive, %.4f before) to %d files in %.1f s: "
+        "%.0f records/s.",
+        sum(kept), sum(found), kept[1] / sum(kept), found[1] / sum(found), len(files), seconds,
+        sum(kept) / seconds,
+    )  # fmt: skip
+    return files
+
+
+def _check_described(data, options):
+    """Refuses (BadInput) what this engine does not rebalance."""
+    if data.data_format != "tfrecord":
+        raise BadInput(
+            f"--input={options.input}: on Spark only TFRecord files are rebalanced; convert them "
+            "with data_tools.libsvm_to_tfrecord, or use data_tools.rebalance."
+        )
+    if data.rows is None:
+        missing = next(file.path for file in data.files if file.rows is None)
+        raise BadInput(
+            f"{missing}: no dataset.json describes it; run data_tools.inspect_dataset --write, or "
+            "use data_tools.rebalance."
+        )
+
+
+def _labels(data):
+    """(negatives, positives) of the input."""
+    ones = sum(file.positives for file in data.files)
+    return data.rows - ones, ones
+
+
+def _rows(spark, data, work):
+    """((negatives, positives) of the input, the number of records to write of each file)."""
+    if work.rates == SamplingRates(1.0, 1.0) and not work.skip:
+        return _labels(data), [file.rows for file in data.files]
+    return _counted(spark, data, work)
+
+
+def _counted(spark, data, work):
+    """As `_rows`, by reading all records; the first bad one too many is always the same."""
+    bad = Skipping(work.skip)
+    tasks = range(len(work.paths))
+    counted = jobs.results(
+        spark,
+        lambda task: record_tasks.count(task, work),
+        tasks,
+        _groups(spark, data),
+        "Counting",
+        bad,
+    )
+    bad.log_total()
+    found, rows = np.zeros(2, np.int64), [0] * len(work.paths)
+    for task, (before, kept) in counted:
+        found += before
+        rows[task] += kept
+    if not sum(rows):
+        what = "the sampling rates keep no record" if sum(found) else "holds no records"
+        raise BadInput(f"{data.name}: {what}.")
+    if sum(found) + bad.count != data.rows:
+        raise _other_count(data, sum(found) + bad.count)
+    return found.tolist(), rows
+
+
+def _other_count(data, rows):
+    return BadInput(
+        f"{data.name}: has {rows} records, dataset.json says {data.rows}; delete dataset.json, or "
+        "write the data set again."
+    )
+
+
+def _groups(spark, data):
+    """How many Spark tasks read the files: one each, unless they are small."""
+    size = sum(file.bytes for file in data.files)
+    least = max(2 * spark.sparkContext.defaultParallelism, size // GROUP)
+    return min(len(data.files), least)
+
+
+def _write(spark, data, rows, names, work, output_dir):
+    """Writes the output files into the scratch folder; returns their DataFiles."""
+    context = spark.sparkContext
+    with jobs.job(spark, "Cutting"):
+        cuts = order.cuts(context, work.order, rows, len(names))
+        values = _part_values(spark, len(names))
+    tasks = context.parallelize([(task,) for task in range(len(rows))], _groups(spark, data))
+    tasks = spark.createDataFrame(tasks, "task int")
+    scattered = tasks.mapInArrow(
+        lambda x: record_tasks.scatter(x, work, cuts, values), record_tasks.RECORDS
+    )
+    sorted_ = scattered.repartition(len(names), "part").sortWithinPartitions("key")
+    try:
+        with jobs.job(spark, "Shuffling"):
+            written = sorted_.mapInArrow(
+                lambda x: record_tasks.write_part(x, work), record_tasks.WRITTEN
+            ).collect()
+    except BadInput:
+        _counted(spark, data, work)  # names the first bad record, not one that was met first
+        raise
+    part_of = {value: part for part, value in enumerate(values.tolist())}
+    by_part = {part_of[row.part]: row for row in written}
+    wanted = order.rows_of_files(sum(rows), len(names))
+    if [by_part[i].rows if i in by_part else 0 for i in range(len(names))] != wanted:
+        raise _other_count(data, sum(row.rows for row in written))
+    files = []
+    for part, name in enumerate(names):
+        row = by_part[part]
+        os.rename(row.path, os.path.join(work.scratch, name))
+        path = os.path.join(output_dir, name)
+        files.append(input_files.DataFile(path, row.bytes, row.rows, row.positives))
+    return files
+
+
+def _part_values(spark, n):
+    """int32 [n]: for each partition, a number that `repartition` puts there."""
+    numbers = spark.range(64 * n + 64, numPartitions=1)
+    rows = numbers.selectExpr("id", f"pmod(hash(cast(id as int)), {n}) as part").collect()
+    values = {row.part: row.id for row in reversed(rows)}
+    return np.array([values[part] for part in range(n)], np.int32)

@@ -1,0 +1,151 @@
+"""What executors do for rebalance: read records, give each its file and key, write sorted ones."""
+
+import gzip
+import os
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyspark
+
+from data_tools.rebalancing import sampling, shuffling
+from data_tools.spark import order, record_blocks
+from data_tools.spark.events import naming
+from deepfm.data.plain.bad_record import BadRecord
+from deepfm.data.plain.sampling_rates import SamplingRates
+from deepfm.errors import BadInput
+
+GZIP_LEVEL = 4  # as data_tools.common.record_files
+COPIES = 1 << 14  # records to sample at once
+_SIGN = np.uint64(1 << 63)
+# The columns of a record on its way to its file, and of what is said of a file.
+WRITTEN = "part int, path string, rows long, positives long, bytes long"
+RECORDS = "part int, key long, positive boolean, record binary"
+
+
+class Work(NamedTuple):
+    """What executors need to know.
+
+    Attributes:
+        paths: the input files; a task is the index of one.
+        skip: bad records to pass over in a file; one more ends its reading.
+        rates: SamplingRates.
+        order: the Order of the records.
+        compress: whether to write .gz files.
+        scratch: the folder to write to.
+    """
+
+    paths: list
+    skip: int
+    rates: SamplingRates
+    order: order.Order
+    compress: bool
+    scratch: str
+
+
+def count(task, work):
+    """Yields BadRecords, then (int64 [2] records of each label, records to write)."""
+    found, kept = np.zeros(2, np.int64), 0
+    for block, chosen in _chosen(task, work):
+        if isinstance(block, BadRecord):
+            yield block
+            continue
+        found += sampling.by_label(block.positive)
+        kept += len(block.positive[chosen])
+    yield found, kept
+
+
+def _chosen(task, work):
+    """Yields (a block of records, index of those to write) of a file; (BadRecord, None)."""
+    step = max(int(COPIES / max(*work.rates, 1)), 1)
+    salt, seen = shuffling.salt(work.order.seed, 0, order.SAMPLE), 0
+    for block in record_blocks.read(work.paths[task], work.skip):
+        if isinstance(block, BadRecord):
+            yield block, None
+            continue
+        for first in range(0, len(block.starts), step):
+            some = slice(first, first + step)
+            part = block._replace(
+                starts=block.starts[some], ends=block.ends[some], positive=block.positive[some]
+            )
+            key = shuffling.keys(salt, task, seen, len(part.starts))
+            seen += len(part.starts)
+            yield part, sampling.choose(part.positive, key, work.rates)
+
+
+def scatter(batches, work, cuts, part_values):
+    """The records of some tasks, each with its part and key, for mapInArrow."""
+    for batch in batches:
+        for task in batch.column(0).to_pylist():
+            put = 0
+            for block, chosen in _chosen(task, work):
+                if isinstance(block, BadRecord):
+                    if not work.skip:
+                        raise BadInput(str(block))
+                    continue
+                positive = block.positive[chosen]
+                keys = work.order.keys(task, put, len(positive))
+                put += len(positive)
+                parts = np.searchsorted(cuts, keys, side="right")
+                yield pa.RecordBatch.from_arrays(
+                    [
+                        pa.array(part_values[parts]),
+                        pa.array((keys ^ _SIGN).view(np.int64)),
+                        pa.array(positive),
+                        _binary(block, chosen),
+                    ],
+                    ["part", "key", "positive", "record"],
+                )
+
+
+def _binary(block, chosen):
+    """The chosen records of a block as an Arrow array."""
+    if (block.starts[1:] != block.ends[:-1]).any():  # bad records are in between
+        records = [block.data[a:b] for a, b in zip(block.starts.tolist(), block.ends.tolist())]
+        whole = pa.array(records, pa.binary())
+        return whole if isinstance(chosen, slice) else whole.take(pa.array(chosen))
+    places = np.append(block.starts, block.ends[-1:]).astype(np.int32)
+    buffers = [None, pa.py_buffer(places), pa.py_buffer(block.data)]
+    whole = pa.Array.from_buffers(pa.binary(), len(block.starts), buffers)
+    return whole if isinstance(chosen, slice) else whole.take(pa.array(chosen))
+
+
+def write_part(batches, work):
+    """Writes a file of a partition's sorted records; yields what it wrote, for mapInArrow."""
+    context = pyspark.TaskContext.get()
+    path = os.path.join(work.scratch, f"attempt-{context.taskAttemptId()}")
+    value, rows, ones = None, 0, 0
+    with naming(path), open(path, "wb") as raw, _compressed(raw, work.compress) as f:
+        for batch in batches:
+            if batch.num_rows:
+                value = batch.column(0)[0].as_py()
+                f.write(_bytes_of(batch.column(3)))
+                rows += batch.num_rows
+                ones += np.count_nonzero(batch.column(2).to_numpy(zero_copy_only=False))
+    if value is None:
+        os.remove(path)
+        return
+    size = os.path.getsize(path)
+    yield pa.RecordBatch.from_pydict(
+        {
+            "part": pa.array([value], pa.int32()),
+            "path": [path],
+            "rows": [rows],
+            "positives": [ones],
+            "bytes": [size],
+        }
+    )
+
+
+def _compressed(raw, compress):
+    if not compress:
+        return open(os.dup(raw.fileno()), "wb")
+    return gzip.GzipFile("", "wb", GZIP_LEVEL, raw, mtime=0)
+
+
+def _bytes_of(records):
+    """The bytes of a binary array, concatenated."""
+    _, places, data = records.buffers()
+    places = np.frombuffer(places, np.int32)
+    first, last = places[records.offset], places[records.offset + len(records)]
+    return memoryview(data)[first:last]

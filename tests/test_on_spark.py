@@ -1,0 +1,244 @@
+"""The jobs on Spark write what the programs of one machine write, and say the same of bad input."""
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from conftest import ROOT, fill, make_records, started, write_tfrecords
+from test_prepare_criteo import criteo_rows, text_of
+
+from data_tools import prepare_criteo, rebalance
+from data_tools.click_logs import options as prepare_options
+from data_tools.common import line_blocks
+from data_tools.rebalancing import options as rebalance_options
+from data_tools.spark import order
+from deepfm.data import dataset_json, datasets
+from deepfm.errors import BadInput
+
+PYTHON = ROOT / ".venv-spark" / "bin" / "python"
+pytestmark = pytest.mark.skipif(
+    not PYTHON.exists(), reason="needs .venv-spark: scripts/setup.sh --spark"
+)
+TASK = 60000  # bytes of raw rows in a slice
+ENVIRONMENT = dict(os.environ, SPARK_LOCAL_IP="127.0.0.1", SPARK_CONF_DIR="/nonexistent")
+
+
+@pytest.fixture(scope="module")
+def server():
+    """Runs a job on local[2]: (name, options) -> {"code", "said", "log"}."""
+    words = [PYTHON, "tests/spark_server.py"]
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with started(words, env=ENVIRONMENT, **pipes) as process:
+
+        def run(job, **options):
+            options = {k: str(v) if k in ("input", "output_dir") else v for k, v in options.items()}
+            asked = {"job": job, "task": TASK, "options": options}
+            process.stdin.write(json.dumps(asked) + "\n")
+            process.stdin.flush()
+            return json.loads(process.stdout.readline())
+
+        yield run
+
+
+@pytest.fixture(scope="module")
+def criteo(tmp_path_factory):
+    """3,000 raw rows in three files, one of them packed; some cells are quoted, some texts long."""
+    folder = tmp_path_factory.mktemp("criteo")
+    rows = criteo_rows(3000)
+    (folder / "a.tsv").write_text(text_of(rows[:1700]))
+    (folder / "b.tsv").write_text(text_of(rows[1700:2400]).replace("\n", "\r\n"))
+    with gzip.open(str(folder / "c.tsv.gz"), "wt") as f:
+        f.write(text_of(rows[2400:]).replace("eighteen letters!", '"eighteen letters!"'))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    """1,003 records in four files of different sizes, one of them packed, with dataset.json."""
+    folder = tmp_path_factory.mktemp("records")
+    labels, ids, values = make_records(1003)
+    ends, files = [0, 10, 400, 401, 1003], []
+    for i, (first, last) in enumerate(zip(ends, ends[1:])):
+        path = folder / f"part-{i}.tfrecords"
+        write_tfrecords(path, tuple(x[first:last] for x in (labels, ids, values)))
+        if i == 1:
+            path = folder / "part-1.tfrecords.gz"
+            path.write_bytes(gzip.compress((folder / "part-1.tfrecords").read_bytes()))
+            os.remove(str(folder / "part-1.tfrecords"))
+        ones = int(labels[first:last].sum())
+        files.append(datasets.DataFile(str(path), path.stat().st_size, last - first, ones))
+    dataset_json.write(str(folder), 4, 50, files)
+    return folder
+
+
+def content(folder):
+    """{path from the folder: bytes} of all files but the mark of success."""
+    paths = [p for p in folder.rglob("*") if p.is_file()]
+    found = {str(p.relative_to(folder)): p.read_bytes() for p in paths}
+    assert found.pop("_SUCCESS", b"") == b""
+    return found
+
+
+def one_machine(monkeypatch, job, **options):
+    """Runs the program of one machine; returns what it refuses, or None."""
+    monkeypatch.setattr(line_blocks, "TASK", TASK)
+    options = {k: str(v) if k in ("input", "output_dir") else v for k, v in options.items()}
+    try:
+        if job == "prepare":
+            prepare_criteo.prepare(prepare_options.Options(**options))
+        else:
+            rebalance.rebalance(rebalance_options.Options(**options))
+    except BadInput as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"min_count": 3},
+        {"min_count": 1, "integers": "scaled", "output_format": "libsvm", "split": "0.5,0.5,0"},
+    ],
+)
+def test_prepare_writes_the_bytes_of_prepare_criteo(server, criteo, tmp_path, monkeypatch, options):
+    alone, spark = tmp_path / "alone", tmp_path / "spark"
+    assert one_machine(monkeypatch, "prepare", input=criteo, output_dir=alone, **options) is None
+    answer = server("prepare", input=criteo, output_dir=spark, **options)
+    assert answer["code"] == 0, answer
+    assert len(content(alone)) > 12  # several slices
+    assert content(spark) == content(alone)
+    assert (spark / "_SUCCESS").exists()
+
+
+def test_a_map_of_one_engine_encodes_new_rows_on_the_other(server, criteo, tmp_path, monkeypatch):
+    one_machine(monkeypatch, "prepare", input=criteo, output_dir=tmp_path / "first", min_count=2)
+    known = {"feature_map": str(tmp_path / "first" / "feature_map.json")}
+    new = criteo / "b.tsv"
+    one_machine(monkeypatch, "prepare", input=new, output_dir=tmp_path / "alone", **known)
+    assert server("prepare", input=new, output_dir=tmp_path / "spark", **known)["code"] == 0
+    assert content(tmp_path / "spark") == content(tmp_path / "alone")
+
+
+@pytest.fixture
+def with_bad_rows(criteo, tmp_path):
+    """The rows with three bad ones, in two files; (folder, the lines that are bad)."""
+    folder = tmp_path / "raw"
+    shutil.copytree(str(criteo), str(folder))
+    for name, line, row in [("a.tsv", 1600, b"2"), ("a.tsv", 9, b"x\ty"), ("b.tsv", 5, b"\xff")]:
+        lines = (folder / name).read_bytes().split(b"\n")
+        lines.insert(line - 1, row)
+        (folder / name).write_bytes(b"\n".join(lines))
+    return folder
+
+
+def test_a_bad_row_is_refused_in_the_same_sentence(server, with_bad_rows, tmp_path, monkeypatch):
+    options = {"input": with_bad_rows, "max_bad_records": 2}
+    said = one_machine(monkeypatch, "prepare", output_dir=tmp_path / "alone", **options)
+    answer = server("prepare", output_dir=tmp_path / "spark", **options)
+    assert (answer["code"], answer["said"]) == (2, said)
+    assert "b.tsv:5: " in said
+    assert content(tmp_path / "spark") == {}
+    assert list((tmp_path / "spark").iterdir()) == []
+
+
+def test_bad_rows_up_to_the_limit_are_logged_and_skipped(
+    server, with_bad_rows, tmp_path, monkeypatch
+):
+    options = {"input": with_bad_rows, "max_bad_records": 3}
+    one_machine(monkeypatch, "prepare", output_dir=tmp_path / "alone", **options)
+    answer = server("prepare", output_dir=tmp_path / "spark", **options)
+    assert answer["code"] == 0
+    assert content(tmp_path / "spark") == content(tmp_path / "alone")
+    skipped = [line for line in answer["log"] if line.startswith("Skipping bad record")]
+    assert [line.split(": ")[1].rpartition("/")[2] for line in skipped] == [
+        "a.tsv:9", "a.tsv:1601", "b.tsv:5",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_files": 7},
+        {"num_files": 3, "shuffle": False},
+        {"positive_share": 0.5, "oversample": True, "seed": 5, "compress": True},
+    ],
+)
+def test_rebalance_writes_the_bytes_of_one_machine(server, records, tmp_path, monkeypatch, options):
+    alone, spark = tmp_path / "alone", tmp_path / "spark"
+    assert one_machine(monkeypatch, "rebalance", input=records, output_dir=alone, **options) is None
+    answer = server("rebalance", input=records, output_dir=spark, **options)
+    assert answer["code"] == 0, answer
+    assert content(spark) == content(alone)
+    rows = [f["rows"] for f in json.loads((spark / "dataset.json").read_text())["files"].values()]
+    assert max(rows) - min(rows) <= 1
+
+
+@pytest.mark.parametrize("skipped", [0, 1])
+def test_a_damaged_record_is_named_or_skipped_as_on_one_machine(
+    server, records, tmp_path, monkeypatch, skipped
+):
+    folder = tmp_path / "damaged"
+    shutil.copytree(str(records), str(folder))
+    data = bytearray((folder / "part-3.tfrecords").read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / "part-3.tfrecords").write_bytes(bytes(data))
+    options = {"input": folder, "max_bad_records": skipped}
+    said = one_machine(monkeypatch, "rebalance", output_dir=tmp_path / "alone", **options)
+    answer = server("rebalance", output_dir=tmp_path / "spark", **options)
+    assert (said is None) == bool(skipped)
+    assert (answer["code"], answer["said"]) == (2 * (1 - skipped), said or "")
+    assert content(tmp_path / "spark") == content(tmp_path / "alone")
+
+
+def test_a_folder_that_holds_data_is_refused_until_it_is_to_be_replaced(server, records, tmp_path):
+    options = {"input": records, "output_dir": tmp_path, "num_files": 2}
+    assert server("rebalance", **options)["code"] == 0
+    before = content(tmp_path)
+    answer = server("rebalance", seed=2, **options)
+    assert answer["code"] == 2 and "--overwrite replaces it" in answer["said"]
+    assert content(tmp_path) == before
+    assert server("rebalance", seed=2, overwrite=True, **options)["code"] == 0
+    assert content(tmp_path) != before
+
+
+def test_a_full_disk_ends_the_job_with_its_name_and_leaves_nothing(server, records, small_disk):
+    fill(small_disk, 30000)
+    before = content(small_disk)
+    answer = server("rebalance", input=records, output_dir=small_disk / "out", num_files=2)
+    assert answer["code"] == 1
+    assert "a task failed 3 times" in answer["said"] and "No space left" in answer["said"]
+    assert "\n" not in answer["said"]
+    (small_disk / "out").rmdir()  # it is empty
+    assert content(small_disk) == before
+
+
+def test_files_are_cut_at_the_ranks_of_the_sorted_keys():
+    """The histogram of the upper bits finds the keys that sorting all of them does."""
+
+    class Spread(list):
+        """A list with the functions of an RDD that are used."""
+
+        def mapPartitions(self, f):
+            return Spread(f(iter(self)))
+
+        def treeReduce(self, f):
+            return sum(self[1:], self[0])
+
+        def map(self, f):
+            return Spread(f(x) for x in self)
+
+        def collect(self):
+            return self
+
+    context = SimpleNamespace(parallelize=lambda x, n: Spread(x), defaultParallelism=2)
+    rows = [0, 70000, 1, 30000]
+    for shuffle in (True, False):
+        by = order.Order(3, shuffle)
+        keys = np.sort(np.concatenate([by.keys(task, 0, n) for task, n in enumerate(rows)]))
+        ranks = [sum(rows) * i // 13 for i in range(1, 13)]
+        assert order.cuts(context, by, rows, 13).tolist() == keys[ranks].tolist()
