@@ -114,10 +114,8 @@ def _encode(spark, tasks, tables, options, scratch):
     bad.log_total()
     sent.destroy()
     written, folders = {}, {}
-    for _, ((split, name, rows, positives), folder) in results:
-        before = written.get((split, name), (0, 0))
-        written[split, name] = before[0] + rows, before[1] + positives
-        folders[split, name] = folder
+    for _, (split, name, rows, positives, folder) in results:
+        written[split, name], folders[split, name] = (rows, positives), folder
     for split in SPLITS:
         os.mkdir(os.path.join(scratch, split))
     for (split, name), folder in folders.items():

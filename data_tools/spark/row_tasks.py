@@ -111,17 +111,24 @@ def encode(task, tables, output_format: str, scratch: str) -> Iterator:
     """Writes the rows of a slice into a folder of this attempt's.
 
     Yields:
-        BadRecords, and ((index in SPLITS, name of the file, rows, positives), the folder).
+        BadRecords, and (index in SPLITS, name of the file, rows, positives, the folder) of each
+        file.
     """
     attempt = pyspark.TaskContext.get().taskAttemptId()
     folder = os.path.join(scratch, f"attempt-{attempt}")
     for split in SPLITS:
         os.makedirs(os.path.join(folder, split), exist_ok=True)
     append = _append_records if output_format == "tfrecord" else _append_lines(tables[-1].end)
-    suffix = SUFFIXES[output_format]
+    suffix, written = SUFFIXES[output_format], {}
     with events.naming(folder):
         for event in slices.encode_rows(task, tables, append, folder, suffix):
-            yield event if isinstance(event, BadRecord) else (event[1], folder)
+            if isinstance(event, BadRecord):
+                yield event
+            else:
+                _, (split, name, rows, positives) = event
+                before = written.get((split, name), (0, 0))
+                written[split, name] = before[0] + rows, before[1] + positives
+    yield from ((*file, *numbers, folder) for file, numbers in written.items())
 
 
 def _append_records(path, labels, ids, values):
