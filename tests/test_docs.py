@@ -49,7 +49,9 @@ FOREIGN = {
     "pytest": set(),
     "git": {"check"},
 }
-ARGPARSE = ("scripts/torch_reference.py", "tests/soak_fuzz.py")  # whose --help is the full one
+ARGPARSE = (  # whose --help is the full one
+    "scripts/torch_reference.py", "scripts/zip_for_spark.py", "tests/soak_fuzz.py",
+)  # fmt: skip
 PROGRAM = re.compile(r"(?:\./)?((?:scripts|tests)/\w+\.(?:py|sh)|train\.py)(?= |$)")
 MODULE = re.compile(r"-m ((?:data_tools|deepfm)\.\w+)")
 FOLDERS = ("deepfm", "data_tools", "scripts", "tests", "docs", "docker", ".ci")

@@ -195,6 +195,23 @@ def test_a_damaged_record_is_named_or_skipped_as_on_one_machine(
     assert content(tmp_path / "spark") == content(tmp_path / "alone")
 
 
+@pytest.mark.parametrize("skipped", [0, 1])
+def test_records_that_nothing_describes_are_decoded_and_checked(
+    server, records, tmp_path, monkeypatch, skipped
+):
+    folder = tmp_path / "found"
+    shutil.copytree(str(records), str(folder), ignore=shutil.ignore_patterns("dataset.json"))
+    labels, ids, values = make_records(3)
+    ids[1, 0] = -1
+    write_tfrecords(folder / "part-5.tfrecords", (labels, ids, values))
+    options = {"input": folder, "num_files": 3, "max_bad_records": skipped, "negative_rate": 0.5}
+    said = one_machine(monkeypatch, "rebalance", output_dir=tmp_path / "alone", **options)
+    answer = server("rebalance", output_dir=tmp_path / "spark", **options)
+    assert (answer["code"], answer["said"]) == (2 * (1 - skipped), said or "")
+    assert bool(skipped) or "record 1 at byte" in said and "feature id -1" in said
+    assert content(tmp_path / "spark") == content(tmp_path / "alone")
+
+
 def test_a_folder_that_holds_data_is_refused_until_it_is_to_be_replaced(server, records, tmp_path):
     options = {"input": records, "output_dir": tmp_path, "num_files": 2}
     assert server("rebalance", **options)["code"] == 0

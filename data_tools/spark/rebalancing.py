@@ -16,13 +16,15 @@ from data_tools.common import publishing
 from data_tools.common.skipping import Skipping
 from data_tools.rebalancing import output_files, sampling
 from data_tools.rebalancing.options import Options, check
-from data_tools.spark import input_files, jobs, order, record_tasks
+from data_tools.spark import input_files, jobs, order, record_blocks, record_tasks
 from data_tools.spark.record_tasks import Work
 from deepfm.data import dataset_json
 from deepfm.data.dataset_json import SamplingRates
+from deepfm.data.plain.schema import Schema, Shape
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files
 
+ALL = SamplingRates(1.0, 1.0)  # every record once
 GROUP = 64 << 20  # bytes of small files that one Spark task reads
 
 
@@ -36,18 +38,24 @@ def rebalance(spark, options: Options):
     start = time.monotonic()
     check(options)
     data = input_files.find(options.input, "input")
-    _check_described(data, options)
+    if data.data_format != "tfrecord":
+        raise BadInput(
+            f"--input={options.input}: on Spark only TFRecord files are rebalanced; convert them "
+            "with data_tools.libsvm_to_tfrecord, or use data_tools.rebalance."
+        )
+    schema = _schema(data)
     names = output_files.names(data, options)
     output_files.check_apart(data, options)
     old = output_files.prepare(names, data, options)
     with atomic_files.scratch(options.output_dir, ".rebalance-") as scratch:
-        rates = sampling.rates(options, lambda: _labels(data))
-        ordered = order.Order(options.seed, options.shuffle)
         work = Work(
-            [f.path for f in data.files], options.max_bad_records, rates, ordered,
+            [file.path for file in data.files], [file.rows is not None for file in data.files],
+            schema, options.max_bad_records, ALL, order.Order(options.seed, options.shuffle),
             options.compress, os.path.abspath(scratch),
         )  # fmt: skip
-        found, rows = _rows(spark, data, work)
+        rates = sampling.rates(options, lambda: _labels(spark, data, work))
+        work = work._replace(rates=rates)
+        found, rows, max_id = _rows(spark, data, work)
         if sum(rows) < len(names):
             raise BadInput(
                 f"--num_files={len(names)}: {sum(rows)} records cannot fill {len(names)} files; "
@@ -57,10 +65,10 @@ def rebalance(spark, options: Options):
         ones = sum(file.positives for file in files)
         kept = [sum(rows) - ones, ones]
         dataset_json.write(
-            scratch, data.field_size, data.feature_size, files,
-            sampling.rates_of_all(data, found, kept, rates), multi_valued=bool(data.multi_valued),
+            scratch, schema.field_size, max(data.feature_size or 0, max_id + 1), files,
+            sampling.rates_of_all(data, found, kept, rates), multi_valued=schema.multi_valued,
             hash_buckets=data.hash_buckets or 0, feature_map=data.feature_map,
-            weighted=bool(data.weighted),
+            weighted=schema.weighted,
         )  # fmt: skip
         with publishing.succeeding(options.output_dir):
             publishing.publish(scratch, [*names, dataset_json.METADATA], options.output_dir, old)
@@ -74,57 +82,51 @@ def rebalance(spark, options: Options):
     return files
 
 
-def _check_described(data, options):
-    """Refuses (BadInput) what this engine does not rebalance."""
-    if data.data_format != "tfrecord":
-        raise BadInput(
-            f"--input={options.input}: on Spark only TFRecord files are rebalanced; convert them "
-            "with data_tools.libsvm_to_tfrecord, or use data_tools.rebalance."
-        )
-    if data.rows is None:
-        missing = next(file.path for file in data.files if file.rows is None)
-        raise BadInput(
-            f"{missing}: no dataset.json describes it; run data_tools.inspect_dataset --write, or "
-            "use data_tools.rebalance."
-        )
+def _schema(data):
+    """The Schema of the records, from dataset.json, else from the first readable one."""
+    known = Shape(data.field_size, data.multi_valued, data.weighted)
+    if not known.field_size or None in known:
+        firsts = (record_blocks.first_shape(file.path) for file in data.files)
+        found = next((first for first in firsts if first.field_size), Shape())
+        known = Shape(*(said or seen for said, seen in zip(known, found)))
+    if not known.field_size:
+        raise BadInput(f"{data.files[0].path}: record 0 at byte 0: not a record with ids.")
+    return Schema(known.field_size, multi_valued=known.multi_valued, weighted=known.weighted)
 
 
-def _labels(data):
+def _labels(spark, data, work):
     """(negatives, positives) of the input."""
+    if data.rows is None:
+        return _counted(spark, data, work)[0]
     ones = sum(file.positives for file in data.files)
     return data.rows - ones, ones
 
 
 def _rows(spark, data, work):
-    """((negatives, positives) of the input, the number of records to write of each file)."""
-    if work.rates == SamplingRates(1.0, 1.0) and not work.skip:
-        return _labels(data), [file.rows for file in data.files]
-    return _counted(spark, data, work)
+    """((negatives, positives) of the input, records to write of each file, largest id decoded)."""
+    if data.rows is None or work.rates != ALL or work.skip:
+        return _counted(spark, data, work)
+    return _labels(spark, data, work), [file.rows for file in data.files], -1
 
 
 def _counted(spark, data, work):
     """As `_rows`, by reading all records; the first bad one too many is always the same."""
     bad = Skipping(work.skip)
+    count = lambda task: record_tasks.count(task, work)
     tasks = range(len(work.paths))
-    counted = jobs.results(
-        spark,
-        lambda task: record_tasks.count(task, work),
-        tasks,
-        _groups(spark, data),
-        "Counting",
-        bad,
-    )
+    counted = jobs.results(spark, count, tasks, _groups(spark, data), "Counting", bad)
     bad.log_total()
-    found, rows = np.zeros(2, np.int64), [0] * len(work.paths)
-    for task, (before, kept) in counted:
+    found, rows, max_id = np.zeros(2, np.int64), [0] * len(work.paths), -1
+    for task, (before, kept, largest) in counted:
         found += before
         rows[task] += kept
+        max_id = max(max_id, largest)
     if not sum(rows):
         what = "the sampling rates keep no record" if sum(found) else "holds no records"
         raise BadInput(f"{data.name}: {what}.")
-    if sum(found) + bad.count != data.rows:
+    if data.rows is not None and sum(found) + bad.count != data.rows:
         raise _other_count(data, sum(found) + bad.count)
-    return found.tolist(), rows
+    return found.tolist(), rows, max_id
 
 
 def _other_count(data, rows):

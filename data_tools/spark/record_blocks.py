@@ -1,17 +1,20 @@
 """Reads TFRecord files as checked blocks of raw records, without TensorFlow.
 
-dataset.json describes the files, so a record with the layout of our own writer is trusted, as
-data_tools.rebalancing.record_blocks does: its frame is checked, and its label read.
+As data_tools.rebalancing.record_blocks: of a file that dataset.json describes, records with the
+layout of our own writer are trusted: their frames are checked and their labels read. All others
+are decoded.
 """
 
+import contextlib
 import gzip
 import zlib
 from typing import Iterator, NamedTuple, Union
 
 import numpy as np
 
-from deepfm.data.plain import frames
-from deepfm.data.plain.bad_record import BadRecord
+from deepfm.data.plain import decoder, frames, wire
+from deepfm.data.plain.bad_record import BadRecord, find_refused
+from deepfm.data.plain.schema import Schema, Shape
 from deepfm.errors import BadInput
 
 _LABEL = b"\n\x05label\x12\x08\x12\x06\n\x04"  # and then the label, a float of 0 or 1
@@ -24,52 +27,101 @@ class RecordBlock(NamedTuple):
         data: the bytes of the records.
         starts, ends: int64 [n], where in `data` each record begins and ends.
         positive: bool [n], whether the label is 1.
+        max_id: the largest feature id that was decoded, -1 if none was.
     """
 
     data: bytes
     starts: np.ndarray
     ends: np.ndarray
     positive: np.ndarray
+    max_id: int
 
 
-def read(path: str, skip: int) -> Iterator[Union[RecordBlock, BadRecord]]:
+def read(
+    path: str, schema: Schema, described: bool, skip: int
+) -> Iterator[Union[RecordBlock, BadRecord]]:
     """Yields the good records of a file in RecordBlocks, the bad ones as BadRecords.
 
     Ends after skip + 1 bad ones.
+
+    Args:
+        path: the file, plain or .gz.
+        schema: what its records must look like.
+        described: whether dataset.json describes it.
+        skip: bad records to pass over.
 
     Raises:
         BadInput: a gzip file is damaged.
     """
     bad = 0
+    for block in _frames(path):
+        checked = [block]
+        if not isinstance(block, BadRecord):
+            trusted = _trusted(block) if described and not schema.multi_valued else None
+            checked = [trusted] if trusted else _decoded(block, path, schema)
+        for part in checked:
+            yield part
+            bad += isinstance(part, BadRecord)
+            if bad > skip:
+                return
+
+
+def first_shape(path: str) -> Shape:
+    """The Shape of a file's first record."""
+    with contextlib.closing(_frames(path)) as found:
+        block = next(found, None)
+    if not isinstance(block, frames.Frames):
+        return Shape()
+    return wire.shape(block.data[block.starts[0] + frames.HEADER : block.ends[0] - 4])
+
+
+def _frames(path):
+    """frames.read of a file; raises BadInput if it is a damaged gzip file."""
+    packed = path.endswith(".gz")
     with open(path, "rb") as raw:
-        packed = path.endswith(".gz")
-        stream = gzip.GzipFile(fileobj=raw) if packed else raw
         try:
-            for block in frames.read(stream, path):
-                for part in [block] if isinstance(block, BadRecord) else _blocks(block, path):
-                    yield part
-                    bad += isinstance(part, BadRecord)
-                    if bad > skip:
-                        return
+            yield from frames.read(gzip.GzipFile(fileobj=raw) if packed else raw, path)
         except (OSError, EOFError, zlib.error) as error:
             if packed and not getattr(error, "filename", None):
                 raise BadInput(f"{path}: is a truncated or damaged gzip file ({error}).") from error
             raise
 
 
-def _blocks(block, path):
-    """A RecordBlock of the frames with a label, and a BadRecord for each other one."""
-    data, find = block.data, block.data.find
+def _trusted(block):
+    """The RecordBlock of frames that hold a label as our own writer does; None if one does not."""
+    find, last = block.data.find, len(_LABEL)
     pairs = zip(block.starts.tolist(), block.ends.tolist())
-    places = [find(_LABEL, start, end) for start, end in pairs]
-    places = np.array(places) + len(_LABEL)
-    labels = np.frombuffer(data, np.uint8)[places[:, np.newaxis] + np.arange(4)]
+    places = np.array([find(_LABEL, start, end - 4) for start, end in pairs])
+    if (places < 0).any():
+        return None
+    labels = np.frombuffer(block.data, np.uint8)[places[:, np.newaxis] + last + np.arange(4)]
     labels = np.ascontiguousarray(labels).view("<f4")[:, 0]
-    good = (places >= len(_LABEL)) & ((labels == 0) | (labels == 1))
-    for i in np.flatnonzero(~good).tolist():
-        place = f": record {block.first + i} at byte {block.offset + int(block.starts[i])}"
-        yield BadRecord(path, place, "is not as the converters write it; use data_tools.rebalance")
-    if good.all():
-        yield RecordBlock(data, block.starts, block.ends, labels == 1)
-    elif good.any():
-        yield RecordBlock(data, block.starts[good], block.ends[good], labels[good] == 1)
+    if not np.isin(labels, (0, 1)).all():
+        return None
+    return RecordBlock(block.data, block.starts, block.ends, labels == 1, -1)
+
+
+def _decoded(block, path, schema):
+    """Yields the BadRecords among frames, and the RecordBlock of the others."""
+    data, starts, ends = block.data, block.starts, block.ends
+    batch = decoder.decode(data, starts + frames.HEADER, ends - 4, schema)
+    if batch is None:
+        payloads = [data[a + frames.HEADER : b - 4] for a, b in zip(starts.tolist(), ends.tolist())]
+        kept = np.ones(len(payloads), bool)
+        explain = lambda payload: wire.explain(payload, schema)
+        accepts = lambda some: _accepts(some, schema)
+        for i, reason in find_refused(accepts, payloads, explain, wire.UNEXPLAINED):
+            kept[i] = False
+            place = f": record {block.first + i} at byte {block.offset + int(starts[i])}"
+            yield BadRecord(path, place, reason)
+        starts, ends = starts[kept], ends[kept]
+        if not len(starts):
+            return
+        batch = decoder.decode(data, starts + frames.HEADER, ends - 4, schema)
+    yield RecordBlock(data, starts, ends, batch.labels > 0, int(batch.ids.max(initial=-1)))
+
+
+def _accepts(payloads, schema):
+    ends = np.cumsum([len(payload) for payload in payloads])
+    starts = np.concatenate([[0], ends[:-1]])
+    return decoder.decode(b"".join(payloads), starts, ends, schema) is not None

@@ -13,6 +13,7 @@ from data_tools.spark import order, record_blocks
 from data_tools.spark.events import naming
 from deepfm.data.plain.bad_record import BadRecord
 from deepfm.data.plain.sampling_rates import SamplingRates
+from deepfm.data.plain.schema import Schema
 from deepfm.errors import BadInput
 
 GZIP_LEVEL = 4  # as data_tools.common.record_files
@@ -28,6 +29,8 @@ class Work(NamedTuple):
 
     Attributes:
         paths: the input files; a task is the index of one.
+        described: of each file, whether dataset.json describes it.
+        schema: the Schema of the records.
         skip: bad records to pass over in a file; one more ends its reading.
         rates: SamplingRates.
         order: the Order of the records.
@@ -36,6 +39,8 @@ class Work(NamedTuple):
     """
 
     paths: list
+    described: list
+    schema: Schema
     skip: int
     rates: SamplingRates
     order: order.Order
@@ -44,22 +49,25 @@ class Work(NamedTuple):
 
 
 def count(task, work):
-    """Yields BadRecords, then (int64 [2] records of each label, records to write)."""
-    found, kept = np.zeros(2, np.int64), 0
+    """Yields BadRecords, then (int64 [2] records of each label, records to write, largest id)."""
+    found, kept, max_id = np.zeros(2, np.int64), 0, -1
     for block, chosen in _chosen(task, work):
         if isinstance(block, BadRecord):
             yield block
             continue
         found += sampling.by_label(block.positive)
         kept += len(block.positive[chosen])
-    yield found, kept
+        max_id = max(max_id, block.max_id)
+    yield found, kept, max_id
 
 
 def _chosen(task, work):
     """Yields (a block of records, index of those to write) of a file; (BadRecord, None)."""
     step = max(int(COPIES / max(*work.rates, 1)), 1)
     salt, seen = shuffling.salt(work.order.seed, 0, order.SAMPLE), 0
-    for block in record_blocks.read(work.paths[task], work.skip):
+    for block in record_blocks.read(
+        work.paths[task], Schema(*work.schema), work.described[task], work.skip
+    ):
         if isinstance(block, BadRecord):
             yield block, None
             continue
