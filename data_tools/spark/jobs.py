@@ -56,13 +56,10 @@ def session(name: str, master: str) -> Iterator[SparkSession]:
     builder = SparkSession.builder.appName(name)
     if master or not given.contains("spark.master"):
         builder = builder.master(master or LOCAL)
-    defaults = {
-        "spark.task.maxFailures": "3",
-        "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
-    }
-    for key, value in defaults.items():
-        if not given.contains(key):
-            builder = builder.config(key, value)
+    if not given.contains("spark.task.maxFailures"):
+        builder = builder.config("spark.task.maxFailures", "3")
+    if not sys.stderr.isatty():  # pyspark asks for the bar wherever it starts Java itself
+        builder = builder.config("spark.ui.showConsoleProgress", "false")
     # Its coalescing would join the partitions, each of which becomes a file.
     builder = builder.config("spark.sql.adaptive.enabled", "false")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
