@@ -75,7 +75,7 @@ def prepare(spark, options: Options):
 
 def _groups(spark, tasks):
     """How many Spark tasks to make of the slices."""
-    size = sum((t.lines.end or os.path.getsize(t.lines.path)) - t.lines.start for t in tasks)
+    size = sum(slices.size(task.lines) for task in tasks)
     least = max(2 * spark.sparkContext.defaultParallelism, -(-size // GROUP))
     return max(min(len(tasks), least), 1)
 
