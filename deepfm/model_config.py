@@ -75,6 +75,11 @@ def to_train(
         data, validation: DataSets.
     """
     fields = _asked_or_kept(asked, known)
+    if known.get("l2_scope") == "elapsed" and fields["l2_scope"] == "batch":
+        logging.info(
+            "The model of --model_dir=%s was trained with --l2_scope=elapsed, and goes on with "
+            "--l2_scope=batch.", asked.model_dir,
+        )  # fmt: skip
     _take_from_training_data(asked, data, fields)
     return _config(asked, fields, [data, *filter(None, [validation])])
 

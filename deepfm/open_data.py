@@ -5,8 +5,10 @@
 
 from typing import Optional, Tuple
 
+from absl import logging
+
 from deepfm.config import Distribution, InputConfig, Processes, Replicas, Share
-from deepfm.data import datasets, formats, pipe_mode
+from deepfm.data import datasets, formats, pipe_mode, shares
 from deepfm.errors import BadInput
 from deepfm.runtime import remote_files, sagemaker
 
@@ -128,3 +130,46 @@ def share_of_evaluation(
         alone = mode.replicas._replace(gather=Replicas().gather)
         return Share(), mode._replace(replicas=alone)
     return share(data, mode.processes, of_job), mode
+
+
+def log_training(job, data, config, damaged, share, position, step):
+    """Logs what is trained on and where the run begins; warns of data that teach nothing.
+
+    Args:
+        job: JobConfig.
+        data: DataSet.
+        config: ModelConfig.
+        damaged: the bad records, by file.
+        share: the Share of this process.
+        position: the Position where it begins.
+        step: the global step there; 0 for a new run.
+    """
+    rows = "an unknown number of" if data.rows is None else f"{data.rows:,}"
+    source = f"{len(data.files)} file{'s' * (len(data.files) > 1)} ({data.data_format})"
+    replicas = job.distribution.replicas.in_step
+    logging.info(
+        "Training on %s records, %s, %d fields, %s features; "
+        "%d replica%s × %s = %s records in a batch.",
+        rows, data.name if data.pipe else source, config.field_size,
+        f"{config.feature_size:,}", replicas, "s" * (replicas > 1), f"{job.input.batch_size:,}",
+        f"{job.global_batch:,}",
+    )  # fmt: skip
+    positives = [file.positives for file in data.files]
+    if data.rows and None not in positives and sum(positives) in (0, data.rows):
+        logging.warning(
+            "All labels of %s are %d: nothing can be learned from them.", data.name,
+            bool(sum(positives)),
+        )  # fmt: skip
+    if data.rows and job.global_batch > data.rows:
+        logging.warning(
+            "A batch is larger than the data: every step uses all %s records; try "
+            "--batch_size=%d.",
+            f"{data.rows:,}", max(data.rows // (10 * replicas), 1),
+        )  # fmt: skip
+    if not (data.pipe or data.sharded):
+        shares.log_division(data.files, damaged, share.of)
+    if step:
+        logging.info(
+            "Resuming at step %d, epoch %d, batch %d of this process.",
+            step, position.epoch + 1, position.step + 1,
+        )  # fmt: skip

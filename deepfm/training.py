@@ -84,7 +84,7 @@ def train(job: JobConfig, of_job: sagemaker.Job, mirror: Optional[Mirror] = None
         batch_size=job.input.batch_size, grouping=grouping,
     )  # fmt: skip
     run = _Training(job, of_job, mirror, model, data, validation, position, step, parts, gpus)
-    _log_start(job, data, config, damaged, share, position, step)
+    open_data.log_training(job, data, config, damaged, share, position, step)
     if processes.agree(run.is_left()):
         naming = bad_records.naming_bad_records(data, schema)
         source = Source(data, job.input, share, position, damaged, job.ops)
@@ -366,35 +366,3 @@ class _Training:
             others=shares["host_cpu_utilization"] - ours if processes.synchronous else 0.0,
         )  # fmt: skip
         return {**shares, "verdict": verdict}
-
-
-def _log_start(job, data, config, damaged, share, position, step):
-    rows = "an unknown number of" if data.rows is None else f"{data.rows:,}"
-    source = f"{len(data.files)} file{'s' * (len(data.files) > 1)} ({data.data_format})"
-    replicas = job.distribution.replicas.in_step
-    logging.info(
-        "Training on %s records, %s, %d fields, %s features; "
-        "%d replica%s × %s = %s records in a batch.",
-        rows, data.name if data.pipe else source, config.field_size,
-        f"{config.feature_size:,}", replicas, "s" * (replicas > 1), f"{job.input.batch_size:,}",
-        f"{job.global_batch:,}",
-    )  # fmt: skip
-    positives = [file.positives for file in data.files]
-    if data.rows and None not in positives and sum(positives) in (0, data.rows):
-        logging.warning(
-            "All labels of %s are %d: nothing can be learned from them.", data.name,
-            bool(sum(positives)),
-        )  # fmt: skip
-    if data.rows and job.global_batch > data.rows:
-        logging.warning(
-            "A batch is larger than the data: every step uses all %s records; try "
-            "--batch_size=%d.",
-            f"{data.rows:,}", max(data.rows // (10 * replicas), 1),
-        )  # fmt: skip
-    if not (data.pipe or data.sharded):
-        shares.log_division(data.files, damaged, share.of)
-    if step:
-        logging.info(
-            "Resuming at step %d, epoch %d, batch %d of this process.",
-            step, position.epoch + 1, position.step + 1,
-        )  # fmt: skip

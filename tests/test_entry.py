@@ -106,7 +106,7 @@ def test_a_bad_flagfile_ends_with_code_2_and_one_sentence(tmp_path, content, sen
     path = tmp_path / "own.flags"
     if content is not None:
         path.write_bytes(content)
-    done = run_train(f"--flagfile={path}", "--model_dir=nowhere")
+    done = run_train(f"--flagfile={path}", f"--model_dir={tmp_path}/model")
     assert done.returncode == 2
     assert sentence in done.stderr
     assert len(done.stderr.splitlines()) == 1

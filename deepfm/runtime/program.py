@@ -145,9 +145,13 @@ def read_flags(argv, hint=""):
     words = map(expand_home, argv[:1] + with_flagfiles(argv[1:]))
     try:
         return flags.FLAGS(join_boolean_words(words, booleans))
+    except flags.UnrecognizedFlagError as error:
+        files = [word for word in argv if re.match("--?flagfile=", word)]
+        inside = not any(re.match(f"--?(no)?{error.flagname}\\b", word) for word in argv)
+        where = f" It is in {' or '.join(files)}." if files and inside else ""
+        return _end(" ".join(str(error).split()) + where + hint, 2)
     except flags.Error as error:
-        more = hint if isinstance(error, flags.UnrecognizedFlagError) else ""
-        return _end(" ".join(str(error).split()) + more, 2)
+        return _end(" ".join(str(error).split()), 2)
     except SystemExit:  # absl has --help end with 1
         sys.exit(0)
 

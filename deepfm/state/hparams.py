@@ -5,8 +5,8 @@ finds in a folder, so the name comes before those of all other event files. The 
 the evaluations, in eval/.
 """
 
-import datetime
 import os
+import time
 from typing import Any, Dict, Optional
 
 import tensorflow as tf
@@ -54,7 +54,7 @@ def begin(job: JobConfig, config: ModelConfig, resumes: bool):
     """Writes the hyperparameters of a run that begins, or resumes and so keeps its time."""
     from tensorboard.plugins.hparams import api_pb2, summary
 
-    started = (resumes and _started(job.model_dir)) or datetime.datetime.now().timestamp()
+    started = (resumes and _started(job.model_dir)) or time.time()
     values = of_training(job, config)
     kind = lambda x: api_pb2.DATA_TYPE_STRING if isinstance(x, str) else api_pb2.DATA_TYPE_FLOAT64
     columns = [api_pb2.HParamInfo(name=name, type=kind(x)) for name, x in values.items()]
@@ -98,7 +98,7 @@ def _read(model_dir):
 
 
 def _write(model_dir, summaries):
-    now = datetime.datetime.now().timestamp()
+    now = time.time()
     with atomic_files.scratch(model_dir, ".reading-") as folder:
         path = os.path.join(folder, FILE)
         with tf.io.TFRecordWriter(path) as writer:

@@ -183,7 +183,8 @@ class SlicedSaving(v1.train.SessionRunHook):
             absent = {v.op.name: v for v in _variables() if _saved_as(v)[0] not in found}
         if absent:
             logging.info(
-                "The checkpoint comes from another optimizer: %s start at their initial values.",
+                "The checkpoint comes from another --optimizer or --l2_scope: %s start at their "
+                "initial values.",
                 ", ".join(sorted({_saved_as(v)[0] for v in absent.values()})),
             )
         savers = v1.get_collection_ref(v1.GraphKeys.SAVERS)  # Estimator's, not built yet
