@@ -320,26 +320,29 @@ def inference(work):
 
 def _infer(work, folder, *more):
     """Figures of inference without its start: two data sets' difference."""
-    found = []
-    for part in ("test", "tfrecords"):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        words = (
-            "--task_type=infer",
-            f"--model_dir={work}/model",
-            f"--infer_data_dir={folder}/{part}",
-        )
-        _run(*_TRAIN, *words, *more)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        report = json.loads((work / "model" / "report.infer.json").read_text())
-        examples, rate = report["examples"], report["examples_per_second"]
-        cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-        found.append((examples, examples / rate, cpu))
+    found = _on_two_data_sets(work, folder, "infer", "infer_data_dir", *more)
     examples, seconds, cpu = np.subtract(*reversed(found))
     return {
         "examples_per_second": examples / seconds,
         "cpu_utilization": cpu / seconds / len(os.sched_getaffinity(0)),
-        "peak_rss_bytes": after.ru_maxrss * 1024,
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
     }
+
+
+def _on_two_data_sets(work, folder, task, flag, *more):
+    """[(examples, seconds without the start, CPU-seconds)] of a job on a small and a large set."""
+    found = []
+    for part in ("test", "tfrecords"):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        words = f"--task_type={task}", f"--model_dir={work}/model", f"--{flag}={folder}/{part}"
+        _run(*_TRAIN, *words, *more)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        report = json.loads((work / "model" / f"report.{task}.json").read_text())
+        examples = report.get("eval", report)["examples"]
+        rate = report.get("examples_per_second", np.nan)  # which an evaluation does not report
+        cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+        found.append((examples, examples / rate, cpu))
+    return found
 
 
 def distinct(_):
@@ -625,7 +628,14 @@ _CONFIGURATIONS = (
     *(f"--optimizer={name}" for name in ("sgd", "momentum", "adagrad", "ftrl")),
     "--clip_norm=10",
     "--batch_norm",
+    "--l2_scope=batch",
     "--l2_scope=table",
+    "--cowclip_ratio=0.0002",
+    "--l2_reg_deep=0.001",
+    "--embedding_learning_rate=0.0005",
+    "--learning_rate_warmup_steps=100",
+    "--reset_embeddings_each_epoch --num_epochs=3",
+    "--num_epochs=3",
     *(f"--batch_size={size}" for size in (256, 4096, 16384)),
     "--optimizer=adagrad --clip_norm=10",
     "--batch_norm --clip_norm=10",
@@ -653,8 +663,32 @@ def matrix(work):
         if name != "local":
             changes[name] = partial(cost, command=command)
             changes[f"{name}, {clipped}"] = partial(cost, clipped, command=command)
+    weighted = _weighted(_data(work, size), size)
+    changes["weighted examples"] = partial(cost, folder=weighted)
     for name, changed in changes.items():
         yield f"CPU-seconds per million examples, {name}", changed, "default", cost, " s"
+    evaluate = partial(_evaluate, work, _data(work, size))
+    for words in ("--gauc_field=13", "--slice_fields=13"):
+        name = f"CPU-seconds per million examples, evaluation with {words}"
+        yield name, partial(evaluate, words), "evaluation", evaluate, " s"
+
+
+def _weighted(folder, feature_size):
+    """The folder of the same records with weights of 0.5, 1 and 2."""
+    path, to = folder / "weighted.libsvm", folder / "weighted"
+    if not (to / "dataset.json").exists():
+        with open(folder / "train.libsvm") as lines, open(path, "w") as out:
+            for line, weight in zip(lines, itertools.cycle(("0.5", "1", "2"))):
+                out.write(line.replace(" ", f":{weight} ", 1))
+        _convert(path, to, f"--feature_size={feature_size}")
+    return to
+
+
+def _evaluate(work, folder, *more):
+    """CPU-seconds per million of an evaluation without its start: two data sets' difference."""
+    found = _on_two_data_sets(work, folder, "eval", "val_data_dir", *more)
+    examples, _, cpu = np.subtract(*reversed(found))
+    return 1e6 * cpu / examples
 
 
 def start(work):

@@ -26,4 +26,5 @@ echo "Lint"
 
 echo "Tests"
 export TF_CPP_MIN_LOG_LEVEL=2
-exec .venv/bin/python -m pytest -n 2 --dist loadgroup "$@" # exits 5 if no test was found
+# Three for two cores, because many tests wait for other processes. Exits 5 if no test was found.
+exec .venv/bin/python -m pytest -n 3 --dist loadgroup "$@"

@@ -168,7 +168,7 @@ def test_flags_of_another_model_are_refused_and_those_of_another_optimizer_are_s
     assert "--optimizer=sgd (before: adam)" in text and "--l2_reg=0.0 (before: 0.0001)" in text
     assert not any("Adam" in name for name in weights(tmp_path / "model"))
     text = done(*job(tmp_path, "--optimizer=adam", "--max_steps=6")).stderr
-    assert "from another optimizer: beta1_power, beta2_power, " in text
+    assert "from another --optimizer or --l2_scope: beta1_power, beta2_power, " in text
     found = weights(tmp_path / "model")
     np.testing.assert_allclose(found["beta1_power"], 0.9**2, rtol=1e-6)  # after one step
     assert np.any(found["fm_v/Adam"] != 0)
