@@ -16,6 +16,7 @@ import numpy as np
 
 from data_tools.click_logs import column_kinds, feature_map, quoted_cells
 from data_tools.click_logs.column_kinds import BUCKETS, CATEGORY, DATASETS, HOUR, LABEL, Column
+from deepfm.data.plain import digits
 from deepfm.data.plain.bad_record import BadRecord
 
 MISSING, LONG = 0, 2**64 - 1  # UTF-8 text never has the byte 255
@@ -258,25 +259,16 @@ def _keys(kind, keys, lengths, integers):
 
 
 def _integers(text, words, starts, lengths):
-    """The integers in cells, 0 for an empty one. int64, with the shape of starts.
-
-    It parses eight digits at once, as https://johnnylee-sde.github.io/Fast-numeric-string-to-int/
-    does: one multiplication each joins the bytes of a word, then pairs, then groups of four.
-    """
+    """The integers in cells, 0 for an empty one. int64, with the shape of starts."""
     negative = (words[starts] & np.uint64(0xFF)) == _MINUS
     negative &= lengths > 0
-    digits = lengths - negative
+    size = lengths - negative  # digits
     empty = lengths == 0
-    simple = (digits > 0) & (digits <= 8)
-    shift = ((8 - np.clip(digits, 1, 8)) * 8).astype(np.uint64)
-    x = words[starts + negative] << shift  # the last digit in the highest byte, zeros below
-    x ^= np.uint64(0x3030303030303030) << shift
-    wrong = ((x + np.uint64(0x7676767676767676)) | x) & np.uint64(0x8080808080808080)
-    if (wrong[simple] != 0).any():
+    simple = (size > 0) & (size <= 8)
+    shift = ((8 - np.clip(size, 1, 8)) * 8).astype(np.uint64)
+    x, good = digits.eight(words[starts + negative] << shift, shift)
+    if not good[simple].all():
         raise BadBlock
-    x = (x * np.uint64(2561)) >> np.uint64(8) & np.uint64(0x00FF00FF00FF00FF)
-    x = (x * np.uint64(6553601)) >> np.uint64(16) & np.uint64(0x0000FFFF0000FFFF)
-    x = ((x * np.uint64(42949672960001)) >> np.uint64(32)).view(np.int64)
     x[empty] = 0
     x[negative] *= -1
     for place in zip(*np.nonzero(~simple & ~empty)):

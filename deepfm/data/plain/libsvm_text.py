@@ -126,6 +126,11 @@ def number_of(text: bytes) -> np.float32:
         return normal(np.float32(_double(text))) if _NUMBER.fullmatch(text) else np.float32("nan")
 
 
+def is_number(text: bytes) -> bool:
+    """Whether a text is a decimal number that is not too long."""
+    return len(text) <= _NUMBER_CHARACTERS and bool(_NUMBER.fullmatch(text))
+
+
 def _double(text):
     """A float64 that rounds to the float32 nearest to the text."""
     number = np.float64(text)

@@ -1,0 +1,116 @@
+"""LibSVM and LibFFM text without TensorFlow: the same records, and the same lines refused."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_tools.common import workers
+from data_tools.libsvm import block_writer
+from deepfm.data.plain import libsvm_decoder
+from deepfm.data.plain.libsvm_text import explain_line, number_of
+from deepfm.data.plain.schema import Schema
+
+SCHEMAS = {
+    "plain": Schema(2, 50),
+    "padded": Schema(3, pad=True, id_offset=1),
+    "weighted": Schema(2, weighted=True),
+    "named": Schema(3, 50, pad=True, named_fields=True),
+    "multi": Schema(3, 50, multi_valued=True, named_fields=True, weighted=True),
+    "map": Schema(3, 51, pad=True, field_ids=((0, 10), (30, 40), (10, 20)), id_offset=1),
+    "multi map": Schema(3, 50, multi_valued=True, field_ids=((0, 10), (10, 20), (30, 40))),
+}
+NUMBERS = st.one_of(
+    st.from_regex(r"[+-]?[0-9]{0,10}\.?[0-9]{0,12}([eE][+-]?[0-9]{1,2})?", fullmatch=True),
+    st.floats(width=32).map(repr),
+    st.sampled_from(["1", "0.5", "0x1F", "nan", "inf", "1e-42", "1_0", "", ".", "5.", "+.5", "-"]),
+    st.sampled_from(["1.00000005960464478", "0." + "1" * 28, "0." + "1" * 30, "16777217", "1e39"]),
+)
+IDS = st.one_of(
+    st.integers(0, 45).map(str),
+    st.sampled_from(["-0", "-1", "007", "2147483647", "9" * 19, "0" * 20 + "7", "x", "", "+1"]),
+)
+BLANKS = st.sampled_from([" ", " ", " ", "  ", "\t", "\r", "\v"])
+LABELS = st.one_of(
+    st.sampled_from(["0", "1", "-1", "+1", "1.0"]),
+    st.sampled_from(["2", "0x1", "1:2", "0:", ":1", "1:-1", "1:1e-45", "1:0.25", "1:1:1", "a"]),
+)
+
+
+GOOD_LABELS, GOOD_IDS = st.sampled_from(["0", "1", "-1", "+1"]), st.integers(1, 39).map(str)
+GOOD_NUMBERS = st.floats(-1e9, 1e9, width=32).map(lambda x: f"{x:.6g}")
+
+
+@st.composite
+def lines(draw, named):
+    """A line; about half of them are good."""
+    good = draw(st.booleans())
+    labels, ids = (GOOD_LABELS, GOOD_IDS) if good else (LABELS, IDS)
+    fields = st.integers(0, 2).map(str)
+    if not good:
+        fields = st.one_of(fields, st.sampled_from(["3", "00", "-1", "1000000"]))
+    line = draw(labels)
+    for _ in range(draw(st.sampled_from([2, 2, 2, 0, 1, 3]))):
+        colon = ":" if good else draw(st.sampled_from([":"] * 9 + ["", "::"]))
+        pair = draw(ids) + colon + draw(GOOD_NUMBERS if good else NUMBERS)
+        line += draw(BLANKS) + (draw(fields) + ":" if named else "") + pair
+    return draw(st.sampled_from(["", " "])) + line + draw(st.sampled_from(["", " "]))
+
+
+_PARSERS = {}
+
+
+def with_tensorflow(text, schema):
+    """(labels, ids, values, counts if multi-valued, weights if weighted); None if it is refused."""
+    if schema not in _PARSERS:
+        parse = lambda *inputs: block_writer._parse(*inputs, schema)[1:]
+        _PARSERS[schema] = workers.native(parse, *block_writer._INPUTS)
+    try:
+        return _PARSERS[schema](*block_writer._taken(text, schema))
+    except tf.errors.InvalidArgumentError:
+        return None
+
+
+def agree(text, schema):
+    found = libsvm_decoder.decode(text, schema)
+    expected = with_tensorflow(text, schema)
+    assert (found is None) == (expected is None), text
+    if found is not None:
+        for one, other in zip((x for x in found if x is not None), expected):
+            np.testing.assert_array_equal(one, other, err_msg=str(text))
+    return found
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_line_is_taken_as_tensorflow_takes_it_or_refused_with_a_reason(name):
+    schema = SCHEMAS[name]
+    good = []
+
+    @settings(max_examples=200, deadline=None, derandomize=True, database=None)
+    @given(lines(schema.named_fields))
+    def check(line):
+        line = line.encode()
+        found = agree(line + b"\n", schema)
+        assert (found is None) == (explain_line(line, schema) is not None), line
+        good.extend([line + b"\n"] * (found is not None))
+
+    check()
+    assert len(good) > 40
+    agree(b"".join(good), schema)
+    agree(b"# only a comment\n\n \r\n".join(good), schema)
+
+
+def test_texts_are_the_float32_nearest_to_them():
+    rng = np.random.RandomState(0)
+    numbers = rng.standard_normal(3000) * 10.0 ** rng.randint(-6, 9, 3000)
+    texts = [f"{x:.{digits}g}".encode() for x, digits in zip(numbers, rng.randint(1, 18, 3000))]
+    texts += [f"{x:.{digits}f}".encode() for x, digits in zip(numbers, rng.randint(0, 9, 3000))]
+    text = b"".join(b"1 1:%s\n" % x for x in texts if len(x) <= 31)
+    found = libsvm_decoder.decode(text, Schema(1)).values[:, 0]
+    assert found.tolist() == [number_of(x) for x in texts if len(x) <= 31]
+
+
+def test_a_block_without_a_record_holds_none():
+    for text in (b"", b"\n", b"# 1 2:3\n \n"):
+        assert len(libsvm_decoder.decode(text, Schema(2)).labels) == 0
