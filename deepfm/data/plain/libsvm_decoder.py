@@ -13,7 +13,7 @@ import numpy as np
 
 from deepfm.data.plain import digits
 from deepfm.data.plain.decoder import Batch
-from deepfm.data.plain.libsvm_text import is_number, number_of
+from deepfm.data.plain.libsvm_text import are_numbers, number_of
 from deepfm.data.plain.schema import Schema
 
 _COLON, _DOT, _MINUS, _PLUS, _NEWLINE, _HASH = b":.-+\n#"
@@ -95,8 +95,7 @@ def _half_way(doubles):
 
 def _slow_numbers(pieces):
     """The numbers in texts of any form. float32."""
-    plain = [is_number(piece) for piece in pieces]
-    if not all(plain):
+    if not are_numbers(pieces):
         return np.array([number_of(piece) for piece in pieces], np.float32)
     doubles = np.array(pieces).astype(np.float64)
     with np.errstate(over="ignore"):

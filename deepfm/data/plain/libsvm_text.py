@@ -8,7 +8,7 @@ comment. Lines without a record are skipped.
 
 import fractions
 import re
-from typing import Optional
+from typing import List, Optional
 
 import numpy as np
 
@@ -27,6 +27,7 @@ HASH_IN_ID = re.compile(rb"[^\s]#|[ \t]#\S")  # a '#' that may begin a comment o
 _ID = re.compile(rb"-?[0-9]+")
 _FIELD = re.compile(rb"[0-9]{1,6}")
 _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_NUMBERS = re.compile(rb"(?:%s )*" % _NUMBER.pattern)
 _HEXADECIMAL = re.compile(rb"[+-]?0[xX][0-9a-fA-F]+")
 _NUMBER_CHARACTERS = 31  # longest number that TensorFlow's decoder reads
 _INT64_MAX = np.iinfo(np.int64).max
@@ -126,9 +127,11 @@ def number_of(text: bytes) -> np.float32:
         return normal(np.float32(_double(text))) if _NUMBER.fullmatch(text) else np.float32("nan")
 
 
-def is_number(text: bytes) -> bool:
-    """Whether a text is a decimal number that is not too long."""
-    return len(text) <= _NUMBER_CHARACTERS and bool(_NUMBER.fullmatch(text))
+def are_numbers(texts: List[bytes]) -> bool:
+    """Whether all texts are decimal numbers that are not too long."""
+    return max(map(len, texts)) <= _NUMBER_CHARACTERS and bool(
+        _NUMBERS.fullmatch(b" ".join([*texts, b""]))
+    )
 
 
 def _double(text):
