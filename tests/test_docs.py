@@ -243,6 +243,8 @@ def flags_used(command):
             program = PROGRAM.fullmatch(word)[1]
         elif re.fullmatch(r"data_tools\.\w+|deepfm\.kernels", word):
             program = word
+        elif word == "data_tools/on_spark.py":  # as spark-submit takes it
+            program = "data_tools.on_spark"
         elif name in FOREIGN or name in ("mpirun", "bash"):
             program = name
         elif word in (";", "&&", "|") or word.endswith(";"):

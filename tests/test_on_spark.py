@@ -14,6 +14,7 @@ from test_prepare_criteo import criteo_rows, text_of
 
 from data_tools import prepare_criteo, rebalance
 from data_tools.click_logs import options as prepare_options
+from data_tools.click_logs.column_kinds import DATASETS
 from data_tools.common import line_blocks
 from data_tools.rebalancing import options as rebalance_options
 from data_tools.spark import order
@@ -113,6 +114,22 @@ def test_prepare_writes_the_bytes_of_prepare_criteo(server, criteo, tmp_path, mo
     assert len(content(alone)) > 12  # several slices
     assert content(spark) == content(alone)
     assert (spark / "_SUCCESS").exists()
+
+
+def test_parquet_gives_the_bytes_of_prepare_criteo(server, tmp_path, monkeypatch):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    names = [column.name for column in DATASETS["criteo"]]
+    cells = zip(*criteo_rows(900))
+    table = pyarrow.table({name: pyarrow.array(column) for name, column in zip(names, cells)})
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    parquet.write_table(table, str(folder / "a.parquet"), row_group_size=200)
+    options = {"input": folder, "min_count": 2}
+    one_machine(monkeypatch, "prepare", output_dir=tmp_path / "alone", **options)
+    answer = server("prepare", output_dir=tmp_path / "spark", **options)
+    assert answer["code"] == 0, answer
+    assert content(tmp_path / "spark") == content(tmp_path / "alone")
 
 
 def test_a_map_of_one_engine_encodes_new_rows_on_the_other(server, criteo, tmp_path, monkeypatch):
