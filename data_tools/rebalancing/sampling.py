@@ -6,7 +6,7 @@
 import numpy as np
 
 from data_tools.common import splitmix64
-from deepfm.data.plain.sampling_rates import SamplingRates
+from deepfm.data.plain.data_file import SamplingRates
 from deepfm.errors import BadInput
 
 

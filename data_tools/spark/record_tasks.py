@@ -12,7 +12,7 @@ from data_tools.rebalancing import sampling, shuffling
 from data_tools.spark import order, record_blocks
 from data_tools.spark.events import naming
 from deepfm.data.plain.bad_record import BadRecord
-from deepfm.data.plain.sampling_rates import SamplingRates
+from deepfm.data.plain.data_file import SamplingRates
 from deepfm.data.plain.schema import Schema
 from deepfm.errors import BadInput
 

@@ -26,7 +26,7 @@ from typing import Callable, Dict, Iterable, List, Optional, Set, Tuple
 
 from absl import logging
 
-from deepfm.data.plain.sampling_rates import SamplingRates
+from deepfm.data.plain.data_file import SamplingRates
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files
 

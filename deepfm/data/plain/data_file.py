@@ -1,4 +1,4 @@
-"""A file of a data set, and by which suffix its format is known."""
+"""What is known of a file of a data set, by which suffix its format, and what was sampled."""
 
 from typing import NamedTuple, Optional
 
@@ -15,3 +15,10 @@ class DataFile(NamedTuple):
     rows: Optional[int] = None
     positives: Optional[int] = None
     identity: Optional[tuple] = None
+
+
+class SamplingRates(NamedTuple):
+    """Records kept per original record of each label; above 1 if they were repeated."""
+
+    negative: float = 1.0
+    positive: float = 1.0

@@ -11,7 +11,7 @@ from typing import Callable, List, NamedTuple, Optional
 import numpy as np
 
 from deepfm.data.plain import wire
-from deepfm.data.plain.headers import FLOAT_LIST, INT64_LIST, list_header, tag
+from deepfm.data.plain.encoder import FLOAT_LIST, INT64_LIST, list_header, tag
 from deepfm.data.plain.schema import Schema
 
 _SMALLEST_NORMAL = np.finfo(np.float32).tiny

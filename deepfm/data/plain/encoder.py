@@ -13,8 +13,9 @@ import numpy as np
 
 from deepfm.data.plain import crc32c
 from deepfm.data.plain.frames import HEADER
-from deepfm.data.plain.headers import FLOAT_LIST, INT64_LIST, list_header, tag
 from deepfm.data.plain.schema import FRAME
+
+FLOAT_LIST, INT64_LIST = 2, 3  # the numbers of these fields in a tf.train.Feature
 
 _ROWS = 1 << 12  # records at once: they stay in the processor's cache
 
@@ -124,3 +125,25 @@ def _by_size(sizes, header):
     content = np.frombuffer(b"".join(h.ljust(width, b"\0") for h in headers), np.uint8)
     there = np.arange(width) < np.array([len(h) for h in headers])[:, np.newaxis]
     return _Part(content.reshape(-1, width)[of_row], there[of_row])
+
+
+def list_header(name: bytes, field: int, size: int) -> bytes:
+    """What precedes `size` bytes of numbers in a tf.train.Features: entry, key, feature, list."""
+    packed = tag(1, size) if size else b""
+    return before_list(name, field, len(packed) + size) + packed
+
+
+def before_list(name: bytes, field: int, size: int) -> bytes:
+    """The header of a list of `size` bytes in a tf.train.Features: entry, key and feature."""
+    feature = tag(field, size)
+    entry = tag(1, len(name)) + name + tag(2, len(feature) + size) + feature
+    return tag(1, len(entry) + size) + entry
+
+
+def tag(field: int, size: int) -> bytes:
+    """The header of `size` bytes of a protocol buffer's field: its number and the size."""
+    head = bytearray([field << 3 | 2])
+    while size > 127:
+        head.append(size & 127 | 128)
+        size >>= 7
+    return bytes(head) + bytes([size])

@@ -9,7 +9,7 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
-from deepfm.data.plain.headers import FLOAT_LIST, INT64_LIST, tag
+from deepfm.data.plain.encoder import FLOAT_LIST, INT64_LIST, tag
 from deepfm.data.plain.schema import (
     NO_WEIGHT,
     Schema,
