@@ -61,12 +61,12 @@ def main(words):
     if name not in JOBS:
         sys.stderr.write(f"on_spark.py: '{name}' is not a job; give one of {', '.join(JOBS)}.\n")
         sys.exit(2)
-    need("pyspark", "numpy", "pandas", "pyarrow")
-    run = load(name)
 
-    def start(options):
+    def start(options):  # flags are read, and can be checked, without Spark
+        need("pyspark", "numpy", "pandas", "pyarrow")
         from data_tools.spark import jobs
 
+        run = load(name)
         with jobs.session(f"deepfm {name}", options.master) as spark:
             run(spark, options)
 
