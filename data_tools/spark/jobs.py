@@ -16,8 +16,8 @@ from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple
 import pyspark
 from absl import logging
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.utils import CapturedException  # which Spark 3.3 has too
 
 from data_tools.common.skipping import Skipping
 from data_tools.spark.events import BAD, REFUSED, events
@@ -112,7 +112,7 @@ def _follow(context, title, done):
 def _explained(title):
     try:
         yield
-    except (Py4JJavaError, PySparkException) as error:
+    except (Py4JJavaError, CapturedException) as error:
         # pyspark keeps of Java's exception the part that Python raised, without what Spark says.
         whole = error if isinstance(error, Py4JJavaError) else error.__context__
         java = getattr(whole, "java_exception", None)
