@@ -1,4 +1,4 @@
-"""Starts a SageMaker job: training, or the conversion of data on many hosts.
+"""Starts a SageMaker job: training, or the conversion of data on many hosts or on Spark.
 
     .venv-sagemaker/bin/python scripts/launch_sagemaker.py --train_s3_uri=s3://bucket/train \\
         --eval_s3_uri=s3://bucket/val --role=SageMakerRole -- --num_epochs=2 --batch_size=4096
@@ -7,41 +7,46 @@
     .venv-sagemaker/bin/python scripts/launch_sagemaker.py --job=processing --instance_count=4 \\
         --input_s3_uri=s3://bucket/raw --output_path=s3://bucket/train --role=SageMakerRole -- \\
         --num_workers=16
+    .venv-sagemaker/bin/python scripts/launch_sagemaker.py --job=spark \\
+        --input_s3_uri=s3://bucket/train --output_path=s3://bucket/shuffled --role=SageMakerRole \\
+        -- rebalance --num_files=64
 
-The flags after `--` are train.py's (the job's hyperparameters) or the converter's. They are
-checked before anything is uploaded. --dry_run prints the request that would start the job, as
-JSON, and sends nothing.
+The flags after `--` are train.py's (the job's hyperparameters) or the converter's; for Spark, the
+words of data_tools.on_spark. They are checked before anything is uploaded. --dry_run prints the
+request that would start the job, as JSON, and sends nothing.
 """
 
-import contextlib
-import json
-import os
 import pathlib
 import re
+import shlex
 import sys
 import tempfile
-import types
-import warnings
 
 import programs  # first
-from programs import BadInput, fail, flag_values, need, program, run_program
+from programs import BadInput, fail, flag_values, program, run_program
 
 # isort: split
+import zip_for_spark
 from absl import flags, logging
+from sagemaker_session import open_session, role_of
 
 FLAGS = flags.FLAGS
 # fmt: off
-flags.DEFINE_enum("job", "training", ["training", "processing"], "Train a model, or convert data.")
+flags.DEFINE_enum("job", "training", ["training", "processing", "spark"],
+    "Train a model; convert data on many hosts, each its share; or run data_tools.on_spark.")
 flags.DEFINE_bool("dry_run", False, "Print the request as JSON; send and upload nothing.")
 flags.DEFINE_string("role", None, "IAM role of the job, a name or ARN. Default: the notebook's.")
 flags.DEFINE_string("region", None,
     "AWS region. Default: the AWS configuration's; with --dry_run, if there is none, us-east-1.")
 flags.DEFINE_string("instance_type", None,
-    "Type of the hosts. Default: ml.p3.8xlarge with Horovod, else ml.c5.4xlarge.")
-flags.DEFINE_integer("instance_count", None, "Number of hosts. Default: 2 with ps, else 1.", 1)
+    "Type of the hosts. Default: ml.p3.8xlarge with Horovod, ml.m5.4xlarge with Spark, else "
+    "ml.c5.4xlarge.")
+flags.DEFINE_integer("instance_count", None,
+    "Number of hosts. Default: 2 with ps, else 1; Spark takes 1 alone.", 1)
 flags.DEFINE_integer("volume_size", 100, "Disk of each host, in GB; raise it for more data.", 1)
 flags.DEFINE_integer("max_run", 86400, "Seconds after which SageMaker ends the job.", 1)
-flags.DEFINE_string("image_uri", None, "Your own image. Default: SageMaker's, TensorFlow 1.15.2.")
+flags.DEFINE_string("image_uri", None,
+    "Your own image. Default: SageMaker's, TensorFlow 1.15.2 or Spark 3.3.")
 flags.DEFINE_string("base_job_name", "deepfm", "Prefix of the job's name; the time follows.")
 flags.DEFINE_string("output_path", None,
     "s3:// folder for the job's output: the model, or converted records. Default: the SDK's.")
@@ -69,7 +74,8 @@ flags.DEFINE_string("mpi_options", "", "More mpirun options, e.g. '-x HOROVOD_TI
 
 # Processing.
 flags.DEFINE_string("tool", "libsvm_to_tfrecord", "The program in data_tools that converts.")
-flags.DEFINE_string("input_s3_uri", None, "s3:// files to convert; each host gets some of them.")
+flags.DEFINE_string("input_s3_uri", None,
+    "s3:// files to convert; each host gets some of them, Spark's gets all.")
 # fmt: on
 
 _OF_JOB = {
@@ -78,10 +84,13 @@ _OF_JOB = {
         "s3_shard", "model_dir", "spot", "max_wait", "checkpoint_s3_uri", "mpi_options",
     ),
     "processing": ("tool", "input_s3_uri"),
+    "spark": ("input_s3_uri",),
 }  # fmt: skip
 PROCESSING_SOURCE = ("data_tools", "deepfm", "scripts/convert_on_sagemaker.sh")
 _FRAMEWORK = {"framework_version": "1.15.2", "py_version": "py37"}
+_SPARK = "3.3"  # the newest that the SDK knows
 _CHECKPOINTS = "/opt/ml/checkpoints"
+_PROCESSING = "/opt/ml/processing"
 _CHANNELS = 20  # at most, in a job
 _GPUS = {
     "ml.p2.8xlarge": 8, "ml.p2.16xlarge": 16, "ml.p3.8xlarge": 4, "ml.p3.16xlarge": 8,
@@ -108,7 +117,7 @@ def main(argv):
     try:
         _check_flags()
         with tempfile.TemporaryDirectory() as folder:
-            start = _train if FLAGS.job == "training" else _convert
+            start = {"training": _train, "processing": _convert, "spark": _run_spark}[FLAGS.job]
             start(argv[1:], pathlib.Path(folder))
     except ValueError as error:  # the SDK's too
         fail(error)
@@ -117,10 +126,12 @@ def main(argv):
 
 
 def _check_flags():
-    other = "processing" if FLAGS.job == "training" else "training"
-    for name in _OF_JOB[other]:
+    for name in sorted(set().union(*_OF_JOB.values()) - set(_OF_JOB[FLAGS.job])):
         if FLAGS[name].present:
-            raise BadInput(f"--{name} needs --job={other}; add that, or leave --{name} out.")
+            jobs = " or ".join(f"--job={job}" for job in _OF_JOB if name in _OF_JOB[job])
+            raise BadInput(f"--{name} needs {jobs}; add that, or leave --{name} out.")
+    if FLAGS.job != "training" and not FLAGS.input_s3_uri:
+        raise BadInput("--input_s3_uri is missing; try --input_s3_uri=s3://bucket/raw.")
     for name in ("train_s3_uri", "eval_s3_uri", "input_s3_uri", "output_path", "checkpoint_s3_uri"):
         value = FLAGS[name].value or []
         for uri in value if isinstance(value, list) else [value]:
@@ -150,9 +161,10 @@ def _train(words, folder):
 
         estimator = TensorFlow(
             entry_point="train.py", source_dir=str(folder), **_FRAMEWORK, image_uri=FLAGS.image_uri,
-            role=_role(session), sagemaker_session=session, base_job_name=FLAGS.base_job_name,
-            instance_type=type_, instance_count=count, volume_size=FLAGS.volume_size,
-            input_mode=FLAGS.input_mode, distribution=distributions.get(FLAGS.distribution),
+            role=role_of(session, FLAGS.role), sagemaker_session=session,
+            base_job_name=FLAGS.base_job_name, instance_type=type_, instance_count=count,
+            volume_size=FLAGS.volume_size, input_mode=FLAGS.input_mode,
+            distribution=distributions.get(FLAGS.distribution),
             model_dir=model_dir, output_path=FLAGS.output_path, tags=_tags(),
             hyperparameters={"servable_model_dir": "/opt/ml/model", **added, **given},
             metric_definitions=[{"Name": n, "Regex": r} for n, r in _METRICS.items()],
@@ -171,11 +183,8 @@ def _train(words, folder):
 
 def _convert(words, folder):
     """Starts a processing job; words: the flags of the converter."""
-    if not FLAGS.input_s3_uri:
-        raise BadInput("--input_s3_uri is missing; try --input_s3_uri=s3://bucket/raw.")
     given = flag_values(words)
-    if "input" in given or "output_dir" in given:
-        raise BadInput("give --input_s3_uri and --output_path, not --input and --output_dir.")
+    _check_places(given)
     type_, count = _instance_type("ml.c5.4xlarge"), FLAGS.instance_count or 1
     in_steps = "feature_map" in given or given.get("step") in ("count", "encode")
     if count > 1 and FLAGS.tool == "prepare_criteo" and not in_steps:
@@ -190,7 +199,6 @@ def _convert(words, folder):
         )
     _check(["-m", f"data_tools.{FLAGS.tool}"], ["--input=raw", "--output_dir=out", *words])
     programs.copy_source(PROCESSING_SOURCE, folder)
-    base = "/opt/ml/processing"
     with _session() as session:
         from sagemaker.image_uris import retrieve
         from sagemaker.processing import ProcessingInput, ProcessingOutput, Processor
@@ -200,19 +208,73 @@ def _convert(words, folder):
             image_scope="training",
         )  # fmt: skip
         processor = Processor(
-            role=_role(session), image_uri=image, instance_count=count, instance_type=type_,
-            entrypoint=["bash", f"{base}/input/code/convert_on_sagemaker.sh", FLAGS.tool],
-            volume_size_in_gb=FLAGS.volume_size, max_runtime_in_seconds=FLAGS.max_run,
-            base_job_name=FLAGS.base_job_name, sagemaker_session=session, tags=_tags(),
+            image_uri=image, instance_count=count, instance_type=type_,
+            entrypoint=["bash", f"{_PROCESSING}/input/code/convert_on_sagemaker.sh", FLAGS.tool],
+            **_of_processing(session),
         )  # fmt: skip
         data = ProcessingInput(
-            FLAGS.input_s3_uri, f"{base}/input/data", "data",
+            FLAGS.input_s3_uri, f"{_PROCESSING}/input/data", "data",
             s3_data_distribution_type="ShardedByS3Key",
         )  # fmt: skip
-        code = ProcessingInput(str(folder), f"{base}/input/code", "code")
-        records = ProcessingOutput(f"{base}/output", FLAGS.output_path, "records")
+        code = ProcessingInput(str(folder), f"{_PROCESSING}/input/code", "code")
+        records = ProcessingOutput(f"{_PROCESSING}/output", FLAGS.output_path, "records")
         wait = FLAGS.wait and not FLAGS.dry_run
         processor.run([data, code], [records], words or None, wait=wait, logs=wait)
+
+
+def _run_spark(words, folder):
+    """Starts a processing job on SageMaker's Spark image; words: those of data_tools.on_spark."""
+    if not words or words[0].startswith("-"):
+        raise BadInput("the first word after the -- names the job on Spark; try -- rebalance.")
+    if (FLAGS.instance_count or 1) > 1:
+        raise BadInput(
+            f"--instance_count={FLAGS.instance_count}: on_spark needs a folder that all hosts "
+            "share, which a processing job does not have; try one large host, such as "
+            "--instance_type=ml.m5.24xlarge."
+        )
+    _check_places(flag_values(words[1:]))
+    type_ = _instance_type("ml.m5.4xlarge")
+    places = [f"--input={_PROCESSING}/input/data", f"--output_dir={_PROCESSING}/output"]
+    _check(["-m", "data_tools.on_spark", words[0]], [*places, *words[1:]])
+    zip_for_spark.write_zip(folder / "deepfm_spark.zip")
+    with _session() as session:
+        from sagemaker.processing import ProcessingInput, ProcessingOutput
+        from sagemaker.spark.processing import PySparkProcessor
+
+        processor = PySparkProcessor(
+            framework_version=_SPARK, image_uri=FLAGS.image_uri, instance_count=1,
+            instance_type=type_, **_of_processing(session),
+        )  # fmt: skip
+        wait = FLAGS.wait and not FLAGS.dry_run
+        processor.run(
+            str(programs.ROOT / "scripts" / "spark_on_sagemaker.py"),
+            submit_py_files=[str(folder / "deepfm_spark.zip")],
+            submit_files=[str(programs.ROOT / "requirements-spark.txt")],
+            inputs=[ProcessingInput(FLAGS.input_s3_uri, f"{_PROCESSING}/input/data", "data")],
+            outputs=[ProcessingOutput(f"{_PROCESSING}/output", FLAGS.output_path, "records")],
+            # The image joins them with blanks, for a shell.
+            arguments=[shlex.quote(word) for word in [words[0], *places, *words[1:]]],
+            wait=wait, logs=wait,
+        )  # fmt: skip
+
+
+def _of_processing(session):
+    """The arguments that all processors have."""
+    return {
+        "role": role_of(session, FLAGS.role), "volume_size_in_gb": FLAGS.volume_size,
+        "max_runtime_in_seconds": FLAGS.max_run, "base_job_name": FLAGS.base_job_name,
+        "sagemaker_session": session, "tags": _tags(),
+    }  # fmt: skip
+
+
+def _check_places(given):
+    """Refuses flags of a converter that say where the data are, which the job decides."""
+    for name in ("input", "output_dir", "master"):
+        if name in given:
+            raise BadInput(
+                f"--{name} after the -- is set by the job; leave it out, and give --input_s3_uri "
+                "and --output_path before the --."
+            )
 
 
 def _check(words_of_program, words):
@@ -346,78 +408,15 @@ def _check_spot(given, model_dir):
         )
 
 
+def _session():
+    return open_session(FLAGS.region, FLAGS.role, FLAGS.dry_run)
+
+
 def _tags():
     pairs = [tag.partition("=") for tag in FLAGS.tags]
     if not all(key and equals for key, equals, _ in pairs):
         raise BadInput(f"--tags={','.join(FLAGS.tags)}: give KEY=VALUE, e.g. --tags=team=ads.")
     return [{"Key": key, "Value": value} for key, _, value in pairs] or None
-
-
-def _role(session):
-    from sagemaker import get_execution_role
-
-    try:
-        return FLAGS.role or get_execution_role(session)
-    except ValueError as error:
-        raise BadInput(
-            f"--role is missing, and you are not using a role ({error}); try --role=SageMakerRole."
-        ) from error
-
-
-@contextlib.contextmanager
-def _session():
-    """A session of the SDK, which is loaded here; an error from AWS ends the program."""
-    if FLAGS.dry_run:  # before the SDK is loaded, which looks for some, on the network too
-        os.environ.update(AWS_ACCESS_KEY_ID="dry-run", AWS_SECRET_ACCESS_KEY="dry-run")
-    warnings.filterwarnings("ignore", message="Boto3 will no longer support Python 3.7")
-    with _printing_request() if FLAGS.dry_run else contextlib.nullcontext() as answer:
-        need("boto3", "sagemaker")
-        import boto3
-        import sagemaker
-        from boto3.exceptions import Boto3Error
-        from botocore import exceptions
-
-        try:
-            region = FLAGS.region or boto3.Session().region_name or (FLAGS.dry_run and "us-east-1")
-            if not region:
-                raise BadInput("--region is missing; try --region=us-east-1.")
-            session = boto3.Session(region_name=region)
-            session.get_partition_for_region(region)  # refuses an unknown region
-            if answer:
-                session.events.register("before-call", answer)
-            yield sagemaker.Session(session)
-        except (exceptions.ParamValidationError, exceptions.UnknownRegionError) as error:
-            raise BadInput(error) from error
-        except (
-            Boto3Error, exceptions.BotoCoreError, exceptions.ClientError,
-            sagemaker.exceptions.UnexpectedStatusException,
-        ) as error:  # fmt: skip
-            fail(error, 1)
-
-
-@contextlib.contextmanager
-def _printing_request():
-    """Yields a handler of botocore's events; prints, at the end, the request that it has seen."""
-    requests = []
-    # What AWS would answer; account and role are those of its documentation.
-    account = "111122223333"
-    caller = f"arn:aws:sts::{account}:assumed-role/your-role/you"
-    role = f"arn:aws:iam::{account}:role/{FLAGS.role or 'your-role'}"
-    answers = {
-        "GetCallerIdentity": {"Account": account, "Arn": caller},
-        "GetRole": {"Role": {"Arn": role}},
-        "ListBuckets": {"Buckets": []},
-    }
-
-    def answer(model, params, **_):
-        """Stands in for the network, after botocore has checked and built a request."""
-        if model.name in ("CreateTrainingJob", "CreateProcessingJob"):
-            requests.append(json.loads(params["body"]))
-        return types.SimpleNamespace(status_code=200), answers.get(model.name, {})
-
-    with contextlib.redirect_stdout(sys.stderr):  # where the SDK prints; stdout is for the JSON
-        yield answer
-    sys.stdout.write(json.dumps(requests[-1], indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 
@@ -67,12 +69,21 @@ def conversion():
     )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def spark():
+    """A processing job on Spark; a value has what a shell would take apart."""
+    return request(
+        "--job=spark", "--input_s3_uri=s3://b/train", "--output_path=s3://b/out", "--tags=for=it's",
+        "--", "rebalance", "--num_files=64", "--alsologtostderr", "--log_dir=a b;$(c)*",
+    )  # fmt: skip
+
+
 def hyperparameters(request):
     """As train.py's process gets them: each was encoded as JSON."""
     return {name: json.loads(text) for name, text in request["HyperParameters"].items()}
 
 
-def test_botocore_finds_nothing_wrong_with_the_requests(servers, pipes, conversion):
+def test_botocore_finds_nothing_wrong_with_the_requests(servers, pipes, conversion, spark):
     check = (
         "import json, sys, botocore.session, botocore.validate\n"
         "service = botocore.session.Session().get_service_model('sagemaker')\n"
@@ -82,7 +93,7 @@ def test_botocore_finds_nothing_wrong_with_the_requests(servers, pipes, conversi
         "    print(found.generate_report(), end='')\n"
     )
     training, processing = "CreateTrainingJob", "CreateProcessingJob"
-    jobs = [(training, servers), (training, pipes), (processing, conversion)]
+    jobs = [(training, servers), (training, pipes), (processing, conversion), (processing, spark)]
     found = subprocess.run(
         [PYTHON, "-c", check], input=json.dumps(jobs), capture_output=True, text=True, timeout=60
     )
@@ -200,6 +211,7 @@ def test_only_train_py_and_deepfm_are_uploaded_and_they_are_enough(tmp_path):
 
 ONE = ["--train_s3_uri=s3://b/t"]
 RAW = ["--job=processing", "--input_s3_uri=s3://b/raw"]
+ON_SPARK = ["--job=spark", "--input_s3_uri=s3://b/raw"]
 
 
 @pytest.mark.parametrize(
@@ -216,6 +228,12 @@ RAW = ["--job=processing", "--input_s3_uri=s3://b/raw"]
         ([*ONE, "--instance_type=ml.x.y"], "--instance_type=ml.x.y is not a SageMaker type; try"),
         ([*RAW, "--instance_type=c5.xlarge"], "--instance_type=c5.xlarge is not a SageMaker type"),
         ([*RAW, "--tool=prepare_criteo", "--instance_count=2"], "needs -- --step=count"),
+        ([*ON_SPARK, "--", "rebalance", "--sed=1"], "Did you mean: seed"),
+        ([*ON_SPARK, "--", "shuffle"], "'shuffle' is not a job; give one of"),
+        ([*ON_SPARK, "--", "--seed=1"], "try -- rebalance"),
+        ([*ON_SPARK, "--", "rebalance", "--input=a"], "--input after the -- is set by the job"),
+        ([*ON_SPARK, "--instance_count=2", "--", "rebalance"], "try one large host"),
+        ([*ON_SPARK, "--tool=rebalance", "--", "rebalance"], "--tool needs --job=processing; add"),
     ],
 )
 def test_refuses_in_one_sentence(words, sentence):
@@ -282,3 +300,85 @@ def test_a_host_without_files_ends_well(convert, tmp_path):
     done = convert()
     assert done.returncode == 0, done.stderr
     assert list((tmp_path / "processing" / "output").iterdir()) == []
+
+
+def test_the_only_host_on_spark_reads_all_files_and_what_it_writes_is_uploaded(spark):
+    assert spark["ProcessingResources"]["ClusterConfig"]["InstanceCount"] == 1
+    words = shlex.split(" ".join(spark["AppSpecification"]["ContainerArguments"]))
+    flags = dict(word.split("=", 1) for word in words if "=" in word)
+    inputs = {i["InputName"]: i["S3Input"] for i in spark["ProcessingInputs"]}
+    assert inputs["data"]["S3Uri"] == "s3://b/train"
+    assert inputs["data"]["S3DataDistributionType"] == "FullyReplicated"
+    assert inputs["data"]["LocalPath"] == flags["--input"]
+    (output,) = spark["ProcessingOutputConfig"]["Outputs"]
+    assert output["S3Output"]["S3Uri"] == "s3://b/out"
+    assert output["S3Output"]["LocalPath"] == flags["--output_dir"]
+
+
+def test_words_for_spark_survive_the_shell_that_the_image_gives_them_to(spark):
+    line = " ".join(spark["AppSpecification"]["ContainerArguments"])
+    words = subprocess.run(
+        ["bash", "-c", f'printf "%s\\n" {line}'], stdout=subprocess.PIPE, text=True
+    )
+    job, _, _, *rest = words.stdout.splitlines()
+    assert (job, rest) == (
+        "rebalance",
+        ["--num_files=64", "--alsologtostderr", "--log_dir=a b;$(c)*"],
+    )
+
+
+@pytest.fixture
+def driver(tmp_path):
+    """A function that runs the driver's program below tmp_path, without what `lacking` names.
+
+    Instead of pip it has a program that writes its arguments to a file, and on_spark writes its
+    own.
+    """
+    code = (
+        (ROOT / "scripts" / "spark_on_sagemaker.py").read_text().replace("/opt/ml", str(tmp_path))
+    )
+    (tmp_path / "driver.py").write_text(code)
+    files = tmp_path / "processing" / "input" / "files"
+    for folder in (files, tmp_path / "config", tmp_path / "data_tools"):
+        folder.mkdir(parents=True)
+    shutil.copy(ROOT / "requirements-spark.txt", files)
+    said = "import json, sys\nopen({!r}, 'w').write(json.dumps(sys.argv[1:]))\n"
+    (tmp_path / "data_tools" / "__init__.py").write_text("")
+    (tmp_path / "data_tools" / "on_spark.py").write_text(said.format(str(tmp_path / "ran")))
+    (tmp_path / "pip.py").write_text(said.format(str(tmp_path / "installed")))
+
+    def run(hosts, there):
+        (tmp_path / "config" / "resourceconfig.json").write_text(json.dumps({"hosts": hosts}))
+        for name in there:
+            (tmp_path / f"{name}.py").write_text("")
+        command = [sys.executable, "-S", "driver.py", "rebalance", "--num_files=64"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        read = lambda name: json.loads((tmp_path / name).read_text())
+        return done, {n: read(n) for n in ("installed", "ran") if (tmp_path / n).exists()}
+
+    return run
+
+
+PACKAGES = ["absl", "numpy", "pandas", "pyarrow"]
+
+
+def test_the_driver_installs_the_pins_but_for_spark_and_then_runs_the_job(driver):
+    done, found = driver(["algo-1"], PACKAGES[:3])  # as in SageMaker's image, without pyarrow
+    assert done.returncode == 0, done.stderr
+    pins = {word.partition("==")[0] for word in found["installed"] if "==" in word}
+    lines = (ROOT / "requirements-spark.txt").read_text().splitlines()
+    listed = {line.partition("==")[0] for line in lines if "==" in line}
+    assert pins == listed - {"pyspark", "py4j"}
+    assert found["ran"] == ["rebalance", "--num_files=64"]
+
+
+def test_the_driver_installs_nothing_in_an_image_that_has_all(driver):
+    done, found = driver(["algo-1"], PACKAGES)
+    assert done.returncode == 0, done.stderr
+    assert list(found) == ["ran"]
+
+
+def test_the_driver_refuses_several_hosts_whose_files_would_be_lost(driver):
+    done, found = driver(["algo-1", "algo-2"], PACKAGES)
+    assert (done.returncode, found) == (2, {})
+    assert "2 hosts share no folder" in done.stderr and done.stderr.count("\n") == 1
