@@ -7,23 +7,17 @@
 Writes output_dir/train, valid and test, as far as there are rows for them, each with dataset.json,
 and feature_map.json, which feature_map.py explains; it replaces nothing else. The vocabulary comes
 from the training rows alone. The same rows and flags give the same ids and splits, whatever the
-number of processes and hosts.
-
-On several hosts, each does its share; every host encodes with the counts of all:
-
-    python -m data_tools.prepare_criteo --step=count --shard_index=0 --num_shards=2 ...
-    python -m data_tools.prepare_criteo --step=encode --shard_index=0 --num_shards=2 ...
+number of processes. With --feature_map several hosts can share the work; without one, each would
+count only its share, so data_tools.on_spark does it.
 """
 
 import dataclasses
-import os
 import time
 from typing import List, Tuple
 
 from deepfm.runtime import check_python  # noqa: F401  says what to do if TensorFlow is missing
 
 # isort: split
-from absl import logging
 
 from data_tools.click_logs import (
     column_kinds,
@@ -34,6 +28,7 @@ from data_tools.click_logs import (
     vocabulary,
 )
 from data_tools.click_logs.options import (
+    REMOVED,
     SCRATCH,
     Options,
     check,
@@ -60,7 +55,7 @@ def main(options: Options):
 
 
 def prepare(options: Options, share: Tuple[int, int] = (0, 1)) -> List[datasets.DataFile]:
-    """Runs --step, and returns the data files that were written.
+    """Does what the flags say, and returns the data files that were written.
 
     No file gets its final name in output_dir before all are complete.
 
@@ -86,16 +81,10 @@ def prepare(options: Options, share: Tuple[int, int] = (0, 1)) -> List[datasets.
     every = [task for group in cut.values() for task in group]
     log_unlabelled(every)
     remote_files.check_writable(options.output_dir, "output_dir")
-    about = vocabulary.about(options, share, found.get("input", ()))
-    if options.step == "count":
-        return _count_step(cut["input"], columns, about, options)
     asked = {i for s in sources for i, part in enumerate(s.split.shares) if part}
     old = output_folder.replaced(asked, options, share)
     with atomic_files.scratch(options.output_dir, SCRATCH) as scratch:
-        if known:
-            tables = field_tables.from_map(known)
-        else:
-            tables = _tables(cut["input"], columns, about, options)
+        tables = field_tables.from_map(known) if known else _tables(cut["input"], columns, options)
         fingerprint = output_folder.write_map(tables, old, options, scratch)
         bad = Skipping(options.max_bad_records)
         written = passes.encode(
@@ -111,30 +100,11 @@ def _find(source, own_files):
     return slices.checked(source, datasets.find(source.spec, source.flag, partial=own_files))
 
 
-def _count_step(tasks, columns, about, options):
-    """Counts the categories in this host's share, and writes the counts to a file."""
-    index, number = about["share"]
-    name = f"counts-{index:05d}-of-{number:05d}.npz"
-    path = os.path.join(options.output_dir, name)
-    if os.path.exists(path) and not options.overwrite:
-        raise BadInput(f"--output_dir={options.output_dir} has {name}; --overwrite replaces it.")
-    with atomic_files.scratch(options.output_dir, SCRATCH) as scratch:
-        bad = Skipping(options.max_bad_records)
-        counts = passes.count(tasks, columns, options.num_workers, bad, _room(options))
-        vocabulary.save(os.path.join(scratch, name), about, counts)
-        os.replace(os.path.join(scratch, name), path)
-    logging.info("Wrote %s: %d categories.", path, sum(len(c.keys) + len(c.long) for c in counts))
-    return []
-
-
-def _tables(tasks, columns, about, options):
-    """The FieldTable of each field, from this run's counts or all hosts' count files."""
+def _tables(tasks, columns, options):
+    """The FieldTable of each field, from the counts of the training rows."""
     room = _room(options)
-    if options.step == "all":
-        bad = Skipping(options.max_bad_records, log=False)  # the second pass logs them
-        counts = passes.count(tasks, columns, options.num_workers, bad, room)
-    else:
-        counts = vocabulary.add_up(columns, vocabulary.load_all(columns, about, options))
+    bad = Skipping(options.max_bad_records, log=False)  # the second pass logs them
+    counts = passes.count(tasks, columns, options.num_workers, bad, room)
     if not any(len(c.keys) or c.long for c in counts):
         raise BadInput(f"--input={options.input}: no training row holds a category.")
     room.check_ids(counts, options.min_count)
@@ -154,4 +124,4 @@ def _room(options):
 
 
 if __name__ == "__main__":
-    command_line.run(main, Options)
+    command_line.run(main, Options, removed=REMOVED)

@@ -326,16 +326,21 @@ def test_a_map_encodes_other_rows_and_what_it_does_not_know_is_rare(prepare, tmp
 # Several hosts.
 
 
+def with_map_of(out):
+    """The flags that encode other rows with the map of a folder."""
+    return dict(feature_map=str(out / "feature_map.json"), min_count=None)
+
+
 @pytest.mark.parametrize("own_files", [False, True])
-def test_hosts_together_make_what_one_makes(prepare, small_pieces, tmp_path, own_files):
+def test_hosts_with_a_map_together_make_what_one_makes(prepare, small_pieces, tmp_path, own_files):
     texts = {f"{i}.tsv": text_of(ROWS[i * 100 : i * 100 + 100]) for i in range(4)}
     alone = prepare(texts, output="alone")
-    for step in ("count", "encode"):
-        for i in range(3):
-            mine = ["0.tsv", "1.tsv,2.tsv", "3.tsv"][i].split(",")
-            spec = ",".join(str(tmp_path / "in" / name) for name in mine)
-            flags = dict(input=spec, own_files=True) if own_files else {}
-            prepare({}, share=(i, 3), step=step, output="together", **flags)
+    for i in range(3):
+        mine = ["0.tsv", "1.tsv,2.tsv", "3.tsv"][i].split(",")
+        spec = ",".join(str(tmp_path / "in" / name) for name in mine)
+        flags = dict(input=spec, own_files=True) if own_files else {}
+        flags.update(with_map_of(alone), split="0.8,0.1,0.1", output="together")
+        prepare({}, share=(i, 3), **flags)
     together = tmp_path / "together"
     assert read_map(together) == read_map(alone)
     for split in SPLITS:
@@ -346,43 +351,10 @@ def test_hosts_together_make_what_one_makes(prepare, small_pieces, tmp_path, own
 
 
 def test_each_row_of_one_large_file_is_one_hosts(prepare, small_pieces):
+    known = prepare(text_of(ROWS), split="1,0,0", output="known")
     for i in range(5):
-        prepare(text_of(ROWS), share=(i, 5), step="count", split="1,0,0")
-    for i in range(5):
-        out = prepare({}, share=(i, 5), step="encode", split="1,0,0")
+        out = prepare({}, share=(i, 5), **with_map_of(known))
     assert sorted(records_of(out / "train")) == sorted(encoded(ROWS, ROWS, 3))
-
-
-@pytest.mark.parametrize(
-    "counted, flags, said",
-    [
-        ([], {}, "no file matches; run --step=count"),
-        ([(0, 2)], {}, "1 files, but .* is number 1 of 2"),
-        ([(0, 2), (1, 2), (0, 3)], {}, "3 files, but .* is number 1 of 2"),
-        ([(0, 1)], dict(seed=2), "was counted with --seed=1, not 2"),
-        ([(0, 1)], dict(integers="scaled"), "was counted with --integers=buckets, not scaled"),
-    ],
-)
-def test_counts_that_do_not_belong_together_are_refused(prepare, counted, flags, said):
-    for share in counted:
-        prepare(text_of(ROWS[:9]), share=share, step="count")
-    with pytest.raises(BadInput, match=said):
-        prepare(text_of(ROWS[:9]), step="encode", **flags)
-
-
-def test_counts_of_one_host_given_twice_are_refused(prepare, tmp_path):
-    for output in ("first", "second"):
-        prepare(text_of(ROWS[:9]), share=(0, 2), step="count", output=output)
-    with pytest.raises(BadInput, match="give each host's counts once"):
-        prepare({}, share=(0, 2), step="encode", counts=f"{tmp_path}/*/counts-*.npz")
-
-
-def test_a_broken_file_of_counts_is_refused_by_its_name(prepare, tmp_path):
-    out = prepare(text_of(ROWS[:9]), step="count")
-    path = out / "counts-00000-of-00001.npz"
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(BadInput, match=f"{path}: is not a file of counts"):
-        prepare({}, step="encode")
 
 
 # How files are written.
@@ -548,7 +520,8 @@ def test_a_gzip_file_that_is_cut_is_refused_by_its_name_and_line(prepare, small_
         (dict(split="0,1,0"), (0, 1), "the first above 0"),
         (dict(split="a,b,c"), (0, 1), "must be three shares"),
         (dict(split="0.8,0.1,0.1", test_input="x"), (0, 1), "try --split=0.9,0.1,0"),
-        (dict(), (0, 2), "--step=all works on one host, not on 2; run --step=count"),
+        (dict(), (0, 2), "--feature_map must be given on 2 hosts.*data_tools.on_spark prepare'"),
+        (dict(own_files=True), (0, 2), "--feature_map must be given on 2 hosts"),
         (dict(own_files=True, split_by="order"), (0, 1), "--noown_files"),
         (dict(feature_map="/no/such/map"), (0, 1), "--min_count has no effect with"),
         (
@@ -680,14 +653,6 @@ def test_with_a_map_all_rows_go_to_train(prepare, tmp_path):
     assert len(records_of(out / "train")) == len(ROWS)
 
 
-@pytest.mark.parametrize("own_files", [False, True])
-def test_counts_of_other_rows_are_refused(prepare, own_files):
-    for i in range(2):
-        prepare(text_of(ROWS[:9]), share=(i, 2), step="count", own_files=own_files)
-    with pytest.raises(BadInput, match="was counted on other files than those of --input"):
-        prepare(text_of(ROWS[:10]), share=(1, 2), step="encode", own_files=own_files)
-
-
 def test_a_map_of_other_ids_is_refused_and_replaced_by_overwrite(prepare):
     out = prepare(text_of(ROWS[:200]))
     for split in SPLITS:
@@ -709,12 +674,10 @@ def test_a_failed_run_leaves_what_was_there(prepare):
 
 
 def test_other_hosts_data_are_not_mixed_in(prepare):
-    for number in (2, 3):
-        for i in range(number):
-            prepare(text_of(ROWS[:50]), share=(i, number), step="count", output=f"{number}")
-    prepare({}, share=(0, 2), step="encode", output="2")
+    flags = with_map_of(prepare(text_of(ROWS[:50]), output="known"))
+    prepare({}, share=(0, 2), **flags)
     with pytest.raises(BadInput, match="left by a run that was not on 3 hosts"):
-        prepare({}, share=(0, 3), step="encode", output="2")
+        prepare({}, share=(0, 3), **flags)
 
 
 def test_data_and_map_are_of_one_run_wherever_it_is_killed(prepare, tmp_path):

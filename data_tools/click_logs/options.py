@@ -13,6 +13,12 @@ from data_tools.click_logs.splitting import SPLITS, Split
 from data_tools.common.command_line import REQUIRED, flag
 from deepfm.errors import BadInput
 
+_ON_SPARK = "'python -m data_tools.on_spark prepare' (docs/spark.md)"
+REMOVED = dict.fromkeys(
+    ("step", "counts"),
+    "--step and --counts are gone: one run counts and encodes; leave them out on one host, or use "
+    f"several with {_ON_SPARK}.",
+)
 SCRATCH = ".prepare_criteo-"
 FORMATS = ("tfrecord", "libsvm")  # of the records to write: the keys of passes.WRITERS
 RAW = "raw files, plain, .gz or .parquet: a directory, a glob, or a comma list of these."
@@ -77,15 +83,6 @@ class Options:
         "Encode with this feature_map.json of an earlier run instead of counting categories; use "
         "it for new rows for a trained model."
     )
-    step: str = flag(
-        "On several hosts: run count on each, then encode on each with the counts of all. all: "
-        "both, on one host.",
-        default="all",
-        enum_values=["count", "encode", "all"],
-    )
-    counts: Optional[str] = flag(
-        "Glob of all hosts' count files, for --step=encode. Default: counts-*.npz in --output_dir."
-    )
     own_files: bool = False
     memory_mb: Optional[int] = flag(
         "Memory that the vocabulary may take, in MB; the run ends before it takes more. Lower it "
@@ -97,7 +94,7 @@ class Options:
     max_bad_records: int = flag(
         "Number of bad rows to log and skip; one more ends the run.", default=0, lower_bound=0
     )
-    overwrite: bool = flag("Replace the splits, map or counts of an earlier run.", default=False)
+    overwrite: bool = flag("Replace the splits or the map of an earlier run.", default=False)
 
 
 def check(options, share):
@@ -108,15 +105,13 @@ def check(options, share):
         raise BadInput("--input must be given: the vocabulary comes from its training rows.")
     if "://" in options.output_dir:
         raise BadInput(f"--output_dir={options.output_dir} is not local; write locally, then copy.")
-    for name in ("min_count", "counts", "memory_mb") if options.feature_map else ():
+    for name in ("min_count", "memory_mb") if options.feature_map else ():
         if getattr(options, name):
             raise BadInput(f"--{name} has no effect with --feature_map; leave it out.")
-    if options.feature_map and options.step == "count":
-        raise BadInput("--feature_map needs no counts; leave out --step=count.")
-    if options.step == "all" and share[1] > 1 and not options.feature_map:
+    if share[1] > 1 and not options.feature_map:
         raise BadInput(
-            f"--step=all works on one host, not on {share[1]}; run --step=count on each, then "
-            "--step=encode (or give --num_shards=1 --shard_index=0 on one)."
+            f"--feature_map must be given on {share[1]} hosts, each of which would count only its "
+            f"share of the rows; count all with {_ON_SPARK}, or on one host."
         )
     if options.own_files and options.split_by == "order":
         raise BadInput("--split_by=order needs all files on each host; try --noown_files.")

@@ -1,14 +1,10 @@
-"""Counts how often each category of each field occurs, merges the counts and keeps them in files.
+"""Counts how often each category of each field occurs, and merges the counts.
 
-Merging is exact: the counts of several processes or hosts, in any order, add up to those of one.
+Merging is exact: the counts of several processes, in any order, add up to those of one.
 """
 
 import collections
-import glob
-import json
-import os
-import zipfile
-from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -16,9 +12,6 @@ from data_tools.click_logs.column_kinds import SCALED, Column
 from data_tools.click_logs.row_parser import LONG, MISSING
 from data_tools.common import tallies
 from deepfm.errors import BadInput
-
-FORMAT_VERSION = 1
-_OPTIONS = "dataset", "integers", "split", "split_by", "seed"  # options that counts depend on
 
 
 class Counts(NamedTuple):
@@ -123,76 +116,3 @@ def _check_room(room, short, long, mean_letters):
         check([sum(tally.sizes) for tally in short])
     except BadInput:
         check([len(tally.result()[0]) for tally in short])
-
-
-def save(path: str, about: dict, counts: List[Counts]):
-    """Writes a file of counts; `about` says what was counted."""
-    arrays = {"about": _bytes(json.dumps(dict(about, format_version=FORMAT_VERSION)).encode())}
-    for i, field in enumerate(counts):
-        texts = sorted(field.long)
-        arrays[f"keys-{i}"], arrays[f"counts-{i}"] = field.keys, field.counts
-        arrays[f"long-{i}"] = _bytes(b"\n".join(texts))  # no text holds a newline
-        arrays[f"long_counts-{i}"] = np.array([field.long[t] for t in texts], np.int64)
-    with open(path, "wb") as f:
-        np.savez(f, **arrays)
-
-
-def _bytes(text):
-    return np.frombuffer(text, np.uint8)
-
-
-def about(options, share: Tuple[int, int], files: Sequence) -> dict:
-    """What a host's counts depend on: prepare_criteo.Options, its share, the input's DataFiles."""
-    files = [[os.path.basename(file.path), file.bytes] for file in files]
-    return {**{x: getattr(options, x) for x in _OPTIONS}, "share": [*share], "files": files}
-
-
-def load_all(columns: Sequence[Column], mine: dict, options) -> Iterator[List[Counts]]:
-    """Yields each host's counts; raises BadInput if they do not match `mine`, from `about`."""
-    spec = options.counts or os.path.join(options.output_dir, "counts-*.npz")
-    paths = sorted(glob.glob(spec))
-    if not paths:
-        raise BadInput(f"--counts={spec}: no file matches; run --step=count on each host first.")
-    seen = set()
-    for path in paths:
-        said, counts = load(path, len(columns))
-        for name in _OPTIONS:
-            if said.get(name) != mine[name]:
-                was = said.get(name)
-                raise BadInput(f"{path}: was counted with --{name}={was}, not {mine[name]}.")
-        index, number = said["share"]
-        same_files = said.get("files", mine["files"]) == mine["files"]
-        if not same_files and (not options.own_files or said["share"] == mine["share"]):
-            raise BadInput(
-                f"{path}: was counted on other files than those of --input={options.input}; count "
-                "again (--step=count --overwrite)."
-            )
-        if number != len(paths) or index in seen:
-            raise BadInput(
-                f"--counts={spec}: {len(paths)} files, but {path} is number {index + 1} of "
-                f"{number}; give each host's counts once."
-            )
-        seen.add(index)
-        yield counts
-
-
-def load(path: str, field_size: int):
-    """(about, [Counts] of the fields) from a file of counts; raises BadInput if it is broken."""
-    try:
-        with np.load(path) as found:
-            about = json.loads(found["about"].tobytes().decode())
-            if about["format_version"] != FORMAT_VERSION:
-                raise ValueError(f"format_version {about['format_version']}, not {FORMAT_VERSION}")
-            return about, [_field(found, i) for i in range(field_size)]
-    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        reason = f"{type(error).__name__}: {str(error)[:200]}"
-        raise BadInput(f"{path}: is not a file of counts ({reason}); count again.") from error
-
-
-def _field(found, i):
-    keys, counts = found[f"keys-{i}"], found[f"counts-{i}"]
-    texts, long_counts = found[f"long-{i}"].tobytes(), found[f"long_counts-{i}"]
-    texts = texts.split(b"\n") if texts else []
-    if len(keys) != len(counts) or len(texts) != len(long_counts):
-        raise ValueError(f"field {i} has {len(keys)} keys and {len(counts)} counts")
-    return Counts(keys, counts, dict(zip(texts, long_counts.tolist())))

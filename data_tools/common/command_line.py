@@ -7,6 +7,7 @@ class Options:
 """
 
 import dataclasses
+from typing import Dict, Optional
 
 from absl import flags, logging
 
@@ -45,22 +46,31 @@ def _define(field):
     define(field.name, **dict(field.metadata, default=default, help=help_text))
 
 
-def run(main, options, sharded=True, tensorflow=True):
+def run(
+    main,
+    options,
+    sharded=True,
+    own_files=False,
+    tensorflow=True,
+    removed: Optional[Dict[str, str]] = None,
+):
     """Runs `main(options)` as a program, with the options read from the flags.
 
     Args:
         main: the program.
         options: the dataclass of its flags.
         sharded: whether several hosts can share the job; adds the flags of `shards`.
+        own_files: whether hosts can do it only if each has files of its own; adds their flags.
         tensorflow: whether the program uses TensorFlow.
+        removed: for each flag that the program had once, the sentence that refuses it.
     """
     fields = [field for field in dataclasses.fields(options) if field.metadata]
     for field in fields:
         _define(field)
-    if sharded:
+    if sharded or own_files:
         from data_tools.common import shards  # which needs TensorFlow
 
-        shards.define_flags()
+        shards.define_flags(sharded)
     FLAGS.set_default("verbosity", logging.INFO)
 
     def run_main():
@@ -69,4 +79,6 @@ def run(main, options, sharded=True, tensorflow=True):
                 raise BadInput(f"--{field.name} is required; give --{field.name}=VALUE.")
         main(options(**{field.name: FLAGS[field.name].value for field in fields}))
 
-    program.run(run_main, when_ended="; nothing was written", tensorflow=tensorflow)
+    program.run(
+        run_main, when_ended="; nothing was written", tensorflow=tensorflow, removed=removed
+    )

@@ -21,21 +21,22 @@ FLAGS = flags.FLAGS
 flags.disclaim_key_flags()  # flags defined here belong to the program, so its --help lists them
 
 
-def define_flags():
-    """Defines the flags that `share` and `own_files` read."""
-    flags.DEFINE_integer(
-        "shard_index",
-        None,
-        "Which share of the job this host does, 0 to num_shards - 1; set it with --num_shards on "
-        "each host. Default: this host's place in --resource_config, else 0.",
-        lower_bound=0,
-    )
-    flags.DEFINE_integer(
-        "num_shards",
-        None,
-        "Number of hosts that share the job. Default: the hosts in --resource_config, else 1.",
-        lower_bound=1,
-    )
+def define_flags(sharded: bool = True):
+    """Defines the flags that `host` and `own_files` read, and those of `share` if `sharded`."""
+    if sharded:
+        flags.DEFINE_integer(
+            "shard_index",
+            None,
+            "Which share of the job this host does, 0 to num_shards - 1; set it with --num_shards "
+            "on each host. Default: this host's place in --resource_config, else 0.",
+            lower_bound=0,
+        )
+        flags.DEFINE_integer(
+            "num_shards",
+            None,
+            "Number of hosts that share the job. Default: the hosts in --resource_config, else 1.",
+            lower_bound=1,
+        )
     flags.DEFINE_string(
         "resource_config",
         "/opt/ml/config/resourceconfig.json",
@@ -45,8 +46,8 @@ def define_flags():
         "own_files",
         None,
         "True: this host sees files that no other host sees, and processes all of them. False: "
-        "the hosts see the same files and share them out. Default: true if SageMaker Processing "
-        "reports the input as ShardedByS3Key.",
+        "all hosts see the same files. Default: true if SageMaker Processing reports the input as "
+        "ShardedByS3Key.",
     )
 
 
@@ -58,14 +59,7 @@ def share() -> Tuple[int, int]:
     """
     index, number = FLAGS.shard_index, FLAGS.num_shards
     if index is None and number is None:
-        path = FLAGS.resource_config
-        if not os.path.exists(path):
-            return 0, 1
-        with _reading(path, "this host's share", "--shard_index and --num_shards") as found:
-            host, hosts = found["current_host"], sorted(found["hosts"])
-            if len(set(hosts)) < len(hosts):
-                raise ValueError("it names a host twice")
-            return hosts.index(host), len(hosts)
+        return host("--shard_index and --num_shards")
     if index is None:
         raise BadInput(f"--num_shards={number} needs --shard_index, from 0 to {number - 1}.")
     if number is None:
@@ -75,6 +69,22 @@ def share() -> Tuple[int, int]:
             f"--shard_index={index} must be below --num_shards={number}, so at most {number - 1}."
         )
     return index, number
+
+
+def host(instead: str = "--resource_config=FILE") -> Tuple[int, int]:
+    """(index of this host, number of hosts) as SageMaker says; (0, 1) elsewhere.
+
+    Args:
+        instead: the flags to give where its file is broken, which is a BadInput.
+    """
+    path = FLAGS.resource_config
+    if not os.path.exists(path):
+        return 0, 1
+    with _reading(path, "this host's share", instead) as found:
+        mine, hosts = found["current_host"], sorted(found["hosts"])
+        if len(set(hosts)) < len(hosts):
+            raise ValueError("it names a host twice")
+        return hosts.index(mine), len(hosts)
 
 
 def own_files(*specs: Optional[str]) -> bool:
