@@ -12,7 +12,7 @@ was kept, for train.py --correct_calibration.
 import dataclasses
 import os
 import time
-from typing import List
+from typing import List, Tuple
 
 from deepfm.runtime import check_python  # noqa: F401  says what to do if TensorFlow is missing
 
@@ -22,17 +22,54 @@ from absl import logging
 from data_tools.common import command_line, line_blocks, publishing, shards
 from data_tools.common.line_blocks import LineRange
 from data_tools.rebalancing import output_files, passes, sampling
-from data_tools.rebalancing.options import Options, check
+from data_tools.rebalancing.options import SEEDS, Options, check
 from data_tools.rebalancing.passes import Work
 from data_tools.rebalancing.record_blocks import FileSlice
 from deepfm.data import dataset_json, datasets, formats, records
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files, remote_files
 
+ON_SPARK = "'python -m data_tools.on_spark rebalance' (docs/spark.md)"
+REMOVED = dict.fromkeys(
+    ("shard_index", "num_shards"),
+    "--shard_index and --num_shards are gone, as hosts shuffled only their shares; leave them out "
+    f"on one host, or shuffle across several with {ON_SPARK}.",
+)
+
 
 def main(options: Options):
     own = shards.own_files(options.input)
-    rebalance(dataclasses.replace(options, share=shards.share(), own_files=own))
+    rebalance(of_host(dataclasses.replace(options, own_files=own), shards.host()))
+
+
+def of_host(options: Options, host: Tuple[int, int]) -> Options:
+    """The options for one of several hosts, which writes its own files to a folder of its own.
+
+    Args:
+        options: those of all hosts.
+        host: (index, number) of the host.
+
+    Raises:
+        BadInput: all hosts see the same files, or the folder holds other data.
+    """
+    index, number = host
+    if number == 1:
+        return options
+    if not options.own_files:
+        raise BadInput(
+            f"--input={options.input}: each of {number} hosts would write all records; run it on "
+            f"one host, distribute the files (ShardedByS3Key), or use {ON_SPARK}."
+        )
+    n = options.num_files
+    if 0 < n < number:
+        raise BadInput(f"--num_files={n} is too few for {number} hosts; try --num_files={number}.")
+    publishing.check_hosts(options.output_dir, number, sum(output_files.SUFFIXES.values(), ()))
+    return dataclasses.replace(
+        options,
+        output_dir=shards.folder(options.output_dir, host),
+        num_files=n * (index + 1) // number - n * index // number,
+        seed=(options.seed + index) % SEEDS,  # so that hosts draw independently
+    )
 
 
 def rebalance(options: Options) -> List[datasets.DataFile]:
@@ -49,9 +86,8 @@ def rebalance(options: Options) -> List[datasets.DataFile]:
     remote_files.check_readable(options.input, "input")
     data = datasets.find(options.input, "input", partial=options.own_files)
     names = output_files.names(data, options)
-    data = shards.part_of(data, (0, 1) if options.own_files else options.share)
     output_files.check_apart(data, options)
-    old = output_files.prepare(names, data, options)
+    old = output_files.prepare(data, options)
     schema = _schema(data) if data.format is formats.TFRECORD else None
     tasks = _tasks(data)
     with atomic_files.scratch(options.output_dir, ".rebalance-") as scratch:
@@ -63,12 +99,12 @@ def rebalance(options: Options) -> List[datasets.DataFile]:
         written = [os.path.basename(file.path) for file in files]
         described = data.rows is not None and data.field_size  # LibSVM text has no other source
         if schema or described:
-            written.append(output_files.metadata_name(options))
+            written.append(dataset_json.METADATA)
             feature_size = max(data.feature_size or 0, max_id + 1)
             rates = sampling.rates_of_all(data, found, kept, rates)
             dataset_json.write(
                 scratch, schema.field_size if schema else described, feature_size, files, rates,
-                written[-1], bool(schema and schema.multi_valued), data.hash_buckets or 0,
+                bool(schema and schema.multi_valued), data.hash_buckets or 0,
                 data.feature_map, schema.weighted if schema else datasets.is_weighted(data),
             )  # fmt: skip
         publishing.publish(scratch, written, options.output_dir, old)
@@ -108,4 +144,4 @@ def _tasks(data):
 
 
 if __name__ == "__main__":
-    command_line.run(main, Options)
+    command_line.run(main, Options, sharded=False, own_files=True, removed=REMOVED)

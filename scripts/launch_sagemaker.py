@@ -186,11 +186,12 @@ def _convert(words, folder):
     given = flag_values(words)
     _check_places(given)
     type_, count = _instance_type("ml.c5.4xlarge"), FLAGS.instance_count or 1
-    in_steps = "feature_map" in given or given.get("step") in ("count", "encode")
-    if count > 1 and FLAGS.tool == "prepare_criteo" and not in_steps:
+    alone = {"prepare_criteo": "feature_map", "rebalance": "own_files"}.get(FLAGS.tool)
+    if count > 1 and alone and not given.get(alone):
         raise BadInput(
-            f"prepare_criteo on {count} hosts needs -- --step=count, as the vocabulary depends on "
-            "all hosts' counts; try --instance_count=1, which does both steps in one job."
+            f"{FLAGS.tool} on {count} hosts would see only each host's own files; try one large "
+            f"host (--instance_count=1), all cores of which --job=spark uses, or -- --{alone} if a "
+            "host needs no others. docs/spark.md says how a cluster does it."
         )
     if count > 1 and "pad" in given and "field_size" not in given:
         raise BadInput(

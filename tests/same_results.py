@@ -89,6 +89,8 @@ WORDS = {
     " --feature_size=2000 --field_size=8 --numeric_fields=3 --num_files=5",
     "convert": "libsvm_to_tfrecord --input=$data/raw/train-* --output_dir=$out/train",
     "criteo": "prepare_criteo --input=$data/clicks.tsv --output_dir=$out --min_count=3",
+    "new_clicks": "prepare_criteo --test_input=$data/clicks.tsv --output_dir=$out"
+    " --feature_map=$data/criteo/feature_map.json",
     "rebalance": "rebalance --input=$data/train --output_dir=$out/train",
 }
 TABLE = """
@@ -118,7 +120,8 @@ errors.convert_over_others   $convert --output_dir=$data/train
 errors.criteo_bad_row        $criteo --input=$data/bad.libsvm
 errors.inspect_cut_file      inspect_dataset --data=$data/cut.tfrecords
 errors.rebalance_rates       $rebalance --positive_share=0.5 --negative_rate=0.5
-errors.merge_nothing         merge_metadata --input=$data/raw
+errors.merge_is_gone         merge_metadata --input=$data/raw
+errors.criteo_hosts          $criteo --num_shards=2 --shard_index=0
 errors.synthetic_sizes       make_synthetic --output_dir=$out --feature_size=10
 errors.cluster_no_flags      local_cluster
 errors.cluster_no_data       ps $job --training_data_dir=$data/none
@@ -130,12 +133,12 @@ tools.convert_two_workers    $convert --num_workers=2 --num_files=3 --compress
 tools.convert_padded         $convert --pad --field_size=10 --id_offset=1
 tools.convert_hashed         $convert --hash_buckets=500
 tools.convert_multi_valued   libsvm_to_tfrecord --input=$data/multi.ffm --output_dir=$out --multi_valued
-tools.convert_shards         $convert --num_shards=2 --shard_index=0 ; $convert --num_shards=2 --shard_index=1 ; merge_metadata --input=$out/train
+tools.convert_shards         $convert --num_shards=2 --shard_index=0 ; $convert --num_shards=2 --shard_index=1
 tools.criteo                 $criteo
 tools.criteo_two_workers     $criteo --num_workers=2 --split_by=order
 tools.criteo_libsvm          $criteo --output_format=libsvm --integers=scaled
-tools.criteo_given_map       prepare_criteo --test_input=$data/clicks.tsv --output_dir=$out --feature_map=$data/criteo/feature_map.json
-tools.criteo_shards          $criteo --step=count --num_shards=2 --shard_index=0 ; $criteo --step=count --num_shards=2 --shard_index=1 ; $criteo --step=encode --num_shards=2 --shard_index=0 ; $criteo --step=encode --num_shards=2 --shard_index=1
+tools.criteo_given_map       $new_clicks
+tools.criteo_shards          $new_clicks --num_shards=2 --shard_index=0 ; $new_clicks --num_shards=2 --shard_index=1
 tools.avazu                  $criteo --input=$data/clicks.csv --dataset=avazu
 tools.rebalance              $rebalance --num_files=3
 tools.rebalance_two_workers  $rebalance --positive_share=0.5 --oversample --num_workers=2 --seed=3
@@ -172,7 +175,7 @@ jobs.export                  copy model ; train --task_type=export $served $mode
 """
 HELP = (
     "train", "local_cluster", "inspect_dataset", "libsvm_to_tfrecord", "make_synthetic",
-    "merge_metadata", "prepare_criteo", "rebalance",
+    "prepare_criteo", "rebalance",
 )  # fmt: skip
 CASES = {
     **{f"help.{program}": [[program, "--help"], [program, "--helpxml"]] for program in HELP},

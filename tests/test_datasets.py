@@ -6,8 +6,10 @@ import os
 
 import pytest
 import tensorflow as tf
+from conftest import make_records, write_tfrecords
 
 from deepfm.data import dataset_json, datasets
+from deepfm.data.dataset_json import SamplingRates
 from deepfm.errors import BadInput
 
 
@@ -199,6 +201,103 @@ def test_a_part_of_several_hosts_data_is_told(tmp_path, monkeypatch, name):
     size = write_tfrecord((tmp_path / name).parent / "x.tfrecords")
     if name.endswith(".json"):
         file = datasets.DataFile("x.tfrecords", size, 1, 0)
-        dataset_json.write(str(tmp_path), 2, 50, [file], name=name)
+        dataset_json.write(str(tmp_path), 2, 50, [file])
+        (tmp_path / "dataset.json").rename(tmp_path / name)
     datasets.find(str(tmp_path), "data")
     assert any("the parts of 1 of 3 hosts; missing: host 0 and others" in x for x in said)
+
+
+# Parts of a dataset.json, and rates of sampling.
+
+
+def write_part(folder, name, rows, feature_size=50, rates=None):
+    """Writes a file of some records, a third of them positive, and its metadata of a name."""
+    folder.mkdir(exist_ok=True)
+    path = write_tfrecords(folder / f"{name}.tfrecords", make_records(rows))
+    described = datasets.DataFile(path, os.path.getsize(path), rows, rows // 3)
+    dataset_json.write(str(folder), 4, feature_size, [described], rates)
+    (folder / "dataset.json").rename(folder / name)
+
+
+def part(i, of=2):
+    return f"dataset-{i:05d}-of-{of:05d}.json"
+
+
+@pytest.fixture
+def two(tmp_path):
+    """A folder of two parts: sampled at 0.1 and 1, and at 0.5 and 2."""
+    folder = tmp_path / "data"
+    write_part(folder, part(0), 30, rates=SamplingRates(0.1, 1.0))
+    write_part(folder, part(1), 60, feature_size=70, rates=SamplingRates(0.5, 2.0))
+    return folder
+
+
+def test_parts_are_read_as_one_data_set(two):
+    found = datasets.find(str(two), "data")
+    assert (found.rows, found.field_size, found.feature_size) == (90, 4, 70)
+    assert [(file.rows, file.positives) for file in found.files] == [(30, 10), (60, 20)]
+    # By the definition: (20 + 40) negatives of 200 + 80, and (10 + 20) positives of 10 + 10.
+    assert found.sampling_rates == (pytest.approx(60 / 280), pytest.approx(30 / 20))
+
+
+@pytest.mark.parametrize(
+    "number, old, new, words",
+    [
+        (1, '_size": 4', '_size": 5', "{1}: field_size 5, but {0} has 4"),
+        (1, "00001-of", "00000-of", "{1}: contradicts {0} about"),
+        (0, "{", "", "{0}: is not a dataset.json"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused_by_name(two, number, old, new, words):
+    path = two / part(number)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    assert words.format(*(f"{two}/{part(i)}" for i in (0, 1))) in refused(two)
+
+
+def test_rates_of_several_folders_are_merged_by_rows(two, tmp_path):
+    write_part(tmp_path / "other", "dataset.json", 30)
+    found = datasets.find(f"{two},{tmp_path}/other", "data")
+    assert found.sampling_rates == (pytest.approx(80 / 300), pytest.approx(40 / 30))
+
+
+def test_a_file_that_no_dataset_json_describes_leaves_the_rates_unknown(two):
+    write_tfrecords(two / "more.tfrecords", make_records(5))
+    assert datasets.find(str(two), "data").sampling_rates is None
+
+
+def test_an_older_dataset_json_tells_no_rates(tmp_path):
+    write_part(tmp_path / "data", "dataset.json", 30)
+    assert "sampling_rates" not in (tmp_path / "data" / "dataset.json").read_text()
+    assert datasets.find(str(tmp_path / "data"), "data").sampling_rates is None
+
+
+def test_a_part_without_positives_changes_the_rate_of_no_positive(tmp_path):
+    write_part(tmp_path / "data", part(0), 2, rates=SamplingRates(0.5, 0.0))
+    write_part(tmp_path / "data", part(1), 30, rates=SamplingRates(0.5, 0.25))
+    assert datasets.find(str(tmp_path / "data"), "data").sampling_rates == (0.5, 0.25)
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [
+        [],
+        {"negative": 1.0},
+        {"negative": -1, "positive": 1},
+        {"negative": True, "positive": 1},
+        {"negative": float("nan"), "positive": 1},
+        {"negative": 1e400, "positive": 1},
+        {"negative": 10**400, "positive": 1},
+        {"negative": 0, "positive": 1},
+        {"negative": 1, "positive": "x"},
+        3,
+    ],
+)
+def test_rates_that_cannot_be_are_refused_by_name(two, rates):
+    content = json.loads((two / part(0)).read_text())
+    (two / part(0)).write_text(json.dumps({**content, "sampling_rates": rates}))
+    with pytest.raises(BadInput) as error:
+        datasets.find(str(two), "data")
+    assert str(error.value).startswith(f"{two}/{part(0)}: is not a dataset.json (")
+    assert len(str(error.value)) < 400

@@ -227,13 +227,20 @@ ON_SPARK = ["--job=spark", "--input_s3_uri=s3://b/raw"]
         ([*ONE, "--input_mode=Pipe", "--", "--feature_size=9"], "--field_size is missing after"),
         ([*ONE, "--instance_type=ml.x.y"], "--instance_type=ml.x.y is not a SageMaker type; try"),
         ([*RAW, "--instance_type=c5.xlarge"], "--instance_type=c5.xlarge is not a SageMaker type"),
-        ([*RAW, "--tool=prepare_criteo", "--instance_count=2"], "needs -- --step=count"),
         ([*ON_SPARK, "--", "rebalance", "--sed=1"], "Did you mean: seed"),
         ([*ON_SPARK, "--", "shuffle"], "'shuffle' is not a job; give one of"),
         ([*ON_SPARK, "--", "--seed=1"], "try -- rebalance"),
         ([*ON_SPARK, "--", "rebalance", "--input=a"], "--input after the -- is set by the job"),
         ([*ON_SPARK, "--instance_count=2", "--", "rebalance"], "try one large host"),
         ([*ON_SPARK, "--tool=rebalance", "--", "rebalance"], "--tool needs --job=processing; add"),
+        (
+            [*RAW, "--tool=prepare_criteo", "--instance_count=2"],
+            "2 hosts would see only each host's own files; try one large host",
+        ),
+        (
+            [*RAW, "--tool=rebalance", "--instance_count=2"],
+            "host needs no others. docs/spark.md says",
+        ),
     ],
 )
 def test_refuses_in_one_sentence(words, sentence):
@@ -276,8 +283,8 @@ def convert(tmp_path):
     write("processingjobconfig.json", {"ProcessingInputs": [{"S3Input": source}]})
     path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
 
-    def run():
-        command = ["bash", "-c", script, "convert", "libsvm_to_tfrecord", "--feature_size=99"]
+    def run(*words):
+        command = ["bash", "-c", script, "convert", *words]
         env = dict(os.environ, PATH=path)
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
 
@@ -286,7 +293,7 @@ def convert(tmp_path):
 
 def test_a_host_converts_into_a_folder_of_its_own(convert, tmp_path):
     write_libsvm(tmp_path / "processing" / "input" / "data" / "day.libsvm", make_records(5))
-    done = convert()
+    done = convert("libsvm_to_tfrecord", "--feature_size=99")
     assert done.returncode == 0, done.stderr
     output = tmp_path / "processing" / "output"
     found = {str(path.relative_to(output)) for path in output.rglob("*") if path.is_file()}
@@ -296,8 +303,19 @@ def test_a_host_converts_into_a_folder_of_its_own(convert, tmp_path):
     assert (metadata["feature_size"], metadata["files"]["day.tfrecords"]["rows"]) == (99, 5)
 
 
+def test_a_host_shuffles_its_own_files_into_a_folder_of_its_own(convert, tmp_path):
+    write_tfrecords(tmp_path / "processing" / "input" / "data" / "day.tfrecords", make_records(5))
+    done = convert("rebalance", "--num_files=4")  # on two hosts together
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "processing" / "output" / "shard-00001-of-00002"
+    names = [f"part-0000{i}-of-00002.tfrecords" for i in range(2)]
+    assert sorted(path.name for path in folder.iterdir()) == ["dataset.json", *names]
+    described = json.loads((folder / "dataset.json").read_text())["files"]
+    assert [described[name]["rows"] for name in names] == [2, 3]
+
+
 def test_a_host_without_files_ends_well(convert, tmp_path):
-    done = convert()
+    done = convert("libsvm_to_tfrecord")
     assert done.returncode == 0, done.stderr
     assert list((tmp_path / "processing" / "output").iterdir()) == []
 

@@ -5,7 +5,7 @@ import os
 import pytest
 from conftest import make_records, write_tfrecords
 
-from data_tools import inspect_dataset, merge_metadata, rebalance
+from data_tools import inspect_dataset, rebalance
 from deepfm import open_data
 from deepfm.config import InputConfig, Processes
 from deepfm.data import dataset_json, datasets
@@ -148,5 +148,3 @@ def test_tools_refuse_what_is_not_whole_but_of_a_host_that_has_its_part(four, tm
         inspect_dataset.inspect(str(four))
     with pytest.raises(BadInput, match=GONE):
         rebalance.rebalance(options)
-    with pytest.raises(BadInput, match=r"c\.tfrecords: is missing"):
-        merge_metadata.merge(str(tmp_path), str(tmp_path))

@@ -488,8 +488,6 @@ def test_a_dataset_json_that_counts_wrong_is_refused(tmp_path, run):
     ({"negative_rate": 0, "positive_rate": 0}, "keep no record"),
     ({"num_files": 2000}, "--num_files=2000: 1400 records cannot fill 2000 files"),
     ({"output_dir": "s3://bucket/x"}, "is not local"),
-    ({"share": (0, 5)}, "has 4 files, too few for 5 shards; try --num_shards=4"),
-    ({"share": (0, 3), "num_files": 2}, "is too few for 3 shards; try --num_files=3"),
 ])  # fmt: skip
 def test_flags_that_cannot_be_are_refused(tmp_path, run, flags, words):
     make_input(tmp_path / "in")
@@ -533,8 +531,6 @@ def test_a_file_that_is_not_read_is_not_replaced(tmp_path, run):
     flags = dict(output_dir=str(tmp_path / "in"), num_files=2, overwrite=True)
     with pytest.raises(BadInput, match=r"in: 2\.tfrecords is not in --input, but would be"):
         run(input=f"{tmp_path}/in/[013].tfrecords", **flags)
-    with pytest.raises(BadInput, match="in is where the shards read; give another folder"):
-        run(input=str(tmp_path / "in"), share=(0, 2), **flags)
     assert contents() == before
     assert len(run(input=str(tmp_path / "in"), **flags)) == 2  # of all that is there
 
@@ -580,35 +576,66 @@ def test_a_signal_leaves_no_file(tmp_path):
     assert os.listdir(tmp_path / "out") == []
 
 
-# Shards.
+# Hosts with files of their own.
 
 
-def test_shards_write_one_data_set_together(tmp_path, run):
+@pytest.fixture
+def on_host(tmp_path):
+    """on_host(i, n, flag=value ...) -> paths of the files that host i of n makes of in/i.*."""
+
+    def run(index, number, **flags):
+        flags = dict(dict(input=f"{tmp_path}/in/{index}.*", own_files=True), **flags)
+        options = Options(output_dir=str(tmp_path / "out"), **flags)
+        return [f.path for f in rebalance.rebalance(rebalance.of_host(options, (index, number)))]
+
+    return run
+
+
+def test_hosts_write_the_records_of_all_into_folders_of_their_own(tmp_path, on_host):
     before = records_of(make_input(tmp_path / "in"))
-    made = [run(share=(i, 3), num_files=7, positive_rate=2.0) for i in range(3)]
-    assert [len(paths) for paths in made] == [2, 2, 3]
+    made = [on_host(i, 4, num_files=7, positive_rate=2.0) for i in range(4)]
+    assert [len(paths) for paths in made] == [1, 2, 2, 2]
+    for i, paths in enumerate(made):
+        folder = tmp_path / "out" / f"shard-0000{i}-of-00004"
+        names = {os.path.basename(path) for path in paths} | {"dataset.json"}
+        assert set(os.listdir(folder)) == names
     found = datasets.find(str(tmp_path / "out"), "data")
     assert [file.path for file in found.files] == sum(made, [])
-    after = records_of(sum(made, []))
-    label = {record: label_of(record) for record in before}
-    times = collections.Counter(after)
-    assert all(times[record] == 1 + label[record] for record in before)
-    assert found.rows == len(after)
-    assert found.sampling_rates == (1, 2)
-    names = {"dataset-00000-of-00003.json", "dataset-00001-of-00003.json"}
-    assert names < set(os.listdir(tmp_path / "out"))
+    times = collections.Counter(records_of(sum(made, [])))
+    assert times == {record: 1 + label_of(record) for record in before}
+    assert (found.rows, found.sampling_rates) == (sum(times.values()), (1, 2))
 
 
-def test_a_shard_replaces_its_own_files_and_no_others(tmp_path, run):
+def test_hosts_draw_independently(tmp_path, on_host):
+    (tmp_path / "in").mkdir()
+    orders = []
+    for i in range(2):  # hosts with the same records
+        write_own_ids([tmp_path / "in" / f"{i}.tfrecords"], [1000])
+        orders.append([id_of(frame) for frame in records_of(on_host(i, 2, num_files=2))])
+    assert sorted(orders[0]) == sorted(orders[1]) and orders[0] != orders[1]
+
+
+def test_a_host_replaces_its_own_files_and_no_others(tmp_path, on_host):
     make_input(tmp_path / "in")
-    for i in range(2):
-        run(share=(i, 2), num_files=2)
+    first, _ = [on_host(i, 2)[0] for i in range(2)]
+    before = pathlib.Path(first).stat()
     with pytest.raises(BadInput, match="--overwrite replaces it"):
-        run(share=(1, 2), num_files=2)
-    run(share=(1, 2), num_files=2, overwrite=True)
-    assert len(os.listdir(tmp_path / "out")) == 4
-    with pytest.raises(BadInput, match="another data set .*; delete it"):
-        run(share=(1, 2), num_files=4, overwrite=True)
+        on_host(1, 2)
+    on_host(1, 2, overwrite=True)
+    assert pathlib.Path(first).stat() == before
+    with pytest.raises(BadInput, match="left by a run that was not on 3 hosts"):
+        on_host(1, 3, overwrite=True)
+
+
+@pytest.mark.parametrize("flags, words", [
+    ({"own_files": False}, "would write all records; .*'python -m data_tools.on_spark rebalance'"),
+    ({"num_files": 2}, "--num_files=2 is too few for 3 hosts; try --num_files=3"),
+])  # fmt: skip
+def test_what_hosts_cannot_do_is_refused(tmp_path, on_host, flags, words):
+    make_input(tmp_path / "in")
+    with pytest.raises(BadInput, match=words):
+        on_host(0, 3, **flags)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_in_the_input_is_no_place_for_the_output(tmp_path):

@@ -62,9 +62,8 @@ def write(folder, of_map, name=dataset_json.METADATA, feature_size=50, file="a")
     folder.mkdir(exist_ok=True)
     path = write_tfrecords(folder / f"{file}.tfrecords", make_records(10))
     described = [datasets.DataFile(path, os.path.getsize(path), 10, 3)]
-    dataset_json.write(
-        str(folder), 4, feature_size, described, name=name, feature_map=of_map
-    )  # fmt: skip
+    dataset_json.write(str(folder), 4, feature_size, described, feature_map=of_map)
+    (folder / "dataset.json").rename(folder / name)
     return str(folder)
 
 

@@ -1,4 +1,5 @@
-"""shards: which share of a job a host does, by flags or by SageMaker Processing's settings."""
+"""shards: which share of a job a host does, by flags or by SageMaker Processing's settings, and
+what hosts cannot share, which data_tools.on_spark does."""
 
 import json
 
@@ -7,6 +8,7 @@ from absl import flags
 from absl.testing import flagsaver
 from conftest import run_tool
 
+from data_tools import prepare_criteo, rebalance
 from data_tools.common import shards
 from deepfm.errors import BadInput
 
@@ -23,7 +25,7 @@ def share(**values):
 
 def test_the_help_of_a_tool_lists_the_flags_that_it_shares_with_others():
     done = run_tool("rebalance", "--help")
-    assert all(f"  --{name}:" in done.stdout for name in ("negative_rate", "shard_index"))
+    assert all(f"  --{name}:" in done.stdout for name in ("negative_rate", "resource_config"))
     assert "  --verbosity:" not in done.stdout  # which is absl's
 
 
@@ -127,3 +129,35 @@ def test_a_broken_processing_job_is_refused(tmp_path, text):
     path = str(tmp_path / "resourceconfig.json")
     with flagsaver.flagsaver(resource_config=path), pytest.raises(BadInput, match="--noown_files"):
         shards.own_files("/in/a")
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("program, job", [(prepare_criteo, "prepare"), (rebalance, "rebalance")])
+def test_hosts_of_a_processing_job_do_not_each_do_all(tmp_path, program, job, number):
+    """Of files that all hosts see; (tmp_path is empty, so one host finds nothing to do.)"""
+    path = tmp_path / "resourceconfig.json"
+    hosts = [f"algo-{i + 1}" for i in range(number)]
+    path.write_text(json.dumps({"current_host": "algo-1", "hosts": hosts}))
+    options = program.Options(input=f"{tmp_path}/x*", output_dir=str(tmp_path / "out"))
+    words = f"python -m data_tools.on_spark {job}' " if number > 1 else "no file matches"
+    with flagsaver.flagsaver(resource_config=str(path)), pytest.raises(BadInput, match=words):
+        program.main(options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "program, words, job",
+    [
+        ("rebalance", ["--shard_index=0", "--num_shards=2"], "rebalance"),
+        ("prepare_criteo", ["--step", "count", "--counts=x"], "prepare"),
+        ("merge_metadata", ["--input=x"], "rebalance"),
+    ],
+)
+def test_what_a_script_of_an_earlier_version_asks_for_is_refused_with_what_to_use(
+    program, words, job
+):
+    done = run_tool(program, *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"{program}.py: ") and " gone" in line
+    assert f"'python -m data_tools.on_spark {job}' (docs/spark.md)" in line

@@ -1,13 +1,14 @@
 """The flags of rebalance, on one machine and on Spark, and which of them contradict one another."""
 
 import dataclasses
-from typing import Optional, Tuple
+from typing import Optional
 
 from data_tools.common.command_line import REQUIRED, flag
 from deepfm.data.dataset_json import SamplingRates
 from deepfm.errors import BadInput
 
 LARGEST_RATE = 1000000
+SEEDS = 2**32
 
 
 def _rate(label):
@@ -38,7 +39,7 @@ class Options:
         "Random seed of the order and the sampling; the same seed writes the same bytes.",
         default=1,
         lower_bound=0,
-        upper_bound=2**32 - 1,
+        upper_bound=SEEDS - 1,
     )
     negative_rate: Optional[float] = _rate(0)
     positive_rate: Optional[float] = _rate(1)
@@ -62,7 +63,6 @@ class Options:
         "Number of bad records to log and skip; one more ends the run.", default=0, lower_bound=0
     )
     overwrite: bool = flag("Replace the data set in --output_dir.", default=False)
-    share: Tuple[int, int] = (0, 1)
     own_files: bool = False
 
 

@@ -18,14 +18,10 @@ SUFFIXES = {
 
 
 def names(data, options):
-    """The names of the files that this process writes, its part of those of all shards."""
-    index, number = options.share
-    n = options.num_files or max(len(data.files), number)
-    if n < number:
-        raise BadInput(f"--num_files={n} is too few for {number} shards; try --num_files={number}.")
+    """The names of the files to write."""
+    n = options.num_files or len(data.files)
     suffix = SUFFIXES[data.data_format][0] + (".gz" if options.compress else "")
-    mine = range(n * index // number, n * (index + 1) // number)
-    return [f"part-{i:05d}-of-{n:05d}{suffix}" for i in mine]
+    return [f"part-{i:05d}-of-{n:05d}{suffix}" for i in range(n)]
 
 
 def check_apart(data, options):
@@ -44,10 +40,6 @@ def check_apart(data, options):
             f"--input={options.input}: {own[0]} is in --output_dir and other files are not; "
             "give another --output_dir, or an --input without its files."
         )
-    if own and options.share[1] > 1:
-        raise BadInput(
-            f"--output_dir={options.output_dir} is where the shards read; give another folder."
-        )
 
 
 def inside(data, options):
@@ -56,30 +48,11 @@ def inside(data, options):
     return [f.path for f in data.files if os.path.dirname(os.path.abspath(f.path)) == folder]
 
 
-def metadata_name(options):
-    index, number = options.share
-    return dataset_json.METADATA if number == 1 else f"dataset-{index:05d}-of-{number:05d}.json"
-
-
-def prepare(names, data, options):
-    """Makes output_dir; returns the names in it that the new data set replaces.
-
-    Other shards may write there at the same time, so only files of theirs may be in it.
-    """
+def prepare(data, options):
+    """Makes output_dir; returns the names in it that the new data set replaces."""
     folder = options.output_dir
-    publishing.check_hosts(folder, 1, ())  # all hosts write to one folder
+    publishing.check_hosts(folder, 1, ())
     found = publishing.names_in(folder, SUFFIXES[data.data_format], "write")
-    _, number = options.share
-    mine = {*names, metadata_name(options)}
-    if number > 1:
-        ending = names[0][len("part-00000") :], f"-of-{number:05d}.json"
-        others = [name for name in found if not name.endswith(ending)]
-        if others:
-            raise BadInput(
-                f"--output_dir={folder} holds another data set ({others[0]}), which a shard cannot "
-                "replace; delete it."
-            )
-        found = [name for name in found if name in mine]
     known = {os.path.basename(path) for path in inside(data, options)}
     lost = [
         name for name in found if known and not (dataset_json.is_metadata(name) or name in known)

@@ -108,7 +108,7 @@ def _scatter(task, work):
         [2] records per label, in the file and put into buckets.
     """
     seed, folder = work.options.seed, _bucket_folder(task, work)
-    order, sample = (shuffling.salt(seed, work.options.share[0], use) for use in (_ORDER, _SAMPLE))
+    order, sample = (shuffling.salt(seed, 0, use) for use in (_ORDER, _SAMPLE))
     bits = work.bits if work.options.shuffle else 0
     scatter = shuffling.Scatter(folder, bits, 0, min(work.memory // 2, BUFFER))
     step = max(int(COPIES / max(*work.rates, 1)), 1)
@@ -149,8 +149,8 @@ def write_all(tasks, names, work):
     total = sum(bucket.rows for bucket in buckets)
     if total < len(names):
         raise BadInput(
-            f"--num_files={options.num_files or len(names)}: {total} records cannot fill "
-            f"{len(names)} files; try --num_files={total * options.share[1]}."
+            f"--num_files={len(names)}: {total} records cannot fill "
+            f"{len(names)} files; try --num_files={total}."
         )
     paths = [os.path.join(work.scratch, name) for name in names]
     jobs = list(zip(buckets, _segments(buckets, total, len(names), options.shuffle)))

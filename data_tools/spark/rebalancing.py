@@ -46,7 +46,7 @@ def rebalance(spark, options: Options):
     schema = _schema(data)
     names = output_files.names(data, options)
     output_files.check_apart(data, options)
-    old = output_files.prepare(names, data, options)
+    old = output_files.prepare(data, options)
     with atomic_files.scratch(options.output_dir, ".rebalance-") as scratch:
         work = Work(
             [file.path for file in data.files], [file.rows is not None for file in data.files],

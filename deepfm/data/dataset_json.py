@@ -12,10 +12,10 @@ It also has `"multi_valued": true` if a field of a record may hold several value
 the fingerprint of a feature_map.json, if the ids come from one. If records were sampled by label,
 "sampling_rates": {"negative": 0.1, "positive": 1.0} says what share of each label was kept.
 
-An entry counts only if the file's name and size match. Several hosts that write a data set together
-write one part each, dataset-00001-of-00004.json and so on; readers merge all parts that they find
-beside the files. The dataset.json of a folder may also describe files in subfolders, by their
-relative paths.
+An entry counts only if the file's name and size match. Where several hosts wrote a data set with an
+earlier version, there is a part of each, dataset-00001-of-00004.json and so on; readers merge all
+parts that they find beside the files. The dataset.json of a folder may also describe files in
+subfolders, by their relative paths.
 """
 
 import json
@@ -32,7 +32,7 @@ from deepfm.runtime import atomic_files
 
 METADATA = "dataset.json"
 UNFINISHED = ".unfinished"  # marks a folder that may mix files of a new and an old data set
-PART = re.compile(r"dataset-(\d{5})-of-(\d{5})\.json")  # written by one of several hosts
+PART = re.compile(r"dataset-(\d{5})-of-(\d{5})\.json")  # of one of several hosts
 FORMAT_VERSION = 1
 _SHOWN = 5  # names in a line of the log
 _FINGERPRINT = re.compile("[0-9a-f]{8,64}")
@@ -228,7 +228,6 @@ def write(
     feature_size: int,
     files: Iterable,
     sampling_rates: Optional[SamplingRates] = None,
-    name: str = METADATA,
     multi_valued: bool = False,
     hash_buckets: int = 0,
     feature_map: Optional[str] = None,
@@ -257,7 +256,7 @@ def write(
         },
         **_given(sampling_rates=sampling_rates and sampling_rates._asdict()),
     }
-    atomic_files.write_whole(posixpath.join(folder, name), json.dumps(content, indent=1) + "\n")
+    atomic_files.write_whole(posixpath.join(folder, METADATA), json.dumps(content, indent=1) + "\n")
 
 
 def check_named(
