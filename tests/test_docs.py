@@ -216,7 +216,8 @@ def programs():
             name = str(path.relative_to(ROOT))
             found[name] = [name]
     for path in (ROOT / "data_tools").glob("[!_]*.py"):
-        found[f"data_tools.{path.stem}"] = ["-m", f"data_tools.{path.stem}"]
+        if "command_line" in path.read_text():  # else it has no flags
+            found[f"data_tools.{path.stem}"] = ["-m", f"data_tools.{path.stem}"]
     return found
 
 
