@@ -31,7 +31,7 @@ MASTER = flag(
 
 
 # What the program of one machine asks, and Spark's own settings or the shuffle answer.
-NOT_HERE = ("num_workers", "memory_mb", "step", "counts")
+NOT_HERE = ("num_workers", "memory_mb")
 
 
 def load(name: str):
