@@ -252,6 +252,8 @@ def flags_used(command):
             program = None
         elif word == "--job=processing":
             of_job = "data_tools.libsvm_to_tfrecord"
+        elif word == "--job=spark":
+            of_job = "data_tools.on_spark"
         elif word == "--" and program:
             program = of_job
         elif re.match(r"--\w", word):
