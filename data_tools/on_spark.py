@@ -10,7 +10,6 @@ numpy, pandas and pyarrow, but not TensorFlow; scripts/setup.sh --spark makes .v
 """
 
 import dataclasses
-import importlib
 import sys
 
 from data_tools.click_logs.options import Options as PrepareOptions
@@ -19,10 +18,7 @@ from data_tools.common.command_line import flag
 from data_tools.rebalancing.options import Options as RebalanceOptions
 from deepfm import need
 
-JOBS = {  # the module and the function of each job, and its flags
-    "prepare": ("data_tools.spark.preparing", "prepare", PrepareOptions),
-    "rebalance": ("data_tools.spark.rebalancing", "rebalance", RebalanceOptions),
-}
+JOBS = {"prepare": PrepareOptions, "rebalance": RebalanceOptions}  # and their flags
 MASTER = flag(
     "Where to run, if spark-submit does not say it: local[CORES,ATTEMPTS] in this process, or "
     "spark://HOST:PORT. Default: local[*,3], all cores and three attempts for a task.",
@@ -36,13 +32,14 @@ NOT_HERE = ("num_workers", "memory_mb")
 
 def load(name: str):
     """The function (session, options) of a job."""
-    module, function, _ = JOBS[name]
-    return getattr(importlib.import_module(module), function)
+    from data_tools.spark import preparing, rebalancing  # which need Spark
+
+    return {"prepare": preparing.prepare, "rebalance": rebalancing.rebalance}[name]
 
 
 def options_of(name: str):
     """The dataclass of a job's flags."""
-    base = JOBS[name][2]
+    base = JOBS[name]
     hidden = [
         (field.name, field.type, dataclasses.field(default=field.default))
         for field in dataclasses.fields(base)
