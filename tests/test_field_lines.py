@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from data_tools import libsvm_to_tfrecord, rebalance
 from data_tools.common import line_blocks
-from data_tools.libsvm import block_writer, field_lines
+from data_tools.libsvm import block_writer, line_schema
 from data_tools.libsvm_to_tfrecord import Options
 from deepfm.data import datasets, formats, records
 from deepfm.data.plain import libsvm_text
@@ -223,7 +223,7 @@ def test_flags_that_do_not_go_together_are_refused(convert, flags, words):
 )
 def test_a_bad_map_is_refused(tmp_path, fields, words):
     with pytest.raises(BadInput, match=words):
-        field_lines.read_map(field_map(tmp_path, fields))
+        line_schema.read_map(field_map(tmp_path, fields))
 
 
 def test_rebalance_keeps_the_values_of_each_field(convert, tmp_path):

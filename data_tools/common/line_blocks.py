@@ -1,10 +1,11 @@
-"""Cuts text files into ranges of whole lines, and reads these in blocks."""
+"""Cuts text files into ranges of whole lines, reads these in blocks, and finds bad lines."""
 
 import functools
 import os
 from typing import Callable, Iterator, List, NamedTuple, Optional, Tuple
 
 from deepfm.data.plain import text_blocks
+from deepfm.data.plain.bad_record import BadRecord, find_refused
 
 BLOCK = 1 << 20  # bytes read at once
 TASK = 16 << 20  # bytes of an uncompressed file that a process takes as one task
@@ -28,6 +29,11 @@ def read_blocks(lines: LineRange) -> Iterator[Tuple[int, bytes, int]]:
     """Yields (start, text, bytes read) for each block of the lines; see text_blocks.blocks."""
     with open_file(lines.path) as raw:
         yield from text_blocks.blocks(raw, lines.path, BLOCK, lines.start, lines.end)
+
+
+def read_lines(path: str) -> Iterator[Tuple[int, bytes]]:
+    """The lines of a file that hold a record; see text_blocks.numbered."""
+    return text_blocks.numbered(read_blocks(LineRange(path)))
 
 
 def open_file(path: str):
@@ -82,3 +88,33 @@ def numbering(lines: LineRange) -> Callable[[], int]:
     before = lines._replace(start=0, end=lines.start)
     count = lambda: sum(text.count(b"\n") for _, text, _ in read_blocks(before))
     return functools.lru_cache(maxsize=1)(lambda: 1 + count() if lines.start else 1)
+
+
+def sift(
+    path: str,
+    text: bytes,
+    number: int,
+    accepts: Callable[[bytes], bool],
+    explain: Callable[[bytes], Optional[str]],
+    content: Callable[[bytes], bytes] = text_blocks.without_comment,
+) -> Iterator[BadRecord]:
+    """Yields a BadRecord for each line of a block that the parser refuses; returns the others.
+
+    Args:
+        path: the file's path.
+        text: the block.
+        number: the number of its first line.
+        accepts: whether the parser accepts a text; it refuses one with a bad line.
+        explain: says what is wrong with a line, or returns None for a good one.
+        content: returns the part of a line to parse.
+
+    Returns:
+        {index: content} of the lines that are good or hold no record.
+    """
+    found = {i: content(line) for i, line in enumerate(text.split(b"\n"))}
+    rows = [i for i, line in found.items() if line.strip()]
+    accepted = lambda lines: accepts(b"\n".join(lines) + b"\n")
+    for i, reason in find_refused(accepted, [found[i] for i in rows], explain):
+        del found[rows[i]]
+        yield BadRecord(path, f":{number + rows[i]}", reason)
+    return found

@@ -1,4 +1,4 @@
-"""Decodes the LibSVM lines of a block with TensorFlow, and finds those that it refuses."""
+"""Decodes the LibSVM lines of a block with TensorFlow."""
 
 import functools
 from typing import Iterator, Optional
@@ -7,43 +7,12 @@ import numpy as np
 import tensorflow as tf
 
 from data_tools.common import workers
-from data_tools.common.line_blocks import LineRange, numbering, read_blocks
+from data_tools.common.line_blocks import LineRange, numbering, read_blocks, sift
 from deepfm.data import libsvm, records
 from deepfm.data.plain import libsvm_text
-from deepfm.data.plain.bad_record import BadRecord, find_refused
-from deepfm.data.plain.text_blocks import record_starts, without_comment
+from deepfm.data.plain.text_blocks import record_starts
 
 _NEWLINE = ord("\n")
-
-
-def sift(path, text, number, parse, explain, content=without_comment):
-    """Yields a BadRecord for each line of a block that the parser refuses; returns the others.
-
-    Args:
-        path: the file's path.
-        text: the block.
-        number: the number of its first line.
-        parse: parses lines given as one text; raises InvalidArgumentError if any line is bad.
-        explain: says what is wrong with a line, or returns None for a good one.
-        content: returns the part of a line to parse.
-
-    Returns:
-        {index: content} of the lines that are good or hold no record.
-    """
-
-    def accepts(lines):
-        try:
-            parse(b"\n".join(lines) + b"\n")
-        except tf.errors.InvalidArgumentError:
-            return False
-        return True
-
-    found = {i: content(line) for i, line in enumerate(text.split(b"\n"))}
-    rows = [i for i, line in found.items() if line.strip()]
-    for i, reason in find_refused(accepts, [found[i] for i in rows], explain):
-        del found[rows[i]]
-        yield BadRecord(path, f":{number + rows[i]}", reason)
-    return found
 
 
 def decoded(lines: LineRange, field_size: Optional[int] = None, weighted: bool = False) -> Iterator:
@@ -66,10 +35,10 @@ def decoded(lines: LineRange, field_size: Optional[int] = None, weighted: bool =
         starts = record_starts(text)
         newlines = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE)
         line = np.searchsorted(newlines, starts)  # the index of each record's line
-        try:
-            found = decode(text)
-        except tf.errors.InvalidArgumentError:
-            good = yield from sift(lines.path, text, first() + lines_before, decode, explain)
+        found = decode(text)
+        if found is None:
+            number, accepts = first() + lines_before, lambda text: decode(text) is not None
+            good = yield from sift(lines.path, text, number, accepts, explain)
             kept = np.isin(line, list(good))
             starts, line, found = starts[kept], line[kept], decode(b"\n".join(good.values()))
         yield text, starts, newlines[line] + 1, found, read
@@ -80,7 +49,7 @@ def decoded(lines: LineRange, field_size: Optional[int] = None, weighted: bool =
 def _decoder(field_size, weighted):
     """A function text -> (labels 0 or 1, rows, ids, values), as libsvm.decode_lines returns.
 
-    If weighted, also weights.
+    If weighted, also weights. It returns None if a line is bad.
     """
 
     def decode(text):
@@ -103,8 +72,9 @@ def _decoder(field_size, weighted):
     run = workers.native(decode, (tf.string, []))
 
     def decode_ascii(text):
-        if not text.isascii():
-            raise tf.errors.InvalidArgumentError(None, None, "not ASCII")
-        return run(text)
+        try:
+            return run(text) if text.isascii() else None
+        except tf.errors.InvalidArgumentError:
+            return None
 
     return decode_ascii

@@ -5,49 +5,17 @@ Python looks at single rows only if a block is refused: to find the bad lines an
 """
 
 import functools
-from typing import List, NamedTuple, Optional, Tuple
+from typing import List, Tuple
 
 import tensorflow as tf
 import tensorflow.contrib.libsvm  # noqa: F401  loaded before forking, so that processes share it
 
-from data_tools.common import line_blocks, line_decoding, record_files, workers
+from data_tools.common import record_files, workers
 from data_tools.common.line_blocks import LineRange
-from data_tools.libsvm import field_lines
+from data_tools.libsvm import field_lines, pieces
+from data_tools.libsvm.pieces import BlockFacts, Piece
 from deepfm.data import libsvm, records
-from deepfm.data.plain import libsvm_text, text_blocks
-
-
-class Piece(NamedTuple):
-    """A contiguous part of an output file.
-
-    Attributes:
-        path: the temporary file for it alone.
-        output: the index of the output file.
-        rows: how many rows of the range it takes; None: all of them.
-    """
-
-    path: str
-    output: int
-    rows: Optional[int] = None
-
-
-class BlockFacts(NamedTuple):
-    """Facts about the records of a block.
-
-    Attributes:
-        rows: records written.
-        positives: how many of them have label 1.
-        max_id: the largest id, negative if there is no record.
-        negative: whether a label has a minus sign.
-        zero: whether a label is 0.
-    """
-
-    rows: int
-    positives: int
-    max_id: int
-    negative: bool
-    zero: bool
-
+from deepfm.data.plain import libsvm_text
 
 # What `_taken` returns for a block.
 _INPUTS = (tf.string, []), (tf.int32, [None]), (tf.string, [None])
@@ -101,7 +69,7 @@ def _parse(text, named, strings, schema):
         of_pairs.append(tf.shape(named))
         fields = named
     elif schema.field_ids:
-        fields = field_lines.fields_of(ids - schema.id_offset, schema.field_ids)
+        fields = fields_of(ids - schema.id_offset, schema.field_ids)
     else:
         lengths = tf.math.bincount(rows, minlength=tf.size(labels))
         starts = tf.cumsum(lengths, exclusive=True)
@@ -115,7 +83,7 @@ def _parse(text, named, strings, schema):
         found, pairs = libsvm.take_weights(rows, values)
         rows, fields, ids, values = (tf.gather(x, pairs) for x in (rows, fields, ids, values))
         weights = [found]
-    ids, values, *counts = field_lines.place(rows, fields, ids, values, tf.size(labels), schema)
+    ids, values, *counts = place(rows, fields, ids, values, tf.size(labels), schema)
     labels, ids, values, *weights = records.check(labels, ids, values, schema, *weights)
     return (lines, labels, ids, values, *counts, *weights)
 
@@ -137,56 +105,81 @@ def _taken(text, schema):
     return taken
 
 
-def convert(task: Tuple[LineRange, List[Piece]], schema):
-    """Writes the lines of a range to its pieces, in order.
+def place(rows, fields, ids, values, num_rows, schema):
+    """Puts each pair in the place of its field, wherever it is in the line.
 
-    Yields:
-        For each block, a BadRecord per bad line, which is not written, and then (bytes
-        of the input file read, (index of the output file, BlockFacts)).
+    Args:
+        rows: int32 [n], ascending, the record of each pair.
+        fields: int32 [n].
+        ids: int64 [n].
+        values: float32 [n].
+        num_rows: int32 [], B.
+        schema: records.Schema. Unless it is multi-valued, a field has at most one value, and a
+            missing one becomes id 0, value 0, so that no pair may have id 0.
+
+    Returns:
+        (ids int64 [B, F], values float32 [B, F]); if multi-valued, ids and values [B, M], padded
+        with 0, and counts int32 [B, F].
+
+    Raises:
+        tf.errors.InvalidArgumentError: when run, if a pair has no place.
     """
-    append = lambda path, text: _appender(schema)(path, *_taken(text, schema))
-    parse, explain, content = (
-        functools.partial(f, schema=schema)
-        for f in (check, libsvm_text.explain_line, _without_comment)
+    size = schema.field_size
+    inside = tf.reduce_all((fields >= 0) & (fields < size))
+    with tf.control_dependencies([tf.debugging.Assert(inside, ["field"])]):
+        slots = rows * size + fields
+    pairs = slots, ids, values
+    in_order = tf.reduce_all(slots[1:] >= slots[:-1])
+
+    def sort():
+        order = tf.argsort(slots, stable=True)
+        return tuple(tf.gather(x, order) for x in pairs)
+
+    slots, ids, values = tf.cond(in_order, lambda: tuple(map(tf.identity, pairs)), sort)
+    if schema.multi_valued:
+        counts = tf.math.bincount(slots, minlength=num_rows * size)
+        counts = tf.reshape(counts, [-1, size])
+        lengths = tf.reduce_sum(counts, axis=1)  # [B]
+        column = tf.range(tf.size(slots)) - tf.gather(tf.cumsum(lengths, exclusive=True), rows)
+        where = tf.stack([rows, column], axis=1)
+        shape = tf.stack([num_rows, tf.maximum(tf.reduce_max(lengths), 0)])  # no rows: max < 0
+        return tf.scatter_nd(where, ids, shape), tf.scatter_nd(where, values, shape), counts
+    checks = [
+        tf.debugging.Assert(tf.reduce_all(slots[1:] > slots[:-1]), ["a field has two values"]),
+        tf.debugging.assert_positive(ids),
+    ]
+    with tf.control_dependencies(checks):
+        where, shape = slots[:, tf.newaxis], (num_rows * size)[tf.newaxis]
+    width = [-1, size]
+    return tuple(tf.reshape(tf.scatter_nd(where, x, shape), width) for x in (ids, values))
+
+
+def fields_of(ids, ranges: Tuple[Tuple[int, int], ...]):
+    """The field whose id range holds each id: int64 [n] -> int32 [n]; -1 if there is none."""
+    order = sorted(range(len(ranges)), key=lambda i: ranges[i])
+    begins, ends = (tf.constant([ranges[i][j] for i in order], tf.int64) for j in (0, 1))
+    found = tf.searchsorted(begins, ids, side="right") - 1
+    inside = (found >= 0) & (ids < tf.gather(ends, tf.maximum(found, 0)))
+    return tf.where(
+        inside, tf.gather(tf.constant(order), tf.maximum(found, 0)), -tf.ones_like(found)
     )
-    lines, pieces = task
-    path, first = lines.path, line_blocks.numbering(lines)
-    for piece, text, lines_before, read in _cut(lines, pieces):
+
+
+def convert(task: Tuple[LineRange, List[Piece]], schema):
+    """Writes the lines of a range to its pieces; yields what pieces.write does."""
+
+    def append(path, text):
         try:
-            facts = append(piece.path, text)
+            facts = _appender(schema)(path, *_taken(text, schema))
         except tf.errors.InvalidArgumentError:
-            number = first() + lines_before
-            good = yield from line_decoding.sift(path, text, number, parse, explain, content)
-            facts = append(piece.path, b"\n".join(good.values()))
-        yield read, (piece.output, BlockFacts(*(fact.item() for fact in facts)))
+            return None
+        return BlockFacts(*(fact.item() for fact in facts))
 
+    def accepts(text):
+        try:
+            check(text, schema)
+        except tf.errors.InvalidArgumentError:
+            return False
+        return True
 
-def _without_comment(line, schema):
-    """A line without its comment, unless that may have been meant as part of an id."""
-    content = text_blocks.without_comment(line)
-    doubtful = schema.hash_buckets and content.strip() and libsvm_text.HASH_IN_ID.search(line)
-    return line if doubtful else content
-
-
-def _cut(lines, pieces):
-    """Yields (piece, text, lines of the range before it, bytes read) for each block of a piece."""
-    pieces = iter(pieces)
-    piece = next(pieces)
-    left, lines_before = piece.rows, 0
-    for _, text, read in line_blocks.read_blocks(lines):
-        starts = [] if left is None else text_blocks.record_starts(text)
-        row = begin = 0
-        while left is not None and row + left <= len(starts):
-            row += left
-            end = starts[row] if row < len(starts) else len(text)
-            yield piece, text[begin:end], lines_before, read
-            lines_before += text.count(b"\n", begin, end)
-            begin, read = end, 0
-            piece = next(pieces, None)
-            if piece is None:  # no rows are left
-                return
-            left = piece.rows
-        if begin < len(text):
-            yield piece, text[begin:], lines_before, read
-            lines_before += text.count(b"\n", begin)
-            left = None if left is None else left - (len(starts) - row)
+    return pieces.write(task, append, accepts, schema)

@@ -1,18 +1,20 @@
 """Works out the Schema of an input's lines from the flags, the field map and the lines.
 
-`options` is always a libsvm_to_tfrecord.Options.
+`data` is always a DataSet, `options` an Options.
 """
 
+import json
 from typing import Optional, Sequence, Tuple
 
-from data_tools.libsvm import field_lines
-from deepfm.data import datasets, libsvm, records
+from data_tools.common import line_blocks
 from deepfm.data.plain import libsvm_text
+from deepfm.data.plain.data_file import DataFile
+from deepfm.data.plain.schema import Schema
 from deepfm.errors import BadInput
 from deepfm.runtime import memory
 
 
-def of_flags(data: datasets.DataSet, options) -> records.Schema:
+def of_flags(data, options) -> Schema:
     """The Schema of a line, with field_size and feature_size only if they are already known.
 
     Raises:
@@ -20,7 +22,7 @@ def of_flags(data: datasets.DataSet, options) -> records.Schema:
     """
     inputs, named = data.files, options.input_format == "libffm"
     if options.input_format == "auto":
-        lines = (line.split() for file in inputs for _, line in libsvm.read_lines(file.path))
+        lines = (line.split() for file in inputs for _, line in line_blocks.read_lines(file.path))
         first = next((words for words in lines if len(words) > 1), None)
         named = bool(first) and first[1].count(b":") == 2
         if not first and options.multi_valued:
@@ -41,12 +43,12 @@ def of_flags(data: datasets.DataSet, options) -> records.Schema:
         )
     if options.hash_buckets == 1:
         raise BadInput("--hash_buckets=1 has only id 0, for missing values; try --hash_buckets=2.")
-    known = field_lines.read_map(options.fields) if options.fields else None
+    known = read_map(options.fields) if options.fields else None
     if known and options.field_size not in (None, len(known)):
         raise BadInput(
             f"--field_size={options.field_size}, but {options.fields} has {len(known)} fields."
         )
-    return records.Schema(
+    return Schema(
         options.field_size or len(known or ()),
         _feature_size(data, known, options),
         # Pad: a missing field gets id 0.
@@ -56,8 +58,17 @@ def of_flags(data: datasets.DataSet, options) -> records.Schema:
         named,
         known,
         options.hash_buckets,
-        weighted=datasets.is_weighted(data),
+        weighted=_is_weighted(data),
     )
+
+
+def _is_weighted(data):
+    """Whether examples are weighted, by dataset.json or else by the first record."""
+    if data.weighted is not None:
+        return data.weighted
+    firsts = (next(line_blocks.read_lines(file.path), None) for file in data.files)
+    shapes = (libsvm_text.shape(line) for _, line in filter(None, firsts))
+    return next((shape.weighted for shape in shapes if shape.field_size), False)
 
 
 def _feature_size(data, known, options):
@@ -83,11 +94,11 @@ def _feature_size(data, known, options):
 
 
 def with_field_size(
-    lines: records.Schema,
+    lines: Schema,
     counts: Optional[Sequence[Tuple[int, int]]],
-    inputs: Sequence[datasets.DataFile],
+    inputs: Sequence[DataFile],
     options,
-) -> records.Schema:
+) -> Schema:
     """Completes the Schema with field_size: from the flags, all rows, or the first good row.
 
     Args:
@@ -95,7 +106,7 @@ def with_field_size(
         counts: (rows, most fields in a row) of each part of the input; may be None if a row's pairs
             are its fields and none may be missing.
         inputs: the files.
-        options: libsvm_to_tfrecord.Options.
+        options: Options.
     """
     field_size = lines.field_size
     if not field_size and (lines.pad or lines.named_fields):
@@ -117,7 +128,7 @@ def _first_row_length(inputs, lines, options):
     """The number of id:value pairs in the first good row."""
     bad = 0
     for file in inputs:
-        for number, line in libsvm.read_lines(file.path):
+        for number, line in line_blocks.read_lines(file.path):
             pairs = len(line.split()) - 1
             schema = lines._replace(feature_size=None)
             if not lines.named_fields:
@@ -129,3 +140,70 @@ def _first_row_length(inputs, lines, options):
             if bad > options.max_bad_records:
                 raise BadInput(f"{file.path}:{number}: {reason}")
     raise BadInput(f"--input={options.input}: the files hold no rows.")
+
+
+def mixed_labels(inputs, schema):
+    """The error message for an input with both labels 0 and -1, where 0 is ambiguous."""
+    first = {}
+    for file in inputs:
+        for number, line in line_blocks.read_lines(file.path):
+            if libsvm_text.explain_line(line, schema):
+                continue  # a bad row that was skipped
+            label = line.split()[0].partition(b":")[0]
+            if label.startswith(b"-") or libsvm_text.number_of(label) == 0:
+                first.setdefault(label.startswith(b"-"), (f"{file.path}:{number}", label.decode()))
+            if len(first) == 2:
+                (other_place, other), (place, label) = first.values()  # in file order
+                return (
+                    f"{place}: label {label}, but {other_place} has label {other}; "
+                    "use 0 and 1, or -1 and +1, not both."
+                )
+    raise AssertionError("the parser found labels 0 and -1, the plain reader did not")
+
+
+def read_map(path: str) -> Tuple[Tuple[int, int], ...]:
+    """Reads fields.json: {"fields": [{"name": "site", "first_id": 14, "last_id": 2065}, ...]}.
+
+    Returns:
+        ((first id, last id + 1), ...) for each field, in order.
+
+    Raises:
+        BadInput: it is not such a file, or two fields share an id.
+    """
+    try:
+        found = json.loads(_content(path).decode())["fields"]
+        ranges = []
+        for field in found:
+            bounds = field["first_id"], field["last_id"]
+            if not all(type(x) is int for x in bounds) or not 0 <= bounds[0] <= bounds[1] < 1 << 62:
+                raise ValueError(f"field {len(ranges)} has ids from {bounds[0]} to {bounds[1]}")
+            ranges.append((bounds[0], bounds[1] + 1))
+        if not ranges:
+            raise ValueError("it has no fields")
+        order = sorted(range(len(ranges)), key=lambda i: ranges[i])
+        for one, other in zip(order, order[1:]):
+            if ranges[other][0] < ranges[one][1]:
+                raise ValueError(f"fields {one} and {other} share id {ranges[other][0]}")
+    except OSError as error:
+        raise BadInput(f"--fields={path}: cannot be read ({error}).") from error
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise BadInput(
+            f"--fields={path}: is not a field map ({reason}); expected "
+            '{"fields": [{"name": "site", "first_id": 14, "last_id": 2065}, ...]}.'
+        ) from error
+    return tuple(ranges)
+
+
+def _content(path):
+    """The bytes of a local or s3:// file."""
+    if "://" not in path:
+        with open(path, "rb") as f:
+            return f.read()
+    import tensorflow as tf  # here, because data_tools.on_spark has none
+
+    try:
+        with tf.io.gfile.GFile(path, "rb") as f:
+            return f.read()
+    except tf.errors.OpError as error:
+        raise OSError(str(error)) from error

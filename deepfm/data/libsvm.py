@@ -22,18 +22,12 @@ def read_blocks(
 
 
 def read_lines(path: str) -> Iterator[Tuple[int, bytes]]:
-    """Yields (line number from 1, text without comment) for each line that holds a record.
+    """The lines of a local or s3:// file that hold a record; see `text_blocks.numbered`.
 
     Raises:
         BadInput: see `read_blocks`.
     """
-    number = 0
-    for _, text, _ in read_blocks(path):
-        for line in text.split(b"\n")[:-1]:
-            number += 1
-            line = text_blocks.without_comment(line)
-            if line.strip():
-                yield number, line
+    return text_blocks.numbered(read_blocks(path))
 
 
 def numbered(path: str) -> Iterator[Tuple[str, bytes, str]]:

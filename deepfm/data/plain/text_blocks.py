@@ -6,7 +6,7 @@ A line holds a record if it has anything but blanks before its first `#`.
 import codecs
 import gzip
 import zlib
-from typing import BinaryIO, Iterator, Optional, Tuple
+from typing import BinaryIO, Iterable, Iterator, Optional, Tuple
 
 import numpy as np
 
@@ -82,6 +82,21 @@ def blocks(
 def without_comment(line: bytes) -> bytes:
     """The line up to its first `#`."""
     return line.partition(b"#")[0]
+
+
+def numbered(blocks: Iterable[Tuple[int, bytes, int]]) -> Iterator[Tuple[int, bytes]]:
+    """Yields (line number from 1, text without comment) for each line that holds a record.
+
+    Args:
+        blocks: those of a whole file, as `blocks` yields them.
+    """
+    number = 0
+    for _, text, _ in blocks:
+        for line in text.split(b"\n")[:-1]:
+            number += 1
+            line = without_comment(line)
+            if line.strip():
+                yield number, line
 
 
 def record_starts(text: bytes) -> np.ndarray:

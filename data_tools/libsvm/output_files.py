@@ -1,0 +1,65 @@
+"""The names of the output files of libsvm_to_tfrecord, and what they replace; the same on Spark.
+
+`options` is always an Options.
+"""
+
+import os
+import posixpath
+from typing import Sequence
+
+from absl import logging
+
+from data_tools.common import publishing
+from data_tools.libsvm.pieces import BlockFacts
+from deepfm.data.plain import data_file
+from deepfm.data.plain.data_file import DataFile
+from deepfm.errors import BadInput
+
+SCRATCH = ".libsvm_to_tfrecord-"
+
+
+def prepare(inputs: Sequence[DataFile], options):
+    """Makes output_dir; returns the names in it that the new data set replaces."""
+    folder = options.output_dir
+    old = publishing.names_in(folder, data_file.TFRECORD, "convert")
+    same = [] if options.num_files else names([f.path for f in inputs], options)
+    return publishing.replaced(folder, old, options.overwrite, same)
+
+
+def names(paths: Sequence[str], options):
+    """The names of the output files for input files, in the order of pieces.plan."""
+    n = options.num_files
+    if n:
+        return [f"part-{i:05d}-of-{n:05d}{_suffix(options)}" for i in range(n)]
+    return _names_after(sorted(set(paths)), options)
+
+
+def _suffix(options):
+    return ".tfrecords.gz" if options.compress else ".tfrecords"
+
+
+def _names_after(paths, options):
+    """Names of output files: the inputs' paths below their common folder, with our suffix."""
+    top = os.path.dirname(paths[0]) if len(paths) == 1 else os.path.commonpath(paths)
+    names = []
+    for path in paths:
+        name = os.path.relpath(path, top).replace(os.sep, "-")
+        suffix = next((s for s in data_file.LIBSVM if name.endswith(s)), "")
+        names.append(name[: len(name) - len(suffix)] + _suffix(options))
+    for path, name in zip(paths, names):
+        if names.count(name) > 1:
+            raise BadInput(f"{path}: another input would also become {name}; give --num_files.")
+    return names
+
+
+def described(names, outputs: Sequence[BlockFacts], options, scratch):
+    """The files of the data set, with the paths that they will have in output_dir."""
+    files = []
+    for name, facts in zip(names, outputs):
+        if not facts.rows:
+            logging.warning("%s would have no rows, so it is not written.", name)
+            continue
+        size = os.path.getsize(posixpath.join(scratch, name))
+        path = posixpath.join(options.output_dir, name)
+        files.append(DataFile(path, size, facts.rows, facts.positives))
+    return files

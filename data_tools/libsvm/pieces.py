@@ -1,0 +1,183 @@
+"""The pieces of output files: which lines go to which, and writing them block by block.
+
+A piece is a contiguous part of an output file, made of lines of one range; the pieces of a file are
+joined in order. Needs neither TensorFlow nor absl, which Spark's executors lack.
+"""
+
+import functools
+import posixpath
+from typing import Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+from data_tools.common import line_blocks
+from data_tools.common.line_blocks import LineRange
+from data_tools.libsvm import field_lines
+from deepfm.data.plain import libsvm_text, text_blocks
+from deepfm.errors import BadInput
+
+
+class Piece(NamedTuple):
+    """A contiguous part of an output file.
+
+    Attributes:
+        path: the temporary file for it alone.
+        output: the index of the output file.
+        rows: how many rows of the range it takes; None: all of them.
+    """
+
+    path: str
+    output: int
+    rows: Optional[int] = None
+
+
+class BlockFacts(NamedTuple):
+    """Facts about the records of a block.
+
+    Attributes:
+        rows: records written.
+        positives: how many of them have label 1.
+        max_id: the largest id, negative if there is no record.
+        negative: whether a label has a minus sign.
+        zero: whether a label is 0.
+    """
+
+    rows: int
+    positives: int
+    max_id: int
+    negative: bool
+    zero: bool
+
+
+NO_ROWS = BlockFacts(0, 0, -1, False, False)
+
+
+def together(one: BlockFacts, other: BlockFacts) -> BlockFacts:
+    """The BlockFacts of two blocks as one."""
+    return BlockFacts(
+        one.rows + other.rows,
+        one.positives + int(other.positives),
+        max(one.max_id, other.max_id),
+        one.negative or other.negative,
+        one.zero or other.zero,
+    )
+
+
+def must_count(lines, options) -> bool:
+    """Whether the rows of all files must be counted, or their fields, before any is written."""
+    return bool(options.num_files) or not lines.field_size and (lines.pad or lines.named_fields)
+
+
+def count(lines: LineRange, named_fields: bool, weighted: bool) -> Iterator:
+    """Yields (bytes read, (rows, most fields in a row)) for each block of a range."""
+    for _, text, read in line_blocks.read_blocks(lines):
+        starts = text_blocks.record_starts(text)
+        if named_fields:
+            pairs = libsvm_text.weights_as_pairs_of(text, b"0:0:") if weighted else text
+            most = field_lines.num_fields(pairs)
+        else:
+            most = text_blocks.longest_record(text, starts, weighted)
+        yield read, (len(starts), most)
+
+
+def plan(
+    ranges: Sequence[LineRange],
+    counts: Optional[Sequence[Tuple[int, int]]],
+    num_files: int,
+    folder: str,
+) -> List[Tuple[LineRange, List[Piece]]]:
+    """Says which pieces the lines of each range go to: (a range, its Pieces in order).
+
+    Args:
+        ranges: all ranges, in order.
+        counts: (rows, most fields in a row) of each; needed if there are num_files.
+        num_files: files of equally many rows; 0: one for each input file, sorted.
+        folder: where the pieces are.
+
+    Raises:
+        BadInput: there are fewer rows than files.
+    """
+    tasks = []
+    if not num_files:
+        paths = sorted({r.path for r in ranges})
+        for i, lines in enumerate(ranges):
+            piece = Piece(posixpath.join(folder, f"piece-{i}"), paths.index(lines.path))
+            tasks.append((lines, [piece]))
+        return tasks
+    total = sum(rows for rows, _ in counts)
+    if total < num_files:
+        hint = f"; try --num_files={total}" if total else ""
+        raise BadInput(f"--num_files={num_files}: the input has only {total} rows{hint}.")
+    ends = [total * (i + 1) // num_files for i in range(num_files)]
+    row = output = 0
+    for i, (lines, (rows, _)) in enumerate(zip(ranges, counts)):
+        pieces, last = [], row + rows
+        while row < last:
+            path = posixpath.join(folder, f"piece-{i}-{len(pieces)}")
+            pieces.append(Piece(path, output, min(last, ends[output]) - row))
+            row += pieces[-1].rows
+            output += row == ends[output]
+        if pieces:
+            tasks.append((lines, pieces))
+    return tasks
+
+
+def write(
+    task: Tuple[LineRange, List[Piece]],
+    append: Callable[[str, bytes], Optional[BlockFacts]],
+    accepts: Callable[[bytes], bool],
+    schema,
+) -> Iterator:
+    """Writes the lines of a range to its pieces, in order.
+
+    Args:
+        task: one of `plan`.
+        append: appends the records of a text to a file; if a line is bad, returns None instead.
+        accepts: whether all lines of a text are good.
+        schema: Schema of the lines.
+
+    Yields:
+        For each block, a BadRecord per bad line, which is not written, and then (bytes
+        of the input file read, (the Piece, BlockFacts)).
+    """
+    explain, content = (
+        functools.partial(f, schema=schema) for f in (libsvm_text.explain_line, _without_comment)
+    )
+    lines, pieces = task
+    path, first = lines.path, line_blocks.numbering(lines)
+    for piece, text, lines_before, read in _cut(lines, pieces):
+        facts = append(piece.path, text)
+        if facts is None:
+            number = first() + lines_before
+            good = yield from line_blocks.sift(path, text, number, accepts, explain, content)
+            facts = append(piece.path, b"\n".join(good.values()))
+        yield read, (piece, facts)
+
+
+def _without_comment(line, schema):
+    """A line without its comment, unless that may have been meant as part of an id."""
+    content = text_blocks.without_comment(line)
+    doubtful = schema.hash_buckets and content.strip() and libsvm_text.HASH_IN_ID.search(line)
+    return line if doubtful else content
+
+
+def _cut(lines, pieces):
+    """Yields (piece, text, lines of the range before it, bytes read) for each block of a piece."""
+    pieces = iter(pieces)
+    piece = next(pieces)
+    left, lines_before = piece.rows, 0
+    for _, text, read in line_blocks.read_blocks(lines):
+        starts = [] if left is None else text_blocks.record_starts(text)
+        row = begin = 0
+        while left is not None and row + left <= len(starts):
+            row += left
+            end = starts[row] if row < len(starts) else len(text)
+            yield piece, text[begin:end], lines_before, read
+            lines_before += text.count(b"\n", begin, end)
+            begin, read = end, 0
+            piece = next(pieces, None)
+            if piece is None:  # no rows are left
+                return
+            left = piece.rows
+        if begin < len(text):
+            yield piece, text[begin:], lines_before, read
+            lines_before += text.count(b"\n", begin)
+            left = None if left is None else left - (len(starts) - row)
