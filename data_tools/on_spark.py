@@ -1,12 +1,14 @@
 """Runs the conversion jobs on Apache Spark, for data that one machine does not hold.
 
+    python -m data_tools.on_spark convert --input=raw/ --output_dir=data/train
     python -m data_tools.on_spark prepare --input=train.txt --output_dir=data/criteo
     python -m data_tools.on_spark rebalance --input=data/train --output_dir=data/shuffled
     spark-submit --py-files=deepfm_spark.zip data_tools/on_spark.py rebalance --input=...
 
-The first word says which job: prepare is data_tools.prepare_criteo, rebalance data_tools.rebalance.
-The flags and the files that it writes are those of that program (docs/spark.md). Needs pyspark,
-numpy, pandas and pyarrow, but not TensorFlow; scripts/setup.sh --spark makes .venv-spark for it.
+The first word says which job: convert is data_tools.libsvm_to_tfrecord, prepare
+data_tools.prepare_criteo, rebalance data_tools.rebalance. The flags and the files that it writes
+are those of that program (docs/spark.md). Needs pyspark, numpy, pandas and pyarrow, but not
+TensorFlow; scripts/setup.sh --spark makes .venv-spark for it.
 """
 
 import dataclasses
@@ -15,10 +17,12 @@ import sys
 from data_tools.click_logs.options import Options as PrepareOptions
 from data_tools.common import command_line
 from data_tools.common.command_line import flag
+from data_tools.libsvm.options import Options as ConvertOptions
 from data_tools.rebalancing.options import Options as RebalanceOptions
 from deepfm import need
 
-JOBS = {"prepare": PrepareOptions, "rebalance": RebalanceOptions}  # and their flags
+# The flags of each job.
+JOBS = {"convert": ConvertOptions, "prepare": PrepareOptions, "rebalance": RebalanceOptions}
 MASTER = flag(
     "Where to run, if spark-submit does not say it: local[CORES,ATTEMPTS] in this process, or "
     "spark://HOST:PORT. Default: local[*,3], all cores and three attempts for a task.",
@@ -32,9 +36,10 @@ NOT_HERE = ("num_workers", "memory_mb")
 
 def load(name: str):
     """The function (session, options) of a job."""
-    from data_tools.spark import preparing, rebalancing  # which need Spark
+    from data_tools.spark import converting, preparing, rebalancing  # which need Spark
 
-    return {"prepare": preparing.prepare, "rebalance": rebalancing.rebalance}[name]
+    jobs = converting.convert, preparing.prepare, rebalancing.rebalance
+    return dict(zip(JOBS, jobs))[name]
 
 
 def options_of(name: str):

@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT, fill, make_records, started, write_tfrecords
 from test_prepare_criteo import criteo_rows, text_of
 
-from data_tools import prepare_criteo, rebalance
+from data_tools import libsvm_to_tfrecord, prepare_criteo, rebalance
 from data_tools.click_logs import options as prepare_options
 from data_tools.click_logs.column_kinds import DATASETS
 from data_tools.common import line_blocks
@@ -90,7 +90,9 @@ def one_machine(monkeypatch, job, **options):
     monkeypatch.setattr(line_blocks, "TASK", TASK)
     options = {k: str(v) if k in ("input", "output_dir") else v for k, v in options.items()}
     try:
-        if job == "prepare":
+        if job == "convert":
+            libsvm_to_tfrecord.convert(libsvm_to_tfrecord.Options(**options))
+        elif job == "prepare":
             prepare_criteo.prepare(prepare_options.Options(**options))
         else:
             rebalance.rebalance(rebalance_options.Options(**options))
@@ -174,6 +176,131 @@ def test_bad_rows_up_to_the_limit_are_logged_and_skipped(
     skipped = [line for line in answer["log"] if line.startswith("Skipping bad record")]
     assert [line.split(": ")[1].rpartition("/")[2] for line in skipped] == [
         "a.tsv:9", "a.tsv:1601", "b.tsv:5",
+    ]  # fmt: skip
+
+
+def libsvm_lines(n, kind="libsvm", seed=0):
+    """n lines of text of a kind, with comments, blank lines and lines without the last field."""
+    rng, lines = np.random.RandomState(seed), []
+    for i in range(n):
+        label = "1" if rng.rand() < 0.3 else "0"
+        if "weighted" in kind and i % 3 != 1:
+            label += f":{rng.randint(1, 9) / 4}"
+        fields = range(5 - (i % 7 == 3 and kind != "libsvm"))
+        pairs = [f"{200 * f + rng.randint(1, 200)}:{rng.rand():.6g}" for f in fields]
+        if "ffm" in kind:
+            pairs = [f"{field}:{pair}" for field, pair in enumerate(pairs)]
+        if "multi" in kind:
+            pairs += pairs[-2:]
+        if "ffm" in kind or "map" in kind:
+            rng.shuffle(pairs)
+        lines.append(" ".join([label, *pairs]) + (" # a comment" if i % 50 == 7 else ""))
+        lines += ["", "# no record"] * (i % 90 == 1)
+    return lines
+
+
+@pytest.fixture
+def text(tmp_path):
+    """Makes three files of one kind of text, the last one packed; (kind) -> their folder."""
+
+    def make(kind):
+        folder = tmp_path / "text"
+        folder.mkdir()
+        (folder / "a.libsvm").write_text("\n".join(libsvm_lines(4000, kind)))
+        (folder / "b.txt").write_text("\r\n".join(libsvm_lines(5, kind, 1)) + "\r\n")
+        with gzip.open(str(folder / "c.libsvm.gz"), "wt") as f:
+            f.write("\n".join(libsvm_lines(600, kind, 2)))
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "kind, options",
+    [
+        ("libsvm", {}),
+        ("libsvm", {"num_files": 7, "feature_size": 5000, "id_offset": 3}),
+        ("short", {"pad": True, "compress": True}),
+        ("ffm", {"num_files": 2, "compress": True}),
+        ("weighted multi ffm", {"multi_valued": True, "input_format": "libffm"}),
+        ("weighted map", {"fields": True}),
+    ],
+)
+def test_convert_writes_the_bytes_of_libsvm_to_tfrecord(
+    server, text, tmp_path, monkeypatch, kind, options
+):
+    folder, alone, spark = text(kind), tmp_path / "alone", tmp_path / "spark"
+    if "fields" in options:
+        ranges = [{"name": f, "first_id": 200 * f, "last_id": 200 * f + 199} for f in range(5)]
+        (tmp_path / "map.json").write_text(json.dumps({"fields": ranges}))
+        options = {"fields": str(tmp_path / "map.json")}
+    assert one_machine(monkeypatch, "convert", input=folder, output_dir=alone, **options) is None
+    answer = server("convert", input=folder, output_dir=spark, **options)
+    assert answer["code"] == 0, answer
+    assert content(spark) == content(alone)
+    assert (spark / "_SUCCESS").exists()
+    described = json.loads((spark / "dataset.json").read_text())
+    assert sum(file["rows"] for file in described["files"].values()) == 4605
+    assert described.get("weighted", False) == ("weighted" in kind)
+
+
+@pytest.mark.parametrize("skipped", [1, 2])
+def test_a_bad_line_is_refused_in_the_same_sentence_or_skipped(
+    server, text, tmp_path, monkeypatch, skipped
+):
+    folder = text("libsvm")
+    for name, line, row in [("a.libsvm", 3000, "1 2:x 3:4"), ("b.txt", 2, "2 1:1")]:
+        lines = (folder / name).read_text().split("\n")
+        lines.insert(line - 1, row)
+        (folder / name).write_text("\n".join(lines))
+    options = {"input": folder, "max_bad_records": skipped, "num_files": 3}
+    said = one_machine(monkeypatch, "convert", output_dir=tmp_path / "alone", **options)
+    answer = server("convert", output_dir=tmp_path / "spark", **options)
+    assert (answer["code"], answer["said"]) == (2 * (skipped < 2), said or "")
+    assert skipped == 2 or "b.txt:2: label '2' is not" in said
+    assert content(tmp_path / "spark") == content(tmp_path / "alone")
+    lines = [line.split(": ")[1].rpartition("/")[2] for line in answer["log"] if "record " in line]
+    assert lines == ["a.libsvm:3000", "b.txt:2"][:skipped]
+
+
+@pytest.mark.parametrize(
+    "lines, options, words",
+    [
+        (["-1 1:1", "1 2:1", " 0 3:1"], {}, "use 0 and 1, or -1 and +1, not both"),
+        (["# nothing", ""], {"field_size": 2}, "hold no rows"),
+        (["1 1:1", "0 2:1"], {"num_files": 3}, "has only 2 rows; try --num_files=2"),
+        (["1 1:1", "0 2:1"], {"multi_valued": True}, "give LibFFM input, or --fields"),
+    ],
+)
+def test_convert_refuses_in_the_sentence_of_libsvm_to_tfrecord(
+    server, tmp_path, monkeypatch, lines, options, words
+):
+    path = tmp_path / "a.libsvm"
+    path.write_text("\n".join(lines) + "\n")
+    said = one_machine(monkeypatch, "convert", input=path, output_dir=tmp_path / "alone", **options)
+    answer = server("convert", input=path, output_dir=tmp_path / "spark", **options)
+    assert words in said
+    assert (answer["code"], answer["said"]) == (2, said)
+    assert not (tmp_path / "spark").exists() or list((tmp_path / "spark").iterdir()) == []
+
+
+def test_convert_refuses_string_ids_and_names_the_program_that_hashes_them(server, tmp_path):
+    (tmp_path / "a.libsvm").write_text("1 red:1\n")
+    answer = server("convert", input=tmp_path, output_dir=tmp_path / "out", hash_buckets=9)
+    assert answer["code"] == 2
+    assert "--hash_buckets=9" in answer["said"] and "libsvm_to_tfrecord" in answer["said"]
+
+
+def test_convert_replaces_a_data_set_only_where_it_is_asked_to(server, text, tmp_path):
+    options = {"input": text("libsvm"), "output_dir": tmp_path / "out"}
+    assert server("convert", **options)["code"] == 0
+    before = content(tmp_path / "out")
+    answer = server("convert", num_files=2, **options)
+    assert answer["code"] == 2 and "--overwrite replaces it" in answer["said"]
+    assert content(tmp_path / "out") == before
+    assert server("convert", num_files=2, overwrite=True, **options)["code"] == 0
+    assert sorted(content(tmp_path / "out")) == [
+        "dataset.json", "part-00000-of-00002.tfrecords", "part-00001-of-00002.tfrecords",
     ]  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def rebalance(spark, options: Options):
     if data.data_format != "tfrecord":
         raise BadInput(
             f"--input={options.input}: on Spark only TFRecord files are rebalanced; convert them "
-            "with data_tools.libsvm_to_tfrecord, or use data_tools.rebalance."
+            "with data_tools.on_spark convert, or use data_tools.rebalance."
         )
     schema = _schema(data)
     names = output_files.names(data, options)

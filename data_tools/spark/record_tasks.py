@@ -123,7 +123,7 @@ def write_part(batches, work):
     context = pyspark.TaskContext.get()
     path = os.path.join(work.scratch, f"attempt-{context.taskAttemptId()}")
     value, rows, ones = None, 0, 0
-    with naming(path), open(path, "wb") as raw, _compressed(raw, work.compress) as f:
+    with naming(path), open(path, "wb") as raw, compressed(raw, work.compress) as f:
         for batch in batches:
             if batch.num_rows:
                 value = batch.column(0)[0].as_py()
@@ -145,7 +145,8 @@ def write_part(batches, work):
     )
 
 
-def _compressed(raw, compress):
+def compressed(raw, compress):
+    """A file that writes to an open one, with or without compression."""
     if not compress:
         return open(os.dup(raw.fileno()), "wb")
     return gzip.GzipFile("", "wb", GZIP_LEVEL, raw, mtime=0)

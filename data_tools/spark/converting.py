@@ -1,0 +1,128 @@
+"""convert on Spark: the same files, byte for byte, as data_tools.libsvm_to_tfrecord writes.
+
+The ranges of lines, and the pieces of output files that they become, are those of one machine. With
+--num_files the rows of each range are counted first. Executors write the pieces, and join those of
+an output file that has several.
+"""
+
+import os
+import time
+
+from absl import logging
+
+from data_tools.common import line_blocks, publishing
+from data_tools.common.skipping import Skipping
+from data_tools.libsvm import line_schema, output_files, pieces
+from data_tools.libsvm.options import Options
+from data_tools.libsvm.pieces import BlockFacts
+from data_tools.spark import input_files, jobs, line_tasks
+from deepfm.data import dataset_json
+from deepfm.data.plain import data_file
+from deepfm.errors import BadInput
+from deepfm.runtime import atomic_files
+
+GROUP = 64 << 20  # bytes of text for a Spark task
+
+
+def convert(spark, options: Options):
+    """Does what the flags say; returns the DataFiles that were written.
+
+    Raises:
+        BadInput: a row or a flag is wrong.
+        OSError: a job failed, or an output cannot be published.
+    """
+    start = time.monotonic()
+    if options.hash_buckets:
+        raise BadInput(
+            f"--hash_buckets={options.hash_buckets}: string ids are hashed where TensorFlow is; "
+            "convert them with data_tools.libsvm_to_tfrecord."
+        )
+    data = input_files.find(options.input, "input")
+    if data.data_format != "libsvm":
+        raise BadInput(f"--input={options.input}: {data.files[0].path} is not LibSVM text.")
+    lines = line_schema.of_flags(data, options)
+    publishing.check_hosts(options.output_dir, 1, data_file.TFRECORD)
+    old = output_files.prepare(data.files, options)
+    with atomic_files.scratch(options.output_dir, output_files.SCRATCH) as scratch:
+        ranges = [lines for file in data.files for lines in line_blocks.cut(file.path, file.bytes)]
+        groups = _groups(spark, data, len(ranges))
+        counts = _count(spark, ranges, lines, groups) if pieces.must_count(lines, options) else None
+        schema = line_schema.with_field_size(lines, counts, data.files, options)
+        tasks = pieces.plan(ranges, counts, options.num_files, "")
+        names = output_files.names([r.path for r in ranges], options)
+        outputs, parts = _write(spark, tasks, names, data.files, schema, options, scratch, groups)
+        every = _all(outputs)
+        feature_size = schema.feature_size or every.max_id + 1
+        _join(spark, parts, options.compress, scratch)
+        files = output_files.described(names, outputs, options, scratch)
+        dataset_json.write(
+            scratch, schema.field_size, feature_size, files, multi_valued=schema.multi_valued,
+            feature_map=None if options.id_offset else data.feature_map, weighted=schema.weighted,
+        )  # fmt: skip
+        written = [*(os.path.basename(f.path) for f in files), dataset_json.METADATA]
+        with publishing.succeeding(options.output_dir):
+            publishing.publish(scratch, written, options.output_dir, old)
+    seconds = time.monotonic() - start
+    logging.info(
+        "Wrote %d rows (%.4f of them positive) of %d fields, feature_size %d, to %d files in "
+        "%.1f s: %.0f rows/s.",
+        every.rows, every.positives / every.rows, schema.field_size, feature_size, len(files),
+        seconds, every.rows / seconds,
+    )  # fmt: skip
+    return files
+
+
+def _groups(spark, data, most):
+    """How many Spark tasks to make of the ranges."""
+    size = sum(file.bytes for file in data.files)
+    least = max(2 * spark.sparkContext.defaultParallelism, -(-size // GROUP))
+    return min(most, least)
+
+
+def _count(spark, ranges, lines, groups):
+    """[(rows, most fields in a row)] of each range."""
+    named_fields, weighted = lines.named_fields, lines.weighted
+    work = lambda lines: line_tasks.count(lines, named_fields, weighted)
+    counted = jobs.results(spark, work, ranges, groups, "Counting rows", Skipping(0))
+    return [found for _, found in counted]
+
+
+def _write(spark, tasks, names, inputs, schema, options, scratch, groups):
+    """Writes all pieces; returns (the BlockFacts of each output, {its name: paths of pieces})."""
+    schema, scratch = tuple(schema), os.path.abspath(scratch)
+    work = lambda task: line_tasks.write(task, schema, scratch)
+    bad = Skipping(options.max_bad_records)
+    results = jobs.results(spark, work, tasks, groups, "Converting", bad)
+    outputs, parts = [pieces.NO_ROWS] * len(names), {}
+    for _, (output, path, facts) in results:
+        outputs[output] = pieces.together(outputs[output], BlockFacts(*facts))
+        parts.setdefault(names[output], []).append(path)
+    every = _all(outputs)
+    if every.negative and every.zero:
+        raise BadInput(line_schema.mixed_labels(inputs, line_schema.Schema(*schema)))
+    if every.max_id < 0:
+        raise BadInput(f"--input={options.input}: the files hold no rows.")
+    bad.log_total()
+    return outputs, parts
+
+
+def _all(outputs):
+    """The BlockFacts of all outputs as one."""
+    every = pieces.NO_ROWS
+    for facts in outputs:
+        every = pieces.together(every, facts)
+    return every
+
+
+def _join(spark, parts, compress, scratch):
+    """Gives each output file its name in scratch; parts: {its name: paths of its pieces}."""
+    whole = {} if compress else {name: paths[0] for name, paths in parts.items() if not paths[1:]}
+    tasks = [(name, paths) for name, paths in parts.items() if name not in whole]
+    folder = os.path.abspath(scratch)
+    work = lambda task: line_tasks.join(task, compress, folder)
+    if tasks:
+        title = "Compressing" if compress else "Joining"
+        joined = jobs.results(spark, work, tasks, len(tasks), title, Skipping(0))
+        whole.update((tasks[index][0], path) for index, path in joined)
+    for name, path in whole.items():
+        os.rename(path, os.path.join(scratch, name))
