@@ -17,7 +17,6 @@ from typing import List, Tuple
 from deepfm.runtime import check_python  # noqa: F401  says what to do if TensorFlow is missing
 
 # isort: split
-from absl import logging
 
 from data_tools.common import command_line, line_blocks, publishing, shards
 from data_tools.common.line_blocks import LineRange
@@ -25,7 +24,7 @@ from data_tools.rebalancing import output_files, passes, sampling
 from data_tools.rebalancing.options import SEEDS, Options, check
 from data_tools.rebalancing.passes import Work
 from data_tools.rebalancing.record_blocks import FileSlice
-from deepfm.data import dataset_json, datasets, formats, records
+from deepfm.data import dataset_json, datasets, formats
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files, remote_files
 
@@ -88,7 +87,8 @@ def rebalance(options: Options) -> List[datasets.DataFile]:
     names = output_files.names(data, options)
     output_files.check_apart(data, options)
     old = output_files.prepare(data, options)
-    schema = _schema(data) if data.format is formats.TFRECORD else None
+    tfrecord = data.format is formats.TFRECORD
+    schema = output_files.schema(data, datasets.first_record) if tfrecord else None
     tasks = _tasks(data)
     with atomic_files.scratch(options.output_dir, ".rebalance-") as scratch:
         rates = sampling.rates(options, lambda: passes.count_labels(data, tasks, schema, options))
@@ -108,27 +108,8 @@ def rebalance(options: Options) -> List[datasets.DataFile]:
                 data.feature_map, schema.weighted if schema else datasets.is_weighted(data),
             )  # fmt: skip
         publishing.publish(scratch, written, options.output_dir, old)
-    seconds = time.monotonic() - start
-    logging.info(
-        "Wrote %d of %d records (%.4f of them positive, %.4f before) to %d files in %.1f s: "
-        "%.0f records/s.",
-        sum(kept), sum(found), kept[1] / sum(kept), found[1] / sum(found), len(files), seconds,
-        sum(kept) / seconds,
-    )  # fmt: skip
+    output_files.log_summary(found, kept, len(files), time.monotonic() - start)
     return files
-
-
-def _schema(data):
-    """The Schema of TFRecords, from dataset.json, else from the first readable record."""
-    known = records.Shape(data.field_size, data.multi_valued, data.weighted)
-    if not known.field_size or None in known:
-        found = datasets.first_record(data)
-        known = records.Shape(*(said or seen for said, seen in zip(known, found)))
-    if not known.field_size:
-        raise BadInput(f"{data.files[0].path}: record 0 at byte 0: not a record with ids.")
-    return records.Schema(
-        known.field_size, multi_valued=known.multi_valued, weighted=known.weighted
-    )
 
 
 def _tasks(data):

@@ -1,5 +1,18 @@
-"""The error for what a user can fix."""
+"""The error for what a user can fix, and the path in an error of the disk."""
+
+import contextlib
 
 
 class BadInput(ValueError):
     """Wrong input or flags that the user can fix; its text is the one sentence that they see."""
+
+
+@contextlib.contextmanager
+def naming(path: str):
+    """Adds a path to an OSError that names none, for example a full disk's."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno and not error.filename:
+            raise OSError(error.errno, error.strerror, path) from error
+        raise

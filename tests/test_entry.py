@@ -97,6 +97,7 @@ def test_a_flagfile_may_name_another_and_what_comes_later_wins(tmp_path):
     [
         (None, "own.flags cannot be read (No such file or directory)."),
         (b"--lerning_rate=1\n", "Did you mean: learning_rate"),
+        (b"--lerning_rate=1\n", " ? It is in --flagfile="),
         (b"--flagfile=gone.flags\n", "--flagfile=gone.flags cannot be read"),
         (b"--seed=\xff\n", "--flagfile: a file of flags is not text"),
         (b"--seed=1\nseed 2\n", "'seed 2' is not a flag"),

@@ -166,6 +166,8 @@ def test_flags_of_another_model_are_refused_and_those_of_another_optimizer_are_s
         )
     text = done(*job(tmp_path, "--optimizer=sgd", "--max_steps=5", "--l2_reg=0")).stderr
     assert "--optimizer=sgd (before: adam)" in text and "--l2_reg=0.0 (before: 0.0001)" in text
+    said = "was trained with --l2_scope=elapsed, and goes on with --l2_scope=batch"
+    assert f"{tmp_path}/model {said}" in text
     assert not any("Adam" in name for name in weights(tmp_path / "model"))
     text = done(*job(tmp_path, "--optimizer=adam", "--max_steps=6")).stderr
     assert "from another --optimizer or --l2_scope: beta1_power, beta2_power, " in text

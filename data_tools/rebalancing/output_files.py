@@ -1,13 +1,16 @@
-"""The names of the output files of rebalance, and what they replace; the same on Spark.
+"""The output files of rebalance: their names and records, and what they replace; also on Spark.
 
 `data` is always a DataSet, and `options` an Options.
 """
 
 import os
 
+from absl import logging
+
 from data_tools.common import publishing
 from deepfm.data import dataset_json
 from deepfm.data.plain import data_file
+from deepfm.data.plain.schema import Schema, Shape
 from deepfm.errors import BadInput
 
 # Suffixes of the files in output_dir that count as data of each format.
@@ -63,3 +66,27 @@ def prepare(data, options):
             "another folder."
         )
     return publishing.replaced(folder, found, options.overwrite, known)
+
+
+def schema(data, first_shape):
+    """The Schema of TFRecords, from dataset.json, else from the first readable record.
+
+    Args:
+        first_shape: returns the Shape of that record, an empty one if there is none.
+    """
+    known = Shape(data.field_size, data.multi_valued, data.weighted)
+    if not known.field_size or None in known:
+        known = Shape(*(said or seen for said, seen in zip(known, first_shape(data))))
+    if not known.field_size:
+        raise BadInput(f"{data.files[0].path}: record 0 at byte 0: not a record with ids.")
+    return Schema(known.field_size, multi_valued=known.multi_valued, weighted=known.weighted)
+
+
+def log_summary(found, kept, num_files, seconds):
+    """Logs what was written; found, kept: the records of each label read and written."""
+    logging.info(
+        "Wrote %d of %d records (%.4f of them positive, %.4f before) to %d files in %.1f s: "
+        "%.0f records/s.",
+        sum(kept), sum(found), kept[1] / sum(kept), found[1] / sum(found), num_files, seconds,
+        sum(kept) / seconds,
+    )  # fmt: skip

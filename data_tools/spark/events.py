@@ -5,7 +5,6 @@ A task that raises is tried again, which helps against a lost disk, not against 
 On Python 3.7, pyspark strips named tuples of their class, so a BadRecord travels as a plain tuple.
 """
 
-import contextlib
 from typing import Any, Callable, Iterable, Iterator, Tuple
 
 from deepfm.data.plain.bad_record import BadRecord
@@ -27,14 +26,3 @@ def events(
                     yield index, GOOD, event
         except BadInput as error:
             yield index, REFUSED, str(error)
-
-
-@contextlib.contextmanager
-def naming(path: str):
-    """Adds a path to an OSError that names none, for example a full disk's."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno and not error.filename:
-            raise OSError(error.errno, error.strerror, path) from error
-        raise

@@ -9,10 +9,11 @@ import pyspark
 
 from data_tools.libsvm import pieces
 from data_tools.libsvm.pieces import BlockFacts, Piece
-from data_tools.spark import events, record_tasks
+from data_tools.spark import record_tasks
 from deepfm.data.plain import encoder, libsvm_decoder, text_blocks
 from deepfm.data.plain.bad_record import BadRecord
 from deepfm.data.plain.schema import Schema
+from deepfm.errors import naming
 
 COPY = 1 << 20  # bytes copied at once, as data_tools.common.record_files does
 _BLANK, _MINUS = b" -"
@@ -43,7 +44,7 @@ def write(task, schema, scratch: str):
     append = lambda path, text: _append(path, text, schema)
     accepts = lambda text: libsvm_decoder.decode(text, schema) is not None
     written = {}
-    with events.naming(folder):
+    with naming(folder):
         for event in pieces.write((lines, planned), append, accepts, schema):
             if isinstance(event, BadRecord):
                 yield event
@@ -100,9 +101,7 @@ def join(task, compress: bool, scratch: str):
     """
     name, paths = task
     whole = os.path.join(_own_folder(scratch), name)
-    with events.naming(whole), open(whole, "wb") as raw, record_tasks.compressed(
-        raw, compress
-    ) as f:
+    with naming(whole), open(whole, "wb") as raw, record_tasks.compressed(raw, compress) as f:
         for path in paths:
             with open(path, "rb") as piece:
                 shutil.copyfileobj(piece, f, COPY)

@@ -10,7 +10,6 @@ import os
 import time
 
 import numpy as np
-from absl import logging
 
 from data_tools.common import publishing
 from data_tools.common.skipping import Skipping
@@ -20,7 +19,7 @@ from data_tools.spark import input_files, jobs, order, record_blocks, record_tas
 from data_tools.spark.record_tasks import Work
 from deepfm.data import dataset_json
 from deepfm.data.dataset_json import SamplingRates
-from deepfm.data.plain.schema import Schema, Shape
+from deepfm.data.plain.schema import Shape
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files
 
@@ -43,7 +42,7 @@ def rebalance(spark, options: Options):
             f"--input={options.input}: on Spark only TFRecord files are rebalanced; convert them "
             "with data_tools.on_spark convert, or use data_tools.rebalance."
         )
-    schema = _schema(data)
+    schema = output_files.schema(data, _first_shape)
     names = output_files.names(data, options)
     output_files.check_apart(data, options)
     old = output_files.prepare(data, options)
@@ -72,26 +71,14 @@ def rebalance(spark, options: Options):
         )  # fmt: skip
         with publishing.succeeding(options.output_dir):
             publishing.publish(scratch, [*names, dataset_json.METADATA], options.output_dir, old)
-    seconds = time.monotonic() - start
-    logging.info(
-        "Wrote %d of %d records (%.4f of them positive, %.4f before) to %d files in %.1f s: "
-        "%.0f records/s.",
-        sum(kept), sum(found), kept[1] / sum(kept), found[1] / sum(found), len(files), seconds,
-        sum(kept) / seconds,
-    )  # fmt: skip
+    output_files.log_summary(found, kept, len(files), time.monotonic() - start)
     return files
 
 
-def _schema(data):
-    """The Schema of the records, from dataset.json, else from the first readable one."""
-    known = Shape(data.field_size, data.multi_valued, data.weighted)
-    if not known.field_size or None in known:
-        firsts = (record_blocks.first_shape(file.path) for file in data.files)
-        found = next((first for first in firsts if first.field_size), Shape())
-        known = Shape(*(said or seen for said, seen in zip(known, found)))
-    if not known.field_size:
-        raise BadInput(f"{data.files[0].path}: record 0 at byte 0: not a record with ids.")
-    return Schema(known.field_size, multi_valued=known.multi_valued, weighted=known.weighted)
+def _first_shape(data):
+    """The Shape of the first readable record."""
+    firsts = (record_blocks.first_shape(file.path) for file in data.files)
+    return next((first for first in firsts if first.field_size), Shape())
 
 
 def _labels(spark, data, work):

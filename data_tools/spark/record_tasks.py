@@ -10,11 +10,10 @@ import pyspark
 
 from data_tools.rebalancing import sampling, shuffling
 from data_tools.spark import order, record_blocks
-from data_tools.spark.events import naming
 from deepfm.data.plain.bad_record import BadRecord
 from deepfm.data.plain.data_file import SamplingRates
 from deepfm.data.plain.schema import Schema
-from deepfm.errors import BadInput
+from deepfm.errors import BadInput, naming
 
 GZIP_LEVEL = 4  # as data_tools.common.record_files
 COPIES = 1 << 14  # records to sample at once

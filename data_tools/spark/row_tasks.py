@@ -17,6 +17,7 @@ from data_tools.libsvm.line_format import line_writer
 from data_tools.spark import events
 from deepfm.data.plain import data_file, encoder
 from deepfm.data.plain.bad_record import BadRecord
+from deepfm.errors import naming
 
 SUFFIXES = {"tfrecord": data_file.TFRECORD[0], "libsvm": data_file.LIBSVM[0]}
 EVENT, COUNTS = range(2)  # a bad row or file; the counts of a part of the keys
@@ -120,7 +121,7 @@ def encode(task, tables, output_format: str, scratch: str) -> Iterator:
         os.makedirs(os.path.join(folder, split), exist_ok=True)
     append = _append_records if output_format == "tfrecord" else _append_lines(tables[-1].end)
     suffix, written = SUFFIXES[output_format], {}
-    with events.naming(folder):
+    with naming(folder):
         for event in slices.encode_rows(task, tables, append, folder, suffix):
             if isinstance(event, BadRecord):
                 yield event

@@ -15,6 +15,7 @@ from typing import Iterator, List
 
 from absl import logging
 
+from deepfm.errors import naming
 from deepfm.runtime import program
 
 # How a temporary name ends, after its prefix: in a process id, or in what mkdtemp puts there.
@@ -72,17 +73,6 @@ def scratch(parent: str, prefix: str) -> Iterator[str]:
     finally:
         shutil.rmtree(path, ignore_errors=True)
         os.close(fd)
-
-
-@contextlib.contextmanager
-def naming(path: str):
-    """Adds a path to an OSError that names none, for example a full disk's."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno and not error.filename:
-            raise OSError(error.errno, error.strerror, path) from error
-        raise
 
 
 @contextlib.contextmanager
