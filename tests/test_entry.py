@@ -50,7 +50,7 @@ def test_a_tilde_is_the_home_folder(monkeypatch, word, meant):
 def test_flags_are_read_in_all_their_forms(flags, tmp_path):
     data = "--training_data_dir=~/missing.tfrecords,~/a"
     env = {**os.environ, "HOME": str(tmp_path)}
-    done = run_train(*flags, "--model_dir=nowhere", data, env=env, fresh=True)
+    done = run_train(*flags, f"--model_dir={tmp_path}/model", data, env=env, fresh=True)
     # All flags were accepted: what is left to complain about is the data.
     assert done.returncode == 2
     assert f"{tmp_path}/missing.tfrecords: no file matches" in done.stderr
