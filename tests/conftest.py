@@ -19,6 +19,7 @@ import warm
 
 tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
 gc.set_threshold(100_000)  # as program.py does
+warm.remember_signatures()
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SHARED_DATA = ROOT.parent / "shared" / "data"

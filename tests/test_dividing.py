@@ -75,8 +75,12 @@ def sort(rows):
 @pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize(
     "shares, replicas, split",
-    [(1, 2, False), (1, 3, False), (1, 2, True), (2, 1, False), (3, 1, False), (2, 2, False)],
-)
+    [
+        (1, 2, False), (1, 2, True), (3, 1, False), (2, 2, False),
+        pytest.param(1, 3, False, marks=pytest.mark.table),
+        pytest.param(2, 1, False, marks=pytest.mark.table),
+    ],
+)  # fmt: skip
 def test_each_epoch_uses_every_record_once_in_equal_steps(data, shares, replicas, split):
     found, values = data
     processes = [
@@ -104,7 +108,13 @@ def test_a_share_that_has_no_records_left_yields_empty_batches(data):
 
 
 @pytest.mark.usefixtures("ops")
-@pytest.mark.parametrize("shares, replicas", [(1, 2), (2, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize(
+    "shares, replicas",
+    [
+        (1, 2), (3, 1),
+        pytest.param(2, 1, marks=pytest.mark.table), pytest.param(2, 2, marks=pytest.mark.table),
+    ],
+)  # fmt: skip
 def test_the_mean_over_replicas_is_that_of_the_global_batch(data, shares, replicas):
     found, _ = data
     processes = [read(found, shares=shares, share=i, replicas=replicas) for i in range(shares)]
@@ -144,6 +154,22 @@ def test_even_files_are_not_cut():
     ]
 
 
+CONFIGS = [
+    {},
+    {"shuffle_buffer": 100},
+    {"shuffle_buffer": 50, "num_parallel_reads": 2, "batch_size": 20},
+    {"shuffle_buffer": 100, "cache": "memory"},
+    {"shuffle_buffer": 100, "cache": "FILE"},
+    {"shuffle_buffer": 100, "replicas": 2, "split": True},
+    {"shuffle_buffer": 100, "shares": 3, "share": 1, "batch_size": 20},
+    {"batch_size": 40, "shares": 2, "share": 1},
+]
+# Each reading goes on in two of the four places, and in all of them in the table.
+PLACES = [
+    pytest.param(config, *place, marks=[pytest.mark.table] if (i + j) % 4 > 1 else [])
+    for i, config in enumerate(CONFIGS)
+    for j, place in enumerate([(0, 7), (1, 0), (2, 5), (3, 0)])
+]
 _wholes = {}
 
 
@@ -156,20 +182,7 @@ def whole_of(data, config):
 
 
 @pytest.mark.usefixtures("ops")
-@pytest.mark.parametrize("epoch, step", [(0, 7), (1, 0), (2, 5), (3, 0)])
-@pytest.mark.parametrize(
-    "config",
-    [
-        {},
-        {"shuffle_buffer": 100},
-        {"shuffle_buffer": 50, "num_parallel_reads": 2, "batch_size": 20},
-        {"shuffle_buffer": 100, "cache": "memory"},
-        {"shuffle_buffer": 100, "cache": "FILE"},
-        {"shuffle_buffer": 100, "replicas": 2, "split": True},
-        {"shuffle_buffer": 100, "shares": 3, "share": 1, "batch_size": 20},
-        {"batch_size": 40, "shares": 2, "share": 1},
-    ],
-)
+@pytest.mark.parametrize("config, epoch, step", PLACES)
 def test_reading_goes_on_where_it_was(data, config, epoch, step, tmp_path):
     config = dict({"num_epochs": 3, "replicas": 1}, **config)
     if "cache" in config and config["cache"] == "FILE":

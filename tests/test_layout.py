@@ -1,6 +1,7 @@
 """The rooms of the house: which imports what, who reads flags, and who knows a mode."""
 
 import ast
+import functools
 import pathlib
 import re
 
@@ -55,17 +56,21 @@ def part_of(path):
     return rest[0] if first == "deepfm" else first
 
 
+@functools.lru_cache(maxsize=None)
 def modules(path, text):
     """The modules of this project that a file imports anywhere, as deepfm.data.records."""
+    found = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}: relative import"
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
                 there = (ROOT / full.replace(".", "/")).with_suffix(".py").exists()
-                yield full if there or (ROOT / full.replace(".", "/")).is_dir() else node.module
+                there = there or (ROOT / full.replace(".", "/")).is_dir()
+                found.append(full if there else node.module)
+    return found
 
 
 def wrong_imports(files):
