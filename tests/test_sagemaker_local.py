@@ -79,7 +79,7 @@ TABLE = [
     for mode in ("File", "Pipe")
     for sharded in (False, True)
 ]
-ENDS = (("ps", 1, "Pipe", True), ("horovod", 1, "File", True))
+ENDS = (("ps", 1, "File", True), ("horovod", 1, "Pipe", True))
 
 
 @pytest.mark.parametrize(
@@ -193,14 +193,28 @@ NOTEBOOK = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", [pytest.param("File", marks=pytest.mark.table), "Pipe"])
+HOROVOD_NOTEBOOK = ("--checkpoint_dir=/opt/ml/deepfm/checkpoints", "--worker_per_host=4")
+
+
+def test_the_flags_of_the_articles_notebooks_are_read(tmp_path):
+    folders = [f"--{name}_dir={tmp_path}/{name}" for name in ("servable_model", "checkpoint")]
+    done = run_train(*NOTEBOOK, *folders, f"--training_data_dir={tmp_path}/none")
+    assert done.returncode == 2
+    assert f"--training_data_dir={tmp_path}/none: no file matches." in done.stderr
+    done = run_train(*NOTEBOOK, *HOROVOD_NOTEBOOK, *folders)
+    assert done.returncode == 2
+    assert "--worker_per_host=4, but" in done.stderr
+
+
+@pytest.mark.table
+@pytest.mark.parametrize("mode", ["File", "Pipe"])
 def test_the_articles_horovod_notebook_runs_unchanged(criteo_like, tmp_path, mode):
     code, text, _ = run_job(
         tmp_path, f"--input_mode={mode}", "--distribution=horovod", "--processes_per_host=4",
         "--s3_shard", f"--training={criteo_like}/tr", f"--evaluation={criteo_like}/va",
         "--custom_mpi_options=-verbose --NCCL_DEBUG=INFO "
         "-x OMPI_MCA_btl_vader_single_copy_mechanism=none",
-        "--", *NOTEBOOK, "--checkpoint_dir=/opt/ml/deepfm/checkpoints", "--worker_per_host=4",
+        "--", *NOTEBOOK, *HOROVOD_NOTEBOOK,
         f"--pipe_mode={int(mode == 'Pipe')}", f"--enable_data_multi_path={mode == 'File'}",
     )  # fmt: skip
     assert code == 0, text
