@@ -174,16 +174,6 @@ def test_parts_of_a_table_keep_their_rows_steps(tmp_path):
         np.testing.assert_allclose(parts[name], value, atol=1e-5, err_msg=name)
 
 
-def test_fresh_tables_count_from_their_epoch(data, tmp_path):  # noqa: F811
-    flags = "--num_epochs=2", "--l2_scope=elapsed", "--reset_embeddings_each_epoch"
-    check_done(run_train(*job(data, tmp_path, "--feature_size=60"), *flags))
-    path = tf.train.latest_checkpoint(str(tmp_path))
-    for table in ("fm_w", "fm_v"):
-        seen = tf.train.load_variable(path, f"{table}/{optimizers.SEEN}")
-        assert np.all(seen[50:] == STEPS)  # ids that no record has
-        assert seen[1:50].min() > STEPS and seen.max() == 2 * STEPS
-
-
 def test_an_older_checkpoint_goes_on(data, tmp_path):  # noqa: F811
     """It has no `seen`: its rows, which are up to date, count from the restart."""
     check_done(run_train(*job(data, tmp_path / "model"), "--num_epochs=1", "--l2_scope=batch"))

@@ -13,6 +13,7 @@ from test_resume import STEPS, check_done, check_same, data, job  # noqa: F401
 
 from deepfm.config import ModelConfig
 from deepfm.model import fresh_tables, initializers
+from deepfm.model.optimizers import SEEN
 
 v1 = tf.compat.v1
 
@@ -87,29 +88,35 @@ def test_an_epoch_begins_with_fresh_tables_and_slots(monkeypatch, optimizer, laz
     assert kernels[-1] <= -1
 
 
+UNSEEN = "--feature_size=60"  # so that the tables have ids that no record has
+
+
 @pytest.fixture(scope="module")
-def runs(data, tmp_path_factory):  # noqa: F811
-    """{number of epochs: model_dir} of runs whose tables have ids that no record has."""
-    folder = tmp_path_factory.mktemp("runs")
-    for epochs in (1, 2, 3):
-        flags = job(data, folder / str(epochs), RESET, "--feature_size=60")
-        check_done(run_train(*flags, f"--num_epochs={epochs}"))
-    return {epochs: folder / str(epochs) for epochs in (1, 2, 3)}
+def whole(data, tmp_path_factory):  # noqa: F811
+    """The model_dir of a run of three epochs, with a checkpoint of the end of each."""
+    folder = tmp_path_factory.mktemp("whole")
+    check_done(run_train(*job(data, folder, RESET, UNSEEN, f"--save_checkpoints_steps={STEPS}")))
+    return folder
 
 
-def table(model_dir, name="fm_v"):
-    return tf.train.load_variable(tf.train.latest_checkpoint(str(model_dir)), name)
+def test_each_epochs_tables_are_trained_and_kept(whole):
+    def table(epoch, name="fm_v"):
+        return tf.train.load_variable(f"{whole}/model.ckpt-{epoch * STEPS}", name)
 
-
-def test_the_last_epochs_tables_are_trained_and_kept(runs):
-    never = {epochs: table(folder)[50:] for epochs, folder in runs.items()}
-    for epochs, other in ((1, 2), (2, 3), (1, 3)):
-        assert not np.isin(never[epochs], never[other]).any()
-    for folder in runs.values():
-        assert np.all(table(folder, "fm_w")[1:50] != 0)
-        assert np.all(table(folder, "fm_w")[50:] == 0)
-        moments = table(folder, "fm_v/Adam_1")
+    for epoch, other in ((1, 2), (2, 3), (1, 3)):
+        assert not np.isin(table(epoch)[50:], table(other)[50:]).any()
+    for epoch in (1, 2, 3):
+        assert np.all(table(epoch, "fm_w")[1:50] != 0)
+        assert np.all(table(epoch, "fm_w")[50:] == 0)
+        moments = table(epoch, "fm_v/Adam_1")
         assert np.all(moments[1:50] > 0) and np.all(moments[50:] == 0)
+
+
+def test_the_steps_since_a_row_was_last_used_count_from_the_epoch(whole):
+    for table in ("fm_w", "fm_v"):
+        seen = tf.train.load_variable(str(whole), f"{table}/{SEEN}")
+        assert np.all(seen[50:] == 2 * STEPS)  # ids that no record has
+        assert seen[1:50].min() > 2 * STEPS and seen.max() == 3 * STEPS
 
 
 def test_evaluations_see_the_tables_that_were_trained(data, tmp_path):  # noqa: F811
@@ -117,7 +124,6 @@ def test_evaluations_see_the_tables_that_were_trained(data, tmp_path):  # noqa: 
     check_done(
         run_train(*job(data, tmp_path / "fresh", RESET, validation, "--num_epochs=2")),
         run_train(*job(data, tmp_path / "plain", validation, "--num_epochs=1")),
-        run_train("--task_type=eval", validation, f"--model_dir={tmp_path}/fresh"),
         run_train(
             "--task_type=eval", validation, f"--model_dir={tmp_path}/fresh",
             f"--checkpoint={tmp_path}/fresh/model.ckpt-{STEPS}",
@@ -133,48 +139,64 @@ def test_evaluations_see_the_tables_that_were_trained(data, tmp_path):  # noqa: 
     assert report(tmp_path / "fresh")["eval"]["auc"] == last["auc"] != first["auc"]
 
 
+DENSE = ("--lazy_updates=false", "--l2_scope=table", "--clip_norm=1", "--optimizer=ftrl")
+
+
 @pytest.mark.parametrize(
-    "more", [(), ("--lazy_updates=false", "--l2_scope=table", "--clip_norm=1", "--optimizer=ftrl")]
+    "stops, more",
+    [
+        ([STEPS - 1, STEPS], ()),
+        ([STEPS + 1, 2 * STEPS], DENSE),
+        pytest.param([STEPS + 1, 2 * STEPS], (), marks=pytest.mark.table),
+        pytest.param([STEPS - 1, STEPS], DENSE, marks=pytest.mark.table),
+    ],
 )
-def test_a_run_interrupted_around_the_boundary_ends_alike(data, tmp_path, more):  # noqa: F811
-    flags = job(data, tmp_path / "parts", RESET, *more)
-    stops = [STEPS - 1, STEPS, STEPS + 1, 2 * STEPS]
+def test_a_run_interrupted_around_the_boundary_ends_alike(data, whole, tmp_path, stops, more):  # noqa: F811
+    flags = job(data, tmp_path / "parts", RESET, UNSEEN, *more)
     for step in stops:
         check_done(run_train(*flags, f"--max_steps={step}"))
         assert report(tmp_path / "parts")["global_step"] == step
-    check_done(run_train(*flags), run_train(*job(data, tmp_path / "whole", RESET, *more)))
-    check_same(tmp_path / "parts", tmp_path / "whole", atol=0)
+    check_done(run_train(*flags))
+    if more:
+        whole = tmp_path / "whole"
+        check_done(run_train(*job(data, whole, RESET, UNSEEN, *more)))
+    check_same(tmp_path / "parts", whole, atol=0)
 
 
-def test_more_epochs_continue_a_complete_run_as_if_asked_for_at_once(data, runs, tmp_path):  # noqa: F811
-    flags = job(data, tmp_path, RESET, "--feature_size=60")
+def test_more_epochs_continue_a_complete_run_as_if_asked_for_at_once(data, whole, tmp_path):  # noqa: F811
+    flags = job(data, tmp_path, RESET, UNSEEN)
     check_done(run_train(*flags, "--num_epochs=2"), run_train(*flags, "--num_epochs=3"))
-    check_same(tmp_path, runs[3], atol=0)
+    check_same(tmp_path, whole, atol=0)
 
 
-@pytest.mark.parametrize(
-    "mode, more",
-    [("tower", []), ("mirrored", []), ("horovod", []), ("mirrored", ["--l2_scope=elapsed"])],
-)
-def test_every_synchronous_mode_agrees_with_local(tmp_path, mode, more):
+def run_in(mode, folder):
+    """Trains in a mode, with Adam that covers elapsed steps."""
+    start = (lambda *words: run_horovod(2, *words)) if mode == "horovod" else run_train
+    file = "2.tfrecords" if mode == "horovod" else "1.tfrecords"
+    replicas = ["--replicas_per_process=2"] if mode in ("tower", "mirrored") else []
+    done = start(
+        *FLAGS, mode, *OPTIMIZERS["lazy_adam"], RESET, "--num_epochs=3", *replicas,
+        f"--training_data_dir={folder}/{file}", f"--model_dir={folder}/{mode}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def locally(tmp_path_factory):
+    """(a folder of records in order and dealt to two processes, the weights of local mode)."""
+    folder = tmp_path_factory.mktemp("modes")
     records = make_records(5 * 24 + 14)
     for processes in (1, 2):
-        write_tfrecords(tmp_path / f"{processes}.tfrecords", dealt(records, processes))
-    flags = [*OPTIMIZERS["lazy_adam"], RESET, "--num_epochs=3", *more]
+        write_tfrecords(folder / f"{processes}.tfrecords", dealt(records, processes))
+    run_in("local", folder)
+    return folder, weights(folder / "local")
 
-    def run(name, processes, start=run_train, *more):
-        done = start(
-            *FLAGS, name, *flags, f"--training_data_dir={tmp_path}/{processes}.tfrecords",
-            f"--model_dir={tmp_path}/{name}", *more,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
 
-    run("local", 1)
-    if mode == "horovod":
-        run(mode, 2, lambda *words: run_horovod(2, *words))
-    else:
-        run(mode, 1, run_train, "--replicas_per_process=2")
-    check_weights(tmp_path / mode, weights(tmp_path / "local"))
+@pytest.mark.parametrize("mode", ["tower", "mirrored", "horovod"])
+def test_every_synchronous_mode_agrees_with_local(locally, mode):
+    folder, expected = locally
+    run_in(mode, folder)
+    check_weights(folder / mode, expected)
 
 
 def test_processes_at_their_own_pace_are_refused(data, tmp_path):  # noqa: F811
