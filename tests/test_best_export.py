@@ -16,7 +16,7 @@ from conftest import (
 )
 
 from deepfm.model.metrics import Evaluation
-from deepfm.state import evaluations, export
+from deepfm.state import checkpoints, evaluations, export
 
 v1 = tf.compat.v1
 STEPS = 10  # of an epoch
@@ -64,7 +64,14 @@ def log_loss_of_export(folder, records):
     return float(losses.mean())
 
 
-def test_the_one_export_is_the_best_evaluated_model_also_after_a_restart(data, tmp_path):
+def kept_best(folder):
+    """The names in the state of the best checkpoint."""
+    return checkpoints.read_state(str(folder / "model/best")).names
+
+
+def test_the_one_export_and_checkpoint_are_the_best_evaluated_model_also_after_a_restart(
+    data, tmp_path
+):
     flags = job(data, tmp_path, "--best_metric=log_loss", "--early_stopping_patience=4")
     done = run_train(*flags, f"--max_steps={STEPS + 5}")
     assert done.returncode == 0, done.stderr
@@ -76,6 +83,7 @@ def test_the_one_export_is_the_best_evaluated_model_also_after_a_restart(data, t
     assert best != found[-1], "it has not learnt them by heart"
     assert log_loss_of_export(tmp_path, data[1]) == pytest.approx(best["log_loss"], abs=1e-5)
     assert report(tmp_path / "model")["best"]["step"] == best["step"]
+    assert kept_best(tmp_path) == [f"model.ckpt-{best['step']}"]
 
     # And it stopped when four in a row were not better.
     last = report(tmp_path / "model")["global_step"]
@@ -178,7 +186,7 @@ def test_only_a_numbered_export_of_its_folder_is_ever_deleted(tmp_path):
     assert sorted(servable.iterdir()) == [servable / "mine"]
 
 
-def test_all_ranks_stop_early_at_the_same_step(data, tmp_path):
+def test_all_ranks_stop_early_at_the_same_step_and_keep_the_best(data, tmp_path):
     flags = job(data, tmp_path, "--best_metric=log_loss", "--early_stopping_patience=1")
     done = run_horovod(2, *flags)
     assert done.returncode == 0, done.stderr
@@ -186,6 +194,9 @@ def test_all_ranks_stop_early_at_the_same_step(data, tmp_path):
     assert "Stopping early at step" in done.stderr
     assert report(tmp_path / "model")["global_step"] == found[-1]["step"] < 30 * STEPS
     assert len(list((tmp_path / "servable").iterdir())) == 1
+    best = min(found, key=lambda entry: entry["log_loss"])
+    assert best == found[-2]
+    assert kept_best(tmp_path) == [f"model.ckpt-{best['step']}"]
 
 
 @pytest.mark.parametrize(
