@@ -14,16 +14,18 @@ from conftest import (
     run_horovod,
     run_train,
     small_job,
+    small_training,
     started_horovod,
     write_tfrecords,
 )
+from test_hparams import sessions, tags
 
 
 @pytest.fixture(scope="module")
 def trained(uneven, tmp_path_factory):
-    """The model_dir of 3 processes that trained 2 epochs and evaluated after each."""
+    """The model_dir of 3 processes that trained 2 epochs and evaluated at the end."""
     model_dir = tmp_path_factory.mktemp("horovod") / "model"
-    done = run_horovod(3, *small_job(uneven, model_dir, "--num_epochs=2"))
+    done = run_horovod(3, *small_job(uneven, model_dir, "--num_epochs=2", "--eval_every_steps=12"))
     assert done.returncode == 0, done.stderr
     return model_dir
 
@@ -49,7 +51,7 @@ def test_evaluation_over_processes_equals_that_of_one(trained, uneven):
 def test_every_rank_may_evaluate_all_records(trained, uneven):
     alone = report(trained, "eval")["eval"]
     flags = ("--task_type=eval", f"--val_data_dir={uneven}", f"--model_dir={trained}")
-    done = run_horovod(2, *flags, "--eval_on_all_ranks", fresh=True)
+    done = run_horovod(2, *flags, "--eval_on_all_ranks")
     assert done.returncode == 0, done.stderr
     # Nothing is divided, so nothing has to be counted.
     assert "Counting the records" not in done.stderr
@@ -73,8 +75,15 @@ def test_only_the_chief_writes_to_model_dir(trained):
     assert len(list(trained.glob("events.out.tfevents.*"))) == 2  # one of them for the HPARAMS tab
 
 
+def test_of_several_ranks_the_chief_writes_the_hyperparameters(trained):
+    ((values, metrics, _),) = sessions(trained).values()
+    assert (values["distribution"], values["global_batch_size"]) == ("horovod", 192)
+    assert set(metrics) == {"auc", "log_loss"}
+    assert len(tags(trained)) == 3
+
+
 def test_training_that_has_reached_max_steps_ends_at_once_on_all_ranks(trained, uneven):
-    done = run_horovod(2, *small_job(uneven, trained, "--max_steps=12"))
+    done = run_horovod(2, *small_training(uneven, trained, "--max_steps=12"))
     assert done.returncode == 0, done.stderr
     assert "has reached --max_steps=12." in done.stderr
     assert tf.train.load_variable(str(trained), "global_step") == 12
@@ -82,7 +91,7 @@ def test_training_that_has_reached_max_steps_ends_at_once_on_all_ranks(trained, 
 
 def test_fewer_records_than_processes_do_not_stall(tmp_path):
     write_tfrecords(tmp_path / "one.tfrecords", make_records(1))
-    done = run_horovod(2, *small_job(tmp_path / "one.tfrecords", tmp_path / "model"))
+    done = run_horovod(2, *small_training(tmp_path / "one.tfrecords", tmp_path / "model"))
     assert done.returncode == 0, done.stderr
     assert report(tmp_path / "model")["examples"] == 1
     # The plan of the division is logged.
@@ -98,7 +107,7 @@ def test_mpirun_works_too(uneven, tmp_path):
 
 
 def test_a_rank_that_dies_ends_the_job_with_a_code(uneven, tmp_path):
-    endless = small_job(uneven, tmp_path / "model", "--num_epochs=1000000", "--log_steps=1")
+    endless = small_training(uneven, tmp_path / "model", "--num_epochs=1000000", "--log_steps=1")
     with started_horovod(2, *endless) as launcher:
         for line in launcher.stdout:
             if "step 5 " in line:

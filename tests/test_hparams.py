@@ -1,8 +1,10 @@
 """What TensorBoard's HPARAMS tab finds in model_dirs."""
 
+import shutil
+
 import pytest
 import tensorflow as tf
-from conftest import SMALL_MODEL, make_records, report, run_horovod, run_train, write_tfrecords
+from conftest import SMALL_MODEL, make_records, report, run_train, write_tfrecords
 
 from deepfm.state import hparams
 
@@ -15,8 +17,23 @@ def data(tmp_path_factory):
     return write_tfrecords(folder / "records.tfrecords", make_records(640))
 
 
-def train(data, model_dir, *flags, run=run_train):
-    done = run(
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    """A model_dir."""
+    folder = tmp_path_factory.mktemp("trained") / "model"
+    train(data, folder, "--learning_rate=0.02")
+    return folder
+
+
+@pytest.fixture
+def copy(trained, tmp_path):
+    """A model_dir like it, in which a test may train."""
+    shutil.copytree(str(trained), str(tmp_path / "model"))
+    return tmp_path / "model"
+
+
+def train(data, model_dir, *flags):
+    done = run_train(
         *SMALL_MODEL, f"--training_data_dir={data}", f"--val_data_dir={data}",
         f"--model_dir={model_dir}", "--batch_size=64", *flags,
     )  # fmt: skip
@@ -61,8 +78,8 @@ def tags(model_dir):
     ]
 
 
-def test_model_dirs_under_one_folder_compare(data, tmp_path):
-    train(data, tmp_path / "one", "--learning_rate=0.02")
+def test_model_dirs_under_one_folder_compare(data, trained, tmp_path):
+    shutil.copytree(str(trained), str(tmp_path / "one"))
     more = "--gauc_field=1", "--embedding_learning_rate=0.05", "--optimizer=sgd", "--batch_norm"
     others = "--reset_embeddings_each_epoch", "--min_improvement=0.001", "--cowclip_ratio=1"
     train(data, tmp_path / "two", *more, *others)
@@ -103,39 +120,28 @@ def test_a_run_that_is_resumed_or_goes_on_is_one_session(data, tmp_path):
     assert metrics["auc"] == pytest.approx(report(tmp_path)["eval"]["auc"], abs=1e-6)
 
 
-def test_a_new_run_takes_the_place_of_the_one_before(data, tmp_path):
-    train(data, tmp_path / "model")
+def test_a_new_run_takes_the_place_of_the_one_before(copy, tmp_path):
     other = write_tfrecords(tmp_path / "other.tfrecords", make_records(128, seed=3))
-    (before,) = sessions(tmp_path / "model").values()
-    train(other, tmp_path / "model", "--learning_rate=0.25")
-    assert len(tags(tmp_path / "model")) == 3
-    ((values, _, session),) = sessions(tmp_path / "model").values()
+    (before,) = sessions(copy).values()
+    train(other, copy, "--learning_rate=0.25")
+    assert len(tags(copy)) == 3
+    ((values, _, session),) = sessions(copy).values()
     assert values["learning_rate"] == 0.25
     assert session.start_time_secs > before[2].start_time_secs
 
 
-def test_a_run_that_has_not_ended_has_no_end(data, tmp_path):
-    train(data, tmp_path)
-    found = hparams._read(str(tmp_path))
-    hparams._write(str(tmp_path), found[:-1])
-    ((_, _, session),) = sessions(tmp_path).values()
+def test_a_run_that_has_not_ended_has_no_end(copy):
+    found = hparams._read(str(copy))
+    hparams._write(str(copy), found[:-1])
+    ((_, _, session),) = sessions(copy).values()
     assert session.end_time_secs == 0
-    hparams.end(str(tmp_path))
-    hparams.end(str(tmp_path))
-    assert tags(tmp_path) == ["experiment", "session_start_info", "session_end_info"]
+    hparams.end(str(copy))
+    hparams.end(str(copy))
+    assert tags(copy) == ["experiment", "session_start_info", "session_end_info"]
 
 
-def test_of_several_ranks_the_chief_writes(data, tmp_path):
-    train(data, tmp_path, run=lambda *flags: run_horovod(2, *flags))
-    ((values, metrics, _),) = sessions(tmp_path).values()
-    assert (values["distribution"], values["global_batch_size"]) == ("horovod", 128)
-    assert set(metrics) == {"auc", "log_loss"}
-    assert len(tags(tmp_path)) == 3
-
-
-def test_clearing_the_model_removes_it(data, tmp_path):
-    train(data, tmp_path)
-    (tmp_path / "note.txt").write_text("mine")
-    train(data, tmp_path, "--clear_existing_model", "--learning_rate=0.125")
-    ((values, _, _),) = sessions(tmp_path).values()
+def test_clearing_the_model_removes_it(data, copy):
+    (copy / "note.txt").write_text("mine")
+    train(data, copy, "--clear_existing_model", "--learning_rate=0.125")
+    ((values, _, _),) = sessions(copy).values()
     assert values["learning_rate"] == 0.125
