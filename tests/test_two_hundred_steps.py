@@ -146,11 +146,18 @@ def by_the_book(name, changes, start):
     return np.array(losses), w
 
 
+IN_TABLE = [  # what they show, the others show of each optimizer and of each change
+    ("sgd", OF_THEIR_OWN), ("momentum", {}), ("momentum", COWCLIP), ("adagrad", {}),
+    ("adagrad", OF_THEIR_OWN),
+]  # fmt: skip
+EVERY = [(name, changes) for name in sorted(RATES) for changes in ({}, OF_THEIR_OWN, COWCLIP)]
+
+
 @pytest.mark.parametrize(
     "name, changes",
     [
-        *((name, changes) for name in sorted(RATES) for changes in ({}, OF_THEIR_OWN, COWCLIP)),
-        ("adam", ELAPSED),
+        pytest.param(*case, marks=[pytest.mark.table] * (case in IN_TABLE))
+        for case in [*EVERY, ("adam", ELAPSED)]
     ],
     ids=lambda x: x if isinstance(x, str) else " and ".join(x),
 )
