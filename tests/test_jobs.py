@@ -19,6 +19,7 @@ from conftest import (
     write_libsvm,
     write_tfrecords,
 )
+from mode_steps import weights
 
 from deepfm import jobs
 from deepfm.config import InputConfig
@@ -43,6 +44,7 @@ def trained(tmp_path_factory):
         f"--model_dir={folder}/model",
         f"--servable_model_dir={folder}/servable",
         "--batch_size=64", "--num_epochs=3", "--learning_rate=0.01", "--dropout=0",
+        "--eval_every_steps=141",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (folder / "stderr").write_text(done.stderr)
@@ -78,8 +80,8 @@ def test_training_learns_and_ends_with_the_stable_evaluation_line(trained):
 
 def test_evaluation_counts_every_record_once_whatever_the_batch(trained):
     folder, test = trained
-    found = []
-    for size in (64, 256, 700):
+    found = [report(folder)["eval"]]  # of batches of 64
+    for size in (256, 700):
         done = run_train(
             "--task_type=eval", f"--val_data_dir={folder}/test.tfrecords",
             f"--model_dir={folder}/model", f"--batch_size={size}",
@@ -92,24 +94,24 @@ def test_evaluation_counts_every_record_once_whatever_the_batch(trained):
         assert result["auc"] == pytest.approx(found[0]["auc"], abs=1e-6)
 
 
-def test_inference_gives_one_probability_per_record_and_agrees_with_evaluation(trained):
+@pytest.fixture(scope="module")
+def inferred(trained):
+    """The probabilities of test.tfrecords."""
+    return infer(trained[0], "--batch_size=64")
+
+
+def test_inference_gives_one_probability_per_record_and_agrees_with_evaluation(trained, inferred):
     folder, test = trained
-    prob = infer(folder, "--batch_size=64")
+    prob = inferred
     assert prob.shape == (700,)
     evaluation = Evaluation()
     logits = np.log(prob / (1 - prob))
     evaluation.add(test[0], logits, prob.astype(np.float32), logits)
-    run_train(
-        "--task_type=eval", f"--val_data_dir={folder}/test.tfrecords", f"--model_dir={folder}/model"
-    )
-    assert evaluation.auc() == pytest.approx(
-        report(folder, "report.eval.json")["eval"]["auc"], abs=1e-6
-    )
+    assert evaluation.auc() == pytest.approx(report(folder)["eval"]["auc"], abs=1e-6)
 
 
-def test_inference_keeps_the_order_of_the_records(trained, tmp_path):
+def test_inference_keeps_the_order_of_the_records(trained, inferred, tmp_path):
     folder, (labels, ids, values) = trained
-    forward = infer(folder)
     write_tfrecords(tmp_path / "back.tfrecords", (labels[::-1], ids[::-1], values[::-1]))
     done = run_train(
         "--task_type=infer", f"--infer_data_dir={tmp_path}", f"--model_dir={folder}/model",
@@ -117,10 +119,10 @@ def test_inference_keeps_the_order_of_the_records(trained, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     backward = np.loadtxt(str(tmp_path / "back.txt"))
-    np.testing.assert_allclose(backward[::-1], forward, atol=1e-6)
+    np.testing.assert_allclose(backward[::-1], inferred, atol=1e-6)
 
 
-def test_both_signatures_of_the_export_answer_as_infer_does(trained):
+def test_both_signatures_of_the_export_answer_as_infer_does(trained, inferred):
     folder, (labels, ids, values) = trained
     (export,) = (folder / "servable").iterdir()
     assert export.name.isdigit()
@@ -137,7 +139,7 @@ def test_both_signatures_of_the_export_answer_as_infer_does(trained):
             signature = signatures[name]
             places = {signature.inputs[k].name: v for k, v in feed.items()}
             prob = session.run(signature.outputs["prob"].name, places)
-            np.testing.assert_allclose(prob, infer(folder), atol=1e-6)
+            np.testing.assert_allclose(prob, inferred, atol=1e-6)
 
 
 def test_export_is_a_job_of_its_own(trained, tmp_path):
@@ -150,13 +152,23 @@ def test_export_is_a_job_of_its_own(trained, tmp_path):
     assert (export / "saved_model.pb").exists()
 
 
-def test_the_report_holds_what_the_design_promises(trained):
-    folder, _ = trained
+def train_other(data, model_dir):
     done = run_train(
-        *SMALL_MODEL, f"--training_data_dir={folder}/train.tfrecords",
-        f"--model_dir={folder}/other", "--batch_size=64", "--seed=5",
+        *SMALL_MODEL, f"--training_data_dir={data}", f"--model_dir={model_dir}", "--batch_size=64",
+        "--seed=5",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def other(trained):
+    """The folder of `trained`, with another model in it that was never evaluated."""
+    train_other(trained[0] / "train.tfrecords", trained[0] / "other")
+    return trained[0]
+
+
+def test_the_report_holds_what_the_design_promises(other):
+    folder = other
     found = json.loads((folder / "other" / "report.json").read_text())
     assert found["task_type"] == "train"
     assert found["distribution"] == "local"
@@ -169,18 +181,13 @@ def test_the_report_holds_what_the_design_promises(trained):
     assert 0 <= found["input_wait_share"] <= 1
 
 
-def test_libsvm_is_read_directly_with_the_same_result(trained, tmp_path):
-    folder, _ = trained
+def test_libsvm_is_read_directly_with_the_same_result(other, tmp_path):
     write_libsvm(tmp_path / "train.libsvm", make_records(3000, seed=1))
-    losses = []
-    for data in (folder / "train.tfrecords", tmp_path / "train.libsvm"):
-        done = run_train(
-            *SMALL_MODEL, f"--training_data_dir={data}", f"--model_dir={tmp_path}/model",
-            f"--val_data_dir={folder}/test.tfrecords", "--clear_existing_model", "--batch_size=64",
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        losses.append(report(tmp_path)["eval"]["log_loss"])
-    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    train_other(tmp_path / "train.libsvm", tmp_path / "model")
+    found, wanted = weights(tmp_path / "model"), weights(other / "other")
+    assert set(found) == set(wanted)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name], value, atol=1e-5, err_msg=name)
 
 
 def test_local_mode_needs_no_environment_and_loads_no_other_platform(trained, tmp_path):
@@ -205,8 +212,8 @@ def test_the_learning_rate_is_cut_when_evaluation_stops_improving(trained, tmp_p
     done = run_train(
         *SMALL_MODEL, f"--training_data_dir={folder}/train.tfrecords",
         f"--val_data_dir={folder}/test.tfrecords", f"--model_dir={tmp_path}/model",
-        "--batch_size=64", "--eval_every_steps=10", "--learning_rate=1e-9", "--optimizer=sgd",
-        "--learning_rate_decay_on_plateau=0.1", "--max_steps=40",
+        "--batch_size=64", "--eval_every_steps=10", "--learning_rate=1e-9", "--optimizer=GD",
+        "--learning_rate_decay_on_plateau=0.1", "--max_steps=20",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     decay = tf.train.load_variable(str(tmp_path / "model"), "learning_rate_decay")
@@ -214,14 +221,18 @@ def test_the_learning_rate_is_cut_when_evaluation_stops_improving(trained, tmp_p
     assert decay < 1
 
 
-def test_batch_norm_and_every_optimizer_train(trained, tmp_path):
+# Other tests train whole runs with these.
+IN_TABLE = [pytest.param(name, marks=pytest.mark.table) for name in ("Adam", "GD", "ftrl")]
+
+
+@pytest.mark.parametrize("name", ["adagrad", "Momentum", *IN_TABLE])
+def test_batch_norm_and_every_optimizer_train(trained, tmp_path, name):
     folder, _ = trained
-    for name in ("Adam", "adagrad", "GD", "Momentum", "ftrl"):
-        done = run_train(
-            *SMALL_MODEL, f"--training_data_dir={folder}/train.tfrecords", "--batch_norm", "True",
-            f"--model_dir={tmp_path}/{name}", f"--optimizer={name}", "--max_steps=5",
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+    done = run_train(
+        *SMALL_MODEL, f"--training_data_dir={folder}/train.tfrecords", "--batch_norm", "True",
+        f"--model_dir={tmp_path}", f"--optimizer={name}", "--max_steps=5",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 # Bad input: exit code 2, one sentence that names the cause.

@@ -72,20 +72,30 @@ def last_line(done):
     return done.stderr.strip().splitlines()[-1]
 
 
-@pytest.mark.parametrize("kernels", ["--compiled_kernels", "--nocompiled_kernels"])
-def test_files_and_pipes_give_the_same_model(channels, tmp_path, kernels):
-    training, evaluation = tfrecords(tmp_path, 700), tfrecords(tmp_path, 90, seed=1)
-    job = ("--batch_size=64", "--num_epochs=2", "--shuffle_buffer=300", kernels)
-    # No FIFO is there beyond those of two epochs; to wait for one more would fail.
-    flags = channels(epochs=2, training=training, evaluation=evaluation)
-    done = run_train(*flags, *job, f"--model_dir={tmp_path}/pipe")
-    assert done.returncode == 0, done.stderr
+JOB = ("--batch_size=64", "--num_epochs=2", "--shuffle_buffer=300")
+
+
+@pytest.fixture(scope="module")
+def from_files(tmp_path_factory):
+    """(bytes of the training data, bytes of the validation data, the report of training)."""
+    folder = tmp_path_factory.mktemp("files")
+    contents = tfrecords(folder, 700), tfrecords(folder, 90, seed=1)
     done = run_train(
-        *SMALL_MODEL, *job, f"--training_data_dir={tmp_path}/700-0.tfrecords",
-        f"--val_data_dir={tmp_path}/90-1.tfrecords", f"--model_dir={tmp_path}/file",
+        *SMALL_MODEL, *JOB, f"--training_data_dir={folder}/700-0.tfrecords",
+        f"--val_data_dir={folder}/90-1.tfrecords", f"--model_dir={folder}/model",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    pipe, file = report(tmp_path / "pipe"), report(tmp_path / "file")
+    return (*contents, report(folder / "model"))
+
+
+@pytest.mark.parametrize("kernels", ["--compiled_kernels", "--nocompiled_kernels"])
+def test_files_and_pipes_give_the_same_model(channels, from_files, tmp_path, kernels):
+    training, evaluation, file = from_files
+    # No FIFO is there beyond those of two epochs; to wait for one more would fail.
+    flags = channels(epochs=2, training=training, evaluation=evaluation)
+    done = run_train(*flags, *JOB, kernels, f"--model_dir={tmp_path}/pipe")
+    assert done.returncode == 0, done.stderr
+    pipe = report(tmp_path / "pipe")
     assert pipe["examples"] == file["examples"] == 1400
     assert pipe["eval"]["examples"] == 90
     assert pipe["train"]["loss"] == pytest.approx(file["train"]["loss"], abs=1e-6)
