@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
+import warm
 from conftest import (
     ROOT,
     UNEVEN,
@@ -22,6 +23,7 @@ from conftest import (
     run_cluster,
     run_train,
     small_job,
+    small_training,
     started,
     started_cluster,
     started_python,
@@ -51,7 +53,7 @@ def step_of(model_dir):
 def trained(uneven, tmp_path_factory):
     """The model_dir of a chief, 2 workers and 2 servers that trained 2 epochs, and their text."""
     model_dir = tmp_path_factory.mktemp("ps") / "model"
-    more = ("--num_epochs=2", "--learning_rate=0.01")
+    more = ("--num_epochs=2", "--learning_rate=0.01", "--eval_every_steps=36")
     done = run_cluster(*small_job(uneven, model_dir, *more), servers=2, workers=2)
     assert done.returncode == 0, done.stderr
     return model_dir, done.stderr
@@ -85,40 +87,58 @@ def test_the_chief_evaluates_all_records_as_one_process_does(trained, uneven):
 
 def test_one_record_is_enough_for_two_processes(tmp_path):
     write_tfrecords(tmp_path / "one.tfrecords", make_records(1))
-    done = run_cluster(*small_job(tmp_path / "one.tfrecords", tmp_path / "model"))
+    done = run_cluster(*small_training(tmp_path / "one.tfrecords", tmp_path / "model"))
     assert done.returncode == 0, done.stderr
     assert report(tmp_path / "model")["examples"] == 1
 
 
-def test_a_checkpoint_means_the_same_on_any_number_of_servers(uneven, tmp_path):
+def run_on(servers, *flags):
+    """Runs the chief alone on a number of servers; on none, it is local mode."""
+    done = run_cluster(*flags, servers=servers, workers=0) if servers else run_train(*flags)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.table)])
+def test_a_checkpoint_means_the_same_on_any_number_of_servers(uneven, tmp_path, first):
     model_dir = tmp_path / "model"
     more = ("--learning_rate=0.01", "--batch_norm", "--max_steps=15")
-    done = run_cluster(*small_job(uneven, model_dir, *more), servers=1, workers=0)
-    assert done.returncode == 0, done.stderr
+    run_on(first, *small_job(uneven, model_dir, *more))
     expected = evaluation(model_dir)
-    for servers in (3, 2, 0):
+    for servers in (3, 0):
         # A learning rate of 0 moves nothing, the decay of 1 no statistics of batch norm.
         last = report(model_dir)["global_step"] + 4
         still = small_job(
             uneven, model_dir, "--learning_rate=0", "--batch_norm", "--batch_norm_decay=1",
             "--l2_reg=0", "--num_epochs=100", f"--max_steps={last}",
         )  # fmt: skip
-        done = run_cluster(*still, servers=servers, workers=0) if servers else run_train(*still)
-        assert done.returncode == 0, done.stderr
+        run_on(servers, *still)
         assert report(model_dir)["global_step"] >= last
         assert report(model_dir)["eval"] == expected
 
 
-def test_three_servers_hold_equal_parts_of_large_tables(uneven, tmp_path):
-    large = ("--feature_size=1000000", "--embedding_size=8", "--max_steps=2")
-    done = run_cluster(*small_job(uneven, tmp_path / "model", *large), servers=3, workers=0)
+@pytest.fixture(scope="module")
+def large(uneven, tmp_path_factory):
+    """What a run with large tables on three servers and two processes said, and its model_dir."""
+    model_dir = tmp_path_factory.mktemp("large") / "model"
+    more = ("--feature_size=1000000", "--embedding_size=8", "--max_steps=31", "--num_epochs=50")
+    done = run_cluster(*small_training(uneven, model_dir, *more), servers=3)
     assert done.returncode == 0, done.stderr
-    assert float(re.search(r"MB; max/min ([0-9]+[.][0-9]+)", done.stderr).group(1)) <= 1.1
-    checkpoint = tmp_path / "model" / "model.ckpt-2"
+    return done.stderr, model_dir
+
+
+def test_three_servers_hold_equal_parts_of_large_tables(large):
+    text, model_dir = large
+    assert float(re.search(r"MB; max/min ([0-9]+[.][0-9]+)", text).group(1)) <= 1.1
+    checkpoint = model_dir / "model.ckpt-31"
     told = finish(started([sys.executable, "scripts/local_cluster.py", f"--report={checkpoint}"]))
     sizes = [int(n.replace(",", "")) for n in re.findall(r"([0-9,]+) bytes", told.stdout)]
     assert len(sizes) == 3 and max(sizes) / min(sizes) <= 1.1
     assert sum(sizes) > 3 * 4 * 9 * 1000000  # Adam keeps two moments of each weight
+
+
+def test_no_step_is_taken_beyond_max_steps(large):
+    _, model_dir = large
+    assert step_of(model_dir) == sum(counted(model_dir)) == 31
 
 
 @pytest.mark.parametrize("task", ["eval", "infer"])
@@ -126,7 +146,7 @@ def test_other_jobs_are_the_chiefs_alone(trained, uneven, tmp_path, task):
     model_dir, _ = trained
     done = run_cluster(
         f"--task_type={task}", f"--val_data_dir={uneven}", f"--infer_data_dir={uneven}",
-        f"--model_dir={model_dir}", f"--predictions_file={tmp_path}/predictions.txt", fresh=True,
+        f"--model_dir={model_dir}", f"--predictions_file={tmp_path}/predictions.txt",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert report(model_dir, task)["examples" if task == "infer" else "eval"]
@@ -134,7 +154,7 @@ def test_other_jobs_are_the_chiefs_alone(trained, uneven, tmp_path, task):
 
 
 def test_training_that_has_reached_max_steps_ends_at_once(trained, uneven):
-    done = run_cluster(*small_job(uneven, trained[0], "--max_steps=36"))
+    done = run_cluster(*small_training(uneven, trained[0], "--max_steps=36"))
     assert done.returncode == 0, done.stderr
     assert report(trained[0])["global_step"] == 36
 
@@ -165,9 +185,11 @@ def test_a_killed_job_that_is_started_again_skips_no_record(tmp_path, killed):
             if re.search(r"step 1[678]\d ", line):
                 break
         if killed == "all":
-            for child in psutil.Process(launcher.pid).children(recursive=True):
-                child.kill()
-            launcher.kill()
+            children = psutil.Process(launcher.pid).children(recursive=True)
+            assert len(children) == 3
+            launcher.kill()  # which ends all that it has started
+            _, alive = psutil.wait_procs(children, timeout=20)
+            assert not alive
         else:
             processes_of(launcher, killed)[0].kill()
         launcher.communicate(timeout=90)
@@ -180,13 +202,6 @@ def test_a_killed_job_that_is_started_again_skips_no_record(tmp_path, killed):
     assert uses.min() == 1
     # A step that was not counted is taken again; and one of each process was on its way.
     assert (uses - 1).sum() <= (held - noted + 2) * batch <= (every + 2) * batch
-
-
-def test_no_step_is_taken_beyond_max_steps(uneven, tmp_path):
-    more = ("--max_steps=31", "--num_epochs=50")
-    done = run_cluster(*small_job(uneven, tmp_path / "model", *more), workers=2)
-    assert done.returncode == 0, done.stderr
-    assert step_of(tmp_path / "model") == sum(counted(tmp_path / "model")) == 31
 
 
 def test_a_step_counts_after_its_updates_and_begins_after_its_claim():
@@ -205,7 +220,7 @@ def test_a_step_counts_after_its_updates_and_begins_after_its_claim():
 
 def test_a_worker_that_is_killed_and_started_again_goes_on(uneven, tmp_path):
     model_dir = tmp_path / "model"
-    endless = small_job(uneven, model_dir, "--num_epochs=100000", "--log_steps=1")
+    endless = small_training(uneven, model_dir, "--num_epochs=100000", "--log_steps=1")
     with started_cluster(*endless, restarts=1) as launcher:
         killed, text = False, ""
         for line in launcher.stdout:
@@ -227,24 +242,15 @@ def test_a_worker_that_is_killed_and_started_again_goes_on(uneven, tmp_path):
 
 
 def test_the_launcher_ends_all_and_returns_the_code_of_the_first_that_failed(uneven, tmp_path):
-    with started_cluster(*small_job(uneven, tmp_path / "model", "--feature_size=3")) as launcher:
+    flags = small_training(uneven, tmp_path / "model", "--feature_size=3")
+    with started_cluster(*flags, python=warm.PYTHON) as launcher:
         text, _ = launcher.communicate(timeout=60)
         assert launcher.returncode == 2
         assert "feature id" in text
-    endless = small_job(uneven, tmp_path / "model", "--num_epochs=100000", "--log_steps=1")
-    with started_cluster(*endless) as launcher:
-        for line in launcher.stdout:
-            if "step 5 " in line:
-                break
-        children = psutil.Process(launcher.pid).children(recursive=True)
-        assert len(children) == 3
-        launcher.kill()
-        _, alive = psutil.wait_procs(children, timeout=20)
-        assert not alive
 
 
 @contextlib.contextmanager
-def tasks(config, *flags, folders=None, missing=(), fresh=False):
+def tasks(config, *flags, folders=None, missing=(), fresh=()):
     """{(job, index): process} of a TF_CONFIG cluster without the launcher."""
     with contextlib.ExitStack() as stack:
         found = {}
@@ -255,7 +261,8 @@ def tasks(config, *flags, folders=None, missing=(), fresh=False):
                     started_python(
                         ROOT / "train.py", *flags,
                         cwd=(folders or {}).get(job, ROOT), stderr=subprocess.PIPE,
-                        env={**os.environ, "TF_CONFIG": json.dumps(task)}, fresh=fresh,
+                        env={**os.environ, "TF_CONFIG": json.dumps(task)},
+                        fresh=(job, index) in fresh,
                     )
                 )  # fmt: skip
         yield found
@@ -270,13 +277,13 @@ def addresses(count):
         return [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
 
 
-@pytest.mark.parametrize("lost", [pytest.param(("worker", 1), marks=pytest.mark.table), ("ps", 1)])
+@pytest.mark.parametrize("lost", [pytest.param(("worker", 0), marks=pytest.mark.table), ("ps", 1)])
 def test_losing_a_process_ends_the_others_within_a_minute_with_a_sentence(uneven, tmp_path, lost):
-    a = addresses(5)
-    config = {"master": a[:1], "worker": a[1:3], "ps": a[3:]}  # the chief's other name
-    args = small_job(uneven, tmp_path, "--num_epochs=1000000", "--log_steps=1")
-    with tasks(config, *args, fresh=True) as processes:  # the one killed is no stand-in
-        for line in processes["worker", 1].stderr:
+    a = addresses(4)
+    config = {"master": a[:1], "worker": a[1:2], "ps": a[2:]}  # the chief's other name
+    args = small_training(uneven, tmp_path, "--num_epochs=1000000", "--log_steps=1")
+    with tasks(config, *args, fresh=[lost]) as processes:  # the one killed is no stand-in
+        for line in processes["worker", 0].stderr:
             if "step " in line:
                 break
         processes.pop(lost).kill()
@@ -291,7 +298,7 @@ def test_losing_a_process_ends_the_others_within_a_minute_with_a_sentence(uneven
 def test_a_chief_that_never_starts_ends_the_others_with_a_sentence(uneven, tmp_path):
     a = addresses(3)
     config = {"chief": a[:1], "worker": a[1:2], "ps": a[2:]}
-    with tasks(config, *small_job(uneven, tmp_path), missing=["chief"]) as processes:
+    with tasks(config, *small_training(uneven, tmp_path), missing=["chief"]) as processes:
         for process in processes.values():
             _, text = process.communicate(timeout=100)
             assert process.returncode == 1
@@ -306,8 +313,8 @@ def test_where_the_servers_do_not_see_model_dir_the_chief_writes_checkpoints_who
     for host in hosts:
         host.mkdir()
     folders = {"chief": hosts[0], "ps": hosts[1]}
-    args = small_job(uneven, "model")  # relative, so each process has one of its own
-    with tasks({"chief": a[:1], "ps": a[1:]}, *args, folders=folders, fresh=True) as found:
+    args = small_training(uneven, "model")  # relative, so each process has one of its own
+    with tasks({"chief": a[:1], "ps": a[1:]}, *args, folders=folders) as found:
         _, text = found["chief", 0].communicate(timeout=60)
         assert found["chief", 0].returncode == 0, text
         assert f"ps 0 ({a[1]}) does not see --model_dir=model" in text
