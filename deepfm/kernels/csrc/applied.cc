@@ -170,14 +170,7 @@ class AppliedFirstLayer : public OpKernel {
                  to + i * s.stride + s.padded_units);
       of_rows[2 * i] = s.weights[id(i)];
     }
-    const float* own = s.kernel + f * s.width * s.units;
-    std::vector<float> padded;
-    if (s.units != s.padded_units) {
-      padded.resize(s.width * s.padded_units);
-      CopyPadded(own, s.width, s.units, s.padded_units, s.padded_units, padded.data());
-      own = padded.data();
-    }
-    deepfm::Project(s, n, own, to, of_rows + 1);
+    deepfm::ProjectField(s, f, n, to, of_rows + 1);
   }
 
   void Sum(OpKernelContext* context, const Layer& s, float* y, float* fm) {

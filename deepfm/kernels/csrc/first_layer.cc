@@ -308,6 +308,17 @@ DEEPFM_FOR_VECTORS(Back,
 
 DEEPFM_END_FUSED
 
+void ProjectField(const Layer& s, int64 f, int64 pairs, float* projected, float* squares) {
+  const float* kernel = s.kernel + f * s.width * s.units;
+  std::vector<float> padded;
+  if (s.units != s.padded_units) {
+    padded.resize(s.width * s.padded_units);
+    CopyPadded(kernel, s.width, s.units, s.padded_units, s.padded_units, padded.data());
+    kernel = padded.data();
+  }
+  Project(s, pairs, kernel, projected, squares);
+}
+
 float SumExample(const Layer& s, int64 b, const float* projected, const float* of_rows,
                  float* scratch, float* sum) {
   const int64 all = s.places.fields, begin = s.places.begin(b, 0), end = s.places.end(b, all - 1);
@@ -358,14 +369,7 @@ void FirstLayerOp(OpKernelContext* context) {
     float* to = projected + first * s.stride;
     CopyRows(s, f, to + s.padded_units);
     for (int64 q = first; q < first + n; ++q) of_rows[2 * q] = s.weights[s.rows[q]];
-    const float* own = s.kernel + f * s.width * s.units;
-    std::vector<float> padded;
-    if (s.units != s.padded_units) {
-      padded.resize(s.width * s.padded_units);
-      CopyPadded(own, s.width, s.units, s.padded_units, s.padded_units, padded.data());
-      own = padded.data();
-    }
-    Project(s, n, own, to, of_rows.data() + 2 * first + 1);
+    ProjectField(s, f, n, to, of_rows.data() + 2 * first + 1);
   });
   Divide(context, s.examples, 4 * s.places.fields * s.stride, [&](int64 begin, int64 end) {
     std::vector<float> sum(s.stride), scratch(s.padded_width);

@@ -34,9 +34,9 @@ struct Layer {
 // Copies a matrix [n, width] into the columns of rows that are `stride` apart, filled up with 0.
 void CopyPadded(const float* from, int64 n, int64 width, int64 padded, int64 stride, float* to);
 
-// Of the pairs of a field, rows [v W_f, v], of which v is there; and the squared length of each v,
-// in every other place of `squares`.
-void Project(const Layer& s, int64 pairs, const float* kernel, float* projected, float* squares);
+// Of pairs of field f, rows [v W_f, v], of which v is there; and the squared length of each v, in
+// every other place of `squares`.
+void ProjectField(const Layer& s, int64 f, int64 pairs, float* projected, float* squares);
 
 // Sums the rows [v W_f, v] of an example's values; returns first_order + second_order. Scratch is of
 // `padded_width`. A pair has its weight and its squared length in `of_rows`.
