@@ -387,8 +387,14 @@ def test_dropout_of_what_is_not_finite_is_that_of_tensorflow(odd):
     np.testing.assert_array_equal(*evaluate(*both))
 
 
+UPDATED = {"adam": "DeepfmAdam", "ftrl": "DeepfmFtrl"}
+# The difference of two roots, divided by the rate, is large beside the sums that it enters here.
+AS_IN_TENSORFLOW = {"adam": dict(rtol=1e-5, atol=1e-7), "ftrl": dict(rtol=1e-5, atol=3e-5)}
+
+
+@pytest.mark.parametrize("name", UPDATED)
 @pytest.mark.parametrize("shape", [[], [7], [300, 70], [2, 3, 4]])
-def test_adam_of_a_whole_variable_is_that_of_tensorflow(shape):
+def test_the_update_of_a_whole_variable_is_that_of_tensorflow(name, shape):
     random = np.random.RandomState(0)
     initial = np.float32(random.randn(*shape))
     grads = [np.float32(random.randn(*shape)) for _ in range(4)]
@@ -397,38 +403,42 @@ def test_adam_of_a_whole_variable_is_that_of_tensorflow(shape):
         with tf.Graph().as_default() as graph, v1.Session(config=THREADS) as session:
             variable = v1.get_variable("v", initializer=initial, use_resource=True)
             grad = v1.placeholder(tf.float32, shape)
-            optimizer = optimizers.make_optimizer(OptimizerConfig("adam", 0.1), Replicas(), ops)
+            optimizer = optimizers.make_optimizer(OptimizerConfig(name, 0.1), Replicas(), ops)
             step = optimizer.apply_gradients([(grad, variable)])
-            assert (ops is COMPILED) == ("DeepfmAdam" in {op.type for op in graph.get_operations()})
+            types = {op.type for op in graph.get_operations()}
+            assert (ops is COMPILED) == (UPDATED[name] in types)
             session.run(v1.global_variables_initializer())
             for each in grads:
                 session.run(step, {grad: each})
             after.append(session.run(v1.global_variables()))
     for one, other in zip(*after):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(one, other, **AS_IN_TENSORFLOW[name])
 
 
+@pytest.mark.parametrize("name", UPDATED)
 @pytest.mark.parametrize("shape", [[50], [50, 3], [50, 2, 4], [50, 40]])
-def test_adam_changes_the_rows_of_the_batch_and_no_others(shape):
+def test_an_update_changes_the_rows_of_the_batch_and_no_others(name, shape):
     random = np.random.RandomState(0)
-    config = OptimizerConfig("adam", 0.1)
+    config = OptimizerConfig(name, 0.1)
     initial = random.randn(*shape).astype(np.float32)
     batches = [random.permutation(50)[:20].astype(np.int32) for _ in range(4)]
     grads = [random.randn(20, *shape[1:]).astype(np.float32) for _ in range(4)]
     after = []
     for ops in (TENSORFLOW, COMPILED):
-        with tf.Graph().as_default(), v1.Session(config=THREADS) as session:
+        with tf.Graph().as_default() as graph, v1.Session(config=THREADS) as session:
             variable = v1.get_variable("v", initializer=initial, use_resource=True)
             rows, values = v1.placeholder(tf.int32, [None]), v1.placeholder(tf.float32)
             values.set_shape([None, *shape[1:]])
             optimizer = optimizers.make_optimizer(config, Replicas(), ops)
             step = optimizer.apply_gradients([(tf.IndexedSlices(values, rows), variable)])
+            types = {op.type for op in graph.get_operations()}
+            assert (ops is COMPILED) == (f"{UPDATED[name]}Rows" in types)
             session.run(v1.global_variables_initializer())
             for batch, grad in zip(batches, grads):
                 session.run(step, {rows: batch, values: grad})
             after.append(session.run(v1.global_variables()))
     for one, other in zip(*after):
-        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(one, other, **AS_IN_TENSORFLOW[name])
     never = sorted(set(range(50)) - set(np.concatenate(batches)))
     np.testing.assert_array_equal(after[1][0][never], initial[never])
 
@@ -479,6 +489,30 @@ def test_adam_adds_l2_of_what_it_changes(ops, count, width):
         np.testing.assert_allclose(then, initial - step, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("ops", [TENSORFLOW, COMPILED], ids=["tensorflow", "kernels"])
+@pytest.mark.parametrize("count, width", [(90, 1), (20000, 3), (90, 70)])
+def test_ftrl_adds_l2_of_what_it_changes(ops, count, width):
+    shape, l2, rate = [count, width], 0.5, 0.1
+    random = np.random.RandomState(0)
+    rows = random.permutation(count)[: count * 8 // 9]
+    grad = random.randn(len(rows), width).astype(np.float32)
+    initial = random.randn(*shape).astype(np.float32)
+    variable = v1.get_variable("variable", initializer=initial, use_resource=True)
+    accum = v1.get_variable("accum", initializer=tf.fill(shape, 4.0), use_resource=True)
+    linear = v1.get_variable("linear", initializer=tf.ones(shape), use_resource=True)
+    with v1.Session(config=THREADS) as session:
+        session.run(v1.global_variables_initializer())
+        session.run(ops.ftrl_rows(variable, accum, linear, tf.constant(rows), grad, rate, l2=l2))
+        found = session.run([variable, accum, linear])
+    w, n, z = np.float64(initial), np.full(shape, 4.0), np.ones(shape)
+    g = grad + l2 * w[rows]
+    z[rows] += g - (np.sqrt(n[rows] + g**2) - np.sqrt(n[rows])) / rate * w[rows]
+    n[rows] += g**2
+    w[rows] = -rate * z[rows] / np.sqrt(n[rows])
+    for one, other in zip(found, (w, n, z)):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("shape", [[], [5], [3, 4], [3000, 1000]])
 def test_zeros_are_zeros(shape):
     with v1.Session() as session:
@@ -504,7 +538,8 @@ def test_rows_are_those_of_the_table(shape):
         np.testing.assert_array_equal(session.run(table), initial)
 
 
-def test_parameter_servers_need_no_kernels():
+@pytest.mark.parametrize("name", UPDATED)
+def test_parameter_servers_need_no_kernels(name):
     """What initializes the parts of a table, and what reads and updates them, is TensorFlow's."""
     config = ModelConfig(F, V, K, (8,), (0.5,))
     parts = v1.fixed_size_partitioner(2)
@@ -513,12 +548,12 @@ def test_parameter_servers_need_no_kernels():
         "feat_ids": v1.placeholder(tf.int64, [None, F]),
         "feat_vals": v1.placeholder(tf.float32, [None, F]),
     }
-    how = OptimizerConfig("adam", 0.01, cowclip_ratio=1.0)
+    how = OptimizerConfig(name, 0.01, cowclip_ratio=1.0)
     model_fn = make_model_fn(config, how, Replicas(), parts, ops)
     model_fn(features, v1.placeholder(tf.float32, [None]), "train")
     on_servers = {
         "DeepfmZeros", "DeepfmGatherRows", "DeepfmClipRows", "DeepfmAdamRows", "DeepfmAdam",
-        "DeepfmElapsedAdamRows",
+        "DeepfmElapsedAdamRows", "DeepfmFtrl", "DeepfmFtrlRows",
     }  # fmt: skip
     types = {op.type for op in v1.get_default_graph().get_operations()}
     assert "DeepfmLookUp" in types and not types & on_servers

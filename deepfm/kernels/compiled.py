@@ -154,6 +154,13 @@ class _Compiled(Ops):
             *handles, indices, now, grad, *numbers, run_step=run_step, l2=l2
         )
 
+    def ftrl(self, variable, accum, linear, grad, rate):
+        return raw_ops().deepfm_ftrl(variable.handle, accum.handle, linear.handle, grad, rate)
+
+    def ftrl_rows(self, variable, accum, linear, indices, grad, rate, l2=0.0):
+        handles = variable.handle, accum.handle, linear.handle
+        return raw_ops().deepfm_ftrl_rows(*handles, indices, grad, rate, l2=l2)
+
     def pack(self, strings):
         return strings.map(pack)
 
@@ -198,7 +205,7 @@ class _BesideServers(_Compiled):
     adds_l2 = keeps_rows = False
     gather, zeros, empty = Ops.gather, Ops.zeros, Ops.empty
     clip_rows, adam, adam_rows = Ops.clip_rows, Ops.adam, Ops.adam_rows
-    elapsed_adam = Ops.elapsed_adam
+    elapsed_adam, ftrl, ftrl_rows = Ops.elapsed_adam, Ops.ftrl, Ops.ftrl_rows
 
 
 COMPILED = _Compiled()

@@ -20,7 +20,7 @@ class Ops:
 
     Attributes:
         packed: whether chunks are packed.
-        adds_l2: whether `adam_rows` should add L2 of a table's rows.
+        adds_l2: whether `adam_rows` and `ftrl_rows` should add L2 of a table's rows.
         keeps_rows: whether `applied_first_layer` is there, for fields with one value each.
     """
 
@@ -203,6 +203,31 @@ class Ops:
         with tf.control_dependencies([n]):  # which has read what this replaces
             updated = put(seen, tf.fill(tf.shape(indices), now))
         return tf.group(updated, put(m, m_rows), put(v, v_rows), put(variable, rows))
+
+    def ftrl(self, variable, accum, linear, grad, rate):
+        """Applies FTRL without L1 to a resource variable.
+
+        McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013, algorithm 1:
+
+            n' := n + g^2
+            z := z + g - (sqrt(n') - sqrt(n)) / rate w
+            w := -rate z / sqrt(n')
+
+        with n in `accum` and z in `linear`.
+        """
+        return tf.raw_ops.ResourceApplyFtrl(
+            var=variable.handle, accum=accum.handle, linear=linear.handle, grad=grad, lr=rate,
+            l1=0.0, l2=0.0, lr_power=-0.5,
+        )  # fmt: skip
+
+    def ftrl_rows(self, variable, accum, linear, indices, grad, rate, l2=0.0):
+        """As `ftrl`, for distinct rows only, with their gradient + l2 * row."""
+        if l2:
+            grad += l2 * variable.sparse_read(indices)
+        return tf.raw_ops.ResourceSparseApplyFtrl(
+            var=variable.handle, accum=accum.handle, linear=linear.handle, grad=grad,
+            indices=indices, lr=rate, l1=0.0, l2=0.0, lr_power=-0.5,
+        )  # fmt: skip
 
     # Predictions.
 

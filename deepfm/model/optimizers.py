@@ -112,23 +112,41 @@ class _Ftrl(v1.train.FtrlOptimizer):
 
     TensorFlow's own first creates a constant on the variable's device, and for that reads the
     variable's handle outside a replica, which MirroredStrategy forbids.
+
+    Args:
+        rate: float or float32 [].
+        ops: Ops that compute the update.
+        l2_rows: lambda of the L2 term of the updated rows.
     """
+
+    def __init__(self, rate, ops=TENSORFLOW, l2_rows=0.0):
+        super().__init__(rate)
+        self._ops, self._l2_rows = ops, l2_rows
 
     def _create_slots(self, var_list):
         start = v1.constant_initializer(self._initial_accumulator_value)
         for v in var_list:
-            self._get_or_make_slot_with_initializer(
-                v, start, v.shape, v.dtype.base_dtype, "accum", self._name
-            )
-            self._zeros_slot(v, "linear", self._name)
+            for name, initializer in (("accum", start), ("linear", self._ops.zeros)):
+                self._get_or_make_slot_with_initializer(
+                    v, initializer, v.shape, v.dtype.base_dtype, name, self._name
+                )
+
+    def _resource_apply_dense(self, grad, var):
+        slots = self.get_slot(var, "accum"), self.get_slot(var, "linear")
+        return self._ops.ftrl(var, *slots, grad, self._learning_rate_tensor)
+
+    def _resource_apply_sparse(self, grad, var, indices):
+        slots = self.get_slot(var, "accum"), self.get_slot(var, "linear")
+        return self._ops.ftrl_rows(
+            var, *slots, indices, grad, self._learning_rate_tensor, l2=self._l2_rows
+        )
 
 
 class Kind(NamedTuple):
     """An optimizer that can be chosen.
 
     Attributes:
-        make: rate -> optimizer; if uses_ops, (rate, ops, l2_rows, elapsed, run_step,
-            start_step) -> optimizer.
+        make: rate -> optimizer; if uses_ops, (rate, ops, l2_rows) -> optimizer.
         moments: numbers that it stores for each weight.
         uses_ops: whether Ops compute its updates.
     """
@@ -146,7 +164,7 @@ OPTIMIZERS: Dict[str, Kind] = {
     ),
     "sgd": Kind(v1.train.GradientDescentOptimizer, 0),
     "momentum": Kind(lambda rate: v1.train.MomentumOptimizer(rate, momentum=0.95), 1),
-    "ftrl": Kind(_Ftrl, 2),
+    "ftrl": Kind(_Ftrl, 2, uses_ops=True),
 }
 
 
@@ -237,9 +255,9 @@ def make_optimizer(config, replicas, ops=TENSORFLOW, occurrences=None):
         metrics.summarize("learning_rate", rate)
     kind, ops_add_l2 = OPTIMIZERS[config.name], _ops_add_l2(config, ops)
     l2_rows = config.l2_rows if ops_add_l2 else 0.0
-    steps = config.run_step, config.start_step
-    more = (ops, l2_rows, config.elapsed, *steps) if kind.uses_ops else ()
-    optimizer = kind.make(rate, *more)
+    more = (ops, l2_rows) if kind.uses_ops else ()
+    elapsed = (config.elapsed, config.run_step, config.start_step) if config.elapsed else ()
+    optimizer = kind.make(rate, *more, *elapsed)
     if not replicas.strategy:
         optimizer = _trusting(optimizer)
     if config.embedding_learning_rate is not None:

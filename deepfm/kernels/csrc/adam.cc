@@ -4,10 +4,8 @@
 //
 // U: rows.
 #include <cmath>
-#include <mutex>
 
-#include "kernels.h"
-#include "tables.h"
+#include "updates.h"
 
 namespace deepfm {
 
@@ -45,45 +43,18 @@ void Update(const Adam& adam, int64 n, const float* __restrict grad, float* __re
   }
 }
 
-// The common part of the Adam operators: the first kVars inputs are the variable and its slots, the
-// third of which has one float per row; the last five are the gradient and the numbers.
+// The common part of the Adam operators: the last five inputs are the gradient and the numbers.
 // apply(Adam, gradient, the variable's shape, the floats of the variable and its slots) does the
 // rest.
 template <int kVars, typename Apply>
 void ApplyAdam(OpKernelContext* context, bool by_rows, const Apply& apply) {
-  core::RefCountPtr<Var> vars[kVars];
-  for (int i = 0; i < kVars; ++i) {
-    OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, i), &vars[i]));
-    if (!by_rows) continue;
-    OP_REQUIRES_OK(context, (EnsureSparseVariableAccess<Rows, float>(context, vars[i].get())));
-  }
-  // Lock in the order of addresses, as TensorFlow's own ops do.
-  mutex* locks[kVars];
-  for (int i = 0; i < kVars; ++i) locks[i] = vars[i]->mu();
-  std::sort(locks, locks + kVars);
-  OP_REQUIRES(context, std::adjacent_find(locks, locks + kVars) == locks + kVars,
-              errors::InvalidArgument("a variable is given twice"));
-  std::unique_lock<mutex> held[kVars];
-  for (int i = 0; i < kVars; ++i) held[i] = std::unique_lock<mutex>(*locks[i]);
-  float* data[kVars];
-  for (int i = 0; i < kVars; ++i) {
-    Tensor* tensor = vars[i]->tensor();
-    const bool in_place = vars[i]->copy_on_read_mode.load();
-    OP_REQUIRES_OK(context, (PrepareToUpdateVariable<Rows, float>(context, tensor, in_place)));
-    data[i] = tensor->flat<float>().data();
-  }
-  const TensorShape& shape = vars[0]->tensor()->shape();
-  OP_REQUIRES(context, shape == vars[1]->tensor()->shape() && shape == vars[2]->tensor()->shape(),
-              errors::InvalidArgument("shapes of variable and slots differ"));
-  OP_REQUIRES(context,
-              kVars < 4 || (shape.dims() >= 1 && vars[kVars - 1]->tensor()->shape() ==
-                                                     TensorShape({shape.dim_size(0)})),
-              errors::InvalidArgument("a slot does not have one float per row"));
-  const int numbers = context->num_inputs() - 4;
-  auto number = [=](int i) { return context->input(numbers + i).scalar<float>()(); };
-  const float l2 = by_rows ? Attribute<float>(context, "l2") : 0;
-  const Adam adam = {number(0), 1 - number(1), 1 - number(2), number(3), l2};
-  OP_REQUIRES_OK(context, apply(adam, context->input(numbers - 1), shape, data));
+  UpdateVariables<kVars>(context, by_rows, [&](const TensorShape& shape, float* const* data) {
+    const int numbers = context->num_inputs() - 4;
+    auto number = [=](int i) { return context->input(numbers + i).scalar<float>()(); };
+    const float l2 = by_rows ? Attribute<float>(context, "l2") : 0;
+    const Adam adam = {number(0), 1 - number(1), 1 - number(2), number(3), l2};
+    return apply(adam, context->input(numbers - 1), shape, data);
+  });
 }
 
 REGISTER_OP("DeepfmAdam")
@@ -101,13 +72,10 @@ REGISTER_OP("DeepfmAdam")
 
 void AdamWhole(OpKernelContext* context) {
   ApplyAdam<3>(context, false, [=](const Adam& adam, const Tensor& grad, const TensorShape& shape,
-                                   float* const data[3]) {
-    if (grad.shape() != shape) return errors::InvalidArgument("shapes of gradients do not fit");
-    const float* from = grad.flat<float>().data();
-    Divide(context, shape.num_elements(), 20, [&](int64 first, int64 last) {
-      Update(adam, last - first, from + first, data[0] + first, data[1] + first, data[2] + first);
+                                   float* const* data) {
+    return UpdateWhole(context, grad, shape, data, [&](int64 n, const float* g, float* const* at) {
+      Update(adam, n, g, at[0], at[1], at[2]);
     });
-    return Status::OK();
   });
 }
 DEEPFM_REGISTER("DeepfmAdam", AdamWhole);
@@ -130,53 +98,14 @@ REGISTER_OP("DeepfmAdamRows")
          "Other rows and their moments stay as they are.");
 
 template <typename T>
-Status CheckRows(const TensorShape& shape, const Tensor& indices, const Tensor& grad) {
-  TensorShape of_rows = shape;
-  if (shape.dims() >= 1 && indices.dims() == 1) of_rows.set_dim(0, indices.dim_size(0));
-  if (shape.dims() < 1 || indices.dims() != 1 || grad.shape() != of_rows) {
-    return errors::InvalidArgument("shapes of variable, slots and rows do not fit");
-  }
-  return CheckIndices<T>(indices, shape.dim_size(0));
-}
-
-template <typename T>
 void AdamRows(OpKernelContext* context) {
   ApplyAdam<3>(context, true, [=](const Adam& adam, const Tensor& grad, const TensorShape& shape,
-                                  float* const data[3]) {
+                                  float* const* data) {
     const Tensor& indices = context->input(3);
-    TF_RETURN_IF_ERROR(CheckRows<T>(shape, indices, grad));
-    const int64 n = indices.dim_size(0), width = n ? grad.NumElements() / n : 0;
-    const auto where = indices.vec<T>();
-    const float* from = grad.flat<float>().data();
-    if (width == 0) return Status::OK();
-    const int64 block = RowsAtOnce(width), ahead = RowsAhead(width);
-    Divide(context, n, 20 * width, [&](int64 first, int64 last) {
-      float rows[3][kNarrow];
-      for (int64 begin = first; begin < last; begin += block) {
-        const int64 end = std::min(begin + block, last);
-        // Prefetch the next rows while these are computed.
-        for (int64 i = begin + ahead; i < std::min(end + ahead, last); ++i) {
-          for (int t = 0; t < 3; ++t) Prefetch<1>(data[t] + where(i) * width, width);
-        }
-        if (block == 1) {
-          const int64 at = where(begin) * width;
-          Update(adam, width, from + begin * width, data[0] + at, data[1] + at, data[2] + at);
-          continue;
-        }
-        for (int t = 0; t < 3; ++t) {
-          for (int64 i = begin; i < end; ++i) {
-            CopyRow(data[t] + where(i) * width, width, rows[t] + (i - begin) * width);
-          }
-        }
-        Update(adam, (end - begin) * width, from + begin * width, rows[0], rows[1], rows[2]);
-        for (int t = 0; t < 3; ++t) {
-          for (int64 i = begin; i < end; ++i) {
-            CopyRow(rows[t] + (i - begin) * width, width, data[t] + where(i) * width);
-          }
-        }
-      }
-    });
-    return Status::OK();
+    return UpdateRows<T>(context, indices, grad, shape, data,
+                         [&](int64 n, const float* g, float* const* at) {
+                           Update(adam, n, g, at[0], at[1], at[2]);
+                         });
   });
 }
 
@@ -255,7 +184,7 @@ void UpdateElapsedEach(const Adam& adam, int64 n, const Elapsed* rows, const flo
 template <typename T>
 void ElapsedAdamRows(OpKernelContext* context) {
   ApplyAdam<4>(context, true, [=](const Adam& adam, const Tensor& grad, const TensorShape& shape,
-                                  float* const data[4]) {
+                                  float* const* data) {
     const Tensor& indices = context->input(4);
     TF_RETURN_IF_ERROR(CheckRows<T>(shape, indices, grad));
     const int64 n = indices.dim_size(0), width = n ? grad.NumElements() / n : 0;

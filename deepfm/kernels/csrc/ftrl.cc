@@ -1,0 +1,81 @@
+// FTRL for rows of a table or for whole variables, without L1; the rate falls as the root of the sum
+// of squared gradients.
+//
+// H. B. McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013, algorithm 1.
+// https://research.google/pubs/pub41159/
+// TensorFlow's own passes over a whole variable without vectors, and over rows without prefetching.
+#include <cmath>
+
+#include "updates.h"
+
+namespace deepfm {
+
+struct Ftrl {
+  float rate, per_rate, l2;
+};
+
+DEEPFM_CLONES
+void Update(const Ftrl& ftrl, int64 n, const float* __restrict grad, float* __restrict variable,
+            float* __restrict accum, float* __restrict linear) {
+  for (int64 k = 0; k < n; ++k) {
+    const float g = grad[k] + ftrl.l2 * variable[k];
+    const float sum = accum[k] + g * g, root = std::sqrt(sum);
+    linear[k] += g - (root - std::sqrt(accum[k])) * ftrl.per_rate * variable[k];
+    variable[k] = -linear[k] * ftrl.rate / root;
+    accum[k] = sum;
+  }
+}
+
+// The last two inputs are the gradient and the rate.
+Ftrl Numbers(OpKernelContext* context, float l2) {
+  const float rate = context->input(context->num_inputs() - 1).scalar<float>()();
+  return {rate, 1 / rate, l2};
+}
+
+REGISTER_OP("DeepfmFtrl")
+    .Input("variable: resource")
+    .Input("accum: resource")
+    .Input("linear: resource")
+    .Input("grad: float")
+    .Input("rate: float")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::NoOutputs)
+    .Doc("FTRL for a variable.");
+
+void FtrlWhole(OpKernelContext* context) {
+  const Ftrl ftrl = Numbers(context, 0);
+  UpdateVariables<3>(context, false, [&](const TensorShape& shape, float* const* data) {
+    return UpdateWhole(context, context->input(3), shape, data,
+                       [&](int64 n, const float* g, float* const* at) {
+                         Update(ftrl, n, g, at[0], at[1], at[2]);
+                       });
+  });
+}
+DEEPFM_REGISTER("DeepfmFtrl", FtrlWhole);
+
+REGISTER_OP("DeepfmFtrlRows")
+    .Input("variable: resource")
+    .Input("accum: resource")
+    .Input("linear: resource")
+    .Input("indices: T")   // [U]
+    .Input("grad: float")  // [U, ...]
+    .Input("rate: float")
+    .Attr("l2: float")
+    .Attr("T: {int32, int64}")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::NoOutputs)
+    .Doc("FTRL for the distinct rows `indices`, after adding l2 times each row to its gradient.");
+
+template <typename T>
+void FtrlRows(OpKernelContext* context) {
+  const Ftrl ftrl = Numbers(context, Attribute<float>(context, "l2"));
+  UpdateVariables<3>(context, true, [&](const TensorShape& shape, float* const* data) {
+    return UpdateRows<T>(context, context->input(3), context->input(4), shape, data,
+                         [&](int64 n, const float* g, float* const* at) {
+                           Update(ftrl, n, g, at[0], at[1], at[2]);
+                         });
+  });
+}
+DEEPFM_REGISTER_INDEXED("DeepfmFtrlRows", FtrlRows);
+
+}  // namespace deepfm

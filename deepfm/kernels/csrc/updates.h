@@ -1,0 +1,119 @@
+// What the operators that update a variable and the slots of its optimizer have in common: all of
+// it, or rows of a table.
+//
+// U: rows.
+#ifndef DEEPFM_CSRC_UPDATES_H_
+#define DEEPFM_CSRC_UPDATES_H_
+
+#include <mutex>
+
+#include "kernels.h"
+#include "tables.h"
+
+namespace deepfm {
+
+// The first kVars inputs are a variable and its slots, the third of which has one float per row.
+// apply(the variable's shape, the floats of each) updates them in place, while nobody else can.
+template <int kVars, typename Apply>
+void UpdateVariables(OpKernelContext* context, bool by_rows, const Apply& apply) {
+  core::RefCountPtr<Var> vars[kVars];
+  for (int i = 0; i < kVars; ++i) {
+    OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, i), &vars[i]));
+    if (!by_rows) continue;
+    OP_REQUIRES_OK(context, (EnsureSparseVariableAccess<Rows, float>(context, vars[i].get())));
+  }
+  // Lock in the order of addresses, as TensorFlow's own ops do.
+  mutex* locks[kVars];
+  for (int i = 0; i < kVars; ++i) locks[i] = vars[i]->mu();
+  std::sort(locks, locks + kVars);
+  OP_REQUIRES(context, std::adjacent_find(locks, locks + kVars) == locks + kVars,
+              errors::InvalidArgument("a variable is given twice"));
+  std::unique_lock<mutex> held[kVars];
+  for (int i = 0; i < kVars; ++i) held[i] = std::unique_lock<mutex>(*locks[i]);
+  float* data[kVars];
+  for (int i = 0; i < kVars; ++i) {
+    Tensor* tensor = vars[i]->tensor();
+    const bool in_place = vars[i]->copy_on_read_mode.load();
+    OP_REQUIRES_OK(context, (PrepareToUpdateVariable<Rows, float>(context, tensor, in_place)));
+    data[i] = tensor->flat<float>().data();
+  }
+  const TensorShape& shape = vars[0]->tensor()->shape();
+  OP_REQUIRES(context, shape == vars[1]->tensor()->shape() && shape == vars[2]->tensor()->shape(),
+              errors::InvalidArgument("shapes of variable and slots differ"));
+  OP_REQUIRES(context,
+              kVars < 4 || (shape.dims() >= 1 && vars[kVars - 1]->tensor()->shape() ==
+                                                     TensorShape({shape.dim_size(0)})),
+              errors::InvalidArgument("a slot does not have one float per row"));
+  OP_REQUIRES_OK(context, apply(shape, data));
+}
+
+constexpr int kLikeIt = 3;  // a variable and two slots of its shape
+
+// update(n, the gradient, the variable and its slots from some place on) updates n of their floats.
+// Calls it for all of them.
+template <typename Update>
+Status UpdateWhole(OpKernelContext* context, const Tensor& grad, const TensorShape& shape,
+                   float* const* data, const Update& update) {
+  if (grad.shape() != shape) return errors::InvalidArgument("shapes of gradients do not fit");
+  const float* from = grad.flat<float>().data();
+  Divide(context, shape.num_elements(), 20, [&](int64 first, int64 last) {
+    float* const at[] = {data[0] + first, data[1] + first, data[2] + first};
+    update(last - first, from + first, at);
+  });
+  return Status::OK();
+}
+
+template <typename T>
+Status CheckRows(const TensorShape& shape, const Tensor& indices, const Tensor& grad) {
+  TensorShape of_rows = shape;
+  if (shape.dims() >= 1 && indices.dims() == 1) of_rows.set_dim(0, indices.dim_size(0));
+  if (shape.dims() < 1 || indices.dims() != 1 || grad.shape() != of_rows) {
+    return errors::InvalidArgument("shapes of variable, slots and rows do not fit");
+  }
+  return CheckIndices<T>(indices, shape.dim_size(0));
+}
+
+// Calls update, as above, for the rows `indices` [U], whose gradients are `grad` [U, ...].
+template <typename T, typename Update>
+Status UpdateRows(OpKernelContext* context, const Tensor& indices, const Tensor& grad,
+                  const TensorShape& shape, float* const* data, const Update& update) {
+  TF_RETURN_IF_ERROR(CheckRows<T>(shape, indices, grad));
+  const int64 n = indices.dim_size(0), width = n ? grad.NumElements() / n : 0;
+  const auto where = indices.vec<T>();
+  const float* from = grad.flat<float>().data();
+  if (width == 0) return Status::OK();
+  const int64 block = RowsAtOnce(width), ahead = RowsAhead(width);
+  Divide(context, n, 20 * width, [&](int64 first, int64 last) {
+    float rows[kLikeIt][kNarrow];
+    float* const together[] = {rows[0], rows[1], rows[2]};
+    for (int64 begin = first; begin < last; begin += block) {
+      const int64 end = std::min(begin + block, last);
+      // Prefetch the next rows while these are computed.
+      for (int64 i = begin + ahead; i < std::min(end + ahead, last); ++i) {
+        for (int t = 0; t < kLikeIt; ++t) Prefetch<1>(data[t] + where(i) * width, width);
+      }
+      if (block == 1) {
+        const int64 row = where(begin) * width;
+        float* const at[] = {data[0] + row, data[1] + row, data[2] + row};
+        update(width, from + begin * width, at);
+        continue;
+      }
+      for (int t = 0; t < kLikeIt; ++t) {
+        for (int64 i = begin; i < end; ++i) {
+          CopyRow(data[t] + where(i) * width, width, rows[t] + (i - begin) * width);
+        }
+      }
+      update((end - begin) * width, from + begin * width, together);
+      for (int t = 0; t < kLikeIt; ++t) {
+        for (int64 i = begin; i < end; ++i) {
+          CopyRow(rows[t] + (i - begin) * width, width, data[t] + where(i) * width);
+        }
+      }
+    }
+  });
+  return Status::OK();
+}
+
+}  // namespace deepfm
+
+#endif  // DEEPFM_CSRC_UPDATES_H_
