@@ -56,9 +56,11 @@ def main():
     from deepfm.kernels.ops import TENSORFLOW
     from deepfm.runtime import sagemaker  # TensorFlow is loaded from here on
 
-    computes = not distribution.serve and FLAGS.task_type != "export"
-    wanted = FLAGS.compiled_kernels and computes
-    ops = compiled.COMPILED if wanted and compiled.ready() else TENSORFLOW
+    # Workers' steps update the variables on the servers, which have to answer before the kernels
+    # could be built there.
+    has_kernels = compiled.built if distribution.serve else compiled.ready
+    wanted = FLAGS.compiled_kernels and FLAGS.task_type != "export"
+    ops = compiled.COMPILED if wanted and has_kernels() else TENSORFLOW
     chief = distribution.processes.chief
     use_amp = FLAGS.use_amp and has_tensor_cores(distribution.session_config)
     if FLAGS.use_amp and not use_amp:

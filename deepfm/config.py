@@ -229,6 +229,7 @@ class Servers(NamedTuple):
         end_step: train_op -> train_op.
         count_steps: () -> int64 [processes], the steps that each process has taken; weights read
             after it include all of their updates. None if all take each step together.
+        all_run: (() -> tensor) -> whether every server has the operator that makes the tensor.
         saves_in_parts: model_dir -> whether the holders of a variable's parts write them there.
         anyone_stops: (whether this process wants to stop) -> whether any does, after each step.
             Processes that take each step together learn it from Replicas.average instead.
@@ -242,6 +243,7 @@ class Servers(NamedTuple):
     begin_step: Callable = lambda features, labels, max_steps: (features, labels)
     end_step: Callable = lambda train_op: train_op
     count_steps: Optional[Callable] = None
+    all_run: Callable[[Callable], bool] = lambda make: False
     saves_in_parts: Callable[[str], bool] = lambda model_dir: True
     anyone_stops: Callable[[bool], bool] = lambda wanted: wanted
 

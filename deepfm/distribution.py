@@ -223,6 +223,7 @@ def ps(flags: ModeFlags) -> Distribution:
         begin_step=member.begin_step,
         end_step=member.end_step,
         count_steps=None if alone else member.count_steps,
+        all_run=member.servers_run,
         saves_in_parts=member.servers_see,
         anyone_stops=member.anyone_stops,
     )

@@ -38,7 +38,7 @@ def train(job: JobConfig, of_job: sagemaker.Job, mirror: Optional[Mirror] = None
     """
     mode, processes = job.distribution, job.distribution.processes
     chief, asked = processes.chief, job.asked_model
-    ops = compiled.of_steps(job.ops, processes, mode.servers.partitioner)
+    ops = compiled.of_steps(job.ops, processes, mode.servers)
     data = open_data.find("training_data_dir", job.input, processes, of_job)
     validation = open_data.find_validation(job.input, processes, of_job)
     config = model_config.to_train(asked, _kept_model(job), data, validation)

@@ -66,7 +66,7 @@ def train(mode, case):
     data = datasets.count_rows(datasets.find(case.data, "training_data_dir"))
     data = data._replace(weighted=datasets.is_weighted(data))
     processes, replicas = mode.processes, mode.replicas
-    ops = compiled.of_steps(compiled.COMPILED, processes, mode.servers.partitioner)
+    ops = compiled.of_steps(compiled.COMPILED, processes, mode.servers)
     share = Share(processes.size, processes.rank)
     source = Source(
         data, InputConfig(case.global_batch // replicas.in_step, case.epochs), share,

@@ -22,7 +22,7 @@ from conftest import (
     write_tfrecords,
 )
 
-from deepfm.config import ModelConfig, OptimizerConfig, Processes, Replicas
+from deepfm.config import ModelConfig, OptimizerConfig, Processes, Replicas, Servers
 from deepfm.data import libsvm, records
 from deepfm.kernels import build, compiled
 from deepfm.kernels.compiled import COMPILED
@@ -539,11 +539,14 @@ def test_rows_are_those_of_the_table(shape):
 
 
 @pytest.mark.parametrize("name", UPDATED)
-def test_parameter_servers_need_no_kernels(name):
-    """What initializes the parts of a table, and what reads and updates them, is TensorFlow's."""
+@pytest.mark.parametrize("have_them", [False, True])
+def test_parameter_servers_need_no_kernels(name, have_them):
+    """Only where they have them do these update the parts of a table there."""
     config = ModelConfig(F, V, K, (8,), (0.5,))
     parts = v1.fixed_size_partitioner(2)
-    ops = compiled.of_steps(COMPILED, Processes(), parts)
+    ops = compiled.of_steps(
+        COMPILED, Processes(), Servers(partitioner=parts, all_run=lambda make: have_them)
+    )
     features = {
         "feat_ids": v1.placeholder(tf.int64, [None, F]),
         "feat_vals": v1.placeholder(tf.float32, [None, F]),
@@ -556,7 +559,10 @@ def test_parameter_servers_need_no_kernels(name):
         "DeepfmElapsedAdamRows", "DeepfmFtrl", "DeepfmFtrlRows",
     }  # fmt: skip
     types = {op.type for op in v1.get_default_graph().get_operations()}
-    assert "DeepfmLookUp" in types and not types & on_servers
+    assert "DeepfmLookUp" in types
+    assert types & on_servers == (
+        {f"{UPDATED[name]}Rows", UPDATED[name], "DeepfmClipRows"} if have_them else set()
+    )
 
 
 def test_adam_refuses_gradients_that_do_not_fit():

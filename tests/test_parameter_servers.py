@@ -250,16 +250,25 @@ def test_the_launcher_ends_all_and_returns_the_code_of_the_first_that_failed(une
 
 
 @contextlib.contextmanager
-def tasks(config, *flags, folders=None, missing=(), fresh=()):
-    """{(job, index): process} of a TF_CONFIG cluster without the launcher."""
+def tasks(config, *flags, folders=None, of_servers=(), missing=(), fresh=()):
+    """{(job, index): process} of a TF_CONFIG cluster without the launcher.
+
+    Args:
+        config: {job: addresses}.
+        flags: train.py's; those `of_servers` are the servers' alone.
+        folders: {job: the folder it runs in}.
+        missing: jobs that do not start.
+        fresh: the (job, index) that start Python, as of run_train.
+    """
     with contextlib.ExitStack() as stack:
         found = {}
         for job, addresses in config.items():
             for index in range(len(addresses) * (job not in missing)):
                 task = {"cluster": config, "task": {"type": job, "index": index}}
+                more = of_servers if job == "ps" else ()
                 found[job, index] = stack.enter_context(
                     started_python(
-                        ROOT / "train.py", *flags,
+                        ROOT / "train.py", *flags, *more,
                         cwd=(folders or {}).get(job, ROOT), stderr=subprocess.PIPE,
                         env={**os.environ, "TF_CONFIG": json.dumps(task)},
                         fresh=(job, index) in fresh,
@@ -305,19 +314,26 @@ def test_a_chief_that_never_starts_ends_the_others_with_a_sentence(uneven, tmp_p
             assert "chief 0 (" in text.splitlines()[-1] and "has not answered" in text
 
 
+def test_servers_that_have_the_kernels_update_with_them(trained):
+    assert "does not have the compiled kernels" not in trained[1]
+
+
 def test_where_the_servers_do_not_see_model_dir_the_chief_writes_checkpoints_whole(
     uneven, tmp_path
 ):
+    """These servers do not have the compiled kernels either."""
     a = addresses(3)
     hosts = [tmp_path / "host 1", tmp_path / "host 2"]
     for host in hosts:
         host.mkdir()
     folders = {"chief": hosts[0], "ps": hosts[1]}
     args = small_training(uneven, "model")  # relative, so each process has one of its own
-    with tasks({"chief": a[:1], "ps": a[1:]}, *args, folders=folders) as found:
+    how = {"folders": folders, "of_servers": ["--nocompiled_kernels"]}
+    with tasks({"chief": a[:1], "ps": a[1:]}, *args, **how) as found:
         _, text = found["chief", 0].communicate(timeout=60)
         assert found["chief", 0].returncode == 0, text
         assert f"ps 0 ({a[1]}) does not see --model_dir=model" in text
+        assert f"ps 0 ({a[1]}) does not have the compiled kernels" in text
     assert not (hosts[1] / "model").exists()
     (data,) = (hosts[0] / "model").glob("model.ckpt-*.data-*")
     assert data.name.endswith("-00000-of-00001")

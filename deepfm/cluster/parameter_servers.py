@@ -107,6 +107,16 @@ class _Board:
             return False
         return True
 
+    def runs(self, make: Callable, server: int) -> bool:
+        """Whether a server has the operator of the tensor that make() returns."""
+        with self._graph.as_default(), tf.device(f"/job:ps/task:{server}"):
+            made = make()
+        try:
+            self._run(made)
+        except tf.errors.NotFoundError:
+            return False
+        return True
+
     def _of(self, name, server):
         """The ops for a name: (post, its placeholder, is it posted, read)."""
         if (name, server) not in self._ops:
@@ -238,6 +248,17 @@ class Member:
     def count_steps(self):
         """int64 [processes]: the steps of each."""
         return _read_steps(self.cluster.num_processes)
+
+    def servers_run(self, make: Callable):
+        """Whether all servers have the operator of the tensor that make() returns."""
+        for i, address in enumerate(self.cluster.jobs["ps"]):
+            if not self.board.runs(make, i):
+                logging.info(
+                    "ps %d (%s) does not have the compiled kernels, so the servers update "
+                    "variables with TensorFlow's own operators, which takes longer.", i, address,
+                )  # fmt: skip
+                return False
+        return True
 
     def servers_see(self, model_dir):
         """Whether the servers share the disk of model_dir, so that each can write its part."""

@@ -198,31 +198,43 @@ class _Compiled(Ops):
         return tf.cond(good, lambda: tuple(found), lambda: plain(unpack(chunk), schema))
 
 
-class _BesideServers(_Compiled):
-    """The compiled operators for a worker; parameter servers, which hold the variables, need not
-    have them."""
+class _OnServers(_Compiled):
+    """The compiled operators for variables in parts, on parameter servers that have them too."""
 
-    adds_l2 = keeps_rows = False
+    keeps_rows = False
     gather, zeros, empty = Ops.gather, Ops.zeros, Ops.empty
+
+
+class _BesideServers(_OnServers):
+    """The compiled operators for a worker of parameter servers that do not have them."""
+
+    adds_l2 = False
     clip_rows, adam, adam_rows = Ops.clip_rows, Ops.adam, Ops.adam_rows
     elapsed_adam, ftrl, ftrl_rows = Ops.elapsed_adam, Ops.ftrl, Ops.ftrl_rows
 
 
 COMPILED = _Compiled()
-BESIDE_SERVERS = _BesideServers()
+ON_SERVERS, BESIDE_SERVERS = _OnServers(), _BesideServers()
 
 
-def of_steps(ops, processes, partitioner=None):
+def of_steps(ops, processes, servers):
     """The Ops of training steps, if data are read with `ops`.
 
     Processes that take each step together all use the same Ops: each updates its own copy of the
     weights, and the copies must stay equal to the bit.
+
+    Args:
+        ops: Ops.
+        processes: Processes.
+        servers: Servers.
     """
     everywhere = ops is COMPILED
     if processes.in_step:
         everywhere = all(processes.exchange(everywhere))
     ops = of_model(ops) if everywhere else TENSORFLOW
-    return BESIDE_SERVERS if partitioner and ops is COMPILED else ops
+    if not servers.partitioner or ops is not COMPILED:
+        return ops
+    return ON_SERVERS if servers.all_run(lambda: raw_ops().deepfm_zeros([0])) else BESIDE_SERVERS
 
 
 def of_model(ops):

@@ -79,14 +79,10 @@ def deep(x, kernel, config, part=None, ops=TENSORFLOW):
         hidden["BiasAdd"] = batch_norm.BIAS_ADD
     for i, (units, rate) in enumerate(zip(config.deep_layers, config.dropout)):
         with graph.gradient_override_map(hidden):
-            if i == 0:
-                start = v1.zeros_initializer()
-                bias = v1.get_variable("deep_0/bias", [units], initializer=start)
-                x = tf.nn.bias_add(x, bias, name="deep_0/BiasAdd")
-            else:
-                layer = v1.layers.Dense(units, kernel_initializer=glorot(config, i))
-                x = layer.apply(x, scope=f"deep_{i}")  # a `name` would differ at the second use
-                weights.append(layer.kernel)
+            if i > 0:
+                x, kernel = _product(x, f"deep_{i}", units, glorot(config, i))
+                weights.append(kernel)
+            x = _add_bias(x, f"deep_{i}", units)
         if config.batch_norm:
             how = config.batch_norm_decay, part, config.batch_norm_epsilon
             x = batch_norm.batch_norm(x, f"batch_norm_{i}", *how)
@@ -94,11 +90,22 @@ def deep(x, kernel, config, part=None, ops=TENSORFLOW):
             x = ops.relu_dropout(x, seed_of_step(config.seed, i), dropped(rate))
         else:
             x = tf.nn.relu(x)
-    layer = v1.layers.Dense(1, kernel_initializer=glorot(config, -1))
     with graph.gradient_override_map(gradients):
-        x = layer.apply(x, scope="deep_out")
-    weights.append(layer.kernel)
-    return x[:, 0], weights
+        x, kernel = _product(x, "deep_out", 1, glorot(config, -1))
+        x = _add_bias(x, "deep_out", 1)
+    return x[:, 0], [*weights, kernel]
+
+
+def _product(x, name, units, start):
+    """x times the kernel of a layer, and that kernel."""
+    kernel = v1.get_variable(f"{name}/kernel", [x.shape[1].value, units], initializer=start)
+    kernel = tf.identity(kernel)  # crosses the network once, if it is on a server
+    return tf.matmul(x, kernel, name=f"{name}/MatMul"), kernel
+
+
+def _add_bias(x, name, units):
+    bias = v1.get_variable(f"{name}/bias", [units], initializer=v1.zeros_initializer())
+    return tf.nn.bias_add(x, bias, name=f"{name}/BiasAdd")
 
 
 _MATMUL = "MatMulOfExamples"

@@ -83,9 +83,10 @@ class _LazyAdam(v1.train.AdamOptimizer):
         )
 
     def _prepare(self):
-        super()._prepare()
         beta1_power, beta2_power = self._get_beta_accumulators()
-        self._correction = tf.sqrt(1 - beta2_power) / (1 - beta1_power)
+        with tf.device(beta1_power.device):  # a server's, so that no worker sends it the numbers
+            super()._prepare()
+            self._correction = tf.sqrt(1 - beta2_power) / (1 - beta1_power)
         if self._elapsed:
             self._now = tf.cast(v1.train.get_or_create_global_step() + 1, tf.float32)
 
@@ -250,7 +251,8 @@ def make_optimizer(config, replicas, ops=TENSORFLOW, occurrences=None):
     decay = v1.get_variable(
         DECAY, [], initializer=v1.ones_initializer(), trainable=False, use_resource=True
     )
-    rate = _warmed_up(config.learning_rate * decay, config.learning_rate_warmup_steps)
+    with tf.device(decay.device):
+        rate = _warmed_up(config.learning_rate * decay, config.learning_rate_warmup_steps)
     if replicas.owns_variables():
         metrics.summarize("learning_rate", rate)
     kind, ops_add_l2 = OPTIMIZERS[config.name], _ops_add_l2(config, ops)
