@@ -463,9 +463,13 @@ void FirstLayerGradOp(OpKernelContext* context) {
     const float* own = s.kernel + f * s.width * s.units;
     const int64 all = s.fields[f + 1] - s.fields[f];
     const bool pooled = s.places.begins != nullptr;
-    std::vector<float> transposed(s.units * s.padded_width), total(s.width * s.padded_units),
+    const int64 to_pad = s.units == s.padded_units ? 0 : s.width * s.padded_units;
+    std::vector<float> transposed(s.units * s.padded_width), padded(to_pad),
         g(kBlock * s.stride), by_rows(kBlock * s.padded_width), squares(kBlock),
         of_pooled(pooled ? s.examples * s.padded_width : 0);
+    float* by_own = by_kernel + f * s.width * s.units;
+    float* total = padded.empty() ? by_own : padded.data();
+    std::fill(total, total + s.width * s.padded_units, 0.0f);
     Transpose(own, s.width, s.units, s.padded_width, transposed.data());
     const float* v = projected + s.fields[f] * s.stride + s.padded_units;
     if (pooled) GradientsOfPooled(s, f, v, by_fm, sums, of_pooled.data());
@@ -490,7 +494,7 @@ void FirstLayerGradOp(OpKernelContext* context) {
           SumRows(count, uses + begin, factors + begin, gradients, s.stride, s.stride, sum);
         }
       }
-      Back(s, n, g.data(), squares.data(), v + first * s.stride, transposed.data(), total.data(),
+      Back(s, n, g.data(), squares.data(), v + first * s.stride, transposed.data(), total,
            by_rows.data());
       for (int64 i = 0; i < n; ++i) {
         const int64 q = s.fields[f] + first + i;
@@ -499,9 +503,9 @@ void FirstLayerGradOp(OpKernelContext* context) {
         std::copy(from, from + s.width, to);
       }
     }
-    for (int64 k = 0; k < s.width; ++k) {
-      const float* from = total.data() + k * s.padded_units;
-      std::copy(from, from + s.units, by_kernel + (f * s.width + k) * s.units);
+    for (int64 k = 0; k < s.width && !padded.empty(); ++k) {
+      const float* from = padded.data() + k * s.padded_units;
+      std::copy(from, from + s.units, by_own + k * s.units);
     }
   });
   if (!shared) return;

@@ -264,12 +264,26 @@ class Chunks : public PackedDataset {
       }
       *end = newest_ == oldest_;
       if (*end) return Status::OK();
-      const int64 drawn = (oldest_ + random_() % (newest_ - oldest_)) % size;
       std::vector<char>& oldest = buffer_[oldest_ % size];
-      oldest.swap(buffer_[drawn]);
+      oldest.swap(buffer_[Drawn(0)]);
       *record = {oldest.data(), oldest.size()};
+      if (newest_ - oldest_ == size) {  // fetch the next record, and where the one after it is
+        __builtin_prefetch(&buffer_[Drawn(2)]);
+        const std::vector<char>& next = buffer_[Drawn(1)];
+        for (size_t i = 0; i < next.size(); i += 64) __builtin_prefetch(next.data() + i);
+      }
       ++oldest_;
+      numbers_[0] = numbers_[1];
+      numbers_[1] = numbers_[2];
+      numbers_[2] = random_();
       return Status::OK();
+    }
+
+    // The place of the record that this draw takes; or, while the buffer stays full, the draw after
+    // `later` others.
+    int64 Drawn(int later) const {
+      return (oldest_ + later + numbers_[later] % (newest_ - oldest_)) %
+             dataset()->options_.shuffle_buffer;
     }
 
     // Gets the next record in the order of the input; it stays valid until the next call.
@@ -298,6 +312,7 @@ class Chunks : public PackedDataset {
     int64 oldest_ = 0, newest_ = 0;
     random::PhiloxRandom parent_;
     random::SingleSampleAdapter<random::PhiloxRandom> random_;
+    uint32 numbers_[3] = {random_(), random_(), random_()};  // of this draw and those that follow
     int64 to_skip_, to_take_;
   };
 
