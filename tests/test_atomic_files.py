@@ -102,6 +102,23 @@ def test_a_scratch_folder_of_a_killed_process_goes_and_that_of_a_living_one_stay
     assert os.listdir(tmp_path) == [".tool-mine"]
 
 
+def test_a_scratch_folder_goes_though_another_process_still_writes_to_it(tmp_path):
+    def write(path):
+        with contextlib.suppress(OSError):  # until the folder is gone
+            for i in range(5000):
+                os.mkdir(f"{path}/{i}")
+        os._exit(0)
+
+    with atomic_files.scratch(str(tmp_path), ".scratch-") as path:
+        pid = os.fork()
+        if not pid:
+            write(path)
+        while not os.path.exists(f"{path}/100"):
+            time.sleep(0.001)
+    os.waitpid(pid, 0)
+    assert os.listdir(str(tmp_path)) == []
+
+
 def test_a_file_whose_writing_is_killed_keeps_its_old_content_and_leaves_no_data(tmp_path):
     path = tmp_path / "dataset.json"
     path.write_text("old")

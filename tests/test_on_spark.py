@@ -367,10 +367,14 @@ def test_a_folder_that_holds_data_is_refused_until_it_is_to_be_replaced(server, 
     assert content(tmp_path) != before
 
 
-def test_a_full_disk_ends_the_job_with_its_name_and_leaves_nothing(server, records, small_disk):
-    fill(small_disk, 30000)
+@pytest.mark.parametrize("job", ["convert", "prepare", "rebalance"])
+def test_a_full_disk_ends_the_job_with_its_name_and_leaves_nothing(
+    server, records, criteo, text, small_disk, job
+):
+    folder = {"rebalance": records, "prepare": criteo}.get(job) or text("libsvm")
+    fill(small_disk, 30000 if job == "rebalance" else 150000)
     before = content(small_disk)
-    answer = server("rebalance", input=records, output_dir=small_disk / "out", num_files=2)
+    answer = server(job, input=folder, output_dir=small_disk / "out")
     assert answer["code"] == 1
     assert "a task failed 3 times" in answer["said"] and "No space left" in answer["said"]
     assert "\n" not in answer["said"]

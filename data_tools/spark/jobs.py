@@ -30,6 +30,7 @@ _BAD_INPUT = re.compile(r"^(?:\w+\.)*BadInput: (.*)", re.MULTILINE)
 _RAISED = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception)): (.*)", re.MULTILINE)
 _OF_SPARK = ("SparkException", "PythonException", "Py4JJavaError")  # what wraps the cause
 _ABORTED = re.compile(r"Job aborted.*")
+_KILLED = "Python worker exited unexpectedly"
 _TIMES = re.compile(r"failed (\d+) times")
 
 
@@ -67,7 +68,9 @@ def session(name: str, master: str) -> Iterator[SparkSession]:
         spark = builder.getOrCreate()
     for number, handler in handlers.items():  # Spark sets one of its own
         signal.signal(number, handler)
-    spark.sparkContext.setLogLevel("ERROR")
+    # Of every attempt to run a task, an executor logs the trace: here, if it is in this process.
+    here = spark.sparkContext.master.startswith("local")
+    spark.sparkContext.setLogLevel("FATAL" if here else "ERROR")
     try:
         yield spark
     finally:
@@ -143,6 +146,11 @@ def _sentence(title, text):
         if kind == "ModuleNotFoundError":
             why += "; executors need numpy, pandas, pyarrow and --py-files=deepfm_spark.zip"
         return f"{failed}, at last with {kind}: {why}"
+    if _KILLED in text:
+        return (
+            f"{failed}, at last because its Python process was killed; if memory was short, give "
+            "executors more of it, or fewer cores."
+        )
     lost = _ABORTED.search(text)
     return f"{failed}: {lost[0] if lost else text.splitlines()[0]}"
 

@@ -1,5 +1,6 @@
 """What executors do for convert: count the rows of ranges of lines, write them, join the pieces."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -57,7 +58,8 @@ def write(task, schema, scratch: str):
 def _own_folder(scratch):
     """Makes the folder of this attempt to run a task."""
     folder = os.path.join(scratch, f"attempt-{pyspark.TaskContext.get().taskAttemptId()}")
-    os.makedirs(folder, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder)  # and not its parents: if those are gone, so is the job
     return folder
 
 

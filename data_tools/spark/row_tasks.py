@@ -1,5 +1,6 @@
 """What executors do for prepare: count the categories of rows, add the counts up, encode rows."""
 
+import contextlib
 import os
 import zlib
 from typing import Iterable, Iterator, NamedTuple, Sequence, Tuple
@@ -115,10 +116,10 @@ def encode(task, tables, output_format: str, scratch: str) -> Iterator:
         BadRecords, and (index in SPLITS, name of the file, rows, positives, the folder) of each
         file.
     """
-    attempt = pyspark.TaskContext.get().taskAttemptId()
-    folder = os.path.join(scratch, f"attempt-{attempt}")
-    for split in SPLITS:
-        os.makedirs(os.path.join(folder, split), exist_ok=True)
+    folder = os.path.join(scratch, f"attempt-{pyspark.TaskContext.get().taskAttemptId()}")
+    for made in (folder, *(os.path.join(folder, split) for split in SPLITS)):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(made)  # and not its parents: if those are gone, so is the job
     append = _append_records if output_format == "tfrecord" else _append_lines(tables[-1].end)
     suffix, written = SUFFIXES[output_format], {}
     with naming(folder):

@@ -68,11 +68,24 @@ def scratch(parent: str, prefix: str) -> Iterator[str]:
     fd = os.open(path, os.O_RDONLY)
     try:
         lock(fd)
-        with naming(parent), program.before_end(lambda: shutil.rmtree(path, ignore_errors=True)):
+        with naming(parent), program.before_end(lambda: _remove_scratch(path, parent, prefix)):
             yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        _remove_scratch(path, parent, prefix)
         os.close(fd)
+
+
+def _remove_scratch(path, parent, prefix):
+    """Removes a folder that others may still be writing to.
+
+    A task of a Spark job that failed or was ended runs on for a while. So the folder first gets a
+    name that no task knows; under the old one, nothing new can be made.
+    """
+    unknown = os.path.join(parent, f"{prefix}{os.getpid()}")
+    with contextlib.suppress(OSError):
+        os.rename(path, unknown)
+    for left in (unknown, path):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 @contextlib.contextmanager

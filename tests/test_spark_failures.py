@@ -1,0 +1,68 @@
+"""on_spark in a process of its own that is ended, or whose executors' processes are killed."""
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+from conftest import started
+from test_on_spark import ENVIRONMENT, PYTHON, libsvm_lines
+
+pytestmark = pytest.mark.skipif(
+    not PYTHON.exists(), reason="needs .venv-spark: scripts/setup.sh --spark"
+)
+
+
+@pytest.fixture
+def converting(tmp_path):
+    """(convert, started on two cores; its output folder, in which its tasks now write)."""
+    (tmp_path / "raw").mkdir()
+    text = "\n".join(libsvm_lines(1000)) + "\n"
+    for i in range(8):
+        (tmp_path / "raw" / f"{i}.libsvm").write_text(text * 40)
+    out = tmp_path / "out"
+    words = [
+        PYTHON, "-m", "data_tools.on_spark", "convert", "--master=local[2,3]",
+        f"--input={tmp_path}/raw", f"--output_dir={out}",
+    ]  # fmt: skip
+    with started(words, env=ENVIRONMENT) as process:
+        while process.poll() is None and not list(out.glob(".*/attempt-*")):
+            time.sleep(0.01)
+        yield process, out
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_job_with_all_its_processes_and_leaves_nothing(converting, number, code):
+    process, out = converting
+    others = psutil.Process(process.pid).children(recursive=True)
+    if number == signal.SIGINT:  # a terminal sends Ctrl-C to the whole group
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == code, text
+    assert text.endswith(f"on_spark.py: ended by {number.name}; nothing was written.\n"), text
+    assert "Traceback" not in text and "at org.apache" not in text
+    assert psutil.wait_procs(others, timeout=60)[1] == []
+    assert list(out.iterdir()) == []
+
+
+@pytest.mark.timeout(120)
+def test_killed_python_processes_end_the_job_with_their_cause_and_leave_nothing(converting):
+    process, out = converting
+    while process.poll() is None:
+        for python in psutil.Process(process.pid).children(recursive=True):
+            try:
+                if "pyspark.daemon" in python.parent().cmdline():  # it forks those that work
+                    python.kill()
+            except (psutil.NoSuchProcess, AttributeError):
+                pass
+        time.sleep(0.02)
+    text, _ = process.communicate()
+    assert process.returncode == 1, text
+    sentence = text.splitlines()[-1]
+    assert "Converting: a task failed 3 times, at last because its Python process was" in sentence
+    assert "Traceback" not in text and "at org.apache" not in text
+    assert not out.exists() or list(out.iterdir()) == []
