@@ -190,6 +190,8 @@ def libsvm_lines(n, kind="libsvm", seed=0):
         pairs = [f"{200 * f + rng.randint(1, 200)}:{rng.rand():.6g}" for f in fields]
         if "ffm" in kind:
             pairs = [f"{field}:{pair}" for field, pair in enumerate(pairs)]
+        if "strings" in kind:
+            pairs = [pair.replace(":", f":{'cookie=' * (i % 12)}x", 1) for pair in pairs]
         if "multi" in kind:
             pairs += pairs[-2:]
         if "ffm" in kind or "map" in kind:
@@ -224,6 +226,7 @@ def text(tmp_path):
         ("ffm", {"num_files": 2, "compress": True}),
         ("weighted multi ffm", {"multi_valued": True, "input_format": "libffm"}),
         ("weighted map", {"fields": True}),
+        ("weighted ffm strings", {"hash_buckets": 1000, "max_bad_records": 9}),
     ],
 )
 def test_convert_writes_the_bytes_of_libsvm_to_tfrecord(
@@ -282,13 +285,6 @@ def test_convert_refuses_in_the_sentence_of_libsvm_to_tfrecord(
     assert words in said
     assert (answer["code"], answer["said"]) == (2, said)
     assert not (tmp_path / "spark").exists() or list((tmp_path / "spark").iterdir()) == []
-
-
-def test_convert_refuses_string_ids_and_names_the_program_that_hashes_them(server, tmp_path):
-    (tmp_path / "a.libsvm").write_text("1 red:1\n")
-    answer = server("convert", input=tmp_path, output_dir=tmp_path / "out", hash_buckets=9)
-    assert answer["code"] == 2
-    assert "--hash_buckets=9" in answer["said"] and "libsvm_to_tfrecord" in answer["said"]
 
 
 def test_convert_replaces_a_data_set_only_where_it_is_asked_to(server, text, tmp_path):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from data_tools.common import workers
 from data_tools.libsvm import block_writer
 from deepfm.data.plain import libsvm_decoder
+from deepfm.data.plain.hashes import fingerprints
 from deepfm.data.plain.libsvm_text import explain_line, number_of
 from deepfm.data.plain.schema import Schema
 
@@ -19,6 +20,8 @@ SCHEMAS = {
     "named": Schema(3, 50, pad=True, named_fields=True),
     "multi": Schema(3, 50, multi_valued=True, named_fields=True, weighted=True),
     "map": Schema(3, 51, pad=True, field_ids=((0, 10), (30, 40), (10, 20)), id_offset=1),
+    "hashed": Schema(2, 50, hash_buckets=50),
+    "hashed ffm": Schema(3, 9, True, named_fields=True, hash_buckets=9, weighted=True),
     "multi map": Schema(3, 50, multi_valued=True, field_ids=((0, 10), (10, 20), (30, 40))),
 }
 NUMBERS = st.one_of(
@@ -30,6 +33,7 @@ NUMBERS = st.one_of(
 IDS = st.one_of(
     st.integers(0, 45).map(str),
     st.sampled_from(["-0", "-1", "007", "2147483647", "9" * 19, "0" * 20 + "7", "x", "", "+1"]),
+    st.sampled_from(["red", "a#b", "#", "\xe9t\xe9", "a\x01b", "\x1f", "\x7f", "s" * 80]),
 )
 BLANKS = st.sampled_from([" ", " ", " ", "  ", "\t", "\r", "\v"])
 LABELS = st.one_of(
@@ -59,6 +63,11 @@ def lines(draw, named):
 
 
 _PARSERS = {}
+
+
+def with_op(op, *inputs):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        return session.run(op(*inputs))
 
 
 def with_tensorflow(text, schema):
@@ -99,6 +108,21 @@ def test_a_line_is_taken_as_tensorflow_takes_it_or_refused_with_a_reason(name):
     assert len(good) > 40
     agree(b"".join(good), schema)
     agree(b"# only a comment\n\n \r\n".join(good), schema)
+
+
+def test_fingerprints_are_those_of_tensorflow_for_strings_of_all_lengths():
+    """By the modulus TensorFlow returns the lower 63 bits, and by 3 what the upper bit changes."""
+    rng = np.random.RandomState(0)
+    strings = [rng.bytes(n) for n in rng.permutation(np.repeat(np.arange(201), 10))]
+    ends = np.cumsum([len(x) for x in strings])
+    starts = ends - [len(x) for x in strings]
+    text = np.frombuffer(b"".join(strings) + rng.bytes(8), np.uint8)
+    words = np.ndarray([len(text) - 7], "<u8", text, 0, [1])
+    found = fingerprints.of_strings(words, starts, ends)
+    for buckets in (3, 2**63 - 1):
+        expected = with_op(tf.strings.to_hash_bucket_fast, strings, buckets)
+        np.testing.assert_array_equal(found % np.uint64(buckets), expected.astype(np.uint64))
+    assert len(set(found.tolist())) == len({bytes(x) for x in strings})
 
 
 def test_texts_are_the_float32_nearest_to_them():

@@ -32,11 +32,6 @@ def convert(spark, options: Options):
         OSError: a job failed, or an output cannot be published.
     """
     start = time.monotonic()
-    if options.hash_buckets:
-        raise BadInput(
-            f"--hash_buckets={options.hash_buckets}: string ids are hashed where TensorFlow is; "
-            "convert them with data_tools.libsvm_to_tfrecord."
-        )
     data = input_files.find(options.input, "input")
     if data.data_format != "libsvm":
         raise BadInput(f"--input={options.input}: {data.files[0].path} is not LibSVM text.")
@@ -56,8 +51,10 @@ def convert(spark, options: Options):
         _join(spark, parts, options.compress, scratch)
         files = output_files.described(names, outputs, options, scratch)
         dataset_json.write(
-            scratch, schema.field_size, feature_size, files, multi_valued=schema.multi_valued,
-            feature_map=None if options.id_offset else data.feature_map, weighted=schema.weighted,
+            scratch, schema.field_size, feature_size, files,
+            multi_valued=schema.multi_valued, hash_buckets=schema.hash_buckets,
+            feature_map=None if options.id_offset or options.hash_buckets else data.feature_map,
+            weighted=schema.weighted,
         )  # fmt: skip
         written = [*(os.path.basename(f.path) for f in files), dataset_json.METADATA]
         with publishing.succeeding(options.output_dir):

@@ -11,8 +11,8 @@ from typing import List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from deepfm.data.plain import crc32c
 from deepfm.data.plain.frames import HEADER
+from deepfm.data.plain.hashes import crc32c
 from deepfm.data.plain.schema import FRAME
 
 FLOAT_LIST, INT64_LIST = 2, 3  # the numbers of these fields in a tf.train.Feature

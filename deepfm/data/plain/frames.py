@@ -8,8 +8,8 @@ from typing import BinaryIO, Iterator, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
-from deepfm.data.plain import crc32c
 from deepfm.data.plain.bad_record import BadRecord
+from deepfm.data.plain.hashes import crc32c
 from deepfm.data.plain.schema import FRAME
 
 HEADER = 12  # bytes before the payload; 4 follow it

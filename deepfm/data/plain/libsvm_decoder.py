@@ -1,7 +1,6 @@
 """Decodes LibSVM and LibFFM text, a block at a time, with numpy alone.
 
-It takes the lines in which `libsvm_text.explain_line` finds no fault. Ids must be numbers: strings
-are hashed where TensorFlow is.
+It takes the lines in which `libsvm_text.explain_line` finds no fault.
 
 B: lines with a record. n: id:value pairs. F: fields. M: the most ids of a record.
 """
@@ -13,7 +12,8 @@ import numpy as np
 
 from deepfm.data.plain import digits
 from deepfm.data.plain.decoder import Batch
-from deepfm.data.plain.libsvm_text import are_numbers, number_of
+from deepfm.data.plain.hashes import fingerprints
+from deepfm.data.plain.libsvm_text import CONTROL, HASH_IN_ID, are_numbers, number_of
 from deepfm.data.plain.schema import Schema
 
 _COLON, _DOT, _MINUS, _PLUS, _NEWLINE, _HASH = b":.-+\n#"
@@ -58,6 +58,13 @@ class _Text:
                     raise _Bad
             found[~short] = np.array(pieces).astype(np.int64)
         return found
+
+    def hashed(self, starts, ends, buckets):
+        """The ids of the strings text[start:end], as records.hashed makes them. int64."""
+        if (starts == ends).any() or CONTROL.search(self.text):
+            raise _Bad
+        found = fingerprints.of_strings(self._words, starts, ends)
+        return 1 + (found % np.uint64(buckets - 1)).astype(np.int64)
 
     def numbers(self, starts, ends):
         """The numbers in text[start:end], NaN where there is none. float32."""
@@ -112,6 +119,8 @@ def decode(text: bytes, schema: Schema) -> Optional[Batch]:
     Lines without a record are passed over. `libsvm_text.explain_line` says what is wrong with a
     line, and `bad_record.find_refused` which ones are bad.
     """
+    if schema.hash_buckets and HASH_IN_ID.search(text):
+        return None
     try:
         return _decode(_Text(re.sub(rb"#[^\n]*", b"", text) if b"#" in text else text), schema)
     except _Bad:
@@ -142,9 +151,14 @@ def _decode(block, schema):
         fields = block.integers(starts, colons[first])
         starts, first = colons[first] + 1, first + 1
     at = colons[first]
-    minus = block.padded[starts] == _MINUS
-    ids = block.integers(starts + minus, at)
-    if ids[minus].any() or (ends - at - 1 > _LONGEST_NUMBER).any() or (ends == at + 1).any():
+    if schema.hash_buckets:
+        ids = block.hashed(starts, at, schema.hash_buckets)
+    else:
+        minus = block.padded[starts] == _MINUS
+        ids = block.integers(starts + minus, at)
+        if ids[minus].any():
+            raise _Bad
+    if (ends - at - 1 > _LONGEST_NUMBER).any() or (ends == at + 1).any():
         raise _Bad
     values = block.numbers(at + 1, ends)
     if schema.field_ids:

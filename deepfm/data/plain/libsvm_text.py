@@ -24,6 +24,7 @@ from deepfm.data.plain.schema import (
 
 UNEXPLAINED = "refused by TensorFlow's decoder"  # though `explain_line` finds no fault
 HASH_IN_ID = re.compile(rb"[^\s]#|[ \t]#\S")  # a '#' that may begin a comment or belong to an id
+CONTROL = re.compile(rb"[^\x20-\xff\t\n\r\v\f]")  # a character that is neither blank nor text
 _ID = re.compile(rb"-?[0-9]+")
 _FIELD = re.compile(rb"[0-9]{1,6}")
 _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -76,6 +77,8 @@ def explain_line(line: bytes, schema: Schema) -> Optional[str]:
         if not colon or not known or not value:
             form = "field:id:value" if schema.named_fields else "id:value"
             return f"{_text(pair)} is not {form}: {_text(line)}"
+        if schema.hash_buckets and CONTROL.search(feature_id):
+            return f"id {_text(feature_id)} has a control character: {_text(line)}"
         if positional and value.count(b":") == 1:
             hint = "like LibFFM, which data_tools.libsvm_to_tfrecord converts"
             return f"{_text(pair)} is not id:value ({hint}): {_text(line)}"
