@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT, fill, make_records, started, write_tfrecords
 from test_prepare_criteo import criteo_rows, text_of
 
-from data_tools import libsvm_to_tfrecord, prepare_criteo, rebalance
+from data_tools import inspect_dataset, libsvm_to_tfrecord, prepare_criteo, rebalance
 from data_tools.click_logs import options as prepare_options
 from data_tools.click_logs.column_kinds import DATASETS
 from data_tools.common import line_blocks
@@ -316,6 +316,35 @@ def test_rebalance_writes_the_bytes_of_one_machine(server, records, tmp_path, mo
     assert content(spark) == content(alone)
     rows = [f["rows"] for f in json.loads((spark / "dataset.json").read_text())["files"].values()]
     assert max(rows) - min(rows) <= 1
+
+
+@pytest.mark.parametrize(
+    "kind, options",
+    [
+        ("weighted short", {"num_files": 5, "compress": True}),
+        ("libsvm", {"shuffle": False, "max_bad_records": 2, "negative_rate": 0.5, "seed": 3}),
+        ("libsvm", {"max_bad_records": 1}),
+        ("libsvm", {"positive_share": 0.5, "num_files": 2}),
+    ],
+)
+def test_rebalance_of_text_writes_the_bytes_of_one_machine(
+    server, text, tmp_path, monkeypatch, kind, options
+):
+    folder, alone, spark = text(kind), tmp_path / "alone", tmp_path / "spark"
+    if "max_bad_records" in options:
+        lines = (folder / "a.libsvm").read_text().split("\n")
+        lines[2500:2501] = ["1 2:x 3:4", "1 0:1 \xe9", "0", "1 0:1 # \xe9"]  # two of them are bad
+        (folder / "a.libsvm").write_text("\n".join(lines), encoding="utf-8")
+    described = "positive_share" in options
+    if described:
+        inspect_dataset.new_metadata.write(str(folder), inspect_dataset.inspect(str(folder)))
+    said = one_machine(monkeypatch, "rebalance", input=folder, output_dir=alone, **options)
+    answer = server("rebalance", input=folder, output_dir=spark, **options)
+    bad = options.get("max_bad_records") == 1
+    assert (answer["code"], answer["said"]) == (2 * bad, said or "")
+    assert content(spark) == content(alone)
+    assert ("dataset.json" in content(spark)) == described
+    assert bad == (not content(spark))
 
 
 @pytest.mark.parametrize("skipped", [0, 1])

@@ -2,13 +2,17 @@
 
 import functools
 import os
-from typing import Callable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Tuple
 
-from deepfm.data.plain import text_blocks
+import numpy as np
+
+from deepfm.data.plain import libsvm_text, text_blocks
 from deepfm.data.plain.bad_record import BadRecord, find_refused
+from deepfm.data.plain.schema import Schema
 
 BLOCK = 1 << 20  # bytes read at once
 TASK = 16 << 20  # bytes of an uncompressed file that a process takes as one task
+_NEWLINE = ord("\n")
 
 
 class LineRange(NamedTuple):
@@ -118,3 +122,40 @@ def sift(
         del found[rows[i]]
         yield BadRecord(path, f":{number + rows[i]}", reason)
     return found
+
+
+def decoded(
+    lines: LineRange,
+    decode: Callable[[bytes], Any],
+    field_size: Optional[int] = None,
+    weighted: bool = False,
+) -> Iterator:
+    """Decodes LibSVM lines, block by block.
+
+    Args:
+        lines: the lines.
+        decode: decodes a text; returns None if a line is bad.
+        field_size: pairs in a line; None: any number.
+        weighted: whether labels may have a weight.
+
+    Yields:
+        For each block, a BadRecord per bad line, and then a tuple for its n good lines: (text of
+        the block; the bytes in it where each line begins and ends, int64 [n] each; what `decode`
+        returns; bytes of the file read).
+    """
+    first, lines_before = numbering(lines), 0
+    explain = lambda line: libsvm_text.explain_line(
+        line, Schema(field_size or len(line.split()) - 1, weighted=weighted)
+    )
+    for _, text, read in read_blocks(lines):
+        starts = text_blocks.record_starts(text)
+        newlines = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE)
+        line = np.searchsorted(newlines, starts)  # the index of each record's line
+        found = decode(text)
+        if found is None:
+            number, accepts = first() + lines_before, lambda text: decode(text) is not None
+            good = yield from sift(lines.path, text, number, accepts, explain)
+            kept = np.isin(line, list(good))
+            starts, line, found = starts[kept], line[kept], decode(b"\n".join(good.values()))
+        yield text, starts, newlines[line] + 1, found, read
+        lines_before += len(newlines)

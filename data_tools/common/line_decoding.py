@@ -3,16 +3,11 @@
 import functools
 from typing import Iterator, Optional
 
-import numpy as np
 import tensorflow as tf
 
-from data_tools.common import workers
-from data_tools.common.line_blocks import LineRange, numbering, read_blocks, sift
+from data_tools.common import line_blocks, workers
+from data_tools.common.line_blocks import LineRange
 from deepfm.data import libsvm, records
-from deepfm.data.plain import libsvm_text
-from deepfm.data.plain.text_blocks import record_starts
-
-_NEWLINE = ord("\n")
 
 
 def decoded(lines: LineRange, field_size: Optional[int] = None, weighted: bool = False) -> Iterator:
@@ -22,27 +17,10 @@ def decoded(lines: LineRange, field_size: Optional[int] = None, weighted: bool =
         weighted: whether labels may have a weight.
 
     Yields:
-        For each block, a BadRecord per bad line, and then a tuple for its n good lines: (text of
-        the block; the bytes in it where each line begins and ends, int64 [n] each; the result of
-        libsvm.decode_lines, with labels 0 or 1, and if weighted with weights float32 [n]; bytes of
-        the file read).
+        As line_blocks.decoded; what is decoded is the result of libsvm.decode_lines, with labels 0
+        or 1, and if weighted with weights float32 [n].
     """
-    decode, first, lines_before = _decoder(field_size, weighted), numbering(lines), 0
-    explain = lambda line: libsvm_text.explain_line(
-        line, records.Schema(field_size or len(line.split()) - 1, weighted=weighted)
-    )
-    for _, text, read in read_blocks(lines):
-        starts = record_starts(text)
-        newlines = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE)
-        line = np.searchsorted(newlines, starts)  # the index of each record's line
-        found = decode(text)
-        if found is None:
-            number, accepts = first() + lines_before, lambda text: decode(text) is not None
-            good = yield from sift(lines.path, text, number, accepts, explain)
-            kept = np.isin(line, list(good))
-            starts, line, found = starts[kept], line[kept], decode(b"\n".join(good.values()))
-        yield text, starts, newlines[line] + 1, found, read
-        lines_before += len(newlines)
+    return line_blocks.decoded(lines, _decoder(field_size, weighted), field_size, weighted)
 
 
 @functools.lru_cache(maxsize=2)  # built once per process

@@ -58,11 +58,11 @@ def of_flags(data, options) -> Schema:
         named,
         known,
         options.hash_buckets,
-        weighted=_is_weighted(data),
+        weighted=is_weighted(data),
     )
 
 
-def _is_weighted(data):
+def is_weighted(data):
     """Whether examples are weighted, by dataset.json or else by the first record."""
     if data.weighted is not None:
         return data.weighted

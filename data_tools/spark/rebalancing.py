@@ -3,7 +3,7 @@
 One pass over the records. Each gets the key of its place; the key says which file it goes to, and
 Spark's shuffle brings it there and sorts each file, on disk where memory is short. How many records
 there are, which decides the keys at which files are cut, dataset.json says. Only if records are
-sampled or bad ones skipped are they counted in a pass of their own.
+sampled or bad ones skipped, or of LibSVM text, are they counted in a pass of their own.
 """
 
 import os
@@ -11,8 +11,10 @@ import time
 
 import numpy as np
 
-from data_tools.common import publishing
+from data_tools.common import line_blocks, publishing
+from data_tools.common.line_blocks import LineRange
 from data_tools.common.skipping import Skipping
+from data_tools.libsvm import line_schema
 from data_tools.rebalancing import output_files, sampling
 from data_tools.rebalancing.options import Options, check
 from data_tools.spark import input_files, jobs, order, record_blocks, record_tasks
@@ -37,20 +39,16 @@ def rebalance(spark, options: Options):
     start = time.monotonic()
     check(options)
     data = input_files.find(options.input, "input")
-    if data.data_format != "tfrecord":
-        raise BadInput(
-            f"--input={options.input}: on Spark only TFRecord files are rebalanced; convert them "
-            "with data_tools.on_spark convert, or use data_tools.rebalance."
-        )
-    schema = output_files.schema(data, _first_shape)
+    is_text = data.data_format == "libsvm"
+    schema = None if is_text else output_files.schema(data, _first_shape)
+    weighted = line_schema.is_weighted(data) if is_text else schema.weighted
     names = output_files.names(data, options)
     output_files.check_apart(data, options)
     old = output_files.prepare(data, options)
     with atomic_files.scratch(options.output_dir, ".rebalance-") as scratch:
         work = Work(
-            [file.path for file in data.files], [file.rows is not None for file in data.files],
-            schema, options.max_bad_records, ALL, order.Order(options.seed, options.shuffle),
-            options.compress, os.path.abspath(scratch),
+            *_inputs(data), schema, weighted, options.max_bad_records, ALL,
+            order.Order(options.seed, options.shuffle), options.compress, os.path.abspath(scratch),
         )  # fmt: skip
         rates = sampling.rates(options, lambda: _labels(spark, data, work))
         work = work._replace(rates=rates)
@@ -62,17 +60,30 @@ def rebalance(spark, options: Options):
             )
         files = _write(spark, data, rows, names, work, options.output_dir)
         ones = sum(file.positives for file in files)
-        kept = [sum(rows) - ones, ones]
-        dataset_json.write(
-            scratch, schema.field_size, max(data.feature_size or 0, max_id + 1), files,
-            sampling.rates_of_all(data, found, kept, rates), multi_valued=schema.multi_valued,
-            hash_buckets=data.hash_buckets or 0, feature_map=data.feature_map,
-            weighted=schema.weighted,
-        )  # fmt: skip
+        kept, written = [sum(rows) - ones, ones], list(names)
+        described = data.rows is not None and data.field_size  # LibSVM text has no other source
+        if schema or described:
+            written.append(dataset_json.METADATA)
+            dataset_json.write(
+                scratch, schema.field_size if schema else described,
+                max(data.feature_size or 0, max_id + 1), files,
+                sampling.rates_of_all(data, found, kept, rates),
+                multi_valued=bool(schema and schema.multi_valued),
+                hash_buckets=data.hash_buckets or 0, feature_map=data.feature_map,
+                weighted=weighted,
+            )  # fmt: skip
         with publishing.succeeding(options.output_dir):
-            publishing.publish(scratch, [*names, dataset_json.METADATA], options.output_dir, old)
+            publishing.publish(scratch, written, options.output_dir, old)
     output_files.log_summary(found, kept, len(files), time.monotonic() - start)
     return files
+
+
+def _inputs(data):
+    """(the LineRange of each task, whether dataset.json describes its file), as on one machine."""
+    whole = data.data_format == "tfrecord"
+    cut = lambda f: [LineRange(f.path)] if whole else line_blocks.cut(f.path, f.bytes)
+    parts = [(lines, file.rows is not None) for file in data.files for lines in cut(file)]
+    return map(list, zip(*parts))
 
 
 def _first_shape(data):
@@ -91,7 +102,7 @@ def _labels(spark, data, work):
 
 def _rows(spark, data, work):
     """((negatives, positives) of the input, records to write of each file, largest id decoded)."""
-    if data.rows is None or work.rates != ALL or work.skip:
+    if data.rows is None or work.rates != ALL or work.skip or work.schema is None:
         return _counted(spark, data, work)
     return _labels(spark, data, work), [file.rows for file in data.files], -1
 
@@ -100,10 +111,10 @@ def _counted(spark, data, work):
     """As `_rows`, by reading all records; the first bad one too many is always the same."""
     bad = Skipping(work.skip)
     count = lambda task: record_tasks.count(task, work)
-    tasks = range(len(work.paths))
-    counted = jobs.results(spark, count, tasks, _groups(spark, data), "Counting", bad)
+    tasks = range(len(work.inputs))
+    counted = jobs.results(spark, count, tasks, _groups(spark, data, tasks), "Counting", bad)
     bad.log_total()
-    found, rows, max_id = np.zeros(2, np.int64), [0] * len(work.paths), -1
+    found, rows, max_id = np.zeros(2, np.int64), [0] * len(tasks), -1
     for task, (before, kept, largest) in counted:
         found += before
         rows[task] += kept
@@ -123,11 +134,11 @@ def _other_count(data, rows):
     )
 
 
-def _groups(spark, data):
-    """How many Spark tasks read the files: one each, unless they are small."""
+def _groups(spark, data, tasks):
+    """How many Spark tasks do these tasks: one each, unless they are small."""
     size = sum(file.bytes for file in data.files)
     least = max(2 * spark.sparkContext.defaultParallelism, size // GROUP)
-    return min(len(data.files), least)
+    return min(len(tasks), least)
 
 
 def _write(spark, data, rows, names, work, output_dir):
@@ -136,7 +147,8 @@ def _write(spark, data, rows, names, work, output_dir):
     with jobs.job(spark, "Cutting"):
         cuts = order.cuts(context, work.order, rows, len(names))
         values = _part_values(spark, len(names))
-    tasks = context.parallelize([(task,) for task in range(len(rows))], _groups(spark, data))
+    tasks = range(len(rows))
+    tasks = context.parallelize([(task,) for task in tasks], _groups(spark, data, tasks))
     tasks = spark.createDataFrame(tasks, "task int")
     scattered = tasks.mapInArrow(
         lambda x: record_tasks.scatter(x, work, cuts, values), record_tasks.RECORDS

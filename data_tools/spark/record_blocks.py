@@ -1,4 +1,4 @@
-"""Reads TFRecord files as checked blocks of raw records, without TensorFlow.
+"""Reads TFRecord files and LibSVM text as checked blocks of raw records, without TensorFlow.
 
 As data_tools.rebalancing.record_blocks: of a file that dataset.json describes, records with the
 layout of our own writer are trusted: their frames are checked and their labels read. All others
@@ -12,7 +12,9 @@ from typing import Iterator, NamedTuple, Union
 
 import numpy as np
 
-from deepfm.data.plain import decoder, frames, wire
+from data_tools.common import line_blocks
+from data_tools.common.line_blocks import LineRange
+from deepfm.data.plain import decoder, frames, libsvm_decoder, text_blocks, wire
 from deepfm.data.plain.bad_record import BadRecord, find_refused
 from deepfm.data.plain.schema import Schema, Shape
 from deepfm.errors import BadInput
@@ -64,6 +66,28 @@ def read(
             bad += isinstance(part, BadRecord)
             if bad > skip:
                 return
+
+
+def read_lines(lines: LineRange, weighted: bool) -> Iterator[Union[RecordBlock, BadRecord]]:
+    """Yields the good records of LibSVM lines in RecordBlocks, the bad ones as BadRecords.
+
+    Args:
+        lines: the lines, whose numbers of pairs may differ.
+        weighted: whether labels may have a weight.
+    """
+
+    def decode(text):
+        # A field may have several values, so that id 0 is allowed though rows are padded.
+        longest = text_blocks.longest_record(text, text_blocks.record_starts(text), weighted)
+        schema = Schema(max(longest, 1), pad=True, multi_valued=True, weighted=weighted)
+        return libsvm_decoder.decode(text, schema)
+
+    for block in line_blocks.decoded(lines, decode, weighted=weighted):
+        if isinstance(block, BadRecord):
+            yield block
+            continue
+        text, starts, ends, batch, _ = block
+        yield RecordBlock(text, starts, ends, batch.labels > 0, int(batch.ids.max(initial=-1)))
 
 
 def first_shape(path: str) -> Shape:

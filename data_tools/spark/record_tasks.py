@@ -2,7 +2,7 @@
 
 import gzip
 import os
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import numpy as np
 import pyarrow as pa
@@ -27,9 +27,10 @@ class Work(NamedTuple):
     """What executors need to know.
 
     Attributes:
-        paths: the input files; a task is the index of one.
-        described: of each file, whether dataset.json describes it.
-        schema: the Schema of the records.
+        inputs: LineRanges of text, or whole TFRecord files; a task is the index of one.
+        described: of each, whether dataset.json describes its file.
+        schema: the Schema of TFRecords; None for LibSVM text.
+        weighted: whether the labels of text may have a weight.
         skip: bad records to pass over in a file; one more ends its reading.
         rates: SamplingRates.
         order: the Order of the records.
@@ -37,9 +38,10 @@ class Work(NamedTuple):
         scratch: the folder to write to.
     """
 
-    paths: list
+    inputs: list
     described: list
-    schema: Schema
+    schema: Optional[Schema]
+    weighted: bool
     skip: int
     rates: SamplingRates
     order: order.Order
@@ -64,9 +66,7 @@ def _chosen(task, work):
     """Yields (a block of records, index of those to write) of a file; (BadRecord, None)."""
     step = max(int(COPIES / max(*work.rates, 1)), 1)
     salt, seen = shuffling.salt(work.order.seed, 0, order.SAMPLE), 0
-    for block in record_blocks.read(
-        work.paths[task], Schema(*work.schema), work.described[task], work.skip
-    ):
+    for block in _blocks(work.inputs[task], work.described[task], work):
         if isinstance(block, BadRecord):
             yield block, None
             continue
@@ -78,6 +78,12 @@ def _chosen(task, work):
             key = shuffling.keys(salt, task, seen, len(part.starts))
             seen += len(part.starts)
             yield part, sampling.choose(part.positive, key, work.rates)
+
+
+def _blocks(lines, described, work):
+    if work.schema is None:
+        return record_blocks.read_lines(lines, work.weighted)
+    return record_blocks.read(lines.path, Schema(*work.schema), described, work.skip)
 
 
 def scatter(batches, work, cuts, part_values):
