@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conftest import ROOT, fill, make_records, started, write_tfrecords
+from scipy import stats
 from test_prepare_criteo import criteo_rows, text_of
 
 from data_tools import inspect_dataset, libsvm_to_tfrecord, prepare_criteo, rebalance
@@ -345,6 +346,30 @@ def test_rebalance_of_text_writes_the_bytes_of_one_machine(
     assert content(spark) == content(alone)
     assert ("dataset.json" in content(spark)) == described
     assert bad == (not content(spark))
+
+
+def test_rebalance_puts_records_anywhere_with_equal_chances(server, tmp_path):
+    """Where a record was against where it is, and how far from the one before it, by chi-squared.
+
+    A table that is too even is as wrong as one that is not even enough.
+    """
+    sizes, rows, blocks = (100, 6000, 3900), 10000, 12
+    (tmp_path / "in").mkdir()
+    for i, ids in enumerate(np.split(np.arange(rows), np.cumsum(sizes)[:-1])):
+        lines = "".join(f"{n % 2} {n}:1\n" for n in ids.tolist())
+        (tmp_path / "in" / f"{i}.libsvm").write_text(lines)
+    options = {"input": tmp_path / "in", "output_dir": tmp_path / "out", "num_files": blocks}
+    assert server("rebalance", seed=2, **options)["code"] == 0
+    files = sorted((tmp_path / "out").glob("part-*"))
+    lines = [line for path in files for line in path.read_text().splitlines()]
+    before = np.array([int(line.split()[1].split(":")[0]) for line in lines])
+    assert sorted(before.tolist()) == list(range(rows))
+    after = np.arange(rows)
+    place = np.histogram2d(before, after, blocks)[0]
+    step = np.histogram((before[1:] - before[:-1]) % rows, blocks, (0, rows))[0]
+    for counts, freedom in ((place, (blocks - 1) ** 2), (step, blocks - 1)):
+        statistic = ((counts - counts.mean()) ** 2).sum() / counts.mean()
+        assert 1e-3 < stats.chi2.cdf(statistic, freedom) < 1 - 1e-3, statistic
 
 
 @pytest.mark.parametrize("skipped", [0, 1])
