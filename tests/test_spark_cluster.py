@@ -1,4 +1,4 @@
-"""on_spark under spark-submit, on a master and two workers, an executor of which dies."""
+"""on_spark under spark-submit, on a master and two workers: an executor dies, another one stops."""
 
 import contextlib
 import os
@@ -25,9 +25,10 @@ def free_port():
         return found.getsockname()[1]
 
 
-@pytest.fixture
-def cluster(tmp_path):
-    """(address of the master, process ids of two workers, environment); all end with the test."""
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """(address of the master, process ids of two workers, environment); all end with the tests."""
+    tmp_path = tmp_path_factory.mktemp("cluster")
     home = next(VENV.glob("lib/python3*/site-packages/pyspark"))
     environment = dict(
         os.environ,
@@ -36,24 +37,22 @@ def cluster(tmp_path):
         SPARK_LOCAL_DIRS=str(tmp_path / "local"),
         SPARK_WORKER_DIR=str(tmp_path / "work"),
         PYSPARK_PYTHON=str(VENV / "bin" / "python"),
+        PYSPARK_DRIVER_PYTHON=str(VENV / "bin" / "python"),
     )
     port = free_port()
     address = f"spark://127.0.0.1:{port}"
     run = home / "bin" / "spark-class"
     service = "org.apache.spark.deploy"
     to = {"env": environment, "cwd": tmp_path, "stdout": subprocess.DEVNULL}
-    where = ["--host", "127.0.0.1", "--webui-port", free_port()]
     with contextlib.ExitStack() as stack:
         start = lambda *words: stack.enter_context(started([run, *words], **to))
-        start(f"{service}.master.Master", *where, "--port", port)
+        on = lambda host: ["--host", host, "--webui-port", free_port()]
+        start(f"{service}.master.Master", *on("127.0.0.1"), "--port", port)
         await_port(port)
         workers = [
-            start(
-                f"{service}.worker.Worker", "--cores", 1, "--memory", "1g", "--host", "127.0.0.1",
-                "--webui-port", free_port(), address,
-            )
-            for _ in range(2)
-        ]  # fmt: skip
+            start(f"{service}.worker.Worker", *on(host), "--cores", 1, "--memory", "1g", address)
+            for host in ("127.0.0.1", "127.0.0.2")  # Spark tries a slow task on another host
+        ]
         yield address, [worker.pid for worker in workers], environment
 
 
@@ -82,33 +81,63 @@ def content(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in paths}
 
 
-@pytest.mark.timeout(240)
-def test_a_cluster_that_loses_an_executor_writes_the_bytes_of_one_machine(cluster, tmp_path):
-    address, workers, environment = cluster
-    raw, records = tmp_path / "raw", tmp_path / "records"
-    run_tool("make_synthetic", f"--output_dir={raw}", f"--train_rows={ROWS}", "--val_rows=1",
-             "--test_rows=1", "--feature_size=2000")  # fmt: skip
-    run_tool("libsvm_to_tfrecord", f"--input={raw}/train.libsvm", f"--output_dir={records}",
-             "--num_files=4", "--feature_size=2000")  # fmt: skip
-    flags = [f"--input={records}", "--num_files=3"]
-    run_tool("rebalance", *flags, f"--output_dir={tmp_path}/alone")
-    zipped = tmp_path / "deepfm_spark.zip"
+@pytest.fixture(scope="module")
+def submit(cluster, tmp_path_factory):
+    """Starts a job with spark-submit: (settings of Spark's, *words) -> the context of a process."""
+    address, _, environment = cluster
+    folder = tmp_path_factory.mktemp("program")
+    zipped, program = folder / "deepfm_spark.zip", folder / "on_spark.py"
     subprocess.run([sys.executable, "scripts/zip_for_spark.py", f"--output={zipped}"], cwd=ROOT,
                    check=True, stdout=subprocess.DEVNULL)  # fmt: skip
     # Alone in a folder, so that its modules come from the zip.
-    program = tmp_path / "on_spark.py"
     shutil.copy(str(ROOT / "data_tools" / "on_spark.py"), str(program))
-    command = [
-        os.path.join(environment["SPARK_HOME"], "bin", "spark-submit"), "--master", address,
-        "--executor-memory", "512m", "--conf", "spark.ui.enabled=false", "--py-files", zipped,
-        program, "rebalance", *flags, f"--output_dir={tmp_path}/spark",
-    ]  # fmt: skip
-    environment["PYSPARK_DRIVER_PYTHON"] = environment["PYSPARK_PYTHON"]
-    job = started(command, env=environment, cwd=tmp_path)
-    with job as process:
-        out = tmp_path / "spark"
-        while process.poll() is None and not list(out.glob(".rebalance-*/attempt-*")):
-            time.sleep(0.02)
+
+    def start(settings, *words):
+        settings = dict(settings, **{"spark.ui.enabled": "false"})
+        command = [
+            os.path.join(environment["SPARK_HOME"], "bin", "spark-submit"), "--master", address,
+            "--executor-memory", "512m", "--py-files", zipped,
+            *(word for pair in settings.items() for word in ("--conf", "=".join(pair))),
+            program, *words,
+        ]  # fmt: skip
+        return started(command, env=environment, cwd=folder)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    """A folder with four files of LibSVM text."""
+    folder = tmp_path_factory.mktemp("raw")
+    for i in range(4):
+        run_tool("make_synthetic", f"--output_dir={folder}/{i}", f"--train_rows={ROWS // 4}",
+                 "--val_rows=1", "--test_rows=1", "--feature_size=2000", f"--seed={i}")  # fmt: skip
+        (folder / str(i) / "train.libsvm").rename(folder / f"{i}.libsvm")
+        shutil.rmtree(str(folder / str(i)))
+    return folder
+
+
+def await_attempt(process, out):
+    """Waits until a task of the job writes a file."""
+    while process.poll() is None:
+        attempts = out.glob(".*/attempt-*")
+        if any(path.is_file() or list(path.iterdir()) for path in attempts):
+            return
+        time.sleep(0.01)
+
+
+@pytest.mark.timeout(240)
+def test_a_cluster_that_loses_an_executor_writes_the_bytes_of_one_machine(
+    cluster, submit, raw, tmp_path
+):
+    _, workers, _ = cluster
+    records, out = tmp_path / "records", tmp_path / "spark"
+    run_tool("libsvm_to_tfrecord", f"--input={raw}", f"--output_dir={records}", "--num_files=4",
+             "--feature_size=2000")  # fmt: skip
+    flags = [f"--input={records}", "--num_files=3"]
+    run_tool("rebalance", *flags, f"--output_dir={tmp_path}/alone")
+    with submit({}, "rebalance", *flags, f"--output_dir={out}") as process:
+        await_attempt(process, out)
         if process.poll() is None:
             executors(workers)[0].kill()
         text, _ = process.communicate(timeout=150)
@@ -116,3 +145,35 @@ def test_a_cluster_that_loses_an_executor_writes_the_bytes_of_one_machine(cluste
     assert "Wrote 60000 of 60000 records" in text
     assert content(out) == content(tmp_path / "alone")
     assert (out / "_SUCCESS").exists()
+
+
+@pytest.mark.timeout(240)
+def test_the_records_of_two_attempts_at_a_task_count_once(cluster, submit, raw, tmp_path):
+    """A machine stops in the middle of a task, so that Spark tries the task on the other one, too.
+
+    The job ends while it still stops, so its attempt did not succeed.
+    """
+    _, workers, _ = cluster
+    out = tmp_path / "spark"
+    flags = [f"--input={raw}", "--field_size=39", "--feature_size=2000"]
+    run_tool("libsvm_to_tfrecord", *flags, f"--output_dir={tmp_path}/alone")
+    settings = {
+        "spark.speculation": "true",
+        "spark.speculation.quantile": "0.5",
+        "spark.speculation.minTaskRuntime": "1s",
+        "spark.speculation.efficiency.enabled": "false",
+    }
+    with submit(settings, "convert", *flags, f"--output_dir={out}") as process:
+        await_attempt(process, out)
+        assert process.poll() is None, process.communicate()
+        stopped = executors(workers[:1])[0].children(recursive=True)
+        for python in stopped:
+            python.suspend()
+        written = list(out.glob(".*/attempt-*/*"))
+        text, _ = process.communicate(timeout=150)
+        for python in stopped:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                python.resume()
+    assert process.returncode == 0, text
+    assert written and "Wrote 60000 rows" in text
+    assert content(out) == content(tmp_path / "alone")
