@@ -1,5 +1,6 @@
 """The jobs on Spark write what the programs of one machine write, and say the same of bad input."""
 
+import contextlib
 import gzip
 import json
 import os
@@ -33,9 +34,16 @@ ENVIRONMENT = dict(os.environ, SPARK_LOCAL_IP="127.0.0.1", SPARK_CONF_DIR="/none
 @pytest.fixture(scope="module")
 def server():
     """Runs a job on local[2]: (name, options) -> {"code", "said", "log"}."""
-    words = [PYTHON, "tests/spark_server.py"]
+    with serving(PYTHON) as run:
+        yield run
+
+
+@contextlib.contextmanager
+def serving(python, **environment):
+    """The same, in another Python."""
+    words = [python, "tests/spark_server.py"]
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with started(words, env=ENVIRONMENT, **pipes) as process:
+    with started(words, env=dict(ENVIRONMENT, **environment), **pipes) as process:
 
         def run(job, **options):
             options = {k: str(v) if k in ("input", "output_dir") else v for k, v in options.items()}
