@@ -426,6 +426,23 @@ def test_a_folder_that_holds_data_is_refused_until_it_is_to_be_replaced(server, 
 
 
 @pytest.mark.parametrize("job", ["convert", "prepare", "rebalance"])
+def test_a_damaged_gzip_file_is_refused_in_the_same_sentence(
+    server, records, criteo, text, tmp_path, monkeypatch, job
+):
+    source = {"rebalance": records, "prepare": criteo}.get(job) or text("libsvm")
+    folder = tmp_path / "damaged"
+    shutil.copytree(str(source), str(folder))
+    (path,) = folder.glob("*.gz")
+    path.write_bytes(path.read_bytes()[:-20])
+    options = {"input": folder}
+    said = one_machine(monkeypatch, job, output_dir=tmp_path / "alone", **options)
+    answer = server(job, output_dir=tmp_path / "spark", **options)
+    assert (answer["code"], answer["said"]) == (2, said)
+    assert path.name in said
+    assert content(tmp_path / "spark") == {}
+
+
+@pytest.mark.parametrize("job", ["convert", "prepare", "rebalance"])
 def test_a_full_disk_ends_the_job_with_its_name_and_leaves_nothing(
     server, records, criteo, text, small_disk, job
 ):

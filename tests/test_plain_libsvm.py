@@ -42,6 +42,7 @@ LABELS = st.one_of(
 )
 
 
+ENDS = st.sampled_from(["", "", " ", " # 3:4", " #3:4", "#"])
 GOOD_LABELS, GOOD_IDS = st.sampled_from(["0", "1", "-1", "+1"]), st.integers(1, 39).map(str)
 GOOD_NUMBERS = st.floats(-1e9, 1e9, width=32).map(lambda x: f"{x:.6g}")
 
@@ -59,7 +60,7 @@ def lines(draw, named):
         colon = ":" if good else draw(st.sampled_from([":"] * 9 + ["", "::"]))
         pair = draw(ids) + colon + draw(GOOD_NUMBERS if good else NUMBERS)
         line += draw(BLANKS) + (draw(fields) + ":" if named else "") + pair
-    return draw(st.sampled_from(["", " "])) + line + draw(st.sampled_from(["", " "]))
+    return draw(st.sampled_from(["", " "])) + line + draw(ENDS)
 
 
 _PARSERS = {}

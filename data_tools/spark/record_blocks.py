@@ -103,12 +103,39 @@ def _frames(path):
     """frames.read of a file; raises BadInput if it is a damaged gzip file."""
     packed = path.endswith(".gz")
     with open(path, "rb") as raw:
+        stream, block = _Packed(raw) if packed else raw, None
         try:
-            yield from frames.read(gzip.GzipFile(fileobj=raw) if packed else raw, path)
+            for block in frames.read(stream, path):
+                yield block
+            if packed and stream.cut and not isinstance(block, BadRecord):
+                raise stream.cut
         except (OSError, EOFError, zlib.error) as error:
             if packed and not getattr(error, "filename", None):
                 raise BadInput(f"{path}: is a truncated or damaged gzip file ({error}).") from error
             raise
+
+
+class _Packed:
+    """A gzip file that ends where it is cut off, as TensorFlow reads it: in the middle of a record.
+
+    Attributes:
+        cut: the EOFError that said so; None before, or if it is whole.
+    """
+
+    def __init__(self, raw):
+        self._file, self.cut = gzip.GzipFile(fileobj=raw), None
+
+    def read(self, size):
+        parts, left = [], size
+        try:
+            while left:
+                parts.append(self._file.read1(left))  # `read` would lose what precedes the cut
+                if not parts[-1]:
+                    break
+                left -= len(parts[-1])
+        except EOFError as error:
+            self.cut = error
+        return b"".join(parts)
 
 
 def _trusted(block):
