@@ -15,10 +15,11 @@ A table is described by a JSON file that names its columns in the order of their
 Without "name", the table is called as its file.
 """
 
+import contextlib
 import difflib
 import json
 import os
-from typing import Dict, Iterable, NamedTuple, Tuple
+from typing import Collection, Dict, Iterable, List, NamedTuple, Tuple
 
 LABEL = "label"
 IGNORED = "ignored"
@@ -89,43 +90,66 @@ def fields(columns: Iterable[Column], integers: str) -> Tuple[Column, ...]:
 
 def load(path: str) -> Table:
     """Reads the JSON file that describes a table; raises ValueError, which names it, if invalid."""
-    try:
-        with open(path, encoding="utf-8") as f:
-            found = json.load(f)
-        if not isinstance(found, dict) or not isinstance(found.get("columns"), list):
-            raise ValueError(
-                'it has no list "columns", such as [{"name": "x", "kind": "category"}]'
-            )
-        unknown = sorted(set(found) - {"name", "columns"})
-        if unknown:
-            raise ValueError(f'"{unknown[0]}" is not known; leave it out')
-        name = found.get("name", os.path.splitext(os.path.basename(path))[0])
-        if not isinstance(name, str) or not name or name in DATASETS:
-            raise ValueError(f'"name" {name!r} cannot be given; try "name": "my_{name}"')
-        columns = tuple(_column(i, column) for i, column in enumerate(found["columns"], 1))
+    with naming(path):
+        name, found = entries(path, KINDS, CATEGORY)
+        columns = tuple(Column(entry["name"], entry["kind"]) for entry in found)
         check(columns)
         return Table(name, columns)
+
+
+@contextlib.contextmanager
+def naming(path: str):
+    """Raises a ValueError that begins with the path for what the body finds wrong with a file."""
+    try:
+        yield
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error)[:300]
         raise ValueError(f"{path}: {reason}.") from error
 
 
-def _column(number, entry):
-    """A Column from its entry in the file."""
+def entries(
+    path: str, kinds: Collection[str], usual: str, optional: Collection[str] = ()
+) -> Tuple[str, List[dict]]:
+    """The name of the table that a JSON file describes, and the entries of its columns.
+
+    Args:
+        path: the file.
+        kinds: what the kind of a column may be.
+        usual: the kind to advise where another makes no sense.
+        optional: keys that an entry may have beside name and kind.
+
+    Raises:
+        ValueError: it is no such file, or an entry has no name, an unknown kind or another key.
+    """
+    with open(path, encoding="utf-8") as f:
+        found = json.load(f)
+    if not isinstance(found, dict) or not isinstance(found.get("columns"), list):
+        raise ValueError(f'it has no list "columns", such as [{{"name": "x", "kind": "{usual}"}}]')
+    unknown = sorted(set(found) - {"name", "columns"})
+    if unknown:
+        raise ValueError(f'"{unknown[0]}" is not known; leave it out')
+    name = found.get("name", os.path.splitext(os.path.basename(path))[0])
+    if not isinstance(name, str) or not name or name in DATASETS:
+        raise ValueError(f'"name" {name!r} cannot be given; try "name": "my_{name}"')
+    for number, entry in enumerate(found["columns"], 1):
+        _check_entry(number, entry, kinds, usual, optional)
+    return name, found["columns"]
+
+
+def _check_entry(number, entry, kinds, usual, optional):
     text = lambda key: isinstance(entry, dict) and isinstance(entry.get(key), str)
     if not text("name") or not entry["name"].strip() or entry["name"] != entry["name"].strip():
-        raise ValueError(f'column {number} has no name; try {{"name": "x", "kind": "category"}}')
+        raise ValueError(f'column {number} has no name; try {{"name": "x", "kind": "{usual}"}}')
     name, kind = entry["name"], entry.get("kind")
-    if not text("kind") or kind not in KINDS:
-        near = difflib.get_close_matches(str(kind), KINDS, 1) or [CATEGORY]
+    if not text("kind") or kind not in kinds:
+        near = difflib.get_close_matches(str(kind), kinds, 1) or [usual]
         raise ValueError(
-            f"column {name} is of kind {json.dumps(kind)}, not one of {', '.join(KINDS)}; try "
+            f"column {name} is of kind {json.dumps(kind)}, not one of {', '.join(kinds)}; try "
             f'"kind": "{near[0]}"'
         )
-    unknown = sorted(set(entry) - set(Column._fields))
+    unknown = sorted(set(entry) - {"name", "kind", *optional})
     if unknown:
         raise ValueError(f'column {name} has "{unknown[0]}", which is not known; leave it out')
-    return Column(name, kind)
 
 
 def check(columns: Tuple[Column, ...]):
@@ -137,11 +161,16 @@ def check(columns: Tuple[Column, ...]):
         raise ValueError(f'one column must be of kind "label", but {found}; {work}')
     if not fields(columns, BUCKETS):
         raise ValueError('no column becomes a field; give one kind "category"')
+    check_names([column.name for column in columns])
+
+
+def check_names(names: Iterable[str]):
+    """Refuses (ValueError) names of columns that do not differ."""
     seen = {}
-    for number, column in enumerate(columns, 1):
-        first = seen.setdefault(column.name.lower(), number)
+    for number, name in enumerate(names, 1):
+        first = seen.setdefault(name.lower(), number)
         if first != number:
             raise ValueError(
-                f"columns {first} and {number} are both called {column.name} (upper and lower case "
-                f'are the same); try "{column.name}_{number}"'
+                f"columns {first} and {number} are both called {name} (upper and lower case "
+                f'are the same); try "{name}_{number}"'
             )

@@ -17,6 +17,7 @@ import numpy as np
 from data_tools.click_logs import column_kinds, row_parser
 from data_tools.click_logs.column_kinds import DATASETS, LABEL
 from data_tools.click_logs.row_parser import BadBlock, Layout, Rows
+from data_tools.common import line_blocks
 from deepfm.data.plain.bad_record import BadRecord
 from deepfm.errors import BadInput
 
@@ -45,7 +46,7 @@ class RowGroups(NamedTuple):
     names: Tuple[str, ...] = ()
 
 
-def _open(path):
+def open_file(path: str):
     """A file as pyarrow's ParquetFile; BadInput if it is none, or pyarrow is missing."""
     try:
         import pyarrow
@@ -64,9 +65,17 @@ def _open(path):
         raise BadInput(f"{path}: is not a Parquet file ({reason}).") from error
 
 
+def is_parquet(path: str) -> bool:
+    """Whether a file is Parquet, by its name or else by its first bytes."""
+    if path.endswith(SUFFIXES):
+        return True
+    with line_blocks.open_file(path) as f:
+        return f.read(len(MAGIC)) == MAGIC
+
+
 def cut(path: str, size: int) -> List[RowGroups]:
     """The tasks of a file: a row group each, or several small ones of `size` bytes together."""
-    metadata, tasks, row = _open(path).metadata, [], 0
+    metadata, tasks, row = open_file(path).metadata, [], 0
     for i in range(metadata.num_row_groups):
         group = metadata.row_group(i)
         columns = (group.column(j) for j in range(group.num_columns))
@@ -92,7 +101,7 @@ def read_layout(path: str, labels: bool, options) -> Tuple[Layout, Tuple[str, ..
     Raises:
         BadInput: a column is missing, or its type has no text.
     """
-    schema = _open(path).schema_arrow
+    schema = open_file(path).schema_arrow
     columns = options.table or DATASETS[options.dataset]
     fields = column_kinds.fields(columns, options.integers)
     (label,) = (column.name for column in columns if column.kind == LABEL)
@@ -134,21 +143,29 @@ def _check_type(path, name, kind):
 def read(groups: RowGroups, layout: Layout) -> Iterator[Tuple[int, Union[Rows, BadRecord]]]:
     """Yields (bytes of the file read, Rows or a BadRecord) for some row groups, block by block."""
     row = groups.first_row
-    batches = _open(groups.path).iter_batches(
+    for batch in batches(groups):
+        size = groups.bytes * batch.num_rows // groups.rows
+        columns = [batch.column(batch.schema.get_field_index(name)) for name in groups.names]
+        for block in parse_columns(groups.path, row, columns, layout):
+            yield 0 if isinstance(block, BadRecord) else size, block
+        row += batch.num_rows
+
+
+def batches(groups: RowGroups) -> Iterator:
+    """Yields pyarrow RecordBatches with the rows of some row groups and the columns `names`."""
+    row = groups.first_row
+    found = open_file(groups.path).iter_batches(
         BATCH, groups.groups, list(groups.names), use_threads=False
     )
     while True:
         try:
-            batch = next(batches, None)
+            batch = next(found, None)
         except (OSError, ValueError) as error:  # pyarrow's own are one of these
             reason = str(error).splitlines()[0][:200].rstrip(".")
             raise BadInput(f"{groups.path}: damaged after row {row} ({reason}).") from error
         if batch is None:
             return
-        size = groups.bytes * batch.num_rows // groups.rows
-        columns = [batch.column(batch.schema.get_field_index(name)) for name in groups.names]
-        for block in parse_columns(groups.path, row, columns, layout):
-            yield 0 if isinstance(block, BadRecord) else size, block
+        yield batch
         row += batch.num_rows
 
 

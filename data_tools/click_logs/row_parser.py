@@ -157,21 +157,26 @@ def parse(text: bytes, start: int, layout: Layout) -> Rows:
     """
     if layout.labels and layout.label is None or b"\0" in text or not _is_utf8(text):
         raise BadBlock
+    starts, ends = cell_places(text, layout.delimiter, layout.width)
     padded = np.frombuffer(text + bytes(8), np.uint8)
-    characters = padded[:-8]
+    return _rows(text, padded, starts.T, ends.T, start + starts[:, 0], layout)
+
+
+def cell_places(text: bytes, delimiter: bytes, width: int) -> Tuple[np.ndarray, np.ndarray]:
+    """Where the cells of whole lines begin and end, int64 [B, width] each.
+
+    Raises BadBlock if a line has not `width` cells.
+    """
+    characters = np.frombuffer(text, np.uint8)
     newlines = characters == _NEWLINE
-    cuts = np.flatnonzero(newlines | (characters == layout.delimiter[0]))
+    cuts = np.flatnonzero(newlines | (characters == delimiter[0]))
     rows = np.count_nonzero(newlines)
-    if (
-        len(cuts) != rows * layout.width
-        or not newlines[cuts[layout.width - 1 :: layout.width]].all()
-    ):
+    if len(cuts) != rows * width or not newlines[cuts[width - 1 :: width]].all():
         raise BadBlock
-    ends = cuts.reshape(rows, layout.width)
-    starts = np.concatenate([[0], cuts + 1])[:-1].reshape(rows, layout.width)
-    row_starts = start + starts[:, 0]
-    ends[:, -1] -= padded[ends[:, -1] - 1] == _RETURN
-    return _rows(text, padded, starts.T, ends.T, row_starts, layout)
+    ends = cuts.reshape(rows, width)
+    starts = np.concatenate([[0], cuts + 1])[:-1].reshape(rows, width)
+    ends[:, -1] -= characters[ends[:, -1] - 1] == _RETURN
+    return starts, ends
 
 
 def rows_of_cells(

@@ -58,7 +58,7 @@ def checked(source: Source, found) -> list:
     if found.data_format == "tfrecord":  # anything else is taken for LibSVM
         first = found.files[0].path
         raise BadInput(f"--{source.flag}={source.spec}: {first} is neither text nor Parquet.")
-    parquet = [f.path for f in found.files if _is_parquet(f.path)]
+    parquet = [f.path for f in found.files if parquet_rows.is_parquet(f.path)]
     if parquet and len(parquet) < len(found.files):
         text = next(f.path for f in found.files if f.path not in parquet)
         raise BadInput(
@@ -89,7 +89,7 @@ def cut(source: Source, files: List, options, share: Tuple[int, int]) -> Iterato
     """
     total = sum(f.bytes for f in files)
     size = max(line_blocks.TASK, total // MOST)
-    if files and _is_parquet(files[0].path):
+    if files and parquet_rows.is_parquet(files[0].path):
         yield from _cut_parquet(source, [f.path for f in files], size, options, share)
         return
     slices = [
@@ -107,14 +107,6 @@ def cut(source: Source, files: List, options, share: Tuple[int, int]) -> Iterato
             split = source.split._replace(before=before, total=total)
             name = f"part-{i:05d}-of-{len(slices):05d}"
             yield RawSlice(lines, layout, split, name)
-
-
-def _is_parquet(path):
-    """Whether a file is Parquet, by its name or else by its first bytes."""
-    if path.endswith(parquet_rows.SUFFIXES):
-        return True
-    with line_blocks.open_file(path) as f:
-        return f.read(len(parquet_rows.MAGIC)) == parquet_rows.MAGIC
 
 
 def _cut_parquet(source, paths, size, options, share):

@@ -26,11 +26,11 @@ _DOTS = np.uint64(_DOT) * _ONES
 _FLAGS = np.array([1 << 8 * i + 7 for i in range(8)], np.uint64)  # of each byte of a word
 
 
-class _Bad(Exception):
-    """A line is bad."""
+class BadText(Exception):
+    """A line is bad, or holds no integer where one must be."""
 
 
-class _Text:
+class Text:
     """A block of text, of which pieces are read as numbers."""
 
     def __init__(self, text):
@@ -49,20 +49,20 @@ class _Text:
         shift = ((8 - np.clip(lengths, 1, 8)) * 8).astype(np.uint64)
         found, good = digits.eight(self._words[starts] << shift, shift)
         if (lengths == 0).any() or not good[short].all():
-            raise _Bad
+            raise BadText
         if not short.all():
             pieces = self.pieces(starts[~short], ends[~short])
             if not _INTEGERS.fullmatch(b" ".join([*pieces, b""])):
                 pieces = [piece.lstrip(b"0") or b"0" for piece in pieces]
                 if not all(piece.isdigit() and len(piece) <= 18 for piece in pieces):
-                    raise _Bad
+                    raise BadText
             found[~short] = np.array(pieces).astype(np.int64)
         return found
 
     def hashed(self, starts, ends, buckets):
         """The ids of the strings text[start:end], as records.hashed makes them. int64."""
         if (starts == ends).any() or CONTROL.search(self.text):
-            raise _Bad
+            raise BadText
         found = fingerprints.of_strings(self._words, starts, ends)
         return 1 + (found % np.uint64(buckets - 1)).astype(np.int64)
 
@@ -122,8 +122,8 @@ def decode(text: bytes, schema: Schema) -> Optional[Batch]:
     if schema.hash_buckets and HASH_IN_ID.search(text):
         return None
     try:
-        return _decode(_Text(re.sub(rb"#[^\n]*", b"", text) if b"#" in text else text), schema)
-    except _Bad:
+        return _decode(Text(re.sub(rb"#[^\n]*", b"", text) if b"#" in text else text), schema)
+    except BadText:
         return None
 
 
@@ -143,11 +143,11 @@ def _decode(block, schema):
     first = np.searchsorted(colons, starts)
     parts = 2 if schema.named_fields else 1
     if (np.searchsorted(colons, ends) - first != parts).any():
-        raise _Bad
+        raise BadText
     fields = None
     if schema.named_fields:
         if (colons[first] - starts > _LONGEST_FIELD).any():
-            raise _Bad
+            raise BadText
         fields = block.integers(starts, colons[first])
         starts, first = colons[first] + 1, first + 1
     at = colons[first]
@@ -157,15 +157,15 @@ def _decode(block, schema):
         minus = block.padded[starts] == _MINUS
         ids = block.integers(starts + minus, at)
         if ids[minus].any():
-            raise _Bad
+            raise BadText
     if (ends - at - 1 > _LONGEST_NUMBER).any() or (ends == at + 1).any():
-        raise _Bad
+        raise BadText
     values = block.numbers(at + 1, ends)
     if schema.field_ids:
         fields = fields_of(ids, schema.field_ids)
     ids = ids + schema.id_offset
     if not np.isfinite(values).all() or (ids < 0).any() or (ids >= schema.limit).any():
-        raise _Bad
+        raise BadText
     ids, values, counts = _place(rows, fields, ids, values, len(labels), schema)
     return Batch((labels > 0).astype(np.float32), ids, values, counts, weights)
 
@@ -184,13 +184,13 @@ def _labels(block, starts, ends, schema):
         if (at[given] + 1 == ends[given]).any() or not (
             np.isfinite(weights) & (weights >= 0)
         ).all():
-            raise _Bad
+            raise BadText
         ends = at
     if (starts == ends).any():
-        raise _Bad
+        raise BadText
     labels = block.numbers(starts, ends)
     if not np.isin(labels, (-1, 0, 1)).all():
-        raise _Bad
+        raise BadText
     return labels, weights if schema.with_weights else None
 
 
@@ -202,9 +202,9 @@ def _place(rows, fields, ids, values, num_rows, schema):
     if fields is None:
         fields = column
         if not schema.pad and (lengths != size).any():
-            raise _Bad
+            raise BadText
     if ((fields < 0) | (fields >= size)).any():
-        raise _Bad
+        raise BadText
     slots = rows * size + fields
     if (slots[1:] < slots[:-1]).any():
         order = np.argsort(slots, kind="stable")
@@ -215,7 +215,7 @@ def _place(rows, fields, ids, values, num_rows, schema):
         width = int(lengths.max(initial=0))
         slots = rows * width + column
     elif (slots[1:] == slots[:-1]).any() or (schema.pad and (ids == 0).any()):
-        raise _Bad
+        raise BadText
     placed = []
     for numbers in (ids, values):
         placed.append(np.zeros(num_rows * width, numbers.dtype))
