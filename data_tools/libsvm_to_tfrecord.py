@@ -1,12 +1,15 @@
-"""Converts LibSVM or LibFFM text to TFRecord files that train.py reads, with dataset.json.
+"""Converts LibSVM, LibFFM, CSV or Parquet to TFRecord files that train.py reads, with dataset.json.
 
     python -m data_tools.libsvm_to_tfrecord --input=raw/ --output_dir=data/train
     python -m data_tools.libsvm_to_tfrecord --input=a9a.libsvm --output_dir=data/a9a --pad
     python -m data_tools.libsvm_to_tfrecord --input=log.ffm --output_dir=data/log --multi_valued
+    python -m data_tools.libsvm_to_tfrecord --input=rows.parquet --output_dir=data/rows
 
 The pairs of a LibSVM line are its fields, in order, unless --fields gives the ids of each field. A
 LibFFM pair names its field. With --fields or LibFFM, the order in a line does not matter, and a
-field may be missing. If the first line begins with label:weight, examples are weighted.
+field may be missing. If the first line begins with label:weight, examples are weighted. The ids of
+a table, CSV or Parquet, are encoded already; the names of its columns, or --columns, say what each
+holds (data_tools/tables/layouts.py).
 
 An output file is made of pieces: contiguous parts of an input, which several processes convert in
 parallel and which are joined in order at the end. So the records keep the order of the input.
@@ -29,7 +32,7 @@ from absl import logging
 
 from data_tools.common import command_line, line_blocks, publishing, record_files, shards, workers
 from data_tools.common.skipping import Skipping
-from data_tools.libsvm import block_writer, line_schema, output_files, pieces
+from data_tools.libsvm import block_writer, output_files, pieces, sources
 from data_tools.libsvm.options import Options
 from deepfm.data import dataset_json, datasets, formats
 from deepfm.errors import BadInput
@@ -62,8 +65,11 @@ def convert(
     start = time.monotonic()
     data = datasets.find(options.input, "input", partial=own_files)
     if data.format is not formats.LIBSVM:
-        raise BadInput(f"--input={options.input}: {data.files[0].path} is not LibSVM text.")
-    inputs, lines = data.files, line_schema.of_flags(data, options)
+        raise BadInput(
+            f"--input={options.input}: {data.files[0].path} is neither text nor Parquet."
+        )
+    inputs, source = data.files, sources.of(data, options, block_writer.convert)
+    lines, ranges = source.schema, source.ranges
     if share[1] > 1 and not lines.field_size and (lines.pad or lines.named_fields):
         raise BadInput(
             f"--field_size must be given on {share[1]} hosts, because none of them sees all rows; "
@@ -73,7 +79,6 @@ def convert(
     options = dataclasses.replace(options, output_dir=shards.folder(options.output_dir, share))
     old = output_files.prepare(inputs, options)
     with atomic_files.scratch(options.output_dir, output_files.SCRATCH) as scratch:
-        ranges = [lines for file in inputs for lines in line_blocks.cut(file.path, file.bytes)]
         if not own_files:
             ranges = ranges[share[0] :: share[1]]
         if not ranges:
@@ -83,11 +88,11 @@ def convert(
                 "all); try a smaller --num_shards."
             )
         total = sum(f.bytes for f in inputs) // (1 if own_files else share[1])
-        counts = _count(ranges, lines, options, total)
-        schema = line_schema.with_field_size(lines, counts, inputs, options)
+        counts = _count(ranges, source, options, total)
+        schema = source.complete(counts)
         tasks = pieces.plan(ranges, counts, options.num_files, scratch)
         names = output_files.names([r.path for r in ranges], options)
-        outputs, feature_size = _write_pieces(tasks, len(names), inputs, schema, options)
+        outputs, feature_size = _write_pieces(tasks, len(names), total, source, schema, options)
         record_files.join(_pieces_of(names, tasks, scratch), options.compress, options.num_workers)
         files = output_files.described(names, outputs, options, scratch)
         dataset_json.write(
@@ -108,30 +113,30 @@ def convert(
     return files
 
 
-def _count(ranges, lines, options, total):
+def _count(ranges, source, options, total):
     """[(rows, most fields in a row)] of each range; None if nothing needs them."""
-    if not pieces.must_count(lines, options):
+    if not pieces.must_count(source.schema, options):
         return None
     counts = [(0, 0)] * len(ranges)
-    work = functools.partial(pieces.count, named_fields=lines.named_fields, weighted=lines.weighted)
-    with workers.results(work, ranges, options.num_workers, "Counting rows", total) as results:
+    with workers.results(
+        source.count, ranges, options.num_workers, "Counting rows", total
+    ) as results:
         for index, (rows, longest) in results:
             counts[index] = counts[index][0] + rows, max(counts[index][1], longest)
     return counts
 
 
-def _write_pieces(tasks, num_outputs, inputs, schema, options):
+def _write_pieces(tasks, num_outputs, total, source, schema, options):
     """Runs the tasks; returns (the BlockFacts of each output, feature_size)."""
     outputs, every, shown = [pieces.NO_ROWS] * num_outputs, pieces.NO_ROWS, False
     bad = Skipping(options.max_bad_records)
-    work = functools.partial(block_writer.convert, schema=schema)
-    size = sum(f.bytes for f in inputs)
-    with workers.results(work, tasks, options.num_workers, "Converting", size, bad) as results:
+    work = functools.partial(source.write, schema=schema)
+    with workers.results(work, tasks, options.num_workers, "Converting", total, bad) as results:
         for index, (piece, block) in results:
             outputs[piece.output] = pieces.together(outputs[piece.output], block)
             every = pieces.together(every, block)
             if every.negative and every.zero:
-                raise BadInput(line_schema.mixed_labels(inputs, schema))
+                raise BadInput(source.mixed_labels(schema))
             if not shown and index == 0 and block.rows >= SHOWN:
                 shown = True
                 _log_records(tasks[:1])

@@ -256,6 +256,36 @@ def test_convert_writes_the_bytes_of_libsvm_to_tfrecord(
     assert described.get("weighted", False) == ("weighted" in kind)
 
 
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_convert_writes_the_bytes_of_one_machine_for_tables(server, tmp_path, monkeypatch, kind):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rng, folder = np.random.RandomState(0), tmp_path / "table"
+    folder.mkdir()
+    for part in range(3):
+        columns = {name: rng.randint(0, 900, 1500) for name in "abc"}
+        columns["label"] = rng.randint(0, 2, 1500)
+        columns["b"][70 * part + 9] = 999  # a bad row
+        if kind == "csv":
+            rows = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values()))]
+            (folder / f"part-{part}.csv").write_text("\n".join(rows))
+            continue
+        columns["ids"] = np.stack([columns.pop(name) for name in "abc"], axis=1).tolist()
+        columns["values"], columns["weight"] = rng.rand(1500, 3).tolist(), rng.rand(1500)
+        table = pyarrow.table(columns)
+        parquet.write_table(table, str(folder / f"part-{part}.parquet"), row_group_size=400)
+    options = {"input": folder, "num_files": 4, "feature_size": 900, "compress": kind == "csv"}
+    for skip in (2, 3):
+        alone, spark = tmp_path / f"alone{skip}", tmp_path / f"spark{skip}"
+        options["max_bad_records"] = skip
+        said = one_machine(monkeypatch, "convert", output_dir=alone, **options)
+        answer = server("convert", output_dir=spark, **options)
+        assert (answer["code"], answer["said"]) == (2 * (skip < 3), said or ""), answer
+        assert content(spark) == content(alone)
+    described = json.loads((spark / "dataset.json").read_text())
+    assert sum(file["rows"] for file in described["files"].values()) == 3 * 1499
+
+
 @pytest.mark.parametrize("skipped", [1, 2])
 def test_a_bad_line_is_refused_in_the_same_sentence_or_skipped(
     server, text, tmp_path, monkeypatch, skipped

@@ -20,6 +20,7 @@ NEEDED = [
     "data_tools.click_logs.vocabulary",
     "data_tools.common.splitmix64",
     "data_tools.libsvm.pieces",
+    "data_tools.tables.writing",
     "data_tools.spark.events",
     "data_tools.spark.line_tasks",
     "data_tools.spark.order",

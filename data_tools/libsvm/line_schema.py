@@ -50,7 +50,7 @@ def of_flags(data, options) -> Schema:
         )
     return Schema(
         options.field_size or len(known or ()),
-        _feature_size(data, known, options),
+        feature_size(data, known, options),
         # Pad: a missing field gets id 0.
         options.pad or bool(named or known) and not options.multi_valued,
         options.id_offset,
@@ -71,7 +71,7 @@ def is_weighted(data):
     return next((shape.weighted for shape in shapes if shape.field_size), False)
 
 
-def _feature_size(data, known, options):
+def feature_size(data, known, options) -> Optional[int]:
     """The limit of ids from a flag, the field map or the input's dataset.json; None: unknown."""
     if options.hash_buckets:
         return options.hash_buckets

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Optional
 
 from data_tools.common.command_line import REQUIRED, flag
+from data_tools.tables import layouts
 from deepfm.runtime import memory
 
 
@@ -12,7 +13,8 @@ class Options:
     """The flags, as plain values."""
 
     input: str = flag(
-        "LibSVM or LibFFM files, plain or .gz: a directory, a glob, or a comma list of these.",
+        "LibSVM, LibFFM or CSV files, plain or .gz, or Parquet files: a directory, a glob, or a "
+        "comma list of these.",
         REQUIRED,
     )
     output_dir: str = flag("Local directory for the TFRecord files and dataset.json.", REQUIRED)
@@ -24,7 +26,7 @@ class Options:
     )
     field_size: Optional[int] = flag(
         "Fields of each row; other rows are bad. Default: as many as the first row has pairs; with "
-        "--pad the longest row; for LibFFM the largest field + 1.",
+        "--pad the longest row; for LibFFM the largest field + 1; for a table as its columns say.",
         lower_bound=1,
         upper_bound=memory.MAX_FIELDS,
     )
@@ -40,19 +42,24 @@ class Options:
         default=False,
     )
     input_format: str = flag(
-        "libsvm: 'label id:value ...' lines; libffm: 'label field:id:value ...'; auto: whichever "
-        "the first pair is.",
+        "libsvm: 'label id:value ...' lines; libffm: 'label field:id:value ...'; csv: a table, "
+        "whatever the names of the files; auto: Parquet, CSV if files are named .csv or .tsv, else "
+        "libsvm or libffm, as the first pair is.",
         default="auto",
-        enum_values=["auto", "libsvm", "libffm"],
+        enum_values=["auto", "libsvm", "libffm", "csv"],
+    )
+    columns: Optional[str] = flag(
+        "JSON file that names the columns of a CSV or Parquet table, and the kind of each "
+        f"({', '.join(layouts.KINDS)}); see docs/data.md. Default: the names of the columns say it."
     )
     fields: Optional[str] = flag(
         "JSON file with the id range of each field, for LibSVM rows whose pairs are in any order: "
         '{"fields": [{"name": "site", "first_id": 14, "last_id": 2065}, ...]}.'
     )
     multi_valued: bool = flag(
-        "Let a field have any number of values; needs LibFFM or --fields. Without it, a field with "
-        "two values is an error and a missing field becomes id 0, value 0, so the input must not "
-        "use id 0 (--id_offset=1 shifts 0-based ids).",
+        "Let a field have any number of values; needs LibFFM, --fields, or a table with counts. "
+        "Without it, a field with two values is an error and a missing field becomes id 0, value "
+        "0, so the input must not use id 0 (--id_offset=1 shifts 0-based ids).",
         default=False,
     )
     hash_buckets: int = flag(

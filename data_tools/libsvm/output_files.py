@@ -9,8 +9,10 @@ from typing import Sequence
 
 from absl import logging
 
+from data_tools.click_logs import parquet_rows
 from data_tools.common import publishing
 from data_tools.libsvm.pieces import BlockFacts
+from data_tools.tables import csv_blocks
 from deepfm.data.plain import data_file
 from deepfm.data.plain.data_file import DataFile
 from deepfm.errors import BadInput
@@ -42,9 +44,10 @@ def _names_after(paths, options):
     """Names of output files: the inputs' paths below their common folder, with our suffix."""
     top = os.path.dirname(paths[0]) if len(paths) == 1 else os.path.commonpath(paths)
     names = []
+    suffixes = data_file.LIBSVM + csv_blocks.SUFFIXES + parquet_rows.SUFFIXES
     for path in paths:
         name = os.path.relpath(path, top).replace(os.sep, "-")
-        suffix = next((s for s in data_file.LIBSVM if name.endswith(s)), "")
+        suffix = next((s for s in suffixes if name.endswith(s)), "")
         names.append(name[: len(name) - len(suffix)] + _suffix(options))
     for path, name in zip(paths, names):
         if names.count(name) > 1:

@@ -1,8 +1,8 @@
 """convert on Spark: the same files, byte for byte, as data_tools.libsvm_to_tfrecord writes.
 
-The ranges of lines, and the pieces of output files that they become, are those of one machine. With
---num_files the rows of each range are counted first. Executors write the pieces, and join those of
-an output file that has several.
+The ranges of lines or rows, and the pieces of output files that they become, are those of one
+machine. With --num_files the rows of each range are counted first. Executors write the pieces, and
+join those of an output file that has several.
 """
 
 import os
@@ -10,14 +10,15 @@ import time
 
 from absl import logging
 
-from data_tools.common import line_blocks, publishing
+from data_tools.common import publishing
 from data_tools.common.skipping import Skipping
-from data_tools.libsvm import line_schema, output_files, pieces
+from data_tools.libsvm import output_files, pieces, sources
 from data_tools.libsvm.options import Options
 from data_tools.libsvm.pieces import BlockFacts
 from data_tools.spark import input_files, jobs, line_tasks
 from deepfm.data import dataset_json
 from deepfm.data.plain import data_file
+from deepfm.data.plain.schema import Schema
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files
 
@@ -34,18 +35,21 @@ def convert(spark, options: Options):
     start = time.monotonic()
     data = input_files.find(options.input, "input")
     if data.data_format != "libsvm":
-        raise BadInput(f"--input={options.input}: {data.files[0].path} is not LibSVM text.")
-    lines = line_schema.of_flags(data, options)
+        raise BadInput(
+            f"--input={options.input}: {data.files[0].path} is neither text nor Parquet."
+        )
+    source = sources.of(data, options, line_tasks.write_lines)
+    ranges = source.ranges
     publishing.check_hosts(options.output_dir, 1, data_file.TFRECORD)
     old = output_files.prepare(data.files, options)
     with atomic_files.scratch(options.output_dir, output_files.SCRATCH) as scratch:
-        ranges = [lines for file in data.files for lines in line_blocks.cut(file.path, file.bytes)]
         groups = _groups(spark, data, len(ranges))
-        counts = _count(spark, ranges, lines, groups) if pieces.must_count(lines, options) else None
-        schema = line_schema.with_field_size(lines, counts, data.files, options)
+        must_count = pieces.must_count(source.schema, options)
+        counts = _count(spark, source, groups) if must_count else None
+        schema = source.complete(counts)
         tasks = pieces.plan(ranges, counts, options.num_files, "")
         names = output_files.names([r.path for r in ranges], options)
-        outputs, parts = _write(spark, tasks, names, data.files, schema, options, scratch, groups)
+        outputs, parts = _write(spark, tasks, names, source, schema, options, scratch, groups)
         every = _all(outputs)
         feature_size = schema.feature_size or every.max_id + 1
         _join(spark, parts, options.compress, scratch)
@@ -76,18 +80,18 @@ def _groups(spark, data, most):
     return min(most, least)
 
 
-def _count(spark, ranges, lines, groups):
+def _count(spark, source, groups):
     """[(rows, most fields in a row)] of each range."""
-    named_fields, weighted = lines.named_fields, lines.weighted
-    work = lambda lines: line_tasks.count(lines, named_fields, weighted)
-    counted = jobs.results(spark, work, ranges, groups, "Counting rows", Skipping(0))
+    count_range = source.count
+    work = lambda task: line_tasks.count(task, count_range)
+    counted = jobs.results(spark, work, source.ranges, groups, "Counting rows", Skipping(0))
     return [found for _, found in counted]
 
 
-def _write(spark, tasks, names, inputs, schema, options, scratch, groups):
+def _write(spark, tasks, names, source, schema, options, scratch, groups):
     """Writes all pieces; returns (the BlockFacts of each output, {its name: paths of pieces})."""
-    schema, scratch = tuple(schema), os.path.abspath(scratch)
-    work = lambda task: line_tasks.write(task, schema, scratch)
+    write_range, schema, scratch = source.write, tuple(schema), os.path.abspath(scratch)
+    work = lambda task: line_tasks.write(task, write_range, schema, scratch)
     bad = Skipping(options.max_bad_records)
     results = jobs.results(spark, work, tasks, groups, "Converting", bad)
     outputs, parts = [pieces.NO_ROWS] * len(names), {}
@@ -96,7 +100,7 @@ def _write(spark, tasks, names, inputs, schema, options, scratch, groups):
         parts.setdefault(names[output], []).append(path)
     every = _all(outputs)
     if every.negative and every.zero:
-        raise BadInput(line_schema.mixed_labels(inputs, line_schema.Schema(*schema)))
+        raise BadInput(source.mixed_labels(Schema(*schema)))
     if every.max_id < 0:
         raise BadInput(f"--input={options.input}: the files hold no rows.")
     bad.log_total()

@@ -1,9 +1,10 @@
-"""What executors do for convert: count the rows of ranges of lines, write them, join the pieces."""
+"""What executors do for convert: count the rows of ranges, write them, join the pieces."""
 
 import contextlib
 import os
 import re
 import shutil
+from typing import Callable
 
 import numpy as np
 import pyspark
@@ -21,38 +22,44 @@ _BLANK, _MINUS = b" -"
 _NEGATIVE = re.compile(rb"\s*-")
 
 
-def count(lines, named_fields: bool, weighted: bool):
-    """Yields (rows, most fields in a row) of a range."""
-    found = [block for _, block in pieces.count(lines, named_fields, weighted)]
+def count(task, count_range: Callable):
+    """Yields (rows, most fields in a row) of a range; count_range: Source.count."""
+    found = [block for _, block in count_range(task)]
     yield sum(rows for rows, _ in found), max((most for _, most in found), default=0)
 
 
-def write(task, schema, scratch: str):
-    """Writes the lines of a range to its pieces, in a folder of this attempt's.
+def write(task, write_range: Callable, schema, scratch: str):
+    """Writes the rows of a range to its pieces, in a folder of this attempt's.
 
     Args:
         task: (a range, its Pieces), whose paths are names.
-        schema: Schema of the lines, as a tuple.
+        write_range: Source.write.
+        schema: Schema of the rows, as a tuple.
         scratch: where to make the folder.
 
     Yields:
         BadRecords, and (index of the output file, path, BlockFacts as a tuple) of each piece that
         was written.
     """
-    lines, planned = task
-    folder, schema = _own_folder(scratch), Schema(*schema)
+    rows, planned = task
+    folder = _own_folder(scratch)
     planned = [Piece(os.path.join(folder, name), *rest) for name, *rest in planned]
-    append = lambda path, text: _append(path, text, schema)
-    accepts = lambda text: libsvm_decoder.decode(text, schema) is not None
     written = {}
     with naming(folder):
-        for event in pieces.write((lines, planned), append, accepts, schema):
+        for event in write_range((rows, planned), Schema(*schema)):
             if isinstance(event, BadRecord):
                 yield event
             else:
                 _, (piece, facts) = event
                 written[piece] = pieces.together(written.get(piece, pieces.NO_ROWS), facts)
     yield from ((piece.output, piece.path, tuple(facts)) for piece, facts in written.items())
+
+
+def write_lines(task, schema: Schema):
+    """Writes the lines of a range to its pieces; yields what pieces.write does."""
+    append = lambda path, text: _append(path, text, schema)
+    accepts = lambda text: libsvm_decoder.decode(text, schema) is not None
+    return pieces.write(task, append, accepts, schema)
 
 
 def _own_folder(scratch):

@@ -1,0 +1,71 @@
+"""Where the converter's rows come from: lines of LibSVM and LibFFM text, or tables.
+
+Both engines, one machine and Spark, read any Source in the same way. Its functions can be pickled.
+"""
+
+import functools
+from typing import Callable, NamedTuple, Sequence, Union
+
+from data_tools.common import line_blocks
+from data_tools.common.line_blocks import LineRange
+from data_tools.libsvm import line_schema, pieces
+from data_tools.tables import inputs, writing
+from data_tools.tables.writing import Part
+from deepfm.data.plain.schema import Schema
+
+
+class Source(NamedTuple):
+    """The rows of an input.
+
+    Attributes:
+        schema: the Schema of a row, with field_size and feature_size only if they are known.
+        ranges: the parts of the files, in order, that tasks read; each has a `path`.
+        count: a range -> for each block, (bytes read, (rows, most fields in a row)).
+        complete: [(rows, most fields in a row)] of the ranges, or None where pieces.must_count says
+            that nothing needs them -> the Schema with field_size.
+        write: ((a range, its Pieces), schema) -> what pieces.write yields.
+        mixed_labels: schema -> the error message for both labels 0 and -1.
+    """
+
+    schema: Schema
+    ranges: Sequence[Union[LineRange, Part]]
+    count: Callable
+    complete: Callable
+    write: Callable
+    mixed_labels: Callable
+
+
+def of(data, options, write_lines: Callable) -> Source:
+    """The Source of the files that --input names.
+
+    Args:
+        data: their DataSet.
+        options: Options.
+        write_lines: `write` for lines, which each engine decodes by its own means.
+
+    Raises:
+        BadInput: a flag is wrong, or a table's columns are.
+    """
+    if inputs.is_table([file.path for file in data.files], options):
+        return _of_table(inputs.read(data, options), options)
+    files, lines = data.files, line_schema.of_flags(data, options)
+    return Source(
+        lines,
+        [part for file in files for part in line_blocks.cut(file.path, file.bytes)],
+        functools.partial(pieces.count, named_fields=lines.named_fields, weighted=lines.weighted),
+        lambda counts: line_schema.with_field_size(lines, counts, files, options),
+        write_lines,
+        lambda schema: line_schema.mixed_labels(files, schema),
+    )
+
+
+def _of_table(table, options):
+    layout, parts = table.layout, table.parts
+    return Source(
+        table.schema,
+        parts,
+        functools.partial(writing.count, lists=(table.schema.pad and layout.ids) or ""),
+        lambda counts: inputs.with_field_size(table, counts, options),
+        functools.partial(writing.write, layout=layout),
+        lambda schema: writing.mixed_labels(parts, layout, schema),
+    )

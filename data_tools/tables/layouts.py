@@ -1,0 +1,207 @@
+"""What the columns of a table with encoded ids are, by their names or by a JSON file.
+
+Without a file, the columns have the names of a record's features: label, ids, values, counts and
+weight, of which ids, values and counts hold lists. A table without ids has the id of one field in
+each column beside label and weight. A file, in the form of prepare_criteo's, names any others:
+
+    {"columns": [{"name": "clicked", "kind": "label"},
+                 {"name": "age", "kind": "value", "id": 1},
+                 {"name": "site", "kind": "id", "offset": 2},
+                 {"name": "article", "kind": "id", "offset": 500},
+                 {"name": "article_count", "kind": "value", "id": "article"}]}
+"""
+
+from typing import Iterable, List, NamedTuple, Optional, Sequence, Tuple
+
+from data_tools.click_logs import column_kinds
+from deepfm.data.plain.schema import MAX_NUMBER
+from deepfm.errors import BadInput
+
+LABEL, WEIGHT, ID, VALUE, IDS, VALUES, COUNTS = (
+    "label", "weight", "id", "value", "ids", "values", "counts",
+)  # fmt: skip
+# What the cells of each kind are.
+KINDS = {
+    LABEL: "0 and 1, or -1 and +1",
+    WEIGHT: "the weight of the example",
+    ID: 'the id of a field; "offset" is added to it',
+    VALUE: 'the value of the id in column "id", or of the id that "id" is',
+    IDS: "a list, the ids of all fields",
+    VALUES: "a list, their values",
+    COUNTS: "a list, how many ids each field has",
+    column_kinds.IGNORED: "anything",
+}
+LISTS = (IDS, VALUES, COUNTS)
+
+
+class Field(NamedTuple):
+    """A field that has columns of its own.
+
+    Attributes:
+        id: the column of its ids; None: `offset` is its id.
+        offset: is added to each id.
+        value: the column of its values; None: each is 1.
+    """
+
+    id: Optional[str]
+    offset: int = 0
+    value: Optional[str] = None
+
+
+class Layout(NamedTuple):
+    """The columns of a table.
+
+    Attributes:
+        label: the name of the label's column.
+        weight: that of the weights'; None: examples are not weighted.
+        fields: the Fields in the order of the records; (): columns hold lists.
+        ids, values, counts: the columns of lists; None: there is none.
+        order: the names of all columns in the order of the cells; (): a CSV must have a header.
+    """
+
+    label: str
+    weight: Optional[str] = None
+    fields: Tuple[Field, ...] = ()
+    ids: Optional[str] = None
+    values: Optional[str] = None
+    counts: Optional[str] = None
+    order: Tuple[str, ...] = ()
+
+
+def columns(layout: Layout) -> List[Tuple[str, str]]:
+    """The (name, kind) of all columns that are read."""
+    found = [(layout.label, LABEL), (layout.weight, WEIGHT)]
+    for field in layout.fields:
+        found += [(field.id, ID), (field.value, VALUE)]
+    found += [(layout.ids, IDS), (layout.values, VALUES), (layout.counts, COUNTS)]
+    return [(name, kind) for name, kind in found if name is not None]
+
+
+def named(names: Sequence[str]) -> Layout:
+    """The Layout that the names of a table's columns say.
+
+    A column that is missing is told by `find`.
+    """
+    found = {}
+    for name in names:
+        found.setdefault(name.lower(), name)
+    given = {kind: found.get(kind) for kind in (WEIGHT, *LISTS)}
+    if given[IDS] is None:
+        others = (name for name in names if name.lower() not in (LABEL, WEIGHT))
+        return Layout(found.get(LABEL, LABEL), given[WEIGHT], tuple(map(Field, others)))
+    return Layout(found.get(LABEL, LABEL), **given)
+
+
+def load(path: str) -> Layout:
+    """Reads the JSON file of --columns; raises BadInput if it is invalid."""
+    try:
+        with column_kinds.naming(path):
+            _, entries = column_kinds.entries(path, KINDS, ID, ("id", "offset"))
+            column_kinds.check_names([entry["name"] for entry in entries])
+            return _of_entries(entries)
+    except ValueError as error:
+        raise BadInput(f"--columns: {error}") from error
+
+
+def _of_entries(entries):
+    of_kind = lambda kind: [entry["name"] for entry in entries if entry["kind"] == kind]
+    for kind in (LABEL, WEIGHT, *LISTS):
+        if len(of_kind(kind)) > 1:
+            one, other = of_kind(kind)[:2]
+            raise ValueError(
+                f'{one} and {other} are both of kind "{kind}"; give {other} kind "ignored"'
+            )
+    if not of_kind(LABEL):
+        raise ValueError('none of the columns is of kind "label"; add it')
+    single = {kind: next(iter(of_kind(kind)), None) for kind in (WEIGHT, *LISTS)}
+    fields = _fields(entries, of_kind(ID))
+    if bool(fields) == bool(single[IDS]) or not single[IDS] and (single[VALUES] or single[COUNTS]):
+        raise ValueError(
+            'ids are either in one column of lists, of kind "ids" (with "values" and "counts"), or '
+            'in a column of kind "id" for each field; give the columns of one of the two'
+        )
+    order = tuple(entry["name"] for entry in entries)
+    return Layout(of_kind(LABEL)[0], fields=fields, order=order, **single)
+
+
+def _fields(entries, with_ids):
+    """The Fields of the columns of kind id and value."""
+    values = {}
+    for entry in entries:
+        name, kind, of = entry["name"], entry["kind"], entry.get("id")
+        _check_keys(entry)
+        if kind == VALUE and isinstance(of, str):
+            if of not in with_ids:
+                raise ValueError(f'column {name} has "id": "{of}", which is no column of kind "id"')
+            if of in values:
+                raise ValueError(f"columns {values[of]} and {name} both hold the values of {of}")
+            values[of] = name
+    fields = []
+    for entry in entries:
+        if entry["kind"] == ID:
+            fields.append(Field(entry["name"], entry.get("offset", 0), values.get(entry["name"])))
+        elif entry["kind"] == VALUE and not isinstance(entry["id"], str):
+            fields.append(Field(None, entry["id"], entry["name"]))
+    return tuple(fields)
+
+
+def _check_keys(entry):
+    """Refuses (ValueError) an id or an offset that is missing, out of place or no id."""
+    name, kind = entry["name"], entry["kind"]
+    for key, owner in (("id", VALUE), ("offset", ID)):
+        if key in entry and kind != owner:
+            raise ValueError(f'column {name} of kind "{kind}" has "{key}"; leave it out')
+    if kind == VALUE and "id" not in entry:
+        raise ValueError(
+            f'column {name} is of kind "value", but of which id? Add "id": 1, an id for all rows, '
+            'or "id": "x", the column of the ids'
+        )
+    number = entry.get("id", entry.get("offset", 0))
+    if isinstance(number, str) and kind == VALUE:
+        return
+    if type(number) is not int or not 0 <= number < MAX_NUMBER:
+        raise ValueError(f"column {name} has {number!r}, which is no id; try 1")
+
+
+def find(path: str, layout: Layout, names: Sequence[str], hint: str = "") -> List[int]:
+    """The places, from 0, of the columns that are read among those of a file.
+
+    Args:
+        path: the file.
+        layout: its Layout.
+        names: the names of its columns.
+        hint: what else may be wrong if one is missing.
+
+    Raises:
+        BadInput: a column is missing, or there are several of its name.
+    """
+    places = []
+    for name, _ in columns(layout):
+        alike = [i for i, x in enumerate(names) if x == name]
+        alike = alike or [i for i, x in enumerate(names) if x.lower() == name.lower()]
+        if len(alike) != 1:
+            what = "several columns" if alike else "no column"
+            raise BadInput(
+                f"{path}: has {what} {name} (--columns says what each is){hint}; its columns are "
+                f"{listed(names)}."
+            )
+        places.append(alike[0])
+    return places
+
+
+def listed(names: Iterable[str], most: int = 20) -> str:
+    """The first names in a sentence."""
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def check_same(first: str, path: str, one: Layout, other: Layout):
+    """Refuses (BadInput) a file whose names say more columns than those of the first file."""
+    known = {name.lower() for name, _ in columns(one)}
+    more = [name for name, _ in columns(other) if name.lower() not in known]
+    if more:
+        raise BadInput(
+            f"{path}: has a column {more[0]}, which {first} has not; give both the same columns, "
+            "or say by --columns which to read."
+        )

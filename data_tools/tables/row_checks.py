@@ -1,0 +1,231 @@
+"""From the cells of rows to the numbers of records, a block at a time; what is wrong with a row.
+
+A block has the cells of rows, and the methods
+
+    len(block), block.part(first, last), block.take(index of rows)
+    block.integers(column), block.numbers(column), block.lists(column)  which raise BadRows
+    block.cells(row)   {column: cell}, or a sentence if the row has no cells
+    block.place(row)   where it is, as in a BadRecord
+
+A cell is bytes of text, a number, a list of numbers, or None for a null.
+
+B: rows of a block. F: fields. M: the most ids of a row. n: ids of all rows.
+"""
+
+import re
+from typing import Iterator, Optional, Union
+
+import numpy as np
+
+from data_tools.tables.layouts import Layout
+from deepfm.data.plain.bad_record import BadRecord, find_refused
+from deepfm.data.plain.decoder import Batch
+from deepfm.data.plain.libsvm_text import number_of
+from deepfm.data.plain.schema import NO_WEIGHT, Schema, explain_id, explain_width, is_weight
+
+UNEXPLAINED = "cannot be read as a record"  # though `explain` finds no fault
+_TINY = np.finfo(np.float32).tiny
+_INTEGER = re.compile(rb"-?[0-9]+")
+_DIGITS = 20  # of an id, more than any has
+
+
+class BadRows(Exception):
+    """A block holds a row that is bad."""
+
+
+def records(block, layout: Layout, schema: Schema) -> Iterator[Union[BadRecord, Batch]]:
+    """Yields a BadRecord for each bad row of a block, then the Batch of the others, if any."""
+    batch = _accepted(block, layout, schema)
+    if batch is None:
+        rows = list(range(len(block)))
+        accepts = lambda some: _accepted(block.take(some), layout, schema) is not None
+        reason_of = lambda row: explain(block.cells(row), layout, schema)
+        for row, reason in find_refused(accepts, list(rows), reason_of, UNEXPLAINED):
+            rows.remove(row)
+            yield BadRecord(block.path, block.place(row), reason)
+        batch = _accepted(block.take(rows), layout, schema) if rows else None
+    if batch is not None:
+        yield batch
+
+
+def _accepted(block, layout, schema):
+    """The Batch of a block; None if a row is bad."""
+    try:
+        return _batch(block, layout, schema)
+    except BadRows:
+        return None
+
+
+def _batch(block, layout, schema):
+    labels = block.numbers(layout.label)
+    _check(np.isin(labels, (-1, 0, 1)))
+    weights = None
+    if layout.weight:
+        weights = _normal(block.numbers(layout.weight))
+        _check(np.isfinite(weights) & (weights >= 0))
+    make = _of_lists if layout.ids else _of_fields
+    return Batch(labels, *make(block, layout, schema), weights)
+
+
+def _check(good):
+    if not good.all():
+        raise BadRows
+
+
+def _normal(numbers):
+    """float32 without denormal numbers, which TensorFlow reads as 0."""
+    with np.errstate(invalid="ignore"):  # NaN
+        return np.where((np.abs(numbers) < _TINY) & (numbers != 0), np.float32(0), numbers)
+
+
+def _ids(found, offset, schema):
+    """The ids that are stored for those of a column. int64."""
+    ids = found.astype(np.int64)
+    _check(ids >= 0)  # before the offset could lift it; a large uint64 is negative, too
+    ids = ids + np.int64(offset) if offset else ids
+    _check((ids >= int(schema.pad)) & (ids < schema.limit))
+    return ids
+
+
+def _values(found):
+    values = _normal(found)
+    _check(np.isfinite(values))
+    return values
+
+
+def _of_fields(block, layout, schema):
+    """(ids int64 [B, F], values float32 [B, F], None) of fields that have columns of their own."""
+    shape = len(block), len(layout.fields)
+    ids, values = np.empty(shape, np.int64), np.ones(shape, np.float32)
+    for i, field in enumerate(layout.fields):
+        found = block.integers(field.id) if field.id else np.zeros(len(block), np.int64)
+        ids[:, i] = _ids(found, field.offset + schema.id_offset, schema)
+        if field.value:
+            values[:, i] = _values(block.numbers(field.value))
+    return ids, values, None
+
+
+def _of_lists(block, layout, schema):
+    """(ids int64 [B, M], values float32 [B, M], counts int64 [B, F] or None) of lists."""
+    found, lengths = block.lists(layout.ids)  # [n], [B]
+    ids, counts = _ids(found, schema.id_offset, schema), None
+    values = np.ones(len(ids), np.float32)
+    if layout.values:
+        found, others = block.lists(layout.values)
+        _check(others == lengths)
+        with np.errstate(over="ignore"):
+            values = _values(found.astype(np.float32))
+    width = schema.field_size
+    if layout.counts:
+        found, others = block.lists(layout.counts)
+        _check(others == width)
+        counts = found.astype(np.int64).reshape(-1, width)
+        _check((counts >= 0) & (counts <= lengths[:, np.newaxis]))  # or a sum might overflow
+        _check(counts.sum(axis=1) == lengths)
+        width = int(lengths.max(initial=0))
+    elif not schema.pad:
+        _check(lengths == width)
+    _check(lengths <= width)
+    there = np.arange(width) < lengths[:, np.newaxis]
+    placed = []
+    for numbers in (ids, values):
+        placed.append(np.zeros(there.shape, numbers.dtype))
+        placed[-1][there] = numbers
+    return (*placed, counts)
+
+
+def explain(cells, layout: Layout, schema: Schema) -> Optional[str]:
+    """What is wrong with the cells of a row, and what was expected; None if nothing is."""
+    if isinstance(cells, str):
+        return cells
+    reasons = (f(cells, layout, schema) for f in (_explain_label, _explain_fields, _explain_lists))
+    return next(filter(None, reasons), None)
+
+
+def _explain_label(cells, layout, schema):
+    label, weight = layout.label, layout.weight
+    if number(cells[label]) not in (-1, 0, 1):
+        return f"column {label}: {_shown(cells[label])} is not 0, 1, -1 or +1"
+    if weight and not is_weight(number(cells[weight])):
+        return f"column {weight}: {_shown(cells[weight])} {NO_WEIGHT}"
+    return None
+
+
+def _explain_fields(cells, layout, schema):
+    for field in layout.fields:
+        if field.id:
+            reason = _explain_id(cells[field.id], field.offset, schema)
+        else:
+            reason = explain_id(field.offset + schema.id_offset, schema)
+        if reason:
+            return f"column {field.id or field.value}: {reason}"
+        if field.value and not np.isfinite(number(cells[field.value])):
+            return f"column {field.value}: {_shown(cells[field.value])} is not a finite number"
+    return None
+
+
+def _explain_id(cell, offset, schema):
+    number = _integer(cell)
+    if number is None:
+        return f"{_shown(cell)} is not an integer"
+    return explain_id(number + (offset + schema.id_offset if number >= 0 else 0), schema)
+
+
+def _explain_lists(cells, layout, schema):
+    if not layout.ids:
+        return None
+    ids = cells[layout.ids]
+    for name in filter(None, (layout.ids, layout.values, layout.counts)):
+        if cells[name] is None:
+            return f"column {name}: null is not a list"
+    reason = next(filter(None, (_explain_id(x, 0, schema) for x in ids)), None)
+    if reason:
+        return f"column {layout.ids}: {reason}"
+    if layout.values:
+        values = cells[layout.values]
+        if len(values) != len(ids):
+            return f"columns {layout.ids} and {layout.values}: {len(ids)} ids, {len(values)} values"
+        bad = [x for x in values if not np.isfinite(number(x))]
+        if bad:
+            return f"column {layout.values}: {_shown(bad[0])} is not a finite number"
+    if layout.counts:
+        return _explain_counts(cells[layout.counts], len(ids), layout, schema)
+    reason = explain_width(len(ids), schema, "ids", _shown(ids))
+    return reason and f"column {layout.ids}: {reason}"
+
+
+def _explain_counts(counts, ids, layout, schema):
+    reason = explain_width(len(counts), schema, "counts", _shown(counts))
+    if reason:
+        return f"column {layout.counts}: {reason}"
+    bad = [x for x in counts if x is None or x < 0]
+    if bad:
+        return f"column {layout.counts}: {_shown(bad[0])} is not at least 0"
+    if sum(counts) != ids:
+        return f"columns {layout.ids} and {layout.counts}: {ids} ids, the counts say {sum(counts)}"
+    return None
+
+
+def _integer(cell) -> Optional[int]:
+    """An id; only the first digits of a longer one, which exceed any id. None if there is none."""
+    if not isinstance(cell, bytes):
+        return cell
+    if not _INTEGER.fullmatch(cell):
+        return None
+    number = int(cell.lstrip(b"-0")[:_DIGITS] or b"0")
+    return -number if cell.startswith(b"-") else number
+
+
+def number(cell) -> np.float32:
+    """The number in a cell, NaN if there is none."""
+    if isinstance(cell, bytes):
+        return number_of(cell)
+    with np.errstate(over="ignore"):
+        return np.float32("nan" if cell is None else cell)
+
+
+def _shown(cell, limit=60):
+    if isinstance(cell, bytes):
+        cell = cell.decode("utf-8", "replace")
+    text = "null" if cell is None else repr(cell)
+    return text if len(text) <= limit else text[: limit - 4] + " ..."

@@ -1,0 +1,130 @@
+"""Writes the rows of tables with encoded ids to the pieces of output files.
+
+Needs neither TensorFlow nor absl, which Spark's executors lack. A part of a table is a RowPart of a
+Parquet file or a LinePart of a CSV.
+"""
+
+from typing import Iterator, List, Sequence, Tuple, Union
+
+import numpy as np
+
+from data_tools.libsvm.pieces import BlockFacts, Piece
+from data_tools.tables import csv_blocks, parquet_blocks, row_checks
+from data_tools.tables.csv_blocks import LinePart
+from data_tools.tables.layouts import Layout
+from data_tools.tables.parquet_blocks import RowPart
+from deepfm.data.plain import encoder
+from deepfm.data.plain.bad_record import BadRecord
+from deepfm.data.plain.schema import Schema
+from deepfm.errors import BadInput, naming
+
+Part = Union[RowPart, LinePart]
+
+
+def _reader(part):
+    # On Spark, named tuples keep their fields, not their class.
+    return parquet_blocks if hasattr(part, "groups") else csv_blocks
+
+
+def count(part: Part, lists: str = "") -> Iterator[Tuple[int, Tuple[int, int]]]:
+    """Yields (bytes read, (rows, most fields in a row)) for each block of a part.
+
+    Args:
+        lists: the column of lists whose lengths are the rows' fields; empty: fields do not matter.
+    """
+    if not lists:
+        for size, rows in _reader(part).count_rows(part):
+            yield size, (rows, 0)
+        return
+    for size, block in _reader(part).read(part):
+        yield size, (len(block), block.longest(lists))
+
+
+def write(task: Tuple[Part, List[Piece]], schema: Schema, layout: Layout) -> Iterator:
+    """Writes the rows of a part to its pieces, in order; yields what libsvm.pieces.write does."""
+    part, pieces = task
+    for piece, block, size in _cut(_reader(part).read(part), pieces):
+        for found in row_checks.records(block, layout, schema):
+            if isinstance(found, BadRecord):
+                yield found
+                continue
+            with naming(piece.path), open(piece.path, "ab") as f:
+                f.write(encoder.encode(*_stored(found))[0])
+            yield 0, (piece, _facts(found))
+        yield size, (piece, BlockFacts(0, 0, -1, False, False))
+
+
+def _stored(batch):
+    """A Batch with labels 0 and 1."""
+    return batch._replace(labels=(batch.labels > 0).astype(np.float32))
+
+
+def _facts(batch):
+    return BlockFacts(
+        len(batch.labels),
+        int(np.count_nonzero(batch.labels > 0)),
+        int(batch.ids.max(initial=0)),
+        bool((batch.labels < 0).any()),
+        bool((batch.labels == 0).any()),
+    )
+
+
+def _cut(blocks, pieces):
+    """Yields (piece, block, bytes read) for each block, cut where a piece ends."""
+    pieces = iter(pieces)
+    piece = next(pieces)
+    left = piece.rows
+    for size, block in blocks:
+        first = 0
+        while left is not None and first + left <= len(block):
+            yield piece, block.part(first, first + left), size
+            first, size = first + left, 0
+            piece = next(pieces, None)
+            if piece is None:  # no rows are left
+                return
+            left = piece.rows
+        if first < len(block):
+            yield piece, block.part(first, len(block)) if first else block, size
+            left = None if left is None else left - (len(block) - first)
+
+
+def first_length(parts: Sequence[Part], layout: Layout, schema: Schema, skip: int) -> int:
+    """The number of fields in the first good row of columns of lists; 0: there is no row.
+
+    Raises BadInput, which names it, if more than `skip` bad rows come first.
+    """
+    bad = 0
+    for part in parts:
+        for _, block in _reader(part).read(part):
+            for row in range(len(block)):
+                cells = block.cells(row)
+                found = len(cells[layout.counts or layout.ids] or ())
+                about = schema._replace(field_size=max(found, 1), feature_size=None)
+                reason = row_checks.explain(cells, layout, about)
+                if not reason:
+                    return found
+                bad += 1
+                if bad > skip:
+                    raise BadInput(f"{block.path}{block.place(row)}: {reason}")
+    return 0
+
+
+def mixed_labels(parts: Sequence[Part], layout: Layout, schema: Schema) -> str:
+    """The error message for tables with both labels 0 and -1, where 0 is ambiguous."""
+    first = {}
+    for part in parts:
+        for _, block in _reader(part).read(part):
+            for row in range(len(block)):
+                cells = block.cells(row)
+                if row_checks.explain(cells, layout, schema):
+                    continue  # a bad row that was skipped
+                label = int(row_checks.number(cells[layout.label]))
+                if label != 1:
+                    first.setdefault(label, f"{block.path}{block.place(row)}")
+                if len(first) == 2:
+                    (other, other_place), (label, place) = first.items()  # in file order
+                    return (
+                        f"{place}: label {label}, but {other_place} has label {other}; "
+                        "use 0 and 1, or -1 and +1, not both."
+                    )
+    raise AssertionError("the records have labels 0 and -1, their rows have not")
