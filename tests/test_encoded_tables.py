@@ -142,6 +142,9 @@ def test_short_lists_are_filled_up_with_pad(tmp_path):
     expected = from_text(text, tmp_path, pad=True, id_offset=2)
     path = write(tmp_path / "a.parquet", columns)
     assert convert(path, tmp_path / "out", pad=True, id_offset=2) == expected
+    write(path, {"label": [1, 0], "ids": [[5, 6], [0]]})
+    with pytest.raises(BadInput, match="row 1: column ids: feature id 0 is reserved for padding"):
+        convert(path, tmp_path / "out", pad=True, overwrite=True)
 
 
 def table(rows):
@@ -209,12 +212,12 @@ def test_a_csv_gives_the_bytes_of_libsvm(tmp_path, how):
 def test_without_a_description_each_column_beside_the_label_is_a_field(tmp_path):
     rows = Rows()
     expected = from_text(rows.libsvm(np.ones([ROWS, FIELDS])), tmp_path)
-    names = ["C3", "C1", "label", "C2", "C4"]
-    columns = [rows.ids[:, 0], rows.ids[:, 1], rows.labels, rows.ids[:, 2], rows.ids[:, 3]]
-    columns = dict(zip(names, columns))
+    names = ["__index_level_0__", "C3", "C1", "label", "C2", "C4"]  # the first one by pandas
+    ids, index = rows.ids.T, np.arange(ROWS)
+    columns = dict(zip(names, [index, ids[0], ids[1], rows.labels, ids[2], ids[3]]))
     path = write(tmp_path / "a.parquet", columns)
     assert convert(path, tmp_path / "out", field_size=FIELDS) == expected
-    path = write_rows(tmp_path / "a.csv", cells_of(columns), names)
+    path = write_rows(tmp_path / "a.csv", cells_of(columns), ["", *names[1:]])
     assert convert(path, tmp_path / "out2") == expected
 
 
@@ -289,27 +292,40 @@ def test_a_bad_row_is_told_by_file_row_and_column_and_skipped_if_it_may_be(
 
 
 def test_lists_of_another_length_than_the_first_are_bad_rows(tmp_path):
-    columns = {"label": [0, 1, 0], "ids": [[1, 2], [3], [4, 5]]}
-    path = write(tmp_path / "a.parquet", columns)
-    with pytest.raises(BadInput, match=r"a\.parquet: row 1: column ids: expected 2 ids, found 1"):
+    columns = {"label": [0] * 200, "ids": [[1, 2]] * 163 + [[3]] + [[4, 5]] * 36}
+    path = write(tmp_path / "a.parquet", columns, row_group_size=70)
+    with pytest.raises(BadInput, match=r"a\.parquet: row 163: column ids: expected 2 ids, found 1"):
         convert(path, tmp_path / "out")
+
+
+def test_labels_of_minus_one_are_stored_as_those_of_libsvm(tmp_path):
+    expected = from_text("-1 3:1\n1 4:1\n", tmp_path)
+    path = write(tmp_path / "a.parquet", {"label": [-1, 1], "ids": [[3], [4]]})
+    assert convert(path, tmp_path / "out") == expected
+
+
+def test_an_offset_lifts_no_negative_id(tmp_path):
+    path = write(tmp_path / "a.parquet", {"label": [0, 1], "a": [1, -1]})
+    with pytest.raises(BadInput, match="row 1: column a: feature id -1 is negative"):
+        convert(path, tmp_path / "out", id_offset=5)
 
 
 @pytest.mark.parametrize(
     "line, words",
     [
-        ("1,x,3", "column a: 'x' is not an integer"),
-        ("1,2.0,3", "column a: '2.0' is not an integer"),
-        ("1,,3", "column a: '' is not an integer"),
-        ("1,2,9", "column b: feature id 9 is not below feature_size 9"),
-        ("1,2,123456789012345678901", "column b: feature id 12345678901234567890 is not below"),
-        ("yes,2,3", "column label: 'yes' is not 0, 1"),
-        ("1,2", "expected 3 columns, found 2: '1,2'"),
-        ('1,2,"3', "a quoted cell does not end in its line"),
+        ("7,1,x,3", "column a: 'x' is not an integer"),
+        ("7,1,2.0,3", "column a: '2.0' is not an integer"),
+        ("7,1,,3", "column a: '' is not an integer"),
+        ("7,1,-2,3", "column a: feature id -2 is negative"),
+        ("7,1,2,9", "column b: feature id 9 is not below feature_size 9"),
+        ("7,1,2,123456789012345678901", "column b: feature id 12345678901234567890 is not below"),
+        ("7,yes,2,3", "column label: 'yes' is not 0, 1"),
+        ("7,1,2", "expected 4 columns, found 3: '7,1,2'"),
+        ('"7,1,2,3', "a quoted cell does not end in its line"),
     ],
 )
 def test_a_bad_line_of_a_csv_is_told_by_its_number(tmp_path, line, words):
-    lines = ["label,a,b", *["1,2,3", "0,4,5"] * 200, "", line, "0,2,2"]
+    lines = [",label,a,b", *["7,1,2,3", "7,0,4,5"] * 200, "", line, "7,0,2,2"]
     path = tmp_path / "a.csv"
     path.write_text("\n".join(lines))
     with pytest.raises(BadInput) as error:

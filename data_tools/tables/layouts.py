@@ -2,7 +2,8 @@
 
 Without a file, the columns have the names of a record's features: label, ids, values, counts and
 weight, of which ids, values and counts hold lists. A table without ids has the id of one field in
-each column beside label and weight. A file, in the form of prepare_criteo's, names any others:
+each column beside label and weight; the index that pandas writes is none. A file, in the form of
+prepare_criteo's, names any others:
 
     {"columns": [{"name": "clicked", "kind": "label"},
                  {"name": "age", "kind": "value", "id": 1},
@@ -11,6 +12,7 @@ each column beside label and weight. A file, in the form of prepare_criteo's, na
                  {"name": "article_count", "kind": "value", "id": "article"}]}
 """
 
+import re
 from typing import Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from data_tools.click_logs import column_kinds
@@ -32,6 +34,7 @@ KINDS = {
     column_kinds.IGNORED: "anything",
 }
 LISTS = (IDS, VALUES, COUNTS)
+_INDEX = re.compile(r"|__index_level_\d+__")  # what pandas calls its index in CSV and in Parquet
 
 
 class Field(NamedTuple):
@@ -87,7 +90,7 @@ def named(names: Sequence[str]) -> Layout:
         found.setdefault(name.lower(), name)
     given = {kind: found.get(kind) for kind in (WEIGHT, *LISTS)}
     if given[IDS] is None:
-        others = (name for name in names if name.lower() not in (LABEL, WEIGHT))
+        others = (x for x in names if x.lower() not in (LABEL, WEIGHT) and not _INDEX.fullmatch(x))
         return Layout(found.get(LABEL, LABEL), given[WEIGHT], tuple(map(Field, others)))
     return Layout(found.get(LABEL, LABEL), **given)
 

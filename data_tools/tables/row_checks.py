@@ -37,13 +37,14 @@ def records(block, layout: Layout, schema: Schema) -> Iterator[Union[BadRecord, 
     """Yields a BadRecord for each bad row of a block, then the Batch of the others, if any."""
     batch = _accepted(block, layout, schema)
     if batch is None:
-        rows = list(range(len(block)))
+        bad, rows = set(), range(len(block))
         accepts = lambda some: _accepted(block.take(some), layout, schema) is not None
         reason_of = lambda row: explain(block.cells(row), layout, schema)
         for row, reason in find_refused(accepts, list(rows), reason_of, UNEXPLAINED):
-            rows.remove(row)
+            bad.add(row)
             yield BadRecord(block.path, block.place(row), reason)
-        batch = _accepted(block.take(rows), layout, schema) if rows else None
+        good = [row for row in rows if row not in bad]
+        batch = _accepted(block.take(good), layout, schema) if good else None
     if batch is not None:
         yield batch
 
