@@ -30,7 +30,8 @@ _BAD_INPUT = re.compile(r"^(?:\w+\.)*BadInput: (.*)", re.MULTILINE)
 _RAISED = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception)): (.*)", re.MULTILINE)
 _OF_SPARK = ("SparkException", "PythonException", "Py4JJavaError")  # what wraps the cause
 _ABORTED = re.compile(r"Job aborted.*")
-_KILLED = "Python worker exited unexpectedly"
+# What Java says of a Python process that was killed: the other two if it was writing to it.
+_KILLED = re.compile(r"Python worker exited unexpectedly|SocketException: (Broken pipe|Connection)")
 _TIMES = re.compile(r"failed (\d+) times")
 
 
@@ -141,16 +142,16 @@ def _sentence(title, text):
     times = _TIMES.search(text)
     failed = f"{title}: a task failed {times[1]} times" if times else f"{title} failed"
     raised = [(kind, why) for kind, why in _RAISED.findall(text) if kind not in _OF_SPARK]
+    if (not raised or raised[-1][0] == "SocketException") and _KILLED.search(text):
+        return (
+            f"{failed}, at last because its Python process was killed; if memory was short, give "
+            "executors more of it, or fewer cores."
+        )
     if raised:
         kind, why = raised[-1]
         if kind == "ModuleNotFoundError":
             why += "; executors need numpy, pandas, pyarrow and --py-files=deepfm_spark.zip"
         return f"{failed}, at last with {kind}: {why}"
-    if _KILLED in text:
-        return (
-            f"{failed}, at last because its Python process was killed; if memory was short, give "
-            "executors more of it, or fewer cores."
-        )
     lost = _ABORTED.search(text)
     return f"{failed}: {lost[0] if lost else text.splitlines()[0]}"
 
