@@ -36,7 +36,6 @@ from data_tools.libsvm import block_writer, output_files, pieces, sources
 from data_tools.libsvm.options import Options
 from deepfm.data import dataset_json, datasets, formats
 from deepfm.errors import BadInput
-from deepfm.runtime import atomic_files
 
 SHOWN = 5  # records to log as they are stored
 
@@ -78,7 +77,7 @@ def convert(
     publishing.check_hosts(options.output_dir, share[1], formats.TFRECORD.suffixes)
     options = dataclasses.replace(options, output_dir=shards.folder(options.output_dir, share))
     old = output_files.prepare(inputs, options)
-    with atomic_files.scratch(options.output_dir, output_files.SCRATCH) as scratch:
+    with publishing.scratch(options.output_dir, output_files.SCRATCH) as scratch:
         if not own_files:
             ranges = ranges[share[0] :: share[1]]
         if not ranges:
@@ -93,8 +92,10 @@ def convert(
         tasks = pieces.plan(ranges, counts, options.num_files, scratch)
         names = output_files.names([r.path for r in ranges], options)
         outputs, feature_size = _write_pieces(tasks, len(names), total, source, schema, options)
-        record_files.join(_pieces_of(names, tasks, scratch), options.compress, options.num_workers)
-        files = output_files.described(names, outputs, options, scratch)
+        parts = _pieces_of(names, tasks, scratch)
+        record_files.join(parts, options.compress, options.num_workers)
+        wholes = {name: whole for name, (_, whole) in zip(names, parts)}
+        files = output_files.described(names, outputs, options, wholes)
         dataset_json.write(
             scratch, schema.field_size, feature_size, files,
             multi_valued=schema.multi_valued, hash_buckets=schema.hash_buckets,

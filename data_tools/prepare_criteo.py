@@ -39,11 +39,11 @@ from data_tools.click_logs.options import (
     sources_of,
     table_of,
 )
-from data_tools.common import command_line, shards
+from data_tools.common import command_line, publishing, shards
 from data_tools.common.skipping import Skipping
 from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.runtime import atomic_files, memory, remote_files
+from deepfm.runtime import memory
 
 OF_A_PROCESS = 4 * 10**8  # bytes of a process without the vocabulary
 LEAST = 10**8  # bytes for the vocabulary where hardly any are free
@@ -80,10 +80,10 @@ def prepare(options: Options, share: Tuple[int, int] = (0, 1)) -> List[datasets.
     cut = {s.flag: list(slices.cut(s, found[s.flag], options, mine)) for s in sources}
     every = [task for group in cut.values() for task in group]
     log_unlabelled(every)
-    remote_files.check_writable(options.output_dir, "output_dir")
+    publishing.check_output_dir(options.output_dir)
     asked = {i for s in sources for i, part in enumerate(s.split.shares) if part}
     old = output_folder.replaced(asked, options, share)
-    with atomic_files.scratch(options.output_dir, SCRATCH) as scratch:
+    with publishing.scratch(options.output_dir, SCRATCH) as scratch:
         tables = field_tables.from_map(known) if known else _tables(cut["input"], columns, options)
         fingerprint = output_folder.write_map(tables, old, options, scratch)
         bad = Skipping(options.max_bad_records)

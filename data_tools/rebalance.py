@@ -26,7 +26,7 @@ from data_tools.rebalancing.passes import Work
 from data_tools.rebalancing.record_blocks import FileSlice
 from deepfm.data import dataset_json, datasets, formats
 from deepfm.errors import BadInput
-from deepfm.runtime import atomic_files, remote_files
+from deepfm.runtime import remote_files
 
 ON_SPARK = "'python -m data_tools.on_spark rebalance' (docs/spark.md)"
 REMOVED = dict.fromkeys(
@@ -90,7 +90,7 @@ def rebalance(options: Options) -> List[datasets.DataFile]:
     tfrecord = data.format is formats.TFRECORD
     schema = output_files.schema(data, datasets.first_record) if tfrecord else None
     tasks = _tasks(data)
-    with atomic_files.scratch(options.output_dir, ".rebalance-") as scratch:
+    with publishing.scratch(options.output_dir, ".rebalance-") as scratch:
         rates = sampling.rates(options, lambda: passes.count_labels(data, tasks, schema, options))
         bits = passes.bits(data, rates, options.num_workers)
         work = Work(scratch, schema, rates, options, bits)

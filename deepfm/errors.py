@@ -1,10 +1,14 @@
-"""The error for what a user can fix, and the path in an error of the disk."""
+"""The errors that a user sees as one sentence, and the path in an error of the disk."""
 
 import contextlib
 
 
 class BadInput(ValueError):
     """Wrong input or flags that the user can fix; its text is the one sentence that they see."""
+
+
+class RemoteError(OSError):
+    """Something remote cannot be reached, read or written; the text is one sentence."""
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
 """Runs jobs of data_tools.on_spark in one session for a test file: Spark takes seconds to start.
 
-Reads {"job": name, "task": bytes, "options": {...}} per line, and answers {"code": of the program,
-"said": its sentence, "log": [...]}. Runs in .venv-spark, and no import finds TensorFlow.
+Reads {"job": name, "task": bytes, "options": {...}, "env": variables of the driver} per line, and
+answers {"code": of the program, "said": its sentence, "log": [...]}. Runs in .venv-spark, and no
+import finds TensorFlow.
 """
 
 import json
@@ -35,7 +36,8 @@ def answer(spark, asked):
     """Runs a job; returns the answer."""
     run, options = on_spark.load(asked["job"]), on_spark.options_of(asked["job"])
     line_blocks.TASK = asked["task"]
-    seen = Lines()
+    seen, before = Lines(), dict(os.environ)
+    os.environ.update(asked["env"])
     logging.get_absl_logger().addHandler(seen)
     try:
         run(spark, options(**asked["options"]))
@@ -46,6 +48,7 @@ def answer(spark, asked):
         code, said = 1, str(error)
     finally:
         logging.get_absl_logger().removeHandler(seen)
+        os.environ.update(before)
     return {"code": code, "said": said, "log": seen.lines}
 
 

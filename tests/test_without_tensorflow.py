@@ -80,7 +80,7 @@ def is_standard(package):
 @pytest.mark.parametrize("name", NEEDED)
 def test_what_executors_need_follows_no_import_to_tensorflow(name):
     found = needed_packages([name])
-    if found.get("tensorflow") == "data_tools.common.line_blocks":  # in functions, for s3:// alone
+    if found.get("tensorflow") == "deepfm.runtime.storage.gfile":  # for s3:// on one machine alone
         del found["tensorflow"]
     assert set(found) <= THERE
 

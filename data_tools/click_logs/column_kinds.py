@@ -19,7 +19,7 @@ import contextlib
 import difflib
 import json
 import os
-from typing import Collection, Dict, Iterable, List, NamedTuple, Tuple
+from typing import Callable, Collection, Dict, Iterable, List, NamedTuple, Tuple
 
 LABEL = "label"
 IGNORED = "ignored"
@@ -88,10 +88,15 @@ def fields(columns: Iterable[Column], integers: str) -> Tuple[Column, ...]:
     return tuple(c._replace(kind=integers) if c.kind == INTEGER else c for c in found)
 
 
-def load(path: str) -> Table:
-    """Reads the JSON file that describes a table; raises ValueError, which names it, if invalid."""
+def load(path: str, content: Callable[[str], bytes]) -> Table:
+    """Reads the JSON file that describes a table; raises ValueError, which names it, if invalid.
+
+    Args:
+        path: the file.
+        content: reads it.
+    """
     with naming(path):
-        name, found = entries(path, KINDS, CATEGORY)
+        name, found = entries(path, content, KINDS, CATEGORY)
         columns = tuple(Column(entry["name"], entry["kind"]) for entry in found)
         check(columns)
         return Table(name, columns)
@@ -108,12 +113,17 @@ def naming(path: str):
 
 
 def entries(
-    path: str, kinds: Collection[str], usual: str, optional: Collection[str] = ()
+    path: str,
+    content: Callable[[str], bytes],
+    kinds: Collection[str],
+    usual: str,
+    optional: Collection[str] = (),
 ) -> Tuple[str, List[dict]]:
     """The name of the table that a JSON file describes, and the entries of its columns.
 
     Args:
         path: the file.
+        content: reads it.
         kinds: what the kind of a column may be.
         usual: the kind to advise where another makes no sense.
         optional: keys that an entry may have beside name and kind.
@@ -121,8 +131,7 @@ def entries(
     Raises:
         ValueError: it is no such file, or an entry has no name, an unknown kind or another key.
     """
-    with open(path, encoding="utf-8") as f:
-        found = json.load(f)
+    found = json.loads(content(path).decode())
     if not isinstance(found, dict) or not isinstance(found.get("columns"), list):
         raise ValueError(f'it has no list "columns", such as [{{"name": "x", "kind": "{usual}"}}]')
     unknown = sorted(set(found) - {"name", "columns"})

@@ -31,7 +31,7 @@ import hashlib
 import json
 import math
 import re
-from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from data_tools.click_logs import column_kinds
 from data_tools.click_logs.column_kinds import BUCKETS, DATASETS, HOUR, SCALED, Column
@@ -150,11 +150,15 @@ def fingerprint(fields: Iterable[Field]) -> str:
     return digest.hexdigest()[:16]
 
 
-def load(path: str) -> FeatureMap:
-    """Reads a feature_map.json; raises ValueError, which names the file, if it is invalid."""
+def load(path: str, content: Optional[Callable[[str], bytes]] = None) -> FeatureMap:
+    """Reads a feature_map.json; raises ValueError, which names the file, if it is invalid.
+
+    Args:
+        path: the file.
+        content: reads it, if it is not on this machine.
+    """
     try:
-        with open(path, encoding="utf-8") as f:
-            found = json.load(f)
+        found = json.loads((content or _content)(path).decode())
         if found["format_version"] != FORMAT_VERSION:
             version = str(found["format_version"])[:40]
             raise ValueError(f"format_version is {version}, this program reads {FORMAT_VERSION}")
@@ -168,6 +172,11 @@ def load(path: str) -> FeatureMap:
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise ValueError(f"{path}: is not a feature map ({reason}).") from error
+
+
+def _content(path):
+    with open(path, "rb") as f:
+        return f.read()
 
 
 def _check(feature_map):

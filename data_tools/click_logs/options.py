@@ -12,6 +12,7 @@ from data_tools.click_logs.slices import Source
 from data_tools.click_logs.splitting import SPLITS, Split
 from data_tools.common.command_line import REQUIRED, flag
 from deepfm.errors import BadInput
+from deepfm.runtime.storage import places
 
 _ON_SPARK = "'python -m data_tools.on_spark prepare' (docs/spark.md)"
 REMOVED = dict.fromkeys(
@@ -28,7 +29,9 @@ RAW = "raw files, plain, .gz or .parquet: a directory, a glob, or a comma list o
 class Options:
     """The flags, as plain values."""
 
-    output_dir: str = flag("Local directory for the records and the feature map.", REQUIRED)
+    output_dir: str = flag(
+        "Directory for the records and the feature map; on Spark also s3:// or hdfs://.", REQUIRED
+    )
     input: Optional[str] = flag(f"Training rows, or rows to divide by --split: {RAW}")
     valid_input: Optional[str] = flag(f"Validation rows, if they are in separate files: {RAW}")
     test_input: Optional[str] = flag(
@@ -103,7 +106,7 @@ def check(options, share):
         raise BadInput("--input must be given (or --test_input with --feature_map).")
     if not (options.input or options.feature_map):
         raise BadInput("--input must be given: the vocabulary comes from its training rows.")
-    if "://" in options.output_dir:
+    if places.by_tensorflow(options.output_dir):
         raise BadInput(f"--output_dir={options.output_dir} is not local; write locally, then copy.")
     for name in ("min_count", "memory_mb") if options.feature_map else ():
         if getattr(options, name):
@@ -124,16 +127,20 @@ def table_of(options) -> Optional[Table]:
     if options.dataset:
         raise BadInput("--columns and --dataset both say what the columns are; leave one out.")
     try:
-        return column_kinds.load(options.columns)
+        return column_kinds.load(options.columns, _content)
     except ValueError as error:
         raise BadInput(f"--columns: {error}") from error
+
+
+def _content(path):
+    return places.of(path).content(path)
 
 
 def known_map(options, described):
     if not options.feature_map:
         return None
     try:
-        known = feature_map.load(options.feature_map)
+        known = feature_map.load(options.feature_map, _content)
     except ValueError as error:
         raise BadInput(f"--feature_map: {error}") from error
     for name in ("dataset", "integers"):

@@ -13,6 +13,7 @@ from deepfm.data import dataset_json
 from deepfm.data.plain import data_file
 from deepfm.errors import BadInput
 from deepfm.runtime import program
+from deepfm.runtime.storage import places
 
 
 def replaced(asked, options, share):
@@ -41,7 +42,9 @@ def _data_files(options, split):
     """The paths in a split's folder that would be read as data or as a dataset.json."""
     suffixes = (dataset_json.METADATA, *data_file.TFRECORD, *data_file.LIBSVM)
     top = os.path.join(options.output_dir, SPLITS[split])
-    paths = [os.path.join(root, n) for root, _, names in os.walk(top) for n in names]
+    files = places.of(top)
+    found = files.walk(top) if files.exists(top) else ()
+    paths = [os.path.join(root, n) for root, _, names in found for n in names]
     return sorted(path for path in paths if path.endswith(suffixes))
 
 
@@ -53,10 +56,12 @@ def write_map(tables, old, options, scratch):
     """
     fingerprint = feature_map.fingerprint(map(field_tables.field_of, tables))
     there = os.path.join(options.output_dir, feature_map.FILE)
+    files = places.of(there)
     with contextlib.suppress(ValueError):  # it is missing or broken
-        if feature_map.fingerprint(feature_map.load(there).fields) == fingerprint:
+        known = feature_map.load(there, files.content)
+        if feature_map.fingerprint(known.fields) == fingerprint:
             return fingerprint
-    if os.path.exists(there) and not options.overwrite:
+    if files.exists(there) and not options.overwrite:
         raise BadInput(f"{there} has other ids; --overwrite replaces it.")
     for i in range(len(SPLITS)):
         kept = [] if i in old else _data_files(options, i)
@@ -66,39 +71,49 @@ def write_map(tables, old, options, scratch):
                 f"write {SPLITS[i]}; give another --output_dir, or delete that folder."
             )
     about = options.dataset, options.integers, options.min_count, options.table
-    with open(os.path.join(scratch, feature_map.FILE), "w", encoding="utf-8") as f:
-        f.writelines(field_tables.json_lines(tables, *about))
+    with files.create(os.path.join(scratch, feature_map.FILE)) as f:
+        for line in field_tables.json_lines(tables, *about):
+            f.write(line.encode())
     return fingerprint
 
 
-def publish(written, tables, fingerprint, old, options, share, scratch):
+def publish(written, tables, fingerprint, old, options, share, scratch, elsewhere=None):
     """Moves everything to its place; returns the data files.
 
     All folders are marked as unfinished before anything changes, so that readers refuse them unless
     data and map are from the same run.
+
+    Args:
+        written: {(index of the split, name of the file): (rows, positives)}.
+        elsewhere: {the same: path} of files that are not in the split's folder in `scratch`.
     """
-    files, folders = [], []
+    files, folders, place = [], [], places.of(options.output_dir)
     for i, (folder, names) in old.items():
-        split, made = SPLITS[i], []
-        for name in sorted(name for j, name in written if j == i):
-            size = os.path.getsize(os.path.join(scratch, split, name))
-            path = os.path.join(folder, name)
-            made.append(data_file.DataFile(path, size, *written[i, name]))
-        if made:
-            at, sizes = os.path.join(scratch, split), (len(tables), tables[-1].end)
-            dataset_json.write(at, *sizes, made, feature_map=fingerprint)
-        if made or names or os.path.exists(os.path.join(folder, dataset_json.UNFINISHED)):
-            folders.append((split, folder, names))
-        files += made
+        made, new = os.path.join(scratch, SPLITS[i]), sorted(name for j, name in written if j == i)
+        paths = {name: os.path.join(made, name) for name in new}
+        paths.update({name: path for (j, name), path in (elsewhere or {}).items() if j == i})
+        sizes = places.each(made, place.size, [paths[name] for name in new])
+        described = [
+            data_file.DataFile(os.path.join(folder, name), size, *written[i, name])
+            for name, size in zip(new, sizes)
+        ]
+        if new:
+            place.make_dir(made)
+            dataset_json.write(
+                made, len(tables), tables[-1].end, described, feature_map=fingerprint
+            )
+            new.append(dataset_json.METADATA)
+        if new or names or place.exists(os.path.join(folder, dataset_json.UNFINISHED)):
+            folders.append((made, new, folder, names, paths))
+        files += described
     if not files and share[1] == 1:
         raise BadInput("the input holds no rows.")
     program.ignore_signals()
-    for _, folder, _ in folders:
+    for _, _, folder, _, _ in folders:
         publishing.mark(folder)
     new_map = os.path.join(scratch, feature_map.FILE)
-    if os.path.exists(new_map):
-        os.replace(new_map, os.path.join(options.output_dir, feature_map.FILE))
-    for split, folder, names in folders:
-        made = os.path.join(scratch, split)
-        publishing.publish(made, sorted(os.listdir(made)), folder, names)
+    if place.exists(new_map):
+        place.move(new_map, os.path.join(options.output_dir, feature_map.FILE))
+    for each in folders:
+        publishing.publish(*each)
     return files

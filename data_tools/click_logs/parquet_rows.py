@@ -17,9 +17,9 @@ import numpy as np
 from data_tools.click_logs import column_kinds, row_parser
 from data_tools.click_logs.column_kinds import DATASETS, LABEL
 from data_tools.click_logs.row_parser import BadBlock, Layout, Rows
-from data_tools.common import line_blocks
 from deepfm.data.plain.bad_record import BadRecord
 from deepfm.errors import BadInput
+from deepfm.runtime.storage import places
 
 SUFFIXES, MAGIC = (".parquet", ".pq"), b"PAR1"
 VERSION = "12.0.1"  # the last for Python 3.7
@@ -56,10 +56,11 @@ def open_file(path: str):
             f"{path}: reading Parquet needs pyarrow, which is not installed; run "
             f"'{sys.executable} -m pip install pyarrow=={VERSION}'."
         ) from error
-    if "://" in path:
+    if places.by_tensorflow(path):
         raise BadInput(f"{path}: Parquet is read from local files; copy it here first.")
     try:
-        return parquet.ParquetFile(path)
+        remote = places.is_remote(path)
+        return parquet.ParquetFile(places.of(path).open_file(path) if remote else path)
     except (OSError, pyarrow.ArrowException) as error:
         reason = str(error).splitlines()[0][:200].rstrip(".")
         raise BadInput(f"{path}: is not a Parquet file ({reason}).") from error
@@ -69,7 +70,7 @@ def is_parquet(path: str) -> bool:
     """Whether a file is Parquet, by its name or else by its first bytes."""
     if path.endswith(SUFFIXES):
         return True
-    with line_blocks.open_file(path) as f:
+    with places.of(path).open_file(path) as f:
         return f.read(len(MAGIC)) == MAGIC
 
 

@@ -16,6 +16,7 @@ from data_tools.common import line_blocks
 from data_tools.common.line_blocks import LineRange
 from deepfm.data.plain.bad_record import BadRecord
 from deepfm.errors import BadInput
+from deepfm.runtime.storage import places
 
 COUNT_ROWS = 1 << 17  # rows to count before passing on the counts
 MOST = 1000  # slices at most, about, of a large input: each becomes a file
@@ -98,11 +99,11 @@ def cut(source: Source, files: List, options, share: Tuple[int, int]) -> Iterato
         for start in range(0, 1 if file.path.endswith(".gz") else file.bytes, size)
     ]
     layout_of = functools.lru_cache(maxsize=1)(read_layout)
-    for i, (path, start, before) in enumerate(slices):
-        if i % share[1] != share[0]:
-            continue
+    mine = range(share[0], len(slices), share[1])
+    of_slice = lambda i: line_blocks.lines_from(*slices[i][:2], slices[i][1] + size)
+    for i, lines in zip(mine, places.each(files[0].path if files else "", of_slice, mine)):
+        path, _, before = slices[i]
         layout = layout_of(path, source.labels, options)
-        lines = line_blocks.lines_from(path, start, start + size)
         if lines:
             split = source.split._replace(before=before, total=total)
             name = f"part-{i:05d}-of-{len(slices):05d}"
@@ -134,7 +135,7 @@ def size(rows: Union[LineRange, RowGroups]) -> int:
     """The bytes of the file that the rows take."""
     if hasattr(rows, "groups"):
         return rows.bytes
-    return (rows.end or line_blocks.size_of(rows.path)) - rows.start
+    return (rows.end or places.of(rows.path).size(rows.path)) - rows.start
 
 
 def read_rows(
@@ -164,8 +165,8 @@ def count_rows(task):
             continue
         train = split_of(task.split, task.lines.path, block.starts) == 0
         waiting.append(block.keys[:, train])
-        for field, (places, found) in block.long.items():
-            texts[field] += [text for place, text in zip(places, found) if train[place]]
+        for field, (rows_of, found) in block.long.items():
+            texts[field] += [text for row, text in zip(rows_of, found) if train[row]]
         rows += len(train)
         if rows < COUNT_ROWS:
             yield read, ()

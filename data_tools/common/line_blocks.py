@@ -1,7 +1,6 @@
 """Cuts text files into ranges of whole lines, reads these in blocks, and finds bad lines."""
 
 import functools
-import os
 from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -9,6 +8,7 @@ import numpy as np
 from deepfm.data.plain import libsvm_text, text_blocks
 from deepfm.data.plain.bad_record import BadRecord, find_refused
 from deepfm.data.plain.schema import Schema
+from deepfm.runtime.storage import places
 
 BLOCK = 1 << 20  # bytes read at once
 TASK = 16 << 20  # bytes of an uncompressed file that a process takes as one task
@@ -19,7 +19,7 @@ class LineRange(NamedTuple):
     """Consecutive whole lines of a file.
 
     Attributes:
-        path: a local or s3:// file.
+        path: the file, local or remote.
         start: byte of the uncompressed text where the first line begins; 0 for a gzip file.
         end: byte where the line after the last one begins; None: the end of the file.
     """
@@ -31,31 +31,13 @@ class LineRange(NamedTuple):
 
 def read_blocks(lines: LineRange) -> Iterator[Tuple[int, bytes, int]]:
     """Yields (start, text, bytes read) for each block of the lines; see text_blocks.blocks."""
-    with open_file(lines.path) as raw:
+    with places.of(lines.path).open_file(lines.path) as raw:
         yield from text_blocks.blocks(raw, lines.path, BLOCK, lines.start, lines.end)
 
 
 def read_lines(path: str) -> Iterator[Tuple[int, bytes]]:
     """The lines of a file that hold a record; see text_blocks.numbered."""
     return text_blocks.numbered(read_blocks(LineRange(path)))
-
-
-def open_file(path: str):
-    """Opens a local or s3:// file to read bytes."""
-    if "://" not in path:
-        return open(path, "rb")
-    import tensorflow as tf  # here, because data_tools.on_spark has none
-
-    return tf.io.gfile.GFile(path, "rb")
-
-
-def size_of(path: str) -> int:
-    """The bytes of a local or s3:// file."""
-    if "://" not in path:
-        return os.path.getsize(path)
-    import tensorflow as tf
-
-    return tf.io.gfile.stat(path).length
 
 
 def lines_from(path: str, begin: int, end: int) -> Optional[LineRange]:
@@ -65,7 +47,7 @@ def lines_from(path: str, begin: int, end: int) -> Optional[LineRange]:
     """
     if path.endswith(".gz"):
         return LineRange(path)
-    size = size_of(path)
+    size = places.of(path).size(path)
     start = _next_line(path, begin) if begin else 0
     stop = _next_line(path, end) if end < size else None
     return None if start in (stop, size) else LineRange(path, start, stop)
@@ -74,12 +56,13 @@ def lines_from(path: str, begin: int, end: int) -> Optional[LineRange]:
 def cut(path: str, size: int) -> List[LineRange]:
     """Splits a file of `size` bytes into one LineRange per task; a gzip file is one task."""
     starts = range(0, 1 if path.endswith(".gz") else size, TASK)
-    return list(filter(None, (lines_from(path, start, start + TASK) for start in starts)))
+    found = places.each(path, lambda start: lines_from(path, start, start + TASK), starts)
+    return list(filter(None, found))
 
 
 def _next_line(path, position):
     """The byte where the first line at or after `position` begins, in an uncompressed file."""
-    with open_file(path) as f:
+    with places.of(path).open_file(path) as f:
         f.seek(position - 1)
         return position - 1 + len(f.readline())
 

@@ -3,17 +3,23 @@
 With --overwrite it replaces an old data set: only files that these programs wrote. Until that is
 done the folder holds UNFINISHED, and readers refuse the folder, also if the program was
 killed in between. Signals are ignored meanwhile, because the work is all but done.
+
+On Spark folders may be remote. A name on S3 is given by copying, which UNFINISHED covers as well.
 """
 
 import contextlib
 import os
 import re
-from typing import Collection, List, Tuple
+import uuid
+from typing import Collection, Dict, List, Optional, Tuple
+
+from absl import logging
 
 from deepfm.data import dataset_json
 from deepfm.data.dataset_json import UNFINISHED
 from deepfm.errors import BadInput
-from deepfm.runtime import program
+from deepfm.runtime import atomic_files, program
+from deepfm.runtime.storage import places
 
 SUCCESS = "_SUCCESS"  # readers pass over names that begin with an underscore
 # The names of our data files, except those of the converter without --num_files.
@@ -29,7 +35,7 @@ def check_hosts(folder: str, number: int, suffixes: Tuple[str, ...]):
         number: the number of hosts.
         suffixes: the suffixes of data files.
     """
-    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+    for name in places.of(folder).names(folder):
         of_host = _OF_HOST.fullmatch(name)
         if of_host:
             other = int(of_host.group(1)) != number
@@ -44,15 +50,105 @@ def check_hosts(folder: str, number: int, suffixes: Tuple[str, ...]):
 
 
 def names_in(folder: str, suffixes: Tuple[str, ...], first: str) -> List[str]:
-    """Makes --output_dir and returns the sorted names of the data and metadata in it.
+    """The sorted names of the data and metadata in --output_dir.
 
     Raises BadInput if it is not writable, or not local; `first` is what to do before copying.
     """
-    if "://" in folder:
+    if places.by_tensorflow(folder):
         raise BadInput(f"--output_dir={folder} is not local; {first} to a local folder, then copy.")
-    program.make_output_dir(folder)
-    names = sorted(os.listdir(folder))
+    check_output_dir(folder)
+    names = places.of(folder).names(folder)
     return [name for name in names if dataset_json.is_metadata(name) or name.endswith(suffixes)]
+
+
+def check_output_dir(folder: str):
+    """Refuses an --output_dir that cannot be made or written: BadInput, or a RemoteError."""
+    if not places.is_remote(folder):
+        made = _missing(folder)
+        program.make_output_dir(folder)
+        _remove_empty(made)
+        return
+    if folder.startswith("s3://") and "/" not in folder[len("s3://") :].rstrip("/"):
+        raise BadInput(
+            f"--output_dir={folder} is a whole bucket; give a folder in it, such as "
+            f"--output_dir={folder.rstrip('/')}/data."
+        )
+    files, probe = places.of(folder), f"{folder.rstrip('/')}/.probe-{uuid.uuid4().hex}"
+    there = files.exists(folder)
+    with files.create(probe) as f:
+        f.write(b"probe")
+    files.remove(probe)
+    if not there:
+        files.delete(folder)  # pyarrow has left an object that means the folder
+
+
+def _missing(folder):
+    """The local folders that have to be made for a folder to be there, the innermost first."""
+    missing, folder = [], os.path.abspath(folder)
+    while not os.path.exists(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    return missing
+
+
+def _remove_empty(folders):
+    """Removes local folders, as long as they are empty."""
+    with contextlib.suppress(OSError):
+        for folder in folders:
+            os.rmdir(folder)
+
+
+@contextlib.contextmanager
+def scratch(folder: str, prefix: str):
+    """Yields a new hidden folder in another one, to be deleted at the end.
+
+    If the body fails, or a signal ends the program, the other folder goes too if it was made for
+    this and is empty.
+
+    Raises:
+        OSError: nothing can be written there, or the body raised one; it always names a file.
+    """
+    if places.is_remote(folder):
+        with _remote_scratch(folder.rstrip("/"), prefix) as path:
+            yield path
+        return
+    made = _missing(folder)
+    os.makedirs(folder, exist_ok=True)
+    try:
+        clean_up = program.before_end(lambda: _remove_empty(made))
+        with clean_up, atomic_files.scratch(folder, prefix) as path:
+            yield path
+    except BaseException:
+        _remove_empty(made)
+        raise
+
+
+@contextlib.contextmanager
+def _remote_scratch(folder, prefix):
+    """As `scratch`; what killed runs left stays, because nothing tells it from a running one's."""
+    files = places.of(folder)
+    there = files.exists(folder)
+    for name in files.names(folder):
+        if name.startswith(prefix):
+            logging.warning(
+                "%s/%s: another run writes it, or left it when it was killed; delete it then.",
+                folder, name,
+            )  # fmt: skip
+    path = f"{folder}/{prefix}{uuid.uuid4().hex[:8]}"
+
+    def clean_up():
+        files.delete(path)
+        if not there and not files.names(folder):
+            files.delete(folder)
+
+    try:
+        with program.before_end(clean_up):
+            yield path
+    finally:
+        try:
+            clean_up()
+        except OSError as error:
+            logging.warning("%s could not be deleted: %s", path, error)
 
 
 def replaced(
@@ -71,7 +167,7 @@ def replaced(
     """
     if not names:
         return []
-    if not os.path.exists(os.path.join(folder, UNFINISHED)):
+    if not places.of(folder).exists(os.path.join(folder, UNFINISHED)):
         said = dataset_json.read(folder) or {"files": {}}
         for name in names:
             ours = dataset_json.is_metadata(os.path.basename(name)) or _OURS.fullmatch(name)
@@ -87,35 +183,41 @@ def replaced(
 
 def mark(folder: str):
     """Marks a folder, made if missing, so that readers refuse it until `publish` is done."""
-    os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, UNFINISHED), "w"):
-        pass
+    files = places.of(folder)
+    files.make_dir(folder)
+    files.create(os.path.join(folder, UNFINISHED)).close()
 
 
-def publish(scratch: str, names: List[str], folder: str, old: List[str]):
-    """Moves files to another folder on the same disk, in place of old files there.
+def publish(
+    scratch: str,
+    names: List[str],
+    folder: str,
+    old: List[str],
+    elsewhere: Optional[Dict[str, str]] = None,
+):
+    """Moves files to another folder on the same disk or server, in place of old files there.
 
     Args:
         scratch: the folder that holds them.
         names: their names.
         folder: the folder to move them to.
         old: the names of the files there to delete.
+        elsewhere: {name: path} of those that are not in `scratch`.
     """
     program.ignore_signals()
     mark(folder)
-    for name in old:
-        os.remove(os.path.join(folder, name))
-    for name in names:
-        os.replace(os.path.join(scratch, name), os.path.join(folder, name))
-    os.remove(os.path.join(folder, UNFINISHED))
+    files, at = places.of(folder), lambda name: os.path.join(folder, name)
+    made = lambda name: (elsewhere or {}).get(name) or os.path.join(scratch, name)
+    places.each(folder, lambda name: files.remove(at(name)), old)
+    places.each(folder, lambda name: files.move(made(name), at(name)), names)
+    files.remove(at(UNFINISHED))
 
 
 @contextlib.contextmanager
 def succeeding(folder: str):
     """Marks a folder with _SUCCESS, as Spark does, once the body has published its data."""
-    path = os.path.join(folder, SUCCESS)
+    path, files = os.path.join(folder, SUCCESS), places.of(folder)
     with contextlib.suppress(FileNotFoundError):
-        os.remove(path)
+        files.remove(path)
     yield
-    with open(path, "w"):
-        pass
+    files.create(path).close()

@@ -12,6 +12,7 @@ from deepfm.data.plain.data_file import DataFile
 from deepfm.data.plain.schema import Schema
 from deepfm.errors import BadInput
 from deepfm.runtime import memory
+from deepfm.runtime.storage import places
 
 
 def of_flags(data, options) -> Schema:
@@ -171,7 +172,7 @@ def read_map(path: str) -> Tuple[Tuple[int, int], ...]:
         BadInput: it is not such a file, or two fields share an id.
     """
     try:
-        found = json.loads(_content(path).decode())["fields"]
+        found = json.loads(places.of(path).content(path).decode())["fields"]
         ranges = []
         for field in found:
             bounds = field["first_id"], field["last_id"]
@@ -193,17 +194,3 @@ def read_map(path: str) -> Tuple[Tuple[int, int], ...]:
             '{"fields": [{"name": "site", "first_id": 14, "last_id": 2065}, ...]}.'
         ) from error
     return tuple(ranges)
-
-
-def _content(path):
-    """The bytes of a local or s3:// file."""
-    if "://" not in path:
-        with open(path, "rb") as f:
-            return f.read()
-    import tensorflow as tf  # here, because data_tools.on_spark has none
-
-    try:
-        with tf.io.gfile.GFile(path, "rb") as f:
-            return f.read()
-    except tf.errors.OpError as error:
-        raise OSError(str(error)) from error

@@ -17,7 +17,10 @@ class Options:
         "comma list of these.",
         REQUIRED,
     )
-    output_dir: str = flag("Local directory for the TFRecord files and dataset.json.", REQUIRED)
+    output_dir: str = flag(
+        "Directory for the TFRecord files and dataset.json; on Spark also s3:// or hdfs://.",
+        REQUIRED,
+    )
     num_files: int = flag(
         "TFRecord files that each host writes; rows are spread evenly. 0: one for each input file, "
         "with the same name.",

@@ -5,7 +5,7 @@
 
 import os
 import posixpath
-from typing import Sequence
+from typing import Dict, Sequence
 
 from absl import logging
 
@@ -16,12 +16,13 @@ from data_tools.tables import csv_blocks
 from deepfm.data.plain import data_file
 from deepfm.data.plain.data_file import DataFile
 from deepfm.errors import BadInput
+from deepfm.runtime.storage import places
 
 SCRATCH = ".libsvm_to_tfrecord-"
 
 
 def prepare(inputs: Sequence[DataFile], options):
-    """Makes output_dir; returns the names in it that the new data set replaces."""
+    """Checks output_dir; returns the names in it that the new data set replaces."""
     folder = options.output_dir
     old = publishing.names_in(folder, data_file.TFRECORD, "convert")
     same = [] if options.num_files else names([f.path for f in inputs], options)
@@ -55,14 +56,22 @@ def _names_after(paths, options):
     return names
 
 
-def described(names, outputs: Sequence[BlockFacts], options, scratch):
-    """The files of the data set, with the paths that they will have in output_dir."""
-    files = []
+def described(names, outputs: Sequence[BlockFacts], options, paths: Dict[str, str]):
+    """The files of the data set, with the paths that they will have in output_dir.
+
+    Args:
+        names: of all files.
+        outputs: facts about each.
+        options: Options.
+        paths: {name: where a file is now}, of those that have rows.
+    """
     for name, facts in zip(names, outputs):
         if not facts.rows:
             logging.warning("%s would have no rows, so it is not written.", name)
-            continue
-        size = os.path.getsize(posixpath.join(scratch, name))
-        path = posixpath.join(options.output_dir, name)
-        files.append(DataFile(path, size, facts.rows, facts.positives))
-    return files
+    found = [(name, facts) for name, facts in zip(names, outputs) if facts.rows]
+    folder = options.output_dir
+    sizes = places.each(folder, places.of(folder).size, [paths[name] for name, _ in found])
+    return [
+        DataFile(posixpath.join(folder, name), size, facts.rows, facts.positives)
+        for (name, facts), size in zip(found, sizes)
+    ]

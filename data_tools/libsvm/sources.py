@@ -23,7 +23,8 @@ class Source(NamedTuple):
         count: a range -> for each block, (bytes read, (rows, most fields in a row)).
         complete: [(rows, most fields in a row)] of the ranges, or None where pieces.must_count says
             that nothing needs them -> the Schema with field_size.
-        write: ((a range, its Pieces), schema) -> what pieces.write yields.
+        write: ((a range, its Pieces), schema) -> what pieces.write yields; on Spark it also
+            takes a function (path, bytes) that appends to a file.
         mixed_labels: schema -> the error message for both labels 0 and -1.
     """
 

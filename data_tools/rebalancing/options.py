@@ -27,7 +27,7 @@ class Options:
         "TFRecord or LibSVM files, plain or .gz: a directory, a glob, or a comma list of these.",
         REQUIRED,
     )
-    output_dir: str = flag("Local directory for the files.", REQUIRED)
+    output_dir: str = flag("Directory for the files; on Spark also s3:// or hdfs://.", REQUIRED)
     num_files: int = flag(
         "Files to write, on all hosts together, with equal numbers of records. 0: as many as are "
         "read.",

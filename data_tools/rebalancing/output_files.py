@@ -12,6 +12,7 @@ from deepfm.data import dataset_json
 from deepfm.data.plain import data_file
 from deepfm.data.plain.schema import Schema, Shape
 from deepfm.errors import BadInput
+from deepfm.runtime.storage import places
 
 # Suffixes of the files in output_dir that count as data of each format.
 SUFFIXES = {
@@ -29,10 +30,10 @@ def names(data, options):
 
 def check_apart(data, options):
     """Refuses (BadInput) input that includes an earlier run's output: records would come twice."""
-    output_dir = os.path.abspath(options.output_dir)
+    output_dir = places.absolute(options.output_dir)
     for part in options.input.split(","):
-        top = os.path.join(os.path.abspath(part.strip()), "")
-        if os.path.isdir(top) and output_dir.startswith(top):
+        top = places.absolute(part.strip())
+        if output_dir.startswith(os.path.join(top, "")) and places.of(top).is_dir(top):
             raise BadInput(
                 f"--output_dir={options.output_dir} is inside --input={part.strip()}, which would "
                 "then hold every record twice; give a folder outside it."
@@ -47,12 +48,12 @@ def check_apart(data, options):
 
 def inside(data, options):
     """The paths of the input files that are in output_dir."""
-    folder = os.path.abspath(options.output_dir)
-    return [f.path for f in data.files if os.path.dirname(os.path.abspath(f.path)) == folder]
+    folder = places.absolute(options.output_dir)
+    return [f.path for f in data.files if os.path.dirname(places.absolute(f.path)) == folder]
 
 
 def prepare(data, options):
-    """Makes output_dir; returns the names in it that the new data set replaces."""
+    """Checks output_dir; returns the names in it that the new data set replaces."""
     folder = options.output_dir
     publishing.check_hosts(folder, 1, ())
     found = publishing.names_in(folder, SUFFIXES[data.data_format], "write")

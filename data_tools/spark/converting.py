@@ -15,12 +15,12 @@ from data_tools.common.skipping import Skipping
 from data_tools.libsvm import output_files, pieces, sources
 from data_tools.libsvm.options import Options
 from data_tools.libsvm.pieces import BlockFacts
-from data_tools.spark import input_files, jobs, line_tasks
-from deepfm.data import dataset_json
+from data_tools.spark import jobs, line_tasks
+from deepfm.data import dataset_json, datasets
 from deepfm.data.plain import data_file
 from deepfm.data.plain.schema import Schema
 from deepfm.errors import BadInput
-from deepfm.runtime import atomic_files
+from deepfm.runtime.storage import places
 
 GROUP = 64 << 20  # bytes of text for a Spark task
 
@@ -33,7 +33,7 @@ def convert(spark, options: Options):
         OSError: a job failed, or an output cannot be published.
     """
     start = time.monotonic()
-    data = input_files.find(options.input, "input")
+    data = datasets.find(options.input, "input")
     if data.data_format != "libsvm":
         raise BadInput(
             f"--input={options.input}: {data.files[0].path} is neither text nor Parquet."
@@ -42,7 +42,7 @@ def convert(spark, options: Options):
     ranges = source.ranges
     publishing.check_hosts(options.output_dir, 1, data_file.TFRECORD)
     old = output_files.prepare(data.files, options)
-    with atomic_files.scratch(options.output_dir, output_files.SCRATCH) as scratch:
+    with publishing.scratch(options.output_dir, output_files.SCRATCH) as scratch:
         groups = _groups(spark, data, len(ranges))
         must_count = pieces.must_count(source.schema, options)
         counts = _count(spark, source, groups) if must_count else None
@@ -52,8 +52,8 @@ def convert(spark, options: Options):
         outputs, parts = _write(spark, tasks, names, source, schema, options, scratch, groups)
         every = _all(outputs)
         feature_size = schema.feature_size or every.max_id + 1
-        _join(spark, parts, options.compress, scratch)
-        files = output_files.described(names, outputs, options, scratch)
+        wholes = _join(spark, parts, options.compress, scratch)
+        files = output_files.described(names, outputs, options, wholes)
         dataset_json.write(
             scratch, schema.field_size, feature_size, files,
             multi_valued=schema.multi_valued, hash_buckets=schema.hash_buckets,
@@ -62,7 +62,7 @@ def convert(spark, options: Options):
         )  # fmt: skip
         written = [*(os.path.basename(f.path) for f in files), dataset_json.METADATA]
         with publishing.succeeding(options.output_dir):
-            publishing.publish(scratch, written, options.output_dir, old)
+            publishing.publish(scratch, written, options.output_dir, old, wholes)
     seconds = time.monotonic() - start
     logging.info(
         "Wrote %d rows (%.4f of them positive) of %d fields, feature_size %d, to %d files in "
@@ -90,7 +90,7 @@ def _count(spark, source, groups):
 
 def _write(spark, tasks, names, source, schema, options, scratch, groups):
     """Writes all pieces; returns (the BlockFacts of each output, {its name: paths of pieces})."""
-    write_range, schema, scratch = source.write, tuple(schema), os.path.abspath(scratch)
+    write_range, schema, scratch = source.write, tuple(schema), places.absolute(scratch)
     work = lambda task: line_tasks.write(task, write_range, schema, scratch)
     bad = Skipping(options.max_bad_records)
     results = jobs.results(spark, work, tasks, groups, "Converting", bad)
@@ -116,14 +116,13 @@ def _all(outputs):
 
 
 def _join(spark, parts, compress, scratch):
-    """Gives each output file its name in scratch; parts: {its name: paths of its pieces}."""
+    """{name of an output file: its path in scratch}; parts: {name: paths of its pieces}."""
     whole = {} if compress else {name: paths[0] for name, paths in parts.items() if not paths[1:]}
     tasks = [(name, paths) for name, paths in parts.items() if name not in whole]
-    folder = os.path.abspath(scratch)
+    folder = places.absolute(scratch)
     work = lambda task: line_tasks.join(task, compress, folder)
     if tasks:
         title = "Compressing" if compress else "Joining"
         joined = jobs.results(spark, work, tasks, len(tasks), title, Skipping(0))
         whole.update((tasks[index][0], path) for index, path in joined)
-    for name, path in whole.items():
-        os.rename(path, os.path.join(scratch, name))
+    return whole

@@ -23,6 +23,7 @@ from data_tools.common.skipping import Skipping
 from data_tools.spark.events import BAD, REFUSED, events
 from deepfm.data.plain.bad_record import BadRecord
 from deepfm.errors import BadInput
+from deepfm.runtime.storage import arrow
 
 LOCAL = "local[*,3]"  # all cores, and three attempts for a task
 SECONDS_BETWEEN_LINES = 5.0
@@ -62,6 +63,9 @@ def session(name: str, master: str) -> Iterator[SparkSession]:
         builder = builder.config("spark.task.maxFailures", "3")
     if not sys.stderr.isatty():  # pyspark asks for the bar wherever it starts Java itself
         builder = builder.config("spark.ui.showConsoleProgress", "false")
+    for variable, value in arrow.environment().items():  # executors read and write files, too
+        if not given.contains(f"spark.executorEnv.{variable}"):
+            builder = builder.config(f"spark.executorEnv.{variable}", value)
     # Its coalescing would join the partitions, each of which becomes a file.
     builder = builder.config("spark.sql.adaptive.enabled", "false")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -1,10 +1,9 @@
 """What executors do for convert: count the rows of ranges, write them, join the pieces."""
 
-import contextlib
 import os
 import re
 import shutil
-from typing import Callable
+from typing import Any, Callable
 
 import numpy as np
 import pyspark
@@ -16,6 +15,7 @@ from deepfm.data.plain import encoder, libsvm_decoder, text_blocks
 from deepfm.data.plain.bad_record import BadRecord
 from deepfm.data.plain.schema import Schema
 from deepfm.errors import naming
+from deepfm.runtime.storage import places
 
 COPY = 1 << 20  # bytes copied at once, as data_tools.common.record_files does
 _BLANK, _MINUS = b" -"
@@ -45,8 +45,8 @@ def write(task, write_range: Callable, schema, scratch: str):
     folder = _own_folder(scratch)
     planned = [Piece(os.path.join(folder, name), *rest) for name, *rest in planned]
     written = {}
-    with naming(folder):
-        for event in write_range((rows, planned), Schema(*schema)):
+    with naming(folder), places.appending(1) as put:
+        for event in write_range((rows, planned), Schema(*schema), put):
             if isinstance(event, BadRecord):
                 yield event
             else:
@@ -55,9 +55,9 @@ def write(task, write_range: Callable, schema, scratch: str):
     yield from ((piece.output, piece.path, tuple(facts)) for piece, facts in written.items())
 
 
-def write_lines(task, schema: Schema):
-    """Writes the lines of a range to its pieces; yields what pieces.write does."""
-    append = lambda path, text: _append(path, text, schema)
+def write_lines(task, schema: Schema, put: Callable[[str, bytes], Any]):
+    """Writes the lines of a range to its pieces with `put`; yields what pieces.write does."""
+    append = lambda path, text: _append(path, text, schema, put)
     accepts = lambda text: libsvm_decoder.decode(text, schema) is not None
     return pieces.write(task, append, accepts, schema)
 
@@ -65,20 +65,18 @@ def write_lines(task, schema: Schema):
 def _own_folder(scratch):
     """Makes the folder of this attempt to run a task."""
     folder = os.path.join(scratch, f"attempt-{pyspark.TaskContext.get().taskAttemptId()}")
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(folder)  # and not its parents: if those are gone, so is the job
+    places.of(folder).make_inner(folder)
     return folder
 
 
-def _append(path, text, schema):
+def _append(path, text, schema, put):
     """Appends the records of a text to a file; returns BlockFacts, or None if a line is bad."""
     batch = libsvm_decoder.decode(text, schema)
     if batch is None:
         return None
     rows = len(batch.labels)
     frames, _ = encoder.encode(*batch)
-    with open(path, "ab") as f:
-        f.write(frames)
+    put(path, frames)
     negative = _negative(text)
     return BlockFacts(
         rows,
@@ -110,8 +108,9 @@ def join(task, compress: bool, scratch: str):
     """
     name, paths = task
     whole = os.path.join(_own_folder(scratch), name)
-    with naming(whole), open(whole, "wb") as raw, record_tasks.compressed(raw, compress) as f:
+    files = places.of(whole)
+    with naming(whole), files.create(whole) as raw, record_tasks.compressed(raw, compress) as f:
         for path in paths:
-            with open(path, "rb") as piece:
+            with files.open_file(path) as piece:
                 shutil.copyfileobj(piece, f, COPY)
     yield whole

@@ -25,9 +25,10 @@ from data_tools.click_logs.splitting import SPLITS
 from data_tools.click_logs.vocabulary import Counts
 from data_tools.common import publishing
 from data_tools.common.skipping import Skipping
-from data_tools.spark import input_files, jobs, row_tasks
+from data_tools.spark import jobs, row_tasks
+from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.runtime import atomic_files, program
+from deepfm.runtime.storage import places
 
 GROUP = 128 << 20  # bytes of raw rows for a Spark task
 ALONE = (0, 1)  # the share of a host that is not one of several
@@ -49,25 +50,25 @@ def prepare(spark, options: Options):
     columns = column_kinds.fields(of_rows, options.integers)
     sources = flags.sources_of(options)
     found = {
-        source.flag: slices.checked(source, input_files.find(source.spec, source.flag))
+        source.flag: slices.checked(source, datasets.find(source.spec, source.flag))
         for source in sources
     }
     cut = {s.flag: list(slices.cut(s, found[s.flag], options, ALONE)) for s in sources}
     every = [task for group in cut.values() for task in group]
     flags.log_unlabelled(every)
-    program.make_output_dir(options.output_dir)
+    publishing.check_output_dir(options.output_dir)
     asked = {i for s in sources for i, part in enumerate(s.split.shares) if part}
     old = output_folder.replaced(asked, options, ALONE)
-    with atomic_files.scratch(options.output_dir, flags.SCRATCH) as scratch:
+    with publishing.scratch(options.output_dir, flags.SCRATCH) as scratch:
         if known:
             tables = field_tables.from_map(known)
         else:
             tables = _tables(spark, cut["input"], columns, options)
         fingerprint = output_folder.write_map(tables, old, options, scratch)
-        written = _encode(spark, every, tables, options, os.path.abspath(scratch))
+        written, paths = _encode(spark, every, tables, options, places.absolute(scratch))
         with publishing.succeeding(options.output_dir):
             files = output_folder.publish(
-                written, tables, fingerprint, old, options, ALONE, scratch
+                written, tables, fingerprint, old, options, ALONE, scratch, paths
             )
     flags.log_summary(files, tables, fingerprint, time.monotonic() - start)
     return files
@@ -105,7 +106,11 @@ def _tables(spark, tasks, columns, options):
 
 
 def _encode(spark, tasks, tables, options, scratch):
-    """Writes all rows; returns {(index of the split, name of the file): (rows, positives)}."""
+    """Writes all rows.
+
+    Returns:
+        {(index of the split, name of the file): (rows, positives)}, and {the same: path}.
+    """
     sent = spark.sparkContext.broadcast(tables)
     output_format = options.output_format
     work = lambda task: row_tasks.encode(task, sent.value, output_format, scratch)
@@ -113,12 +118,8 @@ def _encode(spark, tasks, tables, options, scratch):
     results = jobs.results(spark, work, tasks, _groups(spark, tasks), "Encoding", bad)
     bad.log_total()
     sent.destroy()
-    written, folders = {}, {}
+    written, paths = {}, {}
     for _, (split, name, rows, positives, folder) in results:
-        written[split, name], folders[split, name] = (rows, positives), folder
-    for split in SPLITS:
-        os.mkdir(os.path.join(scratch, split))
-    for (split, name), folder in folders.items():
-        made = os.path.join(folder, SPLITS[split], name)
-        os.rename(made, os.path.join(scratch, SPLITS[split], name))
-    return written
+        written[split, name] = rows, positives
+        paths[split, name] = os.path.join(folder, SPLITS[split], name)
+    return written, paths

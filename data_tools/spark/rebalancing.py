@@ -17,13 +17,14 @@ from data_tools.common.skipping import Skipping
 from data_tools.libsvm import line_schema
 from data_tools.rebalancing import output_files, sampling
 from data_tools.rebalancing.options import Options, check
-from data_tools.spark import input_files, jobs, order, record_blocks, record_tasks
+from data_tools.spark import jobs, order, record_blocks, record_tasks
 from data_tools.spark.record_tasks import Work
-from deepfm.data import dataset_json
+from deepfm.data import dataset_json, datasets
 from deepfm.data.dataset_json import SamplingRates
+from deepfm.data.plain import data_file
 from deepfm.data.plain.schema import Shape
 from deepfm.errors import BadInput
-from deepfm.runtime import atomic_files
+from deepfm.runtime.storage import places
 
 ALL = SamplingRates(1.0, 1.0)  # every record once
 GROUP = 64 << 20  # bytes of small files that one Spark task reads
@@ -38,17 +39,17 @@ def rebalance(spark, options: Options):
     """
     start = time.monotonic()
     check(options)
-    data = input_files.find(options.input, "input")
+    data = datasets.find(options.input, "input")
     is_text = data.data_format == "libsvm"
     schema = None if is_text else output_files.schema(data, _first_shape)
     weighted = line_schema.is_weighted(data) if is_text else schema.weighted
     names = output_files.names(data, options)
     output_files.check_apart(data, options)
     old = output_files.prepare(data, options)
-    with atomic_files.scratch(options.output_dir, ".rebalance-") as scratch:
+    with publishing.scratch(options.output_dir, ".rebalance-") as scratch:
         work = Work(
             *_inputs(data), schema, weighted, options.max_bad_records, ALL,
-            order.Order(options.seed, options.shuffle), options.compress, os.path.abspath(scratch),
+            order.Order(options.seed, options.shuffle), options.compress, places.absolute(scratch),
         )  # fmt: skip
         rates = sampling.rates(options, lambda: _labels(spark, data, work))
         work = work._replace(rates=rates)
@@ -58,7 +59,7 @@ def rebalance(spark, options: Options):
                 f"--num_files={len(names)}: {sum(rows)} records cannot fill {len(names)} files; "
                 f"try --num_files={sum(rows)}."
             )
-        files = _write(spark, data, rows, names, work, options.output_dir)
+        files, paths = _write(spark, data, rows, names, work, options.output_dir)
         ones = sum(file.positives for file in files)
         kept, written = [sum(rows) - ones, ones], list(names)
         described = data.rows is not None and data.field_size  # LibSVM text has no other source
@@ -73,7 +74,7 @@ def rebalance(spark, options: Options):
                 weighted=weighted,
             )  # fmt: skip
         with publishing.succeeding(options.output_dir):
-            publishing.publish(scratch, written, options.output_dir, old)
+            publishing.publish(scratch, written, options.output_dir, old, paths)
     output_files.log_summary(found, kept, len(files), time.monotonic() - start)
     return files
 
@@ -142,7 +143,7 @@ def _groups(spark, data, tasks):
 
 
 def _write(spark, data, rows, names, work, output_dir):
-    """Writes the output files into the scratch folder; returns their DataFiles."""
+    """Writes the output files; returns (their DataFiles, {name: path in the scratch folder})."""
     context = spark.sparkContext
     with jobs.job(spark, "Cutting"):
         cuts = order.cuts(context, work.order, rows, len(names))
@@ -167,13 +168,12 @@ def _write(spark, data, rows, names, work, output_dir):
     wanted = order.rows_of_files(sum(rows), len(names))
     if [by_part[i].rows if i in by_part else 0 for i in range(len(names))] != wanted:
         raise _other_count(data, sum(row.rows for row in written))
-    files = []
-    for part, name in enumerate(names):
-        row = by_part[part]
-        os.rename(row.path, os.path.join(work.scratch, name))
-        path = os.path.join(output_dir, name)
-        files.append(input_files.DataFile(path, row.bytes, row.rows, row.positives))
-    return files
+    rows = [by_part[part] for part in range(len(names))]
+    files = [
+        data_file.DataFile(os.path.join(output_dir, name), row.bytes, row.rows, row.positives)
+        for name, row in zip(names, rows)
+    ]
+    return files, {name: row.path for name, row in zip(names, rows)}
 
 
 def _part_values(spark, n):

@@ -18,6 +18,7 @@ from deepfm.data.plain import decoder, frames, libsvm_decoder, text_blocks, wire
 from deepfm.data.plain.bad_record import BadRecord, find_refused
 from deepfm.data.plain.schema import Schema, Shape
 from deepfm.errors import BadInput
+from deepfm.runtime.storage import places
 
 _LABEL = b"\n\x05label\x12\x08\x12\x06\n\x04"  # and then the label, a float of 0 or 1
 
@@ -102,7 +103,7 @@ def first_shape(path: str) -> Shape:
 def _frames(path):
     """frames.read of a file; raises BadInput if it is a damaged gzip file."""
     packed = path.endswith(".gz")
-    with open(path, "rb") as raw:
+    with places.of(path).open_file(path) as raw:
         stream, block = _Packed(raw) if packed else raw, None
         try:
             for block in frames.read(stream, path):

@@ -1,5 +1,6 @@
 """What executors do for rebalance: read records, give each its file and key, write sorted ones."""
 
+import contextlib
 import gzip
 import os
 from typing import NamedTuple, Optional
@@ -14,6 +15,7 @@ from deepfm.data.plain.bad_record import BadRecord
 from deepfm.data.plain.data_file import SamplingRates
 from deepfm.data.plain.schema import Schema
 from deepfm.errors import BadInput, naming
+from deepfm.runtime.storage import places
 
 GZIP_LEVEL = 4  # as data_tools.common.record_files
 COPIES = 1 << 14  # records to sample at once
@@ -127,8 +129,8 @@ def write_part(batches, work):
     """Writes a file of a partition's sorted records; yields what it wrote, for mapInArrow."""
     context = pyspark.TaskContext.get()
     path = os.path.join(work.scratch, f"attempt-{context.taskAttemptId()}")
-    value, rows, ones = None, 0, 0
-    with naming(path), open(path, "wb") as raw, compressed(raw, work.compress) as f:
+    files, value, rows, ones = places.of(path), None, 0, 0
+    with naming(path), files.create(path) as raw, compressed(raw, work.compress) as f:
         for batch in batches:
             if batch.num_rows:
                 value = batch.column(0)[0].as_py()
@@ -136,9 +138,9 @@ def write_part(batches, work):
                 rows += batch.num_rows
                 ones += np.count_nonzero(batch.column(2).to_numpy(zero_copy_only=False))
     if value is None:
-        os.remove(path)
+        files.remove(path)
         return
-    size = os.path.getsize(path)
+    size = files.size(path)
     yield pa.RecordBatch.from_pydict(
         {
             "part": pa.array([value], pa.int32()),
@@ -153,7 +155,7 @@ def write_part(batches, work):
 def compressed(raw, compress):
     """A file that writes to an open one, with or without compression."""
     if not compress:
-        return open(os.dup(raw.fileno()), "wb")
+        return contextlib.nullcontext(raw)
     return gzip.GzipFile("", "wb", GZIP_LEVEL, raw, mtime=0)
 
 

@@ -1,6 +1,5 @@
 """What executors do for prepare: count the categories of rows, add the counts up, encode rows."""
 
-import contextlib
 import os
 import zlib
 from typing import Iterable, Iterator, NamedTuple, Sequence, Tuple
@@ -19,6 +18,7 @@ from data_tools.spark import events
 from deepfm.data.plain import data_file, encoder
 from deepfm.data.plain.bad_record import BadRecord
 from deepfm.errors import naming
+from deepfm.runtime.storage import places
 
 SUFFIXES = {"tfrecord": data_file.TFRECORD[0], "libsvm": data_file.LIBSVM[0]}
 EVENT, COUNTS = range(2)  # a bad row or file; the counts of a part of the keys
@@ -118,11 +118,11 @@ def encode(task, tables, output_format: str, scratch: str) -> Iterator:
     """
     folder = os.path.join(scratch, f"attempt-{pyspark.TaskContext.get().taskAttemptId()}")
     for made in (folder, *(os.path.join(folder, split) for split in SPLITS)):
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(made)  # and not its parents: if those are gone, so is the job
-    append = _append_records if output_format == "tfrecord" else _append_lines(tables[-1].end)
+        places.of(made).make_inner(made)
+    to_bytes = _records if output_format == "tfrecord" else _lines(tables[-1].end)
     suffix, written = SUFFIXES[output_format], {}
-    with naming(folder):
+    with naming(folder), places.appending(len(SPLITS)) as put:
+        append = lambda path, *rows: put(path, to_bytes(*rows))
         for event in slices.encode_rows(task, tables, append, folder, suffix):
             if isinstance(event, BadRecord):
                 yield event
@@ -133,16 +133,10 @@ def encode(task, tables, output_format: str, scratch: str) -> Iterator:
     yield from ((*file, *numbers, folder) for file, numbers in written.items())
 
 
-def _append_records(path, labels, ids, values):
-    with open(path, "ab") as f:
-        f.write(encoder.encode(labels, ids, values)[0])
+def _records(labels, ids, values):
+    return encoder.encode(labels, ids, values)[0]
 
 
-def _append_lines(feature_size):
+def _lines(feature_size):
     to_lines = line_writer(feature_size, STEPS)
-
-    def append(path, labels, ids, values):
-        with open(path, "ab") as f:
-            f.write(to_lines(ids, values, labels > 0))
-
-    return append
+    return lambda labels, ids, values: to_lines(ids, values, labels > 0)

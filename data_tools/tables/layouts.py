@@ -18,6 +18,7 @@ from typing import Iterable, List, NamedTuple, Optional, Sequence, Tuple
 from data_tools.click_logs import column_kinds
 from deepfm.data.plain.schema import MAX_NUMBER
 from deepfm.errors import BadInput
+from deepfm.runtime.storage import places
 
 LABEL, WEIGHT, ID, VALUE, IDS, VALUES, COUNTS = (
     "label", "weight", "id", "value", "ids", "values", "counts",
@@ -99,7 +100,8 @@ def load(path: str) -> Layout:
     """Reads the JSON file of --columns; raises BadInput if it is invalid."""
     try:
         with column_kinds.naming(path):
-            _, entries = column_kinds.entries(path, KINDS, ID, ("id", "offset"))
+            content = places.of(path).content
+            _, entries = column_kinds.entries(path, content, KINDS, ID, ("id", "offset"))
             column_kinds.check_names([entry["name"] for entry in entries])
             return _of_entries(entries)
     except ValueError as error:

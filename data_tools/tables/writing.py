@@ -4,7 +4,7 @@ Needs neither TensorFlow nor absl, which Spark's executors lack. A part of a tab
 Parquet file or a LinePart of a CSV.
 """
 
-from typing import Iterator, List, Sequence, Tuple, Union
+from typing import Any, Callable, Iterator, List, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -40,16 +40,32 @@ def count(part: Part, lists: str = "") -> Iterator[Tuple[int, Tuple[int, int]]]:
         yield size, (len(block), block.longest(lists))
 
 
-def write(task: Tuple[Part, List[Piece]], schema: Schema, layout: Layout) -> Iterator:
-    """Writes the rows of a part to its pieces, in order; yields what libsvm.pieces.write does."""
+def append(path: str, data: bytes):
+    """Appends bytes to a local file."""
+    with open(path, "ab") as f:
+        f.write(data)
+
+
+def write(
+    task: Tuple[Part, List[Piece]],
+    schema: Schema,
+    put: Callable[[str, bytes], Any] = append,
+    *,
+    layout: Layout,
+) -> Iterator:
+    """Writes the rows of a part to its pieces, in order; yields what libsvm.pieces.write does.
+
+    Args:
+        put: appends bytes to a path.
+    """
     part, pieces = task
     for piece, block, size in _cut(_reader(part).read(part), pieces):
         for found in row_checks.records(block, layout, schema):
             if isinstance(found, BadRecord):
                 yield found
                 continue
-            with naming(piece.path), open(piece.path, "ab") as f:
-                f.write(encoder.encode(*_stored(found))[0])
+            with naming(piece.path):
+                put(piece.path, encoder.encode(*_stored(found))[0])
             yield 0, (piece, _facts(found))
         yield size, (piece, BlockFacts(0, 0, -1, False, False))
 

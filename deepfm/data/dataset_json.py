@@ -29,6 +29,7 @@ from absl import logging
 from deepfm.data.plain.data_file import SamplingRates
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files
+from deepfm.runtime.storage import places
 
 METADATA = "dataset.json"
 UNFINISHED = ".unfinished"  # marks a folder that may mix files of a new and an old data set
@@ -60,14 +61,7 @@ def merge_rates(parts: List[Tuple[Optional[dict], Tuple[int, int]]]) -> Optional
 
 def names_in(folder):
     """The sorted names in a folder; none if the folder does not exist."""
-    if "://" not in folder:
-        return sorted(os.listdir(folder or ".")) if os.path.isdir(folder or ".") else []
-    import tensorflow as tf  # only for what is remote: data_tools.on_spark has none
-
-    try:
-        return sorted(tf.io.gfile.listdir(folder))
-    except tf.errors.NotFoundError:
-        return []
+    return places.of(folder).names(folder)
 
 
 def is_metadata(name: str) -> bool:
@@ -148,7 +142,7 @@ def _given(**more):
 
 def read_part(path: str) -> dict:
     """A dataset.json, or a part of one; BadInput if it is broken."""
-    with _open(path) as f:
+    with places.of(path).open_file(path) as f:
         text = f.read()
     try:
         found = json.loads(text.decode(), object_pairs_hook=_unique)
@@ -178,14 +172,6 @@ def read_part(path: str) -> dict:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise BadInput(f"{path}: is not a dataset.json ({reason}); delete or remake it.") from error
     return found
-
-
-def _open(path):
-    if "://" not in path:
-        return open(path, "rb")
-    import tensorflow as tf
-
-    return tf.io.gfile.GFile(path, "rb")
 
 
 def _unique(pairs):
@@ -256,7 +242,12 @@ def write(
         },
         **_given(sampling_rates=sampling_rates and sampling_rates._asdict()),
     }
-    atomic_files.write_whole(posixpath.join(folder, METADATA), json.dumps(content, indent=1) + "\n")
+    path, text = posixpath.join(folder, METADATA), json.dumps(content, indent=1) + "\n"
+    if not places.is_remote(path):
+        atomic_files.write_whole(path, text)
+        return
+    with places.of(path).create(path) as f:
+        f.write(text.encode())
 
 
 def check_named(

@@ -1,4 +1,4 @@
-"""Which files make up a data set, and whether any are missing."""
+"""Which files make up a data set, and whether any are missing; finds them without TensorFlow."""
 
 import contextlib
 import fnmatch
@@ -6,20 +6,20 @@ import functools
 import os
 import posixpath
 import re
+import sys
 import zlib
 from typing import Dict, List, NamedTuple, Optional
 
-import tensorflow as tf
 from absl import logging
 
-from deepfm.data import dataset_json, formats, identity
+from deepfm.data import dataset_json
 from deepfm.data.dataset_json import METADATA, UNFINISHED, SamplingRates
-from deepfm.data.identity import Identity
-from deepfm.data.pipe_mode import Pipe
+from deepfm.data.plain import data_file
 from deepfm.data.plain.data_file import DataFile
-from deepfm.data.records import Shape
+from deepfm.data.plain.schema import Shape
 from deepfm.errors import BadInput
-from deepfm.runtime import remote_files
+from deepfm.runtime.storage import places
+from deepfm.runtime.storage.places import is_remote
 
 TEMPORARY, SUCCESS = "_temporary", "_SUCCESS"  # of Hadoop and Spark: while a job writes, and after
 _GZIP = b"\x1f\x8b"
@@ -38,7 +38,7 @@ class DataSet(NamedTuple):
         hash_buckets: number of buckets that ids are hashed into; 0: ids are not hashes; None:
             unknown.
         name: name of the data in messages.
-        pipe: the channel that is read instead of files, or None.
+        pipe: the pipe_mode.Pipe that is read instead of files, or None.
         own_channel: whether no other process of this host sees these records.
         sharded: whether no other host sees them.
         sampling_rates: SamplingRates; None if none are known.
@@ -53,7 +53,7 @@ class DataSet(NamedTuple):
     multi_valued: Optional[bool] = None
     hash_buckets: Optional[int] = None
     name: str = ""
-    pipe: Optional[Pipe] = None
+    pipe: Optional[tuple] = None
     own_channel: bool = False
     sharded: bool = False
     sampling_rates: Optional[SamplingRates] = None
@@ -61,8 +61,10 @@ class DataSet(NamedTuple):
     weighted: Optional[bool] = None
 
     @property
-    def format(self) -> formats.Format:
-        """The Format of its files."""
+    def format(self):
+        """The formats.Format of its files."""
+        from deepfm.data import formats  # which needs TensorFlow
+
         return formats.FORMATS[self.data_format]
 
     @property
@@ -112,12 +114,19 @@ def find(spec: str, flag: str, data_format: str = "auto", partial: bool = False)
     """
     try:
         return _find(spec, flag, data_format, partial)
-    except (tf.errors.PermissionDeniedError, tf.errors.NotFoundError) as error:
-        if remote_files.is_remote(spec):  # the cause may be the server
+    except (FileNotFoundError, PermissionError) as error:
+        if is_remote(spec):  # the cause may be the server
             raise
-        raise BadInput(f"--{flag}={spec}: {error.message}.") from error
-    except PermissionError as error:
         raise BadInput(f"--{flag}={spec}: {error.filename}; {error.strerror}.") from error
+
+
+def _formats():
+    """What tells the formats from one another: {name: a Format, or without TensorFlow a Kind}."""
+    if not sys.modules.get("tensorflow"):
+        return data_file.KINDS
+    from deepfm.data import formats
+
+    return formats.FORMATS
 
 
 def _find(spec, flag, data_format, partial):
@@ -130,13 +139,13 @@ def _find(spec, flag, data_format, partial):
     names = functools.lru_cache(maxsize=None)(dataset_json.names_in)
     dataset_json.warn_of_missing_hosts(paths, f"--{flag}={spec}", names)
     files, empty, seen = [], [], set()
-    for path in paths:
-        same = path if remote_files.is_remote(path) else os.path.realpath(path)
+    sizes = places.each(paths[0], lambda path: places.of(path).size(path), paths)
+    for path, size in zip(paths, sizes):
+        same = path if is_remote(path) else os.path.realpath(path)
         if same in seen:
             logging.warning("%s: named twice by --%s=%s, but read once.", path, flag, spec)
             continue
         seen.add(same)
-        size = tf.io.gfile.stat(path).length
         (files if size else empty).append(DataFile(path, size))
     if not files:
         raise BadInput(f"{empty[0].path}: empty (0 bytes), so --{flag}={spec} has no records.")
@@ -144,12 +153,13 @@ def _find(spec, flag, data_format, partial):
         logging.warning("%s is empty (0 bytes) and adds no records.", file.path)
     found = {data_format}
     if data_format == "auto":
-        found = {x.name for x in (_format(file.path) for file in files) if x}
+        kinds = places.each(paths[0], _format, [file.path for file in files])
+        found = {x.name for x in kinds if x}
     if not found:
         raise BadInput(f"--{flag}={spec}: the files have no records ({files[0].path} is empty).")
     if len(found) > 1:
-        titles = " and ".join(x.title for x in formats.FORMATS.values() if x.name in found)
-        suffix = next(iter(formats.FORMATS.values())).suffixes[0]
+        titles = " and ".join(x.title for x in _formats().values() if x.name in found)
+        suffix = next(iter(_formats().values())).suffixes[0]
         glob = f"name one kind, with a glob such as '{spec.rstrip('/')}/*{suffix}'."
         raise BadInput(
             f"--{flag}={spec} mixes {titles} files ({files[0].path}, {files[-1].path}); "
@@ -182,7 +192,7 @@ def _find(spec, flag, data_format, partial):
 
 def _check_finished(folder, name):
     """Refuses (BadInput) a folder that a program is writing, or was when it was ended."""
-    there = lambda mark: tf.io.gfile.exists(posixpath.join(folder, mark))
+    there = lambda mark: places.of(folder).exists(posixpath.join(folder, mark))
     if there(UNFINISHED):
         raise BadInput(
             f"{name}: writing the data set in {folder or '.'} was cut short ({UNFINISHED} is "
@@ -207,8 +217,10 @@ def _feature_map(described, flag):
     return None if without else found
 
 
-def identified(data: DataSet, known: Optional[Dict[str, Identity]] = None) -> DataSet:
-    """The data set with the identity of every file; for `known` see identity.identify."""
+def identified(data: DataSet, known: Optional[Dict[str, tuple]] = None) -> DataSet:
+    """The data set with the Identity of every file; for `known` see identity.identify."""
+    from deepfm.data import identity  # which needs TensorFlow
+
     found = identity.identify([file.path for file in data.files], known)
     return data._replace(files=[f._replace(identity=x) for f, x in zip(data.files, found)])
 
@@ -217,19 +229,14 @@ def _search(part, flag) -> Found:
     """What an entry of a flag finds; BadInput if it finds nothing."""
     if not part:
         raise BadInput(f"--{flag} has an empty entry; give a directory, a glob or a file.")
-    if tf.io.gfile.isdir(part):
+    files = places.of(part)
+    if files.is_dir(part):
         return _search_folder(part, flag)
     # TensorFlow prefixes what it finds in the current folder with "./".
     pattern = part if posixpath.dirname(part) else posixpath.join(".", part)
     fixed = len(posixpath.dirname(re.split(r"[*?\[]", pattern)[0]))
-    try:
-        found = [
-            path
-            for path in tf.io.gfile.glob(pattern)
-            if (path == pattern or _holds_data(path[fixed:])) and not tf.io.gfile.isdir(path)
-        ]
-    except tf.errors.NotFoundError:  # the folder of a glob does not exist
-        found = []
+    found = [x for x in files.glob(pattern) if x == pattern or _holds_data(x[fixed:])]
+    found = [x for x, folder in zip(found, places.each(part, files.is_dir, found)) if not folder]
     folder = posixpath.dirname(part)
     if not found and os.path.isdir(folder) and not os.access(folder, os.R_OK | os.X_OK):
         raise BadInput(f"--{flag}={part}: {folder} cannot be read (permission denied).")
@@ -240,11 +247,11 @@ def _search(part, flag) -> Found:
 
 def _search_folder(top, flag):
     paths, folders = [], []
-    for folder, inner, names in tf.io.gfile.walk(top):
+    for folder, inner, names in places.of(top).walk(top):
         below = folder[len(top) :]
         paths += [posixpath.join(folder, x) for x in names if _holds_data(posixpath.join(below, x))]
         if _hidden(below):
-            looks_like_data = any(name.endswith(formats.SUFFIXES) for name in names)
+            looks_like_data = any(data_file.is_named(name, _formats()) for name in names)
             if looks_like_data and "/." not in below and TEMPORARY not in below:
                 logging.warning("Not reading %s: names that begin with _ hide a folder.", folder)
             continue
@@ -272,12 +279,12 @@ def _hidden(path):
     return any(x.startswith(".") or (x.startswith("_") and "=" not in x) for x in names)
 
 
-def _format(path) -> Optional[formats.Format]:
-    """The format of a file, by its name or else by its first bytes; checks compression.
+def _format(path):
+    """The Format or Kind of a file, by its name or else by its first bytes; checks compression.
 
     None for a gzip file of nothing whose name does not tell the format.
     """
-    with tf.io.gfile.GFile(path, "rb") as f:
+    with places.of(path).open_file(path) as f:
         head = f.read(4096)
     if path.endswith(".gz") and not head.startswith(_GZIP):
         raise BadInput(f"{path}: is named .gz but is not gzip-compressed; rename or compress it.")
@@ -289,9 +296,9 @@ def _format(path) -> Optional[formats.Format]:
     if path.endswith(".gz"):
         with contextlib.suppress(zlib.error):  # whoever reads the file says where it is damaged
             head = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head, 12)
-    if not head and not path.endswith(formats.SUFFIXES):
+    if not head and not data_file.is_named(path, _formats()):
         return None
-    return formats.of_file(path, head[:12])
+    return data_file.kind_of(path, head[:12], _formats())
 
 
 def _described(file, tops, said):
@@ -368,7 +375,7 @@ def check_gzip(path: str):
         return
     unpack = zlib.decompressobj(zlib.MAX_WBITS | 16)  # 16: gzip's header and trailer
     try:
-        with tf.io.gfile.GFile(path, "rb") as f:
+        with places.of(path).open_file(path) as f:
             for block in iter(lambda: f.read(1 << 20), b""):
                 unpack.decompress(block)
                 if unpack.eof:

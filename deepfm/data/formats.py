@@ -5,7 +5,6 @@ FORMATS, and a file beside `libsvm` with the functions of that entry.
 """
 
 import gzip
-import itertools
 import struct
 import zlib
 from typing import Callable, Iterator, NamedTuple, Optional, Tuple
@@ -76,13 +75,6 @@ class Format(NamedTuple):
         weights = {"example_weights": found.pop()} if schema.with_weights else {}
         features = dict(zip(["feat_ids", "feat_vals", "feat_counts"], found))
         return {**features, **weights}, labels
-
-
-def of_file(path: str, head: bytes) -> Format:
-    """The format of a file, by its name or else by its first 12 bytes."""
-    by_name = (each for each in FORMATS.values() if path.endswith(each.suffixes))
-    by_bytes = (each for each in FORMATS.values() if each.begins(head))
-    return next(itertools.chain(by_name, by_bytes))
 
 
 # TFRecord.
@@ -225,7 +217,7 @@ TFRECORD = Format(
     unexplained=wire.UNEXPLAINED,
     read=_read_frames,
     parse_chunk=lambda raw, schema, ops: ops.parse(raw, schema, records.parse, records.parse_any),
-    begins=lambda head: len(head) >= 12 and bool(header_starts(head[:12])[0]),
+    begins=data_file.KINDS["tfrecord"].begins,
 )
 LIBSVM = Format(
     name="libsvm",

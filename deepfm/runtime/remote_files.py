@@ -20,8 +20,9 @@ from typing import Callable, List, Optional, Sequence
 import tensorflow as tf
 from absl import logging
 
-from deepfm.errors import BadInput
+from deepfm.errors import BadInput, RemoteError
 from deepfm.runtime import program
+from deepfm.runtime.storage.places import is_remote
 
 DEADLINE = 15  # seconds for a server's first answer
 TROUBLE = (tf.errors.OpError, OSError)
@@ -29,15 +30,6 @@ _WAITS = (1, 2, 4)  # seconds between tries, each of which TensorFlow's client r
 _BLOCK = 1 << 20  # bytes
 _S3 = "s3://"
 _ADVICE = "check the path, the server and its permissions (AWS_REGION, AWS_*, S3_ENDPOINT)"
-
-
-class RemoteError(OSError):
-    """Something remote cannot be reached, read or written; the text is one sentence."""
-
-
-def is_remote(path: str) -> bool:
-    """Whether a path has a scheme, such as s3://."""
-    return "://" in (path or "")
 
 
 def cause(error: Exception) -> str:

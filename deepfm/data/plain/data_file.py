@@ -1,6 +1,9 @@
-"""What is known of a file of a data set, by which suffix its format, and what was sampled."""
+"""What is known of a file of a data set, what tells its format, and what was sampled."""
 
-from typing import NamedTuple, Optional
+import itertools
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+
+from deepfm.data.plain.frames import HEADER, header_starts
 
 TFRECORD = (".tfrecords", ".tfrecord", ".tfrecords.gz", ".tfrecord.gz")  # the first is written
 LIBSVM = tuple(x + y for x in (".libsvm", ".svm", ".txt", ".libffm", ".ffm") for y in ("", ".gz"))
@@ -22,3 +25,33 @@ class SamplingRates(NamedTuple):
 
     negative: float = 1.0
     positive: float = 1.0
+
+
+class Kind(NamedTuple):
+    """What tells a format from the others; a formats.Format has the same, and reads it."""
+
+    name: str
+    title: str
+    suffixes: Tuple[str, ...]
+    begins: Callable[[bytes], bool]
+
+
+KINDS = {
+    "tfrecord": Kind(
+        "tfrecord", "TFRecord", TFRECORD,
+        lambda head: len(head) >= HEADER and bool(header_starts(head[:HEADER])[0]),
+    ),
+    "libsvm": Kind("libsvm", "LibSVM", LIBSVM, lambda head: True),
+}  # fmt: skip
+
+
+def is_named(path: str, kinds: Dict[str, Any]) -> bool:
+    """Whether a file's name tells which of the kinds it has."""
+    return any(path.endswith(kind.suffixes) for kind in kinds.values())
+
+
+def kind_of(path: str, head: bytes, kinds: Dict[str, Any]):
+    """The first of the kinds that a file has by its name, or else by its first 12 bytes."""
+    by_name = (kind for kind in kinds.values() if path.endswith(kind.suffixes))
+    by_bytes = (kind for kind in kinds.values() if kind.begins(head))
+    return next(itertools.chain(by_name, by_bytes))
