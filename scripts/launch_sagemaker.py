@@ -42,7 +42,7 @@ flags.DEFINE_string("instance_type", None,
     "Type of the hosts. Default: ml.p3.8xlarge with Horovod, ml.m5.4xlarge with Spark, else "
     "ml.c5.4xlarge.")
 flags.DEFINE_integer("instance_count", None,
-    "Number of hosts. Default: 2 with ps, else 1; Spark takes 1 alone.", 1)
+    "Number of hosts. Default: 2 with ps, else 1. Several with Spark need --image_uri.", 1)
 flags.DEFINE_integer("volume_size", 100, "Disk of each host, in GB; raise it for more data.", 1)
 flags.DEFINE_integer("max_run", 86400, "Seconds after which SageMaker ends the job.", 1)
 flags.DEFINE_string("image_uri", None,
@@ -89,6 +89,11 @@ _OF_JOB = {
 PROCESSING_SOURCE = ("data_tools", "deepfm", "scripts/convert_on_sagemaker.sh")
 _FRAMEWORK = {"framework_version": "1.15.2", "py_version": "py37"}
 _SPARK = "3.3"  # the newest that the SDK knows
+# What a job of several hosts on Spark needs, and why.
+_OF_SEVERAL = {
+    "output_path": ", the s3:// folder that the hosts write to",
+    "image_uri": ", an image with Spark and the packages of requirements-spark.txt on every host",
+}
 _CHECKPOINTS = "/opt/ml/checkpoints"
 _PROCESSING = "/opt/ml/processing"
 _CHANNELS = 20  # at most, in a job
@@ -227,15 +232,15 @@ def _run_spark(words, folder):
     """Starts a processing job on SageMaker's Spark image; words: those of data_tools.on_spark."""
     if not words or words[0].startswith("-"):
         raise BadInput("the first word after the -- names the job on Spark; try -- rebalance.")
-    if (FLAGS.instance_count or 1) > 1:
-        raise BadInput(
-            f"--instance_count={FLAGS.instance_count}: on_spark needs a folder that all hosts "
-            "share, which a processing job does not have; try one large host, such as "
-            "--instance_type=ml.m5.24xlarge."
-        )
+    count, type_ = FLAGS.instance_count or 1, _instance_type("ml.m5.4xlarge")
     _check_places(flag_values(words[1:]))
-    type_ = _instance_type("ml.m5.4xlarge")
-    places = [f"--input={_PROCESSING}/input/data", f"--output_dir={_PROCESSING}/output"]
+    if count > 1:  # which share no folder, so they read and write S3 themselves
+        for name, why in _OF_SEVERAL.items():
+            if not FLAGS[name].value:
+                raise BadInput(f"--instance_count={count} needs --{name}{why}, or try one host.")
+        places = [f"--input={FLAGS.input_s3_uri}", f"--output_dir={FLAGS.output_path}"]
+    else:
+        places = [f"--input={_PROCESSING}/input/data", f"--output_dir={_PROCESSING}/output"]
     _check(["-m", "data_tools.on_spark", words[0]], [*places, *words[1:]])
     zip_for_spark.write_zip(folder / "deepfm_spark.zip")
     with _session() as session:
@@ -243,16 +248,18 @@ def _run_spark(words, folder):
         from sagemaker.spark.processing import PySparkProcessor
 
         processor = PySparkProcessor(
-            framework_version=_SPARK, image_uri=FLAGS.image_uri, instance_count=1,
-            instance_type=type_, **_of_processing(session),
+            framework_version=_SPARK, image_uri=FLAGS.image_uri, instance_count=count,
+            instance_type=type_, env={"AWS_REGION": session.boto_region_name},
+            **_of_processing(session),
         )  # fmt: skip
+        data = ProcessingInput(FLAGS.input_s3_uri, f"{_PROCESSING}/input/data", "data")
+        records = ProcessingOutput(f"{_PROCESSING}/output", FLAGS.output_path, "records")
         wait = FLAGS.wait and not FLAGS.dry_run
         processor.run(
             str(programs.ROOT / "scripts" / "spark_on_sagemaker.py"),
             submit_py_files=[str(folder / "deepfm_spark.zip")],
             submit_files=[str(programs.ROOT / "requirements-spark.txt")],
-            inputs=[ProcessingInput(FLAGS.input_s3_uri, f"{_PROCESSING}/input/data", "data")],
-            outputs=[ProcessingOutput(f"{_PROCESSING}/output", FLAGS.output_path, "records")],
+            inputs=[data] if count == 1 else [], outputs=[records] if count == 1 else [],
             # The image joins them with blanks, for a shell.
             arguments=[shlex.quote(word) for word in [words[0], *places, *words[1:]]],
             wait=wait, logs=wait,

@@ -78,12 +78,21 @@ def spark():
     )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def several():
+    """A processing job on Spark of several hosts."""
+    return request(
+        "--job=spark", "--instance_count=2", "--image_uri=1.dkr.ecr.us-east-1.amazonaws.com/spark",
+        "--input_s3_uri=s3://b/raw", "--output_path=s3://b/out", "--", "convert", "--num_files=8",
+    )  # fmt: skip
+
+
 def hyperparameters(request):
     """As train.py's process gets them: each was encoded as JSON."""
     return {name: json.loads(text) for name, text in request["HyperParameters"].items()}
 
 
-def test_botocore_finds_nothing_wrong_with_the_requests(servers, pipes, conversion, spark):
+def test_botocore_finds_nothing_wrong_with_the_requests(servers, pipes, conversion, spark, several):
     check = (
         "import json, sys, botocore.session, botocore.validate\n"
         "service = botocore.session.Session().get_service_model('sagemaker')\n"
@@ -93,7 +102,8 @@ def test_botocore_finds_nothing_wrong_with_the_requests(servers, pipes, conversi
         "    print(found.generate_report(), end='')\n"
     )
     training, processing = "CreateTrainingJob", "CreateProcessingJob"
-    jobs = [(training, servers), (training, pipes), (processing, conversion), (processing, spark)]
+    jobs = [(training, servers), (training, pipes)]
+    jobs += [(processing, job) for job in (conversion, spark, several)]
     found = subprocess.run(
         [PYTHON, "-c", check], input=json.dumps(jobs), capture_output=True, text=True, timeout=60
     )
@@ -231,7 +241,11 @@ ON_SPARK = ["--job=spark", "--input_s3_uri=s3://b/raw"]
         ([*ON_SPARK, "--", "shuffle"], "'shuffle' is not a job; give one of"),
         ([*ON_SPARK, "--", "--seed=1"], "try -- rebalance"),
         ([*ON_SPARK, "--", "rebalance", "--input=a"], "--input after the -- is set by the job"),
-        ([*ON_SPARK, "--instance_count=2", "--", "rebalance"], "try one large host"),
+        ([*ON_SPARK, "--instance_count=2", "--", "rebalance"], "=2 needs --output_path, the s3://"),
+        (
+            [*ON_SPARK, "--instance_count=2", "--output_path=s3://b/out", "--", "rebalance"],
+            "=2 needs --image_uri, an image with Spark",
+        ),
         ([*ON_SPARK, "--tool=rebalance", "--", "rebalance"], "--tool needs --job=processing; add"),
         (
             [*RAW, "--tool=prepare_criteo", "--instance_count=2"],
@@ -333,6 +347,15 @@ def test_the_only_host_on_spark_reads_all_files_and_what_it_writes_is_uploaded(s
     assert output["S3Output"]["LocalPath"] == flags["--output_dir"]
 
 
+def test_several_hosts_on_spark_read_and_write_s3_themselves(several):
+    assert several["ProcessingResources"]["ClusterConfig"]["InstanceCount"] == 2
+    words = shlex.split(" ".join(several["AppSpecification"]["ContainerArguments"]))
+    assert words == ["convert", "--input=s3://b/raw", "--output_dir=s3://b/out", "--num_files=8"]
+    assert "data" not in [i["InputName"] for i in several["ProcessingInputs"]]
+    assert not several.get("ProcessingOutputConfig")
+    assert several["Environment"]["AWS_REGION"] == "us-east-1"
+
+
 def test_words_for_spark_survive_the_shell_that_the_image_gives_them_to(spark):
     line = " ".join(spark["AppSpecification"]["ContainerArguments"])
     words = subprocess.run(
@@ -365,11 +388,11 @@ def driver(tmp_path):
     (tmp_path / "data_tools" / "on_spark.py").write_text(said.format(str(tmp_path / "ran")))
     (tmp_path / "pip.py").write_text(said.format(str(tmp_path / "installed")))
 
-    def run(hosts, there):
+    def run(hosts, there, *words):
         (tmp_path / "config" / "resourceconfig.json").write_text(json.dumps({"hosts": hosts}))
         for name in there:
             (tmp_path / f"{name}.py").write_text("")
-        command = [sys.executable, "-S", "driver.py", "rebalance", "--num_files=64"]
+        command = [sys.executable, "-S", "driver.py", "rebalance", "--num_files=64", *words]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
         read = lambda name: json.loads((tmp_path / name).read_text())
         return done, {n: read(n) for n in ("installed", "ran") if (tmp_path / n).exists()}
@@ -396,7 +419,26 @@ def test_the_driver_installs_nothing_in_an_image_that_has_all(driver):
     assert list(found) == ["ran"]
 
 
-def test_the_driver_refuses_several_hosts_whose_files_would_be_lost(driver):
-    done, found = driver(["algo-1", "algo-2"], PACKAGES)
+ON_S3 = ["--input=s3://b/x/*, s3://b/y", "--output_dir=s3://b/out"]
+
+
+@pytest.mark.parametrize(
+    "words, there, sentence",
+    [
+        (["--input=/x", ON_S3[1]], PACKAGES, "--input=/x: 2 hosts share no folder; give s3://"),
+        ([ON_S3[0], "--output_dir=/x"], PACKAGES, "--output_dir=/x: 2 hosts share no folder"),
+        (ON_S3, PACKAGES[:3], "the image lacks pyarrow, which 2 hosts need"),
+    ],
+)
+def test_the_driver_refuses_several_hosts_that_lack_files_or_packages(
+    driver, words, there, sentence
+):
+    done, found = driver(["algo-1", "algo-2"], there, *words)
     assert (done.returncode, found) == (2, {})
-    assert "2 hosts share no folder" in done.stderr and done.stderr.count("\n") == 1
+    assert sentence in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_the_driver_runs_the_job_of_several_hosts_on_s3(driver):
+    done, found = driver(["algo-1", "algo-2"], PACKAGES, *ON_S3)
+    assert done.returncode == 0, done.stderr
+    assert found == {"ran": ["rebalance", "--num_files=64", *ON_S3]}
