@@ -39,7 +39,6 @@ from data_tools.common.planted_model import (
 from data_tools.common.progress import Progress
 from data_tools.libsvm.line_format import line_writer
 from deepfm.errors import BadInput
-from deepfm.runtime import atomic_files, remote_files
 
 SHAPE = Shape()  # the default
 SUMMARY = "synthetic.json"
@@ -118,7 +117,7 @@ def write_data(options: Options, share: Tuple[int, int] = (0, 1)):
         split: [count * (share[0] + i) // share[1] for i in (0, 1)] for split, count in rows.items()
     }
     progress = Progress("Writing", sum(end - begin for begin, end in parts.values()), "rows")
-    with atomic_files.scratch(output_dir, ".make_synthetic-") as scratch:
+    with publishing.scratch(output_dir, ".make_synthetic-") as scratch:
         for split, part in parts.items():
             n = options.num_files
             names = [f"{split}-{i:05d}-of-{n:05d}.libsvm" for i in range(n)]
@@ -160,7 +159,7 @@ def check(shape, rows, num_files, hosts):
 
 
 def find_old(output_dir, rows, about, overwrite):
-    """Makes output_dir; finds the old files in it.
+    """Checks output_dir; finds the old files in it.
 
     Returns:
         (names of files that the splits in `rows` replace, synthetic.json's entries for the others).
@@ -168,8 +167,8 @@ def find_old(output_dir, rows, about, overwrite):
     Raises:
         BadInput: a file may not be replaced, or a split that stays is from another model.
     """
-    remote_files.check_writable(output_dir, "output_dir")
-    found = list(filter(None, map(OUTPUT.fullmatch, sorted(os.listdir(output_dir)))))
+    names = publishing.names_in(output_dir, (".libsvm",), "write")
+    found = list(filter(None, map(OUTPUT.fullmatch, names)))
     kept = sorted({match.group(1) for match in found} - set(rows))
     old = [match.group(0) for match in found if match.group(1) in rows]
     summary = os.path.join(output_dir, SUMMARY)

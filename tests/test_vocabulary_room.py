@@ -35,7 +35,7 @@ def test_too_many_values_end_the_count_and_nothing_is_written(tmp_path):
         str(error.value),
     )
     assert 20e6 / 120 < int(said[1].replace(",", "")) < 300_001
-    assert list((tmp_path / "out").iterdir()) == []
+    assert not (tmp_path / "out").exists()
 
 
 def test_repeated_values_take_no_room(tmp_path):
