@@ -285,7 +285,7 @@ def test_a_bad_row_is_told_by_file_row_and_column_and_skipped_if_it_may_be(
     with pytest.raises(BadInput) as error:
         convert(path, tmp_path / "out", **flags)
     assert str(error.value).startswith(f"{path}: row 3: {words}")
-        assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out").exists()
     skipped = convert(path, tmp_path / "out", max_bad_records=1, **flags)
     parquet.write_table(pa.table(columns, types), str(path))
     assert skipped == convert(path, tmp_path / "good", **flags)
