@@ -164,11 +164,21 @@ CONFIGS = [
     {"shuffle_buffer": 100, "shares": 3, "share": 1, "batch_size": 20},
     {"batch_size": 40, "shares": 2, "share": 1},
 ]
-# Each reading goes on in two of the four places, and in all of them in the table.
+# The suite meets each configuration in each place once, with ops and data in turn.
 PLACES = [
-    pytest.param(config, *place, marks=[pytest.mark.table] if (i + j) % 4 > 1 else [])
-    for i, config in enumerate(CONFIGS)
-    for j, place in enumerate([(0, 7), (1, 0), (2, 5), (3, 0)])
+    pytest.param(
+        ops, data, config, *place, marks=[] if (i + j + k) % 4 == 0 else [pytest.mark.table]
+    )
+    for i, (ops, data) in enumerate(
+        [
+            (TENSORFLOW, "tfrecord"),
+            (COMPILED, "libsvm"),
+            (COMPILED, "tfrecord"),
+            (TENSORFLOW, "libsvm"),
+        ]
+    )
+    for j, config in enumerate(CONFIGS)
+    for k, place in enumerate([(0, 7), (1, 0), (2, 5), (3, 0)])
 ]
 _wholes = {}
 
@@ -181,9 +191,8 @@ def whole_of(data, config):
     return _wholes[key]
 
 
-@pytest.mark.usefixtures("ops")
-@pytest.mark.parametrize("config, epoch, step", PLACES)
-def test_reading_goes_on_where_it_was(data, config, epoch, step, tmp_path):
+@pytest.mark.parametrize("ops, data, config, epoch, step", PLACES, indirect=["ops", "data"])
+def test_reading_goes_on_where_it_was(ops, data, config, epoch, step, tmp_path):
     config = dict({"num_epochs": 3, "replicas": 1}, **config)
     if "cache" in config and config["cache"] == "FILE":
         config["cache"] = str(tmp_path / "cache")

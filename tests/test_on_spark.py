@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import ROOT, fill, make_records, started, write_tfrecords
+from conftest import QUICK_JAVA, ROOT, fill, make_records, started, write_tfrecords
 from scipy import stats
 from test_prepare_criteo import criteo_rows, text_of
 
@@ -28,7 +28,9 @@ pytestmark = pytest.mark.skipif(
     not PYTHON.exists(), reason="needs .venv-spark: scripts/setup.sh --spark"
 )
 TASK = 60000  # bytes of raw rows in a slice
-ENVIRONMENT = dict(os.environ, SPARK_LOCAL_IP="127.0.0.1", SPARK_CONF_DIR="/nonexistent")
+ENVIRONMENT = dict(
+    os.environ, SPARK_LOCAL_IP="127.0.0.1", SPARK_CONF_DIR="/nonexistent", **QUICK_JAVA
+)
 
 
 @contextlib.contextmanager

@@ -97,7 +97,7 @@ def test_a_line_is_taken_as_tensorflow_takes_it_or_refused_with_a_reason(name):
     schema = SCHEMAS[name]
     good = []
 
-    @settings(max_examples=200, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=100, deadline=None, derandomize=True, database=None)
     @given(lines(schema.named_fields))
     def check(line):
         line = line.encode()
@@ -106,7 +106,7 @@ def test_a_line_is_taken_as_tensorflow_takes_it_or_refused_with_a_reason(name):
         good.extend([line + b"\n"] * (found is not None))
 
     check()
-    assert len(good) > 40
+    assert len(good) > 20
     agree(b"".join(good), schema)
     agree(b"# only a comment\n\n \r\n".join(good), schema)
 

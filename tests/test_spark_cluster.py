@@ -10,7 +10,7 @@ import time
 
 import psutil
 import pytest
-from conftest import ROOT, run_tool, started
+from conftest import QUICK_JAVA, ROOT, run_tool, started
 
 VENV = ROOT / ".venv-spark"
 pytestmark = pytest.mark.skipif(
@@ -32,6 +32,7 @@ def cluster(tmp_path_factory):
     home = next(VENV.glob("lib/python3*/site-packages/pyspark"))
     environment = dict(
         os.environ,
+        **QUICK_JAVA,
         SPARK_HOME=str(home),
         SPARK_LOCAL_IP="127.0.0.1",
         SPARK_LOCAL_DIRS=str(tmp_path / "local"),
@@ -93,7 +94,10 @@ def submit(cluster, tmp_path_factory):
     shutil.copy(str(ROOT / "data_tools" / "on_spark.py"), str(program))
 
     def start(settings, *words):
-        settings = dict(settings, **{"spark.ui.enabled": "false"})
+        java = QUICK_JAVA["SPARK_EXECUTOR_OPTS"]
+        settings = dict(
+            settings, **{"spark.ui.enabled": "false", "spark.executor.extraJavaOptions": java}
+        )
         command = [
             os.path.join(environment["SPARK_HOME"], "bin", "spark-submit"), "--master", address,
             "--executor-memory", "512m", "--py-files", zipped,
