@@ -221,7 +221,9 @@ def test_each_file_is_in_one_group(seed, parallel, buffer):
 @pytest.mark.parametrize(
     "sizes", [[400] * 21, [500] * 9, [300, 600, 257, 900, 300, 300, 1000, 100], [0, 256, 0, 512, 1]]
 )
-@pytest.mark.parametrize("buffer", [100, 1000])  # groups of two files, and of more
+@pytest.mark.parametrize(  # groups of two files, and of more
+    "buffer", [pytest.param(100, marks=pytest.mark.table), 1000]
+)
 def test_many_groups_of_files_are_read_once_in_one_order(tmp_path, sizes, buffer):
     values = []
     for i, size in enumerate(sizes):

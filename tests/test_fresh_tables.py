@@ -192,7 +192,9 @@ def locally(tmp_path_factory):
     return folder, weights(folder / "local")
 
 
-@pytest.mark.parametrize("mode", ["tower", "mirrored", "horovod"])
+@pytest.mark.parametrize(
+    "mode", ["tower", pytest.param("mirrored", marks=pytest.mark.table), "horovod"]
+)
 def test_every_synchronous_mode_agrees_with_local(locally, mode):
     folder, expected = locally
     run_in(mode, folder)

@@ -155,7 +155,7 @@ def evaluated_locally(data, locally):
     return data / "local_sgd"
 
 
-@pytest.mark.parametrize("mode", ["tower", "mirrored"])
+@pytest.mark.parametrize("mode", [pytest.param("tower", marks=pytest.mark.table), "mirrored"])
 def test_other_jobs_give_the_same_in_every_mode(data, evaluated_locally, tmp_path, mode):
     local = evaluated_locally
     copy = shutil.copytree(str(local), str(tmp_path / "model"))
@@ -269,8 +269,12 @@ def large_batches(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "mode", ["local", pytest.param("tower", marks=pytest.mark.table), "mirrored", "horovod", "ps"]
-)
+    "mode",
+    [
+        "local", "horovod", "ps",
+        *(pytest.param(mode, marks=pytest.mark.table) for mode in ("tower", "mirrored")),
+    ],
+)  # fmt: skip
 def test_steps_on_distinct_pairs_are_those_of_the_whole_matrix(large_batches, tmp_path, mode):
     folder, flags, expected = large_batches
     replicas = ["--replicas_per_process=2"] if mode in ("tower", "mirrored") else []
@@ -400,7 +404,7 @@ def test_every_optimizer_agrees_with_local_on_two_ranks_and_an_empty_batch_is_le
 @pytest.mark.parametrize(
     "threads, epochs", [(1, 20), pytest.param(2, 100, marks=pytest.mark.table)]
 )
-@pytest.mark.parametrize("mode", ["tower", "mirrored"])
+@pytest.mark.parametrize("mode", [pytest.param("tower", marks=pytest.mark.table), "mirrored"])
 def test_four_replicas_with_batch_norm_need_no_thread_each(steps, tmp_path, mode, threads, epochs):
     case, _, expected = steps(*WITHOUT["three of four"], epochs=epochs)
     cases = [case._replace(model_dir=str(tmp_path))._asdict()]

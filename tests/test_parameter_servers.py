@@ -141,7 +141,7 @@ def test_no_step_is_taken_beyond_max_steps(large):
     assert step_of(model_dir) == sum(counted(model_dir)) == 31
 
 
-@pytest.mark.parametrize("task", ["eval", "infer"])
+@pytest.mark.parametrize("task", [pytest.param("eval", marks=pytest.mark.table), "infer"])
 def test_other_jobs_are_the_chiefs_alone(trained, uneven, tmp_path, task):
     model_dir, _ = trained
     done = run_cluster(
