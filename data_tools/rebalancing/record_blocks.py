@@ -18,10 +18,11 @@ import tensorflow as tf
 
 from data_tools.common import line_decoding, workers
 from data_tools.common.line_blocks import LineRange
-from deepfm.data import bad_records, datasets, example_bytes, formats, libsvm, records
+from deepfm.data import bad_records, datasets, example_bytes, formats, records
 from deepfm.data.plain.bad_record import BadRecord
 from deepfm.data.plain.schema import FRAME
 from deepfm.errors import BadInput
+from deepfm.runtime.storage import places
 
 BATCH = 4096  # TFRecords in a block
 REFUSED = (tf.errors.InvalidArgumentError, tf.errors.DataLossError)
@@ -110,7 +111,7 @@ _frame_reader = functools.lru_cache(maxsize=1)(_FrameReader)  # built once per p
 
 def _read_frames(part, schema, max_bad_records):
     path, good, told = part.lines.path, 0, 0
-    with libsvm.open_file(path) as raw:
+    with places.of(path).open_file(path) as raw:
         stream = gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw
         try:
             batches = _frame_reader(schema).batches(path, part.described)

@@ -6,18 +6,14 @@ import tensorflow as tf
 
 from deepfm.data.plain import text_blocks
 from deepfm.data.records import check
-
-
-def open_file(path: str):
-    """Opens a local or s3:// file to read bytes."""
-    return tf.io.gfile.GFile(path, "rb") if "://" in path else open(path, "rb")
+from deepfm.runtime.storage import places
 
 
 def read_blocks(
     path: str, size: int = 1 << 20, start: int = 0, end: Optional[int] = None
 ) -> Iterator[Tuple[int, bytes, int]]:
     """Yields the blocks of a local or s3:// file, see `text_blocks.blocks`."""
-    with open_file(path) as raw:
+    with places.of(path).open_file(path) as raw:
         yield from text_blocks.blocks(raw, path, size, start, end)
 
 
