@@ -19,7 +19,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import os
 import posixpath
 import time
 from typing import List, Tuple
@@ -34,7 +33,7 @@ from data_tools.common import command_line, line_blocks, publishing, record_file
 from data_tools.common.skipping import Skipping
 from data_tools.libsvm import block_writer, output_files, pieces, sources
 from data_tools.libsvm.options import Options
-from deepfm.data import dataset_json, datasets, formats
+from deepfm.data import datasets, formats
 from deepfm.errors import BadInput
 
 SHOWN = 5  # records to log as they are stored
@@ -96,21 +95,9 @@ def convert(
         record_files.join(parts, options.compress, options.num_workers)
         wholes = {name: whole for name, (_, whole) in zip(names, parts)}
         files = output_files.described(names, outputs, options, wholes)
-        dataset_json.write(
-            scratch, schema.field_size, feature_size, files,
-            multi_valued=schema.multi_valued, hash_buckets=schema.hash_buckets,
-            feature_map=None if options.id_offset or options.hash_buckets else data.feature_map,
-            weighted=schema.weighted,
-        )  # fmt: skip
-        written = [*(os.path.basename(f.path) for f in files), dataset_json.METADATA]
+        written = output_files.describe(scratch, schema, feature_size, files, data, options)
         publishing.publish(scratch, written, options.output_dir, old)
-    rows, seconds = sum(f.rows for f in files), time.monotonic() - start
-    logging.info(
-        "Wrote %d rows (%.4f of them positive) of %d fields, feature_size %d, to %d files in "
-        "%.1f s: %.0f rows/s.",
-        rows, sum(f.positives for f in files) / rows, schema.field_size, feature_size, len(files),
-        seconds, rows / seconds,
-    )  # fmt: skip
+    output_files.log_summary(files, schema, feature_size, time.monotonic() - start)
     return files
 
 

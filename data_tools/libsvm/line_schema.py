@@ -7,6 +7,7 @@ import json
 from typing import Optional, Sequence, Tuple
 
 from data_tools.common import line_blocks
+from data_tools.libsvm.pieces import MIXED
 from deepfm.data.plain import libsvm_text
 from deepfm.data.plain.data_file import DataFile
 from deepfm.data.plain.schema import Schema
@@ -118,11 +119,16 @@ def with_field_size(
         field_size = _first_row_length(inputs, lines, options)
     if not field_size:
         raise BadInput(f"--input={options.input}: no row holds an id:value pair.")
+    return with_size(lines, field_size, options)
+
+
+def with_size(schema: Schema, field_size: int, options) -> Schema:
+    """The Schema with a field_size; refuses (BadInput) too large a one."""
     if field_size > memory.MAX_FIELDS:
         raise BadInput(
             f"--input={options.input}: has {field_size} fields; the limit is {memory.MAX_FIELDS}."
         )
-    return lines._replace(field_size=field_size)
+    return schema._replace(field_size=field_size)
 
 
 def _first_row_length(inputs, lines, options):
@@ -155,10 +161,7 @@ def mixed_labels(inputs, schema):
                 first.setdefault(label.startswith(b"-"), (f"{file.path}:{number}", label.decode()))
             if len(first) == 2:
                 (other_place, other), (place, label) = first.values()  # in file order
-                return (
-                    f"{place}: label {label}, but {other_place} has label {other}; "
-                    "use 0 and 1, or -1 and +1, not both."
-                )
+                return MIXED.format(place, label, other_place, other)
     raise AssertionError("the parser found labels 0 and -1, the plain reader did not")
 
 

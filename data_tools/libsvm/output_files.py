@@ -5,7 +5,7 @@
 
 import os
 import posixpath
-from typing import Dict, Sequence
+from typing import Dict, List, Sequence
 
 from absl import logging
 
@@ -13,6 +13,7 @@ from data_tools.click_logs import parquet_rows
 from data_tools.common import publishing
 from data_tools.libsvm.pieces import BlockFacts
 from data_tools.tables import csv_blocks
+from deepfm.data import dataset_json
 from deepfm.data.plain import data_file
 from deepfm.data.plain.data_file import DataFile
 from deepfm.errors import BadInput
@@ -75,3 +76,34 @@ def described(names, outputs: Sequence[BlockFacts], options, paths: Dict[str, st
         DataFile(posixpath.join(folder, name), size, facts.rows, facts.positives)
         for (name, facts), size in zip(found, sizes)
     ]
+
+
+def describe(scratch: str, schema, feature_size: int, files: List[DataFile], data, options):
+    """Writes dataset.json into scratch; returns the names of all that is to be published.
+
+    Args:
+        scratch: the folder.
+        schema: Schema of the rows.
+        feature_size: number of feature ids.
+        files: from `described`.
+        data: DataSet of the input.
+        options: Options.
+    """
+    dataset_json.write(
+        scratch, schema.field_size, feature_size, files,
+        multi_valued=schema.multi_valued, hash_buckets=schema.hash_buckets,
+        feature_map=None if options.id_offset or options.hash_buckets else data.feature_map,
+        weighted=schema.weighted,
+    )  # fmt: skip
+    return [*(os.path.basename(file.path) for file in files), dataset_json.METADATA]
+
+
+def log_summary(files: List[DataFile], schema, feature_size: int, seconds: float):
+    """Logs what was written, and how fast."""
+    rows, positives = sum(f.rows for f in files), sum(f.positives for f in files)
+    logging.info(
+        "Wrote %d rows (%.4f of them positive) of %d fields, feature_size %d, to %d files in "
+        "%.1f s: %.0f rows/s.",
+        rows, positives / rows, schema.field_size, feature_size, len(files), seconds,
+        rows / seconds,
+    )  # fmt: skip

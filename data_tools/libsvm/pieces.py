@@ -14,6 +14,9 @@ from data_tools.libsvm import field_lines
 from deepfm.data.plain import libsvm_text, text_blocks
 from deepfm.errors import BadInput
 
+# Labels 0 and -1 in one input: the place and label of the later row, then of the first.
+MIXED = "{}: label {}, but {} has label {}; use 0 and 1, or -1 and +1, not both."
+
 
 class Piece(NamedTuple):
     """A contiguous part of an output file.

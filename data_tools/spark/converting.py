@@ -5,10 +5,7 @@ machine. With --num_files the rows of each range are counted first. Executors wr
 join those of an output file that has several.
 """
 
-import os
 import time
-
-from absl import logging
 
 from data_tools.common import publishing
 from data_tools.common.skipping import Skipping
@@ -16,7 +13,7 @@ from data_tools.libsvm import output_files, pieces, sources
 from data_tools.libsvm.options import Options
 from data_tools.libsvm.pieces import BlockFacts
 from data_tools.spark import jobs, line_tasks
-from deepfm.data import dataset_json, datasets
+from deepfm.data import datasets
 from deepfm.data.plain import data_file
 from deepfm.data.plain.schema import Schema
 from deepfm.errors import BadInput
@@ -50,26 +47,13 @@ def convert(spark, options: Options):
         tasks = pieces.plan(ranges, counts, options.num_files, "")
         names = output_files.names([r.path for r in ranges], options)
         outputs, parts = _write(spark, tasks, names, source, schema, options, scratch, groups)
-        every = _all(outputs)
-        feature_size = schema.feature_size or every.max_id + 1
+        feature_size = schema.feature_size or _all(outputs).max_id + 1
         wholes = _join(spark, parts, options.compress, scratch)
         files = output_files.described(names, outputs, options, wholes)
-        dataset_json.write(
-            scratch, schema.field_size, feature_size, files,
-            multi_valued=schema.multi_valued, hash_buckets=schema.hash_buckets,
-            feature_map=None if options.id_offset or options.hash_buckets else data.feature_map,
-            weighted=schema.weighted,
-        )  # fmt: skip
-        written = [*(os.path.basename(f.path) for f in files), dataset_json.METADATA]
+        written = output_files.describe(scratch, schema, feature_size, files, data, options)
         with publishing.succeeding(options.output_dir):
             publishing.publish(scratch, written, options.output_dir, old, wholes)
-    seconds = time.monotonic() - start
-    logging.info(
-        "Wrote %d rows (%.4f of them positive) of %d fields, feature_size %d, to %d files in "
-        "%.1f s: %.0f rows/s.",
-        every.rows, every.positives / every.rows, schema.field_size, feature_size, len(files),
-        seconds, every.rows / seconds,
-    )  # fmt: skip
+    output_files.log_summary(files, schema, feature_size, time.monotonic() - start)
     return files
 
 

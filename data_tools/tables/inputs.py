@@ -14,7 +14,6 @@ from data_tools.tables.layouts import Layout
 from data_tools.tables.writing import Part
 from deepfm.data.plain.schema import Schema
 from deepfm.errors import BadInput
-from deepfm.runtime import memory
 
 TEXT, CSV, PARQUET = "LibSVM text", "CSV", "Parquet"
 
@@ -126,8 +125,4 @@ def with_field_size(table: Table, counts: Optional[Sequence[Tuple[int, int]]], o
         size = writing.first_length(table.parts, layout, schema, options.max_bad_records)
     if not size:
         raise BadInput(f"--input={options.input}: no row holds an id.")
-    if size > memory.MAX_FIELDS:
-        raise BadInput(
-            f"--input={options.input}: has {size} fields; the limit is {memory.MAX_FIELDS}."
-        )
-    return schema._replace(field_size=size)
+    return line_schema.with_size(schema, size, options)

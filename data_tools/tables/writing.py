@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterator, List, Sequence, Tuple, Union
 
 import numpy as np
 
-from data_tools.libsvm.pieces import BlockFacts, Piece
+from data_tools.libsvm.pieces import MIXED, BlockFacts, Piece
 from data_tools.tables import csv_blocks, parquet_blocks, row_checks
 from data_tools.tables.csv_blocks import LinePart
 from data_tools.tables.layouts import Layout
@@ -139,8 +139,5 @@ def mixed_labels(parts: Sequence[Part], layout: Layout, schema: Schema) -> str:
                     first.setdefault(label, f"{block.path}{block.place(row)}")
                 if len(first) == 2:
                     (other, other_place), (label, place) = first.items()  # in file order
-                    return (
-                        f"{place}: label {label}, but {other_place} has label {other}; "
-                        "use 0 and 1, or -1 and +1, not both."
-                    )
+                    return MIXED.format(place, label, other_place, other)
     raise AssertionError("the records have labels 0 and -1, their rows have not")
