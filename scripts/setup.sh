@@ -7,7 +7,8 @@
 #   scripts/setup.sh --no_horovod   # only what --distribution=local, tower, mirrored and ps need
 #   scripts/setup.sh --sagemaker    # also .venv-sagemaker: SageMaker's toolkit and SDK
 #   scripts/setup.sh --spark        # only .venv-spark: pyspark, without TensorFlow; needs Java
-#   scripts/setup.sh --tests        # all of these, and Chromium, where apt-get can install it
+#   scripts/setup.sh --tests        # all of these, Chromium, where apt-get can install it, and
+#                                   # .venv-spark-newer, where there is a Python 3.9 to 3.11
 #   PYTHON=/path/to/python3.7 DEEPFM_CACHE=/big/disk/deepfm scripts/setup.sh
 #
 # DEEPFM_CACHE (default ~/.cache/deepfm) keeps what is expensive to make: Horovod's wheel, a
@@ -57,9 +58,11 @@ finish() {
   return $failed
 }
 
-is_python37() { # by running it: pyenv has shims even for versions that it will not run
-  [[ $("$1" -c 'import ensurepip, sys, venv; print(sys.version_info[:2])' 2>/dev/null) == "(3, 7)" ]]
+is_python() { # is_python MINOR PROGRAM: runs it, as pyenv has shims even for what it will not run
+  [[ $("$2" -c 'import ensurepip, sys, venv; print(sys.version_info[:2])' 2>/dev/null) == "(3, $1)" ]]
 }
+
+is_python37() { is_python 7 "$1"; }
 
 find_python() { # sets $python to the first that runs
   for python in "${PYTHON:-}" "$(type -P python3.7)" \
@@ -67,6 +70,17 @@ find_python() { # sets $python to the first that runs
     "$HOME"/.pyenv/versions/3.7*/bin/python3.7 \
     "$cache/conda/bin/python3.7" "$cache"/uv-python/*/bin/python3.7; do
     if is_python37 "$python"; then return 0; fi
+  done
+  return 1
+}
+
+find_newer_python() { # sets $newer_python to the newest that runs
+  local minor IFS=$'\n'
+  for minor in 11 10 9; do # those that requirements-spark-newer.txt is for
+    for newer_python in $(type -aP "python3.$minor") \
+      "${PYENV_ROOT:-$HOME/.pyenv}/versions/3.$minor".*/bin/python; do
+      if is_python "$minor" "$newer_python"; then return 0; fi
+    done
   done
   return 1
 }
@@ -138,25 +152,24 @@ pin() { grep -Eo "^$1==[^ ]+" requirements.txt; }
 
 # The parts of the set-up, and the files that they are made of.
 parts=(packages kernels development horovod sagemaker)
-spark_python=.venv-spark/bin/python
 sources() {
   case $1 in
   packages | horovod) echo requirements.txt ;;
   kernels) echo requirements.txt deepfm/kernels/build.py deepfm/kernels/csrc/* ;;
   development) echo requirements.txt requirements-dev.txt ;;
   sagemaker) echo requirements.txt requirements-dev.txt requirements-sagemaker.txt ;;
-  spark) echo requirements-spark.txt ;;
+  spark*) echo "requirements-$1.txt" ;;
   esac
 }
 
 stamp() {
   case $1 in
-  sagemaker | spark) echo ".venv-$1/deepfm-setup" ;;
+  sagemaker | spark*) echo ".venv-$1/deepfm-setup" ;;
   *) echo ".venv/deepfm-setup-$1" ;;
   esac
 }
 
-python_of() { if [[ $1 == spark ]]; then echo "$spark_python"; else echo "$venv_python"; fi; }
+python_of() { if [[ $1 == spark* ]]; then echo ".venv-$1/bin/python"; else echo "$venv_python"; fi; }
 
 fingerprint() { # fingerprint PART: if it changes, the part is made again
   # shellcheck disable=SC2046  # names of files, without spaces
@@ -244,14 +257,21 @@ make_sagemaker() { # sees .venv's packages after its own: TensorFlow and Horovod
 
 make_spark() { # alone, so that no TensorFlow is found where the executors have none
   find_python || fetch_python
-  rm -rf .venv-spark
-  step "Making .venv-spark" "$python" -m venv --clear .venv-spark
-  step "Installing pip, setuptools and wheel for Spark" "$spark_python" -m pip install \
-    --disable-pip-version-check "$(pin pip)" "$(pin setuptools)" "$(pin wheel)"
-  step "Installing Spark" "$spark_python" -m pip install --disable-pip-version-check --no-deps \
-    --no-build-isolation -r requirements-spark.txt
-  step "Trying Spark's packages" "$spark_python" -c 'import numpy, pandas, pyarrow, pyspark'
-  ready spark
+  make_alone spark "$python" 'numpy, pandas, pyarrow, pyspark'
+}
+
+make_spark_newer() { make_alone spark-newer "$newer_python" 'numpy, pandas, pyarrow'; }
+
+make_alone() { # make_alone PART PYTHON MODULES: .venv-PART, which does not see .venv's packages
+  local venv_python=.venv-$1/bin/python # for pip_install
+  rm -rf ".venv-$1"
+  step "Making .venv-$1 with $2" "$2" -m venv --clear ".venv-$1"
+  step "Installing pip, setuptools and wheel into .venv-$1" \
+    pip_install "$(pin pip)" "$(pin setuptools)" "$(pin wheel)"
+  step "Installing the packages of .venv-$1" \
+    pip_install --no-deps --no-build-isolation -r "requirements-$1.txt"
+  step "Trying the packages of .venv-$1" "$venv_python" -c "import $3"
+  ready "$1"
 }
 
 # Without Chromium one test is skipped.
@@ -289,6 +309,13 @@ if [[ -n ${PYTHON:-} ]] && ! is_python37 "$PYTHON"; then
 fi
 exec 9<"$root" # one set-up of a checkout at a time
 flock --nonblock 9 || { echo "Set-up: waiting for another set-up of this checkout." && flock 9; }
+if [[ $tests == 1 ]]; then
+  if is_ready spark-newer || find_newer_python; then
+    asked+=(spark-newer)
+  else
+    echo "Set-up: found no Python 3.9 to 3.11 with venv; tests/test_spark_python.py will skip what needs one."
+  fi
+fi
 missing_parts=()
 for part in "${asked[@]}"; do
   is_ready "$part" || missing_parts+=("$part")
@@ -314,6 +341,7 @@ if to_do development; then begin make_development; fi
 if to_do horovod; then begin make_horovod; fi
 if to_do sagemaker; then begin make_sagemaker; fi
 if to_do spark; then begin make_spark; fi
+if to_do spark-newer; then begin make_spark_newer; fi
 finish
 if to_do sagemaker; then
   step "Trying SageMaker's packages" .venv-sagemaker/bin/python -c \

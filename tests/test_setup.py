@@ -36,10 +36,9 @@ echo "$*" >> "$CALLS"
 case "$*" in
   "-c import ensurepip"*) echo "(3, 7)" ;;
   -VV) echo "Python 3.7.0" ;;
-  "-m venv --clear .venv-spark") mkdir -p .venv-spark/bin && cp "$0" .venv-spark/bin/python ;;
-  "-m venv --clear .venv")
-    mkdir -p .venv/bin && cp "$0" .venv/bin/python
-    echo "VIRTUAL_ENV=$PWD/.venv" > .venv/bin/activate ;;
+  "-m venv --clear "*)
+    mkdir -p "$4/bin" "$4/lib/python3.7/site-packages" && cp "$0" "$4/bin/python"
+    echo "VIRTUAL_ENV=$PWD/$4" > "$4/bin/activate" ;;
   "-m deepfm.kernels") [[ -z ${FAIL_KERNELS:-} ]] || { echo "error: no such type"; exit 1; } ;;
   "-m pip wheel "*)
     while [[ $1 != --wheel-dir ]]; do shift; done
@@ -186,7 +185,9 @@ def run_setup(root, environment, *words):
 class Machine:
     """A copy of setup.sh on a pretended machine, which has only what a test puts there."""
 
-    TOOLS = "bash cat cp date dirname flock getconf grep mkdir mktemp mv rm sha256sum tail uname"
+    TOOLS = (
+        "bash cat cp date dirname env flock getconf grep mkdir mktemp mv rm sha256sum tail uname"
+    )
 
     def __init__(self, folder):
         self.root = folder / "checkout"
@@ -332,7 +333,29 @@ def test_spark_gets_an_environment_without_tensorflow_once(machine):
     assert len(machine.calls("pip install .*-r requirements-spark.txt")) == 1
     assert not machine.calls("requirements.txt|requirements-dev|deepfm.kernels|pip wheel")
     assert machine.setup("--spark").stdout == "Set-up: .venv-spark is ready.\n"
-    assert "tensorflow" not in pins("requirements-spark.txt")
+    assert "tensorflow" not in {
+        **pins("requirements-spark.txt"),
+        **pins("requirements-spark-newer.txt"),
+    }
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_tests_get_a_newer_python_for_spark_once_if_there_is_one(machine, there):
+    write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
+    for tool in ("sshd", "ip", "curl", "java", "python3.11"):  # the last one, as a shim of pyenv
+        write_program(machine.bin / tool, "#!/bin/bash\nexit 127\n")
+    older, newer = (machine.home / f".pyenv/versions/3.{n}/bin/python" for n in ("9.2", "10.13"))
+    if there:
+        write_program(older, PYTHON_STAND_IN.replace("3, 7", "3, 9"))
+        write_program(newer, PYTHON_STAND_IN.replace("3, 7", "3, 10"))
+    first, second = machine.setup("--tests"), machine.setup("--tests")
+    assert first.returncode == second.returncode == 0, first.stderr
+    said = "" if there else "Set-up: found no Python 3.9 to 3.11 with venv; "
+    assert second.stdout.endswith("Set-up: .venv is ready.\n") and second.stdout.startswith(said)
+    assert len(second.stdout.splitlines()) == 2 - there
+    assert said in first.stdout
+    assert len(machine.calls("pip install .*-r requirements-spark-newer.txt")) == there
+    assert (f"Making .venv-spark-newer with {newer} ..." in first.stdout) == there
 
 
 def test_without_java_and_root_one_sentence_says_what_to_install(machine):

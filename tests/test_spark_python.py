@@ -2,9 +2,6 @@
 
 # ruff: noqa: F401, F811  test_on_spark's fixtures are imported, and arguments
 
-import glob
-import os
-import shutil
 import subprocess
 
 import pytest
@@ -22,34 +19,19 @@ from test_on_spark import (
 pytestmark = pytest.mark.skipif(
     not PYTHON.exists(), reason="needs .venv-spark: scripts/setup.sh --spark"
 )
-VERSIONS = "3.11", "3.10", "3.9", "3.8"  # of those that pyspark 3.4 runs in
-NEEDED = "numpy", "pandas", "pyarrow"
-
-
-def newer_python():
-    """A Python that has what executors need, but for pyspark; skips the test without one."""
-    found = [os.environ.get("DEEPFM_NEWER_PYTHON"), *glob.glob(f"{ROOT}/.venv-spark-*/bin/python")]
-    for version in VERSIONS:
-        found += [shutil.which(f"python{version}")]
-        found += glob.glob(os.path.expanduser(f"~/.pyenv/versions/{version}*/bin/python"))
-    program = f"import sys, {', '.join(NEEDED)}; sys.exit(not (3, 8) <= sys.version_info < (3, 12))"
-    for python in filter(None, found):
-        if not subprocess.run([python, "-c", program], stderr=subprocess.DEVNULL).returncode:
-            return python
-    pytest.skip(
-        f"no Python {VERSIONS[-1]} to {VERSIONS[0]} has {', '.join(NEEDED)}; name one in "
-        "DEEPFM_NEWER_PYTHON"
-    )
+NEWER = ROOT / ".venv-spark-newer" / "bin" / "python"
 
 
 @pytest.fixture(scope="module")
 def newer_server(tmp_path_factory):
     """`server` of test_on_spark in a newer Python, with the pyspark of .venv-spark."""
-    python, folder = newer_python(), tmp_path_factory.mktemp("packages")
+    if not NEWER.exists():
+        pytest.skip("needs .venv-spark-newer: install Python 3.11, then scripts/setup.sh --tests")
+    folder = tmp_path_factory.mktemp("packages")
     (packages,) = PYTHON.parent.parent.glob("lib/python3.7/site-packages")
     for name in ("pyspark", "py4j", "absl", "six.py"):
         (folder / name).symlink_to(packages / name)
-    with serving(python, PYTHONPATH=str(folder), PYSPARK_PYTHON=python) as run:
+    with serving(NEWER, PYTHONPATH=str(folder), PYSPARK_PYTHON=str(NEWER)) as run:
         yield run
 
 
