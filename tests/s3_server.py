@@ -113,6 +113,7 @@ class Proxy(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.port, self.rule = port, rule
         self.requests = []  # (method, name of the object, what the rule said)
+        self.signers = set()  # (access key, region, session token) of the requests
         self.env = environment(self.server_port)
 
     def __enter__(self):
@@ -150,6 +151,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         name = urllib.parse.unquote(self.path.split("?")[0])[len(BUCKET) + 2 :]
         said = self.server.rule(self.command, name)
         self.server.requests.append((self.command, name, said))
+        signer = re.search("Credential=(.*?)/.*?/(.*?)/", self.headers.get("Authorization", ""))
+        token = self.headers.get("X-Amz-Security-Token")
+        self.server.signers.add((*(signer.groups() if signer else (None, None)), token))
         size = int(self.headers.get("Content-Length", 0))
         if said == CUT:
             self.rfile.read(size // 2)

@@ -10,7 +10,10 @@ import time
 
 import psutil
 import pytest
-from conftest import QUICK_JAVA, ROOT, run_tool, started
+import s3_server
+from conftest import QUICK_JAVA, ROOT, finish, run_tool, started
+from s3_server import Folder, Proxy
+from test_spark_on_s3 import objects, uploaded
 
 VENV = ROOT / ".venv-spark"
 pytestmark = pytest.mark.skipif(
@@ -31,7 +34,7 @@ def cluster(tmp_path_factory):
     tmp_path = tmp_path_factory.mktemp("cluster")
     home = next(VENV.glob("lib/python3*/site-packages/pyspark"))
     environment = dict(
-        os.environ,
+        {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "S3_"))},
         **QUICK_JAVA,
         SPARK_HOME=str(home),
         SPARK_LOCAL_IP="127.0.0.1",
@@ -84,7 +87,8 @@ def content(folder):
 
 @pytest.fixture(scope="module")
 def submit(cluster, tmp_path_factory):
-    """Starts a job with spark-submit: (settings of Spark's, *words) -> the context of a process."""
+    """Starts a job with spark-submit: (settings of Spark's, *words, variables of the driver's) ->
+    the context of a process."""
     address, _, environment = cluster
     folder = tmp_path_factory.mktemp("program")
     zipped, program = folder / "deepfm_spark.zip", folder / "on_spark.py"
@@ -93,7 +97,7 @@ def submit(cluster, tmp_path_factory):
     # Alone in a folder, so that its modules come from the zip.
     shutil.copy(str(ROOT / "data_tools" / "on_spark.py"), str(program))
 
-    def start(settings, *words):
+    def start(settings, *words, **variables):
         java = QUICK_JAVA["SPARK_EXECUTOR_OPTS"]
         settings = dict(
             settings, **{"spark.ui.enabled": "false", "spark.executor.extraJavaOptions": java}
@@ -104,7 +108,7 @@ def submit(cluster, tmp_path_factory):
             *(word for pair in settings.items() for word in ("--conf", "=".join(pair))),
             program, *words,
         ]  # fmt: skip
-        return started(command, env=environment, cwd=folder)
+        return started(command, env={**environment, **variables}, cwd=folder)
 
     return start
 
@@ -181,3 +185,28 @@ def test_the_records_of_two_attempts_at_a_task_count_once(cluster, submit, raw, 
     assert process.returncode == 0, text
     assert written and "Wrote 60000 rows" in text
     assert content(out) == content(tmp_path / "alone")
+
+
+@pytest.mark.timeout(240)
+def test_executors_reach_s3_with_the_settings_of_the_driver(submit, raw, tmp_path):
+    """They inherit the variables of the workers, which have none of these."""
+    lines = (raw / "0.libsvm").read_text().splitlines(keepends=True)
+    (tmp_path / "raw").mkdir()
+    for i in range(2):
+        (tmp_path / "raw" / f"{i}.libsvm").write_text("".join(lines[300 * i : 300 * (i + 1)]))
+    flags = ["--field_size=39", "--feature_size=2000"]
+    run_tool("libsvm_to_tfrecord", f"--input={tmp_path}/raw", f"--output_dir={tmp_path}/alone",
+             *flags)  # fmt: skip
+    with s3_server.started() as port, Proxy(port) as proxy:
+        source, out = uploaded(tmp_path / "raw", Folder(port, "raw")), Folder(port, "out")
+        words = ["convert", f"--input={source.path}", f"--output_dir={out.path}", *flags]
+        at = {name: proxy.env[name] for name in ("S3_ENDPOINT", "S3_USE_HTTPS")}
+        with_keys = submit(
+            {}, *words, **at, AWS_ACCESS_KEY_ID="ours", AWS_SECRET_ACCESS_KEY="secret",
+            AWS_SESSION_TOKEN="token", AWS_REGION="eu-west-3",
+        )  # fmt: skip
+        result = finish(with_keys, timeout=150)
+        assert result.returncode == 0, result.stdout
+        assert objects(out) == content(tmp_path / "alone")
+    assert any("/attempt-" in name for name in proxy.puts())
+    assert proxy.signers == {("ours", "eu-west-3", "token")}
