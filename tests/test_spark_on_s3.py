@@ -2,11 +2,16 @@
 
 import gzip
 import json
+import signal
+import threading
 
 import pytest
 import s3_server
+from conftest import started
 from s3_server import Folder, Proxy, first
 from test_on_spark import (
+    ENVIRONMENT,
+    PYTHON,
     content,
     libsvm_lines,
     one_machine,
@@ -23,10 +28,14 @@ def proxy():
         yield found
 
 
+def settings(proxy):
+    """The variables that say how to reach it."""
+    return {name: proxy.env[name] for name in proxy.env if name.startswith(("AWS_", "S3_"))}
+
+
 @pytest.fixture(scope="module")
 def server(proxy):
-    reached = {name: proxy.env[name] for name in proxy.env if name.startswith(("AWS_", "S3_"))}
-    with serving(**reached) as run:
+    with serving(**settings(proxy)) as run:
         yield run
 
 
@@ -102,11 +111,46 @@ def test_from_s3_to_s3_each_job_writes_the_bytes_of_one_machine(
 def test_a_job_that_fails_leaves_nothing_and_says_why(server, proxy, s3, raw):
     source = uploaded(raw / "text", Folder(proxy.port, f"{s3.name}/in"))
     out = Folder(proxy.port, f"{s3.name}/out")
-    proxy.rule = lambda method, name: 403 if method == "PUT" and "/attempt-" in name else None
-    answer = server("convert", input=source.path, output_dir=out.path)
+    # The task of the first range is refused; others go on writing.
+    refused = lambda method, name: method == "PUT" and name.endswith("/piece-0-0")
+    proxy.rule = lambda method, name: 403 if refused(method, name) else None
+    answer = server("convert", input=source.path, output_dir=out.path, num_files=20)
     assert answer["code"] == 1
     assert "a task failed 3 times, at last with OSError: When" in answer["said"]
     assert "ACCESS_DENIED" in answer["said"] and "\n" not in answer["said"]
+    assert out.names() == []
+
+
+def test_a_signal_ends_the_job_and_leaves_nothing_of_what_its_tasks_write(proxy, s3, raw):
+    source = uploaded(raw / "text", Folder(proxy.port, f"{s3.name}/in"))
+    out = Folder(proxy.port, f"{s3.name}/out")
+    written, writing, go_on = [], threading.Event(), threading.Event()
+
+    def rule(method, name):
+        """Holds a task back that has written something, until what it has written is deleted."""
+        if method == "POST" and not name:  # several objects are deleted
+            go_on.set()
+        if method != "PUT" or "/attempt-" not in name:
+            return None
+        written.append(name)
+        if len(written) < 4:
+            return None
+        writing.set()
+        return go_on
+
+    proxy.rule = rule
+    words = [
+        PYTHON, "-m", "data_tools.on_spark", "convert", "--master=local[2,3]",
+        f"--input={source.path}", f"--output_dir={out.path}", "--num_files=20",
+    ]  # fmt: skip
+    with started(words, env=dict(ENVIRONMENT, **settings(proxy))) as process:
+        assert writing.wait(60)
+        process.send_signal(signal.SIGTERM)
+        text, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, text
+    assert text.endswith("on_spark.py: ended by SIGTERM; nothing was written.\n"), text
+    assert "Traceback" not in text and "at org.apache" not in text
+    assert len(written) < 10  # of 21: the tasks have been ended first
     assert out.names() == []
 
 

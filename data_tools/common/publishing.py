@@ -10,6 +10,7 @@ On Spark folders may be remote. A name on S3 is given by copying, which UNFINISH
 import contextlib
 import os
 import re
+import time
 import uuid
 from typing import Collection, Dict, List, Optional, Tuple
 
@@ -21,6 +22,9 @@ from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files, program
 from deepfm.runtime.storage import places
 
+# Tasks of a job that has failed may go on writing for a while: Spark ends their processes after two
+# seconds. So long a remote folder is deleted again and again, in seconds:
+_LATE, _PAUSE = 3.0, 0.5
 SUCCESS = "_SUCCESS"  # readers pass over names that begin with an underscore
 # The names of our data files, except those of the converter without --num_files.
 _OURS = re.compile(r"(shard-\d{5}-of-\d{5}/)?part-\d{5}-of-\d{5}\.(tfrecords|libsvm)(\.gz)?")
@@ -136,17 +140,24 @@ def _remote_scratch(folder, prefix):
             )  # fmt: skip
     path = f"{folder}/{prefix}{uuid.uuid4().hex[:8]}"
 
-    def clean_up():
-        files.delete(path)
-        if not there and not files.names(folder):
-            files.delete(folder)
+    def clean_up(seconds):
+        end = time.monotonic() + seconds
+        while True:
+            files.delete(path)
+            if not there and not files.names(folder):
+                files.delete(folder)
+            if time.monotonic() >= end:
+                return
+            time.sleep(_PAUSE)
 
+    late = _LATE
     try:
-        with program.before_end(clean_up):
+        with program.before_end(lambda: clean_up(late)):
             yield path
+        late = 0
     finally:
         try:
-            clean_up()
+            clean_up(late)
         except OSError as error:
             logging.warning("%s could not be deleted: %s", path, error)
 

@@ -39,7 +39,7 @@ def convert(spark, options: Options):
     ranges = source.ranges
     publishing.check_hosts(options.output_dir, 1, data_file.TFRECORD)
     old = output_files.prepare(data.files, options)
-    with publishing.scratch(options.output_dir, output_files.SCRATCH) as scratch:
+    with jobs.scratch(spark, options.output_dir, output_files.SCRATCH) as scratch:
         groups = _groups(spark, data, len(ranges))
         must_count = pieces.must_count(source.schema, options)
         counts = _count(spark, source, groups) if must_count else None

@@ -19,14 +19,17 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import CapturedException  # which Spark 3.3 has too
 
+from data_tools.common import publishing
 from data_tools.common.skipping import Skipping
 from data_tools.spark.events import BAD, REFUSED, events
 from deepfm.data.plain.bad_record import BadRecord
 from deepfm.errors import BadInput
+from deepfm.runtime import program
 from deepfm.runtime.storage import arrow
 
 LOCAL = "local[*,3]"  # all cores, and three attempts for a task
 SECONDS_BETWEEN_LINES = 5.0
+SECONDS_TO_STOP = 10.0
 _BAD_INPUT = re.compile(r"^(?:\w+\.)*BadInput: (.*)", re.MULTILINE)
 _RAISED = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception)): (.*)", re.MULTILINE)
 _OF_SPARK = ("SparkException", "PythonException", "Py4JJavaError")  # what wraps the cause
@@ -80,6 +83,19 @@ def session(name: str, master: str) -> Iterator[SparkSession]:
         yield spark
     finally:
         spark.stop()
+
+
+@contextlib.contextmanager
+def scratch(spark: SparkSession, folder: str, prefix: str) -> Iterator[str]:
+    """publishing.scratch; before a signal deletes it, the tasks that write there are ended."""
+
+    def stop():  # in a thread: this one may be in the midst of a call to Java
+        stopping = threading.Thread(target=spark.stop, daemon=True)
+        stopping.start()
+        stopping.join(SECONDS_TO_STOP)
+
+    with publishing.scratch(folder, prefix) as path, program.before_end(stop):
+        yield path
 
 
 @contextlib.contextmanager

@@ -59,7 +59,7 @@ def prepare(spark, options: Options):
     publishing.check_output_dir(options.output_dir)
     asked = {i for s in sources for i, part in enumerate(s.split.shares) if part}
     old = output_folder.replaced(asked, options, ALONE)
-    with publishing.scratch(options.output_dir, flags.SCRATCH) as scratch:
+    with jobs.scratch(spark, options.output_dir, flags.SCRATCH) as scratch:
         if known:
             tables = field_tables.from_map(known)
         else:

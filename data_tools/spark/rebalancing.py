@@ -46,7 +46,7 @@ def rebalance(spark, options: Options):
     names = output_files.names(data, options)
     output_files.check_apart(data, options)
     old = output_files.prepare(data, options)
-    with publishing.scratch(options.output_dir, ".rebalance-") as scratch:
+    with jobs.scratch(spark, options.output_dir, ".rebalance-") as scratch:
         work = Work(
             *_inputs(data), schema, weighted, options.max_bad_records, ALL,
             order.Order(options.seed, options.shuffle), options.compress, places.absolute(scratch),
