@@ -22,6 +22,7 @@ from data_tools.rebalancing import options as rebalance_options
 from data_tools.spark import order
 from deepfm.data import dataset_json, datasets
 from deepfm.errors import BadInput
+from deepfm.runtime.storage import local
 
 PYTHON = ROOT / ".venv-spark" / "bin" / "python"
 pytestmark = pytest.mark.skipif(
@@ -488,6 +489,13 @@ def test_a_full_disk_ends_the_job_with_its_name_and_leaves_nothing(
     assert "\n" not in answer["said"]
     assert not (small_disk / "out").exists()
     assert content(small_disk) == before
+
+
+def test_a_task_does_not_make_the_folder_of_a_job_that_is_gone_again(tmp_path):
+    """Whose driver has deleted it: nobody would delete it a second time."""
+    with pytest.raises(FileNotFoundError):
+        local.make_inner(str(tmp_path / "scratch" / "attempt-0"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_files_are_cut_at_the_ranks_of_the_sorted_keys():
