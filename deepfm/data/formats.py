@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from deepfm.data import libsvm, records
-from deepfm.data.plain import data_file, libsvm_text, wire
+from deepfm.data.plain import data_file, decoder, libsvm_decoder, libsvm_text, wire
 from deepfm.data.plain.frames import LONGEST_RECORD, TRUNCATED, header_starts, too_long
 from deepfm.data.plain.schema import FRAME
 from deepfm.kernels.ops import CHUNK, TENSORFLOW
@@ -30,6 +30,7 @@ class Format(NamedTuple):
         shape: payload -> records.Shape.
         explain: (payload, schema) -> what is wrong with the record; None if nothing is.
         unexplained: the reason to give for a refused record in which `explain` finds no fault.
+        accepts: (payloads, schema) -> whether numpy's decoder finds all of them good.
         read: (path string [], DataFiles of the data set, bytes to read at once, Ops) -> dataset of
             the raw records of a file, in chunks.
         parse_chunk: (chunk of Ops, schema, Ops) -> labels, ids, values, perhaps counts, and weights
@@ -45,6 +46,7 @@ class Format(NamedTuple):
     shape: Callable
     explain: Callable
     unexplained: str
+    accepts: Callable
     read: Callable
     parse_chunk: Callable
     begins: Callable = lambda head: True
@@ -207,6 +209,16 @@ def _size(path, files):
     return tf.reduce_max(tf.where(tf.equal(paths, path), np.int64(sizes), np.full(len(plain), -1)))
 
 
+def _accepts_examples(payloads, schema):
+    ends = np.cumsum([len(payload) for payload in payloads], dtype=np.int64)
+    starts = np.concatenate([[0], ends[:-1]])[: len(ends)]
+    return decoder.decode(b"".join(payloads), starts, ends, schema) is not None
+
+
+def _accepts_lines(lines, schema):
+    return libsvm_decoder.decode(b"".join(b"%s\n" % line for line in lines), schema) is not None
+
+
 TFRECORD = Format(
     name="tfrecord",
     title="TFRecord",
@@ -215,6 +227,7 @@ TFRECORD = Format(
     shape=records.shape,
     explain=records.explain_example,
     unexplained=wire.UNEXPLAINED,
+    accepts=_accepts_examples,
     read=_read_frames,
     parse_chunk=lambda raw, schema, ops: ops.parse(raw, schema, records.parse, records.parse_any),
     begins=data_file.KINDS["tfrecord"].begins,
@@ -227,6 +240,7 @@ LIBSVM = Format(
     shape=libsvm_text.shape,
     explain=libsvm_text.explain_line,
     unexplained=libsvm_text.UNEXPLAINED,
+    accepts=_accepts_lines,
     read=libsvm.read,
     parse_chunk=lambda chunk, schema, ops: ops.parse_lines(chunk, schema, libsvm.parse_lines),
     faster="TFRecord files (python -m data_tools.libsvm_to_tfrecord)",
