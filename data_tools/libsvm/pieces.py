@@ -64,6 +64,12 @@ def together(one: BlockFacts, other: BlockFacts) -> BlockFacts:
     )
 
 
+def append_bytes(path: str, data: bytes):
+    """Appends bytes to a local file."""
+    with open(path, "ab") as f:
+        f.write(data)
+
+
 def must_count(lines, options) -> bool:
     """Whether the rows of all files must be counted, or their fields, before any is written."""
     return bool(options.num_files) or not lines.field_size and (lines.pad or lines.named_fields)
@@ -74,7 +80,7 @@ def count(lines: LineRange, named_fields: bool, weighted: bool) -> Iterator:
     for _, text, read in line_blocks.read_blocks(lines):
         starts = text_blocks.record_starts(text)
         if named_fields:
-            pairs = libsvm_text.weights_as_pairs_of(text, b"0:0:") if weighted else text
+            pairs = libsvm_text.weights_as_pairs_of(text) if weighted else text
             most = field_lines.num_fields(pairs)
         else:
             most = text_blocks.longest_record(text, starts, weighted)

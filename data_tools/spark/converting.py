@@ -9,7 +9,7 @@ import time
 
 from data_tools.common import publishing
 from data_tools.common.skipping import Skipping
-from data_tools.libsvm import output_files, pieces, sources
+from data_tools.libsvm import line_writer, output_files, pieces, sources
 from data_tools.libsvm.options import Options
 from data_tools.libsvm.pieces import BlockFacts
 from data_tools.spark import jobs, line_tasks
@@ -35,7 +35,7 @@ def convert(spark, options: Options):
         raise BadInput(
             f"--input={options.input}: {data.files[0].path} is neither text nor Parquet."
         )
-    source = sources.of(data, options, line_tasks.write_lines)
+    source = sources.of(data, options, line_writer.write)
     ranges = source.ranges
     publishing.check_hosts(options.output_dir, 1, data_file.TFRECORD)
     old = output_files.prepare(data.files, options)

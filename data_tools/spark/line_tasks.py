@@ -1,25 +1,20 @@
 """What executors do for convert: count the rows of ranges, write them, join the pieces."""
 
 import os
-import re
 import shutil
-from typing import Any, Callable
+from typing import Callable
 
-import numpy as np
 import pyspark
 
 from data_tools.libsvm import pieces
-from data_tools.libsvm.pieces import BlockFacts, Piece
+from data_tools.libsvm.pieces import Piece
 from data_tools.spark import record_tasks
-from deepfm.data.plain import encoder, libsvm_decoder, text_blocks
 from deepfm.data.plain.bad_record import BadRecord
 from deepfm.data.plain.schema import Schema
 from deepfm.errors import naming
 from deepfm.runtime.storage import places
 
 COPY = 1 << 20  # bytes copied at once, as data_tools.common.record_files does
-_BLANK, _MINUS = b" -"
-_NEGATIVE = re.compile(rb"\s*-")
 
 
 def count(task, count_range: Callable):
@@ -55,46 +50,11 @@ def write(task, write_range: Callable, schema, scratch: str):
     yield from ((piece.output, piece.path, tuple(facts)) for piece, facts in written.items())
 
 
-def write_lines(task, schema: Schema, put: Callable[[str, bytes], Any]):
-    """Writes the lines of a range to its pieces with `put`; yields what pieces.write does."""
-    append = lambda path, text: _append(path, text, schema, put)
-    accepts = lambda text: libsvm_decoder.decode(text, schema) is not None
-    return pieces.write(task, append, accepts, schema)
-
-
 def _own_folder(scratch):
     """Makes the folder of this attempt to run a task."""
     folder = os.path.join(scratch, f"attempt-{pyspark.TaskContext.get().taskAttemptId()}")
     places.of(folder).make_inner(folder)
     return folder
-
-
-def _append(path, text, schema, put):
-    """Appends the records of a text to a file; returns BlockFacts, or None if a line is bad."""
-    batch = libsvm_decoder.decode(text, schema)
-    if batch is None:
-        return None
-    rows = len(batch.labels)
-    frames, _ = encoder.encode(*batch)
-    put(path, frames)
-    negative = _negative(text)
-    return BlockFacts(
-        rows,
-        int(np.count_nonzero(batch.labels)),
-        int(batch.ids.max(initial=0 if rows else -1)),
-        bool(negative.any()),
-        bool((~negative & (batch.labels == 0)).any()),
-    )
-
-
-def _negative(text):
-    """Whether the label of each record of a text has a minus sign. bool [B]."""
-    starts = text_blocks.record_starts(text)
-    first = np.frombuffer(text, np.uint8)[starts]
-    negative = first == _MINUS
-    for i in np.flatnonzero(first <= _BLANK).tolist():
-        negative[i] = bool(_NEGATIVE.match(text, starts[i]))
-    return negative
 
 
 def join(task, compress: bool, scratch: str):

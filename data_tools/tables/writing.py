@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterator, List, Sequence, Tuple, Union
 
 import numpy as np
 
-from data_tools.libsvm.pieces import MIXED, BlockFacts, Piece
+from data_tools.libsvm.pieces import MIXED, BlockFacts, Piece, append_bytes
 from data_tools.tables import csv_blocks, parquet_blocks, row_checks
 from data_tools.tables.csv_blocks import LinePart
 from data_tools.tables.layouts import Layout
@@ -40,16 +40,10 @@ def count(part: Part, lists: str = "") -> Iterator[Tuple[int, Tuple[int, int]]]:
         yield size, (len(block), block.longest(lists))
 
 
-def append(path: str, data: bytes):
-    """Appends bytes to a local file."""
-    with open(path, "ab") as f:
-        f.write(data)
-
-
 def write(
     task: Tuple[Part, List[Piece]],
     schema: Schema,
-    put: Callable[[str, bytes], Any] = append,
+    put: Callable[[str, bytes], Any] = append_bytes,
     *,
     layout: Layout,
 ) -> Iterator:

@@ -35,10 +35,10 @@ _INT64_MAX = np.iinfo(np.int64).max
 _WEIGHT = re.compile(rb"(?m)^([^\S\n]*[^\s:#]+)(?::([^\s#]*))?")  # a label, and perhaps its weight
 
 
-def weights_as_pairs_of(text: bytes, pair: bytes = b"0:") -> bytes:
-    """As libsvm.weights_as_pairs, for a block of text; pairs begin with `pair` (LibFFM: 0:0:)."""
+def weights_as_pairs_of(text: bytes) -> bytes:
+    """LibFFM text whose weights, 1 by default, are first pairs: `label 0:0:weight ...`."""
     return _WEIGHT.sub(
-        lambda found: b"%s %s%s" % (found[1], pair, b"1" if found[2] is None else found[2]), text
+        lambda found: b"%s 0:0:%s" % (found[1], b"1" if found[2] is None else found[2]), text
     )
 
 

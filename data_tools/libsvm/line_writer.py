@@ -1,0 +1,57 @@
+"""Writes lines of LibSVM and LibFFM text to the pieces of output files, with numpy alone.
+
+On Spark it writes all lines, and on one machine those that TensorFlow has no decoder for.
+"""
+
+import re
+from typing import Any, Callable, Iterator
+
+import numpy as np
+
+from data_tools.libsvm import pieces
+from data_tools.libsvm.pieces import BlockFacts
+from deepfm.data.plain import encoder, libsvm_decoder, text_blocks
+from deepfm.data.plain.schema import Schema
+from deepfm.errors import naming
+
+_BLANK, _MINUS = b" -"
+_NEGATIVE = re.compile(rb"\s*-")
+
+
+def write(task, schema: Schema, put: Callable[[str, bytes], Any] = pieces.append_bytes) -> Iterator:
+    """Writes the lines of a range to its pieces; yields what pieces.write does.
+
+    Args:
+        put: appends bytes to a path.
+    """
+    append = lambda path, text: _append(path, text, schema, put)
+    accepts = lambda text: libsvm_decoder.decode(text, schema) is not None
+    return pieces.write(task, append, accepts, schema)
+
+
+def _append(path, text, schema, put):
+    """Appends the records of a text to a file; returns BlockFacts, or None if a line is bad."""
+    batch = libsvm_decoder.decode(text, schema)
+    if batch is None:
+        return None
+    rows = len(batch.labels)
+    with naming(path):
+        put(path, encoder.encode(*batch)[0])
+    negative = _negative(text)
+    return BlockFacts(
+        rows,
+        int(np.count_nonzero(batch.labels)),
+        int(batch.ids.max(initial=0 if rows else -1)),
+        bool(negative.any()),
+        bool((~negative & (batch.labels == 0)).any()),
+    )
+
+
+def _negative(text):
+    """Whether the label of each record of a text has a minus sign. bool [B]."""
+    starts = text_blocks.record_starts(text)
+    first = np.frombuffer(text, np.uint8)[starts]
+    negative = first == _MINUS
+    for i in np.flatnonzero(first <= _BLANK).tolist():
+        negative[i] = bool(_NEGATIVE.match(text, starts[i]))
+    return negative
