@@ -27,10 +27,16 @@ SHARED_DATA = ROOT.parent / "shared" / "data"
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
-    """A file's tests share a process, for their fixtures; long ones that share little need not."""
+    """A file's tests share a process, for their fixtures; long ones that share little need not.
+
+    Their file says in EACH_ALONE how many seconds the longest takes: those begin first, so that no
+    process is left with one at the end.
+    """
+    alone = lambda item: getattr(item.module, "EACH_ALONE", 0)
     for item in items:
-        if not getattr(item.module, "EACH_ALONE", False):
+        if not alone(item):
             item.add_marker(pytest.mark.xdist_group(item.path.name))
+    items.sort(key=alone, reverse=True)
 
 
 def shared_data(name):

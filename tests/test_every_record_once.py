@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from conftest import run_cluster, run_horovod, run_train, write_own_ids
 
-EACH_ALONE = True  # long tests that may run side by side
+EACH_ALONE = 8
 SIZES = (127, 1000, 0, 1)
 ROWS = sum(SIZES)
 EPOCHS = 2

@@ -12,7 +12,7 @@ import pytest
 from conftest import make_records, report, small_job, started_horovod, write_tfrecords
 from hosts import gloo_job, mpi_job, ps_job, two_hosts
 
-EACH_ALONE = True  # long tests that share nothing
+EACH_ALONE = 8
 ROWS = 1000
 LIMIT = 60  # seconds from a fault to the end of the last process
 LOST = "so this process ends too; the log of that process says why."

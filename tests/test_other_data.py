@@ -17,7 +17,7 @@ from conftest import (
     write_tfrecords,
 )
 
-EACH_ALONE = True
+EACH_ALONE = 10
 ROWS = 300
 
 

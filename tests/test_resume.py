@@ -29,7 +29,7 @@ from conftest import (
 
 from deepfm.state.resume import NOTES
 
-EACH_ALONE = True
+EACH_ALONE = 20
 SIZES = (150, 700, 3, 147)
 STEPS = 16  # of an epoch of batches of 64
 INTERRUPTED = 143

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(
     not (ROOT / ".venv-sagemaker").exists(), reason="scripts/setup.sh --sagemaker has not run"
 )
 
-EACH_ALONE = True  # long tests that may run side by side
+EACH_ALONE = 40
 SIZES = (127, 600, 1, 272)  # records of the files
 ROWS = sum(SIZES)
 EPOCHS = 2
