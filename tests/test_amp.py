@@ -189,6 +189,29 @@ def test_training_asks_for_the_rewrite_and_evaluation_does_not(tmp_path):
     assert asked(training(False)) == asked(estimators.trained(model)) == 0
 
 
+def test_graphs_are_not_rewritten_where_the_kernels_take_the_steps(tmp_path):
+    from deepfm import estimators
+    from deepfm.kernels.compiled import COMPILED
+    from deepfm.kernels.ops import TENSORFLOW
+
+    def left(mode, ops, use_amp=False):
+        """Whether the graphs of training, and of evaluation, are left as they are."""
+        model = estimators.Model(str(tmp_path), ModelConfig(4, 50), mode, ops=ops)
+        made = estimators.in_training(model, OptimizerConfig(use_amp=use_amp), ops)
+        found = []
+        for estimator in (made, estimators.trained(model)):
+            with estimator as each:
+                options = each.config.session_config.graph_options.rewrite_options
+                found.append(options.disable_meta_optimizer)
+        return found
+
+    mode = local(ModeFlags())
+    on_servers = mode._replace(servers=mode.servers._replace(partitioner=lambda: None))
+    assert left(mode, COMPILED) == [True, True]
+    assert left(mode, COMPILED, use_amp=True) == [False, True]
+    assert left(mode, TENSORFLOW) == left(on_servers, COMPILED) == [False, False]
+
+
 def test_tensor_cores_are_told_by_the_capability(monkeypatch):
     from tensorflow.python.client import device_lib
 

@@ -87,6 +87,12 @@ def test_many_records_are_encoded_in_blocks_and_none_as_nothing(monkeypatch):
     assert encoder.encode(*(None if x is None else x[:0] for x in drawn))[0] == b""
 
 
+def test_no_records_are_decoded_as_none():
+    nothing = np.zeros(0, np.int64)
+    for schema in (Schema(3), Schema(3, multi_valued=True), Schema(3, weighted=True)):
+        assert len(decoder.decode(b"", nothing, nothing, schema).labels) == 0
+
+
 def test_checksums_equal_those_of_a_slow_loop():
     def slow(text):
         crc = 0xFFFFFFFF

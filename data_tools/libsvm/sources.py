@@ -42,7 +42,7 @@ def of(data, options, write_lines: Callable) -> Source:
     Args:
         data: their DataSet.
         options: Options.
-        write_lines: `write` for lines, which each engine decodes by its own means.
+        write_lines: `write` for lines: line_writer.write, or a faster one.
 
     Raises:
         BadInput: a flag is wrong, or a table's columns are.

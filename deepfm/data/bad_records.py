@@ -75,7 +75,7 @@ def check_first_records(data: datasets.DataSet, schema: Schema):
         records = itertools.islice(data.format.numbered(file.path), CHUNK)
         payloads = [payload for _, payload, _ in records]
         # Mostly this is enough; to make the native parser takes longer than a small file.
-        if not payloads or (None not in payloads and data.format.accepts(payloads, schema)):
+        if None not in payloads and data.format.accepts(payloads, schema):
             continue
         for record in find_bad(file.path, data.format, schema, CHUNK):
             raise BadInput(str(record))

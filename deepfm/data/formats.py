@@ -210,9 +210,9 @@ def _size(path, files):
 
 
 def _accepts_examples(payloads, schema):
-    ends = np.cumsum([len(payload) for payload in payloads], dtype=np.int64)
-    starts = np.concatenate([[0], ends[:-1]])[: len(ends)]
-    return decoder.decode(b"".join(payloads), starts, ends, schema) is not None
+    sizes = np.array([len(payload) for payload in payloads], np.int64)
+    ends = np.cumsum(sizes)
+    return decoder.decode(b"".join(payloads), ends - sizes, ends, schema) is not None
 
 
 def _accepts_lines(lines, schema):

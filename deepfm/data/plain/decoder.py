@@ -191,7 +191,7 @@ def _match(data, places, keys, header):
     width = max(map(len, headers), default=0)
     wanted = np.frombuffer(b"".join(x.ljust(width, b"\0") for x in headers), np.uint8)
     outside = np.arange(width) >= np.array([len(x) for x in headers])[:, np.newaxis]
-    same = _bytes(data, places, width) == wanted.reshape(len(headers), -1)[of_row]
+    same = _bytes(data, places, width) == wanted.reshape(len(headers), width)[of_row]
     return (same | outside[of_row]).all(axis=1) & (places >= 0)
 
 
