@@ -1,14 +1,17 @@
 """The compiled kernels against TensorFlow's own ops, which do the same."""
 
 import fcntl
+import functools
 import glob
 import os
 import pathlib
+import random
 import re
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import mutation
 import numpy as np
 import psutil
 import pytest
@@ -21,6 +24,7 @@ from conftest import (
     run_train,
     write_tfrecords,
 )
+from reference import field
 
 from deepfm.config import ModelConfig, OptimizerConfig, Processes, Replicas, Servers
 from deepfm.data import libsvm, records
@@ -32,6 +36,7 @@ from deepfm.model.model_fn import make_model_fn
 
 v1 = tf.compat.v1
 THREADS = v1.ConfigProto(intra_op_parallelism_threads=4)
+THREADS.graph_options.rewrite_options.disable_meta_optimizer = True
 F, V, K = 5, 200, 9
 REPLACED = ("SparseTensorDenseMatMul", "StatelessRandomUniformInt", "ResourceGather", "Unique")
 
@@ -699,7 +704,7 @@ def test_what_is_not_packed_is_refused(parts):
     dataset = tf.data.Dataset.from_tensors(wrong)
     for attempt in (
         lambda: evaluate(compiled.unpack(wrong)),
-        lambda: evaluate(parse(wrong)[0]),
+        lambda: evaluate(COMPILED.parse(wrong, SCHEMA, None)[0]),
         lambda: evaluate(parse_lines(wrong)[0]),
         lambda: unpacked(COMPILED.rechunked(dataset, 2)),
     ):
@@ -815,42 +820,43 @@ def test_a_file_that_is_missing_is_named(tmp_path):
 SCHEMA = records.Schema(4, 50)
 
 
-def parse(packed):
-    """(whether the kernel takes all the records, labels, ids, values)."""
-    return compiled.raw_ops().deepfm_parse(
-        serialized=packed, field_size=SCHEMA.field_size, feature_size=SCHEMA.limit
-    )
-
-
 def parse_lines(packed, id_offset=0):
     return compiled.raw_ops().deepfm_parse_lines(
         lines=packed, field_size=SCHEMA.field_size, feature_size=SCHEMA.limit, id_offset=id_offset
     )
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["one value", "several values"])
-def multi_valued(request):
-    return request.param
+@pytest.fixture(scope="module", params=["", "multi_valued", "weighted", "with_labels"])
+def schema(request):
+    """The schema of plain records, or with one of its switches thrown."""
+    switch = {request.param: not getattr(SCHEMA, request.param)} if request.param else {}
+    return SCHEMA._replace(feature_size=5000, **switch)
 
 
 @pytest.fixture(scope="module")
-def parsers(multi_valued):
-    """serialized -> what the kernel makes of them, and what TensorFlow does or None."""
-    schema = SCHEMA._replace(multi_valued=multi_valued)
+def parsers(schema):
+    """serialized -> what the kernel makes of them, and what TensorFlow does, or None."""
     with tf.Graph().as_default(), v1.Session() as session:
         place = v1.placeholder(tf.string, [None])
-        ops = compiled.raw_ops()
-        parse = ops.deepfm_parse_multi_valued if multi_valued else ops.deepfm_parse
-        found = parse(compiled.pack(place), schema.field_size, schema.limit)
-        wanted = records.parse(place, schema)
+        kernel = COMPILED.parse(compiled.pack(place), schema, None)
 
-        def wanted_of(serialized):
+        def outcome(parsed, serialized):
             try:
-                return session.run(wanted, {place: serialized})
+                return session.run(parsed, {place: serialized})
             except (tf.errors.InvalidArgumentError, tf.errors.DataLossError):
                 return None
 
-        yield lambda serialized: session.run(found, {place: serialized}), wanted_of
+        parsed = kernel, records.parse(place, schema)
+        yield [functools.partial(outcome, each) for each in parsed]
+
+
+def assert_records_agree(parsers, serialized):
+    """What the kernel reads, to the bit as TensorFlow does; None if both refuse the records."""
+    found, wanted = (parse(serialized) for parse in parsers)
+    assert (found is None) == (wanted is None), serialized
+    for one, other in zip(found or [], wanted or []):
+        assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    return found
 
 
 def encoded(labels, ids, values, counts=None):
@@ -872,45 +878,55 @@ def records_to_parse(rows, multi_valued, seed=0):
     )
 
 
-def test_records_are_parsed_as_by_tensorflow(parsers, multi_valued):
-    arrays = records_to_parse(100, multi_valued)
+def test_records_are_parsed_as_by_tensorflow(parsers, schema):
+    arrays = records_to_parse(100, schema.multi_valued)
     serialized = encoded(*arrays)
-    if not multi_valued:
-        for one, other in zip(parsers[0](serialized)[1:], arrays):
+    if not schema.multi_valued:
+        labels, *found = parsers[0](serialized)[:3]
+        np.testing.assert_array_equal(labels, arrays[0] * schema.with_labels)
+        for one, other in zip(found, arrays[1:]):
             np.testing.assert_array_equal(one, other)
-    if multi_valued:  # without values, and without counts
+    if schema.multi_valued:  # without values, and without counts
         nothing = np.zeros([1, 0])
         serialized += encoded(
             [1.0], nothing.astype(int), nothing, np.zeros([1, SCHEMA.field_size], np.int32)
         )
         serialized += encoded(*records_to_parse(1, False))
     for rows in (0, 1, 100, len(serialized)):
-        good, *found = parsers[0](serialized[:rows])
-        assert good
-        for one, other in zip(found, parsers[1](serialized[:rows])):
-            np.testing.assert_array_equal(one, other)
+        assert assert_records_agree(parsers, serialized[:rows]) is not None
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_what_the_parser_calls_good_tensorflow_reads_alike(parsers, multi_valued, seed):
+def test_records_of_changed_bytes_are_read_or_refused_as_by_tensorflow(parsers, schema):
     """Records with a byte changed, left out or put in, at any place."""
-    random, agreed = np.random.RandomState(seed), 0
-    record = encoded(*records_to_parse(1, multi_valued, seed))[0]
+    drawn, agreed = np.random.RandomState(0), 0
+    record = encoded(*records_to_parse(1, schema.multi_valued))[0]
     for at in range(len(record)):
         for changed in (
-            record[:at] + bytes([record[at] ^ 1 << random.randint(8)]) + record[at + 1 :],
+            record[:at] + bytes([record[at] ^ 1 << drawn.randint(8)]) + record[at + 1 :],
             record[:at] + record[at + 1 :],
-            record[:at] + bytes([random.randint(256)]) + record[at:],
+            record[:at] + bytes([drawn.randint(256)]) + record[at:],
             record[:at],
         ):
-            good, *found = parsers[0]([changed])
-            if good:
-                wanted = parsers[1]([changed])
-                assert wanted is not None, changed
-                for one, other in zip(found, wanted):
-                    np.testing.assert_array_equal(one, other)
-                agreed += 1
-    assert agreed > (5 if multi_valued else 10)  # the changed bits of ids and values
+            agreed += assert_records_agree(parsers, [changed]) is not None
+    assert agreed > (5 if schema.multi_valued else 10)  # the changed bits of ids and values
+
+
+def test_any_examples_are_read_or_refused_as_by_tensorflow(parsers):
+    """Examples in the many ways that the format allows, and damaged ones."""
+    drawn = random.Random(0)
+    found = [mutation.example(drawn, SCHEMA.field_size) for _ in range(250)]
+    good = [x for x in found if assert_records_agree(parsers, [x]) is not None]
+    assert 30 < len(good) < 220
+    assert assert_records_agree(parsers, good) is not None
+    assert assert_records_agree(parsers, [*good, b"", *good]) is None
+
+
+@pytest.mark.parametrize("groups", [100, 101])
+def test_groups_in_each_other_are_passed_over_as_by_tensorflow(parsers, groups):
+    record = example(1.0, [1, 2, 3, 4], [1.0] * 4)
+    unknown = b"\x2b" * groups + b"\x28\x05" + b"\x2c" * groups
+    inside = field(1, record[2:] + unknown)
+    assert (assert_records_agree(parsers, [inside]) is None) == (groups > 100)
 
 
 @pytest.mark.parametrize(
@@ -918,7 +934,10 @@ def test_what_the_parser_calls_good_tensorflow_reads_alike(parsers, multi_valued
     [
         (2.0, [1, 2, 3, 4], [1.0] * 4),
         (-0.0, [1, 2, 3, 4], [1.0] * 4),
-        (1.0, [1, 2, 3, 50], [1.0] * 4),
+        (-1.0, [1, 2, 3, 4], [1.0] * 4),
+        (1e-40, [1, 2, 3, 4], [1.0] * 4),
+        (np.nan, [1, 2, 3, 4], [1.0] * 4),
+        (1.0, [1, 2, 3, 5000], [1.0] * 4),
         (1.0, [1, 2, 3, -1], [1.0] * 4),
         (1.0, [1, 2, 3], [1.0] * 4),
         (1.0, [1, 2, 3, 4, 5], [1.0] * 4),
@@ -927,9 +946,18 @@ def test_what_the_parser_calls_good_tensorflow_reads_alike(parsers, multi_valued
         (1.0, [1, 2, 3, 4], [1.0, 2.0, np.nan, 0.0]),
     ],
 )
-def test_what_needs_a_second_look_is_not_called_good(parsers, label, ids, values):
+def test_odd_numbers_are_read_or_refused_as_by_tensorflow(parsers, label, ids, values):
     fine = encoded(*make_records(1))[0]
-    assert not parsers[0]([fine, example(label, ids, values), fine])[0]
+    assert_records_agree(parsers, [fine, example(label, ids, values), fine])
+
+
+@pytest.mark.parametrize("weight", [[0.5], [], [1.0, 2.0], [-1.0], [-1e-40], [np.inf], [0.0]])
+def test_odd_weights_are_read_or_refused_as_by_tensorflow(parsers, weight):
+    message = tf.train.Example.FromString(example(1.0, [1, 2, 3, 4], [1.0] * 4))
+    message.features.feature["weight"].float_list.value.extend(weight)
+    for deterministic in (True, False):
+        odd = message.SerializeToString(deterministic=deterministic)
+        assert_records_agree(parsers, [odd])
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ class Format(NamedTuple):
         shape: payload -> records.Shape.
         explain: (payload, schema) -> what is wrong with the record; None if nothing is.
         unexplained: the reason to give for a refused record in which `explain` finds no fault.
-        accepts: (payloads, schema) -> whether numpy's decoder finds all of them good.
+        accepts: (payloads, schema) -> whether numpy's decoder soon finds all of them good.
         read: (path string [], DataFiles of the data set, bytes to read at once, Ops) -> dataset of
             the raw records of a file, in chunks.
         parse_chunk: (chunk of Ops, schema, Ops) -> labels, ids, values, perhaps counts, and weights
@@ -212,7 +212,8 @@ def _size(path, files):
 def _accepts_examples(payloads, schema):
     sizes = np.array([len(payload) for payload in payloads], np.int64)
     ends = np.cumsum(sizes)
-    return decoder.decode(b"".join(payloads), ends - sizes, ends, schema) is not None
+    data = b"".join(payloads)
+    return decoder.decode(data, ends - sizes, ends, schema, most_others=100) is not None
 
 
 def _accepts_lines(lines, schema):
@@ -229,7 +230,7 @@ TFRECORD = Format(
     unexplained=wire.UNEXPLAINED,
     accepts=_accepts_examples,
     read=_read_frames,
-    parse_chunk=lambda raw, schema, ops: ops.parse(raw, schema, records.parse, records.parse_any),
+    parse_chunk=lambda raw, schema, ops: ops.parse(raw, schema, records.parse),
     begins=data_file.KINDS["tfrecord"].begins,
 )
 LIBSVM = Format(

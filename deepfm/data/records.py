@@ -110,11 +110,6 @@ def parse(serialized, schema):
     )
 
 
-def parse_any(serialized, schema):
-    """As `parse`, with half the ops, for Examples that are rarely as `encode` writes them."""
-    return _check_lists(_decode_any(serialized, schema), schema)
-
-
 def _decode_any(serialized, schema):
     return example_bytes.decode_any(
         serialized, schema.field_size, schema.with_labels, schema.with_weights

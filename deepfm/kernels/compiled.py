@@ -177,15 +177,14 @@ class _Compiled(Ops):
         # The empty chunk makes a file take as many turns as with TensorFlow's own.
         return chunks.concatenate(tf.data.Dataset.from_tensors(self.no_records()))
 
-    def parse(self, chunk, schema, plain, plain_any):
+    def parse(self, chunk, schema, plain):
         ops = raw_ops()
         read = ops.deepfm_parse_multi_valued if schema.multi_valued else ops.deepfm_parse
-        good, labels, *found, weights = read(
-            chunk, schema.field_size, schema.limit, num_weights=int(schema.weighted)
-        )
-        labels = labels if schema.with_labels else tf.zeros_like(labels)
-        found += weights if schema.with_weights else []
-        return tf.cond(good, lambda: (labels, *found), lambda: plain_any(unpack(chunk), schema))
+        *found, weights = read(
+            chunk, schema.field_size, schema.limit, with_labels=schema.with_labels,
+            num_weights=int(schema.with_weights),
+        )  # fmt: skip
+        return (*found, *weights)
 
     def parse_lines(self, chunk, schema, plain):
         if schema.pad:

@@ -280,13 +280,12 @@ class Ops:
         """
         return plain()
 
-    def parse(self, chunk, schema, plain, plain_any):
+    def parse(self, chunk, schema, plain):
         """Parses serialized Examples.
 
         Args:
             schema: records.Schema.
             plain: (string [B], schema) -> the same as this returns; fails at a bad record.
-            plain_any: the same, for Examples that the compiled operator does not take.
 
         Returns:
             (labels float32 [B], ids int64 [B, F], values float32 [B, F]), perhaps with counts, and

@@ -39,7 +39,8 @@ Features = Dict[str, Feature]
 def lists(serialized: bytes, schema: Schema) -> Optional[Features]:
     """The features of an Example that is unambiguous and has what the schema needs, else None.
 
-    A list of numbers may be packed or not; a feature, a message or a list in two parts is refused.
+    A list of numbers may be packed or not, but may not end in a part without numbers, which
+    TensorFlow's decoder refuses; a feature, a message or a list in two parts is refused, too.
     """
     kinds = {"ids": INT64_LIST, "counts": INT64_LIST, "values": FLOAT_LIST}
     kinds.update({"label": FLOAT_LIST} if schema.with_labels else {})
@@ -70,7 +71,8 @@ def _plain_lists(serialized, kinds, refuse_weight):
         if [len(x) for x in messages.values()] != [int(kind == kinds[name]) for kind in messages]:
             return None
         (numbers,) = messages[kinds[name]]
-        if len(value) != _alone(numbers):
+        parts = [(wire_type, part) for i, wire_type, part in _fields(numbers) if i == 1]
+        if len(value) != _alone(numbers) or parts[-1:] == [(_BYTES, b"")]:
             return None
         found[name] = _feature(kinds[name], [numbers])
     return found

@@ -1,10 +1,10 @@
-// Parsers for packed records as records.encode writes them, and for plain LibSVM lines.
+// Parsers for packed records, serialized tf.train.Examples or plain LibSVM lines.
 //
-// data/records.py does the same with TensorFlow's own ops; tests compare the two, and it takes over
-// if these are not built.
+// data/records.py and data/libsvm.py do the same with TensorFlow's own ops; tests compare the two.
 //
-// B: records in a batch. F: fields.
+// B: records in a batch. F: fields. M: the most values of a record.
 #include <cmath>
+#include <limits>
 
 #include "kernels.h"
 #include "packed.h"
@@ -56,21 +56,37 @@ Status RanksAndVectors(InferenceContext* c) {
 
 REGISTER_OP("DeepfmParse")
     .Input("serialized: string")             // packed
-    .Output("good: bool")                    // []
     .Output("labels: float")                 // [B]
     .Output("ids: int64")                    // [B, F]
     .Output("values: float")                 // [B, F]
     .Output("weights: num_weights * float")  // [B]
     .Attr("field_size: int >= 1")
     .Attr("feature_size: int")
+    .Attr("with_labels: bool")
     .Attr("num_weights: int >= 0 = 0")
-    .SetShapeFn(RanksAndVectors<0, 1, 2, 2>)
-    .Doc("Parses records that are, apart from their numbers, byte for byte as records.encode "
-         "writes them, with a label of 0 or 1, ids in [0, feature_size) and finite values. With "
-         "num_weights 1 a record may have a weight, finite and not negative; without one it weighs "
-         "1. If any record is not so, `good` is false and the other outputs are meaningless.");
+    .SetShapeFn(RanksAndVectors<1, 2, 2>)
+    .Doc("Parses Examples with a label of 0, 1 or -1, ids in [0, feature_size) and finite values. "
+         "Without with_labels, labels and weights are passed over. With num_weights 1 a record may "
+         "have a weight, finite and not negative; without one it weighs 1. Fails if any record is "
+         "not so, or is ambiguous: if a feature, a message or a list comes twice or in parts.");
 
-// Reads a serialized tf.train.Example from its beginning; after a failure `good` stays false.
+REGISTER_OP("DeepfmParseMultiValued")
+    .Input("serialized: string")             // packed
+    .Output("labels: float")                 // [B]
+    .Output("ids: int64")                    // [B, M]
+    .Output("values: float")                 // [B, M]
+    .Output("counts: int32")                 // [B, F]
+    .Output("weights: num_weights * float")  // [B]
+    .Attr("field_size: int >= 1")
+    .Attr("feature_size: int")
+    .Attr("with_labels: bool")
+    .Attr("num_weights: int >= 0 = 0")
+    .SetShapeFn(RanksAndVectors<1, 2, 2, 2>)
+    .Doc("As DeepfmParse, for records in which each field has as many values as `counts` says, or "
+         "one if there are no counts.");
+
+// Reads a serialized tf.train.Example that is, apart from its numbers, byte for byte as
+// records.encode writes it, from its beginning; after a failure `good` stays false.
 struct Reader {
   const uint8* at;
   const uint8* end;
@@ -81,10 +97,7 @@ struct Reader {
     for (int shift = 0; shift < 64 && at < end; shift += 7) {
       const uint8 byte = *at++;
       number |= uint64{byte & 127u} << shift;
-      if (byte < 128) {
-        good &= shift < 63 || byte == 1;
-        return number;
-      }
+      if (byte < 128) return number;
     }
     good = false;
     return 0;
@@ -127,52 +140,323 @@ struct Reader {
 
 constexpr uint8 kFloats = 0x12, kInt64s = 0x1A;
 
-// A reader of a record's features; `good` is false if it has none.
-Reader Features(StringPiece record) {
-  const uint8* begin = reinterpret_cast<const uint8*>(record.data());
-  Reader reader{begin, begin + record.size()};
-  reader.Last(0x0A, reader.end);  // Example.features
-  return reader;
+Reader ReaderOf(StringPiece message) {
+  const uint8* begin = reinterpret_cast<const uint8*>(message.data());
+  return {begin, begin + message.size()};
 }
+
+// Whether a message is one field with this tag, and nothing else; if so, its content.
+bool Alone(StringPiece message, uint8 tag, StringPiece* content) {
+  Reader reader = ReaderOf(message);
+  reader.Last(tag, reader.end);
+  *content = {reinterpret_cast<const char*>(reader.at), static_cast<size_t>(reader.end - reader.at)};
+  return reader.good;
+}
+
+// Reads any message field by field, as protocol buffers are: unknown fields are passed over.
+class Fields {
+ public:
+  enum Type { kVarint, kFixed64, kBytes, kGroup, kEndGroup, kFixed32 };
+
+  explicit Fields(StringPiece message) : reader_(ReaderOf(message)) {}
+
+  // Goes to the next field; false at the end, or if what follows is none.
+  bool Next() {
+    if (reader_.at == reader_.end || !reader_.good) return false;
+    return Read(100) && type != kEndGroup ? true : reader_.good = false;
+  }
+
+  bool good() const { return reader_.good; }
+
+  // Of the field that was read.
+  uint64 number, varint;
+  Type type;
+  StringPiece content;  // of kBytes, kFixed32 and kFixed64
+
+ private:
+  // Reads a field, and within it so many groups in each other.
+  bool Read(int depth) {
+    const uint64 key = reader_.Varint();
+    number = key >> 3;
+    if (!reader_.good || number == 0 || number >= 1 << 29 || (key & 7) > kFixed32) return false;
+    type = static_cast<Type>(key & 7);
+    uint64 size = 0;
+    switch (type) {
+      case kVarint: varint = reader_.Varint(); return reader_.good;
+      case kEndGroup: return true;
+      case kGroup: {
+        const uint64 group = number;
+        do {
+          if (depth == 0 || !Read(depth - 1)) return false;
+        } while (type != kEndGroup);
+        type = kGroup;
+        return number == group;
+      }
+      case kBytes: size = reader_.Varint(); break;
+      case kFixed64: size = 8; break;
+      case kFixed32: size = 4; break;
+    }
+    if (!reader_.good || size > static_cast<uint64>(reader_.end - reader_.at)) return false;
+    content = {reinterpret_cast<const char*>(reader_.at), static_cast<size_t>(size)};
+    reader_.at += size;
+    return true;
+  }
+
+  Reader reader_;
+};
 
 bool IsWeight(float number) { return std::isfinite(number) && number >= 0; }
 
-// Parses the ids, the label, the values, `fields` of each, and the weight, unless that is null;
-// returns whether these are good.
-bool ParseFeatures(Reader reader, int64 fields, int64 feature_size, float* label, int64* ids,
-                   float* values, float* weight) {
-  if (!reader.good) return false;
-  const uint8* until = reader.List("ids", 3, kInt64s);
-  if (!reader.good) return false;
-  uint64 largest = 0;
-  for (int64 i = 0; i < fields; ++i) {
-    const uint64 id = reader.Varint();
-    largest = std::max(largest, id);
-    ids[i] = id;
+// The lists of a record.
+struct Lists {
+  std::vector<int64> ids, counts;
+  std::vector<float> values, label, weight;
+  bool has_ids, has_counts, has_values, has_label, has_weight;
+};
+
+// TensorFlow's own decoder refuses a list that ends in a part without numbers; so do these.
+bool ReadNumbers(StringPiece list, std::vector<int64>* numbers) {
+  numbers->clear();
+  bool good = true;
+  Fields fields(list);
+  while (fields.Next()) {
+    if (fields.number != 1) continue;
+    good = fields.type != Fields::kBytes || !fields.content.empty();
+    if (fields.type == Fields::kVarint) numbers->push_back(fields.varint);
+    if (fields.type != Fields::kBytes) continue;
+    Reader packed = ReaderOf(fields.content);
+    while (packed.good && packed.at < packed.end) numbers->push_back(packed.Varint());
+    if (!packed.good) return false;
   }
-  if (!reader.good || reader.at != until || largest >= static_cast<uint64>(feature_size)) {
-    return false;
+  return good && fields.good();
+}
+
+bool ReadNumbers(StringPiece list, std::vector<float>* numbers) {
+  numbers->clear();
+  bool good = true;
+  Fields fields(list);
+  while (fields.Next()) {
+    if (fields.number != 1) continue;
+    good = fields.type != Fields::kBytes || !fields.content.empty();
+    if (fields.type != Fields::kBytes && fields.type != Fields::kFixed32) continue;
+    if (fields.content.size() % 4 != 0) return false;
+    const size_t have = numbers->size();
+    numbers->resize(have + fields.content.size() / 4);
+    std::memcpy(numbers->data() + have, fields.content.data(), fields.content.size());
   }
-  until = reader.List("label", 5, kFloats);
-  if (!reader.good || until - reader.at != 4) return false;
-  uint32 bits;
-  std::memcpy(&bits, reader.at, 4);
-  std::memcpy(label, reader.at, 4);
-  if (bits != 0 && *label != 1) return false;
-  reader.at = until;
-  until = reader.List("values", 6, kFloats);
-  if (!reader.good || until - reader.at != 4 * fields) return false;
-  std::memcpy(values, reader.at, 4 * fields);
-  bool finite = true;
-  for (int64 i = 0; i < fields; ++i) finite &= std::isfinite(values[i]);
-  if (weight != nullptr) *weight = 1;
-  if (until == reader.end) return finite;
-  if (weight == nullptr) return false;
-  reader.at = until;
-  until = reader.List("weight", 6, kFloats);
-  if (!reader.good || until - reader.at != 4 || until != reader.end) return false;
-  std::memcpy(weight, reader.at, 4);
-  return finite && IsWeight(*weight);
+  return good && fields.good();
+}
+
+// Reads the list of a feature with this tag, which must be the first of its name.
+template <typename T>
+bool ReadFeature(StringPiece feature, uint8 tag, std::vector<T>* numbers, bool* has) {
+  StringPiece list;
+  if (*has || !Alone(feature, tag, &list)) return false;
+  *has = true;
+  return ReadNumbers(list, numbers);
+}
+
+// Reads any record that is not ambiguous: the same as wire.lists in data/plain.
+bool ReadLists(StringPiece record, bool with_labels, bool with_weights, Lists* lists) {
+  lists->has_ids = lists->has_counts = lists->has_values = false;
+  lists->has_label = lists->has_weight = false;
+  StringPiece features;
+  if (!Alone(record, 0x0A, &features)) return false;
+  Fields entries(features);
+  while (entries.Next()) {
+    if (entries.number != 1 || entries.type != Fields::kBytes) continue;
+    StringPiece key, value;
+    size_t size = 0;  // of an entry that is one key and one value
+    Fields parts(entries.content);
+    while (parts.Next()) {
+      if (parts.type != Fields::kBytes || parts.number > 2) continue;
+      (parts.number == 1 ? key : value) = parts.content;
+    }
+    if (!parts.good()) return false;
+    for (StringPiece part : {key, value}) {
+      size += 2 + part.size();
+      for (size_t n = part.size(); n > 127; n >>= 7) ++size;
+    }
+    const bool whole = size == entries.content.size();
+    bool good = true;
+    if (key == "ids") {
+      good = whole && ReadFeature(value, kInt64s, &lists->ids, &lists->has_ids);
+    } else if (key == "counts") {
+      good = whole && ReadFeature(value, kInt64s, &lists->counts, &lists->has_counts);
+    } else if (key == "values") {
+      good = whole && ReadFeature(value, kFloats, &lists->values, &lists->has_values);
+    } else if (key == "label" && with_labels) {
+      good = whole && ReadFeature(value, kFloats, &lists->label, &lists->has_label);
+    } else if (key == "weight" && with_labels) {
+      good = whole && with_weights &&
+             ReadFeature(value, kFloats, &lists->weight, &lists->has_weight);
+    }
+    if (!good) return false;
+  }
+  return entries.good() && lists->has_ids && lists->has_values &&
+         lists->has_label == with_labels;
+}
+
+// Parses records of an operator's attributes.
+class Parser {
+ public:
+  explicit Parser(OpKernelContext* context)
+      : fields_(Attribute<int64>(context, "field_size")),
+        feature_size_(Attribute<int64>(context, "feature_size")),
+        with_labels_(Attribute<bool>(context, "with_labels")) {}
+
+  int64 fields() const { return fields_; }
+
+  // Parses a record of one value a field; returns whether it is good. `weight` may be null.
+  bool Parse(StringPiece record, float* label, int64* ids, float* values, float* weight) {
+    Reader reader = FeaturesOf(record);
+    if (AsEncoded(reader, fields_, label, ids, values, weight)) return true;
+    if (!Other(record, label, weight) || lists_.ids.size() != static_cast<size_t>(fields_)) {
+      return false;
+    }
+    for (int64 count : lists_.counts) {
+      if (count != 1) return false;
+    }
+    std::copy(lists_.ids.begin(), lists_.ids.end(), ids);
+    std::copy(lists_.values.begin(), lists_.values.end(), values);
+    return true;
+  }
+
+  // Parses a record with counts, or one value a field, and appends its ids and values.
+  bool Parse(StringPiece record, float* label, std::vector<int64>* ids, std::vector<float>* values,
+             int32* counts, float* weight) {
+    const size_t begin = ids->size();
+    Reader reader = FeaturesOf(record);
+    const int64 sum = Counts(&reader, counts);
+    if (sum >= 0) {
+      ids->resize(begin + sum);
+      values->resize(begin + sum);
+      if (AsEncoded(reader, sum, label, ids->data() + begin, values->data() + begin, weight)) {
+        return true;
+      }
+      ids->resize(begin);
+      values->resize(begin);
+    }
+    if (!Other(record, label, weight)) return false;
+    std::fill(counts, counts + fields_, 1);
+    std::copy(lists_.counts.begin(), lists_.counts.end(), counts);
+    ids->insert(ids->end(), lists_.ids.begin(), lists_.ids.end());
+    values->insert(values->end(), lists_.values.begin(), lists_.values.end());
+    return true;
+  }
+
+ private:
+  // A reader of a record's features; `good` is false if it has none.
+  static Reader FeaturesOf(StringPiece record) {
+    Reader reader = ReaderOf(record);
+    reader.Last(0x0A, reader.end);  // Example.features
+    return reader;
+  }
+
+  // Reads the number of values of each field; returns their sum, or -1 if they are not as encoded.
+  int64 Counts(Reader* reader, int32* counts) {
+    Reader ahead = *reader;
+    const uint8* until = ahead.List("counts", 6, kInt64s);
+    if (!ahead.good) {
+      std::fill(counts, counts + fields_, 1);
+      return fields_;
+    }
+    *reader = ahead;
+    int64 sum = 0;
+    for (int64 f = 0; f < fields_; ++f) {
+      const uint64 count = reader->Varint();
+      // Each value takes more than one of the record's bytes.
+      if (!reader->good || count > static_cast<uint64>(reader->end - reader->at)) return -1;
+      counts[f] = count;
+      sum += count;
+    }
+    return reader->at == until && sum <= reader->end - reader->at ? sum : -1;
+  }
+
+  // Parses the ids, the label, the values, n of each, and the weight, unless that is null; returns
+  // whether these are good and as encoded, with a label of 0 or 1.
+  bool AsEncoded(Reader reader, int64 n, float* label, int64* ids, float* values, float* weight) {
+    if (!reader.good) return false;
+    const uint8* until = reader.List("ids", 3, kInt64s);
+    if (!reader.good) return false;
+    uint64 largest = 0;
+    for (int64 i = 0; i < n; ++i) {
+      const uint64 id = reader.Varint();
+      largest = std::max(largest, id);
+      ids[i] = id;
+    }
+    if (!reader.good || reader.at != until || largest >= static_cast<uint64>(feature_size_)) {
+      return false;
+    }
+    until = reader.List("label", 5, kFloats);
+    if (!reader.good || until - reader.at != 4) return false;
+    uint32 bits;
+    std::memcpy(&bits, reader.at, 4);
+    std::memcpy(label, reader.at, 4);
+    if (bits != 0 && *label != 1) return false;
+    if (!with_labels_) *label = 0;
+    reader.at = until;
+    until = reader.List("values", 6, kFloats);
+    if (!reader.good || until - reader.at != 4 * n) return false;
+    std::memcpy(values, reader.at, 4 * n);
+    bool finite = true;
+    for (int64 i = 0; i < n; ++i) finite &= std::isfinite(values[i]);
+    if (weight != nullptr) *weight = 1;
+    if (until == reader.end) return finite;
+    if (weight == nullptr) return false;
+    reader.at = until;
+    until = reader.List("weight", 6, kFloats);
+    if (!reader.good || until - reader.at != 4 || until != reader.end) return false;
+    std::memcpy(weight, reader.at, 4);
+    return finite && IsWeight(*weight);
+  }
+
+  // Parses any other record into lists_, with counts that are there or empty; whether it is good.
+  bool Other(StringPiece record, float* label, float* weight) {
+    if (!ReadLists(record, with_labels_, weight != nullptr, &lists_)) return false;
+    const int64 n = lists_.ids.size();
+    if (!lists_.has_counts) lists_.counts.clear();
+    int64 sum = lists_.has_counts ? 0 : fields_;
+    for (int64 count : lists_.counts) {
+      // One by one, because a sum of large counts might overflow to the right one.
+      if (count < 0 || count > n) return false;
+      sum += count;
+    }
+    if (lists_.has_counts && lists_.counts.size() != static_cast<size_t>(fields_)) return false;
+    if (sum != n || lists_.values.size() != lists_.ids.size()) return false;
+    for (int64 id : lists_.ids) {
+      if (id < 0 || id >= feature_size_) return false;
+    }
+    for (float value : lists_.values) {
+      if (!std::isfinite(value)) return false;
+    }
+    *label = 0;
+    if (with_labels_) {
+      if (lists_.label.size() != 1) return false;
+      const float magnitude = Normal(std::fabs(lists_.label[0]));
+      if (magnitude != 0 && magnitude != 1) return false;
+      *label = magnitude == 1 && lists_.label[0] > 0;
+    }
+    if (weight == nullptr) return true;
+    *weight = 1;
+    if (!lists_.has_weight) return true;
+    if (lists_.weight.size() != 1) return false;
+    *weight = lists_.weight[0];
+    return std::isfinite(*weight) && (*weight >= 0 || Normal(-*weight) == 0);
+  }
+
+  // Denormal numbers are 0, as they are to TensorFlow's threads.
+  static float Normal(float number) {
+    return number < std::numeric_limits<float>::min() ? 0 : number;
+  }
+
+  const int64 fields_, feature_size_;
+  const bool with_labels_;
+  Lists lists_;
+};
+
+Status BadRecord(int64 i) {
+  return errors::InvalidArgument("record ", i, " of a batch is damaged or breaks the schema");
 }
 
 // Allocates output i for the weights of n records; null if the operator has no such output.
@@ -183,111 +467,60 @@ Status AllocateWeights(OpKernelContext* context, int i, int64 n, float** weights
 
 float* WeightOf(float* weights, int64 i) { return weights == nullptr ? nullptr : weights + i; }
 
-// Parses a batch: parse(record, F, feature_size, &label, ids, values, &weight or null) -> whether
-// it is good.
-template <typename Parse>
-void ParseAll(OpKernelContext* context, const Parse& parse) {
-  const int64 fields = Attribute<int64>(context, "field_size");
-  const int64 feature_size = Attribute<int64>(context, "feature_size");
-  Packed records;
-  OP_REQUIRES_OK(context, Packed::Open(context->input(0), &records));
-  const int64 n = records.size();
-  bool* good;
-  float *labels, *values;
+// Memory for what is parsed: outputs from `first` on.
+struct Outputs {
+  float *labels, *values, *weights;
   int64* ids;
-  OP_REQUIRES_OK(context, Allocate(context, 0, {}, &good));
-  OP_REQUIRES_OK(context, Allocate(context, 1, {n}, &labels));
-  OP_REQUIRES_OK(context, Allocate(context, 2, {n, fields}, &ids));
-  OP_REQUIRES_OK(context, Allocate(context, 3, {n, fields}, &values));
-  float* weights;
-  OP_REQUIRES_OK(context, AllocateWeights(context, 4, n, &weights));
-  *good = true;
-  for (int64 i = 0; i < n && *good; ++i) {
-    *good = parse(records[i], fields, feature_size, labels + i, ids + i * fields,
-                  values + i * fields, WeightOf(weights, i));
+
+  Status Allocate(OpKernelContext* context, int first, int64 n, int64 fields) {
+    TF_RETURN_IF_ERROR(deepfm::Allocate(context, first, {n}, &labels));
+    TF_RETURN_IF_ERROR(deepfm::Allocate(context, first + 1, {n, fields}, &ids));
+    TF_RETURN_IF_ERROR(deepfm::Allocate(context, first + 2, {n, fields}, &values));
+    return AllocateWeights(context, first + 3, n, &weights);
   }
-}
+};
 
 void ParseRecords(OpKernelContext* context) {
-  ParseAll(context, [](StringPiece record, int64 fields, int64 feature_size, float* label,
-                       int64* ids, float* values, float* weight) {
-    return ParseFeatures(Features(record), fields, feature_size, label, ids, values, weight);
-  });
+  Parser parser(context);
+  Packed records;
+  OP_REQUIRES_OK(context, Packed::Open(context->input(0), &records));
+  const int64 n = records.size(), fields = parser.fields();
+  Outputs to;
+  OP_REQUIRES_OK(context, to.Allocate(context, 0, n, fields));
+  for (int64 i = 0; i < n; ++i) {
+    const bool good = parser.Parse(records[i], to.labels + i, to.ids + i * fields,
+                                   to.values + i * fields, WeightOf(to.weights, i));
+    OP_REQUIRES(context, good, BadRecord(i));
+  }
 }
 DEEPFM_REGISTER("DeepfmParse", ParseRecords);
 
-REGISTER_OP("DeepfmParseMultiValued")
-    .Input("serialized: string")             // packed
-    .Output("good: bool")                    // []
-    .Output("labels: float")                 // [B]
-    .Output("ids: int64")                    // [B, M]
-    .Output("values: float")                 // [B, M]
-    .Output("counts: int32")                 // [B, F]
-    .Output("weights: num_weights * float")  // [B]
-    .Attr("field_size: int >= 1")
-    .Attr("feature_size: int")
-    .Attr("num_weights: int >= 0 = 0")
-    .SetShapeFn(RanksAndVectors<0, 1, 2, 2, 2>)
-    .Doc("As DeepfmParse, for records in which each field has as many values as `counts` says, or "
-         "one if there are no counts; M is the most values of a record.");
-
-// Parses the number of values of each field; returns their sum, or -1 if they are not good.
-int64 ParseCounts(Reader* reader, int64 fields, int32* counts) {
-  Reader ahead = *reader;
-  const uint8* until = ahead.List("counts", 6, kInt64s);
-  if (!ahead.good) {
-    std::fill(counts, counts + fields, 1);
-    return fields;
-  }
-  *reader = ahead;
-  int64 sum = 0;
-  for (int64 f = 0; f < fields; ++f) {
-    const uint64 count = reader->Varint();
-    // Each value takes more than one of the record's bytes.
-    if (!reader->good || count > static_cast<uint64>(reader->end - reader->at)) return -1;
-    counts[f] = count;
-    sum += count;
-  }
-  return reader->at == until && sum <= reader->end - reader->at ? sum : -1;
-}
-
 void ParseMultiValued(OpKernelContext* context) {
-  const int64 fields = Attribute<int64>(context, "field_size");
-  const int64 feature_size = Attribute<int64>(context, "feature_size");
+  Parser parser(context);
   Packed records;
   OP_REQUIRES_OK(context, Packed::Open(context->input(0), &records));
-  const int64 n = records.size();
-  bool* good;
-  float *labels, *values;
+  const int64 n = records.size(), fields = parser.fields();
+  float *labels, *values, *weights;
   int64* ids;
   int32* counts;
-  OP_REQUIRES_OK(context, Allocate(context, 0, {}, &good));
-  OP_REQUIRES_OK(context, Allocate(context, 1, {n}, &labels));
-  OP_REQUIRES_OK(context, Allocate(context, 4, {n, fields}, &counts));
-  float* weights;
-  OP_REQUIRES_OK(context, AllocateWeights(context, 5, n, &weights));
+  OP_REQUIRES_OK(context, Allocate(context, 0, {n}, &labels));
+  OP_REQUIRES_OK(context, Allocate(context, 3, {n, fields}, &counts));
+  OP_REQUIRES_OK(context, AllocateWeights(context, 4, n, &weights));
   std::vector<int64> all_ids, ends(n);
   std::vector<float> all_values;
   int64 longest = 0, end = 0;
-  *good = true;
-  for (int64 i = 0; i < n && *good; ++i) {
-    Reader reader = Features(records[i]);
-    const int64 sum = reader.good ? ParseCounts(&reader, fields, counts + i * fields) : -1;
-    *good = sum >= 0;
-    if (!*good) break;
-    all_ids.resize(end + sum);
-    all_values.resize(end + sum);
-    *good = ParseFeatures(reader, sum, feature_size, labels + i, all_ids.data() + end,
-                          all_values.data() + end, WeightOf(weights, i));
-    ends[i] = end += sum;
-    longest = std::max(longest, sum);
+  for (int64 i = 0; i < n; ++i) {
+    const bool good = parser.Parse(records[i], labels + i, &all_ids, &all_values,
+                                   counts + i * fields, WeightOf(weights, i));
+    OP_REQUIRES(context, good, BadRecord(i));
+    longest = std::max<int64>(longest, all_ids.size() - end);
+    ends[i] = end = all_ids.size();
   }
-  const int64 rows = *good ? n : 0;
-  OP_REQUIRES_OK(context, Allocate(context, 2, {rows, longest}, &ids));
-  OP_REQUIRES_OK(context, Allocate(context, 3, {rows, longest}, &values));
-  std::fill(ids, ids + rows * longest, 0);
-  std::fill(values, values + rows * longest, 0.0f);
-  for (int64 i = 0, begin = 0; i < rows; begin = ends[i++]) {
+  OP_REQUIRES_OK(context, Allocate(context, 1, {n, longest}, &ids));
+  OP_REQUIRES_OK(context, Allocate(context, 2, {n, longest}, &values));
+  std::fill(ids, ids + n * longest, 0);
+  std::fill(values, values + n * longest, 0.0f);
+  for (int64 i = 0, begin = 0; i < n; begin = ends[i++]) {
     std::copy(all_ids.data() + begin, all_ids.data() + ends[i], ids + i * longest);
     std::copy(all_values.data() + begin, all_values.data() + ends[i], values + i * longest);
   }
@@ -375,11 +608,21 @@ bool ParseLine(StringPiece line, int64 fields, int64 feature_size, int64 id_offs
 }
 
 void ParseLines(OpKernelContext* context) {
+  const int64 fields = Attribute<int64>(context, "field_size");
+  const int64 feature_size = Attribute<int64>(context, "feature_size");
   const int64 offset = Attribute<int64>(context, "id_offset");
-  ParseAll(context, [=](StringPiece line, int64 fields, int64 feature_size, float* label,
-                        int64* ids, float* values, float* weight) {
-    return ParseLine(line, fields, feature_size, offset, label, ids, values, weight);
-  });
+  Packed lines;
+  OP_REQUIRES_OK(context, Packed::Open(context->input(0), &lines));
+  const int64 n = lines.size();
+  bool* good;
+  OP_REQUIRES_OK(context, Allocate(context, 0, {}, &good));
+  Outputs to;
+  OP_REQUIRES_OK(context, to.Allocate(context, 1, n, fields));
+  *good = true;
+  for (int64 i = 0; i < n && *good; ++i) {
+    *good = ParseLine(lines[i], fields, feature_size, offset, to.labels + i, to.ids + i * fields,
+                      to.values + i * fields, WeightOf(to.weights, i));
+  }
 }
 DEEPFM_REGISTER("DeepfmParseLines", ParseLines);
 
