@@ -10,6 +10,7 @@ B: examples in the batch. F: fields. M: the most values of an example in the bat
 
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from deepfm.kernels.ops import TENSORFLOW
@@ -67,10 +68,13 @@ def logits_side_by_side(features, config, ops, size, most):
         first = applied_first_layer(values, kernel, config, ops)
         if not size:
             return [network(features, config, ops=ops, first=first).logits]
-        found = []
-        for i in range(most):
-            part = slice(i * size, (i + 1) * size)
-            batch = {name: x[part] for name, x in features.items()}
-            of_batch = first and [x[part] for x in first]
-            found.append(network(batch, config, ops=ops, first=of_batch).logits)
-    return found
+        examples = tf.shape(features["feat_ids"])[0]
+        sizes = tf.clip_by_value(examples - size * np.arange(most), 0, size)
+        batches = [
+            dict(zip(features, x)) for x in zip(*(tf.split(x, sizes) for x in features.values()))
+        ]
+        firsts = zip(*(tf.split(x, sizes) for x in first)) if first else [None] * most
+        return [
+            network(batch, config, ops=ops, first=of_batch).logits
+            for batch, of_batch in zip(batches, firsts)
+        ]

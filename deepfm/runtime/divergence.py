@@ -1,5 +1,6 @@
 """The error message for a model that is no longer finite."""
 
+import numpy as np
 import tensorflow as tf
 
 from deepfm.errors import BadInput
@@ -27,17 +28,17 @@ def worst_weights():
     the variable with the largest share of non-finite numbers or else the largest number."""
     if v1.get_collection(_WORST):  # made by another hook
         return tuple(v1.get_collection(_WORST))
-    found = []
-    for variable in v1.trainable_variables():
+    variables, found = v1.trainable_variables(), []
+    for variable in variables:
         with tf.device(variable.device):
-            finite = tf.math.is_finite(variable)
-            bad = tf.size(finite, out_type=tf.int64) - tf.math.count_nonzero(finite)
-            largest = tf.reduce_max(tf.abs(variable))
-            found.append((bad, tf.size(finite, out_type=tf.int64), largest))
-    bad, size, largest = map(tf.stack, zip(*found))
-    share = tf.cast(bad, tf.float64) / tf.cast(size, tf.float64)
-    worst = tf.cond(tf.reduce_any(bad > 0), lambda: tf.argmax(share), lambda: tf.argmax(largest))
-    names = tf.constant([variable.op.name for variable in v1.trainable_variables()])
-    for column in (names, bad, size, largest):
-        v1.add_to_collection(_WORST, column[worst])
+            value = tf.convert_to_tensor(variable)
+            bad = tf.reduce_sum(tf.cast(~tf.math.is_finite(value), tf.int64))
+            found.append((bad, tf.reduce_max(tf.abs(value))))
+    bad, largest = map(tf.stack, zip(*found))
+    size = np.int64([variable.shape.num_elements() for variable in variables])
+    worst = tf.cond(
+        tf.reduce_any(bad > 0), lambda: tf.argmax(bad / size), lambda: tf.argmax(largest)
+    )
+    for column in ([variable.op.name for variable in variables], bad, size, largest):
+        v1.add_to_collection(_WORST, tf.gather(column, worst))
     return tuple(v1.get_collection(_WORST))
