@@ -16,10 +16,27 @@ import psutil
 import pytest
 import tensorflow as tf
 import warm
+from tensorflow.python.client import session
 
 tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
 gc.set_threshold(100_000)  # as program.py does
 warm.remember_signatures()
+
+
+def _leave_graphs_as_they_are():
+    """Has this process's sessions without a configuration not rewrite graphs, as in programs where
+    the kernels take the steps: that takes longer than most tests run their graph."""
+    plain = session.BaseSession.__init__
+    as_they_are = tf.compat.v1.ConfigProto()
+    as_they_are.graph_options.rewrite_options.disable_meta_optimizer = True
+
+    def make(self, target="", graph=None, config=None):
+        plain(self, target, graph, config or as_they_are)
+
+    session.BaseSession.__init__ = make
+
+
+_leave_graphs_as_they_are()
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SHARED_DATA = ROOT.parent / "shared" / "data"
@@ -54,7 +71,8 @@ def example(label, ids, values):
         "ids": tf.train.Feature(int64_list=tf.train.Int64List(value=ids)),
         "values": tf.train.Feature(float_list=tf.train.FloatList(value=values)),
     }
-    return tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
+    message = tf.train.Example(features=tf.train.Features(feature=feature))
+    return message.SerializeToString(deterministic=True)  # the order of our own encoder
 
 
 def make_records(rows, field_size=4, feature_size=50, seed=0):
