@@ -61,8 +61,6 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         self._saved_step = session.run(self._global_step_tensor)
         self._last_timed = self._saved_step, time.monotonic()
         self._set_next_evaluation(self._saved_step)
-        if self._saves:
-            self._summary_writer.add_graph(v1.get_default_graph())
 
     def after_run(self, run_context, run_values):
         # The step fetched may be from before the increment.
