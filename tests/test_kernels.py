@@ -914,9 +914,9 @@ def test_records_of_changed_bytes_are_read_or_refused_as_by_tensorflow(parsers, 
 def test_any_examples_are_read_or_refused_as_by_tensorflow(parsers):
     """Examples in the many ways that the format allows, and damaged ones."""
     drawn = random.Random(0)
-    found = [mutation.example(drawn, SCHEMA.field_size) for _ in range(250)]
+    found = [mutation.example(drawn, SCHEMA.field_size) for _ in range(150)]
     good = [x for x in found if assert_records_agree(parsers, [x]) is not None]
-    assert 30 < len(good) < 220
+    assert 20 < len(good) < 130
     assert assert_records_agree(parsers, good) is not None
     assert assert_records_agree(parsers, [*good, b"", *good]) is None
 
@@ -929,26 +929,26 @@ def test_groups_in_each_other_are_passed_over_as_by_tensorflow(parsers, groups):
     assert (assert_records_agree(parsers, [inside]) is None) == (groups > 100)
 
 
-@pytest.mark.parametrize(
-    "label, ids, values",
-    [
-        (2.0, [1, 2, 3, 4], [1.0] * 4),
-        (-0.0, [1, 2, 3, 4], [1.0] * 4),
-        (-1.0, [1, 2, 3, 4], [1.0] * 4),
-        (1e-40, [1, 2, 3, 4], [1.0] * 4),
-        (np.nan, [1, 2, 3, 4], [1.0] * 4),
-        (1.0, [1, 2, 3, 5000], [1.0] * 4),
-        (1.0, [1, 2, 3, -1], [1.0] * 4),
-        (1.0, [1, 2, 3], [1.0] * 4),
-        (1.0, [1, 2, 3, 4, 5], [1.0] * 4),
-        (1.0, [1, 2, 3, 4], [1.0] * 3),
-        (1.0, [1, 2, 3, 4], [1.0, 2.0, np.inf, 0.0]),
-        (1.0, [1, 2, 3, 4], [1.0, 2.0, np.nan, 0.0]),
-    ],
-)
-def test_odd_numbers_are_read_or_refused_as_by_tensorflow(parsers, label, ids, values):
-    fine = encoded(*make_records(1))[0]
-    assert_records_agree(parsers, [fine, example(label, ids, values), fine])
+ODD = [
+    (2.0, [1, 2, 3, 4], [1.0] * 4),
+    (-0.0, [1, 2, 3, 4], [1.0] * 4),
+    (-1.0, [1, 2, 3, 4], [1.0] * 4),
+    (1e-40, [1, 2, 3, 4], [1.0] * 4),
+    (np.nan, [1, 2, 3, 4], [1.0] * 4),
+    (1.0, [1, 2, 3, 5000], [1.0] * 4),
+    (1.0, [1, 2, 3, -1], [1.0] * 4),
+    (1.0, [1, 2, 3], [1.0] * 4),
+    (1.0, [1, 2, 3, 4, 5], [1.0] * 4),
+    (1.0, [1, 2, 3, 4], [1.0] * 3),
+    (1.0, [1, 2, 3, 4], [1.0, 2.0, np.inf, 0.0]),
+    (1.0, [1, 2, 3, 4], [1.0, 2.0, np.nan, 0.0]),
+]
+
+
+def test_odd_numbers_are_read_or_refused_as_by_tensorflow(parsers):
+    (fine,) = encoded(*make_records(1))
+    for record in ODD:
+        assert_records_agree(parsers, [fine, example(*record), fine])
 
 
 @pytest.mark.parametrize("weight", [[0.5], [], [1.0, 2.0], [-1.0], [-1e-40], [np.inf], [0.0]])
@@ -1083,9 +1083,7 @@ def test_text_is_split_into_lines_that_are_neither_blank_nor_a_comment(text, lin
         ("adam", {"clip_norm": 0.0}),
     ],
 )
-@pytest.mark.parametrize("largest_share", [1e-9, 2], ids=["the whole matrix", "distinct pairs"])
-def test_training_gives_the_same_weights(name, changes, largest_share, monkeypatch):
-    monkeypatch.setattr(compiled, "largest_share", lambda *widths: largest_share)
+def test_training_gives_the_same_weights(name, changes, monkeypatch):
     fields = dict(l2_reg=0.1, embedding_init_stddev=0.1)
     clip_norm = changes.get("clip_norm", 1.0)
     changes = {k: v for k, v in changes.items() if k != "clip_norm"}
@@ -1097,8 +1095,10 @@ def test_training_gives_the_same_weights(name, changes, largest_share, monkeypat
     random = np.random.RandomState(0)
     ids = random.randint(0, V, [5, 64, F])
     values, labels = random.rand(5, 64, F), random.rand(5, 64) < 0.3
+    whole_matrix, distinct_pairs = 1e-9, 2  # the largest share of distinct pairs that pays
     trained = []
-    for ops in (TENSORFLOW, COMPILED):
+    for ops, share in ((TENSORFLOW, None), (COMPILED, whole_matrix), (COMPILED, distinct_pairs)):
+        monkeypatch.setattr(compiled, "largest_share", lambda *widths, share=share: share)
         with tf.Graph().as_default() as graph, v1.Session() as session:
             places = [
                 v1.placeholder(tf.int64, [None, F]),
@@ -1115,8 +1115,9 @@ def test_training_gives_the_same_weights(name, changes, largest_share, monkeypat
             types = {op.type for op in graph.get_operations()}
             assert (ops is COMPILED) == ("DeepfmLookUp" in types)
             assert ops is TENSORFLOW or not types & set(REPLACED)
-    for one, other in zip(*trained):
-        np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-6)
+    for by_tensorflow, *others in zip(*trained):
+        for other in others:
+            np.testing.assert_allclose(by_tensorflow, other, rtol=2e-4, atol=1e-6)
 
 
 SIZES = ("--field_size=4", "--feature_size=50", "--embedding_size=4", "--deep_layers=8,4")
