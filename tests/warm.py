@@ -1,5 +1,4 @@
-"""Starts programs from a process that has already loaded TensorFlow, which halves their start, and
-this checkout's deepfm.
+"""Starts programs from a process that has already loaded TensorFlow, which halves their start.
 
 Tests of what a program does, rather than of how it starts, lose nothing: each run is a process of
 its own, forked before any flag is defined, any session made or any thread started by TensorFlow.
@@ -35,11 +34,9 @@ import types
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# Beginnings of names that Python, numpy, TensorFlow or deepfm reads while it is loaded. (TF_CPP_...
-# is read when the first message is logged, which loading does not.)
-_READ_AT_LOADING = (
-    "OMP_", "KMP_", "OPENBLAS_", "PYTHON", "LD_", "MALLOC_", "GLIBC_", "DEEPFM_SANITIZE",
-)  # fmt: skip
+# Beginnings of names that Python, numpy or TensorFlow reads while it is loaded. (TF_CPP_... is read
+# when the first message is logged, which loading does not.)
+_READ_AT_LOADING = ("OMP_", "KMP_", "OPENBLAS_", "PYTHON", "LD_", "MALLOC_", "GLIBC_")
 
 
 def run(words, env=None, cwd=ROOT, timeout=90):
@@ -140,13 +137,6 @@ def _serve(path):
     from tensorflow.contrib import estimator  # noqa: F401  loads the rest of TensorFlow, too
 
     remember_signatures()
-    sys.path[0] = str(ROOT)
-    from absl import flags
-
-    defined = set(flags.FLAGS)
-    from deepfm import jobs  # noqa: F401
-
-    assert set(flags.FLAGS) == defined
     gc.freeze()  # so that unused memory is not copied
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
@@ -213,9 +203,6 @@ def _run_here(request, outputs):
     sys.stdout.reconfigure(line_buffering=True)
     os.chdir(request["cwd"])
     words = request["words"]
-    if not os.path.samefile(request["cwd"], ROOT):  # perhaps another checkout
-        for name in [name for name in sys.modules if name.split(".")[0] == "deepfm"]:
-            del sys.modules[name]
     try:
         if words[0] == "-m":
             sys.argv, sys.path[0] = words[1:], request["cwd"]
