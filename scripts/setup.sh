@@ -283,8 +283,9 @@ make_classes() { # for the tests: each Java starts in 3.5 instead of 4.7 s; one 
   java="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" # as tests/conftest.py
   java+=" -XX:ArchiveClassesAtExit=$root/.venv-spark/classes.jsa"
   step "Archiving Spark's classes for the tests" env SPARK_LOCAL_IP=127.0.0.1 \
-    SPARK_CONF_DIR=/nonexistent SPARK_SUBMIT_OPTS="$java" \
-    .venv-spark/bin/python -m data_tools.on_spark rebalance --input="$folder/a.libsvm" \
+    SPARK_CONF_DIR=/nonexistent SPARK_SUBMIT_OPTS="$java" PYTHONPATH="$root" \
+    PYSPARK_PYTHON=.venv-spark/bin/python \
+    .venv-spark/bin/spark-submit data_tools/on_spark.py rebalance --input="$folder/a.libsvm" \
     --output_dir="$folder/out" --num_files=1 || true
   rm -rf "$folder"
   ready classes
