@@ -15,6 +15,7 @@ import functools
 import json
 import os
 import pathlib
+import random
 import signal
 import socket
 import sys
@@ -100,12 +101,14 @@ def _wait(processes, start):
 
 
 def _free_ports(count):
-    """Ports that nothing listens on."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
+    """Ports that nothing listens on, below those that connections are given."""
+    found = set()
+    while len(found) < count:
+        port = random.randrange(10_000, 32_768)
+        with contextlib.suppress(OSError), socket.socket() as s:
+            s.bind(("127.0.0.1", port))
+            found.add(port)
+    return sorted(found)
 
 
 def _start(name, cluster, train_flags, width):

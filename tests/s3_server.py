@@ -5,6 +5,7 @@ import http.client
 import http.server
 import os
 import pathlib
+import random
 import re
 import socket
 import subprocess
@@ -20,10 +21,12 @@ CUT = "cut"  # a rule's answer: the connection ends half-way
 
 
 def free_port():
-    """A port that was free a moment ago."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A port that nothing listens on, below those that connections are given."""
+    while True:
+        port = random.randrange(10_000, 32_768)
+        with contextlib.suppress(OSError), socket.socket() as s:
+            s.bind(("127.0.0.1", port))
+            return port
 
 
 @contextlib.contextmanager

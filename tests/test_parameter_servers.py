@@ -12,6 +12,7 @@ import time
 import numpy as np
 import psutil
 import pytest
+import s3_server
 import tensorflow as tf
 import warm
 from conftest import (
@@ -279,11 +280,10 @@ def tasks(config, *flags, folders=None, of_servers=(), missing=(), fresh=()):
 
 def addresses(count):
     """Free ports of this machine."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
+    found = set()
+    while len(found) < count:
+        found.add(f"127.0.0.1:{s3_server.free_port()}")
+    return sorted(found)
 
 
 @pytest.mark.parametrize("lost", [pytest.param(("worker", 0), marks=pytest.mark.table), ("ps", 1)])

@@ -280,7 +280,12 @@ def test_an_example_is_read_however_many_bytes_its_lengths_take(bytes_of_a_lengt
     most = 1 << 7 * bytes_of_a_length  # from here on a length takes a byte more
     parts = IDS + VALUES + feature(b"label", LABEL)
     fill = lambda n: field(1, parts + field(1, field(1, b"text") + field(2, b"\0" * n)))
-    some = [fill(n) for n in range(max(most - 130, 0), most + 3)]
+    sizes = range(max(most - 130, 0), most + 3)
+    around = {n: len(fill(n)) - n for n in sizes}  # bytes around the text
+    # Those with which the record, or what is in it, comes to that size.
+    grown = [n for n in sizes[:-1] if around[n + 1] > around[n] or n + around[n] == most]
+    assert len(grown) >= 4
+    some = [fill(n) for n in sizes if {n - 2, n - 1, n, n + 1} & set(grown)]
     assert min(map(len, some)) < most < max(map(len, some))
     labels, _, _ = run(lambda x: records.parse(x, Schema(2)), some)
     assert labels.tolist() == [1] * len(some)

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import s3_server
 from conftest import QUICK_JAVA, ROOT, finish, run_tool, started
-from s3_server import Folder, Proxy
+from s3_server import Folder, Proxy, free_port
 from test_spark_on_s3 import objects, uploaded
 
 VENV = ROOT / ".venv-spark"
@@ -20,12 +20,6 @@ pytestmark = pytest.mark.skipif(
     not VENV.exists(), reason="needs .venv-spark: scripts/setup.sh --spark"
 )
 ROWS = 60000
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
