@@ -27,5 +27,5 @@ echo "Lint"
 echo "Tests"
 export TF_CPP_MIN_LOG_LEVEL=2
 unset PYTHONDONTWRITEBYTECODE  # or each of hundreds of runs compiles the project anew
-# Three for two cores, because many tests wait for other processes. Exits 5 if no test was found.
-exec .venv/bin/python -m pytest -n 3 --dist loadgroup "$@"
+# Four for two cores, because many tests wait for other processes. Exits 5 if no test was found.
+exec .venv/bin/python -m pytest -n 4 --dist loadgroup "$@"
