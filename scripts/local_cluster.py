@@ -102,13 +102,14 @@ def _wait(processes, start):
 
 def _free_ports(count):
     """Ports that nothing listens on, below those that connections are given."""
-    found = set()
-    while len(found) < count:
-        port = random.randrange(10_000, 32_768)
+    found = []
+    for port in random.sample(range(10_000, 32_768), 1000 + count):
         with contextlib.suppress(OSError), socket.socket() as s:
             s.bind(("127.0.0.1", port))
-            found.add(port)
-    return sorted(found)
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise OSError("found no free port of 127.0.0.1 between 10000 and 32767")
 
 
 def _start(name, cluster, train_flags, width):

@@ -22,11 +22,11 @@ CUT = "cut"  # a rule's answer: the connection ends half-way
 
 def free_port():
     """A port that nothing listens on, below those that connections are given."""
-    while True:
-        port = random.randrange(10_000, 32_768)
+    for port in random.sample(range(10_000, 32_768), 1000):
         with contextlib.suppress(OSError), socket.socket() as s:
             s.bind(("127.0.0.1", port))
             return port
+    raise OSError("found no free port of 127.0.0.1 between 10000 and 32767")
 
 
 @contextlib.contextmanager
