@@ -933,35 +933,67 @@ def test_groups_are_passed_over_or_refused_as_by_tensorflow(parsers, begin, end,
     assert (assert_records_agree(parsers, [inside]) is not None) == good
 
 
-ODD = [
-    (2.0, [1, 2, 3, 4], [1.0] * 4),
-    (-0.0, [1, 2, 3, 4], [1.0] * 4),
-    (-1.0, [1, 2, 3, 4], [1.0] * 4),
-    (1e-40, [1, 2, 3, 4], [1.0] * 4),
-    (np.nan, [1, 2, 3, 4], [1.0] * 4),
-    (1.0, [1, 2, 3, 5000], [1.0] * 4),
-    (1.0, [1, 2, 3, -1], [1.0] * 4),
-    (1.0, [1, 2, 3], [1.0] * 4),
-    (1.0, [1, 2, 3, 4, 5], [1.0] * 4),
-    (1.0, [1, 2, 3, 4], [1.0] * 3),
-    (1.0, [1, 2, 3, 4], [1.0, 2.0, np.inf, 0.0]),
-    (1.0, [1, 2, 3, 4], [1.0, 2.0, np.nan, 0.0]),
+NORMAL = [1, 2, 3, 4], [1.0] * 4  # ids and values
+ODD = [  # (label, ids, values), and whether they are good
+    ((-0.0, *NORMAL), True),
+    ((-1.0, *NORMAL), True),
+    ((1e-40, *NORMAL), True),
+    ((2.0, *NORMAL), False),
+    ((np.nan, *NORMAL), False),
+    ((1.0, [1, 2, 3, 5000], [1.0] * 4), False),
+    ((1.0, [1, 2, 3, -1], [1.0] * 4), False),
+    ((1.0, [1, 2, 3], [1.0] * 4), False),
+    ((1.0, [1, 2, 3, 4, 5], [1.0] * 4), False),
+    ((1.0, [1, 2, 3, 4], [1.0] * 3), False),
+    ((1.0, [1, 2, 3, 4], [1.0, 2.0, np.inf, 0.0]), False),
+    ((1.0, [1, 2, 3, 4], [1.0, 2.0, np.nan, 0.0]), False),
 ]
 
 
-def test_odd_numbers_are_read_or_refused_as_by_tensorflow(parsers):
+def test_odd_numbers_are_read_or_refused_as_by_tensorflow(parsers, schema):
     (fine,) = encoded(*make_records(1))
-    for record in ODD:
-        assert_records_agree(parsers, [fine, example(*record), fine])
+    for (label, *others), good in ODD:
+        good |= not schema.with_labels and tuple(others) == NORMAL
+        found = assert_records_agree(parsers, [fine, example(label, *others), fine])
+        assert (found is not None) == good, (label, *others)
 
 
-@pytest.mark.parametrize("weight", [[0.5], [], [1.0, 2.0], [-1.0], [-1e-40], [np.inf], [0.0]])
-def test_odd_weights_are_read_or_refused_as_by_tensorflow(parsers, weight):
-    message = tf.train.Example.FromString(example(1.0, [1, 2, 3, 4], [1.0] * 4))
-    message.features.feature["weight"].float_list.value.extend(weight)
+@pytest.mark.parametrize(
+    "counts, good",
+    [([1, 1, 1, 1], True), ([2, 1, 1, 0], None), ([2, 2, 2, 2], False), ([5, 1, -1, -1], False),
+     ([1, 1, 1], False), ([1, 1, 1, 1, 0], False), ([], False)],
+)  # fmt: skip
+def test_odd_counts_are_read_or_refused_as_by_tensorflow(parsers, schema, counts, good):
+    """None: good where a field may hold several values."""
+    message = tf.train.Example.FromString(example(1.0, *NORMAL))
+    message.features.feature["counts"].int64_list.value.extend(counts)
+    good = schema.multi_valued if good is None else good
     for deterministic in (True, False):
         odd = message.SerializeToString(deterministic=deterministic)
-        assert_records_agree(parsers, [odd])
+        assert (assert_records_agree(parsers, [odd]) is not None) == good
+
+
+@pytest.mark.parametrize(
+    "weight, good",
+    [([0.5], True), ([], False), ([1.0, 2.0], False), ([-1.0], False), ([-1e-40], True),
+     ([np.inf], False), ([0.0], True)],
+)  # fmt: skip
+def test_odd_weights_are_read_or_refused_as_by_tensorflow(parsers, schema, weight, good):
+    message = tf.train.Example.FromString(example(1.0, *NORMAL))
+    message.features.feature["weight"].float_list.value.extend(weight)
+    good = good and schema.weighted or not schema.with_labels
+    for deterministic in (True, False):
+        odd = message.SerializeToString(deterministic=deterministic)
+        assert (assert_records_agree(parsers, [odd]) is not None) == good
+
+
+@pytest.mark.parametrize("left_out", ["ids", "values", "label"])
+def test_records_that_lack_a_feature_are_refused_as_by_tensorflow(parsers, schema, left_out):
+    message = tf.train.Example.FromString(example(1.0, *NORMAL))
+    del message.features.feature[left_out]
+    good = left_out == "label" and not schema.with_labels
+    found = assert_records_agree(parsers, [message.SerializeToString(deterministic=True)])
+    assert (found is not None) == good
 
 
 @pytest.fixture(scope="module")

@@ -105,15 +105,10 @@ def parse(serialized, schema):
         weights = lists.weights if schema.with_weights else []
         return (labels, ids, values, counts, sizes, sizes, *weights)
 
-    return _check_lists(
-        tf.cond(lists.as_encoded, encoded, lambda: _decode_any(serialized, schema)), schema
-    )
-
-
-def _decode_any(serialized, schema):
-    return example_bytes.decode_any(
+    decoded = lambda: example_bytes.decode_any(
         serialized, schema.field_size, schema.with_labels, schema.with_weights
     )
+    return _check_lists(tf.cond(lists.as_encoded, encoded, decoded), schema)
 
 
 def _check_lists(lists, schema):

@@ -4,7 +4,6 @@
 //
 // B: records in a batch. F: fields. M: the most values of a record.
 #include <cmath>
-#include <limits>
 
 #include "kernels.h"
 #include "packed.h"
@@ -138,19 +137,18 @@ struct Reader {
   }
 };
 
-constexpr uint8 kFloats = 0x12, kInt64s = 0x1A;
+constexpr uint8 kFeatures = 0x0A, kFloats = 0x12, kInt64s = 0x1A;
 
 Reader ReaderOf(StringPiece message) {
   const uint8* begin = reinterpret_cast<const uint8*>(message.data());
   return {begin, begin + message.size()};
 }
 
-// Whether a message is one field with this tag, and nothing else; if so, its content.
-bool Alone(StringPiece message, uint8 tag, StringPiece* content) {
+// A reader of what is in a message of one field with this tag; `good` is false if it is another.
+Reader Inside(StringPiece message, uint8 tag) {
   Reader reader = ReaderOf(message);
   reader.Last(tag, reader.end);
-  *content = {reinterpret_cast<const char*>(reader.at), static_cast<size_t>(reader.end - reader.at)};
-  return reader.good;
+  return reader;
 }
 
 // Reads any message field by field, as protocol buffers are: unknown fields are passed over.
@@ -158,7 +156,7 @@ class Fields {
  public:
   enum Type { kVarint, kFixed64, kBytes, kGroup, kEndGroup, kFixed32 };
 
-  explicit Fields(StringPiece message) : reader_(ReaderOf(message)) {}
+  explicit Fields(const Reader& message) : reader_(message) {}
 
   // Goes to the next field; false at the end, or if what follows is none.
   bool Next() {
@@ -214,60 +212,50 @@ struct Lists {
   bool has_ids, has_counts, has_values, has_label, has_weight;
 };
 
-// TensorFlow's own decoder refuses a list that ends in a part without numbers; so do these.
-bool ReadNumbers(StringPiece list, std::vector<int64>* numbers) {
-  numbers->clear();
-  bool good = true;
-  Fields fields(list);
-  while (fields.Next()) {
-    if (fields.number != 1) continue;
-    good = fields.type != Fields::kBytes || !fields.content.empty();
-    if (fields.type == Fields::kVarint) numbers->push_back(fields.varint);
-    if (fields.type != Fields::kBytes) continue;
-    Reader packed = ReaderOf(fields.content);
-    while (packed.good && packed.at < packed.end) numbers->push_back(packed.Varint());
-    if (!packed.good) return false;
-  }
-  return good && fields.good();
+// Appends the numbers of a list's field, packed or not; returns whether it holds whole numbers.
+bool Append(const Fields& field, std::vector<int64>* numbers) {
+  if (field.type == Fields::kVarint) numbers->push_back(field.varint);
+  if (field.type != Fields::kBytes) return true;
+  Reader packed = ReaderOf(field.content);
+  while (packed.good && packed.at < packed.end) numbers->push_back(packed.Varint());
+  return packed.good;
 }
 
-bool ReadNumbers(StringPiece list, std::vector<float>* numbers) {
-  numbers->clear();
-  bool good = true;
-  Fields fields(list);
-  while (fields.Next()) {
-    if (fields.number != 1) continue;
-    good = fields.type != Fields::kBytes || !fields.content.empty();
-    if (fields.type != Fields::kBytes && fields.type != Fields::kFixed32) continue;
-    if (fields.content.size() % 4 != 0) return false;
-    const size_t have = numbers->size();
-    numbers->resize(have + fields.content.size() / 4);
-    std::memcpy(numbers->data() + have, fields.content.data(), fields.content.size());
-  }
-  return good && fields.good();
+bool Append(const Fields& field, std::vector<float>* numbers) {
+  if (field.type != Fields::kBytes && field.type != Fields::kFixed32) return true;
+  if (field.content.size() % 4 != 0) return false;
+  const size_t have = numbers->size();
+  numbers->resize(have + field.content.size() / 4);
+  std::memcpy(numbers->data() + have, field.content.data(), field.content.size());
+  return true;
 }
 
 // Reads the list of a feature with this tag, which must be the first of its name.
 template <typename T>
 bool ReadFeature(StringPiece feature, uint8 tag, std::vector<T>* numbers, bool* has) {
-  StringPiece list;
-  if (*has || !Alone(feature, tag, &list)) return false;
+  Fields list(Inside(feature, tag));
+  if (*has) return false;
   *has = true;
-  return ReadNumbers(list, numbers);
+  numbers->clear();
+  bool good = true;  // TensorFlow's own decoder refuses a list that ends in a part without numbers
+  while (list.Next()) {
+    if (list.number != 1) continue;
+    good = list.type != Fields::kBytes || !list.content.empty();
+    if (!Append(list, numbers)) return false;
+  }
+  return good && list.good();
 }
 
 // Reads any record that is not ambiguous: the same as wire.lists in data/plain.
 bool ReadLists(StringPiece record, bool with_labels, bool with_weights, Lists* lists) {
   lists->has_ids = lists->has_counts = lists->has_values = false;
   lists->has_label = lists->has_weight = false;
-  StringPiece features;
-  if (!Alone(record, 0x0A, &features)) return false;
-  Fields entries(features);
+  Fields entries(Inside(record, kFeatures));
   while (entries.Next()) {
     if (entries.number != 1 || entries.type != Fields::kBytes) continue;
     StringPiece key, value;
     size_t size = 0;  // of an entry that is one key and one value
-    Fields parts(entries.content);
+    Fields parts(ReaderOf(entries.content));
     while (parts.Next()) {
       if (parts.type != Fields::kBytes || parts.number > 2) continue;
       (parts.number == 1 ? key : value) = parts.content;
@@ -309,7 +297,7 @@ class Parser {
 
   // Parses a record of one value a field; returns whether it is good. `weight` may be null.
   bool Parse(StringPiece record, float* label, int64* ids, float* values, float* weight) {
-    Reader reader = FeaturesOf(record);
+    Reader reader = Inside(record, kFeatures);
     if (AsEncoded(reader, fields_, label, ids, values, weight)) return true;
     if (!Other(record, label, weight) || lists_.ids.size() != static_cast<size_t>(fields_)) {
       return false;
@@ -326,7 +314,7 @@ class Parser {
   bool Parse(StringPiece record, float* label, std::vector<int64>* ids, std::vector<float>* values,
              int32* counts, float* weight) {
     const size_t begin = ids->size();
-    Reader reader = FeaturesOf(record);
+    Reader reader = Inside(record, kFeatures);
     const int64 sum = Counts(&reader, counts);
     if (sum >= 0) {
       ids->resize(begin + sum);
@@ -346,13 +334,6 @@ class Parser {
   }
 
  private:
-  // A reader of a record's features; `good` is false if it has none.
-  static Reader FeaturesOf(StringPiece record) {
-    Reader reader = ReaderOf(record);
-    reader.Last(0x0A, reader.end);  // Example.features
-    return reader;
-  }
-
   // Reads the number of values of each field; returns their sum, or -1 if they are not as encoded.
   int64 Counts(Reader* reader, int32* counts) {
     Reader ahead = *reader;
@@ -433,21 +414,16 @@ class Parser {
     *label = 0;
     if (with_labels_) {
       if (lists_.label.size() != 1) return false;
-      const float magnitude = Normal(std::fabs(lists_.label[0]));
-      if (magnitude != 0 && magnitude != 1) return false;
-      *label = magnitude == 1 && lists_.label[0] > 0;
+      // Denormal numbers are 0 to TensorFlow's threads, here as in its own ops.
+      if (lists_.label[0] != 0 && std::fabs(lists_.label[0]) != 1) return false;
+      *label = lists_.label[0] > 0;
     }
     if (weight == nullptr) return true;
     *weight = 1;
     if (!lists_.has_weight) return true;
     if (lists_.weight.size() != 1) return false;
     *weight = lists_.weight[0];
-    return std::isfinite(*weight) && (*weight >= 0 || Normal(-*weight) == 0);
-  }
-
-  // Denormal numbers are 0, as they are to TensorFlow's threads.
-  static float Normal(float number) {
-    return number < std::numeric_limits<float>::min() ? 0 : number;
+    return IsWeight(*weight);
   }
 
   const int64 fields_, feature_size_;
