@@ -10,6 +10,7 @@ import sys
 import tempfile
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("TF_XLA_FLAGS", "--tf_xla_clustering_fuel=0")  # as deepfm.runtime.program
 
 import numpy as np
 import psutil

@@ -62,6 +62,8 @@ def run(
     # The S3 client logs a missing file, and the end of a file, as errors.
     on_s3 = any("s3://" in word for word in sys.argv)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if on_s3 else "2")
+    # Otherwise TensorFlow looks for ops to compile with XLA, which is off, in each new graph.
+    os.environ.setdefault("TF_XLA_FLAGS", "--tf_xla_clustering_fuel=0")
     warnings.filterwarnings("ignore", category=FutureWarning, module="tensor(flow|board)")
 
     process = os.getpid()
