@@ -189,14 +189,15 @@ def _in_steps(model_fn, servers, max_steps):
 
 
 def session_hooks(model: Model, path: Optional[str] = None):
-    """The hooks of every session: they check the checkpoint's shapes and send weights to all.
+    """The hooks of every session, which check the checkpoint's shapes and send weights to all.
 
     Args:
         path: path of the checkpoint; None: the newest.
     """
     mode = model.distribution
     check = [saving.CheckShapes(model.model_dir, path)] if mode.processes.chief else []
-    return [*check, *mode.replicas.make_hooks(), tf_patches.FetchesOfSteps()]
+    patches = tf_patches.FetchesOfSteps(), tf_patches.ReadyOps()
+    return [*check, *mode.replicas.make_hooks(), *patches]
 
 
 def check_fits(model: Model):
