@@ -131,7 +131,7 @@ class _Compiled(Ops):
 
     def zeros(self, shape, dtype=tf.float32, partition_info=None):
         """Zeros whose rows are faster to reach than those of tf.zeros."""
-        return raw_ops().deepfm_zeros(tf.cast(shape, tf.int64))
+        return raw_ops().deepfm_zeros(np.int64(tf.TensorShape(shape).as_list()))
 
     empty = zeros
 

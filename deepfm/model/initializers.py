@@ -100,7 +100,8 @@ def _in_blocks(draw, seed, ops=TENSORFLOW, epoch=None):
         rows = _rows_of_block(full)
         last = first + shape[0]
         if rows == full[0]:  # the loop would be some fifty operators for each small variable
-            return draw(full, seeds(0), full)[first:last]
+            values = draw(full, seeds(0), full)
+            return values[first:last] if partition_info else values
 
         def put(i, values):
             begin, end = tf.maximum(i * rows, first), tf.minimum((i + 1) * rows, last)
