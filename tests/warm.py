@@ -133,7 +133,7 @@ def _server():
 
 
 def _serve(path):
-    """Forks a process per request and returns in it; the server ends when its parent has ended."""
+    """Forks a process per request and returns in it what `_ask` sent; ends when its parent ends."""
     from tensorflow.contrib import estimator  # noqa: F401  loads the rest of TensorFlow, too
 
     remember_signatures()
@@ -141,17 +141,60 @@ def _serve(path):
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(16)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    woken, wake = socket.socketpair()
+    wake.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake.fileno())
+    running = {}  # {connection: the program that it asked for}
     print("ready", flush=True)
     while True:
-        ready, _, _ = select.select([listener, 0], [], [])
-        if listener not in ready:
+        ready, _, _ = select.select([listener, woken, 0, *running], [], [])
+        if listener in ready:
+            connection, _ = listener.accept()
+            request, outputs = _request(connection)
+            program = os.fork()
+            if program == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                os.setsid()
+                return request, outputs
+            for fd in outputs:
+                os.close(fd)
+            running[connection] = program
+            with contextlib.suppress(BrokenPipeError):
+                connection.sendall(b"%d\n" % program)
+        if woken in ready:
+            woken.recv(1024)
+        abandoned = [c for c in running if 0 in ready or c in ready]  # nobody waits any more
+        for connection in abandoned:
+            _kill(running[connection])
+        for connection, program in list(running.items()):
+            ended, status = os.waitpid(program, 0 if connection in abandoned else os.WNOHANG)
+            if ended:
+                _answer(connection, status)
+                del running[connection]
+        if 0 in ready:
             os._exit(0)
-        connection, _ = listener.accept()
-        if os.fork() == 0:
-            listener.close()
-            return connection
-        connection.close()
+
+
+def _request(connection):
+    """What `_ask` sent: a dict, and the files for the program's outputs."""
+    _, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_LEN(8))
+    return json.loads(connection.makefile().readline()), array.array("i", ancillary[0][2])
+
+
+def _kill(program):
+    """Ends a program and its children."""
+    for kill in (os.killpg, os.kill):  # it may not lead its group yet
+        with contextlib.suppress(ProcessLookupError):
+            kill(program, signal.SIGKILL)
+
+
+def _answer(connection, status):
+    """Sends the exit code of a program that ended."""
+    code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+    with contextlib.suppress(BrokenPipeError), connection:
+        connection.sendall(b"%d\n" % code)
 
 
 def remember_signatures():
@@ -162,33 +205,6 @@ def remember_signatures():
     from tensorflow.python.util import tf_inspect
 
     tf_inspect._getfullargspec = functools.lru_cache(maxsize=1024)(tf_inspect._getfullargspec)
-
-
-def _answer(connection):
-    """Forks the program and returns in it; waits for its end, or kills it if nobody waits."""
-    _, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_LEN(8))
-    outputs = array.array("i", ancillary[0][2])
-    request = json.loads(connection.makefile().readline())
-    woken, wake = socket.socketpair()
-    wake.setblocking(False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake.fileno())
-    program = os.fork()
-    if program == 0:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.setsid()
-        return request, outputs
-    connection.sendall(b"%d\n" % program)
-    ready, _, _ = select.select([connection, woken], [], [])
-    if connection in ready:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(program, signal.SIGKILL)
-    _, status = os.waitpid(program, 0)
-    code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-    with contextlib.suppress(BrokenPipeError):
-        connection.sendall(b"%d\n" % code)
-    os._exit(0)
 
 
 def _run_here(request, outputs):
@@ -228,7 +244,7 @@ def _run_here(request, outputs):
 if __name__ == "__main__":
     if sys.argv[1] == "--stand_in":
         _stand_in(sys.argv[2:])
-    code = _run_here(*_answer(_serve(sys.argv[1])))
+    code = _run_here(*_serve(sys.argv[1]))
     # As Python ends, but for taking apart all that TensorFlow has loaded.
     threading._shutdown()
     atexit._run_exitfuncs()
