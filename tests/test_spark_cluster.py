@@ -1,6 +1,7 @@
 """on_spark under spark-submit, on a master and two workers: an executor dies, another one stops."""
 
 import contextlib
+import glob
 import os
 import shutil
 import socket
@@ -121,10 +122,10 @@ def raw(tmp_path_factory):
 
 def await_attempt(process, out):
     """Waits until a task of the job writes a file."""
-    while process.poll() is None:
-        attempts = out.glob(".*/attempt-*")
-        if any(path.is_file() or list(path.iterdir()) for path in attempts):
-            return
+    # The folder is made and removed once before, which Path.glob would stumble over.
+    attempt = f"{out}/.*/attempt-*"
+    begun = lambda: glob.glob(f"{attempt}/*") or any(map(os.path.isfile, glob.glob(attempt)))
+    while process.poll() is None and not begun():
         time.sleep(0.01)
 
 

@@ -34,8 +34,12 @@ _BAD_INPUT = re.compile(r"^(?:\w+\.)*BadInput: (.*)", re.MULTILINE)
 _RAISED = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception)): (.*)", re.MULTILINE)
 _OF_SPARK = ("SparkException", "PythonException", "Py4JJavaError")  # what wraps the cause
 _ABORTED = re.compile(r"Job aborted.*")
-# What Java says of a Python process that was killed: the other two if it was writing to it.
-_KILLED = re.compile(r"Python worker exited unexpectedly|SocketException: (Broken pipe|Connection)")
+# What Java says of a Python process that was killed: the second if it was writing to it, the third
+# if the process had not yet answered.
+_KILLED = re.compile(
+    r"Python worker exited unexpectedly|SocketException: (Broken pipe|Connection)"
+    r"|java\.io\.EOFException\n.*\n\s+at [\w.]+\.PythonWorkerFactory"
+)
 _TIMES = re.compile(r"failed (\d+) times")
 
 
