@@ -314,8 +314,14 @@ def test_a_chief_that_never_starts_ends_the_others_with_a_sentence(uneven, tmp_p
             assert "chief 0 (" in text.splitlines()[-1] and "has not answered" in text
 
 
-def test_servers_that_have_the_kernels_update_with_them(trained):
-    assert "does not have the compiled kernels" not in trained[1]
+def test_servers_that_have_the_kernels_hold_and_update_variables_with_them(trained):
+    model_dir, text = trained
+    assert "does not have the compiled kernels" not in text
+    meta = tf.compat.v1.MetaGraphDef()
+    with open(tf.train.latest_checkpoint(str(model_dir)) + ".meta", "rb") as f:
+        meta.ParseFromString(f.read())
+    ops = {node.op for node in meta.graph_def.node}
+    assert {"DeepfmZeros", "DeepfmAdam", "DeepfmElapsedAdamRows"} <= ops
 
 
 def test_where_the_servers_do_not_see_model_dir_the_chief_writes_checkpoints_whole(

@@ -201,13 +201,14 @@ class _OnServers(_Compiled):
     """The compiled operators for variables in parts, on parameter servers that have them too."""
 
     keeps_rows = False
-    gather, zeros, empty = Ops.gather, Ops.zeros, Ops.empty
+    gather = Ops.gather
 
 
 class _BesideServers(_OnServers):
     """The compiled operators for a worker of parameter servers that do not have them."""
 
     adds_l2 = False
+    zeros, empty = Ops.zeros, Ops.empty
     clip_rows, adam, adam_rows = Ops.clip_rows, Ops.adam, Ops.adam_rows
     elapsed_adam, ftrl, ftrl_rows = Ops.elapsed_adam, Ops.ftrl, Ops.ftrl_rows
 
