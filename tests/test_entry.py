@@ -64,7 +64,7 @@ def test_flags_are_read_in_all_their_forms(flags, tmp_path):
         ("--learning_rate=nan", "--learning_rate=nan: 'nan' is not a finite number"),
         ("--deep_layers=64,x", "a list of layer widths such as 256,128,64"),
         ("--loss_type=hinge", "log_loss|square_loss"),
-        ("--lazy_updates=perhaps", "--lazy_updates=perhaps"),
+        ("--lazy_updates=perhaps", "--lazy_updates=perhaps: give true or false.\n"),
         ("stray", "'stray' is not a flag"),
         ("--distribution=tower2", "--distribution=tower2"),
         ("--seed=4294967296", "--seed=4294967296"),

@@ -164,7 +164,9 @@ def read_flags(argv, hint="", removed=None):
         where = f" It is in {' or '.join(files)}." if files and inside else ""
         return _end(" ".join(str(error).split()) + where + hint, 2)
     except flags.Error as error:
-        return _end(" ".join(str(error).split()), 2)
+        # Of a boolean flag, absl shows a tuple of Python's.
+        sentence = re.sub(r": \('Non-boolean .*", ": give true or false.", str(error))
+        return _end(" ".join(sentence.split()), 2)
     except SystemExit:  # absl has --help end with 1
         sys.exit(0)
 
