@@ -546,7 +546,7 @@ def test_rows_are_those_of_the_table(shape):
 @pytest.mark.parametrize("name", UPDATED)
 @pytest.mark.parametrize("have_them", [False, True])
 def test_parameter_servers_need_no_kernels(name, have_them):
-    """Only where they have them do these update the parts of a table there."""
+    """Only where they have them do these hold and update the parts of a table there."""
     config = ModelConfig(F, V, K, (8,), (0.5,))
     parts = v1.fixed_size_partitioner(2)
     ops = compiled.of_steps(
@@ -566,7 +566,9 @@ def test_parameter_servers_need_no_kernels(name, have_them):
     types = {op.type for op in v1.get_default_graph().get_operations()}
     assert "DeepfmLookUp" in types
     assert types & on_servers == (
-        {f"{UPDATED[name]}Rows", UPDATED[name], "DeepfmClipRows"} if have_them else set()
+        {f"{UPDATED[name]}Rows", UPDATED[name], "DeepfmClipRows", "DeepfmZeros"}
+        if have_them
+        else set()
     )
 
 

@@ -223,10 +223,10 @@ bool Append(const Fields& field, std::vector<int64>* numbers) {
 
 bool Append(const Fields& field, std::vector<float>* numbers) {
   if (field.type != Fields::kBytes && field.type != Fields::kFixed32) return true;
-  if (field.content.size() % 4 != 0) return false;
-  const size_t have = numbers->size();
-  numbers->resize(have + field.content.size() / 4);
-  std::memcpy(numbers->data() + have, field.content.data(), field.content.size());
+  const size_t have = numbers->size(), bytes = field.content.size();
+  if (bytes % 4 != 0) return false;
+  numbers->resize(have + bytes / 4);
+  if (bytes > 0) std::memcpy(numbers->data() + have, field.content.data(), bytes);
   return true;
 }
 
