@@ -151,7 +151,11 @@ def _serve(path):
         ready, _, _ = select.select([listener, woken, 0, *running], [], [])
         if listener in ready:
             connection, _ = listener.accept()
-            request, outputs = _request(connection)
+            try:
+                request, outputs = _request(connection)
+            except (IndexError, ValueError, ConnectionError):  # whoever asked was killed meanwhile
+                connection.close()
+                continue
             program = os.fork()
             if program == 0:
                 signal.set_wakeup_fd(-1)
