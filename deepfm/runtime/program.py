@@ -64,7 +64,7 @@ def run(
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if on_s3 else "2")
     # Otherwise TensorFlow looks for ops to compile with XLA, which is off, in each new graph.
     os.environ.setdefault("TF_XLA_FLAGS", "--tf_xla_clustering_fuel=0")
-    # NumPy's threads for matrix products, which nothing here needs, wait busily for 0.1 s each.
+    # NumPy's threads for large products, which train.py has none of, wait busily for 0.1 s each.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     warnings.filterwarnings("ignore", category=FutureWarning, module="tensor(flow|board)")
 

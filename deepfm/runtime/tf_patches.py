@@ -1,4 +1,4 @@
-"""Patches of TensorFlow 1.15.5: how a session ends, how a step is fetched, when it may start.
+"""Patches of TensorFlow 1.15.5: when a session may start, how it ends, how a step is fetched.
 
 TensorFlow raises OutOfRangeError if there is no further record, if a counter has reached its limit
 (which is how parameter servers count steps for --max_steps), but also if a file may not grow any
@@ -82,9 +82,10 @@ class ReadyOps(v1.train.SessionRunHook):
     """
 
     def begin(self):
-        of_job, of_process = map(_without_value, (v1.global_variables(), v1.local_variables()))
-        v1.add_to_collection(v1.GraphKeys.READY_FOR_LOCAL_INIT_OP, of_job)
-        v1.add_to_collection(v1.GraphKeys.READY_OP, tf.concat([of_job, of_process], 0))
+        missing = _without_value(v1.global_variables())
+        missing_local = _without_value(v1.local_variables())
+        v1.add_to_collection(v1.GraphKeys.READY_FOR_LOCAL_INIT_OP, missing)
+        v1.add_to_collection(v1.GraphKeys.READY_OP, tf.concat([missing, missing_local], 0))
 
 
 def _without_value(variables):
