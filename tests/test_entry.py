@@ -126,6 +126,22 @@ def test_the_environment_can_still_be_set_before_tensorflow_is_loaded():
     assert done.stdout.split() == ["False", "True"], done.stderr
 
 
+def test_numpy_and_tensorflow_get_their_settings_in_time_and_what_the_user_has_set_stays():
+    defaults = {"TF_XLA_FLAGS": "--tf_xla_clustering_fuel=0", "OPENBLAS_NUM_THREADS": "1"}
+    code = (
+        "import os, sys, train; from deepfm.runtime import program\n"
+        f"show = lambda: print('numpy' in sys.modules, *map(os.environ.get, {[*defaults]}))\n"
+        "program.run(lambda: None, before_tensorflow=show)"
+    )
+    others = {name: value for name, value in os.environ.items() if name not in defaults}
+    for own in ({}, {"TF_XLA_FLAGS": "--tf_xla_min_cluster_size=9", "OPENBLAS_NUM_THREADS": "2"}):
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, env={**others, **own}, capture_output=True,
+            text=True, timeout=60,
+        )  # fmt: skip
+        assert done.stdout.split() == ["False", *{**defaults, **own}.values()], done.stderr
+
+
 def test_openmp_flags_without_mkl_say_that_they_do_nothing():
     done = run_train("--omp_num_threads=2", "--kmp_affinity=disabled", fresh=True)
     assert "have no effect: this TensorFlow is built without MKL" in done.stderr
