@@ -3,11 +3,12 @@
 import glob
 import os
 import signal
+import subprocess
 import time
 
 import psutil
 import pytest
-from conftest import started
+from conftest import ROOT, started
 from test_on_spark import ENVIRONMENT, PYTHON, libsvm_lines
 
 pytestmark = pytest.mark.skipif(
@@ -68,3 +69,22 @@ def test_killed_python_processes_end_the_job_with_their_cause_and_leave_nothing(
     assert "Converting: a task failed 3 times, at last because its Python process was" in sentence
     assert "Traceback" not in text and "at org.apache" not in text
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "reader, killed",
+    [("org.apache.spark.api.python.PythonWorkerFactory.createSocket$1", True),
+     ("org.apache.hadoop.fs.FSDataInputStream.read", False)],
+)  # fmt: skip
+def test_only_an_end_of_file_where_python_was_to_answer_means_that_it_was_killed(reader, killed):
+    text = (
+        "org.apache.spark.SparkException: Job aborted due to stage failure: Task 1 in stage 0.0 "
+        "failed 3 times, most recent failure: Lost task 1.2 in stage 0.0: java.io.EOFException\n"
+        f"\tat java.base/java.io.DataInputStream.readInt(DataInputStream.java:386)\n\tat {reader}\n"
+    )
+    program = "import sys; from data_tools.spark import jobs; print(jobs._sentence(*sys.argv[1:]))"
+    done = subprocess.run(
+        [PYTHON, "-c", program, "Converting", text], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert done.stdout.startswith("Converting: a task failed 3 times")
+    assert ("its Python process was killed" in done.stdout) == killed
