@@ -38,7 +38,7 @@ _ABORTED = re.compile(r"Job aborted.*")
 # if the process had not yet answered.
 _KILLED = re.compile(
     r"Python worker exited unexpectedly|SocketException: (Broken pipe|Connection)"
-    r"|java\.io\.EOFException\n.*\n\s+at [\w.]+\.PythonWorkerFactory"
+    r"|java\.io\.EOFException\n(?:\s+at .*\n)*?\s+at [\w.]+\.PythonWorkerFactory"
 )
 _TIMES = re.compile(r"failed (\d+) times")
 
