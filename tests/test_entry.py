@@ -142,6 +142,18 @@ def test_numpy_and_tensorflow_get_their_settings_in_time_and_what_the_user_has_s
         assert done.stdout.split() == ["False", *{**defaults, **own}.values()], done.stderr
 
 
+def test_the_end_of_a_program_does_not_look_for_garbage():
+    code = (
+        "import atexit, gc; from deepfm.runtime import program\n"
+        "atexit.register(lambda: print(gc.get_freeze_count() > 0))\n"
+        "program.run(lambda: None, tensorflow=False)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "True\n", done.stderr
+
+
 def test_openmp_flags_without_mkl_say_that_they_do_nothing():
     done = run_train("--omp_num_threads=2", "--kmp_affinity=disabled", fresh=True)
     assert "have no effect: this TensorFlow is built without MKL" in done.stderr

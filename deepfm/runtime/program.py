@@ -86,7 +86,10 @@ def run(
 
     def start(_):
         before_tensorflow()
-        _guarded(main) if tensorflow else _guarded_alone(main)
+        try:
+            _guarded(main) if tensorflow else _guarded_alone(main)
+        finally:
+            gc.freeze()  # Python's end need not look for garbage among all of TensorFlow's objects
 
     app.run(start, flags_parser=functools.partial(read_flags_alone, removed=removed))
 
