@@ -104,6 +104,10 @@ class FieldSummary:
         self.low, self.high = min(self.low, values.min()), max(self.high, values.max())
         self._tally.add(*np.unique(ids, return_counts=True))
 
+    def ids(self):
+        """The distinct ids so far, int64 [n], ascending."""
+        return self._tally.result()[0]
+
     def describe(self, field):
         """The statistics as a plain dictionary, as --json prints them."""
         ids, counts = self._tally.result()
@@ -198,11 +202,18 @@ def inspect(
         "shortest_row": int(shortest),
         "multi_valued": counted or any(field["values"] > field["rows"] for field in described),
         "feature_size": 1 + max((d["largest_id"] for d in described), default=-1),
+        "shared_ids": _shared_ids(fields),
         "weights": weights and weights.describe(),
         "fields": described,
         "files": files,
     }
     return {**summary, "mismatches": _mismatches(summary)}
+
+
+def _shared_ids(fields):
+    """How many ids are in more than one field."""
+    _, counts = np.unique(np.concatenate([field.ids() for field in fields]), return_counts=True)
+    return int(np.count_nonzero(counts > 1))
 
 
 def _add(summaries, lengths, fields, ids, values):
@@ -305,6 +316,7 @@ def format_tables(summary: dict) -> str:
         f"label rate    {summary['label_rate']:.4f} ({summary['positives']:,} positive)",
         "fields        " + _fields(summary),
         f"feature_size  {summary['feature_size']:,} (largest id + 1)",
+        *_sharing(summary["shared_ids"]),
         *_weights(summary["weights"]),
         "",
     ]
@@ -324,6 +336,13 @@ def format_tables(summary: dict) -> str:
     lines += ["", *_align(table)]
     lines += ["", *summary["mismatches"]] if summary["mismatches"] else []
     return "\n".join(lines) + "\n"
+
+
+def _sharing(shared):
+    """The line about ids that are in several fields, if there are any."""
+    those = "is" if shared == 1 else "are"
+    line = f"shared ids    {shared:,} {those} in more than one field; these fields share embeddings"
+    return [line] if shared else []
 
 
 def _weights(found):

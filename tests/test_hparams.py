@@ -81,7 +81,12 @@ def tags(model_dir):
 def test_model_dirs_under_one_folder_compare(data, trained, tmp_path):
     shutil.copytree(str(trained), str(tmp_path / "one"))
     more = "--gauc_field=1", "--embedding_learning_rate=0.05", "--optimizer=sgd", "--batch_norm"
-    others = "--reset_embeddings_each_epoch", "--min_improvement=0.001", "--cowclip_ratio=1"
+    others = (
+        "--noexample_weights",
+        "--reset_embeddings_each_epoch",
+        "--min_improvement=0.001",
+        "--cowclip_ratio=1",
+    )
     train(data, tmp_path / "two", *more, *others)
     found = sessions(tmp_path)
     assert set(found) == {"one", "two"}
@@ -89,6 +94,7 @@ def test_model_dirs_under_one_folder_compare(data, trained, tmp_path):
     wanted = {
         "learning_rate": 0.02, "optimizer": "adam", "global_batch_size": 64, "batch_norm": "false",
         "deep_layers": "8,4", "dropout": "0.5,0.5", "distribution": "local", "embedding_size": 4,
+        "example_weights": "by data",
     }  # fmt: skip
     assert {name: values[name] for name in wanted} == wanted
     assert "embedding_learning_rate" not in values  # it follows from --learning_rate
@@ -101,7 +107,7 @@ def test_model_dirs_under_one_folder_compare(data, trained, tmp_path):
     wanted = {
         "embedding_learning_rate": 0.05, "optimizer": "sgd", "batch_norm": "true",
         "reset_embeddings_each_epoch": "true", "min_improvement": 0.001, "cowclip_ratio": 1,
-        "learning_rate_decay_metric": "auc",
+        "learning_rate_decay_metric": "auc", "example_weights": "false",
     }  # fmt: skip
     assert {name: values[name] for name in wanted} == wanted
 

@@ -1,5 +1,6 @@
 """inspect_dataset.py: its numbers equal those of a slow count, and it names bad data."""
 
+import collections
 import gzip
 import json
 import math
@@ -37,6 +38,7 @@ def summarize_slowly(rows):
                 "zero_share": values.count(0) / len(here),
             }
         )
+    by_field = (i for i, _ in {(i, j) for _, pairs in rows for j, (i, _) in enumerate(pairs)})
     positives = sum(label > 0 for label, _ in rows)
     return {
         "rows": len(rows),
@@ -45,6 +47,7 @@ def summarize_slowly(rows):
         "field_size": len(fields),
         "shortest_row": min(len(pairs) for _, pairs in rows),
         "feature_size": 1 + max(i for _, pairs in rows for i, _ in pairs),
+        "shared_ids": sum(n > 1 for n in collections.Counter(by_field).values()),
         "fields": fields,
     }
 
@@ -214,6 +217,14 @@ def test_the_tables_align(tmp_path):
     table = text.split("\n\n")[1].splitlines()
     assert len(table) == 4
     assert len({len(line) for line in table}) == 1
+
+
+def test_fields_that_share_ids_are_told_apart_from_those_that_do_not(tmp_path):
+    line = "shared ids    1 is in more than one field; these fields share embeddings"
+    for text, shares in (("1 0:1 0:1 7:1\n0 1:1 2:1 7:1\n", True), ("1 0:1 2:1 7:1\n", False)):
+        (tmp_path / "a.libsvm").write_text(text)
+        found = inspect_dataset.format_tables(inspect_dataset.inspect(str(tmp_path)))
+        assert (line in found.splitlines()) == shares and ("shared" in found) == shares
 
 
 def test_hosts_look_at_some_of_the_files_each(tmp_path):

@@ -32,10 +32,12 @@ def of_training(job: JobConfig, config: ModelConfig) -> Dict[str, Any]:
     """{name: value} of a training's hyperparameters: numbers, texts, or None for a number that is
     not given and follows from others."""
     model, optimizer = config._asdict(), job.optimizer._asdict()
+    weighs = job.input.example_weights
     found = {
         "distribution": job.distribution.name,
         "global_batch_size": job.global_batch,
         "num_epochs": job.input.num_epochs,
+        "example_weights": "by data" if weighs is None else weighs,
         "optimizer": job.optimizer.name,
         **{name: x for name, x in model.items() if name not in _NOT_OF_MODEL},
         **{name: x for name, x in optimizer.items() if name not in _NOT_OF_OPTIMIZER},
