@@ -2,12 +2,14 @@
 
 import contextlib
 import gc
+import glob
 import json
 import os
 import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_XLA_FLAGS", "--tf_xla_clustering_fuel=0")  # as deepfm.runtime.program
@@ -252,6 +254,13 @@ def started_cluster(*flags, servers=1, workers=1, restarts=0, python=sys.executa
 def _env_of(python, env=None):
     env = dict(os.environ if env is None else env)
     return warm.for_launchers(env) if python == warm.PYTHON else env
+
+
+def await_files(process, *patterns):
+    """Waits until a process has made a file of one of the patterns, or has ended."""
+    # Path.glob would stumble over folders that data jobs make once, and remove, to see if they can.
+    while process.poll() is None and not any(glob.glob(x, recursive=True) for x in patterns):
+        time.sleep(0.01)
 
 
 def finish(context, timeout=90):

@@ -1,7 +1,6 @@
 """The converter: every row once, in order, in even files, and nothing at all if a row is bad."""
 
 import dataclasses
-import glob
 import gzip
 import json
 import os
@@ -14,7 +13,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import ROOT, shared_data
+from conftest import ROOT, await_files, shared_data
 
 from data_tools import libsvm_to_tfrecord, rebalance
 from data_tools.common import line_blocks, record_files, workers
@@ -470,9 +469,7 @@ def start_long_run(tmp_path):
     process = start(
         f"--input={tmp_path}/a.libsvm", f"--output_dir={tmp_path}/out", "--num_workers=2"
     )
-    # The folder is made and removed once before, which Path.glob would stumble over.
-    begun = lambda: glob.glob(f"{tmp_path}/out/.*/**/*.block", recursive=True)
-    wait_until(lambda: process.poll() is not None or begun())
+    await_files(process, f"{tmp_path}/out/.*/**/*.block")
     assert process.poll() is None
     return process
 

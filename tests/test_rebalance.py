@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import glob
 import gzip
 import json
 import os
@@ -12,12 +11,12 @@ import shutil
 import signal
 import struct
 import sys
-import time
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import (
+    await_files,
     example,
     make_records,
     run_tool,
@@ -567,11 +566,7 @@ def test_a_signal_leaves_no_file(tmp_path):
         f"--output_dir={tmp_path}/out", "--num_workers=2",
     ]  # fmt: skip
     with started(words) as process:
-        deadline = time.time() + 60
-        # The folder is made and removed once before, which Path.glob would stumble over.
-        while not glob.glob(f"{tmp_path}/out/.rebalance-*/buckets/*"):
-            assert process.poll() is None and time.time() < deadline
-            time.sleep(0.01)
+        await_files(process, f"{tmp_path}/out/.rebalance-*/buckets/*")
         process.send_signal(signal.SIGTERM)
         text, _ = process.communicate(timeout=60)
     assert (process.returncode, "Traceback" in text) == (143, False), text

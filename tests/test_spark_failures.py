@@ -1,6 +1,5 @@
 """on_spark in a process of its own that is ended, or whose executors' processes are killed."""
 
-import glob
 import os
 import signal
 import subprocess
@@ -8,7 +7,7 @@ import time
 
 import psutil
 import pytest
-from conftest import ROOT, started
+from conftest import ROOT, await_files, started
 from test_on_spark import ENVIRONMENT, PYTHON, libsvm_lines
 
 pytestmark = pytest.mark.skipif(
@@ -29,9 +28,7 @@ def converting(tmp_path):
         f"--input={tmp_path}/raw", f"--output_dir={out}",
     ]  # fmt: skip
     with started(words, env=ENVIRONMENT) as process:
-        # The folder is made and removed once before, which Path.glob would stumble over.
-        while process.poll() is None and not glob.glob(f"{out}/.*/attempt-*"):
-            time.sleep(0.01)
+        await_files(process, f"{out}/.*/attempt-*")
         yield process, out
 
 
