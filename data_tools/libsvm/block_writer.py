@@ -10,7 +10,6 @@ import functools
 from typing import List, Tuple
 
 import tensorflow as tf
-import tensorflow.contrib.libsvm  # noqa: F401  loaded before forking, so that processes share it
 
 from data_tools.common import record_files, workers
 from data_tools.common.line_blocks import LineRange

@@ -1,5 +1,7 @@
 """LibSVM text: reads its lines, and parses them a batch at a time; see `plain.libsvm_text`."""
 
+import functools
+import os
 from typing import Iterator, Optional, Tuple
 
 import tensorflow as tf
@@ -129,16 +131,20 @@ def decode_lines(lines, id_offset=0, known_ascii=False):
     Raises:
         tf.errors.InvalidArgumentError: when run on a batch with a line that is not LibSVM.
     """
-    from tensorflow.contrib import libsvm  # only LibSVM's readers pay for loading contrib
-
     if not known_ascii:
         ascii_only = tf.reduce_all(tf.strings.regex_full_match(lines, "[[:ascii:]]*"))
         with tf.control_dependencies([tf.debugging.Assert(ascii_only, ["not ASCII"])]):
             lines = tf.identity(lines)
     # num_features only sets the dense shape, which is not used.
-    pairs, labels = libsvm.decode_libsvm(lines, num_features=1, label_dtype=tf.float32)
-    rows = tf.cast(pairs.indices[:, 0], tf.int32)
-    return labels, rows, pairs.indices[:, 1] + id_offset, pairs.values
+    labels, where, values, _ = _decoder()(lines, num_features=1, label_dtype=tf.float32)
+    return labels, tf.cast(where[:, 0], tf.int32), where[:, 1] + id_offset, values
+
+
+@functools.lru_cache(maxsize=None)
+def _decoder():
+    """The op of tf.contrib.libsvm. Loading all of tf.contrib for it would take half a second."""
+    path = "contrib/libsvm/python/ops/_libsvm_ops.so"
+    return tf.load_op_library(os.path.join(tf.sysconfig.get_lib(), path)).decode_libsvm
 
 
 def drop_blank(lines):
