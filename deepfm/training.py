@@ -133,14 +133,17 @@ def _go_on(job, config, ops, data, damaged, rows, by_rows, step):
     processes = job.distribution.processes
     steps = shares.steps_of_processes(rows, job.batch_of_process, processes.in_step)
     skipped = sum(len(file.places) for file in damaged)
-    order = resume.order_of(job.input, by_rows, job.distribution, skipped)
+    side_by_side = len(data.files) > 1 and job.input.num_parallel_reads > 1
+    by_buffer = side_by_side and data.format.chunks_by_buffer
+    order = resume.order_of(job.input, by_rows, job.distribution, skipped, by_buffer)
     now = {**settings.of_run(job, config), "compiled_kernels": ops is not TENSORFLOW}
     part = resume.RunPart("", order, 0, step, 0, steps, now)
     parts, taken = [part], [0] * processes.size
     if processes.chief:
         checkpoint = tf.train.latest_checkpoint(job.model_dir)
         abandon = job.abandon_interrupted_run
-        parts, taken = resume.begin(job.model_dir, checkpoint, step, data, part, abandon)
+        total = None if rows is None else sum(rows)
+        parts, taken = resume.begin(job.model_dir, checkpoint, step, data, part, total, abandon)
     part = parts[-1]
     found = part.epoch, part.run_step, part.order["by_rows"], taken
     epoch, run_step, by_rows, taken = processes.agree(found)

@@ -134,6 +134,17 @@ def test_a_cache_file_is_of_the_kernels_or_of_tensorflow(files, tmp_path_factory
         np.testing.assert_array_equal(one, found[0])
 
 
+def test_a_cache_file_holds_what_this_run_does_not_skip(files, tmp_path_factory):
+    folder, (_, _, values) = files
+    cache = str(tmp_path_factory.mktemp("cache") / "records")
+    path = sorted(folder.iterdir())[0]
+    places = [place for place, _, _ in datasets.find(str(path), "x").format.numbered(str(path))]
+    for bad in (places[5:8], places[7:9], []):
+        damaged = [Skipped(str(path), dict.fromkeys(bad, "bad"))] if bad else []
+        found = values_of(read(folder, damaged=damaged, cache=cache))
+        assert len(found) == len(values) - len(bad)
+
+
 def test_reads_gzip_by_the_files_name(tmp_path):
     rows = make_records(100)
     plain = tmp_path / "a.tfrecords"

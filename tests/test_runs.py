@@ -14,8 +14,8 @@ from deepfm.state import resume, sliced_saver
 v1 = tf.compat.v1
 
 
-def order_of(asked, skipped=0):
-    return resume.order_of(asked, True, Distribution(), skipped)
+def order_of(asked, skipped=0, by_buffer=False):
+    return resume.order_of(asked, True, Distribution(), skipped, by_buffer)
 
 
 ORDER = order_of(InputConfig(64, shuffle_buffer=10))
@@ -36,9 +36,9 @@ class Run:
 
     def begin(self, step, data="a", order=ORDER, steps=(10,), settings=None, abandon=False):
         part = resume.RunPart("", order, 0, step, 0, steps and list(steps), settings or {})
-        path = self.path if step else None
+        path, rows = self.path if step else None, 640 if steps else None
         self.parts, self.taken = resume.begin(
-            str(self.folder), path, step, data_set(data), part, abandon
+            str(self.folder), path, step, data_set(data), part, rows, abandon
         )
         return self.part
 
@@ -147,6 +147,13 @@ def test_what_leaves_the_order_as_it_is_goes_on_within_the_epoch(run, change):
     assert gone_on(run, 25, order=order_of(CONFIG._replace(**change))) == [(2, 5)]
 
 
+def test_where_chunks_depend_on_what_is_read_at_once_that_begins_the_epoch_again(run, caplog):
+    run.begin(0, order=order_of(CONFIG, by_buffer=True))
+    order = order_of(CONFIG._replace(read_buffer_bytes=4096), by_buffer=True)
+    assert gone_on(run, 25, order=order) == [(2, 0)]
+    assert "read_buffer_bytes was" in caplog.text
+
+
 def test_another_order_after_a_whole_epoch_uses_nothing_twice(run, caplog):
     run.begin(0)
     assert gone_on(run, 20, order=dict(ORDER, seed=2)) == [(2, 0)]
@@ -158,6 +165,15 @@ def test_files_stay_divided_as_at_the_beginning_whatever_is_known_by_now(run, ca
     assert gone_on(run, 25) == [(2, 5)]
     assert run.part.order["by_rows"] is False
     assert not caplog.text
+
+
+@pytest.mark.parametrize("change", [{"batch_size": 640}, {"num_processes": 2, "batch_size": 320}])
+def test_steps_of_rows_that_were_not_yet_counted_are_those_of_their_batch(run, caplog, change):
+    order = dict(ORDER, by_rows=False)
+    run.begin(0, order=order, steps=None)
+    steps = [1] * change.get("num_processes", 1)
+    assert gone_on(run, 6, order={**order, **change}, steps=steps) == [(0, 0) for _ in steps]
+    assert "epoch 1 starts over" in caplog.text
 
 
 @pytest.mark.parametrize("taken, epoch", [([3, 6], 1), ([10, 7], 2), ([10, 4], None)])

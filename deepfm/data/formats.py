@@ -37,6 +37,7 @@ class Format(NamedTuple):
             if the schema gives them.
         begins: the first 12 bytes of a file -> whether the file may have this format.
         faster: the format that reads faster, as advice; None if there is none.
+        chunks_by_buffer: whether the chunks of `read` depend on the bytes to read at once.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Format(NamedTuple):
     parse_chunk: Callable
     begins: Callable = lambda head: True
     faster: Optional[str] = None
+    chunks_by_buffer: bool = False
 
     def first_record(self, path: str) -> records.Shape:
         """The Shape of a file's first record."""
@@ -245,6 +247,7 @@ LIBSVM = Format(
     read=libsvm.read,
     parse_chunk=lambda chunk, schema, ops: ops.parse_lines(chunk, schema, libsvm.parse_lines),
     faster="TFRecord files (python -m data_tools.libsvm_to_tfrecord)",
+    chunks_by_buffer=True,
 )
 FORMATS = {each.name: each for each in (TFRECORD, LIBSVM)}  # the last takes what no other does
 SUFFIXES = sum((each.suffixes for each in FORMATS.values()), ())

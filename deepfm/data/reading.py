@@ -224,10 +224,12 @@ def _cache_file(source):
     data, share, asked = source.data, source.share, source.asked
     if not all(file.identity for file in data.files):
         data = datasets.identified(data)
+    others = [data.format.chunks_by_buffer and asked.read_buffer_bytes]
+    others += [(file.path, sorted(file.places)) for file in source.damaged]
     what = repr((
         [(f.path, f.identity[:2]) for f in data.files], data.name, share.of, share.index,
         asked.num_parallel_reads, asked.shuffle_buffer, asked.seed, source.ops.packed,
-        source.position.by_rows,
+        source.position.by_rows, *filter(None, others),
     ))  # fmt: skip
     path = f"{asked.cache}-{hashlib.sha1(what.encode()).hexdigest()[:12]}"
     if path in _locks:

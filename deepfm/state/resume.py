@@ -94,7 +94,11 @@ def digest(value) -> str:
 
 
 def order_of(
-    asked: InputConfig, by_rows: bool, mode: Distribution, skipped: int = 0
+    asked: InputConfig,
+    by_rows: bool,
+    mode: Distribution,
+    skipped: int = 0,
+    by_buffer: bool = False,
 ) -> Dict[str, Any]:
     """What determines the order of the records.
 
@@ -103,8 +107,10 @@ def order_of(
         by_rows: as in Position.
         mode: the Distribution whose processes divide the records.
         skipped: number of bad records that are skipped.
+        by_buffer: whether the bytes that are read at once have to do with it.
     """
     return {
+        **({"read_buffer_bytes": asked.read_buffer_bytes} if by_buffer else {}),
         "seed": asked.seed,
         "shuffle_buffer": asked.shuffle_buffer,
         "num_parallel_reads": asked.num_parallel_reads,
@@ -128,6 +134,7 @@ def begin(
     step: int,
     data: datasets.DataSet,
     now: RunPart,
+    rows: Optional[int] = None,
     abandon: bool = False,
 ) -> Tuple[List[RunPart], List[int]]:
     """Finds the place in a run from which training resumes, and notes it in run.json.
@@ -138,6 +145,7 @@ def begin(
         step: its global step, 0 without one.
         data: with the identities of its files.
         now: the part that would begin here; its data, run_step, step and epoch are ignored.
+        rows: records of an epoch, of all processes; None if unknown.
         abandon: whether an interrupted run on other data may be given up.
 
     Returns:
@@ -152,7 +160,7 @@ def begin(
     nothing = [0] * now.order["num_processes"]
     last, before = (known.parts[-1], known.parts[:-1]) if known.parts else (None, [])
     if last and last.data == now.data:
-        now, last = _alike(now, last)
+        now, last = _alike(now, last, rows)
         taken = _taken(last, step, known.steps)
         same_steps = last.steps_per_epoch == now.steps_per_epoch
         if taken is not None and last.order == now.order and same_steps:
@@ -166,10 +174,12 @@ def begin(
     return parts, taken
 
 
-def _alike(now, last):
+def _alike(now, last, rows):
     """(now, last), both on the same data, each completed with what the other one knows."""
-    if last.steps_per_epoch is None:  # the rows have been counted by now
-        last = last._replace(steps_per_epoch=now.steps_per_epoch)
+    if last.steps_per_epoch is None and rows is not None and last.order["num_processes"] == 1:
+        # They have been counted by now. Several processes would have counted them then.
+        before = rows + now.order["skipped"] - last.order.get("skipped", now.order["skipped"])
+        last = last._replace(steps_per_epoch=[-(-before // last.order["batch_size"])])
     _log_settings(last.settings, now.settings)
     order = {**now.order, **last.order}  # an older version noted less
     # Files stay divided as at the beginning, whatever is known of them by now.
