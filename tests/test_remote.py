@@ -579,6 +579,50 @@ def test_a_lost_remote_state_file_loses_no_checkpoint(tmp_path, text):
     assert {path.stem for path in there.glob("*.index")} == {"model.ckpt-3", "model.ckpt-12"}
 
 
+def test_a_whole_checkpoint_that_the_remote_state_file_does_not_name_stays(tmp_path, caplog):
+    local, there = make_remote(tmp_path, 3, 12)
+    save_checkpoint(there, 20)
+    (there / "model.ckpt-20.index").unlink()  # the rest of a copy that did not end
+    (there / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-3"\n')
+    copies = remote_model_dir.Mirror(f"file://{there}", str(local), 1)
+    copies.fetch(os.listdir(str(there)))
+    assert tf.train.latest_checkpoint(str(local)) == str(local / "model.ckpt-3")
+    assert "there/model.ckpt-12, which checkpoint does not name." in caplog.text
+    assert "there/model.ckpt-20, which was not copied completely." in caplog.text
+    save_checkpoint(local, 5)
+    copies.hand_over()
+    copies.close()
+    assert {path.stem for path in there.glob("*.index")} == {"model.ckpt-5", "model.ckpt-12"}
+    assert not list(there.glob("model.ckpt-20*"))
+
+
+def test_a_best_checkpoint_that_training_has_put_there_since_it_was_fetched_stays(tmp_path):
+    local, there = make_remote(tmp_path, 12)
+    (there / "best").mkdir()
+    save_checkpoint(there / "best", 3)
+    reader = remote_model_dir.Mirror(f"file://{there}", str(local), 1)
+    reader.fetch_best()
+    assert (local / "best" / "model.ckpt-3.index").exists()
+    for path in (there / "best").iterdir():
+        path.unlink()
+    save_checkpoint(there / "best", 12)
+    reader.close()
+    assert {path.stem for path in (there / "best").glob("*.index")} == {"model.ckpt-12"}
+    assert tf.train.latest_checkpoint(str(there / "best")) == str(there / "best" / "model.ckpt-12")
+
+
+@pytest.mark.parametrize("step, kept", [(12, True), (13, False)])
+def test_a_remote_best_checkpoint_of_a_later_step_goes_as_a_local_one(tmp_path, step, kept):
+    local, there = make_remote(tmp_path, 12)
+    (there / "best").mkdir()
+    save_checkpoint(there / "best", step)
+    copies = remote_model_dir.Mirror(f"file://{there}", str(local), 1)
+    copies.fetch(os.listdir(str(there)))
+    copies.forget_later_best()
+    copies.close()
+    assert (there / "best").exists() == kept
+
+
 def test_a_remote_folder_whose_checkpoints_are_all_damaged_is_refused_and_kept(tmp_path):
     local, there = make_remote(tmp_path, 3)
     (there / "model.ckpt-3.index").write_bytes(b"")

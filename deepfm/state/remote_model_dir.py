@@ -65,6 +65,7 @@ def at_hand(job: JobConfig, chief: bool):
                 mirror.fetch_best()
         elif not job.clear_existing_model:
             mirror.fetch(found)
+            mirror.forget_later_best()
         yield job._replace(model_dir=mirror.local), mirror
     except BaseException as error:
         try:
@@ -133,15 +134,28 @@ class Mirror:
                 "--clear_existing_model."
             )
         for name in ignored:
-            logging.warning(
-                "Ignoring %s, which was not copied completely.",
-                posixpath.join(self.path, name),
-            )
+            path = posixpath.join(self.path, name)
+            if name not in named and _has_all_parts(name, parts.get(name, [])):
+                logging.warning("Ignoring %s, which %s does not name.", path, checkpoints.STATE)
+                continue
+            logging.warning("Ignoring %s, which was not copied completely.", path)
             self._stale += parts.get(name, [])
         self._there = {name: parts.get(name, []) for name in listed}
         if listed:
             path = os.path.join(self.local, listed[-1])
             v1.train.update_checkpoint_state(self.local, path, [path])
+
+    def forget_later_best(self):
+        """Removes the best checkpoint there if it is of a later step than the one fetched."""
+        folder = posixpath.join(self.path, best.FOLDER)
+        if checkpoints.STATE not in remote_files.names(folder, "model_dir"):
+            return
+        self._get(posixpath.join(best.FOLDER, checkpoints.STATE), ".best")
+        named = checkpoints.read_state(self.local, ".best").names
+        if named and checkpoints.step(named[-1]) > max(
+            map(checkpoints.step, self._there), default=0
+        ):
+            best.clear(folder)
 
     def fetch_best(self):
         """Fetches the best checkpoint, if there is one."""
@@ -150,7 +164,8 @@ class Mirror:
         if checkpoints.STATE not in found:
             return
         os.makedirs(os.path.join(self.local, folder), exist_ok=True)
-        self._get(posixpath.join(folder, checkpoints.STATE))
+        state = self._get(posixpath.join(folder, checkpoints.STATE))
+        self._copied[state] = _stamp(state)  # whatever training has put there since, stays
         named = checkpoints.read_state(os.path.join(self.local, folder)).names
         for part in checkpoints.by_name(found).get(named[-1] if named else "", []):
             self._get(posixpath.join(folder, part))
@@ -167,8 +182,7 @@ class Mirror:
 
     def _fetch_checkpoint(self, name, parts):
         """Fetches a checkpoint if it is whole; returns whether it is."""
-        shards = [int(part[-5:]) for part in parts if part[-9:-5] == "-of-"]
-        if name + ".index" not in parts or not shards or len(shards) < max(shards):
+        if not _has_all_parts(name, parts):
             return False
         for part in parts:
             self._get(part)
@@ -294,6 +308,12 @@ class Mirror:
         logging.info("Copied %s.", posixpath.join(self.path, name))
         self._stale += [part for name in gone for part in self._there.pop(name)]
         self._stale = [part for part in self._stale if part not in parts]
+
+
+def _has_all_parts(name, parts):
+    """Whether the index of a checkpoint is among its files, and all files of data."""
+    shards = [int(part[-5:]) for part in parts if part[-9:-5] == "-of-"]
+    return name + ".index" in parts and bool(shards) and len(shards) >= max(shards)
 
 
 def _others(folder):
