@@ -12,6 +12,7 @@ from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from deepfm.config import Distribution, ModelConfig, OptimizerConfig
 from deepfm.data import bad_records, datasets, records
+from deepfm.errors import BadInput
 from deepfm.kernels.ops import TENSORFLOW, Ops
 from deepfm.model import groups, metrics, network, optimizers
 from deepfm.model.model_fn import make_model_fn
@@ -246,6 +247,13 @@ def evaluate(model: Model, data: datasets.DataSet, input_fn: Callable, more_hook
     results["examples"] = int(results["examples"])
     remote_files.check_all_read(data.files, data.rows, results["examples"])
     results["loss"] = results.pop("mean_loss")
+    without_labels = data.weighted and math.isnan(results["auc"])  # perhaps all weigh 0
+    if results["examples"] and not (math.isfinite(results["log_loss"]) or without_labels):
+        raise BadInput(
+            f"{data.name}: the log loss of the model of step {found['global_step']} is not a "
+            "number, because a value in a record or a weight of the model is too large; "
+            "--task_type=infer on these records names the first one without a prediction."
+        )
     results.update(groups.of_report(model.grouping, found, slices.found))
     if math.isnan(results["auc"]) and data.weighted:
         logging.warning(

@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Dict
 
+import numpy as np
 from absl import logging
 
 from deepfm import estimators, model_config, open_data, training
@@ -194,6 +195,9 @@ def _infer(job, of_job):
             for batch in estimator.predict(
                 input_fn, None, session_hooks, checkpoint, yield_single_examples=False
             ):
+                bad = np.flatnonzero(~np.isfinite(batch["prob"]))
+                if len(bad):
+                    raise _unpredicted(data, rows + int(bad[0]), processes)
                 written.result()  # raises what writing has raised
                 written = writer.submit(write, batch["prob"])  # while the next one is computed
                 rows += len(batch["prob"])
@@ -213,6 +217,16 @@ def _infer(job, of_job):
         "examples_per_second": rows / seconds,
         "predictions_file": path,
     }
+
+
+def _unpredicted(data, number, processes):
+    """The error for a record of this process without a prediction."""
+    record = f"{data.name}: record {number} of the part of rank {processes.rank}"
+    record = record if processes.size > 1 else bad_records.place_of(data, number)
+    return BadInput(
+        f"{record}: the prediction is not a number, because a value in the record or a weight of "
+        "the model is too large; correct the record, or train with a smaller --learning_rate."
+    )
 
 
 def _export(job, of_job):

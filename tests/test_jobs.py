@@ -122,6 +122,24 @@ def test_inference_keeps_the_order_of_the_records(trained, inferred, tmp_path):
     np.testing.assert_allclose(backward[::-1], inferred, atol=1e-6)
 
 
+@pytest.mark.parametrize("task, flag", [("infer", "infer_data_dir"), ("eval", "val_data_dir")])
+def test_a_record_whose_prediction_is_not_a_number_is_refused(trained, tmp_path, task, flag):
+    labels, ids, values = make_records(20, seed=2)
+    values[7] = 1e25
+    write_tfrecords(tmp_path / "a.tfrecords", (labels, ids, values))
+    done = run_train(
+        f"--task_type={task}", f"--{flag}={tmp_path}/a.tfrecords",
+        f"--model_dir={trained[0]}/model", f"--predictions_file={tmp_path}/found.txt",
+    )  # fmt: skip
+    assert done.returncode == 2
+    sentence = {
+        "infer": "a.tfrecords: record 7 at byte .*: the prediction is not a number",
+        "eval": "a.tfrecords: the log loss of the model of step 141 is not a number",
+    }
+    assert re.search(sentence[task], done.stderr.splitlines()[-1]), done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tfrecords"]
+
+
 def test_both_signatures_of_the_export_answer_as_infer_does(trained, inferred):
     folder, (labels, ids, values) = trained
     (export,) = (folder / "servable").iterdir()

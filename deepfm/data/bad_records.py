@@ -115,6 +115,16 @@ def find_damaged(
     return tuple(damaged)
 
 
+def place_of(data: datasets.DataSet, number: int) -> str:
+    """Which record of a data set's files is the one of this number, from 0; it reads all before."""
+    records = (
+        f"{file.path}{place}"
+        for file in data.files
+        for place, *_ in data.format.numbered(file.path)
+    )
+    return next(itertools.islice(records, number, None))
+
+
 @contextlib.contextmanager
 def naming_bad_records(data: datasets.DataSet, schema: Schema):
     """Turns an error of the input pipeline, which names no record, into a BadInput that does.
