@@ -111,6 +111,7 @@ def write_data(options: Options, share: Tuple[int, int] = (0, 1)):
     output_dir = shards.folder(options.output_dir, share)
     about = dict(shape._asdict(), seed=options.seed)
     old, splits = find_old(output_dir, rows, about, options.overwrite)
+    old += [SUMMARY] if splits else []  # it is written anew, for the splits that stay, too
     model = make_planted_model(options.seed, shape)
     to_lines = line_writer(shape.feature_size, VALUE_STEPS)
     parts = {

@@ -83,7 +83,7 @@ def prepare(options: Options, share: Tuple[int, int] = (0, 1)) -> List[datasets.
     publishing.check_output_dir(options.output_dir)
     asked = {i for s in sources for i, part in enumerate(s.split.shares) if part}
     old = output_folder.replaced(asked, options, share)
-    with publishing.scratch(options.output_dir, SCRATCH) as scratch:
+    with publishing.scratch(options.output_dir, SCRATCH, share[1]) as scratch:
         tables = field_tables.from_map(known) if known else _tables(cut["input"], columns, options)
         fingerprint = output_folder.write_map(tables, old, options, scratch)
         bad = Skipping(options.max_bad_records)

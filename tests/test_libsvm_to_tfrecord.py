@@ -13,10 +13,10 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import ROOT, await_files, shared_data
+from conftest import ROOT, await_files, run_tool, shared_data
 
 from data_tools import libsvm_to_tfrecord, rebalance
-from data_tools.common import line_blocks, record_files, workers
+from data_tools.common import line_blocks, publishing, record_files, workers
 from data_tools.libsvm_to_tfrecord import Options
 from deepfm.data import dataset_json, datasets
 from deepfm.errors import BadInput
@@ -472,6 +472,34 @@ def start_long_run(tmp_path):
     await_files(process, f"{tmp_path}/out/.*/**/*.block")
     assert process.poll() is None
     return process
+
+
+def test_another_run_into_the_same_folder_is_refused_while_the_first_one_writes(tmp_path):
+    process = start_long_run(tmp_path)
+    try:
+        (tmp_path / "b.libsvm").write_text("1 1:1\n")
+        flags = f"--input={tmp_path}/b.libsvm", f"--output_dir={tmp_path}/out"
+        done = run_tool("libsvm_to_tfrecord", *flags)
+        assert done.returncode == 2
+        sentence = f"--output_dir={tmp_path}/out: another run is writing there; wait for it"
+        assert sentence in done.stderr.splitlines()[-1]
+        assert process.poll() is None
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize("old", [[], ["a.tfrecords", "dataset.json"]])
+def test_what_another_run_has_written_meanwhile_is_not_replaced(tmp_path, old):
+    out, scratch = tmp_path / "out", tmp_path / "scratch"
+    for folder, text in ((out, "theirs"), (scratch, "mine")):
+        folder.mkdir()
+        for name in ("b.tfrecords", "dataset.json"):
+            (folder / name).write_text(text)
+    with pytest.raises(BadInput, match="another run has written to this folder meanwhile"):
+        publishing.publish(str(scratch), ["b.tfrecords", "dataset.json"], str(out), old)
+    assert {path.name: path.read_text() for path in out.iterdir()} == {
+        "b.tfrecords": "theirs", "dataset.json": "theirs",
+    }  # fmt: skip
 
 
 def test_two_workers_write_the_same_files_as_one(tmp_path):

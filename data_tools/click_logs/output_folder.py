@@ -108,6 +108,8 @@ def publish(written, tables, fingerprint, old, options, share, scratch, elsewher
         files += described
     if not files and share[1] == 1:
         raise BadInput("the input holds no rows.")
+    for _, new, folder, names, _ in folders:
+        publishing.check_unchanged(folder, new, names)
     program.ignore_signals()
     for _, _, folder, _, _ in folders:
         publishing.mark(folder)

@@ -25,6 +25,7 @@ from deepfm.runtime.storage import places
 # Tasks of a job that has failed may go on writing for a while: Spark ends their processes after two
 # seconds. So long a remote folder is deleted again and again, in seconds:
 _LATE, _PAUSE = 3.0, 0.5
+_PATIENCE = 2.0  # seconds in which the processes of a killed run end
 SUCCESS = "_SUCCESS"  # readers pass over names that begin with an underscore
 # The names of our data files, except those of the converter without --num_files.
 _OURS = re.compile(r"(shard-\d{5}-of-\d{5}/)?part-\d{5}-of-\d{5}\.(tfrecords|libsvm)(\.gz)?")
@@ -103,13 +104,38 @@ def _remove_empty(folders):
 
 
 @contextlib.contextmanager
-def scratch(folder: str, prefix: str):
+def _alone(folder):
+    """Locks a local folder; BadInput if another run has."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        end = time.monotonic() + _PATIENCE
+        while not atomic_files.lock(opened, if_unknown=True):
+            if time.monotonic() > end:
+                raise BadInput(
+                    f"--output_dir={folder}: another run is writing there; wait for it, or give "
+                    "another folder."
+                )
+            time.sleep(0.05)
+        yield
+    finally:
+        os.close(opened)
+
+
+@contextlib.contextmanager
+def scratch(folder: str, prefix: str, hosts: int = 1):
     """Yields a new hidden folder in another one, to be deleted at the end.
 
     If the body fails, or a signal ends the program, the other folder goes too if it was made for
     this and is empty.
 
+    Args:
+        folder: the other one; a local folder is locked against other runs, unless several hosts
+            write there.
+        prefix: of the hidden folder's name.
+        hosts: how many hosts write there.
+
     Raises:
+        BadInput: another run is writing there.
         OSError: nothing can be written there, or the body raised one; it always names a file.
     """
     if places.is_remote(folder):
@@ -120,7 +146,8 @@ def scratch(folder: str, prefix: str):
     os.makedirs(folder, exist_ok=True)
     try:
         clean_up = program.before_end(lambda: _remove_empty(made))
-        with clean_up, atomic_files.scratch(folder, prefix) as path:
+        alone = _alone(folder) if hosts == 1 else contextlib.nullcontext()
+        with alone, clean_up, atomic_files.scratch(folder, prefix) as path:
             yield path
     except BaseException:
         _remove_empty(made)
@@ -199,6 +226,19 @@ def mark(folder: str):
     files.create(os.path.join(folder, UNFINISHED)).close()
 
 
+def check_unchanged(folder: str, names: List[str], old: List[str]):
+    """Refuses (BadInput) a local folder in which another run has written since `old` was listed."""
+    if places.is_remote(folder):
+        return
+    there = lambda name: os.path.exists(os.path.join(folder, name))
+    changed = [x for x in names if x not in old and there(x)] + [x for x in old if not there(x)]
+    if changed:
+        raise BadInput(
+            f"{os.path.join(folder, changed[0])}: another run has written to this folder "
+            "meanwhile; look at what it holds now, or give another --output_dir."
+        )
+
+
 def publish(
     scratch: str,
     names: List[str],
@@ -214,7 +254,11 @@ def publish(
         folder: the folder to move them to.
         old: the names of the files there to delete.
         elsewhere: {name: path} of those that are not in `scratch`.
+
+    Raises:
+        BadInput: another run has written there since `old` was listed.
     """
+    check_unchanged(folder, names, old)
     program.ignore_signals()
     mark(folder)
     files, at = places.of(folder), lambda name: os.path.join(folder, name)
