@@ -146,6 +146,8 @@ def check(shape, rows, num_files, hosts):
             f"--feature_size={shape.feature_size} is too small for {fields} fields, "
             f"{numeric} of them numeric; try --feature_size={smallest}."
         )
+    if shape.zipf == 1 and not shape.rare:
+        raise BadInput("--zipf=1 cannot be drawn from; try --zipf=1.01.")
     if not rows:
         raise BadInput("All splits have 0 rows: nothing to write; try --train_rows=1000.")
     for split, count in rows.items():

@@ -91,6 +91,25 @@ def test_files_come_in_the_order_of_their_names_and_once(tmp_path):
     assert [file.path[-11:] for file in found.files] == [f"{n}.tfrecords" for n in "abc"]
 
 
+def test_a_pipe_among_the_files_is_refused(tmp_path):
+    write_tfrecord(tmp_path / "a.tfrecords")
+    os.mkfifo(str(tmp_path / "b.tfrecords"))
+    assert "b.tfrecords: a pipe or a device; write" in refused(tmp_path)
+
+
+def test_a_link_to_a_folder_above_it_is_not_followed(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "other").mkdir()
+    write_tfrecord(tmp_path / "in" / "a.tfrecords")
+    write_tfrecord(tmp_path / "other" / "b.tfrecords")
+    os.symlink(str(tmp_path / "in"), str(tmp_path / "in" / "loop"))
+    os.symlink(str(tmp_path / "other"), str(tmp_path / "in" / "more"))
+    found = datasets.find(str(tmp_path / "in"), "data")
+    assert [file.path for file in found.files] == [
+        f"{tmp_path}/in/a.tfrecords", f"{tmp_path}/in/more/b.tfrecords",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("content,expected", [(b"1 1:1 2:1\n", "libsvm"), (None, "tfrecord")])
 def test_the_format_of_a_file_without_suffix_is_told_by_its_bytes(tmp_path, content, expected):
     path = tmp_path / "data"

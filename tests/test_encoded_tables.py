@@ -217,8 +217,9 @@ def test_without_a_description_each_column_beside_the_label_is_a_field(tmp_path)
     columns = dict(zip(names, [index, ids[0], ids[1], rows.labels, ids[2], ids[3]]))
     path = write(tmp_path / "a.parquet", columns)
     assert convert(path, tmp_path / "out", field_size=FIELDS) == expected
-    path = write_rows(tmp_path / "a.csv", cells_of(columns), ["", *names[1:]])
-    assert convert(path, tmp_path / "out2") == expected
+    for i, of_index in enumerate(("", "Unnamed: 0")):
+        path = write_rows(tmp_path / "a.csv", cells_of(columns), [of_index, *names[1:]])
+        assert convert(path, tmp_path / f"csv{i}") == expected
 
 
 def test_the_folder_of_a_spark_job_is_read_part_by_part(tmp_path):
@@ -267,6 +268,7 @@ COUNTED = {**LISTS, "counts": [[1, 1], [0, 2], [2, 0]]}
         (LISTS, "values", None, "column values: null is not a list"),
         (LISTS, "values", [1.0, float("nan")], "column values: nan is not a finite number"),
         (LISTS, "values", [1.0, 1e39], "column values: 1e+39 is not a finite number"),
+        (LISTS, "weight", float("nan"), "column weight: nan is not a finite number of at least 0"),
         (LISTS, "weight", -0.5, "column weight: -0.5 is not a finite number of at least 0"),
         (COUNTED, "counts", [1, 1, 0], "column counts: expected 2 counts, found 3"),
         (COUNTED, "counts", [2, 1], "columns ids and counts: 2 ids, the counts say 3"),

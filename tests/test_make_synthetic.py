@@ -234,8 +234,13 @@ def test_the_program_writes_what_its_flags_say(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["synthetic.json", "test.libsvm", "train.libsvm"]
 
 
-def test_a_bad_flag_exits_2_with_one_sentence(tmp_path):
-    code, lines = run(f"--output_dir={tmp_path}", "--positive_rate=1.5")
+@pytest.mark.parametrize(
+    "flag, said",
+    [("--positive_rate=1.5", "positive_rate"), ("--zipf=nan", "zipf=nan: it is not a finite number"),
+     ("--zipf=1", "--zipf=1 cannot be drawn from; try --zipf=1.01.")],
+)  # fmt: skip
+def test_a_bad_flag_exits_2_with_one_sentence(tmp_path, flag, said):
+    code, lines = run(f"--output_dir={tmp_path}", flag)
     assert code == 2
     assert len(lines) == 1
-    assert "positive_rate" in lines[0]
+    assert said in lines[0]

@@ -518,6 +518,7 @@ def test_a_gzip_file_that_is_cut_is_refused_by_its_name_and_line(prepare, small_
         (dict(split="0.5,0.5"), (0, 1), "try --split=0.8,0.1,0.1"),
         (dict(split="0.5,0.6,-0.1"), (0, 1), "try --split=0.8,0.1,0.1"),
         (dict(split="0,1,0"), (0, 1), "the first above 0"),
+        (dict(split="0.5,nan,0.5"), (0, 1), "must be three shares"),
         (dict(split="a,b,c"), (0, 1), "must be three shares"),
         (dict(split="0.8,0.1,0.1", test_input="x"), (0, 1), "try --split=0.9,0.1,0"),
         (dict(), (0, 2), "--feature_map must be given on 2 hosts.*data_tools.on_spark prepare'"),

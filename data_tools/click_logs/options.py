@@ -174,7 +174,7 @@ def sources_of(options):
         shares = tuple(float(share) for share in options.split.split(","))
     except ValueError:
         shares = ()
-    if len(shares) != 3 or min(shares) < 0 or shares[0] == 0 or abs(sum(shares) - 1) > 1e-6:
+    if len(shares) != 3 or min(shares) < 0 or shares[0] == 0 or not abs(sum(shares) - 1) <= 1e-6:
         raise BadInput(
             f"--split={options.split} must be three shares that sum to 1, the first above 0; try "
             "--split=0.8,0.1,0.1."

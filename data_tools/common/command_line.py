@@ -7,6 +7,7 @@ class Options:
 """
 
 import dataclasses
+import math
 from typing import Dict, Optional
 
 from absl import flags, logging
@@ -44,6 +45,9 @@ def _define(field):
     help_text = field.metadata["help"] + (" Required." if required else "")
     default = None if required else field.default
     define(field.name, **dict(field.metadata, default=default, help=help_text))
+    if kind is float:
+        finite = lambda x: x is None or math.isfinite(x)
+        flags.register_validator(field.name, finite, "it is not a finite number")
 
 
 def run(

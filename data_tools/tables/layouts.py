@@ -35,7 +35,8 @@ KINDS = {
     column_kinds.IGNORED: "anything",
 }
 LISTS = (IDS, VALUES, COUNTS)
-_INDEX = re.compile(r"|__index_level_\d+__")  # what pandas calls its index in CSV and in Parquet
+# What pandas calls its index in CSV and in Parquet, and what it calls one that it has read.
+_INDEX = re.compile(r"|__index_level_\d+__|Unnamed: \d+")
 
 
 class Field(NamedTuple):

@@ -63,7 +63,8 @@ def _batch(block, layout, schema):
     weights = None
     if layout.weight:
         weights = _normal(block.numbers(layout.weight))
-        _check(np.isfinite(weights) & (weights >= 0))
+        _check(np.isfinite(weights))
+        _check(weights >= 0)
     make = _of_lists if layout.ids else _of_fields
     return Batch(labels, *make(block, layout, schema), weights)
 

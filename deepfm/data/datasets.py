@@ -141,6 +141,8 @@ def _find(spec, flag, data_format, partial):
     files, empty, seen = [], [], set()
     sizes = places.each(paths[0], lambda path: places.of(path).size(path), paths)
     for path, size in zip(paths, sizes):
+        if not (is_remote(path) or os.path.isfile(path)):
+            raise BadInput(f"{path}: a pipe or a device; write its content to a file first.")
         same = path if is_remote(path) else os.path.realpath(path)
         if same in seen:
             logging.warning("%s: named twice by --%s=%s, but read once.", path, flag, spec)

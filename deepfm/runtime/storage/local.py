@@ -42,12 +42,24 @@ def names(folder: str) -> List[str]:
 
 
 def walk(top: str) -> Iterator[Tuple[str, List[str], List[str]]]:
-    """Yields (a folder, names of the folders in it, names of the files in it) from `top` down."""
+    """Yields (a folder, names of the folders in it, names of the files in it) from `top` down.
+
+    It follows links to folders, unless one leads to a folder in which the link is.
+    """
 
     def refuse(error):
         raise error
 
-    return os.walk(top, onerror=refuse, followlinks=True)
+    for folder, folders, files in os.walk(top, onerror=refuse, followlinks=True):
+        loops = {x for x in folders if _leads_up(os.path.join(folder, x))}
+        folders[:] = [x for x in folders if x not in loops]
+        yield folder, folders, files
+
+
+def _leads_up(path):
+    """Whether a path is a link to a folder in which it is."""
+    inside = os.path.join(os.path.realpath(os.path.dirname(path)), "")
+    return os.path.islink(path) and inside.startswith(os.path.join(os.path.realpath(path), ""))
 
 
 def glob(pattern: str) -> List[str]:
