@@ -128,7 +128,7 @@ def test_a_model_is_not_put_where_its_data_are(tmp_path, monkeypatch, flag, mode
     "written",
     [
         dict(folder="data/model"),
-        dict(servable_model_dir="data"),
+        dict(servable_model_dir="data/servable"),
         dict(folder="data/a/b"),
         dict(cache="data/cache"),
         dict(task="infer", predictions_file="data/predictions.txt"),
@@ -173,6 +173,22 @@ def test_a_folder_that_holds_data_is_refused_and_one_that_jobs_have_written_is_n
         with pytest.raises(BadInput, match=f"holds data \\({name}\\)"):
             model_dir.check_holds_no_data(mine, os.listdir(tmp_path))
         os.remove(tmp_path / name)
+
+
+def test_a_folder_of_data_takes_no_exports(tmp_path):
+    (tmp_path / "data").mkdir()
+    write_tfrecords(tmp_path / "data" / "a.tfrecords", make_records(20))
+    model_dir.check(job(tmp_path / "model", servable_model_dir=f"{tmp_path}/servable"), True)
+    with pytest.raises(BadInput, match="--servable_model_dir=.*data holds data"):
+        model_dir.check(job(tmp_path / "model", servable_model_dir=f"{tmp_path}/data"), True)
+    for place in (f"{tmp_path}/data", f"{tmp_path}/data/*"):
+        mine = job(
+            tmp_path / "model", servable_model_dir=f"{tmp_path}", data={"val_data_dir": place}
+        )
+        with pytest.raises(
+            BadInput, match="--servable_model_dir=.* is the folder of --val_data_dir"
+        ):
+            model_dir.check_apart(mine)
 
 
 @pytest.mark.parametrize("task", ["train", "eval", "infer", "export"])
@@ -241,7 +257,7 @@ def test_predictions_are_not_written_over_a_folder_or_the_records(model, tmp_pat
     before = pathlib.Path(data).read_bytes()
     for path, said in (
         (tmp_path, "is a folder; give the name of a file."),
-        (tmp_path / "link", "is one of the input files"),
+        (tmp_path / "link", "holds something other than predictions"),
     ):
         done = run_train(
             "--task_type=infer", f"--infer_data_dir={data}", f"--model_dir={folder}",
@@ -254,22 +270,29 @@ def test_predictions_are_not_written_over_a_folder_or_the_records(model, tmp_pat
 
 def test_predictions_take_the_place_of_predictions_alone(tmp_path):
     os.mkfifo(tmp_path / "fifo")
-    for name in ("part.tfrecords", "part.txt", "mine.txt"):
-        (tmp_path / name).write_text("0.5\n" if name == "mine.txt" else "1 2:3\n")
+    (tmp_path / "best").mkdir()
+    for name in ("part.tfrecords", "part.txt", "mine.txt", "best/checkpoint"):
+        mine = "0.5\n1.2e-05\n1\n" * 1000
+        (tmp_path / name).write_text(mine if name == "mine.txt" else "1 2:3\n")
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "part.tfrecords")
     for path, said in (
         (tmp_path / "fifo", "is not a regular file; give the name of one"),
         ("/dev/null", "is not a regular file"),
         (tmp_path / "data" / "dataset.json", "describes data; give another name"),
         (tmp_path / "model" / "model.json", "is a file of the model; give another name"),
         (tmp_path / "model" / "model.ckpt-3.index", "is a file of the model"),
-        (tmp_path / "part.tfrecords", "holds data"),
-        (tmp_path / "part.txt", "holds data"),
+        (tmp_path / "part.tfrecords", "holds something other than predictions"),
+        (tmp_path / "part.txt", "holds something other than predictions"),
+        (tmp_path / "link", "holds something other than predictions"),
+        (tmp_path / "best" / "checkpoint", "holds something other than predictions"),
     ):
         with pytest.raises(BadInput, match=f"--predictions_file={path} .*{said}"):
             model_dir.check_predictions_file(job(tmp_path / "model", predictions_file=str(path)))
     for path in (
         None,
         tmp_path / "mine.txt",
+        tmp_path / "empty",
         tmp_path / "model" / "predictions.txt",
         tmp_path / "other" / "model.json",
     ):

@@ -33,6 +33,7 @@ _OURS = re.compile(
 _FOLDER = re.compile(rf"model\.ckpt-\d+_temp_{_HEX}|\.reading-{atomic_files.ENDS}")
 _EVALUATIONS = re.compile(r"eval(_\w+)?")  # folders of summaries
 _LINE = re.compile(rb"\s*[-+.\de]+\s+\d+:[-+.:\de]+\s")  # how a LibSVM file begins
+_PREDICTIONS = re.compile(rb"((nan|\d(\.\d*)?(e-\d+)?)\n)*")
 _HEAD = 1 << 12  # bytes
 
 
@@ -120,6 +121,7 @@ def check(job: JobConfig, chief: bool):
     if task == "infer":
         check_predictions_file(job)
     if chief and job.servable_model_dir and task in ("train", "export"):
+        _check_takes_exports(job.servable_model_dir)
         remote_files.check_writable(job.servable_model_dir, "servable_model_dir")
     if chief and job.predictions_file and task == "infer":
         parent = posixpath.dirname(job.predictions_file) or "."
@@ -145,12 +147,20 @@ def check_predictions_file(job: JobConfig):
         said = "is not a regular file; give the name of one"
     elif dataset_json.is_metadata(name):
         said = "is a file that describes data; give another name"
-    elif os.path.exists(path) and _is_data(path):
-        said = "holds data; give another name"
+    elif os.path.exists(path) and not _holds_predictions(path):
+        said = "holds something other than predictions; give another name, or delete it"
     elif folder == _whole(job.model_dir) and is_ours(name) and name != "predictions.txt":
         said = "is a file of the model; give another name"
     if said:
         raise BadInput(f"--predictions_file={path} {said}.")
+
+
+def _holds_predictions(path):
+    """Whether a file begins as predictions do, or is empty."""
+    with open(path, "rb") as f:
+        head = f.read(_HEAD)
+    lines = head[: head.rfind(b"\n") + 1]
+    return not head or bool(lines and _PREDICTIONS.fullmatch(lines))
 
 
 def _is_folder(path):
@@ -170,16 +180,21 @@ def _places_of_data(job):
 
 
 def check_apart(job: JobConfig):
-    """Refuses (BadInput) a model_dir that is a folder of the job's data, or one above it."""
-    folder = _whole(job.model_dir)
+    """Refuses (BadInput) a folder for a model or its exports that is one of the job's data, or one
+    above it."""
+    exports = job.servable_model_dir if job.task_type in ("train", "export") else None
     for flag, place in _places_of_data(job):
         # For a glob, the folder that all its matches have in common.
         fixed = posixpath.join(_whole(re.split(r"[*?\[]", place)[0]), "")
-        if fixed.startswith(posixpath.join(folder, "")):
-            raise BadInput(
-                f"--model_dir={job.model_dir} is the folder of --{flag}={place}, or one above "
-                "it; give a folder of its own, such as ./model."
-            )
+        for name, folder, other in (
+            ("model_dir", job.model_dir, "./model"),
+            ("servable_model_dir", exports, "./servable"),
+        ):
+            if folder and fixed.startswith(posixpath.join(_whole(folder), "")):
+                raise BadInput(
+                    f"--{name}={folder} is the folder of --{flag}={place}, or one above it; give "
+                    f"a folder of its own, such as {other}."
+                )
 
 
 def warn_inside(job: JobConfig):
@@ -222,6 +237,19 @@ def check_holds_no_data(job: JobConfig, names: Iterable[str]):
         raise BadInput(
             f"--model_dir={job.model_dir} holds data ({_some(found)}); give a folder of its "
             "own, such as ./model."
+        )
+
+
+def _check_takes_exports(folder):
+    """Refuses (BadInput) a local folder for exports that has data files."""
+    names = (
+        [] if remote_files.is_remote(folder) or not os.path.isdir(folder) else os.listdir(folder)
+    )
+    found = [x for x in sorted(names) if _is_data(posixpath.join(folder, x))]
+    if found:
+        raise BadInput(
+            f"--servable_model_dir={folder} holds data ({_some(found)}); give a folder of its own, "
+            "such as ./servable."
         )
 
 
