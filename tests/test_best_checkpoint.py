@@ -11,6 +11,7 @@ from conftest import run_train
 from s3_server import Folder, Proxy
 from test_best_export import STEPS, data, history, job  # noqa: F401  a fixture
 
+from deepfm.errors import BadInput
 from deepfm.state import best, checkpoints
 
 
@@ -90,6 +91,30 @@ def test_a_checkpoint_that_is_not_there_is_refused(data, trained, tmp_path):  # 
     done = use((tmp_path,), "eval", "best", validation)
     assert done.returncode == 2
     assert "has no best checkpoint, which training keeps if it evaluates" in done.stderr
+
+
+@pytest.mark.parametrize("damage", ["bits", "cut", "missing"])
+def test_a_damaged_checkpoint_is_named(data, trained, tmp_path, damage):  # noqa: F811
+    shutil.copytree(str(trained[0] / "model"), str(tmp_path / "model"))
+    (newest,) = (tmp_path / "model/best").glob("model.ckpt-*.data-00000-of-00001")
+    content = newest.read_bytes()
+    newest.unlink()
+    if damage != "missing":
+        newest.write_bytes(content[:90] if damage == "cut" else bytes(x ^ 1 for x in content))
+    path = str(newest).rpartition(".")[0]
+    flags = f"--val_data_dir={data[0]}/val.tfrecords", f"--servable_model_dir={tmp_path}/servable"
+    for task, which in (("eval", "best"), ("eval", path), ("export", "best"), ("export", path)):
+        done = use((tmp_path,), task, which, *flags)
+        assert done.returncode == 2
+        assert f"{path} is damaged: " in done.stderr.splitlines()[-1]
+        assert "looking for the bad record" not in done.stderr
+
+
+def test_a_part_of_a_checkpoint_or_its_folder_is_no_checkpoint(data, trained):  # noqa: F811
+    folder = trained[0] / "model"
+    for path in (folder, folder / "best", *(folder / "best").iterdir()):
+        with pytest.raises(BadInput, match=f"--checkpoint={path}: there is no such checkpoint"):
+            best.of_checkpoint(str(folder), str(path), lambda path: None)
 
 
 def test_clearing_the_model_removes_it(data, trained, tmp_path):  # noqa: F811

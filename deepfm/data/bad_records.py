@@ -147,7 +147,8 @@ def naming_bad_records(data: datasets.DataSet, schema: Schema):
             identity.check_unchanged(data)
         distant = bool(data.files) and remote_files.is_remote(data.files[0].path)
         seen = error
-        if isinstance(error, kinds):
+        of_checkpoint = error.op is not None and error.op.type == "RestoreV2"
+        if isinstance(error, kinds) and not of_checkpoint:
             logging.info("Reading failed; looking for the bad record ...")
             try:
                 for file in data.files:

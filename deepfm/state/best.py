@@ -4,6 +4,7 @@ Its files are hard links. The state file there names it as soon as all of them a
 then do those of the one before go, so that a kill leaves one whole best checkpoint.
 """
 
+import contextlib
 import os
 import posixpath
 import shutil
@@ -73,20 +74,21 @@ def of_checkpoint(model_dir: str, which: str, read: Callable, hold: bool = True)
     Raises:
         BadInput: there is no such checkpoint.
     """
-    if which == "last":
-        return checkpoints.of_newest(model_dir, read, hold)
-    folder = os.path.join(model_dir, FOLDER)
-    if which == FOLDER:
-        if not checkpoints.read_state(folder).names:
+    folder = model_dir if which == "last" else os.path.join(model_dir, FOLDER)
+    if which in ("last", FOLDER):
+        if which == FOLDER and not checkpoints.read_state(folder).names:
             raise BadInput(
                 f"--checkpoint=best: {model_dir} has no best checkpoint, which training keeps if "
                 "it evaluates; give --checkpoint=last, or train with --val_data_dir."
             )
-        return checkpoints.of_newest(folder, read, hold)
-    if not v1.train.checkpoint_exists(which):
+        newest = lambda: tf.train.latest_checkpoint(folder)
+        with checkpoints.naming_damage_of(newest) if hold else contextlib.nullcontext():
+            return checkpoints.of_newest(folder, read, hold)
+    if not tf.io.gfile.exists(f"{which}.index"):
         known = [os.path.join(model_dir, name) for name in checkpoints.read_state(model_dir).names]
         raise BadInput(
             f"--checkpoint={which}: there is no such checkpoint; give last, best, or a path: "
             f"{', '.join(known) or 'there is none yet'}."
         )
-    return read(which)
+    with checkpoints.naming_damage_of(lambda: which):
+        return read(which)

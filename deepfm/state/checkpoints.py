@@ -311,6 +311,22 @@ def first_damaged(path: str) -> Optional[str]:
 
 
 @contextlib.contextmanager
+def naming_damage_of(find: Callable[[], Optional[str]]):
+    """Turns the error of reading a checkpoint, at `find()`, into a BadInput if it is damaged."""
+    try:
+        yield
+    except (ValueError, OSError, tf.errors.OpError) as error:
+        path = None if isinstance(error, BadInput) else find()
+        damaged = path and first_damaged(path)
+        if not damaged:
+            raise
+        raise BadInput(
+            f"{path} is damaged: {damaged} cannot be read; give another --checkpoint: last, best, "
+            "or a path."
+        ) from error
+
+
+@contextlib.contextmanager
 def naming_damage(model_dir: str):
     """Turns the error of reading a damaged checkpoint into a BadInput that names it."""
     try:
