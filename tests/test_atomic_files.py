@@ -102,6 +102,41 @@ def test_a_scratch_folder_of_a_killed_process_goes_and_that_of_a_living_one_stay
     assert os.listdir(tmp_path) == [".tool-mine"]
 
 
+def test_processes_that_make_temporary_files_in_one_folder_leave_each_other_alone(tmp_path):
+    def work():
+        end = time.time() + 1
+        while time.time() < end:
+            with atomic_files.scratch(str(tmp_path), ".reading-") as scratch:
+                os.mkdir(os.path.join(scratch, "a"))
+            atomic_files.write_whole(str(tmp_path / "file"), "x")
+        os._exit(0)
+
+    pids = []
+    for _ in range(3):
+        pid = os.fork()
+        if not pid:
+            with contextlib.suppress(BaseException):
+                work()
+            os._exit(1)
+        pids.append(pid)
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0, 0]
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_leftover_that_may_not_be_opened_or_deleted_stays(tmp_path, monkeypatch):
+    (tmp_path / ".reading-abcdefgh").mkdir()
+    real = os.open
+
+    def refused(path, *more, **named):
+        if str(path).endswith("abcdefgh"):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path, *more, **named)
+
+    monkeypatch.setattr(os, "open", refused)
+    atomic_files.remove(str(tmp_path), ".reading-")
+    assert (tmp_path / ".reading-abcdefgh").exists()
+
+
 def test_a_scratch_folder_goes_though_another_process_still_writes_to_it(tmp_path):
     def write(path):
         with contextlib.suppress(OSError):  # until the folder is gone

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import tempfile
-from typing import Iterator, List
+from typing import Iterator, List, Optional
 
 from absl import logging
 
@@ -41,10 +41,11 @@ def remove(folder: str, prefix: str):
     for found in os.scandir(folder):
         if not re.fullmatch(re.escape(prefix) + ENDS, found.name):
             continue
-        with contextlib.suppress(FileNotFoundError):  # another process deletes it, too
+        # Another process deletes it, too; or it is of another user, whose it stays.
+        with contextlib.suppress(FileNotFoundError, PermissionError):
             fd = os.open(found.path, os.O_RDONLY)
             try:
-                if lock(fd):
+                if lock(fd) and os.path.samestat(os.stat(found.path), os.fstat(fd)):
                     delete(found.path)
             finally:
                 os.close(fd)
@@ -64,15 +65,27 @@ def scratch(parent: str, prefix: str) -> Iterator[str]:
         OSError: nothing can be written there, or the body raised one; it always names a file.
     """
     remove(parent, prefix)
-    path = tempfile.mkdtemp(prefix=prefix, dir=parent)
-    fd = os.open(path, os.O_RDONLY)
+    fd = None
+    while fd is None:
+        path = tempfile.mkdtemp(prefix=prefix, dir=parent)
+        fd = _locked(path, os.O_RDONLY)
     try:
-        lock(fd)
         with naming(parent), program.before_end(lambda: _remove_scratch(path, parent, prefix)):
             yield path
     finally:
         _remove_scratch(path, parent, prefix)
         os.close(fd)
+
+
+def _locked(path, flags) -> Optional[int]:
+    """Opens and locks a new temporary file or folder; None if others took it for a leftover."""
+    with contextlib.suppress(FileNotFoundError):
+        fd = os.open(path, flags, 0o666)
+        with contextlib.suppress(FileNotFoundError):
+            if lock(fd, if_unknown=True) and os.path.samestat(os.stat(path), os.fstat(fd)):
+                return fd
+        os.close(fd)
+    return None
 
 
 def _remove_scratch(path, parent, prefix):
@@ -100,15 +113,19 @@ def open_whole(path: str):
     prefix = f".{name}.tmp-"
     remove(folder, prefix)
     temporary = os.path.join(folder, f"{prefix}{os.getpid()}")
+    fd = None
     try:
         with naming(path):
-            with open(temporary, "w", encoding="utf-8") as f:
-                lock(f.fileno())
+            while fd is None:
+                fd = _locked(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            with open(os.dup(fd), "w", encoding="utf-8") as f:  # the lock outlives f
                 yield f
             os.replace(temporary, target)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.remove(temporary)
+        if fd is not None:
+            os.close(fd)
 
 
 def write_whole(path: str, text: str):
