@@ -157,7 +157,10 @@ def _check_all_used(job, data, position, run):
     processes = job.distribution.processes
     if not (run.progress.steps or data.rows or run.start_step):
         raise BadInput(f"{data.name} has no records.")
-    ended = not run.evaluating.stopped and (not job.max_steps or run.step < job.max_steps)
+    # A worker that was killed may have claimed a step of --max_steps that it never took.
+    claimed = 0 if processes.synchronous else processes.size - 1
+    before_last = not job.max_steps or run.step + claimed < job.max_steps
+    ended = not run.evaluating.stopped and before_last
     if not processes.agree(ended) or position.rows_of_processes is None:
         return
     rows = position.rows_of_processes[processes.rank]

@@ -34,6 +34,7 @@ from conftest import (
 
 from deepfm.cluster import parameter_servers
 from deepfm.cluster.tf_config import Cluster
+from deepfm.runtime import interruption
 
 
 def evaluation(model_dir, task=None):
@@ -358,6 +359,25 @@ def test_a_port_that_is_taken_is_named(uneven, tmp_path):
         done = run_train(*small_job(uneven, tmp_path / "model"), env=env)
     assert done.returncode == 2
     assert f"chief 0 cannot listen on port {port}" in done.stderr.splitlines()[-1]
+
+
+def test_a_value_that_comes_just_before_the_end_of_the_job_is_read():
+    server = tf.distribute.Server({"ps": ["127.0.0.1:0"]}, "ps", 0)
+    board = parameter_servers._Board(server, ["/job:ps"])
+    look, looks = board.posted, []
+
+    def posted(name):
+        found = look(name)
+        looks.append(name)
+        if len(looks) == 1:  # and while this process is held up:
+            board.post("value", 7)
+            board.post(parameter_servers._RELEASED)
+        return found
+
+    board.posted = posted
+    assert board.read("value") == 7
+    with pytest.raises(interruption.Interrupted):
+        board.read("another")
 
 
 def test_a_session_that_is_made_anew_ends_the_process():

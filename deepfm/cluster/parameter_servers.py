@@ -14,6 +14,7 @@ taken and, with --max_steps, of the steps that have begun. A checkpoint holds th
 import contextlib
 import itertools
 import json
+import math
 import os
 import time
 import uuid
@@ -59,6 +60,7 @@ class _Board:
         config = v1.ConfigProto(device_filters=filters)
         self._session = v1.Session(server.target, self._graph, config)
         self._ops = {}
+        self.patience = math.inf  # seconds for a server that does not answer
 
     def post(self, name: str, value=None):
         post, text, _, _ = self._of(name, 0)
@@ -80,7 +82,8 @@ class _Board:
             interruption.Interrupted: a signal has ended the chief, so it will never post the value.
         """
         while not self.posted(name):
-            if name != _RELEASED and self.posted(_RELEASED):
+            # Perhaps the value has come meanwhile, and after it the end of the job.
+            if name != _RELEASED and self.posted(_RELEASED) and not self.posted(name):
                 raise interruption.Interrupted(together=True)
             meanwhile()
             time.sleep(_POLL)
@@ -134,10 +137,13 @@ class _Board:
         return self._ops[name, server]
 
     def _run(self, fetch, feed=None):
+        began = time.monotonic()
         while True:
             try:
                 return self._session.run(fetch, feed)
             except (tf.errors.UnavailableError, tf.errors.AbortedError):
+                if time.monotonic() - began > self.patience:
+                    raise
                 time.sleep(1)  # the network may come back; if the server is lost, the Watch ends us
 
 
@@ -312,10 +318,14 @@ class Member:
             self.board.post_last(workers[self.cluster.rank - 1])
             return
         self._watch.stop()
-        self.board.post(_RELEASED)
+        self.board.patience = _FAREWELL
         last = time.monotonic() + _FAREWELL
-        while time.monotonic() < last and not all(map(self.board.posted, workers)):
-            time.sleep(_POLL)
+        try:
+            self.board.post(_RELEASED)
+            while time.monotonic() < last and not all(map(self.board.posted, workers)):
+                time.sleep(_POLL)
+        except (tf.errors.UnavailableError, tf.errors.AbortedError):
+            logging.warning("Parameter server 0 is lost, but the job was done before.")
         for server in range(self.cluster.num_servers):
             self.board.post_last("closed", server)
 
