@@ -31,6 +31,27 @@ def test_a_step_whose_records_never_come_does_not_hold_up_the_end(tmp_path):
     assert "Run the same command again to resume from the last one." in text
 
 
+SAVES = (
+    STUCK.replace("session.run(tf.io.read_file(sys.argv[1]))", "pass")
+    + """
+import time
+with interruption.saving():
+    print("saves", flush=True)
+    time.sleep(4)
+print("saved", interruption.requested(), flush=True)
+"""
+)
+
+
+def test_a_model_that_takes_long_to_save_is_saved(tmp_path):
+    with started([sys.executable, "-c", SAVES]) as process:
+        assert "reads" in process.stdout.readline()
+        assert "saves" in process.stdout.readline()
+        process.terminate()
+        text, _ = process.communicate(timeout=60)
+    assert "saved True" in text
+
+
 SWALLOWS = """
 import os, signal, sys, time
 sys.path.insert(0, ".")

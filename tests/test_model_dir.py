@@ -181,14 +181,15 @@ def test_a_folder_of_data_takes_no_exports(tmp_path):
     model_dir.check(job(tmp_path / "model", servable_model_dir=f"{tmp_path}/servable"), True)
     with pytest.raises(BadInput, match="--servable_model_dir=.*data holds data"):
         model_dir.check(job(tmp_path / "model", servable_model_dir=f"{tmp_path}/data"), True)
-    for place in (f"{tmp_path}/data", f"{tmp_path}/data/*"):
-        mine = job(
-            tmp_path / "model", servable_model_dir=f"{tmp_path}", data={"val_data_dir": place}
-        )
-        with pytest.raises(
-            BadInput, match="--servable_model_dir=.* is the folder of --val_data_dir"
-        ):
+    exports = f"{tmp_path}/more"
+    for place in (f"{tmp_path}/more/", f"{tmp_path}/more/*"):
+        mine = job(tmp_path / "model", servable_model_dir=exports, data={"val_data_dir": place})
+        with pytest.raises(BadInput, match="servable_model_dir=.* is the folder of --val_data_dir"):
             model_dir.check_apart(mine)
+    mine = job(
+        tmp_path / "model", servable_model_dir=exports, data={"val_data_dir": f"{exports}/a"}
+    )
+    model_dir.check_apart(mine)
 
 
 @pytest.mark.parametrize("task", ["train", "eval", "infer", "export"])

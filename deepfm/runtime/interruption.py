@@ -18,10 +18,13 @@ from absl import logging
 
 CODE = 128 + signal.SIGTERM
 _SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
-_PATIENCE = 60  # seconds that the current step may take; it may be saving a large model
+_PATIENCE = 60  # seconds that the current step may take
 _TWICE = 2  # seconds after which a second signal means that the user will not wait
 
-_state = {"signal": None, "at": 0.0, "loaded": False, "taking_steps": False, "heard": False}
+_state = {
+    "signal": None, "at": 0.0, "loaded": False, "taking_steps": False, "heard": False,
+    "saving": False,
+}  # fmt: skip
 
 
 class Interrupted(SystemExit):
@@ -69,6 +72,17 @@ def taking_steps(taken: bool = True):
         _state["taking_steps"] = before
 
 
+@contextlib.contextmanager
+def saving():
+    """In this block, which saves the model, signals wait as long as it takes."""
+    before = {name: _state[name] for name in ("saving", "taking_steps")}
+    _state.update(saving=True, taking_steps=True)
+    try:
+        yield
+    finally:
+        _state.update(before)
+
+
 def heard():
     """Notes that training is stopping, which may take as long as its checkpoint needs."""
     _state["heard"] = True
@@ -93,7 +107,11 @@ def _wait(reader):
     """Ends the process if the main thread does not react to a signal."""
     while os.read(reader, 1)[0] not in _SIGNALS:
         pass
-    time.sleep(_PATIENCE)
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end:
+        time.sleep(0.5)
+        if _state["saving"]:
+            end = time.monotonic() + _PATIENCE
     if _state["heard"]:
         return
     logging.flush()

@@ -180,21 +180,23 @@ def _places_of_data(job):
 
 
 def check_apart(job: JobConfig):
-    """Refuses (BadInput) a folder for a model or its exports that is one of the job's data, or one
-    above it."""
+    """Refuses (BadInput) a model_dir that is a folder of the job's data, or one above it, and
+    exports in a folder of data."""
+    model = posixpath.join(_whole(job.model_dir), "")
     exports = job.servable_model_dir if job.task_type in ("train", "export") else None
     for flag, place in _places_of_data(job):
         # For a glob, the folder that all its matches have in common.
         fixed = posixpath.join(_whole(re.split(r"[*?\[]", place)[0]), "")
-        for name, folder, other in (
-            ("model_dir", job.model_dir, "./model"),
-            ("servable_model_dir", exports, "./servable"),
-        ):
-            if folder and fixed.startswith(posixpath.join(_whole(folder), "")):
-                raise BadInput(
-                    f"--{name}={folder} is the folder of --{flag}={place}, or one above it; give "
-                    f"a folder of its own, such as {other}."
-                )
+        if fixed.startswith(model):
+            raise BadInput(
+                f"--model_dir={job.model_dir} is the folder of --{flag}={place}, or one above "
+                "it; give a folder of its own, such as ./model."
+            )
+        if exports and fixed == posixpath.join(_whole(exports), ""):
+            raise BadInput(
+                f"--servable_model_dir={exports} is the folder of --{flag}={place}; give a folder "
+                "of its own, such as ./servable."
+            )
 
 
 def warn_inside(job: JobConfig):

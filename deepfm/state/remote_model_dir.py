@@ -18,7 +18,7 @@ from absl import logging
 
 from deepfm.config import JobConfig
 from deepfm.errors import BadInput
-from deepfm.runtime import remote_files
+from deepfm.runtime import interruption, remote_files
 from deepfm.state import best, checkpoints, evaluations, export, model_dir, model_json, resume
 
 v1 = tf.compat.v1
@@ -75,7 +75,14 @@ def at_hand(job: JobConfig, chief: bool):
         if isinstance(error, BadInput):
             raise BadInput(str(error).replace(mirror.local, path)) from error
         raise
-    mirror.close()
+    try:
+        with interruption.saving():
+            mirror.close()
+    except interruption.Interrupted:
+        logging.error("--model_dir=%s is not whole; a copy is kept in %s.", path, mirror.local)
+        raise
+    if interruption.requested():
+        raise interruption.Interrupted()
 
 
 class Mirror:

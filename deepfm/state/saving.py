@@ -7,6 +7,7 @@ import tensorflow as tf
 from absl import logging
 
 from deepfm.errors import BadInput
+from deepfm.runtime import interruption
 from deepfm.runtime.divergence import diverged, worst_weights
 from deepfm.state import sliced_saver
 
@@ -114,7 +115,8 @@ class Checkpointer(v1.train.CheckpointSaverHook):
             raise diverged(step, "the weights are not finite", worst, self._model_dir)
         self._before_save()
         self._saved_step = step
-        super()._save(session, step)
+        with interruption.saving():
+            super()._save(session, step)
         self._after_save()
 
 
