@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from deepfm.errors import BadInput
 from deepfm.runtime import interruption, stopping, tf_patches, throughput
-from deepfm.state import saving
+from deepfm.state import best, saving
 
 v1 = tf.compat.v1
 
@@ -27,7 +27,7 @@ def train(model_dir, steps, extra=(), rows=8, every=2, last=None, poison=None, s
         v1.add_to_collection(v1.GraphKeys.LOSSES, loss)
         with tf.control_dependencies([loss, grow]):  # the step is read before it is counted up
             train_op = tf.group(weight.assign_add(tf.fill([3], grow)), step.assign_add(1))
-        v1.add_to_collection(v1.GraphKeys.SAVERS, v1.train.Saver(defer_build=False))
+        v1.add_to_collection(v1.GraphKeys.SAVERS, v1.train.Saver(sharded=True, defer_build=False))
         with v1.train.MonitoredTrainingSession(
             checkpoint_dir=str(model_dir),
             save_checkpoint_secs=None,
@@ -90,6 +90,24 @@ def test_an_evaluations_seconds_are_not_training_seconds(tmp_path):
     assert progress.throughput().seconds < shared.throughput().seconds - 0.4
     # Nor is its CPU time, or a process would have used more than all cores.
     assert progress.throughput().cpu_utilization <= 1.1
+
+
+def test_a_checkpoint_that_is_saved_again_leaves_the_links_to_it_whole(tmp_path):
+    def evaluate(session, step):
+        best.keep(str(tmp_path), f"{tmp_path}/model.ckpt-{step}")
+        session.run("weight_again")
+        return True, False
+
+    class Changes(v1.train.SessionRunHook):
+        def begin(self):
+            (weight,) = v1.trainable_variables()
+            tf.group(v1.assign_add(weight, [9.0, 9.0, 9.0]), name="weight_again")
+
+    hook = checkpointer(tmp_path, eval_steps=3, evaluate=evaluate)
+    train(tmp_path, 3, extra=[Changes(), hook])
+    value = lambda path: tf.train.load_variable(f"{tmp_path}/{path}", "weight").tolist()
+    assert value("best/model.ckpt-3") == [3.0] * 3
+    assert value("model.ckpt-3") == [12.0] * 3
 
 
 def test_the_progress_line_tells_the_time_left(tmp_path, caplog):

@@ -10,6 +10,7 @@ import contextlib
 import os
 import posixpath
 import re
+import shutil
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional
 
 import numpy as np
@@ -296,6 +297,17 @@ def _held(path):
         except (OSError, KeyError):
             pass
         yield path
+
+
+def unshare_index(model_dir: str, step: int):
+    """Lets a checkpoint that is saved again leave its links as they are.
+
+    TensorFlow gives the new data the old name, but writes the new index into the old one.
+    """
+    index = os.path.join(model_dir, f"model.ckpt-{step}.index")
+    if os.path.exists(index):
+        with atomic_files.scratch(model_dir, ".reading-") as scratch:
+            os.replace(shutil.copy(index, scratch), index)
 
 
 def first_damaged(path: str) -> Optional[str]:

@@ -9,7 +9,7 @@ from absl import logging
 from deepfm.errors import BadInput
 from deepfm.runtime import interruption
 from deepfm.runtime.divergence import diverged, worst_weights
-from deepfm.state import sliced_saver
+from deepfm.state import checkpoints, sliced_saver
 
 v1 = tf.compat.v1
 
@@ -76,6 +76,7 @@ class Checkpointer(v1.train.CheckpointSaverHook):
             changed, stop = self._evaluate(run_context.session, step)
             if changed:
                 self._saved_step = None
+                checkpoints.unshare_index(self._model_dir, step)
                 self._save(run_context.session, step)
             if stop:
                 run_context.request_stop()
