@@ -26,7 +26,9 @@ class _WholeNumber(flags.IntegerParser):
     def convert(self, argument):
         if isinstance(argument, str) and argument.endswith(".0"):
             argument = argument[:-2]
-        return super().convert(argument)
+        with contextlib.suppress(ValueError):
+            return super().convert(argument)
+        raise ValueError(f"{argument!r} is not a whole number")
 
 
 def _integer(name, default, text, lower=None, upper=None):

@@ -118,6 +118,12 @@ def test_the_progress_line_tells_the_time_left(tmp_path, caplog):
     assert lines[1].startswith("step 4 ") and "left 0:00:0" in lines[1]
 
 
+def test_a_very_late_end_is_no_trouble_to_the_progress_line(tmp_path, caplog):
+    with caplog.at_level("INFO", logger="absl"):
+        train(tmp_path, 4, last=10**18)
+    assert "left 365 days" in caplog.text
+
+
 def test_a_checkpoint_is_saved_at_the_end_and_none_at_the_start(tmp_path):
     train(tmp_path, 3, extra=[checkpointer(tmp_path)])
     states = tf.train.get_checkpoint_state(str(tmp_path)).all_model_checkpoint_paths

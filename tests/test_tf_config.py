@@ -43,13 +43,17 @@ def test_what_is_no_tf_config_is_refused(text, sentence):
         tf_config.parse(text)
 
 
+def test_an_index_may_be_written_as_text():
+    assert parse(JOBS, "worker", "1") == parse(JOBS, "worker", 1)
+
+
 @pytest.mark.parametrize(
     "jobs, job, index, sentence",
     [
         (JOBS, "worker", 2, "no task worker 2; it has chief 0 to 0, ps 0 to 0, worker 0 to 1"),
         (JOBS, "master", 0, "no task master 0"),
         (JOBS, "evaluator", 0, "no task evaluator 0"),
-        (JOBS, "worker", "0", "no task worker 0"),
+        (JOBS, "worker", "x", "no task worker x"),
         (JOBS, ["worker"], 0, "no task ..worker"),
         ({**JOBS, "boss": ["d:1"]}, "chief", 0, "unknown job 'boss'"),
         ({**JOBS, "ps": "a:2"}, "chief", 0, "'ps' is 'a:2'; give a list of 'host:port'"),

@@ -103,6 +103,7 @@ def parse(tf_config: Optional[str]) -> Optional[Cluster]:
     if not isinstance(task, dict) or not {"type", "index"} <= set(task):
         raise BadInput("TF_CONFIG: 'task' is missing; give its 'type' and 'index'.")
     job, index = task["type"], task["index"]
+    index = int(index) if isinstance(index, str) and index.isdecimal() else index
     if not isinstance(job, str) or job not in jobs or index not in range(len(jobs[job])):
         tasks = ", ".join(f"{job} 0 to {len(found) - 1}" for job, found in sorted(jobs.items()))
         raise BadInput(f"TF_CONFIG: the cluster has no task {job} {index}; it has {tasks}.")

@@ -317,7 +317,7 @@ def _described(file, tops, said):
             continue
         if entry["bytes"] != file.bytes:
             logging.warning(
-                "%s has %d bytes, but %s says %d; ignoring its entry.",
+                "%s has %d bytes, but %s says %d: another file or a part; ignoring its entry.",
                 file.path, file.bytes, METADATA, entry["bytes"],
             )  # fmt: skip
             return file, None

@@ -23,6 +23,7 @@ _LOOK_SECONDS = 1.0  # between two samples of how busy the host is
 # Of each mark: the time and the process's CPU time, both without evaluations, the time spent
 # waiting for input (all in seconds), the examples, and the global step.
 _FIGURES = 5
+_LONGEST = 365 * 24 * 3600  # seconds to show as the time left
 
 
 class Throughput(NamedTuple):
@@ -198,7 +199,7 @@ class ProgressHook(v1.train.SessionRunHook):
         in_use = "".join(f"  {name} {100 * x:.0f} %" for name, x in named if x is not None)
         left = ""
         if self._last_step and steps:
-            seconds = max((self._last_step - step) / steps, 0)
+            seconds = min(max((self._last_step - step) / steps, 0), _LONGEST)
             left = f"  left {datetime.timedelta(seconds=round(seconds))}"
         logging.info(
             "step %d  loss %.5f  %.0f examples/s  input wait %.0f %%%s%s",
