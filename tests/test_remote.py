@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import threading
+import time
 from concurrent import futures
 
 import pytest
@@ -544,6 +545,28 @@ def test_a_checkpoint_that_was_deleted_locally_is_copied_all_the_same(tmp_path):
         path.unlink()
     copies.close()
     assert tf.train.load_variable(str(there), "x") == 7.0
+
+
+def test_while_the_server_is_down_one_checkpoint_waits_to_be_copied(tmp_path, monkeypatch):
+    local = tmp_path / "local"
+    local.mkdir()
+    copies = remote_model_dir.Mirror(f"file://{tmp_path}/there", str(local), 5)
+    (local / "run.json").write_text("{}")
+
+    def down(*_):
+        raise OSError("down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(remote_files, "put", down)
+        for step in (1, 2, 3):
+            save_checkpoint(local, step)
+            copies.hand_over()
+            end = time.monotonic() + 10
+            while len(os.listdir(str(local / ".handed"))) > 1 and time.monotonic() < end:
+                time.sleep(0.01)
+            assert os.listdir(str(local / ".handed")) == [f"{step:09d}"]
+    copies.close()
+    assert (tmp_path / "there" / "model.ckpt-3.index").exists()
 
 
 def test_a_sentence_names_the_folder_that_was_asked_for(tmp_path):

@@ -255,12 +255,12 @@ class Mirror:
     def _copy(self):
         """Copies the best checkpoint, the newest one handed over, after the state files that it
         needs, and then the other files that changed."""
-        self._copy_best()
-        self._copy_changed(p for p in _others(self.local) if os.path.basename(p) in _STATE_FILES)
         folder = os.path.join(self.local, _HANDED)
         *older, newest = sorted(filter(str.isdigit, os.listdir(folder))) or [None]
-        for name in older:
+        for name in older:  # first, so that they do not fill the disk while the server is down
             shutil.rmtree(os.path.join(folder, name))
+        self._copy_best()
+        self._copy_changed(p for p in _others(self.local) if os.path.basename(p) in _STATE_FILES)
         if newest:
             self._copy_checkpoint(os.path.join(folder, newest))
             shutil.rmtree(os.path.join(folder, newest))
