@@ -11,13 +11,14 @@ import os
 import re
 import shutil
 import tempfile
-from typing import Iterator, List, Optional
+from typing import Callable, Iterator, List, Tuple
 
 from absl import logging
 
 from deepfm.errors import naming
 from deepfm.runtime import program
 
+_TRIES = 10  # to make a temporary file that no other process deletes
 # How a temporary name ends, after its prefix: in a process id, or in what mkdtemp puts there.
 ENDS = r"(\d+|[a-z0-9_]{8})"
 
@@ -65,10 +66,7 @@ def scratch(parent: str, prefix: str) -> Iterator[str]:
         OSError: nothing can be written there, or the body raised one; it always names a file.
     """
     remove(parent, prefix)
-    fd = None
-    while fd is None:
-        path = tempfile.mkdtemp(prefix=prefix, dir=parent)
-        fd = _locked(path, os.O_RDONLY)
+    path, fd = _locked(lambda: tempfile.mkdtemp(prefix=prefix, dir=parent), os.O_RDONLY)
     try:
         with naming(parent), program.before_end(lambda: _remove_scratch(path, parent, prefix)):
             yield path
@@ -77,15 +75,21 @@ def scratch(parent: str, prefix: str) -> Iterator[str]:
         os.close(fd)
 
 
-def _locked(path, flags) -> Optional[int]:
-    """Opens and locks a new temporary file or folder; None if others took it for a leftover."""
-    with contextlib.suppress(FileNotFoundError):
-        fd = os.open(path, flags, 0o666)
+def _locked(make: Callable[[], str], flags: int) -> Tuple[str, int]:
+    """Opens and locks a new temporary file or folder, at the path that make() returns.
+
+    Before it is locked, other processes may take it for a leftover and delete it; then once more.
+    """
+    for _ in range(_TRIES):
+        path = make()
         with contextlib.suppress(FileNotFoundError):
-            if lock(fd, if_unknown=True) and os.path.samestat(os.stat(path), os.fstat(fd)):
-                return fd
-        os.close(fd)
-    return None
+            fd = os.open(path, flags, 0o666)
+            with contextlib.suppress(FileNotFoundError):
+                if lock(fd, if_unknown=True) and os.path.samestat(os.stat(path), os.fstat(fd)):
+                    return path, fd
+            os.close(fd)
+    path = make()  # perhaps the file system tells no file from another
+    return path, os.open(path, flags, 0o666)
 
 
 def _remove_scratch(path, parent, prefix):
@@ -116,8 +120,7 @@ def open_whole(path: str):
     fd = None
     try:
         with naming(path):
-            while fd is None:
-                fd = _locked(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            _, fd = _locked(lambda: temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             with open(os.dup(fd), "w", encoding="utf-8") as f:  # the lock outlives f
                 yield f
             os.replace(temporary, target)
