@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from typing import Callable, Iterator, List, Tuple
 
 from absl import logging
@@ -88,6 +89,7 @@ def _locked(make: Callable[[], str], flags: int) -> Tuple[str, int]:
                 if lock(fd, if_unknown=True) and os.path.samestat(os.stat(path), os.fstat(fd)):
                     return path, fd
             os.close(fd)
+        time.sleep(0.01)
     path = make()  # perhaps the file system tells no file from another
     return path, os.open(path, flags, 0o666)
 
