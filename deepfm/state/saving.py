@@ -76,7 +76,8 @@ class Checkpointer(v1.train.CheckpointSaverHook):
             changed, stop = self._evaluate(run_context.session, step)
             if changed:
                 self._saved_step = None
-                checkpoints.unshare_index(self._model_dir, step)
+                if self._saves:
+                    checkpoints.unshare_index(self._model_dir, step)
                 self._save(run_context.session, step)
             if stop:
                 run_context.request_stop()
