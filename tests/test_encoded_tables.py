@@ -251,6 +251,7 @@ LISTS = {
 COUNTED = {**LISTS, "counts": [[1, 1], [0, 2], [2, 0]]}
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize(
     "columns, name, bad, words",
     [
