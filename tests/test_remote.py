@@ -646,6 +646,18 @@ def test_a_remote_best_checkpoint_of_a_later_step_goes_as_a_local_one(tmp_path, 
     assert (there / "best").exists() == kept
 
 
+def test_a_damaged_checkpoint_goes_whether_a_state_file_names_it_or_none_is_there(tmp_path, caplog):
+    local, there = make_remote(tmp_path, 3, 12)
+    (there / "checkpoint").unlink()
+    data = there / "model.ckpt-12.data-00000-of-00001"
+    data.write_bytes(bytes(x ^ 1 for x in data.read_bytes()))
+    copies = remote_model_dir.Mirror(f"file://{there}", str(local), 5)
+    copies.fetch(os.listdir(str(there)))
+    assert "there/model.ckpt-12, which was not copied completely." in caplog.text
+    copies.close()
+    assert {path.stem for path in there.glob("*.index")} == {"model.ckpt-3"}
+
+
 def test_a_remote_folder_whose_checkpoints_are_all_damaged_is_refused_and_kept(tmp_path):
     local, there = make_remote(tmp_path, 3)
     (there / "model.ckpt-3.index").write_bytes(b"")

@@ -65,7 +65,8 @@ def at_hand(job: JobConfig, chief: bool):
                 mirror.fetch_best()
         elif not job.clear_existing_model:
             mirror.fetch(found)
-            mirror.forget_later_best()
+            if best.FOLDER in found:
+                mirror.forget_later_best()
         yield job._replace(model_dir=mirror.local), mirror
     except BaseException as error:
         try:
@@ -131,7 +132,8 @@ class Mirror:
         parts = checkpoints.by_name(found)
         named = self._named() if checkpoints.STATE in found else []
         listed = list(named) or checkpoints.by_step(found)
-        ignored = sorted(set(parts) - set(listed))
+        unnamed = sorted(set(parts) - set(listed))
+        ignored = list(unnamed)
         while listed and not self._fetch_checkpoint(listed[-1], parts.get(listed[-1], [])):
             ignored.append(listed.pop())
         if checkpoints.STATE in found and ignored and not listed:
@@ -142,7 +144,7 @@ class Mirror:
             )
         for name in ignored:
             path = posixpath.join(self.path, name)
-            if name not in named and _has_all_parts(name, parts.get(name, [])):
+            if name in unnamed and _has_all_parts(name, parts[name]):
                 logging.warning("Ignoring %s, which %s does not name.", path, checkpoints.STATE)
                 continue
             logging.warning("Ignoring %s, which was not copied completely.", path)
