@@ -14,11 +14,14 @@ from deepfm.config import JobConfig
 from deepfm.data import datasets, identity, input_pipeline
 from deepfm.data.reading import Source
 from deepfm.errors import BadInput
-from deepfm.model import optimizers
+from deepfm.model import metrics, optimizers
 from deepfm.runtime import interruption, remote_files, sagemaker, stopping, throughput
 from deepfm.state import best, evaluations, export, resume
 
 v1 = tf.compat.v1
+
+_FEW_STEPS = 500  # a run of fewer has hardly begun to learn
+_IMPROVES = 0.001  # a last evaluation better by more than this is not the end of learning
 
 
 def check(job: JobConfig, evaluates: bool):
@@ -178,6 +181,30 @@ class Evaluating:
             another = posixpath.basename(other) != posixpath.basename(path)
             if of_run and said.kind == "best" and another:
                 export.remove(folder, other)
+
+    def log_quality(self, step: int):
+        """Says at the end of a run what would improve it, and last, how good its best model is."""
+        job, history, rate = self._job, self.history, self.results[1]["positive_rate"]
+        asked = job.input
+        better = min(asked.batch_size, 128), max(asked.num_epochs, 10)
+        if self.stopped or job.max_steps:
+            pass  # the user's own end
+        elif step - self._run_step < _FEW_STEPS and better != asked[:2]:
+            logging.info(
+                "%d steps are few: try --batch_size=%d --num_epochs=%d.",
+                step - self._run_step, *better,
+            )  # fmt: skip
+        elif history.last_gain > _IMPROVES:
+            logging.info(
+                "The last evaluation still improved %s by %.4f: try --num_epochs=%d.",
+                job.best_metric, history.last_gain, 2 * asked.num_epochs,
+            )  # fmt: skip
+        logging.info(
+            "Best evaluation: step=%d auc=%.6f log_loss=%.6f (--checkpoint=best); by the positive "
+            "rate %.4f alone: auc=0.5 log_loss=%.6f",
+            history.best["step"], history.best["auc"], history.best["log_loss"],
+            rate, metrics.entropy(rate),
+        )  # fmt: skip
 
     def _take_stock(self, step):
         """Decides whether to stop early; all processes decide the same."""

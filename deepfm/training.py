@@ -339,17 +339,16 @@ class _Training:
                     logging.info("%s", report["verdict"])
         if not processes.synchronous:
             logging.info("This process took %d of the steps.", self.progress.steps)
-        if self.evaluating.data and processes.evaluates:
+        if processes.chief and not self.evaluating.data:
+            logging.info("How good this model is, is unknown: give --val_data_dir.")
+        elif self.evaluating.data and processes.evaluates:
             if not self.evaluating.results or self.evaluating.results[0] != step:
                 self.evaluating.evaluate(step)
             _, report["eval"], report["curves"] = self.evaluating.results
             if processes.chief:
-                report["best"] = found = self.evaluating.history.best
-                logging.info(
-                    "Best evaluation: step=%d auc=%.6f log_loss=%.6f (--checkpoint=best)",
-                    found["step"], found["auc"], found["log_loss"],
-                )  # fmt: skip
+                report["best"] = self.evaluating.history.best
                 report["stopped_early"] = self.evaluating.stopped
+                self.evaluating.log_quality(step)
         return report
 
     def _limit(self, data, found):

@@ -178,3 +178,12 @@ def test_tensorboards_precision_recall_curve_counts_the_examples_above_each_thre
             true / max(true + false, 1), true / max(positives, 1),
         ]  # fmt: skip
         np.testing.assert_allclose(column, wanted, rtol=1e-6)
+
+
+def test_the_base_rate_loses_as_much_as_scikit_learn_says():
+    labels, logits = make()
+    found, _ = evaluate(labels, logits)
+    assert found["positive_rate"] == labels.mean()
+    expected = sklearn.metrics.log_loss(labels, np.full(len(labels), labels.mean()))
+    assert metrics.entropy(found["positive_rate"]) == pytest.approx(expected, abs=1e-12)
+    assert metrics.entropy(0) == metrics.entropy(1) == 0

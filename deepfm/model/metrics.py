@@ -4,6 +4,7 @@ Scores are kept exactly (8 bytes per example; equal scores merged). `tf.metrics.
 200 buckets instead, and its result is wrong if all predictions are near 0.
 """
 
+import math
 from typing import Dict, List
 
 import numpy as np
@@ -170,11 +171,21 @@ class Evaluation:
         return found
 
     def results(self):
-        """float64 [5], in the order of RESULTS; NaN for a figure that is undefined."""
+        """float64 [6], in the order of RESULTS; NaN for a figure that is undefined."""
         examples, weight, labels, probabilities, log_loss, loss = self._sums
         with np.errstate(divide="ignore", invalid="ignore"):
-            means = np.array([log_loss / weight, probabilities / labels, loss / weight])
+            means = np.array([log_loss, probabilities, loss, labels]) / [
+                weight,
+                labels,
+                weight,
+                weight,
+            ]
         return np.concatenate([[self.auc()], means, [examples]])
+
+
+def entropy(rate: float) -> float:
+    """The log loss of predicting the share of positives, `rate`, for every example."""
+    return -sum(p * math.log(p) for p in (rate, 1 - rate) if p)
 
 
 class Curves(v1.train.SessionRunHook):
@@ -207,8 +218,9 @@ def summarize(name: str, value):
 
 _READ = "deepfm_evaluation"  # collection: a list that receives the Evaluation at the end
 
-# calibration: mean prediction / mean label; mean_loss: the --loss_type, without L2
-RESULTS = ("auc", "log_loss", "calibration", "mean_loss", "examples")
+# calibration: mean prediction / mean label; mean_loss: the --loss_type, without L2; positive_rate:
+# the mean label
+RESULTS = ("auc", "log_loss", "calibration", "mean_loss", "positive_rate", "examples")
 
 
 def evaluation_ops(labels, logits, prob, losses, gather=lambda tensor, name: tensor, weights=None):

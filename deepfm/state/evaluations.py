@@ -121,6 +121,12 @@ class History:
         found = self._compared
         return len(found) - 1 - found.index(self.best) if found else 0
 
+    @property
+    def last_gain(self) -> float:
+        """By how much the newest evaluation improved the metric; NaN if it is the only one."""
+        found = [_goodness(entry, self._metric) for entry in self._compared[-2:]]
+        return found[1] - found[0] if found[1:] else math.nan
+
     def decay(
         self, factor: float, patience: int = 1, least: float = 0.0, metric: str = "auc"
     ) -> float:
