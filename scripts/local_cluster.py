@@ -6,7 +6,8 @@
 
 The flags after `--` are train.py's. The program picks free ports and shows each line with the name
 of its process. All processes end with this one; its exit code is that of the first that failed. It
-passes SIGTERM and SIGINT on: training ends with a checkpoint, and the exit code is 143.
+passes signals such as SIGTERM, SIGINT and SIGHUP on: training ends with a checkpoint, and the exit
+code is 143.
 """
 
 import contextlib
@@ -37,7 +38,6 @@ flags.DEFINE_integer(
 flags.DEFINE_string("report", None, "Show how evenly servers hold this checkpoint; no training.")
 
 _LAST_CHECKPOINT = 100  # seconds that all may take to end after SIGTERM
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _writing = threading.Lock()
 
 
@@ -46,8 +46,7 @@ def main(argv):
         return _report(FLAGS.report)
     if not argv[1:]:
         raise BadInput("give train.py's flags after --, e.g. -- --training_data_dir=data/train.")
-    for number in _SIGNALS:
-        signal.signal(number, signal.default_int_handler)
+    program.handle_signals(signal.default_int_handler)
     return _run(argv[1:])
 
 
@@ -64,8 +63,7 @@ def _run(train_flags):
     try:
         return _wait(processes, start)
     except KeyboardInterrupt:
-        for number in _SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
+        program.handle_signals(signal.SIG_IGN)
         for process, _ in processes.values():
             process.terminate()
         has_ended = lambda: all(process.poll() is not None for process, _ in processes.values())

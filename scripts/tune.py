@@ -24,7 +24,6 @@ import math
 import pathlib
 import shlex
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -74,8 +73,7 @@ _CONCLUSION = 3.0  # seconds for the table and the plot
 
 def main(arguments):
     need("matplotlib", "psutil", "tensorflow_core")
-    for number in (signal.SIGTERM, signal.SIGINT):  # so that running processes are ended
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    program.handle_signals(lambda number, _: sys.exit(128 + number))  # ends running processes
     check_list("modes", _MODES, may_be_empty=True)
     check_list("global_batch_sizes", may_be_empty=True)
     words, batch = _read(arguments[1:])

@@ -1,9 +1,22 @@
 """What a signal does to a process that never reaches the end of its step."""
 
+import fcntl
 import os
+import signal
 import sys
+import termios
 
-from conftest import finish, started
+import pytest
+from conftest import (
+    finish,
+    make_records,
+    report,
+    small_training,
+    started,
+    write_tfrecords,
+)
+
+from deepfm.state import checkpoints
 
 STUCK = """
 import sys
@@ -69,3 +82,85 @@ def test_a_signal_while_modules_are_loaded_cannot_be_swallowed():
     done = finish(started([sys.executable, "-c", SWALLOWS]))
     assert done.returncode == 143
     assert "SIGTERM: ending now." in done.stdout
+
+
+EACH = """
+import os, signal, sys, time
+sys.path.insert(0, ".")
+from deepfm.runtime import interruption, program
+for name in sys.argv[1:]:
+    interruption.install()
+    interruption.loaded()
+    with interruption.saving():
+        os.kill(os.getpid(), getattr(signal, name))
+        print(name, interruption.requested(), flush=True)
+interruption._TWICE = 0
+with interruption.saving():
+    os.kill(os.getpid(), signal.SIGXCPU)
+    os.kill(os.getpid(), signal.SIGXCPU)
+print("goes on")
+"""
+NAMES = "SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP", "SIGQUIT", "SIGUSR2", "SIGXCPU"
+
+
+def test_each_signal_that_asks_for_the_end_waits_for_the_checkpoint():
+    done = finish(started([sys.executable, "-c", EACH, *NAMES]))
+    assert [line for line in done.stdout.splitlines() if "True" in line or "False" in line] == [
+        f"{name} True" for name in NAMES
+    ], done.stdout
+    assert "goes on" in done.stdout  # the kernel repeats SIGXCPU
+
+
+def test_a_signal_that_is_ignored_at_the_start_stays_so():
+    """As SIGHUP under nohup; a shell's background jobs ignore SIGINT, which counts all the same."""
+
+    def ignore():
+        for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+
+    names = "SIGHUP", "SIGQUIT", "SIGINT"
+    done = finish(started([sys.executable, "-c", EACH, *names], preexec_fn=ignore))
+    for name, asked in zip(names, (False, False, True)):
+        assert f"{name} {asked}" in done.stdout
+
+
+def in_terminal(flags, ignored=()):
+    """(our side of a terminal, train.py running in it)."""
+    ours, theirs = os.openpty()
+
+    def take_terminal():
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+
+    outputs = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    command = [sys.executable, "train.py", "--log_steps=1", *flags]
+    return ours, started(command, **outputs, preexec_fn=take_terminal)
+
+
+def until_a_step(ours):
+    text = b""
+    while b"loss: " not in text:
+        text += os.read(ours, 1000)
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR2])
+def test_training_is_saved_when_its_terminal_closes(tmp_path, number):
+    data, model = write_tfrecords(tmp_path / "a.tfrecords", make_records(640)), tmp_path / "model"
+    ours, context = in_terminal(small_training(data, model, "--num_epochs=100000"))
+    with context as process:
+        until_a_step(ours)
+        os.close(ours) if number == signal.SIGHUP else process.send_signal(number)
+        assert process.wait(timeout=60) == 143
+    (name,) = checkpoints.read_state(str(model)).names
+    assert checkpoints.step(name) >= 1
+
+
+def test_training_that_ignores_the_end_of_its_terminal_goes_on(tmp_path):
+    data, model = write_tfrecords(tmp_path / "a.tfrecords", make_records(640)), tmp_path / "model"
+    ours, context = in_terminal(small_training(data, model, "--num_epochs=5"), [signal.SIGHUP])
+    with context as process:
+        until_a_step(ours)
+        os.close(ours)
+        process.wait(timeout=60)
+    assert report(model)["global_step"] == 50

@@ -526,7 +526,9 @@ def test_two_workers_name_the_line_of_a_bad_row_and_exit_with_2(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("number,expected", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    "number,expected", [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
 def test_a_signal_leaves_no_file_and_no_process(tmp_path, number, expected):
     process = start_long_run(tmp_path)
     process.send_signal(number)

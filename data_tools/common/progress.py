@@ -29,7 +29,7 @@ class Progress:
         """Counts `amount` more as done."""
         self._done = min(self._done + amount, self._total)
         now = time.monotonic()
-        if self._bar:
+        if self._bar and sys.stdout.isatty():  # the terminal may have closed
             self._bar.update(self._done)
         elif now - self._logged >= SECONDS_BETWEEN_LINES:
             self._logged = now

@@ -21,8 +21,6 @@ from data_tools.common.skipping import Skipping
 from deepfm.data.plain.bad_record import BadRecord
 from deepfm.runtime import program
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
 
 @contextlib.contextmanager
 def results(
@@ -111,7 +109,7 @@ def run(
         stack.enter_context(program.before_end(lambda: _kill(processes)))
         stack.callback(_kill, processes)
         # Hold signals back, or one could arrive when a process has started but is not yet listed.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, program.SIGNALS)
         try:
             for _ in range(min(num_workers, len(tasks))):
                 ours, theirs = context.Pipe()
@@ -158,9 +156,10 @@ def _collect(processes, todo):
 
 def _serve(work, pipe, parent):
     """A worker process: takes (index, task) from the pipe until it is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    program.handle_signals(signal.SIG_DFL)
+    for number in program.FROM_TERMINAL:  # the parent's to handle
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, program.SIGNALS)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     with contextlib.suppress(EOFError, ConnectionError):  # the parent is gone
         while True:

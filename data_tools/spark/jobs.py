@@ -75,7 +75,7 @@ def session(name: str, master: str) -> Iterator[SparkSession]:
             builder = builder.config(f"spark.executorEnv.{variable}", value)
     # Its coalescing would join the partitions, each of which becomes a file.
     builder = builder.config("spark.sql.adaptive.enabled", "false")
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in program.SIGNALS}
     with _explained("Spark could not start"):
         spark = builder.getOrCreate()
     for number, handler in handlers.items():  # Spark sets one of its own

@@ -1,4 +1,4 @@
-"""On SIGTERM, SIGINT or SIGUSR1, finishes and saves the current step and exits with code 143.
+"""On one of program.SIGNALS, finishes and saves the current step and exits with code 143.
 
 During training steps, a signal is only noted, and stopping.StopTogether ends training after the
 step. At any other time there is nothing to save, and the process ends at once. If a step does not
@@ -16,8 +16,9 @@ import time
 
 from absl import logging
 
+from deepfm.runtime import program
+
 CODE = 128 + signal.SIGTERM
-_SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
 _PATIENCE = 60  # seconds that the current step may take
 _TWICE = 2  # seconds after which a second signal means that the user will not wait
 
@@ -38,8 +39,7 @@ class Interrupted(SystemExit):
 def install():
     """Installs the handler of these signals; call it in the main thread."""
     _state.update(signal=None, loaded=False, taking_steps=False, heard=False)
-    for number in _SIGNALS:
-        signal.signal(number, _handle)
+    program.handle_signals(_handle)
     # Python runs a handler only when the main thread returns from TensorFlow, if ever; the byte in
     # this pipe is written at once.
     reader, writer = os.pipe()
@@ -89,7 +89,10 @@ def heard():
 
 
 def _handle(number, _):
-    again = requested() and time.monotonic() - _state["at"] > _TWICE
+    program.leave_closed_terminal()
+    # The kernel repeats SIGXCPU every second.
+    repeated = number != signal.SIGXCPU and time.monotonic() - _state["at"] > _TWICE
+    again = requested() and repeated
     if not requested():
         _state.update(signal=number, at=time.monotonic())
     name = signal.Signals(_state["signal"]).name
@@ -105,7 +108,7 @@ def _handle(number, _):
 
 def _wait(reader):
     """Ends the process if the main thread does not react to a signal."""
-    while os.read(reader, 1)[0] not in _SIGNALS:
+    while os.read(reader, 1)[0] not in program.SIGNALS:
         pass
     end = time.monotonic() + _PATIENCE
     while time.monotonic() < end:

@@ -1,7 +1,7 @@
 """How a program of this project starts and ends: flags in, one sentence and an exit code out.
 
-Exit codes: 0 done, 1 failed while running, 2 bad flags or bad input, 143 ended by SIGTERM, 130 by
-SIGINT.
+Exit codes: 0 done, 1 failed while running, 2 bad flags or bad input, 128 + its number for a signal:
+143 ended by SIGTERM, 130 by SIGINT.
 """
 
 import contextlib
@@ -30,7 +30,12 @@ SO_THIS_ENDS = (
 
 _WORDS = ("true", "false", "t", "f", "yes", "no", "y", "n", "1", "0")
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# The signals that end a program in an orderly way.
+SIGNALS = (
+    signal.SIGTERM, signal.SIGINT, signal.SIGUSR1,
+    signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2, signal.SIGXCPU,
+)  # fmt: skip
+FROM_TERMINAL = signal.SIGINT, signal.SIGHUP, signal.SIGQUIT  # reach a program's children as well
 
 
 _clean_ups: List[Callable[[], None]] = []
@@ -49,8 +54,7 @@ def run(
 ):
     """Runs `main()` after reading the flags; never returns.
 
-    SIGTERM and SIGINT end it with a sentence that ends with `when_ended`; `main` may set handlers
-    of its own.
+    SIGNALS end it with a sentence that ends with `when_ended`; `main` may set handlers of its own.
 
     `before_tensorflow()` is called first: it can set the environment variables that TensorFlow
     reads when it is loaded. Without `tensorflow`, the program needs none. `removed` is as in
@@ -74,6 +78,7 @@ def run(
         # An exception raised wherever the program happens to be may be swallowed there, or turned
         # into another one, so everything is done here.
         if os.getpid() == process:  # and not a child that was just forked
+            leave_closed_terminal()
             for clean_up in reversed(_clean_ups):
                 with contextlib.suppress(Exception):
                     clean_up()
@@ -81,8 +86,7 @@ def run(
             os.write(2, sentence.format(os.path.basename(sys.argv[0]), name, when_ended).encode())
         os._exit(128 + number)
 
-    for number in _SIGNALS:
-        signal.signal(number, end)
+    handle_signals(end)
 
     def start(_):
         before_tensorflow()
@@ -92,6 +96,25 @@ def run(
             gc.freeze()  # Python's end need not look for garbage among all of TensorFlow's objects
 
     app.run(start, flags_parser=functools.partial(read_flags_alone, removed=removed))
+
+
+def handle_signals(handler):
+    """Sets the handler of SIGNALS, but for those that are ignored, as SIGHUP is under nohup.
+
+    A shell's background jobs ignore SIGINT; it counts nevertheless, as do SIGTERM and SIGUSR1.
+    """
+    for number in SIGNALS:
+        if number in SIGNALS[:3] or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+def leave_closed_terminal():
+    """Drops what is written from now on if the terminal has closed; it would fail otherwise."""
+    for fd in (1, 2):
+        try:
+            os.write(fd, b"")
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
 
 
 @contextlib.contextmanager
@@ -106,7 +129,7 @@ def before_end(clean_up: Callable[[], None]):
 
 def ignore_signals():
     """Lets a program that has begun to put its results in place finish that."""
-    for number in _SIGNALS:
+    for number in SIGNALS:
         if getattr(signal.getsignal(number), "__module__", None) == __name__:  # as `run` set it
             # If a signal arrived just before, Python 3.7 tries to call SIG_IGN, a number.
             with contextlib.suppress(TypeError):

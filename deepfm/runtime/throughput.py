@@ -138,7 +138,7 @@ class ProgressHook(v1.train.SessionRunHook):
                 step, f"the loss is {loss}", run_context.session.run(self._worst), self._model_dir
             )
         self.recent_loss = loss
-        if self._bar:
+        if self._bar and sys.stdout.isatty():  # the terminal may have closed
             self._bar.update(
                 step - self._first_step,
                 [("loss", loss), ("examples/s", round(self._rate(max(self.steps - 50, 0))[0]))],
@@ -160,7 +160,7 @@ class ProgressHook(v1.train.SessionRunHook):
         return time.monotonic(), utilization.busy_seconds(), time.process_time()
 
     def end(self, session):
-        if self._bar:
+        if self._bar and sys.stdout.isatty():
             sys.stdout.write("\n")
         if self._every_steps and self._summarizes:
             v1.summary.FileWriterCache.get(self._model_dir).flush()
