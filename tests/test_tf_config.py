@@ -14,7 +14,16 @@ def parse(jobs, job="chief", index=0):
     return tf_config.parse(json.dumps({"cluster": jobs, "task": {"type": job, "index": index}}))
 
 
-@pytest.mark.parametrize("text", [None, "", "{}", '{"environment": "cloud"}', '{"cluster": {}}'])
+ALONE = [
+    json.dumps({"task": {"type": job, "index": index}, "environment": "cloud"})
+    for job, index in (("chief", 0), ("master", "0"), ("worker", 0))
+]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "{}", '{"environment": "cloud"}', '{"cluster": {}}', '{"task": {}}', *ALONE],
+)
 def test_no_cluster_is_none(text):
     assert tf_config.parse(text) is None
 
@@ -34,6 +43,14 @@ def test_ranks_are_the_chief_then_the_workers(chief):
         ("localhost:1", "TF_CONFIG is not JSON"),
         ("[1]", "is not an object with 'cluster' and 'task'"),
         ('{"cluster": "a:1"}', "is not an object with 'cluster' and 'task'"),
+        ('{"task": {"type": "ps", "index": 0}}', "names task ps 0, but no 'cluster'"),
+        ('{"task": {"type": "worker", "index": 1}}', "names task worker 1, but no 'cluster'"),
+        ('{"task": {"type": "chief", "index": 1}}', "names task chief 1, but no 'cluster'"),
+        ('{"cluster": {}, "task": {"type": "evaluator"}}', "evaluates .*, so start no evaluator"),
+        ('{"task": "ps"}', "names task ps 0, but no 'cluster'"),
+        ('{"task": {"type": ["ps"]}}', "names task .*, but no 'cluster'"),
+        (json.dumps({"sparseCluster": JOBS}), "unknown key 'sparseCluster'; known are cluster,"),
+        (json.dumps({"Cluster": JOBS, "task": {}}), "unknown key 'Cluster'"),
         (json.dumps({"cluster": JOBS}), "'task' is missing"),
         (json.dumps({"cluster": JOBS, "task": {"type": "ps"}}), "'task' is missing"),
     ],
@@ -52,7 +69,8 @@ def test_an_index_may_be_written_as_text():
     [
         (JOBS, "worker", 2, "no task worker 2; it has chief 0 to 0, ps 0 to 0, worker 0 to 1"),
         (JOBS, "master", 0, "no task master 0"),
-        (JOBS, "evaluator", 0, "no task evaluator 0"),
+        (JOBS, "evaluator", 0, "no task evaluator 0.*; the chief evaluates .*start no evaluator"),
+        ({**JOBS, "evaluator": ["d:1"]}, "chief", 0, "'evaluator'.*, so start no evaluator"),
         (JOBS, "worker", "x", "no task worker x"),
         (JOBS, ["worker"], 0, "no task ..worker"),
         ({**JOBS, "boss": ["d:1"]}, "chief", 0, "unknown job 'boss'"),
