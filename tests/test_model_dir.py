@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -20,6 +21,7 @@ from conftest import (
 )
 
 from deepfm.config import InputConfig, JobConfig
+from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files
 from deepfm.state import model_dir
@@ -350,3 +352,50 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path):
     assert done.returncode == 0, done.stderr
     names = [path.name for path in (tmp_path / "model").glob("model.ckpt-*.index")]
     assert sorted(names) == [f"model.ckpt-{step}.index" for step in (10, 6, 8)]
+
+
+@pytest.mark.parametrize("name", ["sweep[lr=0.1]", "a]", "a*", "b?", "a\\b", "a[1]/model"])
+@pytest.mark.parametrize(
+    "flag, task",
+    [("model_dir", "train"), ("servable_model_dir", "export"), ("checkpoint", "infer")],
+)
+def test_a_folder_that_tensorflow_takes_for_a_pattern_is_refused(tmp_path, flag, task, name):
+    path = str(tmp_path / name)
+    asked = job(tmp_path / "model", task)._replace(**{flag: path})
+    with pytest.raises(BadInput) as error:
+        model_dir.check(asked, chief=True)
+    assert str(error.value).startswith(f"--{flag}={path}: TensorFlow takes [ ] * ? and \\ for a")
+    better = str(error.value).rpartition("such as ")[2].rstrip(".")
+    assert not set(better) & set("[]*?\\") and better.startswith(str(tmp_path))
+    assert not os.listdir(str(tmp_path)), "it is refused before anything is made"
+
+
+def test_data_may_be_named_like_a_pattern(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d[1]").mkdir()
+    for path in ("a[1].tfrecords", "d[1]/a[2].tfrecords"):
+        write_tfrecords(tmp_path / path, make_records(20))
+    for spec, found in (
+        ("a[1].tfrecords", "./a[1].tfrecords"), ("d[1]", "d[1]/a[2].tfrecords"),
+        ("d[1]/a[2].tfrecords", "d[1]/a[2].tfrecords"),
+    ):  # fmt: skip
+        assert [file.path for file in datasets.find(spec, "val_data_dir").files] == [found]
+    model_dir.check(job("d", data={"training_data_dir": "d[1]"}), chief=True)
+
+
+@pytest.mark.parametrize(
+    "flag", ["model_dir", "servable_model_dir", "predictions_file", "checkpoint", "val_data_dir"]
+)
+def test_a_name_that_is_not_utf_8_ends_in_one_sentence(tmp_path, flag):
+    data = write_tfrecords(tmp_path / "a.tfrecords", make_records(20))
+    bad = os.fsdecode(bytes(tmp_path / "b") + b"\xff")
+    shutil.copy(data, bad)
+    task = {"predictions_file": "infer", "checkpoint": "eval"}.get(flag, "train")
+    done = run_train(
+        *small_job(data, tmp_path / "model"), f"--task_type={task}", f"--{flag}={bad}",
+        f"--infer_data_dir={data}",
+    )  # fmt: skip
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert last.endswith(": this name is not UTF-8; rename the file or folder."), done.stderr
+    assert "Traceback" not in done.stderr

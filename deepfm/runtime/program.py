@@ -45,6 +45,9 @@ _clean_ups: List[Callable[[], None]] = []
 _HOROVOD = re.compile(r"Horovod has been shut down|gloo/transport/|MPI_\w+ failed")
 
 
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # how Python holds bytes of a name that are not UTF-8
+
+
 def run(
     main,
     before_tensorflow=lambda: None,
@@ -246,16 +249,27 @@ def _guarded(main):
     tf.get_logger().setLevel("ERROR")
     try:
         main()
-    except BadInput as error:
-        _end(str(error), 2)
+    except (BadInput, UnicodeEncodeError) as error:
+        _end(_sentence(error), 2)
     except (OSError, tf.errors.OpError) as error:
         logging.debug("The trace of this failure:", exc_info=True)
         text = error.message if isinstance(error, tf.errors.OpError) else str(error)
         # For an error in tf.data, TensorFlow first says which ops it came through.
         text = text.strip().splitlines()[0].rpartition("Original message: ")[2]
+        if "convert element to UTF-8" in text:
+            _end("the name of a file or folder is not UTF-8, as TensorFlow needs it; rename it.", 2)
         if _HOROVOD.search(text):
             _end(f"another rank has failed, or cannot be reached, {SO_THIS_ENDS}", 1)
         _end(f"{type(error).__name__}: {text}", 1)
+
+
+def _sentence(error):
+    """What to say of bad input; of a text that is not UTF-8, whether it is a name."""
+    if isinstance(error, BadInput):
+        return str(error)
+    if not _NOT_UTF8.search(error.object):
+        raise error
+    return f"{error.object}: this name is not UTF-8; rename the file or folder."
 
 
 def log_with_the_time():
@@ -270,8 +284,8 @@ def _guarded_alone(main):
     log_with_the_time()
     try:
         main()
-    except BadInput as error:
-        _end(str(error), 2)
+    except (BadInput, UnicodeEncodeError) as error:
+        _end(_sentence(error), 2)
     except OSError as error:
         logging.debug("The trace of this failure:", exc_info=True)
         _end(f"{type(error).__name__}: {error}", 1)

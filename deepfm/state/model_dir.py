@@ -34,6 +34,7 @@ _FOLDER = re.compile(rf"model\.ckpt-\d+_temp_{_HEX}|\.reading-{atomic_files.ENDS
 _EVALUATIONS = re.compile(r"eval(_\w+)?")  # folders of summaries
 _LINE = re.compile(rb"\s*[-+.\de]+\s+\d+:[-+.:\de]+\s")  # how a LibSVM file begins
 _PREDICTIONS = re.compile(rb"((nan|\d(\.\d*)?(e-\d+)?)\n)*")
+_PATTERN = re.compile(r"[][*?\\]+")  # what TensorFlow takes for a pattern, not for a name
 _HEAD = 1 << 12  # bytes
 
 
@@ -111,6 +112,7 @@ def check(job: JobConfig, chief: bool):
         BadInput, RemoteError: the text names the path.
     """
     task, folder, cache = job.task_type, job.model_dir, _cache_file(job)
+    _check_names(job)
     if remote_files.is_remote(folder):
         remote_files.check_is_folder(folder, "model_dir")
     check_apart(job)
@@ -134,6 +136,30 @@ def check(job: JobConfig, chief: bool):
             raise BadInput(f"--model_dir={folder} cannot be written; give --predictions_file=PATH.")
     if task == "train":
         remote_files.check_writable(folder, "model_dir")
+
+
+def _check_names(job):
+    """Refuses (BadInput) names with which checkpoints and exports could be written but not read.
+
+    Raises UnicodeEncodeError, which program.run explains, for one that is not UTF-8.
+    """
+    for flag, path, tasks in _outputs(job):
+        if path and job.task_type in tasks:
+            path.encode()
+            # From a remote model_dir, checkpoints are fetched before they are read.
+            literal = flag == "model_dir" and remote_files.is_remote(path)
+            if flag in ("model_dir", "servable_model_dir", "checkpoint") and not literal:
+                check_is_no_pattern(path, f"--{flag}")
+
+
+def check_is_no_pattern(path: str, name: str):
+    """Refuses (BadInput) the path of a folder or checkpoint that TensorFlow takes for a pattern."""
+    better = _PATTERN.sub("_", path).rstrip("_")
+    if _PATTERN.search(path):
+        raise BadInput(
+            f"{name}={path}: TensorFlow takes [ ] * ? and \\ for a pattern and would not find what "
+            f"is saved there; rename it, or give another path, such as {better}."
+        )
 
 
 def check_predictions_file(job: JobConfig):
@@ -179,6 +205,17 @@ def _places_of_data(job):
             yield flag, place.strip()
 
 
+def _outputs(job):
+    """(flag, the path that it names, the tasks that use it) of all but data."""
+    return (
+        ("model_dir", job.model_dir, ("train", "eval", "infer", "export")),
+        ("servable_model_dir", job.servable_model_dir, ("train", "export")),
+        ("cache", _cache_file(job), ("train",)),
+        ("predictions_file", job.predictions_file, ("infer",)),
+        ("checkpoint", job.checkpoint, ("eval", "infer", "export")),
+    )
+
+
 def check_apart(job: JobConfig):
     """Refuses (BadInput) a model_dir that is a folder of the job's data, or one above it, and
     exports in a folder of data."""
@@ -186,7 +223,8 @@ def check_apart(job: JobConfig):
     exports = job.servable_model_dir if job.task_type in ("train", "export") else None
     for flag, place in _places_of_data(job):
         # For a glob, the folder that all its matches have in common.
-        fixed = posixpath.join(_whole(re.split(r"[*?\[]", place)[0]), "")
+        fixed = place if os.path.isdir(place) else re.split(r"[*?\[]", place)[0]
+        fixed = posixpath.join(_whole(fixed), "")
         if fixed.startswith(model):
             raise BadInput(
                 f"--model_dir={job.model_dir} is the folder of --{flag}={place}, or one above "
@@ -201,15 +239,9 @@ def check_apart(job: JobConfig):
 
 def warn_inside(job: JobConfig):
     """Warns of output inside a folder of data, where the next job would read it as data."""
-    writers = (
-        ("model_dir", job.model_dir, ("train", "eval", "infer", "export")),
-        ("servable_model_dir", job.servable_model_dir, ("train", "export")),
-        ("cache", _cache_file(job), ("train",)),
-        ("predictions_file", job.predictions_file, ("infer",)),
-    )
     for flag, place in _places_of_data(job):
         folder = posixpath.join(_whole(place), "")
-        for name, path, tasks in writers:
+        for name, path, tasks in _outputs(job)[:-1]:
             inside = posixpath.join(_whole(path or ""), "").startswith(folder)
             if path and job.task_type in tasks and inside and os.path.isdir(folder):
                 logging.warning(
