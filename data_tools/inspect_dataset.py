@@ -29,6 +29,7 @@ from data_tools.common.line_blocks import LineRange
 from data_tools.common.progress import Progress
 from data_tools.inspecting import new_metadata
 from deepfm.data import bad_records, dataset_json, datasets, formats, records
+from deepfm.data.plain import file_bytes
 from deepfm.data.plain.bad_record import BadRecord
 from deepfm.data.plain.schema import FRAME
 from deepfm.errors import BadInput
@@ -272,7 +273,7 @@ def _read_tfrecord(path, field_size, weighted):
             fields = np.tile(np.arange(schema.field_size), len(labels)).repeat(counts.ravel())
             yield (read, labels, lengths, fields, ids[there], values[there], *weights)
     if compression:
-        datasets.check_gzip(path)
+        file_bytes.check_gzip(path)
     elif total < tf.io.gfile.stat(path).length:  # TensorFlow ignores a truncated header
         raise BadInput(str(next(bad_records.find_bad(path, formats.TFRECORD, schema))))
 

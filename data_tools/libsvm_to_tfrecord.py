@@ -61,7 +61,7 @@ def convert(
         OSError: an output cannot be written, or a process was killed.
     """
     start = time.monotonic()
-    data = datasets.find(options.input, "input", partial=own_files)
+    data = datasets.find(options.input, "input", partial=own_files, tables=True)
     if data.format is not formats.LIBSVM:
         raise BadInput(
             f"--input={options.input}: {data.files[0].path} is neither text nor Parquet."

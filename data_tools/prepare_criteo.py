@@ -33,6 +33,7 @@ from data_tools.click_logs.options import (
     Options,
     check,
     complete,
+    find,
     known_map,
     log_summary,
     log_unlabelled,
@@ -75,7 +76,7 @@ def prepare(options: Options, share: Tuple[int, int] = (0, 1)) -> List[datasets.
     of_rows = options.table or column_kinds.DATASETS[options.dataset]
     columns = column_kinds.fields(of_rows, options.integers)
     sources = sources_of(options)
-    found = {source.flag: _find(source, options.own_files) for source in sources}
+    found = find(sources, options.own_files)
     mine = (0, 1) if options.own_files else share
     cut = {s.flag: list(slices.cut(s, found[s.flag], options, mine)) for s in sources}
     every = [task for group in cut.values() for task in group]
@@ -93,11 +94,6 @@ def prepare(options: Options, share: Tuple[int, int] = (0, 1)) -> List[datasets.
         files = output_folder.publish(written, tables, fingerprint, old, options, share, scratch)
     log_summary(files, tables, fingerprint, time.monotonic() - start)
     return files
-
-
-def _find(source, own_files):
-    """The files of a source, in order; raises BadInput if they cannot be raw rows."""
-    return slices.checked(source, datasets.find(source.spec, source.flag, partial=own_files))
 
 
 def _tables(tasks, columns, options):

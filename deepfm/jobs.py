@@ -17,7 +17,7 @@ from deepfm.errors import BadInput
 from deepfm.kernels import compiled
 from deepfm.model import groups
 from deepfm.runtime import atomic_files, interruption, remote_files, sagemaker
-from deepfm.state import best, checkpoints
+from deepfm.state import best, checkpoints, resume
 from deepfm.state.remote_model_dir import REPORT, at_hand
 
 _OF_EVALUATIONS = "eval", "curves", "best", "stopped_early"  # entries of a report
@@ -92,13 +92,6 @@ def _warn_of_idle_flags(job):
     for name, tasks in _USED_BY.items():
         if name in job.given and task not in tasks:
             logging.warning("--%s has no effect with --task_type=%s.", name, task)
-    folders = [(x or "").rstrip("/") for x in (job.input.training_data_dir, job.input.val_data_dir)]
-    same = folders[0] and folders[0] == folders[1]
-    if task == "train" and same:
-        logging.warning(
-            "--val_data_dir is --training_data_dir: the evaluations show how well the model "
-            "remembers these records, not how well it predicts new ones."
-        )
 
 
 def _keep_report(job, found):
@@ -153,6 +146,8 @@ def _with_batch_size(job):
 
 def _eval(job, of_job):
     data, model = _trained_model(job, of_job, "val_data_dir")
+    if job.distribution.processes.chief:
+        open_data.warn_of_remembered(resume.still_there(job.model_dir, data.files), data.files)
     groups.check(model.grouping, model.config.field_size)
     if not open_data.evaluates_alone(job.input, job.distribution.processes):
         data = open_data.weighted_alike(data, job.distribution.processes)

@@ -3,12 +3,14 @@
 `flag` is the name of the flag that names the data; it is a field of InputConfig.
 """
 
-from typing import Optional, Tuple
+from typing import Optional, Sequence, Tuple
 
 from absl import logging
 
 from deepfm.config import Distribution, InputConfig, Processes, Replicas, Share
 from deepfm.data import datasets, formats, pipe_mode, shares
+from deepfm.data.plain import file_bytes
+from deepfm.data.plain.data_file import DataFile
 from deepfm.errors import BadInput
 from deepfm.runtime import remote_files, sagemaker
 
@@ -32,7 +34,7 @@ def find(
     partial = sharded or (flag == "training_data_dir" and bool(of_job.enable_s3_shard))
     data = datasets.find(spec, flag, asked.data_format, partial)
     for file in data.files:
-        datasets.check_gzip(file.path)
+        file_bytes.check_gzip(file.path)
     if processes.size > 1 and not (flag == "val_data_dir" and alone):
         data = datasets.count_rows(data)
     weighted = asked.example_weights is not None or datasets.is_weighted(data)
@@ -100,6 +102,18 @@ def find_validation(
     else:
         wanted = bool(asked.val_data_dir)
     return find("val_data_dir", asked, processes, of_job) if wanted else None
+
+
+def warn_of_remembered(trained: Sequence[DataFile], files: Sequence[DataFile]):
+    """Warns of files to evaluate on whose records the model is trained on."""
+    both = list(file_bytes.in_both(files, trained))
+    if both:
+        logging.warning(
+            "--val_data_dir: %s%s holds records that the model is trained on (%s): the evaluations "
+            "show how well it remembers them, not how well it predicts new ones.",
+            both[0][0].path, f" (one of {len(both)} such files)" * (len(both) > 1),
+            both[0][1].path,
+        )  # fmt: skip
 
 
 def weighted_alike(

@@ -41,6 +41,8 @@ def train(job: JobConfig, of_job: sagemaker.Job, mirror: Optional[Mirror] = None
     ops = compiled.of_steps(job.ops, processes, mode.servers)
     data = open_data.find("training_data_dir", job.input, processes, of_job)
     validation = open_data.find_validation(job.input, processes, of_job)
+    if chief and validation:
+        open_data.warn_of_remembered(data.files, validation.files)
     config = model_config.to_train(asked, _kept_model(job), data, validation)
     grouping = groups.Grouping(job.gauc_field, job.slice_fields)
     groups.check(grouping, config.field_size)

@@ -28,7 +28,7 @@ from deepfm.data import (
     input_pipeline,
     records,
 )
-from deepfm.data.plain import libsvm_text
+from deepfm.data.plain import file_bytes, libsvm_text
 from deepfm.data.reading import Source
 from deepfm.errors import BadInput
 from deepfm.kernels.compiled import COMPILED
@@ -385,7 +385,7 @@ def check_file(path: str, rules: Rules) -> Outcome:
 
 def _refusal(path):
     try:
-        datasets.check_gzip(path)
+        file_bytes.check_gzip(path)
     except BadInput as error:
         return str(error)
     return None

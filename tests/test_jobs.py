@@ -412,7 +412,6 @@ def test_a_file_that_changes_while_it_is_read_is_named(tmp_path, what, sentence)
     [
         (["infer_data_dir"], {}, "--infer_data_dir has no effect with --task_type=train."),
         (["training_data_dir"], {"task_type": "eval"}, "--training_data_dir has no effect with"),
-        ([], {"val_data_dir": "a"}, "--val_data_dir is --training_data_dir: "),
         (["training_data_dir", "val_data_dir", "servable_model_dir"], {}, None),
         (["val_data_dir"], {"task_type": "eval", "val_data_dir": "a"}, None),
     ],

@@ -1,16 +1,19 @@
 """The flags of prepare_criteo, on one machine and on Spark, and what they mean together."""
 
 import dataclasses
+import itertools
 import os
-from typing import Optional, Tuple
+from typing import Dict, Optional, Sequence, Tuple
 
 from absl import logging
 
-from data_tools.click_logs import column_kinds, feature_map, row_parser
+from data_tools.click_logs import column_kinds, feature_map, row_parser, slices
 from data_tools.click_logs.column_kinds import BUCKETS, SCALED, Column, Table
 from data_tools.click_logs.slices import Source
 from data_tools.click_logs.splitting import SPLITS, Split
 from data_tools.common.command_line import REQUIRED, flag
+from deepfm.data import datasets
+from deepfm.data.plain import file_bytes
 from deepfm.errors import BadInput
 from deepfm.runtime.storage import places
 
@@ -193,6 +196,24 @@ def sources_of(options):
             split = Split(tuple(float(j == i) for j in range(len(SPLITS))))
             sources.append(Source(f"{name}_input", spec, split, name != "test"))
     return sources
+
+
+def find(sources: Sequence[Source], own_files: bool = False) -> Dict[str, list]:
+    """{flag: the DataFiles of the source}; raises BadInput if they cannot be raw rows.
+
+    Args:
+        sources: the sources, which may not share rows: they would have two roles.
+        own_files: whether no other host sees these files.
+    """
+    find_one = lambda x: datasets.find(x.spec, x.flag, partial=own_files, tables=True)
+    found = {source.flag: slices.checked(source, find_one(source)) for source in sources}
+    for (name, files), (other, others) in itertools.combinations(found.items(), 2):
+        for one, same in file_bytes.in_both(files, others):
+            raise BadInput(
+                f"{one.path} of --{name} holds the same rows as {same.path} of --{other}; give "
+                "each split rows of its own."
+            )
+    return found
 
 
 def log_unlabelled(tasks):

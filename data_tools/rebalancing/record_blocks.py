@@ -18,7 +18,8 @@ import tensorflow as tf
 
 from data_tools.common import line_decoding, workers
 from data_tools.common.line_blocks import LineRange
-from deepfm.data import bad_records, datasets, example_bytes, formats, records
+from deepfm.data import bad_records, example_bytes, formats, records
+from deepfm.data.plain import file_bytes
 from deepfm.data.plain.bad_record import BadRecord
 from deepfm.data.plain.schema import FRAME
 from deepfm.errors import BadInput
@@ -132,7 +133,7 @@ def _read_frames(part, schema, max_bad_records):
             raise
         else:
             if left and path.endswith(".gz"):
-                raise datasets.several_members(path)
+                raise file_bytes.several_members(path)
             if not left:
                 return
             refused = None  # TensorFlow ignores a truncated header

@@ -30,7 +30,7 @@ def convert(spark, options: Options):
         OSError: a job failed, or an output cannot be published.
     """
     start = time.monotonic()
-    data = datasets.find(options.input, "input")
+    data = datasets.find(options.input, "input", tables=True)
     if data.data_format != "libsvm":
         raise BadInput(
             f"--input={options.input}: {data.files[0].path} is neither text nor Parquet."

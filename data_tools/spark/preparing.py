@@ -26,7 +26,6 @@ from data_tools.click_logs.vocabulary import Counts
 from data_tools.common import publishing
 from data_tools.common.skipping import Skipping
 from data_tools.spark import jobs, row_tasks
-from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.runtime.storage import places
 
@@ -49,10 +48,7 @@ def prepare(spark, options: Options):
     of_rows = options.table or column_kinds.DATASETS[options.dataset]
     columns = column_kinds.fields(of_rows, options.integers)
     sources = flags.sources_of(options)
-    found = {
-        source.flag: slices.checked(source, datasets.find(source.spec, source.flag))
-        for source in sources
-    }
+    found = flags.find(sources)
     cut = {s.flag: list(slices.cut(s, found[s.flag], options, ALONE)) for s in sources}
     every = [task for group in cut.values() for task in group]
     flags.log_unlabelled(every)

@@ -1,29 +1,28 @@
 """Which files make up a data set, and whether any are missing; finds them without TensorFlow."""
 
-import contextlib
 import fnmatch
 import functools
 import os
 import posixpath
 import re
 import sys
-import zlib
 from typing import Dict, List, NamedTuple, Optional
 
 from absl import logging
 
 from deepfm.data import dataset_json
 from deepfm.data.dataset_json import METADATA, UNFINISHED, SamplingRates
-from deepfm.data.plain import data_file
+from deepfm.data.plain import data_file, file_bytes
 from deepfm.data.plain.data_file import DataFile
 from deepfm.data.plain.schema import Shape
 from deepfm.errors import BadInput
 from deepfm.runtime.storage import places
 from deepfm.runtime.storage.places import is_remote
 
+_SPLIT = re.compile(
+    r"(?:^|/)(?:(train(?:ing)?)|(e?val(?:id|idation|uation)?)|(test(?:ing)?))(?=[-_./0-9]|$)"
+)  # in a path
 TEMPORARY, SUCCESS = "_temporary", "_SUCCESS"  # of Hadoop and Spark: while a job writes, and after
-_GZIP = b"\x1f\x8b"
-_UNREADABLE = (".snappy", ".bz2", ".lz4", ".zst", ".deflate")  # what Hadoop's other codecs write
 
 
 class DataSet(NamedTuple):
@@ -99,7 +98,9 @@ class Found(NamedTuple):
         return len(names) == len(patterns) and all(map(fnmatch.fnmatchcase, names, patterns))
 
 
-def find(spec: str, flag: str, data_format: str = "auto", partial: bool = False) -> DataSet:
+def find(
+    spec: str, flag: str, data_format: str = "auto", partial: bool = False, tables: bool = False
+) -> DataSet:
     """Finds the data that a flag names, and refuses what cannot be data.
 
     Args:
@@ -107,13 +108,14 @@ def find(spec: str, flag: str, data_format: str = "auto", partial: bool = False)
         flag: the flag's name, for messages.
         data_format: auto, or a name in formats.FORMATS.
         partial: whether a host may have only its part of the files that dataset.json names.
+        tables: whether files may be Parquet or CSV.
 
     Raises:
         BadInput: no file matches, all are empty, one in dataset.json is missing, formats are mixed,
-            a file's name and compression disagree, or a local file may not be read.
+            a file's name and compression disagree, it is of another kind, or it may not be read.
     """
     try:
-        return _find(spec, flag, data_format, partial)
+        return _find(spec, flag, data_format, partial, tables)
     except (FileNotFoundError, PermissionError) as error:
         if is_remote(spec):  # the cause may be the server
             raise
@@ -129,7 +131,7 @@ def _formats():
     return formats.FORMATS
 
 
-def _find(spec, flag, data_format, partial):
+def _find(spec, flag, data_format, partial, tables):
     entries = [_search(entry.strip(), flag) for entry in spec.split(",")]
     paths = sorted({path for entry in entries for path in entry.paths})
     folders = {posixpath.dirname(path) for path in paths}
@@ -153,10 +155,8 @@ def _find(spec, flag, data_format, partial):
         raise BadInput(f"{empty[0].path}: empty (0 bytes), so --{flag}={spec} has no records.")
     for file in empty:
         logging.warning("%s is empty (0 bytes) and adds no records.", file.path)
-    found = {data_format}
-    if data_format == "auto":
-        kinds = places.each(paths[0], _format, [file.path for file in files])
-        found = {x.name for x in kinds if x}
+    kinds = places.each(paths[0], lambda file: _format(file.path, tables), files)
+    found = {x.name for x in kinds if x} if data_format == "auto" else {data_format}
     if not found:
         raise BadInput(f"--{flag}={spec}: the files have no records ({files[0].path} is empty).")
     if len(found) > 1:
@@ -167,6 +167,7 @@ def _find(spec, flag, data_format, partial):
             f"--{flag}={spec} mixes {titles} files ({files[0].path}, {files[-1].path}); "
             + (glob if "," not in spec else "name files of one kind.")
         )
+    _warn_of_repeated(entries, files, flag)
     said = {folder: dataset_json.read(folder, names) for folder in folders}
     said = {folder: metadata for folder, metadata in said.items() if metadata}
     there = set(paths) - {file.path for file in empty}
@@ -190,6 +191,27 @@ def _find(spec, flag, data_format, partial):
         feature_map=_feature_map(described, flag),
         weighted=any_says("weighted"),
     )
+
+
+def _warn_of_repeated(entries, files, flag):
+    """Warns of records that are there twice, and of an entry that takes in several splits."""
+    for first, *copies in file_bytes.same_content(files):
+        logging.warning(
+            "--%s: %s is a copy of %s: their records count more than once; delete one of them.",
+            flag, " and ".join(file.path for file in copies[:3]), first.path,
+        )  # fmt: skip
+    for entry in entries:
+        fixed = re.split(r"[*?\[]", entry.spec)[0]
+        top = entry.spec if entry.is_directory else posixpath.dirname(fixed)
+        named = [(_SPLIT.search(path[len(top) :]), path) for path in sorted(entry.paths)]
+        splits = {split.lastindex: path for split, path in named if split}
+        if len(splits) > 1:
+            first, second, *_ = (path for _, path in sorted(splits.items()))
+            logging.warning(
+                "--%s=%s takes in %s and %s, by their names parts of several splits; name one "
+                "split, such as %s.",
+                flag, entry.spec, first, second, first,
+            )  # fmt: skip
 
 
 def _check_finished(folder, name):
@@ -282,23 +304,12 @@ def _hidden(path):
     return any(x.startswith(".") or (x.startswith("_") and "=" not in x) for x in names)
 
 
-def _format(path):
-    """The Format or Kind of a file, by its name or else by its first bytes; checks compression.
+def _format(path, tables):
+    """The Format or Kind of a file, by its name or else by its first bytes, which it checks.
 
     None for a gzip file of nothing whose name does not tell the format.
     """
-    with places.of(path).open_file(path) as f:
-        head = f.read(4096)
-    if path.endswith(".gz") and not head.startswith(_GZIP):
-        raise BadInput(f"{path}: is named .gz but is not gzip-compressed; rename or compress it.")
-    if path.endswith(_UNREADABLE):
-        codec = posixpath.splitext(path)[1]
-        raise BadInput(f"{path}: {codec} cannot be read; write it plain or as .gz (codec gzip).")
-    if head.startswith(_GZIP) and not path.endswith(".gz"):
-        raise BadInput(f"{path}: is gzip-compressed; its name must end in .gz.")
-    if path.endswith(".gz"):
-        with contextlib.suppress(zlib.error):  # whoever reads the file says where it is damaged
-            head = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head, 12)
+    head = file_bytes.head(path, tables)
     if not head and not data_file.is_named(path, _formats()):
         return None
     return data_file.kind_of(path, head[:12], _formats())
@@ -366,35 +377,3 @@ def count_rows(data: DataSet) -> DataSet:
     count = lambda file: sum(1 for _ in data.format.numbered(file.path))
     files = [f if f.rows is not None else f._replace(rows=count(f)) for f in data.files]
     return data._replace(files=files)
-
-
-def check_gzip(path: str):
-    """Refuses (BadInput) a gzip file of which TensorFlow would read a part without an error.
-
-    That happens sometimes with a truncated file, and always with one of several members (`cat a.gz
-    b.gz`). Unpacks the file once; ignores files not named .gz.
-    """
-    if not path.endswith(".gz"):
-        return
-    unpack = zlib.decompressobj(zlib.MAX_WBITS | 16)  # 16: gzip's header and trailer
-    try:
-        with places.of(path).open_file(path) as f:
-            for block in iter(lambda: f.read(1 << 20), b""):
-                unpack.decompress(block)
-                if unpack.eof:
-                    break
-            more = unpack.unused_data or f.read(1)
-    except zlib.error as error:
-        raise BadInput(f"{path}: the gzip file is damaged ({error}); copy it again.") from error
-    if not unpack.eof:
-        raise BadInput(f"{path}: the gzip file is cut short; copy it again.")
-    if more:
-        raise several_members(path)
-
-
-def several_members(path: str) -> BadInput:
-    """The error for a gzip file of several members."""
-    return BadInput(
-        f"{path}: has several gzip members, of which TensorFlow reads only the first; rewrite it "
-        "with 'zcat FILE | gzip > OTHER'."
-    )

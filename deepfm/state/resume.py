@@ -15,6 +15,7 @@ parts for people to read, and what no checkpoint can know:
 finished by itself.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -27,6 +28,7 @@ from absl import logging
 from deepfm.config import Distribution, InputConfig
 from deepfm.data import datasets
 from deepfm.data.identity import Identity
+from deepfm.data.plain.data_file import DataFile
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files
 
@@ -126,6 +128,15 @@ def order_of(
 def known_files(model_dir: str) -> Dict[str, Identity]:
     """{path: Identity} of the files that the last run of model_dir was trained on."""
     return _read(model_dir).files
+
+
+def still_there(model_dir: str, like: Sequence[DataFile]) -> List[DataFile]:
+    """The files that the last run of model_dir was trained on, as far as they may equal `like`."""
+    sizes = {file.bytes for file in like}
+    with contextlib.suppress(BadInput):  # training says what is wrong with run.json
+        files = [DataFile(path, was.bytes) for path, was in known_files(model_dir).items()]
+        return [x for x in files if x.bytes in sizes and tf.io.gfile.exists(x.path)]
+    return []
 
 
 def begin(
