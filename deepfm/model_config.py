@@ -7,7 +7,8 @@ import tensorflow as tf
 from absl import logging
 
 from deepfm.config import STAYS, ModelAsked, ModelConfig
-from deepfm.data import datasets
+from deepfm.data import bad_records, datasets
+from deepfm.data.plain.schema import Schema
 from deepfm.errors import BadInput
 from deepfm.model.model_fn import logit_offset
 from deepfm.runtime import atomic_files
@@ -99,6 +100,8 @@ def _config(asked, fields, data_sets):
         fields[name] = fields[name] or (getattr(data_sets[0], name) if data_sets else None)
         if name == "field_size" and data_sets and not fields[name] and data_sets[0].files:
             fields[name] = datasets.first_record(data_sets[0]).field_size
+            if not fields[name]:  # says what the first record has instead of ids
+                bad_records.check_first_records(data_sets[0], Schema(1))
         if not fields[name]:
             raise BadInput(
                 f"--{name} is missing and no dataset.json beside the data gives it (Pipe mode "

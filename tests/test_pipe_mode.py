@@ -178,6 +178,14 @@ def test_a_stream_with_dataset_json_in_it_says_how_to_leave_it_out(channels, tmp
     assert "end the prefix with 'part-'" in last_line(done)
 
 
+def test_an_error_that_is_not_about_records_does_not_blame_the_channel(channels, tmp_path):
+    flags = channels(training=tfrecords(tmp_path, 700))
+    nccl = ("--distribution=mirrored", "--replicas_per_process=2", "--cross_device_ops=nccl")
+    done = run_train(*flags, *nccl, f"--model_dir={tmp_path}/model", timeout=60)
+    assert done.returncode == 1  # nccl has no operator on CPUs
+    assert "NcclAllReduce" in last_line(done) and "FIFO" not in last_line(done)
+
+
 def test_an_empty_stream_is_an_error(channels, tmp_path):
     flags = channels(training=b"")
     done = run_train(*flags, f"--model_dir={tmp_path}/model", timeout=60)

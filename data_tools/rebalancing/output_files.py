@@ -78,9 +78,8 @@ def schema(data, first_shape):
     known = Shape(data.field_size, data.multi_valued, data.weighted)
     if not known.field_size or None in known:
         known = Shape(*(said or seen for said, seen in zip(known, first_shape(data))))
-    if not known.field_size:
-        raise BadInput(f"{data.files[0].path}: record 0 at byte 0: not a record with ids.")
-    return Schema(known.field_size, multi_valued=known.multi_valued, weighted=known.weighted)
+    # Where no record has ids, one is expected: whoever reads the first says what it has.
+    return Schema(known.field_size or 1, multi_valued=known.multi_valued, weighted=known.weighted)
 
 
 def log_summary(found, kept, num_files, seconds):

@@ -135,7 +135,9 @@ def naming_bad_records(data: datasets.DataSet, schema: Schema):
         yield
     except tf.errors.OpError as error:
         kinds = tf.errors.InvalidArgumentError, tf.errors.DataLossError
-        if data.pipe and isinstance(error, (*kinds, tf.errors.InternalError)):
+        # What failed is in a function of the data set; the graph's operator takes a batch of it.
+        of_records = "IteratorGetNext" in error.message  # or MultiDeviceIteratorGetNextFromShard
+        if data.pipe and of_records and isinstance(error, (*kinds, tf.errors.InternalError)):
             reason = error.message.strip().splitlines()[0].rstrip(".")
             weights = "" if schema.weighted else " Records with weights need --example_weights."
             raise BadInput(
@@ -147,8 +149,7 @@ def naming_bad_records(data: datasets.DataSet, schema: Schema):
             identity.check_unchanged(data)
         distant = bool(data.files) and remote_files.is_remote(data.files[0].path)
         seen = error
-        of_checkpoint = error.op is not None and error.op.type == "RestoreV2"
-        if isinstance(error, kinds) and not of_checkpoint:
+        if isinstance(error, kinds) and of_records:
             logging.info("Reading failed; looking for the bad record ...")
             try:
                 for file in data.files:

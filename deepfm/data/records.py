@@ -152,7 +152,7 @@ def check(labels, ids, values, schema, *weights):
 def explain_example(serialized: bytes, schema: Schema) -> Optional[str]:
     """What is wrong with a serialized Example, and what was expected; None if nothing is."""
     try:
-        return wire.explain_features(_features(serialized), schema)
+        return wire.explain_features(_features(serialized), schema, serialized)
     except ValueError as error:
         return f"not a tf.train.Example ({error})"
 
@@ -176,6 +176,8 @@ def _features(serialized):
     if warned:  # bytes after an end-group tag were not read
         raise ValueError(str(warned[0].message))
     return {
-        name: wire.Feature(list(feature.int64_list.value), list(feature.float_list.value))
-        for name, feature in example.features.feature.items()
+        name: wire.Feature(
+            list(x.int64_list.value), list(x.float_list.value), len(x.bytes_list.value)
+        )
+        for name, x in example.features.feature.items()
     }

@@ -22,17 +22,20 @@ from deepfm.data.plain.schema import (
 
 UNEXPLAINED = "not a plainly written tf.train.Example: a feature appears twice or in pieces"
 _VARINT, _FIXED64, _BYTES, _GROUP, _END_GROUP, _FIXED32 = range(6)  # wire types
+_BYTES_LIST = 1  # as FLOAT_LIST
 _MALFORMED = "malformed protocol buffer"
 
 
 class Feature(NamedTuple):
-    """The numbers of a tf.train.Feature, which are of one kind."""
+    """The numbers of a tf.train.Feature, which are of one kind; of strings, how many they are."""
 
     int64s: List[int] = []
     floats: List[float] = []
+    strings: int = 0
 
 
 _EMPTY = Feature([], [])
+_SHOWN = 10  # features in a sentence
 Features = Dict[str, Feature]
 
 
@@ -104,11 +107,14 @@ def explain(serialized: bytes, schema: Schema) -> Optional[str]:
         features = read(serialized)
     except ValueError as error:
         return f"not a tf.train.Example ({error})"
-    return explain_features(features, schema)
+    return explain_features(features, schema, serialized)
 
 
-def explain_features(features: Features, schema: Schema) -> Optional[str]:
+def explain_features(features: Features, schema: Schema, serialized: bytes) -> Optional[str]:
     """As `explain`, for the features that a record was read as."""
+    reason = _explain_schema(features, serialized)
+    if reason:
+        return reason
     of = lambda name: features.get(name, _EMPTY)
     ids, values = of("ids").int64s, of("values").floats
     schema = schema._replace(pad=False)
@@ -136,6 +142,28 @@ def explain_features(features: Features, schema: Schema) -> Optional[str]:
         if reason:
             return reason
     return None
+
+
+def _explain_schema(features, serialized):
+    """Which features an Example has, if it has no ids or no values, or of another type."""
+    lists = features.get("ids", Feature(strings=1)), features.get("values", Feature(strings=1))
+    if not any(x.strings for x in lists) and not (lists[0].floats or lists[1].int64s):
+        return None
+    is_sequence = any(number == 2 for number, _, _ in _fields(serialized))
+    shown = [
+        f"{name[:40]} ({len(x.int64s)} int64)" * bool(x.int64s)
+        or f"{name[:40]} ({len(x.floats)} float)" * bool(x.floats)
+        or f"{name[:40]} ({x.strings} bytes)" * bool(x.strings)
+        or f"{name[:40]} (empty)"
+        for name, x in sorted(features.items())[:_SHOWN]
+    ]
+    more = f" and {len(features) - _SHOWN} more" * (len(features) > _SHOWN)
+    return (
+        "expected the features label (float), ids (int64) and values (float), found "
+        + "a tf.train.SequenceExample with " * is_sequence
+        + (", ".join(shown) + more or "none")
+        + "; write them under these names and types"
+    )
 
 
 def _explain_weights(weights, schema):
@@ -175,7 +203,7 @@ def read(serialized: bytes) -> Features:
             kind, parts = None, []
             for value in _messages(entry, 2):
                 for number, wire_type, content in _fields(value):
-                    if wire_type == _BYTES and number in (1, FLOAT_LIST, INT64_LIST):
+                    if wire_type == _BYTES and number in (_BYTES_LIST, FLOAT_LIST, INT64_LIST):
                         parts = [*parts, content] if number == kind else [content]
                         kind = number  # of several kinds the last counts
             found[key] = _feature(kind, parts)
@@ -190,6 +218,8 @@ def _text(raw):
 
 
 def _feature(kind, parts):
+    if kind == _BYTES_LIST:
+        return Feature([], [], sum(len(_messages(part, 1)) for part in parts))
     if kind == INT64_LIST:
         return Feature(sum((_int64s(part) for part in parts), []), [])
     return Feature([], sum((_floats(part) for part in parts), []) if kind == FLOAT_LIST else [])
