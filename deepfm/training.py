@@ -312,6 +312,7 @@ class _Training:
         job, servers = self._job, self._job.distribution.servers
         return saving.SlicedSaving(
             job.model_dir,
+            optimizers.RENAMED,
             keep_checkpoint_max=job.keep_checkpoint_max,
             sharded=servers.saves_in_parts(job.model_dir),
             make_notes=resume.make_notes(parts, servers.count_steps),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import run_train
-from test_resume import STEPS, check_done, data, job  # noqa: F401
+from test_resume import STEPS, check_done, check_same, data, job  # noqa: F401
 
 from deepfm.config import ModelConfig, OptimizerConfig, Replicas
 from deepfm.kernels import compiled
@@ -12,6 +12,7 @@ from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import optimizers
 from deepfm.model.model_fn import make_model_fn
+from deepfm.state import saving
 
 v1 = tf.compat.v1
 RATE, BETA1, BETA2, EPSILON, L2 = 0.001, 0.9, 0.999, 1e-8, 0.003
@@ -49,10 +50,10 @@ class Table:
         start = np.random.RandomState(1).randn(rows, width).astype(np.float32) / 10
         make = lambda name, value: v1.get_variable(name, initializer=value, use_resource=True)
         self.variables = [make("w", start), *(make(n, np.zeros_like(start)) for n in "mv")]
-        self.seen = make("seen", np.zeros(rows, np.float32))
+        self.seen = make("seen", np.zeros(rows, np.int64))
         self.rows = v1.placeholder(tf.int32, [None])
         self.grad = v1.placeholder(tf.float32, [None, width])
-        self.now = v1.placeholder(tf.float32, [])
+        self.now = v1.placeholder(tf.int64, [])
         self.rate = v1.placeholder(tf.float32, [])
         numbers = self.rate, tf.constant(BETA1), tf.constant(BETA2), tf.constant(EPSILON)
         of_rows = self.rows, self.grad
@@ -93,7 +94,7 @@ def by_the_book(start, batches, l2, run_step=0, first=0):
 
 @both
 @pytest.mark.parametrize("width", [1, 3, 40])
-@pytest.mark.parametrize("first, run_step", [(0, 0), (500, 480)])
+@pytest.mark.parametrize("first, run_step", [(0, 0), (500, 480), (2**27, 2**27), (2**33, 2**33)])
 def test_each_row_moves_by_its_formula(ops, width, first, run_step):
     table = Table(ops, 70, width, L2, run_step)
     found = table.after(table.elapsed, visits(70, width, 400), first)
@@ -110,6 +111,16 @@ def test_rows_of_every_batch_without_l2_are_those_of_adam(ops):
               for t in range(1, 50)]  # fmt: skip
     for one, other in zip(table.after(table.elapsed, always)[:3], table.after(table.lazy, always)):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+@both
+@pytest.mark.parametrize("steps", [1025, 3000, 2**25])
+def test_the_moments_of_a_row_that_returns_late_have_decayed(ops, steps):
+    table = Table(ops, 3, 2, l2=0.0)
+    grad = np.full((3, 2), 0.5, np.float32)
+    visits = [(1, np.arange(3), grad), (1 + steps, np.arange(3), grad)]
+    v = table.after(table.elapsed, visits)[2]
+    np.testing.assert_allclose(v, 0.001 * 0.25 * (1 + BETA2**steps), rtol=1e-4)
 
 
 def dense_adam(start, batches, l2):
@@ -145,21 +156,27 @@ def test_only_adam_on_the_batchs_rows_covers_elapsed_steps():
     assert not optimizers.of_model(OptimizerConfig("adam"), ModelConfig(3, 9)).elapsed
 
 
+def add_training(parts):
+    """Adds training with tables in parts to the graph; returns (placeholder of the ids, step)."""
+    config = ModelConfig(3, 30, 4, (4,), (0.0,), embedding_init_stddev=0.1, l2_scope="elapsed")
+    how = optimizers.of_model(OptimizerConfig("adam"), config._replace(l2_reg=L2))
+    batch = v1.placeholder(tf.int64, [8, 3])
+    features = {"feat_ids": batch, "feat_vals": tf.ones([8, 3])}
+    partitioner = v1.fixed_size_partitioner(parts) if parts > 1 else None
+    make = make_model_fn(config, how, Replicas(), partitioner)
+    labels = tf.constant([0.0, 1.0] * 4)
+    return batch, make(features, labels, tf.estimator.ModeKeys.TRAIN).train_op
+
+
 def saved_after_steps(folder, parts):
     """The tensors of a checkpoint after six steps with tables in parts."""
     random = np.random.RandomState(0)
     ids = random.randint(0, 30, [6, 8, 3])
-    config = ModelConfig(3, 30, 4, (4,), (0.0,), embedding_init_stddev=0.1, l2_scope="elapsed")
-    how = optimizers.of_model(OptimizerConfig("adam"), config._replace(l2_reg=L2))
     with tf.Graph().as_default(), v1.Session() as session:
-        batch = v1.placeholder(tf.int64, [8, 3])
-        features = {"feat_ids": batch, "feat_vals": tf.ones([8, 3])}
-        partitioner = v1.fixed_size_partitioner(parts) if parts > 1 else None
-        make = make_model_fn(config, how, Replicas(), partitioner)
-        spec = make(features, tf.constant([0.0, 1.0] * 4), tf.estimator.ModeKeys.TRAIN)
+        batch, step = add_training(parts)
         session.run(v1.global_variables_initializer())
         for each in ids:
-            session.run(spec.train_op, {batch: each})
+            session.run(step, {batch: each})
         path = v1.train.Saver().save(session, str(folder / "model"))
     names = [name for name, _ in tf.train.list_variables(path)]
     return {name: tf.train.load_variable(path, name) for name in names}
@@ -172,6 +189,53 @@ def test_parts_of_a_table_keep_their_rows_steps(tmp_path):
     assert whole[f"fm_v/{optimizers.SEEN}"].shape == (30,)
     for name, value in whole.items():
         np.testing.assert_allclose(parts[name], value, atol=1e-5, err_msg=name)
+
+
+def as_older(path):
+    """Rewrites a checkpoint as programs did that counted in float32; returns its path."""
+    reader = tf.train.load_checkpoint(path)
+    tensors = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+    for table in ("fm_w", "fm_v"):
+        tensors[f"{table}/seen"] = np.float32(tensors.pop(f"{table}/{optimizers.SEEN}"))
+    with tf.Graph().as_default(), v1.Session() as session:
+        names, bounds = list(tensors), [""] * len(tensors)
+        session.run(tf.raw_ops.SaveV2(
+            prefix=path, tensor_names=names, shape_and_slices=bounds, tensors=[*tensors.values()],
+        ))  # fmt: skip
+    return path
+
+
+def test_a_checkpoint_that_counts_in_float32_goes_on_bit_for_bit(data, tmp_path):  # noqa: F811
+    check_done(run_train(*job(data, tmp_path / "old"), f"--max_steps={STEPS + 3}"))
+    as_older(tf.train.latest_checkpoint(str(tmp_path / "old")))
+    done = run_train(*job(data, tmp_path / "old"))
+    check_done(done, run_train(*job(data, tmp_path / "whole")))
+    assert "initial values" not in done.stderr
+    check_same(tmp_path / "old", tmp_path / "whole", atol=0)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_parts_of_a_table_find_their_rows_in_a_checkpoint_that_counts_in_float32(tmp_path, parts):
+    whole = saved_after_steps(tmp_path, 1)[f"fm_v/{optimizers.SEEN}"]
+    path = as_older(tf.train.latest_checkpoint(str(tmp_path)))
+    with tf.Graph().as_default(), v1.Session() as session:
+        add_training(parts)
+        v1.add_to_collection(v1.GraphKeys.SAVERS, None)
+        saving.SlicedSaving(str(tmp_path), optimizers.RENAMED, keep_checkpoint_max=5).begin()
+        (saver,) = v1.get_collection(v1.GraphKeys.SAVERS)
+        saver.build()
+        saver.restore(session, path)
+        ours = lambda name: name.startswith("fm_v/") and name.endswith(optimizers.SEEN)
+        found = [v for v in v1.global_variables() if ours(v.op.name)]
+        np.testing.assert_array_equal(np.concatenate(session.run(found)), whole)
+
+
+def test_the_rows_steps_pull_no_table_from_its_gpu():
+    """GPUs cannot gather int64, and TensorFlow moves whatever is colocated with such a variable."""
+    with tf.Graph().as_default() as graph:
+        add_training(1)
+        handle = graph.get_operation_by_name(f"fm_v/{optimizers.SEEN}")
+        assert handle.colocation_groups() == [b"loc:@" + handle.name.encode()]
 
 
 def test_an_older_checkpoint_goes_on(data, tmp_path):  # noqa: F811

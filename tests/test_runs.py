@@ -234,6 +234,15 @@ def test_without_run_json_training_goes_on_by_what_the_checkpoint_says(run, capl
     assert "run.json of --model_dir" in caplog.text and "is missing" in caplog.text
 
 
+def test_the_run_of_an_older_program_goes_on(run):
+    run.begin(0)
+    run.save(25)
+    file = run.folder / resume.FILE
+    file.write_text(file.read_text().replace('"format_version": 3', '"format_version": 2'))
+    run.begin(25)
+    assert run.places() == [(2, 5)] and '"format_version": 3' in file.read_text()
+
+
 def test_where_neither_says_it_a_new_run_begins_and_the_log_says_that_run_json_is_missing(
     run, caplog
 ):
@@ -273,7 +282,7 @@ def test_a_field_that_cannot_be_is_refused_in_one_sentence(run, field, value):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "null", '{"format_version": 3}', '{"format_version": 1, "parts": [{}]}',
+    "text", ["", "[]", "null", '{"format_version": 4}', '{"format_version": 1, "parts": [{}]}',
              '{"format_version": 2, "parts": [{"step": "x"}], "files": [], "ended": 0}',
              '{"format_version": 2, "parts": [], "files": [["x"]], "ended": 0}']
 )  # fmt: skip

@@ -183,13 +183,13 @@ class Ops:
         frequency. With n = 1 and l2 = 0 it is Adam.
 
         Args:
-            seen: variable float32 [rows], the number of steps until each row was last in a batch.
-            now: float32 [], number of steps with this one.
+            seen: variable int64 [rows], the number of steps until each row was last in a batch.
+            now: int64 [], number of steps with this one.
             run_step: int, the step at which the run began; rows not seen since count from it.
             l2: lambda.
         """
         before = seen.sparse_read(indices)
-        n = tf.maximum(now - tf.maximum(before, float(run_step)), 1.0)
+        n = tf.cast(tf.maximum(now - tf.maximum(before, run_step), 1), tf.float32)
         n = tf.reshape(n, [-1] + [1] * (len(variable.shape) - 1))
         rows, m_rows = variable.sparse_read(indices), m.sparse_read(indices)
         m_rows += (1 - beta1) * (grad - m_rows)

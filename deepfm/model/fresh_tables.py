@@ -64,7 +64,7 @@ class FreshTables(v1.train.SessionRunHook):
         """
         config, in_place = self._config, self._config.lazy_updates
         if optimizers.SEEN in variable.op.name.split("/"):  # fresh rows count from now
-            now = tf.cast(v1.train.get_global_step(), tf.float32)
+            now = tf.cast(v1.train.get_global_step(), tf.int64)
             return initializers.write_alike(variable, now[tf.newaxis])
         drawn = embeddings.is_drawn(variable)
         numbers = config.embedding_init_stddev, config.seed

@@ -5,7 +5,10 @@ Each receives finished gradients (gradients.RowWise) and updates only the rows o
 
 from typing import Callable, Dict, NamedTuple
 
+import numpy as np
 import tensorflow as tf
+from tensorflow.python.training import slot_creator
+from tensorflow.python.training.optimizer import _var_key
 
 from deepfm.config import OptimizerConfig
 from deepfm.errors import BadInput
@@ -15,7 +18,9 @@ from deepfm.model.gradients import LossScaled, RowWise
 
 v1 = tf.compat.v1
 
-SEEN = "seen"  # name of the slot that holds the number of steps until a row was last in a batch
+SEEN = "last_seen"  # the slot, int64, of the number of steps until a row was last in a batch
+# Slots as older checkpoints name them, where they are float32: these count no further than 2^24.
+RENAMED = {SEEN: "seen"}
 DECAY = "learning_rate_decay"  # name of the variable that multiplies the learning rate
 
 
@@ -65,11 +70,17 @@ class _LazyAdam(v1.train.AdamOptimizer):
 
     def _create_slots(self, var_list):
         super()._create_slots(var_list)
-        start = lambda shape, dtype, partition_info=None: tf.fill(shape, float(self._start_step))
+        start = lambda shape, dtype, partition_info=None: tf.fill(shape, np.int64(self._start_step))
+        slots = self._slot_dict(SEEN)
         for var in filter(embeddings.is_table, var_list if self._elapsed else ()):
-            seen = self._get_or_make_slot_with_initializer(
-                var, start, var.shape[:1], tf.float32, SEEN, SEEN
-            )
+            if _var_key(var) in slots:
+                continue
+            # GPUs have no gather of int64: a slot colocated with its table would pull that away.
+            with tf.device(var.device):
+                seen = slot_creator.create_slot_with_initializer(
+                    var, start, var.shape[:1], tf.int64, SEEN, colocate_with_primary=False
+                )
+            slots[_var_key(var)] = seen
             part = getattr(var, "_save_slice_info", None)
             if part:  # TensorFlow takes the slot for one of the same shape
                 sizes = part.full_shape[:1], part.var_offset[:1], part.var_shape[:1]
@@ -88,7 +99,7 @@ class _LazyAdam(v1.train.AdamOptimizer):
             super()._prepare()
             self._correction = tf.sqrt(1 - beta2_power) / (1 - beta1_power)
         if self._elapsed:
-            self._now = tf.cast(v1.train.get_or_create_global_step() + 1, tf.float32)
+            self._now = tf.cast(v1.train.get_or_create_global_step(), tf.int64) + 1
 
     @property
     def _numbers(self):

@@ -7,7 +7,7 @@ checkpoint holds the parts that led to it and, if processes keep their own pace,
 had taken in the last part; no other program needs these tensors. `run.json` in model_dir has the
 parts for people to read, and what no checkpoint can know:
 
-    {"format_version": 2, "parts": [{"data": "1f6c...", "order": {"seed": 1, ...}, "run_step": 0,
+    {"format_version": 3, "parts": [{"data": "1f6c...", "order": {"seed": 1, ...}, "run_step": 0,
                                      "step": 0, "epoch": 0, "steps_per_epoch": [977], ...}],
      "files": [["/data/1.tfrecords", 1024, "whole-77e1...", "..."]], "ended": 977}
 
@@ -35,7 +35,7 @@ from deepfm.runtime import atomic_files
 FILE = "run.json"
 NOTES = "deepfm_run/"  # how the names of these tensors in a checkpoint begin
 _PARTS, _STEPS = f"{NOTES}parts", f"{NOTES}steps_of_processes"
-_VERSION = 2
+_VERSION = 3  # with 2, checkpoints count a row's steps in float32; it is read, too
 
 
 class RunPart(NamedTuple):
@@ -349,7 +349,7 @@ def _read(model_dir) -> _Known:
     try:
         with tf.io.gfile.GFile(path) as f:
             found = json.load(f)
-        if found["format_version"] != _VERSION:
+        if found["format_version"] not in (2, _VERSION):
             raise ValueError(f"format_version {found['format_version']} is not {_VERSION}")
         files = {str(path): Identity(*identity) for path, *identity in found["files"]}
         parts = [_checked(RunPart(**part)) for part in found["parts"]]

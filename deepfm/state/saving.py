@@ -1,7 +1,8 @@
 """The hooks that save checkpoints, restore them, and refuse those of another model."""
 
+import functools
 import time
-from typing import Callable, List, Optional
+from typing import Callable, Dict, List, Optional
 
 import tensorflow as tf
 from absl import logging
@@ -172,25 +173,39 @@ class SlicedSaving(v1.train.SessionRunHook):
 
     Args:
         model_dir: where checkpoints are.
+        renamed: {last part of a variable's name: what it is in older checkpoints, as float32}.
         of_saver: arguments of sliced_saver.make_saver.
     """
 
-    def __init__(self, model_dir: str, **of_saver):
-        self._model_dir, self._of_saver = model_dir, of_saver
+    def __init__(self, model_dir: str, renamed: Dict[str, str], **of_saver):
+        self._model_dir, self._renamed, self._of_saver = model_dir, renamed, of_saver
 
     def begin(self):
-        path, absent = tf.train.latest_checkpoint(self._model_dir), {}
-        if path:
-            found = {name for name, _ in tf.train.list_variables(path)}
-            absent = {v.op.name: v for v in _variables() if _saved_as(v)[0] not in found}
-        if absent:
+        path, absent, fresh = tf.train.latest_checkpoint(self._model_dir), {}, set()
+        found = {name for name, _ in tf.train.list_variables(path)} if path else ()
+        for variable in _variables() if path else ():
+            name = _saved_as(variable)[0]
+            table, _, slot = name.rpartition("/")
+            older = f"{table}/{self._renamed.get(slot)}"
+            if name not in found and older in found:
+                absent[variable.op.name] = functools.partial(_older, older)
+            elif name not in found:
+                absent[variable.op.name] = lambda *_, variable=variable: variable.initial_value
+                fresh.add(name)
+        if fresh:
             logging.info(
                 "The checkpoint comes from another --optimizer or --l2_scope: %s start at their "
                 "initial values.",
-                ", ".join(sorted({_saved_as(v)[0] for v in absent.values()})),
+                ", ".join(sorted(fresh)),
             )
         savers = v1.get_collection_ref(v1.GraphKeys.SAVERS)  # Estimator's, not built yet
         savers[:] = [sliced_saver.make_saver(absent=absent, **self._of_saver)]
+
+
+def _older(name, path, spec):
+    """The value of a SaveSpec in an older checkpoint, which has it as float32, by this name."""
+    how = dict(tensor_names=[name], shape_and_slices=[spec.slice_spec], dtypes=[tf.float32])
+    return tf.cast(tf.raw_ops.RestoreV2(prefix=path, **how)[0], spec.dtype)
 
 
 def _variables():

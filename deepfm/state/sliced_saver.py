@@ -84,8 +84,8 @@ class Builder(BulkSaverBuilder):
     Args:
         make_notes: () -> {name: tensor}, saved with the variables, and read before any of them. A
             Saver neither needs nor restores them.
-        absent: {name: variable} of the variables that the checkpoint to restore lacks; they get
-            their initial values.
+        absent: {name: (path of the checkpoint, BaseSaverBuilder.SaveSpec) -> value} of the
+            variables that the checkpoint to restore lacks.
     """
 
     def __init__(self, make_notes: Callable[[], dict] = dict, absent: Optional[dict] = None):
@@ -130,13 +130,13 @@ class Builder(BulkSaverBuilder):
     def bulk_restore(self, filename_tensor, saveables, preferred_shard, restore_sequentially):
         variable = lambda x: x.handle_op.op.name if hasattr(x, "handle_op") else x.name
         absent = [self._absent.get(variable(x)) for x in saveables]
-        kept = [x for x, variable in zip(saveables, absent) if variable is None]
+        kept = [x for x, value in zip(saveables, absent) if value is None]
         more = preferred_shard, restore_sequentially
         restored = iter(super().bulk_restore(filename_tensor, kept, *more) if kept else ())
         return [
-            next(restored) if variable is None else variable.initial_value
-            for x, variable in zip(saveables, absent)
-            for _ in x.specs
+            next(restored) if value is None else value(filename_tensor, spec)
+            for x, value in zip(saveables, absent)
+            for spec in x.specs
         ]
 
 

@@ -115,9 +115,9 @@ REGISTER_OP("DeepfmElapsedAdamRows")
     .Input("variable: resource")
     .Input("m: resource")
     .Input("v: resource")
-    .Input("seen: resource")  // [rows]
+    .Input("seen: resource")  // int64 [rows]
     .Input("indices: T")      // [U]
-    .Input("now: float")
+    .Input("now: int64")
     .Input("grad: float")  // [U, ...]
     .Input("rate: float")
     .Input("beta1: float")
@@ -191,18 +191,18 @@ void ElapsedAdamRows(OpKernelContext* context) {
     const auto where = indices.vec<T>();
     const float* from = grad.flat<float>().data();
     if (width == 0) return Status::OK();
-    const float now = context->input(5).scalar<float>()();
-    const float start = Attribute<int64>(context, "run_step");
+    const int64 now = context->input(5).scalar<int64>()();
+    const int64 start = Attribute<int64>(context, "run_step");
+    int64* const last_seen = reinterpret_cast<int64*>(data[3]);
     const float beta1 = 1 - adam.one_less_beta1, beta2 = 1 - adam.one_less_beta2;
     const Powers first(beta1), second(beta2);
     const int64 ahead = RowsAhead(width);
     auto elapsed = [&](int64 row) {
-      float& seen = data[3][row];
-      const float steps = std::max(now - std::max(seen, start), 1.0f);
-      const int64 whole = static_cast<int64>(steps);
+      int64& seen = last_seen[row];
+      const int64 steps = std::max<int64>(now - std::max(seen, start), 1);
       seen = now;
-      const float moves = adam.rate * (1 - first.of(whole)) / adam.one_less_beta1;
-      return Elapsed{second.of(whole), moves, first.of(whole - 1), adam.rate * adam.l2 * steps};
+      const float moves = adam.rate * (1 - first.of(steps)) / adam.one_less_beta1;
+      return Elapsed{second.of(steps), moves, first.of(steps - 1), adam.rate * adam.l2 * steps};
     };
     Divide(context, n, 24 * width, [&](int64 begin, int64 end) {
       Elapsed rows[kNarrow];
@@ -211,7 +211,7 @@ void ElapsedAdamRows(OpKernelContext* context) {
         const int64 block = width == 1 ? std::min<int64>(kNarrow, end - i) : 1;
         for (int64 j = i + ahead; j < std::min(i + block + ahead, end); ++j) {
           for (int t = 0; t < 3; ++t) Prefetch<1>(data[t] + where(j) * width, width);
-          Prefetch<1>(data[3] + where(j), 1);
+          __builtin_prefetch(last_seen + where(j), 1);
         }
         for (int64 j = 0; j < block; ++j) rows[j] = elapsed(where(i + j));
         if (width > 1) {

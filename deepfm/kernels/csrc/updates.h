@@ -12,15 +12,19 @@
 
 namespace deepfm {
 
-// The first kVars inputs are a variable and its slots, the third of which has one float per row.
-// apply(the variable's shape, the floats of each) updates them in place, while nobody else can.
+constexpr int kLikeIt = 3;  // a variable and two slots of its shape
+
+// The first kVars inputs are a variable and its slots, the third of which has one int64 per row.
+// apply(the variable's shape, where each begins) updates them in place, while nobody else can.
 template <int kVars, typename Apply>
 void UpdateVariables(OpKernelContext* context, bool by_rows, const Apply& apply) {
   core::RefCountPtr<Var> vars[kVars];
   for (int i = 0; i < kVars; ++i) {
     OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, i), &vars[i]));
     if (!by_rows) continue;
-    OP_REQUIRES_OK(context, (EnsureSparseVariableAccess<Rows, float>(context, vars[i].get())));
+    auto* ensure = i < kLikeIt ? &EnsureSparseVariableAccess<Rows, float>
+                               : &EnsureSparseVariableAccess<Rows, int64>;
+    OP_REQUIRES_OK(context, ensure(context, vars[i].get()));
   }
   // Lock in the order of addresses, as TensorFlow's own ops do.
   mutex* locks[kVars];
@@ -34,8 +38,10 @@ void UpdateVariables(OpKernelContext* context, bool by_rows, const Apply& apply)
   for (int i = 0; i < kVars; ++i) {
     Tensor* tensor = vars[i]->tensor();
     const bool in_place = vars[i]->copy_on_read_mode.load();
-    OP_REQUIRES_OK(context, (PrepareToUpdateVariable<Rows, float>(context, tensor, in_place)));
-    data[i] = tensor->flat<float>().data();
+    auto* prepare =
+        i < kLikeIt ? &PrepareToUpdateVariable<Rows, float> : &PrepareToUpdateVariable<Rows, int64>;
+    OP_REQUIRES_OK(context, prepare(context, tensor, in_place));
+    data[i] = reinterpret_cast<float*>(const_cast<char*>(tensor->tensor_data().data()));
   }
   const TensorShape& shape = vars[0]->tensor()->shape();
   OP_REQUIRES(context, shape == vars[1]->tensor()->shape() && shape == vars[2]->tensor()->shape(),
@@ -43,11 +49,9 @@ void UpdateVariables(OpKernelContext* context, bool by_rows, const Apply& apply)
   OP_REQUIRES(context,
               kVars < 4 || (shape.dims() >= 1 && vars[kVars - 1]->tensor()->shape() ==
                                                      TensorShape({shape.dim_size(0)})),
-              errors::InvalidArgument("a slot does not have one float per row"));
+              errors::InvalidArgument("a slot does not have one number per row"));
   OP_REQUIRES_OK(context, apply(shape, data));
 }
-
-constexpr int kLikeIt = 3;  // a variable and two slots of its shape
 
 // update(n, the gradient, the variable and its slots from some place on) updates n of their floats.
 // Calls it for all of them.
