@@ -61,6 +61,7 @@ def convert(
         OSError: an output cannot be written, or a process was killed.
     """
     start = time.monotonic()
+    publishing.finish(options.output_dir)
     data = datasets.find(options.input, "input", partial=own_files, tables=True)
     if data.format is not formats.LIBSVM:
         raise BadInput(

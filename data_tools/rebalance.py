@@ -83,9 +83,10 @@ def rebalance(options: Options) -> List[datasets.DataFile]:
     start = time.monotonic()
     check(options)
     remote_files.check_readable(options.input, "input")
+    finished = publishing.finish(options.output_dir)
     data = datasets.find(options.input, "input", partial=options.own_files)
     names = output_files.names(data, options)
-    output_files.check_apart(data, options)
+    output_files.check_apart(data, options, finished)
     old = output_files.prepare(data, options)
     tfrecord = data.format is formats.TFRECORD
     schema = output_files.schema(data, datasets.first_record) if tfrecord else None

@@ -17,7 +17,7 @@ from deepfm.errors import BadInput
 from deepfm.kernels import compiled
 from deepfm.model import groups
 from deepfm.runtime import atomic_files, interruption, remote_files, sagemaker
-from deepfm.state import best, checkpoints, resume
+from deepfm.state import best, checkpoints, notes, resume
 from deepfm.state.remote_model_dir import REPORT, at_hand
 
 _OF_EVALUATIONS = "eval", "curves", "best", "stopped_early"  # entries of a report
@@ -65,6 +65,7 @@ def _run(job, of_job, mirror):
             checkpoints.claim(job.model_dir)
         if not (trains and job.clear_existing_model):
             checkpoints.prepare(job.model_dir, tidy=trains)
+            notes.restore(job.model_dir)
     report = training.train(job, of_job, mirror) if trains else TASKS[job.task_type](job, of_job)
     if processes.chief:
         _keep_report(job, {"seconds": time.monotonic() - started, **report})

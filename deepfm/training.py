@@ -16,7 +16,7 @@ from deepfm.kernels import compiled
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import fresh_tables, groups, optimizers
 from deepfm.runtime import interruption, remote_files, sagemaker, stopping, throughput, utilization
-from deepfm.state import export, hparams, resume, saving
+from deepfm.state import export, hparams, notes, resume, saving
 from deepfm.state import model_dir as model_folder
 from deepfm.state.remote_model_dir import Mirror
 
@@ -98,8 +98,8 @@ def train(job: JobConfig, of_job: sagemaker.Job, mirror: Optional[Mirror] = None
         if chief:
             hparams.begin(job, config, resumes=step > parts[-1].run_step)
         watched = gpus.watched() if chief else contextlib.nullcontext()
-        in_cache = reading.naming_damaged_cache(job.input.cache)
-        with in_cache, naming, estimator as estimator, interruption.taking_steps(), watched:
+        in_cache, steps = reading.naming_damaged_cache(job.input.cache), interruption.taking_steps()
+        with in_cache, naming, estimator as estimator, steps, watched, run.settled():
             estimator.train(input_fn, hooks=run.hooks, max_steps=run.last_step)
             run.end_if_interrupted()
         _check_all_used(job, data, position, run)
@@ -229,12 +229,14 @@ class _Training:
             first_step=first_step,
             before_save=lambda: identity.check_unchanged(data),
             after_save=mirror.hand_over if mirror else lambda: None,
+            notes=lambda: notes.evaluated(self.evaluating.history.entries),
             save=chief,
         )
+        self.settled = checkpointer.settled
         self.hooks = [
             *estimators.session_hooks(model),
             *mode.servers.make_hooks(checkpointer.save_in_time),
-            *([self._saver(parts)] if chief else []),
+            *([self._saver(parts, model.config)] if chief else []),
             self.progress,
             *([stopping.EndTogether()] if processes.in_step and epoch is None else []),
             *filter(None, [self.evaluating.decay_hook(), fresh]),
@@ -307,7 +309,7 @@ class _Training:
             return self.start_step + self.progress.steps
         return estimators.global_step(self._job.model_dir)
 
-    def _saver(self, parts):
+    def _saver(self, parts, config):
         """The Saver of checkpoints, with notes on the run that they belong to."""
         job, servers = self._job, self._job.distribution.servers
         return saving.SlicedSaving(
@@ -315,7 +317,7 @@ class _Training:
             optimizers.RENAMED,
             keep_checkpoint_max=job.keep_checkpoint_max,
             sharded=servers.saves_in_parts(job.model_dir),
-            make_notes=resume.make_notes(parts, servers.count_steps),
+            make_notes=notes.make_notes(parts, config._asdict(), servers.count_steps),
         )
 
     def report(self, data):

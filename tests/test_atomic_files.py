@@ -52,7 +52,7 @@ def test_a_data_set_whose_publishing_is_killed_anywhere_is_old_or_new_or_refused
         top = tmp_path / str(steps)
         top.mkdir()
         old = write_data_set(top / "data", 5)
-        new = write_data_set(top / "scratch", 7, files=2)
+        new = write_data_set(top / "data" / ".scratch", 7, files=2)
 
         def publish(left=steps, top=top, old=old, new=new):
             def counted(change):
@@ -66,7 +66,7 @@ def test_a_data_set_whose_publishing_is_killed_anywhere_is_old_or_new_or_refused
                 return do
 
             os.remove, os.replace = counted(os.remove), counted(os.replace)
-            publishing.publish(str(top / "scratch"), new, str(top / "data"), old)
+            publishing.publish(str(top / "data" / ".scratch"), new, str(top / "data"), old)
 
         code = forked(publish)
         try:
@@ -76,13 +76,15 @@ def test_a_data_set_whose_publishing_is_killed_anywhere_is_old_or_new_or_refused
                 "has no data files" in str(error)
             )
             seen.append(None)
+        # The next run into that folder finishes it.
+        assert publishing.finish(str(top / "data")) == (seen[-1] is None)
+        assert datasets.find(str(top / "data"), "data").rows == (seen[-1] or 14)
         if code == 0:
             break
         assert code == -signal.SIGKILL
         steps += 1
-    assert steps == len(old) + len(new) + 1  # and the mark
-    assert seen[-1] == 14
-    assert set(seen[:-1]) == {None}
+    # First comes the list of what is to do, last the mark.
+    assert seen == [15, 15, *(len(set(old) - set(new)) + len(new) + 1) * [None], 14]
 
 
 def test_a_scratch_folder_of_a_killed_process_goes_and_that_of_a_living_one_stays(tmp_path):

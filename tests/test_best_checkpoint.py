@@ -9,7 +9,9 @@ import pytest
 import s3_server
 from conftest import run_train
 from s3_server import Folder, Proxy
+from tensorflow.io import gfile
 from test_best_export import STEPS, data, history, job  # noqa: F401  a fixture
+from test_checkpoints import save, used
 
 from deepfm.errors import BadInput
 from deepfm.state import best, checkpoints
@@ -124,29 +126,73 @@ def test_clearing_the_model_removes_it(data, trained, tmp_path):  # noqa: F811
     assert checkpoints.read_state(str(tmp_path / "model/best")).names == [f"model.ckpt-{STEPS - 1}"]
 
 
-def test_a_kill_between_leaves_the_one_before(tmp_path, monkeypatch):
-    for step in (1, 2):
-        for end in ("index", "data-00000-of-00001"):
-            (tmp_path / f"model.ckpt-{step}.{end}").write_text(f"{step}")
-    best.keep(str(tmp_path), f"{tmp_path}/model.ckpt-1")
+def killed_at_each_change(monkeypatch, action, check):
+    """Ends action() before its first, second, ... change to a file; calls check() after each."""
+    for kept in range(100):
+        with monkeypatch.context() as patch:
+            left = kept
 
-    def killed(*_):
-        raise KeyboardInterrupt
+            def counted(change):
+                def do(*paths, **named):
+                    nonlocal left
+                    if not left:
+                        raise KeyboardInterrupt
+                    left -= 1
+                    return change(*paths, **named)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(checkpoints, "write_state", killed)
-        best.keep(str(tmp_path), f"{tmp_path}/model.ckpt-2")
-    folder = tmp_path / best.FOLDER
-    assert checkpoints.read_state(str(folder)).names == ["model.ckpt-1"]
-    assert (folder / "model.ckpt-1.index").read_text() == "1"
-    best.keep(str(tmp_path), f"{tmp_path}/model.ckpt-2")
-    assert sorted(os.listdir(folder)) == [
-        "checkpoint", "model.ckpt-2.data-00000-of-00001", "model.ckpt-2.index",
-    ]  # fmt: skip
-    best.forget_later(str(tmp_path), 2)
-    assert folder.exists()
-    best.forget_later(str(tmp_path), 1)
-    assert not folder.exists()
+                return do
+
+            for module, name in ((os, "link"), (os, "replace"), (os, "remove"), (gfile, "remove")):
+                patch.setattr(module, name, counted(getattr(module, name)))
+            try:
+                action()
+            except KeyboardInterrupt:
+                check()
+                continue
+        check()
+        return kept
+    raise AssertionError("it never ends")
+
+
+def test_a_kill_anywhere_leaves_a_whole_best_checkpoint(tmp_path, monkeypatch):
+    save(tmp_path / "model", steps=(1, 2, 3))
+    folder = tmp_path / "model" / best.FOLDER
+    keep = lambda step: best.keep(str(folder.parent), f"{folder.parent}/model.ckpt-{step}")
+    keep(1)
+
+    def check():
+        (name,) = checkpoints.read_state(str(folder)).names
+        assert checkpoints.first_damaged(f"{folder}/{name}") is None
+
+    changes = killed_at_each_change(monkeypatch, lambda: keep(2), check)
+    assert changes > 6 and used(folder) == 2
+    assert {x[:12] for x in os.listdir(folder)} == {"checkpoint", "model.ckpt-2"}
+    best.forget_later(str(folder.parent), 2)
+    assert used(folder) == 2
+
+    def cleared():
+        for name in checkpoints.read_state(str(folder)).names if folder.exists() else ():
+            assert checkpoints.first_damaged(f"{folder}/{name}") is None
+
+    killed_at_each_change(
+        monkeypatch, lambda: folder.exists() and best.forget_later(str(folder.parent), 1), cleared
+    )
+    assert checkpoints.read_state(str(folder)).names == []
+
+
+def test_a_damaged_best_checkpoint_is_made_again_or_deleted(tmp_path, caplog):
+    save(tmp_path / "model", steps=(1, 2))
+    folder = tmp_path / "model" / best.FOLDER
+    best.keep(str(folder.parent), f"{folder.parent}/model.ckpt-1")
+    for kept, sentence in ((True, "making it again from"), (False, "deleting it")):
+        for path in folder.glob("model.ckpt-1.*"):
+            path.unlink()
+            path.touch()
+        if not kept:
+            (folder.parent / "model.ckpt-1.index").unlink()
+        best.forget_later(str(folder.parent), 2)
+        assert f"best/model.ckpt-1 is damaged: {sentence}" in caplog.text
+        assert folder.exists() == kept and (not kept or used(folder) == 1)
 
 
 def test_it_is_on_s3_too_and_used_from_there(data, tmp_path):  # noqa: F811

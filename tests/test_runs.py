@@ -10,6 +10,7 @@ from deepfm.data import datasets
 from deepfm.data.identity import Identity
 from deepfm.errors import BadInput
 from deepfm.state import resume, sliced_saver
+from deepfm.state.notes import make_notes
 
 v1 = tf.compat.v1
 
@@ -45,7 +46,7 @@ class Run:
     def save(self, step, counted=None, notes=True):
         """A checkpoint of this step."""
         count = (lambda: tf.constant(counted, tf.int64)) if counted else None
-        make = resume.make_notes(self.parts, count) if notes else dict
+        make = make_notes(self.parts, {}, count) if notes else dict
         with tf.Graph().as_default(), v1.Session() as session:
             made = v1.train.get_or_create_global_step().assign(step)
             saver = sliced_saver.make_saver(5, make_notes=make)

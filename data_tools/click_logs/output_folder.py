@@ -12,7 +12,6 @@ from data_tools.common import publishing, shards
 from deepfm.data import dataset_json
 from deepfm.data.plain import data_file
 from deepfm.errors import BadInput
-from deepfm.runtime import program
 from deepfm.runtime.storage import places
 
 
@@ -103,19 +102,13 @@ def publish(written, tables, fingerprint, old, options, share, scratch, elsewher
                 made, len(tables), tables[-1].end, described, feature_map=fingerprint
             )
             new.append(dataset_json.METADATA)
+            paths[dataset_json.METADATA] = os.path.join(made, dataset_json.METADATA)
         if new or names or place.exists(os.path.join(folder, dataset_json.UNFINISHED)):
-            folders.append((made, new, folder, names, paths))
+            folders.append((folder, new, names, paths))
         files += described
     if not files and share[1] == 1:
         raise BadInput("the input holds no rows.")
-    for _, new, folder, names, _ in folders:
-        publishing.check_unchanged(folder, new, names)
-    program.ignore_signals()
-    for _, _, folder, _, _ in folders:
-        publishing.mark(folder)
     new_map = os.path.join(scratch, feature_map.FILE)
-    if place.exists(new_map):
-        place.move(new_map, os.path.join(options.output_dir, feature_map.FILE))
-    for each in folders:
-        publishing.publish(*each)
+    target = os.path.join(options.output_dir, feature_map.FILE)
+    publishing.publish_all(scratch, folders, [(new_map, target)] if place.exists(new_map) else [])
     return files

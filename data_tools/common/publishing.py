@@ -4,15 +4,19 @@ With --overwrite it replaces an old data set: only files that these programs wro
 done the folder holds UNFINISHED, and readers refuse the folder, also if the program was
 killed in between. Signals are ignored meanwhile, because the work is all but done.
 
+Before anything old goes, the new files are on the disk, and so is a list of what is left to do:
+after a power cut, the next run into a local folder does that first (`finish`). Nothing is lost.
+
 On Spark folders may be remote. A name on S3 is given by copying, which UNFINISHED covers as well.
 """
 
 import contextlib
+import json
 import os
 import re
 import time
 import uuid
-from typing import Collection, Dict, List, Optional, Tuple
+from typing import Collection, Dict, List, Optional, Sequence, Tuple
 
 from absl import logging
 
@@ -20,12 +24,13 @@ from deepfm.data import dataset_json
 from deepfm.data.dataset_json import UNFINISHED
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files, program
-from deepfm.runtime.storage import places
+from deepfm.runtime.storage import local, places
 
 # Tasks of a job that has failed may go on writing for a while: Spark ends their processes after two
 # seconds. So long a remote folder is deleted again and again, in seconds:
 _LATE, _PAUSE = 3.0, 0.5
 _PATIENCE = 2.0  # seconds in which the processes of a killed run end
+_TO_DO = "to_do.json"  # in a scratch folder: what _carry_out is to do, by paths from there
 SUCCESS = "_SUCCESS"  # readers pass over names that begin with an underscore
 # The names of our data files, except those of the converter without --num_files.
 _OURS = re.compile(r"(shard-\d{5}-of-\d{5}/)?part-\d{5}-of-\d{5}\.(tfrecords|libsvm)(\.gz)?")
@@ -72,6 +77,7 @@ def check_output_dir(folder: str):
         made = _missing(folder)
         program.make_output_dir(folder)
         _remove_empty(made)
+        finish(folder)
         return
     if folder.startswith("s3://") and "/" not in folder[len("s3://") :].rstrip("/"):
         raise BadInput(
@@ -219,13 +225,6 @@ def replaced(
     return names
 
 
-def mark(folder: str):
-    """Marks a folder, made if missing, so that readers refuse it until `publish` is done."""
-    files = places.of(folder)
-    files.make_dir(folder)
-    files.create(os.path.join(folder, UNFINISHED)).close()
-
-
 def check_unchanged(folder: str, names: List[str], old: List[str]):
     """Refuses (BadInput) a local folder in which another run has written since `old` was listed."""
     if places.is_remote(folder):
@@ -258,14 +257,86 @@ def publish(
     Raises:
         BadInput: another run has written there since `old` was listed.
     """
-    check_unchanged(folder, names, old)
+    paths = {name: os.path.join(scratch, name) for name in names}
+    publish_all(scratch, [(folder, names, old, {**paths, **(elsewhere or {})})])
+
+
+def publish_all(scratch: str, parts: Sequence[Tuple], more: Sequence[Tuple[str, str]] = ()):
+    """Publishes the files of several folders together.
+
+    Args:
+        scratch: the folder that holds them.
+        parts: (folder, names, old, paths) of each, as `publish`, with the paths of all names.
+        more: (path, new path) of further files.
+    """
+    for folder, names, old, _ in parts:
+        check_unchanged(folder, names, old)
     program.ignore_signals()
-    mark(folder)
-    files, at = places.of(folder), lambda name: os.path.join(folder, name)
-    made = lambda name: (elsewhere or {}).get(name) or os.path.join(scratch, name)
-    places.each(folder, lambda name: files.remove(at(name)), old)
-    places.each(folder, lambda name: files.move(made(name), at(name)), names)
-    files.remove(at(UNFINISHED))
+    files, marks = places.of(scratch), [os.path.join(part[0], UNFINISHED) for part in parts]
+    gone = [os.path.join(part[0], name) for part in parts for name in set(part[2]) - set(part[1])]
+    moves = [(part[3][name], os.path.join(part[0], name)) for part in parts for name in part[1]]
+    moves += more
+    if not places.is_remote(scratch):
+        atomic_files.sync_all(scratch)
+        near = lambda path: os.path.relpath(path, scratch)
+        pairs = [(near(source), near(target)) for source, target in moves]
+        to_do = [near(path) for path in gone], pairs, [near(path) for path in marks]
+        atomic_files.write_json(os.path.join(scratch, _TO_DO), to_do)
+    for mark in marks:
+        folder = os.path.dirname(mark)
+        files.make_dir(folder)
+        with files.create(mark) as f:  # so that `finish` knows whose it is
+            f.write(os.path.basename(scratch).encode())
+        _sync(mark, folder, os.path.dirname(os.path.abspath(folder)))
+    _carry_out(files, gone, moves, marks)
+
+
+def _carry_out(files, gone, moves, marks, missing=()):
+    """Deletes files, moves others and deletes the marks, but for errors in `missing`."""
+
+    def each(work, items):
+        def tolerant(item):
+            with contextlib.suppress(*missing):
+                work(item)
+
+        places.each(marks[0] if marks else "", tolerant, items)
+
+    folders = {os.path.dirname(target) for _, target in moves}
+    each(files.remove, gone)
+    each(lambda pair: files.move(*pair), moves)
+    _sync(*folders)
+    each(files.remove, marks)
+    _sync(*folders)
+
+
+def _sync(*paths):
+    for path in paths:
+        if not places.is_remote(path):
+            atomic_files.sync(path)
+
+
+def finish(folder: str) -> bool:
+    """Finishes what a killed run had begun to publish from a local folder; returns whether one had.
+
+    Its mark has to be there: otherwise, nothing had been changed yet.
+    """
+    finished = False
+    for name in [] if places.is_remote(folder) else local.names(folder):
+        scratch = os.path.join(folder, name)
+        if not (name.startswith(".") and os.path.exists(os.path.join(scratch, _TO_DO))):
+            continue
+        at = lambda path, scratch=scratch: os.path.normpath(os.path.join(scratch, path))
+        gone, moves, marks = json.loads(local.content(os.path.join(scratch, _TO_DO)).decode())
+        there = [at(mark) for mark in marks if os.path.exists(at(mark))]
+        ours = [mark for mark in there if local.content(mark) == name.encode()]
+        opened = os.open(scratch, os.O_RDONLY)
+        if ours and atomic_files.lock(opened):
+            logging.warning("%s: finishing what a run that was killed had begun.", folder)
+            pairs = [(at(source), at(target)) for source, target in moves]
+            _carry_out(local, map(at, gone), pairs, ours, missing=(FileNotFoundError,))
+            finished = True
+        os.close(opened)
+    return finished
 
 
 @contextlib.contextmanager

@@ -28,8 +28,11 @@ def names(data, options):
     return [f"part-{i:05d}-of-{n:05d}{suffix}" for i in range(n)]
 
 
-def check_apart(data, options):
-    """Refuses (BadInput) input that includes an earlier run's output: records would come twice."""
+def check_apart(data, options, finished):
+    """Refuses (BadInput) input that includes an earlier run's output: records would come twice.
+
+    So they would if this run has `finished` an earlier one, which was to replace its input.
+    """
     output_dir = places.absolute(options.output_dir)
     for part in options.input.split(","):
         top = places.absolute(part.strip())
@@ -39,6 +42,11 @@ def check_apart(data, options):
                 "then hold every record twice; give a folder outside it."
             )
     own = inside(data, options)
+    if own and finished:
+        raise BadInput(
+            f"--input={options.input} has just been replaced by what an earlier run made of it, "
+            "which was killed before it could; run the command again to rebalance that once more."
+        )
     if own and len(own) < len(data.files):
         raise BadInput(
             f"--input={options.input}: {own[0]} is in --output_dir and other files are not; "

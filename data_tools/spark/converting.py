@@ -30,6 +30,7 @@ def convert(spark, options: Options):
         OSError: a job failed, or an output cannot be published.
     """
     start = time.monotonic()
+    publishing.finish(options.output_dir)
     data = datasets.find(options.input, "input", tables=True)
     if data.data_format != "libsvm":
         raise BadInput(

@@ -39,12 +39,13 @@ def rebalance(spark, options: Options):
     """
     start = time.monotonic()
     check(options)
+    finished = publishing.finish(options.output_dir)
     data = datasets.find(options.input, "input")
     is_text = data.data_format == "libsvm"
     schema = None if is_text else output_files.schema(data, _first_shape)
     weighted = line_schema.is_weighted(data) if is_text else schema.weighted
     names = output_files.names(data, options)
-    output_files.check_apart(data, options)
+    output_files.check_apart(data, options, finished)
     old = output_files.prepare(data, options)
     with jobs.scratch(spark, options.output_dir, ".rebalance-") as scratch:
         work = Work(

@@ -22,6 +22,8 @@ from typing import Optional
 
 import tensorflow as tf
 
+from deepfm.runtime import atomic_files
+
 _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "csrc")
 _OPTIONS = [
     "-std=c++14", "-O3", "-DNDEBUG", "-fPIC", "-fno-math-errno", "-fno-trapping-math",
@@ -106,4 +108,4 @@ def _compile(path, end):
             list(pool.map(compile_one, sources, objects))
         made = os.path.join(unfinished, "kernels.so")
         run("-shared", *objects, "-o", made, *tf.sysconfig.get_link_flags())
-        os.rename(made, path)
+        atomic_files.replace(made, path)

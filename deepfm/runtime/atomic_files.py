@@ -1,10 +1,14 @@
 """Writes files whole or not at all, and deletes the temporary files that killed runs left.
 
+A name is given to what is on the disk (`sync`), and a folder is on the disk before anything older
+in it is deleted: a power cut loses what was written last, but never what had a name.
+
 A process locks each temporary file or folder that it makes. The lock ends with the process, however
 that ends, so a temporary file without a lock is left over.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -36,6 +40,38 @@ def lock(fd: int, if_unknown: bool = False) -> bool:
     except OSError:
         return if_unknown
     return True
+
+
+def sync(path: str):
+    """Waits until a local file, or the names in a folder, are on the disk.
+
+    Raises:
+        OSError: they cannot be written; the error names the path.
+    """
+    with naming(path), contextlib.ExitStack() as stack:
+        try:
+            fd = os.open(path, os.O_RDONLY)
+            stack.callback(os.close, fd)
+            os.fsync(fd)
+        except OSError as error:  # some folders cannot be read, and some file systems sync none
+            if not os.path.isdir(path) or error.errno == errno.EIO:
+                raise
+
+
+def sync_all(folder: str):
+    """Waits until all in a local folder, and its name, are on the disk."""
+    for root, _, names in os.walk(folder):
+        for name in names:
+            sync(os.path.join(root, name))
+        sync(root)
+    sync(os.path.dirname(os.path.abspath(folder)))
+
+
+def replace(source: str, target: str):
+    """Gives a local file another name in its file system, once it is on the disk."""
+    sync(source)
+    os.replace(source, target)
+    sync(os.path.dirname(os.path.abspath(target)))
 
 
 def remove(folder: str, prefix: str):
@@ -125,7 +161,7 @@ def open_whole(path: str):
             _, fd = _locked(lambda: temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             with open(os.dup(fd), "w", encoding="utf-8") as f:  # the lock outlives f
                 yield f
-            os.replace(temporary, target)
+            replace(temporary, target)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.remove(temporary)
@@ -139,10 +175,15 @@ def write_whole(path: str, text: str):
         f.write(text)
 
 
-def write_json(path: str, content):
-    """Writes JSON, whole or not at all; writes null for NaN and infinity, which JSON lacks."""
+def as_json(content) -> str:
+    """The text of a JSON file, with null for NaN and infinity, which JSON lacks."""
     finite = json.loads(json.dumps(content), parse_constant=lambda name: None)
-    write_whole(path, json.dumps(finite, indent=1) + "\n")
+    return json.dumps(finite, indent=1) + "\n"
+
+
+def write_json(path: str, content):
+    """Writes JSON, whole or not at all."""
+    write_whole(path, as_json(content))
 
 
 def join(path: str, parts: List[str]):

@@ -11,6 +11,7 @@ import shutil
 from typing import Callable
 
 import tensorflow as tf
+from absl import logging
 
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files
@@ -29,7 +30,7 @@ def keep(model_dir: str, path: str):
     with atomic_files.scratch(model_dir, ".reading-") as scratch:
         for part in parts:
             _link(os.path.join(model_dir, part), os.path.join(scratch, part))
-            os.replace(os.path.join(scratch, part), os.path.join(folder, part))
+            atomic_files.replace(os.path.join(scratch, part), os.path.join(folder, part))
     checkpoints.write_state(folder, [name])
     for other in os.listdir(folder):
         if checkpoints.is_part(other) and other not in (checkpoints.STATE, *parts):
@@ -44,11 +45,17 @@ def _link(source, target):
 
 
 def forget_later(model_dir: str, step: int):
-    """Removes a best checkpoint of a later step than training continues from."""
+    """Removes a best checkpoint of a later step than training continues from, or a damaged one."""
     folder = os.path.join(model_dir, FOLDER)
     names = checkpoints.read_state(folder).names
     if names and checkpoints.step(names[-1]) > step:
         clear(folder)
+    elif names and checkpoints.first_damaged(os.path.join(folder, names[-1])):
+        again, path = "deleting it", os.path.join(model_dir, names[-1])
+        if not checkpoints.problem(path):
+            again = f"making it again from {path}"
+        logging.warning("%s is damaged: %s.", os.path.join(folder, names[-1]), again)
+        clear(folder) if again == "deleting it" else keep(model_dir, path)
 
 
 def clear(folder: str) -> bool:

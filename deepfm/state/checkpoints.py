@@ -1,16 +1,15 @@
 """Which checkpoint of a model_dir a job uses: the newest whole one, whatever a kill left there.
 
-TensorFlow saves a checkpoint as PREFIX_temp_*/, renames that to PREFIX.data-0000i-of-0000N, writes
-PREFIX.index, names PREFIX in the state file `checkpoint`, and adds PREFIX.meta. Later it trusts
-the state file: if that is missing or unreadable, training would start from scratch and overwrite
-what is there.
+A checkpoint is PREFIX.data-0000i-of-0000N, PREFIX.index and PREFIX.meta. saving.add moves these
+from PREFIX_temp_*/ to their place, names PREFIX in the state file `checkpoint`, and deletes the
+oldest. TensorFlow trusts the state file: if that is missing or unreadable, training would start
+from scratch and overwrite what is there.
 """
 
 import contextlib
 import os
 import posixpath
 import re
-import shutil
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional
 
 import numpy as np
@@ -27,10 +26,12 @@ v1 = tf.compat.v1
 
 STATE = "checkpoint"  # TensorFlow's name of the file that names the checkpoints
 _PART = re.compile(r"(model\.ckpt-\d+)\.(?:index|meta|data-\d{5}-of-\d{5})")
+AGAIN = "_again"  # ends the name of a folder that holds what takes the place of a checkpoint
 _TEMPORARY = re.compile(
     r"model\.ckpt-\d+(_temp_[0-9a-f]{32}|\..*\.tempstate\d+|\.meta\.tmp[0-9a-f]{32})"
     r"|checkpoint\.tmp[0-9a-f]{32}"
 )
+_AGAIN = re.compile(rf"model\.ckpt-\d+{AGAIN}")
 _HEADER = 256  # bytes; the header of an index is shorter
 _TRIES = 10  # tries to read the newest checkpoint, if each is deleted before it is read
 
@@ -58,6 +59,7 @@ def claim(model_dir: str):
         BadInput: another process is training there.
     """
     os.makedirs(model_dir, exist_ok=True)
+    atomic_files.sync(os.path.dirname(os.path.abspath(model_dir)))
     folder = os.open(model_dir, os.O_RDONLY)
     _claimed.append(folder)
     if not atomic_files.lock(folder, if_unknown=True):
@@ -83,8 +85,12 @@ def prepare(model_dir: str, tidy: bool):
     if not os.path.isdir(model_dir):
         return
     if tidy:
-        for name in filter(_TEMPORARY.fullmatch, os.listdir(model_dir)):
-            atomic_files.delete(os.path.join(model_dir, name))
+        for name in os.listdir(model_dir):
+            if _TEMPORARY.fullmatch(name):
+                atomic_files.delete(os.path.join(model_dir, name))
+            elif _AGAIN.fullmatch(name):
+                move(os.path.join(model_dir, name))
+        _finish_deleting(model_dir, read_state(model_dir))
     state = read_state(model_dir)
     for _ in range(0 if tidy else _TRIES):
         if state.here and not problem(os.path.join(model_dir, state.names[-1])):
@@ -146,6 +152,33 @@ def write_state(folder: str, names: List[str]):
     atomic_files.write_whole(os.path.join(folder, STATE), str(state))
 
 
+def move(made: str):
+    """Moves the files of a checkpoint out of the folder in which they were made."""
+    folder = os.path.dirname(made)
+    for part in sorted(os.listdir(made)):  # .data-*, .index, .meta
+        os.replace(os.path.join(made, part), os.path.join(folder, part))
+    os.rmdir(made)
+    atomic_files.sync(folder)
+
+
+def delete(folder: str, name: str):
+    """Deletes the files of a checkpoint, the index first: without it, nobody takes it for one."""
+    for part in sorted(by_name(os.listdir(folder)).get(name, []), key=lambda x: x[-6:] != ".index"):
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(os.path.join(folder, part))
+
+
+def _finish_deleting(folder, state):
+    """Deletes the rest of older checkpoints whose deletion a kill cut short."""
+    index = lambda name: os.path.join(folder, f"{name}.index")
+    gone = [name for name in state.names[:-1] if not os.path.exists(index(name))]
+    if gone and state.here and not problem(os.path.join(folder, state.names[-1])):
+        for name in gone:
+            logging.info("Deleting the rest of %s, which a kill left.", name)
+            delete(folder, name)
+        write_state(folder, [name for name in state.names if name not in gone])
+
+
 def _saved_after(folder, state):
     """The checkpoints of later steps that are newer than the state file but not named in it.
 
@@ -176,7 +209,7 @@ def _is_first_save(folder, found):
 
 def is_part(name: str) -> bool:
     """Whether a file or folder of a model_dir is part of a checkpoint, saved or being saved."""
-    return bool(name == STATE or _PART.fullmatch(name) or _TEMPORARY.fullmatch(name))
+    return name == STATE or any(x.fullmatch(name) for x in (_PART, _TEMPORARY, _AGAIN))
 
 
 def by_name(names: Iterable[str]) -> Dict[str, List[str]]:
@@ -297,17 +330,6 @@ def _held(path):
         except (OSError, KeyError):
             pass
         yield path
-
-
-def unshare_index(model_dir: str, step: int):
-    """Lets a checkpoint that is saved again leave its links as they are.
-
-    TensorFlow gives the new data the old name, but writes the new index into the old one.
-    """
-    index = os.path.join(model_dir, f"model.ckpt-{step}.index")
-    if os.path.exists(index):
-        with atomic_files.scratch(model_dir, ".reading-") as scratch:
-            os.replace(shutil.copy(index, scratch), index)
 
 
 def first_damaged(path: str) -> Optional[str]:

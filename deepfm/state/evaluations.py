@@ -166,6 +166,6 @@ def _read(path) -> List[Dict[str, Any]]:
             for name in ("export", "data"):
                 if not isinstance(entry.get(name, ""), str):
                     raise ValueError(f"{name} is {entry[name]!r}")
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise BadInput(f"{path} is not a list of evaluations ({error!r}); delete it.") from error
     return found

@@ -14,6 +14,7 @@ import uuid
 from typing import Iterable, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
+from tensorflow.python.saved_model import loader_impl
 
 from deepfm.data import formats, records
 from deepfm.runtime import atomic_files, remote_files
@@ -132,11 +133,14 @@ def stamp_of(path: str) -> Optional[Stamp]:
 
 def is_whole(path: str) -> bool:
     """Whether an export exists and is complete."""
-    if not tf.io.gfile.exists(posixpath.join(path, "saved_model.pb")):
+    try:
+        if not loader_impl.parse_saved_model(path).meta_graphs:
+            return False
+    except (OSError, tf.errors.OpError):
         return False
     # That file is copied last to a remote folder.
     variables = os.path.join(path, "variables", "variables")
-    return remote_files.is_remote(path) or not checkpoints.problem(variables)
+    return remote_files.is_remote(path) or not checkpoints.first_damaged(variables)
 
 
 def save(
@@ -173,7 +177,9 @@ def save(
         ).decode()
         there = [int(name) for name in (*os.listdir(folder), *others) if _NUMBER.fullmatch(name)]
         number = str(max(int(os.path.basename(made)), max(there, default=0) + 1))
+        atomic_files.sync_all(made)
         os.rename(made, os.path.join(folder, number))
+        atomic_files.sync(folder)
     return number
 
 

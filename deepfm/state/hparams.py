@@ -107,4 +107,4 @@ def _write(model_dir, summaries):
             writer.write(v1.Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
             for each in summaries:
                 writer.write(v1.Event(wall_time=now, summary=each).SerializeToString())
-        os.replace(path, os.path.join(model_dir, FILE))
+        atomic_files.replace(path, os.path.join(model_dir, FILE))

@@ -30,7 +30,7 @@ _OURS = re.compile(
     rf"|\.({_WHOLE})\.tmp-\d+|\.predictions\.txt\.part-\d+|graph\.pbtxt\.tmp{_HEX}"
     rf"|\.reading-{atomic_files.ENDS}|\.(probe|shared)-{_HEX}"
 )
-_FOLDER = re.compile(rf"model\.ckpt-\d+_temp_{_HEX}|\.reading-{atomic_files.ENDS}")
+_FOLDER = re.compile(rf"model\.ckpt-\d+_(temp_{_HEX}|again)|\.reading-{atomic_files.ENDS}")
 _EVALUATIONS = re.compile(r"eval(_\w+)?")  # folders of summaries
 _LINE = re.compile(rb"\s*[-+.\de]+\s+\d+:[-+.:\de]+\s")  # how a LibSVM file begins
 _PREDICTIONS = re.compile(rb"((nan|\d(\.\d*)?(e-\d+)?)\n)*")

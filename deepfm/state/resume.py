@@ -4,8 +4,8 @@ A run is the training of a model on one data set; `--num_epochs` and evaluations
 beginning, even if it is interrupted and resumed. A run has parts: stretches in which its records
 come in one order. The parts and the global step determine which records a checkpoint has seen. Each
 checkpoint holds the parts that led to it and, if processes keep their own pace, the steps that each
-had taken in the last part; no other program needs these tensors. `run.json` in model_dir has the
-parts for people to read, and what no checkpoint can know:
+had taken in the last part (`notes`). `run.json` in model_dir has the parts for people to read, and
+what no checkpoint can know:
 
     {"format_version": 3, "parts": [{"data": "1f6c...", "order": {"seed": 1, ...}, "run_step": 0,
                                      "step": 0, "epoch": 0, "steps_per_epoch": [977], ...}],
@@ -19,9 +19,8 @@ import contextlib
 import hashlib
 import json
 import os
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-import numpy as np
 import tensorflow as tf
 from absl import logging
 
@@ -34,7 +33,7 @@ from deepfm.runtime import atomic_files
 
 FILE = "run.json"
 NOTES = "deepfm_run/"  # how the names of these tensors in a checkpoint begin
-_PARTS, _STEPS = f"{NOTES}parts", f"{NOTES}steps_of_processes"
+PARTS, STEPS = f"{NOTES}parts", f"{NOTES}steps_of_processes"
 _VERSION = 3  # with 2, checkpoints count a row's steps in float32; it is read, too
 
 
@@ -289,6 +288,11 @@ def _identities(data):
     return {file.path: file.identity for file in data.files}
 
 
+def write_again(model_dir: str, text: str):
+    """Makes run.json again from the parts that a checkpoint holds."""
+    _write(model_dir, _Known([RunPart(**part) for part in json.loads(text)], {}, None, None))
+
+
 def end(model_dir: str, step: int):
     """Notes that training finished by itself."""
     known = _read(model_dir)
@@ -296,32 +300,13 @@ def end(model_dir: str, step: int):
         _write(model_dir, known._replace(ended=step))
 
 
-def make_notes(parts: Sequence[RunPart], count: Optional[Callable] = None):
-    """Makes the function that makes the tensors which a checkpoint holds about its run.
-
-    Args:
-        parts: all so far, the last being the one that is trained now.
-        count: () -> int64 [processes], the steps of each in this part, if these differ.
-
-    Returns:
-        () -> {name: tensor}.
-    """
-    text = json.dumps([part._asdict() for part in parts]).encode()
-
-    def make():
-        notes = {_PARTS: tf.constant(np.frombuffer(text, np.uint8))}
-        return {**notes, _STEPS: count()} if count else notes
-
-    return make
-
-
 def _known(model_dir, checkpoint, step) -> _Known:
     """What is known of the runs that led to a checkpoint."""
     if not checkpoint:
         return _Known([], {}, 0, None)
     known, reader = _read(model_dir), tf.train.load_checkpoint(checkpoint)
-    if reader.has_tensor(_PARTS):
-        text = reader.get_tensor(_PARTS).tobytes().decode()
+    if reader.has_tensor(PARTS):
+        text = reader.get_tensor(PARTS).tobytes().decode()
         parts = [_checked(RunPart(**part)) for part in json.loads(text)]
         if not known.parts:
             logging.warning(
@@ -331,8 +316,8 @@ def _known(model_dir, checkpoint, step) -> _Known:
         same = known.parts and known.parts[-1].data == parts[-1].data
         known = known._replace(parts=parts, files=known.files if same else {})
     known = known._replace(parts=[part for part in known.parts if part.step <= step])
-    if reader.has_tensor(_STEPS):
-        known = known._replace(steps=reader.get_tensor(_STEPS).tolist())
+    if reader.has_tensor(STEPS):
+        known = known._replace(steps=reader.get_tensor(STEPS).tolist())
     if known.ended is None and known.parts:  # run.json is lost
         last, taken = known.parts[-1], _taken(known.parts[-1], step, known.steps)
         places = [last.place(steps, i) for i, steps in enumerate(taken or [])]
@@ -354,7 +339,7 @@ def _read(model_dir) -> _Known:
         files = {str(path): Identity(*identity) for path, *identity in found["files"]}
         parts = [_checked(RunPart(**part)) for part in found["parts"]]
         return _Known(parts, files, found["ended"], None)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BadInput(
             f"{path} is not a run's state ({error!r}); delete it, and training resumes from what "
             "its checkpoint notes."

@@ -1,14 +1,19 @@
 """The hooks that save checkpoints, restore them, and refuse those of another model."""
 
+import concurrent.futures
+import contextlib
 import functools
+import os
+import shutil
 import time
-from typing import Callable, Dict, List, Optional
+import uuid
+from typing import Any, Callable, Dict, List, Optional
 
 import tensorflow as tf
 from absl import logging
 
 from deepfm.errors import BadInput
-from deepfm.runtime import interruption
+from deepfm.runtime import atomic_files, interruption
 from deepfm.runtime.divergence import diverged, worst_weights
 from deepfm.state import checkpoints, sliced_saver
 
@@ -18,6 +23,9 @@ v1 = tf.compat.v1
 class Checkpointer(v1.train.CheckpointSaverHook):
     """Saves checkpoints of finite weights only, and evaluates some of them during training.
 
+    Steps go on while a checkpoint is being synced; only then does it get its name. Before an
+    evaluation and at the end, they wait for that.
+
     Args:
         model_dir: where checkpoints go.
         save_secs, save_steps: the interval between two; one of them is None.
@@ -25,7 +33,8 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         evaluate: (session, step) -> (whether it changed a variable, so that the checkpoint is saved
             again; whether to stop training); called after the checkpoint of a step is saved.
         first_step: global step from which these steps are counted.
-        before_save, after_save: called before and after each checkpoint is saved.
+        before_save, after_save: called before each checkpoint is saved and after it is named.
+        notes: () -> {name of a tensor: value}, fed to what saves a checkpoint.
         save: False in processes that leave saving to the chief and only evaluate with it.
     """
 
@@ -39,6 +48,7 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         first_step: int = 0,
         before_save: Callable[[], None] = lambda: None,
         after_save: Callable[[], None] = lambda: None,
+        notes: Callable[[], Dict[str, Any]] = dict,
         save: bool = True,
     ):
         super().__init__(model_dir, save_secs=save_secs, save_steps=save_steps)
@@ -49,7 +59,8 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         self._saved_step = None
         self._next_evaluation = None  # global step
         self._first_step, self._before_save, self._after_save = first_step, before_save, after_save
-        self._saves = save
+        self._notes, self._saves = notes, save
+        self._beside, self._naming = concurrent.futures.ThreadPoolExecutor(1), None
 
     def begin(self):
         if not self._saves:  # the parent would write to model_dir, which is the chief's
@@ -65,6 +76,8 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         self._set_next_evaluation(self._saved_step)
 
     def after_run(self, run_context, run_values):
+        if self._naming and self._naming.done():
+            self._settle()  # raises what it raised
         # The step fetched may be from before the increment.
         if self._is_time(run_values.results + 1):
             self.save_in_time(run_context.session)
@@ -77,8 +90,6 @@ class Checkpointer(v1.train.CheckpointSaverHook):
             changed, stop = self._evaluate(run_context.session, step)
             if changed:
                 self._saved_step = None
-                if self._saves:
-                    checkpoints.unshare_index(self._model_dir, step)
                 self._save(run_context.session, step)
             if stop:
                 run_context.request_stop()
@@ -104,12 +115,26 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         step = session.run(self._global_step_tensor)
         if self._is_time(step):
             self._last_timed = step, time.monotonic()
-            self._save(session, step)
+            self._save(session, step, wait=False)
 
     def end(self, session):
         self._save(session, session.run(self._global_step_tensor))
 
-    def _save(self, session, step):
+    @contextlib.contextmanager
+    def settled(self):
+        """After this block every checkpoint that was written has its name."""
+        try:
+            yield
+        finally:
+            self._settle()
+
+    def _settle(self):
+        naming, self._naming = self._naming, None
+        if naming:
+            naming.result()
+
+    def _save(self, session, step, wait=True):
+        self._settle()
         there = step == self._saved_step and tf.train.latest_checkpoint(self._model_dir)
         if there or not self._saves:
             return
@@ -119,8 +144,59 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         self._before_save()
         self._saved_step = step
         with interruption.saving():
-            super()._save(session, step)
+            self._naming = self._beside.submit(self._name, self._write(session, step))
+            if wait:
+                self._settle()
+
+    def _write(self, session, step):
+        """Writes a checkpoint into a folder of its own, for `add`; returns that."""
+        logging.info("Saving checkpoints for %d into %s.", step, self._save_path)
+        saver, path = self._get_saver(), f"{self._save_path}-{step}"
+        made = f"{path}_temp_{uuid.uuid4().hex}"
+        prefix, wanted = os.path.join(made, os.path.basename(path)), saver.saver_def
+        os.mkdir(made)
+        try:
+            feed = {wanted.filename_tensor_name: prefix, **self._notes()}
+            session.run(wanted.save_tensor_name, feed)
+            with session.graph.as_default():
+                saver.export_meta_graph(f"{prefix}.meta")
+        except BaseException:
+            shutil.rmtree(made, ignore_errors=True)
+            raise
+        entry = v1.SessionLog(status=v1.SessionLog.CHECKPOINT, checkpoint_path=self._save_path)
+        self._summary_writer.add_session_log(entry, step)
+        return made
+
+    def _name(self, made):
+        add(made, self._get_saver().saver_def.max_to_keep)
         self._after_save()
+
+
+def add(made: str, keep: int):
+    """Gives a new checkpoint its place and its name, and then deletes the oldest ones.
+
+    After a power cut, either the new one is named and whole, or what was there before is.
+
+    Args:
+        made: PREFIX_temp_*, the folder that holds its files.
+        keep: how many to keep; 0: all.
+    """
+    folder, name = os.path.split(made.rpartition("_temp_")[0])
+    atomic_files.sync_all(made)
+    if os.path.exists(os.path.join(folder, f"{name}.index")):
+        # It is saved again. From here on all of its files are replaced, whatever happens.
+        again = os.path.join(folder, f"{name}{checkpoints.AGAIN}")
+        os.rename(made, again)
+        atomic_files.sync(folder)
+        made = again
+    checkpoints.move(made)
+    names = [*(x for x in checkpoints.read_state(folder).names if x != name), name]
+    checkpoints.write_state(folder, names)
+    old = names[:-keep] if keep else []
+    if old:  # which the state file names until they are gone, so that a kill leaves nothing of them
+        for other in old:
+            checkpoints.delete(folder, other)
+        checkpoints.write_state(folder, names[len(old) :])
 
 
 def _all_finite():
