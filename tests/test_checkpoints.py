@@ -12,7 +12,7 @@ import tensorflow as tf
 from conftest import fill, make_records, run_train, small_job, started_train, write_tfrecords
 
 from deepfm.errors import BadInput
-from deepfm.state import checkpoints
+from deepfm.state import checkpoints, saving
 
 v1 = tf.compat.v1
 
@@ -178,6 +178,34 @@ def test_what_a_killed_save_left_is_deleted_and_nothing_else(folder):
     checkpoints.prepare(str(folder), tidy=True)
     assert {path.name for path in folder.iterdir()} == kept
     assert used(folder) == 2
+
+
+def test_a_kill_while_an_older_checkpoint_is_deleted_leaves_nothing_of_it(folder, monkeypatch):
+    (folder / ".reading-1234").mkdir()  # a killed job's
+    (folder / "best" / ".reading-abcdefgh").mkdir(parents=True)
+    for kept in range(20):
+        made, real, left = folder / f"model.ckpt-{9 + kept}_temp_{32 * 'a'}", os.remove, kept
+        save(made, steps=(9 + kept,))
+        (made / "checkpoint").unlink()
+
+        def counted(path, real=real):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+            real(path)
+
+        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+            patch.setattr(os, "remove", counted)
+            saving.add(str(made), 2)
+        if kept > 1:  # the state file itself is written first
+            checkpoints.prepare(str(folder), True)
+            assert used(folder) == 9 + kept
+            assert set(checkpoints.by_name(os.listdir(folder))) == set(named(folder))
+        if left >= 0:
+            break
+    assert left >= 0 and len(named(folder)) == 2
+    assert not list(folder.glob("**/.reading-*"))
 
 
 def test_a_checkpoint_that_a_kill_kept_from_being_named_is_used(folder):

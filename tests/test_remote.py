@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import sys
 import threading
 import time
@@ -19,7 +20,7 @@ from test_best_export import run_killed
 from deepfm.data import dataset_json, datasets
 from deepfm.errors import BadInput
 from deepfm.runtime import remote_files
-from deepfm.state import remote_model_dir
+from deepfm.state import checkpoints, remote_model_dir
 
 ROWS, STEPS = 640, 10  # records, and steps of an epoch of them
 CHECKPOINT = r"model\.ckpt-\d+\.(data|index)"
@@ -577,6 +578,58 @@ def test_a_sentence_names_the_folder_that_was_asked_for(tmp_path):
     assert done.returncode == 2
     assert f"--model_dir={path} has no checkpoint" in done.stderr.splitlines()[-1]
     assert not list(tmp_path.glob("deepfm*"))
+
+
+@pytest.mark.parametrize("kept", range(1, 6))
+def test_a_kill_while_older_checkpoints_are_deleted_there_leaves_nothing(
+    tmp_path, monkeypatch, kept
+):
+    local, there = make_remote(tmp_path, 3, 12)
+    checkpoints.write_state(str(there), ["model.ckpt-3", "model.ckpt-12"])
+    copies = remote_model_dir.Mirror(f"file://{there}", str(local), 2)
+    copies.fetch(os.listdir(str(there)))
+    copies._closing = True
+    copies._wake.set()
+    copies._thread.join()
+    real = remote_files.put_text, tf.io.gfile.remove
+
+    def counted(change):
+        def do(*paths):
+            nonlocal kept
+            kept -= 1
+            if kept < 0:
+                raise KeyboardInterrupt
+            change(*paths)
+
+        return do
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(remote_files, "put_text", counted(real[0]))
+        patch.setattr(tf.io.gfile, "remove", counted(real[1]))
+        save_checkpoint(local, 20)
+        copies.hand_over()
+        copies._copy()
+    assert checkpoints.read_state(str(there)).names[-1] in ("model.ckpt-12", "model.ckpt-20")
+    shutil.rmtree(local)
+    local.mkdir()
+    again = remote_model_dir.Mirror(f"file://{there}", str(local), 2)
+    again.fetch(os.listdir(str(there)))
+    for step in (30, 40):
+        save_checkpoint(local, step)
+        again.hand_over()
+    again.close()
+    assert len({path.name.split(".")[1] for path in there.glob("model.ckpt-*")}) == 2
+
+
+def test_all_that_training_resumes_from_is_fetched(tmp_path):
+    local, there = make_remote(tmp_path, 3)
+    wanted = {"model.json", "run.json", "evaluations.json", "model_id.json", "report.json"}
+    for name in wanted:
+        (there / name).write_text("{}")
+    copies = remote_model_dir.Mirror(f"file://{there}", str(local), 2)
+    copies.fetch(os.listdir(str(there)))
+    assert wanted < set(os.listdir(str(local)))
+    copies.close()
 
 
 def make_remote(tmp_path, *steps):

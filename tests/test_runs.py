@@ -244,6 +244,14 @@ def test_the_run_of_an_older_program_goes_on(run):
     assert run.places() == [(2, 5)] and '"format_version": 3' in file.read_text()
 
 
+def test_an_interrupted_run_without_run_json_has_not_ended(run):
+    run.begin(0)
+    run.save(25)
+    (run.folder / resume.FILE).unlink()
+    with pytest.raises(BadInput, match="was interrupted at step 25"):
+        run.begin(25, data="b")
+
+
 def test_where_neither_says_it_a_new_run_begins_and_the_log_says_that_run_json_is_missing(
     run, caplog
 ):
@@ -285,7 +293,8 @@ def test_a_field_that_cannot_be_is_refused_in_one_sentence(run, field, value):
 @pytest.mark.parametrize(
     "text", ["", "[]", "null", '{"format_version": 4}', '{"format_version": 1, "parts": [{}]}',
              '{"format_version": 2, "parts": [{"step": "x"}], "files": [], "ended": 0}',
-             '{"format_version": 2, "parts": [], "files": [["x"]], "ended": 0}']
+             '{"format_version": 2, "parts": [], "files": [["x"]], "ended": 0}',
+             100_000 * "[" + 100_000 * "]"]
 )  # fmt: skip
 def test_a_broken_state_is_refused_in_one_sentence(run, text):
     run.begin(0)

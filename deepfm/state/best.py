@@ -19,7 +19,7 @@ from deepfm.state import checkpoints
 
 v1 = tf.compat.v1
 
-FOLDER = "best"
+FOLDER = checkpoints.BEST
 
 
 def keep(model_dir: str, path: str):

@@ -24,6 +24,7 @@ from deepfm.runtime import atomic_files
 
 v1 = tf.compat.v1
 
+BEST = "best"  # the folder of the best checkpoint
 STATE = "checkpoint"  # TensorFlow's name of the file that names the checkpoints
 _PART = re.compile(r"(model\.ckpt-\d+)\.(?:index|meta|data-\d{5}-of-\d{5})")
 AGAIN = "_again"  # ends the name of a folder that holds what takes the place of a checkpoint
@@ -90,6 +91,8 @@ def prepare(model_dir: str, tidy: bool):
                 atomic_files.delete(os.path.join(model_dir, name))
             elif _AGAIN.fullmatch(name):
                 move(os.path.join(model_dir, name))
+        for folder in filter(os.path.isdir, (model_dir, os.path.join(model_dir, BEST))):
+            atomic_files.remove(folder, ".reading-")
         _finish_deleting(model_dir, read_state(model_dir))
     state = read_state(model_dir)
     for _ in range(0 if tidy else _TRIES):

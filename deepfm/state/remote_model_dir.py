@@ -101,6 +101,7 @@ class Mirror:
         self._keep = keep
         self._there = {}  # checkpoint in the remote folder -> the names of its files, oldest first
         self._stale = []  # names of files in the remote folder that no checkpoint there needs
+        self._gone = []  # checkpoints that the state file there names until their files are deleted
         self._copied = {}  # path of another local file -> its time and size when it was copied
         self._handed = 0  # checkpoints handed over
         self._wake, self._closing = threading.Event(), False
@@ -271,6 +272,10 @@ class Mirror:
             with contextlib.suppress(tf.errors.NotFoundError):
                 tf.io.gfile.remove(posixpath.join(self.path, self._stale[-1]))
             self._stale.pop()
+        if self._gone:
+            self._there = {x: parts for x, parts in self._there.items() if x not in self._gone}
+            self._put_state()
+            self._gone = []
         self._copy_changed(_others(self.local))
 
     def _copy_best(self):
@@ -311,13 +316,16 @@ class Mirror:
         (name,) = checkpoints.by_name(parts)
         self._there.pop(name, None)
         self._there[name] = parts
-        gone = list(self._there)[: -self._keep] if self._keep else []
-        kept = [posixpath.join(self.path, x) for x in self._there if x not in gone]
-        state = v1.train.generate_checkpoint_state_proto(self.path, kept[-1], kept)  # relative
-        remote_files.put_text(str(state), posixpath.join(self.path, checkpoints.STATE))
+        self._put_state()
         logging.info("Copied %s.", posixpath.join(self.path, name))
-        self._stale += [part for name in gone for part in self._there.pop(name)]
+        self._gone = list(self._there)[: -self._keep] if self._keep else []
+        self._stale += [part for name in self._gone for part in self._there[name]]
         self._stale = [part for part in self._stale if part not in parts]
+
+    def _put_state(self):
+        named = [posixpath.join(self.path, x) for x in self._there]
+        state = v1.train.generate_checkpoint_state_proto(self.path, named[-1], named)  # relative
+        remote_files.put_text(str(state), posixpath.join(self.path, checkpoints.STATE))
 
 
 def _has_all_parts(name, parts):
