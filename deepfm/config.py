@@ -109,7 +109,8 @@ class OptimizerConfig(NamedTuple):
         name: a key of OPTIMIZERS.
         learning_rate: the rate as applied, including --learning_rate_scale.
         embedding_learning_rate: the tables' rate, without warm-up; None: learning_rate.
-        learning_rate_warmup_steps: steps over which learning_rate rises linearly from 0.
+        learning_rate_warmup_steps: first steps of a run, over which learning_rate rises linearly
+            from 0.
         clip_norm: largest global norm of the gradients; 0 does not clip.
         cowclip_ratio: r of CowClip, which clips the gradient of each table row; 0 does not clip.
         cowclip_min_norm: zeta of CowClip.

@@ -104,14 +104,14 @@ class Evaluating:
             self._remove_exports_but_the_best()
 
     def decay_hook(self) -> Optional["_Decay"]:
-        """The hook that sets the learning rate in this process, or None."""
-        # If all take each step together, each process has a copy of the rate to set.
-        decays = self._decay() is not None and self._processes.evaluates
-        self._decay_hook = _Decay(self._decay()) if decays else None
+        """The hook that sets the learning rate in this process; None if another process does."""
+        # If all take each step together, each process has a copy of the rate to set. It is set in
+        # every run, because the checkpoint's belongs to another run or to other flags.
+        self._decay_hook = _Decay(self._decay()) if self._processes.evaluates else None
         return self._decay_hook
 
     def on_the_way(self, session, step: int, progress: throughput.ProgressHook):
-        """Evaluates a step's checkpoint; returns (whether a variable changed, whether to stop)."""
+        """Evaluates a step's checkpoint; returns whether to stop."""
         started = progress.moment()
         before = self._decay()
         if self._processes.synchronous:
@@ -121,16 +121,16 @@ class Evaluating:
             try:  # the others take steps meanwhile that no checkpoint holds yet
                 self.evaluate(step, [stopping.GiveUp()])
             except interruption.Interrupted:
-                return False, True
+                return True
         self._take_stock(step)
         after = self._decay()
-        if after is not None and after != before:
+        if after != before and not self.stopped:
             self._decay_hook.set(session, after)
             rate = after * self._job.optimizer.learning_rate
             metric = self._job.learning_rate_decay_metric
             logging.info("%s did not improve: the learning rate is now %.3g.", metric, rate)
         progress.exclude(started)
-        return after != before, self.stopped
+        return self.stopped
 
     def evaluate(self, step: int, more_hooks=()):
         """Evaluates the newest checkpoint, and exports it if it is the best."""
@@ -222,11 +222,9 @@ class Evaluating:
             )  # fmt: skip
 
     def _decay(self):
-        """The factor for the learning rate; None if evaluations do not change it."""
+        """The factor for the learning rate."""
         job = self._job
         factor, rate = job.learning_rate_decay_on_plateau, job.optimizer.learning_rate
-        if factor == 1:
-            return None
         least = job.min_learning_rate / rate if rate else 0.0
         patience, metric = job.learning_rate_decay_patience, job.learning_rate_decay_metric
         return self.history.decay(factor, patience, least, metric)

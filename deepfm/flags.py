@@ -232,8 +232,8 @@ _float("embedding_learning_rate", None,
     "Learning rate of the embedding tables, without scale or warm-up. Default: as all other "
     "weights. Keep it where it is when larger batches need a larger --learning_rate.", 0.0)
 _integer("learning_rate_warmup_steps", 0,
-    "Steps over which --learning_rate rises linearly to its value; 0: none. Use it with large "
-    "batches, for example one epoch.", 0)
+    "First steps of a run, over which --learning_rate rises linearly to its value; 0: none. Use it "
+    "with large batches, for example one epoch.", 0)
 flags.DEFINE_bool("lazy_updates", True,
     "Update only the embedding rows that a batch uses; False also applies momentum to all other "
     "rows, which costs a pass over the tables.")

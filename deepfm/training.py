@@ -235,11 +235,12 @@ class _Training:
         self.settled = checkpointer.settled
         self.hooks = [
             *estimators.session_hooks(model),
+            *filter(None, [self.evaluating.decay_hook()]),  # before the servers' let workers begin
             *mode.servers.make_hooks(checkpointer.save_in_time),
             *([self._saver(parts, model.config)] if chief else []),
             self.progress,
             *([stopping.EndTogether()] if processes.in_step and epoch is None else []),
-            *filter(None, [self.evaluating.decay_hook(), fresh]),
+            *filter(None, [fresh]),
             *([SameWeights(mode.replicas.gather, job.model_dir)] if processes.in_step else []),
             checkpointer,
             stopping.StopTogether(wanted, mode.replicas.average, mode.servers.anyone_stops),

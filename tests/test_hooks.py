@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from deepfm.errors import BadInput
 from deepfm.runtime import interruption, stopping, tf_patches, throughput
-from deepfm.state import best, saving
+from deepfm.state import saving
 
 v1 = tf.compat.v1
 
@@ -82,7 +82,7 @@ def test_an_evaluations_seconds_are_not_training_seconds(tmp_path):
         while time.process_time() < started[2] + 0.5:
             pass
         progress.exclude(started)
-        return False, False
+        return False
 
     progress = throughput.ProgressHook(100, None, str(tmp_path))
     hook = checkpointer(tmp_path, eval_steps=3, evaluate=evaluate)
@@ -90,24 +90,6 @@ def test_an_evaluations_seconds_are_not_training_seconds(tmp_path):
     assert progress.throughput().seconds < shared.throughput().seconds - 0.4
     # Nor is its CPU time, or a process would have used more than all cores.
     assert progress.throughput().cpu_utilization <= 1.1
-
-
-def test_a_checkpoint_that_is_saved_again_leaves_the_links_to_it_whole(tmp_path):
-    def evaluate(session, step):
-        best.keep(str(tmp_path), f"{tmp_path}/model.ckpt-{step}")
-        session.run("weight_again")
-        return True, False
-
-    class Changes(v1.train.SessionRunHook):
-        def begin(self):
-            (weight,) = v1.trainable_variables()
-            tf.group(v1.assign_add(weight, [9.0, 9.0, 9.0]), name="weight_again")
-
-    hook = checkpointer(tmp_path, eval_steps=3, evaluate=evaluate)
-    train(tmp_path, 3, extra=[Changes(), hook])
-    value = lambda path: tf.train.load_variable(f"{tmp_path}/{path}", "weight").tolist()
-    assert value("best/model.ckpt-3") == [3.0] * 3
-    assert value("model.ckpt-3") == [12.0] * 3
 
 
 def test_the_progress_line_tells_the_time_left(tmp_path, caplog):
@@ -142,7 +124,7 @@ def test_evaluations_see_the_checkpoint_of_their_step(tmp_path):
 
     def evaluate(session, step):
         seen.append((step, tf.train.load_variable(str(tmp_path), "global_step")))
-        return False, False
+        return False
 
     train(tmp_path, 7, extra=[checkpointer(tmp_path, eval_steps=3, evaluate=evaluate)])
     assert seen == [(3, 3), (6, 6)]
@@ -164,7 +146,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path):
 
 
 def test_an_evaluation_may_stop_training_at_its_step(tmp_path):
-    hook = checkpointer(tmp_path, eval_steps=2, evaluate=lambda _, step: (False, step == 4))
+    hook = checkpointer(tmp_path, eval_steps=2, evaluate=lambda _, step: step == 4)
     with pytest.raises(RuntimeError, match="Run called even after should_stop"):
         train(tmp_path, 9, extra=[hook])
     assert tf.train.load_variable(str(tmp_path), "global_step") == 4
@@ -185,7 +167,7 @@ def test_a_process_that_leaves_saving_to_the_chief_writes_nothing_but_evaluates(
         tmp_path,
         every=2,
         eval_steps=3,
-        evaluate=lambda _, step: (seen.append(step), False),
+        evaluate=lambda _, step: seen.append(step),
         save=False,
     )
     train(tmp_path, 6, extra=[hook], summarize=False)

@@ -231,7 +231,7 @@ def test_the_learning_rate_is_cut_when_evaluation_stops_improving(trained, tmp_p
         *SMALL_MODEL, f"--training_data_dir={folder}/train.tfrecords",
         f"--val_data_dir={folder}/test.tfrecords", f"--model_dir={tmp_path}/model",
         "--batch_size=64", "--eval_every_steps=10", "--learning_rate=1e-9", "--optimizer=GD",
-        "--learning_rate_decay_on_plateau=0.1", "--max_steps=20",
+        "--learning_rate_decay_on_plateau=0.1", "--max_steps=25",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     decay = tf.train.load_variable(str(tmp_path / "model"), "learning_rate_decay")

@@ -105,6 +105,24 @@ def test_every_optimizer_does_the_same_under_a_mirrored_strategy(name):
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("rate_of_tables", [None, 0.2])
+def test_a_plateau_cuts_the_rates_of_tables_and_of_other_weights(rate_of_tables):
+    with tf.Graph().as_default(), v1.Session() as session:
+        names = "fm_v", "kernel"
+        variables = [v1.get_variable(x, [2], use_resource=True) for x in names]
+        config = OptimizerConfig("sgd", 0.1, embedding_learning_rate=rate_of_tables)
+        optimizer = optimizers.make_optimizer(config, Replicas())
+        train = optimizer.apply_gradients([(tf.ones([2]), x) for x in variables])
+        session.run(v1.global_variables_initializer())
+        (decay,) = [x for x in v1.global_variables() if x.op.name == optimizers.DECAY]
+        decay.load(0.25, session)
+        before = session.run(variables)
+        session.run(train)
+        moved = np.subtract(before, session.run(variables))
+        np.testing.assert_allclose(moved[0], 0.25 * (rate_of_tables or 0.1), rtol=1e-5)
+        np.testing.assert_allclose(moved[1], 0.25 * 0.1, rtol=1e-5)
+
+
 def test_the_slots_of_ftrl_have_the_names_of_earlier_checkpoints():
     def names(make):
         with tf.Graph().as_default():

@@ -238,11 +238,11 @@ def _with_rate_of_tables(optimizer, rate):
     return optimizer
 
 
-def _warmed_up(rate, steps):
-    """A rate that rises linearly over the first steps of the model, to `rate` in the last."""
+def _warmed_up(rate, steps, run_step):
+    """A rate that rises linearly over the first steps of the run, to `rate` in the last."""
     if not steps:
         return rate
-    step = tf.cast(v1.train.get_or_create_global_step(), tf.float32)
+    step = tf.cast(v1.train.get_or_create_global_step() - run_step, tf.float32)
     return rate * tf.minimum((step + 1) / steps, 1.0)
 
 
@@ -258,12 +258,14 @@ def make_optimizer(config, replicas, ops=TENSORFLOW, occurrences=None):
     Returns:
         tf.train.Optimizer.
     """
-    # Cut where evaluation stops improving (--learning_rate_decay_on_plateau); kept in checkpoints.
+    # Cut where evaluation stops improving (--learning_rate_decay_on_plateau). Checkpoints have it,
+    # but each start sets it by the run's evaluations.
     decay = v1.get_variable(
         DECAY, [], initializer=v1.ones_initializer(), trainable=False, use_resource=True
     )
     with tf.device(decay.device):
-        rate = _warmed_up(config.learning_rate * decay, config.learning_rate_warmup_steps)
+        steps = config.learning_rate_warmup_steps
+        rate = _warmed_up(config.learning_rate * decay, steps, config.run_step)
     if replicas.owns_variables():
         metrics.summarize("learning_rate", rate)
     kind, ops_add_l2 = OPTIMIZERS[config.name], _ops_add_l2(config, ops)

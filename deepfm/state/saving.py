@@ -15,7 +15,7 @@ from absl import logging
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files, interruption
 from deepfm.runtime.divergence import diverged, worst_weights
-from deepfm.state import checkpoints, sliced_saver
+from deepfm.state import sliced_saver
 
 v1 = tf.compat.v1
 
@@ -30,8 +30,8 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         model_dir: where checkpoints go.
         save_secs, save_steps: the interval between two; one of them is None.
         eval_steps: steps between two evaluations, 0 for none.
-        evaluate: (session, step) -> (whether it changed a variable, so that the checkpoint is saved
-            again; whether to stop training); called after the checkpoint of a step is saved.
+        evaluate: (session, step) -> whether to stop training; called after the checkpoint of a step
+            is saved. What it changes, a restart must change again: the step is not saved again.
         first_step: global step from which these steps are counted.
         before_save, after_save: called before each checkpoint is saved and after it is named.
         notes: () -> {name of a tensor: value}, fed to what saves a checkpoint.
@@ -87,11 +87,7 @@ class Checkpointer(v1.train.CheckpointSaverHook):
                 return
             self._set_next_evaluation(step)
             self._save(run_context.session, step)
-            changed, stop = self._evaluate(run_context.session, step)
-            if changed:
-                self._saved_step = None
-                self._save(run_context.session, step)
-            if stop:
+            if self._evaluate(run_context.session, step):
                 run_context.request_stop()
 
     def _set_next_evaluation(self, step):

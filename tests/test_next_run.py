@@ -1,0 +1,80 @@
+"""What a run leaves in model_dir does not reach the next one; see docs/reliability.md."""
+
+import pytest
+import tensorflow as tf
+from conftest import make_records, run_python, run_train, small_job, write_tfrecords
+from test_resume import check_done, check_same
+
+v1 = tf.compat.v1
+STEPS = 5  # of an epoch of batches of 64
+# No evaluation improves by 1: each but the first cuts the rate.
+PLATEAU = ("--learning_rate_decay_on_plateau=0.3", "--eval_every_steps=2", "--min_improvement=1")
+
+
+def job(folder, data, *more):
+    flags = small_job(folder / data, folder / "model", "--learning_rate=0.02", "--log_steps=1")
+    return (*flags, *more)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for seed, name in enumerate("ab"):
+        write_tfrecords(tmp_path / name, make_records(64 * STEPS, seed=seed))
+    return tmp_path
+
+
+def rates(folder):
+    """The learning rate of each step, over all runs."""
+    found = {}
+    for path in sorted((folder / "model").glob("events.out.tfevents.*")):
+        for event in v1.train.summary_iterator(str(path)):
+            found.update(
+                (event.step, x.simple_value)
+                for x in event.summary.value
+                if x.tag == "learning_rate"
+            )
+    return [found[step] for step in sorted(found)]
+
+
+def test_cuts_of_the_rate_and_its_warm_up_belong_to_one_run(folder):
+    check_done(run_train(*job(folder, "a", *PLATEAU)))
+    assert rates(folder)[-1] == pytest.approx(0.02 * 0.3)  # cut after step 4
+    done = run_train(*job(folder, "a", "--num_epochs=2"))
+    check_done(done)
+    assert "--learning_rate_decay_on_plateau=1.0 (before: 0.3)" in done.stderr
+    assert rates(folder)[STEPS:] == pytest.approx([0.02] * STEPS)
+    check_done(run_train(*job(folder, "a", *PLATEAU, "--num_epochs=3")))
+    done = run_train(*job(folder, "b", "--learning_rate_warmup_steps=4"))
+    check_done(done)
+    assert "starting a new run" in done.stderr
+    expected = [0.005, 0.01, 0.015, 0.02, 0.02]
+    assert rates(folder)[3 * STEPS :] == pytest.approx(expected)
+    assert tf.train.load_variable(str(folder / "model"), "learning_rate_decay") == 1
+
+
+# train.py, killed as soon as an evaluation of some step is recorded.
+KILLED = """
+import os, runpy, sys
+from deepfm.state.evaluations import History
+
+def keep_and_die(history, keep=History.keep, step=int(sys.argv.pop(1)), **more):
+    keep(history, **more)
+    if history.entries[-1]["step"] == step:
+        os._exit(9)
+
+History.keep = keep_and_die
+sys.argv[0] = "train.py"
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("stop", [("--early_stopping_patience=1",), ("--max_steps=4",)])
+def test_a_kill_after_the_last_evaluation_leaves_the_rate_that_an_uninterrupted_run_has(
+    folder, stop
+):
+    flags = job(folder, "a", *PLATEAU, *stop)
+    assert run_python("-c", KILLED, 4, *flags).returncode == 9
+    check_done(run_train(*flags))
+    (folder / "model").rename(folder / "killed")
+    check_done(run_train(*flags))
+    check_same(folder / "killed", folder / "model", atol=0)
