@@ -13,11 +13,13 @@ import shutil
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import warm
 from conftest import (
     SMALL_MODEL,
     finish,
     make_records,
+    report,
     run_cluster,
     run_horovod,
     run_train,
@@ -85,7 +87,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def locally(data):
-    """name of OPTIMIZERS -> (losses of the steps, weights) of local mode."""
+    """name of OPTIMIZERS -> (losses of the steps, their summaries, weights) of local mode."""
 
     def run(name):
         done = run_train(
@@ -93,18 +95,31 @@ def locally(data):
             f"--model_dir={data}/local_{name}",
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        return losses(done.stderr), weights(data / f"local_{name}")
+        folder = data / f"local_{name}"
+        return losses(done.stderr), shown(folder), weights(folder)
 
     return {name: run(name) for name in OPTIMIZERS}
 
 
-def check(done, model_dir, expected, compare_losses):
+def shown(model_dir):
+    """{tag: its value at each step} of the summaries of the loss."""
+    found = {"loss": {}, "log_loss": {}, "l2": {}}
+    for path in sorted(pathlib.Path(model_dir).glob("events.out.tfevents.*")):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                found.get(value.tag, {})[event.step] = value.simple_value
+    return {tag: [of_steps[step] for step in sorted(of_steps)] for tag, of_steps in found.items()}
+
+
+def check(done, model_dir, expected):
     assert done.returncode == 0, done.stderr
-    expected_losses, expected_weights = expected
+    expected_losses, expected_shown, expected_weights = expected
     found = losses(done.stderr)
     assert len(found) == len(expected_losses) == 50
-    if compare_losses:
-        np.testing.assert_allclose(found, expected_losses, atol=1e-4)
+    np.testing.assert_allclose(found, expected_losses, atol=1e-4)
+    assert report(model_dir)["train"]["loss"] == pytest.approx(expected_losses[-1], abs=1e-4)
+    for tag, values in shown(model_dir).items():
+        np.testing.assert_allclose(values, expected_shown[tag], atol=1e-4, err_msg=tag)
     check_weights(model_dir, expected_weights)
 
 
@@ -132,8 +147,7 @@ def test_replicas_of_one_process_agree_with_local(data, locally, tmp_path, mode,
         *FLAGS, mode, *OPTIMIZERS[name], f"--training_data_dir={data}/1.tfrecords",
         f"--model_dir={tmp_path}", "--replicas_per_process=2", *more, fresh=fresh,
     )  # fmt: skip
-    # The L2 of a batch's rows is reported by each replica for its own rows.
-    check(done, tmp_path, locally[name], compare_losses=name == "sgd")
+    check(done, tmp_path, locally[name])
 
 
 def do(task, mode, data, model_dir, **options):
@@ -181,7 +195,7 @@ def test_horovod_agrees_with_local(data, locally, tmp_path, processes, name):
         processes, *FLAGS, "horovod", *OPTIMIZERS[name], f"--model_dir={tmp_path}",
         f"--training_data_dir={data}/{processes}.tfrecords",
     )  # fmt: skip
-    check(done, tmp_path, locally[name], compare_losses=name == "sgd")
+    check(done, tmp_path, locally[name])
 
 
 @pytest.mark.parametrize("replicas, name", cases((1, 2), [(1, "sgd"), (1, "lazy_adam")]))
@@ -193,7 +207,7 @@ def test_parameter_servers_with_one_worker_agree_with_local(
         f"--training_data_dir={data}/1.tfrecords", f"--replicas_per_process={replicas}",
         servers=2, workers=0,
     )  # fmt: skip
-    check(done, tmp_path, locally[name], compare_losses=replicas == 1 or name == "sgd")
+    check(done, tmp_path, locally[name])
 
 
 # train.py, which says when a step has come to the end of the data.

@@ -11,6 +11,9 @@ from deepfm.model import cowclip, metrics
 
 v1 = tf.compat.v1
 
+# Collection: float32 [], the L2 term of the distinct rows of the global batch of several replicas.
+L2_OF_ROWS = "deepfm_l2_of_rows"
+
 
 class Wrapper(v1.train.Optimizer):
     """An optimizer that delegates to another one."""
@@ -35,11 +38,12 @@ class RowWise(Wrapper):
         distinct: whether each row occurs at most once; False if replicas' rows are concatenated.
         ops: Ops.
         occurrences: cowclip.Occurrences of this replica, if config.cowclip_ratio is not 0.
+        l2_shown: lambda of the L2 term that L2_OF_ROWS receives; 0: none.
     """
 
-    def __init__(self, optimizer, config, distinct, ops, occurrences=None):
+    def __init__(self, optimizer, config, distinct, ops, occurrences=None, l2_shown=0.0):
         super().__init__(optimizer)
-        self._config = config
+        self._config, self._l2_shown, self._squares = config, l2_shown, []
         self._distinct = distinct
         self._ops, self._occurrences = ops, occurrences
 
@@ -64,7 +68,10 @@ class RowWise(Wrapper):
         variables = [v for _, v in grads_and_vars]
         if replicas > 1:  # the optimizer adds up the replicas' gradients once more
             grads = [tf.math.scalar_mul(1 / replicas, g) for g in grads]
-        return self._optimizer.apply_gradients(zip(grads, variables), global_step, name)
+        if self._squares:
+            v1.add_to_collection(L2_OF_ROWS, self._l2_shown * tf.add_n(self._squares))
+        with tf.control_dependencies(self._squares):  # which are of the rows before the update
+            return self._optimizer.apply_gradients(zip(grads, variables), global_step, name)
 
     def _finish(self, grad, variable):
         if not isinstance(grad, tf.IndexedSlices):
@@ -77,8 +84,12 @@ class RowWise(Wrapper):
             if config.cowclip_ratio:
                 limits = config.cowclip_ratio, config.cowclip_min_norm
                 values = self._ops.clip_rows(variable, indices, values, *limits)
+            if config.l2_rows or self._l2_shown:
+                before = tf.gather(variable, indices)
+            if self._l2_shown:
+                self._squares.append(tf.nn.l2_loss(before))
             if config.l2_rows > 0:
-                values += config.l2_rows * tf.gather(variable, indices)
+                values += config.l2_rows * before
         rows = tf.IndexedSlices(values, indices, grad.dense_shape)
         return rows if config.lazy_updates else tf.convert_to_tensor(rows)
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import groups, metrics, optimizers
 from deepfm.model.batch_norm import BatchPart
+from deepfm.model.gradients import L2_OF_ROWS
 from deepfm.model.network import logits_side_by_side, network
 from deepfm.runtime.stopping import ROWS_OF_STEPS
 from deepfm.runtime.throughput import EXAMPLES
@@ -165,16 +166,16 @@ def make_model_fn(
             )  # a process without records for this step has an empty batch
         with_gradient = optimizers.loss_has_l2_of_rows(optimizer_config, replicas, ops)
         weights_l2, rows_l2 = l2_terms(net, config, with_gradient)
-        loss = mean_loss + weights_l2 + rows_l2
+        loss, l2 = mean_loss + weights_l2 + rows_l2, weights_l2
+        if replicas.in_step == 1:
+            l2 += rows_l2
         # Averages over all replicas; Estimator itself averages the loss over those of a process.
-        logged = tf.stack([loss, mean_loss, weights_l2 + rows_l2])
-        logged = replicas.average(logged, "losses")
-        everyones_loss = logged[0]
+        logged = replicas.average(tf.stack([mean_loss, l2]), "losses")
         if replicas.per_process > 1:
             logged = tf.reduce_mean(replicas.stack(logged, "losses_of_replicas"), axis=0)
+        mean_loss, l2 = tf.unstack(logged)
         if replicas.owns_variables():
-            metrics.summarize(config.loss_type, logged[1])
-            metrics.summarize("l2", logged[2])
+            metrics.summarize(config.loss_type, mean_loss)
         occurrences = None
         if optimizer_config.cowclip_ratio:
             padded = "weights" in features
@@ -183,6 +184,14 @@ def make_model_fn(
         # Batch norm's moving averages are updated together with the weights.
         with tf.control_dependencies(v1.get_collection(v1.GraphKeys.UPDATE_OPS)):
             train_op = optimizer.minimize(loss, v1.train.get_or_create_global_step())
-        return tf.estimator.EstimatorSpec(mode, loss=everyones_loss, train_op=train_op)
+        shown = mean_loss + l2
+        of_rows = v1.get_collection(L2_OF_ROWS)[-1:]  # of towers, the last one alone has it
+        if of_rows:
+            l2 += of_rows[0]
+            shown += of_rows[0] * (1 if replicas.strategy else replicas.per_process)
+        several = replicas.in_step > 1 and optimizer_config.l2_rows
+        if of_rows if several else replicas.owns_variables():
+            metrics.summarize("l2", l2)
+        return tf.estimator.EstimatorSpec(mode, loss=shown, train_op=train_op)
 
     return model_fn

@@ -281,6 +281,7 @@ def make_optimizer(config, replicas, ops=TENSORFLOW, occurrences=None):
         optimizer = LossScaled(optimizer)
     # Processes that exchange rows have already combined them (Averaged).
     distinct = replicas.per_process == 1
+    shown = config.l2_rows if replicas.in_step > 1 else 0.0
     if ops_add_l2 or loss_has_l2_of_rows(config, replicas, ops):
         config = config._replace(l2_rows=0.0)
-    return replicas.wrap_optimizer(RowWise(optimizer, config, distinct, ops, occurrences))
+    return replicas.wrap_optimizer(RowWise(optimizer, config, distinct, ops, occurrences, shown))
