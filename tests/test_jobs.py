@@ -160,6 +160,53 @@ def test_both_signatures_of_the_export_answer_as_infer_does(trained, inferred):
             np.testing.assert_allclose(prob, inferred, atol=1e-6)
 
 
+BAD_ROWS = {
+    "id": (lambda ids, values: ids.__setitem__((3, 1), 50), "feature id not in [0, 50)"),
+    "negative": (lambda ids, values: ids.__setitem__((3, 0), -1), "feature id not in [0, 50)"),
+    "nan": (lambda ids, values: values.__setitem__((3, 2), np.nan), "not a finite number"),
+}
+
+
+@pytest.mark.parametrize("spoil, said", BAD_ROWS.values(), ids=BAD_ROWS)
+def test_an_export_names_the_bad_row_of_a_request(trained, spoil, said):
+    folder, (labels, ids, values) = trained
+    ids, values = ids[:5].copy(), values[:5].copy()
+    spoil(ids, values)
+    for name, feed in (
+        ("serving_default", {"feat_ids": ids, "feat_vals": values}),
+        (
+            "examples:serving_default",
+            {"examples": [example(*record) for record in zip(labels, ids, values)]},
+        ),
+    ):
+        message = refusal_of_export(folder, name, feed)
+        assert said in message and "[in row] [3]" in message
+
+
+def test_an_export_names_the_row_whose_example_has_another_type(trained):
+    folder, (labels, ids, values) = trained
+    good = [example(*record) for record in zip(labels[:4], ids, values)]
+    for name, found in (("values", "int64_list"), ("ids", "float_list"), ("ids", "")):
+        record = tf.train.Example.FromString(good[0])
+        record.features.feature[name].Clear()
+        if found:
+            getattr(record.features.feature[name], found).value.extend([1, 2, 3, 4])
+        feed = {"examples": [*good[:2], record.SerializeToString(), *good[2:]]}
+        message = refusal_of_export(folder, "examples:serving_default", feed)
+        assert "ids (int64) and values (float)" in message and "[in row] [2]" in message
+
+
+def refusal_of_export(folder, name, feed):
+    """The message with which the exported model refuses a request."""
+    (path,) = (folder / "servable").iterdir()
+    with tf.Graph().as_default(), v1.Session() as session:
+        signature = v1.saved_model.load(session, ["serve"], str(path)).signature_def[name]
+        places = {signature.inputs[k].name: v for k, v in feed.items()}
+        with pytest.raises(tf.errors.InvalidArgumentError) as error:
+            session.run(signature.outputs["prob"].name, places)
+    return error.value.message
+
+
 def test_export_is_a_job_of_its_own(trained, tmp_path):
     folder, _ = trained
     done = run_train(

@@ -300,6 +300,29 @@ def test_jobs_after_training_take_them(data, locally, tmp_path):
             np.testing.assert_allclose(prob, predicted, rtol=1e-4, atol=1e-5)
 
 
+def test_an_export_checks_values_but_not_what_pads_a_row():
+    schema = Schema(2, 9, multi_valued=True)
+    ids, values = np.int64([[1, 2, -7], [8, 99, 99]]), np.float32([[1, 2, np.nan], [3, 4, 5]])
+    feed = {"feat_ids": ids, "feat_vals": values, "feat_counts": np.int32([[2, 0], [0, 1]])}
+    with tf.Graph().as_default(), v1.Session() as session:
+        given = {name: v1.placeholder(x.dtype, [None, None], name) for name, x in feed.items()}
+        checked = export._checked(given, schema)
+        run = lambda: session.run(checked, {given[name]: x for name, x in feed.items()})
+        np.testing.assert_array_equal(run()["feat_ids"], ids)
+        for name, place, bad, said in (
+            ("feat_ids", (1, 0), 9, "feature id not in [0, 9)"),
+            ("feat_vals", (1, 0), np.inf, "not a finite number"),
+            ("feat_counts", (1, 0), 3, "feat_counts do not fit"),
+            ("feat_counts", (1, 0), -1, "feat_counts do not fit"),
+        ):
+            good = feed[name][place]
+            feed[name][place] = bad
+            with pytest.raises(tf.errors.InvalidArgumentError) as error:
+                run()
+            assert said in error.value.message and "[in row] [1]" in error.value.message
+            feed[name][place] = good
+
+
 @pytest.mark.parametrize("multi_valued", [True, False])
 def test_serving_hashes_strings_as_the_converter_does(tmp_path, multi_valued):
     random = np.random.RandomState(0)

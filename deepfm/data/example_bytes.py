@@ -164,6 +164,12 @@ def find_lists(serialized, field_size: int, multi_valued: bool, weighted: bool =
     )  # fmt: skip
 
 
+def assert_rows(good, what: str):
+    """The op that fails, naming the first row, unless all of bool [B] or [B, ...] is True."""
+    row = tf.cast(tf.where(~good)[:1, 0], tf.int32)
+    return tf.debugging.Assert(tf.reduce_all(good), [what, "in row", row])
+
+
 def raw_bytes(strings, size):
     """The bytes of strings, filled up with 0: string [B] -> uint8 [B, size].
 
@@ -200,8 +206,8 @@ def decode_any(serialized, field_size: int, with_labels: bool, weighted: bool = 
             not an Example, or in which one of these features is missing, occurs twice, or does not
             hold exactly one list of its type and length. No message quotes the record.
     """
-    good = []  # bool [] each, together in one assertion, which takes a dozen ops
-    check = lambda each: good.append(tf.reduce_all(each))
+    good = []  # bool [B] each, together in one assertion, which takes a dozen ops
+    check = lambda each: good.append(tf.reduce_all(each, axis=tf.range(1, tf.rank(each))))
     names = ["ids", "counts", "values", *["label"] * with_labels, *["weight"] * weighted]
     is_int64 = [name in ("ids", "counts") for name in names]
     of_kind = [[1, 0] if kind else [0, 1] for kind in is_int64]
@@ -255,6 +261,7 @@ def decode_any(serialized, field_size: int, with_labels: bool, weighted: bool = 
         num_weights, found = decode_all(columns[-1], "FloatList", "value", tf.float32)
         check(tf.equal(num_weights, times[:, -1]))
         weights = [tf.where(num_weights > 0, found[:, 0], tf.ones_like(found[:, 0]))]
-    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(good), ["malformed"])]):
+    what = "not a tf.train.Example with ids (int64) and values (float), once each,"
+    with tf.control_dependencies([assert_rows(tf.reduce_all(good, axis=0), what)]):
         found = tf.reshape(labels, [-1]), ids, values, counts, num_ids, num_values
         return tuple(map(tf.identity, (*found, *weights)))

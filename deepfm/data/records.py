@@ -122,7 +122,7 @@ def _check_lists(lists, schema):
     else:
         good = tf.equal(counts, 1)  # with other counts the ids mean something else
     same = tf.equal(tf.reduce_sum(counts, axis=1), of_record) & tf.equal(num_ids, num_values)
-    checks = [tf.debugging.Assert(tf.reduce_all(x), ["counts"]) for x in (good, same)]
+    checks = [example_bytes.assert_rows(x, "wrong number of ids or values") for x in (good, same)]
     with tf.control_dependencies(checks):
         counts = tf.cast(counts, tf.int32)
         if not schema.multi_valued:
@@ -136,17 +136,20 @@ def _check_lists(lists, schema):
 def check(labels, ids, values, schema, *weights):
     """A batch with labels as 0 or 1, or an InvalidArgumentError for a record out of bounds."""
     known = tf.equal(labels, 0.0) | tf.equal(tf.abs(labels), 1.0)
-    checks = [
-        tf.debugging.Assert(tf.reduce_all(known), ["label"]),
-        tf.debugging.Assert(tf.reduce_all(tf.math.is_finite(values)), ["value"]),
-        tf.debugging.Assert(tf.reduce_all(ids >= 0), ["negative id"]),
-        tf.debugging.Assert(tf.reduce_all(ids < schema.limit), ["id"]),
-    ]
+    checks = [example_bytes.assert_rows(known, "label"), *check_pairs(ids, values, schema)]
     for each in weights:
-        good = tf.math.is_finite(each) & (each >= 0)
-        checks.append(tf.debugging.Assert(tf.reduce_all(good), ["weight"]))
+        checks.append(example_bytes.assert_rows(tf.math.is_finite(each) & (each >= 0), "weight"))
     with tf.control_dependencies(checks):
         return (tf.cast(labels > 0, tf.float32), *map(tf.identity, (ids, values, *weights)))
+
+
+def check_pairs(ids, values, schema):
+    """The ops that fail for an id or a value out of bounds; they name the first row."""
+    good = {
+        "value that is not a finite number": tf.math.is_finite(values),
+        f"feature id not in [0, {schema.limit})": (ids >= 0) & (ids < schema.limit),
+    }
+    return [example_bytes.assert_rows(each, what) for what, each in good.items()]
 
 
 def explain_example(serialized: bytes, schema: Schema) -> Optional[str]:

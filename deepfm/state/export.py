@@ -16,7 +16,7 @@ from typing import Iterable, List, NamedTuple, Optional, Tuple
 import tensorflow as tf
 from tensorflow.python.saved_model import loader_impl
 
-from deepfm.data import formats, records
+from deepfm.data import example_bytes, formats, records
 from deepfm.runtime import atomic_files, remote_files
 from deepfm.state import checkpoints
 
@@ -36,6 +36,7 @@ def serving_input_receiver_fn(schema: records.Schema):
         examples:serving_default: examples string [B], serialized tf.Examples; labels are optional.
         strings:serving_default, if ids are hashes: like serving_default, but with feat_strings
             (string) in place of feat_ids.
+    A request with an id or a value out of bounds fails with an error that names the first row.
 
     Args:
         schema: the records that the model takes.
@@ -63,9 +64,26 @@ def serving_input_receiver_fn(schema: records.Schema):
         if schema.hash_buckets:
             others = {name: x for name, x in raw.items() if name != "feat_ids"}
             alternatives["strings"] = {"feat_strings": strings, **others}
-        return tf.estimator.export.ServingInputReceiver(raw, raw, alternatives)
+        return tf.estimator.export.ServingInputReceiver(_checked(raw, schema), raw, alternatives)
 
     return receiver
+
+
+def _checked(features, schema):
+    """The features, or an error that names the first row with an id or a value out of bounds."""
+    ids, values = features["feat_ids"], features["feat_vals"]
+    if schema.multi_valued:
+        counts = features["feat_counts"]
+        width, lengths = tf.shape(ids)[1], tf.reduce_sum(counts, axis=1)
+        good = tf.reduce_all(counts >= 0, axis=1) & (lengths <= width)
+        with tf.control_dependencies(
+            [example_bytes.assert_rows(good, "feat_counts do not fit feat_ids")]
+        ):
+            lengths = tf.identity(lengths)
+        there = tf.sequence_mask(lengths, width)  # what pads a row may be anything
+        ids, values = (tf.where(there, x, tf.zeros_like(x)) for x in (ids, values))
+    with tf.control_dependencies(records.check_pairs(ids, values, schema)):
+        return {name: tf.identity(x) for name, x in features.items()}
 
 
 class Stamp(NamedTuple):
