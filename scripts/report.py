@@ -44,7 +44,9 @@ h2 { font-size: 18px; margin: 36px 0 12px; }
 figure { margin: 0; background: #fff; border: 1px solid #dde3e9; border-radius: 8px; padding: 8px; }
 img { width: 100%; display: block; }
 table { border-collapse: collapse; background: #fff; }
-td, th { border: 1px solid #dde3e9; padding: 4px 12px; text-align: left; overflow-wrap: anywhere; }
+td, th { border: 1px solid #dde3e9; padding: 4px 12px; text-align: left; }
+th, td.number { white-space: nowrap; }
+td { overflow-wrap: anywhere; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; }
 """
 

@@ -1,5 +1,6 @@
 """Parquet in prepare_criteo: the ids and values of a CSV with the same cells."""
 
+import json
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import pytest
 from conftest import ROOT
 from test_tables import KINDS, cells, describe, prepared, records_of, write_rows
 
-from data_tools.click_logs import parquet_rows, splitting
+from data_tools.click_logs import feature_map, parquet_rows, splitting
 from data_tools.common import line_blocks
 from deepfm.errors import BadInput
 
@@ -83,6 +84,32 @@ def test_a_parquet_file_gives_the_ids_and_values_of_the_csv_with_its_cells(
 def test_cells_are_what_a_text_would_hold(array, texts):
     found = parquet_rows._texts(array).to_pylist()
     assert found == [text.encode() for text in texts]
+
+
+def test_a_server_encodes_the_cells_of_json_as_parquet_is_read(tmp_path):
+    rows, table = list(cells()), describe(tmp_path)
+    out = prepared(tmp_path, write(tmp_path / "a.parquet", rows), columns=table)
+    loaded = feature_map.load(str(out / "feature_map.json"))
+    labels = iter(records_of(out / "train"))
+    for _, _, age, when, price, stock, article in rows:  # as table_of types them
+        row = [float(age or "nan"), when, number(price), number(stock), article or None]
+        row = json.loads(json.dumps(row))
+        ids, values = feature_map.encode_row(loaded, row)
+        assert (ids, pytest.approx(values)) == next(labels)[1:]
+
+
+@pytest.mark.parametrize(
+    "cell, text",
+    [(5, "5"), (5.0, "5"), (-0.0, "0"), (0.1, "0.1"), (True, "1"), (False, "0"), (10**20, 10**20)],
+)
+def test_a_number_of_json_is_the_category_of_its_text(cell, text):
+    field = feature_map.Field("x", "category", 1, {str(text): 3})
+    of_one = feature_map.FeatureMap("", "buckets", 1, 4, [field])
+    assert feature_map.encode_row(of_one, [cell]) == ([3], [1.0])
+    for missing in (None, float("nan"), ""):
+        assert feature_map.encode_row(of_one, [missing]) == ([1], [1.0])
+    with pytest.raises(ValueError, match="neither a text nor a number"):
+        feature_map.encode_row(of_one, [[cell]])
 
 
 def test_rows_are_drawn_by_their_file_and_number_whatever_the_row_groups(tmp_path, monkeypatch):

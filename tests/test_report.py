@@ -90,7 +90,14 @@ def test_chromium_shows_the_page_with_all_its_images(page, tmp_path):
     script = """<script>onload = () => { document.title = "seen " +
         [...document.images].filter(i => i.complete && i.naturalWidth > 400).length + " of " +
         document.images.length + ", too wide: " +
-        (document.documentElement.scrollWidth > innerWidth) }</script>"""
+        (document.documentElement.scrollWidth > innerWidth) + ", broken: " +
+        [...document.querySelectorAll("th, td")].filter(cell => {
+            const range = document.createRange();
+            range.selectNodeContents(cell);
+            const lines = new Set([...range.getClientRects()].map(r => r.top)).size;
+            return lines > 1 && /^\\S{1,40}$/.test(cell.textContent);
+        }).map(cell => cell.textContent) + "." }</script>"""
+    page = page.replace("train.tfrecords", "train" + 300 * "x" + ".tfrecords")  # which may break
     (tmp_path / "page.html").write_text(page.replace("</body>", script + "</body>"))
     with tempfile.TemporaryDirectory() as profile:
         done = subprocess.run(
@@ -98,7 +105,7 @@ def test_chromium_shows_the_page_with_all_its_images(page, tmp_path):
              f"--screenshot={tmp_path}/page.png", "--dump-dom", f"file://{tmp_path}/page.html"],
             capture_output=True, text=True, timeout=60,
         )  # fmt: skip
-    assert "<title>seen 8 of 8, too wide: false</title>" in done.stdout, (
+    assert "<title>seen 8 of 8, too wide: false, broken: .</title>" in done.stdout, (
         done.stdout[-300:] + done.stderr[-1000:]
     )
     with tf.io.gfile.GFile(str(tmp_path / "page.png"), "rb") as f, tf.Graph().as_default():

@@ -31,7 +31,7 @@ import hashlib
 import json
 import math
 import re
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from data_tools.click_logs import column_kinds
 from data_tools.click_logs.column_kinds import BUCKETS, DATASETS, HOUR, SCALED, Column
@@ -74,20 +74,33 @@ class FeatureMap(NamedTuple):
     columns: Tuple[Column, ...] = ()
 
 
-def encode_row(feature_map: FeatureMap, cells: Sequence[str]) -> Tuple[List[int], List[float]]:
+def encode_row(feature_map: FeatureMap, cells: Sequence[Any]) -> Tuple[List[int], List[float]]:
     """Encodes a raw row as (ids, values), F of each.
 
     Args:
         feature_map: from `load`.
-        cells: the texts of the row's fields, in their order, without label and ignored columns.
+        cells: the row's fields, in their order, without label and ignored columns: texts, or what
+            JSON has (numbers, true, false, null), which stand for the texts that Parquet gives.
 
     Raises:
-        ValueError: the row has the wrong number of cells, or an integer or hour is malformed.
+        ValueError: the row has the wrong number of cells, an integer or hour is malformed, or a
+            cell is a list or an object.
     """
     if len(cells) != len(feature_map.fields):
         raise ValueError(f"expected {len(feature_map.fields)} cells, found {len(cells)}")
-    pairs = [_encode_cell(field, cell) for field, cell in zip(feature_map.fields, cells)]
+    texts = [cell if isinstance(cell, str) else _text_of_json(cell) for cell in cells]
+    pairs = [_encode_cell(field, text) for field, text in zip(feature_map.fields, texts)]
     return [i for i, _ in pairs], [value for _, value in pairs]
+
+
+def _text_of_json(cell):
+    """The text that a cell other than a string stands for, as parquet_rows reads it."""
+    if cell is None or cell != cell:  # null, NaN
+        return ""
+    if not isinstance(cell, (int, float)):
+        raise ValueError(f"{cell!r:.100} is neither a text nor a number, true, false or null")
+    whole = isinstance(cell, int) or (cell.is_integer() and abs(cell) < 1e18)
+    return str(int(cell) if whole else cell)
 
 
 def _encode_cell(field, cell):
