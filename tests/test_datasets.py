@@ -51,6 +51,10 @@ def test_a_glob_without_a_match_is_refused(tmp_path):
     assert "no file matches" in refused(tmp_path / "*.tfrecords")
 
 
+def test_a_remote_glob_in_a_folder_that_is_not_there_is_refused(tmp_path):
+    assert "no file matches" in refused(f"file://{tmp_path}/none/*.tfrecords")
+
+
 def test_an_empty_entry_of_a_list_is_refused(tmp_path):
     write_tfrecord(tmp_path / "a.tfrecords")
     assert "empty entry" in refused(f"{tmp_path},")

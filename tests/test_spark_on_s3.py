@@ -84,6 +84,32 @@ JOBS = {
 }
 
 
+def test_an_object_that_s3_does_not_copy_at_once_is_moved(proxy, s3, monkeypatch):
+    pytest.importorskip("pyarrow")
+    from deepfm.runtime.storage import arrow
+
+    for name, value in settings(proxy).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(arrow, "_LARGEST_COPY", 10)
+    s3.write("old", b"0123456789a")
+    s3.write("new", b"to be replaced")
+    arrow.move(f"{s3.path}/old", f"{s3.path}/new")
+    assert [name for name in s3.names() if name] == ["new"]
+    assert s3.read("new") == b"0123456789a"
+
+
+def test_a_glob_passes_over_files_where_folders_should_be(proxy, s3, monkeypatch):
+    pytest.importorskip("pyarrow")
+    from deepfm.runtime.storage import arrow
+
+    for name, value in settings(proxy).items():
+        monkeypatch.setenv(name, value)
+    for name in ("a/x.svm", "b.svm", "c/y.txt"):
+        s3.write(name, b"1")
+    assert arrow.glob(f"{s3.path}/*/*.svm") == [f"{s3.path}/a/x.svm"]
+    assert arrow.glob(f"{s3.path}/*/x.svm") == [f"{s3.path}/a/x.svm"]
+
+
 @pytest.mark.parametrize("job", JOBS)
 def test_from_s3_to_s3_each_job_writes_the_bytes_of_one_machine(
     server, proxy, s3, raw, tmp_path, monkeypatch, job
