@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 import threading
 import time
 from concurrent import futures
@@ -342,6 +343,16 @@ def test_predictions_and_exports_are_made_from_s3_to_s3(server, trained):
     assert any(name.endswith("/saved_model.pb") for name in out.names())
 
 
+def test_predictions_may_lie_at_the_top_of_a_bucket(server, trained):
+    path = f"s3://{s3_server.BUCKET}/predictions_at_the_top.txt"
+    flags = f"--model_dir={trained.folder.path}", f"--infer_data_dir={DATA}"
+    with Proxy(server) as proxy:
+        done = run(proxy, "--task_type=infer", f"--predictions_file={path}", *flags)
+    assert done.returncode == 0, done.stderr
+    _, _, body = s3_server.request(server, "GET", path[len("s3:/") :])
+    assert len(body.split()) == ROWS
+
+
 def test_clearing_deletes_the_remote_model_and_nothing_else(server, trained):
     folder = trained.folder.copy("cleared")
     mine = ("notes.txt", "eval/notes.txt", "best/saved_model.pb")
@@ -499,6 +510,14 @@ def test_an_address_with_a_scheme_is_told_without_one(monkeypatch, check):
     wanted = "without a scheme; try S3_ENDPOINT=127.0.0.1:9000 S3_USE_HTTPS=0."
     with pytest.raises(BadInput, match=wanted):
         check("s3://bucket/folder", "model_dir")
+
+
+def test_a_job_that_fails_leaves_nothing_of_what_it_was_to_write(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(KeyError), remote_files.written("s3://bucket/folder") as local:
+        os.mkdir(local)
+        raise KeyError
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_list_without_what_was_just_written_is_no_empty_folder(tmp_path, monkeypatch):
