@@ -91,14 +91,14 @@ def convert(
         schema = source.complete(counts)
         tasks = pieces.plan(ranges, counts, options.num_files, scratch)
         names = output_files.names([r.path for r in ranges], options)
-        outputs, feature_size = _write_pieces(tasks, len(names), total, source, schema, options)
+        outputs, every = _write_pieces(tasks, len(names), total, source, schema, options)
         parts = _pieces_of(names, tasks, scratch)
         record_files.join(parts, options.compress, options.num_workers)
         wholes = {name: whole for name, (_, whole) in zip(names, parts)}
         files = output_files.described(names, outputs, options, wholes)
-        written = output_files.describe(scratch, schema, feature_size, files, data, options)
+        written = output_files.describe(scratch, schema, every, files, data, options, source.fields)
         publishing.publish(scratch, written, options.output_dir, old)
-    output_files.log_summary(files, schema, feature_size, time.monotonic() - start)
+    output_files.log_summary(files, schema, every, time.monotonic() - start)
     return files
 
 
@@ -116,7 +116,7 @@ def _count(ranges, source, options, total):
 
 
 def _write_pieces(tasks, num_outputs, total, source, schema, options):
-    """Runs the tasks; returns (the BlockFacts of each output, feature_size)."""
+    """Runs the tasks; returns the BlockFacts of each output, and of all."""
     outputs, every, shown = [pieces.NO_ROWS] * num_outputs, pieces.NO_ROWS, False
     bad = Skipping(options.max_bad_records)
     work = functools.partial(source.write, schema=schema)
@@ -134,7 +134,7 @@ def _write_pieces(tasks, num_outputs, total, source, schema, options):
     if not shown:
         _log_records(tasks)
     bad.log_total()
-    return outputs, schema.feature_size or every.max_id + 1
+    return outputs, every
 
 
 def _log_records(tasks):

@@ -93,6 +93,7 @@ def prepare(options: Options, share: Tuple[int, int] = (0, 1)) -> List[datasets.
         )
         files = output_folder.publish(written, tables, fingerprint, old, options, share, scratch)
     log_summary(files, tables, fingerprint, time.monotonic() - start)
+    output_folder.log_unknown(written, tables, options)
     return files
 
 

@@ -107,6 +107,7 @@ def rebalance(options: Options) -> List[datasets.DataFile]:
                 scratch, schema.field_size if schema else described, feature_size, files, rates,
                 bool(schema and schema.multi_valued), data.hash_buckets or 0,
                 data.feature_map, schema.weighted if schema else datasets.is_weighted(data),
+                **data.made,
             )  # fmt: skip
         publishing.publish(scratch, written, options.output_dir, old)
     output_files.log_summary(found, kept, len(files), time.monotonic() - start)

@@ -50,6 +50,7 @@ class ModelConfig(NamedTuple):
             ids are no hashes; None: not known.
         logit_offset: added to the logits in all but training; see `logit_offset`.
         feature_map: fingerprint of the feature map whose ids the model learns; None: not known.
+        ids: how the ids that the model learns were made (made.ids); None: not known.
     """
 
     field_size: int
@@ -72,6 +73,7 @@ class ModelConfig(NamedTuple):
     hash_buckets: Optional[int] = None
     logit_offset: float = 0.0
     feature_map: Optional[str] = None
+    ids: Optional[Dict[str, Any]] = None
 
 
 # Fields of ModelConfig that decide which variables a model has, and what they mean.

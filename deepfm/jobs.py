@@ -160,7 +160,8 @@ def _eval(job, of_job):
     batches = estimators.batches_at_once(model.batch_size)
     input_fn = input_pipeline.once_in_order(source, schema, batches)
     step, results, curves = estimators.evaluate(model, data, input_fn)
-    return {"global_step": step, "eval": results, "curves": curves}
+    about = {"validation_data": open_data.described(data)}
+    return {"global_step": step, "eval": results, "curves": curves, **about}
 
 
 def _infer(job, of_job):
@@ -212,6 +213,7 @@ def _infer(job, of_job):
         "examples": rows,
         "examples_per_second": rows / seconds,
         "predictions_file": path,
+        "infer_data": open_data.described(data),
     }
 
 

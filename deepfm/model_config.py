@@ -8,6 +8,7 @@ from absl import logging
 
 from deepfm.config import STAYS, ModelAsked, ModelConfig
 from deepfm.data import bad_records, datasets
+from deepfm.data.plain import made
 from deepfm.data.plain.schema import Schema
 from deepfm.errors import BadInput
 from deepfm.model.model_fn import logit_offset
@@ -82,12 +83,15 @@ def to_train(
             "--l2_scope=batch.", asked.model_dir,
         )  # fmt: skip
     _take_from_training_data(asked, data, fields)
+    above = validation and made.far_above(validation.rows or 0, validation.made, data.made)
+    if above:
+        logging.warning("%s: the map does not know %s; %s", validation.name, above, made.ADVICE)
     return _config(asked, fields, [data, *filter(None, [validation])])
 
 
 def _asked_or_kept(asked, known):
     """{field of ModelConfig: value}: the flag given, else model.json, else the flag's default."""
-    fields = dict(asked.fields, hash_buckets=None, feature_map=None, logit_offset=0.0)
+    fields = dict(asked.fields, hash_buckets=None, feature_map=None, ids=None, logit_offset=0.0)
     found = {k: v for k, v in known.items() if k in fields and k not in asked.given}
     if found.get("l2_scope") == "elapsed" and fields["l2_scope"] == "batch":
         del found["l2_scope"]  # another optimizer than lazy Adam continues the model
@@ -113,6 +117,8 @@ def _config(asked, fields, data_sets):
     for name in ("hash_buckets", "feature_map") if data_sets else ():
         if fields[name] is None:
             fields[name] = getattr(data_sets[0], name)
+    if fields["ids"] is None and data_sets:
+        fields["ids"] = data_sets[0].made.get("ids")
     for data in data_sets:
         _check_ids(data, fields, is_validation=data is not data_sets[0])
     layers = tuple(fields["deep_layers"])
@@ -169,6 +175,12 @@ def _check_ids(data, fields, is_validation):
         raise BadInput(
             f"{data.name}: its ids come from feature map {found}, the model's from {learned}; "
             "encode the rows with the model's map (data_tools.prepare_criteo --feature_map)."
+        )
+    differ = made.ids_differ(fields["ids"], data.made.get("ids"))
+    if differ:
+        raise BadInput(
+            f"{data.name}: its ids were made with {differ[1]}, the model's with {differ[0]}; make "
+            "them as those of the model's training data."
         )
 
 

@@ -146,6 +146,13 @@ def share_of_evaluation(
     return share(data, mode.processes, of_job), mode
 
 
+def described(data: datasets.DataSet) -> dict:
+    """What a report says of a data set."""
+    about = {"name": data.name, "format": data.data_format, "files": len(data.files)}
+    made = {key: data.made[key] for key in ("ids", "unknown_shares") if key in data.made}
+    return {**about, "records": data.rows, **made}
+
+
 def log_training(job, data, config, damaged, share, position, step):
     """Logs what is trained on and where the run begins; warns of data that teach nothing.
 

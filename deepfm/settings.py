@@ -45,7 +45,7 @@ def check_alike(job: JobConfig, config: ModelConfig, data, validation, damaged):
         **{name: getattr(job, name) for name in names},
         "val_data_dir": bool(validation),
     }  # fmt: skip
-    for name in ("hash_buckets", "feature_map"):  # a host's part may lack dataset.json
+    for name in ("hash_buckets", "feature_map", "ids"):  # a host's part may lack dataset.json
         if mine[name] is None:
             del mine[name]
     if not (data.pipe or data.sharded or data.own_channel):

@@ -112,10 +112,9 @@ def train(job: JobConfig, of_job: sagemaker.Job, mirror: Optional[Mirror] = None
     report = run.report(data)
     if chief and not run.interrupted:
         hparams.end(job.model_dir)
-    report["training_data"] = {
-        "name": data.name, "format": data.data_format, "files": len(data.files),
-        "records": data.rows,
-    }  # fmt: skip
+    report["training_data"] = open_data.described(data)
+    if validation:
+        report["validation_data"] = open_data.described(validation)
     report.update(_skipped(damaged))
     if chief and job.servable_model_dir and job.export == "last":
         estimators.save_export(model, job.servable_model_dir, "last")

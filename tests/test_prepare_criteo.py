@@ -22,6 +22,7 @@ from data_tools.click_logs import feature_map, output_folder, slices
 from data_tools.common import line_blocks, skipping
 from data_tools.prepare_criteo import Options
 from deepfm.data import datasets
+from deepfm.data.plain import made
 from deepfm.errors import BadInput
 
 CRITEO = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
@@ -235,6 +236,64 @@ def test_what_is_cut_or_packed_otherwise_gives_the_same_ids_and_splits(prepare, 
     assert read_map(cut) == read_map(out)
     for split in SPLITS:
         assert records_of(cut / split) == records_of(out / split)
+
+
+SHOP = [("label", "label"), ("age", "scaled"), ("item", "category")]
+
+
+def shop(tmp_path):
+    """The path of a file that describes the columns SHOP."""
+    columns = [{"name": name, "kind": kind} for name, kind in SHOP]
+    (tmp_path / "shop.json").write_text(json.dumps({"columns": columns}))
+    return str(tmp_path / "shop.json")
+
+
+@pytest.mark.parametrize("with_map", [False, True])
+@pytest.mark.parametrize("item, age, words", [
+    ("{}", "{}", None), ("{}.0", "{}", "100.0% of column item (in training 4.0%)"),
+    ("{}", "9{}", "100.0% of column age (in training 0.0%)"),
+])  # fmt: skip
+def test_cells_that_the_map_does_not_know_are_counted_and_many_of_them_warned_of(
+    prepare, small_pieces, tmp_path, caplog, with_map, item, age, words
+):
+    rows = [f"{i % 2},{i % 40 or ''},{i % 7 or ''}\n" for i in range(960)]
+    rare = [f"1,,new {i}\n" for i in range(40)]
+    (tmp_path / "other.csv").write_text(
+        "".join(f"{i % 2},{age.format(1 + i % 39)},{item.format(1 + i % 6)}\n" for i in range(300))
+    )
+    flags = dict(valid_input=str(tmp_path / "other.csv"), min_count=9)
+    if with_map:
+        texts = {"a.csv": "".join(rows + rare)}
+        out = prepare(texts, columns=shop(tmp_path), min_count=9, split="1,0,0")
+        flags.update(input=None, feature_map=str(out / "feature_map.json"), min_count=None)
+    else:
+        flags.update(columns=shop(tmp_path))
+    caplog.clear()
+    out = prepare({"a.csv": "".join(rows + rare)}, output="both" + "2" * with_map, **flags)
+    shares = {
+        name: json.loads((out / name / "dataset.json").read_text())["unknown_shares"]
+        for name in os.listdir(out) if (out / name).is_dir()
+    }  # fmt: skip
+    assert with_map or shares["train"] == {"age": 0, "item": 0.04}
+    wrong = {"age": float(age != "{}"), "item": float(item != "{}")}
+    assert shares["valid"] == wrong
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [f"valid: the map does not know {words}; " in text for text in said] == [True] * bool(
+        words
+    )
+    ranges = json.loads((out / "valid" / "dataset.json").read_text())["value_ranges"]
+    assert ranges == [[0.0, 1.0] if age == "{}" else [1.0, 1.0], [1.0, 1.0]]
+
+
+def test_parts_of_a_split_weigh_their_shares_by_rows(tmp_path):
+    parts = {
+        str(i): {"files": {"a": {"rows": n}}, "unknown_shares": {"x": share},
+                 "value_ranges": [[i, 2], None]}
+        for i, (n, share) in enumerate([(1, 0.75), (3, 0.25)])
+    }  # fmt: skip
+    found = made.merge(parts)
+    assert found == {"unknown_shares": {"x": 0.375}, "value_ranges": [[0, 2], None]}
+    assert made.merge({**parts, "old": {}}) == {}
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])

@@ -3,18 +3,22 @@
 import json
 import os
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import make_records, write_libsvm, write_tfrecords
 
-from data_tools import rebalance
+from data_tools import libsvm_to_tfrecord, rebalance
 from data_tools.click_logs import feature_map, field_tables
 from data_tools.click_logs.column_kinds import DATASETS, fields
 from data_tools.click_logs.feature_map import Field
+from data_tools.common import line_blocks
+from data_tools.libsvm_to_tfrecord import Options
 from deepfm import model_config
 from deepfm.config import ModelAsked, ModelConfig
 from deepfm.data import dataset_json, datasets
 from deepfm.data.datasets import DataSet
+from deepfm.data.plain import made as how
 from deepfm.errors import BadInput
 from deepfm.state import export
 
@@ -224,6 +228,141 @@ def test_a_model_that_begins_has_no_map_of_an_earlier_one(trained):
     (trained / "checkpoint").unlink()
     model_config.keep(str(trained), config(None))
     assert of_trained(trained).feature_map is None
+
+
+# How ids were made.
+
+
+def converted(folder, text="1 1:1 2:1\n0 3:1 4:1\n", **flags):
+    """The data set that the converter makes of lines."""
+    folder.mkdir()
+    (folder / "a.libsvm").write_text(text)
+    options = Options(str(folder / "a.libsvm"), str(folder / "out"), feature_size=50, **flags)
+    libsvm_to_tfrecord.convert(options)
+    return datasets.find(str(folder / "out"), "val_data_dir")
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        ({}, None),
+        ({"num_files": 2, "compress": True}, None),
+        ({"id_offset": 1}, "id_offset 1 .* the model's with id_offset 0 "),
+        ({"pad": True}, "pad true .* the model's with pad false "),
+        (
+            {"fields": [(0, 2), (3, 9)]},
+            r"fields \[\[0, 2\], \[3, 9\]\] .* with fields \"by place\"",
+        ),
+    ],
+)
+def test_training_evaluation_and_inference_refuse_ids_made_otherwise(tmp_path, flags, words):
+    if "fields" in flags:
+        fields = [{"first_id": a, "last_id": b} for a, b in flags["fields"]]
+        (tmp_path / "map.json").write_text(json.dumps({"fields": fields}))
+        flags = {"fields": str(tmp_path / "map.json")}
+    train, other = converted(tmp_path / "a"), converted(tmp_path / "b", "1 1:1 3:1\n" * 3, **flags)
+    old = other._replace(made={})  # as an older version wrote it
+    model = tmp_path / "model"
+    model.mkdir()
+    known = model_config.to_train(asked(model), {}, train, old)
+    model_config.keep(str(model), known)
+    jobs = (
+        lambda data: model_config.to_train(asked(model), {}, train, data),
+        lambda data: model_config.to_train(asked(model), model_config.kept(str(model)), data),
+        lambda data: of_trained(model, data),
+    )
+    for job in jobs:
+        assert job(old).ids == train.made["ids"]
+        if words:
+            with pytest.raises(
+                BadInput, match=f"--val_data_dir=.*: its ids were made with {words}"
+            ):
+                job(other)
+        else:
+            assert job(other).ids == train.made["ids"]
+
+
+def test_columns_in_another_order_are_other_ids(tmp_path):
+    made = []
+    for name, columns in (("a", "site,article"), ("b", "article,Site"), ("c", "SITE,article")):
+        (tmp_path / f"{name}.csv").write_text(f"label,{columns}\n1,1,2\n")
+        options = Options(str(tmp_path / f"{name}.csv"), str(tmp_path / name))
+        libsvm_to_tfrecord.convert(options)
+        made.append(datasets.find(options.output_dir, "data").made["ids"])
+    one, other = how.ids_differ(*made[:2])
+    assert one.startswith('columns[0] "site" (') and other.startswith('columns[0] "article" (')
+    assert how.ids_differ(made[0], made[2]) is None
+
+
+def test_a_data_set_of_ids_made_in_two_ways_is_refused(tmp_path):
+    converted(tmp_path / "a"), converted(tmp_path / "b", id_offset=1)
+    with pytest.raises(
+        BadInput, match=r"b/out/a.*: its ids were made with id_offset 1 .*id_offset 0"
+    ):
+        datasets.find(f"{tmp_path}/a/out,{tmp_path}/b/out", "data")
+
+
+def test_an_offset_is_added_to_that_of_the_text_and_rebalance_keeps_all(tmp_path):
+    first = converted(tmp_path / "a", id_offset=1)
+    (tmp_path / "b").mkdir()
+    text = write_libsvm(tmp_path / "b" / "a.libsvm", make_records(10))
+    files = [datasets.DataFile(text, os.path.getsize(text), 10, 3)]
+    dataset_json.write(str(tmp_path / "b"), 4, 50, files, ids=first.made["ids"])
+    options = Options(str(tmp_path / "b"), str(tmp_path / "c"), id_offset=2)
+    libsvm_to_tfrecord.convert(options)
+    made = datasets.find(str(tmp_path / "c"), "data").made
+    assert made["ids"]["id_offset"] == 3
+    rebalance.rebalance(rebalance.Options(str(tmp_path / "c"), str(tmp_path / "d")))
+    assert datasets.find(str(tmp_path / "d"), "data").made == made
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"ids": 3},
+        {"ids": {}},
+        {"value_ranges": [[0, 1]]},
+        {"value_ranges": [[0, "1"]] * 4},
+        {"unknown_shares": [1]},
+    ],
+)
+def test_what_does_not_say_how_records_were_made_is_refused(tmp_path, entry):
+    folder = write(tmp_path / "a", ONE)
+    path = tmp_path / "a" / "dataset.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **entry}))
+    with pytest.raises(BadInput, match="is not a dataset.json"):
+        datasets.find(folder, "data")
+
+
+def test_dataset_json_has_the_range_of_each_field(tmp_path, monkeypatch):
+    monkeypatch.setattr(line_blocks, "TASK", 60)
+    rng = np.random.RandomState(0)
+    values = np.float32(rng.randint(-99, 99, [40, 3]) / 8)
+    line = lambda i, form: " ".join(form.format(f, v) for f, v in enumerate(values[i]))
+    expected = [[min(x), max(x)] for x in values.T.tolist()]
+    for name, form, more in (
+        ("lines", "{0}:{1}", {}),
+        ("named", "{0}:{0}:{1}", {"id_offset": 1}),
+        ("several", "{0}:{0}:{1}", {"multi_valued": True}),
+    ):
+        text = "".join(f"{i % 2} {line(i, form)}\n" for i in range(40))
+        found = converted(tmp_path / name, text, **more)
+        assert found.made["value_ranges"] == expected, name
+    (tmp_path / "a.csv").write_text(
+        "label,a\n" + "".join(f"{i % 2},{v:g}\n" for i, (v, _, _) in enumerate(values))
+    )
+    columns = [{"name": "label", "kind": "label"}, {"name": "a", "kind": "value", "id": 1}]
+    (tmp_path / "c.json").write_text(json.dumps({"columns": columns}))
+    options = Options(
+        str(tmp_path / "a.csv"), str(tmp_path / "csv"), columns=str(tmp_path / "c.json")
+    )  # fmt: skip
+    libsvm_to_tfrecord.convert(options)
+    assert datasets.find(str(tmp_path / "csv"), "data").made["value_ranges"] == expected[:1]
+
+
+def test_a_field_without_values_has_no_range(tmp_path):
+    found = converted(tmp_path / "a", "1 0:1:-0.5 2:3:2\n0 2:3:.1 2:4:-0\n", multi_valued=True)
+    assert found.made["value_ranges"] == [[-0.5, -0.5], None, [0.0, 2.0]]
 
 
 def test_an_export_says_its_map_and_one_of_an_older_version_says_none(tmp_path):

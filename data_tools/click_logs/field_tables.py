@@ -125,6 +125,19 @@ def encode(rows: Rows, tables: Sequence[FieldTable]) -> Tuple[np.ndarray, np.nda
     return np.ascontiguousarray(ids.T), np.ascontiguousarray(values.T)
 
 
+def unknown(rows: Rows, tables: Sequence[FieldTable], ids: np.ndarray) -> np.ndarray:
+    """Whether a cell is there and the map does not know it. bool [B, F].
+
+    Such a cell is rare or new, or outside the range of a scaled field.
+    """
+    found = ids == np.array([table.first_id + 1 for table in tables])
+    for i, table in enumerate(tables):
+        if table.column.kind == SCALED:
+            x = row_parser.integers_of(rows.keys[i])
+            found[:, i] &= (x < table.low) | (x > table.high)
+    return found
+
+
 def json_lines(
     tables: Sequence[FieldTable],
     dataset: str,

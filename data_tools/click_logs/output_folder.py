@@ -6,11 +6,15 @@
 import contextlib
 import os
 
-from data_tools.click_logs import feature_map, field_tables
+from absl import logging
+
+from data_tools.click_logs import feature_map, field_tables, slices
 from data_tools.click_logs.splitting import SPLITS
 from data_tools.common import publishing, shards
+from data_tools.libsvm import pieces
 from deepfm.data import dataset_json
 from deepfm.data.plain import data_file
+from deepfm.data.plain import made as how
 from deepfm.errors import BadInput
 from deepfm.runtime.storage import places
 
@@ -83,7 +87,7 @@ def publish(written, tables, fingerprint, old, options, share, scratch, elsewher
     data and map are from the same run.
 
     Args:
-        written: {(index of the split, name of the file): (rows, positives)}.
+        written: {(index of the split, name of the file): slices.Written}.
         elsewhere: {the same: path} of files that are not in the split's folder in `scratch`.
     """
     files, folders, place = [], [], places.of(options.output_dir)
@@ -93,14 +97,17 @@ def publish(written, tables, fingerprint, old, options, share, scratch, elsewher
         paths.update({name: path for (j, name), path in (elsewhere or {}).items() if j == i})
         sizes = places.each(made, place.size, [paths[name] for name in new])
         described = [
-            data_file.DataFile(os.path.join(folder, name), size, *written[i, name])
+            data_file.DataFile(os.path.join(folder, name), size, *written[i, name][:2])
             for name, size in zip(new, sizes)
         ]
         if new:
             place.make_dir(made)
+            total = slices.together(found for (j, _), found in written.items() if j == i)
             dataset_json.write(
-                made, len(tables), tables[-1].end, described, feature_map=fingerprint
-            )
+                made, len(tables), tables[-1].end, described, feature_map=fingerprint,
+                ids=how.ids(feature_map=fingerprint, id_offset=0),
+                value_ranges=pieces.ranges(total.low, total.high), **_unknown(total, tables),
+            )  # fmt: skip
             new.append(dataset_json.METADATA)
             paths[dataset_json.METADATA] = os.path.join(made, dataset_json.METADATA)
         if new or names or place.exists(os.path.join(folder, dataset_json.UNFINISHED)):
@@ -112,3 +119,29 @@ def publish(written, tables, fingerprint, old, options, share, scratch, elsewher
     target = os.path.join(options.output_dir, feature_map.FILE)
     publishing.publish_all(scratch, folders, [(new_map, target)] if place.exists(new_map) else [])
     return files
+
+
+def _unknown(written, tables):
+    """The entry "unknown_shares" of rows, from their Written."""
+    shares = (written.unknown / written.rows).tolist()
+    return {"unknown_shares": {t.column.name: share for t, share in zip(tables, shares)}}
+
+
+def log_unknown(written, tables, options):
+    """Logs the share of each split's cells that the map does not know; warns of large ones.
+
+    What is large depends on the training rows: of this run, or else beside --feature_map.
+    """
+    totals = {i: slices.together(x for (j, _), x in written.items() if j == i) for i, _ in written}
+    known = {i: _unknown(total, tables) for i, total in totals.items()}
+    trained = known.get(0)
+    if not trained:
+        there = os.path.dirname(options.feature_map or "") or options.output_dir
+        trained = dataset_json.read(os.path.join(there, SPLITS[0])) or {}
+    for i in sorted(known):
+        shares = sorted(known[i]["unknown_shares"].items(), key=lambda item: -item[1])
+        text = ", ".join(f"{name} {share:.1%}" for name, share in shares[:10] if share)
+        logging.info("%s: cells that the map does not know: %s.", SPLITS[i], text or "none")
+        above = how.far_above(totals[i].rows, known[i], trained)
+        if above:
+            logging.warning("%s: the map does not know %s; %s", SPLITS[i], above, how.ADVICE)

@@ -10,7 +10,7 @@ from data_tools.click_logs import vocabulary
 from data_tools.click_logs.column_kinds import Column
 from data_tools.click_logs.feature_map import STEPS
 from data_tools.click_logs.field_tables import FieldTable
-from data_tools.click_logs.slices import RawSlice, count_rows, encode_rows, size
+from data_tools.click_logs.slices import RawSlice, Written, count_rows, encode_rows, size, together
 from data_tools.click_logs.splitting import SPLITS
 from data_tools.click_logs.vocabulary import Counts, Room
 from data_tools.common import record_files, workers
@@ -45,7 +45,7 @@ def encode(
     folder: str,
     num_workers: int,
     bad: Skipping,
-) -> Dict[Tuple[int, str], Tuple[int, int]]:
+) -> Dict[Tuple[int, str], Written]:
     """Writes the rows of some slices as records.
 
     Args:
@@ -57,7 +57,7 @@ def encode(
         bad: counts the bad rows.
 
     Returns:
-        {(index of the split, name of the file): (rows, positives)}.
+        {(index of the split, name of the file): Written}.
 
     Raises:
         BadInput: one bad row too many.
@@ -65,16 +65,15 @@ def encode(
     """
     for name in SPLITS:
         os.mkdir(os.path.join(folder, name))
-    written: Dict[Tuple[int, str], Tuple[int, int]] = {}
+    written: Dict[Tuple[int, str], Written] = {}
     work = functools.partial(
         _encode_slice, tables=tables, output_format=output_format, folder=folder
     )
     with workers.results(
         work, slices, num_workers, "Encoding", sum(size(task.lines) for task in slices), bad
     ) as results:
-        for _, (split, name, rows, positives) in results:
-            before = written.get((split, name), (0, 0))
-            written[split, name] = before[0] + rows, before[1] + positives
+        for _, (split, name, found) in results:
+            written[split, name] = together([written.get((split, name), Written()), found])
     return written
 
 

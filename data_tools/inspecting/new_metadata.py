@@ -4,6 +4,7 @@ import os
 
 from absl import logging
 
+from data_tools.libsvm import pieces
 from deepfm.data import dataset_json, datasets
 from deepfm.errors import BadInput
 
@@ -49,6 +50,7 @@ def write(data: str, summary: dict):
             "or --multi_valued."
         )
     known = datasets.find(data, "data")
+    extremes = ([field[x] for field in summary["fields"]] for x in ("min_value", "max_value"))
     files = [
         datasets.DataFile(*(f[x] for x in datasets.DataFile._fields[:4])) for f in summary["files"]
     ]
@@ -57,6 +59,7 @@ def write(data: str, summary: dict):
         known.sampling_rates, multi_valued=summary["multi_valued"],
         hash_buckets=known.hash_buckets or 0, feature_map=known.feature_map,
         weighted=bool(summary["weights"]),
+        **{**known.made, "value_ranges": pieces.ranges(*extremes)},
     )  # fmt: skip
     for name in filter(dataset_json.PART.fullmatch, os.listdir(data)):
         os.remove(os.path.join(data, name))

@@ -36,6 +36,8 @@ def _appender(schema):
             tf.reduce_max(ids),  # the smallest int64 if there is no record
             tf.reduce_any(negative),
             tf.reduce_any(tf.equal(labels, 0) & ~negative),
+            tf.reduce_min(values, 0),
+            tf.reduce_max(values, 0),
         )
         return records.encode(labels, ids, values, None, *weights), facts
 
@@ -63,7 +65,7 @@ def convert(task: Tuple[LineRange, List[Piece]], schema):
             facts = _appender(schema)(path, text) if text.isascii() else None
         except tf.errors.InvalidArgumentError:
             return None
-        return facts and BlockFacts(*(fact.item() for fact in facts))
+        return facts and BlockFacts(*(fact if fact.ndim else fact.item() for fact in facts))
 
     def accepts(text):
         try:

@@ -9,7 +9,6 @@ from typing import Any, Callable, Iterator
 import numpy as np
 
 from data_tools.libsvm import pieces
-from data_tools.libsvm.pieces import BlockFacts
 from deepfm.data.plain import encoder, libsvm_decoder, text_blocks
 from deepfm.data.plain.schema import Schema
 from deepfm.errors import naming
@@ -34,17 +33,11 @@ def _append(path, text, schema, put):
     batch = libsvm_decoder.decode(text, schema)
     if batch is None:
         return None
-    rows = len(batch.labels)
     with naming(path):
         put(path, encoder.encode(*batch)[0])
     negative = _negative(text)
-    return BlockFacts(
-        rows,
-        int(np.count_nonzero(batch.labels)),
-        int(batch.ids.max(initial=0 if rows else -1)),
-        bool(negative.any()),
-        bool((~negative & (batch.labels == 0)).any()),
-    )
+    zero = bool((~negative & (batch.labels == 0)).any())
+    return pieces.facts_of(batch, bool(negative.any()), zero)
 
 
 def _negative(text):

@@ -11,10 +11,11 @@ from absl import logging
 
 from data_tools.click_logs import parquet_rows
 from data_tools.common import publishing
+from data_tools.libsvm import pieces
 from data_tools.libsvm.pieces import BlockFacts
 from data_tools.tables import csv_blocks
 from deepfm.data import dataset_json
-from deepfm.data.plain import data_file
+from deepfm.data.plain import data_file, made
 from deepfm.data.plain.data_file import DataFile
 from deepfm.errors import BadInput
 from deepfm.runtime.storage import places
@@ -78,32 +79,41 @@ def described(names, outputs: Sequence[BlockFacts], options, paths: Dict[str, st
     ]
 
 
-def describe(scratch: str, schema, feature_size: int, files: List[DataFile], data, options):
+def describe(scratch: str, schema, every: BlockFacts, files: List[DataFile], data, options, fields):
     """Writes dataset.json into scratch; returns the names of all that is to be published.
 
     Args:
         scratch: the folder.
         schema: Schema of the rows.
-        feature_size: number of feature ids.
+        every: facts about all rows.
         files: from `described`.
         data: DataSet of the input.
         options: Options.
+        fields: Source.fields.
     """
+    feature_size, known = schema.feature_size or every.max_id + 1, data.made.get("ids", {})
+    ids = {
+        **known, **fields, "hash_buckets": schema.hash_buckets,
+        "id_offset": known.get("id_offset", 0) + options.id_offset,
+        "pad": options.pad or known.get("pad", False),
+    }  # fmt: skip
     dataset_json.write(
         scratch, schema.field_size, feature_size, files,
         multi_valued=schema.multi_valued, hash_buckets=schema.hash_buckets,
         feature_map=None if options.id_offset or options.hash_buckets else data.feature_map,
-        weighted=schema.weighted,
+        weighted=schema.weighted, ids=made.ids(**ids),
+        value_ranges=pieces.ranges(every.low, every.high),
     )  # fmt: skip
     return [*(os.path.basename(file.path) for file in files), dataset_json.METADATA]
 
 
-def log_summary(files: List[DataFile], schema, feature_size: int, seconds: float):
+def log_summary(files: List[DataFile], schema, every: BlockFacts, seconds: float):
     """Logs what was written, and how fast."""
     rows, positives = sum(f.rows for f in files), sum(f.positives for f in files)
     logging.info(
         "Wrote %d rows (%.4f of them positive) of %d fields, feature_size %d, to %d files in "
         "%.1f s: %.0f rows/s.",
-        rows, positives / rows, schema.field_size, feature_size, len(files), seconds,
+        rows, positives / rows, schema.field_size, schema.feature_size or every.max_id + 1,
+        len(files), seconds,
         rows / seconds,
     )  # fmt: skip

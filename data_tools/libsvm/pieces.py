@@ -8,10 +8,13 @@ import functools
 import posixpath
 from typing import Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
+import numpy as np
+
 from data_tools.common import line_blocks
 from data_tools.common.line_blocks import LineRange
 from data_tools.libsvm import field_lines
 from deepfm.data.plain import libsvm_text, text_blocks
+from deepfm.data.plain.decoder import Batch
 from deepfm.errors import BadInput
 
 # Labels 0 and -1 in one input: the place and label of the later row, then of the first.
@@ -41,6 +44,7 @@ class BlockFacts(NamedTuple):
         max_id: the largest id, negative if there is no record.
         negative: whether a label has a minus sign.
         zero: whether a label is 0.
+        low, high: float32 [F], the smallest and the largest value of each field.
     """
 
     rows: int
@@ -48,6 +52,8 @@ class BlockFacts(NamedTuple):
     max_id: int
     negative: bool
     zero: bool
+    low: np.ndarray = np.float32(np.inf)
+    high: np.ndarray = np.float32(-np.inf)
 
 
 NO_ROWS = BlockFacts(0, 0, -1, False, False)
@@ -61,7 +67,36 @@ def together(one: BlockFacts, other: BlockFacts) -> BlockFacts:
         max(one.max_id, other.max_id),
         one.negative or other.negative,
         one.zero or other.zero,
+        np.minimum(one.low, other.low),
+        np.maximum(one.high, other.high),
     )
+
+
+def facts_of(batch: Batch, negative: bool, zero: bool) -> BlockFacts:
+    """The BlockFacts of a Batch, its labels as `negative` and `zero` say."""
+    rows, values = len(batch.labels), batch.values
+    if batch.counts is None:
+        low, high = values.min(0, initial=np.inf), values.max(0, initial=-np.inf)
+    else:
+        size = batch.counts.shape[1]
+        there = np.arange(values.shape[1]) < batch.counts.sum(1)[:, np.newaxis]
+        fields = np.tile(np.arange(size), rows).repeat(batch.counts.ravel())
+        order = np.argsort(fields, kind="stable")
+        fields, values = fields[order], values[there][order]
+        first = np.flatnonzero(np.diff(fields, prepend=-1))
+        low, high = (np.full(size, x, np.float32) for x in (np.inf, -np.inf))
+        if len(first):
+            low[fields[first]] = np.minimum.reduceat(values, first)
+            high[fields[first]] = np.maximum.reduceat(values, first)
+    ones = int(np.count_nonzero(batch.labels > 0))
+    max_id = int(batch.ids.max(initial=0 if rows else -1))
+    return BlockFacts(rows, ones, max_id, negative, zero, low, high)
+
+
+def ranges(low: np.ndarray, high: np.ndarray) -> List[Optional[List[float]]]:
+    """[smallest, largest] value of each field, as short as float32 can be written; None if none."""
+    number = lambda x: float(str(np.float32(x))) + 0.0  # no -0.0, which the order would decide
+    return [[number(a), number(b)] if a <= b else None for a, b in zip(low, high)]
 
 
 def append_bytes(path: str, data: bytes):

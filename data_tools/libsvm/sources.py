@@ -4,12 +4,12 @@ Both engines, one machine and Spark, read any Source in the same way. Its functi
 """
 
 import functools
-from typing import Callable, NamedTuple, Sequence, Union
+from typing import Any, Callable, Dict, NamedTuple, Sequence, Union
 
 from data_tools.common import line_blocks
 from data_tools.common.line_blocks import LineRange
 from data_tools.libsvm import line_schema, pieces
-from data_tools.tables import inputs, writing
+from data_tools.tables import inputs, layouts, writing
 from data_tools.tables.writing import Part
 from deepfm.data.plain.schema import Schema
 
@@ -26,6 +26,7 @@ class Source(NamedTuple):
         write: ((a range, its Pieces), schema) -> what pieces.write yields; on Spark it also
             takes a function (path, bytes) that appends to a file.
         mixed_labels: schema -> the error message for both labels 0 and -1.
+        fields: {what decides which field an id is of: its value}, for made.ids.
     """
 
     schema: Schema
@@ -34,6 +35,7 @@ class Source(NamedTuple):
     complete: Callable
     write: Callable
     mixed_labels: Callable
+    fields: Dict[str, Any]
 
 
 def of(data, options, write_lines: Callable) -> Source:
@@ -50,6 +52,7 @@ def of(data, options, write_lines: Callable) -> Source:
     if inputs.is_table([file.path for file in data.files], options):
         return _of_table(inputs.read(data, options), options)
     files, lines = data.files, line_schema.of_flags(data, options)
+    fields = [[first, end - 1] for first, end in lines.field_ids or ()]
     return Source(
         lines,
         [part for file in files for part in line_blocks.cut(file.path, file.bytes)],
@@ -57,6 +60,7 @@ def of(data, options, write_lines: Callable) -> Source:
         lambda counts: line_schema.with_field_size(lines, counts, files, options),
         write_lines,
         lambda schema: line_schema.mixed_labels(files, schema),
+        {"fields": fields or ("named" if lines.named_fields else "by place")},
     )
 
 
@@ -69,4 +73,5 @@ def _of_table(table, options):
         lambda counts: inputs.with_field_size(table, counts, options),
         functools.partial(writing.write, layout=layout),
         lambda schema: writing.mixed_labels(parts, layout, schema),
+        layouts.described(layout),
     )

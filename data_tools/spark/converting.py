@@ -48,13 +48,13 @@ def convert(spark, options: Options):
         tasks = pieces.plan(ranges, counts, options.num_files, "")
         names = output_files.names([r.path for r in ranges], options)
         outputs, parts = _write(spark, tasks, names, source, schema, options, scratch, groups)
-        feature_size = schema.feature_size or _all(outputs).max_id + 1
+        every = _all(outputs)
         wholes = _join(spark, parts, options.compress, scratch)
         files = output_files.described(names, outputs, options, wholes)
-        written = output_files.describe(scratch, schema, feature_size, files, data, options)
+        written = output_files.describe(scratch, schema, every, files, data, options, source.fields)
         with publishing.succeeding(options.output_dir):
             publishing.publish(scratch, written, options.output_dir, old, wholes)
-    output_files.log_summary(files, schema, feature_size, time.monotonic() - start)
+    output_files.log_summary(files, schema, every, time.monotonic() - start)
     return files
 
 

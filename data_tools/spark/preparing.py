@@ -67,6 +67,7 @@ def prepare(spark, options: Options):
                 written, tables, fingerprint, old, options, ALONE, scratch, paths
             )
     flags.log_summary(files, tables, fingerprint, time.monotonic() - start)
+    output_folder.log_unknown(written, tables, options)
     return files
 
 
@@ -105,7 +106,7 @@ def _encode(spark, tasks, tables, options, scratch):
     """Writes all rows.
 
     Returns:
-        {(index of the split, name of the file): (rows, positives)}, and {the same: path}.
+        {(index of the split, name of the file): Written}, and {the same: path}.
     """
     sent = spark.sparkContext.broadcast(tables)
     output_format = options.output_format
@@ -115,7 +116,7 @@ def _encode(spark, tasks, tables, options, scratch):
     bad.log_total()
     sent.destroy()
     written, paths = {}, {}
-    for _, (split, name, rows, positives, folder) in results:
-        written[split, name] = rows, positives
+    for _, (split, name, found, folder) in results:
+        written[split, name] = slices.Written(*found)
         paths[split, name] = os.path.join(folder, SPLITS[split], name)
     return written, paths

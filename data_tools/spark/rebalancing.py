@@ -72,7 +72,7 @@ def rebalance(spark, options: Options):
                 sampling.rates_of_all(data, found, kept, rates),
                 multi_valued=bool(schema and schema.multi_valued),
                 hash_buckets=data.hash_buckets or 0, feature_map=data.feature_map,
-                weighted=weighted,
+                weighted=weighted, **data.made,
             )  # fmt: skip
         with publishing.succeeding(options.output_dir):
             publishing.publish(scratch, written, options.output_dir, old, paths)

@@ -113,7 +113,7 @@ def encode(task, tables, output_format: str, scratch: str) -> Iterator:
     """Writes the rows of a slice into a folder of this attempt's.
 
     Yields:
-        BadRecords, and (index in SPLITS, name of the file, rows, positives, the folder) of each
+        BadRecords, and (index in SPLITS, name of the file, Written as a tuple, the folder) of each
         file.
     """
     folder = os.path.join(scratch, f"attempt-{pyspark.TaskContext.get().taskAttemptId()}")
@@ -127,10 +127,10 @@ def encode(task, tables, output_format: str, scratch: str) -> Iterator:
             if isinstance(event, BadRecord):
                 yield event
             else:
-                _, (split, name, rows, positives) = event
-                before = written.get((split, name), (0, 0))
-                written[split, name] = before[0] + rows, before[1] + positives
-    yield from ((*file, *numbers, folder) for file, numbers in written.items())
+                _, (split, name, found) = event
+                before = written.get((split, name), slices.Written())
+                written[split, name] = slices.together([before, found])
+    yield from ((*file, tuple(found), folder) for file, found in written.items())
 
 
 def _records(labels, ids, values):

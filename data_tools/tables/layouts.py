@@ -13,7 +13,7 @@ prepare_criteo's, names any others:
 """
 
 import re
-from typing import Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from data_tools.click_logs import column_kinds
 from deepfm.data.plain.schema import MAX_NUMBER
@@ -80,6 +80,14 @@ def columns(layout: Layout) -> List[Tuple[str, str]]:
         found += [(field.id, ID), (field.value, VALUE)]
     found += [(layout.ids, IDS), (layout.values, VALUES), (layout.counts, COUNTS)]
     return [(name, kind) for name, kind in found if name is not None]
+
+
+def described(layout: Layout) -> Dict[str, Any]:
+    """{"fields" or "columns": what decides which field an id is of}, for made.ids."""
+    if layout.ids:
+        return {"fields": "named" if layout.counts else "by place"}
+    of = lambda field: [x.lower() if isinstance(x, str) else x for x in field]
+    return {"columns": [of(x)[0] if x == Field(x.id) else of(x) for x in layout.fields]}
 
 
 def named(names: Sequence[str]) -> Layout:

@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterator, List, Sequence, Tuple, Union
 
 import numpy as np
 
-from data_tools.libsvm.pieces import MIXED, BlockFacts, Piece, append_bytes
+from data_tools.libsvm.pieces import MIXED, NO_ROWS, Piece, append_bytes, facts_of
 from data_tools.tables import csv_blocks, parquet_blocks, row_checks
 from data_tools.tables.csv_blocks import LinePart
 from data_tools.tables.layouts import Layout
@@ -60,23 +60,14 @@ def write(
                 continue
             with naming(piece.path):
                 put(piece.path, encoder.encode(*_stored(found))[0])
-            yield 0, (piece, _facts(found))
-        yield size, (piece, BlockFacts(0, 0, -1, False, False))
+            zero = bool((found.labels == 0).any())
+            yield 0, (piece, facts_of(found, bool((found.labels < 0).any()), zero))
+        yield size, (piece, NO_ROWS)
 
 
 def _stored(batch):
     """A Batch with labels 0 and 1."""
     return batch._replace(labels=(batch.labels > 0).astype(np.float32))
-
-
-def _facts(batch):
-    return BlockFacts(
-        len(batch.labels),
-        int(np.count_nonzero(batch.labels > 0)),
-        int(batch.ids.max(initial=0)),
-        bool((batch.labels < 0).any()),
-        bool((batch.labels == 0).any()),
-    )
 
 
 def _cut(blocks, pieces):

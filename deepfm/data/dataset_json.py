@@ -10,7 +10,10 @@ It also has `"multi_valued": true` if a field of a record may hold several value
 `"weighted": true` if records may hold the weight of an example,
 `"hash_buckets": N` if ids are hashes of strings (`records.hashed`), and `"feature_map": "1f6c..."`,
 the fingerprint of a feature_map.json, if the ids come from one. If records were sampled by label,
-"sampling_rates": {"negative": 0.1, "positive": 1.0} says what share of each label was kept.
+"sampling_rates": {"negative": 0.1, "positive": 1.0} says what share of each label was kept. As
+far as that is known, it says how the records were made (plain/made.py): "ids", what decides the
+ids, with a fingerprint; "value_ranges", the [smallest, largest] value of each field, null where it
+has none; "unknown_shares", {column: share of its cells that the feature map does not know}.
 
 An entry counts only if the file's name and size match. Where several hosts wrote a data set with an
 earlier version, there is a part of each, dataset-00001-of-00004.json and so on; readers merge all
@@ -22,10 +25,11 @@ import json
 import os
 import posixpath
 import re
-from typing import Callable, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
 from absl import logging
 
+from deepfm.data.plain import made
 from deepfm.data.plain.data_file import SamplingRates
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files
@@ -132,6 +136,7 @@ def merge(parts: Dict[str, dict]) -> dict:
             feature_map=next(iter(of_map), None),
             sampling_rates=rates and rates._asdict(),
         ),
+        **made.merge(parts),
     }
 
 
@@ -166,6 +171,7 @@ def read_part(path: str) -> dict:
                 raise ValueError(f"{entry['positives']} positives in {entry['rows']} rows")
         if "sampling_rates" in found:
             _check_rates(found["sampling_rates"], found["files"].values())
+        made.check(found)
     except BadInput:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -218,10 +224,12 @@ def write(
     hash_buckets: int = 0,
     feature_map: Optional[str] = None,
     weighted: bool = False,
+    **how: Any,
 ):
     """Writes dataset.json into a folder, whole or not at all.
 
     Args:
+        how: what is known of made.KEYS.
         files: its DataFiles; those of subfolders have paths that begin with `folder`.
     """
     inside = posixpath.join(folder, "")
@@ -240,7 +248,7 @@ def write(
             below(f.path): {"rows": f.rows, "bytes": f.bytes, "positives": f.positives}
             for f in files
         },
-        **_given(sampling_rates=sampling_rates and sampling_rates._asdict()),
+        **_given(sampling_rates=sampling_rates and sampling_rates._asdict(), **how),
     }
     path, text = posixpath.join(folder, METADATA), json.dumps(content, indent=1) + "\n"
     if not places.is_remote(path):

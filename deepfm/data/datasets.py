@@ -6,13 +6,13 @@ import os
 import posixpath
 import re
 import sys
-from typing import Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from absl import logging
 
 from deepfm.data import dataset_json
 from deepfm.data.dataset_json import METADATA, UNFINISHED, SamplingRates
-from deepfm.data.plain import data_file, file_bytes
+from deepfm.data.plain import data_file, file_bytes, made
 from deepfm.data.plain.data_file import DataFile
 from deepfm.data.plain.schema import Shape
 from deepfm.errors import BadInput
@@ -43,6 +43,7 @@ class DataSet(NamedTuple):
         sampling_rates: SamplingRates; None if none are known.
         feature_map: fingerprint of the feature map that made the ids; None if unknown.
         weighted: whether records may hold the weight of an example; None if unknown.
+        made: what is known of made.KEYS.
     """
 
     files: List[DataFile]
@@ -58,6 +59,7 @@ class DataSet(NamedTuple):
     sampling_rates: Optional[SamplingRates] = None
     feature_map: Optional[str] = None
     weighted: Optional[bool] = None
+    made: Dict[str, Any] = {}
 
     @property
     def format(self):
@@ -134,8 +136,7 @@ def _formats():
 def _find(spec, flag, data_format, partial, tables):
     entries = [_search(entry.strip(), flag) for entry in spec.split(",")]
     paths = sorted({path for entry in entries for path in entry.paths})
-    folders = {posixpath.dirname(path) for path in paths}
-    folders = sorted(folders.union(*(entry.folders for entry in entries)))
+    folders = sorted({*map(posixpath.dirname, paths)}.union(*(x.folders for x in entries)))
     for folder in folders:
         _check_finished(folder, f"--{flag}={spec}")
     names = functools.lru_cache(maxsize=None)(dataset_json.names_in)
@@ -176,9 +177,8 @@ def _find(spec, flag, data_format, partial, tables):
     tops = [entry.spec.rstrip("/") for entry in entries]
     described = [_described(file, tops, said) for file in files]
     metadata = [m for _, m in described if m]
-    any_says = lambda key: (
-        any(m.get(key) for m in metadata) or (None if len(metadata) < len(files) else False)
-    )
+    unsaid = None if len(metadata) < len(files) else False
+    any_says = lambda key: any(m.get(key) for m in metadata) or unsaid
     return DataSet(
         [file for file, _ in described],
         found.pop(),
@@ -190,6 +190,7 @@ def _find(spec, flag, data_format, partial, tables):
         sampling_rates=_sampling_rates(described),
         feature_map=_feature_map(described, flag),
         weighted=any_says("weighted"),
+        made=made.merge({f.path: m or {} for f, m in described}),
     )
 
 

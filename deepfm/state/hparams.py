@@ -17,7 +17,7 @@ from deepfm.runtime import atomic_files
 v1 = tf.compat.v1
 
 FILE = "events.out.tfevents.0.hparams"
-_NOT_OF_MODEL = ("field_size", "multi_valued", "hash_buckets", "logit_offset", "feature_map")
+_NOT_OF_MODEL = ("field_size", "multi_valued", "hash_buckets", "logit_offset", "feature_map", "ids")
 _NOT_OF_OPTIMIZER = (  # told by others, or no hyperparameter
     "name", "l2_rows", "lazy_updates", "elapsed", "run_step", "start_step",
 )  # fmt: skip

@@ -47,6 +47,8 @@ def _fits(name, value):
         return True
     if name == "feature_map":
         return value is None or isinstance(value, str)
+    if name == "ids":
+        return value is None or isinstance(value, dict) and "fingerprint" in value
     if name == "logit_offset":
         return type(value) in (int, float) and _is_number(abs(value))
     return _is_number(value) and (name not in ("seed", "hash_buckets") or isinstance(value, int))

@@ -15,7 +15,7 @@ from absl import logging
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files, interruption
 from deepfm.runtime.divergence import diverged, worst_weights
-from deepfm.state import sliced_saver
+from deepfm.state import checkpoints, sliced_saver
 
 v1 = tf.compat.v1
 
