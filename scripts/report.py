@@ -240,18 +240,13 @@ def _part(title, report, plots, model=None, evaluations=None) -> List[str]:
     """The part of the page about a job; `model` and `evaluations` are a training's."""
     verdict, images = report.get("verdict"), "".join(map(_image, plots, plots.values()))
     deciles = (report.get("curves") or {}).get("deciles")
-    unknown = [
-        {"data": name, "column": column, "share": share}
-        for name in ("training_data", "validation_data", "infer_data")
-        for column, share in (report.get(name) or {}).get("unknown_shares", {}).items()
-    ]
     tables = {
         "Evaluations": _rows(("step", "auc", "log_loss"), evaluations),
         **_slices((report.get("eval") or {}).get("slices") or []),
         "Calibration": _rows(("examples", "prediction", "positives"), deciles),
-        "Run": _pairs(_without_dicts(report)),
-        "Training data": _pairs(_without_dicts(report.get("training_data") or {})),
-        "Cells that the feature map does not know": _rows(("data", "column", "share"), unknown),
+        "Run": _pairs({k: v for k, v in report.items() if not isinstance(v, (dict, list))}),
+        "Training data": _pairs(report.get("training_data")),
+        "Validation data": _pairs(report.get("validation_data")),
         "Flags that are not at their defaults": _pairs(report.get("flags")),
         "Model": _pairs(model),
         "Skipped records": _rows(("file", "place", "reason"), report.get("skipped")),
@@ -263,10 +258,6 @@ def _part(title, report, plots, model=None, evaluations=None) -> List[str]:
         *([f'<h2>Plots</h2><div class="plots">{images}</div>'] if images else []),
         *(f"<h2>{heading}</h2>{table}" for heading, table in tables.items() if table),
     ]
-
-
-def _without_dicts(found):
-    return {k: v for k, v in found.items() if not isinstance(v, (dict, list))}
 
 
 def _slices(found) -> Dict[str, str]:

@@ -4,11 +4,12 @@
 """
 
 import contextlib
+import functools
 import os
 
 from absl import logging
 
-from data_tools.click_logs import feature_map, field_tables, slices
+from data_tools.click_logs import feature_map, field_tables
 from data_tools.click_logs.splitting import SPLITS
 from data_tools.common import publishing, shards
 from data_tools.libsvm import pieces
@@ -87,7 +88,7 @@ def publish(written, tables, fingerprint, old, options, share, scratch, elsewher
     data and map are from the same run.
 
     Args:
-        written: {(index of the split, name of the file): slices.Written}.
+        written: {(index of the split, name of the file): BlockFacts}.
         elsewhere: {the same: path} of files that are not in the split's folder in `scratch`.
     """
     files, folders, place = [], [], places.of(options.output_dir)
@@ -102,11 +103,12 @@ def publish(written, tables, fingerprint, old, options, share, scratch, elsewher
         ]
         if new:
             place.make_dir(made)
-            total = slices.together(found for (j, _), found in written.items() if j == i)
+            total = _total(written, i)
             dataset_json.write(
                 made, len(tables), tables[-1].end, described, feature_map=fingerprint,
                 ids=how.ids(feature_map=fingerprint, id_offset=0),
-                value_ranges=pieces.ranges(total.low, total.high), **_unknown(total, tables),
+                value_ranges=pieces.ranges(total.low, total.high),
+                unknown_shares=_unknown(total, tables),
             )  # fmt: skip
             new.append(dataset_json.METADATA)
             paths[dataset_json.METADATA] = os.path.join(made, dataset_json.METADATA)
@@ -121,10 +123,15 @@ def publish(written, tables, fingerprint, old, options, share, scratch, elsewher
     return files
 
 
-def _unknown(written, tables):
-    """The entry "unknown_shares" of rows, from their Written."""
-    shares = (written.unknown / written.rows).tolist()
-    return {"unknown_shares": {t.column.name: share for t, share in zip(tables, shares)}}
+def _total(written, split):
+    """The BlockFacts of a split."""
+    of_split = (facts for (i, _), facts in written.items() if i == split)
+    return functools.reduce(pieces.together, of_split, pieces.NO_ROWS)
+
+
+def _unknown(total, tables):
+    """The entry "unknown_shares" of a split, from its BlockFacts."""
+    return {t.column.name: n / total.rows for t, n in zip(tables, total.unknown.tolist())}
 
 
 def log_unknown(written, tables, options):
@@ -132,16 +139,17 @@ def log_unknown(written, tables, options):
 
     What is large depends on the training rows: of this run, or else beside --feature_map.
     """
-    totals = {i: slices.together(x for (j, _), x in written.items() if j == i) for i, _ in written}
-    known = {i: _unknown(total, tables) for i, total in totals.items()}
-    trained = known.get(0)
-    if not trained:
-        there = os.path.dirname(options.feature_map or "") or options.output_dir
-        trained = dataset_json.read(os.path.join(there, SPLITS[0])) or {}
-    for i in sorted(known):
-        shares = sorted(known[i]["unknown_shares"].items(), key=lambda item: -item[1])
-        text = ", ".join(f"{name} {share:.1%}" for name, share in shares[:10] if share)
+    trained = None
+    for i in sorted({i for i, _ in written}):
+        total = _total(written, i)
+        shares = _unknown(total, tables)
+        if trained is None and i:
+            there = os.path.dirname(options.feature_map or "") or options.output_dir
+            trained = dataset_json.read(os.path.join(there, SPLITS[0])) or {}
+        trained = {"unknown_shares": shares} if trained is None else trained
+        most = sorted(shares.items(), key=lambda item: -item[1])[:10]
+        text = ", ".join(f"{name} {share:.1%}" for name, share in most if share)
         logging.info("%s: cells that the map does not know: %s.", SPLITS[i], text or "none")
-        above = how.far_above(totals[i].rows, known[i], trained)
+        above = how.far_above(total.rows, {"unknown_shares": shares}, trained)
         if above:
             logging.warning("%s: the map does not know %s; %s", SPLITS[i], above, how.ADVICE)

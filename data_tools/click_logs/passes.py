@@ -10,12 +10,13 @@ from data_tools.click_logs import vocabulary
 from data_tools.click_logs.column_kinds import Column
 from data_tools.click_logs.feature_map import STEPS
 from data_tools.click_logs.field_tables import FieldTable
-from data_tools.click_logs.slices import RawSlice, Written, count_rows, encode_rows, size, together
+from data_tools.click_logs.slices import RawSlice, count_rows, encode_rows, size
 from data_tools.click_logs.splitting import SPLITS
 from data_tools.click_logs.vocabulary import Counts, Room
 from data_tools.common import record_files, workers
 from data_tools.common.skipping import Skipping
 from data_tools.libsvm.line_format import line_writer
+from data_tools.libsvm.pieces import NO_ROWS, BlockFacts, together
 from deepfm.data import formats, records
 
 
@@ -45,7 +46,7 @@ def encode(
     folder: str,
     num_workers: int,
     bad: Skipping,
-) -> Dict[Tuple[int, str], Written]:
+) -> Dict[Tuple[int, str], BlockFacts]:
     """Writes the rows of some slices as records.
 
     Args:
@@ -57,7 +58,7 @@ def encode(
         bad: counts the bad rows.
 
     Returns:
-        {(index of the split, name of the file): Written}.
+        {(index of the split, name of the file): BlockFacts}.
 
     Raises:
         BadInput: one bad row too many.
@@ -65,7 +66,7 @@ def encode(
     """
     for name in SPLITS:
         os.mkdir(os.path.join(folder, name))
-    written: Dict[Tuple[int, str], Written] = {}
+    written: Dict[Tuple[int, str], BlockFacts] = {}
     work = functools.partial(
         _encode_slice, tables=tables, output_format=output_format, folder=folder
     )
@@ -73,7 +74,7 @@ def encode(
         work, slices, num_workers, "Encoding", sum(size(task.lines) for task in slices), bad
     ) as results:
         for _, (split, name, found) in results:
-            written[split, name] = together([written.get((split, name), Written()), found])
+            written[split, name] = together(written.get((split, name), NO_ROWS), found)
     return written
 
 

@@ -14,6 +14,7 @@ from data_tools.click_logs.row_parser import Layout, Rows
 from data_tools.click_logs.splitting import SPLITS, Split, split_of
 from data_tools.common import line_blocks
 from data_tools.common.line_blocks import LineRange
+from data_tools.libsvm.pieces import BlockFacts
 from deepfm.data.plain.bad_record import BadRecord
 from deepfm.errors import BadInput
 from deepfm.runtime.storage import places
@@ -124,29 +125,6 @@ def _cut_parquet(source, paths, size, options, share):
         before += task.rows
 
 
-class Written(NamedTuple):
-    """What was written to a file.
-
-    Attributes:
-        rows, positives: records, and how many of them have label 1.
-        unknown: int64 [F], cells of each field that the map does not know.
-        low, high: float32 [F], the smallest and the largest value of each field.
-    """
-
-    rows: int = 0
-    positives: int = 0
-    unknown: np.ndarray = np.int64(0)
-    low: np.ndarray = np.float32(np.inf)
-    high: np.ndarray = np.float32(-np.inf)
-
-
-def together(parts) -> Written:
-    """The Written of several as one; it takes tuples, too."""
-    rows, positives, unknown, low, high = zip(Written(), *parts)
-    extremes = functools.reduce(np.minimum, low), functools.reduce(np.maximum, high)
-    return Written(sum(rows), sum(positives), sum(unknown), *extremes)
-
-
 def read_layout(path: str, labels: bool, options) -> Layout:
     """The layout of a file; see row_parser.layout_of."""
     with contextlib.closing(line_blocks.read_blocks(LineRange(path))) as blocks:
@@ -207,7 +185,7 @@ def _counts(blocks, texts):
 
 def encode_rows(task, tables, append, folder, suffix):
     """Writes the rows of a slice; yields bad rows, and for each split in a block (bytes of the
-    input read, (index in SPLITS, name of the file, Written))."""
+    input read, (index in SPLITS, name of the file, BlockFacts))."""
     name = task.name + suffix
     for read, block in read_rows(task.lines, task.layout):
         if isinstance(block, BadRecord):
@@ -221,6 +199,7 @@ def encode_rows(task, tables, append, folder, suffix):
             labels, of_split = block.labels[mine], values[mine]
             path = os.path.join(folder, SPLITS[split], name)
             append(path, labels, ids[mine], of_split)
-            tallies = unknown[mine].sum(0), of_split.min(0), of_split.max(0)
-            yield read, (split, name, Written(len(labels), int(labels.sum()), *tallies))
+            tallies = of_split.min(0), of_split.max(0), unknown[mine].sum(0)
+            facts = BlockFacts(len(labels), int(labels.sum()), 0, False, False, *tallies)
+            yield read, (split, name, facts)
             read = 0

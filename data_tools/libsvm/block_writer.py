@@ -22,7 +22,7 @@ _TEXT = tf.string, []
 
 @functools.lru_cache(maxsize=1)  # built once per process
 def _appender(schema):
-    """Makes a function (path, text) that appends the records of ASCII text; it returns BlockFacts.
+    """Makes a function (path, text) that appends the records of ASCII text; it returns facts.
 
     It raises tf.errors.InvalidArgumentError if a line is bad.
     """
@@ -30,7 +30,7 @@ def _appender(schema):
     def encode(text):
         lines, labels, ids, values, *weights = _parse(text, schema)
         negative = tf.strings.regex_full_match(lines, r"(?s)[\s\v]*-.*")
-        facts = BlockFacts(
+        facts = (
             tf.size(labels),
             tf.reduce_sum(labels),
             tf.reduce_max(ids),  # the smallest int64 if there is no record

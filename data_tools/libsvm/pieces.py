@@ -45,6 +45,7 @@ class BlockFacts(NamedTuple):
         negative: whether a label has a minus sign.
         zero: whether a label is 0.
         low, high: float32 [F], the smallest and the largest value of each field.
+        unknown: int64 [F], cells of each field that a feature map does not know.
     """
 
     rows: int
@@ -54,6 +55,7 @@ class BlockFacts(NamedTuple):
     zero: bool
     low: np.ndarray = np.float32(np.inf)
     high: np.ndarray = np.float32(-np.inf)
+    unknown: np.ndarray = np.int64(0)
 
 
 NO_ROWS = BlockFacts(0, 0, -1, False, False)
@@ -69,6 +71,7 @@ def together(one: BlockFacts, other: BlockFacts) -> BlockFacts:
         one.zero or other.zero,
         np.minimum(one.low, other.low),
         np.maximum(one.high, other.high),
+        one.unknown + other.unknown,
     )
 
 

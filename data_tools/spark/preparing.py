@@ -25,6 +25,7 @@ from data_tools.click_logs.splitting import SPLITS
 from data_tools.click_logs.vocabulary import Counts
 from data_tools.common import publishing
 from data_tools.common.skipping import Skipping
+from data_tools.libsvm.pieces import BlockFacts
 from data_tools.spark import jobs, row_tasks
 from deepfm.errors import BadInput
 from deepfm.runtime.storage import places
@@ -106,7 +107,7 @@ def _encode(spark, tasks, tables, options, scratch):
     """Writes all rows.
 
     Returns:
-        {(index of the split, name of the file): Written}, and {the same: path}.
+        {(index of the split, name of the file): BlockFacts}, and {the same: path}.
     """
     sent = spark.sparkContext.broadcast(tables)
     output_format = options.output_format
@@ -117,6 +118,6 @@ def _encode(spark, tasks, tables, options, scratch):
     sent.destroy()
     written, paths = {}, {}
     for _, (split, name, found, folder) in results:
-        written[split, name] = slices.Written(*found)
+        written[split, name] = BlockFacts(*found)
         paths[split, name] = os.path.join(folder, SPLITS[split], name)
     return written, paths

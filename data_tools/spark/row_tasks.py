@@ -13,6 +13,7 @@ from data_tools.click_logs.feature_map import STEPS
 from data_tools.click_logs.splitting import SPLITS
 from data_tools.click_logs.vocabulary import Counts
 from data_tools.common import splitmix64
+from data_tools.libsvm import pieces
 from data_tools.libsvm.line_format import line_writer
 from data_tools.spark import events
 from deepfm.data.plain import data_file, encoder
@@ -113,8 +114,8 @@ def encode(task, tables, output_format: str, scratch: str) -> Iterator:
     """Writes the rows of a slice into a folder of this attempt's.
 
     Yields:
-        BadRecords, and (index in SPLITS, name of the file, Written as a tuple, the folder) of each
-        file.
+        BadRecords, and (index in SPLITS, name of the file, BlockFacts as a tuple, the folder) of
+        each file.
     """
     folder = os.path.join(scratch, f"attempt-{pyspark.TaskContext.get().taskAttemptId()}")
     for made in (folder, *(os.path.join(folder, split) for split in SPLITS)):
@@ -128,8 +129,8 @@ def encode(task, tables, output_format: str, scratch: str) -> Iterator:
                 yield event
             else:
                 _, (split, name, found) = event
-                before = written.get((split, name), slices.Written())
-                written[split, name] = slices.together([before, found])
+                before = written.get((split, name), pieces.NO_ROWS)
+                written[split, name] = pieces.together(before, found)
     yield from ((*file, tuple(found), folder) for file, found in written.items())
 
 

@@ -251,6 +251,7 @@ def write(
         **_given(sampling_rates=sampling_rates and sampling_rates._asdict(), **how),
     }
     path, text = posixpath.join(folder, METADATA), json.dumps(content, indent=1) + "\n"
+    text = re.sub(r"\[\s+([-+.e\d]+),\s+([-+.e\d]+)\s+\]", r"[\1, \2]", text)  # value_ranges
     if not places.is_remote(path):
         atomic_files.write_whole(path, text)
         return
