@@ -285,6 +285,45 @@ def test_cells_that_the_map_does_not_know_are_counted_and_many_of_them_warned_of
     assert ranges == [[0.0, 1.0] if age == "{}" else [1.0, 1.0], [1.0, 1.0]]
 
 
+@pytest.mark.parametrize("header, flags, words", [
+    ("age,thing,label", {}, "names column age, so it is a header, but not item "),
+    ("click,item,age", {}, "names column age, so it is a header, but not label "),
+    ("0,thing,age", {}, "names column age, so it is a header, but not item, label "),
+    ("0,thing,age", {"header": "yes"}, "but not item, label "),
+    ("age,thing,label", {"header": "no"}, "label 'age' is not 0 or 1"),
+    ("a,b,c", {}, "label 'a' is not 0 or 1"),
+    ("a,b,c", {"header": "yes"}, None),
+    ("item,label,age", {}, None),
+])  # fmt: skip
+def test_a_header_that_lacks_a_column_is_not_read_by_position(
+    prepare, tmp_path, header, flags, words
+):
+    place = {name: header.split(",").index(name) for name in ("age", "item") if name in header}
+    row = ["1"] * 3 if place else ["1", "5", "1"]
+    text = "\n".join([header, *[",".join(row)] * 20]) + "\n"
+    given = dict(columns=shop(tmp_path), max_bad_records=0 if words else 1, **flags)
+    if words:
+        with pytest.raises(BadInput, match=rf"in/a\.csv.*{words}"):
+            prepare({"a.csv": text}, **given)
+    else:
+        assert len(records_of(prepare({"a.csv": text}, split="1,0,0", **given) / "train")) == 20
+
+
+def test_a_row_whose_cells_are_the_numbers_that_name_columns_is_a_row(prepare, tmp_path):
+    columns = [{"name": str(i), "kind": "category" if i else "label"} for i in range(4)]
+    (tmp_path / "n.json").write_text(json.dumps({"columns": columns}))
+    out = prepare({"a.csv": "0,1,1,2\n" * 9}, columns=str(tmp_path / "n.json"), split="1,0,0")
+    assert len(records_of(out / "train")) == 9
+
+
+def test_skipping_is_offered_only_where_few_rows_are_bad(prepare, tmp_path):
+    row, given = "1,5,x\n", {"columns": shop(tmp_path)}
+    for wrong, good, offered in ((1, 20, True), (20, 20, True), (21, 20, False), (100, 900, False)):
+        with pytest.raises(BadInput) as error:
+            prepare({"a.csv": row * good + "2,5,x\n" * wrong}, **given)
+        assert ("max_bad_records" in str(error.value)) == offered, wrong
+
+
 def test_parts_of_a_split_weigh_their_shares_by_rows(tmp_path):
     parts = {
         str(i): {"files": {"a": {"rows": n}}, "unknown_shares": {"x": share},

@@ -55,7 +55,7 @@ class Options:
         enum_values=["auto", *row_parser.DELIMITERS],
     )
     header: str = flag(
-        "Whether the first line of each file is a header; auto: if it names all field columns.",
+        "Whether the first line of each file is a header; auto: if it names field columns.",
         default="auto",
         enum_values=["auto", "yes", "no"],
     )

@@ -17,7 +17,7 @@ import numpy as np
 from data_tools.click_logs import column_kinds, row_parser
 from data_tools.click_logs.column_kinds import DATASETS, LABEL
 from data_tools.click_logs.row_parser import BadBlock, Layout, Rows
-from deepfm.data.plain.bad_record import BadRecord
+from deepfm.data.plain.bad_record import BadRecord, marked
 from deepfm.errors import BadInput
 from deepfm.runtime.storage import places
 
@@ -190,9 +190,9 @@ def parse_columns(
         pass
     rows = list(zip(*(column.to_pylist() for column in columns)))
     reasons = [row_parser.explain_cells(row, layout) for row in rows]
-    for place, reason in zip(places.tolist(), reasons):
-        if reason:
-            yield BadRecord(path, f": row {place}", reason)
+    told = zip(places.tolist(), reasons)
+    bad = (BadRecord(path, f": row {place}", reason) for place, reason in told if reason)
+    yield from marked(bad, len(rows))
     good = np.flatnonzero([not reason for reason in reasons])
     if len(good):
         yield _parse([column.take(good) for column in columns], places[good], layout)

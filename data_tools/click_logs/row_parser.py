@@ -8,6 +8,7 @@ complement with the sign bit flipped, so these sort like numbers.
 B: rows of a block. F: fields.
 """
 
+import contextlib
 import functools
 import itertools
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
@@ -17,7 +18,8 @@ import numpy as np
 from data_tools.click_logs import column_kinds, feature_map, quoted_cells
 from data_tools.click_logs.column_kinds import BUCKETS, CATEGORY, DATASETS, HOUR, LABEL, Column
 from deepfm.data.plain import digits
-from deepfm.data.plain.bad_record import BadRecord
+from deepfm.data.plain.bad_record import BadRecord, marked
+from deepfm.errors import BadInput
 
 MISSING, LONG = 0, 2**64 - 1  # UTF-8 text never has the byte 255
 DELIMITERS = {"tab": b"\t", "comma": b","}
@@ -68,16 +70,20 @@ class BadBlock(Exception):
     """A block holds a line that is bad, blank or quoted so that it must be parsed alone."""
 
 
-def layout_of(text: bytes, labels: bool, options) -> Layout:
+def layout_of(text: bytes, labels: bool, options, path: str = "") -> Layout:
     """Finds the layout from the first line that is not blank; does not check that row.
 
-    If a header names all fields, it gives their places; otherwise a file has the columns of the
+    If it is a header, it gives the places of the fields; otherwise a file has the columns of the
     data set, in their order.
 
     Args:
         text: the first lines of the file.
         labels: whether the file must have labels.
         options: prepare_criteo.Options.
+        path: the file, for the sentence.
+
+    Raises:
+        BadInput: the line names some of the columns that are needed, but not all.
     """
     line = _without_return(text.lstrip(b"\r\n").partition(b"\n")[0])
     by_look = "tab" if b"\t" in line else "comma"
@@ -88,7 +94,16 @@ def layout_of(text: bytes, labels: bool, options) -> Layout:
     (label,) = (column.name.lower() for column in columns if column.kind == LABEL)
     fields = column_kinds.fields(columns, options.integers)
     names = [cell.decode("utf-8", "replace").strip().lower() for cell in cells]
-    named = options.header != "no" and all(field.name.lower() in names for field in fields)
+    wanted = [field.name.lower() for field in fields] + [label] * labels
+    there = [name for name in wanted if name in names]
+    named = options.header != "no" and len(there) == len(wanted)
+    if options.header != "no" and not named and not all(map(is_number, there)):
+        lacking = ", ".join(name for name in wanted if name not in names)
+        raise BadInput(
+            f"{path}: its first line names column {there[0]}, so it is a header, but not {lacking} "
+            "(see --dataset, --columns); name all columns alike, or give --header=no if it is a "
+            "row."
+        )
     if not named:
         less_label = not labels and len(cells) == len(columns) - 1
         names = [c.name.lower() for c in columns if not (less_label and c.kind == LABEL)]
@@ -96,6 +111,13 @@ def layout_of(text: bytes, labels: bool, options) -> Layout:
     of_fields = tuple(place[field.name.lower()] for field in fields)
     header = named or options.header == "yes"
     return Layout(delimiter, len(names), place.get(label), labels, fields, of_fields, header)
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a number, which NaN is not."""
+    with contextlib.suppress(ValueError):
+        return float(text) == float(text)
+    return False
 
 
 def parse_block(
@@ -118,19 +140,23 @@ def parse_block(
     except BadBlock:
         pass
     good, starts = [], []
-    for i, line in enumerate(text.split(b"\n")[:-1], header > 0):
-        content = _without_return(line)
-        plain, reason = quoted_cells.unquote_line(content, layout.delimiter)
-        if reason:
-            reason = f"{reason}: {_quoted(content)}"
-        elif content:
-            reason = explain(plain, layout)
-        if reason:
-            yield BadRecord(path, f":{number() + i}", reason)
-        elif content:
-            good.append(plain + b"\n")
-            starts.append(start)
-        start += len(line) + 1
+
+    def bad(start):
+        for i, line in enumerate(text.split(b"\n")[:-1], header > 0):
+            content = _without_return(line)
+            plain, reason = quoted_cells.unquote_line(content, layout.delimiter)
+            if reason:
+                reason = f"{reason}: {_quoted(content)}"
+            elif content:
+                reason = explain(plain, layout)
+            if reason:
+                yield BadRecord(path, f":{number() + i}", reason)
+            elif content:
+                good.append(plain + b"\n")
+                starts.append(start)
+            start += len(line) + 1
+
+    yield from marked(bad(start), text.count(b"\n"))
     if good:
         yield parse(b"".join(good), 0, layout)._replace(starts=np.array(starts))
 

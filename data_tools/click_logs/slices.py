@@ -129,7 +129,7 @@ def read_layout(path: str, labels: bool, options) -> Layout:
     """The layout of a file; see row_parser.layout_of."""
     with contextlib.closing(line_blocks.read_blocks(LineRange(path))) as blocks:
         _, text, _ = next(blocks, (0, b"", 0))
-    return row_parser.layout_of(text, labels, options)
+    return row_parser.layout_of(text, labels, options, path)
 
 
 def size(rows: Union[LineRange, RowGroups]) -> int:

@@ -6,7 +6,7 @@ from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Tuple
 import numpy as np
 
 from deepfm.data.plain import libsvm_text, text_blocks
-from deepfm.data.plain.bad_record import BadRecord, find_refused
+from deepfm.data.plain.bad_record import BadRecord, find_refused, marked
 from deepfm.data.plain.schema import Schema
 from deepfm.runtime.storage import places
 
@@ -101,9 +101,11 @@ def sift(
     found = {i: content(line) for i, line in enumerate(text.split(b"\n"))}
     rows = [i for i, line in found.items() if line.strip()]
     accepted = lambda lines: accepts(b"\n".join(lines) + b"\n")
-    for i, reason in find_refused(accepted, [found[i] for i in rows], explain):
-        del found[rows[i]]
-        yield BadRecord(path, f":{number + rows[i]}", reason)
+    refused = find_refused(accepted, [found[i] for i in rows], explain)
+    bad = (BadRecord(path, f":{number + rows[i]}", reason) for i, reason in refused)
+    for record in marked(bad, len(rows)):
+        del found[int(record.place[1:]) - number]
+        yield record
     return found
 
 

@@ -24,8 +24,9 @@ class Skipping:
         """Logs a bad record; raises BadInput, which names it, if it is one too many."""
         self.count += 1
         if self.count > self._limit:
-            before = f"{self._limit} bad records were skipped before; " if self._limit else ""
-            raise BadInput(f"{record} ({before}--max_bad_records={self.count} skips it)")
+            told = [f"{self._limit} bad records were skipped before"] if self._limit else []
+            told += [f"--max_bad_records={self.count} skips it"] if record.few else []
+            raise BadInput(f"{record} ({'; '.join(told)})" if told else str(record))
         if self._log:
             text = "Skipping bad record %d (--max_bad_records=%d): %s"
             logging.warning(text, self.count, self._limit, record)

@@ -86,19 +86,13 @@ def cut(path: str, size: int, layout: Layout) -> List[LinePart]:
 def _file(path, layout, names):
     cells, delimiter = _first_line(path)
     known, there = {name.lower() for name in names}, {cell.lower() for cell in cells}
-    if layout.order and not any(name in there and not _is_number(name) for name in known):
+    if layout.order and not any(name in there and not row_parser.is_number(name) for name in known):
         order = [name.lower() for name in layout.order]
         places = tuple(order.index(name.lower()) for name in names)
         return CsvFile(delimiter, len(order), names, places, False)
     hint = "" if layout.order else "; LibSVM text needs --input_format=libsvm"
     places = tuple(layouts.find(path, layout, cells, hint))
     return CsvFile(delimiter, len(cells), names, places, True)
-
-
-def _is_number(text):
-    with contextlib.suppress(ValueError):
-        return float(text) == float(text)
-    return False
 
 
 class CsvBlock:

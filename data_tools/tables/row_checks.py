@@ -18,7 +18,7 @@ from typing import Iterator, Optional, Union
 import numpy as np
 
 from data_tools.tables.layouts import Layout
-from deepfm.data.plain.bad_record import BadRecord, find_refused
+from deepfm.data.plain.bad_record import BadRecord, find_refused, marked
 from deepfm.data.plain.decoder import Batch
 from deepfm.data.plain.libsvm_text import number_of
 from deepfm.data.plain.schema import NO_WEIGHT, Schema, explain_id, explain_width, is_weight
@@ -37,12 +37,12 @@ def records(block, layout: Layout, schema: Schema) -> Iterator[Union[BadRecord, 
     """Yields a BadRecord for each bad row of a block, then the Batch of the others, if any."""
     batch = _accepted(block, layout, schema)
     if batch is None:
-        bad, rows = set(), range(len(block))
+        rows = range(len(block))
         accepts = lambda some: _accepted(block.take(some), layout, schema) is not None
         reason_of = lambda row: explain(block.cells(row), layout, schema)
-        for row, reason in find_refused(accepts, list(rows), reason_of, UNEXPLAINED):
-            bad.add(row)
-            yield BadRecord(block.path, block.place(row), reason)
+        bad = dict(find_refused(accepts, list(rows), reason_of, UNEXPLAINED))
+        told = (BadRecord(block.path, block.place(row), reason) for row, reason in bad.items())
+        yield from marked(told, len(block))
         good = [row for row in rows if row not in bad]
         batch = _accepted(block.take(good), layout, schema) if good else None
     if batch is not None:

@@ -1,21 +1,35 @@
 """A bad record, and which records of a batch are bad."""
 
-from typing import Callable, Iterator, NamedTuple, Optional, Sequence, Tuple
+import itertools
+from typing import Callable, Iterable, Iterator, NamedTuple, Optional, Sequence, Tuple
 
 from deepfm.data.plain.libsvm_text import UNEXPLAINED
 
+_MANY = 100
 _PIECE = 64  # of a batch that is refused: the first bad record is found soon
 
 
 class BadRecord(NamedTuple):
-    """A record that breaks the schema: its file, place (line, or record and byte) and reason."""
+    """A record that breaks the schema: its file, place (line, or record and byte) and reason.
+
+    `few` says whether few others near it are bad, so that it makes sense to skip them.
+    """
 
     path: str
     place: str
     reason: str
+    few: bool = True
 
     def __str__(self):
         return f"{self.path}{self.place}: {self.reason}"
+
+
+def marked(bad: Iterable[BadRecord], rows: int) -> Iterator[BadRecord]:
+    """The bad records of a block of so many rows; `few` are at most half and less than _MANY."""
+    bad = iter(bad)
+    first = list(itertools.islice(bad, _MANY))
+    few = len(first) < _MANY and 2 * len(first) <= rows
+    return (record._replace(few=few) for record in itertools.chain(first, bad))
 
 
 def find_refused(
