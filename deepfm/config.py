@@ -16,7 +16,7 @@ CHOICES = {
     "l2_scope": ("batch", "elapsed", "table"),
     "pooling": ("sum", "mean", "max"),
     "optimizer": ("adam", "adagrad", "sgd", "momentum", "ftrl"),  # of model.optimizers
-    "export": ("last", "best"),
+    "export": ("last", "best", "auto"),
     "best_metric": ("auc", "log_loss", "auc_minus_log_loss", "gauc"),
     "learning_rate_decay_metric": ("auc", "log_loss", "auc_minus_log_loss", "gauc"),
 }

@@ -94,6 +94,8 @@ class Evaluating:
             resume.fingerprint(self.data) if chief and data else None, self._agree, chief,
             job.min_improvement,
         )  # fmt: skip
+        if chief and data:
+            best.say_if_replaced(model.model_dir, self.history)
 
     def make_up_for(self, step: int, due: bool):
         """Makes an evaluation that was due at the checkpoint from which training continues."""

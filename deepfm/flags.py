@@ -106,7 +106,8 @@ flags.DEFINE_string("servable_model_dir", None,
     "Serving expects.")
 flags.DEFINE_string("checkpoint", "last",
     "Which checkpoint eval, infer and export use: last; best, which training keeps in "
-    "model_dir/best by --best_metric; or a path such as model/model.ckpt-1200.")
+    "model_dir/best by --best_metric; auto, the best one if it is of the present run, else the "
+    "last; or a path such as model/model.ckpt-1200.")
 flags.DEFINE_bool("clear_existing_model", False,
     "Delete the model in model_dir and train from scratch. Files that train.py did not write "
     "stay.")
@@ -297,8 +298,8 @@ _integer("keep_checkpoint_max", 5, "Number of newest checkpoints to keep; 0 keep
 flags.DEFINE_bool("eval_on_all_ranks", False,
     "Every Horovod rank evaluates all records, instead of its share of them.")
 _choice("export", "last",
-    "Which model to export to --servable_model_dir: that of the last step, or the best so far by "
-    "--best_metric, exported at once.")
+    "Which model to export to --servable_model_dir: that of the last step, the best so far by "
+    "--best_metric, exported at once, or auto: the best with --val_data_dir, else the last.")
 _choice("best_metric", "auc",
     "Metric that the best checkpoint, --export=best and --early_stopping_patience go by.")
 _float("min_improvement", 0.0,

@@ -237,7 +237,8 @@ def _export(job, of_job):
 
 def _trained_model(job, of_job, flag=None):
     """(the DataSet that a flag names, or None; the Model in model_dir)."""
-    best.of_checkpoint(job.model_dir, job.checkpoint, lambda path: None, hold=False)  # BadInput
+    which = best.chosen(job.model_dir, job.checkpoint)
+    best.of_checkpoint(job.model_dir, which, lambda path: None, hold=False)  # BadInput
     mode = job.distribution
     data = open_data.find(flag, job.input, mode.processes, of_job) if flag else None
     known = model_config.kept(job.model_dir, mode.processes.chief)
@@ -247,7 +248,7 @@ def _trained_model(job, of_job, flag=None):
     ops = compiled.of_model(job.ops)
     model = estimators.Model(
         job.model_dir, config, mode, job.input.seed, ops=ops, batch_size=size,
-        checkpoint=job.checkpoint, grouping=groups.Grouping(job.gauc_field, job.slice_fields),
+        checkpoint=which, grouping=groups.Grouping(job.gauc_field, job.slice_fields),
     )  # fmt: skip
     return data, model
 

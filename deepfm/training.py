@@ -16,7 +16,7 @@ from deepfm.kernels import compiled
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import fresh_tables, groups, optimizers
 from deepfm.runtime import interruption, remote_files, sagemaker, stopping, throughput, utilization
-from deepfm.state import export, hparams, notes, resume, saving
+from deepfm.state import best, export, hparams, notes, resume, saving
 from deepfm.state import model_dir as model_folder
 from deepfm.state.remote_model_dir import Mirror
 
@@ -43,6 +43,9 @@ def train(job: JobConfig, of_job: sagemaker.Job, mirror: Optional[Mirror] = None
     validation = open_data.find_validation(job.input, processes, of_job)
     if chief and validation:
         open_data.warn_of_remembered(data.files, validation.files)
+    if job.export == best.AUTO:
+        exports_best = validation and job.servable_model_dir
+        job = job._replace(export=best.FOLDER if exports_best else "last")
     config = model_config.to_train(asked, _kept_model(job), data, validation)
     grouping = groups.Grouping(job.gauc_field, job.slice_fields)
     groups.check(grouping, config.field_size)
@@ -351,7 +354,8 @@ class _Training:
                 self.evaluating.evaluate(step)
             _, report["eval"], report["curves"] = self.evaluating.results
             if processes.chief:
-                report["best"] = self.evaluating.history.best
+                report["best"] = found = self.evaluating.history.best
+                best.say_if_better(self.evaluating.history.entries, found["step"], step)
                 report["stopped_early"] = self.evaluating.stopped
                 self.evaluating.log_quality(step)
         return report

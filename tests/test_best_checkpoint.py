@@ -7,14 +7,14 @@ import shutil
 import numpy as np
 import pytest
 import s3_server
-from conftest import run_train
+from conftest import make_records, run_train, write_tfrecords
 from s3_server import Folder, Proxy
 from tensorflow.io import gfile
 from test_best_export import STEPS, data, history, job  # noqa: F401  a fixture
 from test_checkpoints import save, used
 
 from deepfm.errors import BadInput
-from deepfm.state import best, checkpoints
+from deepfm.state import best, checkpoints, evaluations, export
 
 
 def train(data, folder, *more, run=run_train):  # noqa: F811
@@ -210,3 +210,83 @@ def test_it_is_on_s3_too_and_used_from_there(data, tmp_path):  # noqa: F811
         )
         assert done.returncode == 0, done.stderr
         assert f"Evaluation: step={step} " in done.stderr
+
+
+def values_in(line):
+    return [float(x) for x in re.findall(r"log_loss=([\d.]+)", line)]
+
+
+def test_where_the_best_is_better_than_the_last_each_task_says_so(data, trained, tmp_path):  # noqa: F811
+    _, found, said = trained
+    wanted = [round(entry["log_loss"], 6) for entry in (found, history(trained[0])[-1])]
+    validation = f"{data[0]}/val.tfrecords"
+    more = {
+        "eval": f"--val_data_dir={validation}",
+        "infer": f"--infer_data_dir={validation}",
+        "export": f"--servable_model_dir={tmp_path}/servable",
+    }
+    for text in (said, *(use(trained, task, "last", flag).stderr for task, flag in more.items())):
+        (line,) = [x for x in text.splitlines() if "is better than the last" in x]
+        assert values_in(line) == wanted and f"of step {found['step']} (" in line
+    done = use(trained, "eval", "auto", more["eval"])
+    assert f"Using the best checkpoint of this run, of step {found['step']} (" in done.stderr
+    assert values_in(done.stderr.splitlines()[-1]) == wanted[:1]
+
+
+def test_the_best_of_an_earlier_run_is_not_taken_for_this_runs(data, trained, tmp_path):  # noqa: F811
+    """The next day's records without validation data, then with."""
+    folder, found, _ = trained
+    shutil.copytree(str(folder / "model"), str(tmp_path / "model"))
+    next_day = write_tfrecords(tmp_path / "next.tfrecords", make_records(64, seed=5))
+    begins = 6 * STEPS
+    flags = f"--training_data_dir={next_day}", f"--model_dir={tmp_path}/model"
+    done = run_train(*flags, "--batch_size=32")
+    assert done.returncode == 0, done.stderr
+    validation = f"--val_data_dir={data[0]}/val.tfrecords"
+    kept = f"{tmp_path}/model/best/model.ckpt-{found['step']}"
+    for task, flag in (
+        ("eval", validation), ("infer", f"--infer_data_dir={next_day}"),
+        ("export", f"--servable_model_dir={tmp_path}/servable"),
+    ):  # fmt: skip
+        done = use((tmp_path,), task, "best", flag)
+        assert done.returncode == 2, done.stderr
+        assert f"of step {found['step']}, is an earlier run's; the present one began at step " in (
+            done.stderr
+        )
+        assert f"{begins} " in done.stderr and f"--checkpoint={kept}." in done.stderr
+    assert evaluation(data, (tmp_path,), kept)[0] == found["step"]
+    for which in ("auto", "last"):
+        assert evaluation(data, (tmp_path,), which)[0] == begins + 2
+
+    servable = f"--servable_model_dir={tmp_path}/auto"
+    done = run_train(
+        *flags, "--batch_size=32", "--num_epochs=2", validation, servable, "--export=auto"
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"The checkpoint of step {found['step']} in {tmp_path}/model/best is the best of an" in (
+        done.stderr
+    )
+    mine = max(history(tmp_path), key=lambda entry: entry["auc"])
+    assert evaluation(data, (tmp_path,), "best")[0] == mine["step"]
+    (path,) = (tmp_path / "auto").iterdir()
+    assert export.stamp_of(str(path)).global_step == mine["step"]
+
+
+def test_an_export_by_auto_without_validation_data_is_the_last(data, tmp_path):  # noqa: F811
+    flags = [f for f in job(data, tmp_path) if not f.startswith(("--val", "--exp", "--eval"))]
+    done = run_train(*flags, "--export=auto", "--max_steps=3")
+    assert done.returncode == 0, done.stderr
+    (path,) = (tmp_path / "servable").iterdir()
+    assert export.stamp_of(str(path)).global_step == 3
+
+
+def test_a_best_checkpoint_of_other_validation_data_is_said_before_it_is_replaced(tmp_path, caplog):
+    past = evaluations.History(str(tmp_path), "auc", 0, 10, data="old")
+    past.add(10, {"auc": 0.8, "log_loss": 0.4})
+    past.keep()
+    (tmp_path / best.FOLDER).mkdir()
+    checkpoints.write_state(str(tmp_path / best.FOLDER), ["model.ckpt-10"])
+    for data_then, said in (("old", 0), ("new", 1)):
+        history_then = evaluations.History(str(tmp_path), "auc", 0, 10, data=data_then)
+        best.say_if_replaced(str(tmp_path), history_then)
+        assert caplog.text.count("The checkpoint of step 10 in") == said

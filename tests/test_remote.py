@@ -696,7 +696,7 @@ def test_a_best_checkpoint_that_training_has_put_there_since_it_was_fetched_stay
     (there / "best").mkdir()
     save_checkpoint(there / "best", 3)
     reader = remote_model_dir.Mirror(f"file://{there}", str(local), 1)
-    reader.fetch_best()
+    reader.fetch_best(whole=True)
     assert (local / "best" / "model.ckpt-3.index").exists()
     for path in (there / "best").iterdir():
         path.unlink()

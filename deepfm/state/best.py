@@ -8,18 +8,19 @@ import contextlib
 import os
 import posixpath
 import shutil
-from typing import Callable
+from typing import Any, Callable, Dict, List, Optional
 
 import tensorflow as tf
 from absl import logging
 
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files
-from deepfm.state import checkpoints
+from deepfm.state import checkpoints, evaluations, resume
 
 v1 = tf.compat.v1
 
 FOLDER = checkpoints.BEST
+AUTO = "auto"  # the best checkpoint if it is of this run, else the last one
 
 
 def keep(model_dir: str, path: str):
@@ -48,7 +49,7 @@ def forget_later(model_dir: str, step: int):
     """Removes a best checkpoint of a later step than training continues from, or a damaged one."""
     folder = os.path.join(model_dir, FOLDER)
     names = checkpoints.read_state(folder).names
-    if names and checkpoints.step(names[-1]) > step:
+    if (step_of(folder) or 0) > step:
         clear(folder)
     elif names and checkpoints.first_damaged(os.path.join(folder, names[-1])):
         again, path = "deleting it", os.path.join(model_dir, names[-1])
@@ -56,6 +57,12 @@ def forget_later(model_dir: str, step: int):
             again = f"making it again from {path}"
         logging.warning("%s is damaged: %s.", os.path.join(folder, names[-1]), again)
         clear(folder) if again == "deleting it" else keep(model_dir, path)
+
+
+def step_of(folder: str) -> Optional[int]:
+    """The global step of the checkpoint that a state file names; None without one."""
+    names = checkpoints.read_state(folder).names
+    return checkpoints.step(names[-1]) if names else None
 
 
 def clear(folder: str) -> bool:
@@ -69,6 +76,62 @@ def clear(folder: str) -> bool:
     if tf.io.gfile.isdir(folder):  # S3 has no empty folders
         tf.io.gfile.rmtree(folder)
     return True
+
+
+def say_if_replaced(model_dir: str, history: evaluations.History):
+    """Warns that the run of this History will replace a best checkpoint that is not its own."""
+    folder = os.path.join(model_dir, FOLDER)
+    step = step_of(folder)
+    if step is not None and not history.lost and not history.has(step):
+        logging.warning(
+            "The checkpoint of step %d in %s is the best of an earlier run, or was so on other "
+            "validation data: the next evaluation replaces it. Copy it if you need it.",
+            step, folder,
+        )  # fmt: skip
+
+
+def say_if_better(entries: List[Dict[str, Any]], step: Optional[int], last: Optional[int]):
+    """Logs that the best evaluation, of `step`, is better than that of the `last` step, if both
+    were made on the same data."""
+    of_step = {entry["step"]: entry for entry in entries}
+    best, now = of_step.get(step), of_step.get(last)
+    if step == last or not (best and now) or best.get("data") != now.get("data"):
+        return
+    figures = lambda x: " ".join(
+        f"{name}={x[name]:.6f}" for name in evaluations.METRICS if name in x
+    )
+    logging.info(
+        "The best checkpoint of this run, of step %d (%s), is better than the last, of step %d "
+        "(%s): --checkpoint=auto uses it, and --export=auto in training.",
+        step, figures(best), last, figures(now),
+    )  # fmt: skip
+
+
+def chosen(model_dir: str, which: str) -> str:
+    """The checkpoint that a job uses, for `of_checkpoint`; logs how the last and best ones differ.
+
+    Args:
+        which: last, best, auto (the best one if it is of this run, else the last) or a path.
+
+    Raises:
+        BadInput: the best one is wanted, and it is an earlier run's.
+    """
+    folder = os.path.join(model_dir, FOLDER)
+    step, last = step_of(folder), step_of(model_dir)
+    if which not in ("last", FOLDER, AUTO) or step is None:
+        return "last" if which == AUTO else which
+    began = resume.began(model_dir)
+    if step > began and which == "last":
+        say_if_better(evaluations.read(os.path.join(model_dir, evaluations.FILE)), step, last)
+    elif step > began:
+        logging.info("Using the best checkpoint of this run, of step %d (last: %s).", step, last)
+    elif which == FOLDER:
+        raise BadInput(
+            f"--checkpoint=best: the best checkpoint, of step {step}, is an earlier run's; the "
+            f"present one began at step {began} and has none yet, which takes --val_data_dir; give "
+            f"--checkpoint=last, or --checkpoint={os.path.join(folder, f'model.ckpt-{step}')}."
+        )
+    return FOLDER if step > began and which != "last" else "last"
 
 
 def of_checkpoint(model_dir: str, which: str, read: Callable, hold: bool = True):
@@ -94,7 +157,7 @@ def of_checkpoint(model_dir: str, which: str, read: Callable, hold: bool = True)
     if not tf.io.gfile.exists(f"{which}.index"):
         known = [os.path.join(model_dir, name) for name in checkpoints.read_state(model_dir).names]
         raise BadInput(
-            f"--checkpoint={which}: there is no such checkpoint; give last, best, or a path: "
+            f"--checkpoint={which}: there is no such checkpoint; give last, best, auto or a path: "
             f"{', '.join(known) or 'there is none yet'}."
         )
     with checkpoints.naming_damage_of(lambda: which):

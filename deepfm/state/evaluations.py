@@ -61,7 +61,7 @@ class History:
     ):
         self._path = os.path.join(model_dir, FILE)
         self._metric, self._least = metric, least
-        found = _read(self._path) if chief else []
+        found = read(self._path) if chief else []
         made = os.path.isdir(os.path.join(model_dir, "eval")) and until > after
         self.lost = chief and made and not tf.io.gfile.exists(self._path)
         if self.lost:
@@ -153,7 +153,8 @@ class History:
         return decay
 
 
-def _read(path) -> List[Dict[str, Any]]:
+def read(path: str) -> List[Dict[str, Any]]:
+    """The evaluations in a file, oldest first; none if it is missing."""
     if not tf.io.gfile.exists(path):
         return []
     try:

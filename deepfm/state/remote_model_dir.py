@@ -62,8 +62,8 @@ def at_hand(job: JobConfig, chief: bool):
     try:
         if job.task_type != "train":
             mirror.fetch_beside_training(found)
-            if job.checkpoint == best.FOLDER:
-                mirror.fetch_best()
+            if best.FOLDER in found:
+                mirror.fetch_best(whole=job.checkpoint in (best.FOLDER, best.AUTO))
         elif not job.clear_existing_model:
             mirror.fetch(found)
             if best.FOLDER in found:
@@ -158,18 +158,14 @@ class Mirror:
 
     def forget_later_best(self):
         """Removes the best checkpoint there if it is of a later step than the one fetched."""
-        folder = posixpath.join(self.path, best.FOLDER)
-        if checkpoints.STATE not in remote_files.names(folder, "model_dir"):
-            return
-        self._get(posixpath.join(best.FOLDER, checkpoints.STATE), ".best")
-        named = checkpoints.read_state(self.local, ".best").names
-        if named and checkpoints.step(named[-1]) > max(
-            map(checkpoints.step, self._there), default=0
-        ):
-            best.clear(folder)
+        self.fetch_best(whole=False)
+        step = best.step_of(os.path.join(self.local, best.FOLDER)) or 0
+        if step > max(map(checkpoints.step, self._there), default=0):
+            best.clear(posixpath.join(self.path, best.FOLDER))
+            best.clear(os.path.join(self.local, best.FOLDER))
 
-    def fetch_best(self):
-        """Fetches the best checkpoint, if there is one."""
+    def fetch_best(self, whole: bool):
+        """Fetches the best checkpoint, if there is one; if not `whole`, the file that names it."""
         folder = best.FOLDER
         found = remote_files.names(posixpath.join(self.path, folder), "model_dir")
         if checkpoints.STATE not in found:
@@ -178,7 +174,7 @@ class Mirror:
         state = self._get(posixpath.join(folder, checkpoints.STATE))
         self._copied[state] = _stamp(state)  # whatever training has put there since, stays
         named = checkpoints.read_state(os.path.join(self.local, folder)).names
-        for part in checkpoints.by_name(found).get(named[-1] if named else "", []):
+        for part in checkpoints.by_name(found).get(named[-1] if named and whole else "", []):
             self._get(posixpath.join(folder, part))
 
     def _get(self, name, as_name=None):

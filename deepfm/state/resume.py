@@ -300,14 +300,28 @@ def end(model_dir: str, step: int):
         _write(model_dir, known._replace(ended=step))
 
 
+def began(model_dir: str) -> int:
+    """The global step at which the run of the newest checkpoint began; -1: unknown."""
+    path = tf.train.latest_checkpoint(model_dir)
+    try:
+        reader = path and tf.train.load_checkpoint(path)
+        return _parts_in(reader)[-1].run_step if path and reader.has_tensor(PARTS) else -1
+    except (ValueError, tf.errors.OpError):  # whoever reads the checkpoint says what is damaged
+        return -1
+
+
+def _parts_in(reader):
+    text = reader.get_tensor(PARTS).tobytes().decode()
+    return [_checked(RunPart(**part)) for part in json.loads(text)]
+
+
 def _known(model_dir, checkpoint, step) -> _Known:
     """What is known of the runs that led to a checkpoint."""
     if not checkpoint:
         return _Known([], {}, 0, None)
     known, reader = _read(model_dir), tf.train.load_checkpoint(checkpoint)
     if reader.has_tensor(PARTS):
-        text = reader.get_tensor(PARTS).tobytes().decode()
-        parts = [_checked(RunPart(**part)) for part in json.loads(text)]
+        parts = _parts_in(reader)
         if not known.parts:
             logging.warning(
                 "%s of --model_dir=%s is missing; resuming from what the checkpoint notes.",
