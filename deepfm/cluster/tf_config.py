@@ -20,7 +20,6 @@ from deepfm.errors import BadInput
 _CHIEFS = ("chief", "master")
 _JOBS = (*_CHIEFS, "worker", "ps")
 _KEYS = "cluster", "task", "environment", "job", "rpc_layer", "model_dir"
-_NO_EVALUATOR = "; the chief evaluates (--val_data_dir), so start no evaluator"
 # Seconds of silence after which a process counts as lost and the job ends. A worker may be
 # restarted meanwhile; the chief and the servers hold state that a restart would lose.
 _PATIENCE = {"chief": 15, "master": 15, "ps": 15, "worker": 25}
@@ -91,15 +90,15 @@ def parse(tf_config: Optional[str]) -> Optional[Cluster]:
         if key not in _KEYS:
             raise BadInput(f"TF_CONFIG: unknown key '{key}'; known are {', '.join(_KEYS)}.")
     jobs, task = config.get("cluster"), config.get("task")
+    evaluates = "evaluator" in (tf_config or "")
+    hint = "; the chief evaluates (--val_data_dir), so start no evaluator" * evaluates
     if not jobs:
-        _check_alone(task or {})
+        _check_alone(task or {}, hint)
         return None
     for job, addresses in jobs.items():
         if job not in _JOBS:
-            raise BadInput(
-                f"TF_CONFIG: unknown job '{job}'; a cluster has {', '.join(_JOBS)}"
-                f"{_NO_EVALUATOR if job == 'evaluator' else ''}."
-            )
+            has = ", ".join(_JOBS)
+            raise BadInput(f"TF_CONFIG: unknown job '{job}'; a cluster has {has}{hint}.")
         if not isinstance(addresses, list) or not all(map(_is_address, addresses)):
             raise BadInput(f"TF_CONFIG: '{job}' is {addresses!r}; give a list of 'host:port'.")
     jobs = {job: addresses for job, addresses in jobs.items() if addresses}
@@ -116,21 +115,18 @@ def parse(tf_config: Optional[str]) -> Optional[Cluster]:
     index = int(index) if isinstance(index, str) and index.isdecimal() else index
     if not isinstance(job, str) or job not in jobs or index not in range(len(jobs[job])):
         tasks = ", ".join(f"{job} 0 to {len(found) - 1}" for job, found in sorted(jobs.items()))
-        raise BadInput(
-            f"TF_CONFIG: the cluster has no task {job} {index}; it has {tasks}"
-            f"{_NO_EVALUATOR if job == 'evaluator' else ''}."
-        )
+        raise BadInput(f"TF_CONFIG: the cluster has no task {job} {index}; it has {tasks}{hint}.")
     return Cluster(jobs, job, int(index))
 
 
-def _check_alone(task):
+def _check_alone(task, hint):
     """Refuses (BadInput) a task without a cluster that cannot be a process which trains alone."""
     task = task if isinstance(task, dict) else {"type": task}
     job, index = task.get("type", "chief"), task.get("index", 0)
     if job not in (*_CHIEFS, "worker") or str(index) != "0":
         raise BadInput(
             f"TF_CONFIG names task {job} {index}, but no 'cluster' with its addresses; give that, "
-            f"or no TF_CONFIG to train in one process{_NO_EVALUATOR if job == 'evaluator' else ''}."
+            f"or no TF_CONFIG to train in one process{hint}."
         )
 
 

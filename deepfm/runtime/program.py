@@ -30,12 +30,10 @@ SO_THIS_ENDS = (
 
 _WORDS = ("true", "false", "t", "f", "yes", "no", "y", "n", "1", "0")
 
-# The signals that end a program in an orderly way.
-SIGNALS = (
-    signal.SIGTERM, signal.SIGINT, signal.SIGUSR1,
-    signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2, signal.SIGXCPU,
-)  # fmt: skip
-FROM_TERMINAL = signal.SIGINT, signal.SIGHUP, signal.SIGQUIT  # reach a program's children as well
+# The signals that end a program in an orderly way; a terminal sends its own to all processes.
+FROM_TERMINAL = signal.SIGINT, signal.SIGHUP, signal.SIGQUIT
+SIGNALS = (*FROM_TERMINAL, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+_NEVER_IGNORED = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1  # even in a shell's background
 
 
 _clean_ups: List[Callable[[], None]] = []
@@ -43,9 +41,6 @@ _clean_ups: List[Callable[[], None]] = []
 
 # What the other ranks see when a rank has ended: errors of Horovod, or of a layer below it.
 _HOROVOD = re.compile(r"Horovod has been shut down|gloo/transport/|MPI_\w+ failed")
-
-
-_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # how Python holds bytes of a name that are not UTF-8
 
 
 def run(
@@ -95,6 +90,10 @@ def run(
         before_tensorflow()
         try:
             _guarded(main) if tensorflow else _guarded_alone(main)
+        except UnicodeEncodeError as error:
+            if not "\udc80" <= error.object[error.start] <= "\udcff":  # a byte of a name
+                raise
+            _end(f"{error.object}: this name is not UTF-8; rename the file or folder.", 2)
         finally:
             gc.freeze()  # Python's end need not look for garbage among all of TensorFlow's objects
 
@@ -102,12 +101,9 @@ def run(
 
 
 def handle_signals(handler):
-    """Sets the handler of SIGNALS, but for those that are ignored, as SIGHUP is under nohup.
-
-    A shell's background jobs ignore SIGINT; it counts nevertheless, as do SIGTERM and SIGUSR1.
-    """
+    """Sets the handler of SIGNALS, but for those that are ignored, as SIGHUP is under nohup."""
     for number in SIGNALS:
-        if number in SIGNALS[:3] or signal.getsignal(number) is not signal.SIG_IGN:
+        if number in _NEVER_IGNORED or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
 
 
@@ -249,8 +245,8 @@ def _guarded(main):
     tf.get_logger().setLevel("ERROR")
     try:
         main()
-    except (BadInput, UnicodeEncodeError) as error:
-        _end(_sentence(error), 2)
+    except BadInput as error:
+        _end(str(error), 2)
     except (OSError, tf.errors.OpError) as error:
         logging.debug("The trace of this failure:", exc_info=True)
         text = error.message if isinstance(error, tf.errors.OpError) else str(error)
@@ -261,15 +257,6 @@ def _guarded(main):
         if _HOROVOD.search(text):
             _end(f"another rank has failed, or cannot be reached, {SO_THIS_ENDS}", 1)
         _end(f"{type(error).__name__}: {text}", 1)
-
-
-def _sentence(error):
-    """What to say of bad input; of a text that is not UTF-8, whether it is a name."""
-    if isinstance(error, BadInput):
-        return str(error)
-    if not _NOT_UTF8.search(error.object):
-        raise error
-    return f"{error.object}: this name is not UTF-8; rename the file or folder."
 
 
 def log_with_the_time():
@@ -284,8 +271,8 @@ def _guarded_alone(main):
     log_with_the_time()
     try:
         main()
-    except (BadInput, UnicodeEncodeError) as error:
-        _end(_sentence(error), 2)
+    except BadInput as error:
+        _end(str(error), 2)
     except OSError as error:
         logging.debug("The trace of this failure:", exc_info=True)
         _end(f"{type(error).__name__}: {error}", 1)

@@ -146,9 +146,10 @@ def _check_names(job):
     for flag, path, tasks in _outputs(job):
         if path and job.task_type in tasks:
             path.encode()
-            # From a remote model_dir, checkpoints are fetched before they are read.
-            literal = flag == "model_dir" and remote_files.is_remote(path)
-            if flag in ("model_dir", "servable_model_dir", "checkpoint") and not literal:
+            # Checkpoints of a remote model_dir are read where they have been fetched to.
+            if flag not in ("cache", "predictions_file") and not (
+                flag == "model_dir" and remote_files.is_remote(path)
+            ):
                 check_is_no_pattern(path, f"--{flag}")
 
 
