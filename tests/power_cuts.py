@@ -10,7 +10,6 @@ survives up to its last fsync. The rest is lost (the file is as long as it was),
 """
 
 import contextlib
-import hashlib
 import os
 import re
 import shutil
@@ -39,17 +38,29 @@ class File:
     """A file: all that was written to it, and what a power cut leaves of it for certain."""
 
     def __init__(self, content=b""):
-        self.content, self.synced = bytearray(content), bytes(content)
+        self.content, self.synced, self._left = bytearray(content), bytes(content), {}
+
+    def write(self, begin, data):
+        self.content.extend(bytes(max(begin - len(self.content), 0)))
+        self.content[begin : begin + len(data)] = data
+        self._left = {}
+
+    def cut(self, size):
+        del self.content[size:]
+        self.write(size, b"")
+
+    def sync(self):
+        self.synced, self._left = bytes(self.content), {}
 
     def left(self, how):
-        whole, synced = bytes(self.content), self.synced
-        if how == "kept" or whole == synced:
-            return whole
-        if not whole.startswith(synced):  # it was cut and written anew
-            synced = b""
-        rest = len(whole) - len(synced)
-        half = whole[: len(synced) + rest // 2]
-        return {"lost": synced, "zero": synced + bytes(rest), "torn": half}[how]
+        if not self._left:
+            whole, synced = bytes(self.content), self.synced
+            if not whole.startswith(synced):  # it was cut and written anew
+                synced = b""
+            rest = len(whole) - len(synced)
+            half = whole[: len(synced) + rest // 2]
+            self._left = dict(zip(HOW, (whole, synced, synced + bytes(rest), half)))
+        return self._left[how]
 
 
 def tree_of(folder):
@@ -143,7 +154,7 @@ def cuts(tree, calls, folder):
                 if makes:
                     names[name] = File()
                 else:
-                    names[name].content.clear()
+                    names[name].cut(0)
             positions[result, id(names[name])] = None if b"O_APPEND" in flags else 0
         elif call in ("write", "pwrite64", "ftruncate", "fsync", "fdatasync", "lseek"):
             fd, name = int(words[0][0]), at(words[0][1])
@@ -158,16 +169,15 @@ def cuts(tree, calls, folder):
             if call == "write":
                 begin = positions.get(key, 0)
                 begin = len(file.content) if begin is None else begin
-                _write(file, begin, words[1][:result])
+                file.write(begin, words[1][:result])
                 if positions.get(key, 0) is not None:
                     positions[key] = begin + result
             elif call == "pwrite64":
-                _write(file, int(words[3]), words[1][:result])
+                file.write(int(words[3]), words[1][:result])
             elif call == "ftruncate":
-                del file.content[int(words[1]) :]
-                file.content.extend(bytes(int(words[1]) - len(file.content)))
+                file.cut(int(words[1]))
             else:
-                file.synced = bytes(file.content)
+                file.sync()
         elif call in ("rename", "renameat", "renameat2", "link", "linkat"):
             old, new = (words[1], words[3]) if call.endswith(("at", "at2")) else words[:2]
             bases = (words[0], words[2]) if call.endswith(("at", "at2")) else (None, None)
@@ -189,15 +199,10 @@ def cuts(tree, calls, folder):
             yield names
             source, target = names[at(words[1][1])], names[at(words[0][1])]
             assert result == len(source.content) and not target.content
-            _write(target, 0, bytes(source.content))
+            target.write(0, bytes(source.content))
         else:
             raise AssertionError(f"{call} is not replayed")
     yield names
-
-
-def _write(file, begin, data):
-    file.content.extend(bytes(max(begin - len(file.content), 0)))
-    file.content[begin : begin + len(data)] = data
 
 
 def left(names, how):
@@ -225,7 +230,7 @@ def states(tree, calls, folder):
     for names in cuts(tree, calls, folder):
         for how in HOW:
             found = left(names, how)
-            digest = hashlib.sha1(repr(sorted(found.items())).encode()).digest()
+            digest = hash(frozenset(found.items()))  # bytes remember their own
             if digest not in seen:
                 seen.add(digest)
                 yield names, how, found
