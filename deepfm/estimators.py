@@ -16,7 +16,7 @@ from deepfm.errors import BadInput
 from deepfm.kernels.ops import TENSORFLOW, Ops
 from deepfm.model import groups, metrics, network, optimizers
 from deepfm.model.model_fn import make_model_fn
-from deepfm.runtime import memory, remote_files, tf_patches
+from deepfm.runtime import divergence, memory, remote_files, tf_patches
 from deepfm.state import best, checkpoints, export, saving
 
 v1 = tf.compat.v1
@@ -255,6 +255,8 @@ def evaluate(model: Model, data: datasets.DataSet, input_fn: Callable, more_hook
             "--task_type=infer on these records names the first one without a prediction."
         )
     results.update(groups.of_report(model.grouping, found, slices.found))
+    results["saturated"] = curves.saturated
+    divergence.warn_of_saturation(results["saturated"], data.name)
     if math.isnan(results["auc"]) and data.weighted:
         logging.warning(
             "The examples of %s that weigh more than 0 do not have both labels, so the AUC is "
@@ -262,7 +264,7 @@ def evaluate(model: Model, data: datasets.DataSet, input_fn: Callable, more_hook
             data.name,
         )
     elif math.isnan(results["auc"]) and results["examples"]:
-        all_0 = math.isinf(results["calibration"])
+        all_0 = results["positive_rate"] == 0
         logging.warning(
             "All %s labels of %s are %d, so %s undefined; check that the data have labels.",
             f"{results['examples']:,}", data.name, not all_0,

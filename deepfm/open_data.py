@@ -153,6 +153,14 @@ def described(data: datasets.DataSet) -> dict:
     return {**about, "records": data.rows, **made}
 
 
+def all_alike(data: datasets.DataSet) -> Optional[bool]:
+    """Whether all labels are the same, by dataset.json; None if it does not say that."""
+    positives = [file.positives for file in data.files]
+    if not data.rows or None in positives:
+        return None
+    return sum(positives) in (0, data.rows)
+
+
 def log_training(job, data, config, damaged, share, position, step):
     """Logs what is trained on and where the run begins; warns of data that teach nothing.
 
@@ -175,11 +183,10 @@ def log_training(job, data, config, damaged, share, position, step):
         f"{config.feature_size:,}", replicas, "s" * (replicas > 1), f"{job.input.batch_size:,}",
         f"{job.global_batch:,}",
     )  # fmt: skip
-    positives = [file.positives for file in data.files]
-    if data.rows and None not in positives and sum(positives) in (0, data.rows):
+    if all_alike(data):
         logging.warning(
             "All labels of %s are %d: nothing can be learned from them.", data.name,
-            bool(sum(positives)),
+            any(file.positives for file in data.files),
         )  # fmt: skip
     if data.rows and job.global_batch > data.rows:
         logging.warning(

@@ -16,6 +16,7 @@ from deepfm.kernels import compiled
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import fresh_tables, groups, optimizers
 from deepfm.runtime import interruption, remote_files, sagemaker, stopping, throughput, utilization
+from deepfm.runtime.divergence import LabelOrder, LargeValues, warn_of_saturation
 from deepfm.state import best, export, hparams, notes, resume, saving
 from deepfm.state import model_dir as model_folder
 from deepfm.state.remote_model_dir import Mirror
@@ -221,6 +222,12 @@ class _Training:
             job.log_steps if chief or not processes.synchronous else 0,
             last, job.model_dir, processes.size, processes.synchronous, gpus, chief,
         )  # fmt: skip
+        self._labels = LabelOrder(
+            self.progress, processes, data.name, job.input.shuffle_buffer,
+            steps and steps[processes.rank] - position.step, job.input.num_epochs - position.epoch,
+            open_data.all_alike(data) is None,
+        )  # fmt: skip
+        ranges = getattr(data, "made", {}).get("value_ranges")
         wanted = lambda: self.evaluating.stopped or interruption.requested()
         checkpointer = saving.Checkpointer(
             job.model_dir,
@@ -240,7 +247,9 @@ class _Training:
             *filter(None, [self.evaluating.decay_hook()]),  # before the servers' let workers begin
             *mode.servers.make_hooks(checkpointer.save_in_time),
             *([self._saver(parts, model.config)] if chief else []),
+            *([LargeValues(job.batch_of_process, ranges)] if chief else []),
             self.progress,
+            self._labels,
             *([stopping.EndTogether()] if processes.in_step and epoch is None else []),
             *filter(None, [fresh]),
             *([SameWeights(mode.replicas.gather, job.model_dir)] if processes.in_step else []),
@@ -330,10 +339,12 @@ class _Training:
         found = self.progress.throughput()
         examples, rate = processes.total(found.examples), processes.total(found.examples_per_second)
         if examples:
+            self._labels.check()
             loss = float(self.progress.recent_loss) if self.progress.steps else None
+            saturated = self.progress.saturated()
             report.update(
                 found._asdict(), examples=examples, examples_per_second=rate,
-                train={"loss": loss, "examples": examples},
+                train={"loss": loss, "examples": examples, "saturated": saturated},
             )  # fmt: skip
             report["training_seconds"] = report.pop("seconds")
             report.update(self._limit(data, found))
@@ -348,6 +359,7 @@ class _Training:
         if not processes.synchronous:
             logging.info("This process took %d of the steps.", self.progress.steps)
         if processes.chief and not self.evaluating.data:
+            warn_of_saturation(self.progress.saturated(), "the training data")
             logging.info("How good this model is, is unknown: give --val_data_dir.")
         elif self.evaluating.data and processes.evaluates:
             if not self.evaluating.results or self.evaluating.results[0] != step:

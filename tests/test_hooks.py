@@ -19,7 +19,7 @@ def train(model_dir, steps, extra=(), rows=8, every=2, last=None, poison=None, s
     with tf.Graph().as_default():
         step = v1.train.get_or_create_global_step()
         weight = v1.get_variable("weight", [3], initializer=v1.zeros_initializer())
-        v1.add_to_collection(throughput.EXAMPLES, tf.constant(rows, tf.int64))
+        v1.add_to_collection(throughput.EXAMPLES, tf.constant([rows, 0, 0], tf.int64))
         grow = tf.constant(1.0)
         if poison is not None:
             grow = tf.where(tf.equal(step, poison), np.nan, 1.0)
@@ -69,7 +69,7 @@ def test_summaries_tell_the_speed_at_every_line(tmp_path):
 def test_a_step_cannot_have_waited_for_less_than_no_time(tmp_path):
     with tf.Graph().as_default() as graph:
         v1.train.get_or_create_global_step()
-        v1.add_to_collection(throughput.EXAMPLES, tf.constant(8, tf.int64))
+        v1.add_to_collection(throughput.EXAMPLES, tf.constant([8, 0, 0], tf.int64))
         v1.add_to_collection(v1.GraphKeys.LOSSES, v1.get_variable("weight", []))
         throughput.ProgressHook(2, None, str(tmp_path)).begin()
         begin, end = (op for op in graph.get_operations() if op.type == "Timestamp")

@@ -13,6 +13,7 @@ from tensorflow.python.distribute import summary_op_util
 
 v1 = tf.compat.v1
 
+SATURATED = math.log(1e7)  # the size of a logit whose prediction is 0 or 1 to seven digits
 LIMIT = 1 << 24  # distinct scores that are kept exactly; with more, neighbours are merged
 
 
@@ -148,6 +149,12 @@ class Evaluation:
             thresholds,
         ).SerializeToString()  # fmt: skip
 
+    def saturated(self) -> float:
+        """The share of the examples, by weight, whose prediction is 0 or 1 to seven digits."""
+        self._compact()
+        extreme = np.abs(self._scores.astype(np.float64) - 0.5) > 0.5 - 1e-7
+        return float(self._counts[extreme].sum() / (self._counts.sum() or 1))
+
     def deciles(self) -> List[Dict[str, float]]:
         """Ten groups of equal size, by ascending prediction; equal predictions stay together.
 
@@ -193,6 +200,11 @@ class Curves(v1.train.SessionRunHook):
 
     def begin(self):
         (self._read,) = v1.get_collection(_READ)
+
+    @property
+    def saturated(self) -> float:
+        """As of the Evaluation."""
+        return self._read[0].saturated()
 
     @property
     def of_report(self) -> dict:

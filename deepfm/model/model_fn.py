@@ -8,10 +8,11 @@ import math
 import tensorflow as tf
 
 from deepfm.kernels.ops import TENSORFLOW
-from deepfm.model import groups, metrics, optimizers
+from deepfm.model import embeddings, groups, metrics, optimizers
 from deepfm.model.batch_norm import BatchPart
 from deepfm.model.gradients import L2_OF_ROWS
 from deepfm.model.network import logits_side_by_side, network
+from deepfm.runtime.divergence import RANGES
 from deepfm.runtime.stopping import ROWS_OF_STEPS
 from deepfm.runtime.throughput import EXAMPLES
 
@@ -157,7 +158,10 @@ def make_model_fn(
             rows = replicas.average(features["rows"], "rows")  # [2]
             v1.add_to_collection(ROWS_OF_STEPS, rows)
             weights = tf.math.divide_no_nan(weights, rows[0])
-        v1.add_to_collection(EXAMPLES, tf.math.count_nonzero(weights))
+        there = tf.not_equal(weights, 0)
+        counted = [there, there & (labels > 0), there & (tf.abs(logits) > metrics.SATURATED)]
+        v1.add_to_collection(EXAMPLES, tf.reduce_sum(tf.cast(tf.stack(counted), tf.int64), axis=1))
+        v1.add_to_collection(RANGES, embeddings.value_ranges(features, config))
         if of_examples is not None:
             mean_loss = weighted_mean(losses, of_examples, replicas)
         else:

@@ -1,13 +1,18 @@
-"""The error message for a model that is no longer finite."""
+"""What in the data makes training go wrong, and the message for a model that is not finite."""
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from deepfm.errors import BadInput
 
 v1 = tf.compat.v1
 
 
+RANGES = "deepfm_value_ranges"  # collection: float32 [F, 2] of each replica, as `warn_of_values`
+_FIRST = 4096  # records whose values are looked at
+_LARGE = 100  # of a value; at a rate of .001, Adam then moves a logit by .1 in a step
+_SATURATED = 0.1  # share of the predictions
 _WORST = "deepfm_worst_weights"  # collection: what worst_weights returns
 
 
@@ -42,3 +47,129 @@ def worst_weights():
     for column in ([variable.op.name for variable in variables], bad, size, largest):
         v1.add_to_collection(_WORST, tf.gather(column, worst))
     return tuple(v1.get_collection(_WORST))
+
+
+def warn_of_values(ranges, source: str) -> bool:
+    """Warns of fields with large values; returns whether there are any.
+
+    Args:
+        ranges: of each field [smallest value, largest value], or None.
+        source: what they are known from.
+    """
+    large = [i for i, x in enumerate(ranges) if x and max(-x[0], x[1]) > _LARGE]
+    if large:
+        others = f", and {len(large) - 1} more fields are like it" if large[1:] else ""
+        logging.warning(
+            "Field %d is not scaled: its values reach from %.6g to %.6g (%s)%s. Predictions will "
+            "saturate: scale it to [0, 1], or take logarithms.",
+            large[0], *ranges[large[0]], source, others,
+        )  # fmt: skip
+    return bool(large)
+
+
+class LargeValues(v1.train.SessionRunHook):
+    """Warns of fields with large values.
+
+    Args:
+        batch: records in a step of this process.
+        ranges: those of all records, as for `warn_of_values`; None: looks at the first records.
+    """
+
+    def __init__(self, batch: int, ranges=None):
+        self._batch, self._ranges, self._seen, self._found = batch, ranges, 0, []
+
+    def begin(self):
+        loss = v1.get_collection(v1.GraphKeys.LOSSES)[-1]
+        self._of_step = v1.get_collection(RANGES), loss
+        if self._ranges:
+            warn_of_values(self._ranges, "dataset.json")
+
+    def before_run(self, run_context):
+        looks = not self._ranges and self._seen < _FIRST
+        return v1.train.SessionRunArgs(self._of_step) if looks else None
+
+    def after_run(self, run_context, run_values):
+        if run_values.results is None:
+            return
+        found, loss = run_values.results
+        self._found, self._seen = self._found + found, self._seen + self._batch
+        if self._seen >= _FIRST or not np.isfinite(loss):
+            self.end(run_context.session)
+
+    def end(self, session):
+        lows, highs = np.transpose(self._found or np.zeros([1, 0, 2]), [2, 0, 1])  # [replicas, F]
+        ranges = [x if x[0] <= x[1] else None for x in zip(lows.min(axis=0), highs.max(axis=0))]
+        warn_of_values(ranges, f"in the first {_FIRST:,} records that are read")
+        self._found, self._seen = [], _FIRST
+
+
+def warn_of_saturation(share: float, name: str):
+    """Warns of predictions that are mostly 0 or 1; `share` of those on `name` are."""
+    if share > _SATURATED:
+        logging.warning(
+            "%.0f %% of the predictions on %s are saturated: 0 or 1 to seven digits. Scale the "
+            "values of the records, or try a smaller --learning_rate.", 100 * share, name,
+        )  # fmt: skip
+
+
+def out_of_order(tenths) -> bool:
+    """Whether labels come in an order that is not random.
+
+    In random order, the number of label 1 in n records is off its expectation by more than t with
+    probability at most 2 exp(-t^2 / 2 / (n p (1 - p) + t/3)) (Bernstein's inequality). The limit is
+    where that is 3e-8: at 6 standard errors, or more of them if the records are few.
+
+    Args:
+        tenths: [records, records with label 1] of each tenth of the records, as they are read.
+    """
+    rows, positives = np.transpose(tenths)
+    rate = positives.sum() / max(rows.sum(), 1)
+    off = np.abs(positives - rate * rows)
+    return bool((off > 6 * np.sqrt(rows * rate * (1 - rate) + off / 3)).any())
+
+
+class LabelOrder(v1.train.SessionRunHook):
+    """Warns of the first epoch's labels if they are all alike, or come in no random order.
+
+    Args:
+        progress: ProgressHook, which comes before this hook.
+        processes: Processes; they look together, at the same step or at the end.
+        name: the data set's.
+        shuffle_buffer: --shuffle_buffer.
+        steps: own steps until the first epoch ends; None if unknown.
+        epochs: number of epochs from there on.
+        alike: whether to warn of labels that are all alike.
+    """
+
+    def __init__(self, progress, processes, name, shuffle_buffer, steps, epochs, alike=True):
+        self._progress, self._processes, self._epochs = progress, processes, max(epochs, 1)
+        self._name, self._buffer, self._steps, self._alike = name, shuffle_buffer, steps, alike
+        self._is_checked = False
+
+    def after_run(self, run_context, run_values):
+        if self._processes.synchronous and self._progress.steps == self._steps:
+            self.check()
+
+    def check(self):
+        """Looks at the labels so far, once; all processes call it."""
+        if self._is_checked:
+            return
+        self._is_checked, steps = True, self._progress.steps
+        steps = min(steps, steps // self._epochs if self._steps is None else self._steps)
+        tenths = np.sum(self._processes.exchange(self._progress.tenths(steps)), axis=0)
+        rows, positives = map(int, tenths.sum(axis=0))
+        if not self._processes.chief or not rows:
+            return
+        if positives in (0, rows) and self._alike:
+            logging.warning(
+                "All %s labels of %s are %d: nothing can be learned from them.",
+                f"{rows:,}", self._name, bool(positives),
+            )  # fmt: skip
+        elif out_of_order(tenths):
+            rates = [100 * y / x for x, y in tenths if x]
+            logging.warning(
+                "The labels of %s are not in random order: between %.1f and %.1f %% are 1 in "
+                "tenths of the first epoch. Shuffle the records once (python -m "
+                "data_tools.rebalance), or give a --shuffle_buffer (now %d) as large as the data.",
+                self._name, min(rates), max(rates), self._buffer,
+            )  # fmt: skip

@@ -6,7 +6,7 @@ import gc
 import resource
 import sys
 import time
-from typing import NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -17,12 +17,14 @@ from deepfm.runtime.divergence import diverged, worst_weights
 
 v1 = tf.compat.v1
 
-EXAMPLES = "deepfm_examples"  # collection: int64 [], the examples of each replica in a step
+# Collection: int64 [3] of each replica, the examples of a step, and how many of these have label 1,
+# and a prediction that is 0 or 1 to seven digits.
+EXAMPLES = "deepfm_examples"
 
 _LOOK_SECONDS = 1.0  # between two samples of how busy the host is
 # Of each mark: the time and the process's CPU time, both without evaluations, the time spent
-# waiting for input (all in seconds), the examples, and the global step.
-_FIGURES = 5
+# waiting for input (all in seconds), the global step, and the sums of EXAMPLES.
+_FIGURES = 7
 _LONGEST = 365 * 24 * 3600  # seconds to show as the time left
 
 
@@ -97,11 +99,11 @@ class ProgressHook(v1.train.SessionRunHook):
         # Depends on `start` too: on busy processors it may be the later one.
         with tf.control_dependencies([start, *examples]):
             wait = tf.timestamp() - start
-        rows = tf.add_n(examples)
+        sums = tf.cast(tf.add_n(examples), tf.float64)
         loss = v1.get_collection(v1.GraphKeys.LOSSES)[-1]  # Estimator puts the spec's loss there
-        numbers = [loss, rows, wait, v1.train.get_global_step()]
+        numbers = [tf.cast(x, tf.float64) for x in (loss, wait, v1.train.get_global_step())]
         # One tensor, because each tensor fetched costs Python time at every step.
-        self._numbers = tf.stack([tf.cast(number, tf.float64) for number in numbers])
+        self._numbers = tf.concat([tf.stack(numbers), sums], axis=0)
         self._worst = worst_weights()
 
     def after_create_session(self, session, coord):
@@ -109,7 +111,8 @@ class ProgressHook(v1.train.SessionRunHook):
             return  # the session was made again
         self._first_step = session.run(v1.train.get_global_step())
         gc.freeze()  # the graph's objects stay, so the garbage collector need not scan them
-        self._marks.extend((time.monotonic(), time.process_time(), 0.0, 0.0, self._first_step))
+        sums = 0.0, 0.0, 0.0
+        self._marks.extend((time.monotonic(), time.process_time(), 0.0, self._first_step, *sums))
         # Launchers of several processes give each a terminal and prefix what it writes there.
         if self._every_steps and self._processes == 1 and sys.stdout.isatty():
             steps = self._last_step and self._last_step - self._first_step
@@ -121,8 +124,8 @@ class ProgressHook(v1.train.SessionRunHook):
         return v1.train.SessionRunArgs(self._numbers)
 
     def after_run(self, run_context, run_values):
-        loss, rows, wait, global_step = run_values.results.tolist()
-        began, _, waited, examples, before = self._marks[-_FIGURES:]
+        loss, wait, global_step, *counts = run_values.results.tolist()
+        began, _, waited, before, *sums = self._marks[-_FIGURES:]
         now = time.monotonic() - self._excluded[0]
         cpu = time.process_time() - self._excluded[2]
         # The clock may have been set meanwhile; a step cannot wait longer than it takes.
@@ -130,7 +133,7 @@ class ProgressHook(v1.train.SessionRunHook):
         self.steps += 1
         # The fetched step may be from before this one, or include other processes' steps.
         step = self._first_step + self.steps if self._synchronous else int(global_step)
-        self._marks.extend((now, cpu, waited, examples + rows, step))
+        self._marks.extend((now, cpu, waited, step, *map(sum, zip(sums, counts))))
         if not self._busy or now - self._busy[-1][0] >= _LOOK_SECONDS:
             self._busy.append(self._sample())
         if not np.isfinite(loss):
@@ -172,7 +175,7 @@ class ProgressHook(v1.train.SessionRunHook):
 
     def _rate(self, own_step):
         """(examples/s of all processes, global steps/s, share waited) since one of its steps."""
-        seconds, _, waited, examples, moved = self._since(own_step)
+        seconds, _, waited, moved, examples, *_ = self._since(own_step)
         seconds = max(seconds, 1e-9)
         alike = self._processes if self._synchronous else moved / (self.steps - own_step)
         return examples * alike / seconds, moved / seconds, waited / seconds
@@ -213,13 +216,25 @@ class ProgressHook(v1.train.SessionRunHook):
         self._shown = now, len(self._gpus.percents)
         return utilization.share_in_use([before, now]), self._gpus.share(told)
 
+    def tenths(self, steps: int) -> List[List[float]]:
+        """[examples, examples with label 1] of each tenth of this process's first steps."""
+        at = (_FIGURES * i for i in np.linspace(0, steps, 11).astype(int))
+        return np.diff([self._marks[i + 4 : i + 6] for i in at], axis=0).tolist()
+
+    def saturated(self) -> float:
+        """The share of saturated predictions in the last 100 steps."""
+        if not self.steps:
+            return 0.0
+        *_, examples, _, saturated = self._since(max(self.steps - 100, 0))
+        return saturated / max(examples, 1)
+
     def throughput(self) -> Throughput:
         """The figures of this process's steps so far."""
         if not self.steps:
             return Throughput(0, 0.0, 0.0, 0.0, 0.0, 0.0, None, 0)
         skip = min(100, self.steps // 10)
-        all_seconds, _, _, all_examples, _ = self._since(0)
-        seconds, cpu, waited, examples, _ = self._since(skip)
+        all_seconds, _, _, _, all_examples, *_ = self._since(0)
+        seconds, cpu, waited, _, examples, *_ = self._since(skip)
         seconds = max(seconds, 1e-9)
         own = cpu / seconds / utilization.cores()
         host = utilization.share_in_use(self._busy, self._marks[_FIGURES * skip])

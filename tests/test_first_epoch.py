@@ -1,0 +1,148 @@
+"""What training says of labels in order or all alike, and of values that are not scaled."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import (
+    make_records,
+    report,
+    run_cluster,
+    run_horovod,
+    run_train,
+    small_job,
+    small_training,
+    write_libsvm,
+)
+
+from deepfm.config import ModelConfig
+from deepfm.model import embeddings
+from deepfm.runtime import divergence
+
+ROWS = 2000
+
+
+def tenths(labels):
+    return [[len(x), x.sum()] for x in np.array_split(labels, 10)]
+
+
+def shuffled_tenths(random, rows, positives):
+    """Those of a random order, and of steps of a size that leaves a short tenth at the end."""
+    sizes = np.diff(np.linspace(0, -(-rows // 64), 11).astype(int)) * 64
+    sizes[-1] += rows - sizes.sum()
+    found, left = [], positives
+    for i, size in enumerate(sizes):
+        found.append(random.hypergeometric(left, sizes[i:].sum() - left, size) if size else 0)
+        left -= found[-1]
+    return np.stack([sizes, found], axis=1).astype(float)
+
+
+@pytest.mark.parametrize("rows", [65, 700, 45_000_000])
+@pytest.mark.parametrize("rate", [0.0005, 0.03, 0.5, 0.97])
+def test_at_most_one_of_1000_shuffled_runs_is_taken_for_ordered(rows, rate):
+    random = np.random.RandomState(rows)
+    runs = (shuffled_tenths(random, rows, random.binomial(rows, rate)) for _ in range(2000))
+    assert sum(map(divergence.out_of_order, runs)) <= 2
+
+
+@pytest.mark.parametrize("rows", [3000, 300_000])
+def test_labels_that_a_buffer_cannot_shuffle_are_out_of_order(rows):
+    labels = np.sort(np.random.RandomState(0).rand(rows) < 0.25)
+    random, buffer, read = np.random.RandomState(1), list(labels[: rows // 3]), []
+    for label in labels[rows // 3 :]:
+        i = random.randint(len(buffer))
+        read.append(buffer[i])
+        buffer[i] = label
+    read += list(random.permutation(buffer))
+    assert divergence.out_of_order(tenths(np.array(read)))
+    assert not divergence.out_of_order(tenths(random.permutation(labels)))
+
+
+def test_the_ranges_of_fields_are_those_of_a_loop():
+    ids, values = np.ones([3, 4], np.int64), np.float32([[1, 2, 3, 0], [4, -5, 0, 0], [6, 7, 8, 9]])
+    counts = np.int32([[0, 1, 2], [0, 2, 0], [0, 4, 0]])  # the first field has no value
+    config = ModelConfig(3, 9, multi_valued=True)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        features = {"feat_ids": ids, "feat_vals": values, "feat_counts": counts}
+        several = embeddings.value_ranges(tf.nest.map_structure(tf.constant, features), config)
+        one = {"feat_ids": tf.constant(ids), "feat_vals": tf.constant(values)}
+        each = embeddings.value_ranges(one, ModelConfig(4, 9))
+        several, each = session.run([several, each])
+    assert several[0, 0] > several[0, 1]
+    np.testing.assert_array_equal(several[1:], [[-5, 9], [2, 3]])
+    np.testing.assert_array_equal(each, np.stack([values.min(axis=0), values.max(axis=0)], axis=1))
+
+
+def said(text, words):
+    return [line for line in text.splitlines() if words in line]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """The path of records of which each half, the share of a process of two, is sorted by label;
+    the third field has values up to 1,000."""
+    labels, ids, values = make_records(ROWS)
+    values[:, 2] *= 1000
+    order = np.lexsort([labels, np.arange(ROWS) >= ROWS // 2])
+    path = tmp_path_factory.mktemp("data") / "sorted.libsvm"
+    return write_libsvm(path, [labels[order], ids[order], values[order]])
+
+
+MODES = {
+    "local": lambda *flags: run_train(*flags),
+    "tower": lambda *flags: run_train(*flags, "--replicas_per_process=2"),
+    "mirrored": lambda *flags: run_train(*flags, "--replicas_per_process=2"),
+    "horovod": lambda *flags: run_horovod(2, *flags),
+    "ps": lambda *flags: run_cluster(*flags),
+}
+
+
+@pytest.mark.parametrize(
+    "mode", [pytest.param(x, marks=[pytest.mark.table] * (x == "tower")) for x in MODES]
+)
+def test_each_mode_warns_once_of_labels_in_order_and_of_values_that_are_not_scaled(
+    data, tmp_path, mode
+):
+    flags = small_training(data, tmp_path, "--shuffle_buffer=300", f"--distribution={mode}")
+    done = MODES[mode](*flags, "--num_epochs=2")
+    assert done.returncode == 0, done.stderr
+    text = done.stderr
+    (order,) = said(text, "not in random order")
+    assert "data_tools.rebalance" in order and "--shuffle_buffer (now 300)" in order
+    (values,) = said(text, "not scaled")
+    assert "Field 2" in values and "to 99" in values and "first 4,096 records" in values
+
+
+def test_a_shuffled_file_of_scaled_values_brings_no_warning(tmp_path):
+    path = write_libsvm(tmp_path / "a.libsvm", make_records(ROWS))
+    done = run_train(*small_job(path, tmp_path / "model", "--shuffle_buffer=300"))
+    assert done.returncode == 0, done.stderr
+    for words in ("not in random order", "not scaled", "saturated", "All "):
+        assert not said(done.stderr, words)
+    assert report(tmp_path / "model")["train"]["saturated"] == 0
+    assert report(tmp_path / "model")["eval"]["saturated"] == 0
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_labels_that_are_all_alike_and_saturated_predictions_are_said(tmp_path, label):
+    _, ids, values = make_records(300)
+    values[:, 1] *= 1e6
+    path = write_libsvm(tmp_path / "a.libsvm", [np.full(300, label), ids, values])
+    for folder, flags in (("one", small_training), ("two", small_job)):
+        done = run_train(*flags(path, tmp_path / folder))
+        assert done.returncode == 0, done.stderr
+        (alike,) = said(done.stderr, "nothing can be learned")
+        assert f"All 300 labels of --training_data_dir={path} are {label}" in alike
+        (saturated,) = said(done.stderr, "are saturated")
+        assert report(tmp_path / folder)["train"]["saturated"] > 0.9
+    assert report(tmp_path / "two")["eval"]["saturated"] > 0.9
+    assert said(done.stderr, f"All 300 labels of --val_data_dir={path} are {label}")
+
+
+def test_ranges_in_dataset_json_need_no_look_at_the_records(caplog):
+    hook = divergence.LargeValues(64, [[0.0, 1.0], None, [-2.5, 300.0], [-101.0, 0.0]])
+    with tf.Graph().as_default():
+        tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.LOSSES, tf.constant(0.0))
+        hook.begin()
+    assert hook.before_run(None) is None
+    assert "Field 2 is not scaled: its values reach from -2.5 to 300 (dataset.json)" in caplog.text
+    assert "1 more field" in caplog.text
