@@ -428,6 +428,21 @@ def test_a_damaged_record_is_named_or_skipped_as_on_one_machine(
     assert content(tmp_path / "spark") == content(tmp_path / "alone")
 
 
+def test_a_label_of_a_described_record_is_checked_as_on_one_machine(
+    server, records, tmp_path, monkeypatch
+):
+    folder = tmp_path / "labels"
+    shutil.copytree(str(records), str(folder))
+    labels, ids, values = make_records(1003)
+    labels[700] = 0.5
+    write_tfrecords(folder / "part-3.tfrecords", (labels[401:], ids[401:], values[401:]))
+    options = {"input": folder, "num_files": 3}
+    said = one_machine(monkeypatch, "rebalance", output_dir=tmp_path / "alone", **options)
+    answer = server("rebalance", output_dir=tmp_path / "spark", **options)
+    assert "part-3.tfrecords: record 299 at byte" in said and "label [0.5]" in said
+    assert (answer["code"], answer["said"]) == (2, said)
+
+
 @pytest.mark.parametrize("skipped", [0, 1])
 def test_records_that_nothing_describes_are_decoded_and_checked(
     server, records, tmp_path, monkeypatch, skipped

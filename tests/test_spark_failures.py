@@ -68,6 +68,21 @@ def test_killed_python_processes_end_the_job_with_their_cause_and_leave_nothing(
     assert not out.exists()
 
 
+def test_a_session_keeps_the_settings_that_the_user_gives():
+    program = (
+        "from data_tools.spark import jobs\n"
+        "with jobs.session('x', '') as spark:\n"
+        "    context = spark.sparkContext\n"
+        "    print(context.master, context.getConf().get('spark.task.maxFailures'))"
+    )
+    given = "--master local[1] --conf spark.task.maxFailures=2 pyspark-shell"
+    done = subprocess.run(
+        [PYTHON, "-c", program], env={**ENVIRONMENT, "PYSPARK_SUBMIT_ARGS": given}, cwd=ROOT,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.split() == ["local[1]", "2"]
+
+
 @pytest.mark.parametrize(
     "readers, killed",
     [(["spark.api.python.PythonWorkerFactory.createSocket$1"], True),
