@@ -318,6 +318,23 @@ def test_pairs_refuse_counts_that_are_not_those_of_the_values(counts):
         evaluate(*pairs_of([0, 1, 2], tf.ones([3]), 3, 2, counts))
 
 
+@pytest.mark.parametrize("counts", [[1, 1], [1] * 6])
+def test_pairs_refuse_counts_of_1_that_are_not_as_many_as_the_values(counts):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="number of values"):
+        evaluate(*pairs_of([0, 1, 2, 0], tf.ones([4]), 3, 2, counts))
+
+
+def test_a_last_row_that_no_value_uses_has_no_gradient():
+    w, v = tf.ones([3]), tf.ones([3, 3])  # each other row is in one field
+    outputs = first_layer(w, v, tf.constant([0, 1]), tf.ones([2]), tf.ones([6, 4]), 2)
+    gradients = tf.gradients(outputs, [w, v])
+    filled = [tf.random.normal([1 << n]) + 7 for n in range(12)]  # memory to be used again
+    for _ in range(3):
+        by_w, by_v, *_ = evaluate(*gradients, *filled)
+        np.testing.assert_array_equal(by_w, [1, 1, 0])
+        np.testing.assert_array_equal(by_v[2], [0] * 3)
+
+
 def test_rows_that_no_value_uses_have_no_gradient():
     w, v = tf.ones([2]), tf.ones([2, 3])
     # As many pairs as rows: the first row is in both fields, the second in none.
