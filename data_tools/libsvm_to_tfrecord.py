@@ -63,10 +63,6 @@ def convert(
     start = time.monotonic()
     publishing.finish(options.output_dir)
     data = datasets.find(options.input, "input", partial=own_files, tables=True)
-    if data.format is not formats.LIBSVM:
-        raise BadInput(
-            f"--input={options.input}: {data.files[0].path} is neither text nor Parquet."
-        )
     inputs, source = data.files, sources.of(data, options, block_writer.convert)
     lines, ranges = source.schema, source.ranges
     if share[1] > 1 and not lines.field_size and (lines.pad or lines.named_fields):

@@ -106,14 +106,14 @@ def find_validation(
 
 def warn_of_remembered(trained: Sequence[DataFile], files: Sequence[DataFile]):
     """Warns of files to evaluate on whose records the model is trained on."""
-    both = list(file_bytes.in_both(files, trained))
+    both = next(file_bytes.in_both(files, trained), None)
     if both:
         logging.warning(
-            "--val_data_dir: %s%s holds records that the model is trained on (%s): the evaluations "
+            "--val_data_dir: %s holds records that the model is trained on (%s): the evaluations "
             "show how well it remembers them, not how well it predicts new ones.",
-            both[0][0].path, f" (one of {len(both)} such files)" * (len(both) > 1),
-            both[0][1].path,
-        )  # fmt: skip
+            both[0].path,
+            both[1].path,
+        )
 
 
 def weighted_alike(

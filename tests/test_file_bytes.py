@@ -46,20 +46,40 @@ def zlib_records():
 
 
 KINDS = [
-    ("a.libsvm.xz", lambda: lzma.compress(LINES), "an xz file; unpack it with 'xz -d'"),
-    ("a.libsvm", lambda: bz2.compress(LINES), "a bzip2 file; unpack it with 'bzip2 -d'"),
-    ("a.tar", lambda: archive("w", "x"), "a tar archive; extract its files with 'tar -xf'"),
+    (
+        "a.libsvm.xz",
+        lambda: lzma.compress(LINES),
+        "an xz file; unpack it, or compress it with gzip",
+    ),
+    ("a.libsvm", lambda: bz2.compress(LINES), "a bzip2 file; unpack it"),
+    ("a.tar", lambda: archive("w", "x"), "a tar archive; extract its files"),
     ("a.svm.tar.gz", lambda: archive("w:gz", "x"), "a tar archive in gzip; extract its files"),
     ("a.tgz", lambda: archive("w:gz", "x"), "a tar archive in gzip; extract its files"),
-    ("a.svm", lambda: archive("zip", "x"), "a zip archive; extract its files with 'unzip'"),
-    ("a.tfrecords", zlib_records, "ZLIB-compressed; write it plain, or with GZIP"),
-    ("a.libsvm", lambda: zlib.compress(LINES), "ZLIB-compressed; write it plain, or with GZIP"),
+    ("a.svm", lambda: archive("zip", "x"), "a zip archive; extract its files"),
+    ("a.tfrecords", zlib_records, "a ZLIB file; unpack it"),
+    ("a.libsvm", lambda: zlib.compress(LINES), "a ZLIB file; unpack it"),
 ]
 TABLES = [
-    ("part-0", lambda: b"PAR1\x15\x04" + bytes(99), "a Parquet table; 'python -m data_tools."),
-    ("a.csv", lambda: b"label,x,y\n1,2,3\n", "a CSV table; 'python -m data_tools.prepare_criteo'"),
-    ("a.txt", lambda: b"1\t5\t\tab12cd34\n", "a CSV table; 'python -m data_tools.prepare_criteo'"),
-    ("a.gz", lambda: gzip.compress(b"0,5,x\n"), "a CSV table in gzip; 'python -m data_tools."),
+    (
+        "part-0",
+        lambda: b"PAR1\x15\x04" + bytes(99),
+        "a Parquet table; of CSV and Parquet, 'python -m data_tools.",
+    ),
+    (
+        "a.csv",
+        lambda: b"label,x,y\n1,2,3\n",
+        "a CSV table; of CSV and Parquet, 'python -m data_tools.prepare_criteo'",
+    ),
+    (
+        "a.txt",
+        lambda: b"1\t5\t\tab12cd34\n",
+        "a CSV table; of CSV and Parquet, 'python -m data_tools.prepare_criteo'",
+    ),
+    (
+        "a.gz",
+        lambda: gzip.compress(b"0,5,x\n"),
+        "a CSV table in gzip; of CSV and Parquet, 'python -m data_tools.",
+    ),
 ]
 
 

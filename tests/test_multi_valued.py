@@ -12,6 +12,7 @@ from mode_steps import weights
 from data_tools import inspect_dataset, libsvm_to_tfrecord
 from deepfm.config import ModelConfig, OptimizerConfig, Replicas
 from deepfm.data import formats, records
+from deepfm.data.plain import wire
 from deepfm.data.records import Schema
 from deepfm.model.model_fn import make_model_fn
 from deepfm.state import export
@@ -188,7 +189,7 @@ def test_records_that_a_byte_was_changed_of_are_read_like_any_or_refused():
                 del changed[random.randint(len(changed)) :]
             else:
                 changed[random.randint(len(changed))] = random.randint(256)
-            reason = records.explain_example(bytes(changed), schema)
+            reason = wire.explain(bytes(changed), schema)
             try:
                 got, label = session.run([features, found], {raw: [bytes(changed)]})
             except (tf.errors.InvalidArgumentError, tf.errors.DataLossError):
@@ -227,7 +228,7 @@ def test_a_bad_record_is_refused_and_explained(record, schema, words):
     serialized = example(*record)
     with pytest.raises((tf.errors.InvalidArgumentError, tf.errors.DataLossError)):
         parsed([serialized], schema)
-    reason = records.explain_example(serialized, schema)
+    reason = wire.explain(serialized, schema)
     assert reason and all(word in reason for word in words), reason
 
 

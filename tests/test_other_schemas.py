@@ -4,7 +4,6 @@ import pytest
 import tensorflow as tf
 from conftest import SMALL_MODEL, make_records, run_tool, run_train, write_tfrecords
 
-from deepfm.data import records
 from deepfm.data.plain import wire
 from deepfm.data.plain.schema import Schema
 
@@ -48,10 +47,9 @@ SCHEMAS = {
 }
 
 
-@pytest.mark.parametrize("explain", [records.explain_example, wire.explain])
 @pytest.mark.parametrize("record, said", SCHEMAS.values(), ids=SCHEMAS)
-def test_the_features_that_were_found_are_named_with_their_types(explain, record, said):
-    reason = explain(record, Schema(2))
+def test_the_features_that_were_found_are_named_with_their_types(record, said):
+    reason = wire.explain(record, Schema(2))
     assert reason.startswith("expected the features label (float), ids (int64) and values (float)")
     assert f", {said}; " in reason
 
@@ -60,7 +58,7 @@ def test_a_field_without_values_is_no_other_schema():
     schema = Schema(2, multi_valued=True)
     none = tf.train.Feature(int64_list=tf.train.Int64List(value=[0, 0]))
     record = serialized(counts=none, ids=tf.train.Feature(), values=tf.train.Feature())
-    assert records.explain_example(record, schema) is None
+    assert wire.explain(record, schema) is None
 
 
 @pytest.mark.parametrize("name", ["other names", "values are int64", "a SequenceExample"])

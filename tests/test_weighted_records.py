@@ -12,7 +12,7 @@ from data_tools import inspect_dataset, libsvm_to_tfrecord, rebalance
 from deepfm.config import Distribution, InputConfig
 from deepfm.data import bad_records, dataset_json, datasets, formats, records
 from deepfm.data.input_pipeline import make_input_fn
-from deepfm.data.plain import libsvm_text
+from deepfm.data.plain import libsvm_text, wire
 from deepfm.data.reading import Source
 from deepfm.data.records import Schema
 from deepfm.errors import BadInput
@@ -122,7 +122,7 @@ def test_what_is_good_to_one_parser_is_the_same_to_the_others():
             ):
                 one, other = (outcome(parsed, changed) for parsed in (tensorflow, kernel))
                 assert (one is None) == (other is None), changed
-                assert one is not None or records.explain_example(changed, WEIGHTED), changed
+                assert one is not None or wire.explain(changed, WEIGHTED), changed
                 for found, wanted in zip(one or [], other or []):
                     np.testing.assert_array_equal(bits(found), bits(wanted))
                 agreed += one is not None

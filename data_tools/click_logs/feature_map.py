@@ -99,8 +99,7 @@ def _text_of_json(cell):
         return ""
     if not isinstance(cell, (int, float)):
         raise ValueError(f"{cell!r:.100} is neither a text nor a number, true, false or null")
-    whole = isinstance(cell, int) or (cell.is_integer() and abs(cell) < 1e18)
-    return str(int(cell) if whole else cell)
+    return str(cell if cell % 1 or abs(cell) >= 1e18 else int(cell))
 
 
 def _encode_cell(field, cell):

@@ -199,12 +199,7 @@ def sources_of(options):
 
 
 def find(sources: Sequence[Source], own_files: bool = False) -> Dict[str, list]:
-    """{flag: the DataFiles of the source}; raises BadInput if they cannot be raw rows.
-
-    Args:
-        sources: the sources, which may not share rows: they would have two roles.
-        own_files: whether no other host sees these files.
-    """
+    """{flag: the DataFiles of the source}; BadInput if they are no raw rows, or in two roles."""
     find_one = lambda x: datasets.find(x.spec, x.flag, partial=own_files, tables=True)
     found = {source.flag: slices.checked(source, find_one(source)) for source in sources}
     for (name, files), (other, others) in itertools.combinations(found.items(), 2):

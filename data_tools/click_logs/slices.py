@@ -57,9 +57,6 @@ class Source(NamedTuple):
 
 def checked(source: Source, found) -> list:
     """The DataFiles of a source's DataSet; raises BadInput if they cannot be raw rows."""
-    if found.data_format == "tfrecord":  # anything else is taken for LibSVM
-        first = found.files[0].path
-        raise BadInput(f"--{source.flag}={source.spec}: {first} is neither text nor Parquet.")
     parquet = [f.path for f in found.files if parquet_rows.is_parquet(f.path)]
     if parquet and len(parquet) < len(found.files):
         text = next(f.path for f in found.files if f.path not in parquet)

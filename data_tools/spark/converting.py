@@ -32,10 +32,6 @@ def convert(spark, options: Options):
     start = time.monotonic()
     publishing.finish(options.output_dir)
     data = datasets.find(options.input, "input", tables=True)
-    if data.data_format != "libsvm":
-        raise BadInput(
-            f"--input={options.input}: {data.files[0].path} is neither text nor Parquet."
-        )
     source = sources.of(data, options, line_writer.write)
     ranges = source.ranges
     publishing.check_hosts(options.output_dir, 1, data_file.TFRECORD)

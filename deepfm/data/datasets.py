@@ -169,6 +169,8 @@ def _find(spec, flag, data_format, partial, tables):
             + (glob if "," not in spec else "name files of one kind.")
         )
     _warn_of_repeated(entries, files, flag)
+    if tables and list(_formats())[-1] not in found:  # the one that takes what no other does
+        raise BadInput(f"--{flag}={spec}: {files[0].path} is neither text nor Parquet.")
     said = {folder: dataset_json.read(folder, names) for folder in folders}
     said = {folder: metadata for folder, metadata in said.items() if metadata}
     there = set(paths) - {file.path for file in empty}
@@ -201,17 +203,14 @@ def _warn_of_repeated(entries, files, flag):
             "--%s: %s is a copy of %s: their records count more than once; delete one of them.",
             flag, " and ".join(file.path for file in copies[:3]), first.path,
         )  # fmt: skip
-    for entry in entries:
-        fixed = re.split(r"[*?\[]", entry.spec)[0]
-        top = entry.spec if entry.is_directory else posixpath.dirname(fixed)
-        named = [(_SPLIT.search(path[len(top) :]), path) for path in sorted(entry.paths)]
-        splits = {split.lastindex: path for split, path in named if split}
-        if len(splits) > 1:
-            first, second, *_ = (path for _, path in sorted(splits.items()))
+    for spec, is_directory, found, _ in entries:
+        top = spec if is_directory else posixpath.dirname(re.split(r"[*?\[]", spec)[0])
+        named = [(_SPLIT.search(path[len(top) :]), path) for path in sorted(found)]
+        splits = sorted({split.lastindex: path for split, path in named if split}.items())
+        if splits[1:]:
             logging.warning(
                 "--%s=%s takes in %s and %s, by their names parts of several splits; name one "
-                "split, such as %s.",
-                flag, entry.spec, first, second, first,
+                "split, such as %s.", flag, spec, splits[0][1], splits[1][1], splits[0][1],
             )  # fmt: skip
 
 

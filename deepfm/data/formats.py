@@ -15,7 +15,7 @@ import tensorflow as tf
 from deepfm.data import libsvm, records
 from deepfm.data.plain import data_file, decoder, libsvm_decoder, libsvm_text, wire
 from deepfm.data.plain.frames import LONGEST_RECORD, TRUNCATED, header_starts, too_long
-from deepfm.data.plain.schema import FRAME
+from deepfm.data.plain.schema import FRAME, Shape
 from deepfm.kernels.ops import CHUNK, TENSORFLOW
 
 
@@ -27,7 +27,7 @@ class Format(NamedTuple):
         title: name of the format in messages.
         suffixes: suffixes of its files; the first is the one that we write.
         numbered: path -> (place, payload or None, reason) of each record, read slowly, past damage.
-        shape: payload -> records.Shape.
+        shape: payload -> Shape.
         explain: (payload, schema) -> what is wrong with the record; None if nothing is.
         unexplained: the reason to give for a refused record in which `explain` finds no fault.
         accepts: (payloads, schema) -> whether numpy's decoder soon finds all of them good.
@@ -54,10 +54,10 @@ class Format(NamedTuple):
     faster: Optional[str] = None
     chunks_by_buffer: bool = False
 
-    def first_record(self, path: str) -> records.Shape:
+    def first_record(self, path: str) -> Shape:
         """The Shape of a file's first record."""
         payload = next((payload for _, payload, _ in self.numbered(path)), None)
-        return records.Shape() if payload is None else self.shape(payload)
+        return Shape() if payload is None else self.shape(payload)
 
     def parse(self, raw, schema, ops=TENSORFLOW):
         """Parses and checks a batch of raw records.
@@ -227,8 +227,8 @@ TFRECORD = Format(
     title="TFRecord",
     suffixes=data_file.TFRECORD,
     numbered=_numbered_frames,
-    shape=records.shape,
-    explain=records.explain_example,
+    shape=wire.shape,
+    explain=wire.explain,
     unexplained=wire.UNEXPLAINED,
     accepts=_accepts_examples,
     read=_read_frames,

@@ -15,15 +15,10 @@ begins with `label:weight`. In such data a record without one weighs 1.
 B: records in a batch. F: fields (field_size). M: the most ids of a record of the batch.
 """
 
-import warnings
-from typing import Optional
-
-import google.protobuf.message
 import tensorflow as tf
 
 from deepfm.data import example_bytes
-from deepfm.data.plain import wire
-from deepfm.data.plain.schema import Schema, Shape
+from deepfm.data.plain.schema import Schema  # noqa: F401  records.Schema
 
 
 def hashed(strings, buckets):
@@ -150,37 +145,3 @@ def check_pairs(ids, values, schema):
         f"feature id not in [0, {schema.limit})": (ids >= 0) & (ids < schema.limit),
     }
     return [example_bytes.assert_rows(each, what) for what, each in good.items()]
-
-
-def explain_example(serialized: bytes, schema: Schema) -> Optional[str]:
-    """What is wrong with a serialized Example, and what was expected; None if nothing is."""
-    try:
-        return wire.explain_features(_features(serialized), schema, serialized)
-    except ValueError as error:
-        return f"not a tf.train.Example ({error})"
-
-
-def shape(serialized: bytes) -> Shape:
-    """The Shape of an Example."""
-    try:
-        return wire.shape_of(_features(serialized))
-    except ValueError:
-        return Shape()
-
-
-def _features(serialized):
-    """The features of a serialized Example by name; ValueError if it is not one."""
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        try:
-            example = tf.train.Example.FromString(serialized)
-        except (google.protobuf.message.DecodeError, RuntimeError) as error:
-            raise ValueError(" ".join(str(error).split())) from error
-    if warned:  # bytes after an end-group tag were not read
-        raise ValueError(str(warned[0].message))
-    return {
-        name: wire.Feature(
-            list(x.int64_list.value), list(x.float_list.value), len(x.bytes_list.value)
-        )
-        for name, x in example.features.feature.items()
-    }

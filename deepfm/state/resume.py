@@ -131,11 +131,11 @@ def known_files(model_dir: str) -> Dict[str, Identity]:
 
 def still_there(model_dir: str, like: Sequence[DataFile]) -> List[DataFile]:
     """The files that the last run of model_dir was trained on, as far as they may equal `like`."""
-    sizes = {file.bytes for file in like}
+    sizes, known = {file.bytes for file in like}, {}
     with contextlib.suppress(BadInput):  # training says what is wrong with run.json
-        files = [DataFile(path, was.bytes) for path, was in known_files(model_dir).items()]
-        return [x for x in files if x.bytes in sizes and tf.io.gfile.exists(x.path)]
-    return []
+        known = known_files(model_dir)
+    files = [DataFile(path, was.bytes) for path, was in known.items() if was.bytes in sizes]
+    return [file for file in files if tf.io.gfile.exists(file.path)]
 
 
 def begin(

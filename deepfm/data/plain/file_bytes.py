@@ -6,61 +6,46 @@ import posixpath
 import re
 import struct
 import zlib
-from concurrent import futures
-from typing import Callable, Iterable, Iterator, List, Sequence, Tuple
+from typing import Iterator, List, Sequence, Tuple
 
 from deepfm.data.plain import data_file
 from deepfm.data.plain.data_file import DataFile
 from deepfm.errors import BadInput
 from deepfm.runtime.storage import places
 
-GZIP = b"\x1f\x8b"
 _HEAD = 4096  # bytes
-_THREADS = 16
-_PARQUET, _CSV = "a Parquet table", "a CSV table"
 _UNREADABLE = (".snappy", ".bz2", ".lz4", ".zst", ".deflate")  # what Hadoop's other codecs write
-_TABLE = (
-    "'python -m data_tools.prepare_criteo' reads raw columns, 'python -m "
-    "data_tools.libsvm_to_tfrecord' columns of ids"
-)
-_UNPACK = "unpack it with '{}', or compress it with gzip and name it .gz"
-_EXTRACT = "extract its files with '{}' and name those"
-_OTHERS = {  # the first bytes of a file -> (its kind, what to do)
-    b"\xfd7zXZ\0": ("an xz file", _UNPACK.format("xz -d")),
-    b"BZh": ("a bzip2 file", _UNPACK.format("bzip2 -d")),
-    b"(\xb5/\xfd": ("a Zstandard file", _UNPACK.format("zstd -d")),
-    b"\x04\x22M\x18": ("an LZ4 file", _UNPACK.format("lz4 -d")),
-    b"PK\3\4": ("a zip archive", _EXTRACT.format("unzip")),
-    b"PAR1": (_PARQUET, _TABLE),
-    b"ORC": ("an ORC table", "write it as Parquet or CSV, which the data tools read"),
-    b"Obj\1": ("an Avro table", "write it as Parquet or CSV, which the data tools read"),
-    **dict.fromkeys(
-        (b"x\x01", b"x\x9c", b"x\xda"),
-        ("ZLIB-compressed", "write it plain, or with GZIP and named .gz"),
-    ),
+_OTHERS = {  # the first bytes of a file -> its kind
+    b"\xfd7zXZ\0": "an xz file", b"BZh": "a bzip2 file", b"(\xb5/\xfd": "a Zstandard file",
+    b"\x04\x22M\x18": "an LZ4 file", b"x\x01": "a ZLIB file", b"x\x9c": "a ZLIB file",
+    b"x\xda": "a ZLIB file", b"PK\3\4": "a zip archive", b"PAR1": "a Parquet table",
+    b"ORC": "an ORC table", b"Obj\1": "an Avro table",
+}  # fmt: skip
+_ADVICE = {  # by the last word of the kind
+    "file": "unpack it, or compress it with gzip and name it .gz",
+    "archive": "extract its files and name those",
+    "table": "of CSV and Parquet, 'python -m data_tools.prepare_criteo' reads raw columns, 'python "
+    "-m data_tools.libsvm_to_tfrecord' columns of ids",
 }
 
 
 def head(path: str, tables: bool = True) -> bytes:
     """The first bytes of a file, unpacked if it is gzip; none for the gzip of nothing.
 
-    Args:
-        path: local or remote.
-        tables: whether it may be Parquet or CSV.
-
-    Raises:
-        BadInput: its name and compression disagree, or it is of a kind that is not read.
+    Raises BadInput if its name and compression disagree, or if it is of a kind that is not read;
+    with `tables`, Parquet and CSV are.
     """
     with places.of(path).open_file(path) as f:
         found = f.read(_HEAD)
-    packed = found.startswith(GZIP)
+    packed = found.startswith(b"\x1f\x8b")
     if path.endswith(".gz") and not packed:
         raise BadInput(f"{path}: is named .gz but is not gzip-compressed; rename or compress it.")
     if packed:
         with contextlib.suppress(zlib.error):  # whoever reads the file says where it is damaged
             found = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(found, _HEAD)
-    kind, advice = _other_kind(found, tables)
-    if kind:
+    kind = _other_kind(found)
+    if kind and not (tables and kind in ("a Parquet table", "a CSV table")):
+        advice = _ADVICE[kind.split()[-1]]
         raise BadInput(f"{path}: by its first bytes {kind}{' in gzip' * packed}; {advice}.")
     if path.endswith(_UNREADABLE):
         codec = posixpath.splitext(path)[1]
@@ -70,17 +55,16 @@ def head(path: str, tables: bool = True) -> bytes:
     return found
 
 
-def _other_kind(found, tables):
-    """(the kind of a file that is not read, or "" if it may be; what to do), by its first bytes."""
+def _other_kind(found):
+    """The kind of a file that holds neither TFRecords nor LibSVM text, by its first bytes."""
     if data_file.KINDS["tfrecord"].begins(found[:12]):
-        return "", ""
+        return None
     if found[257:262] == b"ustar":
-        return "a tar archive", _EXTRACT.format("tar -xf")
-    kind, advice = next((x for magic, x in _OTHERS.items() if found.startswith(magic)), ("", ""))
+        return "a tar archive"
     first = found.lstrip().partition(b"\n")[0].strip()
-    if not kind and b":" not in first and re.search(rb"[,\t]", first):
-        kind, advice = _CSV, _TABLE
-    return ("", "") if tables and kind in (_PARQUET, _CSV) else (kind, advice)
+    cells = b":" not in first and re.search(rb"[,\t]", first)
+    named = (kind for magic, kind in _OTHERS.items() if found.startswith(magic))
+    return next(named, "a CSV table" if cells else None)
 
 
 def same_content(files: Sequence[DataFile]) -> List[List[DataFile]]:
@@ -89,9 +73,13 @@ def same_content(files: Sequence[DataFile]) -> List[List[DataFile]]:
     Files of different sizes are told apart without reading them, most others by their first bytes.
     """
     groups = [list(files)]
-    with futures.ThreadPoolExecutor(_THREADS) as threads:
-        for key in (_size, lambda file: head(file.path), _checksum):
-            groups = [x for group in groups if group[1:] for x in _alike(group, key, threads.map)]
+    for key in (_size, lambda file: head(file.path), _checksum):
+        found = {}
+        for i, group in enumerate(groups):
+            is_one = len({os.path.realpath(file.path) for file in group}) == 1  # under two paths
+            for file in group if group[1:] else ():
+                found.setdefault((i, is_one or key(file)), []).append(file)
+        groups = list(found.values())
     return [group for group in groups if group[1:]]
 
 
@@ -100,20 +88,7 @@ def in_both(
 ) -> Iterator[Tuple[DataFile, DataFile]]:
     """Yields (a file, one of `others` that holds the same bytes, unpacked)."""
     for group in same_content([*files, *others]):
-        one = next((file for file in group if any(file is x for x in files)), None)
-        other = next((file for file in group if any(file is x for x in others)), None)
-        if one and other:
-            yield one, other
-
-
-def _alike(files: List[DataFile], key: Callable, each: Callable) -> Iterable[List[DataFile]]:
-    """Files by what `key` finds; one that is named by two paths is the same unread."""
-    if key is _checksum and len({os.path.realpath(file.path) for file in files}) == 1:
-        return [files]
-    found = {}
-    for file, value in zip(files, each(key, files)):
-        found.setdefault(value, []).append(file)
-    return found.values()
+        yield from zip(*([x for x in group if x in side][:1] for side in (files, others)))
 
 
 def _trailer(file):

@@ -35,7 +35,7 @@ class Feature(NamedTuple):
 
 
 _EMPTY = Feature([], [])
-_SHOWN = 10  # features in a sentence
+_SHOWN, _TYPES = 10, ("int64", "float", "bytes")  # features in a sentence, and their types
 Features = Dict[str, Feature]
 
 
@@ -89,13 +89,9 @@ def _alone(message):
 def shape(serialized: bytes) -> Shape:
     """The Shape of an Example."""
     try:
-        return shape_of(read(serialized))
+        features = read(serialized)
     except ValueError:
         return Shape()
-
-
-def shape_of(features: Features) -> Shape:
-    """The Shape of a record with these features."""
     counts = features.get("counts", _EMPTY).int64s
     width = len(counts or features.get("ids", _EMPTY).int64s)
     return Shape(width, bool(counts), "weight" in features)
@@ -107,11 +103,6 @@ def explain(serialized: bytes, schema: Schema) -> Optional[str]:
         features = read(serialized)
     except ValueError as error:
         return f"not a tf.train.Example ({error})"
-    return explain_features(features, schema, serialized)
-
-
-def explain_features(features: Features, schema: Schema, serialized: bytes) -> Optional[str]:
-    """As `explain`, for the features that a record was read as."""
     reason = _explain_schema(features, serialized)
     if reason:
         return reason
@@ -146,23 +137,20 @@ def explain_features(features: Features, schema: Schema, serialized: bytes) -> O
 
 def _explain_schema(features, serialized):
     """Which features an Example has, if it has no ids or no values, or of another type."""
-    lists = features.get("ids", Feature(strings=1)), features.get("values", Feature(strings=1))
-    if not any(x.strings for x in lists) and not (lists[0].floats or lists[1].int64s):
+    ids, values = (features.get(name, Feature(strings=1)) for name in ("ids", "values"))
+    if not (ids.strings or ids.floats or values.strings or values.int64s):
         return None
     is_sequence = any(number == 2 for number, _, _ in _fields(serialized))
+    kinds = {name: (len(x.int64s), len(x.floats), x.strings) for name, x in features.items()}
     shown = [
-        f"{name[:40]} ({len(x.int64s)} int64)" * bool(x.int64s)
-        or f"{name[:40]} ({len(x.floats)} float)" * bool(x.floats)
-        or f"{name[:40]} ({x.strings} bytes)" * bool(x.strings)
-        or f"{name[:40]} (empty)"
-        for name, x in sorted(features.items())[:_SHOWN]
+        f"{name[:40]} ({' '.join(f'{n} {k}' for n, k in zip(kinds[name], _TYPES) if n) or 'empty'})"
+        for name in sorted(features)
     ]
-    more = f" and {len(features) - _SHOWN} more" * (len(features) > _SHOWN)
+    found = ", ".join(shown[:_SHOWN] + ["..."] * (len(shown) > _SHOWN)) or "none"
+    found = f"a tf.train.SequenceExample with {found}" if is_sequence else found
     return (
         "expected the features label (float), ids (int64) and values (float), found "
-        + "a tf.train.SequenceExample with " * is_sequence
-        + (", ".join(shown) + more or "none")
-        + "; write them under these names and types"
+        f"{found}; write them under these names and types"
     )
 
 
