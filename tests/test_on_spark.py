@@ -129,6 +129,20 @@ def test_prepare_writes_the_bytes_of_prepare_criteo(server, criteo, tmp_path, mo
     assert (spark / "_SUCCESS").exists()
 
 
+def test_a_long_text_that_occurs_as_often_as_needed_has_an_id(server, tmp_path, monkeypatch):
+    rows = criteo_rows(60)
+    for row in rows[:3]:
+        row[20] = "a text that occurs three times"
+    (tmp_path / "a.tsv").write_text(text_of(rows))
+    for count in (3, 4):
+        options = {"input": tmp_path / "a.tsv", "min_count": count, "split": "1,0,0"}
+        one_machine(monkeypatch, "prepare", output_dir=tmp_path / f"alone{count}", **options)
+        out = tmp_path / f"spark{count}"
+        assert server("prepare", output_dir=out, **options)["code"] == 0
+        assert content(out) == content(tmp_path / f"alone{count}")
+        assert ("occurs three times" in (out / "feature_map.json").read_text()) == (count == 3)
+
+
 def test_parquet_gives_the_bytes_of_prepare_criteo(server, tmp_path, monkeypatch):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -489,6 +503,19 @@ def test_a_gzip_file_that_is_cut_is_refused_in_the_same_sentence(
     assert (answer["code"], answer["said"]) == (2, said)
     assert path.name in said
     assert content(tmp_path / "spark") == {}
+
+
+def test_a_record_in_which_a_gzip_file_is_cut_is_skipped_as_on_one_machine(
+    server, records, tmp_path, monkeypatch
+):
+    (tmp_path / "in").mkdir()
+    packed = (records / "part-1.tfrecords.gz").read_bytes()
+    (tmp_path / "in" / "a.tfrecords.gz").write_bytes(packed[:-200])
+    options = {"input": tmp_path / "in", "max_bad_records": 1}
+    said = one_machine(monkeypatch, "rebalance", output_dir=tmp_path / "alone", **options)
+    answer = server("rebalance", output_dir=tmp_path / "spark", **options)
+    assert (answer["code"], answer["said"], said) == (0, "", None)
+    assert content(tmp_path / "spark") == content(tmp_path / "alone")
 
 
 @pytest.mark.parametrize("job", ["convert", "prepare", "rebalance"])

@@ -68,6 +68,17 @@ def test_killed_python_processes_end_the_job_with_their_cause_and_leave_nothing(
     assert not out.exists()
 
 
+def test_the_first_task_that_refuses_its_input_is_named_whichever_ended_first():
+    program = (
+        "from data_tools.common.skipping import Skipping\n"
+        "from data_tools.spark import jobs\n"
+        "jobs.sift([(2, jobs.REFUSED, 'two'), (1, jobs.REFUSED, 'one')], Skipping(0))"
+    )
+    words = [PYTHON, "-c", program]
+    done = subprocess.run(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.stderr.splitlines()[-1] == "deepfm.errors.BadInput: one"
+
+
 def test_a_session_keeps_the_settings_that_the_user_gives():
     program = (
         "from data_tools.spark import jobs\n"
