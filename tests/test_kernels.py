@@ -324,15 +324,18 @@ def test_pairs_refuse_counts_of_1_that_are_not_as_many_as_the_values(counts):
         evaluate(*pairs_of([0, 1, 2, 0], tf.ones([4]), 3, 2, counts))
 
 
-def test_a_last_row_that_no_value_uses_has_no_gradient():
-    w, v = tf.ones([3]), tf.ones([3, 3])  # each other row is in one field
-    outputs = first_layer(w, v, tf.constant([0, 1]), tf.ones([2]), tf.ones([6, 4]), 2)
+def test_last_rows_that_no_value_uses_have_no_gradient():
+    # Each row is in one field. What was computed for all rows leaves its memory to be used again.
+    where = tf.compat.v1.placeholder(tf.int32, [None])
+    w, v = tf.ones([64]), tf.ones([64, 8])
+    outputs = first_layer(w, v, where, tf.ones_like(where, tf.float32), tf.ones([16, 4]), 2)
     gradients = tf.gradients(outputs, [w, v])
-    filled = [tf.random.normal([1 << n]) + 7 for n in range(12)]  # memory to be used again
-    for _ in range(3):
-        by_w, by_v, *_ = evaluate(*gradients, *filled)
-        np.testing.assert_array_equal(by_w, [1, 1, 0])
-        np.testing.assert_array_equal(by_v[2], [0] * 3)
+    with tf.compat.v1.Session() as session:
+        for used in [64, 62] * 20:
+            by_w, by_v = session.run(gradients, {where: np.arange(used)})
+            np.testing.assert_array_equal(by_w, [1] * used + [0] * (64 - used))
+            assert by_v[:used].all() and not by_v[used:].any()
+            del by_w, by_v
 
 
 def test_rows_that_no_value_uses_have_no_gradient():

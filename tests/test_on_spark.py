@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import json
+import lzma
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from conftest import QUICK_JAVA, ROOT, fill, make_records, started, write_tfrecords
 from scipy import stats
 from test_prepare_criteo import criteo_rows, text_of
@@ -423,6 +425,36 @@ def test_rebalance_puts_records_anywhere_with_equal_chances(server, tmp_path):
     for counts, freedom in ((place, (blocks - 1) ** 2), (step, blocks - 1)):
         statistic = ((counts - counts.mean()) ** 2).sum() / counts.mean()
         assert 1e-3 < stats.chi2.cdf(statistic, freedom) < 1 - 1e-3, statistic
+
+
+INPUTS = {
+    "rows in two roles": ("prepare", "a.tsv", b"1" + b"\t5" * 39 + b"\n", "holds the same rows as"),
+    "another kind": ("convert", "a.libsvm", lzma.compress(b"1 1:1\n"), "an xz file; unpack it"),
+    "other features": (
+        "rebalance",
+        "a.tfrecords",
+        b"",
+        "found feat_ids (2 int64), label (1 float)",
+    ),
+}
+
+
+@pytest.mark.parametrize("job, name, content_of, words", INPUTS.values(), ids=INPUTS)
+def test_what_is_no_input_is_refused_in_the_same_sentence(
+    server, tmp_path, monkeypatch, job, name, content_of, words
+):
+    (tmp_path / name).write_bytes(content_of)
+    if job == "rebalance":
+        ids = tf.train.Feature(int64_list=tf.train.Int64List(value=[3, 4]))
+        label = tf.train.Feature(float_list=tf.train.FloatList(value=[1]))
+        features = tf.train.Features(feature={"feat_ids": ids, "label": label})
+        with tf.io.TFRecordWriter(str(tmp_path / name)) as writer:
+            writer.write(tf.train.Example(features=features).SerializeToString())
+    options = {"input": tmp_path / name}
+    options.update({"valid_input": str(tmp_path / name)} if job == "prepare" else {})
+    said = one_machine(monkeypatch, job, output_dir=tmp_path / "alone", **options)
+    answer = server(job, output_dir=tmp_path / "spark", **options)
+    assert (answer["code"], answer["said"]) == (2, said) and words in said
 
 
 @pytest.mark.parametrize("skipped", [0, 1])
