@@ -29,7 +29,7 @@ from data_tools.common.line_blocks import LineRange
 from data_tools.common.progress import Progress
 from data_tools.inspecting import new_metadata
 from deepfm.data import bad_records, dataset_json, datasets, formats, records
-from deepfm.data.plain import file_bytes
+from deepfm.data.plain import file_bytes, libsvm_text
 from deepfm.data.plain.bad_record import BadRecord
 from deepfm.data.plain.schema import FRAME
 from deepfm.errors import BadInput
@@ -163,6 +163,12 @@ def inspect(
         BadInput: a record is bad; it names the file and the line, or the record and its byte.
     """
     found = shards.part_of(datasets.find(data, "data", partial=own_files), share)
+    if found.format is formats.LIBSVM and found.weighted is None:
+        lines = (line for f in found.files for _, line, _ in found.format.numbered(f.path))
+        try:
+            libsvm_text.check_labelled(found.name, lines)
+        except BadInput as error:
+            logging.warning("%s", error)
     progress = Progress("Reading", sum(f.bytes for f in found.files) / 1e6, "MB")
     fields: List[FieldSummary] = []
     shortest, files, weights, counted = None, [], None, bool(found.multi_valued)

@@ -227,7 +227,7 @@ class _Training:
             steps and steps[processes.rank] - position.step, job.input.num_epochs - position.epoch,
             open_data.all_alike(data) is None,
         )  # fmt: skip
-        ranges = getattr(data, "made", {}).get("value_ranges")
+        ranges = data.made.get("value_ranges")
         wanted = lambda: self.evaluating.stopped or interruption.requested()
         checkpointer = saving.Checkpointer(
             job.model_dir,

@@ -289,6 +289,13 @@ def _check_converted(folder, rules, good):
         "feature_size": rules.feature_size or largest + 1,
         "files": {file.name: entry},
     }
+    values = np.array([record.values for record in good], np.uint32).view(np.float32)
+    found = np.float32(said.pop("value_ranges")).T.tolist()
+    if found != [values.min(0).tolist(), values.max(0).tolist()]:
+        return [f"dataset.json says ranges {found} of {values}"]
+    ids = said.pop("ids")
+    if (ids["pad"], ids["id_offset"]) != (rules.pad, rules.id_offset):
+        return [f"dataset.json says {ids}"]
     return [] if said == right else [f"dataset.json says {said}, expected {right}"]
 
 

@@ -1,5 +1,7 @@
 """Records with the weight of an example: written, parsed, refused, converted and copied."""
 
+import contextlib
+import functools
 import json
 
 import numpy as np
@@ -9,7 +11,8 @@ from conftest import make_records, run_tool
 from test_records import example, run, write_records
 
 from data_tools import inspect_dataset, libsvm_to_tfrecord, rebalance
-from deepfm.config import Distribution, InputConfig
+from deepfm import open_data
+from deepfm.config import Distribution, InputConfig, Processes
 from deepfm.data import bad_records, dataset_json, datasets, formats, records
 from deepfm.data.input_pipeline import make_input_fn
 from deepfm.data.plain import libsvm_text, wire
@@ -19,6 +22,7 @@ from deepfm.errors import BadInput
 from deepfm.kernels import compiled
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
+from deepfm.runtime import sagemaker
 from deepfm.state import export
 
 v1 = tf.compat.v1
@@ -343,6 +347,49 @@ def test_the_converter_keeps_weights_beside_a_field_map_and_string_ids(tmp_path)
     hashed, _ = convert(tmp_path / "2", "1:0.5 a:1 b:2\n0 c:1 d:1\n", hash_buckets=1000)
     plain = run(lambda x: records.hashed(x, 1000), [b"a", b"b", b"c", b"d"]).tolist()
     assert hashed == [(1, 0.5, plain[:2], [1, 2]), (0, 1, plain[2:], [1, 1])]
+
+
+# Lines without labels.
+
+
+@pytest.mark.parametrize(
+    "texts, missing",
+    [
+        (["1:42 2:3\n1:7 2:1\n", "\n# none\n1:3 2:5 # x\n"], True),
+        (["1:42 2:3\n1:7 2:1\n", "0:42 2:3\n"], False),
+        (["1:42 2:3\n1 2:1\n", "1:42 2:3\n"], False),
+        (["1:42 2:3\n-1:7 2:1\n", "1:42 2:3\n"], False),
+        (["1 1:42 2:3\n", "1 1:42 2:3\n"], False),
+    ],
+)
+def test_lines_that_all_begin_with_the_same_pair_have_no_labels(tmp_path, caplog, texts, missing):
+    for i, text in enumerate(texts):
+        (tmp_path / f"{i}.libsvm").write_text(text)
+
+    def read(flag, **more):
+        asked = InputConfig(1, **{flag: f"{tmp_path}/*.libsvm"}, **more)
+        return open_data.find(flag, asked, Processes(), sagemaker.Job(input_dir=str(tmp_path)))
+
+    def convert(**flags):
+        options = libsvm_to_tfrecord.Options(
+            f"{tmp_path}/*.libsvm", str(tmp_path / "out"), overwrite=True, **flags
+        )
+        return sum(file.rows for file in libsvm_to_tfrecord.convert(options))
+
+    flags = "training_data_dir", "val_data_dir", "infer_data_dir"
+    for call in (convert, *(functools.partial(read, flag) for flag in flags)):
+        words = r"every line begins '1:', so labels .* sed 's/\^/0 /'"
+        with pytest.raises(BadInput, match=words) if missing else contextlib.nullcontext():
+            call()
+    assert read("training_data_dir", example_weights=True).weighted
+    assert convert(example_weights=True) == "".join(texts).count("\n") - 2 * ("#" in texts[1])
+    inspect_dataset.inspect(f"{tmp_path}/*.libsvm")
+    assert missing == any("labels seem to be missing" in x.getMessage() for x in caplog.records)
+
+
+def test_a_first_pair_that_can_be_no_label_is_taken_for_one_that_lacks():
+    said = libsvm_text.explain_line(b"5:1 7:1", Schema(1, weighted=True))
+    assert "lines without labels need one before each (for inference sed 's/^/0 /')" in said
 
 
 def test_the_converter_names_a_bad_weight(tmp_path):

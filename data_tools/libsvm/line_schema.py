@@ -46,6 +46,9 @@ def of_flags(data, options) -> Schema:
     if options.hash_buckets == 1:
         raise BadInput("--hash_buckets=1 has only id 0, for missing values; try --hash_buckets=2.")
     known = read_map(options.fields) if options.fields else None
+    if data.weighted is None and not options.example_weights:
+        every = (line for file in inputs for _, line in line_blocks.read_lines(file.path))
+        libsvm_text.check_labelled(data.name, every)
     if known and options.field_size not in (None, len(known)):
         raise BadInput(
             f"--field_size={options.field_size}, but {options.fields} has {len(known)} fields."
@@ -60,7 +63,7 @@ def of_flags(data, options) -> Schema:
         named,
         known,
         options.hash_buckets,
-        weighted=is_weighted(data),
+        weighted=options.example_weights or is_weighted(data),
     )
 
 

@@ -72,6 +72,10 @@ class Options:
         upper_bound=memory.MAX_NUMBER,
     )
     id_offset: int = flag("Number to add to each id; 1 makes 0-based ids 1-based.", default=0)
+    example_weights: bool = flag(
+        "Labels may have weights (label:weight). Default: as the first line, if labels differ.",
+        default=False,
+    )
     compress: bool = flag("Compress the files (.tfrecords.gz); smaller, but slower.", default=False)
     num_workers: int = flag("Number of processes; try one per core.", default=1, lower_bound=1)
     max_bad_records: int = flag(

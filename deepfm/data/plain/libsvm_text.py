@@ -8,7 +8,7 @@ comment. Lines without a record are skipped.
 
 import fractions
 import re
-from typing import List, Optional
+from typing import Iterable, List, Optional
 
 import numpy as np
 
@@ -21,10 +21,12 @@ from deepfm.data.plain.schema import (
     is_weight,
     normal,
 )
+from deepfm.errors import BadInput
 
 UNEXPLAINED = "refused by TensorFlow's decoder"  # though `explain_line` finds no fault
 HASH_IN_ID = re.compile(rb"[^\s]#|[ \t]#\S")  # a '#' that may begin a comment or belong to an id
 CONTROL = re.compile(rb"[^\x20-\xff\t\n\r\v\f]")  # a character that is neither blank nor text
+_NO_LABELS = "lines without labels need one before each (for inference sed 's/^/0 /')"
 _ID = re.compile(rb"-?[0-9]+")
 _FIELD = re.compile(rb"[0-9]{1,6}")
 _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -48,6 +50,21 @@ def shape(line: bytes) -> Shape:
     return Shape(len(words) - 1, weighted=b":" in words[0])
 
 
+def check_labelled(name: str, lines: Iterable[bytes]):
+    """Refuses (BadInput) the lines of a data set that all begin with the same `label:weight`.
+
+    They have no labels, it seems: an id:value pair was taken for one. Reads on only while that may
+    be so.
+    """
+    firsts = (line.split(None, 1)[0].partition(b":") for line in lines)
+    label, colon, _ = next(firsts, (b"", b"", b""))
+    if colon and all(other == label and given for other, given, _ in firsts):
+        raise BadInput(
+            f"{name}: every line begins {_text(label + colon)}, so labels seem to be missing; "
+            f"{_NO_LABELS}; if these are weights, give --example_weights."
+        )
+
+
 def explain_line(line: bytes, schema: Schema) -> Optional[str]:
     """What is wrong with a LibSVM line, and what was expected; None if nothing is."""
     if schema.hash_buckets and HASH_IN_ID.search(line):
@@ -55,7 +72,8 @@ def explain_line(line: bytes, schema: Schema) -> Optional[str]:
     first, *pairs = line.partition(b"#")[0].split()
     label, colon, weight = first.partition(b":")
     if number_of(label) not in (-1, 0, 1):
-        return f"label {_text(first)} is not 0, 1, -1 or +1: {_text(line)}"
+        hint = f" ({_NO_LABELS})" if colon and _ID.fullmatch(label) else ""
+        return f"label {_text(first)} is not 0, 1, -1 or +1{hint}: {_text(line)}"
     if colon and not schema.weighted:
         return (
             f"label {_text(first)} has a weight, but the first record has none; write that one as "
