@@ -23,7 +23,7 @@ from conftest import (
 from deepfm.config import InputConfig, JobConfig
 from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.runtime import atomic_files
+from deepfm.runtime import atomic_files, remote_files
 from deepfm.state import model_dir
 
 v1 = tf.compat.v1
@@ -399,3 +399,29 @@ def test_a_name_that_is_not_utf_8_ends_in_one_sentence(tmp_path, flag):
     last = done.stderr.splitlines()[-1]
     assert last.endswith(": this name is not UTF-8; rename the file or folder."), done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("scheme", ["s3a", "abfs", "hdfs"])
+@pytest.mark.parametrize(
+    "flag, task",
+    [
+        ("model_dir", "train"), ("servable_model_dir", "train"), ("cache", "train"),
+        ("checkpoint", "eval"), ("predictions_file", "infer"),
+    ],
+)  # fmt: skip
+def test_a_scheme_without_a_client_is_refused_at_once(tmp_path, scheme, flag, task):
+    path = f"{scheme}://host/a"
+    of_job = {} if flag == "cache" else {flag: path}
+    asked = job(tmp_path / "model", task, cache=path if flag == "cache" else "none")
+    with pytest.raises(BadInput, match=f"{path}: this TensorFlow has no client for {scheme}:// "):
+        model_dir.check(asked._replace(**of_job), chief=True)
+
+
+@pytest.mark.parametrize("scheme", ["s3a", "hdfs"])
+def test_data_of_a_scheme_without_a_client_are_refused(scheme):
+    path = f"{scheme}://host/a"
+    for use in (datasets.find, remote_files.check_readable):
+        with pytest.raises(
+            BadInput, match=f"{path}: this TensorFlow has no client for {scheme}://"
+        ):
+            use(path, "val_data_dir")

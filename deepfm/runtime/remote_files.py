@@ -22,6 +22,7 @@ from absl import logging
 
 from deepfm.errors import BadInput, RemoteError
 from deepfm.runtime import program
+from deepfm.runtime.storage import gfile
 from deepfm.runtime.storage.places import is_remote
 
 DEADLINE = 15  # seconds for a server's first answer
@@ -29,6 +30,7 @@ TROUBLE = (tf.errors.OpError, OSError)
 _WAITS = (1, 2, 4)  # seconds between tries, each of which TensorFlow's client repeats for 25 s
 _BLOCK = 1 << 20  # bytes
 _S3 = "s3://"
+MARK = ".training"  # in a model_dir, of the training that owns it; no part of the model
 _ADVICE = "check the path, the server and its permissions (AWS_REGION, AWS_*, S3_ENDPOINT)"
 
 
@@ -72,6 +74,7 @@ def check_readable(spec: str, flag: str):
     """
     paths = [path.strip() for path in (spec or "").split(",") if is_remote(path)]
     for path in paths:
+        gfile.check_client(path)
         check_is_folder(path, flag)
     if paths:
         _in_time(lambda: tf.io.gfile.exists(paths[0]), f"--{flag}={spec} cannot be read")
@@ -152,7 +155,7 @@ def names(folder: str, flag: str) -> List[str]:
             tf.io.gfile.remove(path)
         if name not in found:
             raise OSError("the listing lacks a file that was just written")
-        return [x for x in found if x and not x.startswith(".probe-")]
+        return [x for x in found if x and not x.startswith((".probe-", MARK))]
 
     return _in_time(probe, f"--{flag}={folder} cannot be written and listed")
 

@@ -15,6 +15,7 @@ from deepfm.config import JobConfig
 from deepfm.data import dataset_json, formats
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files, remote_files
+from deepfm.runtime.storage import gfile
 from deepfm.state import best, checkpoints, model_json
 
 _HEX = r"[0-9a-f]{32}"
@@ -146,6 +147,8 @@ def _check_names(job):
     for flag, path, tasks in _outputs(job):
         if path and job.task_type in tasks:
             path.encode()
+            if remote_files.is_remote(path):
+                gfile.check_client(path)
             # Checkpoints of a remote model_dir are read where they have been fetched to.
             if flag not in ("cache", "predictions_file") and not (
                 flag == "model_dir" and remote_files.is_remote(path)

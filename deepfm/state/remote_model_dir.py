@@ -20,6 +20,7 @@ from deepfm.config import JobConfig
 from deepfm.errors import BadInput
 from deepfm.runtime import interruption, remote_files
 from deepfm.state import best, checkpoints, evaluations, export, model_dir, model_json, resume
+from deepfm.state.owner import Owner
 
 v1 = tf.compat.v1
 
@@ -60,6 +61,9 @@ def at_hand(job: JobConfig, chief: bool):
     model_dir.check_is_no_pattern(tempfile.gettempdir(), "TMPDIR")
     mirror = Mirror(path, tempfile.mkdtemp(prefix="deepfm-model-"), job.keep_checkpoint_max)
     try:
+        if job.task_type == "train":
+            mirror.owner = Owner(path)
+            found = remote_files.names(path, "model_dir")  # as the one before has left it
         if job.task_type != "train":
             mirror.fetch_beside_training(found)
             if best.FOLDER in found:
@@ -104,6 +108,7 @@ class Mirror:
         self._gone = []  # checkpoints that the state file there names until their files are deleted
         self._copied = {}  # path of another local file -> its time and size when it was copied
         self._handed = 0  # checkpoints handed over
+        self.owner = None  # of the remote folder, if this job trains
         self._wake, self._closing = threading.Event(), False
         self._thread = threading.Thread(target=self._work, daemon=True)
         os.mkdir(os.path.join(local, _HANDED))
@@ -200,7 +205,12 @@ class Mirror:
         return False
 
     def hand_over(self):
-        """Queues the newest local checkpoint for copying; training may then delete it."""
+        """Queues the newest local checkpoint for copying; training may then delete it.
+
+        Raises:
+            RemoteError: another process trains in the remote folder now.
+        """
+        self._check_owner()
         path = tf.train.latest_checkpoint(self.local)
         making = os.path.join(self.local, _HANDED, "making")
         shutil.rmtree(making, ignore_errors=True)  # left by a call that a signal ended
@@ -218,6 +228,13 @@ class Mirror:
             lambda: remote_files.put(source, target), f"{target} cannot be written"
         )
 
+    def _check_owner(self):
+        if self.owner and self.owner.lost:
+            raise remote_files.RemoteError(
+                f"--model_dir={self.path}: another process is training there now, so this one "
+                f"ends; its model is kept in {self.local}."
+            )
+
     def close(self):
         """Copies what is not there yet and deletes the local folder.
 
@@ -228,11 +245,16 @@ class Mirror:
         self._wake.set()
         self._thread.join()
         try:
-            remote_files.retrying(self._copy, f"--model_dir={self.path} cannot be written")
+            if not self.owner or self.owner.is_mine():
+                remote_files.retrying(self._copy, f"--model_dir={self.path} cannot be written")
         except remote_files.RemoteError as error:
             raise remote_files.RemoteError(
                 f"{error}; the local copy is kept in {self.local}."
             ) from error
+        finally:
+            if self.owner:
+                self.owner.release()
+        self._check_owner()
         shutil.rmtree(self.local)
 
     def _work(self):
@@ -240,7 +262,7 @@ class Mirror:
         while True:
             self._wake.wait(2 ** min(failures, 6) if failures else None)
             self._wake.clear()
-            if self._closing:
+            if self._closing or (self.owner and not self.owner.is_mine()):
                 return
             try:
                 self._copy()

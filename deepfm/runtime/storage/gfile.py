@@ -4,6 +4,29 @@ from typing import BinaryIO, Iterator, List, Tuple
 
 import tensorflow as tf
 
+from deepfm.errors import BadInput
+
+_with_client = {"s3", "file"}  # schemes
+
+
+def check_client(path: str):
+    """Refuses (BadInput) a path with a scheme for which this TensorFlow has no client."""
+    scheme = path.partition("://")[0]
+    if scheme in _with_client:
+        return
+    try:
+        tf.io.gfile.stat(path)
+    except (tf.errors.UnimplementedError, tf.errors.NotFoundError) as error:
+        why = error.message.partition(" (file:")[0]
+        if "not implemented" in why or "shared object" in why:
+            raise BadInput(
+                f"{path}: this TensorFlow has no client for {scheme}:// ({why}); give a local "
+                "path, or one that begins with s3://."
+            ) from error
+    except tf.errors.OpError:
+        pass  # whoever uses the path says what is wrong
+    _with_client.add(scheme)
+
 
 def open_file(path: str) -> BinaryIO:
     """Opens a file to read bytes."""

@@ -37,6 +37,7 @@ def of(path: str):
     if by_tensorflow(path):
         from deepfm.runtime.storage import gfile
 
+        gfile.check_client(path)
         return gfile
     from deepfm.runtime.storage import arrow
 
