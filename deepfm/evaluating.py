@@ -22,6 +22,11 @@ v1 = tf.compat.v1
 
 _FEW_STEPS = 500  # a run of fewer has hardly begun to learn
 _IMPROVES = 0.001  # a last evaluation better by more than this is not the end of learning
+# Flags that are of no use, but do no harm, without evaluations.
+_OF_EVALUATIONS = (
+    "eval_every_steps", "best_metric", "min_improvement", "eval_on_all_ranks", "min_learning_rate",
+    "learning_rate_decay_patience", "learning_rate_decay_metric",
+)  # fmt: skip
 
 
 def check(job: JobConfig, evaluates: bool):
@@ -86,6 +91,9 @@ class Evaluating:
             raise BadInput("--gauc_field and --slice_fields need records: give --val_data_dir.")
         if job.export == "best" and not (data and job.servable_model_dir):
             raise BadInput("--export=best needs --val_data_dir and --servable_model_dir.")
+        for name in _OF_EVALUATIONS if chief and not data else ():
+            if name in job.given:
+                logging.warning("--%s has no effect without --val_data_dir.", name)
         if chief and data:
             self.data = datasets.identified(data)
             best.forget_later(model.model_dir, step)

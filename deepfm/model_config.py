@@ -53,6 +53,9 @@ def of_trained(
         known: the model's fields, from `kept`.
         data: DataSet that it is applied to, if any.
     """
+    if data:
+        first = data.field_size or (datasets.first_record(data).field_size if data.files else None)
+        _check_fields(asked, known, data, first)
     _check_same(asked, known, asked.fields, [name for name in STAYS if name in asked.given])
     fields = _asked_or_kept(asked, known)
     if asked.correct_calibration and not fields["logit_offset"]:
@@ -76,6 +79,8 @@ def to_train(
         known: fields, from `kept`, of the model that training continues with.
         data, validation: DataSets.
     """
+    for each in filter(None, (data, validation)):
+        _check_fields(asked, known, each, each.field_size)
     fields = _asked_or_kept(asked, known)
     if known.get("l2_scope") == "elapsed" and fields["l2_scope"] == "batch":
         logging.info(
@@ -87,6 +92,18 @@ def to_train(
     if above:
         logging.warning("%s: the map does not know %s; %s", validation.name, above, made.ADVICE)
     return _config(asked, fields, [data, *filter(None, [validation])])
+
+
+def _check_fields(asked, known, data, found):
+    """Refuses (BadInput) data whose records have `found` fields, if the model has others."""
+    wanted = known.get("field_size")
+    if wanted and found and found != wanted:
+        source = "dataset.json" if data.field_size else "the first one"
+        raise BadInput(
+            f"{data.name}: its records have {found} fields, says {source}, but the model of "
+            f"--model_dir={asked.model_dir} has {wanted}, says model.json; give data of {wanted} "
+            "fields, or another --model_dir."
+        )
 
 
 def _asked_or_kept(asked, known):

@@ -14,8 +14,10 @@ from conftest import (
     SMALL_MODEL,
     make_records,
     report,
+    run_tool,
     run_train,
     small_job,
+    small_training,
     write_libsvm,
     write_tfrecords,
 )
@@ -425,3 +427,51 @@ def test_data_of_a_scheme_without_a_client_are_refused(scheme):
             BadInput, match=f"{path}: this TensorFlow has no client for {scheme}://"
         ):
             use(path, "val_data_dir")
+
+
+@pytest.mark.parametrize("name", ["model.tar.gz", "1795639613", "saved_model.pb"])
+def test_training_from_scratch_beside_an_archived_or_exported_model_is_said(tmp_path, caplog, name):
+    checks = lambda *names, task="train": model_dir.check_holds_no_data(job(tmp_path, task), names)
+    checks(name, "checkpoint", "model.ckpt-3.index")
+    checks(name, task="export")
+    checks("notes.txt", "report.json")
+    assert not caplog.text
+    checks(name, "report.json")
+    assert f"has no checkpoint, only {name}: training starts from scratch" in caplog.text
+
+
+def test_flags_of_evaluations_without_validation_data_are_said(model, tmp_path):
+    flags = small_training(model[0], tmp_path / "model", "--max_steps=1")
+    more = "--eval_every_steps=5", "--best_metric=log_loss", "--eval_on_all_ranks"
+    done = run_train(*flags, *more)
+    assert done.returncode == 0, done.stderr
+    for flag in more:
+        line = f"{flag.partition('=')[0]} has no effect without --val_data_dir."
+        assert done.stderr.count(line) == 1
+    again = run_train(*flags, *more, f"--val_data_dir={model[0]}")
+    assert again.returncode == 0 and "has no effect" not in again.stderr
+
+
+@pytest.mark.parametrize(
+    "flag, described",
+    [
+        ("--val_data_dir", True), ("--val_data_dir", False), ("--infer_data_dir", False),
+        ("--training_data_dir", True),
+    ],
+)  # fmt: skip
+def test_data_of_other_fields_are_not_said_to_need_a_flag_that_is_refused(
+    model, tmp_path, flag, described
+):
+    write_tfrecords(tmp_path / "a.tfrecords", make_records(20, field_size=3))
+    if described:
+        done = run_tool("inspect_dataset", f"--data={tmp_path}", "--write")
+        assert done.returncode == 0, done.stderr
+    task = {"--val_data_dir": "eval", "--infer_data_dir": "infer"}.get(flag, "train")
+    for more in ([], ["--field_size=3"] * (task != "train")):
+        done = run_train(
+            f"--task_type={task}", f"--model_dir={model[1]}", f"{flag}={tmp_path}", *more
+        )
+        assert done.returncode == 2
+        last = done.stderr.splitlines()[-1]
+        assert "have 3 fields, says" in last and "has 4, says model.json; give data of 4" in last
+        assert "--field_size" not in last

@@ -29,7 +29,8 @@ runpy.run_path("train.py", run_name="__main__")
 def train(beat, folder, data, env, *more):
     flags = (
         "--embedding_size=4", "--deep_layers=8,4", "--feature_size=50", "--batch_size=64",
-        f"--training_data_dir={data}", f"--model_dir={folder.path}", "--num_epochs=100000", *more,
+        f"--training_data_dir={data}", f"--model_dir={folder.path}", "--num_epochs=100000",
+        "--log_steps=100000", *more,
     )  # fmt: skip
     return started([sys.executable, "-c", QUICK, str(beat), *flags], env=env)
 
@@ -85,7 +86,9 @@ def test_an_owner_whose_mark_was_overwritten_ends_and_copies_nothing_more(server
     folder = Folder(server.port, "taken")
     with train(0.5, folder, data, server.env, "--save_checkpoints_steps=100") as first:
         until(lambda: "checkpoint" in folder.names())
-        folder.write(remote_files.MARK, b'{"owner": "another", "host": "elsewhere", "beat": 1}')
+        while first.poll() is None:  # its beat may be just about to write
+            folder.write(remote_files.MARK, b'{"owner": "another", "host": "elsewhere"}')
+            time.sleep(0.5)
         text, _ = first.communicate(timeout=60)
     assert first.returncode == 1, text
     last = text.splitlines()[-1]

@@ -36,6 +36,7 @@ _EVALUATIONS = re.compile(r"eval(_\w+)?")  # folders of summaries
 _LINE = re.compile(rb"\s*[-+.\de]+\s+\d+:[-+.:\de]+\s")  # how a LibSVM file begins
 _PREDICTIONS = re.compile(rb"((nan|\d(\.\d*)?(e-\d+)?)\n)*")
 _PATTERN = re.compile(r"[][*?\\]+")  # what TensorFlow takes for a pattern, not for a name
+_NO_CHECKPOINT = re.compile(r".*\.(tar\.gz|tgz|tar|zip)|saved_model\.pb|\d{1,18}")
 _HEAD = 1 << 12  # bytes
 
 
@@ -261,7 +262,10 @@ def _whole(path):
 
 
 def check_holds_no_data(job: JobConfig, names: Iterable[str]):
-    """Refuses (BadInput) a model_dir that has data files among these names."""
+    """Refuses (BadInput) a model_dir that has data files among these names.
+
+    Warns of training from scratch beside an archived or exported model.
+    """
     written = [posixpath.basename(job.predictions_file or "predictions.txt")]
     if _cache_file(job):
         written.append(posixpath.basename(_cache_file(job)) + "-")
@@ -276,6 +280,13 @@ def check_holds_no_data(job: JobConfig, names: Iterable[str]):
             f"--model_dir={job.model_dir} holds data ({_some(found)}); give a folder of its "
             "own, such as ./model."
         )
+    models = sorted(filter(_NO_CHECKPOINT.fullmatch, names))
+    if job.task_type == "train" and models and not any(map(checkpoints.is_part, names)):
+        logging.warning(
+            "--model_dir=%s has no checkpoint, only %s: training starts from scratch. To go on "
+            "with an archived model, unpack it there; an export cannot be trained.",
+            job.model_dir, _some(models),
+        )  # fmt: skip
 
 
 def _check_takes_exports(folder):
