@@ -103,7 +103,7 @@ def train(job: JobConfig, of_job: sagemaker.Job, mirror: Optional[Mirror] = None
             hparams.begin(job, config, resumes=step > parts[-1].run_step)
         watched = gpus.watched() if chief else contextlib.nullcontext()
         in_cache, steps = reading.naming_damaged_cache(job.input.cache), interruption.taking_steps()
-        with in_cache, naming, estimator as estimator, steps, watched, run.settled():
+        with in_cache, naming, estimator as estimator, steps, watched, run.saved:
             estimator.train(input_fn, hooks=run.hooks, max_steps=run.last_step)
             run.end_if_interrupted()
         _check_all_used(job, data, position, run)
@@ -241,7 +241,7 @@ class _Training:
             notes=lambda: notes.evaluated(self.evaluating.history.entries),
             save=chief,
         )
-        self.settled = checkpointer.settled
+        self.saved = contextlib.closing(checkpointer)
         self.hooks = [
             *estimators.session_hooks(model),
             *filter(None, [self.evaluating.decay_hook()]),  # before the servers' let workers begin

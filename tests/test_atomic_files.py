@@ -83,8 +83,8 @@ def test_a_data_set_whose_publishing_is_killed_anywhere_is_old_or_new_or_refused
             break
         assert code == -signal.SIGKILL
         steps += 1
-    # First comes the list of what is to do, last the mark.
-    assert seen == [15, 15, *(len(set(old) - set(new)) + len(new) + 1) * [None], 14]
+    # First come the list of what is to do and the mark, which goes last.
+    assert seen == [15, 15, 15, *(len(set(old) - set(new)) + len(new) + 2) * [None], 14]
 
 
 def test_a_scratch_folder_of_a_killed_process_goes_and_that_of_a_living_one_stays(tmp_path):

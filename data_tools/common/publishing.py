@@ -266,59 +266,45 @@ def publish_all(scratch: str, parts: Sequence[Tuple], more: Sequence[Tuple[str, 
 
     Args:
         scratch: the folder that holds them.
-        parts: (folder, names, old, paths) of each, as `publish`, with the paths of all names.
+        parts: (folder, names, old, {name: path}) of each, as `publish` has them.
         more: (path, new path) of further files.
     """
     for folder, names, old, _ in parts:
         check_unchanged(folder, names, old)
     program.ignore_signals()
-    files, marks = places.of(scratch), [os.path.join(part[0], UNFINISHED) for part in parts]
+    files, remote = places.of(scratch), places.is_remote(scratch)
+    marks = [os.path.join(part[0], UNFINISHED) for part in parts]
     gone = [os.path.join(part[0], name) for part in parts for name in set(part[2]) - set(part[1])]
     moves = [(part[3][name], os.path.join(part[0], name)) for part in parts for name in part[1]]
     moves += more
-    if not places.is_remote(scratch):
+    if not remote:
         atomic_files.sync_all(scratch)
-        near = lambda path: os.path.relpath(path, scratch)
-        pairs = [(near(source), near(target)) for source, target in moves]
-        to_do = [near(path) for path in gone], pairs, [near(path) for path in marks]
+        near = lambda paths: [os.path.relpath(path, scratch) for path in paths]
+        to_do = near(gone), list(map(near, moves)), near(marks)
         atomic_files.write_json(os.path.join(scratch, _TO_DO), to_do)
     for mark in marks:
-        folder = os.path.dirname(mark)
-        files.make_dir(folder)
-        with files.create(mark) as f:  # so that `finish` knows whose it is
-            f.write(os.path.basename(scratch).encode())
-        _sync(mark, folder, os.path.dirname(os.path.abspath(folder)))
+        files.make_dir(os.path.dirname(mark))
+        if remote:
+            files.create(mark).close()
+        else:  # so that `finish` knows whose it is
+            atomic_files.write_whole(mark, os.path.basename(scratch))
     _carry_out(files, gone, moves, marks)
 
 
-def _carry_out(files, gone, moves, marks, missing=()):
-    """Deletes files, moves others and deletes the marks, but for errors in `missing`."""
-
-    def each(work, items):
-        def tolerant(item):
-            with contextlib.suppress(*missing):
-                work(item)
-
-        places.each(marks[0] if marks else "", tolerant, items)
-
-    folders = {os.path.dirname(target) for _, target in moves}
-    each(files.remove, gone)
-    each(lambda pair: files.move(*pair), moves)
-    _sync(*folders)
-    each(files.remove, marks)
-    _sync(*folders)
-
-
-def _sync(*paths):
-    for path in paths:
-        if not places.is_remote(path):
-            atomic_files.sync(path)
+def _carry_out(files, gone, moves, marks):
+    place = marks[0] if marks else ""
+    places.each(place, files.remove, gone)
+    places.each(place, lambda pair: files.move(*pair), moves)
+    folders = set() if places.is_remote(place) else {os.path.dirname(path) for _, path in moves}
+    list(map(atomic_files.sync, folders))
+    places.each(place, files.remove, marks)
+    list(map(atomic_files.sync, folders))
 
 
 def finish(folder: str) -> bool:
     """Finishes what a killed run had begun to publish from a local folder; returns whether one had.
 
-    Its mark has to be there: otherwise, nothing had been changed yet.
+    Without its mark it had not: nothing was changed yet.
     """
     finished = False
     for name in [] if places.is_remote(folder) else local.names(folder):
@@ -327,13 +313,13 @@ def finish(folder: str) -> bool:
             continue
         at = lambda path, scratch=scratch: os.path.normpath(os.path.join(scratch, path))
         gone, moves, marks = json.loads(local.content(os.path.join(scratch, _TO_DO)).decode())
-        there = [at(mark) for mark in marks if os.path.exists(at(mark))]
-        ours = [mark for mark in there if local.content(mark) == name.encode()]
+        gone, marks = (list(filter(os.path.exists, map(at, paths))) for paths in (gone, marks))
+        marks = [mark for mark in marks if local.content(mark) == name.encode()]
+        left = [tuple(map(at, pair)) for pair in moves if os.path.exists(at(pair[0]))]
         opened = os.open(scratch, os.O_RDONLY)
-        if ours and atomic_files.lock(opened):
+        if marks and atomic_files.lock(opened):
             logging.warning("%s: finishing what a run that was killed had begun.", folder)
-            pairs = [(at(source), at(target)) for source, target in moves]
-            _carry_out(local, map(at, gone), pairs, ours, missing=(FileNotFoundError,))
+            _carry_out(local, gone, left, marks)
             finished = True
         os.close(opened)
     return finished

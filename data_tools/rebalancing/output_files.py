@@ -44,8 +44,8 @@ def check_apart(data, options, finished):
     own = inside(data, options)
     if own and finished:
         raise BadInput(
-            f"--input={options.input} has just been replaced by what an earlier run made of it, "
-            "which was killed before it could; run the command again to rebalance that once more."
+            f"--input={options.input}: an earlier run was killed while it replaced these; now "
+            "they are complete. Run the command again to rebalance them once more."
         )
     if own and len(own) < len(data.files):
         raise BadInput(

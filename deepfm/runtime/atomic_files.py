@@ -1,7 +1,6 @@
 """Writes files whole or not at all, and deletes the temporary files that killed runs left.
 
-A name is given to what is on the disk (`sync`), and a folder is on the disk before anything older
-in it is deleted: a power cut loses what was written last, but never what had a name.
+What gets a name is on the disk before (`sync`), and the name is before anything older is deleted.
 
 A process locks each temporary file or folder that it makes. The lock ends with the process, however
 that ends, so a temporary file without a lock is left over.
@@ -43,11 +42,7 @@ def lock(fd: int, if_unknown: bool = False) -> bool:
 
 
 def sync(path: str):
-    """Waits until a local file, or the names in a folder, are on the disk.
-
-    Raises:
-        OSError: they cannot be written; the error names the path.
-    """
+    """Waits until a local file, or the names in a folder, are on the disk."""
     with naming(path), contextlib.ExitStack() as stack:
         try:
             fd = os.open(path, os.O_RDONLY)
@@ -59,12 +54,10 @@ def sync(path: str):
 
 
 def sync_all(folder: str):
-    """Waits until all in a local folder, and its name, are on the disk."""
+    """Waits until all in a local folder are on the disk."""
     for root, _, names in os.walk(folder):
-        for name in names:
-            sync(os.path.join(root, name))
-        sync(root)
-    sync(os.path.dirname(os.path.abspath(folder)))
+        for path in (*(os.path.join(root, name) for name in names), root):
+            sync(path)
 
 
 def replace(source: str, target: str):

@@ -52,11 +52,8 @@ def forget_later(model_dir: str, step: int):
     if (step_of(folder) or 0) > step:
         clear(folder)
     elif names and checkpoints.first_damaged(os.path.join(folder, names[-1])):
-        again, path = "deleting it", os.path.join(model_dir, names[-1])
-        if not checkpoints.problem(path):
-            again = f"making it again from {path}"
-        logging.warning("%s is damaged: %s.", os.path.join(folder, names[-1]), again)
-        clear(folder) if again == "deleting it" else keep(model_dir, path)
+        logging.warning("Deleting %s, which is damaged.", os.path.join(folder, names[-1]))
+        clear(folder)
 
 
 def step_of(folder: str) -> Optional[int]:

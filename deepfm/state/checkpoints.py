@@ -172,9 +172,9 @@ def delete(folder: str, name: str):
 
 
 def _finish_deleting(folder, state):
-    """Deletes the rest of older checkpoints whose deletion a kill cut short."""
-    index = lambda name: os.path.join(folder, f"{name}.index")
-    gone = [name for name in state.names[:-1] if not os.path.exists(index(name))]
+    """Deletes what is left of older checkpoints, and of one that never got its index."""
+    there = set(os.listdir(folder))
+    gone = [x for x in {*state.names[:-1], *by_step(there)} if f"{x}.index" not in there]
     if gone and state.here and not problem(os.path.join(folder, state.names[-1])):
         for name in gone:
             logging.info("Deleting the rest of %s, which a kill left.", name)

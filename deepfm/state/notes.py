@@ -31,7 +31,7 @@ def make_notes(
         count: () -> int64 [processes], the steps of each in this part, if these differ.
 
     Returns:
-        () -> {name: tensor}; that of the evaluations is fed at each save (evaluated).
+        () -> {name: tensor}; each save is fed what `evaluated` returns.
     """
     text, model = json.dumps([part._asdict() for part in parts]), atomic_files.as_json(config)
 
@@ -45,7 +45,7 @@ def make_notes(
 
 
 def evaluated(entries: List[Dict[str, Any]]) -> Dict[str, Any]:
-    """{name of a tensor of make_notes: value}, which notes the evaluations so far."""
+    """{name of a tensor: value}, which notes the evaluations so far."""
     return {f"{_EVALUATIONS}:0": _bytes(atomic_files.as_json(entries))}
 
 
@@ -54,25 +54,16 @@ def _bytes(text):
 
 
 def restore(model_dir: str):
-    """Makes state files that are empty or zeroed again, from what the newest checkpoint notes."""
+    """Makes files that are empty or zeroed again, from what the newest checkpoint notes."""
     checkpoint = tf.train.latest_checkpoint(model_dir)
-    for name, note in (
-        (resume.FILE, resume.PARTS), (model_json.FILE, _MODEL), (evaluations.FILE, _EVALUATIONS),
-    ):  # fmt: skip
-        path = os.path.join(model_dir, name)
-        if not (checkpoint and os.path.isfile(path) and _is_blank(path)):
+    again = {resume.FILE: resume.PARTS, model_json.FILE: _MODEL, evaluations.FILE: _EVALUATIONS}
+    for name, note in again.items() if checkpoint else ():
+        path, reader = os.path.join(model_dir, name), tf.train.load_checkpoint(checkpoint)
+        if not os.path.isfile(path) or not reader.has_tensor(note):
             continue
-        reader = tf.train.load_checkpoint(checkpoint)
-        if reader.has_tensor(note):
-            text = reader.get_tensor(note).tobytes().decode()
-            if note == resume.PARTS:
-                resume.write_again(model_dir, text)
-            else:
-                atomic_files.write_whole(path, text)
-            logging.warning("%s was empty; made it again from what %s notes.", path, checkpoint)
-
-
-def _is_blank(path):
-    """Whether a file has no bytes other than 0, as a power cut may leave it."""
-    with open(path, "rb") as f:
-        return not f.read().strip(b"\0")
+        with open(path, "rb") as f:
+            if f.read().strip(b"\0"):
+                continue
+        text = reader.get_tensor(note).tobytes().decode()
+        atomic_files.write_whole(path, resume.text_of(text) if name == resume.FILE else text)
+        logging.warning("%s was empty; made it again from what %s notes.", path, checkpoint)

@@ -288,11 +288,6 @@ def _identities(data):
     return {file.path: file.identity for file in data.files}
 
 
-def write_again(model_dir: str, text: str):
-    """Makes run.json again from the parts that a checkpoint holds."""
-    _write(model_dir, _Known([RunPart(**part) for part in json.loads(text)], {}, None, None))
-
-
 def end(model_dir: str, step: int):
     """Notes that training finished by itself."""
     known = _read(model_dir)
@@ -379,11 +374,20 @@ def _checked(part):
     return part
 
 
+def text_of(parts: str) -> str:
+    """What run.json says if all that is known are the parts, as a checkpoint holds them."""
+    return _text(_Known([RunPart(**part) for part in json.loads(parts)], {}, None, None))
+
+
 def _write(model_dir, known):
+    atomic_files.write_whole(os.path.join(model_dir, FILE), _text(known))
+
+
+def _text(known):
     content = {
         "format_version": _VERSION,
         "parts": [part._asdict() for part in known.parts],
         "files": [[path, *identity] for path, identity in known.files.items()],
         "ended": known.ended,
     }
-    atomic_files.write_json(os.path.join(model_dir, FILE), content)
+    return atomic_files.as_json(content)

@@ -1,10 +1,8 @@
 """The hooks that save checkpoints, restore them, and refuse those of another model."""
 
 import concurrent.futures
-import contextlib
 import functools
 import os
-import shutil
 import time
 import uuid
 from typing import Any, Callable, Dict, List, Optional
@@ -23,8 +21,7 @@ v1 = tf.compat.v1
 class Checkpointer(v1.train.CheckpointSaverHook):
     """Saves checkpoints of finite weights only, and evaluates some of them during training.
 
-    Steps go on while a checkpoint is being synced; only then does it get its name. Before an
-    evaluation and at the end, they wait for that.
+    Steps go on while a checkpoint is synced and gets its name, but for evaluations and the end.
 
     Args:
         model_dir: where checkpoints go.
@@ -77,7 +74,7 @@ class Checkpointer(v1.train.CheckpointSaverHook):
 
     def after_run(self, run_context, run_values):
         if self._naming and self._naming.done():
-            self._settle()  # raises what it raised
+            self.close()  # raises what it raised
         # The step fetched may be from before the increment.
         if self._is_time(run_values.results + 1):
             self.save_in_time(run_context.session)
@@ -116,21 +113,14 @@ class Checkpointer(v1.train.CheckpointSaverHook):
     def end(self, session):
         self._save(session, session.run(self._global_step_tensor))
 
-    @contextlib.contextmanager
-    def settled(self):
-        """After this block every checkpoint that was written has its name."""
-        try:
-            yield
-        finally:
-            self._settle()
-
-    def _settle(self):
+    def close(self):
+        """Waits until every checkpoint that was written has its name."""
         naming, self._naming = self._naming, None
         if naming:
             naming.result()
 
     def _save(self, session, step, wait=True):
-        self._settle()
+        self.close()
         there = step == self._saved_step and tf.train.latest_checkpoint(self._model_dir)
         if there or not self._saves:
             return
@@ -142,25 +132,18 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         with interruption.saving():
             self._naming = self._beside.submit(self._name, self._write(session, step))
             if wait:
-                self._settle()
+                self.close()
 
     def _write(self, session, step):
         """Writes a checkpoint into a folder of its own, for `add`; returns that."""
         logging.info("Saving checkpoints for %d into %s.", step, self._save_path)
-        saver, path = self._get_saver(), f"{self._save_path}-{step}"
-        made = f"{path}_temp_{uuid.uuid4().hex}"
-        prefix, wanted = os.path.join(made, os.path.basename(path)), saver.saver_def
+        path, saver = f"{self._save_path}-{step}", self._get_saver()
+        made, ops = f"{path}_temp_{uuid.uuid4().hex}", saver.saver_def
         os.mkdir(made)
-        try:
-            feed = {wanted.filename_tensor_name: prefix, **self._notes()}
-            session.run(wanted.save_tensor_name, feed)
-            with session.graph.as_default():
-                saver.export_meta_graph(f"{prefix}.meta")
-        except BaseException:
-            shutil.rmtree(made, ignore_errors=True)
-            raise
-        entry = v1.SessionLog(status=v1.SessionLog.CHECKPOINT, checkpoint_path=self._save_path)
-        self._summary_writer.add_session_log(entry, step)
+        prefix = os.path.join(made, os.path.basename(path))
+        session.run(ops.save_tensor_name, {ops.filename_tensor_name: prefix, **self._notes()})
+        with session.graph.as_default():
+            saver.export_meta_graph(f"{prefix}.meta")
         return made
 
     def _name(self, made):
@@ -169,27 +152,22 @@ class Checkpointer(v1.train.CheckpointSaverHook):
 
 
 def add(made: str, keep: int):
-    """Gives a new checkpoint its place and its name, and then deletes the oldest ones.
+    """Gives a checkpoint, in PREFIX_temp_*/, its place and name; deletes all but the newest `keep`.
 
     After a power cut, either the new one is named and whole, or what was there before is.
-
-    Args:
-        made: PREFIX_temp_*, the folder that holds its files.
-        keep: how many to keep; 0: all.
     """
     folder, name = os.path.split(made.rpartition("_temp_")[0])
     atomic_files.sync_all(made)
     if os.path.exists(os.path.join(folder, f"{name}.index")):
-        # It is saved again. From here on all of its files are replaced, whatever happens.
         again = os.path.join(folder, f"{name}{checkpoints.AGAIN}")
-        os.rename(made, again)
+        os.rename(made, again)  # from here on all files of the first one will be replaced
         atomic_files.sync(folder)
         made = again
     checkpoints.move(made)
     names = [*(x for x in checkpoints.read_state(folder).names if x != name), name]
     checkpoints.write_state(folder, names)
     old = names[:-keep] if keep else []
-    if old:  # which the state file names until they are gone, so that a kill leaves nothing of them
+    if old:  # the state file names them until they are gone, so that a kill leaves nothing of them
         for other in old:
             checkpoints.delete(folder, other)
         checkpoints.write_state(folder, names[len(old) :])
