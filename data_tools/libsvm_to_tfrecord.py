@@ -93,7 +93,7 @@ def convert(
         wholes = {name: whole for name, (_, whole) in zip(names, parts)}
         files = output_files.described(names, outputs, options, wholes)
         written = output_files.describe(scratch, schema, every, files, data, options, source.fields)
-        publishing.publish(scratch, written, options.output_dir, old)
+        publishing.publish(scratch, [(options.output_dir, written, old, {})])
     output_files.log_summary(files, schema, every, time.monotonic() - start)
     return files
 

@@ -128,7 +128,7 @@ def write_data(options: Options, share: Tuple[int, int] = (0, 1)):
             splits[split] = dict(files=names, **best)
         with open(os.path.join(scratch, SUMMARY), "w") as f:
             f.write(json.dumps({**about, "splits": splits}, indent=2) + "\n")
-        publishing.publish(scratch, sorted(os.listdir(scratch)), output_dir, old)
+        publishing.publish(scratch, [(output_dir, sorted(os.listdir(scratch)), old, {})])
     log_summary({split: splits[split] for split in parts}, time.monotonic() - start)
 
 

@@ -109,7 +109,7 @@ def rebalance(options: Options) -> List[datasets.DataFile]:
                 data.feature_map, schema.weighted if schema else datasets.is_weighted(data),
                 **data.made,
             )  # fmt: skip
-        publishing.publish(scratch, written, options.output_dir, old)
+        publishing.publish(scratch, [(options.output_dir, written, old, {})])
     output_files.log_summary(found, kept, len(files), time.monotonic() - start)
     return files
 

@@ -66,7 +66,7 @@ def test_a_data_set_whose_publishing_is_killed_anywhere_is_old_or_new_or_refused
                 return do
 
             os.remove, os.replace = counted(os.remove), counted(os.replace)
-            publishing.publish(str(top / "data" / ".scratch"), new, str(top / "data"), old)
+            publishing.publish(str(top / "data" / ".scratch"), [(str(top / "data"), new, old, {})])
 
         code = forked(publish)
         try:

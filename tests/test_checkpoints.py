@@ -282,7 +282,7 @@ def kill_while_saving(data, folder, seconds):
     flags = "--save_checkpoints_steps=1", "--num_epochs=1000", "--keep_checkpoint_max=3"
     with started_train(*small_job(data, folder, *flags)) as process:
         deadline = time.time() + 60
-        while not list(folder.glob("model.ckpt*")):
+        while not list(folder.glob("model.ckpt-*.index")):
             assert process.poll() is None and time.time() < deadline
             time.sleep(0.001)
         time.sleep(seconds)

@@ -119,7 +119,7 @@ def publish(written, tables, fingerprint, old, options, share, scratch, elsewher
         raise BadInput("the input holds no rows.")
     new_map = os.path.join(scratch, feature_map.FILE)
     target = os.path.join(options.output_dir, feature_map.FILE)
-    publishing.publish_all(scratch, folders, [(new_map, target)] if place.exists(new_map) else [])
+    publishing.publish(scratch, folders, [(new_map, target)] if place.exists(new_map) else [])
     return files
 
 

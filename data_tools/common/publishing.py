@@ -16,7 +16,7 @@ import os
 import re
 import time
 import uuid
-from typing import Collection, Dict, List, Optional, Sequence, Tuple
+from typing import Collection, List, Sequence, Tuple
 
 from absl import logging
 
@@ -238,36 +238,17 @@ def check_unchanged(folder: str, names: List[str], old: List[str]):
         )
 
 
-def publish(
-    scratch: str,
-    names: List[str],
-    folder: str,
-    old: List[str],
-    elsewhere: Optional[Dict[str, str]] = None,
-):
-    """Moves files to another folder on the same disk or server, in place of old files there.
+def publish(scratch: str, parts: Sequence[Tuple], more: Sequence[Tuple[str, str]] = ()):
+    """Moves files to other folders on the same disk or server, in place of old files there.
 
     Args:
         scratch: the folder that holds them.
-        names: their names.
-        folder: the folder to move them to.
-        old: the names of the files there to delete.
-        elsewhere: {name: path} of those that are not in `scratch`.
+        parts: for each other folder (its path, the names of its new files, the names of the files
+            there to delete, {name: path} of those new ones that are not right in `scratch`).
+        more: (path, new path) of further files.
 
     Raises:
-        BadInput: another run has written there since `old` was listed.
-    """
-    paths = {name: os.path.join(scratch, name) for name in names}
-    publish_all(scratch, [(folder, names, old, {**paths, **(elsewhere or {})})])
-
-
-def publish_all(scratch: str, parts: Sequence[Tuple], more: Sequence[Tuple[str, str]] = ()):
-    """Publishes the files of several folders together.
-
-    Args:
-        scratch: the folder that holds them.
-        parts: (folder, names, old, {name: path}) of each, as `publish` has them.
-        more: (path, new path) of further files.
+        BadInput: another run has written there since the old files were listed.
     """
     for folder, names, old, _ in parts:
         check_unchanged(folder, names, old)
@@ -275,7 +256,8 @@ def publish_all(scratch: str, parts: Sequence[Tuple], more: Sequence[Tuple[str, 
     files, remote = places.of(scratch), places.is_remote(scratch)
     marks = [os.path.join(part[0], UNFINISHED) for part in parts]
     gone = [os.path.join(part[0], name) for part in parts for name in set(part[2]) - set(part[1])]
-    moves = [(part[3][name], os.path.join(part[0], name)) for part in parts for name in part[1]]
+    made = lambda name, paths: paths.get(name) or os.path.join(scratch, name)
+    moves = [(made(x, part[3]), os.path.join(part[0], x)) for part in parts for x in part[1]]
     moves += more
     if not remote:
         atomic_files.sync_all(scratch)
@@ -302,10 +284,7 @@ def _carry_out(files, gone, moves, marks):
 
 
 def finish(folder: str) -> bool:
-    """Finishes what a killed run had begun to publish from a local folder; returns whether one had.
-
-    Without its mark it had not: nothing was changed yet.
-    """
+    """Finishes what a killed run had begun to publish from a folder; returns whether one had."""
     finished = False
     for name in [] if places.is_remote(folder) else local.names(folder):
         scratch = os.path.join(folder, name)

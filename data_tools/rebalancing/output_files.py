@@ -29,10 +29,7 @@ def names(data, options):
 
 
 def check_apart(data, options, finished):
-    """Refuses (BadInput) input that includes an earlier run's output: records would come twice.
-
-    So they would if this run has `finished` an earlier one, which was to replace its input.
-    """
+    """Refuses (BadInput) input that includes an earlier run's output, or that one has replaced."""
     output_dir = places.absolute(options.output_dir)
     for part in options.input.split(","):
         top = places.absolute(part.strip())

@@ -49,7 +49,7 @@ def convert(spark, options: Options):
         files = output_files.described(names, outputs, options, wholes)
         written = output_files.describe(scratch, schema, every, files, data, options, source.fields)
         with publishing.succeeding(options.output_dir):
-            publishing.publish(scratch, written, options.output_dir, old, wholes)
+            publishing.publish(scratch, [(options.output_dir, written, old, wholes)])
     output_files.log_summary(files, schema, every, time.monotonic() - start)
     return files
 

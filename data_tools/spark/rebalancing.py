@@ -75,7 +75,7 @@ def rebalance(spark, options: Options):
                 weighted=weighted, **data.made,
             )  # fmt: skip
         with publishing.succeeding(options.output_dir):
-            publishing.publish(scratch, written, options.output_dir, old, paths)
+            publishing.publish(scratch, [(options.output_dir, written, old, paths)])
     output_files.log_summary(found, kept, len(files), time.monotonic() - start)
     return files
 

@@ -19,7 +19,7 @@ from deepfm.state import checkpoints, evaluations, resume
 
 v1 = tf.compat.v1
 
-FOLDER = checkpoints.BEST
+FOLDER = "best"
 AUTO = "auto"  # the best checkpoint if it is of this run, else the last one
 
 

@@ -24,7 +24,6 @@ from deepfm.runtime import atomic_files
 
 v1 = tf.compat.v1
 
-BEST = "best"  # the folder of the best checkpoint
 STATE = "checkpoint"  # TensorFlow's name of the file that names the checkpoints
 _PART = re.compile(r"(model\.ckpt-\d+)\.(?:index|meta|data-\d{5}-of-\d{5})")
 AGAIN = "_again"  # ends the name of a folder that holds what takes the place of a checkpoint
@@ -91,7 +90,7 @@ def prepare(model_dir: str, tidy: bool):
                 atomic_files.delete(os.path.join(model_dir, name))
             elif _AGAIN.fullmatch(name):
                 move(os.path.join(model_dir, name))
-        for folder in filter(os.path.isdir, (model_dir, os.path.join(model_dir, BEST))):
+        for folder in filter(os.path.isdir, (model_dir, os.path.join(model_dir, "best"))):
             atomic_files.remove(folder, ".reading-")
         _finish_deleting(model_dir, read_state(model_dir))
     state = read_state(model_dir)
@@ -167,8 +166,7 @@ def move(made: str):
 def delete(folder: str, name: str):
     """Deletes the files of a checkpoint, the index first: without it, nobody takes it for one."""
     for part in sorted(by_name(os.listdir(folder)).get(name, []), key=lambda x: x[-6:] != ".index"):
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(os.path.join(folder, part))
+        os.remove(os.path.join(folder, part))
 
 
 def _finish_deleting(folder, state):
