@@ -34,6 +34,12 @@ def check(job: JobConfig, evaluates: bool):
     for name in ("best_metric", "learning_rate_decay_metric"):
         if getattr(job, name) == "gauc" and job.gauc_field is None:
             raise BadInput(f"--{name}=gauc needs the field of users: add --gauc_field=N.")
+    least = job.learning_rate_decay_on_plateau or job.min_learning_rate
+    if job.optimizer.name == "ftrl" and not least:
+        raise BadInput(
+            "--optimizer=ftrl divides by its rate: --learning_rate_decay_on_plateau=0 needs a "
+            "--min_learning_rate above 0."
+        )
     for name, asked in (
         ("learning_rate_decay_on_plateau", job.learning_rate_decay_on_plateau < 1),
         ("early_stopping_patience", job.early_stopping_patience > 0),

@@ -403,6 +403,15 @@ def test_dropout_drops_the_units_that_tensorflow_drops(units, rate):
     np.testing.assert_array_equal(gradient, wanted_gradient)
 
 
+@pytest.mark.parametrize("ops", [TENSORFLOW, COMPILED], ids=["tensorflow", "kernels"])
+@pytest.mark.parametrize("units", [1, 2, 7])
+def test_the_next_layer_knows_how_many_units_dropout_has_left(ops, units):
+    v1.train.get_or_create_global_step()
+    x = v1.placeholder(tf.float32, [None, units])
+    y = ops.relu_dropout(x, layers.seed_of_step(7, 2), layers.dropped(0.5))
+    assert y.shape.as_list() == [None, units]
+
+
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
 def test_dropout_of_what_is_not_finite_is_that_of_tensorflow(odd):
     v1.train.get_or_create_global_step()

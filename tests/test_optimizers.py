@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 from deepfm import distribution
-from deepfm.config import CHOICES, OptimizerConfig, Replicas
+from deepfm.config import CHOICES, ModelConfig, OptimizerConfig, Replicas
+from deepfm.errors import BadInput
 from deepfm.model import optimizers
 
 v1 = tf.compat.v1
@@ -131,6 +132,13 @@ def test_the_slots_of_ftrl_have_the_names_of_earlier_checkpoints():
             return [v.op.name for v in v1.global_variables()]
 
     assert names(optimizers.OPTIMIZERS["ftrl"].make) == names(v1.train.FtrlOptimizer)
+
+
+@pytest.mark.parametrize("rates", [{"learning_rate": 0.0}, {"embedding_learning_rate": 0.0}])
+def test_a_rate_of_0_is_refused_by_ftrl_alone(rates):
+    with pytest.raises(BadInput, match="ftrl divides by its rate"):
+        optimizers.of_model(OptimizerConfig("ftrl", **rates), ModelConfig(3, 9))
+    assert optimizers.of_model(OptimizerConfig("adam", **rates), ModelConfig(3, 9))
 
 
 def test_the_flag_takes_each_optimizer():

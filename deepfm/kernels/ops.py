@@ -103,7 +103,7 @@ class Ops:
         pairs = tf.random.stateless_uniform(
             [rows, -(-units // 2)], seed, -(1 << 31), (1 << 31) - 1, tf.int32
         )
-        noise = tf.reshape(tf.bitcast(pairs, tf.int16), [rows, -1])[:, :units]
+        noise = tf.reshape(tf.bitcast(pairs, tf.int16), [rows, 2 * pairs.shape[1]])[:, :units]
         kept = tf.cast(noise >= tf.constant(dropped - 32768, tf.int16), x.dtype)
         return tf.nn.relu(x) * (kept * (65536 / (65536 - dropped)))
 

@@ -41,6 +41,11 @@ def of_model(config: OptimizerConfig, model) -> OptimizerConfig:
             "--l2_scope=elapsed is Adam for the batch's rows: it needs --optimizer=adam and "
             "--lazy_updates; try --l2_scope=batch."
         )
+    if config.name == "ftrl" and 0 in (config.learning_rate, config.embedding_learning_rate):
+        raise BadInput(
+            "--optimizer=ftrl divides by its rate: --learning_rate and --embedding_learning_rate "
+            "must be above 0."
+        )
     if config.cowclip_ratio and not config.cowclip_min_norm:
         raise BadInput(
             "--cowclip_min_norm=0 would leave each weight of fm_w at 0, where it starts; "
