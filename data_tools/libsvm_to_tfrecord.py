@@ -15,28 +15,26 @@ An output file is made of pieces: contiguous parts of an input, which several pr
 parallel and which are joined in order at the end. So the records keep the order of the input.
 """
 
-import contextlib
 import dataclasses
 import functools
-import itertools
+import os
 import posixpath
+import tempfile
 import time
 from typing import List, Tuple
 
 from deepfm.runtime import check_python  # noqa: F401  says what to do if TensorFlow is missing
 
 # isort: split
-import tensorflow as tf
-from absl import logging
+import numpy as np
 
+from data_tools.click_logs.splitting import SPLITS
 from data_tools.common import command_line, line_blocks, publishing, record_files, shards, workers
 from data_tools.common.skipping import Skipping
 from data_tools.libsvm import block_writer, output_files, pieces, sources
 from data_tools.libsvm.options import Options
 from deepfm.data import datasets, formats
 from deepfm.errors import BadInput
-
-SHOWN = 5  # records to log as they are stored
 
 
 def main(options: Options):
@@ -72,7 +70,13 @@ def convert(
         )
     publishing.check_hosts(options.output_dir, share[1], formats.TFRECORD.suffixes)
     options = dataclasses.replace(options, output_dir=shards.folder(options.output_dir, share))
-    old = output_files.prepare(inputs, options)
+    split = sources.split_of(options, source, share[1])
+    folders = [options.output_dir]
+    if split:
+        kept = np.flatnonzero(split.shares)
+        folders = [os.path.join(options.output_dir, SPLITS[i]) for i in kept]
+    targets = [dataclasses.replace(options, output_dir=folder) for folder in folders]
+    old = [output_files.prepare(inputs, target) for target in targets]
     with publishing.scratch(options.output_dir, output_files.SCRATCH) as scratch:
         if not own_files:
             ranges = ranges[share[0] :: share[1]]
@@ -85,16 +89,27 @@ def convert(
         total = sum(f.bytes for f in inputs) // (1 if own_files else share[1])
         counts = _count(ranges, source, options, total)
         schema = source.complete(counts)
-        tasks = pieces.plan(ranges, counts, options.num_files, scratch)
+        tasks = pieces.plan(ranges, counts, options.num_files, scratch, split)
         names = output_files.names([r.path for r in ranges], options)
-        outputs, every = _write_pieces(tasks, len(names), total, source, schema, options)
-        parts = _pieces_of(names, tasks, scratch)
-        record_files.join(parts, options.compress, options.num_workers)
-        wholes = {name: whole for name, (_, whole) in zip(names, parts)}
-        files = output_files.described(names, outputs, options, wholes)
-        written = output_files.describe(scratch, schema, every, files, data, options, source.fields)
-        publishing.publish(scratch, [(options.output_dir, written, old, {})])
-    output_files.log_summary(files, schema, every, time.monotonic() - start)
+        num_outputs = len(names) * len(targets)
+        outputs, every = _write_pieces(tasks, num_outputs, total, source, schema, options)
+        schema = schema._replace(feature_size=schema.feature_size or every.max_id + 1)
+        files, published = [], []
+        for target, before in zip(targets, old):
+            first, made = len(names) * len(published), tempfile.mkdtemp(dir=scratch)
+            mine = outputs[first : first + len(names)]
+            parts = _pieces_of(names, first, tasks, made)
+            record_files.join(parts, options.compress, options.num_workers)
+            wholes = {name: whole for name, (_, whole) in zip(names, parts)}
+            found = output_files.described(names, mine, target, wholes)
+            about = schema, functools.reduce(pieces.together, mine), found, data, target
+            written = output_files.describe(made, *about, source.fields) if found else []
+            paths = {name: os.path.join(made, name) for name in written}
+            published.append((target.output_dir, written, before, paths))
+            files += found
+        publishing.publish(scratch, [x for x in published if x[1] or x[2]])
+    seconds, by_column = time.monotonic() - start, "columns" in source.fields
+    output_files.log_summary(files, schema, every, seconds, by_column)
     return files
 
 
@@ -113,48 +128,27 @@ def _count(ranges, source, options, total):
 
 def _write_pieces(tasks, num_outputs, total, source, schema, options):
     """Runs the tasks; returns the BlockFacts of each output, and of all."""
-    outputs, every, shown = [pieces.NO_ROWS] * num_outputs, pieces.NO_ROWS, False
+    outputs, every = [pieces.NO_ROWS] * num_outputs, pieces.NO_ROWS
     bad = Skipping(options.max_bad_records)
     work = functools.partial(source.write, schema=schema)
     with workers.results(work, tasks, options.num_workers, "Converting", total, bad) as results:
-        for index, (piece, block) in results:
+        for _, (piece, block) in results:
             outputs[piece.output] = pieces.together(outputs[piece.output], block)
             every = pieces.together(every, block)
             if every.negative and every.zero:
                 raise BadInput(source.mixed_labels(schema))
-            if not shown and index == 0 and block.rows >= SHOWN:
-                shown = True
-                _log_records(tasks[:1])
     if every.max_id < 0:
         raise BadInput(f"--input={options.input}: the files hold no rows.")
-    if not shown:
-        _log_records(tasks)
     bad.log_total()
     return outputs, every
 
 
-def _log_records(tasks):
-    """Logs the first records as they are stored."""
-    left = SHOWN
-    for piece in (piece for _, planned in tasks for piece in planned):
-        # Close it here: closed by the garbage collector, it would swallow a signal's SystemExit.
-        with contextlib.closing(formats.read_frames(piece.path)) as frames:
-            for _, payload, _ in itertools.islice(frames, left):
-                left -= 1
-                features = tf.train.Example.FromString(payload).features.feature
-                logging.info("*** Example ***")
-                names = "label", "weight", "counts", "ids", "values"
-                for name in (x for x in names if x in features):
-                    stored = features[name].int64_list.value or features[name].float_list.value
-                    numbers = (str(x) if type(x) is int else f"{x:g}" for x in stored)
-                    logging.info("%s: %s", name, " ".join(numbers))
-
-
-def _pieces_of(names, tasks, scratch):
+def _pieces_of(names, first, tasks, scratch):
     """[(paths of its pieces, its path in scratch)] for each output file."""
     parts = [[] for _ in names]
     for piece in (piece for _, planned in tasks for piece in planned):
-        parts[piece.output].append(piece.path)
+        if first <= piece.output < first + len(names):
+            parts[piece.output - first].append(piece.path)
     return [(paths, posixpath.join(scratch, name)) for paths, name in zip(parts, names)]
 
 

@@ -240,3 +240,50 @@ def test_rebalance_remembers_that_ids_are_hashes(convert, tmp_path):
     convert("1 a:1 b:1\n0 c:1 d:1\n", hash_buckets=1000)
     rebalance.rebalance(rebalance.Options(str(tmp_path / "out"), str(tmp_path / "mixed")))
     assert datasets.find(str(tmp_path / "mixed"), "data").hash_buckets == 1000
+
+
+@pytest.mark.parametrize("flags", [{}, {"multi_valued": True}, {"hash_buckets": 50}])
+def test_an_empty_field_0_and_ids_that_fields_share_are_said(convert, caplog, flags):
+    counted_from = lambda first, ids: "".join(
+        f"{i % 2} {first}:{1 + i % 3}:1 {first + 1}:{ids + i % 4}:2\n" for i in range(24)
+    )
+    for first, ids in ((0, 50), (1, 50), (0, 1), (1, 1)):
+        caplog.clear()
+        convert(counted_from(first, ids), overwrite=True, **flags)
+        said = "".join(x.getMessage() for x in caplog.records if x.levelname == "WARNING")
+        assert ("No row has a value in field 0" in said) == (first == 1)
+        if not flags.get("hash_buckets"):  # there, ids of 50 buckets may meet
+            assert ("24 rows, 3 ids are in more than one field" in said) == (ids == 1)
+
+
+def test_padding_to_one_long_row_is_warned_of_by_its_line(convert, caplog):
+    rows = ["1 3:1 4:1\n"] * 90
+    convert("".join(rows), pad=True)
+    assert not [x for x in caplog.records if x.levelname == "WARNING"]
+    rows[40] = "0 " + " ".join(f"{i}:1" for i in range(1, 600)) + "\n"
+    convert("".join(rows), pad=True, overwrite=True)
+    (said,) = [x.getMessage() for x in caplog.records if x.levelname == "WARNING"]
+    assert ":41: the longest row has 599 pairs, and --pad fills all 90 rows" in said
+
+
+@pytest.mark.parametrize(
+    "flags", [{}, {"hash_buckets": 9}, {"pad": True}, {"fields": 1}, {"input_format": "libffm"}]
+)
+@pytest.mark.parametrize("line", ["1 qid:3 0:1:1", "\t0:2\vqid:3 1:1 # x", "1 qid:1"])
+def test_query_groups_are_refused_by_every_reader_of_lines(convert, tmp_path, flags, line):
+    if "fields" in flags:
+        (tmp_path / "map.json").write_text('{"fields": [{"first_id": 0, "last_id": 5}]}')
+        flags = {"fields": str(tmp_path / "map.json")}
+    pair = "0:1:1" if "input_format" in flags else "1:1"
+    flags = {"example_weights": True, **flags}
+    with pytest.raises(BadInput, match=r":3: query groups are not supported; leave 'qid:\d' out"):
+        convert(f"1 {pair}\n0 {pair}\n{line}\n1 {pair}\n", **flags)
+
+
+def test_raw_cells_and_ids_of_64_bits_name_what_reads_them(convert):
+    with pytest.raises(BadInput, match="data_tools.prepare_criteo --columns reads raw cells"):
+        convert("0,41,a.com,5\n1,2,b.com,6\n")
+    words = "the largest id is 2147483646; libsvm_to_tfrecord --hash_buckets=N hashes"
+    for number in (2**40, 2**63, 2**63 - 1):
+        with pytest.raises(BadInput, match=words):
+            convert(f"0 {number}:1\n", overwrite=True)

@@ -16,6 +16,7 @@ import tensorflow as tf
 from conftest import ROOT, await_files, run_tool, shared_data
 
 from data_tools import libsvm_to_tfrecord, rebalance
+from data_tools.click_logs import splitting
 from data_tools.common import line_blocks, publishing, record_files, workers
 from data_tools.libsvm_to_tfrecord import Options
 from deepfm.data import dataset_json, datasets
@@ -129,6 +130,74 @@ def test_each_input_becomes_one_output_of_its_name(convert):
 def test_inputs_that_would_share_an_output_are_refused(convert):
     with pytest.raises(BadInput, match=r"another input would also become a\.tfrecords"):
         convert({"a.libsvm": "1 1:1\n", "a.txt": "1 1:1\n"})
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+@pytest.mark.parametrize("flags", [{}, {"seed": 2, "compress": True}, {"pad": True}])
+def test_split_draws_lines_by_their_bytes(convert, small_blocks, tmp_path, pack, flags):
+    texts = lines(300)
+    texts.insert(5, "\n# nothing\n")
+    texts.insert(9, "x 1:1 2:1 3:1\n")
+    text = "".join(texts)
+    name = "a.libsvm" if pack is bytes else "a.libsvm.gz"
+    flags = {"split": "0.6,0.4,0", "max_bad_records": 1, "feature_size": 1000, **flags}
+    convert({name: pack(text.encode()), "b.txt": "1 1:1 2:1 3:1\n" * 50}, **flags)
+    split = splitting.Split((0.6, 0.4, 0.0), seed=flags.get("seed", 1))
+    found = sorted(os.listdir(tmp_path / "out"))
+    assert found == ["train", "valid"]
+    for i, folder in enumerate(found):
+        data = datasets.find(str(tmp_path / "out" / folder), "data")
+        assert (data.feature_size, data.field_size) == (1000, 3)
+        starts = np.cumsum([0, *map(len, texts)])
+        drawn = splitting.split_of(split, name, starts[:-1])
+        mine = "".join(x for x, j in zip(texts, drawn) if j == i and "x" not in x)
+        first, second = data.files
+        assert records_of(first.path) == rows_of(mine) and first.rows
+        assert set(map(str, records_of(second.path))) == {str((1.0, [1, 2, 3], [1.0, 1.0, 1.0]))}
+        assert (data.rows, first.positives) == (
+            len(rows_of(mine)) + second.rows, sum(row[0] for row in rows_of(mine)),
+        )  # fmt: skip
+
+
+def test_a_bad_line_of_a_split_is_named_by_its_number(convert, small_blocks):
+    texts = lines(300)
+    texts[200] = "0 1:1\n"
+    with pytest.raises(BadInput, match=r"a\.libsvm:201: expected 3 id:value pairs, found 1"):
+        convert("".join(texts), split="0.5,0.3,0.2")
+
+
+@pytest.mark.parametrize(
+    "name, flags, words",
+    [
+        ("a.libsvm", {"split": "0.5,0.4"}, "must be three shares that sum to 1"),
+        ("a.libsvm", {"num_files": 2}, "does not go with --num_files .data_tools.rebalance makes"),
+        ("a.csv", {}, "--split does not go with a table"),
+    ],
+)
+def test_a_split_that_cannot_be_is_refused(convert, tmp_path, name, flags, words):
+    with pytest.raises(BadInput, match=words):
+        convert({name: "label,a\n1,2\n" * 9}, **{"split": "0.8,0.1,0.1", **flags})
+    assert not (tmp_path / "out").exists()
+
+
+def test_splits_are_replaced_together_and_only_where_it_is_asked_to(convert, tmp_path):
+    flags = {"split": "0.8,0.1,0.1"}
+    convert("".join(lines(200)), **flags)
+    with pytest.raises(BadInput, match="train already holds a data set"):
+        convert("".join(lines(200)), **flags)
+    files = convert("".join(lines(100)), overwrite=True, **flags)
+    assert sum(file.rows for file in files) == 100
+    assert datasets.find(str(tmp_path / "out"), "data").rows == 100
+
+
+def test_two_records_are_logged_as_they_are_stored(convert, caplog):
+    caplog.set_level("INFO", "absl")
+    convert("1:.5 3:1 4:2.25\n-1 5:-1 6:0\n1 7:1 8:1\n", compress=True)
+    said = [x.getMessage() for x in caplog.records if x.getMessage().startswith("Example: ")]
+    assert said == [
+        "Example: label 1, weight 0.5, ids 3 4, values 1 2.25",
+        "Example: label 0, weight 1, ids 5 6, values -1 0",
+    ]
 
 
 def test_gzip_in_and_out(convert, small_blocks):
@@ -356,16 +425,6 @@ def test_overwrite_keeps_the_old_data_set_where_the_run_fails(convert, tmp_path)
         convert("1 x\n", overwrite=True)
     assert records_of(file.path) == rows_of("1 1:1")
     assert sorted(os.listdir(tmp_path / "out")) == ["a.tfrecords", "dataset.json"]
-
-
-def test_the_first_five_records_are_logged_as_stored(convert, monkeypatch):
-    logged = []
-    log = lambda text, *values: logged.append(text % values)
-    monkeypatch.setattr(libsvm_to_tfrecord.logging, "info", log)
-    text = "".join(lines(3)), "".join(lines(4, seed=1))
-    convert({"a.libsvm": text[0], "b.libsvm": text[1]})
-    found = [line.split(" ", 1)[1].split() for line in logged if line.startswith("ids: ")]
-    assert [[int(i) for i in ids] for ids in found] == [r[1] for r in rows_of("".join(text))[:5]]
 
 
 def test_a_real_file_of_varying_length_is_stored_as_it_is(tmp_path):

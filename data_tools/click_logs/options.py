@@ -7,11 +7,12 @@ from typing import Dict, Optional, Sequence, Tuple
 
 from absl import logging
 
-from data_tools.click_logs import column_kinds, feature_map, row_parser, slices
+from data_tools.click_logs import column_kinds, feature_map, row_parser, slices, splitting
 from data_tools.click_logs.column_kinds import BUCKETS, SCALED, Column, Table
 from data_tools.click_logs.slices import Source
 from data_tools.click_logs.splitting import SPLITS, Split
 from data_tools.common.command_line import REQUIRED, flag
+from data_tools.libsvm import output_files
 from deepfm.data import datasets
 from deepfm.data.plain import file_bytes
 from deepfm.errors import BadInput
@@ -173,16 +174,7 @@ def complete(options, known, described):
 
 
 def sources_of(options):
-    try:
-        shares = tuple(float(share) for share in options.split.split(","))
-    except ValueError:
-        shares = ()
-    if len(shares) != 3 or min(shares) < 0 or shares[0] == 0 or not abs(sum(shares) - 1) <= 1e-6:
-        raise BadInput(
-            f"--split={options.split} must be three shares that sum to 1, the first above 0; try "
-            "--split=0.8,0.1,0.1."
-        )
-    sources = []
+    shares, sources = splitting.shares_of(options.split), []
     if options.input:
         split = Split(shares, options.split_by, options.seed)
         sources.append(Source("input", options.input, split))
@@ -218,6 +210,7 @@ def log_unlabelled(tasks):
 
 
 def log_summary(files, tables, fingerprint, seconds):
+    output_files.log_examples(files)
     for split in SPLITS:
         mine = [f for f in files if f"{os.sep}{split}{os.sep}" in f.path]
         rows = sum(f.rows for f in mine)

@@ -84,9 +84,6 @@ def write_map(tables, old, options, scratch):
 def publish(written, tables, fingerprint, old, options, share, scratch, elsewhere=None):
     """Moves everything to its place; returns the data files.
 
-    All folders are marked as unfinished before anything changes, so that readers refuse them unless
-    data and map are from the same run.
-
     Args:
         written: {(index of the split, name of the file): BlockFacts}.
         elsewhere: {the same: path} of files that are not in the split's folder in `scratch`.

@@ -7,6 +7,7 @@ from typing import NamedTuple, Tuple
 import numpy as np
 
 from data_tools.common import splitmix64
+from deepfm.errors import BadInput
 
 SPLITS = ("train", "valid", "test")
 
@@ -27,6 +28,20 @@ class Split(NamedTuple):
     seed: int = 1
     before: int = 0
     total: int = 1
+
+
+def shares_of(text: str) -> Tuple[float, ...]:
+    """The shares that --split says; BadInput if they are none."""
+    try:
+        shares = tuple(float(share) for share in text.split(","))
+    except ValueError:
+        shares = ()
+    if len(shares) != 3 or min(shares) < 0 or shares[0] == 0 or not abs(sum(shares) - 1) <= 1e-6:
+        raise BadInput(
+            f"--split={text} must be three shares that sum to 1, the first above 0; try "
+            "--split=0.8,0.1,0.1."
+        )
+    return shares
 
 
 def split_of(split: Split, path: str, starts: np.ndarray) -> np.ndarray:

@@ -6,6 +6,8 @@
 import json
 from typing import Optional, Sequence, Tuple
 
+from absl import logging
+
 from data_tools.common import line_blocks
 from data_tools.libsvm.pieces import MIXED
 from deepfm.data.plain import libsvm_text
@@ -116,6 +118,8 @@ def with_field_size(
     field_size = lines.field_size
     if not field_size and (lines.pad or lines.named_fields):
         field_size = max(most for _, most in counts)
+        if options.pad:
+            _warn_of_padding(field_size, sum(rows for rows, _ in counts), inputs)
         if not field_size and lines.named_fields:
             _first_row_length(inputs, lines._replace(field_size=memory.MAX_FIELDS), options)
     elif not field_size:
@@ -123,6 +127,19 @@ def with_field_size(
     if not field_size:
         raise BadInput(f"--input={options.input}: no row holds an id:value pair.")
     return with_size(lines, field_size, options)
+
+
+def _warn_of_padding(longest, rows, inputs):
+    """Warns if filling all rows up to the longest makes records far larger than the input."""
+    size, found = 5 * longest * rows, sum(file.bytes for file in inputs)  # an id, a float
+    if size > 10 * found:
+        lines = ((f.path, n, x) for f in inputs for n, x in line_blocks.read_lines(f.path))
+        at = next((f"{path}:{n}" for path, n, x in lines if len(x.split()) > longest), "a row")
+        logging.warning(
+            "%s: the longest row has %d pairs, and --pad fills all %d rows up to that: about %.2g "
+            "MB of %.2g MB. --field_size=N refuses longer rows; LibFFM with --multi_valued needs "
+            "no padding.", at, longest, rows, size / 1e6, found / 1e6,
+        )  # fmt: skip
 
 
 def with_size(schema: Schema, field_size: int, options) -> Schema:

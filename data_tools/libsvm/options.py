@@ -27,6 +27,11 @@ class Options:
         default=0,
         lower_bound=0,
     )
+    split: Optional[str] = flag(
+        "Shares of the lines for OUTPUT_DIR/train, valid and test, such as 0.8,0.1,0.1; lines are "
+        "drawn by their place. Default: all go to --output_dir."
+    )
+    seed: int = flag("Random seed of --split.", default=1)
     field_size: Optional[int] = flag(
         "Fields of each row; other rows are bad. Default: as many as the first row has pairs; with "
         "--pad the longest row; for LibFFM the largest field + 1; for a table as its columns say.",

@@ -3,10 +3,13 @@
 `options` is always an Options.
 """
 
+import gzip
+import itertools
 import os
 import posixpath
 from typing import Dict, List, Sequence
 
+import numpy as np
 from absl import logging
 
 from data_tools.click_logs import parquet_rows
@@ -15,7 +18,7 @@ from data_tools.libsvm import pieces
 from data_tools.libsvm.pieces import BlockFacts
 from data_tools.tables import csv_blocks
 from deepfm.data import dataset_json
-from deepfm.data.plain import data_file, made
+from deepfm.data.plain import data_file, decoder, frames, made, wire
 from deepfm.data.plain.data_file import DataFile
 from deepfm.errors import BadInput
 from deepfm.runtime.storage import places
@@ -107,8 +110,16 @@ def describe(scratch: str, schema, every: BlockFacts, files: List[DataFile], dat
     return [*(os.path.basename(file.path) for file in files), dataset_json.METADATA]
 
 
-def log_summary(files: List[DataFile], schema, every: BlockFacts, seconds: float):
-    """Logs what was written, and how fast."""
+def log_summary(files: List[DataFile], schema, every: BlockFacts, seconds: float, by_column: bool):
+    """Logs what was written, how fast, and what fields look wrong."""
+    log_examples(files)
+    low, high = every.low[0], every.high[0]
+    if schema.named_fields and (low > high or low == high == 0):
+        logging.warning(
+            "No row has a value in field 0, so it stays empty: fields are counted from 0."
+        )
+    if schema.named_fields or by_column:
+        _warn_of_shared_ids(files[0].path, schema)
     rows, positives = sum(f.rows for f in files), sum(f.positives for f in files)
     logging.info(
         "Wrote %d rows (%.4f of them positive) of %d fields, feature_size %d, to %d files in "
@@ -117,3 +128,47 @@ def log_summary(files: List[DataFile], schema, every: BlockFacts, seconds: float
         len(files), seconds,
         rows / seconds,
     )  # fmt: skip
+
+
+def log_examples(files: List[DataFile]):
+    """Logs the first two records as they are stored, a line each."""
+    path = files[0].path
+    if path.endswith(data_file.LIBSVM):
+        with places.of(path).open_file(path) as f:
+            texts = [line.decode().strip() for line in itertools.islice(f, 2)]
+    else:
+        data, starts, ends = _first_frames(path)
+        texts = [_text(wire.read(data[a:b])) for a, b in zip(starts[:2], ends[:2])]
+    for text in texts:
+        logging.info("Example: %s", text if len(text) < 1000 else text[:996] + " ...")
+
+
+def _text(features):
+    there = (name for name in ("label", "weight", "counts", "ids", "values") if name in features)
+    numbers = lambda feature: " ".join(f"{x:g}" for x in feature.floats or feature.int64s)
+    return ", ".join(f"{name} {numbers(features[name])}" for name in there)
+
+
+def _first_frames(path):
+    """(the first records of a TFRecord file, where they begin and where they end)."""
+    with places.of(path).open_file(path) as raw:
+        found = next(frames.read(gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw, path))
+    return found.data, found.starts + frames.HEADER, found.ends - 4
+
+
+def _warn_of_shared_ids(path, schema):
+    """Warns if the first records have an id in several fields."""
+    batch = decoder.decode(*_first_frames(path), schema)
+    ids, fields = batch.ids, np.tile(np.arange(schema.field_size), (len(batch.ids), 1))
+    if batch.counts is not None:
+        fields = fields.repeat(batch.counts.ravel())
+        ids = ids[np.arange(ids.shape[1]) < batch.counts.sum(1)[:, np.newaxis]]
+    pairs = np.unique(np.stack([ids.ravel(), fields.ravel()]), axis=1)
+    shared, counts = np.unique(pairs[0], return_counts=True)
+    number = np.count_nonzero((counts > 1) & (shared > 0))  # 0 stands for a missing field
+    if number:
+        logging.warning(
+            "Of the first %d rows, %d ids are in more than one field; these fields share "
+            "embeddings. If each field counts its ids by itself, shift them (docs/data.md).",
+            len(batch.labels), number,
+        )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Callable, Iterator, List, NamedTuple, Optional, Sequence, Tup
 
 import numpy as np
 
+from data_tools.click_logs.splitting import Split, split_of
 from data_tools.common import line_blocks
 from data_tools.common.line_blocks import LineRange
 from data_tools.libsvm import field_lines
@@ -28,11 +29,13 @@ class Piece(NamedTuple):
         path: the temporary file for it alone.
         output: the index of the output file.
         rows: how many rows of the range it takes; None: all of them.
+        part: (how the rows are divided, the index of its split); None: they are not.
     """
 
     path: str
     output: int
     rows: Optional[int] = None
+    part: Optional[Tuple[Split, int]] = None
 
 
 class BlockFacts(NamedTuple):
@@ -130,6 +133,7 @@ def plan(
     counts: Optional[Sequence[Tuple[int, int]]],
     num_files: int,
     folder: str,
+    split: Optional[Split] = None,
 ) -> List[Tuple[LineRange, List[Piece]]]:
     """Says which pieces the lines of each range go to: (a range, its Pieces in order).
 
@@ -138,6 +142,7 @@ def plan(
         counts: (rows, most fields in a row) of each; needed if there are num_files.
         num_files: files of equally many rows; 0: one for each input file, sorted.
         folder: where the pieces are.
+        split: how rows are divided; each of SPLITS then has a file for each input file.
 
     Raises:
         BadInput: there are fewer rows than files.
@@ -146,8 +151,12 @@ def plan(
     if not num_files:
         paths = sorted({r.path for r in ranges})
         for i, lines in enumerate(ranges):
-            piece = Piece(posixpath.join(folder, f"piece-{i}"), paths.index(lines.path))
-            tasks.append((lines, [piece]))
+            path, output = posixpath.join(folder, f"piece-{i}"), paths.index(lines.path)
+            made = [
+                Piece(f"{path}-{j}", output + i * len(paths), None, (split, j))
+                for i, j in enumerate(np.flatnonzero(split.shares if split else ()))
+            ]
+            tasks.append((lines, made or [Piece(path, output)]))
         return tasks
     total = sum(rows for rows, _ in counts)
     if total < num_files:
@@ -208,6 +217,9 @@ def _without_comment(line, schema):
 
 def _cut(lines, pieces):
     """Yields (piece, text, lines of the range before it, bytes read) for each block of a piece."""
+    if pieces[0].part:
+        yield from _divided(lines, pieces)
+        return
     pieces = iter(pieces)
     piece = next(pieces)
     left, lines_before = piece.rows, 0
@@ -228,3 +240,19 @@ def _cut(lines, pieces):
             yield piece, text[begin:], lines_before, read
             lines_before += text.count(b"\n", begin)
             left = None if left is None else left - (len(starts) - row)
+
+
+def _divided(lines, pieces):
+    """As _cut; the lines of other pieces are blank, so that lines keep their numbers."""
+    lines_before = 0
+    for begin, text, read in line_blocks.read_blocks(lines):
+        starts = text_blocks.record_starts(text)
+        splits = split_of(pieces[0].part[0], lines.path, begin + starts)
+        newlines = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
+        of_line = dict(zip(np.searchsorted(newlines, starts).tolist(), splits.tolist()))
+        whole = text.split(b"\n")
+        for piece in pieces:
+            mine = (x if of_line.get(i) == piece.part[1] else b"" for i, x in enumerate(whole))
+            yield piece, b"\n".join(mine), lines_before, read
+            read = 0
+        lines_before += len(newlines)

@@ -4,14 +4,16 @@ Both engines, one machine and Spark, read any Source in the same way. Its functi
 """
 
 import functools
-from typing import Any, Callable, Dict, NamedTuple, Sequence, Union
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Union
 
+from data_tools.click_logs.splitting import Split, shares_of
 from data_tools.common import line_blocks
 from data_tools.common.line_blocks import LineRange
 from data_tools.libsvm import line_schema, pieces
 from data_tools.tables import inputs, layouts, writing
 from data_tools.tables.writing import Part
 from deepfm.data.plain.schema import Schema
+from deepfm.errors import BadInput
 
 
 class Source(NamedTuple):
@@ -62,6 +64,21 @@ def of(data, options, write_lines: Callable) -> Source:
         lambda schema: line_schema.mixed_labels(files, schema),
         {"fields": fields or ("named" if lines.named_fields else "by place")},
     )
+
+
+def split_of(options, source: Source, hosts: int) -> Optional[Split]:
+    """How --split divides the rows; BadInput if it cannot."""
+    if not options.split:
+        return None
+    pairs = (
+        (not isinstance(source.ranges[0], LineRange), "a table"),
+        (options.num_files, "--num_files (data_tools.rebalance makes even files)"),
+        (hosts > 1, "several hosts"),
+    )
+    for wrong, what in pairs:
+        if wrong:
+            raise BadInput(f"--split does not go with {what}; leave one of them out.")
+    return Split(shares_of(options.split), seed=options.seed)
 
 
 def _of_table(table, options):

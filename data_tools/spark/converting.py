@@ -30,6 +30,11 @@ def convert(spark, options: Options):
         OSError: a job failed, or an output cannot be published.
     """
     start = time.monotonic()
+    if options.split:
+        raise BadInput(
+            "--split does not work on Spark; leave it out, or convert on one machine "
+            "(data_tools.libsvm_to_tfrecord)."
+        )
     publishing.finish(options.output_dir)
     data = datasets.find(options.input, "input", tables=True)
     source = sources.of(data, options, line_writer.write)
@@ -50,7 +55,8 @@ def convert(spark, options: Options):
         written = output_files.describe(scratch, schema, every, files, data, options, source.fields)
         with publishing.succeeding(options.output_dir):
             publishing.publish(scratch, [(options.output_dir, written, old, wholes)])
-    output_files.log_summary(files, schema, every, time.monotonic() - start)
+    seconds, by_column = time.monotonic() - start, "columns" in source.fields
+    output_files.log_summary(files, schema, every, seconds, by_column)
     return files
 
 

@@ -90,7 +90,11 @@ def _file(path, layout, names):
         order = [name.lower() for name in layout.order]
         places = tuple(order.index(name.lower()) for name in names)
         return CsvFile(delimiter, len(order), names, places, False)
-    hint = "" if layout.order else "; LibSVM text needs --input_format=libsvm"
+    hint = (
+        ""
+        if layout.order
+        else "; prepare_criteo reads raw cells; LibSVM text needs --input_format=libsvm"
+    )
     places = tuple(layouts.find(path, layout, cells, hint))
     return CsvFile(delimiter, len(cells), names, places, True)
 

@@ -13,7 +13,7 @@ import numpy as np
 from deepfm.data.plain import digits
 from deepfm.data.plain.decoder import Batch
 from deepfm.data.plain.hashes import fingerprints
-from deepfm.data.plain.libsvm_text import CONTROL, HASH_IN_ID, are_numbers, number_of
+from deepfm.data.plain.libsvm_text import CONTROL, HASH_IN_ID, QUERY, are_numbers, number_of
 from deepfm.data.plain.schema import Schema
 
 _COLON, _DOT, _MINUS, _PLUS, _NEWLINE, _HASH = b":.-+\n#"
@@ -119,7 +119,7 @@ def decode(text: bytes, schema: Schema) -> Optional[Batch]:
     Lines without a record are passed over. `libsvm_text.explain_line` says what is wrong with a
     line, and `bad_record.find_refused` which ones are bad.
     """
-    if schema.hash_buckets and HASH_IN_ID.search(text):
+    if schema.hash_buckets and (HASH_IN_ID.search(text) or QUERY.search(text)):
         return None
     try:
         return _decode(Text(re.sub(rb"#[^\n]*", b"", text) if b"#" in text else text), schema)

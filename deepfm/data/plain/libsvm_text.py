@@ -13,6 +13,7 @@ from typing import Iterable, List, Optional
 import numpy as np
 
 from deepfm.data.plain.schema import (
+    LARGER,
     NO_WEIGHT,
     Schema,
     Shape,
@@ -27,6 +28,11 @@ UNEXPLAINED = "refused by TensorFlow's decoder"  # though `explain_line` finds n
 HASH_IN_ID = re.compile(rb"[^\s]#|[ \t]#\S")  # a '#' that may begin a comment or belong to an id
 CONTROL = re.compile(rb"[^\x20-\xff\t\n\r\v\f]")  # a character that is neither blank nor text
 _NO_LABELS = "lines without labels need one before each (for inference sed 's/^/0 /')"
+_A_TABLE = (
+    "is it a table? data_tools.prepare_criteo --columns reads raw cells, libsvm_to_tfrecord "
+    "--input_format=csv encoded ids"
+)
+QUERY = re.compile(rb"(?m)^[^\S\n]*[^\s#]+[^\S\n]+qid:")  # a line of a query group
 _ID = re.compile(rb"-?[0-9]+")
 _FIELD = re.compile(rb"[0-9]{1,6}")
 _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -70,9 +76,12 @@ def explain_line(line: bytes, schema: Schema) -> Optional[str]:
     if schema.hash_buckets and HASH_IN_ID.search(line):
         return f"'#' begins a comment and cannot be in an id; put spaces around it: {_text(line)}"
     first, *pairs = line.partition(b"#")[0].split()
+    if pairs and pairs[0].startswith(b"qid:"):
+        return f"query groups are not supported; leave {_text(pairs[0])} out: {_text(line)}"
     label, colon, weight = first.partition(b":")
     if number_of(label) not in (-1, 0, 1):
         hint = f" ({_NO_LABELS})" if colon and _ID.fullmatch(label) else ""
+        hint = f" ({_A_TABLE})" if b"," in line and b":" not in line else hint
         return f"label {_text(first)} is not 0, 1, -1 or +1{hint}: {_text(line)}"
     if colon and not schema.weighted:
         return (
@@ -102,7 +111,7 @@ def explain_line(line: bytes, schema: Schema) -> Optional[str]:
             return f"{_text(pair)} is not id:value ({hint}): {_text(line)}"
         number = 1 if schema.hash_buckets else _integer(feature_id)
         if number > _INT64_MAX:
-            return f"feature id {_text(feature_id)} is not below 2^63: {_text(line)}"
+            return f"feature id {_text(feature_id)} is not below 2^63{LARGER}: {_text(line)}"
         if len(value) > _NUMBER_CHARACTERS:
             limit = f"longer than {_NUMBER_CHARACTERS} characters"
             return f"value {_text(value)} is {limit}: {_text(line)}"

@@ -8,6 +8,10 @@ from deepfm.config import MAX_NUMBER
 
 FRAME = 16  # bytes that a record takes in its file beside its payload: length and two checksums
 NO_WEIGHT = "is not a finite number of at least 0"
+LARGER = (
+    f" (the largest id is {MAX_NUMBER - 1}; libsvm_to_tfrecord --hash_buckets=N hashes those of "
+    "lines, prepare_criteo numbers those of tables)"
+)
 _SMALLEST_NORMAL = np.finfo(np.float32).tiny
 
 
@@ -81,7 +85,9 @@ def explain_id(feature_id, schema):
             f"feature id {feature_id} is not below {limit} (--feature_size is the largest id + 1)"
         )
     if feature_id >= schema.limit:
-        return f"feature id {feature_id} is not below {schema.limit}: no table has more rows"
+        return (
+            f"feature id {feature_id} is not below {schema.limit}: no table has more rows{LARGER}"
+        )
     return None
 
 
