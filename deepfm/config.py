@@ -46,11 +46,11 @@ class ModelConfig(NamedTuple):
             sum, mean or element-wise max. The mean divides by the number of values, not by their
             sum, so all three agree for a field with a single value.
         multi_valued: whether exported models accept fields with several values.
+        ids: how the ids that the model learns were made (plain/made.py); None: not known.
         hash_buckets: of the strings that ids are hashes of, and that exported models take too; 0:
             ids are no hashes; None: not known.
         logit_offset: added to the logits in all but training; see `logit_offset`.
         feature_map: fingerprint of the feature map whose ids the model learns; None: not known.
-        ids: how the ids that the model learns were made (made.ids); None: not known.
     """
 
     field_size: int
@@ -70,10 +70,10 @@ class ModelConfig(NamedTuple):
     seed: int = 1
     pooling: str = "sum"
     multi_valued: bool = False
+    ids: Optional[Dict[str, Any]] = None
     hash_buckets: Optional[int] = None
     logit_offset: float = 0.0
     feature_map: Optional[str] = None
-    ids: Optional[Dict[str, Any]] = None
 
 
 # Fields of ModelConfig that decide which variables a model has, and what they mean.
