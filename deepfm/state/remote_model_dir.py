@@ -19,8 +19,8 @@ from absl import logging
 from deepfm.config import JobConfig
 from deepfm.errors import BadInput
 from deepfm.runtime import interruption, remote_files
+from deepfm.runtime.storage.owner import Owner
 from deepfm.state import best, checkpoints, evaluations, export, model_dir, model_json, resume
-from deepfm.state.owner import Owner
 
 v1 = tf.compat.v1
 

@@ -1,10 +1,10 @@
 """The mark of a training in a remote model_dir, which keeps out a second one.
 
-S3 has no locks. So whoever trains writes a mark with a name of its own every BEAT seconds. Another
-training that finds it watches it for two beats: if it changes it is a living one's; if not, its
-owner was killed, and the mark is taken over. The owner reads it back before it copies a checkpoint,
-and stops if it is no longer its own. The race that is left: of two that begin within a moment, both
-find no mark. The one whose mark is overwritten learns of that with its first beat.
+S3 has no locks. So a training writes a mark of its own every BEAT seconds. Another one that finds
+it watches it for two beats: if it changes, its owner lives; if not, that was killed, and the other
+takes over. The owner reads the mark back before it copies a checkpoint, and stops if it is no
+longer its own. A race is left: of two that begin within a moment, both find no mark. The one whose
+mark is overwritten learns of that with its first beat.
 """
 
 import contextlib
@@ -21,6 +21,7 @@ from absl import logging
 
 from deepfm.errors import BadInput
 from deepfm.runtime import remote_files
+from deepfm.runtime.storage import gfile
 
 BEAT = 10.0  # seconds
 _OLD = 3600.0  # seconds after which no owner lives; S3 accepts no clocks that differ so much
@@ -29,14 +30,7 @@ _OLD = 3600.0  # seconds after which no owner lives; S3 accepts no clocks that d
 class Owner:
     """This training as the owner of a remote folder, until `release`.
 
-    Args:
-        folder: the remote folder.
-
-    Attributes:
-        lost: whether the folder was found to be another's.
-
-    Raises:
-        BadInput: another process is training there.
+    Raises BadInput if another process is training there. `lost` is whether that was found later.
     """
 
     def __init__(self, folder: str):
@@ -60,26 +54,24 @@ class Owner:
         with contextlib.suppress(tf.errors.OpError):
             if time.time() - tf.io.gfile.stat(self._path).mtime_nsec / 1e9 > _OLD:
                 return
+        host, end = found.get("host"), time.monotonic() + 2 * BEAT
         logging.info(
-            "--model_dir=%s has the mark of another training (%s): watching for %.0f s "
-            "whether that goes on.",
-            folder, found.get("host"), 2 * BEAT,
+            "--model_dir=%s has the mark of another training (%s): watching for %.0f s whether "
+            "that goes on.", folder, host, 2 * BEAT,
         )  # fmt: skip
-        end = time.monotonic() + 2 * BEAT
         while time.monotonic() < end:
             time.sleep(BEAT / 10)
             if (self._read() or found) != found:
                 raise BadInput(
-                    f"--model_dir={folder}: another process is training there "
-                    f"({found.get('host')}); wait for it, or give another folder."
+                    f"--model_dir={folder}: another process is training there ({host}); wait for "
+                    "it, or give another folder."
                 )
 
     def _read(self):
         """The mark that is there; None without one, or if it cannot be read now."""
         try:
-            with tf.io.gfile.GFile(self._path, "rb") as f:
-                found = json.loads(f.read().decode())
-        except (*remote_files.TROUBLE, ValueError):
+            found = json.loads(gfile.content(self._path).decode())
+        except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None
 
