@@ -259,8 +259,9 @@ def _search(part, flag) -> Found:
     # TensorFlow prefixes what it finds in the current folder with "./".
     pattern = part if posixpath.dirname(part) else posixpath.join(".", part)
     fixed = len(posixpath.dirname(re.split(r"[*?\[]", pattern)[0]))
-    found = [x for x in files.glob(pattern) if x == pattern or _holds_data(x[fixed:])]
-    found = found or [pattern] * files.exists(pattern)  # a file that is named like a pattern
+    literal = "[" in pattern and files.exists(pattern)  # a file that is named like a pattern
+    found = [pattern] if literal else files.glob(pattern)
+    found = [x for x in found if x == pattern or _holds_data(x[fixed:])]
     found = [x for x, folder in zip(found, places.each(part, files.is_dir, found)) if not folder]
     folder = posixpath.dirname(part)
     if not found and os.path.isdir(folder) and not os.access(folder, os.R_OK | os.X_OK):
