@@ -17,8 +17,8 @@ import numpy as np
 
 from data_tools.click_logs import column_kinds, feature_map, quoted_cells
 from data_tools.click_logs.column_kinds import BUCKETS, CATEGORY, DATASETS, HOUR, LABEL, Column
-from deepfm.data.plain import digits
 from deepfm.data.plain.bad_record import BadRecord, marked
+from deepfm.data.plain.hashes import digits
 from deepfm.errors import BadInput
 
 MISSING, LONG = 0, 2**64 - 1  # UTF-8 text never has the byte 255

@@ -10,9 +10,8 @@ from typing import Optional
 
 import numpy as np
 
-from deepfm.data.plain import digits
 from deepfm.data.plain.decoder import Batch
-from deepfm.data.plain.hashes import fingerprints
+from deepfm.data.plain.hashes import digits, fingerprints
 from deepfm.data.plain.libsvm_text import CONTROL, HASH_IN_ID, QUERY, are_numbers, number_of
 from deepfm.data.plain.schema import Schema
 
