@@ -139,6 +139,8 @@ def log_unknown(written, tables, options):
     trained = None
     for i in sorted({i for i, _ in written}):
         total = _total(written, i)
+        if not total.rows:  # of this host
+            continue
         shares = _unknown(total, tables)
         if trained is None and i:
             there = os.path.dirname(options.feature_map or "") or options.output_dir

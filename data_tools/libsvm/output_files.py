@@ -132,7 +132,9 @@ def log_summary(files: List[DataFile], schema, every: BlockFacts, seconds: float
 
 def log_examples(files: List[DataFile]):
     """Logs the first two records as they are stored, a line each."""
-    path = files[0].path
+    path = next((file.path for file in files if file.rows), None)
+    if not path:  # this host has none
+        return
     if path.endswith(data_file.LIBSVM):
         with places.of(path).open_file(path) as f:
             texts = [line.decode().strip() for line in itertools.islice(f, 2)]
