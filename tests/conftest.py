@@ -6,6 +6,7 @@ import glob
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,8 @@ from tensorflow.python.client import session
 
 tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
 gc.set_threshold(100_000)  # as program.py does
+for number in (signal.SIGHUP, signal.SIGQUIT):  # which nohup and a shell's & ignore
+    signal.signal(number, signal.SIG_DFL)
 warm.remember_signatures()
 
 

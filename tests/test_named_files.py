@@ -85,8 +85,8 @@ def test_a_whole_data_set_is_nothing_to_talk_about(four, said):
 
 def test_a_file_that_dataset_json_does_not_name_is_told(four, said):
     (four / "below").mkdir()
-    for name in ("x.tfrecords", "below/y.tfrecords"):
-        write_tfrecords(four / name, make_records(3))
+    for n, name in enumerate(("x.tfrecords", "below/y.tfrecords"), 3):
+        write_tfrecords(four / name, make_records(n))
     datasets.find(str(four), "data")
     (line,) = said
     assert "x.tfrecords" in line and "below/y.tfrecords" in line and "does not name" in line

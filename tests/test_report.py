@@ -101,7 +101,7 @@ def test_chromium_shows_the_page_with_all_its_images(page, tmp_path):
     (tmp_path / "page.html").write_text(page.replace("</body>", script + "</body>"))
     with tempfile.TemporaryDirectory() as profile:
         done = subprocess.run(
-            [*_CHROMIUM, f"--user-data-dir={profile}", "--window-size=1200,2000",
+            [*_CHROMIUM, f"--user-data-dir={profile}", "--window-size=1200,1900",
              f"--screenshot={tmp_path}/page.png", "--dump-dom", f"file://{tmp_path}/page.html"],
             capture_output=True, text=True, timeout=60,
         )  # fmt: skip

@@ -143,7 +143,7 @@ def test_write_makes_the_dataset_json_that_is_missing(tmp_path):
     spark_folder(top / "day=1")
     spark_folder(top / "day=2", ".tfrecord.gz")
     found = written(top)
-    labels, ids, _ = columns()
+    labels, ids, values = columns()
     counts = {}
     for day, suffix in (("day=1", ".tfrecord"), ("day=2", ".tfrecord.gz")):
         for i, n in enumerate(SIZES):
@@ -153,6 +153,8 @@ def test_write_makes_the_dataset_json_that_is_missing(tmp_path):
             if size:
                 counts[name] = {"rows": n, "bytes": size, "positives": positives}
     assert found.pop("files") == counts
+    ranges = np.stack([values.min(axis=0), values.max(axis=0)], axis=1)
+    np.testing.assert_allclose(found.pop("value_ranges"), ranges, rtol=1e-6)
     assert found == {"format_version": 1, "field_size": 4, "feature_size": int(ids.max()) + 1}
     data = datasets.find(str(top), "data")
     assert (data.rows, data.multi_valued, data.weighted) == (2 * sum(SIZES), False, False)

@@ -1,5 +1,9 @@
 """What in the data makes training go wrong, and the message for a model that is not finite."""
 
+import glob
+import os
+import time
+
 import numpy as np
 import tensorflow as tf
 from absl import logging
@@ -10,6 +14,7 @@ v1 = tf.compat.v1
 
 
 RANGES = "deepfm_value_ranges"  # collection: float32 [F, 2] of each replica, as `warn_of_values`
+_SYNC_SECONDS = 60  # that a checkpoint may take
 _FIRST = 4096  # records whose values are looked at
 _LARGE = 100  # of a value; at a rate of .001, Adam then moves a logit by .1 in a step
 _SATURATED = 0.1  # share of the predictions
@@ -18,6 +23,9 @@ _WORST = "deepfm_worst_weights"  # collection: what worst_weights returns
 
 def diverged(step, what, worst, model_dir):
     """The error for a model that is no longer finite; `worst` is what worst_weights gives."""
+    end = time.monotonic() + _SYNC_SECONDS  # a checkpoint may still be on its way to the disk
+    while glob.glob(os.path.join(model_dir, "*_temp_*")) and time.monotonic() < end:
+        time.sleep(0.02)
     kept = tf.train.latest_checkpoint(model_dir)
     state = f"the last good checkpoint is {kept}" if kept else "no checkpoint was saved before"
     name, bad, size, largest = worst
