@@ -24,7 +24,7 @@ _WORST = "deepfm_worst_weights"  # collection: what worst_weights returns
 def diverged(step, what, worst, model_dir):
     """The error for a model that is no longer finite; `worst` is what worst_weights gives."""
     end = time.monotonic() + _SYNC_SECONDS  # a checkpoint may still be on its way to the disk
-    while glob.glob(os.path.join(model_dir, "*_temp_*")) and time.monotonic() < end:
+    while glob.glob(os.path.join(model_dir, "model.ckpt-*_*")) and time.monotonic() < end:
         time.sleep(0.02)
     kept = tf.train.latest_checkpoint(model_dir)
     state = f"the last good checkpoint is {kept}" if kept else "no checkpoint was saved before"

@@ -90,6 +90,7 @@ def prepare(model_dir: str, tidy: bool):
                 atomic_files.delete(os.path.join(model_dir, name))
             elif _AGAIN.fullmatch(name):
                 move(os.path.join(model_dir, name))
+                os.rmdir(os.path.join(model_dir, name))
         for folder in filter(os.path.isdir, (model_dir, os.path.join(model_dir, "best"))):
             atomic_files.remove(folder, ".reading-")
         _finish_deleting(model_dir, read_state(model_dir))
@@ -159,7 +160,6 @@ def move(made: str):
     folder = os.path.dirname(made)
     for part in sorted(os.listdir(made)):  # .data-*, .index, .meta
         os.replace(os.path.join(made, part), os.path.join(folder, part))
-    os.rmdir(made)
     atomic_files.sync(folder)
 
 

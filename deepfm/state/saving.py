@@ -166,6 +166,7 @@ def add(made: str, keep: int):
     checkpoints.move(made)
     names = [*(x for x in checkpoints.read_state(folder).names if x != name), name]
     checkpoints.write_state(folder, names)
+    os.rmdir(made)  # last, since whoever waits for the name looks at it
     old = names[:-keep] if keep else []
     if old:  # the state file names them until they are gone, so that a kill leaves nothing of them
         for other in old:
