@@ -92,6 +92,14 @@ def test_a_file_of_another_kind_is_named_with_what_to_do(tmp_path, name, content
     assert str(error.value).startswith(f"{path}: by its first bytes {said}")
 
 
+def test_a_comment_with_a_comma_makes_no_table_of_libsvm(tmp_path):
+    (tmp_path / "a.libsvm").write_bytes(b"# label, then features\n\n1 1:1 2:1\n")
+    assert datasets.find(str(tmp_path), "data").data_format == "libsvm"
+    (tmp_path / "a.libsvm").write_bytes(b"# label,x\n1,2\n")
+    with pytest.raises(BadInput, match="a CSV table"):
+        datasets.find(str(tmp_path), "data")
+
+
 @pytest.mark.parametrize("name, content, said", KINDS)
 def test_tools_that_read_tables_refuse_the_other_kinds_too(tmp_path, name, content, said):
     (tmp_path / name).write_bytes(content())

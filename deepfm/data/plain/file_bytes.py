@@ -61,7 +61,8 @@ def _other_kind(found):
         return None
     if found[257:262] == b"ustar":
         return "a tar archive"
-    first = found.lstrip().partition(b"\n")[0].strip()
+    lines = (line.partition(b"#")[0].strip() for line in found.split(b"\n"))
+    first = next(filter(None, lines), b"")  # LibSVM has comments
     cells = b":" not in first and re.search(rb"[,\t]", first)
     named = (kind for magic, kind in _OTHERS.items() if found.startswith(magic))
     return next(named, "a CSV table" if cells else None)
@@ -75,10 +76,11 @@ def same_content(files: Sequence[DataFile]) -> List[List[DataFile]]:
     groups = [list(files)]
     for key in (_size, lambda file: head(file.path), _checksum):
         found = {}
-        for i, group in enumerate(groups):
+        for i, group in enumerate(group for group in groups if group[1:]):
             is_one = len({os.path.realpath(file.path) for file in group}) == 1  # under two paths
-            for file in group if group[1:] else ():
-                found.setdefault((i, is_one or key(file)), []).append(file)
+            read = (lambda _: None) if is_one else key
+            for file, value in zip(group, places.each(group[0].path, read, group)):
+                found.setdefault((i, value), []).append(file)
         groups = list(found.values())
     return [group for group in groups if group[1:]]
 
