@@ -186,4 +186,4 @@ def test_the_base_rate_loses_as_much_as_scikit_learn_says():
     assert found["positive_rate"] == labels.mean()
     expected = sklearn.metrics.log_loss(labels, np.full(len(labels), labels.mean()))
     assert metrics.entropy(found["positive_rate"]) == pytest.approx(expected, abs=1e-12)
-    assert metrics.entropy(0) == metrics.entropy(1) == 0
+    assert [f"{metrics.entropy(rate):.1f}" for rate in (0.0, 1.0)] == ["0.0", "0.0"]

@@ -181,18 +181,14 @@ class Evaluation:
         """float64 [6], in the order of RESULTS; NaN for a figure that is undefined."""
         examples, weight, labels, probabilities, log_loss, loss = self._sums
         with np.errstate(divide="ignore", invalid="ignore"):
-            means = np.array([log_loss, probabilities, loss, labels]) / [
-                weight,
-                labels,
-                weight,
-                weight,
-            ]
+            sums = np.array([log_loss, probabilities, loss, labels])
+            means = sums / [weight, labels, weight, weight]
         return np.concatenate([[self.auc()], means, [examples]])
 
 
 def entropy(rate: float) -> float:
     """The log loss of predicting the share of positives, `rate`, for every example."""
-    return -sum(p * math.log(p) for p in (rate, 1 - rate) if p)
+    return sum(-p * math.log(p) for p in (rate, 1 - rate) if p)
 
 
 class Curves(v1.train.SessionRunHook):

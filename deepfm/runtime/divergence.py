@@ -12,7 +12,6 @@ from deepfm.errors import BadInput
 
 v1 = tf.compat.v1
 
-
 RANGES = "deepfm_value_ranges"  # collection: float32 [F, 2] of each replica, as `warn_of_values`
 _SYNC_SECONDS = 60  # that a checkpoint may take
 _FIRST = 4096  # records whose values are looked at
@@ -57,8 +56,8 @@ def worst_weights():
     return tuple(v1.get_collection(_WORST))
 
 
-def warn_of_values(ranges, source: str) -> bool:
-    """Warns of fields with large values; returns whether there are any.
+def warn_of_values(ranges, source: str):
+    """Warns of fields with large values.
 
     Args:
         ranges: of each field [smallest value, largest value], or None.
@@ -72,7 +71,6 @@ def warn_of_values(ranges, source: str) -> bool:
             "saturate: scale it to [0, 1], or take logarithms.",
             large[0], *ranges[large[0]], source, others,
         )  # fmt: skip
-    return bool(large)
 
 
 class LargeValues(v1.train.SessionRunHook):

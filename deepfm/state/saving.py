@@ -136,7 +136,6 @@ class Checkpointer(v1.train.CheckpointSaverHook):
 
     def _write(self, session, step):
         """Writes a checkpoint into a folder of its own, for `add`; returns that."""
-        logging.info("Saving checkpoints for %d into %s.", step, self._save_path)
         path, saver = f"{self._save_path}-{step}", self._get_saver()
         made, ops = f"{path}_temp_{uuid.uuid4().hex}", saver.saver_def
         os.mkdir(made)
