@@ -258,7 +258,7 @@ _float("min_learning_rate", 0.0,
 flags.DEFINE_bool("use_amp", False,
     "Train in mixed precision on GPUs with tensor cores: float16 where it is safe.")
 flags.DEFINE_bool("compiled_kernels", True,
-    "Use the compiled kernels. If they are missing, the job builds them first, in at most 60 s; "
+    "Use the compiled kernels. If they are missing, the job builds them first, in at most 300 s; "
     "without a compiler, and with False, it uses TensorFlow's own operators.")
 
 # Run

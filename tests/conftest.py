@@ -132,7 +132,7 @@ def run_train(*flags, fresh=False, env=None, timeout=90, **options):
 
 def copying_compiler(folder):
     """The environment of a compiler that takes the built library instead of compiling it, which
-    takes half a minute. It notes each call in folder/compiled."""
+    takes 11 s or more. It notes each call in folder/compiled."""
     from deepfm.kernels.build import library
 
     path = folder / "compiler"

@@ -46,7 +46,7 @@ def library() -> str:
 
 
 def build(seconds: Optional[float] = None) -> str:
-    """Compiles the library, which takes half a minute, and returns its path.
+    """Compiles the library, which takes 11 s on 2 free cores, and returns its path.
 
     While one process of a host compiles, others wait and then take what it has made. The
     compiler's messages go to standard error.
@@ -100,12 +100,17 @@ def _compile(path, end):
         )
 
     flags = tf.sysconfig.get_compile_flags()
-    sources = sorted(glob.glob(f"{_FOLDER}/*.cc"))
+    sources = sorted(glob.glob(f"{_FOLDER}/*.cc"), key=os.path.getsize)
     with tempfile.TemporaryDirectory(dir=os.path.dirname(path)) as unfinished:
-        objects = [os.path.join(unfinished, os.path.basename(x) + ".o") for x in sources]
-        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            compile_one = lambda source, made: run("-c", *flags, source, "-o", made)
-            list(pool.map(compile_one, sources, objects))
+        # TensorFlow's headers take longer to compile than our code, so only two units include them.
+        units = [os.path.join(unfinished, f"{half}.cc") for half in (0, 1)]
+        for half, unit in enumerate(units):
+            with open(unit, "w") as f:
+                f.writelines(f'#include "{source}"\n' for source in sources[half::2])
+        objects = [f"{unit}.o" for unit in units]
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            compile_one = lambda unit, made: run("-c", *flags, unit, "-o", made)
+            list(pool.map(compile_one, units, objects))
         made = os.path.join(unfinished, "kernels.so")
         run("-shared", *objects, "-o", made, *tf.sysconfig.get_link_flags())
         atomic_files.replace(made, path)

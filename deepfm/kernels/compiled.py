@@ -9,6 +9,8 @@ import ctypes
 import functools
 import os
 import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import tensorflow as tf
@@ -20,7 +22,8 @@ from deepfm.kernels import build
 from deepfm.kernels.build import library
 from deepfm.kernels.ops import CHUNK, TENSORFLOW, Ops
 
-_SECONDS = 60  # that building may take before a job starts
+_SECONDS = 300  # that building may take before a job starts, on a busy host
+_EACH = 30  # seconds between two lines that say that it goes on
 
 
 @functools.lru_cache(maxsize=None)
@@ -54,7 +57,7 @@ def ready() -> bool:
         return True
     logging.info("Building the compiled kernels, once on this host, in at most %d s.", _SECONDS)
     try:
-        build.build(_SECONDS)
+        _build()
         reason = "the library cannot be loaded"
     except (OSError, subprocess.SubprocessError) as error:
         reason = error
@@ -62,10 +65,20 @@ def ready() -> bool:
         return True
     logging.warning(
         "The compiled kernels cannot be built (%s); training with TensorFlow's own operators takes "
-        "about 1.5 times as long. Install g++, or build them before: `python -m deepfm.kernels`.",
+        "5 to 8 times as long. Install g++, or build them before: `python -m deepfm.kernels`.",
         reason,
     )
     return False
+
+
+def _build():
+    started = time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        building = pool.submit(build.build, _SECONDS)
+        while not wait([building], _EACH).done:
+            seconds = time.monotonic() - started
+            logging.info("Still building the compiled kernels, for %.0f s now.", seconds)
+    building.result()
 
 
 class _Compiled(Ops):
