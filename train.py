@@ -11,9 +11,12 @@
 import os
 import sys
 
-from deepfm.runtime import check_python  # noqa: F401  says what to do if TensorFlow is missing
+import deepfm
+
+deepfm.need("absl")  # what needs TensorFlow asks for it later: flags are checked without it
 
 # isort: split
+# ruff: noqa: E402
 from absl import flags, logging
 
 from deepfm import flags as deepfm_flags
