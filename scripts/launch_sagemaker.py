@@ -1,9 +1,12 @@
-"""Starts a SageMaker job: training, or the conversion of data on many hosts or on Spark.
+"""Starts a SageMaker job: training, tuning, or converting data on many hosts or on Spark.
 
     .venv-sagemaker/bin/python scripts/launch_sagemaker.py --train_s3_uri=s3://bucket/train \\
         --eval_s3_uri=s3://bucket/val --role=SageMakerRole -- --num_epochs=2 --batch_size=4096
     .venv-sagemaker/bin/python scripts/launch_sagemaker.py --distribution=horovod \\
         --input_mode=Pipe --train_s3_uri=s3://bucket/train --role=SageMakerRole --dry_run
+    .venv-sagemaker/bin/python scripts/launch_sagemaker.py --job=tuning --distribution=none \\
+        --tune=learning_rate=0.0001..0.01:log --tune='deep_layers=128,64|256,128' \\
+        --train_s3_uri=s3://bucket/train --eval_s3_uri=s3://bucket/val --role=SageMakerRole
     .venv-sagemaker/bin/python scripts/launch_sagemaker.py --job=processing --instance_count=4 \\
         --input_s3_uri=s3://bucket/raw --output_path=s3://bucket/train --role=SageMakerRole -- \\
         --num_workers=16
@@ -14,26 +17,35 @@
 The flags after `--` are train.py's (the job's hyperparameters) or the converter's; for Spark, the
 words of data_tools.on_spark. They are checked before anything is uploaded. --dry_run prints the
 request that would start the job, as JSON, and sends nothing.
+
+Needs Python 3.7 or later with absl and botocore, and numpy to convert data, but not TensorFlow.
 """
 
+import contextlib
+import io
 import pathlib
 import re
 import shlex
 import sys
+import tarfile
 import tempfile
 
 import programs  # first
 from programs import BadInput, fail, flag_values, program, run_program
 
 # isort: split
+import sagemaker_hosts
+import sagemaker_requests
 import zip_for_spark
 from absl import flags, logging
-from sagemaker_session import open_session, role_of
+from sagemaker_requests import CHECKPOINTS, PROCESSING
+from sagemaker_session import connect
 
 FLAGS = flags.FLAGS
 # fmt: off
-flags.DEFINE_enum("job", "training", ["training", "processing", "spark"],
-    "Train a model; convert data on many hosts, each its share; or run data_tools.on_spark.")
+flags.DEFINE_enum("job", "training", ["training", "tuning", "processing", "spark"],
+    "Train a model; train many to find the best flags; convert data on many hosts, each its share; "
+    "or run data_tools.on_spark.")
 flags.DEFINE_bool("dry_run", False, "Print the request as JSON; send and upload nothing.")
 flags.DEFINE_string("role", None, "IAM role of the job, a name or ARN. Default: the notebook's.")
 flags.DEFINE_string("region", None,
@@ -49,15 +61,16 @@ flags.DEFINE_string("image_uri", None,
     "Your own image. Default: SageMaker's, TensorFlow 1.15.2 or Spark 3.3.")
 flags.DEFINE_string("base_job_name", "deepfm", "Prefix of the job's name; the time follows.")
 flags.DEFINE_string("output_path", None,
-    "s3:// folder for the job's output: the model, or converted records. Default: the SDK's.")
+    "s3:// folder for the job's output: the model, or converted records. Default: SageMaker's own.")
 flags.DEFINE_list("tags", [], "Tags of the job: KEY=VALUE,KEY=VALUE.")
 flags.DEFINE_bool("wait", True, "Show the job's log until it ends; --nowait returns at once.")
 
 # Training.
 flags.DEFINE_enum("distribution", "ps", ["ps", "horovod", "none"],
     "How to distribute training: parameter servers, Horovod, or none (one host).")
-flags.DEFINE_enum("input_mode", "File", ["File", "Pipe"],
-    "File copies the data to the hosts first; Pipe streams it, for data larger than their disks.")
+flags.DEFINE_enum("input_mode", "File", ["File", "FastFile", "Pipe"],
+    "File copies the data to the hosts first; FastFile streams the files that are opened, and Pipe "
+    "all records, for data larger than their disks.")
 flags.DEFINE_integer("processes_per_host", None, "Horovod ranks per host. Default: its GPUs.", 1)
 flags.DEFINE_list("train_s3_uri", [],
     "s3:// records to train on. With Pipe also a comma list, one for each process of a host.")
@@ -65,42 +78,59 @@ flags.DEFINE_string("eval_s3_uri", None, "s3:// records to evaluate on. Default:
 flags.DEFINE_bool("s3_shard", False, "Give each host its own part of the training files, not all.")
 flags.DEFINE_string("model_dir", None,
     "Where checkpoints go: s3://, a folder of the host, or none (train.py's default). Default: "
-    "/opt/ml/checkpoints with --checkpoint_s3_uri, else the SDK's (s3://; Horovod: /opt/ml/model).")
+    "/opt/ml/checkpoints with --checkpoint_s3_uri, else a folder of the job on s3:// (Horovod: "
+    "/opt/ml/model).")
 flags.DEFINE_bool("spot", False, "Train on spot instances: cheaper, but AWS may interrupt them.")
 flags.DEFINE_integer("max_wait", None,
     "Seconds that a --spot job may take, waits included; at least max_run. Default: 2 * max_run.")
 flags.DEFINE_string("checkpoint_s3_uri", None, "s3:// folder that mirrors /opt/ml/checkpoints.")
 flags.DEFINE_string("mpi_options", "", "More mpirun options, e.g. '-x HOROVOD_TIMELINE=t.json'.")
 
+# Tuning.
+flags.DEFINE_multi_string("tune", [],
+    "A flag of train.py to tune, once for each: NAME=LOWEST..HIGHEST, with :log at its end to try "
+    "small values as often as large ones, or NAME=VALUE|VALUE.")
+flags.DEFINE_enum("objective", "eval:auc", ["eval:auc", "eval:gauc", "eval:log_loss", "train:loss"],
+    "The metric that tells which training is best.")
+flags.DEFINE_integer("max_jobs", 10, "Trainings of a tuning job.", 1)
+flags.DEFINE_integer("max_parallel_jobs", 2, "How many of them at a time.", 1)
+
 # Processing.
-flags.DEFINE_string("tool", "libsvm_to_tfrecord", "The program in data_tools that converts.")
+flags.DEFINE_enum("tool", "libsvm_to_tfrecord",
+    ["libsvm_to_tfrecord", "prepare_criteo", "rebalance"], "The program in data_tools.")
 flags.DEFINE_string("input_s3_uri", None,
     "s3:// files to convert; each host gets some of them, Spark's gets all.")
 # fmt: on
 
+_OF_TRAINING = (
+    "distribution", "input_mode", "processes_per_host", "train_s3_uri", "eval_s3_uri", "s3_shard",
+    "model_dir", "mpi_options",
+)  # fmt: skip
 _OF_JOB = {
-    "training": (
-        "distribution", "input_mode", "processes_per_host", "train_s3_uri", "eval_s3_uri",
-        "s3_shard", "model_dir", "spot", "max_wait", "checkpoint_s3_uri", "mpi_options",
-    ),
+    "training": (*_OF_TRAINING, "spot", "max_wait", "checkpoint_s3_uri"),
+    "tuning": (*_OF_TRAINING, "tune", "objective", "max_jobs", "max_parallel_jobs"),
     "processing": ("tool", "input_s3_uri"),
     "spark": ("input_s3_uri",),
 }  # fmt: skip
+_PLACES = [f"--input={PROCESSING}/input/data", f"--output_dir={PROCESSING}/output"]
 PROCESSING_SOURCE = ("data_tools", "deepfm", "scripts/convert_on_sagemaker.sh")
-_FRAMEWORK = {"framework_version": "1.15.2", "py_version": "py37"}
-_SPARK = "3.3"  # the newest that the SDK knows
 # What a job of several hosts on Spark needs, and why.
 _OF_SEVERAL = {
     "output_path": ", the s3:// folder that the hosts write to",
     "image_uri": ", an image with Spark and the packages of requirements-spark.txt on every host",
 }
-_CHECKPOINTS = "/opt/ml/checkpoints"
-_PROCESSING = "/opt/ml/processing"
 _CHANNELS = 20  # at most, in a job
-_GPUS = {
-    "ml.p2.8xlarge": 8, "ml.p2.16xlarge": 16, "ml.p3.8xlarge": 4, "ml.p3.16xlarge": 8,
-    "ml.p3dn.24xlarge": 8, "ml.g4dn.12xlarge": 4,
-}  # fmt: skip
+# How to read a tool's flags without the packages of the tool: its folder in data_tools, and what
+# its command line has besides.
+_READ_FLAGS = (
+    "from data_tools.common import command_line; from data_tools.{}.options import Options; "
+    "command_line.run(None, Options, tensorflow=False, {})"
+)
+_TOOLS = {
+    "libsvm_to_tfrecord": ("libsvm", "sharded=True"),
+    "prepare_criteo": ("click_logs", "sharded=True"),
+    "rebalance": ("rebalancing", "sharded=False, own_files=True"),
+}
 # Values of train.py's --distribution that fit this program's.
 _MODES = {
     "ps": ("auto", "ps"),
@@ -122,10 +152,8 @@ def main(argv):
     try:
         _check_flags()
         with tempfile.TemporaryDirectory() as folder:
-            start = {"training": _train, "processing": _convert, "spark": _run_spark}[FLAGS.job]
+            start = {"processing": _convert, "spark": _run_spark}.get(FLAGS.job, _train)
             start(argv[1:], pathlib.Path(folder))
-    except ValueError as error:  # the SDK's too
-        fail(error)
     except KeyboardInterrupt:
         fail("interrupted; a job that has started goes on until you stop it in the console.", 130)
 
@@ -135,13 +163,18 @@ def _check_flags():
         if FLAGS[name].present:
             jobs = " or ".join(f"--job={job}" for job in _OF_JOB if name in _OF_JOB[job])
             raise BadInput(f"--{name} needs {jobs}; add that, or leave --{name} out.")
-    if FLAGS.job != "training" and not FLAGS.input_s3_uri:
+    if "input_s3_uri" in _OF_JOB[FLAGS.job] and not FLAGS.input_s3_uri:
         raise BadInput("--input_s3_uri is missing; try --input_s3_uri=s3://bucket/raw.")
     for name in ("train_s3_uri", "eval_s3_uri", "input_s3_uri", "output_path", "checkpoint_s3_uri"):
         value = FLAGS[name].value or []
         for uri in value if isinstance(value, list) else [value]:
             if not uri.startswith("s3://"):
                 raise BadInput(f"--{name}={uri} is not on S3; try --{name}=s3://bucket/folder.")
+    if not re.fullmatch("[a-zA-Z0-9](-*[a-zA-Z0-9])*", FLAGS.base_job_name):
+        raise BadInput(
+            f"--base_job_name={FLAGS.base_job_name} must be letters and digits, with hyphens only "
+            "between them; try --base_job_name=deepfm."
+        )
 
 
 def _train(words, folder):
@@ -155,39 +188,63 @@ def _train(words, folder):
     added = _added(processes)
     model_dir = _model_dir(given, added)
     _check_spot(given, model_dir)
+    ranges = _ranges(words, given) if FLAGS.job == "tuning" else {}
     programs.copy_source(programs.TRAINING_SOURCE, folder)
-    mpi = {
-        "enabled": True, "processes_per_host": processes, "custom_mpi_options": FLAGS.mpi_options,
-    }  # fmt: skip
-    distributions = {"ps": {"parameter_server": {"enabled": True}}, "horovod": {"mpi": mpi}}
-    with _session() as session:
-        from sagemaker.inputs import TrainingInput
-        from sagemaker.tensorflow import TensorFlow
-
-        estimator = TensorFlow(
-            entry_point="train.py", source_dir=str(folder), **_FRAMEWORK, image_uri=FLAGS.image_uri,
-            role=role_of(session, FLAGS.role), sagemaker_session=session,
-            base_job_name=FLAGS.base_job_name, instance_type=type_, instance_count=count,
-            volume_size=FLAGS.volume_size, input_mode=FLAGS.input_mode,
-            distribution=distributions.get(FLAGS.distribution),
-            model_dir=model_dir, output_path=FLAGS.output_path, tags=_tags(),
+    shard = "ShardedByS3Key" if FLAGS.s3_shard else "FullyReplicated"
+    how = {"evaluation": "FullyReplicated"}  # else as the flag says
+    with connect(FLAGS.region, FLAGS.dry_run) as aws:
+        job = _job(aws, type_, count, sagemaker_hosts.TENSORFLOW)
+        request = sagemaker_requests.training(
+            job, FLAGS.output_path, FLAGS.input_mode,
+            channels={name: (uri, how.get(name, shard)) for name, uri in data.items()},
             hyperparameters={"servable_model_dir": "/opt/ml/model", **added, **given},
-            metric_definitions=[{"Name": n, "Regex": r} for n, r in _METRICS.items()],
-            max_run=FLAGS.max_run, use_spot_instances=FLAGS.spot,
+            metrics=_METRICS, model_dir=model_dir,
+            mpi=(processes, FLAGS.mpi_options) if FLAGS.distribution == "horovod" else None,
+            parameter_servers=FLAGS.distribution == "ps",
             max_wait=(FLAGS.max_wait or 2 * FLAGS.max_run) if FLAGS.spot else None,
-            checkpoint_s3_uri=FLAGS.checkpoint_s3_uri,
-            checkpoint_local_path=FLAGS.checkpoint_s3_uri and _CHECKPOINTS,
-            # They would add hooks to training, which has its own.
-            debugger_hook_config=False, disable_profiler=True,
+            checkpoints=FLAGS.checkpoint_s3_uri,
         )  # fmt: skip
-        how = {"evaluation": "FullyReplicated"}  # else as the flag says
-        shard = "ShardedByS3Key" if FLAGS.s3_shard else "FullyReplicated"
-        inputs = {n: TrainingInput(uri, distribution=how.get(n, shard)) for n, uri in data.items()}
-        estimator.fit(inputs or None, wait=FLAGS.wait and not FLAGS.dry_run)
+        kind = "Training"
+        if ranges:
+            kind = "HyperParameterTuning"
+            request = sagemaker_requests.tuning(
+                request, ranges, FLAGS.objective, FLAGS.objective.endswith("loss"), FLAGS.max_jobs,
+                FLAGS.max_parallel_jobs, FLAGS.base_job_name,
+            )  # fmt: skip
+        source = {sagemaker_requests.source_of(job, FLAGS.output_path): _tar(folder)}
+        _start(aws, kind, request, source, ServerSideEncryption="aws:kms")
+
+
+def _tar(folder):
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        for path in sorted(folder.iterdir()):
+            archive.add(path, path.name)
+    return content.getvalue()
+
+
+def _job(aws, type_, count, image):
+    """What the flags say of a job; image: the title of SageMaker's own."""
+    name = sagemaker_requests.job_name(FLAGS.base_job_name)
+    uri = FLAGS.image_uri or sagemaker_hosts.image(image, aws.region, type_)
+    return sagemaker_requests.Job(
+        name, aws.region, aws.bucket(), aws.role(FLAGS.role), uri, type_, count, FLAGS.volume_size,
+        FLAGS.max_run, _tags(),
+    )  # fmt: skip
+
+
+def _start(aws, kind, request, files, **options):
+    aws.start(kind, request, files, **options)
+    if not FLAGS.dry_run:
+        name = request[f"{kind}JobName"]
+        logging.info("Started %s.", name)
+        if FLAGS.wait:
+            aws.follow(kind, name)
 
 
 def _convert(words, folder):
     """Starts a processing job; words: the flags of the converter."""
+    programs.need("botocore", "numpy")
     given = flag_values(words)
     _check_places(given)
     type_, count = _instance_type("ml.c5.4xlarge"), FLAGS.instance_count or 1
@@ -203,33 +260,28 @@ def _convert(words, folder):
             f"--pad on {count} hosts would pad each host's rows to a length of their own; give "
             "the length too, e.g. --field_size=39."
         )
-    _check(["-m", f"data_tools.{FLAGS.tool}"], ["--input=raw", "--output_dir=out", *words])
+    _check(["-c", _READ_FLAGS.format(*_TOOLS[FLAGS.tool])], [*_PLACES, *words])
     programs.copy_source(PROCESSING_SOURCE, folder)
-    with _session() as session:
-        from sagemaker.image_uris import retrieve
-        from sagemaker.processing import ProcessingInput, ProcessingOutput, Processor
+    with connect(FLAGS.region, FLAGS.dry_run) as aws:
+        job = _job(aws, type_, count, sagemaker_hosts.TENSORFLOW)
+        code = f"{job.bucket}/{job.name}/input/code"
+        request = sagemaker_requests.processing(
+            job, ["bash", f"{PROCESSING}/input/code/convert_on_sagemaker.sh", FLAGS.tool], words,
+            {"data": (FLAGS.input_s3_uri, "ShardedByS3Key"), "code": (code, "FullyReplicated")},
+            _output(job),
+        )  # fmt: skip
+        paths = [path for path in folder.rglob("*") if path.is_file()]
+        files = {f"{code}/{path.relative_to(folder)}": path.read_bytes() for path in paths}
+        _start(aws, "Processing", request, files)
 
-        image = FLAGS.image_uri or retrieve(
-            "tensorflow", session.boto_region_name, *_FRAMEWORK.values(), type_,
-            image_scope="training",
-        )  # fmt: skip
-        processor = Processor(
-            image_uri=image, instance_count=count, instance_type=type_,
-            entrypoint=["bash", f"{_PROCESSING}/input/code/convert_on_sagemaker.sh", FLAGS.tool],
-            **_of_processing(session),
-        )  # fmt: skip
-        data = ProcessingInput(
-            FLAGS.input_s3_uri, f"{_PROCESSING}/input/data", "data",
-            s3_data_distribution_type="ShardedByS3Key",
-        )  # fmt: skip
-        code = ProcessingInput(str(folder), f"{_PROCESSING}/input/code", "code")
-        records = ProcessingOutput(f"{_PROCESSING}/output", FLAGS.output_path, "records")
-        wait = FLAGS.wait and not FLAGS.dry_run
-        processor.run([data, code], [records], words or None, wait=wait, logs=wait)
+
+def _output(job):
+    return FLAGS.output_path or f"{job.bucket}/{job.name}/output/records"
 
 
 def _run_spark(words, folder):
     """Starts a processing job on SageMaker's Spark image; words: those of data_tools.on_spark."""
+    programs.need("botocore", "numpy")
     if not words or words[0].startswith("-"):
         raise BadInput("the first word after the -- names the job on Spark; try -- rebalance.")
     count, type_ = FLAGS.instance_count or 1, _instance_type("ml.m5.4xlarge")
@@ -240,39 +292,34 @@ def _run_spark(words, folder):
                 raise BadInput(f"--instance_count={count} needs --{name}{why}, or try one host.")
         places = [f"--input={FLAGS.input_s3_uri}", f"--output_dir={FLAGS.output_path}"]
     else:
-        places = [f"--input={_PROCESSING}/input/data", f"--output_dir={_PROCESSING}/output"]
+        places = _PLACES
     _check(["-m", "data_tools.on_spark", words[0]], [*places, *words[1:]])
     zip_for_spark.write_zip(folder / "deepfm_spark.zip")
-    with _session() as session:
-        from sagemaker.processing import ProcessingInput, ProcessingOutput
-        from sagemaker.spark.processing import PySparkProcessor
-
-        processor = PySparkProcessor(
-            framework_version=_SPARK, image_uri=FLAGS.image_uri, instance_count=count,
-            instance_type=type_, env={"AWS_REGION": session.boto_region_name},
-            **_of_processing(session),
-        )  # fmt: skip
-        data = ProcessingInput(FLAGS.input_s3_uri, f"{_PROCESSING}/input/data", "data")
-        records = ProcessingOutput(f"{_PROCESSING}/output", FLAGS.output_path, "records")
-        wait = FLAGS.wait and not FLAGS.dry_run
-        processor.run(
-            str(programs.ROOT / "scripts" / "spark_on_sagemaker.py"),
-            submit_py_files=[str(folder / "deepfm_spark.zip")],
-            submit_files=[str(programs.ROOT / "requirements-spark.txt")],
-            inputs=[data] if count == 1 else [], outputs=[records] if count == 1 else [],
+    uploads = {
+        "py-files": folder / "deepfm_spark.zip",
+        "files": programs.ROOT / "requirements-spark.txt",
+        "code": programs.ROOT / "scripts" / "spark_on_sagemaker.py",
+    }
+    driver = f"code/{uploads['code'].name}"
+    base = f"{PROCESSING}/input"
+    entrypoint = [
+        "smspark-submit", "--py-files", f"{base}/py-files", "--files", f"{base}/files",
+        f"{base}/{driver}",
+    ]  # fmt: skip
+    with connect(FLAGS.region, FLAGS.dry_run) as aws:
+        job = _job(aws, type_, count, sagemaker_hosts.SPARK)
+        code, everywhere = f"{job.bucket}/{job.name}/input", "FullyReplicated"
+        inputs = {"data": (FLAGS.input_s3_uri, everywhere)} if count == 1 else {}
+        for name in uploads:
+            inputs[name] = (f"{code}/{driver if name == 'code' else name}", everywhere)
+        request = sagemaker_requests.processing(
+            job, entrypoint,
             # The image joins them with blanks, for a shell.
-            arguments=[shlex.quote(word) for word in [words[0], *places, *words[1:]]],
-            wait=wait, logs=wait,
+            [shlex.quote(word) for word in [words[0], *places, *words[1:]]],
+            inputs, _output(job) if count == 1 else None, {"AWS_REGION": aws.region},
         )  # fmt: skip
-
-
-def _of_processing(session):
-    """The arguments that all processors have."""
-    return {
-        "role": role_of(session, FLAGS.role), "volume_size_in_gb": FLAGS.volume_size,
-        "max_runtime_in_seconds": FLAGS.max_run, "base_job_name": FLAGS.base_job_name,
-        "sagemaker_session": session, "tags": _tags(),
-    }  # fmt: skip
+        files = {f"{code}/{name}/{path.name}": path.read_bytes() for name, path in uploads.items()}
+        _start(aws, "Processing", request, files)
 
 
 def _check_places(given):
@@ -290,7 +337,7 @@ def _check(words_of_program, words):
     done = programs.run_command(sys.executable, *words_of_program, "--only_check_args", *words)
     if done.returncode:
         lines = done.stderr.splitlines() or [f"{words_of_program[-1]} fails with {words}."]
-        raise BadInput(lines[-1])
+        raise BadInput(lines[-1].replace("-c: ", f"{FLAGS.tool}.py: "))
 
 
 def _hosts():
@@ -310,7 +357,8 @@ def _hosts():
             f"--processes_per_host={FLAGS.processes_per_host} needs Horovod; try "
             f"--distribution=horovod, or --instance_count={FLAGS.processes_per_host}."
         )
-    return type_, count, FLAGS.processes_per_host or (_GPUS.get(type_, 1) if horovod else 1)
+    found = sagemaker_hosts.gpus(type_, bool(FLAGS.image_uri), FLAGS.processes_per_host)
+    return type_, count, FLAGS.processes_per_host or (max(found, 1) if horovod else 1)
 
 
 def _instance_type(default):
@@ -365,6 +413,12 @@ def _check_pipe(given, data):
             f"--{lacks[0]} is missing after the --, and Pipe mode has no dataset.json to read it "
             "from; try -- --feature_size=117581 --field_size=39, with the sizes of your data."
         )
+    lines = r"s3://.*\.(libsvm|svm|txt|libffm|ffm)(\.gz)?"
+    if given.get("data_format") == "libsvm" or any(re.fullmatch(lines, x) for x in data.values()):
+        raise BadInput(
+            "train.py reads TFRecords in Pipe mode, not LibSVM; try --input_mode=FastFile, or "
+            "convert the data with --job=processing."
+        )
     for uri in sorted(set(data.values())):
         if not uri.endswith(("-", ".tfrecords")):
             logging.warning(
@@ -375,7 +429,7 @@ def _check_pipe(given, data):
 
 
 def _model_dir(given, added):
-    """What the SDK passes as --model_dir: a folder, None for its own choice, False for nothing."""
+    """What the job passes as --model_dir: a folder; None: the usual one; "": none."""
     mode = given.get("distribution", "auto")
     if mode not in _MODES[FLAGS.distribution]:
         raise BadInput(
@@ -389,8 +443,51 @@ def _model_dir(given, added):
         given["model_dir"] = given.pop("checkpoint_dir")
     folder = given.pop("model_dir", FLAGS.model_dir)
     if folder is None and FLAGS.checkpoint_s3_uri:
-        folder = _CHECKPOINTS
-    return False if folder == "none" else folder
+        folder = CHECKPOINTS
+    if FLAGS.job == "tuning":
+        if FLAGS.distribution == "ps" or str(folder).startswith("s3://"):
+            raise BadInput(
+                "the trainings of --job=tuning would go on from each other's checkpoints in one "
+                "folder on S3; leave --model_dir out, and give --distribution=none or horovod."
+            )
+        folder = folder or "none"
+    return "" if folder == "none" else folder
+
+
+def _ranges(words, given):
+    """What a tuning job tunes, as sagemaker_requests.tuning takes it."""
+    if FLAGS.objective.startswith("eval:") and not (FLAGS.eval_s3_uri or "val_data_dir" in given):
+        raise BadInput(f"--objective={FLAGS.objective} needs --eval_s3_uri=s3://bucket/val.")
+    if FLAGS.objective == "eval:gauc" and "gauc_field" not in given:
+        raise BadInput("--objective=eval:gauc needs -- --gauc_field, the field to group by.")
+    found = {}
+    for text in FLAGS.tune:
+        name, _, asked = text.partition("=")
+        if name in found or name in given:
+            raise BadInput(f"--tune={text}: --{name} is given twice; leave one out.")
+        found[name] = _range(text, asked)
+    if not found:
+        raise BadInput("--tune is missing; try --tune=learning_rate=0.0001..0.01:log.")
+    for i in range(max(len(values) for _, values, *_ in found.values())):
+        tried = [f"--{n}={values[i % len(values)]}" for n, (_, values, *_) in found.items()]
+        _check(["train.py"], [*words, *tried])
+    return found
+
+
+def _range(text, asked):
+    if "|" in asked:
+        return "Categorical", asked.split("|")
+    low, _, high = asked.partition("..")
+    high, _, scale = high.partition(":")
+    for kind, number in (("Integer", int), ("Continuous", float)):
+        with contextlib.suppress(ValueError):
+            ends = number(low), number(high)
+            if ends[0] < ends[1] and (not scale or (scale == "log" and ends[0] > 0)):
+                return kind, ends, "Logarithmic" if scale else "Auto"
+    raise BadInput(
+        f"--tune={text} is not a range or a choice; try --tune=learning_rate=0.0001..0.01:log or "
+        "--tune=embedding_size=16|32."
+    )
 
 
 def _check_spot(given, model_dir):
@@ -408,7 +505,7 @@ def _check_spot(given, model_dir):
         raise BadInput("--clear_existing_model deletes what --spot resumes from; leave it out.")
     default = "/opt/ml/model" if FLAGS.distribution == "horovod" else "s3://"
     folder = default if model_dir is None else str(model_dir)
-    mirrored = FLAGS.checkpoint_s3_uri and folder.startswith(_CHECKPOINTS)
+    mirrored = FLAGS.checkpoint_s3_uri and folder.startswith(CHECKPOINTS)
     if not (mirrored or folder.startswith("s3://")):
         raise BadInput(
             "--spot would lose its checkpoints, which are on the host's disk; try "
@@ -416,14 +513,13 @@ def _check_spot(given, model_dir):
         )
 
 
-def _session():
-    return open_session(FLAGS.region, FLAGS.role, FLAGS.dry_run)
-
-
 def _tags():
     pairs = [tag.partition("=") for tag in FLAGS.tags]
-    if not all(key and equals for key, equals, _ in pairs):
-        raise BadInput(f"--tags={','.join(FLAGS.tags)}: give KEY=VALUE, e.g. --tags=team=ads.")
+    if not all(re.fullmatch(r"[\w .:/+@-]+=[\w .:/=+@-]*", "".join(pair)) for pair in pairs):
+        raise BadInput(
+            f"--tags={','.join(FLAGS.tags)}: give KEY=VALUE of letters, digits, blanks and "
+            "_.:/=+-@, e.g. --tags=team=ads."
+        )
     return [{"Key": key, "Value": value} for key, _, value in pairs] or None
 
 

@@ -1,89 +1,225 @@
-"""A session of SageMaker's SDK for launch_sagemaker.py; a dry run's prints the job's request.
+"""AWS, as launch_sagemaker.py needs it, through botocore alone.
 
-The SDK is loaded here, as late as possible, because loading it looks for credentials on the
-network.
+A dry run asks AWS nothing; its account and role are those of AWS's documentation.
 """
 
 import contextlib
+import functools
 import json
 import os
+import re
 import sys
-import types
-import warnings
+import time
+from concurrent.futures import ThreadPoolExecutor
 
+from absl import logging
 from programs import BadInput, fail, need
 
-_JOBS = ("CreateTrainingJob", "CreateProcessingJob")
+_NOTEBOOK = "/opt/ml/metadata/resource-metadata.json"
+_SECONDS = 10  # between two looks at a job
 
 
-def role_of(session, role):
-    """The IAM role of a job: `role`, else the one that the session uses."""
-    from sagemaker import get_execution_role
+@contextlib.contextmanager
+def connect(region, dry_run):
+    """Yields an Aws; an error from AWS ends the program."""
+    need("botocore")
+    from botocore import exceptions
 
     try:
-        return role or get_execution_role(session)
-    except ValueError as error:
-        raise BadInput(
-            f"--role is missing, and you are not using a role ({error}); try --role=SageMakerRole."
-        ) from error
+        yield Aws(region, dry_run)
+    except (exceptions.ParamValidationError, exceptions.UnknownRegionError) as error:
+        raise BadInput(error) from error
+    except (exceptions.BotoCoreError, exceptions.ClientError) as error:
+        fail(error, 1)
 
 
-@contextlib.contextmanager
-def open_session(region, role, dry_run):
-    """Yields a session of the SDK; an error from AWS ends the program.
+class Aws:
+    """An account of AWS in one region.
 
     Args:
-        region: the AWS region; None: what AWS's configuration says.
-        role: the job's IAM role, or None.
+        region: None: what AWS's configuration says.
         dry_run: whether to send nothing, and print the request that would start the job, as JSON.
     """
-    if dry_run:  # before the SDK is loaded, which looks for some, on the network too
-        os.environ.update(AWS_ACCESS_KEY_ID="dry-run", AWS_SECRET_ACCESS_KEY="dry-run")
-    warnings.filterwarnings("ignore", message="Boto3 will no longer support Python 3.7")
-    with _printing_request(role) if dry_run else contextlib.nullcontext() as answer:
-        need("boto3", "sagemaker")
-        import boto3
-        import sagemaker
-        from boto3.exceptions import Boto3Error
-        from botocore import exceptions
 
+    def __init__(self, region, dry_run):
+        import botocore.session
+
+        os.environ.setdefault("AWS_STS_REGIONAL_ENDPOINTS", "regional")
+        self._session = botocore.session.get_session()
+        self._dry_run = dry_run
+        configured = self._session.get_config_variable("region")
+        self.region = region or configured or ("us-east-1" if dry_run else None)
+        if not self.region:
+            raise BadInput("--region is missing; try --region=us-east-1.")
+        self._partition = self._session.get_partition_for_region(self.region)
+        self.client = functools.lru_cache(maxsize=None)(self._client)
+
+    def _client(self, service):
+        from botocore.config import Config
+
+        config = Config(retries={"max_attempts": 15})
+        return self._session.create_client(service, region_name=self.region, config=config)
+
+    def _caller(self):
+        """Account and Arn of who starts this program."""
+        if not self._dry_run:
+            return self.client("sts").get_caller_identity()
+        account = "111122223333"
+        return {
+            "Account": account,
+            "Arn": f"arn:{self._partition}:sts::{account}:assumed-role/your-role/you",
+        }
+
+    def role(self, name):
+        """The ARN of an IAM role; of None: of the notebook, or of who starts this program."""
+        if name and "/" in name:
+            return name
+        found = self._caller()["Arn"]
+        if self._dry_run and name:
+            found = found.replace("your-role", name)
+        elif name:
+            return self.client("iam").get_role(RoleName=name)["Role"]["Arn"]
+        else:
+            found = self._role_of_notebook() or found
+        assumed = re.fullmatch(r"(.+):sts::([0-9]+):assumed-role/([^/]+)/.*", found)
+        if assumed:
+            start, account, name = assumed.groups()
+            path = "service-role/" * name.startswith("AmazonSageMaker-ExecutionRole")
+            found = f"{start}:iam::{account}:role/{path}{name}"
+            if not self._dry_run:  # only IAM knows the path, and may not be asked
+                with contextlib.suppress(self.client("iam").exceptions.ClientError):
+                    return self.client("iam").get_role(RoleName=name)["Role"]["Arn"]
+        if ":role/" not in found:
+            raise BadInput(
+                f"--role is missing, and you are not using a role ({found}); try "
+                "--role=SageMakerRole."
+            )
+        return found
+
+    def _role_of_notebook(self):
+        """The role of the notebook that this program runs in; None if there is none."""
         try:
-            region = region or boto3.Session().region_name or (dry_run and "us-east-1")
-            if not region:
-                raise BadInput("--region is missing; try --region=us-east-1.")
-            session = boto3.Session(region_name=region)
-            session.get_partition_for_region(region)  # refuses an unknown region
-            if answer:
-                session.events.register("before-call", answer)
-            yield sagemaker.Session(session)
-        except (exceptions.ParamValidationError, exceptions.UnknownRegionError) as error:
-            raise BadInput(error) from error
-        except (
-            Boto3Error, exceptions.BotoCoreError, exceptions.ClientError,
-            sagemaker.exceptions.UnexpectedStatusException,
-        ) as error:  # fmt: skip
-            fail(error, 1)
+            with open(_NOTEBOOK) as f:
+                about = json.load(f)
+        except FileNotFoundError:
+            return None
+        client, domain = self.client("sagemaker"), about.get("DomainId")
+        with contextlib.suppress(client.exceptions.ClientError, KeyError):
+            if not domain:
+                name = about["ResourceName"]
+                return client.describe_notebook_instance(NotebookInstanceName=name)["RoleArn"]
+            settings = client.describe_domain(DomainId=domain)
+            if about.get("SpaceName"):
+                return settings["DefaultSpaceSettings"]["ExecutionRole"]
+            user = client.describe_user_profile(
+                DomainId=domain, UserProfileName=about["UserProfileName"]
+            )
+            own = user.get("UserSettings", {}).get("ExecutionRole")
+            return own or settings["DefaultUserSettings"]["ExecutionRole"]
+        return None
+
+    def bucket(self):
+        """The s3:// address of SageMaker's default bucket, which is made if it does not exist."""
+        account = self._caller()["Account"]
+        name = f"sagemaker-{self.region}-{account}"
+        if not self._dry_run:
+            client = self.client("s3")
+            try:  # another account may have a bucket of this name
+                client.head_bucket(Bucket=name, ExpectedBucketOwner=account)
+            except client.exceptions.ClientError as error:
+                if error.response["Error"]["Code"] != "404":
+                    raise
+                place = {"LocationConstraint": self.region}
+                elsewhere = {"CreateBucketConfiguration": place}
+                client.create_bucket(Bucket=name, **(elsewhere, {})[self.region == "us-east-1"])
+        return f"s3://{name}"
+
+    def start(self, kind, request, files, **options):
+        """Uploads files and starts a job; a dry run prints the request.
+
+        Args:
+            kind: Training, HyperParameterTuning or Processing.
+            request: that of Create{kind}Job.
+            files: {s3:// address: content} of what the job needs.
+            options: of put_object.
+        """
+        from botocore import exceptions, validate
+
+        service = self._session.get_service_model("sagemaker")
+        shape = service.operation_model(f"Create{kind}Job").input_shape
+        wrong = validate.ParamValidator().validate(request, shape)
+        if wrong.has_errors():
+            raise exceptions.ParamValidationError(report=wrong.generate_report())
+        if self._dry_run:
+            sys.stdout.write(json.dumps(request, indent=2) + "\n")
+            return
+        client = self.client("s3")
+
+        def put(uri):
+            bucket, _, key = uri[len("s3://") :].partition("/")
+            client.put_object(Bucket=bucket, Key=key, Body=files[uri], **options)
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(put, files))
+        self._method("create", kind)(**request)
+
+    def _method(self, verb, kind):
+        from botocore import xform_name
+
+        return getattr(self.client("sagemaker"), f"{verb}_{xform_name(kind)}_job")
+
+    def follow(self, kind, name):
+        """Shows a job's log until it ends; ends the program with code 1 unless it completed."""
+        positions, said, ended = {}, "", False
+        while not ended:
+            found = self._method("describe", kind)(**{f"{kind}JobName": name})
+            status = found[f"{kind}JobStatus"]
+            ended = status in ("Completed", "Failed", "Stopped")
+            news = _news(found, status)
+            if news != said:
+                logging.info("%s: %s", name, news)
+            said = news
+            self._show_log(f"/aws/sagemaker/{kind}Jobs", name, positions)
+            time.sleep(_SECONDS)
+        self._show_log(f"/aws/sagemaker/{kind}Jobs", name, positions)  # what was on its way
+        if status != "Completed":
+            why = found.get("FailureReason", "by its user, or at the end of --max_run")
+            fail(f"{name}: {status} ({why}).", 1)
+
+    def _show_log(self, group, name, positions):
+        """Prints what is new in the log of each host; `positions` keeps where each was left."""
+        client = self.client("logs")
+        pages = client.get_paginator("describe_log_streams")
+        streams = []
+        with contextlib.suppress(client.exceptions.ResourceNotFoundException):  # none has begun
+            for page in pages.paginate(logGroupName=group, logStreamNamePrefix=f"{name}/"):
+                streams += [stream["logStreamName"] for stream in page["logStreams"]]
+        for stream in streams:
+            host = re.sub("-[0-9]+$", "", stream.partition("/")[2])
+            ended = False
+            while not ended:
+                token = positions.get(stream)
+                page = client.get_log_events(
+                    logGroupName=group, logStreamName=stream, startFromHead=True,
+                    **({"nextToken": token} if token else {}),
+                )  # fmt: skip
+                for event in page["events"]:
+                    sys.stdout.write(f"{host}: {event['message']}\n")
+                positions[stream] = page["nextForwardToken"]
+                ended = positions[stream] == token
+        sys.stdout.flush()
 
 
-@contextlib.contextmanager
-def _printing_request(role):
-    """Yields a handler of botocore's events; prints, at the end, the request that it has seen."""
-    requests = []
-    # What AWS would answer; account and role are those of its documentation.
-    account = "111122223333"
-    caller = f"arn:aws:sts::{account}:assumed-role/your-role/you"
-    answers = {
-        "GetCallerIdentity": {"Account": account, "Arn": caller},
-        "GetRole": {"Role": {"Arn": f"arn:aws:iam::{account}:role/{role or 'your-role'}"}},
-        "ListBuckets": {"Buckets": []},
-    }
-
-    def answer(model, params, **_):
-        """Stands in for the network, after botocore has checked and built a request."""
-        if model.name in _JOBS:
-            requests.append(json.loads(params["body"]))
-        return types.SimpleNamespace(status_code=200), answers.get(model.name, {})
-
-    with contextlib.redirect_stdout(sys.stderr):  # where the SDK prints; stdout is for the JSON
-        yield answer
-    sys.stdout.write(json.dumps(requests[-1], indent=2) + "\n")
+def _news(found, status):
+    """What a job is doing, in one line."""
+    counts = found.get("TrainingJobStatusCounters", {})
+    shown = [status, *(f"{count} {name}" for name, count in counts.items() if count)]
+    shown += [x.get("StatusMessage") for x in found.get("SecondaryStatusTransitions", [])[-1:]]
+    if "BillableTimeInSeconds" in found:
+        shown.append(f"{found['BillableTimeInSeconds']} s billed for each host")
+    best = found.get("BestTrainingJob", {})
+    if "FinalHyperParameterTuningJobObjectiveMetric" in best:
+        flags = " ".join(f"--{n}={v}" for n, v in best["TunedHyperParameters"].items())
+        metric = best["FinalHyperParameterTuningJobObjectiveMetric"]
+        shown.append(f"best {metric['MetricName']}={metric['Value']} with {flags}")
+    return ", ".join(filter(None, shown))

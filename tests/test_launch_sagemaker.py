@@ -1,7 +1,9 @@
 """The request that would start a SageMaker job, checked against SageMaker and train.py."""
 
+import gzip
 import json
 import os
+import pathlib
 import re
 import shlex
 import shutil
@@ -73,7 +75,7 @@ def conversion():
 def spark():
     """A processing job on Spark; a value has what a shell would take apart."""
     return request(
-        "--job=spark", "--input_s3_uri=s3://b/train", "--output_path=s3://b/out", "--tags=for=it's",
+        "--job=spark", "--input_s3_uri=s3://b/train", "--output_path=s3://b/out", "--tags=for=it",
         "--", "rebalance", "--num_files=64", "--alsologtostderr", "--log_dir=a b;$(c)*",
     )  # fmt: skip
 
@@ -92,22 +94,205 @@ def hyperparameters(request):
     return {name: json.loads(text) for name, text in request["HyperParameters"].items()}
 
 
-def test_botocore_finds_nothing_wrong_with_the_requests(servers, pipes, conversion, spark, several):
-    check = (
-        "import json, sys, botocore.session, botocore.validate\n"
-        "service = botocore.session.Session().get_service_model('sagemaker')\n"
-        "for name, request in json.load(sys.stdin):\n"
-        "    shape = service.operation_model(name).input_shape\n"
-        "    found = botocore.validate.ParamValidator().validate(request, shape)\n"
-        "    print(found.generate_report(), end='')\n"
+ONE = ["--train_s3_uri=s3://b/t"]
+RAW = ["--job=processing", "--input_s3_uri=s3://b/raw"]
+ON_SPARK = ["--job=spark", "--input_s3_uri=s3://b/raw"]
+SIZES_OF_PIPE = ["--feature_size=9", "--field_size=3"]
+GPU_IMAGE = "--image_uri=111122223333.dkr.ecr.eu-west-1.amazonaws.com/own:1"
+TUNING = ["--job=tuning", "--tune=embedding_size=8..32", *ONE]
+TUNED = [*TUNING, "--distribution=none", "--objective=train:loss"]
+MORE_COMMANDS = [
+    [*ONE, "--output_path=s3://o/models/", "--tags=team=ads,for=test", "--region=eu-west-1"],
+    [*ONE, "--distribution=none", "--model_dir=none", "--base_job_name=" + 70 * "a"],
+    [*ONE, "--distribution=horovod", "--instance_type=ml.p4d.24xlarge", GPU_IMAGE],
+    [*ONE, "--distribution=horovod", "--mpi_options=-x A=b", "--region=cn-north-1"],
+    [*ONE, "--input_mode=FastFile", "--s3_shard", "--", "--batch_norm", "--dropout=0.1,0.2"],
+    ["--", "--task_type=train", "--training_data_dir=s3://b/t"],
+    [
+        *TUNING, "--distribution=horovod", "--tune=learning_rate=1e-4..0.01:log",
+        "--tune=deep_layers=128,64|256", "--eval_s3_uri=s3://b/v", "--tags=a=b",
+    ],
+    [*TUNING, "--distribution=none", "--tune=dropout=0.1..0.5", "--objective=train:loss"],
+    RAW,
+    [*RAW, "--tool=rebalance", "--region=us-gov-west-1", "--", "--num_files=4"],
+    [*ON_SPARK, "--", "rebalance"],
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    """[(our request, the SDK's)] of all documented commands and some more."""
+    pages = [(ROOT / "docs" / name).read_text() for name in ("sagemaker.md", "recipes.md")]
+    lines = re.findall(r"scripts/launch_sagemaker\.py (--.*)", "\n".join(pages))
+    lines = [line.replace("ACCOUNT", "111122223333") for line in lines]
+    commands = [[w for w in shlex.split(line) if w != "--dry_run"] for line in lines]
+    assert len(commands) >= 9
+    role = "--role=arn:aws:iam::111122223333:role/x"
+    env = dict(os.environ, AWS_CONFIG_FILE=os.devnull, HTTPS_PROXY="http://127.0.0.1:9")
+    done = subprocess.run(
+        [PYTHON, "tests/sdk_requests.py"],
+        input=json.dumps([[role, *words] for words in commands + MORE_COMMANDS]),
+        cwd=ROOT, env=env, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_requests_are_those_of_the_sdk(pairs):
+    times = r"-[0-9]{4}(-[0-9]{2}){5}-[0-9]{3}|-[0-9]{6}-[0-9]{4}\b"
+    canonical = lambda request: re.sub(times, "-TIME", json.dumps(request, sort_keys=True))
+    for ours, of_sdk in pairs:
+        assert canonical(ours) == canonical(of_sdk)
+
+
+def shapes():
+    """The shapes of SageMaker's requests, as botocore describes them."""
+    (path,) = PYTHON.parent.parent.glob("lib/*/site-packages/botocore/data/sagemaker/*/service-2*")
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path) as f:
+        return json.load(f)["shapes"]
+
+
+def faults(value, name, shapes):
+    """What is wrong with a value by its shape, which botocore does not check in whole."""
+    shape = shapes[name]
+    if isinstance(value, dict):
+        members = shape.get("members")
+        for key, part in value.items():
+            if members is None:  # a map
+                yield from faults(key, shape["key"]["shape"], shapes)
+            of_part = shape["value"] if members is None else members.get(key)
+            if of_part:
+                yield from faults(part, of_part["shape"], shapes)
+            else:
+                yield f"{name} has no {key}"
+        yield from (f"{name} lacks {key}" for key in set(shape.get("required", [])) - set(value))
+    elif isinstance(value, list):
+        for part in value:
+            yield from faults(part, shape["member"]["shape"], shapes)
+    size = len(value) if hasattr(value, "__len__") else value
+    if not isinstance(size, bool) and not shape.get("min", size) <= size <= shape.get("max", size):
+        yield f"{name}: {value}"
+    pattern = re.sub(r"\\p\{[A-Z]\}", r"\\w\\s", shape.get("pattern", ".*"))
+    if isinstance(value, str) and not re.fullmatch(pattern, value, re.DOTALL):
+        yield f"{name}: {value} is not {pattern}"
+    if "enum" in shape and value not in shape["enum"]:
+        yield f"{name}: {value} is not one of {shape['enum']}"
+
+
+def test_botocores_model_finds_nothing_wrong_with_the_requests(
+    pairs, servers, pipes, conversion, spark, several
+):
+    known = shapes()
+    for request in [servers, pipes, conversion, spark, several, *(ours for ours, _ in pairs)]:
+        (kind,) = (
+            kind for kind in ("Training", "Processing", "HyperParameterTuning")
+            if f"{kind}JobName" in request
+        )  # fmt: skip
+        assert list(faults(request, f"Create{kind}JobRequest", known)) == []
+
+
+def test_what_is_wrong_with_a_request_is_found(servers):
+    wrong = json.loads(json.dumps(servers))
+    wrong["AlgorithmSpecification"]["TrainingInputMode"] = "Tape"
+    wrong.update(TrainingJobName="a_b", Color="blue", Tags=[{"Key": "a" * 200, "Value": ""}])
+    del wrong["RoleArn"]
+    assert len(list(faults(wrong, "CreateTrainingJobRequest", shapes()))) == 5
+
+
+def in_process(code, *words):
+    """What a program prints in .venv-sagemaker's Python, where the launcher's parts are found."""
+    code = f"import sys; sys.path[:0] = ['scripts']\n{code}"
+    return subprocess.run(
+        [PYTHON, "-W", "ignore", "-c", code, *words],
+        cwd=ROOT, env=dict(os.environ, **AWS), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+AWS = dict(AWS_ACCESS_KEY_ID="x", AWS_SECRET_ACCESS_KEY="x", AWS_DEFAULT_REGION="us-east-1")
+
+IMAGES = """
+import programs, sagemaker_hosts as hosts
+from sagemaker import image_uris
+
+regions = set()
+for name, scope in (("tensorflow", "training"), ("spark", "processing")):
+    versions = image_uris.config_for_framework(name)[scope]["versions"]
+    for version in versions.values():
+        regions.update(version.get("registries", {}))
+assert len(regions) > 30
+for region in [*sorted(regions), "us-nowhere-1"]:
+    for type_ in ("ml.c5.xlarge", "ml.p3.2xlarge", "ml.g4dn.xlarge"):
+        for title, words in (
+            (hosts.TENSORFLOW, ("tensorflow", region, "1.15.2", "py37", type_)),
+            (hosts.SPARK, ("spark", region, "3.3", None, "ml.m5.xlarge")),
+        ):
+            try:
+                wanted = image_uris.retrieve(*words, image_scope="training" if words[3] else None)
+            except ValueError:
+                wanted = None
+            if wanted and title == hosts.SPARK:
+                wanted = wanted.replace("-py39-v1", "")
+            try:
+                found = hosts.image(title, region, type_)
+            except programs.BadInput:
+                found = None
+            assert found == wanted, (region, found, wanted)
+print(sorted(f"ml.{f}.{size}" for f, (_, _, sizes) in hosts.GPUS.items() for size in sizes))
+"""
+
+
+def test_the_images_are_those_of_the_sdk_in_every_region_and_every_gpu_is_known():
+    done = in_process(IMAGES)
+    assert done.returncode == 0, done.stderr
+    offered = {type_ for type_ in shapes()["TrainingInstanceType"]["enum"] if type_[3] in "pg"}
+    assert len(offered) > 20 and offered <= set(re.findall(r"ml\.[^']+", done.stdout))
+
+
+@pytest.mark.parametrize(
+    "type_, processes",
+    [
+        ("ml.p4d.24xlarge", 8), ("ml.g5.12xlarge", 4), ("ml.g5.48xlarge", 8), ("ml.g6.xlarge", 1),
+        ("ml.g4dn.12xlarge", 4), ("ml.c5.xlarge", 1),
+    ],
+)  # fmt: skip
+def test_each_gpu_of_a_host_gets_a_process(type_, processes):
+    own_image = [GPU_IMAGE] if "g4" not in type_ else []
+    found = hyperparameters(
+        request(*ONE, "--distribution=horovod", f"--instance_type={type_}", *own_image)
     )
-    training, processing = "CreateTrainingJob", "CreateProcessingJob"
-    jobs = [(training, servers), (training, pipes)]
-    jobs += [(processing, job) for job in (conversion, spark, several)]
-    found = subprocess.run(
-        [PYTHON, "-c", check], input=json.dumps(jobs), capture_output=True, text=True, timeout=60
-    )
-    assert (found.returncode, found.stdout) == (0, ""), found.stderr
+    assert found["sagemaker_mpi_num_of_processes_per_host"] == processes
+
+
+OTHER_PYTHONS = {}
+for minor in (8, 9, 10, 11, 12, 13):
+    paths = [*pathlib.Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python")]
+    paths += filter(None, [shutil.which(f"python3.{minor}", path="/usr/bin:/usr/local/bin")])
+    OTHER_PYTHONS.update({minor: paths[0]} if paths else {})
+
+
+@pytest.mark.parametrize("minor", [7, *OTHER_PYTHONS])
+def test_a_python_with_absl_and_botocore_alone_builds_the_same_request(minor, tmp_path, servers):
+    for name in ("botocore", "jmespath", "urllib3", "dateutil", "six.py", "absl"):
+        found = [*PYTHON.parent.parent.glob(f"lib/*/site-packages/{name}")]
+        found += (ROOT / ".venv").glob(f"lib/*/site-packages/{name}")
+        (tmp_path / name).symlink_to(found[0].resolve())
+    words = ["--train_s3_uri=s3://b/t", "--eval_s3_uri=s3://b/v", "--"]
+    command = [OTHER_PYTHONS.get(minor, sys.executable), "-S", "scripts/launch_sagemaker.py"]
+    env = dict(PYTHONPATH=str(tmp_path), AWS_CONFIG_FILE=os.devnull, PYTHONDONTWRITEBYTECODE="1")
+
+    def run(*more):
+        words_of_run = [*command, "--dry_run", *words, *more]
+        return subprocess.run(
+            words_of_run, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60
+        )
+
+    done = run(*TRAIN_FLAGS)
+    assert done.returncode == 0, done.stderr
+    assert hyperparameters(json.loads(done.stdout)).keys() == hyperparameters(servers).keys()
+    done = run("--lerning_rate=1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Did you mean: learning_rate" in done.stderr
 
 
 def test_flags_of_train_py_become_hyperparameters_in_all_their_forms(servers):
@@ -189,10 +374,9 @@ def test_the_metrics_are_found_in_what_train_py_prints(servers, tmp_path):
 
 
 REAL_RUN = """
-import io, sys, tarfile
+import io, tarfile
 import moto
 
-sys.path.insert(0, "scripts")
 with moto.mock_s3(), moto.mock_sts(), moto.mock_iam(), moto.mock_sagemaker():
     import boto3
     import launch_sagemaker
@@ -209,9 +393,8 @@ with moto.mock_s3(), moto.mock_sts(), moto.mock_iam(), moto.mock_sagemaker():
 
 
 def test_only_train_py_and_deepfm_are_uploaded_and_they_are_enough(tmp_path):
-    aws = dict(AWS_ACCESS_KEY_ID="x", AWS_SECRET_ACCESS_KEY="x", AWS_DEFAULT_REGION="us-east-1")
-    command = [PYTHON, "-W", "ignore", "-c", REAL_RUN, tmp_path]
-    subprocess.run(command, cwd=ROOT, env=dict(os.environ, **aws), check=True, timeout=60)
+    done = in_process(REAL_RUN, str(tmp_path))
+    assert done.returncode == 0, done.stderr
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     files = (path for path in (ROOT / "deepfm").rglob("*") if path.is_file())
     sources = [path for path in files if path.suffix != ".pyc"]
@@ -219,9 +402,55 @@ def test_only_train_py_and_deepfm_are_uploaded_and_they_are_enough(tmp_path):
     subprocess.run([PYTHON, "train.py", "--only_check_args"], cwd=tmp_path, check=True, timeout=60)
 
 
-ONE = ["--train_s3_uri=s3://b/t"]
-RAW = ["--job=processing", "--input_s3_uri=s3://b/raw"]
-ON_SPARK = ["--job=spark", "--input_s3_uri=s3://b/raw"]
+FOLLOWED = """
+import time
+import moto
+
+with moto.mock_s3(), moto.mock_sts(), moto.mock_iam(), moto.mock_sagemaker(), moto.mock_logs():
+    import boto3
+    import launch_sagemaker
+    import sagemaker_session
+    from moto.sagemaker.models import sagemaker_backends
+
+    sagemaker_session._SECONDS = 0
+    status, reason = sys.argv[1:]
+    role = boto3.client("iam").create_role(RoleName="you", AssumeRolePolicyDocument="{}")["Role"]
+    send, looks, logs = sagemaker_session.Aws._method, [], boto3.client("logs")
+
+    def method(self, verb, kind):  # the job goes on whenever it is looked at
+        if verb == "describe":
+            (job,) = sagemaker_backends["123456789012"]["us-east-1"].training_jobs.values()
+            job.training_job_status = status if len(looks) == 2 else "InProgress"
+            job.failure_reason = reason
+            group = dict(logGroupName="/aws/sagemaker/TrainingJobs")
+            if not looks:
+                logs.create_log_group(**group)
+            for host in ("algo-1", "algo-2")[: 2 * (len(looks) < 2)]:
+                stream = dict(group, logStreamName=f"{job.training_job_name}/{host}-17")
+                if not looks:
+                    logs.create_log_stream(**stream)
+                event = dict(timestamp=int(1000 * time.time()), message=f"line {len(looks)}")
+                logs.put_log_events(**stream, logEvents=[event])
+            looks.append(None)
+        return send(self, verb, kind)
+
+    sagemaker_session.Aws._method = method
+    argv = ["launch_sagemaker.py", "--train_s3_uri=s3://b/t", "--role=you"]
+    launch_sagemaker.main(launch_sagemaker.FLAGS(argv))
+"""
+
+
+@pytest.mark.parametrize(
+    "status, reason, code",
+    [("Completed", "", 0), ("Failed", "AlgorithmError: no", 1), ("Stopped", "", 1)],
+)
+def test_a_job_is_followed_to_its_end_which_is_the_exit_code(status, reason, code):
+    done = in_process(FOLLOWED, status, reason)
+    assert done.returncode == code, done.stderr
+    lines = [f"algo-{host}: line {i}" for i in (0, 1) for host in (1, 2)]
+    assert done.stdout.splitlines() == lines
+    if code:
+        assert f": {status} ({reason}" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -237,6 +466,28 @@ ON_SPARK = ["--job=spark", "--input_s3_uri=s3://b/raw"]
         ([*ONE, "--input_mode=Pipe", "--", "--feature_size=9"], "--field_size is missing after"),
         ([*ONE, "--instance_type=ml.x.y"], "--instance_type=ml.x.y is not a SageMaker type; try"),
         ([*RAW, "--instance_type=c5.xlarge"], "--instance_type=c5.xlarge is not a SageMaker type"),
+        ([*ONE, "--instance_type=ml.p4d.24xlarge"], "1.15.2 has no code for A100; give --image"),
+        ([*ONE, "--instance_type=ml.g9.xlarge"], "is not known here; say how many GPUs it has"),
+        ([*ONE, "--region=us-nowhere-1"], "--region=us-nowhere-1: no image of SageMaker's for"),
+        ([*ONE, "--tags=for=it's"], "give KEY=VALUE of letters, digits"),
+        ([*ONE, "--base_job_name=a_b"], "--base_job_name=a_b must be letters and digits"),
+        (
+            ["--train_s3_uri=s3://b/a.libsvm", "--input_mode=Pipe", "--", *SIZES_OF_PIPE],
+            "reads TFRecords in Pipe mode, not LibSVM; try --input_mode=FastFile",
+        ),
+        (
+            [*ONE, "--input_mode=Pipe", "--", *SIZES_OF_PIPE, "--data_format=libsvm"],
+            "reads TFRecords in Pipe mode, not LibSVM",
+        ),
+        ([*RAW, "--", "--num_wokers=1"], "libsvm_to_tfrecord.py: Unknown command line flag"),
+        ([*RAW, "--tool=rebalance", "--", "--sed=1"], "Did you mean: seed"),
+        ([*TUNING, "--eval_s3_uri=s3://b/v"], "would go on from each other's checkpoints"),
+        ([*TUNING, "--distribution=none"], "--objective=eval:auc needs --eval_s3_uri"),
+        ([*TUNED, "--tune=sed=1|2"], "Did you mean: seed"),
+        ([*TUNED, "--tune=optimizer=adam|adan"], "optimizer"),
+        ([*TUNED, "--tune=learning_rate=0..1:log"], "is not a range or a choice; try"),
+        ([*TUNED, "--", "--embedding_size=8"], "--embedding_size is given twice"),
+        ([*TUNED, "--spot"], "--spot needs --job=training"),
         ([*ON_SPARK, "--", "rebalance", "--sed=1"], "Did you mean: seed"),
         ([*ON_SPARK, "--", "shuffle"], "'shuffle' is not a job; give one of"),
         ([*ON_SPARK, "--", "--seed=1"], "try -- rebalance"),
