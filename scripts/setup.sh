@@ -223,7 +223,7 @@ make_kernels() { # training works without them, so it is no error if they cannot
   if step "Compiling the kernels" "$venv_python" -m deepfm.kernels; then
     ready kernels
   else
-    echo "setup.sh: training works without the kernels, but takes 5 to 8 times as long;" \
+    echo "setup.sh: training works without the kernels, but takes about 3 times as long;" \
       "'$venv_python -m deepfm.kernels' tries again." >&2
   fi
 }

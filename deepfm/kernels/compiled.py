@@ -65,7 +65,7 @@ def ready() -> bool:
         return True
     logging.warning(
         "The compiled kernels cannot be built (%s); training with TensorFlow's own operators takes "
-        "5 to 8 times as long. Install g++, or build them before: `python -m deepfm.kernels`.",
+        "about 3 times as long. Install g++, or build them before: `python -m deepfm.kernels`.",
         reason,
     )
     return False
