@@ -252,6 +252,14 @@ def test_an_interrupted_run_without_run_json_has_not_ended(run):
         run.begin(25, data="b")
 
 
+def test_without_run_json_a_run_at_the_end_of_an_epoch_has_ended(run):
+    run.begin(0)
+    run.save(20)
+    (run.folder / resume.FILE).unlink()
+    assert run.begin(20, data="b").run_step == 20
+    assert run.places() == [(0, 0)]
+
+
 def test_where_neither_says_it_a_new_run_begins_and_the_log_says_that_run_json_is_missing(
     run, caplog
 ):
