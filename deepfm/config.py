@@ -105,23 +105,17 @@ class ModelAsked(NamedTuple):
 
 
 class OptimizerConfig(NamedTuple):
-    """What defines the optimizer.
+    """What defines the optimizer; other fields are the flags of the same names (flags.py).
 
     Attributes:
         name: a key of OPTIMIZERS.
         learning_rate: the rate as applied, including --learning_rate_scale.
-        embedding_learning_rate: the tables' rate, without warm-up; None: learning_rate.
-        learning_rate_warmup_steps: first steps of a run, over which learning_rate rises linearly
-            from 0.
-        clip_norm: largest global norm of the gradients; 0 does not clip.
-        cowclip_ratio: r of CowClip, which clips the gradient of each table row; 0 does not clip.
-        cowclip_min_norm: zeta of CowClip.
+        cowclip_ratio, cowclip_min_norm: r and zeta of CowClip.
         l2_rows: lambda of the L2 term of the batch's distinct table rows; 0 if there is no L2 term
             or it covers the whole tables.
         elapsed: l2_rows, and Adam's moments, cover all steps since a row was last in a batch.
         run_step: global step at which the run began.
         start_step: global step from which this process trains.
-        lazy_updates: update only the table rows of the batch.
         use_amp: scale the loss, because gradients are float16.
     """
 
@@ -269,21 +263,11 @@ class Distribution(NamedTuple):
 
 
 class InputConfig(NamedTuple):
-    """How the user wants records read; the fields are the flags of the same names.
+    """How the user wants records read; the fields are the flags of the same names (flags.py).
 
     Attributes:
         batch_size: B, the records per batch of a replica.
-        num_epochs: how often each record is read.
-        shuffle_buffer: records from which the next one is drawn; 0 keeps the order.
-        cache: none, memory, or the path of a cache file.
-        num_parallel_reads: files read at the same time; 1 if the order matters.
-        read_buffer_bytes: bytes of the read buffer of each file.
-        seed: seed of the order.
-        training_data_dir, val_data_dir, infer_data_dir: a folder, a glob, or a list of these.
         data_format: auto, or a name in formats.FORMATS.
-        max_bad_records: most bad records that training skips.
-        eval_on_all_ranks: whether each process evaluates all records instead of its share.
-        example_weights: whether to weigh examples as their records say; None: if they hold weights.
     """
 
     batch_size: int

@@ -26,17 +26,9 @@ CROSS_DEVICE_OPS = {  # value of the flag: class in tf.distribute
 
 
 class ModeFlags(NamedTuple):
-    """The flags that modes read.
+    """The flags that modes read, by their names (flags.py).
 
-    Attributes:
-        intra_op_threads, inter_op_threads: threads inside one operator, and operators that run at
-            the same time; 0: half the cores of this process, and all of them.
-        omp_num_threads, kmp_affinity: OpenMP's settings; train.py has put them in the environment.
-        replicas_per_process: devices that tower, mirrored and ps use; 0: all (ps: all GPUs).
-        cross_device_ops: how mirrored adds up gradients; a key of CROSS_DEVICE_OPS.
-        task_type: the job; parameter servers only train.
-        num_cpus: cores that the processes of this host may use; 0: all that the host grants.
-        num_gpus: GPUs that TensorFlow must find.
+    train.py has put omp_num_threads and kmp_affinity in the environment.
     """
 
     intra_op_threads: int = 0
@@ -93,13 +85,10 @@ def _towers(devices) -> Replicas:
         return of_one_graph
 
     return Replicas(
-        per_process=len(devices),
-        in_step=len(devices),
-        wrap_model_fn=wrap_model_fn,
+        len(devices), len(devices), wrap_model_fn=wrap_model_fn, stack=stack,
         wrap_optimizer=estimator.TowerOptimizer,
         owns_variables=lambda: not tf.compat.v1.get_variable_scope().reuse,
-        stack=stack,
-    )
+    )  # fmt: skip
 
 
 def mirrored(flags: ModeFlags) -> Distribution:

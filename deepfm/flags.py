@@ -320,11 +320,7 @@ _integer("eval_every_steps", 0,
 
 
 def take_defaults_from(environment):
-    """Sets the flags that were not given from SageMaker's SM_* variables.
-
-    Args:
-        environment: {name: value}, as os.environ.
-    """
+    """Sets the flags that were not given from SageMaker's SM_* variables in `environment`."""
 
     def default(flag, value):
         # Setting a flag by its alias changes its value but not using_default_value.

@@ -46,13 +46,7 @@ def kept(model_dir: str, chief: bool = True) -> Dict[str, Any]:
 def of_trained(
     asked: ModelAsked, known: Dict[str, Any], data: Optional[datasets.DataSet] = None
 ) -> ModelConfig:
-    """The ModelConfig of a trained model.
-
-    Args:
-        asked: ModelAsked.
-        known: the model's fields, from `kept`.
-        data: DataSet that it is applied to, if any.
-    """
+    """The ModelConfig of a trained model, `known` from `kept`, that is applied to data, if any."""
     if data:
         first = data.field_size or (datasets.first_record(data).field_size if data.files else None)
         _check_fields(asked, known, data, first)
@@ -72,13 +66,7 @@ def to_train(
     data: datasets.DataSet,
     validation: Optional[datasets.DataSet] = None,
 ) -> ModelConfig:
-    """The ModelConfig of a model to train.
-
-    Args:
-        asked: ModelAsked.
-        known: fields, from `kept`, of the model that training continues with.
-        data, validation: DataSets.
-    """
+    """The ModelConfig of a model to train; what it continues with is `known` from `kept`."""
     for each in filter(None, (data, validation)):
         _check_fields(asked, known, each, each.field_size)
     fields = _asked_or_kept(asked, known)

@@ -31,14 +31,9 @@ def check_alike(job: JobConfig, config: ModelConfig, data, validation, damaged):
         "gauc_field", "slice_fields",
     )  # fmt: skip
     of_input = (
-        "eval_on_all_ranks",
-        "example_weights",
-        "batch_size",
-        "num_epochs",
-        "shuffle_buffer",
-        "num_parallel_reads",
-        "seed",
-    )
+        "eval_on_all_ranks", "example_weights", "batch_size", "num_epochs", "shuffle_buffer",
+        "num_parallel_reads", "seed",
+    )  # fmt: skip
     mine = {
         **config._asdict(), **of_run(job, config), "use_amp": job.optimizer.use_amp,
         **{name: getattr(job.input, name) for name in of_input},

@@ -29,7 +29,6 @@ def train(job: JobConfig, of_job: sagemaker.Job, mirror: Optional[Mirror] = None
     """Trains and evaluates; returns its part of report.json.
 
     Args:
-        job: JobConfig.
         of_job: the SageMaker job around it, if any.
         mirror: copies the local model_dir to the remote one that the user gave, if any.
 
@@ -258,12 +257,7 @@ class _Training:
         ]
 
     def _fresh_tables(self, config, epoch):
-        """The hook that gives each epoch after the first fresh tables.
-
-        Args:
-            config: ModelConfig.
-            epoch: steps of an epoch; None if unknown.
-        """
+        """The hook for fresh tables in epochs after the first, of `epoch` steps (None: unknown)."""
         if not self._processes.synchronous:
             raise BadInput(
                 "--reset_embeddings_each_epoch needs processes that take each step together, but "

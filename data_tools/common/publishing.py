@@ -40,10 +40,7 @@ _OF_HOST = re.compile(r"shard-\d{5}-of-(\d{5})")
 def check_hosts(folder: str, number: int, suffixes: Tuple[str, ...]):
     """Refuses (BadInput) a folder with data of another number of hosts: readers would take both.
 
-    Args:
-        folder: where one host writes its files, or each of several hosts makes a folder.
-        number: the number of hosts.
-        suffixes: the suffixes of data files.
+    One host writes its files there; each of several makes a folder.
     """
     for name in places.of(folder).names(folder):
         of_host = _OF_HOST.fullmatch(name)
@@ -201,7 +198,6 @@ def replaced(
     """The names of the files in a folder that a new data set replaces.
 
     Args:
-        folder: where the new data set goes.
         names: the sorted names of all files there that would be read with it.
         overwrite: whether they may be replaced.
         known: names of files that may be replaced whoever wrote them.

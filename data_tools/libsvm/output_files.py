@@ -67,7 +67,6 @@ def described(names, outputs: Sequence[BlockFacts], options, paths: Dict[str, st
     Args:
         names: of all files.
         outputs: facts about each.
-        options: Options.
         paths: {name: where a file is now}, of those that have rows.
     """
     for name, facts in zip(names, outputs):
@@ -91,7 +90,6 @@ def describe(scratch: str, schema, every: BlockFacts, files: List[DataFile], dat
         every: facts about all rows.
         files: from `described`.
         data: DataSet of the input.
-        options: Options.
         fields: Source.fields.
     """
     feature_size, known = schema.feature_size or every.max_id + 1, data.made.get("ids", {})

@@ -75,11 +75,8 @@ def prepare(data, options):
 
 
 def schema(data, first_shape):
-    """The Schema of TFRecords, from dataset.json, else from the first readable record.
-
-    Args:
-        first_shape: returns the Shape of that record, an empty one if there is none.
-    """
+    """The Schema of TFRecords, from dataset.json, else from the first readable record, whose Shape
+    first_shape(data) returns, or an empty one."""
     known = Shape(data.field_size, data.multi_valued, data.weighted)
     if not known.field_size or None in known:
         known = Shape(*(said or seen for said, seen in zip(known, first_shape(data))))

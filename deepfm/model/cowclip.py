@@ -40,7 +40,6 @@ def with_counts(grad, variable, occurrences):
     Args:
         grad: tf.IndexedSlices of the rows of occurrences.ids; others are returned as they are.
         variable: the table, or the part of it that has these rows.
-        occurrences: Occurrences.
     """
     if not isinstance(grad, tf.IndexedSlices):
         return grad

@@ -51,11 +51,6 @@ class Tables(NamedTuple):
     occurrences: Callable
 
 
-def counts_rows_once(config):
-    """Whether to make the batch's ids distinct: for lazy updates, and for L2 by distinct rows."""
-    return config.lazy_updates or config.l2_scope == "batch"
-
-
 class Values(NamedTuple):
     """The values of a batch.
 
@@ -99,10 +94,7 @@ def applied_first_layer(values, kernel, config, ops):
     """The first layer's product and the FM of a model that is applied, if these are known sooner.
 
     Args:
-        values: Values.
         kernel: float32 [F K, H].
-        config: ModelConfig.
-        ops: Ops.
 
     Returns:
         As `Tables.project`; None if the rows of each batch have to be looked up.
@@ -128,7 +120,7 @@ def _own(tables):
     return [t.get() for t in tables] if tf.distribute.has_strategy() else tables
 
 
-def look_up(values, config, training, ops):
+def look_up(values, config, training, ops) -> Tables:
     """Gathers the rows of a batch from both tables, scales them, and pools those of a field.
 
     The ids are made distinct once for both tables, so that each row is gathered, and its gradient
@@ -138,17 +130,11 @@ def look_up(values, config, training, ops):
     configuration, whose gradients are dense anyway.)
 
     Args:
-        values: Values.
-        config: ModelConfig.
         training: bool; if True, the ids have been checked.
-        ops: Ops.
-
-    Returns:
-        Tables.
     """
     tables = _tables(config, ops)
     distinct, where = values.ids, None
-    if counts_rows_once(config):
+    if config.lazy_updates or config.l2_scope == "batch":  # which is about distinct rows
         small = training and config.feature_size <= tf.int32.max
         distinct, where = ops.unique(values.ids, tf.int32 if small else tf.int64)  # [U], [N]
     rows = [ops.gather(t, distinct) for t in _own(tables)]

@@ -27,7 +27,6 @@ class FreshTables(v1.train.SessionRunHook):
     of an epoch have the trained tables, because the next step's beginning replaces them.
 
     Args:
-        config: ModelConfig.
         epochs: {global step: epoch} of the steps with which an epoch after the first, from 0,
             begins; all processes must take each step together.
     """

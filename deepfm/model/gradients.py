@@ -36,7 +36,6 @@ class RowWise(Wrapper):
         optimizer: the optimizer that applies the update.
         config: OptimizerConfig.
         distinct: whether each row occurs at most once; False if replicas' rows are concatenated.
-        ops: Ops.
         occurrences: cowclip.Occurrences of this replica, if config.cowclip_ratio is not 0.
         l2_shown: lambda of the L2 term that L2_OF_ROWS receives; 0: none.
     """

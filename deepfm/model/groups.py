@@ -296,8 +296,7 @@ def evaluation_ops(
         asked: Grouping with a field.
         ids: int32 [B, f], the values of its fields.
         labels, logits, prob: float32 [B].
-        gather: (tensor, name) -> those of all processes, along the first axis; all must read.
-        weights: float32 [B], the weight of each example; None: all weigh 1.
+        gather, weights: as for metrics.evaluation_ops.
 
     Returns:
         {name: (value, update op)}: those of RESULTS, float64 [], with gauc_field; with
@@ -361,7 +360,6 @@ def of_report(asked, results, found) -> Dict[str, Any]:
     """What report.json says of an evaluation by groups; logs the GAUC.
 
     Args:
-        asked: Grouping.
         results: what Estimator found.
         found: Slices.found.
     """

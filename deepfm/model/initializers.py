@@ -23,11 +23,8 @@ def glorot(config, layer):
 
 
 def normal(stddev, seed, ops, epoch=None):
-    """Initializer of an embedding table.
-
-    Args:
-        epoch: int64 [], for other numbers in each epoch; None: those that a model starts from.
-    """
+    """Initializer of an embedding table, with other numbers in each epoch, int64 [], if that is
+    given."""
     draw = lambda shape, seed, _: tf.random.stateless_normal(shape, seed, stddev=stddev)
     return _in_blocks(draw, seed, ops, epoch)
 

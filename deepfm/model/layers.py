@@ -64,10 +64,8 @@ def deep(x, kernel, config, part=None, ops=TENSORFLOW):
     Args:
         x: float32 [B, H], the embeddings times the kernel of the first layer.
         kernel: that kernel.
-        config: ModelConfig.
         part: BatchPart in training, which turns on dropout and batch norm's batch statistics; else
             None.
-        ops: Ops.
 
     Returns:
         (float32 [B], the layers' kernels, for the L2 term).

@@ -20,8 +20,7 @@ LIMIT = 1 << 24  # distinct scores that are kept exactly; with more, neighbours 
 class Evaluation:
     """The sums of an evaluation so far. Two can be merged, so several processes can share one.
 
-    Args:
-        weighted: whether examples have weights; an example of weight 3 then counts as three do.
+    If it is `weighted`, an example of weight 3 counts as three do.
     """
 
     def __init__(self, weighted: bool = False):

@@ -25,9 +25,7 @@ def logit_offset(sampling_rates):
     Where a share w of the negatives was kept, q = p / (p + (1 - p) / w), that is
     logit(q) = logit(p) + log(w); in general w is negative rate / positive rate. He et al.,
     "Practical Lessons from Predicting Clicks on Ads at Facebook", ADKDD 2014, section 6.3.
-
-    Args:
-        sampling_rates: SamplingRates, both above 0.
+    Both rates are above 0.
     """
     return math.log(sampling_rates.negative) - math.log(sampling_rates.positive)
 
@@ -46,7 +44,6 @@ def weighted_mean(losses, weights, replicas):
 
     Args:
         losses, weights: float32 [B], those of this replica.
-        replicas: Replicas.
 
     Returns:
         float32 [].
@@ -61,8 +58,6 @@ def l2_terms(net, config, with_gradient):
     """The L2 part of the loss, lambda/2 * sum of squares.
 
     Args:
-        net: Network.
-        config: ModelConfig.
         with_gradient: whether the second term has a gradient here; if not, the optimizer adds it.
 
     Returns:
@@ -81,14 +76,6 @@ def l2_terms(net, config, with_gradient):
     return kernels, rows if with_gradient else tf.stop_gradient(rows)
 
 
-def _part(features, replicas):
-    """The BatchPart of a replica in training."""
-    counts = features.get("example_weights")
-    if counts is None and "weights" in features:
-        counts = tf.cast(features["weights"] > 0, tf.float32)
-    return BatchPart(counts, replicas.stack, replicas.owns_variables())
-
-
 def make_model_fn(
     config,
     optimizer_config,
@@ -101,11 +88,7 @@ def make_model_fn(
     """Makes the Estimator's model_fn.
 
     Args:
-        config: ModelConfig.
-        optimizer_config: OptimizerConfig.
-        replicas: Replicas.
         partitioner: cuts the variables into parts for training, or None.
-        ops: Ops.
         side_by_side: (size, most) of the batches that are applied at once outside training.
         grouping: groups.Grouping of evaluations, or None.
 
@@ -122,7 +105,11 @@ def make_model_fn(
         cut = partitioner if training else None
         with v1.variable_scope(scope, use_resource=True, partitioner=cut):
             if training:
-                net = network(features, config, _part(features, replicas), ops)
+                counts = features.get("example_weights")
+                if counts is None and "weights" in features:
+                    counts = tf.cast(features["weights"] > 0, tf.float32)
+                part = BatchPart(counts, replicas.stack, replicas.owns_variables())
+                net = network(features, config, part, ops)
                 of_batches = [net.logits]
             else:
                 found = logits_side_by_side(features, config, ops, *side_by_side)

@@ -28,19 +28,14 @@ class Network(NamedTuple):
     kernels: list
 
 
-def network(features, config, part=None, ops=TENSORFLOW, first=None):
+def network(features, config, part=None, ops=TENSORFLOW, first=None) -> Network:
     """Builds the model; creates its variables.
 
     Args:
         features: {"feat_ids": int64 [B, F], "feat_vals": float32 [B, F]}; if a field may hold
             several values or none, int64 and float32 [B, M], and "feat_counts" int [B, F].
-        config: ModelConfig.
         part: batch_norm.BatchPart in training, else None.
-        ops: Ops.
         first: what `Tables.project` returns, if known.
-
-    Returns:
-        Network.
     """
     bias = v1.get_variable("fm_bias", [1], initializer=v1.zeros_initializer())
     tables = look_up(values_of(features, config), config, part is not None, ops)

@@ -25,11 +25,7 @@ DECAY = "learning_rate_decay"  # name of the variable that multiplies the learni
 
 
 def of_model(config: OptimizerConfig, model) -> OptimizerConfig:
-    """The config with the settings for table rows from a ModelConfig.
-
-    Raises:
-        BadInput: CowClip or the optimizer cannot do what is asked of it.
-    """
+    """The config with the settings for table rows from a ModelConfig; BadInput if they clash."""
     if config.cowclip_ratio and model.l2_scope == "table":
         raise BadInput(
             "--cowclip_ratio clips the gradients of the batch's rows before L2 is added to them, "
@@ -198,11 +194,6 @@ def loss_has_l2_of_rows(config, replicas, ops=TENSORFLOW):
 
     With several replicas, only the optimizer sees each row of the *global* batch once. CowClip
     clips gradients without L2.
-
-    Args:
-        config: OptimizerConfig.
-        replicas: Replicas.
-        ops: Ops.
     """
     return replicas.in_step == 1 and not _ops_add_l2(config, ops) and not config.cowclip_ratio
 
@@ -251,17 +242,11 @@ def _warmed_up(rate, steps, run_step):
     return rate * tf.minimum((step + 1) / steps, 1.0)
 
 
-def make_optimizer(config, replicas, ops=TENSORFLOW, occurrences=None):
+def make_optimizer(config, replicas, ops=TENSORFLOW, occurrences=None) -> v1.train.Optimizer:
     """The optimizer of a mode.
 
     Args:
-        config: OptimizerConfig.
-        replicas: Replicas.
-        ops: Ops.
         occurrences: cowclip.Occurrences of the replica, if config.cowclip_ratio is not 0.
-
-    Returns:
-        tf.train.Optimizer.
     """
     # Cut where evaluation stops improving (--learning_rate_decay_on_plateau). Checkpoints have it,
     # but each start sets it by the run's evaluations.

@@ -47,13 +47,8 @@ _OF_WEIGHTS = Load()
 
 
 def check(config, one_machine: bool = True, load: Load = _OF_WEIGHTS):
-    """Refuses (BadInput) sizes that no model can have, whether from a flag or a file.
-
-    Args:
-        config: ModelConfig.
-        one_machine: whether the model has to fit into this machine's memory.
-        load: Load.
-    """
+    """Refuses (BadInput) sizes that no model can have, whether from a flag or a file, or, if it
+    is on `one_machine`, that this machine cannot hold."""
     if not 1 <= config.field_size <= MAX_FIELDS:
         raise BadInput(f"--field_size must be between 1 and {MAX_FIELDS}, not {config.field_size}.")
     numbers = {name: getattr(config, name) for name in ("feature_size", "embedding_size")}

@@ -16,17 +16,7 @@ from deepfm.errors import BadInput
 class Job(NamedTuple):
     """The SageMaker job that this process belongs to; the defaults apply outside of a job.
 
-    Attributes:
-        hosts: the names of all hosts.
-        current_host: the name of this one.
-        pipe_mode: whether channels are FIFOs.
-        training_channel_name, evaluation_channel_name: those of a host's first process; in Pipe
-            mode the others read NAME-1, NAME-2 and so on.
-        enable_s3_shard: whether each host has its own part of the training channels; None: what
-            the channel's configuration says.
-        enable_data_multi_path: whether the training channels of a host hold different records.
-        worker_per_host: processes expected on each host; 0: any number.
-        input_dir: the folder that has config/ and data/.
+    The fields are the flags of the same names (flags.py).
     """
 
     hosts: Tuple[str, ...] = ()

@@ -105,9 +105,7 @@ def verdict(
     """What limits a run, and what to try, in a sentence.
 
     Args:
-        input_wait_share: share of a step's time spent waiting for its records.
-        host_cpu_utilization: busy share of the allowed cores of the host.
-        gpu_utilization: busy share of the host's GPUs; None without GPUs.
+        input_wait_share, host_cpu_utilization, gpu_utilization: as of Throughput.
         others: part of host_cpu_utilization that other programs' processes use.
         num_processes: processes that train together.
         batch_size: records in a replica's batch.

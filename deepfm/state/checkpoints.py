@@ -53,11 +53,7 @@ _claimed = []  # folders, open and locked for the life of this process
 
 
 def claim(model_dir: str):
-    """Makes a local folder if it is missing, and locks it against other training.
-
-    Raises:
-        BadInput: another process is training there.
-    """
+    """Makes a local folder if it is missing, and locks it; BadInput if another training has."""
     os.makedirs(model_dir, exist_ok=True)
     atomic_files.sync(os.path.dirname(os.path.abspath(model_dir)))
     folder = os.open(model_dir, os.O_RDONLY)

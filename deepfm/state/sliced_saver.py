@@ -154,17 +154,13 @@ def _slices(saveable):
 
 
 def make_saver(keep_checkpoint_max: int, sharded: bool = True, **of_builder):
-    """The Saver that Estimator makes by itself, but with a Builder.
+    """The Saver that Estimator makes by itself, but with a Builder of these arguments.
 
     Args:
         keep_checkpoint_max: number of newest checkpoints to keep; 0: all.
         sharded: whether each parameter server writes its part.
-        of_builder: arguments of Builder.
     """
     return v1.train.Saver(
-        sharded=sharded,
-        max_to_keep=keep_checkpoint_max,
-        defer_build=True,
-        save_relative_paths=True,
-        builder=Builder(**of_builder),
-    )
+        sharded=sharded, max_to_keep=keep_checkpoint_max, defer_build=True,
+        save_relative_paths=True, builder=Builder(**of_builder),
+    )  # fmt: skip

@@ -27,11 +27,7 @@ def by_tensorflow(path: str) -> bool:
 
 
 def of(path: str):
-    """The module with the functions for a path: `local` says what they are.
-
-    Raises:
-        BadInput: nothing here reaches it.
-    """
+    """The module with the functions for a path (BadInput: none); `local` says what they are."""
     if not is_remote(path):
         return local
     if by_tensorflow(path):
