@@ -14,6 +14,7 @@ from absl import logging
 
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files
+from deepfm.runtime.storage import gfile
 
 FILE = "evaluations.json"
 METRICS = "auc", "log_loss", "gauc"  # that are kept; of GAUC, those that were asked for
@@ -158,8 +159,7 @@ def read(path: str) -> List[Dict[str, Any]]:
     if not tf.io.gfile.exists(path):
         return []
     try:
-        with tf.io.gfile.GFile(path) as f:
-            found = json.load(f)
+        found = json.loads(gfile.content(path).decode())
         for entry in found:
             entry["step"] = int(entry["step"])
             for name in {"auc", "log_loss"} | (set(METRICS) & set(entry)):

@@ -6,7 +6,6 @@ files, and servers ignore it. So several models can share an export folder: each
 
 import contextlib
 import hashlib
-import json
 import os
 import posixpath
 import re
@@ -18,6 +17,7 @@ from tensorflow.python.saved_model import loader_impl
 
 from deepfm.data import example_bytes, formats, records
 from deepfm.runtime import atomic_files, remote_files
+from deepfm.runtime.storage import gfile
 from deepfm.state import checkpoints
 
 ID_FILE = "model_id.json"  # in model_dir: the id that its exports carry
@@ -37,9 +37,6 @@ def serving_input_receiver_fn(schema: records.Schema):
         strings:serving_default, if ids are hashes: like serving_default, but with feat_strings
             (string) in place of feat_ids.
     A request with an id or a value out of bounds fails with an error that names the first row.
-
-    Args:
-        schema: the records that the model takes.
     """
 
     given = tf.compat.v1.placeholder_with_default
@@ -114,17 +111,7 @@ def keep_model_id(model_dir: str) -> bool:
 
 def model_id(model_dir: str) -> Optional[str]:
     """The id of a local model_dir; None if it has none yet."""
-    return _read_object(os.path.join(model_dir, ID_FILE)).get("model_id")
-
-
-def _read_object(path):
-    """The JSON object in a file; {} if there is none."""
-    try:
-        with tf.io.gfile.GFile(path, "rb") as f:
-            found = json.loads(f.read().decode())
-    except (tf.errors.OpError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return gfile.json_object(os.path.join(model_dir, ID_FILE)).get("model_id")
 
 
 def digest(checkpoint: str, *more) -> str:
@@ -142,7 +129,7 @@ def find(folder: str, names: Iterable[str]) -> List[Tuple[str, Stamp]]:
 
 def stamp_of(path: str) -> Optional[Stamp]:
     """The stamp of an export; None if it has none that this version can read."""
-    said = _read_object(posixpath.join(path, "assets.extra", _STAMP))
+    said = gfile.json_object(posixpath.join(path, "assets.extra", _STAMP))
     said = {"feature_map": None, **said}  # which an older version did not write
     if said.pop("format_version", None) != _VERSION or set(said) != set(Stamp._fields):
         return None
@@ -172,10 +159,7 @@ def save(
     """Writes a SavedModel into a new numbered subfolder, whole or not at all.
 
     Args:
-        estimator: of the model.
-        checkpoint: path of the checkpoint to export.
         folder: a local folder, made if it is missing.
-        schema: the records that the model takes.
         others: names of further exports, which the new number has to exceed.
         stamp: which model and checkpoint it is of.
 

@@ -116,20 +116,17 @@ def _info(path):
 
 
 def open_file(path: str) -> BinaryIO:
-    """Opens a file to read bytes."""
     files, inner = _split(path)
     with _explained(path):
         return io.BufferedReader(files.open_input_file(inner), _READ)
 
 
 def content(path: str) -> bytes:
-    """All bytes of a file; raises OSError if it cannot be read."""
     with _explained(path), open_file(path) as f:
         return f.read()
 
 
 def size(path: str) -> int:
-    """The bytes of a file."""
     found = _info(path)
     if found.type != fs.FileType.File:
         raise FileNotFoundError(2, "No such file", path)
@@ -137,7 +134,6 @@ def size(path: str) -> int:
 
 
 def exists(path: str) -> bool:
-    """Whether there is a file or a folder."""
     return _info(path).type != fs.FileType.NotFound
 
 
@@ -160,12 +156,10 @@ def _listed(folder, recursive=False):
 
 
 def names(folder: str) -> List[str]:
-    """The sorted names in a folder; none if there is no such folder."""
     return sorted(info.base_name for info in _listed(folder))
 
 
 def walk(top: str) -> Iterator[Tuple[str, List[str], List[str]]]:
-    """Yields (a folder, names of the folders in it, names of the files in it) from `top` down."""
     inner = _split(top)[1]
     folders = {"": ([], [])}
     for info in _listed(top, recursive=True):
@@ -177,7 +171,6 @@ def walk(top: str) -> Iterator[Tuple[str, List[str], List[str]]]:
 
 
 def glob(pattern: str) -> List[str]:
-    """The paths of files and folders that match a pattern."""
     scheme, _, rest = pattern.partition("://")
     first, *parts = rest.split("/")
     found = [f"{scheme}://{first}"]
@@ -213,14 +206,12 @@ make_inner = make_dir
 
 
 def remove(path: str):
-    """Deletes a file; raises FileNotFoundError if there is none."""
     files, inner = _split(path)
     with _explained(path):
         files.delete_file(inner)
 
 
 def move(source: str, target: str):
-    """Gives a file another path on the same file system, in place of a file that is there."""
     files, old = _split(source)
     new = _split(target)[1]
     with _explained(target):
@@ -235,7 +226,6 @@ def move(source: str, target: str):
 
 
 def delete(folder: str):
-    """Deletes a folder and all in it."""
     files, inner = _split(folder)
     with _explained(folder):
         if files.get_file_info(inner).type != fs.FileType.NotFound:

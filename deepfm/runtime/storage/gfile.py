@@ -1,6 +1,7 @@
 """Remote files through TensorFlow 1.15, for programs that have loaded it; see `local`."""
 
-from typing import BinaryIO, Iterator, List, Tuple
+import json
+from typing import Any, BinaryIO, Dict, Iterator, List, Tuple
 
 import tensorflow as tf
 
@@ -29,12 +30,10 @@ def check_client(path: str):
 
 
 def open_file(path: str) -> BinaryIO:
-    """Opens a file to read bytes."""
     return tf.io.gfile.GFile(path, "rb")
 
 
 def content(path: str) -> bytes:
-    """All bytes of a file; raises OSError if it cannot be read."""
     try:
         with open_file(path) as f:
             return f.read()
@@ -42,23 +41,28 @@ def content(path: str) -> bytes:
         raise OSError(str(error)) from error
 
 
+def json_object(path: str) -> Dict[str, Any]:
+    """The JSON object in a file, local or remote; {} without one, or if it cannot be read."""
+    try:
+        found = json.loads(content(path).decode())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def size(path: str) -> int:
-    """The bytes of a file."""
     return tf.io.gfile.stat(path).length
 
 
 def exists(path: str) -> bool:
-    """Whether there is a file or a folder."""
     return tf.io.gfile.exists(path)
 
 
 def is_dir(path: str) -> bool:
-    """Whether there is a folder."""
     return tf.io.gfile.isdir(path)
 
 
 def names(folder: str) -> List[str]:
-    """The sorted names in a folder; none if there is no such folder."""
     try:
         return sorted(tf.io.gfile.listdir(folder))
     except tf.errors.NotFoundError:
@@ -66,12 +70,10 @@ def names(folder: str) -> List[str]:
 
 
 def walk(top: str) -> Iterator[Tuple[str, List[str], List[str]]]:
-    """Yields (a folder, names of the folders in it, names of the files in it) from `top` down."""
     return tf.io.gfile.walk(top)
 
 
 def glob(pattern: str) -> List[str]:
-    """The paths of files and folders that match a pattern."""
     try:
         return tf.io.gfile.glob(pattern)
     except tf.errors.NotFoundError:  # the folder of a glob does not exist

@@ -69,11 +69,7 @@ class Owner:
 
     def _read(self):
         """The mark that is there; None without one, or if it cannot be read now."""
-        try:
-            found = json.loads(gfile.content(self._path).decode())
-        except (OSError, ValueError):
-            return None
-        return found if isinstance(found, dict) else None
+        return gfile.json_object(self._path) or None
 
     def _write(self):
         self._mark["beat"] += 1
