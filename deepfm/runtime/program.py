@@ -89,7 +89,7 @@ def run(
     def start(_):
         before_tensorflow()
         try:
-            _guarded(main) if tensorflow else _guarded_alone(main)
+            _guarded(main, tensorflow)
         except UnicodeEncodeError as error:
             if not "\udc80" <= error.object[error.start] <= "\udcff":  # a byte of a name
                 raise
@@ -228,8 +228,28 @@ def read_flags_before_words(argv):
     )
 
 
-def _guarded(main):
+def _guarded(main, tensorflow):
+    """Runs main(); where that fails, one sentence ends the program."""
     log_with_the_time()
+    trouble = _load_tensorflow() if tensorflow else OSError
+    try:
+        main()
+    except BadInput as error:
+        _end(str(error), 2)
+    except trouble as error:
+        logging.debug("The trace of this failure:", exc_info=True)
+        text = getattr(error, "message", str(error)).strip()
+        # For an error in tf.data, TensorFlow first says which ops it came through.
+        text = next(iter(text.splitlines()), "").rpartition("Original message: ")[2]
+        if "convert element to UTF-8" in text:
+            _end("the name of a file or folder is not UTF-8, as TensorFlow needs it; rename it.", 2)
+        if _HOROVOD.search(text):
+            _end(f"another rank has failed, or cannot be reached, {SO_THIS_ENDS}", 1)
+        _end(f"{type(error).__name__}: {text}", 1)
+
+
+def _load_tensorflow():
+    """Loads TensorFlow with one log for both; returns the errors that are no bug."""
     # Collecting garbage among all of TensorFlow's objects took a tenth of the time to step 1.
     gc.set_threshold(100_000)
     deepfm.need("tensorflow_core")
@@ -243,20 +263,7 @@ def _guarded(main):
     # Through absl alone: TensorFlow would print each of its lines a second time.
     tf.get_logger().handlers = []
     tf.get_logger().setLevel("ERROR")
-    try:
-        main()
-    except BadInput as error:
-        _end(str(error), 2)
-    except (OSError, tf.errors.OpError) as error:
-        logging.debug("The trace of this failure:", exc_info=True)
-        text = error.message if isinstance(error, tf.errors.OpError) else str(error)
-        # For an error in tf.data, TensorFlow first says which ops it came through.
-        text = text.strip().splitlines()[0].rpartition("Original message: ")[2]
-        if "convert element to UTF-8" in text:
-            _end("the name of a file or folder is not UTF-8, as TensorFlow needs it; rename it.", 2)
-        if _HOROVOD.search(text):
-            _end(f"another rank has failed, or cannot be reached, {SO_THIS_ENDS}", 1)
-        _end(f"{type(error).__name__}: {text}", 1)
+    return OSError, tf.errors.OpError
 
 
 def log_with_the_time():
@@ -264,18 +271,6 @@ def log_with_the_time():
     logging.get_absl_handler().setFormatter(
         std_logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S")
     )
-
-
-def _guarded_alone(main):
-    """As `_guarded`, for a program that does not load TensorFlow."""
-    log_with_the_time()
-    try:
-        main()
-    except BadInput as error:
-        _end(str(error), 2)
-    except OSError as error:
-        logging.debug("The trace of this failure:", exc_info=True)
-        _end(f"{type(error).__name__}: {error}", 1)
 
 
 def _end(sentence, code):
