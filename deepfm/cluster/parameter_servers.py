@@ -100,23 +100,13 @@ class _Board:
         with self._graph.as_default():
             return self._run(_read_steps(num_processes)).tolist()
 
-    def reads_file(self, path: str, server: int) -> bool:
-        """Whether a server can read a file."""
-        with self._graph.as_default(), tf.device(f"/job:ps/task:{server}"):
-            content = tf.io.read_file(path)
-        try:
-            self._session.run(content)
-        except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError):
-            return False
-        return True
-
     def runs(self, make: Callable, server: int) -> bool:
-        """Whether a server has the operator of the tensor that make() returns."""
+        """Whether a server has the operator of the tensor that make() returns, and can read it."""
         with self._graph.as_default(), tf.device(f"/job:ps/task:{server}"):
             made = make()
         try:
             self._run(made)
-        except tf.errors.NotFoundError:
+        except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError):
             return False
         return True
 
@@ -183,12 +173,7 @@ def serve(cluster: Cluster, config):
 
 
 class Member:
-    """A process that trains: the chief or a worker.
-
-    Args:
-        cluster: Cluster.
-        config: tf.ConfigProto of its server.
-    """
+    """A process that trains: the chief or a worker, with the tf.ConfigProto of its server."""
 
     def __init__(self, cluster: Cluster, config):
         self.cluster = cluster
@@ -257,12 +242,16 @@ class Member:
 
     def servers_run(self, make: Callable):
         """Whether all servers have the operator of the tensor that make() returns."""
+        return self._all_run(
+            make,
+            "does not have the compiled kernels, so the servers update variables with TensorFlow's "
+            "own operators, which takes longer.",
+        )
+
+    def _all_run(self, make, else_said):
         for i, address in enumerate(self.cluster.jobs["ps"]):
             if not self.board.runs(make, i):
-                logging.info(
-                    "ps %d (%s) does not have the compiled kernels, so the servers update "
-                    "variables with TensorFlow's own operators, which takes longer.", i, address,
-                )  # fmt: skip
+                logging.info("ps %d (%s) %s", i, address, else_said)
                 return False
         return True
 
@@ -273,18 +262,13 @@ class Member:
         with tf.io.gfile.GFile(path, "w") as f:
             f.write("A parameter server looks for this file.\n")
         try:
-            for i, address in enumerate(self.cluster.jobs["ps"]):
-                if not self.board.reads_file(path, i):
-                    logging.info(
-                        "ps %d (%s) does not see --model_dir=%s, so the chief gathers the "
-                        "variables and writes whole checkpoints. On a shared disk each server "
-                        "would write its part.",
-                        i, address, model_dir,
-                    )  # fmt: skip
-                    return False
+            return self._all_run(
+                lambda: tf.io.read_file(path),
+                f"does not see --model_dir={model_dir}, so the chief gathers the variables and "
+                "writes whole checkpoints. On a shared disk each server would write its part.",
+            )
         finally:
             tf.io.gfile.remove(path)
-        return True
 
     def anyone_stops(self, wanted):
         """Whether any process wants to stop; checks the board once a second."""
@@ -302,11 +286,8 @@ class Member:
             interruption.heard()
 
     def make_hooks(self, save_in_time: Callable):
-        """The hooks of training; they come before the one that saves checkpoints.
-
-        Args:
-            save_in_time: (session) -> None, saves a checkpoint if it is time for one.
-        """
+        """The hooks of training; they come before the one that saves checkpoints, which
+        `save_in_time(session)` does if it is time for one."""
         return [_Worker(self) if self.cluster.rank > 0 else _Chief(self, save_in_time)]
 
     def finish(self):
