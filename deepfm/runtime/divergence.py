@@ -17,52 +17,39 @@ _SYNC_SECONDS = 60  # that a checkpoint may take
 _FIRST = 4096  # records whose values are looked at
 _LARGE = 100  # of a value; at a rate of .001, Adam then moves a logit by .1 in a step
 _SATURATED = 0.1  # share of the predictions
-_WORST = "deepfm_worst_weights"  # collection: what worst_weights returns
+_FIGURES = "deepfm_figures_of_weights"  # collection
 
 
-def diverged(step, what, worst, model_dir):
-    """The error for a model that is no longer finite; `worst` is what worst_weights gives."""
+def diverged(step, what, figures, model_dir):
+    """The error for a model that is no longer finite; `figures` are those of figures_of_weights."""
     end = time.monotonic() + _SYNC_SECONDS  # a checkpoint may still be on its way to the disk
     while glob.glob(os.path.join(model_dir, "model.ckpt-*_*")) and time.monotonic() < end:
         time.sleep(0.02)
     kept = tf.train.latest_checkpoint(model_dir)
     state = f"the last good checkpoint is {kept}" if kept else "no checkpoint was saved before"
-    name, bad, size, largest = worst
-    where = f"the weights {name.decode()} are worst, "
-    where += f"{bad:,} of {size:,} are not finite" if bad else f"the largest is {largest:.3g}"
+    worst = max(range(len(figures)), key=lambda i: (figures[i][0] / figures[i][1], figures[i][2]))
+    name, (bad, size, largest) = v1.trainable_variables()[worst].op.name, figures[worst]
+    where = f"{bad:,.0f} of {size:,.0f} are not finite" if bad else f"the largest is {largest:.3g}"
     return BadInput(
-        f"step {step}: {what}; {where}; {state}. Try a smaller --learning_rate, or --clip_norm=10."
+        f"step {step}: {what}; the weights {name} are worst, {where}; {state}. Try a smaller "
+        "--learning_rate, or --clip_norm=10."
     )
 
 
-def worst_weights():
-    """(name string [], non-finite numbers int64 [], size int64 [], largest number float32 []) of
-    the variable with the largest share of non-finite numbers or else the largest number."""
-    if v1.get_collection(_WORST):  # made by another hook
-        return tuple(v1.get_collection(_WORST))
-    variables, found = v1.trainable_variables(), []
-    for variable in variables:
+def figures_of_weights():
+    """Of each trainable variable its non-finite numbers, numbers, largest number: float64 [3]."""
+    made = v1.get_collection(_FIGURES)  # by another hook
+    for variable in [] if made else v1.trainable_variables():
         with tf.device(variable.device):
             value = tf.convert_to_tensor(variable)
-            bad = tf.reduce_sum(tf.cast(~tf.math.is_finite(value), tf.int64))
-            found.append((bad, tf.reduce_max(tf.abs(value))))
-    bad, largest = map(tf.stack, zip(*found))
-    size = np.int64([variable.shape.num_elements() for variable in variables])
-    worst = tf.cond(
-        tf.reduce_any(bad > 0), lambda: tf.argmax(bad / size), lambda: tf.argmax(largest)
-    )
-    for column in ([variable.op.name for variable in variables], bad, size, largest):
-        v1.add_to_collection(_WORST, tf.gather(column, worst))
-    return tuple(v1.get_collection(_WORST))
+            bad = tf.math.count_nonzero(~tf.math.is_finite(value))
+            figures = bad, value.shape.num_elements(), tf.reduce_max(tf.abs(value))
+            v1.add_to_collection(_FIGURES, tf.stack([tf.cast(x, tf.float64) for x in figures]))
+    return v1.get_collection(_FIGURES)
 
 
 def warn_of_values(ranges, source: str):
-    """Warns of fields with large values.
-
-    Args:
-        ranges: of each field [smallest value, largest value], or None.
-        source: what they are known from.
-    """
+    """Warns of fields with large values; of each, `ranges` has [smallest, largest] or None."""
     large = [i for i, x in enumerate(ranges) if x and max(-x[0], x[1]) > _LARGE]
     if large:
         others = f", and {len(large) - 1} more fields are like it" if large[1:] else ""
@@ -82,7 +69,8 @@ class LargeValues(v1.train.SessionRunHook):
     """
 
     def __init__(self, batch: int, ranges=None):
-        self._batch, self._ranges, self._seen, self._found = batch, ranges, 0, []
+        self._ranges, self._found = ranges, []
+        self._left = 0 if ranges else -(-_FIRST // batch)  # steps to look at
 
     def begin(self):
         loss = v1.get_collection(v1.GraphKeys.LOSSES)[-1]
@@ -91,22 +79,20 @@ class LargeValues(v1.train.SessionRunHook):
             warn_of_values(self._ranges, "dataset.json")
 
     def before_run(self, run_context):
-        looks = not self._ranges and self._seen < _FIRST
-        return v1.train.SessionRunArgs(self._of_step) if looks else None
+        return v1.train.SessionRunArgs(self._of_step) if self._left else None
 
     def after_run(self, run_context, run_values):
-        if run_values.results is None:
-            return
-        found, loss = run_values.results
-        self._found, self._seen = self._found + found, self._seen + self._batch
-        if self._seen >= _FIRST or not np.isfinite(loss):
-            self.end(run_context.session)
+        if run_values.results:
+            found, loss = run_values.results
+            self._found, self._left = self._found + found, self._left - 1
+            if not (self._left and np.isfinite(loss)):
+                self.end(run_context.session)
 
     def end(self, session):
         lows, highs = np.transpose(self._found or np.zeros([1, 0, 2]), [2, 0, 1])  # [replicas, F]
         ranges = [x if x[0] <= x[1] else None for x in zip(lows.min(axis=0), highs.max(axis=0))]
         warn_of_values(ranges, f"in the first {_FIRST:,} records that are read")
-        self._found, self._seen = [], _FIRST
+        self._found, self._left = [], 0
 
 
 def warn_of_saturation(share: float, name: str):
@@ -123,10 +109,8 @@ def out_of_order(tenths) -> bool:
 
     In random order, the number of label 1 in n records is off its expectation by more than t with
     probability at most 2 exp(-t^2 / 2 / (n p (1 - p) + t/3)) (Bernstein's inequality). The limit is
-    where that is 3e-8: at 6 standard errors, or more of them if the records are few.
-
-    Args:
-        tenths: [records, records with label 1] of each tenth of the records, as they are read.
+    where that is 3e-8: at 6 standard errors, or more of them if the records are few. `tenths` has
+    [records, records with label 1] of each tenth of the records, as they are read.
     """
     rows, positives = np.transpose(tenths)
     rate = positives.sum() / max(rows.sum(), 1)
@@ -140,8 +124,6 @@ class LabelOrder(v1.train.SessionRunHook):
     Args:
         progress: ProgressHook, which comes before this hook.
         processes: Processes; they look together, at the same step or at the end.
-        name: the data set's.
-        shuffle_buffer: --shuffle_buffer.
         steps: own steps until the first epoch ends; None if unknown.
         epochs: number of epochs from there on.
         alike: whether to warn of labels that are all alike.

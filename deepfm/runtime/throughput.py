@@ -13,7 +13,7 @@ import tensorflow as tf
 from absl import logging
 
 from deepfm.runtime import utilization
-from deepfm.runtime.divergence import diverged, worst_weights
+from deepfm.runtime.divergence import diverged, figures_of_weights
 
 v1 = tf.compat.v1
 
@@ -104,7 +104,7 @@ class ProgressHook(v1.train.SessionRunHook):
         numbers = [tf.cast(x, tf.float64) for x in (loss, wait, v1.train.get_global_step())]
         # One tensor, because each tensor fetched costs Python time at every step.
         self._numbers = tf.concat([tf.stack(numbers), sums], axis=0)
-        self._worst = worst_weights()
+        self._weights = figures_of_weights()
 
     def after_create_session(self, session, coord):
         if self._marks:
@@ -137,9 +137,8 @@ class ProgressHook(v1.train.SessionRunHook):
         if not self._busy or now - self._busy[-1][0] >= _LOOK_SECONDS:
             self._busy.append(self._sample())
         if not np.isfinite(loss):
-            raise diverged(
-                step, f"the loss is {loss}", run_context.session.run(self._worst), self._model_dir
-            )
+            figures = run_context.session.run(self._weights)
+            raise diverged(step, f"the loss is {loss}", figures, self._model_dir)
         self.recent_loss = loss
         if self._bar and sys.stdout.isatty():  # the terminal may have closed
             self._bar.update(
@@ -239,12 +238,7 @@ class ProgressHook(v1.train.SessionRunHook):
         own = cpu / seconds / utilization.cores()
         host = utilization.share_in_use(self._busy, self._marks[_FIGURES * skip])
         return Throughput(
-            int(all_examples),
-            all_seconds,
-            examples / seconds,
-            waited / seconds,
-            own,
-            own if host is None else host,
-            self._gpus.share(),
+            int(all_examples), all_seconds, examples / seconds, waited / seconds, own,
+            own if host is None else host, self._gpus.share(),
             resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        )
+        )  # fmt: skip

@@ -12,7 +12,7 @@ from absl import logging
 
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files, interruption
-from deepfm.runtime.divergence import diverged, worst_weights
+from deepfm.runtime.divergence import diverged, figures_of_weights
 from deepfm.state import checkpoints, sliced_saver
 
 v1 = tf.compat.v1
@@ -64,7 +64,7 @@ class Checkpointer(v1.train.CheckpointSaverHook):
             self._global_step_tensor = v1.train.get_global_step()
             return
         super().begin()
-        self._finite, self._worst = _all_finite(), worst_weights()
+        self._finite, self._weights = _all_finite(), figures_of_weights()
 
     def after_create_session(self, session, coord):
         # Unlike the parent, saves nothing yet: at the start there is nothing to lose.
@@ -125,8 +125,8 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         if there or not self._saves:
             return
         if not session.run(self._finite):
-            worst = session.run(self._worst)
-            raise diverged(step, "the weights are not finite", worst, self._model_dir)
+            figures = session.run(self._weights)
+            raise diverged(step, "the weights are not finite", figures, self._model_dir)
         self._before_save()
         self._saved_step = step
         with interruption.saving():
@@ -185,9 +185,7 @@ def _all_finite():
 class CheckShapes(v1.train.SessionRunHook):
     """Refuses a model_dir whose checkpoint is another model's, and names what differs.
 
-    Args:
-        model_dir: the folder.
-        path: the checkpoint's; None: the newest one's.
+    The checkpoint is at `path`; None: the newest.
     """
 
     def __init__(self, model_dir: str, path: Optional[str] = None):
@@ -222,7 +220,6 @@ class SlicedSaving(v1.train.SessionRunHook):
     initial values.
 
     Args:
-        model_dir: where checkpoints are.
         renamed: {last part of a variable's name: what it is in older checkpoints, as float32}.
         of_saver: arguments of sliced_saver.make_saver.
     """
