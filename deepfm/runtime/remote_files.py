@@ -88,13 +88,7 @@ def check_readable(spec: str, flag: str):
 
 
 def check_all_read(files: Sequence, rows: Optional[int], read: int):
-    """Raises RemoteError if fewer than all records of a remote data set were read.
-
-    Args:
-        files: its DataFiles.
-        rows: records that should have been read; None if unknown.
-        read: records that were read.
-    """
+    """Raises RemoteError if fewer than all `rows` (None: unknown) of remote DataFiles were read."""
     if not files or not is_remote(files[0].path):
         return
     folder = posixpath.dirname(files[0].path)
@@ -138,8 +132,7 @@ def check_writable(folder: str, flag: str):
 def names(folder: str, flag: str) -> List[str]:
     """The names in a folder; [] if there is no such folder.
 
-    Raises:
-        RemoteError: a remote folder cannot be written and listed.
+    Raises RemoteError if it is remote and cannot be written and listed.
     """
     if not is_remote(folder):
         return tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else []
@@ -158,6 +151,18 @@ def names(folder: str, flag: str) -> List[str]:
         return [x for x in found if x and not x.startswith((".probe-", MARK))]
 
     return _in_time(probe, f"--{flag}={folder} cannot be written and listed")
+
+
+def clear(folder: str, is_ours: Callable[[str], bool]) -> bool:
+    """Deletes our files in a folder, local or remote, by name; returns whether all is gone."""
+    names = sorted(name.rstrip("/") for name in tf.io.gfile.listdir(folder))
+    for name in filter(is_ours, names):
+        tf.io.gfile.remove(posixpath.join(folder, name))
+    if not all(map(is_ours, names)):
+        return False
+    if tf.io.gfile.isdir(folder):  # S3 has no empty folders
+        tf.io.gfile.rmtree(folder)
+    return True
 
 
 def _in_time(action, what):

@@ -6,7 +6,6 @@ then do those of the one before go, so that a kill leaves one whole best checkpo
 
 import contextlib
 import os
-import posixpath
 import shutil
 from typing import Any, Callable, Dict, List, Optional
 
@@ -14,7 +13,7 @@ import tensorflow as tf
 from absl import logging
 
 from deepfm.errors import BadInput
-from deepfm.runtime import atomic_files
+from deepfm.runtime import atomic_files, remote_files
 from deepfm.state import checkpoints, evaluations, resume
 
 v1 = tf.compat.v1
@@ -64,15 +63,8 @@ def step_of(folder: str) -> Optional[int]:
 
 def clear(folder: str) -> bool:
     """Deletes the checkpoints of a best/ folder, local or remote; returns whether all is gone."""
-    names = [name.rstrip("/") for name in tf.io.gfile.listdir(folder)]
-    # The state file goes first: what it names is whole.
-    for name in sorted(filter(checkpoints.is_part, names), key=lambda x: x != checkpoints.STATE):
-        tf.io.gfile.remove(posixpath.join(folder, name))
-    if not all(map(checkpoints.is_part, names)):
-        return False
-    if tf.io.gfile.isdir(folder):  # S3 has no empty folders
-        tf.io.gfile.rmtree(folder)
-    return True
+    # The state file comes first: what it names is whole.
+    return remote_files.clear(folder, checkpoints.is_part)
 
 
 def say_if_replaced(model_dir: str, history: evaluations.History):

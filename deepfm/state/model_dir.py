@@ -15,7 +15,7 @@ from deepfm.config import JobConfig
 from deepfm.data import dataset_json, formats
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files, remote_files
-from deepfm.runtime.storage import gfile
+from deepfm.runtime.storage import gfile, local
 from deepfm.state import best, checkpoints, model_json
 
 _HEX = r"[0-9a-f]{32}"
@@ -41,13 +41,9 @@ _HEAD = 1 << 12  # bytes
 
 
 def clear(model_dir: str):
-    """Deletes what train.py has written into a folder, and logs what it leaves there.
+    """Deletes what train.py has written into a folder, local or remote; logs what it leaves there.
 
-    Args:
-        model_dir: local or remote.
-
-    Raises:
-        BadInput: none of the files there is a model's.
+    Refuses (BadInput) a folder whose files are no model's.
     """
     names = remote_files.names(model_dir, "model_dir")
     if not names:
@@ -86,16 +82,8 @@ def _deleted(folder, name):
         return True
     if name == best.FOLDER and _is_folder(path):
         return best.clear(path)
-    if not (_EVALUATIONS.fullmatch(name) and _is_folder(path)):
-        return False
-    names = [x.rstrip("/") for x in tf.io.gfile.listdir(path)]
-    for summary in filter(_EVENTS.fullmatch, names):
-        tf.io.gfile.remove(posixpath.join(path, summary))
-    if not all(map(_EVENTS.fullmatch, names)):
-        return False
-    if tf.io.gfile.isdir(path):  # S3 has no empty folders
-        tf.io.gfile.rmtree(path)
-    return True
+    summaries = _EVALUATIONS.fullmatch(name) and _is_folder(path)
+    return bool(summaries) and remote_files.clear(path, _EVENTS.fullmatch)
 
 
 def is_ours(name: str) -> bool:
@@ -104,11 +92,7 @@ def is_ours(name: str) -> bool:
 
 
 def check(job: JobConfig, chief: bool):
-    """Refuses paths at which a job cannot read or write, or would harm data.
-
-    Args:
-        job: JobConfig.
-        chief: whether this process is the chief, which writes most.
+    """Refuses paths that a job cannot read or write (the chief writes most), or that harm data.
 
     Raises:
         BadInput, RemoteError: the text names the path.
@@ -275,11 +259,7 @@ def check_holds_no_data(job: JobConfig, names: Iterable[str]):
         if (dataset_json.is_metadata(name) or _is_data(posixpath.join(job.model_dir, name)))
         and not (is_ours(name) or name.startswith(tuple(written)))
     ]
-    if found:
-        raise BadInput(
-            f"--model_dir={job.model_dir} holds data ({_some(found)}); give a folder of its "
-            "own, such as ./model."
-        )
+    _refuse_data("model_dir", job.model_dir, found, "./model")
     models = sorted(filter(_NO_CHECKPOINT.fullmatch, names))
     if job.task_type == "train" and models and not any(map(checkpoints.is_part, names)):
         logging.warning(
@@ -291,14 +271,15 @@ def check_holds_no_data(job: JobConfig, names: Iterable[str]):
 
 def _check_takes_exports(folder):
     """Refuses (BadInput) a local folder for exports that has data files."""
-    names = (
-        [] if remote_files.is_remote(folder) or not os.path.isdir(folder) else os.listdir(folder)
-    )
-    found = [x for x in sorted(names) if _is_data(posixpath.join(folder, x))]
+    found = [x for x in local.names(folder) if _is_data(posixpath.join(folder, x))]
+    _refuse_data("servable_model_dir", folder, found, "./servable")
+
+
+def _refuse_data(flag, folder, found, better):
     if found:
         raise BadInput(
-            f"--servable_model_dir={folder} holds data ({_some(found)}); give a folder of its own, "
-            "such as ./servable."
+            f"--{flag}={folder} holds data ({_some(found)}); give a folder of its own, such as "
+            f"{better}."
         )
 
 

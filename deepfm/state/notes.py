@@ -65,5 +65,8 @@ def restore(model_dir: str):
             if f.read().strip(b"\0"):
                 continue
         text = reader.get_tensor(note).tobytes().decode()
-        atomic_files.write_whole(path, resume.text_of(text) if name == resume.FILE else text)
+        if name == resume.FILE:
+            resume.restore(model_dir, text)
+        else:
+            atomic_files.write_whole(path, text)
         logging.warning("%s was empty; made it again from what %s notes.", path, checkpoint)

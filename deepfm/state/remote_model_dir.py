@@ -36,7 +36,6 @@ def at_hand(job: JobConfig, chief: bool):
     """Makes a remote model_dir local for a job, and copies it back at the end.
 
     Args:
-        job: JobConfig, which model_dir.check checks.
         chief: whether this process is the chief, which alone reads and writes model_dir.
 
     Yields:
@@ -134,11 +133,13 @@ class Mirror:
     def fetch(self, found: List[str]):
         """Fetches the state files and the newest whole checkpoint; `found` are the names there."""
         for name in sorted((_STATE_FILES | {REPORT}) & set(found)):
-            path = self._get(name)
-            self._copied[path] = _stamp(path)
+            self._get(name)
         parts = checkpoints.by_name(found)
-        named = self._named() if checkpoints.STATE in found else []
-        listed = list(named) or checkpoints.by_step(found)
+        named = []
+        if checkpoints.STATE in found:
+            self._get(checkpoints.STATE, ".state")
+            named = checkpoints.read_state(self.local, ".state").names
+        listed = named or checkpoints.by_step(found)
         unnamed = sorted(set(parts) - set(listed))
         ignored = list(unnamed)
         while listed and not self._fetch_checkpoint(listed[-1], parts.get(listed[-1], [])):
@@ -176,8 +177,7 @@ class Mirror:
         if checkpoints.STATE not in found:
             return
         os.makedirs(os.path.join(self.local, folder), exist_ok=True)
-        state = self._get(posixpath.join(folder, checkpoints.STATE))
-        self._copied[state] = _stamp(state)  # whatever training has put there since, stays
+        self._get(posixpath.join(folder, checkpoints.STATE))
         named = checkpoints.read_state(os.path.join(self.local, folder)).names
         for part in checkpoints.by_name(found).get(named[-1] if named and whole else "", []):
             self._get(posixpath.join(folder, part))
@@ -185,12 +185,7 @@ class Mirror:
     def _get(self, name, as_name=None):
         source, target = posixpath.join(self.path, name), os.path.join(self.local, as_name or name)
         remote_files.retrying(lambda: remote_files.get(source, target), f"{source} cannot be read")
-        return target
-
-    def _named(self):
-        """The checkpoints that the remote state file names, oldest first."""
-        self._get(checkpoints.STATE, ".state")
-        return checkpoints.read_state(self.local, ".state").names
+        self._copied[target] = _stamp(target)  # whatever training has put there since, stays
 
     def _fetch_checkpoint(self, name, parts):
         """Fetches a checkpoint if it is whole; returns whether it is."""
@@ -212,14 +207,19 @@ class Mirror:
         """
         self._check_owner()
         path = tf.train.latest_checkpoint(self.local)
-        making = os.path.join(self.local, _HANDED, "making")
-        shutil.rmtree(making, ignore_errors=True)  # left by a call that a signal ended
-        os.mkdir(making)
-        for part in tf.io.gfile.glob(path + ".*"):
-            os.link(part, os.path.join(making, os.path.basename(part)))
+        making = self._linked(tf.io.gfile.glob(path + ".*"), "making")
         self._handed += 1
         os.rename(making, os.path.join(self.local, _HANDED, f"{self._handed:09d}"))
         self._wake.set()
+
+    def _linked(self, paths, name):
+        """Makes a folder of hard links to files, in place of what a signal left; returns it."""
+        folder = os.path.join(self.local, _HANDED, name)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.mkdir(folder)
+        for path in paths:
+            os.link(path, os.path.join(folder, os.path.basename(path)))
+        return folder
 
     def copy_now(self, name: str):
         """Copies a file of the local folder now, not in the background."""
@@ -302,22 +302,19 @@ class Mirror:
         state = os.path.join(local, checkpoints.STATE)
         if not os.path.exists(state) or self._copied.get(state) == _stamp(state):
             return
-        stamp, held = _stamp(state), os.path.join(self.local, _HANDED, "best")
-        shutil.rmtree(held, ignore_errors=True)
-        os.mkdir(held)
-        name = checkpoints.read_state(local).names[-1]
-        parts = checkpoints.by_name(os.listdir(local)).get(name, [])
+        stamp, name = _stamp(state), checkpoints.read_state(local).names[-1]
+        parts = _index_last(checkpoints.by_name(os.listdir(local)).get(name, []))
+        parts.append(checkpoints.STATE)
         try:
-            for part in [*parts, checkpoints.STATE]:
-                os.link(os.path.join(local, part), os.path.join(held, part))
+            held = self._linked([os.path.join(local, part) for part in parts], best.FOLDER)
         except FileNotFoundError:  # a better one has come, which is copied next time
             return
-        for part in [*sorted(parts, key=lambda part: part.endswith(".index")), checkpoints.STATE]:
+        for part in parts:
             remote_files.put(os.path.join(held, part), posixpath.join(remote, part))
         self._copied[state] = stamp
         shutil.rmtree(held)
         for other in remote_files.names(remote, "model_dir"):
-            if checkpoints.is_part(other) and other not in (*parts, checkpoints.STATE):
+            if checkpoints.is_part(other) and other not in parts:
                 tf.io.gfile.remove(posixpath.join(remote, other))
 
     def _copy_changed(self, paths):
@@ -328,7 +325,7 @@ class Mirror:
                 self._copied[path] = stamp
 
     def _copy_checkpoint(self, folder):
-        parts = sorted(os.listdir(folder), key=lambda part: (part.endswith(".index"), part))
+        parts = _index_last(os.listdir(folder))
         for part in parts:
             remote_files.put(os.path.join(folder, part), posixpath.join(self.path, part))
         (name,) = checkpoints.by_name(parts)
@@ -350,6 +347,11 @@ def _has_all_parts(name, parts):
     """Whether the index of a checkpoint is among its files, and all files of data."""
     shards = [int(part[-5:]) for part in parts if part[-9:-5] == "-of-"]
     return name + ".index" in parts and bool(shards) and len(shards) >= max(shards)
+
+
+def _index_last(parts):
+    """The files of a checkpoint in the order in which they are copied."""
+    return sorted(parts, key=lambda part: (part.endswith(".index"), part))
 
 
 def _others(folder):

@@ -30,6 +30,7 @@ from deepfm.data.identity import Identity
 from deepfm.data.plain.data_file import DataFile
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files
+from deepfm.runtime.storage import gfile
 
 FILE = "run.json"
 NOTES = "deepfm_run/"  # how the names of these tensors in a checkpoint begin
@@ -104,7 +105,6 @@ def order_of(
     """What determines the order of the records.
 
     Args:
-        asked: InputConfig.
         by_rows: as in Position.
         mode: the Distribution whose processes divide the records.
         skipped: number of bad records that are skipped.
@@ -341,8 +341,7 @@ def _read(model_dir) -> _Known:
     if not tf.io.gfile.exists(path):
         return _Known([], {}, None, None)
     try:
-        with tf.io.gfile.GFile(path) as f:
-            found = json.load(f)
+        found = json.loads(gfile.content(path).decode())
         if found["format_version"] not in (2, _VERSION):
             raise ValueError(f"format_version {found['format_version']} is not {_VERSION}")
         files = {str(path): Identity(*identity) for path, *identity in found["files"]}
@@ -374,20 +373,16 @@ def _checked(part):
     return part
 
 
-def text_of(parts: str) -> str:
-    """What run.json says if all that is known are the parts, as a checkpoint holds them."""
-    return _text(_Known([RunPart(**part) for part in json.loads(parts)], {}, None, None))
+def restore(model_dir: str, parts: str):
+    """Writes a run.json that knows no more than the parts, as a checkpoint holds them."""
+    _write(model_dir, _Known([RunPart(**part) for part in json.loads(parts)], {}, None, None))
 
 
 def _write(model_dir, known):
-    atomic_files.write_whole(os.path.join(model_dir, FILE), _text(known))
-
-
-def _text(known):
     content = {
         "format_version": _VERSION,
         "parts": [part._asdict() for part in known.parts],
         "files": [[path, *identity] for path, identity in known.files.items()],
         "ended": known.ended,
     }
-    return atomic_files.as_json(content)
+    atomic_files.write_json(os.path.join(model_dir, FILE), content)
