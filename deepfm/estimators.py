@@ -10,8 +10,10 @@ import tensorflow as tf
 from absl import logging
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
-from deepfm.config import Distribution, ModelConfig, OptimizerConfig
-from deepfm.data import bad_records, datasets, records
+from deepfm import open_data
+from deepfm.config import Distribution, JobConfig, ModelConfig, OptimizerConfig, Share
+from deepfm.data import bad_records, datasets, input_pipeline, records
+from deepfm.data.reading import Source
 from deepfm.errors import BadInput
 from deepfm.kernels.ops import TENSORFLOW, Ops
 from deepfm.model import groups, metrics, network, optimizers
@@ -28,8 +30,6 @@ class Model(NamedTuple):
 
     Attributes:
         model_dir: a local folder.
-        config: ModelConfig.
-        distribution: Distribution.
         seed: seed of TensorFlow's random numbers.
         trains: whether this job trains it; if not, another process may be training it meanwhile.
         ops: Ops of evaluation and inference.
@@ -80,12 +80,8 @@ def check_fits_memory(
     optimizer: Optional[OptimizerConfig] = None,
     evaluates: bool = False,
 ):
-    """Refuses (BadInput) a model that this machine cannot hold.
-
-    Args:
-        optimizer: OptimizerConfig that trains it; None if this job does not train.
-        evaluates: whether it is evaluated during training.
-    """
+    """Refuses (BadInput) a model that this machine cannot hold; a job that trains has an optimizer,
+    and may evaluate meanwhile."""
     load = memory.Load(batch_size=batch_size, processes=mode.processes.local_size)
     # What GPUs hold takes no main memory.
     if optimizer and not tf.config.experimental.list_physical_devices("GPU"):
@@ -190,15 +186,11 @@ def _in_steps(model_fn, servers, max_steps):
 
 
 def session_hooks(model: Model, path: Optional[str] = None):
-    """The hooks of every session, which check the checkpoint's shapes and send weights to all.
-
-    Args:
-        path: path of the checkpoint; None: the newest.
-    """
+    """The hooks of every session, which check the shapes of the checkpoint at `path` (None: of the
+    newest) and send weights to all."""
     mode = model.distribution
     check = [saving.CheckShapes(model.model_dir, path)] if mode.processes.chief else []
-    patches = tf_patches.FetchesOfSteps(), tf_patches.ReadyOps()
-    return [*check, *mode.replicas.make_hooks(), *patches]
+    return [*check, *mode.replicas.make_hooks(), tf_patches.FetchesOfSteps()]
 
 
 def check_fits(model: Model):
@@ -218,18 +210,23 @@ def of_checkpoint(model: Model, read: Callable[[str], Any]):
     return best.of_checkpoint(model.model_dir, model.checkpoint, read, hold=not model.trains)
 
 
-def evaluate(model: Model, data: datasets.DataSet, input_fn: Callable, more_hooks=()):
-    """Evaluates the model's checkpoint on every record once, and logs the stable line.
+def input_of(model: Model, data: datasets.DataSet, job: JobConfig, share: Share, **of_schema):
+    """The input_fn of this process's share of the records, once and in order."""
+    wanted = schema(model.config, data)._replace(**of_schema)
+    source = Source(data, job.input, share, ops=job.ops)
+    return input_pipeline.once_in_order(source, wanted, batches_at_once(model.batch_size))
 
-    Args:
-        model: Model; its Distribution gathers the results of the processes.
-        data: DataSet.
-        input_fn: yields the records that this process reads.
-        more_hooks: further hooks for the session.
+
+def evaluate(model: Model, data: datasets.DataSet, job: JobConfig, of_job, more_hooks=()):
+    """Evaluates the model's checkpoint on every record once, and logs the stable line.
 
     Returns:
         (the checkpoint's global step, the results, the curves of metrics.Curves).
     """
+
+    share, together = open_data.share_of_evaluation(data, job.input, model.distribution, of_job)
+    model = model._replace(distribution=together)
+    input_fn = input_of(model, data, job, share)
 
     def at(path):
         curves, slices = metrics.Curves(), groups.Slices()
@@ -279,14 +276,9 @@ def evaluate(model: Model, data: datasets.DataSet, input_fn: Callable, more_hook
 
 
 def save_export(model: Model, target: str, kind: str):
-    """Writes a SavedModel of the checkpoint into a new numbered folder, whole or not at all.
+    """Writes a SavedModel of one of export.KINDS into a new numbered folder of `target`, whole.
 
     An export that already exists is not made again, except by --task_type=export.
-
-    Args:
-        model: Model.
-        target: the folder that holds the numbered ones.
-        kind: one of export.KINDS.
 
     Returns:
         (the path of the numbered folder, the global step).

@@ -9,10 +9,9 @@ from typing import Optional
 import tensorflow as tf
 from absl import logging
 
-from deepfm import estimators, open_data
+from deepfm import estimators
 from deepfm.config import JobConfig
-from deepfm.data import datasets, identity, input_pipeline
-from deepfm.data.reading import Source
+from deepfm.data import datasets, identity
 from deepfm.errors import BadInput
 from deepfm.model import metrics, optimizers
 from deepfm.runtime import interruption, remote_files, sagemaker, stopping, throughput
@@ -56,7 +55,6 @@ class Evaluating:
     """The evaluations of a run.
 
     Args:
-        job: JobConfig.
         of_job: the SageMaker job around it, if any.
         model: the Model being trained.
         data: DataSet to evaluate on, or None.
@@ -79,16 +77,9 @@ class Evaluating:
         run_step: int,
         step: int,
     ):
-        self._job, self._model, self._run_step = job, model, run_step
+        self._job, self._of_job, self._model = job, of_job, model
+        self._run_step = run_step
         self._processes = processes = model.distribution.processes
-        if data:
-            mode = model.distribution
-            share, together = open_data.share_of_evaluation(data, job.input, mode, of_job)
-            source = Source(data, job.input, share, ops=job.ops)
-            schema = estimators.schema(model.config, data)
-            self._together = model._replace(distribution=together)
-            batches = estimators.batches_at_once(model.batch_size)
-            self._input_fn = input_pipeline.once_in_order(source, schema, batches)
         # If each process takes steps of its own, the chief decides alone.
         self._agree = processes.agree if processes.synchronous else lambda value: value
         self.results, self.stopped, self.data = None, False, data
@@ -153,7 +144,7 @@ class Evaluating:
         history = self.history
         identity.check_unchanged(self.data)
         _, results, curves = estimators.evaluate(
-            self._together, self.data, self._input_fn, more_hooks
+            self._model, self.data, self._job, self._of_job, more_hooks
         )
         self.results = step, results, curves
         exports = [entry["export"] for entry in history.entries if "export" in entry]
@@ -163,8 +154,8 @@ class Evaluating:
             if history.best["step"] == step:
                 folder = self._model.model_dir
                 best.keep(folder, tf.train.latest_checkpoint(folder))
-            if self._job.export == "best" and history.best["step"] == step:
-                exported = {"export": self._export_best(exports)}
+                if self._job.export == "best":
+                    exported = {"export": self._export_best(exports)}
             history.keep(**exported)
 
     def _export_best(self, before):
@@ -247,11 +238,8 @@ class Evaluating:
 
 
 class _Decay(v1.train.SessionRunHook):
-    """Sets the variable that the learning rate is multiplied by.
-
-    Args:
-        value: its first value, as earlier evaluations have made it.
-    """
+    """Sets the variable that the learning rate is multiplied by, first as earlier evaluations have
+    made it."""
 
     def __init__(self, value):
         self._value = value

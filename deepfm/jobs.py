@@ -1,6 +1,5 @@
 """The jobs: train, eval, infer, export."""
 
-import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,12 +10,12 @@ from absl import logging
 
 from deepfm import estimators, model_config, open_data, training
 from deepfm.config import JobConfig
-from deepfm.data import bad_records, input_pipeline
-from deepfm.data.reading import Source
+from deepfm.data import bad_records
 from deepfm.errors import BadInput
 from deepfm.kernels import compiled
 from deepfm.model import groups
 from deepfm.runtime import atomic_files, interruption, remote_files, sagemaker
+from deepfm.runtime.storage import gfile
 from deepfm.state import best, checkpoints, notes, resume
 from deepfm.state.remote_model_dir import REPORT, at_hand
 
@@ -25,10 +24,6 @@ _OF_EVALUATIONS = "eval", "curves", "best", "stopped_early"  # entries of a repo
 
 def run(job: JobConfig, of_job: sagemaker.Job):
     """Does the job and writes its report: report.json for training, else report.TASK.json.
-
-    Args:
-        job: JobConfig.
-        of_job: the SageMaker job around it, if any.
 
     Raises:
         BadInput: flags or data that the user has to fix; the text says which and how.
@@ -124,12 +119,8 @@ def _keep_report(job, found):
 
 def _report_of_step(path, step):
     """The report of the training that led to a step; {} if there is none."""
-    try:
-        with open(path) as f:
-            found = json.load(f)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) and found.get("global_step") == step else {}
+    found = gfile.json_object(path)
+    return found if found.get("global_step") == step else {}
 
 
 def _with_batch_size(job):
@@ -152,14 +143,8 @@ def _eval(job, of_job):
     groups.check(model.grouping, model.config.field_size)
     if not open_data.evaluates_alone(job.input, job.distribution.processes):
         data = open_data.weighted_alike(data, job.distribution.processes)
-    schema = estimators.schema(model.config, data)
-    bad_records.check_first_records(data, schema)
-    share, together = open_data.share_of_evaluation(data, job.input, job.distribution, of_job)
-    model = model._replace(distribution=together)
-    source = Source(data, job.input, share, ops=job.ops)
-    batches = estimators.batches_at_once(model.batch_size)
-    input_fn = input_pipeline.once_in_order(source, schema, batches)
-    step, results, curves = estimators.evaluate(model, data, input_fn)
+    bad_records.check_first_records(data, estimators.schema(model.config, data))
+    step, results, curves = estimators.evaluate(model, data, job, of_job)
     about = {"validation_data": open_data.described(data)}
     return {"global_step": step, "eval": results, "curves": curves, **about}
 
@@ -170,9 +155,7 @@ def _infer(job, of_job):
     bad_records.check_first_records(data, schema)
     processes, started = job.distribution.processes, time.monotonic()
     share = open_data.share(data, processes, of_job)
-    source = Source(data, job.input, share, ops=job.ops)
-    batches = estimators.batches_at_once(model.batch_size)
-    input_fn = input_pipeline.once_in_order(source, schema, batches)
+    input_fn = estimators.input_of(model, data, job, share, with_labels=False)
     path = job.predictions_file or os.path.join(job.model_dir, "predictions.txt")
     if os.path.realpath(path) in {os.path.realpath(file.path) for file in data.files}:
         raise BadInput(f"--predictions_file={path} is one of the input files; give another path.")
