@@ -199,23 +199,3 @@ def test_a_session_of_which_steps_were_fetched_is_freed():
         there = weakref.ref(session)
         del session
         assert there() is None  # before any collection of garbage
-
-
-@pytest.mark.parametrize("local", [True, False])
-def test_a_session_waits_for_global_variables_and_starts_when_all_have_a_value(local):
-    with tf.Graph().as_default(), v1.Session() as session:
-        a, b = (v1.get_variable(x, [], use_resource=x == "a") for x in "ab")
-        kinds = [["local_variables"]] * local
-        of_process = [v1.get_variable("c", [], collections=kind) for kind in kinds]
-        tf_patches.ReadyOps().begin()
-        scaffold = v1.train.Scaffold().finalize()
-        for to_start in (scaffold.ready_for_local_init_op, scaffold.ready_op):
-            missing = [b"a", b"b"] + [b"c"] * (local and to_start is scaffold.ready_op)
-            assert session.run(to_start).tolist() == missing
-        session.run(a.initializer)
-        assert session.run(scaffold.ready_for_local_init_op).tolist() == [b"b"]
-        session.run(b.initializer)
-        assert session.run(scaffold.ready_for_local_init_op).tolist() == []
-        assert session.run(scaffold.ready_op).tolist() == [b"c"] * local
-        session.run([variable.initializer for variable in of_process])
-        assert session.run(scaffold.ready_op).tolist() == []
