@@ -20,7 +20,7 @@ deepfm.need("absl")  # what needs TensorFlow asks for it later: flags are checke
 from absl import flags, logging
 
 from deepfm import flags as deepfm_flags
-from deepfm.distribution import MODES, ModeFlags, has_tensor_cores, warn_of_idle_flags
+from deepfm.distribution import MODES, ModeFlags, clusters, has_tensor_cores, warn_of_idle_flags
 from deepfm.runtime import interruption, program
 
 FLAGS = flags.FLAGS
@@ -50,6 +50,7 @@ def before_tensorflow():
 
 def main():
     # 1. How training is distributed: everything that differs between the modes is decided here.
+    clusters.take(**_values(("ps_hosts", "worker_hosts", "job_name", "task_index")))
     distribution = MODES[FLAGS.distribution](of_flags(ModeFlags))
 
     # 2. Flags become plain values; no code below this line reads a flag.

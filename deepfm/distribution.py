@@ -178,8 +178,8 @@ def ps(flags: ModeFlags) -> Distribution:
     cluster = clusters.parse(os.environ.get("TF_CONFIG"))
     if not cluster or "ps" not in cluster.jobs:
         raise BadInput(
-            "--distribution=ps needs a cluster with 'ps' in TF_CONFIG; scripts/local_cluster.py "
-            "starts one on this machine."
+            "--distribution=ps needs a cluster with 'ps' in TF_CONFIG, or --ps_hosts; "
+            "scripts/local_cluster.py starts one on this machine."
         )
     if flags.task_type != "train":
         if cluster.job == cluster.chief:
@@ -269,6 +269,8 @@ def warn_of_idle_flags(mode: Distribution, given: Tuple[str, ...], replicas_per_
         )  # fmt: skip
     if "cross_device_ops" in given and not mode.replicas.strategy:
         logging.warning("--cross_device_ops has no effect without --distribution=mirrored.")
+    if "ps_hosts" in given and mode.name != "ps":
+        logging.warning("--ps_hosts has no effect without --distribution=ps.")
 
 
 def _devices(flags) -> List[str]:

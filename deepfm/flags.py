@@ -82,12 +82,13 @@ class _Names(flags.ArgumentParser):
         return tuple(name.strip() for name in argument.split(",") if name.strip())
 
 
-class _OptimizerName(flags.EnumParser):
-    """An optimizer's name in any case; GD is the article's name of sgd."""
+class _Name(flags.EnumParser):
+    """One of some names, in any case, or what the article's scripts call it."""
 
     def parse(self, argument):
         name = argument.lower()
-        return super().parse({"gd": "sgd"}.get(name, name))
+        theirs = {"gd": "sgd", "0": "auto", "1": "ps", "2": "ps", "3": "horovod"}
+        return super().parse(theirs.get(name, name))
 
 
 # A flag in two or three lines:
@@ -100,7 +101,6 @@ _choice("task_type", "train",
 flags.DEFINE_string("model_dir", None,
     "Folder of checkpoints, summaries and report.json; local or s3://. The same command again "
     "resumes the model it holds.")
-flags.DEFINE_alias("checkpoint_dir", "model_dir")
 flags.DEFINE_string("servable_model_dir", None,
     "Folder for the exported SavedModels, each in a numbered folder of its own, as TensorFlow "
     "Serving expects.")
@@ -126,7 +126,8 @@ _DATA = "A directory, a glob, or a comma list of these; local or s3://."
 flags.DEFINE_string("training_data_dir", None, f"Records to train on. {_DATA}")
 flags.DEFINE_string("val_data_dir", None,
     f"Records to evaluate on, during training and in eval. {_DATA}")
-flags.DEFINE_string("infer_data_dir", None, f"Records to predict. {_DATA}")
+flags.DEFINE_string("infer_data_dir", None,
+    f"Records to predict. Default: those of --val_data_dir. {_DATA}")
 _choice("data_format", "auto", "Format of the records; auto goes by file names and contents.")
 _integer("feature_size", None,
     "Rows of the embedding tables; every feature id must be smaller. Default: from dataset.json or"
@@ -223,7 +224,7 @@ flags.DEFINE_bool("correct_calibration", False,
     "correction is kept in model.json.")
 
 # Optimizer
-_define(_OptimizerName(CHOICES["optimizer"]), "optimizer", "adam",
+_define(_Name(CHOICES["optimizer"]), "optimizer", "adam",
     "Optimizer, in upper or lower case; GD means sgd.")
 _float("learning_rate", 0.001,
     "Learning rate, for any number of replicas; it is never scaled silently.", 0.0)
@@ -262,9 +263,15 @@ flags.DEFINE_bool("compiled_kernels", True,
     "without a compiler, and with False, it uses TensorFlow's own operators.")
 
 # Run
-flags.DEFINE_enum("distribution", "auto", list(MODES),
-    "How to distribute training; auto chooses ps or horovod if the environment was set up by their"
-    " launchers, and local otherwise.")
+_define(_Name(list(MODES)), "distribution", "auto",
+    f"How to distribute training: {', '.join(MODES)}; auto chooses ps or horovod if the environment"
+    " was set up by their launchers, else local. The numbers of dist_mode: 0 auto, 1 and 2 ps, 3 "
+    "horovod.")
+_HOSTS = "instead of TF_CONFIG; a comma list of host:port."
+_define(_Names(), "ps_hosts", (), f"The parameter servers, {_HOSTS}")
+_define(_Names(), "worker_hosts", (), f"The processes that train, the chief first, {_HOSTS}")
+flags.DEFINE_string("job_name", None, "What this process is, with --ps_hosts: ps or worker.")
+_integer("task_index", 0, "Its number in --ps_hosts or --worker_hosts; worker 0 is the chief.", 0)
 _integer("replicas_per_process", 0,
     "Devices that each process uses with tower, mirrored and ps; 0: all GPUs, or else CPU cores - "
     "1 (ps: one).", 0)
@@ -284,6 +291,8 @@ _integer("intra_op_threads", 0,
     "Threads inside one TensorFlow operator; 0: half the cores.", 0, 1024)
 _integer("inter_op_threads", 0,
     "TensorFlow operators that run at the same time; 0: one per core.", 0, 1024)
+_integer("num_threads", 0,
+    "Sets --intra_op_threads and --inter_op_threads, where these are not given.", 0, 1024)
 _integer("omp_num_threads", 0,
     "Threads of OpenMP, for builds of TensorFlow with MKL; 0 leaves it to OpenMP.", 0, 1024)
 flags.DEFINE_string("kmp_affinity", None,
@@ -316,6 +325,12 @@ _integer("early_stopping_patience", 0,
 _integer("eval_every_steps", 0,
     "Steps between two evaluations; 0: after each epoch and at the end.", 0)
 
+# What the article's scripts call some flags
+_ALIASES = {"checkpoint_dir": "model_dir", "dist_mode": "distribution", "num_CPUs": "num_cpus",
+    "num_GPUs": "num_gpus"}
+for _alias in _ALIASES.items():
+    flags.DEFINE_alias(*_alias)
+
 # fmt: on
 
 
@@ -323,13 +338,13 @@ def take_defaults_from(environment):
     """Sets the flags that were not given from SageMaker's SM_* variables in `environment`."""
 
     def default(flag, value):
-        # Setting a flag by its alias changes its value but not using_default_value.
-        given = not FLAGS[flag].using_default_value or FLAGS[flag].value != FLAGS[flag].default
-        if value and not given:
+        if value and not FLAGS[flag].present:
             FLAGS[flag].parse(value)
 
     for flag in ("hosts", "current_host", "input_dir", "num_cpus", "num_gpus"):
         default(flag, environment.get(f"SM_{flag.upper()}"))
+    default("intra_op_threads", FLAGS.num_threads)
+    default("inter_op_threads", FLAGS.num_threads)
     default("servable_model_dir", environment.get("SM_MODEL_DIR"))
     output = environment.get("SM_OUTPUT_DATA_DIR")
     default("model_dir", output and os.path.join(output, "model"))
@@ -348,6 +363,5 @@ def take_defaults_from(environment):
 
 def changed():
     """{name: value} of the flags that differ from their defaults."""
-    ours = {flag.name: flag for flag in FLAGS.get_key_flags_for_module(__name__)}
-    del ours["checkpoint_dir"]  # model_dir by another name
-    return {name: flag.value for name, flag in ours.items() if flag.value != flag.default}
+    ours = [f for f in FLAGS.get_key_flags_for_module(__name__) if f.name not in _ALIASES]
+    return {flag.name: flag.value for flag in ours if flag.value != flag.default}

@@ -86,6 +86,7 @@ def _warn_of_idle_flags(job):
     """Warns of flags that the user has set and that this job ignores."""
     task = job.task_type
     for name, tasks in _USED_BY.items():
+        tasks += ("infer",) * (name == "val_data_dir" and not job.input.infer_data_dir)
         if name in job.given and task not in tasks:
             logging.warning("--%s has no effect with --task_type=%s.", name, task)
 
@@ -150,7 +151,10 @@ def _eval(job, of_job):
 
 
 def _infer(job, of_job):
-    data, model = _trained_model(job, of_job, "infer_data_dir")
+    given = job.input._replace(eval_on_all_ranks=False)
+    validation = given.val_data_dir and not (given.infer_data_dir or of_job.pipe_mode)
+    flag = "val_data_dir" if validation else "infer_data_dir"
+    data, model = _trained_model(job._replace(input=given), of_job, flag)
     schema = estimators.schema(model.config, data)._replace(with_labels=False)
     bad_records.check_first_records(data, schema)
     processes, started = job.distribution.processes, time.monotonic()

@@ -436,7 +436,7 @@ def _model_dir(given, added):
             f"--distribution={mode} after the -- does not fit --distribution={FLAGS.distribution} "
             "before it; leave it out after the --."
         )
-    clash = [name for name in added if name in given]
+    clash = [name for name in (*added, "dist_mode", "ps_hosts", "job_name") if name in given]
     if clash:
         raise BadInput(f"--{clash[0]} after the -- is set by the flags before it; leave it out.")
     if "checkpoint_dir" in given:

@@ -462,11 +462,18 @@ def test_a_file_that_changes_while_it_is_read_is_named(tmp_path, what, sentence)
         (["training_data_dir"], {"task_type": "eval"}, "--training_data_dir has no effect with"),
         (["training_data_dir", "val_data_dir", "servable_model_dir"], {}, None),
         (["val_data_dir"], {"task_type": "eval", "val_data_dir": "a"}, None),
+        (["val_data_dir"], {"task_type": "infer"}, None),  # the article's scripts predict it
+        (
+            ["val_data_dir"],
+            {"task_type": "infer", "infer_data_dir": "c"},
+            "--val_data_dir has no effect with --task_type=infer.",
+        ),
     ],
 )
 def test_flags_that_do_nothing_are_said(caplog, given, more, said):
     more = dict(more)
-    data = InputConfig(1, training_data_dir="a", val_data_dir=more.pop("val_data_dir", "b"))
+    validation, predicted = more.pop("val_data_dir", "b"), more.pop("infer_data_dir", None)
+    data = InputConfig(1, training_data_dir="a", val_data_dir=validation, infer_data_dir=predicted)
     job = SimpleNamespace(given=given, **{"task_type": "train", "input": data, **more})
     jobs._warn_of_idle_flags(job)
     lines = [record.getMessage() for record in caplog.records]

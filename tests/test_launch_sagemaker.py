@@ -463,6 +463,7 @@ def test_a_job_is_followed_to_its_end_which_is_the_exit_code(status, reason, cod
         ([*ONE, "--distribution=horovod", "--spot"], "try --checkpoint_s3_uri=s3://"),
         ([*ONE, "--distribution=none", "--instance_count=2"], "try --distribution=ps"),
         ([*ONE, "--", "--distribution=horovod"], "does not fit --distribution=ps"),
+        ([*ONE, "--", "--dist_mode=2"], "--dist_mode after the -- is set by the flags before it"),
         ([*ONE, "--input_mode=Pipe", "--", "--feature_size=9"], "--field_size is missing after"),
         ([*ONE, "--instance_type=ml.x.y"], "--instance_type=ml.x.y is not a SageMaker type; try"),
         ([*RAW, "--instance_type=c5.xlarge"], "--instance_type=c5.xlarge is not a SageMaker type"),

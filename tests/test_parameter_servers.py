@@ -287,6 +287,40 @@ def addresses(count):
     return sorted(found)
 
 
+def test_the_articles_scripts_start_with_their_own_flags(tmp_path):
+    for name, rows in (("training/tr", 300), ("val/te", 50)):
+        (tmp_path / name).parent.mkdir()
+        write_tfrecords(tmp_path / f"{name}.tfrecords", make_records(rows))
+    # As its launch notebook gives them, which SageMaker's toolkit sorts.
+    script = {
+        "batch_norm": "False", "batch_norm_decay": "0.9", "batch_size": "64", "deep_layers": "8,4",
+        "dropout": "0.5,0.5", "embedding_size": "4", "enable_s3_shard": "False",
+        "feature_size": "50", "field_size": "4", "l2_reg": "0.0001", "learning_rate": "0.0005",
+        "log_steps": "1000", "loss_type": "log_loss", "model_dir": tmp_path / "model",
+        "num_CPUs": "2", "num_GPUs": "0", "num_epochs": "1", "num_threads": "2",
+        "optimizer": "Adam", "perform_shuffle": "0", "pipe_mode": "0", "task_type": "train",
+        "training_channel_name": "training", "training_data_dir": tmp_path / "training",
+        "val_data_dir": tmp_path / "val",
+    }  # fmt: skip
+    words = lambda more: [x for n, v in sorted({**script, **more}.items()) for x in (f"--{n}", v)]
+    a = addresses(3)
+    hosts = {"dist_mode": "2", "ps_hosts": a[0], "worker_hosts": ",".join(a[1:])}
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for job, index in (("ps", "0"), ("worker", "0"), ("worker", "1")):
+            task = words({**hosts, "job_name": job, "task_index": index})
+            processes.append(stack.enter_context(started_python("train.py", *task)))
+        texts = [process.communicate(timeout=90)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], texts
+    found = report(tmp_path / "model")
+    assert found["distribution"] == "ps" and found["num_processes"] == 2
+    assert found["examples"] == 300 and found["eval"]["examples"] == 50
+    assert found["flags"]["intra_op_threads"] == found["flags"]["num_cpus"] == 2
+    done = run_train(*words({"dist_mode": "0", "task_type": "infer"}))
+    assert done.returncode == 0 and "--val_data_dir has no" not in done.stderr, done.stderr
+    assert len((tmp_path / "model" / "predictions.txt").read_text().splitlines()) == 50
+
+
 @pytest.mark.parametrize("lost", [pytest.param(("worker", 0), marks=pytest.mark.table), ("ps", 1)])
 def test_losing_a_process_ends_the_others_within_a_minute_with_a_sentence(uneven, tmp_path, lost):
     a = addresses(4)

@@ -118,6 +118,27 @@ def test_a_flag_wins_over_the_environment(environment):
     assert found.val_data_dir == "/data/other"
 
 
+def test_the_names_of_the_articles_scripts_set_our_flags(environment):
+    found = environment(
+        VARIABLES, "--num_CPUs=3", "--num_GPUs", "0", "--dist_mode", "2", "--num_threads=5",
+        "--inter_op_threads=7",
+    )  # fmt: skip
+    assert (found.num_cpus, found.num_gpus) == (3, 0)  # not the environment's
+    assert (found.intra_op_threads, found.inter_op_threads) == (5, 7)
+    assert found.distribution == "ps"
+    assert not {"num_CPUs", "num_GPUs", "dist_mode", "checkpoint_dir"} & set(deepfm_flags.changed())
+
+
+@pytest.mark.parametrize("number, mode", enumerate(["auto", "ps", "ps", "horovod"]))
+def test_each_dist_mode_is_a_distribution(environment, number, mode):
+    assert environment({}, f"--dist_mode={number}").distribution == mode
+
+
+def test_a_dist_mode_that_is_none_is_refused(environment):
+    with pytest.raises(flags.IllegalFlagValueError, match="one of <auto"):
+        environment({}, "--dist_mode=4")
+
+
 def test_with_several_paths_all_training_channels_are_read_in_file_mode(environment):
     found = environment(VARIABLES, "--enable_data_multi_path=true")
     assert found.training_data_dir == "/data/training,/data/training-1"

@@ -1,6 +1,7 @@
 """TF_CONFIG: how it is read, and the messages about what is wrong with it."""
 
 import json
+import os
 
 import pytest
 
@@ -12,6 +13,54 @@ JOBS = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["a:2"]}
 
 def parse(jobs, job="chief", index=0):
     return tf_config.parse(json.dumps({"cluster": jobs, "task": {"type": job, "index": index}}))
+
+
+HOSTS = {"ps_hosts": ("a:2",), "worker_hosts": ("a:1", "b:1", "c:1")}
+
+
+@pytest.mark.parametrize(
+    "number, task", [(0, ("chief", 0)), (1, ("worker", 0)), (2, ("worker", 1))]
+)
+def test_the_flags_of_the_articles_scripts_make_a_tf_config(monkeypatch, number, task):
+    for there in (None, "{}", '{"environment": "cloud"}', json.dumps(tf_config_of(*task))):
+        monkeypatch.delenv("TF_CONFIG", raising=False)
+        if there:
+            monkeypatch.setenv("TF_CONFIG", there)
+        tf_config.take(**HOSTS, job_name="worker", task_index=number)
+        assert tf_config.parse(os.environ["TF_CONFIG"]) == parse(JOBS, *task)
+    tf_config.take(**HOSTS, job_name="worker", task_index=number)
+
+
+def tf_config_of(job, index):
+    return {"cluster": JOBS, "task": {"type": job, "index": index}}
+
+
+def test_without_these_flags_tf_config_stays(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "here")
+    tf_config.take()
+    assert os.environ["TF_CONFIG"] == "here"
+
+
+@pytest.mark.parametrize(
+    "there, hosts, job, index, sentence",
+    [
+        (tf_config_of("ps", 0), HOSTS, "worker", 0, "--ps_hosts.*: TF_CONFIG describes another"),
+        (None, HOSTS, "worker", 3, "--ps_hosts.*the cluster has no task worker 2"),
+        (None, HOSTS, "evaluator", 0, "--ps_hosts.*so start no evaluator"),
+        (None, HOSTS, None, 0, "--job_name.*no task None 0"),
+        (None, {}, "ps", 0, "--worker_hosts.*0 chiefs"),
+        (None, {}, None, 1, "--task_index.*0 chiefs"),
+        (None, {**HOSTS, "ps_hosts": ("a",)}, "ps", 0, "--ps_hosts.*'ps' is .*'host:port'"),
+    ],
+)
+def test_flags_that_make_no_tf_config_or_another_are_refused(
+    monkeypatch, there, hosts, job, index, sentence
+):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    if there:
+        monkeypatch.setenv("TF_CONFIG", json.dumps(there))
+    with pytest.raises(BadInput, match=sentence):
+        tf_config.take(**hosts, job_name=job, task_index=index)
 
 
 ALONE = [

@@ -89,6 +89,7 @@ def data(tmp_path_factory):
     [
         ([], "--training_data_dir is missing; try tune.py -- --training_data_dir=data/train"),
         (["--training_data_dir=x", "--inter_op_threads=2"], "--inter_op_threads is set by tune.py"),
+        (["--training_data_dir=x", "--dist_mode=2"], "--dist_mode is set by tune.py itself"),
         (["--training_data_dir=x", "--nouse_amp"], "--nouse_amp is set by tune.py itself"),
         (["--training_data_dir=x", "--batch_size=0"], "--batch_size=0 must be a number of records"),
         (["--training_data_dir=nowhere"], "train.py does not run with these flags: train.py: "),

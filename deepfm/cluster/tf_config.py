@@ -9,6 +9,7 @@ TF_CONFIG, in TensorFlow's own format, says who they are:
 """
 
 import json
+import os
 import time
 from typing import Dict, List, NamedTuple, Optional
 
@@ -67,6 +68,23 @@ class Cluster(NamedTuple):
             for job in jobs
             for i, address in enumerate(self.jobs.get(job, ()))
         ]
+
+
+def take(ps_hosts=(), worker_hosts=(), job_name=None, task_index=0):
+    """Sets TF_CONFIG by the flags of these names; BadInput if it describes another process."""
+    if not (ps_hosts or worker_hosts or job_name or task_index):
+        return
+    jobs = {"chief": worker_hosts[:1], "worker": worker_hosts[1:], "ps": ps_hosts}
+    job, index = job_name, task_index
+    if job == "worker":
+        job, index = ("worker", index - 1) if index else ("chief", 0)
+    text = json.dumps({"cluster": jobs, "task": {"type": job, "index": index}})
+    try:
+        if parse(os.environ.get("TF_CONFIG")) not in (None, parse(text)):
+            raise BadInput("TF_CONFIG describes another process; leave out one of them.")
+    except BadInput as error:
+        raise BadInput(f"--ps_hosts, --worker_hosts, --job_name, --task_index: {error}") from error
+    os.environ["TF_CONFIG"] = text
 
 
 def parse(tf_config: Optional[str]) -> Optional[Cluster]:
