@@ -16,7 +16,9 @@ that are distinct; by default, the data repeats as Criteo's log does.
 The floor is what the machine needs at least for the products and the bytes of a step on distinct
 rows (step_floor.py). The matrix holds the cost of other flags and modes against the default. Input
 and conversion run in one process each. The tools that prepare data are measured by the CPU time of
-one process, against that of converting LibSVM. Each mode runs against one thread of one process.
+one process, against that of converting LibSVM. Each mode runs against one thread of one process,
+each row of the article's table against its first. What fails is listed below the table, and the
+exit code is 1.
 
 It prints a Markdown table; --output_dir stores that, the figures as JSON, and plots.
 """
@@ -25,6 +27,7 @@ import contextlib
 import functools
 import itertools
 import json
+import math
 import os
 import pathlib
 import resource
@@ -50,7 +53,7 @@ FLAGS = flags.FLAGS
 _CRITEO = 1024, 0.214  # batch size, and the share of its (field, id) pairs that are distinct
 # fmt: off
 flags.DEFINE_list("feature_sizes", "117581,1000000,10000000",
-    "Numbers of feature ids to measure with; pipe and extras take the first.")
+    "Numbers of feature ids to measure with; article takes the first.")
 flags.DEFINE_integer("rounds", 3, "How often each pair is measured; more on a busy machine.", 1)
 flags.DEFINE_integer("rows", 400000, "Training records to generate; more make runs longer.", 10000)
 flags.DEFINE_list("batch_sizes", "1024",
@@ -102,12 +105,14 @@ def main(_):
         if curves:
             files["distinct.png"] = _curves(curves)
         programs.write_files(pathlib.Path(FLAGS.output_dir), files)
+    return any(f["failed"] for f in figures)
 
 
 def _table(figures):
-    """The figures as a Markdown table; CPU and memory if train.py reported them."""
+    """The figures as a Markdown table; CPU and memory if train.py reported them; what failed."""
     titles = (
-        "measured", "ours", "the other", "ratio", "ratios", "CPU-s per million", "peak memory",
+        "measured", "ours", "the other", "ratio", "ratios", "CPU of the host",
+        "CPU-s per million", "peak memory",
     )  # fmt: skip
     rows = []
     for f in figures:
@@ -116,10 +121,12 @@ def _table(figures):
         rows.append((
             f["name"], shown(f["ours"]), f"{shown(f['other'])} ({f['other_name']})",
             f"{statistics.median(f['ratios']):.2f}", ", ".join(f"{r:.2f}" for r in f["ratios"]),
+            " / ".join(f"{x:.0%}" for x in pair("host_cpu_utilization")),
             " / ".join(f"{x:,.1f}" for x in pair("cpu_seconds_per_million")),
             " / ".join(f"{x / 2**30:.1f} GiB" for x in pair("peak_rss_bytes")),
         ))  # fmt: skip
-    return markdown(titles, rows)
+    failed = [f"\n\n{f['name']}: {reason}" for f in figures for reason in f["failed"]]
+    return markdown(titles, rows) + "".join(failed)
 
 
 def _plot(figures) -> bytes:
@@ -127,7 +134,7 @@ def _plot(figures) -> bytes:
     colors = {"/s": "tab:blue", " s": "tab:gray"}
     figure, axes = bars(
         [(f"{f['name']}\nagainst {f['other_name']}", f["ratios"], colors[f["unit"]])
-         for f in figures],
+         for f in figures if not f["failed"]],
         xscale="log", xlabel="ratio to the other (gray: seconds, less is better)",
     )  # fmt: skip
     axes.axvline(1, color="tab:red", linewidth=1)
@@ -156,7 +163,7 @@ def _in_turn(name, ours, other_name, other, unit="/s", point=None):
     (what varies, its value), for a curve."""
     pairs = []
     for i in range(FLAGS.rounds):
-        pairs.append((ours(), other()))
+        pairs.append((_tried(ours), _tried(other)))
         a, b = map(_rate_of, pairs[-1])
         logging.info("%s, round %d: %.1f%s, %s %.1f%s", name, i + 1, a, unit, other_name, b, unit)
     rates = [[_rate_of(found) for found in side] for side in zip(*pairs)]
@@ -169,7 +176,22 @@ def _in_turn(name, ours, other_name, other, unit="/s", point=None):
         "other": statistics.median(rates[1]),
         "ratios": [a / b for a, b in zip(*rates)],
         "details": [_details(side) for side in zip(*pairs)],
+        "failed": sorted({run["failed"] for pair in pairs for run in pair if _failed(run)}),
     }
+
+
+def _tried(run):
+    """What run() returns; if a program has failed, the reason, without a rate."""
+    try:
+        return run()
+    except SystemExit as error:
+        command, *lines = str(error).splitlines()
+        said = next((f": {line}" for line in lines if "train.py: " in line), f" of {command}")
+        return {"examples_per_second": math.nan, "failed": command.rpartition(": ")[2] + said}
+
+
+def _failed(found):
+    return isinstance(found, dict) and "failed" in found
 
 
 def _rate_of(found):
@@ -178,9 +200,12 @@ def _rate_of(found):
 
 def _details(reports):
     """Medians of what reports contain besides the rate."""
-    if not isinstance(reports[0], dict):
+    reports = [r for r in reports if not _failed(r)]
+    if not reports or not isinstance(reports[0], dict):
         return {}
+    busy = {"host_cpu_utilization": [r.get("host_cpu_utilization") for r in reports]}
     return {
+        **{name: statistics.median(shares) for name, shares in busy.items() if None not in shares},
         "cpu_seconds_per_million": statistics.median(map(_cpu_seconds_per_million, reports)),
         "peak_rss_bytes": statistics.median(r["peak_rss_bytes"] for r in reports),
         "report": reports[-1],
@@ -197,7 +222,8 @@ def _run(*words):
     """Runs a command of the project; returns what it prints."""
     done = programs.run_command(*words)
     if done.returncode:
-        sys.exit(f"{' '.join(done.args)}\n{done.stdout[-2000:]}{done.stderr}")
+        command = f"{' '.join(done.args)}: exit code {done.returncode}"
+        sys.exit(f"{command}\n{done.stdout[-2000:]}{done.stderr}")
     return done.stdout
 
 
@@ -420,27 +446,49 @@ def modes(work):
             yield f"{name}, {size:,} features", ours, "whole tables all-reduced", whole
 
 
-def pipe(work):
-    """Examples/s of train.py from a FIFO, as in SageMaker's Pipe mode, against the files."""
-    size = _sizes()[0]
-    sizes = f"--feature_size={size}", "--field_size=39"
-    files = " ".join(map(str, sorted(_data(work, size).glob("tfrecords/*.tfrecords"))))
+def article(work):
+    """Examples/s and CPU of each row of the article's table for one host, against its first row.
 
-    def from_fifo():
-        with tempfile.TemporaryDirectory() as job:
-            path = pathlib.Path(job, "input")  # the pipe's state is kept beside it
-            fifo = path / "data" / "training_0"
-            config = json.dumps({"training": {"TrainingInputMode": "Pipe"}}).encode()
-            programs.write_files(path / "config", {"inputdataconfig.json": config})
-            fifo.parent.mkdir()
+    Its rows for GPUs and for several hosts do not exist on one host of CPUs.
+    """
+    size, cores = _sizes()[0], len(os.sched_getaffinity(0))
+    files = {"LibSVM": "train.libsvm", "TFRecord": "tfrecords/*.tfrecords"}
+    commands = {name.partition(",")[0]: command for name, command in MODES.items()}
+    commands.update(ps=(*_CLUSTER[:-2], "--num_workers=0", "--"), horovod=_HOROVOD)
+
+    def train(kind, pipe, mode, by_hand):
+        ranks = 1 + (mode == "horovod")
+        data = f"{_data(work, size)}/{files[kind]}"
+        words = [f"--data_format={kind.lower()}", f"--feature_size={size}", "--field_size=39"]
+        if by_hand:
+            words += [f"--{x}_op_threads={max(cores // ranks, 1)}" for x in ("intra", "inter")]
+        with _fifos(data, ranks * pipe) as more:
+            words += more or [f"--training_data_dir={data}"]
+            return _report(work, ("timeout", "100", *commands[mode]), *words)
+
+    rows = [*itertools.product(files, (True, False), commands, (False, True))]
+    for kind, pipe, mode, by_hand in rows:
+        name = f"{mode}, {kind}, {'Pipe' if pipe else 'File'}{', threads by hand' * by_hand}"
+        ours = partial(train, kind, pipe, mode, by_hand)
+        yield name, ours, "first row", partial(train, *rows[0])
+
+
+@contextlib.contextmanager
+def _fifos(files, count):
+    """Flags to read `count` channels in Pipe mode, each with all records of some files."""
+    with tempfile.TemporaryDirectory() as job, contextlib.ExitStack() as stack:
+        path = pathlib.Path(job, "input")  # the pipes' state is kept beside it
+        names = list(programs.channels([files], count, None)) if count else []
+        config = json.dumps({name: {"TrainingInputMode": "Pipe"} for name in names}).encode()
+        programs.write_files(path / "config", {"inputdataconfig.json": config})
+        (path / "data").mkdir()
+        for name in names:
+            fifo = path / "data" / f"{name}_0"
             os.mkfifo(fifo)
-            with subprocess.Popen(f"exec cat {files} > {fifo}", shell=True) as feeder:
-                try:
-                    return _report(work, _TRAIN, "--pipe_mode", f"--input_dir={path}", *sizes)
-                finally:
-                    feeder.kill()
-
-    yield "training from a FIFO", from_fifo, "from files", partial(_train, work, size, *sizes)
+            feeder = subprocess.Popen(f"exec cat {files} > {fifo}", shell=True)
+            stack.callback(feeder.wait)
+            stack.callback(feeder.kill)
+        yield ["--pipe_mode", f"--input_dir={path}"] if names else []
 
 
 def reading(work):
@@ -712,29 +760,12 @@ def _start(work, feature_size):
     return first
 
 
-def extras(work):
-    """Examples/s of train.py with progress lines and summaries against none."""
-    size = _sizes()[0]
-    shown = partial(_train, work, size, "--max_steps=2000", "--num_epochs=99")
-    nothing = partial(shown, "--log_steps=1000000000", f"--save_checkpoints_secs={1 << 30}")
-    yield f"training, {size:,} features, all shown", shown, "nothing shown", nothing
-
-
 def compiled(work):
     """train.py with the compiled kernels against TensorFlow's own ops alone."""
     for size in _sizes():
         train = partial(_train, work, size, f"--max_steps={FLAGS.rows // _batch()}")
         without = partial(train, "--nocompiled_kernels")
         yield f"training, {size:,} features", train, "without compiled kernels", without
-
-
-def safety(work):
-    """Examples/s of train.py with a checkpoint every 60 s against none, at 1,000,000 features."""
-    # 8,000 steps take about two minutes.
-    train = partial(_train, work, 1000000, "--max_steps=8000", "--num_epochs=1000")
-    saved, none = (partial(train, f"--save_checkpoints_secs={n}") for n in (60, 1 << 30))
-    what = "training, 1,000,000 features, a checkpoint every 60 s"
-    yield what, saved, "none until the end", none
 
 
 MEASURES = {
@@ -746,9 +777,7 @@ MEASURES = {
     "kernels": compiled,
     "start": start,
     "modes": modes,
-    "extras": extras,
-    "safety": safety,
-    "pipe": pipe,
+    "article": article,
     "input": reading,
     "conversion": conversion,
     "tools": tools,

@@ -29,6 +29,57 @@ def test_refuses_what_it_does_not_know(argument, said):
     assert said in done.stderr
 
 
+def in_process(code, *words):
+    """What a program with the benchmark's parts prints as JSON."""
+    code = f"import json, sys; sys.path.insert(0, 'scripts'); import benchmark\n{code}"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nprint(json.dumps(found))", *words],
+        cwd=ROOT, capture_output=True, text=True, timeout=380,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+FAILS = """
+benchmark.FLAGS(["benchmark.py", "--rounds=2"])
+report = {"examples_per_second": 5.0, "cpu_utilization": 0.5, "host_cpu_utilization": 0.9}
+report["peak_rss_bytes"] = 1
+program = "import sys; sys.exit('chief | train.py: no.')"
+fails = lambda: benchmark._run(sys.executable, "-c", program)
+figure = benchmark._in_turn("a row", lambda: report, "first row", fails)
+benchmark._plot([figure])
+found = [figure["ours"], figure["failed"], benchmark._table([figure])]
+"""
+
+
+def test_what_fails_is_named_and_the_rest_is_measured():
+    ours, failed, table = in_process(FAILS)
+    assert ours == 5 and failed == ["exit code 1: chief | train.py: no."]
+    assert "| 5/s |" in table and "| 90% |" in table
+    assert table.endswith("\n\na row: exit code 1: chief | train.py: no.")
+
+
+ARTICLE = """
+import pathlib
+benchmark.FLAGS(["benchmark.py", "--rounds=1", "--rows=10000", "--feature_sizes=1000"])
+rows = {name: run for name, run, *_ in benchmark.article(pathlib.Path(sys.argv[1]))}
+wanted = "local, TFRecord, File", "ps, TFRecord, Pipe", "horovod, TFRecord, Pipe, threads by hand"
+found = list(rows), {name: rows[name]() for name in wanted}
+"""
+
+
+@pytest.mark.table
+@pytest.mark.timeout(400)
+def test_the_articles_table_has_a_row_for_each_combination(tmp_path):
+    names, reports = in_process(ARTICLE, tmp_path)
+    assert names[0] == "local, LibSVM, Pipe" and len(set(names)) == 5 * 2 * 2 * 2
+    for name, report in reports.items():
+        assert report["distribution"] == name.partition(",")[0]
+        assert report["examples"] == 10000 and report["host_cpu_utilization"] > 0
+        assert report["flags"].get("pipe_mode", False) == ("Pipe" in name)
+        assert ("intra_op_threads" in report["flags"]) == ("by hand" in name)
+
+
 @pytest.mark.table
 @pytest.mark.timeout(400)
 def test_writes_its_figures_as_json_as_a_table_and_as_a_plot(tmp_path):
