@@ -186,8 +186,9 @@ def _tried(run):
         return run()
     except SystemExit as error:
         command, *lines = str(error).splitlines()
-        said = next((f": {line}" for line in lines if "train.py: " in line), f" of {command}")
-        return {"examples_per_second": math.nan, "failed": command.rpartition(": ")[2] + said}
+        code = command.rpartition(": ")[2]
+        reasons = [f"{code}: {line}" for line in lines if "train.py: " in line]
+        return {"examples_per_second": math.nan, "failed": (reasons or [command])[0]}
 
 
 def _failed(found):

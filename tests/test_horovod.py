@@ -48,6 +48,25 @@ def test_evaluation_over_processes_equals_that_of_one(trained, uneven):
         assert together[name] == pytest.approx(alone[name], abs=1e-6), name
 
 
+@pytest.mark.table
+def test_the_articles_script_starts_with_its_own_flags(uneven, tmp_path):
+    script = (
+        "--batch_norm False --batch_norm_decay 0.9 --batch_size 64 --clear_existing_model False "
+        f"--checkpoint_dir {tmp_path}/model --deep_layers 8,4 --dropout 0.5,0.5 --embedding_size 4 "
+        "--enable_data_multi_path False --enable_s3_shard False --feature_size 50 --field_size 4 "
+        "--l2_reg 0.0001 --learning_rate 0.0005 --log_steps 10 --loss_type log_loss "
+        "--num_epochs 1 --optimizer Adam --perform_shuffle 0 --pipe_mode 0 "
+        f"--training_data_dir {uneven} --val_data_dir {uneven} --worker_per_host 2 --dist_mode 3"
+    ).split()  # fmt: skip
+    done = run_horovod(2, *script)
+    assert done.returncode == 0, done.stderr
+    assert report(tmp_path / "model")["examples"] == sum(UNEVEN)
+    done = run_horovod(2, *script, "--task_type=infer", "--eval_on_all_ranks")
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "model" / "predictions.txt").read_text().splitlines()
+    assert len(lines) == sum(UNEVEN)
+
+
 def test_every_rank_may_evaluate_all_records(trained, uneven):
     alone = report(trained, "eval")["eval"]
     flags = ("--task_type=eval", f"--val_data_dir={uneven}", f"--model_dir={trained}")
