@@ -46,8 +46,8 @@ def check(job: JobConfig, evaluates: bool):
         if asked and not evaluates:
             raise BadInput(
                 f"--{name} needs evaluations: give --val_data_dir and --eval_every_steps "
-                "(without it, training evaluates after each epoch only if dataset.json gives "
-                "the number of rows)."
+                "(without it, training evaluates after each of several epochs, but in Pipe mode "
+                "once)."
             )
 
 

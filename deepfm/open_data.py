@@ -67,19 +67,20 @@ def _is_sharded(flag, alone, of_job):
 def _open_channel(flag, asked, processes, of_job):
     if flag == "infer_data_dir":
         raise BadInput("--pipe_mode: --task_type=infer reads files; start it with input mode File.")
+    record_format = formats.FORMATS.get(asked.data_format, formats.TFRECORD)
+    lines = record_format is formats.LIBSVM
     for name, bad in (
-        ("max_bad_records", asked.max_bad_records > 0),
-        ("data_format", asked.data_format not in ("auto", formats.TFRECORD.name)),
+        ("max_bad_records", asked.max_bad_records > 0 and not lines),
         ("eval_on_all_ranks", asked.eval_on_all_ranks and processes.size > 1),
     ):
         if bad:
             raise BadInput(
-                f"--pipe_mode cannot be used with --{name}={getattr(asked, name)}: a channel is "
-                "read once, as TFRecords; leave that flag out, or start the job with input mode "
+                f"--pipe_mode cannot be used with --{name}={getattr(asked, name)}: a channel of "
+                "TFRecords is read once; leave that flag out, or start the job with input mode "
                 "File."
             )
     weighted = asked.example_weights is not None
-    nothing = datasets.DataSet([], formats.TFRECORD.name, None, None, weighted=weighted)
+    nothing = datasets.DataSet([], record_format.name, None, None, weighted=weighted)
     channel, own = of_job.evaluation_channel_name, True
     if flag == "training_data_dir":
         channel, own = of_job.training_channel_name, of_job.enable_data_multi_path

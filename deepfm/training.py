@@ -55,7 +55,7 @@ def train(job: JobConfig, of_job: sagemaker.Job, mirror: Optional[Mirror] = None
     )  # fmt: skip
     job = job._replace(optimizer=optimizers.of_model(job.optimizer, config))
     schema = estimators.schema(config, data)
-    damaged = bad_records.find_damaged(data, schema, job.input.max_bad_records)
+    data, damaged = bad_records.find_damaged(data, schema, job.input.max_bad_records)
     if not damaged:
         bad_records.check_first_records(data, schema)
     if validation:
@@ -72,8 +72,12 @@ def train(job: JobConfig, of_job: sagemaker.Job, mirror: Optional[Mirror] = None
     # Only the chief looks: it may have just cleared the folder that others would read.
     step = processes.agree(estimators.global_step(job.model_dir) if chief else 0)
     # With known rows it can skip what has been used, and knows the steps of an epoch and the last.
-    if (step or mode.replicas.strategy or job.reset_embeddings_each_epoch) and not data.pipe:
+    by_epoch = bool(validation) and job.input.num_epochs > 1 and not job.eval_every_steps
+    needs_rows = step or mode.replicas.strategy or job.reset_embeddings_each_epoch or by_epoch
+    if needs_rows and not data.pipe:
         data = datasets.count_rows(data)
+    elif by_epoch and data.pipe:
+        logging.info("Pipe mode: one evaluation, at the end; --eval_every_steps=N makes more.")
     if chief:
         data = datasets.identified(data, resume.known_files(job.model_dir))
     rows = shares.rows_of_share(data, damaged, share)

@@ -414,10 +414,10 @@ def _check_pipe(given, data):
             "from; try -- --feature_size=117581 --field_size=39, with the sizes of your data."
         )
     lines = r"s3://.*\.(libsvm|svm|txt|libffm|ffm)(\.gz)?"
-    if given.get("data_format") == "libsvm" or any(re.fullmatch(lines, x) for x in data.values()):
+    if given.get("data_format") != "libsvm" and any(re.fullmatch(lines, x) for x in data.values()):
         raise BadInput(
-            "train.py reads TFRecords in Pipe mode, not LibSVM; try --input_mode=FastFile, or "
-            "convert the data with --job=processing."
+            "In Pipe mode train.py reads TFRecords; to read lines of LibSVM, add --data_format="
+            "libsvm after the --."
         )
     for uri in sorted(set(data.values())):
         if not uri.endswith(("-", ".tfrecords")):

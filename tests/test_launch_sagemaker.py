@@ -474,11 +474,7 @@ def test_a_job_is_followed_to_its_end_which_is_the_exit_code(status, reason, cod
         ([*ONE, "--base_job_name=a_b"], "--base_job_name=a_b must be letters and digits"),
         (
             ["--train_s3_uri=s3://b/a.libsvm", "--input_mode=Pipe", "--", *SIZES_OF_PIPE],
-            "reads TFRecords in Pipe mode, not LibSVM; try --input_mode=FastFile",
-        ),
-        (
-            [*ONE, "--input_mode=Pipe", "--", *SIZES_OF_PIPE, "--data_format=libsvm"],
-            "reads TFRecords in Pipe mode, not LibSVM",
+            "to read lines of LibSVM, add --data_format=libsvm after the --",
         ),
         ([*RAW, "--", "--num_wokers=1"], "libsvm_to_tfrecord.py: Unknown command line flag"),
         ([*RAW, "--tool=rebalance", "--", "--sed=1"], "Did you mean: seed"),

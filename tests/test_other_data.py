@@ -1,11 +1,13 @@
 """Data are identified by content: files that are replaced before, between and during runs."""
 
+import json
 import os
 import re
 import shutil
 import signal
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from conftest import (
     SMALL_MODEL,
@@ -13,6 +15,7 @@ from conftest import (
     report,
     run_train,
     started_train,
+    write_libsvm,
     write_own_ids,
     write_tfrecords,
 )
@@ -142,6 +145,21 @@ def test_without_dataset_json_an_interrupted_run_uses_every_record_once(tmp_path
     done(*flags)
     moved = np.abs(weights(tmp_path / "model")["fm_w"]) / (rate * 0.5 / 50)
     np.testing.assert_allclose(moved, 1, rtol=1e-3)
+
+
+@pytest.mark.parametrize("suffix", ["libsvm", "tfrecords"])
+def test_without_dataset_json_each_epoch_is_evaluated(tmp_path, suffix):
+    write = write_libsvm if suffix == "libsvm" else write_tfrecords
+    for name, rows in (("train", 200), ("val", 40)):
+        write(tmp_path / f"{name}.{suffix}", make_records(rows))
+    text = done(
+        *SMALL_MODEL, f"--training_data_dir={tmp_path}/train.{suffix}", "--num_epochs=3",
+        f"--val_data_dir={tmp_path}/val.{suffix}", f"--model_dir={tmp_path}/model",
+        "--batch_size=50", "--early_stopping_patience=3",
+    ).stderr  # fmt: skip
+    assert "Counting the records, because no dataset.json gives their number" in text
+    found = json.loads((tmp_path / "model" / "evaluations.json").read_text())
+    assert [entry["step"] for entry in found] == [4, 8, 12]
 
 
 def test_evaluations_on_other_data_are_not_compared(tmp_path):

@@ -17,6 +17,7 @@ from conftest import (
     run_horovod,
     run_train,
     started_train,
+    write_libsvm,
     write_own_ids,
     write_tfrecords,
 )
@@ -68,6 +69,15 @@ def tfrecords(tmp_path, rows, seed=0):
     return path.read_bytes()
 
 
+def lines(tmp_path, rows, seed=0, label="{0[0]}", more=()):
+    """The same as LibSVM, among comments, blank and `more` lines, without a last newline."""
+    write_libsvm(tmp_path / "lines", make_records(rows, seed=seed))
+    text = (tmp_path / "lines").read_text().split("\n")
+    text = [re.sub("^[01]", label.format, line) for line in text]
+    text[5:5], text[600:600] = ["", " # none", *more], ["\t"]
+    return "\n".join(text).rstrip("\n").encode()
+
+
 def last_line(done):
     return done.stderr.strip().splitlines()[-1]
 
@@ -102,13 +112,56 @@ def test_files_and_pipes_give_the_same_model(channels, from_files, tmp_path, ker
     assert pipe["eval"] == pytest.approx(file["eval"], abs=1e-6)
 
 
+BAD = ("1 2:1", "1 2:1 3:nan 4:1 5:1")
+
+
+@pytest.mark.parametrize(
+    "label, bad, flags",
+    [
+        ("{0[0]}", (), ("--compiled_kernels",)),
+        ("{0[0]}:1", (), ("--example_weights", "--nocompiled_kernels")),
+        ("{0[0]}", BAD, ("--max_bad_records=2",)),
+    ],
+)
+def test_lines_of_libsvm_in_a_pipe_give_the_same_model(
+    channels, from_files, tmp_path, label, bad, flags
+):
+    _, _, file = from_files
+    texts = lines(tmp_path, 700, 0, label, bad), lines(tmp_path, 90, 1, label)
+    given = channels(epochs=2, training=texts[0], evaluation=texts[1])
+    done = run_train(*given, *JOB, *flags, "--data_format=libsvm", f"--model_dir={tmp_path}/pipe")
+    assert done.returncode == 0, done.stderr
+    pipe = report(tmp_path / "pipe")
+    assert pipe["examples"] == 1400
+    assert pipe["skipped_records"] == len(bad)
+    assert pipe["train"]["loss"] == pytest.approx(file["train"]["loss"], abs=1e-6)
+    assert pipe["eval"] == pytest.approx(file["eval"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        ((), "--max_bad_records=1 names the line"),
+        (
+            ("--max_bad_records=1",),
+            r"training: record 6: value 'nan' is not a finite number: .*1 bad",
+        ),
+    ],
+)
+def test_a_bad_line_in_a_pipe_is_named(channels, tmp_path, flags, said):
+    given = channels(training=lines(tmp_path, 70, more=BAD))
+    done = run_train(*given, *flags, "--data_format=libsvm", f"--model_dir={tmp_path}/model")
+    assert done.returncode == 2
+    assert re.search(said, last_line(done))
+
+
 ROWS = (300, 1127)  # of the streams of two processes
 RATE = 1e-4
 
 
-@pytest.mark.parametrize("multi_path", [False, True])
+@pytest.mark.parametrize("multi_path, libsvm", [(False, True), (True, False)])
 def test_processes_with_unequal_streams_use_every_record_once_and_end_together(
-    channels, tmp_path, multi_path
+    channels, tmp_path, multi_path, libsvm
 ):
     # Each record has an id of its own, whose weight SGD moves by RATE / 2 / B when it is used.
     # Batch norm, which changes nothing here, meets the empty batches of the shorter stream.
@@ -116,6 +169,9 @@ def test_processes_with_unequal_streams_use_every_record_once_and_end_together(
     paths = [tmp_path / "first", tmp_path / "second"]
     write_own_ids(paths, ROWS)
     parts = [path.read_bytes() for path in paths]
+    if libsvm:
+        own = [b"%d %d:1\n" % (i % 2, i) for i in range(total)]
+        parts = [b"".join(own[: ROWS[0]]), b"".join(own[ROWS[0] :])]
     contents = dict(zip(("training", "training_1"), parts if multi_path else [b"".join(parts)] * 2))
     flags = channels(**contents, evaluation=contents["training"])
     done = run_horovod(
@@ -123,7 +179,7 @@ def test_processes_with_unequal_streams_use_every_record_once_and_end_together(
         "--embedding_size=2", "--deep_layers=4", "--dropout=0", "--embedding_init_stddev=0",
         "--l2_reg=0", "--optimizer=sgd", f"--learning_rate={RATE}", "--batch_size=64",
         "--num_epochs=2", "--shuffle_buffer=0", "--batch_norm",
-        f"--enable_data_multi_path={multi_path}",
+        f"--enable_data_multi_path={multi_path}", *["--data_format=libsvm"] * libsvm,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     # The slow and obvious way: what each process reads, cut into batches, epoch after epoch.
@@ -204,7 +260,6 @@ def test_a_channel_of_file_mode_is_refused(channels, tmp_path):
     "flag, bad",
     [
         ("--max_bad_records=3", "--max_bad_records=3"),
-        ("--data_format=libsvm", "--data_format=libsvm"),
         ("--task_type=infer", "--task_type=infer reads files"),
     ],
 )

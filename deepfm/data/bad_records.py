@@ -9,17 +9,19 @@ import functools
 import itertools
 from typing import Iterator, Optional, Tuple
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
 from deepfm.data import datasets, identity, shares
-from deepfm.data.formats import Format
+from deepfm.data.formats import LIBSVM, Format
 from deepfm.data.plain.bad_record import BadRecord, find_refused
 from deepfm.data.records import Schema
 from deepfm.errors import BadInput
 from deepfm.runtime import remote_files
 
 CHUNK = 4096  # records that are checked at once
+_TOO_MANY = "more than --max_bad_records={} bad records"
 _CHECKED_FILES = 64  # files whose first records are looked at before a job starts
 
 
@@ -83,8 +85,10 @@ def check_first_records(data: datasets.DataSet, schema: Schema):
 
 def find_damaged(
     data: datasets.DataSet, schema: Schema, allowed: int
-) -> Tuple[shares.Skipped, ...]:
+) -> Tuple[datasets.DataSet, Tuple[shares.Skipped, ...]]:
     """Looks at every record and finds the files with bad ones, for training to pass over.
+
+    Those of a channel are found, and then added to what this returns, when they come by.
 
     Args:
         data: the files.
@@ -92,11 +96,16 @@ def find_damaged(
         allowed: --max_bad_records; with 0 nothing is looked at, and the first bad record that is
             met in training stops it.
 
+    Returns:
+        (the data to read, the files).
+
     Raises:
         BadInput: more than `allowed` records are bad.
     """
     if not allowed:
-        return ()
+        return data, ()
+    if data.pipe:
+        return _pass_over(data, schema, allowed)
     logging.info("Checking every record, because --max_bad_records=%d.", allowed)
     damaged, count = [], 0
     for file in data.files:
@@ -104,15 +113,33 @@ def find_damaged(
         for record in find_bad(file.path, data.format, schema):
             count += 1
             if count > allowed:
-                raise BadInput(
-                    f"{record}; this is more than --max_bad_records={allowed} bad records."
-                )
+                raise BadInput(f"{record}; this is {_TOO_MANY.format(allowed)}.")
             logging.warning("Skipped: %s", record)
             places[record.place] = record.reason
         if places:
             damaged.append(shares.Skipped(file.path, places))
     logging.info("Skipping %d bad records.", count)
-    return tuple(damaged)
+    return data, tuple(damaged)
+
+
+def _pass_over(data, schema, allowed):
+    """(the channel, which from now on passes over bad records; those passed over so far)."""
+    accepts, found = _parser(data.format, schema), shares.Skipped(data.name, {})
+    explain = lambda payload: data.format.explain(payload, schema)
+
+    def good(numbers, records):
+        bad = dict(find_refused(accepts, records.tolist(), explain, data.format.unexplained))
+        for i, reason in bad.items():
+            place = f": record {numbers[i]}"
+            record = BadRecord(data.name, place, reason)
+            if place not in found.places:  # as in an earlier epoch
+                logging.warning("Skipped: %s", record)
+            found.places[place] = reason
+            if len(found.places) > allowed:
+                raise BadInput(f"{record}; this is {_TOO_MANY.format(allowed)}.")
+        return np.array([x for i, x in enumerate(records) if i not in bad], object)
+
+    return data._replace(pipe=data.pipe._replace(good=good)), (found,)
 
 
 def place_of(data: datasets.DataSet, number: int) -> str:
@@ -139,11 +166,17 @@ def naming_bad_records(data: datasets.DataSet, schema: Schema):
         of_records = "IteratorGetNext" in error.message  # or MultiDeviceIteratorGetNextFromShard
         if data.pipe and of_records and isinstance(error, (*kinds, tf.errors.InternalError)):
             reason = error.message.strip().splitlines()[0].rstrip(".")
-            weights = "" if schema.weighted else " Records with weights need --example_weights."
+            if _TOO_MANY[:25] in reason:  # as _pass_over says it
+                raise BadInput(reason.partition("BadInput: ")[2] + ".") from error
+            hint = "" if schema.weighted else " Records with weights need --example_weights."
+            if data.format is LIBSVM:
+                hint += " --max_bad_records=1 names the line."
+            else:
+                hint += " LibSVM needs --data_format=libsvm."
             raise BadInput(
                 f"{data.name}: {reason}. Its FIFO was cut short, or it contains something other "
-                "than TFRecords (Pipe mode sends every object under a prefix, including "
-                f"dataset.json: end the prefix with 'part-').{weights}"
+                f"than {data.format.title} records (Pipe mode sends every object under a prefix, "
+                f"including dataset.json: end the prefix with 'part-').{hint}"
             ) from error
         if not data.pipe:
             identity.check_unchanged(data)

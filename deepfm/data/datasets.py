@@ -371,10 +371,10 @@ def is_weighted(data: DataSet) -> bool:
 
 
 def count_rows(data: DataSet) -> DataSet:
-    """The data set with the rows of every file; reads the files that no dataset.json describes."""
+    """The data set with the rows of every file; counts those that no dataset.json describes."""
     if data.rows is not None:
         return data
     logging.info("Counting the records, because no dataset.json gives their number.")
-    count = lambda file: sum(1 for _ in data.format.numbered(file.path))
-    files = [f if f.rows is not None else f._replace(rows=count(f)) for f in data.files]
+    count = lambda file: file.rows if file.rows is not None else data.format.count(file.path)
+    files = [file._replace(rows=count(file)) for file in data.files]
     return data._replace(files=files)

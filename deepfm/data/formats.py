@@ -38,6 +38,9 @@ class Format(NamedTuple):
         begins: the first 12 bytes of a file -> whether the file may have this format.
         faster: the format that reads faster, as advice; None if there is none.
         chunks_by_buffer: whether the chunks of `read` depend on the bytes to read at once.
+        count: path -> its records, without reading more of them than it must.
+        in_pipe: what SageMaker's PipeModeDataset calls it.
+        clean: what that reads -> the records in it. string [n] -> [at most n].
     """
 
     name: str
@@ -50,9 +53,12 @@ class Format(NamedTuple):
     accepts: Callable
     read: Callable
     parse_chunk: Callable
+    count: Callable
     begins: Callable = lambda head: True
     faster: Optional[str] = None
     chunks_by_buffer: bool = False
+    in_pipe: str = "TFRecord"
+    clean: Callable = tf.identity
 
     def first_record(self, path: str) -> Shape:
         """The Shape of a file's first record."""
@@ -147,6 +153,15 @@ class _Lengths:
         return struct.unpack_from("<Q", self._data, offset - self._start)[0]
 
 
+def _count_frames(path):
+    """The records of a TFRecord file, by its headers unless they make no sense."""
+    size, lengths, offset, count = tf.io.gfile.stat(path).length, _Lengths(path), 0, 0
+    while offset < size and not path.endswith(".gz"):
+        offset += FRAME + lengths.at(offset)
+        count += 1
+    return count if offset == size else sum(1 for _ in read_frames(path))
+
+
 def _next_frame(path, offset, size):
     """The offset of the next valid record header after a bad record, or None."""
     with tf.io.gfile.GFile(path, "rb") as f:
@@ -233,6 +248,7 @@ TFRECORD = Format(
     accepts=_accepts_examples,
     read=_read_frames,
     parse_chunk=lambda raw, schema, ops: ops.parse(raw, schema, records.parse),
+    count=_count_frames,
     begins=data_file.KINDS["tfrecord"].begins,
 )
 LIBSVM = Format(
@@ -245,6 +261,9 @@ LIBSVM = Format(
     unexplained=libsvm_text.UNEXPLAINED,
     accepts=_accepts_lines,
     read=libsvm.read,
+    count=libsvm.count,
+    in_pipe="TextLine",
+    clean=libsvm.drop_blank,
     parse_chunk=lambda chunk, schema, ops: ops.parse_lines(chunk, schema, libsvm.parse_lines),
     faster="TFRecord files (python -m data_tools.libsvm_to_tfrecord)",
     chunks_by_buffer=True,

@@ -34,6 +34,11 @@ def numbered(path: str) -> Iterator[Tuple[str, bytes, str]]:
         yield f":{number}", line, ""
 
 
+def count(path: str) -> int:
+    """The number of records of a file."""
+    return sum(len(text_blocks.record_starts(text)) for _, text, _ in read_blocks(path))
+
+
 def read(path, files, buffer_bytes, ops):
     """The lines of a file that hold a record, in chunks; for the arguments see Format.read."""
 

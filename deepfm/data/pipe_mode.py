@@ -8,7 +8,7 @@ module first checks that the channel and its FIFO exist and that no other proces
 import fcntl
 import os
 import time
-from typing import NamedTuple
+from typing import Callable, NamedTuple, Optional
 
 import tensorflow as tf
 from absl import logging
@@ -25,10 +25,12 @@ class Pipe(NamedTuple):
     Attributes:
         channel: its name.
         input_dir: the folder that holds config/ and data/.
+        good: (numbers int64 [n], records) -> those that are good; None: bad ones end the job.
     """
 
     channel: str
     input_dir: str
+    good: Optional[Callable] = None
 
     @property
     def state_dir(self):
@@ -89,7 +91,7 @@ def _wait_for_fifo(pipe):
         time.sleep(0.1)
 
 
-def records(pipe: Pipe) -> tf.data.Dataset:
+def records(pipe: Pipe, record_format: str) -> tf.data.Dataset:
     """string []: the raw records of an epoch; every iteration reads the next FIFO."""
     # Imported here because only Pipe mode needs SageMaker's library, which loads an op.
     from sagemaker_tensorflow import PipeModeDataset
@@ -103,7 +105,7 @@ def records(pipe: Pipe) -> tf.data.Dataset:
         with tf.control_dependencies([tf.compat.v1.py_func(ready, [], tf.int64)]):
             return PipeModeDataset(
                 pipe.channel,
-                record_format="TFRecord",
+                record_format=record_format,
                 state_dir=pipe.state_dir,
                 pipe_dir=os.path.join(pipe.input_dir, "data"),
                 config_dir=os.path.join(pipe.input_dir, "config"),

@@ -72,7 +72,7 @@ def each_epoch(
         return source.ops.rechunked(chunks, CHUNK, buffer, seed, skip)
 
     if data.pipe:
-        chunks = _chunks_of_channel(data.pipe, source.share, source.ops)
+        chunks = _chunks_of_channel(data, source.share, source.ops)
     elif cache == "none":
         draw = lambda chunks, plan: drawn(chunks, plan.seed, plan.used)
         read = lambda epoch: _each_group(source, epoch, left_out(epoch), draw)
@@ -105,11 +105,16 @@ def _seed(source, epoch, group=0):
     return (source.asked.seed * 1000003 + epoch * 1009 + group) % (1 << 31)
 
 
-def _chunks_of_channel(pipe, share, ops):
-    dataset = pipe_mode.records(pipe)
+def _chunks_of_channel(data, share, ops):
+    dataset, good = pipe_mode.records(data.pipe, data.format.in_pipe), data.pipe.good
     if share.of > 1:
         dataset = dataset.shard(share.of, share.index)
-    return ops.pack(dataset.batch(CHUNK))
+    chunks = dataset.batch(CHUNK).map(data.format.clean)
+    if good:
+        numbered = chunks.unbatch().apply(tf.data.experimental.enumerate_dataset()).batch(CHUNK)
+        keep = lambda *numbered: tf.compat.v1.py_func(good, numbered, tf.string)
+        chunks = numbered.map(lambda *numbered: tf.ensure_shape(keep(*numbered), [None]))
+    return ops.pack(chunks)
 
 
 class _Plan(NamedTuple):
