@@ -216,8 +216,7 @@ class Servers(NamedTuple):
     """What parameter servers change in training; the defaults describe training without them.
 
     Attributes:
-        tf_config: TF_CONFIG as Estimator reads it.
-        device_fn: operation -> its device, or None.
+        tf_config, device_fn: TF_CONFIG as Estimator reads it; operation -> its device, or None.
         partitioner: cuts the model's variables into parts, or None.
         make_hooks: (save_in_time: session -> None) -> more hooks, which run before the one that
             saves checkpoints.
@@ -275,6 +274,8 @@ class InputConfig(NamedTuple):
     shuffle_buffer: int = 0
     cache: str = "none"
     num_parallel_reads: int = 1
+    num_parsers: int = 0
+    prefetch_batches: int = 0
     read_buffer_bytes: int = 8 << 20
     seed: int = 1
     training_data_dir: Optional[str] = None
@@ -322,8 +323,7 @@ class JobConfig(NamedTuple):
     Attributes:
         model, correct_calibration: fields and correct_calibration of ModelAsked.
         given: names of the flags that the user set.
-        optimizer: OptimizerConfig.
-        input: InputConfig.
+        optimizer, input: OptimizerConfig and InputConfig.
         ops: kernels.ops.Ops to read, shuffle, batch and parse records with.
         distribution: Distribution.
         flags: {name: value} of all flags that differ from their defaults, for report.json.

@@ -149,6 +149,10 @@ flags.DEFINE_string("cache", "none",
     "Worth it when reading is slow and there are several epochs.")
 _integer("num_parallel_reads", 4,
     "Files read at the same time. Raise it if the log says that training waits for input.", 1, 1024)
+_integer("num_parsers", 0,
+    "Batches parsed at the same time; 0: half the cores of a process, at least 1.", 0, 1024)
+_integer("prefetch_batches", 0,
+    "Parsed batches that wait for a step; 0: twice as many as parsers, at least 4.", 0, 1 << 20)
 _integer("read_buffer_bytes", 8 << 20,
     "Bytes of the read buffer of each file. Raise it for slow disks and S3.", 1)
 _integer("max_bad_records", 0,

@@ -36,7 +36,7 @@ from programs import BadInput, check_list, flag_values, need, program, run_progr
 # isort: split
 from absl import flags, logging
 from tables_and_plots import bars, markdown, png
-from tune_candidates import Candidate, Run, devices, grid, this_machine, threads
+from tune_candidates import Candidate, Run, devices, grid, inputs, this_machine, threads
 
 _MODES = ["tower", "mirrored", "horovod"]
 FLAGS = flags.FLAGS
@@ -54,7 +54,8 @@ flags.DEFINE_bool("grid", False, "Try all combinations at full length, not the l
 # Flags of train.py that tune.py sets.
 _OURS = (
     "distribution", "replicas_per_process", "intra_op_threads", "inter_op_threads", "use_amp",
-    "omp_num_threads", "kmp_affinity", "num_parallel_reads", "model_dir", "checkpoint_dir",
+    "omp_num_threads", "kmp_affinity", "num_parallel_reads", "num_parsers", "prefetch_batches",
+    "model_dir", "checkpoint_dir",
     "max_steps", "num_epochs", "clear_existing_model", "servable_model_dir", "val_data_dir",
     "task_type", "export", "eval_every_steps", "early_stopping_patience", "save_checkpoints_secs",
     "save_checkpoints_steps", "learning_rate_decay_on_plateau", "learning_rate_decay_patience",
@@ -258,7 +259,7 @@ def _rungs(tuner, machine):
         ("allocator", lambda best: [best._replace(preload=path) for path in allocators]),
         (
             "input",
-            lambda best: [best.with_flags(num_parallel_reads=n) for n in (8, 2, 1) if waits(best)],
+            lambda best: [best.with_flags(**n) for n in inputs(machine) if waits(best)],
         ),
         ("mixed precision", lambda best: [best.with_flags(use_amp=True)] if machine.gpus else []),
         ("batch", lambda best: [best.with_flags(global_batch_size=n) for n in sizes]),

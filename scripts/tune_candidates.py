@@ -6,7 +6,7 @@ import pathlib
 import subprocess
 import sys
 from ctypes.util import find_library
-from typing import List, NamedTuple, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from programs import ROOT, run_command
 
@@ -59,6 +59,7 @@ class Candidate(NamedTuple):
         names = {
             "replicas_per_process": "replicas", "intra_op_threads": "intra",
             "inter_op_threads": "inter", "num_parallel_reads": "reads",
+            "num_parsers": "parsers", "prefetch_batches": "prefetched",
             "global_batch_size": "batch", "omp_num_threads": "OMP", "kmp_affinity": "KMP",
         }  # fmt: skip
         parts += [f"{names.get(name, name)} {value}" for name, value in given.items()]
@@ -140,6 +141,13 @@ def devices(machine, modes: Sequence[str], best: Candidate, batch: int) -> List[
     if "mirrored" in modes:
         found.append(best.with_flags(distribution="mirrored", replicas_per_process=1))
     return found
+
+
+def inputs(machine) -> List[Dict[str, int]]:
+    """Flags to try where training waits for its input: reads, parsers, and batches kept."""
+    parsers = (machine.cores, max(machine.cores // 4, 1))
+    kept = [{"num_parsers": n, "prefetch_batches": 4 * n} for n in dict.fromkeys(parsers)]
+    return [{"num_parallel_reads": 8}, *kept, {"num_parallel_reads": 2}, {"num_parallel_reads": 1}]
 
 
 def grid(machine, modes: Sequence[str], batch: int, batches: Sequence[int]) -> List[Candidate]:

@@ -8,7 +8,7 @@ import tensorflow as tf
 from conftest import make_records, write_libsvm, write_tfrecords
 
 from deepfm.config import Distribution, InputConfig
-from deepfm.data import bad_records, datasets, formats, records
+from deepfm.data import bad_records, datasets, formats, input_pipeline, records
 from deepfm.data.input_pipeline import make_input_fn
 from deepfm.data.reading import Source
 from deepfm.data.shares import Skipped
@@ -96,6 +96,41 @@ def test_each_epoch_holds_every_record_once(files, shuffle, config):
     assert len(found) == 2 * len(values)
     for epoch in (found[: len(values)], found[len(values) :]):
         np.testing.assert_allclose(sort(epoch), sort(values), rtol=1e-6)
+
+
+@pytest.mark.parametrize("asked", [(1, 1), (3, 9)])
+def test_parsers_and_prefetched_batches_change_no_result(files, asked):
+    usual = read(files[0], num_epochs=2, shuffle_buffer=100)
+    many = dict(zip(("num_parsers", "prefetch_batches"), asked))
+    for batch, other in zip(usual, read(files[0], num_epochs=2, shuffle_buffer=100, **many)):
+        for found, wanted in zip(batch, other):
+            np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    "cores, processes, asked, found",
+    [(1, 1, (0, 0), (1, 4)), (2, 1, (0, 0), (1, 4)), (32, 1, (0, 0), (16, 32)),
+     (32, 4, (0, 0), (4, 8)), (32, 1, (3, 0), (3, 6)), (2, 1, (0, 9), (1, 9))],
+)  # fmt: skip
+def test_half_the_cores_of_a_process_parse(monkeypatch, cores, processes, asked, found):
+    monkeypatch.setattr(input_pipeline.utilization, "cores", lambda: cores)
+    config = InputConfig(64, num_parsers=asked[0], prefetch_batches=asked[1])
+    assert input_pipeline.parallel(config, processes) == found
+
+
+@pytest.mark.parametrize("damage", [(), [20], [4000]])
+def test_records_are_counted_as_the_plain_reader_numbers_them(files, damage):
+    found = datasets.find(str(files[0]), "training_data_dir")
+    for file in found.files:
+        with open(file.path, "rb") as f:
+            content = bytearray(f.read())
+        for place in damage:
+            content[min(place, len(content) - 1)] ^= 0xFF
+        with open(file.path, "wb") as f:
+            f.write(content)
+    numbered = [sum(1 for _ in found.format.numbered(file.path)) for file in found.files]
+    assert [file.rows for file in datasets.count_rows(found).files] == numbered
+    assert damage or numbered == [127, 300, 1]
 
 
 def test_the_last_batch_of_an_epoch_is_short_and_not_dropped(files):

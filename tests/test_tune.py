@@ -187,6 +187,12 @@ def test_a_signal_ends_what_runs(data, tmp_path):
         assert not child.is_running()
 
 
+def test_tries_parsers_where_training_waits():
+    rate = "1000 * (1.3 if given.get('num_parsers') == '4' else 1)"
+    found = simulated(rate)
+    assert "parsers 4, prefetched 16" in found.label
+
+
 def test_finds_the_best_of_every_rung():
     rate = """(1000 * (1.2 if given.get("intra_op_threads") == "4" else 1)
         * (1.1 if candidate.preload else 1) * (1.1 if given.get("num_parallel_reads") == "8" else 1)

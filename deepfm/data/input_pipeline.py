@@ -10,18 +10,23 @@ epoch may be short.
 B: records in a batch. F: fields.
 """
 
-import os
-from typing import Callable
+from typing import Callable, Tuple
 
 import tensorflow as tf
 
 from deepfm.config import Distribution, InputConfig
 from deepfm.data import reading, records, shares
+from deepfm.runtime import utilization
 
-# tf.data's autotuning costs more than it gains on two cores.
-_PARSERS = max(1, len(os.sched_getaffinity(0)) // 2)  # batches parsed at the same time
 
-_PREFETCHED = 4  # parsed batches that wait for the training step
+def parallel(asked: InputConfig, processes: int) -> Tuple[int, int]:
+    """(batches parsed at the same time, parsed ones that wait) for one of a host's processes.
+
+    By default half of the process's cores parse, as steps need the others, and twice as many
+    batches wait, at least 4. tf.data's autotuning costs more than it gains on two cores.
+    """
+    parsers = asked.num_parsers or max(int(utilization.cores()) // (2 * processes), 1)
+    return parsers, asked.prefetch_batches or max(2 * parsers, 4)
 
 
 def make_input_fn(
@@ -50,6 +55,7 @@ def make_input_fn(
     position, ops = source.position, source.ops
     processes, replicas = mode.processes, mode.replicas.per_process
     size = source.asked.batch_size * replicas  # records of a step of this process
+    parsers, prefetched = parallel(source.asked, processes.local_size)
 
     def parse(raw):
         features, labels = source.data.format.parse(raw, schema, ops)
@@ -98,14 +104,14 @@ def make_input_fn(
         if processes.in_step and not known:
             dataset = _with_rows(dataset, ops)
         weighed = processes.in_step or replicas > 1
-        dataset = dataset.map(weigh if weighed else parse, num_parallel_calls=_PARSERS)
+        dataset = dataset.map(weigh if weighed else parse, num_parallel_calls=parsers)
         if mode.replicas.strategy and replicas > 1:
             dataset = dataset.flat_map(lambda *batch: _parts(batch, replicas))
         # tf.data's optimizations and autotuning find nothing here, and take time.
         options = tf.data.Options()
         options.experimental_optimization.apply_default_optimizations = False
         options.experimental_optimization.autotune = False
-        return dataset.prefetch(_PREFETCHED).with_options(options)
+        return dataset.prefetch(prefetched).with_options(options)
 
     return input_fn
 
@@ -115,7 +121,8 @@ def once_in_order(source: reading.Source, schema: records.Schema, batches: int =
     asked = source.asked
     once = InputConfig(
         asked.batch_size * batches, read_buffer_bytes=asked.read_buffer_bytes,
-        example_weights=asked.example_weights,
+        example_weights=asked.example_weights, num_parsers=asked.num_parsers,
+        prefetch_batches=asked.prefetch_batches,
     )  # fmt: skip
     return make_input_fn(source._replace(asked=once), schema, Distribution())
 
