@@ -15,7 +15,6 @@ import ctypes
 import functools
 import json
 import os
-import pathlib
 import random
 import signal
 import socket
@@ -144,11 +143,12 @@ def _report(checkpoint):
 
     graph = tf.compat.v1.MetaGraphDef()
     try:
-        graph.ParseFromString(pathlib.Path(f"{checkpoint}.meta").read_bytes())
-    except OSError as error:
+        with tf.io.gfile.GFile(f"{checkpoint}.meta", "rb") as f:
+            graph.ParseFromString(f.read())
+    except tf.errors.OpError as error:
         raise BadInput(
-            f"--report={checkpoint}: {error.strerror}; give a checkpoint of ps mode without "
-            "'.index' or '.meta', e.g. model/model.ckpt-1954."
+            f"--report={checkpoint}: cannot be read ({type(error).__name__}); give a checkpoint of "
+            "ps mode without '.index' or '.meta', e.g. model/model.ckpt-1954."
         ) from error
     sizes = {}
     for node in graph.graph_def.node:

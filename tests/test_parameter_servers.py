@@ -131,6 +131,8 @@ def large(uneven, tmp_path_factory):
 def test_three_servers_hold_equal_parts_of_large_tables(large):
     text, model_dir = large
     assert float(re.search(r"MB; max/min ([0-9]+[.][0-9]+)", text).group(1)) <= 1.1
+    shards = re.findall(r"ps [012] holds, in bytes: .*fm_v/part_([012]) ([0-9,]+)[.,]", text)
+    assert sorted(shards)[0] == ("0", "10,666,688") and len(shards) == 3
     checkpoint = model_dir / "model.ckpt-31"
     told = finish(started([sys.executable, "scripts/local_cluster.py", f"--report={checkpoint}"]))
     sizes = [int(n.replace(",", "")) for n in re.findall(r"([0-9,]+) bytes", told.stdout)]

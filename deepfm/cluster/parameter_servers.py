@@ -364,10 +364,14 @@ class _Chief(_OneSession):
 
 def log_balance(num_servers: int, variables):
     """Logs how many bytes of the variables, the optimizer's among them, each server holds."""
-    sizes = [0] * num_servers
+    sizes, shards = [0] * num_servers, [[] for _ in range(num_servers)]
     for variable in variables:
         task = tf.DeviceSpec.from_string(variable.device).task
-        sizes[task] += variable.shape.num_elements() * variable.dtype.size
+        size = variable.shape.num_elements() * variable.dtype.size
+        sizes[task] += size
+        shards[task].append(f"{variable.op.name} {size:,}")
+    for i, names in enumerate(shards):
+        logging.info("ps %d holds, in bytes: %s.", i, ", ".join(names))
     logging.info(
         "Parameter servers hold %s MB; max/min %.2f.",
         ", ".join(f"{size / 1e6:.1f}" for size in sizes),
