@@ -14,7 +14,7 @@ from deepfm.cluster import peers
 from deepfm.cluster import tf_config as clusters
 from deepfm.config import Distribution, Processes, Replicas, Servers
 from deepfm.errors import BadInput
-from deepfm.runtime.utilization import cores
+from deepfm.runtime.utilization import cores, gpus_of_host, why_no_gpus
 
 _CPU_REPLICAS = 16  # replicas that may always share the cores of a machine
 
@@ -36,7 +36,7 @@ class ModeFlags(NamedTuple):
     omp_num_threads: int = 0
     kmp_affinity: Optional[str] = None
     replicas_per_process: int = 0
-    cross_device_ops: str = "reduction_to_one_device"
+    cross_device_ops: Optional[str] = None
     task_type: str = "train"
     num_cpus: int = 0
     num_gpus: int = 0
@@ -95,9 +95,15 @@ def mirrored(flags: ModeFlags) -> Distribution:
     """One process, MirroredStrategy: a copy of the variables on each device."""
     import tensorflow as tf
 
+    if flags.cross_device_ops == "nccl" and not _gpus():
+        raise BadInput(
+            "--cross_device_ops=nccl needs GPUs, but TensorFlow finds none: "
+            f"{why_no_gpus()}; try --cross_device_ops=reduction_to_one_device."
+        )
     devices = _devices(flags)
-    reduction = getattr(tf.distribute, CROSS_DEVICE_OPS[flags.cross_device_ops])()
-    logging.info("MirroredStrategy on %s, %s.", ", ".join(devices), flags.cross_device_ops)
+    how = flags.cross_device_ops or ("nccl" if _gpus() else "reduction_to_one_device")
+    reduction = getattr(tf.distribute, CROSS_DEVICE_OPS[how])()
+    logging.info("MirroredStrategy adds up gradients by %s.", how)
 
     def stack(tensor, name):
         def together(strategy, values):
@@ -133,8 +139,9 @@ def horovod(flags: ModeFlags) -> Distribution:
     # Open MPI would otherwise busy-wait on a whole core, which the step needs.
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     hvd.init()
-    config = _session_config(flags, share_of=hvd.local_size())
-    if _gpus():
+    own = [f"/gpu:{hvd.local_rank()}"] if _gpus() else []
+    config = _session_config(flags, own, hvd.local_size(), logs=bool(own) or hvd.rank() == 0)
+    if own:
         config.gpu_options.visible_device_list = str(hvd.local_rank())
 
     def in_session(of_horovod, value, name):
@@ -241,6 +248,18 @@ def _gpus():
     return tf.config.experimental.list_physical_devices("GPU")
 
 
+def _log_devices(used):
+    """Logs which devices there are and which this process uses; warns of GPUs left unused."""
+    gpus = len(_gpus())
+    logging.info(
+        "Devices: found %g CPU cores and %d GPUs; using %s.",
+        cores(), gpus, ", ".join(used) or ("/gpu:0" if gpus else "the CPU"),
+    )  # fmt: skip
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")  # by the user
+    if not (gpus or hidden) and gpus_of_host():
+        logging.warning("Using the CPU: %s.", why_no_gpus())
+
+
 def has_tensor_cores(session_config) -> bool:
     """Whether all GPUs of this process have tensor cores for float16 (capability 7.0 or above)."""
     if not _gpus():
@@ -295,7 +314,7 @@ def _devices(flags) -> List[str]:
     return [f"/cpu:{i + 1}" for i in range(wanted or max(there - 1, 1))]
 
 
-def _session_config(flags, devices=(), share_of=1):
+def _session_config(flags, devices=(), share_of=1, logs=True):
     """tf.ConfigProto for the devices, with the cores shared among `share_of` processes."""
     import tensorflow as tf
     from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
@@ -308,10 +327,12 @@ def _session_config(flags, devices=(), share_of=1):
         )
     if flags.num_gpus and len(_gpus()) < flags.num_gpus:
         raise BadInput(
-            f"--num_gpus={flags.num_gpus}, but TensorFlow finds {len(_gpus())} GPUs on this host; "
-            "install the tensorflow-gpu for its CUDA, or train on what is found with --num_gpus=0 "
+            f"--num_gpus={flags.num_gpus}, but TensorFlow finds {len(_gpus())} GPUs on this host"
+            f"{'' if _gpus() else ': ' + why_no_gpus()}; train on what is found with --num_gpus=0 "
             "(which does not check)."
         )
+    if logs:
+        _log_devices(devices)
     threads = max(int(min(cores(), flags.num_cpus or cores())) // share_of, 1)
     config = tf.compat.v1.ConfigProto(
         # A step mostly has several operators to run; more threads would get in each other's way.

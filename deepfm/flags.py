@@ -279,8 +279,9 @@ _integer("task_index", 0, "Its number in --ps_hosts or --worker_hosts; worker 0 
 _integer("replicas_per_process", 0,
     "Devices that each process uses with tower, mirrored and ps; 0: all GPUs, or else CPU cores - "
     "1 (ps: one).", 0)
-flags.DEFINE_enum("cross_device_ops", "reduction_to_one_device", CROSS_DEVICE_OPS,
-    "How mirrored adds up the gradients of its devices; nccl needs GPUs.")
+flags.DEFINE_enum("cross_device_ops", None, CROSS_DEVICE_OPS,
+    "How mirrored adds up the gradients of its devices; nccl needs GPUs. Default: nccl on GPUs, "
+    "reduction_to_one_device on CPUs.")
 _integer("batch_size", 1024, "Records per batch of each replica.", 1)
 _integer("global_batch_size", 0,
     "Records per step of all replicas together, divided evenly among them; 0: --batch_size for "

@@ -211,6 +211,22 @@ def run_python(*words, fresh=False, env=None, timeout=90, **options):
     return _run(words, fresh, env, timeout, **options)
 
 
+# train.py, in which an operator of the step fails that has nothing to do with the data.
+BROKEN_STEP = """
+import sys
+import tensorflow as tf
+import train
+from deepfm.model import model_fn
+from deepfm.runtime import program
+whole = model_fn.l2_terms
+def broken(*args):
+    of_weights, of_rows = whole(*args)
+    return of_weights + tf.strings.to_number("no number"), of_rows
+model_fn.l2_terms = broken
+sys.exit(program.run(train.main, train.before_tensorflow))
+"""
+
+
 def started_python(*words, fresh=False, env=None, **options):
     """Python on a file, -m and a module or -c and a text, running; `fresh` as of run_train.
 

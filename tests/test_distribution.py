@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -93,3 +94,28 @@ def test_flags_of_other_modes_are_said(caplog, given, replicas, said):
 def test_replicas_that_nobody_asked_for_by_number_are_no_idle_flag(caplog):
     distribution.warn_of_idle_flags(Distribution(replicas=Replicas(per_process=3)), (), 0)
     assert not caplog.records
+
+
+def test_nccl_without_gpus_is_refused_before_anything_is_read():
+    with pytest.raises(BadInput, match="nccl needs GPUs.*try --cross_device_ops=reduction_to_one"):
+        distribution.mirrored(distribution.ModeFlags(cross_device_ops="nccl"))
+
+
+def test_a_gpu_that_tensorflow_cannot_use_is_said_once_and_refused_if_asked_for(
+    tmp_path, monkeypatch, caplog
+):
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'GPU 0: Tesla T4 (UUID: GPU-1-2)'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    distribution.local(distribution.ModeFlags())
+    (said,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    why = r"this host has a GPU \(Tesla T4\), but .*docs/gpu.md"
+    assert re.match(f"Using the CPU: {why}", said)
+    with pytest.raises(BadInput, match=f"^--num_gpus=1, but TensorFlow finds 0 GPUs.*: {why}"):
+        distribution.local(distribution.ModeFlags(num_gpus=1))
+    caplog.clear()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")  # the user wants none
+    distribution.local(distribution.ModeFlags())
+    assert not [r for r in caplog.records if r.levelname == "WARNING"]

@@ -2,7 +2,15 @@
 
 import pytest
 import tensorflow as tf
-from conftest import SMALL_MODEL, make_records, run_tool, run_train, write_tfrecords
+from conftest import (
+    BROKEN_STEP,
+    SMALL_MODEL,
+    make_records,
+    run_python,
+    run_tool,
+    run_train,
+    write_tfrecords,
+)
 
 from deepfm.data.plain import wire
 from deepfm.data.plain.schema import Schema
@@ -92,7 +100,8 @@ def test_a_bad_record_is_named_where_the_iterator_feeds_several_devices(tmp_path
 
 def test_an_error_of_another_operator_is_not_taken_for_a_bad_record(tmp_path):
     path = write_tfrecords(tmp_path / "a.tfrecords", make_records(300))
-    nccl = "--cross_device_ops=nccl"  # has no operator on CPUs
-    result = run_train(f"--training_data_dir={path}", f"--model_dir={tmp_path}/m", nccl, *DEVICES)
-    assert result.returncode == 1 and "NcclAllReduce" in result.stderr.splitlines()[-1]
+    flags = f"--training_data_dir={path}", f"--model_dir={tmp_path}/m", *DEVICES
+    result = run_python("-c", BROKEN_STEP, *flags)
+    last = result.stderr.splitlines()[-1]
+    assert result.returncode == 1 and "InvalidArgumentError: StringToNumber" in last
     assert "looking for the bad record" not in result.stderr

@@ -1,6 +1,9 @@
 """What is placed where, and what travels: the graph that each mode builds, even for devices that
 this machine lacks."""
 
+import json
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -61,6 +64,7 @@ def cut(parts):
     return Distribution(servers=Servers(partitioner=v1.fixed_size_partitioner(parts)))
 
 
+REPLICAS = ["tower", "mirrored"]
 MODES = {
     "local": lambda: distribution.local(distribution.ModeFlags()),
     "tower": lambda: distribution.tower(distribution.ModeFlags(replicas_per_process=2)),
@@ -151,7 +155,14 @@ def test_mirrored_computes_on_four_gpus_and_keeps_a_copy_of_the_variables_on_eac
         assert len({op.device for op in tables}) == 4
 
 
-@pytest.mark.parametrize("mode", ["tower", "mirrored"])
+@pytest.mark.parametrize("flag, uses", [(None, True), ("reduction_to_one_device", False)])
+def test_mirrored_reduces_by_nccl_on_gpus_unless_told_otherwise(four_gpus, flag, uses):
+    with tf.Graph().as_default() as graph:
+        build(distribution.mirrored(distribution.ModeFlags(cross_device_ops=flag)))
+        assert bool(devices(graph, "NcclAllReduce")) == uses
+
+
+@pytest.mark.parametrize("mode", REPLICAS)
 def test_replicas_on_four_gpus_bring_the_sums_of_batch_norm_together_on_the_cpu(four_gpus, mode):
     with tf.Graph().as_default() as graph:
         build(distribution.MODES[mode](distribution.ModeFlags()), NORMALIZED)
@@ -167,8 +178,21 @@ def test_replicas_on_four_gpus_bring_the_sums_of_batch_norm_together_on_the_cpu(
             assert {device(x.op).device_index for x in op.inputs} == {0, 1, 2, 3}
 
 
-def test_a_horovod_rank_sees_the_gpu_of_its_local_rank_alone(four_gpus):
+def test_a_horovod_rank_sees_the_gpu_of_its_local_rank_alone_and_says_so(four_gpus, caplog):
     import horovod.tensorflow as hvd
 
+    caplog.set_level("INFO")
     mode = distribution.horovod(distribution.ModeFlags())
     assert mode.session_config.gpu_options.visible_device_list == str(hvd.local_rank())
+    assert f"4 GPUs; using /gpu:{hvd.local_rank()}." in caplog.text
+
+
+@pytest.mark.parametrize("name", [*sorted(set(MODES) & set(distribution.MODES)), "ps"])
+def test_every_mode_logs_the_devices_that_it_has_found_and_uses(name, caplog, monkeypatch):
+    caplog.set_level("INFO")
+    task = {"cluster": {"chief": ["a:1"], "ps": ["a:2"]}, "task": {"type": "ps", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(task) if name == "ps" else "")
+    distribution.MODES[name](distribution.ModeFlags())
+    (line,) = [r.getMessage() for r in caplog.records if "Devices: " in r.getMessage()]
+    used = "/cpu:1" if name in REPLICAS else "the CPU"
+    assert re.fullmatch(rf"Devices: found \S+ CPU cores and 0 GPUs; using {used}\b.*", line)

@@ -239,6 +239,8 @@ def _guarded(main, tensorflow):
     except trouble as error:
         logging.debug("The trace of this failure:", exc_info=True)
         text = getattr(error, "message", str(error)).strip()
+        # If replicas fail together, the first line is only "2 root error(s) found."
+        text = re.sub(r"^\d+ root error\(s\) found\.\s*\(0\) [^:]*: ", "", text)
         # For an error in tf.data, TensorFlow first says which ops it came through.
         text = next(iter(text.splitlines()), "").rpartition("Original message: ")[2]
         if "convert element to UTF-8" in text:

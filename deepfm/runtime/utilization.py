@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import threading
@@ -51,6 +52,32 @@ def busy_seconds() -> float:
             user, nice, system, _, _, interrupts, soft = map(int, fields[:7])
             ticks += user + nice + system + interrupts + soft
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def gpus_of_host() -> List[str]:
+    """The names of this host's NVIDIA GPUs, whether TensorFlow can use them or not."""
+    found = pathlib.Path("/proc/driver/nvidia/gpus").glob("*/information")
+    text, program = "".join(path.read_text() for path in found), shutil.which("nvidia-smi")
+    if program and not text:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            words = [program, "--list-gpus"]  # "GPU 0: Tesla T4 (UUID: GPU-...)"
+            text = subprocess.run(words, capture_output=True, text=True, timeout=30).stdout
+    return re.findall(r"^(?:Model:|GPU \d+:)\s*(.*?)(?: \(UUID.*)?$", text, re.MULTILINE)
+
+
+def why_no_gpus() -> str:
+    """Why TensorFlow finds no GPU, and what to install."""
+    import tensorflow as tf  # only here: what OpenMP reads at its load is set later
+
+    there = ", ".join(sorted(set(gpus_of_host())))
+    if not there:
+        return "neither nvidia-smi nor /proc/driver/nvidia shows one"
+    if tf.test.is_built_with_cuda():
+        return f"this host has a GPU ({there}), but CUDA or cuDNN does not load (docs/gpu.md)"
+    return (
+        f"this host has a GPU ({there}), but this TensorFlow is built without CUDA; install "
+        "tensorflow-gpu with scripts/setup.sh --gpu (docs/gpu.md)"
+    )
 
 
 class Gpus:
