@@ -184,8 +184,8 @@ class Replicas(NamedTuple):
 
     Attributes:
         per_process: replicas in this process; each takes its part of a batch.
-        in_step: replicas, over all processes, that take a step together; the global batch is this
-            many batches.
+        in_step: replicas, over all processes, whose batches make up the global batch of a step.
+        evaluate_on: devices that share the batches of evaluation; (): TensorFlow places them.
         strategy: tf.distribute.Strategy for Estimator's training, or None. With a strategy the
             input yields each replica's part of a batch separately.
         wrap_model_fn: model_fn -> the model_fn to train with.
@@ -202,6 +202,7 @@ class Replicas(NamedTuple):
 
     per_process: int = 1
     in_step: int = 1
+    evaluate_on: Tuple[str, ...] = ()
     strategy: Any = None
     wrap_model_fn: Callable = lambda model_fn: model_fn
     wrap_optimizer: Callable = lambda optimizer: optimizer

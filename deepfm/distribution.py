@@ -85,7 +85,8 @@ def _towers(devices) -> Replicas:
         return of_one_graph
 
     return Replicas(
-        len(devices), len(devices), wrap_model_fn=wrap_model_fn, stack=stack,
+        len(devices), len(devices), evaluate_on=_sharing(devices), wrap_model_fn=wrap_model_fn,
+        stack=stack,
         wrap_optimizer=estimator.TowerOptimizer,
         owns_variables=lambda: not tf.compat.v1.get_variable_scope().reuse,
     )  # fmt: skip
@@ -114,7 +115,8 @@ def mirrored(flags: ModeFlags) -> Distribution:
 
     config = _session_config(flags, devices)  # before the strategy looks for devices
     strategy = tf.distribute.MirroredStrategy(devices, reduction)
-    replicas = Replicas(len(devices), len(devices), strategy, stack=stack)
+    number = len(devices)
+    replicas = Replicas(number, number, _sharing(devices), strategy, stack=stack)
     return Distribution("mirrored", config, replicas=replicas)
 
 
@@ -258,6 +260,11 @@ def _log_devices(used):
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")  # by the user
     if not (gpus or hidden) and gpus_of_host():
         logging.warning("Using the CPU: %s.", why_no_gpus())
+
+
+def _sharing(devices) -> Tuple[str, ...]:
+    """The devices that share each batch of evaluation: GPUs; one replica uses all cores."""
+    return tuple(devices) if _gpus() else ()
 
 
 def has_tensor_cores(session_config) -> bool:

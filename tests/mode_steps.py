@@ -57,12 +57,25 @@ def make_mode(name, replicas=1, **flags):
         distribution.cores = cores
 
 
-def train(mode, case):
-    """Trains, without shuffling; each process on its share."""
-    config = ModelConfig(
+def config_of(case):
+    return ModelConfig(
         4, 50, 4, (8, 4), (0.0, 0.0), batch_norm=case.batch_norm, l2_reg=case.l2_reg,
         embedding_init_stddev=0.3,
     )  # fmt: skip
+
+
+def evaluate(mode, case, size):
+    """The results of the case's checkpoint on its data, in batches of `size`."""
+    data, config = datasets.find(case.data, "val_data_dir"), config_of(case)
+    source = Source(data, InputConfig(size), ops=compiled.COMPILED)
+    input_fn = input_pipeline.once_in_order(source, estimators.schema(config, data))
+    model = estimators.Model(case.model_dir, config, mode, ops=compiled.COMPILED, batch_size=size)
+    return estimators.evaluate(model, data, input_fn)[1]
+
+
+def train(mode, case):
+    """Trains, without shuffling; each process on its share."""
+    config = config_of(case)
     data = datasets.count_rows(datasets.find(case.data, "training_data_dir"))
     data = data._replace(weighted=datasets.is_weighted(data))
     processes, replicas = mode.processes, mode.replicas

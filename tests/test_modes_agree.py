@@ -27,7 +27,9 @@ from conftest import (
     started_python,
     write_tfrecords,
 )
-from mode_steps import Case, make_mode, train, weights
+from mode_steps import Case, evaluate, make_mode, train, weights
+
+from deepfm import distribution
 
 GLOBAL_BATCH = 24
 ROWS = 49 * GLOBAL_BATCH + 14  # so the last batch is short, in each process, by another number
@@ -364,6 +366,19 @@ def steps(tmp_path_factory):
         return whole, divided, kept[whole]
 
     return cases
+
+
+@pytest.mark.parametrize("mode", ["tower", "mirrored"])
+def test_on_gpus_all_replicas_share_each_batch_of_an_evaluation(steps, tmp_path, monkeypatch, mode):
+    case = steps(*WITHOUT["three of four"])[0]._replace(model_dir=str(tmp_path))
+    train(make_mode("local"), case)
+    alone = evaluate(make_mode("local"), case, 31)  # batches of 31, 31 and 3
+    monkeypatch.setattr(distribution, "_gpus", lambda: ["GPU"] * 4)  # placed on the CPU instead
+    replicas = make_mode(mode, replicas=4)
+    assert len(replicas.replicas.evaluate_on) == 4
+    together = evaluate(replicas, case, 31)
+    assert together["examples"] == alone["examples"] == 65
+    assert together == pytest.approx(alone, abs=1e-6)
 
 
 def check_replicas(mode, steps, tmp_path, *sizes, **fields):

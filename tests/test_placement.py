@@ -163,6 +163,20 @@ def test_mirrored_reduces_by_nccl_on_gpus_unless_told_otherwise(four_gpus, flag,
 
 
 @pytest.mark.parametrize("mode", REPLICAS)
+def test_each_of_four_gpus_computes_a_part_of_an_evaluation(four_gpus, mode):
+    with tf.Graph().as_default() as graph:
+        replicas = distribution.MODES[mode](distribution.ModeFlags()).replicas
+        model_fn = make_model_fn(CONFIG, OptimizerConfig(), replicas, side_by_side=(48, 1))
+        model_fn(*features(), mode=tf.estimator.ModeKeys.EVAL)
+        assert devices(graph, "MatMul") == set(GPUS)
+
+
+@pytest.mark.parametrize("mode", REPLICAS)
+def test_on_cpus_one_replica_evaluates_with_all_cores(mode):
+    assert MODES[mode]().replicas.evaluate_on == ()
+
+
+@pytest.mark.parametrize("mode", REPLICAS)
 def test_replicas_on_four_gpus_bring_the_sums_of_batch_norm_together_on_the_cpu(four_gpus, mode):
     with tf.Graph().as_default() as graph:
         build(distribution.MODES[mode](distribution.ModeFlags()), NORMALIZED)

@@ -112,7 +112,8 @@ def make_model_fn(
                 net = network(features, config, part, ops)
                 of_batches = [net.logits]
             else:
-                found = logits_side_by_side(features, config, ops, *side_by_side)
+                devices = replicas.evaluate_on
+                found = logits_side_by_side(features, config, ops, *side_by_side, devices)
                 of_batches = [logits + config.logit_offset for logits in found]
         logits = tf.concat(of_batches, axis=0)
         if len(of_batches) == 1:

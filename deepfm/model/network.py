@@ -45,7 +45,7 @@ def network(features, config, part=None, ops=TENSORFLOW, first=None) -> Network:
     return Network(bias + fm + deep_logits, tables, weights)
 
 
-def logits_side_by_side(features, config, ops, size, most):
+def logits_side_by_side(features, config, ops, size, most, devices=()):
     """The logits of several batches, each computed as if it were alone, but all at the same time.
 
     A batch alone keeps few cores busy: much of the work on it has to be done in turn.
@@ -54,6 +54,8 @@ def logits_side_by_side(features, config, ops, size, most):
         features, config, ops: as for `network`.
         size: examples in each batch but the last; 0: all are one batch.
         most: the most batches that there may be.
+        devices: what shares the examples evenly, instead of in batches of `size`; (): TensorFlow
+            chooses.
 
     Returns:
         [float32 [examples of the batch] of each batch].
@@ -64,12 +66,15 @@ def logits_side_by_side(features, config, ops, size, most):
         if not size:
             return [network(features, config, ops=ops, first=first).logits]
         examples = tf.shape(features["feat_ids"])[0]
+        if devices:
+            size, most = -(-examples // len(devices)), len(devices)
         sizes = tf.clip_by_value(examples - size * np.arange(most), 0, size)
         batches = [
             dict(zip(features, x)) for x in zip(*(tf.split(x, sizes) for x in features.values()))
         ]
         firsts = zip(*(tf.split(x, sizes) for x in first)) if first else [None] * most
-        return [
-            network(batch, config, ops=ops, first=of_batch).logits
-            for batch, of_batch in zip(batches, firsts)
-        ]
+        found = []
+        for batch, of_batch, device in zip(batches, firsts, devices or [""] * most):
+            with tf.device(device):  # "" changes nothing
+                found.append(network(batch, config, ops=ops, first=of_batch).logits)
+        return found
