@@ -4,6 +4,8 @@ import ast
 import functools
 import pathlib
 import re
+import shutil
+import subprocess
 
 import pytest
 
@@ -171,3 +173,28 @@ def test_no_folder_is_crowded_and_no_file_is_long():
         folder = (ROOT / path).parent
         assert len(list(folder.glob("[!_]*.py"))) <= 12, folder
         assert len(text.splitlines()) <= 400, path
+
+
+PARSES = """
+import ast, sys, warnings
+warnings.simplefilter("error")
+assert sys.version_info >= (3, 8)
+for path in sys.argv[1:]:
+    compile(ast.parse(open(path).read(), path, feature_version=(3, 8)), path, "exec")
+"""
+
+
+def test_python_3_8_is_as_good_as_3_7_where_tensorflow_1_15_is_there(tmp_path):
+    """NVIDIA's build of TensorFlow 1.15, for newer GPUs, is for Python 3.8."""
+    places = [ROOT / ".venv-spark-newer" / "bin" / "python", shutil.which("python3")]
+    newer = [p for p in places if p and subprocess.run([p, "-c", PARSES]).returncode == 0]
+    if not newer:
+        pytest.skip("needs a Python from 3.8 on")
+    run = functools.partial(subprocess.run, cwd=ROOT, check=True)
+    run([newer[0], "-c", PARSES, *sources()])
+    for name in ("absl", "tensorflow_core"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+    run([newer[0], "-m", "deepfm.runtime.check_python"], env={"PYTHONPATH": str(tmp_path)})
+    for path, text in sources().items():
+        assert not re.search(r"version_info\S*\s*[<>=!]=?\s|\bpython_requires\b", text), path
