@@ -43,7 +43,7 @@ def convert(tmp_path):
         options = Options(str(path), str(tmp_path / "out"), **{"overwrite": True, **flags})
         (file,) = libsvm_to_tfrecord.convert(options)
         rows = []
-        for _, payload, _ in formats.read_frames(file.path):
+        for _, payload, _ in formats.TFRECORD.numbered(file.path):
             feature = tf.train.Example.FromString(payload).features.feature
             ids, values = feature["ids"].int64_list.value, feature["values"].float_list.value
             (label,) = feature["label"].float_list.value
@@ -228,7 +228,7 @@ def test_rebalance_keeps_the_values_of_each_field(convert, tmp_path):
     rows = convert(FFM, multi_valued=True, num_files=1)
     options = rebalance.Options(str(tmp_path / "out"), str(tmp_path / "mixed"), num_files=2)
     files = rebalance.rebalance(options)
-    read = lambda path: [payload for _, payload, _ in formats.read_frames(path)]
+    read = lambda path: [payload for _, payload, _ in formats.TFRECORD.numbered(path)]
     before = [x for path in (tmp_path / "out").glob("*.tfrecords") for x in read(str(path))]
     assert sorted(x for file in files for x in read(file.path)) == sorted(before)
     assert len(before) == len(rows) == 5

@@ -250,7 +250,7 @@ def test_the_data_set_is_described(data):
     found = inspect_dataset.inspect(str(data))
     assert (found["rows"], found["field_size"], found["shortest_row"]) == (500, F, 0)
     assert found["multi_valued"]
-    counts = parsed([x for _, x, _ in formats.read_frames(str(data / "a.tfrecords"))])[0]
+    counts = parsed([x for _, x, _ in formats.TFRECORD.numbered(str(data / "a.tfrecords"))])[0]
     counts = counts["feat_counts"]
     assert [field["values"] for field in found["fields"]] == counts.sum(axis=0).tolist()
     assert [field["rows"] for field in found["fields"]] == (counts > 0).sum(axis=0).tolist()
@@ -287,7 +287,7 @@ def test_jobs_after_training_take_them(data, locally, tmp_path):
     predicted = np.loadtxt(str(tmp_path / "p.txt"))
     assert len(predicted) == 500 == locally[1]["eval"]["examples"]
     (export,) = (locally[0] / "export").iterdir()
-    serialized = [x for _, x, _ in formats.read_frames(str(data / "a.tfrecords"))]
+    serialized = [x for _, x, _ in formats.TFRECORD.numbered(str(data / "a.tfrecords"))]
     features, _ = parsed(serialized)
     with tf.Graph().as_default(), v1.Session() as session:
         loaded = v1.saved_model.load(session, ["serve"], str(export))
@@ -334,7 +334,7 @@ def test_serving_hashes_strings_as_the_converter_does(tmp_path, multi_valued):
     (tmp_path / "a.libsvm").write_text(text)
     options = libsvm_to_tfrecord.Options(str(tmp_path / "a.libsvm"), str(tmp_path / "data"))
     (file,) = libsvm_to_tfrecord.convert(dataclasses.replace(options, hash_buckets=20000))
-    serialized = [payload for _, payload, _ in formats.read_frames(file.path)]
+    serialized = [payload for _, payload, _ in formats.TFRECORD.numbered(file.path)]
     stddev = {"embedding_init_stddev": 1.0, "multi_valued": multi_valued}
     config = ModelConfig(2, 20000, 3, (4,), (0.0,), **stddev)
     made = make_model_fn(config, None, Replicas())

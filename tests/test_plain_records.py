@@ -8,14 +8,16 @@ import warnings
 import google.protobuf.message
 import numpy as np
 import pytest
+import reference
 import tensorflow as tf
 
 from data_tools.common import workers
-from deepfm.data import formats, records
+from deepfm.data import records
 from deepfm.data.plain import decoder, encoder, frames, wire
 from deepfm.data.plain.bad_record import BadRecord
 from deepfm.data.plain.hashes import crc32c
 from deepfm.data.plain.schema import Schema
+from deepfm.errors import BadInput
 
 LARGE = [1, 127, 128, 10**6, 2**31 - 2]  # ids of one byte and more
 
@@ -116,7 +118,7 @@ def test_checksums_equal_those_of_a_slow_loop():
 
 
 def events(path, size, raw=None):
-    """[(byte, payload or None, reason)] of a file, as formats.read_frames yields them."""
+    """[(byte, payload or None, reason)] of a file."""
     found = []
     for block in frames.read(raw or io.BytesIO(path.read_bytes()), str(path), size):
         if isinstance(block, BadRecord):
@@ -129,6 +131,27 @@ def events(path, size, raw=None):
             payload = block.data[start + frames.HEADER : end - 4]
             found.append((block.offset + start, payload, ""))
     return found
+
+
+def until_damage(path):
+    """(the payloads that TensorFlow reads of a file, what it says of the next record)."""
+    compression = tf.io.TFRecordOptions("GZIP" if path.suffix == ".gz" else "")
+    found, said = [], ""
+    try:
+        found.extend(tf.compat.v1.io.tf_record_iterator(str(path), compression))
+    except tf.errors.DataLossError as error:
+        said = error.message
+    return found, said
+
+
+def check_events(path, found, data):
+    """Compares events with TensorFlow's, up to the first damage, and with the reference's."""
+    read, said = until_damage(path)
+    assert [event[:2] for event in found] == reference.frames(data)[: len(found)]
+    assert [payload for _, payload, _ in found[: len(read)]] == read
+    for _, payload, reason in found[len(read) :][:1]:
+        assert payload is None
+        assert reason == frames.TRUNCATED if "corrupt" not in said else "corrupt" in reason
 
 
 def test_frames_are_those_that_tensorflow_reads_also_past_damage(tmp_path):
@@ -145,18 +168,28 @@ def test_frames_are_those_that_tensorflow_reads_also_past_damage(tmp_path):
         if i % 10 == 2:  # a length that no record has
             damaged[100:108] = b"\xff" * 8
         path.write_bytes(bytes(damaged))
-        expected = list(formats.read_frames(str(path))) if damaged else []
-        assert [events(path, size) for size in (16, 500, 1 << 20)] == [expected] * 3
+        found = events(path, 500)
+        assert events(path, 16) == events(path, 1 << 20) == found
+        assert len(found) == len(reference.frames(bytes(damaged)))
+        check_events(path, found, bytes(damaged))
 
 
 def test_a_packed_file_is_read_up_to_its_first_damage(tmp_path):
     path = tmp_path / "x.tfrecords.gz"
     whole = written(tmp_path / "x", [b"a" * 100, b"b" * 50, b"c" * 20])
-    for text in (whole, whole[:-30], whole[: 116 + 5], whole[:120] + b"?" + whole[121:]):
+    damaged = whole[:120] + b"?" + whole[121:]
+    cases = (whole, 3), (whole[:-10], 3), (whole[:-30], 2), (whole[: 116 + 5], 1), (damaged, 2)
+    for text, number in cases:
         path.write_bytes(gzip.compress(text))
-        expected = list(formats.read_frames(str(path)))
         with gzip.open(str(path)) as raw:
-            assert events(path, 64, raw) == expected
+            found = events(path, 64, raw)
+        check_events(path, found, text)
+        assert len(found) == number
+    packed = gzip.compress(whole)
+    for data in (packed[:-4], packed[:-8] + bytes(8), packed + b"junk"):
+        path.write_bytes(data)
+        with pytest.raises(BadInput, match="x.tfrecords.gz: is a truncated or damaged gzip file"):
+            list(frames.of_file(str(path)))
 
 
 @pytest.mark.parametrize("multi_valued", [False, True])

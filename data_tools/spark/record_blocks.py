@@ -6,8 +6,6 @@ are decoded.
 """
 
 import contextlib
-import gzip
-import zlib
 from typing import Iterator, NamedTuple, Union
 
 import numpy as np
@@ -17,8 +15,6 @@ from data_tools.common.line_blocks import LineRange
 from deepfm.data.plain import decoder, frames, libsvm_decoder, text_blocks, wire
 from deepfm.data.plain.bad_record import BadRecord, find_refused
 from deepfm.data.plain.schema import Schema, Shape
-from deepfm.errors import BadInput
-from deepfm.runtime.storage import places
 
 _LABEL = b"\n\x05label\x12\x08\x12\x06\n\x04"  # and then the label, a float of 0 or 1
 
@@ -57,7 +53,7 @@ def read(
         BadInput: a gzip file is damaged.
     """
     bad = 0
-    for block in _frames(path):
+    for block in frames.of_file(path):
         checked = [block]
         if not isinstance(block, BadRecord):
             trusted = _trusted(block) if described and not schema.multi_valued else None
@@ -93,50 +89,11 @@ def read_lines(lines: LineRange, weighted: bool) -> Iterator[Union[RecordBlock, 
 
 def first_shape(path: str) -> Shape:
     """The Shape of a file's first record."""
-    with contextlib.closing(_frames(path)) as found:
+    with contextlib.closing(frames.of_file(path)) as found:
         block = next(found, None)
     if not isinstance(block, frames.Frames):
         return Shape()
     return wire.shape(block.data[block.starts[0] + frames.HEADER : block.ends[0] - 4])
-
-
-def _frames(path):
-    """frames.read of a file; raises BadInput if it is a damaged gzip file."""
-    packed = path.endswith(".gz")
-    with places.of(path).open_file(path) as raw:
-        stream, block = _Packed(raw) if packed else raw, None
-        try:
-            for block in frames.read(stream, path):
-                yield block
-            if packed and stream.cut and not isinstance(block, BadRecord):
-                raise stream.cut
-        except (OSError, EOFError, zlib.error) as error:
-            if packed and not getattr(error, "filename", None):
-                raise BadInput(f"{path}: is a truncated or damaged gzip file ({error}).") from error
-            raise
-
-
-class _Packed:
-    """A gzip file that ends where it is cut off, as TensorFlow reads it: in the middle of a record.
-
-    Attributes:
-        cut: the EOFError that said so; None before, or if it is whole.
-    """
-
-    def __init__(self, raw):
-        self._file, self.cut = gzip.GzipFile(fileobj=raw), None
-
-    def read(self, size):
-        parts, left = [], size
-        try:
-            while left:
-                parts.append(self._file.read1(left))  # `read` would lose what precedes the cut
-                if not parts[-1]:
-                    break
-                left -= len(parts[-1])
-        except EOFError as error:
-            self.cut = error
-        return b"".join(parts)
 
 
 def _trusted(block):

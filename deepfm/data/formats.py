@@ -4,17 +4,15 @@ Whoever reads records asks the entry and names no format. Another format is anot
 FORMATS, and a file beside `libsvm` with the functions of that entry.
 """
 
-import gzip
 import struct
-import zlib
-from typing import Callable, Iterator, NamedTuple, Optional, Tuple
+from typing import Callable, NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from deepfm.data import libsvm, records
-from deepfm.data.plain import data_file, decoder, libsvm_decoder, libsvm_text, wire
-from deepfm.data.plain.frames import LONGEST_RECORD, TRUNCATED, header_starts, too_long
+from deepfm.data.plain import data_file, decoder, frames, libsvm_decoder, libsvm_text, wire
+from deepfm.data.plain.bad_record import BadRecord
 from deepfm.data.plain.schema import FRAME, Shape
 from deepfm.kernels.ops import CHUNK, TENSORFLOW
 
@@ -90,100 +88,30 @@ class Format(NamedTuple):
 # TFRecord.
 
 
-def read_frames(path: str) -> Iterator[Tuple[int, Optional[bytes], str]]:
-    """Yields (byte offset, payload, reason) of the records of a TFRecord file.
-
-    A record with a wrong checksum yields payload None and a reason, and reading continues with the
-    next record; if the length itself is damaged, with the next valid header. The bytes in between
-    count as one bad record. A gzip file is read up to its first damage.
-    """
-    from tensorflow.python import pywrap_tensorflow  # tf_record_iterator cannot start at an offset
-
-    compressed = path.endswith(".gz")
-    size = tf.io.gfile.stat(path).length
-    lengths = _Lengths(path)
-    offset = 0
-    while compressed or offset < size:
-        kind = b"GZIP" if compressed else b""
-        with tf.errors.raise_exception_on_not_ok_status() as status:
-            reader = pywrap_tensorflow.PyRecordReader_New(path.encode(), offset, kind, status)
-        truncated = False
-        try:
-            while lengths.at(offset) <= LONGEST_RECORD:
-                reader.GetNext()
-                payload = reader.record()
-                yield offset, payload, ""
-                offset += FRAME + len(payload)
-            reason = too_long(lengths.at(offset))
-        except tf.errors.OutOfRangeError:
-            if not compressed and offset < size:
-                yield offset, None, TRUNCATED
-            return
-        except tf.errors.DataLossError as error:
-            truncated = "truncated" in error.message
-            reason = f"corrupt ({error.message.split(' at ')[0]})"
-        finally:
-            reader.Close()
-        after = None if compressed else _next_frame(path, offset, size)
-        yield offset, None, TRUNCATED if truncated and after is None else reason
-        if after is None:
-            return
-        offset = after
-
-
-class _Lengths:
-    """The lengths of a TFRecord file's records, as their headers give them."""
-
-    def __init__(self, path):
-        raw = tf.io.gfile.GFile(path, "rb")
-        self._stream = gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw
-        self._start, self._data = 0, b""
-
-    def at(self, offset):
-        """The length of the record at an offset, 0 if unreadable; call in ascending order."""
-        if not self._start <= offset <= self._start + len(self._data) - 8:
-            self._start = offset
-            try:
-                self._stream.seek(offset)
-                self._data = self._stream.read(1 << 20)
-            except (OSError, EOFError, zlib.error):  # TensorFlow's reader says it better
-                self._data = b""
-        if len(self._data) < 8:
-            return 0
-        return struct.unpack_from("<Q", self._data, offset - self._start)[0]
+def _numbered_frames(path):
+    for block in frames.of_file(path):
+        if isinstance(block, BadRecord):
+            yield block.place, None, block.reason
+            continue
+        cuts = zip(block.starts.tolist(), block.ends.tolist())
+        for number, (start, end) in enumerate(cuts, block.first):
+            place = f": record {number} at byte {block.offset + start}"
+            yield place, block.data[start + frames.HEADER : end - 4], ""
 
 
 def _count_frames(path):
     """The records of a TFRecord file, by its headers unless they make no sense."""
-    size, lengths, offset, count = tf.io.gfile.stat(path).length, _Lengths(path), 0, 0
-    while offset < size and not path.endswith(".gz"):
-        offset += FRAME + lengths.at(offset)
-        count += 1
-    return count if offset == size else sum(1 for _ in read_frames(path))
-
-
-def _next_frame(path, offset, size):
-    """The offset of the next valid record header after a bad record, or None."""
-    with tf.io.gfile.GFile(path, "rb") as f:
-        f.seek(offset)
-        data = f.read(12)
-        if len(data) == 12 and header_starts(data)[0]:
-            after = offset + FRAME + struct.unpack("<Q", data[:8])[0]
-            return after if after < size else None
-        start = offset + 1
-        while start + 12 <= size:
-            f.seek(start)
-            data = f.read(1 << 20)
-            hits = np.flatnonzero(header_starts(data)) if len(data) >= 12 else []
-            if len(hits):
-                return start + int(hits[0])
-            start += max(len(data) - 11, 1)
-    return None
-
-
-def _numbered_frames(path):
-    for number, (offset, payload, reason) in enumerate(read_frames(path)):
-        yield f": record {number} at byte {offset}", payload, reason
+    data, at, count = b"", 0, 0
+    if not path.endswith(".gz"):
+        with tf.io.gfile.GFile(path, "rb") as f:
+            for block in iter(lambda: f.read(1 << 20), b""):
+                data, at = data[at:] + block, max(at - len(data), 0)
+                while at + 8 <= len(data):
+                    at += FRAME + struct.unpack_from("<Q", data, at)[0]
+                    count += 1
+        if at == len(data):
+            return count
+    return sum(1 for _ in _numbered_frames(path))
 
 
 def _read_frames(path, files, buffer_bytes, ops):

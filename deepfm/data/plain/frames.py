@@ -3,7 +3,9 @@
 https://www.tensorflow.org/tutorials/load_data/tfrecord. n: frames of a block.
 """
 
+import gzip
 import struct
+import zlib
 from typing import BinaryIO, Iterator, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
@@ -11,6 +13,8 @@ import numpy as np
 from deepfm.data.plain.bad_record import BadRecord
 from deepfm.data.plain.hashes import crc32c
 from deepfm.data.plain.schema import FRAME
+from deepfm.errors import BadInput
+from deepfm.runtime.storage import places
 
 HEADER = 12  # bytes before the payload; 4 follow it
 TRUNCATED = "the file ends inside this record (truncated)"
@@ -46,7 +50,7 @@ def read(raw: BinaryIO, path: str, size: int = 1 << 20) -> Iterator[Union[Frames
 
     After a record with a wrong checksum comes the next one; if its length is damaged, the next
     valid header. The bytes in between count as one bad record. A gzip file is read up to its first
-    damage. So does formats.read_frames, and it says the same.
+    damage.
 
     Args:
         raw: the open file, unpacked if it is a gzip file.
@@ -78,6 +82,45 @@ def read(raw: BinaryIO, path: str, size: int = 1 << 20) -> Iterator[Union[Frames
         offset += skipped
         if not data:
             return
+
+
+def of_file(path: str) -> Iterator[Union[Frames, BadRecord]]:
+    """`read` of a file at a path; raises BadInput if it is a damaged gzip file."""
+    packed = path.endswith(".gz")
+    with places.of(path).open_file(path) as raw:
+        stream, block = _Packed(raw) if packed else raw, None
+        try:
+            for block in read(stream, path):
+                yield block
+            if packed and stream.cut and not isinstance(block, BadRecord):
+                raise stream.cut
+        except (OSError, EOFError, zlib.error) as error:
+            if packed and not getattr(error, "filename", None):
+                raise BadInput(f"{path}: is a truncated or damaged gzip file ({error}).") from error
+            raise
+
+
+class _Packed:
+    """A gzip file that ends where it is cut off: in the middle of a record.
+
+    Attributes:
+        cut: the EOFError that said so; None before, or if it is whole.
+    """
+
+    def __init__(self, raw):
+        self._file, self.cut = gzip.GzipFile(fileobj=raw), None
+
+    def read(self, size):
+        parts, left = [], size
+        try:
+            while left:
+                parts.append(self._file.read1(left))  # `read` would lose what precedes the cut
+                if not parts[-1]:
+                    break
+                left -= len(parts[-1])
+        except EOFError as error:
+            self.cut = error
+        return b"".join(parts)
 
 
 def _bad(path, number, offset, reason):
