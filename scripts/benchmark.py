@@ -10,8 +10,8 @@ shared machine, you can trust a ratio and not a single time.
 Training is `train.py` as its user runs it, with the default flags, against the article's
 configuration (--lazy_updates=false --l2_scope=table) and, with --torch, against a careful PyTorch
 DeepFM with row-wise Adam (torch_reference.py). Inference is measured from files to predictions,
-without its start. What the first layer costs depends on the share of a batch's (field, id) pairs
-that are distinct; by default, the data repeats as Criteo's log does.
+without its start. What a step costs depends on the share of a batch's (field, id) pairs that are
+distinct; by default, the data repeats as Criteo's log does.
 
 The floor is what the machine needs at least for the products and the bytes of a step on distinct
 rows (step_floor.py). The matrix holds the cost of other flags and modes against the default. Input
@@ -101,9 +101,6 @@ def main(_):
     if FLAGS.output_dir:
         files = {f"benchmark.{kind}": f"{text}\n".encode() for kind, text in texts.items()}
         files["benchmark.png"] = _plot(figures)
-        curves = [(*f["point"], f["ours"], f["other"]) for f in figures if f["point"]]
-        if curves:
-            files["distinct.png"] = _curves(curves)
         programs.write_files(pathlib.Path(FLAGS.output_dir), files)
     return any(f["failed"] for f in figures)
 
@@ -141,26 +138,8 @@ def _plot(figures) -> bytes:
     return png(figure)
 
 
-def _curves(found) -> bytes:
-    """Curves of (what varies, its value, cost on distinct rows, cost on the whole matrix)."""
-    from matplotlib.figure import Figure
-
-    names = list(dict.fromkeys(point[0] for point in found))
-    figure = Figure((4 * len(names), 4), dpi=110)
-    for axes, varied in zip(figure.subplots(1, len(names)), names):
-        values, ours, other = zip(*(point[1:] for point in found if point[0] == varied))
-        axes.plot(values, ours, "o-", label="on distinct rows")
-        axes.plot(values, other, "o-", label="on the whole matrix")
-        axes.set(xlabel=varied, ylabel="CPU-seconds per million", ylim=(0, None))
-        if max(values) > 1:
-            axes.set_xscale("log", base=2)
-        axes.legend()
-    return png(figure)
-
-
-def _in_turn(name, ours, other_name, other, unit="/s", point=None):
-    """The figure of two functions, run in turn; each returns a number or a report.json. `point`:
-    (what varies, its value), for a curve."""
+def _in_turn(name, ours, other_name, other, unit="/s"):
+    """The figure of two functions, run in turn; each returns a number or a report.json."""
     pairs = []
     for i in range(FLAGS.rounds):
         pairs.append((_tried(ours), _tried(other)))
@@ -171,7 +150,6 @@ def _in_turn(name, ours, other_name, other, unit="/s", point=None):
         "name": name,
         "other_name": other_name,
         "unit": unit,
-        "point": point,
         "ours": statistics.median(rates[0]),
         "other": statistics.median(rates[1]),
         "ratios": [a / b for a, b in zip(*rates)],
@@ -246,15 +224,11 @@ def _convert(source, folder, *extra):
 @functools.lru_cache(maxsize=None)
 def _shape(feature_size):
     """The Shape of the data set with ids below feature_size."""
-    if FLAGS.zipf is None:
-        return _with_share(feature_size, _CRITEO[1])
-    return _planted_model().Shape(feature_size=feature_size, zipf=FLAGS.zipf)
-
-
-def _with_share(feature_size, share):
-    """The Shape of data in whose batches of 1,024 a share of the pairs is distinct."""
     shape = _planted_model().Shape(feature_size=feature_size)
-    return shape._replace(zipf=_planted_model().zipf_of_share(shape, _CRITEO[0], share))
+    zipf = FLAGS.zipf
+    if zipf is None:
+        zipf = _planted_model().zipf_of_share(shape, *_CRITEO)
+    return shape._replace(zipf=zipf)
 
 
 def _planted_model():
@@ -370,20 +344,6 @@ def _on_two_data_sets(work, folder, task, flag, *more):
         cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
         found.append((examples, examples / rate, cpu))
     return found
-
-
-def distinct(_):
-    """CPU time of the first layer on distinct rows and on the whole matrix, over what matters."""
-    import first_layer_costs
-
-    size = _sizes()[0]
-    of_share = lambda share: _with_share(size, share)
-    for varied, value, *point in first_layer_costs.points(of_share):
-        cost = partial(first_layer_costs.costs, *point)
-        batch_share = _planted_model().distinct_share(*point[:2])
-        name = f"first layer, {varied} {value:,}, {batch_share:.3f} of the pairs distinct"
-        ours, other = partial(cost, True), partial(cost, False)
-        yield name, ours, "whole matrix", other, " s", (varied, value)
 
 
 def _several_values(folder, feature_size):
@@ -772,7 +732,6 @@ def compiled(work):
 MEASURES = {
     "training": training,
     "inference": inference,
-    "distinct": distinct,
     "floor": floor,
     "matrix": matrix,
     "kernels": compiled,

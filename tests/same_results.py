@@ -120,7 +120,6 @@ errors.convert_over_others   $convert --output_dir=$data/train
 errors.criteo_bad_row        $criteo --input=$data/bad.libsvm
 errors.inspect_cut_file      inspect_dataset --data=$data/cut.tfrecords
 errors.rebalance_rates       $rebalance --positive_share=0.5 --negative_rate=0.5
-errors.merge_is_gone         merge_metadata --input=$data/raw
 errors.criteo_hosts          $criteo --num_shards=2 --shard_index=0
 errors.synthetic_sizes       make_synthetic --output_dir=$out --feature_size=10
 errors.cluster_no_flags      local_cluster

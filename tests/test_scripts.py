@@ -11,8 +11,8 @@ import s3_server
 from conftest import ROOT, started
 
 PARTS = (  # of programs
-    "first_layer_costs.py", "programs.py", "sagemaker_hosts.py", "sagemaker_requests.py",
-    "sagemaker_session.py", "spark_on_sagemaker.py", "tables_and_plots.py", "tune_candidates.py",
+    "programs.py", "sagemaker_hosts.py", "sagemaker_requests.py", "sagemaker_session.py",
+    "spark_on_sagemaker.py", "tables_and_plots.py", "tune_candidates.py",
 )  # fmt: skip
 SCRIPTS = sorted(
     path.name for path in (ROOT / "scripts").iterdir() if path.is_file() and path.name not in PARTS

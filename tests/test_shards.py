@@ -150,7 +150,6 @@ def test_hosts_of_a_processing_job_do_not_each_do_all(tmp_path, program, job, nu
     [
         ("rebalance", ["--shard_index=0", "--num_shards=2"], "rebalance"),
         ("prepare_criteo", ["--step", "count", "--counts=x"], "prepare"),
-        ("merge_metadata", ["--input=x"], "rebalance"),
     ],
 )
 def test_what_a_script_of_an_earlier_version_asks_for_is_refused_with_what_to_use(
