@@ -19,27 +19,8 @@ from deepfm.runtime import check_python  # noqa: F401  says what to do if Tensor
 
 # isort: split
 
-from data_tools.click_logs import (
-    column_kinds,
-    field_tables,
-    output_folder,
-    passes,
-    slices,
-    vocabulary,
-)
-from data_tools.click_logs.options import (
-    REMOVED,
-    SCRATCH,
-    Options,
-    check,
-    complete,
-    find,
-    known_map,
-    log_summary,
-    log_unlabelled,
-    sources_of,
-    table_of,
-)
+from data_tools.click_logs import field_tables, output_folder, passes, vocabulary
+from data_tools.click_logs.options import REMOVED, SCRATCH, Options, log_summary, plan
 from data_tools.common import command_line, publishing, shards
 from data_tools.common.skipping import Skipping
 from deepfm.data import datasets
@@ -69,21 +50,8 @@ def prepare(options: Options, share: Tuple[int, int] = (0, 1)) -> List[datasets.
         OSError: an output cannot be written, or a process was killed.
     """
     start = time.monotonic()
-    check(options, share)
-    described = table_of(options)
-    known = known_map(options, described)
-    options = complete(options, known, described)
-    of_rows = options.table or column_kinds.DATASETS[options.dataset]
-    columns = column_kinds.fields(of_rows, options.integers)
-    sources = sources_of(options)
-    found = find(sources, options.own_files)
-    mine = (0, 1) if options.own_files else share
-    cut = {s.flag: list(slices.cut(s, found[s.flag], options, mine)) for s in sources}
+    options, known, columns, cut, old = plan(options, share)
     every = [task for group in cut.values() for task in group]
-    log_unlabelled(every)
-    publishing.check_output_dir(options.output_dir)
-    asked = {i for s in sources for i, part in enumerate(s.split.shares) if part}
-    old = output_folder.replaced(asked, options, share)
     with publishing.scratch(options.output_dir, SCRATCH, share[1]) as scratch:
         tables = field_tables.from_map(known) if known else _tables(cut["input"], columns, options)
         fingerprint = output_folder.write_map(tables, old, options, scratch)

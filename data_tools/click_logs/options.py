@@ -7,10 +7,11 @@ from typing import Dict, Optional, Sequence, Tuple
 
 from absl import logging
 
-from data_tools.click_logs import column_kinds, feature_map, row_parser, slices, splitting
+from data_tools.click_logs import column_kinds, feature_map, output_folder, row_parser, slices
 from data_tools.click_logs.column_kinds import BUCKETS, SCALED, Column, Table
 from data_tools.click_logs.slices import Source
-from data_tools.click_logs.splitting import SPLITS, Split
+from data_tools.click_logs.splitting import SPLITS, Split, shares_of
+from data_tools.common import publishing
 from data_tools.common.command_line import REQUIRED, flag
 from data_tools.libsvm import output_files
 from deepfm.data import datasets
@@ -174,7 +175,7 @@ def complete(options, known, described):
 
 
 def sources_of(options):
-    shares, sources = splitting.shares_of(options.split), []
+    shares, sources = shares_of(options.split), []
     if options.input:
         split = Split(shares, options.split_by, options.seed)
         sources.append(Source("input", options.input, split))
@@ -201,6 +202,30 @@ def find(sources: Sequence[Source], own_files: bool = False) -> Dict[str, list]:
                 "each split rows of its own."
             )
     return found
+
+
+def plan(options, share: Tuple[int, int]) -> Tuple:
+    """What to do: (the Options with their defaults, the FeatureMap that is given or None, the
+    Column of each field, {flag: RawSlices of this host}, what output_folder.replaced returns).
+
+    Args:
+        options: the flags.
+        share: (index of this host, number of hosts).
+    """
+    check(options, share)
+    described = table_of(options)
+    known = known_map(options, described)
+    options = complete(options, known, described)
+    of_rows = options.table or column_kinds.DATASETS[options.dataset]
+    sources = sources_of(options)
+    found = find(sources, options.own_files)
+    mine = (0, 1) if options.own_files else share
+    cut = {s.flag: list(slices.cut(s, found[s.flag], options, mine)) for s in sources}
+    log_unlabelled(itertools.chain(*cut.values()))
+    publishing.check_output_dir(options.output_dir)
+    asked = {i for s in sources for i, part in enumerate(s.split.shares) if part}
+    old = output_folder.replaced(asked, options, share)
+    return options, known, column_kinds.fields(of_rows, options.integers), cut, old
 
 
 def log_unlabelled(tasks):

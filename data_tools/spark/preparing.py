@@ -10,16 +10,8 @@ import time
 
 from absl import logging
 
-from data_tools.click_logs import (
-    column_kinds,
-    field_tables,
-    output_folder,
-    slices,
-    vocabulary,
-)
-from data_tools.click_logs import (
-    options as flags,
-)
+from data_tools.click_logs import field_tables, output_folder, slices, vocabulary
+from data_tools.click_logs import options as flags
 from data_tools.click_logs.options import Options
 from data_tools.click_logs.splitting import SPLITS
 from data_tools.click_logs.vocabulary import Counts
@@ -42,20 +34,8 @@ def prepare(spark, options: Options):
         OSError: a job failed, or an output cannot be published.
     """
     start = time.monotonic()
-    flags.check(options, ALONE)
-    described = flags.table_of(options)
-    known = flags.known_map(options, described)
-    options = flags.complete(options, known, described)
-    of_rows = options.table or column_kinds.DATASETS[options.dataset]
-    columns = column_kinds.fields(of_rows, options.integers)
-    sources = flags.sources_of(options)
-    found = flags.find(sources)
-    cut = {s.flag: list(slices.cut(s, found[s.flag], options, ALONE)) for s in sources}
+    options, known, columns, cut, old = flags.plan(options, ALONE)
     every = [task for group in cut.values() for task in group]
-    flags.log_unlabelled(every)
-    publishing.check_output_dir(options.output_dir)
-    asked = {i for s in sources for i, part in enumerate(s.split.shares) if part}
-    old = output_folder.replaced(asked, options, ALONE)
     with jobs.scratch(spark, options.output_dir, flags.SCRATCH) as scratch:
         if known:
             tables = field_tables.from_map(known)
