@@ -25,8 +25,11 @@ ENV PATH=/opt/venv/bin:$PATH \
     PIP_NO_CACHE_DIR=1
 WORKDIR /build
 
+# GPU=1: a TensorFlow for GPUs; CUDA and cuDNN are mounted (docs/gpu.md).
+ARG GPU=0
 COPY requirements.txt .
-RUN grep -v '^horovod==' requirements.txt >before_horovod.txt \
+RUN if [ "$GPU" = 1 ]; then sed -i 's/^tensorflow==/tensorflow-gpu==/' requirements.txt; fi \
+    && grep -v '^horovod==' requirements.txt >before_horovod.txt \
     && pip install --constraint requirements.txt pip setuptools wheel \
     && pip install -r before_horovod.txt
 # Horovod is compiled against the TensorFlow that is there; 45 of its 47 MB are symbols.
@@ -81,9 +84,13 @@ COPY train.py .
 #   the worker then takes the master for dead.
 # OMPI_*: MPI refuses root, copies between processes in a way that Docker forbids, and does not
 #   notice that another host is gone.
+# LD_LIBRARY_PATH, NVIDIA_*: where CUDA is mounted, and what NVIDIA's runtime adds; of GPU=1.
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     CURL_HOME=/etc/curl \
+    LD_LIBRARY_PATH=/usr/local/cuda/lib64 \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    NVIDIA_VISIBLE_DEVICES=all \
     OMPI_ALLOW_RUN_AS_ROOT=1 \
     OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
     OMPI_MCA_btl_vader_single_copy_mechanism=none \

@@ -142,7 +142,7 @@ def horovod(flags: ModeFlags) -> Distribution:
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     hvd.init()
     own = [f"/gpu:{hvd.local_rank()}"] if _gpus() else []
-    config = _session_config(flags, own, hvd.local_size(), logs=bool(own) or hvd.rank() == 0)
+    config = _session_config(flags, own, hvd.local_size(), logs=bool(own) or hvd.local_rank() == 0)
     if own:
         config.gpu_options.visible_device_list = str(hvd.local_rank())
 

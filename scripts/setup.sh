@@ -5,6 +5,7 @@
 #
 #   scripts/setup.sh
 #   scripts/setup.sh --no_horovod   # only what --distribution=local, tower, mirrored and ps need
+#   scripts/setup.sh --gpu          # with tensorflow-gpu (docs/gpu.md); may be one of several
 #   scripts/setup.sh --sagemaker    # also .venv-sagemaker: SageMaker's toolkit and SDK
 #   scripts/setup.sh --spark        # only .venv-spark: pyspark, without TensorFlow; needs Java
 #   scripts/setup.sh --tests        # all of these, Chromium, where apt-get can install it, and
@@ -12,7 +13,10 @@
 #   PYTHON=/path/to/python3.7 DEEPFM_CACHE=/big/disk/deepfm scripts/setup.sh
 #
 # DEEPFM_CACHE (default ~/.cache/deepfm) keeps what is expensive to make: Horovod's wheel, a
-# downloaded Python, and the logs. Exit codes: 0 ready, 1 a step failed, 2 something is missing.
+# downloaded Python, and the logs. With --gpu, Horovod uses NCCL where it finds nvcc and nccl.h:
+# HOROVOD_NCCL_HOME names NCCL's folder, and HOROVOD_GPU_OPERATIONS (NCCL, MPI) decides otherwise.
+# A .venv made with --gpu stays one, and --gpu replaces one made without. Exit codes: 0 ready, 1 a
+# step failed, 2 something is missing.
 set -euo pipefail
 
 if [[ ${1:-} == --help ]]; then
@@ -148,7 +152,22 @@ build_wheel() { # under its final name only when it is complete
     rm -rf "$wheels" && mv "$unfinished" "$wheels"
 }
 
-pin() { grep -Eo "^$1==[^ ]+" requirements.txt; }
+requirements() { sed "s/^tensorflow==/$tensorflow==/" requirements.txt; } # either, never both
+
+pin() { requirements | grep -Eo "^$1==[^ ]+"; }
+
+is_gpu_venv() { grep -qs '^tensorflow-gpu==' .venv/requirements.txt; }
+
+find_nccl() { # sets what Horovod's build reads, if nvcc and NCCL are there
+  local home
+  command -v nvcc >/dev/null || return 0
+  for home in ${HOROVOD_NCCL_HOME:-} "${CUDA_HOME:-/usr/local/cuda}" /usr; do
+    if [[ -f $home/include/nccl.h ]]; then
+      export HOROVOD_GPU_OPERATIONS=${HOROVOD_GPU_OPERATIONS:-NCCL} HOROVOD_NCCL_HOME=$home
+      return
+    fi
+  done
+}
 
 # The parts of the set-up, and the files that they are made of.
 parts=(packages kernels development horovod sagemaker)
@@ -181,7 +200,8 @@ python_of() {
 
 fingerprint() { # fingerprint PART: if it changes, the part is made again
   # shellcheck disable=SC2046  # names of files, without spaces
-  { cat $(sources "$1") && "$(python_of "$1")" -VV && echo "$root"; } | sha256sum
+  { cat $(sources "$1") && "$(python_of "$1")" -VV && echo "$root" &&
+    if [[ $1 == horovod ]]; then echo -n "${HOROVOD_GPU_OPERATIONS:-}"; fi; } | sha256sum
 }
 
 is_ready() { [[ -f $(stamp "$1") && $(<"$(stamp "$1")") == "$(fingerprint "$1")" ]]; }
@@ -208,7 +228,7 @@ make_venv() { # and its pip; there may be one already
     step "Making .venv with $python" new_venv
   fi
   rm -f "$(stamp packages)"
-  grep -vhE '^horovod==' requirements.txt >.venv/requirements.txt
+  requirements | grep -vE '^horovod==' >.venv/requirements.txt
   step "Installing pip, setuptools and wheel" \
     pip_install "$(pin pip)" "$(pin setuptools)" "$(pin wheel)"
 }
@@ -237,7 +257,7 @@ make_development() {
 horovod_wheels() { # the folder of the wheel that fits this machine
   local mpi
   mpi=$(mpirun --version)
-  built_for="$(pin tensorflow)-cp37-${mpi%%$'\n'*}-$(uname -m)-$(getconf GNU_LIBC_VERSION)"
+  built_for="$(pin "$tensorflow")-cp37-${mpi%%$'\n'*}-$(uname -m)-$(getconf GNU_LIBC_VERSION)"
   echo "$cache/$(pin horovod)-${built_for//[^[:alnum:]._=-]/}-${HOROVOD_GPU_OPERATIONS:-CPU}"
 }
 
@@ -245,7 +265,7 @@ has_wheel() { compgen -G "$(horovod_wheels)/horovod-*.whl" >/dev/null; }
 
 make_horovod() {
   wheels=$(horovod_wheels)
-  has_wheel || step "Building Horovod" build_wheel
+  has_wheel || step "Building Horovod for ${HOROVOD_GPU_OPERATIONS:-CPUs}" build_wheel
   step "Installing Horovod" pip_install --no-index --no-deps --force-reinstall "$wheels"/*.whl
   step "Trying Horovod" "$venv_python" -c '
 import horovod.tensorflow as hvd
@@ -324,14 +344,17 @@ find_what_is_missing() { # sets $wanted to the Debian packages that have to be i
 }
 
 tests=0
+tensorflow=tensorflow
+if is_gpu_venv; then tensorflow="tensorflow-gpu"; fi
 asked=(packages kernels development horovod)
 for word in "$@"; do
   case $word in
+  --gpu) tensorflow="tensorflow-gpu" ;;
   --no_horovod) asked=(packages kernels) ;;
   --sagemaker) asked=("${parts[@]}") ;;
   --spark) asked=(spark) ;;
   --tests) asked=("${parts[@]}" spark classes) tests=1 ;;
-  *) fail "$word is not an option; give --no_horovod, --sagemaker, --spark, --tests or none." ;;
+  *) fail "$word is not an option; give --gpu, --no_horovod, --sagemaker, --spark, --tests or none." ;;
   esac
 done
 if [[ -n ${PYTHON:-} ]] && ! is_python37 "$PYTHON"; then
@@ -339,6 +362,10 @@ if [[ -n ${PYTHON:-} ]] && ! is_python37 "$PYTHON"; then
 fi
 exec 9<"$root" # one set-up of a checkout at a time
 flock --nonblock 9 || { echo "Set-up: waiting for another set-up of this checkout." && flock 9; }
+if [[ $tensorflow == tensorflow-gpu ]]; then
+  find_nccl
+  is_gpu_venv || { spare_another_venv && rm -rf .venv; } # the two TensorFlows share their folders
+fi
 if [[ $tests == 1 ]]; then
   if is_ready spark-newer || find_newer_python; then
     asked+=(spark-newer)

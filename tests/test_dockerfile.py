@@ -11,6 +11,7 @@ import pathlib
 import re
 import shlex
 import shutil
+import subprocess
 
 import pytest
 from conftest import finish, started
@@ -86,6 +87,16 @@ def test_each_package_is_installed_in_the_version_of_the_requirements_files():
         for package in packages:
             if not package.startswith("-"):
                 assert re.search(rf"^{re.escape(package)}==", pins, re.MULTILINE), package
+
+
+@pytest.mark.parametrize("gpu, name", [("0", "tensorflow"), ("1", "tensorflow-gpu")])
+def test_the_image_gets_the_one_tensorflow_that_is_asked_for(tmp_path, gpu, name):
+    shutil.copy(str(ROOT / "requirements.txt"), str(tmp_path))
+    (command,) = [text for kind, text in instructions() if kind == "RUN" and "$GPU" in text]
+    command = command[: command.index("&& pip ")]
+    subprocess.run(["sh", "-ec", command], cwd=tmp_path, env={**os.environ, "GPU": gpu}, check=True)
+    lines = (tmp_path / "before_horovod.txt").read_text().splitlines()
+    assert [x for x in lines if re.match(r"tensorflow(-gpu)?==", x)] == [f"{name}==1.15.5"]
 
 
 def run_train(tmp_path, hyperparameters):

@@ -40,7 +40,7 @@ NOT_RUN = {
 }
 # Flags of programs that are not ours.
 FOREIGN = {
-    "docker": {"build-arg", "rm", "init", "user", "volume"},
+    "docker": {"build-arg", "rm", "init", "user", "volume", "gpus", "workdir"},
     "horovodrun": {"gloo"},
     "saved_model_cli": {"all", "dir"},
     "spark-submit": {"master", "py-files", "executor-memory", "executor-cores", "conf"},

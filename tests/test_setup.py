@@ -64,6 +64,12 @@ def normalize(name):
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+def installed(package):
+    """The name of a pinned package here: `setup.sh --gpu` installs another tensorflow."""
+    gpu = any(importlib_metadata.Distribution.discover(name="tensorflow-gpu"))
+    return "tensorflow-gpu" if gpu and package == "tensorflow" else package
+
+
 def imported_packages(path):
     """The top-level names that a source file imports, wherever in the file."""
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
@@ -108,7 +114,7 @@ def test_every_requirement_is_pinned_exactly_and_once():
 def test_what_a_pinned_package_requires_is_pinned_and_fits(name):
     allowed = dict(pins("requirements.txt"), **pins(name))
     for package in pins(name):
-        for line in importlib_metadata.requires(package) or []:
+        for line in importlib_metadata.requires(installed(package)) or []:
             required = Requirement(line)
             if required.marker and not required.marker.evaluate({"extra": ""}):
                 continue
@@ -119,8 +125,8 @@ def test_what_a_pinned_package_requires_is_pinned_and_fits(name):
 
 @pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])
 def test_the_installed_versions_are_the_pinned_ones(name):
-    installed = {package: importlib_metadata.version(package) for package in pins(name)}
-    assert installed == pins(name)
+    found = {package: importlib_metadata.version(installed(package)) for package in pins(name)}
+    assert found == pins(name)
 
 
 def test_the_application_imports_only_runtime_pins_and_the_standard_library():
@@ -186,7 +192,8 @@ class Machine:
     """A copy of setup.sh on a pretended machine, which has only what a test puts there."""
 
     TOOLS = (
-        "bash cat cp date dirname env flock getconf grep mkdir mktemp mv rm sha256sum tail uname"
+        "bash cat cp date dirname env flock getconf grep mkdir mktemp mv rm sed sha256sum tail "
+        "uname"
     )
 
     def __init__(self, folder):
@@ -326,6 +333,39 @@ def test_without_horovod_neither_mpi_nor_its_wheel_is_needed_and_it_can_be_added
     assert machine.setup("--no_horovod").stdout == "Set-up: .venv is ready.\n"
 
 
+def test_gpu_replaces_tensorflow_once_and_stays(machine):
+    write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
+    chosen = machine.root / ".venv" / "requirements.txt"
+    assert machine.setup().returncode == 0
+    assert "\ntensorflow==1.15.5" in chosen.read_text()
+    assert machine.setup("--gpu").returncode == 0
+    lines = chosen.read_text().splitlines()
+    assert [line for line in lines if line.startswith("tensorflow")][:1] == [
+        "tensorflow-gpu==1.15.5"
+    ]
+    assert "tensorflow==1.15.5" not in lines and "sagemaker-tensorflow==" in chosen.read_text()
+    assert len(machine.calls("-m venv")) == 2  # for both have the folder tensorflow_core
+    for words in ((), ("--gpu",), ("--no_horovod",)):
+        assert machine.setup(*words).stdout == "Set-up: .venv is ready.\n"
+    assert len(machine.wheels()) == 2  # Horovod is built for the TensorFlow that is there
+
+
+@pytest.mark.parametrize("there", ["nvcc", "nccl", "nvcc nccl"])
+def test_horovod_is_built_with_nccl_where_nvcc_and_its_header_are_found(machine, there):
+    write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
+    cuda = machine.home / "cuda"
+    (cuda / "include").mkdir(parents=True)
+    if "nvcc" in there:
+        write_program(machine.bin / "nvcc", "#!/bin/bash\n")
+    if "nccl" in there:
+        (cuda / "include" / "nccl.h").touch()
+    assert machine.setup("--gpu", CUDA_HOME=str(cuda)).returncode == 0
+    (name,) = machine.wheels()
+    assert name.endswith("-NCCL" if there == "nvcc nccl" else "-CPU")
+    assert machine.setup("--gpu", HOROVOD_GPU_OPERATIONS="MPI").returncode == 0
+    assert len(machine.wheels()) == 2
+
+
 def test_spark_gets_an_environment_without_tensorflow_once(machine):
     write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
     write_program(machine.bin / "java", "#!/bin/bash\n")
@@ -394,8 +434,9 @@ def test_a_venv_that_was_moved_is_made_again(machine):
     assert "Making .venv" in machine.setup().stdout
 
 
+@pytest.mark.parametrize("words", [(), ("--gpu",)])
 @pytest.mark.parametrize("link", [False, True])
-def test_a_venv_of_somebody_elses_is_not_emptied(machine, link):
+def test_a_venv_of_somebody_elses_is_not_emptied(machine, link, words):
     write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
     venv = machine.home / "venv" if link else machine.root / ".venv"
     (venv / "bin").mkdir(parents=True)
@@ -403,7 +444,7 @@ def test_a_venv_of_somebody_elses_is_not_emptied(machine, link):
     if link:
         (venv / "requirements.txt").write_text("of another checkout")
         (machine.root / ".venv").symlink_to(venv)
-    result = machine.setup()
+    result = machine.setup(*words)
     assert result.returncode == 2
     assert (".venv is a link" if link else ".venv was not made by setup.sh") in result.stderr
     assert len(result.stderr.splitlines()) == 1
