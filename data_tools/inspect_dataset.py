@@ -164,9 +164,8 @@ def inspect(
     """
     found = shards.part_of(datasets.find(data, "data", partial=own_files), share)
     if found.format is formats.LIBSVM and found.weighted is None:
-        lines = (line for f in found.files for _, line, _ in found.format.numbered(f.path))
         try:
-            libsvm_text.check_labelled(found.name, lines)
+            libsvm_text.check_labelled(found)
         except BadInput as error:
             logging.warning("%s", error)
     progress = Progress("Reading", sum(f.bytes for f in found.files) / 1e6, "MB")

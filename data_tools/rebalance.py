@@ -18,8 +18,7 @@ from deepfm.runtime import check_python  # noqa: F401  says what to do if Tensor
 
 # isort: split
 
-from data_tools.common import command_line, line_blocks, publishing, shards
-from data_tools.common.line_blocks import LineRange
+from data_tools.common import command_line, publishing, shards
 from data_tools.rebalancing import output_files, passes, sampling
 from data_tools.rebalancing.options import SEEDS, Options, check
 from data_tools.rebalancing.passes import Work
@@ -90,7 +89,9 @@ def rebalance(options: Options) -> List[datasets.DataFile]:
     old = output_files.prepare(data, options)
     tfrecord = data.format is formats.TFRECORD
     schema = output_files.schema(data, datasets.first_record) if tfrecord else None
-    tasks = _tasks(data)
+    weighted = not tfrecord and datasets.is_weighted(data)
+    parts = enumerate(sampling.parts(data))
+    tasks = [FileSlice(lines, number, known, weighted) for number, (lines, known) in parts]
     with publishing.scratch(options.output_dir, ".rebalance-") as scratch:
         rates = sampling.rates(options, lambda: passes.count_labels(data, tasks, schema, options))
         bits = passes.bits(data, rates, options.num_workers)
@@ -112,18 +113,6 @@ def rebalance(options: Options) -> List[datasets.DataFile]:
         publishing.publish(scratch, [(options.output_dir, written, old, {})])
     output_files.log_summary(found, kept, len(files), time.monotonic() - start)
     return files
-
-
-def _tasks(data):
-    """The FileSlices of the input: one per TFRecord file; LibSVM text is split into ranges."""
-    whole = data.format is formats.TFRECORD
-    cut = lambda f: [LineRange(f.path)] if whole else line_blocks.cut(f.path, f.bytes)
-    parts = [(file, lines) for file in data.files for lines in cut(file)]
-    weighted = not whole and datasets.is_weighted(data)
-    return [
-        FileSlice(lines, number, file.rows is not None, weighted)
-        for number, (file, lines) in enumerate(parts)
-    ]
 
 
 if __name__ == "__main__":

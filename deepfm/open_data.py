@@ -8,7 +8,7 @@ from typing import Optional, Sequence, Tuple
 from absl import logging
 
 from deepfm.config import Distribution, InputConfig, Processes, Replicas, Share
-from deepfm.data import datasets, formats, libsvm, pipe_mode, shares
+from deepfm.data import datasets, formats, pipe_mode, shares
 from deepfm.data.plain import file_bytes, libsvm_text
 from deepfm.data.plain.data_file import DataFile
 from deepfm.errors import BadInput
@@ -36,8 +36,7 @@ def find(
     for file in data.files:
         file_bytes.check_gzip(file.path)
     if asked.example_weights is None and data.weighted is None and data.format is formats.LIBSVM:
-        lines = (line for file in data.files for _, line in libsvm.read_lines(file.path))
-        libsvm_text.check_labelled(data.name, lines)
+        libsvm_text.check_labelled(data)
     if processes.size > 1 and not (flag == "val_data_dir" and alone):
         data = datasets.count_rows(data)
     weighted = asked.example_weights is not None or datasets.is_weighted(data)

@@ -333,7 +333,7 @@ def test_a_line_without_end_is_refused_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr(text_blocks, "LONGEST_LINE", 1 << 20)
     (tmp_path / "a.libsvm").write_bytes(b"1 1:1\n" + b"\0" * (3 << 20))
     with pytest.raises(BadInput, match=r"a\.libsvm: has a line of over"):
-        list(libsvm.read_lines(str(tmp_path / "a.libsvm")))
+        list(text_blocks.lines(str(tmp_path / "a.libsvm")))
 
 
 def test_find_bad_says_that_a_record_is_no_example(tmp_path):

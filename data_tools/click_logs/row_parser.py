@@ -85,15 +85,11 @@ def layout_of(text: bytes, labels: bool, options, path: str = "") -> Layout:
     Raises:
         BadInput: the line names some of the columns that are needed, but not all.
     """
-    line = _without_return(text.lstrip(b"\r\n").partition(b"\n")[0])
-    by_look = "tab" if b"\t" in line else "comma"
-    delimiter = DELIMITERS[by_look if options.delimiter == "auto" else options.delimiter]
-    line, _ = quoted_cells.unquote_line(line, delimiter)
-    cells = line.split(delimiter)
+    cells, delimiter = first_cells(text, options.delimiter)
     columns = options.table or DATASETS[options.dataset]
     (label,) = (column.name.lower() for column in columns if column.kind == LABEL)
     fields = column_kinds.fields(columns, options.integers)
-    names = [cell.decode("utf-8", "replace").strip().lower() for cell in cells]
+    names = [cell.lower() for cell in cells]
     wanted = [field.name.lower() for field in fields] + [label] * labels
     there = [name for name in wanted if name in names]
     named = options.header != "no" and len(there) == len(wanted)
@@ -111,6 +107,15 @@ def layout_of(text: bytes, labels: bool, options, path: str = "") -> Layout:
     of_fields = tuple(place[field.name.lower()] for field in fields)
     header = named or options.header == "yes"
     return Layout(delimiter, len(names), place.get(label), labels, fields, of_fields, header)
+
+
+def first_cells(text: bytes, delimiter: str = "auto") -> Tuple[List[str], bytes]:
+    """(the cells of the first line that is not blank, the byte between two)."""
+    line = _without_return(text.lstrip(b"\r\n").partition(b"\n")[0])
+    by_look = "tab" if b"\t" in line else "comma"
+    found = DELIMITERS[by_look if delimiter == "auto" else delimiter]
+    line, _ = quoted_cells.unquote_line(line, found)
+    return [cell.decode("utf-8", "replace").strip() for cell in line.split(found)], found
 
 
 def is_number(text: str) -> bool:
@@ -146,7 +151,7 @@ def parse_block(
             content = _without_return(line)
             plain, reason = quoted_cells.unquote_line(content, layout.delimiter)
             if reason:
-                reason = f"{reason}: {_quoted(content)}"
+                reason = f"{reason}: {quoted(content)}"
             elif content:
                 reason = explain(plain, layout)
             if reason:
@@ -341,7 +346,7 @@ def _long(text, starts, lengths, columns):
 
 def explain(line: bytes, layout: Layout) -> Optional[str]:
     """What is wrong with a line that is not blank, and what was expected; None if it is good."""
-    sample = _quoted(line)
+    sample = quoted(line)
     if b"\0" in line:
         return f"holds a NUL character: {sample}"
     if not _is_utf8(line):
@@ -360,7 +365,7 @@ def explain(line: bytes, layout: Layout) -> Optional[str]:
 
 def explain_cells(cells: Sequence[bytes], layout: Layout) -> Optional[str]:
     """What is wrong with the cells of a row; None if they are good."""
-    sample = _quoted(b",".join(cells))
+    sample = quoted(b",".join(cells))
     if any(b"\0" in cell or b"\n" in cell for cell in cells):
         return f"holds a NUL character or a newline: {sample}"
     if not all(map(_is_utf8, cells)):
@@ -370,7 +375,7 @@ def explain_cells(cells: Sequence[bytes], layout: Layout) -> Optional[str]:
 
 def _explain(cells, layout, sample):
     if layout.label is not None and cells[layout.label] not in (b"0", b"1"):
-        return f"label {_quoted(cells[layout.label])} is not 0 or 1: {sample}"
+        return f"label {quoted(cells[layout.label])} is not 0 or 1: {sample}"
     for column, place in zip(layout.columns, layout.fields):
         cell = cells[place].decode()
         reason = feature_map.explain_cell(column.kind, cell) if cell else None
@@ -379,6 +384,7 @@ def _explain(cells, layout, sample):
     return None
 
 
-def _quoted(raw, limit=60):
+def quoted(raw: bytes, limit: int = 60) -> str:
+    """A text in a sentence."""
     text = raw.decode("utf-8", "replace")
     return repr(text if len(text) <= limit else text[: limit - 4] + " ...")

@@ -1,6 +1,5 @@
 """Cuts raw files into tasks, picks this host's tasks, and reads their rows."""
 
-import contextlib
 import functools
 import itertools
 import os
@@ -124,9 +123,7 @@ def _cut_parquet(source, paths, size, options, share):
 
 def read_layout(path: str, labels: bool, options) -> Layout:
     """The layout of a file; see row_parser.layout_of."""
-    with contextlib.closing(line_blocks.read_blocks(LineRange(path))) as blocks:
-        _, text, _ = next(blocks, (0, b"", 0))
-    return row_parser.layout_of(text, labels, options, path)
+    return row_parser.layout_of(line_blocks.first_text(path), labels, options, path)
 
 
 def size(rows: Union[LineRange, RowGroups]) -> int:

@@ -1,5 +1,6 @@
 """Cuts text files into ranges of whole lines, reads these in blocks, and finds bad lines."""
 
+import contextlib
 import functools
 from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Tuple
 
@@ -31,13 +32,13 @@ class LineRange(NamedTuple):
 
 def read_blocks(lines: LineRange) -> Iterator[Tuple[int, bytes, int]]:
     """Yields (start, text, bytes read) for each block of the lines; see text_blocks.blocks."""
-    with places.of(lines.path).open_file(lines.path) as raw:
-        yield from text_blocks.blocks(raw, lines.path, BLOCK, lines.start, lines.end)
+    return text_blocks.blocks(lines.path, BLOCK, lines.start, lines.end)
 
 
-def read_lines(path: str) -> Iterator[Tuple[int, bytes]]:
-    """The lines of a file that hold a record; see text_blocks.numbered."""
-    return text_blocks.numbered(read_blocks(LineRange(path)))
+def first_text(path: str) -> bytes:
+    """The first block of a file."""
+    with contextlib.closing(read_blocks(LineRange(path))) as blocks:
+        return next(blocks, (0, b"", 0))[1]
 
 
 def lines_from(path: str, begin: int, end: int) -> Optional[LineRange]:

@@ -8,9 +8,9 @@ from typing import Optional, Sequence, Tuple
 
 from absl import logging
 
-from data_tools.common import line_blocks
-from data_tools.libsvm.pieces import MIXED
-from deepfm.data.plain import libsvm_text
+from data_tools.libsvm import pieces
+from deepfm.data import datasets
+from deepfm.data.plain import libsvm_text, text_blocks
 from deepfm.data.plain.data_file import DataFile
 from deepfm.data.plain.schema import Schema
 from deepfm.errors import BadInput
@@ -26,7 +26,7 @@ def of_flags(data, options) -> Schema:
     """
     inputs, named = data.files, options.input_format == "libffm"
     if options.input_format == "auto":
-        lines = (line.split() for file in inputs for _, line in line_blocks.read_lines(file.path))
+        lines = (line.split() for file in inputs for _, line in text_blocks.lines(file.path))
         first = next((words for words in lines if len(words) > 1), None)
         named = bool(first) and first[1].count(b":") == 2
         if not first and options.multi_valued:
@@ -49,8 +49,7 @@ def of_flags(data, options) -> Schema:
         raise BadInput("--hash_buckets=1 has only id 0, for missing values; try --hash_buckets=2.")
     known = read_map(options.fields) if options.fields else None
     if data.weighted is None and not options.example_weights:
-        every = (line for file in inputs for _, line in line_blocks.read_lines(file.path))
-        libsvm_text.check_labelled(data.name, every)
+        libsvm_text.check_labelled(data)
     if known and options.field_size not in (None, len(known)):
         raise BadInput(
             f"--field_size={options.field_size}, but {options.fields} has {len(known)} fields."
@@ -65,17 +64,8 @@ def of_flags(data, options) -> Schema:
         named,
         known,
         options.hash_buckets,
-        weighted=options.example_weights or is_weighted(data),
+        weighted=options.example_weights or datasets.is_weighted(data, libsvm_text.first_shape),
     )
-
-
-def is_weighted(data):
-    """Whether examples are weighted, by dataset.json or else by the first record."""
-    if data.weighted is not None:
-        return data.weighted
-    firsts = (next(line_blocks.read_lines(file.path), None) for file in data.files)
-    shapes = (libsvm_text.shape(line) for _, line in filter(None, firsts))
-    return next((shape.weighted for shape in shapes if shape.field_size), False)
 
 
 def feature_size(data, known, options) -> Optional[int]:
@@ -133,7 +123,7 @@ def _warn_of_padding(longest, rows, inputs):
     """Warns if filling all rows up to the longest makes records far larger than the input."""
     size, found = 5 * longest * rows, sum(file.bytes for file in inputs)  # an id, a float
     if size > 10 * found:
-        lines = ((f.path, n, x) for f in inputs for n, x in line_blocks.read_lines(f.path))
+        lines = ((f.path, n, x) for f in inputs for n, x in text_blocks.lines(f.path))
         at = next((f"{path}:{n}" for path, n, x in lines if len(x.split()) > longest), "a row")
         logging.warning(
             "%s: the longest row has %d pairs, and --pad fills all %d rows up to that: about %.2g "
@@ -155,7 +145,7 @@ def _first_row_length(inputs, lines, options):
     """The number of id:value pairs in the first good row."""
     bad = 0
     for file in inputs:
-        for number, line in line_blocks.read_lines(file.path):
+        for number, line in text_blocks.lines(file.path):
             pairs = len(line.split()) - 1
             schema = lines._replace(feature_size=None)
             if not lines.named_fields:
@@ -171,18 +161,12 @@ def _first_row_length(inputs, lines, options):
 
 def mixed_labels(inputs, schema):
     """The error message for an input with both labels 0 and -1, where 0 is ambiguous."""
-    first = {}
-    for file in inputs:
-        for number, line in line_blocks.read_lines(file.path):
-            if libsvm_text.explain_line(line, schema):
-                continue  # a bad row that was skipped
-            label = line.split()[0].partition(b":")[0]
-            if label.startswith(b"-") or libsvm_text.number_of(label) == 0:
-                first.setdefault(label.startswith(b"-"), (f"{file.path}:{number}", label.decode()))
-            if len(first) == 2:
-                (other_place, other), (place, label) = first.values()  # in file order
-                return MIXED.format(place, label, other_place, other)
-    raise AssertionError("the parser found labels 0 and -1, the plain reader did not")
+    rows = ((f.path, number, line) for f in inputs for number, line in text_blocks.lines(f.path))
+    return pieces.mixed(
+        (f"{path}:{number}", line.split()[0].partition(b":")[0])
+        for path, number, line in rows
+        if not libsvm_text.explain_line(line, schema)  # others were skipped
+    )
 
 
 def read_map(path: str) -> Tuple[Tuple[int, int], ...]:

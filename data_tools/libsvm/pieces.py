@@ -6,7 +6,7 @@ joined in order. Needs neither TensorFlow nor absl, which Spark's executors lack
 
 import functools
 import posixpath
-from typing import Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -17,9 +17,6 @@ from data_tools.libsvm import field_lines
 from deepfm.data.plain import libsvm_text, text_blocks
 from deepfm.data.plain.decoder import Batch
 from deepfm.errors import BadInput
-
-# Labels 0 and -1 in one input: the place and label of the later row, then of the first.
-MIXED = "{}: label {}, but {} has label {}; use 0 and 1, or -1 and +1, not both."
 
 
 class Piece(NamedTuple):
@@ -103,6 +100,26 @@ def ranges(low: np.ndarray, high: np.ndarray) -> List[Optional[List[float]]]:
     """[smallest, largest] value of each field, as short as float32 can be written; None if none."""
     number = lambda x: float(str(np.float32(x))) + 0.0  # no -0.0, which the order would decide
     return [[number(a), number(b)] if a <= b else None for a, b in zip(low, high)]
+
+
+def mixed(labelled: Iterable[Tuple[str, bytes]]) -> str:
+    """The error message for an input with both labels 0 and -1, where 0 is ambiguous.
+
+    Args:
+        labelled: the place and the label of each good row.
+    """
+    first = {}
+    for place, label in labelled:
+        negative = label.startswith(b"-")
+        if negative or libsvm_text.number_of(label) == 0:
+            first.setdefault(negative, (place, label.decode()))
+        if len(first) == 2:
+            (other_place, other), (place, label) = first.values()  # in the order of the rows
+            return (
+                f"{place}: label {label}, but {other_place} has label {other}; use 0 and 1, or -1 "
+                "and +1, not both."
+            )
+    raise AssertionError("the parser found labels 0 and -1, the plain reader did not")
 
 
 def append_bytes(path: str, data: bytes):

@@ -13,7 +13,6 @@ from data_tools.rebalancing import record_blocks, sampling, shuffling
 from deepfm.data import datasets, records
 from deepfm.data.dataset_json import SamplingRates
 from deepfm.data.plain.bad_record import BadRecord
-from deepfm.errors import BadInput
 
 BUCKET = 16 << 20  # bytes of records to aim for in a bucket
 MOST_BITS = 10  # at most 1,024 buckets at once
@@ -60,8 +59,7 @@ def bits(data, rates, num_workers):
 def count_labels(data, tasks, schema, options):
     """(negatives, positives) of the input, from dataset.json, else by reading all of it."""
     if data.rows is not None:
-        positives = sum(file.positives for file in data.files)
-        return data.rows - positives, positives
+        return sampling.labels_of(data)
     size = sum(file.bytes for file in data.files)
     count = functools.partial(_labels_of, schema=schema, max_bad_records=options.max_bad_records)
     with workers.results(count, tasks, options.num_workers, "Counting", size) as results:
@@ -89,14 +87,7 @@ def scatter_all(data, tasks, work):
             found, kept = found + block_found, kept + block_kept
             max_id = max(max_id, largest)
     bad.log_total()
-    if not sum(kept):
-        what = "the sampling rates keep no record" if sum(found) else "holds no records"
-        raise BadInput(f"--input={options.input}: {what}.")
-    if data.rows is not None and sum(found) + bad.count != data.rows:
-        raise BadInput(
-            f"{data.name}: has {sum(found) + bad.count} records, dataset.json says {data.rows}; "
-            "delete dataset.json, or write the data set again."
-        )
+    sampling.check_rows(data, sum(found), sum(kept), bad.count)
     return found.tolist(), kept.tolist(), max_id
 
 
@@ -147,11 +138,7 @@ def write_all(tasks, names, work):
     folders = dict.fromkeys(_bucket_folder(task, work) for task in tasks)  # in order
     buckets = [bucket for folder in folders for bucket in shuffling.buckets(folder, work.bits)]
     total = sum(bucket.rows for bucket in buckets)
-    if total < len(names):
-        raise BadInput(
-            f"--num_files={len(names)}: {total} records cannot fill "
-            f"{len(names)} files; try --num_files={total}."
-        )
+    sampling.check_files(names, total)
     paths = [os.path.join(work.scratch, name) for name in names]
     jobs = list(zip(buckets, _segments(buckets, total, len(names), options.shuffle)))
     size = sum(bucket.bytes for bucket in buckets)

@@ -2,14 +2,12 @@
 
 TensorFlow's native reader checks and parses a block and gives the length of each record. The bytes
 are read separately, so that they can be copied unchanged, with their checksums. If it refuses a
-block, the slow reader of `bad_records` names the bad records and passes on the good ones.
+block, `plain_blocks` names the bad records and passes on the good ones.
 """
 
 import contextlib
 import functools
 import gzip
-import itertools
-import tempfile
 import zlib
 from typing import Iterator, NamedTuple, Optional, Union
 
@@ -18,7 +16,9 @@ import tensorflow as tf
 
 from data_tools.common import line_decoding, workers
 from data_tools.common.line_blocks import LineRange
-from deepfm.data import bad_records, example_bytes, formats, records
+from data_tools.rebalancing import plain_blocks
+from data_tools.rebalancing.plain_blocks import RecordBlock
+from deepfm.data import example_bytes, formats, records
 from deepfm.data.plain import file_bytes
 from deepfm.data.plain.bad_record import BadRecord
 from deepfm.data.plain.schema import FRAME
@@ -44,25 +44,6 @@ class FileSlice(NamedTuple):
     number: int
     described: bool
     weighted: bool = False
-
-
-class RecordBlock(NamedTuple):
-    """n consecutive records of a file.
-
-    Attributes:
-        data: the bytes of the records, perhaps with others in between.
-        starts, ends: int64 [n], where in `data` each record begins and ends.
-        positive: bool [n], whether the label is 1.
-        max_id: the largest feature id that was parsed, negative if there is none.
-        read: bytes of the file on disk that were read for the block.
-    """
-
-    data: bytes
-    starts: np.ndarray
-    ends: np.ndarray
-    positive: np.ndarray
-    max_id: int
-    read: int
 
 
 # TFRecord.
@@ -133,30 +114,22 @@ def _read_frames(part, schema, max_bad_records):
             raise
         else:
             if left and path.endswith(".gz"):
-                raise file_bytes.several_members(path)
+                raise BadInput(f"{path}: {file_bytes.SEVERAL}")
             if not left:
                 return
             refused = None  # TensorFlow ignores a truncated header
-    found = bad_records.find_bad(path, formats.TFRECORD, schema)
-    bad = {record.place: record for record in itertools.islice(found, max_bad_records + 1)}
+    bad = 0
+    for block in plain_blocks.read(path, schema, False, max_bad_records):
+        if isinstance(block, BadRecord):
+            bad += 1
+            yield block
+            continue
+        rest = slice(good, None)
+        good = max(good - len(block.starts), 0)
+        parts = (x[rest] for x in (block.starts, block.ends, block.positive))
+        yield RecordBlock(block.data, *parts, block.max_id)
     if not bad:
         raise refused or OSError(f"{path}: changed while it was read")
-    yield from bad.values()
-    if len(bad) <= max_bad_records:
-        payloads = (x for place, x, _ in formats.TFRECORD.numbered(path) if place not in bad)
-        yield from _framed(itertools.islice(payloads, good, None), schema)
-
-
-def _framed(payloads, schema):
-    """Yields RecordBlocks of good records given as payloads, without their frames."""
-    for chunk in iter(lambda: list(itertools.islice(payloads, BATCH)), []):
-        with tempfile.NamedTemporaryFile(suffix=".tfrecords") as f:
-            with tf.io.TFRecordWriter(f.name) as writer:
-                for payload in chunk:
-                    writer.write(payload)
-            whole = FileSlice(LineRange(f.name), 0, described=False)
-            for block in _read_frames(whole, schema, 0):
-                yield block._replace(read=0)
 
 
 # LibSVM.

@@ -1,11 +1,12 @@
-"""Decides how many records of each label are kept, to balance the labels.
+"""Cuts the input into tasks, and decides how many records of each label are kept.
 
 `options` is always an Options.
 """
 
 import numpy as np
 
-from data_tools.common import splitmix64
+from data_tools.common import line_blocks, splitmix64
+from data_tools.common.line_blocks import LineRange
 from deepfm.data.plain.data_file import SamplingRates
 from deepfm.errors import BadInput
 
@@ -31,6 +32,43 @@ def rates(options, count):
     if (positive_rate > 1) == options.oversample:
         return SamplingRates(1.0, positive_rate)
     return SamplingRates(1 / positive_rate, 1.0)
+
+
+def parts(data):
+    """[(LineRange, whether dataset.json describes its file)]: TFRecord files, parts of text."""
+    whole = data.data_format == "tfrecord"
+    cut = lambda f: [LineRange(f.path)] if whole else line_blocks.cut(f.path, f.bytes)
+    return [(lines, file.rows is not None) for file in data.files for lines in cut(file)]
+
+
+def labels_of(data):
+    """(negatives, positives) that dataset.json gives; None if it does not."""
+    if data.rows is None:
+        return None
+    positives = sum(file.positives for file in data.files)
+    return data.rows - positives, positives
+
+
+def check_rows(data, found, kept, bad):
+    """Refuses (BadInput) data of whose good records, `found`, none are `kept`, or whose number of
+    records, with the `bad` ones, is not that in dataset.json."""
+    if not kept:
+        what = "the sampling rates keep no record" if found else "holds no records"
+        raise BadInput(f"{data.name}: {what}.")
+    if data.rows is not None and found + bad != data.rows:
+        raise BadInput(
+            f"{data.name}: has {found + bad} records, dataset.json says {data.rows}; delete "
+            "dataset.json, or write the data set again."
+        )
+
+
+def check_files(names, total):
+    """Refuses (BadInput) more files than records."""
+    if total < len(names):
+        raise BadInput(
+            f"--num_files={len(names)}: {total} records cannot fill {len(names)} files; try "
+            f"--num_files={total}."
+        )
 
 
 def by_label(positive):

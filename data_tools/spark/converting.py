@@ -5,6 +5,7 @@ machine. With --num_files the rows of each range are counted first. Executors wr
 join those of an output file that has several.
 """
 
+import functools
 import time
 
 from data_tools.common import publishing
@@ -48,8 +49,9 @@ def convert(spark, options: Options):
         schema = source.complete(counts)
         tasks = pieces.plan(ranges, counts, options.num_files, "")
         names = output_files.names([r.path for r in ranges], options)
-        outputs, parts = _write(spark, tasks, names, source, schema, options, scratch, groups)
-        every = _all(outputs)
+        outputs, every, parts = _write(
+            spark, tasks, names, source, schema, options, scratch, groups
+        )
         wholes = _join(spark, parts, options.compress, scratch)
         files = output_files.described(names, outputs, options, wholes)
         written = output_files.describe(scratch, schema, every, files, data, options, source.fields)
@@ -76,7 +78,7 @@ def _count(spark, source, groups):
 
 
 def _write(spark, tasks, names, source, schema, options, scratch, groups):
-    """Writes all pieces; returns (the BlockFacts of each output, {its name: paths of pieces})."""
+    """Writes all pieces; returns (BlockFacts of each output, of all, {its name: its pieces})."""
     write_range, schema, scratch = source.write, tuple(schema), places.absolute(scratch)
     work = lambda task: line_tasks.write(task, write_range, schema, scratch)
     bad = Skipping(options.max_bad_records)
@@ -85,21 +87,13 @@ def _write(spark, tasks, names, source, schema, options, scratch, groups):
     for _, (output, path, facts) in results:
         outputs[output] = pieces.together(outputs[output], BlockFacts(*facts))
         parts.setdefault(names[output], []).append(path)
-    every = _all(outputs)
+    every = functools.reduce(pieces.together, outputs)
     if every.negative and every.zero:
         raise BadInput(source.mixed_labels(Schema(*schema)))
     if every.max_id < 0:
         raise BadInput(f"--input={options.input}: the files hold no rows.")
     bad.log_total()
-    return outputs, parts
-
-
-def _all(outputs):
-    """The BlockFacts of all outputs as one."""
-    every = pieces.NO_ROWS
-    for facts in outputs:
-        every = pieces.together(every, facts)
-    return every
+    return outputs, every, parts
 
 
 def _join(spark, parts, compress, scratch):

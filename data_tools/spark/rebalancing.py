@@ -11,18 +11,15 @@ import time
 
 import numpy as np
 
-from data_tools.common import line_blocks, publishing
-from data_tools.common.line_blocks import LineRange
+from data_tools.common import publishing
 from data_tools.common.skipping import Skipping
-from data_tools.libsvm import line_schema
-from data_tools.rebalancing import output_files, sampling
+from data_tools.rebalancing import output_files, plain_blocks, sampling
 from data_tools.rebalancing.options import Options, check
-from data_tools.spark import jobs, order, record_blocks, record_tasks
+from data_tools.spark import jobs, order, record_tasks
 from data_tools.spark.record_tasks import Work
 from deepfm.data import dataset_json, datasets
 from deepfm.data.dataset_json import SamplingRates
-from deepfm.data.plain import data_file
-from deepfm.data.plain.schema import Shape
+from deepfm.data.plain import data_file, libsvm_text
 from deepfm.errors import BadInput
 from deepfm.runtime.storage import places
 
@@ -42,24 +39,24 @@ def rebalance(spark, options: Options):
     finished = publishing.finish(options.output_dir)
     data = datasets.find(options.input, "input")
     is_text = data.data_format == "libsvm"
-    schema = None if is_text else output_files.schema(data, _first_shape)
-    weighted = line_schema.is_weighted(data) if is_text else schema.weighted
+    first = lambda data: datasets.first_record(data, plain_blocks.first_shape)
+    schema = None if is_text else output_files.schema(data, first)
+    shape_of = libsvm_text.first_shape
+    weighted = datasets.is_weighted(data, shape_of) if is_text else schema.weighted
     names = output_files.names(data, options)
     output_files.check_apart(data, options, finished)
     old = output_files.prepare(data, options)
     with jobs.scratch(spark, options.output_dir, ".rebalance-") as scratch:
         work = Work(
-            *_inputs(data), schema, weighted, options.max_bad_records, ALL,
+            *map(list, zip(*sampling.parts(data))), schema, weighted, options.max_bad_records, ALL,
             order.Order(options.seed, options.shuffle), options.compress, places.absolute(scratch),
         )  # fmt: skip
-        rates = sampling.rates(options, lambda: _labels(spark, data, work))
+        rates = sampling.rates(
+            options, lambda: sampling.labels_of(data) or _counted(spark, data, work)[0]
+        )
         work = work._replace(rates=rates)
         found, rows, max_id = _rows(spark, data, work)
-        if sum(rows) < len(names):
-            raise BadInput(
-                f"--num_files={len(names)}: {sum(rows)} records cannot fill {len(names)} files; "
-                f"try --num_files={sum(rows)}."
-            )
+        sampling.check_files(names, sum(rows))
         files, paths = _write(spark, data, rows, names, work, options.output_dir)
         ones = sum(file.positives for file in files)
         kept, written = [sum(rows) - ones, ones], list(names)
@@ -80,33 +77,11 @@ def rebalance(spark, options: Options):
     return files
 
 
-def _inputs(data):
-    """(the LineRange of each task, whether dataset.json describes its file), as on one machine."""
-    whole = data.data_format == "tfrecord"
-    cut = lambda f: [LineRange(f.path)] if whole else line_blocks.cut(f.path, f.bytes)
-    parts = [(lines, file.rows is not None) for file in data.files for lines in cut(file)]
-    return map(list, zip(*parts))
-
-
-def _first_shape(data):
-    """The Shape of the first readable record."""
-    firsts = (record_blocks.first_shape(file.path) for file in data.files)
-    return next((first for first in firsts if first.field_size), Shape())
-
-
-def _labels(spark, data, work):
-    """(negatives, positives) of the input."""
-    if data.rows is None:
-        return _counted(spark, data, work)[0]
-    ones = sum(file.positives for file in data.files)
-    return data.rows - ones, ones
-
-
 def _rows(spark, data, work):
     """((negatives, positives) of the input, records to write of each file, largest id decoded)."""
     if data.rows is None or work.rates != ALL or work.skip or work.schema is None:
         return _counted(spark, data, work)
-    return _labels(spark, data, work), [file.rows for file in data.files], -1
+    return sampling.labels_of(data), [file.rows for file in data.files], -1
 
 
 def _counted(spark, data, work):
@@ -121,19 +96,8 @@ def _counted(spark, data, work):
         found += before
         rows[task] += kept
         max_id = max(max_id, largest)
-    if not sum(rows):
-        what = "the sampling rates keep no record" if sum(found) else "holds no records"
-        raise BadInput(f"{data.name}: {what}.")
-    if data.rows is not None and sum(found) + bad.count != data.rows:
-        raise _other_count(data, sum(found) + bad.count)
+    sampling.check_rows(data, sum(found), sum(rows), bad.count)
     return found.tolist(), rows, max_id
-
-
-def _other_count(data, rows):
-    return BadInput(
-        f"{data.name}: has {rows} records, dataset.json says {data.rows}; delete dataset.json, or "
-        "write the data set again."
-    )
 
 
 def _groups(spark, data, tasks):
@@ -168,7 +132,7 @@ def _write(spark, data, rows, names, work, output_dir):
     by_part = {part_of[row.part]: row for row in written}
     wanted = order.rows_of_files(sum(rows), len(names))
     if [by_part[i].rows if i in by_part else 0 for i in range(len(names))] != wanted:
-        raise _other_count(data, sum(row.rows for row in written))
+        sampling.check_rows(data, sum(row.rows for row in written), True, 0)
     rows = [by_part[part] for part in range(len(names))]
     files = [
         data_file.DataFile(os.path.join(output_dir, name), row.bytes, row.rows, row.positives)

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyspark
 
-from data_tools.rebalancing import sampling, shuffling
-from data_tools.spark import order, record_blocks
+from data_tools.rebalancing import plain_blocks, sampling, shuffling
+from data_tools.spark import order
 from deepfm.data.plain.bad_record import BadRecord
 from deepfm.data.plain.data_file import SamplingRates
 from deepfm.data.plain.schema import Schema
@@ -84,8 +84,8 @@ def _chosen(task, work):
 
 def _blocks(lines, described, work):
     if work.schema is None:
-        return record_blocks.read_lines(lines, work.weighted)
-    return record_blocks.read(lines.path, Schema(*work.schema), described, work.skip)
+        return plain_blocks.read_lines(lines, work.weighted)
+    return plain_blocks.read(lines.path, Schema(*work.schema), described, work.skip)
 
 
 def scatter(batches, work, cuts, part_values):

@@ -4,7 +4,6 @@ A tab or comma separates cells. The first line names the columns, in any order, 
 gives their order. Cells may be quoted, but hold no newline and no delimiter.
 """
 
-import contextlib
 from typing import Callable, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
@@ -48,20 +47,9 @@ class LinePart(NamedTuple):
     file: CsvFile
 
 
-def _first_line(path):
-    """(the cells of the first line as texts, the delimiter)."""
-    with contextlib.closing(line_blocks.read_blocks(LineRange(path))) as blocks:
-        _, text, _ = next(blocks, (0, b"\n", 0))
-    line = text.lstrip(b"\r\n").partition(b"\n")[0].rstrip(b"\r")
-    delimiter = row_parser.DELIMITERS["tab" if b"\t" in line else "comma"]
-    line, _ = quoted_cells.unquote_line(line, delimiter)
-    cells = [cell.decode("utf-8", "replace").strip() for cell in line.split(delimiter)]
-    return cells, delimiter
-
-
 def named(path: str) -> Layout:
     """The Layout that a file's first line says."""
-    found = layouts.named(_first_line(path)[0])
+    found = layouts.named(row_parser.first_cells(line_blocks.first_text(path))[0])
     if found.ids:
         raise BadInput(
             f"{path}: has a column {found.ids}, for a list, but a cell of a CSV is one number; "
@@ -84,7 +72,7 @@ def cut(path: str, size: int, layout: Layout) -> List[LinePart]:
 
 
 def _file(path, layout, names):
-    cells, delimiter = _first_line(path)
+    cells, delimiter = row_parser.first_cells(line_blocks.first_text(path))
     known, there = {name.lower() for name in names}, {cell.lower() for cell in cells}
     if layout.order and not any(name in there and not row_parser.is_number(name) for name in known):
         order = [name.lower() for name in layout.order]
@@ -177,20 +165,16 @@ class CsvBlock:
         self._split = self._split or self._text.split(b"\n")
         raw = self._split[row]
         line, reason = self._unquoted(raw)
+        shown = row_parser.quoted(raw.rstrip(b"\r"))
         if reason:
-            return f"{reason}: {_shown(raw)}"
+            return f"{reason}: {shown}"
         cells = line.split(self._file.delimiter)
         if len(cells) != self._file.width:
-            return f"expected {self._file.width} columns, found {len(cells)}: {_shown(raw)}"
+            return f"expected {self._file.width} columns, found {len(cells)}: {shown}"
         return dict(zip(self._file.names, (cells[place] for place in self._file.places)))
 
     def place(self, row: int) -> str:
         return f":{self._number() + self._lines[row]}"
-
-
-def _shown(raw, limit=60):
-    text = raw.decode("utf-8", "replace").rstrip("\r")
-    return repr(text if len(text) <= limit else text[: limit - 4] + " ...")
 
 
 def read(part: LinePart) -> Iterator[Tuple[int, CsvBlock]]:

@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterator, List, Sequence, Tuple, Union
 
 import numpy as np
 
-from data_tools.libsvm.pieces import MIXED, NO_ROWS, Piece, append_bytes, facts_of
+from data_tools.libsvm.pieces import NO_ROWS, Piece, append_bytes, facts_of, mixed
 from data_tools.tables import csv_blocks, parquet_blocks, row_checks
 from data_tools.tables.csv_blocks import LinePart
 from data_tools.tables.layouts import Layout
@@ -112,17 +112,10 @@ def first_length(parts: Sequence[Part], layout: Layout, schema: Schema, skip: in
 
 def mixed_labels(parts: Sequence[Part], layout: Layout, schema: Schema) -> str:
     """The error message for tables with both labels 0 and -1, where 0 is ambiguous."""
-    first = {}
-    for part in parts:
-        for _, block in _reader(part).read(part):
-            for row in range(len(block)):
-                cells = block.cells(row)
-                if row_checks.explain(cells, layout, schema):
-                    continue  # a bad row that was skipped
-                label = int(row_checks.number(cells[layout.label]))
-                if label != 1:
-                    first.setdefault(label, f"{block.path}{block.place(row)}")
-                if len(first) == 2:
-                    (other, other_place), (label, place) = first.items()  # in file order
-                    return MIXED.format(place, label, other_place, other)
-    raise AssertionError("the records have labels 0 and -1, their rows have not")
+    blocks = (block for part in parts for _, block in _reader(part).read(part))
+    rows = ((block, row, block.cells(row)) for block in blocks for row in range(len(block)))
+    return mixed(
+        (f"{block.path}{block.place(row)}", b"%d" % int(row_checks.number(cells[layout.label])))
+        for block, row, cells in rows
+        if not row_checks.explain(cells, layout, schema)  # others were skipped
+    )

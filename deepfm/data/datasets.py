@@ -6,7 +6,7 @@ import os
 import posixpath
 import re
 import sys
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from absl import logging
 
@@ -357,16 +357,20 @@ def _agreed(metadata, key, flag):
     return values[0] if values else None
 
 
-def first_record(data: DataSet) -> Shape:
-    """What the first record with ids shows; files may lack one, as the gzip of an empty part."""
-    shapes = (data.format.first_record(file.path) for file in data.files)
+def first_record(data: DataSet, shape_of: Optional[Callable[[str], Shape]] = None) -> Shape:
+    """What the first record with ids shows; files may lack one, as the gzip of an empty part.
+
+    Args:
+        shape_of: reads the Shape of a file's first record, without TensorFlow.
+    """
+    shapes = map(shape_of or data.format.first_record, (file.path for file in data.files))
     return next((shape for shape in shapes if shape.field_size), Shape())
 
 
-def is_weighted(data: DataSet) -> bool:
+def is_weighted(data: DataSet, shape_of: Optional[Callable[[str], Shape]] = None) -> bool:
     """Whether examples are weighted, by dataset.json or else by the first record."""
     if data.weighted is None and data.files:
-        return first_record(data).weighted
+        return first_record(data, shape_of).weighted
     return bool(data.weighted)
 
 

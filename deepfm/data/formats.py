@@ -4,6 +4,7 @@ Whoever reads records asks the entry and names no format. Another format is anot
 FORMATS, and a file beside `libsvm` with the functions of that entry.
 """
 
+import functools
 import struct
 from typing import Callable, NamedTuple, Optional, Tuple
 
@@ -92,11 +93,8 @@ def _numbered_frames(path):
     for block in frames.of_file(path):
         if isinstance(block, BadRecord):
             yield block.place, None, block.reason
-            continue
-        cuts = zip(block.starts.tolist(), block.ends.tolist())
-        for number, (start, end) in enumerate(cuts, block.first):
-            place = f": record {number} at byte {block.offset + start}"
-            yield place, block.data[start + frames.HEADER : end - 4], ""
+        else:
+            yield from ((place, payload, "") for place, payload in block.records())
 
 
 def _count_frames(path):
@@ -154,13 +152,6 @@ def _size(path, files):
     return tf.reduce_max(tf.where(tf.equal(paths, path), np.int64(sizes), np.full(len(plain), -1)))
 
 
-def _accepts_examples(payloads, schema):
-    sizes = np.array([len(payload) for payload in payloads], np.int64)
-    ends = np.cumsum(sizes)
-    data = b"".join(payloads)
-    return decoder.decode(data, ends - sizes, ends, schema, most_others=100) is not None
-
-
 def _accepts_lines(lines, schema):
     return libsvm_decoder.decode(b"".join(b"%s\n" % line for line in lines), schema) is not None
 
@@ -173,7 +164,7 @@ TFRECORD = Format(
     shape=wire.shape,
     explain=wire.explain,
     unexplained=wire.UNEXPLAINED,
-    accepts=_accepts_examples,
+    accepts=functools.partial(decoder.accepts, most_others=100),
     read=_read_frames,
     parse_chunk=lambda raw, schema, ops: ops.parse(raw, schema, records.parse),
     count=_count_frames,

@@ -2,41 +2,23 @@
 
 import functools
 import os
-from typing import Iterator, Optional, Tuple
+from typing import Iterator, Tuple
 
 import tensorflow as tf
 
 from deepfm.data.plain import text_blocks
 from deepfm.data.records import check
-from deepfm.runtime.storage import places
-
-
-def read_blocks(
-    path: str, size: int = 1 << 20, start: int = 0, end: Optional[int] = None
-) -> Iterator[Tuple[int, bytes, int]]:
-    """Yields the blocks of a local or s3:// file, see `text_blocks.blocks`."""
-    with places.of(path).open_file(path) as raw:
-        yield from text_blocks.blocks(raw, path, size, start, end)
-
-
-def read_lines(path: str) -> Iterator[Tuple[int, bytes]]:
-    """The lines of a local or s3:// file that hold a record; see `text_blocks.numbered`.
-
-    Raises:
-        BadInput: see `read_blocks`.
-    """
-    return text_blocks.numbered(read_blocks(path))
 
 
 def numbered(path: str) -> Iterator[Tuple[str, bytes, str]]:
     """Yields (place, line, "") for each record of a file."""
-    for number, line in read_lines(path):
+    for number, line in text_blocks.lines(path):
         yield f":{number}", line, ""
 
 
 def count(path: str) -> int:
     """The number of records of a file."""
-    return sum(len(text_blocks.record_starts(text)) for _, text, _ in read_blocks(path))
+    return sum(len(text_blocks.record_starts(text)) for _, text, _ in text_blocks.blocks(path))
 
 
 def read(path, files, buffer_bytes, ops):
@@ -44,7 +26,7 @@ def read(path, files, buffer_bytes, ops):
 
     # TextLineDataset drops every carriage return, and so turns "3:1\r5" into 3:15.
     def blocks(path):
-        return (text for _, text, _ in read_blocks(path.decode(), buffer_bytes))
+        return (text for _, text, _ in text_blocks.blocks(path.decode(), buffer_bytes))
 
     text = tf.data.Dataset.from_generator(blocks, tf.string, [], [path])
     lines = lambda block: tf.compat.v1.string_split([block], "\n").values

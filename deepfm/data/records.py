@@ -33,12 +33,7 @@ def hashed(strings, buckets):
 def encode(labels, ids, values, counts=None, weights=None):
     """Serializes a batch with native ops; equal to `tf.train.Example.SerializeToString`.
 
-    Args:
-        labels: float32 [B].
-        ids: int64 [B, F], or with `counts` [B, M]; whatever fills up a row is ignored.
-        values: float32, likewise.
-        counts: int32 [B, F], the number of values of each field; None if each has one.
-        weights: float32 [B]; None if examples are not weighted.
+    Args: see `plain.encoder.encode`; counts are int32.
 
     Returns:
         string [B], serialized `tf.train.Example`s.

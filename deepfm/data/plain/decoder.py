@@ -6,7 +6,7 @@ lengths, as in `example_bytes.find_lists`; `wire` reads all others, one by one.
 B: records. F: fields. M: the most ids of a record. A place is a byte of the data.
 """
 
-from typing import Callable, List, NamedTuple, Optional
+from typing import Callable, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -35,12 +35,14 @@ class Batch(NamedTuple):
     weights: Optional[np.ndarray]
 
 
+def accepts(payloads: Sequence[bytes], schema: Schema, most_others: Optional[int] = None) -> bool:
+    """Whether `decode` finds all of some Examples good."""
+    cuts = np.cumsum([0, *map(len, payloads)])
+    return decode(b"".join(payloads), cuts[:-1], cuts[1:], schema, most_others) is not None
+
+
 def decode(
-    data,
-    starts: np.ndarray,
-    ends: np.ndarray,
-    schema: Schema,
-    most_others: Optional[int] = None,
+    data, starts: np.ndarray, ends: np.ndarray, schema: Schema, most_others: Optional[int] = None
 ) -> Optional[Batch]:
     """Decodes and checks the Examples data[start:end]; None if one breaks the schema.
 

@@ -27,6 +27,10 @@ _ADVICE = {  # by the last word of the kind
     "table": "of CSV and Parquet, 'python -m data_tools.prepare_criteo' reads raw columns, 'python "
     "-m data_tools.libsvm_to_tfrecord' columns of ids",
 }
+SEVERAL = (
+    "has several gzip members, of which TensorFlow reads only the first; rewrite it with 'zcat "
+    "FILE | gzip > OTHER'."
+)
 
 
 def head(path: str, tables: bool = True) -> bytes:
@@ -74,7 +78,8 @@ def same_content(files: Sequence[DataFile]) -> List[List[DataFile]]:
     Files of different sizes are told apart without reading them, most others by their first bytes.
     """
     groups = [list(files)]
-    for key in (_size, lambda file: head(file.path), _checksum):
+    size = lambda x: _trailer(x)[1] if x.path.endswith(".gz") else x.bytes % (1 << 32)
+    for key in (size, lambda file: head(file.path), _checksum):
         found = {}
         for i, group in enumerate(group for group in groups if group[1:]):
             is_one = len({os.path.realpath(file.path) for file in group}) == 1  # under two paths
@@ -98,10 +103,6 @@ def _trailer(file):
     with places.of(file.path).open_file(file.path) as f:
         f.seek(max(file.bytes - 8, 0))
         return struct.unpack("<II", f.read(8).rjust(8, b"\0"))
-
-
-def _size(file):
-    return _trailer(file)[1] if file.path.endswith(".gz") else file.bytes % (1 << 32)
 
 
 def _checksum(file):
@@ -135,12 +136,4 @@ def check_gzip(path: str):
     if not unpack.eof:
         raise BadInput(f"{path}: the gzip file is cut short; copy it again.")
     if more:
-        raise several_members(path)
-
-
-def several_members(path: str) -> BadInput:
-    """The error for a gzip file of several members."""
-    return BadInput(
-        f"{path}: has several gzip members, of which TensorFlow reads only the first; rewrite it "
-        "with 'zcat FILE | gzip > OTHER'."
-    )
+        raise BadInput(f"{path}: {SEVERAL}")

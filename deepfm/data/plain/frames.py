@@ -39,10 +39,12 @@ class Frames(NamedTuple):
     first: int
     offset: int
 
-
-def too_long(length: int) -> str:
-    """The reason to refuse a record of more than LONGEST_RECORD bytes."""
-    return f"corrupt (its header gives a length of {length} bytes)"
+    def records(self) -> Iterator[Tuple[str, bytes]]:
+        """Yields (place as in a BadRecord, payload) of each."""
+        cuts = zip(self.starts.tolist(), self.ends.tolist())
+        for number, (start, end) in enumerate(cuts, self.first):
+            place = f": record {number} at byte {self.offset + start}"
+            yield place, self.data[start + HEADER : end - 4]
 
 
 def read(raw: BinaryIO, path: str, size: int = 1 << 20) -> Iterator[Union[Frames, BadRecord]]:
@@ -144,7 +146,7 @@ def _scan(data) -> Tuple[np.ndarray, np.ndarray, int, Optional[str]]:
     while cuts[-1] + HEADER <= last:
         length = unpack(data, cuts[-1])[0]
         if length > LONGEST_RECORD:
-            reason = too_long(length)
+            reason = f"corrupt (its header gives a length of {length} bytes)"
             break
         cuts.append(cuts[-1] + FRAME + length)
     starts, ends = np.array(cuts[:-1], np.int64), np.array(cuts[1:], np.int64)

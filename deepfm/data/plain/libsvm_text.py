@@ -8,10 +8,11 @@ comment. Lines without a record are skipped.
 
 import fractions
 import re
-from typing import Iterable, List, Optional
+from typing import List, Optional
 
 import numpy as np
 
+from deepfm.data.plain import text_blocks
 from deepfm.data.plain.schema import (
     LARGER,
     NO_WEIGHT,
@@ -56,17 +57,23 @@ def shape(line: bytes) -> Shape:
     return Shape(len(words) - 1, weighted=b":" in words[0])
 
 
-def check_labelled(name: str, lines: Iterable[bytes]):
-    """Refuses (BadInput) the lines of a data set that all begin with the same `label:weight`.
+def first_shape(path: str) -> Shape:
+    """The Shape of a file's first line with a record."""
+    return next((shape(line) for _, line in text_blocks.lines(path)), Shape())
+
+
+def check_labelled(data):
+    """Refuses (BadInput) a DataSet whose lines all begin with the same `label:weight`.
 
     They have no labels, it seems: an id:value pair was taken for one. Reads on only while that may
     be so.
     """
+    lines = (line for file in data.files for _, line in text_blocks.lines(file.path))
     firsts = (line.split(None, 1)[0].partition(b":") for line in lines)
     label, colon, _ = next(firsts, (b"", b"", b""))
     if colon and all(other == label and given for other, given, _ in firsts):
         raise BadInput(
-            f"{name}: every line begins {_text(label + colon)}, so labels seem to be missing; "
+            f"{data.name}: every line begins {_text(label + colon)}, so labels seem to be missing; "
             f"{_NO_LABELS}; if these are weights, give --example_weights."
         )
 

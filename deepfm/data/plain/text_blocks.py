@@ -6,11 +6,12 @@ A line holds a record if it has anything but blanks before its first `#`.
 import codecs
 import gzip
 import zlib
-from typing import BinaryIO, Iterable, Iterator, Optional, Tuple
+from typing import Iterable, Iterator, Optional, Tuple
 
 import numpy as np
 
 from deepfm.errors import BadInput
+from deepfm.runtime.storage import places
 
 LONGEST_LINE = 64 << 20  # bytes; a file with a longer line is not text
 _BLANK, _HASH, _COLON, _NEWLINE = 32, ord("#"), ord(":"), ord("\n")
@@ -28,7 +29,7 @@ def without_mark(text: bytes, path: str) -> bytes:
 
 
 def blocks(
-    raw: BinaryIO, path: str, size: int, start: int = 0, end: Optional[int] = None
+    path: str, size: int = 1 << 20, start: int = 0, end: Optional[int] = None
 ) -> Iterator[Tuple[int, bytes, int]]:
     """Yields blocks of whole lines of a text file: (offset, text, bytes read for it).
 
@@ -36,8 +37,7 @@ def blocks(
     bytes read are those of the file on disk. Every line, the file's last too, ends in a newline.
 
     Args:
-        raw: an open file, plain or (by its name) gzip.
-        path: its name.
+        path: the file, local or remote, plain or (by its name) gzip.
         size: bytes to read at once.
         start: offset of the beginning of a line, in uncompressed bytes; 0 for a gzip file.
         end: offset at which to stop, the beginning of a line; None: the end of the file.
@@ -45,38 +45,44 @@ def blocks(
     Raises:
         BadInput: the gzip file is damaged, a line is longer than any record, or the text is UTF-16.
     """
-    compressed = path.endswith(".gz")
-    stream = gzip.GzipFile(fileobj=raw) if compressed else raw
-    if start:
-        stream.seek(start)
-    rest, position, mark, told = b"", start, 0, raw.tell()
-    while True:
-        wanted = size if end is None else min(size, end - position)
-        try:
-            read = stream.read(wanted) if wanted else b""
-        except (OSError, EOFError, zlib.error) as error:
-            if compressed:
-                message = f"{path}: the gzip file is damaged or cut short ({error})."
-                raise BadInput(message) from error
-            raise
-        at_end, begins = not read, position == 0
-        position += len(read)
-        if begins:
-            read = without_mark(read, path)
-            mark = position - len(read)  # bytes
-        head, newline, tail = read.rpartition(b"\n")
-        text, rest = (rest + head + newline, tail) if newline else (b"", rest + read)
-        at = position - len(rest) - len(text)
-        if rest and at_end:  # the file's last line lacks its newline
-            text, rest = rest + b"\n", b""
-        if text:
-            now = raw.tell()
-            yield 0 if at == mark else at, text, now - told
-            told = now
-        if at_end:
-            return
-        if len(rest) > LONGEST_LINE:
-            raise BadInput(f"{path}: has a line of over {LONGEST_LINE} bytes: not LibSVM text.")
+    with places.of(path).open_file(path) as raw:
+        compressed = path.endswith(".gz")
+        stream = gzip.GzipFile(fileobj=raw) if compressed else raw
+        if start:
+            stream.seek(start)
+        rest, position, mark, told = b"", start, 0, raw.tell()
+        while True:
+            wanted = size if end is None else min(size, end - position)
+            try:
+                read = stream.read(wanted) if wanted else b""
+            except (OSError, EOFError, zlib.error) as error:
+                if compressed:
+                    message = f"{path}: the gzip file is damaged or cut short ({error})."
+                    raise BadInput(message) from error
+                raise
+            at_end, begins = not read, position == 0
+            position += len(read)
+            if begins:
+                read = without_mark(read, path)
+                mark = position - len(read)  # bytes
+            head, newline, tail = read.rpartition(b"\n")
+            text, rest = (rest + head + newline, tail) if newline else (b"", rest + read)
+            at = position - len(rest) - len(text)
+            if rest and at_end:  # the file's last line lacks its newline
+                text, rest = rest + b"\n", b""
+            if text:
+                now = raw.tell()
+                yield 0 if at == mark else at, text, now - told
+                told = now
+            if at_end:
+                return
+            if len(rest) > LONGEST_LINE:
+                raise BadInput(f"{path}: has a line of over {LONGEST_LINE} bytes: not LibSVM text.")
+
+
+def lines(path: str) -> Iterator[Tuple[int, bytes]]:
+    """`numbered` of the file at a path."""
+    return numbered(blocks(path))
 
 
 def without_comment(line: bytes) -> bytes:

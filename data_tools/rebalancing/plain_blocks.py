@@ -1,8 +1,7 @@
 """Reads TFRecord files and LibSVM text as checked blocks of raw records, without TensorFlow.
 
-As data_tools.rebalancing.record_blocks: of a file that dataset.json describes, records with the
-layout of our own writer are trusted: their frames are checked and their labels read. All others
-are decoded.
+Of a file that dataset.json describes, records with the layout of our own writer are trusted: their
+frames are checked and their labels read. All others are decoded.
 """
 
 import contextlib
@@ -23,10 +22,11 @@ class RecordBlock(NamedTuple):
     """n consecutive records of a file.
 
     Attributes:
-        data: the bytes of the records.
+        data: the bytes of the records, perhaps with others in between.
         starts, ends: int64 [n], where in `data` each record begins and ends.
         positive: bool [n], whether the label is 1.
-        max_id: the largest feature id that was decoded, -1 if none was.
+        max_id: the largest feature id that was decoded, negative if none was.
+        read: bytes of the file on disk that were read for the block, where that is known.
     """
 
     data: bytes
@@ -34,6 +34,7 @@ class RecordBlock(NamedTuple):
     ends: np.ndarray
     positive: np.ndarray
     max_id: int
+    read: int = 0
 
 
 def read(
@@ -93,7 +94,7 @@ def first_shape(path: str) -> Shape:
         block = next(found, None)
     if not isinstance(block, frames.Frames):
         return Shape()
-    return wire.shape(block.data[block.starts[0] + frames.HEADER : block.ends[0] - 4])
+    return wire.shape(next(block.records())[1])
 
 
 def _trusted(block):
@@ -115,22 +116,15 @@ def _decoded(block, path, schema):
     data, starts, ends = block.data, block.starts, block.ends
     batch = decoder.decode(data, starts + frames.HEADER, ends - 4, schema)
     if batch is None:
-        payloads = [data[a + frames.HEADER : b - 4] for a, b in zip(starts.tolist(), ends.tolist())]
+        places, payloads = zip(*block.records())
         kept = np.ones(len(payloads), bool)
         explain = lambda payload: wire.explain(payload, schema)
-        accepts = lambda some: _accepts(some, schema)
+        accepts = lambda some: decoder.accepts(some, schema)
         for i, reason in find_refused(accepts, payloads, explain, wire.UNEXPLAINED):
             kept[i] = False
-            place = f": record {block.first + i} at byte {block.offset + int(starts[i])}"
-            yield BadRecord(path, place, reason)
+            yield BadRecord(path, places[i], reason)
         starts, ends = starts[kept], ends[kept]
         if not len(starts):
             return
         batch = decoder.decode(data, starts + frames.HEADER, ends - 4, schema)
     yield RecordBlock(data, starts, ends, batch.labels > 0, int(batch.ids.max(initial=-1)))
-
-
-def _accepts(payloads, schema):
-    ends = np.cumsum([len(payload) for payload in payloads])
-    starts = np.concatenate([[0], ends[:-1]])
-    return decoder.decode(b"".join(payloads), starts, ends, schema) is not None
