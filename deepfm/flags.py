@@ -146,7 +146,7 @@ _integer("shuffle_buffer", 100000,
     "neighbouring records are alike.", 0)
 flags.DEFINE_string("cache", "none",
     "Where to keep the records after the first epoch: none, memory, or the path of a cache file. "
-    "Worth it when reading is slow and there are several epochs.")
+    "Worth it where reading is slow, as from S3; files of this host gain nothing.")
 _integer("num_parallel_reads", 4,
     "Files read at the same time. Raise it if the log says that training waits for input.", 1, 1024)
 _integer("num_parsers", 0,

@@ -381,9 +381,7 @@ class _Training:
         if self.progress.steps < _STEPS_OF_A_VERDICT:
             return shares
         config, reads = job.input, job.input.num_parallel_reads
-        advice = utilization.reading_advice(
-            data.format.faster, bool(data.pipe), config.cache != "none", config.num_epochs, reads
-        )
+        advice = utilization.reading_advice(data.format.faster, bool(data.pipe), reads)
         verdict = utilization.verdict(
             **shares, gpu_utilization=found.gpu_utilization, advice=advice,
             num_processes=processes.size, batch_size=config.batch_size,

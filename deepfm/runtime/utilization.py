@@ -166,22 +166,18 @@ def verdict(
     )
 
 
-def reading_advice(faster: Optional[str], pipe: bool, cached: bool, epochs: int, reads: int) -> str:
+def reading_advice(faster: Optional[str], pipe: bool, reads: int) -> str:
     """What would make reading faster.
 
     Args:
         faster: what is faster to read than files of this format, if anything is.
         pipe: whether records come from a FIFO.
-        cached: whether records are kept after the first epoch.
-        epochs: number of epochs of the run.
         reads: number of files that are read in parallel.
     """
     if faster:
         return faster
     if pipe:
         return "larger objects in the channel, or --pipe_mode=false"
-    if epochs > 1 and not cached:
-        return "--cache=memory"
     return f"--num_parallel_reads={2 * reads}, or a faster disk"
 
 
