@@ -358,7 +358,9 @@ def _others(folder):
     """The paths of a model_dir's files that belong to no checkpoint, with the report last."""
     paths = []
     for root, folders, names in os.walk(folder):
-        folders[:] = [x for x in folders if not x.startswith(".") and x != best.FOLDER]
+        folders[:] = [
+            x for x in folders if not x.startswith((".", "model.ckpt-")) and x != best.FOLDER
+        ]
         if root == folder:
             names = [x for x in names if not x.startswith((checkpoints.STATE, "model.ckpt-"))]
         paths += [os.path.join(root, x) for x in names if x[0] != "." and ".tmp" not in x]
