@@ -21,7 +21,7 @@ from absl import flags, logging
 
 from deepfm import flags as deepfm_flags
 from deepfm.distribution import MODES, ModeFlags, clusters, has_tensor_cores, warn_of_idle_flags
-from deepfm.runtime import interruption, program
+from deepfm.runtime import interruption, program, utilization
 
 FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(deepfm_flags)
@@ -42,10 +42,10 @@ def before_tensorflow():
     deepfm_flags.take_defaults_from(os.environ)
     if not FLAGS.perform_shuffle:
         FLAGS.shuffle_buffer = 0
-    if FLAGS.omp_num_threads:
-        os.environ["OMP_NUM_THREADS"] = str(FLAGS.omp_num_threads)
-    if FLAGS.kmp_affinity:
-        os.environ.update(KMP_AFFINITY=FLAGS.kmp_affinity, KMP_SETTINGS="1")
+    openmp = utilization.openmp(FLAGS.omp_num_threads, FLAGS.kmp_affinity, FLAGS.num_cpus)
+    os.environ.update(openmp)
+    if openmp:
+        logging.info("OpenMP: %s.", ", ".join(map("=".join, openmp.items())))
 
 
 def main():

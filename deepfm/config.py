@@ -79,8 +79,7 @@ class ModelConfig(NamedTuple):
 # Fields of ModelConfig that decide which variables a model has, and what they mean.
 STAYS = (
     "field_size", "feature_size", "embedding_size", "deep_layers", "batch_norm", "loss_type",
-    "pooling",
-)  # fmt: skip
+    "pooling")  # fmt: skip
 # Those that may be others when a run goes on, which then says so.
 MAY_CHANGE = (
     "dropout", "l2_reg", "l2_reg_deep", "l2_scope", "batch_norm_decay", "lazy_updates",
@@ -339,6 +338,7 @@ class JobConfig(NamedTuple):
     abandon_interrupted_run: bool
     max_steps: int
     log_steps: int
+    price_per_hour: float
     save_checkpoints_steps: int
     save_checkpoints_secs: int
     keep_checkpoint_max: int

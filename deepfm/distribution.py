@@ -14,7 +14,7 @@ from deepfm.cluster import peers
 from deepfm.cluster import tf_config as clusters
 from deepfm.config import Distribution, Processes, Replicas, Servers
 from deepfm.errors import BadInput
-from deepfm.runtime.utilization import cores, gpus_of_host, why_no_gpus
+from deepfm.runtime.utilization import cores, gpus_of_host, has_mkl, why_no_gpus
 
 _CPU_REPLICAS = 16  # replicas that may always share the cores of a machine
 
@@ -325,9 +325,8 @@ def _session_config(flags, devices=(), share_of=1, logs=True):
     """tf.ConfigProto for the devices, with the cores shared among `share_of` processes."""
     import tensorflow as tf
     from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
-    from tensorflow.python import pywrap_tensorflow
 
-    if (flags.omp_num_threads or flags.kmp_affinity) and not pywrap_tensorflow.IsMklEnabled():
+    if (flags.omp_num_threads or flags.kmp_affinity) and not has_mkl():
         logging.warning(
             "--omp_num_threads and --kmp_affinity have no effect: this TensorFlow is built "
             "without MKL. Use --intra_op_threads and --inter_op_threads."

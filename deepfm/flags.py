@@ -261,7 +261,8 @@ _choice("learning_rate_decay_metric", "auc",
 _float("min_learning_rate", 0.0,
     "--learning_rate_decay_on_plateau does not lower --learning_rate below this.", 0.0)
 flags.DEFINE_bool("use_amp", False,
-    "Train in mixed precision on GPUs with tensor cores: float16 where it is safe.")
+    "Train in mixed precision: float16 where it is safe. Pays where large layers keep a GPU with "
+    "tensor cores (capability 7.0 or above) busy; elsewhere it gains nothing.")
 flags.DEFINE_bool("compiled_kernels", True,
     "Use the compiled kernels. If they are missing, the job builds them first, in at most 300 s; "
     "without a compiler, and with False, it uses TensorFlow's own operators.")
@@ -299,10 +300,14 @@ _integer("inter_op_threads", 0,
 _integer("num_threads", 0,
     "Sets --intra_op_threads and --inter_op_threads, where these are not given.", 0, 1024)
 _integer("omp_num_threads", 0,
-    "Threads of OpenMP, for builds of TensorFlow with MKL; 0 leaves it to OpenMP.", 0, 1024)
+    "Threads of OpenMP, for builds of TensorFlow with MKL; 0: OMP_NUM_THREADS of the environment, "
+    "or else the cores, divided by the ranks of this host.", 0, 1024)
 flags.DEFINE_string("kmp_affinity", None,
     "KMP_AFFINITY of OpenMP, for builds of TensorFlow with MKL, for example "
-    "granularity=fine,compact,1,0. Default: OpenMP decides.")
+    "verbose,disabled. Default: disabled, which binds no thread to a core.")
+_float("price_per_hour", 0.0,
+    "Price of a host for an hour, in any currency: report.json and the verdict then say what a "
+    "million examples cost on all hosts together.", 0.0)
 _integer("log_steps", 100, "Steps between two progress lines, and between two summaries.", 1)
 _integer("save_checkpoints_steps", 0,
     "Steps between two checkpoints; 0: --save_checkpoints_secs decides.", 0)

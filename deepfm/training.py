@@ -1,12 +1,14 @@
 """The training job: where in the data it begins, its steps, and how it ends."""
 
 import contextlib
+import socket
 from typing import Optional
 
 import tensorflow as tf
 from absl import logging
 
 from deepfm import estimators, evaluating, model_config, open_data, settings
+from deepfm.cluster import tf_config as clusters
 from deepfm.cluster.agreement import SameWeights
 from deepfm.config import JobConfig, Position
 from deepfm.data import bad_records, datasets, identity, input_pipeline, reading, shares
@@ -345,7 +347,7 @@ class _Training:
                 train={"loss": loss, "examples": examples, "saturated": saturated},
             )  # fmt: skip
             report["training_seconds"] = report.pop("seconds")
-            report.update(self._limit(data, found))
+            report.update(self._limit(data, found, rate))
             # The chief has saved the last checkpoint by now; the others do not know its step.
             if processes.evaluates:
                 logging.info(
@@ -370,21 +372,25 @@ class _Training:
                 self.evaluating.log_quality(step)
         return report
 
-    def _limit(self, data, found):
+    def _limit(self, data, found, rate):
         """What report.json says about all processes' processors, and about what limits training."""
         job, processes = self._job, self._processes
+        names, servers = set(processes.exchange(socket.gethostname())), job.distribution.servers
+        hosts = max(len(names), clusters.hosts(servers.tf_config))
+        money, said = utilization.cost(job.price_per_hour, hosts, rate)
         shares = {
             name: processes.total(getattr(found, name)) / processes.size
             for name in ("input_wait_share", "host_cpu_utilization", "cpu_utilization")
         }
         ours = shares.pop("cpu_utilization") * processes.local_size
         if self.progress.steps < _STEPS_OF_A_VERDICT:
-            return shares
+            return {**shares, **money}
         config, reads = job.input, job.input.num_parallel_reads
         advice = utilization.reading_advice(data.format.faster, bool(data.pipe), reads)
         verdict = utilization.verdict(
             **shares, gpu_utilization=found.gpu_utilization, advice=advice,
             num_processes=processes.size, batch_size=config.batch_size,
             others=shares["host_cpu_utilization"] - ours if processes.synchronous else 0.0,
+            use_amp=job.optimizer.use_amp,
         )  # fmt: skip
-        return {**shares, "verdict": verdict}
+        return {**shares, **money, "verdict": verdict + said}

@@ -54,7 +54,7 @@ DRAWN = ("model_id",)  # in model_id.json, and in the deepfm.json of an export
 TIMES_OF_LINES = (
     (r"\b[IWEF]\d{4} [\d:.]+ +\d+ \S+\] |\b\d\d:\d\d:\d\d ", ""),  # of a log
     (r"(step \d+  loss \S+).*", r"\1"),  # speeds and what is left
-    (r".*(-bound|Bound by one process) \(.*\n", ""),  # the verdict on them
+    (r".*(-bound|Bound by one process|Idle GPU) \(.*\n", ""),  # the verdict on them
     (r"\d[\d.,]* (seconds|s)\b", "TIME"),
     (r"\d[\d.,]*( \w+)?/s\b", "SPEED"),
     (r"(servable/|\"export\": \")\d{10}\b", r"\1N"),  # the time gives an export its name

@@ -77,6 +77,12 @@ def test_no_cluster_is_none(text):
     assert tf_config.parse(text) is None
 
 
+def test_hosts_that_only_serve_count_too():
+    jobs = {**JOBS, "ps": ["a:2", "[::1]:2"]}
+    assert tf_config.hosts(json.dumps({"cluster": jobs})) == 4
+    assert tf_config.hosts("{}") == 0
+
+
 @pytest.mark.parametrize("chief", ["chief", "master"])
 def test_ranks_are_the_chief_then_the_workers(chief):
     jobs = {chief: ["a:1"], "worker": ["b:1", "c:1"], "ps": ["a:2"]}

@@ -2,6 +2,7 @@
 
 import os
 import time
+import types
 
 import pytest
 from conftest import SMALL_MODEL, make_records, report, run_train, write_tfrecords
@@ -21,7 +22,18 @@ RUN = dict(
          "try --batch_size=2048, or more hosts."),
         ({"others": 0.5}, "CPU 97 %, of which other programs use 50 %)"),
         ({"host_cpu_utilization": 0.3, "gpu_utilization": 0.9}, "Compute-bound (input waits 2 %, "
-         "CPU 30 %, GPU 90 %)"),
+         "CPU 30 %, GPU 90 %): the step is the limit; try --use_amp (large layers, tensor cores), "
+         "--batch_size=2048, or more hosts."),
+        ({"gpu_utilization": 0.9, "use_amp": True}, "the limit; try --batch_size=2048, or more"),
+        ({"host_cpu_utilization": 0.89}, "Bound by one process"),
+        # A GPU that is idle: the input first, then a larger batch, then fewer GPUs or none.
+        ({"gpu_utilization": 0.2}, "Idle GPU (input waits 2 %, CPU 97 %, GPU 20 %): reading keeps "
+         "up, and the steps leave it idle; try --batch_size=2048, then fewer GPUs or CPUs alone"),
+        ({"gpu_utilization": 0.0, "num_processes": 4}, "then fewer GPUs or CPUs alone"),
+        ({"gpu_utilization": 0.2, "input_wait_share": 0.3, "host_cpu_utilization": 0.5},
+         "Input-bound (input waits 30 %, CPU 50 %, GPU 20 %): reading is the limit; try --cache"),
+        ({"gpu_utilization": 0.2, "input_wait_share": 0.3}, "CPU-bound (input waits 30 %, CPU 97 "
+         "%, GPU 20 %): reading and the steps share its cores; try a host with more cores for"),
         ({"input_wait_share": 0.3, "host_cpu_utilization": 0.6}, "Input-bound (input waits 30 %, "
          "CPU 60 %): reading is the limit; try --cache=memory."),
         # Who has no time to read waits for records, and faster reading would not help.
@@ -36,6 +48,58 @@ RUN = dict(
 )  # fmt: skip
 def test_the_verdict_names_the_limit_and_a_flag(changes, sentence):
     assert sentence in utilization.verdict(**{**RUN, **changes})
+
+
+@pytest.mark.parametrize("gpu", [0.0, 0.2, 0.5, 0.89])
+@pytest.mark.parametrize("cpu", [0.1, 0.8, 1.0])
+@pytest.mark.parametrize("wait", [0.0, 0.05, 0.3])
+@pytest.mark.parametrize("others", [0.0, 0.5])
+def test_nobody_with_an_idle_gpu_is_sent_to_more_hosts(gpu, cpu, wait, others):
+    shares = dict(gpu_utilization=gpu, host_cpu_utilization=cpu, input_wait_share=wait)
+    assert "more hosts" not in utilization.verdict(**{**RUN, **shares, "others": others})
+
+
+def test_hosts_count_in_the_price_of_a_million_examples():
+    found, said = utilization.cost(3.6, 4, 100_000)  # .001 a second, and 10 seconds
+    assert found == {"hosts": 4, "cost_per_million_examples": pytest.approx(0.04)}
+    assert said == " A million examples cost 0.04 on 4 host(s) at 3.6 per hour."
+    assert utilization.cost(0.0, 4, 100_000) == ({"hosts": 4}, "")
+
+
+@pytest.fixture
+def mkl(tmp_path, monkeypatch):
+    """A TensorFlow whose library asks for Intel's OpenMP, and an environment without settings."""
+    library = tmp_path / "libtensorflow_framework.so.1"
+    library.write_bytes(b"\x7fELF librt.so.1\0libiomp5.so\0")
+    found = types.SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(utilization.importlib.util, "find_spec", lambda name: found)
+    for name in ("OMP_NUM_THREADS", "KMP_AFFINITY", *utilization._RANKS):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(utilization, "cores", lambda: 8.0)
+
+
+@pytest.mark.parametrize(
+    "name", [None, "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "HOROVOD_LOCAL_SIZE"]
+)
+def test_the_ranks_of_a_host_share_its_cores_in_openmp(mkl, monkeypatch, name):
+    if name:
+        monkeypatch.setenv(name, "4")
+    threads = "2" if name else "8"
+    expected = {"OMP_NUM_THREADS": threads, "KMP_AFFINITY": "disabled"}
+    assert utilization.openmp(0, None, 0) == expected
+
+
+def test_settings_of_openmp_that_are_given_stay(mkl, monkeypatch):
+    asked = {"OMP_NUM_THREADS": "3", "KMP_AFFINITY": "verbose,disabled", "KMP_SETTINGS": "1"}
+    assert utilization.openmp(3, "verbose,disabled", 0) == asked
+    assert utilization.openmp(0, None, 2)["OMP_NUM_THREADS"] == "2"
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert utilization.openmp(0, None, 0) == {"KMP_AFFINITY": "disabled"}
+
+
+def test_a_build_without_mkl_leaves_openmp_alone():
+    assert not utilization.has_mkl()
+    assert utilization.openmp(0, None, 0) == {}
 
 
 @pytest.mark.parametrize(
@@ -89,13 +153,16 @@ def test_a_run_tells_what_limits_it_and_leaves_no_process(tmp_path):
     data = write_tfrecords(tmp_path / "a.tfrecords", make_records(1000))
     done = run_train(
         *SMALL_MODEL, f"--training_data_dir={data}", f"--model_dir={tmp_path}/model",
-        "--batch_size=16", "--num_epochs=3", "--log_steps=50",
+        "--batch_size=16", "--num_epochs=3", "--log_steps=50", "--price_per_hour=3.6",
         env={**os.environ, "PATH": tell(tmp_path, "30\\n")},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = report(tmp_path / "model")
     assert 0 < found["host_cpu_utilization"] <= 1
     assert found["gpu_utilization"] == 0.3
+    million = 1000 / found["examples_per_second"]  # at .001 a second
+    assert found["cost_per_million_examples"] == pytest.approx(million) and found["hosts"] == 1
+    assert f" A million examples cost {million:.3g} on 1 host(s)" in found["verdict"]
     assert f" {found['verdict']}\n" in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if " step 50 " in line]
     assert " CPU " in line and " GPU 30 %" in line

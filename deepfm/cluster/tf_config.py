@@ -137,6 +137,12 @@ def parse(tf_config: Optional[str]) -> Optional[Cluster]:
     return Cluster(jobs, job, int(index))
 
 
+def hosts(tf_config: str) -> int:
+    """How many hosts TF_CONFIG's addresses name; 0 without a cluster."""
+    jobs = json.loads(tf_config).get("cluster", {}).values()
+    return len({address.rpartition(":")[0] for addresses in jobs for address in addresses})
+
+
 def _check_alone(task, hint):
     """Refuses (BadInput) a task without a cluster that cannot be a process which trains alone."""
     task = task if isinstance(task, dict) else {"type": task}

@@ -1,24 +1,29 @@
 """How busy the processors are while a model trains, what limits it, and what to try."""
 
 import contextlib
+import importlib.util
 import os
 import pathlib
 import re
 import shutil
 import subprocess
 import threading
-from typing import List, Optional
+from typing import Dict, List, Optional, Tuple
 
 _GPU_SECONDS = 5  # between two looks at the GPUs
 _WAITING = 0.1  # share of a step spent waiting for records from which on reading is the limit
-_BUSY = 0.75  # share of the processors' time in use from which on they are the limit
+_BUSY = 0.9  # share of the processors' time in use from which on they are the limit
 _OTHERS = 0.1  # share used by other programs from which on it is reported
 _FULL = 0.95  # the same from which on steps wait because no core has time to read
+# Found before TensorFlow is loaded: OpenMP may bind the thread that loads it to a single core.
+_ALLOWED = frozenset(os.sched_getaffinity(0))
+# Variables in which Open MPI, Intel MPI and Horovod's Gloo give the number of ranks of a host.
+_RANKS = "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "HOROVOD_LOCAL_SIZE"
 
 
 def cores() -> float:
     """CPU cores that this process may use, by its affinity and its control group's quota."""
-    allowed = float(len(os.sched_getaffinity(0)))
+    allowed = float(len(_ALLOWED))
     quota = _quota()
     return min(allowed, quota) if quota else allowed
 
@@ -33,6 +38,40 @@ def _quota() -> Optional[float]:
     return None
 
 
+def has_mkl() -> bool:
+    """Whether TensorFlow is built with MKL: whether its library asks for Intel's OpenMP.
+
+    Does not load it. The names of libraries stand in the first 16 MiB of the file.
+    """
+    package = importlib.util.find_spec("tensorflow_core")
+    with contextlib.suppress(OSError, AttributeError):
+        folder = pathlib.Path(package.origin).parent
+        with (folder / "libtensorflow_framework.so.1").open("rb") as library:
+            return b"\0libiomp5.so\0" in library.read(1 << 24)
+    return False
+
+
+def openmp(threads: int, affinity: Optional[str], num_cpus: int) -> Dict[str, str]:
+    """The environment from which OpenMP takes its settings while TensorFlow is loaded.
+
+    Args:
+        threads, affinity: what the user asks for; if nothing, builds with MKL get the cores of a
+            rank, unless OMP_NUM_THREADS is set, and threads that are bound to no core.
+        num_cpus: cores that the processes of this host may use; 0: all.
+    """
+    found, mkl = {}, has_mkl()
+    if mkl and not threads and "OMP_NUM_THREADS" not in os.environ:
+        ranks = max(int(os.environ.get(name) or 1) for name in _RANKS)
+        threads = max(int(min(cores(), num_cpus or cores())) // ranks, 1)
+    if threads:
+        found["OMP_NUM_THREADS"] = str(threads)
+    if affinity:
+        found.update(KMP_AFFINITY=affinity, KMP_SETTINGS="1")
+    elif mkl:
+        found["KMP_AFFINITY"] = "disabled"
+    return found
+
+
 def busy_seconds() -> float:
     """CPU time that all processes have used of the cores that `cores` counts.
 
@@ -44,7 +83,7 @@ def busy_seconds() -> float:
             return int(dict(zip(words[::2], words[1::2]))["usage_usec"]) / 1e6
         with contextlib.suppress(OSError, ValueError):
             return int(pathlib.Path("/sys/fs/cgroup/cpuacct/cpuacct.usage").read_text()) / 1e9
-    names = {f"cpu{i}" for i in os.sched_getaffinity(0)}
+    names = {f"cpu{i}" for i in _ALLOWED}
     ticks = 0
     for line in pathlib.Path("/proc/stat").read_text().splitlines():
         name, *fields = line.split()
@@ -104,7 +143,7 @@ class Gpus:
     def watched(self):
         """Runs nvidia-smi, if there is one, during this block."""
         program = shutil.which("nvidia-smi")
-        if not program:
+        if not program or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):  # none to be used
             yield
             return
         process = subprocess.Popen(
@@ -128,6 +167,7 @@ def verdict(
     num_processes: int,
     batch_size: int,
     advice: str,
+    use_amp: bool = False,
 ) -> str:
     """What limits a run, and what to try, in a sentence.
 
@@ -137,6 +177,7 @@ def verdict(
         num_processes: processes that train together.
         batch_size: records in a replica's batch.
         advice: what would make reading faster.
+        use_amp: whether steps already compute in float16.
     """
     wait, cpu, gpu = input_wait_share, host_cpu_utilization, gpu_utilization
     seen = f"input waits {100 * wait:.0f} %, CPU {100 * cpu:.0f} %"
@@ -148,13 +189,22 @@ def verdict(
     if num_processes > 1:
         seen += f"; means of {num_processes} processes"
     larger = f"--batch_size={2 * batch_size}"
-    hosts = "a host without other programs" if shared else "more hosts"
+    idle = gpu is not None and gpu < _BUSY
+    hosts = "a host with more cores for each GPU" if idle else "more hosts"
+    hosts = "a host without other programs" if shared else hosts
     if wait >= _WAITING and cpu >= _FULL:
         return f"CPU-bound ({seen}): reading and the steps share its cores; try {hosts}."
     if wait >= _WAITING:
         return f"Input-bound ({seen}): reading is the limit; try {advice}."
+    if idle:
+        return (
+            f"Idle GPU ({seen}): reading keeps up, and the steps leave it idle; try {larger}, then "
+            "fewer GPUs or CPUs alone, which often train click models for less money. --use_amp "
+            "pays only on a busy GPU."
+        )
     if max(cpu, gpu or 0.0) >= _BUSY:
-        return f"Compute-bound ({seen}): the step is the limit; try {larger}, or {hosts}."
+        amp = "--use_amp (large layers, tensor cores), " if gpu and not use_amp else ""
+        return f"Compute-bound ({seen}): the step is the limit; try {amp}{larger}, or {hosts}."
     if num_processes > 1:
         return (
             f"Communication-bound ({seen}): the processes wait for each other; try {larger}, which "
@@ -164,6 +214,20 @@ def verdict(
         f"Bound by one process ({seen}), which cannot keep more cores busy; try {larger}, or "
         "horovodrun with several processes on this host."
     )
+
+
+def cost(price_per_hour: float, hosts: int, rate: float) -> Tuple[Dict[str, float], str]:
+    """(what the report says about hosts and money, how the verdict says it), from examples/s.
+
+    The price is that of one host; 0: unknown.
+    """
+    if not (price_per_hour and rate):
+        return {"hosts": hosts}, ""
+    million = price_per_hour * hosts / 3600 / rate * 1e6
+    said = (
+        f" A million examples cost {million:.3g} on {hosts} host(s) at {price_per_hour:g} per hour."
+    )
+    return {"hosts": hosts, "cost_per_million_examples": million}, said
 
 
 def reading_advice(faster: Optional[str], pipe: bool, reads: int) -> str:
