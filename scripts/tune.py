@@ -14,8 +14,9 @@ The search keeps --budget_minutes: it begins no run that, judging by earlier one
 time. If the time is short, each rung gets a share of it and tries its first candidates; the output
 names what was left out. A budget in which nothing could be compared is refused after the first run.
 
-The output is the command to use, the reason, whether more hosts are worth it, and a table of all
-runs. --grid tries every combination instead, which takes long and shows what the ladder missed.
+The output is the command to use, the reason, what to try next, and a table of all runs, with the
+cost of a million examples if --price_per_hour is among train.py's flags. --grid tries every
+combination instead, which takes long and shows what the ladder missed.
 """
 
 import contextlib
@@ -38,7 +39,7 @@ from absl import flags, logging
 from tables_and_plots import bars, markdown, png
 from tune_candidates import Candidate, Run, devices, grid, inputs, this_machine, threads
 
-_MODES = ["tower", "mirrored", "horovod"]
+_MODES = ["tower", "mirrored", "horovod", "ps"]
 FLAGS = flags.FLAGS
 # fmt: off
 flags.DEFINE_float("budget_minutes", 15, "Minutes that the whole search may take.", 0.1)
@@ -59,12 +60,11 @@ _OURS = (
     "max_steps", "num_epochs", "clear_existing_model", "servable_model_dir", "val_data_dir",
     "task_type", "export", "eval_every_steps", "early_stopping_patience", "save_checkpoints_secs",
     "save_checkpoints_steps", "learning_rate_decay_on_plateau", "learning_rate_decay_patience",
-    "dist_mode", "num_threads", "ps_hosts",
+    "dist_mode", "num_threads", "ps_hosts", "cross_device_ops",
 )  # fmt: skip
-_FEW = 60  # steps of the first run, which determines the length of the others
+_FEW = 100  # steps of the first run, which determines the length of the others; for a verdict
 _ENOUGH = 0.85  # share of a rung's best rate that earns a second run
 _BETTER = 1.03  # times the best rate so far that another candidate has to reach
-_BUSY = 0.85  # share of the CPU from which on a host is fully used
 _WAITING = 0.05  # share of waiting for records from which on reading is tuned
 _SLOWER = 4  # times its expected time, plus a minute, that a run may take
 _OTHER_MODE = 1.5  # times what other modes took to start: the estimate for a new one
@@ -213,7 +213,7 @@ class Tuner:
                 rates[candidate].append(self.run(candidate, rung, 2 * FLAGS.seconds, end).rate)
         if not good:
             return None
-        mean = {c: statistics.mean(rates[c]) for c in good}
+        mean = {c: statistics.mean(filter(None, rates[c])) for c in good}  # 0: killed, or failed
         fastest = max(good, key=mean.get)
         return fastest if mean[fastest] > _BETTER * mean.get(first, 0) else first
 
@@ -311,7 +311,8 @@ def _search(tuner, machine) -> Tuple[Candidate, float, List[str]]:
         labels = [candidate.label() for candidate in tuner.left_out]
         notes.append(
             f"There was no time for {len(labels)} candidate(s) ({'; '.join(labels[:3])}"
-            f"{', ...' if labels[3:] else ''}); --budget_minutes={all_of_it} tries all."
+            f"{', ...' if labels[3:] else ''}); "
+            f"--budget_minutes={max(all_of_it, math.ceil(budget / 30))} tries more."
         )
     best, ratio = _compare(tuner, best, notes)
     return best, ratio, notes
@@ -341,7 +342,6 @@ def _conclude(tuner, words, best, ratio, notes, output):
     command = [*best.command(), *words]
     if "global_batch_size" not in dict(best.flags):
         command.append(f"--global_batch_size={tuner.batch}")
-    notes = [*notes, _advice(report)]
     found = {
         "command": " ".join(map(shlex.quote, command)),
         "flags": dict(best.flags),
@@ -363,7 +363,7 @@ def _conclude(tuner, words, best, ratio, notes, output):
         run.candidate: [r for r in tuner.runs if r.candidate == run.candidate] for run in tuner.runs
     }
     write_files(output, {"tune.json": text, "tune.png": _plot(runs, best)})
-    print(_table(runs, best))
+    print(_table(runs, best, float(flag_values(words).get("price_per_hour", 0))))
     print(f"\n{found['why']}")
     print("\n".join(notes))
     times = f"{ratio:.2f} times as fast as the default"
@@ -375,43 +375,37 @@ def _conclude(tuner, words, best, ratio, notes, output):
 _SHOWN = ("input_wait_share", "host_cpu_utilization", "gpu_utilization", "peak_rss_bytes")
 
 
-def _advice(report) -> str:
-    """Whether the next rung of the ladder is worth it."""
-    # The GPUs count, if it has some.
-    busy = report.get("gpu_utilization") or report.get("host_cpu_utilization", 0.0)
-    if busy >= _BUSY:
-        return (
-            f"This host is fully used ({100 * busy:.0f} %): a larger host is worth it, and then "
-            "more hosts (parameter servers or Horovod)."
-        )
-    return (
-        f"This host is {100 * busy:.0f} % busy: before more hosts, try a larger batch, or a host "
-        "with fewer and faster cores."
-    )
+def _rates(found: List[Run]) -> List[float]:
+    """The rates of the runs that succeeded; 0 if none did."""
+    return [run.rate for run in found if run.rate] or [0.0]
 
 
-def _table(runs: Dict[Candidate, List[Run]], best) -> str:
+def _table(runs: Dict[Candidate, List[Run]], best, price_per_hour: float) -> str:
     """All candidates, fastest first, as a Markdown table."""
     rows = []
     percent = lambda x: "" if x is None else f"{100 * x:.0f} %"
-    rate = lambda found: statistics.median(run.rate for run in found)
+    rate, priced = lambda found: statistics.median(_rates(found)), price_per_hour > 0
     for candidate, found in sorted(runs.items(), key=lambda item: -rate(item[1])):
         name = f"**{candidate.label()}**" if candidate == best else candidate.label()
+        failed = [run for run in found if not run.rate]
+        count = f"{len(found)}, {len(failed)} failed" if failed else str(len(found))
         if rate(found):
-            *shares, memory = map(found[-1].report.get, _SHOWN)
+            report = next(run.report for run in found[::-1] if run.rate)
+            *shares, memory = map(report.get, _SHOWN)
             told = [*map(percent, shares), f"{(memory or 0) / 2**30:.1f} GiB"]
-            rows.append((name, f"{rate(found):,.0f}", str(len(found)), *told))
+            told += [f"{price_per_hour / 3600 / rate(found) * 1e6:.3g}"] if priced else []
+            rows.append((name, f"{rate(found):,.0f}", count, *told))
         else:
-            rows.append((name, f"failed: {found[-1].failure[:80]}", str(len(found)), *[""] * 4))
+            rows.append((name, f"failed: {found[-1].failure[:80]}", count, *[""] * (4 + priced)))
     titles = "candidate", "examples/s", "runs", "input wait", "CPU", "GPU", "memory"
-    return markdown(titles, rows)
+    return markdown([*titles, *["cost of a million"] * priced], rows)
 
 
 def _plot(runs, best) -> bytes:
     """A bar for each candidate, in the order in which they were tried."""
     color = lambda candidate: "tab:orange" if candidate == best else "tab:blue"
     figure, _ = bars(
-        [(c.label(), [run.rate for run in found], color(c)) for c, found in runs.items()],
+        [(c.label(), _rates(found), color(c)) for c, found in runs.items()],
         xlabel="examples/s (dots: single runs; orange: recommended)",
     )
     return png(figure)

@@ -16,13 +16,15 @@ class Candidate(NamedTuple):
 
     Attributes:
         flags: ((name, value), ...) that differ from the defaults.
-        processes: ranks of horovodrun; 0 without it.
+        processes: ranks of horovodrun, or chief and workers beside a parameter server; 0: neither.
         preload: a library that replaces the memory allocator, or "".
+        cpus_only: whether the host's GPUs are hidden.
     """
 
     flags: Tuple[Tuple[str, str], ...] = ()
     processes: int = 0
     preload: str = ""
+    cpus_only: bool = False
 
     def with_flags(self, **more) -> "Candidate":
         """The candidate with some flags set."""
@@ -34,11 +36,17 @@ class Candidate(NamedTuple):
         python = sys.executable
         if ROOT in pathlib.Path(python).parents:
             python = os.path.relpath(python)
-        horovodrun = [os.path.join(os.path.dirname(python), "horovodrun"), "-np"]
+        start = [python, os.path.relpath(ROOT / "train.py")]
+        if self.mode() == "ps":
+            cluster = os.path.relpath(ROOT / "scripts" / "local_cluster.py")
+            start = [python, cluster, f"--num_workers={self.processes - 1}", "--"]
+        elif self.processes:
+            horovodrun = os.path.join(os.path.dirname(python), "horovodrun")
+            start = [horovodrun, "-np", str(self.processes), *start]
         return [
             *([f"LD_PRELOAD={self.preload}"] if self.preload else []),
-            *([*horovodrun, str(self.processes)] if self.processes else []),
-            python, os.path.relpath(ROOT / "train.py"),
+            *(["CUDA_VISIBLE_DEVICES=-1"] if self.cpus_only else []),
+            *start,
             *(f"--{name}={value}" for name, value in self.flags),
         ]  # fmt: skip
 
@@ -56,6 +64,7 @@ class Candidate(NamedTuple):
         parts = [given.pop("distribution", "local")]
         if self.processes:
             parts[0] += f" × {self.processes}"
+        parts += ["no GPU"] if self.cpus_only else []
         names = {
             "replicas_per_process": "replicas", "intra_op_threads": "intra",
             "inter_op_threads": "inter", "num_parallel_reads": "reads",
@@ -90,9 +99,7 @@ class Machine(NamedTuple):
 def this_machine() -> Machine:
     """Looks at this machine."""
     program = (
-        "from deepfm.runtime.utilization import cores;"
-        "from tensorflow.python import pywrap_tensorflow;"
-        "print(int(cores()), int(pywrap_tensorflow.IsMklEnabled()))"
+        "from deepfm.runtime.utilization import cores, has_mkl;print(int(cores()), int(has_mkl()))"
     )
     cores, mkl = map(int, run_command(sys.executable, "-c", program).stdout.split()[-2:])
     listed = subprocess.getoutput("nvidia-smi -L").splitlines()  # or an error message
@@ -110,6 +117,15 @@ def threads(machine) -> List[Candidate]:
         if (a, b) != (max(machine.cores // 2, 1), machine.cores)  # the default
     ]
     if machine.mkl:
+        names = (
+            "intra_op_threads",
+            "inter_op_threads",
+            "omp_num_threads",
+        )  # as the article's scripts
+        found = [
+            Candidate().with_flags(**dict.fromkeys(names, n), kmp_affinity="verbose,disabled")
+            for n in halves[:-3:-1]
+        ] + found
         affinities = ("granularity=fine,compact,1,0", "disabled")
         found += [
             Candidate().with_flags(omp_num_threads=n, kmp_affinity=affinity)
@@ -120,26 +136,34 @@ def threads(machine) -> List[Candidate]:
 
 def devices(machine, modes: Sequence[str], best: Candidate, batch: int) -> List[Candidate]:
     """More devices and processes of this host, which divide the batch among them; many before few,
-    and each mode in turn."""
+    and each mode in turn; and, where there are GPUs, the same on its CPUs alone."""
     there = machine.gpus or machine.cores
     counts = sorted({n for n in (2, there // 2, there - 1, there) if 1 < n <= there}, reverse=True)
     found = []
     for n in (n for n in counts if batch % n == 0):
         for mode in modes:
-            if mode != "horovod":
-                found.append(best.with_flags(distribution=mode, replicas_per_process=n))
-                continue
-            share = max(machine.cores // n, 1)
-            alone = best._replace(
-                flags=tuple(f for f in best.flags if "op_threads" not in f[0]), processes=n
-            )
-            threads = {(share, share), (max(share // 2, 1), share)}
-            found += [
-                alone.with_flags(distribution="horovod", intra_op_threads=a, inter_op_threads=b)
-                for a, b in sorted(threads)
-            ]
+            if mode in ("tower", "mirrored"):
+                more = best.with_flags(distribution=mode, replicas_per_process=n)
+                reductions = ("nccl", "reduction_to_one_device") * (mode == "mirrored")
+                by = [more.with_flags(cross_device_ops=name) for name in reductions if machine.gpus]
+                found += by or [more]
+            elif mode == "horovod" or not machine.gpus:  # workers would share each GPU
+                share = max(machine.cores // n, 1)
+                flags = tuple(f for f in best.flags if not f[0].endswith("_threads"))
+                alone = best._replace(flags=flags, processes=n)
+                omp = {"omp_num_threads": share} if machine.mkl else {}
+                found += [
+                    alone.with_flags(distribution=mode, intra_op_threads=a, **omp).with_flags(
+                        inter_op_threads=share
+                    )
+                    for a in sorted({share, max(share // 2, 1)})
+                ]
     if "mirrored" in modes:
         found.append(best.with_flags(distribution="mirrored", replicas_per_process=1))
+    if machine.gpus:
+        flags = tuple(f for f in best.flags if f[0] != "use_amp")
+        alone = best._replace(flags=flags, cpus_only=True)
+        found += [alone, *devices(machine._replace(gpus=0), modes, alone, batch)]
     return found
 
 

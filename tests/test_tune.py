@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -162,6 +163,13 @@ def test_the_budget_is_kept_and_reaches_the_last_rung(budget, start):
     assert ("There was no time for " in found.notes) == (found.tried < all_of_them)
 
 
+def test_the_budget_that_is_advised_tries_more():
+    slow = "100000 if not given else 20000"  # slower than the estimate, which is the default's
+    found = simulated(slow, 8, 1)
+    more = int(re.search("--budget_minutes=([0-9]+) tries more", found.notes)[1])
+    assert more > 8 and simulated(slow, more, 1).tried > found.tried
+
+
 def test_the_budget_that_a_refusal_names_is_enough():
     with pytest.raises(ValueError, match="too short: a run takes 14 s here") as refusal:
         simulated(RATE, 0.5, 10)
@@ -194,7 +202,7 @@ def test_tries_parsers_where_training_waits():
 
 
 def test_finds_the_best_of_every_rung():
-    rate = """(1000 * (1.2 if given.get("intra_op_threads") == "4" else 1)
+    rate = """(10000 * (1.2 if given.get("intra_op_threads") == "4" else 1)
         * (1.1 if candidate.preload else 1) * (1.1 if given.get("num_parallel_reads") == "8" else 1)
         * (1.5 if given.get("distribution") == "horovod" and candidate.processes == 4 else 1)
         * (2 if given.get("global_batch_size") == "2048" else 1))"""
@@ -203,6 +211,70 @@ def test_finds_the_best_of_every_rung():
     assert "reads 8" in found.label and "allocator" in found.label
     assert found.ratio == pytest.approx(1.1 * 1.1 * 1.5 * 2, rel=0.01)
     assert found.calls < 2 * found.tried  # the worst ran once
+
+
+def test_a_run_that_was_killed_counts_in_no_mean():
+    rate = """(130000 if given.get("intra_op_threads") != "4" else
+        0 if rung == "threads" and calls.count(calls[-1]) == 2 else 150000)"""
+    found = simulated(rate)
+    assert "intra 4" in found.label and found.ratio == pytest.approx(15 / 13, abs=0.01)
+
+
+def in_tune(text):
+    """What a program prints that has tune.py's names, and those of its candidates."""
+    program = f"""if True:
+        import runpy, sys
+        sys.path.insert(0, "scripts")
+        globals().update(runpy.run_path("scripts/tune.py"))
+        from tune_candidates import Machine, devices, grid, threads
+        {text}
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_table_shows_only_rates_that_occurred_and_what_they_cost():
+    table = in_tune("""
+        run = lambda rate: Run(Candidate(), "x", rate, {"peak_rss_bytes": 0} if rate else {})
+        print(_table({Candidate(): [run(168764.0), run(0.0)]}, None, 3.6))
+        print(_table({Candidate(): [run(0.0)]}, None, 0.0))
+    """)
+    assert "| local | 168,764 | 2, 1 failed |" in table and "| 0.00593 |" in table
+    assert "| local | failed:  | 1, 1 failed |" in table and table.count("cost of a million") == 1
+
+
+def test_candidates_are_those_of_the_article():
+    """Its triple of threads where there is MKL, parameter servers beside Horovod, NCCL, and the
+    CPUs of a host with GPUs."""
+    said = in_tune("""
+        host = Machine(8, 0, True, "")
+        modes = ["mirrored", "horovod", "ps"]
+        for found in threads(host), devices(host, modes, threads(host)[0], 1024), devices(
+            Machine(8, 4, False, ""), modes, Candidate().with_flags(use_amp=True), 1024
+        ), grid(host, [], 1024, [0]):
+            print(*(c.label() + ": " + " ".join(c.command()) for c in found), sep="\\n", end="|")
+    """)
+    of_threads, of_devices, of_gpus, of_grid = (part.splitlines() for part in said.split("|")[:-1])
+    for part in of_threads, of_grid:
+        for n in (8, 4):
+            triple = f"local, inter {n}, intra {n}, KMP verbose,disabled, "
+            (line, *_) = [line for line in part if line.startswith(triple)]
+            assert f"--omp_num_threads={n}" in line
+    horovod = [line for line in of_devices if line.startswith("horovod × 8")]
+    assert len(horovod) == 1 and "intra_op_threads=1" in horovod[0]
+    assert all("--omp_num_threads=1" in line for line in horovod)
+    (servers, *_) = [line for line in of_devices if line.startswith("ps × 4")]
+    assert "scripts/local_cluster.py --num_workers=3 -- --distribution=ps" in servers
+    assert "--omp_num_threads=2" in servers
+    assert any("--cross_device_ops=nccl" in line for line in of_gpus)
+    on_cpus = [line for line in of_gpus if "CUDA_VISIBLE_DEVICES=-1 " in line]
+    assert {line.split(",")[0].split(" ×")[0] for line in on_cpus} == {
+        "local", "mirrored", "horovod", "ps",
+    }  # fmt: skip
+    assert not any("nccl" in line or "use_amp" in line for line in on_cpus)
 
 
 def test_what_is_hardly_faster_than_the_default_is_not_recommended():
