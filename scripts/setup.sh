@@ -8,8 +8,8 @@
 #   scripts/setup.sh --gpu          # with tensorflow-gpu (docs/gpu.md); may be one of several
 #   scripts/setup.sh --sagemaker    # also .venv-sagemaker: SageMaker's toolkit and SDK
 #   scripts/setup.sh --spark        # only .venv-spark: pyspark, without TensorFlow; needs Java
-#   scripts/setup.sh --tests        # all of these, Chromium, where apt-get can install it, and
-#                                   # .venv-spark-newer, where there is a Python 3.9 to 3.11
+#   scripts/setup.sh --tests        # all of these but --gpu, .venv-mkl, Chromium, where apt-get can install
+#                                   # it, and .venv-spark-newer, where there is a Python 3.9 to 3.11
 #   PYTHON=/path/to/python3.7 DEEPFM_CACHE=/big/disk/deepfm scripts/setup.sh
 #
 # DEEPFM_CACHE (default ~/.cache/deepfm) keeps what is expensive to make: Horovod's wheel, a
@@ -177,6 +177,7 @@ sources() {
   kernels) echo requirements.txt deepfm/kernels/build.py deepfm/kernels/csrc/* ;;
   development) echo requirements.txt requirements-dev.txt ;;
   sagemaker) echo requirements.txt requirements-dev.txt requirements-sagemaker.txt ;;
+  mkl) echo requirements.txt requirements-mkl.txt ;;
   classes) echo requirements-spark.txt ;;
   spark*) echo "requirements-$1.txt" ;;
   esac
@@ -184,7 +185,7 @@ sources() {
 
 stamp() {
   case $1 in
-  sagemaker | spark*) echo ".venv-$1/deepfm-setup" ;;
+  sagemaker | mkl | spark*) echo ".venv-$1/deepfm-setup" ;;
   classes) echo ".venv-spark/deepfm-setup-classes" ;;
   *) echo ".venv/deepfm-setup-$1" ;;
   esac
@@ -273,15 +274,16 @@ assert hvd.mpi_built() and hvd.gloo_built(), "Horovod was built without MPI or G
   ready horovod
 }
 
-make_sagemaker() { # sees .venv's packages after its own: TensorFlow and Horovod are there
-  local python=.venv-sagemaker/bin/python
-  rm -rf .venv-sagemaker
-  step "Making .venv-sagemaker" "$venv_python" -m venv --clear .venv-sagemaker
-  echo "$root/.venv/lib/python3.7/site-packages" >.venv-sagemaker/lib/python3.7/site-packages/venv.pth
-  step "Installing SageMaker's toolkit and SDK" env \
-    SKLEARN_ALLOW_DEPRECATED_SKLEARN_PACKAGE_INSTALL=True "$python" -m pip install \
-    --disable-pip-version-check --no-deps --no-build-isolation -r requirements-sagemaker.txt
+make_beside() { # make_beside PART: .venv-PART, which sees .venv's packages after its own
+  rm -rf ".venv-$1"
+  step "Making .venv-$1" "$venv_python" -m venv --clear ".venv-$1"
+  echo "$root/.venv/lib/python3.7/site-packages" >".venv-$1/lib/python3.7/site-packages/venv.pth"
+  step "Installing the packages of .venv-$1" env \
+    SKLEARN_ALLOW_DEPRECATED_SKLEARN_PACKAGE_INSTALL=True ".venv-$1/bin/python" -m pip install \
+    --disable-pip-version-check --no-deps --no-build-isolation -r "requirements-$1.txt"
 }
+
+make_mkl() { make_beside mkl && ready mkl; }
 
 make_spark() { # alone, so that no TensorFlow is found where the executors have none
   find_python || fetch_python
@@ -353,7 +355,7 @@ for word in "$@"; do
   --no_horovod) asked=(packages kernels) ;;
   --sagemaker) asked=("${parts[@]}") ;;
   --spark) asked=(spark) ;;
-  --tests) asked=("${parts[@]}" spark classes) tests=1 ;;
+  --tests) asked=("${parts[@]}" mkl spark classes) tests=1 ;;
   *) fail "$word is not an option; give --gpu, --no_horovod, --sagemaker, --spark, --tests or none." ;;
   esac
 done
@@ -396,7 +398,8 @@ if to_do horovod && ! has_wheel; then echo "Horovod is built now, once per machi
 if to_do kernels; then begin make_kernels; fi
 if to_do development; then begin make_development; fi
 if to_do horovod; then begin make_horovod; fi
-if to_do sagemaker; then begin make_sagemaker; fi
+if to_do sagemaker; then begin make_beside sagemaker; fi
+if to_do mkl; then begin make_mkl; fi
 if to_do spark || to_do classes; then begin make_spark_and_classes; fi
 if to_do spark-newer; then begin make_spark_newer; fi
 finish
