@@ -79,12 +79,12 @@ class ModelConfig(NamedTuple):
 # Fields of ModelConfig that decide which variables a model has, and what they mean.
 STAYS = (
     "field_size", "feature_size", "embedding_size", "deep_layers", "batch_norm", "loss_type",
-    "pooling")  # fmt: skip
+    "pooling",
+)  # fmt: skip
 # Those that may be others when a run goes on, which then says so.
 MAY_CHANGE = (
     "dropout", "l2_reg", "l2_reg_deep", "l2_scope", "batch_norm_decay", "lazy_updates",
-    "batch_norm_epsilon",
-)  # fmt: skip
+    "batch_norm_epsilon")  # fmt: skip
 
 
 class ModelAsked(NamedTuple):
@@ -339,6 +339,7 @@ class JobConfig(NamedTuple):
     max_steps: int
     log_steps: int
     price_per_hour: float
+    profile_steps: Tuple[int, ...]
     save_checkpoints_steps: int
     save_checkpoints_secs: int
     keep_checkpoint_max: int

@@ -306,9 +306,12 @@ flags.DEFINE_string("kmp_affinity", None,
     "KMP_AFFINITY of OpenMP, for builds of TensorFlow with MKL, for example "
     "verbose,disabled. Default: disabled, which binds no thread to a core.")
 _float("price_per_hour", 0.0,
-    "Price of a host for an hour, in any currency: report.json and the verdict then say what a "
-    "million examples cost on all hosts together.", 0.0)
+    "Price of a host for an hour. Report and verdict then say what a million examples cost.", 0.0)
 _integer("log_steps", 100, "Steps between two progress lines, and between two summaries.", 1)
+_define(_Numbers(int, lambda x: x > 0, "two steps such as 100,120"), "profile_steps", (),
+    "First and last step of a timeline for Chrome, and of the operators' shares in report.html.")
+flags.register_validator("profile_steps", lambda x: not x or x == (min(x), max(x)),
+    "give the first and the last step, such as --profile_steps=100,120.")
 _integer("save_checkpoints_steps", 0,
     "Steps between two checkpoints; 0: --save_checkpoints_secs decides.", 0)
 _integer("save_checkpoints_secs", 600,

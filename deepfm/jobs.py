@@ -79,6 +79,7 @@ _USED_BY = {
     "slice_fields": ("train", "eval"),
     "clear_existing_model": ("train",),
     "abandon_interrupted_run": ("train",),
+    "profile_steps": ("train",),
 }
 
 

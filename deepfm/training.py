@@ -224,8 +224,8 @@ class _Training:
         # about once in 200 runs on a busy machine.
         self.last_step = last if mode.replicas.strategy else job.max_steps or None
         self.progress = throughput.ProgressHook(
-            job.log_steps if chief or not processes.synchronous else 0,
-            last, job.model_dir, processes.size, processes.synchronous, gpus, chief,
+            job.log_steps if chief or not processes.synchronous else 0, last,
+            job.model_dir, processes.size, processes.synchronous, gpus, chief, job.profile_steps,
         )  # fmt: skip
         self._labels = LabelOrder(
             self.progress, processes, data.name, job.input.shuffle_buffer,
@@ -347,7 +347,7 @@ class _Training:
                 train={"loss": loss, "examples": examples, "saturated": saturated},
             )  # fmt: skip
             report["training_seconds"] = report.pop("seconds")
-            report.update(self._limit(data, found, rate))
+            report.update(self._limit(data, found, rate), **self.progress.profile)
             # The chief has saved the last checkpoint by now; the others do not know its step.
             if processes.evaluates:
                 logging.info(

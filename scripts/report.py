@@ -240,6 +240,8 @@ def _part(title, report, plots, model=None, evaluations=None) -> List[str]:
     """The part of the page about a job; `model` and `evaluations` are a training's."""
     verdict, images = report.get("verdict"), "".join(map(_image, plots, plots.values()))
     deciles = (report.get("curves") or {}).get("deciles")
+    profile = report.get("profile") or {"steps": 0, "operators": []}
+    columns = "operator", "calls", "ms", "share"
     tables = {
         "Evaluations": _rows(("step", "auc", "log_loss"), evaluations),
         **_slices((report.get("eval") or {}).get("slices") or []),
@@ -250,6 +252,7 @@ def _part(title, report, plots, model=None, evaluations=None) -> List[str]:
         "Flags that are not at their defaults": _pairs(report.get("flags")),
         "Model": _pairs(model),
         "Skipped records": _rows(("file", "place", "reason"), report.get("skipped")),
+        f"Operators, per step of {profile['steps']}": _rows(columns, profile["operators"]),
     }
     return [
         f"<h1>{title}</h1>",

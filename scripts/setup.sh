@@ -8,8 +8,9 @@
 #   scripts/setup.sh --gpu          # with tensorflow-gpu (docs/gpu.md); may be one of several
 #   scripts/setup.sh --sagemaker    # also .venv-sagemaker: SageMaker's toolkit and SDK
 #   scripts/setup.sh --spark        # only .venv-spark: pyspark, without TensorFlow; needs Java
-#   scripts/setup.sh --tests        # all of these but --gpu, .venv-mkl, Chromium, where apt-get can install
-#                                   # it, and .venv-spark-newer, where there is a Python 3.9 to 3.11
+#   scripts/setup.sh --tests        # all of these but --gpu, .venv-mkl, Chromium, where apt-get can
+#                                   # install it, and .venv-spark-newer, where there is a Python
+#                                   # 3.9 to 3.11
 #   PYTHON=/path/to/python3.7 DEEPFM_CACHE=/big/disk/deepfm scripts/setup.sh
 #
 # DEEPFM_CACHE (default ~/.cache/deepfm) keeps what is expensive to make: Horovod's wheel, a

