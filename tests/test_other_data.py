@@ -106,7 +106,8 @@ def test_a_cache_file_of_other_content_is_not_used(tmp_path):
     done(*job(tmp_path, cache, "--num_epochs=2", model="first"))
     write(tmp_path, turned=True)
     done(*job(tmp_path, cache, "--num_epochs=2", model="second"))
-    done(*job(tmp_path, "--cache=memory", "--num_epochs=2", model="wanted"))
+    text = done(*job(tmp_path, "--cache=memory", "--num_epochs=2", model="wanted")).stderr
+    assert "--cache=memory gains nothing where files are read as fast as memory" in text
     found, wanted = weights(tmp_path / "second"), weights(tmp_path / "wanted")
     for name, value in wanted.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
