@@ -118,13 +118,10 @@ def threads(machine) -> List[Candidate]:
     ]
     if machine.mkl:
         names = "intra_op_threads", "inter_op_threads", "omp_num_threads"
-        found = (
-            [  # as the article's scripts
-                Candidate().with_flags(**dict.fromkeys(names, n), kmp_affinity="verbose,disabled")
-                for n in halves[:-3:-1]
-            ]
-            + found
-        )
+        found[:0] = [  # as the article's scripts
+            Candidate().with_flags(**dict.fromkeys(names, n), kmp_affinity="verbose,disabled")
+            for n in halves[:-3:-1]
+        ]
         affinities = ("granularity=fine,compact,1,0", "disabled")
         found += [
             Candidate().with_flags(omp_num_threads=n, kmp_affinity=affinity)
