@@ -294,6 +294,7 @@ def save_export(model: Model, target: str, kind: str):
         stamp = export.Stamp(model_id, step, found, kind, config.feature_map)
         there = _already_exported(target, others, stamp)
         if there:
+            export.tidy(target)
             logging.info("The model of step %d is already exported at %s.", step, there)
             return there, step
         with remote_files.written(target) as folder, trained(model) as estimator:

@@ -170,6 +170,9 @@ def test_a_finished_command_exports_nothing_again(data, tmp_path):
     for _ in range(2):
         done = run_train(*flags)
         assert done.returncode == 0, done.stderr
+        left = tmp_path / "servable/.export-abcd1234"  # as of an export that was killed
+        left.mkdir()  # fails unless the next run has removed it
+    left.rmdir()
     (path,) = exports(tmp_path)
     assert f"The model of step {STEPS} is already exported at {path}." in done.stderr
 

@@ -22,6 +22,7 @@ from deepfm.state import checkpoints
 
 ID_FILE = "model_id.json"  # in model_dir: the id that its exports carry
 KINDS = ("best", "last", "asked")  # why it was made ("asked": by --task_type=export)
+_SCRATCH = ".export-"  # what the folder begins with in which one is made
 _STAMP = "deepfm.json"
 _VERSION = 1
 _NUMBER = re.compile(r"[0-9]{1,18}")  # the name of an export, as TensorFlow Serving expects it
@@ -148,6 +149,12 @@ def is_whole(path: str) -> bool:
     return remote_files.is_remote(path) or not checkpoints.first_damaged(variables)
 
 
+def tidy(folder: str):
+    """Removes what killed exports left in a local folder."""
+    if os.path.isdir(folder):
+        atomic_files.remove(folder, _SCRATCH)
+
+
 def save(
     estimator: tf.estimator.Estimator,
     checkpoint: str,
@@ -168,7 +175,7 @@ def save(
         set back, because servers load the highest.
     """
     os.makedirs(folder, exist_ok=True)
-    with atomic_files.scratch(folder, ".export-") as scratch:
+    with atomic_files.scratch(folder, _SCRATCH) as scratch:
         said = os.path.join(scratch, _STAMP)
         atomic_files.write_json(said, {"format_version": _VERSION, **stamp._asdict()})
         made = estimator.export_saved_model(
