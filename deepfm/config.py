@@ -84,7 +84,8 @@ STAYS = (
 # Those that may be others when a run goes on, which then says so.
 MAY_CHANGE = (
     "dropout", "l2_reg", "l2_reg_deep", "l2_scope", "batch_norm_decay", "lazy_updates",
-    "batch_norm_epsilon")  # fmt: skip
+    "batch_norm_epsilon",
+)  # fmt: skip
 
 
 class ModelAsked(NamedTuple):

@@ -114,6 +114,7 @@ def train(job: JobConfig, of_job: sagemaker.Job, mirror: Optional[Mirror] = None
         _check_all_used(job, data, position, run)
     elif chief:
         estimators.check_fits(model)
+        saving.delete_older(job.model_dir, job.keep_checkpoint_max)
     if chief and not run.interrupted:
         resume.end(job.model_dir, run.step)
     if chief and (run.progress.steps or not model_config.is_kept(job.model_dir)):

@@ -71,6 +71,8 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         self._saved_step = session.run(self._global_step_tensor)
         self._last_timed = self._saved_step, time.monotonic()
         self._set_next_evaluation(self._saved_step)
+        if self._saves:  # the newest one has just been restored
+            delete_older(self._model_dir, self._get_saver().saver_def.max_to_keep)
 
     def after_run(self, run_context, run_values):
         if self._naming and self._naming.done():
@@ -166,6 +168,12 @@ def add(made: str, keep: int):
     names = [*(x for x in checkpoints.read_state(folder).names if x != name), name]
     checkpoints.write_state(folder, names)
     os.rmdir(made)  # last, since whoever waits for the name looks at it
+    delete_older(folder, keep)
+
+
+def delete_older(folder: str, keep: int):
+    """Deletes all checkpoints but the newest `keep`; 0: none. A start finishes what a kill left."""
+    names = checkpoints.read_state(folder).names
     old = names[:-keep] if keep else []
     if old:  # the state file names them until they are gone, so that a kill leaves nothing of them
         for other in old:
