@@ -252,7 +252,7 @@ def _part(title, report, plots, model=None, evaluations=None) -> List[str]:
         "Flags that are not at their defaults": _pairs(report.get("flags")),
         "Model": _pairs(model),
         "Skipped records": _rows(("file", "place", "reason"), report.get("skipped")),
-        f"Operators, per step of {profile['steps']}": _rows(columns, profile["operators"]),
+        f"Operators, per step of {profile['steps']}": _rows(columns, profile["operators"][:20]),
     }
     return [
         f"<h1>{title}</h1>",
