@@ -7,8 +7,7 @@
 #     python -m data_tools.libsvm_to_tfrecord --input=/data/raw.libsvm --output_dir=/data/train
 #   docker run --rm --volume "$PWD/ml:/opt/ml" deepfm train
 #
-# Every version but the base's is the one of the requirements files. scripts/check_image.sh builds
-# the image and tries all of this.
+# Every version but the base's is the one of the requirements files.
 
 # Debian 12: Horovod is built and run with its Open MPI 4.1.
 ARG BASE=python:3.7.17-slim-bookworm

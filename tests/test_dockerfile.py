@@ -1,4 +1,4 @@
-"""Tests of the image without building it; scripts/check_image.sh builds it and tries it.
+"""Tests of the image without building it.
 
 What SageMaker's `train` runs in the image is tested with the real toolkit, if
 `scripts/setup.sh --sagemaker` has installed it.
