@@ -307,6 +307,16 @@ SMALL_MODEL = ("--embedding_size=4", "--deep_layers=8,4", "--feature_size=50")
 UNEVEN = (127, 1000, 0, 1)  # records of the files of uneven
 
 
+@pytest.fixture(autouse=True)
+def _tf_config_stays():
+    """Fails the test that leaves another TF_CONFIG, not the 30 after it."""
+    before = os.environ.pop("TF_CONFIG", None)
+    yield
+    assert os.environ.pop("TF_CONFIG", None) is None
+    if before is not None:
+        os.environ["TF_CONFIG"] = before
+
+
 @pytest.fixture(scope="session")
 def uneven(tmp_path_factory):
     """A folder of files of very different sizes, an empty one among them."""

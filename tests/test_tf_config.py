@@ -23,9 +23,7 @@ HOSTS = {"ps_hosts": ("a:2",), "worker_hosts": ("a:1", "b:1", "c:1")}
 )
 def test_the_flags_of_the_articles_scripts_make_a_tf_config(monkeypatch, number, task):
     for there in (None, "{}", '{"environment": "cloud"}', json.dumps(tf_config_of(*task))):
-        monkeypatch.delenv("TF_CONFIG", raising=False)
-        if there:
-            monkeypatch.setenv("TF_CONFIG", there)
+        monkeypatch.setenv("TF_CONFIG", there or "")
         tf_config.take(**HOSTS, job_name="worker", task_index=number)
         assert tf_config.parse(os.environ["TF_CONFIG"]) == parse(JOBS, *task)
     tf_config.take(**HOSTS, job_name="worker", task_index=number)
@@ -56,9 +54,7 @@ def test_without_these_flags_tf_config_stays(monkeypatch):
 def test_flags_that_make_no_tf_config_or_another_are_refused(
     monkeypatch, there, hosts, job, index, sentence
 ):
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    if there:
-        monkeypatch.setenv("TF_CONFIG", json.dumps(there))
+    monkeypatch.setenv("TF_CONFIG", json.dumps(there) if there else "")
     with pytest.raises(BadInput, match=sentence):
         tf_config.take(**hosts, job_name=job, task_index=index)
 
