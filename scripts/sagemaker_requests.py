@@ -5,8 +5,8 @@ https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateHyperParamet
 https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateProcessingJob.html
 """
 
+import datetime
 import json
-import time
 from typing import NamedTuple
 
 CHECKPOINTS = "/opt/ml/checkpoints"
@@ -49,8 +49,8 @@ class Job(NamedTuple):
 
 def job_name(prefix, most=63, pattern="%Y-%m-%d-%H-%M-%S-{:03}"):
     """A prefix and the time, in at most so many characters."""
-    now = time.time()
-    ending = time.strftime(pattern.format(int(now % 1 * 1000)), time.gmtime(now))
+    now = datetime.datetime.now(datetime.timezone.utc)
+    ending = now.strftime(pattern.format(now.microsecond // 1000))
     return f"{prefix[: most - len(ending) - 1].rstrip('-')}-{ending}"
 
 

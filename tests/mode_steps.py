@@ -16,10 +16,11 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 import tensorflow as tf
 
 from deepfm import distribution, estimators
-from deepfm.config import InputConfig, ModelConfig, OptimizerConfig, Position, Share
+from deepfm.config import InputConfig, JobConfig, ModelConfig, OptimizerConfig, Position, Share
 from deepfm.data import datasets, input_pipeline, shares
 from deepfm.data.reading import Source
 from deepfm.kernels import compiled
+from deepfm.runtime import sagemaker
 from deepfm.state.resume import NOTES
 
 
@@ -67,10 +68,10 @@ def config_of(case):
 def evaluate(mode, case, size):
     """The results of the case's checkpoint on its data, in batches of `size`."""
     data, config = datasets.find(case.data, "val_data_dir"), config_of(case)
-    source = Source(data, InputConfig(size), ops=compiled.COMPILED)
-    input_fn = input_pipeline.once_in_order(source, estimators.schema(config, data))
     model = estimators.Model(case.model_dir, config, mode, ops=compiled.COMPILED, batch_size=size)
-    return estimators.evaluate(model, data, input_fn)[1]
+    job = JobConfig(*len(JobConfig._fields) * [None])
+    job = job._replace(input=InputConfig(size), ops=compiled.COMPILED)
+    return estimators.evaluate(model, data, job, sagemaker.Job())[1]
 
 
 def train(mode, case):
