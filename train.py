@@ -20,7 +20,7 @@ deepfm.need("absl")  # what needs TensorFlow asks for it later: flags are checke
 from absl import flags, logging
 
 from deepfm import flags as deepfm_flags
-from deepfm.distribution import MODES, ModeFlags, clusters, has_tensor_cores, warn_of_idle_flags
+from deepfm.distribution import MODES, ModeFlags, clusters, has_tensor_cores, warn_of_flags
 from deepfm.runtime import interruption, program, utilization
 
 FLAGS = flags.FLAGS
@@ -73,7 +73,8 @@ def main():
         )
     given = tuple(name for name in FLAGS if FLAGS[name].present)
     if FLAGS.task_type == "train" and chief and not distribution.serve:
-        warn_of_idle_flags(distribution, given, FLAGS.replicas_per_process)
+        scale = FLAGS.learning_rate_scale
+        warn_of_flags(distribution, given, FLAGS.replicas_per_process, scale)
     optimizer = of_flags(
         OptimizerConfig,
         name=FLAGS.optimizer,

@@ -280,8 +280,13 @@ def has_tensor_cores(session_config) -> bool:
     return bool(gpus) and all(found and int(found[1]) >= 7 for found in capabilities)
 
 
-def warn_of_idle_flags(mode: Distribution, given: Tuple[str, ...], replicas_per_process: int):
-    """Warns of flags that the user has set for a mode and that have no effect in this one.
+def warn_of_flags(
+    mode: Distribution,
+    given: Tuple[str, ...],
+    replicas_per_process: int,
+    learning_rate_scale: float = 1.0,
+):
+    """Warns of flags that have no effect in this mode, or trained worse when they were measured.
 
     Args:
         given: names of the flags that the user set.
@@ -297,6 +302,16 @@ def warn_of_idle_flags(mode: Distribution, given: Tuple[str, ...], replicas_per_
         logging.warning("--cross_device_ops has no effect without --distribution=mirrored.")
     if "ps_hosts" in given and mode.name != "ps":
         logging.warning("--ps_hosts has no effect without --distribution=ps.")
+    what = ""
+    if 1 < mode.replicas.in_step <= learning_rate_scale:
+        what = "the number of replicas as factor trained no better with 4 and worse with 2"
+    if mode.name == "ps" and learning_rate_scale <= 0.25:
+        what = "a quarter of the rate trained worse with 1, 2 and 4 workers"
+    if what:
+        logging.warning(
+            "--learning_rate_scale=%g: when it was measured, %s; see docs/distributed.md.",
+            learning_rate_scale, what,
+        )  # fmt: skip
 
 
 def _devices(flags) -> List[str]:

@@ -86,14 +86,34 @@ def test_ps_without_a_cluster_says_how_to_start_one(monkeypatch):
     ],
 )
 def test_flags_of_other_modes_are_said(caplog, given, replicas, said):
-    distribution.warn_of_idle_flags(Distribution(), given, replicas)
+    distribution.warn_of_flags(Distribution(), given, replicas)
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == bool(said) and all(said in line for line in lines)
 
 
 def test_replicas_that_nobody_asked_for_by_number_are_no_idle_flag(caplog):
-    distribution.warn_of_idle_flags(Distribution(replicas=Replicas(per_process=3)), (), 0)
+    distribution.warn_of_flags(Distribution(replicas=Replicas(per_process=3)), (), 0)
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "mode, scale, said",
+    [
+        (
+            Distribution(replicas=Replicas(in_step=2)),
+            2,
+            "trained no better with 4 and worse with 2",
+        ),
+        (Distribution(replicas=Replicas(in_step=4)), 1.5, None),
+        (Distribution(), 2, None),
+        (Distribution(name="ps"), 0.25, "a quarter of the rate trained worse"),
+        (Distribution(name="ps"), 0.5, None),
+    ],
+)
+def test_a_factor_of_the_rate_that_trained_worse_is_said(caplog, mode, scale, said):
+    distribution.warn_of_flags(mode, (), 0, scale)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == bool(said) and all(said in line for line in lines)
 
 
 def test_nccl_without_gpus_is_refused_before_anything_is_read():
