@@ -20,20 +20,13 @@ deepfm.need("absl")  # what needs TensorFlow asks for it later: flags are checke
 from absl import flags, logging
 
 from deepfm import flags as deepfm_flags
-from deepfm.distribution import MODES, ModeFlags, clusters, has_tensor_cores, warn_of_flags
-from deepfm.runtime import interruption, program, utilization
+from deepfm.config import InputConfig, JobConfig, ModeFlags, ModelConfig, OptimizerConfig
+from deepfm.distribution import MODES, clusters, has_tensor_cores, warn_of_flags
+from deepfm.flags import of_flags
+from deepfm.runtime import interruption, program, sagemaker, utilization
 
 FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(deepfm_flags)
-
-
-def of_flags(kind, **others):
-    """A `kind`, such as InputConfig, from the flags named like its fields and from `others`."""
-    return kind(**{**_values(kind._fields), **others})
-
-
-def _values(names):
-    return {name: FLAGS[name].value for name in names if name in FLAGS}
 
 
 def before_tensorflow():
@@ -50,20 +43,19 @@ def before_tensorflow():
 
 def main():
     # 1. How training is distributed: everything that differs between the modes is decided here.
-    clusters.take(**_values(("ps_hosts", "worker_hosts", "job_name", "task_index")))
-    distribution = MODES[FLAGS.distribution](of_flags(ModeFlags))
+    start = of_flags(deepfm_flags.Start)
+    clusters.take(start.ps_hosts, start.worker_hosts, start.job_name, start.task_index)
+    distribution = MODES[start.distribution](of_flags(ModeFlags))
 
     # 2. Flags become plain values; no code below this line reads a flag.
     from deepfm import jobs
-    from deepfm.config import InputConfig, JobConfig, ModelConfig, OptimizerConfig
     from deepfm.kernels import compiled
-    from deepfm.kernels.ops import TENSORFLOW
-    from deepfm.runtime import sagemaker  # TensorFlow is loaded from here on
+    from deepfm.kernels.ops import TENSORFLOW  # TensorFlow is loaded from here on
 
     # Workers' steps update the variables on the servers, which have to answer before the kernels
     # could be built there.
     has_kernels = compiled.built if distribution.serve else compiled.ready
-    wanted = FLAGS.compiled_kernels and FLAGS.task_type != "export"
+    wanted = start.compiled_kernels and FLAGS.task_type != "export"
     ops = compiled.COMPILED if wanted and has_kernels() else TENSORFLOW
     chief = distribution.processes.chief
     use_amp = FLAGS.use_amp and has_tensor_cores(distribution.session_config)
@@ -73,19 +65,14 @@ def main():
         )
     given = tuple(name for name in FLAGS if FLAGS[name].present)
     if FLAGS.task_type == "train" and chief and not distribution.serve:
-        scale = FLAGS.learning_rate_scale
+        scale = start.learning_rate_scale
         warn_of_flags(distribution, given, FLAGS.replicas_per_process, scale)
-    optimizer = of_flags(
-        OptimizerConfig,
-        name=FLAGS.optimizer,
-        learning_rate=FLAGS.learning_rate * FLAGS.learning_rate_scale,
-        use_amp=use_amp,
-    )
+    rate = FLAGS.learning_rate * start.learning_rate_scale
     job = of_flags(
         JobConfig,
-        model=_values(ModelConfig._fields),
+        model=deepfm_flags.values(ModelConfig),
         given=given,
-        optimizer=optimizer,
+        optimizer=of_flags(OptimizerConfig, learning_rate=rate, use_amp=use_amp),
         input=of_flags(InputConfig),
         ops=ops,
         distribution=distribution,

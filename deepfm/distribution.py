@@ -6,40 +6,18 @@ train.py has set the environment variables of TensorFlow's threads.
 
 import os
 import re
-from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, List, Tuple
 
 from absl import logging
 
 from deepfm.cluster import peers
 from deepfm.cluster import tf_config as clusters
-from deepfm.config import Distribution, Processes, Replicas, Servers
+from deepfm.config import Distribution, ModeFlags, Processes, Replicas, Servers
+from deepfm.config.modes import CROSS_DEVICE_OPS
 from deepfm.errors import BadInput
 from deepfm.runtime.utilization import cores, gpus_of_host, has_mkl, why_no_gpus
 
 _CPU_REPLICAS = 16  # replicas that may always share the cores of a machine
-
-CROSS_DEVICE_OPS = {  # value of the flag: class in tf.distribute
-    "nccl": "NcclAllReduce",
-    "hierarchical_copy": "HierarchicalCopyAllReduce",
-    "reduction_to_one_device": "ReductionToOneDevice",
-}
-
-
-class ModeFlags(NamedTuple):
-    """The flags that modes read, by their names (flags.py).
-
-    train.py has put omp_num_threads and kmp_affinity in the environment.
-    """
-
-    intra_op_threads: int = 0
-    inter_op_threads: int = 0
-    omp_num_threads: int = 0
-    kmp_affinity: Optional[str] = None
-    replicas_per_process: int = 0
-    cross_device_ops: Optional[str] = None
-    task_type: str = "train"
-    num_cpus: int = 0
-    num_gpus: int = 0
 
 
 def local(flags: ModeFlags) -> Distribution:

@@ -67,28 +67,14 @@ def _run(job, of_job, mirror):
     processes.finish()
 
 
-# The tasks that use a flag, for flags that some tasks ignore.
-_USED_BY = {
-    "training_data_dir": ("train",),
-    "val_data_dir": ("train", "eval"),
-    "infer_data_dir": ("infer",),
-    "predictions_file": ("infer",),
-    "servable_model_dir": ("train", "export"),
-    "checkpoint": ("eval", "infer", "export"),
-    "gauc_field": ("train", "eval"),
-    "slice_fields": ("train", "eval"),
-    "clear_existing_model": ("train",),
-    "abandon_interrupted_run": ("train",),
-    "profile_steps": ("train",),
-}
-
-
 def _warn_of_idle_flags(job):
     """Warns of flags that the user has set and that this job ignores."""
     task = job.task_type
-    for name, tasks in _USED_BY.items():
-        tasks += ("infer",) * (name == "val_data_dir" and not job.input.infer_data_dir)
-        if name in job.given and task not in tasks:
+    for name, setting in {**job.settings, **job.input.settings}.items():
+        tasks = setting.tasks
+        if name == "val_data_dir" and not job.input.infer_data_dir:
+            tasks += ("infer",)
+        if name in job.given and tasks and task not in tasks:
             logging.warning("--%s has no effect with --task_type=%s.", name, task)
 
 

@@ -6,7 +6,8 @@ from typing import Any, Dict, Optional
 import tensorflow as tf
 from absl import logging
 
-from deepfm.config import STAYS, ModelAsked, ModelConfig
+from deepfm.config import ModelAsked, ModelConfig
+from deepfm.config.setting import STAYS
 from deepfm.data import bad_records, datasets
 from deepfm.data.plain import made
 from deepfm.data.plain.schema import Schema
@@ -14,6 +15,8 @@ from deepfm.errors import BadInput
 from deepfm.model.model_fn import logit_offset
 from deepfm.runtime import atomic_files
 from deepfm.state import model_json
+
+_STAYS = [name for name, each in ModelConfig.settings.items() if each.kind == STAYS]
 
 
 def keep(model_dir: str, config: ModelConfig):
@@ -50,7 +53,7 @@ def of_trained(
     if data:
         first = data.field_size or (datasets.first_record(data).field_size if data.files else None)
         _check_fields(asked, known, data, first)
-    _check_same(asked, known, asked.fields, [name for name in STAYS if name in asked.given])
+    _check_same(asked, known, asked.fields, [name for name in _STAYS if name in asked.given])
     fields = _asked_or_kept(asked, known)
     if asked.correct_calibration and not fields["logit_offset"]:
         raise BadInput(
@@ -96,7 +99,7 @@ def _check_fields(asked, known, data, found):
 
 def _asked_or_kept(asked, known):
     """{field of ModelConfig: value}: the flag given, else model.json, else the flag's default."""
-    fields = dict(asked.fields, hash_buckets=None, feature_map=None, ids=None, logit_offset=0.0)
+    fields = {**ModelConfig._field_defaults, **asked.fields}
     found = {k: v for k, v in known.items() if k in fields and k not in asked.given}
     if found.get("l2_scope") == "elapsed" and fields["l2_scope"] == "batch":
         del found["l2_scope"]  # another optimizer than lazy Adam continues the model
@@ -141,7 +144,7 @@ def _config(asked, fields, data_sets):
 def check_goes_on(asked: ModelAsked, config: ModelConfig):
     """Refuses (BadInput) to continue a model that has other variables or another loss."""
     if is_kept(asked.model_dir):
-        _check_same(asked, kept(asked.model_dir), config._asdict(), STAYS)
+        _check_same(asked, kept(asked.model_dir), config._asdict(), _STAYS)
 
 
 def _check_same(asked, known, fields, names):

@@ -262,7 +262,7 @@ def flags_used(command):
 
 def test_every_flag_that_is_named_is_one_of_its_program(flags):
     added = re.sub("^.", "", "".join(block.text for block in DIFFS), flags=re.MULTILINE)
-    added = set(re.findall(r"^(?:flags\.DEFINE|)_\w+\(\s*\"(\w+)\"", added, re.MULTILINE))
+    added = set(re.findall(r"^    (\w+): .*= setting\(", added, re.MULTILINE))
     known = {**flags, **FOREIGN, "train.py": flags["train.py"] | added}
     everything, seen = set().union(*known.values()), 0
     for place, command in [*COMMANDS, *INLINE]:

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from conftest import ROOT
 
-from deepfm.config import CHOICES, Distribution, InputConfig
+from deepfm.config import Distribution, InputConfig
 from deepfm.data import bad_records, datasets, formats
 from deepfm.data.input_pipeline import make_input_fn
 from deepfm.data.reading import Source
@@ -25,7 +25,7 @@ def test_no_other_file_of_data_names_a_format():
 
 
 def test_the_flag_takes_each_format():
-    assert CHOICES["data_format"] == ("auto", *formats.FORMATS)
+    assert InputConfig.settings["data_format"].choices == ("auto", *formats.FORMATS)
 
 
 @pytest.fixture

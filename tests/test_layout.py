@@ -35,7 +35,7 @@ MAY = {
     "state": BELOW | {"data"},
     "cluster": {"runtime", "config", "errors"},
     "distribution": {"cluster", "runtime", "config", "errors", "model.gradients"},
-    "flags": {"distribution", "config"},
+    "flags": {"distribution", "runtime", "config"},
     **{name: ROOMS | set(STORY[i + 1 :]) for i, name in enumerate(STORY)},
     "train": {"jobs", "flags", "distribution"} | BELOW,
     "data_tools": {"data", "kernels", "runtime", "errors"},
@@ -101,7 +101,7 @@ def test_arrows_point_down():
     "path, line",
     [
         ("deepfm/errors.py", "from deepfm import config"),
-        ("deepfm/config.py", "from deepfm.runtime import program"),
+        ("deepfm/config/job.py", "from deepfm.runtime import program"),
         ("deepfm/runtime/program.py", "from deepfm.data import records"),
         ("deepfm/kernels/build.py", "from deepfm.model import layers"),
         ("deepfm/model/layers.py", "from deepfm.data import records"),

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from deepfm import distribution
-from deepfm.config import CHOICES, ModelConfig, OptimizerConfig, Replicas
+from deepfm.config import ModelConfig, OptimizerConfig, Replicas
 from deepfm.errors import BadInput
 from deepfm.model import optimizers
 
@@ -142,4 +142,4 @@ def test_a_rate_of_0_is_refused_by_ftrl_alone(rates):
 
 
 def test_the_flag_takes_each_optimizer():
-    assert CHOICES["optimizer"] == tuple(optimizers.OPTIMIZERS)
+    assert OptimizerConfig.settings["name"].choices == tuple(optimizers.OPTIMIZERS)

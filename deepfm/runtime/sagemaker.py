@@ -10,24 +10,40 @@ import os
 from typing import NamedTuple, Optional, Tuple
 
 from deepfm.config import Share
+from deepfm.config.setting import OF_PROCESS, declares, setting
 from deepfm.errors import BadInput
 
+# fmt: off
 
+
+@declares
 class Job(NamedTuple):
-    """The SageMaker job that this process belongs to; the defaults apply outside of a job.
+    """The SageMaker job that this process belongs to; the defaults apply outside of a job."""
 
-    The fields are the flags of the same names (flags.py).
-    """
+    hosts: Tuple[str, ...] = setting(OF_PROCESS, (),
+        "Names of all hosts of the job: a comma list, or a JSON list as in SM_HOSTS.")
+    current_host: Optional[str] = setting(OF_PROCESS, None, "Name of this host, one of --hosts.")
+    pipe_mode: bool = setting(OF_PROCESS, False,
+        "Read SageMaker's channels as FIFOs (input mode Pipe). Default: as the job's channels are "
+        "configured.")
+    training_channel_name: str = setting(OF_PROCESS, "training",
+        "SageMaker channel to train on. In Pipe mode the other processes of a host read NAME-1, "
+        "NAME-2 and so on.")
+    evaluation_channel_name: str = setting(OF_PROCESS, "evaluation",
+        "SageMaker channel to evaluate on.")
+    enable_s3_shard: Optional[bool] = setting(OF_PROCESS, None,
+        "Each host has its own part of the training channels (ShardedByS3Key). Default: as the "
+        "job's channels are configured.")
+    enable_data_multi_path: bool = setting(OF_PROCESS, False,
+        "The training channels NAME, NAME-1 and so on of a host hold different records, one "
+        "channel per process.")
+    worker_per_host: int = setting(OF_PROCESS, 0,
+        "Expected number of processes on each host; training refuses to start with another number. "
+        "0 accepts any.", at_least=0)
+    input_dir: str = setting(OF_PROCESS, "/opt/ml/input",
+        "Folder with config/ and data/ of SageMaker's channels.")
 
-    hosts: Tuple[str, ...] = ()
-    current_host: Optional[str] = None
-    pipe_mode: bool = False
-    training_channel_name: str = "training"
-    evaluation_channel_name: str = "evaluation"
-    enable_s3_shard: Optional[bool] = None
-    enable_data_multi_path: bool = False
-    worker_per_host: int = 0
-    input_dir: str = "/opt/ml/input"
+    # fmt: on
 
     @property
     def num_hosts(self):

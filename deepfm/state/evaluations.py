@@ -21,7 +21,7 @@ METRICS = "auc", "log_loss", "gauc"  # that are kept; of GAUC, those that were a
 
 
 def value(entry: Dict[str, Any], metric: str) -> float:
-    """The value of a metric, one of CHOICES["best_metric"], in an evaluation."""
+    """The value of a metric, one of --best_metric, in an evaluation."""
     if metric == "auc_minus_log_loss":
         return entry["auc"] - entry["log_loss"]
     return entry.get(metric, math.nan)  # an evaluation without --gauc_field has no gauc
@@ -37,7 +37,7 @@ class History:
 
     Args:
         model_dir: where they are kept.
-        metric: one of CHOICES["best_metric"], by which they are compared.
+        metric: one of --best_metric, by which they are compared.
         after: global step at which the run began; earlier evaluations are another run's.
         until: global step of the checkpoint that training resumes from; later ones are dropped.
         data: fingerprint of the present validation data; only the chief's counts.
@@ -137,7 +137,7 @@ class History:
             factor: applied after every `patience` evaluations in a row that did not improve on the
                 best before them on the same data.
             least: the product of all factors is at least this.
-            metric: one of CHOICES["learning_rate_decay_metric"].
+            metric: one of --learning_rate_decay_metric.
         """
         decay, best, data, waited = 1.0, None, None, 0
         for entry in self.entries:

@@ -12,37 +12,22 @@ from typing import Any, Dict, Optional
 import tensorflow as tf
 
 from deepfm.config import JobConfig, ModelConfig
+from deepfm.config.setting import HYPERPARAMETERS, of_kinds
 from deepfm.runtime import atomic_files
 
 v1 = tf.compat.v1
 
 FILE = "events.out.tfevents.0.hparams"
-_NOT_OF_MODEL = ("field_size", "multi_valued", "hash_buckets", "logit_offset", "feature_map", "ids")
-_NOT_OF_OPTIMIZER = (  # told by others, or no hyperparameter
-    "name", "l2_rows", "lazy_updates", "elapsed", "run_step", "start_step",
-)  # fmt: skip
-_OF_JOB = (
-    "learning_rate_decay_on_plateau", "learning_rate_decay_patience", "learning_rate_decay_metric",
-    "min_learning_rate", "min_improvement", "early_stopping_patience", "max_steps",
-    "reset_embeddings_each_epoch",
-)  # fmt: skip
 
 
 def of_training(job: JobConfig, config: ModelConfig) -> Dict[str, Any]:
     """{name: value} of a training's hyperparameters: numbers, texts, or None for a number that is
     not given and follows from others."""
-    model, optimizer = config._asdict(), job.optimizer._asdict()
-    weighs = job.input.example_weights
-    found = {
-        "distribution": job.distribution.name,
-        "global_batch_size": job.global_batch,
-        "num_epochs": job.input.num_epochs,
-        "example_weights": "by data" if weighs is None else weighs,
-        "optimizer": job.optimizer.name,
-        **{name: x for name, x in model.items() if name not in _NOT_OF_MODEL},
-        **{name: x for name, x in optimizer.items() if name not in _NOT_OF_OPTIMIZER},
-        **{name: getattr(job, name) for name in _OF_JOB},
-    }
+    found = {"distribution": job.distribution.name, "global_batch_size": job.global_batch}
+    for each in (job.input, job.optimizer, config, job):
+        found.update(of_kinds(each, *HYPERPARAMETERS))
+    if found["example_weights"] is None:
+        found["example_weights"] = "by data"
     return {name: _plain(value) for name, value in found.items()}
 
 

@@ -5,7 +5,7 @@ from typing import Any, Dict
 
 import tensorflow as tf
 
-from deepfm.config import CHOICES, ModelConfig
+from deepfm.config import ModelConfig
 from deepfm.errors import BadInput
 
 FILE = "model.json"
@@ -22,7 +22,7 @@ def read(path: str) -> Dict[str, Any]:
             found = json.loads(f.read().decode())
         found = {k: v for k, v in found.items() if k in ModelConfig._fields}
         for name, value in found.items():
-            if not _fits(name, value):
+            if not _fits(ModelConfig.settings[name], value):
                 raise ValueError(f"{name} may not be {str(value)[:40]}")
     except (ValueError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
@@ -32,32 +32,22 @@ def read(path: str) -> Dict[str, Any]:
     return found
 
 
-def _fits(name, value):
+def _fits(setting, value):
     """Whether a field of ModelConfig may have a value."""
-    if name in CHOICES:
-        return value in CHOICES[name]
-    if isinstance(ModelConfig._field_defaults.get(name), bool):
-        return isinstance(value, bool)
-    if name in ("deep_layers", "dropout"):
-        single = {"deep_layers": _is_size, "dropout": lambda x: _is_number(x) and x < 1}[name]
-        return isinstance(value, list) and bool(value) and all(map(single, value))
-    if name in ("field_size", "feature_size", "embedding_size"):
-        return _is_size(value)
-    if name in ("hash_buckets", "l2_reg_deep") and value is None:
-        return True
-    if name == "feature_map":
-        return value is None or isinstance(value, str)
-    if name == "ids":
-        return value is None or isinstance(value, dict) and "fingerprint" in value
-    if name == "logit_offset":
-        return type(value) in (int, float) and _is_number(abs(value))
-    return _is_number(value) and (name not in ("seed", "hash_buckets") or isinstance(value, int))
+    if value is None:
+        return setting.optional
+    if setting.many:
+        return isinstance(value, list) and bool(value) and all(_is_one(setting, x) for x in value)
+    return _is_one(setting, value)
 
 
-def _is_size(value):
-    return _is_number(value) and isinstance(value, int) and value > 0
-
-
-def _is_number(value):
-    """Whether a value is a finite number of at least 0, and not a bool, an int to isinstance."""
-    return type(value) in (int, float) and 0 <= value < 1 << 63
+def _is_one(setting, value):
+    """The same, of a single value; of numbers, only finite ones, and no bool, an int to Python."""
+    if setting.choices:
+        return value in setting.choices
+    if setting.type in (bool, str):
+        return isinstance(value, setting.type)
+    if setting.type not in (int, float):
+        return isinstance(value, dict) and "fingerprint" in value  # ids
+    is_number = type(value) is int or type(value) is setting.type
+    return is_number and abs(value) < 1 << 63 and setting.allows(value)

@@ -25,6 +25,7 @@ import tensorflow as tf
 from absl import logging
 
 from deepfm.config import Distribution, InputConfig
+from deepfm.config.setting import ORDER, of_kinds
 from deepfm.data import datasets
 from deepfm.data.identity import Identity
 from deepfm.data.plain.data_file import DataFile
@@ -112,9 +113,7 @@ def order_of(
     """
     return {
         **({"read_buffer_bytes": asked.read_buffer_bytes} if by_buffer else {}),
-        "seed": asked.seed,
-        "shuffle_buffer": asked.shuffle_buffer,
-        "num_parallel_reads": asked.num_parallel_reads,
+        **of_kinds(asked, ORDER),
         "by_rows": by_rows,
         "batch_size": asked.batch_size * mode.replicas.per_process,
         "num_processes": mode.processes.size,
