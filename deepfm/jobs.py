@@ -9,7 +9,7 @@ import numpy as np
 from absl import logging
 
 from deepfm import estimators, model_config, open_data, training
-from deepfm.config import JobConfig
+from deepfm.config import InputConfig, JobConfig
 from deepfm.data import bad_records
 from deepfm.errors import BadInput
 from deepfm.kernels import compiled
@@ -70,7 +70,7 @@ def _run(job, of_job, mirror):
 def _warn_of_idle_flags(job):
     """Warns of flags that the user has set and that this job ignores."""
     task = job.task_type
-    for name, setting in {**job.settings, **job.input.settings}.items():
+    for name, setting in {**JobConfig.settings, **InputConfig.settings}.items():
         tasks = setting.tasks
         if name == "val_data_dir" and not job.input.infer_data_dir:
             tasks += ("infer",)
@@ -216,7 +216,7 @@ def _trained_model(job, of_job, flag=None):
     mode = job.distribution
     data = open_data.find(flag, job.input, mode.processes, of_job) if flag else None
     known = model_config.kept(job.model_dir, mode.processes.chief)
-    config = model_config.of_trained(job.asked_model, known, data)
+    config = model_config.of_trained(job, known, data)
     size = job.input.batch_size
     estimators.check_fits_memory(config, mode, size * estimators.batches_at_once(size))
     ops = compiled.of_model(job.ops)

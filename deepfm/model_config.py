@@ -6,7 +6,7 @@ from typing import Any, Dict, Optional
 import tensorflow as tf
 from absl import logging
 
-from deepfm.config import ModelAsked, ModelConfig
+from deepfm.config import JobConfig, ModelConfig
 from deepfm.config.setting import STAYS
 from deepfm.data import bad_records, datasets
 from deepfm.data.plain import made
@@ -47,66 +47,77 @@ def kept(model_dir: str, chief: bool = True) -> Dict[str, Any]:
 
 
 def of_trained(
-    asked: ModelAsked, known: Dict[str, Any], data: Optional[datasets.DataSet] = None
+    job: JobConfig, known: Dict[str, Any], data: Optional[datasets.DataSet] = None
 ) -> ModelConfig:
     """The ModelConfig of a trained model, `known` from `kept`, that is applied to data, if any."""
     if data:
         first = data.field_size or (datasets.first_record(data).field_size if data.files else None)
-        _check_fields(asked, known, data, first)
-    _check_same(asked, known, asked.fields, [name for name in _STAYS if name in asked.given])
-    fields = _asked_or_kept(asked, known)
-    if asked.correct_calibration and not fields["logit_offset"]:
+        _check_fields(job, known, data, first)
+    _check_same(job, known, job.model, [name for name in _STAYS if name in job.given])
+    fields = _asked_or_kept(job, known)
+    if job.correct_calibration and not fields["logit_offset"]:
         raise BadInput(
-            f"--correct_calibration: the model of --model_dir={asked.model_dir} was trained "
+            f"--correct_calibration: the model of --model_dir={job.model_dir} was trained "
             "without it; train with it, or give --nocorrect_calibration."
         )
-    return _config(asked, fields, [data] if data else [])
+    return _config(job, fields, [data] if data else [])
 
 
 def to_train(
-    asked: ModelAsked,
+    job: JobConfig,
     known: Dict[str, Any],
     data: datasets.DataSet,
     validation: Optional[datasets.DataSet] = None,
 ) -> ModelConfig:
     """The ModelConfig of a model to train; what it continues with is `known` from `kept`."""
     for each in filter(None, (data, validation)):
-        _check_fields(asked, known, each, each.field_size)
-    fields = _asked_or_kept(asked, known)
-    if known.get("l2_scope") == "elapsed" and fields["l2_scope"] == "batch":
-        logging.info(
-            "The model of --model_dir=%s was trained with --l2_scope=elapsed, and goes on with "
-            "--l2_scope=batch.", asked.model_dir,
-        )  # fmt: skip
-    _take_from_training_data(asked, data, fields)
+        _check_fields(job, known, each, each.field_size)
+    fields = _asked_or_kept(job, known)
+    _take_from_training_data(job, data, fields)
     above = validation and made.far_above(validation.rows or 0, validation.made, data.made)
     if above:
         logging.warning("%s: the map does not know %s; %s", validation.name, above, made.ADVICE)
-    return _config(asked, fields, [data, *filter(None, [validation])])
+    return _config(job, fields, [data, *filter(None, [validation])])
 
 
-def _check_fields(asked, known, data, found):
+def _check_fields(job, known, data, found):
     """Refuses (BadInput) data whose records have `found` fields, if the model has others."""
     wanted = known.get("field_size")
     if wanted and found and found != wanted:
         source = "dataset.json" if data.field_size else "the first one"
         raise BadInput(
             f"{data.name}: its records have {found} fields, says {source}, but the model of "
-            f"--model_dir={asked.model_dir} has {wanted}, says model.json; give data of {wanted} "
+            f"--model_dir={job.model_dir} has {wanted}, says model.json; give data of {wanted} "
             "fields, or another --model_dir."
         )
 
 
-def _asked_or_kept(asked, known):
+def _asked_or_kept(job, known):
     """{field of ModelConfig: value}: the flag given, else model.json, else the flag's default."""
-    fields = {**ModelConfig._field_defaults, **asked.fields}
-    found = {k: v for k, v in known.items() if k in fields and k not in asked.given}
-    if found.get("l2_scope") == "elapsed" and fields["l2_scope"] == "batch":
-        del found["l2_scope"]  # another optimizer than lazy Adam continues the model
-    return {**fields, **found}
+    found = {k: v for k, v in known.items() if k not in job.given}
+    fields = {**ModelConfig._field_defaults, **job.model, **found}
+    return {**fields, "l2_scope": _l2_scope(job, known, fields)}
 
 
-def _config(asked, fields, data_sets):
+def _l2_scope(job, known, fields):
+    """The rows that L2 covers; elapsed is Adam for the batch's rows, and its default."""
+    scope, lazy_adam = fields["l2_scope"], job.optimizer.name == "adam" and fields["lazy_updates"]
+    if "l2_scope" not in job.given and scope in (None, "elapsed"):
+        scope = "elapsed" if lazy_adam else "batch"
+    if job.task_type == "train" and scope == "elapsed" and not lazy_adam:
+        raise BadInput(
+            "--l2_scope=elapsed is Adam for the batch's rows: it needs --optimizer=adam and "
+            "--lazy_updates; try --l2_scope=batch."
+        )
+    if job.task_type == "train" and known.get("l2_scope") == "elapsed" and scope == "batch":
+        logging.info(
+            "The model of --model_dir=%s was trained with --l2_scope=elapsed, and goes on with "
+            "--l2_scope=batch.", job.model_dir,
+        )  # fmt: skip
+    return scope
+
+
+def _config(job, fields, data_sets):
     """The ModelConfig, with values from the data where nothing else gives them."""
     for name in ("field_size", "feature_size"):
         fields[name] = fields[name] or (getattr(data_sets[0], name) if data_sets else None)
@@ -120,7 +131,7 @@ def _config(asked, fields, data_sets):
                 "has none); `python -m data_tools.inspect_dataset --data=...` finds it, and with "
                 "--write makes that file."
             )
-    if fields["multi_valued"] is None or "multi_valued" not in asked.given:
+    if fields["multi_valued"] is None or "multi_valued" not in job.given:
         fields["multi_valued"] = bool(fields["multi_valued"]) or any(map(_multi_valued, data_sets))
     for name in ("hash_buckets", "feature_map") if data_sets else ():
         if fields[name] is None:
@@ -141,20 +152,20 @@ def _config(asked, fields, data_sets):
     return ModelConfig(**fields)
 
 
-def check_goes_on(asked: ModelAsked, config: ModelConfig):
+def check_goes_on(job: JobConfig, config: ModelConfig):
     """Refuses (BadInput) to continue a model that has other variables or another loss."""
-    if is_kept(asked.model_dir):
-        _check_same(asked, kept(asked.model_dir), config._asdict(), _STAYS)
+    if is_kept(job.model_dir):
+        _check_same(job, kept(job.model_dir), config._asdict(), _STAYS)
 
 
-def _check_same(asked, known, fields, names):
+def _check_same(job, known, fields, names):
     """Refuses (BadInput) fields that differ from those that a model was trained with."""
     as_flag = lambda x: ",".join(map(str, x)) if isinstance(x, (list, tuple)) else x
     for name in names:
         now, trained = as_flag(fields[name]), as_flag(known.get(name, fields[name]))
         if now != trained:
             raise BadInput(
-                f"--{name}={now}, but the model of --model_dir={asked.model_dir} was trained with "
+                f"--{name}={now}, but the model of --model_dir={job.model_dir} was trained with "
                 f"--{name}={trained}; give that value, or another --model_dir."
             )
 
@@ -199,15 +210,15 @@ def _multi_valued(data):
     return bool(data.multi_valued)
 
 
-def _take_from_training_data(asked, data, fields):
+def _take_from_training_data(job, data, fields):
     """Sets the fields that come from this run's data, whatever the model was trained on before."""
     larger = (data.feature_size or 0) > (fields["feature_size"] or 0)
-    if larger and "feature_size" not in asked.given:
+    if larger and "feature_size" not in job.given:
         fields["feature_size"] = None  # a model with fewer rows is refused later, with a message
-    corrected = fields["logit_offset"] and "correct_calibration" not in asked.given
+    corrected = fields["logit_offset"] and "correct_calibration" not in job.given
     fields.update(
-        seed=asked.fields["seed"],
-        logit_offset=_logit_offset(data) if asked.correct_calibration or corrected else 0.0,
+        seed=job.model["seed"],
+        logit_offset=_logit_offset(data) if job.correct_calibration or corrected else 0.0,
     )
 
 

@@ -39,7 +39,7 @@ def train(job: JobConfig, of_job: sagemaker.Job, mirror: Optional[Mirror] = None
         BadInput: flags or data that the user has to fix.
     """
     mode, processes = job.distribution, job.distribution.processes
-    chief, asked = processes.chief, job.asked_model
+    chief = processes.chief
     ops = compiled.of_steps(job.ops, processes, mode.servers)
     data = open_data.find("training_data_dir", job.input, processes, of_job)
     validation = open_data.find_validation(job.input, processes, of_job)
@@ -48,7 +48,7 @@ def train(job: JobConfig, of_job: sagemaker.Job, mirror: Optional[Mirror] = None
     if job.export == best.AUTO:
         exports_best = validation and job.servable_model_dir
         job = job._replace(export=best.FOLDER if exports_best else "last")
-    config = model_config.to_train(asked, _kept_model(job), data, validation)
+    config = model_config.to_train(job, _kept_model(job), data, validation)
     grouping = groups.Grouping(job.gauc_field, job.slice_fields)
     groups.check(grouping, config.field_size)
     estimators.check_fits_memory(
@@ -88,7 +88,7 @@ def train(job: JobConfig, of_job: sagemaker.Job, mirror: Optional[Mirror] = None
     if chief and not step:  # an existing checkpoint may be another model's
         model_config.keep(job.model_dir, config)
     elif chief:
-        model_config.check_goes_on(asked, config)
+        model_config.check_goes_on(job, config)
     gpus = utilization.Gpus()
     model = estimators.Model(
         job.model_dir, config, mode, job.input.seed, trains=True, ops=compiled.of_model(job.ops),

@@ -15,7 +15,7 @@ from data_tools.click_logs.feature_map import Field
 from data_tools.common import line_blocks
 from data_tools.libsvm_to_tfrecord import Options
 from deepfm import model_config
-from deepfm.config import ModelAsked, ModelConfig
+from deepfm.config import Distribution, InputConfig, JobConfig, ModelConfig, OptimizerConfig
 from deepfm.data import dataset_json, datasets
 from deepfm.data.datasets import DataSet
 from deepfm.data.plain import made as how
@@ -128,7 +128,9 @@ def test_rebalance_describes_libsvm_text_that_was_described(tmp_path):
 def asked(model_dir, **given):
     names = ("field_size", "feature_size", "multi_valued")
     given = {**dict.fromkeys(names), "deep_layers": (4,), "dropout": (0.0,), "seed": 1, **given}
-    return ModelAsked(str(model_dir), given, tuple(k for k in given if given[k] is not None))
+    names = tuple(name for name, value in given.items() if value is not None)
+    plain = OptimizerConfig(), InputConfig(), None, Distribution(), {}
+    return JobConfig(given, names, *plain, model_dir=str(model_dir))
 
 
 def of_trained(folder, *data):

@@ -3,7 +3,6 @@
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from deepfm.config.input import InputConfig
-from deepfm.config.model import ModelAsked
 from deepfm.config.modes import Distribution
 from deepfm.config.optimizer import OptimizerConfig
 from deepfm.config.setting import ALIKE, CHANGES, OF_PROCESS, OF_RUN, declares, setting
@@ -18,7 +17,7 @@ class JobConfig(NamedTuple):
     """What a job is asked to do.
 
     Attributes:
-        model: `fields` of ModelAsked.
+        model: {field of ModelConfig: value of its flag}; what was not given may be None.
         given: names of the flags that the user set.
         ops: kernels.ops.Ops to read, shuffle, batch and parse records with.
         flags: {name: value} of all flags that differ from their defaults, for report.json.
@@ -123,12 +122,3 @@ class JobConfig(NamedTuple):
     def global_batch(self):
         """Records per step of all replicas together."""
         return self.input.batch_size * self.distribution.replicas.in_step
-
-    @property
-    def asked_model(self):
-        """What the user asks for in the model, as ModelAsked."""
-        fields = dict(self.model)
-        if not fields["l2_scope"]:
-            lazy_adam = self.optimizer.name == "adam" and fields["lazy_updates"]
-            fields["l2_scope"] = "elapsed" if lazy_adam else "batch"
-        return ModelAsked(self.model_dir, fields, self.given, self.correct_calibration)

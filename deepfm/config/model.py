@@ -1,4 +1,4 @@
-"""What a model is, and what the user asks for in one."""
+"""What defines the model."""
 
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
@@ -84,21 +84,3 @@ class ModelConfig(NamedTuple):
     hash_buckets: Optional[int] = setting(OF_DATA, None, at_least=0)
     logit_offset: float = setting(OF_DATA, 0.0)
     feature_map: Optional[str] = setting(OF_DATA, None)
-
-# fmt: on
-
-
-class ModelAsked(NamedTuple):
-    """What the user asks for in a model.
-
-    Attributes:
-        model_dir: the folder that holds the model, or will.
-        fields: {field of ModelConfig: value of the flag}; a size that was not given is None.
-        given: names of the flags that the user set.
-        correct_calibration: whether predictions are corrected for sampling by label.
-    """
-
-    model_dir: str
-    fields: Dict[str, Any]
-    given: Tuple[str, ...] = ()
-    correct_calibration: bool = False

@@ -31,12 +31,6 @@ def of_model(config: OptimizerConfig, model) -> OptimizerConfig:
             "--cowclip_ratio clips the gradients of the batch's rows before L2 is added to them, "
             "and --l2_scope=table adds it to all rows; try --l2_scope=batch."
         )
-    elapsed = model.l2_scope == "elapsed"
-    if elapsed and not (config.name == "adam" and model.lazy_updates):
-        raise BadInput(
-            "--l2_scope=elapsed is Adam for the batch's rows: it needs --optimizer=adam and "
-            "--lazy_updates; try --l2_scope=batch."
-        )
     if config.name == "ftrl" and 0 in (config.learning_rate, config.embedding_learning_rate):
         raise BadInput(
             "--optimizer=ftrl divides by its rate: --learning_rate and --embedding_learning_rate "
@@ -48,6 +42,7 @@ def of_model(config: OptimizerConfig, model) -> OptimizerConfig:
             "try --cowclip_min_norm=1e-5."
         )
     l2_rows = 0.0 if model.l2_scope == "table" else model.l2_reg
+    elapsed = model.l2_scope == "elapsed"
     return config._replace(l2_rows=l2_rows, elapsed=elapsed, lazy_updates=model.lazy_updates)
 
 
