@@ -14,7 +14,7 @@ import dataclasses
 import json
 import posixpath
 import sys
-from typing import List, Optional, Tuple
+from typing import List, Optional
 
 from deepfm.runtime import check_python  # noqa: F401  says what to do if TensorFlow is missing
 
@@ -133,10 +133,9 @@ class FieldSummary:
 
 
 def main(options: Options):
-    own = shards.own_files(options.data)
-    share = (0, 1) if own else shards.share()
-    new_metadata.check(options, share)
-    summary = inspect(options.data, options.field_size, not options.json, share, own)
+    own_files = shards.this_host(options.data).own_files
+    new_metadata.check(options)
+    summary = inspect(options.data, options.field_size, not options.json, own_files)
     if options.write:
         new_metadata.write(options.data, summary)
     text = json.dumps(summary, indent=1) + "\n" if options.json else format_tables(summary)
@@ -147,7 +146,6 @@ def inspect(
     data: str,
     field_size: Optional[int] = None,
     show_progress: bool = False,
-    share: Tuple[int, int] = (0, 1),
     own_files: bool = False,
 ) -> dict:
     """Reads a data set once and returns what --json prints.
@@ -156,13 +154,12 @@ def inspect(
         data: as --data.
         field_size: as --field_size.
         show_progress: show progress on standard error.
-        share: (index of this host, number of hosts); each host reads some of the files.
         own_files: whether no other host sees these files, which may be part of a data set.
 
     Raises:
         BadInput: a record is bad; it names the file and the line, or the record and its byte.
     """
-    found = shards.part_of(datasets.find(data, "data", partial=own_files), share)
+    found = datasets.find(data, "data", partial=own_files)
     if found.format is formats.LIBSVM and found.weighted is None:
         try:
             libsvm_text.check_labelled(found)

@@ -21,7 +21,7 @@ import os
 import posixpath
 import tempfile
 import time
-from typing import List, Tuple
+from typing import List
 
 from deepfm.runtime import check_python  # noqa: F401  says what to do if TensorFlow is missing
 
@@ -29,7 +29,8 @@ from deepfm.runtime import check_python  # noqa: F401  says what to do if Tensor
 import numpy as np
 
 from data_tools.click_logs.splitting import SPLITS
-from data_tools.common import command_line, line_blocks, publishing, record_files, shards, workers
+from data_tools.common import command_line, publishing, record_files, shards, workers
+from data_tools.common.shards import ALONE, Host
 from data_tools.common.skipping import Skipping
 from data_tools.libsvm import block_writer, output_files, pieces, sources
 from data_tools.libsvm.options import Options
@@ -38,21 +39,17 @@ from deepfm.errors import BadInput
 
 
 def main(options: Options):
-    convert(options, shards.share(), shards.own_files(options.input))
+    convert(options, shards.this_host(options.input, on_spark="convert"))
 
 
-def convert(
-    options: Options, share: Tuple[int, int] = (0, 1), own_files: bool = False
-) -> List[datasets.DataFile]:
+def convert(options: Options, host: Host = ALONE) -> List[datasets.DataFile]:
     """Converts, and returns the files that were written.
 
     No file gets its final name in output_dir before all are complete.
 
     Args:
         options: the flags.
-        share: (index of this host, number of hosts); with several, each writes its own folder
-            with its own dataset.json.
-        own_files: whether no other host sees these files; if not, a host takes its share of them.
+        host: this host; each of several writes its own folder with its own dataset.json.
 
     Raises:
         BadInput: a row or a flag is wrong.
@@ -60,17 +57,17 @@ def convert(
     """
     start = time.monotonic()
     publishing.finish(options.output_dir)
-    data = datasets.find(options.input, "input", partial=own_files, tables=True)
+    data = datasets.find(options.input, "input", partial=host.own_files, tables=True)
     inputs, source = data.files, sources.of(data, options, block_writer.convert)
     lines, ranges = source.schema, source.ranges
-    if share[1] > 1 and not lines.field_size and (lines.pad or lines.named_fields):
+    if host.number > 1 and not lines.field_size and (lines.pad or lines.named_fields):
         raise BadInput(
-            f"--field_size must be given on {share[1]} hosts, because none of them sees all rows; "
-            "try --field_size=39."
+            f"--field_size must be given on {host.number} hosts, because none of them sees all "
+            "rows; try --field_size=39."
         )
-    publishing.check_hosts(options.output_dir, share[1], formats.TFRECORD.suffixes)
-    options = dataclasses.replace(options, output_dir=shards.folder(options.output_dir, share))
-    split = sources.split_of(options, source, share[1])
+    publishing.check_hosts(options.output_dir, host.number, formats.TFRECORD.suffixes)
+    options = dataclasses.replace(options, output_dir=host.folder(options.output_dir))
+    split = sources.split_of(options, source, host.number)
     folders = [options.output_dir]
     if split:
         kept = np.flatnonzero(split.shares)
@@ -78,15 +75,7 @@ def convert(
     targets = [dataclasses.replace(options, output_dir=folder) for folder in folders]
     old = [output_files.prepare(inputs, target) for target in targets]
     with publishing.scratch(options.output_dir, output_files.SCRATCH) as scratch:
-        if not own_files:
-            ranges = ranges[share[0] :: share[1]]
-        if not ranges:
-            raise BadInput(
-                f"--num_shards={share[1]}: nothing of the input is left for --shard_index="
-                f"{share[0]} (a file is split every {line_blocks.TASK >> 20} MB, a .gz file not at "
-                "all); try a smaller --num_shards."
-            )
-        total = sum(f.bytes for f in inputs) // (1 if own_files else share[1])
+        total = sum(f.bytes for f in inputs)
         counts = _count(ranges, source, options, total)
         schema = source.complete(counts)
         tasks = pieces.plan(ranges, counts, options.num_files, scratch, split)

@@ -9,7 +9,7 @@ The probability of each label is known, and so are the AUC and the log loss that
 DIR/synthetic.json holds the flags that shape the data and, for each split, files, rows, positives,
 positive_rate, mean_probability, best_auc (null if all labels are the same) and best_log_loss.
 
-A longer split begins with the rows of a shorter one, however they are spread over files and hosts.
+A longer split begins with the rows of a shorter one, however they are spread over files.
 """
 
 import dataclasses
@@ -17,7 +17,6 @@ import json
 import os
 import re
 import time
-from typing import Tuple
 
 from deepfm.runtime import check_python  # noqa: F401  says what to do if TensorFlow is missing
 
@@ -58,7 +57,7 @@ class Options:
     val_rows: int = _rows("val", 100000)
     test_rows: int = _rows("test", 100000)
     num_files: int = flag(
-        "Files to write per split, on each host; rows are spread evenly.", default=1, lower_bound=1
+        "Files to write per split; rows are spread evenly.", default=1, lower_bound=1
     )
     seed: int = flag(
         "Random seed; the same seed and flags write the same bytes.",
@@ -88,16 +87,15 @@ class Options:
 
 
 def main(options: Options):
-    write_data(options, shards.share())
+    shards.this_host()
+    write_data(options)
 
 
-def write_data(options: Options, share: Tuple[int, int] = (0, 1)):
+def write_data(options: Options):
     """Writes all splits and synthetic.json; no file gets its final name before all are complete.
 
     Args:
-        options: the flags; rows are those of all hosts together.
-        share: (index of this host, number of hosts); with several, each writes its own folder with
-            a synthetic.json that describes the rows in it.
+        options: the flags.
 
     Raises:
         BadInput: these flags make no data, or output_dir already holds some.
@@ -106,33 +104,30 @@ def write_data(options: Options, share: Tuple[int, int] = (0, 1)):
     shape = Shape(*(getattr(options, name) for name in Shape._fields))
     rows = {split: getattr(options, f"{split}_rows") for split in SPLITS}
     rows = {split: count for split, count in rows.items() if count}
-    check(shape, rows, options.num_files, share[1])
-    publishing.check_hosts(options.output_dir, share[1], (".libsvm",))
-    output_dir = shards.folder(options.output_dir, share)
+    check(shape, rows, options.num_files)
+    publishing.check_hosts(options.output_dir, 1, (".libsvm",))
+    output_dir = options.output_dir
     about = dict(shape._asdict(), seed=options.seed)
     old, splits = find_old(output_dir, rows, about, options.overwrite)
     old += [SUMMARY] if splits else []  # it is written anew, for the splits that stay, too
     model = make_planted_model(options.seed, shape)
     to_lines = line_writer(shape.feature_size, VALUE_STEPS)
-    parts = {
-        split: [count * (share[0] + i) // share[1] for i in (0, 1)] for split, count in rows.items()
-    }
-    progress = Progress("Writing", sum(end - begin for begin, end in parts.values()), "rows")
+    progress = Progress("Writing", sum(rows.values()), "rows")
     with publishing.scratch(output_dir, ".make_synthetic-") as scratch:
-        for split, part in parts.items():
+        for split, count in rows.items():
             n = options.num_files
             names = [f"{split}-{i:05d}-of-{n:05d}.libsvm" for i in range(n)]
             names = names if n > 1 else [f"{split}.libsvm"]
             paths = [os.path.join(scratch, name) for name in names]
-            best = write_split(model, to_lines, options.seed, split, part, paths, progress)
+            best = write_split(model, to_lines, options.seed, split, count, paths, progress)
             splits[split] = dict(files=names, **best)
         with open(os.path.join(scratch, SUMMARY), "w") as f:
             f.write(json.dumps({**about, "splits": splits}, indent=2) + "\n")
         publishing.publish(scratch, [(output_dir, sorted(os.listdir(scratch)), old, {})])
-    log_summary({split: splits[split] for split in parts}, time.monotonic() - start)
+    log_summary({split: splits[split] for split in rows}, time.monotonic() - start)
 
 
-def check(shape, rows, num_files, hosts):
+def check(shape, rows, num_files):
     """Refuses (BadInput) an impossible shape, or rows, {split: number}, that cannot be written."""
     numeric, fields = shape.numeric_fields, shape.field_size
     if fields <= numeric:
@@ -151,13 +146,10 @@ def check(shape, rows, num_files, hosts):
     if not rows:
         raise BadInput("All splits have 0 rows: nothing to write; try --train_rows=1000.")
     for split, count in rows.items():
-        if count < num_files * hosts:
-            fewest = min(rows.values())
-            fits = f"num_files={fewest // hosts}" if fewest >= hosts else f"num_shards={fewest}"
-            of_hosts = f" of each of {hosts} hosts" if hosts > 1 else ""
+        if count < num_files:
             raise BadInput(
-                f"--{split}_rows={count} cannot fill --num_files={num_files}{of_hosts}; "
-                f"try --{fits}."
+                f"--{split}_rows={count} cannot fill --num_files={num_files}; try "
+                f"--num_files={min(rows.values())}."
             )
 
 
@@ -195,20 +187,20 @@ def find_old(output_dir, rows, about, overwrite):
     )
 
 
-def write_split(model, to_lines, seed, split, part, paths, progress):
-    """Writes rows part[0] to part[1] - 1 of a split, in order, spread evenly over the files.
+def write_split(model, to_lines, seed, split, rows, paths, progress):
+    """Writes the first rows of a split, in order, spread evenly over the files.
 
     Returns:
         best_possible for these rows.
     """
     counts = np.zeros((2, LEVELS), np.int64)
-    begin, row, block = part[0], part[0], None
+    row, block = 0, None
     for i, path in enumerate(paths):
-        end = begin + (part[1] - begin) * (i + 1) // len(paths)
+        end = rows * (i + 1) // len(paths)
         with open(path, "wb") as f:
             while row < end:
                 first = row % BLOCK_ROWS
-                if first == 0 or block is None:
+                if first == 0:
                     block = draw_block(model, seed, split, row // BLOCK_ROWS)
                 last = min(first + end - row, BLOCK_ROWS)
                 ids, values, probability, label = (column[first:last] for column in block)

@@ -73,7 +73,7 @@ def main(words):
             run(spark, options)
 
     sys.argv = [words[0], *words[2:]]
-    command_line.run(start, options_of(name), sharded=False, tensorflow=False)
+    command_line.run(start, options_of(name), hosts=False, tensorflow=False)
 
 
 def _print_help():

@@ -7,13 +7,12 @@
 Writes output_dir/train, valid and test, as far as there are rows for them, each with dataset.json,
 and feature_map.json, which feature_map.py explains; it replaces nothing else. The vocabulary comes
 from the training rows alone. The same rows and flags give the same ids and splits, whatever the
-number of processes. With --feature_map several hosts can share the work; without one, each would
-count only its share, so data_tools.on_spark does it.
+number of processes. With --feature_map several hosts can do it, each on files of its own; without
+one, each would count only those, so data_tools.on_spark does it.
 """
 
-import dataclasses
 import time
-from typing import List, Tuple
+from typing import List
 
 from deepfm.runtime import check_python  # noqa: F401  says what to do if TensorFlow is missing
 
@@ -22,6 +21,7 @@ from deepfm.runtime import check_python  # noqa: F401  says what to do if Tensor
 from data_tools.click_logs import field_tables, output_folder, passes, vocabulary
 from data_tools.click_logs.options import REMOVED, SCRATCH, Options, log_summary, plan
 from data_tools.common import command_line, publishing, shards
+from data_tools.common.shards import ALONE, Host
 from data_tools.common.skipping import Skipping
 from deepfm.data import datasets
 from deepfm.errors import BadInput
@@ -32,34 +32,34 @@ LEAST = 10**8  # bytes for the vocabulary where hardly any are free
 
 
 def main(options: Options):
-    own = shards.own_files(options.input, options.valid_input, options.test_input)
-    prepare(dataclasses.replace(options, own_files=own), shards.share())
+    inputs = options.input, options.valid_input, options.test_input
+    prepare(options, shards.this_host(*inputs, on_spark="prepare"))
 
 
-def prepare(options: Options, share: Tuple[int, int] = (0, 1)) -> List[datasets.DataFile]:
+def prepare(options: Options, host: Host = ALONE) -> List[datasets.DataFile]:
     """Does what the flags say, and returns the data files that were written.
 
     No file gets its final name in output_dir before all are complete.
 
     Args:
         options: the flags.
-        share: (index of this host, number of hosts).
+        host: this host.
 
     Raises:
         BadInput: a row or a flag is wrong.
         OSError: an output cannot be written, or a process was killed.
     """
     start = time.monotonic()
-    options, known, columns, cut, old = plan(options, share)
+    options, known, columns, cut, old = plan(options, host)
     every = [task for group in cut.values() for task in group]
-    with publishing.scratch(options.output_dir, SCRATCH, share[1]) as scratch:
+    with publishing.scratch(options.output_dir, SCRATCH, host.number) as scratch:
         tables = field_tables.from_map(known) if known else _tables(cut["input"], columns, options)
         fingerprint = output_folder.write_map(tables, old, options, scratch)
         bad = Skipping(options.max_bad_records)
         written = passes.encode(
             every, tables, options.output_format, scratch, options.num_workers, bad
         )
-        files = output_folder.publish(written, tables, fingerprint, old, options, share, scratch)
+        files = output_folder.publish(written, tables, fingerprint, old, options, host, scratch)
     log_summary(files, tables, fingerprint, time.monotonic() - start)
     output_folder.log_unknown(written, tables, options)
     return files

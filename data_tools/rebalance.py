@@ -12,13 +12,14 @@ was kept, for train.py --correct_calibration.
 import dataclasses
 import os
 import time
-from typing import List, Tuple
+from typing import List
 
 from deepfm.runtime import check_python  # noqa: F401  says what to do if TensorFlow is missing
 
 # isort: split
 
 from data_tools.common import command_line, publishing, shards
+from data_tools.common.shards import ALONE, Host
 from data_tools.rebalancing import output_files, passes, sampling
 from data_tools.rebalancing.options import SEEDS, Options, check
 from data_tools.rebalancing.passes import Work
@@ -27,50 +28,29 @@ from deepfm.data import dataset_json, datasets, formats
 from deepfm.errors import BadInput
 from deepfm.runtime import remote_files
 
-ON_SPARK = "'python -m data_tools.on_spark rebalance' (docs/spark.md)"
-REMOVED = dict.fromkeys(
-    ("shard_index", "num_shards"),
-    "--shard_index and --num_shards are gone, as hosts shuffled only their shares; leave them out "
-    f"on one host, or shuffle across several with {ON_SPARK}.",
-)
-
 
 def main(options: Options):
-    own = shards.own_files(options.input)
-    rebalance(of_host(dataclasses.replace(options, own_files=own), shards.host()))
+    rebalance(options, shards.this_host(options.input, on_spark="rebalance"))
 
 
-def of_host(options: Options, host: Tuple[int, int]) -> Options:
-    """The options for one of several hosts, which writes its own files to a folder of its own.
-
-    Args:
-        options: those of all hosts.
-        host: (index, number) of the host.
-
-    Raises:
-        BadInput: all hosts see the same files, or the folder holds other data.
-    """
-    index, number = host
+def _of_host(options, host):
+    """The options for one of several hosts, which writes its own files to a folder of its own."""
+    index, number, _ = host
     if number == 1:
         return options
-    if not options.own_files:
-        raise BadInput(
-            f"--input={options.input}: each of {number} hosts would write all records; run it on "
-            f"one host, distribute the files (ShardedByS3Key), or use {ON_SPARK}."
-        )
     n = options.num_files
     if 0 < n < number:
         raise BadInput(f"--num_files={n} is too few for {number} hosts; try --num_files={number}.")
     publishing.check_hosts(options.output_dir, number, sum(output_files.SUFFIXES.values(), ()))
     return dataclasses.replace(
         options,
-        output_dir=shards.folder(options.output_dir, host),
+        output_dir=host.folder(options.output_dir),
         num_files=n * (index + 1) // number - n * index // number,
         seed=(options.seed + index) % SEEDS,  # so that hosts draw independently
     )
 
 
-def rebalance(options: Options) -> List[datasets.DataFile]:
+def rebalance(options: Options, host: Host = ALONE) -> List[datasets.DataFile]:
     """Does what the flags say, and returns the files that were written.
 
     No file gets its final name in output_dir before all are complete.
@@ -81,9 +61,10 @@ def rebalance(options: Options) -> List[datasets.DataFile]:
     """
     start = time.monotonic()
     check(options)
+    options = _of_host(options, host)
     remote_files.check_readable(options.input, "input")
     finished = publishing.finish(options.output_dir)
-    data = datasets.find(options.input, "input", partial=options.own_files)
+    data = datasets.find(options.input, "input", partial=host.own_files)
     names = output_files.names(data, options)
     output_files.check_apart(data, options, finished)
     old = output_files.prepare(data, options)
@@ -116,4 +97,4 @@ def rebalance(options: Options) -> List[datasets.DataFile]:
 
 
 if __name__ == "__main__":
-    command_line.run(main, Options, sharded=False, own_files=True, removed=REMOVED)
+    command_line.run(main, Options)

@@ -120,16 +120,15 @@ _OF_SEVERAL = {
     "image_uri": ", an image with Spark and the packages of requirements-spark.txt on every host",
 }
 _CHANNELS = 20  # at most, in a job
-# How to read a tool's flags without the packages of the tool: its folder in data_tools, and what
-# its command line has besides.
+# How to read a tool's flags without the packages of the tool, by its folder in data_tools.
 _READ_FLAGS = (
     "from data_tools.common import command_line; from data_tools.{}.options import Options; "
-    "command_line.run(None, Options, tensorflow=False, {})"
+    "command_line.run(None, Options, tensorflow=False)"
 )
 _TOOLS = {
-    "libsvm_to_tfrecord": ("libsvm", "sharded=True"),
-    "prepare_criteo": ("click_logs", "sharded=True"),
-    "rebalance": ("rebalancing", "sharded=False, own_files=True"),
+    "libsvm_to_tfrecord": "libsvm",
+    "prepare_criteo": "click_logs",
+    "rebalance": "rebalancing",
 }
 # Values of train.py's --distribution that fit this program's.
 _MODES = {
@@ -260,7 +259,7 @@ def _convert(words, folder):
             f"--pad on {count} hosts would pad each host's rows to a length of their own; give "
             "the length too, e.g. --field_size=39."
         )
-    _check(["-c", _READ_FLAGS.format(*_TOOLS[FLAGS.tool])], [*_PLACES, *words])
+    _check(["-c", _READ_FLAGS.format(_TOOLS[FLAGS.tool])], [*_PLACES, *words])
     programs.copy_source(PROCESSING_SOURCE, folder)
     with connect(FLAGS.region, FLAGS.dry_run) as aws:
         job = _job(aws, type_, count, sagemaker_hosts.TENSORFLOW)

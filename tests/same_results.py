@@ -120,7 +120,6 @@ errors.convert_over_others   $convert --output_dir=$data/train
 errors.criteo_bad_row        $criteo --input=$data/bad.libsvm
 errors.inspect_cut_file      inspect_dataset --data=$data/cut.tfrecords
 errors.rebalance_rates       $rebalance --positive_share=0.5 --negative_rate=0.5
-errors.criteo_hosts          $criteo --num_shards=2 --shard_index=0
 errors.synthetic_sizes       make_synthetic --output_dir=$out --feature_size=10
 errors.cluster_no_flags      local_cluster
 errors.cluster_no_data       ps $job --training_data_dir=$data/none
@@ -132,12 +131,10 @@ tools.convert_two_workers    $convert --num_workers=2 --num_files=3 --compress
 tools.convert_padded         $convert --pad --field_size=10 --id_offset=1
 tools.convert_hashed         $convert --hash_buckets=500
 tools.convert_multi_valued   libsvm_to_tfrecord --input=$data/multi.ffm --output_dir=$out --multi_valued
-tools.convert_shards         $convert --num_shards=2 --shard_index=0 ; $convert --num_shards=2 --shard_index=1
 tools.criteo                 $criteo
 tools.criteo_two_workers     $criteo --num_workers=2 --split_by=order
 tools.criteo_libsvm          $criteo --output_format=libsvm --integers=scaled
 tools.criteo_given_map       $new_clicks
-tools.criteo_shards          $new_clicks --num_shards=2 --shard_index=0 ; $new_clicks --num_shards=2 --shard_index=1
 tools.avazu                  $criteo --input=$data/clicks.csv --dataset=avazu
 tools.rebalance              $rebalance --num_files=3
 tools.rebalance_two_workers  $rebalance --positive_share=0.5 --oversample --num_workers=2 --seed=3

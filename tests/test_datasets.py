@@ -214,48 +214,48 @@ def test_data_of_hashes_and_of_none_are_not_one_data_set(tmp_path):
         datasets.find(str(tmp_path), "data")
 
 
-@pytest.mark.parametrize(
-    "name", ["shard-00001-of-00003/x.tfrecords", "dataset-00001-of-00003.json"]
-)
-def test_a_part_of_several_hosts_data_is_told(tmp_path, monkeypatch, name):
+def test_a_part_of_several_hosts_data_is_told(tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(datasets.logging, "warning", lambda text, *x: said.append(text % x))
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    size = write_tfrecord((tmp_path / name).parent / "x.tfrecords")
-    if name.endswith(".json"):
-        file = datasets.DataFile("x.tfrecords", size, 1, 0)
-        dataset_json.write(str(tmp_path), 2, 50, [file])
-        (tmp_path / "dataset.json").rename(tmp_path / name)
+    (tmp_path / "shard-00001-of-00003").mkdir()
+    write_tfrecord(tmp_path / "shard-00001-of-00003" / "x.tfrecords")
     datasets.find(str(tmp_path), "data")
     assert any("the parts of 1 of 3 hosts; missing: host 0 and others" in x for x in said)
 
 
-# Parts of a dataset.json, and rates of sampling.
+def test_a_dataset_json_in_parts_is_refused_with_how_to_write_it(tmp_path):
+    write_part(tmp_path, 30)
+    (tmp_path / "dataset.json").rename(tmp_path / "dataset-00000-of-00002.json")
+    words = refused(tmp_path)
+    assert words.startswith(f"{tmp_path}/dataset-00000-of-00002.json: ")
+    assert f"'python -m data_tools.inspect_dataset --data={tmp_path} --write'" in words
 
 
-def write_part(folder, name, rows, feature_size=50, rates=None):
-    """Writes a file of some records, a third of them positive, and its metadata of a name."""
-    folder.mkdir(exist_ok=True)
-    path = write_tfrecords(folder / f"{name}.tfrecords", make_records(rows))
+# The dataset.json of several hosts, and rates of sampling.
+
+
+def write_part(folder, rows, feature_size=50, rates=None):
+    """Writes a file of some records, a third of them positive, and its metadata."""
+    folder.mkdir(exist_ok=True, parents=True)
+    path = write_tfrecords(folder / "a.tfrecords", make_records(rows, seed=rows))
     described = datasets.DataFile(path, os.path.getsize(path), rows, rows // 3)
     dataset_json.write(str(folder), 4, feature_size, [described], rates)
-    (folder / "dataset.json").rename(folder / name)
 
 
-def part(i, of=2):
-    return f"dataset-{i:05d}-of-{of:05d}.json"
+def part(i):
+    return f"shard-{i:05d}-of-00002"
 
 
 @pytest.fixture
 def two(tmp_path):
-    """A folder of two parts: sampled at 0.1 and 1, and at 0.5 and 2."""
+    """The folders of two hosts: sampled at 0.1 and 1, and at 0.5 and 2."""
     folder = tmp_path / "data"
-    write_part(folder, part(0), 30, rates=SamplingRates(0.1, 1.0))
-    write_part(folder, part(1), 60, feature_size=70, rates=SamplingRates(0.5, 2.0))
+    write_part(folder / part(0), 30, rates=SamplingRates(0.1, 1.0))
+    write_part(folder / part(1), 60, feature_size=70, rates=SamplingRates(0.5, 2.0))
     return folder
 
 
-def test_parts_are_read_as_one_data_set(two):
+def test_the_folders_of_hosts_are_read_as_one_data_set(two):
     found = datasets.find(str(two), "data")
     assert (found.rows, found.field_size, found.feature_size) == (90, 4, 70)
     assert [(file.rows, file.positives) for file in found.files] == [(30, 10), (60, 20)]
@@ -263,26 +263,10 @@ def test_parts_are_read_as_one_data_set(two):
     assert found.sampling_rates == (pytest.approx(60 / 280), pytest.approx(30 / 20))
 
 
-@pytest.mark.parametrize(
-    "number, old, new, words",
-    [
-        (1, '_size": 4', '_size": 5', "{1}: field_size 5, but {0} has 4"),
-        (1, "00001-of", "00000-of", "{1}: contradicts {0} about"),
-        (0, "{", "", "{0}: is not a dataset.json"),
-    ],
-)
-def test_parts_that_do_not_fit_are_refused_by_name(two, number, old, new, words):
-    path = two / part(number)
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new, 1))
-    assert words.format(*(f"{two}/{part(i)}" for i in (0, 1))) in refused(two)
-
-
 def test_rates_of_several_folders_are_merged_by_rows(two, tmp_path):
-    write_part(tmp_path / "other", "dataset.json", 30)
+    write_part(tmp_path / "other", 15)
     found = datasets.find(f"{two},{tmp_path}/other", "data")
-    assert found.sampling_rates == (pytest.approx(80 / 300), pytest.approx(40 / 30))
+    assert found.sampling_rates == (pytest.approx(70 / 290), pytest.approx(35 / 25))
 
 
 def test_a_file_that_no_dataset_json_describes_leaves_the_rates_unknown(two):
@@ -291,14 +275,14 @@ def test_a_file_that_no_dataset_json_describes_leaves_the_rates_unknown(two):
 
 
 def test_an_older_dataset_json_tells_no_rates(tmp_path):
-    write_part(tmp_path / "data", "dataset.json", 30)
+    write_part(tmp_path / "data", 30)
     assert "sampling_rates" not in (tmp_path / "data" / "dataset.json").read_text()
     assert datasets.find(str(tmp_path / "data"), "data").sampling_rates is None
 
 
 def test_a_part_without_positives_changes_the_rate_of_no_positive(tmp_path):
-    write_part(tmp_path / "data", part(0), 2, rates=SamplingRates(0.5, 0.0))
-    write_part(tmp_path / "data", part(1), 30, rates=SamplingRates(0.5, 0.25))
+    write_part(tmp_path / "data" / part(0), 2, rates=SamplingRates(0.5, 0.0))
+    write_part(tmp_path / "data" / part(1), 30, rates=SamplingRates(0.5, 0.25))
     assert datasets.find(str(tmp_path / "data"), "data").sampling_rates == (0.5, 0.25)
 
 
@@ -318,9 +302,9 @@ def test_a_part_without_positives_changes_the_rate_of_no_positive(tmp_path):
     ],
 )
 def test_rates_that_cannot_be_are_refused_by_name(two, rates):
-    content = json.loads((two / part(0)).read_text())
-    (two / part(0)).write_text(json.dumps({**content, "sampling_rates": rates}))
+    path = two / part(0) / "dataset.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "sampling_rates": rates}))
     with pytest.raises(BadInput) as error:
         datasets.find(str(two), "data")
-    assert str(error.value).startswith(f"{two}/{part(0)}: is not a dataset.json (")
+    assert str(error.value).startswith(f"{path}: is not a dataset.json (")
     assert len(str(error.value)) < 400

@@ -225,14 +225,3 @@ def test_fields_that_share_ids_are_told_apart_from_those_that_do_not(tmp_path):
         (tmp_path / "a.libsvm").write_text(text)
         found = inspect_dataset.format_tables(inspect_dataset.inspect(str(tmp_path)))
         assert (line in found.splitlines()) == shares and ("shared" in found) == shares
-
-
-def test_hosts_look_at_some_of_the_files_each(tmp_path):
-    for i in range(5):
-        write_tfrecord(tmp_path / f"{i}.tfrecords", some_rows(10 + i, 3, 3, seed=i))
-    found = [inspect_dataset.inspect(str(tmp_path), share=(i, 2)) for i in range(2)]
-    assert [summary["rows"] for summary in found] == [10 + 12 + 14, 11 + 13]
-    paths = [file["path"] for summary in found for file in summary["files"]]
-    assert sorted(paths) == [str(tmp_path / f"{i}.tfrecords") for i in range(5)]
-    with pytest.raises(BadInput, match="5 files, too few for 6 shards; try --num_shards=5"):
-        inspect_dataset.inspect(str(tmp_path), share=(0, 6))

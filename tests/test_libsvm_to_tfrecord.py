@@ -18,6 +18,7 @@ from conftest import ROOT, await_files, run_tool, shared_data
 from data_tools import libsvm_to_tfrecord, rebalance
 from data_tools.click_logs import splitting
 from data_tools.common import line_blocks, publishing, record_files, workers
+from data_tools.common.shards import Host
 from data_tools.libsvm_to_tfrecord import Options
 from deepfm.data import dataset_json, datasets
 from deepfm.errors import BadInput
@@ -358,7 +359,7 @@ def test_records_of_other_hosts_are_not_mixed_in(tmp_path):
     """Each of several hosts converts all files that it sees."""
     (tmp_path / "a.libsvm").write_text("1 1:1\n")
     options = Options(str(tmp_path / "a.libsvm"), str(tmp_path / "out"), overwrite=True)
-    on = lambda i, n: libsvm_to_tfrecord.convert(options, (i, n), own_files=True)
+    on = lambda i, n: libsvm_to_tfrecord.convert(options, Host(i, n, True))
     on(0, 2)
     for number, hosts in ((1, "one host"), (3, "3 hosts")):
         with pytest.raises(BadInput, match=f"shard-00000-of-00002: left by .* not on {hosts};"):
@@ -370,7 +371,7 @@ def test_records_of_other_hosts_are_not_mixed_in(tmp_path):
     options = dataclasses.replace(options, output_dir=str(tmp_path / "one"))
     libsvm_to_tfrecord.convert(options)
     with pytest.raises(BadInput, match=r"one/a\.tfrecords: left by .* not on 2 hosts;"):
-        libsvm_to_tfrecord.convert(options, (0, 2), True)
+        libsvm_to_tfrecord.convert(options, Host(0, 2, True))
 
 
 def test_overwrite_deletes_nothing_that_dataset_json_does_not_name(convert, tmp_path):
@@ -637,28 +638,23 @@ def test_an_unknown_flag_exits_with_2_and_a_suggestion():
     assert len(text.splitlines()) == 1
 
 
-@pytest.mark.parametrize("own_files", [False, True])
-def test_hosts_together_convert_each_row_once(tmp_path, monkeypatch, own_files):
-    monkeypatch.setattr(line_blocks, "TASK", 200)
+def test_hosts_together_convert_each_row_once(tmp_path):
     (tmp_path / "in").mkdir()
     written = lines(120)
     for i in range(3):
         (tmp_path / "in" / f"{i}.libsvm").write_text("".join(written[i * 40 : i * 40 + 40]))
     out = tmp_path / "out"
     for i in range(3):
-        spec = tmp_path / "in" / (f"{i}.libsvm" if own_files else "")
-        options = Options(str(spec), str(out), num_files=2, feature_size=1000)
-        libsvm_to_tfrecord.convert(options, (i, 3), own_files)
+        options = Options(f"{tmp_path}/in/{i}.libsvm", str(out), num_files=2, feature_size=1000)
+        libsvm_to_tfrecord.convert(options, Host(i, 3, True))
     found = datasets.find(str(out), "data")
     assert (len(found.files), found.rows, found.feature_size) == (6, 120, 1000)
     rows = [row for file in found.files for row in records_of(file.path)]
     assert sorted(rows) == sorted(rows_of("".join(written)))
 
 
-def test_a_host_for_which_nothing_is_left_says_so(tmp_path):
+def test_padding_on_several_hosts_needs_a_field_size(tmp_path):
     (tmp_path / "a.libsvm").write_text("".join(lines(5)))
-    options = Options(str(tmp_path / "a.libsvm"), str(tmp_path / "out"))
-    with pytest.raises(BadInput, match="nothing of the input is left for --shard_index=1"):
-        libsvm_to_tfrecord.convert(options, (1, 2))
+    options = Options(str(tmp_path / "a.libsvm"), str(tmp_path / "out"), pad=True)
     with pytest.raises(BadInput, match="--field_size must be given on 2 hosts"):
-        libsvm_to_tfrecord.convert(dataclasses.replace(options, pad=True), (0, 2))
+        libsvm_to_tfrecord.convert(options, Host(0, 2, True))

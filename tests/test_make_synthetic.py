@@ -19,14 +19,14 @@ SEED = 7
 ROWS = 2 * planted_model.BLOCK_ROWS + 1000
 
 
-def write(directory, shape=SHAPE, num_files=1, overwrite=False, share=(0, 1), **rows):
+def write(directory, shape=SHAPE, num_files=1, overwrite=False, **rows):
     """Writes a data set and returns its directory."""
     sizes = {f"{split}_rows": rows.get(split, 0) for split in SPLITS}
     options = make_synthetic.Options(
         str(directory), num_files=num_files, seed=SEED, overwrite=overwrite, **shape._asdict(),
         **sizes,
     )  # fmt: skip
-    make_synthetic.write_data(options, share)
+    make_synthetic.write_data(options)
     return directory
 
 
@@ -73,25 +73,10 @@ def test_num_files_spreads_the_rows_evenly_and_keeps_their_order(data, tmp_path)
     assert b"".join(files[name] for name in names) == read_all(data)["train.libsvm"]
 
 
-def test_hosts_together_write_the_rows_of_one(data, tmp_path):
-    rows = dict(train=ROWS, val=0, test=300)
-    for i in range(3):
-        write(tmp_path, num_files=2, share=(i, 3), **rows)
-    folders = [tmp_path / f"shard-0000{i}-of-00003" for i in range(3)]
-    assert sorted(tmp_path.iterdir()) == folders
-    for split in ("train", "test"):
-        parts = [read_splits(folder)[split] for folder in folders]
-        assert sum(part["rows"] for part in parts) == rows[split]
-        texts = [read_all(folder)[name] for folder, p in zip(folders, parts) for name in p["files"]]
-        assert b"".join(texts) == read_all(data)[f"{split}.libsvm"]
-
-
-@pytest.mark.parametrize("hosts, fits", [(3, "--num_files=3"), (20, "--num_shards=10")])
-def test_too_few_rows_for_the_files_of_all_hosts_are_refused(tmp_path, hosts, fits):
-    rows = dict(train=ROWS, val=0, test=10)
-    said = f"--test_rows=10 cannot fill --num_files=4 of each of {hosts} hosts; try {fits}."
+def test_too_few_rows_for_the_files_are_refused(tmp_path):
+    said = "--test_rows=10 cannot fill --num_files=12; try --num_files=10."
     with pytest.raises(BadInput, match=said):
-        write(tmp_path, num_files=4, share=(0, hosts), **rows)
+        write(tmp_path, num_files=12, train=ROWS, val=0, test=10)
     assert not list(tmp_path.iterdir())
 
 
@@ -173,13 +158,10 @@ def test_only_the_splits_that_are_written_are_replaced(tmp_path):
     }  # fmt: skip
 
 
-def test_rows_of_other_hosts_are_not_mixed_in(tmp_path):
-    write_on = lambda i, n: write(tmp_path, share=(i, n), train=60)
-    write_on(0, 2)
-    for number, hosts in ((1, "one host"), (3, "3 hosts")):
-        with pytest.raises(BadInput, match=f"shard-00000-of-00002: left by .* not on {hosts};"):
-            write_on(0, number)
-    write_on(1, 2)
+def test_rows_of_hosts_of_an_earlier_version_are_not_mixed_in(tmp_path):
+    (tmp_path / "shard-00000-of-00002").mkdir()
+    with pytest.raises(BadInput, match="shard-00000-of-00002: left by .* not on one host;"):
+        write(tmp_path, train=60)
 
 
 def test_splits_of_another_shape_are_not_mixed(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 from conftest import make_records, write_tfrecords
 
 from data_tools import inspect_dataset, rebalance
+from data_tools.common.shards import Host
 from deepfm import open_data
 from deepfm.config import InputConfig, Processes
 from deepfm.data import dataset_json, datasets
@@ -139,10 +140,10 @@ def test_a_host_may_have_its_part_of_a_sharded_channel_and_says_so(four, said, t
 @pytest.mark.parametrize("own_files", [False, True])
 def test_tools_refuse_what_is_not_whole_but_of_a_host_that_has_its_part(four, tmp_path, own_files):
     (four / "c.tfrecords").unlink()
-    options = rebalance.Options(str(four), str(tmp_path / "out"), own_files=own_files)
+    options = rebalance.Options(str(four), str(tmp_path / "out"))
     if own_files:
         assert inspect_dataset.inspect(str(four), own_files=True)["rows"] == 30
-        assert sum(file.rows for file in rebalance.rebalance(options)) == 30
+        assert sum(file.rows for file in rebalance.rebalance(options, Host(own_files=True))) == 30
         return
     with pytest.raises(BadInput, match=GONE):
         inspect_dataset.inspect(str(four))

@@ -20,6 +20,7 @@ from conftest import run_tool, run_train, shared_data
 from data_tools import prepare_criteo
 from data_tools.click_logs import feature_map, output_folder, slices
 from data_tools.common import line_blocks, skipping
+from data_tools.common.shards import ALONE, Host
 from data_tools.prepare_criteo import Options
 from deepfm.data import datasets
 from deepfm.data.plain import made
@@ -167,13 +168,13 @@ def records_of(folder):
 def prepare(tmp_path):
     """prepare({name: text or bytes} or text, flag=value ...) -> output_dir."""
 
-    def run(texts, share=(0, 1), output="out", **flags):
+    def run(texts, host=ALONE, output="out", **flags):
         folder = tmp_path / "in"
         folder.mkdir(exist_ok=True)
         for name, text in (texts if isinstance(texts, dict) else {"a.tsv": texts}).items():
             (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
         flags = {"input": str(folder), "output_format": "libsvm", "min_count": 3, **flags}
-        prepare_criteo.prepare(Options(str(tmp_path / output), **flags), share)
+        prepare_criteo.prepare(Options(str(tmp_path / output), **flags), host)
         return tmp_path / output
 
     return run
@@ -429,16 +430,14 @@ def with_map_of(out):
     return dict(feature_map=str(out / "feature_map.json"), min_count=None)
 
 
-@pytest.mark.parametrize("own_files", [False, True])
-def test_hosts_with_a_map_together_make_what_one_makes(prepare, small_pieces, tmp_path, own_files):
+def test_hosts_with_a_map_together_make_what_one_makes(prepare, small_pieces, tmp_path):
     texts = {f"{i}.tsv": text_of(ROWS[i * 100 : i * 100 + 100]) for i in range(4)}
     alone = prepare(texts, output="alone")
     for i in range(3):
         mine = ["0.tsv", "1.tsv,2.tsv", "3.tsv"][i].split(",")
         spec = ",".join(str(tmp_path / "in" / name) for name in mine)
-        flags = dict(input=spec, own_files=True) if own_files else {}
-        flags.update(with_map_of(alone), split="0.8,0.1,0.1", output="together")
-        prepare({}, share=(i, 3), **flags)
+        flags = dict(with_map_of(alone), split="0.8,0.1,0.1", output="together")
+        prepare({}, Host(i, 3, True), input=spec, **flags)
     together = tmp_path / "together"
     assert read_map(together) == read_map(alone)
     for split in SPLITS:
@@ -446,13 +445,6 @@ def test_hosts_with_a_map_together_make_what_one_makes(prepare, small_pieces, tm
         assert sorted(records_of(together / split)) == sorted(records_of(alone / split))
         both = [datasets.find(str(out / split), "data") for out in (alone, together)]
         assert both[0].feature_size == both[1].feature_size
-
-
-def test_each_row_of_one_large_file_is_one_hosts(prepare, small_pieces):
-    known = prepare(text_of(ROWS), split="1,0,0", output="known")
-    for i in range(5):
-        out = prepare({}, share=(i, 5), **with_map_of(known))
-    assert sorted(records_of(out / "train")) == sorted(encoded(ROWS, ROWS, 3))
 
 
 # How files are written.
@@ -609,32 +601,35 @@ def test_a_gzip_file_that_is_cut_is_refused_by_its_name_and_line(prepare, small_
 
 
 @pytest.mark.parametrize(
-    "flags, share, said",
+    "flags, host, said",
     [
-        (dict(input=None), (0, 1), "--input must be given"),
-        (dict(input=None, test_input="x"), (0, 1), "the vocabulary comes from its training rows"),
-        (dict(split="0.5,0.5"), (0, 1), "try --split=0.8,0.1,0.1"),
-        (dict(split="0.5,0.6,-0.1"), (0, 1), "try --split=0.8,0.1,0.1"),
-        (dict(split="0,1,0"), (0, 1), "the first above 0"),
-        (dict(split="0.5,nan,0.5"), (0, 1), "must be three shares"),
-        (dict(split="a,b,c"), (0, 1), "must be three shares"),
-        (dict(split="0.8,0.1,0.1", test_input="x"), (0, 1), "try --split=0.9,0.1,0"),
-        (dict(), (0, 2), "--feature_map must be given on 2 hosts.*data_tools.on_spark prepare'"),
-        (dict(own_files=True), (0, 2), "--feature_map must be given on 2 hosts"),
-        (dict(own_files=True, split_by="order"), (0, 1), "--noown_files"),
-        (dict(feature_map="/no/such/map"), (0, 1), "--min_count has no effect with"),
+        (dict(input=None), ALONE, "--input must be given"),
+        (dict(input=None, test_input="x"), ALONE, "the vocabulary comes from its training rows"),
+        (dict(split="0.5,0.5"), ALONE, "try --split=0.8,0.1,0.1"),
+        (dict(split="0.5,0.6,-0.1"), ALONE, "try --split=0.8,0.1,0.1"),
+        (dict(split="0,1,0"), ALONE, "the first above 0"),
+        (dict(split="0.5,nan,0.5"), ALONE, "must be three shares"),
+        (dict(split="a,b,c"), ALONE, "must be three shares"),
+        (dict(split="0.8,0.1,0.1", test_input="x"), ALONE, "try --split=0.9,0.1,0"),
+        (
+            dict(),
+            Host(0, 2, True),
+            "--feature_map must be given on 2 hosts.*data_tools.on_spark prepare'",
+        ),
+        (dict(split_by="order"), Host(0, 1, True), "--noown_files"),
+        (dict(feature_map="/no/such/map"), ALONE, "--min_count has no effect with"),
         (
             dict(feature_map="/no/such/map", min_count=None, memory_mb=5),
-            (0, 1),
+            ALONE,
             "--memory_mb has no effect with",
         ),
-        (dict(feature_map="/no/such/map", min_count=None), (0, 1), "/no/such/map: is not a"),
-        (dict(input="/no/such/file"), (0, 1), "no file matches"),
+        (dict(feature_map="/no/such/map", min_count=None), ALONE, "/no/such/map: is not a"),
+        (dict(input="/no/such/file"), ALONE, "no file matches"),
     ],
 )
-def test_flags_that_do_not_fit_are_refused(prepare, tmp_path, flags, share, said):
+def test_flags_that_do_not_fit_are_refused(prepare, tmp_path, flags, host, said):
     with pytest.raises(BadInput, match=said):
-        prepare(text_of(ROWS[:9]), share=share, **flags)
+        prepare(text_of(ROWS[:9]), host, **flags)
     assert not (tmp_path / "out").exists()
 
 
@@ -774,9 +769,9 @@ def test_a_failed_run_leaves_what_was_there(prepare):
 
 def test_other_hosts_data_are_not_mixed_in(prepare):
     flags = with_map_of(prepare(text_of(ROWS[:50]), output="known"))
-    prepare({}, share=(0, 2), **flags)
+    prepare({}, Host(0, 2, True), **flags)
     with pytest.raises(BadInput, match="left by a run that was not on 3 hosts"):
-        prepare({}, share=(0, 3), **flags)
+        prepare({}, Host(0, 3, True), **flags)
 
 
 def test_data_and_map_are_of_one_run_wherever_it_is_killed(prepare, tmp_path):

@@ -29,6 +29,7 @@ from scipy import stats
 
 from data_tools import libsvm_to_tfrecord, rebalance
 from data_tools.common import line_blocks
+from data_tools.common.shards import Host
 from data_tools.rebalance import Options
 from data_tools.rebalancing import passes, record_blocks, shuffling
 from deepfm.data import dataset_json, datasets
@@ -581,9 +582,8 @@ def on_host(tmp_path):
     """on_host(i, n, flag=value ...) -> paths of the files that host i of n makes of in/i.*."""
 
     def run(index, number, **flags):
-        flags = dict(dict(input=f"{tmp_path}/in/{index}.*", own_files=True), **flags)
-        options = Options(output_dir=str(tmp_path / "out"), **flags)
-        return [f.path for f in rebalance.rebalance(rebalance.of_host(options, (index, number)))]
+        options = Options(f"{tmp_path}/in/{index}.*", str(tmp_path / "out"), **flags)
+        return [f.path for f in rebalance.rebalance(options, Host(index, number, True))]
 
     return run
 
@@ -624,14 +624,11 @@ def test_a_host_replaces_its_own_files_and_no_others(tmp_path, on_host):
         on_host(1, 3, overwrite=True)
 
 
-@pytest.mark.parametrize("flags, words", [
-    ({"own_files": False}, "would write all records; .*'python -m data_tools.on_spark rebalance'"),
-    ({"num_files": 2}, "--num_files=2 is too few for 3 hosts; try --num_files=3"),
-])  # fmt: skip
-def test_what_hosts_cannot_do_is_refused(tmp_path, on_host, flags, words):
+def test_fewer_files_than_hosts_are_refused(tmp_path, on_host):
     make_input(tmp_path / "in")
+    words = "--num_files=2 is too few for 3 hosts; try --num_files=3"
     with pytest.raises(BadInput, match=words):
-        on_host(0, 3, **flags)
+        on_host(0, 3, num_files=2)
     assert not (tmp_path / "out").exists()
 
 

@@ -61,13 +61,12 @@ def test_a_fingerprint_is_that_of_the_ids_and_not_of_the_file(tmp_path):
 # dataset.json.
 
 
-def write(folder, of_map, name=dataset_json.METADATA, feature_size=50, file="a"):
+def write(folder, of_map, feature_size=50):
     """A data set of ten records."""
     folder.mkdir(exist_ok=True)
-    path = write_tfrecords(folder / f"{file}.tfrecords", make_records(10))
+    path = write_tfrecords(folder / "a.tfrecords", make_records(10))
     described = [datasets.DataFile(path, os.path.getsize(path), 10, 3)]
     dataset_json.write(str(folder), 4, feature_size, described, feature_map=of_map)
-    (folder / "dataset.json").rename(folder / name)
     return str(folder)
 
 
@@ -79,19 +78,6 @@ def test_a_data_set_tells_its_map(tmp_path):
     write(tmp_path / "b", OTHER)
     with pytest.raises(BadInput, match=f"differ in feature_map: .'{ONE}', '{OTHER}'."):
         datasets.find(f"{tmp_path}/a,{tmp_path}/b", "data")
-
-
-@pytest.mark.parametrize(
-    "other, words", [(ONE, None), (None, None), (OTHER, f"feature map {OTHER}, those of")]
-)
-def test_parts_of_one_data_set_have_one_map(tmp_path, other, words):
-    folder = write(tmp_path / "a", ONE, "dataset-00000-of-00002.json", file="a")
-    write(tmp_path / "a", other, "dataset-00001-of-00002.json", file="b")
-    if words:
-        with pytest.raises(BadInput, match=words):
-            datasets.find(folder, "data")
-    else:
-        assert datasets.find(folder, "data").feature_map == ONE
 
 
 @pytest.mark.parametrize("wrong", [3, "x" * 16, "", None, ["0" * 16]])

@@ -133,7 +133,7 @@ def test_an_integer_as_label_is_told_what_it_is(tmp_path):
 def written(folder, *flags):
     """The dataset.json that inspect_dataset --write makes."""
     options = inspect_dataset.Options(str(folder), write=True, json=True, **dict(flags))
-    inspect_dataset.new_metadata.check(options, (0, 1))
+    inspect_dataset.new_metadata.check(options)
     inspect_dataset.new_metadata.write(str(folder), inspect_dataset.inspect(str(folder)))
     return json.loads((folder / "dataset.json").read_text())
 
@@ -185,18 +185,17 @@ def test_write_refuses_to_replace_and_with_overwrite_keeps_what_cannot_be_counte
 
 
 @pytest.mark.parametrize(
-    "options, share, words",
+    "options, words",
     [
-        (dict(overwrite=True), (0, 1), "--overwrite has no effect without --write"),
-        (dict(write=True, data="{}/*"), (0, 1), "is not a local directory"),
-        (dict(write=True, data="s3://bucket/data"), (0, 1), "is not a local directory"),
-        (dict(write=True), (1, 2), "--num_shards=1 --shard_index=0"),
+        (dict(overwrite=True), "--overwrite has no effect without --write"),
+        (dict(write=True, data="{}/*"), "is not a local directory"),
+        (dict(write=True, data="s3://bucket/data"), "is not a local directory"),
     ],
 )
-def test_write_where_it_cannot_be_is_refused(tmp_path, options, share, words):
+def test_write_where_it_cannot_be_is_refused(tmp_path, options, words):
     options = {**options, "data": options.get("data", "{}").format(tmp_path)}
     with pytest.raises(BadInput) as error:
-        inspect_dataset.new_metadata.check(inspect_dataset.Options(**options), share)
+        inspect_dataset.new_metadata.check(inspect_dataset.Options(**options))
     assert words in str(error.value)
 
 

@@ -425,11 +425,8 @@ def test_rebalance_carries_weights_along(tmp_path, kind):
     assert json.loads((tmp_path / "new" / "dataset.json").read_text())["weighted"]
 
 
-def test_merged_metadata_say_that_any_part_is_weighted(tmp_path):
+def test_a_dataset_json_is_weighted_or_not(tmp_path):
     part = {"format_version": 1, "field_size": F, "feature_size": 50, "files": {}}
-    merge = lambda *parts: dataset_json.merge({str(i): p for i, p in enumerate(parts)})
-    assert merge(part, {**part, "weighted": True})["weighted"]
-    assert "weighted" not in merge(part, part)
     (tmp_path / "dataset.json").write_text(json.dumps({**part, "weighted": 1}))
     with pytest.raises(BadInput, match="weighted is 1"):
         dataset_json.read(str(tmp_path))

@@ -13,6 +13,7 @@ from data_tools.click_logs.slices import Source
 from data_tools.click_logs.splitting import SPLITS, Split, shares_of
 from data_tools.common import publishing
 from data_tools.common.command_line import REQUIRED, flag
+from data_tools.common.shards import Host
 from data_tools.libsvm import output_files
 from deepfm.data import datasets
 from deepfm.data.plain import file_bytes
@@ -91,7 +92,6 @@ class Options:
         "Encode with this feature_map.json of an earlier run instead of counting categories; use "
         "it for new rows for a trained model."
     )
-    own_files: bool = False
     memory_mb: Optional[int] = flag(
         "Memory that the vocabulary may take, in MB; the run ends before it takes more. Lower it "
         "if other programs will need memory. Default: 90 % of what is free, less 400 MB for each "
@@ -105,7 +105,7 @@ class Options:
     overwrite: bool = flag("Replace the splits or the map of an earlier run.", default=False)
 
 
-def check(options, share):
+def check(options, host):
     """Refuses (BadInput) flags that do not fit together."""
     if not (options.input or options.valid_input or options.test_input):
         raise BadInput("--input must be given (or --test_input with --feature_map).")
@@ -116,12 +116,12 @@ def check(options, share):
     for name in ("min_count", "memory_mb") if options.feature_map else ():
         if getattr(options, name):
             raise BadInput(f"--{name} has no effect with --feature_map; leave it out.")
-    if share[1] > 1 and not options.feature_map:
+    if host.number > 1 and not options.feature_map:
         raise BadInput(
-            f"--feature_map must be given on {share[1]} hosts, each of which would count only its "
-            f"share of the rows; count all with {_ON_SPARK}, or on one host."
+            f"--feature_map must be given on {host.number} hosts, each of which would count only "
+            f"its rows; count all with {_ON_SPARK}, or on one host."
         )
-    if options.own_files and options.split_by == "order":
+    if host.own_files and options.split_by == "order":
         raise BadInput("--split_by=order needs all files on each host; try --noown_files.")
 
 
@@ -204,27 +204,26 @@ def find(sources: Sequence[Source], own_files: bool = False) -> Dict[str, list]:
     return found
 
 
-def plan(options, share: Tuple[int, int]) -> Tuple:
+def plan(options, host: Host) -> Tuple:
     """What to do: (the Options with their defaults, the FeatureMap that is given or None, the
     Column of each field, {flag: RawSlices of this host}, what output_folder.replaced returns).
 
     Args:
         options: the flags.
-        share: (index of this host, number of hosts).
+        host: this host.
     """
-    check(options, share)
+    check(options, host)
     described = table_of(options)
     known = known_map(options, described)
     options = complete(options, known, described)
     of_rows = options.table or column_kinds.DATASETS[options.dataset]
     sources = sources_of(options)
-    found = find(sources, options.own_files)
-    mine = (0, 1) if options.own_files else share
-    cut = {s.flag: list(slices.cut(s, found[s.flag], options, mine)) for s in sources}
+    found = find(sources, host.own_files)
+    cut = {s.flag: list(slices.cut(s, found[s.flag], options)) for s in sources}
     log_unlabelled(itertools.chain(*cut.values()))
     publishing.check_output_dir(options.output_dir)
     asked = {i for s in sources for i, part in enumerate(s.split.shares) if part}
-    old = output_folder.replaced(asked, options, share)
+    old = output_folder.replaced(asked, options, host)
     return options, known, column_kinds.fields(of_rows, options.integers), cut, old
 
 

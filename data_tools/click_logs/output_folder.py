@@ -1,6 +1,6 @@
 """Writes prepare_criteo's output folder, and decides what it replaces there.
 
-`options` is always a prepare_criteo.Options, and `share` (index of this host, number of hosts).
+`options` is always a prepare_criteo.Options, and `host` a shards.Host.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from absl import logging
 
 from data_tools.click_logs import feature_map, field_tables
 from data_tools.click_logs.splitting import SPLITS
-from data_tools.common import publishing, shards
+from data_tools.common import publishing
 from data_tools.libsvm import pieces
 from deepfm.data import dataset_json
 from deepfm.data.plain import data_file
@@ -20,7 +20,7 @@ from deepfm.errors import BadInput
 from deepfm.runtime.storage import places
 
 
-def replaced(asked, options, share):
+def replaced(asked, options, host):
     """Finds the old files that the splits in `asked`, indices of SPLITS, replace.
 
     Returns:
@@ -29,12 +29,12 @@ def replaced(asked, options, share):
     """
     old = {}
     for i in sorted(asked):
-        folder = shards.folder(os.path.join(options.output_dir, SPLITS[i]), share)
+        folder = host.folder(os.path.join(options.output_dir, SPLITS[i]))
         paths = _data_files(options, i)
-        others = [p for p in paths if share[1] > 1 and f"-of-{share[1]:05d}{os.sep}" not in p]
+        others = [p for p in paths if host.number > 1 and f"-of-{host.number:05d}{os.sep}" not in p]
         if others:
             raise BadInput(
-                f"{others[0]}: left by a run that was not on {share[1]} hosts; give another "
+                f"{others[0]}: left by a run that was not on {host.number} hosts; give another "
                 f"--output_dir, or delete {os.path.join(options.output_dir, SPLITS[i])}."
             )
         names = [os.path.relpath(p, folder) for p in paths if p.startswith(folder + os.sep)]
@@ -81,7 +81,7 @@ def write_map(tables, old, options, scratch):
     return fingerprint
 
 
-def publish(written, tables, fingerprint, old, options, share, scratch, elsewhere=None):
+def publish(written, tables, fingerprint, old, options, host, scratch, elsewhere=None):
     """Moves everything to its place; returns the data files.
 
     Args:
@@ -112,7 +112,7 @@ def publish(written, tables, fingerprint, old, options, share, scratch, elsewher
         if new or names or place.exists(os.path.join(folder, dataset_json.UNFINISHED)):
             folders.append((folder, new, names, paths))
         files += described
-    if not files and share[1] == 1:
+    if not files and host.number == 1:
         raise BadInput("the input holds no rows.")
     new_map = os.path.join(scratch, feature_map.FILE)
     target = os.path.join(options.output_dir, feature_map.FILE)

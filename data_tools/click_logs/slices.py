@@ -1,4 +1,4 @@
-"""Cuts raw files into tasks, picks this host's tasks, and reads their rows."""
+"""Cuts raw files into tasks, and reads their rows."""
 
 import functools
 import itertools
@@ -71,24 +71,20 @@ def checked(source: Source, found) -> list:
     return found.files
 
 
-def cut(source: Source, files: List, options, share: Tuple[int, int]) -> Iterator[RawSlice]:
-    """Yields the slices of a source that are this host's share.
+def cut(source: Source, files: List, options) -> Iterator[RawSlice]:
+    """Yields the slices of a source.
 
-    Parquet files are cut into row groups.
-
-    Every host cuts the files in the same way: plain files into slices, gzip files not at all. Slice
-    i belongs to host i % number, which reads a line at each end to find the slice's whole lines.
+    Parquet files are cut into row groups, plain files into whole lines, gzip files not at all.
 
     Args:
         source: the source.
         files: from `checked`.
         options: prepare_criteo.Options.
-        share: (index, number) of hosts.
     """
     total = sum(f.bytes for f in files)
     size = max(line_blocks.TASK, total // MOST)
     if files and parquet_rows.is_parquet(files[0].path):
-        yield from _cut_parquet(source, [f.path for f in files], size, options, share)
+        yield from _cut_parquet(source, [f.path for f in files], size, options)
         return
     slices = [
         (file.path, start, before)
@@ -96,9 +92,9 @@ def cut(source: Source, files: List, options, share: Tuple[int, int]) -> Iterato
         for start in range(0, 1 if file.path.endswith(".gz") else file.bytes, size)
     ]
     layout_of = functools.lru_cache(maxsize=1)(read_layout)
-    mine = range(share[0], len(slices), share[1])
     of_slice = lambda i: line_blocks.lines_from(*slices[i][:2], slices[i][1] + size)
-    for i, lines in zip(mine, places.each(files[0].path if files else "", of_slice, mine)):
+    numbers = range(len(slices))
+    for i, lines in zip(numbers, places.each(files[0].path if files else "", of_slice, numbers)):
         path, _, before = slices[i]
         layout = layout_of(path, source.labels, options)
         if lines:
@@ -107,17 +103,16 @@ def cut(source: Source, files: List, options, share: Tuple[int, int]) -> Iterato
             yield RawSlice(lines, layout, split, name)
 
 
-def _cut_parquet(source, paths, size, options, share):
+def _cut_parquet(source, paths, size, options):
     """As `cut`; for order, rows are counted instead of bytes."""
     tasks = [task for path in paths for task in parquet_rows.cut(path, size)]
     total, before = sum(task.rows for task in tasks), 0
     layout_of = functools.lru_cache(maxsize=1)(parquet_rows.read_layout)
     for i, task in enumerate(tasks):
-        if i % share[1] == share[0]:
-            layout, names = layout_of(task.path, source.labels, options)
-            split = source.split._replace(before=before - task.first_row, total=max(total, 1))
-            name = f"part-{i:05d}-of-{len(tasks):05d}"
-            yield RawSlice(task._replace(names=names), layout, split, name)
+        layout, names = layout_of(task.path, source.labels, options)
+        split = source.split._replace(before=before - task.first_row, total=max(total, 1))
+        name = f"part-{i:05d}-of-{len(tasks):05d}"
+        yield RawSlice(task._replace(names=names), layout, split, name)
         before += task.rows
 
 

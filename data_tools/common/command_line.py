@@ -12,6 +12,7 @@ from typing import Dict, Optional
 
 from absl import flags, logging
 
+from data_tools.common import shards
 from deepfm.errors import BadInput
 from deepfm.runtime import program
 
@@ -53,8 +54,7 @@ def _define(field):
 def run(
     main,
     options,
-    sharded=True,
-    own_files=False,
+    hosts=True,
     tensorflow=True,
     removed: Optional[Dict[str, str]] = None,
 ):
@@ -63,18 +63,16 @@ def run(
     Args:
         main: the program.
         options: the dataclass of its flags.
-        sharded: whether several hosts can share the job; adds the flags of `shards`.
-        own_files: whether hosts can do it only if each has files of its own; adds their flags.
+        hosts: whether several hosts can do it, each on its own files; adds the flags of `shards`.
         tensorflow: whether the program uses TensorFlow.
         removed: for each flag that the program had once, the sentence that refuses it.
     """
     fields = [field for field in dataclasses.fields(options) if field.metadata]
     for field in fields:
         _define(field)
-    if sharded or own_files:
-        from data_tools.common import shards  # which needs TensorFlow
-
-        shards.define_flags(sharded)
+    if hosts:
+        shards.define_flags()
+        removed = {**shards.REMOVED, **(removed or {})}
     FLAGS.set_default("verbosity", logging.INFO)
 
     def run_main():

@@ -1,4 +1,4 @@
-"""Which share of a job this host does, when several hosts work on it together.
+"""Which of the hosts of a job this one is, when several hosts work on it, each on files of its own.
 
 SageMaker Processing names each host in /opt/ml/config/resourceconfig.json:
 
@@ -11,7 +11,7 @@ https://docs.aws.amazon.com/sagemaker/latest/dg/build-your-own-processing-contai
 import contextlib
 import json
 import os
-from typing import Optional, Tuple
+from typing import NamedTuple, Optional, Tuple
 
 from absl import flags
 
@@ -20,23 +20,38 @@ from deepfm.errors import BadInput
 FLAGS = flags.FLAGS
 flags.disclaim_key_flags()  # flags defined here belong to the program, so its --help lists them
 
+REMOVED = dict.fromkeys(
+    ("shard_index", "num_shards"),
+    "--shard_index and --num_shards are gone, as hosts do not divide files that all of them see; "
+    "use one host, give each its own files (--own_files), or use 'python -m data_tools.on_spark' "
+    "(docs/spark.md).",
+)
 
-def define_flags(sharded: bool = True):
-    """Defines the flags that `host` and `own_files` read, and those of `share` if `sharded`."""
-    if sharded:
-        flags.DEFINE_integer(
-            "shard_index",
-            None,
-            "Which share of the job this host does, 0 to num_shards - 1; set it with --num_shards "
-            "on each host. Default: this host's place in --resource_config, else 0.",
-            lower_bound=0,
-        )
-        flags.DEFINE_integer(
-            "num_shards",
-            None,
-            "Number of hosts that share the job. Default: the hosts in --resource_config, else 1.",
-            lower_bound=1,
-        )
+
+class Host(NamedTuple):
+    """A host of a job.
+
+    Attributes:
+        index: its place among the hosts.
+        number: of hosts; each of several writes to a folder of its own.
+        own_files: whether no other host sees its files, which may be a part of a data set.
+    """
+
+    index: int = 0
+    number: int = 1
+    own_files: bool = False
+
+    def folder(self, output_dir: str) -> str:
+        """Where this host writes: output_dir, or its own folder there if there are several."""
+        own = f"shard-{self.index:05d}-of-{self.number:05d}"
+        return output_dir if self.number == 1 else os.path.join(output_dir, own)
+
+
+ALONE = Host()
+
+
+def define_flags():
+    """Defines the flags that `this_host` reads."""
     flags.DEFINE_string(
         "resource_config",
         "/opt/ml/config/resourceconfig.json",
@@ -51,51 +66,44 @@ def define_flags(sharded: bool = True):
     )
 
 
-def share() -> Tuple[int, int]:
-    """(index of this host's share, number of shares) from the flags, else from SageMaker.
-
-    Raises:
-        BadInput: only one of the flags is given, they contradict, or the file is broken.
-    """
-    index, number = FLAGS.shard_index, FLAGS.num_shards
-    if index is None and number is None:
-        return host("--shard_index and --num_shards")
-    if index is None:
-        raise BadInput(f"--num_shards={number} needs --shard_index, from 0 to {number - 1}.")
-    if number is None:
-        raise BadInput(f"--shard_index={index} needs --num_shards, at least {index + 1}.")
-    if index >= number:
-        raise BadInput(
-            f"--shard_index={index} must be below --num_shards={number}, so at most {number - 1}."
-        )
-    return index, number
-
-
-def host(instead: str = "--resource_config=FILE") -> Tuple[int, int]:
-    """(index of this host, number of hosts) as SageMaker says; (0, 1) elsewhere.
+def this_host(*specs: Optional[str], on_spark: str = "") -> Host:
+    """What the flags and SageMaker say of this host.
 
     Args:
-        instead: the flags to give where its file is broken, which is a BadInput.
+        specs: the flags that name the files, comma lists; None for a flag that is not given.
+        on_spark: the job of data_tools.on_spark that does the same, if there is one.
+
+    Raises:
+        BadInput: several hosts see the same files, or SageMaker's settings are broken.
     """
+    (index, number), own = _place(), bool(specs) and _own_files(*specs)
+    if number > 1 and not own:
+        ways = ["use one host"]
+        if specs:
+            ways.append("give each files of its own (ShardedByS3Key, --own_files)")
+        if on_spark:
+            ways.append(f"use 'python -m data_tools.on_spark {on_spark}' (docs/spark.md)")
+        raise BadInput(
+            f"{FLAGS.resource_config}: each of {number} hosts would process all records; "
+            f"{', or '.join(ways)}."
+        )
+    return Host(index, number, own)
+
+
+def _place() -> Tuple[int, int]:
+    """(index of this host, number of hosts) as SageMaker says; (0, 1) elsewhere."""
     path = FLAGS.resource_config
     if not os.path.exists(path):
         return 0, 1
-    with _reading(path, "this host's share", instead) as found:
+    with _reading(path, "which host this is", "--resource_config=FILE") as found:
         mine, hosts = found["current_host"], sorted(found["hosts"])
         if len(set(hosts)) < len(hosts):
             raise ValueError("it names a host twice")
         return hosts.index(mine), len(hosts)
 
 
-def own_files(*specs: Optional[str]) -> bool:
-    """Whether this host processes all files that it sees, because no other host sees them.
-
-    Args:
-        specs: the flags that name the files, comma lists; None for a flag that is not given.
-
-    Raises:
-        BadInput: some of the files are the host's alone and others not, or the config is broken.
-    """
+def _own_files(*specs):
+    """Whether this host processes all files that it sees, because no other host sees them."""
     if FLAGS.own_files is not None:
         return FLAGS.own_files
     path = os.path.join(os.path.dirname(FLAGS.resource_config), "processingjobconfig.json")
@@ -113,24 +121,6 @@ def own_files(*specs: Optional[str]) -> bool:
             "not; distribute both alike, or give --own_files or --noown_files."
         )
     return any(inside)
-
-
-def part_of(data, share: Tuple[int, int]):
-    """The data set with only this host's share of the files; BadInput if there are too few."""
-    index, number = share
-    if len(data.files) < number:
-        raise BadInput(
-            f"{data.name}: has {len(data.files)} files, too few for {number} shards; try "
-            f"--num_shards={len(data.files)}."
-        )
-    return data._replace(files=data.files[index::number])
-
-
-def folder(output_dir: str, share: Tuple[int, int]) -> str:
-    """Where this host writes: output_dir, or its own folder there if there are several hosts."""
-    index, number = share
-    own = f"shard-{index:05d}-of-{number:05d}"
-    return output_dir if number == 1 else os.path.join(output_dir, own)
 
 
 @contextlib.contextmanager

@@ -9,13 +9,8 @@ from deepfm.data import dataset_json, datasets
 from deepfm.errors import BadInput
 
 
-def check(options, share):
-    """Refuses (BadInput) --write where it cannot put a dataset.json, or may not.
-
-    Args:
-        options: inspect_dataset.Options.
-        share: (index of this host, number of hosts).
-    """
+def check(options):
+    """Refuses (BadInput) --write where it cannot put a dataset.json, or may not."""
     if options.overwrite and not options.write:
         raise BadInput("--overwrite has no effect without --write; leave it out.")
     if not options.write:
@@ -25,12 +20,8 @@ def check(options, share):
             f"--write: --data={options.data} is not a local directory; name the one that holds the "
             "files."
         )
-    if share[1] > 1:
-        raise BadInput("--write needs all files on one host; give --num_shards=1 --shard_index=0.")
-    names = filter(dataset_json.is_metadata, sorted(os.listdir(options.data)))
-    there = next(names, None) if not options.overwrite else None
-    if there:
-        path = os.path.join(options.data, there)
+    path = os.path.join(options.data, dataset_json.METADATA)
+    if os.path.exists(path) and not options.overwrite:
         raise BadInput(f"--write: {path} is already there; --overwrite replaces it.")
 
 
@@ -61,6 +52,4 @@ def write(data: str, summary: dict):
         weighted=bool(summary["weights"]),
         **{**known.made, "value_ranges": pieces.ranges(*extremes)},
     )  # fmt: skip
-    for name in filter(dataset_json.PART.fullmatch, os.listdir(data)):
-        os.remove(os.path.join(data, name))
     logging.info("Wrote %s.", os.path.join(data, dataset_json.METADATA))

@@ -63,7 +63,6 @@ class Options:
         "Number of bad records to log and skip; one more ends the run.", default=0, lower_bound=0
     )
     overwrite: bool = flag("Replace the data set in --output_dir.", default=False)
-    own_files: bool = False
 
 
 def check(options):

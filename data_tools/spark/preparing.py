@@ -16,6 +16,7 @@ from data_tools.click_logs.options import Options
 from data_tools.click_logs.splitting import SPLITS
 from data_tools.click_logs.vocabulary import Counts
 from data_tools.common import publishing
+from data_tools.common.shards import ALONE
 from data_tools.common.skipping import Skipping
 from data_tools.libsvm.pieces import BlockFacts
 from data_tools.spark import jobs, row_tasks
@@ -23,7 +24,6 @@ from deepfm.errors import BadInput
 from deepfm.runtime.storage import places
 
 GROUP = 128 << 20  # bytes of raw rows for a Spark task
-ALONE = (0, 1)  # the share of a host that is not one of several
 
 
 def prepare(spark, options: Options):

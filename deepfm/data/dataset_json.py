@@ -15,10 +15,8 @@ far as that is known, it says how the records were made (plain/made.py): "ids", 
 ids, with a fingerprint; "value_ranges", the [smallest, largest] value of each field, null where it
 has none; "unknown_shares", {column: share of its cells that the feature map does not know}.
 
-An entry counts only if the file's name and size match. Where several hosts wrote a data set with an
-earlier version, there is a part of each, dataset-00001-of-00004.json and so on; readers merge all
-parts that they find beside the files. The dataset.json of a folder may also describe files in
-subfolders, by their relative paths.
+An entry counts only if the file's name and size match. The dataset.json of a folder may also
+describe files in subfolders, by their relative paths.
 """
 
 import json
@@ -37,7 +35,7 @@ from deepfm.runtime.storage import places
 
 METADATA = "dataset.json"
 UNFINISHED = ".unfinished"  # marks a folder that may mix files of a new and an old data set
-PART = re.compile(r"dataset-(\d{5})-of-(\d{5})\.json")  # of one of several hosts
+_PART = re.compile(r"dataset-\d{5}-of-\d{5}\.json")  # of one of several hosts, by an old version
 FORMAT_VERSION = 1
 _SHOWN = 5  # names in a line of the log
 _FINGERPRINT = re.compile("[0-9a-f]{8,64}")
@@ -69,8 +67,8 @@ def names_in(folder):
 
 
 def is_metadata(name: str) -> bool:
-    """Whether a file is, by its name, a dataset.json or a part of one."""
-    return name == METADATA or bool(PART.fullmatch(name))
+    """Whether a file is, by its name, a dataset.json, or what an old version wrote for it."""
+    return name == METADATA or bool(_PART.fullmatch(name))
 
 
 def leads_outside(name: str) -> bool:
@@ -79,65 +77,25 @@ def leads_outside(name: str) -> bool:
 
 
 def read(folder: str, names: Callable = names_in) -> Optional[dict]:
-    """The dataset.json of a folder, merged from its parts if it is in parts; None without one.
+    """The content of a folder's dataset.json; None without one.
 
     Args:
         folder: local or s3://.
         names: folder -> the names in it.
 
     Raises:
-        BadInput: a part is broken, or two contradict each other.
+        BadInput: it is broken, or in parts.
     """
-    found = [posixpath.join(folder, name) for name in filter(is_metadata, names(folder))]
-    parts = {path: read_part(path) for path in found}
-    return merge(parts) if parts else None
-
-
-def merge(parts: Dict[str, dict]) -> dict:
-    """Merges {path: content} of several dataset.json into one; messages name the paths.
-
-    field_size and hash_buckets must be the same in all, and so must feature_map where it is given.
-    feature_size becomes the largest. See also merge_rates.
-    """
-    (first, merged), *others = parts.items()
-    files, owners = dict(merged["files"]), dict.fromkeys(merged["files"], first)
-    of_map = {part["feature_map"]: path for path, part in parts.items() if "feature_map" in part}
-    if len(of_map) > 1:
-        (one, path), (other, another), *_ = of_map.items()
+    there = list(names(folder))
+    part = next(filter(_PART.fullmatch, there), None)
+    if part:
         raise BadInput(
-            f"{another}: its ids come from feature map {other}, those of {path} from {one}; "
-            "they are not parts of one data set, so keep them in separate folders."
+            f"{posixpath.join(folder, part)}: left by an earlier version on several hosts; write "
+            "the data anew, or delete the parts of dataset.json and let 'python -m "
+            f"data_tools.inspect_dataset --data={folder} --write' count the records (it finds "
+            "neither sampling rates nor the feature map)."
         )
-    for path, part in others:
-        for key in ("field_size", "hash_buckets"):
-            if part.get(key) != merged.get(key):
-                raise BadInput(
-                    f"{path}: {key} {part.get(key)}, but {first} has {merged.get(key)}; they are "
-                    "not parts of one data set, so keep them in separate folders."
-                )
-        for name, entry in part["files"].items():
-            if files.setdefault(name, entry) != entry:
-                raise BadInput(
-                    f"{path}: contradicts {owners[name]} about {name}; delete one of the two."
-                )
-            owners.setdefault(name, path)
-    rates = merge_rates(
-        [(x.get("sampling_rates"), _rows_by_label(x["files"].values())) for x in parts.values()]
-    )
-    return {
-        "format_version": FORMAT_VERSION,
-        "field_size": merged["field_size"],
-        "feature_size": max(part["feature_size"] for part in parts.values()),
-        "files": files,
-        **_given(
-            multi_valued=any(part.get("multi_valued") for part in parts.values()),
-            weighted=any(part.get("weighted") for part in parts.values()),
-            hash_buckets=merged.get("hash_buckets"),
-            feature_map=next(iter(of_map), None),
-            sampling_rates=rates and rates._asdict(),
-        ),
-        **made.merge(parts),
-    }
+    return _read(posixpath.join(folder, METADATA)) if METADATA in there else None
 
 
 def _given(**more):
@@ -145,8 +103,7 @@ def _given(**more):
     return {key: value for key, value in more.items() if value}
 
 
-def read_part(path: str) -> dict:
-    """A dataset.json, or a part of one; BadInput if it is broken."""
+def _read(path):
     with places.of(path).open_file(path) as f:
         text = f.read()
     try:
@@ -315,23 +272,18 @@ def check_named(
         )
 
 
-def warn_of_missing_hosts(paths: Iterable[str], name: str, names: Callable[[str], Iterable[str]]):
-    """Warns if folder or file names show that the parts of some hosts are missing.
+def warn_of_missing_hosts(paths: Iterable[str], name: str):
+    """Warns if the folders in paths show that those of some hosts are missing.
 
     Args:
         paths: paths of the files.
         name: name of the data in messages.
-        names: folder -> the names in it.
     """
     found = {}
     for path in paths:
         match = re.search(r"(.*/|^)shard-(\d{5})-of-(\d{5})/", path)
         if match:
             found.setdefault((match[1], int(match[3])), set()).add(int(match[2]))
-    for folder in {posixpath.dirname(path) for path in paths}:
-        for part in filter(PART.fullmatch, names(folder)):
-            index, number = map(int, re.findall(r"\d{5}", part))
-            found.setdefault((posixpath.join(folder, ""), number), set()).add(index)
     for (folder, number), indices in sorted(found.items()):
         missing = sorted(set(range(number)) - indices)
         if missing:

@@ -140,7 +140,7 @@ def _find(spec, flag, data_format, partial, tables):
     for folder in folders:
         _check_finished(folder, f"--{flag}={spec}")
     names = functools.lru_cache(maxsize=None)(dataset_json.names_in)
-    dataset_json.warn_of_missing_hosts(paths, f"--{flag}={spec}", names)
+    dataset_json.warn_of_missing_hosts(paths, f"--{flag}={spec}")
     files, empty, seen = [], [], set()
     sizes = places.each(paths[0], lambda path: places.of(path).size(path), paths)
     for path, size in zip(paths, sizes):
