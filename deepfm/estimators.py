@@ -275,10 +275,11 @@ def evaluate(model: Model, data: datasets.DataSet, job: JobConfig, of_job, more_
     return int(found["global_step"]), results, curves.of_report
 
 
-def save_export(model: Model, target: str, kind: str):
-    """Writes a SavedModel of one of export.KINDS into a new numbered folder of `target`, whole.
+def save_export(model: Model, target: str, again: bool = False):
+    """Writes a SavedModel into a new numbered folder of `target`, whole.
 
-    An export that already exists is not made again, except by --task_type=export.
+    Args:
+        again: whether to make an export that already exists there.
 
     Returns:
         (the path of the numbered folder, the global step).
@@ -290,9 +291,8 @@ def save_export(model: Model, target: str, kind: str):
 
     def at(checkpoint):
         step, found = step_of(checkpoint), export.digest(checkpoint, *depends_on)
-        model_id = export.model_id(model.model_dir)
-        stamp = export.Stamp(model_id, step, found, kind, config.feature_map)
-        there = _already_exported(target, others, stamp)
+        stamp = export.Stamp(step, found, config.feature_map)
+        there = None if again else export.find(target, others, stamp)
         if there:
             export.tidy(target)
             logging.info("The model of step %d is already exported at %s.", step, there)
@@ -304,15 +304,3 @@ def save_export(model: Model, target: str, kind: str):
         return path, step
 
     return of_checkpoint(model, at)
-
-
-def _already_exported(folder, names, stamp):
-    """The path of a complete export of the same model, or None."""
-    if stamp.kind == "asked" or not stamp.model_id:
-        return None
-    for path, said in export.find(folder, names):
-        # The best model's export is replaced by a better one's, so another kind cannot serve as it.
-        same = said if stamp.kind == "best" else said._replace(kind=stamp.kind)
-        if same == stamp and export.is_whole(path):
-            return path
-    return None

@@ -1,9 +1,8 @@
 """Evaluations during training, and what follows from them.
 
-They set the learning rate, may stop training early, and export the best model.
+They set the learning rate, keep the best model, and may stop training early.
 """
 
-import posixpath
 from typing import Optional
 
 import tensorflow as tf
@@ -14,8 +13,8 @@ from deepfm.config import JobConfig
 from deepfm.data import datasets, identity
 from deepfm.errors import BadInput
 from deepfm.model import metrics, optimizers
-from deepfm.runtime import interruption, remote_files, sagemaker, stopping, throughput
-from deepfm.state import best, evaluations, export, resume
+from deepfm.runtime import interruption, sagemaker, stopping, throughput
+from deepfm.state import best, evaluations, resume
 
 v1 = tf.compat.v1
 
@@ -107,8 +106,6 @@ class Evaluating:
         if self._agree(due and not self.history.has(step)):
             self.evaluate(step)
         self._take_stock(step)
-        if self._processes.chief and self._job.export == "best":
-            self._remove_exports_but_the_best()
 
     def decay_hook(self) -> Optional["_Decay"]:
         """The hook that sets the learning rate in this process; None if another process does."""
@@ -140,54 +137,19 @@ class Evaluating:
         return self.stopped
 
     def evaluate(self, step: int, more_hooks=()):
-        """Evaluates the newest checkpoint, and exports it if it is the best."""
+        """Evaluates the newest checkpoint, and keeps it if it is the best."""
         history = self.history
         identity.check_unchanged(self.data)
         _, results, curves = estimators.evaluate(
             self._model, self.data, self._job, self._of_job, more_hooks
         )
         self.results = step, results, curves
-        exports = [entry["export"] for entry in history.entries if "export" in entry]
         history.add(step, results)
         if self._processes.chief:
-            exported = {}
             if history.best["step"] == step:
                 folder = self._model.model_dir
                 best.keep(folder, tf.train.latest_checkpoint(folder))
-                if self._job.export == "best":
-                    exported = {"export": self._export_best(exports)}
-            history.keep(**exported)
-
-    def _export_best(self, before):
-        """Exports the newest checkpoint and removes the earlier best exports, at these paths."""
-        target, mine = self._job.servable_model_dir, export.model_id(self._model.model_dir)
-        path, _ = estimators.save_export(self._model, target, "best")
-        for entry in self.history.entries:
-            entry.pop("export", None)
-        for other in before:
-            said = export.stamp_of(other)
-            if other != path and not (said and said.model_id != mine):
-                export.remove(target, other)
-        self._remove_other_exports(path)
-        return path
-
-    def _remove_exports_but_the_best(self):
-        """Removes exports of this run that it was killed before it could record or remove."""
-        path = (self.history.best or {}).get("export", "")
-        in_folder = posixpath.dirname(path) == self._job.servable_model_dir.rstrip("/")
-        if in_folder and export.is_whole(path):
-            self._remove_other_exports(path)
-
-    def _remove_other_exports(self, path):
-        """Removes all exports that this run has made of best models, except one."""
-        if self.history.lost:
-            return
-        folder, mine = self._job.servable_model_dir, export.model_id(self._model.model_dir)
-        for other, said in export.find(folder, remote_files.names(folder, "servable_model_dir")):
-            of_run = said.model_id == mine and said.global_step > self._run_step
-            another = posixpath.basename(other) != posixpath.basename(path)
-            if of_run and said.kind == "best" and another:
-                export.remove(folder, other)
+            history.keep()
 
     def log_quality(self, step: int):
         """Says at the end of a run what would improve it, and last, how good its best model is."""

@@ -61,7 +61,16 @@ def _run(job, of_job, mirror):
         if not (trains and job.clear_existing_model):
             checkpoints.prepare(job.model_dir, tidy=trains)
             notes.restore(job.model_dir)
-    report = training.train(job, of_job, mirror) if trains else TASKS[job.task_type](job, of_job)
+    try:
+        report = (
+            training.train(job, of_job, mirror) if trains else TASKS[job.task_type](job, of_job)
+        )
+    except interruption.Interrupted:
+        if trains and processes.chief and job.servable_model_dir:
+            logging.info(
+                "Nothing was exported; --task_type=export --checkpoint=%s does it.", job.export
+            )
+        raise
     if processes.chief:
         _keep_report(job, {"seconds": time.monotonic() - started, **report})
     processes.finish()
@@ -205,7 +214,7 @@ def _export(job, of_job):
     if not job.servable_model_dir:
         raise BadInput("--servable_model_dir is missing; name a folder to export to.")
     _, model = _trained_model(job, of_job)
-    path, step = estimators.save_export(model, job.servable_model_dir, "asked")
+    path, step = estimators.save_export(model, job.servable_model_dir, again=True)
     return {"export": path, "global_step": step}
 
 

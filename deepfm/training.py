@@ -1,6 +1,7 @@
 """The training job: where in the data it begins, its steps, and how it ends."""
 
 import contextlib
+import os
 import socket
 from typing import Optional
 
@@ -19,7 +20,7 @@ from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import fresh_tables, groups, optimizers
 from deepfm.runtime import interruption, remote_files, sagemaker, stopping, throughput, utilization
 from deepfm.runtime.divergence import LabelOrder, LargeValues, warn_of_saturation
-from deepfm.state import best, export, hparams, notes, resume, saving
+from deepfm.state import best, hparams, notes, resume, saving
 from deepfm.state import model_dir as model_folder
 from deepfm.state.remote_model_dir import Mirror
 
@@ -126,8 +127,10 @@ def train(job: JobConfig, of_job: sagemaker.Job, mirror: Optional[Mirror] = None
     if validation:
         report["validation_data"] = open_data.described(validation)
     report.update(_skipped(damaged))
-    if chief and job.servable_model_dir and job.export == "last":
-        estimators.save_export(model, job.servable_model_dir, "last")
+    if chief and job.servable_model_dir:
+        kept = best.step_of(os.path.join(job.model_dir, best.FOLDER))  # None if it was damaged
+        model = model._replace(checkpoint=job.export if kept else "last")
+        estimators.save_export(model, job.servable_model_dir)
     return report
 
 
@@ -212,9 +215,6 @@ class _Training:
         self.evaluating = evaluating.Evaluating(job, of_job, model, validation, run_step, step)
         if not processes.evaluates:
             eval_steps = 0
-        # Copied before the first export: if a kill lost the id, that export would have no owner.
-        if chief and job.servable_model_dir and export.keep_model_id(job.model_dir) and mirror:
-            mirror.copy_now(export.ID_FILE)
         first_step = 0 if job.eval_every_steps else run_step
         due = bool(eval_steps and step > run_step and (step - first_step) % eval_steps == 0)
         self.evaluating.make_up_for(step, due)

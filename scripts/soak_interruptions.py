@@ -445,7 +445,7 @@ def _end_of(folder):
     end = {"checkpoint": tensors(newest)}
     if (folder / "servable").is_dir():
         found = json.loads((folder / "model" / "evaluations.json").read_text())
-        end["evaluations"] = {entry["step"]: {**entry, "export": None} for entry in found}
+        end["evaluations"] = {entry["step"]: entry for entry in found}
         exports = [path for path in (folder / "servable").iterdir() if path.name[0] != "."]
         if len(exports) != 1:
             raise _Fault(f"{len(exports)} exported models, not one")

@@ -257,7 +257,7 @@ def check_model(names, found, top):
         top: the folder that holds model/ and servable/.
     """
     before, model = left(names, "kept"), os.path.join(top, "model")
-    for name in (evaluations.FILE, resume.FILE, "model.json", export.ID_FILE, "report.json"):
+    for name in (evaluations.FILE, resume.FILE, "model.json", "report.json"):
         assert found.get(f"model/{name}") == before.get(f"model/{name}"), f"{name} is not whole"
     promised, kept = named_in(before, "model"), named_in(before, "model/best")
     checkpoints.prepare(model, tidy=True)

@@ -50,7 +50,6 @@ TIMES_OF_REPORTS = (
     "seconds", "training_seconds", "examples_per_second", "input_wait_share", "cpu_utilization",
     "host_cpu_utilization", "gpu_utilization", "peak_rss_bytes", "verdict",
 )  # fmt: skip
-DRAWN = ("model_id",)  # in model_id.json, and in the deepfm.json of an export
 TIMES_OF_LINES = (
     (r"\b[IWEF]\d{4} [\d:.]+ +\d+ \S+\] |\b\d\d:\d\d:\d\d ", ""),  # of a log
     (r"(step \d+  loss \S+).*", r"\1"),  # speeds and what is left
@@ -337,11 +336,11 @@ def files(side, out):
                 raise Failed(f"{name} cannot be used: {logged.strip().splitlines()[-1]}")
             with open(predicted, "rb") as f:
                 found.update({f"{name}: {what}": value for what, value in pickle.load(f).items()})
-        elif re.search(r"(report\S*|evaluations|model_id|extra/deepfm)\.json$", name):
+        elif re.search(r"(report\S*|evaluations|extra/deepfm)\.json$", name):
             with open(path) as f:
                 content = json.load(f)
             if isinstance(content, dict):
-                content = {k: v for k, v in content.items() if k not in (*TIMES_OF_REPORTS, *DRAWN)}
+                content = {k: v for k, v in content.items() if k not in TIMES_OF_REPORTS}
             found[name] = stable(json.dumps(content, indent=1), side, out)
         else:
             with open(path, "rb") as f:

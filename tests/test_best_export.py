@@ -1,6 +1,7 @@
-"""The best evaluated model is exported, and training stops when evaluations stop improving."""
+"""The best model is exported at the end, and training stops when evaluations stop improving."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -10,13 +11,13 @@ from conftest import (
     make_records,
     report,
     run_horovod,
-    run_python,
     run_train,
+    started_train,
     write_tfrecords,
 )
 
 from deepfm.model.metrics import Evaluation
-from deepfm.state import checkpoints, evaluations, export
+from deepfm.state import checkpoints, evaluations
 
 v1 = tf.compat.v1
 STEPS = 10  # of an epoch
@@ -73,9 +74,8 @@ def test_the_one_export_and_checkpoint_are_the_best_evaluated_model_also_after_a
     data, tmp_path
 ):
     flags = job(data, tmp_path, "--best_metric=log_loss", "--early_stopping_patience=4")
-    done = run_train(*flags, f"--max_steps={STEPS + 5}")
+    done = run_train(*flags, f"--max_steps={STEPS + 5}", "--export=last", "--servable_model_dir=")
     assert done.returncode == 0, done.stderr
-    assert len(list((tmp_path / "servable").iterdir())) == 1  # the first evaluation is the best
     done = run_train(*flags)
     assert done.returncode == 0, done.stderr
     found = history(tmp_path)
@@ -97,72 +97,20 @@ def test_the_one_export_and_checkpoint_are_the_best_evaluated_model_also_after_a
     assert report(tmp_path / "model")["global_step"] == last
 
 
-# train.py, which a kill ends at one of its calls of something.
-KILLED = """
-import os, runpy, sys
-from deepfm.state import {module}
-
-calls = []
-def killed(*arguments, call={module}.{name}, **more):
-    calls.append(arguments)
-    if len(calls) == {count}:
-        os._exit(9)
-    return call(*arguments, **more)
-
-{module}.{name} = killed
-sys.argv[0] = "train.py"
-runpy.run_path("train.py", run_name="__main__")
-"""
-
-
-def run_killed(module, name, count, *flags, env=None):
-    code = KILLED.format(module=module, name=name, count=count)
-    done = run_python("-c", code, *flags, env=env)
-    assert done.returncode == 9, done.stderr
-
-
-def plant(folder, number, model_id, kind):
-    """An export as another model, or a user, has made it."""
-    path = folder / "servable" / str(number)
-    (path / "assets.extra").mkdir(parents=True)
-    (path / "saved_model.pb").touch()
-    stamp = export.Stamp(model_id, 7, "0123", kind)
-    content = json.dumps({"format_version": 1, **stamp._asdict()})
-    (path / "assets.extra" / "deepfm.json").write_text(content)
-    return path
-
-
 def exports(folder):
     return sorted((folder / "servable").iterdir())
 
 
-@pytest.mark.parametrize(
-    "module, name, count",
-    [
-        ("evaluations", "History.keep", 2),
-        pytest.param("export", "remove", 1, marks=pytest.mark.table),
-    ],
-)
-def test_after_a_kill_at_an_export_the_best_one_is_there_and_none_too_many(
-    data, tmp_path, module, name, count
-):
-    """The second evaluation is the best by far; the kill comes before it is noted."""
-    flags = job(data, tmp_path, "--best_metric=auc", "--learning_rate=0.003")
-    run_killed(module, name, count, *flags)
-    model_id = export.model_id(str(tmp_path / "model"))
-    others = [
-        plant(tmp_path, 5, "another model's", "best"), plant(tmp_path, 6, model_id, "asked"),
-        plant(tmp_path, 8, model_id, "last"),
-    ]  # fmt: skip
-    before = exports(tmp_path)
-    done = run_train(*flags, f"--max_steps={2 * STEPS}")
-    assert done.returncode == 0, done.stderr
-    (best,) = set(exports(tmp_path)) - set(others)
-    assert set(others) < set(exports(tmp_path))
-    assert best in before
-    assert f"The model of step {2 * STEPS} is already exported at {best}." in done.stderr
-    assert report(tmp_path / "model")["best"]["step"] == 2 * STEPS
-    assert history(tmp_path)[-1]["export"] == str(best)
+def test_a_signal_exports_nothing_and_says_how_to(data, tmp_path):
+    with started_train(*job(data, tmp_path, "--num_epochs=100000", "--log_steps=1")) as process:
+        while not (tmp_path / "model/evaluations.json").exists():
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.terminate()
+        said, _ = process.communicate()
+    assert process.returncode == 143, said
+    assert "Nothing was exported; --task_type=export --checkpoint=best does it." in said
+    assert not list(tmp_path.glob("servable/[0-9]*"))
 
 
 def test_a_finished_command_exports_nothing_again(data, tmp_path):
@@ -175,18 +123,6 @@ def test_a_finished_command_exports_nothing_again(data, tmp_path):
     left.rmdir()
     (path,) = exports(tmp_path)
     assert f"The model of step {STEPS} is already exported at {path}." in done.stderr
-
-
-def test_only_a_numbered_export_of_its_folder_is_ever_deleted(tmp_path):
-    servable = tmp_path / "servable"
-    for folder in (servable / "17", servable / "mine", tmp_path / "other/17"):
-        folder.mkdir(parents=True)
-        (folder / "saved_model.pb").touch()
-    for path in (servable / "mine", tmp_path / "other/17", f"{servable}/..", f"{servable}/17/.."):
-        export.remove(str(servable), str(path))
-    assert len(list(tmp_path.rglob("saved_model.pb"))) == 3
-    export.remove(f"{servable}/", f"{servable}/17")
-    assert sorted(servable.iterdir()) == [servable / "mine"]
 
 
 def test_all_ranks_stop_early_at_the_same_step_and_keep_the_best(data, tmp_path):

@@ -10,7 +10,7 @@ from deepfm.state import export
 
 v1 = tf.compat.v1
 SCHEMA = records.Schema(3, 10)
-STAMP = export.Stamp("0123", 1, "4567", "best")
+STAMP = export.Stamp(1, "4567")
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +56,10 @@ def test_a_later_export_has_the_higher_number_though_the_clock_was_set_back(
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_an_export_says_whose_it_is(estimator, tmp_path):
-    number = save(estimator, tmp_path)
-    assert export.find(str(tmp_path), ["x", number]) == [(f"{tmp_path}/{number}", STAMP)]
+def test_an_export_says_what_it_is_of(estimator, tmp_path):
+    names = ["x", save(estimator, tmp_path)]
+    assert export.find(str(tmp_path), names, STAMP) == f"{tmp_path}/{names[1]}"
+    assert export.find(str(tmp_path), names, STAMP._replace(checkpoint="another")) is None
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_an_export_that_says_nothing_of_the_kind_is_nobodys(tmp_path, text):
     (tmp_path / "1" / "assets.extra").mkdir(parents=True)
     (tmp_path / "1" / "assets.extra" / "deepfm.json").write_bytes(text.encode("latin1"))
     (tmp_path / "2").mkdir()
-    assert export.find(str(tmp_path), ["1", "2"]) == []
+    assert not any(export.stamp_of(f"{tmp_path}/{name}") for name in "12")
 
 
 @pytest.mark.parametrize(
@@ -89,11 +90,3 @@ def test_models_have_digests_of_their_own(estimator):
     estimator.train(lambda: ({"feat_vals": tf.ones([1, 3])}, tf.ones([1])), steps=1)
     others = [export.digest(checkpoint, "max"), export.digest(estimator.latest_checkpoint(), "sum")]
     assert len({before, *others}) == 3
-
-
-def test_the_id_of_a_model_is_made_once(tmp_path):
-    assert export.model_id(str(tmp_path)) is None
-    assert export.keep_model_id(str(tmp_path))
-    first = export.model_id(str(tmp_path))
-    assert not export.keep_model_id(str(tmp_path))
-    assert export.model_id(str(tmp_path)) == first

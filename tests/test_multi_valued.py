@@ -346,7 +346,7 @@ def test_serving_hashes_strings_as_the_converter_does(tmp_path, multi_valued):
         v1.train.Saver().save(session, str(tmp_path / "model" / "model.ckpt"))
     trained = tf.estimator.Estimator(made, str(tmp_path / "model"))
     schema = Schema(2, 20000, multi_valued=multi_valued, hash_buckets=20000)
-    stamp = export.Stamp("a", 0, "b", "last")
+    stamp = export.Stamp(0, "b")
     checkpoint = trained.latest_checkpoint()
     number = export.save(trained, checkpoint, str(tmp_path / "export"), schema, [], stamp)
     with tf.Graph().as_default(), v1.Session() as session:

@@ -16,7 +16,6 @@ import s3_server
 import tensorflow as tf
 from conftest import SMALL_MODEL, finish, make_records, run_train, started, write_tfrecords
 from s3_server import CUT, Folder, Proxy, any_of, first
-from test_best_export import run_killed
 
 from deepfm.data import dataset_json, datasets
 from deepfm.errors import BadInput
@@ -201,25 +200,6 @@ def test_a_copy_that_a_signal_ends_on_the_way_leaves_nothing_that_passes_for_who
         text, _ = process.communicate(timeout=60)
     assert process.returncode == 143, text
     assert Folder(server, "half").names() == []
-
-
-@pytest.mark.table
-def test_after_a_kill_at_an_export_to_s3_the_best_one_is_there_alone(server, tmp_path):
-    """The kill comes when the second evaluation's export is there, and is not noted."""
-    folder, servable = Folder(server, "killed"), Folder(server, "servable-killed")
-    with Proxy(server) as proxy:
-        flags = train_flags(
-            folder, f"--servable_model_dir={servable.path}", f"--val_data_dir={DATA}",
-            "--export=best", "--eval_every_steps=5", "--learning_rate=0.01",
-        )  # fmt: skip
-        run_killed("evaluations", "History.keep", 2, *flags, env=proxy.env)
-        done = run(proxy, *flags, temporary=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(folder.read("report.json"))["best"]["step"] == STEPS
-    (model,) = [name for name in servable.names() if name.endswith("saved_model.pb")]
-    stamp = servable.read(model.replace("saved_model.pb", "assets.extra/deepfm.json"))
-    assert json.loads(stamp)["global_step"] == STEPS
-    assert {name.split("/")[0] for name in servable.names()} == {model.split("/")[0]}
 
 
 def test_an_export_is_complete_with_its_last_file(trained):
@@ -660,7 +640,7 @@ def test_a_kill_while_older_checkpoints_are_deleted_there_leaves_nothing(
 
 def test_all_that_training_resumes_from_is_fetched(tmp_path):
     local, there = make_remote(tmp_path, 3)
-    wanted = {"model.json", "run.json", "evaluations.json", "model_id.json", "report.json"}
+    wanted = {"model.json", "run.json", "evaluations.json", "report.json"}
     for name in wanted:
         (there / name).write_text("{}")
     copies = remote_model_dir.Mirror(f"file://{there}", str(local), 2)

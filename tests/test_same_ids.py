@@ -354,8 +354,8 @@ def test_a_field_without_values_has_no_range(tmp_path):
 
 
 def test_an_export_says_its_map_and_one_of_an_older_version_says_none(tmp_path):
-    stamp = export.Stamp("a", 1, "b", "last", ONE)
-    said = {"format_version": 1, **stamp._asdict()}
+    stamp = export.Stamp(1, "b", ONE)
+    said = {"format_version": 1, "model_id": "a", "kind": "last", **stamp._asdict()}
     (tmp_path / "assets.extra").mkdir()
     path = tmp_path / "assets.extra" / "deepfm.json"
     path.write_text(json.dumps(said))

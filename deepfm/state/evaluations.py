@@ -68,8 +68,7 @@ class History:
         if self.lost:
             logging.warning(
                 "%s is missing: the earlier evaluations of this run are unknown, so best "
-                "export, early stopping and decay on a plateau start over; existing exports "
-                "stay.",
+                "model, early stopping and decay on a plateau start over.",
                 self._path,
             )
         self.entries, self._data = agree(
@@ -78,7 +77,7 @@ class History:
         others = len(self.entries) - len(self._compared)
         if chief and others and not self._compared:
             logging.warning(
-                "The validation data changed after %d evaluation%s: best export, early stopping "
+                "The validation data changed after %d evaluation%s: best model, early stopping "
                 "and decay on a plateau start over.",
                 others, "s" * (others > 1),
             )  # fmt: skip
@@ -97,9 +96,8 @@ class History:
         before = [e for e in self.entries if e["step"] < step or e not in same]
         self.entries = [*before, entry]
 
-    def keep(self, **more):
-        """Writes evaluations.json; `more` is added to the newest entry."""
-        self.entries[-1].update(more)
+    def keep(self):
+        """Writes evaluations.json."""
         atomic_files.write_json(self._path, self.entries)
 
     def has(self, step: int) -> bool:
@@ -164,9 +162,8 @@ def read(path: str) -> List[Dict[str, Any]]:
             entry["step"] = int(entry["step"])
             for name in {"auc", "log_loss"} | (set(METRICS) & set(entry)):
                 entry[name] = float("nan" if entry[name] is None else entry[name])
-            for name in ("export", "data"):
-                if not isinstance(entry.get(name, ""), str):
-                    raise ValueError(f"{name} is {entry[name]!r}")
+            if not isinstance(entry.get("data", ""), str):
+                raise ValueError(f"data is {entry['data']!r}")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise BadInput(f"{path} is not a list of evaluations ({error!r}); delete it.") from error
     return found

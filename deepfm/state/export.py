@@ -1,16 +1,14 @@
 """Exported models: their inputs (raw tensors or serialized tf.Examples), and writing them whole.
 
-Each export names its model in `assets.extra/deepfm.json`; TensorFlow reserves that folder for extra
-files, and servers ignore it. So several models can share an export folder: each finds its own.
+Each export names its checkpoint in `assets.extra/deepfm.json`; TensorFlow reserves that folder for
+extra files, and servers ignore it. So several models can share an export folder.
 """
 
-import contextlib
 import hashlib
 import os
 import posixpath
 import re
-import uuid
-from typing import Iterable, List, NamedTuple, Optional, Tuple
+from typing import Iterable, NamedTuple, Optional
 
 import tensorflow as tf
 from tensorflow.python.saved_model import loader_impl
@@ -20,8 +18,6 @@ from deepfm.runtime import atomic_files, remote_files
 from deepfm.runtime.storage import gfile
 from deepfm.state import checkpoints
 
-ID_FILE = "model_id.json"  # in model_dir: the id that its exports carry
-KINDS = ("best", "last", "asked")  # why it was made ("asked": by --task_type=export)
 _SCRATCH = ".export-"  # what the folder begins with in which one is made
 _STAMP = "deepfm.json"
 _VERSION = 1
@@ -85,34 +81,17 @@ def _checked(features, schema):
 
 
 class Stamp(NamedTuple):
-    """Which model and checkpoint an export is of.
+    """Which checkpoint an export is of.
 
     Attributes:
-        model_id: the id of the model_dir.
-        global_step: the step of the checkpoint.
-        checkpoint: the digest of the checkpoint.
-        kind: one of KINDS.
+        global_step: its step.
+        checkpoint: its `digest`.
         feature_map: fingerprint of the feature map whose ids it takes; None: unknown.
     """
 
-    model_id: Optional[str]
     global_step: int
     checkpoint: str
-    kind: str
     feature_map: Optional[str] = None
-
-
-def keep_model_id(model_dir: str) -> bool:
-    """Gives a local model_dir an id if it has none; returns whether it did."""
-    if model_id(model_dir):
-        return False
-    atomic_files.write_json(os.path.join(model_dir, ID_FILE), {"model_id": uuid.uuid4().hex})
-    return True
-
-
-def model_id(model_dir: str) -> Optional[str]:
-    """The id of a local model_dir; None if it has none yet."""
-    return gfile.json_object(os.path.join(model_dir, ID_FILE)).get("model_id")
 
 
 def digest(checkpoint: str, *more) -> str:
@@ -121,20 +100,19 @@ def digest(checkpoint: str, *more) -> str:
         return hashlib.sha1(f.read() + repr(more).encode()).hexdigest()
 
 
-def find(folder: str, names: Iterable[str]) -> List[Tuple[str, Stamp]]:
-    """(path, Stamp) of the exports of a folder that have a stamp, oldest first."""
+def find(folder: str, names: Iterable[str], stamp: Stamp) -> Optional[str]:
+    """The path of the oldest complete export with a stamp, of those with these names."""
     numbers = sorted(filter(_NUMBER.fullmatch, names), key=int)
-    paths = [os.path.join(folder, number) for number in numbers]
-    return [(path, stamp) for path, stamp in zip(paths, map(stamp_of, paths)) if stamp]
+    paths = (os.path.join(folder, number) for number in numbers)
+    return next((x for x in paths if stamp_of(x) == stamp and is_whole(x)), None)
 
 
 def stamp_of(path: str) -> Optional[Stamp]:
     """The stamp of an export; None if it has none that this version can read."""
     said = gfile.json_object(posixpath.join(path, "assets.extra", _STAMP))
-    said = {"feature_map": None, **said}  # which an older version did not write
-    if said.pop("format_version", None) != _VERSION or set(said) != set(Stamp._fields):
+    if said.get("format_version") != _VERSION or "checkpoint" not in said:
         return None
-    return Stamp(**said)
+    return Stamp(*map(said.get, Stamp._fields))
 
 
 def is_whole(path: str) -> bool:
@@ -190,18 +168,3 @@ def save(
         os.rename(made, os.path.join(folder, number))
         atomic_files.sync(folder)
     return number
-
-
-def remove(folder: str, path: str):
-    """Deletes an export of a folder, and nothing else, when another one has taken its place."""
-    parent, number = posixpath.split(path)  # evaluations.json is a file that anyone may have edited
-    if (
-        parent != folder.rstrip("/")
-        or not _NUMBER.fullmatch(number)
-        or not tf.io.gfile.exists(path)
-    ):
-        return
-    # Without this file, the folder is no longer a SavedModel, whatever else is there.
-    with contextlib.suppress(tf.errors.NotFoundError):  # its copying was cut short
-        tf.io.gfile.remove(posixpath.join(path, "saved_model.pb"))
-    tf.io.gfile.rmtree(path)

@@ -20,12 +20,12 @@ from deepfm.config import JobConfig
 from deepfm.errors import BadInput
 from deepfm.runtime import interruption, remote_files
 from deepfm.runtime.storage.owner import Owner
-from deepfm.state import best, checkpoints, evaluations, export, model_dir, model_json, resume
+from deepfm.state import best, checkpoints, evaluations, model_dir, model_json, resume
 
 v1 = tf.compat.v1
 
 # What training needs to resume, besides a checkpoint.
-_STATE_FILES = {model_json.FILE, resume.FILE, evaluations.FILE, export.ID_FILE}
+_STATE_FILES = {model_json.FILE, resume.FILE, evaluations.FILE}
 REPORT = "report.json"  # of training; copied last
 _TRIES = 3  # tries to fetch the newest checkpoint, which may be deleted meanwhile
 _HANDED = ".handed"  # folder of hard links to the checkpoints waiting to be copied
@@ -70,7 +70,8 @@ def at_hand(job: JobConfig, chief: bool):
         elif not job.clear_existing_model:
             mirror.fetch(found)
             if best.FOLDER in found:
-                mirror.forget_later_best()
+                exports_best = job.servable_model_dir and job.export != "last"
+                mirror.forget_later_best(whole=bool(exports_best))
         yield job._replace(model_dir=mirror.local), mirror
     except BaseException as error:
         try:
@@ -162,9 +163,9 @@ class Mirror:
             path = os.path.join(self.local, listed[-1])
             v1.train.update_checkpoint_state(self.local, path, [path])
 
-    def forget_later_best(self):
-        """Removes the best checkpoint there if it is of a later step than the one fetched."""
-        self.fetch_best(whole=False)
+    def forget_later_best(self, whole: bool):
+        """As fetch_best, but removes a best checkpoint of a later step than the one fetched."""
+        self.fetch_best(whole)
         step = best.step_of(os.path.join(self.local, best.FOLDER)) or 0
         if step > max(map(checkpoints.step, self._there), default=0):
             best.clear(posixpath.join(self.path, best.FOLDER))
@@ -220,13 +221,6 @@ class Mirror:
         for path in paths:
             os.link(path, os.path.join(folder, os.path.basename(path)))
         return folder
-
-    def copy_now(self, name: str):
-        """Copies a file of the local folder now, not in the background."""
-        source, target = os.path.join(self.local, name), posixpath.join(self.path, name)
-        remote_files.retrying(
-            lambda: remote_files.put(source, target), f"{target} cannot be written"
-        )
 
     def _check_owner(self):
         if self.owner and self.owner.lost:
