@@ -18,7 +18,6 @@ from conftest import (
     run_train,
     small_job,
     small_training,
-    write_libsvm,
     write_tfrecords,
 )
 
@@ -160,31 +159,7 @@ def test_a_model_may_lie_beside_its_data(tmp_path, monkeypatch, model, data):
     model_dir.check_apart(job(model, data={"training_data_dir": data}))
 
 
-def test_a_folder_that_holds_data_is_refused_and_one_that_jobs_have_written_is_not(tmp_path):
-    fill(tmp_path, (*OURS, "notes.txt", "scores.txt", "cache-0.data.tfrecords"))
-    (tmp_path / "predictions.txt").write_text("1 2:3 4:5\n")
-    (tmp_path / "scores.txt").write_text("1 2:3 4:5\n")
-    scores, cache = f"{tmp_path}/scores.txt", f"{tmp_path}/cache"
-    mine = job(tmp_path, predictions_file=scores, cache=cache)
-    model_dir.check_holds_no_data(mine, os.listdir(tmp_path))
-    for cache in (f"{tmp_path}/", "a"):  # of which no cache file has its name
-        (tmp_path / "a.tfrecords").write_text("")
-        with pytest.raises(BadInput, match="holds data \\(a.tfrecords"):
-            model_dir.check_holds_no_data(job(tmp_path, cache=cache), ["a.tfrecords"])
-        os.remove(tmp_path / "a.tfrecords")
-    for name in ("dataset.json", "a.tfrecords", "b.tfrecord.gz", "c.libsvm", "d.txt"):
-        (tmp_path / name).write_text("1 2:3 4:5\n")
-        with pytest.raises(BadInput, match=f"holds data \\({name}\\)"):
-            model_dir.check_holds_no_data(mine, os.listdir(tmp_path))
-        os.remove(tmp_path / name)
-
-
-def test_a_folder_of_data_takes_no_exports(tmp_path):
-    (tmp_path / "data").mkdir()
-    write_tfrecords(tmp_path / "data" / "a.tfrecords", make_records(20))
-    model_dir.check(job(tmp_path / "model", servable_model_dir=f"{tmp_path}/servable"), True)
-    with pytest.raises(BadInput, match="--servable_model_dir=.*data holds data"):
-        model_dir.check(job(tmp_path / "model", servable_model_dir=f"{tmp_path}/data"), True)
+def test_the_folder_of_the_data_takes_no_exports(tmp_path):
     exports = f"{tmp_path}/more"
     for place in (f"{tmp_path}/more/", f"{tmp_path}/more/*"):
         mine = job(tmp_path / "model", servable_model_dir=exports, data={"val_data_dir": place})
@@ -194,21 +169,6 @@ def test_a_folder_of_data_takes_no_exports(tmp_path):
         tmp_path / "model", servable_model_dir=exports, data={"val_data_dir": f"{exports}/a"}
     )
     model_dir.check_apart(mine)
-
-
-@pytest.mark.parametrize("task", ["train", "eval", "infer", "export"])
-def test_a_model_dir_of_data_is_refused_before_anything_is_written(tmp_path, task):
-    data = write_tfrecords(tmp_path / "a.tfrecords", make_records(20))
-    (tmp_path / "b").mkdir()
-    write_libsvm(tmp_path / "b" / "b.txt", make_records(20))
-    before = there(tmp_path)
-    done = run_train(
-        *small_job(data, tmp_path / "b", "--clear_existing_model"), f"--infer_data_dir={data}",
-        f"--task_type={task}",
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert f"--model_dir={tmp_path}/b holds data (b.txt)" in done.stderr.splitlines()[-1]
-    assert there(tmp_path) == before
 
 
 @pytest.fixture(scope="module")
@@ -427,17 +387,6 @@ def test_data_of_a_scheme_without_a_client_are_refused(scheme):
             BadInput, match=f"{path}: this TensorFlow has no client for {scheme}://"
         ):
             use(path, "val_data_dir")
-
-
-@pytest.mark.parametrize("name", ["model.tar.gz", "1795639613", "saved_model.pb"])
-def test_training_from_scratch_beside_an_archived_or_exported_model_is_said(tmp_path, caplog, name):
-    checks = lambda *names, task="train": model_dir.check_holds_no_data(job(tmp_path, task), names)
-    checks(name, "checkpoint", "model.ckpt-3.index")
-    checks(name, task="export")
-    checks("notes.txt", "report.json")
-    assert not caplog.text
-    checks(name, "report.json")
-    assert f"has no checkpoint, only {name}: training starts from scratch" in caplog.text
 
 
 def test_flags_of_evaluations_without_validation_data_are_said(model, tmp_path):

@@ -188,4 +188,3 @@ LIBSVM = Format(
     chunks_by_buffer=True,
 )
 FORMATS = {each.name: each for each in (TFRECORD, LIBSVM)}  # the last takes what no other does
-SUFFIXES = sum((each.suffixes for each in FORMATS.values()), ())

@@ -1,21 +1,20 @@
-"""Who owns the files of a model_dir: those that train.py writes, data, and somebody else's.
+"""Who owns the files of a model_dir: those that train.py writes, and somebody else's.
 
-Only train.py's own files are ever deleted, and no model is written where data is.
+Only train.py's own files are ever deleted, and no model is written where the job's data is.
 """
 
 import os
 import posixpath
 import re
-from typing import Iterable
 
 import tensorflow as tf
 from absl import logging
 
 from deepfm.config import JobConfig
-from deepfm.data import dataset_json, formats
+from deepfm.data import dataset_json
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files, remote_files
-from deepfm.runtime.storage import gfile, local
+from deepfm.runtime.storage import gfile
 from deepfm.state import best, checkpoints, model_json
 
 _HEX = r"[0-9a-f]{32}"
@@ -33,10 +32,8 @@ _OURS = re.compile(
 )
 _FOLDER = re.compile(rf"model\.ckpt-\d+_(temp_{_HEX}|again)|\.reading-{atomic_files.ENDS}")
 _EVALUATIONS = re.compile(r"eval(_\w+)?")  # folders of summaries
-_LINE = re.compile(rb"\s*[-+.\de]+\s+\d+:[-+.:\de]+\s")  # how a LibSVM file begins
 _PREDICTIONS = re.compile(rb"((nan|\d(\.\d*)?(e-\d+)?)\n)*")
 _PATTERN = re.compile(r"[][*?\\]+")  # what TensorFlow takes for a pattern, not for a name
-_NO_CHECKPOINT = re.compile(r".*\.(tar\.gz|tgz|tar|zip)|saved_model\.pb|\d{1,18}")
 _HEAD = 1 << 12  # bytes
 
 
@@ -109,17 +106,15 @@ def check(job: JobConfig, chief: bool):
     if task == "infer":
         check_predictions_file(job)
     if chief and job.servable_model_dir and task in ("train", "export"):
-        _check_takes_exports(job.servable_model_dir)
         remote_files.check_writable(job.servable_model_dir, "servable_model_dir")
     if chief and job.predictions_file and task == "infer":
         parent = posixpath.dirname(job.predictions_file) or "."
         remote_files.check_writable(parent, "predictions_file")
     if not chief or remote_files.is_remote(folder):
         return
-    if os.path.isdir(folder):
-        check_holds_no_data(job, os.listdir(folder))
-        if task == "infer" and not (job.predictions_file or os.access(folder, os.W_OK)):
-            raise BadInput(f"--model_dir={folder} cannot be written; give --predictions_file=PATH.")
+    closed = os.path.isdir(folder) and not os.access(folder, os.W_OK)
+    if task == "infer" and closed and not job.predictions_file:
+        raise BadInput(f"--model_dir={folder} cannot be written; give --predictions_file=PATH.")
     if task == "train":
         remote_files.check_writable(folder, "model_dir")
 
@@ -243,55 +238,6 @@ def warn_inside(job: JobConfig):
 def _whole(path):
     """A path without links and without a slash at its end."""
     return path.rstrip("/") if remote_files.is_remote(path) else os.path.realpath(path)
-
-
-def check_holds_no_data(job: JobConfig, names: Iterable[str]):
-    """Refuses (BadInput) a model_dir that has data files among these names.
-
-    Warns of training from scratch beside an archived or exported model.
-    """
-    written = [posixpath.basename(job.predictions_file or "predictions.txt")]
-    if _cache_file(job):
-        written.append(posixpath.basename(_cache_file(job)) + "-")
-    found = [
-        name
-        for name in sorted(names)
-        if (dataset_json.is_metadata(name) or _is_data(posixpath.join(job.model_dir, name)))
-        and not (is_ours(name) or name.startswith(tuple(written)))
-    ]
-    _refuse_data("model_dir", job.model_dir, found, "./model")
-    models = sorted(filter(_NO_CHECKPOINT.fullmatch, names))
-    if job.task_type == "train" and models and not any(map(checkpoints.is_part, names)):
-        logging.warning(
-            "--model_dir=%s has no checkpoint, only %s: training starts from scratch. To go on "
-            "with an archived model, unpack it there; an export cannot be trained.",
-            job.model_dir, _some(models),
-        )  # fmt: skip
-
-
-def _check_takes_exports(folder):
-    """Refuses (BadInput) a local folder for exports that has data files."""
-    found = [x for x in local.names(folder) if _is_data(posixpath.join(folder, x))]
-    _refuse_data("servable_model_dir", folder, found, "./servable")
-
-
-def _refuse_data(flag, folder, found, better):
-    if found:
-        raise BadInput(
-            f"--{flag}={folder} holds data ({_some(found)}); give a folder of its own, such as "
-            f"{better}."
-        )
-
-
-def _is_data(path):
-    """Whether a file is data, by its name; a .txt file, which may be a note, also by its start."""
-    if not path.endswith(".txt"):
-        return path.endswith(formats.SUFFIXES)
-    try:
-        with tf.io.gfile.GFile(path, "rb") as f:
-            return bool(_LINE.match(f.read(_HEAD)))
-    except tf.errors.OpError:
-        return False
 
 
 def _some(names):

@@ -56,7 +56,6 @@ def at_hand(job: JobConfig, chief: bool):
         yield job, None
         return
     found = remote_files.names(path, "model_dir")
-    model_dir.check_holds_no_data(job, found)
     model_dir.check_is_no_pattern(tempfile.gettempdir(), "TMPDIR")
     mirror = Mirror(path, tempfile.mkdtemp(prefix="deepfm-model-"), job.keep_checkpoint_max)
     try:
