@@ -1,4 +1,4 @@
-"""Measures training and what surrounds it against what they replace, and against a step's floor.
+"""Measures training and inference against what they replace.
 
     .venv/bin/python scripts/benchmark.py
     .venv/bin/python scripts/benchmark.py --what=training --feature_sizes=117581,1000000 --rounds=3
@@ -13,12 +13,9 @@ DeepFM with row-wise Adam (torch_reference.py). Inference is measured from files
 without its start. What a step costs depends on the share of a batch's (field, id) pairs that are
 distinct; by default, the data repeats as Criteo's log does.
 
-The floor is what the machine needs at least for the products and the bytes of a step on distinct
-rows (step_floor.py). The matrix holds the cost of other flags and modes against the default. Input
-and conversion run in one process each. The tools that prepare data are measured by the CPU time of
-one process, against that of converting LibSVM. Each mode runs against one thread of one process,
-each row of the article's table against its first. What fails is listed below the table, and the
-exit code is 1.
+The matrix holds the cost of other flags and modes against the default. Each mode runs against one
+thread of one process, each row of the article's table against its first. What fails is listed below
+the table, and the exit code is 1.
 
 It prints a Markdown table; --output_dir stores that, the figures as JSON, and plots.
 """
@@ -42,7 +39,7 @@ from functools import partial
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import programs  # first
-from programs import ROOT, BadInput, program
+from programs import BadInput, program
 
 # isort: split
 import numpy as np
@@ -452,186 +449,6 @@ def _fifos(files, count):
         yield ["--pipe_mode", f"--input_dir={path}"] if names else []
 
 
-def reading(work):
-    """Records/s of the input pipeline against the usual ways in public examples."""
-    import tensorflow as tf
-
-    from deepfm.config import Distribution, InputConfig
-    from deepfm.data import datasets, input_pipeline, records
-    from deepfm.data.reading import Source
-    from deepfm.kernels import compiled
-    from deepfm.kernels.ops import TENSORFLOW
-
-    tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
-    feature_size = 117581
-    folder = _data(work, feature_size)
-    schema = records.Schema(39, feature_size)
-    tfrecords, lines = str(folder / "tfrecords"), str(folder / "train.libsvm")
-
-    def ours(path):
-        data = datasets.find(path, "training_data_dir")
-        ops = compiled.COMPILED if compiled.built() else TENSORFLOW
-        source = Source(data, InputConfig(_batch()), ops=ops)
-        return _rate(input_pipeline.make_input_fn(source, schema, Distribution()), FLAGS.rows)
-
-    def mapped(dataset, parse):
-        return dataset.map(parse, num_parallel_calls=2).batch(_batch()).prefetch(2)
-
-    spec = {
-        "label": tf.io.FixedLenFeature([], tf.float32),
-        "ids": tf.io.FixedLenFeature([39], tf.int64),
-        "values": tf.io.FixedLenFeature([39], tf.float32),
-    }
-    parse_record = lambda record: tf.io.parse_single_example(record, spec)
-
-    def parse_line(line):
-        """The decoder of the article's code: strings split and converted a line at a time."""
-        columns = tf.compat.v1.string_split([line], " ")
-        labels = tf.strings.to_number(columns.values[0], tf.float32)
-        pairs = tf.compat.v1.string_split(columns.values[1:], ":")
-        ids_and_values = tf.reshape(pairs.values, pairs.dense_shape)
-        ids, values = tf.split(ids_and_values, 2, axis=1)
-        ids = tf.strings.to_number(ids, tf.int64)
-        return ids, tf.strings.to_number(values, tf.float32), labels
-
-    path = str(next((folder / "tfrecords").glob("*.tfrecords")))
-    by_record = lambda: mapped(tf.data.TFRecordDataset(path), parse_record)
-    by_line = lambda: mapped(tf.data.TextLineDataset(lines), parse_line)
-    others = partial(_rate, by_record, 100000), partial(_rate, by_line, 50000)
-    yield "input, TFRecord", partial(ours, tfrecords), "map-then-batch", others[0]
-    yield "input, LibSVM", partial(ours, lines), "per-line decoder", others[1]
-
-
-def _rate(input_fn, rows):
-    """Records per second that an input_fn yields, over at least `rows` records or its end."""
-    import tensorflow as tf
-
-    v1 = tf.compat.v1
-    with tf.Graph().as_default():
-        batch = v1.data.make_one_shot_iterator(input_fn()).get_next()
-        with v1.Session() as session:
-            step = session.make_callable(tf.shape(tf.nest.flatten(batch)[0])[0])
-            count = 0
-            step()  # opens the files
-            started = time.monotonic()
-            with contextlib.suppress(tf.errors.OutOfRangeError):
-                while count < rows:
-                    count += step()
-            return count / (time.monotonic() - started)
-
-
-def conversion(work):
-    """Rows/s of the converter, whole commands, against the usual loop over tf.train.Example."""
-    source = _data(work, 117581) / "train.libsvm"
-
-    def convert(workers):
-        seconds = _convert(source, work / "converted", f"--num_workers={workers}")
-        return FLAGS.rows / seconds
-
-    def example_loop():
-        rows, target = FLAGS.rows // 5, work / "loop.tfrecords"
-        return rows / _seconds("-c", _EXAMPLE_LOOP, source, target, rows)
-
-    yield "conversion", partial(convert, 1), "tf.train.Example loop", example_loop
-    yield "conversion, 2 workers", partial(convert, 2), "1 worker", partial(convert, 1)
-
-
-def tools(work):
-    """Rows/s per core of the tools that prepare data, and what a second worker adds.
-
-    CPU time of whole commands, minus that of the same commands with a hundredth of the rows.
-    """
-    folder = _data(work, 117581)
-    inputs = {rows: _raw_inputs(folder, rows) for rows in (FLAGS.rows, FLAGS.rows // 100)}
-    out = f"--output_dir={work}/prepared"
-    commands = {
-        "libsvm_to_tfrecord": "--input={libsvm} --feature_size=117581",
-        "libsvm_to_tfrecord, LibFFM": "--input={libffm} --field_size=39",
-        "libsvm_to_tfrecord, LibFFM, --multi_valued":
-            "--input={libffm} --field_size=39 --multi_valued",
-        "prepare_criteo": "--input={criteo}",
-        "rebalance": "--input={tfrecord} --num_files=4",
-    }  # fmt: skip
-
-    def run(name, rows, workers=1):
-        """(CPU-seconds, seconds) of a tool."""
-        shutil.rmtree(work / "prepared", ignore_errors=True)
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        words = [word.format(**inputs[rows]) for word in commands[name].split()]
-        tool = f"data_tools.{name.partition(',')[0]}"
-        seconds = _seconds("-m", tool, *words, out, f"--num_workers={workers}")
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return sum(after[:2]) - sum(before[:2]), seconds
-
-    few, first = FLAGS.rows // 100, "libsvm_to_tfrecord"
-    per_core = lambda name: (FLAGS.rows - few) / (run(name, FLAGS.rows)[0] - run(name, few)[0])
-    rate = lambda name, workers: FLAGS.rows / run(name, FLAGS.rows, workers)[1]
-    for name in (name for name in commands if name != first):
-        yield f"{name}, rows/s per core", partial(per_core, name), first, partial(per_core, first)
-    for name in ("prepare_criteo", "rebalance"):
-        yield f"{name}, 2 workers", partial(rate, name, 2), "1 worker", partial(rate, name, 1)
-
-
-def _raw_inputs(folder, rows):
-    """{format: path} of `rows` rows: LibSVM, LibFFM, TFRecord, and Criteo's raw format."""
-    paths = {kind: folder / f"raw-{rows}.{kind}" for kind in ("libsvm", "libffm", "criteo")}
-    paths["tfrecord"] = folder / f"raw-{rows}"
-    if not (paths["tfrecord"] / "dataset.json").exists():  # which is written last
-        with open(folder / "train.libsvm") as lines:
-            some = list(itertools.islice(lines, rows))
-        paths["libsvm"].write_text("".join(some))
-        with open(paths["libffm"], "w") as libffm, open(paths["criteo"], "w") as criteo:
-            for label, *pairs in map(str.split, some):
-                named = (f"{field}:{pair}" for field, pair in enumerate(pairs))
-                libffm.write(f"{' '.join([label, *named])}\n")
-                ids, values = zip(*(pair.split(":") for pair in pairs))
-                integers = (f"{100 * float(value):.0f}" for value in values[:13])
-                texts = (f"{int(i):08x}" if int(i) % 10 else "" for i in ids[13:])
-                criteo.write("\t".join([label, *integers, *texts]) + "\n")
-        _convert(paths["libsvm"], paths["tfrecord"], "--feature_size=117581")
-    return paths
-
-
-_EXAMPLE_LOOP = """
-import itertools, sys
-import tensorflow as tf
-
-source, target, rows = sys.argv[1:]
-with open(source) as lines, tf.io.TFRecordWriter(target) as writer:
-    for line in itertools.islice(lines, int(rows)):
-        label, *pairs = line.split()
-        ids, values = zip(*(pair.split(":") for pair in pairs))
-        feature = {
-            "label": tf.train.Feature(float_list=tf.train.FloatList(value=[float(label)])),
-            "ids": tf.train.Feature(int64_list=tf.train.Int64List(value=map(int, ids))),
-            "values": tf.train.Feature(float_list=tf.train.FloatList(value=map(float, values))),
-        }
-        example = tf.train.Example(features=tf.train.Features(feature=feature))
-        writer.write(example.SerializeToString())
-"""
-
-
-def floor(work):
-    """CPU-seconds per million examples of train.py against what the machine needs at least."""
-
-    def ours(size):
-        report = _train(work, size, "--max_steps=600", "--num_epochs=9")
-        return _cpu_seconds_per_million(report)
-
-    for size in _sizes():
-        least = partial(
-            _floor, f"--arrays={_arrays(_data(work, size))}", f"--batch_size={_batch()}"
-        )
-        name = f"CPU-seconds per million examples, {_features(size)}"
-        yield name, partial(ours, size), "floor", least, " s"
-
-
-def _floor(*words):
-    """The sum that step_floor.py prints."""
-    found = json.loads(_run(sys.executable, "scripts/step_floor.py", *words))
-    return found["cpu_seconds_per_million"]
-
-
 # Each changes one thing of the default, or two that may have to do with each other.
 _CONFIGURATIONS = (
     *(f"--optimizer={name}" for name in ("sgd", "momentum", "adagrad", "ftrl")),
@@ -700,27 +517,6 @@ def _evaluate(work, folder, *more):
     return 1e6 * cpu / examples
 
 
-def start(work):
-    """Seconds from the start of train.py to its first step, of each size against the smallest."""
-    smallest, *others = sorted(_sizes())
-    for size in others or [smallest]:
-        name, other = f"start to the first step, {size:,} features", f"{smallest:,} features"
-        yield name, partial(_start, work, size), other, partial(_start, work, smallest), " s"
-
-
-def _start(work, feature_size):
-    data = f"--training_data_dir={_data(work, feature_size)}/tfrecords"
-    words = _words(work, data, "--max_steps=1", "--log_steps=1")
-    began, first = time.monotonic(), None
-    process = subprocess.Popen([*_TRAIN, *words], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    for line in process.stderr:
-        if " step 1 " in line:
-            first = time.monotonic() - began
-    if process.wait() or first is None:
-        sys.exit("train.py ended without taking a step")
-    return first
-
-
 def compiled(work):
     """train.py with the compiled kernels against TensorFlow's own ops alone."""
     for size in _sizes():
@@ -732,15 +528,10 @@ def compiled(work):
 MEASURES = {
     "training": training,
     "inference": inference,
-    "floor": floor,
     "matrix": matrix,
     "kernels": compiled,
-    "start": start,
     "modes": modes,
     "article": article,
-    "input": reading,
-    "conversion": conversion,
-    "tools": tools,
 }
 flags.DEFINE_list("what", ",".join(MEASURES), "What to measure; the default is all there is.")
 
