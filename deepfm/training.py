@@ -367,8 +367,7 @@ class _Training:
                 self.evaluating.evaluate(step)
             _, report["eval"], report["curves"] = self.evaluating.results
             if processes.chief:
-                report["best"] = found = self.evaluating.history.best
-                best.say_if_better(self.evaluating.history.entries, found["step"], step)
+                report["best"] = self.evaluating.history.best
                 report["stopped_early"] = self.evaluating.stopped
                 self.evaluating.log_quality(step)
         return report

@@ -212,25 +212,11 @@ def test_it_is_on_s3_too_and_used_from_there(data, tmp_path):  # noqa: F811
         assert f"Evaluation: step={step} " in done.stderr
 
 
-def values_in(line):
-    return [float(x) for x in re.findall(r"log_loss=([\d.]+)", line)]
-
-
-def test_where_the_best_is_better_than_the_last_each_task_says_so(data, trained, tmp_path):  # noqa: F811
-    _, found, said = trained
-    wanted = [round(entry["log_loss"], 6) for entry in (found, history(trained[0])[-1])]
-    validation = f"{data[0]}/val.tfrecords"
-    more = {
-        "eval": f"--val_data_dir={validation}",
-        "infer": f"--infer_data_dir={validation}",
-        "export": f"--servable_model_dir={tmp_path}/servable",
-    }
-    for text in (said, *(use(trained, task, "last", flag).stderr for task, flag in more.items())):
-        (line,) = [x for x in text.splitlines() if "is better than the last" in x]
-        assert values_in(line) == wanted and f"of step {found['step']} (" in line
-    done = use(trained, "eval", "auto", more["eval"])
+def test_auto_is_the_best_of_this_run(data, trained):  # noqa: F811
+    _, found, _ = trained
+    done = use(trained, "eval", "auto", f"--val_data_dir={data[0]}/val.tfrecords")
     assert f"Using the best checkpoint of this run, of step {found['step']} (" in done.stderr
-    assert values_in(done.stderr.splitlines()[-1]) == wanted[:1]
+    assert f"Evaluation: step={found['step']} " in done.stderr
 
 
 def test_the_best_of_an_earlier_run_is_not_taken_for_this_runs(data, trained, tmp_path):  # noqa: F811

@@ -7,7 +7,7 @@ then do those of the one before go, so that a kill leaves one whole best checkpo
 import contextlib
 import os
 import shutil
-from typing import Any, Callable, Dict, List, Optional
+from typing import Callable, Optional
 
 import tensorflow as tf
 from absl import logging
@@ -79,25 +79,8 @@ def say_if_replaced(model_dir: str, history: evaluations.History):
         )  # fmt: skip
 
 
-def say_if_better(entries: List[Dict[str, Any]], step: Optional[int], last: Optional[int]):
-    """Logs that the best evaluation, of `step`, is better than that of the `last` step, if both
-    were made on the same data."""
-    of_step = {entry["step"]: entry for entry in entries}
-    best, now = of_step.get(step), of_step.get(last)
-    if step == last or not (best and now) or best.get("data") != now.get("data"):
-        return
-    figures = lambda x: " ".join(
-        f"{name}={x[name]:.6f}" for name in evaluations.METRICS if name in x
-    )
-    logging.info(
-        "The best checkpoint of this run, of step %d (%s), is better than the last, of step %d "
-        "(%s): --checkpoint=auto uses it, and --export=auto in training.",
-        step, figures(best), last, figures(now),
-    )  # fmt: skip
-
-
 def chosen(model_dir: str, which: str) -> str:
-    """The checkpoint that a job uses, for `of_checkpoint`; logs how the last and best ones differ.
+    """The checkpoint that a job uses, for `of_checkpoint`.
 
     Args:
         which: last, best, auto (the best one if it is of this run, else the last) or a path.
@@ -106,21 +89,21 @@ def chosen(model_dir: str, which: str) -> str:
         BadInput: the best one is wanted, and it is an earlier run's.
     """
     folder = os.path.join(model_dir, FOLDER)
-    step, last = step_of(folder), step_of(model_dir)
-    if which not in ("last", FOLDER, AUTO) or step is None:
+    step = step_of(folder)
+    if which not in (FOLDER, AUTO) or step is None:
         return "last" if which == AUTO else which
     began = resume.began(model_dir)
-    if step > began and which == "last":
-        say_if_better(evaluations.read(os.path.join(model_dir, evaluations.FILE)), step, last)
-    elif step > began:
+    if step > began:
+        last = step_of(model_dir)
         logging.info("Using the best checkpoint of this run, of step %d (last: %s).", step, last)
-    elif which == FOLDER:
+        return FOLDER
+    if which == FOLDER:
         raise BadInput(
             f"--checkpoint=best: the best checkpoint, of step {step}, is an earlier run's; the "
             f"present one began at step {began} and has none yet, which takes --val_data_dir; give "
             f"--checkpoint=last, or --checkpoint={os.path.join(folder, f'model.ckpt-{step}')}."
         )
-    return FOLDER if step > began and which != "last" else "last"
+    return "last"
 
 
 def of_checkpoint(model_dir: str, which: str, read: Callable, hold: bool = True):
