@@ -1,6 +1,7 @@
 """The errors that a user sees as one sentence, and the path in an error of the disk."""
 
 import contextlib
+from typing import Sequence
 
 
 class BadInput(ValueError):
@@ -9,6 +10,12 @@ class BadInput(ValueError):
 
 class RemoteError(OSError):
     """Something remote cannot be reached, read or written; the text is one sentence."""
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """The first names in a sentence."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 @contextlib.contextmanager

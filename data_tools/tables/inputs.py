@@ -13,7 +13,7 @@ from data_tools.tables import csv_blocks, layouts, parquet_blocks, writing
 from data_tools.tables.layouts import Layout
 from data_tools.tables.writing import Part
 from deepfm.data.plain.schema import Schema
-from deepfm.errors import BadInput
+from deepfm.errors import BadInput, listed
 
 TEXT, CSV, PARQUET = "LibSVM text", "CSV", "Parquet"
 
@@ -79,7 +79,7 @@ def read(data, options) -> Table:
     _check_flags(layout, options)
     if layout.fields:
         names = (field.id or field.value for field in layout.fields)
-        logging.info("The fields are the columns %s.", layouts.listed(names, 100))
+        logging.info("The fields are the columns %s.", listed(list(names), 100))
     schema = Schema(
         len(layout.fields) or options.field_size or 0,
         line_schema.feature_size(data, None, options),

@@ -13,11 +13,11 @@ prepare_criteo's, names any others:
 """
 
 import re
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from data_tools.click_logs import column_kinds
 from deepfm.data.plain.schema import MAX_NUMBER
-from deepfm.errors import BadInput
+from deepfm.errors import BadInput, listed
 from deepfm.runtime.storage import places
 
 LABEL, WEIGHT, ID, VALUE, IDS, VALUES, COUNTS = (
@@ -197,17 +197,10 @@ def find(path: str, layout: Layout, names: Sequence[str], hint: str = "") -> Lis
             what = "several columns" if alike else "no column"
             raise BadInput(
                 f"{path}: has {what} {name} (--columns says what each is){hint}; its columns are "
-                f"{listed(names)}."
+                f"{listed(names, 20)}."
             )
         places.append(alike[0])
     return places
-
-
-def listed(names: Iterable[str], most: int = 20) -> str:
-    """The first names in a sentence."""
-    names = list(names)
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def check_same(first: str, path: str, one: Layout, other: Layout):

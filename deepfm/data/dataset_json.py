@@ -29,7 +29,7 @@ from absl import logging
 
 from deepfm.data.plain import made
 from deepfm.data.plain.data_file import SamplingRates
-from deepfm.errors import BadInput
+from deepfm.errors import BadInput, listed
 from deepfm.runtime import atomic_files
 from deepfm.runtime.storage import places
 
@@ -37,7 +37,6 @@ METADATA = "dataset.json"
 UNFINISHED = ".unfinished"  # marks a folder that may mix files of a new and an old data set
 _PART = re.compile(r"dataset-\d{5}-of-\d{5}\.json")  # of one of several hosts, by an old version
 FORMAT_VERSION = 1
-_SHOWN = 5  # names in a line of the log
 _FINGERPRINT = re.compile("[0-9a-f]{8,64}")
 
 
@@ -262,13 +261,13 @@ def check_named(
         there = len(read.intersection(named))
         logging.info(
             "%s: %s; reading %d of the %d files that dataset.json names. Not read: %s.",
-            flag, how, there, there + len(absent), _shown(absent),
+            flag, how, there, there + len(absent), listed(absent),
         )  # fmt: skip
     within = tuple(posixpath.join(folder, "") for folder in folders)
     unknown = sorted(path for path in read if path not in named and path.startswith(within))
     if unknown:
         logging.warning(
-            "%s: also reading %s, which dataset.json does not name.", flag, _shown(unknown)
+            "%s: also reading %s, which dataset.json does not name.", flag, listed(unknown)
         )
 
 
@@ -292,8 +291,3 @@ def warn_of_missing_hosts(paths: Iterable[str], name: str):
                 name, folder or ".", len(indices), number, missing[0],
                 " and others" if missing[1:] else "",
             )  # fmt: skip
-
-
-def _shown(paths):
-    more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
-    return ", ".join(paths[:_SHOWN]) + more

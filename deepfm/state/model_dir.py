@@ -12,7 +12,7 @@ from absl import logging
 
 from deepfm.config import JobConfig
 from deepfm.data import dataset_json
-from deepfm.errors import BadInput
+from deepfm.errors import BadInput, listed
 from deepfm.runtime import atomic_files, remote_files
 from deepfm.runtime.storage import gfile
 from deepfm.state import best, checkpoints, model_json
@@ -54,7 +54,7 @@ def clear(model_dir: str):
     if left:
         logging.warning(
             "--clear_existing_model: keeping files in %s that train.py did not write: %s.",
-            model_dir, _some(left),
+            model_dir, listed(left),
         )  # fmt: skip
 
 
@@ -238,8 +238,3 @@ def warn_inside(job: JobConfig):
 def _whole(path):
     """A path without links and without a slash at its end."""
     return path.rstrip("/") if remote_files.is_remote(path) else os.path.realpath(path)
-
-
-def _some(names):
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Optional
 import tensorflow as tf
 from absl import logging
 
-from deepfm.errors import BadInput
+from deepfm.errors import BadInput, listed
 from deepfm.runtime import atomic_files, interruption
 from deepfm.runtime.divergence import diverged, figures_of_weights
 from deepfm.state import checkpoints, sliced_saver
@@ -277,5 +277,4 @@ def _saved_as(variable):
 
 
 def _absent(names: List[str]):
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return [f"it lacks {', '.join(names[:3])}{more}"] if names else []
+    return [f"it lacks {listed(names, 3)}"] if names else []
