@@ -87,8 +87,8 @@ class JobConfig(NamedTuple):
         "Start the embedding tables and what the optimizer keeps for them anew in each epoch after "
         "the first; the MLP goes on (MEDA). Use it if the second epoch overfits.")
     export: str = setting(OF_PROCESS, "last",
-        "Which model to export to --servable_model_dir at the end: that of the last step, the best by "
-        "--best_metric, or auto: the best with --val_data_dir, else the last.",
+        "Which model to export to --servable_model_dir at the end: that of the last step, the best "
+        "by --best_metric, or auto: the best with --val_data_dir, else the last.",
         choices=("last", "best", "auto"))
     best_metric: str = setting(ALIKE, "auc",
         "Metric that the best checkpoint, --export=best and --early_stopping_patience go by.",
