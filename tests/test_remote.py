@@ -711,7 +711,8 @@ def test_a_remote_best_checkpoint_of_a_later_step_goes_as_a_local_one(tmp_path, 
     save_checkpoint(there / "best", step)
     copies = remote_model_dir.Mirror(f"file://{there}", str(local), 1)
     copies.fetch(os.listdir(str(there)))
-    copies.forget_later_best()
+    copies.forget_later_best(whole=True)
+    assert (local / "best" / f"model.ckpt-{step}.index").exists() == kept  # to be exported
     copies.close()
     assert (there / "best").exists() == kept
 
