@@ -56,6 +56,8 @@ def at_hand(job: JobConfig, chief: bool):
         yield job, None
         return
     found = remote_files.names(path, "model_dir")
+    if job.task_type == "train":
+        model_dir.warn_of_archives(path, found)
     model_dir.check_is_no_pattern(tempfile.gettempdir(), "TMPDIR")
     mirror = Mirror(path, tempfile.mkdtemp(prefix="deepfm-model-"), job.keep_checkpoint_max)
     try:
