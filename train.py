@@ -20,9 +20,10 @@ deepfm.need("absl")  # what needs TensorFlow asks for it later: flags are checke
 from absl import flags, logging
 
 from deepfm import flags as deepfm_flags
+from deepfm import modes
 from deepfm.config import InputConfig, JobConfig, ModeFlags, ModelConfig, OptimizerConfig
-from deepfm.distribution import MODES, clusters, has_tensor_cores, warn_of_flags
 from deepfm.flags import of_flags
+from deepfm.modes.common import tf_config
 from deepfm.runtime import interruption, program, sagemaker, utilization
 
 FLAGS = flags.FLAGS
@@ -44,20 +45,21 @@ def before_tensorflow():
 def main():
     # 1. How training is distributed: everything that differs between the modes is decided here.
     start = of_flags(deepfm_flags.Start)
-    clusters.take(start.ps_hosts, start.worker_hosts, start.job_name, start.task_index)
-    distribution = MODES[start.distribution](of_flags(ModeFlags))
+    tf_config.take(start.ps_hosts, start.worker_hosts, start.job_name, start.task_index)
+    distribution = modes.make(start.distribution, of_flags(ModeFlags))
 
     # 2. Flags become plain values; no code below this line reads a flag.
     from deepfm import jobs
     from deepfm.kernels import compiled
-    from deepfm.kernels.ops import TENSORFLOW  # TensorFlow is loaded from here on
+    from deepfm.kernels.ops import TENSORFLOW
+    from deepfm.modes.common.devices import has_tensor_cores
 
     # Workers' steps update the variables on the servers, which have to answer before the kernels
     # could be built there.
     has_kernels = compiled.built if distribution.serve else compiled.ready
     wanted = start.compiled_kernels and FLAGS.task_type != "export"
     ops = compiled.COMPILED if wanted and has_kernels() else TENSORFLOW
-    chief = distribution.processes.chief
+    chief = distribution.chief
     use_amp = FLAGS.use_amp and has_tensor_cores(distribution.session_config)
     if FLAGS.use_amp and not use_amp:
         logging.warning(
@@ -66,7 +68,7 @@ def main():
     given = tuple(name for name in FLAGS if FLAGS[name].present)
     if FLAGS.task_type == "train" and chief and not distribution.serve:
         scale = start.learning_rate_scale
-        warn_of_flags(distribution, given, FLAGS.replicas_per_process, scale)
+        distribution.warn_of_flags(given, FLAGS.replicas_per_process, scale)
     rate = FLAGS.learning_rate * start.learning_rate_scale
     job = of_flags(
         JobConfig,

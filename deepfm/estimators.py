@@ -11,13 +11,14 @@ from absl import logging
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from deepfm import open_data
-from deepfm.config import Distribution, JobConfig, ModelConfig, OptimizerConfig, Share
+from deepfm.config import JobConfig, ModelConfig, OptimizerConfig, Share
 from deepfm.data import bad_records, datasets, input_pipeline, records
 from deepfm.data.reading import Source
 from deepfm.errors import BadInput
 from deepfm.kernels.ops import TENSORFLOW, Ops
 from deepfm.model import groups, metrics, network, optimizers
 from deepfm.model.model_fn import make_model_fn
+from deepfm.modes.common.mode import Mode
 from deepfm.runtime import divergence, memory, remote_files, tf_patches
 from deepfm.state import best, checkpoints, export, saving
 
@@ -40,7 +41,7 @@ class Model(NamedTuple):
 
     model_dir: str
     config: ModelConfig
-    distribution: Distribution
+    distribution: Mode
     seed: int = 1
     trains: bool = False
     ops: Ops = TENSORFLOW
@@ -75,25 +76,25 @@ def schema(config: ModelConfig, data: Optional[datasets.DataSet] = None) -> reco
 
 def check_fits_memory(
     config: ModelConfig,
-    mode: Distribution,
+    mode: Mode,
     batch_size: int,
     optimizer: Optional[OptimizerConfig] = None,
     evaluates: bool = False,
 ):
     """Refuses (BadInput) a model that this machine cannot hold; a job that trains has an optimizer,
     and may evaluate meanwhile."""
-    load = memory.Load(batch_size=batch_size, processes=mode.processes.local_size)
+    load = memory.Load(batch_size=batch_size, processes=mode.local_size)
     # What GPUs hold takes no main memory.
     if optimizer and not tf.config.experimental.list_physical_devices("GPU"):
         load = load._replace(
-            replicas=mode.replicas.per_process,
-            copies=mode.replicas.per_process if mode.replicas.strategy else 1,
+            replicas=mode.replicas_per_process,
+            copies=mode.replicas_per_process if mode.strategy else 1,
             trains=True,
             moments=optimizers.OPTIMIZERS[optimizer.name].moments,
             dense=not config.lazy_updates,
             evaluates=evaluates,
         )
-    memory.check(config, not mode.servers.partitioner, load)
+    memory.check(config, not mode.partitioner, load)
 
 
 def trained(model: Model):
@@ -105,10 +106,10 @@ def trained(model: Model):
     size = model.batch_size
     side_by_side = (size, batches_at_once(size)) if size else (0, 1)
     model_fn = make_model_fn(
-        model.config, OptimizerConfig(), mode.replicas, ops=model.ops, side_by_side=side_by_side,
+        model.config, OptimizerConfig(), mode, ops=model.ops, side_by_side=side_by_side,
         grouping=model.grouping,
     )  # fmt: skip
-    in_place = mode.processes.chief and os.access(model.model_dir, os.W_OK)
+    in_place = mode.chief and os.access(model.model_dir, os.W_OK)
     return _estimator(model_fn, model, in_place, session_config=_session_config(mode, model.ops))
 
 
@@ -122,14 +123,12 @@ def in_training(
 ):
     """The Estimator that trains a model."""
     mode = model.distribution
-    replicas, servers = mode.replicas, mode.servers
-    model_fn = make_model_fn(model.config, optimizer, replicas, servers.partitioner, ops)
-    model_fn = _in_steps(replicas.wrap_model_fn(model_fn), servers, max_steps)
+    model_fn = make_model_fn(model.config, optimizer, mode, mode.partitioner, ops)
     return _estimator(
-        model_fn, model, mode.processes.chief, servers.tf_config,
+        mode.wrap_model_fn(model_fn, max_steps), model, mode.chief, mode.tf_config,
         save_summary_steps=log_steps, keep_checkpoint_max=keep_checkpoint_max,
         session_config=_session_config(mode, ops, optimizer.use_amp),
-        train_distribute=replicas.strategy, device_fn=servers.device_fn,
+        train_distribute=mode.strategy, device_fn=mode.device_fn,
     )  # fmt: skip
 
 
@@ -140,7 +139,7 @@ def _session_config(mode, ops, use_amp=False):
     rewriting = config.graph_options.rewrite_options
     if use_amp:
         rewriting.auto_mixed_precision = RewriterConfig.ON
-    elif ops is not TENSORFLOW and not mode.servers.partitioner:
+    elif ops is not TENSORFLOW and not mode.partitioner:
         # It would only look, 0.15 s a session, for what the kernels have done. Where there are none
         # it makes steps 7 % faster; on parameter servers, 6 %.
         rewriting.disable_meta_optimizer = True
@@ -174,23 +173,12 @@ def _environment(name: str, value: str):
         os.environ.pop(name) if before is None else os.environ.update({name: before})
 
 
-def _in_steps(model_fn, servers, max_steps):
-    """A model_fn whose steps begin and end as parameter servers need."""
-
-    def in_steps(features, labels, mode):
-        features, labels = servers.begin_step(features, labels, max_steps)
-        spec = model_fn(features, labels, mode)
-        return spec._replace(train_op=servers.end_step(spec.train_op))
-
-    return in_steps
-
-
 def session_hooks(model: Model, path: Optional[str] = None):
     """The hooks of every session, which check the shapes of the checkpoint at `path` (None: of the
     newest) and send weights to all."""
     mode = model.distribution
-    check = [saving.CheckShapes(model.model_dir, path)] if mode.processes.chief else []
-    return [*check, *mode.replicas.make_hooks(), tf_patches.FetchesOfSteps()]
+    check = [saving.CheckShapes(model.model_dir, path)] if mode.chief else []
+    return [*check, *mode.session_hooks(), tf_patches.FetchesOfSteps()]
 
 
 def check_fits(model: Model):
@@ -205,7 +193,7 @@ def check_fits(model: Model):
 
 def of_checkpoint(model: Model, read: Callable[[str], Any]):
     """The result of `read(path)` for the model's checkpoint; all but the chief get path None."""
-    if not model.distribution.processes.chief:
+    if not model.distribution.chief:
         return read(None)
     return best.of_checkpoint(model.model_dir, model.checkpoint, read, hold=not model.trains)
 
@@ -214,7 +202,7 @@ def input_of(model: Model, data: datasets.DataSet, job: JobConfig, share: Share,
     """The input_fn of this process's share of the records, once and in order."""
     wanted = schema(model.config, data)._replace(**of_schema)
     source = Source(data, job.input, share, ops=job.ops)
-    return input_pipeline.once_in_order(source, wanted, batches_at_once(model.batch_size))
+    return input_pipeline.once_in_order(source, wanted, Mode(), batches_at_once(model.batch_size))
 
 
 def evaluate(model: Model, data: datasets.DataSet, job: JobConfig, of_job, more_hooks=()):

@@ -13,7 +13,7 @@ from absl import flags
 
 from deepfm.config import InputConfig, JobConfig, ModeFlags, ModelConfig, OptimizerConfig
 from deepfm.config.setting import OF_PROCESS, declares, setting
-from deepfm.distribution import MODES
+from deepfm.modes import NAMES
 from deepfm.runtime import sagemaker
 
 FLAGS = flags.FLAGS
@@ -28,10 +28,10 @@ class Start(NamedTuple):
     """What only train.py uses, before there is a job."""
 
     distribution: str = setting(OF_PROCESS, "auto",
-        f"How to distribute training: {', '.join(MODES)}; auto chooses ps or horovod if the "
+        f"How to distribute training: {', '.join(NAMES)}; auto chooses ps or horovod if the "
         "environment was set up by their launchers, else local. The numbers of dist_mode: 0 auto, "
         "1 and 2 ps, 3 horovod.",
-        choices=tuple(MODES), spelled={"0": "auto", "1": "ps", "2": "ps", "3": "horovod"},
+        choices=NAMES, spelled={"0": "auto", "1": "ps", "2": "ps", "3": "horovod"},
         alias="dist_mode")
     ps_hosts: Tuple[str, ...] = setting(OF_PROCESS, (), f"The parameter servers, {_HOSTS}")
     worker_hosts: Tuple[str, ...] = setting(OF_PROCESS, (),

@@ -7,11 +7,14 @@ from typing import Optional, Sequence, Tuple
 
 from absl import logging
 
-from deepfm.config import Distribution, InputConfig, Processes, Replicas, Share
+from deepfm.config import InputConfig, Share
 from deepfm.data import datasets, formats, pipe_mode, shares
 from deepfm.data.plain import file_bytes, libsvm_text
 from deepfm.data.plain.data_file import DataFile
 from deepfm.errors import BadInput
+from deepfm.modes.common.mode import Mode as Distribution
+from deepfm.modes.common.mode import Mode as Processes
+from deepfm.modes.common.mode import Mode as Replicas
 from deepfm.runtime import remote_files, sagemaker
 
 

@@ -3,9 +3,9 @@
 import os
 from typing import Any, Dict
 
-from deepfm.cluster import agreement
 from deepfm.config import JobConfig, ModelConfig
 from deepfm.config.setting import ALIKE, CHANGES, HYPERPARAMETERS, OF_DATA, ORDER, of_kinds
+from deepfm.modes.common import agreement
 from deepfm.state import resume
 
 

@@ -9,8 +9,6 @@ import tensorflow as tf
 from absl import logging
 
 from deepfm import estimators, evaluating, model_config, open_data, settings
-from deepfm.cluster import tf_config as clusters
-from deepfm.cluster.agreement import SameWeights
 from deepfm.config import JobConfig, Position
 from deepfm.data import bad_records, datasets, identity, input_pipeline, reading, shares
 from deepfm.data.reading import Source
@@ -18,6 +16,8 @@ from deepfm.errors import BadInput
 from deepfm.kernels import compiled
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import fresh_tables, groups, optimizers
+from deepfm.modes.common import tf_config as clusters
+from deepfm.modes.common.agreement import SameWeights
 from deepfm.runtime import interruption, remote_files, sagemaker, stopping, throughput, utilization
 from deepfm.runtime.divergence import LabelOrder, LargeValues, warn_of_saturation
 from deepfm.state import best, hparams, notes, resume, saving

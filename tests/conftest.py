@@ -22,6 +22,8 @@ import tensorflow as tf
 import warm
 from tensorflow.python.client import session
 
+from deepfm.modes.common.mode import Mode
+
 tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
 gc.set_threshold(100_000)  # as program.py does
 for number in (signal.SIGHUP, signal.SIGQUIT):  # which nohup and a shell's & ignore
@@ -68,6 +70,13 @@ def shared_data(name):
     if not path.exists():
         pytest.skip(f"../shared/data/{name} is not on this machine")
     return str(path)
+
+
+def mode_of(**attributes):
+    """A Mode of one process and one replica, but for some attributes."""
+    mode = Mode()
+    vars(mode).update(attributes)
+    return mode
 
 
 def example(label, ids, values):

@@ -19,7 +19,7 @@ from absl import logging
 from reference import Refused, Rules
 
 from data_tools import libsvm_to_tfrecord
-from deepfm.config import Distribution, InputConfig
+from deepfm.config import InputConfig
 from deepfm.data import (
     bad_records,
     dataset_json,
@@ -33,6 +33,7 @@ from deepfm.data.reading import Source
 from deepfm.errors import BadInput
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
+from deepfm.modes.common.mode import Mode
 
 
 class Outcome(NamedTuple):
@@ -105,7 +106,7 @@ def _read(path, data_format, schema, ops):
     shape = [0, schema.field_size]
     batches = [(np.zeros(0), np.zeros(shape, np.int64), np.zeros(shape, np.float32))]
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        dataset = input_pipeline.make_input_fn(source, schema, Distribution())()
+        dataset = input_pipeline.make_input_fn(source, schema, Mode())()
         iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
         features, labels = iterator.get_next()
         session.run(iterator.initializer)

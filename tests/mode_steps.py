@@ -15,11 +15,20 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 
 import tensorflow as tf
 
-from deepfm import distribution, estimators
-from deepfm.config import InputConfig, JobConfig, ModelConfig, OptimizerConfig, Position, Share
+from deepfm import estimators, modes
+from deepfm.config import (
+    InputConfig,
+    JobConfig,
+    ModeFlags,
+    ModelConfig,
+    OptimizerConfig,
+    Position,
+    Share,
+)
 from deepfm.data import datasets, input_pipeline, shares
 from deepfm.data.reading import Source
 from deepfm.kernels import compiled
+from deepfm.modes.common import devices
 from deepfm.runtime import sagemaker
 from deepfm.state.resume import NOTES
 
@@ -48,14 +57,13 @@ class Case(NamedTuple):
 
 
 def make_mode(name, replicas=1, **flags):
-    """A Distribution, with more replicas than this machine has cores if the case wants them."""
-    cores = distribution.cores
-    distribution.cores = lambda: max(cores(), replicas)
+    """A Mode, with more replicas than this machine has cores if the case wants them."""
+    cores = devices.cores
+    devices.cores = lambda: max(cores(), replicas)
     try:
-        flags = distribution.ModeFlags(replicas_per_process=replicas, **flags)
-        return distribution.MODES[name](flags)
+        return modes.make(name, ModeFlags(replicas_per_process=replicas, **flags))
     finally:
-        distribution.cores = cores
+        devices.cores = cores
 
 
 def config_of(case):
@@ -79,12 +87,11 @@ def train(mode, case):
     config = config_of(case)
     data = datasets.count_rows(datasets.find(case.data, "training_data_dir"))
     data = data._replace(weighted=datasets.is_weighted(data))
-    processes, replicas = mode.processes, mode.replicas
-    ops = compiled.of_steps(compiled.COMPILED, processes, mode.servers)
-    share = Share(processes.size, processes.rank)
+    ops = compiled.of_steps(compiled.COMPILED, mode)
+    share = Share(mode.size, mode.rank)
     source = Source(
-        data, InputConfig(case.global_batch // replicas.in_step, case.epochs), share,
-        Position(rows_of_processes=processes.exchange(shares.rows_of_share(data, (), share))),
+        data, InputConfig(case.global_batch // mode.replicas_in_step, case.epochs), share,
+        Position(rows_of_processes=mode.exchange(shares.rows_of_share(data, (), share))),
         ops=ops,
     )  # fmt: skip
     model = estimators.Model(case.model_dir, config, mode, trains=True)
@@ -111,7 +118,7 @@ def main(name, options):
     mode = make_mode(name, **options)
     for case in cases:
         train(mode, case)
-    mode.processes.finish()
+    mode.finish()
 
 
 if __name__ == "__main__":

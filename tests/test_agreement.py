@@ -18,8 +18,8 @@ from conftest import (
     write_tfrecords,
 )
 
-from deepfm.cluster.agreement import check_alike
 from deepfm.errors import BadInput
+from deepfm.modes.common.agreement import check_alike
 
 # train.py, but for rank 1's learning rate, which is twice that of the flags.
 _DIVERGING = """

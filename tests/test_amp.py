@@ -9,6 +9,7 @@ from conftest import (
     SMALL_MODEL,
     finish,
     make_records,
+    mode_of,
     run_train,
     scalars,
     started_horovod,
@@ -16,16 +17,17 @@ from conftest import (
     write_tfrecords,
 )
 
-from deepfm import distribution
-from deepfm.config import ModelConfig, OptimizerConfig, Replicas
-from deepfm.distribution import ModeFlags, local
+from deepfm import modes
+from deepfm.config import ModeFlags, ModelConfig, OptimizerConfig
 from deepfm.model import optimizers
+from deepfm.modes.common import devices
+from deepfm.modes.common.mode import Mode
 from deepfm.state.resume import NOTES
 
 v1 = tf.compat.v1
 _CLAIM = (
-    "import runpy, sys; from deepfm import distribution;"
-    "distribution.has_tensor_cores = lambda session_config: True;"
+    "import runpy, sys; from deepfm.modes.common import devices;"
+    "devices.has_tensor_cores = lambda session_config: True;"
     "sys.argv[0] = 'train.py'; sys.path.insert(0, '.');"
     "runpy.run_path('train.py', run_name='__main__')"
 )
@@ -120,7 +122,7 @@ class _Step:
         self.count = v1.train.get_or_create_global_step()
         rows = tf.gather(self.table, [3, 1])
         loss = tf.reduce_sum(rows[:, 0] * self.grads[:2]) + tf.reduce_sum(self.vector * self.grads)
-        optimizer = optimizers.make_optimizer(config, Replicas())
+        optimizer = optimizers.make_optimizer(config, Mode())
         self.train = optimizer.minimize(loss, self.count)
         local = {v.op.name: v for v in v1.local_variables()}
         self.scale = local["loss_scale/current_loss_scale"]
@@ -176,7 +178,7 @@ def test_no_check_of_the_gradients_makes_a_whole_table_of_rows(step):
 def test_training_asks_for_the_rewrite_and_evaluation_does_not(tmp_path):
     from deepfm import estimators
 
-    mode = local(ModeFlags())
+    mode = modes.make("local", ModeFlags())
     model = estimators.Model(str(tmp_path), ModelConfig(4, 50), mode)
 
     def asked(estimator):
@@ -205,8 +207,8 @@ def test_graphs_are_not_rewritten_where_the_kernels_take_the_steps(tmp_path):
                 found.append(options.disable_meta_optimizer)
         return found
 
-    mode = local(ModeFlags())
-    on_servers = mode._replace(servers=mode.servers._replace(partitioner=lambda: None))
+    mode = modes.make("local", ModeFlags())
+    on_servers = mode_of(session_config=mode.session_config, partitioner=lambda: None)
     assert left(mode, COMPILED) == [True, True]
     assert left(mode, COMPILED, use_amp=True) == [False, True]
     assert left(mode, TENSORFLOW) == left(on_servers, COMPILED) == [False, False]
@@ -222,11 +224,11 @@ def test_tensor_cores_are_told_by_the_capability(monkeypatch):
             self.physical_device_desc = f"device: 0, name: X, compute capability: {capability}"
 
     def ask(*capabilities):
-        monkeypatch.setattr(distribution, "_gpus", lambda: list(capabilities))
-        devices = [Device(capability) for capability in capabilities]
-        monkeypatch.setattr(device_lib, "list_local_devices", lambda config: devices)
-        return distribution.has_tensor_cores(None)
+        monkeypatch.setattr(devices, "gpus", lambda: list(capabilities))
+        found = [Device(capability) for capability in capabilities]
+        monkeypatch.setattr(device_lib, "list_local_devices", lambda config: found)
+        return devices.has_tensor_cores(None)
 
     assert [ask(), ask("6.1"), ask("7.0"), ask("8.0", "6.1")] == [False, False, True, False]
     monkeypatch.setattr(device_lib, "list_local_devices", lambda config: [])  # none can be used
-    assert not distribution.has_tensor_cores(None)
+    assert not devices.has_tensor_cores(None)

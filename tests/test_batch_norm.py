@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from deepfm.config import ModelConfig, OptimizerConfig, Replicas
+from deepfm.config import ModelConfig, OptimizerConfig
 from deepfm.model import batch_norm
 from deepfm.model.batch_norm import BatchPart
 from deepfm.model.model_fn import make_model_fn
+from deepfm.modes.common.mode import Mode
 
 v1 = tf.compat.v1
 N, DECAY, EPSILON = 3, 0.75, 1e-3
@@ -78,7 +79,7 @@ def run(build, xs, by_ys):
 
 def run_parts(sizes, x, by_y, counts):
     """A step of towers that have `sizes` examples each."""
-    replicas = mode_steps.make_mode("tower", len(sizes)).replicas
+    replicas = mode_steps.make_mode("tower", len(sizes))
     cut = lambda values: np.split(values, np.cumsum(sizes)[:-1])
     counts = cut(counts.astype(np.float32))
 
@@ -187,7 +188,7 @@ def model_fn(training, **changes):
     labels = v1.placeholder(tf.float32, [None])
     optimizer = OptimizerConfig(use_amp=training)
     mode = tf.estimator.ModeKeys.TRAIN if training else tf.estimator.ModeKeys.PREDICT
-    make = make_model_fn(config, optimizer, Replicas())
+    make = make_model_fn(config, optimizer, Mode())
     return make(features, labels, mode)
 
 
@@ -202,7 +203,7 @@ def test_the_model_takes_its_epsilon():
         with tf.Graph().as_default(), v1.Session() as session:
             features = {"feat_ids": tf.constant([[1, 2, 3, 4]], tf.int64),
                         "feat_vals": tf.ones([1, 4])}  # fmt: skip
-            make = make_model_fn(config, OptimizerConfig(), Replicas())
+            make = make_model_fn(config, OptimizerConfig(), Mode())
             prob = make(features, None, tf.estimator.ModeKeys.PREDICT).predictions["prob"]
             session.run(v1.global_variables_initializer())
             (prob,) = session.run(prob).astype(np.float64)

@@ -7,19 +7,21 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, mode_of
 
-from deepfm import distribution, estimators
-from deepfm.config import Distribution, ModelConfig, Replicas
+from deepfm import estimators, modes
+from deepfm.config import ModeFlags, ModelConfig
 from deepfm.errors import BadInput
+from deepfm.modes.common.mode import Mode
 
 THREADS = """
 import sys
 import time
 import psutil
 sys.path.insert(0, ".")
-from deepfm import distribution
-distribution.local(distribution.ModeFlags(intra_op_threads=1, inter_op_threads=int(sys.argv[1])))
+from deepfm import modes
+from deepfm.config import ModeFlags
+modes.make("local", ModeFlags(intra_op_threads=1, inter_op_threads=int(sys.argv[1])))
 import tensorflow as tf
 with tf.compat.v1.Session() as session:  # one with TensorFlow's defaults, as checks of data are
     session.run(tf.constant(1) + 1)
@@ -46,7 +48,7 @@ def test_the_threads_are_those_that_the_flags_ask_for_in_every_session():
 def test_auto_is_local_by_default(monkeypatch):
     for name in ("TF_CONFIG", "OMPI_COMM_WORLD_SIZE", "HOROVOD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    assert distribution.auto(distribution.ModeFlags()).name == "local"
+    assert modes.make("auto", ModeFlags()).name == "local"
 
 
 @pytest.mark.parametrize("before", [None, '{"environment": "cloud"}'])
@@ -54,7 +56,7 @@ def test_an_estimator_leaves_the_environment_as_it_was(tmp_path, monkeypatch, be
     monkeypatch.delenv("TF_CONFIG", raising=False)
     if before:
         monkeypatch.setenv("TF_CONFIG", before)
-    mode = distribution.local(distribution.ModeFlags())
+    mode = modes.make("local", ModeFlags())
     with estimators.trained(estimators.Model(str(tmp_path), ModelConfig(4, 50), mode)):
         assert os.environ.get("TF_CONFIG") == before
 
@@ -64,13 +66,13 @@ def test_auto_says_what_a_cluster_without_servers_lacks(monkeypatch):
     config = {"cluster": cluster, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     with pytest.raises(BadInput, match="a cluster without 'ps': add parameter servers to it"):
-        distribution.auto(distribution.ModeFlags())
+        modes.make("auto", ModeFlags())
 
 
 def test_ps_without_a_cluster_says_how_to_start_one(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     with pytest.raises(BadInput, match="scripts/local_cluster.py starts one on this machine"):
-        distribution.ps(distribution.ModeFlags())
+        modes.make("ps", ModeFlags())
 
 
 @pytest.mark.parametrize(
@@ -86,13 +88,13 @@ def test_ps_without_a_cluster_says_how_to_start_one(monkeypatch):
     ],
 )
 def test_flags_of_other_modes_are_said(caplog, given, replicas, said):
-    distribution.warn_of_flags(Distribution(), given, replicas)
+    Mode().warn_of_flags(given, replicas)
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == bool(said) and all(said in line for line in lines)
 
 
 def test_replicas_that_nobody_asked_for_by_number_are_no_idle_flag(caplog):
-    distribution.warn_of_flags(Distribution(replicas=Replicas(per_process=3)), (), 0)
+    mode_of(replicas_per_process=3).warn_of_flags((), 0)
     assert not caplog.records
 
 
@@ -100,25 +102,25 @@ def test_replicas_that_nobody_asked_for_by_number_are_no_idle_flag(caplog):
     "mode, scale, said",
     [
         (
-            Distribution(replicas=Replicas(in_step=2)),
+            mode_of(replicas_in_step=2),
             2,
             "trained no better with 4 and worse with 2",
         ),
-        (Distribution(replicas=Replicas(in_step=4)), 1.5, None),
-        (Distribution(), 2, None),
-        (Distribution(name="ps"), 0.25, "a quarter of the rate trained worse"),
-        (Distribution(name="ps"), 0.5, None),
+        (mode_of(replicas_in_step=4), 1.5, None),
+        (Mode(), 2, None),
+        (mode_of(name="ps"), 0.25, "a quarter of the rate trained worse"),
+        (mode_of(name="ps"), 0.5, None),
     ],
 )
 def test_a_factor_of_the_rate_that_trained_worse_is_said(caplog, mode, scale, said):
-    distribution.warn_of_flags(mode, (), 0, scale)
+    mode.warn_of_flags((), 0, scale)
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == bool(said) and all(said in line for line in lines)
 
 
 def test_nccl_without_gpus_is_refused_before_anything_is_read():
     with pytest.raises(BadInput, match="nccl needs GPUs.*try --cross_device_ops=reduction_to_one"):
-        distribution.mirrored(distribution.ModeFlags(cross_device_ops="nccl"))
+        modes.make("mirrored", ModeFlags(cross_device_ops="nccl"))
 
 
 def test_a_gpu_that_tensorflow_cannot_use_is_said_once_and_refused_if_asked_for(
@@ -129,13 +131,13 @@ def test_a_gpu_that_tensorflow_cannot_use_is_said_once_and_refused_if_asked_for(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    distribution.local(distribution.ModeFlags())
+    modes.make("local", ModeFlags())
     (said,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     why = r"this host has a GPU \(Tesla T4\), but .*docs/gpu.md"
     assert re.match(f"Using the CPU: {why}", said)
     with pytest.raises(BadInput, match=f"^--num_gpus=1, but TensorFlow finds 0 GPUs.*: {why}"):
-        distribution.local(distribution.ModeFlags(num_gpus=1))
+        modes.make("local", ModeFlags(num_gpus=1))
     caplog.clear()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")  # the user wants none
-    distribution.local(distribution.ModeFlags())
+    modes.make("local", ModeFlags())
     assert not [r for r in caplog.records if r.levelname == "WARNING"]

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import make_records, write_libsvm, write_tfrecords
+from conftest import make_records, mode_of, write_libsvm, write_tfrecords
 
-from deepfm.config import Distribution, InputConfig, Position, Processes, Replicas, Share
+from deepfm.config import InputConfig, Position, Share
 from deepfm.data import datasets, records
 from deepfm.data.input_pipeline import make_input_fn
 from deepfm.data.reading import Source
@@ -39,17 +39,15 @@ def data(request, tmp_path_factory):
 
 
 def reading(data, shares=1, share=0, replicas=1, split=False, epoch=0, step=0, **asked):
-    """What one of several processes, which keep in step, reads: (Source, Distribution)."""
+    """What one of several processes, which keep in step, reads: (Source, Mode)."""
     rows = tuple(rows_of_share(data, (), Share(shares, i)) for i in range(shares))
     asked = {**USUAL, **asked}
     source = Source(
         data, ops=asked.pop("ops", TENSORFLOW), asked=InputConfig(**asked),
         share=Share(shares, share), position=Position(epoch, step, rows),
     )  # fmt: skip
-    mode = Distribution(
-        processes=Processes(shares, share),
-        replicas=Replicas(replicas, strategy="one that splits batches" if split else None),
-    )
+    strategy = "one that splits batches" if split else None
+    mode = mode_of(size=shares, rank=share, replicas_per_process=replicas, strategy=strategy)
     return source, mode
 
 

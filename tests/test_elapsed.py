@@ -6,12 +6,13 @@ import tensorflow as tf
 from conftest import run_train
 from test_resume import STEPS, check_done, check_same, data, job  # noqa: F401
 
-from deepfm.config import ModelConfig, OptimizerConfig, Replicas
+from deepfm.config import ModelConfig, OptimizerConfig
 from deepfm.kernels import compiled
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import optimizers
 from deepfm.model.model_fn import make_model_fn
+from deepfm.modes.common.mode import Mode
 from deepfm.state import saving
 
 v1 = tf.compat.v1
@@ -152,7 +153,7 @@ def test_rare_rows_end_near_those_of_dense_adam(ops):
 def test_only_adam_on_the_batchs_rows_covers_elapsed_steps():
     config = optimizers.of_model(OptimizerConfig("adam"), ModelConfig(3, 9, l2_scope="elapsed"))
     assert config.elapsed
-    assert not optimizers.loss_has_l2_of_rows(config, Replicas())  # the optimizer adds it
+    assert not optimizers.loss_has_l2_of_rows(config, Mode())  # the optimizer adds it
     assert not optimizers.of_model(OptimizerConfig("adam"), ModelConfig(3, 9)).elapsed
 
 
@@ -163,7 +164,7 @@ def add_training(parts):
     batch = v1.placeholder(tf.int64, [8, 3])
     features = {"feat_ids": batch, "feat_vals": tf.ones([8, 3])}
     partitioner = v1.fixed_size_partitioner(parts) if parts > 1 else None
-    make = make_model_fn(config, how, Replicas(), partitioner)
+    make = make_model_fn(config, how, Mode(), partitioner)
     labels = tf.constant([0.0, 1.0] * 4)
     return batch, make(features, labels, tf.estimator.ModeKeys.TRAIN).train_op
 

@@ -7,12 +7,13 @@ import pytest
 import tensorflow as tf
 from conftest import ROOT
 
-from deepfm.config import Distribution, InputConfig
+from deepfm.config import InputConfig
 from deepfm.data import bad_records, datasets, formats
 from deepfm.data.input_pipeline import make_input_fn
 from deepfm.data.reading import Source
 from deepfm.data.records import Schema
 from deepfm.errors import BadInput
+from deepfm.modes.common.mode import Mode
 
 
 def test_no_other_file_of_data_names_a_format():
@@ -55,7 +56,7 @@ def test_another_format_is_read_counted_and_explained_by_its_entry(reversed_line
     assert data.format.name == "reversed" and datasets.count_rows(data).rows == 2
     assert data.format.first_record(data.files[0].path).field_size == 2
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        dataset = make_input_fn(Source(data, InputConfig(2)), Schema(2, 10), Distribution())()
+        dataset = make_input_fn(Source(data, InputConfig(2)), Schema(2, 10), Mode())()
         features, labels = tf.compat.v1.data.make_one_shot_iterator(dataset).get_next()
         features, labels = session.run([features, labels])
     assert labels.tolist() == [1, 0] and features["feat_ids"].tolist() == [[1, 2], [3, 4]]

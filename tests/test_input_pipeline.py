@@ -7,13 +7,14 @@ import pytest
 import tensorflow as tf
 from conftest import make_records, write_libsvm, write_tfrecords
 
-from deepfm.config import Distribution, InputConfig
+from deepfm.config import InputConfig
 from deepfm.data import bad_records, datasets, formats, input_pipeline, records
 from deepfm.data.input_pipeline import make_input_fn
 from deepfm.data.reading import Source
 from deepfm.data.shares import Skipped
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
+from deepfm.modes.common.mode import Mode
 
 SCHEMA = records.Schema(4, 50)
 USUAL = {"batch_size": 64}
@@ -30,7 +31,7 @@ def read(spec, schema=SCHEMA, damaged=(), **asked):
     data = datasets.find(str(spec), "training_data_dir")
     asked = {**USUAL, **asked}
     source = Source(data, ops=asked.pop("ops"), asked=InputConfig(**asked), damaged=damaged)
-    input_fn = make_input_fn(source, schema, Distribution())
+    input_fn = make_input_fn(source, schema, Mode())
     batches = []
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         features, labels = tf.compat.v1.data.make_one_shot_iterator(input_fn()).get_next()

@@ -19,19 +19,21 @@ from conftest import (
     copying_compiler,
     example,
     make_records,
+    mode_of,
     run_python,
     run_train,
     write_tfrecords,
 )
 from reference import field
 
-from deepfm.config import ModelConfig, OptimizerConfig, Processes, Replicas, Servers
+from deepfm.config import ModelConfig, OptimizerConfig
 from deepfm.data import libsvm, records
 from deepfm.kernels import build, compiled
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import layers, optimizers
 from deepfm.model.model_fn import make_model_fn
+from deepfm.modes.common.mode import Mode
 
 v1 = tf.compat.v1
 THREADS = v1.ConfigProto(intra_op_parallelism_threads=4)
@@ -436,7 +438,7 @@ def test_the_update_of_a_whole_variable_is_that_of_tensorflow(name, shape):
         with tf.Graph().as_default() as graph, v1.Session(config=THREADS) as session:
             variable = v1.get_variable("v", initializer=initial, use_resource=True)
             grad = v1.placeholder(tf.float32, shape)
-            optimizer = optimizers.make_optimizer(OptimizerConfig(name, 0.1), Replicas(), ops)
+            optimizer = optimizers.make_optimizer(OptimizerConfig(name, 0.1), Mode(), ops)
             step = optimizer.apply_gradients([(grad, variable)])
             types = {op.type for op in graph.get_operations()}
             assert (ops is COMPILED) == (UPDATED[name] in types)
@@ -462,7 +464,7 @@ def test_an_update_changes_the_rows_of_the_batch_and_no_others(name, shape):
             variable = v1.get_variable("v", initializer=initial, use_resource=True)
             rows, values = v1.placeholder(tf.int32, [None]), v1.placeholder(tf.float32)
             values.set_shape([None, *shape[1:]])
-            optimizer = optimizers.make_optimizer(config, Replicas(), ops)
+            optimizer = optimizers.make_optimizer(config, Mode(), ops)
             step = optimizer.apply_gradients([(tf.IndexedSlices(values, rows), variable)])
             types = {op.type for op in graph.get_operations()}
             assert (ops is COMPILED) == (f"{UPDATED[name]}Rows" in types)
@@ -577,15 +579,14 @@ def test_parameter_servers_need_no_kernels(name, have_them):
     """Only where they have them do these hold and update the parts of a table there."""
     config = ModelConfig(F, V, K, (8,), (0.5,))
     parts = v1.fixed_size_partitioner(2)
-    ops = compiled.of_steps(
-        COMPILED, Processes(), Servers(partitioner=parts, all_run=lambda make: have_them)
-    )
+    mode = mode_of(partitioner=parts, all_run=lambda make: have_them)
+    ops = compiled.of_steps(COMPILED, mode)
     features = {
         "feat_ids": v1.placeholder(tf.int64, [None, F]),
         "feat_vals": v1.placeholder(tf.float32, [None, F]),
     }
     how = OptimizerConfig(name, 0.01, cowclip_ratio=1.0)
-    model_fn = make_model_fn(config, how, Replicas(), parts, ops)
+    model_fn = make_model_fn(config, how, Mode(), parts, ops)
     model_fn(features, v1.placeholder(tf.float32, [None]), "train")
     on_servers = {
         "DeepfmZeros", "DeepfmGatherRows", "DeepfmClipRows", "DeepfmAdamRows", "DeepfmAdam",
@@ -1173,7 +1174,7 @@ def test_training_gives_the_same_weights(name, changes, monkeypatch):
                 v1.placeholder(tf.float32, [None]),
             ]
             features = dict(zip(["feat_ids", "feat_vals"], places))
-            model_fn = make_model_fn(config, how, Replicas(), ops=ops)
+            model_fn = make_model_fn(config, how, Mode(), ops=ops)
             spec = model_fn(features, places[2], "train")
             session.run(v1.global_variables_initializer())
             for batch in zip(ids, values, labels):

@@ -9,11 +9,11 @@ import subprocess
 
 import pytest
 
-from deepfm.distribution import MODES
+from deepfm.modes import NAMES
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BELOW = {"kernels", "runtime", "config", "errors"}
-ROOMS = {"model", "data", "state", "cluster"} | BELOW
+ROOMS = {"model", "data", "state", "modes.common"} | BELOW
 STORY = (
     "jobs",
     "training",
@@ -33,11 +33,10 @@ MAY = {
     "model": BELOW,
     "data": BELOW,
     "state": BELOW | {"data"},
-    "cluster": {"runtime", "config", "errors"},
-    "distribution": {"cluster", "runtime", "config", "errors", "model.gradients"},
-    "flags": {"distribution", "runtime", "config"},
+    "modes": {"runtime", "config", "errors", "model.gradients"},
+    "flags": {"modes", "runtime", "config"},
     **{name: ROOMS | set(STORY[i + 1 :]) for i, name in enumerate(STORY)},
-    "train": {"jobs", "flags", "distribution"} | BELOW,
+    "train": {"jobs", "flags", "modes"} | BELOW,
     "data_tools": {"data", "kernels", "runtime", "errors"},
     "scripts": {"runtime.program", "errors"},
 }
@@ -84,12 +83,13 @@ def wrong_imports(files):
         for module in modules(path, text):
             package, _, rest = module.partition(".")
             room = rest.partition(".")[0]
+            names = {room, rest, rest.rpartition(".")[0]}
             if package in ("scripts", "train") or package == "tests":
                 yield f"{path} imports {module}, a program"
             elif package == "data_tools":
                 if part != "data_tools" or room in PROGRAMS:
                     yield f"{path} imports {module}"
-            elif package == "deepfm" and rest and room != part and not {room, rest} & MAY[part]:
+            elif package == "deepfm" and rest and room != part and not names & MAY[part]:
                 yield f"{path} imports {module}"
 
 
@@ -108,12 +108,13 @@ def test_arrows_point_down():
         ("deepfm/data/records.py", "from deepfm.state import checkpoints"),
         ("deepfm/data/records.py", "from deepfm.config import InputConfig\nimport deepfm.jobs"),
         ("deepfm/state/resume.py", "def f():\n    from deepfm.model import metrics"),
-        ("deepfm/cluster/peers.py", "from deepfm.data import records"),
-        ("deepfm/distribution.py", "from deepfm.model import optimizers"),
+        ("deepfm/modes/common/peers.py", "from deepfm.data import records"),
+        ("deepfm/modes/mirrored.py", "from deepfm.model import optimizers"),
         ("deepfm/flags.py", "from deepfm import jobs"),
         ("deepfm/estimators.py", "from deepfm import training"),
         ("deepfm/training.py", "from deepfm import jobs"),
-        ("deepfm/jobs.py", "from deepfm import distribution"),
+        ("deepfm/jobs.py", "from deepfm.modes import local"),
+        ("deepfm/model/model_fn.py", "from deepfm.modes.common import mode"),
         ("train.py", "from deepfm.state import checkpoints"),
         ("data_tools/rebalance.py", "from deepfm import estimators"),
         ("data_tools/rebalance.py", "from data_tools import inspect_dataset"),
@@ -145,7 +146,7 @@ def names_of_modes(text):
             and isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef))}  # fmt: skip
     for node in ast.walk(tree):
         if isinstance(node, ast.Str) and node.s not in told:
-            if node.s in set(MODES) - {"auto"} or re.search(
+            if node.s in set(NAMES) - {"auto"} or re.search(
                 r"--distribution|horovod|\btower|mirrored", node.s
             ):
                 yield node.s

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from deepfm.config import ModelConfig, OptimizerConfig, Replicas
+from deepfm.config import ModelConfig, OptimizerConfig
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import layers
 from deepfm.model.model_fn import make_model_fn
+from deepfm.modes.common.mode import Mode
 
 v1 = tf.compat.v1
 B, F, V, K = 6, 4, 12, 3
@@ -40,7 +41,7 @@ def build(model_config, mode, optimizer="sgd", rate=1.0, **optimizer_changes):
     optimizer_config = OptimizerConfig(
         optimizer, rate, l2_rows=rows, lazy_updates=model_config.lazy_updates, **optimizer_changes
     )
-    model_fn = make_model_fn(model_config, optimizer_config, Replicas())
+    model_fn = make_model_fn(model_config, optimizer_config, Mode())
     spec = model_fn({"feat_ids": ids, "feat_vals": values}, labels, mode)
     return spec, (ids, values, labels)
 
@@ -238,7 +239,7 @@ def test_batches_side_by_side_are_predicted_as_each_alone(rows, ops):
 
         def predictions(side_by_side):
             make = make_model_fn(
-                model_config, OptimizerConfig(), Replicas(), ops=ops, side_by_side=side_by_side
+                model_config, OptimizerConfig(), Mode(), ops=ops, side_by_side=side_by_side
             )
             with v1.variable_scope("", reuse=v1.AUTO_REUSE):
                 features = dict(zip(("feat_ids", "feat_vals"), places))

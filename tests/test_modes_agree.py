@@ -29,7 +29,7 @@ from conftest import (
 )
 from mode_steps import Case, evaluate, make_mode, train, weights
 
-from deepfm import distribution
+from deepfm.modes.common import devices
 
 GLOBAL_BATCH = 24
 ROWS = 49 * GLOBAL_BATCH + 14  # so the last batch is short, in each process, by another number
@@ -373,9 +373,9 @@ def test_on_gpus_all_replicas_share_each_batch_of_an_evaluation(steps, tmp_path,
     case = steps(*WITHOUT["three of four"])[0]._replace(model_dir=str(tmp_path))
     train(make_mode("local"), case)
     alone = evaluate(make_mode("local"), case, 31)  # batches of 31, 31 and 3
-    monkeypatch.setattr(distribution, "_gpus", lambda: ["GPU"] * 4)  # placed on the CPU instead
+    monkeypatch.setattr(devices, "gpus", lambda: ["GPU"] * 4)  # placed on the CPU instead
     replicas = make_mode(mode, replicas=4)
-    assert len(replicas.replicas.evaluate_on) == 4
+    assert len(replicas.evaluate_on) == 4
     together = evaluate(replicas, case, 31)
     assert together["examples"] == alone["examples"] == 65
     assert together == pytest.approx(alone, abs=1e-6)

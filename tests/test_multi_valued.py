@@ -10,11 +10,12 @@ from conftest import report, run_horovod, run_train, small_job, small_training
 from mode_steps import weights
 
 from data_tools import inspect_dataset, libsvm_to_tfrecord
-from deepfm.config import ModelConfig, OptimizerConfig, Replicas
+from deepfm.config import ModelConfig, OptimizerConfig
 from deepfm.data import formats, records
 from deepfm.data.plain import wire
 from deepfm.data.records import Schema
 from deepfm.model.model_fn import make_model_fn
+from deepfm.modes.common.mode import Mode
 from deepfm.state import export
 
 v1 = tf.compat.v1
@@ -62,7 +63,7 @@ def run_step(model_config, features, labels):
     how = OptimizerConfig("sgd", 1.0, l2_rows=rows, lazy_updates=model_config.lazy_updates)
     with tf.Graph().as_default() as graph, v1.Session() as session:
         features = {name: tf.constant(x) for name, x in features.items()}
-        model_fn = make_model_fn(model_config, how, Replicas())
+        model_fn = make_model_fn(model_config, how, Mode())
         spec = model_fn(features, tf.constant(labels), tf.estimator.ModeKeys.TRAIN)
         session.run(v1.global_variables_initializer())
         weights = {v.op.name: v for v in v1.trainable_variables()}
@@ -337,7 +338,7 @@ def test_serving_hashes_strings_as_the_converter_does(tmp_path, multi_valued):
     serialized = [payload for _, payload, _ in formats.TFRECORD.numbered(file.path)]
     stddev = {"embedding_init_stddev": 1.0, "multi_valued": multi_valued}
     config = ModelConfig(2, 20000, 3, (4,), (0.0,), **stddev)
-    made = make_model_fn(config, None, Replicas())
+    made = make_model_fn(config, None, Mode())
     with tf.Graph().as_default(), v1.Session() as session:
         v1.train.get_or_create_global_step()
         features = {"feat_ids": tf.zeros([1, 2], tf.int64), "feat_vals": tf.ones([1, 2])}

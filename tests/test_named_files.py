@@ -8,9 +8,10 @@ from conftest import make_records, write_tfrecords
 from data_tools import inspect_dataset, rebalance
 from data_tools.common.shards import Host
 from deepfm import open_data
-from deepfm.config import InputConfig, Processes
+from deepfm.config import InputConfig
 from deepfm.data import dataset_json, datasets
 from deepfm.errors import BadInput
+from deepfm.modes.common.mode import Mode
 from deepfm.runtime import sagemaker
 
 NAMES = tuple("abcd")
@@ -111,7 +112,7 @@ def test_a_name_that_leads_elsewhere_is_no_file_to_miss(four, said):
 
 def find(folder, flag, of_job=None):
     of_job = of_job or sagemaker.Job(input_dir=str(folder / "nowhere"))
-    return open_data.find(flag, InputConfig(1, **{flag: str(folder)}), Processes(), of_job)
+    return open_data.find(flag, InputConfig(1, **{flag: str(folder)}), Mode(), of_job)
 
 
 @pytest.mark.parametrize("flag", ["training_data_dir", "val_data_dir", "infer_data_dir"])

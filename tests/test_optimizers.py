@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import mode_of
 
-from deepfm import distribution
-from deepfm.config import ModelConfig, OptimizerConfig, Replicas
+from deepfm import modes
+from deepfm.config import ModeFlags, ModelConfig, OptimizerConfig
 from deepfm.errors import BadInput
 from deepfm.model import optimizers
+from deepfm.modes.common.mode import Mode
 
 v1 = tf.compat.v1
 ROWS = np.array([[1.0, -2.0], [0.5, 3.0]], np.float32)
@@ -20,7 +22,9 @@ def apply(name, steps, lazy=True, replicas=1, l2=0.0, rows=ROWS, where=WHERE):
         start = np.arange(12, dtype=np.float32).reshape(6, 2)
         table = v1.get_variable("table", initializer=start, use_resource=True)
         config = OptimizerConfig(name, 0.1, l2_rows=l2, lazy_updates=lazy)
-        optimizer = optimizers.make_optimizer(config, Replicas(replicas, replicas))
+        optimizer = optimizers.make_optimizer(
+            config, mode_of(replicas_per_process=replicas, replicas_in_step=replicas)
+        )
         grad = tf.IndexedSlices(tf.constant(rows), tf.constant(where), tf.constant([6, 2]))
         train = optimizer.apply_gradients([(grad, table)])
         session.run(v1.global_variables_initializer())
@@ -71,7 +75,7 @@ def test_dense_momentum_moves_rows_that_the_batch_no_longer_holds():
     with tf.Graph().as_default(), v1.Session() as session:
         table = v1.get_variable("table", initializer=tf.ones([4, 1]), use_resource=True)
         config = OptimizerConfig("momentum", 0.1, lazy_updates=False)
-        optimizer = optimizers.make_optimizer(config, Replicas())
+        optimizer = optimizers.make_optimizer(config, Mode())
         where = v1.placeholder(tf.int64, [1])
         grad = tf.IndexedSlices(tf.ones([1, 1]), where, tf.constant([4, 1]))
         train = optimizer.apply_gradients([(grad, table)])
@@ -85,16 +89,16 @@ def test_dense_momentum_moves_rows_that_the_batch_no_longer_holds():
 @pytest.mark.parametrize("name", list(optimizers.OPTIMIZERS))
 def test_every_optimizer_does_the_same_under_a_mirrored_strategy(name):
     expected = apply(name, steps=2)[1]
-    mode = distribution.mirrored(distribution.ModeFlags(replicas_per_process=1))
+    mode = modes.make("mirrored", ModeFlags(replicas_per_process=1))
 
     def step():
         start = np.arange(12, dtype=np.float32).reshape(6, 2)
         table = v1.get_variable("table", initializer=start, use_resource=True)
-        optimizer = optimizers.make_optimizer(OptimizerConfig(name, 0.1), mode.replicas)
+        optimizer = optimizers.make_optimizer(OptimizerConfig(name, 0.1), mode)
         grad = tf.IndexedSlices(tf.constant(ROWS), tf.constant(WHERE), tf.constant([6, 2]))
         return table, optimizer.apply_gradients([(grad, table)])
 
-    strategy = mode.replicas.strategy
+    strategy = mode.strategy
     of_replicas = strategy.experimental_local_results
     with tf.Graph().as_default(), v1.Session(config=mode.session_config) as session:
         with strategy.scope():
@@ -112,7 +116,7 @@ def test_a_plateau_cuts_the_rates_of_tables_and_of_other_weights(rate_of_tables)
         names = "fm_v", "kernel"
         variables = [v1.get_variable(x, [2], use_resource=True) for x in names]
         config = OptimizerConfig("sgd", 0.1, embedding_learning_rate=rate_of_tables)
-        optimizer = optimizers.make_optimizer(config, Replicas())
+        optimizer = optimizers.make_optimizer(config, Mode())
         train = optimizer.apply_gradients([(tf.ones([2]), x) for x in variables])
         session.run(v1.global_variables_initializer())
         (decay,) = [x for x in v1.global_variables() if x.op.name == optimizers.DECAY]

@@ -32,8 +32,8 @@ from conftest import (
     write_tfrecords,
 )
 
-from deepfm.cluster import parameter_servers
-from deepfm.cluster.tf_config import Cluster
+from deepfm.modes import ps
+from deepfm.modes.common.board import RELEASED, Board
 from deepfm.runtime import interruption
 
 
@@ -209,17 +209,17 @@ def test_a_killed_job_that_is_started_again_skips_no_record(tmp_path, killed):
 
 
 def test_a_step_counts_after_its_updates_and_begins_after_its_claim():
-    member = parameter_servers.Member.__new__(parameter_servers.Member)
-    member.cluster = Cluster({"chief": ["a:1"], "ps": ["b:1"], "worker": ["c:1"]}, "worker", 0)
+    mode = ps.Ps.__new__(ps.Ps)
+    mode.size, mode.rank = 2, 1
     with tf.Graph().as_default():
         batch = {"feat_ids": tf.constant([[1]])}, tf.constant([1.0])
-        features, labels = member.begin_step(*batch, max_steps=5)
+        features, labels = mode._begin_step(*batch, max_steps=5)
         for tensor in (features["feat_ids"], labels):
             (claim,) = tensor.op.control_inputs
             assert claim.type == "ResourceCountUpTo" and claim.get_attr("limit") == 5
             assert {x.op for x in tf.nest.flatten(batch)} == set(claim.control_inputs)
         updated = tf.no_op("updated")
-        assert updated in member.end_step(updated).control_inputs
+        assert updated in mode._end_step(updated).control_inputs
 
 
 def test_a_worker_that_is_killed_and_started_again_goes_on(uneven, tmp_path):
@@ -399,7 +399,7 @@ def test_a_port_that_is_taken_is_named(uneven, tmp_path):
 
 def test_a_value_that_comes_just_before_the_end_of_the_job_is_read():
     server = tf.distribute.Server({"ps": ["127.0.0.1:0"]}, "ps", 0)
-    board = parameter_servers._Board(server, ["/job:ps"])
+    board = Board(server, ["/job:ps"])
     look, looks = board.posted, []
 
     def posted(name):
@@ -407,7 +407,7 @@ def test_a_value_that_comes_just_before_the_end_of_the_job_is_read():
         looks.append(name)
         if len(looks) == 1:  # and while this process is held up:
             board.post("value", 7)
-            board.post(parameter_servers._RELEASED)
+            board.post(RELEASED)
         return found
 
     board.posted = posted
@@ -417,7 +417,7 @@ def test_a_value_that_comes_just_before_the_end_of_the_job_is_read():
 
 
 def test_a_session_that_is_made_anew_ends_the_process():
-    count = parameter_servers._OneSession()
+    count = ps._OneSession()
     count.after_create_session(None, None)
     with pytest.raises(OSError, match="run the same command again to resume"):
         count.after_create_session(None, None)

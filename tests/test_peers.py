@@ -7,7 +7,7 @@ import sys
 
 from conftest import ROOT
 
-from deepfm.cluster import peers
+from deepfm.modes.common import peers
 
 PATIENCE = 2  # seconds
 
@@ -27,7 +27,7 @@ def watching(*others, then="time.sleep(60)"):
     """A process that watches."""
     code = f"""
 import time
-from deepfm.cluster.peers import Other, Watch
+from deepfm.modes.common.peers import Other, Watch
 watch = Watch([Other("rank %d" % i, a, {PATIENCE}, {PATIENCE}) for i, a in enumerate({others})])
 print("watching", flush=True)
 {then}
@@ -86,7 +86,7 @@ def test_listening_keeps_no_connection_open():
     # In a process of its own: in this one threads of other tests open and close files meanwhile.
     code = """
 import os, time
-from deepfm.cluster import peers
+from deepfm.modes.common import peers
 address = peers.listen().addresses[-1]
 before = len(os.listdir("/proc/self/fd"))
 for _ in range(200):

@@ -7,12 +7,13 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import make_records
+from conftest import make_records, mode_of
 
-from deepfm import distribution
-from deepfm.config import Distribution, ModelConfig, OptimizerConfig, Servers
+from deepfm import modes
+from deepfm.config import ModeFlags, ModelConfig, OptimizerConfig
 from deepfm.model import optimizers
 from deepfm.model.model_fn import make_model_fn
+from deepfm.modes.common import devices
 
 v1 = tf.compat.v1
 CONFIG = ModelConfig(4, 50, 8, (8, 4), (0.0, 0.0), l2_reg=0.01)
@@ -41,17 +42,12 @@ def build(mode, config=CONFIG):
     optimizers.OPTIMIZERS["sgd"] = kept._replace(make=Sgd)
     try:
         optimizer = OptimizerConfig("sgd", 0.1, l2_rows=0.01)
-        replicas = mode.replicas
-        model_fn = replicas.wrap_model_fn(
-            make_model_fn(config, optimizer, replicas, mode.servers.partitioner)
-        )
+        model_fn = mode.wrap_model_fn(make_model_fn(config, optimizer, mode, mode.partitioner))
         train = tf.estimator.ModeKeys.TRAIN
-        if replicas.strategy:
-            with replicas.strategy.scope():
+        if mode.strategy:
+            with mode.strategy.scope():
                 v1.train.get_or_create_global_step()
-                replicas.strategy.experimental_run_v2(
-                    lambda: model_fn(*features(), mode=train).loss
-                )
+                mode.strategy.experimental_run_v2(lambda: model_fn(*features(), mode=train).loss)
         else:
             v1.train.get_or_create_global_step()
             model_fn(*features(), mode=train)
@@ -61,15 +57,15 @@ def build(mode, config=CONFIG):
 
 
 def cut(parts):
-    return Distribution(servers=Servers(partitioner=v1.fixed_size_partitioner(parts)))
+    return mode_of(partitioner=v1.fixed_size_partitioner(parts))
 
 
 REPLICAS = ["tower", "mirrored"]
 MODES = {
-    "local": lambda: distribution.local(distribution.ModeFlags()),
-    "tower": lambda: distribution.tower(distribution.ModeFlags(replicas_per_process=2)),
-    "mirrored": lambda: distribution.mirrored(distribution.ModeFlags(replicas_per_process=2)),
-    "horovod": lambda: distribution.horovod(distribution.ModeFlags()),  # of one process
+    "local": lambda: modes.make("local", ModeFlags()),
+    "tower": lambda: modes.make("tower", ModeFlags(replicas_per_process=2)),
+    "mirrored": lambda: modes.make("mirrored", ModeFlags(replicas_per_process=2)),
+    "horovod": lambda: modes.make("horovod", ModeFlags()),  # of one process
     "variables in 3 parts, as on parameter servers": lambda: cut(3),
 }
 
@@ -121,30 +117,30 @@ def test_horovod_sends_the_sums_of_batch_norm_under_the_names_of_its_layers():
     }  # fmt: skip
 
 
-def devices(graph, op_type):
+def devices_of(graph, op_type):
     return {op.device for op in graph.get_operations() if op.type == op_type}
 
 
 @pytest.fixture
 def four_gpus(monkeypatch):
-    monkeypatch.setattr(distribution, "_gpus", lambda: GPUS)
+    monkeypatch.setattr(devices, "gpus", lambda: GPUS)
 
 
 def test_towers_compute_on_four_gpus_and_keep_the_variables_on_the_cpu(four_gpus):
     with tf.Graph().as_default() as graph:
-        mode = distribution.tower(distribution.ModeFlags())
-        assert mode.replicas.per_process == 4
+        mode = modes.make("tower", ModeFlags())
+        assert mode.replicas_per_process == 4
         build(mode)
-        assert devices(graph, "MatMul") == set(GPUS)
-        assert devices(graph, "VarHandleOp") <= {"/device:CPU:0", ""}  # "": learning_rate_decay
+        assert devices_of(graph, "MatMul") == set(GPUS)
+        assert devices_of(graph, "VarHandleOp") <= {"/device:CPU:0", ""}  # "": learning_rate_decay
 
 
 def test_mirrored_computes_on_four_gpus_and_keeps_a_copy_of_the_variables_on_each(four_gpus):
     with tf.Graph().as_default() as graph:
-        mode = distribution.mirrored(distribution.ModeFlags())
-        assert mode.replicas.in_step == 4
+        mode = modes.make("mirrored", ModeFlags())
+        assert mode.replicas_in_step == 4
         build(mode)
-        on = lambda op_type: {tf.DeviceSpec.from_string(d) for d in devices(graph, op_type)}
+        on = lambda op_type: {tf.DeviceSpec.from_string(d) for d in devices_of(graph, op_type)}
         assert {(d.device_type, d.device_index) for d in on("MatMul")} == {
             ("GPU", i) for i in range(4)
         }
@@ -158,28 +154,28 @@ def test_mirrored_computes_on_four_gpus_and_keeps_a_copy_of_the_variables_on_eac
 @pytest.mark.parametrize("flag, uses", [(None, True), ("reduction_to_one_device", False)])
 def test_mirrored_reduces_by_nccl_on_gpus_unless_told_otherwise(four_gpus, flag, uses):
     with tf.Graph().as_default() as graph:
-        build(distribution.mirrored(distribution.ModeFlags(cross_device_ops=flag)))
-        assert bool(devices(graph, "NcclAllReduce")) == uses
+        build(modes.make("mirrored", ModeFlags(cross_device_ops=flag)))
+        assert bool(devices_of(graph, "NcclAllReduce")) == uses
 
 
 @pytest.mark.parametrize("mode", REPLICAS)
 def test_each_of_four_gpus_computes_a_part_of_an_evaluation(four_gpus, mode):
     with tf.Graph().as_default() as graph:
-        replicas = distribution.MODES[mode](distribution.ModeFlags()).replicas
+        replicas = modes.make(mode, ModeFlags())
         model_fn = make_model_fn(CONFIG, OptimizerConfig(), replicas, side_by_side=(48, 1))
         model_fn(*features(), mode=tf.estimator.ModeKeys.EVAL)
-        assert devices(graph, "MatMul") == set(GPUS)
+        assert devices_of(graph, "MatMul") == set(GPUS)
 
 
 @pytest.mark.parametrize("mode", REPLICAS)
 def test_on_cpus_one_replica_evaluates_with_all_cores(mode):
-    assert MODES[mode]().replicas.evaluate_on == ()
+    assert MODES[mode]().evaluate_on == ()
 
 
 @pytest.mark.parametrize("mode", REPLICAS)
 def test_replicas_on_four_gpus_bring_the_sums_of_batch_norm_together_on_the_cpu(four_gpus, mode):
     with tf.Graph().as_default() as graph:
-        build(distribution.MODES[mode](distribution.ModeFlags()), NORMALIZED)
+        build(modes.make(mode, ModeFlags()), NORMALIZED)
         device = lambda op: tf.DeviceSpec.from_string(op.device)
         stacks = [
             op for op in graph.get_operations()
@@ -196,17 +192,17 @@ def test_a_horovod_rank_sees_the_gpu_of_its_local_rank_alone_and_says_so(four_gp
     import horovod.tensorflow as hvd
 
     caplog.set_level("INFO")
-    mode = distribution.horovod(distribution.ModeFlags())
+    mode = modes.make("horovod", ModeFlags())
     assert mode.session_config.gpu_options.visible_device_list == str(hvd.local_rank())
     assert f"4 GPUs; using /gpu:{hvd.local_rank()}." in caplog.text
 
 
-@pytest.mark.parametrize("name", [*sorted(set(MODES) & set(distribution.MODES)), "ps"])
+@pytest.mark.parametrize("name", [*sorted(set(MODES) & set(modes.NAMES)), "ps"])
 def test_every_mode_logs_the_devices_that_it_has_found_and_uses(name, caplog, monkeypatch):
     caplog.set_level("INFO")
     task = {"cluster": {"chief": ["a:1"], "ps": ["a:2"]}, "task": {"type": "ps", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(task) if name == "ps" else "")
-    distribution.MODES[name](distribution.ModeFlags())
+    modes.make(name, ModeFlags())
     (line,) = [r.getMessage() for r in caplog.records if "Devices: " in r.getMessage()]
     used = "/cpu:1" if name in REPLICAS else "the CPU"
     assert re.fullmatch(rf"Devices: found \S+ CPU cores and 0 GPUs; using {used}\b.*", line)

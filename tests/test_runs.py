@@ -4,11 +4,13 @@ import json
 
 import pytest
 import tensorflow as tf
+from conftest import mode_of
 
-from deepfm.config import Distribution, InputConfig, Replicas
+from deepfm.config import InputConfig
 from deepfm.data import datasets
 from deepfm.data.identity import Identity
 from deepfm.errors import BadInput
+from deepfm.modes.common.mode import Mode
 from deepfm.state import resume, sliced_saver
 from deepfm.state.notes import make_notes
 
@@ -16,7 +18,7 @@ v1 = tf.compat.v1
 
 
 def order_of(asked, skipped=0, by_buffer=False):
-    return resume.order_of(asked, True, Distribution(), skipped, by_buffer)
+    return resume.order_of(asked, True, Mode(), skipped, by_buffer)
 
 
 ORDER = order_of(InputConfig(64, shuffle_buffer=10))
@@ -129,7 +131,7 @@ CONFIG = InputConfig(64, shuffle_buffer=10)
 def test_what_changes_the_order_begins_the_epoch_again(run, caplog, change):
     change = dict(change)
     run.begin(0, order=order_of(CONFIG))
-    mode = Distribution(replicas=Replicas(change.pop("replicas", 1)))
+    mode = mode_of(replicas_per_process=change.pop("replicas", 1))
     order = resume.order_of(CONFIG._replace(**change), True, mode)
     assert gone_on(run, 25, order=order) == [(2, 0)]
     assert "epoch 3 starts over" in caplog.text

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from deepfm.cluster import tf_config
 from deepfm.errors import BadInput
+from deepfm.modes.common import tf_config
 
 JOBS = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["a:2"]}
 

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from deepfm.config import ModelConfig, OptimizerConfig, Replicas
+from deepfm.config import ModelConfig, OptimizerConfig
 from deepfm.kernels import compiled
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model.model_fn import make_model_fn
+from deepfm.modes.common.mode import Mode
 
 v1 = tf.compat.v1
 pytestmark = pytest.mark.skipif(not compiled.built(), reason="python -m deepfm.kernels")
@@ -50,7 +51,7 @@ def trained(name, changes, ops, start=None):
             v1.placeholder(tf.float32, [None]),
         ]
         features = dict(zip(["feat_ids", "feat_vals"], places))
-        spec = make_model_fn(config, how, Replicas(), ops=ops)(features, places[2], "train")
+        spec = make_model_fn(config, how, Mode(), ops=ops)(features, places[2], "train")
         session.run(v1.global_variables_initializer())
         weights = {v.op.name: v for v in v1.trainable_variables()}
         for of, value in (start or {}).items():

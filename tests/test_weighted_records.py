@@ -12,7 +12,7 @@ from test_records import example, run, write_records
 
 from data_tools import inspect_dataset, libsvm_to_tfrecord, rebalance
 from deepfm import open_data
-from deepfm.config import Distribution, InputConfig, Processes
+from deepfm.config import InputConfig
 from deepfm.data import bad_records, dataset_json, datasets, formats, records
 from deepfm.data.input_pipeline import make_input_fn
 from deepfm.data.plain import libsvm_text, wire
@@ -22,6 +22,7 @@ from deepfm.errors import BadInput
 from deepfm.kernels import compiled
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
+from deepfm.modes.common.mode import Mode
 from deepfm.runtime import sagemaker
 from deepfm.state import export
 
@@ -236,7 +237,7 @@ def test_ignoring_weights_leaves_them_out_of_the_features(tmp_path):
     for wanted in (None, False):
         source = Source(data, InputConfig(8, example_weights=wanted))
         with tf.Graph().as_default():
-            dataset = make_input_fn(source, WEIGHTED, Distribution())()
+            dataset = make_input_fn(source, WEIGHTED, Mode())()
             names[wanted] = set(v1.data.make_one_shot_iterator(dataset).get_next()[0])
     assert names[None] - names[False] == {"example_weights"}
 
@@ -368,7 +369,7 @@ def test_lines_that_all_begin_with_the_same_pair_have_no_labels(tmp_path, caplog
 
     def read(flag, **more):
         asked = InputConfig(1, **{flag: f"{tmp_path}/*.libsvm"}, **more)
-        return open_data.find(flag, asked, Processes(), sagemaker.Job(input_dir=str(tmp_path)))
+        return open_data.find(flag, asked, Mode(), sagemaker.Job(input_dir=str(tmp_path)))
 
     def convert(**flags):
         options = libsvm_to_tfrecord.Options(

@@ -8,6 +8,7 @@ import sklearn.metrics
 import tensorflow as tf
 from conftest import (
     make_records,
+    mode_of,
     report,
     run_cluster,
     run_horovod,
@@ -24,12 +25,13 @@ from test_resume import weights as checkpoint
 from test_weighted_records import weighted_example, write_records
 
 from deepfm import open_data
-from deepfm.config import OptimizerConfig, Processes, Replicas
+from deepfm.config import OptimizerConfig
 from deepfm.data import datasets
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import metrics
 from deepfm.model.model_fn import make_model_fn
+from deepfm.modes.common.mode import Mode
 
 v1 = tf.compat.v1
 F, V, K, B = 4, 12, 3, 9
@@ -57,7 +59,7 @@ def step(batch, ops=TENSORFLOW, **changes):
     with tf.Graph().as_default(), v1.Session() as session:
         places = {name: v1.placeholder(x.dtype, [None, *x.shape[1:]]) for name, x in feed.items()}
         features = {name: x for name, x in places.items() if name != "labels"}
-        model_fn = make_model_fn(model_config, OptimizerConfig("sgd", 1.0), Replicas(), ops=ops)
+        model_fn = make_model_fn(model_config, OptimizerConfig("sgd", 1.0), Mode(), ops=ops)
         spec = model_fn(features, places["labels"], tf.estimator.ModeKeys.TRAIN)
         session.run(v1.global_variables_initializer())
         variables = {
@@ -380,10 +382,10 @@ def test_channels_of_unequal_length_agree_with_local(request, data, locally, tmp
 
 
 def test_hosts_with_other_data_agree_on_whether_these_are_weighted():
-    others = Processes(2, exchange=lambda value: [value, True])
+    others = mode_of(size=2, exchange=lambda value: [value, True])
     data = datasets.DataSet([], "tfrecord", None, None, weighted=False)
     assert open_data.weighted_alike(data, others).weighted
-    assert not open_data.weighted_alike(data, Processes()).weighted
+    assert not open_data.weighted_alike(data, Mode()).weighted
     assert open_data.weighted_alike(None, others) is None
 
 

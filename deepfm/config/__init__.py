@@ -7,6 +7,6 @@ F: fields. K: embedding size.
 from deepfm.config.input import InputConfig, Position, Share
 from deepfm.config.job import JobConfig
 from deepfm.config.model import ModelConfig
-from deepfm.config.modes import Distribution, ModeFlags, Processes, Replicas, Servers
+from deepfm.config.modes import ModeFlags
 from deepfm.config.optimizer import OptimizerConfig
 from deepfm.config.setting import MAX_FIELDS, MAX_NUMBER

@@ -3,7 +3,6 @@
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from deepfm.config.input import InputConfig
-from deepfm.config.modes import Distribution
 from deepfm.config.optimizer import OptimizerConfig
 from deepfm.config.setting import ALIKE, CHANGES, OF_PROCESS, OF_RUN, declares, setting
 
@@ -20,6 +19,7 @@ class JobConfig(NamedTuple):
         model: {field of ModelConfig: value of its flag}; what was not given may be None.
         given: names of the flags that the user set.
         ops: kernels.ops.Ops to read, shuffle, batch and parse records with.
+        distribution: the modes.common.mode.Mode.
         flags: {name: value} of all flags that differ from their defaults, for report.json.
     """
 
@@ -28,7 +28,7 @@ class JobConfig(NamedTuple):
     optimizer: OptimizerConfig
     input: InputConfig
     ops: Any
-    distribution: Distribution
+    distribution: Any
     flags: Dict[str, Any]
     task_type: str = setting(OF_PROCESS, "train",
         "The job: train (and evaluate), eval, infer (write predictions) or export (write a "
@@ -116,9 +116,9 @@ class JobConfig(NamedTuple):
     @property
     def batch_of_process(self):
         """Records per step of this process's replicas together."""
-        return self.input.batch_size * self.distribution.replicas.per_process
+        return self.input.batch_size * self.distribution.replicas_per_process
 
     @property
     def global_batch(self):
         """Records per step of all replicas together."""
-        return self.input.batch_size * self.distribution.replicas.in_step
+        return self.input.batch_size * self.distribution.replicas_in_step

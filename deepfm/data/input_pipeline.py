@@ -14,7 +14,7 @@ from typing import Callable, Tuple
 
 import tensorflow as tf
 
-from deepfm.config import Distribution, InputConfig
+from deepfm.config import InputConfig
 from deepfm.data import reading, records, shares
 from deepfm.runtime import utilization
 
@@ -30,14 +30,15 @@ def parallel(asked: InputConfig, processes: int) -> Tuple[int, int]:
 
 
 def make_input_fn(
-    source: reading.Source, schema: records.Schema, mode: Distribution
+    source: reading.Source, schema: records.Schema, mode
 ) -> Callable[[], tf.data.Dataset]:
     """Makes an Estimator's input_fn.
 
     Args:
         source: what this process reads.
         schema: what each record must look like.
-        mode: says how many replicas share a batch, and which processes keep in step.
+        mode: modes.common.mode.Mode, which says how many replicas share a batch, and which
+            processes keep in step.
 
     Returns:
         A function () -> tf.data.Dataset of (features, labels float32 [B]), the features as
@@ -53,9 +54,9 @@ def make_input_fn(
         finds which.
     """
     position, ops = source.position, source.ops
-    processes, replicas = mode.processes, mode.replicas.per_process
+    replicas = mode.replicas_per_process
     size = source.asked.batch_size * replicas  # records of a step of this process
-    parsers, prefetched = parallel(source.asked, processes.local_size)
+    parsers, prefetched = parallel(source.asked, mode.local_size)
 
     def parse(raw):
         features, labels = source.data.format.parse(raw, schema, ops)
@@ -84,12 +85,12 @@ def make_input_fn(
 
     def batches(dataset, epoch):
         dataset = ops.rechunked(dataset, size)
-        if not processes.in_step:
+        if not mode.in_step:
             return dataset if replicas == 1 else dataset.map(lambda raw: (raw, 1.0))
         if not known:
             return dataset
         first = tf.where(tf.equal(epoch, position.epoch), position.step, 0)
-        weights = shares.weights_of_steps(position.rows_of_processes, size, processes.rank)
+        weights = shares.weights_of_steps(position.rows_of_processes, size, mode.rank)
         left = tf.constant(weights, tf.float32)[first:]
         return tf.data.Dataset.zip(
             (_endless(dataset, ops), tf.data.Dataset.from_tensor_slices(left))
@@ -98,14 +99,14 @@ def make_input_fn(
     # Autograph would find nothing to rewrite, in seconds.
     @tf.autograph.experimental.do_not_convert
     def input_fn():
-        dataset = reading.each_epoch(source, position.used(size, processes.rank), batches)
+        dataset = reading.each_epoch(source, position.used(size, mode.rank), batches)
         if not known and position.step:
             dataset = dataset.skip(position.step)
-        if processes.in_step and not known:
+        if mode.in_step and not known:
             dataset = _with_rows(dataset, ops)
-        weighed = processes.in_step or replicas > 1
+        weighed = mode.in_step or replicas > 1
         dataset = dataset.map(weigh if weighed else parse, num_parallel_calls=parsers)
-        if mode.replicas.strategy and replicas > 1:
+        if mode.strategy and replicas > 1:
             dataset = dataset.flat_map(lambda *batch: _parts(batch, replicas))
         # tf.data's optimizations and autotuning find nothing here, and take time.
         options = tf.data.Options()
@@ -116,15 +117,16 @@ def make_input_fn(
     return input_fn
 
 
-def once_in_order(source: reading.Source, schema: records.Schema, batches: int = 1):
-    """An input_fn of every record of a Source, once and in order, `batches` of them in one."""
+def once_in_order(source: reading.Source, schema: records.Schema, alone, batches: int = 1):
+    """An input_fn of every record of a Source, once and in order, `batches` of them in one, for
+    the Mode of one process and one replica."""
     asked = source.asked
     once = InputConfig(
         asked.batch_size * batches, read_buffer_bytes=asked.read_buffer_bytes,
         example_weights=asked.example_weights, num_parsers=asked.num_parsers,
         prefetch_batches=asked.prefetch_batches,
     )  # fmt: skip
-    return make_input_fn(source._replace(asked=once), schema, Distribution())
+    return make_input_fn(source._replace(asked=once), schema, alone)
 
 
 def _with_rows(dataset, ops):

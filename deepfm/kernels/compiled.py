@@ -230,24 +230,19 @@ COMPILED = _Compiled()
 ON_SERVERS, BESIDE_SERVERS = _OnServers(), _BesideServers()
 
 
-def of_steps(ops, processes, servers):
+def of_steps(ops, mode, *_):
     """The Ops of training steps, if data are read with `ops`.
 
     Processes that take each step together all use the same Ops: each updates its own copy of the
     weights, and the copies must stay equal to the bit.
-
-    Args:
-        ops: Ops.
-        processes: Processes.
-        servers: Servers.
     """
     everywhere = ops is COMPILED
-    if processes.in_step:
-        everywhere = all(processes.exchange(everywhere))
+    if mode.in_step:
+        everywhere = all(mode.exchange(everywhere))
     ops = of_model(ops) if everywhere else TENSORFLOW
-    if not servers.partitioner or ops is not COMPILED:
+    if not mode.partitioner or ops is not COMPILED:
         return ops
-    return ON_SERVERS if servers.all_run(lambda: raw_ops().deepfm_zeros([0])) else BESIDE_SERVERS
+    return ON_SERVERS if mode.all_run(lambda: raw_ops().deepfm_zeros([0])) else BESIDE_SERVERS
 
 
 def of_model(ops):

@@ -34,7 +34,7 @@ class BatchPart(NamedTuple):
     Attributes:
         counts: float32 [B], weight of each example in the moments; 0 for an example that only fills
             up the batch; None: all weigh 1.
-        stack: Replicas.stack.
+        stack: Mode.stack.
         moves: whether this replica updates the moving averages; False if another one, with which
             it shares them, does.
     """

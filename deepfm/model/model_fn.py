@@ -37,21 +37,22 @@ def example_losses(logits, labels, loss_type):
     return tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
 
 
-def weighted_mean(losses, weights, replicas):
+def weighted_mean(losses, weights, stack=None, replicas=1):
     """A replica's part of sum(weights * losses) / sum(weights) over the global batch.
 
     The mean of all parts is the whole. 0 if all weights are 0.
 
     Args:
         losses, weights: float32 [B], those of this replica.
+        stack, replicas: Mode.stack and Mode.replicas_in_step.
 
     Returns:
         float32 [].
     """
     total = tf.reduce_sum(weights)
-    if replicas.stack:
-        total = tf.reduce_sum(replicas.stack(total, "example_weights"))
-    return tf.math.divide_no_nan(tf.reduce_sum(losses * weights) * replicas.in_step, total)
+    if stack:
+        total = tf.reduce_sum(stack(total, "example_weights"))
+    return tf.math.divide_no_nan(tf.reduce_sum(losses * weights) * replicas, total)
 
 
 def l2_terms(net, config, with_gradient):
@@ -79,7 +80,7 @@ def l2_terms(net, config, with_gradient):
 def make_model_fn(
     config,
     optimizer_config,
-    replicas,
+    distribution,
     partitioner=None,
     ops=TENSORFLOW,
     side_by_side=(0, 1),
@@ -88,6 +89,7 @@ def make_model_fn(
     """Makes the Estimator's model_fn.
 
     Args:
+        distribution: modes.common.mode.Mode.
         partitioner: cuts the variables into parts for training, or None.
         side_by_side: (size, most) of the batches that are applied at once outside training.
         grouping: groups.Grouping of evaluations, or None.
@@ -99,6 +101,8 @@ def make_model_fn(
         use logits + logit_offset.
     """
 
+    replicas, of_process = distribution.replicas_in_step, distribution.replicas_per_process
+
     def model_fn(features, labels, mode):
         training = mode == tf.estimator.ModeKeys.TRAIN
         scope = v1.get_variable_scope()
@@ -108,11 +112,11 @@ def make_model_fn(
                 counts = features.get("example_weights")
                 if counts is None and "weights" in features:
                     counts = tf.cast(features["weights"] > 0, tf.float32)
-                part = BatchPart(counts, replicas.stack, replicas.owns_variables())
+                part = BatchPart(counts, distribution.stack, distribution.owns_variables())
                 net = network(features, config, part, ops)
                 of_batches = [net.logits]
             else:
-                devices = replicas.evaluate_on
+                devices = distribution.evaluate_on
                 found = logits_side_by_side(features, config, ops, *side_by_side, devices)
                 of_batches = [logits + config.logit_offset for logits in found]
         logits = tf.concat(of_batches, axis=0)
@@ -128,22 +132,21 @@ def make_model_fn(
         of_examples = features.get("example_weights")
         if not training:
             results = metrics.evaluation_ops(
-                labels, logits, prob, losses, replicas.gather, of_examples
+                labels, logits, prob, losses, distribution.gather, of_examples
             )
             if grouping and grouping.fields:
                 ids = groups.values_of(features, config.field_size, grouping.fields)
                 figures = groups.evaluation_ops(
-                    grouping, ids, labels, logits, prob, replicas.gather, of_examples
+                    grouping, ids, labels, logits, prob, distribution.gather, of_examples
                 )
                 results.update(figures)
             mean_loss = tf.reduce_mean(losses)
             if of_examples is not None:
-                alone = replicas._replace(stack=None, in_step=1)
-                mean_loss = weighted_mean(losses, of_examples, alone)
+                mean_loss = weighted_mean(losses, of_examples)
             return tf.estimator.EstimatorSpec(mode, loss=mean_loss, eval_metric_ops=results)
         weights = features.get("weights", tf.ones_like(labels))
         if "rows" in features:
-            rows = replicas.average(features["rows"], "rows")  # [2]
+            rows = distribution.average(features["rows"], "rows")  # [2]
             v1.add_to_collection(ROWS_OF_STEPS, rows)
             weights = tf.math.divide_no_nan(weights, rows[0])
         there = tf.not_equal(weights, 0)
@@ -151,28 +154,28 @@ def make_model_fn(
         v1.add_to_collection(EXAMPLES, tf.reduce_sum(tf.cast(tf.stack(counted), tf.int64), axis=1))
         v1.add_to_collection(RANGES, embeddings.value_ranges(features, config))
         if of_examples is not None:
-            mean_loss = weighted_mean(losses, of_examples, replicas)
+            mean_loss = weighted_mean(losses, of_examples, distribution.stack, replicas)
         else:
             mean_loss = tf.reduce_sum(losses * weights) / tf.maximum(
                 tf.cast(tf.size(losses), tf.float32), 1.0
             )  # a process without records for this step has an empty batch
-        with_gradient = optimizers.loss_has_l2_of_rows(optimizer_config, replicas, ops)
+        with_gradient = optimizers.loss_has_l2_of_rows(optimizer_config, distribution, ops)
         weights_l2, rows_l2 = l2_terms(net, config, with_gradient)
         loss, l2 = mean_loss + weights_l2 + rows_l2, weights_l2
-        if replicas.in_step == 1:
+        if replicas == 1:
             l2 += rows_l2
         # Averages over all replicas; Estimator itself averages the loss over those of a process.
-        logged = replicas.average(tf.stack([mean_loss, l2]), "losses")
-        if replicas.per_process > 1:
-            logged = tf.reduce_mean(replicas.stack(logged, "losses_of_replicas"), axis=0)
+        logged = distribution.average(tf.stack([mean_loss, l2]), "losses")
+        if of_process > 1:
+            logged = tf.reduce_mean(distribution.stack(logged, "losses_of_replicas"), axis=0)
         mean_loss, l2 = tf.unstack(logged)
-        if replicas.owns_variables():
+        if distribution.owns_variables():
             metrics.summarize(config.loss_type, mean_loss)
         occurrences = None
         if optimizer_config.cowclip_ratio:
             padded = "weights" in features
             occurrences = net.tables.occurrences(features["weights"] > 0 if padded else None)
-        optimizer = optimizers.make_optimizer(optimizer_config, replicas, ops, occurrences)
+        optimizer = optimizers.make_optimizer(optimizer_config, distribution, ops, occurrences)
         # Batch norm's moving averages are updated together with the weights.
         with tf.control_dependencies(v1.get_collection(v1.GraphKeys.UPDATE_OPS)):
             train_op = optimizer.minimize(loss, v1.train.get_or_create_global_step())
@@ -180,9 +183,9 @@ def make_model_fn(
         of_rows = v1.get_collection(L2_OF_ROWS)[-1:]  # of towers, the last one alone has it
         if of_rows:
             l2 += of_rows[0]
-            shown += of_rows[0] * (1 if replicas.strategy else replicas.per_process)
-        several = replicas.in_step > 1 and optimizer_config.l2_rows
-        if of_rows if several else replicas.owns_variables():
+            shown += of_rows[0] * (1 if distribution.strategy else of_process)
+        several = replicas > 1 and optimizer_config.l2_rows
+        if of_rows if several else distribution.owns_variables():
             metrics.summarize("l2", l2)
         return tf.estimator.EstimatorSpec(mode, loss=shown, train_op=train_op)
 

@@ -184,13 +184,17 @@ def _ops_add_l2(config, ops):
     return bool(ops.adds_l2 and whole)
 
 
-def loss_has_l2_of_rows(config, replicas, ops=TENSORFLOW):
+def loss_has_l2_of_rows(config, distribution, ops=TENSORFLOW):
     """Whether the loss's gradient includes L2 of the batch's rows; if not, the optimizer adds it.
 
     With several replicas, only the optimizer sees each row of the *global* batch once. CowClip
     clips gradients without L2.
     """
-    return replicas.in_step == 1 and not _ops_add_l2(config, ops) and not config.cowclip_ratio
+    return (
+        distribution.replicas_in_step == 1
+        and not _ops_add_l2(config, ops)
+        and not config.cowclip_ratio
+    )
 
 
 def _trusting(optimizer):
@@ -237,7 +241,7 @@ def _warmed_up(rate, steps, run_step):
     return rate * tf.minimum((step + 1) / steps, 1.0)
 
 
-def make_optimizer(config, replicas, ops=TENSORFLOW, occurrences=None) -> v1.train.Optimizer:
+def make_optimizer(config, distribution, ops=TENSORFLOW, occurrences=None) -> v1.train.Optimizer:
     """The optimizer of a mode.
 
     Args:
@@ -251,22 +255,24 @@ def make_optimizer(config, replicas, ops=TENSORFLOW, occurrences=None) -> v1.tra
     with tf.device(decay.device):
         steps = config.learning_rate_warmup_steps
         rate = _warmed_up(config.learning_rate * decay, steps, config.run_step)
-    if replicas.owns_variables():
+    if distribution.owns_variables():
         metrics.summarize("learning_rate", rate)
     kind, ops_add_l2 = OPTIMIZERS[config.name], _ops_add_l2(config, ops)
     l2_rows = config.l2_rows if ops_add_l2 else 0.0
     more = (ops, l2_rows) if kind.uses_ops else ()
     elapsed = (config.elapsed, config.run_step, config.start_step) if config.elapsed else ()
     optimizer = kind.make(rate, *more, *elapsed)
-    if not replicas.strategy:
+    if not distribution.strategy:
         optimizer = _trusting(optimizer)
     if config.embedding_learning_rate is not None:
         optimizer = _with_rate_of_tables(optimizer, config.embedding_learning_rate * decay)
     if config.use_amp:
         optimizer = LossScaled(optimizer)
     # Processes that exchange rows have already combined them (Averaged).
-    distinct = replicas.per_process == 1
-    shown = config.l2_rows if replicas.in_step > 1 else 0.0
-    if ops_add_l2 or loss_has_l2_of_rows(config, replicas, ops):
+    distinct = distribution.replicas_per_process == 1
+    shown = config.l2_rows if distribution.replicas_in_step > 1 else 0.0
+    if ops_add_l2 or loss_has_l2_of_rows(config, distribution, ops):
         config = config._replace(l2_rows=0.0)
-    return replicas.wrap_optimizer(RowWise(optimizer, config, distinct, ops, occurrences, shown))
+    return distribution.wrap_optimizer(
+        RowWise(optimizer, config, distinct, ops, occurrences, shown)
+    )

@@ -123,7 +123,7 @@ class LabelOrder(v1.train.SessionRunHook):
 
     Args:
         progress: ProgressHook, which comes before this hook.
-        processes: Processes; they look together, at the same step or at the end.
+        processes: the Mode; its processes look together, at the same step or at the end.
         steps: own steps until the first epoch ends; None if unknown.
         epochs: number of epochs from there on.
         alike: whether to warn of labels that are all alike.

@@ -24,7 +24,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import tensorflow as tf
 from absl import logging
 
-from deepfm.config import Distribution, InputConfig
+from deepfm.config import InputConfig
 from deepfm.config.setting import ORDER, of_kinds
 from deepfm.data import datasets
 from deepfm.data.identity import Identity
@@ -99,7 +99,7 @@ def digest(value) -> str:
 def order_of(
     asked: InputConfig,
     by_rows: bool,
-    mode: Distribution,
+    mode,
     skipped: int = 0,
     by_buffer: bool = False,
 ) -> Dict[str, Any]:
@@ -107,7 +107,7 @@ def order_of(
 
     Args:
         by_rows: as in Position.
-        mode: the Distribution whose processes divide the records.
+        mode: the modes.common.mode.Mode whose processes divide the records.
         skipped: number of bad records that are skipped.
         by_buffer: whether the bytes that are read at once have to do with it.
     """
@@ -115,10 +115,10 @@ def order_of(
         **({"read_buffer_bytes": asked.read_buffer_bytes} if by_buffer else {}),
         **of_kinds(asked, ORDER),
         "by_rows": by_rows,
-        "batch_size": asked.batch_size * mode.replicas.per_process,
-        "num_processes": mode.processes.size,
+        "batch_size": asked.batch_size * mode.replicas_per_process,
+        "num_processes": mode.size,
         "cache": asked.cache != "none",
-        "synchronous": mode.processes.synchronous,
+        "synchronous": mode.synchronous,
         "skipped": skipped,
     }
 

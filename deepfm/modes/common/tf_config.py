@@ -15,8 +15,8 @@ from typing import Dict, List, NamedTuple, Optional
 
 from absl import logging
 
-from deepfm.cluster.peers import Other, answers
 from deepfm.errors import BadInput
+from deepfm.modes.common.peers import Other, answers
 
 _CHIEFS = ("chief", "master")
 _JOBS = (*_CHIEFS, "worker", "ps")

@@ -23,7 +23,7 @@ def check_alike(mine: Dict[str, Any], exchange):
 
     Args:
         mine: {flag: value} of this process, without those that it does not know.
-        exchange: as in Processes.
+        exchange: Mode.exchange.
     """
     first, *others = exchange(mine)
     for rank, theirs in enumerate(others, 1):
@@ -41,7 +41,7 @@ class SameWeights(v1.train.SessionRunHook):
     It compares the sum of all rows of a small variable, and of a changing subset of a large one.
 
     Args:
-        gather: as in Replicas.
+        gather: Mode.gather.
         model_dir: where the checkpoints are, for the message.
     """
 

@@ -1,1 +1,0 @@
-"""The processes of a job: who they are, whether they are alive, whether they agree."""

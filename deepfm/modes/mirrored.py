@@ -1,0 +1,41 @@
+"""MirroredStrategy: one process, a copy of the variables on each device."""
+
+import tensorflow as tf
+from absl import logging
+
+from deepfm.config.modes import CROSS_DEVICE_OPS
+from deepfm.errors import BadInput
+from deepfm.modes.common import devices
+from deepfm.modes.common.mode import Mode
+from deepfm.runtime.utilization import why_no_gpus
+
+
+class Mirrored(Mode):
+    """One process, MirroredStrategy: a copy of the variables on each device."""
+
+    name = "mirrored"
+
+    def __init__(self, session_config, on, strategy):
+        super().__init__(session_config, on)
+        self.strategy = strategy
+
+    @classmethod
+    def make(cls, flags):
+        if flags.cross_device_ops == "nccl" and not devices.gpus():
+            raise BadInput(
+                "--cross_device_ops=nccl needs GPUs, but TensorFlow finds none: "
+                f"{why_no_gpus()}; try --cross_device_ops=reduction_to_one_device."
+            )
+        on = devices.of_replicas(flags)
+        how = flags.cross_device_ops or ("nccl" if devices.gpus() else "reduction_to_one_device")
+        reduction = getattr(tf.distribute, CROSS_DEVICE_OPS[how])()
+        logging.info("MirroredStrategy adds up gradients by %s.", how)
+        config = devices.session_config(flags, on)  # before the strategy looks for devices
+        return cls(config, on, tf.distribute.MirroredStrategy(on, reduction))
+
+    def stack(self, tensor, name):
+        def together(strategy, values):
+            with tf.device("/cpu:0"):
+                return tf.stack(strategy.experimental_local_results(values))
+
+        return tf.distribute.get_replica_context().merge_call(together, args=(tensor,))
