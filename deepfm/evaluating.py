@@ -13,8 +13,8 @@ from deepfm.config import JobConfig
 from deepfm.data import datasets, identity
 from deepfm.errors import BadInput
 from deepfm.model import metrics, optimizers
-from deepfm.runtime import interruption, sagemaker, stopping, throughput
-from deepfm.state import best, evaluations, resume
+from deepfm.runtime import interruption, stopping, throughput
+from deepfm.state import best, evaluations
 
 v1 = tf.compat.v1
 
@@ -27,8 +27,17 @@ _OF_EVALUATIONS = (
 )  # fmt: skip
 
 
-def check(job: JobConfig, evaluates: bool):
-    """Refuses (BadInput) flags that need evaluations, or a figure of them, that this run lacks."""
+def check(job: JobConfig, data: Optional[datasets.DataSet], evaluates: bool):
+    """Refuses (BadInput) flags that need evaluations, or a figure of them, that this run lacks.
+
+    Args:
+        data: to evaluate on, if any.
+        evaluates: whether there are evaluations on the way.
+    """
+    if not data and (job.gauc_field is not None or job.slice_fields):
+        raise BadInput("--gauc_field and --slice_fields need records: give --val_data_dir.")
+    if job.export == "best" and not (data and job.servable_model_dir):
+        raise BadInput("--export=best needs --val_data_dir and --servable_model_dir.")
     for name in ("best_metric", "learning_rate_decay_metric"):
         if getattr(job, name) == "gauc" and job.gauc_field is None:
             raise BadInput(f"--{name}=gauc needs the field of users: add --gauc_field=N.")
@@ -48,76 +57,48 @@ def check(job: JobConfig, evaluates: bool):
                 "(without it, training evaluates after each of several epochs, but in Pipe mode "
                 "once)."
             )
+    for name in _OF_EVALUATIONS if job.distribution.processes.chief and not data else ():
+        if name in job.given:
+            logging.warning("--%s has no effect without --val_data_dir.", name)
 
 
 class Evaluating:
     """The evaluations of a run.
 
     Args:
-        of_job: the SageMaker job around it, if any.
+        plan: of the training.
         model: the Model being trained.
-        data: DataSet to evaluate on, or None.
-        run_step: global step at which the run began.
-        step: global step from which training continues.
 
     Attributes:
         results: (step, results, curves) of the newest evaluation; None before the first.
         stopped: whether --early_stopping_patience ends training.
-        data: DataSet, with the identities of its files.
+        data: DataSet, with the identities of its files, or None.
         history: evaluations.History.
+        decay: the hook that sets the learning rate in this process; None if another process does.
     """
 
-    def __init__(
-        self,
-        job: JobConfig,
-        of_job: sagemaker.Job,
-        model: estimators.Model,
-        data: Optional[datasets.DataSet],
-        run_step: int,
-        step: int,
-    ):
-        self._job, self._of_job, self._model = job, of_job, model
-        self._run_step = run_step
+    def __init__(self, plan, model: estimators.Model):
+        self._job, self._of_job, self._model = plan.job, plan.opened.of_job, model
+        self._run_step = plan.position.run_step
         self._processes = processes = model.distribution.processes
         # If each process takes steps of its own, the chief decides alone.
         self._agree = processes.agree if processes.synchronous else lambda value: value
-        self.results, self.stopped, self.data = None, False, data
-        chief = self._processes.chief
-        if not data and (job.gauc_field is not None or job.slice_fields):
-            raise BadInput("--gauc_field and --slice_fields need records: give --val_data_dir.")
-        if job.export == "best" and not (data and job.servable_model_dir):
-            raise BadInput("--export=best needs --val_data_dir and --servable_model_dir.")
-        for name in _OF_EVALUATIONS if chief and not data else ():
-            if name in job.given:
-                logging.warning("--%s has no effect without --val_data_dir.", name)
-        if chief and data:
-            self.data = datasets.identified(data)
-            best.forget_later(model.model_dir, step)
-        self.history = evaluations.History(
-            model.model_dir, job.best_metric, run_step, step,
-            resume.fingerprint(self.data) if chief and data else None, self._agree, chief,
-            job.min_improvement,
-        )  # fmt: skip
-        if chief and data:
-            best.say_if_replaced(model.model_dir, self.history)
+        self.results, self.stopped, self.data = None, False, plan.validation
+        self.history = plan.history
+        # If all take each step together, each process has a copy of the rate to set. It is set in
+        # every run, because the checkpoint's belongs to another run or to other flags.
+        self.decay = _Decay(self._factor) if processes.evaluates else None
 
     def make_up_for(self, step: int, due: bool):
         """Makes an evaluation that was due at the checkpoint from which training continues."""
-        if self._agree(due and not self.history.has(step)):
+        if due and not self.history.has(step):
             self.evaluate(step)
         self._take_stock(step)
-
-    def decay_hook(self) -> Optional["_Decay"]:
-        """The hook that sets the learning rate in this process; None if another process does."""
-        # If all take each step together, each process has a copy of the rate to set. It is set in
-        # every run, because the checkpoint's belongs to another run or to other flags.
-        self._decay_hook = _Decay(self._decay()) if self._processes.evaluates else None
-        return self._decay_hook
 
     def on_the_way(self, session, step: int, progress: throughput.ProgressHook):
         """Evaluates a step's checkpoint; returns whether to stop."""
         started = progress.moment()
-        before = self._decay()
+        before = self._factor()
         if self._processes.synchronous:
             with interruption.taking_steps(False):  # the checkpoint is already saved
                 self.evaluate(step)
@@ -127,9 +108,9 @@ class Evaluating:
             except interruption.Interrupted:
                 return True
         self._take_stock(step)
-        after = self._decay()
+        after = self._factor()
         if after != before and not self.stopped:
-            self._decay_hook.set(session, after)
+            self.decay.set(session, after)
             rate = after * self._job.optimizer.learning_rate
             metric = self._job.learning_rate_decay_metric
             logging.info("%s did not improve: the learning rate is now %.3g.", metric, rate)
@@ -145,6 +126,7 @@ class Evaluating:
         )
         self.results = step, results, curves
         history.add(step, results)
+        history.entries = self._agree(history.entries)  # from which all conclude the same
         if self._processes.chief:
             if history.best["step"] == step:
                 folder = self._model.model_dir
@@ -176,11 +158,11 @@ class Evaluating:
         )  # fmt: skip
 
     def _take_stock(self, step):
-        """Decides whether to stop early; all processes decide the same."""
+        """Decides whether to stop early."""
         history, patience = self.history, self._job.early_stopping_patience
         if not patience:
             return
-        self.stopped = self._agree(history.since_best >= patience)
+        self.stopped = history.since_best >= patience
         if self.stopped and self._processes.chief:
             metric = self._job.best_metric
             logging.info(
@@ -190,7 +172,7 @@ class Evaluating:
                 evaluations.value(history.best, metric),
             )  # fmt: skip
 
-    def _decay(self):
+    def _factor(self):
         """The factor for the learning rate."""
         job = self._job
         factor, rate = job.learning_rate_decay_on_plateau, job.optimizer.learning_rate
@@ -203,15 +185,15 @@ class _Decay(v1.train.SessionRunHook):
     """Sets the variable that the learning rate is multiplied by, first as earlier evaluations have
     made it."""
 
-    def __init__(self, value):
-        self._value = value
+    def __init__(self, factor):
+        self._factor = factor
 
     def begin(self):
         found = [v for v in v1.global_variables() if v.op.name == optimizers.DECAY]
         self._copies = [copy for v in found for copy in getattr(v, "values", [v])]  # of replicas
 
     def after_create_session(self, session, coord):
-        self.set(session, self._value)
+        self.set(session, self._factor())
 
     def set(self, session, value):
         for copy in self._copies:

@@ -122,15 +122,6 @@ def warn_of_remembered(trained: Sequence[DataFile], files: Sequence[DataFile]):
         )
 
 
-def weighted_alike(
-    data: Optional[datasets.DataSet], processes: Processes
-) -> Optional[datasets.DataSet]:
-    """The data set, weighted if it is so for any process: all need the same graph."""
-    if not (data and processes.in_step):
-        return data
-    return data._replace(weighted=any(processes.exchange(data.weighted)))
-
-
 def share(data: datasets.DataSet, processes: Processes, of_job: sagemaker.Job) -> Share:
     """The share of a data set that this process reads."""
     return sagemaker.share(
@@ -167,7 +158,7 @@ def all_alike(data: datasets.DataSet) -> Optional[bool]:
     return sum(positives) in (0, data.rows)
 
 
-def log_training(job, data, config, damaged, share, position, step):
+def log_training(job, data, config, damaged, share, position):
     """Logs what is trained on and where the run begins; warns of data that teach nothing.
 
     Args:
@@ -177,7 +168,6 @@ def log_training(job, data, config, damaged, share, position, step):
         damaged: the bad records, by file.
         share: the Share of this process.
         position: the Position where it begins.
-        step: the global step there; 0 for a new run.
     """
     rows = "an unknown number of" if data.rows is None else f"{data.rows:,}"
     source = f"{len(data.files)} file{'s' * (len(data.files) > 1)} ({data.data_format})"
@@ -208,8 +198,8 @@ def log_training(job, data, config, damaged, share, position, step):
         )  # fmt: skip
     if not (data.pipe or data.sharded):
         shares.log_division(data.files, damaged, share.of)
-    if step:
+    if position.global_step:
         logging.info(
             "Resuming at step %d, epoch %d, batch %d of this process.",
-            step, position.epoch + 1, position.step + 1,
+            position.global_step, position.epoch + 1, position.step + 1,
         )  # fmt: skip

@@ -1,6 +1,8 @@
 """Horovod ranks whose steps differ are detected, and the log says what differs."""
 
+import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -88,9 +90,37 @@ def test_ranks_with_other_flags_are_refused(uneven, tmp_path):
     assert "--learning_rate: rank 0 has 0.1, rank 1 has 0.2; start all ranks" in done.stdout
 
 
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.table), 4])
+def test_what_one_rank_finds_wrong_ends_all_with_its_sentence(uneven, tmp_path, ranks):
+    model, other = tmp_path / "model", tmp_path / "other.tfrecords"
+    write_tfrecords(other, make_records(10 * ranks))
+    assert run_train(*small_training(uneven, model, "--max_steps=1")).returncode == 0
+    run = json.loads((model / "run.json").read_text())
+    (model / "run.json").write_text(json.dumps({**run, "ended": 0}))  # as if it was interrupted
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "model.json").write_text("{")
+    shutil.copy(model / "checkpoint", tmp_path / "damaged")
+    for path in model.glob("model.ckpt-1.*"):
+        shutil.copy(path, tmp_path / "damaged")
+    last = f"$([ $HOROVOD_RANK = {ranks - 1} ] && echo /missing || echo {uneven})"
+    rounds = [
+        (uneven, "damaged", "is not a model.json"),  # found by the chief
+        (last, "new", "--training_data_dir=/missing"),  # by the last rank
+        (other, "model", "add --abandon_interrupted_run"),  # decided by the chief
+    ]
+    for data, folder, sentence in rounds:
+        flags = " ".join(small_training(data, tmp_path / folder))
+        # Whatever the launcher sends when the first one has ended, each says how it ends itself.
+        words = f"trap '' TERM; {warm.PYTHON} train.py {flags}; echo it ended with $?, and waits; sleep 1"
+        env = warm.for_launchers(os.environ)
+        done = finish(started([*LAUNCHERS["warm gloo"], ranks, "sh", "-c", words], env=env), 60)
+        assert done.stdout.count("it ended with 2, and waits") == ranks, done.stdout
+        assert done.stdout.count(sentence) == ranks, done.stdout
+
+
 def test_the_first_value_that_differs_is_named():
     theirs = [{"a": 1, "b": 2}, {"a": 1, "b": 2}, {"a": 1, "b": (3,)}]
     with pytest.raises(BadInput, match=r"--b: rank 0 has 2, rank 2 has \(3,\);"):
-        check_alike(theirs[0], lambda mine: theirs)
-    check_alike(theirs[0], lambda mine: [mine, {"a": 1}])  # which does not know b
-    check_alike(theirs[0], lambda mine: theirs[:2])
+        check_alike(theirs)
+    check_alike([theirs[0], {"a": 1}])  # which does not know b
+    check_alike(theirs[:2])

@@ -1,5 +1,6 @@
 """What follows from the evaluations of a run, even if it was interrupted."""
 
+import functools
 import json
 import math
 
@@ -92,18 +93,14 @@ def test_a_run_that_is_started_again_knows_its_evaluations(tmp_path):
 
 
 def test_all_processes_compare_the_evaluations_that_the_chief_compares(tmp_path):
-    told = []
-
-    def start(chief, data):
-        agree = lambda value: told[-1] if not chief else told.append(value) or value
-        return evaluations.History(str(tmp_path), "auc", 0, 10**9, data, agree, chief)
-
-    first = start(True, "data of now")
+    start = functools.partial(evaluations.History, str(tmp_path), "auc", 0, 10**9)
+    first = start("data of now")
     first.add(10, {"auc": 0.7, "log_loss": 0.3})
     first.keep()
     # Gone on with after a kill; of the data the chief alone knows the fingerprint.
-    ranks = [start(True, "data of now"), start(False, None)]
-    told[-1] = json.loads(json.dumps(told[-1]))
+    chief = start("data of now")
+    told = json.loads(json.dumps([chief.entries, chief.data]))
+    ranks = [chief, start(known=told)]
     for rank in ranks:
         for step, auc in (20, 0.6), (30, 0.8), (40, 0.75):
             rank.add(step, {"auc": auc, "log_loss": 1 - auc})

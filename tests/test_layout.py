@@ -17,8 +17,11 @@ ROOMS = {"model", "data", "state", "modes.common"} | BELOW
 STORY = (
     "jobs",
     "training",
+    "evaluation",
+    "inference",
+    "export",
+    "plan",
     "evaluating",
-    "settings",
     "estimators",
     "model_config",
     "open_data",

@@ -65,7 +65,7 @@ class Share(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where a run is in its data.
+    """Where a run is when a training goes on with it.
 
     Attributes:
         epoch: number of the epoch, from 0.
@@ -75,12 +75,16 @@ class Position(NamedTuple):
             unknown.
         by_rows: whether files are grouped by their rows; False if these were unknown when the run
             began.
+        global_step: the step from which training continues.
+        run_step: the global step at which the run began.
     """
 
     epoch: int = 0
     step: int = 0
     rows_of_processes: Optional[Tuple[int, ...]] = None
     by_rows: bool = True
+    global_step: int = 0
+    run_step: int = 0
 
     def used(self, size: int, rank: int) -> int:
         """Records of the epoch that a process has used, `size` per step; 0 if unknown."""

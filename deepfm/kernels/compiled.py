@@ -230,16 +230,9 @@ COMPILED = _Compiled()
 ON_SERVERS, BESIDE_SERVERS = _OnServers(), _BesideServers()
 
 
-def of_steps(ops, mode, *_):
-    """The Ops of training steps, if data are read with `ops`.
-
-    Processes that take each step together all use the same Ops: each updates its own copy of the
-    weights, and the copies must stay equal to the bit.
-    """
-    everywhere = ops is COMPILED
-    if mode.in_step:
-        everywhere = all(mode.exchange(everywhere))
-    ops = of_model(ops) if everywhere else TENSORFLOW
+def of_steps(ops, mode):
+    """The Ops of training steps in a Mode, if data are read with `ops`."""
+    ops = of_model(ops)
     if not mode.partitioner or ops is not COMPILED:
         return ops
     return ON_SERVERS if mode.all_run(lambda: raw_ops().deepfm_zeros([0])) else BESIDE_SERVERS

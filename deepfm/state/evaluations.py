@@ -7,7 +7,7 @@ interrupted and resumed run decides exactly as an uninterrupted one.
 import json
 import math
 import os
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
 import tensorflow as tf
 from absl import logging
@@ -40,12 +40,13 @@ class History:
         metric: one of --best_metric, by which they are compared.
         after: global step at which the run began; earlier evaluations are another run's.
         until: global step of the checkpoint that training resumes from; later ones are dropped.
-        data: fingerprint of the present validation data; only the chief's counts.
-        agree: value, which JSON can hold -> the chief's, in all processes; only the chief reads.
+        data: fingerprint of the present validation data.
         least: an evaluation improves a metric only by more than this.
+        known: [entries, data] of another process's History, instead of what is kept.
 
     Attributes:
         entries: the evaluations.
+        data: the fingerprint.
         lost: whether there were earlier ones that are unknown now.
     """
 
@@ -56,26 +57,26 @@ class History:
         after: int,
         until: int,
         data: Optional[str] = None,
-        agree: Callable = lambda value: value,
-        chief: bool = True,
         least: float = 0.0,
+        known: Optional[List] = None,
     ):
-        self._path = os.path.join(model_dir, FILE)
-        self._metric, self._least = metric, least
-        found = read(self._path) if chief else []
+        self._path, self._metric, self._least = os.path.join(model_dir, FILE), metric, least
+        self.lost = False
+        if known:
+            self.entries, self.data = known
+            return
+        self.entries, self.data = read(self._path), data
+        self.entries = [entry for entry in self.entries if after < entry["step"] <= until]
         made = os.path.isdir(os.path.join(model_dir, "eval")) and until > after
-        self.lost = chief and made and not tf.io.gfile.exists(self._path)
+        self.lost = made and not tf.io.gfile.exists(self._path)
         if self.lost:
             logging.warning(
                 "%s is missing: the earlier evaluations of this run are unknown, so best "
                 "model, early stopping and decay on a plateau start over.",
                 self._path,
             )
-        self.entries, self._data = agree(
-            [[entry for entry in found if after < entry["step"] <= until], data]
-        )
         others = len(self.entries) - len(self._compared)
-        if chief and others and not self._compared:
+        if others and not self._compared:
             logging.warning(
                 "The validation data changed after %d evaluation%s: best model, early stopping "
                 "and decay on a plateau start over.",
@@ -85,13 +86,13 @@ class History:
     @property
     def _compared(self):
         """The evaluations on the present data, or without a note of their data (older versions)."""
-        return [e for e in self.entries if e.get("data", self._data) == self._data]
+        return [e for e in self.entries if e.get("data", self.data) == self.data]
 
     def add(self, step: int, results: Dict[str, Any]):
         """Adds the results of an evaluation; keeps those of METRICS, gauc if there is one."""
         entry = {"step": step, **{name: results[name] for name in METRICS if name in results}}
-        if self._data:
-            entry["data"] = self._data
+        if self.data:
+            entry["data"] = self.data
         same = self._compared
         before = [e for e in self.entries if e["step"] < step or e not in same]
         self.entries = [*before, entry]
@@ -139,8 +140,8 @@ class History:
         """
         decay, best, data, waited = 1.0, None, None, 0
         for entry in self.entries:
-            if entry.get("data", self._data) != data:
-                best, data, waited = None, entry.get("data", self._data), 0
+            if entry.get("data", self.data) != data:
+                best, data, waited = None, entry.get("data", self.data), 0
             found = _goodness(entry, metric)
             if math.isnan(found):
                 continue

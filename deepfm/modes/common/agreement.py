@@ -4,7 +4,7 @@ Each process updates its own copy of the model with the same sums. If one of the
 files, flags or clock, its model becomes a different one, and nothing else would show that.
 """
 
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 import tensorflow as tf
 
@@ -18,14 +18,13 @@ _STRIDE = 7919  # rows by which the compared ones move on from one step to the n
 _TOLERANCE = 1e-4  # of the sum of absolute values; other kinds of processors round differently
 
 
-def check_alike(mine: Dict[str, Any], exchange):
-    """Raises BadInput, in all processes, if a value that must be the same differs.
+def check_alike(values: List[Dict[str, Any]]):
+    """Refuses (BadInput) a value that must be the same in all processes and differs.
 
     Args:
-        mine: {flag: value} of this process, without those that it does not know.
-        exchange: Mode.exchange.
+        values: {flag: value} of each process, by rank, without those that it does not know.
     """
-    first, *others = exchange(mine)
+    first, *others = values
     for rank, theirs in enumerate(others, 1):
         for name, value in first.items():
             if theirs.get(name, value) != value:

@@ -1,0 +1,91 @@
+"""The inference job: a probability for each record."""
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from absl import logging
+
+from deepfm import estimators, open_data
+from deepfm.data import bad_records
+from deepfm.errors import BadInput
+from deepfm.plan import Opened, apply_model
+from deepfm.runtime import atomic_files, remote_files
+
+
+def infer(opened: Opened) -> dict:
+    """Writes a probability for each record, in their order; returns its part of the report."""
+    job, of_job = opened.job, opened.of_job
+    given = job.input._replace(eval_on_all_ranks=False)
+    validation = given.val_data_dir and not (given.infer_data_dir or of_job.pipe_mode)
+    path = job.predictions_file or os.path.join(job.model_dir, "predictions.txt")
+
+    def check(data, config):
+        bad_records.check_first_records(data, _schema(config, data))
+        if os.path.realpath(path) in {os.path.realpath(file.path) for file in data.files}:
+            raise BadInput(
+                f"--predictions_file={path} is one of the input files; give another path."
+            )
+
+    flag = "val_data_dir" if validation else "infer_data_dir"
+    data, model = apply_model(opened, job._replace(input=given), flag, check)
+    processes, started = job.distribution.processes, time.monotonic()
+    share = open_data.share(data, processes, of_job)
+    folder, name = os.path.split(path)
+    parts = [os.path.join(folder, f".{name}.part-{rank}") for rank in range(processes.size)]
+    part = parts[processes.rank] if parts[1:] else path
+    rows, step = estimators.of_checkpoint(
+        model, lambda checkpoint: _predict(model, data, job, share, part, checkpoint)
+    )
+    rows = processes.total(rows)  # all parts are written by now
+    remote_files.check_all_read(data.files, data.rows, rows)
+    if processes.size > 1 and processes.chief:
+        atomic_files.join(path, parts)
+    seconds = time.monotonic() - started
+    logging.info("Wrote %d predictions to %s (%.0f/s).", rows, path, rows / seconds)
+    return {
+        "global_step": step,
+        "examples": rows,
+        "examples_per_second": rows / seconds,
+        "predictions_file": path,
+        "infer_data": open_data.described(data),
+    }
+
+
+def _schema(config, data):
+    return estimators.schema(config, data)._replace(with_labels=False)
+
+
+def _predict(model, data, job, share, path, checkpoint):
+    """Writes the predictions of this process; returns (their number, the global step)."""
+    rows, step = 0, checkpoint and estimators.step_of(checkpoint)
+    input_fn = estimators.input_of(model, data, job, share, with_labels=False)
+    naming = bad_records.naming_bad_records(data, _schema(model.config, data))
+    write = lambda prob: out.write(job.ops.lines(prob))
+    with naming, remote_files.written(path) as local, atomic_files.open_whole(
+        local
+    ) as out, estimators.trained(model) as estimator, ThreadPoolExecutor(1) as writer:
+        session_hooks = estimators.session_hooks(model, checkpoint)
+        written = writer.submit(lambda: None)
+        for batch in estimator.predict(
+            input_fn, None, session_hooks, checkpoint, yield_single_examples=False
+        ):
+            bad = np.flatnonzero(~np.isfinite(batch["prob"]))
+            if len(bad):
+                raise _unpredicted(data, rows + int(bad[0]), job.distribution.processes)
+            written.result()  # raises what writing has raised
+            written = writer.submit(write, batch["prob"])  # while the next one is computed
+            rows += len(batch["prob"])
+        written.result()
+    return rows, step
+
+
+def _unpredicted(data, number, processes):
+    """The error for a record of this process without a prediction."""
+    record = f"{data.name}: record {number} of the part of rank {processes.rank}"
+    record = record if processes.size > 1 else bad_records.place_of(data, number)
+    return BadInput(
+        f"{record}: the prediction is not a number, because a value in the record or a weight of "
+        "the model is too large; correct the record, or train with a smaller --learning_rate."
+    )

@@ -1,0 +1,344 @@
+"""What a job will do: with which model, on which data, and where in the data it begins.
+
+Here, and nowhere else before the first step, the processes of a job agree. There are at most three
+rounds, which all processes always make: what the chief finds in model_dir, what each process has
+found in its data, and what the chief decides. If one cannot go on, all end with its sentence.
+"""
+
+import os
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import tensorflow as tf
+from absl import logging
+
+from deepfm import estimators, evaluating, model_config, open_data
+from deepfm.cluster.agreement import check_alike
+from deepfm.config import JobConfig, ModelConfig, Position, Share
+from deepfm.config.setting import ALIKE, CHANGES, HYPERPARAMETERS, OF_DATA, ORDER, of_kinds
+from deepfm.data import bad_records, datasets, records, shares
+from deepfm.errors import BadInput
+from deepfm.kernels import compiled
+from deepfm.kernels.ops import TENSORFLOW, Ops
+from deepfm.model import groups, optimizers
+from deepfm.runtime import sagemaker
+from deepfm.state import best, checkpoints, evaluations, model_dir, notes, resume
+from deepfm.state.remote_model_dir import Mirror, at_hand
+
+
+class Opened(NamedTuple):
+    """A job that has its model_dir at hand.
+
+    Attributes:
+        job: the JobConfig; the chief's model_dir is local.
+        of_job: the SageMaker job around it, if any.
+        mirror: copies the chief's model_dir to the remote one that the user gave, if any.
+        known: {field of ModelConfig: value} of the model there; {} if there is none.
+        step: the step from which training continues, else 0.
+        checkpoint: which checkpoint other jobs use, as in Model.
+    """
+
+    job: JobConfig
+    of_job: sagemaker.Job
+    mirror: Optional[Mirror]
+    known: Dict[str, Any]
+    step: int
+    checkpoint: str
+
+
+class Plan(NamedTuple):
+    """What a training will do.
+
+    Attributes:
+        opened: the Opened job; its `job` is completed by what the data say.
+        config: of the model.
+        data, validation: DataSets; validation may be None.
+        damaged: the files of `data` with bad records that are skipped.
+        share: the Share of this process.
+        by_rows: whether its rows were known before they were counted.
+        ops: Ops of training steps.
+        steps: of each process in an epoch, by rank; None if unknown.
+        parts: resume.RunParts that led here, the last being the one that is trained now.
+        position: where it begins.
+        history: evaluations.History.
+    """
+
+    opened: Opened
+    config: ModelConfig
+    data: datasets.DataSet
+    validation: Optional[datasets.DataSet]
+    damaged: Sequence[shares.Skipped]
+    share: Share
+    by_rows: bool
+    ops: Ops = TENSORFLOW
+    steps: Optional[List[int]] = None
+    parts: Sequence[resume.RunPart] = ()
+    position: Position = Position()
+    history: Optional[evaluations.History] = None
+
+    @property
+    def job(self) -> JobConfig:
+        return self.opened.job
+
+    @property
+    def schema(self) -> records.Schema:
+        """Of the records to train on."""
+        return estimators.schema(self.config, self.data)
+
+    @property
+    def epoch(self) -> Optional[int]:
+        """The steps of an epoch, of all processes; None if unknown."""
+        if self.steps is None:
+            return None
+        return self.steps[0] if self.job.distribution.processes.in_step else sum(self.steps)
+
+    @property
+    def eval_steps(self) -> int:
+        """Steps between two evaluations on the way; 0: there are none."""
+        by_epoch = self.epoch if self.job.input.num_epochs > 1 else 0
+        return (self.job.eval_every_steps or by_epoch or 0) if self.validation else 0
+
+
+def together(processes, act: Callable[[], Tuple[Any, Any]]) -> Tuple[Any, List[Any]]:
+    """A round: all processes call this, and all raise the BadInput that one of them raises.
+
+    Args:
+        act: () -> (what this process keeps, what it tells the others, which JSON can hold).
+
+    Returns:
+        (what this process keeps, what each process has told, by rank).
+    """
+    kept = told = error = None
+    try:
+        kept, told = act()
+    except BadInput as found:
+        error = found
+    everyone = processes.exchange([error and str(error), told])
+    if error:
+        raise error
+    for sentence, _ in everyone:
+        if sentence:
+            raise BadInput(sentence)
+    return kept, [told for _, told in everyone]
+
+
+def open_model(job: JobConfig, of_job: sagemaker.Job, enter: Callable) -> Opened:
+    """Opens the model_dir of a job, which the chief alone reads. The first round.
+
+    Args:
+        enter: enters a context that lasts as long as the job.
+    """
+    processes, trains = job.distribution.processes, job.task_type == "train"
+
+    def look():
+        of_job.check(processes.local_size)
+        mine, mirror = enter(at_hand(job, processes.chief))
+        if not processes.chief:
+            return (mine, mirror), None
+        folder = mine.model_dir
+        if trains:
+            checkpoints.claim(folder)
+        known, step, checkpoint = {}, 0, "last"
+        if not (trains and job.clear_existing_model):
+            checkpoints.prepare(folder, tidy=trains)
+            notes.restore(folder)
+            step = estimators.global_step(folder) if trains else 0
+            if not trains:
+                checkpoint = best.chosen(folder, job.checkpoint)
+                best.of_checkpoint(folder, checkpoint, lambda path: None, hold=False)  # BadInput
+            if not trains or tf.train.latest_checkpoint(folder):
+                known = model_config.kept(folder)
+        return (mine, mirror), [known, step, checkpoint]
+
+    (job, mirror), ((known, step, checkpoint), *_) = together(processes, look)
+    return Opened(job, of_job, mirror, known, step, checkpoint)
+
+
+def apply_model(
+    opened: Opened, job: JobConfig, flag: Optional[str] = None, check: Callable = lambda *_: None
+) -> Tuple[Optional[datasets.DataSet], estimators.Model]:
+    """(the data that a flag names, the trained model to apply to them). The second round.
+
+    Args:
+        check: (data, config) -> None; raises BadInput if they do not fit the job.
+    """
+    mode = job.distribution
+    size = job.input.batch_size
+
+    def find():
+        data = open_data.find(flag, job.input, mode.processes, opened.of_job) if flag else None
+        config = model_config.of_trained(job, opened.known, data)
+        estimators.check_fits_memory(config, mode, size * estimators.batches_at_once(size))
+        check(data, config)
+        return (data, config), bool(data and data.weighted)
+
+    (data, config), weighted = together(mode.processes, find)
+    if data and not open_data.evaluates_alone(job.input, mode.processes):
+        data = data._replace(weighted=any(weighted))
+    model = estimators.Model(
+        job.model_dir, config, mode, job.input.seed, ops=compiled.of_model(job.ops),
+        batch_size=size, checkpoint=opened.checkpoint,
+        grouping=groups.Grouping(job.gauc_field, job.slice_fields),
+    )  # fmt: skip
+    return data, model
+
+
+def make_plan(opened: Opened) -> Plan:
+    """Plans a training. The second and the third round.
+
+    Raises:
+        BadInput: flags or data that the user has to fix, of any process.
+    """
+    processes = opened.job.distribution.processes
+    plan, told = together(processes, lambda: _of_data(opened))
+    if processes.in_step:
+        check_alike([each["alike"] for each in told])
+        trained, validated = map(any, zip(*(each["weighted"] for each in told)))
+        plan = plan._replace(data=plan.data._replace(weighted=trained))
+        if plan.validation and not plan.job.input.eval_on_all_ranks:
+            plan = plan._replace(validation=plan.validation._replace(weighted=validated))
+    # Each updates its own copy of the weights, and the copies must stay equal to the bit.
+    kernels = all(
+        each["kernels"] for each in (told if processes.in_step else [told[processes.rank]])
+    )
+    ops = compiled.of_steps(plan.job.ops if kernels else TENSORFLOW, plan.job.distribution.servers)
+    rows = [each["rows"] for each in told]
+    rows = None if None in rows else rows
+    steps = shares.steps_of_processes(rows, plan.job.batch_of_process, processes.in_step)
+    plan = plan._replace(ops=ops, steps=steps)
+    evaluating.check(plan.job, plan.validation, bool(plan.eval_steps))
+    if plan.job.reset_embeddings_each_epoch:
+        _check_fresh_tables(plan)
+    plan, (decided, *_) = together(processes, lambda: _decide(plan, rows))
+    parts = [resume.RunPart(**part) for part in decided["parts"]]
+    part, taken = parts[-1], plan.job.distribution.servers.steps_taken(decided["taken"])
+    position = Position(
+        *part.place(taken, processes.rank), rows, part.order["by_rows"],
+        opened.step, part.run_step,
+    )  # fmt: skip
+    history = plan.history or evaluations.History(
+        plan.job.model_dir, plan.job.best_metric, part.run_step, opened.step,
+        least=plan.job.min_improvement, known=decided["evaluations"],
+    )  # fmt: skip
+    return plan._replace(parts=parts, position=position, history=history)
+
+
+def _of_data(opened):
+    """(the Plan as far as this process's flags and data decide it; what the others need of it)."""
+    job, of_job, mode = opened.job, opened.of_job, opened.job.distribution
+    processes = mode.processes
+    data = open_data.find("training_data_dir", job.input, processes, of_job)
+    validation = open_data.find_validation(job.input, processes, of_job)
+    if processes.chief and validation:
+        open_data.warn_of_remembered(data.files, validation.files)
+    if job.export == best.AUTO:
+        exports_best = validation and job.servable_model_dir
+        job = job._replace(export=best.FOLDER if exports_best else "last")
+    config = model_config.to_train(job, opened.known, data, validation)
+    groups.check(groups.Grouping(job.gauc_field, job.slice_fields), config.field_size)
+    estimators.check_fits_memory(
+        config, mode, job.input.batch_size, job.optimizer,
+        bool(job.eval_every_steps and job.input.val_data_dir),
+    )  # fmt: skip
+    job = job._replace(optimizer=optimizers.of_model(job.optimizer, config))
+    schema = estimators.schema(config, data)
+    data, damaged = bad_records.find_damaged(data, schema, job.input.max_bad_records)
+    if not damaged:
+        bad_records.check_first_records(data, schema)
+    if validation:
+        bad_records.check_first_records(validation, estimators.schema(config, validation))
+    share, by_rows = open_data.share(data, processes, of_job), data.rows is not None
+    # With known rows it can skip what has been used, and knows the steps of an epoch and the last.
+    by_epoch = bool(validation) and job.input.num_epochs > 1 and not job.eval_every_steps
+    needs_rows = opened.step or mode.replicas.strategy or job.reset_embeddings_each_epoch
+    if (needs_rows or by_epoch) and not data.pipe:
+        data = datasets.count_rows(data)
+    elif by_epoch and data.pipe:
+        logging.info("Pipe mode: one evaluation, at the end; --eval_every_steps=N makes more.")
+    opened = opened._replace(job=job)
+    plan = Plan(opened, config, data, validation, damaged, share, by_rows)
+    return plan, {
+        "alike": _alike(plan) if processes.in_step else {},
+        "weighted": [data.weighted, bool(validation and validation.weighted)],
+        "rows": shares.rows_of_share(data, damaged, share),
+        "kernels": job.ops is compiled.COMPILED,
+    }
+
+
+def _alike(plan):
+    """{flag: value} of what must be the same in processes that take each step together."""
+    job, data = plan.job, plan.data
+    mine = {name: x for name, x in of_kinds(plan.config, OF_DATA).items() if x is not None}
+    for each in (plan.config, job.optimizer, job.input, job):
+        mine.update(of_kinds(each, *HYPERPARAMETERS, ORDER, ALIKE))
+    mine["val_data_dir"] = bool(plan.validation)
+    if not (data.pipe or data.sharded or data.own_channel):
+        bad = {file.path: len(file.places) for file in plan.damaged}
+        files = [(os.path.basename(f.path), f.bytes, f.rows, bad.get(f.path)) for f in data.files]
+        mine["training_data_dir"] = f"{len(files)} files, {resume.digest(files)}"
+    return mine
+
+
+def _check_fresh_tables(plan):
+    """Refuses (BadInput) --reset_embeddings_each_epoch where no step is known to end an epoch."""
+    if not plan.job.distribution.processes.synchronous:
+        raise BadInput(
+            "--reset_embeddings_each_epoch needs processes that take each step together, but "
+            "here one may be an epoch ahead of another; leave it out."
+        )
+    if plan.epoch is None:
+        raise BadInput(
+            "--reset_embeddings_each_epoch needs the number of records in an epoch, which is "
+            "unknown in Pipe mode; leave it out, or read files."
+        )
+
+
+def _decide(plan, rows):
+    """(the chief's Plan; what it tells all: where in the data its run is, and how good it was)."""
+    job, opened, mode = plan.job, plan.opened, plan.job.distribution
+    if not mode.processes.chief:
+        return plan, None
+    if job.clear_existing_model:
+        model_dir.clear(opened.mirror.path if opened.mirror else job.model_dir)
+    if opened.step:  # the checkpoint may be another model's
+        model_config.check_goes_on(job, plan.config)
+    data = datasets.identified(plan.data, resume.known_files(job.model_dir))
+    part = resume.RunPart("", _order(plan), 0, opened.step, 0, plan.steps, _may_change(plan))
+    checkpoint = tf.train.latest_checkpoint(job.model_dir)
+    total = None if rows is None else sum(rows)
+    parts, taken = resume.begin(
+        job.model_dir, checkpoint, opened.step, data, part, total, job.abandon_interrupted_run
+    )
+    if not opened.step:
+        model_config.keep(job.model_dir, plan.config)
+    validation = plan.validation and datasets.identified(plan.validation)
+    if validation:
+        best.forget_later(job.model_dir, opened.step)
+    history = evaluations.History(
+        job.model_dir, job.best_metric, parts[-1].run_step, opened.step,
+        resume.fingerprint(validation) if validation else None, job.min_improvement,
+    )  # fmt: skip
+    if validation:
+        best.say_if_replaced(job.model_dir, history)
+    return plan._replace(data=data, validation=validation, history=history), {
+        "parts": [part._asdict() for part in parts],
+        "taken": taken,
+        "evaluations": [history.entries, history.data],
+    }
+
+
+def _order(plan):
+    """What determines the order of the records."""
+    asked, data = plan.job.input, plan.data
+    side_by_side = len(data.files) > 1 and asked.num_parallel_reads > 1
+    by_buffer = side_by_side and data.format.chunks_by_buffer
+    skipped = sum(len(file.places) for file in plan.damaged)
+    return resume.order_of(asked, plan.by_rows, plan.job.distribution, skipped, by_buffer)
+
+
+def _may_change(plan):
+    """{flag: value} of the settings that may change between an interruption and the next start."""
+    found = {}
+    for each in (plan.job.optimizer, plan.config, plan.job, plan.job.input):
+        found.update(of_kinds(each, CHANGES))
+    found = {name: list(x) if isinstance(x, tuple) else x for name, x in found.items()}
+    return {**found, "compiled_kernels": plan.ops is not TENSORFLOW}
