@@ -216,6 +216,7 @@ class ProgressHook(v1.train.SessionRunHook):
         return time.monotonic(), utilization.busy_seconds(), time.process_time()
 
     def end(self, session):
+        self._busy.append(self._sample())
         self._look_closely(int(self._marks[-_FIGURES + 3]), ends=True)
         if self._bar and sys.stdout.isatty():
             sys.stdout.write("\n")
