@@ -111,10 +111,12 @@ def test_what_one_rank_finds_wrong_ends_all_with_its_sentence(uneven, tmp_path, 
     for data, folder, sentence in rounds:
         flags = " ".join(small_training(data, tmp_path / folder))
         # Whatever the launcher sends when the first one has ended, each says how it ends itself.
-        words = f"trap '' TERM; {warm.PYTHON} train.py {flags}; echo it ended with $?, and waits; sleep 1"
+        words = (
+            f"trap '' TERM; {warm.PYTHON} train.py {flags}; echo ended with $?, and waits; sleep 1"
+        )
         env = warm.for_launchers(os.environ)
         done = finish(started([*LAUNCHERS["warm gloo"], ranks, "sh", "-c", words], env=env), 60)
-        assert done.stdout.count("it ended with 2, and waits") == ranks, done.stdout
+        assert done.stdout.count("ended with 2, and waits") == ranks, done.stdout
         assert done.stdout.count(sentence) == ranks, done.stdout
 
 

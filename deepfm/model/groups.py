@@ -24,6 +24,7 @@ import tensorflow as tf
 from absl import logging
 
 from deepfm.errors import BadInput
+from deepfm.model import metrics
 
 v1 = tf.compat.v1
 
@@ -206,80 +207,19 @@ def _aucs(keys, weights):
         (examples int64 [groups], the sums of their weights, the AUCs float64 [groups]); NaN for a
         group without both labels.
     """
-    if weights is not None:
-        return _weighted_aucs(keys, weights)
-    examples, positives, pairs = _ranked(keys).T
-    with np.errstate(invalid="ignore"):
-        return examples, examples, pairs / (2.0 * positives * (examples - positives))
-
-
-def _weighted_aucs(keys, weights):
-    """As _aucs.
-
-    The labels' weights are divided by their sums in a group, which leaves its AUC as it is. So sums
-    over groups lose no digits, however much other groups weigh.
-    """
-    found, start = [np.zeros((0, 3))], 0
+    found, start = [], 0
     while start < len(keys):
         last = keys[min(start + _BLOCK, len(keys)) - 1]
         end = np.searchsorted(keys, last | 0xFFFFFFFF, side="right")  # groups stay together
-        block, of_block = keys[start:end], weights[start:end].astype(np.float64)
-        groups, runs = _starts(block >> 32), _starts(block >> 1)  # of equal scores
-        first_runs, sums, shares = np.searchsorted(runs, groups), [], []
-        for label in (0, 1):
-            of_runs = np.add.reduceat(of_block * (block & 1 == label), runs)
-            sums.append(np.add.reduceat(of_runs, first_runs))
-            shares.append(of_runs / _along(np.where(sums[label], sums[label], 1), first_runs, runs))
-        negatives, positives = shares
-        upto = np.cumsum(negatives)
-        upto -= _along((upto - negatives)[first_runs], first_runs, runs)
-        aucs = np.add.reduceat(positives * (upto - negatives / 2), first_runs)
-        aucs[(sums[0] == 0) | (sums[1] == 0)] = np.nan
-        examples = np.diff(np.append(groups, len(block)))
-        found.append(np.stack([examples, sums[0] + sums[1], aucs], axis=1))
-        start = end
-    examples, totals, aucs = np.concatenate(found).T
-    return examples.astype(np.int64), totals, aucs
-
-
-def _along(values, firsts, items):
-    """The value of each item's group, for groups that begin at the items `firsts`."""
-    return np.repeat(values, np.diff(np.append(firsts, len(items))))
-
-
-def _ranked(keys):
-    """How the positive examples of each group rank among its negative ones.
-
-    Args:
-        keys: int64 [n], ascending: group << 32 | score << 1 | label.
-
-    Returns:
-        int64 [groups, 3]: examples, positives, and 2 U, twice the number of pairs in which the
-        positive one has the higher score, a tie counting half (Mann and Whitney).
-    """
-    groups, found, start, before = [np.zeros(0, np.int64)], [np.zeros((0, 3), np.int64)], 0, 0
-    while start < len(keys):
-        last = keys[min(start + _BLOCK, len(keys)) - 1]
-        end = np.searchsorted(keys, last | 1, side="right")  # equal scores stay together
         block = keys[start:end]
-        runs = _starts(block >> 1)  # of equal scores
-        examples = np.diff(np.append(runs, len(block)))
-        positives = np.add.reduceat(block & 1, runs)
-        negatives = examples - positives
-        upto = before + np.cumsum(negatives)  # since the block's first group began
-        of_runs = block[runs] >> 32
-        firsts = _starts(of_runs)
-        columns = examples, positives, positives * (2 * upto - negatives)
-        rows = np.add.reduceat(np.stack(columns, axis=1), firsts)
-        earlier = (upto - negatives)[firsts]  # of other groups
-        earlier[0] = 0
-        rows[:, 2] -= 2 * rows[:, 1] * earlier
-        groups.append(of_runs[firsts])
-        found.append(rows)
-        goes_on = end < len(keys) and keys[end] >> 32 == last >> 32
-        start, before = end, upto[-1] - earlier[-1] if goes_on else 0
-    groups, found = np.concatenate(groups), np.concatenate(found)
-    return np.add.reduceat(found, _starts(groups)) if len(groups) else found
+        groups, runs = _starts(block >> 32), _starts(block >> 1)  # of equal scores
+        weight = 1 if weights is None else weights[start:end].astype(np.float64)
+        labels = [np.add.reduceat((block & 1 == label) * weight, runs) for label in (0, 1)]
+        firsts, examples = np.searchsorted(runs, groups), np.diff(np.append(groups, len(block)))
+        total = np.add.reduceat(sum(labels), firsts)
+        found.append((examples, total, metrics.aucs(*labels, firsts)))
+        start = end
+    return [np.concatenate(column) for column in zip(*found)] or [np.zeros(0, np.int64)] * 3
 
 
 def _starts(numbers):

@@ -86,18 +86,13 @@ class Evaluation:
             self._scores, self._counts = scores[starts], np.add.reduceat(counts, starts)
 
     def auc(self) -> float:
-        """Area under the ROC curve: P(score of a positive > of a negative), a tie counting half.
-
-        The Mann-Whitney U statistic over the product of the class sizes; NaN if a class is missing.
-        Exact up to LIMIT distinct scores.
-        """
+        """As `aucs`, exact up to LIMIT distinct scores."""
         self._compact()
-        negatives, positives = self._counts[:, 0], self._counts[:, 1]
-        pairs = float(negatives.sum()) * float(positives.sum())
-        if pairs == 0:
-            return float("nan")
-        below = np.cumsum(negatives) - negatives
-        return float(np.sum(positives * (below + 0.5 * negatives), dtype=np.float64) / pairs)
+        return (
+            float(aucs(*self._counts.T, np.zeros(1, np.int64))[0])
+            if len(self._counts)
+            else math.nan
+        )
 
     def roc(self, points: int = 200) -> List[List[float]]:
         """The ROC curve: [share of negatives, share of positives] above ever lower thresholds.
@@ -183,6 +178,37 @@ class Evaluation:
             sums = np.array([log_loss, probabilities, loss, labels])
             means = sums / [weight, labels, weight, weight]
         return np.concatenate([[self.auc()], means, [examples]])
+
+
+def aucs(negatives, positives, firsts):
+    """The area under the ROC curve of each group: P(score of a positive > of a negative).
+
+    A tie counts half: it is the Mann-Whitney U statistic over the product of the class sizes.
+
+    Args:
+        negatives, positives: [n], int64 or float64: the number of labels 0 and 1, or the sums of
+            their weights, at each distinct score, ascending within a group.
+        firsts: int64 [groups], where each group begins.
+
+    Returns:
+        float64 [groups]; NaN for a group without both labels.
+    """
+    along = lambda of_groups: np.repeat(of_groups, np.diff(np.append(firsts, len(negatives))))
+    whole = [np.add.reduceat(x, firsts) for x in (negatives, positives)]
+    pairs = 1.0 * whole[0] * whole[1]
+    both = pairs > 0
+    if negatives.dtype.kind == "f" or pairs.max() > 1 << 61:
+        # As shares, which leaves an AUC as it is, sums over groups lose no digits, however much
+        # other groups weigh.
+        negatives, positives = (
+            x / along(np.where(total > 0, total, 1))
+            for x, total in zip((negatives, positives), whole)
+        )
+        both, pairs = (whole[0] > 0) & (whole[1] > 0), np.ones(len(firsts))
+    upto = np.cumsum(negatives)
+    upto -= along((upto - negatives)[firsts])
+    twice = np.add.reduceat(positives * (2 * upto - negatives), firsts)
+    return np.divide(twice, 2 * pairs, out=np.full(len(firsts), math.nan), where=both)
 
 
 def entropy(rate: float) -> float:
