@@ -27,12 +27,13 @@ from deepfm.modes.common import tf_config
 from deepfm.runtime import interruption, program, sagemaker, utilization
 
 FLAGS = flags.FLAGS
+STOP = interruption.Stop()
 flags.adopt_module_key_flags(deepfm_flags)
 
 
 def before_tensorflow():
     """Takes SageMaker's defaults, and sets what OpenMP reads when TensorFlow is loaded."""
-    interruption.install()
+    STOP.install()
     deepfm_flags.take_defaults_from(os.environ)
     if not FLAGS.perform_shuffle:
         FLAGS.shuffle_buffer = 0
@@ -47,6 +48,7 @@ def main():
     start = of_flags(deepfm_flags.Start)
     tf_config.take(start.ps_hosts, start.worker_hosts, start.job_name, start.task_index)
     distribution = modes.make(start.distribution, of_flags(ModeFlags))
+    distribution.stop = STOP
 
     # 2. Flags become plain values; no code below this line reads a flag.
     from deepfm import jobs
@@ -82,7 +84,7 @@ def main():
     )
 
     # 3. The job.
-    interruption.loaded()
+    STOP.loaded()
     jobs.run(job, of_flags(sagemaker.Job))
 
 

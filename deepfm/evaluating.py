@@ -57,7 +57,7 @@ def check(job: JobConfig, data: Optional[datasets.DataSet], evaluates: bool):
                 "(without it, training evaluates after each of several epochs, but in Pipe mode "
                 "once)."
             )
-    for name in _OF_EVALUATIONS if job.distribution.processes.chief and not data else ():
+    for name in _OF_EVALUATIONS if job.distribution.chief and not data else ():
         if name in job.given:
             logging.warning("--%s has no effect without --val_data_dir.", name)
 
@@ -71,7 +71,6 @@ class Evaluating:
 
     Attributes:
         results: (step, results, curves) of the newest evaluation; None before the first.
-        stopped: whether --early_stopping_patience ends training.
         data: DataSet, with the identities of its files, or None.
         history: evaluations.History.
         decay: the hook that sets the learning rate in this process; None if another process does.
@@ -80,14 +79,14 @@ class Evaluating:
     def __init__(self, plan, model: estimators.Model):
         self._job, self._of_job, self._model = plan.job, plan.opened.of_job, model
         self._run_step = plan.position.run_step
-        self._processes = processes = model.distribution.processes
+        self._mode = mode = model.distribution
         # If each process takes steps of its own, the chief decides alone.
-        self._agree = processes.agree if processes.synchronous else lambda value: value
-        self.results, self.stopped, self.data = None, False, plan.validation
+        self._agree = mode.agree if mode.synchronous else lambda value: value
+        self.results, self.data, self._stop = None, plan.validation, model.distribution.stop
         self.history = plan.history
         # If all take each step together, each process has a copy of the rate to set. It is set in
         # every run, because the checkpoint's belongs to another run or to other flags.
-        self.decay = _Decay(self._factor) if processes.evaluates else None
+        self.decay = _Decay(self._factor) if mode.evaluates else None
 
     def make_up_for(self, step: int, due: bool):
         """Makes an evaluation that was due at the checkpoint from which training continues."""
@@ -99,23 +98,23 @@ class Evaluating:
         """Evaluates a step's checkpoint; returns whether to stop."""
         started = progress.moment()
         before = self._factor()
-        if self._processes.synchronous:
-            with interruption.taking_steps(False):  # the checkpoint is already saved
+        if self._mode.synchronous:
+            with self._stop.taking_steps(False):  # the checkpoint is already saved
                 self.evaluate(step)
         else:
             try:  # the others take steps meanwhile that no checkpoint holds yet
-                self.evaluate(step, [stopping.GiveUp()])
+                self.evaluate(step, [stopping.GiveUp(self._stop)])
             except interruption.Interrupted:
                 return True
         self._take_stock(step)
         after = self._factor()
-        if after != before and not self.stopped:
+        if after != before and not self._stop.early:
             self.decay.set(session, after)
             rate = after * self._job.optimizer.learning_rate
             metric = self._job.learning_rate_decay_metric
             logging.info("%s did not improve: the learning rate is now %.3g.", metric, rate)
         progress.exclude(started)
-        return self.stopped
+        return self._stop.early
 
     def evaluate(self, step: int, more_hooks=()):
         """Evaluates the newest checkpoint, and keeps it if it is the best."""
@@ -127,7 +126,7 @@ class Evaluating:
         self.results = step, results, curves
         history.add(step, results)
         history.entries = self._agree(history.entries)  # from which all conclude the same
-        if self._processes.chief:
+        if self._mode.chief:
             if history.best["step"] == step:
                 folder = self._model.model_dir
                 best.keep(folder, tf.train.latest_checkpoint(folder))
@@ -138,7 +137,7 @@ class Evaluating:
         job, history, rate = self._job, self.history, self.results[1]["positive_rate"]
         asked = job.input
         better = min(asked.batch_size, 128), max(asked.num_epochs, 10)
-        if self.stopped or job.max_steps:
+        if self._stop.early or job.max_steps:
             pass  # the user's own end
         elif step - self._run_step < _FEW_STEPS and better != asked[:2]:
             logging.info(
@@ -162,8 +161,8 @@ class Evaluating:
         history, patience = self.history, self._job.early_stopping_patience
         if not patience:
             return
-        self.stopped = history.since_best >= patience
-        if self.stopped and self._processes.chief:
+        self._stop.early = history.since_best >= patience
+        if self._stop.early and self._mode.chief:
             metric = self._job.best_metric
             logging.info(
                 "Stopping early at step %d: %d evaluations without improvement since step %d "

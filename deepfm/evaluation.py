@@ -13,7 +13,7 @@ def evaluate(opened: Opened) -> dict:
     grouping = groups.Grouping(job.gauc_field, job.slice_fields)
 
     def check(data, config):
-        if job.distribution.processes.chief:
+        if job.distribution.chief:
             open_data.warn_of_remembered(resume.still_there(job.model_dir, data.files), data.files)
         groups.check(grouping, config.field_size)
         bad_records.check_first_records(data, estimators.schema(config, data))

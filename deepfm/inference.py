@@ -30,17 +30,17 @@ def infer(opened: Opened) -> dict:
 
     flag = "val_data_dir" if validation else "infer_data_dir"
     data, model = apply_model(opened, job._replace(input=given), flag, check)
-    processes, started = job.distribution.processes, time.monotonic()
-    share = open_data.share(data, processes, of_job)
+    mode, started = job.distribution, time.monotonic()
+    share = open_data.share(data, mode, of_job)
     folder, name = os.path.split(path)
-    parts = [os.path.join(folder, f".{name}.part-{rank}") for rank in range(processes.size)]
-    part = parts[processes.rank] if parts[1:] else path
+    parts = [os.path.join(folder, f".{name}.part-{rank}") for rank in range(mode.size)]
+    part = parts[mode.rank] if parts[1:] else path
     rows, step = estimators.of_checkpoint(
         model, lambda checkpoint: _predict(model, data, job, share, part, checkpoint)
     )
-    rows = processes.total(rows)  # all parts are written by now
+    rows = mode.total(rows)  # all parts are written by now
     remote_files.check_all_read(data.files, data.rows, rows)
-    if processes.size > 1 and processes.chief:
+    if mode.size > 1 and mode.chief:
         atomic_files.join(path, parts)
     seconds = time.monotonic() - started
     logging.info("Wrote %d predictions to %s (%.0f/s).", rows, path, rows / seconds)
@@ -73,7 +73,7 @@ def _predict(model, data, job, share, path, checkpoint):
         ):
             bad = np.flatnonzero(~np.isfinite(batch["prob"]))
             if len(bad):
-                raise _unpredicted(data, rows + int(bad[0]), job.distribution.processes)
+                raise _unpredicted(data, rows + int(bad[0]), job.distribution)
             written.result()  # raises what writing has raised
             written = writer.submit(write, batch["prob"])  # while the next one is computed
             rows += len(batch["prob"])
@@ -81,10 +81,10 @@ def _predict(model, data, job, share, path, checkpoint):
     return rows, step
 
 
-def _unpredicted(data, number, processes):
+def _unpredicted(data, number, mode):
     """The error for a record of this process without a prediction."""
-    record = f"{data.name}: record {number} of the part of rank {processes.rank}"
-    record = record if processes.size > 1 else bad_records.place_of(data, number)
+    record = f"{data.name}: record {number} of the part of rank {mode.rank}"
+    record = record if mode.size > 1 else bad_records.place_of(data, number)
     return BadInput(
         f"{record}: the prediction is not a number, because a value in the record or a weight of "
         "the model is too large; correct the record, or train with a smaller --learning_rate."

@@ -31,36 +31,36 @@ def run(job: JobConfig, of_job: sagemaker.Job):
     if not job.model_dir:
         raise BadInput("--model_dir is missing; name the model's folder: --model_dir=./model")
     job = _with_batch_size(job)
-    processes = job.distribution.processes
+    mode = job.distribution
     try:
         with contextlib.ExitStack() as stack:
             _run(job, of_job, stack.enter_context)
     except interruption.Interrupted as interrupted:
         # Launchers kill the other processes as soon as one exits with a code other than 0; so all
         # wait for the chief, which may still be copying a checkpoint.
-        if interrupted.together or (processes.chief and not processes.synchronous):
-            processes.finish()
+        if interrupted.together or (mode.chief and not mode.synchronous):
+            mode.finish()
         raise
 
 
 def _run(job, of_job, enter):
-    processes, started = job.distribution.processes, time.monotonic()
-    if processes.synchronous and not processes.chief:
+    mode, started = job.distribution, time.monotonic()
+    if mode.synchronous and not mode.chief:
         logging.set_verbosity(logging.WARNING)
-    if processes.chief:
+    if mode.chief:
         _warn_of_idle_flags(job)
     opened = open_model(job, of_job, enter)
     try:
         report = TASKS[job.task_type](opened)
     except interruption.Interrupted:
-        if job.task_type == "train" and processes.chief and job.servable_model_dir:
+        if job.task_type == "train" and mode.chief and job.servable_model_dir:
             logging.info(
                 "Nothing was exported; --task_type=export --checkpoint=%s does it.", job.export
             )
         raise
-    if processes.chief:
+    if mode.chief:
         _keep_report(opened.job, {"seconds": time.monotonic() - started, **report})
-    processes.finish()
+    mode.finish()
 
 
 def _warn_of_idle_flags(job):
@@ -84,8 +84,8 @@ def _keep_report(job, found):
     report = {
         "task_type": job.task_type,
         "distribution": mode.name,
-        "num_processes": mode.processes.size,
-        "num_replicas": mode.processes.size * mode.replicas.per_process,
+        "num_processes": mode.size,
+        "num_replicas": mode.size * mode.replicas_per_process,
         "global_batch_size": job.global_batch,
         **found,
         "flags": job.flags,
@@ -109,7 +109,7 @@ def _report_of_step(path, step):
 
 def _with_batch_size(job):
     """The job with --global_batch_size divided among the replicas."""
-    size, replicas = job.global_batch_size, job.distribution.replicas.in_step
+    size, replicas = job.global_batch_size, job.distribution.replicas_in_step
     if not size:
         return job
     if size % replicas:

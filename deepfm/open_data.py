@@ -12,18 +12,14 @@ from deepfm.data import datasets, formats, pipe_mode, shares
 from deepfm.data.plain import file_bytes, libsvm_text
 from deepfm.data.plain.data_file import DataFile
 from deepfm.errors import BadInput
-from deepfm.modes.common.mode import Mode as Distribution
-from deepfm.modes.common.mode import Mode as Processes
-from deepfm.modes.common.mode import Mode as Replicas
+from deepfm.modes.common.mode import Mode
 from deepfm.runtime import remote_files, sagemaker
 
 
-def find(
-    flag: str, asked: InputConfig, processes: Processes, of_job: sagemaker.Job
-) -> datasets.DataSet:
+def find(flag: str, asked: InputConfig, mode: Mode, of_job: sagemaker.Job) -> datasets.DataSet:
     """The data set that a flag names, or in Pipe mode the channel that takes its place."""
     if of_job.pipe_mode:
-        return _open_channel(flag, asked, processes, of_job)
+        return _open_channel(flag, asked, mode, of_job)
     spec = getattr(asked, flag)
     if not spec:
         channels = ", ".join(of_job.channels())
@@ -32,7 +28,7 @@ def find(
             f"--{flag} is missing; give a directory, a glob or a list of files{channels}."
         )
     remote_files.check_readable(spec, flag)
-    alone = evaluates_alone(asked, processes)
+    alone = evaluates_alone(asked, mode)
     sharded = _is_sharded(flag, alone, of_job)
     partial = sharded or (flag == "training_data_dir" and bool(of_job.enable_s3_shard))
     data = datasets.find(spec, flag, asked.data_format, partial)
@@ -40,15 +36,15 @@ def find(
         file_bytes.check_gzip(file.path)
     if asked.example_weights is None and data.weighted is None and data.format is formats.LIBSVM:
         libsvm_text.check_labelled(data)
-    if processes.size > 1 and not (flag == "val_data_dir" and alone):
+    if mode.size > 1 and not (flag == "val_data_dir" and alone):
         data = datasets.count_rows(data)
     weighted = asked.example_weights is not None or datasets.is_weighted(data)
     return data._replace(sharded=sharded, weighted=weighted)
 
 
-def evaluates_alone(asked: InputConfig, processes: Processes) -> bool:
+def evaluates_alone(asked: InputConfig, mode: Mode) -> bool:
     """Whether a process evaluates all records by itself."""
-    return asked.eval_on_all_ranks or not processes.synchronous
+    return asked.eval_on_all_ranks or not mode.synchronous
 
 
 def _is_sharded(flag, alone, of_job):
@@ -66,14 +62,14 @@ def _is_sharded(flag, alone, of_job):
     return found
 
 
-def _open_channel(flag, asked, processes, of_job):
+def _open_channel(flag, asked, mode, of_job):
     if flag == "infer_data_dir":
         raise BadInput("--pipe_mode: --task_type=infer reads files; start it with input mode File.")
     record_format = formats.FORMATS.get(asked.data_format, formats.TFRECORD)
     lines = record_format is formats.LIBSVM
     for name, bad in (
         ("max_bad_records", asked.max_bad_records > 0 and not lines),
-        ("eval_on_all_ranks", asked.eval_on_all_ranks and processes.size > 1),
+        ("eval_on_all_ranks", asked.eval_on_all_ranks and mode.size > 1),
     ):
         if bad:
             raise BadInput(
@@ -86,28 +82,28 @@ def _open_channel(flag, asked, processes, of_job):
     channel, own = of_job.evaluation_channel_name, True
     if flag == "training_data_dir":
         channel, own = of_job.training_channel_name, of_job.enable_data_multi_path
-        channel += f"-{processes.local_rank}" if processes.local_rank else ""
-    elif processes.local_rank:
+        channel += f"-{mode.local_rank}" if mode.local_rank else ""
+    elif mode.local_rank:
         return nothing  # the host's first process reads them
     pipe = pipe_mode.open_channel(of_job, channel)
     return nothing._replace(
         name=f"channel {channel}",
         pipe=pipe,
         own_channel=own,
-        sharded=_is_sharded(flag, evaluates_alone(asked, processes), of_job),
+        sharded=_is_sharded(flag, evaluates_alone(asked, mode), of_job),
     )
 
 
 def find_validation(
-    asked: InputConfig, processes: Processes, of_job: sagemaker.Job
+    asked: InputConfig, mode: Mode, of_job: sagemaker.Job
 ) -> Optional[datasets.DataSet]:
     """The data set to evaluate on, or None."""
     if of_job.pipe_mode:
         there = of_job.evaluation_channel_name in of_job.channels()
-        wanted = there and processes.evaluates
+        wanted = there and mode.evaluates
     else:
         wanted = bool(asked.val_data_dir)
-    return find("val_data_dir", asked, processes, of_job) if wanted else None
+    return find("val_data_dir", asked, mode, of_job) if wanted else None
 
 
 def warn_of_remembered(trained: Sequence[DataFile], files: Sequence[DataFile]):
@@ -122,25 +118,24 @@ def warn_of_remembered(trained: Sequence[DataFile], files: Sequence[DataFile]):
         )
 
 
-def share(data: datasets.DataSet, processes: Processes, of_job: sagemaker.Job) -> Share:
+def share(data: datasets.DataSet, mode: Mode, of_job: sagemaker.Job) -> Share:
     """The share of a data set that this process reads."""
     return sagemaker.share(
         data.own_channel,
         data.sharded,
-        everyone=Share(processes.size, processes.rank),
+        everyone=Share(mode.size, mode.rank),
         hosts=Share(of_job.num_hosts, of_job.host),
-        of_host=Share(processes.local_size, processes.local_rank),
+        of_host=Share(mode.local_size, mode.local_rank),
     )
 
 
 def share_of_evaluation(
-    data: datasets.DataSet, asked: InputConfig, mode: Distribution, of_job: sagemaker.Job
-) -> Tuple[Share, Distribution]:
-    """The Share for an evaluation, and the Distribution whose processes evaluate together."""
-    if evaluates_alone(asked, mode.processes):
-        alone = mode.replicas._replace(gather=Replicas().gather)
-        return Share(), mode._replace(replicas=alone)
-    return share(data, mode.processes, of_job), mode
+    data: datasets.DataSet, asked: InputConfig, mode: Mode, of_job: sagemaker.Job
+) -> Tuple[Share, Mode]:
+    """The Share for an evaluation, and the Mode whose processes evaluate together."""
+    if evaluates_alone(asked, mode):
+        return Share(), mode.alone()
+    return share(data, mode, of_job), mode
 
 
 def described(data: datasets.DataSet) -> dict:
@@ -171,7 +166,7 @@ def log_training(job, data, config, damaged, share, position):
     """
     rows = "an unknown number of" if data.rows is None else f"{data.rows:,}"
     source = f"{len(data.files)} file{'s' * (len(data.files) > 1)} ({data.data_format})"
-    replicas = job.distribution.replicas.in_step
+    replicas = job.distribution.replicas_in_step
     logging.info(
         "Training on %s records, %s, %d fields, %s features; "
         "%d replica%s × %s = %s records in a batch.",

@@ -12,7 +12,6 @@ import tensorflow as tf
 from absl import logging
 
 from deepfm import estimators, evaluating, model_config, open_data
-from deepfm.cluster.agreement import check_alike
 from deepfm.config import JobConfig, ModelConfig, Position, Share
 from deepfm.config.setting import ALIKE, CHANGES, HYPERPARAMETERS, OF_DATA, ORDER, of_kinds
 from deepfm.data import bad_records, datasets, records, shares
@@ -20,6 +19,8 @@ from deepfm.errors import BadInput
 from deepfm.kernels import compiled
 from deepfm.kernels.ops import TENSORFLOW, Ops
 from deepfm.model import groups, optimizers
+from deepfm.modes.common.agreement import check_alike
+from deepfm.modes.common.mode import Mode
 from deepfm.runtime import sagemaker
 from deepfm.state import best, checkpoints, evaluations, model_dir, notes, resume
 from deepfm.state.remote_model_dir import Mirror, at_hand
@@ -89,7 +90,7 @@ class Plan(NamedTuple):
         """The steps of an epoch, of all processes; None if unknown."""
         if self.steps is None:
             return None
-        return self.steps[0] if self.job.distribution.processes.in_step else sum(self.steps)
+        return self.steps[0] if self.job.distribution.in_step else sum(self.steps)
 
     @property
     def eval_steps(self) -> int:
@@ -98,7 +99,7 @@ class Plan(NamedTuple):
         return (self.job.eval_every_steps or by_epoch or 0) if self.validation else 0
 
 
-def together(processes, act: Callable[[], Tuple[Any, Any]]) -> Tuple[Any, List[Any]]:
+def together(mode: Mode, act: Callable[[], Tuple[Any, Any]]) -> Tuple[Any, List[Any]]:
     """A round: all processes call this, and all raise the BadInput that one of them raises.
 
     Args:
@@ -112,7 +113,7 @@ def together(processes, act: Callable[[], Tuple[Any, Any]]) -> Tuple[Any, List[A
         kept, told = act()
     except BadInput as found:
         error = found
-    everyone = processes.exchange([error and str(error), told])
+    everyone = mode.exchange([error and str(error), told])
     if error:
         raise error
     for sentence, _ in everyone:
@@ -127,12 +128,12 @@ def open_model(job: JobConfig, of_job: sagemaker.Job, enter: Callable) -> Opened
     Args:
         enter: enters a context that lasts as long as the job.
     """
-    processes, trains = job.distribution.processes, job.task_type == "train"
+    mode, trains = job.distribution, job.task_type == "train"
 
     def look():
-        of_job.check(processes.local_size)
-        mine, mirror = enter(at_hand(job, processes.chief))
-        if not processes.chief:
+        of_job.check(mode.local_size)
+        mine, mirror = enter(at_hand(job, mode.chief))
+        if not mode.chief:
             return (mine, mirror), None
         folder = mine.model_dir
         if trains:
@@ -149,7 +150,7 @@ def open_model(job: JobConfig, of_job: sagemaker.Job, enter: Callable) -> Opened
                 known = model_config.kept(folder)
         return (mine, mirror), [known, step, checkpoint]
 
-    (job, mirror), ((known, step, checkpoint), *_) = together(processes, look)
+    (job, mirror), ((known, step, checkpoint), *_) = together(mode, look)
     return Opened(job, of_job, mirror, known, step, checkpoint)
 
 
@@ -165,14 +166,14 @@ def apply_model(
     size = job.input.batch_size
 
     def find():
-        data = open_data.find(flag, job.input, mode.processes, opened.of_job) if flag else None
+        data = open_data.find(flag, job.input, mode, opened.of_job) if flag else None
         config = model_config.of_trained(job, opened.known, data)
         estimators.check_fits_memory(config, mode, size * estimators.batches_at_once(size))
         check(data, config)
         return (data, config), bool(data and data.weighted)
 
-    (data, config), weighted = together(mode.processes, find)
-    if data and not open_data.evaluates_alone(job.input, mode.processes):
+    (data, config), weighted = together(mode, find)
+    if data and not open_data.evaluates_alone(job.input, mode):
         data = data._replace(weighted=any(weighted))
     model = estimators.Model(
         job.model_dir, config, mode, job.input.seed, ops=compiled.of_model(job.ops),
@@ -188,31 +189,29 @@ def make_plan(opened: Opened) -> Plan:
     Raises:
         BadInput: flags or data that the user has to fix, of any process.
     """
-    processes = opened.job.distribution.processes
-    plan, told = together(processes, lambda: _of_data(opened))
-    if processes.in_step:
+    mode = opened.job.distribution
+    plan, told = together(mode, lambda: _of_data(opened))
+    if mode.in_step:
         check_alike([each["alike"] for each in told])
         trained, validated = map(any, zip(*(each["weighted"] for each in told)))
         plan = plan._replace(data=plan.data._replace(weighted=trained))
         if plan.validation and not plan.job.input.eval_on_all_ranks:
             plan = plan._replace(validation=plan.validation._replace(weighted=validated))
     # Each updates its own copy of the weights, and the copies must stay equal to the bit.
-    kernels = all(
-        each["kernels"] for each in (told if processes.in_step else [told[processes.rank]])
-    )
-    ops = compiled.of_steps(plan.job.ops if kernels else TENSORFLOW, plan.job.distribution.servers)
+    kernels = all(each["kernels"] for each in (told if mode.in_step else [told[mode.rank]]))
+    ops = compiled.of_steps(plan.job.ops if kernels else TENSORFLOW, mode)
     rows = [each["rows"] for each in told]
     rows = None if None in rows else rows
-    steps = shares.steps_of_processes(rows, plan.job.batch_of_process, processes.in_step)
+    steps = shares.steps_of_processes(rows, plan.job.batch_of_process, mode.in_step)
     plan = plan._replace(ops=ops, steps=steps)
     evaluating.check(plan.job, plan.validation, bool(plan.eval_steps))
     if plan.job.reset_embeddings_each_epoch:
         _check_fresh_tables(plan)
-    plan, (decided, *_) = together(processes, lambda: _decide(plan, rows))
+    plan, (decided, *_) = together(mode, lambda: _decide(plan, rows))
     parts = [resume.RunPart(**part) for part in decided["parts"]]
-    part, taken = parts[-1], plan.job.distribution.servers.steps_taken(decided["taken"])
+    part, taken = parts[-1], mode.steps_taken(decided["taken"])
     position = Position(
-        *part.place(taken, processes.rank), rows, part.order["by_rows"],
+        *part.place(taken, mode.rank), rows, part.order["by_rows"],
         opened.step, part.run_step,
     )  # fmt: skip
     history = plan.history or evaluations.History(
@@ -225,10 +224,9 @@ def make_plan(opened: Opened) -> Plan:
 def _of_data(opened):
     """(the Plan as far as this process's flags and data decide it; what the others need of it)."""
     job, of_job, mode = opened.job, opened.of_job, opened.job.distribution
-    processes = mode.processes
-    data = open_data.find("training_data_dir", job.input, processes, of_job)
-    validation = open_data.find_validation(job.input, processes, of_job)
-    if processes.chief and validation:
+    data = open_data.find("training_data_dir", job.input, mode, of_job)
+    validation = open_data.find_validation(job.input, mode, of_job)
+    if mode.chief and validation:
         open_data.warn_of_remembered(data.files, validation.files)
     if job.export == best.AUTO:
         exports_best = validation and job.servable_model_dir
@@ -246,10 +244,10 @@ def _of_data(opened):
         bad_records.check_first_records(data, schema)
     if validation:
         bad_records.check_first_records(validation, estimators.schema(config, validation))
-    share, by_rows = open_data.share(data, processes, of_job), data.rows is not None
+    share, by_rows = open_data.share(data, mode, of_job), data.rows is not None
     # With known rows it can skip what has been used, and knows the steps of an epoch and the last.
     by_epoch = bool(validation) and job.input.num_epochs > 1 and not job.eval_every_steps
-    needs_rows = opened.step or mode.replicas.strategy or job.reset_embeddings_each_epoch
+    needs_rows = opened.step or mode.strategy or job.reset_embeddings_each_epoch
     if (needs_rows or by_epoch) and not data.pipe:
         data = datasets.count_rows(data)
     elif by_epoch and data.pipe:
@@ -257,7 +255,7 @@ def _of_data(opened):
     opened = opened._replace(job=job)
     plan = Plan(opened, config, data, validation, damaged, share, by_rows)
     return plan, {
-        "alike": _alike(plan) if processes.in_step else {},
+        "alike": _alike(plan) if mode.in_step else {},
         "weighted": [data.weighted, bool(validation and validation.weighted)],
         "rows": shares.rows_of_share(data, damaged, share),
         "kernels": job.ops is compiled.COMPILED,
@@ -280,7 +278,7 @@ def _alike(plan):
 
 def _check_fresh_tables(plan):
     """Refuses (BadInput) --reset_embeddings_each_epoch where no step is known to end an epoch."""
-    if not plan.job.distribution.processes.synchronous:
+    if not plan.job.distribution.synchronous:
         raise BadInput(
             "--reset_embeddings_each_epoch needs processes that take each step together, but "
             "here one may be an epoch ahead of another; leave it out."
@@ -295,7 +293,7 @@ def _check_fresh_tables(plan):
 def _decide(plan, rows):
     """(the chief's Plan; what it tells all: where in the data its run is, and how good it was)."""
     job, opened, mode = plan.job, plan.opened, plan.job.distribution
-    if not mode.processes.chief:
+    if not mode.chief:
         return plan, None
     if job.clear_existing_model:
         model_dir.clear(opened.mirror.path if opened.mirror else job.model_dir)

@@ -1,5 +1,6 @@
 """Progress, throughput and checkpoints of a small training loop."""
 
+import signal
 import time
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from deepfm.errors import BadInput
+from deepfm.modes.common.mode import Mode
 from deepfm.runtime import interruption, stopping, tf_patches, throughput
 from deepfm.state import saving
 
@@ -153,11 +155,16 @@ def test_an_evaluation_may_stop_training_at_its_step(tmp_path):
 
 
 def test_one_who_wants_to_stop_stops_after_the_step(tmp_path):
-    steps = []
-    wanted = lambda: steps.append(0) or len(steps) > 2
-    hook = stopping.StopTogether(wanted, lambda tensor, name: tensor, lambda stop: stop)
+    mode, steps = Mode(), []
+
+    class Steps(v1.train.SessionRunHook):
+        def after_run(self, run_context, run_values):
+            steps.append(0)
+            mode.stop.early = len(steps) > 2
+
+    hook = stopping.StopTogether(mode)
     with pytest.raises(RuntimeError, match="Run called even after should_stop"):
-        train(tmp_path, 9, extra=[hook])
+        train(tmp_path, 9, extra=[Steps(), hook])
     assert len(steps) == 3
 
 
@@ -175,9 +182,14 @@ def test_a_process_that_leaves_saving_to_the_chief_writes_nothing_but_evaluates(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_evaluation_is_given_up_when_a_signal_has_come(tmp_path, monkeypatch):
-    answers = iter([False, False, True])
-    monkeypatch.setattr(interruption, "requested", lambda: next(answers))
+def test_an_evaluation_is_given_up_when_a_signal_has_come(tmp_path):
+    stop, seen = interruption.Stop(), []
+
+    class Steps(v1.train.SessionRunHook):
+        def after_run(self, run_context, run_values):
+            seen.append(1)
+            stop.signal = signal.SIGTERM if len(seen) == 3 else None
+
     with pytest.raises(interruption.Interrupted):
-        train(tmp_path, 5, extra=[stopping.GiveUp()])
-    assert next(answers, None) is None  # in the third step
+        train(tmp_path, 5, extra=[Steps(), stopping.GiveUp(stop)])
+    assert len(seen) == 3

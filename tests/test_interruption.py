@@ -23,10 +23,11 @@ import sys
 sys.path.insert(0, ".")
 from deepfm.runtime import interruption
 interruption._PATIENCE = 1
-interruption.install()
-interruption.loaded()
+stop = interruption.Stop()
+stop.install()
+stop.loaded()
 import tensorflow as tf
-with interruption.taking_steps(), tf.compat.v1.Session() as session:
+with stop.taking_steps(), tf.compat.v1.Session() as session:
     print("reads", flush=True)
     session.run(tf.io.read_file(sys.argv[1]))
 """
@@ -48,10 +49,10 @@ SAVES = (
     STUCK.replace("session.run(tf.io.read_file(sys.argv[1]))", "pass")
     + """
 import time
-with interruption.saving():
+with stop.saving():
     print("saves", flush=True)
     time.sleep(4)
-print("saved", interruption.requested(), flush=True)
+print("saved", stop.wanted, flush=True)
 """
 )
 
@@ -68,8 +69,8 @@ def test_a_model_that_takes_long_to_save_is_saved(tmp_path):
 SWALLOWS = """
 import os, signal, sys, time
 sys.path.insert(0, ".")
-from deepfm.runtime import interruption
-interruption.install()
+from deepfm.runtime.interruption import Stop
+Stop().install()
 try:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(10)
@@ -89,13 +90,14 @@ import os, signal, sys, time
 sys.path.insert(0, ".")
 from deepfm.runtime import interruption, program
 for name in sys.argv[1:]:
-    interruption.install()
-    interruption.loaded()
-    with interruption.saving():
+    stop = interruption.Stop()
+    stop.install()
+    stop.loaded()
+    with stop.saving():
         os.kill(os.getpid(), getattr(signal, name))
-        print(name, interruption.requested(), flush=True)
+        print(name, stop.wanted, flush=True)
 interruption._TWICE = 0
-with interruption.saving():
+with stop.saving():
     os.kill(os.getpid(), signal.SIGXCPU)
     os.kill(os.getpid(), signal.SIGXCPU)
 print("goes on")

@@ -161,8 +161,11 @@ class Ps(Mode):
         finally:
             tf.io.gfile.remove(path)
 
-    def anyone_stops(self, wanted):
-        """Whether any process wants to stop; checks the board once a second."""
+    def anyone_stops(self):
+        """As of Mode; checks the board once a second."""
+        return self._told_to_stop(self.stop.wanted)
+
+    def _told_to_stop(self, wanted):
         if wanted and not self._stops:
             self.board.post("stop")
             self._stops = True
@@ -173,8 +176,8 @@ class Ps(Mode):
 
     def hear(self):
         """Passes a signal on to the others while this process waits for them."""
-        if self.anyone_stops(interruption.requested()):
-            interruption.heard()
+        if self._told_to_stop(self.stop.signal is not None):
+            self.stop.heard()
 
     def make_hooks(self, save_in_time):
         return [_Chief(self, save_in_time) if self.chief else _Worker(self)]
@@ -234,10 +237,10 @@ class _Server(Mode):
         own = Board(server, [f"/job:ps/task:{index}"])
         logging.info("Parameter server %d is ready.", index)
         stops = False
-        with interruption.taking_steps():  # others' steps: this one ends once the chief has saved
+        with self.stop.taking_steps():  # others' steps: this one ends once the chief has saved
             while not own.posted("closed", index):
-                if interruption.requested() and not stops:
-                    interruption.heard()
+                if self.stop.wanted and not stops:
+                    self.stop.heard()
                     Board(server, ["/job:ps"]).post("stop")
                     stops = True
                 time.sleep(POLL)

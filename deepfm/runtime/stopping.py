@@ -1,11 +1,9 @@
 """Hooks that end training after the same step in all processes."""
 
-from typing import Callable
-
 import tensorflow as tf
 
 from deepfm.errors import BadInput
-from deepfm.runtime import interruption
+from deepfm.runtime.interruption import Stop
 
 v1 = tf.compat.v1
 
@@ -18,40 +16,39 @@ class StopTogether(v1.train.SessionRunHook):
     """Stops training after the same step in all processes, once one of them wants to stop.
 
     Args:
-        wanted: () -> whether this process wants to stop.
-        average: (tensor, name) -> its mean over the processes that take each step together.
-        anyone_stops: (whether this process wants to stop) -> whether any does, for processes that
-            do not take steps together; called after each step.
+        mode: the Mode, whose `stop` says whether this process wants to.
     """
 
-    def __init__(self, wanted: Callable[[], bool], average: Callable, anyone_stops: Callable):
-        self._wanted, self._average, self._anyone_stops = wanted, average, anyone_stops
+    def __init__(self, mode):
+        self._mode = mode
 
     def begin(self):
         # With a constant 0, TensorFlow might compute the mean in advance and never ask the others.
         zero = tf.cast(tf.timestamp() < 0, tf.float32)
         self._mine = v1.placeholder_with_default(zero, [], name="stop")
-        self._share = self._average(self._mine, "stop")
+        self._share = self._mode.average(self._mine, "stop")
 
     def before_run(self, run_context):
         if self._share is self._mine:
             return None
-        return v1.train.SessionRunArgs(self._share, {self._mine: 1.0} if self._wanted() else None)
+        wanted = {self._mine: 1.0} if self._mode.stop.wanted else None
+        return v1.train.SessionRunArgs(self._share, wanted)
 
     def after_run(self, run_context, run_values):
         told = run_values.results  # None if the step does not average
-        if self._anyone_stops(self._wanted()) if told is None else told > 0:
-            interruption.heard()
+        if self._mode.anyone_stops() if told is None else told > 0:
+            self._mode.stop.heard()
             run_context.request_stop()
 
 
 class GiveUp(v1.train.SessionRunHook):
     """Ends an evaluation with interruption.Interrupted when a signal has asked training to stop."""
 
+    def __init__(self, stop: Stop):
+        self._stop = stop
+
     def after_run(self, run_context, run_values):
-        if interruption.requested():
-            interruption.heard()
-            raise interruption.Interrupted()
+        self._stop.give_up()
 
 
 class EndTogether(v1.train.SessionRunHook):

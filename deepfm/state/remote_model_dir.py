@@ -83,13 +83,12 @@ def at_hand(job: JobConfig, chief: bool):
             raise BadInput(str(error).replace(mirror.local, path)) from error
         raise
     try:
-        with interruption.saving():
+        with job.distribution.stop.saving():
             mirror.close()
     except interruption.Interrupted:
         logging.error("--model_dir=%s is not whole; a copy is kept in %s.", path, mirror.local)
         raise
-    if interruption.requested():
-        raise interruption.Interrupted()
+    job.distribution.stop.give_up()
 
 
 class Mirror:

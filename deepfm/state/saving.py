@@ -11,8 +11,9 @@ import tensorflow as tf
 from absl import logging
 
 from deepfm.errors import BadInput, listed
-from deepfm.runtime import atomic_files, interruption
+from deepfm.runtime import atomic_files
 from deepfm.runtime.divergence import diverged, figures_of_weights
+from deepfm.runtime.interruption import Stop
 from deepfm.state import checkpoints, sliced_saver
 
 v1 = tf.compat.v1
@@ -33,6 +34,7 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         before_save, after_save: called before each checkpoint is saved and after it is named.
         notes: () -> {name of a tensor: value}, fed to what saves a checkpoint.
         save: False in processes that leave saving to the chief and only evaluate with it.
+        stop: the process's Stop, so that signals wait for a checkpoint.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         after_save: Callable[[], None] = lambda: None,
         notes: Callable[[], Dict[str, Any]] = dict,
         save: bool = True,
+        stop: Optional[Stop] = None,
     ):
         super().__init__(model_dir, save_secs=save_secs, save_steps=save_steps)
         self._save_secs, self._save_steps = save_secs, save_steps
@@ -56,7 +59,7 @@ class Checkpointer(v1.train.CheckpointSaverHook):
         self._saved_step = None
         self._next_evaluation = None  # global step
         self._first_step, self._before_save, self._after_save = first_step, before_save, after_save
-        self._notes, self._saves = notes, save
+        self._notes, self._saves, self._stop = notes, save, stop or Stop()
         self._beside, self._naming = concurrent.futures.ThreadPoolExecutor(1), None
 
     def begin(self):
@@ -131,7 +134,7 @@ class Checkpointer(v1.train.CheckpointSaverHook):
             raise diverged(step, "the weights are not finite", figures, self._model_dir)
         self._before_save()
         self._saved_step = step
-        with interruption.saving():
+        with self._stop.saving():
             self._naming = self._beside.submit(self._name, self._write(session, step))
             if wait:
                 self.close()

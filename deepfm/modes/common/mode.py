@@ -6,6 +6,7 @@ from typing import Any, Tuple
 from absl import logging
 
 from deepfm.modes.common import devices
+from deepfm.runtime.interruption import Stop
 
 
 class Mode:
@@ -15,6 +16,7 @@ class Mode:
         name: the mode's name.
         session_config: tf.ConfigProto.
         devices: a device for each replica; (): TensorFlow places the only one.
+        stop: whether training in this process is to stop.
         serve: what this process does instead of the job, or None.
         size: number of processes that train together; each has its share of the records.
         rank: rank of this process; 0 is the chief, which writes checkpoints, reports and exports.
@@ -46,7 +48,7 @@ class Mode:
     _gathers = True
 
     def __init__(self, session_config=None, on=()):
-        self.session_config, self.devices = session_config, on
+        self.session_config, self.devices, self.stop = session_config, on, Stop()
         self.replicas_per_process = self.replicas_in_step = max(len(on), 1)
 
     @classmethod
@@ -137,10 +139,10 @@ class Mode:
         """Whether the holders of a variable's parts write them to model_dir."""
         return True
 
-    def anyone_stops(self, wanted):
-        """Whether any process wants to stop, as `wanted` says of this one, after each step.
-        Processes that take each step together learn it from `average` instead."""
-        return wanted
+    def anyone_stops(self):
+        """Whether any process wants to stop, after each step. Processes that take each step
+        together learn it from `average` instead."""
+        return self.stop.wanted
 
     def warn_of_flags(
         self, given: Tuple[str, ...], replicas_per_process: int, learning_rate_scale: float = 1.0
@@ -171,24 +173,3 @@ class Mode:
                 "--learning_rate_scale=%g: when it was measured, %s; see docs/distributed.md.",
                 learning_rate_scale, what,
             )  # fmt: skip
-
-    # Until all callers use the flat names.
-    processes = servers = property(lambda self: self)
-    replicas = property(lambda self: _Replicas(self))
-
-    def _replace(self, replicas):
-        return replicas
-
-
-class _Replicas:
-    """A Mode's replicas by the names that they had in a tuple of their own."""
-
-    def __init__(self, mode):
-        self._mode, self.in_step = mode, mode.replicas_in_step
-        self.per_process = mode.replicas_per_process
-
-    def __getattr__(self, name):
-        return getattr(self._mode, name)
-
-    def _replace(self, gather):
-        return self._mode.alone()
