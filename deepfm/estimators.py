@@ -1,26 +1,22 @@
 """The Estimator of a model: its training, its evaluation and its export."""
 
 import contextlib
-import math
 import os
 import tempfile
 from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
-from absl import logging
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
-from deepfm import open_data
 from deepfm.config import JobConfig, ModelConfig, OptimizerConfig, Share
-from deepfm.data import bad_records, datasets, input_pipeline, records
+from deepfm.data import datasets, input_pipeline, records
 from deepfm.data.reading import Source
-from deepfm.errors import BadInput
 from deepfm.kernels.ops import TENSORFLOW, Ops
-from deepfm.model import groups, metrics, network, optimizers
+from deepfm.model import groups, network, optimizers
 from deepfm.model.model_fn import make_model_fn
 from deepfm.modes.common.mode import Mode
-from deepfm.runtime import divergence, memory, remote_files, tf_patches
-from deepfm.state import best, checkpoints, export, saving
+from deepfm.runtime import memory, tf_patches
+from deepfm.state import best, checkpoints, saving
 
 v1 = tf.compat.v1
 v1.enable_resource_variables()  # so that no step goes uncounted when workers add at once
@@ -203,92 +199,3 @@ def input_of(model: Model, data: datasets.DataSet, job: JobConfig, share: Share,
     wanted = schema(model.config, data)._replace(**of_schema)
     source = Source(data, job.input, share, ops=job.ops)
     return input_pipeline.once_in_order(source, wanted, Mode(), batches_at_once(model.batch_size))
-
-
-def evaluate(model: Model, data: datasets.DataSet, job: JobConfig, of_job, more_hooks=()):
-    """Evaluates the model's checkpoint on every record once, and logs the stable line.
-
-    Returns:
-        (the checkpoint's global step, the results, the curves of metrics.Curves).
-    """
-
-    share, together = open_data.share_of_evaluation(data, job.input, model.distribution, of_job)
-    model = model._replace(distribution=together)
-    input_fn = input_of(model, data, job, share)
-
-    def at(path):
-        curves, slices = metrics.Curves(), groups.Slices()
-        session = [*session_hooks(model, path), *more_hooks, curves, slices]
-        with bad_records.naming_bad_records(data, schema(model.config, data)), trained(
-            model
-        ) as estimator:
-            # Evaluations by other jobs than training write their summaries to eval_test/.
-            name = None if model.trains else "test"
-            found = estimator.evaluate(input_fn, hooks=session, checkpoint_path=path, name=name)
-            return found, curves, slices
-
-    found, curves, slices = of_checkpoint(model, at)
-    results = {name: float(found[name]) for name in metrics.RESULTS}
-    results["examples"] = int(results["examples"])
-    remote_files.check_all_read(data.files, data.rows, results["examples"])
-    results["loss"] = results.pop("mean_loss")
-    without_labels = data.weighted and math.isnan(results["auc"])  # perhaps all weigh 0
-    if results["examples"] and not (math.isfinite(results["log_loss"]) or without_labels):
-        raise BadInput(
-            f"{data.name}: the log loss of the model of step {found['global_step']} is not a "
-            "number, because a value in a record or a weight of the model is too large; "
-            "--task_type=infer on these records names the first one without a prediction."
-        )
-    results.update(groups.of_report(model.grouping, found, slices.found))
-    results["saturated"] = curves.saturated
-    divergence.warn_of_saturation(results["saturated"], data.name)
-    if math.isnan(results["auc"]) and data.weighted:
-        logging.warning(
-            "The examples of %s that weigh more than 0 do not have both labels, so the AUC is "
-            "undefined.",
-            data.name,
-        )
-    elif math.isnan(results["auc"]) and results["examples"]:
-        all_0 = results["positive_rate"] == 0
-        logging.warning(
-            "All %s labels of %s are %d, so %s undefined; check that the data have labels.",
-            f"{results['examples']:,}", data.name, not all_0,
-            "AUC and calibration are" if all_0 else "AUC is",
-        )  # fmt: skip
-    logging.info(
-        "Evaluation: step=%d examples=%d auc=%.6f log_loss=%.6f calibration=%.4f",
-        found["global_step"], results["examples"], results["auc"], results["log_loss"],
-        results["calibration"],
-    )  # fmt: skip
-    return int(found["global_step"]), results, curves.of_report
-
-
-def save_export(model: Model, target: str, again: bool = False):
-    """Writes a SavedModel into a new numbered folder of `target`, whole.
-
-    Args:
-        again: whether to make an export that already exists there.
-
-    Returns:
-        (the path of the numbered folder, the global step).
-    """
-    config, model = model.config, model._replace(ops=TENSORFLOW, batch_size=0)  # for any server
-    others = remote_files.names(target, "servable_model_dir")
-    depends_on = config.pooling, config.multi_valued, config.hash_buckets, config.logit_offset
-    wanted = schema(config)._replace(hash_buckets=config.hash_buckets or 0)
-
-    def at(checkpoint):
-        step, found = step_of(checkpoint), export.digest(checkpoint, *depends_on)
-        stamp = export.Stamp(step, found, config.feature_map)
-        there = None if again else export.find(target, others, stamp)
-        if there:
-            export.tidy(target)
-            logging.info("The model of step %d is already exported at %s.", step, there)
-            return there, step
-        with remote_files.written(target) as folder, trained(model) as estimator:
-            number = export.save(estimator, checkpoint, folder, wanted, others, stamp)
-        path = os.path.join(target, number)
-        logging.info("Exported the model of step %d to %s.", step, path)
-        return path, step
-
-    return of_checkpoint(model, at)

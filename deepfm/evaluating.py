@@ -3,16 +3,14 @@
 They set the learning rate, keep the best model, and may stop training early.
 """
 
-from typing import Optional
-
 import tensorflow as tf
 from absl import logging
 
-from deepfm import estimators
-from deepfm.config import JobConfig
-from deepfm.data import datasets, identity
-from deepfm.errors import BadInput
+from deepfm import evaluation
+from deepfm.data import identity
+from deepfm.estimators import Model
 from deepfm.model import metrics, optimizers
+from deepfm.plan import Plan
 from deepfm.runtime import interruption, stopping, throughput
 from deepfm.state import best, evaluations
 
@@ -20,46 +18,6 @@ v1 = tf.compat.v1
 
 _FEW_STEPS = 500  # a run of fewer has hardly begun to learn
 _IMPROVES = 0.001  # a last evaluation better by more than this is not the end of learning
-# Flags that are of no use, but do no harm, without evaluations.
-_OF_EVALUATIONS = (
-    "eval_every_steps", "best_metric", "min_improvement", "eval_on_all_ranks", "min_learning_rate",
-    "learning_rate_decay_patience", "learning_rate_decay_metric",
-)  # fmt: skip
-
-
-def check(job: JobConfig, data: Optional[datasets.DataSet], evaluates: bool):
-    """Refuses (BadInput) flags that need evaluations, or a figure of them, that this run lacks.
-
-    Args:
-        data: to evaluate on, if any.
-        evaluates: whether there are evaluations on the way.
-    """
-    if not data and (job.gauc_field is not None or job.slice_fields):
-        raise BadInput("--gauc_field and --slice_fields need records: give --val_data_dir.")
-    if job.export == "best" and not (data and job.servable_model_dir):
-        raise BadInput("--export=best needs --val_data_dir and --servable_model_dir.")
-    for name in ("best_metric", "learning_rate_decay_metric"):
-        if getattr(job, name) == "gauc" and job.gauc_field is None:
-            raise BadInput(f"--{name}=gauc needs the field of users: add --gauc_field=N.")
-    least = job.learning_rate_decay_on_plateau or job.min_learning_rate
-    if job.optimizer.name == "ftrl" and not least:
-        raise BadInput(
-            "--optimizer=ftrl divides by its rate: --learning_rate_decay_on_plateau=0 needs a "
-            "--min_learning_rate above 0."
-        )
-    for name, asked in (
-        ("learning_rate_decay_on_plateau", job.learning_rate_decay_on_plateau < 1),
-        ("early_stopping_patience", job.early_stopping_patience > 0),
-    ):
-        if asked and not evaluates:
-            raise BadInput(
-                f"--{name} needs evaluations: give --val_data_dir and --eval_every_steps "
-                "(without it, training evaluates after each of several epochs, but in Pipe mode "
-                "once)."
-            )
-    for name in _OF_EVALUATIONS if job.distribution.chief and not data else ():
-        if name in job.given:
-            logging.warning("--%s has no effect without --val_data_dir.", name)
 
 
 class Evaluating:
@@ -76,7 +34,7 @@ class Evaluating:
         decay: the hook that sets the learning rate in this process; None if another process does.
     """
 
-    def __init__(self, plan, model: estimators.Model):
+    def __init__(self, plan: Plan, model: Model):
         self._job, self._of_job, self._model = plan.job, plan.opened.of_job, model
         self._run_step = plan.position.run_step
         self._mode = mode = model.distribution
@@ -120,7 +78,7 @@ class Evaluating:
         """Evaluates the newest checkpoint, and keeps it if it is the best."""
         history = self.history
         identity.check_unchanged(self.data)
-        _, results, curves = estimators.evaluate(
+        _, results, curves = evaluation.of_model(
             self._model, self.data, self._job, self._of_job, more_hooks
         )
         self.results = step, results, curves

@@ -1,8 +1,16 @@
-"""The export job."""
+"""The export of a model as a SavedModel: as a job, and at the end of a training."""
+
+import os
+from typing import Tuple
+
+from absl import logging
 
 from deepfm import estimators
 from deepfm.errors import BadInput
+from deepfm.kernels.ops import TENSORFLOW
 from deepfm.plan import Opened, apply_model
+from deepfm.runtime import remote_files
+from deepfm.state import export as saved_model
 
 
 def export(opened: Opened) -> dict:
@@ -11,5 +19,36 @@ def export(opened: Opened) -> dict:
     if not job.servable_model_dir:
         raise BadInput("--servable_model_dir is missing; name a folder to export to.")
     _, model = apply_model(opened, job)
-    path, step = estimators.save_export(model, job.servable_model_dir, again=True)
+    path, step = save(model, job.servable_model_dir, again=True)
     return {"export": path, "global_step": step}
+
+
+def save(model: estimators.Model, target: str, again: bool = False) -> Tuple[str, int]:
+    """Writes a SavedModel into a new numbered folder of `target`, whole.
+
+    Args:
+        again: whether to make an export that already exists there.
+
+    Returns:
+        (the path of the numbered folder, the global step).
+    """
+    config, model = model.config, model._replace(ops=TENSORFLOW, batch_size=0)  # for any server
+    others = remote_files.names(target, "servable_model_dir")
+    depends_on = config.pooling, config.multi_valued, config.hash_buckets, config.logit_offset
+    wanted = estimators.schema(config)._replace(hash_buckets=config.hash_buckets or 0)
+
+    def at(checkpoint):
+        step, found = estimators.step_of(checkpoint), saved_model.digest(checkpoint, *depends_on)
+        stamp = saved_model.Stamp(step, found, config.feature_map)
+        there = None if again else saved_model.find(target, others, stamp)
+        if there:
+            saved_model.tidy(target)
+            logging.info("The model of step %d is already exported at %s.", step, there)
+            return there, step
+        with remote_files.written(target) as folder, estimators.trained(model) as estimator:
+            number = saved_model.save(estimator, checkpoint, folder, wanted, others, stamp)
+        path = os.path.join(target, number)
+        logging.info("Exported the model of step %d to %s.", step, path)
+        return path, step
+
+    return estimators.of_checkpoint(model, at)

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 import tensorflow as tf
 from absl import logging
 
-from deepfm import estimators, evaluating, model_config, open_data
+from deepfm import estimators, model_config, open_data
 from deepfm.config import JobConfig, ModelConfig, Position, Share
 from deepfm.config.setting import ALIKE, CHANGES, HYPERPARAMETERS, OF_DATA, ORDER, of_kinds
 from deepfm.data import bad_records, datasets, records, shares
@@ -24,6 +24,12 @@ from deepfm.modes.common.mode import Mode
 from deepfm.runtime import sagemaker
 from deepfm.state import best, checkpoints, evaluations, model_dir, notes, resume
 from deepfm.state.remote_model_dir import Mirror, at_hand
+
+# Flags that are of no use, but do no harm, without evaluations.
+_OF_EVALUATIONS = (
+    "eval_every_steps", "best_metric", "min_improvement", "eval_on_all_ranks", "min_learning_rate",
+    "learning_rate_decay_patience", "learning_rate_decay_metric",
+)  # fmt: skip
 
 
 class Opened(NamedTuple):
@@ -204,7 +210,7 @@ def make_plan(opened: Opened) -> Plan:
     rows = None if None in rows else rows
     steps = shares.steps_of_processes(rows, plan.job.batch_of_process, mode.in_step)
     plan = plan._replace(ops=ops, steps=steps)
-    evaluating.check(plan.job, plan.validation, bool(plan.eval_steps))
+    _check_evaluations(plan)
     if plan.job.reset_embeddings_each_epoch:
         _check_fresh_tables(plan)
     plan, (decided, *_) = together(mode, lambda: _decide(plan, rows))
@@ -274,6 +280,37 @@ def _alike(plan):
         files = [(os.path.basename(f.path), f.bytes, f.rows, bad.get(f.path)) for f in data.files]
         mine["training_data_dir"] = f"{len(files)} files, {resume.digest(files)}"
     return mine
+
+
+def _check_evaluations(plan):
+    """Refuses (BadInput) flags that need evaluations, or a figure of them, that this run lacks."""
+    job, data = plan.job, plan.validation
+    if not data and (job.gauc_field is not None or job.slice_fields):
+        raise BadInput("--gauc_field and --slice_fields need records: give --val_data_dir.")
+    if job.export == "best" and not (data and job.servable_model_dir):
+        raise BadInput("--export=best needs --val_data_dir and --servable_model_dir.")
+    for name in ("best_metric", "learning_rate_decay_metric"):
+        if getattr(job, name) == "gauc" and job.gauc_field is None:
+            raise BadInput(f"--{name}=gauc needs the field of users: add --gauc_field=N.")
+    least = job.learning_rate_decay_on_plateau or job.min_learning_rate
+    if job.optimizer.name == "ftrl" and not least:
+        raise BadInput(
+            "--optimizer=ftrl divides by its rate: --learning_rate_decay_on_plateau=0 needs a "
+            "--min_learning_rate above 0."
+        )
+    for name, asked in (
+        ("learning_rate_decay_on_plateau", job.learning_rate_decay_on_plateau < 1),
+        ("early_stopping_patience", job.early_stopping_patience > 0),
+    ):
+        if asked and not plan.eval_steps:
+            raise BadInput(
+                f"--{name} needs evaluations: give --val_data_dir and --eval_every_steps "
+                "(without it, training evaluates after each of several epochs, but in Pipe mode "
+                "once)."
+            )
+    for name in _OF_EVALUATIONS if job.distribution.chief and not data else ():
+        if name in job.given:
+            logging.warning("--%s has no effect without --val_data_dir.", name)
 
 
 def _check_fresh_tables(plan):

@@ -6,7 +6,7 @@ import socket
 
 from absl import logging
 
-from deepfm import estimators, evaluating, model_config, open_data
+from deepfm import estimators, evaluating, export, model_config, open_data
 from deepfm.data import bad_records, identity, input_pipeline, reading
 from deepfm.data.reading import Source
 from deepfm.errors import BadInput
@@ -57,7 +57,7 @@ def run(plan: Plan) -> dict:
     if chief and job.servable_model_dir:
         kept = best.step_of(os.path.join(job.model_dir, best.FOLDER))  # None if it was damaged
         model = training.model._replace(checkpoint=job.export if kept else "last")
-        estimators.save_export(model, job.servable_model_dir)
+        export.save(model, job.servable_model_dir)
     return report
 
 

@@ -15,7 +15,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 
 import tensorflow as tf
 
-from deepfm import estimators, modes
+from deepfm import estimators, evaluation, modes
 from deepfm.config import (
     InputConfig,
     JobConfig,
@@ -79,7 +79,7 @@ def evaluate(mode, case, size):
     model = estimators.Model(case.model_dir, config, mode, ops=compiled.COMPILED, batch_size=size)
     job = JobConfig(*len(JobConfig._fields) * [None])
     job = job._replace(input=InputConfig(size), ops=compiled.COMPILED)
-    return estimators.evaluate(model, data, job, sagemaker.Job())[1]
+    return evaluation.of_model(model, data, job, sagemaker.Job())[1]
 
 
 def train(mode, case):

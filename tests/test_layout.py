@@ -17,11 +17,11 @@ ROOMS = {"model", "data", "state", "modes.common"} | BELOW
 STORY = (
     "jobs",
     "training",
+    "evaluating",
     "evaluation",
     "inference",
     "export",
     "plan",
-    "evaluating",
     "estimators",
     "model_config",
     "open_data",
