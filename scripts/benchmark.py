@@ -358,7 +358,7 @@ def _several_values(folder, feature_size):
 
 def _torch(*words):
     """The figures that torch_reference.py prints."""
-    return json.loads(_run(FLAGS.torch, "scripts/torch_reference.py", *words))
+    return json.loads(_run(FLAGS.torch, "scripts/benchmarks/torch_reference.py", *words))
 
 
 def _arrays(folder):

@@ -113,7 +113,7 @@ _OF_JOB = {
     "spark": ("input_s3_uri",),
 }  # fmt: skip
 _PLACES = [f"--input={PROCESSING}/input/data", f"--output_dir={PROCESSING}/output"]
-PROCESSING_SOURCE = ("data_tools", "deepfm", "scripts/convert_on_sagemaker.sh")
+PROCESSING_SOURCE = ("data_tools", "deepfm", "scripts/sagemaker/convert_on_sagemaker.sh")
 # What a job of several hosts on Spark needs, and why.
 _OF_SEVERAL = {
     "output_path": ", the s3:// folder that the hosts write to",
@@ -297,7 +297,7 @@ def _run_spark(words, folder):
     uploads = {
         "py-files": folder / "deepfm_spark.zip",
         "files": programs.ROOT / "requirements-spark.txt",
-        "code": programs.ROOT / "scripts" / "spark_on_sagemaker.py",
+        "code": programs.SCRIPTS / "sagemaker/spark_on_sagemaker.py",
     }
     driver = f"code/{uploads['code'].name}"
     base = f"{PROCESSING}/input"

@@ -1,7 +1,7 @@
-"""What the programs of this folder share: how they start, refuse input, and wait for processes.
+"""What the programs of scripts/ share: how they start, refuse input, and wait for processes.
 
 A program imports this before any third-party package, because deepfm says what to do if absl is
-missing. These programs use nothing else of deepfm, except benchmark.py, which times parts of it.
+missing. From then on, Python finds what programs consist of in sagemaker/ and benchmarks/.
 """
 
 import math
@@ -16,8 +16,9 @@ import threading
 import time
 from typing import Dict
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT))
+SCRIPTS = pathlib.Path(__file__).resolve().parent
+ROOT = SCRIPTS.parent
+sys.path += [str(ROOT), str(SCRIPTS / "sagemaker"), str(SCRIPTS / "benchmarks")]
 # All that SageMaker gets: with a requirements.txt the container would replace its TensorFlow, and
 # with a setup.py it would run train.py as a package.
 TRAINING_SOURCE = ("train.py", "deepfm")

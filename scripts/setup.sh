@@ -340,7 +340,7 @@ find_what_is_missing() { # sets $wanted to the Debian packages that have to be i
     need "Compiling the kernels" g++
   fi
   packages=("${hosts_packages[@]}")
-  if to_do sagemaker; then need "scripts/sagemaker_local.py" sshd ip curl; fi
+  if to_do sagemaker; then need "scripts/sagemaker/local_job.py" sshd ip curl; fi
   packages=(openjdk-17-jre-headless)
   if to_do spark; then need Spark java; fi
   if [[ $tests == 1 ]] && can_install && [[ -n $(missing strace) ]]; then wanted+=(strace); fi

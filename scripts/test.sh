@@ -22,7 +22,7 @@ scripts/setup.sh --tests
 echo "Lint"
 .venv/bin/ruff format --check .
 .venv/bin/ruff check .
-.venv/bin/shellcheck scripts/*.sh .ci/run
+.venv/bin/shellcheck scripts/*.sh scripts/*/*.sh tests/*.sh .ci/run
 
 echo "Tests"
 export TF_CPP_MIN_LOG_LEVEL=2

@@ -284,6 +284,27 @@ def _env_of(python, env=None):
     return warm.for_launchers(env) if python == warm.PYTHON else env
 
 
+def wait_until(condition, seconds, between_looks=0.1):
+    """Waits until condition() holds, at most `seconds`; returns whether it does."""
+    last = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > last:
+            return False
+        time.sleep(between_looks)
+    return True
+
+
+def marked(variable, value):
+    """The processes that were started with a value in their environment, wherever they are now."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            ours = process.environ().get(variable) == value
+            if ours and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
 def await_files(process, *patterns):
     """Waits until a process has made a file of one of the patterns, or has ended."""
     # Path.glob would stumble over folders that data jobs make once, and remove, to see if they can.

@@ -18,14 +18,13 @@ import random
 import re
 import shutil
 import subprocess
-import time
 import uuid
 from typing import NamedTuple
 
 import psutil
 import pytest
 import warm
-from conftest import ROOT
+from conftest import ROOT, marked, wait_until
 
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 TEXTS = {page: (ROOT / page).read_text() for page in [*PAGES, "CONTRIBUTING.md"]}
@@ -49,10 +48,7 @@ FOREIGN = {
     "pytest": set(),
     "git": {"check"},
 }
-ARGPARSE = (  # whose --help is the full one
-    "scripts/torch_reference.py", "scripts/zip_for_spark.py", "tests/soak_fuzz.py",
-)  # fmt: skip
-PROGRAM = re.compile(r"(?:\./)?((?:scripts|tests)/\w+\.(?:py|sh)|train\.py)(?= |$)")
+PROGRAM = re.compile(r"(?:\./)?((?:scripts|tests)/[\w/]+\.(?:py|sh)|train\.py)(?= |$)")
 MODULE = re.compile(r"-m ((?:data_tools|deepfm)\.\w+)")
 FOLDERS = ("deepfm", "data_tools", "scripts", "tests", "docs", "docker", ".ci")
 # What flags name, or have where they are not given; and what a shell writes to.
@@ -208,16 +204,17 @@ def test_git_ignores_what_the_commands_make():
 
 def programs():
     """{how commands name a program: the words that make it list its flags}."""
-    names = [*(ROOT / "scripts").glob("*.py"), ROOT / "tests" / "soak_fuzz.py", ROOT / "train.py"]
+    names = [*ROOT.glob("scripts/**/*.py"), *ROOT.glob("tests/soak_*.py"), ROOT / "train.py"]
     found = {}
     for path in names:
-        text = path.read_text()
-        if "__main__" in text and re.search(r"\bFLAGS\b|add_argument", text):
-            name = str(path.relative_to(ROOT))
-            found[name] = [name]
+        name, text = str(path.relative_to(ROOT)), path.read_text()
+        if "__main__" in text and "add_argument" in text:  # argparse
+            found[name] = [name, "--help"]
+        elif "__main__" in text and re.search(r"\bFLAGS\b", text):
+            found[name] = [name, "--helpfull"]
     for path in (ROOT / "data_tools").glob("[!_]*.py"):
         if "command_line" in path.read_text():  # else it has no flags
-            found[f"data_tools.{path.stem}"] = ["-m", f"data_tools.{path.stem}"]
+            found[f"data_tools.{path.stem}"] = ["-m", f"data_tools.{path.stem}", "--helpfull"]
     return found
 
 
@@ -226,12 +223,12 @@ def flags():
     """{program: its flags}; those of a shell script are what its text names."""
     found = {"deepfm.kernels": set()}
     for name, words in programs().items():
-        done = warm.run([*words, "--help" if name in ARGPARSE else "--helpfull"])
+        done = warm.run(words)
         text = done.stdout + done.stderr
         found[name] = set(re.findall(r"^ +(?:-\w,)?--(?:\[no\])?([\w-]+)", text, re.MULTILINE))
         assert found[name], f"{name}: {text}"
-    for path in (ROOT / "scripts").glob("*.sh"):
-        found[f"scripts/{path.name}"] = set(re.findall(r"--([\w-]+)", path.read_text()))
+    for path in [*ROOT.glob("scripts/**/*.sh"), *ROOT.glob("tests/*.sh")]:
+        found[str(path.relative_to(ROOT))] = set(re.findall(r"--([\w-]+)", path.read_text()))
     return found
 
 
@@ -347,19 +344,9 @@ def ended(mark):
     try:
         yield
     finally:
-        for process in left_of(mark):
+        for process in marked("DOCS_BLOCK", mark):
             with contextlib.suppress(psutil.Error):
                 process.kill()
-
-
-def left_of(mark):
-    """The processes whose environment has a mark."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get("DOCS_BLOCK") == mark:
-                found.append(process)
-    return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
 
 
 def run(block, checkout, fewer_rows=False):
@@ -382,10 +369,8 @@ def run(block, checkout, fewer_rows=False):
             code = process.wait(limit)
         except subprocess.TimeoutExpired:
             code = f"not ended after {limit} s"
-        until = time.monotonic() + 10
-        while left_of(mark) and time.monotonic() < until:
-            time.sleep(0.2)
-        left = [" ".join(process.cmdline()) for process in left_of(mark)]
+        wait_until(lambda: not marked("DOCS_BLOCK", mark), 10, 0.2)
+        left = [" ".join(process.cmdline()) for process in marked("DOCS_BLOCK", mark)]
     said = log.read_text(errors="replace")
     assert code == 0, f"{block.place}: {code}\n{block.text}\n{said[-4000:]}"
     assert not left, f"{block.place} leaves {left}"

@@ -533,7 +533,7 @@ def test_hosts_that_convert_divide_the_input_and_share_the_code(conversion):
 @pytest.fixture
 def convert(tmp_path):
     """A function that runs one host's part of a conversion below tmp_path instead of /opt/ml."""
-    script = (ROOT / "scripts" / "convert_on_sagemaker.sh").read_text()
+    script = (ROOT / "scripts/sagemaker/convert_on_sagemaker.sh").read_text()
     script = script.replace("/opt/ml", str(tmp_path))
     for folder in ("config", "processing/input/data", "processing/output"):
         (tmp_path / folder).mkdir(parents=True)
@@ -623,10 +623,8 @@ def driver(tmp_path):
     Instead of pip it has a program that writes its arguments to a file, and on_spark writes its
     own.
     """
-    code = (
-        (ROOT / "scripts" / "spark_on_sagemaker.py").read_text().replace("/opt/ml", str(tmp_path))
-    )
-    (tmp_path / "driver.py").write_text(code)
+    code = (ROOT / "scripts/sagemaker/spark_on_sagemaker.py").read_text()
+    (tmp_path / "driver.py").write_text(code.replace("/opt/ml", str(tmp_path)))
     files = tmp_path / "processing" / "input" / "files"
     for folder in (files, tmp_path / "config", tmp_path / "data_tools"):
         folder.mkdir(parents=True)

@@ -50,7 +50,7 @@ PROGRAMS = {path.stem for path in ROOT.glob("data_tools/[!_]*.py")}
 def sources():
     """{path from the root: text} of all code that is not a test."""
     found = [*ROOT.glob("deepfm/**/*.py"), *ROOT.glob("data_tools/**/*.py")]
-    found += [*ROOT.glob("scripts/*.py"), ROOT / "train.py"]
+    found += [*ROOT.glob("scripts/**/*.py"), ROOT / "train.py"]
     return {str(path.relative_to(ROOT)): path.read_text() for path in found}
 
 

@@ -242,7 +242,7 @@ def test_the_same_command_after_the_end_trains_nothing(data, tmp_path):
 
 
 def soak(*flags):
-    command = [sys.executable, "scripts/soak_interruptions.py", *flags]
+    command = [sys.executable, "tests/soak_interruptions.py", *flags]
     return finish(started(command), timeout=280)
 
 

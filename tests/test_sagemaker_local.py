@@ -39,8 +39,13 @@ RATE = 1e-4
 
 
 def run_job(output_dir, *words, timeout=150, **env):
-    """Runs scripts/sagemaker_local.py; (exit code, all lines, the failure file or None)."""
-    command = [sys.executable, "scripts/sagemaker_local.py", f"--output_dir={output_dir}", *words]
+    """Runs scripts/sagemaker/local_job.py; (exit code, all lines, the failure file or None)."""
+    command = [
+        sys.executable,
+        "scripts/sagemaker/local_job.py",
+        f"--output_dir={output_dir}",
+        *words,
+    ]
     done = subprocess.run(
         [str(word) for word in command],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout,
@@ -142,7 +147,12 @@ def test_a_job_whose_host_is_taken_away_ends_as_one_that_was_not(criteo_like, tm
     code, text, _ = run_job(tmp_path / "w", f"--checkpoints_dir={tmp_path}/whole", *flags)
     assert code == 0, text
     parts = f"--checkpoints_dir={tmp_path}/parts"
-    command = [sys.executable, "scripts/sagemaker_local.py", f"--output_dir={tmp_path}/p", parts]
+    command = [
+        sys.executable,
+        "scripts/sagemaker/local_job.py",
+        f"--output_dir={tmp_path}/p",
+        parts,
+    ]
     with started([*command, *flags]) as process:
         for line in process.stdout:
             if "step 200 " in line:
@@ -276,7 +286,7 @@ def test_a_beginning_that_no_file_has_is_refused(tmp_path):
 
 def test_nothing_outlives_a_job_that_is_killed(criteo_like, tmp_path):
     command = (
-        sys.executable, "scripts/sagemaker_local.py", f"--output_dir={tmp_path}", "--hosts=2",
+        sys.executable, "scripts/sagemaker/local_job.py", f"--output_dir={tmp_path}", "--hosts=2",
         "--distribution=ps", f"--training={criteo_like}/tr", "--", "--num_epochs=100000",
         "--batch_size=8", "--feature_size=117581", f"--servable_model_dir={tmp_path}/mark",
     )  # fmt: skip

@@ -10,21 +10,21 @@ import pytest
 import s3_server
 from conftest import ROOT, started
 
-PARTS = (  # of programs
-    "programs.py", "sagemaker_hosts.py", "sagemaker_requests.py", "sagemaker_session.py",
-    "spark_on_sagemaker.py", "tables_and_plots.py", "tune_candidates.py",
-)  # fmt: skip
+PATHS = [*ROOT.glob("scripts/**/*.[ps][yh]"), ROOT / "tests/sanitize.sh"]
 SCRIPTS = sorted(
-    path.name for path in (ROOT / "scripts").iterdir() if path.is_file() and path.name not in PARTS
-)
+    str(path.relative_to(ROOT)) for path in PATHS
+    if (path.suffix == ".sh" or "__main__" in path.read_text())
+    and path.name != "spark_on_sagemaker.py"  # whose arguments are a job's
+)  # fmt: skip
 # Arguments of test.sh are pytest's; argparse asks for what is missing first.
-WRONG = {"test.sh": "tests/no_such_test.py", "torch_reference.py": "--steps=many"}
+TORCH = "scripts/benchmarks/torch_reference.py"
+WRONG = {"scripts/test.sh": "tests/no_such_test.py", TORCH: "--steps=many"}
 SITE = pathlib.Path(pytest.__file__).parent.parent
 
 
 def command(script, *words):
     interpreter = "bash" if script.endswith(".sh") else sys.executable
-    return [interpreter, f"scripts/{script}", *words]
+    return [interpreter, script, *words]
 
 
 def start(words, folder):
@@ -39,6 +39,8 @@ def asked(tmp_path_factory):
     """{(script, argument): (exit code, standard output, standard error)}, all side by side."""
     folder = tmp_path_factory.mktemp("checkout")
     shutil.copytree(ROOT / "scripts", folder / "scripts")
+    (folder / "tests").mkdir()
+    shutil.copy(ROOT / "tests/sanitize.sh", folder / "tests")
     (folder / "deepfm").symlink_to(ROOT / "deepfm")
     running = {
         (script, argument): start(command(script, argument), folder)
@@ -49,7 +51,7 @@ def asked(tmp_path_factory):
     for key, process in running.items():
         out, said = process.communicate(timeout=100)
         found[key] = process.returncode, out, said
-    assert sorted(path.name for path in folder.iterdir()) == ["deepfm", "scripts"]
+    assert sorted(path.name for path in folder.iterdir()) == ["deepfm", "scripts", "tests"]
     return found
 
 
@@ -103,11 +105,7 @@ def test_quickstart_replaces_only_what_it_makes_and_says_so(tmp_path):
 
 PROGRAMS = [
     ["train.py", "--help"], ["-m", "data_tools.prepare_criteo"], ["-m", "deepfm.kernels"],
-    *(
-        ["scripts/" + name]
-        for name in SCRIPTS
-        if name.endswith(".py") and name[:6] != "torch_" and name != "zip_for_spark.py"
-    ),
+    *([name] for name in SCRIPTS if name[-3:] == ".py" and "programs" in (ROOT / name).read_text()),
 ]  # fmt: skip
 
 
@@ -161,7 +159,11 @@ def test_a_job_replaces_no_data_and_no_model_of_others(tmp_path, earlier, traini
         (tmp_path / name).write_text("x")
     words = [f"--output_dir={tmp_path}", f"--training={tmp_path}/{training}"]
     done = subprocess.run(
-        command("sagemaker_local.py", *words), cwd=ROOT, capture_output=True, text=True, timeout=60
+        command("scripts/sagemaker/local_job.py", *words),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     if "toolkit is not installed" in done.stderr:
         pytest.skip("scripts/setup.sh --sagemaker has not run")
@@ -198,7 +200,7 @@ def bucket(tmp_path):
     folder.mkdir(parents=True)
     for name in ("changed", "deleted", "same"):
         (folder / name).write_text("before")
-    words = [s3_server.PYTHON, "scripts/local_s3.py", f"--dir={folder.parent}"]
+    words = [s3_server.PYTHON, "scripts/sagemaker/local_s3.py", f"--dir={folder.parent}"]
     with started([*words, f"--address=127.0.0.1:{port}"]) as server:
         assert any(line.startswith("Serving ") for line in server.stdout)
         yield folder, server, port

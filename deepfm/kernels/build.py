@@ -30,7 +30,7 @@ _OPTIONS = [
     "-Wno-psabi",  # vectors of other processors are never handed over
     "-ffp-contract=off",  # same results on processors with and without fused multiply-add
 ]  # fmt: skip
-if os.environ.get("DEEPFM_SANITIZE"):  # scripts/sanitize.sh
+if os.environ.get("DEEPFM_SANITIZE"):  # tests/sanitize.sh
     _OPTIONS += ["-O1", "-g", "-fsanitize=address,undefined"]
 
 

@@ -1,8 +1,8 @@
 """A PyTorch DeepFM as a careful user of PyTorch would write it: what benchmark.py compares train.py
 with. Prints JSON.
 
-    python scripts/torch_reference.py --data=train.npz --feature_size=117581 --steps=300
-    python scripts/torch_reference.py --data=train.npz --feature_size=117581 --predictions=p.txt
+    python torch_reference.py --data=train.npz --feature_size=117581 --steps=300
+    python torch_reference.py --data=train.npz --feature_size=117581 --predictions=p.txt
 
 Each batch's ids are made distinct, their rows are gathered once and updated in place by Adam. It
 runs eagerly and with torch.compile, and reports the faster. Its data is in memory as tensors, so

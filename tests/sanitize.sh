@@ -2,8 +2,8 @@
 # Tests the compiled kernels under AddressSanitizer and UndefinedBehaviorSanitizer, which stop at the
 # first access outside memory and the first undefined operation:
 #
-#   scripts/sanitize.sh
-#   scripts/sanitize.sh -k first_layer
+#   tests/sanitize.sh
+#   tests/sanitize.sh -k first_layer
 #
 # The test of memory use is left out: the sanitizer keeps freed memory back.
 set -euo pipefail

@@ -1,18 +1,20 @@
 """An S3 server on this machine (moto) whose buckets are the subfolders of --dir.
 
-    .venv-sagemaker/bin/python scripts/local_s3.py --dir=s3 --address=127.0.0.1:9000
+    .venv-sagemaker/bin/python scripts/sagemaker/local_s3.py --dir=s3 --address=127.0.0.1:9000
 
 On SIGTERM or Ctrl-C, it writes what has changed back to the folder, and nothing else. With
---certificate it serves https only, as SageMaker's toolkit expects. scripts/sagemaker_local.py
---s3_dir starts it for a job.
+--certificate it serves https only, as SageMaker's toolkit expects. local_job.py --s3_dir starts it
+for a job.
 """
 
 import pathlib
 import re
 import signal
 import subprocess
+import sys
 import threading
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
 from programs import need, run_program  # first
 
 # isort: split

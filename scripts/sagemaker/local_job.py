@@ -1,11 +1,10 @@
 """Runs a SageMaker training job on this machine, through SageMaker's own training toolkit.
 
     scripts/setup.sh --sagemaker
-    .venv/bin/python scripts/sagemaker_local.py --training=data/train --evaluation=data/val -- \\
-        --num_epochs=2
-    .venv/bin/python scripts/sagemaker_local.py --s3_dir=s3 --training=data/train -- \\
+    .venv/bin/python scripts/sagemaker/local_job.py --training=data/train -- --num_epochs=2
+    .venv/bin/python scripts/sagemaker/local_job.py --s3_dir=s3 --training=data/train -- \\
         --model_dir=s3://bucket/model
-    .venv/bin/python scripts/sagemaker_local.py --input_mode=Pipe --hosts=2 \\
+    .venv/bin/python scripts/sagemaker/local_job.py --input_mode=Pipe --hosts=2 \\
         --distribution=horovod --processes_per_host=2 --s3_shard --training=data/train/part- \\
         --evaluation=data/val/part- -- --feature_size=117581 --field_size=39
 
@@ -31,6 +30,7 @@ import tempfile
 import threading
 import time
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
 import programs  # first
 from programs import ROOT, BadInput, fail, program, run_program
 
@@ -291,7 +291,7 @@ def _feed(data, channel, files):
         except BrokenPipeError:
             pass  # the job reads no further in this epoch
         except OSError as error:
-            sys.stderr.write(f"sagemaker_local.py: channel {channel}: {error}; ending the job.\n")
+            sys.stderr.write(f"local_job.py: channel {channel}: {error}; ending the job.\n")
             os._exit(1)  # the others wait for more
 
 
@@ -356,12 +356,14 @@ def _start_s3(folder):
     _ip("address", "add", _S3.split(":")[0] + "/24", "dev", "hosts")
     certificate = folder / "s3.crt"
     server = subprocess.Popen(
-        [VENV / "bin" / "python", ROOT / "scripts/local_s3.py", f"--dir={FLAGS.s3_dir}"]
-        + [f"--address={_S3}", f"--certificate={certificate}"],
+        [
+            VENV / "bin/python", programs.SCRIPTS / "sagemaker/local_s3.py",
+            f"--dir={FLAGS.s3_dir}", f"--address={_S3}", f"--certificate={certificate}",
+        ],
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     if not server.stdout.readline():
-        sys.exit("sagemaker_local.py: the S3 server did not start; scripts/local_s3.py says why.")
+        sys.exit("local_job.py: the S3 server did not start; local_s3.py says why.")
     return server, {
         "AWS_ACCESS_KEY_ID": "id",
         "AWS_SECRET_ACCESS_KEY": "key",

@@ -1,8 +1,8 @@
 """Kills training at random moments, in every mode, and counts how often each record was used.
 
-    .venv/bin/python scripts/soak_interruptions.py
-    .venv/bin/python scripts/soak_interruptions.py --modes=ps --configurations=plain --kills=20
-    .venv/bin/python scripts/soak_interruptions.py --modes=local --kills=10 -- --cache=memory
+    .venv/bin/python tests/soak_interruptions.py
+    .venv/bin/python tests/soak_interruptions.py --modes=ps --configurations=plain --kills=20
+    .venv/bin/python tests/soak_interruptions.py --modes=local --kills=10 -- --cache=memory
 
 A cell is a mode of distribution and a configuration of the job. In each, one run is left alone; the
 others are killed one to three times, each at a random moment of the run or of its restart, and
@@ -23,6 +23,7 @@ which `lost` and `again` count uses of records. The exit code is 1 if a run had 
 shown, or kept with its folder in --output_dir.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import itertools
@@ -39,36 +40,27 @@ import time
 import uuid
 from typing import List
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+TESTS = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(TESTS.parent), str(TESTS)]
 
-from programs import ROOT, check_list, need, program, run_command, run_program, wait_until
+import numpy as np  # noqa: E402
+import psutil  # noqa: E402
+import tensorflow as tf  # noqa: E402
+from absl import logging  # noqa: E402
+from conftest import LAUNCHERS, ROOT, marked, run_tool, wait_until  # noqa: E402
 
-# isort: split
-import numpy as np
-import psutil
-from absl import flags, logging
-from tables_and_plots import markdown
-
-_KNOWN = {
-    "modes": ("local", "tower", "mirrored", "mpi", "gloo", "ps"),
+_KNOWN = {  # flag: its values, all of which are the default
+    "modes": ("local", "tower", "mirrored", "mpi", "gloo", "ps"),  # mpi and gloo are Horovod
     "configurations": ("plain", "evaluations", "multi_valued", "cache", "no_dataset_json"),
-    "signals": ("kill", "term"),
+    "signals": ("kill", "term"),  # with both, four of five are SIGKILL
     "who": ("chief", "worker", "server", "all"),
 }
-FLAGS = flags.FLAGS
-flags.DEFINE_integer("kills", 5, "Number of kills in each cell.", 1)
-for _name, _what in (
-    ("modes", "Modes of distribution; mpi and gloo are Horovod."),
-    ("configurations", "Configurations of the job to try in each mode."),
-    ("signals", "Signals to send, SIGKILL or SIGTERM; with both, four of five are SIGKILL."),
-    ("who", "Processes that SIGKILL may hit in ps mode."),
-):
-    flags.DEFINE_list(_name, ",".join(_KNOWN[_name]), _what)
-flags.DEFINE_integer("processes", 2, "Processes in mpi, gloo and ps (chief and workers).", 2)
-flags.DEFINE_integer("rows", 3000, "Records to train on, rounded up to divide evenly.", 1)
-flags.DEFINE_integer("seed", 1, "Seed of the data and of the moments of the kills.")
-flags.DEFINE_string("output_dir", None, "Folder for table.md and the folders of runs with faults.")
-
+_NUMBERS = {  # flag: its default, its least value, its help
+    "kills": (5, 1, "kills in each cell"),
+    "processes": (2, 2, "processes in mpi, gloo and ps (chief and workers)"),
+    "rows": (3000, 1, "records to train on, rounded up to divide evenly"),
+    "seed": (1, 0, "seed of the data and of the moments of the kills"),
+}
 _EPOCHS = 2
 _BATCH = 16  # records that each process takes in a step
 _LAST = 10  # records that each process has left for the last step of an epoch
@@ -82,30 +74,49 @@ _TRAIN = (
     "--l2_reg=0", "--optimizer=sgd", f"--num_epochs={_EPOCHS}", "--shuffle_buffer=500",
     "--log_steps=1000",
 )  # fmt: skip
+FLAGS = argparse.Namespace()
 
 
-def main(arguments):
+def _read_flags():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name, known in _KNOWN.items():
+        what = "; who SIGKILL may hit in ps mode" * (name == "who")
+        parser.add_argument(f"--{name}", default=",".join(known), help=f"default: all{what}")
+    for name, (default, _, what) in _NUMBERS.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help=what)
+    parser.add_argument("--output_dir", help="folder for table.md and runs with faults")
+    parser.add_argument("train_flags", nargs="*", help="flags of train.py, after --")
+    given = vars(parser.parse_args(namespace=FLAGS))
+    for name, known in _KNOWN.items():
+        given[name] = given[name].split(",")
+        for value in set(given[name]) - set(known):
+            parser.error(f"--{name}={value} is not one of {', '.join(known)}.")
+    for name, (_, least, _) in _NUMBERS.items():
+        if given[name] < least:
+            parser.error(f"--{name}={given[name]} is less than {least}.")
+
+
+def main():
+    _read_flags()
+    logging.set_verbosity(logging.INFO)
     for number in (signal.SIGTERM, signal.SIGINT):  # either ends the running job
         signal.signal(number, signal.default_int_handler)
-    for name, known in _KNOWN.items():
-        check_list(name, known)
     if FLAGS.output_dir:
-        program.make_output_dir(FLAGS.output_dir)
-    need("tensorflow_core")
+        os.makedirs(FLAGS.output_dir, exist_ok=True)
     cells = []
     with tempfile.TemporaryDirectory(prefix="deepfm-soak-") as folder:
         data = _Data(pathlib.Path(folder))
         try:
             for mode, configuration in itertools.product(FLAGS.modes, FLAGS.configurations):
                 cells.append(Cell(mode, configuration))
-                _soak(cells[-1], data, pathlib.Path(folder), arguments[1:])
+                _soak(cells[-1], data, pathlib.Path(folder))
         except KeyboardInterrupt:
             logging.info("Interrupted; the table is of the kills so far.")
             cells[-1].faults += 1
     table = _table(cells)
     print(table)
     if FLAGS.output_dir:
-        (pathlib.Path(FLAGS.output_dir) / "table.md").write_text(table + "\n")
+        pathlib.Path(FLAGS.output_dir, "table.md").write_text(table + "\n")
     return int(any(cell.faults for cell in cells))
 
 
@@ -131,14 +142,15 @@ def _table(cells):
         "mode", "configuration", "kills", "of them SIGTERM", "runs", "same end", "lost", "again",
         "faults", "slowest end, s", "all, s",
     )  # fmt: skip
-    rows = []
+    rows = [titles, ["---"] * len(titles)]
     for cell in cells:
         fields = dataclasses.asdict(cell)
         fields["mode"] = {"mpi": "horovod, MPI", "gloo": "horovod, Gloo"}.get(cell.mode, cell.mode)
         fields["same"] = "" if cell.mode == "ps" else cell.same
         rows.append([f"{x:.1f}" if isinstance(x, float) else str(x) for x in fields.values()])
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     kills, runs, faults = (sum(getattr(c, n) for c in cells) for n in ("kills", "runs", "faults"))
-    return f"{markdown(titles, rows)}\n\n{kills} kills in {runs} runs; {faults} runs with a fault."
+    return f"{table}\n\n{kills} kills in {runs} runs; {faults} runs with a fault."
 
 
 class _Data:
@@ -186,9 +198,9 @@ class _Data:
                 f.write(" ".join([str(draw.randrange(2)), f"0:{i}:1", *values]) + "\n")
         # With unknown rows: more files than are read at once, equally many for each process.
         files = 5 * FLAGS.processes if alone else 3
-        run_command(
-            sys.executable, "-m", "data_tools.libsvm_to_tfrecord", f"--input={text}",
-            f"--output_dir={folder}", f"--num_files={files}", *["--multi_valued"] * several,
+        run_tool(
+            "libsvm_to_tfrecord", f"--input={text}", f"--output_dir={folder}",
+            f"--num_files={files}", *["--multi_valued"] * several, fresh=True,
         ).check_returncode()  # fmt: skip
         if alone:
             (folder / "dataset.json").unlink()
@@ -217,17 +229,12 @@ def count_uses(weights, most=7):
     return np.array(list(sums.values()))[nearest]
 
 
-def _command(mode, more, folder):
+def _command(mode, more):
     """The words that start a run."""
     train, processes = [sys.executable, str(ROOT / "train.py")], str(FLAGS.processes)
     batch, interval = _BATCH * FLAGS.processes, _INTERVAL
-    if mode == "mpi":
-        launcher = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-bind-to", "none"]
-        own = ["--mca", "orte_tmpdir_base", str(folder)]  # all mpiruns of a user share the default
-        train = [*launcher, *own, "-np", processes, *train]
-    elif mode == "gloo":
-        horovodrun = os.path.join(os.path.dirname(sys.executable), "horovodrun")
-        train = [horovodrun, "--gloo", "-np", processes, *train]
+    if mode in LAUNCHERS:
+        train = [*LAUNCHERS[mode], processes, *train]
     elif mode == "ps":
         batch, interval = _BATCH, _INTERVAL * FLAGS.processes  # a step is one process's
         workers = f"--num_workers={FLAGS.processes - 1}"
@@ -245,13 +252,14 @@ class _Job:
 
     def __init__(self, run):
         self._model_dir, self._id = run.folder / "model", uuid.uuid4().hex
+        env = {**os.environ, "DEEPFM_SOAK": self._id}
+        env["OMPI_MCA_orte_tmpdir_base"] = str(run.folder)  # mpiruns of a user share the default
         with open(run.folder / "log", "ab", 0) as log:
             log.write(f"$ {' '.join(run.command)}\n".encode())
             self.started = time.monotonic()
             self._launcher = subprocess.Popen(
-                run.command, cwd=ROOT, env={**os.environ, "DEEPFM_SOAK": self._id}, stdout=log,
-                stderr=log, start_new_session=True,
-            )  # fmt: skip
+                run.command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True
+            )
 
     def close(self):
         while self.processes():
@@ -265,8 +273,7 @@ class _Job:
 
     def processes(self):
         """All processes of the job, wherever they are, by a variable that they inherited."""
-        found = psutil.process_iter(["environ", "cmdline"])
-        return [p for p in found if (p.info["environ"] or {}).get("DEEPFM_SOAK") == self._id]
+        return marked("DEEPFM_SOAK", self._id)
 
     @staticmethod
     def _send(number, processes):
@@ -311,10 +318,11 @@ class _Job:
 
 def _role(process):
     """chief, worker, server or rank, of the processes of train.py in a job of several."""
-    if str(ROOT / "train.py") not in (process.info["cmdline"] or [])[1:3]:
-        return None
-    task = json.loads(process.info["environ"].get("TF_CONFIG", "{}")).get("task", {"type": "rank"})
-    return {"ps": "server"}.get(task["type"], task["type"])
+    with contextlib.suppress(psutil.Error):
+        if str(ROOT / "train.py") in process.cmdline()[1:3]:
+            task = json.loads(process.environ().get("TF_CONFIG", "{}")).get("task", {})
+            return {"ps": "server"}.get(task.get("type"), task.get("type", "rank"))
+    return None
 
 
 @dataclasses.dataclass
@@ -331,15 +339,15 @@ class _Fault(Exception):
     """What is wrong with a run."""
 
 
-def _soak(cell, data, folder, more):
+def _soak(cell, data, folder):
     """Makes the runs of a cell."""
     began, draw = time.monotonic(), random.Random(f"{FLAGS.seed} {cell.mode} {cell.configuration}")
     whole = None  # what is known of the run that is left alone
     for number in itertools.count():
         path = folder / f"{cell.mode}-{cell.configuration}-{number}"
         path.mkdir()
-        train_flags = data.flags(cell.configuration, path) + more
-        run = _Run(path, _command(cell.mode, train_flags, path))
+        train_flags = data.flags(cell.configuration, path) + FLAGS.train_flags
+        run = _Run(path, _command(cell.mode, train_flags))
         try:
             if whole is None:
                 whole = _left_alone(run)
@@ -432,8 +440,6 @@ def _signal(mode, draw):
 
 def _end_of(folder):
     """What a run left: {"checkpoint": {name: tensor}}, likewise for evaluations and exports."""
-    import tensorflow as tf
-
     tensors = lambda path: {
         name: tf.train.load_variable(path, name)
         for name, _ in tf.train.list_variables(path)
@@ -489,4 +495,4 @@ def _check_same(cell, run, whole, end):
 
 
 if __name__ == "__main__":
-    run_program(main, program.read_flags_before_words)
+    sys.exit(main())
