@@ -31,7 +31,7 @@ def test_refuses_what_it_does_not_know(argument, said):
 
 def in_process(code, *words):
     """What a program with the benchmark's parts prints as JSON."""
-    code = f"import json, sys; sys.path.insert(0, 'scripts'); import benchmark\n{code}"
+    code = f"import json, sys; sys.path.insert(0, 'scripts'); import benchmark, measures\n{code}"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\nprint(json.dumps(found))", *words],
         cwd=ROOT, capture_output=True, text=True, timeout=380,
@@ -45,7 +45,7 @@ benchmark.FLAGS(["benchmark.py", "--rounds=2"])
 report = {"examples_per_second": 5.0, "cpu_utilization": 0.5, "host_cpu_utilization": 0.9}
 report["peak_rss_bytes"] = 1
 program = "import sys; sys.exit('chief | train.py: no.')"
-fails = lambda: benchmark._run(sys.executable, "-c", program)
+fails = lambda: measures.run_command(sys.executable, "-c", program)
 figure = benchmark._in_turn("a row", lambda: report, "first row", fails)
 benchmark._plot([figure])
 found = [figure["ours"], figure["failed"], benchmark._table([figure])]
@@ -62,7 +62,7 @@ def test_what_fails_is_named_and_the_rest_is_measured():
 ARTICLE = """
 import pathlib
 benchmark.FLAGS(["benchmark.py", "--rounds=1", "--rows=10000", "--feature_sizes=1000"])
-rows = {name: run for name, run, *_ in benchmark.article(pathlib.Path(sys.argv[1]))}
+rows = {name: run for name, run, *_ in measures.article(pathlib.Path(sys.argv[1]))}
 wanted = "local, TFRecord, File", "ps, TFRecord, Pipe", "horovod, TFRecord, Pipe, threads by hand"
 found = list(rows), {name: rows[name]() for name in wanted}
 """

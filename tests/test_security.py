@@ -27,7 +27,7 @@ JUSTIFIED = {
     # Pickles travel through pipes between a program and the workers that it has forked.
     ("data_tools/common/workers.py", "multiprocessing"),
     # A shell joins files, whose names the benchmark has made, into a FIFO.
-    ("scripts/benchmark.py", "shell"),
+    ("scripts/benchmarks/measures.py", "shell"),
 }
 
 

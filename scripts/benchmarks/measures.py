@@ -1,0 +1,280 @@
+"""What benchmark.py measures: pairs of runs, on data sets that it makes."""
+
+import contextlib
+import functools
+import itertools
+import json
+import os
+import pathlib
+import resource
+import subprocess
+import sys
+import tempfile
+from functools import partial
+
+import numpy as np
+import programs
+from absl import flags, logging
+
+FLAGS = flags.FLAGS
+CRITEO = 1024, 0.214  # batch size, and the share of its (field, id) pairs that are distinct
+
+_MODEL = ("--embedding_size=32", "--deep_layers=128,64,32", "--l2_reg=0.0001")
+_ARTICLE = ("--lazy_updates=false", "--l2_scope=table")
+_TRAIN = (sys.executable, "train.py")
+_ONE_THREAD = ("--intra_op_threads=1", "--inter_op_threads=1")
+_HOROVOD = (str(pathlib.Path(sys.executable).parent / "horovodrun"), "-np", "2", *_TRAIN)
+_CLUSTER = (sys.executable, "scripts/local_cluster.py", "--num_servers=1", "--num_workers=1", "--")
+# name -> the command of a mode; the batch of a replica is the same in all
+_MODES = {
+    "local": (*_TRAIN, "--distribution=local"),
+    "tower, 2 replicas": (*_TRAIN, "--distribution=tower", "--replicas_per_process=2"),
+    "mirrored, 1 replica": (*_TRAIN, "--distribution=mirrored", "--replicas_per_process=1"),
+    "mirrored, 2 replicas": (*_TRAIN, "--distribution=mirrored", "--replicas_per_process=2"),
+    "ps, 2 workers, 1 server": _CLUSTER,
+    "horovod, 2 ranks of 1 thread": (*_HOROVOD, *_ONE_THREAD),
+}
+# Each changes one thing of the default, or two that may have to do with each other.
+_CONFIGURATIONS = (
+    *(f"--optimizer={name}" for name in ("sgd", "momentum", "adagrad", "ftrl")),
+    "--clip_norm=10", "--batch_norm", "--l2_scope=batch", "--l2_scope=table",
+    "--cowclip_ratio=0.0002", "--l2_reg_deep=0.001", "--embedding_learning_rate=0.0005",
+    "--learning_rate_warmup_steps=100", "--reset_embeddings_each_epoch --num_epochs=3",
+    "--num_epochs=3", *(f"--batch_size={size}" for size in (256, 4096, 16384)),
+    "--optimizer=adagrad --clip_norm=10", "--batch_norm --clip_norm=10",
+    "--batch_norm --batch_size=256", "--batch_size=4096 --clip_norm=10",
+)  # fmt: skip
+
+
+def run_command(*words):
+    """Runs a command of the project; returns what it prints."""
+    done = programs.run_command(*words)
+    if done.returncode:
+        command = f"{' '.join(done.args)}: exit code {done.returncode}"
+        sys.exit(f"{command}\n{done.stdout[-2000:]}{done.stderr}")
+    return done.stdout
+
+
+def cpu_seconds_per_million(report, of_host=False):
+    """Of the process that reports, or of all of the host, which should have nothing else to do."""
+    share = report["host_cpu_utilization" if of_host else "cpu_utilization"]
+    return 1e6 * share * len(os.sched_getaffinity(0)) / report["examples_per_second"]
+
+
+def _sizes():
+    return [int(size) for size in FLAGS.feature_sizes]
+
+
+def _planted_model():
+    from data_tools.common import planted_model  # --help needs no data_tools
+
+    return planted_model
+
+
+@functools.lru_cache(maxsize=None)
+def _shape(feature_size):
+    """The Shape of the data set with ids below feature_size."""
+    shape = _planted_model().Shape(feature_size=feature_size)
+    zipf = FLAGS.zipf
+    if zipf is None:
+        zipf = _planted_model().zipf_of_share(shape, *CRITEO)
+    return shape._replace(zipf=zipf)
+
+
+def _features(feature_size, batch_size=None):
+    """What the table calls a data set: its ids, and how often they repeat."""
+    batch_size = batch_size or int(FLAGS.batch_sizes[0])
+    share = _planted_model().distinct_share(_shape(feature_size), batch_size)
+    return f"{feature_size:,} features, {share:.3f} of the pairs distinct"
+
+
+def _data(work, feature_size):
+    """The folder of a data set with ids below feature_size: train.libsvm and tfrecords/."""
+    zipf = _shape(feature_size).zipf
+    folder = work / f"data-{feature_size}-{FLAGS.rows}-{zipf}"
+    if not (folder / "test" / "dataset.json").exists():  # which is written last
+        logging.info("Making %d rows with %d features.", FLAGS.rows, feature_size)
+        size = f"--feature_size={feature_size}"
+        tool = lambda name, to, *words: run_command(
+            sys.executable, "-m", f"data_tools.{name}", f"--output_dir={to}", "--overwrite", *words
+        )
+        tool(
+            "make_synthetic", folder, f"--train_rows={FLAGS.rows}", "--val_rows=0",
+            f"--test_rows={FLAGS.rows // 4}", size, f"--zipf={zipf}",
+        )  # fmt: skip
+        for split, to in (("train", "tfrecords"), ("test", "test")):
+            tool("libsvm_to_tfrecord", folder / to, f"--input={folder}/{split}.libsvm", size)
+    return folder
+
+
+def _arrays(folder):
+    """The path of a data set's records as arrays."""
+    path = folder / "train.npz"
+    if not path.exists():
+        text = (folder / "train.libsvm").read_text().replace(":", " ")
+        rows = np.fromstring(text, sep=" ").reshape(FLAGS.rows, -1)  # label, id, value, id, ...
+        unfinished = folder / "unfinished.npz"
+        np.savez(
+            unfinished, labels=rows[:, 0].astype(np.float32), ids=rows[:, 1::2].astype(np.int64),
+            values=rows[:, 2::2].astype(np.float32),
+        )  # fmt: skip
+        unfinished.rename(path)
+    return path
+
+
+def _torch(folder, feature_size, *words):
+    """The figures that torch_reference.py prints."""
+    of_data = f"--data={_arrays(folder)}", f"--feature_size={feature_size}"
+    program = "scripts/benchmarks/torch_reference.py"
+    return json.loads(run_command(FLAGS.torch, program, *of_data, *words))
+
+
+def _report(work, command, *more):
+    """report.json of a run of train.py, of a new model; the flags in `more` win."""
+    run_command(
+        *command, *_MODEL, f"--model_dir={work}/model", "--clear_existing_model",
+        f"--batch_size={FLAGS.batch_sizes[0]}", *more,
+    )  # fmt: skip
+    return json.loads((work / "model" / "report.json").read_text())
+
+
+def _train(work, feature_size, *more, command=_TRAIN):
+    """report.json of a run of train.py on the data set of a size."""
+    folder = _data(work, feature_size)
+    return _report(work, command, f"--training_data_dir={folder}/tfrecords", *more)
+
+
+# Each measure yields what benchmark.py runs in turn: a name, a function, the other's name, the
+# other function; each function returns a report or a number. A fifth word is the number's unit.
+
+
+def training(work):
+    """Examples/s of train.py, default against the article's configuration and against PyTorch."""
+    for size, batch in itertools.product(_sizes(), map(int, FLAGS.batch_sizes)):
+        more = "" if len(FLAGS.batch_sizes) == 1 else f", batch {batch:,}"
+        name, folder = f"training, {_features(size, batch)}{more}", _data(work, size)
+        train = partial(_train, work, size, f"--batch_size={batch}")
+        epoch = -(-FLAGS.rows // batch)
+        # With large tables, a step of the article takes seconds, so it does not run a whole epoch.
+        few = epoch if size < 500000 else max(12, 40 * 1000000 // size)
+        validation = [f"--val_data_dir={folder}/test"] if few == epoch else []
+        article = partial(train, f"--max_steps={few}", *validation, *_ARTICLE)
+        ours = partial(train, f"--max_steps={epoch}", *validation)
+        yield name, ours, "article's configuration", article
+        if FLAGS.torch:
+            steps = FLAGS.rows // batch
+            torch = partial(_torch, folder, size, f"--batch_size={batch}", f"--steps={steps}")
+            yield name, partial(train, f"--max_steps={steps}"), "PyTorch", torch
+
+
+def inference(work):
+    """Records/s from files to predictions, of train.py against PyTorch, or its own operators."""
+    for size in _sizes():
+        folder, name = _data(work, size), f"inference, {_features(size)}"
+        _train(work, size, "--max_steps=20")
+        infer = partial(_infer, work, folder)
+        torch = partial(_torch, folder, size, f"--predictions={work}/predictions.txt")
+        without = partial(infer, "--nocompiled_kernels")
+        other = ("PyTorch", torch) if FLAGS.torch else ("without compiled kernels", without)
+        yield (name, infer, *other)
+
+
+def _infer(work, folder, *more):
+    """Figures of inference without its start: the difference of a large and a small data set."""
+    found = []
+    for part in ("tfrecords", "test"):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        model, data = f"--model_dir={work}/model", f"--infer_data_dir={folder}/{part}"
+        run_command(*_TRAIN, "--task_type=infer", model, data, *more)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        report = json.loads((work / "model" / "report.infer.json").read_text())
+        cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+        found.append((report["examples"], report["examples"] / report["examples_per_second"], cpu))
+    examples, seconds, cpu = np.subtract(*found)
+    return {
+        "examples_per_second": examples / seconds,
+        "cpu_utilization": cpu / seconds / len(os.sched_getaffinity(0)),
+        "peak_rss_bytes": after.ru_maxrss * 1024,
+    }
+
+
+def matrix(work):
+    """CPU-seconds per million of each configuration against the default."""
+
+    def cost(*words, command=_TRAIN):
+        report = _train(work, _sizes()[0], *words, command=command)
+        return cpu_seconds_per_million(report, of_host=command != _TRAIN)
+
+    changes = {words: partial(cost, *words.split()) for words in _CONFIGURATIONS}
+    for name, command in list(_MODES.items())[1:]:
+        changes[name] = partial(cost, command=command)
+        changes[f"{name}, --clip_norm=10"] = partial(cost, "--clip_norm=10", command=command)
+    for name, changed in changes.items():
+        yield f"CPU-seconds per million examples, {name}", changed, "default", cost, " s"
+
+
+def modes(work):
+    """Examples/s of every mode against one thread of one process."""
+    for size in _sizes():
+        train = partial(_train, work, size)
+        one_thread = partial(train, *_ONE_THREAD, "--distribution=local")
+        for name, command in _MODES.items():
+            ours = partial(train, command=command)
+            yield f"{name}, {size:,} features", ours, "local, 1 thread", one_thread
+        if 500000 <= size <= 2000000:  # the last mode: Horovod
+            whole = partial(train, "--max_steps=12", *_ARTICLE, command=command)
+            yield f"{name}, {size:,} features", ours, "whole tables all-reduced", whole
+
+
+def article(work):
+    """Examples/s and CPU of each row of the article's table for one host, against its first row.
+
+    Its rows for GPUs and for several hosts do not exist on one host of CPUs.
+    """
+    size, cores = _sizes()[0], len(os.sched_getaffinity(0))
+    files = {"LibSVM": "train.libsvm", "TFRecord": "tfrecords/*.tfrecords"}
+    commands = {name.partition(",")[0]: command for name, command in _MODES.items()}
+    commands.update(ps=(*_CLUSTER[:-2], "--num_workers=0", "--"), horovod=_HOROVOD)
+
+    def train(kind, pipe, mode, by_hand):
+        ranks = 1 + (mode == "horovod")
+        data = f"{_data(work, size)}/{files[kind]}"
+        words = [f"--data_format={kind.lower()}", f"--feature_size={size}", "--field_size=39"]
+        if by_hand:
+            words += [f"--{x}_op_threads={max(cores // ranks, 1)}" for x in ("intra", "inter")]
+        with _fifos(data, ranks * pipe) as more:
+            words += more or [f"--training_data_dir={data}"]
+            return _report(work, ("timeout", "100", *commands[mode]), *words)
+
+    rows = [*itertools.product(files, (True, False), commands, (False, True))]
+    for kind, pipe, mode, by_hand in rows:
+        name = f"{mode}, {kind}, {'Pipe' if pipe else 'File'}{', threads by hand' * by_hand}"
+        ours = partial(train, kind, pipe, mode, by_hand)
+        yield name, ours, "first row", partial(train, *rows[0])
+
+
+@contextlib.contextmanager
+def _fifos(files, count):
+    """Flags to read `count` channels in Pipe mode, each with all records of some files."""
+    with tempfile.TemporaryDirectory() as job, contextlib.ExitStack() as stack:
+        path = pathlib.Path(job, "input")  # the pipes' state is kept beside it
+        names = list(programs.channels([files], count, None)) if count else []
+        config = json.dumps({name: {"TrainingInputMode": "Pipe"} for name in names}).encode()
+        programs.write_files(path / "config", {"inputdataconfig.json": config})
+        (path / "data").mkdir()
+        for name in names:
+            fifo = path / "data" / f"{name}_0"
+            os.mkfifo(fifo)
+            feeder = subprocess.Popen(f"exec cat {files} > {fifo}", shell=True)
+            stack.callback(feeder.wait)
+            stack.callback(feeder.kill)
+        yield ["--pipe_mode", f"--input_dir={path}"] if names else []
+
+
+MEASURES = {
+    "training": training,
+    "inference": inference,
+    "matrix": matrix,
+    "modes": modes,
+    "article": article,
+}
