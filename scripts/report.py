@@ -141,13 +141,14 @@ def _plots(report, model, evaluations, scalars) -> Dict[str, bytes]:
     losses = {f"training ({loss})": by_step(loss)}
     if loss == "log_loss":
         losses["evaluation"] = of("log_loss")
+    percents = {"bottom": 0, "top": 105}
     drawn = {
-        "loss.png": _lines("Loss", ("step", ""), losses),
-        "auc.png": _lines("AUC of the evaluations", ("step", ""), {"AUC": of("auc")}),
+        "loss.png": _plot("Loss", ("step", ""), losses),
+        "auc.png": _plot("AUC of the evaluations", ("step", ""), {"": of("auc")}),
         **_plots_of_results(report),
-        "throughput.png": _lines("Throughput", ("minutes", "examples/s"), throughput, 0),
-        "utilization.png": _lines("Utilization", ("minutes", "%"), shares, 0, 100),
-        "learning_rate.png": _lines("Learning rate", ("step", ""), rates, 0),
+        "throughput.png": _plot("Throughput", ("minutes", "examples/s"), throughput, bottom=0),
+        "utilization.png": _plot("Utilization", ("minutes", "%"), shares, **percents),
+        "learning_rate.png": _plot("Learning rate", ("step", ""), rates, bottom=0),
     }
     return {name: png for name, png in drawn.items() if png}
 
@@ -156,63 +157,49 @@ def _plots_of_results(report, kind="") -> Dict[str, bytes]:
     """{file name: PNG} of the evaluation in a report; `kind` is part of the names."""
     curves, results, drawn = report.get("curves") or {}, report.get("eval"), {}
     if curves.get("roc"):
-        drawn[f"roc{kind}.png"] = _beside_diagonal(
-            "ROC", ("share of negatives above", "share of positives above"), curves["roc"],
-            label=f"AUC {results['auc']:.4f}" if results else None,
-        )  # fmt: skip
+        label = f"AUC {results['auc']:.4f}" if results else ""
+        labels = "share of negatives above", "share of positives above"
+        drawn["roc"] = _plot("ROC", labels, {label: curves["roc"]}, _diagonal(1), aspect="equal")
     if curves.get("precision_recall"):
-        drawn[f"precision_recall{kind}.png"] = _above_base_rate(curves["precision_recall"])
+        points = curves["precision_recall"]
+        base = points[-1][1]  # the precision of random scores
+        drawn["precision_recall"] = _plot(
+            "Precision and recall", ("recall", "precision"), {"": points},
+            {f"share of positives {base:.4g}": [(0, base), (1, base)]}, bottom=0,
+        )  # fmt: skip
     if curves.get("deciles"):
         points = [(d["prediction"], d["positives"]) for d in curves["deciles"]]
-        drawn[f"calibration{kind}.png"] = _beside_diagonal(
-            "Calibration by decile", ("mean prediction", "share of positives"), points,
-            1.05 * max(1e-6, *map(max, points)), marker="o",
+        drawn["calibration"] = _plot(
+            "Calibration by decile", ("mean prediction", "share of positives"), {"": points},
+            _diagonal(1.05 * max(1e-6, *map(max, points))), aspect="equal",
         )  # fmt: skip
-    return drawn
+    return {f"{name}{kind}.png": png for name, png in drawn.items()}
 
 
-def _figure(title, x, y):
-    figure, axes = axes_of((6.4, 4), title=title, xlabel=x, ylabel=y)
-    axes.grid(alpha=0.25)
-    return figure, axes
+def _diagonal(end) -> Dict[str, Series]:
+    return {"": [(0, 0), (end, end)]}
 
 
-def _lines(title, labels, lines: Dict[str, Series], bottom=None, top=None) -> Optional[bytes]:
-    """A plot of some series; None if there is nothing to show."""
+def _plot(
+    title, labels, lines: Dict[str, Series], dashed: Dict[str, Series] = None, bottom=None,
+    top=None, aspect="auto",
+) -> Optional[bytes]:  # fmt: skip
+    """A plot of some series, {label: points}, beside others; None if there is nothing to show."""
     lines = {label: [p for p in s if math.isfinite(p[1])] for label, s in lines.items()}
     lines = {label: series for label, series in lines.items() if series}
     if not lines:
         return None
-    figure, axes = _figure(title, *labels)
+    figure, axes = axes_of((6.4, 4), title=title, xlabel=labels[0], ylabel=labels[1])
+    axes.grid(alpha=0.25)
+    for label, series in (dashed or {}).items():
+        axes.plot(*zip(*series), color="gray", linestyle="--", linewidth=1, label=label)
     for label, series in lines.items():
         marker = "o" if len(series) < 30 else None
         axes.plot(*zip(*series), label=label, marker=marker, markersize=4)
-    axes.set_ylim(bottom=bottom, top=top and 1.05 * top)
-    if len(lines) > 1:
+    axes.set_ylim(bottom=bottom, top=top)
+    axes.set_aspect(aspect)
+    if any({**lines, **(dashed or {})}):
         axes.legend()
-    return png(figure)
-
-
-def _beside_diagonal(title, labels, points, largest=1, **style) -> bytes:
-    """A plot of points beside the line on which x is y; both axes end at `largest`."""
-    figure, axes = _figure(title, *labels)
-    axes.plot([0, largest], [0, largest], color="gray", linestyle="--", linewidth=1)
-    axes.plot(*zip(*points), **style)
-    axes.set(xlim=(0, largest), ylim=(0, largest), aspect="equal")
-    if style.get("label"):
-        axes.legend(loc="lower right")
-    return png(figure)
-
-
-def _above_base_rate(points) -> bytes:
-    """The precision-recall curve, above the precision of random scores, which is its last one."""
-    figure, axes = _figure("Precision and recall", "recall", "precision")
-    base = points[-1][1]
-    style = {"color": "gray", "linestyle": "--", "linewidth": 1}
-    axes.axhline(base, **style, label=f"share of positives {base:.4g}")
-    axes.plot(*zip(*points))
-    axes.set(xlim=(0, 1), ylim=(0, 1.05 * max(precision for _, precision in points)))
-    axes.legend()
     return png(figure)
 
 
@@ -298,18 +285,18 @@ def _image(name, png):
 
 def _rows(columns, entries) -> str:
     """A table of a list of objects; "" if it is empty."""
-    if not entries:
-        return ""
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
-    lines = ["".join(map(_cell, (entry.get(c) for c in columns))) for entry in entries]
-    return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+    lines = ["".join(_cell(entry.get(c)) for c in columns) for entry in entries or []]
+    head = "".join(f"<th>{column}</th>" for column in columns)
+    return _table([head, *lines]) if lines else ""
 
 
 def _pairs(found) -> str:
     """A table of names and values; "" if there are none."""
-    pairs = (found or {}).items()
-    lines = [f"<tr><th>{html.escape(str(k))}</th>{_cell(v)}</tr>" for k, v in pairs]
-    return f"<table>{''.join(lines)}</table>" if lines else ""
+    return _table([f"<th>{_text(k)}</th>{_cell(v)}" for k, v in (found or {}).items()])
+
+
+def _table(lines) -> str:
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>" if lines else ""
 
 
 def _cell(value):
