@@ -488,7 +488,7 @@ def test_a_dataset_json_that_counts_wrong_is_refused(tmp_path, run):
     ({"oversample": True}, "--oversample needs --positive_share"),
     ({"negative_rate": 0, "positive_rate": 0}, "keep no record"),
     ({"num_files": 2000}, "--num_files=2000: 1400 records cannot fill 2000 files"),
-    ({"output_dir": "s3://bucket/x"}, "is not local"),
+    ({"output_dir": "file:///bucket/x"}, "is not local"),
 ])  # fmt: skip
 def test_flags_that_cannot_be_are_refused(tmp_path, run, flags, words):
     make_input(tmp_path / "in")
