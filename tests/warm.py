@@ -1,5 +1,8 @@
 """Starts programs from a process that has already loaded TensorFlow, which halves their start.
 
+train.py and the data tools also find the project's own modules loaded, but for those that define
+flags. Other programs load them, so that they can change one before the next takes from it.
+
 Tests of what a program does, rather than of how it starts, lose nothing: each run is a process of
 its own, forked before any flag is defined, any session made or any thread started by TensorFlow.
 It has its own arguments, environment, working folder and outputs. Tests of starting itself, of
@@ -134,9 +137,11 @@ def _server():
 
 def _serve(path):
     """Forks a process per request and returns in it what `_ask` sent; ends when its parent ends."""
+    import horovod.tensorflow  # noqa: F401
     from tensorflow.contrib import estimator  # noqa: F401  loads the rest of TensorFlow, too
 
     remember_signatures()
+    forget = _load_project()
     gc.freeze()  # so that unused memory is not copied
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
@@ -161,7 +166,7 @@ def _serve(path):
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 os.setsid()
-                return request, outputs
+                return request, outputs, forget
             for fd in outputs:
                 os.close(fd)
             running[connection] = program
@@ -179,6 +184,31 @@ def _serve(path):
                 del running[connection]
         if 0 in ready:
             os._exit(0)
+
+
+def _load_project():
+    """Loads the modules of a training; returns a function that undoes it."""
+    import tensorflow as tf
+    from tensorflow.python.framework import ops
+
+    gradients, modules, path = ops._gradient_registry._registry, set(sys.modules), sys.path[0]
+    before = dict(gradients)
+    sys.path[0] = str(ROOT)
+    tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
+    import deepfm.distribution  # noqa: F401
+    import deepfm.jobs  # noqa: F401
+
+    tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.WARN)  # as it was
+    sys.path[0] = path
+
+    def forget():
+        for name in set(sys.modules) - modules:
+            if name.partition(".")[0] == "deepfm":
+                del sys.modules[name]
+        gradients.clear()
+        gradients.update(before)
+
+    return forget
 
 
 def _request(connection):
@@ -211,7 +241,7 @@ def remember_signatures():
     tf_inspect._getfullargspec = functools.lru_cache(maxsize=1024)(tf_inspect._getfullargspec)
 
 
-def _run_here(request, outputs):
+def _run_here(request, outputs, forget):
     """Runs the program in this process, as `python WORDS` would; returns its exit code."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     for there, here in zip((nothing, *outputs), (0, 1, 2)):
@@ -223,6 +253,8 @@ def _run_here(request, outputs):
     sys.stdout.reconfigure(line_buffering=True)
     os.chdir(request["cwd"])
     words = request["words"]
+    if request["cwd"] != str(ROOT) or words[0] not in ("-m", "train.py"):
+        forget()
     try:
         if words[0] == "-m":
             sys.argv, sys.path[0] = words[1:], request["cwd"]
