@@ -203,10 +203,7 @@ def started(command, **options):
     # mpirun that inherits it ends at once, without a word.
     usual["env"] = dict(os.environ)
     process = subprocess.Popen(
-        [str(word) for word in command],
-        text=True,
-        start_new_session=True,
-        **{**usual, **options},
+        [str(word) for word in command], text=True, start_new_session=True, **{**usual, **options}
     )
     try:
         yield process

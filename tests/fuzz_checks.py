@@ -20,14 +20,7 @@ from reference import Refused, Rules
 
 from data_tools import libsvm_to_tfrecord
 from deepfm.config import InputConfig
-from deepfm.data import (
-    bad_records,
-    dataset_json,
-    datasets,
-    formats,
-    input_pipeline,
-    records,
-)
+from deepfm.data import bad_records, dataset_json, datasets, formats, input_pipeline, records
 from deepfm.data.plain import file_bytes, libsvm_text
 from deepfm.data.reading import Source
 from deepfm.errors import BadInput

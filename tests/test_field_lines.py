@@ -111,10 +111,7 @@ def test_string_ids_are_hashed_as_in_serving(convert, tmp_path):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         ids = session.run(records.hashed(tf.constant(names), 1000)).tolist()
     assert all(0 < i < 1000 for i in ids) and len(set(ids)) == 4
-    check(
-        convert(text, hash_buckets=1000),
-        [(1, [], ids[:2], [0.5, 2]), (0, [], ids[2:], [1, 1])],
-    )
+    check(convert(text, hash_buckets=1000), [(1, [], ids[:2], [0.5, 2]), (0, [], ids[2:], [1, 1])])
     found = datasets.find(str(tmp_path / "out"), "data")
     assert (found.hash_buckets, found.feature_size) == (1000, 1000)
     text = f"1 1:{names[0]}:0.5 0:{names[1]}:2 1:{names[2]}:1\n"

@@ -171,11 +171,7 @@ def test_one_who_wants_to_stop_stops_after_the_step(tmp_path):
 def test_a_process_that_leaves_saving_to_the_chief_writes_nothing_but_evaluates(tmp_path):
     seen = []
     hook = checkpointer(
-        tmp_path,
-        every=2,
-        eval_steps=3,
-        evaluate=lambda _, step: seen.append(step),
-        save=False,
+        tmp_path, every=2, eval_steps=3, evaluate=lambda _, step: seen.append(step), save=False
     )
     train(tmp_path, 6, extra=[hook], summarize=False)
     assert seen == [3, 6]

@@ -7,14 +7,7 @@ import sys
 import termios
 
 import pytest
-from conftest import (
-    finish,
-    make_records,
-    report,
-    small_training,
-    started,
-    write_tfrecords,
-)
+from conftest import finish, make_records, report, small_training, started, write_tfrecords
 
 from deepfm.state import checkpoints
 

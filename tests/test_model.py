@@ -112,12 +112,7 @@ def test_second_order_equals_the_sum_over_pairs():
 @pytest.mark.parametrize("lazy", [True, False])
 @pytest.mark.parametrize(
     "changes",
-    [
-        {},
-        {"loss_type": "square_loss"},
-        {"l2_reg": 0.3},
-        {"l2_reg": 0.3, "l2_scope": "table"},
-    ],
+    [{}, {"loss_type": "square_loss"}, {"l2_reg": 0.3}, {"l2_reg": 0.3, "l2_scope": "table"}],
 )
 def test_a_step_of_sgd_follows_the_numeric_gradient_of_the_papers_loss(changes, lazy):
     before, after, loss = run_step(config(lazy_updates=lazy, **changes))

@@ -44,12 +44,7 @@ def write(path, rows, groups=50, **types):
 
 
 @pytest.mark.parametrize(
-    "types",
-    [
-        {},
-        dict(floats="float32", text="binary"),
-        dict(text="large_string"),
-    ],
+    "types", [{}, dict(floats="float32", text="binary"), dict(text="large_string")]
 )
 def test_a_parquet_file_gives_the_ids_and_values_of_the_csv_with_its_cells(
     tmp_path, monkeypatch, types

@@ -7,14 +7,7 @@ import numpy as np
 import power_cuts
 import pytest
 import tensorflow as tf
-from conftest import (
-    SMALL_MODEL,
-    make_records,
-    run_tool,
-    run_train,
-    write_libsvm,
-    write_tfrecords,
-)
+from conftest import SMALL_MODEL, make_records, run_tool, run_train, write_libsvm, write_tfrecords
 
 from deepfm.state import checkpoints, export
 

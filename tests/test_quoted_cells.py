@@ -45,11 +45,7 @@ def test_text_without_quoted_cells_is_handed_on_as_it_is():
 
 @pytest.mark.parametrize(
     "line, cells",
-    [
-        ('"a ""b""",c', ['a "b"', "c"]),
-        ('"""",""', ['"', ""]),
-        ('x,"""a"""', ["x", '"a"']),
-    ],
+    [('"a ""b""",c', ['a "b"', "c"]), ('"""",""', ['"', ""]), ('x,"""a"""', ["x", '"a"'])],
 )
 def test_two_quotes_in_a_quoted_cell_are_one(line, cells):
     assert by_csv(line) == [cells]

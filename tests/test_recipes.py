@@ -119,8 +119,7 @@ ALIKE = set(NAMES) - {"criteo_x1", "criteo_x4_001", "large_batch"}
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(x, marks=[pytest.mark.table] if x in ALIKE else []) for x in NAMES],
+    "name", [pytest.param(x, marks=[pytest.mark.table] if x in ALIKE else []) for x in NAMES]
 )
 def test_a_recipe_trains(data, tmp_path, name):
     asked = values(name)

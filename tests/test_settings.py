@@ -7,15 +7,7 @@ import shutil
 
 import pytest
 import warm
-from conftest import (
-    LAUNCHERS,
-    ROOT,
-    finish,
-    make_records,
-    small_job,
-    started,
-    write_tfrecords,
-)
+from conftest import LAUNCHERS, ROOT, finish, make_records, small_job, started, write_tfrecords
 from test_hparams import sessions
 
 from deepfm import flags

@@ -66,8 +66,7 @@ ALONE = [
 
 
 @pytest.mark.parametrize(
-    "text",
-    [None, "", "{}", '{"environment": "cloud"}', '{"cluster": {}}', '{"task": {}}', *ALONE],
+    "text", [None, "", "{}", '{"environment": "cloud"}', '{"cluster": {}}', '{"task": {}}', *ALONE]
 )
 def test_no_cluster_is_none(text):
     assert tf_config.parse(text) is None

@@ -128,11 +128,7 @@ def test_training_whose_cache_cannot_grow_fails(data, tmp_path, compiled):
 @pytest.mark.table
 @pytest.mark.parametrize(
     "task, file",
-    [
-        ("eval", "report.eval.json"),
-        ("infer", "predictions.txt"),
-        ("export", "saved_model.pb"),
-    ],
+    [("eval", "report.eval.json"), ("infer", "predictions.txt"), ("export", "saved_model.pb")],
 )
 def test_a_job_that_cannot_write_fails(data, tmp_path, task, file):
     flags = small_job(data, tmp_path / "model", f"--infer_data_dir={data}")
