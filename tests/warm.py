@@ -195,8 +195,8 @@ def _load_project():
     before = dict(gradients)
     sys.path[0] = str(ROOT)
     tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
-    import deepfm.distribution  # noqa: F401
     import deepfm.jobs  # noqa: F401
+    import deepfm.modes.local  # noqa: F401
 
     tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.WARN)  # as it was
     sys.path[0] = path
