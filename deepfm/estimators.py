@@ -19,7 +19,6 @@ from deepfm.runtime import memory, tf_patches
 from deepfm.state import best, checkpoints, saving
 
 v1 = tf.compat.v1
-v1.enable_resource_variables()  # so that no step goes uncounted when workers add at once
 
 
 class Model(NamedTuple):

@@ -26,8 +26,11 @@ import warm
 from tensorflow.python.client import session
 
 from deepfm.modes.common.mode import Mode
+from deepfm.runtime.storage import places
 
 tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
+tf.compat.v1.enable_resource_variables()  # as program.py does
+places.read_by_tensorflow()
 gc.set_threshold(100_000)  # as program.py does
 for number in (signal.SIGHUP, signal.SIGQUIT):  # which nohup and a shell's & ignore
     signal.signal(number, signal.SIG_DFL)

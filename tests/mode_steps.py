@@ -113,6 +113,7 @@ def weights(model_dir):
 
 def main(name, options):
     gc.set_threshold(100_000)  # as program.py does
+    tf.compat.v1.enable_resource_variables()
     options = json.loads(options)
     cases = [Case(**case) for case in options.pop("cases")]
     mode = make_mode(name, **options)

@@ -16,7 +16,7 @@ from data_tools.common.command_line import REQUIRED, flag
 from data_tools.common.shards import Host
 from data_tools.libsvm import output_files
 from deepfm.data import datasets
-from deepfm.data.plain import file_bytes
+from deepfm.data.plain import data_file, file_bytes
 from deepfm.errors import BadInput
 from deepfm.runtime.storage import places
 
@@ -193,7 +193,9 @@ def sources_of(options):
 
 def find(sources: Sequence[Source], own_files: bool = False) -> Dict[str, list]:
     """{flag: the DataFiles of the source}; BadInput if they are no raw rows, or in two roles."""
-    find_one = lambda x: datasets.find(x.spec, x.flag, partial=own_files, tables=True)
+    find_one = lambda x: datasets.find(
+        x.spec, x.flag, partial=own_files, tables=True, kinds=data_file.KINDS
+    )
     found = {source.flag: slices.checked(source, find_one(source)) for source in sources}
     for (name, files), (other, others) in itertools.combinations(found.items(), 2):
         for one, same in file_bytes.in_both(files, others):

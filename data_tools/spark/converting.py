@@ -37,7 +37,7 @@ def convert(spark, options: Options):
             "(data_tools.libsvm_to_tfrecord)."
         )
     publishing.finish(options.output_dir)
-    data = datasets.find(options.input, "input", tables=True)
+    data = datasets.find(options.input, "input", tables=True, kinds=data_file.KINDS)
     source = sources.of(data, options, line_writer.write)
     ranges = source.ranges
     publishing.check_hosts(options.output_dir, 1, data_file.TFRECORD)

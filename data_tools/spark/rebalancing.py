@@ -37,7 +37,7 @@ def rebalance(spark, options: Options):
     start = time.monotonic()
     check(options)
     finished = publishing.finish(options.output_dir)
-    data = datasets.find(options.input, "input")
+    data = datasets.find(options.input, "input", kinds=data_file.KINDS)
     is_text = data.data_format == "libsvm"
     first = lambda data: datasets.first_record(data, plain_blocks.first_shape)
     schema = None if is_text else output_files.schema(data, first)

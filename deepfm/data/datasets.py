@@ -5,7 +5,6 @@ import functools
 import os
 import posixpath
 import re
-import sys
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from absl import logging
@@ -101,7 +100,12 @@ class Found(NamedTuple):
 
 
 def find(
-    spec: str, flag: str, data_format: str = "auto", partial: bool = False, tables: bool = False
+    spec: str,
+    flag: str,
+    data_format: str = "auto",
+    partial: bool = False,
+    tables: bool = False,
+    kinds: Optional[dict] = None,
 ) -> DataSet:
     """Finds the data that a flag names, and refuses what cannot be data.
 
@@ -111,30 +115,27 @@ def find(
         data_format: auto, or a name in formats.FORMATS.
         partial: whether a host may have only its part of the files that dataset.json names.
         tables: whether files may be Parquet or CSV.
+        kinds: what tells the formats from one another; default: formats.FORMATS, which need
+            TensorFlow.
 
     Raises:
         BadInput: no file matches, all are empty, one in dataset.json is missing, formats are mixed,
             a file's name and compression disagree, it is of another kind, or it may not be read.
     """
+    if not kinds:
+        from deepfm.data import formats
+
+        kinds = formats.FORMATS
     try:
-        return _find(spec, flag, data_format, partial, tables)
+        return _find(spec, flag, data_format, partial, tables, kinds)
     except (FileNotFoundError, PermissionError) as error:
         if is_remote(spec):  # the cause may be the server
             raise
         raise BadInput(f"--{flag}={spec}: {error.filename}; {error.strerror}.") from error
 
 
-def _formats():
-    """What tells the formats from one another: {name: a Format, or without TensorFlow a Kind}."""
-    if not sys.modules.get("tensorflow"):
-        return data_file.KINDS
-    from deepfm.data import formats
-
-    return formats.FORMATS
-
-
-def _find(spec, flag, data_format, partial, tables):
-    entries = [_search(entry.strip(), flag) for entry in spec.split(",")]
+def _find(spec, flag, data_format, partial, tables, formats):
+    entries = [_search(entry.strip(), flag, formats) for entry in spec.split(",")]
     paths = sorted({path for entry in entries for path in entry.paths})
     folders = sorted({*map(posixpath.dirname, paths)}.union(*(x.folders for x in entries)))
     for folder in folders:
@@ -156,20 +157,20 @@ def _find(spec, flag, data_format, partial, tables):
         raise BadInput(f"{empty[0].path}: empty (0 bytes), so --{flag}={spec} has no records.")
     for file in empty:
         logging.warning("%s is empty (0 bytes) and adds no records.", file.path)
-    kinds = places.each(paths[0], lambda file: _format(file.path, tables), files)
+    kinds = places.each(paths[0], lambda file: _format(file.path, tables, formats), files)
     found = {x.name for x in kinds if x} if data_format == "auto" else {data_format}
     if not found:
         raise BadInput(f"--{flag}={spec}: the files have no records ({files[0].path} is empty).")
     if len(found) > 1:
-        titles = " and ".join(x.title for x in _formats().values() if x.name in found)
-        suffix = next(iter(_formats().values())).suffixes[0]
+        titles = " and ".join(x.title for x in formats.values() if x.name in found)
+        suffix = next(iter(formats.values())).suffixes[0]
         glob = f"name one kind, with a glob such as '{spec.rstrip('/')}/*{suffix}'."
         raise BadInput(
             f"--{flag}={spec} mixes {titles} files ({files[0].path}, {files[-1].path}); "
             + (glob if "," not in spec else "name files of one kind.")
         )
     _warn_of_repeated(entries, files, flag)
-    if tables and list(_formats())[-1] not in found:  # the one that takes what no other does
+    if tables and list(formats)[-1] not in found:  # the one that takes what no other does
         raise BadInput(f"--{flag}={spec}: {files[0].path} is neither text nor Parquet.")
     said = {folder: dataset_json.read(folder, names) for folder in folders}
     said = {folder: metadata for folder, metadata in said.items() if metadata}
@@ -249,13 +250,13 @@ def identified(data: DataSet, known: Optional[Dict[str, tuple]] = None) -> DataS
     return data._replace(files=[f._replace(identity=x) for f, x in zip(data.files, found)])
 
 
-def _search(part, flag) -> Found:
+def _search(part, flag, formats) -> Found:
     """What an entry of a flag finds; BadInput if it finds nothing."""
     if not part:
         raise BadInput(f"--{flag} has an empty entry; give a directory, a glob or a file.")
     files = places.of(part)
     if files.is_dir(part):
-        return _search_folder(part, flag)
+        return _search_folder(part, flag, formats)
     # TensorFlow prefixes what it finds in the current folder with "./".
     pattern = part if posixpath.dirname(part) else posixpath.join(".", part)
     fixed = len(posixpath.dirname(re.split(r"[*?\[]", pattern)[0]))
@@ -271,13 +272,13 @@ def _search(part, flag) -> Found:
     return Found(pattern, False, found, [])
 
 
-def _search_folder(top, flag):
+def _search_folder(top, flag, formats):
     paths, folders = [], []
     for folder, inner, names in places.of(top).walk(top):
         below = folder[len(top) :]
         paths += [posixpath.join(folder, x) for x in names if _holds_data(posixpath.join(below, x))]
         if _hidden(below):
-            looks_like_data = any(data_file.is_named(name, _formats()) for name in names)
+            looks_like_data = any(data_file.is_named(name, formats) for name in names)
             if looks_like_data and "/." not in below and TEMPORARY not in below:
                 logging.warning("Not reading %s: names that begin with _ hide a folder.", folder)
             continue
@@ -305,15 +306,15 @@ def _hidden(path):
     return any(x.startswith(".") or (x.startswith("_") and "=" not in x) for x in names)
 
 
-def _format(path, tables):
+def _format(path, tables, formats):
     """The Format or Kind of a file, by its name or else by its first bytes, which it checks.
 
     None for a gzip file of nothing whose name does not tell the format.
     """
     head = file_bytes.head(path, tables)
-    if not head and not data_file.is_named(path, _formats()):
+    if not head and not data_file.is_named(path, formats):
         return None
-    return data_file.kind_of(path, head[:12], _formats())
+    return data_file.kind_of(path, head[:12], formats)
 
 
 def _described(file, tops, said):

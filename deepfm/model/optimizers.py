@@ -190,47 +190,54 @@ def loss_has_l2_of_rows(config, distribution, ops=TENSORFLOW):
     With several replicas, only the optimizer sees each row of the *global* batch once. CowClip
     clips gradients without L2.
     """
-    return (
-        distribution.replicas_in_step == 1
-        and not _ops_add_l2(config, ops)
-        and not config.cowclip_ratio
-    )
-
-
-def _trusting(optimizer):
-    """The optimizer, told not to combine equal rows again: RowWise has done so."""
-    # SGD has no such method: it adds each row by itself.
-    if type(optimizer)._resource_apply_sparse is not v1.train.Optimizer._resource_apply_sparse:
-        optimizer._resource_apply_sparse_duplicate_indices = optimizer._resource_apply_sparse
-    return optimizer
+    alone = distribution.replicas_in_step == 1
+    return alone and not _ops_add_l2(config, ops) and not config.cowclip_ratio
 
 
 # What TensorFlow's optimizers call their rate, one of them in one update and another in another.
 _RATES = "_learning_rate", "_learning_rate_tensor", "_lr_t"
 
 
-def _with_rate_of_tables(optimizer, rate):
-    """The optimizer, whose updates of the embedding tables take `rate`, float32 []."""
+class _Updates(v1.train.Optimizer):
+    """Updates each variable as another optimizer does.
 
-    def of_tables(update):
-        def with_rate(grad, variable, *indices):
-            if not embeddings.is_table(variable):
-                return update(grad, variable, *indices)
-            before = {name: getattr(optimizer, name) for name in _RATES if hasattr(optimizer, name)}
-            try:
-                for name in before:
-                    setattr(optimizer, name, rate)
-                return update(grad, variable, *indices)
-            finally:
-                for name, value in before.items():
-                    setattr(optimizer, name, value)
+    Args:
+        optimizer: the other one, which keeps the slots and the name.
+        trusts: whether no row comes twice, as RowWise sees to it; else TensorFlow combines them.
+        rate_of_tables: float32 [], the rate of the embedding tables; None: that of all variables.
+    """
 
-        return with_rate
+    def __init__(self, optimizer, trusts, rate_of_tables=None):
+        super().__init__(use_locking=False, name=optimizer.get_name())
+        self._optimizer, self._rate_of_tables = optimizer, rate_of_tables
+        self._sparse = "sparse" if trusts else "sparse_duplicate_indices"
 
-    for name in ("dense", "sparse", "sparse_duplicate_indices"):
-        name = f"_resource_apply_{name}"
-        setattr(optimizer, name, of_tables(getattr(optimizer, name)))
-    return optimizer
+    def _create_slots(self, var_list):
+        self._optimizer._create_slots(var_list)
+
+    def _prepare(self):
+        self._optimizer._prepare()
+
+    def _finish(self, update_ops, name_scope):
+        return self._optimizer._finish(update_ops, name_scope)
+
+    def _resource_apply_dense(self, grad, handle):
+        return self._update("dense", grad, handle)
+
+    def _resource_apply_sparse_duplicate_indices(self, grad, handle, indices):
+        return self._update(self._sparse, grad, handle, indices)
+
+    def _update(self, kind, grad, variable, *indices):
+        update = getattr(self._optimizer, f"_resource_apply_{kind}")
+        if self._rate_of_tables is None or not embeddings.is_table(variable):
+            return update(grad, variable, *indices)
+        state = vars(self._optimizer)
+        before = {name: state[name] for name in _RATES if name in state}
+        try:
+            state.update(dict.fromkeys(before, self._rate_of_tables))
+            return update(grad, variable, *indices)
+        finally:
+            state.update(before)
 
 
 def _warmed_up(rate, steps, run_step):
@@ -262,10 +269,13 @@ def make_optimizer(config, distribution, ops=TENSORFLOW, occurrences=None) -> v1
     more = (ops, l2_rows) if kind.uses_ops else ()
     elapsed = (config.elapsed, config.run_step, config.start_step) if config.elapsed else ()
     optimizer = kind.make(rate, *more, *elapsed)
-    if not distribution.strategy:
-        optimizer = _trusting(optimizer)
-    if config.embedding_learning_rate is not None:
-        optimizer = _with_rate_of_tables(optimizer, config.embedding_learning_rate * decay)
+    rate_of_tables = config.embedding_learning_rate
+    rate_of_tables = None if rate_of_tables is None else rate_of_tables * decay
+    # SGD has no update of distinct rows alone: it adds each row by itself.
+    sparse = type(optimizer)._resource_apply_sparse
+    trusts = not distribution.strategy and sparse is not v1.train.Optimizer._resource_apply_sparse
+    if trusts or rate_of_tables is not None:
+        optimizer = _Updates(optimizer, trusts, rate_of_tables)
     if config.use_amp:
         optimizer = LossScaled(optimizer)
     # Processes that exchange rows have already combined them (Averaged).
@@ -273,6 +283,5 @@ def make_optimizer(config, distribution, ops=TENSORFLOW, occurrences=None) -> v1
     shown = config.l2_rows if distribution.replicas_in_step > 1 else 0.0
     if ops_add_l2 or loss_has_l2_of_rows(config, distribution, ops):
         config = config._replace(l2_rows=0.0)
-    return distribution.wrap_optimizer(
-        RowWise(optimizer, config, distinct, ops, occurrences, shown)
-    )
+    optimizer = RowWise(optimizer, config, distinct, ops, occurrences, shown)
+    return distribution.wrap_optimizer(optimizer)

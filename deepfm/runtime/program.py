@@ -20,6 +20,7 @@ from absl import app, flags, logging
 
 import deepfm
 from deepfm.errors import BadInput
+from deepfm.runtime.storage import places
 
 # How a sentence about a lost process ends, if this process ends only because of that.
 SO_THIS_ENDS = (
@@ -262,6 +263,9 @@ def _load_tensorflow():
     if "SM_TRAINING_ENV" in os.environ:
         # SageMaker's toolkit holds standard error back until the end, for its failure file.
         logging.get_absl_handler().python_handler.stream = sys.stdout
+    # So that no step goes uncounted when several workers add at once.
+    tf.compat.v1.enable_resource_variables()
+    places.read_by_tensorflow()
     # Through absl alone: TensorFlow would print each of its lines a second time.
     tf.get_logger().handlers = []
     tf.get_logger().setLevel("ERROR")

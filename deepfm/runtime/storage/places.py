@@ -1,19 +1,25 @@
 """Which functions reach the files at a path, for code that reads and writes them all alike.
 
 Local paths are the operating system's. Remote ones, s3:// and the like, are read through TensorFlow
-by a program that has loaded it, else read and written through pyarrow: data_tools.on_spark, whose
-executors have no TensorFlow. Needs neither of them itself, nor absl.
+by a program that says so at its start, else read and written through pyarrow: data_tools.on_spark,
+whose executors have no TensorFlow. Needs neither of them itself, nor absl.
 """
 
 import contextlib
 import os
-import sys
 from concurrent import futures
 from typing import Any, Callable, Iterable, Iterator, List
 
 from deepfm.runtime.storage import local
 
 _THREADS = 16  # requests to a server at once
+_through_tensorflow = False
+
+
+def read_by_tensorflow():
+    """Has this program reach remote files through TensorFlow from now on."""
+    global _through_tensorflow
+    _through_tensorflow = True
 
 
 def is_remote(path: str) -> bool:
@@ -23,7 +29,7 @@ def is_remote(path: str) -> bool:
 
 def by_tensorflow(path: str) -> bool:
     """Whether the files at a path are reached through TensorFlow, and so can only be read."""
-    return is_remote(path) and bool(sys.modules.get("tensorflow"))
+    return is_remote(path) and _through_tensorflow
 
 
 def of(path: str):
