@@ -8,7 +8,6 @@ import math
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -99,15 +98,29 @@ def channels(training, count, evaluation):
     return {**found, "evaluation": evaluation} if evaluation else found
 
 
-def copy_source(names, folder: pathlib.Path):
-    """Copies files and folders of this project, and nothing else, into a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        if (ROOT / name).is_dir():
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-        else:
-            shutil.copy(ROOT / name, folder)
+def for_the_toolkit(source, job, region, distribution, processes, mpi_options):
+    """The hyperparameters by which SageMaker's toolkit, not train.py, knows what to start."""
+    found = {
+        "sagemaker_program": "train.py", "sagemaker_submit_directory": source,
+        "sagemaker_container_log_level": 20, "sagemaker_job_name": job, "sagemaker_region": region,
+    }  # fmt: skip
+    if distribution == "ps":
+        found["sagemaker_parameter_server_enabled"] = True
+    if distribution == "horovod":
+        found["sagemaker_mpi_enabled"] = True
+        found["sagemaker_mpi_num_of_processes_per_host"] = processes
+        found["sagemaker_mpi_custom_mpi_options"] = mpi_options
+    return found
+
+
+def source_files(names) -> Dict[str, pathlib.Path]:
+    """{path in a job: path here} of files and folders of this project, and nothing else."""
+    found = {}
+    for top in (ROOT / name for name in names):
+        for path in [top] if top.is_file() else sorted(top.rglob("*")):
+            if path.is_file() and path.suffix != ".pyc":
+                found[str(path.relative_to(top.parent))] = path
+    return found
 
 
 def wait_until(condition, seconds: float, between_looks: float = 0.1) -> bool:

@@ -57,30 +57,35 @@ class Sdk:
         (self.folder / name).write_text("")
         return str(self.folder / name)
 
-    def training(
-        self, job, output, input_mode, channels, hyperparameters, metrics, model_dir, mpi,
-        parameter_servers, max_wait, checkpoints,
-    ):  # fmt: skip
+    def training(self, job, channels, hyperparameters, model_dir, processes):
         from sagemaker.inputs import TrainingInput
         from sagemaker.tensorflow import TensorFlow
 
+        metrics = sagemaker_requests.METRICS.items()
         self._file("source/train.py")
-        distribution = {"parameter_server": {"enabled": True}} if parameter_servers else None
-        if mpi:
-            more = {"processes_per_host": mpi[0], "custom_mpi_options": mpi[1]}
-            distribution = {"mpi": {"enabled": True, **more}}
+        distribution = {
+            "ps": {"parameter_server": {"enabled": True}},
+            "horovod": {
+                "mpi": {
+                    "enabled": True, "processes_per_host": processes,
+                    "custom_mpi_options": FLAGS.mpi_options,
+                }
+            },
+        }.get(FLAGS.distribution)  # fmt: skip
         self.estimator = TensorFlow(
             entry_point="train.py", source_dir=str(self.folder / "source"),
             framework_version="1.15.2", py_version="py37", image_uri=FLAGS.image_uri, role=job.role,
             sagemaker_session=self._session(job), base_job_name=FLAGS.base_job_name,
             instance_type=job.type,
-            instance_count=job.count, volume_size=job.volume_size, input_mode=input_mode,
+            instance_count=job.count, volume_size=FLAGS.volume_size,
+            input_mode=FLAGS.input_mode,
             distribution=distribution, model_dir=False if model_dir == "" else model_dir,
-            output_path=output, tags=job.tags, hyperparameters=hyperparameters,
-            metric_definitions=[{"Name": n, "Regex": r} for n, r in metrics.items()],
-            max_run=job.max_run, use_spot_instances=bool(max_wait), max_wait=max_wait,
-            checkpoint_s3_uri=checkpoints,
-            checkpoint_local_path=checkpoints and "/opt/ml/checkpoints",
+            output_path=FLAGS.output_path, tags=job.tags, hyperparameters=hyperparameters,
+            metric_definitions=[{"Name": n, "Regex": r} for n, r in metrics],
+            max_run=FLAGS.max_run, use_spot_instances=FLAGS.spot,
+            max_wait=(FLAGS.max_wait or 2 * FLAGS.max_run) if FLAGS.spot else None,
+            checkpoint_s3_uri=FLAGS.checkpoint_s3_uri,
+            checkpoint_local_path=FLAGS.checkpoint_s3_uri and "/opt/ml/checkpoints",
             debugger_hook_config=False, disable_profiler=True,
         )  # fmt: skip
         self.tags = job.tags
@@ -89,7 +94,7 @@ class Sdk:
         if FLAGS.job == "training":
             self.estimator.fit(self.inputs, wait=False)
 
-    def tuning(self, _, ranges, objective, minimize, max_jobs, max_parallel_jobs, prefix):
+    def tuning(self, _, ranges):
         from sagemaker import tuner
 
         kinds = {
@@ -101,9 +106,10 @@ class Sdk:
             for name, (kind, values, *scale) in ranges.items()
         }
         tuner.HyperparameterTuner(
-            self.estimator, objective, parameters, self.estimator.metric_definitions,
-            objective_type="Minimize" if minimize else "Maximize", max_jobs=max_jobs,
-            max_parallel_jobs=max_parallel_jobs, base_tuning_job_name=prefix, tags=self.tags,
+            self.estimator, FLAGS.objective, parameters, self.estimator.metric_definitions,
+            objective_type="Minimize" if "loss" in FLAGS.objective else "Maximize",
+            max_jobs=FLAGS.max_jobs, max_parallel_jobs=FLAGS.max_parallel_jobs,
+            base_tuning_job_name=FLAGS.base_job_name, tags=self.tags,
         ).fit(self.inputs, wait=False)  # fmt: skip
 
     def processing(self, job, entrypoint, words, inputs, output=None, environment=None):
@@ -112,8 +118,8 @@ class Sdk:
         from sagemaker.spark.processing import PySparkProcessor
 
         common = {
-            "role": job.role, "volume_size_in_gb": job.volume_size, "tags": job.tags,
-            "max_runtime_in_seconds": job.max_run, "base_job_name": FLAGS.base_job_name,
+            "role": job.role, "volume_size_in_gb": FLAGS.volume_size, "tags": job.tags,
+            "max_runtime_in_seconds": FLAGS.max_run, "base_job_name": FLAGS.base_job_name,
             "sagemaker_session": self._session(job), "instance_count": job.count,
             "instance_type": job.type,
         }  # fmt: skip

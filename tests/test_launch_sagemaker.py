@@ -1,5 +1,6 @@
 """The request that would start a SageMaker job, checked against SageMaker and train.py."""
 
+import functools
 import gzip
 import json
 import os
@@ -28,16 +29,18 @@ def launch(*words):
     """The finished launcher, which has neither AWS settings nor a network that answers."""
     env = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
     env.update(AWS_CONFIG_FILE=os.devnull, AWS_SHARED_CREDENTIALS_FILE=os.devnull)
-    return subprocess.run(
-        [PYTHON, "scripts/launch_sagemaker.py", "--dry_run", *words],
-        cwd=ROOT,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    command = [PYTHON, "scripts/launch_sagemaker.py", "--dry_run", *words]
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
 
 
+def refusal(*words):
+    """The one sentence with which the launcher refuses a job."""
+    done = launch(*words)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    return done.stderr
+
+
+@functools.lru_cache(maxsize=None)
 def request(*words):
     """The request that a dry run prints; its standard output holds nothing else."""
     done = launch(*words)
@@ -62,31 +65,18 @@ def pipes():
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def conversion():
-    """A processing job."""
-    return request(
-        "--job=processing", "--instance_count=4", "--input_s3_uri=s3://b/raw",
-        "--output_path=s3://b/train", "--", "--num_workers=16",
-    )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def spark():
-    """A processing job on Spark; a value has what a shell would take apart."""
-    return request(
-        "--job=spark", "--input_s3_uri=s3://b/train", "--output_path=s3://b/out", "--tags=for=it",
-        "--", "rebalance", "--num_files=64", "--alsologtostderr", "--log_dir=a b;$(c)*",
-    )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def several():
-    """A processing job on Spark of several hosts."""
-    return request(
-        "--job=spark", "--instance_count=2", "--image_uri=1.dkr.ecr.us-east-1.amazonaws.com/spark",
-        "--input_s3_uri=s3://b/raw", "--output_path=s3://b/out", "--", "convert", "--num_files=8",
-    )  # fmt: skip
+CONVERSION = (
+    "--job=processing", "--instance_count=4", "--input_s3_uri=s3://b/raw",
+    "--output_path=s3://b/train", "--", "--num_workers=16",
+)  # fmt: skip
+SPARK = (  # a value has what a shell would take apart
+    "--job=spark", "--input_s3_uri=s3://b/train", "--output_path=s3://b/out", "--tags=for=it",
+    "--", "rebalance", "--num_files=64", "--alsologtostderr", "--log_dir=a b;$(c)*",
+)  # fmt: skip
+SEVERAL = (
+    "--job=spark", "--instance_count=2", "--image_uri=1.dkr.ecr.us-east-1.amazonaws.com/spark",
+    "--input_s3_uri=s3://b/raw", "--output_path=s3://b/out", "--", "convert", "--num_files=8",
+)  # fmt: skip
 
 
 def hyperparameters(request):
@@ -180,16 +170,11 @@ def faults(value, name, shapes):
         yield f"{name}: {value} is not one of {shape['enum']}"
 
 
-def test_botocores_model_finds_nothing_wrong_with_the_requests(
-    pairs, servers, pipes, conversion, spark, several
-):
-    known = shapes()
-    for request in [servers, pipes, conversion, spark, several, *(ours for ours, _ in pairs)]:
-        (kind,) = (
-            kind for kind in ("Training", "Processing", "HyperParameterTuning")
-            if f"{kind}JobName" in request
-        )  # fmt: skip
-        assert list(faults(request, f"Create{kind}JobRequest", known)) == []
+def test_botocores_model_finds_nothing_wrong_with_the_requests(pairs, servers, pipes):
+    known, ours = shapes(), [servers, pipes, *(ours for ours, _ in pairs)]
+    for found in [*ours, *(request(*words) for words in (CONVERSION, SPARK, SEVERAL))]:
+        (kind,) = {name[: -len("JobName")] for name in found if name.endswith("JobName")}
+        assert list(faults(found, f"Create{kind}JobRequest", known)) == []
 
 
 def test_what_is_wrong_with_a_request_is_found(servers):
@@ -296,13 +281,8 @@ def test_a_python_with_absl_and_botocore_alone_builds_the_same_request(minor, tm
 
 
 def test_flags_of_train_py_become_hyperparameters_in_all_their_forms(servers):
-    expected = {
-        "num_epochs": "2",
-        "dropout": "0.1,0.2",
-        "batch_norm": True,
-        "lazy_updates": False,
-        "clear_existing_model": "False",
-    }
+    expected = {"num_epochs": "2", "dropout": "0.1,0.2", "batch_norm": True}
+    expected.update(lazy_updates=False, clear_existing_model="False")
     found = hyperparameters(servers)
     assert {name: found.get(name) for name in expected} == expected
 
@@ -373,27 +353,38 @@ def test_the_metrics_are_found_in_what_train_py_prints(servers, tmp_path):
         assert found[f"eval:{name}"] == pytest.approx([wanted["eval"][name]], abs=1e-4)
 
 
-REAL_RUN = """
-import io, tarfile
+# Starts a training as somebody with a role in a pretended AWS.
+STARTED = """
+import io, sys, tarfile, time
 import moto
 
-with moto.mock_s3(), moto.mock_sts(), moto.mock_iam(), moto.mock_sagemaker():
+with moto.mock_s3(), moto.mock_sts(), moto.mock_iam(), moto.mock_sagemaker(), moto.mock_logs():
     import boto3
     import launch_sagemaker
+    import sagemaker_session
 
-    role = boto3.client("iam").create_role(RoleName="you", AssumeRolePolicyDocument="{}")["Role"]
-    argv = ["launch_sagemaker.py", "--train_s3_uri=s3://b/t", f"--role={role['Arn']}", "--nowait"]
-    launch_sagemaker.main(launch_sagemaker.FLAGS(argv))
+    boto3.client("iam").create_role(RoleName="you", AssumeRolePolicyDocument="{}")
+
+    def start(*words):
+        argv = ["launch_sagemaker.py", "--train_s3_uri=s3://b/t", "--role=you", *words]
+        launch_sagemaker.main(launch_sagemaker.FLAGS(argv))
+
+"""
+UPLOADED = (
+    STARTED
+    + """
+    start("--nowait")
     assert len(boto3.client("sagemaker").list_training_jobs()["TrainingJobSummaries"]) == 1
     (bucket,) = boto3.resource("s3").buckets.all()
     (uploaded,) = bucket.objects.all()
     with tarfile.open(fileobj=io.BytesIO(uploaded.get()["Body"].read())) as archive:
         archive.extractall(sys.argv[1])
 """
+)
 
 
 def test_only_train_py_and_deepfm_are_uploaded_and_they_are_enough(tmp_path):
-    done = in_process(REAL_RUN, str(tmp_path))
+    done = in_process(UPLOADED, str(tmp_path))
     assert done.returncode == 0, done.stderr
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     files = (path for path in (ROOT / "deepfm").rglob("*") if path.is_file())
@@ -402,19 +393,13 @@ def test_only_train_py_and_deepfm_are_uploaded_and_they_are_enough(tmp_path):
     subprocess.run([PYTHON, "train.py", "--only_check_args"], cwd=tmp_path, check=True, timeout=60)
 
 
-FOLLOWED = """
-import time
-import moto
-
-with moto.mock_s3(), moto.mock_sts(), moto.mock_iam(), moto.mock_sagemaker(), moto.mock_logs():
-    import boto3
-    import launch_sagemaker
-    import sagemaker_session
+FOLLOWED = (
+    STARTED
+    + """
     from moto.sagemaker.models import sagemaker_backends
 
     sagemaker_session._SECONDS = 0
     status, reason = sys.argv[1:]
-    role = boto3.client("iam").create_role(RoleName="you", AssumeRolePolicyDocument="{}")["Role"]
     send, looks, logs = sagemaker_session.Aws._method, [], boto3.client("logs")
 
     def method(self, verb, kind):  # the job goes on whenever it is looked at
@@ -435,9 +420,9 @@ with moto.mock_s3(), moto.mock_sts(), moto.mock_iam(), moto.mock_sagemaker(), mo
         return send(self, verb, kind)
 
     sagemaker_session.Aws._method = method
-    argv = ["launch_sagemaker.py", "--train_s3_uri=s3://b/t", "--role=you"]
-    launch_sagemaker.main(launch_sagemaker.FLAGS(argv))
+    start()
 """
+)
 
 
 @pytest.mark.parametrize(
@@ -506,21 +491,17 @@ def test_a_job_is_followed_to_its_end_which_is_the_exit_code(status, reason, cod
     ],
 )
 def test_refuses_in_one_sentence(words, sentence):
-    done = launch(*words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert sentence in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert sentence in refusal(*words)
 
 
 def test_an_unknown_flag_in_a_flagfile_is_refused(tmp_path):
     (tmp_path / "own.flags").write_text("--lerning_rate=1\n")
-    done = launch(*ONE, "--", f"--flagfile={tmp_path}/own.flags")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Did you mean: learning_rate" in done.stderr
-    assert done.stderr.count("\n") == 1
+    said = refusal(*ONE, "--", f"--flagfile={tmp_path}/own.flags")
+    assert "Did you mean: learning_rate" in said
 
 
-def test_hosts_that_convert_divide_the_input_and_share_the_code(conversion):
+def test_hosts_that_convert_divide_the_input_and_share_the_code():
+    conversion = request(*CONVERSION)
     inputs = {i["InputName"]: i["S3Input"] for i in conversion["ProcessingInputs"]}
     assert inputs["data"]["S3DataDistributionType"] == "ShardedByS3Key"
     assert inputs["code"]["S3DataDistributionType"] == "FullyReplicated"
@@ -582,7 +563,8 @@ def test_a_host_without_files_ends_well(convert, tmp_path):
     assert list((tmp_path / "processing" / "output").iterdir()) == []
 
 
-def test_the_only_host_on_spark_reads_all_files_and_what_it_writes_is_uploaded(spark):
+def test_the_only_host_on_spark_reads_all_files_and_what_it_writes_is_uploaded():
+    spark = request(*SPARK)
     assert spark["ProcessingResources"]["ClusterConfig"]["InstanceCount"] == 1
     words = shlex.split(" ".join(spark["AppSpecification"]["ContainerArguments"]))
     flags = dict(word.split("=", 1) for word in words if "=" in word)
@@ -595,7 +577,8 @@ def test_the_only_host_on_spark_reads_all_files_and_what_it_writes_is_uploaded(s
     assert output["S3Output"]["LocalPath"] == flags["--output_dir"]
 
 
-def test_several_hosts_on_spark_read_and_write_s3_themselves(several):
+def test_several_hosts_on_spark_read_and_write_s3_themselves():
+    several = request(*SEVERAL)
     assert several["ProcessingResources"]["ClusterConfig"]["InstanceCount"] == 2
     words = shlex.split(" ".join(several["AppSpecification"]["ContainerArguments"]))
     assert words == ["convert", "--input=s3://b/raw", "--output_dir=s3://b/out", "--num_files=8"]
@@ -604,16 +587,13 @@ def test_several_hosts_on_spark_read_and_write_s3_themselves(several):
     assert several["Environment"]["AWS_REGION"] == "us-east-1"
 
 
-def test_words_for_spark_survive_the_shell_that_the_image_gives_them_to(spark):
-    line = " ".join(spark["AppSpecification"]["ContainerArguments"])
-    words = subprocess.run(
+def test_words_for_spark_survive_the_shell_that_the_image_gives_them_to():
+    line = " ".join(request(*SPARK)["AppSpecification"]["ContainerArguments"])
+    job, _, _, *rest = subprocess.run(
         ["bash", "-c", f'printf "%s\\n" {line}'], stdout=subprocess.PIPE, text=True
-    )
-    job, _, _, *rest = words.stdout.splitlines()
-    assert (job, rest) == (
-        "rebalance",
-        ["--num_files=64", "--alsologtostderr", "--log_dir=a b;$(c)*"],
-    )
+    ).stdout.splitlines()
+    assert job == "rebalance"
+    assert rest == ["--num_files=64", "--alsologtostderr", "--log_dir=a b;$(c)*"]
 
 
 @pytest.fixture

@@ -7,9 +7,7 @@ the suite runs its ends.
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
 
 import numpy as np
 import psutil
@@ -18,9 +16,11 @@ import tensorflow as tf
 from conftest import (
     ROOT,
     copying_compiler,
+    finish,
     make_records,
     run_train,
     started,
+    wait_until,
     write_own_ids,
     write_tfrecords,
 )
@@ -38,19 +38,15 @@ EPOCHS = 2
 RATE = 1e-4
 
 
-def run_job(output_dir, *words, timeout=150, **env):
-    """Runs scripts/sagemaker/local_job.py; (exit code, all lines, the failure file or None)."""
-    command = [
-        sys.executable,
-        "scripts/sagemaker/local_job.py",
-        f"--output_dir={output_dir}",
-        *words,
-    ]
-    done = subprocess.run(
-        [str(word) for word in command],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout,
-        env={**os.environ, **env},
-    )  # fmt: skip
+def started_job(output_dir, *words, **options):
+    """scripts/sagemaker/local_job.py, running."""
+    program = [sys.executable, "scripts/sagemaker/local_job.py", f"--output_dir={output_dir}"]
+    return started([*program, *words], **options)
+
+
+def run_job(output_dir, *words, **env):
+    """Runs a job; (exit code, all lines, the failure file or None)."""
+    done = finish(started_job(output_dir, *words, env={**os.environ, **env}), timeout=150)
     failure = output_dir / "failure"
     return done.returncode, done.stdout, failure.read_text() if failure.exists() else None
 
@@ -147,13 +143,7 @@ def test_a_job_whose_host_is_taken_away_ends_as_one_that_was_not(criteo_like, tm
     code, text, _ = run_job(tmp_path / "w", f"--checkpoints_dir={tmp_path}/whole", *flags)
     assert code == 0, text
     parts = f"--checkpoints_dir={tmp_path}/parts"
-    command = [
-        sys.executable,
-        "scripts/sagemaker/local_job.py",
-        f"--output_dir={tmp_path}/p",
-        parts,
-    ]
-    with started([*command, *flags]) as process:
+    with started_job(tmp_path / "p", parts, *flags) as process:
         for line in process.stdout:
             if "step 200 " in line:
                 process.send_signal(lost)
@@ -252,19 +242,25 @@ def test_the_articles_parameter_server_notebook_runs_unchanged(criteo_like, tmp_
     assert (bucket / "deepfm-ps-ckpt/today/checkpoint").exists()
 
 
-def test_an_unknown_hyperparameter_is_named_in_the_failure_file(criteo_like, tmp_path):
-    code, text, failure = run_job(tmp_path, f"--training={criteo_like}/tr", "--", "--bacth_size=64")
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        (
+            ("--training={}/tr", "--", "--bacth_size=64"),
+            "Unknown command line flag 'bacth_size'. Did you mean: batch_size",
+        ),
+        (
+            ("--hosts=2", "--distribution=ps", "--s3_shard", "--training={}/va", "--")
+            + ("--feature_size=117581",),
+            "--training_data_dir=/opt/ml/input/data/training: the directory has no",
+        ),
+    ],
+    ids=["an unknown hyperparameter", "a host without files"],
+)
+def test_what_is_wrong_is_named_in_the_failure_file(criteo_like, tmp_path, words, sentence):
+    code, text, failure = run_job(tmp_path, *(word.format(criteo_like) for word in words))
     assert code == 1, text
-    assert "Unknown command line flag 'bacth_size'. Did you mean: batch_size" in failure
-
-
-def test_a_host_without_files_is_named_in_the_failure_file(criteo_like, tmp_path):
-    code, text, failure = run_job(
-        tmp_path, "--hosts=2", "--distribution=ps", "--s3_shard",
-        f"--training={criteo_like}/va", "--", "--feature_size=117581",
-    )  # fmt: skip
-    assert code == 1, text
-    assert "--training_data_dir=/opt/ml/input/data/training: the directory has no" in failure
+    assert sentence in failure
 
 
 def test_a_pipe_that_is_cut_short_is_named_in_the_failure_file(criteo_like, tmp_path):
@@ -285,30 +281,17 @@ def test_a_beginning_that_no_file_has_is_refused(tmp_path):
 
 
 def test_nothing_outlives_a_job_that_is_killed(criteo_like, tmp_path):
-    command = (
-        sys.executable, "scripts/sagemaker/local_job.py", f"--output_dir={tmp_path}", "--hosts=2",
-        "--distribution=ps", f"--training={criteo_like}/tr", "--", "--num_epochs=100000",
-        "--batch_size=8", "--feature_size=117581", f"--servable_model_dir={tmp_path}/mark",
-    )  # fmt: skip
-    with started(command) as process:
-        for line in process.stdout:
-            if " step " in line:
-                break
+    left = lambda: [
+        process for process in psutil.process_iter(["cmdline"])
+        if any(str(tmp_path) in word for word in process.info["cmdline"] or ())
+    ]  # fmt: skip
+    with started_job(
+        tmp_path, "--hosts=2", "--distribution=ps", f"--training={criteo_like}/tr", "--",
+        "--num_epochs=100000", "--batch_size=8", "--feature_size=117581",
+        f"--servable_model_dir={tmp_path}/mark",
+    ) as process:  # fmt: skip
+        assert any(" step " in line for line in process.stdout)
         process.kill()
         process.wait()
-        last = time.time() + 20
-        while time.time() < last and any(map(of_the_job(tmp_path), psutil.process_iter())):
-            time.sleep(0.2)
-        assert not list(filter(of_the_job(tmp_path), psutil.process_iter()))
-
-
-def of_the_job(tmp_path):
-    """Whether a process has the job's folder in its command line."""
-
-    def check(process):
-        try:
-            return any(str(tmp_path) in word for word in process.cmdline())
-        except psutil.Error:
-            return False
-
-    return check
+        wait_until(lambda: not left(), 20)
+        assert not left()

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 import s3_server
-from conftest import ROOT, started
+from conftest import ROOT, run_python, started
 
 PATHS = [*ROOT.glob("scripts/**/*.[ps][yh]"), ROOT / "tests/sanitize.sh"]
 SCRIPTS = sorted(
     str(path.relative_to(ROOT)) for path in PATHS
     if (path.suffix == ".sh" or "__main__" in path.read_text())
-    and path.name != "spark_on_sagemaker.py"  # whose arguments are a job's
+    and path.name not in ("spark_on_sagemaker.py", "host.sh")  # which programs start
 )  # fmt: skip
 # Arguments of test.sh are pytest's; argparse asks for what is missing first.
 TORCH = "scripts/benchmarks/torch_reference.py"
@@ -111,13 +111,9 @@ PROGRAMS = [
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program[-1])
 def test_a_python_without_the_packages_is_told_what_to_run(program):
-    done = subprocess.run(
-        [sys.executable, "-S", *program], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    wanted = "has no absl; run scripts/setup.sh, then start this program with .venv/bin/"
-    assert wanted in done.stderr
-    assert done.stderr.count("\n") == 1
+    done = run_python("-S", *program, fresh=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "has no absl; run scripts/setup.sh, then start this program with .venv/" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -134,15 +130,10 @@ def test_another_tensorflow_is_told_what_to_run(tmp_path, program, version, said
     for name in ("tensorflow", *["tensorflow_core"] * bool(version)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f"__version__ = {version!r}\n")
-    done = subprocess.run(
-        [sys.executable, "-S", *program, "--model_dir=x"],
-        cwd=ROOT, env=dict(os.environ, PYTHONPATH=str(tmp_path)), capture_output=True, text=True,
-        timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 2, done.stderr
-    wanted = f"{said}; run scripts/setup.sh, then start this program with .venv/bin/"
-    assert wanted in done.stderr
-    assert done.stderr.count("\n") == 1
+    env = dict(os.environ, PYTHONPATH=str(tmp_path))
+    done = run_python("-S", *program, "--model_dir=x", fresh=True, env=env)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert f"{said}; run scripts/setup.sh, then start this program with .venv/bin/" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -158,13 +149,7 @@ def test_a_job_replaces_no_data_and_no_model_of_others(tmp_path, earlier, traini
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
     words = [f"--output_dir={tmp_path}", f"--training={tmp_path}/{training}"]
-    done = subprocess.run(
-        command("scripts/sagemaker/local_job.py", *words),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_python("scripts/sagemaker/local_job.py", *words, fresh=True)
     if "toolkit is not installed" in done.stderr:
         pytest.skip("scripts/setup.sh --sagemaker has not run")
     assert done.returncode == 2
@@ -175,16 +160,12 @@ def test_a_job_replaces_no_data_and_no_model_of_others(tmp_path, earlier, traini
 def test_the_benchmark_leaves_what_lies_beside_its_own_folder(tmp_path):
     (tmp_path / "model").mkdir()
     program = (
-        "import runpy, sys; from absl import flags\n"
-        "sys.path.insert(0, 'scripts')\n"
-        "found = runpy.run_path('scripts/benchmark.py')\n"
-        f"flags.FLAGS(['benchmark.py', '--what=pipe', '--work_dir={tmp_path}'])\n"
-        "found['MEASURES']['pipe'] = lambda work: (work / 'model').mkdir() or []\n"
-        "found['main'](None)\n"
+        "import sys; sys.path.insert(0, 'scripts'); import benchmark\n"
+        f"benchmark.FLAGS(['benchmark.py', '--what=pipe', '--work_dir={tmp_path}'])\n"
+        "benchmark.MEASURES['pipe'] = lambda work: (work / 'model').mkdir() or []\n"
+        "benchmark.main(None)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    done = run_python("-c", program, fresh=True)
     assert done.returncode == 0, done.stderr
     assert [str(p.relative_to(tmp_path)) for p in sorted(tmp_path.rglob("*"))] == [
         "benchmark", "benchmark/model", "model",

@@ -8,10 +8,7 @@
 # this file beside data_tools and deepfm.
 set -euo pipefail
 
-if [[ ${1:-} == --help ]]; then
-  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
-  exit
-fi
+[[ ${1:-} != --help ]] || { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit; }
 
 base=/opt/ml/processing
 config=/opt/ml/config/resourceconfig.json

@@ -70,42 +70,6 @@ _INSIDE = "DEEPFM_SAGEMAKER_LOCAL"  # set when this program runs in its own name
 _PASSED_ON = ("CXX", "DEEPFM_KERNELS_DIR")  # read when a host builds the kernels
 _REPLACED = ("model", "output", "failure")  # in --output_dir
 
-# Turns a process into a host, which runs `train`. $1: its folder, $2: its address. The host
-# outlives `train`, as a machine does: others find its ports closed, not the host gone.
-_HOST = """
-set -eu
-mount --make-rprivate /
-mkdir "$1/opt"
-for entry in /opt/*; do
-  name="$1/opt/${entry##*/}"
-  if [ -d "$entry" ]; then mkdir "$name"; else touch "$name"; fi
-  [ "${entry##*/}" = ml ] || mount --bind "$entry" "$name"
-done
-mkdir -p "$1/opt/ml"
-mount --bind "$1/ml" "$1/opt/ml"
-mount --rbind "$1/opt" /opt
-mount --bind "$1/hosts" /etc/hosts
-touch "$1/environment"
-mount --bind "$1/environment" /etc/environment
-mount -t tmpfs tmpfs /run
-mount -t tmpfs tmpfs /dev/shm
-mkdir -m 755 /run/sshd /run/tmp
-if [ -d /etc/ssh ]; then mount --bind "$1/../ssh" /etc/ssh; fi
-hostname "${1##*/}"
-ip link set lo up
-while ! ip link show eth0 >"$1/link" 2>&1; do sleep 0.05; done
-ip address add "$2/24" dev eth0
-ip link set eth0 up
-set +e
-folder=$1
-shift 2
-"$@"
-echo $? >"$folder/code.new"
-kill -KILL -1 2>"$folder/killed"
-mv "$folder/code.new" "$folder/code"
-exec sleep infinity
-"""
-
 
 def main(argv):
     _check_flags()
@@ -198,26 +162,16 @@ def _channels():
 
 def _job_configuration(given):
     """hyperparameters.json: what was given, and what the SDK and the launcher add."""
-    added = {
-        "model_dir": "/opt/ml/checkpoints" if FLAGS.checkpoints_dir else "/opt/ml/model",
-        "sagemaker_program": "train.py",
-        "sagemaker_submit_directory": "/opt/ml/source",
-        "sagemaker_container_log_level": 20,
-        "sagemaker_job_name": FLAGS.job_name,
-        "sagemaker_region": "us-east-1",
-    }
-    if "checkpoint_dir" in given:
-        del added["model_dir"]
+    added = programs.for_the_toolkit(
+        "/opt/ml/source", FLAGS.job_name, "us-east-1", FLAGS.distribution,
+        FLAGS.processes_per_host, FLAGS.custom_mpi_options,
+    )  # fmt: skip
+    if "checkpoint_dir" not in given:
+        added["model_dir"] = "/opt/ml/checkpoints" if FLAGS.checkpoints_dir else "/opt/ml/model"
     if FLAGS.input_mode == "Pipe":
         added["pipe_mode"] = True
     if len(FLAGS.training) > 1:
         added["enable_data_multi_path"] = True
-    if FLAGS.distribution == "ps":
-        added["sagemaker_parameter_server_enabled"] = True
-    if FLAGS.distribution == "horovod":
-        added["sagemaker_mpi_enabled"] = True
-        added["sagemaker_mpi_num_of_processes_per_host"] = FLAGS.processes_per_host
-        added["sagemaker_mpi_custom_mpi_options"] = FLAGS.custom_mpi_options
     return {name: json.dumps(value) for name, value in {**added, **given}.items()}
 
 
@@ -240,7 +194,8 @@ def _lay_out(folder, names, hyperparameters):
         # By default, newer curl rejects gRPC's answer, and the toolkit thinks the master dead.
         (host / "home/.curlrc").write_text("http0.9\n")
         shutil.copy(ssh / "key", host / "home/.ssh/id_ed25519")
-        programs.copy_source(programs.TRAINING_SOURCE, host / "ml/source")
+        for file, source in programs.source_files(programs.TRAINING_SOURCE).items():
+            _copy(source, host / "ml/source" / file)
         told = {}
         for channel, beginning in _channels().items():
             sharded = FLAGS.s3_shard and channel != "evaluation"
@@ -396,8 +351,10 @@ def _start(host, index, output, more):
         print(f"{host.name} | {line}", end="", flush=True)
 
     process, reader = programs.start(
-        [*own, "--kill-child", "bash", "-c", _HOST, "host", str(host), f"10.77.0.{index + 1}"]
-        + ["train"],
+        [
+            *own, "--kill-child", "bash", str(programs.SCRIPTS / "sagemaker/host.sh"), str(host),
+            f"10.77.0.{index + 1}", "train",
+        ],
         show, cwd="/", env=environment, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     while os.readlink(f"/proc/{process.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
@@ -413,12 +370,15 @@ def _gather(hosts, output):
     for name, source in (("model", "model"), ("output", "output/data")):
         for host in reversed(hosts):  # so that the first host's files stay
             for path in filter(pathlib.Path.is_file, (host / source).rglob("*")):
-                to = output / name / path.relative_to(host / source)
-                to.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(path, to)
+                _copy(path, output / name / path.relative_to(host / source))
     failures = [path for path in (host / "output/failure" for host in hosts) if path.exists()]
     if failures:
         shutil.copy(failures[0], output / "failure")
+
+
+def _copy(source, to):
+    to.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(source, to)
 
 
 if __name__ == "__main__":

@@ -7,102 +7,126 @@ https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateProcessingJo
 
 import datetime
 import json
+import re
+import sys
 from typing import NamedTuple
 
+import programs
+import sagemaker_hosts
+from absl import flags
+from programs import BadInput
+
+FLAGS = flags.FLAGS
 CHECKPOINTS = "/opt/ml/checkpoints"
 PROCESSING = "/opt/ml/processing"
+# What SageMaker finds in the log: the progress lines, and the last line of an evaluation.
+METRICS = {
+    "train:loss": r"step [0-9]+  loss ([0-9.]+)",
+    "train:examples_per_second": r"step [0-9]+  loss [0-9.]+  ([0-9]+) examples/s",
+    "eval:auc": r"Evaluation: .* auc=([0-9.]+)",
+    "eval:gauc": r"GAUC of field [0-9]+: gauc=([0-9.]+)",
+    "eval:log_loss": r"Evaluation: .* log_loss=([0-9.]+)",
+    "eval:calibration": r"Evaluation: .* calibration=([0-9.]+)",
+}
 
 
 class Job(NamedTuple):
-    """What all jobs have.
-
-    Attributes:
-        name: its name, and that of its folder in the bucket.
-        region: the AWS region.
-        bucket: the s3:// address of the bucket for what is uploaded.
-        role: the ARN of its IAM role.
-        image: the container's address.
-        type, count: of the hosts.
-        volume_size: GB of each host's disk.
-        max_run: seconds after which it is ended.
-        tags: [{"Key": key, "Value": value}].
-    """
+    """What all jobs have. The name is also that of the job's folder in the bucket."""
 
     name: str
     region: str
-    bucket: str
-    role: str
-    image: str
-    type: str
+    bucket: str  # its s3:// address
+    role: str  # its ARN
+    image: str  # the address of the container
+    type: str  # of the hosts
     count: int
-    volume_size: int
-    max_run: int
     tags: list
 
     @property
     def hosts(self):
         return {
             "InstanceType": self.type, "InstanceCount": self.count,
-            "VolumeSizeInGB": self.volume_size,
+            "VolumeSizeInGB": FLAGS.volume_size,
         }  # fmt: skip
 
 
-def job_name(prefix, most=63, pattern="%Y-%m-%d-%H-%M-%S-{:03}"):
-    """A prefix and the time, in at most so many characters."""
+def job_of(aws, type_, count, image) -> Job:
+    """A job in an account; image: the title of SageMaker's own."""
+    uri = FLAGS.image_uri or sagemaker_hosts.image(image, aws.region, type_)
+    role = aws.role(FLAGS.role)
+    return Job(job_name(), aws.region, aws.bucket(), role, uri, type_, count, _tags())
+
+
+def job_name(most=63, pattern="%Y-%m-%d-%H-%M-%S-{:03}"):
+    """--base_job_name and the time, in at most so many characters."""
     now = datetime.datetime.now(datetime.timezone.utc)
     ending = now.strftime(pattern.format(now.microsecond // 1000))
-    return f"{prefix[: most - len(ending) - 1].rstrip('-')}-{ending}"
+    return f"{FLAGS.base_job_name[: most - len(ending) - 1].rstrip('-')}-{ending}"
 
 
-def source_of(job, output):
+def _tags():
+    pairs = [tag.partition("=") for tag in FLAGS.tags]
+    if not all(re.fullmatch(r"[\w .:/+@-]+=[\w .:/=+@-]*", "".join(pair)) for pair in pairs):
+        raise BadInput(
+            f"--tags={','.join(FLAGS.tags)}: give KEY=VALUE of letters, digits, blanks and "
+            "_.:/=+-@, e.g. --tags=team=ads."
+        )
+    return [{"Key": key, "Value": value} for key, _, value in pairs] or None
+
+
+def instance_type(default):
+    """The type of the hosts; refuses what cannot be one."""
+    type_ = FLAGS.instance_type or default
+    if not re.fullmatch(r"ml\.[a-z]+[0-9][a-z0-9-]*\.(medium|large|[0-9]*xlarge)", type_):
+        raise BadInput(f"--instance_type={type_} is not a SageMaker type; try {default}.")
+    return type_
+
+
+def check(words_of_program, words):
+    """Lets a program check its flags, and do nothing else."""
+    done = programs.run_command(sys.executable, *words_of_program, "--only_check_args", *words)
+    if done.returncode:
+        lines = done.stderr.splitlines() or [f"{words_of_program[-1]} fails with {words}."]
+        raise BadInput(lines[-1].replace("-c: ", f"{FLAGS.tool}.py: "))
+
+
+def source_of(job):
     """Where train.py is uploaded to: the bucket of the job's output, if it has one."""
-    bucket = "/".join(output.split("/")[:3]) if output else job.bucket
+    bucket = "/".join(FLAGS.output_path.split("/")[:3]) if FLAGS.output_path else job.bucket
     return f"{bucket}/{job.name}/source/sourcedir.tar.gz"
 
 
-def training(
-    job, output, input_mode, channels, hyperparameters, metrics, model_dir=None, mpi=None,
-    parameter_servers=False, max_wait=None, checkpoints=None,
-):  # fmt: skip
+def training(job, channels, hyperparameters, model_dir, processes):
     """CreateTrainingJob.
 
     Args:
-        job: Job.
-        output: the s3:// folder of the model; None: the bucket.
-        input_mode: File, FastFile or Pipe.
+        job: a Job.
         channels: {name: (s3:// prefix, how the hosts share it)}.
         hyperparameters: {flag of train.py: value}.
-        metrics: {name: the expression that finds it in the log}.
         model_dir: the flag's value; "": train.py's default; None: a folder of the output, or of
-            the host with MPI.
-        mpi: (processes on each host, more options of mpirun).
-        parameter_servers: whether each host runs one.
-        max_wait: seconds that it may take on spot instances; None: not on these.
-        checkpoints: s3:// folder that mirrors CHECKPOINTS.
+            the host with Horovod.
+        processes: of Horovod on each host.
     """
-    folder = output or f"{job.bucket}/"
+    folder, horovod = FLAGS.output_path or f"{job.bucket}/", FLAGS.distribution == "horovod"
     if model_dir is None:
-        model_dir = "/opt/ml/model" if mpi else f"{folder.rstrip('/')}/{job.name}/model"
+        model_dir = "/opt/ml/model" if horovod else f"{folder.rstrip('/')}/{job.name}/model"
     values = {
-        **hyperparameters, "sagemaker_submit_directory": source_of(job, output),
-        "sagemaker_program": "train.py", "sagemaker_container_log_level": 20,
-        "sagemaker_job_name": job.name, "sagemaker_region": job.region,
-    }  # fmt: skip
-    if parameter_servers:
-        values["sagemaker_parameter_server_enabled"] = True
-    if mpi:
-        values["sagemaker_mpi_enabled"] = True
-        values["sagemaker_mpi_num_of_processes_per_host"] = mpi[0]
-        values["sagemaker_mpi_custom_mpi_options"] = mpi[1]
-    if model_dir:
-        values["model_dir"] = model_dir
-    wait = {"MaxWaitTimeInSeconds": max_wait} if max_wait else {}
+        **hyperparameters,
+        **programs.for_the_toolkit(
+            source_of(job), job.name, job.region, FLAGS.distribution, processes, FLAGS.mpi_options
+        ),
+        **({"model_dir": model_dir} if model_dir else {}),
+    }
+    stop = {"MaxRuntimeInSeconds": FLAGS.max_run}
+    if FLAGS.spot:
+        stop["MaxWaitTimeInSeconds"] = FLAGS.max_wait or 2 * FLAGS.max_run
+    mirror = FLAGS.checkpoint_s3_uri
     return _without_empty(
         TrainingJobName=job.name,
         RoleArn=job.role,
         AlgorithmSpecification={
-            "TrainingImage": job.image, "TrainingInputMode": input_mode,
-            "MetricDefinitions": [{"Name": n, "Regex": regex} for n, regex in metrics.items()],
+            "TrainingImage": job.image, "TrainingInputMode": FLAGS.input_mode,
+            "MetricDefinitions": [{"Name": n, "Regex": regex} for n, regex in METRICS.items()],
             "EnableSageMakerMetricsTimeSeries": True,
         },
         HyperParameters={name: json.dumps(value) for name, value in values.items()},
@@ -112,25 +136,21 @@ def training(
         ],
         OutputDataConfig={"S3OutputPath": folder},
         ResourceConfig=job.hosts,
-        StoppingCondition={"MaxRuntimeInSeconds": job.max_run, **wait},
-        EnableManagedSpotTraining=bool(max_wait),
-        CheckpointConfig=checkpoints and {"S3Uri": checkpoints, "LocalPath": CHECKPOINTS},
+        StoppingCondition=stop,
+        EnableManagedSpotTraining=FLAGS.spot,
+        CheckpointConfig=mirror and {"S3Uri": mirror, "LocalPath": CHECKPOINTS},
         ProfilerConfig={"DisableProfiler": True},  # train.py has its own
         Tags=job.tags,
     )  # fmt: skip
 
 
-def tuning(training, ranges, objective, minimize, max_jobs, max_parallel_jobs, prefix):
+def tuning(training, ranges):
     """CreateHyperParameterTuningJob.
 
     Args:
         training: the request of one training.
         ranges: {flag of train.py: ("Integer" or "Continuous", (lowest, highest), the scale)}, or
             {flag of train.py: ("Categorical", values)}.
-        objective: the metric that tells which training is best.
-        minimize: whether the lowest is.
-        max_jobs, max_parallel_jobs: how many trainings, and how many at a time.
-        prefix: of the job's name.
     """
     found = {f"{kind}ParameterRanges": [] for kind in ("Integer", "Continuous", "Categorical")}
     for name, (kind, values, *scale) in ranges.items():
@@ -144,14 +164,16 @@ def tuning(training, ranges, objective, minimize, max_jobs, max_parallel_jobs, p
     del algorithm["EnableSageMakerMetricsTimeSeries"]
     same = ("RoleArn", "OutputDataConfig", "StoppingCondition", "InputDataConfig")
     return _without_empty(
-        HyperParameterTuningJobName=job_name(prefix, 32, "%y%m%d-%H%M"),
+        HyperParameterTuningJobName=job_name(32, "%y%m%d-%H%M"),
         HyperParameterTuningJobConfig={
             "Strategy": "Bayesian", "TrainingJobEarlyStoppingType": "Off",
             "ResourceLimits": {
-                "MaxNumberOfTrainingJobs": max_jobs, "MaxParallelTrainingJobs": max_parallel_jobs,
+                "MaxNumberOfTrainingJobs": FLAGS.max_jobs,
+                "MaxParallelTrainingJobs": FLAGS.max_parallel_jobs,
             },
             "HyperParameterTuningJobObjective": {
-                "Type": "Minimize" if minimize else "Maximize", "MetricName": objective,
+                "Type": "Minimize" if FLAGS.objective.endswith("loss") else "Maximize",
+                "MetricName": FLAGS.objective,
             },
             "ParameterRanges": found,
         },
@@ -172,7 +194,7 @@ def processing(job, entrypoint, words, inputs, output=None, environment=None):
     """CreateProcessingJob.
 
     Args:
-        job: Job.
+        job: a Job.
         entrypoint, words: the container's command and its arguments.
         inputs: {name: (s3:// prefix, how the hosts share it)}, folders of PROCESSING/input.
         output: the s3:// folder that PROCESSING/output is copied to at the end; None: none is.
@@ -196,7 +218,7 @@ def processing(job, entrypoint, words, inputs, output=None, environment=None):
         ProcessingOutputConfig=output and {"Outputs": [records]},
         ProcessingResources={"ClusterConfig": job.hosts},
         Environment=environment,
-        StoppingCondition={"MaxRuntimeInSeconds": job.max_run},
+        StoppingCondition={"MaxRuntimeInSeconds": FLAGS.max_run},
         Tags=job.tags,
     )
 

@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from absl import logging
 from programs import BadInput, fail, need
 
-_NOTEBOOK = "/opt/ml/metadata/resource-metadata.json"
 _SECONDS = 10  # between two looks at a job
 
 
@@ -71,7 +70,7 @@ class Aws:
         }
 
     def role(self, name):
-        """The ARN of an IAM role; of None: of the notebook, or of who starts this program."""
+        """The ARN of an IAM role; of None: that of the notebook, or whoever starts this program."""
         if name and "/" in name:
             return name
         found = self._caller()["Arn"]
@@ -79,8 +78,6 @@ class Aws:
             found = found.replace("your-role", name)
         elif name:
             return self.client("iam").get_role(RoleName=name)["Role"]["Arn"]
-        else:
-            found = self._role_of_notebook() or found
         assumed = re.fullmatch(r"(.+):sts::([0-9]+):assumed-role/([^/]+)/.*", found)
         if assumed:
             start, account, name = assumed.groups()
@@ -95,28 +92,6 @@ class Aws:
                 "--role=SageMakerRole."
             )
         return found
-
-    def _role_of_notebook(self):
-        """The role of the notebook that this program runs in; None if there is none."""
-        try:
-            with open(_NOTEBOOK) as f:
-                about = json.load(f)
-        except FileNotFoundError:
-            return None
-        client, domain = self.client("sagemaker"), about.get("DomainId")
-        with contextlib.suppress(client.exceptions.ClientError, KeyError):
-            if not domain:
-                name = about["ResourceName"]
-                return client.describe_notebook_instance(NotebookInstanceName=name)["RoleArn"]
-            settings = client.describe_domain(DomainId=domain)
-            if about.get("SpaceName"):
-                return settings["DefaultSpaceSettings"]["ExecutionRole"]
-            user = client.describe_user_profile(
-                DomainId=domain, UserProfileName=about["UserProfileName"]
-            )
-            own = user.get("UserSettings", {}).get("ExecutionRole")
-            return own or settings["DefaultUserSettings"]["ExecutionRole"]
-        return None
 
     def bucket(self):
         """The s3:// address of SageMaker's default bucket, which is made if it does not exist."""
@@ -134,13 +109,14 @@ class Aws:
                 client.create_bucket(Bucket=name, **(elsewhere, {})[self.region == "us-east-1"])
         return f"s3://{name}"
 
-    def start(self, kind, request, files, **options):
-        """Uploads files and starts a job; a dry run prints the request.
+    def start(self, kind, request, files, wait, **options):
+        """Uploads files, starts a job, and follows it; a dry run prints the request.
 
         Args:
             kind: Training, HyperParameterTuning or Processing.
             request: that of Create{kind}Job.
             files: {s3:// address: content} of what the job needs.
+            wait: whether to follow it to its end.
             options: of put_object.
         """
         from botocore import exceptions, validate
@@ -162,13 +138,17 @@ class Aws:
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(put, files))
         self._method("create", kind)(**request)
+        name = request[f"{kind}JobName"]
+        logging.info("Started %s.", name)
+        if wait:
+            self._follow(kind, name)
 
     def _method(self, verb, kind):
         from botocore import xform_name
 
         return getattr(self.client("sagemaker"), f"{verb}_{xform_name(kind)}_job")
 
-    def follow(self, kind, name):
+    def _follow(self, kind, name):
         """Shows a job's log until it ends; ends the program with code 1 unless it completed."""
         positions, said, ended = {}, "", False
         while not ended:
