@@ -90,8 +90,6 @@ def main(arguments):
     with tempfile.TemporaryDirectory(prefix="deepfm-tune-") as work:
         tuner = Tuner(words, pathlib.Path(work), batch, end)
         best, ratio, notes = _search(tuner, machine)
-    if sys.stderr.isatty():
-        sys.stderr.write("\n")
     _conclude(tuner, words, best, ratio, notes, output)
 
 
@@ -161,21 +159,10 @@ class Tuner:
             self._starts[mode] = max(self._starts.get(mode, 0.0), start)
             self._steps_rate = self._steps_rate or found.rate
         self.runs.append(found)
-        self._show(found)
+        rate = f"{found.rate:,.0f}/s" if found.rate else f"failed ({failure[:100]})"
+        left = max(self.end - self.now(), 0) / 60
+        logging.info("%s: %s: %s; %.1f minutes left", rung, candidate.label(), rate, left)
         return found
-
-    def _show(self, run):
-        """Shows that a run is done: a bar in a terminal, a line elsewhere."""
-        if not sys.stderr.isatty():
-            rate = f"{run.rate:,.0f}/s" if run.rate else f"failed ({run.failure[:100]})"
-            logging.info("%s: %s: %s", run.rung, run.candidate.label(), rate)
-            return
-        spent = 1 - max(self.end - self.now(), 0) / (60 * FLAGS.budget_minutes)
-        best = max(self.runs, key=lambda run: run.rate)
-        best = f"{best.rate:,.0f}/s ({best.candidate.label()})"
-        line = f"[{'#' * round(20 * spent):<20}] {len(self.runs)} runs, best {best}"
-        line = line[: shutil.get_terminal_size().columns - 1]
-        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
     def train(self, candidate: Candidate, steps: int, limit: float) -> Tuple[dict, str]:
         """Runs train.py for `steps` steps: (report.json, "") or ({}, its error)."""
@@ -248,23 +235,22 @@ def _run(command, limit) -> str:
 
 def _rungs(tuner, machine):
     """[(name of a rung, function: the best candidate so far -> the rung's candidates)]."""
-    sizes = [int(n) for n in FLAGS.global_batch_sizes if int(n) != tuner.batch]
-    allocators = [machine.allocator] if machine.allocator else []
-    waits = lambda best: tuner.report_of(best).get("input_wait_share", 0.0) >= _WAITING
+    sizes = [int(n) for n in FLAGS.global_batch_sizes]
     if FLAGS.grid:
-        sizes = [int(n) for n in FLAGS.global_batch_sizes] or [0]
-        return [("grid", lambda best: grid(machine, FLAGS.modes, tuner.batch, sizes))]
-    return [
-        ("threads", lambda best: threads(machine)),
-        ("allocator", lambda best: [best._replace(preload=path) for path in allocators]),
-        (
-            "input",
-            lambda best: [best.with_flags(**n) for n in inputs(machine) if waits(best)],
-        ),
-        ("mixed precision", lambda best: [best.with_flags(use_amp=True)] if machine.gpus else []),
-        ("batch", lambda best: [best.with_flags(global_batch_size=n) for n in sizes]),
-        ("more devices", lambda best: devices(machine, FLAGS.modes, best, best.batch(tuner.batch))),
-    ]
+        return [("grid", lambda best: grid(machine, FLAGS.modes, tuner.batch, sizes or [0]))]
+    waits = lambda best: tuner.report_of(best).get("input_wait_share", 0.0) >= _WAITING
+    allocators = [machine.allocator] if machine.allocator else []
+    tried = {
+        "threads": lambda best: threads(machine),
+        "allocator": lambda best: [best._replace(preload=path) for path in allocators],
+        "input": lambda best: [best.with_flags(**n) for n in inputs(machine) if waits(best)],
+        "mixed precision": lambda best: [best.with_flags(use_amp=True)] * bool(machine.gpus),
+        "batch": lambda best: [
+            best.with_flags(global_batch_size=n) for n in sizes if n != tuner.batch
+        ],
+        "more devices": lambda best: devices(machine, FLAGS.modes, best, best.batch(tuner.batch)),
+    }
+    return list(tried.items())
 
 
 def _climb(tuner, machine, end) -> Candidate:
@@ -338,7 +324,6 @@ def _compare(tuner, best, notes) -> Tuple[Candidate, float]:
 
 def _conclude(tuner, words, best, ratio, notes, output):
     """Prints and writes what was found."""
-    report = tuner.report_of(best)
     command = [*best.command(), *words]
     if "global_batch_size" not in dict(best.flags):
         command.append(f"--global_batch_size={tuner.batch}")
@@ -348,7 +333,7 @@ def _conclude(tuner, words, best, ratio, notes, output):
         "processes": best.processes,
         "preload": best.preload,
         "times_the_default": ratio,
-        "why": report.get("verdict", ""),
+        "why": tuner.report_of(best).get("verdict", ""),
         "notes": notes,
         "runs": [
             {
@@ -358,18 +343,24 @@ def _conclude(tuner, words, best, ratio, notes, output):
             for r in tuner.runs
         ],
     }  # fmt: skip
+    runs = {}  # candidate -> its runs, in the order in which they were tried
+    for run in tuner.runs:
+        runs.setdefault(run.candidate, []).append(run)
+    figure, _ = bars(
+        [(c.label(), _rates(of), "tab:orange" if c == best else "tab:blue")
+         for c, of in runs.items()],
+        xlabel="examples/s (dots: single runs; orange: recommended)",
+    )  # fmt: skip
     text = (json.dumps(found, indent=1) + "\n").encode()
-    runs = {
-        run.candidate: [r for r in tuner.runs if r.candidate == run.candidate] for run in tuner.runs
-    }
-    write_files(output, {"tune.json": text, "tune.png": _plot(runs, best)})
-    print(_table(runs, best, float(flag_values(words).get("price_per_hour", 0))))
-    print(f"\n{found['why']}")
-    print("\n".join(notes))
+    write_files(output, {"tune.json": text, "tune.png": png(figure)})
     times = f"{ratio:.2f} times as fast as the default"
-    print(f"\n{'The default is the best' if best == Candidate() else times}:\n")
-    print(found["command"])
-    print(f"\nAll runs: {output / 'tune.json'}, plotted in {output / 'tune.png'}.")
+    print(
+        _table(runs, best, float(flag_values(words).get("price_per_hour", 0))),
+        f"\n{found['why']}", *notes,
+        f"\n{'The default is the best' if best == Candidate() else times}:\n",
+        found["command"],
+        f"\nAll runs: {output / 'tune.json'}, plotted in {output / 'tune.png'}.", sep="\n",
+    )  # fmt: skip
 
 
 _SHOWN = ("input_wait_share", "host_cpu_utilization", "gpu_utilization", "peak_rss_bytes")
@@ -399,16 +390,6 @@ def _table(runs: Dict[Candidate, List[Run]], best, price_per_hour: float) -> str
             rows.append((name, f"failed: {found[-1].failure[:80]}", count, *[""] * (4 + priced)))
     titles = "candidate", "examples/s", "runs", "input wait", "CPU", "GPU", "memory"
     return markdown([*titles, *["cost of a million"] * priced], rows)
-
-
-def _plot(runs, best) -> bytes:
-    """A bar for each candidate, in the order in which they were tried."""
-    color = lambda candidate: "tab:orange" if candidate == best else "tab:blue"
-    figure, _ = bars(
-        [(c.label(), _rates(found), color(c)) for c, found in runs.items()],
-        xlabel="examples/s (dots: single runs; orange: recommended)",
-    )
-    return png(figure)
 
 
 if __name__ == "__main__":

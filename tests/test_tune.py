@@ -10,19 +10,19 @@ import types
 
 import psutil
 import pytest
-from conftest import ROOT, SMALL_MODEL, make_records, started, write_tfrecords
+from conftest import ROOT, SMALL_MODEL, make_records, run_python, started, write_tfrecords
 
 # Loads tune.py with a clock of its own: a run takes the seconds of its start and of its training,
 # and its rate is that of `rate(candidate)`.
 _SIMULATED = """
-import pathlib, runpy, sys
-from absl import flags
+import pathlib, sys
 sys.path.insert(0, "scripts")
-tune = runpy.run_path("scripts/tune.py")
-flags.FLAGS(["tune.py", "--budget_minutes={budget}", "--global_batch_sizes=2048"])
+import tune
+from tune_candidates import Machine
+tune.FLAGS(["tune.py", "--budget_minutes={budget}", "--global_batch_sizes=2048"])
 calls = []
 
-class Simulated(tune["Tuner"]):
+class Simulated(tune.Tuner):
     clock = 3.0
 
     def now(self):
@@ -46,11 +46,10 @@ class Simulated(tune["Tuner"]):
         }}, ""
 
 tuner = Simulated([], pathlib.Path("."), 1024, 60 * {budget})
-Machine = sys.modules["tune_candidates"].Machine
 machine = Machine(cores=4, gpus=0, mkl=False, allocator="/lib/allocator.so")
 try:
-    best, ratio, notes = tune["_search"](tuner, machine)
-except tune["BadInput"] as error:
+    best, ratio, notes = tune._search(tuner, machine)
+except tune.BadInput as error:
     sys.exit(str(error))
 print(len(calls), "|", best.label(), "|", round(ratio, 2), "|", len({{c for c, _ in calls}}), "|",
       tuner.clock, "|", ",".join(dict.fromkeys(rung for _, rung in calls)), "|", *notes)
@@ -66,9 +65,7 @@ def tune(*arguments, timeout=120):
 def simulated(rate, budget=60, start=3):
     """The last line of a simulated search, in parts; a refusal is raised."""
     program = _SIMULATED.format(rate=rate, budget=budget, start=start)
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    done = run_python("-c", program, fresh=True)
     if done.returncode:
         raise ValueError(done.stderr.splitlines()[-1])
     calls, label, ratio, tried, seconds, rungs, notes = done.stdout.split("|")
@@ -106,22 +103,18 @@ def test_refuses_what_it_cannot_do_in_a_sentence(tmp_path, words, said):
 def test_what_it_prints_can_be_run(data, tmp_path):
     """The default runs once, and is then taken for the best."""
     program = """if True:
-        import pathlib, runpy, sys
-        from absl import flags
+        import pathlib, sys
         sys.path.insert(0, "scripts")
-        tune = runpy.run_path("scripts/tune.py")
+        from tune import FLAGS, Candidate, Tuner, _conclude
         folder, *words = sys.argv[1:]
-        flags.FLAGS(["tune.py"])
-        default, folder = tune["Candidate"](), pathlib.Path(folder)
-        tuner = tune["Tuner"](words, folder, 20, tune["Tuner"].now() + 99)
+        FLAGS(["tune.py"])
+        default, folder = Candidate(), pathlib.Path(folder)
+        tuner = Tuner(words, folder, 20, Tuner.now() + 99)
         tuner.run(default, "default", 0, tuner.end)
-        tune["_conclude"](tuner, words, default, 1.0, [], folder)
+        _conclude(tuner, words, default, 1.0, [], folder)
     """
     words = [tmp_path, *SMALL_MODEL, f"--training_data_dir={data}"]
-    done = subprocess.run(
-        [sys.executable, "-c", program, *map(str, words)],
-        cwd=ROOT, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+    done = run_python("-c", program, *map(str, words), fresh=True)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "tune.json").read_text())
     assert found["command"] in done.stdout and found["why"] in done.stdout
@@ -223,15 +216,13 @@ def test_a_run_that_was_killed_counts_in_no_mean():
 def in_tune(text):
     """What a program prints that has tune.py's names, and those of its candidates."""
     program = f"""if True:
-        import runpy, sys
+        import sys
         sys.path.insert(0, "scripts")
-        globals().update(runpy.run_path("scripts/tune.py"))
+        from tune import Candidate, Run, _table
         from tune_candidates import Machine, devices, grid, threads
         {text}
     """
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    done = run_python("-c", program, fresh=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -277,18 +268,15 @@ def test_candidates_are_those_of_the_article():
     assert not any("nccl" in line or "use_amp" in line for line in on_cpus)
 
 
-def test_what_is_hardly_faster_than_the_default_is_not_recommended():
-    found = simulated("1000 + 10 * len(given)")
-    assert (found.label, found.ratio) == ("local", 1.0)
-
-
-def test_a_best_that_was_chance_falls_back_to_the_default():
-    # Twice as fast on its rung, and slower when it runs in turn with the default.
-    rate = "900 if rung == 'final' and given else 2000 if given.get('inter_op_threads') else 1000"
+@pytest.mark.parametrize(
+    "rate",
+    [
+        "1000 + 10 * len(given)",  # hardly faster
+        # Twice as fast on its rung, and slower when it runs in turn with the default: chance.
+        "900 if rung == 'final' and given else 2000 if given.get('inter_op_threads') else 1000",
+        "0 if given or candidate.preload else 1000",  # what fails is passed over
+    ],
+)
+def test_the_default_is_recommended_where_nothing_is_faster(rate):
     found = simulated(rate)
-    assert (found.label, found.ratio) == ("local", 1.0)
-
-
-def test_what_fails_is_passed_over():
-    found = simulated("0 if given or candidate.preload else 1000")
     assert (found.label, found.ratio) == ("local", 1.0)

@@ -12,19 +12,12 @@ from programs import ROOT, run_command
 
 
 class Candidate(NamedTuple):
-    """A way to start train.py.
+    """A way to start train.py."""
 
-    Attributes:
-        flags: ((name, value), ...) that differ from the defaults.
-        processes: ranks of horovodrun, or chief and workers beside a parameter server; 0: neither.
-        preload: a library that replaces the memory allocator, or "".
-        cpus_only: whether the host's GPUs are hidden.
-    """
-
-    flags: Tuple[Tuple[str, str], ...] = ()
-    processes: int = 0
-    preload: str = ""
-    cpus_only: bool = False
+    flags: Tuple[Tuple[str, str], ...] = ()  # (name, value) of those that are not the default's
+    processes: int = 0  # ranks of horovodrun, or chief and workers beside a server; 0: neither
+    preload: str = ""  # a library that replaces the memory allocator
+    cpus_only: bool = False  # whether the host's GPUs are hidden
 
     def with_flags(self, **more) -> "Candidate":
         """The candidate with some flags set."""
