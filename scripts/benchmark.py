@@ -13,9 +13,8 @@ DeepFM with row-wise Adam (torch_reference.py). Inference is measured from files
 without its start. What a step costs depends on the share of a batch's (field, id) pairs that are
 distinct; by default, the data repeats as Criteo's log does.
 
-The matrix holds the cost of other flags and modes against the default. Each mode runs against one
-thread of one process, each row of the article's table against its first. What fails is listed below
-the table, and the exit code is 1.
+Each mode runs against one thread of one process, each row of the article's table against its first.
+What fails is listed below the table, and the exit code is 1.
 
 It prints a Markdown table; --output_dir stores that, the figures as JSON, and plots.
 """
@@ -35,7 +34,7 @@ from programs import BadInput, program
 
 # isort: split
 from absl import flags, logging
-from measures import CRITEO, MEASURES, cpu_seconds_per_million
+from measures import CRITEO, MEASURES
 from tables_and_plots import bars, markdown, png
 
 FLAGS = flags.FLAGS
@@ -43,7 +42,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_list("what", ",".join(MEASURES), "What to measure; the default is all there is.")
 flags.DEFINE_integer("rounds", 3, "How often each pair is measured; more on a busy machine.", 1)
 flags.DEFINE_list("feature_sizes", "117581,1000000,10000000",
-    "Numbers of feature ids to measure with; article and matrix take the first.")
+    "Numbers of feature ids to measure with; article takes the first.")
 flags.DEFINE_integer("rows", 400000, "Training records to generate; more make runs longer.", 10000)
 flags.DEFINE_list("batch_sizes", "1024",
     "Records in a batch; measures other than training take the first.")
@@ -90,10 +89,9 @@ def _table(figures):
     )  # fmt: skip
     rows = []
     for f in figures:
-        shown = (lambda x: f"{x:,.0f}/s") if f["unit"] == "/s" else (lambda x: f"{x:,.1f} s")
         pair = lambda name, f=f: [d[name] for d in f["details"] if name in d]
         rows.append((
-            f["name"], shown(f["ours"]), f"{shown(f['other'])} ({f['other_name']})",
+            f["name"], f"{f['ours']:,.0f}/s", f"{f['other']:,.0f}/s ({f['other_name']})",
             f"{statistics.median(f['ratios']):.2f}", ", ".join(f"{r:.2f}" for r in f["ratios"]),
             " / ".join(f"{x:.0%}" for x in pair("host_cpu_utilization")),
             " / ".join(f"{x:,.1f}" for x in pair("cpu_seconds_per_million")),
@@ -105,33 +103,31 @@ def _table(figures):
 
 def _plot(figures) -> bytes:
     """A bar for the ratio of each pair, with a dot for each round."""
-    colors = {"/s": "tab:blue", " s": "tab:gray"}
+    shown = [f for f in figures if not f["failed"]]
     figure, axes = bars(
-        [(f"{f['name']}\nagainst {f['other_name']}", f["ratios"], colors[f["unit"]])
-         for f in figures if not f["failed"]],
-        xscale="log", xlabel="ratio to the other (gray: seconds, less is better)",
+        [(f"{f['name']}\nagainst {f['other_name']}", f["ratios"], "tab:blue") for f in shown],
+        xscale="log", xlabel="ratio to the other",
     )  # fmt: skip
     axes.axvline(1, color="tab:red", linewidth=1)
     return png(figure)
 
 
-def _in_turn(name, ours, other_name, other, unit="/s"):
-    """The figure of two functions, run in turn; each returns a number or a report.json."""
+def _in_turn(name, ours, other_name, other):
+    """The figure of two functions, run in turn; each returns a report.json."""
     pairs = []
     for i in range(FLAGS.rounds):
         pairs.append((_tried(ours), _tried(other)))
-        a, b = map(_rate_of, pairs[-1])
-        logging.info("%s, round %d: %.1f%s, %s %.1f%s", name, i + 1, a, unit, other_name, b, unit)
-    rates = [[_rate_of(found) for found in side] for side in zip(*pairs)]
+        a, b = (report["examples_per_second"] for report in pairs[-1])
+        logging.info("%s, round %d: %.1f/s, %s %.1f/s", name, i + 1, a, other_name, b)
+    rates = [[report["examples_per_second"] for report in side] for side in zip(*pairs)]
     return {
         "name": name,
         "other_name": other_name,
-        "unit": unit,
         "ours": statistics.median(rates[0]),
         "other": statistics.median(rates[1]),
         "ratios": [a / b for a, b in zip(*rates)],
         "details": [_details(side) for side in zip(*pairs)],
-        "failed": sorted({run["failed"] for pair in pairs for run in pair if _failed(run)}),
+        "failed": sorted({run["failed"] for pair in pairs for run in pair if "failed" in run}),
     }
 
 
@@ -146,22 +142,17 @@ def _tried(run):
         return {"examples_per_second": math.nan, "failed": (reasons or [command])[0]}
 
 
-def _failed(found):
-    return isinstance(found, dict) and "failed" in found
-
-
-def _rate_of(found):
-    return found["examples_per_second"] if isinstance(found, dict) else found
-
-
 def _details(reports):
     """Medians of what reports contain besides the rate."""
-    reports = [r for r in reports if not _failed(r)]
-    if not reports or not isinstance(reports[0], dict):
+    reports = [r for r in reports if "failed" not in r]
+    if not reports:
         return {}
     names = "host_cpu_utilization", "peak_rss_bytes"  # PyTorch reports no host's
     found = {name: [r[name] for r in reports if r.get(name) is not None] for name in names}
-    found["cpu_seconds_per_million"] = list(map(cpu_seconds_per_million, reports))
+    cores = len(os.sched_getaffinity(0))
+    found["cpu_seconds_per_million"] = [
+        1e6 * cores * r["cpu_utilization"] / r["examples_per_second"] for r in reports
+    ]
     medians = {name: statistics.median(values) for name, values in found.items() if values}
     return {**medians, "report": reports[-1]}
 

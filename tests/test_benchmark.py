@@ -2,18 +2,13 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
-from conftest import ROOT
+from conftest import run_python
 
 
 def benchmark(*arguments):
-    return subprocess.run(
-        [sys.executable, "scripts/benchmark.py", *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=380,
-    )  # fmt: skip
+    return run_python("scripts/benchmark.py", *arguments, fresh=True, timeout=380)
 
 
 @pytest.mark.parametrize(
@@ -32,10 +27,8 @@ def test_refuses_what_it_does_not_know(argument, said):
 def in_process(code, *words):
     """What a program with the benchmark's parts prints as JSON."""
     code = f"import json, sys; sys.path.insert(0, 'scripts'); import benchmark, measures\n{code}"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\nprint(json.dumps(found))", *words],
-        cwd=ROOT, capture_output=True, text=True, timeout=380,
-    )  # fmt: skip
+    code += "\nprint(json.dumps(found))"
+    done = run_python("-c", code, *map(str, words), fresh=True, timeout=380)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -5,13 +5,12 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import ROOT, make_records, run_train, write_tfrecords
+from conftest import make_records, run_python, run_train, write_tfrecords
 
 v1 = tf.compat.v1
 _CHROMIUM = [
@@ -36,10 +35,7 @@ def run(tmp_path_factory):
 
 
 def make(*arguments):
-    return subprocess.run(
-        [sys.executable, "scripts/report.py", *map(str, arguments)],
-        cwd=ROOT, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    return run_python("scripts/report.py", *map(str, arguments))
 
 
 @pytest.fixture(scope="module")
@@ -174,13 +170,9 @@ def test_of_a_step_that_was_taken_twice_the_later_figure_counts(tmp_path):
         with v1.summary.FileWriter(str(tmp_path), filename_suffix=f".{i}") as writer:
             value = v1.Summary.Value(tag="log_loss", simple_value=loss)
             writer.add_event(v1.Event(wall_time=time, step=7, summary=v1.Summary(value=[value])))
-    program = "import pathlib, runpy, sys; sys.path.insert(0, 'scripts');"
-    program += "r = runpy.run_path(sys.argv[1]);"
-    program += "print(r['_scalars'](pathlib.Path(sys.argv[2])))"
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(ROOT / "scripts/report.py"), str(tmp_path)],
-        cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=60,
-    )  # fmt: skip
+    program = "import pathlib, sys; sys.path.insert(0, 'scripts'); import report;"
+    program += "print(report._scalars(pathlib.Path(sys.argv[1])))"
+    done = run_python("-c", program, str(tmp_path))
     assert done.stdout.strip() == "{'log_loss': [(7, 100.0, 1.0)]}"
 
 

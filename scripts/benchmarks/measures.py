@@ -34,16 +34,6 @@ _MODES = {
     "ps, 2 workers, 1 server": _CLUSTER,
     "horovod, 2 ranks of 1 thread": (*_HOROVOD, *_ONE_THREAD),
 }
-# Each changes one thing of the default, or two that may have to do with each other.
-_CONFIGURATIONS = (
-    *(f"--optimizer={name}" for name in ("sgd", "momentum", "adagrad", "ftrl")),
-    "--clip_norm=10", "--batch_norm", "--l2_scope=batch", "--l2_scope=table",
-    "--cowclip_ratio=0.0002", "--l2_reg_deep=0.001", "--embedding_learning_rate=0.0005",
-    "--learning_rate_warmup_steps=100", "--reset_embeddings_each_epoch --num_epochs=3",
-    "--num_epochs=3", *(f"--batch_size={size}" for size in (256, 4096, 16384)),
-    "--optimizer=adagrad --clip_norm=10", "--batch_norm --clip_norm=10",
-    "--batch_norm --batch_size=256", "--batch_size=4096 --clip_norm=10",
-)  # fmt: skip
 
 
 def run_command(*words):
@@ -53,12 +43,6 @@ def run_command(*words):
         command = f"{' '.join(done.args)}: exit code {done.returncode}"
         sys.exit(f"{command}\n{done.stdout[-2000:]}{done.stderr}")
     return done.stdout
-
-
-def cpu_seconds_per_million(report, of_host=False):
-    """Of the process that reports, or of all of the host, which should have nothing else to do."""
-    share = report["host_cpu_utilization" if of_host else "cpu_utilization"]
-    return 1e6 * share * len(os.sched_getaffinity(0)) / report["examples_per_second"]
 
 
 def _sizes():
@@ -145,7 +129,7 @@ def _train(work, feature_size, *more, command=_TRAIN):
 
 
 # Each measure yields what benchmark.py runs in turn: a name, a function, the other's name, the
-# other function; each function returns a report or a number. A fifth word is the number's unit.
+# other function; each function returns a report.
 
 
 def training(work):
@@ -196,21 +180,6 @@ def _infer(work, folder, *more):
         "cpu_utilization": cpu / seconds / len(os.sched_getaffinity(0)),
         "peak_rss_bytes": after.ru_maxrss * 1024,
     }
-
-
-def matrix(work):
-    """CPU-seconds per million of each configuration against the default."""
-
-    def cost(*words, command=_TRAIN):
-        report = _train(work, _sizes()[0], *words, command=command)
-        return cpu_seconds_per_million(report, of_host=command != _TRAIN)
-
-    changes = {words: partial(cost, *words.split()) for words in _CONFIGURATIONS}
-    for name, command in list(_MODES.items())[1:]:
-        changes[name] = partial(cost, command=command)
-        changes[f"{name}, --clip_norm=10"] = partial(cost, "--clip_norm=10", command=command)
-    for name, changed in changes.items():
-        yield f"CPU-seconds per million examples, {name}", changed, "default", cost, " s"
 
 
 def modes(work):
@@ -274,7 +243,6 @@ def _fifos(files, count):
 MEASURES = {
     "training": training,
     "inference": inference,
-    "matrix": matrix,
     "modes": modes,
     "article": article,
 }

@@ -25,6 +25,7 @@ except ImportError as error:  # --help and checking flags need no torch
     torch, nn = error, argparse.Namespace(Module=object)
 
 BETAS, EPSILON, RATE = (0.9, 0.999), 1e-8, 0.001
+EMBEDDING, LAYERS = 32, (128, 64, 32)
 
 
 class DeepFM(nn.Module):
@@ -33,11 +34,11 @@ class DeepFM(nn.Module):
     A row of the table is an id's embedding and, in its last column, its weight.
     """
 
-    def __init__(self, fields, embedding, layers):
+    def __init__(self, fields):
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(1))
-        width, parts = fields * embedding, []
-        for units in layers:
+        width, parts = fields * EMBEDDING, []
+        for units in LAYERS:
             parts += [nn.Linear(width, units), nn.ReLU(), nn.Dropout(0.5)]
             width = units
         self.mlp = nn.Sequential(*parts, nn.Linear(width, 1))
@@ -50,6 +51,12 @@ class DeepFM(nn.Module):
         return self.bias + scaled[:, :, -1].sum(1) + second + self.mlp(e.flatten(1))[:, 0]
 
 
+def new_table(given):
+    """float32 [feature_size, K + 1], fresh."""
+    torch.manual_seed(1)
+    return torch.randn(given.feature_size, EMBEDDING + 1) * 0.01
+
+
 def adam_rows(table, m, v, distinct, gradient, rate):
     """Adam on the distinct rows of a table, in place; `rate` is corrected for the step's bias."""
     new_m = m[distinct] * BETAS[0] + gradient * (1 - BETAS[0])
@@ -60,10 +67,7 @@ def adam_rows(table, m, v, distinct, gradient, rate):
 
 def train(given, ids, values, labels, compiled):
     """The figures of `steps` steps; a tenth of as many before them warms up."""
-    torch.manual_seed(1)
-    layers = [int(units) for units in given.deep_layers.split(",")]
-    model = DeepFM(ids.shape[1], given.embedding_size, layers)
-    table = torch.randn(given.feature_size, given.embedding_size + 1) * 0.01
+    table, model = new_table(given), DeepFM(ids.shape[1])
     m, v = torch.zeros_like(table), torch.zeros_like(table)
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
     loss_of = nn.BCEWithLogitsLoss()
@@ -92,13 +96,11 @@ def train(given, ids, values, labels, compiled):
 
 def infer(given, compiled):
     """The figures of a pass over the data, from the file to the file of predictions."""
-    torch.manual_seed(1)
-    layers = [int(units) for units in given.deep_layers.split(",")]
-    table = torch.randn(given.feature_size, given.embedding_size + 1) * 0.01
-    model = DeepFM(np.load(given.data)["ids"].shape[1], given.embedding_size, layers).eval()
+    fields = np.load(given.data)["ids"].shape[1]
+    table, model = new_table(given), DeepFM(fields).eval()
     apply = torch.compile(model) if compiled else model
     with torch.inference_mode():
-        one = torch.zeros(given.batch_size, model.mlp[0].in_features // given.embedding_size)
+        one = torch.zeros(given.batch_size, fields)
         apply(table, one.long(), one)  # warms up
         began, cpu = time.monotonic(), time.process_time()
         data = np.load(given.data)
@@ -129,8 +131,6 @@ def main():
     parser.add_argument("--feature_size", type=int, required=True, help="number of feature ids")
     parser.add_argument("--steps", type=int, default=300, help="steps that are counted")
     parser.add_argument("--batch_size", type=int, default=1024, help="records in a batch")
-    parser.add_argument("--embedding_size", type=int, default=32, help="numbers per feature id")
-    parser.add_argument("--deep_layers", default="128,64,32", help="width of each hidden layer")
     parser.add_argument("--predictions", help="file to write predictions to, instead of training")
     given = parser.parse_args()
     if isinstance(torch, ImportError):
