@@ -8,10 +8,7 @@
 # service: behind a mirror without that service, no package would seem to have a vulnerability.
 set -euo pipefail
 
-if [[ ${1:-} == --help ]]; then
-  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
-  exit
-fi
+[[ ${1:-} != --help ]] || { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit; }
 if [[ -n ${1:-} && $1 != --now ]]; then
   echo "audit.sh: $1 is not an option; audit.sh takes none." >&2
   exit 2

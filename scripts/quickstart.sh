@@ -6,10 +6,7 @@
 #   scripts/quickstart.sh [ROWS]     rows to train on; default: 1000000
 set -euo pipefail
 
-if [[ ${1:-} == --help ]]; then
-  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
-  exit
-fi
+[[ ${1:-} != --help ]] || { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit; }
 rows=${1:-1000000}
 if [[ $# -gt 1 || ! $rows =~ ^[1-9][0-9]*$ ]]; then
   echo "quickstart.sh: '$*' is not a number of rows to train on; try scripts/quickstart.sh 100000." >&2

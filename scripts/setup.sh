@@ -20,10 +20,7 @@
 # step failed, 2 something is missing.
 set -euo pipefail
 
-if [[ ${1:-} == --help ]]; then
-  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
-  exit
-fi
+[[ ${1:-} != --help ]] || { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit; }
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$(pwd -P)
@@ -287,14 +284,10 @@ make_beside() { # make_beside PART: .venv-PART, which sees .venv's packages afte
 make_mkl() { make_beside mkl && ready mkl; }
 
 make_spark() { # alone, so that no TensorFlow is found where the executors have none
-  find_python || fetch_python
-  make_alone spark "$python" 'numpy, pandas, pyarrow, pyspark'
-}
-
-make_spark_newer() { make_alone spark-newer "$newer_python" 'numpy, pandas, pyarrow'; }
-
-make_spark_and_classes() {
-  if to_do spark; then make_spark; fi
+  if to_do spark; then
+    find_python || fetch_python
+    make_alone spark "$python" 'numpy, pandas, pyarrow, pyspark'
+  fi
   if to_do classes; then make_classes; fi
 }
 
@@ -401,8 +394,8 @@ if to_do development; then begin make_development; fi
 if to_do horovod; then begin make_horovod; fi
 if to_do sagemaker; then begin make_beside sagemaker; fi
 if to_do mkl; then begin make_mkl; fi
-if to_do spark || to_do classes; then begin make_spark_and_classes; fi
-if to_do spark-newer; then begin make_spark_newer; fi
+if to_do spark || to_do classes; then begin make_spark; fi
+if to_do spark-newer; then begin make_alone spark-newer "$newer_python" 'numpy, pandas, pyarrow'; fi
 finish
 if to_do sagemaker; then
   step "Trying SageMaker's packages" .venv-sagemaker/bin/python -c \

@@ -5,10 +5,7 @@
 #   scripts/test.sh tests/test_model.py -k second_order
 set -euo pipefail
 
-if [[ ${1:-} == --help ]]; then
-  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
-  exit
-fi
+[[ ${1:-} != --help ]] || { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit; }
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 for word in "$@"; do

@@ -8,10 +8,7 @@
 # The test of memory use is left out: the sanitizer keeps freed memory back.
 set -euo pipefail
 
-if [[ ${1:-} == --help ]]; then
-  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
-  exit
-fi
+[[ ${1:-} != --help ]] || { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit; }
 
 if [[ $# -gt 0 && $1 != -k ]]; then
   echo "sanitize.sh: '$1' is unknown; give nothing, or -k and an expression of pytest." >&2

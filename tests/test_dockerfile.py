@@ -106,13 +106,7 @@ def run_train(tmp_path, hyperparameters):
         pytest.skip("needs scripts/setup.sh --sagemaker")
     write = "import os, sys; open(os.environ['SM_MODEL_DIR'] + '/{}', 'w')\n"
     base, image, job = tmp_path / "ml", tmp_path / "image", tmp_path / "job"
-    for folder in (
-        base / "input" / "config",
-        base / "model",
-        base / "output",
-        image / "deepfm",
-        job,
-    ):
+    for folder in (base / "input/config", base / "model", base / "output", image / "deepfm", job):
         folder.mkdir(parents=True)
     shutil.copytree(ROOT / "docker", image / "docker")
     (image / "deepfm" / "__init__.py").touch()

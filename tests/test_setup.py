@@ -22,11 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 OWN_PACKAGES = {
     *(path.stem for path in ROOT.glob("scripts/**/*.py")),
     *(path.stem for path in (ROOT / "tests").glob("*.py")),
-    "deepfm",
-    "data_tools",
-    "scripts",
-    "tests",
-    "train",
+    *("deepfm", "data_tools", "scripts", "tests", "train"),
 }
 
 # Claims to be 3.7, makes a .venv with itself as the Python, and builds a wheel unless told to
@@ -82,12 +78,8 @@ def imported_packages(path):
 def is_standard_library(name):
     folder = pathlib.Path(sysconfig.get_paths()["stdlib"])
     compiled = (folder / "lib-dynload").glob(f"{name}.*.so")
-    return (
-        name in sys.builtin_module_names
-        or (folder / f"{name}.py").exists()
-        or (folder / name / "__init__.py").exists()
-        or any(compiled)
-    )
+    files = folder / f"{name}.py", folder / name / "__init__.py", *compiled
+    return name in sys.builtin_module_names or any(path.exists() for path in files)
 
 
 def unpinned_imports(sources, allowed):
@@ -160,10 +152,8 @@ def test_refuses_a_python_that_is_not_3_7_with_one_sentence(name, tmp_path):
     python = str(tmp_path / name) if name == "python3.8" else name
     environment = dict(os.environ, PYTHON=python, DEEPFM_CACHE=str(tmp_path / "cache"))
     result = run_setup(ROOT, environment)
-    assert result.returncode == 2
+    assert f"PYTHON={python} is not a Python 3.7" in refusal(result)
     assert result.stdout == ""
-    assert len(result.stderr.splitlines()) == 1
-    assert f"PYTHON={python} is not a Python 3.7" in result.stderr
     assert not (tmp_path / "cache").exists()
 
 
@@ -183,11 +173,8 @@ def test_a_second_run_does_nothing_and_takes_under_two_seconds():
 def run_setup(root, environment, *words):
     return subprocess.run(
         [str(root / "scripts" / "setup.sh"), *words],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+        env=environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
 
 
 class Machine:
@@ -199,10 +186,8 @@ class Machine:
     )
 
     def __init__(self, folder):
-        self.root = folder / "checkout"
-        self.cache = folder / "cache"
-        self.bin = folder / "bin"
-        self.home = folder / "home"
+        names = "checkout", "cache", "bin", "home"
+        self.root, self.cache, self.bin, self.home = (folder / name for name in names)
         (self.root / "scripts").mkdir(parents=True)
         self.bin.mkdir()
         self.home.mkdir()
@@ -216,14 +201,9 @@ class Machine:
         write_program(self.bin / "mpirun", "#!/bin/bash\necho 'mpirun (Open MPI) 4.1.4'\n")
 
     def setup(self, *words, **environment):
-        environment = dict(
-            environment,
-            PATH=str(self.bin),
-            HOME=str(self.home),
-            DEEPFM_CACHE=str(self.cache),
-            CALLS=str(self.home / "calls"),
-        )
-        return run_setup(self.root, environment, *words)
+        own = {"PATH": self.bin, "HOME": self.home, "DEEPFM_CACHE": self.cache}
+        own["CALLS"] = self.home / "calls"
+        return run_setup(self.root, {**environment, **own}, *words)
 
     def calls(self, pattern):
         calls = (self.home / "calls").read_text().splitlines()
@@ -234,8 +214,21 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path):
+def bare(tmp_path):
     return Machine(tmp_path)
+
+
+@pytest.fixture
+def machine(bare):
+    """A machine with Python 3.7."""
+    write_program(bare.bin / "python3.7", PYTHON_STAND_IN)
+    return bare
+
+
+def refusal(result):
+    """The one sentence of a set-up that is refused."""
+    assert result.returncode == 2 and len(result.stderr.splitlines()) == 1, result.stderr
+    return result.stderr
 
 
 def write_program(path, text):
@@ -244,43 +237,35 @@ def write_program(path, text):
     path.chmod(0o755)
 
 
-def test_passes_over_a_python3_7_on_the_path_that_does_not_run(machine):
-    write_program(machine.bin / "python3.7", "#!/bin/bash\necho 'pyenv: not found' >&2; exit 127\n")
-    real = machine.home / ".pyenv/versions/3.7.9/bin/python3.7"
+def test_passes_over_a_python3_7_on_the_path_that_does_not_run(bare):
+    write_program(bare.bin / "python3.7", "#!/bin/bash\necho 'pyenv: not found' >&2; exit 127\n")
+    real = bare.home / ".pyenv/versions/3.7.9/bin/python3.7"
     write_program(real, PYTHON_STAND_IN)
-    result = machine.setup()
+    result = bare.setup()
     assert result.returncode == 0, result.stderr
     assert f"Making .venv with {real} ..." in result.stdout
 
 
-def test_takes_python_3_7_from_conda_where_there_is_no_other(machine):
-    write_program(machine.home / "stand_in", PYTHON_STAND_IN)
-    conda = f"#!/bin/bash\nmkdir -p $4/bin && cp {machine.home}/stand_in $4/bin/python3.7\n"
-    write_program(machine.bin / "conda", conda)
-    result = machine.setup()
+def test_takes_python_3_7_from_conda_where_there_is_no_other(bare):
+    write_program(bare.home / "stand_in", PYTHON_STAND_IN)
+    conda = f"#!/bin/bash\nmkdir -p $4/bin && cp {bare.home}/stand_in $4/bin/python3.7\n"
+    write_program(bare.bin / "conda", conda)
+    result = bare.setup()
     assert result.returncode == 0, result.stderr
-    assert f"Making .venv with {machine.cache}/conda/bin/python3.7 ..." in result.stdout
+    assert f"Making .venv with {bare.cache}/conda/bin/python3.7 ..." in result.stdout
 
 
-def test_without_any_python_3_7_one_sentence_says_what_to_do(machine):
-    result = machine.setup()
-    assert result.returncode == 2
-    assert len(result.stderr.splitlines()) == 1
-    assert "pyenv install 3.7" in result.stderr
-    assert "PYTHON=/path/to/python3.7 scripts/setup.sh" in result.stderr
+def test_without_any_python_3_7_one_sentence_says_what_to_do(bare):
+    said = refusal(bare.setup())
+    assert "pyenv install 3.7" in said and "PYTHON=/path/to/python3.7 scripts/setup.sh" in said
 
 
 def test_without_mpi_and_root_one_sentence_says_what_to_install(machine):
-    write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
     (machine.bin / "mpirun").unlink()  # no apt-get on this machine, so root cannot install it
-    result = machine.setup()
-    assert result.returncode == 2
-    assert len(result.stderr.splitlines()) == 1
-    assert "needs mpirun: run 'sudo apt-get install -y g++" in result.stderr
+    assert "needs mpirun: run 'sudo apt-get install -y g++" in refusal(machine.setup())
 
 
 def test_a_build_that_fails_leaves_no_wheel_and_shows_its_log(machine):
-    write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
     result = machine.setup(FAIL_BUILD="yes")
     assert result.returncode == 1
     assert "error: no such header" in result.stderr
@@ -294,7 +279,6 @@ def test_a_build_that_fails_leaves_no_wheel_and_shows_its_log(machine):
 
 
 def test_the_wheel_is_built_once_for_many_checkouts_and_again_for_another_mpi(machine):
-    write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
     assert machine.setup().returncode == 0
     shutil.rmtree(str(machine.root / ".venv"))
     assert machine.setup().returncode == 0
@@ -308,7 +292,6 @@ def test_the_wheel_is_built_once_for_many_checkouts_and_again_for_another_mpi(ma
 
 
 def test_a_changed_pin_is_installed_into_the_same_venv(machine):
-    write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
     assert machine.setup().returncode == 0
     assert machine.setup().stdout == "Set-up: .venv is ready.\n"
     with open(str(machine.root / "requirements-dev.txt"), "a") as requirements:
@@ -321,7 +304,6 @@ def test_a_changed_pin_is_installed_into_the_same_venv(machine):
 
 
 def test_without_horovod_neither_mpi_nor_its_wheel_is_needed_and_it_can_be_added(machine):
-    write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
     (machine.bin / "mpirun").rename(machine.bin / "hidden")
     assert machine.setup("--no_horovod").returncode == 0
     assert len(machine.calls("deepfm.kernels")) == 1
@@ -336,15 +318,12 @@ def test_without_horovod_neither_mpi_nor_its_wheel_is_needed_and_it_can_be_added
 
 
 def test_gpu_replaces_tensorflow_once_and_stays(machine):
-    write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
     chosen = machine.root / ".venv" / "requirements.txt"
     assert machine.setup().returncode == 0
     assert "\ntensorflow==1.15.5" in chosen.read_text()
     assert machine.setup("--gpu").returncode == 0
     lines = chosen.read_text().splitlines()
-    assert [line for line in lines if line.startswith("tensorflow")][:1] == [
-        "tensorflow-gpu==1.15.5"
-    ]
+    assert [x for x in lines if x.startswith("tensorflow")][:1] == ["tensorflow-gpu==1.15.5"]
     assert "tensorflow==1.15.5" not in lines and "sagemaker-tensorflow==" in chosen.read_text()
     assert len(machine.calls("-m venv")) == 2  # for both have the folder tensorflow_core
     for words in ((), ("--gpu",), ("--no_horovod",)):
@@ -354,7 +333,6 @@ def test_gpu_replaces_tensorflow_once_and_stays(machine):
 
 @pytest.mark.parametrize("there", ["nvcc", "nccl", "nvcc nccl"])
 def test_horovod_is_built_with_nccl_where_nvcc_and_its_header_are_found(machine, there):
-    write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
     cuda = machine.home / "cuda"
     (cuda / "include").mkdir(parents=True)
     if "nvcc" in there:
@@ -369,21 +347,17 @@ def test_horovod_is_built_with_nccl_where_nvcc_and_its_header_are_found(machine,
 
 
 def test_spark_gets_an_environment_without_tensorflow_once(machine):
-    write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
     write_program(machine.bin / "java", "#!/bin/bash\n")
     assert machine.setup("--spark").returncode == 0
     assert len(machine.calls("pip install .*-r requirements-spark.txt")) == 1
     assert not machine.calls("requirements.txt|requirements-dev|deepfm.kernels|pip wheel")
     assert machine.setup("--spark").stdout == "Set-up: .venv-spark is ready.\n"
-    assert "tensorflow" not in {
-        **pins("requirements-spark.txt"),
-        **pins("requirements-spark-newer.txt"),
-    }
+    for name in ("requirements-spark.txt", "requirements-spark-newer.txt"):
+        assert "tensorflow" not in pins(name)
 
 
 @pytest.mark.parametrize("there", [True, False])
 def test_the_tests_get_a_newer_python_for_spark_once_if_there_is_one(machine, there):
-    write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
     for tool in ("sshd", "ip", "curl", "java", "python3.11"):  # the last one, as a shim of pyenv
         write_program(machine.bin / tool, "#!/bin/bash\nexit 127\n")
     older, newer = (machine.home / f".pyenv/versions/3.{n}/bin/python" for n in ("9.2", "10.13"))
@@ -402,17 +376,11 @@ def test_the_tests_get_a_newer_python_for_spark_once_if_there_is_one(machine, th
 
 
 def test_without_java_and_root_one_sentence_says_what_to_install(machine):
-    write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
-    result = machine.setup("--spark")
-    assert result.returncode == 2
-    assert len(result.stderr.splitlines()) == 1
-    assert (
-        "Spark needs java: run 'sudo apt-get install -y openjdk-17-jre-headless'" in result.stderr
-    )
+    wanted = "Spark needs java: run 'sudo apt-get install -y openjdk-17-jre-headless'"
+    assert wanted in refusal(machine.setup("--spark"))
 
 
 def test_kernels_that_cannot_be_built_are_told_and_done_without(machine):
-    write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
     result = machine.setup(FAIL_KERNELS="yes")
     assert result.returncode == 0
     assert "error: no such type" in result.stderr
@@ -420,7 +388,6 @@ def test_kernels_that_cannot_be_built_are_told_and_done_without(machine):
 
 
 def test_changed_kernels_are_built_again(machine):
-    write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
     assert machine.setup().returncode == 0
     with open(str(machine.root / "deepfm/kernels/csrc/rows.cc"), "a") as source:
         source.write("// Another line.\n")
@@ -429,7 +396,6 @@ def test_changed_kernels_are_built_again(machine):
 
 
 def test_a_venv_that_was_moved_is_made_again(machine):
-    write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
     assert machine.setup().returncode == 0
     moved = machine.root.parent / "elsewhere"
     machine.root.rename(moved)
@@ -440,15 +406,12 @@ def test_a_venv_that_was_moved_is_made_again(machine):
 @pytest.mark.parametrize("words", [(), ("--gpu",)])
 @pytest.mark.parametrize("link", [False, True])
 def test_a_venv_of_somebody_elses_is_not_emptied(machine, link, words):
-    write_program(machine.bin / "python3.7", PYTHON_STAND_IN)
     venv = machine.home / "venv" if link else machine.root / ".venv"
     (venv / "bin").mkdir(parents=True)
     (venv / "mine").write_text("packages")
     if link:
         (venv / "requirements.txt").write_text("of another checkout")
         (machine.root / ".venv").symlink_to(venv)
-    result = machine.setup(*words)
-    assert result.returncode == 2
-    assert (".venv is a link" if link else ".venv was not made by setup.sh") in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+    wanted = ".venv is a link" if link else ".venv was not made by setup.sh"
+    assert wanted in refusal(machine.setup(*words))
     assert (venv / "mine").exists()
