@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 from deepfm.config import ModelConfig, OptimizerConfig
-from deepfm.model import batch_norm
-from deepfm.model.batch_norm import BatchPart
+from deepfm.model.layers import batch_norm
+from deepfm.model.layers.batch_norm import BatchPart
 from deepfm.model.model_fn import make_model_fn
 from deepfm.modes.common.mode import Mode
 

@@ -12,7 +12,8 @@ from test_pipe_mode import channels  # noqa: F401  a fixture
 from test_resume import STEPS, check_done, check_same, data, job  # noqa: F401
 
 from deepfm.config import ModelConfig
-from deepfm.model import fresh_tables, initializers
+from deepfm.model import fresh_tables
+from deepfm.model.layers import initializers
 from deepfm.model.optimizers import SEEN
 
 v1 = tf.compat.v1

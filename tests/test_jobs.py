@@ -330,7 +330,7 @@ def test_batch_norm_and_every_optimizer_train(trained, tmp_path, name):
         (["--cowclip_ratio=1", "--l2_scope=table"], "adds it to all rows; try --l2_scope=batch."),
         (["--cowclip_ratio=1", "--cowclip_min_norm=0"], "try --cowclip_min_norm=1e-5."),
         (["--optimizer=ftrl", "--learning_rate=0"], "=ftrl divides by its rate: --learning_rate"),
-        (["--optimizer=rmsprop"], "adam|adagrad|sgd|momentum|ftrl"),
+        (["--optimizer=adadelta"], "adam|adagrad|sgd|momentum|ftrl"),
         (["--task_type=eval", "--val_data_dir={}/test.tfrecords"], "has no checkpoint"),
         (["--task_type=infer", "--infer_data_dir={}/test.tfrecords"], "has no checkpoint"),
         (["--task_type=export", "--servable_model_dir={}/x"], "has no checkpoint"),

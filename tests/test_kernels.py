@@ -31,7 +31,8 @@ from deepfm.data import libsvm, records
 from deepfm.kernels import build, compiled
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
-from deepfm.model import layers, optimizers
+from deepfm.model import optimizers
+from deepfm.model.layers import terms
 from deepfm.model.model_fn import make_model_fn
 from deepfm.modes.common.mode import Mode
 
@@ -112,7 +113,7 @@ def test_look_up_has_the_gradient_of_its_formula(examples):
     by_fm = tf.constant(random.randn(examples), tf.float32)
     e = tf.reshape(tf.gather(v, where) * x[:, tf.newaxis], [examples, F, K])
     weighted = tf.reshape(tf.gather(w, where) * x, [examples, F])
-    fm = layers.first_order(weighted) + layers.second_order(e)
+    fm = terms.first_order(weighted) + terms.second_order(e)
     outputs = [tf.reshape(e, [examples, F * K]), fm]
     wanted = tf.gradients(outputs, [w, v], [by_scaled, by_fm])
     found = tf.gradients(look_up(w, v, where, x), [w, v], [by_scaled, by_fm])
@@ -395,7 +396,7 @@ def test_a_gather_that_is_out_of_bounds_is_refused():
 def test_dropout_drops_the_units_that_tensorflow_drops(units, rate):
     v1.train.get_or_create_global_step()
     x = tf.constant(np.random.RandomState(0).randn(333, units), tf.float32)
-    how = layers.seed_of_step(7, 2), layers.dropped(rate)
+    how = terms.seed_of_step(7, 2), terms.dropped(rate)
     found, wanted = (ops.relu_dropout(x, *how) for ops in (COMPILED, TENSORFLOW))
     by = tf.constant(np.random.RandomState(1).randn(333, units), tf.float32)
     gradients = [tf.gradients(y, x, by)[0] for y in (found, wanted)]
@@ -409,7 +410,7 @@ def test_dropout_drops_the_units_that_tensorflow_drops(units, rate):
 def test_the_next_layer_knows_how_many_units_dropout_has_left(ops, units):
     v1.train.get_or_create_global_step()
     x = v1.placeholder(tf.float32, [None, units])
-    y = ops.relu_dropout(x, layers.seed_of_step(7, 2), layers.dropped(0.5))
+    y = ops.relu_dropout(x, terms.seed_of_step(7, 2), terms.dropped(0.5))
     assert y.shape.as_list() == [None, units]
 
 
@@ -417,7 +418,7 @@ def test_the_next_layer_knows_how_many_units_dropout_has_left(ops, units):
 def test_dropout_of_what_is_not_finite_is_that_of_tensorflow(odd):
     v1.train.get_or_create_global_step()
     x = tf.fill([3, 99], tf.constant(odd, tf.float32))
-    how = layers.seed_of_step(1, 0), layers.dropped(0.5)
+    how = terms.seed_of_step(1, 0), terms.dropped(0.5)
     both = [ops.relu_dropout(x, *how) for ops in (COMPILED, TENSORFLOW)]
     np.testing.assert_array_equal(*evaluate(*both))
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from deepfm.config import ModelConfig, OptimizerConfig
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
-from deepfm.model import layers
+from deepfm.model.layers import terms
 from deepfm.model.model_fn import make_model_fn
 from deepfm.modes.common.mode import Mode
 
@@ -106,7 +106,7 @@ def test_second_order_equals_the_sum_over_pairs():
     e = np.random.RandomState(0).randn(B, F, K).astype(np.float32)
     pairs = sum((e[:, i] * e[:, j]).sum(axis=1) for i, j in itertools.combinations(range(F), 2))
     with tf.Graph().as_default(), v1.Session() as session:
-        np.testing.assert_allclose(session.run(layers.second_order(e)), pairs, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(session.run(terms.second_order(e)), pairs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("lazy", [True, False])
@@ -177,7 +177,7 @@ def test_training_moves_the_statistics_of_batch_norm_by_the_decay():
 
 
 def drop(x, rate, seed):
-    return TENSORFLOW.relu_dropout(x, layers.seed_of_step(*seed), layers.dropped(rate))
+    return TENSORFLOW.relu_dropout(x, terms.seed_of_step(*seed), terms.dropped(rate))
 
 
 def test_dropout_is_the_rate_of_dropped_units_and_keeps_the_mean():

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from deepfm.model import gradients
 from deepfm.model.cowclip import Occurrences
-from deepfm.model.initializers import normal
-from deepfm.model.layers import first_order, first_product, second_order
+from deepfm.model.layers.initializers import normal
+from deepfm.model.layers.terms import first_order, first_product, second_order
 
 v1 = tf.compat.v1
 

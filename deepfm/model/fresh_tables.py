@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from deepfm.config import ModelConfig
 from deepfm.kernels.ops import TENSORFLOW
-from deepfm.model import embeddings, initializers, optimizers
+from deepfm.model import embeddings, optimizers
+from deepfm.model.layers import initializers
 
 v1 = tf.compat.v1
 

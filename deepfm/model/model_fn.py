@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import embeddings, groups, metrics, optimizers
-from deepfm.model.batch_norm import BatchPart
 from deepfm.model.gradients import L2_OF_ROWS
+from deepfm.model.layers.batch_norm import BatchPart
 from deepfm.model.network import logits_side_by_side, network
 from deepfm.runtime.divergence import RANGES
 from deepfm.runtime.stopping import ROWS_OF_STEPS

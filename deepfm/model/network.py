@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model.embeddings import Tables, applied_first_layer, look_up, values_of
-from deepfm.model.layers import deep, first_kernel
+from deepfm.model.layers.terms import deep, first_kernel
 
 v1 = tf.compat.v1
 

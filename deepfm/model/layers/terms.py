@@ -9,8 +9,8 @@ B: examples in the batch. F: fields. K: embedding size.
 import tensorflow as tf
 
 from deepfm.kernels.ops import TENSORFLOW
-from deepfm.model import batch_norm
-from deepfm.model.initializers import glorot
+from deepfm.model.layers import batch_norm
+from deepfm.model.layers.initializers import glorot
 
 v1 = tf.compat.v1
 

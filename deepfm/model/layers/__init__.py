@@ -1,0 +1,1 @@
+"""The layers: the three terms of DeepFM, and what their variables start from."""
