@@ -135,14 +135,15 @@ def write_own_ids(paths, sizes):
         first += size
 
 
-def run_train(*flags, fresh=False, env=None, timeout=90, **options):
+def run_train(*flags, fresh=False, env=None, timeout=90, code=None, **options):
     """Runs train.py with flags; returns the finished process with its text.
 
     Args:
         fresh: whether to start Python, rather than fork a process that has loaded TensorFlow.
+        code: what it has to exit with; by default, anything.
         options: options of subprocess.run; any of them starts Python, too.
     """
-    return _run(["train.py", *flags], fresh, env, timeout, **options)
+    return _run(["train.py", *flags], fresh, env, timeout, code, **options)
 
 
 def copying_compiler(folder):
@@ -160,21 +161,26 @@ def copying_compiler(folder):
     return {"CXX": str(path)}
 
 
-def run_tool(name, *flags, fresh=False, env=None, timeout=60, **options):
+def run_tool(name, *flags, fresh=False, env=None, timeout=60, code=None, **options):
     """Runs a program of data_tools; the same."""
-    return _run(
-        ["-m", f"data_tools.{name}", *flags], fresh or bool(options), env, timeout, **options
-    )
+    return _run(["-m", f"data_tools.{name}", *flags], fresh, env, timeout, code, **options)
 
 
-def _run(words, fresh, env, timeout, **options):
+def _run(words, fresh, env, timeout, code, **options):
     env = dict(os.environ if env is None else env)  # see `started`
     if not fresh and not options and warm.fits(env):
-        return warm.run(words, env, timeout=timeout)
-    return subprocess.run(
+        return _ended(warm.run(words, env, timeout=timeout), code)
+    done = subprocess.run(
         [sys.executable, *map(str, words)],
         cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout, **options,
     )  # fmt: skip
+    return _ended(done, code)
+
+
+def _ended(done, code):
+    """A finished process, which had to exit with a code."""
+    assert code in (None, done.returncode), done.stderr
+    return done
 
 
 _HOROVODRUN = """
@@ -218,9 +224,9 @@ def started(command, **options):
         process.wait()
 
 
-def run_python(*words, fresh=False, env=None, timeout=90, **options):
+def run_python(*words, fresh=False, env=None, timeout=90, code=None, **options):
     """Runs Python on a file, -m and a module or -c and a text; the same."""
-    return _run(words, fresh, env, timeout, **options)
+    return _run(words, fresh, env, timeout, code, **options)
 
 
 # train.py, in which an operator of the step fails that has nothing to do with the data.
@@ -315,25 +321,27 @@ def await_files(process, *patterns):
         time.sleep(0.01)
 
 
-def finish(context, timeout=90):
-    """Waits for a started command; the finished process with its text."""
+def finish(context, timeout=90, code=None):
+    """Waits for a started command; the finished process with its text, and `code` as above."""
     with context as process:
         text, _ = process.communicate(timeout=timeout)
-        return subprocess.CompletedProcess(process.args, process.returncode, text, text)
+        done = subprocess.CompletedProcess(process.args, process.returncode, text, text)
+    return _ended(done, code)
 
 
-def run_horovod(processes, *flags, launcher="gloo", fresh=False, timeout=90):
+def run_horovod(processes, *flags, launcher="gloo", fresh=False, timeout=90, code=None):
     """Runs train.py in several processes; the finished launcher with its text."""
     fresh = fresh or launcher == "mpi"  # which knows what it has started
     python = sys.executable if fresh else warm.PYTHON
-    return finish(started_horovod(processes, *flags, launcher=launcher, python=python), timeout)
+    context = started_horovod(processes, *flags, launcher=launcher, python=python)
+    return finish(context, timeout, code)
 
 
-def run_cluster(*flags, servers=1, workers=1, fresh=False, timeout=90):
+def run_cluster(*flags, servers=1, workers=1, fresh=False, timeout=90, code=None):
     """Runs train.py on parameter servers; the finished launcher with its text."""
     python = sys.executable if fresh else warm.PYTHON
     cluster = started_cluster(*flags, servers=servers, workers=workers, python=python)
-    return finish(cluster, timeout)
+    return finish(cluster, timeout, code)
 
 
 SMALL_MODEL = ("--embedding_size=4", "--deep_layers=8,4", "--feature_size=50")

@@ -289,7 +289,6 @@ def test_a_folder_that_is_read_only_is_refused_with_its_flag(small_disk):
 
 def test_a_job_finds_at_its_start_that_model_dir_cannot_be_written(tmp_path):
     data = write_tfrecords(tmp_path / "a.tfrecords", make_records(64))
-    done = run_train(*small_job(data, f"{data}/model"))
-    assert done.returncode == 2
+    done = run_train(*small_job(data, f"{data}/model"), code=2)
     assert f"--model_dir: {data}/model cannot be written" in done.stderr.splitlines()[-1]
     assert "Training on" not in done.stderr

@@ -168,8 +168,7 @@ def test_evaluations_beside_a_training_that_saves_every_step_are_of_one_checkpoi
         while not tf.train.latest_checkpoint(str(model)):
             assert process.poll() is None
         for _ in range(8):
-            done = run_train(*flags(data, model, "eval"))
-            assert done.returncode == 0, done.stderr
+            done = run_train(*flags(data, model, "eval"), code=0)
             steps.append(int(re.search(r"Evaluation: step=(\d+) ", done.stderr)[1]))
             assert report(model, "eval")["global_step"] == steps[-1]
         assert process.poll() is None

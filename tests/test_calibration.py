@@ -49,23 +49,21 @@ def data(tmp_path_factory):
 def trained(data, tmp_path_factory):
     """The folder of a model that was trained on train with the correction, and exported."""
     folder = tmp_path_factory.mktemp("trained")
-    done = run_train(
+    run_train(
         *small_job(data / "train", folder / "model", "--num_epochs=4", "--learning_rate=0.01"),
         f"--val_data_dir={data}/val", f"--servable_model_dir={folder}/servable",
-        "--batch_size=128", "--eval_every_steps=10000", "--correct_calibration",
+        "--batch_size=128", "--eval_every_steps=10000", "--correct_calibration", code=0,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     return folder
 
 
 def predictions(folder, data, name):
     """What a job writes without any flag for a correction."""
     path = folder / name
-    done = run_train(
+    run_train(
         "--task_type=infer", f"--infer_data_dir={data}/val", f"--model_dir={folder}/model",
-        f"--predictions_file={path}",
+        f"--predictions_file={path}", code=0,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     return np.loadtxt(str(path))
 
 
@@ -108,9 +106,8 @@ def test_the_flag_is_refused_for_a_model_that_was_trained_without(data, trained,
     (tmp_path / "model" / "model.json").write_text(json.dumps({**kept, "logit_offset": 0.0}))
     done = run_train(
         "--task_type=eval", f"--val_data_dir={data}/val", f"--model_dir={tmp_path}/model",
-        "--correct_calibration",
+        "--correct_calibration", code=2,
     )  # fmt: skip
-    assert done.returncode == 2
     assert "was trained without" in done.stderr.splitlines()[-1]
 
 
@@ -121,8 +118,7 @@ def test_the_flag_is_refused_where_no_rates_above_0_are_recorded(tmp_path, rates
     files = libsvm_to_tfrecord.convert(options)
     dataset_json.write(str(tmp_path / "data"), 4, 50, files, rates)
     job = small_job(tmp_path / "data", tmp_path / "model", "--correct_calibration")
-    done = run_train(*job)
-    assert done.returncode == 2
+    done = run_train(*job, code=2)
     last = done.stderr.splitlines()[-1]
     assert last.startswith("train.py: --correct_calibration needs sampling rates above 0, but ")
     assert ("records rates (0.0, 1.0)" if rates else "records none") in last

@@ -319,8 +319,7 @@ def newest_whole(folder):
 def check_goes_on(data, folder):
     """Training goes on from the newest checkpoint that can be read; what was cut short is gone."""
     step = newest_whole(folder)
-    done = run_train(*small_job(data, folder, f"--max_steps={step + 2}", "--num_epochs=9"))
-    assert done.returncode == 0, done.stderr
+    done = run_train(*small_job(data, folder, f"--max_steps={step + 2}", "--num_epochs=9"), code=0)
     assert "Trained 2 steps" in done.stderr, done.stderr
     assert not list(folder.glob("*temp*")) and not list(folder.glob("*.tmp*"))
     return step
@@ -344,8 +343,7 @@ def test_a_flipped_bit_is_refused_in_one_sentence_that_names_checkpoint_and_cure
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 2] ^= 1
     path.write_bytes(raw)
-    done = run_train(*small_job(data, model))
-    assert done.returncode == 2, done.stderr
+    done = run_train(*small_job(data, model), code=2)
     assert "Traceback" not in done.stderr
     last = done.stderr.splitlines()[-1]
     assert f"{model}/{name} is damaged" in last
@@ -365,8 +363,7 @@ def test_training_that_finds_no_room_keeps_the_last_checkpoint_and_goes_on_later
     folder = small_disk / "model"
     shutil.copytree(str(model), str(folder), ignore=shutil.ignore_patterns("events*", "*.meta"))
     filling = fill(small_disk, 8192)
-    done = run_train(*small_job(data, folder, f"--max_steps={step + 2}"))
-    assert done.returncode == 1, done.stderr
+    done = run_train(*small_job(data, folder, f"--max_steps={step + 2}"), code=1)
     assert "No space left on device" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     assert newest_whole(folder) == step

@@ -50,9 +50,8 @@ def test_a_tilde_is_the_home_folder(monkeypatch, word, meant):
 def test_flags_are_read_in_all_their_forms(flags, tmp_path):
     data = "--training_data_dir=~/missing.tfrecords,~/a"
     env = {**os.environ, "HOME": str(tmp_path)}
-    done = run_train(*flags, f"--model_dir={tmp_path}/model", data, env=env, fresh=True)
+    done = run_train(*flags, f"--model_dir={tmp_path}/model", data, env=env, fresh=True, code=2)
     # All flags were accepted: what is left to complain about is the data.
-    assert done.returncode == 2
     assert f"{tmp_path}/missing.tfrecords: no file matches" in done.stderr
 
 
@@ -71,8 +70,7 @@ def test_flags_are_read_in_all_their_forms(flags, tmp_path):
     ],
 )
 def test_a_wrong_flag_ends_with_code_2_and_one_sentence(flag, sentence):
-    done = run_train(flag, "--model_dir=nowhere")
-    assert done.returncode == 2
+    done = run_train(flag, "--model_dir=nowhere", code=2)
     assert sentence in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
@@ -107,8 +105,7 @@ def test_a_bad_flagfile_ends_with_code_2_and_one_sentence(tmp_path, content, sen
     path = tmp_path / "own.flags"
     if content is not None:
         path.write_bytes(content)
-    done = run_train(f"--flagfile={path}", f"--model_dir={tmp_path}/model")
-    assert done.returncode == 2
+    done = run_train(f"--flagfile={path}", f"--model_dir={tmp_path}/model", code=2)
     assert sentence in done.stderr
     assert len(done.stderr.splitlines()) == 1
 

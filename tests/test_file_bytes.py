@@ -128,8 +128,7 @@ def test_odd_lines_are_not_taken_for_a_table(tmp_path, line):
 
 def test_train_py_names_the_tool_that_reads_a_csv(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"0,5,x\n" * 9)
-    result = run_train(f"--training_data_dir={tmp_path}", f"--model_dir={tmp_path}/m")
-    assert result.returncode == 2
+    result = run_train(f"--training_data_dir={tmp_path}", f"--model_dir={tmp_path}/m", code=2)
     assert "data_tools.prepare_criteo" in result.stderr.splitlines()[-1]
 
 
@@ -167,9 +166,8 @@ def test_records_that_are_there_twice_are_said(pair, caplog, packed):
 
 
 def test_parts_of_several_splits_in_one_set_are_said(tmp_path, caplog):
-    made = run_tool("make_synthetic", f"--output_dir={tmp_path}/raw", "--train_rows=9",
-                    "--val_rows=8", "--test_rows=7")  # fmt: skip
-    assert made.returncode == 0, made.stderr
+    run_tool("make_synthetic", f"--output_dir={tmp_path}/raw", "--train_rows=9",
+                    "--val_rows=8", "--test_rows=7", code=0)  # fmt: skip
     for spec in (f"{tmp_path}/raw", f"{tmp_path}", f"{tmp_path}/raw/*.libsvm"):
         caplog.clear()
         datasets.find(spec, "data")
@@ -198,8 +196,7 @@ def test_validation_on_records_that_are_trained_on_is_said(tmp_path, where):
     write_libsvm(folder / "val.libsvm", make_records(50))
     write_libsvm(tmp_path / "val.libsvm", make_records(50))
     flags = f"--model_dir={tmp_path}/m", f"--val_data_dir={tmp_path}/{where}", "--feature_size=50"
-    result = run_train(f"--training_data_dir={folder}", "--batch_size=50", *flags)
-    assert result.returncode == 0, result.stderr
+    result = run_train(f"--training_data_dir={folder}", "--batch_size=50", *flags, code=0)
     said = "holds records that the model is trained on"
     assert result.stderr.count(said) == 1, result.stderr
     result = run_train("--task_type=eval", *flags)

@@ -114,8 +114,7 @@ def test_each_mode_warns_once_of_labels_in_order_and_of_values_that_are_not_scal
 
 def test_a_shuffled_file_of_scaled_values_brings_no_warning(tmp_path):
     path = write_libsvm(tmp_path / "a.libsvm", make_records(ROWS))
-    done = run_train(*small_job(path, tmp_path / "model", "--shuffle_buffer=300"))
-    assert done.returncode == 0, done.stderr
+    done = run_train(*small_job(path, tmp_path / "model", "--shuffle_buffer=300"), code=0)
     for words in ("not in random order", "not scaled", "saturated", "All "):
         assert not said(done.stderr, words)
     assert report(tmp_path / "model")["train"]["saturated"] == 0
@@ -128,8 +127,7 @@ def test_labels_that_are_all_alike_and_saturated_predictions_are_said(tmp_path, 
     values[:, 1] *= 1e6
     path = write_libsvm(tmp_path / "a.libsvm", [np.full(300, label), ids, values])
     for folder, flags in (("one", small_training), ("two", small_job)):
-        done = run_train(*flags(path, tmp_path / folder))
-        assert done.returncode == 0, done.stderr
+        done = run_train(*flags(path, tmp_path / folder), code=0)
         (alike,) = said(done.stderr, "nothing can be learned")
         assert f"All 300 labels of --training_data_dir={path} are {label}" in alike
         (saturated,) = said(done.stderr, "are saturated")

@@ -203,14 +203,12 @@ def test_every_synchronous_mode_agrees_with_local(locally, mode):
 
 
 def test_processes_at_their_own_pace_are_refused(data, tmp_path):  # noqa: F811
-    done = run_cluster(*job(data, tmp_path, RESET))
-    assert done.returncode == 2
+    done = run_cluster(*job(data, tmp_path, RESET), code=2)
     assert f"{RESET} needs processes that take each step together" in done.stderr
 
 
 def test_an_unknown_number_of_records_is_refused(channels, tmp_path):  # noqa: F811
     write_tfrecords(tmp_path / "a.tfrecords", make_records(100))
     flags = channels(training=(tmp_path / "a.tfrecords").read_bytes())
-    done = run_train(*flags, RESET, "--num_epochs=2", f"--model_dir={tmp_path}/model")
-    assert done.returncode == 2
+    done = run_train(*flags, RESET, "--num_epochs=2", f"--model_dir={tmp_path}/model", code=2)
     assert f"{RESET} needs the number of records in an epoch" in done.stderr

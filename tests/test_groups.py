@@ -319,9 +319,8 @@ def trained(tmp_path_factory):
     done = run_train(
         *SMALL_MODEL, *FIELDS, f"--training_data_dir={folder}/train.tfrecords",
         f"--val_data_dir={folder}/val-*", f"--model_dir={folder}/model", "--batch_size=64",
-        "--num_epochs=2", "--learning_rate=0.01", "--dropout=0", "--best_metric=gauc",
+        "--num_epochs=2", "--learning_rate=0.01", "--dropout=0", "--best_metric=gauc", code=0,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     return folder, records, done.stderr
 
 
@@ -334,11 +333,10 @@ def evaluate(folder, *flags, run=run_train, data="val-*"):
 @pytest.fixture(scope="module")
 def predicted(trained):
     folder, _, _ = trained
-    done = run_train(
+    run_train(
         "--task_type=infer", f"--infer_data_dir={folder}/val-*", f"--model_dir={folder}/model",
-        f"--predictions_file={folder}/prob",
+        f"--predictions_file={folder}/prob", code=0,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     return np.loadtxt(str(folder / "prob")).astype(np.float32)
 
 
@@ -436,8 +434,7 @@ def test_training_refuses_them_too(trained, tmp_path):
         ("--best_metric=gauc", "--best_metric=gauc needs the field of users: add --gauc_field=N."),
         ("--learning_rate_decay_metric=gauc", "add --gauc_field=N."),
     ):
-        done = run_train(*SMALL_MODEL, data, f"--model_dir={tmp_path}/model", flag)
-        assert done.returncode == 2
+        done = run_train(*SMALL_MODEL, data, f"--model_dir={tmp_path}/model", flag, code=2)
         assert said in done.stderr
 
 
@@ -460,8 +457,7 @@ def test_fields_of_several_values_are_grouped_in_the_program_too(tmp_path):
         for label, row, n in zip(labels, ids, counts):
             writer.write(test_multi_valued.example(label, row, np.ones(len(row)), n))
     job = small_job(tmp_path / "a.tfrecords", tmp_path / "model", "--gauc_field=1")
-    done = run_train(*job, "--slice_fields=1", "--learning_rate=0.1")
-    assert done.returncode == 0, done.stderr
+    run_train(*job, "--slice_fields=1", "--learning_rate=0.1", code=0)
     infer = "--task_type=infer", f"--infer_data_dir={tmp_path}/a.tfrecords"
     assert run_train(*infer, f"--model_dir={tmp_path}/model").returncode == 0
     prob = np.loadtxt(str(tmp_path / "model/predictions.txt")).astype(np.float32)

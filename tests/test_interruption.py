@@ -73,8 +73,7 @@ except BaseException:
 
 
 def test_a_signal_while_modules_are_loaded_cannot_be_swallowed():
-    done = finish(started([sys.executable, "-c", SWALLOWS]))
-    assert done.returncode == 143
+    done = finish(started([sys.executable, "-c", SWALLOWS]), code=143)
     assert "SIGTERM: ending now." in done.stdout
 
 

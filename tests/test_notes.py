@@ -24,8 +24,7 @@ def test_an_unattended_restart_makes_what_a_power_cut_emptied_again(data, tmp_pa
     before = {name: json.loads((folder / name).read_text()) for name in FILES}
     for name in FILES:
         (folder / name).write_bytes(blank)
-    done = run_train(*job)
-    assert done.returncode == 0, done.stderr
+    done = run_train(*job, code=0)
     for name in FILES:
         assert done.stderr.count(f"{folder}/{name} was empty; made it again from what") == 1
     after = {name: json.loads((folder / name).read_text()) for name in FILES}

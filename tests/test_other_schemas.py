@@ -93,8 +93,7 @@ def test_a_bad_record_is_named_where_the_iterator_feeds_several_devices(tmp_path
     labels, ids, values = make_records(5000)
     ids[4990, 0] = -5  # beyond those that are looked at before training
     path = write_tfrecords(tmp_path / "a.tfrecords", (labels, ids, values))
-    result = run_train(f"--training_data_dir={path}", f"--model_dir={tmp_path}/m", *DEVICES)
-    assert result.returncode == 2
+    result = run_train(f"--training_data_dir={path}", f"--model_dir={tmp_path}/m", *DEVICES, code=2)
     assert f"{path}: record 4990 at byte " in result.stderr.splitlines()[-1]
 
 

@@ -56,8 +56,7 @@ def trained(uneven, tmp_path_factory):
     """The model_dir of a chief, 2 workers and 2 servers that trained 2 epochs, and their text."""
     model_dir = tmp_path_factory.mktemp("ps") / "model"
     more = ("--num_epochs=2", "--learning_rate=0.01", "--eval_every_steps=36")
-    done = run_cluster(*small_job(uneven, model_dir, *more), servers=2, workers=2)
-    assert done.returncode == 0, done.stderr
+    done = run_cluster(*small_job(uneven, model_dir, *more), servers=2, workers=2, code=0)
     return model_dir, done.stderr
 
 
@@ -89,8 +88,7 @@ def test_the_chief_evaluates_all_records_as_one_process_does(trained, uneven):
 
 def test_one_record_is_enough_for_two_processes(tmp_path):
     write_tfrecords(tmp_path / "one.tfrecords", make_records(1))
-    done = run_cluster(*small_training(tmp_path / "one.tfrecords", tmp_path / "model"))
-    assert done.returncode == 0, done.stderr
+    run_cluster(*small_training(tmp_path / "one.tfrecords", tmp_path / "model"), code=0)
     assert report(tmp_path / "model")["examples"] == 1
 
 
@@ -123,8 +121,7 @@ def large(uneven, tmp_path_factory):
     """What a run with large tables on three servers and two processes said, and its model_dir."""
     model_dir = tmp_path_factory.mktemp("large") / "model"
     more = ("--feature_size=1000000", "--embedding_size=8", "--max_steps=31", "--num_epochs=50")
-    done = run_cluster(*small_training(uneven, model_dir, *more), servers=3)
-    assert done.returncode == 0, done.stderr
+    done = run_cluster(*small_training(uneven, model_dir, *more), servers=3, code=0)
     return done.stderr, model_dir
 
 
@@ -150,16 +147,14 @@ def test_other_jobs_are_the_chiefs_alone(trained, uneven, tmp_path, task):
     model_dir, _ = trained
     done = run_cluster(
         f"--task_type={task}", f"--val_data_dir={uneven}", f"--infer_data_dir={uneven}",
-        f"--model_dir={model_dir}", f"--predictions_file={tmp_path}/predictions.txt",
+        f"--model_dir={model_dir}", f"--predictions_file={tmp_path}/predictions.txt", code=0,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     assert report(model_dir, task)["examples" if task == "infer" else "eval"]
     assert f"Only the chief runs --task_type={task}" in done.stderr
 
 
 def test_training_that_has_reached_max_steps_ends_at_once(trained, uneven):
-    done = run_cluster(*small_training(uneven, trained[0], "--max_steps=36"))
-    assert done.returncode == 0, done.stderr
+    run_cluster(*small_training(uneven, trained[0], "--max_steps=36"), code=0)
     assert report(trained[0])["global_step"] == 36
 
 
@@ -199,8 +194,7 @@ def test_a_killed_job_that_is_started_again_skips_no_record(tmp_path, killed):
         launcher.communicate(timeout=90)
     held, noted = step_of(tmp_path / "model"), sum(counted(tmp_path / "model"))
     assert noted <= held
-    done = run_cluster(*flags, workers=1)
-    assert done.returncode == 0, done.stderr
+    run_cluster(*flags, workers=1, code=0)
     moved = np.abs(tf.train.load_variable(str(tmp_path / "model"), "fm_w")) / (rate * 0.5 / batch)
     uses = np.rint(moved)
     assert uses.min() == 1
