@@ -114,6 +114,24 @@ def one_machine(monkeypatch, job, **options):
     return None
 
 
+@pytest.fixture
+def both(server, tmp_path, monkeypatch):
+    """both(job, name="", option=value ...): runs a job on one machine, into alone + name, and on
+    Spark, into spark + name; both end alike and leave the same files. -> (what they refuse or None,
+    the log of Spark)."""
+
+    def run(job, name="", **options):
+        alone, spark = tmp_path / f"alone{name}", tmp_path / f"spark{name}"
+        said = one_machine(monkeypatch, job, output_dir=alone, **options)
+        answer = server(job, output_dir=spark, **options)
+        assert (answer["code"], answer["said"]) == (2 * bool(said), said or ""), answer
+        assert content(spark) == content(alone)
+        assert (spark / "_SUCCESS").exists() == (not said)
+        return said, answer["log"]
+
+    return run
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -121,31 +139,24 @@ def one_machine(monkeypatch, job, **options):
         {"min_count": 1, "integers": "scaled", "output_format": "libsvm", "split": "0.5,0.5,0"},
     ],
 )
-def test_prepare_writes_the_bytes_of_prepare_criteo(server, criteo, tmp_path, monkeypatch, options):
-    alone, spark = tmp_path / "alone", tmp_path / "spark"
-    assert one_machine(monkeypatch, "prepare", input=criteo, output_dir=alone, **options) is None
-    answer = server("prepare", input=criteo, output_dir=spark, **options)
-    assert answer["code"] == 0, answer
-    assert len(content(alone)) > 12  # several slices
-    assert content(spark) == content(alone)
-    assert (spark / "_SUCCESS").exists()
+def test_prepare_writes_the_bytes_of_prepare_criteo(both, criteo, tmp_path, options):
+    assert both("prepare", input=criteo, **options)[0] is None
+    assert len(content(tmp_path / "alone")) > 12  # several slices
 
 
-def test_a_long_text_that_occurs_as_often_as_needed_has_an_id(server, tmp_path, monkeypatch):
+def test_a_long_text_that_occurs_as_often_as_needed_has_an_id(both, tmp_path):
     rows = criteo_rows(60)
     for row in rows[:3]:
         row[20] = "a text that occurs three times"
     (tmp_path / "a.tsv").write_text(text_of(rows))
     for count in (3, 4):
         options = {"input": tmp_path / "a.tsv", "min_count": count, "split": "1,0,0"}
-        one_machine(monkeypatch, "prepare", output_dir=tmp_path / f"alone{count}", **options)
-        out = tmp_path / f"spark{count}"
-        assert server("prepare", output_dir=out, **options)["code"] == 0
-        assert content(out) == content(tmp_path / f"alone{count}")
-        assert ("occurs three times" in (out / "feature_map.json").read_text()) == (count == 3)
+        assert both("prepare", count, **options)[0] is None
+        made = (tmp_path / f"spark{count}" / "feature_map.json").read_text()
+        assert ("occurs three times" in made) == (count == 3)
 
 
-def test_parquet_gives_the_bytes_of_prepare_criteo(server, tmp_path, monkeypatch):
+def test_parquet_gives_the_bytes_of_prepare_criteo(both, tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     names = [column.name for column in DATASETS["criteo"]]
@@ -154,20 +165,13 @@ def test_parquet_gives_the_bytes_of_prepare_criteo(server, tmp_path, monkeypatch
     folder = tmp_path / "raw"
     folder.mkdir()
     parquet.write_table(table, str(folder / "a.parquet"), row_group_size=200)
-    options = {"input": folder, "min_count": 2}
-    one_machine(monkeypatch, "prepare", output_dir=tmp_path / "alone", **options)
-    answer = server("prepare", output_dir=tmp_path / "spark", **options)
-    assert answer["code"] == 0, answer
-    assert content(tmp_path / "spark") == content(tmp_path / "alone")
+    assert both("prepare", input=folder, min_count=2)[0] is None
 
 
-def test_a_map_of_one_engine_encodes_new_rows_on_the_other(server, criteo, tmp_path, monkeypatch):
+def test_a_map_of_one_engine_encodes_new_rows_on_the_other(both, criteo, tmp_path, monkeypatch):
     one_machine(monkeypatch, "prepare", input=criteo, output_dir=tmp_path / "first", min_count=2)
     known = {"feature_map": str(tmp_path / "first" / "feature_map.json")}
-    new = criteo / "b.tsv"
-    one_machine(monkeypatch, "prepare", input=new, output_dir=tmp_path / "alone", **known)
-    assert server("prepare", input=new, output_dir=tmp_path / "spark", **known)["code"] == 0
-    assert content(tmp_path / "spark") == content(tmp_path / "alone")
+    assert both("prepare", input=criteo / "b.tsv", **known)[0] is None
 
 
 @pytest.fixture
@@ -182,24 +186,16 @@ def with_bad_rows(criteo, tmp_path):
     return folder
 
 
-def test_a_bad_row_is_refused_in_the_same_sentence(server, with_bad_rows, tmp_path, monkeypatch):
-    options = {"input": with_bad_rows, "max_bad_records": 2}
-    said = one_machine(monkeypatch, "prepare", output_dir=tmp_path / "alone", **options)
-    answer = server("prepare", output_dir=tmp_path / "spark", **options)
-    assert (answer["code"], answer["said"]) == (2, said)
+def test_a_bad_row_is_refused_in_the_same_sentence(both, with_bad_rows, tmp_path):
+    said, _ = both("prepare", input=with_bad_rows, max_bad_records=2)
     assert "b.tsv:5: " in said
     assert not (tmp_path / "spark").exists()
 
 
-def test_bad_rows_up_to_the_limit_are_logged_and_skipped(
-    server, with_bad_rows, tmp_path, monkeypatch
-):
-    options = {"input": with_bad_rows, "max_bad_records": 3}
-    one_machine(monkeypatch, "prepare", output_dir=tmp_path / "alone", **options)
-    answer = server("prepare", output_dir=tmp_path / "spark", **options)
-    assert answer["code"] == 0
-    assert content(tmp_path / "spark") == content(tmp_path / "alone")
-    skipped = [line for line in answer["log"] if line.startswith("Skipping bad record")]
+def test_bad_rows_up_to_the_limit_are_logged_and_skipped(both, with_bad_rows):
+    said, log = both("prepare", input=with_bad_rows, max_bad_records=3)
+    assert said is None
+    skipped = [line for line in log if line.startswith("Skipping bad record")]
     assert [line.split(": ")[1].rpartition("/")[2] for line in skipped] == [
         "a.tsv:9", "a.tsv:1601", "b.tsv:5",
     ]  # fmt: skip
@@ -255,26 +251,20 @@ def text(tmp_path):
         ("weighted ffm strings", {"hash_buckets": 1000, "max_bad_records": 9}),
     ],
 )
-def test_convert_writes_the_bytes_of_libsvm_to_tfrecord(
-    server, text, tmp_path, monkeypatch, kind, options
-):
-    folder, alone, spark = text(kind), tmp_path / "alone", tmp_path / "spark"
+def test_convert_writes_the_bytes_of_libsvm_to_tfrecord(both, text, tmp_path, kind, options):
+    folder = text(kind)
     if "fields" in options:
         ranges = [{"name": f, "first_id": 200 * f, "last_id": 200 * f + 199} for f in range(5)]
         (tmp_path / "map.json").write_text(json.dumps({"fields": ranges}))
         options = {"fields": str(tmp_path / "map.json")}
-    assert one_machine(monkeypatch, "convert", input=folder, output_dir=alone, **options) is None
-    answer = server("convert", input=folder, output_dir=spark, **options)
-    assert answer["code"] == 0, answer
-    assert content(spark) == content(alone)
-    assert (spark / "_SUCCESS").exists()
-    described = json.loads((spark / "dataset.json").read_text())
+    assert both("convert", input=folder, **options)[0] is None
+    described = json.loads((tmp_path / "spark" / "dataset.json").read_text())
     assert sum(file["rows"] for file in described["files"].values()) == 4605
     assert described.get("weighted", False) == ("weighted" in kind)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv"])
-def test_convert_writes_the_bytes_of_one_machine_for_tables(server, tmp_path, monkeypatch, kind):
+def test_convert_writes_the_bytes_of_one_machine_for_tables(both, tmp_path, kind):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     rng, folder = np.random.RandomState(0), tmp_path / "table"
@@ -293,32 +283,22 @@ def test_convert_writes_the_bytes_of_one_machine_for_tables(server, tmp_path, mo
         parquet.write_table(table, str(folder / f"part-{part}.parquet"), row_group_size=400)
     options = {"input": folder, "num_files": 4, "feature_size": 900, "compress": kind == "csv"}
     for skip in (2, 3):
-        alone, spark = tmp_path / f"alone{skip}", tmp_path / f"spark{skip}"
-        options["max_bad_records"] = skip
-        said = one_machine(monkeypatch, "convert", output_dir=alone, **options)
-        answer = server("convert", output_dir=spark, **options)
-        assert (answer["code"], answer["said"]) == (2 * (skip < 3), said or ""), answer
-        assert content(spark) == content(alone)
-    described = json.loads((spark / "dataset.json").read_text())
+        said, _ = both("convert", skip, max_bad_records=skip, **options)
+        assert (said is None) == (skip == 3)
+    described = json.loads((tmp_path / "spark3" / "dataset.json").read_text())
     assert sum(file["rows"] for file in described["files"].values()) == 3 * 1499
 
 
 @pytest.mark.parametrize("skipped", [1, 2])
-def test_a_bad_line_is_refused_in_the_same_sentence_or_skipped(
-    server, text, tmp_path, monkeypatch, skipped
-):
+def test_a_bad_line_is_refused_in_the_same_sentence_or_skipped(both, text, skipped):
     folder = text("libsvm")
     for name, line, row in [("a.libsvm", 3000, "1 2:x 3:4"), ("b.txt", 2, "2 1:1")]:
         lines = (folder / name).read_text().split("\n")
         lines.insert(line - 1, row)
         (folder / name).write_text("\n".join(lines))
-    options = {"input": folder, "max_bad_records": skipped, "num_files": 3}
-    said = one_machine(monkeypatch, "convert", output_dir=tmp_path / "alone", **options)
-    answer = server("convert", output_dir=tmp_path / "spark", **options)
-    assert (answer["code"], answer["said"]) == (2 * (skipped < 2), said or "")
-    assert skipped == 2 or "b.txt:2: label '2' is not" in said
-    assert content(tmp_path / "spark") == content(tmp_path / "alone")
-    lines = [line.split(": ")[1].rpartition("/")[2] for line in answer["log"] if "record " in line]
+    said, log = both("convert", input=folder, max_bad_records=skipped, num_files=3)
+    assert said is None if skipped == 2 else "b.txt:2: label '2' is not" in said
+    lines = [line.split(": ")[1].rpartition("/")[2] for line in log if "record " in line]
     assert lines == ["a.libsvm:3000", "b.txt:2"][:skipped]
 
 
@@ -332,14 +312,11 @@ def test_a_bad_line_is_refused_in_the_same_sentence_or_skipped(
     ],
 )
 def test_convert_refuses_in_the_sentence_of_libsvm_to_tfrecord(
-    server, tmp_path, monkeypatch, lines, options, words
+    both, tmp_path, lines, options, words
 ):
     path = tmp_path / "a.libsvm"
     path.write_text("\n".join(lines) + "\n")
-    said = one_machine(monkeypatch, "convert", input=path, output_dir=tmp_path / "alone", **options)
-    answer = server("convert", input=path, output_dir=tmp_path / "spark", **options)
-    assert words in said
-    assert (answer["code"], answer["said"]) == (2, said)
+    assert words in both("convert", input=path, **options)[0]
     assert not (tmp_path / "spark").exists()
 
 
@@ -364,13 +341,10 @@ def test_convert_replaces_a_data_set_only_where_it_is_asked_to(server, text, tmp
         {"positive_share": 0.5, "oversample": True, "seed": 5, "compress": True},
     ],
 )
-def test_rebalance_writes_the_bytes_of_one_machine(server, records, tmp_path, monkeypatch, options):
-    alone, spark = tmp_path / "alone", tmp_path / "spark"
-    assert one_machine(monkeypatch, "rebalance", input=records, output_dir=alone, **options) is None
-    answer = server("rebalance", input=records, output_dir=spark, **options)
-    assert answer["code"] == 0, answer
-    assert content(spark) == content(alone)
-    rows = [f["rows"] for f in json.loads((spark / "dataset.json").read_text())["files"].values()]
+def test_rebalance_writes_the_bytes_of_one_machine(both, records, tmp_path, options):
+    assert both("rebalance", input=records, **options)[0] is None
+    described = json.loads((tmp_path / "spark" / "dataset.json").read_text())
+    rows = [file["rows"] for file in described["files"].values()]
     assert max(rows) - min(rows) <= 1
 
 
@@ -383,10 +357,8 @@ def test_rebalance_writes_the_bytes_of_one_machine(server, records, tmp_path, mo
         ("libsvm", {"positive_share": 0.5, "num_files": 2}),
     ],
 )
-def test_rebalance_of_text_writes_the_bytes_of_one_machine(
-    server, text, tmp_path, monkeypatch, kind, options
-):
-    folder, alone, spark = text(kind), tmp_path / "alone", tmp_path / "spark"
+def test_rebalance_of_text_writes_the_bytes_of_one_machine(both, text, tmp_path, kind, options):
+    folder, spark = text(kind), tmp_path / "spark"
     if "max_bad_records" in options:
         lines = (folder / "a.libsvm").read_text().split("\n")
         lines[2500:2501] = ["1 2:x 3:4", "1 0:1 \xe9", "0", "1 0:1 # \xe9"]  # two of them are bad
@@ -394,13 +366,9 @@ def test_rebalance_of_text_writes_the_bytes_of_one_machine(
     described = "positive_share" in options
     if described:
         inspect_dataset.new_metadata.write(str(folder), inspect_dataset.inspect(str(folder)))
-    said = one_machine(monkeypatch, "rebalance", input=folder, output_dir=alone, **options)
-    answer = server("rebalance", input=folder, output_dir=spark, **options)
-    bad = options.get("max_bad_records") == 1
-    assert (answer["code"], answer["said"]) == (2 * bad, said or "")
-    assert content(spark) == content(alone)
+    said, _ = both("rebalance", input=folder, **options)
+    assert bool(said) == (options.get("max_bad_records") == 1) == (not content(spark))
     assert ("dataset.json" in content(spark)) == described
-    assert bad == (not content(spark))
 
 
 def test_rebalance_puts_records_anywhere_with_equal_chances(server, tmp_path):
@@ -430,18 +398,13 @@ def test_rebalance_puts_records_anywhere_with_equal_chances(server, tmp_path):
 INPUTS = {
     "rows in two roles": ("prepare", "a.tsv", b"1" + b"\t5" * 39 + b"\n", "holds the same rows as"),
     "another kind": ("convert", "a.libsvm", lzma.compress(b"1 1:1\n"), "an xz file; unpack it"),
-    "other features": (
-        "rebalance",
-        "a.tfrecords",
-        b"",
-        "found feat_ids (2 int64), label (1 float)",
-    ),
+    "other features": ("rebalance", "a.tfrecords", b"", "found feat_ids (2 int64), label (1 fl"),
 }
 
 
 @pytest.mark.parametrize("job, name, content_of, words", INPUTS.values(), ids=INPUTS)
 def test_what_is_no_input_is_refused_in_the_same_sentence(
-    server, tmp_path, monkeypatch, job, name, content_of, words
+    both, tmp_path, job, name, content_of, words
 ):
     (tmp_path / name).write_bytes(content_of)
     if job == "rebalance":
@@ -452,58 +415,41 @@ def test_what_is_no_input_is_refused_in_the_same_sentence(
             writer.write(tf.train.Example(features=features).SerializeToString())
     options = {"input": tmp_path / name}
     options.update({"valid_input": str(tmp_path / name)} if job == "prepare" else {})
-    said = one_machine(monkeypatch, job, output_dir=tmp_path / "alone", **options)
-    answer = server(job, output_dir=tmp_path / "spark", **options)
-    assert (answer["code"], answer["said"]) == (2, said) and words in said
+    assert words in both(job, **options)[0]
 
 
 @pytest.mark.parametrize("skipped", [0, 1])
-def test_a_damaged_record_is_named_or_skipped_as_on_one_machine(
-    server, records, tmp_path, monkeypatch, skipped
-):
+def test_a_damaged_record_is_named_or_skipped_as_on_one_machine(both, records, tmp_path, skipped):
     folder = tmp_path / "damaged"
     shutil.copytree(str(records), str(folder))
     data = bytearray((folder / "part-3.tfrecords").read_bytes())
     data[len(data) // 2] ^= 1
     (folder / "part-3.tfrecords").write_bytes(bytes(data))
-    options = {"input": folder, "max_bad_records": skipped}
-    said = one_machine(monkeypatch, "rebalance", output_dir=tmp_path / "alone", **options)
-    answer = server("rebalance", output_dir=tmp_path / "spark", **options)
+    said, _ = both("rebalance", input=folder, max_bad_records=skipped)
     assert (said is None) == bool(skipped)
-    assert (answer["code"], answer["said"]) == (2 * (1 - skipped), said or "")
-    assert content(tmp_path / "spark") == content(tmp_path / "alone")
 
 
-def test_a_label_of_a_described_record_is_checked_as_on_one_machine(
-    server, records, tmp_path, monkeypatch
-):
+def test_a_label_of_a_described_record_is_checked_as_on_one_machine(both, records, tmp_path):
     folder = tmp_path / "labels"
     shutil.copytree(str(records), str(folder))
     labels, ids, values = make_records(1003)
     labels[700] = 0.5
     write_tfrecords(folder / "part-3.tfrecords", (labels[401:], ids[401:], values[401:]))
-    options = {"input": folder, "num_files": 3}
-    said = one_machine(monkeypatch, "rebalance", output_dir=tmp_path / "alone", **options)
-    answer = server("rebalance", output_dir=tmp_path / "spark", **options)
+    said, _ = both("rebalance", input=folder, num_files=3)
     assert "part-3.tfrecords: record 299 at byte" in said and "label [0.5]" in said
-    assert (answer["code"], answer["said"]) == (2, said)
 
 
 @pytest.mark.parametrize("skipped", [0, 1])
-def test_records_that_nothing_describes_are_decoded_and_checked(
-    server, records, tmp_path, monkeypatch, skipped
-):
+def test_records_that_nothing_describes_are_decoded_and_checked(both, records, tmp_path, skipped):
     folder = tmp_path / "found"
     shutil.copytree(str(records), str(folder), ignore=shutil.ignore_patterns("dataset.json"))
     labels, ids, values = make_records(3)
     ids[1, 0] = -1
     write_tfrecords(folder / "part-5.tfrecords", (labels, ids, values))
-    options = {"input": folder, "num_files": 3, "max_bad_records": skipped, "negative_rate": 0.5}
-    said = one_machine(monkeypatch, "rebalance", output_dir=tmp_path / "alone", **options)
-    answer = server("rebalance", output_dir=tmp_path / "spark", **options)
-    assert (answer["code"], answer["said"]) == (2 * (1 - skipped), said or "")
-    assert bool(skipped) or "record 1 at byte" in said and "feature id -1" in said
-    assert content(tmp_path / "spark") == content(tmp_path / "alone")
+    options = {"num_files": 3, "max_bad_records": skipped, "negative_rate": 0.5}
+    said, _ = both("rebalance", input=folder, **options)
+    assert (said is None) == bool(skipped)
+    assert skipped or "record 1 at byte" in said and "feature id -1" in said
 
 
 def test_a_folder_that_holds_data_is_refused_until_it_is_to_be_replaced(server, records, tmp_path):
@@ -521,7 +467,7 @@ def test_a_folder_that_holds_data_is_refused_until_it_is_to_be_replaced(server, 
     "job, lost", [("convert", 20), ("prepare", 20), ("rebalance", 20), ("rebalance", 8)]
 )
 def test_a_gzip_file_that_is_cut_is_refused_in_the_same_sentence(
-    server, records, criteo, text, tmp_path, monkeypatch, job, lost
+    both, records, criteo, text, tmp_path, job, lost
 ):
     """Without the last 8 bytes, a checksum and a length, all that is packed can still be read."""
     source = {"rebalance": records, "prepare": criteo}.get(job) or text("libsvm")
@@ -529,25 +475,15 @@ def test_a_gzip_file_that_is_cut_is_refused_in_the_same_sentence(
     shutil.copytree(str(source), str(folder))
     (path,) = folder.glob("*.gz")
     path.write_bytes(path.read_bytes()[:-lost])
-    options = {"input": folder}
-    said = one_machine(monkeypatch, job, output_dir=tmp_path / "alone", **options)
-    answer = server(job, output_dir=tmp_path / "spark", **options)
-    assert (answer["code"], answer["said"]) == (2, said)
-    assert path.name in said
+    assert path.name in both(job, input=folder)[0]
     assert content(tmp_path / "spark") == {}
 
 
-def test_a_record_in_which_a_gzip_file_is_cut_is_skipped_as_on_one_machine(
-    server, records, tmp_path, monkeypatch
-):
+def test_a_record_in_which_a_gzip_file_is_cut_is_skipped_as_on_one_machine(both, records, tmp_path):
     (tmp_path / "in").mkdir()
     packed = (records / "part-1.tfrecords.gz").read_bytes()
     (tmp_path / "in" / "a.tfrecords.gz").write_bytes(packed[:-200])
-    options = {"input": tmp_path / "in", "max_bad_records": 1}
-    said = one_machine(monkeypatch, "rebalance", output_dir=tmp_path / "alone", **options)
-    answer = server("rebalance", output_dir=tmp_path / "spark", **options)
-    assert (answer["code"], answer["said"], said) == (0, "", None)
-    assert content(tmp_path / "spark") == content(tmp_path / "alone")
+    assert both("rebalance", input=tmp_path / "in", max_bad_records=1)[0] is None
 
 
 @pytest.mark.parametrize("job", ["convert", "prepare", "rebalance"])
