@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 
+import numpy as np
 import tensorflow as tf
 
 from deepfm import estimators, evaluation, modes
@@ -109,6 +110,14 @@ def weights(model_dir):
     path = tf.train.latest_checkpoint(str(model_dir))
     names = [name for name, _ in tf.train.list_variables(path) if not name.startswith(NOTES)]
     return {name: tf.train.load_variable(path, name) for name in names}
+
+
+def check_same(found, wanted, atol=0, rtol=0):
+    """Checks that two folders, or what `weights` returns of them, hold the same tensors."""
+    found, wanted = (x if isinstance(x, dict) else weights(x) for x in (found, wanted))
+    assert set(found) == set(wanted)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name], value, rtol=rtol, atol=atol, err_msg=name)
 
 
 def main(name, options):

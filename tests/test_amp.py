@@ -16,13 +16,13 @@ from conftest import (
     started_python,
     write_tfrecords,
 )
+from mode_steps import check_same, weights
 
 from deepfm import modes
 from deepfm.config import ModeFlags, ModelConfig, OptimizerConfig
 from deepfm.model import optimizers
 from deepfm.modes.common import devices
 from deepfm.modes.common.mode import Mode
-from deepfm.state.resume import NOTES
 
 v1 = tf.compat.v1
 _CLAIM = (
@@ -37,12 +37,6 @@ _FLAGS = (
 )  # fmt: skip
 
 
-def weights(model_dir):
-    path = tf.train.latest_checkpoint(str(model_dir))
-    names = [name for name, _ in tf.train.list_variables(path) if not name.startswith(NOTES)]
-    return {name: tf.train.load_variable(path, name) for name in names}
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("amp")
@@ -53,23 +47,19 @@ def data(tmp_path_factory):
 def in_float32(data, tmp_path_factory):
     """(what training without the flag said, its weights, its summaries)."""
     folder = tmp_path_factory.mktemp("float32")
-    done = run_train(*_FLAGS, f"--training_data_dir={data}", f"--model_dir={folder}")
-    assert done.returncode == 0, done.stderr
+    done = run_train(*_FLAGS, f"--training_data_dir={data}", f"--model_dir={folder}", code=0)
     return done.stderr, weights(folder), scalars(folder)
 
 
 def test_without_tensor_cores_use_amp_says_so_and_changes_nothing(data, in_float32, tmp_path):
-    done = run_train(*_FLAGS, "--use_amp", f"--training_data_dir={data}", f"--model_dir={tmp_path}")
-    assert done.returncode == 0, done.stderr
+    flags = *_FLAGS, f"--training_data_dir={data}", f"--model_dir={tmp_path}"
+    done = run_train(*flags, "--use_amp", code=0)
     said, expected, _ = in_float32
     assert (
         "--use_amp has no effect without a GPU with tensor cores" in done.stderr
         and "--use_amp" not in said
     )
-    found = weights(tmp_path)
-    assert set(found) == set(expected)
-    for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
+    check_same(tmp_path, expected)
 
 
 @pytest.mark.parametrize(
@@ -97,10 +87,8 @@ def test_scaled_losses_give_the_same_model_in_every_mode(data, in_float32, tmp_p
         done = finish(started_python("-c", *words))
     assert done.returncode == 0, done.stderr
     assert "tensor cores" not in done.stderr
-    found, (_, expected, told) = weights(tmp_path / "model"), in_float32
-    assert set(found) == set(expected)  # checkpoints leave out the scale
-    for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, atol=1e-4, err_msg=name)
+    _, expected, told = in_float32
+    check_same(tmp_path / "model", expected, atol=1e-4)  # checkpoints leave out the scale
     # The summaries are those of all replicas together, under the names that local gives them.
     assert {tag for tag, _ in told} == {"log_loss", "l2", "loss", "learning_rate", "gradient_norm"}
     found = scalars(tmp_path / "model")

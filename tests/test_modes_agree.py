@@ -27,7 +27,7 @@ from conftest import (
     started_python,
     write_tfrecords,
 )
-from mode_steps import Case, evaluate, make_mode, train, weights
+from mode_steps import Case, check_same, evaluate, make_mode, train, weights
 
 from deepfm.modes.common import devices
 
@@ -94,9 +94,8 @@ def locally(data):
     def run(name):
         done = run_train(
             *FLAGS, "local", *OPTIMIZERS[name], f"--training_data_dir={data}/1.tfrecords",
-            f"--model_dir={data}/local_{name}",
+            f"--model_dir={data}/local_{name}", code=0,
         )  # fmt: skip
-        assert done.returncode == 0, done.stderr
         folder = data / f"local_{name}"
         return losses(done.stderr), shown(folder), weights(folder)
 
@@ -126,10 +125,7 @@ def check(done, model_dir, expected):
 
 
 def check_weights(model_dir, expected):
-    found = weights(model_dir)
-    assert set(found) == set(expected)
-    for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, atol=1e-4, err_msg=name)
+    check_same(model_dir, expected, atol=1e-4, rtol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -154,13 +150,12 @@ def test_replicas_of_one_process_agree_with_local(data, locally, tmp_path, mode,
 
 def do(task, mode, data, model_dir, **options):
     """Another job than training."""
-    done = run_train(
+    run_train(
         f"--task_type={task}", f"--distribution={mode}", f"--model_dir={model_dir}",
         f"--val_data_dir={data}/1.tfrecords", f"--infer_data_dir={data}/1.tfrecords",
         f"--predictions_file={model_dir}.txt", f"--servable_model_dir={model_dir}/export",
-        **options,
+        **options, code=0,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -249,9 +244,8 @@ def test_mirrored_stops_before_it_comes_to_the_end_of_the_data(
 def test_replicas_that_cannot_share_a_global_batch_are_refused(data, tmp_path):
     done = run_train(
         *FLAGS, "tower", "--replicas_per_process=2", "--global_batch_size=25",
-        f"--training_data_dir={data}/1.tfrecords", f"--model_dir={tmp_path}",
+        f"--training_data_dir={data}/1.tfrecords", f"--model_dir={tmp_path}", code=2,
     )  # fmt: skip
-    assert done.returncode == 2
     wanted = "2 replicas cannot share --global_batch_size=25 evenly; try --global_batch_size=24."
     assert wanted in done.stderr
 
@@ -259,9 +253,8 @@ def test_replicas_that_cannot_share_a_global_batch_are_refused(data, tmp_path):
 def test_more_replicas_than_devices_are_refused(data, tmp_path):
     done = run_train(
         *FLAGS, "mirrored", "--replicas_per_process=500",
-        f"--training_data_dir={data}/1.tfrecords", f"--model_dir={tmp_path}",
+        f"--training_data_dir={data}/1.tfrecords", f"--model_dir={tmp_path}", code=2,
     )  # fmt: skip
-    assert done.returncode == 2
     assert "--replicas_per_process=500, but this machine has" in done.stderr
     assert "; try --replicas_per_process=16." in done.stderr or os.cpu_count() > 16
 
@@ -279,8 +272,7 @@ def large_batches(tmp_path_factory):
         "--learning_rate=0.05", "--dropout=0",
     )  # fmt: skip
     words = f"--training_data_dir={folder}/1.tfrecords", f"--model_dir={folder}/model"
-    done = run_train(*flags, *words, "--nocompiled_kernels")
-    assert done.returncode == 0, done.stderr
+    run_train(*flags, *words, "--nocompiled_kernels", code=0)
     return folder, flags, weights(folder / "model")
 
 
@@ -422,10 +414,11 @@ def test_every_optimizer_agrees_with_local_on_two_ranks_and_an_empty_batch_is_le
         for (_, case, _), model_dir in zip(wanted, model_dirs)
     ]
     words = "horovod", json.dumps({"cases": cases, "inter_op_threads": 1})
-    done = finish(
-        started_horovod(2, *words, program="tests/mode_steps.py", python=warm.PYTHON), timeout=500
+    finish(
+        started_horovod(2, *words, program="tests/mode_steps.py", python=warm.PYTHON),
+        timeout=500,
+        code=0,
     )
-    assert done.returncode == 0, done.stderr
     for (_, _, expected), model_dir in zip(wanted, model_dirs):
         check_weights(model_dir, expected)
 
@@ -438,6 +431,5 @@ def test_four_replicas_with_batch_norm_need_no_thread_each(steps, tmp_path, mode
     case, _, expected = steps(*WITHOUT["three of four"], epochs=epochs)
     cases = [case._replace(model_dir=str(tmp_path))._asdict()]
     options = json.dumps({"replicas": 4, "inter_op_threads": threads, "cases": cases})
-    done = finish(started_python("tests/mode_steps.py", mode, options))
-    assert done.returncode == 0, done.stderr
+    finish(started_python("tests/mode_steps.py", mode, options), code=0)
     check_weights(tmp_path, expected)

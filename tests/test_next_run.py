@@ -37,8 +37,9 @@ def rates(folder):
 
 
 def test_cuts_of_the_rate_and_its_warm_up_belong_to_one_run(folder):
-    check_done(run_train(*job(folder, "a", *PLATEAU)))
+    done = run_train(*job(folder, "a", *PLATEAU), code=0)
     assert rates(folder)[-1] == pytest.approx(0.02 * 0.3)  # cut after step 4
+    assert done.stderr.count("auc did not improve: the learning rate is now 0.006.") == 1
     done = run_train(*job(folder, "a", "--num_epochs=2"))
     check_done(done)
     assert "--learning_rate_decay_on_plateau=1.0 (before: 0.3)" in done.stderr

@@ -8,7 +8,6 @@ import signal
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from conftest import (
     SMALL_MODEL,
     make_records,
@@ -19,6 +18,7 @@ from conftest import (
     write_own_ids,
     write_tfrecords,
 )
+from mode_steps import check_same, weights
 
 EACH_ALONE = 10
 ROWS = 300
@@ -40,15 +40,7 @@ def job(folder, *more, model="model"):
 
 
 def done(*flags):
-    finished = run_train(*flags)
-    assert finished.returncode == 0, finished.stderr
-    return finished
-
-
-def weights(model_dir):
-    path = tf.train.latest_checkpoint(str(model_dir))
-    names = [x for x, _ in tf.train.list_variables(path) if not x.startswith("deepfm_run/")]
-    return {name: tf.train.load_variable(path, name) for name in names}
+    return run_train(*flags, code=0)
 
 
 def interrupted(folder, meanwhile=lambda: None, number=signal.SIGTERM, more=()):
@@ -84,8 +76,7 @@ def test_an_interrupted_run_refuses_a_file_of_other_content_and_names_it(tmp_pat
     code, text = interrupted(tmp_path)
     assert code == 143, text
     write(tmp_path, turned=True)
-    refused = run_train(*job(tmp_path))
-    assert refused.returncode == 2
+    refused = run_train(*job(tmp_path), code=2)
     assert f"{tmp_path}/0.tfrecords has changed since this run began" in refused.stderr
     assert "--abandon_interrupted_run" in refused.stderr
     before = weights(tmp_path / "model")["global_step"]
@@ -108,13 +99,10 @@ def test_a_cache_file_of_other_content_is_not_used(tmp_path):
     done(*job(tmp_path, cache, "--num_epochs=2", model="second"))
     text = done(*job(tmp_path, "--cache=memory", "--num_epochs=2", model="wanted")).stderr
     assert "--cache=memory gains nothing where files are read as fast as memory" in text
-    found, wanted = weights(tmp_path / "second"), weights(tmp_path / "wanted")
-    for name, value in wanted.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
+    check_same(tmp_path / "second", tmp_path / "wanted")
     for path in tmp_path.glob("cached-*.data*"):
         os.truncate(path, 100)
-    refused = run_train(*job(tmp_path, cache, "--num_epochs=2", model="third"))
-    assert refused.returncode == 1
+    refused = run_train(*job(tmp_path, cache, "--num_epochs=2", model="third"), code=1)
     assert f"{cache} cannot be read or written (" in refused.stderr.splitlines()[-1]
     assert f"delete {tmp_path}/cached-* and run" in refused.stderr.splitlines()[-1]
 
@@ -128,8 +116,7 @@ def test_fewer_epochs_than_a_run_was_interrupted_in_do_not_end_it(tmp_path):
     (step,) = map(int, re.findall(r"All 1 epochs of this run are done \(step (\d+)\)", text))
     assert f"train longer with --num_epochs={step // 2 + 1}" in text
     write(tmp_path, turned=True)
-    refused = run_train(*job(tmp_path, large, "--num_epochs=20000"))
-    assert refused.returncode == 2
+    refused = run_train(*job(tmp_path, large, "--num_epochs=20000"), code=2)
     assert "--abandon_interrupted_run" in refused.stderr.splitlines()[-1]
 
 
@@ -178,8 +165,7 @@ def test_flags_of_another_model_are_refused_and_those_of_another_optimizer_are_s
     write(tmp_path)
     done(*job(tmp_path, "--max_steps=3"))
     for flag in ("--loss_type=square_loss", "--batch_norm=True"):
-        refused = run_train(*job(tmp_path, flag))
-        assert refused.returncode == 2
+        refused = run_train(*job(tmp_path, flag), code=2)
         assert f"{flag}, but the model of --model_dir={tmp_path}/model was trained with" in (
             refused.stderr
         )
@@ -207,9 +193,7 @@ def test_going_on_needs_no_flags_of_the_model(tmp_path):
     text = done(*rest, f"--model_dir={own}").stderr
     assert "Resuming at step 3, epoch 1, batch 4" in text and "(before:" not in text
     assert (own / "model.json").read_text() == (model / "model.json").read_text()
-    found, wanted = weights(own), weights(model)
-    for name, value in wanted.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
+    check_same(own, model)
     # And a model whose first checkpoint a kill prevented is none to go on with.
     shutil.rmtree(own)
     own.mkdir()

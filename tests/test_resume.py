@@ -9,7 +9,6 @@ import time
 import numpy as np
 import psutil
 import pytest
-import tensorflow as tf
 import warm
 from conftest import (
     SMALL_MODEL,
@@ -26,8 +25,7 @@ from conftest import (
     write_own_ids,
     write_tfrecords,
 )
-
-from deepfm.state.resume import NOTES
+from mode_steps import check_same, weights
 
 EACH_ALONE = 20
 SIZES = (150, 700, 3, 147)
@@ -50,20 +48,6 @@ def job(data, model_dir, *more):
         "--global_batch_size=64", "--num_epochs=3", "--dropout=0.3", "--batch_norm",
         "--l2_reg=0.001", "--shuffle_buffer=200", *more,
     )  # fmt: skip
-
-
-def weights(model_dir):
-    """All variables of the newest checkpoint, the optimizer's among them."""
-    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(model_dir)))
-    names = [x for x in reader.get_variable_to_shape_map() if not x.startswith(NOTES)]
-    return {name: reader.get_tensor(name) for name in names}
-
-
-def check_same(model_dir, other, atol):
-    found, wanted = weights(model_dir), weights(other)
-    assert set(found) == set(wanted)
-    for name, value in wanted.items():
-        np.testing.assert_allclose(found[name], value, rtol=0, atol=atol, err_msg=name)
 
 
 def check_done(*processes):
@@ -113,9 +97,9 @@ def test_replicas_of_one_process_end_with_the_same_weights(data, tmp_path, mode)
 
 
 def test_horovod_ends_with_the_same_weights(data, tmp_path):
-    flags = job(data, tmp_path / "parts")
+    flags = job(data, tmp_path / "parts", "--num_epochs=2")
     check_done(
-        run_horovod(2, *job(data, tmp_path / "whole")),
+        run_horovod(2, *job(data, tmp_path / "whole", "--num_epochs=2")),
         run_horovod(2, *flags, f"--max_steps={STEPS + 3}"),
         run_horovod(2, *flags),
     )
@@ -166,8 +150,7 @@ def test_two_trainings_in_one_folder_are_refused(data, tmp_path):
     with started_train(*flags) as process:
         until(process, r"step 3 ")
         for more in ((), ("--clear_existing_model",)):
-            done = run_train(*flags, *more)
-            assert done.returncode == 2
+            done = run_train(*flags, *more, code=2)
             assert f"--model_dir={tmp_path}: another process is training there" in done.stderr
         assert process.poll() is None
 

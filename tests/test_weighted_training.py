@@ -16,12 +16,13 @@ from conftest import (
     scalars,
     write_tfrecords,
 )
+from mode_steps import check_same
+from mode_steps import weights as checkpoint
 from reference import frame
 from test_batch_norm import EPSILON
 from test_model import config, numeric_gradient
 from test_modes_agree import dealt
 from test_pipe_mode import channels  # noqa: F401  a fixture
-from test_resume import weights as checkpoint
 from test_weighted_records import weighted_example, write_records
 
 from deepfm import open_data
@@ -288,9 +289,7 @@ def check(found, wanted, atol, examples=ROWS):
     (losses, after, results), (same_losses, same_after, same_results) = found, wanted
     assert len(losses) == len(same_losses) == 6
     np.testing.assert_allclose(losses, same_losses, atol=atol)
-    assert set(after) == set(same_after)
-    for name, value in same_after.items():
-        np.testing.assert_allclose(after[name], value, rtol=0, atol=atol, err_msg=name)
+    check_same(after, same_after, atol)
     assert results["examples"] == ROWS and same_results["examples"] == examples
     for name in ("auc", "log_loss", "calibration", "loss"):
         assert results[name] == pytest.approx(same_results[name], abs=atol), name
@@ -400,11 +399,11 @@ def test_weights_of_0_are_records_of_an_epoch_too(tmp_path, mode):
     weights = [[0.0], [1.0], [0.0]] * 20
     payloads = [weighted_example(x, w) for x, w in zip(zip(*make_records(60)), weights)]
     write_records(tmp_path / "1.tfrecords", payloads[:-1] + payloads[:1])
-    done = run_train(
+    run_train(
         *FLAGS, f"--training_data_dir={tmp_path}/1.tfrecords", "--global_batch_size=2",
         f"--model_dir={tmp_path}/model", f"--distribution={mode}", "--replicas_per_process=2",
+        code=0,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     assert report(tmp_path / "model")["examples"] == 60
 
 
@@ -414,11 +413,8 @@ def test_an_interrupted_run_on_weighted_data_ends_with_the_same_bits(data, tmp_p
         f"--model_dir={tmp_path}/{name}", "--global_batch_size=24", "--shuffle_buffer=50",
     )  # fmt: skip
     for words in (flags("whole"), (*flags("parts"), "--max_steps=8"), flags("parts")):
-        done = run_train(*words)
-        assert done.returncode == 0, done.stderr
-    found, wanted = checkpoint(tmp_path / "parts"), checkpoint(tmp_path / "whole")
-    for name, value in wanted.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
+        run_train(*words, code=0)
+    check_same(tmp_path / "parts", tmp_path / "whole")
 
 
 def test_a_bad_weight_ends_a_job_with_one_sentence(data, tmp_path):
@@ -426,7 +422,6 @@ def test_a_bad_weight_ends_a_job_with_one_sentence(data, tmp_path):
     payloads[3] = weighted_example(next(zip(*make_records(1))), [-2.0])
     write_records(tmp_path / "1.tfrecords", payloads)
     flags = f"--training_data_dir={tmp_path}/1.tfrecords", f"--model_dir={tmp_path}/model"
-    done = run_train(*FLAGS, *flags)
-    assert done.returncode == 2
+    done = run_train(*FLAGS, *flags, code=2)
     assert "1.tfrecords: record 3 at byte" in done.stderr
     assert "weight -2 is not a finite number of at least 0" in done.stderr
