@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import os
+import pathlib
 import random
 import re
 import shutil
@@ -28,31 +29,10 @@ from deepfm.errors import BadInput
 
 CRITEO = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
 AVAZU = [
-    "id",
-    "click",
-    "hour",
-    "C1",
-    "banner_pos",
-    "site_id",
-    "site_domain",
-    "site_category",
-    "app_id",
-    "app_domain",
-    "app_category",
-    "device_id",
-    "device_ip",
-    "device_model",
-    "device_type",
-    "device_conn_type",
-    "C14",
-    "C15",
-    "C16",
-    "C17",
-    "C18",
-    "C19",
-    "C20",
-    "C21",
-]
+    "id", "click", "hour", "C1", "banner_pos", "site_id", "site_domain", "site_category", "app_id",
+    "app_domain", "app_category", "device_id", "device_ip", "device_model", "device_type",
+    "device_conn_type", *(f"C{i}" for i in range(14, 22)),
+]  # fmt: skip
 SPLITS = ("train", "valid", "test")
 
 
@@ -213,13 +193,8 @@ def test_a_server_that_encodes_row_by_row_agrees(prepare, integers):
 
 
 def all_files(folder):
-    return {
-        os.path.relpath(os.path.join(root, name), folder): open(
-            os.path.join(root, name), "rb"
-        ).read()
-        for root, _, names in os.walk(folder)
-        for name in names
-    }
+    paths = [path for path in pathlib.Path(folder).rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 def test_a_second_run_on_more_processes_writes_the_same_bytes(prepare, small_pieces):
@@ -341,11 +316,6 @@ def test_a_byte_order_mark_and_quotes_change_nothing(prepare, small_pieces, pack
     quoted = text_of([[f'"{cell}"' for cell in row] for row in ROWS], ",")
     texts = {"a.csv" if pack is bytes else "a.gz": pack(b"\xef\xbb\xbf" + quoted.encode())}
     assert records_of(prepare(texts, split="1,0,0") / "train") == encoded(ROWS, ROWS, 3)
-
-
-def test_gzip_is_read(prepare, small_pieces):
-    packed = gzip.compress(text_of(ROWS).encode())
-    assert records_of(prepare({"a.gz": packed}, split="1,0,0") / "train") == encoded(ROWS, ROWS, 3)
 
 
 def read_map(out):
@@ -507,15 +477,10 @@ def changed(place, cell):
     return "\t".join(row)
 
 
+EXPECTED = "expected 40 columns (see --dataset, --columns, --delimiter), found"
 BAD = [
-    (
-        "\t".join(ROWS[0][:-1]),
-        "expected 40 columns (see --dataset, --columns, --delimiter), found 39 (only --test",
-    ),
-    (
-        "\t".join(ROWS[0]) + "\t1",
-        "expected 40 columns (see --dataset, --columns, --delimiter), found 41",
-    ),
+    ("\t".join(ROWS[0][:-1]), f"{EXPECTED} 39 (only --test"),
+    ("\t".join(ROWS[0]) + "\t1", f"{EXPECTED} 41"),
     (changed(0, "2"), "label '2' is not 0 or 1"),
     (changed(0, ""), "label '' is not 0 or 1"),
     (changed(0, "01"), "label '01' is not 0 or 1"),
@@ -529,7 +494,7 @@ BAD = [
     (changed(3, "1" * 19), "is not an integer of at most 18 digits"),
     (changed(20, "\udcff"), "is not UTF-8"),
     (changed(20, "\0"), "holds a NUL character"),
-    ("x", "expected 40 columns (see --dataset, --columns, --delimiter), found 1"),
+    ("x", f"{EXPECTED} 1"),
 ]
 
 
@@ -611,19 +576,11 @@ def test_a_gzip_file_that_is_cut_is_refused_by_its_name_and_line(prepare, small_
         (dict(split="0.5,nan,0.5"), ALONE, "must be three shares"),
         (dict(split="a,b,c"), ALONE, "must be three shares"),
         (dict(split="0.8,0.1,0.1", test_input="x"), ALONE, "try --split=0.9,0.1,0"),
-        (
-            dict(),
-            Host(0, 2, True),
-            "--feature_map must be given on 2 hosts.*data_tools.on_spark prepare'",
-        ),
+        (dict(), Host(0, 2, True), "--feature_map must be given on 2 hosts.*on_spark prepare'"),
         (dict(split_by="order"), Host(0, 1, True), "--noown_files"),
-        (dict(feature_map="/no/such/map"), ALONE, "--min_count has no effect with"),
-        (
-            dict(feature_map="/no/such/map", min_count=None, memory_mb=5),
-            ALONE,
-            "--memory_mb has no effect with",
-        ),
-        (dict(feature_map="/no/such/map", min_count=None), ALONE, "/no/such/map: is not a"),
+        (dict(feature_map="/none"), ALONE, "--min_count has no effect with"),
+        (dict(feature_map="/none", min_count=None, memory_mb=5), ALONE, "--memory_mb has no eff"),
+        (dict(feature_map="/none", min_count=None), ALONE, "/none: is not a"),
         (dict(input="/no/such/file"), ALONE, "no file matches"),
     ],
 )
@@ -640,7 +597,7 @@ def test_by_order_gzip_is_refused(prepare):
 
 def test_a_map_of_another_data_set_is_refused(prepare):
     out = prepare(text_of(ROWS[:9]))
-    flags = dict(feature_map=str(out / "feature_map.json"), min_count=None)
+    flags = with_map_of(out)
     with pytest.raises(BadInput, match="--dataset=avazu, but .* is for --dataset=criteo"):
         prepare({}, output="other", dataset="avazu", **flags)
 
@@ -740,9 +697,7 @@ def test_the_same_map_written_otherwise_is_the_same_map(prepare):
 
 
 def test_with_a_map_all_rows_go_to_train(prepare, tmp_path):
-    known = prepare(text_of(ROWS), output="known")
-    flags = dict(feature_map=str(known / "feature_map.json"), min_count=None)
-    out = prepare(text_of(ROWS), **flags)
+    out = prepare(text_of(ROWS), **with_map_of(prepare(text_of(ROWS), output="known")))
     assert sorted(os.listdir(out)) == ["feature_map.json", "train"]
     assert len(records_of(out / "train")) == len(ROWS)
 
@@ -851,12 +806,11 @@ def test_raw_rows_become_a_model_that_is_evaluated(tmp_path):
     done = run(f"--input={tmp_path}/raw.tsv", f"--output_dir={tmp_path}/data", "--num_workers=2")
     assert done.returncode == 0, done.stderr
     data, model = f"{tmp_path}/data", f"--model_dir={tmp_path}/model"
-    trained = run_train(
+    run_train(
         f"--training_data_dir={data}/train", f"--val_data_dir={data}/valid", model,
         "--embedding_size=4", "--deep_layers=8", "--dropout=0", "--batch_size=100",
-        "--num_epochs=3", "--learning_rate=0.01",
+        "--num_epochs=3", "--learning_rate=0.01", code=0,
     )  # fmt: skip
-    assert trained.returncode == 0, trained.stderr
     kept = json.loads((tmp_path / "model" / "model.json").read_text())
     assert kept["feature_map"] == datasets.find(f"{data}/train", "data").feature_map
     tested = run_train("--task_type=eval", f"--val_data_dir={data}/test", model)

@@ -74,15 +74,6 @@ def test_encode_of_no_records_is_empty():
     assert len(run(records.encode, *arrays)) == 0
 
 
-def test_parsing_what_was_encoded_gives_it_back():
-    rng = np.random.RandomState(1)
-    labels = rng.randint(0, 2, 50).astype(np.float32)
-    ids, values = rng.randint(0, 1 << 40, [50, 7]), rng.rand(50, 7).astype(np.float32)
-    build = lambda *record: records.parse(records.encode(*record), Schema(7, 1 << 40))
-    for found, expected in zip(run(build, labels, ids, values), (labels, ids, values)):
-        np.testing.assert_array_equal(found, expected)
-
-
 def test_lines_are_parsed_as_the_format_says():
     lines = ["0 3:1 5:.5", "1 5:2 3:1e-3", "-1\t7:1  8:2 ", "+1 7:1 8:-2.5\r", " 1.0 7:0 7:0 "]
     schema = Schema(2)
@@ -107,72 +98,21 @@ def test_drop_blank_drops_blank_lines_and_comments_only():
     assert list(run(libsvm.drop_blank, lines)) == [b"1 1:1 ", b"0 1:1"]
 
 
-TRICKY_LINES = [
-    (b"1 1:1", "good"),
-    (b"-1 1:1", "good"),
-    (b"+1 1:1", "good"),
-    (b"1.0 1:1", "good"),
-    (b"1e0 1:1", "good"),
-    (b"3e-40 1:1", "good"),
-    (b"-0 1:1", "good"),
-    (b"1 0:0", "good"),
-    (b"1 01:1", "good"),
-    (b"1 -0:1", "good"),
-    (b"1 1:1.", "good"),
-    (b"1 1:.5", "good"),
-    (b"1 1:+5", "good"),
-    (b"1 1:-0", "good"),
-    (b"1 1:1E2", "good"),
-    (b"1 1:5e+3", "good"),
-    (b"1 1:0x10", "good"),
-    (b"1 1:1e-50", "good"),
-    (b"1 1:3.4028235e38", "good"),
-    (b"  1\t1:1 \r", "good"),
-    (b"1\v1:1\f", "good"),
-    (b"1 9:1", "good"),
-    (b"1 1:" + b"0" * 30 + b"1", "good"),
-    (b"1 " + b"0" * 30 + b"1:1", "good"),
-    (b"1 10:1", "bad"),
-    (b"2 1:1", "bad"),
-    (b"0.5 1:1", "bad"),
-    (b"nan 1:1", "bad"),
-    (b"inf 1:1", "bad"),
-    (b"one 1:1", "bad"),
-    (b"1", "bad"),
-    (b"1,1:1", "bad"),
-    (b"1:1", "bad"),
-    (b"1 1:1 2:1", "bad"),
-    (b"1 1", "bad"),
-    (b"1 1:", "bad"),
-    (b"1 :1", "bad"),
-    (b"1 1: 1", "bad"),
-    (b"1 1 :1", "bad"),
-    (b"1 1;1", "bad"),
-    (b"1 1:1:1", "bad"),
-    (b"1 1:1e", "bad"),
-    (b"1 1:--1", "bad"),
-    (b"1 1:1_0", "bad"),
-    (b"1 1:1f", "bad"),
-    (b"1 1:nan", "bad"),
-    (b"1 1:inf", "bad"),
-    (b"1 1:-Infinity", "bad"),
-    (b"1 1:1e50", "bad"),
-    (b"1 1:" + b"0" * 31 + b"1", "bad"),
-    (b"1 -1:1", "bad"),
-    (b"1 +1:1", "bad"),
-    (b"1 1.5:1", "bad"),
-    (b"1 0x1:1", "bad"),
-    (b"1 9223372036854775807:1", "bad"),
-    (b"1 3:1\r5", "bad"),
-    (b"1 9223372036854775808:1", "bad"),
-    (b"1 99999999999999999999999:1", "bad"),
-    (b"1 qid:3", "bad"),
-    (b"1 1:1\0", "bad"),
-    (b"\xff 1:1", "bad"),
-    (b"1 1:\xc3\xa9", "bad"),
-    ("1\u00a01:1".encode(), "bad"),
-    ("1 \u0661:1".encode(), "bad"),
-]
+GOOD_LINES = [
+    b"1 1:1", b"-1 1:1", b"+1 1:1", b"1.0 1:1", b"1e0 1:1", b"3e-40 1:1", b"-0 1:1", b"1 0:0",
+    b"1 01:1", b"1 -0:1", b"1 1:1.", b"1 1:.5", b"1 1:+5", b"1 1:-0", b"1 1:1E2", b"1 1:5e+3",
+    b"1 1:0x10", b"1 1:1e-50", b"1 1:3.4028235e38", b"  1\t1:1 \r", b"1\v1:1\f", b"1 9:1",
+    b"1 1:" + b"0" * 30 + b"1", b"1 " + b"0" * 30 + b"1:1",
+]  # fmt: skip
+BAD_LINES = [
+    b"1 10:1", b"2 1:1", b"0.5 1:1", b"nan 1:1", b"inf 1:1", b"one 1:1", b"1", b"1,1:1", b"1:1",
+    b"1 1:1 2:1", b"1 1", b"1 1:", b"1 :1", b"1 1: 1", b"1 1 :1", b"1 1;1", b"1 1:1:1", b"1 1:1e",
+    b"1 1:--1", b"1 1:1_0", b"1 1:1f", b"1 1:nan", b"1 1:inf", b"1 1:-Infinity", b"1 1:1e50",
+    b"1 1:" + b"0" * 31 + b"1", b"1 -1:1", b"1 +1:1", b"1 1.5:1", b"1 0x1:1",
+    b"1 9223372036854775807:1", b"1 3:1\r5", b"1 9223372036854775808:1",
+    b"1 99999999999999999999999:1", b"1 qid:3", b"1 1:1\0", b"\xff 1:1", b"1 1:\xc3\xa9",
+    "1\u00a01:1".encode(), "1 \u0661:1".encode(),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -183,10 +123,10 @@ def parse_one_line():
         yield lambda text: session.run(parsed, {line: [text]})
 
 
-@pytest.mark.parametrize("line,verdict", TRICKY_LINES)
-def test_the_plain_and_the_native_reader_agree_on_a_line(parse_one_line, line, verdict):
-    assert ("bad" if libsvm_text.explain_line(line, Schema(1, 10)) else "good") == verdict
-    if verdict == "good":
+@pytest.mark.parametrize("line", [*GOOD_LINES, *BAD_LINES])
+def test_the_plain_and_the_native_reader_agree_on_a_line(parse_one_line, line):
+    assert (libsvm_text.explain_line(line, Schema(1, 10)) is None) == (line in GOOD_LINES)
+    if line in GOOD_LINES:
         parse_one_line(line)
     else:
         with pytest.raises(tf.errors.InvalidArgumentError):
@@ -345,11 +285,6 @@ def test_find_bad_says_that_a_record_is_no_example(tmp_path):
 
 def find_bad(path, field_size=3):
     return list(bad_records.find_bad(str(path), formats.TFRECORD, Schema(field_size)))
-
-
-def test_find_bad_finds_nothing_in_a_good_file(tmp_path):
-    write_records(tmp_path / "a.tfrecords", some_records(5000))
-    assert find_bad(tmp_path / "a.tfrecords") == []
 
 
 def test_find_bad_names_record_and_byte_of_a_flipped_bit_and_goes_on(tmp_path):
