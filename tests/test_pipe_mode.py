@@ -92,11 +92,10 @@ def from_files(tmp_path_factory):
     """(bytes of the training data, bytes of the validation data, the report of training)."""
     folder = tmp_path_factory.mktemp("files")
     contents = tfrecords(folder, 700), tfrecords(folder, 90, seed=1)
-    done = run_train(
+    run_train(
         *SMALL_MODEL, *JOB, f"--training_data_dir={folder}/700-0.tfrecords",
-        f"--val_data_dir={folder}/90-1.tfrecords", f"--model_dir={folder}/model",
+        f"--val_data_dir={folder}/90-1.tfrecords", f"--model_dir={folder}/model", code=0,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     return (*contents, report(folder / "model"))
 
 
@@ -105,8 +104,7 @@ def test_files_and_pipes_give_the_same_model(channels, from_files, tmp_path, ker
     training, evaluation, file = from_files
     # No FIFO is there beyond those of two epochs; to wait for one more would fail.
     flags = channels(epochs=2, training=training, evaluation=evaluation)
-    done = run_train(*flags, *JOB, kernels, f"--model_dir={tmp_path}/pipe")
-    assert done.returncode == 0, done.stderr
+    run_train(*flags, *JOB, kernels, f"--model_dir={tmp_path}/pipe", code=0)
     pipe = report(tmp_path / "pipe")
     assert pipe["examples"] == file["examples"] == 1400
     assert pipe["eval"]["examples"] == 90
@@ -131,8 +129,8 @@ def test_lines_of_libsvm_in_a_pipe_give_the_same_model(
     _, _, file = from_files
     texts = lines(tmp_path, 700, 0, label, bad), lines(tmp_path, 90, 1, label)
     given = channels(epochs=2, training=texts[0], evaluation=texts[1])
-    done = run_train(*given, *JOB, *flags, "--data_format=libsvm", f"--model_dir={tmp_path}/pipe")
-    assert done.returncode == 0, done.stderr
+    flags = *given, *JOB, *flags, "--data_format=libsvm", f"--model_dir={tmp_path}/pipe"
+    run_train(*flags, code=0)
     pipe = report(tmp_path / "pipe")
     assert pipe["examples"] == 1400
     assert pipe["skipped_records"] == len(bad)
@@ -144,10 +142,7 @@ def test_lines_of_libsvm_in_a_pipe_give_the_same_model(
     "flags, said",
     [
         ((), "--max_bad_records=1 names the line"),
-        (
-            ("--max_bad_records=1",),
-            r"training: record 6: value 'nan' is not a finite number: .*1 bad",
-        ),
+        (("--max_bad_records=1",), r"training: record 6: value 'nan' is not a finite .*1 bad"),
     ],
 )
 def test_a_bad_line_in_a_pipe_is_named(channels, tmp_path, flags, said):
@@ -176,14 +171,13 @@ def test_processes_with_unequal_streams_use_every_record_once_and_end_together(
         parts = [b"".join(own[: ROWS[0]]), b"".join(own[ROWS[0] :])]
     contents = dict(zip(("training", "training_1"), parts if multi_path else [b"".join(parts)] * 2))
     flags = channels(**contents, evaluation=contents["training"])
-    done = run_horovod(
+    run_horovod(
         2, *flags, f"--model_dir={tmp_path}/model", f"--feature_size={total}", "--field_size=1",
         "--embedding_size=2", "--deep_layers=4", "--dropout=0", "--embedding_init_stddev=0",
         "--l2_reg=0", "--optimizer=sgd", f"--learning_rate={RATE}", "--batch_size=64",
         "--num_epochs=2", "--shuffle_buffer=0", "--batch_norm",
-        f"--enable_data_multi_path={multi_path}", *["--data_format=libsvm"] * libsvm,
+        f"--enable_data_multi_path={multi_path}", *["--data_format=libsvm"] * libsvm, code=0,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     # The slow and obvious way: what each process reads, cut into batches, epoch after epoch.
     read = [list(range(ROWS[0])), list(range(ROWS[0], total))]
     if not multi_path:
@@ -222,41 +216,29 @@ def test_each_process_of_a_host_needs_a_channel_of_its_own(channels, tmp_path):
     assert "channel training-1 is not among the job's (training)" in done.stderr
 
 
-def test_a_stream_that_is_cut_short_names_its_channel(channels, tmp_path):
-    flags = channels(training=tfrecords(tmp_path, 700)[:-10])
-    done = run_train(*flags, f"--model_dir={tmp_path}/model", timeout=60)
-    assert done.returncode == 2
-    assert re.search("channel training: CRC check .*FIFO was cut short", last_line(done))
+STREAMS = {
+    "cut short": ("Pipe", lambda x: x[:-10], "channel training: CRC check .*FIFO was cut short"),
+    "with dataset.json": ("Pipe", lambda x: b'{"format_version": 1}' + x, "prefix with 'part-'"),
+    "empty": ("Pipe", lambda x: b"", "channel training has no records"),
+    "no stream": ("File", lambda x: b"", "channel training has input mode File"),
+}
 
 
-def test_a_stream_with_dataset_json_in_it_says_how_to_leave_it_out(channels, tmp_path):
-    flags = channels(training=b'{"format_version": 1}' + tfrecords(tmp_path, 700))
-    done = run_train(*flags, f"--model_dir={tmp_path}/model", timeout=60)
-    assert done.returncode == 2
-    assert "end the prefix with 'part-'" in last_line(done)
+@pytest.mark.parametrize("mode, change, said", STREAMS.values(), ids=STREAMS)
+def test_a_stream_that_cannot_be_read_is_named_with_its_cause(
+    channels, tmp_path, mode, change, said
+):
+    flags = channels(mode=mode, training=change(tfrecords(tmp_path, 700)))
+    done = run_train(*flags, f"--model_dir={tmp_path}/model", timeout=60, code=2)
+    assert re.search(said, last_line(done))
 
 
 def test_an_error_that_is_not_about_records_does_not_blame_the_channel(channels, tmp_path):
     flags = channels(training=tfrecords(tmp_path, 700))
     mirrored = ("--distribution=mirrored", "--replicas_per_process=2")
     flags = (*flags, *mirrored, f"--model_dir={tmp_path}/model")
-    done = run_python("-c", BROKEN_STEP, *flags, timeout=60)
-    assert done.returncode == 1
+    done = run_python("-c", BROKEN_STEP, *flags, timeout=60, code=1)
     assert "StringToNumber" in last_line(done) and "FIFO" not in last_line(done)
-
-
-def test_an_empty_stream_is_an_error(channels, tmp_path):
-    flags = channels(training=b"")
-    done = run_train(*flags, f"--model_dir={tmp_path}/model", timeout=60)
-    assert done.returncode == 2
-    assert "channel training has no records" in last_line(done)
-
-
-def test_a_channel_of_file_mode_is_refused(channels, tmp_path):
-    flags = channels(mode="File", training=b"")
-    done = run_train(*flags, f"--model_dir={tmp_path}/model", timeout=60)
-    assert done.returncode == 2
-    assert "channel training has input mode File" in last_line(done)
 
 
 @pytest.mark.parametrize(
@@ -270,10 +252,8 @@ def test_flags_that_need_files_are_refused(channels, tmp_path, flag, bad):
     flags = channels(training=tfrecords(tmp_path, 70))
     (tmp_path / "model").mkdir()
     if "infer" in flag:
-        done = run_train(*flags, f"--model_dir={tmp_path}/model", timeout=60)
-        assert done.returncode == 0, done.stderr
-    done = run_train(*flags, f"--model_dir={tmp_path}/model", flag, timeout=60)
-    assert done.returncode == 2
+        run_train(*flags, f"--model_dir={tmp_path}/model", timeout=60, code=0)
+    done = run_train(*flags, f"--model_dir={tmp_path}/model", flag, timeout=60, code=2)
     assert bad in last_line(done)
 
 

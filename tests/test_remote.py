@@ -46,9 +46,18 @@ def train_flags(folder, *more):
     )  # fmt: skip
 
 
-def run(proxy, *flags, temporary=None, timeout=60):
-    env = dict(proxy.env, TMPDIR=str(temporary)) if temporary else proxy.env
-    return run_train(*flags, env=env, timeout=timeout)
+def run(server, *flags, rule=lambda method, name: None, temporary=None, code=0):
+    """Runs train.py with a Proxy to the server; the finished process, and the `proxy` in it."""
+    with Proxy(server, rule) as proxy:
+        env = dict(proxy.env, TMPDIR=str(temporary or tempfile.gettempdir()))
+        done = run_train(*flags, env=env, timeout=60, code=code)
+    done.proxy = proxy
+    return done
+
+
+def evaluate(server, folder, **how):
+    flags = "--task_type=eval", f"--val_data_dir={DATA}", f"--model_dir={folder.path}"
+    return run(server, *flags, **how).stderr
 
 
 class Trained:
@@ -61,14 +70,12 @@ class Trained:
             first(3, 500, "PUT", CHECKPOINT), first(2, 403, "PUT", CHECKPOINT),
             first(1, CUT, "PUT", CHECKPOINT), first(1, 403, "PUT", "saved_model.pb"),
         )  # fmt: skip
-        with Proxy(server, hiccups) as proxy:
-            done = run(
-                proxy, *train_flags(self.folder), f"--servable_model_dir={self.servable.path}",
-                f"--val_data_dir={DATA}", "--num_epochs=4", "--save_checkpoints_steps=5",
-                "--keep_checkpoint_max=2", temporary=temporary,
-            )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        self.puts, self.requests = proxy.puts(), proxy.requests
+        done = run(
+            server, *train_flags(self.folder), f"--servable_model_dir={self.servable.path}",
+            f"--val_data_dir={DATA}", "--num_epochs=4", "--save_checkpoints_steps=5",
+            "--keep_checkpoint_max=2", temporary=temporary, rule=hiccups,
+        )  # fmt: skip
+        self.puts, self.requests = done.proxy.puts(), done.proxy.requests
         self.report = json.loads(self.folder.read("report.json"))
 
 
@@ -137,10 +144,8 @@ def test_a_request_that_fails_is_made_again(trained):
 def test_a_finished_command_exports_nothing_again(server, tmp_path):
     folder, servable = Folder(server, "again"), Folder(server, "servable-again")
     servable.write("99999999999/saved_model.pb", b"another model's")
-    with Proxy(server) as proxy:
-        flags = train_flags(folder, f"--servable_model_dir={servable.path}")
-        done = [run(proxy, *flags, temporary=tmp_path) for _ in range(2)]
-    assert [one.returncode for one in done] == [0, 0], done[-1].stderr
+    flags = train_flags(folder, f"--servable_model_dir={servable.path}")
+    done = [run(server, *flags, temporary=tmp_path) for _ in range(2)]
     numbers = {name.split("/")[0] for name in servable.names()}
     assert numbers == {"99999999999", "100000000000"}
     assert f"already exported at {servable.path}/100000000000." in done[-1].stderr
@@ -211,27 +216,16 @@ def test_an_export_is_complete_with_its_last_file(trained):
 def test_training_goes_on_from_s3_and_passes_over_a_half_copied_checkpoint(server, trained):
     folder = trained.folder.copy("resumed")
     folder.write("model.ckpt-999.data-00000-of-00001", b"half")
-    with Proxy(server) as proxy:
-        done = run(proxy, *train_flags(folder, "--num_epochs=5"))
-    assert done.returncode == 0, done.stderr
+    done = run(server, *train_flags(folder, "--num_epochs=5"))
     assert "model.ckpt-999, which was not copied completely" in done.stderr
     assert step_of(folder) == 5 * STEPS
     assert not [name for name in folder.names() if "model.ckpt-999" in name]
 
 
-def evaluate_beside_training(server, folder, rule=lambda method, name: None):
-    with Proxy(server, rule) as proxy:
-        done = run(
-            proxy, "--task_type=eval", f"--val_data_dir={DATA}", f"--model_dir={folder.path}"
-        )
-    assert done.returncode == 0, done.stderr
-    return done.stderr
-
-
 def test_an_evaluation_leaves_a_checkpoint_alone_that_is_being_copied(server, trained):
     folder = trained.folder.copy("being-copied")
     folder.write("model.ckpt-999.data-00000-of-00001", b"half")
-    evaluate_beside_training(server, folder)
+    evaluate(server, folder)
     assert "model.ckpt-999.data-00000-of-00001" in folder.names()
 
 
@@ -249,7 +243,7 @@ def test_an_evaluation_takes_another_checkpoint_where_the_newest_is_deleted(serv
                 folder.delete(part)
             folder.write("checkpoint", f'model_checkpoint_path: "{there}"\n'.encode())
 
-    assert "listing the folder again" in evaluate_beside_training(server, folder, rotate)
+    assert "listing the folder again" in evaluate(server, folder, rule=rotate)
 
 
 @pytest.mark.parametrize("damage", ["missing", "short"])
@@ -265,11 +259,7 @@ def test_evaluation_takes_the_newest_whole_checkpoint(server, trained, damage):
         folder.delete(data)
     else:
         folder.write(data, folder.read(data)[:-100])
-    with Proxy(server) as proxy:
-        flags = ("--task_type=eval", f"--val_data_dir={DATA}", f"--model_dir={folder.path}")
-        done = run(proxy, *flags)
-    assert done.returncode == 0, done.stderr
-    assert f"{newest}, which was not copied completely" in done.stderr
+    assert f"{newest}, which was not copied completely" in evaluate(server, folder)
     found = json.loads(folder.read("report.eval.json"))
     assert f"model.ckpt-{found['global_step']}" == older
 
@@ -277,10 +267,7 @@ def test_evaluation_takes_the_newest_whole_checkpoint(server, trained, damage):
 def test_a_checkpoint_whose_reading_ends_early_is_read_again(server, trained):
     folder = trained.folder.copy("read-again")
     rule = any_of(first(1, 403, "GET", CHECKPOINT), first(1, CUT, "GET", CHECKPOINT))
-    with Proxy(server, rule) as proxy:
-        flags = ("--task_type=eval", f"--val_data_dir={DATA}", f"--model_dir={folder.path}")
-        done = run(proxy, *flags)
-    assert done.returncode == 0, done.stderr
+    evaluate(server, folder, rule=rule)
     report = json.loads(folder.read("report.eval.json"))
     assert report["global_step"] == 4 * STEPS
     assert report["eval"]["log_loss"] == pytest.approx(trained.report["eval"]["log_loss"], abs=1e-6)
@@ -298,12 +285,10 @@ def test_data_whose_reading_ends_early_is_not_taken_for_the_whole(server, tmp_pa
         reads.extend([name] * (method == "GET" and name.endswith("a.tfrecords")))
         return 403 if len(reads) > 15 else None  # in an epoch on the way
 
-    with Proxy(server, rule) as proxy:
-        done = run(
-            proxy, *SMALL_MODEL, f"--training_data_dir={folder.path}", "--num_epochs=20",
-            f"--model_dir={tmp_path}/model", "--batch_size=64",
-        )  # fmt: skip
-    assert done.returncode == 1
+    done = run(
+        server, *SMALL_MODEL, f"--training_data_dir={folder.path}", "--num_epochs=20",
+        f"--model_dir={tmp_path}/model", "--batch_size=64", rule=rule, code=1,
+    )  # fmt: skip
     assert re.search(
         rf"described could not be read to its end \(.*({20 * ROWS:,} records|a.tfrecords.*)\): its "
         "server stopped answering; check the path, the server",
@@ -313,13 +298,9 @@ def test_data_whose_reading_ends_early_is_not_taken_for_the_whole(server, tmp_pa
 
 def test_predictions_and_exports_are_made_from_s3_to_s3(server, trained):
     folder, out = trained.folder.copy("applied"), Folder(server, "out")
-    with Proxy(server) as proxy:
-        flags = (f"--model_dir={folder.path}",)
-        done = [
-            run(proxy, "--task_type=infer", f"--infer_data_dir={DATA}", *flags),
-            run(proxy, "--task_type=export", f"--servable_model_dir={out.path}", *flags),
-        ]
-    assert [x.returncode for x in done] == [0, 0], done
+    flags = (f"--model_dir={folder.path}",)
+    run(server, "--task_type=infer", f"--infer_data_dir={DATA}", *flags)
+    run(server, "--task_type=export", f"--servable_model_dir={out.path}", *flags)
     assert len(folder.read("predictions.txt").split()) == ROWS
     assert any(name.endswith("/saved_model.pb") for name in out.names())
 
@@ -344,9 +325,7 @@ def test_the_balance_of_a_remote_checkpoint_is_reported(server, trained, name):
 def test_predictions_may_lie_at_the_top_of_a_bucket(server, trained):
     path = f"s3://{s3_server.BUCKET}/predictions_at_the_top.txt"
     flags = f"--model_dir={trained.folder.path}", f"--infer_data_dir={DATA}"
-    with Proxy(server) as proxy:
-        done = run(proxy, "--task_type=infer", f"--predictions_file={path}", *flags)
-    assert done.returncode == 0, done.stderr
+    run(server, "--task_type=infer", f"--predictions_file={path}", *flags)
     _, _, body = s3_server.request(server, "GET", path[len("s3:/") :])
     assert len(body.split()) == ROWS
 
@@ -357,9 +336,7 @@ def test_clearing_deletes_the_remote_model_and_nothing_else(server, trained):
     for name in mine:
         folder.write(name, b"mine")
     old = {x for x in folder.names() if x.startswith(("model.ckpt-", "eval/events."))}
-    with Proxy(server) as proxy:
-        done = run(proxy, *train_flags(folder, "--clear_existing_model"))
-    assert done.returncode == 0, done.stderr
+    done = run(server, *train_flags(folder, "--clear_existing_model"))
     assert step_of(folder) == STEPS
     assert named(folder) == [f"model.ckpt-{STEPS}"]
     assert not old & set(folder.names()) and len(old) > 3
@@ -370,9 +347,7 @@ def test_clearing_deletes_the_remote_model_and_nothing_else(server, trained):
 def test_clearing_refuses_a_remote_folder_that_is_no_models(server):
     folder = Folder(server, "precious")
     folder.write("thesis.txt", b"words")
-    with Proxy(server) as proxy:
-        done = run(proxy, *train_flags(folder, "--clear_existing_model"))
-    assert done.returncode == 2
+    done = run(server, *train_flags(folder, "--clear_existing_model"), code=2)
     assert f"--model_dir={folder.path} has files, but no model" in done.stderr.splitlines()[-1]
     assert folder.names() == ["thesis.txt"]
 
@@ -402,10 +377,9 @@ def test_training_ends_its_steps_while_the_first_upload_is_held_back(server):
 
 def test_a_copy_that_fails_to_the_end_is_kept_and_the_job_fails(server, tmp_path):
     folder = Folder(server, "refused")
-    with Proxy(server, first(1000, 403, "PUT", CHECKPOINT)) as proxy:
-        done = run(proxy, *train_flags(folder), temporary=tmp_path)
+    refused = first(1000, 403, "PUT", CHECKPOINT)
+    done = run(server, *train_flags(folder), temporary=tmp_path, rule=refused, code=1)
     (kept,) = tmp_path.glob("deepfm-model-*")
-    assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert f"--model_dir={folder.path} cannot be written: UnknownError" in last
     assert last.endswith(f"the local copy is kept in {kept}.")
@@ -442,9 +416,7 @@ def test_a_server_that_is_down_is_said_in_one_sentence(without_server, down):
 
 
 def test_a_bucket_that_is_not_there_is_said_in_one_sentence(server):
-    with Proxy(server) as proxy:
-        done = run(proxy, *train_flags(Folder(server, "x")), "--model_dir=s3://another/model")
-    assert done.returncode == 1
+    done = run(server, *train_flags(Folder(server, "x")), "--model_dir=s3://another/model", code=1)
     assert "--model_dir=s3://another/model cannot be written" in done.stderr.splitlines()[-1]
     assert "NoSuchBucket" in done.stderr.splitlines()[-1]
 
@@ -452,19 +424,15 @@ def test_a_bucket_that_is_not_there_is_said_in_one_sentence(server):
 @pytest.mark.parametrize("flag", ["--model_dir", "--servable_model_dir"])
 def test_a_whole_bucket_is_refused_and_nothing_is_left_in_it(server, flag):
     bucket = f"s3://{s3_server.BUCKET}"
-    with Proxy(server) as proxy:
-        done = run(proxy, *train_flags(Folder(server, "x")), f"{flag}={bucket}")
-    assert done.returncode == 2
+    done = run(server, *train_flags(Folder(server, "x")), f"{flag}={bucket}", code=2)
     assert f"{flag}={bucket} is a whole bucket" in done.stderr.splitlines()[-1]
-    assert not [name for method, name, _ in proxy.requests if method == "PUT"]
+    assert not done.proxy.puts()
 
 
 @pytest.mark.parametrize("name", ["no_such_folder", "*.tfrecords"])
 def test_data_that_lie_in_no_folder_of_a_bucket_are_refused(server, tmp_path, name):
     path = f"s3://{s3_server.BUCKET}/{name}"
-    with Proxy(server) as proxy:
-        done = run(proxy, f"--training_data_dir={path}", f"--model_dir={tmp_path}")
-    assert done.returncode == 2
+    done = run(server, f"--training_data_dir={path}", f"--model_dir={tmp_path}", code=2)
     assert f"--training_data_dir={path} is not a folder, or may" in done.stderr.splitlines()[-1]
 
 
@@ -591,8 +559,7 @@ def test_a_sentence_names_the_folder_that_was_asked_for(tmp_path):
     env = dict(os.environ, TMPDIR=str(tmp_path))
     path = f"file://{tmp_path}/none"
     flags = (f"--model_dir={path}", f"--val_data_dir={tmp_path}")
-    done = run_train(*SMALL_MODEL, "--task_type=eval", *flags, env=env)
-    assert done.returncode == 2
+    done = run_train(*SMALL_MODEL, "--task_type=eval", *flags, env=env, code=2)
     assert f"--model_dir={path} has no checkpoint" in done.stderr.splitlines()[-1]
     assert not list(tmp_path.glob("deepfm*"))
 
