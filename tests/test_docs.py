@@ -6,7 +6,11 @@ suite:
     <!-- not run: needs AWS -->     one of NOT_RUN; the commands have to be of that kind
     <!-- slow: takes 4 minutes -->  runs with `pytest -m table` alone
 
-A ```diff is applied before the slow commands below it run, and undone before the next one.
+A ```diff is applied before the slow commands below it run, and undone before the next one. The
+suite applies it to a copy, where test_layout.py, this file and what a comment names must pass:
+
+    <!-- tests: test_model.py -->
+
 The blocks of a page run in order in a scratch copy of the checkout, in which README's have run. In
 the suite README starts Python as its reader would, the other pages start it from warm.py, and all
 have a twentieth of the synthetic rows. `pytest -m table tests/test_docs.py` runs all as printed.
@@ -288,9 +292,24 @@ def test_every_block_says_what_it_is_and_none_is_left_out_without_a_reason():
             assert block.reason("slow"), f"{block.place}: {block.comment}"
 
 
+@pytest.mark.timeout(SLOW)
 @pytest.mark.parametrize("diff", DIFFS, ids=lambda block: block.place)
-def test_every_diff_applies(diff, tmp_path):
-    apply(diff, make_checkout(tmp_path / "checkout"), "--check")
+def test_every_diff_keeps_the_layout_the_pages_and_the_tests_of_its_subject(diff, tmp_path):
+    own = make_checkout(tmp_path / "checkout")
+    apply(diff, own)
+    tests = ["test_layout.py", "test_docs.py", *diff.reason("tests").split()]
+    quick = "not test_docs and not python_3_8 or every and not diff and not flag"
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", quick]
+    done = warm.run([*words, *(f"tests/{name}" for name in tests)], cwd=own, timeout=SLOW)
+    assert done.returncode == 0, f"{diff.place}: {done.stdout[-4000:]}{done.stderr}"
+
+
+@pytest.mark.parametrize("what, files", [("mode", 1), ("layer", 3), ("hyperparameter", 2)])
+def test_a_typical_change_touches_few_files(what, files):
+    (section,) = re.findall(
+        rf"^## A {what}\b.*?^```diff$.*?^```$", TEXTS["docs/extending.md"], re.M | re.S
+    )
+    assert len(re.findall(r"^\+\+\+ ", section, re.MULTILINE)) == files
 
 
 def write_what_the_reader_has(checkout):
@@ -311,9 +330,9 @@ def write_what_the_reader_has(checkout):
 def make_checkout(folder):
     """A copy of the checkout, whose set-up has been done."""
     folder.mkdir()
-    for name in ("train.py", "pyproject.toml"):
+    for name in ("train.py", "pyproject.toml", "README.md", "CONTRIBUTING.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
-    for name in ("deepfm", "data_tools", "scripts", "tests", "docs"):
+    for name in FOLDERS:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in (".venv", ".venv-sagemaker", ".venv-spark"):
         if (ROOT / name).exists():
