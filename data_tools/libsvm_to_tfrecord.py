@@ -90,12 +90,12 @@ def convert(options: Options, host: Host = ALONE) -> List[datasets.DataFile]:
             parts = _pieces_of(names, first, tasks, made)
             record_files.join(parts, options.compress, options.num_workers)
             wholes = {name: whole for name, (_, whole) in zip(names, parts)}
-            found = output_files.described(names, mine, target, wholes)
-            about = schema, functools.reduce(pieces.together, mine), found, data, target
-            written = output_files.describe(made, *about, source.fields) if found else []
+            filled = output_files.described(names, mine, target, wholes)
+            about = schema, functools.reduce(pieces.together, mine), filled, data, target
+            written = output_files.describe(made, *about, source.fields) if filled else []
             paths = {name: os.path.join(made, name) for name in written}
             published.append((target.output_dir, written, before, paths))
-            files += found
+            files += filled
         publishing.publish(scratch, [x for x in published if x[1] or x[2]])
     seconds, by_column = time.monotonic() - start, "columns" in source.fields
     output_files.log_summary(files, schema, every, seconds, by_column)

@@ -77,14 +77,14 @@ def rebalance(options: Options, host: Host = ALONE) -> List[datasets.DataFile]:
         rates = sampling.rates(options, lambda: passes.count_labels(data, tasks, schema, options))
         bits = passes.bits(data, rates, options.num_workers)
         work = Work(scratch, schema, rates, options, bits)
-        found, kept, max_id = passes.scatter_all(data, tasks, work)
+        before, kept, max_id = passes.scatter_all(data, tasks, work)
         files = passes.write_all(tasks, names, work)
         written = [os.path.basename(file.path) for file in files]
         described = data.rows is not None and data.field_size  # LibSVM text has no other source
         if schema or described:
             written.append(dataset_json.METADATA)
             feature_size = max(data.feature_size or 0, max_id + 1)
-            rates = sampling.rates_of_all(data, found, kept, rates)
+            rates = sampling.rates_of_all(data, before, kept, rates)
             dataset_json.write(
                 scratch, schema.field_size if schema else described, feature_size, files, rates,
                 bool(schema and schema.multi_valued), data.hash_buckets or 0,
@@ -92,7 +92,7 @@ def rebalance(options: Options, host: Host = ALONE) -> List[datasets.DataFile]:
                 **data.made,
             )  # fmt: skip
         publishing.publish(scratch, [(options.output_dir, written, old, {})])
-    output_files.log_summary(found, kept, len(files), time.monotonic() - start)
+    output_files.log_summary(before, kept, len(files), time.monotonic() - start)
     return files
 
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from conftest import example, make_records, run_tool, run_train, write_libsvm, write_tfrecords
 
 from data_tools.click_logs import options as prepare
-from data_tools.click_logs.slices import Source
+from data_tools.click_logs.slices import RawInput
 from data_tools.click_logs.splitting import Split
 from deepfm.data import datasets
 from deepfm.errors import BadInput
@@ -218,8 +218,8 @@ def test_prepare_refuses_rows_in_two_roles_on_both_engines(tmp_path):
     whole = Split((1.0, 0.0, 0.0))
     for other in "ab":
         sources = [
-            Source("input", f"{tmp_path}/a.txt", whole),
-            Source("valid_input", f"{tmp_path}/{other}.txt", whole),
+            RawInput("input", f"{tmp_path}/a.txt", whole),
+            RawInput("valid_input", f"{tmp_path}/{other}.txt", whole),
         ]
         with pytest.raises(
             BadInput, match=f"a.txt of --input holds the same rows as .*{other}.txt"

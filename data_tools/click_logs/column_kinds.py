@@ -131,18 +131,18 @@ def entries(
     Raises:
         ValueError: it is no such file, or an entry has no name, an unknown kind or another key.
     """
-    found = json.loads(content(path).decode())
-    if not isinstance(found, dict) or not isinstance(found.get("columns"), list):
+    table = json.loads(content(path).decode())
+    if not isinstance(table, dict) or not isinstance(table.get("columns"), list):
         raise ValueError(f'it has no list "columns", such as [{{"name": "x", "kind": "{usual}"}}]')
-    unknown = sorted(set(found) - {"name", "columns"})
+    unknown = sorted(set(table) - {"name", "columns"})
     if unknown:
         raise ValueError(f'"{unknown[0]}" is not known; leave it out')
-    name = found.get("name", os.path.splitext(os.path.basename(path))[0])
+    name = table.get("name", os.path.splitext(os.path.basename(path))[0])
     if not isinstance(name, str) or not name or name in DATASETS:
         raise ValueError(f'"name" {name!r} cannot be given; try "name": "my_{name}"')
-    for number, entry in enumerate(found["columns"], 1):
+    for number, entry in enumerate(table["columns"], 1):
         _check_entry(number, entry, kinds, usual, optional)
-    return name, found["columns"]
+    return name, table["columns"]
 
 
 def _check_entry(number, entry, kinds, usual, optional):

@@ -170,12 +170,12 @@ def load(path: str, content: Optional[Callable[[str], bytes]] = None) -> Feature
         content: reads it, if it is not on this machine.
     """
     try:
-        found = json.loads((content or _content)(path).decode())
-        if found["format_version"] != FORMAT_VERSION:
-            version = str(found["format_version"])[:40]
+        parsed = json.loads((content or _content)(path).decode())
+        if parsed["format_version"] != FORMAT_VERSION:
+            version = str(parsed["format_version"])[:40]
             raise ValueError(f"format_version is {version}, this program reads {FORMAT_VERSION}")
-        feature_map = FeatureMap(*(found[name] for name in FeatureMap._fields[:-1]))
-        columns = tuple(Column(**column) for column in found.get("columns", ()))
+        feature_map = FeatureMap(*(parsed[name] for name in FeatureMap._fields[:-1]))
+        columns = tuple(Column(**column) for column in parsed.get("columns", ()))
         feature_map = feature_map._replace(columns=columns)
         known = [{k: v for k, v in f.items() if k in Field._fields} for f in feature_map.fields]
         feature_map = feature_map._replace(fields=[Field(**{"vocabulary": {}, **f}) for f in known])

@@ -130,12 +130,12 @@ def unknown(rows: Rows, tables: Sequence[FieldTable], ids: np.ndarray) -> np.nda
 
     Such a cell is rare or new, or outside the range of a scaled field.
     """
-    found = ids == np.array([table.first_id + 1 for table in tables])
+    are_unknown = ids == np.array([table.first_id + 1 for table in tables])
     for i, table in enumerate(tables):
         if table.column.kind == SCALED:
             x = row_parser.integers_of(rows.keys[i])
-            found[:, i] &= (x < table.low) | (x > table.high)
-    return found
+            are_unknown[:, i] &= (x < table.low) | (x > table.high)
+    return are_unknown
 
 
 def json_lines(

@@ -9,7 +9,7 @@ from absl import logging
 
 from data_tools.click_logs import column_kinds, feature_map, output_folder, row_parser, slices
 from data_tools.click_logs.column_kinds import BUCKETS, SCALED, Column, Table
-from data_tools.click_logs.slices import Source
+from data_tools.click_logs.slices import RawInput
 from data_tools.click_logs.splitting import SPLITS, Split, shares_of
 from data_tools.common import publishing
 from data_tools.common.command_line import REQUIRED, flag
@@ -178,7 +178,7 @@ def sources_of(options):
     shares, sources = shares_of(options.split), []
     if options.input:
         split = Split(shares, options.split_by, options.seed)
-        sources.append(Source("input", options.input, split))
+        sources.append(RawInput("input", options.input, split))
     for i, name in enumerate(SPLITS[1:], 1):
         spec = getattr(options, f"{name}_input")
         if spec and shares[i] and options.input:
@@ -187,23 +187,23 @@ def sources_of(options):
             raise BadInput(f"--split={options.split} but also --{name}_input; try --split={rest}.")
         if spec:
             split = Split(tuple(float(j == i) for j in range(len(SPLITS))))
-            sources.append(Source(f"{name}_input", spec, split, name != "test"))
+            sources.append(RawInput(f"{name}_input", spec, split, name != "test"))
     return sources
 
 
-def find(sources: Sequence[Source], own_files: bool = False) -> Dict[str, list]:
+def find(sources: Sequence[RawInput], own_files: bool = False) -> Dict[str, list]:
     """{flag: the DataFiles of the source}; BadInput if they are no raw rows, or in two roles."""
     find_one = lambda x: datasets.find(
         x.spec, x.flag, partial=own_files, tables=True, kinds=data_file.KINDS
     )
-    found = {source.flag: slices.checked(source, find_one(source)) for source in sources}
-    for (name, files), (other, others) in itertools.combinations(found.items(), 2):
+    files_of = {source.flag: slices.checked(source, find_one(source)) for source in sources}
+    for (name, files), (other, others) in itertools.combinations(files_of.items(), 2):
         for one, same in file_bytes.in_both(files, others):
             raise BadInput(
                 f"{one.path} of --{name} holds the same rows as {same.path} of --{other}; give "
                 "each split rows of its own."
             )
-    return found
+    return files_of
 
 
 def plan(options, host: Host) -> Tuple:

@@ -155,12 +155,12 @@ def read(groups: RowGroups, layout: Layout) -> Iterator[Tuple[int, Union[Rows, B
 def batches(groups: RowGroups) -> Iterator:
     """Yields pyarrow RecordBatches with the rows of some row groups and the columns `names`."""
     row = groups.first_row
-    found = open_file(groups.path).iter_batches(
+    iterator = open_file(groups.path).iter_batches(
         BATCH, groups.groups, list(groups.names), use_threads=False
     )
     while True:
         try:
-            batch = next(found, None)
+            batch = next(iterator, None)
         except (OSError, ValueError) as error:  # pyarrow's own are one of these
             reason = str(error).splitlines()[0][:200].rstrip(".")
             raise BadInput(f"{groups.path}: damaged after row {row} ({reason}).") from error

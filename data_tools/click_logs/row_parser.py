@@ -335,13 +335,13 @@ def texts_of(kind: str, keys: np.ndarray) -> List[str]:
 
 
 def _long(text, starts, lengths, columns):
-    found = {}
+    texts = {}
     for field in np.flatnonzero((lengths > 8).any(axis=1)):
         if columns[field].kind == CATEGORY:
             rows = np.flatnonzero(lengths[field] > 8)
             first, size = starts[field][rows], lengths[field][rows]
-            found[int(field)] = rows, [text[a : a + n] for a, n in zip(first, size)]
-    return found
+            texts[int(field)] = rows, [text[a : a + n] for a, n in zip(first, size)]
+    return texts
 
 
 def explain(line: bytes, layout: Layout) -> Optional[str]:

@@ -38,7 +38,7 @@ class RawSlice(NamedTuple):
     name: str
 
 
-class Source(NamedTuple):
+class RawInput(NamedTuple):
     """A flag that names raw input.
 
     Attributes:
@@ -54,24 +54,24 @@ class Source(NamedTuple):
     labels: bool = True
 
 
-def checked(source: Source, found) -> list:
+def checked(source: RawInput, data) -> list:
     """The DataFiles of a source's DataSet; raises BadInput if they cannot be raw rows."""
-    parquet = [f.path for f in found.files if parquet_rows.is_parquet(f.path)]
-    if parquet and len(parquet) < len(found.files):
-        text = next(f.path for f in found.files if f.path not in parquet)
+    parquet = [f.path for f in data.files if parquet_rows.is_parquet(f.path)]
+    if parquet and len(parquet) < len(data.files):
+        text = next(f.path for f in data.files if f.path not in parquet)
         raise BadInput(
             f"--{source.flag}={source.spec} mixes Parquet and text ({parquet[0]}, {text}); name "
             f"one kind, with a glob such as '*{parquet_rows.SUFFIXES[0]}'."
         )
-    packed = next((f.path for f in found.files if f.path.endswith(".gz")), None)
+    packed = next((f.path for f in data.files if f.path.endswith(".gz")), None)
     if packed and source.split.by == "order":
         raise BadInput(
             f"{packed}: --split_by=order needs plain files; unpack it, or give --valid_input."
         )
-    return found.files
+    return data.files
 
 
-def cut(source: Source, files: List, options) -> Iterator[RawSlice]:
+def cut(source: RawInput, files: List, options) -> Iterator[RawSlice]:
     """Yields the slices of a source.
 
     Parquet files are cut into row groups, plain files into whole lines, gzip files not at all.

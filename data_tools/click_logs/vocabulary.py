@@ -97,14 +97,14 @@ def add_up(
     """
     short = [tallies.Tally(np.uint64, only_extremes=c.kind == SCALED) for c in columns]
     long = [collections.Counter() for _ in columns]
-    letters = found = 0  # bytes of the long texts of all parts, and their number
+    letters = number = 0  # bytes of the long texts of all parts, and their number
     for part in parts:
         for tally, texts, counts in zip(short, long, part):
             tally.add(counts.keys, counts.counts)
             texts.update(counts.long)
-            letters, found = letters + sum(map(len, counts.long)), found + len(counts.long)
+            letters, number = letters + sum(map(len, counts.long)), number + len(counts.long)
         if room and part:
-            _check_room(room, short, long, letters / max(found, 1))
+            _check_room(room, short, long, letters / max(number, 1))
     return [Counts(*tally.result(), dict(texts)) for tally, texts in zip(short, long)]
 
 

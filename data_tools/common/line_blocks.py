@@ -99,15 +99,15 @@ def sift(
     Returns:
         {index: content} of the lines that are good or hold no record.
     """
-    found = {i: content(line) for i, line in enumerate(text.split(b"\n"))}
-    rows = [i for i, line in found.items() if line.strip()]
+    contents = {i: content(line) for i, line in enumerate(text.split(b"\n"))}
+    rows = [i for i, line in contents.items() if line.strip()]
     accepted = lambda lines: accepts(b"\n".join(lines) + b"\n")
-    refused = find_refused(accepted, [found[i] for i in rows], explain)
+    refused = find_refused(accepted, [contents[i] for i in rows], explain)
     bad = (BadRecord(path, f":{number + rows[i]}", reason) for i, reason in refused)
     for record in marked(bad, len(rows)):
-        del found[int(record.place[1:]) - number]
+        del contents[int(record.place[1:]) - number]
         yield record
-    return found
+    return contents
 
 
 def decoded(
@@ -137,11 +137,11 @@ def decoded(
         starts = text_blocks.record_starts(text)
         newlines = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE)
         line = np.searchsorted(newlines, starts)  # the index of each record's line
-        found = decode(text)
-        if found is None:
+        rows = decode(text)
+        if rows is None:
             number, accepts = first() + lines_before, lambda text: decode(text) is not None
             good = yield from sift(lines.path, text, number, accepts, explain)
             kept = np.isin(line, list(good))
-            starts, line, found = starts[kept], line[kept], decode(b"\n".join(good.values()))
-        yield text, starts, newlines[line] + 1, found, read
+            starts, line, rows = starts[kept], line[kept], decode(b"\n".join(good.values()))
+        yield text, starts, newlines[line] + 1, rows, read
         lines_before += len(newlines)

@@ -121,14 +121,14 @@ def with_field_size(
 
 def _warn_of_padding(longest, rows, inputs):
     """Warns if filling all rows up to the longest makes records far larger than the input."""
-    size, found = 5 * longest * rows, sum(file.bytes for file in inputs)  # an id, a float
-    if size > 10 * found:
+    size, given = 5 * longest * rows, sum(file.bytes for file in inputs)  # an id, a float
+    if size > 10 * given:
         lines = ((f.path, n, x) for f in inputs for n, x in text_blocks.lines(f.path))
         at = next((f"{path}:{n}" for path, n, x in lines if len(x.split()) > longest), "a row")
         logging.warning(
             "%s: the longest row has %d pairs, and --pad fills all %d rows up to that: about %.2g "
             "MB of %.2g MB. --field_size=N refuses longer rows; LibFFM with --multi_valued needs "
-            "no padding.", at, longest, rows, size / 1e6, found / 1e6,
+            "no padding.", at, longest, rows, size / 1e6, given / 1e6,
         )  # fmt: skip
 
 

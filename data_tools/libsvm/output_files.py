@@ -72,12 +72,12 @@ def described(names, outputs: Sequence[BlockFacts], options, paths: Dict[str, st
     for name, facts in zip(names, outputs):
         if not facts.rows:
             logging.warning("%s would have no rows, so it is not written.", name)
-    found = [(name, facts) for name, facts in zip(names, outputs) if facts.rows]
+    filled = [(name, facts) for name, facts in zip(names, outputs) if facts.rows]
     folder = options.output_dir
-    sizes = places.each(folder, places.of(folder).size, [paths[name] for name, _ in found])
+    sizes = places.each(folder, places.of(folder).size, [paths[name] for name, _ in filled])
     return [
         DataFile(posixpath.join(folder, name), size, facts.rows, facts.positives)
-        for (name, facts), size in zip(found, sizes)
+        for (name, facts), size in zip(filled, sizes)
     ]
 
 
@@ -90,7 +90,7 @@ def describe(scratch: str, schema, every: BlockFacts, files: List[DataFile], dat
         every: facts about all rows.
         files: from `described`.
         data: DataSet of the input.
-        fields: Source.fields.
+        fields: InputRows.fields.
     """
     feature_size, known = schema.feature_size or every.max_id + 1, data.made.get("ids", {})
     ids = {

@@ -1,6 +1,6 @@
 """Where the converter's rows come from: lines of LibSVM and LibFFM text, or tables.
 
-Both engines, one machine and Spark, read any Source in the same way. Its functions can be pickled.
+Both engines, one machine and Spark, read InputRows in the same way. Its functions can be pickled.
 """
 
 import functools
@@ -16,7 +16,7 @@ from deepfm.data.plain.schema import Schema
 from deepfm.errors import BadInput
 
 
-class Source(NamedTuple):
+class InputRows(NamedTuple):
     """The rows of an input.
 
     Attributes:
@@ -40,8 +40,8 @@ class Source(NamedTuple):
     fields: Dict[str, Any]
 
 
-def of(data, options, write_lines: Callable) -> Source:
-    """The Source of the files that --input names.
+def of(data, options, write_lines: Callable) -> InputRows:
+    """The InputRows of the files that --input names.
 
     Args:
         data: their DataSet.
@@ -55,7 +55,7 @@ def of(data, options, write_lines: Callable) -> Source:
         return _of_table(inputs.read(data, options), options)
     files, lines = data.files, line_schema.of_flags(data, options)
     fields = [[first, end - 1] for first, end in lines.field_ids or ()]
-    return Source(
+    return InputRows(
         lines,
         [part for file in files for part in line_blocks.cut(file.path, file.bytes)],
         functools.partial(pieces.count, named_fields=lines.named_fields, weighted=lines.weighted),
@@ -66,7 +66,7 @@ def of(data, options, write_lines: Callable) -> Source:
     )
 
 
-def split_of(options, source: Source, hosts: int) -> Optional[Split]:
+def split_of(options, source: InputRows, hosts: int) -> Optional[Split]:
     """How --split divides the rows; BadInput if it cannot."""
     if not options.split:
         return None
@@ -83,7 +83,7 @@ def split_of(options, source: Source, hosts: int) -> Optional[Split]:
 
 def _of_table(table, options):
     layout, parts = table.layout, table.parts
-    return Source(
+    return InputRows(
         table.schema,
         parts,
         functools.partial(writing.count, lists=(table.schema.pad and layout.ids) or ""),

@@ -61,17 +61,17 @@ def prepare(data, options):
     """Checks output_dir; returns the names in it that the new data set replaces."""
     folder = options.output_dir
     publishing.check_hosts(folder, 1, ())
-    found = publishing.names_in(folder, SUFFIXES[data.data_format], "write")
+    present = publishing.names_in(folder, SUFFIXES[data.data_format], "write")
     known = {os.path.basename(path) for path in inside(data, options)}
     lost = [
-        name for name in found if known and not (dataset_json.is_metadata(name) or name in known)
+        name for name in present if known and not (dataset_json.is_metadata(name) or name in known)
     ]
     if lost:
         raise BadInput(
             f"--output_dir={folder}: {lost[0]} is not in --input, but would be replaced; give "
             "another folder."
         )
-    return publishing.replaced(folder, found, options.overwrite, known)
+    return publishing.replaced(folder, present, options.overwrite, known)
 
 
 def schema(data, first_shape):
@@ -84,11 +84,11 @@ def schema(data, first_shape):
     return Schema(known.field_size or 1, multi_valued=known.multi_valued, weighted=known.weighted)
 
 
-def log_summary(found, kept, num_files, seconds):
-    """Logs what was written; found, kept: the records of each label read and written."""
+def log_summary(before, kept, num_files, seconds):
+    """Logs what was written; before, kept: the records of each label read and written."""
     logging.info(
         "Wrote %d of %d records (%.4f of them positive, %.4f before) to %d files in %.1f s: "
         "%.0f records/s.",
-        sum(kept), sum(found), kept[1] / sum(kept), found[1] / sum(found), num_files, seconds,
+        sum(kept), sum(before), kept[1] / sum(kept), before[1] / sum(before), num_files, seconds,
         sum(kept) / seconds,
     )  # fmt: skip

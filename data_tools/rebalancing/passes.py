@@ -79,16 +79,16 @@ def scatter_all(data, tasks, work):
     """Puts all records into buckets; returns ((negatives, positives) found, kept, largest id)."""
     options = work.options
     size = sum(file.bytes for file in data.files)
-    found, kept, max_id = np.zeros(2, np.int64), np.zeros(2, np.int64), -1
+    before, kept, max_id = np.zeros(2, np.int64), np.zeros(2, np.int64), -1
     bad = Skipping(options.max_bad_records)
     scatter = functools.partial(_scatter, work=work)
     with workers.results(scatter, tasks, options.num_workers, "Reading", size, bad) as results:
         for _, (largest, block_found, block_kept) in results:
-            found, kept = found + block_found, kept + block_kept
+            before, kept = before + block_found, kept + block_kept
             max_id = max(max_id, largest)
     bad.log_total()
-    sampling.check_rows(data, sum(found), sum(kept), bad.count)
-    return found.tolist(), kept.tolist(), max_id
+    sampling.check_rows(data, sum(before), sum(kept), bad.count)
+    return before.tolist(), kept.tolist(), max_id
 
 
 def _scatter(task, work):

@@ -49,15 +49,15 @@ def labels_of(data):
     return data.rows - positives, positives
 
 
-def check_rows(data, found, kept, bad):
-    """Refuses (BadInput) data of whose good records, `found`, none are `kept`, or whose number of
+def check_rows(data, before, kept, bad):
+    """Refuses (BadInput) data of whose good records, `before`, none are `kept`, or whose number of
     records, with the `bad` ones, is not that in dataset.json."""
     if not kept:
-        what = "the sampling rates keep no record" if found else "holds no records"
+        what = "the sampling rates keep no record" if before else "holds no records"
         raise BadInput(f"{data.name}: {what}.")
-    if data.rows is not None and found + bad != data.rows:
+    if data.rows is not None and before + bad != data.rows:
         raise BadInput(
-            f"{data.name}: has {found + bad} records, dataset.json says {data.rows}; delete "
+            f"{data.name}: has {before + bad} records, dataset.json says {data.rows}; delete "
             "dataset.json, or write the data set again."
         )
 

@@ -129,12 +129,12 @@ def buckets(folder: str, used: int) -> List[Bucket]:
             paths.setdefault(name.split("-")[0], []).append(os.path.join(folder, name))
     return [
         Bucket(
-            found,
+            pieces,
             used,
-            sum(os.path.getsize(_index(path)) for path in found) // _ENTRY.itemsize,
-            sum(map(os.path.getsize, found)),
+            sum(os.path.getsize(_index(path)) for path in pieces) // _ENTRY.itemsize,
+            sum(map(os.path.getsize, pieces)),
         )
-        for _, found in sorted(paths.items())
+        for _, pieces in sorted(paths.items())
     ]
 
 

@@ -43,7 +43,7 @@ def convert(spark, options: Options):
     publishing.check_hosts(options.output_dir, 1, data_file.TFRECORD)
     old = output_files.prepare(data.files, options)
     with jobs.scratch(spark, options.output_dir, output_files.SCRATCH) as scratch:
-        groups = _groups(spark, data, len(ranges))
+        groups = jobs.groups(spark, len(ranges), sum(file.bytes for file in data.files), GROUP)
         must_count = pieces.must_count(source.schema, options)
         counts = _count(spark, source, groups) if must_count else None
         schema = source.complete(counts)
@@ -60,13 +60,6 @@ def convert(spark, options: Options):
     seconds, by_column = time.monotonic() - start, "columns" in source.fields
     output_files.log_summary(files, schema, every, seconds, by_column)
     return files
-
-
-def _groups(spark, data, most):
-    """How many Spark tasks to make of the ranges."""
-    size = sum(file.bytes for file in data.files)
-    least = max(2 * spark.sparkContext.defaultParallelism, -(-size // GROUP))
-    return min(most, least)
 
 
 def _count(spark, source, groups):

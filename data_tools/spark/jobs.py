@@ -180,6 +180,13 @@ def _sentence(title, text):
     return f"{failed}: {lost[0] if lost else text.splitlines()[0]}"
 
 
+def groups(spark: SparkSession, most: int, size: int, of_group: int) -> int:
+    """How many Spark tasks do `most` tasks of `size` bytes: one for each `of_group` bytes, but at
+    least two for each core, and no more than there are."""
+    least = max(2 * spark.sparkContext.defaultParallelism, -(-size // of_group))
+    return max(min(most, least), 1)
+
+
 def results(
     spark: SparkSession,
     work: Callable[[Any], Iterable[Any]],
@@ -207,14 +214,14 @@ def results(
     return sift(found, bad)
 
 
-def sift(found: Iterable[Tuple[int, int, Any]], bad: Skipping) -> List[Tuple[int, Any]]:
+def sift(triples: Iterable[Tuple[int, int, Any]], bad: Skipping) -> List[Tuple[int, Any]]:
     """The (index, result) among events.events of all tasks, in order; counts the bad records.
 
     Raises:
         BadInput: as `results`.
     """
     good = []
-    for index, kind, event in sorted(found, key=lambda item: item[0]):
+    for index, kind, event in sorted(triples, key=lambda item: item[0]):
         if kind == REFUSED:
             raise BadInput(event)
         if kind == BAD:

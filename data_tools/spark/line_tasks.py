@@ -18,7 +18,7 @@ COPY = 1 << 20  # bytes copied at once, as data_tools.common.record_files does
 
 
 def count(task, count_range: Callable):
-    """Yields (rows, most fields in a row) of a range; count_range: Source.count."""
+    """Yields (rows, most fields in a row) of a range; count_range: InputRows.count."""
     found = [block for _, block in count_range(task)]
     yield sum(rows for rows, _ in found), max((most for _, most in found), default=0)
 
@@ -28,7 +28,7 @@ def write(task, write_range: Callable, schema, scratch: str):
 
     Args:
         task: (a range, its Pieces), whose paths are names.
-        write_range: Source.write.
+        write_range: InputRows.write.
         schema: Schema of the rows, as a tuple.
         scratch: where to make the folder.
 

@@ -53,10 +53,7 @@ def prepare(spark, options: Options):
 
 
 def _groups(spark, tasks):
-    """How many Spark tasks to make of the slices."""
-    size = sum(slices.size(task.lines) for task in tasks)
-    least = max(2 * spark.sparkContext.defaultParallelism, -(-size // GROUP))
-    return max(min(len(tasks), least), 1)
+    return jobs.groups(spark, len(tasks), sum(slices.size(task.lines) for task in tasks), GROUP)
 
 
 def _tables(spark, tasks, columns, options):
@@ -67,11 +64,11 @@ def _tables(spark, tasks, columns, options):
         numbered = spark.sparkContext.parallelize(list(enumerate(tasks)), groups)
         counted = numbered.mapPartitions(lambda pairs: row_tasks.count(pairs, about))
         parts = counted.partitionBy(about.parts, int)
-        found = parts.mapPartitions(lambda pairs: row_tasks.add_up(pairs, about)).collect()
-    events = [content for kind, content in found if kind == row_tasks.EVENT]
+        collected = parts.mapPartitions(lambda pairs: row_tasks.add_up(pairs, about)).collect()
+    events = [content for kind, content in collected if kind == row_tasks.EVENT]
     # The second pass logs the bad rows.
     jobs.sift(events, Skipping(options.max_bad_records, log=False))
-    counts = [content for kind, content in found if kind == row_tasks.COUNTS]
+    counts = [content for kind, content in collected if kind == row_tasks.COUNTS]
     seen = sum(n for n, _ in counts)
     if not seen:
         raise BadInput(f"--input={options.input}: no training row holds a category.")

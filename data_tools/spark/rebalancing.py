@@ -55,7 +55,7 @@ def rebalance(spark, options: Options):
             options, lambda: sampling.labels_of(data) or _counted(spark, data, work)[0]
         )
         work = work._replace(rates=rates)
-        found, rows, max_id = _rows(spark, data, work)
+        before, rows, max_id = _rows(spark, data, work)
         sampling.check_files(names, sum(rows))
         files, paths = _write(spark, data, rows, names, work, options.output_dir)
         ones = sum(file.positives for file in files)
@@ -66,14 +66,14 @@ def rebalance(spark, options: Options):
             dataset_json.write(
                 scratch, schema.field_size if schema else described,
                 max(data.feature_size or 0, max_id + 1), files,
-                sampling.rates_of_all(data, found, kept, rates),
+                sampling.rates_of_all(data, before, kept, rates),
                 multi_valued=bool(schema and schema.multi_valued),
                 hash_buckets=data.hash_buckets or 0, feature_map=data.feature_map,
                 weighted=weighted, **data.made,
             )  # fmt: skip
         with publishing.succeeding(options.output_dir):
             publishing.publish(scratch, [(options.output_dir, written, old, paths)])
-    output_files.log_summary(found, kept, len(files), time.monotonic() - start)
+    output_files.log_summary(before, kept, len(files), time.monotonic() - start)
     return files
 
 
@@ -101,10 +101,7 @@ def _counted(spark, data, work):
 
 
 def _groups(spark, data, tasks):
-    """How many Spark tasks do these tasks: one each, unless they are small."""
-    size = sum(file.bytes for file in data.files)
-    least = max(2 * spark.sparkContext.defaultParallelism, size // GROUP)
-    return min(len(tasks), least)
+    return jobs.groups(spark, len(tasks), sum(file.bytes for file in data.files), GROUP)
 
 
 def _write(spark, data, rows, names, work, output_dir):

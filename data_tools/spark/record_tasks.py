@@ -53,15 +53,15 @@ class Work(NamedTuple):
 
 def count(task, work):
     """Yields BadRecords, then (int64 [2] records of each label, records to write, largest id)."""
-    found, kept, max_id = np.zeros(2, np.int64), 0, -1
+    before, kept, max_id = np.zeros(2, np.int64), 0, -1
     for block, chosen in _chosen(task, work):
         if isinstance(block, BadRecord):
             yield block
             continue
-        found += sampling.by_label(block.positive)
+        before += sampling.by_label(block.positive)
         kept += len(block.positive[chosen])
         max_id = max(max_id, block.max_id)
-    yield found, kept, max_id
+    yield before, kept, max_id
 
 
 def _chosen(task, work):

@@ -73,7 +73,7 @@ def _divided(field, parts):
     return list(zip(np.split(field.keys[order], cuts), np.split(field.counts[order], cuts), long))
 
 
-def add_up(found: Iterable, about: Vocabulary) -> Iterator:
+def add_up(pairs: Iterable, about: Vocabulary) -> Iterator:
     """Adds the counts of a part of the keys up.
 
     Yields:
@@ -83,7 +83,7 @@ def add_up(found: Iterable, about: Vocabulary) -> Iterator:
     other = []
 
     def counted():
-        for _, (kind, content) in found:
+        for _, (kind, content) in pairs:
             if kind == COUNTS:
                 yield [_by_key(*field) for field in content]
             else:

@@ -49,13 +49,13 @@ class LinePart(NamedTuple):
 
 def named(path: str) -> Layout:
     """The Layout that a file's first line says."""
-    found = layouts.named(row_parser.first_cells(line_blocks.first_text(path))[0])
-    if found.ids:
+    layout = layouts.named(row_parser.first_cells(line_blocks.first_text(path))[0])
+    if layout.ids:
         raise BadInput(
-            f"{path}: has a column {found.ids}, for a list, but a cell of a CSV is one number; "
+            f"{path}: has a column {layout.ids}, for a list, but a cell of a CSV is one number; "
             "give each field a column, or write Parquet."
         )
-    return found
+    return layout
 
 
 def cut(path: str, size: int, layout: Layout) -> List[LinePart]:

@@ -75,11 +75,11 @@ class Layout(NamedTuple):
 
 def columns(layout: Layout) -> List[Tuple[str, str]]:
     """The (name, kind) of all columns that are read."""
-    found = [(layout.label, LABEL), (layout.weight, WEIGHT)]
+    named = [(layout.label, LABEL), (layout.weight, WEIGHT)]
     for field in layout.fields:
-        found += [(field.id, ID), (field.value, VALUE)]
-    found += [(layout.ids, IDS), (layout.values, VALUES), (layout.counts, COUNTS)]
-    return [(name, kind) for name, kind in found if name is not None]
+        named += [(field.id, ID), (field.value, VALUE)]
+    named += [(layout.ids, IDS), (layout.values, VALUES), (layout.counts, COUNTS)]
+    return [(name, kind) for name, kind in named if name is not None]
 
 
 def described(layout: Layout) -> Dict[str, Any]:
@@ -95,14 +95,14 @@ def named(names: Sequence[str]) -> Layout:
 
     A column that is missing is told by `find`.
     """
-    found = {}
+    spelled = {}
     for name in names:
-        found.setdefault(name.lower(), name)
-    given = {kind: found.get(kind) for kind in (WEIGHT, *LISTS)}
+        spelled.setdefault(name.lower(), name)
+    given = {kind: spelled.get(kind) for kind in (WEIGHT, *LISTS)}
     if given[IDS] is None:
         others = (x for x in names if x.lower() not in (LABEL, WEIGHT) and not _INDEX.fullmatch(x))
-        return Layout(found.get(LABEL, LABEL), given[WEIGHT], tuple(map(Field, others)))
-    return Layout(found.get(LABEL, LABEL), **given)
+        return Layout(spelled.get(LABEL, LABEL), given[WEIGHT], tuple(map(Field, others)))
+    return Layout(spelled.get(LABEL, LABEL), **given)
 
 
 def load(path: str) -> Layout:

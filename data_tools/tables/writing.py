@@ -54,14 +54,14 @@ def write(
     """
     part, pieces = task
     for piece, block, size in _cut(_reader(part).read(part), pieces):
-        for found in row_checks.records(block, layout, schema):
-            if isinstance(found, BadRecord):
-                yield found
+        for rows in row_checks.records(block, layout, schema):
+            if isinstance(rows, BadRecord):
+                yield rows
                 continue
             with naming(piece.path):
-                put(piece.path, encoder.encode(*_stored(found))[0])
-            zero = bool((found.labels == 0).any())
-            yield 0, (piece, facts_of(found, bool((found.labels < 0).any()), zero))
+                put(piece.path, encoder.encode(*_stored(rows))[0])
+            zero = bool((rows.labels == 0).any())
+            yield 0, (piece, facts_of(rows, bool((rows.labels < 0).any()), zero))
         yield size, (piece, NO_ROWS)
 
 
@@ -99,11 +99,11 @@ def first_length(parts: Sequence[Part], layout: Layout, schema: Schema, skip: in
         for _, block in _reader(part).read(part):
             for row in range(len(block)):
                 cells = block.cells(row)
-                found = len(cells[layout.counts or layout.ids] or ())
-                about = schema._replace(field_size=max(found, 1), feature_size=None)
+                length = len(cells[layout.counts or layout.ids] or ())
+                about = schema._replace(field_size=max(length, 1), feature_size=None)
                 reason = row_checks.explain(cells, layout, about)
                 if not reason:
-                    return found
+                    return length
                 bad += 1
                 if bad > skip:
                     raise BadInput(f"{block.path}{block.place(row)}: {reason}")
