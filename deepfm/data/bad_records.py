@@ -124,7 +124,7 @@ def find_damaged(
 
 def _pass_over(data, schema, allowed):
     """(the channel, which from now on passes over bad records; those passed over so far)."""
-    accepts, found = _parser(data.format, schema), shares.Skipped(data.name, {})
+    accepts, skipped = _parser(data.format, schema), shares.Skipped(data.name, {})
     explain = lambda payload: data.format.explain(payload, schema)
 
     def good(numbers, records):
@@ -132,14 +132,14 @@ def _pass_over(data, schema, allowed):
         for i, reason in bad.items():
             place = f": record {numbers[i]}"
             record = BadRecord(data.name, place, reason)
-            if place not in found.places:  # as in an earlier epoch
+            if place not in skipped.places:  # as in an earlier epoch
                 logging.warning("Skipped: %s", record)
-            found.places[place] = reason
-            if len(found.places) > allowed:
+            skipped.places[place] = reason
+            if len(skipped.places) > allowed:
                 raise BadInput(f"{record}; this is {_TOO_MANY.format(allowed)}.")
         return np.array([x for i, x in enumerate(records) if i not in bad], object)
 
-    return data._replace(pipe=data.pipe._replace(good=good)), (found,)
+    return data._replace(pipe=data.pipe._replace(good=good)), (skipped,)
 
 
 def place_of(data: datasets.DataSet, number: int) -> str:

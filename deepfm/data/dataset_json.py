@@ -106,34 +106,34 @@ def _read(path):
     with places.of(path).open_file(path) as f:
         text = f.read()
     try:
-        found = json.loads(text.decode(), object_pairs_hook=_unique)
-        version = found["format_version"]
+        content = json.loads(text.decode(), object_pairs_hook=_unique)
+        version = content["format_version"]
         if version != FORMAT_VERSION:
             raise BadInput(
                 f"{path}: format_version is {str(version)[:40]}, but this program reads "
                 f"{FORMAT_VERSION}."
             )
-        _check_numbers(found, 1, "field_size", "feature_size")
-        if "hash_buckets" in found:
-            _check_numbers(found, 2, "hash_buckets")
+        _check_numbers(content, 1, "field_size", "feature_size")
+        if "hash_buckets" in content:
+            _check_numbers(content, 2, "hash_buckets")
         for key in ("multi_valued", "weighted"):
-            if not isinstance(found.get(key, False), bool):
-                raise ValueError(f"{key} is {str(found[key])[:40]}")
-        if not _FINGERPRINT.fullmatch(found.get("feature_map", "0" * 8)):
-            raise ValueError(f"feature_map is {found['feature_map'][:40]}")
-        for entry in found["files"].values():
+            if not isinstance(content.get(key, False), bool):
+                raise ValueError(f"{key} is {str(content[key])[:40]}")
+        if not _FINGERPRINT.fullmatch(content.get("feature_map", "0" * 8)):
+            raise ValueError(f"feature_map is {content['feature_map'][:40]}")
+        for entry in content["files"].values():
             _check_numbers(entry, 0, "rows", "bytes", "positives")
             if entry["positives"] > entry["rows"]:
                 raise ValueError(f"{entry['positives']} positives in {entry['rows']} rows")
-        if "sampling_rates" in found:
-            _check_rates(found["sampling_rates"], found["files"].values())
-        made.check(found)
+        if "sampling_rates" in content:
+            _check_rates(content["sampling_rates"], content["files"].values())
+        made.check(content)
     except BadInput:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise BadInput(f"{path}: is not a dataset.json ({reason}); delete or remake it.") from error
-    return found
+    return content
 
 
 def _unique(pairs):
@@ -278,12 +278,12 @@ def warn_of_missing_hosts(paths: Iterable[str], name: str):
         paths: paths of the files.
         name: name of the data in messages.
     """
-    found = {}
+    hosts = {}
     for path in paths:
         match = re.search(r"(.*/|^)shard-(\d{5})-of-(\d{5})/", path)
         if match:
-            found.setdefault((match[1], int(match[3])), set()).add(int(match[2]))
-    for (folder, number), indices in sorted(found.items()):
+            hosts.setdefault((match[1], int(match[3])), set()).add(int(match[2]))
+    for (folder, number), indices in sorted(hosts.items()):
         missing = sorted(set(range(number)) - indices)
         if missing:
             logging.warning(

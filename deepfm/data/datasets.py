@@ -232,14 +232,14 @@ def _check_finished(folder, name):
 
 def _feature_map(described, flag):
     """The feature map of all files, from [(file, its metadata or None)]; None if any lacks one."""
-    found = _agreed([m for _, m in described if m], "feature_map", flag)
+    checksum = _agreed([m for _, m in described if m], "feature_map", flag)
     without = [file.path for file, m in described if not (m and m.get("feature_map"))]
-    if found and without:
+    if checksum and without:
         logging.warning(
             "--%s: its ids come from feature map %s, but no %s says that those of %s do.",
-            flag, found, METADATA, without[0],
+            flag, checksum, METADATA, without[0],
         )  # fmt: skip
-    return None if without else found
+    return None if without else checksum
 
 
 def identified(data: DataSet, known: Optional[Dict[str, tuple]] = None) -> DataSet:
@@ -261,15 +261,15 @@ def _search(part, flag, formats) -> Found:
     pattern = part if posixpath.dirname(part) else posixpath.join(".", part)
     fixed = len(posixpath.dirname(re.split(r"[*?\[]", pattern)[0]))
     literal = "[" in pattern and files.exists(pattern)  # a file that is named like a pattern
-    found = [pattern] if literal else files.glob(pattern)
-    found = [x for x in found if x == pattern or _holds_data(x[fixed:])]
-    found = [x for x, folder in zip(found, places.each(part, files.is_dir, found)) if not folder]
+    paths = [pattern] if literal else files.glob(pattern)
+    paths = [x for x in paths if x == pattern or _holds_data(x[fixed:])]
+    paths = [x for x, folder in zip(paths, places.each(part, files.is_dir, paths)) if not folder]
     folder = posixpath.dirname(part)
-    if not found and os.path.isdir(folder) and not os.access(folder, os.R_OK | os.X_OK):
+    if not paths and os.path.isdir(folder) and not os.access(folder, os.R_OK | os.X_OK):
         raise BadInput(f"--{flag}={part}: {folder} cannot be read (permission denied).")
-    if not found:
+    if not paths:
         raise BadInput(f"--{flag}={part}: no file matches.")
-    return Found(pattern, False, found, [])
+    return Found(pattern, False, paths, [])
 
 
 def _search_folder(top, flag, formats):

@@ -67,11 +67,11 @@ def identify(
 def _stat(path) -> Tuple[int, str]:
     """(bytes, stamp)."""
     if remote_files.is_remote(path):
-        found = tf.io.gfile.stat(path)
-        return found.length, str(found.mtime_nsec)
-    found = os.stat(path)
+        status = tf.io.gfile.stat(path)
+        return status.length, str(status.mtime_nsec)
+    status = os.stat(path)
     # A program can set the modification time back, but not the change time.
-    return found.st_size, f"{found.st_mtime_ns}-{found.st_ctime_ns}-{found.st_ino}"
+    return status.st_size, f"{status.st_mtime_ns}-{status.st_ctime_ns}-{status.st_ino}"
 
 
 def _identify(path, stat, blocks, known) -> Identity:

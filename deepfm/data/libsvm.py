@@ -52,9 +52,9 @@ def parse_lines(lines, schema, known_ascii=False):
     labels, rows, ids, values = decode_lines(lines, schema.id_offset, known_ascii)
     weights = []
     if schema.weighted:
-        found, pairs = take_weights(rows, values)
+        of_examples, pairs = take_weights(rows, values)
         rows, ids, values = (tf.gather(x, pairs) for x in (rows, ids, values))
-        weights = [found]
+        weights = [of_examples]
     n = tf.size(labels)
     lengths = tf.math.bincount(rows, minlength=n)
     shape = tf.stack([n, schema.field_size])
@@ -72,8 +72,8 @@ def parse_lines(lines, schema, known_ascii=False):
         ids, values = tf.scatter_nd(where, ids, shape), tf.scatter_nd(where, values, shape)
     width = [None, schema.field_size]
     ids, values = tf.ensure_shape(ids, width), tf.ensure_shape(values, width)
-    found = check(labels, ids, values, schema, *weights)
-    return found if schema.with_labels else found[:3]
+    columns = check(labels, ids, values, schema, *weights)
+    return columns if schema.with_labels else columns[:3]
 
 
 def weights_as_pairs(lines):

@@ -52,14 +52,14 @@ def open_channel(job: Job, channel: str) -> Pipe:
     Raises:
         BadInput: there is no such channel, it is not in Pipe mode, or another process reads it.
     """
-    found = job.channels()
-    if channel not in found:
+    channels = job.channels()
+    if channel not in channels:
         raise BadInput(
             f"--pipe_mode: channel {channel} is not among the job's "
-            f"({', '.join(found) or 'it has none'}); each process of a host needs its own: "
+            f"({', '.join(channels) or 'it has none'}); each process of a host needs its own: "
             f"{job.training_channel_name}, {job.training_channel_name}-1 and so on."
         )
-    mode = found[channel].get("TrainingInputMode", "File")
+    mode = channels[channel].get("TrainingInputMode", "File")
     if mode.lower() != "pipe":
         raise BadInput(
             f"--pipe_mode: channel {channel} has input mode {mode}; start the job with input mode "

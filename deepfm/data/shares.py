@@ -87,17 +87,17 @@ def groups(
     if asked.shuffle_buffer > 1:
         order = np.random.RandomState([asked.seed, epoch]).permutation(len(ranges))
         ranges = [ranges[i] for i in order]
-    found, rows = [[]], 0
+    grouped, rows = [[]], 0
     for r in ranges:
-        if len(found[-1]) >= asked.num_parallel_reads and rows >= _BUFFERS * asked.shuffle_buffer:
-            found.append([])
+        if len(grouped[-1]) >= asked.num_parallel_reads and rows >= _BUFFERS * asked.shuffle_buffer:
+            grouped.append([])
             rows = 0
-        found[-1].append(r)
+        grouped[-1].append(r)
         rows += (r.end or 0) - r.begin if by_rows else 0
-    if len(found) > 1 and rows < asked.shuffle_buffer:
-        last = found.pop()
-        found[-1] += last
-    return [group for group in found if group]
+    if len(grouped) > 1 and rows < asked.shuffle_buffer:
+        last = grouped.pop()
+        grouped[-1] += last
+    return [group for group in grouped if group]
 
 
 def rows_of_share(

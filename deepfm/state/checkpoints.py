@@ -101,12 +101,12 @@ def prepare(model_dir: str, tidy: bool):
         if not tidy:  # a job that saves so often maintains its own state file
             return
     late = _saved_after(model_dir, state) if tidy else []
-    found = by_step(os.listdir(model_dir))
-    problems = {x: problem(os.path.join(model_dir, x)) for x in [*found, *state.names]}
+    names = by_step(os.listdir(model_dir))
+    problems = {x: problem(os.path.join(model_dir, x)) for x in [*names, *state.names]}
     whole = [x for x in [*state.names, *late] if not problems[x]]
-    whole = whole or [x for x in found if not problems[x]]
+    whole = whole or [x for x in names if not problems[x]]
     broken = [f"{x} ({problems[x]})" for x in problems if problems[x]]
-    if not whole and _is_first_save(model_dir, found):
+    if not whole and _is_first_save(model_dir, names):
         logging.warning(
             "%s: ignoring %s, whose saving was cut short; training starts from scratch.",
             model_dir, broken[0],
@@ -130,13 +130,13 @@ def prepare(model_dir: str, tidy: bool):
 def read_state(folder: str, name: str = STATE) -> State:
     """Reads a state file, which may be missing, empty or garbled."""
     try:
-        found = v1.train.get_checkpoint_state(folder, name)
+        state = v1.train.get_checkpoint_state(folder, name)
     except (ValueError, tf.errors.OpError):
-        found = None
-    if not found:
+        state = None
+    if not state:
         return State([], False)
-    used = found.model_checkpoint_path
-    paths = [x for x in found.all_model_checkpoint_paths if x != used] + [used]
+    used = state.model_checkpoint_path
+    paths = [x for x in state.all_model_checkpoint_paths if x != used] + [used]
     here = all(
         posixpath.normpath(posixpath.dirname(x)) == posixpath.normpath(folder) for x in paths
     )
@@ -196,11 +196,11 @@ def _saved_after(folder, state):
     ]
 
 
-def _is_first_save(folder, found):
+def _is_first_save(folder, names):
     """Whether a folder's only checkpoint was never named, so that ignoring it loses nothing."""
     named = os.path.exists(os.path.join(folder, STATE))
-    return len(found) == 1 and not (
-        named or os.path.exists(os.path.join(folder, f"{found[0]}.meta"))
+    return len(names) == 1 and not (
+        named or os.path.exists(os.path.join(folder, f"{names[0]}.meta"))
     )
 
 

@@ -142,14 +142,14 @@ class History:
         for entry in self.entries:
             if entry.get("data", self.data) != data:
                 best, data, waited = None, entry.get("data", self.data), 0
-            found = _goodness(entry, metric)
-            if math.isnan(found):
+            goodness = _goodness(entry, metric)
+            if math.isnan(goodness):
                 continue
-            improved = best is None or found > best + self._least
+            improved = best is None or goodness > best + self._least
             waited = 0 if improved else waited + 1
             if waited == patience:
                 decay, waited = max(decay * factor, min(least, decay)), 0
-            best = found if improved else best
+            best = goodness if improved else best
         return decay
 
 
@@ -158,8 +158,8 @@ def read(path: str) -> List[Dict[str, Any]]:
     if not tf.io.gfile.exists(path):
         return []
     try:
-        found = json.loads(gfile.content(path).decode())
-        for entry in found:
+        entries = json.loads(gfile.content(path).decode())
+        for entry in entries:
             entry["step"] = int(entry["step"])
             for name in {"auc", "log_loss"} | (set(METRICS) & set(entry)):
                 entry[name] = float("nan" if entry[name] is None else entry[name])
@@ -167,4 +167,4 @@ def read(path: str) -> List[Dict[str, Any]]:
                 raise ValueError(f"data is {entry['data']!r}")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise BadInput(f"{path} is not a list of evaluations ({error!r}); delete it.") from error
-    return found
+    return entries

@@ -23,12 +23,12 @@ FILE = "events.out.tfevents.0.hparams"
 def of_training(job: JobConfig, config: ModelConfig) -> Dict[str, Any]:
     """{name: value} of a training's hyperparameters: numbers, texts, or None for a number that is
     not given and follows from others."""
-    found = {"distribution": job.distribution.name, "global_batch_size": job.global_batch}
+    values = {"distribution": job.distribution.name, "global_batch_size": job.global_batch}
     for each in (job.input, job.optimizer, config, job):
-        found.update(of_kinds(each, *HYPERPARAMETERS))
-    if found["example_weights"] is None:
-        found["example_weights"] = "by data"
-    return {name: _plain(value) for name, value in found.items()}
+        values.update(of_kinds(each, *HYPERPARAMETERS))
+    if values["example_weights"] is None:
+        values["example_weights"] = "by data"
+    return {name: _plain(value) for name, value in values.items()}
 
 
 def _plain(value):

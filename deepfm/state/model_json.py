@@ -19,9 +19,9 @@ def read(path: str) -> Dict[str, Any]:
     """
     try:
         with tf.io.gfile.GFile(path, "rb") as f:
-            found = json.loads(f.read().decode())
-        found = {k: v for k, v in found.items() if k in ModelConfig._fields}
-        for name, value in found.items():
+            content = json.loads(f.read().decode())
+        content = {k: v for k, v in content.items() if k in ModelConfig._fields}
+        for name, value in content.items():
             if not _fits(ModelConfig.settings[name], value):
                 raise ValueError(f"{name} may not be {str(value)[:40]}")
     except (ValueError, AttributeError, RecursionError) as error:
@@ -29,7 +29,7 @@ def read(path: str) -> Dict[str, Any]:
         raise BadInput(
             f"{path} is not a model.json ({reason}); delete it and give the model's flags."
         ) from error
-    return found
+    return content
 
 
 def _fits(setting, value):

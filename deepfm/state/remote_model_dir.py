@@ -55,22 +55,22 @@ def at_hand(job: JobConfig, chief: bool):
     if not chief:
         yield job, None
         return
-    found = remote_files.names(path, "model_dir")
+    names = remote_files.names(path, "model_dir")
     if job.task_type == "train":
-        model_dir.warn_of_archives(path, found)
+        model_dir.warn_of_archives(path, names)
     model_dir.check_is_no_pattern(tempfile.gettempdir(), "TMPDIR")
     mirror = Mirror(path, tempfile.mkdtemp(prefix="deepfm-model-"), job.keep_checkpoint_max)
     try:
         if job.task_type == "train":
             mirror.owner = Owner(path)
-            found = remote_files.names(path, "model_dir")  # as the one before has left it
+            names = remote_files.names(path, "model_dir")  # as the one before has left it
         if job.task_type != "train":
-            mirror.fetch_beside_training(found)
-            if best.FOLDER in found:
+            mirror.fetch_beside_training(names)
+            if best.FOLDER in names:
                 mirror.fetch_best(whole=job.checkpoint in (best.FOLDER, best.AUTO))
         elif not job.clear_existing_model:
-            mirror.fetch(found)
-            if best.FOLDER in found:
+            mirror.fetch(names)
+            if best.FOLDER in names:
                 exports_best = job.servable_model_dir and job.export != "last"
                 mirror.forget_later_best(whole=bool(exports_best))
         yield job._replace(model_dir=mirror.local), mirror
@@ -114,38 +114,38 @@ class Mirror:
         os.mkdir(os.path.join(local, _HANDED))
         self._thread.start()
 
-    def fetch_beside_training(self, found: List[str]):
+    def fetch_beside_training(self, names: List[str]):
         """Like `fetch`, but tries again if training deletes what is being read.
 
         What is incomplete there may be a copy in progress, so it stays.
         """
         for left in reversed(range(_TRIES)):
             try:
-                self.fetch(found)
+                self.fetch(names)
                 break
             except remote_files.RemoteError as error:
                 if not left:
                     raise
                 logging.warning("%s; listing the folder again.", error)
-                found = remote_files.names(self.path, "model_dir")
+                names = remote_files.names(self.path, "model_dir")
             finally:
                 self._stale = []
 
-    def fetch(self, found: List[str]):
-        """Fetches the state files and the newest whole checkpoint; `found` are the names there."""
-        for name in sorted((_STATE_FILES | {REPORT}) & set(found)):
+    def fetch(self, names: List[str]):
+        """Fetches the state files and the newest whole checkpoint; `names` are what is there."""
+        for name in sorted((_STATE_FILES | {REPORT}) & set(names)):
             self._get(name)
-        parts = checkpoints.by_name(found)
+        parts = checkpoints.by_name(names)
         named = []
-        if checkpoints.STATE in found:
+        if checkpoints.STATE in names:
             self._get(checkpoints.STATE, ".state")
             named = checkpoints.read_state(self.local, ".state").names
-        listed = named or checkpoints.by_step(found)
+        listed = named or checkpoints.by_step(names)
         unnamed = sorted(set(parts) - set(listed))
         ignored = list(unnamed)
         while listed and not self._fetch_checkpoint(listed[-1], parts.get(listed[-1], [])):
             ignored.append(listed.pop())
-        if checkpoints.STATE in found and ignored and not listed:
+        if checkpoints.STATE in names and ignored and not listed:
             raise BadInput(
                 f"--model_dir={self.path} has no complete checkpoint: {', '.join(ignored)} "
                 "(files are missing or damaged); give another folder, or train from scratch with "
@@ -174,13 +174,13 @@ class Mirror:
     def fetch_best(self, whole: bool):
         """Fetches the best checkpoint, if there is one; if not `whole`, the file that names it."""
         folder = best.FOLDER
-        found = remote_files.names(posixpath.join(self.path, folder), "model_dir")
-        if checkpoints.STATE not in found:
+        names = remote_files.names(posixpath.join(self.path, folder), "model_dir")
+        if checkpoints.STATE not in names:
             return
         os.makedirs(os.path.join(self.local, folder), exist_ok=True)
         self._get(posixpath.join(folder, checkpoints.STATE))
         named = checkpoints.read_state(os.path.join(self.local, folder)).names
-        for part in checkpoints.by_name(found).get(named[-1] if named and whole else "", []):
+        for part in checkpoints.by_name(names).get(named[-1] if named and whole else "", []):
             self._get(posixpath.join(folder, part))
 
     def _get(self, name, as_name=None):

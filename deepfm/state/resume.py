@@ -340,12 +340,12 @@ def _read(model_dir) -> _Known:
     if not tf.io.gfile.exists(path):
         return _Known([], {}, None, None)
     try:
-        found = json.loads(gfile.content(path).decode())
-        if found["format_version"] not in (2, _VERSION):
-            raise ValueError(f"format_version {found['format_version']} is not {_VERSION}")
-        files = {str(path): Identity(*identity) for path, *identity in found["files"]}
-        parts = [_checked(RunPart(**part)) for part in found["parts"]]
-        return _Known(parts, files, found["ended"], None)
+        content = json.loads(gfile.content(path).decode())
+        if content["format_version"] not in (2, _VERSION):
+            raise ValueError(f"format_version {content['format_version']} is not {_VERSION}")
+        files = {str(path): Identity(*identity) for path, *identity in content["files"]}
+        parts = [_checked(RunPart(**part)) for part in content["parts"]]
+        return _Known(parts, files, content["ended"], None)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BadInput(
             f"{path} is not a run's state ({error!r}); delete it, and training resumes from what "

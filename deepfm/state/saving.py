@@ -206,15 +206,15 @@ class CheckShapes(v1.train.SessionRunHook):
         path = self._path or tf.train.latest_checkpoint(self._model_dir)
         if not path:
             return
-        found = dict(tf.train.list_variables(path))
+        shapes = dict(tf.train.list_variables(path))
         wanted = dict(map(_saved_as, _variables()))
         differ = [
-            f"{name} is {found[name]}, these flags make it {shape}"
+            f"{name} is {shapes[name]}, these flags make it {shape}"
             for name, shape in wanted.items()
-            if name in found and list(found[name]) != shape
+            if name in shapes and list(shapes[name]) != shape
         ]
         needed = {_saved_as(variable)[0] for variable in v1.trainable_variables()}
-        missing = [name for name in wanted if name not in found and name in needed]
+        missing = [name for name in wanted if name not in shapes and name in needed]
         if differ or missing:
             raise BadInput(
                 f"--model_dir={self._model_dir} holds another model's checkpoint: "
@@ -240,14 +240,14 @@ class SlicedSaving(v1.train.SessionRunHook):
 
     def begin(self):
         path, absent, fresh = tf.train.latest_checkpoint(self._model_dir), {}, set()
-        found = {name for name, _ in tf.train.list_variables(path)} if path else ()
+        saved = {name for name, _ in tf.train.list_variables(path)} if path else ()
         for variable in _variables() if path else ():
             name = _saved_as(variable)[0]
             table, _, slot = name.rpartition("/")
             older = f"{table}/{self._renamed.get(slot)}"
-            if name not in found and older in found:
+            if name not in saved and older in saved:
                 absent[variable.op.name] = functools.partial(_older, older)
-            elif name not in found:
+            elif name not in saved:
                 absent[variable.op.name] = lambda *_, variable=variable: variable.initial_value
                 fresh.add(name)
         if fresh:

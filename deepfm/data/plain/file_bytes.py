@@ -40,14 +40,14 @@ def head(path: str, tables: bool = True) -> bytes:
     with `tables`, Parquet and CSV are.
     """
     with places.of(path).open_file(path) as f:
-        found = f.read(_HEAD)
-    packed = found.startswith(b"\x1f\x8b")
+        begin = f.read(_HEAD)
+    packed = begin.startswith(b"\x1f\x8b")
     if path.endswith(".gz") and not packed:
         raise BadInput(f"{path}: is named .gz but is not gzip-compressed; rename or compress it.")
     if packed:
         with contextlib.suppress(zlib.error):  # whoever reads the file says where it is damaged
-            found = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(found, _HEAD)
-    kind = _other_kind(found)
+            begin = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(begin, _HEAD)
+    kind = _other_kind(begin)
     if kind and not (tables and kind in ("a Parquet table", "a CSV table")):
         advice = _ADVICE[kind.split()[-1]]
         raise BadInput(f"{path}: by its first bytes {kind}{' in gzip' * packed}; {advice}.")
@@ -56,19 +56,19 @@ def head(path: str, tables: bool = True) -> bytes:
         raise BadInput(f"{path}: {codec} cannot be read; write it plain or as .gz (codec gzip).")
     if packed and not path.endswith(".gz"):
         raise BadInput(f"{path}: is gzip-compressed; its name must end in .gz.")
-    return found
+    return begin
 
 
-def _other_kind(found):
+def _other_kind(begin):
     """The kind of a file that holds neither TFRecords nor LibSVM text, by its first bytes."""
-    if data_file.KINDS["tfrecord"].begins(found[:12]):
+    if data_file.KINDS["tfrecord"].begins(begin[:12]):
         return None
-    if found[257:262] == b"ustar":
+    if begin[257:262] == b"ustar":
         return "a tar archive"
-    lines = (line.partition(b"#")[0].strip() for line in found.split(b"\n"))
+    lines = (line.partition(b"#")[0].strip() for line in begin.split(b"\n"))
     first = next(filter(None, lines), b"")  # LibSVM has comments
     cells = b":" not in first and re.search(rb"[,\t]", first)
-    named = (kind for magic, kind in _OTHERS.items() if found.startswith(magic))
+    named = (kind for magic, kind in _OTHERS.items() if begin.startswith(magic))
     return next(named, "a CSV table" if cells else None)
 
 
@@ -80,13 +80,13 @@ def same_content(files: Sequence[DataFile]) -> List[List[DataFile]]:
     groups = [list(files)]
     size = lambda x: _trailer(x)[1] if x.path.endswith(".gz") else x.bytes % (1 << 32)
     for key in (size, lambda file: head(file.path), _checksum):
-        found = {}
+        alike = {}
         for i, group in enumerate(group for group in groups if group[1:]):
             is_one = len({os.path.realpath(file.path) for file in group}) == 1  # under two paths
             read = (lambda _: None) if is_one else key
             for file, value in zip(group, places.each(group[0].path, read, group)):
-                found.setdefault((i, value), []).append(file)
-        groups = list(found.values())
+                alike.setdefault((i, value), []).append(file)
+        groups = list(alike.values())
     return [group for group in groups if group[1:]]
 
 

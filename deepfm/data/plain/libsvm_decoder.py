@@ -46,7 +46,7 @@ class Text:
         lengths = ends - starts
         short = lengths <= 8
         shift = ((8 - np.clip(lengths, 1, 8)) * 8).astype(np.uint64)
-        found, good = digits.eight(self._words[starts] << shift, shift)
+        ids, good = digits.eight(self._words[starts] << shift, shift)
         if (lengths == 0).any() or not good[short].all():
             raise BadText
         if not short.all():
@@ -55,8 +55,8 @@ class Text:
                 pieces = [piece.lstrip(b"0") or b"0" for piece in pieces]
                 if not all(piece.isdigit() and len(piece) <= 18 for piece in pieces):
                     raise BadText
-            found[~short] = np.array(pieces).astype(np.int64)
-        return found
+            ids[~short] = np.array(pieces).astype(np.int64)
+        return ids
 
     def hashed(self, starts, ends, buckets):
         """The ids of the strings text[start:end], as records.hashed makes them. int64."""
@@ -87,11 +87,11 @@ class Text:
         doubles = whole / 10.0**decimals  # both exact, so the quotient is rounded once
         doubles = np.where(first == _MINUS, -doubles, doubles)
         good &= (ends - begins == lengths) & (size > 0) & ~_half_way(doubles)
-        found = doubles.astype(np.float32)
+        values = doubles.astype(np.float32)
         if not good.all():
             pieces = self.pieces(starts[~good], ends[~good])
-            found[~good] = _slow_numbers(pieces)
-        return found
+            values[~good] = _slow_numbers(pieces)
+        return values
 
 
 def _half_way(doubles):
@@ -105,11 +105,11 @@ def _slow_numbers(pieces):
         return np.array([number_of(piece) for piece in pieces], np.float32)
     doubles = np.array(pieces).astype(np.float64)
     with np.errstate(over="ignore"):
-        found = doubles.astype(np.float32)
+        numbers = doubles.astype(np.float32)
     doubtful = _half_way(doubles) | (np.abs(doubles) < np.finfo(np.float32).tiny)
     for i in np.flatnonzero(doubtful).tolist():
-        found[i] = number_of(pieces[i])
-    return found
+        numbers[i] = number_of(pieces[i])
+    return numbers
 
 
 def decode(text: bytes, schema: Schema) -> Optional[Batch]:

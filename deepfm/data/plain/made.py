@@ -52,21 +52,21 @@ def merge(parts: Dict[str, dict]) -> Dict[str, Any]:
                 "make all in the same way, or read only one kind."
             )
     contents = [content for _, content in distinct]
-    found = {key: [x[key] for x in contents] for key in KEYS if all(key in x for x in contents)}
-    if "ids" in found:
-        found["ids"] = found["ids"][0]
-    if "value_ranges" in found:
-        of_fields = (list(filter(None, x)) for x in zip(*found["value_ranges"]))
+    merged = {key: [x[key] for x in contents] for key in KEYS if all(key in x for x in contents)}
+    if "ids" in merged:
+        merged["ids"] = merged["ids"][0]
+    if "value_ranges" in merged:
+        of_fields = (list(filter(None, x)) for x in zip(*merged["value_ranges"]))
         widest = lambda pairs: [min(low for low, _ in pairs), max(high for _, high in pairs)]
-        found["value_ranges"] = [widest(pairs) if pairs else None for pairs in of_fields]
-    if "unknown_shares" in found:
+        merged["value_ranges"] = [widest(pairs) if pairs else None for pairs in of_fields]
+    if "unknown_shares" in merged:
         rows = [sum(file["rows"] for file in x["files"].values()) for x in contents]
         sums = {
-            name: sum(n * shares.get(name, 0) for n, shares in zip(rows, found["unknown_shares"]))
-            for name in found["unknown_shares"][0]
+            name: sum(n * shares.get(name, 0) for n, shares in zip(rows, merged["unknown_shares"]))
+            for name in merged["unknown_shares"][0]
         }
-        found["unknown_shares"] = {name: x / max(sum(rows), 1) for name, x in sums.items()}
-    return found
+        merged["unknown_shares"] = {name: x / max(sum(rows), 1) for name, x in sums.items()}
+    return merged
 
 
 def far_above(rows: int, made: Dict[str, Any], trained: Dict[str, Any]) -> Optional[str]:

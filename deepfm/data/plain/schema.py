@@ -91,16 +91,16 @@ def explain_id(feature_id, schema):
     return None
 
 
-def explain_width(found, schema, what, sample):
-    """Why a record with `found` of something does not fit the schema, or None if it does."""
-    if found == schema.field_size or (schema.pad and found < schema.field_size):
+def explain_width(width, schema, what, sample):
+    """Why a record with `width` of something does not fit the schema, or None if it does."""
+    if width == schema.field_size or (schema.pad and width < schema.field_size):
         return None
     at_most, hint = "at most " if schema.pad else "", ""
-    if found < schema.field_size and "pairs" in what:
+    if width < schema.field_size and "pairs" in what:
         hint = " (libsvm_to_tfrecord --pad fills short rows)"
-    elif found and (what == "counts" or not schema.multi_valued):
-        hint = f" (--field_size={found} if all records are so)"
-    return f"expected {at_most}{schema.field_size} {what}, found {found}{hint}: {sample}"
+    elif width and (what == "counts" or not schema.multi_valued):
+        hint = f" (--field_size={width} if all records are so)"
+    return f"expected {at_most}{schema.field_size} {what}, found {width}{hint}: {sample}"
 
 
 def normal(number):

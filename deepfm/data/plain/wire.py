@@ -49,11 +49,11 @@ def lists(serialized: bytes, schema: Schema) -> Optional[Features]:
     kinds.update({"label": FLOAT_LIST} if schema.with_labels else {})
     kinds.update({"weight": FLOAT_LIST} if schema.with_weights else {})
     try:
-        found = _plain_lists(serialized, kinds, schema.with_labels and not schema.weighted)
+        features = _plain_lists(serialized, kinds, schema.with_labels and not schema.weighted)
     except ValueError:
         return None
     optional = {"counts", "weight"}
-    return found if found is not None and set(kinds) - optional <= set(found) else None
+    return features if features is not None and set(kinds) - optional <= set(features) else None
 
 
 def _plain_lists(serialized, kinds, refuse_weight):

@@ -58,11 +58,11 @@ def _split(path):
 @functools.lru_cache(maxsize=4)
 def _s3(endpoint, https, region, other_region):
     scheme = "http" if (https or "1").lower() in ("0", "false") else "https"
-    found, separator, host = (endpoint or "").partition("://")
+    address_scheme, separator, host = (endpoint or "").partition("://")
     if separator:
         raise BadInput(
             f"S3_ENDPOINT={endpoint}: give HOST:PORT, without a scheme; try "
-            f"S3_ENDPOINT={host.rstrip('/')} S3_USE_HTTPS={int(found == 'https')}."
+            f"S3_ENDPOINT={host.rstrip('/')} S3_USE_HTTPS={int(address_scheme == 'https')}."
         )
     # Not in the background: a stream would hold all that the server has not taken yet.
     return fs.S3FileSystem(
@@ -139,11 +139,11 @@ def exists(path: str) -> bool:
 
 def is_dir(path: str) -> bool:
     """Whether there is a folder; raises BadInput if there is not even the bucket."""
-    found = _info(path).type
+    kind = _info(path).type
     bucket = "/".join(path.split("/")[:3])
-    if path.startswith("s3://") and found == fs.FileType.NotFound and not exists(bucket):
+    if path.startswith("s3://") and kind == fs.FileType.NotFound and not exists(bucket):
         raise BadInput(f"{path}: there is no bucket {bucket}; check the name and S3_ENDPOINT.")
-    return found == fs.FileType.Directory
+    return kind == fs.FileType.Directory
 
 
 def _listed(folder, recursive=False):
@@ -173,20 +173,20 @@ def walk(top: str) -> Iterator[Tuple[str, List[str], List[str]]]:
 def glob(pattern: str) -> List[str]:
     scheme, _, rest = pattern.partition("://")
     first, *parts = rest.split("/")
-    found = [f"{scheme}://{first}"]
+    paths = [f"{scheme}://{first}"]
     for i, part in enumerate(parts):
         if not _MAGIC.search(part):
-            found = [posixpath.join(path, part) for path in found]
+            paths = [posixpath.join(path, part) for path in paths]
             continue
-        found = [
+        paths = [
             posixpath.join(path, info.base_name)
-            for path in found
+            for path in paths
             for info in _listed(path)
             if fnmatch.fnmatchcase(info.base_name, part)
             and (info.type == fs.FileType.Directory or i == len(parts) - 1)
         ]
     plain = not (parts and _MAGIC.search(parts[-1]))
-    return [path for path in found if exists(path)] if plain else found
+    return [path for path in paths if exists(path)] if plain else paths
 
 
 def create(path: str) -> BinaryIO:

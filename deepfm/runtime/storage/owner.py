@@ -49,19 +49,19 @@ class Owner:
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
 
-    def _watch(self, folder, found):
-        """Refuses (BadInput) the folder if its mark, which is `found` there, changes."""
+    def _watch(self, folder, mark):
+        """Refuses (BadInput) the folder if its mark, which `mark` is now, changes."""
         with contextlib.suppress(tf.errors.OpError):
             if time.time() - tf.io.gfile.stat(self._path).mtime_nsec / 1e9 > _OLD:
                 return
-        host, end = found.get("host"), time.monotonic() + 2 * BEAT
+        host, end = mark.get("host"), time.monotonic() + 2 * BEAT
         logging.info(
             "--model_dir=%s has the mark of another training (%s): watching for %.0f s whether "
             "that goes on.", folder, host, 2 * BEAT,
         )  # fmt: skip
         while time.monotonic() < end:
             time.sleep(BEAT / 10)
-            if (self._read() or found) != found:
+            if (self._read() or mark) != mark:
                 raise BadInput(
                     f"--model_dir={folder}: another process is training there ({host}); wait for "
                     "it, or give another folder."

@@ -66,11 +66,11 @@ def with_numpy(data: Bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     # A view of every 8 bytes as a number; only indexing it makes a copy. words[i] ends at data[i].
     words = np.ndarray([len(padded) - 7], "<u8", padded, 0, [1])
     order = np.argsort(starts - ends, kind="stable")  # the longest first
-    found = np.empty(len(starts), np.uint32)
+    sums = np.empty(len(starts), np.uint32)
     for first in range(0, len(order), _ROWS):
         some = order[first : first + _ROWS]
-        found[some] = _of_words(words, ends[some], (ends - starts)[some])
-    return found
+        sums[some] = _of_words(words, ends[some], (ends - starts)[some])
+    return sums
 
 
 def _of_words(words, ends, lengths):

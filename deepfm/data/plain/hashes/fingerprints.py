@@ -22,12 +22,12 @@ def of_strings(words: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.nd
         words: uint64 [bytes of the text + 1], of the text followed by 8 bytes of any value.
         starts, ends: int64 [n].
     """
-    found, lengths = np.empty(len(starts), np.uint64), ends - starts
+    hashes, lengths = np.empty(len(starts), np.uint64), ends - starts
     kinds = np.searchsorted(np.array(_SHORTEST), lengths, side="right") - 1
     for kind in np.unique(kinds).tolist():
         some = kinds == kind
-        found[some] = _HASHES[kind](words, starts[some], lengths[some])
-    return found
+        hashes[some] = _HASHES[kind](words, starts[some], lengths[some])
+    return hashes
 
 
 def _rotated(x, bits):
