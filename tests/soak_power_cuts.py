@@ -22,7 +22,7 @@ def main(points, trainings):
     with tempfile.TemporaryDirectory() as folder:
         top = pathlib.Path(os.path.realpath(folder))
         (top / "tools").mkdir()
-        runs = [(f"training that keeps {keep}", Training(top / f"keep{keep}", 6, keep))
+        runs = [(f"training that keeps {keep}", Training(top / f"keep{keep}", 12, keep))
                 for keep in (1, 2)]  # fmt: skip
         for i, tool in enumerate(tools(top / "tools")):
             checked += each(f"tool {i}", tool.states(), tool.check, failed)
