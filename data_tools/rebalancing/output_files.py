@@ -60,8 +60,8 @@ def inside(data, options):
 def prepare(data, options):
     """Checks output_dir; returns the names in it that the new data set replaces."""
     folder = options.output_dir
-    publishing.check_hosts(folder, 1, ())
     present = publishing.names_in(folder, SUFFIXES[data.data_format], "write")
+    publishing.check_hosts(folder, 1, ())
     known = {os.path.basename(path) for path in inside(data, options)}
     lost = [
         name for name in present if known and not (dataset_json.is_metadata(name) or name in known)
