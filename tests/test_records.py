@@ -14,7 +14,8 @@ from deepfm.data.plain import libsvm_text, text_blocks
 from deepfm.data.plain.bad_record import find_refused
 from deepfm.data.records import Schema
 from deepfm.errors import BadInput
-from deepfm.kernels.compiled import COMPILED, pack
+from deepfm.kernels.compiled import COMPILED
+from deepfm.kernels.reading import pack
 
 
 def run(build, *arrays):

@@ -19,7 +19,7 @@ from deepfm.data.plain import libsvm_text, wire
 from deepfm.data.reading import Source
 from deepfm.data.records import Schema
 from deepfm.errors import BadInput
-from deepfm.kernels import compiled
+from deepfm.kernels import reading
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.modes.common.mode import Mode
@@ -57,7 +57,7 @@ def parse(payloads, schema=WEIGHTED, ops=TENSORFLOW, record_format=formats.TFREC
     """The features and labels of payloads."""
     with tf.Graph().as_default(), v1.Session() as session:
         raw = tf.constant(payloads, tf.string, [len(payloads)])
-        chunk = compiled.pack(raw) if ops.packed else raw
+        chunk = reading.pack(raw) if ops.packed else raw
         return session.run(record_format.parse(chunk, schema, ops))
 
 
@@ -95,7 +95,7 @@ def test_weights_take_the_fast_way_and_are_read_alike(multi_valued):
         other = records.encode(*map(tf.constant, found), counts)
         mixed = tf.concat([one, other], 0)
         lists = records.example_bytes.find_lists(mixed, F, multi_valued, weighted=True)
-        *_, of_kernel = COMPILED.parse(compiled.pack(mixed), schema, None)
+        *_, of_kernel = COMPILED.parse(reading.pack(mixed), schema, None)
         as_encoded, weighed, of_kernel = session.run(
             [lists.as_encoded, lists.weights[0], of_kernel]
         )
@@ -110,7 +110,7 @@ def test_what_is_good_to_one_parser_is_the_same_to_the_others():
     with tf.Graph().as_default(), v1.Session() as session:
         place = v1.placeholder(tf.string, [None])
         tensorflow = records.parse(place, WEIGHTED)
-        kernel = COMPILED.parse(compiled.pack(place), WEIGHTED, None)
+        kernel = COMPILED.parse(reading.pack(place), WEIGHTED, None)
 
         def outcome(parsed, record):
             try:

@@ -15,7 +15,8 @@ from deepfm.data import libsvm, records
 from deepfm.data.plain import data_file, decoder, frames, libsvm_decoder, libsvm_text, wire
 from deepfm.data.plain.bad_record import BadRecord
 from deepfm.data.plain.schema import FRAME, Shape
-from deepfm.kernels.ops import CHUNK, TENSORFLOW
+from deepfm.kernels.ops import TENSORFLOW
+from deepfm.kernels.reading import CHUNK
 
 
 class Format(NamedTuple):

@@ -22,7 +22,8 @@ from deepfm.config import InputConfig, Position, Share
 from deepfm.data import datasets, pipe_mode
 from deepfm.data.shares import Skipped, divide, groups
 from deepfm.errors import BadInput
-from deepfm.kernels.ops import CHUNK, TENSORFLOW, Ops
+from deepfm.kernels.ops import TENSORFLOW, Ops
+from deepfm.kernels.reading import CHUNK
 from deepfm.runtime import remote_files
 
 _WHOLE, _PART, _DAMAGED = range(3)  # kinds of ranges, each read in its own way

@@ -1,4 +1,4 @@
-"""Builds the library of the compiled operators from csrc/.
+"""Builds and loads the library of the compiled operators in csrc/.
 
 It is stored beside TensorFlow in site-packages, or in the folder that the environment variable
 DEEPFM_KERNELS_DIR names. Its name has a hash of its sources, so that a library built from other
@@ -9,6 +9,7 @@ https://github.com/tensorflow/docs/blob/r1.15/site/en/guide/create_op.md
 
 import concurrent.futures
 import fcntl
+import functools
 import glob
 import hashlib
 import math
@@ -43,6 +44,12 @@ def library() -> str:
     beside = os.path.join(os.path.dirname(tf.sysconfig.get_lib()), "deepfm_kernels")
     folder = os.environ.get("DEEPFM_KERNELS_DIR") or beside
     return os.path.join(folder, f"kernels-{digest.hexdigest()[:16]}.so")
+
+
+@functools.lru_cache(maxsize=None)
+def raw_ops():
+    """The operators as loaded from the library; csrc/ describes their inputs."""
+    return tf.load_op_library(library())
 
 
 def build(seconds: Optional[float] = None) -> str:

@@ -1,0 +1,50 @@
+"""Batches of raw records, parsed. B: records in a batch. F: fields."""
+
+import tensorflow as tf
+
+from deepfm.kernels.build import raw_ops
+from deepfm.kernels.reading import unpack
+
+
+class Plain:
+    """With TensorFlow's operators."""
+
+    def parse(self, chunk, schema, plain):
+        """Parses serialized Examples.
+
+        Args:
+            schema: records.Schema.
+            plain: (string [B], schema) -> the same as this returns; fails at a bad record.
+
+        Returns:
+            (labels float32 [B], ids int64 [B, F], values float32 [B, F]), perhaps with counts, and
+            weights float32 [B] if the schema gives them.
+        """
+        return plain(chunk, schema)
+
+    def parse_lines(self, chunk, schema, plain):
+        """As `parse`, for LibSVM lines."""
+        return plain(chunk, schema)
+
+
+class Compiled:
+    """As Plain, with the compiled operators."""
+
+    def parse(self, chunk, schema, plain):
+        ops = raw_ops()
+        read = ops.deepfm_parse_multi_valued if schema.multi_valued else ops.deepfm_parse
+        *found, weights = read(
+            chunk, schema.field_size, schema.limit, with_labels=schema.with_labels,
+            num_weights=int(schema.with_weights),
+        )  # fmt: skip
+        return (*found, *weights)
+
+    def parse_lines(self, chunk, schema, plain):
+        if schema.pad:
+            return plain(unpack(chunk), schema)
+        good, *found, weights = raw_ops().deepfm_parse_lines(
+            chunk, schema.field_size, schema.limit, schema.id_offset,
+            num_weights=int(schema.weighted),
+        )  # fmt: skip
+        found += weights if schema.with_weights else []
+        return tf.cond(good, lambda: tuple(found), lambda: plain(unpack(chunk), schema))
