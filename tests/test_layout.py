@@ -177,6 +177,14 @@ def test_no_folder_is_crowded_and_no_file_is_long():
         assert len(text.splitlines()) <= 400, path
 
 
+def test_each_family_of_operators_has_a_module_of_its_name():
+    kernels = ROOT / "deepfm" / "kernels"
+    modules = {path.stem for path in kernels.glob("*.py")}
+    assert {path.stem for path in kernels.glob("csrc/*.cc")} == modules - {
+        "__init__", "__main__", "build", "compiled", "ops"
+    }  # fmt: skip
+
+
 PARSES = """
 import ast, sys, warnings
 warnings.simplefilter("error")

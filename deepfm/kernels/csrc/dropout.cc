@@ -1,4 +1,4 @@
-// ReLU and dropout in one pass, with the random numbers of ops.py.
+// ReLU and dropout in one pass, with the random numbers of TensorFlow's stateless operators.
 //
 // B: examples. W: units of the layer.
 #include "kernels.h"

@@ -11,7 +11,9 @@
 //
 // B: examples. F: fields. N: values, those of an example side by side, in the order of their fields.
 // K: embedding size. H: units. U: distinct ids. Q: distinct pairs, in the order of their fields.
-#include "first_layer.h"
+#include "kernels.h"
+#include "products.h"
+#include "tables.h"
 
 namespace deepfm {
 
@@ -30,8 +32,20 @@ REGISTER_OP("DeepfmPairs")
     .Output("factors: float")  // [N], the factor of each use
     .Attr("field_size: int >= 1")
     .Attr("mean: bool")  // factors are x / counts
-    .SetShapeFn(Ranks<1, 1, 1, 1, 1, 1, 1, 1>)
+    .SetShapeFn(Ranks<1>)
     .Doc("The distinct (field, id) pairs of a batch, and the uses of each.");
+
+// The values of each field of each example.
+struct Places {
+  int64 fields;
+  const int32* begins;  // null if each field has one
+
+  int64 begin(int64 b, int64 f) const {
+    const int64 place = b * fields + f;
+    return begins ? begins[place] : place;
+  }
+  int64 end(int64 b, int64 f) const { return begin(b, f + 1); }
+};
 
 // Output 2 of DeepfmPairs; and output 1, if it is not just x.
 Status Begin(OpKernelContext* context, const Tensor& counts, int64 fields, Places* places) {
@@ -160,6 +174,18 @@ REGISTER_OP("DeepfmFirstLayer")
     .Doc("The first layer's products; first_order + second_order; the sum of each example's scaled "
          "rows; and for the gradient the rows [v W_f, v] of the pairs.");
 
+// What the operators take: those of a batch's pairs as their inputs 0 to 7. Widths are of rows that
+// lie side by side: [H, K], each padded. What DeepfmPairs has returned is not looked through again.
+struct Layer {
+  int64 ids, width, units, pairs, examples;
+  int64 padded_units, padded_width, stride;
+  Places places;
+  const float *weights, *embeddings, *kernel, *by;
+  const int32 *pair_of, *rows, *fields;
+
+  Status Take(OpKernelContext* context);
+};
+
 Status Layer::Take(OpKernelContext* context) {
   const auto input = [context](int i) -> const Tensor& { return context->input(i); };
   const auto floats = [&](int i) { return input(i).flat<float>().data(); };
@@ -180,77 +206,6 @@ Status Layer::Take(OpKernelContext* context) {
   stride = padded_units + padded_width;
   return Status::OK();
 }
-
-void CopyPadded(const float* from, int64 n, int64 width, int64 padded, int64 stride, float* to) {
-  for (int64 i = 0; i < n; ++i) {
-    std::copy(from + i * width, from + (i + 1) * width, to + i * stride);
-    std::fill(to + i * stride + width, to + i * stride + padded, 0.0f);
-  }
-}
-
-// Transposes a matrix [n, width] into rows that are `stride` apart, in blocks of 4 x 4.
-void Transpose(const float* from, int64 n, int64 width, int64 stride, float* to) {
-  typedef int32 Order __attribute__((vector_size(16)));
-  int64 i = 0;
-  for (; i + 4 <= n; i += 4) {
-    const float* at = from + i * width;
-    int64 j = 0;
-    for (; j + 4 <= width; j += 4) {
-      Floats4 a = Load<Floats4>(at + j), b = Load<Floats4>(at + width + j),
-              c = Load<Floats4>(at + 2 * width + j), d = Load<Floats4>(at + 3 * width + j);
-      const Order low = {0, 4, 1, 5}, high = {2, 6, 3, 7}, first = {0, 1, 4, 5},
-                  second = {2, 3, 6, 7};
-      const Floats4 ab = __builtin_shuffle(a, b, low), cd = __builtin_shuffle(c, d, low);
-      a = __builtin_shuffle(a, b, high), c = __builtin_shuffle(c, d, high);
-      float* out = to + j * stride + i;
-      Store(__builtin_shuffle(ab, cd, first), out);
-      Store(__builtin_shuffle(ab, cd, second), out + stride);
-      Store(__builtin_shuffle(a, c, first), out + 2 * stride);
-      Store(__builtin_shuffle(a, c, second), out + 3 * stride);
-    }
-    for (; j < width; ++j) {
-      for (int k = 0; k < 4; ++k) to[j * stride + i + k] = at[k * width + j];
-    }
-  }
-  for (; i < n; ++i) {
-    for (int64 j = 0; j < width; ++j) to[j * stride + i] = from[i * width + j];
-  }
-}
-
-// Copies the rows of field f's pairs, likewise. They lie anywhere in memory, so that each is fetched
-// some rows ahead.
-void CopyRows(const Layer& s, int64 f, float* to) {
-  constexpr int64 kAhead = 12, kLine = 16;
-  const int32* begin = s.rows + s.fields[f];
-  const int64 n = s.fields[f + 1] - s.fields[f];
-  for (int64 q = 0; q < n; ++q) {
-    if (q + kAhead < n) {
-      const float* later = s.embeddings + begin[q + kAhead] * s.width;
-      for (int64 k = 0; k < s.width; k += kLine) __builtin_prefetch(later + k);
-    }
-    CopyPadded(s.embeddings + begin[q] * s.width, 1, s.width, s.padded_width, s.stride,
-               to + q * s.stride);
-  }
-}
-
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define DEEPFM_FOR_VECTORS(name, parameters, arguments)                                          \
-  __attribute__((target("avx512f,fma"))) void name##Of16 parameters {                            \
-    name##Of<Floats16> arguments;                                                                \
-  }                                                                                              \
-  __attribute__((target("avx2,fma"))) void name##Of8 parameters { name##Of<Floats8> arguments; } \
-  void name##Of4 parameters { name##Of<Floats4> arguments; }                                     \
-  void name parameters {                                                                         \
-    static const auto best = __builtin_cpu_supports("avx512f") ? name##Of16                      \
-                             : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")   \
-                                 ? name##Of8                                                     \
-                                 : name##Of4;                                                    \
-    best arguments;                                                                              \
-  }
-#else
-#define DEEPFM_FOR_VECTORS(name, parameters, arguments) \
-  void name parameters { name##Of<Floats4> arguments; }
-#endif
 
 DEEPFM_BEGIN_FUSED
 
@@ -308,7 +263,17 @@ DEEPFM_FOR_VECTORS(Back,
 
 DEEPFM_END_FUSED
 
-void ProjectField(const Layer& s, int64 f, int64 pairs, float* projected, float* squares) {
+// Of n rows with these ids and field f: rows [v W_f, v], and the weight and the squared length of
+// each, [n, 2]. They lie anywhere in memory, so that each is fetched some rows ahead.
+void ProjectRows(const Layer& s, int64 f, int64 n, const int32* id, float* to, float* of_rows) {
+  constexpr int64 kAhead = 12;
+  if (n == 0) return;
+  for (int64 i = 0; i < n; ++i) {
+    if (i + kAhead < n) Prefetch<0>(s.embeddings + id[i + kAhead] * s.width, s.width);
+    CopyPadded(s.embeddings + id[i] * s.width, 1, s.width, s.padded_width, s.stride,
+               to + i * s.stride + s.padded_units);
+    of_rows[2 * i] = s.weights[id[i]];
+  }
   const float* kernel = s.kernel + f * s.width * s.units;
   std::vector<float> padded;
   if (s.units != s.padded_units) {
@@ -316,9 +281,11 @@ void ProjectField(const Layer& s, int64 f, int64 pairs, float* projected, float*
     CopyPadded(kernel, s.width, s.units, s.padded_units, s.padded_units, padded.data());
     kernel = padded.data();
   }
-  Project(s, pairs, kernel, projected, squares);
+  Project(s, n, kernel, to, of_rows + 1);
 }
 
+// Sums the rows [v W_f, v] of an example's values; returns first_order + second_order. Scratch is
+// of `padded_width`.
 float SumExample(const Layer& s, int64 b, const float* projected, const float* of_rows,
                  float* scratch, float* sum) {
   const int64 all = s.places.fields, begin = s.places.begin(b, 0), end = s.places.end(b, all - 1);
@@ -352,6 +319,20 @@ float SumExample(const Layer& s, int64 b, const float* projected, const float* o
   return linear + 0.5f * (products - squares);
 }
 
+// Writes the outputs of all examples; `sums`, of their scaled rows, may be null.
+void SumExamples(OpKernelContext* context, const Layer& s, const float* projected,
+                 const float* of_rows, float* y, float* fm, float* sums) {
+  Divide(context, s.examples, 4 * s.places.fields * s.stride, [&](int64 begin, int64 end) {
+    std::vector<float> sum(s.stride), scratch(s.padded_width);
+    for (int64 b = begin; b < end; ++b) {
+      fm[b] = SumExample(s, b, projected, of_rows, scratch.data(), sum.data());
+      const float* together = sum.data() + s.padded_units;
+      std::copy(sum.data(), sum.data() + s.units, y + b * s.units);
+      if (sums != nullptr) std::copy(together, together + s.width, sums + b * s.width);
+    }
+  });
+}
+
 void FirstLayerOp(OpKernelContext* context) {
   Layer s;
   OP_REQUIRES_OK(context, s.Take(context));
@@ -361,40 +342,19 @@ void FirstLayerOp(OpKernelContext* context) {
   OP_REQUIRES_OK(context, Allocate(context, 2, {s.examples, s.width}, &sums));
   float* projected;
   OP_REQUIRES_OK(context, Allocate(context, 3, {s.pairs, s.stride}, &projected));
-  // The weight and the squared length of each pair's row. One more, so that there is a pointer to
-  // the length of a pair behind the last, which a field without pairs has as its first.
-  std::vector<float> of_rows(2 * s.pairs + 1);
+  std::vector<float> of_rows(2 * s.pairs);
   ForEach(context, s.places.fields, [&](int64 f) {
     const int64 first = s.fields[f], n = s.fields[f + 1] - first;
-    float* to = projected + first * s.stride;
-    CopyRows(s, f, to + s.padded_units);
-    for (int64 q = first; q < first + n; ++q) of_rows[2 * q] = s.weights[s.rows[q]];
-    ProjectField(s, f, n, to, of_rows.data() + 2 * first + 1);
+    ProjectRows(s, f, n, s.rows + first, projected + first * s.stride, of_rows.data() + 2 * first);
   });
-  Divide(context, s.examples, 4 * s.places.fields * s.stride, [&](int64 begin, int64 end) {
-    std::vector<float> sum(s.stride), scratch(s.padded_width);
-    for (int64 b = begin; b < end; ++b) {
-      fm[b] = SumExample(s, b, projected, of_rows.data(), scratch.data(), sum.data());
-      const float* together = sum.data() + s.padded_units;
-      std::copy(sum.data(), sum.data() + s.units, y + b * s.units);
-      std::copy(together, together + s.width, sums + b * s.width);
-    }
-  });
+  SumExamples(context, s, projected, of_rows.data(), y, fm, sums);
 }
 DEEPFM_REGISTER("DeepfmFirstLayer", FirstLayerOp);
 
-REGISTER_OP("DeepfmFirstLayerGrad")
-    .Input("weights: float")        // [U]
-    .Input("embeddings: float")     // [U, K]
-    .Input("kernel: float")         // [F K, H]
-    .Input("pairs: int32")          // [N]
-    .Input("by: float")             // [N]
-    .Input("begins: int32")         // [B F + 1] or [0]
-    .Input("rows: int32")           // [Q]
-    .Input("fields: int32")         // [F + 1]
-    .Input("starts: int32")         // [Q + 1]
-    .Input("uses: int32")           // [N]
-    .Input("factors: float")        // [N]
+REGISTER_OP("DeepfmFirstLayerGrad")  // its first inputs are those of DeepfmFirstLayer
+    .Input("weights: float").Input("embeddings: float").Input("kernel: float")
+    .Input("pairs: int32").Input("by: float").Input("begins: int32").Input("rows: int32")
+    .Input("fields: int32").Input("starts: int32").Input("uses: int32").Input("factors: float")
     .Input("sums: float")           // [B, K]
     .Input("by_y: float")           // [B, H]
     .Input("by_fm: float")          // [B]
@@ -519,5 +479,170 @@ void FirstLayerGradOp(OpKernelContext* context) {
   }
 }
 DEEPFM_REGISTER("DeepfmFirstLayerGrad", FirstLayerGradOp);
+
+// The same for a model that is applied: while its weights stay as they are, a (field, id) pair has
+// the same row [v W_f, v] in each batch, so the rows are kept from batch to batch, and only pairs that
+// are not there are projected. Each row and each example is computed as above, to the bit, whatever
+// else is in its batch.
+REGISTER_OP("DeepfmAppliedFirstLayer")
+    .Input("weights: resource")     // float32 [feature_size]
+    .Input("embeddings: resource")  // float32 [feature_size, K]
+    .Input("kernel: float")         // [F K, H]
+    .Input("ids: int64")            // [N]
+    .Input("x: float")              // [N]
+    .Output("y: float")             // [B, H]
+    .Output("fm: float")            // [B]
+    .Attr("field_size: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn(Ranks<2, 1>)
+    .Doc("The first layer's products, and first_order + second_order, of fields with one value "
+         "each.");
+
+// Which rows hold the pairs of a field. An id takes the slot of another whose hash is the same, and
+// then that one is new again, so that finding a row takes no search, and no branch.
+class RowsOfField {
+ public:
+  void Begin(int64 most) {
+    ids_.assign(most + 1, 0);
+    used_ = 0;
+  }
+  void Forget() { used_ = 0; }
+
+  // Writes the rows of ids, plus `base`; what belongs to each example is `stride` apart.
+  void Find(const int64* ids, int64 examples, int64 stride, int32 base, int32* rows) {
+    int32 *slots = slots_.data(), *known = ids_.data(), used = used_;
+    for (int64 i = 0; i < examples * stride; i += stride) {
+      const int32 id = ids[i];
+      int32* slot = slots + ((static_cast<uint64>(id) * 0x9e3779b97f4a7c15ull) >> (64 - kBits));
+      int32 row = *slot;
+      const bool is_new = (row >= used) | (known[row] != id);
+      row = is_new ? used : row;
+      known[used] = id;
+      used += is_new;
+      *slot = row;
+      rows[i] = base + row;
+    }
+    used_ = used;
+  }
+
+  int32 used() const { return used_; }
+  const int32* ids() const { return ids_.data(); }  // of each row
+
+ private:
+  static constexpr int kBits = 12;
+
+  std::vector<int32> slots_ = std::vector<int32>(size_t{1} << kBits);  // perhaps a row of that hash
+  std::vector<int32> ids_;                                             // of each row
+  int32 used_ = 0;                                                     // rows
+};
+
+// Takes a variable's present value, which nobody can change in place as long as it is held here
+// (but see EnsureSparseVariableAccess). Returns whether it is the one held before.
+Status Hold(OpKernelContext* context, int i, Tensor* held, bool* same) {
+  core::RefCountPtr<Var> variable;
+  TF_RETURN_IF_ERROR(LookupResource(context, HandleFromInput(context, i), &variable));
+  tf_shared_lock lock(*variable->mu());
+  const Tensor& now = *variable->tensor();
+  if (!now.IsInitialized() || now.dtype() != DT_FLOAT) {
+    return errors::FailedPrecondition("a table is not initialized, or has another type");
+  }
+  *same &= held->IsInitialized() && now.shape() == held->shape() && now.SharesBufferWith(*held);
+  *held = now;
+  return Status::OK();
+}
+
+// Not members: C++14 would want their definitions.
+constexpr int64 kExamples = 512;  // whose rows are found at once
+constexpr int64 kKept = 512;      // rows of a field; with more the second cache overflows
+constexpr int64 kMost = kKept + kExamples;  // as each example may have another one
+
+class AppliedFirstLayer : public OpKernel {
+ public:
+  explicit AppliedFirstLayer(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("field_size", &fields_));
+    known_.resize(fields_);
+  }
+
+  void Compute(OpKernelContext* context) override {
+    mutex_lock lock(mutex_);
+    const Tensor &kernel = context->input(2), &ids = context->input(3), &x = context->input(4);
+    bool same = kernel_.IsInitialized() && kernel.shape() == kernel_.shape() &&
+                kernel.SharesBufferWith(kernel_);
+    kernel_ = kernel;
+    OP_REQUIRES_OK(context, Hold(context, 0, &weights_, &same));
+    OP_REQUIRES_OK(context, Hold(context, 1, &embeddings_, &same));
+    OP_REQUIRES(context,
+                embeddings_.dims() == 2 && kernel.dims() == 2 && ids.dims() == 1 &&
+                    weights_.shape() == TensorShape({embeddings_.dim_size(0)}) &&
+                    kernel.dim_size(0) == fields_ * embeddings_.dim_size(1) &&
+                    x.shape() == ids.shape() && ids.dim_size(0) % fields_ == 0 &&
+                    embeddings_.dim_size(0) < (int64{1} << 31),
+                errors::InvalidArgument("shapes of tables, values and the first layer do not fit"));
+    OP_REQUIRES_OK(context, CheckIndices<int64>(ids, embeddings_.dim_size(0)));
+    Layer s;
+    s.width = embeddings_.dim_size(1), s.units = kernel.dim_size(1);
+    s.padded_units = Padded(s.units), s.padded_width = Padded(s.width);
+    s.stride = s.padded_units + s.padded_width;
+    s.places = {fields_, nullptr};
+    s.weights = weights_.flat<float>().data(), s.embeddings = embeddings_.flat<float>().data();
+    s.kernel = kernel.flat<float>().data();
+    if (!same) Begin(s);
+    const int64 examples = ids.dim_size(0) / fields_;
+    float *y, *fm;
+    OP_REQUIRES_OK(context, Allocate(context, 0, {examples, s.units}, &y));
+    OP_REQUIRES_OK(context, Allocate(context, 1, {examples}, &fm));
+    std::vector<int32> rows(std::min<int64>(kExamples, examples) * fields_);
+    for (int64 first = 0; first < examples; first += kExamples) {
+      s.examples = std::min<int64>(kExamples, examples - first);
+      s.by = x.flat<float>().data() + first * fields_;
+      s.pair_of = rows.data();
+      const int64* own = ids.flat<int64>().data() + first * fields_;
+      constexpr int64 kParts = 8;
+      Divide(
+          context, fields_, 16 * s.examples,
+          [&](int64 begin, int64 end) { Project(s, begin, end, own, rows.data()); }, kParts);
+      SumExamples(context, s, projected_.get(), of_rows_.get(), y + first * s.units, fm + first,
+                  nullptr);
+    }
+  }
+
+ private:
+  void Begin(const Layer& s) {
+    projected_.reset(new float[fields_ * kMost * s.stride]);
+    of_rows_.reset(new float[2 * fields_ * kMost]);
+    for (RowsOfField& known : known_) known.Begin(kMost);
+  }
+
+  // Finds the rows of the ids of some fields, and projects those that are not there. Several
+  // threads may be here, each with other fields.
+  void Project(const Layer& s, int64 first, int64 last, const int64* ids, int32* rows) {
+    constexpr int64 kBlock = 256;  // examples, whose ids stay in the cache from field to field
+    std::vector<int32> before(last - first);
+    for (int64 f = first; f < last; ++f) {
+      if (known_[f].used() > kKept) known_[f].Forget();
+      before[f - first] = known_[f].used();
+    }
+    for (int64 begin = 0; begin < s.examples; begin += kBlock) {
+      const int64 end = std::min(begin + kBlock, s.examples);
+      for (int64 f = first; f < last; ++f) {
+        const int64 at = begin * fields_ + f;
+        known_[f].Find(ids + at, end - begin, fields_, f * kMost, rows + at);
+      }
+    }
+    for (int64 f = first; f < last; ++f) {
+      const int64 old = before[f - first], at = f * kMost + old;
+      ProjectRows(s, f, known_[f].used() - old, known_[f].ids() + old,
+                  projected_.get() + at * s.stride, of_rows_.get() + 2 * at);
+    }
+  }
+
+  mutex mutex_;
+  int64 fields_;
+  Tensor weights_, embeddings_, kernel_;  // of which the rows are
+  std::vector<RowsOfField> known_;        // [F]
+  std::unique_ptr<float[]> projected_;    // [F, kMost, stride]
+  std::unique_ptr<float[]> of_rows_;      // [F, kMost, 2]: the weight and the squared length
+};
+REGISTER_KERNEL_BUILDER(Name("DeepfmAppliedFirstLayer").Device(DEVICE_CPU), AppliedFirstLayer);
 
 }  // namespace deepfm

@@ -11,7 +11,10 @@
 namespace deepfm {
 
 struct Ftrl {
-  float rate, per_rate, l2;
+  Ftrl(OpKernelContext* context, float l2)
+      : rate(Number(context, 1)), per_rate(1 / rate), l2(l2) {}
+
+  const float rate, per_rate, l2;
 };
 
 DEEPFM_CLONES
@@ -26,37 +29,17 @@ void Update(const Ftrl& ftrl, int64 n, const float* __restrict grad, float* __re
   }
 }
 
-// The last two inputs are the gradient and the rate.
-Ftrl Numbers(OpKernelContext* context, float l2) {
-  const float rate = context->input(context->num_inputs() - 1).scalar<float>()();
-  return {rate, 1 / rate, l2};
-}
-
 REGISTER_OP("DeepfmFtrl")
-    .Input("variable: resource")
-    .Input("accum: resource")
-    .Input("linear: resource")
+    .Input("variable: resource").Input("accum: resource").Input("linear: resource")
     .Input("grad: float")
     .Input("rate: float")
     .SetIsStateful()
     .SetShapeFn(shape_inference::NoOutputs)
     .Doc("FTRL for a variable.");
-
-void FtrlWhole(OpKernelContext* context) {
-  const Ftrl ftrl = Numbers(context, 0);
-  UpdateVariables<3>(context, false, [&](const TensorShape& shape, float* const* data) {
-    return UpdateWhole(context, context->input(3), shape, data,
-                       [&](int64 n, const float* g, float* const* at) {
-                         Update(ftrl, n, g, at[0], at[1], at[2]);
-                       });
-  });
-}
-DEEPFM_REGISTER("DeepfmFtrl", FtrlWhole);
+DEEPFM_REGISTER("DeepfmFtrl", UpdateWhole<Ftrl>);
 
 REGISTER_OP("DeepfmFtrlRows")
-    .Input("variable: resource")
-    .Input("accum: resource")
-    .Input("linear: resource")
+    .Input("variable: resource").Input("accum: resource").Input("linear: resource")
     .Input("indices: T")   // [U]
     .Input("grad: float")  // [U, ...]
     .Input("rate: float")
@@ -65,17 +48,6 @@ REGISTER_OP("DeepfmFtrlRows")
     .SetIsStateful()
     .SetShapeFn(shape_inference::NoOutputs)
     .Doc("FTRL for the distinct rows `indices`, after adding l2 times each row to its gradient.");
-
-template <typename T>
-void FtrlRows(OpKernelContext* context) {
-  const Ftrl ftrl = Numbers(context, Attribute<float>(context, "l2"));
-  UpdateVariables<3>(context, true, [&](const TensorShape& shape, float* const* data) {
-    return UpdateRows<T>(context, context->input(3), context->input(4), shape, data,
-                         [&](int64 n, const float* g, float* const* at) {
-                           Update(ftrl, n, g, at[0], at[1], at[2]);
-                         });
-  });
-}
-DEEPFM_REGISTER_INDEXED("DeepfmFtrlRows", FtrlRows);
+DEEPFM_REGISTER_INDEXED("DeepfmFtrlRows", UpdateRows, Ftrl);
 
 }  // namespace deepfm

@@ -1,6 +1,5 @@
 // Common parts of the kernels.
-#ifndef DEEPFM_CSRC_KERNELS_H_
-#define DEEPFM_CSRC_KERNELS_H_
+#pragma once
 
 #include <algorithm>
 #include <atomic>
@@ -27,22 +26,24 @@
 // indices may have.
 #define DEEPFM_REGISTER(name, compute) \
   REGISTER_KERNEL_BUILDER(Name(name).Device(DEVICE_CPU), Kernel<compute>)
-#define DEEPFM_REGISTER_INDEXED(name, compute) \
-  DEEPFM_REGISTER_OF_TYPE(name, compute, int32); \
-  DEEPFM_REGISTER_OF_TYPE(name, compute, int64)
-#define DEEPFM_REGISTER_OF_TYPE(name, compute, T) \
-  REGISTER_KERNEL_BUILDER(Name(name).Device(DEVICE_CPU).TypeConstraint<T>("T"), Kernel<compute<T>>)
+#define DEEPFM_REGISTER_INDEXED(name, ...) \
+  DEEPFM_REGISTER_OF_TYPE(int32, name, __VA_ARGS__); \
+  DEEPFM_REGISTER_OF_TYPE(int64, name, __VA_ARGS__)
+#define DEEPFM_REGISTER_OF_TYPE(T, name, compute, ...)                          \
+  REGISTER_KERNEL_BUILDER(Name(name).Device(DEVICE_CPU).TypeConstraint<T>("T"), \
+                          Kernel<compute<T, ##__VA_ARGS__>>)
 
 namespace deepfm {
 
 using namespace tensorflow;  // NOLINT
 using shape_inference::InferenceContext;
 
-// A shape function that sets the rank of each output.
+// A shape function that sets the rank of each output; those of which it says nothing are vectors.
 template <int... ranks>
 Status Ranks(InferenceContext* c) {
   int i = 0;
   for (int rank : {ranks...}) c->set_output(i++, c->UnknownShapeOfRank(rank));
+  while (i < c->num_outputs()) c->set_output(i++, c->UnknownShapeOfRank(1));
   return Status::OK();
 }
 
@@ -128,5 +129,3 @@ inline void Divide(OpKernelContext* context, int64 total, int64 floats,
 }
 
 }  // namespace deepfm
-
-#endif  // DEEPFM_CSRC_KERNELS_H_

@@ -1,8 +1,7 @@
 // Packed raw records, between files and parsers: string [2], the bytes of all records, one after
 // another, and the end of each (uint64). Thus no record needs its own allocation on its way from
 // thread to thread.
-#ifndef DEEPFM_CSRC_PACKED_H_
-#define DEEPFM_CSRC_PACKED_H_
+#pragma once
 
 #include <algorithm>
 #include <cstring>
@@ -92,5 +91,3 @@ class Packer {
 };
 
 }  // namespace deepfm
-
-#endif  // DEEPFM_CSRC_PACKED_H_

@@ -11,59 +11,15 @@
 
 namespace deepfm {
 
-REGISTER_OP("DeepfmPack")
-    .Input("records: string")
-    .Output("packed: string")
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(2));
-      return Status::OK();
-    });
-
-void Pack(OpKernelContext* context) {
-  Tensor* packed = nullptr;
-  OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({2}), &packed));
-  const auto records = context->input(0).flat<string>();
-  Packer packer;
-  for (int64 i = 0; i < records.size(); ++i) packer.Add(records(i));
-  packer.MoveTo(packed);
-}
-DEEPFM_REGISTER("DeepfmPack", Pack);
-
-REGISTER_OP("DeepfmUnpack")
-    .Input("packed: string")
-    .Output("records: string")
-    .SetShapeFn(Ranks<1>);
-
-void Unpack(OpKernelContext* context) {
-  Packed packed;
-  OP_REQUIRES_OK(context, Packed::Open(context->input(0), &packed));
-  const int64 n = packed.size();
-  string* records;
-  OP_REQUIRES_OK(context, Allocate(context, 0, {n}, &records));
-  for (int64 i = 0; i < n; ++i) records[i].assign(packed[i].data(), packed[i].size());
-}
-DEEPFM_REGISTER("DeepfmUnpack", Unpack);
-
-// As Ranks, with a vector for each further output.
-template <int... ranks>
-Status RanksAndVectors(InferenceContext* c) {
-  for (int i = sizeof...(ranks); i < c->num_outputs(); ++i) {
-    c->set_output(i, c->UnknownShapeOfRank(1));
-  }
-  return Ranks<ranks...>(c);
-}
-
 REGISTER_OP("DeepfmParse")
     .Input("serialized: string")             // packed
     .Output("labels: float")                 // [B]
     .Output("ids: int64")                    // [B, F]
     .Output("values: float")                 // [B, F]
     .Output("weights: num_weights * float")  // [B]
-    .Attr("field_size: int >= 1")
-    .Attr("feature_size: int")
-    .Attr("with_labels: bool")
+    .Attr("field_size: int >= 1").Attr("feature_size: int").Attr("with_labels: bool")
     .Attr("num_weights: int >= 0 = 0")
-    .SetShapeFn(RanksAndVectors<1, 2, 2>)
+    .SetShapeFn(Ranks<1, 2, 2>)
     .Doc("Parses Examples with a label of 0, 1 or -1, ids in [0, feature_size) and finite values. "
          "Without with_labels, labels and weights are passed over. With num_weights 1 a record may "
          "have a weight, finite and not negative; without one it weighs 1. Fails if any record is "
@@ -76,11 +32,9 @@ REGISTER_OP("DeepfmParseMultiValued")
     .Output("values: float")                 // [B, M]
     .Output("counts: int32")                 // [B, F]
     .Output("weights: num_weights * float")  // [B]
-    .Attr("field_size: int >= 1")
-    .Attr("feature_size: int")
-    .Attr("with_labels: bool")
+    .Attr("field_size: int >= 1").Attr("feature_size: int").Attr("with_labels: bool")
     .Attr("num_weights: int >= 0 = 0")
-    .SetShapeFn(RanksAndVectors<1, 2, 2, 2>)
+    .SetShapeFn(Ranks<1, 2, 2, 2>)
     .Doc("As DeepfmParse, for records in which each field has as many values as `counts` says, or "
          "one if there are no counts.");
 
@@ -510,11 +464,9 @@ REGISTER_OP("DeepfmParseLines")
     .Output("ids: int64")                    // [B, F]
     .Output("values: float")                 // [B, F]
     .Output("weights: num_weights * float")  // [B]
-    .Attr("field_size: int >= 1")
-    .Attr("feature_size: int")
-    .Attr("id_offset: int")
+    .Attr("field_size: int >= 1").Attr("feature_size: int").Attr("id_offset: int")
     .Attr("num_weights: int >= 0 = 0")
-    .SetShapeFn(RanksAndVectors<0, 1, 2, 2>)
+    .SetShapeFn(Ranks<0, 1, 2, 2>)
     .Doc("Parses LibSVM lines of F pairs, one space before each, numbers without exponents, a "
          "label of 0, 1 or -1 and ids + id_offset in [0, feature_size). With num_weights 1 "
          "label:weight may stand for the label. If any line is not so, `good` is false and the "

@@ -1,7 +1,7 @@
 // From files to batches: reading, shuffling and batching of records that stay packed (packed.h).
 //
-// data/reading.py and ops.py do the same with TensorFlow's own datasets; tests compare the two, and
-// those take over if these are not built.
+// data/reading.py and kernels/reading.py do the same with TensorFlow's own datasets; tests compare
+// the two, and those take over if these are not built.
 #include "kernels.h"
 #include "packed.h"
 #include "tensorflow/core/framework/dataset.h"
@@ -12,6 +12,39 @@
 #include "tensorflow/core/platform/env.h"
 
 namespace deepfm {
+
+REGISTER_OP("DeepfmPack")
+    .Input("records: string")
+    .Output("packed: string")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(2));
+      return Status::OK();
+    });
+
+void Pack(OpKernelContext* context) {
+  Tensor* packed = nullptr;
+  OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({2}), &packed));
+  const auto records = context->input(0).flat<string>();
+  Packer packer;
+  for (int64 i = 0; i < records.size(); ++i) packer.Add(records(i));
+  packer.MoveTo(packed);
+}
+DEEPFM_REGISTER("DeepfmPack", Pack);
+
+REGISTER_OP("DeepfmUnpack")
+    .Input("packed: string")
+    .Output("records: string")
+    .SetShapeFn(Ranks<1>);
+
+void Unpack(OpKernelContext* context) {
+  Packed packed;
+  OP_REQUIRES_OK(context, Packed::Open(context->input(0), &packed));
+  const int64 n = packed.size();
+  string* records;
+  OP_REQUIRES_OK(context, Allocate(context, 0, {n}, &records));
+  for (int64 i = 0; i < n; ++i) records[i].assign(packed[i].data(), packed[i].size());
+}
+DEEPFM_REGISTER("DeepfmUnpack", Unpack);
 
 REGISTER_OP("DeepfmRecords")
     .Input("path: string")
@@ -24,6 +57,7 @@ REGISTER_OP("DeepfmRecords")
     .Doc("The records of an uncompressed TFRecord file, in packed chunks.");
 
 // The common part of the two datasets: they yield packed records, in chunks of `size`.
+template <typename Dataset>
 class PackedDataset : public DatasetBase {
  public:
   PackedDataset(OpKernelContext* context, int64 size)
@@ -38,6 +72,10 @@ class PackedDataset : public DatasetBase {
     return *shapes;
   }
   string DebugString() const override { return type_string(); }
+  std::unique_ptr<IteratorBase> MakeIteratorInternal(const string& prefix) const override {
+    return std::unique_ptr<IteratorBase>(new typename Dataset::Iterator(
+        {static_cast<const Dataset*>(this), strings::StrCat(prefix, "::", type_string())}));
+  }
 
   const size_t size;
 
@@ -86,7 +124,7 @@ class PackedIterator : public DatasetIterator<Dataset> {
 
 // https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details: the length of a
 // record and the length's checksum precede it, its own checksum follows it.
-class Records : public PackedDataset {
+class Records : public PackedDataset<Records> {
  public:
   Records(OpKernelContext* context, string path, int64 buffer_bytes, int64 size, int64 file_bytes)
       : PackedDataset(context, size),
@@ -94,12 +132,6 @@ class Records : public PackedDataset {
         buffer_bytes_(buffer_bytes),
         file_bytes_(file_bytes) {}
 
-  std::unique_ptr<IteratorBase> MakeIteratorInternal(const string& prefix) const override {
-    return std::unique_ptr<IteratorBase>(
-        new Iterator({this, strings::StrCat(prefix, "::", type_string())}));
-  }
-
- private:
   class Iterator : public PackedIterator<Records> {
    public:
     using PackedIterator<Records>::PackedIterator;
@@ -173,6 +205,7 @@ class Records : public PackedDataset {
     bool at_end_ = false;
   };
 
+ private:
   const string path_;
   const int64 buffer_bytes_, file_bytes_;
 };
@@ -203,7 +236,7 @@ REGISTER_OP("DeepfmChunks")
     .Doc("As .unbatch().shuffle(shuffle_buffer, seed).skip(skip).take(take).batch(size), in the "
          "same order.");
 
-class Chunks : public PackedDataset {
+class Chunks : public PackedDataset<Chunks> {
  public:
   struct Options {
     int64 size, shuffle_buffer, seed, seed2, skip, take;
@@ -215,12 +248,6 @@ class Chunks : public PackedDataset {
   }
   ~Chunks() override { input_->Unref(); }
 
-  std::unique_ptr<IteratorBase> MakeIteratorInternal(const string& prefix) const override {
-    return std::unique_ptr<IteratorBase>(
-        new Iterator({this, strings::StrCat(prefix, "::", type_string())}));
-  }
-
- private:
   class Iterator : public PackedIterator<Chunks> {
    public:
     explicit Iterator(const Params& params)
@@ -316,6 +343,7 @@ class Chunks : public PackedDataset {
     int64 to_skip_, to_take_;
   };
 
+ private:
   const DatasetBase* const input_;
   const Options options_;
 };

@@ -1,7 +1,8 @@
 // What a training step computes from the rows of the embedding tables: the distinct ids of a batch,
-// the FM and the MLP's input from its rows, and their gradients, which CowClip clips.
+// the FM and the MLP's input from its rows, and their gradients, which CowClip clips; and the zeros
+// of their slots.
 //
-// ops.py and model/embeddings.py do the same with TensorFlow's own ops; tests compare the two, and
+// rows.py and model/embeddings.py do the same with TensorFlow's own ops; tests compare the two, and
 // those take over if these are not built. All are float32, on the CPU.
 //
 // B: examples. F: fields. N = B F: values. K: embedding size. U: distinct ids.
@@ -11,6 +12,25 @@
 #include "tables.h"
 
 namespace deepfm {
+
+REGISTER_OP("DeepfmZeros")
+    .Input("shape: int64")
+    .Output("zeros: float")
+    .SetIsStateful()  // so that it is not folded into a constant
+    .SetShapeFn(shape_inference::RandomShape)  // the shape that the input holds
+    .Doc("Zeros for a table that will be read at random.");
+
+void Zeros(OpKernelContext* context) {
+  TensorShape shape;
+  const auto sizes = context->input(0).vec<int64>();
+  OP_REQUIRES_OK(context, TensorShapeUtils::MakeShape(sizes.data(), sizes.size(), &shape));
+  float* zeros;
+  OP_REQUIRES_OK(context, Allocate(context, 0, shape, &zeros));
+  const size_t bytes = shape.num_elements() * sizeof(float);
+  UseLargePages(zeros, bytes, false);
+  std::memset(zeros, 0, bytes);
+}
+DEEPFM_REGISTER("DeepfmZeros", Zeros);
 
 REGISTER_OP("DeepfmUnique")
     .Input("ids: int64")
@@ -48,7 +68,6 @@ void Unique(OpKernelContext* context) {
   OP_REQUIRES_OK(context, Allocate(context, 0, {static_cast<int64>(distinct.size())}, &out));
   std::copy(distinct.begin(), distinct.end(), out);
 }
-
 DEEPFM_REGISTER_INDEXED("DeepfmUnique", Unique);
 
 REGISTER_OP("DeepfmGatherRows")
@@ -60,8 +79,11 @@ REGISTER_OP("DeepfmGatherRows")
     .SetShapeFn(shape_inference::UnknownShape)
     .Doc("Rows of a table, prefetched from memory.");
 
-template <typename T>
-void GatherRows(OpKernelContext* context) {
+// Calls work(i, width, the row of the table that index i asks for, row i of the output), which costs
+// as much as passing over `floats` times its width. `values`, if given, must have one column more
+// than the rows.
+template <typename T, typename Work>
+void ReadRows(OpKernelContext* context, int64 floats, const Tensor* values, const Work& work) {
   core::RefCountPtr<Var> table;
   OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 0), &table));
   OP_REQUIRES_OK(context, (EnsureSparseVariableAccess<Rows, float>(context, table.get())));
@@ -73,20 +95,28 @@ void GatherRows(OpKernelContext* context) {
   const auto where = indices.vec<T>();
   const int64 n = where.size();
   const int64 width = shape.num_elements() / std::max<int64>(shape.dim_size(0), 1);
+  OP_REQUIRES(context, values == nullptr || values->shape() == TensorShape({n, width + 1}),
+              errors::InvalidArgument("shapes of gradients do not fit"));
   shape.set_dim(0, n);
   float* to;
   OP_REQUIRES_OK(context, Allocate(context, 0, shape, &to));
   const float* from = table->tensor()->flat<float>().data();
   if (width == 0) return;
   const int64 ahead = RowsAhead(width);
-  Divide(context, n, 4 * width, [&](int64 first, int64 last) {
+  Divide(context, n, floats * width, [&](int64 first, int64 last) {
     for (int64 i = first; i < last; ++i) {
       if (i + ahead < last) Prefetch<0>(from + where(i + ahead) * width, width);
-      CopyRow(from + where(i) * width, width, to + i * width);
+      work(i, width, from + where(i) * width, to + i * width);
     }
   });
 }
 
+template <typename T>
+void GatherRows(OpKernelContext* context) {
+  ReadRows<T>(context, 4, nullptr, [](int64, int64 width, const float* row, float* to) {
+    CopyRow(row, width, to);
+  });
+}
 DEEPFM_REGISTER_INDEXED("DeepfmGatherRows", GatherRows);
 
 REGISTER_OP("DeepfmClipRows")
@@ -118,35 +148,14 @@ void ClipRow(float ratio, float min_norm, int64 width, const float* __restrict r
 
 template <typename T>
 void ClipRows(OpKernelContext* context) {
-  core::RefCountPtr<Var> table;
-  OP_REQUIRES_OK(context, LookupResource(context, HandleFromInput(context, 0), &table));
-  OP_REQUIRES_OK(context, (EnsureSparseVariableAccess<Rows, float>(context, table.get())));
-  tf_shared_lock lock(*table->mu());
-  TensorShape shape = table->tensor()->shape();
-  const Tensor &indices = context->input(1), &values = context->input(2);
-  OP_REQUIRES(context, shape.dims() >= 1, errors::InvalidArgument("the table has no rows"));
-  OP_REQUIRES_OK(context, CheckIndices<T>(indices, shape.dim_size(0)));
-  const auto where = indices.vec<T>();
-  const int64 n = where.size();
-  const int64 width = shape.num_elements() / std::max<int64>(shape.dim_size(0), 1);
-  OP_REQUIRES(context, values.shape() == TensorShape({n, width + 1}),
-              errors::InvalidArgument("shapes of gradients do not fit"));
-  shape.set_dim(0, n);
-  float* to;
-  OP_REQUIRES_OK(context, Allocate(context, 0, shape, &to));
+  const Tensor& values = context->input(2);
   const float ratio = Attribute<float>(context, "ratio");
   const float min_norm = Attribute<float>(context, "min_norm");
-  const float *from = table->tensor()->flat<float>().data(), *grad = values.flat<float>().data();
-  const int64 ahead = RowsAhead(std::max<int64>(width, 1));
-  Divide(context, n, 8 * (width + 1), [&](int64 first, int64 last) {
-    for (int64 i = first; i < last; ++i) {
-      if (i + ahead < last) Prefetch<0>(from + where(i + ahead) * width, width);
-      ClipRow(ratio, min_norm, width, from + where(i) * width, grad + i * (width + 1),
-              to + i * width);
-    }
+  const float* grad = values.flat<float>().data();
+  ReadRows<T>(context, 8, &values, [=](int64 i, int64 width, const float* row, float* to) {
+    ClipRow(ratio, min_norm, width, row, grad + i * (width + 1), to);
   });
 }
-
 DEEPFM_REGISTER_INDEXED("DeepfmClipRows", ClipRows);
 
 REGISTER_OP("DeepfmLookUp")
@@ -235,11 +244,8 @@ void LookUpOp(OpKernelContext* context) {
 }
 DEEPFM_REGISTER("DeepfmLookUp", LookUpOp);
 
-REGISTER_OP("DeepfmLookUpGrad")
-    .Input("weights: float")      // [U]
-    .Input("embeddings: float")   // [U, K]
-    .Input("where: int32")        // [N]
-    .Input("x: float")            // [N]
+REGISTER_OP("DeepfmLookUpGrad")  // its first inputs are those of DeepfmLookUp
+    .Input("weights: float").Input("embeddings: float").Input("where: int32").Input("x: float")
     .Input("sums: float")         // [B, K]
     .Input("by_scaled: float")    // [B, F K]
     .Input("by_fm: float")        // [B]

@@ -1,6 +1,5 @@
 // Access to the rows of a table: a variable of which each batch reads and writes only a few rows.
-#ifndef DEEPFM_CSRC_TABLES_H_
-#define DEEPFM_CSRC_TABLES_H_
+#pragma once
 
 #include <sys/mman.h>
 
@@ -110,5 +109,3 @@ Status CheckIndices(const Tensor& indices, int64 rows) {
 }
 
 }  // namespace deepfm
-
-#endif  // DEEPFM_CSRC_TABLES_H_

@@ -2,8 +2,7 @@
 // it, or rows of a table.
 //
 // U: rows.
-#ifndef DEEPFM_CSRC_UPDATES_H_
-#define DEEPFM_CSRC_UPDATES_H_
+#pragma once
 
 #include <mutex>
 
@@ -53,18 +52,25 @@ void UpdateVariables(OpKernelContext* context, bool by_rows, const Apply& apply)
   OP_REQUIRES_OK(context, apply(shape, data));
 }
 
-// update(n, the gradient, the variable and its slots from some place on) updates n of their floats.
-// Calls it for all of them.
-template <typename Update>
-Status UpdateWhole(OpKernelContext* context, const Tensor& grad, const TensorShape& shape,
-                   float* const* data, const Update& update) {
-  if (grad.shape() != shape) return errors::InvalidArgument("shapes of gradients do not fit");
-  const float* from = grad.flat<float>().data();
-  Divide(context, shape.num_elements(), 20, [&](int64 first, int64 last) {
-    float* const at[] = {data[0] + first, data[1] + first, data[2] + first};
-    update(last - first, from + first, at);
+// A scalar, counted from the last input.
+inline float Number(OpKernelContext* context, int from_end) {
+  return context->input(context->num_inputs() - from_end).scalar<float>()();
+}
+
+// An optimizer's operator for a whole variable, whose gradient is input 3. A Rule takes its numbers
+// from the context. Update(rule, n, gradient, variable, slot, slot) updates n of their floats.
+template <typename Rule>
+void UpdateWhole(OpKernelContext* context) {
+  const Rule rule(context, 0);
+  const Tensor& grad = context->input(3);
+  UpdateVariables<3>(context, false, [&](const TensorShape& shape, float* const* data) {
+    if (grad.shape() != shape) return errors::InvalidArgument("shapes of gradients do not fit");
+    const float* from = grad.flat<float>().data();
+    Divide(context, shape.num_elements(), 20, [&](int64 first, int64 last) {
+      Update(rule, last - first, from + first, data[0] + first, data[1] + first, data[2] + first);
+    });
+    return Status::OK();
   });
-  return Status::OK();
 }
 
 template <typename T>
@@ -77,47 +83,54 @@ Status CheckRows(const TensorShape& shape, const Tensor& indices, const Tensor& 
   return CheckIndices<T>(indices, shape.dim_size(0));
 }
 
-// Calls update, as above, for the rows `indices` [U], whose gradients are `grad` [U, ...].
-template <typename T, typename Update>
-Status UpdateRows(OpKernelContext* context, const Tensor& indices, const Tensor& grad,
-                  const TensorShape& shape, float* const* data, const Update& update) {
-  TF_RETURN_IF_ERROR(CheckRows<T>(shape, indices, grad));
-  const int64 n = indices.dim_size(0), width = n ? grad.NumElements() / n : 0;
-  const auto where = indices.vec<T>();
-  const float* from = grad.flat<float>().data();
-  if (width == 0) return Status::OK();
-  const int64 block = RowsAtOnce(width), ahead = RowsAhead(width);
-  Divide(context, n, 20 * width, [&](int64 first, int64 last) {
-    float rows[kLikeIt][kNarrow];
-    float* const together[] = {rows[0], rows[1], rows[2]};
-    for (int64 begin = first; begin < last; begin += block) {
-      const int64 end = std::min(begin + block, last);
-      // Prefetch the next rows while these are computed.
-      for (int64 i = begin + ahead; i < std::min(end + ahead, last); ++i) {
-        for (int t = 0; t < kLikeIt; ++t) Prefetch<1>(data[t] + where(i) * width, width);
-      }
-      if (block == 1) {
-        const int64 row = where(begin) * width;
-        float* const at[] = {data[0] + row, data[1] + row, data[2] + row};
-        update(width, from + begin * width, at);
-        continue;
-      }
-      for (int t = 0; t < kLikeIt; ++t) {
-        for (int64 i = begin; i < end; ++i) {
-          CopyRow(data[t] + where(i) * width, width, rows[t] + (i - begin) * width);
+// Calls update(first, last, width, their gradients, where their floats lie) for blocks of the rows
+// whose indices [U] are input kVars. A slot of one int64 per row is passed as it is.
+template <typename T, int kVars, typename Update>
+void UpdateBlocks(OpKernelContext* context, const Tensor& grad, const Update& update) {
+  const Tensor& indices = context->input(kVars);
+  UpdateVariables<kVars>(context, true, [&](const TensorShape& shape, float* const* data) {
+    TF_RETURN_IF_ERROR(CheckRows<T>(shape, indices, grad));
+    const int64 n = indices.dim_size(0), width = n ? grad.NumElements() / n : 0;
+    const auto where = indices.vec<T>();
+    const float* from = grad.flat<float>().data();
+    if (width == 0) return Status::OK();
+    const int64 block = RowsAtOnce(width), ahead = RowsAhead(width);
+    Divide(context, n, 20 * width, [&](int64 first, int64 last) {
+      float rows[kLikeIt][kNarrow];
+      float* at[] = {rows[0], rows[1], rows[2], data[kVars - 1]};
+      for (int64 begin = first; begin < last; begin += block) {
+        const int64 end = std::min(begin + block, last);
+        // Prefetch the next rows while these are computed.
+        for (int64 i = begin + ahead; i < std::min(end + ahead, last); ++i) {
+          for (int t = 0; t < kLikeIt; ++t) Prefetch<1>(data[t] + where(i) * width, width);
+          if (kVars > kLikeIt) __builtin_prefetch(data[kVars - 1] + 2 * where(i), 1);
+        }
+        for (int t = 0; t < kLikeIt; ++t) {
+          if (block == 1) at[t] = data[t] + where(begin) * width;
+          for (int64 i = begin; i < end && block > 1; ++i) {
+            CopyRow(data[t] + where(i) * width, width, rows[t] + (i - begin) * width);
+          }
+        }
+        update(begin, end, width, from + begin * width, at);
+        for (int t = 0; t < kLikeIt && block > 1; ++t) {
+          for (int64 i = begin; i < end; ++i) {
+            CopyRow(rows[t] + (i - begin) * width, width, data[t] + where(i) * width);
+          }
         }
       }
-      update((end - begin) * width, from + begin * width, together);
-      for (int t = 0; t < kLikeIt; ++t) {
-        for (int64 i = begin; i < end; ++i) {
-          CopyRow(rows[t] + (i - begin) * width, width, data[t] + where(i) * width);
-        }
-      }
-    }
+    });
+    return Status::OK();
   });
-  return Status::OK();
+}
+
+// An optimizer's operator for rows, whose indices are input 3 and whose gradients [U, ...] input 4.
+template <typename T, typename Rule>
+void UpdateRows(OpKernelContext* context) {
+  const Rule rule(context, Attribute<float>(context, "l2"));
+  UpdateBlocks<T, 3>(context, context->input(4), [&](int64 first, int64 last, int64 width,
+                                                     const float* grad, float* const* at) {
+    Update(rule, (last - first) * width, grad, at[0], at[1], at[2]);
+  });
 }
 
 }  // namespace deepfm
-
-#endif  // DEEPFM_CSRC_UPDATES_H_
