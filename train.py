@@ -80,12 +80,13 @@ def main():
         input=of_flags(InputConfig),
         ops=ops,
         distribution=distribution,
+        sagemaker=of_flags(sagemaker.Job),
         flags=deepfm_flags.changed(),
     )
 
     # 3. The job.
     STOP.loaded()
-    jobs.run(job, of_flags(sagemaker.Job))
+    jobs.run(job)
 
 
 if __name__ == "__main__":

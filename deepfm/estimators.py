@@ -11,6 +11,7 @@ from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 from deepfm.config import JobConfig, ModelConfig, OptimizerConfig, Share
 from deepfm.data import datasets, input_pipeline, records
 from deepfm.data.reading import Source
+from deepfm.kernels import compiled
 from deepfm.kernels.ops import TENSORFLOW, Ops
 from deepfm.model import groups, network, optimizers
 from deepfm.model.model_fn import make_model_fn
@@ -22,27 +23,22 @@ v1 = tf.compat.v1
 
 
 class Model(NamedTuple):
-    """A model, where it is stored, and how this job computes it.
+    """A model, and the job that trains or applies it.
 
     Attributes:
-        model_dir: a local folder.
-        seed: seed of TensorFlow's random numbers.
         trains: whether this job trains it; if not, another process may be training it meanwhile.
-        ops: Ops of evaluation and inference.
-        batch_size: examples in a batch of evaluation and inference; 0: as they come.
         checkpoint: which one is applied: last, best, or the path of one.
-        grouping: groups.Grouping of its evaluations.
     """
 
-    model_dir: str
+    job: JobConfig
     config: ModelConfig
-    distribution: Mode
-    seed: int = 1
     trains: bool = False
-    ops: Ops = TENSORFLOW
-    batch_size: int = 0
     checkpoint: str = "last"
-    grouping: groups.Grouping = groups.Grouping()
+
+    @property
+    def grouping(self) -> groups.Grouping:
+        """Of its evaluations."""
+        return groups.Grouping(self.job.gauc_field, self.job.slice_fields)
 
 
 def batches_at_once(batch_size: int) -> int:
@@ -69,59 +65,48 @@ def schema(config: ModelConfig, data: Optional[datasets.DataSet] = None) -> reco
     )  # fmt: skip
 
 
-def check_fits_memory(
-    config: ModelConfig,
-    mode: Mode,
-    batch_size: int,
-    optimizer: Optional[OptimizerConfig] = None,
-    evaluates: bool = False,
-):
-    """Refuses (BadInput) a model that this machine cannot hold; a job that trains has an optimizer,
-    and may evaluate meanwhile."""
-    load = memory.Load(batch_size=batch_size, processes=mode.local_size)
+def check_fits_memory(job: JobConfig, config: ModelConfig):
+    """Refuses (BadInput) a model that this machine cannot hold for a job."""
+    mode, size, trains = job.distribution, job.input.batch_size, job.task_type == "train"
+    load = memory.Load(size if trains else size * batches_at_once(size), processes=mode.local_size)
     # What GPUs hold takes no main memory.
-    if optimizer and not tf.config.experimental.list_physical_devices("GPU"):
+    if trains and not tf.config.experimental.list_physical_devices("GPU"):
         load = load._replace(
             replicas=mode.replicas_per_process,
             copies=mode.replicas_per_process if mode.strategy else 1,
             trains=True,
-            moments=optimizers.OPTIMIZERS[optimizer.name].moments,
+            moments=optimizers.OPTIMIZERS[job.optimizer.name].moments,
             dense=not config.lazy_updates,
-            evaluates=evaluates,
+            evaluates=bool(job.eval_every_steps and job.input.val_data_dir),
         )
     memory.check(config, not mode.partitioner, load)
 
 
-def trained(model: Model):
-    """The Estimator that applies a model; only a chief with write permission works in model_dir.
+def trained(model: Model, to_serve: bool = False):
+    """The Estimator that applies a model, or exports one that any server can read (`to_serve`);
+    only a chief with write permission works in model_dir.
 
     Each use makes a new one, since an Estimator keeps nothing but its folder.
     """
-    mode = model.distribution
-    size = model.batch_size
-    side_by_side = (size, batches_at_once(size)) if size else (0, 1)
+    job, mode = model.job, model.job.distribution
+    ops = TENSORFLOW if to_serve else compiled.of_model(job.ops)
+    size = job.input.batch_size
+    side_by_side = (0, 1) if to_serve else (size, batches_at_once(size))
     model_fn = make_model_fn(
-        model.config, OptimizerConfig(), mode, ops=model.ops, side_by_side=side_by_side,
+        model.config, OptimizerConfig(), mode, ops=ops, side_by_side=side_by_side,
         grouping=model.grouping,
     )  # fmt: skip
-    in_place = mode.chief and os.access(model.model_dir, os.W_OK)
-    return _estimator(model_fn, model, in_place, session_config=_session_config(mode, model.ops))
+    in_place = mode.chief and os.access(job.model_dir, os.W_OK)
+    return _estimator(model_fn, job, in_place, session_config=_session_config(mode, ops))
 
 
-def in_training(
-    model: Model,
-    optimizer: OptimizerConfig,
-    ops: Ops = TENSORFLOW,
-    max_steps: int = 0,
-    log_steps: int = 100,
-    keep_checkpoint_max: int = 5,
-):
+def in_training(model: Model, optimizer: OptimizerConfig, ops: Ops = TENSORFLOW):
     """The Estimator that trains a model."""
-    mode = model.distribution
+    job, mode = model.job, model.job.distribution
     model_fn = make_model_fn(model.config, optimizer, mode, mode.partitioner, ops)
     return _estimator(
-        mode.wrap_model_fn(model_fn, max_steps), model, mode.chief, mode.tf_config,
-        save_summary_steps=log_steps, keep_checkpoint_max=keep_checkpoint_max,
+        mode.wrap_model_fn(model_fn, job.max_steps), job, mode.chief, mode.tf_config,
+        save_summary_steps=job.log_steps, keep_checkpoint_max=job.keep_checkpoint_max,
         session_config=_session_config(mode, ops, optimizer.use_amp),
         train_distribute=mode.strategy, device_fn=mode.device_fn,
     )  # fmt: skip
@@ -142,15 +127,15 @@ def _session_config(mode, ops, use_amp=False):
 
 
 @contextlib.contextmanager
-def _estimator(model_fn, model, in_place, tf_config="{}", **of_run):
-    """An Estimator in the model's folder, or in a temporary one that is deleted afterwards."""
+def _estimator(model_fn, job, in_place, tf_config="{}", **of_run):
+    """An Estimator in model_dir, or in a temporary one that is deleted afterwards."""
     with contextlib.ExitStack() as stack:
-        folder = model.model_dir
+        folder = job.model_dir
         if not in_place:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
         with _environment("TF_CONFIG", tf_config):
             run_config = tf.estimator.RunConfig(
-                model_dir=folder, tf_random_seed=model.seed, log_step_count_steps=None, **of_run
+                folder, tf_random_seed=job.input.seed, log_step_count_steps=None, **of_run
             )
         stack.enter_context(checkpoints.naming_damage(folder))
         stack.enter_context(tf_patches.ended_by_input_alone())
@@ -171,8 +156,8 @@ def _environment(name: str, value: str):
 def session_hooks(model: Model, path: Optional[str] = None):
     """The hooks of every session, which check the shapes of the checkpoint at `path` (None: of the
     newest) and send weights to all."""
-    mode = model.distribution
-    check = [saving.CheckShapes(model.model_dir, path)] if mode.chief else []
+    mode = model.job.distribution
+    check = [saving.CheckShapes(model.job.model_dir, path)] if mode.chief else []
     return [*check, *mode.session_hooks(), tf_patches.FetchesOfSteps()]
 
 
@@ -183,18 +168,19 @@ def check_fits(model: Model):
         ids, values = v1.placeholder(tf.int64, width), v1.placeholder(tf.float32, width)
         features = {"feat_ids": ids, "feat_vals": values}
         network.network(features, model.config)
-        saving.CheckShapes(model.model_dir).begin()
+        saving.CheckShapes(model.job.model_dir).begin()
 
 
 def of_checkpoint(model: Model, read: Callable[[str], Any]):
     """The result of `read(path)` for the model's checkpoint; all but the chief get path None."""
-    if not model.distribution.chief:
+    if not model.job.distribution.chief:
         return read(None)
-    return best.of_checkpoint(model.model_dir, model.checkpoint, read, hold=not model.trains)
+    return best.of_checkpoint(model.job.model_dir, model.checkpoint, read, hold=not model.trains)
 
 
-def input_of(model: Model, data: datasets.DataSet, job: JobConfig, share: Share, **of_schema):
+def input_of(model: Model, data: datasets.DataSet, share: Share, **of_schema):
     """The input_fn of this process's share of the records, once and in order."""
-    wanted = schema(model.config, data)._replace(**of_schema)
+    job, wanted = model.job, schema(model.config, data)._replace(**of_schema)
     source = Source(data, job.input, share, ops=job.ops)
-    return input_pipeline.once_in_order(source, wanted, Mode(), batches_at_once(model.batch_size))
+    at_once = batches_at_once(job.input.batch_size)
+    return input_pipeline.once_in_order(source, wanted, Mode(), at_once)

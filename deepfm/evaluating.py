@@ -8,7 +8,6 @@ from absl import logging
 
 from deepfm import evaluation
 from deepfm.data import identity
-from deepfm.estimators import Model
 from deepfm.model import metrics, optimizers
 from deepfm.plan import Plan
 from deepfm.runtime import interruption, stopping, throughput
@@ -25,7 +24,7 @@ class Evaluating:
 
     Args:
         plan: of the training.
-        model: the Model being trained.
+        progress: the ProgressHook of its steps.
 
     Attributes:
         results: (step, results, curves) of the newest evaluation; None before the first.
@@ -34,17 +33,17 @@ class Evaluating:
         decay: the hook that sets the learning rate in this process; None if another process does.
     """
 
-    def __init__(self, plan: Plan, model: Model):
-        self._job, self._of_job, self._model = plan.job, plan.opened.of_job, model
+    def __init__(self, plan: Plan, progress: throughput.ProgressHook):
+        self._job, self._model, self._progress = plan.job, plan.model, progress
         self._run_step = plan.position.run_step
-        self._mode = mode = model.distribution
+        self._mode = mode = plan.job.distribution
         # If each process takes steps of its own, the chief decides alone.
         self._agree = mode.agree if mode.synchronous else lambda value: value
-        self.results, self.data, self._stop = None, plan.validation, model.distribution.stop
+        self.results, self.data, self._stop = None, plan.validation, mode.stop
         self.history = plan.history
         # If all take each step together, each process has a copy of the rate to set. It is set in
         # every run, because the checkpoint's belongs to another run or to other flags.
-        self.decay = _Decay(self._factor) if mode.evaluates else None
+        self.decay = _Decay(plan.history) if mode.evaluates else None
 
     def make_up_for(self, step: int, due: bool):
         """Makes an evaluation that was due at the checkpoint from which training continues."""
@@ -52,10 +51,10 @@ class Evaluating:
             self.evaluate(step)
         self._take_stock(step)
 
-    def on_the_way(self, session, step: int, progress: throughput.ProgressHook):
+    def on_the_way(self, session, step: int):
         """Evaluates a step's checkpoint; returns whether to stop."""
-        started = progress.moment()
-        before = self._factor()
+        started = self._progress.moment()
+        before = self.history.decay()
         if self._mode.synchronous:
             with self._stop.taking_steps(False):  # the checkpoint is already saved
                 self.evaluate(step)
@@ -65,28 +64,26 @@ class Evaluating:
             except interruption.Interrupted:
                 return True
         self._take_stock(step)
-        after = self._factor()
+        after = self.history.decay()
         if after != before and not self._stop.early:
             self.decay.set(session, after)
             rate = after * self._job.optimizer.learning_rate
             metric = self._job.learning_rate_decay_metric
             logging.info("%s did not improve: the learning rate is now %.3g.", metric, rate)
-        progress.exclude(started)
+        self._progress.exclude(started)
         return self._stop.early
 
     def evaluate(self, step: int, more_hooks=()):
         """Evaluates the newest checkpoint, and keeps it if it is the best."""
         history = self.history
         identity.check_unchanged(self.data)
-        _, results, curves = evaluation.of_model(
-            self._model, self.data, self._job, self._of_job, more_hooks
-        )
+        _, results, curves = evaluation.of_model(self._model, self.data, more_hooks)
         self.results = step, results, curves
         history.add(step, results)
         history.entries = self._agree(history.entries)  # from which all conclude the same
         if self._mode.chief:
             if history.best["step"] == step:
-                folder = self._model.model_dir
+                folder = self._job.model_dir
                 best.keep(folder, tf.train.latest_checkpoint(folder))
             history.keep()
 
@@ -129,28 +126,20 @@ class Evaluating:
                 evaluations.value(history.best, metric),
             )  # fmt: skip
 
-    def _factor(self):
-        """The factor for the learning rate."""
-        job = self._job
-        factor, rate = job.learning_rate_decay_on_plateau, job.optimizer.learning_rate
-        least = job.min_learning_rate / rate if rate else 0.0
-        patience, metric = job.learning_rate_decay_patience, job.learning_rate_decay_metric
-        return self.history.decay(factor, patience, least, metric)
-
 
 class _Decay(v1.train.SessionRunHook):
     """Sets the variable that the learning rate is multiplied by, first as earlier evaluations have
     made it."""
 
-    def __init__(self, factor):
-        self._factor = factor
+    def __init__(self, history):
+        self._history = history
 
     def begin(self):
         found = [v for v in v1.global_variables() if v.op.name == optimizers.DECAY]
         self._copies = [copy for v in found for copy in getattr(v, "values", [v])]  # of replicas
 
     def after_create_session(self, session, coord):
-        self.set(session, self._factor())
+        self.set(session, self._history.decay())
 
     def set(self, session, value):
         for copy in self._copies:

@@ -6,45 +6,45 @@ from typing import Tuple
 from absl import logging
 
 from deepfm import estimators, open_data
-from deepfm.config import JobConfig
+from deepfm.config import Share
 from deepfm.data import bad_records, datasets
 from deepfm.errors import BadInput
 from deepfm.estimators import Model
 from deepfm.model import groups, metrics
 from deepfm.plan import Opened, apply_model
-from deepfm.runtime import divergence, remote_files, sagemaker
+from deepfm.runtime import divergence, remote_files
 from deepfm.state import resume
 
 
 def evaluate(opened: Opened) -> dict:
     """Evaluates the model on --val_data_dir; returns its part of report.eval.json."""
     job = opened.job
-    grouping = groups.Grouping(job.gauc_field, job.slice_fields)
 
-    def check(data, config):
+    def check(data, model):
         if job.distribution.chief:
             open_data.warn_of_remembered(resume.still_there(job.model_dir, data.files), data.files)
-        groups.check(grouping, config.field_size)
-        bad_records.check_first_records(data, estimators.schema(config, data))
+        groups.check(model.grouping, model.config.field_size)
+        bad_records.check_first_records(data, estimators.schema(model.config, data))
 
-    data, model = apply_model(opened, job, "val_data_dir", check)
-    step, results, curves = of_model(model, data, job, opened.of_job)
+    data, model = apply_model(opened, "val_data_dir", check)
+    step, results, curves = of_model(model, data)
     about = {"validation_data": open_data.described(data)}
     return {"global_step": step, "eval": results, "curves": curves, **about}
 
 
-def of_model(
-    model: Model, data: datasets.DataSet, job: JobConfig, of_job: sagemaker.Job, more_hooks=()
-) -> Tuple[int, dict, dict]:
+def of_model(model: Model, data: datasets.DataSet, more_hooks=()) -> Tuple[int, dict, dict]:
     """Evaluates the model's checkpoint on every record once, and logs the stable line.
 
     Returns:
         (the checkpoint's global step, the results, the curves of metrics.Curves).
     """
-
-    share, together = open_data.share_of_evaluation(data, job.input, model.distribution, of_job)
-    model = model._replace(distribution=together)
-    input_fn = estimators.input_of(model, data, job, share)
+    job, share = model.job, open_data.share(data, model.job)
+    if open_data.evaluates_alone(job):
+        model, share = (
+            model._replace(job=job._replace(distribution=job.distribution.alone())),
+            Share(),
+        )
+    input_fn = estimators.input_of(model, data, share)
 
     def at(path):
         curves, slices = metrics.Curves(), groups.Slices()

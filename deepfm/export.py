@@ -7,7 +7,6 @@ from absl import logging
 
 from deepfm import estimators
 from deepfm.errors import BadInput
-from deepfm.kernels.ops import TENSORFLOW
 from deepfm.plan import Opened, apply_model
 from deepfm.runtime import remote_files
 from deepfm.state import export as saved_model
@@ -18,7 +17,7 @@ def export(opened: Opened) -> dict:
     job = opened.job
     if not job.servable_model_dir:
         raise BadInput("--servable_model_dir is missing; name a folder to export to.")
-    _, model = apply_model(opened, job)
+    _, model = apply_model(opened)
     path, step = save(model, job.servable_model_dir, again=True)
     return {"export": path, "global_step": step}
 
@@ -32,7 +31,7 @@ def save(model: estimators.Model, target: str, again: bool = False) -> Tuple[str
     Returns:
         (the path of the numbered folder, the global step).
     """
-    config, model = model.config, model._replace(ops=TENSORFLOW, batch_size=0)  # for any server
+    config = model.config
     others = remote_files.names(target, "servable_model_dir")
     depends_on = config.pooling, config.multi_valued, config.hash_buckets, config.logit_offset
     wanted = estimators.schema(config)._replace(hash_buckets=config.hash_buckets or 0)
@@ -45,7 +44,8 @@ def save(model: estimators.Model, target: str, again: bool = False) -> Tuple[str
             saved_model.tidy(target)
             logging.info("The model of step %d is already exported at %s.", step, there)
             return there, step
-        with remote_files.written(target) as folder, estimators.trained(model) as estimator:
+        to_serve = estimators.trained(model, to_serve=True)
+        with remote_files.written(target) as folder, to_serve as estimator:
             number = saved_model.save(estimator, checkpoint, folder, wanted, others, stamp)
         path = os.path.join(target, number)
         logging.info("Exported the model of step %d to %s.", step, path)

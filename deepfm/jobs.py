@@ -11,14 +11,14 @@ from deepfm import evaluation, export, inference, training
 from deepfm.config import InputConfig, JobConfig
 from deepfm.errors import BadInput
 from deepfm.plan import Opened, open_model
-from deepfm.runtime import atomic_files, interruption, sagemaker
+from deepfm.runtime import atomic_files, interruption
 from deepfm.runtime.storage import gfile
 from deepfm.state.remote_model_dir import REPORT
 
 _OF_EVALUATIONS = "eval", "curves", "best", "stopped_early"  # entries of a report
 
 
-def run(job: JobConfig, of_job: sagemaker.Job):
+def run(job: JobConfig):
     """Does the job and writes its report: report.json for training, else report.TASK.json.
 
     Raises:
@@ -34,7 +34,7 @@ def run(job: JobConfig, of_job: sagemaker.Job):
     mode = job.distribution
     try:
         with contextlib.ExitStack() as stack:
-            _run(job, of_job, stack.enter_context)
+            _run(job, stack.enter_context)
     except interruption.Interrupted as interrupted:
         # Launchers kill the other processes as soon as one exits with a code other than 0; so all
         # wait for the chief, which may still be copying a checkpoint.
@@ -43,13 +43,13 @@ def run(job: JobConfig, of_job: sagemaker.Job):
         raise
 
 
-def _run(job, of_job, enter):
+def _run(job, enter):
     mode, started = job.distribution, time.monotonic()
     if mode.synchronous and not mode.chief:
         logging.set_verbosity(logging.WARNING)
     if mode.chief:
         _warn_of_idle_flags(job)
-    opened = open_model(job, of_job, enter)
+    opened = open_model(job, enter)
     try:
         report = TASKS[job.task_type](opened)
     except interruption.Interrupted:

@@ -33,16 +33,15 @@ def _file(model_dir):
     return os.path.join(model_dir, model_json.FILE)
 
 
-def kept(model_dir: str, chief: bool = True) -> Dict[str, Any]:
-    """{field of ModelConfig: value} from model.json; {} if it is missing, which the chief logs."""
+def kept(model_dir: str) -> Dict[str, Any]:
+    """{field of ModelConfig: value} from model.json; {}, with a warning, if it is missing."""
     if is_kept(model_dir):
         return model_json.read(_file(model_dir))
-    if chief:
-        logging.warning(
-            "%s is missing: give the flags that the model was trained with. Whether its data "
-            "were sampled, and which feature map they used, is unknown.",
-            _file(model_dir),
-        )
+    logging.warning(
+        "%s is missing: give the flags that the model was trained with. Whether its data "
+        "were sampled, and which feature map they used, is unknown.",
+        _file(model_dir),
+    )
     return {}
 
 
@@ -118,13 +117,14 @@ def _l2_scope(job, known, fields):
 
 
 def _config(job, fields, data_sets):
-    """The ModelConfig, with values from the data where nothing else gives them."""
+    """The ModelConfig, with values from the first of the data where nothing else gives them."""
+    first = data_sets[0] if data_sets else datasets.DataSet([], "tfrecord", None, None)
     for name in ("field_size", "feature_size"):
-        fields[name] = fields[name] or (getattr(data_sets[0], name) if data_sets else None)
-        if name == "field_size" and data_sets and not fields[name] and data_sets[0].files:
-            fields[name] = datasets.first_record(data_sets[0]).field_size
+        fields[name] = fields[name] or getattr(first, name)
+        if name == "field_size" and first.files and not fields[name]:
+            fields[name] = datasets.first_record(first).field_size
             if not fields[name]:  # says what the first record has instead of ids
-                bad_records.check_first_records(data_sets[0], Schema(1))
+                bad_records.check_first_records(first, Schema(1))
         if not fields[name]:
             raise BadInput(
                 f"--{name} is missing and no dataset.json beside the data gives it (Pipe mode "
@@ -133,15 +133,13 @@ def _config(job, fields, data_sets):
             )
     if fields["multi_valued"] is None or "multi_valued" not in job.given:
         fields["multi_valued"] = bool(fields["multi_valued"]) or any(map(_multi_valued, data_sets))
-    for name in ("hash_buckets", "feature_map") if data_sets else ():
+    of_data = {name: getattr(first, name) for name in ("hash_buckets", "feature_map")}
+    for name, value in {**of_data, "ids": first.made.get("ids")}.items():
         if fields[name] is None:
-            fields[name] = getattr(data_sets[0], name)
-    if fields["ids"] is None and data_sets:
-        fields["ids"] = data_sets[0].made.get("ids")
+            fields[name] = value
     for data in data_sets:
-        _check_ids(data, fields, is_validation=data is not data_sets[0])
-    layers = tuple(fields["deep_layers"])
-    dropout = tuple(fields["dropout"])
+        _check_ids(data, fields, is_validation=data is not first)
+    layers, dropout = tuple(fields["deep_layers"]), tuple(fields["dropout"])
     if len(dropout) not in (1, len(layers)):
         raise BadInput(
             f"--dropout has {len(dropout)} values for {len(layers)} hidden layers "

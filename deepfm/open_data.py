@@ -3,23 +3,23 @@
 `flag` is the name of the flag that names the data; it is a field of InputConfig.
 """
 
-from typing import Optional, Sequence, Tuple
+from typing import Optional, Sequence
 
 from absl import logging
 
-from deepfm.config import InputConfig, Share
+from deepfm.config import JobConfig, Share
 from deepfm.data import datasets, formats, pipe_mode, shares
 from deepfm.data.plain import file_bytes, libsvm_text
 from deepfm.data.plain.data_file import DataFile
 from deepfm.errors import BadInput
-from deepfm.modes.common.mode import Mode
-from deepfm.runtime import remote_files, sagemaker
+from deepfm.runtime import remote_files
 
 
-def find(flag: str, asked: InputConfig, mode: Mode, of_job: sagemaker.Job) -> datasets.DataSet:
+def find(flag: str, job: JobConfig) -> datasets.DataSet:
     """The data set that a flag names, or in Pipe mode the channel that takes its place."""
+    asked, of_job = job.input, job.sagemaker
     if of_job.pipe_mode:
-        return _open_channel(flag, asked, mode, of_job)
+        return _open_channel(flag, job)
     spec = getattr(asked, flag)
     if not spec:
         channels = ", ".join(of_job.channels())
@@ -28,33 +28,34 @@ def find(flag: str, asked: InputConfig, mode: Mode, of_job: sagemaker.Job) -> da
             f"--{flag} is missing; give a directory, a glob or a list of files{channels}."
         )
     remote_files.check_readable(spec, flag)
-    alone = evaluates_alone(asked, mode)
-    sharded = _is_sharded(flag, alone, of_job)
+    sharded = _is_sharded(flag, job)
     partial = sharded or (flag == "training_data_dir" and bool(of_job.enable_s3_shard))
     data = datasets.find(spec, flag, asked.data_format, partial)
     for file in data.files:
         file_bytes.check_gzip(file.path)
     if asked.example_weights is None and data.weighted is None and data.format is formats.LIBSVM:
         libsvm_text.check_labelled(data)
-    if mode.size > 1 and not (flag == "val_data_dir" and alone):
+    alone = flag == "val_data_dir" and evaluates_alone(job)
+    if job.distribution.size > 1 and not alone:
         data = datasets.count_rows(data)
     weighted = asked.example_weights is not None or datasets.is_weighted(data)
     return data._replace(sharded=sharded, weighted=weighted)
 
 
-def evaluates_alone(asked: InputConfig, mode: Mode) -> bool:
+def evaluates_alone(job: JobConfig) -> bool:
     """Whether a process evaluates all records by itself."""
-    return asked.eval_on_all_ranks or not mode.synchronous
+    return job.input.eval_on_all_ranks or not job.distribution.synchronous
 
 
-def _is_sharded(flag, alone, of_job):
+def _is_sharded(flag, job):
     """Whether each host has its own part of the records."""
+    of_job = job.sagemaker
     if flag == "training_data_dir":
         return of_job.training_is_sharded()
     if flag == "infer_data_dir":  # no channel belongs to it
         return False
     found = of_job.is_sharded(of_job.evaluation_channel_name)
-    if found and alone and of_job.num_hosts > 1:
+    if found and evaluates_alone(job) and of_job.num_hosts > 1:
         raise BadInput(
             f"Channel {of_job.evaluation_channel_name} is ShardedByS3Key, but with ps or "
             "--eval_on_all_ranks one process needs all its records; make it FullyReplicated."
@@ -62,7 +63,8 @@ def _is_sharded(flag, alone, of_job):
     return found
 
 
-def _open_channel(flag, asked, mode, of_job):
+def _open_channel(flag, job):
+    asked, mode, of_job = job.input, job.distribution, job.sagemaker
     if flag == "infer_data_dir":
         raise BadInput("--pipe_mode: --task_type=infer reads files; start it with input mode File.")
     record_format = formats.FORMATS.get(asked.data_format, formats.TFRECORD)
@@ -90,20 +92,17 @@ def _open_channel(flag, asked, mode, of_job):
         name=f"channel {channel}",
         pipe=pipe,
         own_channel=own,
-        sharded=_is_sharded(flag, evaluates_alone(asked, mode), of_job),
+        sharded=_is_sharded(flag, job),
     )
 
 
-def find_validation(
-    asked: InputConfig, mode: Mode, of_job: sagemaker.Job
-) -> Optional[datasets.DataSet]:
+def find_validation(job: JobConfig) -> Optional[datasets.DataSet]:
     """The data set to evaluate on, or None."""
+    of_job, wanted = job.sagemaker, job.input.val_data_dir
     if of_job.pipe_mode:
         there = of_job.evaluation_channel_name in of_job.channels()
-        wanted = there and mode.evaluates
-    else:
-        wanted = bool(asked.val_data_dir)
-    return find("val_data_dir", asked, mode, of_job) if wanted else None
+        wanted = there and job.distribution.evaluates
+    return find("val_data_dir", job) if wanted else None
 
 
 def warn_of_remembered(trained: Sequence[DataFile], files: Sequence[DataFile]):
@@ -118,24 +117,14 @@ def warn_of_remembered(trained: Sequence[DataFile], files: Sequence[DataFile]):
         )
 
 
-def share(data: datasets.DataSet, mode: Mode, of_job: sagemaker.Job) -> Share:
-    """The share of a data set that this process reads."""
-    return sagemaker.share(
-        data.own_channel,
-        data.sharded,
-        everyone=Share(mode.size, mode.rank),
-        hosts=Share(of_job.num_hosts, of_job.host),
-        of_host=Share(mode.local_size, mode.local_rank),
-    )
-
-
-def share_of_evaluation(
-    data: datasets.DataSet, asked: InputConfig, mode: Mode, of_job: sagemaker.Job
-) -> Tuple[Share, Mode]:
-    """The Share for an evaluation, and the Mode whose processes evaluate together."""
-    if evaluates_alone(asked, mode):
-        return Share(), mode.alone()
-    return share(data, mode, of_job), mode
+def share(data: datasets.DataSet, job: JobConfig) -> Share:
+    """The share of a data set that this process reads, so that all read each record once."""
+    mode, of_job = job.distribution, job.sagemaker
+    if data.own_channel:  # no other process of this host sees these records
+        return Share() if data.sharded else Share(of_job.num_hosts, of_job.host)
+    if data.sharded:  # no other host sees them
+        return Share(mode.local_size, mode.local_rank)
+    return Share(mode.size, mode.rank)
 
 
 def described(data: datasets.DataSet) -> dict:
@@ -153,26 +142,18 @@ def all_alike(data: datasets.DataSet) -> Optional[bool]:
     return sum(positives) in (0, data.rows)
 
 
-def log_training(job, data, config, damaged, share, position):
-    """Logs what is trained on and where the run begins; warns of data that teach nothing.
-
-    Args:
-        job: JobConfig.
-        data: DataSet.
-        config: ModelConfig.
-        damaged: the bad records, by file.
-        share: the Share of this process.
-        position: the Position where it begins.
-    """
+def log_training(plan):
+    """Logs what a plan.Plan trains on and where it begins; warns of data that teach nothing."""
+    job, data, position = plan.job, plan.data, plan.position
     rows = "an unknown number of" if data.rows is None else f"{data.rows:,}"
     source = f"{len(data.files)} file{'s' * (len(data.files) > 1)} ({data.data_format})"
     replicas = job.distribution.replicas_in_step
     logging.info(
         "Training on %s records, %s, %d fields, %s features; "
         "%d replica%s × %s = %s records in a batch.",
-        rows, data.name if data.pipe else source, config.field_size,
-        f"{config.feature_size:,}", replicas, "s" * (replicas > 1), f"{job.input.batch_size:,}",
-        f"{job.global_batch:,}",
+        rows, data.name if data.pipe else source, plan.config.field_size,
+        f"{plan.config.feature_size:,}", replicas, "s" * (replicas > 1),
+        f"{job.input.batch_size:,}", f"{job.global_batch:,}",
     )  # fmt: skip
     if all_alike(data):
         logging.warning(
@@ -192,7 +173,7 @@ def log_training(job, data, config, damaged, share, position):
             f"{data.rows:,}", max(data.rows // (10 * replicas), 1),
         )  # fmt: skip
     if not (data.pipe or data.sharded):
-        shares.log_division(data.files, damaged, share.of)
+        shares.log_division(data.files, plan.damaged, plan.share.of)
     if position.global_step:
         logging.info(
             "Resuming at step %d, epoch %d, batch %d of this process.",

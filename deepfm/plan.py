@@ -21,7 +21,6 @@ from deepfm.kernels.ops import TENSORFLOW, Ops
 from deepfm.model import groups, optimizers
 from deepfm.modes.common.agreement import check_alike
 from deepfm.modes.common.mode import Mode
-from deepfm.runtime import sagemaker
 from deepfm.state import best, checkpoints, evaluations, model_dir, notes, resume
 from deepfm.state.remote_model_dir import Mirror, at_hand
 
@@ -37,7 +36,6 @@ class Opened(NamedTuple):
 
     Attributes:
         job: the JobConfig; the chief's model_dir is local.
-        of_job: the SageMaker job around it, if any.
         mirror: copies the chief's model_dir to the remote one that the user gave, if any.
         known: {field of ModelConfig: value} of the model there; {} if there is none.
         step: the step from which training continues, else 0.
@@ -45,7 +43,6 @@ class Opened(NamedTuple):
     """
 
     job: JobConfig
-    of_job: sagemaker.Job
     mirror: Optional[Mirror]
     known: Dict[str, Any]
     step: int
@@ -85,6 +82,11 @@ class Plan(NamedTuple):
     @property
     def job(self) -> JobConfig:
         return self.opened.job
+
+    @property
+    def model(self) -> estimators.Model:
+        """That is trained."""
+        return estimators.Model(self.job, self.config, trains=True)
 
     @property
     def schema(self) -> records.Schema:
@@ -128,7 +130,7 @@ def together(mode: Mode, act: Callable[[], Tuple[Any, Any]]) -> Tuple[Any, List[
     return kept, [told for _, told in everyone]
 
 
-def open_model(job: JobConfig, of_job: sagemaker.Job, enter: Callable) -> Opened:
+def open_model(job: JobConfig, enter: Callable) -> Opened:
     """Opens the model_dir of a job, which the chief alone reads. The first round.
 
     Args:
@@ -137,7 +139,7 @@ def open_model(job: JobConfig, of_job: sagemaker.Job, enter: Callable) -> Opened
     mode, trains = job.distribution, job.task_type == "train"
 
     def look():
-        of_job.check(mode.local_size)
+        job.sagemaker.check(mode.local_size)
         mine, mirror = enter(at_hand(job, mode.chief))
         if not mode.chief:
             return (mine, mirror), None
@@ -157,35 +159,30 @@ def open_model(job: JobConfig, of_job: sagemaker.Job, enter: Callable) -> Opened
         return (mine, mirror), [known, step, checkpoint]
 
     (job, mirror), ((known, step, checkpoint), *_) = together(mode, look)
-    return Opened(job, of_job, mirror, known, step, checkpoint)
+    return Opened(job, mirror, known, step, checkpoint)
 
 
 def apply_model(
-    opened: Opened, job: JobConfig, flag: Optional[str] = None, check: Callable = lambda *_: None
+    opened: Opened, flag: Optional[str] = None, check: Callable = lambda *_: None
 ) -> Tuple[Optional[datasets.DataSet], estimators.Model]:
     """(the data that a flag names, the trained model to apply to them). The second round.
 
     Args:
-        check: (data, config) -> None; raises BadInput if they do not fit the job.
+        check: (data, model) -> None; raises BadInput if they do not fit the job.
     """
-    mode = job.distribution
-    size = job.input.batch_size
+    job, mode = opened.job, opened.job.distribution
 
     def find():
-        data = open_data.find(flag, job.input, mode, opened.of_job) if flag else None
+        data = open_data.find(flag, job) if flag else None
         config = model_config.of_trained(job, opened.known, data)
-        estimators.check_fits_memory(config, mode, size * estimators.batches_at_once(size))
-        check(data, config)
-        return (data, config), bool(data and data.weighted)
+        estimators.check_fits_memory(job, config)
+        model = estimators.Model(job, config, checkpoint=opened.checkpoint)
+        check(data, model)
+        return (data, model), bool(data and data.weighted)
 
-    (data, config), weighted = together(mode, find)
-    if data and not open_data.evaluates_alone(job.input, mode):
+    (data, model), weighted = together(mode, find)
+    if data and not open_data.evaluates_alone(job):
         data = data._replace(weighted=any(weighted))
-    model = estimators.Model(
-        job.model_dir, config, mode, job.input.seed, ops=compiled.of_model(job.ops),
-        batch_size=size, checkpoint=opened.checkpoint,
-        grouping=groups.Grouping(job.gauc_field, job.slice_fields),
-    )  # fmt: skip
     return data, model
 
 
@@ -221,28 +218,24 @@ def make_plan(opened: Opened) -> Plan:
         opened.step, part.run_step,
     )  # fmt: skip
     history = plan.history or evaluations.History(
-        plan.job.model_dir, plan.job.best_metric, part.run_step, opened.step,
-        least=plan.job.min_improvement, known=decided["evaluations"],
-    )  # fmt: skip
+        plan.job, part.run_step, opened.step, known=decided["evaluations"]
+    )
     return plan._replace(parts=parts, position=position, history=history)
 
 
 def _of_data(opened):
     """(the Plan as far as this process's flags and data decide it; what the others need of it)."""
-    job, of_job, mode = opened.job, opened.of_job, opened.job.distribution
-    data = open_data.find("training_data_dir", job.input, mode, of_job)
-    validation = open_data.find_validation(job.input, mode, of_job)
+    job, mode = opened.job, opened.job.distribution
+    data = open_data.find("training_data_dir", job)
+    validation = open_data.find_validation(job)
     if mode.chief and validation:
         open_data.warn_of_remembered(data.files, validation.files)
     if job.export == best.AUTO:
         exports_best = validation and job.servable_model_dir
         job = job._replace(export=best.FOLDER if exports_best else "last")
     config = model_config.to_train(job, opened.known, data, validation)
-    groups.check(groups.Grouping(job.gauc_field, job.slice_fields), config.field_size)
-    estimators.check_fits_memory(
-        config, mode, job.input.batch_size, job.optimizer,
-        bool(job.eval_every_steps and job.input.val_data_dir),
-    )  # fmt: skip
+    groups.check(estimators.Model(job, config).grouping, config.field_size)
+    estimators.check_fits_memory(job, config)
     job = job._replace(optimizer=optimizers.of_model(job.optimizer, config))
     schema = estimators.schema(config, data)
     data, damaged = bad_records.find_damaged(data, schema, job.input.max_bad_records)
@@ -250,7 +243,7 @@ def _of_data(opened):
         bad_records.check_first_records(data, schema)
     if validation:
         bad_records.check_first_records(validation, estimators.schema(config, validation))
-    share, by_rows = open_data.share(data, mode, of_job), data.rows is not None
+    share, by_rows = open_data.share(data, job), data.rows is not None
     # With known rows it can skip what has been used, and knows the steps of an epoch and the last.
     by_epoch = bool(validation) and job.input.num_epochs > 1 and not job.eval_every_steps
     needs_rows = opened.step or mode.strategy or job.reset_embeddings_each_epoch
@@ -271,9 +264,9 @@ def _of_data(opened):
 def _alike(plan):
     """{flag: value} of what must be the same in processes that take each step together."""
     job, data = plan.job, plan.data
-    mine = {name: x for name, x in of_kinds(plan.config, OF_DATA).items() if x is not None}
-    for each in (plan.config, job.optimizer, job.input, job):
-        mine.update(of_kinds(each, *HYPERPARAMETERS, ORDER, ALIKE))
+    mine = {name: x for name, x in of_kinds([plan.config], OF_DATA).items() if x is not None}
+    configs = plan.config, job.optimizer, job.input, job
+    mine.update(of_kinds(configs, *HYPERPARAMETERS, ORDER, ALIKE))
     mine["val_data_dir"] = bool(plan.validation)
     if not (data.pipe or data.sharded or data.own_channel):
         bad = {file.path: len(file.places) for file in plan.damaged}
@@ -348,10 +341,8 @@ def _decide(plan, rows):
     validation = plan.validation and datasets.identified(plan.validation)
     if validation:
         best.forget_later(job.model_dir, opened.step)
-    history = evaluations.History(
-        job.model_dir, job.best_metric, parts[-1].run_step, opened.step,
-        resume.fingerprint(validation) if validation else None, job.min_improvement,
-    )  # fmt: skip
+    of_data = resume.fingerprint(validation) if validation else None
+    history = evaluations.History(job, parts[-1].run_step, opened.step, of_data)
     if validation:
         best.say_if_replaced(job.model_dir, history)
     return plan._replace(data=data, validation=validation, history=history), {
@@ -372,8 +363,6 @@ def _order(plan):
 
 def _may_change(plan):
     """{flag: value} of the settings that may change between an interruption and the next start."""
-    found = {}
-    for each in (plan.job.optimizer, plan.config, plan.job, plan.job.input):
-        found.update(of_kinds(each, CHANGES))
+    found = of_kinds((plan.job.optimizer, plan.config, plan.job, plan.job.input), CHANGES)
     found = {name: list(x) if isinstance(x, tuple) else x for name, x in found.items()}
     return {**found, "compiled_kernels": plan.ops is not TENSORFLOW}

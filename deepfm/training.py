@@ -10,8 +10,7 @@ from deepfm import estimators, evaluating, export, model_config, open_data
 from deepfm.data import bad_records, identity, input_pipeline, reading
 from deepfm.data.reading import Source
 from deepfm.errors import BadInput
-from deepfm.kernels import compiled
-from deepfm.model import fresh_tables, groups, optimizers
+from deepfm.model import fresh_tables, optimizers
 from deepfm.modes.common import tf_config as clusters
 from deepfm.modes.common.agreement import SameWeights
 from deepfm.plan import Opened, Plan, make_plan
@@ -35,13 +34,13 @@ def train(opened: Opened) -> dict:
 
 def run(plan: Plan) -> dict:
     """Does what was planned; returns its part of report.json."""
-    job, position, chief = plan.job, plan.position, plan.job.distribution.chief
+    job, chief = plan.job, plan.job.distribution.chief
     training = _Training(plan)
-    open_data.log_training(job, plan.data, plan.config, plan.damaged, plan.share, position)
+    open_data.log_training(plan)
     if training.is_left():
         _take_steps(plan, training)
     elif chief:
-        estimators.check_fits(training.model)
+        estimators.check_fits(plan.model)
         saving.delete_older(job.model_dir, job.keep_checkpoint_max)
     if chief and not training.interrupted:
         resume.end(job.model_dir, training.step)
@@ -56,7 +55,7 @@ def run(plan: Plan) -> dict:
     report.update(_skipped(plan.damaged))
     if chief and job.servable_model_dir:
         kept = best.step_of(os.path.join(job.model_dir, best.FOLDER))  # None if it was damaged
-        model = training.model._replace(checkpoint=job.export if kept else "last")
+        model = plan.model._replace(checkpoint=job.export if kept else "last")
         export.save(model, job.servable_model_dir)
     return report
 
@@ -67,13 +66,11 @@ def _take_steps(plan, training):
     source = Source(plan.data, job.input, plan.share, position, plan.damaged, job.ops)
     input_fn = input_pipeline.make_input_fn(source, plan.schema, mode)
     optimizer = job.optimizer._replace(run_step=position.run_step, start_step=position.global_step)
-    estimator = estimators.in_training(
-        training.model, optimizer, plan.ops, job.max_steps, job.log_steps, job.keep_checkpoint_max
-    )
+    estimator = estimators.in_training(plan.model, optimizer, plan.ops)
     watched = contextlib.nullcontext()
     if mode.chief:
         hparams.begin(job, plan.config, resumes=position.global_step > position.run_step)
-        watched = training.gpus.watched()
+        watched = training.progress.gpus.watched()
     naming = bad_records.naming_bad_records(plan.data, plan.schema)
     in_cache, steps = reading.naming_damaged_cache(job.input.cache), mode.stop.taking_steps()
     with in_cache, naming, estimator as estimator, steps, watched, training.saved:
@@ -119,8 +116,6 @@ class _Training:
     """The steps of a training job, and what accompanies them.
 
     Attributes:
-        model: the estimators.Model.
-        gpus: utilization.Gpus.
         evaluating: Evaluating.
         progress: the ProgressHook.
         hooks: all of training.
@@ -133,28 +128,19 @@ class _Training:
         self._plan, self._job, self._position = plan, plan.job, plan.position
         job, position, mode = plan.job, plan.position, plan.job.distribution
         self._mode, step = mode, plan.position.global_step
-        self.gpus, self.interrupted = utilization.Gpus(), False
-        self.model = estimators.Model(
-            job.model_dir, plan.config, mode, job.input.seed, trains=True,
-            ops=compiled.of_model(job.ops), batch_size=job.input.batch_size,
-            grouping=groups.Grouping(job.gauc_field, job.slice_fields),
-        )  # fmt: skip
-        self.evaluating = evaluating.Evaluating(plan, self.model)
-        first_step = 0 if job.eval_every_steps else position.run_step
-        eval_steps = plan.eval_steps if mode.evaluates else 0
-        due = eval_steps and step > position.run_step and (step - first_step) % eval_steps == 0
-        self.evaluating.make_up_for(step, bool(due))
+        self.interrupted = False
         left = plan.epoch and plan.epoch * (job.input.num_epochs - position.epoch)
         last = left and step + left - position.step
         last = min(filter(None, (last, job.max_steps)), default=None)
         # TensorFlow 1.15's iterator over several devices sometimes hangs at the end of the data:
         # about once in 200 runs on a busy machine.
         self.last_step = last if mode.strategy else job.max_steps or None
-        self.progress = throughput.ProgressHook(
-            job.log_steps if mode.chief or not mode.synchronous else 0, last,
-            job.model_dir, mode.size, mode.synchronous, self.gpus,
-            mode.chief, job.profile_steps,
-        )  # fmt: skip
+        self.progress = throughput.ProgressHook(job, last)
+        self.evaluating = evaluating.Evaluating(plan, self.progress)
+        first_step = 0 if job.eval_every_steps else position.run_step
+        eval_steps = plan.eval_steps if mode.evaluates else 0
+        due = eval_steps and step > position.run_step and (step - first_step) % eval_steps == 0
+        self.evaluating.make_up_for(step, bool(due))
         self.hooks = self._make_hooks(eval_steps, first_step)
 
     def _make_hooks(self, eval_steps, first_step):
@@ -163,25 +149,21 @@ class _Training:
         mirror = plan.opened.mirror
         steps, chief = plan.steps, mode.chief
         self._labels = LabelOrder(
-            self.progress, self._mode, plan.data.name, job.input.shuffle_buffer,
+            self.progress, job, plan.data.name,
             steps and steps[mode.rank] - self._position.step,
             job.input.num_epochs - self._position.epoch, open_data.all_alike(plan.data) is None,
         )  # fmt: skip
         checkpointer = saving.Checkpointer(
-            job.model_dir,
-            None if job.save_checkpoints_steps else job.save_checkpoints_secs,
-            job.save_checkpoints_steps or None,
+            job,
             eval_steps,
-            lambda session, step: self.evaluating.on_the_way(session, step, self.progress),
-            first_step=first_step,
+            self.evaluating.on_the_way,
+            first_step,
             before_save=lambda: identity.check_unchanged(plan.data),
             after_save=mirror.hand_over if mirror else lambda: None,
             notes=lambda: notes.evaluated(self.evaluating.history.entries),
-            save=chief,
-            stop=mode.stop,
         )
         self.saved = contextlib.closing(checkpointer)
-        hooks = estimators.session_hooks(self.model)
+        hooks = estimators.session_hooks(plan.model)
         if self.evaluating.decay:  # before the servers' let workers begin
             hooks.append(self.evaluating.decay)
         hooks += mode.make_hooks(checkpointer.save_in_time)

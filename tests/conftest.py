@@ -25,7 +25,10 @@ import tensorflow as tf
 import warm
 from tensorflow.python.client import session
 
+from deepfm.config import InputConfig, JobConfig, OptimizerConfig
+from deepfm.kernels.ops import TENSORFLOW
 from deepfm.modes.common.mode import Mode
+from deepfm.runtime import sagemaker
 from deepfm.runtime.storage import places
 
 tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
@@ -83,6 +86,12 @@ def mode_of(**attributes):
     mode = Mode()
     vars(mode).update(attributes)
     return mode
+
+
+def job_of(**fields):
+    """The JobConfig of no flags, but for some fields."""
+    plain = OptimizerConfig(), InputConfig(), TENSORFLOW, Mode(), sagemaker.Job()
+    return JobConfig({}, (), *plain, flags={})._replace(**fields)
 
 
 def example(label, ids, values):

@@ -74,34 +74,38 @@ def config_of(case):
     )  # fmt: skip
 
 
+def job_of(mode, case, size):
+    """The case's job, in batches of `size`."""
+    plain = OptimizerConfig(), InputConfig(size, case.epochs), compiled.COMPILED, mode
+    job = JobConfig({}, (), *plain, sagemaker.Job(), {})
+    return job._replace(model_dir=case.model_dir, keep_checkpoint_max=1)
+
+
 def evaluate(mode, case, size):
     """The results of the case's checkpoint on its data, in batches of `size`."""
     data, config = datasets.find(case.data, "val_data_dir"), config_of(case)
-    model = estimators.Model(case.model_dir, config, mode, ops=compiled.COMPILED, batch_size=size)
-    job = JobConfig(*len(JobConfig._fields) * [None])
-    job = job._replace(input=InputConfig(size), ops=compiled.COMPILED)
-    return evaluation.of_model(model, data, job, sagemaker.Job())[1]
+    return evaluation.of_model(estimators.Model(job_of(mode, case, size), config), data)[1]
 
 
 def train(mode, case):
     """Trains, without shuffling; each process on its share."""
-    config = config_of(case)
+    config, job = config_of(case), job_of(mode, case, case.global_batch // mode.replicas_in_step)
     data = datasets.count_rows(datasets.find(case.data, "training_data_dir"))
     data = data._replace(weighted=datasets.is_weighted(data))
     ops = compiled.of_steps(compiled.COMPILED, mode)
     share = Share(mode.size, mode.rank)
     source = Source(
-        data, InputConfig(case.global_batch // mode.replicas_in_step, case.epochs), share,
+        data, job.input, share,
         Position(rows_of_processes=mode.exchange(shares.rows_of_share(data, (), share))),
         ops=ops,
     )  # fmt: skip
-    model = estimators.Model(case.model_dir, config, mode, trains=True)
+    model = estimators.Model(job, config, trains=True)
     optimizer = OptimizerConfig(
         case.optimizer, case.learning_rate, clip_norm=case.clip_norm, l2_rows=case.l2_reg,
         cowclip_ratio=case.cowclip_ratio, cowclip_min_norm=0.001, elapsed=case.elapsed,
     )  # fmt: skip
     input_fn = input_pipeline.make_input_fn(source, estimators.schema(config, data), mode)
-    with estimators.in_training(model, optimizer, ops, keep_checkpoint_max=1) as estimator:
+    with estimators.in_training(model, optimizer, ops) as estimator:
         estimator.train(input_fn, hooks=estimators.session_hooks(model))
 
 

@@ -8,6 +8,7 @@ import warm
 from conftest import (
     SMALL_MODEL,
     finish,
+    job_of,
     make_records,
     mode_of,
     run_train,
@@ -167,7 +168,7 @@ def test_training_asks_for_the_rewrite_and_evaluation_does_not(tmp_path):
     from deepfm import estimators
 
     mode = modes.make("local", ModeFlags())
-    model = estimators.Model(str(tmp_path), ModelConfig(4, 50), mode)
+    model = estimators.Model(job_of(model_dir=str(tmp_path), distribution=mode), ModelConfig(4, 50))
 
     def asked(estimator):
         with estimator as made:
@@ -186,7 +187,8 @@ def test_graphs_are_not_rewritten_where_the_kernels_take_the_steps(tmp_path):
 
     def left(mode, ops, use_amp=False):
         """Whether the graphs of training, and of evaluation, are left as they are."""
-        model = estimators.Model(str(tmp_path), ModelConfig(4, 50), mode, ops=ops)
+        job = job_of(model_dir=str(tmp_path), distribution=mode, ops=ops)
+        model = estimators.Model(job, ModelConfig(4, 50))
         made = estimators.in_training(model, OptimizerConfig(use_amp=use_amp), ops)
         found = []
         for estimator in (made, estimators.trained(model)):

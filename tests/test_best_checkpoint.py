@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import s3_server
-from conftest import make_records, run_train, write_tfrecords
+from conftest import job_of, make_records, run_train, write_tfrecords
 from s3_server import Folder, Proxy
 from tensorflow.io import gfile
 from test_best_export import STEPS, data, history, job  # noqa: F401  a fixture
@@ -264,12 +264,12 @@ def test_an_export_by_auto_without_validation_data_is_the_last(data, tmp_path): 
 
 
 def test_a_best_checkpoint_of_other_validation_data_is_said_before_it_is_replaced(tmp_path, caplog):
-    past = evaluations.History(str(tmp_path), "auc", 0, 10, data="old")
+    folder = job_of(model_dir=str(tmp_path))
+    past = evaluations.History(folder, 0, 10, "old")
     past.add(10, {"auc": 0.8, "log_loss": 0.4})
     past.keep()
     (tmp_path / best.FOLDER).mkdir()
     checkpoints.write_state(str(tmp_path / best.FOLDER), ["model.ckpt-10"])
     for data_then, said in (("old", 0), ("new", 1)):
-        history_then = evaluations.History(str(tmp_path), "auc", 0, 10, data=data_then)
-        best.say_if_replaced(str(tmp_path), history_then)
+        best.say_if_replaced(str(tmp_path), evaluations.History(folder, 0, 10, data_then))
         assert caplog.text.count("The checkpoint of step 10 in") == said

@@ -5,8 +5,8 @@ import time
 
 import pytest
 import tensorflow as tf
-from conftest import ROOT
-from test_hooks import train
+from conftest import ROOT, job_of
+from test_hooks import checkpointer, train
 
 from deepfm.state import saving
 
@@ -39,13 +39,13 @@ def saved(model_dir):
 
 
 def test_checkpoints_are_saved_in_time_though_the_clock_is_set_back(tmp_path, clock):
-    hook = saving.Checkpointer(str(tmp_path), 3 * SECONDS, None)
-    train(tmp_path, 10, extra=[clock, hook])
+    job = job_of(model_dir=str(tmp_path), save_checkpoints_secs=3 * SECONDS)
+    train(tmp_path, 10, extra=[clock, saving.Checkpointer(job)])
     assert saved(tmp_path) == [3, 6, 9, 10]
 
 
 def test_a_checkpoint_is_saved_once_in_its_number_of_steps(tmp_path):
-    train(tmp_path, 10, extra=[saving.Checkpointer(str(tmp_path), None, 4)])
+    train(tmp_path, 10, extra=[checkpointer(tmp_path, 4)])
     assert saved(tmp_path) == [4, 8, 10]
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, mode_of
+from conftest import ROOT, job_of, mode_of
 
 from deepfm import estimators, modes
 from deepfm.config import ModeFlags, ModelConfig
@@ -57,7 +57,8 @@ def test_an_estimator_leaves_the_environment_as_it_was(tmp_path, monkeypatch, be
     if before:
         monkeypatch.setenv("TF_CONFIG", before)
     mode = modes.make("local", ModeFlags())
-    with estimators.trained(estimators.Model(str(tmp_path), ModelConfig(4, 50), mode)):
+    job = job_of(model_dir=str(tmp_path), distribution=mode)
+    with estimators.trained(estimators.Model(job, ModelConfig(4, 50))):
         assert os.environ.get("TF_CONFIG") == before
 
 

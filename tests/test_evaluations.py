@@ -5,13 +5,26 @@ import json
 import math
 
 import pytest
+from conftest import job_of
 
+from deepfm.config import OptimizerConfig
 from deepfm.errors import BadInput
 from deepfm.state import evaluations
 
 
 def history(folder, after=0, until=10**9, metric="auc", least=0.0):
-    return evaluations.History(str(folder), metric, after, until, least=least)
+    job = job_of(model_dir=str(folder), best_metric=metric, min_improvement=least)
+    return evaluations.History(job, after, until)
+
+
+def decay(found, factor, patience=1, least=0.0, metric="auc"):
+    """Of a learning rate of 1."""
+    found.job = found.job._replace(
+        optimizer=OptimizerConfig(learning_rate=1.0), learning_rate_decay_on_plateau=factor,
+        learning_rate_decay_patience=patience, min_learning_rate=least,
+        learning_rate_decay_metric=metric,
+    )  # fmt: skip
+    return found.decay()
 
 
 def filled(folder, aucs, **how):
@@ -41,22 +54,22 @@ def test_the_metric_decides_which_is_best(tmp_path, metric, step):
 
 # An evaluation that has a better AUC but a worse log loss, as in BARS's run of criteo_x4_001.
 @pytest.mark.parametrize(
-    "metric, decay", [("auc", 1), ("log_loss", 0.1), ("auc_minus_log_loss", 0.1)]
+    "metric, factor", [("auc", 1), ("log_loss", 0.1), ("auc_minus_log_loss", 0.1)]
 )
-def test_the_metric_decides_when_the_learning_rate_decays(tmp_path, metric, decay):
+def test_the_metric_decides_when_the_learning_rate_decays(tmp_path, metric, factor):
     found = history(tmp_path)
     found.add(10, {"auc": 0.809317, "log_loss": 0.442192})
     found.add(20, {"auc": 0.809407, "log_loss": 0.442291})
-    assert found.decay(0.1, metric=metric) == decay
+    assert decay(found, 0.1, metric=metric) == factor
 
 
 def test_a_rise_that_is_too_small_is_no_improvement(tmp_path):
     aucs = [0.6, 0.6005, 0.6009, 0.6011, 0.6015]
     found = filled(tmp_path, aucs, least=0.001)
     assert (found.best["step"], found.since_best) == (40, 1)  # the first that beats .6 by enough
-    assert found.decay(0.5) == 0.125
+    assert decay(found, 0.5) == 0.125
     assert filled(tmp_path, aucs).best["step"] == 50
-    assert filled(tmp_path, aucs).decay(0.5) == 1
+    assert decay(filled(tmp_path, aucs), 0.5) == 1
 
 
 def test_gauc_decides_where_it_is_known(tmp_path):
@@ -66,7 +79,7 @@ def test_gauc_decides_where_it_is_known(tmp_path):
         found.add(step, {"auc": 0.5, "log_loss": 0.5, "gauc": gauc})
         found.keep()
     assert found.best["step"] == 30
-    assert found.decay(0.1, metric="gauc") == 0.1  # after step 40 alone
+    assert decay(found, 0.1, metric="gauc") == 0.1  # after step 40 alone
     assert history(tmp_path, until=40, metric="gauc").best == found.best
 
 
@@ -75,25 +88,25 @@ def test_an_auc_that_is_not_a_number_is_never_best(tmp_path):
 
 
 def test_the_learning_rate_is_cut_for_each_evaluation_that_is_no_better(tmp_path):
-    assert filled(tmp_path, [0.6, 0.6, 0.7, 0.65, 0.7, 0.8]).decay(0.5) == 0.125
-    assert filled(tmp_path, [0.6]).decay(0.5) == 1
+    assert decay(filled(tmp_path, [0.6, 0.6, 0.7, 0.65, 0.7, 0.8]), 0.5) == 0.125
+    assert decay(filled(tmp_path, [0.6]), 0.5) == 1
     falling = filled(tmp_path, [0.6, 0.6, 0.59, 0.7, 0.65, 0.68, 0.66, 0.67])
-    assert falling.decay(0.5, patience=2) == 0.125  # the third, the sixth, and the last
-    assert falling.decay(0.5, patience=3) == 0.5  # the seventh
-    assert falling.decay(0.5, least=0.1) == 0.1
-    assert filled(tmp_path, [math.nan, 0.6, math.nan, 0.5]).decay(0.5) == 0.5
+    assert decay(falling, 0.5, patience=2) == 0.125  # the third, the sixth, and the last
+    assert decay(falling, 0.5, patience=3) == 0.5  # the seventh
+    assert decay(falling, 0.5, least=0.1) == 0.1
+    assert decay(filled(tmp_path, [math.nan, 0.6, math.nan, 0.5]), 0.5) == 0.5
 
 
 def test_a_run_that_is_started_again_knows_its_evaluations(tmp_path):
     filled(tmp_path, [0.6, 0.8, 0.7])
     again = history(tmp_path, until=30)
-    assert (again.best["step"], again.since_best, again.decay(0.5)) == (20, 1, 0.5)
+    assert (again.best["step"], again.since_best, decay(again, 0.5)) == (20, 1, 0.5)
     assert again.has(30)
     assert not again.has(31)
 
 
 def test_all_processes_compare_the_evaluations_that_the_chief_compares(tmp_path):
-    start = functools.partial(evaluations.History, str(tmp_path), "auc", 0, 10**9)
+    start = functools.partial(evaluations.History, job_of(model_dir=str(tmp_path)), 0, 10**9)
     first = start("data of now")
     first.add(10, {"auc": 0.7, "log_loss": 0.3})
     first.keep()
@@ -104,7 +117,7 @@ def test_all_processes_compare_the_evaluations_that_the_chief_compares(tmp_path)
     for rank in ranks:
         for step, auc in (20, 0.6), (30, 0.8), (40, 0.75):
             rank.add(step, {"auc": auc, "log_loss": 1 - auc})
-    assert [rank.decay(0.5) for rank in ranks] == [0.25, 0.25]
+    assert [decay(rank, 0.5) for rank in ranks] == [0.25, 0.25]
     assert [rank.since_best for rank in ranks] == [1, 1]
     assert [rank.best["step"] for rank in ranks] == [30, 30]
 

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import job_of, mode_of
 
 from deepfm.errors import BadInput
 from deepfm.modes.common.mode import Mode
@@ -15,9 +16,14 @@ from deepfm.state import saving
 v1 = tf.compat.v1
 
 
+def progress_hook(model_dir, last=None, every=100, rank=0):
+    job = job_of(model_dir=str(model_dir), log_steps=every, distribution=mode_of(rank=rank))
+    return throughput.ProgressHook(job, last)
+
+
 def train(model_dir, steps, extra=(), rows=8, every=2, last=None, poison=None, summarize=True):
     """Runs `steps` steps of a loop that counts up one weight; returns the ProgressHook."""
-    progress = throughput.ProgressHook(every, last, str(model_dir), summarize=summarize)
+    progress = progress_hook(model_dir, last, every=every, rank=int(not summarize))
     with tf.Graph().as_default():
         step = v1.train.get_or_create_global_step()
         weight = v1.get_variable("weight", [3], initializer=v1.zeros_initializer())
@@ -43,8 +49,10 @@ def train(model_dir, steps, extra=(), rows=8, every=2, last=None, poison=None, s
     return progress
 
 
-def checkpointer(model_dir, every=100, **kwargs):
-    return saving.Checkpointer(str(model_dir), None, every, **kwargs)
+def checkpointer(model_dir, every=100, rank=0, **kwargs):
+    mode = mode_of(rank=rank)
+    job = job_of(model_dir=str(model_dir), save_checkpoints_steps=every, distribution=mode)
+    return saving.Checkpointer(job, **kwargs)
 
 
 def test_throughput_counts_the_examples_of_every_step(tmp_path):
@@ -73,7 +81,7 @@ def test_a_step_cannot_have_waited_for_less_than_no_time(tmp_path):
         v1.train.get_or_create_global_step()
         v1.add_to_collection(throughput.EXAMPLES, tf.constant([8, 0, 0], tf.int64))
         v1.add_to_collection(v1.GraphKeys.LOSSES, v1.get_variable("weight", []))
-        throughput.ProgressHook(2, None, str(tmp_path)).begin()
+        progress_hook(tmp_path).begin()
         begin, end = (op for op in graph.get_operations() if op.type == "Timestamp")
     assert begin in end.control_inputs
 
@@ -86,7 +94,7 @@ def test_an_evaluations_seconds_are_not_training_seconds(tmp_path):
         progress.exclude(started)
         return False
 
-    progress = throughput.ProgressHook(100, None, str(tmp_path))
+    progress = progress_hook(tmp_path)
     hook = checkpointer(tmp_path, eval_steps=3, evaluate=evaluate)
     shared = train(tmp_path, 6, extra=[progress, hook])
     assert progress.throughput().seconds < shared.throughput().seconds - 0.4
@@ -171,7 +179,7 @@ def test_one_who_wants_to_stop_stops_after_the_step(tmp_path):
 def test_a_process_that_leaves_saving_to_the_chief_writes_nothing_but_evaluates(tmp_path):
     seen = []
     hook = checkpointer(
-        tmp_path, every=2, eval_steps=3, evaluate=lambda _, step: seen.append(step), save=False
+        tmp_path, every=2, eval_steps=3, evaluate=lambda _, step: seen.append(step), rank=1
     )
     train(tmp_path, 6, extra=[hook], summarize=False)
     assert seen == [3, 6]

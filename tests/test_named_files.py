@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from conftest import make_records, write_tfrecords
+from conftest import job_of, make_records, write_tfrecords
 
 from data_tools import inspect_dataset, rebalance
 from data_tools.common.shards import Host
@@ -11,7 +11,6 @@ from deepfm import open_data
 from deepfm.config import InputConfig
 from deepfm.data import dataset_json, datasets
 from deepfm.errors import BadInput
-from deepfm.modes.common.mode import Mode
 from deepfm.runtime import sagemaker
 
 NAMES = tuple("abcd")
@@ -112,7 +111,8 @@ def test_a_name_that_leads_elsewhere_is_no_file_to_miss(four, said):
 
 def find(folder, flag, of_job=None):
     of_job = of_job or sagemaker.Job(input_dir=str(folder / "nowhere"))
-    return open_data.find(flag, InputConfig(1, **{flag: str(folder)}), Mode(), of_job)
+    asked = InputConfig(1, **{flag: str(folder)})
+    return open_data.find(flag, job_of(input=asked, sagemaker=of_job))
 
 
 @pytest.mark.parametrize("flag", ["training_data_dir", "val_data_dir", "infer_data_dir"])

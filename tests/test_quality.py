@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from conftest import SMALL_MODEL, make_records, run_train, write_tfrecords
+from conftest import SMALL_MODEL, job_of, make_records, run_train, write_tfrecords
 
 from deepfm import evaluating
 from deepfm.config import InputConfig
@@ -29,14 +29,14 @@ def test_training_ends_with_what_would_help_and_the_base_rate(
 ):
     log = []
     monkeypatch.setattr(evaluating.logging, "info", lambda text, *args: log.append(text % args))
-    history = evaluations.History(str(tmp_path), "auc", after=1000, until=1000)
+    asked = InputConfig(batch_size=1024, num_epochs=3)
+    job = job_of(model_dir=str(tmp_path), input=asked, max_steps=changed.get("max_steps"))
+    history = evaluations.History(job, after=1000, until=1000)
     for i, auc in enumerate(aucs):
         history.add(1000 + steps - len(aucs) + 1 + i, {"auc": auc, "log_loss": 0.5})
-    asked = InputConfig(batch_size=1024, num_epochs=3)
-    job = SimpleNamespace(input=asked, max_steps=changed.get("max_steps"), best_metric="auc")
     run = SimpleNamespace(
-        _job=job, _run_step=1000, history=history, stopped="stopped" in changed,
-        results=(0, {"positive_rate": 0.25}, {}),
+        _job=job, _run_step=1000, history=history, results=(0, {"positive_rate": 0.25}, {}),
+        _stop=SimpleNamespace(early="stopped" in changed),
     )  # fmt: skip
     evaluating.Evaluating.log_quality(run, 1000 + steps)
     assert log[:-1] == ([f"{said}."] if said else [])

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from absl import flags
 from absl.testing import flagsaver
+from conftest import job_of, mode_of
 
 from deepfm import flags as deepfm_flags
-from deepfm.config import Share
+from deepfm import open_data
+from deepfm.data.datasets import DataSet
 from deepfm.errors import BadInput
-from deepfm.runtime import sagemaker
 from deepfm.runtime.sagemaker import Job
 
 
@@ -36,16 +37,16 @@ def test_all_processes_together_read_every_record_once(hosts, processes, sharded
     # A file for each host and channel, so that any way of dividing them is possible.
     records = np.arange(hosts * processes * 7)
     of_channel = np.split(records, processes) if multi_path else [records] * processes
-    read = []
+    nothing, read = DataSet([], "tfrecord", None, None), []
     for host in range(hosts):
         for process in range(processes):
             files = np.split(of_channel[process], hosts)
             seen = files[host] if sharded else np.concatenate(files)
             rank = host * processes + process
-            found = sagemaker.share(
-                multi_path, sharded, Share(hosts * processes, rank),
-                Share(hosts, host), Share(processes, process),
-            )  # fmt: skip
+            around = Job(hosts=tuple("abc"[:hosts]), current_host="abc"[host])
+            of = dict(size=hosts * processes, local_size=processes, local_rank=process)
+            job = job_of(distribution=mode_of(rank=rank, **of), sagemaker=around)
+            found = open_data.share(nothing._replace(own_channel=multi_path, sharded=sharded), job)
             read.extend(seen[found.index :: found.of])
     assert sorted(read) == records.tolist()
 

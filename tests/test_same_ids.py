@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import make_records, write_libsvm, write_tfrecords
+from conftest import job_of, make_records, write_libsvm, write_tfrecords
 
 from data_tools import libsvm_to_tfrecord, rebalance
 from data_tools.click_logs import feature_map, field_tables
@@ -15,12 +15,11 @@ from data_tools.click_logs.feature_map import Field
 from data_tools.common import line_blocks
 from data_tools.libsvm_to_tfrecord import Options
 from deepfm import model_config
-from deepfm.config import InputConfig, JobConfig, ModelConfig, OptimizerConfig
+from deepfm.config import ModelConfig
 from deepfm.data import dataset_json, datasets
 from deepfm.data.datasets import DataSet
 from deepfm.data.plain import made as how
 from deepfm.errors import BadInput
-from deepfm.modes.common.mode import Mode
 from deepfm.state import export
 
 v1 = tf.compat.v1
@@ -116,8 +115,7 @@ def asked(model_dir, **given):
     names = ("field_size", "feature_size", "multi_valued")
     given = {**dict.fromkeys(names), "deep_layers": (4,), "dropout": (0.0,), "seed": 1, **given}
     names = tuple(name for name, value in given.items() if value is not None)
-    plain = OptimizerConfig(), InputConfig(), None, Mode(), {}
-    return JobConfig(given, names, *plain, model_dir=str(model_dir))
+    return job_of(model=given, given=names, model_dir=str(model_dir))
 
 
 def of_trained(folder, *data):

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import make_records, run_tool
+from conftest import job_of, make_records, run_tool
 from test_records import example, run, write_records
 
 from data_tools import inspect_dataset, libsvm_to_tfrecord, rebalance
@@ -369,7 +369,8 @@ def test_lines_that_all_begin_with_the_same_pair_have_no_labels(tmp_path, caplog
 
     def read(flag, **more):
         asked = InputConfig(1, **{flag: f"{tmp_path}/*.libsvm"}, **more)
-        return open_data.find(flag, asked, Mode(), sagemaker.Job(input_dir=str(tmp_path)))
+        around = sagemaker.Job(input_dir=str(tmp_path))
+        return open_data.find(flag, job_of(input=asked, sagemaker=around))
 
     def convert(**flags):
         options = libsvm_to_tfrecord.Options(

@@ -20,6 +20,7 @@ class JobConfig(NamedTuple):
         given: names of the flags that the user set.
         ops: kernels.ops.Ops to read, shuffle, batch and parse records with.
         distribution: the modes.common.mode.Mode.
+        sagemaker: the sagemaker.Job around it; its defaults outside of SageMaker.
         flags: {name: value} of all flags that differ from their defaults, for report.json.
     """
 
@@ -29,6 +30,7 @@ class JobConfig(NamedTuple):
     input: InputConfig
     ops: Any
     distribution: Any
+    sagemaker: Any
     flags: Dict[str, Any]
     task_type: str = setting(OF_PROCESS, "train",
         "The job: train (and evaluate), eval, infer (write predictions) or export (write a "

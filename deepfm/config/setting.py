@@ -4,7 +4,7 @@ That is its flag (flags.py), what model.json may hold of it, whether ranks compa
 goes on logs its change (settings.py), whether TensorBoard shows it, and which jobs ignore it.
 """
 
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, NamedTuple, Optional, Tuple
 
 MAX_FIELDS = 100000
 MAX_NUMBER = 2**31 - 1  # beyond it TensorFlow 1.15 overflows 32-bit numbers
@@ -88,7 +88,11 @@ def _of_annotation(annotation):
     }  # fmt: skip
 
 
-def of_kinds(config, *kinds: str) -> Dict[str, Any]:
-    """{flag: value} of a config's settings of some kinds."""
-    found = config.settings.items()
-    return {each.flag: getattr(config, name) for name, each in found if each.kind in kinds}
+def of_kinds(configs: Iterable, *kinds: str) -> Dict[str, Any]:
+    """{flag: value} of the settings of some kinds in configs, the last of which counts."""
+    return {
+        each.flag: getattr(config, name)
+        for config in configs
+        for name, each in config.settings.items()
+        if each.kind in kinds
+    }

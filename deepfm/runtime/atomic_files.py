@@ -15,7 +15,7 @@ import re
 import shutil
 import tempfile
 import time
-from typing import Callable, Iterator, List, Tuple
+from typing import Callable, Iterator, Tuple
 
 from absl import logging
 
@@ -177,18 +177,3 @@ def as_json(content) -> str:
 def write_json(path: str, content):
     """Writes JSON, whole or not at all."""
     write_whole(path, as_json(content))
-
-
-def join(path: str, parts: List[str]):
-    """Puts text files together in order, whole or not at all, and removes them."""
-    import tensorflow as tf  # here, because data_tools.on_spark has none
-
-    from deepfm.runtime import remote_files
-
-    with remote_files.written(path) as local, open_whole(local) as whole:
-        for part in parts:
-            with tf.io.gfile.GFile(part) as f:
-                for text in iter(lambda f=f: f.read(1 << 20), ""):
-                    whole.write(text)
-    for part in parts:
-        tf.io.gfile.remove(part)

@@ -123,16 +123,17 @@ class LabelOrder(v1.train.SessionRunHook):
 
     Args:
         progress: ProgressHook, which comes before this hook.
-        processes: the Mode; its processes look together, at the same step or at the end.
+        job: JobConfig; the processes of its Mode look together, at the same step or at the end.
+        name: of the data.
         steps: own steps until the first epoch ends; None if unknown.
         epochs: number of epochs from there on.
         alike: whether to warn of labels that are all alike.
     """
 
-    def __init__(self, progress, processes, name, shuffle_buffer, steps, epochs, alike=True):
-        self._progress, self._processes, self._epochs = progress, processes, max(epochs, 1)
-        self._name, self._buffer, self._steps, self._alike = name, shuffle_buffer, steps, alike
-        self._is_checked = False
+    def __init__(self, progress, job, name, steps, epochs, alike):
+        self._progress, self._processes, self._epochs = progress, job.distribution, max(epochs, 1)
+        self._buffer = job.input.shuffle_buffer
+        self._name, self._steps, self._alike, self._is_checked = name, steps, alike, False
 
     def after_run(self, run_context, run_values):
         if self._processes.synchronous and self._progress.steps == self._steps:

@@ -9,7 +9,6 @@ import json
 import os
 from typing import NamedTuple, Optional, Tuple
 
-from deepfm.config import Share
 from deepfm.config.setting import OF_PROCESS, declares, setting
 from deepfm.errors import BadInput
 
@@ -101,17 +100,3 @@ class Job(NamedTuple):
                 f"{processes_of_host} processes; try --worker_per_host={processes_of_host}, or "
                 f"let MPI start {self.worker_per_host} (processes_per_host of the job)."
             )
-
-
-def share(own_channel: bool, sharded: bool, everyone: Share, hosts: Share, of_host: Share) -> Share:
-    """The share of its records that a process reads, so that all processes read each record once.
-
-    Args:
-        own_channel: whether no other process of its host sees these records.
-        sharded: whether no other host sees them.
-        everyone, hosts, of_host: the place of the process among all processes, of its host among
-            the hosts, and of the process among those of its host.
-    """
-    if own_channel:
-        return Share() if sharded else hosts
-    return of_host if sharded else everyone

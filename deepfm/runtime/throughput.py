@@ -17,6 +17,7 @@ from absl import logging
 from tensorflow.core.protobuf import trace_events_pb2
 from tensorflow.python.eager import profiler
 
+from deepfm.config import JobConfig
 from deepfm.runtime import atomic_files, utilization
 from deepfm.runtime.divergence import diverged, figures_of_weights
 
@@ -90,42 +91,29 @@ def _write_timeline(path: str, steps: int) -> dict:
 class ProgressHook(v1.train.SessionRunHook):
     """Shows progress, stops at a NaN loss, and measures throughput.
 
-    In a terminal a bar with examples/s, loss and time left; elsewhere a line every `every_steps`.
+    In a terminal a bar with examples/s, loss and time left; elsewhere a line every --log_steps. The
+    rate shown is that of all processes. The chief writes summaries and the timeline.
 
     Args:
-        every_steps: steps between two lines; 0 shows nothing.
         last_step: global step at which training ends; None if unknown.
-        model_dir: where the checkpoints are.
-        processes: number that train together; the rate shown is that of all.
-        synchronous: whether every step is a step of all processes.
+
+    Attributes:
+        steps: those of this process so far.
         gpus: the Gpus of this host.
-        summarize: whether to write summaries and a timeline, which one process does.
-        profile: first and last step of the timeline; (): none.
+        recent_loss: of the last step.
+        profile: of _write_timeline.
     """
 
-    def __init__(
-        self,
-        every_steps: int,
-        last_step: Optional[int],
-        model_dir: str,
-        processes: int = 1,
-        synchronous: bool = True,
-        gpus: Optional[utilization.Gpus] = None,
-        summarize: bool = True,
-        profile: Tuple[int, ...] = (),
-    ):
-        self._every_steps = every_steps
-        self._last_step = last_step
-        self._model_dir = model_dir
-        self._processes = processes
-        self._synchronous = synchronous
-        self.steps = 0
+    def __init__(self, job: JobConfig, last_step: Optional[int] = None):
+        mode = job.distribution
+        self._every_steps = job.log_steps if mode.chief or not mode.synchronous else 0
+        self._last_step, self._model_dir = last_step, job.model_dir
+        self._processes, self._synchronous = mode.size, mode.synchronous
+        self._summarizes, self.gpus, self.steps = mode.chief, utilization.Gpus(), 0
         self._marks = array.array("d")  # _FIGURES at the start, and as many after each step
         self._busy = []  # (time without evaluations, utilization.busy_seconds), once a second
-        self._gpus = gpus or utilization.Gpus()
-        self._summarizes = summarize
-        self._to_profile, self._profile_from = profile if summarize else (), None
-        self.profile = {}  # of _write_timeline
+        self._to_profile, self._profile_from = job.profile_steps if mode.chief else (), None
+        self.profile = {}
         self._excluded = [0.0, 0.0, 0.0]  # of evaluations, as a `moment`
         self._logged = 0  # own steps at the last line
         self._shown = None  # the _sample of the last line, and the number of GPU samples by then
@@ -268,8 +256,8 @@ class ProgressHook(v1.train.SessionRunHook):
         """(busy share of the CPU, of the GPUs) since the last line; None if unknown."""
         before, told = self._shown or (self._busy[0], 0)
         now = self._sample()
-        self._shown = now, len(self._gpus.percents)
-        return utilization.share_in_use([before, now]), self._gpus.share(told)
+        self._shown = now, len(self.gpus.percents)
+        return utilization.share_in_use([before, now]), self.gpus.share(told)
 
     def tenths(self, steps: int) -> List[List[float]]:
         """[examples, examples with label 1] of each tenth of this process's first steps."""
@@ -295,6 +283,6 @@ class ProgressHook(v1.train.SessionRunHook):
         host = utilization.share_in_use(self._busy, self._marks[_FIGURES * skip])
         return Throughput(
             int(all_examples), all_seconds, examples / seconds, waited / seconds, own,
-            own if host is None else host, self._gpus.share(),
+            own if host is None else host, self.gpus.share(),
             resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         )  # fmt: skip

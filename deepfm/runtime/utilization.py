@@ -220,18 +220,9 @@ def cost(price: float, hosts: int, rate: float) -> Tuple[Dict[str, float], str]:
 
 
 def reading_advice(faster: Optional[str], pipe: bool, reads: int) -> str:
-    """What would make reading faster.
-
-    Args:
-        faster: what is faster to read than files of this format, if anything is.
-        pipe: whether records come from a FIFO.
-        reads: number of files that are read in parallel.
-    """
-    if faster:
-        return faster
-    if pipe:
-        return "larger objects in the channel, or --pipe_mode=false"
-    return f"--num_parallel_reads={2 * reads}, or a faster disk"
+    """What would make reading faster: a format that is, or more than `reads` files at a time."""
+    disk = f"--num_parallel_reads={2 * reads}, or a faster disk"
+    return faster or ("larger objects in the channel, or --pipe_mode=false" if pipe else disk)
 
 
 def share_in_use(samples: List, first: float = 0.0) -> Optional[float]:

@@ -49,15 +49,11 @@ class State(NamedTuple):
     here: bool
 
 
-_claimed = []  # folders, open and locked for the life of this process
-
-
 def claim(model_dir: str):
     """Makes a local folder if it is missing, and locks it; BadInput if another training has."""
     os.makedirs(model_dir, exist_ok=True)
     atomic_files.sync(os.path.dirname(os.path.abspath(model_dir)))
-    folder = os.open(model_dir, os.O_RDONLY)
-    _claimed.append(folder)
+    folder = os.open(model_dir, os.O_RDONLY)  # stays open and locked as long as this process lives
     if not atomic_files.lock(folder, if_unknown=True):
         raise BadInput(
             f"--model_dir={model_dir}: another process is training there; wait for it, or give "

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Optional
 import tensorflow as tf
 from absl import logging
 
+from deepfm.config import JobConfig
 from deepfm.errors import BadInput
 from deepfm.runtime import atomic_files
 from deepfm.runtime.storage import gfile
@@ -36,12 +37,10 @@ class History:
     """The evaluations of a run so far. Those on other data are kept, but not compared.
 
     Args:
-        model_dir: where they are kept.
-        metric: one of --best_metric, by which they are compared.
+        job: whose model_dir keeps them, and whose --best_metric compares them.
         after: global step at which the run began; earlier evaluations are another run's.
         until: global step of the checkpoint that training resumes from; later ones are dropped.
         data: fingerprint of the present validation data.
-        least: an evaluation improves a metric only by more than this.
         known: [entries, data] of another process's History, instead of what is kept.
 
     Attributes:
@@ -52,22 +51,19 @@ class History:
 
     def __init__(
         self,
-        model_dir: str,
-        metric: str,
+        job: JobConfig,
         after: int,
         until: int,
         data: Optional[str] = None,
-        least: float = 0.0,
         known: Optional[List] = None,
     ):
-        self._path, self._metric, self._least = os.path.join(model_dir, FILE), metric, least
-        self.lost = False
+        self.job, self._path, self.lost = job, os.path.join(job.model_dir, FILE), False
         if known:
             self.entries, self.data = known
             return
         self.entries, self.data = read(self._path), data
         self.entries = [entry for entry in self.entries if after < entry["step"] <= until]
-        made = os.path.isdir(os.path.join(model_dir, "eval")) and until > after
+        made = os.path.isdir(os.path.join(job.model_dir, "eval")) and until > after
         self.lost = made and not tf.io.gfile.exists(self._path)
         if self.lost:
             logging.warning(
@@ -110,8 +106,8 @@ class History:
         """The best evaluation: the last one that improved on all before it."""
         best, goodness = None, -math.inf
         for entry in self._compared:
-            found = _goodness(entry, self._metric)
-            if best is None or found > goodness + self._least:
+            found = _goodness(entry, self.job.best_metric)
+            if best is None or found > goodness + self.job.min_improvement:
                 best, goodness = entry, -math.inf if math.isnan(found) else found
         return best
 
@@ -124,31 +120,29 @@ class History:
     @property
     def last_gain(self) -> float:
         """By how much the newest evaluation improved the metric; NaN if it is the only one."""
-        found = [_goodness(entry, self._metric) for entry in self._compared[-2:]]
+        found = [_goodness(entry, self.job.best_metric) for entry in self._compared[-2:]]
         return found[1] - found[0] if found[1:] else math.nan
 
-    def decay(
-        self, factor: float, patience: int = 1, least: float = 0.0, metric: str = "auc"
-    ) -> float:
-        """What the learning rate is multiplied by.
+    def decay(self) -> float:
+        """What the learning rate is multiplied by, but for --min_learning_rate.
 
-        Args:
-            factor: applied after every `patience` evaluations in a row that did not improve on the
-                best before them on the same data.
-            least: the product of all factors is at least this.
-            metric: one of --learning_rate_decay_metric.
+        It is --learning_rate_decay_on_plateau for every --learning_rate_decay_patience evaluations
+        in a row that did not improve on the best before them on the same data.
         """
+        job, rate = self.job, self.job.optimizer.learning_rate
+        least = job.min_learning_rate / rate if rate else 0.0
         decay, best, data, waited = 1.0, None, None, 0
         for entry in self.entries:
             if entry.get("data", self.data) != data:
                 best, data, waited = None, entry.get("data", self.data), 0
-            goodness = _goodness(entry, metric)
+            goodness = _goodness(entry, job.learning_rate_decay_metric)
             if math.isnan(goodness):
                 continue
-            improved = best is None or goodness > best + self._least
+            improved = best is None or goodness > best + job.min_improvement
             waited = 0 if improved else waited + 1
-            if waited == patience:
-                decay, waited = max(decay * factor, min(least, decay)), 0
+            if waited == job.learning_rate_decay_patience:
+                lower = decay * job.learning_rate_decay_on_plateau
+                decay, waited = max(lower, min(least, decay)), 0
             best = goodness if improved else best
         return decay
 

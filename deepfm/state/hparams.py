@@ -24,8 +24,7 @@ def of_training(job: JobConfig, config: ModelConfig) -> Dict[str, Any]:
     """{name: value} of a training's hyperparameters: numbers, texts, or None for a number that is
     not given and follows from others."""
     values = {"distribution": job.distribution.name, "global_batch_size": job.global_batch}
-    for each in (job.input, job.optimizer, config, job):
-        values.update(of_kinds(each, *HYPERPARAMETERS))
+    values.update(of_kinds((job.input, job.optimizer, config, job), *HYPERPARAMETERS))
     if values["example_weights"] is None:
         values["example_weights"] = "by data"
     return {name: _plain(value) for name, value in values.items()}

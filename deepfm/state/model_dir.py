@@ -96,20 +96,20 @@ def check(job: JobConfig, chief: bool):
     Raises:
         BadInput, RemoteError: the text names the path.
     """
-    task, folder, cache = job.task_type, job.model_dir, _cache_file(job)
-    _check_names(job)
+    task, folder, named = job.task_type, job.model_dir, _outputs(job)
+    _check_names(named)
     if remote_files.is_remote(folder):
         remote_files.check_is_folder(folder, "model_dir")
     check_apart(job)
     if chief:
         warn_inside(job)
-    if task == "train" and cache:
-        remote_files.check_writable(os.path.dirname(os.path.abspath(cache)), "cache")
-    if task == "infer":
+    if "cache" in named:
+        remote_files.check_writable(os.path.dirname(os.path.abspath(named["cache"])), "cache")
+    if "predictions_file" in named:
         check_predictions_file(job)
-    if chief and job.servable_model_dir and task in ("train", "export"):
+    if chief and "servable_model_dir" in named:
         remote_files.check_writable(job.servable_model_dir, "servable_model_dir")
-    if chief and job.predictions_file and task == "infer":
+    if chief and "predictions_file" in named:
         parent = posixpath.dirname(job.predictions_file) or "."
         remote_files.check_writable(parent, "predictions_file")
     if not chief or remote_files.is_remote(folder):
@@ -133,21 +133,19 @@ def warn_of_archives(folder: str, names: Sequence[str]):
         )  # fmt: skip
 
 
-def _check_names(job):
+def _check_names(named):
     """Refuses (BadInput) names with which checkpoints and exports could be written but not read.
 
     Raises UnicodeEncodeError, which program.run explains, for one that is not UTF-8.
     """
-    for flag, path, tasks in _outputs(job):
-        if path and job.task_type in tasks:
-            path.encode()
-            if remote_files.is_remote(path):
-                gfile.check_client(path)
-            # Checkpoints of a remote model_dir are read where they have been fetched to.
-            if flag not in ("cache", "predictions_file") and not (
-                flag == "model_dir" and remote_files.is_remote(path)
-            ):
-                check_is_no_pattern(path, f"--{flag}")
+    for flag, path in named.items():
+        path.encode()
+        if remote_files.is_remote(path):
+            gfile.check_client(path)
+        # Checkpoints of a remote model_dir are read where they have been fetched to.
+        fetched = flag == "model_dir" and remote_files.is_remote(path)
+        if flag not in ("cache", "predictions_file") and not fetched:
+            check_is_no_pattern(path, f"--{flag}")
 
 
 def check_is_no_pattern(path: str, name: str):
@@ -162,7 +160,7 @@ def check_is_no_pattern(path: str, name: str):
 
 def check_predictions_file(job: JobConfig):
     """Refuses (BadInput) to put predictions in place of something else."""
-    path = job.predictions_file or ""
+    path = job.predictions_file
     folder, name = posixpath.split(_whole(path))
     said = None
     if os.path.isdir(path):
@@ -191,11 +189,6 @@ def _is_folder(path):
     return not os.path.islink(path) and tf.io.gfile.isdir(path)
 
 
-def _cache_file(job):
-    """The file that --cache names; None if it names none."""
-    return job.input.cache if job.input.cache not in ("none", "memory") else None
-
-
 def _places_of_data(job):
     """Yields (flag, each place that it lists)."""
     for flag in ("training_data_dir", "val_data_dir", "infer_data_dir"):
@@ -204,21 +197,20 @@ def _places_of_data(job):
 
 
 def _outputs(job):
-    """(flag, the path that it names, the tasks that use it) of all but data."""
-    return (
-        ("model_dir", job.model_dir, ("train", "eval", "infer", "export")),
-        ("servable_model_dir", job.servable_model_dir, ("train", "export")),
-        ("cache", _cache_file(job), ("train",)),
-        ("predictions_file", job.predictions_file, ("infer",)),
-        ("checkpoint", job.checkpoint, ("eval", "infer", "export")),
-    )
+    """{flag: the path that it names} of the flags that this job uses, but for those of its data."""
+    flags = "model_dir", "servable_model_dir", "predictions_file", "checkpoint"
+    used = lambda flag: job.task_type in (JobConfig.settings[flag].tasks or [job.task_type])
+    named = {flag: getattr(job, flag) for flag in filter(used, flags)}
+    if job.task_type == "train" and job.input.cache not in ("none", "memory"):
+        named["cache"] = job.input.cache
+    return {flag: path for flag, path in named.items() if path}
 
 
 def check_apart(job: JobConfig):
     """Refuses (BadInput) a model_dir that is a folder of the job's data, or one above it, and
     exports in a folder of data."""
     model = posixpath.join(_whole(job.model_dir), "")
-    exports = job.servable_model_dir if job.task_type in ("train", "export") else None
+    exports = _outputs(job).get("servable_model_dir")
     for flag, place in _places_of_data(job):
         # For a glob, the folder that all its matches have in common.
         fixed = place if os.path.isdir(place) else re.split(r"[*?\[]", place)[0]
@@ -239,9 +231,9 @@ def warn_inside(job: JobConfig):
     """Warns of output inside a folder of data, where the next job would read it as data."""
     for flag, place in _places_of_data(job):
         folder = posixpath.join(_whole(place), "")
-        for name, path, tasks in _outputs(job)[:-1]:
-            inside = posixpath.join(_whole(path or ""), "").startswith(folder)
-            if path and job.task_type in tasks and inside and os.path.isdir(folder):
+        for name, path in _outputs(job).items():
+            inside = posixpath.join(_whole(path), "").startswith(folder)
+            if name != "checkpoint" and inside and os.path.isdir(folder):
                 logging.warning(
                     "--%s=%s is inside --%s=%s, so the next job will read it as data; give a "
                     "path outside.",

@@ -113,7 +113,7 @@ def order_of(
     """
     return {
         **({"read_buffer_bytes": asked.read_buffer_bytes} if by_buffer else {}),
-        **of_kinds(asked, ORDER),
+        **of_kinds([asked], ORDER),
         "by_rows": by_rows,
         "batch_size": asked.batch_size * mode.replicas_per_process,
         "num_processes": mode.size,

@@ -5,15 +5,15 @@ import functools
 import os
 import time
 import uuid
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Optional
 
 import tensorflow as tf
 from absl import logging
 
+from deepfm.config import JobConfig
 from deepfm.errors import BadInput, listed
 from deepfm.runtime import atomic_files
 from deepfm.runtime.divergence import diverged, figures_of_weights
-from deepfm.runtime.interruption import Stop
 from deepfm.state import checkpoints, sliced_saver
 
 v1 = tf.compat.v1
@@ -24,42 +24,32 @@ class Checkpointer(v1.train.CheckpointSaverHook):
 
     Steps go on while a checkpoint is synced and gets its name, but for evaluations and the end.
 
+    Processes other than the chief leave saving to it, and only evaluate with it.
+
     Args:
-        model_dir: where checkpoints go.
-        save_secs, save_steps: the interval between two; one of them is None.
         eval_steps: steps between two evaluations, 0 for none.
         evaluate: (session, step) -> whether to stop training; called after the checkpoint of a step
             is saved. What it changes, a restart must change again: the step is not saved again.
         first_step: global step from which these steps are counted.
         before_save, after_save: called before each checkpoint is saved and after it is named.
         notes: () -> {name of a tensor: value}, fed to what saves a checkpoint.
-        save: False in processes that leave saving to the chief and only evaluate with it.
-        stop: the process's Stop, so that signals wait for a checkpoint.
     """
 
     def __init__(
         self,
-        model_dir: str,
-        save_secs: Optional[int],
-        save_steps: Optional[int],
+        job: JobConfig,
         eval_steps: int = 0,
         evaluate: Optional[Callable] = None,
         first_step: int = 0,
         before_save: Callable[[], None] = lambda: None,
         after_save: Callable[[], None] = lambda: None,
         notes: Callable[[], Dict[str, Any]] = dict,
-        save: bool = True,
-        stop: Optional[Stop] = None,
     ):
-        super().__init__(model_dir, save_secs=save_secs, save_steps=save_steps)
-        self._save_secs, self._save_steps = save_secs, save_steps
-        self._eval_steps = eval_steps
-        self._evaluate = evaluate
-        self._model_dir = model_dir
-        self._saved_step = None
-        self._next_evaluation = None  # global step
-        self._first_step, self._before_save, self._after_save = first_step, before_save, after_save
-        self._notes, self._saves, self._stop = notes, save, stop or Stop()
+        super().__init__(job.model_dir, save_steps=1)  # whose timer is not used
+        self._job, self._model_dir, self._saves = job, job.model_dir, job.distribution.chief
+        self._eval_steps, self._evaluate, self._first_step = eval_steps, evaluate, first_step
+        self._before_save, self._after_save, self._notes = before_save, after_save, notes
+        self._saved_step = self._next_evaluation = None  # global steps
         self._beside, self._naming = concurrent.futures.ThreadPoolExecutor(1), None
 
     def begin(self):
@@ -98,15 +88,16 @@ class Checkpointer(v1.train.CheckpointSaverHook):
             self._next_evaluation = self._first_step + (done + 1) * self._eval_steps
 
     def _is_time(self, step):
-        """Whether save_secs or save_steps have passed since the last periodic checkpoint.
+        """Whether a periodic checkpoint is due, by the time or the steps since the last one.
 
         TensorFlow's SecondOrStepTimer goes by the time of day: with a clock set back by an hour, it
         saves no checkpoint for an hour.
         """
         last_step, last_time = self._last_timed
-        if self._save_secs is None:
-            return step >= last_step + self._save_steps
-        return step != last_step and time.monotonic() >= last_time + self._save_secs
+        if self._job.save_checkpoints_steps:
+            return step >= last_step + self._job.save_checkpoints_steps
+        due = last_time + self._job.save_checkpoints_secs
+        return step != last_step and time.monotonic() >= due
 
     def save_in_time(self, session):
         """Saves a checkpoint if it is time; a process that waits between steps calls this too."""
@@ -134,7 +125,7 @@ class Checkpointer(v1.train.CheckpointSaverHook):
             raise diverged(step, "the weights are not finite", figures, self._model_dir)
         self._before_save()
         self._saved_step = step
-        with self._stop.saving():
+        with self._job.distribution.stop.saving():
             self._naming = self._beside.submit(self._name, self._write(session, step))
             if wait:
                 self.close()
@@ -215,10 +206,11 @@ class CheckShapes(v1.train.SessionRunHook):
         ]
         needed = {_saved_as(variable)[0] for variable in v1.trainable_variables()}
         missing = [name for name in wanted if name not in shapes and name in needed]
-        if differ or missing:
+        differ += [f"it lacks {listed(missing, 3)}"] if missing else []
+        if differ:
             raise BadInput(
                 f"--model_dir={self._model_dir} holds another model's checkpoint: "
-                + "; ".join(differ + _absent(missing))
+                + "; ".join(differ)
                 + ". Give the flags it was trained with, another --model_dir, "
                 "or --clear_existing_model."
             )
@@ -277,7 +269,3 @@ def _saved_as(variable):
     if part:
         return part.full_name, list(part.full_shape)
     return variable.op.name, variable.shape.as_list()
-
-
-def _absent(names: List[str]):
-    return [f"it lacks {listed(names, 3)}"] if names else []
