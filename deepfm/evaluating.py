@@ -10,7 +10,7 @@ from deepfm import evaluation
 from deepfm.data import identity
 from deepfm.model import metrics, optimizers
 from deepfm.plan import Plan
-from deepfm.runtime import interruption, stopping, throughput
+from deepfm.runtime import interruption, throughput
 from deepfm.state import best, evaluations
 
 v1 = tf.compat.v1
@@ -37,8 +37,6 @@ class Evaluating:
         self._job, self._model, self._progress = plan.job, plan.model, progress
         self._run_step = plan.position.run_step
         self._mode = mode = plan.job.distribution
-        # If each process takes steps of its own, the chief decides alone.
-        self._agree = mode.agree if mode.synchronous else lambda value: value
         self.results, self.data, self._stop = None, plan.validation, mode.stop
         self.history = plan.history
         # If all take each step together, each process has a copy of the rate to set. It is set in
@@ -60,7 +58,7 @@ class Evaluating:
                 self.evaluate(step)
         else:
             try:  # the others take steps meanwhile that no checkpoint holds yet
-                self.evaluate(step, [stopping.GiveUp(self._stop)])
+                self.evaluate(step)
             except interruption.Interrupted:
                 return True
         self._take_stock(step)
@@ -73,14 +71,15 @@ class Evaluating:
         self._progress.exclude(started)
         return self._stop.early
 
-    def evaluate(self, step: int, more_hooks=()):
+    def evaluate(self, step: int):
         """Evaluates the newest checkpoint, and keeps it if it is the best."""
         history = self.history
         identity.check_unchanged(self.data)
-        _, results, curves = evaluation.of_model(self._model, self.data, more_hooks)
+        _, results, curves = evaluation.of_model(self._model, self.data)
         self.results = step, results, curves
         history.add(step, results)
-        history.entries = self._agree(history.entries)  # from which all conclude the same
+        if self._mode.synchronous:  # if not, the chief decides alone
+            history.entries = self._mode.agree(history.entries)  # so that all conclude the same
         if self._mode.chief:
             if history.best["step"] == step:
                 folder = self._job.model_dir

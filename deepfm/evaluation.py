@@ -12,7 +12,7 @@ from deepfm.errors import BadInput
 from deepfm.estimators import Model
 from deepfm.model import groups, metrics
 from deepfm.plan import Opened, apply_model
-from deepfm.runtime import divergence, remote_files
+from deepfm.runtime import divergence, remote_files, stopping
 from deepfm.state import resume
 
 
@@ -32,7 +32,7 @@ def evaluate(opened: Opened) -> dict:
     return {"global_step": step, "eval": results, "curves": curves, **about}
 
 
-def of_model(model: Model, data: datasets.DataSet, more_hooks=()) -> Tuple[int, dict, dict]:
+def of_model(model: Model, data: datasets.DataSet) -> Tuple[int, dict, dict]:
     """Evaluates the model's checkpoint on every record once, and logs the stable line.
 
     Returns:
@@ -48,7 +48,8 @@ def of_model(model: Model, data: datasets.DataSet, more_hooks=()) -> Tuple[int, 
 
     def at(path):
         curves, slices = metrics.Curves(), groups.Slices()
-        session = [*estimators.session_hooks(model, path), *more_hooks, curves, slices]
+        give_up = stopping.GiveUp(job.distribution.stop)
+        session = [*estimators.session_hooks(model, path), give_up, curves, slices]
         naming = bad_records.naming_bad_records(data, estimators.schema(model.config, data))
         with naming, estimators.trained(model) as estimator:
             # Evaluations by other jobs than training write their summaries to eval_test/.

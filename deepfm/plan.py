@@ -140,7 +140,7 @@ def open_model(job: JobConfig, enter: Callable) -> Opened:
 
     def look():
         job.sagemaker.check(mode.local_size)
-        mine, mirror = enter(at_hand(job, mode.chief))
+        mine, mirror = enter(at_hand(job))
         if not mode.chief:
             return (mine, mirror), None
         folder = mine.model_dir
@@ -354,11 +354,11 @@ def _decide(plan, rows):
 
 def _order(plan):
     """What determines the order of the records."""
-    asked, data = plan.job.input, plan.data
-    side_by_side = len(data.files) > 1 and asked.num_parallel_reads > 1
+    job, data = plan.job, plan.data
+    side_by_side = len(data.files) > 1 and job.input.num_parallel_reads > 1
     by_buffer = side_by_side and data.format.chunks_by_buffer
     skipped = sum(len(file.places) for file in plan.damaged)
-    return resume.order_of(asked, plan.by_rows, plan.job.distribution, skipped, by_buffer)
+    return resume.order_of(job, plan.by_rows, skipped, by_buffer)
 
 
 def _may_change(plan):

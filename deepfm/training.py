@@ -292,12 +292,9 @@ class _Training:
         ours = shares.pop("cpu_utilization") * mode.local_size
         if self.progress.steps < _STEPS_OF_A_VERDICT:
             return {**shares, **money}
-        config, reads = job.input, job.input.num_parallel_reads
+        reads = job.input.num_parallel_reads
         advice = utilization.reading_advice(data.format.faster, bool(data.pipe), reads)
-        verdict = utilization.verdict(
-            **shares, gpu_utilization=found.gpu_utilization, advice=advice,
-            num_processes=mode.size, batch_size=config.batch_size,
-            others=shares["host_cpu_utilization"] - ours if mode.synchronous else 0.0,
-            use_amp=job.optimizer.use_amp,
-        )  # fmt: skip
+        others = shares["host_cpu_utilization"] - ours if mode.synchronous else 0.0
+        gpu = found.gpu_utilization
+        verdict = utilization.verdict(job, advice, others, **shares, gpu_utilization=gpu)
         return {**shares, **money, "verdict": verdict + said}

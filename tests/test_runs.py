@@ -4,21 +4,21 @@ import json
 
 import pytest
 import tensorflow as tf
-from conftest import mode_of
+from conftest import job_of, mode_of
 
 from deepfm.config import InputConfig
 from deepfm.data import datasets
 from deepfm.data.identity import Identity
 from deepfm.errors import BadInput
-from deepfm.modes.common.mode import Mode
 from deepfm.state import resume, sliced_saver
 from deepfm.state.notes import make_notes
 
 v1 = tf.compat.v1
 
 
-def order_of(asked, skipped=0, by_buffer=False):
-    return resume.order_of(asked, True, Mode(), skipped, by_buffer)
+def order_of(asked, skipped=0, by_buffer=False, **of_mode):
+    job = job_of(input=asked, distribution=mode_of(**of_mode))
+    return resume.order_of(job, True, skipped, by_buffer)
 
 
 ORDER = order_of(InputConfig(64, shuffle_buffer=10))
@@ -131,8 +131,8 @@ CONFIG = InputConfig(64, shuffle_buffer=10)
 def test_what_changes_the_order_begins_the_epoch_again(run, caplog, change):
     change = dict(change)
     run.begin(0, order=order_of(CONFIG))
-    mode = mode_of(replicas_per_process=change.pop("replicas", 1))
-    order = resume.order_of(CONFIG._replace(**change), True, mode)
+    replicas = change.pop("replicas", 1)
+    order = order_of(CONFIG._replace(**change), replicas_per_process=replicas)
     assert gone_on(run, 25, order=order) == [(2, 0)]
     assert "epoch 3 starts over" in caplog.text
 

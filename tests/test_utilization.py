@@ -5,14 +5,17 @@ import time
 import types
 
 import pytest
-from conftest import SMALL_MODEL, make_records, report, run_train, write_tfrecords
+from conftest import SMALL_MODEL, job_of, make_records, mode_of, report, run_train, write_tfrecords
 
+from deepfm.config import InputConfig, OptimizerConfig
 from deepfm.runtime import utilization
 
-RUN = dict(
-    input_wait_share=0.02, host_cpu_utilization=0.97, gpu_utilization=None, others=0.0,
-    num_processes=1, batch_size=1024, advice="--cache=memory",
-)  # fmt: skip
+
+def verdict(num_processes=1, use_amp=False, others=0.0, **shares):
+    run = dict(input_wait_share=0.02, host_cpu_utilization=0.97, gpu_utilization=None)
+    mode, optimizer = mode_of(size=num_processes), OptimizerConfig(use_amp=use_amp)
+    job = job_of(distribution=mode, optimizer=optimizer, input=InputConfig(1024))
+    return utilization.verdict(job, "--cache=memory", others, **{**run, **shares})
 
 
 @pytest.mark.parametrize(
@@ -47,7 +50,7 @@ RUN = dict(
     ],
 )  # fmt: skip
 def test_the_verdict_names_the_limit_and_a_flag(changes, sentence):
-    assert sentence in utilization.verdict(**{**RUN, **changes})
+    assert sentence in verdict(**changes)
 
 
 @pytest.mark.parametrize("gpu", [0.0, 0.2, 0.5, 0.89])
@@ -56,7 +59,7 @@ def test_the_verdict_names_the_limit_and_a_flag(changes, sentence):
 @pytest.mark.parametrize("others", [0.0, 0.5])
 def test_nobody_with_an_idle_gpu_is_sent_to_more_hosts(gpu, cpu, wait, others):
     shares = dict(gpu_utilization=gpu, host_cpu_utilization=cpu, input_wait_share=wait)
-    assert "more hosts" not in utilization.verdict(**{**RUN, **shares, "others": others})
+    assert "more hosts" not in verdict(others=others, **shares)
 
 
 def test_hosts_count_in_the_price_of_a_million_examples():

@@ -120,13 +120,7 @@ def check_writable(folder: str, flag: str):
         _check_address(folder)
         if flag != "predictions_file":  # a file, which may be at the top of a bucket
             check_is_folder(folder, flag)
-        path = posixpath.join(folder, f".probe-{uuid.uuid4().hex}")
-
-        def probe():
-            put_text("probe", path)
-            tf.io.gfile.remove(path)
-
-        _in_time(probe, f"--{flag}: {folder} cannot be written")
+        _probe(folder, lambda name: None, f"--{flag}: {folder} cannot be written")
 
 
 def names(folder: str, flag: str) -> List[str]:
@@ -137,20 +131,29 @@ def names(folder: str, flag: str) -> List[str]:
     if not is_remote(folder):
         return tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else []
     check_is_folder(folder, flag)
+
+    def look(name):
+        found = [x.rstrip("/") for x in tf.io.gfile.listdir(folder)]
+        if name not in found:
+            raise OSError("the listing lacks a file that was just written")
+        return [x for x in found if x and not x.startswith((".probe-", MARK))]
+
+    return _probe(folder, look, f"--{flag}={folder} cannot be written and listed")
+
+
+def _probe(folder, look, what):
+    """Returns look(name) while a file of that name is in a remote folder, as `_in_time` does."""
     name = f".probe-{uuid.uuid4().hex}"
     path = posixpath.join(folder, name)
 
     def probe():
         put_text("probe", path)
         try:
-            found = [x.rstrip("/") for x in tf.io.gfile.listdir(folder)]
+            return look(name)
         finally:
             tf.io.gfile.remove(path)
-        if name not in found:
-            raise OSError("the listing lacks a file that was just written")
-        return [x for x in found if x and not x.startswith((".probe-", MARK))]
 
-    return _in_time(probe, f"--{flag}={folder} cannot be written and listed")
+    return _in_time(probe, what)
 
 
 def clear(folder: str, is_ours: Callable[[str], bool]) -> bool:

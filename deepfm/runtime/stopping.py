@@ -42,7 +42,8 @@ class StopTogether(v1.train.SessionRunHook):
 
 
 class GiveUp(v1.train.SessionRunHook):
-    """Ends an evaluation with interruption.Interrupted when a signal has asked training to stop."""
+    """Ends an evaluation with interruption.Interrupted when a signal has come, though training
+    goes on in other processes meanwhile."""
 
     def __init__(self, stop: Stop):
         self._stop = stop

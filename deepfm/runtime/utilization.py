@@ -10,6 +10,8 @@ import subprocess
 import threading
 from typing import Dict, List, Optional, Tuple
 
+from deepfm.config import JobConfig
+
 _GPU_SECONDS = 5  # between two looks at the GPUs
 _WAITING = 0.1  # share of a step spent waiting for records from which on reading is the limit
 _BUSY = 0.9  # share of the processors' time in use from which on they are the limit
@@ -154,25 +156,21 @@ class Gpus:
 
 
 def verdict(
+    job: JobConfig,
+    advice: str,
+    others: float,
     input_wait_share: float,
     host_cpu_utilization: float,
     gpu_utilization: Optional[float],
-    others: float,
-    num_processes: int,
-    batch_size: int,
-    advice: str,
-    use_amp: bool = False,
 ) -> str:
     """What limits a run, and what to try, in a sentence.
 
     Args:
-        input_wait_share, host_cpu_utilization, gpu_utilization: as of Throughput.
-        others: part of host_cpu_utilization that other programs' processes use.
-        num_processes: processes that train together.
-        batch_size: records in a replica's batch.
         advice: what would make reading faster.
-        use_amp: whether steps already compute in float16.
+        others: part of host_cpu_utilization that other programs' processes use.
+        input_wait_share, host_cpu_utilization, gpu_utilization: as of Throughput.
     """
+    num_processes, batch_size = job.distribution.size, job.input.batch_size
     wait, cpu, gpu = input_wait_share, host_cpu_utilization, gpu_utilization
     seen = f"input waits {100 * wait:.0f} %, CPU {100 * cpu:.0f} %"
     shared = others > _OTHERS
@@ -197,7 +195,8 @@ def verdict(
             "pays only on a busy GPU."
         )
     if max(cpu, gpu or 0.0) >= _BUSY:
-        amp = "--use_amp (large layers, tensor cores), " if gpu and not use_amp else ""
+        more = gpu and not job.optimizer.use_amp
+        amp = "--use_amp (large layers, tensor cores), " if more else ""
         return f"Compute-bound ({seen}): the step is the limit; try {amp}{larger}, or {hosts}."
     if num_processes > 1:
         return (

@@ -50,12 +50,7 @@ class History:
     """
 
     def __init__(
-        self,
-        job: JobConfig,
-        after: int,
-        until: int,
-        data: Optional[str] = None,
-        known: Optional[List] = None,
+        self, job: JobConfig, after: int, until: int, data: Optional[str] = None, known=None
     ):
         self.job, self._path, self.lost = job, os.path.join(job.model_dir, FILE), False
         if known:

@@ -90,13 +90,14 @@ def is_ours(name: str) -> bool:
     return checkpoints.is_part(name) or bool(_OURS.fullmatch(name))
 
 
-def check(job: JobConfig, chief: bool):
+def check(job: JobConfig):
     """Refuses paths that a job cannot read or write (the chief writes most), or that harm data.
 
     Raises:
         BadInput, RemoteError: the text names the path.
     """
     task, folder, named = job.task_type, job.model_dir, _outputs(job)
+    chief = job.distribution.chief
     _check_names(named)
     if remote_files.is_remote(folder):
         remote_files.check_is_folder(folder, "model_dir")

@@ -32,11 +32,9 @@ _HANDED = ".handed"  # folder of hard links to the checkpoints waiting to be cop
 
 
 @contextlib.contextmanager
-def at_hand(job: JobConfig, chief: bool):
-    """Makes a remote model_dir local for a job, and copies it back at the end.
-
-    Args:
-        chief: whether this process is the chief, which alone reads and writes model_dir.
+def at_hand(job: JobConfig):
+    """Makes a remote model_dir local for the chief, which alone reads and writes it, and copies it
+    back at the end.
 
     Yields:
         (the JobConfig, the chief's with a local model_dir; its Mirror if that is a copy).
@@ -45,14 +43,14 @@ def at_hand(job: JobConfig, chief: bool):
         RemoteError: a server cannot be reached, or what the job made cannot be copied; the local
             folder is then kept.
     """
-    model_dir.check(job, chief)
+    model_dir.check(job)
     path = job.model_dir
     if not remote_files.is_remote(path):
         yield job, None
         return
     if not job.predictions_file:  # of which each rank writes a part
         job = job._replace(predictions_file=posixpath.join(path, "predictions.txt"))
-    if not chief:
+    if not job.distribution.chief:
         yield job, None
         return
     names = remote_files.names(path, "model_dir")

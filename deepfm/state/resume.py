@@ -24,7 +24,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import tensorflow as tf
 from absl import logging
 
-from deepfm.config import InputConfig
+from deepfm.config import JobConfig
 from deepfm.config.setting import ORDER, of_kinds
 from deepfm.data import datasets
 from deepfm.data.identity import Identity
@@ -96,26 +96,20 @@ def digest(value) -> str:
     return hashlib.sha1(repr(value).encode()).hexdigest()
 
 
-def order_of(
-    asked: InputConfig,
-    by_rows: bool,
-    mode,
-    skipped: int = 0,
-    by_buffer: bool = False,
-) -> Dict[str, Any]:
+def order_of(job: JobConfig, by_rows: bool, skipped: int, by_buffer: bool) -> Dict[str, Any]:
     """What determines the order of the records.
 
     Args:
         by_rows: as in Position.
-        mode: the modes.common.mode.Mode whose processes divide the records.
         skipped: number of bad records that are skipped.
         by_buffer: whether the bytes that are read at once have to do with it.
     """
+    asked, mode = job.input, job.distribution
     return {
         **({"read_buffer_bytes": asked.read_buffer_bytes} if by_buffer else {}),
         **of_kinds([asked], ORDER),
         "by_rows": by_rows,
-        "batch_size": asked.batch_size * mode.replicas_per_process,
+        "batch_size": job.batch_of_process,
         "num_processes": mode.size,
         "cache": asked.cache != "none",
         "synchronous": mode.synchronous,

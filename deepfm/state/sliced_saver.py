@@ -94,20 +94,18 @@ class Builder(BulkSaverBuilder):
         self._notes = None
 
     def save_op(self, filename_tensor, saveables):
-        groups, room = [], 0
+        everything = [x for saveable in saveables for x in _slices(saveable)]
         if self._notes is None:  # the first of the parameter servers saves them
             self._notes = self._make_notes()
-            groups.append([
-                (name, Slice("", 0, lambda note=note: note)) for name, note in self._notes.items()
-            ])  # fmt: skip
-            room = SLICE_BYTES
-        for saveable in saveables:
-            for name, rows in _slices(saveable):
-                if not groups or rows.size > room:
-                    groups.append([])
-                    room = SLICE_BYTES
-                groups[-1].append((name, rows))
-                room -= rows.size
+            notes = [(name, Slice("", 0, lambda x=x: x)) for name, x in self._notes.items()]
+            everything = notes + everything
+        groups, room = [], 0
+        for name, rows in everything:
+            if not groups or rows.size > room:
+                groups.append([])
+                room = SLICE_BYTES
+            groups[-1].append((name, rows))
+            room -= rows.size
         noted = list(self._notes.values())
         prefixes, saved = [], []
         for i, group in enumerate(groups):
