@@ -161,7 +161,7 @@ def check_is_no_pattern(path: str, name: str):
 
 def check_predictions_file(job: JobConfig):
     """Refuses (BadInput) to put predictions in place of something else."""
-    path = job.predictions_file
+    path = job.predictions_file or ""
     folder, name = posixpath.split(_whole(path))
     said = None
     if os.path.isdir(path):
