@@ -7,6 +7,7 @@ import pytest
 import sklearn.metrics
 import tensorflow as tf
 from conftest import (
+    job_of,
     make_records,
     mode_of,
     report,
@@ -25,14 +26,13 @@ from test_modes_agree import dealt
 from test_pipe_mode import channels  # noqa: F401  a fixture
 from test_weighted_records import weighted_example, write_records
 
-from deepfm import open_data
-from deepfm.config import OptimizerConfig
-from deepfm.data import datasets
+from deepfm.config import InputConfig, OptimizerConfig
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import metrics
 from deepfm.model.model_fn import make_model_fn
 from deepfm.modes.common.mode import Mode
+from deepfm.plan import Opened, apply_model
 
 v1 = tf.compat.v1
 F, V, K, B = 4, 12, 3, 9
@@ -380,12 +380,14 @@ def test_channels_of_unequal_length_agree_with_local(request, data, locally, tmp
     check(train(run, data, tmp_path / "model", "sgd", *words), locally["sgd"], 1e-6)
 
 
-def test_hosts_with_other_data_agree_on_whether_these_are_weighted():
-    others = mode_of(size=2, exchange=lambda value: [value, True])
-    data = datasets.DataSet([], "tfrecord", None, None, weighted=False)
-    assert open_data.weighted_alike(data, others).weighted
-    assert not open_data.weighted_alike(data, Mode()).weighted
-    assert open_data.weighted_alike(None, others) is None
+def test_hosts_with_other_data_agree_on_whether_these_are_weighted(tmp_path):
+    path = write_tfrecords(tmp_path / "plain.tfrecords", make_records(8))
+    others = mode_of(size=2, exchange=lambda told: [told, [None, True]])
+    for mode, weighted in ((others, True), (Mode(), False)):
+        job = job_of(distribution=mode, input=InputConfig(val_data_dir=str(path)))
+        known = {"field_size": 4, "feature_size": 50}
+        data, _ = apply_model(Opened(job, None, known, 0, "last"), "val_data_dir")
+        assert data.weighted == weighted
 
 
 def test_weights_can_be_ignored(data, tmp_path):
