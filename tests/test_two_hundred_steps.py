@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from deepfm.config import ModelConfig, OptimizerConfig
-from deepfm.kernels import compiled
+from deepfm.kernels import compiled, first_layer
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model.model_fn import make_model_fn
@@ -166,7 +166,7 @@ def test_200_steps_are_those_of_float64_and_of_the_whole_matrix(name, changes, m
     start, *found = trained(name, changes, TENSORFLOW)
     runs = {"TensorFlow's operators": found}
     for way, share in (("whole matrix", 1e-9), ("distinct pairs", 2)):
-        monkeypatch.setattr(compiled, "largest_share", lambda *widths, share=share: share)
+        monkeypatch.setattr(first_layer, "largest_share", lambda *widths, share=share: share)
         runs[way] = trained(name, changes, COMPILED, start)[1:]
     losses, weights = by_the_book(name, changes, start)
     assert losses[-20:].mean() < 0.9 * losses[:20].mean()  # it has learned something
