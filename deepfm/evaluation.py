@@ -38,12 +38,11 @@ def of_model(model: Model, data: datasets.DataSet) -> Tuple[int, dict, dict]:
     Returns:
         (the checkpoint's global step, the results, the curves of metrics.Curves).
     """
-    job, share = model.job, open_data.share(data, model.job)
+    job, share = model.job, Share()
     if open_data.evaluates_alone(job):
-        model, share = (
-            model._replace(job=job._replace(distribution=job.distribution.alone())),
-            Share(),
-        )
+        model = model._replace(job=job._replace(distribution=job.distribution.alone()))
+    else:
+        share = open_data.share(data, job)
     input_fn = estimators.input_of(model, data, share)
 
     def at(path):
