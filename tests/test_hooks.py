@@ -10,7 +10,7 @@ from conftest import job_of, mode_of
 
 from deepfm.errors import BadInput
 from deepfm.modes.common.mode import Mode
-from deepfm.runtime import interruption, stopping, tf_patches, throughput
+from deepfm.runtime import interruption, stopping, tf_patches, throughput, utilization
 from deepfm.state import saving
 
 v1 = tf.compat.v1
@@ -60,6 +60,12 @@ def test_throughput_counts_the_examples_of_every_step(tmp_path):
     assert found.examples == 35
     assert found.seconds > 0
     assert found.peak_rss_bytes > 1 << 20
+
+
+def test_a_run_of_less_than_a_second_knows_how_busy_the_host_is(tmp_path, monkeypatch):
+    busy = lambda: time.monotonic() * utilization.cores()  # all cores, by other processes
+    monkeypatch.setattr(utilization, "busy_seconds", busy)
+    assert train(tmp_path, 7).throughput().host_cpu_utilization > 0.9
 
 
 def test_summaries_tell_the_speed_at_every_line(tmp_path):

@@ -204,7 +204,8 @@ class ProgressHook(v1.train.SessionRunHook):
         return time.monotonic(), utilization.busy_seconds(), time.process_time()
 
     def end(self, session):
-        self._busy.append(self._sample())
+        # Of now, since the last step may have been followed by a checkpoint.
+        self._busy.append(tuple(np.subtract(self.moment(), self._excluded)[:2]))
         self._look_closely(int(self._marks[-_FIGURES + 3]), ends=True)
         if self._bar and sys.stdout.isatty():
             sys.stdout.write("\n")
