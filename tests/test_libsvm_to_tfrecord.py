@@ -8,12 +8,11 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import ROOT, await_files, run_tool, shared_data
+from conftest import ROOT, await_files, run_tool, shared_data, wait_until
 
 from data_tools import libsvm_to_tfrecord, rebalance
 from data_tools.click_logs import splitting
@@ -492,13 +491,6 @@ def is_running(process):
     return False
 
 
-def wait_until(condition):
-    deadline = time.time() + TIMEOUT
-    while not condition():
-        assert time.time() < deadline
-        time.sleep(0.02)
-
-
 def children(process):
     with open(f"/proc/{process.pid}/task/{process.pid}/children") as f:
         return [int(pid) for pid in f.read().split()]
@@ -592,7 +584,7 @@ def test_no_worker_outlives_a_killed_parent(tmp_path):
     process = start_long_run(tmp_path)
     process.kill()
     process.wait(timeout=TIMEOUT)
-    wait_until(lambda: not is_running(process))
+    assert wait_until(lambda: not is_running(process), TIMEOUT, 0.02)
     process.stderr.close()
 
 
