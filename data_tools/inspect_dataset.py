@@ -29,10 +29,10 @@ from data_tools.common.line_blocks import LineRange
 from data_tools.common.progress import Progress
 from data_tools.inspecting import new_metadata
 from deepfm.data import bad_records, dataset_json, datasets, formats, records
-from deepfm.data.plain import file_bytes, libsvm_text
-from deepfm.data.plain.bad_record import BadRecord
-from deepfm.data.plain.schema import FRAME
 from deepfm.errors import BadInput
+from deepfm.records import file_bytes, libsvm_text
+from deepfm.records.bad_record import BadRecord
+from deepfm.records.schema import FRAME
 from deepfm.runtime import memory
 
 BATCH = 8192  # TFRecords read at once

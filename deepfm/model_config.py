@@ -9,10 +9,10 @@ from absl import logging
 from deepfm.config import JobConfig, ModelConfig
 from deepfm.config.setting import STAYS
 from deepfm.data import bad_records, datasets
-from deepfm.data.plain import made
-from deepfm.data.plain.schema import Schema
 from deepfm.errors import BadInput
 from deepfm.model.model_fn import logit_offset
+from deepfm.records import made
+from deepfm.records.schema import Schema
 from deepfm.runtime import atomic_files
 from deepfm.state import model_json
 

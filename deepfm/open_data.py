@@ -9,9 +9,9 @@ from absl import logging
 
 from deepfm.config import JobConfig, Share
 from deepfm.data import datasets, formats, pipe_mode, shares
-from deepfm.data.plain import file_bytes, libsvm_text
-from deepfm.data.plain.data_file import DataFile
 from deepfm.errors import BadInput
+from deepfm.records import file_bytes, libsvm_text
+from deepfm.records.data_file import DataFile
 from deepfm.runtime import remote_files
 
 

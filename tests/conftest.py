@@ -28,12 +28,13 @@ from tensorflow.python.client import session
 from deepfm.config import InputConfig, JobConfig, OptimizerConfig
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.modes.common.mode import Mode
+from deepfm.records.storage import places
 from deepfm.runtime import sagemaker
-from deepfm.runtime.storage import places
+from deepfm.runtime.storage import gfile
 
 tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
 tf.compat.v1.enable_resource_variables()  # as program.py does
-places.read_by_tensorflow()
+places.read_remote_by(gfile)
 gc.set_threshold(100_000)  # as program.py does
 for number in (signal.SIGHUP, signal.SIGQUIT):  # which nohup and a shell's & ignore
     signal.signal(number, signal.SIG_DFL)

@@ -21,12 +21,12 @@ from reference import Refused, Rules
 from data_tools import libsvm_to_tfrecord
 from deepfm.config import InputConfig
 from deepfm.data import bad_records, dataset_json, datasets, formats, input_pipeline, records
-from deepfm.data.plain import file_bytes, libsvm_text
 from deepfm.data.reading import Source
 from deepfm.errors import BadInput
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.modes.common.mode import Mode
+from deepfm.records import file_bytes, libsvm_text
 
 
 class Outcome(NamedTuple):

@@ -11,8 +11,8 @@ from data_tools.common import line_blocks
 from data_tools.libsvm import line_schema
 from data_tools.libsvm_to_tfrecord import Options
 from deepfm.data import datasets, formats, records
-from deepfm.data.plain import libsvm_decoder, libsvm_text
 from deepfm.errors import BadInput
+from deepfm.records import libsvm_decoder, libsvm_text
 
 FFM = """1 0:3:1 1:10:0.5 1:12:2 2:20:-1.5e-1
 0 2:21:1 0:4:1 # 0:9:9

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from reference import Refused, Rules
 
 from deepfm.data import formats, libsvm, records
-from deepfm.data.plain import libsvm_text
+from deepfm.records import libsvm_text
 
 CORPUS = sorted(path for path in soak_fuzz.CORPUS.glob("*/*") if path.is_file())
 drawn = settings(

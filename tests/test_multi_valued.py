@@ -12,10 +12,10 @@ from mode_steps import check_same, weights
 from data_tools import inspect_dataset, libsvm_to_tfrecord
 from deepfm.config import ModelConfig, OptimizerConfig
 from deepfm.data import formats, records
-from deepfm.data.plain import wire
 from deepfm.data.records import Schema
 from deepfm.model.model_fn import make_model_fn
 from deepfm.modes.common.mode import Mode
+from deepfm.records import wire
 from deepfm.state import export
 
 v1 = tf.compat.v1

@@ -24,7 +24,7 @@ from data_tools.rebalancing import options as rebalance_options
 from data_tools.spark import order
 from deepfm.data import dataset_json, datasets
 from deepfm.errors import BadInput
-from deepfm.runtime.storage import local
+from deepfm.records.storage import local
 
 PYTHON = ROOT / ".venv-spark" / "bin" / "python"
 pytestmark = pytest.mark.skipif(

@@ -12,8 +12,8 @@ from conftest import (
     write_tfrecords,
 )
 
-from deepfm.data.plain import wire
-from deepfm.data.plain.schema import Schema
+from deepfm.records import wire
+from deepfm.records.schema import Schema
 
 FLOATS = tf.train.Feature(float_list=tf.train.FloatList(value=[0.5, 1]))
 INTS = tf.train.Feature(int64_list=tf.train.Int64List(value=[3, 4]))

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from data_tools.common import workers
 from data_tools.libsvm import block_writer
 from deepfm.data import records
-from deepfm.data.plain import libsvm_decoder
-from deepfm.data.plain.hashes import fingerprints
-from deepfm.data.plain.libsvm_text import explain_line, number_of
-from deepfm.data.plain.schema import Schema
+from deepfm.records import libsvm_decoder
+from deepfm.records.hashes import fingerprints
+from deepfm.records.libsvm_text import explain_line, number_of
+from deepfm.records.schema import Schema
 
 SCHEMAS = {
     "plain": Schema(2, 50),

@@ -13,11 +13,11 @@ import tensorflow as tf
 
 from data_tools.common import workers
 from deepfm.data import records
-from deepfm.data.plain import decoder, encoder, frames, wire
-from deepfm.data.plain.bad_record import BadRecord
-from deepfm.data.plain.hashes import crc32c
-from deepfm.data.plain.schema import Schema
 from deepfm.errors import BadInput
+from deepfm.records import decoder, encoder, frames, wire
+from deepfm.records.bad_record import BadRecord
+from deepfm.records.hashes import crc32c
+from deepfm.records.schema import Schema
 
 LARGE = [1, 127, 128, 10**6, 2**31 - 2]  # ids of one byte and more
 

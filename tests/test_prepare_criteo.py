@@ -24,8 +24,8 @@ from data_tools.common import line_blocks, skipping
 from data_tools.common.shards import ALONE, Host
 from data_tools.prepare_criteo import Options
 from deepfm.data import datasets
-from deepfm.data.plain import made
 from deepfm.errors import BadInput
+from deepfm.records import made
 
 CRITEO = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
 AVAZU = [

@@ -11,7 +11,7 @@ from data_tools.click_logs.column_kinds import Column
 from data_tools.click_logs.row_parser import Layout
 from data_tools.common.line_blocks import LineRange
 from data_tools.prepare_criteo import Options
-from deepfm.data.plain.bad_record import BadRecord
+from deepfm.records.bad_record import BadRecord
 
 COLUMNS = [Column("x", "category"), Column("y", "integer")._replace(kind="scaled")]
 OPTIONS = Options(output_dir="out", dataset="criteo", integers="buckets")

@@ -10,12 +10,12 @@ import tensorflow as tf
 from reference import crc32c, field, frame, masked
 
 from deepfm.data import bad_records, example_bytes, formats, libsvm, records
-from deepfm.data.plain import libsvm_text, text_blocks
-from deepfm.data.plain.bad_record import find_refused
 from deepfm.data.records import Schema
 from deepfm.errors import BadInput
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.reading import pack
+from deepfm.records import libsvm_text, text_blocks
+from deepfm.records.bad_record import find_refused
 
 
 def run(build, *arrays):

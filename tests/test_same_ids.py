@@ -18,8 +18,8 @@ from deepfm import model_config
 from deepfm.config import ModelConfig
 from deepfm.data import dataset_json, datasets
 from deepfm.data.datasets import DataSet
-from deepfm.data.plain import made as how
 from deepfm.errors import BadInput
+from deepfm.records import made as how
 from deepfm.state import export
 
 v1 = tf.compat.v1

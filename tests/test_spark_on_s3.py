@@ -86,7 +86,7 @@ JOBS = {
 
 def test_an_object_that_s3_does_not_copy_at_once_is_moved(proxy, s3, monkeypatch):
     pytest.importorskip("pyarrow")
-    from deepfm.runtime.storage import arrow
+    from deepfm.records.storage import arrow
 
     for name, value in settings(proxy).items():
         monkeypatch.setenv(name, value)
@@ -100,7 +100,7 @@ def test_an_object_that_s3_does_not_copy_at_once_is_moved(proxy, s3, monkeypatch
 
 def test_a_glob_passes_over_files_where_folders_should_be(proxy, s3, monkeypatch):
     pytest.importorskip("pyarrow")
-    from deepfm.runtime.storage import arrow
+    from deepfm.records.storage import arrow
 
     for name, value in settings(proxy).items():
         monkeypatch.setenv(name, value)

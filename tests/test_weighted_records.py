@@ -15,7 +15,6 @@ from deepfm import open_data
 from deepfm.config import InputConfig
 from deepfm.data import bad_records, dataset_json, datasets, formats, records
 from deepfm.data.input_pipeline import make_input_fn
-from deepfm.data.plain import libsvm_text, wire
 from deepfm.data.reading import Source
 from deepfm.data.records import Schema
 from deepfm.errors import BadInput
@@ -23,6 +22,7 @@ from deepfm.kernels import reading
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.modes.common.mode import Mode
+from deepfm.records import libsvm_text, wire
 from deepfm.runtime import sagemaker
 from deepfm.state import export
 

@@ -16,9 +16,9 @@ from data_tools.common.command_line import REQUIRED, flag
 from data_tools.common.shards import Host
 from data_tools.libsvm import output_files
 from deepfm.data import datasets
-from deepfm.data.plain import data_file, file_bytes
 from deepfm.errors import BadInput
-from deepfm.runtime.storage import places
+from deepfm.records import data_file, file_bytes
+from deepfm.records.storage import places
 
 _ON_SPARK = "'python -m data_tools.on_spark prepare' (docs/spark.md)"
 REMOVED = dict.fromkeys(

@@ -14,10 +14,10 @@ from data_tools.click_logs.splitting import SPLITS
 from data_tools.common import publishing
 from data_tools.libsvm import pieces
 from deepfm.data import dataset_json
-from deepfm.data.plain import data_file
-from deepfm.data.plain import made as how
 from deepfm.errors import BadInput
-from deepfm.runtime.storage import places
+from deepfm.records import data_file
+from deepfm.records import made as how
+from deepfm.records.storage import places
 
 
 def replaced(asked, options, host):

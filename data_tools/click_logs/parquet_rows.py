@@ -17,9 +17,9 @@ import numpy as np
 from data_tools.click_logs import column_kinds, row_parser
 from data_tools.click_logs.column_kinds import DATASETS, LABEL
 from data_tools.click_logs.row_parser import BadBlock, Layout, Rows
-from deepfm.data.plain.bad_record import BadRecord, marked
 from deepfm.errors import BadInput
-from deepfm.runtime.storage import places
+from deepfm.records.bad_record import BadRecord, marked
+from deepfm.records.storage import places
 
 SUFFIXES, MAGIC = (".parquet", ".pq"), b"PAR1"
 VERSION = "12.0.1"  # the last for Python 3.7

@@ -17,9 +17,9 @@ import numpy as np
 
 from data_tools.click_logs import column_kinds, feature_map, quoted_cells
 from data_tools.click_logs.column_kinds import BUCKETS, CATEGORY, DATASETS, HOUR, LABEL, Column
-from deepfm.data.plain.bad_record import BadRecord, marked
-from deepfm.data.plain.hashes import digits
 from deepfm.errors import BadInput
+from deepfm.records.bad_record import BadRecord, marked
+from deepfm.records.hashes import digits
 
 MISSING, LONG = 0, 2**64 - 1  # UTF-8 text never has the byte 255
 DELIMITERS = {"tab": b"\t", "comma": b","}

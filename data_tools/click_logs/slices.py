@@ -14,9 +14,9 @@ from data_tools.click_logs.splitting import SPLITS, Split, split_of
 from data_tools.common import line_blocks
 from data_tools.common.line_blocks import LineRange
 from data_tools.libsvm.pieces import BlockFacts
-from deepfm.data.plain.bad_record import BadRecord
 from deepfm.errors import BadInput
-from deepfm.runtime.storage import places
+from deepfm.records.bad_record import BadRecord
+from deepfm.records.storage import places
 
 COUNT_ROWS = 1 << 17  # rows to count before passing on the counts
 MOST = 1000  # slices at most, about, of a large input: each becomes a file

@@ -6,10 +6,10 @@ from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from deepfm.data.plain import libsvm_text, text_blocks
-from deepfm.data.plain.bad_record import BadRecord, find_refused, marked
-from deepfm.data.plain.schema import Schema
-from deepfm.runtime.storage import places
+from deepfm.records import libsvm_text, text_blocks
+from deepfm.records.bad_record import BadRecord, find_refused, marked
+from deepfm.records.schema import Schema
+from deepfm.records.storage import places
 
 BLOCK = 1 << 20  # bytes read at once
 TASK = 16 << 20  # bytes of an uncompressed file that a process takes as one task

@@ -23,8 +23,8 @@ from absl import logging
 from deepfm.data import dataset_json
 from deepfm.data.dataset_json import UNFINISHED
 from deepfm.errors import BadInput
+from deepfm.records.storage import local, places
 from deepfm.runtime import atomic_files, program
-from deepfm.runtime.storage import local, places
 
 # Tasks of a job that has failed may go on writing for a while: Spark ends their processes after two
 # seconds. So long a remote folder is deleted again and again, in seconds:

@@ -9,7 +9,7 @@ from typing import Callable, Iterator, List, Sequence, Tuple
 import tensorflow as tf
 
 from data_tools.common import workers
-from deepfm.data.plain.schema import FRAME
+from deepfm.records.schema import FRAME
 
 COPY = 1 << 20  # bytes copied at once
 FLUSH_SECONDS = 60.0  # how long to wait for a written block to reach its file

@@ -2,8 +2,8 @@
 
 from absl import logging
 
-from deepfm.data.plain.bad_record import BadRecord
 from deepfm.errors import BadInput
+from deepfm.records.bad_record import BadRecord
 
 
 class Skipping:

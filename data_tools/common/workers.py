@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from data_tools.common.progress import Progress
 from data_tools.common.skipping import Skipping
-from deepfm.data.plain.bad_record import BadRecord
+from deepfm.records.bad_record import BadRecord
 from deepfm.runtime import program
 
 

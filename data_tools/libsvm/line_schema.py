@@ -10,12 +10,12 @@ from absl import logging
 
 from data_tools.libsvm import pieces
 from deepfm.data import datasets
-from deepfm.data.plain import libsvm_text, text_blocks
-from deepfm.data.plain.data_file import DataFile
-from deepfm.data.plain.schema import Schema
 from deepfm.errors import BadInput
+from deepfm.records import libsvm_text, text_blocks
+from deepfm.records.data_file import DataFile
+from deepfm.records.schema import Schema
+from deepfm.records.storage import places
 from deepfm.runtime import memory
-from deepfm.runtime.storage import places
 
 
 def of_flags(data, options) -> Schema:

@@ -9,9 +9,9 @@ from typing import Any, Callable, Iterator
 import numpy as np
 
 from data_tools.libsvm import pieces
-from deepfm.data.plain import encoder, libsvm_decoder, text_blocks
-from deepfm.data.plain.schema import Schema
 from deepfm.errors import naming
+from deepfm.records import encoder, libsvm_decoder, text_blocks
+from deepfm.records.schema import Schema
 
 _BLANK, _MINUS = b" -"
 _NEGATIVE = re.compile(rb"\s*-")

@@ -18,10 +18,10 @@ from data_tools.libsvm import pieces
 from data_tools.libsvm.pieces import BlockFacts
 from data_tools.tables import csv_blocks
 from deepfm.data import dataset_json
-from deepfm.data.plain import data_file, decoder, frames, made, wire
-from deepfm.data.plain.data_file import DataFile
 from deepfm.errors import BadInput
-from deepfm.runtime.storage import places
+from deepfm.records import data_file, decoder, frames, made, wire
+from deepfm.records.data_file import DataFile
+from deepfm.records.storage import places
 
 SCRATCH = ".libsvm_to_tfrecord-"
 

@@ -14,9 +14,9 @@ from data_tools.click_logs.splitting import Split, split_of
 from data_tools.common import line_blocks
 from data_tools.common.line_blocks import LineRange
 from data_tools.libsvm import field_lines
-from deepfm.data.plain import libsvm_text, text_blocks
-from deepfm.data.plain.decoder import Batch
 from deepfm.errors import BadInput
+from deepfm.records import libsvm_text, text_blocks
+from deepfm.records.decoder import Batch
 
 
 class Piece(NamedTuple):

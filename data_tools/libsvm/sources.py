@@ -12,8 +12,8 @@ from data_tools.common.line_blocks import LineRange
 from data_tools.libsvm import line_schema, pieces
 from data_tools.tables import inputs, layouts, writing
 from data_tools.tables.writing import Part
-from deepfm.data.plain.schema import Schema
 from deepfm.errors import BadInput
+from deepfm.records.schema import Schema
 
 
 class InputRows(NamedTuple):

@@ -9,10 +9,10 @@ from absl import logging
 
 from data_tools.common import publishing
 from deepfm.data import dataset_json
-from deepfm.data.plain import data_file
-from deepfm.data.plain.schema import Schema, Shape
 from deepfm.errors import BadInput
-from deepfm.runtime.storage import places
+from deepfm.records import data_file
+from deepfm.records.schema import Schema, Shape
+from deepfm.records.storage import places
 
 # Suffixes of the files in output_dir that count as data of each format.
 SUFFIXES = {

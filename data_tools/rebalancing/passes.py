@@ -12,7 +12,7 @@ from data_tools.common.skipping import Skipping
 from data_tools.rebalancing import record_blocks, sampling, shuffling
 from deepfm.data import datasets, records
 from deepfm.data.dataset_json import SamplingRates
-from deepfm.data.plain.bad_record import BadRecord
+from deepfm.records.bad_record import BadRecord
 
 BUCKET = 16 << 20  # bytes of records to aim for in a bucket
 MOST_BITS = 10  # at most 1,024 buckets at once

@@ -11,9 +11,9 @@ import numpy as np
 
 from data_tools.common import line_blocks
 from data_tools.common.line_blocks import LineRange
-from deepfm.data.plain import decoder, frames, libsvm_decoder, text_blocks, wire
-from deepfm.data.plain.bad_record import BadRecord, find_refused
-from deepfm.data.plain.schema import Schema, Shape
+from deepfm.records import decoder, frames, libsvm_decoder, text_blocks, wire
+from deepfm.records.bad_record import BadRecord, find_refused
+from deepfm.records.schema import Schema, Shape
 
 _LABEL = b"\n\x05label\x12\x08\x12\x06\n\x04"  # and then the label, a float of 0 or 1
 

@@ -19,11 +19,11 @@ from data_tools.common.line_blocks import LineRange
 from data_tools.rebalancing import plain_blocks
 from data_tools.rebalancing.plain_blocks import RecordBlock
 from deepfm.data import example_bytes, formats, records
-from deepfm.data.plain import file_bytes
-from deepfm.data.plain.bad_record import BadRecord
-from deepfm.data.plain.schema import FRAME
 from deepfm.errors import BadInput
-from deepfm.runtime.storage import places
+from deepfm.records import file_bytes
+from deepfm.records.bad_record import BadRecord
+from deepfm.records.schema import FRAME
+from deepfm.records.storage import places
 
 BATCH = 4096  # TFRecords in a block
 REFUSED = (tf.errors.InvalidArgumentError, tf.errors.DataLossError)

@@ -7,8 +7,8 @@ import numpy as np
 
 from data_tools.common import line_blocks, splitmix64
 from data_tools.common.line_blocks import LineRange
-from deepfm.data.plain.data_file import SamplingRates
 from deepfm.errors import BadInput
+from deepfm.records.data_file import SamplingRates
 
 
 def rates(options, count):

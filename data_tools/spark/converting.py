@@ -15,10 +15,10 @@ from data_tools.libsvm.options import Options
 from data_tools.libsvm.pieces import BlockFacts
 from data_tools.spark import jobs, line_tasks
 from deepfm.data import datasets
-from deepfm.data.plain import data_file
-from deepfm.data.plain.schema import Schema
 from deepfm.errors import BadInput
-from deepfm.runtime.storage import places
+from deepfm.records import data_file
+from deepfm.records.schema import Schema
+from deepfm.records.storage import places
 
 GROUP = 64 << 20  # bytes of text for a Spark task
 

@@ -7,8 +7,8 @@ On Python 3.7, pyspark strips named tuples of their class, so a BadRecord travel
 
 from typing import Any, Callable, Iterable, Iterator, Tuple
 
-from deepfm.data.plain.bad_record import BadRecord
 from deepfm.errors import BadInput
+from deepfm.records.bad_record import BadRecord
 
 GOOD, BAD, REFUSED = range(3)  # a result, a BadRecord, the sentence of a BadInput
 

@@ -22,10 +22,10 @@ from pyspark.sql.utils import CapturedException  # which Spark 3.3 has too
 from data_tools.common import publishing
 from data_tools.common.skipping import Skipping
 from data_tools.spark.events import BAD, REFUSED, events
-from deepfm.data.plain.bad_record import BadRecord
 from deepfm.errors import BadInput
+from deepfm.records.bad_record import BadRecord
+from deepfm.records.storage import arrow
 from deepfm.runtime import program
-from deepfm.runtime.storage import arrow
 
 LOCAL = "local[*,3]"  # all cores, and three attempts for a task
 SECONDS_BETWEEN_LINES = 5.0

@@ -9,10 +9,10 @@ import pyspark
 from data_tools.libsvm import pieces
 from data_tools.libsvm.pieces import Piece
 from data_tools.spark import record_tasks
-from deepfm.data.plain.bad_record import BadRecord
-from deepfm.data.plain.schema import Schema
 from deepfm.errors import naming
-from deepfm.runtime.storage import places
+from deepfm.records.bad_record import BadRecord
+from deepfm.records.schema import Schema
+from deepfm.records.storage import places
 
 COPY = 1 << 20  # bytes copied at once, as data_tools.common.record_files does
 

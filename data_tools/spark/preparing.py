@@ -21,7 +21,7 @@ from data_tools.common.skipping import Skipping
 from data_tools.libsvm.pieces import BlockFacts
 from data_tools.spark import jobs, row_tasks
 from deepfm.errors import BadInput
-from deepfm.runtime.storage import places
+from deepfm.records.storage import places
 
 GROUP = 128 << 20  # bytes of raw rows for a Spark task
 

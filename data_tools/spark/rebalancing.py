@@ -19,9 +19,9 @@ from data_tools.spark import jobs, order, record_tasks
 from data_tools.spark.record_tasks import Work
 from deepfm.data import dataset_json, datasets
 from deepfm.data.dataset_json import SamplingRates
-from deepfm.data.plain import data_file, libsvm_text
 from deepfm.errors import BadInput
-from deepfm.runtime.storage import places
+from deepfm.records import data_file, libsvm_text
+from deepfm.records.storage import places
 
 ALL = SamplingRates(1.0, 1.0)  # every record once
 GROUP = 64 << 20  # bytes of small files that one Spark task reads

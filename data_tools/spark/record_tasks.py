@@ -11,11 +11,11 @@ import pyspark
 
 from data_tools.rebalancing import plain_blocks, sampling, shuffling
 from data_tools.spark import order
-from deepfm.data.plain.bad_record import BadRecord
-from deepfm.data.plain.data_file import SamplingRates
-from deepfm.data.plain.schema import Schema
 from deepfm.errors import BadInput, naming
-from deepfm.runtime.storage import places
+from deepfm.records.bad_record import BadRecord
+from deepfm.records.data_file import SamplingRates
+from deepfm.records.schema import Schema
+from deepfm.records.storage import places
 
 GZIP_LEVEL = 4  # as data_tools.common.record_files
 COPIES = 1 << 14  # records to sample at once

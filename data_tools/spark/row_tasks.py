@@ -16,10 +16,10 @@ from data_tools.common import splitmix64
 from data_tools.libsvm import pieces
 from data_tools.libsvm.line_format import line_writer
 from data_tools.spark import events
-from deepfm.data.plain import data_file, encoder
-from deepfm.data.plain.bad_record import BadRecord
 from deepfm.errors import naming
-from deepfm.runtime.storage import places
+from deepfm.records import data_file, encoder
+from deepfm.records.bad_record import BadRecord
+from deepfm.records.storage import places
 
 SUFFIXES = {"tfrecord": data_file.TFRECORD[0], "libsvm": data_file.LIBSVM[0]}
 EVENT, COUNTS = range(2)  # a bad row or file; the counts of a part of the keys

@@ -12,8 +12,8 @@ from data_tools.libsvm import line_schema
 from data_tools.tables import csv_blocks, layouts, parquet_blocks, writing
 from data_tools.tables.layouts import Layout
 from data_tools.tables.writing import Part
-from deepfm.data.plain.schema import Schema
 from deepfm.errors import BadInput, listed
+from deepfm.records.schema import Schema
 
 TEXT, CSV, PARQUET = "LibSVM text", "CSV", "Parquet"
 

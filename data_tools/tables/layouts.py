@@ -16,9 +16,9 @@ import re
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from data_tools.click_logs import column_kinds
-from deepfm.data.plain.schema import MAX_NUMBER
 from deepfm.errors import BadInput, listed
-from deepfm.runtime.storage import places
+from deepfm.records.schema import MAX_NUMBER
+from deepfm.records.storage import places
 
 LABEL, WEIGHT, ID, VALUE, IDS, VALUES, COUNTS = (
     "label", "weight", "id", "value", "ids", "values", "counts",

@@ -18,10 +18,10 @@ from typing import Iterator, Optional, Union
 import numpy as np
 
 from data_tools.tables.layouts import Layout
-from deepfm.data.plain.bad_record import BadRecord, find_refused, marked
-from deepfm.data.plain.decoder import Batch
-from deepfm.data.plain.libsvm_text import number_of
-from deepfm.data.plain.schema import NO_WEIGHT, Schema, explain_id, explain_width, is_weight
+from deepfm.records.bad_record import BadRecord, find_refused, marked
+from deepfm.records.decoder import Batch
+from deepfm.records.libsvm_text import number_of
+from deepfm.records.schema import NO_WEIGHT, Schema, explain_id, explain_width, is_weight
 
 UNEXPLAINED = "cannot be read as a record"  # though `explain` finds no fault
 _TINY = np.finfo(np.float32).tiny

@@ -13,10 +13,10 @@ from data_tools.tables import csv_blocks, parquet_blocks, row_checks
 from data_tools.tables.csv_blocks import LinePart
 from data_tools.tables.layouts import Layout
 from data_tools.tables.parquet_blocks import RowPart
-from deepfm.data.plain import encoder
-from deepfm.data.plain.bad_record import BadRecord
-from deepfm.data.plain.schema import Schema
 from deepfm.errors import BadInput, naming
+from deepfm.records import encoder
+from deepfm.records.bad_record import BadRecord
+from deepfm.records.schema import Schema
 
 Part = Union[RowPart, LinePart]
 

@@ -15,9 +15,9 @@ from absl import logging
 
 from deepfm.data import datasets, identity, shares
 from deepfm.data.formats import LIBSVM, Format
-from deepfm.data.plain.bad_record import BadRecord, find_refused
 from deepfm.data.records import Schema
 from deepfm.errors import BadInput
+from deepfm.records.bad_record import BadRecord, find_refused
 from deepfm.runtime import remote_files
 
 CHUNK = 4096  # records that are checked at once

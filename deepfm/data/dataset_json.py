@@ -27,11 +27,11 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
 from absl import logging
 
-from deepfm.data.plain import made
-from deepfm.data.plain.data_file import SamplingRates
 from deepfm.errors import BadInput, listed
+from deepfm.records import made
+from deepfm.records.data_file import SamplingRates
+from deepfm.records.storage import places
 from deepfm.runtime import atomic_files
-from deepfm.runtime.storage import places
 
 METADATA = "dataset.json"
 UNFINISHED = ".unfinished"  # marks a folder that may mix files of a new and an old data set

@@ -11,12 +11,12 @@ from absl import logging
 
 from deepfm.data import dataset_json
 from deepfm.data.dataset_json import METADATA, UNFINISHED, SamplingRates
-from deepfm.data.plain import data_file, file_bytes, made
-from deepfm.data.plain.data_file import DataFile
-from deepfm.data.plain.schema import Shape
 from deepfm.errors import BadInput
-from deepfm.runtime.storage import places
-from deepfm.runtime.storage.places import is_remote
+from deepfm.records import data_file, file_bytes, made
+from deepfm.records.data_file import DataFile
+from deepfm.records.schema import Shape
+from deepfm.records.storage import places
+from deepfm.records.storage.places import is_remote
 
 _SPLIT = re.compile(
     r"(?:^|/)(?:(train(?:ing)?)|(e?val(?:id|idation|uation)?)|(test(?:ing)?))(?=[-_./0-9]|$)"

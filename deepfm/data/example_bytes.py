@@ -16,7 +16,7 @@ from typing import NamedTuple, Sequence
 import numpy as np
 import tensorflow as tf
 
-from deepfm.data.plain.encoder import FLOAT_LIST, INT64_LIST, before_list, list_header, tag
+from deepfm.records.encoder import FLOAT_LIST, INT64_LIST, before_list, list_header, tag
 
 _LONGER = [float(1 << 7 * n) for n in range(1, 5)]  # at each, a length takes one byte more
 

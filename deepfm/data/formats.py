@@ -12,11 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from deepfm.data import libsvm, records
-from deepfm.data.plain import data_file, decoder, frames, libsvm_decoder, libsvm_text, wire
-from deepfm.data.plain.bad_record import BadRecord
-from deepfm.data.plain.schema import FRAME, Shape
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.kernels.reading import CHUNK
+from deepfm.records import data_file, decoder, frames, libsvm_decoder, libsvm_text, wire
+from deepfm.records.bad_record import BadRecord
+from deepfm.records.schema import FRAME, Shape
 
 
 class Format(NamedTuple):

@@ -6,8 +6,8 @@ from typing import Iterator, Tuple
 
 import tensorflow as tf
 
-from deepfm.data.plain import text_blocks
 from deepfm.data.records import check
+from deepfm.records import text_blocks
 
 
 def numbered(path: str) -> Iterator[Tuple[str, bytes, str]]:

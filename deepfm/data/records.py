@@ -18,7 +18,7 @@ B: records in a batch. F: fields (field_size). M: the most ids of a record of th
 import tensorflow as tf
 
 from deepfm.data import example_bytes
-from deepfm.data.plain.schema import Schema  # noqa: F401  records.Schema
+from deepfm.records.schema import Schema  # noqa: F401  records.Schema
 
 
 def hashed(strings, buckets):

@@ -20,7 +20,7 @@ from absl import app, flags, logging
 
 import deepfm
 from deepfm.errors import BadInput
-from deepfm.runtime.storage import places
+from deepfm.records.storage import places
 
 # How a sentence about a lost process ends, if this process ends only because of that.
 SO_THIS_ENDS = (
@@ -258,6 +258,8 @@ def _load_tensorflow():
     deepfm.need("tensorflow_core")
     import tensorflow as tf
 
+    from deepfm.runtime.storage import gfile
+
     if not tf.__version__.startswith("1.15."):
         deepfm.refuse_python(f"has TensorFlow {tf.__version__}, not 1.15")
     if "SM_TRAINING_ENV" in os.environ:
@@ -265,7 +267,7 @@ def _load_tensorflow():
         logging.get_absl_handler().python_handler.stream = sys.stdout
     # So that no step goes uncounted when several workers add at once.
     tf.compat.v1.enable_resource_variables()
-    places.read_by_tensorflow()
+    places.read_remote_by(gfile)
     # Through absl alone: TensorFlow would print each of its lines a second time.
     tf.get_logger().handlers = []
     tf.get_logger().setLevel("ERROR")

@@ -21,9 +21,9 @@ import tensorflow as tf
 from absl import logging
 
 from deepfm.errors import BadInput, RemoteError
+from deepfm.records.storage.places import is_remote
 from deepfm.runtime import program
 from deepfm.runtime.storage import gfile
-from deepfm.runtime.storage.places import is_remote
 
 DEADLINE = 15  # seconds for a server's first answer
 TROUBLE = (tf.errors.OpError, OSError)

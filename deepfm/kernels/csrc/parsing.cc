@@ -200,7 +200,7 @@ bool ReadFeature(StringPiece feature, uint8 tag, std::vector<T>* numbers, bool* 
   return good && list.good();
 }
 
-// Reads any record that is not ambiguous: the same as wire.lists in data/plain.
+// Reads any record that is not ambiguous: the same as wire.lists in records.
 bool ReadLists(StringPiece record, bool with_labels, bool with_weights, Lists* lists) {
   lists->has_ids = lists->has_counts = lists->has_values = false;
   lists->has_label = lists->has_weight = false;

@@ -1,1 +1,1 @@
-"""Files wherever they are: on this machine, on S3 or in Hadoop's file system."""
+"""Files on remote storage, through TensorFlow: reading them, and who may write a folder."""

@@ -3,7 +3,7 @@
 import itertools
 from typing import Callable, Iterable, Iterator, NamedTuple, Optional, Sequence, Tuple
 
-from deepfm.data.plain.libsvm_text import UNEXPLAINED
+from deepfm.records.libsvm_text import UNEXPLAINED
 
 _MANY = 100
 _PIECE = 64  # of a batch that is refused: the first bad record is found soon

@@ -10,10 +10,10 @@ from typing import Optional
 
 import numpy as np
 
-from deepfm.data.plain.decoder import Batch
-from deepfm.data.plain.hashes import digits, fingerprints
-from deepfm.data.plain.libsvm_text import CONTROL, HASH_IN_ID, QUERY, are_numbers, number_of
-from deepfm.data.plain.schema import Schema
+from deepfm.records.decoder import Batch
+from deepfm.records.hashes import digits, fingerprints
+from deepfm.records.libsvm_text import CONTROL, HASH_IN_ID, QUERY, are_numbers, number_of
+from deepfm.records.schema import Schema
 
 _COLON, _DOT, _MINUS, _PLUS, _NEWLINE, _HASH = b":.-+\n#"
 _IS_BLANK = np.isin(np.arange(256), list(b" \t\n\r\v\f"))

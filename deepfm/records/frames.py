@@ -10,11 +10,11 @@ from typing import BinaryIO, Iterator, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
-from deepfm.data.plain.bad_record import BadRecord
-from deepfm.data.plain.hashes import crc32c
-from deepfm.data.plain.schema import FRAME
 from deepfm.errors import BadInput
-from deepfm.runtime.storage import places
+from deepfm.records.bad_record import BadRecord
+from deepfm.records.hashes import crc32c
+from deepfm.records.schema import FRAME
+from deepfm.records.storage import places
 
 HEADER = 12  # bytes before the payload; 4 follow it
 TRUNCATED = "the file ends inside this record (truncated)"

@@ -11,7 +11,7 @@ from typing import Iterable, Iterator, Optional, Tuple
 import numpy as np
 
 from deepfm.errors import BadInput
-from deepfm.runtime.storage import places
+from deepfm.records.storage import places
 
 LONGEST_LINE = 64 << 20  # bytes; a file with a longer line is not text
 _BLANK, _HASH, _COLON, _NEWLINE = 32, ord("#"), ord(":"), ord("\n")

@@ -9,8 +9,8 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
-from deepfm.data.plain.encoder import FLOAT_LIST, INT64_LIST, tag
-from deepfm.data.plain.schema import (
+from deepfm.records.encoder import FLOAT_LIST, INT64_LIST, tag
+from deepfm.records.schema import (
     NO_WEIGHT,
     Schema,
     Shape,

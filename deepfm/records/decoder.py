@@ -10,9 +10,9 @@ from typing import Callable, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from deepfm.data.plain import wire
-from deepfm.data.plain.encoder import FLOAT_LIST, INT64_LIST, list_header, tag
-from deepfm.data.plain.schema import Schema
+from deepfm.records import wire
+from deepfm.records.encoder import FLOAT_LIST, INT64_LIST, list_header, tag
+from deepfm.records.schema import Schema
 
 _SMALLEST_NORMAL = np.finfo(np.float32).tiny
 

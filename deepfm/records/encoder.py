@@ -11,9 +11,9 @@ from typing import List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from deepfm.data.plain.frames import HEADER
-from deepfm.data.plain.hashes import crc32c
-from deepfm.data.plain.schema import FRAME
+from deepfm.records.frames import HEADER
+from deepfm.records.hashes import crc32c
+from deepfm.records.schema import FRAME
 
 FLOAT_LIST, INT64_LIST = 2, 3  # the numbers of these fields in a tf.train.Feature
 

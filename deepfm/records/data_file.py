@@ -3,7 +3,7 @@
 import itertools
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
-from deepfm.data.plain.frames import HEADER, header_starts
+from deepfm.records.frames import HEADER, header_starts
 
 TFRECORD = (".tfrecords", ".tfrecord", ".tfrecords.gz", ".tfrecord.gz")  # the first is written
 LIBSVM = tuple(x + y for x in (".libsvm", ".svm", ".txt", ".libffm", ".ffm") for y in ("", ".gz"))

@@ -12,8 +12,9 @@ from typing import List, Optional
 
 import numpy as np
 
-from deepfm.data.plain import text_blocks
-from deepfm.data.plain.schema import (
+from deepfm.errors import BadInput
+from deepfm.records import text_blocks
+from deepfm.records.schema import (
     LARGER,
     NO_WEIGHT,
     Schema,
@@ -23,7 +24,6 @@ from deepfm.data.plain.schema import (
     is_weight,
     normal,
 )
-from deepfm.errors import BadInput
 
 UNEXPLAINED = "refused by TensorFlow's decoder"  # though `explain_line` finds no fault
 HASH_IN_ID = re.compile(rb"[^\s]#|[ \t]#\S")  # a '#' that may begin a comment or belong to an id

@@ -8,10 +8,10 @@ import struct
 import zlib
 from typing import Iterator, List, Sequence, Tuple
 
-from deepfm.data.plain import data_file
-from deepfm.data.plain.data_file import DataFile
 from deepfm.errors import BadInput
-from deepfm.runtime.storage import places
+from deepfm.records import data_file
+from deepfm.records.data_file import DataFile
+from deepfm.records.storage import places
 
 _HEAD = 4096  # bytes
 _UNREADABLE = (".snappy", ".bz2", ".lz4", ".zst", ".deflate")  # what Hadoop's other codecs write

@@ -1,8 +1,8 @@
 """Which functions reach the files at a path, for code that reads and writes them all alike.
 
 Local paths are the operating system's. Remote ones, s3:// and the like, are read through TensorFlow
-by a program that says so at its start, else read and written through pyarrow: data_tools.on_spark,
-whose executors have no TensorFlow. Needs neither of them itself, nor absl.
+by a program that has loaded it (runtime.storage.gfile), else read and written through pyarrow:
+data_tools.on_spark, whose executors have no TensorFlow. Needs neither of them itself, nor absl.
 """
 
 import contextlib
@@ -10,16 +10,15 @@ import os
 from concurrent import futures
 from typing import Any, Callable, Iterable, Iterator, List
 
-from deepfm.runtime.storage import local
+from deepfm.records.storage import local
 
 _THREADS = 16  # requests to a server at once
-_through_tensorflow = False
+_clients = []  # at most one, which the program's start gives
 
 
-def read_by_tensorflow():
-    """Has this program reach remote files through TensorFlow from now on."""
-    global _through_tensorflow
-    _through_tensorflow = True
+def read_remote_by(client):
+    """Has this program reach remote files through a module like `local` from now on."""
+    _clients[:] = [client]
 
 
 def is_remote(path: str) -> bool:
@@ -29,19 +28,17 @@ def is_remote(path: str) -> bool:
 
 def by_tensorflow(path: str) -> bool:
     """Whether the files at a path are reached through TensorFlow, and so can only be read."""
-    return is_remote(path) and _through_tensorflow
+    return is_remote(path) and bool(_clients)
 
 
 def of(path: str):
     """The module with the functions for a path (BadInput: none); `local` says what they are."""
     if not is_remote(path):
         return local
-    if by_tensorflow(path):
-        from deepfm.runtime.storage import gfile
-
-        gfile.check_client(path)
-        return gfile
-    from deepfm.runtime.storage import arrow
+    if _clients:
+        _clients[0].check_client(path)
+        return _clients[0]
+    from deepfm.records.storage import arrow
 
     return arrow
 

@@ -1,1 +1,0 @@
-"""Records without TensorFlow: plain Python and numpy, for programs whose Python lacks it."""
