@@ -5,12 +5,11 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import native
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_tools.common import workers
-from data_tools.libsvm import block_writer
-from deepfm.data import records
+from deepfm.data import libsvm, records
 from deepfm.records import libsvm_decoder
 from deepfm.records.hashes import fingerprints
 from deepfm.records.libsvm_text import explain_line, number_of
@@ -73,12 +72,16 @@ def with_op(op, *inputs):
 
 @functools.lru_cache(maxsize=None)
 def parser(schema):
-    return workers.native(lambda text: block_writer._parse(text, schema)[1:], (tf.string, []))
+    def parse(text):
+        lines = libsvm.drop_blank(tf.compat.v1.string_split([text], "\n").values)
+        return libsvm.parse_lines(lines, schema, known_ascii=True)
+
+    return native(parse, (tf.string, []))
 
 
 @functools.lru_cache(maxsize=None)
 def hashes(buckets):
-    return workers.native(lambda x: records.hashed(x, buckets), (tf.string, [None]))
+    return native(lambda x: records.hashed(x, buckets), (tf.string, [None]))
 
 
 def with_tensorflow(text, schema):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import reference
 import tensorflow as tf
+from conftest import native
 
-from data_tools.common import workers
 from deepfm.data import records
 from deepfm.errors import BadInput
 from deepfm.records import decoder, encoder, frames, wire
@@ -48,7 +48,7 @@ def encoder_of(fields, multi_valued, weighted):
         counts = more[0] if multi_valued else None
         return records.encode(labels, ids, values, counts, more[-1] if weighted else None)
 
-    return workers.native(encode, *inputs)
+    return native(encode, *inputs)
 
 
 def encode_with_tensorflow(fields, labels, ids, values, counts, weights):

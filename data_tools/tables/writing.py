@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterator, List, Sequence, Tuple, Union
 
 import numpy as np
 
-from data_tools.libsvm.pieces import NO_ROWS, Piece, append_bytes, facts_of, mixed
+from data_tools.libsvm.pieces import NO_ROWS, Piece, facts_of, mixed
 from data_tools.tables import csv_blocks, parquet_blocks, row_checks
 from data_tools.tables.csv_blocks import LinePart
 from data_tools.tables.layouts import Layout
@@ -43,7 +43,7 @@ def count(part: Part, lists: str = "") -> Iterator[Tuple[int, Tuple[int, int]]]:
 def write(
     task: Tuple[Part, List[Piece]],
     schema: Schema,
-    put: Callable[[str, bytes], Any] = append_bytes,
+    put: Callable[[str, bytes], Any],
     *,
     layout: Layout,
 ) -> Iterator:
@@ -58,10 +58,11 @@ def write(
             if isinstance(rows, BadRecord):
                 yield rows
                 continue
+            data = encoder.encode(*_stored(rows))[0]
             with naming(piece.path):
-                put(piece.path, encoder.encode(*_stored(rows))[0])
+                put(piece.path, data)
             zero = bool((rows.labels == 0).any())
-            yield 0, (piece, facts_of(rows, bool((rows.labels < 0).any()), zero))
+            yield 0, (piece, facts_of(rows, bool((rows.labels < 0).any()), zero, len(data)))
         yield size, (piece, NO_ROWS)
 
 
