@@ -74,7 +74,7 @@ def with_op(op, *inputs):
 def parser(schema):
     def parse(text):
         lines = libsvm.drop_blank(tf.compat.v1.string_split([text], "\n").values)
-        return libsvm.parse_lines(lines, schema, known_ascii=True)
+        return libsvm.parse_lines(lines, schema)
 
     return native(parse, (tf.string, []))
 

@@ -2,18 +2,14 @@
 
 import contextlib
 import functools
-from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Callable, Iterator, List, NamedTuple, Optional, Tuple
 
-import numpy as np
-
-from deepfm.records import libsvm_text, text_blocks
+from deepfm.records import text_blocks
 from deepfm.records.bad_record import BadRecord, find_refused, marked
-from deepfm.records.schema import Schema
 from deepfm.records.storage import places
 
 BLOCK = 1 << 20  # bytes read at once
 TASK = 16 << 20  # bytes of an uncompressed file that a process takes as one task
-_NEWLINE = ord("\n")
 
 
 class LineRange(NamedTuple):
@@ -108,40 +104,3 @@ def sift(
         del contents[int(record.place[1:]) - number]
         yield record
     return contents
-
-
-def decoded(
-    lines: LineRange,
-    decode: Callable[[bytes], Any],
-    field_size: Optional[int] = None,
-    weighted: bool = False,
-) -> Iterator:
-    """Decodes LibSVM lines, block by block.
-
-    Args:
-        lines: the lines.
-        decode: decodes a text; returns None if a line is bad.
-        field_size: pairs in a line; None: any number.
-        weighted: whether labels may have a weight.
-
-    Yields:
-        For each block, a BadRecord per bad line, and then a tuple for its n good lines: (text of
-        the block; the bytes in it where each line begins and ends, int64 [n] each; what `decode`
-        returns; bytes of the file read).
-    """
-    first, lines_before = numbering(lines), 0
-    explain = lambda line: libsvm_text.explain_line(
-        line, Schema(field_size or len(line.split()) - 1, weighted=weighted)
-    )
-    for _, text, read in read_blocks(lines):
-        starts = text_blocks.record_starts(text)
-        newlines = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE)
-        line = np.searchsorted(newlines, starts)  # the index of each record's line
-        rows = decode(text)
-        if rows is None:
-            number, accepts = first() + lines_before, lambda text: decode(text) is not None
-            good = yield from sift(lines.path, text, number, accepts, explain)
-            kept = np.isin(line, list(good))
-            starts, line, rows = starts[kept], line[kept], decode(b"\n".join(good.values()))
-        yield text, starts, newlines[line] + 1, rows, read
-        lines_before += len(newlines)

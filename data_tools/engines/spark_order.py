@@ -6,7 +6,7 @@ without reading a record: a histogram of the upper bits of all keys finds the ce
 cuts lie, and the keys in these cells, sorted, are counted to the exact ones.
 """
 
-from typing import List, Sequence
+from typing import Sequence
 
 import numpy as np
 
@@ -61,9 +61,3 @@ def _keys_in(order, chunk, wanted):
 
 def _cells(keys):
     return (keys >> np.uint64(64 - CELL_BITS)).astype(np.int64)
-
-
-def rows_of_files(total: int, num_files: int) -> List[int]:
-    """The number of records in each output file."""
-    ends = [total * i // num_files for i in range(num_files + 1)]
-    return np.diff(ends).tolist()

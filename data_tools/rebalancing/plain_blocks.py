@@ -7,10 +7,19 @@ import numpy as np
 
 from data_tools.common import line_blocks
 from data_tools.common.line_blocks import LineRange
-from deepfm.records import decoder, file_bytes, frames, libsvm_decoder, text_blocks, wire
+from deepfm.records import (
+    decoder,
+    file_bytes,
+    frames,
+    libsvm_decoder,
+    libsvm_text,
+    text_blocks,
+    wire,
+)
 from deepfm.records.bad_record import BadRecord, find_refused
 from deepfm.records.schema import Schema, Shape
 
+_NEWLINE = ord("\n")
 _PACKED = 4  # approximate bytes of records per byte of a compressed file
 
 
@@ -80,12 +89,23 @@ def read_lines(
         schema = Schema(max(longest, 1), pad=True, multi_valued=True, weighted=weighted)
         return libsvm_decoder.decode(text, schema)
 
-    for block in line_blocks.decoded(lines, decode, field_size, weighted):
-        if isinstance(block, BadRecord):
-            yield block
-        else:
-            text, starts, ends, batch, size = block
-            yield RecordBlock(text, starts, ends, batch.labels > 0, batch, size)
+    accepts = lambda text: decode(text) is not None
+    explain = lambda line: libsvm_text.explain_line(
+        line, Schema(field_size or len(line.split()) - 1, weighted=weighted)
+    )
+    first, lines_before = line_blocks.numbering(lines), 0
+    for _, text, size in line_blocks.read_blocks(lines):
+        starts = text_blocks.record_starts(text)
+        newlines = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE)
+        line = np.searchsorted(newlines, starts)  # the index of each record's line
+        batch = decode(text)
+        if batch is None:
+            number = first() + lines_before
+            good = yield from line_blocks.sift(lines.path, text, number, accepts, explain)
+            kept = np.isin(line, list(good))
+            starts, line, batch = starts[kept], line[kept], decode(b"\n".join(good.values()))
+        yield RecordBlock(text, starts, newlines[line] + 1, batch.labels > 0, batch, size)
+        lines_before += len(newlines)
 
 
 def first_shape(path: str) -> Shape:

@@ -22,7 +22,7 @@ _OF_SEVERAL = {
 # How to read a tool's flags without the packages of the tool, by its folder in data_tools.
 _READ_FLAGS = (
     "from data_tools.common import command_line; from data_tools.{}.options import Options; "
-    "command_line.run(None, Options, tensorflow=False)"
+    "command_line.run(None, Options)"
 )
 _TOOLS = {
     "libsvm_to_tfrecord": "libsvm",
