@@ -140,31 +140,15 @@ def test_a_bad_record_is_named(tmp_path):
         inspect_dataset.inspect(str(path))
 
 
-def test_a_corrupt_record_is_named(tmp_path):
+@pytest.mark.parametrize(
+    "lost, more, words", [(20, b"?" * 20, "9 .*corrupt"), (0, b"1", "10 .*trunc")]
+)
+def test_a_damaged_file_is_named(tmp_path, lost, more, words):
     path = tmp_path / "a.tfrecords"
     write_tfrecord(path, some_rows(10, 3, 3))
-    data = bytearray(path.read_bytes())
-    data[-20] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(BadInput, match="record 9 at byte [0-9]+: corrupt"):
-        inspect_dataset.inspect(str(path))
-
-
-def test_a_file_that_is_cut_within_a_header_is_named(tmp_path):
-    path = tmp_path / "a.tfrecords"
-    write_tfrecord(path, some_rows(3, 2, 2))
-    path.write_bytes(path.read_bytes() + b"12345")
-    with pytest.raises(BadInput, match="record 3 at byte [0-9]+: .*truncated"):
-        inspect_dataset.inspect(str(path))
-
-
-def test_a_gzip_file_of_which_tensorflow_would_read_only_a_part_is_refused(tmp_path):
-    for name in ("a", "b"):
-        write_tfrecord(tmp_path / f"{name}.tfrecords.gz", some_rows(10, 3, 3))
-    whole = b"".join((tmp_path / f"{name}.tfrecords.gz").read_bytes() for name in "ab")
-    path = tmp_path / "ab.tfrecords.gz"
-    path.write_bytes(whole)
-    with pytest.raises(BadInput, match="has several gzip members"):
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) - lost] + more)
+    with pytest.raises(BadInput, match=f"record {words}"):
         inspect_dataset.inspect(str(path))
 
 
