@@ -30,7 +30,7 @@ NEEDED = [
     "deepfm.errors",
     *(f"deepfm.records.{path.stem}" for path in ROOT.glob("deepfm/records/[!_]*.py")),
 ]
-THERE = {"numpy", "pandas", "pyarrow", "pyspark", "google_crc32c"}  # what executors have
+THERE = {"numpy", "pandas", "pyarrow", "pyspark"}  # what executors have
 
 
 def imported(name):

@@ -17,9 +17,9 @@ import numpy as np
 
 from data_tools.click_logs import column_kinds, feature_map, quoted_cells
 from data_tools.click_logs.column_kinds import BUCKETS, CATEGORY, DATASETS, HOUR, LABEL, Column
+from data_tools.tables import cell_text
 from deepfm.errors import BadInput
 from deepfm.records.bad_record import BadRecord, marked
-from deepfm.records.hashes import digits
 
 MISSING, LONG = 0, 2**64 - 1  # UTF-8 text never has the byte 255
 DELIMITERS = {"tab": b"\t", "comma": b","}
@@ -302,7 +302,7 @@ def _integers(text, words, starts, lengths):
     empty = lengths == 0
     simple = (size > 0) & (size <= 8)
     shift = ((8 - np.clip(size, 1, 8)) * 8).astype(np.uint64)
-    x, good = digits.eight(words[starts + negative] << shift, shift)
+    x, good = cell_text.eight(words[starts + negative] << shift, shift)
     if not good[simple].all():
         raise BadBlock
     x[empty] = 0

@@ -10,7 +10,7 @@ import numpy as np
 
 from data_tools.libsvm import pieces
 from deepfm.errors import naming
-from deepfm.records import encoder, libsvm_decoder, text_blocks
+from deepfm.records import codec, text_blocks
 from deepfm.records.schema import Schema
 
 _BLANK, _MINUS = b" -"
@@ -24,17 +24,17 @@ def write(task, schema: Schema, put: Callable[[str, bytes], Any] = pieces.append
         put: appends bytes to a path.
     """
     append = lambda path, text: _append(path, text, schema, put)
-    accepts = lambda text: libsvm_decoder.decode(text, schema) is not None
+    accepts = lambda text: codec.decode_lines(text, schema) is not None
     return pieces.write(task, append, accepts, schema)
 
 
 def _append(path, text, schema, put):
     """Appends the records of a text to a file; returns BlockFacts, or None if a line is bad."""
-    batch = libsvm_decoder.decode(text, schema)
+    batch = codec.decode_lines(text, schema)
     if batch is None:
         return None
     with naming(path):
-        put(path, encoder.encode(*batch)[0])
+        put(path, codec.encode(*batch)[0])
     negative = _negative(text)
     zero = bool((~negative & (batch.labels == 0)).any())
     return pieces.facts_of(batch, bool(negative.any()), zero)

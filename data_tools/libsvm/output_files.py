@@ -19,7 +19,7 @@ from data_tools.libsvm.pieces import BlockFacts
 from data_tools.tables import csv_blocks
 from deepfm.data import dataset_json
 from deepfm.errors import BadInput
-from deepfm.records import data_file, decoder, frames, made, wire
+from deepfm.records import codec, data_file, frames, made, wire
 from deepfm.records.data_file import DataFile
 from deepfm.records.storage import places
 
@@ -158,7 +158,7 @@ def _first_frames(path):
 
 def _warn_of_shared_ids(path, schema):
     """Warns if the first records have an id in several fields."""
-    batch = decoder.decode(*_first_frames(path), schema)
+    batch = codec.decode(*_first_frames(path), schema)
     ids, fields = batch.ids, np.tile(np.arange(schema.field_size), (len(batch.ids), 1))
     if batch.counts is not None:
         fields = fields.repeat(batch.counts.ravel())

@@ -16,7 +16,7 @@ from data_tools.common.line_blocks import LineRange
 from data_tools.libsvm import field_lines
 from deepfm.errors import BadInput
 from deepfm.records import libsvm_text, text_blocks
-from deepfm.records.decoder import Batch
+from deepfm.records.codec import Batch
 
 
 class Piece(NamedTuple):

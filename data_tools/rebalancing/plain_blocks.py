@@ -11,7 +11,7 @@ import numpy as np
 
 from data_tools.common import line_blocks
 from data_tools.common.line_blocks import LineRange
-from deepfm.records import decoder, frames, libsvm_decoder, text_blocks, wire
+from deepfm.records import codec, frames, text_blocks, wire
 from deepfm.records.bad_record import BadRecord, find_refused
 from deepfm.records.schema import Schema, Shape
 
@@ -78,7 +78,7 @@ def read_lines(lines: LineRange, weighted: bool) -> Iterator[Union[RecordBlock, 
         # A field may have several values, so that id 0 is allowed though rows are padded.
         longest = text_blocks.longest_record(text, text_blocks.record_starts(text), weighted)
         schema = Schema(max(longest, 1), pad=True, multi_valued=True, weighted=weighted)
-        return libsvm_decoder.decode(text, schema)
+        return codec.decode_lines(text, schema)
 
     for block in line_blocks.decoded(lines, decode, weighted=weighted):
         if isinstance(block, BadRecord):
@@ -114,17 +114,17 @@ def _trusted(block):
 def _decoded(block, path, schema):
     """Yields the BadRecords among frames, and the RecordBlock of the others."""
     data, starts, ends = block.data, block.starts, block.ends
-    batch = decoder.decode(data, starts + frames.HEADER, ends - 4, schema)
+    batch = codec.decode(data, starts + frames.HEADER, ends - 4, schema)
     if batch is None:
         places, payloads = zip(*block.records())
         kept = np.ones(len(payloads), bool)
         explain = lambda payload: wire.explain(payload, schema)
-        accepts = lambda some: decoder.accepts(some, schema)
+        accepts = lambda some: codec.accepts(some, schema)
         for i, reason in find_refused(accepts, payloads, explain, wire.UNEXPLAINED):
             kept[i] = False
             yield BadRecord(path, places[i], reason)
         starts, ends = starts[kept], ends[kept]
         if not len(starts):
             return
-        batch = decoder.decode(data, starts + frames.HEADER, ends - 4, schema)
+        batch = codec.decode(data, starts + frames.HEADER, ends - 4, schema)
     yield RecordBlock(data, starts, ends, batch.labels > 0, int(batch.ids.max(initial=-1)))

@@ -18,7 +18,7 @@ from data_tools.common import line_decoding, workers
 from data_tools.common.line_blocks import LineRange
 from data_tools.rebalancing import plain_blocks
 from data_tools.rebalancing.plain_blocks import RecordBlock
-from deepfm.data import example_bytes, formats, records
+from deepfm.data import formats, records
 from deepfm.errors import BadInput
 from deepfm.records import file_bytes
 from deepfm.records.bad_record import BadRecord
@@ -35,8 +35,7 @@ class FileSlice(NamedTuple):
     Attributes:
         lines: the LineRange; only its path counts for a TFRecord file.
         number: the number of the task, from which the keys of its records are made.
-        described: whether dataset.json describes the file. If so, TFRecords with the layout of our
-            own writer are trusted and not parsed, which would take twice as long.
+        described: whether dataset.json describes the file.
         weighted: whether LibSVM labels may have a weight.
     """
 
@@ -57,35 +56,24 @@ class _FrameReader:
         with graph.as_default():
             self._path = tf.compat.v1.placeholder(tf.string, [])
             self._compression = tf.compat.v1.placeholder(tf.string, [])
-            self._described = tf.compat.v1.placeholder(tf.bool, [])
             dataset = tf.data.TFRecordDataset(self._path, self._compression, 1 << 20).batch(BATCH)
             iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
             serialized = iterator.get_next()
 
-            def parse():
-                features, labels = formats.TFRECORD.parse(serialized, schema)
-                with tf.control_dependencies(features.values()):
-                    return labels > 0, tf.reduce_max(features["feat_ids"])
-
-            lists = example_bytes.find_lists(
-                serialized, schema.field_size, multi_valued=False, weighted=schema.weighted
-            )
-            known = self._described & (not schema.multi_valued) & lists.as_encoded
-            labels_alone = lambda: (lists.positive, tf.constant(-1, tf.int64))
-            self._next = tf.strings.length(serialized), *tf.cond(known, labels_alone, parse)
+            features, labels = formats.TFRECORD.parse(serialized, schema)
+            with tf.control_dependencies(features.values()):
+                parsed = labels > 0, tf.reduce_max(features["feat_ids"])
+            self._next = tf.strings.length(serialized), *parsed
             self._initializer = iterator.initializer
         self._session = workers.one_thread_session(graph)
 
-    def batches(self, path, described):
-        """Yields (payload bytes int32 [n], positive bool [n], largest id) of BATCH records.
-
-        The largest id is -1 for records that are trusted and not parsed.
-        """
+    def batches(self, path):
+        """Yields (payload bytes int32 [n], positive bool [n], largest id) of BATCH records."""
         compression = "GZIP" if path.endswith(".gz") else ""
         self._session.run(self._initializer, {self._path: path, self._compression: compression})
         with contextlib.suppress(tf.errors.OutOfRangeError):
             while True:
-                yield self._session.run(self._next, {self._described: described})
+                yield self._session.run(self._next)
 
 
 _frame_reader = functools.lru_cache(maxsize=1)(_FrameReader)  # built once per process
@@ -96,7 +84,7 @@ def _read_frames(part, schema, max_bad_records):
     with places.of(path).open_file(path) as raw:
         stream = gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw
         try:
-            batches = _frame_reader(schema).batches(path, part.described)
+            batches = _frame_reader(schema).batches(path)
             for lengths, positive, max_id in batches:
                 ends = np.cumsum(lengths + np.int64(FRAME))
                 data = stream.read(int(ends[-1]))

@@ -17,7 +17,7 @@ from data_tools.libsvm import pieces
 from data_tools.libsvm.line_format import line_writer
 from data_tools.spark import events
 from deepfm.errors import naming
-from deepfm.records import data_file, encoder
+from deepfm.records import codec, data_file
 from deepfm.records.bad_record import BadRecord
 from deepfm.records.storage import places
 
@@ -135,7 +135,7 @@ def encode(task, tables, output_format: str, scratch: str) -> Iterator:
 
 
 def _records(labels, ids, values):
-    return encoder.encode(labels, ids, values)[0]
+    return codec.encode(labels, ids, values)[0]
 
 
 def _lines(feature_size):

@@ -12,10 +12,10 @@ from data_tools.click_logs import quoted_cells, row_parser
 from data_tools.common import line_blocks
 from data_tools.common.line_blocks import LineRange
 from data_tools.tables import layouts
+from data_tools.tables.cell_text import BadText, Text
 from data_tools.tables.layouts import LISTS, Layout
 from data_tools.tables.row_checks import BadRows
 from deepfm.errors import BadInput
-from deepfm.records.libsvm_decoder import BadText, Text
 
 SUFFIXES = tuple(x + y for x in (".csv", ".tsv") for y in ("", ".gz"))
 _NEWLINE, _RETURN, _MINUS = b"\n\r-"

@@ -19,7 +19,7 @@ import numpy as np
 
 from data_tools.tables.layouts import Layout
 from deepfm.records.bad_record import BadRecord, find_refused, marked
-from deepfm.records.decoder import Batch
+from deepfm.records.codec import Batch
 from deepfm.records.libsvm_text import number_of
 from deepfm.records.schema import NO_WEIGHT, Schema, explain_id, explain_width, is_weight
 

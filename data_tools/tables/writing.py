@@ -14,7 +14,7 @@ from data_tools.tables.csv_blocks import LinePart
 from data_tools.tables.layouts import Layout
 from data_tools.tables.parquet_blocks import RowPart
 from deepfm.errors import BadInput, naming
-from deepfm.records import encoder
+from deepfm.records import codec
 from deepfm.records.bad_record import BadRecord
 from deepfm.records.schema import Schema
 
@@ -59,7 +59,7 @@ def write(
                 yield rows
                 continue
             with naming(piece.path):
-                put(piece.path, encoder.encode(*_stored(rows))[0])
+                put(piece.path, codec.encode(*_stored(rows))[0])
             zero = bool((rows.labels == 0).any())
             yield 0, (piece, facts_of(rows, bool((rows.labels < 0).any()), zero))
         yield size, (piece, NO_ROWS)
