@@ -112,8 +112,6 @@ def check(options, host):
         raise BadInput("--input must be given (or --test_input with --feature_map).")
     if not (options.input or options.feature_map):
         raise BadInput("--input must be given: the vocabulary comes from its training rows.")
-    if places.by_tensorflow(options.output_dir):
-        raise BadInput(f"--output_dir={options.output_dir} is not local; write locally, then copy.")
     for name in ("min_count", "memory_mb") if options.feature_map else ():
         if getattr(options, name):
             raise BadInput(f"--{name} has no effect with --feature_map; leave it out.")

@@ -28,7 +28,7 @@ SCRATCH = ".libsvm_to_tfrecord-"
 def prepare(inputs: Sequence[DataFile], options):
     """Checks output_dir; returns the names in it that the new data set replaces."""
     folder = options.output_dir
-    old = publishing.names_in(folder, data_file.TFRECORD, "convert")
+    old = publishing.names_in(folder, data_file.TFRECORD)
     same = [] if options.num_files else names([f.path for f in inputs], options)
     return publishing.replaced(folder, old, options.overwrite, same)
 

@@ -7,7 +7,7 @@ from typing import Any, Callable, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
-from data_tools.libsvm.pieces import NO_ROWS, Piece, append_bytes, facts_of, mixed
+from data_tools.libsvm.pieces import NO_ROWS, Piece, facts_of, mixed
 from data_tools.tables import row_checks
 from data_tools.tables.layouts import Layout
 from data_tools.tables.parts import Part, reader
@@ -34,7 +34,7 @@ def count(part: Part, lists: str = "") -> Iterator[Tuple[int, Tuple[int, int]]]:
 def write(
     task: Tuple[Part, List[Piece]],
     schema: Schema,
-    put: Callable[[str, bytes], Any] = append_bytes,
+    put: Callable[[str, bytes], Any],
     *,
     layout: Layout,
 ) -> Iterator:
@@ -49,10 +49,11 @@ def write(
             if isinstance(rows, BadRecord):
                 yield rows
                 continue
+            data = codec.encode(*_stored(rows))[0]
             with naming(piece.path):
-                put(piece.path, codec.encode(*_stored(rows))[0])
+                put(piece.path, data)
             zero = bool((rows.labels == 0).any())
-            yield 0, (piece, facts_of(rows, bool((rows.labels < 0).any()), zero))
+            yield 0, (piece, facts_of(rows, bool((rows.labels < 0).any()), zero, len(data)))
         yield size, (piece, NO_ROWS)
 
 
