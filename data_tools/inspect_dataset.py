@@ -251,7 +251,7 @@ def _mismatches(summary):
     sentences = []
     files = {posixpath.split(file["path"]): file for file in summary["files"]}
     for folder in dict.fromkeys(folder for folder, _ in files):
-        metadata = dataset_json.read(folder)
+        metadata = dataset_json.load(folder)
         if metadata is None:
             continue
         path = posixpath.join(folder, dataset_json.METADATA)

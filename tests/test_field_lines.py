@@ -12,7 +12,7 @@ from data_tools.libsvm import line_schema
 from data_tools.libsvm_to_tfrecord import Options
 from deepfm.data import datasets, formats, records
 from deepfm.errors import BadInput
-from deepfm.records import libsvm_decoder, libsvm_text
+from deepfm.records import codec, libsvm_text
 
 FFM = """1 0:3:1 1:10:0.5 1:12:2 2:20:-1.5e-1
 0 2:21:1 0:4:1 # 0:9:9
@@ -158,12 +158,12 @@ HASHED = records.Schema(2, 50, hash_buckets=50)
 def test_a_bad_line_is_refused_and_explained(line, schema, words):
     reason = libsvm_text.explain_line(line.encode(), schema)
     assert reason and all(word in reason for word in words), reason
-    assert libsvm_decoder.decode(line.encode() + b"\n", schema) is None
+    assert codec.decode_lines(line.encode() + b"\n", schema) is None
 
 
 @pytest.mark.parametrize("schema", [LINES, MULTI])
 def test_a_field_beyond_the_last_is_not_the_next_lines_first(schema):
-    assert libsvm_decoder.decode(b"1 3:5:1\n0 1:5:1\n", schema) is None
+    assert codec.decode_lines(b"1 3:5:1\n0 1:5:1\n", schema) is None
 
 
 def test_a_bad_line_among_good_ones_is_named_and_may_be_skipped(convert, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from reference import crc32c, field, frame, masked
 
-from deepfm.data import bad_records, example_bytes, formats, libsvm, records
+from deepfm.data import bad_records, formats, libsvm, records
 from deepfm.data.records import Schema
 from deepfm.errors import BadInput
 from deepfm.kernels.compiled import COMPILED
@@ -233,25 +233,6 @@ def test_an_example_is_read_however_many_bytes_its_lengths_take(bytes_of_a_lengt
     assert min(map(len, some)) < most < max(map(len, some))
     labels, _, _ = run(lambda x: records.parse(x, Schema(2)), some)
     assert labels.tolist() == [1] * len(some)
-
-
-def test_what_encode_writes_is_known_as_such():
-    rng = np.random.RandomState(3)
-    for field_size in (1, 3, 40, 300):
-        labels = rng.randint(0, 2, 20).astype(np.float32)
-        ids = rng.randint(0, 1 << 62, [20, field_size]) >> rng.randint(0, 62, [20, field_size])
-        values = rng.rand(20, field_size).astype(np.float32)
-        build = lambda *record: example_bytes.find_lists(
-            records.encode(*record), int(record[1].shape[1]), multi_valued=False
-        )
-        assert run(build, labels, ids, values).as_encoded
-
-
-@pytest.mark.parametrize("change", [b"\0", b"\x0a\0"])
-def test_what_is_longer_than_encode_writes_is_not_taken_for_it(change):
-    payload = example(1, [1, 2], [3, 4]).SerializeToString(deterministic=True)
-    build = lambda x: example_bytes.find_lists(x, 2, multi_valued=False).as_encoded
-    assert run(build, [payload]) and not run(build, [payload, payload + change])
 
 
 def test_find_bad_refuses_a_record_of_an_absurd_length(tmp_path):

@@ -13,9 +13,8 @@ NEEDED = [
     "data_tools.click_logs.column_kinds",
     "data_tools.click_logs.feature_map",
     "data_tools.click_logs.field_tables",
-    "data_tools.click_logs.parquet_rows",
-    "data_tools.click_logs.quoted_cells",
     "data_tools.click_logs.row_parser",
+    "data_tools.click_logs.slices",
     "data_tools.click_logs.splitting",
     "data_tools.click_logs.vocabulary",
     "data_tools.common.splitmix64",
@@ -32,7 +31,7 @@ NEEDED = [
     "deepfm.errors",
     *(f"deepfm.records.{path.stem}" for path in ROOT.glob("deepfm/records/[!_]*.py")),
 ]
-THERE = {"numpy", "pandas", "pyarrow", "pyspark", "google_crc32c"}  # what executors have
+THERE = {"numpy", "pandas", "pyarrow", "pyspark"}  # what executors have
 
 
 def imported(name):
@@ -89,7 +88,8 @@ def test_an_import_of_tensorflow_is_found_through_other_modules():
     assert {"tensorflow", "absl", "numpy"} <= set(found)
 
 
-def test_the_rows_of_a_block_are_read_and_encoded_where_tensorflow_cannot_be_imported():
+def test_the_rows_of_a_block_are_read_and_encoded_where_tensorflow_cannot_be_imported(tmp_path):
+    path = str(tmp_path / "a.tsv")
     code = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
@@ -98,12 +98,16 @@ import importlib
 for name in {[name for name in NEEDED if "spark" not in name]!r}:
     importlib.import_module(name)
 from types import SimpleNamespace
-from data_tools.click_logs import feature_map, field_tables, row_parser, splitting, vocabulary
+from data_tools.click_logs import feature_map, field_tables, slices, splitting, vocabulary
+from data_tools.common.line_blocks import LineRange
+from data_tools.tables.csv_blocks import LinePart
 about = dict(delimiter="tab", header="no", integers="buckets", table=())
 options = SimpleNamespace(dataset="criteo", **about)
 text = b"1" + b"\\t3" * 13 + b"\\ta" * 26 + b"\\n2\\n0" + b"\\t" * 39 + b"\\n"
-layout = row_parser.layout_of(text, True, options)
-bad, rows = row_parser.parse_block("hdfs://x/part-0", 70, text, layout, lambda: 5)
+open({path!r}, "wb").write(bytes(69) + b"\\n" + text)
+layout, file = slices.read_layout({path!r}, True, options)
+part = LinePart({path!r}, LineRange({path!r}, 70), file)
+(_, bad), (_, rows) = slices.read_rows(part, layout)
 counts = [vocabulary.count(keys, []) for keys in rows.keys]
 tables = field_tables.from_counts(layout.columns, vocabulary.add_up(layout.columns, [counts]), 1)
 ids, values = field_tables.encode(rows, tables)
@@ -115,7 +119,7 @@ print(bad, rows.starts.tolist(), ids[:, 0].tolist(), values.sum())
     )
     place = 70 + len("1" + 13 * "\t3" + 26 * "\ta" + "\n2\n")
     assert done.stdout == (
-        "hdfs://x/part-0:6: expected 40 columns (see --dataset, --columns, --delimiter), "
+        f"{path}:3: expected 40 columns (see --dataset, --columns, --delimiter), "
         f"found 1: '2' [70, {place}] [3, 1] 78.0\n"
     ), done.stderr
 

@@ -8,7 +8,7 @@ from data_tools.click_logs.feature_map import STEPS
 from data_tools.click_logs.splitting import SPLITS
 from data_tools.libsvm.line_format import line_writer
 from deepfm.errors import naming
-from deepfm.records import data_file, encoder
+from deepfm.records import codec, data_file
 from deepfm.records.bad_record import BadRecord
 from deepfm.records.storage import places
 
@@ -44,7 +44,7 @@ def encode(task, tables: Callable, output_format: str, folder: Callable[[], str]
 
 
 def _records(labels, ids, values):
-    return encoder.encode(labels, ids, values)[0]
+    return codec.encode(labels, ids, values)[0]
 
 
 def _lines(feature_size):

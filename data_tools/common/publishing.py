@@ -209,7 +209,7 @@ def replaced(
     if not names:
         return []
     if not places.of(folder).exists(os.path.join(folder, UNFINISHED)):
-        said = dataset_json.read(folder) or {"files": {}}
+        said = dataset_json.load(folder) or {"files": {}}
         for name in names:
             ours = dataset_json.is_metadata(os.path.basename(name)) or _OURS.fullmatch(name)
             if not (ours or name in said["files"] or name in known):

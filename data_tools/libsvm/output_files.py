@@ -12,14 +12,13 @@ from typing import Dict, List, Sequence
 import numpy as np
 from absl import logging
 
-from data_tools.click_logs import parquet_rows
 from data_tools.common import publishing
 from data_tools.libsvm import pieces
 from data_tools.libsvm.pieces import BlockFacts
-from data_tools.tables import csv_blocks
+from data_tools.tables import csv_blocks, parquet_blocks
 from deepfm.data import dataset_json
 from deepfm.errors import BadInput
-from deepfm.records import data_file, decoder, frames, made, wire
+from deepfm.records import codec, data_file, frames, made, wire
 from deepfm.records.data_file import DataFile
 from deepfm.records.storage import places
 
@@ -50,7 +49,7 @@ def _names_after(paths, options):
     """Names of output files: the inputs' paths below their common folder, with our suffix."""
     top = os.path.dirname(paths[0]) if len(paths) == 1 else os.path.commonpath(paths)
     names = []
-    suffixes = data_file.LIBSVM + csv_blocks.SUFFIXES + parquet_rows.SUFFIXES
+    suffixes = data_file.LIBSVM + csv_blocks.SUFFIXES + parquet_blocks.SUFFIXES
     for path in paths:
         name = os.path.relpath(path, top).replace(os.sep, "-")
         suffix = next((s for s in suffixes if name.endswith(s)), "")
@@ -158,7 +157,7 @@ def _first_frames(path):
 
 def _warn_of_shared_ids(path, schema):
     """Warns if the first records have an id in several fields."""
-    batch = decoder.decode(*_first_frames(path), schema)
+    batch = codec.decode(*_first_frames(path), schema)
     ids, fields = batch.ids, np.tile(np.arange(schema.field_size), (len(batch.ids), 1))
     if batch.counts is not None:
         fields = fields.repeat(batch.counts.ravel())

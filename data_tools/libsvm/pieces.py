@@ -16,9 +16,9 @@ from data_tools.common import line_blocks
 from data_tools.common.line_blocks import LineRange
 from data_tools.libsvm import field_lines
 from deepfm.errors import BadInput, naming
-from deepfm.records import encoder, libsvm_decoder, libsvm_text, text_blocks
+from deepfm.records import codec, libsvm_text, text_blocks
 from deepfm.records.bad_record import BadRecord
-from deepfm.records.decoder import Batch
+from deepfm.records.codec import Batch
 from deepfm.records.schema import Schema
 from deepfm.records.storage import places
 
@@ -245,20 +245,20 @@ def write(
         For each block, a BadRecord per bad line, which is not written, and then (bytes
         of the input file read, (the Piece, BlockFacts)).
     """
-    accepts = lambda text: libsvm_decoder.decode(text, schema) is not None
+    accepts = lambda text: codec.decode_lines(text, schema) is not None
     explain, content = (
         functools.partial(f, schema=schema) for f in (libsvm_text.explain_line, _without_comment)
     )
     lines, pieces = task
     path, first = lines.path, line_blocks.numbering(lines)
     for piece, text, lines_before, read in _cut(lines, pieces):
-        batch = libsvm_decoder.decode(text, schema)
+        batch = codec.decode_lines(text, schema)
         if batch is None:
             number = first() + lines_before
             good = yield from line_blocks.sift(path, text, number, accepts, explain, content)
             text = b"\n".join(good.values())
-            batch = libsvm_decoder.decode(text, schema)
-        data = encoder.encode(*batch)[0]
+            batch = codec.decode_lines(text, schema)
+        data = codec.encode(*batch)[0]
         with naming(piece.path):
             put(piece.path, data)
         negative = _negative(text)

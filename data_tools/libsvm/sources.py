@@ -11,7 +11,7 @@ from data_tools.common import line_blocks
 from data_tools.common.line_blocks import LineRange
 from data_tools.libsvm import line_schema, pieces
 from data_tools.tables import inputs, layouts, writing
-from data_tools.tables.writing import Part
+from data_tools.tables.parts import Part
 from deepfm.errors import BadInput
 from deepfm.records.schema import Schema
 

@@ -7,15 +7,7 @@ import numpy as np
 
 from data_tools.common import line_blocks
 from data_tools.common.line_blocks import LineRange
-from deepfm.records import (
-    decoder,
-    file_bytes,
-    frames,
-    libsvm_decoder,
-    libsvm_text,
-    text_blocks,
-    wire,
-)
+from deepfm.records import codec, file_bytes, frames, libsvm_text, text_blocks, wire
 from deepfm.records.bad_record import BadRecord, find_refused
 from deepfm.records.schema import Schema, Shape
 
@@ -38,7 +30,7 @@ class RecordBlock(NamedTuple):
     starts: np.ndarray
     ends: np.ndarray
     positive: np.ndarray
-    batch: decoder.Batch
+    batch: codec.Batch
     read: int = 0
 
 
@@ -83,11 +75,11 @@ def read_lines(
 
     def decode(text):
         if field_size:
-            return libsvm_decoder.decode(text, Schema(field_size, weighted=weighted))
+            return codec.decode_lines(text, Schema(field_size, weighted=weighted))
         # A field may have several values, so that id 0 is allowed though rows are padded.
         longest = text_blocks.longest_record(text, text_blocks.record_starts(text), weighted)
         schema = Schema(max(longest, 1), pad=True, multi_valued=True, weighted=weighted)
-        return libsvm_decoder.decode(text, schema)
+        return codec.decode_lines(text, schema)
 
     accepts = lambda text: decode(text) is not None
     explain = lambda line: libsvm_text.explain_line(
@@ -120,17 +112,17 @@ def first_shape(path: str) -> Shape:
 def _decoded(block, path, schema):
     """Yields the BadRecords among frames, and the RecordBlock of the others."""
     data, starts, ends = block.data, block.starts, block.ends
-    batch = decoder.decode(data, starts + frames.HEADER, ends - 4, schema)
+    batch = codec.decode(data, starts + frames.HEADER, ends - 4, schema)
     if batch is None:
         places, payloads = zip(*block.records())
         kept = np.ones(len(payloads), bool)
         explain = lambda payload: wire.explain(payload, schema)
-        accepts = lambda some: decoder.accepts(some, schema)
+        accepts = lambda some: codec.accepts(some, schema)
         for i, reason in find_refused(accepts, payloads, explain, wire.UNEXPLAINED):
             kept[i] = False
             yield BadRecord(path, places[i], reason)
         starts, ends = starts[kept], ends[kept]
         if not len(starts):
             return
-        batch = decoder.decode(data, starts + frames.HEADER, ends - 4, schema)
+        batch = codec.decode(data, starts + frames.HEADER, ends - 4, schema)
     yield RecordBlock(data, starts, ends, batch.labels > 0, batch)

@@ -4,7 +4,6 @@ Whoever reads records asks the entry and names no format. Another format is anot
 FORMATS, and a file beside `libsvm` with the functions of that entry.
 """
 
-import functools
 import struct
 from typing import Callable, NamedTuple, Optional, Tuple
 
@@ -14,7 +13,7 @@ import tensorflow as tf
 from deepfm.data import libsvm, records
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.kernels.reading import CHUNK
-from deepfm.records import data_file, decoder, frames, libsvm_decoder, libsvm_text, wire
+from deepfm.records import codec, data_file, frames, library, libsvm_text, wire
 from deepfm.records.bad_record import BadRecord
 from deepfm.records.schema import FRAME, Shape
 
@@ -30,7 +29,7 @@ class Format(NamedTuple):
         shape: payload -> Shape.
         explain: (payload, schema) -> what is wrong with the record; None if nothing is.
         unexplained: the reason to give for a refused record in which `explain` finds no fault.
-        accepts: (payloads, schema) -> whether numpy's decoder soon finds all of them good.
+        accepts: (payloads, schema) -> whether the compiled codec finds all of them good.
         read: (path string [], DataFiles of the data set, bytes to read at once, Ops) -> dataset of
             the raw records of a file, in chunks.
         parse_chunk: (chunk of Ops, schema, Ops) -> labels, ids, values, perhaps counts, and weights
@@ -153,8 +152,13 @@ def _size(path, files):
     return tf.reduce_max(tf.where(tf.equal(paths, path), np.int64(sizes), np.full(len(plain), -1)))
 
 
+def _accepts_frames(payloads, schema):
+    return library.load() is not None and codec.accepts(payloads, schema)
+
+
 def _accepts_lines(lines, schema):
-    return libsvm_decoder.decode(b"".join(b"%s\n" % line for line in lines), schema) is not None
+    text = b"".join(b"%s\n" % line for line in lines)
+    return library.load() is not None and codec.decode_lines(text, schema) is not None
 
 
 TFRECORD = Format(
@@ -165,7 +169,7 @@ TFRECORD = Format(
     shape=wire.shape,
     explain=wire.explain,
     unexplained=wire.UNEXPLAINED,
-    accepts=functools.partial(decoder.accepts, most_others=100),
+    accepts=_accepts_frames,
     read=_read_frames,
     parse_chunk=lambda raw, schema, ops: ops.parse(raw, schema, records.parse),
     count=_count_frames,

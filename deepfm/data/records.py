@@ -33,7 +33,7 @@ def hashed(strings, buckets):
 def encode(labels, ids, values, counts=None, weights=None):
     """Serializes a batch with native ops; equal to `tf.train.Example.SerializeToString`.
 
-    Args: see `plain.encoder.encode`; counts are int32.
+    Args: see `codec.encode`; counts are int32.
 
     Returns:
         string [B], serialized `tf.train.Example`s.
@@ -43,25 +43,31 @@ def encode(labels, ids, values, counts=None, weights=None):
     all_fields = ones * field_size
     sizes = all_fields if counts is None else tf.reduce_sum(counts, axis=1, keepdims=True)
 
-    def packed(list_type, n, numbers):  # [B, at least n] -> [B]
-        return tf.io.encode_proto(n, [numbers], ["value"], f"tensorflow.{list_type}")
+    def message(kind, sizes, **fields):
+        names, columns = list(fields), list(fields.values())
+        return tf.io.encode_proto(sizes, columns, names, f"tensorflow.{kind}")[:, tf.newaxis]
 
-    lists = {}
-    if counts is not None:
-        lists["counts"] = packed("Int64List", all_fields, tf.cast(counts, tf.int64))
-    lists["ids"] = packed("Int64List", sizes, ids)
-    lists["label"] = packed("FloatList", ones, labels[:, tf.newaxis])
-    lists["values"] = packed("FloatList", sizes, values)
+    int64s = lambda n, numbers: (message("Int64List", n, value=numbers), "int64_list")
+    floats = lambda n, numbers: (message("FloatList", n, value=numbers), "float_list")
+    lists = {} if counts is None else {"counts": int64s(all_fields, tf.cast(counts, tf.int64))}
+    lists["ids"] = int64s(sizes, ids)
+    lists["label"] = floats(ones, labels[:, tf.newaxis])
+    lists["values"] = floats(sizes, values)
     if weights is not None:
-        lists["weight"] = packed("FloatList", ones, weights[:, tf.newaxis])
-    return example_bytes.join_lists(lists, field_size)
+        lists["weight"] = floats(ones, weights[:, tf.newaxis])
+    entries = []
+    for name, (numbers, kind) in lists.items():
+        feature, key = message("Feature", ones, **{kind: numbers}), tf.fill(tf.shape(ones), name)
+        pair = tf.tile(ones, [1, 2])
+        entries.append(message("Features.FeatureEntry", pair, key=key, value=feature))
+    features = message("Features", ones * len(lists), feature=tf.concat(entries, axis=1))
+    return message("Example", ones, features=features)[:, 0]
 
 
 def parse(serialized, schema):
     """Parses and checks a batch of serialized Examples.
 
-    A batch of what `encode` writes takes few ops; other Examples take 3 times as long. Anything
-    ambiguous is refused: a feature that occurs twice, or that holds two lists.
+    Anything ambiguous is refused: a feature that occurs twice, or that holds two lists.
 
     Args:
         serialized: string [B].
@@ -76,34 +82,9 @@ def parse(serialized, schema):
         tf.errors.InvalidArgumentError: when run, for a batch with a bad record (see `bad_records`);
             DataLossError if a record is not a protocol buffer at all.
     """
-    lists = example_bytes.find_lists(
-        serialized, schema.field_size, schema.multi_valued, schema.weighted
-    )
-
-    def encoded():
-        longest = schema.field_size
-        if schema.multi_valued:
-            longest = tf.maximum(tf.reduce_max(tf.reduce_sum(lists.counts, axis=1)), 0)
-        one_more = tf.concat([lists.ids, [""]], 0)  # the decoder takes no empty batch
-        sizes, (ids,) = tf.io.decode_proto(one_more, "tensorflow.Int64List", ["value"], [tf.int64])
-        values = example_bytes.raw_bytes(lists.values, 4 * tf.maximum(longest, 1))
-        values = tf.bitcast(tf.reshape(values, [tf.size(serialized), -1, 4]), tf.float32)
-        sizes, labels = sizes[:-1, 0], tf.cast(lists.positive & schema.with_labels, tf.float32)
-        # Even if no record has a value the decoder makes a column.
-        ids, values = ids[:-1, :longest], values[:, :longest]
-        counts = tf.cast(lists.counts, tf.int64)
-        weights = lists.weights if schema.with_weights else []
-        return (labels, ids, values, counts, sizes, sizes, *weights)
-
-    decoded = lambda: example_bytes.decode_any(
+    labels, ids, values, counts, num_ids, num_values, *weights = example_bytes.decode_any(
         serialized, schema.field_size, schema.with_labels, schema.with_weights
     )
-    return _check_lists(tf.cond(lists.as_encoded, encoded, decoded), schema)
-
-
-def _check_lists(lists, schema):
-    """Checks what `decode_any` returns; returns what `parse` does."""
-    labels, ids, values, counts, num_ids, num_values, *weights = lists
     counts.set_shape([None, schema.field_size])
     of_record = tf.cast(num_ids, tf.int64)
     if schema.multi_valued:

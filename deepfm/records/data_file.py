@@ -3,7 +3,7 @@
 import itertools
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
-from deepfm.records.frames import HEADER, header_starts
+from deepfm.records.wire import HEADER, is_header
 
 TFRECORD = (".tfrecords", ".tfrecord", ".tfrecords.gz", ".tfrecord.gz")  # the first is written
 LIBSVM = tuple(x + y for x in (".libsvm", ".svm", ".txt", ".libffm", ".ffm") for y in ("", ".gz"))
@@ -38,8 +38,7 @@ class Kind(NamedTuple):
 
 KINDS = {
     "tfrecord": Kind(
-        "tfrecord", "TFRecord", TFRECORD,
-        lambda head: len(head) >= HEADER and bool(header_starts(head[:HEADER])[0]),
+        "tfrecord", "TFRecord", TFRECORD, lambda head: is_header(head[:HEADER])
     ),
     "libsvm": Kind("libsvm", "LibSVM", LIBSVM, lambda head: True),
 }  # fmt: skip

@@ -1,7 +1,4 @@
-"""Reads the frames of TFRecord files with numpy: length, its checksum, payload, its checksum.
-
-https://www.tensorflow.org/tutorials/load_data/tfrecord. n: frames of a block.
-"""
+"""Reads the frames of TFRecord files, past damage. n: frames of a block."""
 
 import gzip
 import struct
@@ -11,14 +8,13 @@ from typing import BinaryIO, Iterator, NamedTuple, Optional, Tuple, Union
 import numpy as np
 
 from deepfm.errors import BadInput
+from deepfm.records import codec
 from deepfm.records.bad_record import BadRecord
-from deepfm.records.hashes import crc32c
 from deepfm.records.schema import FRAME
 from deepfm.records.storage import places
+from deepfm.records.wire import ABSURD_LENGTH, CUT_OFF, HEADER, is_header
 
-HEADER = 12  # bytes before the payload; 4 follow it
 TRUNCATED = "the file ends inside this record (truncated)"
-LONGEST_RECORD = 1 << 30  # bytes; a longer one may make TensorFlow's reader crash the program
 _CORRUPT = "corrupt (corrupted record)"  # as TensorFlow's reader says it
 
 
@@ -141,32 +137,13 @@ def _length(data, at):
 def _scan(data) -> Tuple[np.ndarray, np.ndarray, int, Optional[str]]:
     """(starts, ends of the good frames at the beginning of data, their bytes, what is wrong with
     the next one: None if it is cut off, or nothing follows)."""
-    cuts, reason = [0], None
-    unpack, last = struct.Struct("<Q").unpack_from, len(data)
-    while cuts[-1] + HEADER <= last:
-        length = unpack(data, cuts[-1])[0]
-        if length > LONGEST_RECORD:
-            reason = f"corrupt (its header gives a length of {length} bytes)"
-            break
-        cuts.append(cuts[-1] + FRAME + length)
-    starts, ends = np.array(cuts[:-1], np.int64), np.array(cuts[1:], np.int64)
-    wrong = _checksums(data, starts + 8) != crc32c.masked(data, starts, starts + 8)
-    if wrong.any():
-        n, reason = int(wrong.argmax()), _CORRUPT
-        starts, ends = starts[:n], ends[:n]
-    if len(ends) and ends[-1] > last:  # only the last one can be cut off
-        starts, ends, reason = starts[:-1], ends[:-1], None
-    wrong = _checksums(data, ends - 4) != crc32c.masked(data, starts + HEADER, ends - 4)
-    if wrong.any():
-        n, reason = int(wrong.argmax()), _CORRUPT
-        starts, ends = starts[:n], ends[:n]
-    return starts, ends, int(ends[-1]) if len(ends) else 0, reason
-
-
-def _checksums(data, places):
-    """The uint32 at each place."""
-    found = np.frombuffer(data, np.uint8)[places[:, np.newaxis] + np.arange(4)]
-    return np.ascontiguousarray(found).view("<u4")[:, 0]
+    starts, ends, why = codec.scan(data)
+    used = int(ends[-1]) if len(ends) else 0
+    if why == ABSURD_LENGTH:
+        reason = f"corrupt (its header gives a length of {_length(data, used)} bytes)"
+    else:
+        reason = None if why == CUT_OFF else _CORRUPT
+    return starts, ends, used, reason
 
 
 def _resume(data, raw, size):
@@ -175,7 +152,7 @@ def _resume(data, raw, size):
     Returns:
         (bytes passed over, data from the next frame on, whether the file's end is reached).
     """
-    if header_starts(data[:HEADER])[0]:
+    if is_header(data[:HEADER]):
         passed = FRAME + _length(data, 0)
         left = passed  # bytes to pass over, perhaps more than there are
         while data and left >= len(data):
@@ -183,27 +160,11 @@ def _resume(data, raw, size):
         return passed, data[left:], not data
     passed, data = 1, data[1:]
     while True:
-        hits = np.flatnonzero(header_starts(data)) if len(data) >= HEADER else []
-        if len(hits):
-            return passed + int(hits[0]), data[hits[0] :], False
+        hit = codec.next_header(data)
+        if hit >= 0:
+            return passed + hit, data[hit:], False
         kept = max(len(data) - HEADER + 1, 0)
         passed, data, read = passed + kept, data[kept:], raw.read(size)
         if not read:
             return passed + len(data), b"", True
         data += read
-
-
-_CRC32C = crc32c.table(8)
-
-
-def header_starts(data: bytes) -> np.ndarray:
-    """Where a header (a length and its masked checksum) may start. bool [len(data) - 11]."""
-    raw = np.frombuffer(data, np.uint8)
-    n = len(raw) - 11
-    crc = np.full(n, 0xFFFFFFFF, np.uint32)
-    for i in range(8):
-        crc = _CRC32C[(crc ^ raw[i : n + i]) & 0xFF] ^ (crc >> np.uint32(8))
-    found = np.zeros(n, np.uint32)
-    for i in range(4):
-        found |= raw[8 + i : n + 8 + i].astype(np.uint32) << np.uint32(8 * i)
-    return crc32c.mask(~crc) == found

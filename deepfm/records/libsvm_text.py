@@ -13,7 +13,7 @@ from typing import List, Optional
 import numpy as np
 
 from deepfm.errors import BadInput
-from deepfm.records import text_blocks
+from deepfm.records import library, text_blocks
 from deepfm.records.schema import (
     LARGER,
     NO_WEIGHT,
@@ -137,6 +137,30 @@ def explain_line(line: bytes, schema: Schema) -> Optional[str]:
     if not positional:
         return None
     return explain_width(len(pairs), schema, "id:value pairs", _text(line))
+
+
+def numbers(line: bytes, schema: Schema) -> Optional[tuple]:
+    """(label, ids, values, counts, weight) of a line with a record; None if `explain_line` finds a
+    fault. What one string hashes to only the compiled codec knows."""
+    if explain_line(line, schema):
+        return None
+    if schema.hash_buckets:
+        raise BadInput(f"--hash_buckets needs the compiled codec; {library.ADVICE}.")
+    first, *pairs = line.partition(b"#")[0].split()
+    label, _, weight = first.partition(b":")
+    row = [[] for _ in range(schema.field_size)]
+    for place, pair in enumerate(pairs):
+        *named, name, value = pair.split(b":")
+        ranges = enumerate(schema.field_ids or ())
+        place = next((i for i, (a, b) in ranges if a <= int(name) < b), place)
+        row[int(named[0]) if named else place].append((int(name) + schema.id_offset, value))
+    cells = row if schema.multi_valued else [cell or [(0, b"0")] for cell in row]
+    ids, values = zip(*sum(cells, [])) if any(cells) else ((), ())
+    counts = [len(cell) for cell in row]
+    values = [number_of(value) for value in values]
+    if schema.pad and not (schema.named_fields or schema.field_ids or schema.multi_valued):
+        values = [value + 0 for value in values]  # no -0, as if added to the zeros that fill a row
+    return number_of(label) > 0, list(ids), values, counts, number_of(weight or b"1")
 
 
 def _explain_field(field, before, schema):

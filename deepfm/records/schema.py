@@ -77,7 +77,7 @@ def is_weight(number) -> bool:
 def explain_id(feature_id, schema):
     if feature_id < 0:
         return f"feature id {feature_id} is negative"
-    if schema.pad and feature_id == 0:
+    if schema.pad and feature_id == 0 and not schema.multi_valued:
         return "feature id 0 is reserved for padding (--id_offset=1 shifts 0-based ids)"
     if schema.feature_size is not None and feature_id >= schema.feature_size:
         limit = f"feature_size {schema.feature_size}"
@@ -104,5 +104,5 @@ def explain_width(width, schema, what, sample):
 
 
 def normal(number):
-    """The float32 that TensorFlow's threads see: denormal numbers are 0."""
-    return np.float32(0 if abs(number) < _SMALLEST_NORMAL else number)
+    """The float32 that TensorFlow's threads see: denormal numbers are 0, of the same sign."""
+    return np.float32(0 * number if abs(number) < _SMALLEST_NORMAL else number)

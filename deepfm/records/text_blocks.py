@@ -11,10 +11,11 @@ from typing import Iterable, Iterator, Optional, Tuple
 import numpy as np
 
 from deepfm.errors import BadInput
+from deepfm.records import library
 from deepfm.records.storage import places
 
 LONGEST_LINE = 64 << 20  # bytes; a file with a longer line is not text
-_BLANK, _HASH, _COLON, _NEWLINE = 32, ord("#"), ord(":"), ord("\n")
+_COLON = ord(":")
 
 
 def without_mark(text: bytes, path: str) -> bytes:
@@ -107,13 +108,16 @@ def numbered(blocks: Iterable[Tuple[int, bytes, int]]) -> Iterator[Tuple[int, by
 
 def record_starts(text: bytes) -> np.ndarray:
     """The byte in a block where each line that holds a record begins. int64 [records]."""
-    characters = np.frombuffer(text, np.uint8)
-    newlines = np.flatnonzero(characters == _NEWLINE)
-    starts = np.concatenate([[0], newlines[:-1] + 1])
-    first = characters[starts]
-    doubtful = np.flatnonzero((first <= _BLANK) | (first == _HASH))
-    blank = [i for i in doubtful if not without_comment(text[starts[i] : newlines[i]]).strip()]
-    return np.delete(starts, blank) if blank else starts
+    if library.load():
+        starts = np.empty(text.count(b"\n") + 1, np.int64)
+        found = library.call("deepfm_record_starts", text, len(text), starts, len(starts))
+        return starts[:found]
+    starts, at = [], 0
+    for line in text.split(b"\n"):
+        if without_comment(line).strip():
+            starts.append(at)
+        at += len(line) + 1
+    return np.array(starts, np.int64)
 
 
 def longest_record(text: bytes, starts: np.ndarray, weighted: bool = False) -> int:

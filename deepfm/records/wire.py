@@ -1,16 +1,18 @@
-"""Reads one serialized tf.train.Example in plain Python: slowly, but to the letter of the format.
+"""One record of a TFRecord file in plain Python: slowly, but to the letter of the formats.
 
-Accepts what `example_bytes.decode_any` does, and says why not as TensorFlow's Python does.
-https://developers.google.com/protocol-buffers/docs/encoding
+A frame is a length, its checksum, the payload and its checksum; the checksum is CRC-32C, masked
+(https://www.tensorflow.org/tutorials/load_data/tfrecord). The payload is a tf.train.Example
+(https://developers.google.com/protocol-buffers/docs/encoding); it accepts what
+`example_bytes.decode_any` does, and says why not as TensorFlow's Python does.
 """
 
 import struct
-from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
+from typing import Container, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
-from deepfm.records.encoder import FLOAT_LIST, INT64_LIST, tag
 from deepfm.records.schema import (
+    FRAME,
     NO_WEIGHT,
     Schema,
     Shape,
@@ -22,16 +24,21 @@ from deepfm.records.schema import (
 
 UNEXPLAINED = "not a plainly written tf.train.Example: a feature appears twice or in pieces"
 _VARINT, _FIXED64, _BYTES, _GROUP, _END_GROUP, _FIXED32 = range(6)  # wire types
-_BYTES_LIST = 1  # as FLOAT_LIST
+_BYTES_LIST, FLOAT_LIST, INT64_LIST = 1, 2, 3  # fields of a tf.train.Feature
 _MALFORMED = "malformed protocol buffer"
 
 
 class Feature(NamedTuple):
-    """The numbers of a tf.train.Feature, which are of one kind; of strings, how many they are."""
+    """The numbers of a tf.train.Feature, which are of one kind; of strings, how many they are.
+
+    `kind` is the number of its list's field; `plain` says whether it is there once, in one piece.
+    """
 
     int64s: List[int] = []
     floats: List[float] = []
     strings: int = 0
+    kind: Optional[int] = None
+    plain: bool = False
 
 
 _EMPTY = Feature([], [])
@@ -49,36 +56,26 @@ def lists(serialized: bytes, schema: Schema) -> Optional[Features]:
     kinds.update({"label": FLOAT_LIST} if schema.with_labels else {})
     kinds.update({"weight": FLOAT_LIST} if schema.with_weights else {})
     try:
-        features = _plain_lists(serialized, kinds, schema.with_labels and not schema.weighted)
+        features = read(serialized, kinds)
     except ValueError:
         return None
-    optional = {"counts", "weight"}
-    return features if features is not None and set(kinds) - optional <= set(features) else None
-
-
-def _plain_lists(serialized, kinds, refuse_weight):
-    (features,) = _messages(serialized, 1) or [b""]
-    if len(serialized) != _alone(features):
+    if schema.with_labels and not schema.weighted and "weight" in features:
         return None
-    found = {}
-    for entry in _messages(features, 1):
-        key, value = ((_messages(entry, i) or [b""])[-1] for i in (1, 2))
-        name = key.decode("utf-8", "replace")
-        if refuse_weight and name == "weight":
-            return None
-        if name not in kinds:
-            continue
-        if name in found or len(entry) != _alone(key) + _alone(value):
-            return None
-        messages = {kind: _messages(value, kind) for kind in (FLOAT_LIST, INT64_LIST)}
-        if [len(x) for x in messages.values()] != [int(kind == kinds[name]) for kind in messages]:
-            return None
-        (numbers,) = messages[kinds[name]]
-        parts = [(wire_type, part) for i, wire_type, part in _fields(numbers) if i == 1]
-        if len(value) != _alone(numbers) or parts[-1:] == [(_BYTES, b"")]:
-            return None
-        found[name] = _feature(kinds[name], [numbers])
-    return found
+    found = {name: features[name] for name in kinds if name in features}
+    good = all(x.plain and x.kind == kinds[name] for name, x in found.items())
+    return found if good and set(kinds) - {"counts", "weight"} <= set(found) else None
+
+
+def numbers(serialized: bytes, schema: Schema) -> Optional[tuple]:
+    """(label, ids, values, counts, weight) of an Example; None if it breaks the schema."""
+    features = lists(serialized, schema)
+    if features is None or _explain_numbers(features, schema):
+        return None
+    counts = features["counts"].int64s if "counts" in features else [1] * schema.field_size
+    label = normal(features["label"].floats[0]) > 0 if schema.with_labels else 0
+    weight = features["weight"].floats[0] if "weight" in features else 1
+    found = label, features["ids"].int64s, features["values"].floats, counts, weight
+    return found if counts else None
 
 
 def _alone(message):
@@ -103,9 +100,11 @@ def explain(serialized: bytes, schema: Schema) -> Optional[str]:
         features = read(serialized)
     except ValueError as error:
         return f"not a tf.train.Example ({error})"
-    reason = _explain_schema(features, serialized)
-    if reason:
-        return reason
+    return _explain_schema(features, serialized) or _explain_numbers(features, schema)
+
+
+def _explain_numbers(features, schema):
+    """What is wrong with the numbers of an Example whose lists have the right types."""
     of = lambda name: features.get(name, _EMPTY)
     ids, values = of("ids").int64s, of("values").floats
     schema = schema._replace(pad=False)
@@ -177,24 +176,27 @@ def _explain_counts(counts, schema):
     return reason
 
 
-def read(serialized: bytes) -> Features:
+def read(serialized: bytes, names: Optional[Container[str]] = None) -> Features:
     """The features of an Example, merged as protocol buffers merge what comes in parts.
+
+    Args:
+        serialized: the Example.
+        names: the features that count; others are not looked into. None: all.
 
     Raises:
         ValueError: it is not one.
     """
-    found = {}
-    for features in _messages(serialized, 1):
-        for entry in _messages(features, 1):
-            key = _text((_messages(entry, 1) or [b""])[-1])
-            found[key] = _EMPTY  # the last entry of a key counts
-            kind, parts = None, []
-            for value in _messages(entry, 2):
-                for number, wire_type, content in _fields(value):
-                    if wire_type == _BYTES and number in (_BYTES_LIST, FLOAT_LIST, INT64_LIST):
-                        parts = [*parts, content] if number == kind else [content]
-                        kind = number  # of several kinds the last counts
-            found[key] = _feature(kind, parts)
+    found, messages = {}, _messages(serialized, 1)
+    alone = [_alone(message) for message in messages] == [len(serialized)]
+    for entry in (entry for message in messages for entry in _messages(message, 1)):
+        key, value = ((_messages(entry, i) or [b""])[-1] for i in (1, 2))
+        name = _text(key) if names is None else key.decode("utf-8", "replace")
+        if names is not None and name not in names:
+            found[name] = _EMPTY
+            continue
+        feature = _feature(_messages(entry, 2))
+        whole = alone and name not in found and len(entry) == _alone(key) + _alone(value)
+        found[name] = feature._replace(plain=whole and feature.plain)  # the last of a key counts
     return found
 
 
@@ -205,12 +207,23 @@ def _text(raw):
         raise ValueError(_MALFORMED) from error
 
 
-def _feature(kind, parts):
+def _feature(values):
+    """The Feature of the messages that make it."""
+    kind, parts = None, []
+    for value in values:
+        for number, wire_type, content in _fields(value):
+            if wire_type == _BYTES and number in (_BYTES_LIST, FLOAT_LIST, INT64_LIST):
+                parts = [*parts, content] if number == kind else [content]
+                kind = number  # of several kinds the last counts
     if kind == _BYTES_LIST:
-        return Feature([], [], sum(len(_messages(part, 1)) for part in parts))
+        return Feature([], [], sum(len(_messages(part, 1)) for part in parts), kind)
+    lists = [x for part in parts for x in _fields(part) if x[0] == 1]
+    plain = len(parts) == 1 and sum(map(len, values)) == _alone(parts[0])
+    plain = plain and lists[-1:] != [(1, _BYTES, b"")]
     if kind == INT64_LIST:
-        return Feature(sum((_int64s(part) for part in parts), []), [])
-    return Feature([], sum((_floats(part) for part in parts), []) if kind == FLOAT_LIST else [])
+        return Feature(sum((_int64s(part) for part in parts), []), [], 0, kind, plain)
+    floats = sum((_floats(part) for part in parts), []) if kind == FLOAT_LIST else []
+    return Feature([], floats, 0, kind, plain)
 
 
 def _int64s(message):
@@ -286,3 +299,80 @@ def _varint(message, at):
         if message[at + i] < 128:
             return number & (1 << 64) - 1, at + i + 1
     raise ValueError(_MALFORMED)
+
+
+def write(label, ids, values, counts=None, weight=None) -> bytes:
+    """Serializes a tf.train.Example as `SerializeToString` does; for the arguments see codec."""
+    int64s = lambda numbers: b"".join(_as_varint(int(x) & (1 << 64) - 1) for x in numbers)
+    floats = lambda numbers: np.asarray(numbers, "<f4").tobytes()
+    parts = [] if counts is None else [("counts", INT64_LIST, int64s(counts))]
+    parts += [("ids", INT64_LIST, int64s(ids)), ("label", FLOAT_LIST, floats([label]))]
+    parts += [("values", FLOAT_LIST, floats(values))]
+    parts += [] if weight is None else [("weight", FLOAT_LIST, floats([weight]))]
+    field = lambda number, content: tag(number, len(content)) + content
+    entries = (
+        field(1, name.encode()) + field(2, field(kind, field(1, raw) if raw else b""))
+        for name, kind, raw in parts
+    )
+    return field(1, b"".join(field(1, entry) for entry in entries))
+
+
+def _as_varint(number):
+    """A number from 0 to 2^64 - 1 in groups of 7 bits, the lowest first."""
+    groups = bytearray()
+    while number > 127:
+        groups.append(number & 127 | 128)
+        number >>= 7
+    return bytes(groups) + bytes([number])
+
+
+def tag(field: int, size: int) -> bytes:
+    """The header of `size` bytes of a protocol buffer's field: its number and the size."""
+    return bytes([field << 3 | _BYTES]) + _as_varint(size)
+
+
+HEADER = 12  # bytes of a frame before the payload; 4 follow it
+LONGEST_RECORD = 1 << 30  # bytes; a longer one may make TensorFlow's reader crash the program
+CUT_OFF, CORRUPT, ABSURD_LENGTH = range(3)  # why a frame is none
+_CRC_OF_BYTE = list(range(256))
+for _ in range(8):
+    _CRC_OF_BYTE = [x >> 1 ^ (0x82F63B78 if x & 1 else 0) for x in _CRC_OF_BYTE]
+
+
+def _checksum(data):
+    """The checksum of some bytes, as a file holds it."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _CRC_OF_BYTE[(crc ^ byte) & 255] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF)
+
+
+def framed(payload: bytes) -> bytes:
+    """The frame of a payload."""
+    length = struct.pack("<Q", len(payload))
+    return length + _checksum(length) + payload + _checksum(payload)
+
+
+def is_header(head: bytes) -> bool:
+    """Whether 12 bytes are a frame's header: a length and its checksum."""
+    return len(head) == HEADER and _checksum(head[:8]) == head[8:]
+
+
+def scan(data: bytes) -> Tuple[np.ndarray, np.ndarray, int]:
+    """As codec.scan."""
+    cuts, why = [0], CUT_OFF
+    while len(data) - cuts[-1] >= HEADER:
+        at = cuts[-1]
+        (length,) = struct.unpack_from("<Q", data, at)
+        end = at + FRAME + length
+        if length > LONGEST_RECORD or not is_header(data[at : at + HEADER]):
+            why = ABSURD_LENGTH if length > LONGEST_RECORD else CORRUPT
+            break
+        if end > len(data):
+            break
+        if _checksum(data[at + HEADER : end - 4]) != data[end - 4 : end]:
+            why = CORRUPT
+            break
+        cuts.append(end)
+    return np.array(cuts[:-1], np.int64), np.array(cuts[1:], np.int64), why

@@ -9,9 +9,9 @@ B: records. F: fields. M: the most ids of a record. A place is a byte of the dat
 from typing import Callable, List, NamedTuple, Optional, Sequence
 
 import numpy as np
+from oracle.encoder import FLOAT_LIST, INT64_LIST, list_header, tag
 
 from deepfm.records import wire
-from deepfm.records.encoder import FLOAT_LIST, INT64_LIST, list_header, tag
 from deepfm.records.schema import Schema
 
 _SMALLEST_NORMAL = np.finfo(np.float32).tiny

@@ -9,9 +9,10 @@ import re
 from typing import Optional
 
 import numpy as np
+from oracle import fingerprints
+from oracle.decoder import Batch
 
-from deepfm.records.decoder import Batch
-from deepfm.records.hashes import digits, fingerprints
+from data_tools.tables import cell_text as digits
 from deepfm.records.libsvm_text import CONTROL, HASH_IN_ID, QUERY, are_numbers, number_of
 from deepfm.records.schema import Schema
 

@@ -10,10 +10,10 @@ B: records. F: fields. M: the most ids of a record.
 from typing import List, NamedTuple, Optional, Tuple
 
 import numpy as np
+from oracle import crc32c
 
-from deepfm.records.frames import HEADER
-from deepfm.records.hashes import crc32c
 from deepfm.records.schema import FRAME
+from deepfm.records.wire import HEADER
 
 FLOAT_LIST, INT64_LIST = 2, 3  # the numbers of these fields in a tf.train.Feature
 

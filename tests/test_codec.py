@@ -1,6 +1,5 @@
-"""Records without TensorFlow: the same bytes, numbers, refusals and sentences as with it."""
+"""The codec: the same bytes, numbers, refusals and sentences as TensorFlow's."""
 
-import functools
 import gzip
 import io
 import warnings
@@ -10,13 +9,11 @@ import numpy as np
 import pytest
 import reference
 import tensorflow as tf
-from conftest import native
 
 from deepfm.data import records
 from deepfm.errors import BadInput
-from deepfm.records import decoder, encoder, frames, wire
+from deepfm.records import codec, frames, library, wire
 from deepfm.records.bad_record import BadRecord
-from deepfm.records.hashes import crc32c
 from deepfm.records.schema import Schema
 
 LARGE = [1, 127, 128, 10**6, 2**31 - 2]  # ids of one byte and more
@@ -37,24 +34,35 @@ def batch(seed, rows, fields, largest, multi_valued=False, weighted=False):
     return labels, ids, values, counts, weights
 
 
-@functools.lru_cache(maxsize=None)  # to make one takes 0.1 s
-def encoder_of(fields, multi_valued, weighted):
-    """records.encode, as a function of the arrays that are not None."""
-    wide = [None, None if multi_valued else fields]
-    inputs = [(tf.float32, [None]), (tf.int64, wide), (tf.float32, wide)]
-    inputs += [(tf.int32, [None, fields])] * multi_valued + [(tf.float32, [None])] * weighted
-
-    def encode(labels, ids, values, *more):
-        counts = more[0] if multi_valued else None
-        return records.encode(labels, ids, values, counts, more[-1] if weighted else None)
-
-    return native(encode, *inputs)
+@pytest.fixture(params=["compiled", "plain"])
+def either(request, monkeypatch):
+    """The compiled codec, or the plain Python that does as much without it."""
+    if request.param == "plain":
+        monkeypatch.setattr(library, "load", lambda: None)
+        monkeypatch.setattr(codec, "MOST", 10**9)
+    else:
+        assert library.load()
 
 
-def encode_with_tensorflow(fields, labels, ids, values, counts, weights):
-    encode = encoder_of(fields, counts is not None, weights is not None)
-    arrays = labels, ids, values, counts, weights
-    return encode(*(x for x in arrays if x is not None))
+def serialized(label, ids, values, counts=None, weight=None):
+    """What tf.train.Example makes of a record."""
+    example = tf.train.Example()
+    feature = example.features.feature
+    n = len(ids) if counts is None else sum(counts)
+    feature["ids"].int64_list.value.extend(ids[:n])
+    feature["values"].float_list.value.extend(values[:n])
+    feature["label"].float_list.value.append(label)
+    if counts is not None:
+        feature["counts"].int64_list.value.extend(counts)
+    if weight is not None:
+        feature["weight"].float_list.value.append(weight)
+    return example.SerializeToString(deterministic=True)
+
+
+def all_serialized(batch):
+    rows = len(batch[0])
+    columns = ([None] * rows if x is None else x.tolist() for x in batch)
+    return [serialized(*record) for record in zip(*columns)]
 
 
 def written(path, payloads):
@@ -73,48 +81,34 @@ def places(payloads):
 @pytest.mark.parametrize("multi_valued", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("fields", [1, 39, 300])
-def test_a_file_has_the_bytes_that_tensorflow_writes(tmp_path, fields, weighted, multi_valued):
+def test_a_file_has_the_bytes_that_tensorflow_writes(
+    tmp_path, either, fields, weighted, multi_valued
+):
     for seed, largest in enumerate(LARGE):
         drawn = batch(seed, 50, fields, largest, multi_valued, weighted)
-        expected = written(tmp_path / "x", encode_with_tensorflow(fields, *drawn))
-        found, sizes = encoder.encode(*drawn)
+        expected = written(tmp_path / "x", all_serialized(drawn))
+        found, sizes = codec.encode(*drawn)
         assert found == expected
         assert sizes.sum() == len(expected) and len(sizes) == 50
 
 
-def test_many_records_are_encoded_in_blocks_and_none_as_nothing(monkeypatch):
-    drawn = batch(0, 100, 3, 1000, weighted=True)
-    whole = encoder.encode(*drawn)
-    monkeypatch.setattr(encoder, "_ROWS", 7)
-    blocks = encoder.encode(*drawn)
-    assert blocks[0] == whole[0] and (blocks[1] == whole[1]).all()
-    assert encoder.encode(*(None if x is None else x[:0] for x in drawn))[0] == b""
-
-
-def test_no_records_are_decoded_as_none():
+def test_no_records_are_encoded_and_decoded_as_none(either):
     nothing = np.zeros(0, np.int64)
     for schema in (Schema(3), Schema(3, multi_valued=True), Schema(3, weighted=True)):
-        assert len(decoder.decode(b"", nothing, nothing, schema).labels) == 0
+        assert len(codec.decode(b"", nothing, nothing, schema).labels) == 0
+    assert codec.encode(nothing, np.zeros([0, 3]), np.zeros([0, 3]))[0] == b""
 
 
-def test_checksums_equal_those_of_a_slow_loop():
-    def slow(text):
-        crc = 0xFFFFFFFF
-        for byte in text:
-            crc ^= byte
-            for _ in range(8):
-                crc = crc >> 1 ^ 0x82F63B78 * (crc & 1)
-        return crc ^ 0xFFFFFFFF
+def test_counts_that_do_not_fit_the_ids_are_not_encoded():
+    for counts in ([[2, 2]], [[-1, 2]], [[2**62, 2**62]]):
+        with pytest.raises(ValueError, match="row 0 has other counts than ids"):
+            codec.encode(np.ones(1), np.ones([1, 3]), np.ones([1, 3]), np.array(counts))
 
-    assert slow(b"123456789") == 0xE3069283  # the check value of CRC-32C
-    rng = np.random.RandomState(0)
-    lengths = [*range(20), *rng.randint(0, 300, 30), 0, 8, 8]
-    data = rng.randint(0, 256, sum(lengths) + 3).astype(np.uint8).tobytes()
-    ends = 3 + np.cumsum(lengths)
-    starts = ends - lengths
-    expected = [slow(data[a:b]) for a, b in zip(starts, ends)]
-    assert crc32c.with_numpy(data, starts, ends).tolist() == expected
-    assert crc32c.masked(data, starts, ends).tolist() == crc32c.mask(np.uint32(expected)).tolist()
+
+def test_places_outside_of_the_data_are_refused():
+    data, _ = codec.encode(np.ones(1), np.ones([1, 3]), np.ones([1, 3]))
+    for start, end in ((-1, 5), (5, 4), (0, len(data) + 1), (2**62, 2**62 + 1)):
+        assert codec.decode(data, np.array([start]), np.array([end]), Schema(3)) is None
 
 
 def events(path, size, raw=None):
@@ -154,7 +148,7 @@ def check_events(path, found, data):
         assert reason == frames.TRUNCATED if "corrupt" not in said else "corrupt" in reason
 
 
-def test_frames_are_those_that_tensorflow_reads_also_past_damage(tmp_path):
+def test_frames_are_those_that_tensorflow_reads_also_past_damage(tmp_path, either):
     rng = np.random.RandomState(1)
     path = tmp_path / "x.tfrecords"
     payloads = [rng.bytes(n) for n in (0, 1, 5, 300, 2, 40, 41, 0, 3000, 7, 8, 90)]
@@ -195,16 +189,15 @@ def test_a_packed_file_is_read_up_to_its_first_damage(tmp_path):
 @pytest.mark.parametrize("multi_valued", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("fields", [1, 39, 300])
-def test_records_are_decoded_as_they_were_encoded(fields, weighted, multi_valued, monkeypatch):
-    monkeypatch.setattr(wire, "lists", None)  # no record is read slowly
+def test_records_are_decoded_as_they_were_encoded(fields, weighted, multi_valued, either):
     schema = Schema(fields, multi_valued=multi_valued, weighted=weighted)
     for seed, largest in enumerate(LARGE):
         labels, ids, values, counts, weights = batch(
             seed, 50, fields, largest, multi_valued, weighted
         )
-        data, sizes = encoder.encode(labels, ids, values, counts, weights)
+        data, sizes = codec.encode(labels, ids, values, counts, weights)
         ends = np.cumsum(sizes)
-        found = decoder.decode(data, ends - sizes + frames.HEADER, ends - 4, schema)
+        found = codec.decode(data, ends - sizes + frames.HEADER, ends - 4, schema)
         if multi_valued:
             there = np.arange(ids.shape[1]) < counts.sum(axis=1)[:, np.newaxis]
             ids, values = ids * there, values * there
@@ -244,7 +237,7 @@ def mutated(rng):
     for multi_valued in (False, True):
         for weighted in (False, True):
             drawn = batch(3, 25, 2, 300, multi_valued, weighted)
-            for payload in encode_with_tensorflow(2, *drawn):
+            for payload in all_serialized(drawn):
                 text = bytearray(payload)
                 for place in rng.randint(0, len(text), rng.randint(1, 3)):
                     kind = rng.randint(3)
@@ -265,7 +258,7 @@ def features_of(serialized):
         return None
     lists = lambda x: (x.int64_list.value, x.float_list.value, x.bytes_list.value)
     features = {name: lists(x) for name, x in example.features.feature.items()}
-    return {n: wire.Feature(list(a), list(b), len(c)) for n, (a, b, c) in features.items()}
+    return {n: (list(a), list(b), len(c)) for n, (a, b, c) in features.items()}
 
 
 SCHEMAS = [
@@ -277,7 +270,7 @@ SCHEMAS = [
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
-def test_any_example_is_taken_refused_and_explained_as_tensorflow_does(schema):
+def test_any_example_is_taken_refused_and_explained_as_tensorflow_does(schema, monkeypatch):
     rng = np.random.RandomState(5)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         serialized = tf.compat.v1.placeholder(tf.string, [None])
@@ -287,18 +280,23 @@ def test_any_example_is_taken_refused_and_explained_as_tensorflow_does(schema):
             why, features = wire.explain(payload, schema), features_of(payload)
             assert (features is None) == (why or "").startswith("not a tf.train.Example ("), payload
             if features is not None:
-                assert wire.read(payload) == features, payload
+                found = {name: x[:3] for name, x in wire.read(payload).items()}
+                assert found == features, payload
             try:
                 expected = session.run(parsed, {serialized: [payload]})
             except (tf.errors.InvalidArgumentError, tf.errors.DataLossError):
                 expected = None
-            found = decoder.decode(*places([payload]), schema)
+            found = codec.decode(*places([payload]), schema)
             assert (found is None) == (expected is None), payload
+            assert (wire.numbers(payload, schema) is None) == (expected is None), payload
             if found is not None:
                 taken.append(payload)
                 same(found, expected)
         assert len(taken) > 20
-        same(decoder.decode(*places(taken), schema), session.run(parsed, {serialized: taken}))
+        expected = session.run(parsed, {serialized: taken})
+    same(codec.decode(*places(taken), schema), expected)
+    monkeypatch.setattr(library, "load", lambda: None)
+    same(codec.decode(*places(taken), schema), expected)
 
 
 def same(found, expected):

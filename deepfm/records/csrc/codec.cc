@@ -1,0 +1,154 @@
+// The codec's C functions, which codec.py calls. Each does a whole block: it returns -1, or the
+// index of the first record that is bad, which Python's plain readers then explain.
+#include "examples.h"
+#include "frames.h"
+#include "lines.h"
+#include "numbers.h"
+
+namespace deepfm {
+namespace codec {
+
+// As codec.py's _Schema.
+struct Schema {
+  int64 field_size, limit, id_offset, hash_buckets;
+  int64 pad, multi_valued, named_fields, with_labels, weighted, num_ranges;
+  const Range* ranges;
+};
+
+// Where the numbers of records go; codec.py's _Arrays.
+struct Arrays {
+  float* labels;
+  int64* ids;
+  float* values;
+  int64* counts;   // null: each field has one value
+  float* weights;  // null: there are none
+  int64 rows;      // room for so many records
+  int64 pairs;     // and for so many ids and values
+};
+
+static float* WeightOf(const Arrays& to, int64 i) {
+  return to.weights == nullptr ? nullptr : to.weights + i;
+}
+
+extern "C" {
+
+// The frames at the beginning of data: returns how many are good.
+int64 deepfm_scan(const char* data, int64 size, int64* starts, int64* ends, int64 room,
+                  int64* why) {
+  Stop stop;
+  const int64 n = Scan({data, static_cast<size_t>(size)}, starts, ends, room, &stop);
+  *why = stop;
+  return n;
+}
+
+// The first place from `at` on where a header is, or -1.
+int64 deepfm_next_header(const char* data, int64 size, int64 at) {
+  for (; at + static_cast<int64>(kHeader) <= size; ++at) {
+    if (IsHeader(data + at)) return at;
+  }
+  return -1;
+}
+
+// Parses the Examples data[start:end]; `pairs` is how many ids and values they have.
+int64 deepfm_decode(const char* data, int64 size, const int64* starts, const int64* ends, int64 n,
+                    const Schema* schema, const Arrays* to, int64* pairs) {
+  const int64 fields = schema->field_size;
+  Parser parser(fields, schema->limit, schema->with_labels);
+  *pairs = 0;
+  for (int64 i = 0; i < n; ++i) {
+    if (starts[i] < 0 || starts[i] > ends[i] || ends[i] > size || i >= to->rows) return i;
+    const Bytes record{data + starts[i], static_cast<size_t>(ends[i] - starts[i])};
+    int64* ids = to->ids + *pairs;
+    float* values = to->values + *pairs;
+    int64 found = fields;
+    if (schema->multi_valued) {
+      if (Parser::MostValues(record.size) > to->pairs - *pairs) return i;
+      found = parser.ParseSeveral(record, to->labels + i, ids, values, to->counts + i * fields,
+                                  WeightOf(*to, i));
+    } else if (fields > to->pairs - *pairs ||
+               !parser.Parse(record, to->labels + i, ids, values, WeightOf(*to, i))) {
+      found = -1;
+    }
+    if (found < 0) return i;
+    *pairs += found;
+  }
+  return -1;
+}
+
+// Parses the lines of a text that hold a record; there are `rows`, with `pairs` ids and values, and
+// each begins at a byte of `starts`.
+int64 deepfm_decode_lines(const char* text, int64 size, const Schema* schema, const Arrays* to,
+                          int64* starts, int64* rows, int64* pairs) {
+  LineParser parser({schema->field_size, schema->limit, schema->id_offset, schema->hash_buckets,
+                     schema->pad != 0, schema->multi_valued != 0, schema->named_fields != 0,
+                     schema->weighted != 0, schema->ranges, schema->num_ranges});
+  *rows = *pairs = 0;
+  const char* end = text + size;
+  for (const char* at = text; at < end;) {
+    const char* line_end = LineEnd(at, end);
+    if (HoldsRecord(at, line_end)) {
+      if (*rows == to->rows) return *rows;
+      int64* counts = schema->multi_valued ? to->counts + *rows * schema->field_size : nullptr;
+      const int64 found =
+          parser.Parse(at, line_end, to->labels + *rows, to->ids + *pairs, to->values + *pairs,
+                       to->pairs - *pairs, counts, WeightOf(*to, *rows));
+      if (found < 0) return *rows;
+      *pairs += found;
+      starts[(*rows)++] = at - text;
+    }
+    at = line_end + 1;
+  }
+  return -1;
+}
+
+// Where each line of a text that holds a record begins; returns how many there are.
+int64 deepfm_record_starts(const char* text, int64 size, int64* starts, int64 room) {
+  int64 n = 0;
+  const char* end = text + size;
+  for (const char* at = text; at < end && n < room;) {
+    const char* line_end = LineEnd(at, end);
+    if (HoldsRecord(at, line_end)) starts[n++] = at - text;
+    at = line_end + 1;
+  }
+  return n;
+}
+
+// Writes n records with rows of `width` ids as frames; `sizes` are their bytes.
+int64 deepfm_encode(const Arrays* from, int64 n, int64 width, int64 fields, char* to, int64 room,
+                    int64* sizes) {
+  for (int64 i = 0; i < n; ++i) {
+    int64 found = width;
+    const int64* counts = from->counts == nullptr ? nullptr : from->counts + i * fields;
+    if (counts != nullptr) {
+      found = 0;
+      for (int64 f = 0; f < fields; ++f) {
+        if (counts[f] < 0 || counts[f] > width - found) return i;
+        found += counts[f];
+      }
+    }
+    if (static_cast<uint64>(room) < kFrame + Example::Most(counts ? fields : 0, found)) return i;
+    const Example example{counts, fields, from->ids + i * width, from->values + i * width, found,
+                          from->labels[i], WeightOf(*from, i)};
+    char* end = WriteExample(example, to + kHeader);
+    WriteAround(to, end - to - kHeader);
+    sizes[i] = end + 4 - to;
+    room -= sizes[i];
+    to += sizes[i];
+  }
+  return -1;
+}
+
+// Writes each number on a line of its own, of at most 16 bytes with its end; returns their bytes.
+int64 deepfm_lines(const float* numbers, int64 n, char* to) {
+  char* at = to;
+  for (int64 i = 0; i < n; ++i) {
+    at = WriteNumber(numbers[i], at);
+    *at++ = '\n';
+  }
+  return at - to;
+}
+
+}  // extern "C"
+
+}  // namespace codec
+}  // namespace deepfm

@@ -1,0 +1,223 @@
+// Lines of LibSVM and LibFFM text, in which libsvm_text.explain_line finds no fault.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "bytes.h"
+#include "fingerprint.h"
+#include "numbers.h"
+
+namespace deepfm {
+namespace codec {
+
+// The ids, first to last + 1, of a field.
+struct Range {
+  int64 begin, end, field;
+};
+
+// What a line must look like; see schema.Schema.
+struct LineSchema {
+  int64 field_size, limit, id_offset, hash_buckets;
+  bool pad, multi_valued, named_fields, weighted;
+  const Range* ranges;  // in ascending order
+  int64 num_ranges;     // 0: ids do not tell their fields
+};
+
+inline const char* PassBlanks(const char* at, const char* end) {
+  while (at < end && IsBlank(*at)) ++at;
+  return at;
+}
+
+// Whether a line holds a record: anything but blanks before its first #.
+inline bool HoldsRecord(const char* at, const char* end) {
+  at = PassBlanks(at, end);
+  return at < end && *at != '#';
+}
+
+inline const char* LineEnd(const char* at, const char* end) {
+  const void* newline = at < end ? std::memchr(at, '\n', end - at) : nullptr;
+  return newline == nullptr ? end : static_cast<const char*>(newline);
+}
+
+class LineParser {
+ public:
+  explicit LineParser(const LineSchema& schema)
+      : s_(schema), positional_(!schema.named_fields && schema.num_ranges == 0) {
+    if (s_.multi_valued || !positional_) of_fields_.resize(s_.field_size);
+  }
+
+  // Parses a line that holds a record; returns how many ids and values it has, which is F unless
+  // fields may have several values, or -1 if it is bad. At most `room` are written. `weight` may
+  // be null; `counts` is for fields that may have several values.
+  int64 Parse(const char* at, const char* end, float* label, int64* ids, float* values,
+              int64 room, int64* counts, float* weight) {
+    if (s_.hash_buckets > 0 && HashMayBeInId(at, end)) return -1;
+    at = PassBlanks(at, end);
+    if (!ParseNumber(&at, end, label) || !IsLabel(*label)) return -1;
+    *label = Normal(*label) > 0;
+    float own = 1;
+    if (s_.weighted && at < end && *at == ':') {
+      ++at;
+      if (!ParseNumber(&at, end, &own) || !IsWeight(own)) return -1;
+    }
+    if (weight != nullptr) *weight = own;
+    const char* first = PassBlanks(at, end);
+    if (end - first >= 4 && std::memcmp(first, "qid:", 4) == 0) return -1;  // of a query group
+    if (s_.multi_valued) return ParseSeveral(at, end, ids, values, room, counts);
+    if (room < s_.field_size) return -1;
+    const int64 n = positional_ ? ParseInOrder(at, end, ids, values)
+                                : ParseByField(at, end, ids, values);
+    return n < 0 ? -1 : s_.field_size;
+  }
+
+ private:
+  struct Pair {
+    int64 field, id;
+    float value;
+  };
+
+  // Whether a '#' may begin a comment or belong to an id; as libsvm_text.HASH_IN_ID.
+  static bool HashMayBeInId(const char* begin, const char* end) {
+    for (const char* at = begin; at < end; ++at) {
+      if (*at != '#' || at == begin) continue;
+      if (!IsBlank(at[-1])) return true;
+      if ((at[-1] == ' ' || at[-1] == '\t') && at + 1 < end && !IsBlank(at[1])) return true;
+    }
+    return false;
+  }
+
+  // Goes to the next pair, or to the end of the line; false if no blank precedes it.
+  static bool ToPair(const char** at, const char* end) {
+    if (*at == end || **at == '#') {
+      *at = end;
+      return true;
+    }
+    if (!IsBlank(**at)) return false;
+    *at = PassBlanks(*at, end);
+    if (*at < end && **at == '#') *at = end;
+    return true;
+  }
+
+  int64 ParseInOrder(const char* at, const char* end, int64* ids, float* values) {
+    int64 n = 0;
+    for (; ToPair(&at, end); ++n) {
+      if (at == end) {
+        if (n < s_.field_size && !s_.pad) return -1;
+        std::fill(ids + n, ids + s_.field_size, 0);
+        std::fill(values + n, values + s_.field_size, 0.0f);
+        return n;
+      }
+      if (n == s_.field_size || !ParseId(&at, end, &ids[n]) || !ToId(&ids[n]) ||
+          !ParseNumber(&at, end, &values[n]) || !std::isfinite(values[n])) {
+        return -1;
+      }
+      if (s_.pad) values[n] += 0.0f;  // no -0, as if it were added to the zeros that fill a row
+    }
+    return -1;
+  }
+
+  int64 ParseByField(const char* at, const char* end, int64* ids, float* values) {
+    std::fill(ids, ids + s_.field_size, 0);
+    std::fill(values, values + s_.field_size, 0.0f);
+    std::fill(of_fields_.begin(), of_fields_.end(), 0);
+    int64 n = 0;
+    for (; ToPair(&at, end); ++n) {
+      if (at == end) return n;
+      Pair pair;
+      if (!ParsePair(&at, end, n, &pair) || of_fields_[pair.field]++ > 0) return -1;
+      ids[pair.field] = pair.id;
+      values[pair.field] = pair.value;
+    }
+    return -1;
+  }
+
+  int64 ParseSeveral(const char* at, const char* end, int64* ids, float* values, int64 room,
+                     int64* counts) {
+    pairs_.clear();
+    std::fill(counts, counts + s_.field_size, 0);
+    for (int64 n = 0; ToPair(&at, end); ++n) {
+      if (at == end) {
+        if (positional_ && !s_.pad && n < s_.field_size) return -1;
+        for (int64 f = 0, next = 0; f < s_.field_size; next += counts[f++]) of_fields_[f] = next;
+        for (const Pair& pair : pairs_) {
+          const int64 place = of_fields_[pair.field]++;
+          ids[place] = pair.id;
+          values[place] = pair.value;
+        }
+        return n;
+      }
+      Pair pair;
+      if (n == room || !ParsePair(&at, end, n, &pair)) return -1;
+      ++counts[pair.field];
+      pairs_.push_back(pair);
+    }
+    return -1;
+  }
+
+  // Parses the n-th pair of a line, whose field may be named, and checks it.
+  bool ParsePair(const char** at, const char* end, int64 n, Pair* pair) {
+    pair->field = n;
+    if (s_.named_fields) {
+      const char* begin = *at;
+      for (pair->field = 0; *at < end && IsDigit(**at) && *at - begin < 7; ++*at) {
+        pair->field = 10 * pair->field + (**at - '0');
+      }
+      if (*at == begin || *at - begin > 6 || *at == end || *(*at)++ != ':') return false;
+    }
+    if (!ParseId(at, end, &pair->id)) return false;
+    if (s_.num_ranges > 0) pair->field = FieldOf(pair->id);
+    return pair->field >= 0 && pair->field < s_.field_size && ToId(&pair->id) &&
+           ParseNumber(at, end, &pair->value) && std::isfinite(pair->value);
+  }
+
+  // Parses an id as it is written, and the colon behind it; that of a string is its hash.
+  bool ParseId(const char** at, const char* end, int64* id) {
+    const char* begin = *at;
+    const char* p = begin;
+    if (s_.hash_buckets > 0) {
+      for (; p < end && *p != ':' && !IsBlank(*p); ++p) {
+        if (static_cast<uint8>(*p) < ' ') return false;
+      }
+      if (p == begin || p == end || *p != ':') return false;
+      *id = 1 + Fingerprint(begin, p - begin) % (s_.hash_buckets - 1);
+      *at = p + 1;
+      return true;
+    }
+    const bool negative = p < end && *p == '-';
+    if (negative) begin = ++p;
+    uint64 number = 0;
+    for (; p < end && IsDigit(*p); ++p) number = 10 * number + (*p - '0');
+    if (p == begin || p == end || *p != ':') return false;
+    if (p - begin > 18) {
+      while (*begin == '0' && p - begin > 1) ++begin;
+      if (p - begin > 18) return false;
+    }
+    if (negative && number != 0) return false;
+    *id = number;
+    *at = p + 1;
+    return true;
+  }
+
+  // The id in the table, if it is one.
+  bool ToId(int64* id) const {
+    *id += s_.id_offset;
+    return *id >= 0 && *id < s_.limit && (*id != 0 || !s_.pad || s_.multi_valued);
+  }
+
+  // The field whose range holds an id, -1 if there is none.
+  int64 FieldOf(int64 id) const {
+    const Range* end = s_.ranges + s_.num_ranges;
+    const Range* range = std::upper_bound(s_.ranges, end, id,
+                                          [](int64 x, const Range& r) { return x < r.begin; });
+    return range == s_.ranges || id >= range[-1].end ? -1 : range[-1].field;
+  }
+
+  const LineSchema s_;
+  const bool positional_;
+  std::vector<int64> of_fields_;
+  std::vector<Pair> pairs_;
+};
+
+}  // namespace codec
+}  // namespace deepfm

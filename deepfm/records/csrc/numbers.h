@@ -1,0 +1,178 @@
+// Numbers as text: the float nearest to a text, and what Python's "%.9g" writes.
+#pragma once
+
+#include <clocale>
+#include <cstdio>
+#include <cstdlib>
+#include <locale.h>
+
+#include "bytes.h"
+
+namespace deepfm {
+namespace codec {
+
+inline bool IsBlank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+inline bool IsDigit(char c) { return c >= '0' && c <= '9'; }
+
+constexpr int kLongestNumber = 31;  // characters that TensorFlow's decoder reads
+
+// Passes over digits; returns whether there is one.
+inline bool PassDigits(const char** at) {
+  const char* begin = *at;
+  while (IsDigit(**at)) ++*at;
+  return *at != begin;
+}
+
+// Whether a text is a decimal number, or a hexadecimal integer.
+inline bool IsNumber(const char* at) {
+  if (*at == '+' || *at == '-') ++at;
+  if (at[0] == '0' && (at[1] == 'x' || at[1] == 'X')) {
+    at += 2;
+    const size_t digits = std::strspn(at, "0123456789abcdefABCDEF");
+    return digits > 0 && at[digits] == '\0';
+  }
+  bool digits = PassDigits(&at);
+  if (*at == '.') digits |= PassDigits(&++at);
+  if (!digits) return false;
+  if (*at == 'e' || *at == 'E') {
+    ++at;
+    if (*at == '+' || *at == '-') ++at;
+    if (!PassDigits(&at)) return false;
+  }
+  return *at == '\0';
+}
+
+// Parses a number of any form, up to a blank, a colon or a comment, and moves `at` past it.
+inline bool ParseAnyNumber(const char** at, const char* end, float* number) {
+  static const locale_t kC = newlocale(LC_ALL_MASK, "C", nullptr);
+  char text[kLongestNumber + 1];
+  int size = 0;
+  for (; *at < end && !IsBlank(**at) && **at != ':' && **at != '#'; ++*at) {
+    if (size == kLongestNumber || **at == '\0') return false;
+    text[size++] = **at;
+  }
+  text[size] = '\0';
+  if (!IsNumber(text)) return false;
+  *number = strtof_l(text, nullptr, kC);
+  if (std::fabs(*number) < FLT_MIN) *number = std::copysign(0.0f, text[0] == '-' ? -1.0f : 1.0f);
+  return true;
+}
+
+// Parses the number at `at`, as the nearest float, and moves `at` past it. A denormal one is 0, as
+// to TensorFlow's threads.
+inline bool ParseNumber(const char** at, const char* end, float* number) {
+  const char* p = *at;
+  const bool negative = p < end && *p == '-';
+  if (p < end && (*p == '-' || *p == '+')) ++p;
+  uint64 digits = 0;
+  int count = 0, behind = 0;
+  bool point = false;
+  for (; p < end; ++p) {
+    if (IsDigit(*p)) {
+      digits = 10 * digits + (*p - '0');
+      ++count;
+      behind += point;
+    } else if (*p == '.' && !point) {
+      point = true;
+    } else {
+      break;
+    }
+  }
+  // Both are exact as floats, or as doubles, so their quotient is the nearest one (Clinger, "How to
+  // Read Floating Point Numbers Accurately", PLDI 1990).
+  if (count > 0 && count <= 19 && (p == end || IsBlank(*p) || *p == ':' || *p == '#')) {
+    static const float kPowers[] = {1e0f, 1e1f, 1e2f, 1e3f, 1e4f, 1e5f,
+                                    1e6f, 1e7f, 1e8f, 1e9f, 1e10f};
+    static const double kDoubles[] = {1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9,
+                                      1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18, 1e19};
+    float magnitude;
+    if (digits <= 1 << 24 && behind <= 10) {
+      magnitude = static_cast<float>(digits) / kPowers[behind];
+    } else if (digits <= 1ull << 53) {
+      const double quotient = static_cast<double>(digits) / kDoubles[behind];
+      // A double that is half-way between two floats may not be where the text is.
+      if ((Load<uint64>(&quotient) & ((1ull << 29) - 1)) == 1ull << 28) {
+        return ParseAnyNumber(at, end, number);
+      }
+      magnitude = static_cast<float>(quotient);
+    } else {
+      return ParseAnyNumber(at, end, number);
+    }
+    *number = negative ? -magnitude : magnitude;
+    *at = p;
+    return true;
+  }
+  return ParseAnyNumber(at, end, number);
+}
+
+// 5^0 ... 5^26.
+struct PowersOf5 {
+  uint64 of[27];
+  PowersOf5() {
+    of[0] = 1;
+    for (int i = 1; i < 27; ++i) of[i] = 5 * of[i - 1];
+  }
+};
+
+// Writes the nine digits of a number in [1e-18, 1], rounded to nearest and ties to even, and
+// returns the power of ten of the first. It is m 2^e, so m 5^k 2^(e + k) has them before its point,
+// for some k: all exact in 128 bits.
+inline int NineDigits(float number, char* digits) {
+  static const PowersOf5 powers;
+  int exponent;
+  const uint64 m = std::ldexp(std::frexp(number, &exponent), 24);
+  exponent -= 24;
+  uint32 nine = 0;
+  int power = std::floor(std::log10(number));
+  for (bool sure = false; !sure;) {
+    const int k = 8 - power;
+    const unsigned __int128 scaled = static_cast<unsigned __int128>(m) * powers.of[k];
+    const int shift = -(exponent + k);
+    const uint64 whole = scaled >> shift;
+    sure = whole >= 100000000 && whole < 1000000000;  // else log10 is off by its rounding
+    if (!sure) {
+      power += whole < 100000000 ? -1 : 1;
+      continue;
+    }
+    const unsigned __int128 half = static_cast<unsigned __int128>(1) << (shift - 1),
+                            rest = scaled & (2 * half - 1);
+    nine = whole + (rest > half || (rest == half && whole % 2 == 1));
+    if (nine == 1000000000) {
+      nine /= 10;
+      ++power;
+    }
+  }
+  for (int i = 8; i >= 0; --i, nine /= 10) digits[i] = '0' + nine % 10;
+  return power;
+}
+
+// Writes a number as "%.9g"; returns the end.
+inline char* WriteNumber(float number, char* to) {
+  if (std::isnan(number)) {
+    std::memcpy(to, "nan", 3);  // printf writes a sign, too
+    return to + 3;
+  }
+  if (!(number >= 1e-18f && number <= 1)) return to + std::sprintf(to, "%.9g", number);
+  char digits[9];
+  const int power = NineDigits(number, digits);
+  int count = 9;
+  while (count > 1 && digits[count - 1] == '0') --count;
+  const bool scientific = power < -4;
+  if (!scientific && power < 0) {
+    *to++ = '0';
+    *to++ = '.';
+    for (int i = -1; i > power; --i) *to++ = '0';
+    std::memcpy(to, digits, count);
+    return to + count;
+  }
+  *to++ = digits[0];
+  if (count > 1) {
+    *to++ = '.';
+    std::memcpy(to, digits + 1, count - 1);
+    to += count - 1;
+  }
+  return scientific ? to + std::sprintf(to, "e-%02d", -power) : to;
+}
+
+}  // namespace codec
+}  // namespace deepfm
