@@ -30,7 +30,7 @@ from typing import Callable, Iterator, List, Optional
 SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "csrc")
 OPTIONS = [
     "-std=c++14", "-O3", "-DNDEBUG", "-fPIC", "-fno-math-errno", "-fno-trapping-math",
-    "-s", "-ffp-contract=off",  # same results on processors with and without fused multiply-add
+    "-ffp-contract=off",  # same results on processors with and without fused multiply-add
 ]  # fmt: skip
 if os.environ.get("DEEPFM_SANITIZE"):  # tests/sanitize.sh
     OPTIONS += ["-O1", "-g", "-fsanitize=address,undefined"]
@@ -51,8 +51,8 @@ def load() -> Optional[ctypes.CDLL]:
         return _unpacked(loader) if hasattr(loader, "archive") else _built()
     except Unavailable as error:
         logging.getLogger(__name__).warning(
-            "Records are read and written by plain Python, slowly, because there is no compiled "
-            "codec: %s.", error
+            "There is no compiled codec (%s): data tools read and write records by plain Python, "
+            "slowly, and only a few.", error
         )  # fmt: skip
         return None
 
