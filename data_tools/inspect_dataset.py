@@ -16,26 +16,25 @@ import posixpath
 import sys
 from typing import List, Optional
 
-from deepfm.runtime import check_python  # noqa: F401  says what to do if TensorFlow is missing
+from data_tools.common import check_python  # noqa: F401  says what to do if absl is missing
 
 # isort: split
 import numpy as np
-import tensorflow as tf
 from absl import logging
 
-from data_tools.common import command_line, line_decoding, shards, tallies
+from data_tools.common import command_line, shards, tallies
 from data_tools.common.command_line import REQUIRED, flag
 from data_tools.common.line_blocks import LineRange
 from data_tools.common.progress import Progress
 from data_tools.inspecting import new_metadata
-from deepfm.data import bad_records, dataset_json, datasets, formats, records
+from data_tools.rebalancing import plain_blocks
+from deepfm.data import dataset_json, datasets
 from deepfm.errors import BadInput
-from deepfm.records import file_bytes, libsvm_text
+from deepfm.records import data_file, libsvm_text
 from deepfm.records.bad_record import BadRecord
-from deepfm.records.schema import FRAME
+from deepfm.records.schema import Schema
 from deepfm.runtime import memory
 
-BATCH = 8192  # TFRecords read at once
 BAR = 40  # characters of a bar of label rate 1
 
 
@@ -159,8 +158,9 @@ def inspect(
     Raises:
         BadInput: a record is bad; it names the file and the line, or the record and its byte.
     """
-    found = datasets.find(data, "data", partial=own_files)
-    if found.format is formats.LIBSVM and found.weighted is None:
+    found = datasets.find(data, "data", partial=own_files, kinds=data_file.KINDS)
+    is_text = found.data_format == "libsvm"
+    if is_text and found.weighted is None:
         try:
             libsvm_text.check_labelled(found)
         except BadInput as error:
@@ -170,22 +170,32 @@ def inspect(
     shortest, files, weights, counted = None, [], None, bool(found.multi_valued)
     for file in found.files:
         rows = positives = 0
-        first = found.format.first_record(file.path)
+        first = (libsvm_text if is_text else plain_blocks).first_shape(file.path)
         weighted, counted = found.weighted or first.weighted, counted or first.multi_valued
         weights = weights or WeightSummary() if weighted else weights
         if first.multi_valued:  # each of its fields counts, also one that no record has
             field_size = field_size or first.field_size
             fields += [FieldSummary() for _ in range(field_size - len(fields))]
-        batches = READERS[found.data_format](file.path, field_size, weighted)
-        for read, labels, lengths, of_pairs, ids, values, *of_labels in batches:
-            for x in of_labels:
-                weights.add(x, labels)
-            rows += len(labels)
-            positives += int(np.count_nonzero(labels > 0))
+        if is_text:
+            blocks = plain_blocks.read_lines(LineRange(file.path), weighted, field_size)
+        else:
+            size = field_size or first.field_size or 1
+            schema = Schema(size, multi_valued=first.multi_valued, weighted=weighted)
+            blocks = plain_blocks.read(file.path, schema, skip=0)
+        for block in blocks:
+            if isinstance(block, BadRecord):
+                raise BadInput(str(block))
+            batch = block.batch
+            if not len(batch.labels):
+                continue
+            if batch.weights is not None:
+                weights.add(batch.weights, batch.labels)
+            rows += len(batch.labels)
+            positives += int(np.count_nonzero(batch.labels > 0))
+            lengths = _add(fields, batch)
             shortest = min(lengths.min(), shortest or lengths.min())
-            _add(fields, lengths, of_pairs, ids, values)
             if show_progress:
-                progress.add(read / 1e6)
+                progress.add(block.read / 1e6)
         if not rows:
             logging.warning("%s has no records.", file.path)
         files.append({"path": file.path, "bytes": file.bytes, "rows": rows, "positives": positives})
@@ -219,68 +229,21 @@ def _shared_ids(fields):
     return int(np.count_nonzero(counts > 1))
 
 
-def _add(summaries, lengths, fields, ids, values):
-    """Adds each pair of a batch to the summary of its field."""
+def _add(summaries, batch):
+    """Adds each pair of a Batch to the summary of its field; returns pairs per record, int64."""
+    counts = np.ones(batch.ids.shape, np.int64) if batch.counts is None else batch.counts
+    lengths = counts.sum(axis=1)
+    there = np.arange(batch.ids.shape[1]) < lengths[:, np.newaxis]
+    fields = np.tile(np.arange(counts.shape[1]), len(counts)).repeat(counts.ravel())
     order = np.argsort(fields, kind="stable")  # field by field
-    ids, values = ids[order], values[order]
+    ids, values = batch.ids[there][order], batch.values[there][order]
     records = np.repeat(np.arange(len(lengths)), lengths)[order]
     ends = np.cumsum(np.bincount(fields, minlength=len(summaries)))
     summaries.extend(FieldSummary() for _ in range(len(ends) - len(summaries)))
     for summary, start, end in zip(summaries, [0, *ends[:-1]], ends):
         if start < end:
             summary.add(ids[start:end], values[start:end], records[start:end])
-
-
-# A reader yields a file's records in batches of B records with n pairs: the bytes of the file that
-# it read for them, labels float32 [B], pairs per record int64 [B], and for the pairs, in order, the
-# fields int64 [n], ids int64 [n] and values float32 [n]; then, if weighted, weights float32 [B].
-
-
-def _read_libsvm(path, field_size, weighted):
-    for block in line_decoding.decoded(LineRange(path), field_size, weighted):
-        if isinstance(block, BadRecord):
-            raise BadInput(str(block))
-        _, _, _, (labels, rows, ids, values, *weights), read = block
-        if len(labels):
-            lengths = np.bincount(rows, minlength=len(labels))
-            fields = np.arange(len(ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-            yield (read, labels, lengths, fields, ids, values, *weights)
-
-
-def _read_tfrecord(path, field_size, weighted):
-    first = formats.TFRECORD.first_record(path)
-    schema = records.Schema(
-        field_size or first.field_size or 1, multi_valued=first.multi_valued, weighted=weighted
-    )
-    compression = "GZIP" if path.endswith(".gz") else ""
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        dataset = tf.data.TFRecordDataset(path, compression, buffer_size=1 << 20).batch(BATCH)
-        serialized = tf.compat.v1.data.make_one_shot_iterator(dataset).get_next()
-        size = tf.reduce_sum(tf.strings.length(serialized) + FRAME)
-        labels, ids, values, *more = records.parse(serialized, schema)
-        weights = [more.pop()] if weighted else []
-        parsed = labels, ids, values, more[0] if more else tf.ones_like(ids, tf.int32), weights
-        total = 0
-        while True:
-            try:
-                read, (labels, ids, values, counts, weights) = session.run([size, parsed])
-            except tf.errors.OutOfRangeError:
-                break
-            except (tf.errors.InvalidArgumentError, tf.errors.DataLossError) as error:
-                bad = next(bad_records.find_bad(path, formats.TFRECORD, schema), None)
-                raise BadInput(str(bad or f"{path}: {error.message}")) from None
-            total += read
-            lengths = counts.sum(axis=1)
-            there = np.arange(ids.shape[1]) < lengths[:, np.newaxis]
-            fields = np.tile(np.arange(schema.field_size), len(labels)).repeat(counts.ravel())
-            yield (read, labels, lengths, fields, ids[there], values[there], *weights)
-    if compression:
-        file_bytes.check_gzip(path)
-    elif total < tf.io.gfile.stat(path).length:  # TensorFlow ignores a truncated header
-        raise BadInput(str(next(bad_records.find_bad(path, formats.TFRECORD, schema))))
-
-
-READERS = {formats.TFRECORD.name: _read_tfrecord, formats.LIBSVM.name: _read_libsvm}
+    return lengths
 
 
 def _mismatches(summary):
@@ -288,7 +251,7 @@ def _mismatches(summary):
     sentences = []
     files = {posixpath.split(file["path"]): file for file in summary["files"]}
     for folder in dict.fromkeys(folder for folder, _ in files):
-        metadata = dataset_json.read(folder)
+        metadata = dataset_json.load(folder)
         if metadata is None:
             continue
         path = posixpath.join(folder, dataset_json.METADATA)

@@ -18,7 +18,7 @@ import os
 import re
 import time
 
-from deepfm.runtime import check_python  # noqa: F401  says what to do if TensorFlow is missing
+from data_tools.common import check_python  # noqa: F401  says what to do if absl is missing
 
 # isort: split
 import numpy as np
@@ -105,6 +105,7 @@ def write_data(options: Options):
     rows = {split: getattr(options, f"{split}_rows") for split in SPLITS}
     rows = {split: count for split, count in rows.items() if count}
     check(shape, rows, options.num_files)
+    publishing.check_local(options.output_dir, "write to a local folder")
     publishing.check_hosts(options.output_dir, 1, (".libsvm",))
     output_dir = options.output_dir
     about = dict(shape._asdict(), seed=options.seed)
@@ -162,7 +163,7 @@ def find_old(output_dir, rows, about, overwrite):
     Raises:
         BadInput: a file may not be replaced, or a split that stays is from another model.
     """
-    names = publishing.names_in(output_dir, (".libsvm",), "write")
+    names = publishing.names_in(output_dir, (".libsvm",))
     found = list(filter(None, map(OUTPUT.fullmatch, names)))
     kept = sorted({match.group(1) for match in found} - set(rows))
     old = [match.group(0) for match in found if match.group(1) in rows]

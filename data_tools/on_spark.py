@@ -14,15 +14,20 @@ TensorFlow; scripts/setup.sh --spark makes .venv-spark for it.
 import dataclasses
 import sys
 
+from data_tools.common import check_python  # noqa: F401  says what to do if absl is missing
+
+# isort: split
 from data_tools.click_logs.options import Options as PrepareOptions
 from data_tools.common import command_line
 from data_tools.common.command_line import flag
+from data_tools.jobs import convert, prepare, rebalance
 from data_tools.libsvm.options import Options as ConvertOptions
 from data_tools.rebalancing.options import Options as RebalanceOptions
 from deepfm import need
 
 # The flags of each job.
 JOBS = {"convert": ConvertOptions, "prepare": PrepareOptions, "rebalance": RebalanceOptions}
+RUN = {"convert": convert.convert, "prepare": prepare.prepare, "rebalance": rebalance.rebalance}
 MASTER = flag(
     "Where to run, if spark-submit does not say it: local[CORES,ATTEMPTS] in this process, or "
     "spark://HOST:PORT. Default: local[*,3], all cores and three attempts for a task.",
@@ -34,12 +39,11 @@ MASTER = flag(
 NOT_HERE = ("num_workers", "memory_mb")
 
 
-def load(name: str):
-    """The function (session, options) of a job."""
-    from data_tools.spark import converting, preparing, rebalancing  # which need Spark
+def run(name: str, session, options):
+    """Runs a job in a SparkSession."""
+    from data_tools.engines.spark import Spark  # which needs Spark
 
-    jobs = converting.convert, preparing.prepare, rebalancing.rebalance
-    return dict(zip(JOBS, jobs))[name]
+    RUN[name](options, Spark(session))
 
 
 def options_of(name: str):
@@ -66,14 +70,13 @@ def main(words):
 
     def start(options):  # flags are read, and can be checked, without Spark
         need("pyspark", "numpy", "pandas", "pyarrow")
-        from data_tools.spark import jobs
+        from data_tools.engines import spark_session
 
-        run = load(name)
-        with jobs.session(f"deepfm {name}", options.master) as spark:
-            run(spark, options)
+        with spark_session.session(f"deepfm {name}", options.master) as session:
+            run(name, session, options)
 
     sys.argv = [words[0], *words[2:]]
-    command_line.run(start, options_of(name), hosts=False, tensorflow=False)
+    command_line.run(start, options_of(name), hosts=False)
 
 
 def _print_help():

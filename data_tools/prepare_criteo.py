@@ -11,20 +11,18 @@ number of processes. With --feature_map several hosts can do it, each on files o
 one, each would count only those, so data_tools.on_spark does it.
 """
 
-import time
 from typing import List
 
-from deepfm.runtime import check_python  # noqa: F401  says what to do if TensorFlow is missing
+from data_tools.common import check_python  # noqa: F401  says what to do if absl is missing
 
 # isort: split
-
-from data_tools.click_logs import field_tables, output_folder, passes, vocabulary
-from data_tools.click_logs.options import REMOVED, SCRATCH, Options, log_summary, plan
+from data_tools.click_logs import vocabulary
+from data_tools.click_logs.options import REMOVED, Options
 from data_tools.common import command_line, publishing, shards
 from data_tools.common.shards import ALONE, Host
-from data_tools.common.skipping import Skipping
-from deepfm.data import datasets
-from deepfm.errors import BadInput
+from data_tools.engines.processes import Processes
+from data_tools.jobs import prepare as job
+from deepfm.records.data_file import DataFile
 from deepfm.runtime import memory
 
 OF_A_PROCESS = 4 * 10**8  # bytes of a process without the vocabulary
@@ -36,44 +34,10 @@ def main(options: Options):
     prepare(options, shards.this_host(*inputs, on_spark="prepare"))
 
 
-def prepare(options: Options, host: Host = ALONE) -> List[datasets.DataFile]:
-    """Does what the flags say, and returns the data files that were written.
-
-    No file gets its final name in output_dir before all are complete.
-
-    Args:
-        options: the flags.
-        host: this host.
-
-    Raises:
-        BadInput: a row or a flag is wrong.
-        OSError: an output cannot be written, or a process was killed.
-    """
-    start = time.monotonic()
-    options, known, columns, cut, old = plan(options, host)
-    every = [task for group in cut.values() for task in group]
-    with publishing.scratch(options.output_dir, SCRATCH, host.number) as scratch:
-        tables = field_tables.from_map(known) if known else _tables(cut["input"], columns, options)
-        fingerprint = output_folder.write_map(tables, old, options, scratch)
-        bad = Skipping(options.max_bad_records)
-        written = passes.encode(
-            every, tables, options.output_format, scratch, options.num_workers, bad
-        )
-        files = output_folder.publish(written, tables, fingerprint, old, options, host, scratch)
-    log_summary(files, tables, fingerprint, time.monotonic() - start)
-    output_folder.log_unknown(written, tables, options)
-    return files
-
-
-def _tables(tasks, columns, options):
-    """The FieldTable of each field, from the counts of the training rows."""
-    room = _room(options)
-    bad = Skipping(options.max_bad_records, log=False)  # the second pass logs them
-    counts = passes.count(tasks, columns, options.num_workers, bad, room)
-    if not any(len(c.keys) or c.long for c in counts):
-        raise BadInput(f"--input={options.input}: no training row holds a category.")
-    room.check_ids(counts, options.min_count)
-    return field_tables.from_counts(columns, counts, options.min_count)
+def prepare(options: Options, host: Host = ALONE) -> List[DataFile]:
+    """jobs.prepare in processes of this machine."""
+    publishing.check_local(options.output_dir, "write locally")
+    return job.prepare(options, Processes(options.num_workers, room=_room(options)), host)
 
 
 def _room(options):

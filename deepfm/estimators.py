@@ -79,7 +79,7 @@ def check_fits_memory(job: JobConfig, config: ModelConfig):
             dense=not config.lazy_updates,
             evaluates=bool(job.eval_every_steps and job.input.val_data_dir),
         )
-    memory.check(config, not mode.partitioner, load)
+    memory.check_sizes(config, not mode.partitioner, load)
 
 
 def trained(model: Model, to_serve: bool = False):
@@ -89,7 +89,7 @@ def trained(model: Model, to_serve: bool = False):
     Each use makes a new one, since an Estimator keeps nothing but its folder.
     """
     job, mode = model.job, model.job.distribution
-    ops = TENSORFLOW if to_serve else compiled.of_model(job.ops)
+    ops = TENSORFLOW if to_serve else compiled.of_applied(job.ops)
     size = job.input.batch_size
     side_by_side = (0, 1) if to_serve else (size, batches_at_once(size))
     model_fn = make_model_fn(

@@ -75,7 +75,7 @@ class Evaluating:
         """Evaluates the newest checkpoint, and keeps it if it is the best."""
         history = self.history
         identity.check_unchanged(self.data)
-        _, results, curves = evaluation.of_model(self._model, self.data)
+        _, results, curves = evaluation.evaluate_model(self._model, self.data)
         self.results = step, results, curves
         history.add(step, results)
         if self._mode.synchronous:  # if not, the chief decides alone

@@ -23,16 +23,16 @@ def evaluate(opened: Opened) -> dict:
     def check(data, model):
         if job.distribution.chief:
             open_data.warn_of_remembered(resume.still_there(job.model_dir, data.files), data.files)
-        groups.check(model.grouping, model.config.field_size)
+        groups.check_fields(model.grouping, model.config.field_size)
         bad_records.check_first_records(data, estimators.schema(model.config, data))
 
     data, model = apply_model(opened, "val_data_dir", check)
-    step, results, curves = of_model(model, data)
+    step, results, curves = evaluate_model(model, data)
     about = {"validation_data": open_data.described(data)}
     return {"global_step": step, "eval": results, "curves": curves, **about}
 
 
-def of_model(model: Model, data: datasets.DataSet) -> Tuple[int, dict, dict]:
+def evaluate_model(model: Model, data: datasets.DataSet) -> Tuple[int, dict, dict]:
     """Evaluates the model's checkpoint on every record once, and logs the stable line.
 
     Returns:
@@ -62,7 +62,7 @@ def of_model(model: Model, data: datasets.DataSet) -> Tuple[int, dict, dict]:
     remote_files.check_all_read(data.files, data.rows, results["examples"])
     results["loss"] = results.pop("mean_loss")
     _check_defined(data, results, found["global_step"])
-    results.update(groups.of_report(model.grouping, found, slices.found))
+    results.update(groups.of_report(model.grouping, found, slices.entries))
     results["saturated"] = curves.saturated
     divergence.warn_of_saturation(results["saturated"], data.name)
     logging.info(

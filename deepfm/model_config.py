@@ -36,7 +36,7 @@ def _file(model_dir):
 def kept(model_dir: str) -> Dict[str, Any]:
     """{field of ModelConfig: value} from model.json; {}, with a warning, if it is missing."""
     if is_kept(model_dir):
-        return model_json.read(_file(model_dir))
+        return model_json.load(_file(model_dir))
     logging.warning(
         "%s is missing: give the flags that the model was trained with. Whether its data "
         "were sampled, and which feature map they used, is unknown.",

@@ -234,9 +234,9 @@ def _of_data(opened):
         exports_best = validation and job.servable_model_dir
         job = job._replace(export=best.FOLDER if exports_best else "last")
     config = model_config.to_train(job, opened.known, data, validation)
-    groups.check(estimators.Model(job, config).grouping, config.field_size)
+    groups.check_fields(estimators.Model(job, config).grouping, config.field_size)
     estimators.check_fits_memory(job, config)
-    job = job._replace(optimizer=optimizers.of_model(job.optimizer, config))
+    job = job._replace(optimizer=optimizers.complete(job.optimizer, config))
     schema = estimators.schema(config, data)
     data, damaged = bad_records.find_damaged(data, schema, job.input.max_bad_records)
     if not damaged:

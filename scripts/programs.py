@@ -69,15 +69,15 @@ def flag_values(words):
 
     If the next word does not look like a flag, it is the value, also of a boolean (--name False).
     """
-    found, words = {}, list(words)
+    values, words = {}, list(words)
     while words:
         name, equals, value = words.pop(0).lstrip("-").partition("=")
         if not equals and words and not re.match("--?[a-z]", words[0]):
             value = words.pop(0)
         elif not equals:
             name, value = (name[2:], False) if name.startswith("no") else (name, True)
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def run_command(*words) -> subprocess.CompletedProcess:
@@ -94,33 +94,33 @@ def channels(training, count, evaluation):
         evaluation: a place, or None.
     """
     places = training * count if len(training) == 1 else training
-    found = {f"training-{i}" if i else "training": place for i, place in enumerate(places)}
-    return {**found, "evaluation": evaluation} if evaluation else found
+    channels = {f"training-{i}" if i else "training": place for i, place in enumerate(places)}
+    return {**channels, "evaluation": evaluation} if evaluation else channels
 
 
 def for_the_toolkit(source, job, region, distribution, processes, mpi_options):
     """The hyperparameters by which SageMaker's toolkit, not train.py, knows what to start."""
-    found = {
+    hyperparameters = {
         "sagemaker_program": "train.py", "sagemaker_submit_directory": source,
         "sagemaker_container_log_level": 20, "sagemaker_job_name": job, "sagemaker_region": region,
     }  # fmt: skip
     if distribution == "ps":
-        found["sagemaker_parameter_server_enabled"] = True
+        hyperparameters["sagemaker_parameter_server_enabled"] = True
     if distribution == "horovod":
-        found["sagemaker_mpi_enabled"] = True
-        found["sagemaker_mpi_num_of_processes_per_host"] = processes
-        found["sagemaker_mpi_custom_mpi_options"] = mpi_options
-    return found
+        hyperparameters["sagemaker_mpi_enabled"] = True
+        hyperparameters["sagemaker_mpi_num_of_processes_per_host"] = processes
+        hyperparameters["sagemaker_mpi_custom_mpi_options"] = mpi_options
+    return hyperparameters
 
 
 def source_files(names) -> Dict[str, pathlib.Path]:
     """{path in a job: path here} of files and folders of this project, and nothing else."""
-    found = {}
+    files = {}
     for top in (ROOT / name for name in names):
         for path in [top] if top.is_file() else sorted(top.rglob("*")):
             if path.is_file() and path.suffix != ".pyc":
-                found[str(path.relative_to(top.parent))] = path
-    return found
+                files[str(path.relative_to(top.parent))] = path
+    return files
 
 
 def wait_until(condition, seconds: float, between_looks: float = 0.1) -> bool:

@@ -94,14 +94,14 @@ def make(folder: pathlib.Path) -> Tuple[str, Dict[str, bytes]]:
 def _json(path, kind=dict):
     """The JSON in a file; None if there is no file."""
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, kind):
+    if not isinstance(content, kind):
         raise BadInput(f"{path} does not hold a JSON {'object' if kind is dict else 'list'}.")
-    return found
+    return content
 
 
 def _scalars(folder) -> Dict[str, List[Tuple[int, float, float]]]:
@@ -114,12 +114,12 @@ def _scalars(folder) -> Dict[str, List[Tuple[int, float, float]]]:
     summaries = EventAccumulator(str(folder), size_guidance={"scalars": 0})  # 0: all of them
     if any(folder.glob("*tfevents*")):  # without any, Reload fails in Python 3.7
         summaries.Reload()
-    found = {}
+    curves = {}
     for name in summaries.Tags()["scalars"]:
         by_time = sorted(summaries.Scalars(name))
         by_step = {step: (step, time, value) for time, step, value in by_time}
-        found[name] = [by_step[step] for step in sorted(by_step)]
-    return found
+        curves[name] = [by_step[step] for step in sorted(by_step)]
+    return curves
 
 
 def _plots(report, model, evaluations, scalars) -> Dict[str, bytes]:
@@ -250,21 +250,21 @@ def _part(title, report, plots, model=None, evaluations=None) -> List[str]:
     ]
 
 
-def _slices(found) -> Dict[str, str]:
+def _slices(entries) -> Dict[str, str]:
     """{title: table} of the slices by each field."""
     columns = "value", "examples", "auc", "log_loss", "calibration"
-    fields = dict.fromkeys(entry["field"] for entry in found)
-    of = lambda field: [{**e, "value": str(e["value"])} for e in found if e["field"] == field]
+    fields = dict.fromkeys(entry["field"] for entry in entries)
+    of = lambda field: [{**e, "value": str(e["value"])} for e in entries if e["field"] == field]
     return {f"Slices by the ids of field {x}": _rows(columns, of(x)) for x in fields}
 
 
 def _cards(report) -> List[str]:
-    found = report.get("eval") or {}
+    evaluation = report.get("eval") or {}
     figures = {
-        "AUC": found.get("auc"),
-        "GAUC": found.get("gauc"),
-        "log loss": found.get("log_loss"),
-        "calibration": found.get("calibration"),
+        "AUC": evaluation.get("auc"),
+        "GAUC": evaluation.get("gauc"),
+        "log loss": evaluation.get("log_loss"),
+        "calibration": evaluation.get("calibration"),
         "examples/s": report.get("examples_per_second"),
         "steps": report.get("global_step"),
         "seconds": report.get("seconds") and round(report["seconds"], 1),
@@ -290,9 +290,9 @@ def _rows(columns, entries) -> str:
     return _table([head, *lines]) if lines else ""
 
 
-def _pairs(found) -> str:
+def _pairs(content) -> str:
     """A table of names and values; "" if there are none."""
-    return _table([f"<th>{_text(k)}</th>{_cell(v)}" for k, v in (found or {}).items()])
+    return _table([f"<th>{_text(k)}</th>{_cell(v)}" for k, v in (content or {}).items()])
 
 
 def _table(lines) -> str:

@@ -153,16 +153,16 @@ class Tuner:
             limit = min(limit, 60 + _SLOWER * self.cost(candidate, seconds))
         began = self.now()
         report, failure = self.train(candidate, self._steps(candidate, seconds), limit)
-        found = Run(candidate, rung, report.get("examples_per_second", 0.0), report, failure)
-        if found.rate:
+        run = Run(candidate, rung, report.get("examples_per_second", 0.0), report, failure)
+        if run.rate:
             mode, start = candidate.mode(), self.now() - began - report["training_seconds"]
             self._starts[mode] = max(self._starts.get(mode, 0.0), start)
-            self._steps_rate = self._steps_rate or found.rate
-        self.runs.append(found)
-        rate = f"{found.rate:,.0f}/s" if found.rate else f"failed ({failure[:100]})"
+            self._steps_rate = self._steps_rate or run.rate
+        self.runs.append(run)
+        rate = f"{run.rate:,.0f}/s" if run.rate else f"failed ({failure[:100]})"
         left = max(self.end - self.now(), 0) / 60
         logging.info("%s: %s: %s; %.1f minutes left", rung, candidate.label(), rate, left)
-        return found
+        return run
 
     def train(self, candidate: Candidate, steps: int, limit: float) -> Tuple[dict, str]:
         """Runs train.py for `steps` steps: (report.json, "") or ({}, its error)."""
@@ -327,7 +327,7 @@ def _conclude(tuner, words, best, ratio, notes, output):
     command = [*best.command(), *words]
     if "global_batch_size" not in dict(best.flags):
         command.append(f"--global_batch_size={tuner.batch}")
-    found = {
+    result = {
         "command": " ".join(map(shlex.quote, command)),
         "flags": dict(best.flags),
         "processes": best.processes,
@@ -351,14 +351,14 @@ def _conclude(tuner, words, best, ratio, notes, output):
          for c, of in runs.items()],
         xlabel="examples/s (dots: single runs; orange: recommended)",
     )  # fmt: skip
-    text = (json.dumps(found, indent=1) + "\n").encode()
+    text = (json.dumps(result, indent=1) + "\n").encode()
     write_files(output, {"tune.json": text, "tune.png": png(figure)})
     times = f"{ratio:.2f} times as fast as the default"
     print(
         _table(runs, best, float(flag_values(words).get("price_per_hour", 0))),
-        f"\n{found['why']}", *notes,
+        f"\n{result['why']}", *notes,
         f"\n{'The default is the best' if best == Candidate() else times}:\n",
-        found["command"],
+        result["command"],
         f"\nAll runs: {output / 'tune.json'}, plotted in {output / 'tune.png'}.", sep="\n",
     )  # fmt: skip
 
@@ -366,28 +366,28 @@ def _conclude(tuner, words, best, ratio, notes, output):
 _SHOWN = ("input_wait_share", "host_cpu_utilization", "gpu_utilization", "peak_rss_bytes")
 
 
-def _rates(found: List[Run]) -> List[float]:
+def _rates(runs: List[Run]) -> List[float]:
     """The rates of the runs that succeeded; 0 if none did."""
-    return [run.rate for run in found if run.rate] or [0.0]
+    return [run.rate for run in runs if run.rate] or [0.0]
 
 
 def _table(runs: Dict[Candidate, List[Run]], best, price_per_hour: float) -> str:
     """All candidates, fastest first, as a Markdown table."""
     rows = []
     percent = lambda x: "" if x is None else f"{100 * x:.0f} %"
-    rate, priced = lambda found: statistics.median(_rates(found)), price_per_hour > 0
-    for candidate, found in sorted(runs.items(), key=lambda item: -rate(item[1])):
+    rate, priced = lambda tried: statistics.median(_rates(tried)), price_per_hour > 0
+    for candidate, tried in sorted(runs.items(), key=lambda item: -rate(item[1])):
         name = f"**{candidate.label()}**" if candidate == best else candidate.label()
-        failed = [run for run in found if not run.rate]
-        count = f"{len(found)}, {len(failed)} failed" if failed else str(len(found))
-        if rate(found):
-            report = next(run.report for run in found[::-1] if run.rate)
+        failed = [run for run in tried if not run.rate]
+        count = f"{len(tried)}, {len(failed)} failed" if failed else str(len(tried))
+        if rate(tried):
+            report = next(run.report for run in tried[::-1] if run.rate)
             *shares, memory = map(report.get, _SHOWN)
             told = [*map(percent, shares), f"{(memory or 0) / 2**30:.1f} GiB"]
-            told += [f"{price_per_hour / 3600 / rate(found) * 1e6:.3g}"] if priced else []
-            rows.append((name, f"{rate(found):,.0f}", count, *told))
+            told += [f"{price_per_hour / 3600 / rate(tried) * 1e6:.3g}"] if priced else []
+            rows.append((name, f"{rate(tried):,.0f}", count, *told))
         else:
-            rows.append((name, f"failed: {found[-1].failure[:80]}", count, *[""] * (4 + priced)))
+            rows.append((name, f"failed: {tried[-1].failure[:80]}", count, *[""] * (4 + priced)))
     titles = "candidate", "examples/s", "runs", "input wait", "CPU", "GPU", "memory"
     return markdown([*titles, *["cost of a million"] * priced], rows)
 

@@ -95,6 +95,14 @@ def job_of(**fields):
     return JobConfig({}, (), *plain, flags={})._replace(**fields)
 
 
+def native(function, *inputs):
+    """A function of tensors as one of arrays; inputs: dtype and shape of each tensor."""
+    with tf.Graph().as_default() as graph:
+        tensors = [tf.compat.v1.placeholder(*x) for x in inputs]
+        fetched = function(*tensors)
+    return tf.compat.v1.Session(graph=graph).make_callable(fetched, tensors)
+
+
 def example(label, ids, values):
     """A serialized tf.Example, made the slow and obvious way."""
     feature = {

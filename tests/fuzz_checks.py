@@ -405,7 +405,7 @@ def _reader_would_abort(data, frames):
 def check_metadata(path: str, rules: Rules) -> Outcome:
     """A dataset.json: either numbers that can be, or a sentence that names it."""
     try:
-        found = dataset_json.read(str(pathlib.Path(path).parent))
+        found = dataset_json.load(str(pathlib.Path(path).parent))
     except BadInput as error:
         good = (
             str(error).startswith(f"{path}: ") and "\n" not in str(error) and len(str(error)) < 600

@@ -84,7 +84,7 @@ def job_of(mode, case, size):
 def evaluate(mode, case, size):
     """The results of the case's checkpoint on its data, in batches of `size`."""
     data, config = datasets.find(case.data, "val_data_dir"), config_of(case)
-    return evaluation.of_model(estimators.Model(job_of(mode, case, size), config), data)[1]
+    return evaluation.evaluate_model(estimators.Model(job_of(mode, case, size), config), data)[1]
 
 
 def train(mode, case):

@@ -280,7 +280,7 @@ def check_model(names, found, top):
     if os.path.exists(os.path.join(model, "model.json")):
         model_config.kept(model)
     resume.known_files(model)
-    evaluations.read(os.path.join(model, evaluations.FILE))
+    evaluations.load(os.path.join(model, evaluations.FILE))
     return step
 
 

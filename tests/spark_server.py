@@ -17,7 +17,7 @@ from absl import logging  # noqa: E402
 
 from data_tools import on_spark  # noqa: E402
 from data_tools.common import line_blocks  # noqa: E402
-from data_tools.spark import jobs  # noqa: E402
+from data_tools.engines import spark_session  # noqa: E402
 from deepfm.errors import BadInput  # noqa: E402
 
 
@@ -34,13 +34,13 @@ class Lines(std_logging.Handler):
 
 def answer(spark, asked):
     """Runs a job; returns the answer."""
-    run, options = on_spark.load(asked["job"]), on_spark.options_of(asked["job"])
+    options = on_spark.options_of(asked["job"])
     line_blocks.TASK = asked["task"]
     seen, before = Lines(), dict(os.environ)
     os.environ.update(asked["env"])
     logging.get_absl_logger().addHandler(seen)
     try:
-        run(spark, options(**asked["options"]))
+        on_spark.run(asked["job"], spark, options(**asked["options"]))
         code, said = 0, ""
     except BadInput as error:
         code, said = 2, str(error)
@@ -54,6 +54,6 @@ def answer(spark, asked):
 
 if __name__ == "__main__":
     logging.set_verbosity(logging.INFO)
-    with jobs.session("tests", "local[2,3]") as session:
+    with spark_session.session("tests", "local[2,3]") as session:
         for line in iter(sys.stdin.readline, ""):
             print(json.dumps(answer(session, json.loads(line))), flush=True)

@@ -151,16 +151,16 @@ def test_rare_rows_end_near_those_of_dense_adam(ops):
 
 
 def test_only_adam_on_the_batchs_rows_covers_elapsed_steps():
-    config = optimizers.of_model(OptimizerConfig("adam"), ModelConfig(3, 9, l2_scope="elapsed"))
+    config = optimizers.complete(OptimizerConfig("adam"), ModelConfig(3, 9, l2_scope="elapsed"))
     assert config.elapsed
     assert not optimizers.loss_has_l2_of_rows(config, Mode())  # the optimizer adds it
-    assert not optimizers.of_model(OptimizerConfig("adam"), ModelConfig(3, 9)).elapsed
+    assert not optimizers.complete(OptimizerConfig("adam"), ModelConfig(3, 9)).elapsed
 
 
 def add_training(parts):
     """Adds training with tables in parts to the graph; returns (placeholder of the ids, step)."""
     config = ModelConfig(3, 30, 4, (4,), (0.0,), embedding_init_stddev=0.1, l2_scope="elapsed")
-    how = optimizers.of_model(OptimizerConfig("adam"), config._replace(l2_reg=L2))
+    how = optimizers.complete(OptimizerConfig("adam"), config._replace(l2_reg=L2))
     batch = v1.placeholder(tf.int64, [8, 3])
     features = {"feat_ids": batch, "feat_vals": tf.ones([8, 3])}
     partitioner = v1.fixed_size_partitioner(parts) if parts > 1 else None

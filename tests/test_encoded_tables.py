@@ -9,9 +9,8 @@ import pytest
 from test_tables import write_rows
 
 from data_tools import libsvm_to_tfrecord
-from data_tools.click_logs import parquet_rows
 from data_tools.common import line_blocks
-from data_tools.tables import parquet_blocks
+from data_tools.tables import inputs, parquet_blocks
 from deepfm.errors import BadInput
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is missing: scripts/setup.sh --tests")
@@ -35,8 +34,8 @@ def small_parts(monkeypatch):
     """Blocks and tasks of few rows, so that small files have many."""
     monkeypatch.setattr(line_blocks, "BLOCK", 1000)
     monkeypatch.setattr(line_blocks, "TASK", 3000)
-    monkeypatch.setattr(parquet_rows, "BATCH", 17)
-    monkeypatch.setattr(parquet_blocks, "ROWS", 60)
+    monkeypatch.setattr(parquet_blocks, "BATCH", 17)
+    monkeypatch.setattr(inputs, "ROWS", 60)
 
 
 class Rows:

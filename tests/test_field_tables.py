@@ -11,6 +11,7 @@ from data_tools.click_logs import feature_map, field_tables, row_parser, splitti
 from data_tools.click_logs.column_kinds import BUCKETS, CATEGORY, DATASETS, Column
 from data_tools.click_logs.vocabulary import Counts
 from data_tools.common import tallies
+from data_tools.tables import csv_blocks
 
 
 def test_missing_cells_are_not_counted_and_long_ones_by_their_text():
@@ -75,16 +76,14 @@ def test_a_bucket_is_the_floor_of_the_squared_logarithm():
     ]  # fmt: skip
 
 
-def layout(columns):
-    places = tuple(range(len(columns)))
-    return row_parser.Layout(b"\t", len(columns), None, False, columns, places, False)
-
-
 @pytest.mark.parametrize("kind", [BUCKETS, CATEGORY])
 def test_a_key_is_that_of_its_text(kind):
     cells = [str(x) for x in numbers_near_bounds()] + ["0", "-1", "2", "-999999999999"]
-    text = "".join(f"{cell}\n" for cell in cells).encode()
-    rows = row_parser.parse(text, 0, layout([Column("x", kind)]))
+    file = csv_blocks.CsvFile(b"\t", 1, ("x",), (0,), False)
+    zeros = np.zeros(len(cells), np.int64)
+    lines = [cell.encode() for cell in cells]
+    block = csv_blocks.LineBlock("a.tsv", lines, zeros, zeros, None, file)
+    rows = row_parser.parse(block, row_parser.Layout(None, False, [Column("x", kind)]))
     expected = [row_parser.key_of(kind, feature_map.text_of(kind, cell).encode()) for cell in cells]
     assert rows.keys[0].tolist() == expected
     short = [i for i, key in enumerate(expected) if key != row_parser.LONG]

@@ -101,8 +101,7 @@ def test_libsvm_is_counted_right_also_where_rows_differ_in_length(tmp_path, monk
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_tfrecord_is_counted_right(tmp_path, monkeypatch, suffix):
-    monkeypatch.setattr(inspect_dataset, "BATCH", 64)
+def test_tfrecord_is_counted_right(tmp_path, suffix):
     rows = some_rows(500, 3, 3)
     write_tfrecord(tmp_path / f"a.tfrecords{suffix}", rows[:150])
     write_tfrecord(tmp_path / f"b.tfrecords{suffix}", rows[150:])

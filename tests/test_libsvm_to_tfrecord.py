@@ -16,8 +16,9 @@ from conftest import ROOT, await_files, run_tool, shared_data, wait_until
 
 from data_tools import libsvm_to_tfrecord, rebalance
 from data_tools.click_logs import splitting
-from data_tools.common import line_blocks, publishing, record_files, workers
+from data_tools.common import line_blocks, publishing
 from data_tools.common.shards import Host
+from data_tools.engines import processes
 from data_tools.libsvm_to_tfrecord import Options
 from deepfm.data import dataset_json, datasets
 from deepfm.errors import BadInput
@@ -416,13 +417,6 @@ def test_a_real_file_of_varying_length_is_stored_as_it_is(tmp_path):
         assert all_records(files) == rows_of(f.read(), field_size=14)
 
 
-def test_a_block_that_never_reaches_the_disk_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(record_files, "FLUSH_SECONDS", 0.1)
-    (tmp_path / "block").write_bytes(b"1234")
-    with pytest.raises(OSError, match="4 of 5 bytes"):
-        record_files.await_size(str(tmp_path / "block"), 5)
-
-
 # Workers.
 
 
@@ -435,7 +429,7 @@ def count_to(n):
 @pytest.mark.parametrize("num_workers", [1, 2, 5])
 def test_workers_pass_on_every_event_of_every_task_in_its_order(num_workers):
     tasks = [3, 0, 50, 1]
-    events = list(workers.run(count_to, tasks, num_workers))
+    events = list(processes.run(count_to, tasks, num_workers))
     for index, task in enumerate(tasks):
         assert [event for i, event in events if i == index] == list(range(task))
 
@@ -443,7 +437,7 @@ def test_workers_pass_on_every_event_of_every_task_in_its_order(num_workers):
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_workers_pass_on_what_a_task_raises(num_workers):
     with pytest.raises(BadInput, match="below zero"):
-        list(workers.run(count_to, [3, -1, 3], num_workers))
+        list(processes.run(count_to, [3, -1, 3], num_workers))
 
 
 # Whole processes.
@@ -503,7 +497,7 @@ def start_long_run(tmp_path):
     process = start(
         f"--input={tmp_path}/a.libsvm", f"--output_dir={tmp_path}/out", "--num_workers=2"
     )
-    await_files(process, f"{tmp_path}/out/.*/**/*.block")
+    await_files(process, f"{tmp_path}/out/.*/piece-*")
     assert process.poll() is None
     return process
 

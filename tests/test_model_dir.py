@@ -320,7 +320,7 @@ def test_a_folder_that_tensorflow_takes_for_a_pattern_is_refused(tmp_path, flag,
     path = str(tmp_path / name)
     asked = job(tmp_path / "model", task)._replace(**{flag: path})
     with pytest.raises(BadInput) as error:
-        model_dir.check(asked)
+        model_dir.check_paths(asked)
     assert str(error.value).startswith(f"--{flag}={path}: TensorFlow takes [ ] * ? and \\ for a")
     better = str(error.value).rpartition("such as ")[2].rstrip(".")
     assert not set(better) & set("[]*?\\") and better.startswith(str(tmp_path))
@@ -337,7 +337,7 @@ def test_data_may_be_named_like_a_pattern(tmp_path, monkeypatch):
         ("d[1]/a[2].tfrecords", "d[1]/a[2].tfrecords"),
     ):  # fmt: skip
         assert [file.path for file in datasets.find(spec, "val_data_dir").files] == [found]
-    model_dir.check(job("d", data={"training_data_dir": "d[1]"}))
+    model_dir.check_paths(job("d", data={"training_data_dir": "d[1]"}))
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_a_scheme_without_a_client_is_refused_at_once(tmp_path, scheme, flag, ta
     of_job = {} if flag == "cache" else {flag: path}
     asked = job(tmp_path / "model", task, cache=path if flag == "cache" else "none")
     with pytest.raises(BadInput, match=f"{path}: this TensorFlow has no client for {scheme}:// "):
-        model_dir.check(asked._replace(**of_job))
+        model_dir.check_paths(asked._replace(**of_job))
 
 
 @pytest.mark.parametrize("scheme", ["s3a", "hdfs"])
@@ -423,7 +423,7 @@ def test_training_from_scratch_beside_an_archived_or_exported_model_is_said(tmp_
     model_dir.warn_of_archives(str(tmp_path), ["notes.txt", "report.json"])
     assert not caplog.text
     (tmp_path / name).write_text("")
-    model_dir.check(job(tmp_path, "export"))
+    model_dir.check_paths(job(tmp_path, "export"))
     assert not caplog.text
-    model_dir.check(job(tmp_path))
+    model_dir.check_paths(job(tmp_path))
     assert f"has no checkpoint, only {name}: training starts from scratch" in caplog.text

@@ -141,8 +141,8 @@ def test_the_slots_of_ftrl_have_the_names_of_earlier_checkpoints():
 @pytest.mark.parametrize("rates", [{"learning_rate": 0.0}, {"embedding_learning_rate": 0.0}])
 def test_a_rate_of_0_is_refused_by_ftrl_alone(rates):
     with pytest.raises(BadInput, match="ftrl divides by its rate"):
-        optimizers.of_model(OptimizerConfig("ftrl", **rates), ModelConfig(3, 9))
-    assert optimizers.of_model(OptimizerConfig("adam", **rates), ModelConfig(3, 9))
+        optimizers.complete(OptimizerConfig("ftrl", **rates), ModelConfig(3, 9))
+    assert optimizers.complete(OptimizerConfig("adam", **rates), ModelConfig(3, 9))
 
 
 def test_the_flag_takes_each_optimizer():

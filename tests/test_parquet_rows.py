@@ -1,7 +1,7 @@
 """Parquet in prepare_criteo: the ids and values of a CSV with the same cells."""
 
 import json
-import subprocess
+import re
 import sys
 
 import numpy as np
@@ -9,8 +9,10 @@ import pytest
 from conftest import ROOT
 from test_tables import KINDS, cells, describe, prepared, records_of, write_rows
 
-from data_tools.click_logs import feature_map, parquet_rows, splitting
+from data_tools import libsvm_to_tfrecord
+from data_tools.click_logs import feature_map, splitting
 from data_tools.common import line_blocks
+from data_tools.tables import blocks, parquet_blocks
 from deepfm.errors import BadInput
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is missing: scripts/setup.sh --tests")
@@ -49,7 +51,7 @@ def write(path, rows, groups=50, **types):
 def test_a_parquet_file_gives_the_ids_and_values_of_the_csv_with_its_cells(
     tmp_path, monkeypatch, types
 ):
-    monkeypatch.setattr(parquet_rows, "BATCH", 37)
+    monkeypatch.setattr(parquet_blocks, "BATCH", 37)
     rows, table = list(cells()), describe(tmp_path)
     # Empty texts and nulls are the same; a CSV that ends its rows alike has the rows' order.
     text = prepared(tmp_path, write_rows(tmp_path / "a.csv", rows), "text", columns=table)
@@ -77,7 +79,7 @@ def test_a_parquet_file_gives_the_ids_and_values_of_the_csv_with_its_cells(
     ],
 )
 def test_cells_are_what_a_text_would_hold(array, texts):
-    found = parquet_rows._texts(array).to_pylist()
+    found = parquet_blocks._texts(array).to_pylist()
     assert found == [text.encode() for text in texts]
 
 
@@ -115,7 +117,7 @@ def test_rows_are_drawn_by_their_file_and_number_whatever_the_row_groups(tmp_pat
     expected = records_of(everything / "train")
     for how, groups in (("draw", 50), ("draw", 300), ("order", 7)):
         path = write(tmp_path / "a.parquet", rows, groups)
-        monkeypatch.setattr(parquet_rows, "BATCH", groups // 3)
+        monkeypatch.setattr(parquet_blocks, "BATCH", groups // 3)
         flags = dict(split="0.5,0.2,0.3", split_by=how, **known)
         out = prepared(tmp_path, path, f"{how}{groups}", **flags)
         split = splitting.Split((0.5, 0.2, 0.3), how, total=len(rows))
@@ -153,7 +155,7 @@ def test_rows_in_order_are_those_of_all_files_in_order(tmp_path):
 
 
 def test_a_bad_row_is_told_by_its_number_and_skipped_if_it_may_be(tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet_rows, "BATCH", 20)
+    monkeypatch.setattr(parquet_blocks, "BATCH", 20)
     monkeypatch.setattr(line_blocks, "TASK", 1)
     rows, table = list(cells(100)), describe(tmp_path)
     good = [row for i, row in enumerate(rows) if i not in (33, 71)]
@@ -205,21 +207,18 @@ def test_files_that_cannot_be_read_as_rows_are_refused(tmp_path):
         prepared(tmp_path, f"{path},{tmp_path}/b.csv", columns=table)
 
 
-def test_without_pyarrow_the_sentence_has_the_command_that_installs_it(tmp_path):
-    path = write(tmp_path / "a.parquet", list(cells()))
-    code = f"""
-import sys
-sys.modules["pyarrow"] = None  # importing it fails
-from data_tools.click_logs import parquet_rows
-parquet_rows.cut({path!r}, 1)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    pinned = f"pyarrow=={parquet_rows.VERSION}"
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_without_pyarrow_the_sentence_has_the_command_that_installs_it(
+    tmp_path, monkeypatch, suffix
+):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # importing it fails
+    pinned = f"pyarrow=={blocks.VERSION}"
+    assert pinned in (ROOT / "requirements.txt").read_text()
     command = f"'{sys.executable} -m pip install {pinned}'"
-    assert (
-        f"a.parquet: reading Parquet needs pyarrow, which is not installed; run {command}"
-        in done.stderr
-    )
-    assert pinned in (ROOT / "requirements-dev.txt").read_text()
+    words = f"a.{suffix}: reading a table needs pyarrow, which is not installed; run {command}"
+    path = tmp_path / f"a.{suffix}"
+    path.write_text("label,a\n1,2\n")
+    with pytest.raises(BadInput, match=re.escape(words)):
+        libsvm_to_tfrecord.convert(libsvm_to_tfrecord.Options(str(path), f"{tmp_path}/x"))
+    with pytest.raises(BadInput, match=re.escape(words)):
+        prepared(tmp_path, str(path), columns=describe(tmp_path))

@@ -1,4 +1,4 @@
-"""quoted_cells.py: a quoted cell is the text between its quotes, at full speed as in csv."""
+"""csv_blocks.py: a quoted cell is the text between its quotes, at full speed as in csv."""
 
 import csv
 import io
@@ -6,16 +6,19 @@ import random
 
 import pytest
 
-from data_tools.click_logs import quoted_cells, row_parser, slices
+from data_tools.click_logs import row_parser, slices
 from data_tools.click_logs.column_kinds import Column
 from data_tools.click_logs.row_parser import Layout
 from data_tools.common.line_blocks import LineRange
 from data_tools.prepare_criteo import Options
+from data_tools.tables import csv_blocks
+from data_tools.tables.csv_blocks import CsvFile, LinePart
 from deepfm.records.bad_record import BadRecord
 
 COLUMNS = [Column("x", "category"), Column("y", "integer")._replace(kind="scaled")]
 OPTIONS = Options(output_dir="out", dataset="criteo", integers="buckets")
-COMMA = Layout(b",", 3, 0, True, COLUMNS, (1, 2), False)
+LAYOUT = Layout(0, True, COLUMNS)
+COMMA = CsvFile(b",", 3, ("clicked", "x", "y"), (0, 1, 2), False, True)
 
 
 def by_csv(text, delimiter=","):
@@ -30,17 +33,17 @@ def test_blocks_and_lines_are_those_of_pythons_csv(delimiter, end):
     rows = [[draw.choice(cells) for _ in range(4)] for _ in range(500)]
     quote = lambda cell: f'"{cell}"' if draw.random() < 0.5 and '"' not in cell else cell
     text = "".join(delimiter.join(map(quote, row)) + end for row in rows)
-    found = quoted_cells.unquote(text.encode(), delimiter.encode())
+    found = csv_blocks.unquote(text.encode(), delimiter.encode())
     plain = "".join(delimiter.join(row) + end for row in rows)
     assert found.decode() == plain
     for line, row in zip(text.split(end), rows):
-        found, reason = quoted_cells.unquote_line(line.encode(), delimiter.encode())
+        found, reason = csv_blocks.unquote_line(line.encode(), delimiter.encode())
         assert (found.decode().split(delimiter), reason) == (row, None)
 
 
 def test_text_without_quoted_cells_is_handed_on_as_it_is():
     for text in (b"a,b\n", b'a"b",c"\n'):
-        assert quoted_cells.unquote(text, b",") is text
+        assert csv_blocks.unquote(text, b",") is text
 
 
 @pytest.mark.parametrize(
@@ -49,19 +52,19 @@ def test_text_without_quoted_cells_is_handed_on_as_it_is():
 )
 def test_two_quotes_in_a_quoted_cell_are_one(line, cells):
     assert by_csv(line) == [cells]
-    assert quoted_cells.unquote(f"{line}\n".encode(), b",") is None
-    found, reason = quoted_cells.unquote_line(line.encode(), b",")
+    assert csv_blocks.unquote(f"{line}\n".encode(), b",") is None
+    found, reason = csv_blocks.unquote_line(line.encode(), b",")
     assert (found.decode().split(","), reason) == (cells, None)
 
 
 def write(tmp_path, text):
     path = tmp_path / "a.csv"
     path.write_bytes(text.encode())
-    return LineRange(str(path))
+    return LinePart(str(path), LineRange(str(path)), COMMA)
 
 
 def read(part):
-    return [block for _, block in slices.read_rows(part, COMMA)]
+    return [block for _, block in slices.read_rows(part, LAYOUT)]
 
 
 def keys(cell):
@@ -108,5 +111,5 @@ def test_a_quoted_header_names_the_columns(tmp_path):
     names = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
     path = tmp_path / "a.csv"
     path.write_text("\ufeff" + ",".join(f'"{name}"' for name in reversed(names)) + "\n")
-    layout = slices.read_layout(str(path), True, OPTIONS)
-    assert (layout.header, layout.label, layout.fields[0]) == (True, 39, 38)
+    layout, file = slices.read_layout(str(path), True, OPTIONS)
+    assert (file.header, layout.label, file.places[:2]) == (True, 0, (39, 38))

@@ -14,7 +14,15 @@ from concurrent import futures
 import pytest
 import s3_server
 import tensorflow as tf
-from conftest import SMALL_MODEL, finish, make_records, run_train, started, write_tfrecords
+from conftest import (
+    SMALL_MODEL,
+    finish,
+    make_records,
+    run_tool,
+    run_train,
+    started,
+    write_tfrecords,
+)
 from s3_server import CUT, Folder, Proxy, any_of, first
 
 from deepfm.data import dataset_json, datasets
@@ -705,3 +713,24 @@ def test_a_remote_folder_whose_checkpoints_are_all_damaged_is_refused_and_kept(t
         copies.fetch(list(names))
     copies.close()
     assert set(os.listdir(str(there))) == names
+
+
+@pytest.mark.parametrize(
+    "name, flags",
+    [("libsvm_to_tfrecord", ()), ("rebalance", ("--num_files=2",)), ("inspect_dataset", None)],
+)
+def test_the_tools_read_s3_without_tensorflow(server, tmp_path, name, flags):
+    folder = Folder(server, f"tools-{name}")
+    text = "".join(f"{i % 2} {i % 7 + 1}:1 9:0.5\n" for i in range(300))
+    folder.write("a.libsvm", text.encode())
+    (tmp_path / "a.libsvm").write_text(text)
+    found = []
+    for top in (folder.path, str(tmp_path)):
+        words = [f"--data={top}/a.libsvm", "--json"]
+        if flags is not None:
+            to = tmp_path / f"out{len(found)}"
+            words = [f"--input={top}/a.libsvm", f"--output_dir={to}", *flags]
+        done = run_tool(name, *words, fresh=True, env=s3_server.environment(server), code=0)
+        made = [path.read_bytes() for path in sorted(tmp_path.glob(f"out{len(found)}/*"))]
+        found.append((done.stdout.replace(top, ""), made))
+    assert found[0] == found[1] and found[0] != ("", [])

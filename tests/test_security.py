@@ -25,7 +25,7 @@ KEYWORDS = {"allow_pickle", "shell"}
 
 JUSTIFIED = {
     # Pickles travel through pipes between a program and the workers that it has forked.
-    ("data_tools/common/workers.py", "multiprocessing"),
+    ("data_tools/engines/processes.py", "multiprocessing"),
     # A mode is the file of its name, one of those in the folder.
     ("deepfm/modes/__init__.py", "import_module"),
     # A shell joins files, whose names the benchmark has made, into a FIFO.
@@ -83,7 +83,7 @@ def test_a_dataset_json_with_absurd_sizes_is_refused(tmp_path, field, feature):
     dataset_json.write(str(tmp_path), field, feature, [file])
     with pytest.raises(BadInput, match="_size"):
         data = datasets.find(str(tmp_path), "training_data_dir")
-        memory.check(ModelConfig(data.field_size, data.feature_size))
+        memory.check_sizes(ModelConfig(data.field_size, data.feature_size))
 
 
 def test_a_job_refuses_sizes_in_one_sentence_and_not_for_want_of_memory(tmp_path):
@@ -107,10 +107,10 @@ def test_a_job_refuses_sizes_in_one_sentence_and_not_for_want_of_memory(tmp_path
 def test_a_model_has_to_fit_into_the_machine_and_into_tensorflow(sizes_given, machine, accepted):
     config = ModelConfig(*sizes_given)
     if accepted:
-        memory.check(config, machine)
+        memory.check_sizes(config, machine)
     else:
         with pytest.raises(BadInput):
-            memory.check(config, machine)
+            memory.check_sizes(config, machine)
 
 
 @pytest.mark.parametrize(
@@ -130,10 +130,10 @@ def test_a_model_has_to_fit_into_the_machine_and_into_tensorflow(sizes_given, ma
 def test_the_memory_of_a_job_is_more_than_that_of_its_weights(monkeypatch, config, load, gigabytes):
     config, load = ModelConfig(*config), memory.Load(**load)
     monkeypatch.setattr(memory, "_memory", lambda: 10**15)
-    memory.check(config, True, load)
+    memory.check_sizes(config, True, load)
     monkeypatch.setattr(memory, "_memory", lambda: gigabytes * 10**9)
     with pytest.raises(BadInput, match="only .* GB may be used here"):
-        memory.check(config, True, load)
+        memory.check_sizes(config, True, load)
 
 
 def test_memory_that_a_control_group_allows_is_what_there_is(monkeypatch):
@@ -154,7 +154,7 @@ GOOD = ModelConfig(4, 50)._asdict()
 def test_a_model_json_is_read_as_it_was_written(tmp_path):
     path = tmp_path / "model.json"
     path.write_text(json.dumps(dict(GOOD, of_a_later_version=1)))
-    found = model_json.read(str(path))
+    found = model_json.load(str(path))
     assert found == json.loads(json.dumps(GOOD))
 
 
@@ -189,6 +189,6 @@ def test_a_model_json_with_odd_content_is_refused_by_name(tmp_path, text):
     path = tmp_path / "model.json"
     path.write_bytes(text.encode("latin1"))
     with pytest.raises(BadInput) as error:
-        model_json.read(str(path))
+        model_json.load(str(path))
     assert str(error.value).startswith(f"{path} is not a model.json (")
     assert len(str(error.value)) < 400

@@ -123,11 +123,10 @@ def test_the_installed_versions_are_the_pinned_ones(name):
 
 def test_the_application_imports_only_runtime_pins_and_the_standard_library():
     sources = [*ROOT.glob("deepfm/**/*.py"), *ROOT.glob("data_tools/**/*.py"), ROOT / "train.py"]
-    of_spark = [*ROOT.glob("data_tools/spark/*.py"), ROOT / "data_tools" / "on_spark.py"]
+    of_spark = [*ROOT.glob("data_tools/engines/spark*.py"), ROOT / "data_tools" / "on_spark.py"]
     assert not unpinned_imports(of_spark, pins("requirements-spark.txt"))
     rest = [*set(sources) - set(of_spark)]
-    optional = {"pyarrow": pins("requirements-dev.txt")["pyarrow"]}  # for Parquet alone
-    assert not unpinned_imports(rest, {**pins("requirements.txt"), **optional})
+    assert not unpinned_imports(rest, pins("requirements.txt"))
 
 
 def test_scripts_and_tests_import_only_pins_and_the_standard_library():

@@ -71,8 +71,8 @@ def test_killed_python_processes_end_the_job_with_their_cause_and_leave_nothing(
 def test_the_first_task_that_refuses_its_input_is_named_whichever_ended_first():
     program = (
         "from data_tools.common.skipping import Skipping\n"
-        "from data_tools.spark import jobs\n"
-        "jobs.sift([(2, jobs.REFUSED, 'two'), (1, jobs.REFUSED, 'one')], Skipping(0))"
+        "from data_tools.engines.spark import REFUSED, sift\n"
+        "sift([(2, REFUSED, 'two'), (1, REFUSED, 'one')], Skipping(0))"
     )
     words = [PYTHON, "-c", program]
     done = subprocess.run(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60)
@@ -81,8 +81,8 @@ def test_the_first_task_that_refuses_its_input_is_named_whichever_ended_first():
 
 def test_a_session_keeps_the_settings_that_the_user_gives():
     program = (
-        "from data_tools.spark import jobs\n"
-        "with jobs.session('x', '') as spark:\n"
+        "from data_tools.engines import spark_session\n"
+        "with spark_session.session('x', '') as spark:\n"
         "    context = spark.sparkContext\n"
         "    print(context.master, context.getConf().get('spark.task.maxFailures'))"
     )
@@ -109,7 +109,10 @@ def test_only_an_end_of_file_where_python_was_to_answer_means_that_it_was_killed
         "failed 3 times, most recent failure: Lost task 1.2 in stage 0.0: java.io.EOFException\n"
         f"\tat java.base/java.io.DataInputStream.readInt(DataInputStream.java:386)\n{frames}"
     )
-    program = "import sys; from data_tools.spark import jobs; print(jobs._sentence(*sys.argv[1:]))"
+    program = (
+        "import sys; from data_tools.engines import spark_session\n"
+        "print(spark_session._sentence(*sys.argv[1:]))"
+    )
     done = subprocess.run(
         [PYTHON, "-c", program, "Converting", text], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )

@@ -428,7 +428,7 @@ def test_a_dataset_json_is_weighted_or_not(tmp_path):
     part = {"format_version": 1, "field_size": F, "feature_size": 50, "files": {}}
     (tmp_path / "dataset.json").write_text(json.dumps({**part, "weighted": 1}))
     with pytest.raises(BadInput, match="weighted is 1"):
-        dataset_json.read(str(tmp_path))
+        dataset_json.load(str(tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["tfrecord", "libsvm"])

@@ -1,4 +1,4 @@
-"""What Spark's executors import: neither TensorFlow nor absl."""
+"""The tools need no TensorFlow; what Spark's executors import needs no absl either."""
 
 import ast
 import importlib.util
@@ -13,19 +13,20 @@ NEEDED = [
     "data_tools.click_logs.column_kinds",
     "data_tools.click_logs.feature_map",
     "data_tools.click_logs.field_tables",
-    "data_tools.click_logs.parquet_rows",
-    "data_tools.click_logs.quoted_cells",
     "data_tools.click_logs.row_parser",
+    "data_tools.click_logs.slices",
     "data_tools.click_logs.splitting",
     "data_tools.click_logs.vocabulary",
     "data_tools.common.splitmix64",
     "data_tools.libsvm.pieces",
     "data_tools.tables.writing",
-    "data_tools.spark.events",
-    "data_tools.spark.line_tasks",
-    "data_tools.spark.order",
-    "data_tools.spark.record_tasks",
-    "data_tools.spark.row_tasks",
+    "data_tools.click_logs.encoding",
+    "data_tools.common.record_files",
+    "data_tools.engines.spark_counts",
+    "data_tools.engines.spark_events",
+    "data_tools.engines.spark_order",
+    "data_tools.engines.spark_records",
+    "data_tools.rebalancing.selecting",
     "data_tools.common.tallies",
     "deepfm.errors",
     *(f"deepfm.records.{path.stem}" for path in ROOT.glob("deepfm/records/[!_]*.py")),
@@ -83,25 +84,30 @@ def test_what_executors_need_follows_no_import_to_tensorflow(name):
 
 
 def test_an_import_of_tensorflow_is_found_through_other_modules():
-    found = needed_packages(["data_tools.click_logs.passes"])
+    found = needed_packages(["deepfm.data.bad_records"])
     assert {"tensorflow", "absl", "numpy"} <= set(found)
 
 
-def test_the_rows_of_a_block_are_read_and_encoded_where_tensorflow_cannot_be_imported():
+def test_the_rows_of_a_block_are_read_and_encoded_where_tensorflow_cannot_be_imported(tmp_path):
+    path = str(tmp_path / "a.tsv")
     code = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 sys.modules.update(tensorflow=None, tensorflow_core=None, absl=None)  # importing them fails
 import importlib
-for name in {[name for name in NEEDED if ".spark." not in name]!r}:
+for name in {[name for name in NEEDED if "spark" not in name]!r}:
     importlib.import_module(name)
 from types import SimpleNamespace
-from data_tools.click_logs import feature_map, field_tables, row_parser, splitting, vocabulary
+from data_tools.click_logs import feature_map, field_tables, slices, splitting, vocabulary
+from data_tools.common.line_blocks import LineRange
+from data_tools.tables.csv_blocks import LinePart
 about = dict(delimiter="tab", header="no", integers="buckets", table=())
 options = SimpleNamespace(dataset="criteo", **about)
 text = b"1" + b"\\t3" * 13 + b"\\ta" * 26 + b"\\n2\\n0" + b"\\t" * 39 + b"\\n"
-layout = row_parser.layout_of(text, True, options)
-bad, rows = row_parser.parse_block("hdfs://x/part-0", 70, text, layout, lambda: 5)
+open({path!r}, "wb").write(bytes(69) + b"\\n" + text)
+layout, file = slices.read_layout({path!r}, True, options)
+part = LinePart({path!r}, LineRange({path!r}, 70), file)
+(_, bad), (_, rows) = slices.read_rows(part, layout)
 counts = [vocabulary.count(keys, []) for keys in rows.keys]
 tables = field_tables.from_counts(layout.columns, vocabulary.add_up(layout.columns, [counts]), 1)
 ids, values = field_tables.encode(rows, tables)
@@ -113,6 +119,30 @@ print(bad, rows.starts.tolist(), ids[:, 0].tolist(), values.sum())
     )
     place = 70 + len("1" + 13 * "\t3" + 26 * "\ta" + "\n2\n")
     assert done.stdout == (
-        "hdfs://x/part-0:6: expected 40 columns (see --dataset, --columns, --delimiter), "
+        f"{path}:3: expected 40 columns (see --dataset, --columns, --delimiter), "
         f"found 1: '2' [70, {place}] [3, 1] 78.0\n"
     ), done.stderr
+
+
+def test_the_tools_do_their_work_where_tensorflow_cannot_be_imported(tmp_path):
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+sys.modules.update(tensorflow=None, tensorflow_core=None)
+from data_tools import inspect_dataset, libsvm_to_tfrecord, make_synthetic
+from data_tools import prepare_criteo, rebalance
+make_synthetic.write_data(make_synthetic.Options("text", 300, 0, 0, feature_size=200))
+convert = libsvm_to_tfrecord.Options("text", "records", num_files=2, compress=True)
+libsvm_to_tfrecord.convert(convert)
+rebalance.rebalance(rebalance.Options("records", "shuffled", num_workers=2))
+with open("raw.tsv", "w") as f:
+    f.writelines("1" + "\\t3" * 13 + "\\ta" * 26 + "\\n" for _ in range(50))
+prepare_criteo.prepare(prepare_criteo.Options("prepared", "raw.tsv"))
+found = [inspect_dataset.inspect(name) for name in ("text", "shuffled", "prepared/train")]
+print([summary["rows"] for summary in found])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=str(tmp_path), capture_output=True, text=True, timeout=60
+    )
+    rows = done.stdout.strip("[]\n").split(", ")
+    assert rows[:2] == ["300", "300"] and int(rows[2]) > 20, done.stderr

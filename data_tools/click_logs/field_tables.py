@@ -42,9 +42,13 @@ class FieldTable:
 
     def ids(self, keys: np.ndarray, long: Optional[Tuple[np.ndarray, List[bytes]]]) -> np.ndarray:
         """The ids of cells, from their keys, uint64 [B], and (rows, texts) of the LONG ones."""
-        rare = self.first_id + 1
+        import pyarrow as pa
+
+        rare, cells = self.first_id + 1, pa.array(keys).dictionary_encode()
+        keys = cells.dictionary.to_numpy()  # those that differ
         places = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         ids = np.where(self._keys[places] == keys, self._ids[places], rare)
+        ids = ids[cells.indices.to_numpy()]
         if long is not None:
             rows, texts = long
             ids[rows] = [self.long.get(text, rare) for text in texts]

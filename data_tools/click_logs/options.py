@@ -7,7 +7,7 @@ from typing import Dict, Optional, Sequence, Tuple
 
 from absl import logging
 
-from data_tools.click_logs import column_kinds, feature_map, output_folder, row_parser, slices
+from data_tools.click_logs import column_kinds, feature_map, output_folder, slices
 from data_tools.click_logs.column_kinds import BUCKETS, SCALED, Column, Table
 from data_tools.click_logs.slices import RawInput
 from data_tools.click_logs.splitting import SPLITS, Split, shares_of
@@ -15,6 +15,7 @@ from data_tools.common import publishing
 from data_tools.common.command_line import REQUIRED, flag
 from data_tools.common.shards import Host
 from data_tools.libsvm import output_files
+from data_tools.tables import csv_blocks
 from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.records import data_file, file_bytes
@@ -55,7 +56,7 @@ class Options:
     delimiter: str = flag(
         "Separator of cells; auto: a tab if the first line has one, else a comma.",
         default="auto",
-        enum_values=["auto", *row_parser.DELIMITERS],
+        enum_values=["auto", *csv_blocks.DELIMITERS],
     )
     header: str = flag(
         "Whether the first line of each file is a header; auto: if it names field columns.",
@@ -111,8 +112,6 @@ def check(options, host):
         raise BadInput("--input must be given (or --test_input with --feature_map).")
     if not (options.input or options.feature_map):
         raise BadInput("--input must be given: the vocabulary comes from its training rows.")
-    if places.by_tensorflow(options.output_dir):
-        raise BadInput(f"--output_dir={options.output_dir} is not local; write locally, then copy.")
     for name in ("min_count", "memory_mb") if options.feature_map else ():
         if getattr(options, name):
             raise BadInput(f"--{name} has no effect with --feature_map; leave it out.")

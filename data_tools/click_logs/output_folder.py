@@ -144,7 +144,7 @@ def log_unknown(written, tables, options):
         shares = _unknown(total, tables)
         if trained is None and i:
             there = os.path.dirname(options.feature_map or "") or options.output_dir
-            trained = dataset_json.read(os.path.join(there, SPLITS[0])) or {}
+            trained = dataset_json.load(os.path.join(there, SPLITS[0])) or {}
         trained = {"unknown_shares": shares} if trained is None else trained
         most = sorted(shares.items(), key=lambda item: -item[1])[:10]
         text = ", ".join(f"{name} {share:.1%}" for name, share in most if share)

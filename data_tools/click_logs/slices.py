@@ -7,13 +7,15 @@ from typing import Iterator, List, NamedTuple, Tuple, Union
 
 import numpy as np
 
-from data_tools.click_logs import field_tables, parquet_rows, row_parser, vocabulary
-from data_tools.click_logs.parquet_rows import RowGroups
+from data_tools.click_logs import column_kinds, field_tables, row_parser, vocabulary
+from data_tools.click_logs.column_kinds import DATASETS, LABEL
 from data_tools.click_logs.row_parser import Layout, Rows
 from data_tools.click_logs.splitting import SPLITS, Split, split_of
 from data_tools.common import line_blocks
-from data_tools.common.line_blocks import LineRange
 from data_tools.libsvm.pieces import BlockFacts
+from data_tools.tables import blocks, csv_blocks, parquet_blocks
+from data_tools.tables.csv_blocks import CsvFile, LinePart
+from data_tools.tables.parts import Part, reader
 from deepfm.errors import BadInput
 from deepfm.records.bad_record import BadRecord
 from deepfm.records.storage import places
@@ -26,13 +28,13 @@ class RawSlice(NamedTuple):
     """One task: rows of a raw file to count or to encode.
 
     Attributes:
-        lines: a LineRange, or the RowGroups of a Parquet file.
+        lines: the Part of the file.
         layout: the layout of the file.
         split: how its rows are divided.
         name: the name of the files made from it, without suffix.
     """
 
-    lines: Union[LineRange, RowGroups]
+    lines: Part
     layout: Layout
     split: Split
     name: str
@@ -56,12 +58,12 @@ class RawInput(NamedTuple):
 
 def checked(source: RawInput, data) -> list:
     """The DataFiles of a source's DataSet; raises BadInput if they cannot be raw rows."""
-    parquet = [f.path for f in data.files if parquet_rows.is_parquet(f.path)]
+    parquet = [f.path for f in data.files if parquet_blocks.is_parquet(f.path)]
     if parquet and len(parquet) < len(data.files):
         text = next(f.path for f in data.files if f.path not in parquet)
         raise BadInput(
             f"--{source.flag}={source.spec} mixes Parquet and text ({parquet[0]}, {text}); name "
-            f"one kind, with a glob such as '*{parquet_rows.SUFFIXES[0]}'."
+            f"one kind, with a glob such as '*{parquet_blocks.SUFFIXES[0]}'."
         )
     packed = next((f.path for f in data.files if f.path.endswith(".gz")), None)
     if packed and source.split.by == "order":
@@ -83,7 +85,7 @@ def cut(source: RawInput, files: List, options) -> Iterator[RawSlice]:
     """
     total = sum(f.bytes for f in files)
     size = max(line_blocks.TASK, total // MOST)
-    if files and parquet_rows.is_parquet(files[0].path):
+    if files and parquet_blocks.is_parquet(files[0].path):
         yield from _cut_parquet(source, [f.path for f in files], size, options)
         return
     slices = [
@@ -96,54 +98,103 @@ def cut(source: RawInput, files: List, options) -> Iterator[RawSlice]:
     numbers = range(len(slices))
     for i, lines in zip(numbers, places.each(files[0].path if files else "", of_slice, numbers)):
         path, _, before = slices[i]
-        layout = layout_of(path, source.labels, options)
+        layout, file = layout_of(path, source.labels, options)
         if lines:
             split = source.split._replace(before=before, total=total)
             name = f"part-{i:05d}-of-{len(slices):05d}"
-            yield RawSlice(lines, layout, split, name)
+            yield RawSlice(LinePart(path, lines, file), layout, split, name)
 
 
 def _cut_parquet(source, paths, size, options):
     """As `cut`; for order, rows are counted instead of bytes."""
-    tasks = [task for path in paths for task in parquet_rows.cut(path, size)]
+    tasks = [task for path in paths for task in parquet_blocks.cut(path, size)]
     total, before = sum(task.rows for task in tasks), 0
-    layout_of = functools.lru_cache(maxsize=1)(parquet_rows.read_layout)
+    layout_of = functools.lru_cache(maxsize=1)(_parquet_layout)
     for i, task in enumerate(tasks):
         layout, names = layout_of(task.path, source.labels, options)
         split = source.split._replace(before=before - task.first_row, total=max(total, 1))
         name = f"part-{i:05d}-of-{len(tasks):05d}"
-        yield RawSlice(task._replace(names=names), layout, split, name)
+        yield RawSlice(task._replace(names=names, there=names, texts=True), layout, split, name)
         before += task.rows
 
 
-def read_layout(path: str, labels: bool, options) -> Layout:
-    """The layout of a file; see row_parser.layout_of."""
-    return row_parser.layout_of(line_blocks.first_text(path), labels, options, path)
+def _columns(options):
+    """(all columns, the name of the label's, the Column of each field)."""
+    columns = options.table or DATASETS[options.dataset]
+    (label,) = (column.name for column in columns if column.kind == LABEL)
+    return columns, label, column_kinds.fields(columns, options.integers)
 
 
-def size(rows: Union[LineRange, RowGroups]) -> int:
-    """The bytes of the file that the rows take."""
-    if hasattr(rows, "groups"):
-        return rows.bytes
-    return (rows.end or places.of(rows.path).size(rows.path)) - rows.start
+def read_layout(path: str, labels: bool, options) -> Tuple[Layout, CsvFile]:
+    """The layout of a text file, from its first line that is not blank; does not check that row.
+
+    If it is a header, it gives the places of the fields; otherwise a file has the columns of the
+    data set, in their order.
+
+    Args:
+        path: the file.
+        labels: whether the file must have labels.
+        options: prepare_criteo.Options.
+
+    Raises:
+        BadInput: the line names some of the columns that are needed, but not all.
+    """
+    cells, delimiter = csv_blocks.first_cells(path, options.delimiter)
+    columns, label, fields = _columns(options)
+    names = [cell.lower() for cell in cells]
+    wanted = [field.name.lower() for field in fields] + [label.lower()] * labels
+    there = [name for name in wanted if name in names]
+    named = options.header != "no" and len(there) == len(wanted)
+    if options.header != "no" and not named and not all(map(csv_blocks.is_number, there)):
+        lacking = ", ".join(name for name in wanted if name not in names)
+        raise BadInput(
+            f"{path}: its first line names column {there[0]}, so it is a header, but not {lacking} "
+            "(see --dataset, --columns); name all columns alike, or give --header=no if it is a "
+            "row."
+        )
+    if not named:
+        less_label = not labels and len(cells) == len(columns) - 1
+        names = [c.name.lower() for c in columns if not (less_label and c.kind == LABEL)]
+    place = {name: i for i, name in enumerate(names)}
+    layout = Layout(0 if label.lower() in place else None, labels, fields)
+    read = [label.lower()] * (layout.label is not None) + [field.name.lower() for field in fields]
+    less = " (only --test_input may lack the label)" if labels else ""
+    return layout, CsvFile(
+        delimiter, len(names), tuple(read), tuple(place[name] for name in read),
+        named or options.header == "yes", True, (" (see --dataset, --columns, --delimiter)", less),
+    )  # fmt: skip
 
 
-def read_rows(
-    lines: Union[LineRange, RowGroups], layout: Layout
-) -> Iterator[Tuple[int, Union[Rows, BadRecord]]]:
+def _parquet_layout(path, labels, options):
+    """The Layout of a file's rows and the names of the columns to read, label first.
+
+    Raises BadInput if a column is missing, or its type has no text.
+    """
+    schema = parquet_blocks.open_file(path).schema_arrow
+    _, label, fields = _columns(options)
+    less = not labels and label.lower() not in [name.lower() for name in schema.names]
+    about, names = "(see --dataset, --columns)", []
+    for name in [label] * (not less) + [field.name for field in fields]:
+        more = " (only --test_input may lack the label)" if name == label else ""
+        names.append(schema.names[blocks.find(path, name, schema.names, about + more)])
+        parquet_blocks.check_text(path, schema.field(names[-1]))
+    return Layout(None if less else 0, labels, fields), tuple(names)
+
+
+def size(part: Part) -> int:
+    """The bytes of the file that a part takes."""
+    if hasattr(part, "groups"):
+        return part.bytes
+    return (part.lines.end or places.of(part.path).size(part.path)) - part.lines.start
+
+
+def read_rows(part: Part, layout: Layout) -> Iterator[Tuple[int, Union[Rows, BadRecord]]]:
     """Yields (bytes of the file read, Rows or a BadRecord) for rows of a file, block by block."""
-    if hasattr(lines, "groups"):
-        yield from parquet_rows.read(lines, layout)
-        return
-    first, before = line_blocks.numbering(lines), 0
-    try:
-        for start, text, size in line_blocks.read_blocks(lines):
-            number = lambda before=before: first() + before
-            for block in row_parser.parse_block(lines.path, start, text, layout, number):
-                yield 0 if isinstance(block, BadRecord) else size, block
-            before += text.count(b"\n")
-    except BadInput as error:
-        raise BadInput(f"{str(error).rstrip('.')} after line {before}.") from error
+    accept = lambda block: row_parser.parse(block, layout)
+    explain = lambda block, row: row_parser.explain(block, row, layout)
+    for size, block in reader(part).read(part):
+        for rows in blocks.sifted(block, accept, explain):
+            yield 0 if isinstance(rows, BadRecord) else size, rows
 
 
 def count_rows(task):

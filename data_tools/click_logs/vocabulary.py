@@ -81,8 +81,12 @@ class Room(NamedTuple):
 
 def count(keys: np.ndarray, long: List[bytes]) -> Counts:
     """Counts the cells of a field, given their keys, uint64 [n], and the texts of LONG ones."""
-    keys = keys[(keys != MISSING) & (keys != LONG)]
-    return Counts(*np.unique(keys, return_counts=True), collections.Counter(long))
+    import pyarrow as pa  # it hashes, np.unique sorts
+
+    keys, counts = pa.array(keys[(keys != MISSING) & (keys != LONG)]).value_counts().flatten()
+    keys, counts = keys.to_numpy(), counts.to_numpy()
+    order = np.argsort(keys)
+    return Counts(keys[order], counts[order], collections.Counter(long))
 
 
 def add_up(

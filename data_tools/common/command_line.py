@@ -55,7 +55,6 @@ def run(
     main,
     options,
     hosts=True,
-    tensorflow=True,
     removed: Optional[Dict[str, str]] = None,
 ):
     """Runs `main(options)` as a program, with the options read from the flags.
@@ -64,7 +63,6 @@ def run(
         main: the program.
         options: the dataclass of its flags.
         hosts: whether several hosts can do it, each on its own files; adds the flags of `shards`.
-        tensorflow: whether the program uses TensorFlow.
         removed: for each flag that the program had once, the sentence that refuses it.
     """
     fields = [field for field in dataclasses.fields(options) if field.metadata]
@@ -81,6 +79,4 @@ def run(
                 raise BadInput(f"--{field.name} is required; give --{field.name}=VALUE.")
         main(options(**{field.name: FLAGS[field.name].value for field in fields}))
 
-    program.run(
-        run_main, when_ended="; nothing was written", tensorflow=tensorflow, removed=removed
-    )
+    program.run(run_main, when_ended="; nothing was written", tensorflow=False, removed=removed)

@@ -56,13 +56,14 @@ def check_hosts(folder: str, number: int, suffixes: Tuple[str, ...]):
             )
 
 
-def names_in(folder: str, suffixes: Tuple[str, ...], first: str) -> List[str]:
-    """The sorted names of the data and metadata in --output_dir.
+def check_local(folder: str, first: str):
+    """Refuses (BadInput) an --output_dir that is not local; `first` is what to do instead."""
+    if places.is_remote(folder):
+        raise BadInput(f"--output_dir={folder} is not local; {first}, then copy.")
 
-    Raises BadInput if it is not writable, or not local; `first` is what to do before copying.
-    """
-    if places.by_tensorflow(folder):
-        raise BadInput(f"--output_dir={folder} is not local; {first} to a local folder, then copy.")
+
+def names_in(folder: str, suffixes: Tuple[str, ...]) -> List[str]:
+    """The sorted names of the data and metadata in --output_dir; BadInput if it is not writable."""
     check_output_dir(folder)
     names = places.of(folder).names(folder)
     return [name for name in names if dataset_json.is_metadata(name) or name.endswith(suffixes)]
@@ -208,7 +209,7 @@ def replaced(
     if not names:
         return []
     if not places.of(folder).exists(os.path.join(folder, UNFINISHED)):
-        said = dataset_json.read(folder) or {"files": {}}
+        said = dataset_json.load(folder) or {"files": {}}
         for name in names:
             ours = dataset_json.is_metadata(os.path.basename(name)) or _OURS.fullmatch(name)
             if not (ours or name in said["files"] or name in known):

@@ -7,6 +7,8 @@ from absl import logging
 from data_tools.libsvm import pieces
 from deepfm.data import dataset_json, datasets
 from deepfm.errors import BadInput
+from deepfm.records import data_file
+from deepfm.records.data_file import DataFile
 
 
 def check(options):
@@ -40,11 +42,9 @@ def write(data: str, summary: dict):
             "dataset.json is for rows of equally many; convert them with libsvm_to_tfrecord --pad "
             "or --multi_valued."
         )
-    known = datasets.find(data, "data")
+    known = datasets.find(data, "data", kinds=data_file.KINDS)
     extremes = ([field[x] for field in summary["fields"]] for x in ("min_value", "max_value"))
-    files = [
-        datasets.DataFile(*(f[x] for x in datasets.DataFile._fields[:4])) for f in summary["files"]
-    ]
+    files = [DataFile(*(f[x] for x in DataFile._fields[:4])) for f in summary["files"]]
     dataset_json.write(
         data, summary["field_size"], max(summary["feature_size"], known.feature_size or 0), files,
         known.sampling_rates, multi_valued=summary["multi_valued"],

@@ -12,11 +12,10 @@ from typing import Dict, List, Sequence
 import numpy as np
 from absl import logging
 
-from data_tools.click_logs import parquet_rows
 from data_tools.common import publishing
 from data_tools.libsvm import pieces
 from data_tools.libsvm.pieces import BlockFacts
-from data_tools.tables import csv_blocks
+from data_tools.tables import csv_blocks, parquet_blocks
 from deepfm.data import dataset_json
 from deepfm.errors import BadInput
 from deepfm.records import codec, data_file, frames, made, wire
@@ -29,7 +28,7 @@ SCRATCH = ".libsvm_to_tfrecord-"
 def prepare(inputs: Sequence[DataFile], options):
     """Checks output_dir; returns the names in it that the new data set replaces."""
     folder = options.output_dir
-    old = publishing.names_in(folder, data_file.TFRECORD, "convert")
+    old = publishing.names_in(folder, data_file.TFRECORD)
     same = [] if options.num_files else names([f.path for f in inputs], options)
     return publishing.replaced(folder, old, options.overwrite, same)
 
@@ -50,7 +49,7 @@ def _names_after(paths, options):
     """Names of output files: the inputs' paths below their common folder, with our suffix."""
     top = os.path.dirname(paths[0]) if len(paths) == 1 else os.path.commonpath(paths)
     names = []
-    suffixes = data_file.LIBSVM + csv_blocks.SUFFIXES + parquet_rows.SUFFIXES
+    suffixes = data_file.LIBSVM + csv_blocks.SUFFIXES + parquet_blocks.SUFFIXES
     for path in paths:
         name = os.path.relpath(path, top).replace(os.sep, "-")
         suffix = next((s for s in suffixes if name.endswith(s)), "")

@@ -6,7 +6,8 @@ joined in order. Needs neither TensorFlow nor absl, which Spark's executors lack
 
 import functools
 import posixpath
-from typing import Callable, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+import re
+from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -14,16 +15,22 @@ from data_tools.click_logs.splitting import Split, split_of
 from data_tools.common import line_blocks
 from data_tools.common.line_blocks import LineRange
 from data_tools.libsvm import field_lines
-from deepfm.errors import BadInput
-from deepfm.records import libsvm_text, text_blocks
+from deepfm.errors import BadInput, naming
+from deepfm.records import codec, libsvm_text, text_blocks
+from deepfm.records.bad_record import BadRecord
 from deepfm.records.codec import Batch
+from deepfm.records.schema import Schema
+from deepfm.records.storage import places
+
+_BLANK, _MINUS = b" -"
+_NEGATIVE = re.compile(rb"\s*-")
 
 
 class Piece(NamedTuple):
     """A contiguous part of an output file.
 
     Attributes:
-        path: the temporary file for it alone.
+        path: the name of the temporary file for it alone; when it is written, its path.
         output: the index of the output file.
         rows: how many rows of the range it takes; None: all of them.
         part: (how the rows are divided, the index of its split); None: they are not.
@@ -46,6 +53,7 @@ class BlockFacts(NamedTuple):
         zero: whether a label is 0.
         low, high: float32 [F], the smallest and the largest value of each field.
         unknown: int64 [F], cells of each field that a feature map does not know.
+        bytes: what the records take.
     """
 
     rows: int
@@ -56,6 +64,7 @@ class BlockFacts(NamedTuple):
     low: np.ndarray = np.float32(np.inf)
     high: np.ndarray = np.float32(-np.inf)
     unknown: np.ndarray = np.int64(0)
+    bytes: int = 0
 
 
 NO_ROWS = BlockFacts(0, 0, -1, False, False)
@@ -72,11 +81,12 @@ def together(one: BlockFacts, other: BlockFacts) -> BlockFacts:
         np.minimum(one.low, other.low),
         np.maximum(one.high, other.high),
         one.unknown + other.unknown,
+        one.bytes + other.bytes,
     )
 
 
-def facts_of(batch: Batch, negative: bool, zero: bool) -> BlockFacts:
-    """The BlockFacts of a Batch, its labels as `negative` and `zero` say."""
+def facts_of(batch: Batch, negative: bool, zero: bool, size: int) -> BlockFacts:
+    """The BlockFacts of a Batch of `size` bytes, its labels as `negative` and `zero` say."""
     rows, values = len(batch.labels), batch.values
     if batch.counts is None:
         low, high = values.min(0, initial=np.inf), values.max(0, initial=-np.inf)
@@ -93,7 +103,7 @@ def facts_of(batch: Batch, negative: bool, zero: bool) -> BlockFacts:
             high[fields[first]] = np.maximum.reduceat(values, first)
     ones = int(np.count_nonzero(batch.labels > 0))
     max_id = int(batch.ids.max(initial=0 if rows else -1))
-    return BlockFacts(rows, ones, max_id, negative, zero, low, high)
+    return BlockFacts(rows, ones, max_id, negative, zero, low, high, bytes=size)
 
 
 def ranges(low: np.ndarray, high: np.ndarray) -> List[Optional[List[float]]]:
@@ -122,12 +132,6 @@ def mixed(labelled: Iterable[Tuple[str, bytes]]) -> str:
     raise AssertionError("the parser found labels 0 and -1, the plain reader did not")
 
 
-def append_bytes(path: str, data: bytes):
-    """Appends bytes to a local file."""
-    with open(path, "ab") as f:
-        f.write(data)
-
-
 def must_count(lines, options) -> bool:
     """Whether the rows of all files must be counted, or their fields, before any is written."""
     return bool(options.num_files) or not lines.field_size and (lines.pad or lines.named_fields)
@@ -149,7 +153,6 @@ def plan(
     ranges: Sequence[LineRange],
     counts: Optional[Sequence[Tuple[int, int]]],
     num_files: int,
-    folder: str,
     split: Optional[Split] = None,
 ) -> List[Tuple[LineRange, List[Piece]]]:
     """Says which pieces the lines of each range go to: (a range, its Pieces in order).
@@ -158,7 +161,6 @@ def plan(
         ranges: all ranges, in order.
         counts: (rows, most fields in a row) of each; needed if there are num_files.
         num_files: files of equally many rows; 0: one for each input file, sorted.
-        folder: where the pieces are.
         split: how rows are divided; each of SPLITS then has a file for each input file.
 
     Raises:
@@ -168,7 +170,7 @@ def plan(
     if not num_files:
         paths = sorted({r.path for r in ranges})
         for i, lines in enumerate(ranges):
-            path, output = posixpath.join(folder, f"piece-{i}"), paths.index(lines.path)
+            path, output = f"piece-{i}", paths.index(lines.path)
             made = [
                 Piece(f"{path}-{j}", output + i * len(paths), None, (split, j))
                 for i, j in enumerate(np.flatnonzero(split.shares if split else ()))
@@ -184,7 +186,7 @@ def plan(
     for i, (lines, (rows, _)) in enumerate(zip(ranges, counts)):
         pieces, last = [], row + rows
         while row < last:
-            path = posixpath.join(folder, f"piece-{i}-{len(pieces)}")
+            path = f"piece-{i}-{len(pieces)}"
             pieces.append(Piece(path, output, min(last, ends[output]) - row))
             row += pieces[-1].rows
             output += row == ends[output]
@@ -193,36 +195,85 @@ def plan(
     return tasks
 
 
+def counted(task, count: Callable) -> Iterator:
+    """The events of an engine's task that counts the rows of a range with InputRows.count."""
+    yield from ((read, None, found) for read, found in count(task))
+
+
+def both(one: Tuple[int, int], other: Tuple[int, int]) -> Tuple[int, int]:
+    """(rows, most fields in a row) of two blocks together."""
+    return one[0] + other[0], max(one[1], other[1])
+
+
+def written(task, write: Callable, schema, folder: Callable[[], str]) -> Iterator:
+    """The events of an engine's task that writes the rows of a range to its pieces.
+
+    Args:
+        task: one of `plan`.
+        write: InputRows.write.
+        schema: Schema of the rows.
+        folder: of the engine.
+
+    Yields:
+        BadRecords, and (bytes read, (index of the output file, path), BlockFacts) for each block.
+    """
+    rows, planned = task
+    top = folder()
+    planned = [Piece(posixpath.join(top, name), *rest) for name, *rest in planned]
+    at_once = len(planned) if planned[0].part else 1
+    # On Spark, named tuples keep their fields, not their methods.
+    with naming(top), places.appending(at_once) as put:
+        for event in write((rows, planned), Schema(*schema), put):
+            if isinstance(event, BadRecord):
+                yield event
+            else:
+                read, (piece, facts) = event
+                yield read, (piece.output, piece.path), facts
+
+
 def write(
-    task: Tuple[LineRange, List[Piece]],
-    append: Callable[[str, bytes], Optional[BlockFacts]],
-    accepts: Callable[[bytes], bool],
-    schema,
+    task: Tuple[LineRange, List[Piece]], schema: Schema, put: Callable[[str, bytes], Any]
 ) -> Iterator:
     """Writes the lines of a range to its pieces, in order.
 
     Args:
         task: one of `plan`.
-        append: appends the records of a text to a file; if a line is bad, returns None instead.
-        accepts: whether all lines of a text are good.
         schema: Schema of the lines.
+        put: appends bytes to a path.
 
     Yields:
         For each block, a BadRecord per bad line, which is not written, and then (bytes
         of the input file read, (the Piece, BlockFacts)).
     """
+    accepts = lambda text: codec.decode_lines(text, schema) is not None
     explain, content = (
         functools.partial(f, schema=schema) for f in (libsvm_text.explain_line, _without_comment)
     )
     lines, pieces = task
     path, first = lines.path, line_blocks.numbering(lines)
     for piece, text, lines_before, read in _cut(lines, pieces):
-        facts = append(piece.path, text)
-        if facts is None:
+        batch = codec.decode_lines(text, schema)
+        if batch is None:
             number = first() + lines_before
             good = yield from line_blocks.sift(path, text, number, accepts, explain, content)
-            facts = append(piece.path, b"\n".join(good.values()))
-        yield read, (piece, facts)
+            text = b"\n".join(good.values())
+            batch = codec.decode_lines(text, schema)
+        data = codec.encode(*batch)[0]
+        with naming(piece.path):
+            put(piece.path, data)
+        negative = _negative(text)
+        zero = bool((~negative & (batch.labels == 0)).any())
+        yield read, (piece, facts_of(batch, bool(negative.any()), zero, len(data)))
+
+
+def _negative(text):
+    """Whether the label of each record of a text has a minus sign. bool [B]."""
+    starts = text_blocks.record_starts(text)
+    first = np.frombuffer(text, np.uint8)[starts]
+    negative = first == _MINUS
+    for i in np.flatnonzero(first <= _BLANK).tolist():
+        negative[i] = bool(_NEGATIVE.match(text, starts[i]))
+    return negative
 
 
 def _without_comment(line, schema):

@@ -1,6 +1,6 @@
 """Where the converter's rows come from: lines of LibSVM and LibFFM text, or tables.
 
-Both engines, one machine and Spark, read InputRows in the same way. Its functions can be pickled.
+Its functions can be pickled.
 """
 
 import functools
@@ -11,7 +11,7 @@ from data_tools.common import line_blocks
 from data_tools.common.line_blocks import LineRange
 from data_tools.libsvm import line_schema, pieces
 from data_tools.tables import inputs, layouts, writing
-from data_tools.tables.writing import Part
+from data_tools.tables.parts import Part
 from deepfm.errors import BadInput
 from deepfm.records.schema import Schema
 
@@ -25,8 +25,8 @@ class InputRows(NamedTuple):
         count: a range -> for each block, (bytes read, (rows, most fields in a row)).
         complete: [(rows, most fields in a row)] of the ranges, or None where pieces.must_count says
             that nothing needs them -> the Schema with field_size.
-        write: ((a range, its Pieces), schema) -> what pieces.write yields; on Spark it also
-            takes a function (path, bytes) that appends to a file.
+        write: ((a range, its Pieces), schema, a function (path, bytes) that appends to a file) ->
+            what pieces.write yields.
         mixed_labels: schema -> the error message for both labels 0 and -1.
         fields: {what decides which field an id is of: its value}, for made.ids.
     """
@@ -40,13 +40,12 @@ class InputRows(NamedTuple):
     fields: Dict[str, Any]
 
 
-def of(data, options, write_lines: Callable) -> InputRows:
+def of(data, options) -> InputRows:
     """The InputRows of the files that --input names.
 
     Args:
         data: their DataSet.
         options: Options.
-        write_lines: `write` for lines: line_writer.write, or a faster one.
 
     Raises:
         BadInput: a flag is wrong, or a table's columns are.
@@ -60,7 +59,7 @@ def of(data, options, write_lines: Callable) -> InputRows:
         [part for file in files for part in line_blocks.cut(file.path, file.bytes)],
         functools.partial(pieces.count, named_fields=lines.named_fields, weighted=lines.weighted),
         lambda counts: line_schema.with_field_size(lines, counts, files, options),
-        write_lines,
+        pieces.write,
         lambda schema: line_schema.mixed_labels(files, schema),
         {"fields": fields or ("named" if lines.named_fields else "by place")},
     )

@@ -60,7 +60,7 @@ def inside(data, options):
 def prepare(data, options):
     """Checks output_dir; returns the names in it that the new data set replaces."""
     folder = options.output_dir
-    present = publishing.names_in(folder, SUFFIXES[data.data_format], "write")
+    present = publishing.names_in(folder, SUFFIXES[data.data_format])
     publishing.check_hosts(folder, 1, ())
     known = {os.path.basename(path) for path in inside(data, options)}
     lost = [

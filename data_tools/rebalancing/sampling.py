@@ -35,10 +35,10 @@ def rates(options, count):
 
 
 def parts(data):
-    """[(LineRange, whether dataset.json describes its file)]: TFRecord files, parts of text."""
+    """LineRanges: TFRecord files, parts of text."""
     whole = data.data_format == "tfrecord"
     cut = lambda f: [LineRange(f.path)] if whole else line_blocks.cut(f.path, f.bytes)
-    return [(lines, file.rows is not None) for file in data.files for lines in cut(file)]
+    return [lines for file in data.files for lines in cut(file)]
 
 
 def labels_of(data):

@@ -1,24 +1,25 @@
-"""Rows of CSV files with encoded ids. The place of a row is its line, from 1.
+"""Rows of CSV files. The place of a row is its line, from 1, and the byte where that begins.
 
-A tab or comma separates cells. The first line names the columns, in any order, unless --columns
-gives their order. Cells may be quoted, but hold no newline and no delimiter.
+A cell that begins with a quote ends at the next one; two quotes in a row stand for one (RFC 4180,
+section 2). In other cells a quote is an ordinary character. Every row is one line: a cell that
+holds a newline or the delimiter is refused.
 """
 
-from typing import Callable, Iterator, List, NamedTuple, Tuple
+import contextlib
+import re
+from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from data_tools.click_logs import quoted_cells, row_parser
 from data_tools.common import line_blocks
 from data_tools.common.line_blocks import LineRange
-from data_tools.tables import layouts
-from data_tools.tables.cell_text import BadText, Text
-from data_tools.tables.layouts import LISTS, Layout
-from data_tools.tables.row_checks import BadRows
+from data_tools.tables.blocks import BadRows, fault, integers, need_arrow, numbers, quoted
 from deepfm.errors import BadInput
 
 SUFFIXES = tuple(x + y for x in (".csv", ".tsv") for y in ("", ".gz"))
-_NEWLINE, _RETURN, _MINUS = b"\n\r-"
+DELIMITERS = {"tab": b"\t", "comma": b","}
+_NEWLINE, _RETURN = b"\n\r"
+_CELL = re.compile(rb'"([^"]*(?:""[^"]*)*)"')
 
 
 class CsvFile(NamedTuple):
@@ -27,9 +28,12 @@ class CsvFile(NamedTuple):
     Attributes:
         delimiter: the byte between two cells.
         width: cells of a row.
-        names: the columns that are read, under the names of the Layout.
+        names: the columns that are read.
         places: where the cell of each is in a row.
         header: whether the first line is a header.
+        texts: whether the cells must be UTF-8 without NUL.
+        hints: what a sentence about the number of cells adds to the right one; and behind it, where
+            one is missing.
     """
 
     delimiter: bytes
@@ -37,6 +41,8 @@ class CsvFile(NamedTuple):
     names: Tuple[str, ...]
     places: Tuple[int, ...]
     header: bool
+    texts: bool = False
+    hints: Tuple[str, str] = ("", "")
 
 
 class LinePart(NamedTuple):
@@ -47,156 +53,161 @@ class LinePart(NamedTuple):
     file: CsvFile
 
 
-def named(path: str) -> Layout:
-    """The Layout that a file's first line says."""
-    layout = layouts.named(row_parser.first_cells(line_blocks.first_text(path))[0])
-    if layout.ids:
-        raise BadInput(
-            f"{path}: has a column {layout.ids}, for a list, but a cell of a CSV is one number; "
-            "give each field a column, or write Parquet."
-        )
-    return layout
+def first_cells(path: str, delimiter: str = "auto") -> Tuple[List[str], bytes]:
+    """(the cells of a file's first line that is not blank, the byte between two)."""
+    need_arrow(path)
+    text = line_blocks.first_text(path).lstrip(b"\r\n").partition(b"\n")[0]
+    by_look = "tab" if b"\t" in text else "comma"
+    found = DELIMITERS[by_look if delimiter == "auto" else delimiter]
+    line, _ = unquote_line(_without_return(text), found)
+    return [cell.decode("utf-8", "replace").strip() for cell in line.split(found)], found
 
 
-def cut(path: str, size: int, layout: Layout) -> List[LinePart]:
-    """The tasks of a file of `size` bytes; raises BadInput if a column is missing."""
-    wanted = layouts.columns(layout)
-    lists = [name for name, kind in wanted if kind in LISTS]
-    if lists:
-        raise BadInput(
-            f"{path}: column {lists[0]} would hold lists, but a cell of a CSV is one number; give "
-            "each field a column, or write Parquet."
-        )
-    file = _file(path, layout, tuple(name for name, _ in wanted))
-    return [LinePart(path, lines, file) for lines in line_blocks.cut(path, size)]
+def is_number(text: str) -> bool:
+    """Whether a text is a number, which NaN is not."""
+    with contextlib.suppress(ValueError):
+        return float(text) == float(text)
+    return False
 
 
-def _file(path, layout, names):
-    cells, delimiter = row_parser.first_cells(line_blocks.first_text(path))
-    known, there = {name.lower() for name in names}, {cell.lower() for cell in cells}
-    if layout.order and not any(name in there and not row_parser.is_number(name) for name in known):
-        order = [name.lower() for name in layout.order]
-        places = tuple(order.index(name.lower()) for name in names)
-        return CsvFile(delimiter, len(order), names, places, False)
-    hint = (
-        ""
-        if layout.order
-        else "; prepare_criteo reads raw cells; LibSVM text needs --input_format=libsvm"
-    )
-    places = tuple(layouts.find(path, layout, cells, hint))
-    return CsvFile(delimiter, len(cells), names, places, True)
-
-
-class CsvBlock:
-    """Some lines; see row_checks.
+class LineBlock:
+    """Some lines; see blocks.
 
     Args:
         path: the file.
-        text: the lines, each with its newline.
-        lines: int64 [B], where in the block they were read in each row's line is, from 0.
-        number: returns the number of that block's first line.
+        lines: without their newlines.
+        starts: int64 [B], the byte of the file where each begins.
+        numbers: int64 [B], how many lines of the part come before each.
+        first: returns the number of the part's first line; called for a bad line.
         file: the CsvFile.
-        plain: whether the cells have no quotes around them any more.
     """
 
-    def __init__(self, path, text, lines, number, file, plain=False):
-        self.path, self._text, self._lines = path, text, lines
-        self._number, self._file, self._plain = number, file, plain
-        self._parsed = self._split = None
+    def __init__(self, path, lines, starts, numbers, first, file):
+        self.path, self._lines, self.starts = path, lines, starts
+        self._numbers, self._first, self._file = numbers, first, file
+        self._texts = None
 
     def __len__(self):
         return len(self._lines)
 
-    def part(self, first: int, last: int):
-        ends = np.flatnonzero(np.frombuffer(self._text, np.uint8) == _NEWLINE) + 1
-        starts = np.append(0, ends)
-        text = self._text[starts[first] : starts[last]]
-        return CsvBlock(self.path, text, self._lines[first:last], self._number, self._file)
-
-    def take(self, index: List[int]):
-        lines = self._text.split(b"\n")
-        unquoted = [self._unquoted(lines[i]) for i in index]
-        text = b"".join(line + b"\n" for line, _ in unquoted)
-        block = CsvBlock(self.path, text, self._lines[index], self._number, self._file, True)
-        if any(reason for _, reason in unquoted):
-            block._text = None
-        return block
-
-    def _unquoted(self, line):
-        if line.endswith(b"\r"):
-            line = line[:-1]
-        return (
-            (line, None) if self._plain else quoted_cells.unquote_line(line, self._file.delimiter)
+    def take(self, index: Sequence[int]):
+        lines, at = [self._lines[i] for i in index], np.array(index, np.int64)
+        return LineBlock(
+            self.path, lines, self.starts[at], self._numbers[at], self._first, self._file
         )
 
-    def _cells_of(self, name):
-        """(Text, where the cells of a column begin, where they end)."""
-        if self._parsed is None:
-            self._parsed = self._parse()
-        text, starts, ends = self._parsed
-        place = self._file.places[self._file.names.index(name)]
-        return text, starts[:, place], ends[:, place]
+    def texts(self):
+        self._texts = self._texts or self._read()
+        return self._texts
 
-    def _parse(self):
-        text = self._text
-        if text is not None and not self._plain:
-            text = quoted_cells.unquote(text, self._file.delimiter)
-        if text is None:
+    def _read(self):
+        file, text = self._file, b"\n".join([*self._lines, b""])
+        text = unquote(text, file.delimiter) or self._unquoted()
+        if file.texts and fault(text):
             raise BadRows
-        try:
-            places = row_parser.cell_places(text, self._file.delimiter, self._file.width)
-        except row_parser.BadBlock:
-            raise BadRows from None
-        return (Text(text), *places)
+        characters = np.frombuffer(text, np.uint8)
+        newlines = characters == _NEWLINE
+        cuts = np.flatnonzero(newlines | (characters == file.delimiter[0]))
+        if len(cuts) != len(self) * file.width:
+            raise BadRows
+        ends = cuts.reshape(-1, file.width)
+        if not newlines[ends[:, -1]].all():
+            raise BadRows
+        starts = np.append(0, cuts + 1)[:-1].reshape(ends.shape)
+        ends[:, -1] -= characters[ends[:, -1] - 1] == _RETURN
+        places = list(file.places)
+        return (text, *(np.ascontiguousarray(x.T[places]) for x in (starts, ends)))
+
+    def _unquoted(self):
+        lines = [unquote_line(_without_return(x), self._file.delimiter) for x in self._lines]
+        if any(reason for _, reason in lines):
+            raise BadRows
+        return b"\n".join([*(line for line, _ in lines), b""])
+
+    def _column(self, name):
+        text, starts, ends = self.texts()
+        place = self._file.names.index(name)
+        return text, starts[place], ends[place]
 
     def integers(self, name: str) -> np.ndarray:
-        text, starts, ends = self._cells_of(name)
-        minus = text.padded[starts] == _MINUS
-        try:
-            found = text.integers(starts + minus, ends)
-        except BadText:
-            raise BadRows from None
-        return np.where(minus, -found, found)
+        return integers(*self._column(name))
 
     def numbers(self, name: str) -> np.ndarray:
-        return self._cells_of(name)[0].numbers(*self._cells_of(name)[1:])
+        return numbers(*self._column(name))
 
-    def cells(self, row: int):
-        self._split = self._split or self._text.split(b"\n")
-        raw = self._split[row]
-        line, reason = self._unquoted(raw)
-        shown = row_parser.quoted(raw.rstrip(b"\r"))
+    def row(self, i: int):
+        file, line = self._file, _without_return(self._lines[i])
+        plain, reason = unquote_line(line, file.delimiter)
+        shown = quoted(plain if file.texts else line)
+        cells = plain.split(file.delimiter)
+        if not reason and file.texts:
+            reason = fault(plain)
+        if not reason and len(cells) != file.width:
+            about, less = file.hints
+            less = less if len(cells) == file.width - 1 else ""
+            reason = f"expected {file.width} columns{about}, found {len(cells)}{less}"
         if reason:
-            return f"{reason}: {shown}"
-        cells = line.split(self._file.delimiter)
-        if len(cells) != self._file.width:
-            return f"expected {self._file.width} columns, found {len(cells)}: {shown}"
-        return dict(zip(self._file.names, (cells[place] for place in self._file.places)))
+            return None, f"{reason}: {shown}"
+        return [cells[place] for place in file.places], shown
 
-    def place(self, row: int) -> str:
-        return f":{self._number() + self._lines[row]}"
+    def place(self, i: int) -> str:
+        return f":{self._first() + self._numbers[i]}"
 
 
-def read(part: LinePart) -> Iterator[Tuple[int, CsvBlock]]:
-    """Yields (bytes of the file read, a block) for the lines of a task."""
-    first, before = line_blocks.numbering(part.lines), 0
-    for start, text, read in line_blocks.read_blocks(part.lines):
-        number: Callable[[], int] = lambda before=before: first() + before
-        before += text.count(b"\n")
-        skip = 1 if start == 0 and part.file.header else 0
-        yield read, _without_blank(part, text, skip, number)
+def _without_return(line):
+    return line[:-1] if line.endswith(b"\r") else line
 
 
-def _without_blank(part, text, skip, number):
-    """The CsvBlock of a text without the lines that are blank, and then the first `skip`."""
-    lines = np.arange(text.count(b"\n"))
-    if skip or b"\n\n" in text or b"\n\r\n" in text or text.startswith((b"\n", b"\r\n")):
-        whole = text.split(b"\n")[:-1]
-        kept = [i for i, line in enumerate(whole) if line not in (b"", b"\r")][skip:]
-        lines, text = np.array(kept, np.int64), b"".join(whole[i] + b"\n" for i in kept)
-    return CsvBlock(part.path, text, lines, number, part.file)
+def unquote(text: bytes, delimiter: bytes) -> Optional[bytes]:
+    """Whole lines without the quotes around cells; None if `unquote_line` is needed for one."""
+    if b'"' not in text:
+        return text
+    begin = b'"(?<![^\n%s]")' % delimiter
+    text = re.sub(b'%s([^"\n%s]*)"(?=%s|\r?\n)' % (begin, delimiter, delimiter), rb"\1", text)
+    return None if re.search(begin, text) else text
+
+
+def unquote_line(line: bytes, delimiter: bytes) -> Tuple[bytes, Optional[str]]:
+    """(the line without the quotes around its cells, what is wrong with these or None)."""
+    if b'"' not in line:
+        return line, None
+    cells, at = [], 0
+    while at <= len(line):
+        if line[at : at + 1] != b'"':
+            end = line.find(delimiter, at)
+            end = len(line) if end < 0 else end
+            cells.append(line[at:end])
+        else:
+            quoted_cell = _CELL.match(line, at)
+            if not quoted_cell:
+                return line, "a quoted cell does not end in its line (it must not hold a newline)"
+            cells.append(quoted_cell[1].replace(b'""', b'"'))
+            end = quoted_cell.end()
+            if delimiter in cells[-1]:
+                return line, "a quoted cell holds the delimiter, which is not supported"
+            if line[end : end + 1] not in (b"", delimiter):
+                return line, "a quoted cell goes on after its closing quote"
+        at = end + 1
+    return delimiter.join(cells), None
+
+
+def read(part: LinePart) -> Iterator[Tuple[int, LineBlock]]:
+    """Yields (bytes of the file read, a block) for the lines of a part that are not blank."""
+    first, before, file = line_blocks.numbering(part.lines), 0, part.file
+    try:
+        for start, text, size in line_blocks.read_blocks(part.lines):
+            lines = text.split(b"\n")[:-1]
+            starts = start + np.cumsum([0, *(len(line) + 1 for line in lines[:-1])])
+            rows = [i for i, line in enumerate(lines) if line not in (b"", b"\r")]
+            rows = rows[1:] if start == 0 and file.header else rows
+            numbers = before + np.arange(len(lines))
+            block = LineBlock(part.path, lines, starts, numbers, first, file)
+            yield size, block if len(rows) == len(lines) else block.take(rows)
+            before += len(lines)
+    except BadInput as error:
+        raise BadInput(f"{str(error).rstrip('.')} after line {before}.") from error
 
 
 def count_rows(part: LinePart) -> Iterator[Tuple[int, int]]:
-    """Yields (bytes of the file read, rows) for each block of a task."""
-    return ((read, len(block)) for read, block in read(part))
+    """Yields (bytes of the file read, rows) for each block of a part."""
+    return ((size, len(block)) for size, block in read(part))

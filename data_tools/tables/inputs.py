@@ -7,15 +7,17 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from absl import logging
 
-from data_tools.click_logs import parquet_rows
+from data_tools.common import line_blocks
 from data_tools.libsvm import line_schema
-from data_tools.tables import csv_blocks, layouts, parquet_blocks, writing
+from data_tools.tables import blocks, csv_blocks, layouts, parquet_blocks, writing
+from data_tools.tables.csv_blocks import CsvFile, LinePart
 from data_tools.tables.layouts import Layout
-from data_tools.tables.writing import Part
+from data_tools.tables.parts import Part
 from deepfm.errors import BadInput, listed
 from deepfm.records.schema import Schema
 
 TEXT, CSV, PARQUET = "LibSVM text", "CSV", "Parquet"
+ROWS = 1 << 18  # rows of a task: to reach them, those before in their row group are decoded, too
 
 
 class Table(NamedTuple):
@@ -48,7 +50,7 @@ def is_table(paths: Sequence[str], options) -> bool:
 
 
 def _kind(path, options):
-    if parquet_rows.is_parquet(path):
+    if parquet_blocks.is_parquet(path):
         return PARQUET
     by_name = options.input_format == "auto" and path.endswith(csv_blocks.SUFFIXES)
     return CSV if by_name or options.columns or options.input_format == "csv" else TEXT
@@ -64,16 +66,17 @@ def read(data, options) -> Table:
         BadInput: a column is missing or cannot be what it should, or flags contradict the table.
     """
     paths = [file.path for file in data.files]
-    blocks = parquet_blocks if parquet_rows.is_parquet(paths[0]) else csv_blocks
+    is_parquet = parquet_blocks.is_parquet(paths[0])
+    named, cut = (_named_parquet, _cut_parquet) if is_parquet else (_named_csv, _cut_csv)
     if options.columns:
         layout = layouts.load(options.columns)
     else:
-        layout = blocks.named(paths[0])
+        layout = named(paths[0])
         for path in paths[1:]:
-            layouts.check_same(paths[0], path, layout, blocks.named(path))
+            layouts.check_same(paths[0], path, layout, named(path))
         if not (layout.fields or layout.ids):
             raise BadInput(f"{paths[0]}: has no column of ids beside {layout.label}.")
-    parts = [part for file in data.files for part in blocks.cut(file.path, file.bytes, layout)]
+    parts = [part for file in data.files for part in cut(file.path, file.bytes, layout)]
     if not parts:
         raise BadInput(f"--input={options.input}: the files hold no rows.")
     _check_flags(layout, options)
@@ -89,6 +92,64 @@ def read(data, options) -> Table:
         weighted=bool(layout.weight),
     )
     return Table(layout, schema, parts)
+
+
+def _named_parquet(path):
+    return layouts.named(parquet_blocks.open_file(path).schema_arrow.names)
+
+
+def _named_csv(path):
+    layout = layouts.named(csv_blocks.first_cells(path)[0])
+    if layout.ids:
+        raise BadInput(
+            f"{path}: has a column {layout.ids}, for a list, but a cell of a CSV is one number; "
+            "give each field a column, or write Parquet."
+        )
+    return layout
+
+
+def _cut_parquet(path, size, layout):
+    """The tasks of a file of `size` bytes; raises BadInput if a column is missing or unfit."""
+    schema, wanted = parquet_blocks.open_file(path).schema_arrow, layouts.columns(layout)
+    about = "(--columns says what each is)"
+    places = [blocks.find(path, name, schema.names, about) for name, _ in wanted]
+    for (_, kind), place in zip(wanted, places):
+        layouts.check_type(path, schema.field(place), kind)
+    names, there = tuple(name for name, _ in wanted), tuple(schema.names[i] for i in places)
+    tasks = []
+    for part in parquet_blocks.cut(path, line_blocks.TASK):
+        number = max(-(-part.rows // ROWS), 1)
+        ends = [part.rows * i // number for i in range(number + 1)]
+        part = part._replace(names=names, there=there)
+        tasks += [part._replace(begin=a, end=b) for a, b in zip(ends, ends[1:]) if a < b]
+    return tasks
+
+
+def _cut_csv(path, size, layout):
+    """The tasks of a file of `size` bytes; raises BadInput if a column is missing."""
+    wanted = layouts.columns(layout)
+    lists = [name for name, kind in wanted if kind in layouts.LISTS]
+    if lists:
+        raise BadInput(
+            f"{path}: column {lists[0]} would hold lists, but a cell of a CSV is one number; give "
+            "each field a column, or write Parquet."
+        )
+    file = _csv_file(path, layout, tuple(name for name, _ in wanted))
+    return [LinePart(path, lines, file) for lines in line_blocks.cut(path, size)]
+
+
+def _csv_file(path, layout, names):
+    cells, delimiter = csv_blocks.first_cells(path)
+    known, there = {name.lower() for name in names}, {cell.lower() for cell in cells}
+    if layout.order and not any(name in there and not csv_blocks.is_number(name) for name in known):
+        order = [name.lower() for name in layout.order]
+        places = tuple(order.index(name.lower()) for name in names)
+        return CsvFile(delimiter, len(order), names, places, False)
+    about = "(--columns says what each is)"
+    if not layout.order:
+        about += "; prepare_criteo reads raw cells; LibSVM text needs --input_format=libsvm"
+    places = tuple(blocks.find(path, name, cells, about) for name in names)
+    return CsvFile(delimiter, len(cells), names, places, True)
 
 
 def _check_flags(layout, options):

@@ -16,7 +16,7 @@ import re
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from data_tools.click_logs import column_kinds
-from deepfm.errors import BadInput, listed
+from deepfm.errors import BadInput
 from deepfm.records.schema import MAX_NUMBER
 from deepfm.records.storage import places
 
@@ -35,6 +35,12 @@ KINDS = {
     column_kinds.IGNORED: "anything",
 }
 LISTS = (IDS, VALUES, COUNTS)
+_ADVICE = {
+    IDS: "a list of integers, as list<int64>",
+    COUNTS: "a list of integers, as list<int64>",
+    VALUES: "a list of numbers, as list<float>",
+    ID: "an integer, as int64",
+}
 # What pandas calls its index in CSV and in Parquet, and what it calls one that it has read.
 _INDEX = re.compile(r"|__index_level_\d+__|Unnamed: \d+")
 
@@ -177,30 +183,24 @@ def _check_keys(entry):
         raise ValueError(f"column {name} has {number!r}, which is no id; try 1")
 
 
-def find(path: str, layout: Layout, names: Sequence[str], hint: str = "") -> List[int]:
-    """The places, from 0, of the columns that are read among those of a file.
+def check_type(path: str, column, kind: str):
+    """Refuses (BadInput) a column of a Parquet file, a pyarrow Field, unfit for a kind."""
+    import pyarrow.types as types
 
-    Args:
-        path: the file.
-        layout: its Layout.
-        names: the names of its columns.
-        hint: what else may be wrong if one is missing.
-
-    Raises:
-        BadInput: a column is missing, or there are several of its name.
-    """
-    places = []
-    for name, _ in columns(layout):
-        alike = [i for i, x in enumerate(names) if x == name]
-        alike = alike or [i for i, x in enumerate(names) if x.lower() == name.lower()]
-        if len(alike) != 1:
-            what = "several columns" if alike else "no column"
-            raise BadInput(
-                f"{path}: has {what} {name} (--columns says what each is){hint}; its columns are "
-                f"{listed(names, 20)}."
-            )
-        places.append(alike[0])
-    return places
+    found, advice = column.type, _ADVICE.get(kind, "a number, as int64 or double")
+    inner = found
+    if kind in LISTS:
+        is_list = types.is_list(found) or types.is_large_list(found)
+        inner = found.value_type if is_list or types.is_fixed_size_list(found) else None
+    fits = inner is not None and types.is_integer(inner)
+    if kind not in (ID, IDS, COUNTS):
+        fits = fits or inner is not None and types.is_floating(inner)
+        fits = fits or kind not in LISTS and types.is_boolean(inner)
+    if not fits:
+        raise BadInput(
+            f"{path}: column {column.name} is of type {found}, but must be {advice}; cast it, or "
+            "say by --columns what each column is."
+        )
 
 
 def check_same(first: str, path: str, one: Layout, other: Layout):

@@ -1,60 +1,29 @@
 """From the cells of rows to the numbers of records, a block at a time; what is wrong with a row.
 
-A block has the cells of rows, and the methods
-
-    len(block), block.part(first, last), block.take(index of rows)
-    block.integers(column), block.numbers(column), block.lists(column)  which raise BadRows
-    block.cells(row)   {column: cell}, or a sentence if the row has no cells
-    block.place(row)   where it is, as in a BadRecord
-
-A cell is bytes of text, a number, a list of numbers, or None for a null.
-
 B: rows of a block. F: fields. M: the most ids of a row. n: ids of all rows.
 """
 
 import re
-from typing import Iterator, Optional, Union
+from typing import Any, Dict, Iterator, Optional, Union
 
 import numpy as np
 
-from data_tools.tables.layouts import Layout
-from deepfm.records.bad_record import BadRecord, find_refused, marked
+from data_tools.tables import blocks
+from data_tools.tables.blocks import BadRows, normal
+from data_tools.tables.layouts import Layout, columns
+from deepfm.records.bad_record import BadRecord
 from deepfm.records.codec import Batch
 from deepfm.records.libsvm_text import number_of
 from deepfm.records.schema import NO_WEIGHT, Schema, explain_id, explain_width, is_weight
 
-UNEXPLAINED = "cannot be read as a record"  # though `explain` finds no fault
-_TINY = np.finfo(np.float32).tiny
 _INTEGER = re.compile(rb"-?[0-9]+")
 _DIGITS = 20  # of an id, more than any has
 
 
-class BadRows(Exception):
-    """A block holds a row that is bad."""
-
-
 def records(block, layout: Layout, schema: Schema) -> Iterator[Union[BadRecord, Batch]]:
     """Yields a BadRecord for each bad row of a block, then the Batch of the others, if any."""
-    batch = _accepted(block, layout, schema)
-    if batch is None:
-        rows = range(len(block))
-        accepts = lambda some: _accepted(block.take(some), layout, schema) is not None
-        reason_of = lambda row: explain(block.cells(row), layout, schema)
-        bad = dict(find_refused(accepts, list(rows), reason_of, UNEXPLAINED))
-        told = (BadRecord(block.path, block.place(row), reason) for row, reason in bad.items())
-        yield from marked(told, len(block))
-        good = [row for row in rows if row not in bad]
-        batch = _accepted(block.take(good), layout, schema) if good else None
-    if batch is not None:
-        yield batch
-
-
-def _accepted(block, layout, schema):
-    """The Batch of a block; None if a row is bad."""
-    try:
-        return _batch(block, layout, schema)
-    except BadRows:
-        return None
+    accept = lambda some: _batch(some, layout, schema)
+    return blocks.sifted(block, accept, lambda some, row: explain(some, row, layout, schema))
 
 
 def _batch(block, layout, schema):
@@ -62,7 +31,7 @@ def _batch(block, layout, schema):
     _check(np.isin(labels, (-1, 0, 1)))
     weights = None
     if layout.weight:
-        weights = _normal(block.numbers(layout.weight))
+        weights = normal(block.numbers(layout.weight))
         _check(np.isfinite(weights))
         _check(weights >= 0)
     make = _of_lists if layout.ids else _of_fields
@@ -72,12 +41,6 @@ def _batch(block, layout, schema):
 def _check(good):
     if not good.all():
         raise BadRows
-
-
-def _normal(numbers):
-    """float32 without denormal numbers, which TensorFlow reads as 0."""
-    with np.errstate(invalid="ignore"):  # NaN
-        return np.where((np.abs(numbers) < _TINY) & (numbers != 0), np.float32(0), numbers)
 
 
 def _ids(found, offset, schema):
@@ -90,7 +53,7 @@ def _ids(found, offset, schema):
 
 
 def _values(found):
-    values = _normal(found)
+    values = normal(found)
     _check(np.isfinite(values))
     return values
 
@@ -136,8 +99,15 @@ def _of_lists(block, layout, schema):
     return (*placed, counts)
 
 
-def explain(cells, layout: Layout, schema: Schema) -> Optional[str]:
-    """What is wrong with the cells of a row, and what was expected; None if nothing is."""
+def cells_of(block, row: int, layout: Layout) -> Union[str, Dict[str, Any]]:
+    """{column: cell} of a row of a block, or what is wrong with the row if it has no cells."""
+    cells, shown = block.row(row)
+    return shown if cells is None else dict(zip([name for name, _ in columns(layout)], cells))
+
+
+def explain(block, row: int, layout: Layout, schema: Schema) -> Optional[str]:
+    """What is wrong with a row of a block, and what was expected; None if nothing is."""
+    cells = cells_of(block, row, layout)
     if isinstance(cells, str):
         return cells
     reasons = (f(cells, layout, schema) for f in (_explain_label, _explain_fields, _explain_lists))

@@ -1,29 +1,20 @@
 """Writes the rows of tables with encoded ids to the pieces of output files.
 
-Needs neither TensorFlow nor absl, which Spark's executors lack. A part of a table is a RowPart of a
-Parquet file or a LinePart of a CSV.
+Needs neither TensorFlow nor absl, which Spark's executors lack.
 """
 
-from typing import Any, Callable, Iterator, List, Sequence, Tuple, Union
+from typing import Any, Callable, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
-from data_tools.libsvm.pieces import NO_ROWS, Piece, append_bytes, facts_of, mixed
-from data_tools.tables import csv_blocks, parquet_blocks, row_checks
-from data_tools.tables.csv_blocks import LinePart
+from data_tools.libsvm.pieces import NO_ROWS, Piece, facts_of, mixed
+from data_tools.tables import row_checks
 from data_tools.tables.layouts import Layout
-from data_tools.tables.parquet_blocks import RowPart
+from data_tools.tables.parts import Part, reader
 from deepfm.errors import BadInput, naming
 from deepfm.records import codec
 from deepfm.records.bad_record import BadRecord
 from deepfm.records.schema import Schema
-
-Part = Union[RowPart, LinePart]
-
-
-def _reader(part):
-    # On Spark, named tuples keep their fields, not their class.
-    return parquet_blocks if hasattr(part, "groups") else csv_blocks
 
 
 def count(part: Part, lists: str = "") -> Iterator[Tuple[int, Tuple[int, int]]]:
@@ -33,17 +24,17 @@ def count(part: Part, lists: str = "") -> Iterator[Tuple[int, Tuple[int, int]]]:
         lists: the column of lists whose lengths are the rows' fields; empty: fields do not matter.
     """
     if not lists:
-        for size, rows in _reader(part).count_rows(part):
+        for size, rows in reader(part).count_rows(part):
             yield size, (rows, 0)
         return
-    for size, block in _reader(part).read(part):
+    for size, block in reader(part).read(part):
         yield size, (len(block), block.longest(lists))
 
 
 def write(
     task: Tuple[Part, List[Piece]],
     schema: Schema,
-    put: Callable[[str, bytes], Any] = append_bytes,
+    put: Callable[[str, bytes], Any],
     *,
     layout: Layout,
 ) -> Iterator:
@@ -53,15 +44,16 @@ def write(
         put: appends bytes to a path.
     """
     part, pieces = task
-    for piece, block, size in _cut(_reader(part).read(part), pieces):
+    for piece, block, size in _cut(reader(part).read(part), pieces):
         for rows in row_checks.records(block, layout, schema):
             if isinstance(rows, BadRecord):
                 yield rows
                 continue
+            data = codec.encode(*_stored(rows))[0]
             with naming(piece.path):
-                put(piece.path, codec.encode(*_stored(rows))[0])
+                put(piece.path, data)
             zero = bool((rows.labels == 0).any())
-            yield 0, (piece, facts_of(rows, bool((rows.labels < 0).any()), zero))
+            yield 0, (piece, facts_of(rows, bool((rows.labels < 0).any()), zero, len(data)))
         yield size, (piece, NO_ROWS)
 
 
@@ -78,14 +70,14 @@ def _cut(blocks, pieces):
     for size, block in blocks:
         first = 0
         while left is not None and first + left <= len(block):
-            yield piece, block.part(first, first + left), size
+            yield piece, block.take(range(first, first + left)), size
             first, size = first + left, 0
             piece = next(pieces, None)
             if piece is None:  # no rows are left
                 return
             left = piece.rows
         if first < len(block):
-            yield piece, block.part(first, len(block)) if first else block, size
+            yield piece, block.take(range(first, len(block))) if first else block, size
             left = None if left is None else left - (len(block) - first)
 
 
@@ -94,28 +86,29 @@ def first_length(parts: Sequence[Part], layout: Layout, schema: Schema, skip: in
 
     Raises BadInput, which names it, if more than `skip` bad rows come first.
     """
-    bad = 0
-    for part in parts:
-        for _, block in _reader(part).read(part):
-            for row in range(len(block)):
-                cells = block.cells(row)
-                length = len(cells[layout.counts or layout.ids] or ())
-                about = schema._replace(field_size=max(length, 1), feature_size=None)
-                reason = row_checks.explain(cells, layout, about)
-                if not reason:
-                    return length
-                bad += 1
-                if bad > skip:
-                    raise BadInput(f"{block.path}{block.place(row)}: {reason}")
+    for bad, (block, row) in enumerate(_rows(parts), 1):
+        cells = row_checks.cells_of(block, row, layout)
+        length = 0 if isinstance(cells, str) else len(cells[layout.counts or layout.ids] or ())
+        about = schema._replace(field_size=max(length, 1), feature_size=None)
+        reason = row_checks.explain(block, row, layout, about)
+        if not reason:
+            return length
+        if bad > skip:
+            raise BadInput(f"{block.path}{block.place(row)}: {reason}")
     return 0
+
+
+def _rows(parts):
+    for part in parts:
+        for _, block in reader(part).read(part):
+            yield from ((block, row) for row in range(len(block)))
 
 
 def mixed_labels(parts: Sequence[Part], layout: Layout, schema: Schema) -> str:
     """The error message for tables with both labels 0 and -1, where 0 is ambiguous."""
-    blocks = (block for part in parts for _, block in _reader(part).read(part))
-    rows = ((block, row, block.cells(row)) for block in blocks for row in range(len(block)))
+    label = lambda block, row: row_checks.cells_of(block, row, layout)[layout.label]
     return mixed(
-        (f"{block.path}{block.place(row)}", b"%d" % int(row_checks.number(cells[layout.label])))
-        for block, row, cells in rows
-        if not row_checks.explain(cells, layout, schema)  # others were skipped
+        (f"{block.path}{block.place(row)}", b"%d" % int(row_checks.number(label(block, row))))
+        for block, row in _rows(parts)
+        if not row_checks.explain(block, row, layout, schema)  # others were skipped
     )

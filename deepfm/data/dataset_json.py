@@ -75,7 +75,7 @@ def leads_outside(name: str) -> bool:
     return bool(re.search(r"(^|/)\.\.?(/|$)|^/", name))
 
 
-def read(folder: str, names: Callable = names_in) -> Optional[dict]:
+def load(folder: str, names: Callable = names_in) -> Optional[dict]:
     """The content of a folder's dataset.json; None without one.
 
     Args:
@@ -127,7 +127,7 @@ def _read(path):
                 raise ValueError(f"{entry['positives']} positives in {entry['rows']} rows")
         if "sampling_rates" in content:
             _check_rates(content["sampling_rates"], content["files"].values())
-        made.check(content)
+        made.check_entries(content)
     except BadInput:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

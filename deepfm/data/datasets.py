@@ -172,7 +172,7 @@ def _find(spec, flag, data_format, partial, tables, formats):
     _warn_of_repeated(entries, files, flag)
     if tables and list(formats)[-1] not in found:  # the one that takes what no other does
         raise BadInput(f"--{flag}={spec}: {files[0].path} is neither text nor Parquet.")
-    said = {folder: dataset_json.read(folder, names) for folder in folders}
+    said = {folder: dataset_json.load(folder, names) for folder in folders}
     said = {folder: metadata for folder, metadata in said.items() if metadata}
     there = set(paths) - {file.path for file in empty}
     covers = lambda path: any(entry.covers(path) for entry in entries)

@@ -102,12 +102,12 @@ ON_SERVERS, BESIDE_SERVERS = _OnServers(), _BesideServers()
 
 def of_steps(ops, mode):
     """The Ops of training steps in a Mode, if data are read with `ops`."""
-    ops = of_model(ops)
+    ops = of_applied(ops)
     if not mode.partitioner or ops is not COMPILED:
         return ops
     return ON_SERVERS if mode.all_run(lambda: raw_ops().deepfm_zeros([0])) else BESIDE_SERVERS
 
 
-def of_model(ops):
+def of_applied(ops):
     """The Ops of a model that is applied, if data are read with `ops`: GPUs have TensorFlow's."""
     return TENSORFLOW if tf.config.experimental.list_physical_devices("GPU") else ops

@@ -53,7 +53,7 @@ class Grouping(NamedTuple):
         return tuple(sorted({*asked, *self.slice_fields}))
 
 
-def check(asked: Grouping, field_size: int):
+def check_fields(asked: Grouping, field_size: int):
     """Refuses (BadInput) fields that the records do not have."""
     for field in asked.fields:
         if field >= field_size:
@@ -80,8 +80,8 @@ def values_of(features, field_size: int, fields):
         return tf.gather(tf.reshape(ids, [-1, field_size]), fields, axis=1)
     counts = tf.reshape(features["feat_counts"], [-1, field_size])
     first = tf.gather(tf.cumsum(counts, axis=1, exclusive=True), fields, axis=1)
-    found = tf.gather(tf.pad(ids, [[0, 0], [0, 1]]), first, batch_dims=1)
-    return tf.where(tf.gather(counts, fields, axis=1) > 0, found, tf.fill(tf.shape(found), NONE))
+    chosen = tf.gather(tf.pad(ids, [[0, 0], [0, 1]]), first, batch_dims=1)
+    return tf.where(tf.gather(counts, fields, axis=1) > 0, chosen, tf.fill(tf.shape(chosen), NONE))
 
 
 class Examples:
@@ -160,15 +160,15 @@ def slices(ids, scored, log_losses, weights=None) -> List[Dict[str, Any]]:
     columns = [scored, log_losses] + [weights] * (weights is not None)
     of = lambda rows: _figures(*(column[rows] for column in columns))
     values, examples = np.unique(ids, return_counts=True)
-    found, others = [], np.ones(len(ids), np.bool_)
+    entries, others = [], np.ones(len(ids), np.bool_)
     for value in values[np.argsort(-examples, kind="stable")[:MOST]]:
         rows = ids == value
         others &= ~rows
         name = "none" if value == NONE else int(value)
-        found.append({"value": name, **of(rows)})
+        entries.append({"value": name, **of(rows)})
     if others.any():
-        found.append({"value": "others", **of(others)})
-    return found
+        entries.append({"value": "others", **of(others)})
+    return entries
 
 
 def _figures(scored, log_losses, weights=None):
@@ -207,7 +207,7 @@ def _aucs(keys, weights):
         (examples int64 [groups], the sums of their weights, the AUCs float64 [groups]); NaN for a
         group without both labels.
     """
-    found, start = [], 0
+    parts, start = [], 0
     while start < len(keys):
         last = keys[min(start + _BLOCK, len(keys)) - 1]
         end = np.searchsorted(keys, last | 0xFFFFFFFF, side="right")  # groups stay together
@@ -217,9 +217,9 @@ def _aucs(keys, weights):
         labels = [np.add.reduceat((block & 1 == label) * weight, runs) for label in (0, 1)]
         firsts, examples = np.searchsorted(runs, groups), np.diff(np.append(groups, len(block)))
         total = np.add.reduceat(sum(labels), firsts)
-        found.append((examples, total, metrics.aucs(*labels, firsts)))
+        parts.append((examples, total, metrics.aucs(*labels, firsts)))
         start = end
-    return [np.concatenate(column) for column in zip(*found)] or [np.zeros(0, np.int64)] * 3
+    return [np.concatenate(column) for column in zip(*parts)] or [np.zeros(0, np.int64)] * 3
 
 
 def _starts(numbers):
@@ -253,20 +253,20 @@ def evaluation_ops(
         gather(tf.ensure_shape(x, shape), f"groups_{name}")
         for x, (name, shape) in zip(state, parts)
     ]
-    found = []
-    v1.add_to_collection(_FOUND, found)
+    entries = []
+    v1.add_to_collection(_FOUND, entries)
 
     def read(ids, scored, log_losses, weights=None):
         of = lambda field: ids[:, asked.fields.index(field)]
         figures = np.zeros(len(RESULTS))
         if asked.gauc_field is not None:
             figures[:] = gauc(of(asked.gauc_field), scored, weights)
-        found[:] = [
+        entries[:] = [
             {"field": field, **of_value}
             for field in dict.fromkeys(asked.slice_fields)
             for of_value in slices(of(field), scored, log_losses, weights)
         ]
-        return figures, _table(found)
+        return figures, _table(entries)
 
     figures, table = v1.py_func(read, state, [tf.float64, tf.string])
     figures, results = tf.ensure_shape(figures, [len(RESULTS)]), {}
@@ -277,15 +277,15 @@ def evaluation_ops(
     return results
 
 
-def _table(found) -> bytes:
+def _table(entries) -> bytes:
     """A serialized Summary with slices as a table, which TensorBoard shows under TEXT."""
     from tensorboard.plugins.text import summary
 
-    if not found:
+    if not entries:
         return b""
-    rows = [list(found[0]), ["---"] * len(found[0])]
+    rows = [list(entries[0]), ["---"] * len(entries[0])]
     as_text = lambda x: f"{x:.6g}" if isinstance(x, float) else str(x)
-    rows += [map(as_text, of_value.values()) for of_value in found]
+    rows += [map(as_text, of_value.values()) for of_value in entries]
     return summary.pb("slices", "\n".join(" | ".join(row) for row in rows)).SerializeToString()
 
 
@@ -293,15 +293,15 @@ class Slices(v1.train.SessionRunHook):
     """Holds the slices of all processes, {field, and as `slices`}, once an evaluation has ended."""
 
     def begin(self):
-        self.found = next(iter(v1.get_collection(_FOUND)), [])
+        self.entries = next(iter(v1.get_collection(_FOUND)), [])
 
 
-def of_report(asked, results, found) -> Dict[str, Any]:
+def of_report(asked, results, entries) -> Dict[str, Any]:
     """What report.json says of an evaluation by groups; logs the GAUC.
 
     Args:
-        results: what Estimator found.
-        found: Slices.found.
+        results: what Estimator returned.
+        entries: Slices.entries.
     """
     report = {}
     if asked.gauc_field is not None:
@@ -310,4 +310,4 @@ def of_report(asked, results, found) -> Dict[str, Any]:
         logging.info(
             "GAUC of field %d: gauc=%.6f groups=%d examples=%d", asked.gauc_field, *report.values()
         )
-    return {**report, "slices": found} if asked.slice_fields else report
+    return {**report, "slices": entries} if asked.slice_fields else report

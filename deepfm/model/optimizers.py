@@ -24,7 +24,7 @@ RENAMED = {SEEN: "seen"}
 DECAY = "learning_rate_decay"  # name of the variable that multiplies the learning rate
 
 
-def of_model(config: OptimizerConfig, model) -> OptimizerConfig:
+def complete(config: OptimizerConfig, model) -> OptimizerConfig:
     """The config with the settings for table rows from a ModelConfig; BadInput if they clash."""
     if config.cowclip_ratio and model.l2_scope == "table":
         raise BadInput(

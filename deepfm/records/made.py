@@ -78,7 +78,7 @@ def far_above(rows: int, made: Dict[str, Any], trained: Dict[str, Any]) -> Optio
     return ", ".join(found[:_SHOWN]) + " ..." * (len(found) > _SHOWN) if found else None
 
 
-def check(content: dict):
+def check_entries(content: dict):
     """Refuses (ValueError) a dataset.json with an entry of KEYS that is none."""
     if "ids" in content and not isinstance(content["ids"]["fingerprint"], str):
         raise ValueError(f"ids is {str(content['ids'])[:40]}")

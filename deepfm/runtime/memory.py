@@ -46,7 +46,7 @@ class Load(NamedTuple):
 _OF_WEIGHTS = Load()
 
 
-def check(config, one_machine: bool = True, load: Load = _OF_WEIGHTS):
+def check_sizes(config, one_machine: bool = True, load: Load = _OF_WEIGHTS):
     """Refuses (BadInput) sizes that no model can have, whether from a flag or a file, or, if it
     is on `one_machine`, that this machine cannot hold."""
     if not 1 <= config.field_size <= MAX_FIELDS:

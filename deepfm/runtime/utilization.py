@@ -55,17 +55,17 @@ def openmp(threads: int, affinity: Optional[str], num_cpus: int) -> Dict[str, st
 
     Builds with MKL get a rank's cores, unless OMP_NUM_THREADS is set, and unbound threads.
     """
-    found, mkl = {}, has_mkl()
+    variables, mkl = {}, has_mkl()
     if mkl and not threads and "OMP_NUM_THREADS" not in os.environ:
         ranks = max(int(os.environ.get(name) or 1) for name in _RANKS)
         threads = max(int(min(cores(), num_cpus or cores())) // ranks, 1)
     if threads:
-        found["OMP_NUM_THREADS"] = str(threads)
+        variables["OMP_NUM_THREADS"] = str(threads)
     if affinity:
-        found.update(KMP_AFFINITY=affinity, KMP_SETTINGS="1")
+        variables.update(KMP_AFFINITY=affinity, KMP_SETTINGS="1")
     elif mkl:
-        found["KMP_AFFINITY"] = "disabled"
-    return found
+        variables["KMP_AFFINITY"] = "disabled"
+    return variables
 
 
 def busy_seconds() -> float:
@@ -91,8 +91,8 @@ def busy_seconds() -> float:
 
 def gpus_of_host() -> List[str]:
     """The names of this host's NVIDIA GPUs, whether TensorFlow can use them or not."""
-    found = pathlib.Path("/proc/driver/nvidia/gpus").glob("*/information")
-    text, program = "".join(path.read_text() for path in found), shutil.which("nvidia-smi")
+    files = pathlib.Path("/proc/driver/nvidia/gpus").glob("*/information")
+    text, program = "".join(path.read_text() for path in files), shutil.which("nvidia-smi")
     if program and not text:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             words = [program, "--list-gpus"]  # "GPU 0: Tesla T4 (UUID: GPU-...)"
@@ -127,8 +127,8 @@ class Gpus:
 
     def share(self, first: int = 0) -> Optional[float]:
         """Mean of the percents from number `first` on, as a share; None if there are none."""
-        found = self.percents[first:]
-        return sum(found) / len(found) / 100 if found else None
+        percents = self.percents[first:]
+        return sum(percents) / len(percents) / 100 if percents else None
 
     def _read(self, lines):
         for line in lines:
@@ -229,8 +229,8 @@ def share_in_use(samples: List, first: float = 0.0) -> Optional[float]:
 
     None if no time has passed between them.
     """
-    found = [sample for sample in samples if sample[0] >= first]
-    if not found or found[-1][0] <= found[0][0]:
+    timed = [sample for sample in samples if sample[0] >= first]
+    if not timed or timed[-1][0] <= timed[0][0]:
         return None
-    (start, before), (end, after) = found[0], found[-1]
+    (start, before), (end, after) = timed[0], timed[-1]
     return min(max((after - before) / (end - start) / cores(), 0.0), 1.0)

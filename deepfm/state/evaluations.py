@@ -56,7 +56,7 @@ class History:
         if known:
             self.entries, self.data = known
             return
-        self.entries, self.data = read(self._path), data
+        self.entries, self.data = load(self._path), data
         self.entries = [entry for entry in self.entries if after < entry["step"] <= until]
         made = os.path.isdir(os.path.join(job.model_dir, "eval")) and until > after
         self.lost = made and not tf.io.gfile.exists(self._path)
@@ -142,7 +142,7 @@ class History:
         return decay
 
 
-def read(path: str) -> List[Dict[str, Any]]:
+def load(path: str) -> List[Dict[str, Any]]:
     """The evaluations in a file, oldest first; none if it is missing."""
     if not tf.io.gfile.exists(path):
         return []

@@ -65,7 +65,7 @@ def _is_of_a_model(folder, name):
     if name != "model.json":
         return bool(_EVENTS.fullmatch(name) or checkpoints.by_name([name]))
     try:
-        return bool(model_json.read(posixpath.join(folder, name)))
+        return bool(model_json.load(posixpath.join(folder, name)))
     except (BadInput, tf.errors.OpError):
         return False
 
@@ -90,7 +90,7 @@ def is_ours(name: str) -> bool:
     return checkpoints.is_part(name) or bool(_OURS.fullmatch(name))
 
 
-def check(job: JobConfig):
+def check_paths(job: JobConfig):
     """Refuses paths that a job cannot read or write (the chief writes most), or that harm data.
 
     Raises:

@@ -11,7 +11,7 @@ from deepfm.errors import BadInput
 FILE = "model.json"
 
 
-def read(path: str) -> Dict[str, Any]:
+def load(path: str) -> Dict[str, Any]:
     """Reads a model.json: {field of ModelConfig: value}, without unknown fields.
 
     Raises:

@@ -43,7 +43,7 @@ def at_hand(job: JobConfig):
         RemoteError: a server cannot be reached, or what the job made cannot be copied; the local
             folder is then kept.
     """
-    model_dir.check(job)
+    model_dir.check_paths(job)
     path = job.model_dir
     if not remote_files.is_remote(path):
         yield job, None

@@ -8,7 +8,7 @@ import sagemaker_requests
 import zip_for_spark
 from absl import flags
 from programs import BadInput
-from sagemaker_requests import PROCESSING, check, instance_type, job_of
+from sagemaker_requests import PROCESSING, check_flags, instance_type, job_of
 from sagemaker_session import connect
 
 FLAGS = flags.FLAGS
@@ -49,7 +49,7 @@ def start(words):
             f"--pad on {count} hosts would pad each host's rows to a length of their own; give "
             "the length too, e.g. --field_size=39."
         )
-    check(["-c", _READ_FLAGS.format(_TOOLS[FLAGS.tool])], [*_PLACES, *words])
+    check_flags(["-c", _READ_FLAGS.format(_TOOLS[FLAGS.tool])], [*_PLACES, *words])
     with connect(FLAGS.region, FLAGS.dry_run) as aws:
         job = job_of(aws, type_, count, sagemaker_hosts.TENSORFLOW)
         code = f"{job.bucket}/{job.name}/input/code"
@@ -81,7 +81,7 @@ def start_on_spark(words):
         places = [f"--input={FLAGS.input_s3_uri}", f"--output_dir={FLAGS.output_path}"]
     else:
         places = _PLACES
-    check(["-m", "data_tools.on_spark", words[0]], [*places, *words[1:]])
+    check_flags(["-m", "data_tools.on_spark", words[0]], [*places, *words[1:]])
     driver, pins = "code/spark_on_sagemaker.py", programs.ROOT / "requirements-spark.txt"
     uploads = {
         "py-files/deepfm_spark.zip": zip_for_spark.zipped(zip_for_spark.libraries()),

@@ -82,7 +82,7 @@ def instance_type(default):
     return type_
 
 
-def check(words_of_program, words):
+def check_flags(words_of_program, words):
     """Lets a program check its flags, and do nothing else."""
     done = programs.run_command(sys.executable, *words_of_program, "--only_check_args", *words)
     if done.returncode:

@@ -73,25 +73,25 @@ class Aws:
         """The ARN of an IAM role; of None: that of the notebook, or whoever starts this program."""
         if name and "/" in name:
             return name
-        found = self._caller()["Arn"]
+        arn = self._caller()["Arn"]
         if self._dry_run and name:
-            found = found.replace("your-role", name)
+            arn = arn.replace("your-role", name)
         elif name:
             return self.client("iam").get_role(RoleName=name)["Role"]["Arn"]
-        assumed = re.fullmatch(r"(.+):sts::([0-9]+):assumed-role/([^/]+)/.*", found)
+        assumed = re.fullmatch(r"(.+):sts::([0-9]+):assumed-role/([^/]+)/.*", arn)
         if assumed:
             start, account, name = assumed.groups()
             path = "service-role/" * name.startswith("AmazonSageMaker-ExecutionRole")
-            found = f"{start}:iam::{account}:role/{path}{name}"
+            arn = f"{start}:iam::{account}:role/{path}{name}"
             if not self._dry_run:  # only IAM knows the path, and may not be asked
                 with contextlib.suppress(self.client("iam").exceptions.ClientError):
                     return self.client("iam").get_role(RoleName=name)["Role"]["Arn"]
-        if ":role/" not in found:
+        if ":role/" not in arn:
             raise BadInput(
-                f"--role is missing, and you are not using a role ({found}); try "
+                f"--role is missing, and you are not using a role ({arn}); try "
                 "--role=SageMakerRole."
             )
-        return found
+        return arn
 
     def bucket(self):
         """The s3:// address of SageMaker's default bucket, which is made if it does not exist."""
@@ -152,10 +152,10 @@ class Aws:
         """Shows a job's log until it ends; ends the program with code 1 unless it completed."""
         positions, said, ended = {}, "", False
         while not ended:
-            found = self._method("describe", kind)(**{f"{kind}JobName": name})
-            status = found[f"{kind}JobStatus"]
+            described = self._method("describe", kind)(**{f"{kind}JobName": name})
+            status = described[f"{kind}JobStatus"]
             ended = status in ("Completed", "Failed", "Stopped")
-            news = _news(found, status)
+            news = _news(described, status)
             if news != said:
                 logging.info("%s: %s", name, news)
             said = news
@@ -163,7 +163,7 @@ class Aws:
             time.sleep(_SECONDS)
         self._show_log(f"/aws/sagemaker/{kind}Jobs", name, positions)  # what was on its way
         if status != "Completed":
-            why = found.get("FailureReason", "by its user, or at the end of --max_run")
+            why = described.get("FailureReason", "by its user, or at the end of --max_run")
             fail(f"{name}: {status} ({why}).", 1)
 
     def _show_log(self, group, name, positions):
@@ -190,14 +190,14 @@ class Aws:
         sys.stdout.flush()
 
 
-def _news(found, status):
+def _news(described, status):
     """What a job is doing, in one line."""
-    counts = found.get("TrainingJobStatusCounters", {})
+    counts = described.get("TrainingJobStatusCounters", {})
     shown = [status, *(f"{count} {name}" for name, count in counts.items() if count)]
-    shown += [x.get("StatusMessage") for x in found.get("SecondaryStatusTransitions", [])[-1:]]
-    if "BillableTimeInSeconds" in found:
-        shown.append(f"{found['BillableTimeInSeconds']} s billed for each host")
-    best = found.get("BestTrainingJob", {})
+    shown += [x.get("StatusMessage") for x in described.get("SecondaryStatusTransitions", [])[-1:]]
+    if "BillableTimeInSeconds" in described:
+        shown.append(f"{described['BillableTimeInSeconds']} s billed for each host")
+    best = described.get("BestTrainingJob", {})
     if "FinalHyperParameterTuningJobObjectiveMetric" in best:
         flags = " ".join(f"--{n}={v}" for n, v in best["TunedHyperParameters"].items())
         metric = best["FinalHyperParameterTuningJobObjectiveMetric"]

@@ -10,7 +10,7 @@ import sagemaker_hosts
 import sagemaker_requests
 from absl import flags, logging
 from programs import BadInput
-from sagemaker_requests import CHECKPOINTS, check, instance_type, job_of
+from sagemaker_requests import CHECKPOINTS, check_flags, instance_type, job_of
 from sagemaker_session import connect
 
 FLAGS = flags.FLAGS
@@ -25,7 +25,7 @@ _MODES = {
 
 def start(words):
     """Starts a training or a tuning job."""
-    check(["train.py"], words)
+    check_flags(["train.py"], words)
     given = programs.flag_values(words)
     type_, count, processes = _hosts()
     data = _channels(given, processes)
@@ -181,7 +181,7 @@ def _ranges(words, given):
         raise BadInput("--tune is missing; try --tune=learning_rate=0.0001..0.01:log.")
     for i in range(max(len(values) for _, values, *_ in found.values())):
         tried = [f"--{n}={values[i % len(values)]}" for n, (_, values, *_) in found.items()]
-        check(["train.py"], [*words, *tried])
+        check_flags(["train.py"], [*words, *tried])
     return found
 
 

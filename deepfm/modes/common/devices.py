@@ -21,13 +21,13 @@ def gpus():
 
 def _log_devices(used):
     """Logs which devices there are and which this process uses; warns of GPUs left unused."""
-    found = len(gpus())
+    present = len(gpus())
     logging.info(
-        "Devices: found %g CPU cores and %d GPUs; using %s.",
-        cores(), found, ", ".join(used) or ("/gpu:0" if found else "the CPU"),
+        "Devices: present %g CPU cores and %d GPUs; using %s.",
+        cores(), present, ", ".join(used) or ("/gpu:0" if present else "the CPU"),
     )  # fmt: skip
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")  # by the user
-    if not (found or hidden) and gpus_of_host():
+    if not (present or hidden) and gpus_of_host():
         logging.warning("Using the CPU: %s.", why_no_gpus())
 
 
@@ -41,16 +41,18 @@ def has_tensor_cores(session_config) -> bool:
     used = [d.physical_device_desc for d in there if d.device_type == "GPU"]
     # "device: 0, name: Tesla V100-SXM2-16GB, ..., compute capability: 7.0"
     capabilities = [re.search(r"compute capability: (\d+)", gpu) for gpu in used]
-    return bool(used) and all(found and int(found[1]) >= 7 for found in capabilities)
+    return bool(used) and all(version and int(version[1]) >= 7 for version in capabilities)
 
 
 def of_replicas(flags) -> List[str]:
     """The replicas' devices: GPUs, or all CPU devices but the first, which adds up gradients."""
-    found, wanted = len(gpus()), flags.replicas_per_process
-    there = found or max(int(min(cores(), flags.num_cpus or cores())), 1)
-    most = found or max(there, _CPU_REPLICAS)
+    present, wanted = len(gpus()), flags.replicas_per_process
+    there = present or max(int(min(cores(), flags.num_cpus or cores())), 1)
+    most = present or max(there, _CPU_REPLICAS)
     if wanted > most:
-        what = f"{found} GPUs" if found else f"{there} CPU cores, which {most} replicas may share"
+        what = (
+            f"{present} GPUs" if present else f"{there} CPU cores, which {most} replicas may share"
+        )
         raise BadInput(
             f"--replicas_per_process={wanted}, but this machine has {what}; "
             f"try --replicas_per_process={most}."
@@ -61,8 +63,8 @@ def of_replicas(flags) -> List[str]:
             "train faster.",
             wanted, there,
         )  # fmt: skip
-    if found:
-        return [f"/gpu:{i}" for i in range(wanted or found)]
+    if present:
+        return [f"/gpu:{i}" for i in range(wanted or present)]
     return [f"/cpu:{i + 1}" for i in range(wanted or max(there - 1, 1))]
 
 

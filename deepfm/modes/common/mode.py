@@ -161,12 +161,12 @@ class Mode:
             )  # fmt: skip
         if "cross_device_ops" in given and not self.strategy:
             logging.warning("--cross_device_ops has no effect without --distribution=mirrored.")
-        if "ps_hosts" in given and self.name != "ps":
+        if "ps_hosts" in given and not self.partitioner:
             logging.warning("--ps_hosts has no effect without --distribution=ps.")
         what = ""
         if 1 < self.replicas_in_step <= learning_rate_scale:
             what = "the number of replicas as factor trained no better with 4 and worse with 2"
-        if self.name == "ps" and learning_rate_scale <= 0.25:
+        if self.partitioner and learning_rate_scale <= 0.25:
             what = "a quarter of the rate trained worse with 1, 2 and 4 workers"
         if what:
             logging.warning(

@@ -1,15 +1,17 @@
 """Which functions reach the files at a path, for code that reads and writes them all alike.
 
 Local paths are the operating system's. Remote ones, s3:// and the like, are read through TensorFlow
-by a program that has loaded it (runtime.storage.gfile), else read and written through pyarrow:
-data_tools.on_spark, whose executors have no TensorFlow. Needs neither of them itself, nor absl.
+by a program that has loaded it (runtime.storage.gfile), else read and written through pyarrow: the
+data tools, and Spark's executors. Needs neither of them itself, nor absl.
 """
 
 import contextlib
 import os
+import sys
 from concurrent import futures
 from typing import Any, Callable, Iterable, Iterator, List
 
+from deepfm.errors import BadInput
 from deepfm.records.storage import local
 
 _THREADS = 16  # requests to a server at once
@@ -38,7 +40,13 @@ def of(path: str):
     if _clients:
         _clients[0].check_client(path)
         return _clients[0]
-    from deepfm.records.storage import arrow
+    try:
+        from deepfm.records.storage import arrow
+    except ImportError as error:
+        raise BadInput(
+            f"{path}: remote paths need pyarrow, which is not installed; run '{sys.executable} -m "
+            "pip install pyarrow'."
+        ) from error
 
     return arrow
 

@@ -1,27 +1,16 @@
-"""What executors do for prepare: count the categories of rows, add the counts up, encode rows."""
+"""What executors do to count the categories of rows, and to add the counts up."""
 
-import os
 import zlib
 from typing import Iterable, Iterator, NamedTuple, Sequence, Tuple
 
 import numpy as np
-import pyspark
 
 from data_tools.click_logs import slices, vocabulary
 from data_tools.click_logs.column_kinds import SCALED, Column
-from data_tools.click_logs.feature_map import STEPS
-from data_tools.click_logs.splitting import SPLITS
 from data_tools.click_logs.vocabulary import Counts
 from data_tools.common import splitmix64
-from data_tools.libsvm import pieces
-from data_tools.libsvm.line_format import line_writer
-from data_tools.spark import events
-from deepfm.errors import naming
-from deepfm.records import codec, data_file
-from deepfm.records.bad_record import BadRecord
-from deepfm.records.storage import places
+from data_tools.engines import spark_events
 
-SUFFIXES = {"tfrecord": data_file.TFRECORD[0], "libsvm": data_file.LIBSVM[0]}
 EVENT, COUNTS = range(2)  # a bad row or file; the counts of a part of the keys
 
 
@@ -44,13 +33,13 @@ def count(pairs: Iterable[Tuple[int, slices.RawSlice]], about: Vocabulary) -> It
 
     Yields:
         (part of the keys, (COUNTS, the fields' counts in it, as tuples)), and (0, (EVENT, event))
-        for each of events.events that is no result.
+        for each of spark_events.events that is no result.
     """
     other = []
 
     def counted():
-        for event in events.events(pairs, slices.count_rows):
-            if event[1] == events.GOOD:
+        for event in spark_events.events(pairs, slices.count_rows):
+            if event[1] == spark_events.GOOD:
                 yield event[2][1]
             else:
                 other.append(event)
@@ -108,36 +97,3 @@ def _frequent(field, column, min_count):
     often = field.counts >= min_count
     long = {text: n for text, n in field.long.items() if n >= min_count}
     return field.keys[often], field.counts[often], long
-
-
-def encode(task, tables, output_format: str, scratch: str) -> Iterator:
-    """Writes the rows of a slice into a folder of this attempt's.
-
-    Yields:
-        BadRecords, and (index in SPLITS, name of the file, BlockFacts as a tuple, the folder) of
-        each file.
-    """
-    folder = os.path.join(scratch, f"attempt-{pyspark.TaskContext.get().taskAttemptId()}")
-    for made in (folder, *(os.path.join(folder, split) for split in SPLITS)):
-        places.of(made).make_inner(made)
-    to_bytes = _records if output_format == "tfrecord" else _lines(tables[-1].end)
-    suffix, written = SUFFIXES[output_format], {}
-    with naming(folder), places.appending(len(SPLITS)) as put:
-        append = lambda path, *rows: put(path, to_bytes(*rows))
-        for event in slices.encode_rows(task, tables, append, folder, suffix):
-            if isinstance(event, BadRecord):
-                yield event
-            else:
-                _, (split, name, found) = event
-                before = written.get((split, name), pieces.NO_ROWS)
-                written[split, name] = pieces.together(before, found)
-    yield from ((*file, tuple(found), folder) for file, found in written.items())
-
-
-def _records(labels, ids, values):
-    return codec.encode(labels, ids, values)[0]
-
-
-def _lines(feature_size):
-    to_lines = line_writer(feature_size, STEPS)
-    return lambda labels, ids, values: to_lines(ids, values, labels > 0)

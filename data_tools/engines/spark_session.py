@@ -1,8 +1,4 @@
-"""Runs jobs on Spark, follows them, and says in one sentence why one failed.
-
-A task reads its input and writes its output itself, through paths that the driver and all executors
-see: local mode, or a folder that all machines share.
-"""
+"""Starts Spark, follows its jobs, and says in one sentence why one failed."""
 
 import contextlib
 import logging as std_logging
@@ -11,7 +7,7 @@ import re
 import signal
 import sys
 import threading
-from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple
+from typing import Iterator
 
 import pyspark
 from absl import logging
@@ -19,17 +15,12 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import CapturedException  # which Spark 3.3 has too
 
-from data_tools.common import publishing
-from data_tools.common.skipping import Skipping
-from data_tools.spark.events import BAD, REFUSED, events
 from deepfm.errors import BadInput
-from deepfm.records.bad_record import BadRecord
 from deepfm.records.storage import arrow
 from deepfm.runtime import program
 
 LOCAL = "local[*,3]"  # all cores, and three attempts for a task
 SECONDS_BETWEEN_LINES = 5.0
-SECONDS_TO_STOP = 10.0
 _BAD_INPUT = re.compile(r"^(?:\w+\.)*BadInput: (.*)", re.MULTILINE)
 _RAISED = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception)): (.*)", re.MULTILINE)
 _OF_SPARK = ("SparkException", "PythonException", "Py4JJavaError")  # what wraps the cause
@@ -87,19 +78,6 @@ def session(name: str, master: str) -> Iterator[SparkSession]:
         yield spark
     finally:
         spark.stop()
-
-
-@contextlib.contextmanager
-def scratch(spark: SparkSession, folder: str, prefix: str) -> Iterator[str]:
-    """publishing.scratch; before a signal deletes it, the tasks that write there are ended."""
-
-    def stop():  # in a thread: this one may be in the midst of a call to Java
-        stopping = threading.Thread(target=spark.stop, daemon=True)
-        stopping.start()
-        stopping.join(SECONDS_TO_STOP)
-
-    with publishing.scratch(folder, prefix) as path, program.before_end(stop):
-        yield path
 
 
 @contextlib.contextmanager
@@ -178,54 +156,3 @@ def _sentence(title, text):
         return f"{failed}, at last with {kind}: {why}"
     lost = _ABORTED.search(text)
     return f"{failed}: {lost[0] if lost else text.splitlines()[0]}"
-
-
-def groups(spark: SparkSession, most: int, size: int, of_group: int) -> int:
-    """How many Spark tasks do `most` tasks of `size` bytes: one for each `of_group` bytes, but at
-    least two for each core, and no more than there are."""
-    least = max(2 * spark.sparkContext.defaultParallelism, -(-size // of_group))
-    return max(min(most, least), 1)
-
-
-def results(
-    spark: SparkSession,
-    work: Callable[[Any], Iterable[Any]],
-    tasks: Sequence[Any],
-    groups: int,
-    title: str,
-    bad: Skipping,
-) -> List[Tuple[int, Any]]:
-    """Calls `work` on every task, on executors; returns (index of the task, result) in order.
-
-    Args:
-        spark: the session.
-        work: yields results and BadRecords; may raise BadInput.
-        tasks: the arguments to call it with.
-        groups: how many parts to divide the tasks into, each for one Spark task.
-        title: what is being done.
-        bad: counts the BadRecords of all tasks, in their order.
-
-    Raises:
-        BadInput: a task refused its input, or a record is one bad one too many.
-    """
-    with job(spark, title):
-        numbered = spark.sparkContext.parallelize(list(enumerate(tasks)), max(groups, 1))
-        found = numbered.mapPartitions(lambda pairs: events(pairs, work)).collect()
-    return sift(found, bad)
-
-
-def sift(triples: Iterable[Tuple[int, int, Any]], bad: Skipping) -> List[Tuple[int, Any]]:
-    """The (index, result) among events.events of all tasks, in order; counts the bad records.
-
-    Raises:
-        BadInput: as `results`.
-    """
-    good = []
-    for index, kind, event in sorted(triples, key=lambda item: item[0]):
-        if kind == REFUSED:
-            raise BadInput(event)
-        if kind == BAD:
-            bad.add(BadRecord(*event))
-        else:
-            good.append((index, event))
-    return good

@@ -1,40 +1,19 @@
 """Which output file each record goes to, so that files are equal and as on one machine.
 
-A record's key is a function of its place and the seed (data_tools.rebalancing.shuffling). So once
+A record's key is a function of its place and the seed (data_tools.rebalancing.selecting). So once
 the number of records of each task is known, the keys at which the output files are cut follow
 without reading a record: a histogram of the upper bits of all keys finds the cells in which the
 cuts lie, and the keys in these cells, sorted, are counted to the exact ones.
 """
 
-import dataclasses
 from typing import List, Sequence
 
 import numpy as np
 
-from data_tools.rebalancing import shuffling
+from data_tools.rebalancing.selecting import Order
 
 CELL_BITS = 16  # upper bits of a key that choose its cell
 CHUNK = 1 << 22  # keys made at once
-ORDER, SAMPLE = 0, 1  # what a key is for, as in data_tools.rebalancing.passes
-
-
-@dataclasses.dataclass(frozen=True)  # pyspark strips named tuples of their methods
-class Order:
-    """In which order the records are written.
-
-    Attributes:
-        seed: --seed.
-        shuffle: whether by random keys, or in the order of tasks and records.
-    """
-
-    seed: int
-    shuffle: bool
-
-    def keys(self, task: int, first: int, n: int) -> np.ndarray:
-        """The keys, uint64 [n], of records first ... first + n - 1 to write of a task."""
-        if self.shuffle:
-            return shuffling.keys(shuffling.salt(self.seed, 0, ORDER), task, first, n)
-        return shuffling.numbers(task, first, n)
 
 
 def cuts(context, order: Order, rows: Sequence[int], num_files: int) -> np.ndarray:

@@ -1,91 +1,21 @@
-"""What executors do for rebalance: read records, give each its file and key, write sorted ones."""
+"""What executors do to shuffle: read records, give each its file and key, write sorted ones."""
 
-import contextlib
-import gzip
 import os
-from typing import NamedTuple, Optional
 
 import numpy as np
 import pyarrow as pa
 import pyspark
 
-from data_tools.rebalancing import plain_blocks, sampling, shuffling
-from data_tools.spark import order
+from data_tools.common.record_files import compressed
+from data_tools.rebalancing import selecting
 from deepfm.errors import BadInput, naming
 from deepfm.records.bad_record import BadRecord
-from deepfm.records.data_file import SamplingRates
-from deepfm.records.schema import Schema
 from deepfm.records.storage import places
 
-GZIP_LEVEL = 4  # as data_tools.common.record_files
-COPIES = 1 << 14  # records to sample at once
 _SIGN = np.uint64(1 << 63)
 # The columns of a record on its way to its file, and of what is said of a file.
 WRITTEN = "part int, path string, rows long, positives long, bytes long"
 RECORDS = "part int, key long, positive boolean, record binary"
-
-
-class Work(NamedTuple):
-    """What executors need to know.
-
-    Attributes:
-        inputs: LineRanges of text, or whole TFRecord files; a task is the index of one.
-        described: of each, whether dataset.json describes its file.
-        schema: the Schema of TFRecords; None for LibSVM text.
-        weighted: whether the labels of text may have a weight.
-        skip: bad records to pass over in a file; one more ends its reading.
-        rates: SamplingRates.
-        order: the Order of the records.
-        compress: whether to write .gz files.
-        scratch: the folder to write to.
-    """
-
-    inputs: list
-    described: list
-    schema: Optional[Schema]
-    weighted: bool
-    skip: int
-    rates: SamplingRates
-    order: order.Order
-    compress: bool
-    scratch: str
-
-
-def count(task, work):
-    """Yields BadRecords, then (int64 [2] records of each label, records to write, largest id)."""
-    before, kept, max_id = np.zeros(2, np.int64), 0, -1
-    for block, chosen in _chosen(task, work):
-        if isinstance(block, BadRecord):
-            yield block
-            continue
-        before += sampling.by_label(block.positive)
-        kept += len(block.positive[chosen])
-        max_id = max(max_id, block.max_id)
-    yield before, kept, max_id
-
-
-def _chosen(task, work):
-    """Yields (a block of records, index of those to write) of a file; (BadRecord, None)."""
-    step = max(int(COPIES / max(*work.rates, 1)), 1)
-    salt, seen = shuffling.salt(work.order.seed, 0, order.SAMPLE), 0
-    for block in _blocks(work.inputs[task], work.described[task], work):
-        if isinstance(block, BadRecord):
-            yield block, None
-            continue
-        for first in range(0, len(block.starts), step):
-            some = slice(first, first + step)
-            part = block._replace(
-                starts=block.starts[some], ends=block.ends[some], positive=block.positive[some]
-            )
-            key = shuffling.keys(salt, task, seen, len(part.starts))
-            seen += len(part.starts)
-            yield part, sampling.choose(part.positive, key, work.rates)
-
-
-def _blocks(lines, described, work):
-    if work.schema is None:
-        return plain_blocks.read_lines(lines, work.weighted)
-    return plain_blocks.read(lines.path, Schema(*work.schema), described, work.skip)
 
 
 def scatter(batches, work, cuts, part_values):
@@ -93,7 +23,7 @@ def scatter(batches, work, cuts, part_values):
     for batch in batches:
         for task in batch.column(0).to_pylist():
             put = 0
-            for block, chosen in _chosen(task, work):
+            for block, chosen in selecting.chosen(task, work):
                 if isinstance(block, BadRecord):
                     if not work.skip:
                         raise BadInput(str(block))
@@ -150,13 +80,6 @@ def write_part(batches, work):
             "bytes": [size],
         }
     )
-
-
-def compressed(raw, compress):
-    """A file that writes to an open one, with or without compression."""
-    if not compress:
-        return contextlib.nullcontext(raw)
-    return gzip.GzipFile("", "wb", GZIP_LEVEL, raw, mtime=0)
 
 
 def _bytes_of(records):

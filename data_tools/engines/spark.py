@@ -1,0 +1,178 @@
+"""Apache Spark: an engine.
+
+A task reads its input and writes its output itself, through paths that the driver and all executors
+see: local mode, or a folder that all machines share. Its methods do what those of
+processes.Processes do.
+"""
+
+import contextlib
+import os
+import threading
+from typing import Any, Callable, Iterable, List, Tuple
+
+import numpy as np
+from absl import logging
+
+from data_tools.click_logs import vocabulary
+from data_tools.click_logs.vocabulary import Counts
+from data_tools.common import publishing
+from data_tools.common.skipping import Skipping
+from data_tools.engines import spark_counts, spark_events, spark_order, spark_records
+from data_tools.engines.spark_events import BAD, REFUSED
+from data_tools.engines.spark_session import job
+from data_tools.rebalancing import counting, sampling
+from deepfm.errors import BadInput
+from deepfm.records.bad_record import BadRecord
+from deepfm.records.data_file import DataFile, SamplingRates
+from deepfm.records.storage import places
+from deepfm.runtime import program
+
+GROUP = 128 << 20  # bytes for a Spark task
+SECONDS_TO_STOP = 10.0
+ALL = SamplingRates(1.0, 1.0)  # every record once
+
+
+class Spark:
+    """A SparkSession, as an engine."""
+
+    retries = True
+
+    def __init__(self, session):
+        self.session = session
+
+    @contextlib.contextmanager
+    def scratch(self, folder: str, prefix: str, hosts: int = 1):
+        """publishing.scratch; before a signal deletes it, the tasks that write there are ended."""
+
+        def stop():  # in a thread: this one may be in the midst of a call to Java
+            stopping = threading.Thread(target=self.session.stop, daemon=True)
+            stopping.start()
+            stopping.join(SECONDS_TO_STOP)
+
+        with publishing.scratch(folder, prefix, hosts) as path, program.before_end(stop):
+            yield path
+
+    def publishing(self, folder: str):
+        return publishing.succeeding(folder)
+
+    def folder(self, scratch: str) -> Callable[[], str]:
+        path = places.absolute(scratch)
+        return lambda: spark_events.own_folder(path)
+
+    @contextlib.contextmanager
+    def sharing(self, value: Any):
+        sent = self.session.sparkContext.broadcast(value)
+        yield lambda: sent.value
+        sent.destroy()
+
+    @contextlib.contextmanager
+    def map(self, work, tasks, title, size, together, bad=None):
+        found = lambda pairs: spark_events.joined(pairs, work, together)
+        with job(self.session, title):
+            triples = self._numbered(tasks, size).mapPartitions(found).collect()
+        good = sift(triples, bad or Skipping(0))
+        yield ((index, key, value) for index, (key, value) in good)
+
+    def _numbered(self, tasks, size):
+        """(index, task) of all tasks in partitions, each for one Spark task."""
+        groups = self._groups(len(tasks), size)
+        return self.session.sparkContext.parallelize(list(enumerate(tasks)), groups)
+
+    def _groups(self, most, size):
+        """How many Spark tasks do `most` tasks of `size` bytes: one for each GROUP, but at least
+        two for each core, and no more than there are."""
+        least = max(2 * self.session.sparkContext.defaultParallelism, -(-size // GROUP))
+        return max(min(most, least), 1)
+
+    def count(self, tasks, columns, min_count, size, bad):
+        """As Processes.count; the counts of each Spark task go, in as many parts as there are tasks
+        to add them up, through one shuffle, and only what is not rare comes to the driver."""
+        about = spark_counts.Vocabulary(
+            columns, min_count, min(self._groups(len(tasks), size), 256)
+        )
+        with job(self.session, "Counting"):
+            numbered = self._numbered(tasks, size)
+            counted = numbered.mapPartitions(lambda pairs: spark_counts.count(pairs, about))
+            parts = counted.partitionBy(about.parts, int)
+            add_up = lambda pairs: spark_counts.add_up(pairs, about)
+            collected = parts.mapPartitions(add_up).collect()
+        sift([content for kind, content in collected if kind == spark_counts.EVENT], bad)
+        counts = [content for kind, content in collected if kind == spark_counts.COUNTS]
+        fields = ([Counts(*field) for field in part] for _, part in counts)
+        seen = sum(n for n, _ in counts)
+        logging.info("Counted %d categories.", seen)
+        return seen, vocabulary.add_up(columns, fields)
+
+    def shuffle(self, data, work, names, output_dir):
+        """As Processes.shuffle, in one pass: the key of a record says which file it goes to, and
+        Spark's shuffle brings it there and sorts each file, on disk where memory is short.
+
+        How many records there are, which decides the keys at which files are cut, dataset.json
+        says. Only if records are sampled or bad ones skipped, or of LibSVM text, are they counted
+        in a pass of their own.
+        """
+        before, rows, max_id = sampling.labels_of(data), [file.rows for file in data.files], -1
+        count = lambda: counting.read_all(self, data, work, "Counting")
+        if data.rows is None or work.rates != ALL or work.skip or work.schema is None:
+            before, _, rows, max_id = count()
+        sampling.check_files(names, sum(rows))
+        with job(self.session, "Cutting"):
+            order = work.order
+            cuts = spark_order.cuts(self.session.sparkContext, order, list(rows), len(names))
+            values = self._part_values(len(names))
+        try:
+            written = self._shuffle(data, work, cuts, values)
+        except BadInput:
+            count()  # names the first bad record, not one that was met first
+            raise
+        part_of = {value: part for part, value in enumerate(values.tolist())}
+        by_part = {part_of[row.part]: row for row in written}
+        wanted = spark_order.rows_of_files(int(sum(rows)), len(names))
+        if [by_part[i].rows if i in by_part else 0 for i in range(len(names))] != wanted:
+            sampling.check_rows(data, sum(row.rows for row in written), True, 0)
+        written = [by_part[part] for part in range(len(names))]
+        files = [
+            DataFile(os.path.join(output_dir, name), row.bytes, row.rows, row.positives)
+            for name, row in zip(names, written)
+        ]
+        ones = sum(row.positives for row in written)
+        paths = {name: row.path for name, row in zip(names, written)}
+        return before, [int(sum(rows)) - ones, ones], max_id, files, paths
+
+    def _shuffle(self, data, work, cuts, values):
+        """Writes the output files; returns rows of spark_records.WRITTEN."""
+        tasks = range(len(work.inputs))
+        groups = self._groups(len(tasks), sum(file.bytes for file in data.files))
+        tasks = self.session.sparkContext.parallelize([(task,) for task in tasks], groups)
+        scattered = self.session.createDataFrame(tasks, "task int").mapInArrow(
+            lambda x: spark_records.scatter(x, work, cuts, values), spark_records.RECORDS
+        )
+        sorted_ = scattered.repartition(len(values), "part").sortWithinPartitions("key")
+        with job(self.session, "Shuffling"):
+            return sorted_.mapInArrow(
+                lambda x: spark_records.write_part(x, work), spark_records.WRITTEN
+            ).collect()
+
+    def _part_values(self, n):
+        """int32 [n]: for each partition, a number that `repartition` puts there."""
+        numbers = self.session.range(64 * n + 64, numPartitions=1)
+        rows = numbers.selectExpr("id", f"pmod(hash(cast(id as int)), {n}) as part").collect()
+        values = {row.part: row.id for row in reversed(rows)}
+        return np.array([values[part] for part in range(n)], np.int32)
+
+
+def sift(triples: Iterable[Tuple[int, int, Any]], bad: Skipping) -> List[Tuple[int, Any]]:
+    """The (index, result) among spark_events of all tasks, in order; counts the bad records.
+
+    Raises:
+        BadInput: a task refused its input, or a record is one bad one too many.
+    """
+    good = []
+    for index, kind, event in sorted(triples, key=lambda item: item[0]):
+        if kind == REFUSED:
+            raise BadInput(event)
+        if kind == BAD:
+            bad.add(BadRecord(*event))
+        else:
+            good.append((index, event))
+    return good

@@ -1,0 +1,1 @@
+"""The jobs that process data, each written once for every engine."""

@@ -1,0 +1,75 @@
+"""Converts raw rows to records: counts categories, then writes ids and the map that says them."""
+
+import functools
+import time
+from typing import List
+
+from data_tools.click_logs import encoding, field_tables, output_folder, slices
+from data_tools.click_logs.options import SCRATCH, Options, log_summary, plan
+from data_tools.common.shards import ALONE, Host
+from data_tools.common.skipping import Skipping
+from data_tools.libsvm.pieces import NO_ROWS, together
+from deepfm.errors import BadInput
+from deepfm.records.data_file import DataFile
+
+
+def prepare(options: Options, engine, host: Host = ALONE) -> List[DataFile]:
+    """Does what the flags say, and returns the data files that were written.
+
+    No file gets its final name in output_dir before all are complete.
+
+    Args:
+        options: the flags.
+        engine: who does the work.
+        host: this host.
+
+    Raises:
+        BadInput: a row or a flag is wrong.
+        OSError: an output cannot be written, or a process was killed.
+    """
+    start = time.monotonic()
+    options, known, columns, cut, old = plan(options, host)
+    every = [task for group in cut.values() for task in group]
+    with engine.scratch(options.output_dir, SCRATCH, host.number) as scratch:
+        if known:
+            tables = field_tables.from_map(known)
+        else:
+            tables = _tables(engine, cut["input"], columns, options)
+        fingerprint = output_folder.write_map(tables, old, options, scratch)
+        written, paths = _encode(engine, every, tables, options, scratch)
+        with engine.publishing(options.output_dir):
+            files = output_folder.publish(
+                written, tables, fingerprint, old, options, host, scratch, paths
+            )
+    log_summary(files, tables, fingerprint, time.monotonic() - start)
+    output_folder.log_unknown(written, tables, options)
+    return files
+
+
+def _size(tasks):
+    return sum(slices.size(task.lines) for task in tasks)
+
+
+def _tables(engine, tasks, columns, options):
+    """The FieldTable of each field, from the counts of the training rows."""
+    bad = Skipping(options.max_bad_records, log=False)  # the second pass logs them
+    seen, counts = engine.count(tasks, columns, options.min_count, _size(tasks), bad)
+    if not seen:
+        raise BadInput(f"--input={options.input}: no training row holds a category.")
+    return field_tables.from_counts(columns, counts, options.min_count)
+
+
+def _encode(engine, tasks, tables, options, scratch):
+    """Writes all rows; ({(index of the split, name of the file): BlockFacts}, {the same: path})."""
+    bad, folder = Skipping(options.max_bad_records), engine.folder(scratch)
+    written, paths = {}, {}
+    with engine.sharing(tables) as shared:
+        work = functools.partial(
+            encoding.encode, tables=shared, output_format=options.output_format, folder=folder
+        )
+        with engine.map(work, tasks, "Encoding", _size(tasks), together, bad) as results:
+            for _, (split, name, path), facts in results:
+                written[split, name] = together(written.get((split, name), NO_ROWS), facts)
+                paths[split, name] = path
+    bad.log_total()
+    return written, paths

@@ -1,1 +1,0 @@
-"""The conversion jobs on Apache Spark, on its driver and its executors, without TensorFlow."""
