@@ -172,7 +172,7 @@ parts=(packages kernels development horovod sagemaker)
 sources() {
   case $1 in
   packages | horovod) echo requirements.txt ;;
-  kernels) echo requirements.txt deepfm/kernels/build.py deepfm/kernels/csrc/* ;;
+  kernels) echo requirements.txt deepfm/{kernels/{build.py,csrc/*},records/{library.py,csrc/*}} ;;
   development) echo requirements.txt requirements-dev.txt ;;
   sagemaker) echo requirements.txt requirements-dev.txt requirements-sagemaker.txt ;;
   mkl) echo requirements.txt requirements-mkl.txt ;;

@@ -307,3 +307,16 @@ def same(found, expected):
             assert one.shape == (len(other), 0) and not other.any()
         else:
             np.testing.assert_array_equal(one, other)
+
+
+def test_numbers_are_written_as_by_python():
+    random = np.random.RandomState(9)
+    bits = random.randint(0, 1 << 32, 100000).astype(np.uint32).view(np.float32)  # all exponents
+    few = np.float32([1 / 3, 1, 0, -0.0, -1, 2, 1e9, 1e-45, np.nan, np.inf, -np.inf])
+    powers = np.float32(10.0) ** np.arange(-20, 1, dtype=np.float32)
+    ties = np.arange(1, 1 << 16, 2, dtype=np.float32) / (1 << 16)  # of 17 bits: digits end in 5
+    near = [np.nextafter(powers, np.float32(to)) for to in (0, 1)]
+    numbers = np.concatenate([bits, few, powers, *near, ties, ties / 256, random.rand(100000)])
+    numbers = numbers.astype(np.float32)
+    assert codec.lines(numbers) == "%.9g\n" * len(numbers) % tuple(numbers.tolist())
+    assert codec.lines(numbers[:0]) == ""

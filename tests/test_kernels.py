@@ -1,5 +1,6 @@
 """The compiled kernels against TensorFlow's own ops, which do the same."""
 
+import contextlib
 import fcntl
 import functools
 import os
@@ -290,19 +291,6 @@ def test_the_first_layer_of_an_applied_model_refuses_an_id_that_is_not_there(row
     found = COMPILED.applied_first_layer(w, v, [0, row], tf.ones([2]), tf.ones([2 * K, 4]), 2)
     with refused(match="is not in"):
         evaluate(*found)
-
-
-def test_numbers_are_written_as_by_python():
-    random = np.random.RandomState(9)
-    bits = random.randint(0, 1 << 32, 100000).astype(np.uint32).view(np.float32)  # all exponents
-    few = np.float32([1 / 3, 1, 0, -0.0, -1, 2, 1e9, 1e-45, np.nan, np.inf, -np.inf])
-    powers = np.float32(10.0) ** np.arange(-20, 1, dtype=np.float32)
-    ties = np.arange(1, 1 << 16, 2, dtype=np.float32) / (1 << 16)  # of 17 bits: digits end in 5
-    near = [np.nextafter(powers, np.float32(to)) for to in (0, 1)]
-    numbers = np.concatenate([bits, few, powers, *near, ties, ties / 256, random.rand(100000)])
-    numbers = numbers.astype(np.float32)
-    assert COMPILED.lines(numbers) == TENSORFLOW.lines(numbers)
-    assert COMPILED.lines(numbers[:0]) == ""
 
 
 def found_pairs(*arguments):
@@ -720,7 +708,7 @@ def test_what_is_not_packed_is_refused(parts):
     for attempt in (
         lambda: evaluate(reading.unpack(wrong)),
         lambda: evaluate(COMPILED.parse(wrong, SCHEMA, None)[0]),
-        lambda: evaluate(parse_lines(wrong)[0]),
+        lambda: evaluate(COMPILED.parse_lines(wrong, SCHEMA, None)[0]),
         lambda: unpacked(COMPILED.rechunked(dataset, 2)),
     ):
         with refused(match="packed|ends do not fit"):
@@ -835,12 +823,6 @@ def test_a_file_that_is_missing_is_named(tmp_path):
 SCHEMA = records.Schema(4, 50)
 
 
-def parse_lines(packed, id_offset=0):
-    return build.raw_ops().deepfm_parse_lines(
-        lines=packed, field_size=SCHEMA.field_size, feature_size=SCHEMA.limit, id_offset=id_offset
-    )
-
-
 @pytest.fixture(scope="module", params=["", "multi_valued", "weighted", "with_labels"])
 def schema(request):
     """The schema of plain records, or with one of its switches thrown."""
@@ -848,21 +830,26 @@ def schema(request):
     return SCHEMA._replace(feature_size=5000, **switch)
 
 
-@pytest.fixture(scope="module")
-def parsers(schema):
-    """serialized -> what the kernel makes of them, and what TensorFlow does, or None."""
+@contextlib.contextmanager
+def both_parsers(kernel, tensorflow, schema):
+    """(strings -> what the kernel makes of them, likewise TensorFlow); None if it refuses them."""
     with tf.Graph().as_default(), v1.Session() as session:
         place = v1.placeholder(tf.string, [None])
-        kernel = COMPILED.parse(reading.pack(place), schema, None)
 
-        def outcome(parsed, serialized):
+        def outcome(parsed, strings):
             try:
-                return session.run(parsed, {place: serialized})
+                return session.run(parsed, {place: strings})
             except (tf.errors.InvalidArgumentError, tf.errors.DataLossError):
                 return None
 
-        parsed = kernel, records.parse(place, schema)
+        parsed = kernel(reading.pack(place), schema, None), tensorflow(place, schema)
         yield [functools.partial(outcome, each) for each in parsed]
+
+
+@pytest.fixture(scope="module")
+def parsers(schema):
+    with both_parsers(COMPILED.parse, records.parse, schema) as found:
+        yield found
 
 
 def assert_records_agree(parsers, serialized):
@@ -1012,34 +999,11 @@ def test_records_that_lack_a_feature_are_refused_as_by_tensorflow(parsers, schem
     assert (assert_records_agree(parsers, batch) is not None) == good
 
 
-@pytest.fixture(scope="module")
-def line_parsers():
-    """lines -> what the kernel makes of them, and what TensorFlow does or None."""
-    schema = SCHEMA._replace(id_offset=1)
-    with tf.Graph().as_default(), v1.Session() as session:
-        place = v1.placeholder(tf.string, [None])
-        packed = reading.pack(place)
-        found = parse_lines(packed, id_offset=1)
-        wanted = libsvm.parse_lines(place, schema)
-
-        def wanted_of(lines):
-            try:
-                return session.run(wanted, {place: lines})
-            except tf.errors.InvalidArgumentError:
-                return None
-
-        yield lambda lines: session.run(found, {place: lines}), wanted_of
-
-
-def assert_lines_agree(parsers, line):
-    """Whether the kernel calls a line good; if so, TensorFlow must read the same bits."""
-    good, *found = parsers[0]([line])
-    if good:
-        wanted = parsers[1]([line])
-        assert wanted is not None, line
-        for one, other in zip(found, wanted):
-            assert one.tobytes() == other.tobytes(), line
-    return good
+@pytest.fixture(scope="module", params=[{}, {"pad": True}, {"weighted": True}], ids=str)
+def line_parsers(request):
+    schema = SCHEMA._replace(id_offset=1, **request.param)
+    with both_parsers(COMPILED.parse_lines, libsvm.parse_lines, schema) as found:
+        yield found
 
 
 def test_numbers_of_lines_are_read_to_the_bit(line_parsers):
@@ -1050,8 +1014,7 @@ def test_numbers_of_lines_are_read_to_the_bit(line_parsers):
     for _ in range(500):
         values = [number() for _ in range(2)] + [repr(random.randn()), f"{random.rand():.6g}"]
         line = "1 " + " ".join(f"{random.randint(49)}:{value}" for value in values)
-        if "e" not in line:
-            assert assert_lines_agree(line_parsers, line.encode())
+        assert assert_records_agree(line_parsers, [line.encode()])
 
 
 @pytest.mark.parametrize(
@@ -1063,7 +1026,7 @@ def test_numbers_of_lines_are_read_to_the_bit(line_parsers):
     ],
 )  # fmt: skip
 def test_odd_numbers_of_lines_are_read_to_the_bit(line_parsers, number):
-    assert assert_lines_agree(line_parsers, f"0 1:{number} 2:1 3:1 4:{number}".encode())
+    assert assert_records_agree(line_parsers, [f"0 1:{number} 2:1 3:1 4:{number}".encode()])
 
 
 @pytest.mark.parametrize("behind", range(8, 24))
@@ -1073,38 +1036,37 @@ def test_digits_behind_the_point_are_read_to_the_bit(line_parsers, digits, behin
     number = f"0.{digits.zfill(behind)}"
     if len(digits) > behind:
         number = f"{digits[:-behind]}.{digits[-behind:]}"
-    good, _, _, values, _ = line_parsers[0]([f"0 1:{number} 2:-{number} 3:1 4:1".encode()])
-    assert good
+    _, _, values, *_ = line_parsers[0]([f"0 1:{number} 2:-{number} 3:1 4:1".encode()])
     wanted = np.float32(number)  # Python reads it as the nearest double, far from a tie of floats
     np.testing.assert_array_equal(values[0], [wanted, -wanted, 1, 1])
 
 
-def test_what_the_line_parser_calls_good_tensorflow_reads_alike(line_parsers):
-    """Lines with a byte changed, left out or put in, at any place."""
+def test_any_lines_are_read_or_refused_as_by_tensorflow(line_parsers):
+    """Lines with a byte changed, left out or put in, at any place. They have no comments."""
     agreed = 0
     for line in (b"1 3:0.25 0:1 48:-7.5 12:100", b"-1 1:1 2:2 3:3 4:4"):
-        assert assert_lines_agree(line_parsers, line)
+        assert assert_records_agree(line_parsers, [line])
         for at in range(len(line)):
-            for byte in b"0 9:.-+e#x\r\t\0\xff":
-                for rest in (line[at:], line[at + 1 :]):
-                    agreed += assert_lines_agree(line_parsers, line[:at] + bytes([byte]) + rest)
-            agreed += assert_lines_agree(line_parsers, line[:at] + line[at + 1 :])
-    assert agreed > 50
+            changed = [line[:at] + line[at + 1 :]]
+            for byte in b"0 9:.-+ex\r\t\0\xff":
+                changed += [line[:at] + bytes([byte]) + line[at + i :] for i in (0, 1)]
+            agreed += sum(assert_records_agree(line_parsers, [x]) is not None for x in changed)
+    assert agreed > 100
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        b"", b"1", b"2 1:1 2:1 3:1 4:1", b"1 1:1 2:1 3:1", b"1 1:1 2:1 3:1 4:1 5:1",
+        b"1", b"2 1:1 2:1 3:1 4:1", b"1 1:1 2:1 3:1", b"1 1:1 2:1 3:1 4:1 5:1",
         b"1 1:1 2:1 3:1 49:1", b"1 -2:1 2:1 3:1 4:1", b"1 1:1  2:1 3:1 4:1", b"1 1:1 2:1 3:1 4:1 ",
         b"1 1:1 2:1 3:1 4:nan", b"1 1:1 2:1 3:1 4:1e3", b"1 1:1 2:1 3:1 4:" + b"9" * 50,
         b"1 1:1 2:1 3:1 9223372036854775807:1", b"1 1:1 2:1 3:1 4:1\r", b"1 1:1 2:1 3:1 4:.",
+        b"1:2 1:1 2:1 3:1 4:1", b"1:-2 1:1 2:1 3:1 4:1", b"\x0b1 1:1\x0c2:1\t3:0x1F 4:1E-2",
     ],
 )  # fmt: skip
-def test_lines_that_need_a_second_look_are_not_called_good(line_parsers, line):
+def test_odd_lines_are_read_or_refused_as_by_tensorflow(line_parsers, line):
     fine = b"1 1:1 2:1 3:1 4:1"
-    assert not line_parsers[0]([fine, line, fine])[0]
-    assert line_parsers[0]([fine, fine])[0]
+    assert_records_agree(line_parsers, [fine, line, fine])
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ B: records in a batch. F: fields (field_size). M: the most ids of a record of th
 import tensorflow as tf
 
 from deepfm.data import example_bytes
+from deepfm.records import wire
 from deepfm.records.schema import Schema  # noqa: F401  records.Schema
 
 
@@ -82,10 +83,15 @@ def parse(serialized, schema):
         tf.errors.InvalidArgumentError: when run, for a batch with a bad record (see `bad_records`);
             DataLossError if a record is not a protocol buffer at all.
     """
-    labels, ids, values, counts, num_ids, num_values, *weights = example_bytes.decode_any(
-        serialized, schema.field_size, schema.with_labels, schema.with_weights
-    )
-    counts.set_shape([None, schema.field_size])
+    fields = schema.field_size
+    # The decoder takes no empty batch, and makes a column even if no record has a value.
+    ids, counts = ([], [0] * fields) if schema.multi_valued else ([0] * fields, None)
+    one_more = tf.concat([serialized, [wire.write(0, ids, ids, counts)]], 0)
+    found = example_bytes.decode_any(one_more, fields, schema.with_labels, schema.with_weights)
+    labels, ids, values, counts, num_ids, num_values, *weights = (x[:-1] for x in found)
+    longest = tf.reduce_max(found[4]) if schema.multi_valued else fields
+    ids, values = ids[:, :longest], values[:, :longest]
+    counts.set_shape([None, fields])
     of_record = tf.cast(num_ids, tf.int64)
     if schema.multi_valued:
         # One by one, because a sum of large counts might overflow to the right one.
@@ -97,7 +103,7 @@ def parse(serialized, schema):
     with tf.control_dependencies(checks):
         counts = tf.cast(counts, tf.int32)
         if not schema.multi_valued:
-            width = [-1, schema.field_size]
+            width = [-1, fields]
             ids, values = tf.reshape(ids, width), tf.reshape(values, width)
             return check(labels, ids, values, schema, *weights)
     labels, ids, values, *weights = check(labels, ids, values, schema, *weights)

@@ -1,4 +1,4 @@
-"""python -m deepfm.kernels builds the library of the compiled operators, unless it is built."""
+"""python -m deepfm.kernels builds the compiled operators, and the codec, unless they are built."""
 
 import subprocess
 import sys
@@ -7,7 +7,9 @@ from deepfm.runtime import check_python  # noqa: F401  says what to do if Tensor
 
 # isort: split
 from deepfm.kernels import build, compiled
+from deepfm.records import library as of_records
 
+of_records.load()
 try:
     print(build.library() if compiled.built() else build.build())
 except (OSError, subprocess.CalledProcessError) as error:

@@ -8,37 +8,32 @@ https://github.com/tensorflow/docs/blob/r1.15/site/en/guide/create_op.md
 """
 
 import concurrent.futures
-import fcntl
 import functools
 import glob
 import hashlib
 import math
 import os
-import shlex
 import subprocess
 import sys
-import tempfile
 import time
 from typing import Optional
 
 import tensorflow as tf
 
-from deepfm.runtime import atomic_files
+from deepfm.records import library as of_records
 
 _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "csrc")
 _OPTIONS = [
-    "-std=c++14", "-O3", "-DNDEBUG", "-fPIC", "-fno-math-errno", "-fno-trapping-math",
+    *of_records.OPTIONS,
     "-Wno-psabi",  # vectors of other processors are never handed over
-    "-ffp-contract=off",  # same results on processors with and without fused multiply-add
-]  # fmt: skip
-if os.environ.get("DEEPFM_SANITIZE"):  # tests/sanitize.sh
-    _OPTIONS += ["-O1", "-g", "-fsanitize=address,undefined"]
+]
 
 
 def library() -> str:
     """The path of the library built from these sources, whether it exists or not."""
     digest = hashlib.sha256(repr([tf.version.VERSION, tf.version.GIT_VERSION, _OPTIONS]).encode())
-    for path in sorted(glob.glob(f"{_FOLDER}/*.cc") + glob.glob(f"{_FOLDER}/*.h")):
+    shared = glob.glob(f"{of_records.SOURCES}/*.h")  # which the operators include
+    for path in sorted(glob.glob(f"{_FOLDER}/*.cc") + glob.glob(f"{_FOLDER}/*.h")) + sorted(shared):
         with open(path, "rb") as f:
             digest.update(f.read())
     beside = os.path.join(os.path.dirname(tf.sysconfig.get_lib()), "deepfm_kernels")
@@ -67,57 +62,29 @@ def build(seconds: Optional[float] = None) -> str:
         subprocess.TimeoutExpired: it takes longer than `seconds`.
     """
     path = library()
-    folder = os.path.dirname(path)
-    os.makedirs(folder, exist_ok=True)
-    end = time.monotonic() + (math.inf if seconds is None else seconds)
-    before = _changed(path)
-    with open(os.path.join(folder, "lock"), "w") as lock:
-        while not _locked(lock):
-            if time.monotonic() > end:
-                raise subprocess.TimeoutExpired("another process", seconds)
-            time.sleep(0.1)
-        if _changed(path) == before:
-            _compile(path, end)
+    of_records.build_once(path, _compile, seconds)
     return path
 
 
-def _changed(path):
-    """When a file was last written; None if it does not exist."""
-    return os.stat(path).st_mtime_ns if os.path.exists(path) else None
-
-
-def _locked(file):
-    """Locks a file until it is closed, or its process ends; returns whether that worked."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _compile(path, end):
-    """Compiles the library at `path`, until the time `end`."""
-    compiler = shlex.split(os.environ.get("CXX", "g++"))
+    """Compiles the library as `path`, in a folder for it alone, until the time `end`."""
+    folder = os.path.dirname(path)
 
     def run(*words):
         left = end - time.monotonic()
         timeout = None if left == math.inf else max(left, 0)
-        subprocess.run(
-            [*compiler, *_OPTIONS, *words], check=True, stdout=sys.stderr, timeout=timeout
-        )
+        words = [*of_records.compiler(), *_OPTIONS, *words]
+        subprocess.run(words, check=True, stdout=sys.stderr, timeout=timeout)
 
-    flags = tf.sysconfig.get_compile_flags()
+    flags = [*tf.sysconfig.get_compile_flags(), "-I", of_records.SOURCES]
     sources = sorted(glob.glob(f"{_FOLDER}/*.cc"), key=os.path.getsize)
-    with tempfile.TemporaryDirectory(dir=os.path.dirname(path)) as unfinished:
-        # TensorFlow's headers take longer to compile than our code, so only two units include them.
-        units = [os.path.join(unfinished, f"{half}.cc") for half in (0, 1)]
-        for half, unit in enumerate(units):
-            with open(unit, "w") as f:
-                f.writelines(f'#include "{source}"\n' for source in sources[half::2])
-        objects = [f"{unit}.o" for unit in units]
-        with concurrent.futures.ThreadPoolExecutor() as pool:
-            compile_one = lambda unit, made: run("-c", *flags, unit, "-o", made)
-            list(pool.map(compile_one, units, objects))
-        made = os.path.join(unfinished, "kernels.so")
-        run("-shared", *objects, "-o", made, *tf.sysconfig.get_link_flags())
-        atomic_files.replace(made, path)
+    # TensorFlow's headers take longer to compile than our code, so only two units include them.
+    units = [os.path.join(folder, f"{half}.cc") for half in (0, 1)]
+    for half, unit in enumerate(units):
+        with open(unit, "w") as f:
+            f.writelines(f'#include "{source}"\n' for source in sources[half::2])
+    objects = [f"{unit}.o" for unit in units]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        compile_one = lambda unit, made: run("-c", *flags, unit, "-o", made)
+        list(pool.map(compile_one, units, objects))
+    run("-shared", *objects, "-o", path, *tf.sysconfig.get_link_flags())

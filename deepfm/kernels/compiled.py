@@ -19,7 +19,6 @@ from deepfm.kernels import (
     dropout,
     first_layer,
     ftrl,
-    lines,
     parsing,
     reading,
     rows,
@@ -74,7 +73,7 @@ def _build():
 
 class _Compiled(
     rows.Compiled, first_layer.Compiled, dropout.Compiled, adam.Compiled, ftrl.Compiled,
-    lines.Compiled, reading.Compiled, parsing.Compiled, Ops,
+    reading.Compiled, parsing.Compiled, Ops,
 ):  # fmt: skip
     """The compiled operators; TensorFlow's take over what these cannot handle."""
 

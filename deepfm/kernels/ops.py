@@ -5,12 +5,12 @@ chosen once; the code that receives them need not know which they are. With the 
 the same records and drop the same units.
 """
 
-from deepfm.kernels import adam, dropout, first_layer, ftrl, lines, parsing, reading, rows
+from deepfm.kernels import adam, dropout, first_layer, ftrl, parsing, reading, rows
 
 
 class Ops(
     rows.Plain, first_layer.Plain, dropout.Plain, adam.Plain, ftrl.Plain,
-    lines.Plain, reading.Plain, parsing.Plain,
+    reading.Plain, parsing.Plain,
 ):  # fmt: skip
     """TensorFlow's own operations.
 

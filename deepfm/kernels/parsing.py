@@ -1,9 +1,6 @@
 """Batches of raw records, parsed. B: records in a batch. F: fields."""
 
-import tensorflow as tf
-
 from deepfm.kernels.build import raw_ops
-from deepfm.kernels.reading import unpack
 
 
 class Plain:
@@ -40,11 +37,8 @@ class Compiled:
         return (*found, *weights)
 
     def parse_lines(self, chunk, schema, plain):
-        if schema.pad:
-            return plain(unpack(chunk), schema)
-        good, *found, weights = raw_ops().deepfm_parse_lines(
-            chunk, schema.field_size, schema.limit, schema.id_offset,
+        *found, weights = raw_ops().deepfm_parse_lines(
+            chunk, schema.field_size, schema.limit, schema.id_offset, pad=schema.pad,
             num_weights=int(schema.weighted),
         )  # fmt: skip
-        found += weights if schema.with_weights else []
-        return tf.cond(good, lambda: tuple(found), lambda: plain(unpack(chunk), schema))
+        return (*found, *(weights if schema.with_weights else ()))

@@ -9,6 +9,7 @@ folder. Its name has a hash of its sources, and it ends in a hash of its content
 was cut off is not loaded. In the archive for Spark, it is there already (scripts/zip_for_spark.py).
 """
 
+import contextlib
 import ctypes
 import fcntl
 import functools
@@ -30,11 +31,10 @@ from typing import Callable, Iterator, List, Optional
 SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "csrc")
 OPTIONS = [
     "-std=c++14", "-O3", "-DNDEBUG", "-fPIC", "-fno-math-errno", "-fno-trapping-math",
-    "-s", "-ffp-contract=off",  # same results on processors with and without fused multiply-add
+    "-ffp-contract=off",  # same results on processors with and without fused multiply-add
 ]  # fmt: skip
 if os.environ.get("DEEPFM_SANITIZE"):  # tests/sanitize.sh
     OPTIONS += ["-O1", "-g", "-fsanitize=address,undefined"]
-MACHINES = ("x86_64", "aarch64")
 ADVICE = "install g++, or the package ziglang ('pip install ziglang')"
 _HASH = 32  # bytes
 
@@ -51,8 +51,8 @@ def load() -> Optional[ctypes.CDLL]:
         return _unpacked(loader) if hasattr(loader, "archive") else _built()
     except Unavailable as error:
         logging.getLogger(__name__).warning(
-            "Records are read and written by plain Python, slowly, because there is no compiled "
-            "codec: %s.", error
+            "There is no compiled codec (%s): data tools read and write records by plain Python, "
+            "slowly, and only a few.", error
         )  # fmt: skip
         return None
 
@@ -75,10 +75,9 @@ def call(function: str, *arguments) -> int:
 
 
 def _built():
-    try:
-        return _open(build())
-    except OSError:
-        pass
+    for path in filter(os.path.exists, _paths("")):
+        with contextlib.suppress(OSError):
+            return _open(path)
     try:
         return _open(build(again=True))
     except OSError as error:
@@ -108,11 +107,12 @@ def _unpacked(loader):
     for folder in (os.path.dirname(os.path.abspath(loader.archive)), *_folders()):
         path = os.path.join(folder, name)
         try:
-            if not os.path.exists(path):
-                os.makedirs(folder, exist_ok=True)
-                with tempfile.NamedTemporaryFile(dir=folder, delete=False) as unfinished:
-                    unfinished.write(content)
-                os.replace(unfinished.name, path)
+            with contextlib.suppress(OSError):  # not there, or cut off
+                return _open(path)
+            os.makedirs(folder, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=folder, delete=False) as unfinished:
+                unfinished.write(content)
+            os.replace(unfinished.name, path)
             return _open(path)
         except OSError as error:
             reason = error
@@ -143,20 +143,14 @@ def build(machine: str = "", again: bool = False) -> str:
     """Compiles the library unless it is there, and returns its path.
 
     Args:
-        machine: the kind of machine that it must run on, by its name in MACHINES, with any Linux
-            since 2012, for which ziglang compiles; empty: this one.
+        machine: the kind of machine that it must run on, x86_64 or aarch64, with any Linux since
+            2012, for which ziglang compiles; empty: this one.
         again: whether it is to be compiled in any case.
 
     Raises:
         Unavailable: it cannot be.
     """
-    kind = machine or platform.machine()
-    digest = hashlib.sha256(repr([OPTIONS, bool(machine)]).encode())
-    for path in sorted(glob.glob(f"{SOURCES}/*")):
-        with open(path, "rb") as f:
-            digest.update(f.read())
-    name = f"codec-{kind}-{digest.hexdigest()[:16]}.so"
-    paths = [os.path.join(folder, name) for folder in _folders()]
+    paths = _paths(machine)
     there = [path for path in paths if os.path.exists(path)]
     if there and not again:
         return there[0]
@@ -168,6 +162,16 @@ def build(machine: str = "", again: bool = False) -> str:
         except OSError as error:
             reason = error
     raise Unavailable(str(reason))
+
+
+def _paths(machine):
+    """Where the library for a kind of machine may be, the best first."""
+    digest = hashlib.sha256(repr([OPTIONS, machine]).encode())
+    for path in sorted(glob.glob(f"{SOURCES}/*")):
+        with open(path, "rb") as f:
+            digest.update(f.read())
+    name = f"codec-{machine or platform.machine()}-{digest.hexdigest()[:16]}.so"
+    return [os.path.join(folder, name) for folder in _folders()]
 
 
 def build_once(path: str, make: Callable[[str, float], None], seconds: Optional[float] = None):

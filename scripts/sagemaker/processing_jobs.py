@@ -84,7 +84,7 @@ def start_on_spark(words):
     check_flags(["-m", "data_tools.on_spark", words[0]], [*places, *words[1:]])
     driver, pins = "code/spark_on_sagemaker.py", programs.ROOT / "requirements-spark.txt"
     uploads = {
-        "py-files/deepfm_spark.zip": zip_for_spark.zipped(),
+        "py-files/deepfm_spark.zip": zip_for_spark.zipped(zip_for_spark.libraries()),
         f"files/{pins.name}": pins.read_bytes(),
         driver: (programs.SCRIPTS / "sagemaker/spark_on_sagemaker.py").read_bytes(),
     }

@@ -41,6 +41,7 @@ class Packed {
   }
 
   size_t size() const { return size_; }
+  size_t bytes() const { return bytes_.size(); }
   tensorflow::StringPiece operator[](size_t i) const {
     const tensorflow::uint64 begin = i == 0 ? 0 : End(i - 1);
     return {bytes_.data() + begin, static_cast<size_t>(End(i) - begin)};

@@ -2,11 +2,10 @@
 //
 // data/reading.py and kernels/reading.py do the same with TensorFlow's own datasets; tests compare
 // the two, and those take over if these are not built.
+#include "frames.h"
 #include "kernels.h"
 #include "packed.h"
 #include "tensorflow/core/framework/dataset.h"
-#include "tensorflow/core/lib/core/coding.h"
-#include "tensorflow/core/lib/hash/crc32c.h"
 #include "tensorflow/core/lib/random/philox_random.h"
 #include "tensorflow/core/lib/random/random_distributions.h"
 #include "tensorflow/core/platform/env.h"
@@ -139,30 +138,27 @@ class Records : public PackedDataset<Records> {
    protected:
     Status Next(IteratorContext* context, StringPiece* record, bool* end) override {
       if (!file_) TF_RETURN_IF_ERROR(context->env()->NewRandomAccessFile(dataset()->path_, &file_));
-      constexpr uint64 kHead = 12, kTail = 4;
-      TF_RETURN_IF_ERROR(Need(kHead));
+      using codec::kFrame;
+      using codec::kHeader;
+      TF_RETURN_IF_ERROR(Need(kHeader));
       *end = left() == 0;
       if (*end) return CheckEnd();
-      if (left() < kHead) return Bad("truncated");
+      if (left() < kHeader) return Bad("truncated");
       const char* head = buffer_.data() + at_;
-      const uint64 length = core::DecodeFixed64(head);
-      if (!Matches(head, 8, head + 8)) return Bad("corrupted");
+      const auto length = codec::Load<uint64>(head);
+      if (!codec::IsHeader(head)) return Bad("corrupted");
       if (length > uint64{1} << 40) return Bad("corrupted");
-      TF_RETURN_IF_ERROR(Need(kHead + length + kTail));
-      if (left() < kHead + length + kTail) return Bad("truncated");
-      *record = {buffer_.data() + at_ + kHead, length};
-      if (!Matches(record->data(), length, record->end())) return Bad("corrupted");
-      at_ += kHead + length + kTail;
+      TF_RETURN_IF_ERROR(Need(kFrame + length));
+      if (left() < kFrame + length) return Bad("truncated");
+      *record = {buffer_.data() + at_ + kHeader, length};
+      if (!codec::Matches(record->data(), length, record->end())) return Bad("corrupted");
+      at_ += kFrame + length;
       return Status::OK();
     }
 
    private:
     uint64 left() const { return end_ - at_; }
     uint64 position() const { return read_ - left(); }
-
-    static bool Matches(const char* data, size_t n, const char* checksum) {
-      return crc32c::Unmask(core::DecodeFixed32(checksum)) == crc32c::Value(data, n);
-    }
 
     Status Bad(const char* how) const {
       return errors::DataLoss(how, " record at ", position(), " of ", dataset()->path_);

@@ -78,23 +78,38 @@ inline bool ParseNumber(const char** at, const char* end, float* number) {
       break;
     }
   }
-  // Both are exact as floats, or as doubles, so their quotient is the nearest one (Clinger, "How to
-  // Read Floating Point Numbers Accurately", PLDI 1990).
+  int exponent = -behind;
+  if (p < end && (*p == 'e' || *p == 'E')) {
+    const char* q = p + 1;
+    const bool minus = q < end && *q == '-';
+    if (q < end && (*q == '-' || *q == '+')) ++q;
+    const char* begin = q;
+    int power = 0;
+    for (; q < end && IsDigit(*q) && q - begin < 4; ++q) power = 10 * power + (*q - '0');
+    if (q > begin) {
+      exponent += minus ? -power : power;
+      p = q;
+    }
+  }
+  // Both are exact as floats, or as doubles, so their quotient or product is the nearest one
+  // (Clinger, "How to Read Floating Point Numbers Accurately", PLDI 1990).
   if (count > 0 && count <= 19 && (p == end || IsBlank(*p) || *p == ':' || *p == '#')) {
     static const float kPowers[] = {1e0f, 1e1f, 1e2f, 1e3f, 1e4f, 1e5f,
                                     1e6f, 1e7f, 1e8f, 1e9f, 1e10f};
-    static const double kDoubles[] = {1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9,
-                                      1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18, 1e19};
+    static const double kDoubles[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
+                                      1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
+                                      1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
     float magnitude;
-    if (digits <= 1 << 24 && behind <= 10) {
-      magnitude = static_cast<float>(digits) / kPowers[behind];
-    } else if (digits <= 1ull << 53) {
-      const double quotient = static_cast<double>(digits) / kDoubles[behind];
+    if (digits <= 1 << 24 && exponent <= 0 && exponent >= -10) {
+      magnitude = static_cast<float>(digits) / kPowers[-exponent];
+    } else if (digits <= 1ull << 53 && exponent <= 22 && exponent >= -22) {
+      const double whole = digits;
+      const double exact = exponent < 0 ? whole / kDoubles[-exponent] : whole * kDoubles[exponent];
       // A double that is half-way between two floats may not be where the text is.
-      if ((Load<uint64>(&quotient) & ((1ull << 29) - 1)) == 1ull << 28) {
+      if ((Load<uint64>(&exact) & ((1ull << 29) - 1)) == 1ull << 28) {
         return ParseAnyNumber(at, end, number);
       }
-      magnitude = static_cast<float>(quotient);
+      magnitude = static_cast<float>(exact);
     } else {
       return ParseAnyNumber(at, end, number);
     }
