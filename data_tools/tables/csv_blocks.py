@@ -212,8 +212,3 @@ def read(part: LinePart) -> Iterator[Tuple[int, LineBlock]]:
             before += len(ends)
     except BadInput as error:
         raise BadInput(f"{str(error).rstrip('.')} after line {before}.") from error
-
-
-def count_rows(part: LinePart) -> Iterator[Tuple[int, int]]:
-    """Yields (bytes of the file read, rows) for each block of a part."""
-    return ((size, len(block)) for size, block in read(part))
