@@ -174,17 +174,8 @@ def expected_of(rows, folder, **flags):
     return from_text(rows.libsvm(values, ids), folder, **flags)
 
 
-def test_columns_of_a_parquet_file_give_the_bytes_of_libsvm(tmp_path):
-    rows = Rows()
-    expected = expected_of(rows, tmp_path, num_files=2)
-    path = write(tmp_path / "a.pq", table(rows), row_group_size=90)
-    columns = describe(tmp_path, WITH_VALUES)
-    found = convert(path, tmp_path / "out", columns=columns, num_files=2, num_workers=2)
-    assert found == expected
-
-
-@pytest.mark.parametrize("how", ["header", "bare", "tabs", "gzip"])
-def test_a_csv_gives_the_bytes_of_libsvm(tmp_path, how):
+@pytest.mark.parametrize("how", ["parquet", "header", "bare", "tabs", "gzip"])
+def test_columns_of_numbers_give_the_bytes_of_libsvm(tmp_path, how):
     rows, flags = Rows(), {"num_files": 3}
     expected = expected_of(rows, tmp_path, **flags)
     columns = table(rows)
@@ -205,6 +196,8 @@ def test_a_csv_gives_the_bytes_of_libsvm(tmp_path, how):
     if how == "gzip":
         path = tmp_path / "a.tsv.gz"
         path.write_bytes(gzip.compress((tmp_path / "a.csv").read_bytes()))
+    if how == "parquet":
+        path = write(tmp_path / "a.pq", columns, row_group_size=90)
     for workers in (1, 2):
         assert convert(path, tmp_path / f"out{workers}", num_workers=workers, **flags) == expected
 

@@ -81,8 +81,8 @@ def test_a_key_is_that_of_its_text(kind):
     cells = [str(x) for x in numbers_near_bounds()] + ["0", "-1", "2", "-999999999999"]
     file = csv_blocks.CsvFile(b"\t", 1, ("x",), (0,), False)
     zeros = np.zeros(len(cells), np.int64)
-    lines = [cell.encode() for cell in cells]
-    block = csv_blocks.LineBlock("a.tsv", lines, zeros, zeros, None, file)
+    text = "".join(f"{cell}\n" for cell in cells).encode()
+    block = csv_blocks.LineBlock("a.tsv", text, zeros, zeros, None, file)
     rows = row_parser.parse(block, row_parser.Layout(None, False, [Column("x", kind)]))
     expected = [row_parser.key_of(kind, feature_map.text_of(kind, cell).encode()) for cell in cells]
     assert rows.keys[0].tolist() == expected

@@ -213,7 +213,8 @@ def test_without_pyarrow_the_sentence_has_the_command_that_installs_it(
 ):
     monkeypatch.setitem(sys.modules, "pyarrow", None)  # importing it fails
     pinned = f"pyarrow=={blocks.VERSION}"
-    assert pinned in (ROOT / "requirements.txt").read_text()
+    for name in ("requirements.txt", "scripts/sagemaker/convert_on_sagemaker.sh"):
+        assert pinned in (ROOT / name).read_text()
     command = f"'{sys.executable} -m pip install {pinned}'"
     words = f"a.{suffix}: reading a table needs pyarrow, which is not installed; run {command}"
     path = tmp_path / f"a.{suffix}"

@@ -94,7 +94,7 @@ def encode_row(feature_map: FeatureMap, cells: Sequence[Any]) -> Tuple[List[int]
 
 
 def _text_of_json(cell):
-    """The text that a cell other than a string stands for, as parquet_rows reads it."""
+    """The text that a cell other than a string stands for, as parquet_blocks reads it."""
     if cell is None or cell != cell:  # null, NaN
         return ""
     if not isinstance(cell, (int, float)):

@@ -13,6 +13,7 @@ from data_tools.click_logs.column_kinds import SCALED, Column
 from data_tools.click_logs.feature_map import FeatureMap, Field
 from data_tools.click_logs.row_parser import LONG, MISSING, Rows
 from data_tools.click_logs.vocabulary import Counts
+from data_tools.tables.blocks import numpy_of
 
 
 class FieldTable:
@@ -45,10 +46,10 @@ class FieldTable:
         import pyarrow as pa
 
         rare, cells = self.first_id + 1, pa.array(keys).dictionary_encode()
-        keys = cells.dictionary.to_numpy()  # those that differ
+        keys = numpy_of(cells.dictionary, np.uint64)  # those that differ
         places = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         ids = np.where(self._keys[places] == keys, self._ids[places], rare)
-        ids = ids[cells.indices.to_numpy()]
+        ids = ids[numpy_of(cells.indices, np.int32)]
         if long is not None:
             rows, texts = long
             ids[rows] = [self.long.get(text, rare) for text in texts]

@@ -17,7 +17,7 @@ import numpy as np
 from data_tools.click_logs import feature_map
 from data_tools.click_logs.column_kinds import BUCKETS, CATEGORY, HOUR, Column
 from data_tools.tables import blocks
-from data_tools.tables.blocks import BadRows, quoted
+from data_tools.tables.blocks import BadRows, numpy_of, quoted
 
 MISSING, LONG = 0, 2**64 - 1  # UTF-8 text never has the byte 255
 _MINUS = ord("-")
@@ -73,7 +73,7 @@ def parse(block, layout: Layout) -> Rows:
     for kind, which in itertools.groupby(range(len(keys)), kind_of):  # consecutive fields
         run = list(which)
         cells = slice(run[0], run[-1] + 1)
-        integers = functools.partial(_integers, text, keys[cells], starts[cells], ends[cells])
+        integers = functools.partial(_integers, kind, text, keys[cells], starts[cells], ends[cells])
         keys[cells] = _keys(kind, keys[cells], lengths[cells], integers)
     return Rows(block.starts, labels, keys, _long(text, starts, lengths, layout.columns))
 
@@ -92,7 +92,7 @@ def _keys(kind, keys, lengths, integers):
         kind: a kind from column_kinds except INTEGER, which has become BUCKETS or SCALED.
         keys: uint64, the first 8 bytes of each cell, little-endian.
         lengths: bytes in each cell.
-        integers: () -> int64, the integers in the cells; raises BadRows if a cell is not one.
+        integers: () -> what `_integers` returns.
     """
     if kind == CATEGORY:
         keys = keys.byteswap()
@@ -103,23 +103,31 @@ def _keys(kind, keys, lengths, integers):
         if ((lengths != 0) & (lengths != 8)).any() or ((keys & np.uint64(0xFF)) == _MINUS).any():
             raise BadRows
         return (keys.byteswap() & np.uint64(0xFFFF)) << np.uint64(48)
-    if kind == BUCKETS:  # as feature_map.bucket
-        logs = np.log(np.maximum(x, 3))
-        x = np.where(x > 2, np.floor(logs * logs).astype(np.int64), x - 3)
     keys = x.view(np.uint64) ^ _SIGN
     keys[lengths == 0] = MISSING
     return keys
 
 
-def _integers(text, keys, starts, ends):
-    """The integers in cells, 0 for an empty one. int64, with the shape of starts."""
-    there = ends > starts
-    starts, ends = starts[there], ends[there]
-    digits = ends - starts - ((keys[there] & np.uint64(0xFF)) == _MINUS)
-    if (digits > _DIGITS).any():
+def _integers(kind, text, keys, starts, ends):
+    """The integers in cells, or their buckets; 0 for an empty one. int64, with the keys' shape."""
+    import pyarrow as pa
+
+    there, x = ends > starts, np.zeros(keys.shape, np.int64)
+    starts, sizes = starts[there], (ends - starts)[there]
+    # Many are the same, and those of up to 8 bytes have the same key.
+    alone = ~np.arange(len(starts), dtype=np.uint64)
+    cells = pa.array(np.where(sizes > 8, alone, keys[there])).dictionary_encode()
+    codes, which = numpy_of(cells.indices, np.int32), np.empty(len(cells.dictionary), np.int64)
+    which[codes] = np.arange(len(codes))
+    starts, sizes = starts[which], sizes[which]
+    minus = np.frombuffer(text, np.uint8)[starts] == _MINUS
+    if (sizes - minus > _DIGITS).any():
         raise BadRows
-    x = np.zeros(there.shape, np.int64)
-    x[there] = blocks.integers(text, starts, ends)
+    found = blocks.integers(text, starts, starts + sizes)
+    if kind == BUCKETS:  # as feature_map.bucket
+        logs = np.log(np.maximum(found, 3))
+        found = np.where(found > 2, np.floor(logs * logs).astype(np.int64), found - 3)
+    x[there] = found[codes]
     return x
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from data_tools.click_logs.column_kinds import SCALED, Column
 from data_tools.click_logs.row_parser import LONG, MISSING
 from data_tools.common import tallies
+from data_tools.tables.blocks import numpy_of
 from deepfm.errors import BadInput
 
 
@@ -84,7 +85,7 @@ def count(keys: np.ndarray, long: List[bytes]) -> Counts:
     import pyarrow as pa  # it hashes, np.unique sorts
 
     keys, counts = pa.array(keys[(keys != MISSING) & (keys != LONG)]).value_counts().flatten()
-    keys, counts = keys.to_numpy(), counts.to_numpy()
+    keys, counts = numpy_of(keys, np.uint64), numpy_of(counts, np.int64)
     order = np.argsort(keys)
     return Counts(keys[order], counts[order], collections.Counter(long))
 

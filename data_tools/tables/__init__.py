@@ -1,1 +1,1 @@
-"""Tables whose ids are already encoded, CSV or Parquet, as input of the converter."""
+"""Tables, CSV or Parquet: the cells of their rows, and encoded ids as input of the converter."""

@@ -29,7 +29,7 @@ VERSION = "12.0.1"  # of pyarrow, the last for Python 3.7
 UNEXPLAINED = "cannot be read as a record"  # though no fault is found
 _INTEGER, _DECIMAL = b"-0123456789", b"-0123456789.eE"
 _CHARACTERS = 31  # of a number, at most
-_SIGNED, _ZERO = 9, re.compile(r"-(?=.)0*\.?0*")  # a zero that keeps its sign, its length at most
+_SIGNED, _ZERO = 9, re.compile(r"-(0+\.?0*|\.0+)")  # a zero that keeps its sign, its length at most
 _TINY = np.finfo(np.float32).tiny
 
 
@@ -126,7 +126,7 @@ def integers(text: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     if letters.translate(None, _INTEGER):
         raise BadRows
     try:
-        return cells.cast(pa.int64()).to_numpy()
+        return numpy_of(cells.cast(pa.int64()), np.int64)
     except pa.ArrowInvalid:
         raise BadRows from None
 
@@ -138,14 +138,20 @@ def numbers(text: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     cells, letters = _cells(text, starts, ends)
     if not letters.translate(None, _DECIMAL) and (ends - starts).max(initial=0) <= _CHARACTERS:
         try:
-            found = normal(cells.cast(pa.float32()).to_numpy())
+            found = normal(numpy_of(cells.cast(pa.float32()), np.float32))
             return np.where((found == 0) & (ends - starts > _SIGNED), np.float32(0), found)
         except pa.ArrowInvalid:
             pass
     cells = cells.dictionary_encode()
     zero = lambda text: len(text) <= _SIGNED and _ZERO.fullmatch(text)
     found = [-0.0 if zero(x) else number_of(x.encode()) for x in cells.dictionary.to_pylist()]
-    return np.array(found, np.float32)[cells.indices.to_numpy()]
+    return np.array(found, np.float32)[numpy_of(cells.indices, np.int32)]
+
+
+def numpy_of(array, kind) -> np.ndarray:
+    """A pyarrow Array of numbers without nulls; its own to_numpy looks for pandas each time."""
+    at = array.offset * np.dtype(kind).itemsize
+    return np.ndarray([len(array)], kind, array.buffers()[1], at)
 
 
 def normal(x: np.ndarray) -> np.ndarray:

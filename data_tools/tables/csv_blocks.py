@@ -75,25 +75,30 @@ class LineBlock:
 
     Args:
         path: the file.
-        lines: without their newlines.
+        text: the lines, each with its newline.
         starts: int64 [B], the byte of the file where each begins.
         numbers: int64 [B], how many lines of the part come before each.
         first: returns the number of the part's first line; called for a bad line.
         file: the CsvFile.
     """
 
-    def __init__(self, path, lines, starts, numbers, first, file):
-        self.path, self._lines, self.starts = path, lines, starts
+    def __init__(self, path, text, starts, numbers, first, file):
+        self.path, self._text, self.starts = path, text, starts
         self._numbers, self._first, self._file = numbers, first, file
-        self._texts = None
+        self._split = self._texts = None
 
     def __len__(self):
-        return len(self._lines)
+        return len(self.starts)
+
+    def _lines(self):
+        self._split = self._split or self._text.split(b"\n")[:-1]
+        return self._split
 
     def take(self, index: Sequence[int]):
-        lines, at = [self._lines[i] for i in index], np.array(index, np.int64)
+        lines, at = self._lines(), np.array(index, np.int64)
+        text = b"".join(lines[i] + b"\n" for i in index)
         return LineBlock(
-            self.path, lines, self.starts[at], self._numbers[at], self._first, self._file
+            self.path, text, self.starts[at], self._numbers[at], self._first, self._file
         )
 
     def texts(self):
@@ -101,8 +106,8 @@ class LineBlock:
         return self._texts
 
     def _read(self):
-        file, text = self._file, b"\n".join([*self._lines, b""])
-        text = unquote(text, file.delimiter) or self._unquoted()
+        file = self._file
+        text = unquote(self._text, file.delimiter) or self._unquoted()
         if file.texts and fault(text):
             raise BadRows
         characters = np.frombuffer(text, np.uint8)
@@ -119,7 +124,7 @@ class LineBlock:
         return (text, *(np.ascontiguousarray(x.T[places]) for x in (starts, ends)))
 
     def _unquoted(self):
-        lines = [unquote_line(_without_return(x), self._file.delimiter) for x in self._lines]
+        lines = [unquote_line(_without_return(x), self._file.delimiter) for x in self._lines()]
         if any(reason for _, reason in lines):
             raise BadRows
         return b"\n".join([*(line for line, _ in lines), b""])
@@ -136,7 +141,7 @@ class LineBlock:
         return numbers(*self._column(name))
 
     def row(self, i: int):
-        file, line = self._file, _without_return(self._lines[i])
+        file, line = self._file, _without_return(self._lines()[i])
         plain, reason = unquote_line(line, file.delimiter)
         shown = quoted(plain if file.texts else line)
         cells = plain.split(file.delimiter)
@@ -196,18 +201,14 @@ def read(part: LinePart) -> Iterator[Tuple[int, LineBlock]]:
     first, before, file = line_blocks.numbering(part.lines), 0, part.file
     try:
         for start, text, size in line_blocks.read_blocks(part.lines):
-            lines = text.split(b"\n")[:-1]
-            starts = start + np.cumsum([0, *(len(line) + 1 for line in lines[:-1])])
-            rows = [i for i, line in enumerate(lines) if line not in (b"", b"\r")]
-            rows = rows[1:] if start == 0 and file.header else rows
-            numbers = before + np.arange(len(lines))
-            block = LineBlock(part.path, lines, starts, numbers, first, file)
-            yield size, block if len(rows) == len(lines) else block.take(rows)
-            before += len(lines)
+            characters = np.frombuffer(text, np.uint8)
+            ends = np.flatnonzero(characters == _NEWLINE)
+            begins = np.append(0, ends[:-1] + 1)
+            blank = (begins == ends) | (begins + 1 == ends) & (characters[begins] == _RETURN)
+            rows = np.flatnonzero(~blank)[int(start == 0 and file.header) :]
+            numbers = before + np.arange(len(ends))
+            block = LineBlock(part.path, text, start + begins, numbers, first, file)
+            yield size, block if len(rows) == len(ends) else block.take(rows)
+            before += len(ends)
     except BadInput as error:
         raise BadInput(f"{str(error).rstrip('.')} after line {before}.") from error
-
-
-def count_rows(part: LinePart) -> Iterator[Tuple[int, int]]:
-    """Yields (bytes of the file read, rows) for each block of a part."""
-    return ((size, len(block)) for size, block in read(part))

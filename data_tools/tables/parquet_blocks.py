@@ -206,12 +206,6 @@ def read(part: RowPart) -> Iterator[Tuple[int, RowBlock]]:
         first += batch.num_rows
 
 
-def count_rows(part: RowPart) -> Iterator[Tuple[int, int]]:
-    """Yields (bytes of the file, rows): the file says how many."""
-    rows = part.end - part.begin
-    yield part.bytes * rows // part.rows, rows
-
-
 def _texts(column):
     """A column as pyarrow's large_binary, without nulls."""
     import pyarrow as pa

@@ -1,19 +1,25 @@
-"""csv_blocks.py: a quoted cell is the text between its quotes, at full speed as in csv."""
+"""csv_blocks.py: a quoted cell is the text between its quotes; what numbers the cells hold."""
 
 import csv
 import io
 import random
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from data_tools.click_logs import row_parser, slices
 from data_tools.click_logs.column_kinds import Column
 from data_tools.click_logs.row_parser import Layout
 from data_tools.common.line_blocks import LineRange
 from data_tools.prepare_criteo import Options
-from data_tools.tables import csv_blocks
+from data_tools.tables import blocks, csv_blocks, layouts, row_checks
 from data_tools.tables.csv_blocks import CsvFile, LinePart
+from data_tools.tables.layouts import Field
+from deepfm.records import libsvm_text
 from deepfm.records.bad_record import BadRecord
+from deepfm.records.schema import Schema
 
 COLUMNS = [Column("x", "category"), Column("y", "integer")._replace(kind="scaled")]
 OPTIONS = Options(output_dir="out", dataset="criteo", integers="buckets")
@@ -107,9 +113,55 @@ def test_what_is_not_supported_is_refused_by_file_and_line(tmp_path, line, words
     assert rows.keys[0].tolist() == [keys("a"), keys("b")]
 
 
+def encoded(part):
+    layout, schema = layouts.Layout("clicked", fields=(Field("x"), Field("y"))), Schema(2)
+    for _, block in csv_blocks.read(part):
+        yield from row_checks.records(block, layout, schema)
+
+
+@pytest.mark.parametrize("reader", [read, encoded])
+def test_a_bad_cell_keeps_its_line_behind_a_mark_blank_lines_and_quoted_newlines(tmp_path, reader):
+    text = '\ufeff"1",4,5\r\n\r\n\n1,"two\nlines",5\n0,"6",7\r\n\n0,8,bad\n'
+    *bad, rows = reader(write(tmp_path, text))
+    assert [record.place for record in bad] == [":4", ":5", ":8"]
+    words = ("a quoted cell does not end", "expected 3 columns", "'bad' is not an integer")
+    assert all(word in record.reason for word, record in zip(words, bad))
+    assert rows.labels.tolist() == [1, 0]
+    if reader is read:
+        assert rows.starts.tolist() == [0, text.index('0,"6"') - 1]  # without the mark
+
+
 def test_a_quoted_header_names_the_columns(tmp_path):
     names = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
     path = tmp_path / "a.csv"
     path.write_text("\ufeff" + ",".join(f'"{name}"' for name in reversed(names)) + "\n")
     layout, file = slices.read_layout(str(path), True, OPTIONS)
     assert (file.header, layout.label, file.places[:2]) == (True, 0, (39, 38))
+
+
+def number_like():
+    return st.one_of(
+        st.floats(width=32, allow_nan=False, allow_infinity=False).map(repr),
+        st.floats().map(repr),
+        st.from_regex(r"\A[-+]?[0-9]{0,12}\.?[0-9]{0,20}([eE][-+]?[0-9]{1,3})?\Z"),
+        st.sampled_from(["", "-0", "+1", "0x1F", "nan", "-", "1e", "9" * 40, "1e-45", "16777217"]),
+    )
+
+
+@settings(deadline=None, derandomize=True, max_examples=300)
+@given(st.lists(number_like(), min_size=1, max_size=8))
+def test_a_number_is_the_float32_that_is_nearest_to_its_text(texts):
+    ends = np.cumsum([len(text) for text in texts])
+    starts = np.append(0, ends[:-1])
+    with np.errstate(over="ignore"):
+        found = blocks.numbers("".join(texts).encode(), starts, ends)
+        expected = [libsvm_text.number_of(text.encode()) for text in texts]
+    np.testing.assert_array_equal(found, np.array(expected, np.float32))
+
+
+@pytest.mark.parametrize("text", ["", "-", "+1", "1.0", "0x1", " 1", "1e3", "9223372036854775808"])
+def test_what_is_no_integer_is_none(text):
+    with pytest.raises(blocks.BadRows):
+        blocks.integers(f"12{text}".encode(), np.array([0, 2]), np.array([2, 2 + len(text)]))
+    found = blocks.integers(b"12-07", np.array([0, 2]), np.array([2, 5]))
+    assert found.tolist() == [12, -7]
