@@ -6,6 +6,7 @@ import glob
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -17,12 +18,14 @@ os.environ.setdefault("TF_XLA_FLAGS", "--tf_xla_clustering_fuel=0")  # as deepfm
 # Milliseconds between Horovod's looks for tensors to reduce. Each look talks to the other ranks: at
 # its own 1 ms, a short job spends a sixth of its CPU time on looks that find nothing.
 os.environ.setdefault("HOROVOD_CYCLE_TIME", "10")
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "scripts"))
 
 import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
 import warm
+from programs import wait_until  # noqa: F401  tests take it from here
 from tensorflow.python.client import session
 
 from deepfm.config import InputConfig, JobConfig, OptimizerConfig
@@ -304,14 +307,9 @@ def _env_of(python, env=None):
     return warm.for_launchers(env) if python == warm.PYTHON else env
 
 
-def wait_until(condition, seconds, between_looks=0.1):
-    """Waits until condition() holds, at most `seconds`; returns whether it does."""
-    last = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > last:
-            return False
-        time.sleep(between_looks)
-    return True
+def until(lines, pattern):
+    """Reads lines, such as those that a process writes, until one has what matches a pattern."""
+    assert any(re.search(pattern, line) for line in lines), f"it ended without {pattern!r}"
 
 
 def marked(variable, value):
@@ -355,7 +353,18 @@ def run_cluster(*flags, servers=1, workers=1, fresh=False, timeout=90, code=None
     return finish(cluster, timeout, code)
 
 
-SMALL_MODEL = ("--embedding_size=4", "--deep_layers=8,4", "--feature_size=50")
+def run_mode(mode, *flags, processes=2, workers=0, **how):
+    """Runs train.py in a mode, with two replicas in a process or with several processes."""
+    flags = *flags, f"--distribution={mode}"
+    if mode == "horovod":
+        return run_horovod(processes, *flags, **how)
+    if mode == "ps":
+        return run_cluster(*flags, workers=workers, **how)
+    replicas = () if mode == "local" else ("--replicas_per_process=2",)
+    return run_train(*flags, *replicas, **how)
+
+
+SMALL_MODEL = ("--embedding_size=4", "--deep_layers=4", "--feature_size=50")
 UNEVEN = (127, 1000, 0, 1)  # records of the files of uneven
 
 
@@ -378,6 +387,12 @@ def uneven(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """A file of 640 records: ten steps of the jobs below."""
+    return write_tfrecords(tmp_path_factory.mktemp("data") / "a.tfrecords", make_records(640))
+
+
 def small_job(data, model_dir, *more):
     """Flags that train a small model on some data and evaluate it on the same."""
     return small_training(data, model_dir, f"--val_data_dir={data}", *more)
@@ -395,6 +410,11 @@ def report(model_dir, task=None):
     """The report.json of training, or the report of another task."""
     name = f"report.{task}.json" if task else "report.json"
     return json.loads((model_dir / name).read_text())
+
+
+def evaluations(model_dir):
+    """The entries of evaluations.json."""
+    return json.loads((model_dir / "evaluations.json").read_text())
 
 
 def scalars(model_dir):

@@ -4,11 +4,20 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
-from conftest import ROOT, fill, make_records, run_train, small_job, write_libsvm, write_tfrecords
+from conftest import (
+    await_files,
+    fill,
+    make_records,
+    run_tool,
+    run_train,
+    small_job,
+    started_python,
+    write_libsvm,
+    write_tfrecords,
+)
 
 from data_tools.common import publishing
 from deepfm.data import dataset_json, datasets
@@ -193,46 +202,29 @@ def test_a_glob_reads_no_metadata_and_nothing_hidden_but_what_it_names(tmp_path)
     assert find(f"{tmp_path}/.c.libsvm") == [".c.libsvm"]
 
 
-def tool(name, *flags):
-    return [sys.executable, "-m", f"data_tools.{name}", *map(str, flags)]
-
-
-def synthetic(folder, *more):
-    return tool("make_synthetic", f"--output_dir={folder}", "--val_rows=0", "--test_rows=0", *more)
+def synthetic(folder, rows):
+    words = f"--output_dir={folder}", f"--train_rows={rows}", "--val_rows=0", "--test_rows=0"
+    return ("make_synthetic", *words)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_tool_that_is_ended_leaves_nothing_that_the_next_run_does_not_clean(tmp_path, number):
-    process = subprocess.Popen(
-        synthetic(tmp_path, "--train_rows=100000000"), cwd=ROOT, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        deadline = time.time() + 60
-        while not list(tmp_path.glob(".make_synthetic-*/train.libsvm")):
-            assert process.poll() is None and time.time() < deadline
-            time.sleep(0.02)
+    name, *words = synthetic(tmp_path, 100_000_000)
+    with started_python("-m", f"data_tools.{name}", *words, fresh=True) as process:
+        await_files(process, f"{tmp_path}/.make_synthetic-*/train.libsvm")
+        assert process.poll() is None
         process.send_signal(number)
-        _, text = process.communicate(timeout=60)
-    finally:
-        process.kill()
+        text, _ = process.communicate(timeout=60)
     if number == signal.SIGTERM:
         assert process.returncode == 143
-        assert text.splitlines()[-1] == (
-            "make_synthetic.py: ended by SIGTERM; nothing was written."
-        )
+        last = "make_synthetic.py: ended by SIGTERM; nothing was written."
+        assert text.splitlines()[-1] == last
         assert "Traceback" not in text
         assert os.listdir(tmp_path) == []
         return
     with pytest.raises(BadInput, match="has no data files"):
         datasets.find(str(tmp_path), "data")
-    done = subprocess.run(
-        synthetic(tmp_path, "--train_rows=100"),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_tool(*synthetic(tmp_path, 100), code=0)
     assert "left by a run that was killed" in done.stderr
     assert sorted(os.listdir(tmp_path)) == ["synthetic.json", "train.libsvm"]
 
@@ -256,12 +248,11 @@ def test_a_file_that_finds_no_room_keeps_its_old_content_and_is_named(small_disk
     "name", ["make_synthetic", pytest.param("libsvm_to_tfrecord", marks=pytest.mark.table)]
 )
 def test_a_tool_that_finds_no_room_says_so_and_leaves_nothing(small_disk, tmp_path, name):
-    command = synthetic(small_disk / "out", "--train_rows=50000")
+    command = synthetic(small_disk / "out", 50_000)
     if name == "libsvm_to_tfrecord":
         path = write_libsvm(tmp_path / "a.libsvm", make_records(60000))
-        command = tool(name, f"--input={path}", f"--output_dir={small_disk}/out")
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 1, done.stderr
+        command = name, f"--input={path}", f"--output_dir={small_disk}/out"
+    done = run_tool(*command, timeout=100, code=1)
     assert "No space left on device" in done.stderr.splitlines()[-1]
     assert f"{small_disk}/out" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr

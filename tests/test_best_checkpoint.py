@@ -20,9 +20,7 @@ from deepfm.state import best, checkpoints, evaluations, export
 def train(data, folder, *more, run=run_train):  # noqa: F811
     flags = [f for f in job(data, folder) if not f.startswith(("--servable", "--export"))]
     usual = "--best_metric=log_loss", "--keep_checkpoint_max=1", "--num_epochs=6"
-    done = run(*flags, *usual, *more)
-    assert done.returncode == 0, done.stderr
-    return done
+    return run(*flags, *usual, *more, code=0)
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +33,13 @@ def trained(data, tmp_path_factory):  # noqa: F811
     return folder, found, done.stderr
 
 
-def use(trained, task, which, *more):
-    return run_train(
-        f"--task_type={task}", f"--model_dir={trained[0]}/model", f"--checkpoint={which}", *more
-    )
+def use(trained, task, which, *more, code=0):
+    words = f"--model_dir={trained[0]}/model", f"--checkpoint={which}"
+    return run_train(f"--task_type={task}", *words, *more, code=code)
 
 
 def evaluation(data, trained, which):  # noqa: F811
     done = use(trained, "eval", which, f"--val_data_dir={data[0]}/val.tfrecords")
-    assert done.returncode == 0, done.stderr
     step, loss = re.search(r"Evaluation: step=(\d+) .*log_loss=([\d.]+)", done.stderr).groups()
     return int(step), float(loss)
 
@@ -72,7 +68,7 @@ def test_there_is_one_and_it_is_inferred_and_exported(data, trained, tmp_path): 
     for which in ("last", "best"):
         path = tmp_path / which
         infer = f"--infer_data_dir={data[0]}/val.tfrecords", f"--predictions_file={path}"
-        assert use(trained, "infer", which, *infer).returncode == 0
+        use(trained, "infer", which, *infer)
         predicted[which] = np.loadtxt(path)
     labels = data[1][0]
     loss = lambda p: -np.mean(np.where(labels > 0, np.log(p), np.log(1 - p)))
@@ -84,14 +80,12 @@ def test_there_is_one_and_it_is_inferred_and_exported(data, trained, tmp_path): 
 
 def test_a_checkpoint_that_is_not_there_is_refused(data, trained, tmp_path):  # noqa: F811
     validation = f"--val_data_dir={data[0]}/val.tfrecords"
-    done = use(trained, "eval", "model.ckpt-7", validation)
-    assert done.returncode == 2
+    done = use(trained, "eval", "model.ckpt-7", validation, code=2)
     assert "--checkpoint=model.ckpt-7: there is no such checkpoint; give last, best" in done.stderr
     train_only = [f for f in job(data, tmp_path) if not f.startswith(("--val", "--ser", "--exp"))]
     plain = [f for f in train_only if not f.startswith("--eval")]
-    assert run_train(*plain, "--num_epochs=1").returncode == 0
-    done = use((tmp_path,), "eval", "best", validation)
-    assert done.returncode == 2
+    run_train(*plain, "--num_epochs=1", code=0)
+    done = use((tmp_path,), "eval", "best", validation, code=2)
     assert "has no best checkpoint, which training keeps if it evaluates" in done.stderr
 
 
@@ -106,8 +100,7 @@ def test_a_damaged_checkpoint_is_named(data, trained, tmp_path, damage):  # noqa
     path = str(newest).rpartition(".")[0]
     flags = f"--val_data_dir={data[0]}/val.tfrecords", f"--servable_model_dir={tmp_path}/servable"
     for task, which in (("eval", "best"), ("eval", path), ("export", "best"), ("export", path)):
-        done = use((tmp_path,), task, which, *flags)
-        assert done.returncode == 2
+        done = use((tmp_path,), task, which, *flags, code=2)
         assert f"{path} is damaged: " in done.stderr.splitlines()[-1]
         assert "looking for the bad record" not in done.stderr
 
@@ -198,7 +191,9 @@ def test_a_damaged_best_checkpoint_is_deleted(tmp_path, caplog):
 def test_it_is_on_s3_too_and_used_from_there(data, tmp_path):  # noqa: F811
     with s3_server.started() as port, Proxy(port) as proxy:
         folder = Folder(port, "model")
-        on_s3 = lambda *flags: run_train(*flags, f"--model_dir={folder.path}", env=proxy.env)
+        on_s3 = lambda *flags, code=0: run_train(
+            *flags, f"--model_dir={folder.path}", env=proxy.env, code=code
+        )
         done = train(data, tmp_path, "--num_epochs=2", run=on_s3)
         step = int(re.search(r"Best evaluation: step=(\d+)", done.stderr).group(1))
         kept = [name for name in folder.names() if name.startswith("best/")]
@@ -208,7 +203,6 @@ def test_it_is_on_s3_too_and_used_from_there(data, tmp_path):  # noqa: F811
         done = on_s3(
             "--task_type=eval", "--checkpoint=best", f"--val_data_dir={data[0]}/val.tfrecords"
         )
-        assert done.returncode == 0, done.stderr
         assert f"Evaluation: step={step} " in done.stderr
 
 
@@ -233,8 +227,7 @@ def test_the_best_of_an_earlier_run_is_not_taken_for_this_runs(data, trained, tm
         ("eval", validation), ("infer", f"--infer_data_dir={next_day}"),
         ("export", f"--servable_model_dir={tmp_path}/servable"),
     ):  # fmt: skip
-        done = use((tmp_path,), task, "best", flag)
-        assert done.returncode == 2, done.stderr
+        done = use((tmp_path,), task, "best", flag, code=2)
         assert f"of step {found['step']}, is an earlier run's; the present one began at step " in (
             done.stderr
         )

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import fill, make_records, run_train, small_job, started_train, write_tfrecords
+from conftest import fill, run_train, small_job, started_train
 
 from deepfm.errors import BadInput
 from deepfm.state import checkpoints, saving
@@ -269,12 +269,6 @@ def test_a_folder_that_is_not_there_or_empty_is_no_models(tmp_path):
 
 
 # Real jobs.
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "train.tfrecords"
-    return write_tfrecords(path, make_records(640))
 
 
 def kill_while_saving(data, folder, seconds):

@@ -3,11 +3,9 @@
 import json
 import os
 import re
-import subprocess
-import sys
 
 import pytest
-from conftest import ROOT, job_of, mode_of
+from conftest import job_of, mode_of, run_python
 
 from deepfm import estimators, modes
 from deepfm.config import ModeFlags, ModelConfig
@@ -35,12 +33,7 @@ with tf.compat.v1.Session() as session:  # one with TensorFlow's defaults, as ch
 
 def test_the_threads_are_those_that_the_flags_ask_for_in_every_session():
     def count(inter):
-        done = subprocess.run(
-            [sys.executable, "-c", THREADS, str(inter)],
-            cwd=ROOT, capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return int(done.stdout)
+        return int(run_python("-c", THREADS, inter, code=0).stdout)
 
     assert count(9) - count(1) == 8
 
@@ -109,8 +102,8 @@ def test_replicas_that_nobody_asked_for_by_number_are_no_idle_flag(caplog):
         ),
         (mode_of(replicas_in_step=4), 1.5, None),
         (Mode(), 2, None),
-        (mode_of(name="ps"), 0.25, "a quarter of the rate trained worse"),
-        (mode_of(name="ps"), 0.5, None),
+        (mode_of(partitioner=len), 0.25, "a quarter of the rate trained worse"),
+        (mode_of(partitioner=len), 0.5, None),
     ],
 )
 def test_a_factor_of_the_rate_that_trained_worse_is_said(caplog, mode, scale, said):

@@ -1,11 +1,9 @@
 """How flags are read: every way that a shell, a notebook or SageMaker's toolkit writes them."""
 
 import os
-import subprocess
-import sys
 
 import pytest
-from conftest import ROOT, run_train
+from conftest import run_python, run_train
 
 from deepfm.runtime import program
 
@@ -117,9 +115,7 @@ def test_the_environment_can_still_be_set_before_tensorflow_is_loaded():
         "loaded = lambda: print('tensorflow' in sys.modules)\n"
         "sys.exit(program.run(loaded, before_tensorflow=loaded))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    done = run_python("-c", code, fresh=True)
     assert done.stdout.split() == ["False", "True"], done.stderr
 
 
@@ -132,10 +128,7 @@ def test_numpy_and_tensorflow_get_their_settings_in_time_and_what_the_user_has_s
     )
     others = {name: value for name, value in os.environ.items() if name not in defaults}
     for own in ({}, {"TF_XLA_FLAGS": "--tf_xla_min_cluster_size=9", "OPENBLAS_NUM_THREADS": "2"}):
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, env={**others, **own}, capture_output=True,
-            text=True, timeout=60,
-        )  # fmt: skip
+        done = run_python("-c", code, env={**others, **own}, fresh=True)
         assert done.stdout.split() == ["False", *{**defaults, **own}.values()], done.stderr
 
 
@@ -145,9 +138,7 @@ def test_the_end_of_a_program_does_not_look_for_garbage():
         "atexit.register(lambda: print(gc.get_freeze_count() > 0))\n"
         "program.run(lambda: None, tensorflow=False)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    done = run_python("-c", code, fresh=True)
     assert done.stdout == "True\n", done.stderr
 
 

@@ -9,7 +9,7 @@ import time
 
 import psutil
 import pytest
-from conftest import make_records, report, small_job, started_horovod, write_tfrecords
+from conftest import make_records, report, small_job, started_horovod, until, write_tfrecords
 from hosts import gloo_job, mpi_job, ps_job, two_hosts
 
 EACH_ALONE = 8
@@ -133,9 +133,7 @@ def test_when_rank_0_fails_at_the_end_alone_all_ranks_fail(data, tmp_path):
 def test_a_launcher_ends_with_a_code_when_a_process_is_killed(data, tmp_path, launcher, processes):
     job = started_horovod(processes, *flags(data, tmp_path / "model"), launcher=launcher)
     with job as process:
-        for line in process.stdout:
-            if "Training on " in line:
-                break
+        until(process.stdout, "Training on ")
         time.sleep(5)
         children = psutil.Process(process.pid).children(recursive=True)
         ranks = [child for child in children if is_rank_of(child, tmp_path)]

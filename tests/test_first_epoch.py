@@ -6,8 +6,7 @@ import tensorflow as tf
 from conftest import (
     make_records,
     report,
-    run_cluster,
-    run_horovod,
+    run_mode,
     run_train,
     small_job,
     small_training,
@@ -87,13 +86,7 @@ def data(tmp_path_factory):
     return write_libsvm(path, [labels[order], ids[order], values[order]])
 
 
-MODES = {
-    "local": lambda *flags: run_train(*flags),
-    "tower": lambda *flags: run_train(*flags, "--replicas_per_process=2"),
-    "mirrored": lambda *flags: run_train(*flags, "--replicas_per_process=2"),
-    "horovod": lambda *flags: run_horovod(2, *flags),
-    "ps": lambda *flags: run_cluster(*flags),
-}
+MODES = "local", "tower", "mirrored", "horovod", "ps"
 
 
 @pytest.mark.parametrize(
@@ -102,10 +95,8 @@ MODES = {
 def test_each_mode_warns_once_of_labels_in_order_and_of_values_that_are_not_scaled(
     data, tmp_path, mode
 ):
-    flags = small_training(data, tmp_path, "--shuffle_buffer=300", f"--distribution={mode}")
-    done = MODES[mode](*flags, "--num_epochs=2")
-    assert done.returncode == 0, done.stderr
-    text = done.stderr
+    flags = small_training(data, tmp_path, "--shuffle_buffer=300", "--num_epochs=2")
+    text = run_mode(mode, *flags, workers=1, code=0).stderr
     (order,) = said(text, "not in random order")
     assert "data_tools.rebalance" in order and "--shuffle_buffer (now 300)" in order
     (values,) = said(text, "not scaled")

@@ -1,15 +1,21 @@
 """--reset_embeddings_each_epoch: each epoch trains fresh tables, and the MLP goes on."""
 
-import json
-
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import make_records, report, run_cluster, run_horovod, run_train, write_tfrecords
-from mode_steps import weights
+from conftest import (
+    evaluations,
+    make_records,
+    report,
+    run_cluster,
+    run_mode,
+    run_train,
+    write_tfrecords,
+)
+from mode_steps import check_same, weights
 from test_modes_agree import FLAGS, OPTIMIZERS, check_weights, dealt
 from test_pipe_mode import channels  # noqa: F401  a fixture
-from test_resume import STEPS, check_done, check_same, data, job  # noqa: F401
+from test_resume import STEPS, data, job  # noqa: F401
 
 from deepfm.config import ModelConfig
 from deepfm.model import fresh_tables
@@ -96,7 +102,7 @@ UNSEEN = "--feature_size=60"  # so that the tables have ids that no record has
 def whole(data, tmp_path_factory):  # noqa: F811
     """The model_dir of a run of three epochs, with a checkpoint of the end of each."""
     folder = tmp_path_factory.mktemp("whole")
-    check_done(run_train(*job(data, folder, RESET, UNSEEN, f"--save_checkpoints_steps={STEPS}")))
+    run_train(*job(data, folder, RESET, UNSEEN, f"--save_checkpoints_steps={STEPS}"), code=0)
     return folder
 
 
@@ -122,15 +128,13 @@ def test_the_steps_since_a_row_was_last_used_count_from_the_epoch(whole):
 
 def test_evaluations_see_the_tables_that_were_trained(data, tmp_path):  # noqa: F811
     validation = f"--val_data_dir={data}/1.tfrecords"
-    check_done(
-        run_train(*job(data, tmp_path / "fresh", RESET, validation, "--num_epochs=2")),
-        run_train(*job(data, tmp_path / "plain", validation, "--num_epochs=1")),
-        run_train(
-            "--task_type=eval", validation, f"--model_dir={tmp_path}/fresh",
-            f"--checkpoint={tmp_path}/fresh/model.ckpt-{STEPS}",
-        ),
+    run_train(*job(data, tmp_path / "fresh", RESET, validation, "--num_epochs=2"), code=0)
+    run_train(*job(data, tmp_path / "plain", validation, "--num_epochs=1"), code=0)
+    run_train(
+        "--task_type=eval", validation, f"--model_dir={tmp_path}/fresh",
+        f"--checkpoint={tmp_path}/fresh/model.ckpt-{STEPS}", code=0,
     )  # fmt: skip
-    first, last = json.loads((tmp_path / "fresh/evaluations.json").read_text())
+    first, last = evaluations(tmp_path / "fresh")
     plain = report(tmp_path / "plain")["eval"]
     assert (first["step"], first["auc"], first["log_loss"]) == (
         STEPS, plain["auc"], plain["log_loss"],
@@ -155,31 +159,29 @@ DENSE = ("--lazy_updates=false", "--l2_scope=table", "--clip_norm=1", "--optimiz
 def test_a_run_interrupted_around_the_boundary_ends_alike(data, whole, tmp_path, stops, more):  # noqa: F811
     flags = job(data, tmp_path / "parts", RESET, UNSEEN, *more)
     for step in stops:
-        check_done(run_train(*flags, f"--max_steps={step}"))
+        run_train(*flags, f"--max_steps={step}", code=0)
         assert report(tmp_path / "parts")["global_step"] == step
-    check_done(run_train(*flags))
+    run_train(*flags, code=0)
     if more:
         whole = tmp_path / "whole"
-        check_done(run_train(*job(data, whole, RESET, UNSEEN, *more)))
+        run_train(*job(data, whole, RESET, UNSEEN, *more), code=0)
     check_same(tmp_path / "parts", whole, atol=0)
 
 
 def test_more_epochs_continue_a_complete_run_as_if_asked_for_at_once(data, whole, tmp_path):  # noqa: F811
     flags = job(data, tmp_path, RESET, UNSEEN)
-    check_done(run_train(*flags, "--num_epochs=2"), run_train(*flags, "--num_epochs=3"))
+    for epochs in (2, 3):
+        run_train(*flags, f"--num_epochs={epochs}", code=0)
     check_same(tmp_path, whole, atol=0)
 
 
 def run_in(mode, folder):
     """Trains in a mode, with Adam that covers elapsed steps."""
-    start = (lambda *words: run_horovod(2, *words)) if mode == "horovod" else run_train
     file = "2.tfrecords" if mode == "horovod" else "1.tfrecords"
-    replicas = ["--replicas_per_process=2"] if mode in ("tower", "mirrored") else []
-    done = start(
-        *FLAGS, mode, *OPTIMIZERS["lazy_adam"], RESET, "--num_epochs=3", *replicas,
-        f"--training_data_dir={folder}/{file}", f"--model_dir={folder}/{mode}",
+    run_mode(
+        mode, *FLAGS, mode, *OPTIMIZERS["lazy_adam"], RESET, "--num_epochs=3",
+        f"--training_data_dir={folder}/{file}", f"--model_dir={folder}/{mode}", code=0,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")

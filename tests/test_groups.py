@@ -1,10 +1,7 @@
 """GAUC and slices against slow loops over the groups, over processes, and where they are told."""
 
-import json
 import re
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,11 +9,12 @@ import sklearn.metrics
 import tensorflow as tf
 import test_multi_valued
 from conftest import (
-    ROOT,
     SMALL_MODEL,
+    evaluations,
     make_records,
     report,
-    run_horovod,
+    run_mode,
+    run_python,
     run_train,
     small_job,
     write_libsvm,
@@ -38,25 +36,42 @@ def examples(number, users, seed=0, digits=2):
     return ids.astype(np.int32), labels, prob, -np.log(np.where(labels > 0, p, 1 - p))
 
 
-def slow_auc(labels, prob):
-    """Of all pairs of a positive and a negative, the share that is in order; a tie counts half."""
-    pairs = [
-        float(p > n) + 0.5 * float(p == n) for p in prob[labels > 0.5] for n in prob[labels < 0.5]
-    ]
-    return np.mean(pairs) if pairs else float("nan")
+def slow_auc(labels, prob, weights=None):
+    """Of all pairs of a positive and a negative, the share that is in order; a tie counts half, and
+    a pair weighs as much as its two examples together, multiplied."""
+    weights = np.ones(len(prob)) if weights is None else weights
+    positives, negatives = (
+        list(zip(prob[rows].tolist(), weights[rows].tolist()))
+        for rows in (labels > 0.5, labels < 0.5)
+    )
+    right = total = 0.0
+    for p, w in positives:
+        for n, v in negatives:
+            right += w * v * (float(p > n) + 0.5 * float(p == n))
+            total += w * v
+    return right / total if total else float("nan")
 
 
-def slow_gauc(ids, labels, prob):
-    """(GAUC, groups, examples), as the paper writes it."""
-    total = weighted = number = 0
-    for user in set(ids.tolist()):
-        of_user = ids == user
-        auc = slow_auc(labels[of_user], prob[of_user])
+def slow_gauc(ids, labels, prob, weights=None):
+    """(GAUC, groups, examples), as the paper writes it: each group weighs as much as its examples,
+    which are counted as they are."""
+    weights = np.ones(len(prob)) if weights is None else weights
+    total = weighted = number = count = 0
+    for user in sorted(set(ids.tolist())):
+        rows = ids == user
+        auc = slow_auc(labels[rows], prob[rows], weights[rows])
         if not np.isnan(auc):
-            number += 1
-            total += of_user.sum()
-            weighted += of_user.sum() * auc
-    return (weighted / total if total else float("nan")), number, total
+            number, count = number + 1, count + rows.sum()
+            total += weights[rows].sum(dtype=np.float64)
+            weighted += weights[rows].sum(dtype=np.float64) * auc
+    return (weighted / total if total else float("nan")), number, count
+
+
+def weighted(number, users, whole=True):
+    """The columns of `examples`, and weights, of which many are 0."""
+    random = np.random.RandomState(number)
+    weights = random.randint(0, 4, number) if whole else random.rand(number) * random.randint(0, 3)
+    return (*examples(number, users, seed=number + users), weights.astype(np.float32))
 
 
 def added(parts, number=1):
@@ -75,11 +90,14 @@ def in_parts(columns, sizes):
 
 @pytest.mark.parametrize("number, users", [(1, 1), (2, 1), (700, 1), (700, 40), (700, 690)])
 @pytest.mark.parametrize("block", [1, 7, 1 << 20])
-def test_gauc_is_that_of_a_loop_over_the_groups(monkeypatch, number, users, block):
+@pytest.mark.parametrize("kind", ["without weights", "whole weights", "any weights"])
+def test_gauc_is_that_of_a_loop_over_the_groups(monkeypatch, number, users, block, kind):
     monkeypatch.setattr(groups, "_BLOCK", block)
-    columns = examples(number, users, seed=number + users)
-    ids, scored, _ = added([columns])
-    found, wanted = groups.gauc(ids[:, 0], scored), slow_gauc(*columns[:3])
+    columns = weighted(number, users, kind == "whole weights")
+    columns = columns[:4] if kind == "without weights" else columns
+    ids, scored, _, *weights = added(in_parts(columns, [number // 3]))
+    found = groups.gauc(ids[:, 0], scored, *weights)
+    wanted = slow_gauc(*columns[:3], *columns[4:])
     assert found[1:] == wanted[1:]
     assert found[0] == pytest.approx(wanted[0], abs=1e-12, nan_ok=True)
 
@@ -105,16 +123,19 @@ def test_scores_that_hardly_differ_are_told_apart(scale):
     assert groups.gauc(ids[:, 0], scored)[0] == pytest.approx(wanted, abs=1e-15)
 
 
-def test_it_does_not_matter_which_process_reads_the_records_of_a_group():
-    columns = examples(900, 50)
+@pytest.mark.parametrize("make", [examples, weighted])
+def test_it_does_not_matter_which_process_reads_the_records_of_a_group(make):
+    columns = make(900, 50)
     whole = added([columns])
     shares = [added(in_parts(part, [31, 64])) for part in in_parts(columns, [100, 0, 500])]
     together = [np.concatenate(column) for column in zip(*shares)]
-    assert groups.gauc(together[0][:, 0], together[1]) == groups.gauc(whole[0][:, 0], whole[1])
+    found, wanted = (groups.gauc(x[0][:, 0], x[1], *x[3:]) for x in (together, whole))
+    assert found == (wanted if make == examples else pytest.approx(wanted, abs=1e-12))
 
 
-def test_an_example_takes_12_bytes_with_one_field():
-    assert sum(column.nbytes for column in added([examples(100, 9)])) == 1200
+@pytest.mark.parametrize("make, size", [(examples, 12), (weighted, 16)])
+def test_an_example_takes_12_bytes_with_one_field_and_4_more_with_a_weight(make, size):
+    assert sum(column.nbytes for column in added([make(100, 9)])) == 100 * size
 
 
 def test_slices_are_the_metrics_of_the_largest_groups_and_of_all_others():
@@ -167,53 +188,6 @@ def test_fields_are_read_once_although_both_flags_name_them():
 
 
 # Weights.
-
-
-def slow_weighted_auc(labels, prob, weights):
-    """As slow_auc; a pair weighs as much as its two examples together, multiplied."""
-    positives, negatives = (
-        list(zip(prob[rows].tolist(), weights[rows].tolist()))
-        for rows in (labels > 0.5, labels < 0.5)
-    )
-    right = total = 0.0
-    for p, w in positives:
-        for n, v in negatives:
-            right += w * v * (float(p > n) + 0.5 * float(p == n))
-            total += w * v
-    return right / total if total else float("nan")
-
-
-def slow_weighted_gauc(ids, labels, prob, weights):
-    """As slow_gauc: each group weighs as much as its examples, which are counted as they are."""
-    total = weighted = number = count = 0
-    for user in sorted(set(ids.tolist())):
-        rows = ids == user
-        auc = slow_weighted_auc(labels[rows], prob[rows], weights[rows])
-        if not np.isnan(auc):
-            number, count = number + 1, count + rows.sum()
-            total += weights[rows].sum(dtype=np.float64)
-            weighted += weights[rows].sum(dtype=np.float64) * auc
-    return (weighted / total if total else float("nan")), number, count
-
-
-def weighted(number, users, whole=True):
-    """The columns of `examples`, and weights, of which many are 0."""
-    random = np.random.RandomState(number)
-    weights = random.randint(0, 4, number) if whole else random.rand(number) * random.randint(0, 3)
-    return (*examples(number, users, seed=number + users), weights.astype(np.float32))
-
-
-@pytest.mark.parametrize("number, users", [(1, 1), (2, 1), (700, 1), (700, 40), (700, 690)])
-@pytest.mark.parametrize("block", [1, 7, 1 << 20])
-@pytest.mark.parametrize("whole", [True, False], ids=["whole weights", "any weights"])
-def test_weighted_gauc_is_that_of_a_loop_over_the_groups(monkeypatch, number, users, block, whole):
-    monkeypatch.setattr(groups, "_BLOCK", block)
-    columns = weighted(number, users, whole)
-    ids, scored, _, weights = added(in_parts(columns, [number // 3]))
-    found = groups.gauc(ids[:, 0], scored, weights)
-    wanted = slow_weighted_gauc(*columns[:3], columns[4])
-    assert found[1:] == wanted[1:]
-    assert found[0] == pytest.approx(wanted[0], abs=1e-12, nan_ok=True)
 
 
 def test_an_example_of_weight_3_counts_in_gauc_and_slices_as_three_do():
@@ -289,19 +263,6 @@ def test_a_label_that_weighs_nothing_is_not_there():
     assert np.isnan([second[name] for name in ("auc", "log_loss", "calibration")]).all()
 
 
-def test_it_does_not_matter_which_process_reads_the_weighted_records_of_a_group():
-    columns = weighted(900, 50)
-    whole = added([columns])
-    shares = [added(in_parts(part, [31, 64])) for part in in_parts(columns, [100, 0, 500])]
-    together = [np.concatenate(column) for column in zip(*shares)]
-    found, wanted = (groups.gauc(x[0][:, 0], x[1], x[3]) for x in (together, whole))
-    assert found == pytest.approx(wanted, abs=1e-12)
-
-
-def test_a_weight_takes_4_bytes():
-    assert sum(column.nbytes for column in added([weighted(100, 9)])) == 1600
-
-
 # The program.
 
 FIELDS = "--gauc_field=2", "--slice_fields=0,2,0"  # 0 counts once
@@ -324,10 +285,9 @@ def trained(tmp_path_factory):
     return folder, records, done.stderr
 
 
-def evaluate(folder, *flags, run=run_train, data="val-*"):
-    return run(
-        "--task_type=eval", f"--val_data_dir={folder}/{data}", f"--model_dir={folder}/model", *flags
-    )
+def evaluate(folder, *flags, mode="local", data="val-*", code=0):
+    words = f"--val_data_dir={folder}/{data}", f"--model_dir={folder}/model"
+    return run_mode(mode, "--task_type=eval", *words, *flags, code=code)
 
 
 @pytest.fixture(scope="module")
@@ -362,10 +322,9 @@ def test_the_report_holds_the_gauc_of_the_predictions(trained, predicted):
 
 def test_two_processes_find_what_one_finds(trained):
     folder, _, _ = trained
-    assert evaluate(folder, *FIELDS).returncode == 0
+    evaluate(folder, *FIELDS)
     alone = report(folder / "model", "eval")["eval"]
-    done = evaluate(folder, *FIELDS, run=lambda *flags: run_horovod(2, *flags))
-    assert done.returncode == 0, done.stderr
+    evaluate(folder, *FIELDS, mode="horovod")
     together = report(folder / "model", "eval")
     assert together["num_processes"] == 2
     slices, others = together["eval"].pop("slices"), alone.pop("slices")
@@ -391,7 +350,7 @@ def test_tensorboard_reads_the_gauc_the_slices_and_the_precision_recall_curve(tr
     folder, _, _ = trained
     found = EventAccumulator(str(folder / "model" / "eval"))
     found.Reload()
-    entry = json.loads((folder / "model" / "evaluations.json").read_text())[-1]
+    entry = evaluations(folder / "model")[-1]
     assert found.Scalars("gauc")[-1].value == pytest.approx(entry["gauc"], abs=1e-6)
     assert found.Scalars("gauc")[-1].step == entry["step"]
     assert "gauc_groups" in found.Tags()["scalars"]
@@ -407,7 +366,7 @@ def test_tensorboard_reads_the_gauc_the_slices_and_the_precision_recall_curve(tr
 
 def test_the_best_checkpoint_may_go_by_gauc(trained):
     folder, _, _ = trained
-    history = json.loads((folder / "model" / "evaluations.json").read_text())
+    history = evaluations(folder / "model")
     best = max(history, key=lambda entry: entry["gauc"])
     assert report(folder / "model")["best"] == best
 
@@ -422,9 +381,7 @@ def test_the_best_checkpoint_may_go_by_gauc(trained):
     ],
 )
 def test_a_field_that_does_not_exist_is_refused(trained, flags, said):
-    done = evaluate(trained[0], *flags)
-    assert done.returncode == 2
-    assert said in done.stderr
+    assert said in evaluate(trained[0], *flags, code=2).stderr
 
 
 def test_training_refuses_them_too(trained, tmp_path):
@@ -441,10 +398,9 @@ def test_training_refuses_them_too(trained, tmp_path):
 def test_libsvm_lines_are_grouped_by_the_id_in_that_place(trained):
     folder, records, _ = trained
     write_libsvm(folder / "val.libsvm", records)
-    assert evaluate(folder, *FIELDS).returncode == 0
+    evaluate(folder, *FIELDS)
     wanted = report(folder / "model", "eval")["eval"]["gauc"]
-    done = evaluate(folder, *FIELDS, data="val.libsvm")
-    assert done.returncode == 0, done.stderr
+    evaluate(folder, *FIELDS, data="val.libsvm")
     assert report(folder / "model", "eval")["eval"]["gauc"] == pytest.approx(wanted, abs=1e-9)
 
 
@@ -472,11 +428,7 @@ def test_fields_of_several_values_are_grouped_in_the_program_too(tmp_path):
 def test_the_page_of_a_run_shows_its_slices(trained, tmp_path):
     folder, _, _ = trained
     shutil.copytree(str(folder / "model"), str(tmp_path / "model"))
-    done = subprocess.run(
-        [sys.executable, "scripts/report.py", str(tmp_path / "model")],
-        cwd=ROOT, capture_output=True, text=True, timeout=90,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run_python("scripts/report.py", tmp_path / "model", code=0)
     page = (tmp_path / "model/report/report.html").read_text()
     assert "GAUC" in page
     for field in (0, 2):

@@ -16,6 +16,7 @@ from conftest import (
     small_job,
     small_training,
     started_horovod,
+    until,
     write_tfrecords,
 )
 from test_hparams import sessions, tags
@@ -45,8 +46,7 @@ def test_uneven_files_train_every_record_once_in_equal_steps(trained):
 
 def test_evaluation_over_processes_equals_that_of_one(trained, uneven):
     together = report(trained)["eval"]
-    done = run_train("--task_type=eval", f"--val_data_dir={uneven}", f"--model_dir={trained}")
-    assert done.returncode == 0, done.stderr
+    run_train("--task_type=eval", f"--val_data_dir={uneven}", f"--model_dir={trained}", code=0)
     alone = report(trained, "eval")["eval"]
     assert together["examples"] == alone["examples"] == sum(UNEVEN)
     for name in ("auc", "log_loss", "calibration", "loss"):
@@ -82,8 +82,7 @@ def test_every_rank_may_evaluate_all_records(trained, uneven):
 
 def test_inference_over_processes_keeps_the_order_of_the_records(trained, uneven, tmp_path):
     infer = ("--task_type=infer", f"--infer_data_dir={uneven}", f"--model_dir={trained}")
-    together = run_horovod(2, *infer, f"--predictions_file={tmp_path}/together.txt", fresh=True)
-    assert together.returncode == 0, together.stderr
+    run_horovod(2, *infer, f"--predictions_file={tmp_path}/together.txt", fresh=True, code=0)
     run_train(*infer, f"--predictions_file={tmp_path}/alone.txt", code=0)
     found = np.loadtxt(str(tmp_path / "together.txt"))
     assert len(found) == sum(UNEVEN)
@@ -121,9 +120,7 @@ def test_fewer_records_than_processes_do_not_stall(tmp_path):
 def test_a_rank_that_dies_ends_the_job_with_a_code(uneven, tmp_path):
     endless = small_training(uneven, tmp_path / "model", "--num_epochs=1000000", "--log_steps=1")
     with started_horovod(2, *endless) as launcher:
-        for line in launcher.stdout:
-            if "step 5 " in line:
-                break
+        until(launcher.stdout, "step 5 ")
         workers = [
             p for p in psutil.Process(launcher.pid).children(recursive=True)
             if "train.py" in p.cmdline() and "horovodrun" not in " ".join(p.cmdline())
@@ -140,6 +137,7 @@ def test_without_horovod_one_sentence_says_so(uneven, tmp_path):
     (tmp_path / "horovod").mkdir()
     (tmp_path / "horovod" / "__init__.py").write_text("raise ImportError('not built')\n")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = run_train(*small_job(uneven, tmp_path / "model", "--distribution=horovod"), env=env)
-    assert done.returncode == 2
+    done = run_train(
+        *small_job(uneven, tmp_path / "model", "--distribution=horovod"), env=env, code=2
+    )
     assert "Horovod cannot be loaded (not built)" in done.stderr.splitlines()[-1]

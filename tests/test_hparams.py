@@ -12,12 +12,6 @@ v1 = tf.compat.v1
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    return write_tfrecords(folder / "records.tfrecords", make_records(640))
-
-
-@pytest.fixture(scope="module")
 def trained(data, tmp_path_factory):
     """A model_dir."""
     folder = tmp_path_factory.mktemp("trained") / "model"
@@ -35,7 +29,7 @@ def copy(trained, tmp_path):
 def train(data, model_dir, *flags):
     run_train(
         *SMALL_MODEL, f"--training_data_dir={data}", f"--val_data_dir={data}",
-        f"--model_dir={model_dir}", "--batch_size=64", *flags, code=0,
+        f"--model_dir={model_dir}", "--deep_layers=8,4", "--batch_size=64", *flags, code=0,
     )  # fmt: skip
 
 

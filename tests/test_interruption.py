@@ -7,7 +7,7 @@ import sys
 import termios
 
 import pytest
-from conftest import finish, make_records, report, small_training, started, write_tfrecords
+from conftest import finish, report, small_training, started
 
 from deepfm.state import checkpoints
 
@@ -139,8 +139,8 @@ def until_a_step(ours):
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR2])
-def test_training_is_saved_when_its_terminal_closes(tmp_path, number):
-    data, model = write_tfrecords(tmp_path / "a.tfrecords", make_records(640)), tmp_path / "model"
+def test_training_is_saved_when_its_terminal_closes(data, tmp_path, number):
+    model = tmp_path / "model"
     ours, context = in_terminal(small_training(data, model, "--num_epochs=100000"))
     with context as process:
         until_a_step(ours)
@@ -150,8 +150,8 @@ def test_training_is_saved_when_its_terminal_closes(tmp_path, number):
     assert checkpoints.step(name) >= 1
 
 
-def test_training_that_ignores_the_end_of_its_terminal_goes_on(tmp_path):
-    data, model = write_tfrecords(tmp_path / "a.tfrecords", make_records(640)), tmp_path / "model"
+def test_training_that_ignores_the_end_of_its_terminal_goes_on(data, tmp_path):
+    model = tmp_path / "model"
     ours, context = in_terminal(small_training(data, model, "--num_epochs=5"), [signal.SIGHUP])
     with context as process:
         until_a_step(ours)

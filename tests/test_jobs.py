@@ -13,9 +13,11 @@ from conftest import (
     SMALL_MODEL,
     example,
     make_records,
+    report,
     run_train,
     shared_data,
     started_train,
+    until,
     write_libsvm,
     write_tfrecords,
 )
@@ -50,8 +52,8 @@ def trained(tmp_path_factory):
     return folder, test
 
 
-def report(folder, name="report.json"):
-    return json.loads((folder / "model" / name).read_text())
+def report_of(folder, task=None):
+    return report(folder / "model", task)
 
 
 def predictions(folder):
@@ -78,13 +80,13 @@ def test_training_learns_and_ends_with_the_stable_evaluation_line(trained):
 
 def test_evaluation_counts_every_record_once_whatever_the_batch(trained):
     folder, test = trained
-    found = [report(folder)["eval"]]  # of batches of 64
+    found = [report_of(folder)["eval"]]  # of batches of 64
     for size in (256, 700):
         run_train(
             "--task_type=eval", f"--val_data_dir={folder}/test.tfrecords",
             f"--model_dir={folder}/model", f"--batch_size={size}", code=0,
         )  # fmt: skip
-        found.append(report(folder, "report.eval.json")["eval"])
+        found.append(report_of(folder, "eval")["eval"])
     for result in found:
         assert result["examples"] == 700
         assert result["log_loss"] == pytest.approx(found[0]["log_loss"], abs=1e-6)
@@ -104,7 +106,7 @@ def test_inference_gives_one_probability_per_record_and_agrees_with_evaluation(t
     evaluation = Evaluation()
     logits = np.log(prob / (1 - prob))
     evaluation.add(test[0], logits, prob.astype(np.float32), logits)
-    assert evaluation.auc() == pytest.approx(report(folder)["eval"]["auc"], abs=1e-6)
+    assert evaluation.auc() == pytest.approx(report_of(folder)["eval"]["auc"], abs=1e-6)
 
 
 def test_inference_keeps_the_order_of_the_records(trained, inferred, tmp_path):
@@ -218,7 +220,7 @@ def other(trained):
 
 def test_the_report_holds_what_the_design_promises(other):
     folder = other
-    found = json.loads((folder / "other" / "report.json").read_text())
+    found = report(folder / "other")
     assert found["task_type"] == "train"
     assert found["distribution"] == "local"
     assert found["num_processes"] == found["num_replicas"] == 1
@@ -283,7 +285,7 @@ def test_batch_norm_and_every_optimizer_train(trained, tmp_path, name):
         (["--training_data_dir={}/damaged.tfrecords.gz"], "gz: the gzip file is damaged"),
         (["--training_data_dir={}/two.tfrecords.gz"], "two.tfrecords.gz: has several gzip members"),
         (["--training_dta_dir=x"], "training_data_dir"),
-        (["--dropout=0.1,0.2,0.3"], "--dropout has 3 values for 2 hidden layers"),
+        (["--deep_layers=8,4", "--dropout=0.1,0.2,0.3"], "has 3 values for 2 hidden layers"),
         (["--dropout=1.5"], "--dropout=1.5"),
         (["--embedding_size=8", "--model_dir={}/model"], "--embedding_size=8, but the model of"),
         (["--optimizer=sgd", "--learning_rate=1e30"], "step 2: the loss is "),
@@ -352,8 +354,8 @@ def test_max_bad_records_skips_that_many_and_reports_them(trained, tmp_path):
     refused = run_train(*flags, "--max_bad_records=1", code=2)
     assert "flipped.tfrecords: record 1 at" in refused.stderr.splitlines()[-1]
     run_train(*flags, "--max_bad_records=2", code=0)
-    assert report(tmp_path)["skipped_records"] == 2
-    assert report(tmp_path)["examples"] == 5998
+    assert report_of(tmp_path)["skipped_records"] == 2
+    assert report_of(tmp_path)["examples"] == 5998
 
 
 def test_nan_weights_are_never_saved(trained, tmp_path):
@@ -375,14 +377,7 @@ def test_a_model_of_real_criteo_rows_learns(tmp_path):
         f"--training_data_dir={data}", f"--val_data_dir={data}", "--feature_size=117581",
         f"--model_dir={tmp_path}/model", "--num_epochs=2", "--batch_size=256", code=0,
     )  # fmt: skip
-    assert report(tmp_path)["eval"]["auc"] > 0.75
-
-
-def lines_until(process, pattern):
-    for line in process.stdout:
-        if re.search(pattern, line):
-            return
-    raise AssertionError(f"it ended without {pattern!r}")
+    assert report_of(tmp_path)["eval"]["auc"] > 0.75
 
 
 @pytest.mark.parametrize(
@@ -397,7 +392,7 @@ def test_a_file_that_changes_while_it_is_read_is_named(tmp_path, what, sentence)
         "--batch_size=64", "--num_epochs=100000", "--log_steps=1", "--save_checkpoints_steps=5",
     )  # fmt: skip
     with started_train(*flags) as process:
-        lines_until(process, r"step 20 ")
+        until(process.stdout, "step 20 ")
         if what == "grows":
             with open(path, "ab") as f:
                 f.write(path.read_bytes()[:1000])

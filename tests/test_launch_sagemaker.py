@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, make_records, run_train, small_job, write_libsvm, write_tfrecords
+from conftest import ROOT, make_records, report, run_train, small_job, write_libsvm, write_tfrecords
 
 PYTHON = ROOT / ".venv-sagemaker" / "bin" / "python"
 pytestmark = pytest.mark.skipif(
@@ -25,27 +25,32 @@ TRAIN_FLAGS = [
 ]  # fmt: skip
 
 
-def launch(*words):
+def run(command, code=0, timeout=60, **options):
+    """A finished process, which had to exit with a code."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, **options)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def launch(*words, code=0):
     """The finished launcher, which has neither AWS settings nor a network that answers."""
     env = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
     env.update(AWS_CONFIG_FILE=os.devnull, AWS_SHARED_CREDENTIALS_FILE=os.devnull)
     command = [PYTHON, "scripts/launch_sagemaker.py", "--dry_run", *words]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    return run(command, code, cwd=ROOT, env=env)
 
 
 def refusal(*words):
     """The one sentence with which the launcher refuses a job."""
-    done = launch(*words)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    done = launch(*words, code=2)
+    assert (done.stdout, done.stderr.count("\n")) == ("", 1), done.stderr
     return done.stderr
 
 
 @functools.lru_cache(maxsize=None)
 def request(*words):
     """The request that a dry run prints; its standard output holds nothing else."""
-    done = launch(*words)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(launch(*words).stdout)
 
 
 @pytest.fixture(scope="module")
@@ -119,12 +124,8 @@ def pairs():
     assert len(commands) >= 9
     role = "--role=arn:aws:iam::111122223333:role/x"
     env = dict(os.environ, AWS_CONFIG_FILE=os.devnull, HTTPS_PROXY="http://127.0.0.1:9")
-    done = subprocess.run(
-        [PYTHON, "tests/sdk_requests.py"],
-        input=json.dumps([[role, *words] for words in commands + MORE_COMMANDS]),
-        cwd=ROOT, env=env, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    words = json.dumps([[role, *words] for words in commands + MORE_COMMANDS])
+    done = run([PYTHON, "tests/sdk_requests.py"], input=words, cwd=ROOT, env=env, timeout=120)
     return json.loads(done.stdout)
 
 
@@ -185,13 +186,11 @@ def test_what_is_wrong_with_a_request_is_found(servers):
     assert len(list(faults(wrong, "CreateTrainingJobRequest", shapes()))) == 5
 
 
-def in_process(code, *words):
+def in_process(program, *words, code=0):
     """What a program prints in .venv-sagemaker's Python, where the launcher's parts are found."""
-    code = f"import sys; sys.path[:0] = ['scripts']\n{code}"
-    return subprocess.run(
-        [PYTHON, "-W", "ignore", "-c", code, *words],
-        cwd=ROOT, env=dict(os.environ, **AWS), capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    program = f"import sys; sys.path[:0] = ['scripts']\n{program}"
+    command = [PYTHON, "-W", "ignore", "-c", program, *words]
+    return run(command, code, cwd=ROOT, env=dict(os.environ, **AWS))
 
 
 AWS = dict(AWS_ACCESS_KEY_ID="x", AWS_SECRET_ACCESS_KEY="x", AWS_DEFAULT_REGION="us-east-1")
@@ -229,7 +228,6 @@ print(sorted(f"ml.{f}.{size}" for f, (_, _, sizes) in hosts.GPUS.items() for siz
 
 def test_the_images_are_those_of_the_sdk_in_every_region_and_every_gpu_is_known():
     done = in_process(IMAGES)
-    assert done.returncode == 0, done.stderr
     offered = {type_ for type_ in shapes()["TrainingInstanceType"]["enum"] if type_[3] in "pg"}
     assert len(offered) > 20 and offered <= set(re.findall(r"ml\.[^']+", done.stdout))
 
@@ -265,19 +263,11 @@ def test_a_python_with_absl_and_botocore_alone_builds_the_same_request(minor, tm
     words = ["--train_s3_uri=s3://b/t", "--eval_s3_uri=s3://b/v", "--"]
     command = [OTHER_PYTHONS.get(minor, sys.executable), "-S", "scripts/launch_sagemaker.py"]
     env = dict(PYTHONPATH=str(tmp_path), AWS_CONFIG_FILE=os.devnull, PYTHONDONTWRITEBYTECODE="1")
-
-    def run(*more):
-        words_of_run = [*command, "--dry_run", *words, *more]
-        return subprocess.run(
-            words_of_run, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60
-        )
-
-    done = run(*TRAIN_FLAGS)
-    assert done.returncode == 0, done.stderr
+    command += ["--dry_run", *words]
+    done = run([*command, *TRAIN_FLAGS], cwd=ROOT, env=env)
     assert hyperparameters(json.loads(done.stdout)).keys() == hyperparameters(servers).keys()
-    done = run("--lerning_rate=1")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Did you mean: learning_rate" in done.stderr
+    done = run([*command, "--lerning_rate=1"], 2, cwd=ROOT, env=env)
+    assert done.stdout == "" and "Did you mean: learning_rate" in done.stderr
 
 
 def test_flags_of_train_py_become_hyperparameters_in_all_their_forms(servers):
@@ -305,8 +295,7 @@ def test_train_py_takes_the_hyperparameters_as_the_toolkit_passes_them(servers, 
         words = []
         for name, value in sorted(hyperparameters(job).items()):
             words += [] if name.startswith("sagemaker_") else [f"--{name}", str(value)]
-        done = run_train("--only_check_args", *words)
-        assert done.returncode == 0, done.stderr
+        run_train("--only_check_args", *words, code=0)
 
 
 def test_parameter_servers_share_a_model_dir_on_s3(servers):
@@ -342,7 +331,7 @@ def test_a_job_on_spot_instances_goes_on_from_the_checkpoints_that_are_mirrored(
 def test_the_metrics_are_found_in_what_train_py_prints(servers, tmp_path):
     write_tfrecords(tmp_path / "a.tfrecords", make_records(128))
     done = run_train(*small_job(tmp_path, tmp_path / "model", "--log_steps=1", "--gauc_field=0"))
-    wanted = json.loads((tmp_path / "model" / "report.json").read_text())
+    wanted = report(tmp_path / "model")
     found = {
         m["Name"]: [float(x) for x in re.findall(m["Regex"], done.stderr)]
         for m in servers["AlgorithmSpecification"]["MetricDefinitions"]
@@ -384,8 +373,7 @@ UPLOADED = (
 
 
 def test_only_train_py_and_deepfm_are_uploaded_and_they_are_enough(tmp_path):
-    done = in_process(UPLOADED, str(tmp_path))
-    assert done.returncode == 0, done.stderr
+    in_process(UPLOADED, str(tmp_path))
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     files = (path for path in (ROOT / "deepfm").rglob("*") if path.is_file())
     sources = [path for path in files if path.suffix != ".pyc"]
@@ -430,8 +418,7 @@ FOLLOWED = (
     [("Completed", "", 0), ("Failed", "AlgorithmError: no", 1), ("Stopped", "", 1)],
 )
 def test_a_job_is_followed_to_its_end_which_is_the_exit_code(status, reason, code):
-    done = in_process(FOLLOWED, status, reason)
-    assert done.returncode == code, done.stderr
+    done = in_process(FOLLOWED, status, reason, code=code)
     lines = [f"algo-{host}: line {i}" for i in (0, 1) for host in (1, 2)]
     assert done.stdout.splitlines() == lines
     if code:
@@ -526,18 +513,13 @@ def convert(tmp_path):
     write("processingjobconfig.json", {"ProcessingInputs": [{"S3Input": source}]})
     path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
 
-    def run(*words):
-        command = ["bash", "-c", script, "convert", *words]
-        env = dict(os.environ, PATH=path)
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-
-    return run
+    env = dict(os.environ, PATH=path)
+    return lambda *words: run(["bash", "-c", script, "convert", *words], env=env)
 
 
 def test_a_host_converts_into_a_folder_of_its_own(convert, tmp_path):
     write_libsvm(tmp_path / "processing" / "input" / "data" / "day.libsvm", make_records(5))
-    done = convert("libsvm_to_tfrecord", "--feature_size=99")
-    assert done.returncode == 0, done.stderr
+    convert("libsvm_to_tfrecord", "--feature_size=99")
     output = tmp_path / "processing" / "output"
     found = {str(path.relative_to(output)) for path in output.rglob("*") if path.is_file()}
     folder = "shard-00001-of-00002"
@@ -548,8 +530,7 @@ def test_a_host_converts_into_a_folder_of_its_own(convert, tmp_path):
 
 def test_a_host_shuffles_its_own_files_into_a_folder_of_its_own(convert, tmp_path):
     write_tfrecords(tmp_path / "processing" / "input" / "data" / "day.tfrecords", make_records(5))
-    done = convert("rebalance", "--num_files=4")  # on two hosts together
-    assert done.returncode == 0, done.stderr
+    convert("rebalance", "--num_files=4")  # on two hosts together
     folder = tmp_path / "processing" / "output" / "shard-00001-of-00002"
     names = [f"part-0000{i}-of-00002.tfrecords" for i in range(2)]
     assert sorted(path.name for path in folder.iterdir()) == ["dataset.json", *names]
@@ -558,8 +539,7 @@ def test_a_host_shuffles_its_own_files_into_a_folder_of_its_own(convert, tmp_pat
 
 
 def test_a_host_without_files_ends_well(convert, tmp_path):
-    done = convert("libsvm_to_tfrecord")
-    assert done.returncode == 0, done.stderr
+    convert("libsvm_to_tfrecord")
     assert list((tmp_path / "processing" / "output").iterdir()) == []
 
 
@@ -614,24 +594,23 @@ def driver(tmp_path):
     (tmp_path / "data_tools" / "on_spark.py").write_text(said.format(str(tmp_path / "ran")))
     (tmp_path / "pip.py").write_text(said.format(str(tmp_path / "installed")))
 
-    def run(hosts, there, *words):
+    def drive(hosts, there, *words, code=0):
         (tmp_path / "config" / "resourceconfig.json").write_text(json.dumps({"hosts": hosts}))
         for name in there:
             (tmp_path / f"{name}.py").write_text("")
         command = [sys.executable, "-S", "driver.py", "rebalance", "--num_files=64", *words]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        done = run(command, code, cwd=tmp_path)
         read = lambda name: json.loads((tmp_path / name).read_text())
         return done, {n: read(n) for n in ("installed", "ran") if (tmp_path / n).exists()}
 
-    return run
+    return drive
 
 
 PACKAGES = ["absl", "numpy", "pandas", "pyarrow"]
 
 
 def test_the_driver_installs_the_pins_but_for_spark_and_then_runs_the_job(driver):
-    done, found = driver(["algo-1"], PACKAGES[:3])  # as in SageMaker's image, without pyarrow
-    assert done.returncode == 0, done.stderr
+    _, found = driver(["algo-1"], PACKAGES[:3])  # as in SageMaker's image, without pyarrow
     pins = {word.partition("==")[0] for word in found["installed"] if "==" in word}
     lines = (ROOT / "requirements-spark.txt").read_text().splitlines()
     listed = {line.partition("==")[0] for line in lines if "==" in line}
@@ -640,8 +619,7 @@ def test_the_driver_installs_the_pins_but_for_spark_and_then_runs_the_job(driver
 
 
 def test_the_driver_installs_nothing_in_an_image_that_has_all(driver):
-    done, found = driver(["algo-1"], PACKAGES)
-    assert done.returncode == 0, done.stderr
+    _, found = driver(["algo-1"], PACKAGES)
     assert list(found) == ["ran"]
 
 
@@ -659,12 +637,11 @@ ON_S3 = ["--input=s3://b/x/*, s3://b/y", "--output_dir=s3://b/out"]
 def test_the_driver_refuses_several_hosts_that_lack_files_or_packages(
     driver, words, there, sentence
 ):
-    done, found = driver(["algo-1", "algo-2"], there, *words)
-    assert (done.returncode, found) == (2, {})
+    done, found = driver(["algo-1", "algo-2"], there, *words, code=2)
+    assert found == {}
     assert sentence in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_the_driver_runs_the_job_of_several_hosts_on_s3(driver):
-    done, found = driver(["algo-1", "algo-2"], PACKAGES, *ON_S3)
-    assert done.returncode == 0, done.stderr
+    _, found = driver(["algo-1", "algo-2"], PACKAGES, *ON_S3)
     assert found == {"ran": ["rebalance", "--num_files=64", *ON_S3]}

@@ -1,11 +1,10 @@
 """TensorFlow built with MKL, of .venv-mkl: its results, and the settings that OpenMP prints."""
 
 import os
-import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, make_records, small_training, write_tfrecords
+from conftest import ROOT, finish, make_records, small_training, started, write_tfrecords
 from mode_steps import check_same, weights
 
 from deepfm.runtime.utilization import _RANKS, cores
@@ -28,12 +27,8 @@ def train(words, data, folder, *flags, **environment):
     job = small_training(data, folder, "--nocompiled_kernels", "--deep_layers=256,64", *flags)
     ours = ("OMP_", "KMP_", *_RANKS)
     env = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
-    done = subprocess.run(
-        [*map(str, words), "train.py", *job], cwd=ROOT, capture_output=True, text=True,
-        env={**env, "KMP_SETTINGS": "1", **environment}, timeout=100,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+    env.update({"KMP_SETTINGS": "1", **environment})
+    return finish(started([*words, "train.py", *job], env=env), timeout=100, code=0).stdout
 
 
 def settings(said):
@@ -84,7 +79,5 @@ def test_a_given_affinity_leaves_the_cores_that_are_counted(data, tmp_path):
     program = "import train, os; from deepfm.runtime.utilization import cores, openmp;"
     program += f"os.environ.update(openmp(0, {affinity!r}, 0)); import tensorflow;"
     program += "print(len(os.sched_getaffinity(0)), int(cores()))"
-    done = subprocess.run(
-        [PYTHON, "-W", "ignore", "-c", program], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.stdout.split()[-2:] == ["1", str(CORES)], done.stderr
+    done = finish(started([PYTHON, "-W", "ignore", "-c", program]))
+    assert done.stdout.split()[-2:] == ["1", str(CORES)], done.stdout

@@ -1,6 +1,5 @@
 """What may be deleted from a model_dir, and which folders cannot become one."""
 
-import json
 import os
 import pathlib
 import shutil
@@ -12,6 +11,7 @@ import tensorflow as tf
 from conftest import (
     ROOT,
     SMALL_MODEL,
+    evaluations,
     job_of,
     make_records,
     report,
@@ -191,10 +191,9 @@ def test_labels_of_one_class_are_told_and_figures_without_a_value_are_null(model
     assert " Evaluation: step=4 examples=200 auc=nan " in done.stderr.splitlines()[-1]
     assert report(folder)["eval"]["auc"] is report(folder)["eval"]["calibration"] is None
     assert report(folder)["eval"]["log_loss"] > 0
-    (kept,) = json.loads((folder / "evaluations.json").read_text())
+    (kept,) = evaluations(folder)
     assert kept["auc"] is None
-    again = run_train(*small_job(data, folder, "--num_epochs=2", "--early_stopping_patience=3"))
-    assert again.returncode == 0, again.stderr
+    run_train(*small_job(data, folder, "--num_epochs=2", "--early_stopping_patience=3"), code=0)
 
 
 def test_an_evaluation_of_its_own_has_summaries_and_a_report_of_its_own(model):
@@ -301,12 +300,9 @@ def test_a_model_dir_that_cannot_be_written_can_be_used(model, tmp_path, task):
     assert there(folder) == before
 
 
-def test_only_the_newest_checkpoints_are_kept(tmp_path):
-    data = write_tfrecords(tmp_path / "a.tfrecords", make_records(640))
-    run_train(
-        *SMALL_MODEL, f"--training_data_dir={data}", f"--model_dir={tmp_path}/model",
-        "--batch_size=64", "--save_checkpoints_steps=2", "--keep_checkpoint_max=3", code=0,
-    )  # fmt: skip
+def test_only_the_newest_checkpoints_are_kept(data, tmp_path):
+    more = "--save_checkpoints_steps=2", "--keep_checkpoint_max=3"
+    run_train(*small_training(data, tmp_path / "model", *more), code=0)
     names = [path.name for path in (tmp_path / "model").glob("model.ckpt-*.index")]
     assert sorted(names) == [f"model.ckpt-{step}.index" for step in (10, 6, 8)]
 

@@ -22,6 +22,8 @@ from conftest import (
     report,
     run_cluster,
     run_horovod,
+    run_mode,
+    run_python,
     run_train,
     started_horovod,
     started_python,
@@ -35,6 +37,7 @@ GLOBAL_BATCH = 24
 ROWS = 49 * GLOBAL_BATCH + 14  # so the last batch is short, in each process, by another number
 FLAGS = (
     *SMALL_MODEL,
+    "--deep_layers=8,4",
     "--shuffle_buffer=0",
     "--num_parallel_reads=1",
     f"--global_batch_size={GLOBAL_BATCH}",
@@ -173,8 +176,8 @@ def test_other_jobs_give_the_same_in_every_mode(data, evaluated_locally, tmp_pat
     os.remove(f"{copy}/report.eval.json")
     for task in ("eval", "infer", "export"):
         do(task, mode, data, copy, fresh=task == "eval" and mode == "tower")
-    evaluated = lambda folder: json.loads((pathlib.Path(folder) / "report.eval.json").read_text())
-    assert evaluated(copy)["eval"] == pytest.approx(evaluated(local)["eval"], abs=1e-6)
+    evaluated, wanted = (report(pathlib.Path(folder), "eval")["eval"] for folder in (copy, local))
+    assert evaluated == pytest.approx(wanted, abs=1e-6)
     np.testing.assert_allclose(np.loadtxt(f"{copy}.txt"), np.loadtxt(f"{local}.txt"), atol=1e-6)
     assert list(pathlib.Path(copy).glob("export/*/saved_model.pb"))
 
@@ -234,11 +237,9 @@ def test_mirrored_stops_before_it_comes_to_the_end_of_the_data(
         "--num_epochs=2", f"--global_batch_size={10 * GLOBAL_BATCH}",
         *(["--replicas_per_process=2"] if mode == "mirrored" else []),
     )  # fmt: skip
-    with started_python("-c", SAYS_END, *flags) as process:
-        text, _ = process.communicate(timeout=90)
-    assert process.returncode == 0, text
-    assert ("END" in text) == comes_to_the_end
-    assert json.loads((tmp_path / "report.json").read_text())["examples"] == 2 * ROWS
+    done = run_python("-c", SAYS_END, *flags, code=0)
+    assert ("END" in done.stdout) == comes_to_the_end
+    assert report(tmp_path)["examples"] == 2 * ROWS
 
 
 def test_replicas_that_cannot_share_a_global_batch_are_refused(data, tmp_path):
@@ -285,17 +286,9 @@ def large_batches(tmp_path_factory):
 )  # fmt: skip
 def test_steps_on_distinct_pairs_are_those_of_the_whole_matrix(large_batches, tmp_path, mode):
     folder, flags, expected = large_batches
-    replicas = ["--replicas_per_process=2"] if mode in ("tower", "mirrored") else []
     processes = 2 if mode == "horovod" else 1
-    run = {
-        "horovod": lambda *words: run_horovod(2, *words),
-        "ps": lambda *words: run_cluster(*words, workers=0),
-    }.get(mode, run_train)
-    done = run(
-        *flags, *replicas, f"--distribution={mode}", f"--model_dir={tmp_path}",
-        f"--training_data_dir={folder}/{processes}.tfrecords",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    data = f"--training_data_dir={folder}/{processes}.tfrecords"
+    run_mode(mode, *flags, data, f"--model_dir={tmp_path}", code=0)
     check_weights(tmp_path, expected)
 
 
@@ -337,8 +330,8 @@ def name_of(mode, case):
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory):
-    """(rows, replicas, global batch, the rest of a Case) -> (the Case of one process, the Case of
-    processes that divide the records, the weights of local mode)."""
+    """(rows, replicas, global batch, the rest of a Case) -> (the Case that local mode has trained,
+    the Case of processes that divide the records, the weights of local mode)."""
     folder = tmp_path_factory.mktemp("steps")
     kept = {}
 
@@ -351,19 +344,18 @@ def steps(tmp_path_factory):
             write_tfrecords(folder / f"{name}-dealt.tfrecords", order)
         whole = Case(str(folder / f"{name}.tfrecords"), "", global_batch, **fields)
         if whole not in kept:
-            model_dir = str(folder / f"local-{len(kept)}")
-            train(make_mode("local"), whole._replace(model_dir=model_dir))
-            kept[whole] = weights(model_dir)
-        divided = whole._replace(data=str(folder / f"{name}-dealt.tfrecords"))
-        return whole, divided, kept[whole]
+            trained = whole._replace(model_dir=str(folder / f"local-{len(kept)}"))
+            train(make_mode("local"), trained)
+            kept[whole] = trained, weights(trained.model_dir)
+        trained, expected = kept[whole]
+        return trained, whole._replace(data=str(folder / f"{name}-dealt.tfrecords")), expected
 
     return cases
 
 
 @pytest.mark.parametrize("mode", ["tower", "mirrored"])
-def test_on_gpus_all_replicas_share_each_batch_of_an_evaluation(steps, tmp_path, monkeypatch, mode):
-    case = steps(*WITHOUT["three of four"])[0]._replace(model_dir=str(tmp_path))
-    train(make_mode("local"), case)
+def test_on_gpus_all_replicas_share_each_batch_of_an_evaluation(steps, monkeypatch, mode):
+    case, *_ = steps(*WITHOUT["three of four"])
     alone = evaluate(make_mode("local"), case, 31)  # batches of 31, 31 and 3
     monkeypatch.setattr(devices, "gpus", lambda: ["GPU"] * 4)  # placed on the CPU instead
     replicas = make_mode(mode, replicas=4)

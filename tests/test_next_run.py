@@ -2,10 +2,9 @@
 
 import pytest
 import tensorflow as tf
-from conftest import make_records, run_python, run_train, small_job, write_tfrecords
-from test_resume import check_done, check_same
+from conftest import make_records, run_python, run_train, scalars, small_job, write_tfrecords
+from mode_steps import check_same
 
-v1 = tf.compat.v1
 STEPS = 5  # of an epoch of batches of 64
 # No evaluation improves by 1: each but the first cuts the rate.
 PLATEAU = ("--learning_rate_decay_on_plateau=0.3", "--eval_every_steps=2", "--min_improvement=1")
@@ -25,28 +24,19 @@ def folder(tmp_path):
 
 def rates(folder):
     """The learning rate of each step, over all runs."""
-    found = {}
-    for path in sorted((folder / "model").glob("events.out.tfevents.*")):
-        for event in v1.train.summary_iterator(str(path)):
-            found.update(
-                (event.step, x.simple_value)
-                for x in event.summary.value
-                if x.tag == "learning_rate"
-            )
-    return [found[step] for step in sorted(found)]
+    found = scalars(folder / "model")
+    return [found[tag, step] for tag, step in sorted(found) if tag == "learning_rate"]
 
 
 def test_cuts_of_the_rate_and_its_warm_up_belong_to_one_run(folder):
     done = run_train(*job(folder, "a", *PLATEAU), code=0)
     assert rates(folder)[-1] == pytest.approx(0.02 * 0.3)  # cut after step 4
     assert done.stderr.count("auc did not improve: the learning rate is now 0.006.") == 1
-    done = run_train(*job(folder, "a", "--num_epochs=2"))
-    check_done(done)
+    done = run_train(*job(folder, "a", "--num_epochs=2"), code=0)
     assert "--learning_rate_decay_on_plateau=1.0 (before: 0.3)" in done.stderr
     assert rates(folder)[STEPS:] == pytest.approx([0.02] * STEPS)
-    check_done(run_train(*job(folder, "a", *PLATEAU, "--num_epochs=3")))
-    done = run_train(*job(folder, "b", "--learning_rate_warmup_steps=4"))
-    check_done(done)
+    run_train(*job(folder, "a", *PLATEAU, "--num_epochs=3"), code=0)
+    done = run_train(*job(folder, "b", "--learning_rate_warmup_steps=4"), code=0)
     assert "starting a new run" in done.stderr
     expected = [0.005, 0.01, 0.015, 0.02, 0.02]
     assert rates(folder)[3 * STEPS :] == pytest.approx(expected)
@@ -74,8 +64,8 @@ def test_a_kill_after_the_last_evaluation_leaves_the_rate_that_an_uninterrupted_
     folder, stop
 ):
     flags = job(folder, "a", *PLATEAU, *stop)
-    assert run_python("-c", KILLED, 4, *flags).returncode == 9
-    check_done(run_train(*flags))
+    run_python("-c", KILLED, 4, *flags, code=9)
+    run_train(*flags, code=0)
     (folder / "model").rename(folder / "killed")
-    check_done(run_train(*flags))
+    run_train(*flags, code=0)
     check_same(folder / "killed", folder / "model", atol=0)

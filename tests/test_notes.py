@@ -1,9 +1,10 @@
 """What a checkpoint notes makes model.json, run.json and evaluations.json again."""
 
 import json
+import shutil
 
 import pytest
-from conftest import make_records, report, run_train, small_job, write_tfrecords
+from conftest import report, run_train, small_job
 from test_checkpoints import save
 
 from deepfm.state import checkpoints, notes
@@ -11,20 +12,27 @@ from deepfm.state import checkpoints, notes
 FILES = "model.json", "run.json", "evaluations.json"
 
 
+def job(data, folder):
+    return small_job(data, folder, "--eval_every_steps=4", "--num_epochs=2")
+
+
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_tfrecords(tmp_path_factory.mktemp("data") / "a.tfrecords", make_records(640))
+def interrupted(data, tmp_path_factory):
+    """The model_dir of a run that was interrupted at step 13."""
+    folder = tmp_path_factory.mktemp("interrupted") / "model"
+    run_train(*job(data, folder), "--max_steps=13", code=0)
+    return folder
 
 
 @pytest.mark.parametrize("blank", [b"", bytes(300)], ids=["empty", "zeroed"])
-def test_an_unattended_restart_makes_what_a_power_cut_emptied_again(data, tmp_path, blank):
-    folder = tmp_path / "model"
-    job = small_job(data, folder, "--eval_every_steps=4", "--num_epochs=2")
-    assert run_train(*job, "--max_steps=13").returncode == 0
+def test_an_unattended_restart_makes_what_a_power_cut_emptied_again(
+    data, interrupted, tmp_path, blank
+):
+    folder = shutil.copytree(interrupted, tmp_path / "model")
     before = {name: json.loads((folder / name).read_text()) for name in FILES}
     for name in FILES:
         (folder / name).write_bytes(blank)
-    done = run_train(*job, code=0)
+    done = run_train(*job(data, folder), code=0)
     for name in FILES:
         assert done.stderr.count(f"{folder}/{name} was empty; made it again from what") == 1
     after = {name: json.loads((folder / name).read_text()) for name in FILES}
@@ -37,17 +45,16 @@ def test_an_unattended_restart_makes_what_a_power_cut_emptied_again(data, tmp_pa
     assert report(folder)["global_step"] == 20
 
 
-def test_what_no_checkpoint_notes_and_what_is_garbled_stays_as_it_is(data, tmp_path):
+def test_what_no_checkpoint_notes_and_what_is_garbled_stays_as_it_is(interrupted, tmp_path):
     folder = tmp_path / "old"
     save(folder)
     for name in FILES:
         (folder / name).write_bytes(b"")
     notes.restore(str(folder))
     assert [(folder / name).read_bytes() for name in FILES] == 3 * [b""]
-    job = small_job(data, tmp_path / "new", "--eval_every_steps=4")
-    assert run_train(*job).returncode == 0
+    new = shutil.copytree(interrupted, tmp_path / "new")
     for name in FILES:
-        (tmp_path / "new" / name).write_bytes(b"{")
-    notes.restore(str(tmp_path / "new"))
-    assert [(tmp_path / "new" / name).read_bytes() for name in FILES] == 3 * [b"{"]
-    assert len(checkpoints.read_state(str(tmp_path / "new")).names) > 1
+        (new / name).write_bytes(b"{")
+    notes.restore(str(new))
+    assert [(new / name).read_bytes() for name in FILES] == 3 * [b"{"]
+    assert len(checkpoints.read_state(str(new)).names) > 1

@@ -1,6 +1,5 @@
 """Data are identified by content: files that are replaced before, between and during runs."""
 
-import json
 import os
 import re
 import shutil
@@ -10,10 +9,12 @@ import numpy as np
 import pytest
 from conftest import (
     SMALL_MODEL,
+    evaluations,
     make_records,
     report,
     run_train,
     started_train,
+    until,
     write_libsvm,
     write_own_ids,
     write_tfrecords,
@@ -47,9 +48,7 @@ def interrupted(folder, meanwhile=lambda: None, number=signal.SIGTERM, more=()):
     """A run that is ended by a signal, or by what happens meanwhile: (exit code, text)."""
     flags = job(folder, "--num_epochs=20000", "--save_checkpoints_steps=200", *more)
     with started_train(*flags) as process:
-        for line in process.stdout:
-            if "step 5 " in line:
-                break
+        until(process.stdout, "step 5 ")
         meanwhile()
         if number:
             process.send_signal(number)
@@ -146,7 +145,7 @@ def test_without_dataset_json_each_epoch_is_evaluated(tmp_path, suffix):
         "--batch_size=50", "--early_stopping_patience=3",
     ).stderr  # fmt: skip
     assert "Counting the records, because no dataset.json gives their number" in text
-    found = json.loads((tmp_path / "model" / "evaluations.json").read_text())
+    found = evaluations(tmp_path / "model")
     assert [entry["step"] for entry in found] == [4, 8, 12]
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 import s3_server
-from conftest import make_records, started, write_tfrecords
+from conftest import finish, started, wait_until
 from s3_server import Folder, Proxy
 from test_remote import make_remote, save_checkpoint
 
@@ -37,46 +37,25 @@ def train(beat, folder, data, env, *more):
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_tfrecords(tmp_path_factory.mktemp("owner") / "a.tfrecords", make_records(640))
-
-
-@pytest.fixture(scope="module")
 def server():
     with s3_server.started() as port, Proxy(port) as proxy:
         yield proxy
 
 
-def until(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.1)
-
-
-def ended(context):
-    with context as process:
-        text, _ = process.communicate(timeout=60)
-    return process.returncode, text
-
-
 def test_a_second_training_is_refused_and_after_kill_9_the_same_command_goes_on(server, data):
     folder = Folder(server.port, "owned")
     with train(BEAT, folder, data, server.env, "--save_checkpoints_steps=100") as first:
-        until(lambda: "checkpoint" in folder.names() or first.poll() is not None)
-        code, text = ended(train(BEAT, folder, data, server.env, "--clear_existing_model"))
-        assert code == 2, text
-        assert "another process is training there (" in text.splitlines()[-1]
+        assert wait_until(lambda: "checkpoint" in folder.names() or first.poll() is not None, 60)
+        second = finish(train(BEAT, folder, data, server.env, "--clear_existing_model"), code=2)
+        assert "another process is training there (" in second.stdout.splitlines()[-1]
         assert first.poll() is None and "checkpoint" in folder.names()
         first.kill()
         first.wait()
-    at, reached = (
-        time.monotonic(),
-        int(re.search(rb"ckpt-(\d+)", folder.read("checkpoint")).group(1)),
-    )
-    with train(BEAT, folder, data, server.env, f"--max_steps={reached + 1000}") as again:
-        text, _ = again.communicate(timeout=60)
-    assert again.returncode == 0 and time.monotonic() - at < 60 - 2 * (owner.BEAT - BEAT), text
+    at = time.monotonic()
+    reached = int(re.search(rb"ckpt-(\d+)", folder.read("checkpoint")).group(1))
+    again = train(BEAT, folder, data, server.env, f"--max_steps={reached + 1000}")
+    text = finish(again, 60, code=0).stdout
+    assert time.monotonic() - at < 60 - 2 * (owner.BEAT - BEAT), text
     assert "has the mark of another training (" in text
     assert int(re.search(r"Resuming at step (\d+)", text).group(1)) >= reached
     assert f"model.ckpt-{reached + 1000}.index" in folder.names()
@@ -86,7 +65,7 @@ def test_a_second_training_is_refused_and_after_kill_9_the_same_command_goes_on(
 def test_an_owner_whose_mark_was_overwritten_ends_and_copies_nothing_more(server, data):
     folder = Folder(server.port, "taken")
     with train(0.5, folder, data, server.env, "--save_checkpoints_steps=100") as first:
-        until(lambda: "checkpoint" in folder.names())
+        assert wait_until(lambda: "checkpoint" in folder.names(), 60)
         while first.poll() is None:  # its beat may be just about to write
             folder.write(remote_files.MARK, b'{"owner": "another", "host": "elsewhere"}')
             time.sleep(0.5)

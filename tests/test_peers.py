@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 
-from conftest import ROOT
+from conftest import run_python, started
 
 from deepfm.modes.common import peers
 
@@ -32,16 +32,9 @@ watch = Watch([Other("rank %d" % i, a, {PATIENCE}, {PATIENCE}) for i, a in enume
 print("watching", flush=True)
 {then}
 """
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
+    with started([sys.executable, "-c", code], stderr=subprocess.PIPE) as process:
         assert process.stdout.readline() == "watching\n"
         yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_a_process_ends_with_a_sentence_when_any_of_the_others_has_ended():
@@ -96,8 +89,7 @@ while len(os.listdir("/proc/self/fd")) > before and time.time() < last:
     time.sleep(0.1)
 print(len(os.listdir("/proc/self/fd")) - before)
 """
-    kept = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, timeout=60)
-    assert int(kept) == 0
+    assert int(run_python("-c", code, fresh=True, code=0).stdout) == 0
 
 
 def test_a_rank_that_cannot_be_reached_is_named(caplog):

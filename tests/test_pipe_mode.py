@@ -19,6 +19,7 @@ from conftest import (
     run_python,
     run_train,
     started_train,
+    until,
     write_libsvm,
     write_own_ids,
     write_tfrecords,
@@ -147,8 +148,9 @@ def test_lines_of_libsvm_in_a_pipe_give_the_same_model(
 )
 def test_a_bad_line_in_a_pipe_is_named(channels, tmp_path, flags, said):
     given = channels(training=lines(tmp_path, 70, more=BAD))
-    done = run_train(*given, *flags, "--data_format=libsvm", f"--model_dir={tmp_path}/model")
-    assert done.returncode == 2
+    done = run_train(
+        *given, *flags, "--data_format=libsvm", f"--model_dir={tmp_path}/model", code=2
+    )
     assert re.search(said, last_line(done))
 
 
@@ -201,9 +203,7 @@ def test_a_second_process_on_a_channel_is_refused(channels, tmp_path):
     flags = channels(training=tfrecords(tmp_path, 700))
     endless = ("--num_epochs=100", "--batch_size=8")
     with started_train(*flags, *endless, f"--model_dir={tmp_path}/first") as first:
-        for line in first.stdout:
-            if "Reading" in line:
-                break
+        until(first.stdout, "Reading")
         done = run_train(*flags, f"--model_dir={tmp_path}/second", timeout=30)
     assert done.returncode == 2
     assert "another process of this host reads channel training" in last_line(done)

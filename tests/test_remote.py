@@ -18,6 +18,7 @@ from conftest import (
     SMALL_MODEL,
     finish,
     make_records,
+    run_python,
     run_tool,
     run_train,
     started,
@@ -96,6 +97,13 @@ def named(folder):
     """The checkpoints that the remote state file names, the newest first."""
     names = re.findall(r'"(model\.ckpt-\d+)"', folder.read("checkpoint").decode())
     return list(dict.fromkeys(names))
+
+
+def fetched(local, there, keep):
+    """A Mirror that has fetched what is there."""
+    copies = remote_model_dir.Mirror(f"file://{there}", str(local), keep)
+    copies.fetch(os.listdir(str(there)))
+    return copies
 
 
 def step_of(folder):
@@ -183,8 +191,7 @@ def test_threads_and_processes_that_write_at_one_time_send_each_its_own(server):
             for writers in ("ab", "cd")
         ]
         for process in writing:
-            text, _ = process.communicate(timeout=60)
-            assert process.returncode == 0, text
+            assert process.wait(timeout=60) == 0, process.stdout.read()
     folder = Folder(server, "side-by-side")
     for writer in "abcd":
         for i in range(40):
@@ -209,9 +216,7 @@ def test_a_copy_that_a_signal_ends_on_the_way_leaves_nothing_that_passes_for_who
 ):
     (tmp_path / "whole").write_bytes(b"0123456789")
     command = [sys.executable, "-c", ENDED_ON_THE_WAY, tmp_path / "whole"]
-    with started(command, env=s3_server.environment(server)) as process:
-        text, _ = process.communicate(timeout=60)
-    assert process.returncode == 143, text
+    finish(started(command, env=s3_server.environment(server)), code=143)
     assert Folder(server, "half").names() == []
 
 
@@ -317,9 +322,7 @@ def test_predictions_and_exports_are_made_from_s3_to_s3(server, trained):
 def test_the_balance_of_a_remote_checkpoint_is_reported(server, trained, name):
     path = f"{trained.folder.path}/{name}"
     env = s3_server.environment(server)
-    done = finish(
-        started([sys.executable, "scripts/local_cluster.py", f"--report={path}"], env=env)
-    )
+    done = run_python("scripts/local_cluster.py", f"--report={path}", env=env)
     if name == "model.ckpt-40":
         assert done.returncode == 0, done.stderr
         assert re.match(r"ps 0 +[0-9,]+ bytes .*\nmax/min 1.00", done.stdout)
@@ -521,8 +524,7 @@ def test_older_checkpoints_are_kept_over_several_jobs_up_to_keep_checkpoint_max(
     there.mkdir()
     for step in (8, 9, 10, 11):
         local.mkdir()
-        copies = remote_model_dir.Mirror(f"file://{there}", str(local), 2)
-        copies.fetch(os.listdir(str(there)))
+        copies = fetched(local, there, 2)
         save_checkpoint(local, step)
         copies.hand_over()
         copies.close()
@@ -578,8 +580,7 @@ def test_a_kill_while_older_checkpoints_are_deleted_there_leaves_nothing(
 ):
     local, there = make_remote(tmp_path, 3, 12)
     checkpoints.write_state(str(there), ["model.ckpt-3", "model.ckpt-12"])
-    copies = remote_model_dir.Mirror(f"file://{there}", str(local), 2)
-    copies.fetch(os.listdir(str(there)))
+    copies = fetched(local, there, 2)
     copies._closing = True
     copies._wake.set()
     copies._thread.join()
@@ -604,8 +605,7 @@ def test_a_kill_while_older_checkpoints_are_deleted_there_leaves_nothing(
     assert checkpoints.read_state(str(there)).names[-1] in ("model.ckpt-12", "model.ckpt-20")
     shutil.rmtree(local)
     local.mkdir()
-    again = remote_model_dir.Mirror(f"file://{there}", str(local), 2)
-    again.fetch(os.listdir(str(there)))
+    again = fetched(local, there, 2)
     for step in (30, 40):
         save_checkpoint(local, step)
         again.hand_over()
@@ -618,8 +618,7 @@ def test_all_that_training_resumes_from_is_fetched(tmp_path):
     wanted = {"model.json", "run.json", "evaluations.json", "report.json"}
     for name in wanted:
         (there / name).write_text("{}")
-    copies = remote_model_dir.Mirror(f"file://{there}", str(local), 2)
-    copies.fetch(os.listdir(str(there)))
+    copies = fetched(local, there, 2)
     assert wanted < set(os.listdir(str(local)))
     copies.close()
 
@@ -640,8 +639,7 @@ def test_a_lost_remote_state_file_loses_no_checkpoint(tmp_path, text):
     (there / "checkpoint").unlink()
     if text is not None:
         (there / "checkpoint").write_bytes(text)
-    copies = remote_model_dir.Mirror(f"file://{there}", str(local), 5)
-    copies.fetch(os.listdir(str(there)))
+    copies = fetched(local, there, 5)
     assert tf.train.latest_checkpoint(str(local)) == str(local / "model.ckpt-12")
     copies.close()
     assert {path.stem for path in there.glob("*.index")} == {"model.ckpt-3", "model.ckpt-12"}
@@ -652,8 +650,7 @@ def test_a_whole_checkpoint_that_the_remote_state_file_does_not_name_stays(tmp_p
     save_checkpoint(there, 20)
     (there / "model.ckpt-20.index").unlink()  # the rest of a copy that did not end
     (there / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-3"\n')
-    copies = remote_model_dir.Mirror(f"file://{there}", str(local), 1)
-    copies.fetch(os.listdir(str(there)))
+    copies = fetched(local, there, 1)
     assert tf.train.latest_checkpoint(str(local)) == str(local / "model.ckpt-3")
     assert "there/model.ckpt-12, which checkpoint does not name." in caplog.text
     assert "there/model.ckpt-20, which was not copied completely." in caplog.text
@@ -684,8 +681,7 @@ def test_a_remote_best_checkpoint_of_a_later_step_goes_as_a_local_one(tmp_path, 
     local, there = make_remote(tmp_path, 12)
     (there / "best").mkdir()
     save_checkpoint(there / "best", step)
-    copies = remote_model_dir.Mirror(f"file://{there}", str(local), 1)
-    copies.fetch(os.listdir(str(there)))
+    copies = fetched(local, there, 1)
     copies.forget_later_best(whole=True)
     assert (local / "best" / f"model.ckpt-{step}.index").exists() == kept  # to be exported
     copies.close()
@@ -697,8 +693,7 @@ def test_a_damaged_checkpoint_goes_whether_a_state_file_names_it_or_none_is_ther
     (there / "checkpoint").unlink()
     data = there / "model.ckpt-12.data-00000-of-00001"
     data.write_bytes(bytes(x ^ 1 for x in data.read_bytes()))
-    copies = remote_model_dir.Mirror(f"file://{there}", str(local), 5)
-    copies.fetch(os.listdir(str(there)))
+    copies = fetched(local, there, 5)
     assert "there/model.ckpt-12, which was not copied completely." in caplog.text
     copies.close()
     assert {path.stem for path in there.glob("*.index")} == {"model.ckpt-3"}

@@ -165,8 +165,7 @@ def test_the_benchmark_leaves_what_lies_beside_its_own_folder(tmp_path):
         "benchmark.MEASURES['pipe'] = lambda work: (work / 'model').mkdir() or []\n"
         "benchmark.main(None)\n"
     )
-    done = run_python("-c", program, fresh=True)
-    assert done.returncode == 0, done.stderr
+    run_python("-c", program, fresh=True, code=0)
     assert [str(p.relative_to(tmp_path)) for p in sorted(tmp_path.rglob("*"))] == [
         "benchmark", "benchmark/model", "model",
     ]  # fmt: skip

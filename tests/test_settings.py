@@ -42,8 +42,10 @@ def job(tmp_path_factory):
     return lambda model_dir: [*small_job(records, model_dir), "--nocompiled_kernels"]
 
 
-def train(checkout, *flags):
-    return warm.run(["train.py", *flags], cwd=checkout)
+def train(checkout, *flags, code=0):
+    done = warm.run(["train.py", *flags], cwd=checkout)
+    assert done.returncode == code, done.stderr
+    return done
 
 
 def given(number):
@@ -57,17 +59,14 @@ def test_a_new_field_has_a_flag_with_its_help_and_bounds(checkout):
             f"--new_of_{config}: It is new, up to 7. (default: '0.5') "
             "(a number in the range [0.0, 7.0])"
         ) in text
-        done = train(checkout, f"--new_of_{config}=8", "--only_check_args")
-        assert done.returncode == 2
+        done = train(checkout, f"--new_of_{config}=8", "--only_check_args", code=2)
         assert f"flag --new_of_{config}=8: 8.0 is not a number in the range" in done.stderr
 
 
 def test_a_run_that_goes_on_logs_its_change_and_keeps_and_shows_it(checkout, job, tmp_path):
     flags = job(tmp_path / "model")
-    done = train(checkout, *flags, *given(2), "--max_steps=2")
-    assert done.returncode == 0, done.stderr
+    train(checkout, *flags, *given(2), "--max_steps=2")
     done = train(checkout, *flags, *given(3), "--max_steps=4")
-    assert done.returncode == 0, done.stderr
     ((values, _, _),) = sessions(tmp_path / "model").values()
     for config in CONFIGS:
         assert f"--new_of_{config}=3.0 (before: 2.0)" in done.stderr
@@ -76,8 +75,7 @@ def test_a_run_that_goes_on_logs_its_change_and_keeps_and_shows_it(checkout, job
     kept = json.loads(path.read_text())
     assert kept["new_of_model"] == 3
     path.write_text(json.dumps({**kept, "new_of_model": 8}))
-    done = train(checkout, *flags, *given(3))
-    assert done.returncode == 2
+    done = train(checkout, *flags, *given(3), code=2)
     assert "new_of_model may not be 8" in done.stderr
 
 

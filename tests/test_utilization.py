@@ -132,9 +132,9 @@ def test_the_share_in_use_is_that_of_the_allowed_cores():
 
 
 def tell(folder, text):
-    """Puts a program named nvidia-smi into a folder that writes a text, and waits."""
+    """Puts a program named nvidia-smi into a folder that writes a text, and a loop of it waits."""
     program = folder / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\nprintf '{text}'\nexec sleep 60\n")
+    program.write_text(f"#!/bin/sh\nprintf '{text}'\n[ $1 = --list-gpus ] || exec sleep 60\n")
     program.chmod(0o755)
     return f"{folder}{os.pathsep}{os.environ['PATH']}"
 

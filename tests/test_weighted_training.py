@@ -11,8 +11,7 @@ from conftest import (
     make_records,
     mode_of,
     report,
-    run_cluster,
-    run_horovod,
+    run_mode,
     run_train,
     scalars,
     write_tfrecords,
@@ -265,24 +264,20 @@ def data(tmp_path_factory):
     return folder
 
 
-def train(run, data, model_dir, optimizer, *flags, file="1", size=GLOBAL_BATCH):
+def train(mode, data, model_dir, optimizer, *flags, file="1", size=GLOBAL_BATCH):
     """The losses of the steps, the variables after them, and the evaluation of all records."""
-    done = run(
-        *FLAGS, *OPTIMIZERS[optimizer], f"--training_data_dir={data}/{file}.tfrecords",
+    run_mode(
+        mode, *FLAGS, *OPTIMIZERS[optimizer], f"--training_data_dir={data}/{file}.tfrecords",
         f"--val_data_dir={data}/{file}.tfrecords", f"--model_dir={model_dir}",
-        f"--global_batch_size={size}", *flags,
+        f"--global_batch_size={size}", *flags, code=0,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     losses = [x for (tag, _), x in sorted(scalars(model_dir).items()) if tag == "log_loss"]
     return losses, checkpoint(model_dir), report(model_dir)["eval"]
 
 
 @pytest.fixture(scope="module")
 def locally(data):
-    return {
-        name: train(run_train, data, data / f"local_{name}", name, "--distribution=local")
-        for name in OPTIMIZERS
-    }
+    return {name: train("local", data, data / f"local_{name}", name) for name in OPTIMIZERS}
 
 
 def check(found, wanted, atol, examples=ROWS):
@@ -298,20 +293,19 @@ def check(found, wanted, atol, examples=ROWS):
 @pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adam", marks=pytest.mark.table)])
 def test_a_run_is_that_of_repeated_records(data, locally, tmp_path, optimizer):
     twice = 2 * GLOBAL_BATCH
-    wanted = train(run_train, data, tmp_path, optimizer, file="repeated", size=twice)
+    wanted = train("local", data, tmp_path, optimizer, file="repeated", size=twice)
     check(locally[optimizer], wanted, 1e-6 if optimizer == "sgd" else 1e-5, int(WEIGHTS.sum()))
 
 
 FIELDS = "--gauc_field=0", "--slice_fields=0,2"
 
 
-def evaluation(data, model_dir, *flags, run=run_train, file="1"):
+def evaluation(data, model_dir, *flags, mode="local", file="1"):
     """(results, curves) of an evaluation with GAUC and slices."""
-    done = run(
-        "--task_type=eval", f"--val_data_dir={data}/{file}.tfrecords", f"--model_dir={model_dir}",
-        *FIELDS, *flags,
+    run_mode(
+        mode, "--task_type=eval", f"--val_data_dir={data}/{file}.tfrecords",
+        f"--model_dir={model_dir}", *FIELDS, *flags, code=0,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     found = report(model_dir, "eval")
     return found["eval"], found["curves"]
 
@@ -323,7 +317,7 @@ def slices_of(results, field):
 def test_gauc_slices_and_curves_of_a_model_are_those_of_repeated_records(data, locally):
     model_dir = data / "local_adam"
     wanted, same_curves = evaluation(data, model_dir, file="repeated")
-    on_two = evaluation(data, model_dir, file="2", run=lambda *flags: run_horovod(2, *flags))
+    on_two = evaluation(data, model_dir, file="2", mode="horovod")
     unweighted, _ = evaluation(data, model_dir, "--noexample_weights")
     assert abs(unweighted["gauc"] - wanted["gauc"]) > 1e-4
     for found, curves in (evaluation(data, model_dir), on_two):
@@ -343,14 +337,7 @@ def test_gauc_slices_and_curves_of_a_model_are_those_of_repeated_records(data, l
                     assert entries[value][name] == approximate, (field, value, name)
 
 
-MODES = {
-    "tower": (run_train, "1", "--distribution=tower", "--replicas_per_process=2"),
-    "mirrored": (run_train, "1", "--distribution=mirrored", "--replicas_per_process=2"),
-    "horovod": (lambda *flags: run_horovod(2, *flags), "2", "--distribution=horovod"),
-    "ps": (lambda *flags: run_cluster(*flags, workers=0), "1", "--distribution=ps"),
-}
-
-
+MODES = "tower", "mirrored", "horovod", "ps"
 # Horovod trains with SGD from channels, below.
 IN_SUITE = [("tower", "sgd"), ("mirrored", "adam"), ("ps", "sgd")]
 
@@ -363,8 +350,7 @@ IN_SUITE = [("tower", "sgd"), ("mirrored", "adam"), ("ps", "sgd")]
     ],
 )
 def test_every_mode_agrees_with_local(data, locally, tmp_path, mode, optimizer):
-    run, file, *flags = MODES[mode]
-    found = train(run, data, tmp_path, optimizer, *flags, file=file)
+    found = train(mode, data, tmp_path, optimizer, file="2" if mode == "horovod" else "1")
     check(found, locally[optimizer], 1e-6 if optimizer == "sgd" else 1e-5)
 
 
@@ -375,9 +361,8 @@ def test_channels_of_unequal_length_agree_with_local(request, data, locally, tmp
         b"".join(map(frame, x)) for x in (payloads[: ROWS // 2], payloads[ROWS // 2 :])
     )
     flags = make(training=first, training_1=second, evaluation=first + second)
-    run = lambda *words: run_horovod(2, *flags, *words)
-    words = "--enable_data_multi_path", "--example_weights"
-    check(train(run, data, tmp_path / "model", "sgd", *words), locally["sgd"], 1e-6)
+    words = *flags, *FLAGS, "--enable_data_multi_path", "--example_weights"
+    check(train("horovod", data, tmp_path / "model", "sgd", *words), locally["sgd"], 1e-6)
 
 
 def test_hosts_with_other_data_agree_on_whether_these_are_weighted(tmp_path):
@@ -391,8 +376,8 @@ def test_hosts_with_other_data_agree_on_whether_these_are_weighted(tmp_path):
 
 
 def test_weights_can_be_ignored(data, tmp_path):
-    found = train(run_train, data, tmp_path / "1", "sgd", "--noexample_weights")
-    wanted = train(run_train, data, tmp_path / "2", "sgd", file="plain")
+    found = train("local", data, tmp_path / "1", "sgd", "--noexample_weights")
+    wanted = train("local", data, tmp_path / "2", "sgd", file="plain")
     check(found, wanted, 0)
 
 
