@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import run_train
-from test_resume import STEPS, check_done, check_same, data, job  # noqa: F401
+from mode_steps import check_same
+from test_resume import STEPS, data, job  # noqa: F401
 
 from deepfm.config import ModelConfig, OptimizerConfig
 from deepfm.kernels import compiled
@@ -207,10 +208,10 @@ def as_older(path):
 
 
 def test_a_checkpoint_that_counts_in_float32_goes_on_bit_for_bit(data, tmp_path):  # noqa: F811
-    check_done(run_train(*job(data, tmp_path / "old"), f"--max_steps={STEPS + 3}"))
+    run_train(*job(data, tmp_path / "old"), f"--max_steps={STEPS + 3}", code=0)
     as_older(tf.train.latest_checkpoint(str(tmp_path / "old")))
-    done = run_train(*job(data, tmp_path / "old"))
-    check_done(done, run_train(*job(data, tmp_path / "whole")))
+    done = run_train(*job(data, tmp_path / "old"), code=0)
+    run_train(*job(data, tmp_path / "whole"), code=0)
     assert "initial values" not in done.stderr
     check_same(tmp_path / "old", tmp_path / "whole", atol=0)
 
@@ -241,9 +242,9 @@ def test_the_rows_steps_pull_no_table_from_its_gpu():
 
 def test_an_older_checkpoint_goes_on(data, tmp_path):  # noqa: F811
     """It has no `seen`: its rows, which are up to date, count from the restart."""
-    check_done(run_train(*job(data, tmp_path / "model"), "--num_epochs=1", "--l2_scope=batch"))
-    done = run_train(*job(data, tmp_path / "model"), "--num_epochs=2", "--l2_scope=elapsed")
-    check_done(done)
+    flags = job(data, tmp_path / "model")
+    run_train(*flags, "--num_epochs=1", "--l2_scope=batch", code=0)
+    done = run_train(*flags, "--num_epochs=2", "--l2_scope=elapsed", code=0)
     path = tf.train.latest_checkpoint(str(tmp_path / "model"))
     step = tf.train.load_variable(path, "global_step")
     seen = tf.train.load_variable(path, f"fm_v/{optimizers.SEEN}")

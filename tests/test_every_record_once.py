@@ -8,7 +8,7 @@ the number of examples in that global batch.
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import run_cluster, run_horovod, run_train, write_own_ids
+from conftest import run_mode, write_own_ids
 
 EACH_ALONE = 8
 SIZES = (127, 1000, 0, 1)
@@ -42,14 +42,14 @@ def expected(processes, replicas, synchronous):
 
 
 RUNS = {
-    "local": (run_train, 1, 1, True),
-    "tower": (run_train, 1, 2, True),
-    "mirrored": (run_train, 1, 2, True),
-    "horovod 2": (run_horovod, 2, 1, True),
-    "horovod 3": (run_horovod, 3, 1, True),
-    "ps 1": (run_cluster, 1, 1, False),
-    "ps 3": (run_cluster, 3, 1, False),
-    "ps 2 of 2 towers": (run_cluster, 2, 2, False),
+    "local": (1, 1, True),
+    "tower": (1, 2, True),
+    "mirrored": (1, 2, True),
+    "horovod 2": (2, 1, True),
+    "horovod 3": (3, 1, True),
+    "ps 1": (1, 1, False),
+    "ps 3": (3, 1, False),
+    "ps 2 of 2 towers": (2, 2, False),
 }
 
 
@@ -60,18 +60,15 @@ IN_TABLE = ("horovod 3", "ps 1", "ps 3")  # what they show is in the others
     "name", [pytest.param(n, marks=[pytest.mark.table] * (n in IN_TABLE)) for n in RUNS]
 )
 def test_every_id_moves_as_often_as_its_record_is_read(data, tmp_path, name):
-    run, processes, replicas, synchronous = RUNS[name]
+    processes, replicas, synchronous = RUNS[name]
     args = [
         f"--training_data_dir={data}", f"--model_dir={tmp_path}", f"--feature_size={ROWS}",
         "--embedding_size=2", "--deep_layers=4", "--dropout=0", "--embedding_init_stddev=0",
         "--l2_reg=0", "--optimizer=sgd", f"--learning_rate={RATE}", f"--batch_size={BATCH}",
-        f"--num_epochs={EPOCHS}", "--shuffle_buffer=0", f"--distribution={name.split()[0]}",
-        f"--replicas_per_process={replicas}", "--num_parallel_reads=1",
+        f"--num_epochs={EPOCHS}", "--shuffle_buffer=0", f"--replicas_per_process={replicas}",
+        "--num_parallel_reads=1",
     ]  # fmt: skip
-    if run is run_horovod:
-        done = run(processes, *args)
-    else:
-        done = run(*args, **({"workers": processes - 1} if run is run_cluster else {}))
-    assert done.returncode == 0, done.stderr
+    mode = name.split()[0]
+    run_mode(mode, *args, processes=processes, workers=processes - 1, code=0)
     moved = np.abs(tf.train.load_variable(str(tmp_path), "fm_w")) / RATE / 0.5
     np.testing.assert_allclose(moved, expected(processes, replicas, synchronous), rtol=1e-3)

@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import report, run_horovod, run_train, small_job, small_training
+from conftest import report, run_mode, run_train, small_job, small_training
 from mode_steps import check_same, weights
 
 from data_tools import inspect_dataset, libsvm_to_tfrecord
@@ -264,10 +264,9 @@ FLAGS = (
 )  # fmt: skip
 
 
-def train(start, data, model_dir, *more):
+def train(mode, data, model_dir, *more):
     flags = small_training(data, model_dir, *FLAGS, *more)
-    done = start(*(flag for flag in flags if not flag.startswith("--batch_size")))
-    assert done.returncode == 0, done.stderr
+    run_mode(mode, *(flag for flag in flags if not flag.startswith("--batch_size")), code=0)
 
 
 @pytest.fixture(scope="module")
@@ -275,7 +274,7 @@ def locally(data, tmp_path_factory):
     """(the folder of a model that was trained and exported in local mode, its report)."""
     folder = tmp_path_factory.mktemp("local")
     more = f"--servable_model_dir={folder}/export", f"--val_data_dir={data}"
-    train(run_train, data, folder, "--eval_every_steps=15", *more)
+    train("local", data, folder, "--eval_every_steps=15", *more)
     return folder, report(folder)
 
 
@@ -382,8 +381,6 @@ def test_a_model_is_not_used_with_another_pooling(data, locally, task):
     "mode", ["tower", pytest.param("mirrored", marks=pytest.mark.table), "horovod"]
 )
 def test_every_mode_agrees_with_local(data, locally, tmp_path, mode):
-    start = run_train if mode != "horovod" else lambda *flags: run_horovod(2, *flags)
-    replicas = () if mode == "horovod" else ("--replicas_per_process=2",)
-    train(start, data, tmp_path, f"--distribution={mode}", *replicas)
+    train(mode, data, tmp_path)
     assert weights(tmp_path)["global_step"] == 15
     check_same(tmp_path, locally[0], atol=1e-4, rtol=1e-7)

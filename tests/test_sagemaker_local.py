@@ -18,14 +18,15 @@ from conftest import (
     copying_compiler,
     finish,
     make_records,
+    report,
     run_train,
     started,
+    until,
     wait_until,
     write_own_ids,
     write_tfrecords,
 )
-
-from deepfm.state.resume import NOTES
+from mode_steps import check_same
 
 pytestmark = pytest.mark.skipif(
     not (ROOT / ".venv-sagemaker").exists(), reason="scripts/setup.sh --sagemaker has not run"
@@ -101,11 +102,11 @@ def test_two_hosts_use_every_record_once_per_epoch(
         f"--learning_rate={RATE}", "--noperform_shuffle",
     )  # fmt: skip
     assert code == 0, text
-    report = json.loads((tmp_path / "model/report.json").read_text())
-    assert report["distribution"] == distribution
-    assert report["num_processes"] == 2 * processes
-    assert report["examples"] == EPOCHS * ROWS
-    assert report["eval"]["examples"] == ROWS
+    found = report(tmp_path / "model")
+    assert found["distribution"] == distribution
+    assert found["num_processes"] == 2 * processes
+    assert found["examples"] == EPOCHS * ROWS
+    assert found["eval"]["examples"] == ROWS
     moved = np.abs(tf.train.load_variable(str(tmp_path / "model"), "fm_w")) / RATE / 0.5
     step = np.full(ROWS, ROWS)  # records of the step in which each record is
     if distribution == "ps":
@@ -125,12 +126,6 @@ def criteo_like(tmp_path_factory):
     return folder
 
 
-def weights(model_dir):
-    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(model_dir)))
-    names = [x for x in reader.get_variable_to_shape_map() if not x.startswith(NOTES)]
-    return {name: reader.get_tensor(name) for name in names}
-
-
 @pytest.mark.table
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("lost", [signal.SIGTERM, signal.SIGKILL])
@@ -144,18 +139,14 @@ def test_a_job_whose_host_is_taken_away_ends_as_one_that_was_not(criteo_like, tm
     assert code == 0, text
     parts = f"--checkpoints_dir={tmp_path}/parts"
     with started_job(tmp_path / "p", parts, *flags) as process:
-        for line in process.stdout:
-            if "step 200 " in line:
-                process.send_signal(lost)
-                break
+        until(process.stdout, "step 200 ")
+        process.send_signal(lost)
         process.communicate(timeout=60)
     assert not (tmp_path / "parts/report.json").exists()
     code, text, _ = run_job(tmp_path / "p", parts, *flags)
     assert code == 0, text
     assert "Resuming at step" in text
-    found, wanted = weights(tmp_path / "parts"), weights(tmp_path / "whole")
-    for name, value in wanted.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
+    check_same(tmp_path / "parts", tmp_path / "whole")
 
 
 @pytest.mark.table
@@ -165,22 +156,21 @@ def test_one_process_gives_the_same_model_with_and_without_sagemaker(criteo_like
         "--batch_size=16", "--num_epochs=3",
     )  # fmt: skip
     training, evaluation = criteo_like / "tr0.tfrecords", criteo_like / "va.tfrecords"
-    done = run_train(
+    run_train(
         *flags, f"--training_data_dir={training}", f"--val_data_dir={evaluation}",
-        f"--model_dir={tmp_path}/plain",
+        f"--model_dir={tmp_path}/plain", code=0,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    plain = json.loads((tmp_path / "plain/report.json").read_text())
+    plain = report(tmp_path / "plain")
     for mode in ("File", "Pipe"):
         code, text, _ = run_job(
             tmp_path / mode, f"--input_mode={mode}", f"--training={training}",
             f"--evaluation={evaluation}", "--", *flags,
         )  # fmt: skip
         assert code == 0, text
-        report = json.loads((tmp_path / mode / "model/report.json").read_text())
-        assert report["examples"] == plain["examples"] == 300
-        assert report["train"]["loss"] == pytest.approx(plain["train"]["loss"], abs=1e-6)
-        assert report["eval"] == pytest.approx(plain["eval"], abs=1e-6)
+        found = report(tmp_path / mode / "model")
+        assert found["examples"] == plain["examples"] == 300
+        assert found["train"]["loss"] == pytest.approx(plain["train"]["loss"], abs=1e-6)
+        assert found["eval"] == pytest.approx(plain["eval"], abs=1e-6)
 
 
 # What the article's two launch notebooks pass, but for the paths of checkpoints.
@@ -198,11 +188,9 @@ HOROVOD_NOTEBOOK = ("--checkpoint_dir=/opt/ml/deepfm/checkpoints", "--worker_per
 
 def test_the_flags_of_the_articles_notebooks_are_read(tmp_path):
     folders = [f"--{name}_dir={tmp_path}/{name}" for name in ("servable_model", "checkpoint")]
-    done = run_train(*NOTEBOOK, *folders, f"--training_data_dir={tmp_path}/none")
-    assert done.returncode == 2
+    done = run_train(*NOTEBOOK, *folders, f"--training_data_dir={tmp_path}/none", code=2)
     assert f"--training_data_dir={tmp_path}/none: no file matches." in done.stderr
-    done = run_train(*NOTEBOOK, *HOROVOD_NOTEBOOK, *folders)
-    assert done.returncode == 2
+    done = run_train(*NOTEBOOK, *HOROVOD_NOTEBOOK, *folders, code=2)
     assert "--worker_per_host=4, but" in done.stderr
 
 
@@ -290,8 +278,7 @@ def test_nothing_outlives_a_job_that_is_killed(criteo_like, tmp_path):
         "--num_epochs=100000", "--batch_size=8", "--feature_size=117581",
         f"--servable_model_dir={tmp_path}/mark",
     ) as process:  # fmt: skip
-        assert any(" step " in line for line in process.stdout)
+        until(process.stdout, " step ")
         process.kill()
         process.wait()
-        wait_until(lambda: not left(), 20)
-        assert not left()
+        assert wait_until(lambda: not left(), 20)

@@ -3,14 +3,22 @@
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 import types
 
 import psutil
 import pytest
-from conftest import ROOT, SMALL_MODEL, make_records, run_python, started, write_tfrecords
+from conftest import (
+    ROOT,
+    SMALL_MODEL,
+    finish,
+    make_records,
+    report,
+    run_python,
+    started,
+    write_tfrecords,
+)
 
 # Loads tune.py with a clock of its own: a run takes the seconds of its start and of its training,
 # and its rate is that of `rate(candidate)`.
@@ -57,15 +65,14 @@ print(len(calls), "|", best.label(), "|", round(ratio, 2), "|", len({{c for c, _
 
 
 def tune(*arguments, timeout=120):
-    with started([sys.executable, "scripts/tune.py", *arguments]) as process:
-        said, _ = process.communicate(timeout=timeout)
-        return process.returncode, said
+    done = finish(started([sys.executable, "scripts/tune.py", *arguments]), timeout)
+    return done.returncode, done.stdout
 
 
 def simulated(rate, budget=60, start=3):
     """The last line of a simulated search, in parts; a refusal is raised."""
     program = _SIMULATED.format(rate=rate, budget=budget, start=start)
-    done = run_python("-c", program, fresh=True)
+    done = run_python("-c", program)
     if done.returncode:
         raise ValueError(done.stderr.splitlines()[-1])
     calls, label, ratio, tried, seconds, rungs, notes = done.stdout.split("|")
@@ -114,19 +121,15 @@ def test_what_it_prints_can_be_run(data, tmp_path):
         _conclude(tuner, words, default, 1.0, [], folder)
     """
     words = [tmp_path, *SMALL_MODEL, f"--training_data_dir={data}"]
-    done = run_python("-c", program, *map(str, words), fresh=True)
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", program, *map(str, words), code=0)
     found = json.loads((tmp_path / "tune.json").read_text())
     assert found["command"] in done.stdout and found["why"] in done.stdout
     assert (tmp_path / "tune.png").read_bytes().startswith(b"\x89PNG")
     assert len(found["runs"]) == 1 and found["runs"][0]["examples_per_second"] > 0
-    done = subprocess.run(
-        f"{found['command']} --model_dir={tmp_path}/model --max_steps=3", shell=True, cwd=ROOT,
-        capture_output=True, text=True, timeout=90,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    report = json.loads((tmp_path / "model" / "report.json").read_text())
-    assert (report["global_step"], report["global_batch_size"]) == (3, 20)
+    command = f"{found['command']} --model_dir={tmp_path}/model --max_steps=3"
+    finish(started(["sh", "-c", command]), code=0)
+    trained = report(tmp_path / "model")
+    assert (trained["global_step"], trained["global_batch_size"]) == (3, 20)
 
 
 def test_a_budget_in_which_nothing_can_be_compared_is_refused(data, tmp_path):
@@ -134,9 +137,7 @@ def test_a_budget_in_which_nothing_can_be_compared_is_refused(data, tmp_path):
     arguments = ["--budget_minutes=0.3", "--seconds=9", "--", *SMALL_MODEL]
     arguments.append(f"--training_data_dir={os.path.relpath(data, tmp_path)}")
     command = [sys.executable, ROOT / "scripts/tune.py", *arguments]
-    with started(command, cwd=tmp_path) as process:
-        said, _ = process.communicate(timeout=90)
-    assert process.returncode == 2, said
+    said = finish(started(command, cwd=tmp_path), code=2).stdout
     assert "--budget_minutes" in said.splitlines()[-1] and "Traceback" not in said
     assert list((tmp_path / "tune").iterdir()) == []
 
@@ -222,8 +223,7 @@ def in_tune(text):
         from tune_candidates import Machine, devices, grid, threads
         {text}
     """
-    done = run_python("-c", program, fresh=True)
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", program, code=0)
     return done.stdout
 
 
