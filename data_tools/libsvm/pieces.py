@@ -137,15 +137,18 @@ def must_count(lines, options) -> bool:
     return bool(options.num_files) or not lines.field_size and (lines.pad or lines.named_fields)
 
 
-def count(lines: LineRange, named_fields: bool, weighted: bool) -> Iterator:
-    """Yields (bytes read, (rows, most fields in a row)) for each block of a range."""
+def count(lines: LineRange, named_fields: bool, weighted: bool, pad: bool) -> Iterator:
+    """Yields (bytes read, (rows, most fields in a row)) for each block of a range.
+
+    The fields count only if they have names, or if rows are padded.
+    """
     for _, text, read in line_blocks.read_blocks(lines):
         starts = text_blocks.record_starts(text)
         if named_fields:
             pairs = libsvm_text.weights_as_pairs_of(text) if weighted else text
             most = field_lines.num_fields(pairs)
         else:
-            most = text_blocks.longest_record(text, starts, weighted)
+            most = text_blocks.longest_record(text, starts, weighted) if pad else 0
         yield read, (len(starts), most)
 
 
@@ -261,7 +264,7 @@ def write(
         data = codec.encode(*batch)[0]
         with naming(piece.path):
             put(piece.path, data)
-        negative = _negative(text)
+        negative = _negative(text) if b"-" in text else np.zeros(len(batch.labels), bool)
         zero = bool((~negative & (batch.labels == 0)).any())
         yield read, (piece, facts_of(batch, bool(negative.any()), zero, len(data)))
 
@@ -298,7 +301,7 @@ def _cut(lines, pieces):
             row += left
             end = starts[row] if row < len(starts) else len(text)
             yield piece, text[begin:end], lines_before, read
-            lines_before += text.count(b"\n", begin, end)
+            lines_before += text_blocks.newlines(text, begin, end)
             begin, read = end, 0
             piece = next(pieces, None)
             if piece is None:  # no rows are left
@@ -306,7 +309,7 @@ def _cut(lines, pieces):
             left = piece.rows
         if begin < len(text):
             yield piece, text[begin:], lines_before, read
-            lines_before += text.count(b"\n", begin)
+            lines_before += text_blocks.newlines(text, begin)
             left = None if left is None else left - (len(starts) - row)
 
 

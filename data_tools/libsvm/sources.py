@@ -57,7 +57,12 @@ def of(data, options) -> InputRows:
     return InputRows(
         lines,
         [part for file in files for part in line_blocks.cut(file.path, file.bytes)],
-        functools.partial(pieces.count, named_fields=lines.named_fields, weighted=lines.weighted),
+        functools.partial(
+            pieces.count,
+            named_fields=lines.named_fields,
+            weighted=lines.weighted,
+            pad=lines.pad,
+        ),
         lambda counts: line_schema.with_field_size(lines, counts, files, options),
         pieces.write,
         lambda schema: line_schema.mixed_labels(files, schema),

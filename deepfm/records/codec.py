@@ -142,7 +142,7 @@ def decode_lines(text: bytes, schema: Schema) -> Optional[Batch]:
         lines = [line for line in text.split(b"\n") if text_blocks.without_comment(line).strip()]
         _count("decodes", len(lines))
         return _slowly((libsvm_text.numbers(line, schema) for line in lines), schema)
-    rows = text.count(b"\n") + 1
+    rows = text_blocks.newlines(text) + 1
     # A pair takes a blank, an id, a colon and a value.
     pairs = len(text) // 4 if schema.multi_valued else rows * schema.field_size
     room, starts = _room(rows, pairs, schema), np.empty(rows, np.int64)
