@@ -1,4 +1,4 @@
-"""LibSVM text: reads its lines, and parses them a batch at a time; see `plain.libsvm_text`."""
+"""LibSVM text: reads its lines, and parses them a batch at a time; see `records.libsvm_text`."""
 
 import functools
 import os
@@ -33,13 +33,12 @@ def read(path, files, buffer_bytes, ops):
     return ops.pack(text.map(lambda block: drop_blank(lines(block))))
 
 
-def parse_lines(lines, schema, known_ascii=False):
+def parse_lines(lines, schema):
     """Parses and checks a batch of LibSVM lines with the native decoder.
 
     Args:
         lines: string [B], none of them blank or only a comment (see `drop_blank`).
         schema: Schema.
-        known_ascii: whether the caller has checked that lines are ASCII (see `decode_lines`).
 
     Returns:
         (labels float32 [B], ids int64 [B, F], values float32 [B, F]); with weights also these,
@@ -49,7 +48,7 @@ def parse_lines(lines, schema, known_ascii=False):
         tf.errors.InvalidArgumentError: when run on a batch with a bad line (see `explain_line`).
     """
     lines = weights_as_pairs(lines) if schema.weighted else lines
-    labels, rows, ids, values = decode_lines(lines, schema.id_offset, known_ascii)
+    labels, rows, ids, values = decode_lines(lines, schema.id_offset)
     weights = []
     if schema.weighted:
         of_examples, pairs = take_weights(rows, values)
@@ -101,15 +100,12 @@ def take_weights(rows, values):
     return tf.gather(values, tf.where(first)[:, 0]), tf.where(~first)[:, 0]
 
 
-def decode_lines(lines, id_offset=0, known_ascii=False):
+def decode_lines(lines, id_offset=0):
     """Decodes a batch of LibSVM lines of any length; n is the number of pairs in the batch.
 
     Args:
         lines: string [B], none of them blank or only a comment (see `drop_blank`).
         id_offset: added to each id.
-        known_ascii: whether the caller has checked that lines are ASCII. If not, this checks it,
-            which takes a tenth of the time: the decoder quotes a line that it refuses, and
-            session.run crashes (a segmentation fault) on a message that is not UTF-8.
 
     Returns:
         (labels float32 [B] as written, rows int32 [n], ids int64 [n], values float32 [n]); pair i
@@ -118,10 +114,11 @@ def decode_lines(lines, id_offset=0, known_ascii=False):
     Raises:
         tf.errors.InvalidArgumentError: when run on a batch with a line that is not LibSVM.
     """
-    if not known_ascii:
-        ascii_only = tf.reduce_all(tf.strings.regex_full_match(lines, "[[:ascii:]]*"))
-        with tf.control_dependencies([tf.debugging.Assert(ascii_only, ["not ASCII"])]):
-            lines = tf.identity(lines)
+    # The decoder quotes a line that it refuses, and session.run crashes (a segmentation fault) on a
+    # message that is not UTF-8.
+    ascii_only = tf.reduce_all(tf.strings.regex_full_match(lines, "[[:ascii:]]*"))
+    with tf.control_dependencies([tf.debugging.Assert(ascii_only, ["not ASCII"])]):
+        lines = tf.identity(lines)
     # num_features only sets the dense shape, which is not used.
     labels, where, values, _ = _decoder()(lines, num_features=1, label_dtype=tf.float32)
     return labels, tf.cast(where[:, 0], tf.int32), where[:, 1] + id_offset, values
