@@ -31,6 +31,7 @@ from tensorflow.python.client import session
 from deepfm.config import InputConfig, JobConfig, OptimizerConfig
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.modes.common.mode import Mode
+from deepfm.records import codec
 from deepfm.records.storage import places
 from deepfm.runtime import sagemaker
 from deepfm.runtime.storage import gfile
@@ -157,6 +158,14 @@ def run_train(*flags, fresh=False, env=None, timeout=90, code=None, **options):
         options: options of subprocess.run; any of them starts Python, too.
     """
     return _run(["train.py", *flags], fresh, env, timeout, code, **options)
+
+
+def encoded(labels, ids, values, counts=None, weights=None):
+    """The payloads that the codec makes of arrays."""
+    frames, sizes = codec.encode(
+        *(x if x is None else np.asarray(x) for x in (labels, ids, values, counts, weights))
+    )
+    return [frames[end - size + 12 : end - 4] for size, end in zip(sizes, np.cumsum(sizes))]
 
 
 def copying_compiler(folder):

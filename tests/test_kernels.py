@@ -18,6 +18,7 @@ import pytest
 import tensorflow as tf
 from conftest import (
     copying_compiler,
+    encoded,
     example,
     make_records,
     mode_of,
@@ -859,12 +860,6 @@ def assert_records_agree(parsers, serialized):
     for one, other in zip(found or [], wanted or []):
         assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
     return found
-
-
-def encoded(labels, ids, values, counts=None):
-    arrays = [labels, ids, values] + [counts] * (counts is not None)
-    with v1.Session() as session:
-        return session.run(records.encode(*map(tf.constant, arrays))).tolist()
 
 
 def records_to_parse(rows, multi_valued, seed=0):

@@ -6,12 +6,12 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import report, run_mode, run_train, small_job, small_training
+from conftest import encoded, report, run_mode, run_train, small_job, small_training
 from mode_steps import check_same, weights
 
 from data_tools import inspect_dataset, libsvm_to_tfrecord
 from deepfm.config import ModelConfig, OptimizerConfig
-from deepfm.data import formats, records
+from deepfm.data import formats
 from deepfm.data.records import Schema
 from deepfm.model.model_fn import make_model_fn
 from deepfm.modes.common.mode import Mode
@@ -138,12 +138,11 @@ def test_one_value_of_each_field_is_the_same_model(pooling):
 
 def test_what_was_encoded_is_read_and_is_an_example():
     ids, values, counts, labels = batch()
-    with tf.Graph().as_default(), v1.Session() as session:
-        encoded = session.run(records.encode(labels, ids, values, counts))
-    features, found = parsed(encoded)
+    payloads = encoded(labels, ids, values, counts)
+    features, found = parsed(payloads)
     np.testing.assert_array_equal(found, labels)
     np.testing.assert_array_equal(features["feat_counts"], counts)
-    for row, (serialized, n) in enumerate(zip(encoded, counts.sum(axis=1))):
+    for row, (serialized, n) in enumerate(zip(payloads, counts.sum(axis=1))):
         np.testing.assert_array_equal(features["feat_ids"][row, :n], ids[row, :n])
         np.testing.assert_array_equal(features["feat_vals"][row, :n], values[row, :n])
         assert not features["feat_ids"][row, n:].any()
@@ -165,9 +164,8 @@ def test_records_without_counts_have_one_value_of_each_field():
 @pytest.mark.parametrize("counts", [[[0] * F] * 3, [[2000, 0, 1, 1]], [[1] * F, [120, 5, 0, 2]]])
 def test_records_of_any_length_are_encoded_and_read(counts):
     ids, values, counts, labels = batch(np.int32(counts))
-    with tf.Graph().as_default(), v1.Session() as session:
-        encoded = session.run(records.encode(labels, ids, values, counts))
-    features, found = parsed(encoded)
+    payloads = encoded(labels, ids, values, counts)
+    features, found = parsed(payloads)
     np.testing.assert_array_equal(found, labels)
     there = np.arange(ids.shape[1]) < counts.sum(axis=1, keepdims=True)
     np.testing.assert_array_equal(features["feat_counts"], counts)
@@ -180,12 +178,12 @@ def test_records_that_a_byte_was_changed_of_are_read_like_any_or_refused():
     random = np.random.RandomState(0)
     schema = Schema(F, 1 << 40, multi_valued=True)
     accepted = 0
+    payloads = encoded(labels, ids, values, counts)
     with tf.Graph().as_default(), v1.Session() as session:
-        encoded = session.run(records.encode(labels, ids, values, counts))
         raw = v1.placeholder(tf.string, [None])
         features, found = formats.TFRECORD.parse(raw, schema)
         for _ in range(600):
-            changed = bytearray(encoded[random.randint(len(encoded))])
+            changed = bytearray(payloads[random.randint(len(payloads))])
             if random.rand() < 0.2:
                 del changed[random.randint(len(changed)) :]
             else:

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import encoded
 from reference import crc32c, field, frame, masked
 
 from deepfm.data import bad_records, formats, libsvm, records
@@ -57,22 +58,6 @@ def some_records(n, field_size=3):
         example(i % 2, rng.randint(0, 1000, field_size), rng.rand(field_size)).SerializeToString()
         for i in range(n)
     ]
-
-
-@pytest.mark.parametrize("field_size", [1, 2, 39, 40, 200])
-def test_encode_writes_what_serialize_to_string_writes(field_size):
-    rng = np.random.RandomState(field_size)
-    labels = rng.randint(0, 2, 20).astype(np.float32)
-    ids = rng.randint(0, 1 << 62, [20, field_size]) >> rng.randint(0, 62, [20, field_size])
-    values = rng.standard_normal([20, field_size]).astype(np.float32)
-    encoded = run(records.encode, labels, ids, values)
-    for found, *record in zip(encoded, labels, ids, values):
-        assert found == example(*record).SerializeToString(deterministic=True)
-
-
-def test_encode_of_no_records_is_empty():
-    arrays = np.zeros(0, np.float32), np.zeros([0, 3], np.int64), np.zeros([0, 3], np.float32)
-    assert len(run(records.encode, *arrays)) == 0
 
 
 def test_lines_are_parsed_as_the_format_says():
@@ -215,7 +200,7 @@ def test_what_encode_writes_is_parsed(parse, counts):
     schema = Schema(2, multi_valued=counts is not None)
     record = [np.float32([0, 1]), ids, ids.astype(np.float32) / 3]
     record += [] if counts is None else [np.int32(counts)]
-    for found, wanted in zip(run(lambda *x: parse(records.encode(*x), schema), *record), record):
+    for found, wanted in zip(run(lambda x: parse(x, schema), encoded(*record)), record):
         np.testing.assert_array_equal(found, wanted)
 
 

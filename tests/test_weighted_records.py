@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import job_of, make_records, run_tool
+from conftest import encoded, job_of, make_records, run_tool
 from test_records import example, run, write_records
 
 from data_tools import inspect_dataset, libsvm_to_tfrecord, rebalance
@@ -67,8 +67,7 @@ def bits(x):
 
 def test_encode_writes_what_serialize_to_string_writes():
     found, weights = some()
-    encoded = run(lambda *x: records.encode(*x[:3], weights=x[3]), *found, weights)
-    assert encoded.tolist() == serialized()
+    assert encoded(*found, weights=weights) == serialized()
 
 
 @both_ops
@@ -76,10 +75,8 @@ def test_encode_writes_what_serialize_to_string_writes():
 def test_parsing_what_was_encoded_gives_it_back(ops, multi_valued):
     found, weights = some()
     counts = np.ones([len(weights), F], np.int32) if multi_valued else None
-    encoded = run(
-        lambda *x: records.encode(*x[:3], weights=x[3], counts=counts), *found, weights
-    ).tolist()
-    features, labels = parse(encoded, WEIGHTED._replace(multi_valued=multi_valued), ops)
+    payloads = encoded(*found, counts, weights)
+    features, labels = parse(payloads, WEIGHTED._replace(multi_valued=multi_valued), ops)
     for one, other in zip((labels, features["feat_ids"], features["feat_vals"]), found):
         np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(bits(features["example_weights"]), bits(weights))
@@ -91,9 +88,7 @@ def test_weights_are_read_alike_with_and_without_kernels(multi_valued):
     found, weights = some(6)
     counts = np.ones([6, F], np.int32) if multi_valued else None
     with tf.Graph().as_default(), v1.Session() as session:
-        one = records.encode(*map(tf.constant, found), counts, tf.constant(weights))
-        other = records.encode(*map(tf.constant, found), counts)
-        mixed = tf.concat([one, other], 0)
+        mixed = tf.constant(encoded(*found, counts, weights) + encoded(*found, counts))
         *_, plain = records.parse(mixed, schema)
         *_, of_kernel = COMPILED.parse(reading.pack(mixed), schema, None)
         read = session.run([plain, of_kernel])

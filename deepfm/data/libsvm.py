@@ -1,4 +1,4 @@
-"""LibSVM text: reads its lines, and parses them a batch at a time; see `plain.libsvm_text`."""
+"""LibSVM text: reads its lines, and parses them a batch at a time; see `records.libsvm_text`."""
 
 import functools
 import os

@@ -1,9 +1,8 @@
-"""The record format: encode and parse, once, for those who write and those who read.
+"""Parses records with TensorFlow's operators, a batch at a time.
 
 A record is a `tf.train.Example` with `label` float, `ids` int64[F] and `values` float[F], in
-TFRecord files; or a line `label id:value id:value ...` of a LibSVM file (`libsvm`). TensorFlow's
-native ops parse both, a batch at a time. They do not say which record they failed at: `bad_records`
-finds it.
+TFRecord files; or a line `label id:value id:value ...` of a LibSVM file (`libsvm`). The operators
+do not say which record they failed at: `bad_records` finds it.
 
 If a field may hold several values, or none, an Example also has `counts` int64[F]: how many of its
 ids and values belong to each field, first those of field 0, then those of field 1, and so on.
@@ -29,40 +28,6 @@ def hashed(strings, buckets):
     kept for missing values. Different strings may get the same id.
     """
     return 1 + tf.strings.to_hash_bucket_fast(strings, buckets - 1)
-
-
-def encode(labels, ids, values, counts=None, weights=None):
-    """Serializes a batch with native ops; equal to `tf.train.Example.SerializeToString`.
-
-    Args: see `codec.encode`; counts are int32.
-
-    Returns:
-        string [B], serialized `tf.train.Example`s.
-    """
-    field_size = int((ids if counts is None else counts).shape[1])
-    ones = tf.ones_like(labels, tf.int32)[:, tf.newaxis]  # [B, 1]
-    all_fields = ones * field_size
-    sizes = all_fields if counts is None else tf.reduce_sum(counts, axis=1, keepdims=True)
-
-    def message(kind, sizes, **fields):
-        names, columns = list(fields), list(fields.values())
-        return tf.io.encode_proto(sizes, columns, names, f"tensorflow.{kind}")[:, tf.newaxis]
-
-    int64s = lambda n, numbers: (message("Int64List", n, value=numbers), "int64_list")
-    floats = lambda n, numbers: (message("FloatList", n, value=numbers), "float_list")
-    lists = {} if counts is None else {"counts": int64s(all_fields, tf.cast(counts, tf.int64))}
-    lists["ids"] = int64s(sizes, ids)
-    lists["label"] = floats(ones, labels[:, tf.newaxis])
-    lists["values"] = floats(sizes, values)
-    if weights is not None:
-        lists["weight"] = floats(ones, weights[:, tf.newaxis])
-    entries = []
-    for name, (numbers, kind) in lists.items():
-        feature, key = message("Feature", ones, **{kind: numbers}), tf.fill(tf.shape(ones), name)
-        pair = tf.tile(ones, [1, 2])
-        entries.append(message("Features.FeatureEntry", pair, key=key, value=feature))
-    features = message("Features", ones * len(lists), feature=tf.concat(entries, axis=1))
-    return message("Example", ones, features=features)[:, 0]
 
 
 def parse(serialized, schema):

@@ -8,7 +8,7 @@ comment. Lines without a record are skipped.
 
 import fractions
 import re
-from typing import List, Optional
+from typing import Optional
 
 import numpy as np
 
@@ -27,17 +27,15 @@ from deepfm.records.schema import (
 
 UNEXPLAINED = "refused by TensorFlow's decoder"  # though `explain_line` finds no fault
 HASH_IN_ID = re.compile(rb"[^\s]#|[ \t]#\S")  # a '#' that may begin a comment or belong to an id
-CONTROL = re.compile(rb"[^\x20-\xff\t\n\r\v\f]")  # a character that is neither blank nor text
+_CONTROL = re.compile(rb"[^\x20-\xff\t\n\r\v\f]")  # a character that is neither blank nor text
 _NO_LABELS = "lines without labels need one before each (for inference sed 's/^/0 /')"
 _A_TABLE = (
     "is it a table? data_tools.prepare_criteo --columns reads raw cells, libsvm_to_tfrecord "
     "--input_format=csv encoded ids"
 )
-QUERY = re.compile(rb"(?m)^[^\S\n]*[^\s#]+[^\S\n]+qid:")  # a line of a query group
 _ID = re.compile(rb"-?[0-9]+")
 _FIELD = re.compile(rb"[0-9]{1,6}")
 _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_NUMBERS = re.compile(rb"(?:%s )*" % _NUMBER.pattern)
 _HEXADECIMAL = re.compile(rb"[+-]?0[xX][0-9a-fA-F]+")
 _NUMBER_CHARACTERS = 31  # longest number that TensorFlow's decoder reads
 _INT64_MAX = np.iinfo(np.int64).max
@@ -111,7 +109,7 @@ def explain_line(line: bytes, schema: Schema) -> Optional[str]:
         if not colon or not known or not value:
             form = "field:id:value" if schema.named_fields else "id:value"
             return f"{_text(pair)} is not {form}: {_text(line)}"
-        if schema.hash_buckets and CONTROL.search(feature_id):
+        if schema.hash_buckets and _CONTROL.search(feature_id):
             return f"id {_text(feature_id)} has a control character: {_text(line)}"
         if positional and value.count(b":") == 1:
             hint = "like LibFFM, which data_tools.libsvm_to_tfrecord converts"
@@ -186,13 +184,6 @@ def number_of(text: bytes) -> np.float32:
         if _HEXADECIMAL.fullmatch(text):
             return np.float32(int(text, 16))
         return normal(np.float32(_double(text))) if _NUMBER.fullmatch(text) else np.float32("nan")
-
-
-def are_numbers(texts: List[bytes]) -> bool:
-    """Whether all texts are decimal numbers that are not too long."""
-    return max(map(len, texts)) <= _NUMBER_CHARACTERS and bool(
-        _NUMBERS.fullmatch(b" ".join([*texts, b""]))
-    )
 
 
 def _double(text):
