@@ -27,7 +27,7 @@ from data_tools.common.command_line import REQUIRED, flag
 from data_tools.common.line_blocks import LineRange
 from data_tools.common.progress import Progress
 from data_tools.inspecting import new_metadata
-from data_tools.rebalancing import plain_blocks
+from data_tools.rebalancing import record_blocks
 from deepfm.data import dataset_json, datasets
 from deepfm.errors import BadInput
 from deepfm.records import data_file, libsvm_text
@@ -170,18 +170,18 @@ def inspect(
     shortest, files, weights, counted = None, [], None, bool(found.multi_valued)
     for file in found.files:
         rows = positives = 0
-        first = (libsvm_text if is_text else plain_blocks).first_shape(file.path)
+        first = (libsvm_text if is_text else record_blocks).first_shape(file.path)
         weighted, counted = found.weighted or first.weighted, counted or first.multi_valued
         weights = weights or WeightSummary() if weighted else weights
         if first.multi_valued:  # each of its fields counts, also one that no record has
             field_size = field_size or first.field_size
             fields += [FieldSummary() for _ in range(field_size - len(fields))]
         if is_text:
-            blocks = plain_blocks.read_lines(LineRange(file.path), weighted, field_size)
+            blocks = record_blocks.read_lines(LineRange(file.path), weighted, field_size)
         else:
             size = field_size or first.field_size or 1
             schema = Schema(size, multi_valued=first.multi_valued, weighted=weighted)
-            blocks = plain_blocks.read(file.path, schema, skip=0)
+            blocks = record_blocks.read(file.path, schema, skip=0)
         for block in blocks:
             if isinstance(block, BadRecord):
                 raise BadInput(str(block))

@@ -48,24 +48,22 @@ class Column(NamedTuple):
     kind: str
 
 
-def _columns(kind, *names):
-    return tuple(Column(name, kind) for name in names)
-
-
+_AVAZU = (
+    "C1", "banner_pos", "site_id", "site_domain", "site_category", "app_id", "app_domain",
+    "app_category", "device_id", "device_ip", "device_model", "device_type", "device_conn_type",
+)  # fmt: skip
 DATASETS: Dict[str, Tuple[Column, ...]] = {
     "criteo": (
         Column("label", LABEL),
-        *_columns(INTEGER, *(f"I{i}" for i in range(1, 14))),
-        *_columns(CATEGORY, *(f"C{i}" for i in range(1, 27))),
+        *(Column(f"I{i}", INTEGER) for i in range(1, 14)),
+        *(Column(f"C{i}", CATEGORY) for i in range(1, 27)),
     ),
     "avazu": (
         Column("id", IGNORED),
         Column("click", LABEL),
         Column("hour", HOUR),
-        *_columns(CATEGORY, "C1", "banner_pos", "site_id", "site_domain", "site_category"),
-        *_columns(CATEGORY, "app_id", "app_domain", "app_category", "device_id", "device_ip"),
-        *_columns(CATEGORY, "device_model", "device_type", "device_conn_type"),
-        *_columns(CATEGORY, *(f"C{i}" for i in range(14, 22))),
+        *(Column(name, CATEGORY) for name in _AVAZU),
+        *(Column(f"C{i}", CATEGORY) for i in range(14, 22)),
     ),
 }
 

@@ -17,6 +17,7 @@ from data_tools.tables import blocks, csv_blocks, parquet_blocks
 from data_tools.tables.csv_blocks import CsvFile, LinePart
 from data_tools.tables.parts import Part, reader
 from deepfm.errors import BadInput
+from deepfm.records import data_file, file_bytes
 from deepfm.records.bad_record import BadRecord
 from deepfm.records.storage import places
 
@@ -58,12 +59,12 @@ class RawInput(NamedTuple):
 
 def checked(source: RawInput, data) -> list:
     """The DataFiles of a source's DataSet; raises BadInput if they cannot be raw rows."""
-    parquet = [f.path for f in data.files if parquet_blocks.is_parquet(f.path)]
+    parquet = [f.path for f in data.files if file_bytes.is_parquet(f.path)]
     if parquet and len(parquet) < len(data.files):
         text = next(f.path for f in data.files if f.path not in parquet)
         raise BadInput(
             f"--{source.flag}={source.spec} mixes Parquet and text ({parquet[0]}, {text}); name "
-            f"one kind, with a glob such as '*{parquet_blocks.SUFFIXES[0]}'."
+            f"one kind, with a glob such as '*{data_file.PARQUET[0]}'."
         )
     packed = next((f.path for f in data.files if f.path.endswith(".gz")), None)
     if packed and source.split.by == "order":
@@ -85,7 +86,7 @@ def cut(source: RawInput, files: List, options) -> Iterator[RawSlice]:
     """
     total = sum(f.bytes for f in files)
     size = max(line_blocks.TASK, total // MOST)
-    if files and parquet_blocks.is_parquet(files[0].path):
+    if files and file_bytes.is_parquet(files[0].path):
         yield from _cut_parquet(source, [f.path for f in files], size, options)
         return
     slices = [

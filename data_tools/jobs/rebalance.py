@@ -6,7 +6,7 @@ from typing import List
 
 from data_tools.common import publishing
 from data_tools.common.shards import ALONE, Host
-from data_tools.rebalancing import counting, output_files, plain_blocks, sampling
+from data_tools.rebalancing import counting, output_files, record_blocks, sampling
 from data_tools.rebalancing.options import SEEDS, Options, check
 from data_tools.rebalancing.selecting import Order, Work
 from deepfm.data import dataset_json, datasets
@@ -55,7 +55,7 @@ def rebalance(options: Options, engine, host: Host = ALONE) -> List[DataFile]:
     finished = publishing.finish(options.output_dir)
     data = datasets.find(options.input, "input", partial=host.own_files, kinds=data_file.KINDS)
     is_text = data.data_format == "libsvm"
-    first = lambda data: datasets.first_record(data, plain_blocks.first_shape)
+    first = lambda data: datasets.first_record(data, record_blocks.first_shape)
     schema = None if is_text else output_files.schema(data, first)
     shape_of = libsvm_text.first_shape
     weighted = datasets.is_weighted(data, shape_of) if is_text else schema.weighted

@@ -15,7 +15,6 @@ from absl import logging
 from data_tools.common import publishing
 from data_tools.libsvm import pieces
 from data_tools.libsvm.pieces import BlockFacts
-from data_tools.tables import csv_blocks, parquet_blocks
 from deepfm.data import dataset_json
 from deepfm.errors import BadInput
 from deepfm.records import codec, data_file, frames, made, wire
@@ -49,7 +48,7 @@ def _names_after(paths, options):
     """Names of output files: the inputs' paths below their common folder, with our suffix."""
     top = os.path.dirname(paths[0]) if len(paths) == 1 else os.path.commonpath(paths)
     names = []
-    suffixes = data_file.LIBSVM + csv_blocks.SUFFIXES + parquet_blocks.SUFFIXES
+    suffixes = data_file.LIBSVM + data_file.CSV + data_file.PARQUET
     for path in paths:
         name = os.path.relpath(path, top).replace(os.sep, "-")
         suffix = next((s for s in suffixes if name.endswith(s)), "")

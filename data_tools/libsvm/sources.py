@@ -4,16 +4,17 @@ Its functions can be pickled.
 """
 
 import functools
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
 
 from data_tools.click_logs.splitting import Split, shares_of
 from data_tools.common import line_blocks
 from data_tools.common.line_blocks import LineRange
 from data_tools.libsvm import line_schema, pieces
-from data_tools.tables import inputs, layouts, writing
-from data_tools.tables.parts import Part
 from deepfm.errors import BadInput
+from deepfm.records import data_file, file_bytes
 from deepfm.records.schema import Schema
+
+_TEXT, _CSV, _PARQUET = "LibSVM text", "CSV", "Parquet"
 
 
 class InputRows(NamedTuple):
@@ -32,7 +33,7 @@ class InputRows(NamedTuple):
     """
 
     schema: Schema
-    ranges: Sequence[Union[LineRange, Part]]
+    ranges: Sequence
     count: Callable
     complete: Callable
     write: Callable
@@ -50,8 +51,8 @@ def of(data, options) -> InputRows:
     Raises:
         BadInput: a flag is wrong, or a table's columns are.
     """
-    if inputs.is_table([file.path for file in data.files], options):
-        return _of_table(inputs.read(data, options), options)
+    if _is_table([file.path for file in data.files], options):
+        return _of_table(data, options)
     files, lines = data.files, line_schema.of_flags(data, options)
     fields = [[first, end - 1] for first, end in lines.field_ids or ()]
     return InputRows(
@@ -85,7 +86,38 @@ def split_of(options, source: InputRows, hosts: int) -> Optional[Split]:
     return Split(shares_of(options.split), seed=options.seed)
 
 
-def _of_table(table, options):
+def _is_table(paths: Sequence[str], options) -> bool:
+    """Whether files are tables, not LibSVM or LibFFM text.
+
+    Raises:
+        BadInput: they are of several kinds, or not what a flag says.
+    """
+    asked = options.input_format
+    if options.columns and asked in ("libsvm", "libffm"):
+        raise BadInput(f"--columns does not go with --input_format={asked}; leave it out.")
+    kinds = [_kind(path, options) for path in paths]
+    other = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), None)
+    if other:
+        raise BadInput(
+            f"--input={options.input} mixes {kinds[0]} and {kinds[other]} ({paths[0]}, "
+            f"{paths[other]}); name files of one kind."
+        )
+    if kinds[0] == _PARQUET and asked != "auto":
+        raise BadInput(f"--input_format={asked}: {paths[0]} is Parquet; leave --input_format out.")
+    return kinds[0] != _TEXT
+
+
+def _kind(path, options):
+    if file_bytes.is_parquet(path):
+        return _PARQUET
+    by_name = options.input_format == "auto" and path.endswith(data_file.CSV)
+    return _CSV if by_name or options.columns or options.input_format == "csv" else _TEXT
+
+
+def _of_table(data, options):
+    from data_tools.tables import inputs, layouts, writing  # which lines do without
+
+    table = inputs.read(data, options)
     layout, parts = table.layout, table.parts
     return InputRows(
         table.schema,

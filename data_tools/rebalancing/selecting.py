@@ -9,8 +9,8 @@ from typing import Any, Callable, Iterator, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from data_tools.rebalancing import plain_blocks, sampling, shuffling
-from data_tools.rebalancing.plain_blocks import RecordBlock
+from data_tools.rebalancing import record_blocks, sampling, shuffling
+from data_tools.rebalancing.record_blocks import RecordBlock
 from deepfm.records.bad_record import BadRecord
 from deepfm.records.data_file import SamplingRates
 from deepfm.records.schema import Schema
@@ -99,9 +99,9 @@ def chosen(task: int, work: Work) -> Iterator[Tuple]:
 
 def _blocks(lines, work):
     if work.schema is None:
-        return plain_blocks.read_lines(lines, work.weighted)
+        return record_blocks.read_lines(lines, work.weighted)
     # On Spark, named tuples keep their fields, not their methods.
-    return plain_blocks.read(lines.path, Schema(*work.schema), work.skip)
+    return record_blocks.read(lines.path, Schema(*work.schema), work.skip)
 
 
 def read(

@@ -16,7 +16,6 @@ from data_tools.common.line_blocks import LineRange
 from data_tools.tables.blocks import BadRows, fault, integers, need_arrow, numbers, quoted
 from deepfm.errors import BadInput
 
-SUFFIXES = tuple(x + y for x in (".csv", ".tsv") for y in ("", ".gz"))
 DELIMITERS = {"tab": b"\t", "comma": b","}
 _NEWLINE, _RETURN = b"\n\r"
 _CELL = re.compile(rb'"([^"]*(?:""[^"]*)*)"')

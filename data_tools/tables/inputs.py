@@ -1,4 +1,4 @@
-"""Which input is a table with encoded ids, what its columns are, and the Schema of its rows.
+"""What the columns of a table with encoded ids are, and the Schema of its rows.
 
 `options` is always a data_tools.libsvm.options.Options.
 """
@@ -14,9 +14,9 @@ from data_tools.tables.csv_blocks import CsvFile, LinePart
 from data_tools.tables.layouts import Layout
 from data_tools.tables.parts import Part
 from deepfm.errors import BadInput, listed
+from deepfm.records import file_bytes
 from deepfm.records.schema import Schema
 
-TEXT, CSV, PARQUET = "LibSVM text", "CSV", "Parquet"
 ROWS = 1 << 18  # rows of a task: to reach them, those before in their row group are decoded, too
 
 
@@ -28,45 +28,17 @@ class Table(NamedTuple):
     parts: List[Part]
 
 
-def is_table(paths: Sequence[str], options) -> bool:
-    """Whether files are tables, not LibSVM or LibFFM text.
-
-    Raises:
-        BadInput: they are of several kinds, or not what a flag says.
-    """
-    asked = options.input_format
-    if options.columns and asked in ("libsvm", "libffm"):
-        raise BadInput(f"--columns does not go with --input_format={asked}; leave it out.")
-    kinds = [_kind(path, options) for path in paths]
-    other = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), None)
-    if other:
-        raise BadInput(
-            f"--input={options.input} mixes {kinds[0]} and {kinds[other]} ({paths[0]}, "
-            f"{paths[other]}); name files of one kind."
-        )
-    if kinds[0] == PARQUET and asked != "auto":
-        raise BadInput(f"--input_format={asked}: {paths[0]} is Parquet; leave --input_format out.")
-    return kinds[0] != TEXT
-
-
-def _kind(path, options):
-    if parquet_blocks.is_parquet(path):
-        return PARQUET
-    by_name = options.input_format == "auto" and path.endswith(csv_blocks.SUFFIXES)
-    return CSV if by_name or options.columns or options.input_format == "csv" else TEXT
-
-
 def read(data, options) -> Table:
     """The Table that files are, from their names of columns or --columns.
 
     Args:
-        data: a DataSet of files for which `is_table`.
+        data: a DataSet of tables.
 
     Raises:
         BadInput: a column is missing or cannot be what it should, or flags contradict the table.
     """
     paths = [file.path for file in data.files]
-    is_parquet = parquet_blocks.is_parquet(paths[0])
+    is_parquet = file_bytes.is_parquet(paths[0])
     named, cut = (_named_parquet, _cut_parquet) if is_parquet else (_named_csv, _cut_csv)
     if options.columns:
         layout = layouts.load(options.columns)

@@ -14,7 +14,6 @@ from data_tools.tables.blocks import BadRows, fault, need_arrow, quoted
 from deepfm.errors import BadInput
 from deepfm.records.storage import places
 
-SUFFIXES, MAGIC = (".parquet", ".pq"), b"PAR1"
 BATCH = 1 << 14  # rows read at once
 _NEWLINE = " or a newline"  # which no cell may hold
 
@@ -63,14 +62,6 @@ def open_file(path: str):
 
 def _reason(error):
     return str(error).splitlines()[0][:200].rstrip(".")
-
-
-def is_parquet(path: str) -> bool:
-    """Whether a file is Parquet, by its name or else by its first bytes."""
-    if path.endswith(SUFFIXES):
-        return True
-    with places.of(path).open_file(path) as f:
-        return f.read(len(MAGIC)) == MAGIC
 
 
 def cut(path: str, size: int) -> List[RowPart]:

@@ -6,6 +6,8 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 from deepfm.records.wire import HEADER, is_header
 
 TFRECORD = (".tfrecords", ".tfrecord", ".tfrecords.gz", ".tfrecord.gz")  # the first is written
+CSV = tuple(x + y for x in (".csv", ".tsv") for y in ("", ".gz"))
+PARQUET = (".parquet", ".pq")
 LIBSVM = tuple(x + y for x in (".libsvm", ".svm", ".txt", ".libffm", ".ffm") for y in ("", ".gz"))
 
 

@@ -59,6 +59,14 @@ def head(path: str, tables: bool = True) -> bytes:
     return begin
 
 
+def is_parquet(path: str) -> bool:
+    """Whether a file is Parquet, by its name or else by its first bytes."""
+    if path.endswith(data_file.PARQUET):
+        return True
+    with places.of(path).open_file(path) as f:
+        return f.read(4) == b"PAR1"
+
+
 def _other_kind(begin):
     """The kind of a file that holds neither TFRecords nor LibSVM text, by its first bytes."""
     if data_file.KINDS["tfrecord"].begins(begin[:12]):
