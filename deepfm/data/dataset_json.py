@@ -11,7 +11,7 @@ It also has `"multi_valued": true` if a field of a record may hold several value
 `"hash_buckets": N` if ids are hashes of strings (`records.hashed`), and `"feature_map": "1f6c..."`,
 the fingerprint of a feature_map.json, if the ids come from one. If records were sampled by label,
 "sampling_rates": {"negative": 0.1, "positive": 1.0} says what share of each label was kept. As
-far as that is known, it says how the records were made (plain/made.py): "ids", what decides the
+far as that is known, it says how the records were made (records/made.py): "ids", what decides the
 ids, with a fingerprint; "value_ranges", the [smallest, largest] value of each field, null where it
 has none; "unknown_shares", {column: share of its cells that the feature map does not know}.
 
