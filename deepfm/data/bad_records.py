@@ -1,7 +1,7 @@
 """Which record is wrong: found before a job starts, or after reading it stopped the job.
 
-The native ops parse a batch at a time and name no record when they refuse it. Here the formats'
-slow, plain readers look at one record at a time, and past damage.
+The input pipeline parses a batch at a time and names no record when it refuses it. Here the codec
+and the formats' slow, plain readers look at one record at a time, and past damage.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ def find_bad(
 ) -> Iterator[BadRecord]:
     """Yields the bad records of a file, in order.
 
-    Whole chunks go through the native parser; only a chunk that it refuses is looked at slowly.
+    Whole chunks go through the codec; only a chunk that it refuses is looked at slowly.
 
     Args:
         path: a local or s3:// file, its name ending in .gz where it is compressed.
@@ -38,8 +38,7 @@ def find_bad(
         schema: what its records must look like.
         first: look at this many records only.
     """
-    accepts = _parser(record_format, schema)
-    explain = lambda payload: record_format.explain(payload, schema)
+    accepts, explain = _judges(record_format, schema)
     records = itertools.islice(record_format.numbered(path), first)
     for chunk in iter(lambda: list(itertools.islice(records, CHUNK)), []):
         for unread, group in itertools.groupby(chunk, key=lambda item: item[1] is None):
@@ -52,33 +51,17 @@ def find_bad(
                 yield BadRecord(path, group[i][0], reason)
 
 
-@functools.lru_cache(maxsize=2)  # for all files of a data set: to make one takes 0.2 s
-def _parser(record_format, schema):
-    """A function that says whether the native parser accepts a batch."""
-    with tf.Graph().as_default() as graph:
-        raw = tf.compat.v1.placeholder(tf.string, [None])
-        features, labels = record_format.parse(raw, schema)
-    session = tf.compat.v1.Session(graph=graph)
-    checked = [t.op for t in (*features.values(), labels)]
-
-    def accepts(payloads):
-        try:
-            session.run(checked, {raw: payloads})
-        except (tf.errors.InvalidArgumentError, tf.errors.DataLossError):
-            return False
-        return True
-
-    return accepts
+def _judges(record_format, schema):
+    """(whether all payloads are good, what is wrong with one), functions of payloads."""
+    return (
+        functools.partial(record_format.accepts, schema=schema),
+        functools.partial(record_format.explain, schema=schema),
+    )
 
 
 def check_first_records(data: datasets.DataSet, schema: Schema):
     """Refuses (BadInput) data whose first records, in any of its first files, break the schema."""
     for file in data.files[:_CHECKED_FILES]:
-        records = itertools.islice(data.format.numbered(file.path), CHUNK)
-        payloads = [payload for _, payload, _ in records]
-        # Mostly this is enough; to make the native parser takes longer than a small file.
-        if None not in payloads and data.format.accepts(payloads, schema):
-            continue
         for record in find_bad(file.path, data.format, schema, CHUNK):
             raise BadInput(str(record))
 
@@ -124,8 +107,8 @@ def find_damaged(
 
 def _pass_over(data, schema, allowed):
     """(the channel, which from now on passes over bad records; those passed over so far)."""
-    accepts, skipped = _parser(data.format, schema), shares.Skipped(data.name, {})
-    explain = lambda payload: data.format.explain(payload, schema)
+    accepts, explain = _judges(data.format, schema)
+    skipped = shares.Skipped(data.name, {})
 
     def good(numbers, records):
         bad = dict(find_refused(accepts, records.tolist(), explain, data.format.unexplained))

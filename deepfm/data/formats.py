@@ -29,7 +29,7 @@ class Format(NamedTuple):
         shape: payload -> Shape.
         explain: (payload, schema) -> what is wrong with the record; None if nothing is.
         unexplained: the reason to give for a refused record in which `explain` finds no fault.
-        accepts: (payloads, schema) -> whether the compiled codec finds all of them good.
+        decodes: (payloads, schema) -> whether the compiled codec finds all of them good.
         read: (path string [], DataFiles of the data set, bytes to read at once, Ops) -> dataset of
             the raw records of a file, in chunks.
         parse_chunk: (chunk of Ops, schema, Ops) -> labels, ids, values, perhaps counts, and weights
@@ -49,7 +49,7 @@ class Format(NamedTuple):
     shape: Callable
     explain: Callable
     unexplained: str
-    accepts: Callable
+    decodes: Callable
     read: Callable
     parse_chunk: Callable
     count: Callable
@@ -63,6 +63,12 @@ class Format(NamedTuple):
         """The Shape of a file's first record."""
         payload = next((payload for _, payload, _ in self.numbered(path)), None)
         return Shape() if payload is None else self.shape(payload)
+
+    def accepts(self, payloads, schema) -> bool:
+        """Whether all payloads are good, slowly without the compiled codec."""
+        if library.load():
+            return self.decodes(payloads, schema)
+        return not any(self.explain(payload, schema) for payload in payloads)
 
     def parse(self, raw, schema, ops=TENSORFLOW):
         """Parses and checks a batch of raw records.
@@ -152,13 +158,8 @@ def _size(path, files):
     return tf.reduce_max(tf.where(tf.equal(paths, path), np.int64(sizes), np.full(len(plain), -1)))
 
 
-def _accepts_frames(payloads, schema):
-    return library.load() is not None and codec.accepts(payloads, schema)
-
-
-def _accepts_lines(lines, schema):
-    text = b"".join(b"%s\n" % line for line in lines)
-    return library.load() is not None and codec.decode_lines(text, schema) is not None
+def _decodes_lines(lines, schema):
+    return codec.decode_lines(b"".join(b"%s\n" % line for line in lines), schema) is not None
 
 
 TFRECORD = Format(
@@ -169,7 +170,7 @@ TFRECORD = Format(
     shape=wire.shape,
     explain=wire.explain,
     unexplained=wire.UNEXPLAINED,
-    accepts=_accepts_frames,
+    decodes=codec.accepts,
     read=_read_frames,
     parse_chunk=lambda raw, schema, ops: ops.parse(raw, schema, records.parse),
     count=_count_frames,
@@ -183,7 +184,7 @@ LIBSVM = Format(
     shape=libsvm_text.shape,
     explain=libsvm_text.explain_line,
     unexplained=libsvm_text.UNEXPLAINED,
-    accepts=_accepts_lines,
+    decodes=_decodes_lines,
     read=libsvm.read,
     count=libsvm.count,
     in_pipe="TextLine",

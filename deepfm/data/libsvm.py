@@ -34,7 +34,7 @@ def read(path, files, buffer_bytes, ops):
 
 
 def parse_lines(lines, schema):
-    """Parses and checks a batch of LibSVM lines with the native decoder.
+    """Parses and checks a batch of LibSVM lines with TensorFlow's decoder.
 
     Args:
         lines: string [B], none of them blank or only a comment (see `drop_blank`).
@@ -47,13 +47,23 @@ def parse_lines(lines, schema):
     Raises:
         tf.errors.InvalidArgumentError: when run on a batch with a bad line (see `explain_line`).
     """
-    lines = weights_as_pairs(lines) if schema.weighted else lines
-    labels, rows, ids, values = decode_lines(lines, schema.id_offset)
+    # The decoder quotes a line that it refuses, and session.run crashes (a segmentation fault) on a
+    # message that is not UTF-8.
+    ascii_only = tf.reduce_all(tf.strings.regex_full_match(lines, "[[:ascii:]]*"))
+    with tf.control_dependencies([tf.debugging.Assert(ascii_only, ["not ASCII"])]):
+        lines = tf.identity(lines)
+    if schema.weighted:  # label:weight becomes label 0:weight, and a label alone label 0:1
+        once = functools.partial(tf.strings.regex_replace, replace_global=False)
+        lines = once(lines, r"^([\s\v]*[^\s\v:]+)([\s\v]|$)", r"\1:1\2")
+        lines = once(lines, r"^([\s\v]*[^\s\v:]+):", r"\1 0:")
+    # num_features only sets the dense shape, which is not used.
+    labels, where, values, _ = _decoder()(lines, num_features=1, label_dtype=tf.float32)
+    rows, ids = tf.cast(where[:, 0], tf.int32), where[:, 1] + schema.id_offset  # of each pair
     weights = []
     if schema.weighted:
-        of_examples, pairs = take_weights(rows, values)
+        first = tf.not_equal(rows, tf.concat([[-1], rows[:-1]], 0))
+        weights, pairs = [tf.boolean_mask(values, first)], tf.where(~first)[:, 0]
         rows, ids, values = (tf.gather(x, pairs) for x in (rows, ids, values))
-        weights = [of_examples]
     n = tf.size(labels)
     lengths = tf.math.bincount(rows, minlength=n)
     shape = tf.stack([n, schema.field_size])
@@ -73,55 +83,6 @@ def parse_lines(lines, schema):
     ids, values = tf.ensure_shape(ids, width), tf.ensure_shape(values, width)
     columns = check(labels, ids, values, schema, *weights)
     return columns if schema.with_labels else columns[:3]
-
-
-def weights_as_pairs(lines):
-    """Turns `label:weight` into `label 0:weight`, which TensorFlow's decoder reads.
-
-    A line without a weight gets 1. string [B] -> string [B]; `take_weights` takes the pair out.
-    """
-    given = tf.strings.regex_replace(
-        lines, r"^([\s\v]*[^\s\v:]+)([\s\v]|$)", r"\1:1\2", replace_global=False
-    )
-    return tf.strings.regex_replace(given, r"^([\s\v]*[^\s\v:]+):", r"\1 0:", replace_global=False)
-
-
-def take_weights(rows, values):
-    """Takes the first pair of each line for its weight.
-
-    Args:
-        rows: int32 [n], the line of each pair, ascending, each line with a pair.
-        values: float32 [n].
-
-    Returns:
-        (weights float32 [B], the other pairs int64 [n - B]).
-    """
-    first = tf.not_equal(rows, tf.concat([[-1], rows[:-1]], 0))
-    return tf.gather(values, tf.where(first)[:, 0]), tf.where(~first)[:, 0]
-
-
-def decode_lines(lines, id_offset=0):
-    """Decodes a batch of LibSVM lines of any length; n is the number of pairs in the batch.
-
-    Args:
-        lines: string [B], none of them blank or only a comment (see `drop_blank`).
-        id_offset: added to each id.
-
-    Returns:
-        (labels float32 [B] as written, rows int32 [n], ids int64 [n], values float32 [n]); pair i
-        belongs to line rows[i], in the order of the line.
-
-    Raises:
-        tf.errors.InvalidArgumentError: when run on a batch with a line that is not LibSVM.
-    """
-    # The decoder quotes a line that it refuses, and session.run crashes (a segmentation fault) on a
-    # message that is not UTF-8. This takes a tenth of the time.
-    ascii_only = tf.reduce_all(tf.strings.regex_full_match(lines, "[[:ascii:]]*"))
-    with tf.control_dependencies([tf.debugging.Assert(ascii_only, ["not ASCII"])]):
-        lines = tf.identity(lines)
-    # num_features only sets the dense shape, which is not used.
-    labels, where, values, _ = _decoder()(lines, num_features=1, label_dtype=tf.float32)
-    return labels, tf.cast(where[:, 0], tf.int32), where[:, 1] + id_offset, values
 
 
 @functools.lru_cache(maxsize=None)

@@ -3,7 +3,7 @@
 A frame is a length, its checksum, the payload and its checksum; the checksum is CRC-32C, masked
 (https://www.tensorflow.org/tutorials/load_data/tfrecord). The payload is a tf.train.Example
 (https://developers.google.com/protocol-buffers/docs/encoding); it accepts what
-`example_bytes.decode_any` does, and says why not as TensorFlow's Python does.
+`data/records.py` does, and says why not as TensorFlow's Python does.
 """
 
 import struct

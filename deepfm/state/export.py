@@ -13,7 +13,7 @@ from typing import Iterable, NamedTuple, Optional
 import tensorflow as tf
 from tensorflow.python.saved_model import loader_impl
 
-from deepfm.data import example_bytes, formats, records
+from deepfm.data import formats, records
 from deepfm.runtime import atomic_files, remote_files
 from deepfm.runtime.storage import gfile
 from deepfm.state import checkpoints
@@ -71,7 +71,7 @@ def _checked(features, schema):
         width, lengths = tf.shape(ids)[1], tf.reduce_sum(counts, axis=1)
         good = tf.reduce_all(counts >= 0, axis=1) & (lengths <= width)
         with tf.control_dependencies(
-            [example_bytes.assert_rows(good, "feat_counts do not fit feat_ids")]
+            [records.assert_rows(good, "feat_counts do not fit feat_ids")]
         ):
             lengths = tf.identity(lengths)
         there = tf.sequence_mask(lengths, width)  # what pads a row may be anything
