@@ -89,6 +89,10 @@ class LineParser {
 
   // Goes to the next pair, or to the end of the line; false if no blank precedes it.
   static bool ToPair(const char** at, const char* end) {
+    if (end - *at > 1 && **at == ' ' && IsDigit((*at)[1])) {  // as most pairs are
+      ++*at;
+      return true;
+    }
     if (*at == end || **at == '#') {
       *at = end;
       return true;

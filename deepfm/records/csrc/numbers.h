@@ -43,7 +43,8 @@ inline bool IsNumber(const char* at) {
 }
 
 // Parses a number of any form, up to a blank, a colon or a comment, and moves `at` past it.
-inline bool ParseAnyNumber(const char** at, const char* end, float* number) {
+__attribute__((noinline, cold)) inline bool ParseAnyNumber(const char** at, const char* end,
+                                                           float* number) {
   static const locale_t kC = newlocale(LC_ALL_MASK, "C", nullptr);
   char text[kLongestNumber + 1];
   int size = 0;
