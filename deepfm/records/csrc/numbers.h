@@ -63,6 +63,11 @@ __attribute__((noinline, cold)) inline bool ParseAnyNumber(const char** at, cons
 // to TensorFlow's threads.
 inline bool ParseNumber(const char** at, const char* end, float* number) {
   const char* p = *at;
+  if (p < end && IsDigit(*p) && (p + 1 == end || p[1] == ' ')) {  // as most are
+    *number = *p - '0';
+    *at = p + 1;
+    return true;
+  }
   const bool negative = p < end && *p == '-';
   if (p < end && (*p == '-' || *p == '+')) ++p;
   uint64 digits = 0;
