@@ -38,7 +38,7 @@ class Compiled:
 
     def parse_lines(self, chunk, schema, plain):
         *found, weights = raw_ops().deepfm_parse_lines(
-            chunk, schema.field_size, schema.limit, schema.id_offset, pad=schema.pad,
+            chunk, schema.field_size, schema.limit, schema.id_offset, pad=bool(schema.pad),
             num_weights=int(schema.weighted),
         )  # fmt: skip
         return (*found, *(weights if schema.with_weights else ()))
