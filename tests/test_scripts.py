@@ -121,7 +121,6 @@ def test_a_python_without_the_packages_is_told_what_to_run(program):
     [
         (["train.py"], None, "has no TensorFlow 1.15"),
         (["train.py"], "2.1.0", "has TensorFlow 2.1.0, not 1.15"),
-        (["-m", "data_tools.make_synthetic"], None, "has no TensorFlow 1.15"),
     ],
 )
 def test_another_tensorflow_is_told_what_to_run(tmp_path, program, version, said):

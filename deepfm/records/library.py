@@ -16,6 +16,7 @@ import functools
 import glob
 import hashlib
 import importlib.util
+import itertools
 import logging
 import math
 import os
@@ -104,7 +105,8 @@ def _unpacked(loader):
             "the package ziglang is installed"
         ) from error
     name, reason = f"codec-{content[-_HASH:].hex()[:16]}.so", None
-    for folder in (os.path.dirname(os.path.abspath(loader.archive)), *_folders()):
+    beside = os.path.dirname(os.path.abspath(loader.archive))
+    for folder in itertools.chain([beside], _folders()):
         path = os.path.join(folder, name)
         try:
             with contextlib.suppress(OSError):  # not there, or cut off
@@ -125,7 +127,7 @@ def archived(machine: str) -> str:
 
 
 def _folders() -> Iterator[str]:
-    """Where a library may be kept, the best first."""
+    """Where a library may be kept, the best first; the last is made, and rarely asked for."""
     if os.environ.get("DEEPFM_KERNELS_DIR"):
         yield os.environ["DEEPFM_KERNELS_DIR"]
         return
@@ -150,12 +152,10 @@ def build(machine: str = "", again: bool = False) -> str:
     Raises:
         Unavailable: it cannot be.
     """
-    paths = _paths(machine)
-    there = [path for path in paths if os.path.exists(path)]
-    if there and not again:
-        return there[0]
     reason = "no folder can be written"
-    for path in there + paths:
+    for path in _paths(machine):
+        if os.path.exists(path) and not again:
+            return path
         try:
             build_once(path, functools.partial(_compile, machine))
             return path
@@ -171,7 +171,7 @@ def _paths(machine):
         with open(path, "rb") as f:
             digest.update(f.read())
     name = f"codec-{machine or platform.machine()}-{digest.hexdigest()[:16]}.so"
-    return [os.path.join(folder, name) for folder in _folders()]
+    return (os.path.join(folder, name) for folder in _folders())
 
 
 def build_once(path: str, make: Callable[[str, float], None], seconds: Optional[float] = None):
