@@ -23,7 +23,7 @@ def _log_devices(used):
     """Logs which devices there are and which this process uses; warns of GPUs left unused."""
     present = len(gpus())
     logging.info(
-        "Devices: present %g CPU cores and %d GPUs; using %s.",
+        "Devices: found %g CPU cores and %d GPUs; using %s.",
         cores(), present, ", ".join(used) or ("/gpu:0" if present else "the CPU"),
     )  # fmt: skip
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")  # by the user
