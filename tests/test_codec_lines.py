@@ -2,6 +2,7 @@
 
 import functools
 
+import mutation
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -24,13 +25,17 @@ SCHEMAS = {
     "hashed ffm": Schema(3, 9, True, named_fields=True, hash_buckets=9, weighted=True),
     "multi map": Schema(3, 50, multi_valued=True, field_ids=((0, 10), (10, 20), (30, 40))),
 }
+texts = lambda pieces: st.sampled_from([x.decode("utf-8", "surrogateescape") for x in pieces])
 NUMBERS = st.one_of(
+    texts(mutation._NUMBERS),
     st.from_regex(r"[+-]?[0-9]{0,10}\.?[0-9]{0,12}([eE][+-]?[0-9]{1,2})?", fullmatch=True),
     st.floats(width=32).map(repr),
+    st.floats().map(repr),
     st.sampled_from(["1", "0.5", "0x1F", "nan", "inf", "1e-42", "1_0", "", ".", "5.", "+.5", "-"]),
     st.sampled_from(["1.00000005960464478", "0." + "1" * 28, "0." + "1" * 30, "16777217", "1e39"]),
 )
 IDS = st.one_of(
+    texts(mutation._IDS),
     st.integers(0, 45).map(str),
     st.sampled_from(["-0", "-1", "007", "2147483647", "9" * 19, "0" * 20 + "7", "x", "", "+1"]),
     st.sampled_from(["red", "a#b", "#", "\xe9t\xe9", "a\x01b", "\x1f", "\x7f", "s" * 80]),
@@ -130,7 +135,7 @@ def test_a_line_is_taken_as_others_take_it_or_refused_with_a_reason(name):
     @settings(max_examples=200, deadline=None, derandomize=True, database=None)
     @given(lines(schema.named_fields))
     def check(line):
-        line = line.encode()
+        line = line.encode("utf-8", "surrogateescape")
         found = agree(line + b"\n", schema)
         assert (found is None) == (explain_line(line, schema) is not None), line
         (start,) = text_blocks.record_starts(b"#\n \r\n" + line + b"\n")
@@ -162,6 +167,16 @@ def test_texts_are_the_float32_nearest_to_them():
     text = b"".join(b"1 1:%s\n" % x for x in texts if len(x) <= 31)
     found = codec.decode_lines(text, Schema(1)).values[:, 0]
     assert found.tolist() == [number_of(x) for x in texts if len(x) <= 31]
+
+
+def test_a_number_is_rounded_to_the_nearer_of_two_floats():
+    bits = np.random.RandomState(3).randint(0x00800000, 0x7F000000, 1000).astype(np.uint32)
+    lows, highs = bits.view("f4"), (bits + np.uint32(1)).view("f4")
+    for low, high in zip(lows, highs):
+        middle = (float(low) + float(high)) / 2
+        assert number_of(b"%.9g" % low) == low
+        assert number_of(b"%.25g" % np.nextafter(middle, 0)) == low
+        assert number_of(b"%.25g" % np.nextafter(middle, np.inf)) == high
 
 
 def test_a_block_without_a_record_holds_none():
