@@ -148,6 +148,28 @@ def test_a_line_is_taken_as_others_take_it_or_refused_with_a_reason(name):
     agree(b"# only a comment\n\n \r\n".join(good), schema)
 
 
+GOOD_LINES = [
+    b"1 1:1", b"-1 1:1", b"+1 1:1", b"1.0 1:1", b"1e0 1:1", b"3e-40 1:1", b"-0 1:1", b"1 0:0",
+    b"1 01:1", b"1 -0:1", b"1 1:1.", b"1 1:.5", b"1 1:+5", b"1 1:-0", b"1 1:1E2", b"1 1:5e+3",
+    b"1 1:0x10", b"1 1:1e-50", b"1 1:3.4028235e38", b"  1\t1:1 \r", b"1\v1:1\f", b"1 9:1",
+    b"1 1:" + b"0" * 30 + b"1", b"1 " + b"0" * 30 + b"1:1",
+]  # fmt: skip
+BAD_LINES = [
+    b"1 10:1", b"2 1:1", b"0.5 1:1", b"nan 1:1", b"inf 1:1", b"one 1:1", b"1", b"1,1:1", b"1:1",
+    b"1 1:1 2:1", b"1 1", b"1 1:", b"1 :1", b"1 1: 1", b"1 1 :1", b"1 1;1", b"1 1:1:1", b"1 1:1e",
+    b"1 1:--1", b"1 1:1_0", b"1 1:1f", b"1 1:nan", b"1 1:inf", b"1 1:-Infinity", b"1 1:1e50",
+    b"1 1:" + b"0" * 31 + b"1", b"1 -1:1", b"1 +1:1", b"1 1.5:1", b"1 0x1:1",
+    b"1 9223372036854775807:1", b"1 3:1\r5", b"1 9223372036854775808:1",
+    b"1 99999999999999999999999:1", b"1 qid:3", b"1 1:1\0", b"\xff 1:1", b"1 1:\xc3\xa9",
+    "1\u00a01:1".encode(), "1 \u0661:1".encode(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", [*GOOD_LINES, *BAD_LINES])
+def test_odd_lines_are_good_or_bad_to_all(line):
+    assert (agree(line + b"\n", Schema(1, 10)) is not None) == (line in GOOD_LINES)
+
+
 def test_ids_of_strings_are_those_of_tensorflow_for_all_lengths():
     """By the modulus TensorFlow returns the lower 63 bits, and by 3 what the upper bit changes."""
     letters = np.delete(np.arange(32, 256, dtype=np.uint8), [ord(c) - 32 for c in " #:"])
@@ -159,11 +181,25 @@ def test_ids_of_strings_are_those_of_tensorflow_for_all_lengths():
         assert ids.tolist() == native(records.hashed, buckets)(strings).tolist()
 
 
+ODD_NUMBERS = [
+    b"16777216", b"16777217", b"1677721.7", b"0.000000059604645", b".5", b"1.", b"-0", b"33554431",
+    b"0.1234567890123456789012345", b"1.00000017881393432617187499", b"9007199254740993",
+    b"00000000000000000000001.5",
+]  # fmt: skip
+
+
 def test_texts_are_the_float32_nearest_to_them():
     rng = np.random.RandomState(0)
     numbers = rng.standard_normal(3000) * 10.0 ** rng.randint(-6, 9, 3000)
     texts = [f"{x:.{digits}g}".encode() for x, digits in zip(numbers, rng.randint(1, 18, 3000))]
     texts += [f"{x:.{digits}f}".encode() for x, digits in zip(numbers, rng.randint(0, 9, 3000))]
+    texts += [b"%d.%014d" % pair for pair in zip(*rng.randint(0, 10**12, [2, 500]))]
+    texts += ODD_NUMBERS
+    # Powers of ten up to 10^10 are exact as floats, and digits up to 2^24: at both limits.
+    for behind in range(8, 24):
+        for digits in ("5", "16777215", "16777216", "16777217"):
+            text = digits.zfill(behind + 1).encode()
+            texts += [sign + text[:-behind] + b"." + text[-behind:] for sign in (b"", b"-")]
     text = b"".join(b"1 1:%s\n" % x for x in texts if len(x) <= 31)
     found = codec.decode_lines(text, Schema(1)).values[:, 0]
     assert found.tolist() == [number_of(x) for x in texts if len(x) <= 31]
