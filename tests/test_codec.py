@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import reference
 import tensorflow as tf
+from conftest import example
 from reference import field
 
 from deepfm.data import records
@@ -45,25 +46,13 @@ def either(request, monkeypatch):
         assert library.load()
 
 
-def serialized(label, ids, values, counts=None, weight=None):
-    """What tf.train.Example makes of a record."""
-    example = tf.train.Example()
-    feature = example.features.feature
-    n = len(ids) if counts is None else sum(counts)
-    feature["ids"].int64_list.value.extend(ids[:n])
-    feature["values"].float_list.value.extend(values[:n])
-    feature["label"].float_list.value.append(label)
-    if counts is not None:
-        feature["counts"].int64_list.value.extend(counts)
-    if weight is not None:
-        feature["weight"].float_list.value.append(weight)
-    return example.SerializeToString(deterministic=True)
-
-
 def all_serialized(batch):
-    rows = len(batch[0])
+    rows, found = len(batch[0]), []
     columns = ([None] * rows if x is None else x.tolist() for x in batch)
-    return [serialized(*record) for record in zip(*columns)]
+    for label, ids, values, counts, weight in zip(*columns):
+        n = len(ids) if counts is None else sum(counts)
+        found.append(example(label, ids[:n], values[:n], counts, weight))
+    return found
 
 
 def written(path, payloads):
@@ -213,12 +202,12 @@ def example_of(order=1, **lists):
     entries = []
     normal = {"ids": [1, 2], "label": [1.0], "values": [3.0, 4.0], "other": [7.0]}
     for name, numbers in sorted({**normal, **lists}.items())[::order]:
-        feature = tf.train.Feature(float_list=tf.train.FloatList(value=()))
-        of_kind = feature.int64_list if name in ("ids", "counts") else feature.float_list
-        of_kind.SetInParent()
-        of_kind.value.extend(numbers or ())
-        message = tf.train.Features(feature={name: feature})
-        entries.append(b"" if numbers is None else message.SerializeToString())
+        if numbers is not None:
+            entry = tf.train.Features()
+            feature = entry.feature[name]
+            of_kind = feature.int64_list if name in ("ids", "counts") else feature.float_list
+            of_kind.value.extend(numbers)
+            entries.append(entry.SerializeToString())
     return field(1, b"".join(entries))
 
 

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import encoded, example, job_of, make_records, run_tool
+from conftest import encoded, example, examples_of, job_of, make_records, run_tool
 from test_records import run, write_records
 
 from data_tools import inspect_dataset, libsvm_to_tfrecord, rebalance
@@ -239,15 +239,8 @@ def test_a_weight_in_unweighted_lines_is_refused(ops):
 
 def read_back(folder):
     """[(label, weight, ids, values)] of a converted data set, read with protobuf."""
-    found = []
-    for path in sorted(folder.glob("*.tfrecords")):
-        for payload in v1.io.tf_record_iterator(str(path)):
-            features = tf.train.Example.FromString(payload).features.feature
-            numbers = [features[x].float_list.value[:] for x in ("label", "weight", "values")]
-            found.append(
-                (*numbers[0], *numbers[1], features["ids"].int64_list.value[:], numbers[2])
-            )
-    return found
+    rows = [row for path in sorted(folder.glob("*.tfrecords")) for row in examples_of(path)]
+    return [(*row["label"], *row["weight"], row["ids"], row["values"]) for row in rows]
 
 
 def convert(tmp_path, text, **flags):
