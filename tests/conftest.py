@@ -99,15 +99,26 @@ def job_of(**fields):
     return JobConfig({}, (), *plain, flags={})._replace(**fields)
 
 
-def example(label, ids, values):
+def example(label, ids, values, counts=None, weight=None):
     """A serialized tf.Example, made the slow and obvious way."""
-    feature = {
-        "label": tf.train.Feature(float_list=tf.train.FloatList(value=[label])),
-        "ids": tf.train.Feature(int64_list=tf.train.Int64List(value=ids)),
-        "values": tf.train.Feature(float_list=tf.train.FloatList(value=values)),
-    }
-    message = tf.train.Example(features=tf.train.Features(feature=feature))
+    features = tf.train.Features()
+    lists = {"counts": counts, "ids": ids, "label": [label], "values": values}
+    lists["weight"] = None if weight is None else [weight]
+    for name, numbers in lists.items():
+        if numbers is not None:
+            feature = features.feature[name]
+            of_kind = feature.int64_list if name in ("counts", "ids") else feature.float_list
+            of_kind.value.extend(numbers)
+    message = tf.train.Example(features=features)
     return message.SerializeToString(deterministic=True)  # the order of our own encoder
+
+
+def examples_of(path):
+    """Yields {name: its numbers} of each record of a TFRecord file."""
+    options = tf.io.TFRecordOptions("GZIP" if str(path).endswith(".gz") else "")
+    for payload in tf.compat.v1.io.tf_record_iterator(str(path), options):
+        features = tf.train.Example.FromString(payload).features.feature
+        yield {k: list(x.int64_list.value or x.float_list.value) for k, x in features.items()}
 
 
 def make_records(rows, field_size=4, feature_size=50, seed=0):

@@ -1,4 +1,4 @@
-"""Compares the program with the reference on one file: both must get the same out of it.
+"""Compares the program with the explainers on one file: both must get the same out of it.
 
 Each check reads the file in every way that the program can, and returns the result, with one
 sentence per difference.
@@ -16,24 +16,24 @@ import numpy as np
 import reference
 import tensorflow as tf
 from absl import logging
-from reference import Refused, Rules
 
 from data_tools import libsvm_to_tfrecord
 from deepfm.config import InputConfig
-from deepfm.data import bad_records, dataset_json, datasets, formats, input_pipeline, records
+from deepfm.data import bad_records, dataset_json, datasets, formats, input_pipeline
 from deepfm.data.reading import Source
 from deepfm.errors import BadInput
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.modes.common.mode import Mode
-from deepfm.records import file_bytes, libsvm_text
+from deepfm.records import file_bytes, libsvm_text, wire
+from deepfm.records.schema import Schema
 
 
 class Outcome(NamedTuple):
     """What became of the records of a file.
 
     Attributes:
-        accepted, refused: records, by the reference.
+        accepted, refused: records, by the explainers.
         differences: a sentence each.
         cases: what of the file is enough to see the first difference; None: all of it.
     """
@@ -44,32 +44,26 @@ class Outcome(NamedTuple):
     cases: List[bytes] = None
 
 
-def verdicts(payloads, parse, rules, **options):
-    """[Record or Refused] by the reference."""
+class Record(NamedTuple):
+    """label 0 or 1; ids; values, each as the 32 bits of its float32."""
 
-    def verdict(payload):
-        try:
-            return parse(payload, rules, **options)
-        except Refused as refused:
-            return refused
-
-    return [verdict(payload) for payload in payloads]
+    label: int
+    ids: List[int]
+    values: List[int]
 
 
-def is_good(verdict):
-    return not isinstance(verdict, Refused)
+def verdicts(payloads, numbers, schema):
+    """[Record], None for what the explainers refuse."""
+    found = (numbers(payload, schema) for payload in payloads)
+    return [x and Record(int(x[0]), x[1], np.float32(x[2]).view(np.uint32).tolist()) for x in found]
 
 
-def _compare(good, labels, ids, values, padded=False):
+def _compare(good, labels, ids, values):
     """Sentences on what differs from Records in a batch that was read, row by row."""
     if len(good) != len(labels):
         return [f"{len(good)} records expected, {len(labels)} read"]
-    values = np.ascontiguousarray(values, np.float32)
-    if padded:  # which adds to zeros, and so loses the sign of -0
-        values = values + np.float32(0)
-        good = [r._replace(values=[v if v != 1 << 31 else 0 for v in r.values]) for r in good]
-    bits = values.view(np.uint32)
-    found = zip(labels.tolist(), ids.tolist(), bits.tolist())
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32).tolist()
+    found = zip(labels.tolist(), ids.tolist(), bits)
     return [
         f"record {i} of the good ones: expected {expected}, read {row}"
         for i, (expected, row) in enumerate(zip(good, found))
@@ -117,12 +111,12 @@ def _read(path, data_format, schema, ops):
 
 
 def _check_bad(found, expected, path):
-    """Sentences on how [BadRecord] differs from the places that the reference refuses."""
+    """Sentences on how [BadRecord] differs from the places that the explainers refuse."""
     places = {bad.place for bad in found}
-    wrong = [f"{place}: accepted, the reference refuses it" for place in sorted(expected - places)]
+    wrong = [f"{place}: accepted, the explainers refuse it" for place in sorted(expected - places)]
     for bad in found:
         if bad.place not in expected:
-            wrong.append(f"{bad}; the reference accepts it")
+            wrong.append(f"{bad}; the explainers accept it")
         elif libsvm_text.UNEXPLAINED in bad.reason or "\n" in str(bad) or len(str(bad)) > 600:
             wrong.append(f"not a sentence that explains: {str(bad)[:600]!r}")
         elif not str(bad).startswith(f"{path}{bad.place}: "):
@@ -133,13 +127,12 @@ def _check_bad(found, expected, path):
 # LibSVM.
 
 
-def check_lines(path: str, rules: Rules) -> Outcome:
+def check_lines(path: str, schema: Schema) -> Outcome:
     """A LibSVM file: the lines that are read, those that are refused, and the converter."""
-    schema = records.Schema(*rules)
     with open(path, "rb") as f:
         lines = reference.records_of_text(f.read())
-    found = verdicts([line for _, line in lines], reference.parse_line, rules)
-    places = {f":{n}" for (n, _), verdict in zip(lines, found) if not is_good(verdict)}
+    found = verdicts([line for _, line in lines], libsvm_text.numbers, schema)
+    places = {f":{n}" for (n, _), verdict in zip(lines, found) if not verdict}
     differences = _check_bad(list(bad_records.find_bad(path, formats.LIBSVM, schema)), places, path)
     cases = [
         line
@@ -153,16 +146,16 @@ def check_lines(path: str, rules: Rules) -> Outcome:
         differences.append(
             f"line {wrong} of those with a record is read as {read[wrong : wrong + 1]}"
         )
-    good = [(line, verdict) for (_, line), verdict in zip(lines, found) if is_good(verdict)]
+    good = [(line, verdict) for (_, line), verdict in zip(lines, found) if verdict]
     if differences:
         return Outcome(len(good), len(places), differences, cases)
 
     with _text_file(b"\n".join(line for line, _ in good)) as name:
         columns, stopped = _read_all(name, "libsvm", schema) if good else ([[]] * 3, None)
     if good:
-        differences += [stopped] if stopped else _compare([v for _, v in good], *columns, rules.pad)
+        differences += [stopped] if stopped else _compare([v for _, v in good], *columns)
     if not differences:
-        differences += _check_converter(path, rules, lines, found)
+        differences += _check_converter(path, schema, lines, found)
     return Outcome(len(good), len(places), differences)
 
 
@@ -216,15 +209,15 @@ def _convert(options):
     return handler.kept, None
 
 
-def _check_converter(path, rules, lines, found):
-    """Sentences on what the converter does that it should not, given the reference's verdicts."""
-    bad = [n for (n, _), verdict in zip(lines, found) if not is_good(verdict)]
-    good = [(n, line, v) for (n, line), v in zip(lines, found) if is_good(v)]
+def _check_converter(path, schema, lines, found):
+    """Sentences on what the converter does that it should not, given the verdicts."""
+    bad = [n for (n, _), verdict in zip(lines, found) if not verdict]
+    good = [(n, line, v) for (n, line), v in zip(lines, found) if v]
     minus = lambda line: line.strip(reference.BLANKS).startswith(b"-")
     kinds = {n: minus(line) for n, line, v in good if v.label == 0}
     with tempfile.TemporaryDirectory() as folder:
         if len(set(kinds.values())) == 2:
-            stopped = _convert(_options(path, folder, rules, len(bad)))[1]
+            stopped = _convert(_options(path, folder, schema, len(bad)))[1]
             first = next(iter(kinds.values()))
             other = next(n for n, kind in kinds.items() if kind != first)
             start, end = f"{path}:{other}: label ", "use 0 and 1, or -1 and +1, not both."
@@ -237,7 +230,7 @@ def _check_converter(path, rules, lines, found):
             path = f"{folder}/one_kind.libsvm"
             pathlib.Path(path).write_bytes(b"\n".join(text))
             good = [(n, line, v) for n, line, v in good if n not in dropped]
-        logged, stopped = _convert(_options(path, folder, rules, len(bad)))
+        logged, stopped = _convert(_options(path, folder, schema, len(bad)))
         if not good:
             return [] if stopped and "hold no rows" in stopped else [f"no rows, but {stopped!r}"]
         if stopped:
@@ -246,27 +239,28 @@ def _check_converter(path, rules, lines, found):
         expected = [f"{path}:{n}: " for n in bad]
         if len(skipped) != len(bad) or not all(map(str.startswith, skipped, expected)):
             return [f"skipped {skipped[:9]} ..., expected {expected[:9]} ..."]
-        return _check_converted(pathlib.Path(folder, "out"), rules, [v for _, _, v in good])
+        return _check_converted(pathlib.Path(folder, "out"), schema, [v for _, _, v in good])
 
 
-def _options(path, folder, rules, max_bad_records):
+def _options(path, folder, schema, max_bad_records):
     return libsvm_to_tfrecord.Options(
         path,
         f"{folder}/out",
-        field_size=rules.field_size,
-        feature_size=rules.feature_size,
-        pad=rules.pad,
-        id_offset=rules.id_offset,
+        field_size=schema.field_size,
+        feature_size=schema.feature_size,
+        pad=schema.pad,
+        id_offset=schema.id_offset,
         max_bad_records=max_bad_records,
     )
 
 
-def _check_converted(folder, rules, good):
+def _check_converted(folder, schema, good):
     (file,) = folder.glob("*.tfrecords")
     data = file.read_bytes()
-    if rules.pad:  # as in _compare
-        good = [r._replace(values=[v if v != 1 << 31 else 0 for v in r.values]) for r in good]
-    expected = [reference.frame(reference.serialize(record)) for record in good]
+    values = np.array([record.values for record in good], np.uint32).view(np.float32)
+    expected = [
+        wire.framed(wire.write(record.label, record.ids, row)) for record, row in zip(good, values)
+    ]
     if data != b"".join(expected):
         at = 0
         for i, part in enumerate(expected):
@@ -279,16 +273,15 @@ def _check_converted(folder, rules, good):
     entry = {"rows": len(good), "bytes": len(data), "positives": sum(r.label for r in good)}
     right = {
         "format_version": 1,
-        "field_size": rules.field_size,
-        "feature_size": rules.feature_size or largest + 1,
+        "field_size": schema.field_size,
+        "feature_size": schema.feature_size or largest + 1,
         "files": {file.name: entry},
     }
-    values = np.array([record.values for record in good], np.uint32).view(np.float32)
     found = np.float32(said.pop("value_ranges")).T.tolist()
     if found != [values.min(0).tolist(), values.max(0).tolist()]:
         return [f"dataset.json says ranges {found} of {values}"]
     ids = said.pop("ids")
-    if (ids["pad"], ids["id_offset"]) != (rules.pad, rules.id_offset):
+    if (ids["pad"], ids["id_offset"]) != (schema.pad, schema.id_offset):
         return [f"dataset.json says {ids}"]
     return [] if said == right else [f"dataset.json says {said}, expected {right}"]
 
@@ -296,21 +289,20 @@ def _check_converted(folder, rules, good):
 # TFRecord.
 
 
-def check_records(path: str, rules: Rules) -> Outcome:
+def check_records(path: str, schema: Schema) -> Outcome:
     """A TFRecord file whose frames are whole: which records are refused, and what others hold."""
-    schema = records.Schema(*rules)
     with open(path, "rb") as f:
         frames = reference.frames(f.read())
     differences, cases, counts = [], [], None
     for with_labels in (True, False):
+        schema = schema._replace(with_labels=with_labels)
         payloads = [payload for _, payload in frames]
-        found = verdicts(payloads, reference.parse_example, rules, with_labels=with_labels)
+        found = verdicts(payloads, wire.numbers, schema)
         places = {
             f": record {i} at byte {at}"
             for i, ((at, _), verdict) in enumerate(zip(frames, found))
-            if not is_good(verdict)
+            if not verdict
         }
-        schema = schema._replace(with_labels=with_labels)
         bad = list(bad_records.find_bad(path, formats.TFRECORD, schema))
         wrong = _check_bad(bad, places, path)
         cases += [
@@ -318,9 +310,9 @@ def check_records(path: str, rules: Rules) -> Outcome:
             for i, (at, payload) in enumerate(frames)
             if any(f": record {i} at byte {at}:" in d for d in wrong)
         ]
-        good = [(payload, v) for payload, v in zip(payloads, found) if is_good(v)]
+        good = [(payload, v) for payload, v in zip(payloads, found) if v]
         if not wrong:
-            with _text_file(b"".join(reference.frame(p) for p, _ in good), ".tfrecords") as name:
+            with _text_file(b"".join(wire.framed(p) for p, _ in good), ".tfrecords") as name:
                 columns, stopped = _read_all(name, "tfrecord", schema)
             wrong += [stopped] if stopped else _compare([v for _, v in good], *columns)
         differences += wrong
@@ -328,22 +320,22 @@ def check_records(path: str, rules: Rules) -> Outcome:
     return Outcome(*counts, differences, cases)
 
 
-def check_file(path: str, rules: Rules) -> Outcome:
+def check_file(path: str, schema: Schema) -> Outcome:
     """A TFRecord file, plain or gzip, that may be damaged anywhere."""
-    schema = records.Schema(*rules)
     with open(path, "rb") as f:
         data = f.read()
     compressed = path.endswith(".gz")
     differences = []
     if compressed:
         refused = _refusal(path)
-        try:
-            data = reference.gunzip(data)
-        except Refused as reason:
+        data = reference.gunzip(data)
+        if data is None:
             with contextlib.suppress(BadInput):  # it may stop anywhere, but has to end
                 list(formats.TFRECORD.numbered(path))
             if not (refused and refused.startswith(f"{path}: ")):
-                return Outcome(0, 1, [f"gzip: {reason}, but check_gzip says {refused!r}"])
+                return Outcome(
+                    0, 1, [f"not one whole gzip member, but check_gzip says {refused!r}"]
+                )
             return Outcome(0, 1, [])
         differences += [f"check_gzip: {refused}"] if refused else []
     frames = reference.frames(data)
@@ -358,20 +350,19 @@ def check_file(path: str, rules: Rules) -> Outcome:
         differences.append(
             f"frame {wrong}: {read[wrong : wrong + 1]}, expected {frames[wrong : wrong + 1]}"
         )
-    found = verdicts([p or b"" for _, p in frames], reference.parse_example, rules)
-    found = [Refused("damaged") if p is None else v for (_, p), v in zip(frames, found)]
+    found = verdicts([p or b"" for _, p in frames], wire.numbers, schema)
     places = {
         f": record {i} at byte {at}"
         for i, ((at, _), verdict) in enumerate(zip(frames, found))
-        if not is_good(verdict)
+        if not verdict
     }
     differences += _check_bad(
         list(bad_records.find_bad(path, formats.TFRECORD, schema)), places, path
     )
-    good = [v for v in found if is_good(v)]
+    good = [v for v in found if v]
     if not _reader_would_abort(data, frames):
         columns, stopped = _read_all(path, "tfrecord", schema)
-        first = next((i for i, v in enumerate(found) if not is_good(v)), None)
+        first = next((i for i, v in enumerate(found) if not v), None)
         if first is None:
             differences += [stopped] if stopped else _compare(good, *columns)
         else:
@@ -395,14 +386,14 @@ def _refusal(path):
 
 def _reader_would_abort(data, frames):
     """Whether TensorFlow's reader would ask for more memory than there is, and end the program."""
-    lengths = (reference._header(data, at) for at, payload in frames if payload is None)
+    lengths = (reference.length_at(data, at) for at, payload in frames if payload is None)
     return any(length is not None and length >= 1 << 30 for length in lengths)
 
 
 # dataset.json.
 
 
-def check_metadata(path: str, rules: Rules) -> Outcome:
+def check_metadata(path: str, schema: Schema) -> Outcome:
     """A dataset.json: either numbers that can be, or a sentence that names it."""
     try:
         found = dataset_json.load(str(pathlib.Path(path).parent))

@@ -8,8 +8,9 @@ Everything is a function of the random.Random passed in.
 import gzip
 import struct
 
-import reference
-from reference import field, frame
+from reference import field, header
+
+from deepfm.records.wire import framed
 
 _NUMBERS = [
     b"0", b"1", b"-1", b"+1", b".5", b"5.", b"1e-3", b"1E2", b"-0", b"0.1", b"16777217", b"1e999",
@@ -234,7 +235,7 @@ def record_file(random, field_size, records):
     payloads = [example(random, field_size) for _ in range(records)]
     if random.random() < 0.1:
         payloads[random.randrange(records)] = b""
-    frames = [frame(payload) for payload in payloads]
+    frames = [framed(payload) for payload in payloads]
     if random.random() < 0.2:
         frames[random.randrange(records)] = _odd_frame(random)
     data = b"".join(frames)
@@ -258,8 +259,7 @@ def _odd_frame(random):
     length = random.choice(
         [1 << 20, 1 << 31, 1 << 40, 1 << 60, 1 << 63, (1 << 64) - 12, (1 << 64) - 1]
     )
-    head = struct.pack("<Q", length)
-    return head + struct.pack("<I", reference.masked(reference.crc32c(head))) + b"1234"
+    return header(length) + b"1234"
 
 
 def _damaged_frames(random, frames):

@@ -2,7 +2,7 @@
 
     .venv/bin/python tests/soak_fuzz.py --lines=1000000 --records=100000 --seed=1
 
-Exits with 1 at the first difference from tests/reference.py, crash or hang, and saves the case in
+Exits with 1 at the first difference from the explainers, crash or hang, and saves the case in
 tests/corpus, so that the tests run it from then on. A run is a function of its flags.
 """
 
@@ -26,19 +26,21 @@ import mutation
 import reference
 import tensorflow as tf
 from absl import logging
-from reference import Rules
 
 from data_tools.common import line_blocks
 from data_tools.common.progress import Progress
+from deepfm.records import wire
+from deepfm.records.schema import Schema
 
 CORPUS = pathlib.Path(__file__).resolve().parent / "corpus"
 BATCH = 5000  # lines or records of a file
 DAMAGED = 100  # records of a file that is damaged as a whole; one record in five is in such a file
+RULES = Schema._fields[:4]  # what a case may set, and its file's name tells
 SECONDS = 300  # that a file may take
 
 
-class Case(collections.namedtuple("Case", "check rules name data size")):
-    """A file to check: which check of fuzz_checks, its Rules, its name, its bytes, its records."""
+class Case(collections.namedtuple("Case", "check schema name data size")):
+    """A file to check: which check of fuzz_checks, its Schema, its name, its bytes, its records."""
 
 
 def line_cases(seed, lines):
@@ -47,34 +49,34 @@ def line_cases(seed, lines):
         feature_size, offset = drawn.choice(
             [(None, 0), ((1 << 63) - 1, 1 << 62), (99, -1), (97, 0), (100, 1)]
         )
-        rules = Rules(drawn.choice([1, 2, 3, 5]), feature_size, drawn.random() < 0.3, offset)
+        schema = Schema(drawn.choice([1, 2, 3, 5]), feature_size, drawn.random() < 0.3, offset)
         labels = drawn.choice([[b"0", b"1"], [b"-1", b"+1"], [b"0", b"1"], [b"0", b"-1", b"1"]])
         size = min(BATCH, lines - i)
-        text = mutation.text(drawn, size, rules.field_size, labels)
-        yield Case("check_lines", rules, "a.libsvm", text, size)
+        text = mutation.text(drawn, size, schema.field_size, labels)
+        yield Case("check_lines", schema, "a.libsvm", text, size)
 
 
 def record_cases(seed, count):
     whole = count * 4 // 5
     for i in range(0, whole, BATCH):
         drawn = random.Random(f"records {seed} {i}")
-        rules = Rules(drawn.choice([1, 2, 3, 40]), drawn.choice([None, 10000]))
+        schema = Schema(drawn.choice([1, 2, 3, 40]), drawn.choice([None, 10000]))
         size = min(BATCH, whole - i)
-        payloads = [mutation.example(drawn, rules.field_size) for _ in range(size)]
-        data = b"".join(map(reference.frame, payloads))
-        yield Case("check_records", rules, "a.tfrecords", data, size)
+        payloads = [mutation.example(drawn, schema.field_size) for _ in range(size)]
+        data = b"".join(map(wire.framed, payloads))
+        yield Case("check_records", schema, "a.tfrecords", data, size)
     for i in range(0, count - whole, DAMAGED):
         drawn = random.Random(f"files {seed} {i}")
-        rules = Rules(drawn.choice([1, 2, 40]))
-        data, compressed = mutation.record_file(drawn, rules.field_size, DAMAGED)
+        schema = Schema(drawn.choice([1, 2, 40]))
+        data, compressed = mutation.record_file(drawn, schema.field_size, DAMAGED)
         name = "a.tfrecords.gz" if compressed else "a.tfrecords"
-        yield Case("check_file", rules, name, data, DAMAGED)
+        yield Case("check_file", schema, name, data, DAMAGED)
 
 
 def metadata_cases(seed, count):
     for i in range(count):
         drawn = random.Random(f"metadata {seed} {i}")
-        yield Case("check_metadata", Rules(1), "dataset.json", mutation.metadata(drawn), 1)
+        yield Case("check_metadata", Schema(1), "dataset.json", mutation.metadata(drawn), 1)
 
 
 def _serve(pipe):
@@ -90,7 +92,7 @@ def _serve(pipe):
             path = pathlib.Path(folder, case.name)
             path.write_bytes(case.data)
             try:
-                outcome = getattr(fuzz_checks, case.check)(str(path), case.rules)
+                outcome = getattr(fuzz_checks, case.check)(str(path), case.schema)
             except Exception as error:  # whatever it is, it should not have come so far
                 sentence = f"{type(error).__name__}: {str(error)[:300]}"
                 outcome = fuzz_checks.Outcome(0, 0, [sentence])
@@ -135,13 +137,11 @@ def keep(case, outcome, checker):
     if outcome and outcome.cases:
         cases = sorted(set(outcome.cases), key=len)[:5]
         data = (
-            b"\n".join(cases)
-            if case.check == "check_lines"
-            else b"".join(map(reference.frame, cases))
+            b"\n".join(cases) if case.check == "check_lines" else b"".join(map(wire.framed, cases))
         )
     elif case.check in ("check_lines", "check_records"):
         data = _shrunk(case, checker)
-    told = "".join(f"{k}={v}." for k, v in case.rules._asdict().items() if v)
+    told = "".join(f"{k}={int(v)}." for k, v in zip(RULES, case.schema) if v)
     suffix = case.name.split(".", 1)[1]
     path = CORPUS / case.check / f"found-{hashlib.sha1(data).hexdigest()[:8]}.{told}{suffix}"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -155,7 +155,7 @@ def _shrunk(case, checker):
         parts, join = case.data.splitlines(keepends=True), b"".join
     else:
         parts = [payload for _, payload in reference.frames(case.data)]
-        join = lambda payloads: b"".join(map(reference.frame, payloads))
+        join = lambda payloads: b"".join(map(wire.framed, payloads))
     while len(parts) > 1:
         for half in (parts[: len(parts) // 2], parts[len(parts) // 2 :]):
             outcome, ended = checker.check(case._replace(data=join(half)))

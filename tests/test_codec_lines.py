@@ -2,6 +2,7 @@
 
 import functools
 
+import mutation
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -24,13 +25,17 @@ SCHEMAS = {
     "hashed ffm": Schema(3, 9, True, named_fields=True, hash_buckets=9, weighted=True),
     "multi map": Schema(3, 50, multi_valued=True, field_ids=((0, 10), (10, 20), (30, 40))),
 }
+texts = lambda pieces: st.sampled_from([x.decode("utf-8", "surrogateescape") for x in pieces])
 NUMBERS = st.one_of(
+    texts(mutation._NUMBERS),
     st.from_regex(r"[+-]?[0-9]{0,10}\.?[0-9]{0,12}([eE][+-]?[0-9]{1,2})?", fullmatch=True),
     st.floats(width=32).map(repr),
+    st.floats().map(repr),
     st.sampled_from(["1", "0.5", "0x1F", "nan", "inf", "1e-42", "1_0", "", ".", "5.", "+.5", "-"]),
     st.sampled_from(["1.00000005960464478", "0." + "1" * 28, "0." + "1" * 30, "16777217", "1e39"]),
 )
 IDS = st.one_of(
+    texts(mutation._IDS),
     st.integers(0, 45).map(str),
     st.sampled_from(["-0", "-1", "007", "2147483647", "9" * 19, "0" * 20 + "7", "x", "", "+1"]),
     st.sampled_from(["red", "a#b", "#", "\xe9t\xe9", "a\x01b", "\x1f", "\x7f", "s" * 80]),
@@ -130,7 +135,7 @@ def test_a_line_is_taken_as_others_take_it_or_refused_with_a_reason(name):
     @settings(max_examples=200, deadline=None, derandomize=True, database=None)
     @given(lines(schema.named_fields))
     def check(line):
-        line = line.encode()
+        line = line.encode("utf-8", "surrogateescape")
         found = agree(line + b"\n", schema)
         assert (found is None) == (explain_line(line, schema) is not None), line
         (start,) = text_blocks.record_starts(b"#\n \r\n" + line + b"\n")
@@ -141,6 +146,28 @@ def test_a_line_is_taken_as_others_take_it_or_refused_with_a_reason(name):
     assert len(good) > 20
     agree(b"".join(good), schema)
     agree(b"# only a comment\n\n \r\n".join(good), schema)
+
+
+GOOD_LINES = [
+    b"1 1:1", b"-1 1:1", b"+1 1:1", b"1.0 1:1", b"1e0 1:1", b"3e-40 1:1", b"-0 1:1", b"1 0:0",
+    b"1 01:1", b"1 -0:1", b"1 1:1.", b"1 1:.5", b"1 1:+5", b"1 1:-0", b"1 1:1E2", b"1 1:5e+3",
+    b"1 1:0x10", b"1 1:1e-50", b"1 1:3.4028235e38", b"  1\t1:1 \r", b"1\v1:1\f", b"1 9:1",
+    b"1 1:" + b"0" * 30 + b"1", b"1 " + b"0" * 30 + b"1:1",
+]  # fmt: skip
+BAD_LINES = [
+    b"1 10:1", b"2 1:1", b"0.5 1:1", b"nan 1:1", b"inf 1:1", b"one 1:1", b"1", b"1,1:1", b"1:1",
+    b"1 1:1 2:1", b"1 1", b"1 1:", b"1 :1", b"1 1: 1", b"1 1 :1", b"1 1;1", b"1 1:1:1", b"1 1:1e",
+    b"1 1:--1", b"1 1:1_0", b"1 1:1f", b"1 1:nan", b"1 1:inf", b"1 1:-Infinity", b"1 1:1e50",
+    b"1 1:" + b"0" * 31 + b"1", b"1 -1:1", b"1 +1:1", b"1 1.5:1", b"1 0x1:1",
+    b"1 9223372036854775807:1", b"1 3:1\r5", b"1 9223372036854775808:1",
+    b"1 99999999999999999999999:1", b"1 qid:3", b"1 1:1\0", b"\xff 1:1", b"1 1:\xc3\xa9",
+    "1\u00a01:1".encode(), "1 \u0661:1".encode(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", [*GOOD_LINES, *BAD_LINES])
+def test_odd_lines_are_good_or_bad_to_all(line):
+    assert (agree(line + b"\n", Schema(1, 10)) is not None) == (line in GOOD_LINES)
 
 
 def test_ids_of_strings_are_those_of_tensorflow_for_all_lengths():
@@ -154,14 +181,38 @@ def test_ids_of_strings_are_those_of_tensorflow_for_all_lengths():
         assert ids.tolist() == native(records.hashed, buckets)(strings).tolist()
 
 
+ODD_NUMBERS = [
+    b"16777216", b"16777217", b"1677721.7", b"0.000000059604645", b".5", b"1.", b"-0", b"33554431",
+    b"0.1234567890123456789012345", b"1.00000017881393432617187499", b"9007199254740993",
+    b"00000000000000000000001.5",
+]  # fmt: skip
+
+
 def test_texts_are_the_float32_nearest_to_them():
     rng = np.random.RandomState(0)
     numbers = rng.standard_normal(3000) * 10.0 ** rng.randint(-6, 9, 3000)
     texts = [f"{x:.{digits}g}".encode() for x, digits in zip(numbers, rng.randint(1, 18, 3000))]
     texts += [f"{x:.{digits}f}".encode() for x, digits in zip(numbers, rng.randint(0, 9, 3000))]
+    texts += [b"%d.%014d" % pair for pair in zip(*rng.randint(0, 10**12, [2, 500]))]
+    texts += ODD_NUMBERS
+    # Powers of ten up to 10^10 are exact as floats, and digits up to 2^24: at both limits.
+    for behind in range(8, 24):
+        for digits in ("5", "16777215", "16777216", "16777217"):
+            text = digits.zfill(behind + 1).encode()
+            texts += [sign + text[:-behind] + b"." + text[-behind:] for sign in (b"", b"-")]
     text = b"".join(b"1 1:%s\n" % x for x in texts if len(x) <= 31)
     found = codec.decode_lines(text, Schema(1)).values[:, 0]
     assert found.tolist() == [number_of(x) for x in texts if len(x) <= 31]
+
+
+def test_a_number_is_rounded_to_the_nearer_of_two_floats():
+    bits = np.random.RandomState(3).randint(0x00800000, 0x7F000000, 1000).astype(np.uint32)
+    lows, highs = bits.view("f4"), (bits + np.uint32(1)).view("f4")
+    for low, high in zip(lows, highs):
+        middle = (float(low) + float(high)) / 2
+        assert number_of(b"%.9g" % low) == low
+        assert number_of(b"%.25g" % np.nextafter(middle, 0)) == low
+        assert number_of(b"%.25g" % np.nextafter(middle, np.inf)) == high
 
 
 def test_a_block_without_a_record_holds_none():

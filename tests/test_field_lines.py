@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import examples_of
 
 from data_tools import libsvm_to_tfrecord, rebalance
 from data_tools.common import line_blocks
@@ -42,13 +43,11 @@ def convert(tmp_path):
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
         options = Options(str(path), str(tmp_path / "out"), **{"overwrite": True, **flags})
         (file,) = libsvm_to_tfrecord.convert(options)
-        rows = []
-        for _, payload, _ in formats.TFRECORD.numbered(file.path):
-            feature = tf.train.Example.FromString(payload).features.feature
-            ids, values = feature["ids"].int64_list.value, feature["values"].float_list.value
-            (label,) = feature["label"].float_list.value
-            rows.append((label, list(feature["counts"].int64_list.value), list(ids), list(values)))
-        return rows
+        parts = "counts", "ids", "values"
+        return [
+            (*row["label"], *(row.get(part, []) for part in parts))
+            for row in examples_of(file.path)
+        ]
 
     return run
 

@@ -891,21 +891,6 @@ def test_records_are_parsed_as_by_tensorflow(parsers, schema):
         assert assert_records_agree(parsers, serialized[:rows]) is not None
 
 
-def test_records_of_changed_bytes_are_read_or_refused_as_by_tensorflow(parsers, schema):
-    """Records with a byte changed, left out or put in, at any place."""
-    drawn, agreed = np.random.RandomState(0), 0
-    record = encoded(*records_to_parse(1, schema.multi_valued))[0]
-    for at in range(len(record)):
-        for changed in (
-            record[:at] + bytes([record[at] ^ 1 << drawn.randint(8)]) + record[at + 1 :],
-            record[:at] + record[at + 1 :],
-            record[:at] + bytes([drawn.randint(256)]) + record[at:],
-            record[:at],
-        ):
-            agreed += assert_records_agree(parsers, [changed]) is not None
-    assert agreed > (5 if schema.multi_valued else 10)  # the changed bits of ids and values
-
-
 def test_any_examples_are_read_or_refused_as_by_tensorflow(parsers):
     """Examples in the many ways that the format allows, and damaged ones."""
     drawn = random.Random(0)
@@ -928,112 +913,11 @@ def test_groups_are_passed_over_or_refused_as_by_tensorflow(parsers, begin, end,
     assert (assert_records_agree(parsers, [inside]) is not None) == good
 
 
-NORMAL = [1, 2, 3, 4], [1.0] * 4  # ids and values
-ODD = [  # (label, ids, values), and whether they are good
-    ((-0.0, *NORMAL), True),
-    ((-1.0, *NORMAL), True),
-    ((1e-40, *NORMAL), True),
-    ((2.0, *NORMAL), False),
-    ((np.nan, *NORMAL), False),
-    ((1.0, [1, 2, 3, 5000], [1.0] * 4), False),
-    ((1.0, [1, 2, 3, -1], [1.0] * 4), False),
-    ((1.0, [1, 2, 3], [1.0] * 4), False),
-    ((1.0, [1, 2, 3, 4, 5], [1.0] * 4), False),
-    ((1.0, [1, 2, 3, 4], [1.0] * 3), False),
-    ((1.0, [1, 2, 3, 4], [1.0, 2.0, np.inf, 0.0]), False),
-    ((1.0, [1, 2, 3, 4], [1.0, 2.0, np.nan, 0.0]), False),
-]
-
-
-def test_odd_numbers_are_read_or_refused_as_by_tensorflow(parsers, schema):
-    (fine,) = encoded(*make_records(1))
-    for (label, *others), good in ODD:
-        good |= not schema.with_labels and tuple(others) == NORMAL
-        found = assert_records_agree(parsers, [fine, example(label, *others), fine])
-        assert (found is not None) == good, (label, *others)
-
-
-def assert_feature_agrees(parsers, name, numbers, good):
-    """A record with one more feature is read or refused, whatever the order of its features."""
-    message = tf.train.Example.FromString(example(1.0, *NORMAL))
-    feature = message.features.feature[name]
-    (feature.int64_list if name == "counts" else feature.float_list).value.extend(numbers)
-    for deterministic in (True, False):
-        odd = message.SerializeToString(deterministic=deterministic)
-        assert (assert_records_agree(parsers, [odd]) is not None) == good
-
-
-@pytest.mark.parametrize(
-    "counts, good",
-    [([1, 1, 1, 1], True), ([2, 1, 1, 0], None), ([2, 2, 2, 2], False), ([5, 1, -1, -1], False),
-     ([1, 1, 1], False), ([1, 1, 1, 1, 0], False), ([], False)],
-)  # fmt: skip
-def test_odd_counts_are_read_or_refused_as_by_tensorflow(parsers, schema, counts, good):
-    """None: good where a field may hold several values."""
-    good = schema.multi_valued if good is None else good
-    assert_feature_agrees(parsers, "counts", counts, good)
-
-
-@pytest.mark.parametrize(
-    "weight, good",
-    [([0.5], True), ([], False), ([1.0, 2.0], False), ([-1.0], False), ([-1e-40], True),
-     ([np.inf], False), ([0.0], True)],
-)  # fmt: skip
-def test_odd_weights_are_read_or_refused_as_by_tensorflow(parsers, schema, weight, good):
-    good = good and schema.weighted or not schema.with_labels
-    assert_feature_agrees(parsers, "weight", weight, good)
-
-
-@pytest.mark.parametrize("left_out", ["ids", "values", "label"])
-def test_records_that_lack_a_feature_are_refused_as_by_tensorflow(parsers, schema, left_out):
-    message = tf.train.Example.FromString(example(1.0, *NORMAL))
-    del message.features.feature[left_out]
-    good = left_out == "label" and not schema.with_labels
-    # The first has all of them, and is read in the same slow way.
-    batch = [example(-1.0, *NORMAL), message.SerializeToString(deterministic=True)]
-    assert (assert_records_agree(parsers, batch) is not None) == good
-
-
 @pytest.fixture(scope="module", params=[{}, {"pad": True}, {"weighted": True}], ids=str)
 def line_parsers(request):
     schema = SCHEMA._replace(id_offset=1, **request.param)
     with both_parsers(COMPILED.parse_lines, libsvm.parse_lines, schema) as found:
         yield found
-
-
-def test_numbers_of_lines_are_read_to_the_bit(line_parsers):
-    random = np.random.RandomState(0)
-    digits = lambda most: "".join(map(str, random.randint(0, 10, random.randint(1, most))))
-    tail = lambda: random.choice(["", ".", "." + digits(14)])
-    number = lambda: random.choice(["", "", "-", "+"]) + digits(12) + tail()
-    for _ in range(500):
-        values = [number() for _ in range(2)] + [repr(random.randn()), f"{random.rand():.6g}"]
-        line = "1 " + " ".join(f"{random.randint(49)}:{value}" for value in values)
-        assert assert_records_agree(line_parsers, [line.encode()])
-
-
-@pytest.mark.parametrize(
-    "number",
-    [
-        "16777216", "16777217", "1677721.7", "0.000000059604645", ".5", "1.", "-0", "33554431",
-        "0.1234567890123456789012345", "1.00000017881393432617187499", "9007199254740993",
-        "00000000000000000000001.5",
-    ],
-)  # fmt: skip
-def test_odd_numbers_of_lines_are_read_to_the_bit(line_parsers, number):
-    assert assert_records_agree(line_parsers, [f"0 1:{number} 2:1 3:1 4:{number}".encode()])
-
-
-@pytest.mark.parametrize("behind", range(8, 24))
-@pytest.mark.parametrize("digits", ["5", "16777215", "16777216", "16777217"])
-def test_digits_behind_the_point_are_read_to_the_bit(line_parsers, digits, behind):
-    """Powers of ten up to 10^10 are exact as floats, and digits up to 2^24: at both limits."""
-    number = f"0.{digits.zfill(behind)}"
-    if len(digits) > behind:
-        number = f"{digits[:-behind]}.{digits[-behind:]}"
-    _, _, values, *_ = line_parsers[0]([f"0 1:{number} 2:-{number} 3:1 4:1".encode()])
-    wanted = np.float32(number)  # Python reads it as the nearest double, far from a tie of floats
-    np.testing.assert_array_equal(values[0], [wanted, -wanted, 1, 1])
 
 
 def test_any_lines_are_read_or_refused_as_by_tensorflow(line_parsers):
@@ -1050,27 +934,13 @@ def test_any_lines_are_read_or_refused_as_by_tensorflow(line_parsers):
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        b"1", b"2 1:1 2:1 3:1 4:1", b"1 1:1 2:1 3:1", b"1 1:1 2:1 3:1 4:1 5:1",
-        b"1 1:1 2:1 3:1 49:1", b"1 -2:1 2:1 3:1 4:1", b"1 1:1  2:1 3:1 4:1", b"1 1:1 2:1 3:1 4:1 ",
-        b"1 1:1 2:1 3:1 4:nan", b"1 1:1 2:1 3:1 4:1e3", b"1 1:1 2:1 3:1 4:" + b"9" * 50,
-        b"1 1:1 2:1 3:1 9223372036854775807:1", b"1 1:1 2:1 3:1 4:1\r", b"1 1:1 2:1 3:1 4:.",
-        b"1:2 1:1 2:1 3:1 4:1", b"1:-2 1:1 2:1 3:1 4:1", b"\x0b1 1:1\x0c2:1\t3:0x1F 4:1E-2",
-    ],
-)  # fmt: skip
-def test_odd_lines_are_read_or_refused_as_by_tensorflow(line_parsers, line):
-    fine = b"1 1:1 2:1 3:1 4:1"
-    assert_records_agree(line_parsers, [fine, line, fine])
-
-
-@pytest.mark.parametrize(
     "text, lines",
     [
         (b"", []), (b"1 1:1", [b"1 1:1"]), (b"1 1:1\n", [b"1 1:1"]),
         (b"\n\n-1 1:1\n\n+1 2:1 \r\n.5\n", [b"-1 1:1", b"+1 2:1 \r", b".5"]),
         (b"1 1:1\n \n", [b"1 1:1"]), (b"1 1:1 # 5\n", [b"1 1:1 "]), (b"#\n", []),
         (b"\x0b\n1 1:1", [b"1 1:1"]),
+        (b"\t\r\n\v\f\n  # caf\xe9\n1 1:1 # \xff#\n0 1:1", [b"1 1:1 ", b"0 1:1"]),
     ],
 )  # fmt: skip
 @both_ops

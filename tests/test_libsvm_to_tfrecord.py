@@ -11,8 +11,7 @@ import sys
 
 import numpy as np
 import pytest
-import tensorflow as tf
-from conftest import ROOT, await_files, run_tool, shared_data, wait_until
+from conftest import ROOT, await_files, examples_of, run_tool, shared_data, wait_until
 
 from data_tools import libsvm_to_tfrecord, rebalance
 from data_tools.click_logs import splitting
@@ -42,15 +41,7 @@ def rows_of(text, field_size=None, id_offset=0):
 
 def records_of(path):
     """[(label, ids, values)] of a TFRecord file, read one by one."""
-    kind = tf.io.TFRecordCompressionType
-    compression = kind.GZIP if str(path).endswith(".gz") else kind.NONE
-    options = tf.io.TFRecordOptions(compression)
-    rows = []
-    for payload in tf.compat.v1.io.tf_record_iterator(str(path), options):
-        feature = tf.train.Example.FromString(payload).features.feature
-        label, ids = feature["label"].float_list.value, feature["ids"].int64_list.value
-        rows.append((*label, list(ids), list(feature["values"].float_list.value)))
-    return rows
+    return [(*row["label"], row["ids"], row["values"]) for row in examples_of(path)]
 
 
 def lines(n, field_size=3, seed=0):

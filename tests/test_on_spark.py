@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conftest import QUICK_JAVA, ROOT, fill, make_records, started, write_tfrecords
-from test_prepare_criteo import criteo_rows, text_of
+from test_prepare_criteo import all_files, criteo_rows, text_of
 
 from data_tools import inspect_dataset, libsvm_to_tfrecord, prepare_criteo, rebalance
 from data_tools.click_logs import options as prepare_options
@@ -90,8 +90,7 @@ def records(tmp_path_factory):
 
 def content(folder):
     """{path from the folder: bytes} of all files but the mark of success."""
-    paths = [p for p in folder.rglob("*") if p.is_file()]
-    found = {str(p.relative_to(folder)): p.read_bytes() for p in paths}
+    found = all_files(folder)
     assert found.pop("_SUCCESS", b"") == b""
     return found
 

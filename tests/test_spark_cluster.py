@@ -14,6 +14,7 @@ import pytest
 import s3_server
 from conftest import QUICK_JAVA, ROOT, finish, run_tool, started
 from s3_server import Folder, Proxy, free_port
+from test_on_spark import content
 from test_spark_on_s3 import objects, uploaded
 
 VENV = ROOT / ".venv-spark"
@@ -73,11 +74,6 @@ def executors(workers):
                 if any("CoarseGrainedExecutorBackend" in word for word in child.cmdline()):
                     found.append(child)
     return found
-
-
-def content(folder):
-    paths = [p for p in folder.rglob("*") if p.is_file() and p.name != "_SUCCESS"]
-    return {str(p.relative_to(folder)): p.read_bytes() for p in paths}
 
 
 @pytest.fixture(scope="module")

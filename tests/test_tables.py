@@ -6,12 +6,12 @@ import json
 import random
 
 import pytest
-from conftest import run_tool
+from conftest import ROOT, examples_of, run_tool
 
 from data_tools import prepare_criteo
 from data_tools.click_logs import column_kinds, feature_map
 from data_tools.prepare_criteo import Options
-from deepfm.data import datasets, formats
+from deepfm.data import datasets
 from deepfm.errors import BadInput
 
 KINDS = {
@@ -60,15 +60,9 @@ def prepared(tmp_path, path, output="out", **options):
 
 def records_of(folder):
     """[(label, ids, values)] in the order of the files."""
-    import tensorflow as tf
-
-    found = []
-    for file in datasets.find(str(folder), "data").files:
-        for _, payload, _ in formats.TFRECORD.numbered(file.path):
-            features = tf.train.Example.FromString(payload).features.feature
-            lists = [features["label"].float_list, features["ids"].int64_list]
-            found.append(tuple(list(x.value) for x in (*lists, features["values"].float_list)))
-    return found
+    files = datasets.find(str(folder), "data").files
+    rows = [row for file in files for row in examples_of(file.path)]
+    return [(row["label"], row["ids"], row["values"]) for row in rows]
 
 
 def test_a_table_has_the_ids_of_its_columns_by_their_kinds(tmp_path):
@@ -184,8 +178,6 @@ def test_a_file_that_describes_no_table_is_refused(tmp_path, content, words):
 
 
 def test_each_kind_is_described_and_each_word_of_the_table_of_docs_is_a_kind():
-    from conftest import ROOT
-
     text = (ROOT / "docs" / "data.md").read_text()
     assert all(f"| `{kind}` |" in text for kind in column_kinds.KINDS)
 

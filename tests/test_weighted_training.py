@@ -18,7 +18,6 @@ from conftest import (
 )
 from mode_steps import check_same
 from mode_steps import weights as checkpoint
-from reference import frame
 from test_batch_norm import EPSILON
 from test_model import config, numeric_gradient
 from test_modes_agree import dealt
@@ -32,6 +31,7 @@ from deepfm.model import metrics
 from deepfm.model.model_fn import make_model_fn
 from deepfm.modes.common.mode import Mode
 from deepfm.plan import Opened, apply_model
+from deepfm.records.wire import framed
 
 v1 = tf.compat.v1
 F, V, K, B = 4, 12, 3, 9
@@ -358,7 +358,7 @@ def test_channels_of_unequal_length_agree_with_local(request, data, locally, tmp
     make = request.getfixturevalue("channels")
     payloads = list(v1.io.tf_record_iterator(str(data / "2.tfrecords")))
     first, second = (
-        b"".join(map(frame, x)) for x in (payloads[: ROWS // 2], payloads[ROWS // 2 :])
+        b"".join(map(framed, x)) for x in (payloads[: ROWS // 2], payloads[ROWS // 2 :])
     )
     flags = make(training=first, training_1=second, evaluation=first + second)
     words = *flags, *FLAGS, "--enable_data_multi_path", "--example_weights"
