@@ -17,7 +17,7 @@ from deepfm.errors import BadInput
 from deepfm.records import library, libsvm_text, text_blocks, wire
 from deepfm.records.schema import FRAME, Schema
 
-MOST = 100000  # records of a process that plain Python decodes, and that it encodes
+MOST = library.MOST
 _slow = collections.Counter()  # how many it has
 
 

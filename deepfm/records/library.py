@@ -36,6 +36,7 @@ OPTIONS = [
 ]  # fmt: skip
 if os.environ.get("DEEPFM_SANITIZE"):  # tests/sanitize.sh
     OPTIONS += ["-O1", "-g", "-fsanitize=address,undefined"]
+MOST = 100000  # records of a process that plain Python decodes, and that it encodes
 ADVICE = "install g++, or the package ziglang ('pip install ziglang')"
 _HASH = 32  # bytes
 
@@ -53,7 +54,7 @@ def load() -> Optional[ctypes.CDLL]:
     except Unavailable as error:
         logging.getLogger(__name__).warning(
             "There is no compiled codec (%s): data tools read and write records by plain Python, "
-            "slowly, and only a few.", error
+            "slowly, and at most %s in a process.", error, f"{MOST:,}"
         )  # fmt: skip
         return None
 
