@@ -37,6 +37,7 @@ from deepfm.model import optimizers
 from deepfm.model.layers import terms
 from deepfm.model.model_fn import make_model_fn
 from deepfm.modes.common.mode import Mode
+from deepfm.records import wire
 
 v1 = tf.compat.v1
 THREADS = v1.ConfigProto(intra_op_parallelism_threads=4)
@@ -904,13 +905,15 @@ def test_any_examples_are_read_or_refused_as_by_tensorflow(parsers):
 @pytest.mark.parametrize(
     "begin, end, good",
     [(b"\x2b" * 100, b"\x2c" * 100, True), (b"\x2b" * 101, b"\x2c" * 101, False),
+     (b"\x2b" * 5000, b"\x2c" * 5000, False),
      (b"\x2b", b"\x34", False), (b"\x2b", b"", False), (b"", b"\x2c", False)],
-    ids=["100 in each other", "101", "another's end", "without end", "without beginning"],
+    ids=["100 in each other", "101", "5000", "another's end", "without end", "without beginning"],
 )  # fmt: skip
 def test_groups_are_passed_over_or_refused_as_by_tensorflow(parsers, begin, end, good):
     record = example(1.0, [1, 2, 3, 4], [1.0] * 4)
     inside = field(1, record[2:] + begin + b"\x28\x05" + end)
     assert (assert_records_agree(parsers, [inside]) is not None) == good
+    assert (wire.explain(inside, SCHEMA) is None) == good
 
 
 @pytest.fixture(scope="module", params=[{}, {"pad": True}, {"weighted": True}], ids=str)

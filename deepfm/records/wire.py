@@ -264,8 +264,9 @@ def _fields(message) -> Iterator[Tuple[int, int, Union[int, bytes]]]:
         yield number, wire_type, content
 
 
-def _field(message, at):
-    """(number, wire type, content, the place behind it) of the field at a place."""
+def _field(message, at, depth=100):
+    """(number, wire type, content, the place behind it) of the field at a place, within which there
+    may be so many groups in each other."""
     key, at = _varint(message, at)
     number, wire_type = key >> 3, key & 7
     if not 0 < number < 1 << 29 or wire_type > _FIXED32:
@@ -275,12 +276,13 @@ def _field(message, at):
     if wire_type == _END_GROUP:
         return number, wire_type, b"", at
     if wire_type == _GROUP:
-        while True:
-            other, kind, _, at = _field(message, at)
+        while depth:
+            other, kind, _, at = _field(message, at, depth - 1)
             if kind == _END_GROUP:
                 if other != number:
                     raise ValueError(_MALFORMED)
                 return number, wire_type, b"", at
+        raise ValueError(_MALFORMED)
     size = {_FIXED64: 8, _FIXED32: 4}.get(wire_type)
     if size is None:
         size, at = _varint(message, at)
