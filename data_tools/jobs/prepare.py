@@ -14,19 +14,7 @@ from deepfm.records.data_file import DataFile
 
 
 def prepare(options: Options, engine, host: Host = ALONE) -> List[DataFile]:
-    """Does what the flags say, and returns the data files that were written.
-
-    No file gets its final name in output_dir before all are complete.
-
-    Args:
-        options: the flags.
-        engine: who does the work.
-        host: this host.
-
-    Raises:
-        BadInput: a row or a flag is wrong.
-        OSError: an output cannot be written, or a process was killed.
-    """
+    """Does what the flags say; arguments, result and errors are those of convert.convert."""
     start = time.monotonic()
     options, known, columns, cut, old = plan(options, host)
     every = [task for group in cut.values() for task in group]

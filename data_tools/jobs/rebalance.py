@@ -36,19 +36,7 @@ def _of_host(options, host):
 
 
 def rebalance(options: Options, engine, host: Host = ALONE) -> List[DataFile]:
-    """Does what the flags say, and returns the files that were written.
-
-    No file gets its final name in output_dir before all are complete.
-
-    Args:
-        options: the flags.
-        engine: who does the work.
-        host: this host.
-
-    Raises:
-        BadInput: a record or a flag is wrong.
-        OSError: an output cannot be written, or a process was killed.
-    """
+    """Does what the flags say; arguments, result and errors are those of convert.convert."""
     start = time.monotonic()
     check(options)
     options = _of_host(options, host)

@@ -25,7 +25,7 @@ from deepfm.records.schema import (
     normal,
 )
 
-UNEXPLAINED = "refused by TensorFlow's decoder"  # though `explain_line` finds no fault
+UNEXPLAINED = "refused by the decoder"  # though `explain_line` finds no fault
 HASH_IN_ID = re.compile(rb"[^\s]#|[ \t]#\S")  # a '#' that may begin a comment or belong to an id
 _CONTROL = re.compile(rb"[^\x20-\xff\t\n\r\v\f]")  # a character that is neither blank nor text
 _NO_LABELS = "lines without labels need one before each (for inference sed 's/^/0 /')"
