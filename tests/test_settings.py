@@ -26,11 +26,13 @@ def checkout(tmp_path_factory):
     shutil.copy(str(ROOT / "train.py"), str(folder))
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(str(ROOT / "deepfm"), str(folder / "deepfm"), ignore=ignore)
-    for config in CONFIGS:
-        path = folder / "deepfm" / "config" / f"{config}.py"
-        text = path.read_text()
-        before_last = text.rindex("\n", 0, text.rindex("= setting("))
-        path.write_text(text[:before_last] + FIELD.format(config) + text[before_last:])
+    for config, path in itertools.product(CONFIGS, folder.glob("deepfm/config/*.py")):
+        before, named, text = path.read_text().partition(f"class {config.title()}Config(")
+        if named:
+            end = text.find("\nclass ")
+            before_last = text.rindex("\n", 0, text.rindex("= setting(", 0, end))
+            text = text[:before_last] + FIELD.format(config) + text[before_last:]
+            path.write_text(before + named + text)
     return folder
 
 

@@ -3,7 +3,7 @@
 import tensorflow as tf
 from absl import logging
 
-from deepfm.config.modes import CROSS_DEVICE_OPS
+from deepfm.config.job import CROSS_DEVICE_OPS
 from deepfm.errors import BadInput
 from deepfm.modes.common import devices
 from deepfm.modes.common.mode import Mode
