@@ -15,13 +15,11 @@ time. If the time is short, each rung gets a share of it and tries its first can
 names what was left out. A budget in which nothing could be compared is refused after the first run.
 
 The output is the command to use, the reason, what to try next, and a table of all runs, with the
-cost of a million examples if --price_per_hour is among train.py's flags. --grid tries every
-combination instead, which takes long and shows what the ladder missed.
+cost of a million examples if --price_per_hour is among train.py's flags.
 """
 
 import contextlib
 import json
-import math
 import pathlib
 import shlex
 import shutil
@@ -37,7 +35,7 @@ from programs import BadInput, check_list, flag_values, need, program, run_progr
 # isort: split
 from absl import flags, logging
 from tables_and_plots import bars, markdown, png
-from tune_candidates import Candidate, Run, devices, grid, inputs, this_machine, threads
+from tune_candidates import Candidate, Run, devices, inputs, this_machine, threads
 
 _MODES = ["tower", "mirrored", "horovod", "ps"]
 FLAGS = flags.FLAGS
@@ -49,7 +47,6 @@ flags.DEFINE_list("global_batch_sizes", [],
     "Global batch sizes (records) to try too. Default: only that of train.py's flags.")
 flags.DEFINE_list("modes", _MODES, "Modes of distribution to try besides local; may be empty.")
 flags.DEFINE_string("output_dir", "tune", "Folder for tune.json and tune.png.")
-flags.DEFINE_bool("grid", False, "Try all combinations at full length, not the ladder.")
 # fmt: on
 
 # Flags of train.py that tune.py sets.
@@ -236,8 +233,6 @@ def _run(command, limit) -> str:
 def _rungs(tuner, machine):
     """[(name of a rung, function: the best candidate so far -> the rung's candidates)]."""
     sizes = [int(n) for n in FLAGS.global_batch_sizes]
-    if FLAGS.grid:
-        return [("grid", lambda best: grid(machine, FLAGS.modes, tuner.batch, sizes or [0]))]
     waits = lambda best: tuner.report_of(best).get("input_wait_share", 0.0) >= _WAITING
     allocators = [machine.allocator] if machine.allocator else []
     tried = {
@@ -269,36 +264,28 @@ def _climb(tuner, machine, end) -> Candidate:
 
 def _search(tuner, machine) -> Tuple[Candidate, float, List[str]]:
     """(the best candidate, how many times as fast as the default it is, what was seen)."""
-    default, budget = Candidate(), 60 * FLAGS.budget_minutes
+    default, notes = Candidate(), []
     first = tuner.run(default, "default", 0, tuner.end)
     if not first.rate:
         more = "; raise --budget_minutes" if tuner.now() >= tuner.end else ""
         raise BadInput(f"train.py does not run with these flags: {first.failure}{more}")
-    rungs = [candidates_beside(default) for _, candidates_beside in _rungs(tuner, machine)]
-    runs = [c for candidates in rungs if candidates for c in (default, *candidates)]
-    cost = lambda candidate: tuner.cost(candidate, FLAGS.seconds)
-    dearest = max([default, *runs], key=cost)
-    spent, pair = budget - (tuner.end - tuner.now()), tuner.cost_of_pair(dearest)
-    least = spent + cost(default) + cost(dearest) + pair
-    all_of_it = math.ceil((spent + 2 * sum(map(cost, runs)) + _PAIRS * pair) / 60)
-    if runs and least > budget:
+    tried = [
+        c for _, candidates_beside in _rungs(tuner, machine) for c in candidates_beside(default)
+    ]
+    pair = max(map(tuner.cost_of_pair, [default, *tried]))
+    pairs = min(max(int(_FOR_PAIRS * (tuner.end - tuner.now()) / pair), 1), _PAIRS)
+    best = _climb(tuner, machine, tuner.end - pairs * pair)
+    if len(tuner.runs) == 1 and tuner.left_out:
+        budget = FLAGS.budget_minutes
         raise BadInput(
-            f"--budget_minutes={FLAGS.budget_minutes:g} is too short: a run takes "
-            f"{cost(default):.0f} s here, and nothing can be compared in less than "
-            f"--budget_minutes={math.ceil(11 * least / 60) / 10:g}."
+            f"--budget_minutes={budget:g} is too short to compare anything, as a run takes "
+            f"{tuner.cost(default, FLAGS.seconds):.0f} s here; try --budget_minutes={2 * budget:g}."
         )
-    logging.info(
-        "A run takes about %.0f s, all of them %d minutes.%s", cost(default), all_of_it,
-        " Each rung tries only its first ones." if 60 * all_of_it > budget else "",
-    )  # fmt: skip
-    pairs = min(max(int(_FOR_PAIRS * (budget - spent) / pair), 1), _PAIRS)
-    best, notes = _climb(tuner, machine, tuner.end - pairs * pair), []
     if tuner.left_out:
         labels = [candidate.label() for candidate in tuner.left_out]
         notes.append(
             f"There was no time for {len(labels)} candidate(s) ({'; '.join(labels[:3])}"
-            f"{', ...' if labels[3:] else ''}); "
-            f"--budget_minutes={max(all_of_it, math.ceil(budget / 30))} tries more."
+            f"{', ...' if labels[3:] else ''}); a larger --budget_minutes tries more."
         )
     best, ratio = _compare(tuner, best, notes)
     return best, ratio, notes

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import sys
 import time
 import types
@@ -157,20 +156,9 @@ def test_the_budget_is_kept_and_reaches_the_last_rung(budget, start):
     assert ("There was no time for " in found.notes) == (found.tried < all_of_them)
 
 
-def test_the_budget_that_is_advised_tries_more():
-    slow = "100000 if not given else 20000"  # slower than the estimate, which is the default's
-    found = simulated(slow, 8, 1)
-    more = int(re.search("--budget_minutes=([0-9]+) tries more", found.notes)[1])
-    assert more > 8 and simulated(slow, more, 1).tried > found.tried
-
-
-def test_the_budget_that_a_refusal_names_is_enough():
-    with pytest.raises(ValueError, match="too short: a run takes 14 s here") as refusal:
+def test_a_budget_for_less_than_one_comparison_is_refused():
+    with pytest.raises(ValueError, match="0.5 is too short to .* takes 14 s here; try .*=1.$"):
         simulated(RATE, 0.5, 10)
-    budget = float(str(refusal.value).rpartition("--budget_minutes=")[2].rstrip("."))
-    found = simulated(RATE, budget, 10)
-    assert found.seconds <= 60 * budget
-    assert found.ratio == 1.5 and found.rungs == ["default", "more devices", "final"]
 
 
 def test_a_signal_ends_what_runs(data, tmp_path):
@@ -220,7 +208,7 @@ def in_tune(text):
         import sys
         sys.path.insert(0, "scripts")
         from tune import Candidate, Run, _table
-        from tune_candidates import Machine, devices, grid, threads
+        from tune_candidates import Machine, devices, threads
         {text}
     """
     done = run_python("-c", program, code=0)
@@ -245,15 +233,14 @@ def test_candidates_are_those_of_the_article():
         modes = ["mirrored", "horovod", "ps"]
         for found in threads(host), devices(host, modes, threads(host)[0], 1024), devices(
             Machine(8, 4, False, ""), modes, Candidate().with_flags(use_amp=True), 1024
-        ), grid(host, [], 1024, [0]):
+        ):
             print(*(c.label() + ": " + " ".join(c.command()) for c in found), sep="\\n", end="|")
     """)
-    of_threads, of_devices, of_gpus, of_grid = (part.splitlines() for part in said.split("|")[:-1])
-    for part in of_threads, of_grid:
-        for n in (8, 4):
-            triple = f"local, inter {n}, intra {n}, KMP verbose,disabled, "
-            (line, *_) = [line for line in part if line.startswith(triple)]
-            assert f"--omp_num_threads={n}" in line
+    of_threads, of_devices, of_gpus = (part.splitlines() for part in said.split("|")[:-1])
+    for n in (8, 4):
+        triple = f"local, inter {n}, intra {n}, KMP verbose,disabled, "
+        (line, *_) = [line for line in of_threads if line.startswith(triple)]
+        assert f"--omp_num_threads={n}" in line
     horovod = [line for line in of_devices if line.startswith("horovod × 8")]
     assert len(horovod) == 1 and "intra_op_threads=1" in horovod[0]
     assert all("--omp_num_threads=1" in line for line in horovod)

@@ -158,14 +158,3 @@ def inputs(machine) -> List[Dict[str, int]]:
     parsers = (machine.cores, max(machine.cores // 4, 1))
     kept = [{"num_parsers": n, "prefetch_batches": 4 * n} for n in dict.fromkeys(parsers)]
     return [{"num_parallel_reads": 8}, *kept, {"num_parallel_reads": 2}, {"num_parallel_reads": 1}]
-
-
-def grid(machine, modes: Sequence[str], batch: int, batches: Sequence[int]) -> List[Candidate]:
-    """Every combination; `batch` is the batch of candidates that do not set their own."""
-    starts = [Candidate(), *threads(machine)]
-    if machine.allocator:
-        starts += [start._replace(preload=machine.allocator) for start in starts]
-    starts = [s.with_flags(num_parallel_reads=n) for s in starts for n in (1, 4, 8)]
-    starts = [s.with_flags(global_batch_size=n) if n else s for s in starts for n in batches]
-    more = [c for start in starts for c in devices(machine, modes, start, start.batch(batch))]
-    return list(dict.fromkeys([*starts, *more]))
