@@ -216,19 +216,18 @@ def test_the_articles_horovod_notebook_runs_unchanged(criteo_like, tmp_path, mod
 @pytest.mark.table
 @pytest.mark.parametrize("mode", ["File", "Pipe"])
 def test_the_articles_parameter_server_notebook_runs_unchanged(criteo_like, tmp_path, mode):
-    bucket = tmp_path / "s3" / "bucket"
-    bucket.mkdir(parents=True)
+    kept = tmp_path / "checkpoints"  # on a disk that all hosts see
     code, text, _ = run_job(
         tmp_path, f"--input_mode={mode}", "--distribution=ps", "--hosts=2", "--s3_shard",
-        f"--training={criteo_like}/tr", f"--evaluation={criteo_like}/va", f"--s3_dir={tmp_path}/s3",
-        "--", *NOTEBOOK, f"--pipe_mode={int(mode == 'Pipe')}",
-        "--model_dir=s3://bucket/deepfm-ps-ckpt/today",
+        f"--training={criteo_like}/tr", f"--evaluation={criteo_like}/va",
+        f"--checkpoints_dir={kept}", "--", *NOTEBOOK, f"--pipe_mode={int(mode == 'Pipe')}",
+        "--model_dir=/opt/ml/checkpoints/deepfm-ps-ckpt/today",
     )  # fmt: skip
     assert code == 0, text
     assert "Trained 20 steps on 4000 examples" in text  # 10 on each host
     assert "Evaluation: step=20 examples=50 " in text
     assert list((tmp_path / "model").glob("*/saved_model.pb"))
-    assert (bucket / "deepfm-ps-ckpt/today/checkpoint").exists()
+    assert (kept / "deepfm-ps-ckpt/today/checkpoint").exists()
 
 
 @pytest.mark.parametrize(

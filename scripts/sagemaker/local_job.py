@@ -2,8 +2,6 @@
 
     scripts/setup.sh --sagemaker
     .venv/bin/python scripts/sagemaker/local_job.py --training=data/train -- --num_epochs=2
-    .venv/bin/python scripts/sagemaker/local_job.py --s3_dir=s3 --training=data/train -- \\
-        --model_dir=s3://bucket/model
     .venv/bin/python scripts/sagemaker/local_job.py --input_mode=Pipe --hosts=2 \\
         --distribution=horovod --processes_per_host=2 --s3_shard --training=data/train/part- \\
         --evaluation=data/val/part- -- --feature_size=117581 --field_size=39
@@ -52,9 +50,6 @@ flags.DEFINE_list("training", None,
     "Files to train on: a folder or the beginning of paths, or a comma list, one per process.")
 flags.DEFINE_string("evaluation", None,
     "Files to evaluate on: a folder or the beginning of paths. Default: no evaluation.")
-flags.DEFINE_string("s3_dir", None,
-    "Folder whose subfolders become the buckets of an S3 server that the hosts see; the changes "
-    "are written back at the end. Default: no server.")
 flags.DEFINE_string("checkpoints_dir", None,
     "Folder that every host sees as /opt/ml/checkpoints, its model_dir. It outlives the job, as "
     "checkpoint_s3_uri does.")
@@ -65,7 +60,6 @@ flags.DEFINE_integer("max_run", 24 * 3600, "Seconds after which the job is ended
 # fmt: on
 
 VENV = ROOT / ".venv-sagemaker"
-_S3 = "10.77.0.254:443"  # the S3 server's address among the hosts
 _INSIDE = "DEEPFM_SAGEMAKER_LOCAL"  # set when this program runs in its own namespaces
 _PASSED_ON = ("CXX", "DEEPFM_KERNELS_DIR")  # read when a host builds the kernels
 _REPLACED = ("model", "output", "failure")  # in --output_dir
@@ -86,8 +80,6 @@ def _check_flags():
     """Refuses what is wrong with the flags or the machine."""
     if not (VENV / "deepfm-setup").exists():  # written when the set-up is complete
         raise BadInput("the toolkit is not installed; run scripts/setup.sh --sagemaker.")
-    if FLAGS.s3_dir and not pathlib.Path(FLAGS.s3_dir).is_dir():
-        raise BadInput(f"--s3_dir={FLAGS.s3_dir}: no such folder; its subfolders are the buckets.")
     _check_output_dir()
     if not FLAGS.training:
         raise BadInput(
@@ -109,7 +101,7 @@ def _check_flags():
 
 def _check_output_dir():
     """Refuses to replace what the job needs, or what no job has written."""
-    inputs = [*(FLAGS.training or ()), FLAGS.evaluation, FLAGS.s3_dir, FLAGS.checkpoints_dir]
+    inputs = [*(FLAGS.training or ()), FLAGS.evaluation, FLAGS.checkpoints_dir]
     for left in (pathlib.Path(FLAGS.output_dir, name) for name in _REPLACED):
         for path in filter(None, inputs):
             if left.resolve() in pathlib.Path(path, "x").resolve().parents:
@@ -279,8 +271,7 @@ def _run(folder, given):
     _lay_out(folder, names, _job_configuration(given))
     _ip("link", "add", "hosts", "type", "bridge")
     _ip("link", "set", "hosts", "up")
-    server, environment = _start_s3(folder) if FLAGS.s3_dir else (None, {})
-    hosts = [_start(folder / name, i, output, environment) for i, name in enumerate(names)]
+    hosts = [_start(folder / name, i, output) for i, name in enumerate(names)]
     processes = {name: process for name, (process, _) in zip(names, hosts)}
 
     def code_of(name):
@@ -294,9 +285,6 @@ def _run(folder, given):
     except TimeoutError:
         failed = f"the job has not ended within --max_run={FLAGS.max_run} s and was stopped"
     programs.end(hosts)
-    if server:
-        server.terminate()
-        server.wait()
     _gather([folder / name / "ml" for name in names], output)
     return fail(f"{failed}.", 1) if failed else 0
 
@@ -305,31 +293,7 @@ def _ip(*words):
     subprocess.run(["ip", *words], check=True)
 
 
-def _start_s3(folder):
-    """(the S3 server, what hosts need in their environment to find it)."""
-    _ip("link", "set", "lo", "up")
-    _ip("address", "add", _S3.split(":")[0] + "/24", "dev", "hosts")
-    certificate = folder / "s3.crt"
-    server = subprocess.Popen(
-        [
-            VENV / "bin/python", programs.SCRIPTS / "sagemaker/local_s3.py",
-            f"--dir={FLAGS.s3_dir}", f"--address={_S3}", f"--certificate={certificate}",
-        ],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    if not server.stdout.readline():
-        sys.exit("local_job.py: the S3 server did not start; local_s3.py says why.")
-    return server, {
-        "AWS_ACCESS_KEY_ID": "id",
-        "AWS_SECRET_ACCESS_KEY": "key",
-        "AWS_ENDPOINT_URL": f"https://{_S3}",
-        "AWS_CA_BUNDLE": str(certificate),
-        "S3_ENDPOINT": _S3,
-        "S3_VERIFY_SSL": "0",
-    }
-
-
-def _start(host, index, output, more):
+def _start(host, index, output):
     """(the first process of a host, the thread that shows and keeps its lines)."""
     environment = {
         "HOME": str(host / "home"),
@@ -339,9 +303,7 @@ def _start(host, index, output, more):
         "TRAINING_JOB_NAME": FLAGS.job_name,
         "OMPI_MCA_orte_tmpdir_base": "/run",
         "TMPDIR": "/run/tmp",
-        "TF_CPP_MIN_LOG_LEVEL": "3" if FLAGS.s3_dir else "2",  # as deepfm/runtime/program.py does
         **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
-        **more,
     }
     own = ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--mount-proc"]
     log = open(output / f"{host.name}.log", "w", 1)  # noqa: SIM115  to the end of this program
