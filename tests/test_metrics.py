@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import sklearn.metrics
-import tensorflow as tf
 
 from deepfm.model import metrics
 
@@ -156,28 +155,6 @@ def test_the_precision_recall_curve_is_that_of_a_loop_over_the_thresholds():
 def test_without_positives_there_is_no_precision_recall_curve():
     assert evaluate(np.zeros(5), np.arange(5.0))[1].precision_recall() == []
     assert metrics.Evaluation().precision_recall() == []
-
-
-@pytest.mark.parametrize("rows", [0, 1, 500])
-def test_tensorboards_precision_recall_curve_counts_the_examples_above_each_threshold(rows):
-    from tensorboard.plugins.pr_curve import metadata
-
-    labels, logits = make(rows=rows, shift=-1)
-    _, evaluation = evaluate(labels, logits)
-    prob = (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
-    (value,) = tf.compat.v1.Summary.FromString(evaluation.pr_summary(11)).value
-    plugin = value.metadata.plugin_data
-    assert plugin.plugin_name == metadata.PLUGIN_NAME
-    assert metadata.parse_plugin_metadata(plugin.content).num_thresholds == 11
-    for i, column in enumerate(tf.make_ndarray(value.tensor).T):
-        above = prob >= np.float32(i / 10)
-        true, false = (above & (labels > 0)).sum(), (above & (labels == 0)).sum()
-        positives = labels.sum()
-        wanted = [
-            true, false, rows - positives - false, positives - true,
-            true / max(true + false, 1), true / max(positives, 1),
-        ]  # fmt: skip
-        np.testing.assert_allclose(column, wanted, rtol=1e-6)
 
 
 def test_the_base_rate_loses_as_much_as_scikit_learn_says():

@@ -99,49 +99,28 @@ class Evaluation:
 
         From [0, 0] to [1, 1] through at most `points` others; empty if a class is missing.
         """
-        self._compact()
-        above = np.cumsum(self._counts[::-1], axis=0)
+        above = self._above(points)
         if not len(above) or not above[-1].all():
             return []
-        chosen = np.unique(np.linspace(0, len(above) - 1, points + 1).astype(np.int64))
-        curve = above[chosen] / above[-1]
-        return [[0.0, 0.0]] + [[round(float(x), 6) for x in point] for point in curve]
+        return [[0.0, 0.0]] + _rounded(above / above[-1])
 
     def precision_recall(self, points: int = 200) -> List[List[float]]:
         """The precision-recall curve: [recall, precision] above ever lower thresholds.
 
         Through at most `points` + 1 thresholds, down to recall 1; empty without positives.
         """
-        self._compact()
-        above = np.cumsum(self._counts[::-1], axis=0)
+        above = self._above(points)
         if not len(above) or not above[-1, 1]:
             return []
-        chosen = np.unique(np.linspace(0, len(above) - 1, points + 1).astype(np.int64))
-        positives, examples = above[chosen, 1], above[chosen].sum(axis=1)
-        curve = np.stack([positives / above[-1, 1], positives / examples], axis=1)
-        return [[round(float(x), 6) for x in point] for point in curve]
+        positives, examples = above[:, 1], above.sum(axis=1)
+        return _rounded(np.stack([positives / positives[-1], positives / examples], axis=1))
 
-    def pr_summary(self, thresholds: int = 1001) -> bytes:
-        """A serialized Summary of the precision-recall curve for TensorBoard's PR CURVES tab.
-
-        Exact at each of the thresholds, which are evenly spaced from 0 to 1 as the tab wants.
-        """
-        from tensorboard.plugins.pr_curve import summary
-
+    def _above(self, points):
+        """[n, 2], the negatives and the positives above at most `points` + 1 thresholds."""
         self._compact()
-        wanted = np.linspace(0, 1, thresholds).astype(np.float32)
-        first = np.append(np.searchsorted(self._scores, wanted), len(self._scores))
-        below = np.zeros((len(first), 2))
-        below[first > 0] = np.cumsum(self._counts, axis=0)[first[first > 0] - 1]
-        true_negatives, false_negatives = below[:-1].T
-        false, true = (below[-1] - below[:-1]).T
-        above, positives = true + false, below[-1, 1]  # of weights, so maybe tiny
-        precision = np.divide(true, above, out=np.zeros_like(true), where=above > 0)
-        recall = true / (positives or 1)
-        return summary.raw_data_pb(
-            "precision_recall", true, false, true_negatives, false_negatives, precision, recall,
-            thresholds,
-        ).SerializeToString()  # fmt: skip
+        above = np.cumsum(self._counts[::-1], axis=0)
+        chosen = np.linspace(0, max(len(above) - 1, 0), points + 1).astype(np.int64)
+        return above[np.unique(chosen)] if len(above) else above
 
     def saturated(self) -> float:
         """The share of the examples, by weight, whose prediction is 0 or 1 to seven digits."""
@@ -216,6 +195,10 @@ def entropy(rate: float) -> float:
     return sum(-p * math.log(p) for p in (rate, 1 - rate) if p)
 
 
+def _rounded(curve):
+    return [[round(float(x), 6) for x in point] for point in curve]
+
+
 class Curves(v1.train.SessionRunHook):
     """Holds the Evaluation of all processes once a session of evaluation has ended."""
 
@@ -265,7 +248,7 @@ def evaluation_ops(labels, logits, prob, losses, gather=lambda tensor, name: ten
         weights: float32 [B], the weight of each example; None: all weigh 1.
 
     Returns:
-        {name of RESULTS: (value float64 [], update op)}, and `pr_curve`, a Summary, string [].
+        {name of RESULTS: (value float64 [], update op)}.
     """
     weighted = weights is not None
     evaluation = Evaluation(weighted)
@@ -286,6 +269,4 @@ def evaluation_ops(labels, logits, prob, losses, gather=lambda tensor, name: ten
         return everyones.results()
 
     results = tf.ensure_shape(v1.py_func(read, state, tf.float64), [len(RESULTS)])
-    curve = v1.py_func(lambda _: read_so_far[0].pr_summary(), [results], tf.string)
-    named = {name: (results[i], add) for i, name in enumerate(RESULTS)}
-    return {**named, "pr_curve": (tf.ensure_shape(curve, []), add)}
+    return {name: (results[i], add) for i, name in enumerate(RESULTS)}
