@@ -69,8 +69,7 @@ def main():
         )
     given = tuple(name for name in FLAGS if FLAGS[name].present)
     if FLAGS.task_type == "train" and chief and not distribution.serve:
-        scale = start.learning_rate_scale
-        distribution.warn_of_flags(given, FLAGS.replicas_per_process, scale)
+        distribution.warn_of_flags(given, FLAGS.replicas_per_process)
     rate = FLAGS.learning_rate * start.learning_rate_scale
     job = of_flags(
         JobConfig,

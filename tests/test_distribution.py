@@ -92,26 +92,6 @@ def test_replicas_that_nobody_asked_for_by_number_are_no_idle_flag(caplog):
     assert not caplog.records
 
 
-@pytest.mark.parametrize(
-    "mode, scale, said",
-    [
-        (
-            mode_of(replicas_in_step=2),
-            2,
-            "trained no better with 4 and worse with 2",
-        ),
-        (mode_of(replicas_in_step=4), 1.5, None),
-        (Mode(), 2, None),
-        (mode_of(partitioner=len), 0.25, "a quarter of the rate trained worse"),
-        (mode_of(partitioner=len), 0.5, None),
-    ],
-)
-def test_a_factor_of_the_rate_that_trained_worse_is_said(caplog, mode, scale, said):
-    mode.warn_of_flags((), 0, scale)
-    lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == bool(said) and all(said in line for line in lines)
-
-
 def test_nccl_without_gpus_is_refused_before_anything_is_read():
     with pytest.raises(BadInput, match="nccl needs GPUs.*try --cross_device_ops=reduction_to_one"):
         modes.make("mirrored", ModeFlags(cross_device_ops="nccl"))

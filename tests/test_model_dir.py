@@ -411,15 +411,3 @@ def test_data_of_other_fields_are_not_said_to_need_a_flag_that_is_refused(
         last = done.stderr.splitlines()[-1]
         assert "have 3 fields, says" in last and "has 4, says model.json; give data of 4" in last
         assert "--field_size" not in last
-
-
-@pytest.mark.parametrize("name", ["model.tar.gz", "1795639613", "saved_model.pb"])
-def test_training_from_scratch_beside_an_archived_or_exported_model_is_said(tmp_path, caplog, name):
-    model_dir.warn_of_archives(str(tmp_path), [name, "checkpoint", "model.ckpt-3.index"])
-    model_dir.warn_of_archives(str(tmp_path), ["notes.txt", "report.json"])
-    assert not caplog.text
-    (tmp_path / name).write_text("")
-    model_dir.check_paths(job(tmp_path, "export"))
-    assert not caplog.text
-    model_dir.check_paths(job(tmp_path))
-    assert f"has no checkpoint, only {name}: training starts from scratch" in caplog.text

@@ -6,7 +6,6 @@ Only train.py's own files are ever deleted, and no model is written where the jo
 import os
 import posixpath
 import re
-from typing import Sequence
 
 import tensorflow as tf
 from absl import logging
@@ -34,7 +33,6 @@ _OURS = re.compile(
 _FOLDER = re.compile(rf"model\.ckpt-\d+_(temp_{_HEX}|again)|\.reading-{atomic_files.ENDS}")
 _EVALUATIONS = re.compile(r"eval(_\w+)?")  # folders of summaries
 _PREDICTIONS = re.compile(rb"((nan|\d(\.\d*)?(e-\d+)?)\n)*")
-_NO_CHECKPOINT = re.compile(r".*\.(tar\.gz|tgz|tar|zip)|saved_model\.pb|\d{1,18}")
 _PATTERN = re.compile(r"[][*?\\]+")  # what TensorFlow takes for a pattern, not for a name
 _HEAD = 1 << 12  # bytes
 
@@ -119,19 +117,7 @@ def check_paths(job: JobConfig):
     if task == "infer" and closed and not job.predictions_file:
         raise BadInput(f"--model_dir={folder} cannot be written; give --predictions_file=PATH.")
     if task == "train":
-        warn_of_archives(folder, os.listdir(folder) if os.path.isdir(folder) else ())
         remote_files.check_writable(folder, "model_dir")
-
-
-def warn_of_archives(folder: str, names: Sequence[str]):
-    """Warns of training from scratch beside an archived or exported model, by the files' names."""
-    models = sorted(filter(_NO_CHECKPOINT.fullmatch, names))
-    if models and not any(map(checkpoints.is_part, names)):
-        logging.warning(
-            "--model_dir=%s has no checkpoint, only %s: training starts from scratch. To go on "
-            "with an archived model, unpack it there; an export cannot be trained.",
-            folder, listed(models),
-        )  # fmt: skip
 
 
 def _check_names(named):

@@ -54,8 +54,6 @@ def at_hand(job: JobConfig):
         yield job, None
         return
     names = remote_files.names(path, "model_dir")
-    if job.task_type == "train":
-        model_dir.warn_of_archives(path, names)
     model_dir.check_is_no_pattern(tempfile.gettempdir(), "TMPDIR")
     mirror = Mirror(path, tempfile.mkdtemp(prefix="deepfm-model-"), job.keep_checkpoint_max)
     try:

@@ -144,10 +144,8 @@ class Mode:
         together learn it from `average` instead."""
         return self.stop.wanted
 
-    def warn_of_flags(
-        self, given: Tuple[str, ...], replicas_per_process: int, learning_rate_scale: float = 1.0
-    ):
-        """Warns of flags that have no effect in this mode, or trained worse when measured.
+    def warn_of_flags(self, given: Tuple[str, ...], replicas_per_process: int):
+        """Warns of flags that have no effect in this mode.
 
         Args:
             given: names of the flags that the user set.
@@ -163,13 +161,3 @@ class Mode:
             logging.warning("--cross_device_ops has no effect without --distribution=mirrored.")
         if "ps_hosts" in given and not self.partitioner:
             logging.warning("--ps_hosts has no effect without --distribution=ps.")
-        what = ""
-        if 1 < self.replicas_in_step <= learning_rate_scale:
-            what = "the number of replicas as factor trained no better with 4 and worse with 2"
-        if self.partitioner and learning_rate_scale <= 0.25:
-            what = "a quarter of the rate trained worse with 1, 2 and 4 workers"
-        if what:
-            logging.warning(
-                "--learning_rate_scale=%g: when it was measured, %s; see docs/distributed.md.",
-                learning_rate_scale, what,
-            )  # fmt: skip
