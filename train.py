@@ -46,7 +46,9 @@ def before_tensorflow():
 def main():
     # 1. How training is distributed: everything that differs between the modes is decided here.
     start = of_flags(deepfm_flags.Start)
-    tf_config.take(start.ps_hosts, start.worker_hosts, start.job_name, start.task_index)
+    process = start.ps_hosts, start.worker_hosts, start.job_name, start.task_index
+    if any(process):
+        tf_config.take(*process)
     distribution = modes.make(start.distribution, of_flags(ModeFlags))
     distribution.stop = STOP
 

@@ -36,9 +36,10 @@ class Model(NamedTuple):
     checkpoint: str = "last"
 
     @property
-    def grouping(self) -> groups.Grouping:
-        """Of its evaluations."""
-        return groups.Grouping(self.job.gauc_field, self.job.slice_fields)
+    def grouping(self) -> Optional[groups.Grouping]:
+        """Of its evaluations, if the job asks for one."""
+        asked = self.job.gauc_field, self.job.slice_fields
+        return None if asked == (None, ()) else groups.Grouping(*asked)
 
 
 def batches_at_once(batch_size: int) -> int:

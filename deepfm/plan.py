@@ -21,7 +21,8 @@ from deepfm.kernels.ops import TENSORFLOW, Ops
 from deepfm.model import groups, optimizers
 from deepfm.modes.common.agreement import check_alike
 from deepfm.modes.common.mode import Mode
-from deepfm.state import best, checkpoints, evaluations, model_dir, notes, resume
+from deepfm.runtime import remote_files
+from deepfm.state import best, checkpoints, evaluations, model_dir, resume, saving
 from deepfm.state.remote_model_dir import Mirror, at_hand
 
 # Flags that are of no use, but do no harm, without evaluations.
@@ -140,7 +141,9 @@ def open_model(job: JobConfig, enter: Callable) -> Opened:
 
     def look():
         job.sagemaker.check(mode.local_size)
-        mine, mirror = enter(at_hand(job))
+        model_dir.check_paths(job)
+        remote = remote_files.is_remote(job.model_dir)
+        mine, mirror = enter(at_hand(job)) if remote else (job, None)
         if not mode.chief:
             return (mine, mirror), None
         folder = mine.model_dir
@@ -149,7 +152,7 @@ def open_model(job: JobConfig, enter: Callable) -> Opened:
         known, step, checkpoint = {}, 0, "last"
         if not (trains and job.clear_existing_model):
             checkpoints.prepare(folder, tidy=trains)
-            notes.restore(folder)
+            saving.restore_files(folder)
             step = estimators.global_step(folder) if trains else 0
             if not trains:
                 checkpoint = best.chosen(folder, job.checkpoint)
@@ -234,7 +237,9 @@ def _of_data(opened):
         exports_best = validation and job.servable_model_dir
         job = job._replace(export=best.FOLDER if exports_best else "last")
     config = model_config.to_train(job, opened.known, data, validation)
-    groups.check_fields(estimators.Model(job, config).grouping, config.field_size)
+    grouping = estimators.Model(job, config).grouping
+    if grouping:
+        groups.check_fields(grouping, config.field_size)
     estimators.check_fits_memory(job, config)
     job = job._replace(optimizer=optimizers.complete(job.optimizer, config))
     schema = estimators.schema(config, data)

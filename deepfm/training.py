@@ -4,19 +4,21 @@ import contextlib
 import os
 import socket
 
+import tensorflow as tf
 from absl import logging
 
-from deepfm import estimators, evaluating, export, model_config, open_data
+from deepfm import estimators, evaluation, export, model_config, open_data
 from deepfm.data import bad_records, identity, input_pipeline, reading
 from deepfm.data.reading import Source
 from deepfm.errors import BadInput
 from deepfm.model import fresh_tables, optimizers
-from deepfm.modes.common import tf_config as clusters
 from deepfm.modes.common.agreement import SameWeights
 from deepfm.plan import Opened, Plan, make_plan
-from deepfm.runtime import interruption, remote_files, stopping, throughput, utilization
-from deepfm.runtime.divergence import LabelOrder, LargeValues, warn_of_saturation
-from deepfm.state import best, hparams, notes, resume, saving
+from deepfm.runtime import interruption, remote_files, throughput, utilization
+from deepfm.runtime.divergence import LabelOrder, warn_of_saturation
+from deepfm.state import best, hparams, resume, saving
+
+v1 = tf.compat.v1
 
 _STEPS_OF_A_VERDICT = 100  # in fewer steps the start dominates
 _REPORTED = 1000  # most skipped records that report.json lists
@@ -136,7 +138,7 @@ class _Training:
         # about once in 200 runs on a busy machine.
         self.last_step = last if mode.strategy else job.max_steps or None
         self.progress = throughput.ProgressHook(job, last)
-        self.evaluating = evaluating.Evaluating(plan, self.progress)
+        self.evaluating = evaluation.Evaluating(plan, self.progress)
         first_step = 0 if job.eval_every_steps else position.run_step
         eval_steps = plan.eval_steps if mode.evaluates else 0
         due = eval_steps and step > position.run_step and (step - first_step) % eval_steps == 0
@@ -160,7 +162,7 @@ class _Training:
             first_step,
             before_save=lambda: identity.check_unchanged(plan.data),
             after_save=mirror.hand_over if mirror else lambda: None,
-            notes=lambda: notes.evaluated(self.evaluating.history.entries),
+            notes=lambda: saving.evaluated(self.evaluating.history.entries),
         )
         self.saved = contextlib.closing(checkpointer)
         hooks = estimators.session_hooks(plan.model)
@@ -168,16 +170,15 @@ class _Training:
             hooks.append(self.evaluating.decay)
         hooks += mode.make_hooks(checkpointer.save_in_time)
         if chief:
-            ranges = plan.data.made.get("value_ranges")
-            hooks += [self._saver(), LargeValues(job.batch_of_process, ranges)]
+            hooks.append(self._saver())
         hooks += [self.progress, self._labels]
         if mode.in_step and plan.epoch is None:
-            hooks.append(stopping.EndTogether())
+            hooks.append(EndTogether())
         if job.reset_embeddings_each_epoch:
             hooks.append(self._fresh_tables())
         if mode.in_step:
             hooks.append(SameWeights(mode.gather, job.model_dir))
-        return [*hooks, checkpointer, stopping.StopTogether(mode)]
+        return [*hooks, checkpointer, StopTogether(mode)]
 
     def _fresh_tables(self):
         """The hook for fresh tables in epochs after the first."""
@@ -237,7 +238,7 @@ class _Training:
             optimizers.RENAMED,
             keep_checkpoint_max=job.keep_checkpoint_max,
             sharded=mode.saves_in_parts(job.model_dir),
-            make_notes=notes.make_notes(plan.parts, plan.config._asdict(), mode.count_steps),
+            make_notes=saving.make_notes(plan.parts, plan.config._asdict(), mode.count_steps),
         )
 
     def report(self):
@@ -283,7 +284,7 @@ class _Training:
         """What report.json says about all processes' processors, and about what limits training."""
         job, mode, data = self._job, self._mode, self._plan.data
         names = set(mode.exchange(socket.gethostname()))
-        hosts = max(len(names), clusters.hosts(mode.tf_config))
+        hosts = max(len(names), mode.hosts)
         money, said = utilization.cost(job.price_per_hour, hosts, rate)
         shares = {
             name: mode.total(getattr(found, name)) / mode.size
@@ -298,3 +299,49 @@ class _Training:
         gpu = found.gpu_utilization
         verdict = utilization.verdict(job, advice, others, **shares, gpu_utilization=gpu)
         return {**shares, **money, "verdict": verdict + said}
+
+
+class StopTogether(v1.train.SessionRunHook):
+    """Stops training after the same step in all processes, once one of them wants to stop.
+
+    Args:
+        mode: the Mode, whose `stop` says whether this process wants to.
+    """
+
+    def __init__(self, mode):
+        self._mode = mode
+
+    def begin(self):
+        # With a constant 0, TensorFlow might compute the mean in advance and never ask the others.
+        zero = tf.cast(tf.timestamp() < 0, tf.float32)
+        self._mine = v1.placeholder_with_default(zero, [], name="stop")
+        self._share = self._mode.average(self._mine, "stop")
+
+    def before_run(self, run_context):
+        if self._share is self._mine:
+            return None
+        wanted = {self._mine: 1.0} if self._mode.stop.wanted else None
+        return v1.train.SessionRunArgs(self._share, wanted)
+
+    def after_run(self, run_context, run_values):
+        told = run_values.results  # None if the step does not average
+        if self._mode.anyone_stops() if told is None else told > 0:
+            self._mode.stop.heard()
+            run_context.request_stop()
+
+
+class EndTogether(v1.train.SessionRunHook):
+    """Ends training at the same step in all processes, when none has records for the next one."""
+
+    def begin(self):
+        (self._rows,) = v1.get_collection(throughput.ROWS_OF_STEPS)
+
+    def before_run(self, run_context):
+        return v1.train.SessionRunArgs(self._rows)
+
+    def after_run(self, run_context, run_values):
+        this, following = run_values.results
+        if not this:
+            raise BadInput("The training channels have no records on any host.")
+        if not following:
+            run_context.request_stop()

@@ -8,9 +8,10 @@ import pytest
 import tensorflow as tf
 from conftest import job_of, mode_of
 
+from deepfm import evaluation, training
 from deepfm.errors import BadInput
 from deepfm.modes.common.mode import Mode
-from deepfm.runtime import interruption, stopping, tf_patches, throughput, utilization
+from deepfm.runtime import interruption, tf_patches, throughput, utilization
 from deepfm.state import saving
 
 v1 = tf.compat.v1
@@ -176,7 +177,7 @@ def test_one_who_wants_to_stop_stops_after_the_step(tmp_path):
             steps.append(0)
             mode.stop.early = len(steps) > 2
 
-    hook = stopping.StopTogether(mode)
+    hook = training.StopTogether(mode)
     with pytest.raises(RuntimeError, match="Run called even after should_stop"):
         train(tmp_path, 9, extra=[Steps(), hook])
     assert len(steps) == 3
@@ -201,5 +202,5 @@ def test_an_evaluation_is_given_up_when_a_signal_has_come(tmp_path):
             stop.signal = signal.SIGTERM if len(seen) == 3 else None
 
     with pytest.raises(interruption.Interrupted):
-        train(tmp_path, 5, extra=[Steps(), stopping.GiveUp(stop)])
+        train(tmp_path, 5, extra=[Steps(), evaluation.GiveUp(stop)])
     assert len(seen) == 3

@@ -17,7 +17,6 @@ ROOMS = {"model", "data", "state", "modes.common"} | BELOW
 STORY = (
     "jobs",
     "training",
-    "evaluating",
     "evaluation",
     "inference",
     "export",

@@ -7,7 +7,7 @@ import pytest
 from conftest import report, run_train, small_job
 from test_checkpoints import save
 
-from deepfm.state import checkpoints, notes
+from deepfm.state import checkpoints, saving
 
 FILES = "model.json", "run.json", "evaluations.json"
 
@@ -50,11 +50,11 @@ def test_what_no_checkpoint_notes_and_what_is_garbled_stays_as_it_is(interrupted
     save(folder)
     for name in FILES:
         (folder / name).write_bytes(b"")
-    notes.restore(str(folder))
+    saving.restore_files(str(folder))
     assert [(folder / name).read_bytes() for name in FILES] == 3 * [b""]
     new = shutil.copytree(interrupted, tmp_path / "new")
     for name in FILES:
         (new / name).write_bytes(b"{")
-    notes.restore(str(new))
+    saving.restore_files(str(new))
     assert [(new / name).read_bytes() for name in FILES] == 3 * [b"{"]
     assert len(checkpoints.read_state(str(new)).names) > 1

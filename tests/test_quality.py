@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import SMALL_MODEL, job_of, make_records, run_train, write_tfrecords
 
-from deepfm import evaluating
+from deepfm import evaluation
 from deepfm.config import InputConfig
 from deepfm.state import evaluations
 
@@ -28,7 +28,7 @@ def test_training_ends_with_what_would_help_and_the_base_rate(
     tmp_path, monkeypatch, steps, aucs, changed, said
 ):
     log = []
-    monkeypatch.setattr(evaluating.logging, "info", lambda text, *args: log.append(text % args))
+    monkeypatch.setattr(evaluation.logging, "info", lambda text, *args: log.append(text % args))
     asked = InputConfig(batch_size=1024, num_epochs=3)
     job = job_of(model_dir=str(tmp_path), input=asked, max_steps=changed.get("max_steps"))
     history = evaluations.History(job, after=1000, until=1000)
@@ -38,7 +38,7 @@ def test_training_ends_with_what_would_help_and_the_base_rate(
         _job=job, _run_step=1000, history=history, results=(0, {"positive_rate": 0.25}, {}),
         _stop=SimpleNamespace(early="stopped" in changed),
     )  # fmt: skip
-    evaluating.Evaluating.log_quality(run, 1000 + steps)
+    evaluation.Evaluating.log_quality(run, 1000 + steps)
     assert log[:-1] == ([f"{said}."] if said else [])
     best = f"auc={max(aucs):.6f} log_loss=0.500000 (--checkpoint=best)"
     assert best in log[-1] and log[-1].endswith("rate 0.2500 alone: auc=0.5 log_loss=0.562335")

@@ -11,7 +11,7 @@ from deepfm.data import datasets
 from deepfm.data.identity import Identity
 from deepfm.errors import BadInput
 from deepfm.state import resume, sliced_saver
-from deepfm.state.notes import make_notes
+from deepfm.state.saving import make_notes
 
 v1 = tf.compat.v1
 

@@ -33,12 +33,6 @@ def tf_config_of(job, index):
     return {"cluster": JOBS, "task": {"type": job, "index": index}}
 
 
-def test_without_these_flags_tf_config_stays(monkeypatch):
-    monkeypatch.setenv("TF_CONFIG", "here")
-    tf_config.take()
-    assert os.environ["TF_CONFIG"] == "here"
-
-
 @pytest.mark.parametrize(
     "there, hosts, job, index, sentence",
     [
@@ -74,8 +68,7 @@ def test_no_cluster_is_none(text):
 
 def test_hosts_that_only_serve_count_too():
     jobs = {**JOBS, "ps": ["a:2", "[::1]:2"]}
-    assert tf_config.hosts(json.dumps({"cluster": jobs})) == 4
-    assert tf_config.hosts("{}") == 0
+    assert parse(jobs, "chief", 0).hosts == 4
 
 
 @pytest.mark.parametrize("chief", ["chief", "master"])

@@ -27,7 +27,8 @@ def make(name: str, flags):
 
 def _of_environment():
     """The name of the mode that the environment was set up for by its launcher."""
-    cluster = tf_config.parse(os.environ.get("TF_CONFIG"))
+    described = os.environ.get("TF_CONFIG")
+    cluster = tf_config.parse(described) if described else None
     if cluster and "ps" in cluster.jobs:
         return "ps"
     if cluster and cluster.num_processes > 1:

@@ -43,7 +43,7 @@ class Ps(Mode):
         self.cluster = cluster
         self.size, self.rank = cluster.num_processes, cluster.rank
         self.synchronous = self.size == 1
-        self.tf_config = os.environ["TF_CONFIG"]
+        self.tf_config, self.hosts = os.environ["TF_CONFIG"], cluster.hosts
         self._server = _start_server(cluster, config)
         self._watch = Watch(cluster.watched())
         clusters.wait_for_servers(cluster)

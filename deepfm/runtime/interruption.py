@@ -1,7 +1,7 @@
 """Whether training is to stop: after early stopping, or on one of program.SIGNALS.
 
 On a signal, the process finishes and saves the current step and exits with code 143. During
-training steps it is only noted, and stopping.StopTogether ends training after the step. At any
+training steps it is only noted, and training.StopTogether ends training after the step. At any
 other time there is nothing to save, and the process ends at once. If a step does not end, for
 example because its records never arrive, the process ends without it.
 

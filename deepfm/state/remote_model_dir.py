@@ -37,17 +37,13 @@ def at_hand(job: JobConfig):
     back at the end.
 
     Yields:
-        (the JobConfig, the chief's with a local model_dir; its Mirror if that is a copy).
+        (the JobConfig, the chief's with a local model_dir; its Mirror; None for the others).
 
     Raises:
         RemoteError: a server cannot be reached, or what the job made cannot be copied; the local
             folder is then kept.
     """
-    model_dir.check_paths(job)
     path = job.model_dir
-    if not remote_files.is_remote(path):
-        yield job, None
-        return
     if not job.predictions_file:  # of which each rank writes a part
         job = job._replace(predictions_file=posixpath.join(path, "predictions.txt"))
     if not job.distribution.chief:

@@ -32,6 +32,7 @@ class Mode:
             in the training step, in the same order on each, without gradient; None if a replica
             steps alone. Every replica must call it exactly once for each name.
         tf_config, device_fn: TF_CONFIG as Estimator reads it; operation -> its device, or None.
+        hosts: number of hosts with a process of the job, as far as TF_CONFIG names them.
         partitioner: cuts the model's variables into parts, on parameter servers, or None.
         count_steps: () -> int64 [processes], the steps that each process has taken; weights read
             after it include all of their updates. None if all take each step together.
@@ -43,7 +44,7 @@ class Mode:
     synchronous = True
     strategy: Any = None
     stack: Any = None
-    tf_config = "{}"
+    tf_config, hosts = "{}", 1
     device_fn = partitioner = count_steps = None
     _gathers = True
 

@@ -54,6 +54,12 @@ class Cluster(NamedTuple):
         return 1 + len(self.jobs.get("worker", ()))
 
     @property
+    def hosts(self):
+        """How many hosts the addresses name, those that only serve included."""
+        everyone = [address for addresses in self.jobs.values() for address in addresses]
+        return len({address.rpartition(":")[0] for address in everyone})
+
+    @property
     def rank(self):
         """The rank of this process among those that train; the chief's is 0."""
         return 0 if self.job == self.chief else 1 + self.index
@@ -72,8 +78,6 @@ class Cluster(NamedTuple):
 
 def take(ps_hosts=(), worker_hosts=(), job_name=None, task_index=0):
     """Sets TF_CONFIG by the flags of these names; BadInput if it describes another process."""
-    if not (ps_hosts or worker_hosts or job_name or task_index):
-        return
     jobs = {"chief": worker_hosts[:1], "worker": worker_hosts[1:], "ps": ps_hosts}
     job, index = job_name, task_index
     if job == "worker":
@@ -135,12 +139,6 @@ def parse(tf_config: Optional[str]) -> Optional[Cluster]:
         tasks = ", ".join(f"{job} 0 to {len(found) - 1}" for job, found in sorted(jobs.items()))
         raise BadInput(f"TF_CONFIG: the cluster has no task {job} {index}; it has {tasks}{hint}.")
     return Cluster(jobs, job, int(index))
-
-
-def hosts(tf_config: str) -> int:
-    """How many hosts TF_CONFIG's addresses name; 0 without a cluster."""
-    jobs = json.loads(tf_config).get("cluster", {}).values()
-    return len({address.rpartition(":")[0] for addresses in jobs for address in addresses})
 
 
 def _check_alone(task, hint):
