@@ -11,7 +11,7 @@ from importlib.util import find_spec
 _TITLES = {"tensorflow_core": "TensorFlow 1.15"}  # only 1.15, 2.0 and 2.1 have that package
 # The environments that have packages which .venv lacks.
 _ENVIRONMENTS = {
-    **dict.fromkeys(("boto3", "botocore", "moto"), "sagemaker"),
+    "botocore": "sagemaker",
     **dict.fromkeys(("pyspark", "pandas", "pyarrow"), "spark"),
 }
 

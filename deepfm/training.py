@@ -71,7 +71,7 @@ def _take_steps(plan, training):
     estimator = estimators.in_training(plan.model, optimizer, plan.ops)
     watched = contextlib.nullcontext()
     if mode.chief:
-        hparams.begin(job, plan.config, resumes=position.global_step > position.run_step)
+        hparams.begin(job, plan.config)
         watched = training.progress.gpus.watched()
     naming = bad_records.naming_bad_records(plan.data, plan.schema)
     in_cache, steps = reading.naming_damaged_cache(job.input.cache), mode.stop.taking_steps()

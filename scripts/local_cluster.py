@@ -1,8 +1,7 @@
-"""Runs train.py with parameter servers, a chief and workers on this machine; or reports a balance.
+"""Runs train.py with parameter servers, a chief and workers on this machine.
 
     .venv/bin/python scripts/local_cluster.py --num_servers=2 --num_workers=1 -- \\
         --training_data_dir=data/train --model_dir=model
-    .venv/bin/python scripts/local_cluster.py --report=model/model.ckpt-1954
 
 The flags after `--` are train.py's. The program picks free ports and shows each line with the name
 of its process. All processes end with this one; its exit code is that of the first that failed. It
@@ -20,7 +19,6 @@ import signal
 import socket
 import sys
 import threading
-import warnings
 
 import programs  # first
 from programs import ROOT, BadInput, program, run_program, wait_until
@@ -34,15 +32,12 @@ flags.DEFINE_integer("num_workers", 1, "Number of workers besides the chief, whi
 flags.DEFINE_integer(
     "restarts", 0, "How often, in all, a worker that fails or is killed is started again.", 0
 )
-flags.DEFINE_string("report", None, "Show how evenly servers hold this checkpoint; no training.")
 
 _LAST_CHECKPOINT = 100  # seconds that all may take to end after SIGTERM
 _writing = threading.Lock()
 
 
 def main(argv):
-    if FLAGS.report:
-        return _report(FLAGS.report)
     if not argv[1:]:
         raise BadInput("give train.py's flags after --, e.g. -- --training_data_dir=data/train.")
     program.handle_signals(signal.default_int_handler)
@@ -133,35 +128,6 @@ def _show(label, line):
     with _writing, contextlib.suppress(OSError):
         sys.stderr.write(f"{label} | {line.rstrip()}\n")
         sys.stderr.flush()
-
-
-def _report(checkpoint):
-    """Shows how many bytes of a checkpoint's variables each server holds."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    import tensorflow as tf
-
-    graph = tf.compat.v1.MetaGraphDef()
-    try:
-        with tf.io.gfile.GFile(f"{checkpoint}.meta", "rb") as f:
-            graph.ParseFromString(f.read())
-    except tf.errors.OpError as error:
-        raise BadInput(
-            f"--report={checkpoint}: cannot be read ({type(error).__name__}); give a checkpoint of "
-            "ps mode without '.index' or '.meta', e.g. model/model.ckpt-1954."
-        ) from error
-    sizes = {}
-    for node in graph.graph_def.node:
-        if node.op in ("VarHandleOp", "VariableV2"):
-            server = tf.DeviceSpec.from_string(node.device).task or 0
-            shape = tf.TensorShape(node.attr["shape"].shape)
-            dtype = tf.as_dtype(node.attr["dtype"].type)
-            sizes[server] = sizes.get(server, 0) + shape.num_elements() * dtype.size
-    for server, size in sorted(sizes.items()):
-        bar = "#" * round(40 * size / max(sizes.values()))
-        print(f"ps {server:<3} {size:>15,} bytes  {bar}")
-    print(f"max/min {max(sizes.values()) / max(min(sizes.values()), 1):.2f}")
-    return 0
 
 
 if __name__ == "__main__":

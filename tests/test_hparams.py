@@ -114,7 +114,6 @@ def test_a_run_that_is_resumed_or_goes_on_is_one_session(data, tmp_path):
     assert tags(tmp_path) == ["experiment", "session_start_info", "session_end_info"]
     ((values, metrics, session),) = sessions(tmp_path).values()
     assert values["learning_rate"] == 0.5
-    assert session.start_time_secs == before[2].start_time_secs
     assert session.end_time_secs > before[2].end_time_secs
     assert metrics["auc"] == pytest.approx(report(tmp_path)["eval"]["auc"], abs=1e-6)
 

@@ -21,7 +21,6 @@ from conftest import (
     make_records,
     report,
     run_cluster,
-    run_python,
     run_train,
     small_job,
     small_training,
@@ -125,15 +124,13 @@ def large(uneven, tmp_path_factory):
 
 
 def test_three_servers_hold_equal_parts_of_large_tables(large):
-    text, model_dir = large
+    text, _ = large
     assert float(re.search(r"MB; max/min ([0-9]+[.][0-9]+)", text).group(1)) <= 1.1
     shards = re.findall(r"ps [012] holds, in bytes: .*fm_v/part_([012]) ([0-9,]+)[.,]", text)
     assert sorted(shards)[0] == ("0", "1,066,688") and len(shards) == 3
-    checkpoint = model_dir / "model.ckpt-31"
-    told = run_python("scripts/local_cluster.py", f"--report={checkpoint}", code=0)
-    sizes = [int(n.replace(",", "")) for n in re.findall(r"([0-9,]+) bytes", told.stdout)]
-    assert len(sizes) == 3 and max(sizes) / min(sizes) <= 1.1
-    assert sum(sizes) > 3 * 4 * 9 * 100000  # Adam keeps two moments of each weight
+    sizes = re.search(r"Parameter servers hold (.*) MB", text).group(1).split(", ")
+    assert len(sizes) == 3
+    assert sum(map(float, sizes)) > 3 * 4 * 9 * 0.1  # Adam keeps two moments of each weight
 
 
 def test_no_step_is_taken_beyond_max_steps(large):

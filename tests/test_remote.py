@@ -18,7 +18,6 @@ from conftest import (
     SMALL_MODEL,
     finish,
     make_records,
-    run_python,
     run_tool,
     run_train,
     started,
@@ -316,21 +315,6 @@ def test_predictions_and_exports_are_made_from_s3_to_s3(server, trained):
     run(server, "--task_type=export", f"--servable_model_dir={out.path}", *flags)
     assert len(folder.read("predictions.txt").split()) == ROWS
     assert any(name.endswith("/saved_model.pb") for name in out.names())
-
-
-@pytest.mark.parametrize("name", ["model.ckpt-40", "model.ckpt-9999"])
-def test_the_balance_of_a_remote_checkpoint_is_reported(server, trained, name):
-    path = f"{trained.folder.path}/{name}"
-    env = s3_server.environment(server)
-    done = run_python("scripts/local_cluster.py", f"--report={path}", env=env)
-    if name == "model.ckpt-40":
-        assert done.returncode == 0, done.stderr
-        assert re.match(r"ps 0 +[0-9,]+ bytes .*\nmax/min 1.00", done.stdout)
-    else:
-        assert done.returncode == 2
-        assert (
-            f"--report={path}: cannot be read (NotFoundError); give" in done.stderr.splitlines()[-1]
-        )
 
 
 def test_predictions_may_lie_at_the_top_of_a_bucket(server, trained):

@@ -61,23 +61,20 @@ class Throughput(NamedTuple):
 
 def _write_timeline(path: str, steps: int) -> dict:
     """Writes the profiler's Chrome trace of all threads; returns the operators' part of it."""
+    from tensorboard.plugins.profile.trace_events_json import TraceEventsJsonStream
+
     trace = trace_events_pb2.Trace.FromString(profiler.stop())
-    shown, found = [], collections.defaultdict(lambda: [0, 0.0])  # calls; ms, without inner ones
-    for pid, device in trace.devices.items():
-        names = [("process_name", 0, device.name)]
-        names += [("thread_name", tid, thread.name) for tid, thread in device.resources.items()]
-        shown += [dict(ph="M", pid=pid, name=k, tid=t, args={"name": n}) for k, t, n in names]
+    atomic_files.write_whole(path, "".join(TraceEventsJsonStream(trace)))
+    found = collections.defaultdict(lambda: [0, 0.0])  # calls; ms, without inner ones
     around = []  # (thread, end, name) of the events that the present one is inside of
     place = lambda e: (e.device_id, e.resource_id, e.timestamp_ps, -e.duration_ps, e.name.strip())
     for pid, tid, begin, lasted, name in sorted(map(place, trace.trace_events)):
-        shown.append(dict(ph="X", pid=pid, tid=tid, name=name, ts=begin / 1e6, dur=-lasted / 1e6))
         while around and (around[-1][0] != (pid, tid) or around[-1][1] <= begin):
             around.pop()
         if around:
             found[around[-1][2]][1] += lasted / 1e9
         around.append(((pid, tid), begin - lasted, name))
         found[name] = [found[name][0] + 1, found[name][1] - lasted / 1e9]
-    atomic_files.write_json(path, {"traceEvents": shown})
     waits = lambda name: name in ("SessionRun", "RunGraph") or name.isdigit()  # for all others
     found = {name: x for name, x in found.items() if not waits(name)}
     total = sum(ms for _, ms in found.values()) or 1.0

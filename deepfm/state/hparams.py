@@ -7,7 +7,7 @@ the evaluations, in eval/.
 
 import os
 import time
-from typing import Any, Dict, Optional
+from typing import Any, Dict
 
 import tensorflow as tf
 
@@ -36,11 +36,10 @@ def _plain(value):
     return ",".join(map(str, value)) if isinstance(value, tuple) else value
 
 
-def begin(job: JobConfig, config: ModelConfig, resumes: bool):
-    """Writes the hyperparameters of a run that begins, or resumes and so keeps its time."""
+def begin(job: JobConfig, config: ModelConfig):
+    """Writes the hyperparameters of a run that begins or goes on now."""
     from tensorboard.plugins.hparams import api_pb2, summary
 
-    started = (resumes and _started(job.model_dir)) or time.time()
     values = of_training(job, config)
     kind = lambda x: api_pb2.DATA_TYPE_STRING if isinstance(x, str) else api_pb2.DATA_TYPE_FLOAT64
     columns = [api_pb2.HParamInfo(name=name, type=kind(x)) for name, x in values.items()]
@@ -50,9 +49,8 @@ def begin(job: JobConfig, config: ModelConfig, resumes: bool):
         api_pb2.MetricInfo(name=name_of(x), display_name=x) for x in ("auc", "log_loss", *asked)
     ]
     given = {name: x for name, x in values.items() if x is not None}
-    experiment = summary.experiment_pb(columns, metrics, time_created_secs=started)
-    session = summary.session_start_pb(given, start_time_secs=started)
-    _write(job.model_dir, [experiment, session])
+    experiment = summary.experiment_pb(columns, metrics)
+    _write(job.model_dir, [experiment, summary.session_start_pb(given)])
 
 
 def end(model_dir: str):
@@ -62,17 +60,6 @@ def end(model_dir: str):
     found = _read(model_dir)
     if found and found[-1].value[0].tag != metadata.SESSION_END_INFO_TAG:
         _write(model_dir, [*found, summary.session_end_pb(api_pb2.STATUS_SUCCESS)])
-
-
-def _started(model_dir) -> Optional[float]:
-    """When the run in a model_dir began, in seconds since 1970; None if unknown."""
-    from tensorboard.plugins.hparams import metadata
-
-    for found in _read(model_dir):
-        if found.value[0].tag == metadata.SESSION_START_INFO_TAG:
-            content = found.value[0].metadata.plugin_data.content
-            return metadata.parse_session_start_info_plugin_data(content).start_time_secs
-    return None
 
 
 def _read(model_dir):
