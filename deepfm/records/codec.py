@@ -145,11 +145,9 @@ def decode_lines(text: bytes, schema: Schema) -> Optional[Batch]:
     rows = text_blocks.newlines(text) + 1
     # A pair takes a blank, an id, a colon and a value.
     pairs = len(text) // 4 if schema.multi_valued else rows * schema.field_size
-    room, starts = _room(rows, pairs, schema), np.empty(rows, np.int64)
+    room = _room(rows, pairs, schema)
     to, made, used = _arrays(room, rows, pairs), ctypes.c_int64(), ctypes.c_int64()
-    bad = library.call(
-        "deepfm_decode_lines", text, len(text), _schema(schema)[0], to, starts, made, used
-    )  # fmt: skip
+    bad = library.call("deepfm_decode_lines", text, len(text), _schema(schema)[0], to, made, used)
     return None if bad >= 0 else _batch(room, made.value, used.value, schema)
 
 
