@@ -20,8 +20,9 @@ from data_tools.common import line_blocks
 from data_tools.engines import spark_order
 from data_tools.rebalancing import options as rebalance_options
 from data_tools.rebalancing.selecting import Order
-from deepfm.data import dataset_json, datasets
+from deepfm.data import datasets
 from deepfm.errors import BadInput
+from deepfm.records import dataset_json
 from deepfm.records.storage import local
 
 PYTHON = ROOT / ".venv-spark" / "bin" / "python"

@@ -20,11 +20,11 @@ from typing import Collection, List, Sequence, Tuple
 
 from absl import logging
 
-from deepfm.data import dataset_json
-from deepfm.data.dataset_json import UNFINISHED
 from deepfm.errors import BadInput
+from deepfm.records import atomic_files, dataset_json
+from deepfm.records.dataset_json import UNFINISHED
 from deepfm.records.storage import local, places
-from deepfm.runtime import atomic_files, program
+from deepfm.runtime import program
 
 # Tasks of a job that has failed may go on writing for a while: Spark ends their processes after two
 # seconds. So long a remote folder is deleted again and again, in seconds:
@@ -149,7 +149,7 @@ def scratch(folder: str, prefix: str, hosts: int = 1):
     made = _missing(folder)
     os.makedirs(folder, exist_ok=True)
     try:
-        clean_up = program.before_end(lambda: _remove_empty(made))
+        clean_up = atomic_files.before_end(lambda: _remove_empty(made))
         alone = _alone(folder) if hosts == 1 else contextlib.nullcontext()
         with alone, clean_up, atomic_files.scratch(folder, prefix) as path:
             yield path
@@ -183,7 +183,7 @@ def _remote_scratch(folder, prefix):
 
     late = _LATE
     try:
-        with program.before_end(lambda: clean_up(late)):
+        with atomic_files.before_end(lambda: clean_up(late)):
             yield path
         late = 0
     finally:

@@ -9,9 +9,9 @@ from data_tools.common.shards import ALONE, Host
 from data_tools.rebalancing import counting, output_files, record_blocks, sampling
 from data_tools.rebalancing.options import SEEDS, Options, check
 from data_tools.rebalancing.selecting import Order, Work
-from deepfm.data import dataset_json, datasets
+from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.records import data_file, libsvm_text
+from deepfm.records import dataset_json, libsvm_text
 from deepfm.records.data_file import DataFile, SamplingRates
 from deepfm.records.storage import places
 
@@ -41,7 +41,7 @@ def rebalance(options: Options, engine, host: Host = ALONE) -> List[DataFile]:
     check(options)
     options = _of_host(options, host)
     finished = publishing.finish(options.output_dir)
-    data = datasets.find(options.input, "input", partial=host.own_files, kinds=data_file.KINDS)
+    data = datasets.find(options.input, "input", partial=host.own_files)
     is_text = data.data_format == "libsvm"
     first = lambda data: datasets.first_record(data, record_blocks.first_shape)
     schema = None if is_text else output_files.schema(data, first)

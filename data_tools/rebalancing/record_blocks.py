@@ -7,7 +7,7 @@ import numpy as np
 
 from data_tools.common import line_blocks
 from data_tools.common.line_blocks import LineRange
-from deepfm.records import codec, file_bytes, frames, libsvm_text, text_blocks, wire
+from deepfm.records import codec, data_file, frames, libsvm_text, text_blocks, wire
 from deepfm.records.bad_record import BadRecord, find_refused
 from deepfm.records.schema import Schema, Shape
 
@@ -48,7 +48,7 @@ def read(path: str, schema: Schema, skip: int) -> Iterator[Union[RecordBlock, Ba
         BadInput: a gzip file is damaged, or has several members.
     """
     bad, ratio = 0, _PACKED if path.endswith(".gz") else 1
-    for block in frames.of_file(path):
+    for block in frames.frames_of_file(path):
         is_bad = isinstance(block, BadRecord)
         for part in [block] if is_bad else _decoded(block, path, schema):
             if isinstance(part, BadRecord):
@@ -59,7 +59,7 @@ def read(path: str, schema: Schema, skip: int) -> Iterator[Union[RecordBlock, Ba
             if bad > skip:
                 return
     if not bad:
-        file_bytes.check_gzip(path)
+        data_file.check_gzip(path)
 
 
 def read_lines(
@@ -102,7 +102,7 @@ def read_lines(
 
 def first_shape(path: str) -> Shape:
     """The Shape of a file's first record."""
-    with contextlib.closing(frames.of_file(path)) as found:
+    with contextlib.closing(frames.frames_of_file(path)) as found:
         block = next(found, None)
     if not isinstance(block, frames.Frames):
         return Shape()

@@ -21,7 +21,7 @@ def count(path: str) -> int:
     return sum(len(text_blocks.record_starts(text)) for _, text, _ in text_blocks.blocks(path))
 
 
-def read(path, files, buffer_bytes, ops):
+def line_chunks(path, files, buffer_bytes, ops):
     """The lines of a file that hold a record, in chunks; for the arguments see Format.read."""
 
     # TextLineDataset drops every carriage return, and so turns "3:1\r5" into 3:15.

@@ -249,7 +249,7 @@ def next_header(data: bytes, at: int = 0) -> int:
     return next((i for i in range(at, len(data)) if wire.is_header(data[i : i + 12])), -1)
 
 
-def lines(numbers: np.ndarray) -> str:
+def number_lines(numbers: np.ndarray) -> str:
     """The text of numbers, each as "%.9g" on a line of its own: float32 [n] -> str."""
     if not library.load():
         return "%.9g\n" * len(numbers) % tuple(numbers.tolist())

@@ -6,7 +6,7 @@ A line holds a record if it has anything but blanks before its first `#`.
 import codecs
 import gzip
 import zlib
-from typing import Iterable, Iterator, Optional, Tuple
+from typing import Iterator, Optional, Tuple
 
 import numpy as np
 
@@ -81,24 +81,15 @@ def blocks(
                 raise BadInput(f"{path}: has a line of over {LONGEST_LINE} bytes: not LibSVM text.")
 
 
-def lines(path: str) -> Iterator[Tuple[int, bytes]]:
-    """`numbered` of the file at a path."""
-    return numbered(blocks(path))
-
-
 def without_comment(line: bytes) -> bytes:
     """The line up to its first `#`."""
     return line.partition(b"#")[0]
 
 
-def numbered(blocks: Iterable[Tuple[int, bytes, int]]) -> Iterator[Tuple[int, bytes]]:
-    """Yields (line number from 1, text without comment) for each line that holds a record.
-
-    Args:
-        blocks: those of a whole file, as `blocks` yields them.
-    """
+def lines(path: str) -> Iterator[Tuple[int, bytes]]:
+    """Yields (line number from 1, text without comment) for each line of a file with a record."""
     number = 0
-    for _, text, _ in blocks:
+    for _, text, _ in blocks(path):
         for line in text.split(b"\n")[:-1]:
             number += 1
             line = without_comment(line)

@@ -56,7 +56,7 @@ def lists(serialized: bytes, schema: Schema) -> Optional[Features]:
     kinds.update({"label": FLOAT_LIST} if schema.with_labels else {})
     kinds.update({"weight": FLOAT_LIST} if schema.with_weights else {})
     try:
-        features = read(serialized, kinds)
+        features = features_of(serialized, kinds)
     except ValueError:
         return None
     if schema.with_labels and not schema.weighted and "weight" in features:
@@ -86,7 +86,7 @@ def _alone(message):
 def shape(serialized: bytes) -> Shape:
     """The Shape of an Example."""
     try:
-        features = read(serialized)
+        features = features_of(serialized)
     except ValueError:
         return Shape()
     counts = features.get("counts", _EMPTY).int64s
@@ -97,7 +97,7 @@ def shape(serialized: bytes) -> Shape:
 def explain(serialized: bytes, schema: Schema) -> Optional[str]:
     """What is wrong with a serialized Example, and what was expected; None if nothing is."""
     try:
-        features = read(serialized)
+        features = features_of(serialized)
     except ValueError as error:
         return f"not a tf.train.Example ({error})"
     return _explain_schema(features, serialized) or _explain_numbers(features, schema)
@@ -176,7 +176,7 @@ def _explain_counts(counts, schema):
     return reason
 
 
-def read(serialized: bytes, names: Optional[Container[str]] = None) -> Features:
+def features_of(serialized: bytes, names: Optional[Container[str]] = None) -> Features:
     """The features of an Example, merged as protocol buffers merge what comes in parts.
 
     Args:

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from deepfm.runtime import atomic_files
+from deepfm.records import atomic_files
 from deepfm.state import evaluations, model_json, resume
 
 v1 = tf.compat.v1
