@@ -30,6 +30,7 @@ class Processes:
         room: the vocabulary.Room for counting categories.
 
     Attributes:
+        number: how many; None: not known.
         retries: whether a task may be tried again, so that what it reads has to stay.
     """
 

@@ -35,7 +35,7 @@ ALL = SamplingRates(1.0, 1.0)  # every record once
 class Spark:
     """A SparkSession, as an engine."""
 
-    retries = True
+    retries, number = True, None
 
     def __init__(self, session):
         self.session = session

@@ -21,7 +21,7 @@ from data_tools.libsvm import output_files, pieces, sources
 from data_tools.libsvm.options import Options
 from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.records import data_file
+from deepfm.records import codec, data_file
 from deepfm.records.data_file import DataFile
 from deepfm.records.dataset_json import METADATA
 from deepfm.records.storage import places
@@ -60,6 +60,7 @@ def convert(options: Options, engine, host: Host = ALONE) -> List[DataFile]:
     old = [output_files.prepare(data.files, target) for target in targets]
     with engine.scratch(options.output_dir, output_files.SCRATCH) as scratch:
         total = sum(file.bytes for file in data.files)
+        codec.check_size(data.files[0].path, total, engine.number)
         counts = _count(engine, source, options, total)
         schema = source.complete(counts)
         tasks = pieces.plan(source.ranges, counts, options.num_files, split)

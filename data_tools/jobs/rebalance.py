@@ -11,7 +11,7 @@ from data_tools.rebalancing.options import SEEDS, Options, check
 from data_tools.rebalancing.selecting import Order, Work
 from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.records import dataset_json, libsvm_text
+from deepfm.records import codec, dataset_json, libsvm_text
 from deepfm.records.data_file import DataFile, SamplingRates
 from deepfm.records.storage import places
 
@@ -50,6 +50,7 @@ def rebalance(options: Options, engine, host: Host = ALONE) -> List[DataFile]:
     names = output_files.names(data, options)
     output_files.check_apart(data, options, finished)
     old = output_files.prepare(data, options)
+    codec.check_size(data.files[0].path, sum(f.bytes for f in data.files), engine.number)
     with engine.scratch(options.output_dir, ".rebalance-") as scratch:
         work = Work(
             sampling.parts(data), schema, weighted, options.max_bad_records, ALL,
