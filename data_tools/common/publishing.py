@@ -23,7 +23,7 @@ from absl import logging
 from deepfm.errors import BadInput
 from deepfm.records import atomic_files, dataset_json
 from deepfm.records.dataset_json import UNFINISHED
-from deepfm.records.storage import local, places
+from deepfm.records.storage import places
 from deepfm.runtime import program
 
 # Tasks of a job that has failed may go on writing for a while: Spark ends their processes after two
@@ -283,19 +283,19 @@ def _carry_out(files, gone, moves, marks):
 def finish(folder: str) -> bool:
     """Finishes what a killed run had begun to publish from a folder; returns whether one had."""
     finished = False
-    for name in [] if places.is_remote(folder) else local.names(folder):
+    for name in [] if places.is_remote(folder) else places.names(folder):
         scratch = os.path.join(folder, name)
         if not (name.startswith(".") and os.path.exists(os.path.join(scratch, _TO_DO))):
             continue
         at = lambda path, scratch=scratch: os.path.normpath(os.path.join(scratch, path))
-        gone, moves, marks = json.loads(local.content(os.path.join(scratch, _TO_DO)).decode())
+        gone, moves, marks = json.loads(places.content(os.path.join(scratch, _TO_DO)).decode())
         gone, marks = (list(filter(os.path.exists, map(at, paths))) for paths in (gone, marks))
-        marks = [mark for mark in marks if local.content(mark) == name.encode()]
+        marks = [mark for mark in marks if places.content(mark) == name.encode()]
         left = [tuple(map(at, pair)) for pair in moves if os.path.exists(at(pair[0]))]
         opened = os.open(scratch, os.O_RDONLY)
         if marks and atomic_files.lock(opened):
             logging.warning("%s: finishing what a run that was killed had begun.", folder)
-            _carry_out(local, gone, left, marks)
+            _carry_out(places, gone, left, marks)
             finished = True
         os.close(opened)
     return finished

@@ -7,7 +7,7 @@ import numpy as np
 
 from data_tools.common import line_blocks
 from data_tools.common.line_blocks import LineRange
-from deepfm.records import codec, data_file, frames, libsvm_text, text_blocks, wire
+from deepfm.records import codec, data_file, frames, libsvm_text, wire
 from deepfm.records.bad_record import BadRecord, find_refused
 from deepfm.records.schema import Schema, Shape
 
@@ -77,7 +77,7 @@ def read_lines(
         if field_size:
             return codec.decode_lines(text, Schema(field_size, weighted=weighted))
         # A field may have several values, so that id 0 is allowed though rows are padded.
-        longest = text_blocks.longest_record(text, text_blocks.record_starts(text), weighted)
+        longest = libsvm_text.longest_record(text, libsvm_text.record_starts(text), weighted)
         schema = Schema(max(longest, 1), pad=True, multi_valued=True, weighted=weighted)
         return codec.decode_lines(text, schema)
 
@@ -87,7 +87,7 @@ def read_lines(
     )
     first, lines_before = line_blocks.numbering(lines), 0
     for _, text, size in line_blocks.read_blocks(lines):
-        starts = text_blocks.record_starts(text)
+        starts = libsvm_text.record_starts(text)
         newlines = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE)
         line = np.searchsorted(newlines, starts)  # the index of each record's line
         batch = decode(text)
