@@ -171,7 +171,7 @@ inline uint64 VarintSize(uint64 number) {
 // The bytes of a field with so many bytes in it, in a message.
 inline uint64 Wrapped(uint64 size) { return 1 + VarintSize(size) + size; }
 
-// Parses Examples that are not ambiguous, the same as wire.lists: with a label of 0, 1 or -1, ids in
+// Parses Examples that are not ambiguous, the same as wire.numbers: with a label of 0, 1 or -1, ids in
 // [0, limit) and finite values.
 class Parser {
  public:
