@@ -28,9 +28,9 @@ from data_tools.common.line_blocks import LineRange
 from data_tools.common.progress import Progress
 from data_tools.inspecting import new_metadata
 from data_tools.rebalancing import record_blocks
-from deepfm.data import dataset_json, datasets
+from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.records import data_file, libsvm_text
+from deepfm.records import dataset_json, libsvm_text
 from deepfm.records.bad_record import BadRecord
 from deepfm.records.schema import Schema
 from deepfm.runtime import memory
@@ -158,7 +158,7 @@ def inspect(
     Raises:
         BadInput: a record is bad; it names the file and the line, or the record and its byte.
     """
-    found = datasets.find(data, "data", partial=own_files, kinds=data_file.KINDS)
+    found = datasets.find(data, "data", partial=own_files)
     is_text = found.data_format == "libsvm"
     if is_text and found.weighted is None:
         try:

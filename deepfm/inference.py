@@ -13,8 +13,8 @@ from deepfm import estimators, open_data
 from deepfm.data import bad_records
 from deepfm.errors import BadInput
 from deepfm.plan import Opened, apply_model
-from deepfm.records import codec
-from deepfm.runtime import atomic_files, remote_files
+from deepfm.records import atomic_files, codec
+from deepfm.runtime import remote_files
 
 
 def infer(opened: Opened) -> dict:
@@ -66,7 +66,7 @@ def _predict(model, data, share, path, checkpoint):
     rows, step = 0, checkpoint and estimators.step_of(checkpoint)
     input_fn = estimators.input_of(model, data, share, with_labels=False)
     naming = bad_records.naming_bad_records(data, _schema(model.config, data))
-    write = lambda prob: out.write(codec.lines(prob))
+    write = lambda prob: out.write(codec.number_lines(prob))
     with naming, remote_files.written(path) as local, atomic_files.open_whole(
         local
     ) as out, estimators.trained(model) as estimator, ThreadPoolExecutor(1) as writer:

@@ -11,7 +11,8 @@ from deepfm import evaluation, export, inference, training
 from deepfm.config import InputConfig, JobConfig
 from deepfm.errors import BadInput
 from deepfm.plan import Opened, open_model
-from deepfm.runtime import atomic_files, interruption
+from deepfm.records import atomic_files
+from deepfm.runtime import interruption
 from deepfm.runtime.storage import gfile
 from deepfm.state.remote_model_dir import REPORT
 

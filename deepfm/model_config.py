@@ -11,9 +11,8 @@ from deepfm.config.setting import STAYS
 from deepfm.data import bad_records, datasets
 from deepfm.errors import BadInput
 from deepfm.model.model_fn import logit_offset
-from deepfm.records import made
+from deepfm.records import atomic_files, dataset_json
 from deepfm.records.schema import Schema
-from deepfm.runtime import atomic_files
 from deepfm.state import model_json
 
 _STAYS = [name for name, each in ModelConfig.settings.items() if each.kind == STAYS]
@@ -73,9 +72,9 @@ def to_train(
         _check_fields(job, known, each, each.field_size)
     fields = _asked_or_kept(job, known)
     _take_from_training_data(job, data, fields)
-    above = validation and made.far_above(validation.rows or 0, validation.made, data.made)
+    above = validation and dataset_json.far_above(validation.rows or 0, validation.made, data.made)
     if above:
-        logging.warning("%s: the map does not know %s; %s", validation.name, above, made.ADVICE)
+        logging.warning("%s: %s", validation.name, above)
     return _config(job, fields, [data, *filter(None, [validation])])
 
 
@@ -193,7 +192,7 @@ def _check_ids(data, fields, is_validation):
             f"{data.name}: its ids come from feature map {found}, the model's from {learned}; "
             "encode the rows with the model's map (data_tools.prepare_criteo --feature_map)."
         )
-    differ = made.ids_differ(fields["ids"], data.made.get("ids"))
+    differ = dataset_json.ids_differ(fields["ids"], data.made.get("ids"))
     if differ:
         raise BadInput(
             f"{data.name}: its ids were made with {differ[1]}, the model's with {differ[0]}; make "

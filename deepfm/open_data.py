@@ -10,7 +10,7 @@ from absl import logging
 from deepfm.config import JobConfig, Share
 from deepfm.data import datasets, formats, pipe_mode, shares
 from deepfm.errors import BadInput
-from deepfm.records import file_bytes, libsvm_text
+from deepfm.records import data_file, libsvm_text
 from deepfm.records.data_file import DataFile
 from deepfm.runtime import divergence, remote_files
 
@@ -30,9 +30,9 @@ def find(flag: str, job: JobConfig) -> datasets.DataSet:
     remote_files.check_readable(spec, flag)
     sharded = _is_sharded(flag, job)
     partial = sharded or (flag == "training_data_dir" and bool(of_job.enable_s3_shard))
-    data = datasets.find(spec, flag, asked.data_format, partial)
+    data = datasets.find(spec, flag, asked.data_format, partial, kinds=formats.FORMATS)
     for file in data.files:
-        file_bytes.check_gzip(file.path)
+        data_file.check_gzip(file.path)
     if asked.example_weights is None and data.weighted is None and data.format is formats.LIBSVM:
         libsvm_text.check_labelled(data)
     alone = flag == "val_data_dir" and evaluates_alone(job)
@@ -107,7 +107,7 @@ def find_validation(job: JobConfig) -> Optional[datasets.DataSet]:
 
 def warn_of_remembered(trained: Sequence[DataFile], files: Sequence[DataFile]):
     """Warns of files to evaluate on whose records the model is trained on."""
-    both = next(file_bytes.in_both(files, trained), None)
+    both = next(data_file.in_both(files, trained), None)
     if both:
         logging.warning(
             "--val_data_dir: %s holds records that the model is trained on (%s): the evaluations "

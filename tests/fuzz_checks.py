@@ -19,13 +19,13 @@ from absl import logging
 
 from data_tools import libsvm_to_tfrecord
 from deepfm.config import InputConfig
-from deepfm.data import bad_records, dataset_json, datasets, formats, input_pipeline
+from deepfm.data import bad_records, datasets, formats, input_pipeline
 from deepfm.data.reading import Source
 from deepfm.errors import BadInput
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.modes.common.mode import Mode
-from deepfm.records import file_bytes, libsvm_text, wire
+from deepfm.records import data_file, dataset_json, libsvm_text, wire
 from deepfm.records.schema import Schema
 
 
@@ -378,7 +378,7 @@ def check_file(path: str, schema: Schema) -> Outcome:
 
 def _refusal(path):
     try:
-        file_bytes.check_gzip(path)
+        data_file.check_gzip(path)
     except BadInput as error:
         return str(error)
     return None

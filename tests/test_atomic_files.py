@@ -20,9 +20,10 @@ from conftest import (
 )
 
 from data_tools.common import publishing
-from deepfm.data import dataset_json, datasets
+from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.runtime import atomic_files, remote_files
+from deepfm.records import atomic_files, dataset_json
+from deepfm.runtime import remote_files
 
 
 def forked(action):

@@ -10,9 +10,10 @@ import tensorflow as tf
 from conftest import make_records, report, run_train, small_job, write_libsvm
 
 from data_tools import libsvm_to_tfrecord, rebalance
-from deepfm.data import dataset_json, datasets
-from deepfm.data.dataset_json import SamplingRates
+from deepfm.data import datasets
 from deepfm.model.model_fn import logit_offset
+from deepfm.records import dataset_json
+from deepfm.records.dataset_json import SamplingRates
 
 RATE = 0.1  # of the negatives
 

@@ -104,7 +104,7 @@ def test_places_outside_of_the_data_are_refused():
 def events(path, size, raw=None):
     """[(byte, payload or None, reason)] of a file."""
     found = []
-    for block in frames.read(raw or io.BytesIO(path.read_bytes()), str(path), size):
+    for block in frames.frames_of(raw or io.BytesIO(path.read_bytes()), str(path), size):
         if isinstance(block, BadRecord):
             number, byte = block.place.replace(": record ", "").split(" at byte ")
             assert int(number) == len(found)
@@ -173,7 +173,7 @@ def test_a_packed_file_is_read_up_to_its_first_damage(tmp_path):
     for data in (packed[:-4], packed[:-8] + bytes(8), packed + b"junk"):
         path.write_bytes(data)
         with pytest.raises(BadInput, match="x.tfrecords.gz: is a truncated or damaged gzip file"):
-            list(frames.of_file(str(path)))
+            list(frames.frames_of_file(str(path)))
 
 
 @pytest.mark.parametrize("multi_valued", [False, True])
@@ -271,7 +271,7 @@ def mutated(rng):
 
 
 def features_of(serialized):
-    """What wire.read returns, by TensorFlow's class; None if it is no Example."""
+    """What wire.features_of returns, by TensorFlow's class; None if it is no Example."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
@@ -304,7 +304,7 @@ def test_any_example_is_taken_refused_and_explained_as_tensorflow_does(schema, m
             why, features = wire.explain(payload, schema), features_of(payload)
             assert (features is None) == (why or "").startswith("not a tf.train.Example ("), payload
             if features is not None:
-                found = {name: x[:3] for name, x in wire.read(payload).items()}
+                found = {name: x[:3] for name, x in wire.features_of(payload).items()}
                 np.testing.assert_equal(found, features, str(payload))
             try:
                 expected = session.run(parsed, {serialized: [payload]})
@@ -343,5 +343,5 @@ def test_numbers_are_written_as_by_python():
     near = [np.nextafter(powers, np.float32(to)) for to in (0, 1)]
     numbers = np.concatenate([bits, few, powers, *near, ties, ties / 256, random.rand(100000)])
     numbers = numbers.astype(np.float32)
-    assert codec.lines(numbers) == "%.9g\n" * len(numbers) % tuple(numbers.tolist())
-    assert codec.lines(numbers[:0]) == ""
+    assert codec.number_lines(numbers) == "%.9g\n" * len(numbers) % tuple(numbers.tolist())
+    assert codec.number_lines(numbers[:0]) == ""

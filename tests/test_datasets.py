@@ -8,9 +8,10 @@ import pytest
 import tensorflow as tf
 from conftest import make_records, write_tfrecords
 
-from deepfm.data import dataset_json, datasets
-from deepfm.data.dataset_json import SamplingRates
+from deepfm.data import datasets
 from deepfm.errors import BadInput
+from deepfm.records import dataset_json
+from deepfm.records.dataset_json import SamplingRates
 
 
 def write_tfrecord(path, n=3):

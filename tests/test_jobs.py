@@ -25,9 +25,9 @@ from mode_steps import check_same
 
 from deepfm import jobs
 from deepfm.config import InputConfig
-from deepfm.data import dataset_json
 from deepfm.data.datasets import DataFile
 from deepfm.model.metrics import Evaluation
+from deepfm.records import dataset_json
 
 v1 = tf.compat.v1
 

@@ -640,9 +640,16 @@ def test_adam_refuses_gradients_and_rows_that_do_not_fit():
             evaluate(COMPILED.adam_rows(*variables, tf.constant(rows), tf.ones(shape), *NUMBERS))
 
 
+def unpack(chunk):
+    """The records of a packed chunk: string [2] -> string [n]."""
+    ends = tf.io.decode_raw(chunk[1], tf.int64)
+    starts = tf.concat([[0], ends], 0)[:-1]
+    return tf.strings.substr(tf.fill(tf.shape(ends), chunk[0]), starts, ends - starts)
+
+
 def unpacked(dataset):
     """The records of packed chunks, chunk by chunk."""
-    return strings_of(dataset.map(reading.unpack))
+    return strings_of(dataset.map(unpack))
 
 
 def strings_of(dataset):
@@ -692,7 +699,7 @@ def test_records_of_any_length_come_out_as_they_went_in(sizes, buffer):
     strings = [bytes(random.randint(0, 256, size).tolist()) for size in sizes]
     packed = reading.pack(tf.constant(strings, tf.string))
     found = COMPILED.rechunked(tf.data.Dataset.from_tensors(packed), 2, buffer)
-    told, again = evaluate(COMPILED.num_records(packed), reading.unpack(packed))
+    told, again = evaluate(COMPILED.num_records(packed), unpack(packed))
     assert again.tolist() == strings and told == len(strings)
     assert sorted(sum(unpacked(found), [])) == sorted(strings)
 
@@ -708,7 +715,6 @@ def test_what_is_not_packed_is_refused(parts):
     wrong = tf.constant(parts)
     dataset = tf.data.Dataset.from_tensors(wrong)
     for attempt in (
-        lambda: evaluate(reading.unpack(wrong)),
         lambda: evaluate(COMPILED.parse(wrong, SCHEMA, None)[0]),
         lambda: evaluate(COMPILED.parse_lines(wrong, SCHEMA, None)[0]),
         lambda: unpacked(COMPILED.rechunked(dataset, 2)),
@@ -721,7 +727,7 @@ def test_reading_may_go_on_behind_what_is_not_packed():
     right, wrong = np.int64([1, 3]).tobytes(), np.int64([2]).tobytes()
     packed = tf.constant([["abc", right], ["abc", wrong]] * 2)
     dataset = COMPILED.rechunked(tf.data.Dataset.from_tensor_slices(packed), 1)
-    following, found = v1.data.make_one_shot_iterator(dataset.map(reading.unpack)).get_next(), []
+    following, found = v1.data.make_one_shot_iterator(dataset.map(unpack)).get_next(), []
     with v1.Session() as session:
         for _ in range(6):
             try:
@@ -950,7 +956,7 @@ def test_any_lines_are_read_or_refused_as_by_tensorflow(line_parsers):
 def test_text_is_split_into_lines_that_are_neither_blank_nor_a_comment(text, lines, ops, tmp_path):
     path = tmp_path / "some.libsvm"
     path.write_bytes(text)
-    chunks = libsvm.read(tf.constant(str(path)), [], 8 << 20, ops)
+    chunks = libsvm.line_chunks(tf.constant(str(path)), [], 8 << 20, ops)
     assert sum(unpacked(chunks) if ops.packed else strings_of(chunks), []) == lines
 
 
@@ -1075,16 +1081,6 @@ def test_one_process_of_a_host_builds_them(tmp_path):
     assert [run.stdout for run in done] == 3 * ["True\n"], done
     assert len((tmp_path / "compiled").read_text().split()) == 3  # two halves, and the library
     assert [path.name for path in (tmp_path / "of").iterdir() if path.suffix != ".so"] == ["lock"]
-
-
-def test_training_says_that_it_still_builds_them(tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("CXX", copying_compiler(tmp_path)["CXX"])
-    monkeypatch.setenv("DEEPFM_KERNELS_DIR", str(tmp_path))
-    monkeypatch.setattr(compiled, "_EACH", 0.1)
-    with caplog.at_level("INFO", logger="absl"):
-        assert compiled.ready()
-    lines = [line for line in caplog.messages if line.startswith("Still building")]
-    assert lines and "in at most 300 s" in caplog.text
 
 
 def test_a_compiler_that_takes_too_long_is_stopped(tmp_path, monkeypatch):

@@ -19,8 +19,9 @@ from data_tools.common import line_blocks, publishing
 from data_tools.common.shards import Host
 from data_tools.engines import processes
 from data_tools.libsvm_to_tfrecord import Options
-from deepfm.data import dataset_json, datasets
+from deepfm.data import datasets
 from deepfm.errors import BadInput
+from deepfm.records import dataset_json
 
 TIMEOUT = 60  # seconds
 

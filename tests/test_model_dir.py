@@ -25,7 +25,8 @@ from conftest import (
 from deepfm.config import InputConfig
 from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.runtime import atomic_files, remote_files
+from deepfm.records import atomic_files
+from deepfm.runtime import remote_files
 from deepfm.state import model_dir
 
 v1 = tf.compat.v1

@@ -9,8 +9,9 @@ from data_tools import inspect_dataset, rebalance
 from data_tools.common.shards import Host
 from deepfm import open_data
 from deepfm.config import InputConfig
-from deepfm.data import dataset_json, datasets
+from deepfm.data import datasets, named_files
 from deepfm.errors import BadInput
+from deepfm.records import dataset_json
 from deepfm.runtime import sagemaker
 
 NAMES = tuple("abcd")
@@ -31,11 +32,11 @@ def four(tmp_path):
 
 @pytest.fixture
 def said(monkeypatch):
-    """The lines that dataset_json logs."""
+    """The lines that named_files logs."""
     lines = []
     for level in ("info", "warning"):
         say = lambda text, *values: lines.append(text % values)
-        monkeypatch.setattr(dataset_json.logging, level, say)
+        monkeypatch.setattr(named_files.logging, level, say)
     return lines
 
 

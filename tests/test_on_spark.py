@@ -20,9 +20,10 @@ from data_tools.common import line_blocks
 from data_tools.engines import spark_order
 from data_tools.rebalancing import options as rebalance_options
 from data_tools.rebalancing.selecting import Order
-from deepfm.data import dataset_json, datasets
+from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.records.storage import local
+from deepfm.records import dataset_json
+from deepfm.records.storage import places
 
 PYTHON = ROOT / ".venv-spark" / "bin" / "python"
 pytestmark = pytest.mark.skipif(
@@ -399,7 +400,7 @@ def test_a_full_disk_ends_the_job_with_its_name_and_leaves_nothing(
 def test_a_task_does_not_make_the_folder_of_a_job_that_is_gone_again(tmp_path):
     """Whose driver has deleted it: nobody would delete it a second time."""
     with pytest.raises(FileNotFoundError):
-        local.make_inner(str(tmp_path / "scratch" / "attempt-0"))
+        places.make_inner(str(tmp_path / "scratch" / "attempt-0"))
     assert list(tmp_path.iterdir()) == []
 
 

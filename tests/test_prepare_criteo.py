@@ -25,7 +25,7 @@ from data_tools.common.shards import ALONE, Host
 from data_tools.prepare_criteo import Options
 from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.records import made
+from deepfm.records import dataset_json
 
 CRITEO = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
 AVAZU = [
@@ -306,9 +306,9 @@ def test_parts_of_a_split_weigh_their_shares_by_rows(tmp_path):
                  "value_ranges": [[i, 2], None]}
         for i, (n, share) in enumerate([(1, 0.75), (3, 0.25)])
     }  # fmt: skip
-    found = made.merge(parts)
+    found = dataset_json.merge(parts)
     assert found == {"unknown_shares": {"x": 0.375}, "value_ranges": [[0, 2], None]}
-    assert made.merge({**parts, "old": {}}) == {}
+    assert dataset_json.merge({**parts, "old": {}}) == {}
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])

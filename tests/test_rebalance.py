@@ -34,10 +34,11 @@ from data_tools.engines.processes import Processes
 from data_tools.jobs import rebalance as job
 from data_tools.rebalance import Options
 from data_tools.rebalancing import passes, shuffling
-from deepfm.data import dataset_json, datasets
-from deepfm.data.dataset_json import SamplingRates
+from deepfm.data import datasets
 from deepfm.data.datasets import DataFile
 from deepfm.errors import BadInput
+from deepfm.records import dataset_json
+from deepfm.records.dataset_json import SamplingRates
 
 SIZES = (301, 2, 1000, 97)  # records of the files of an input
 

@@ -25,8 +25,9 @@ from conftest import (
 )
 from s3_server import CUT, Folder, Proxy, any_of, first
 
-from deepfm.data import dataset_json, datasets
+from deepfm.data import datasets
 from deepfm.errors import BadInput
+from deepfm.records import dataset_json
 from deepfm.runtime import remote_files
 from deepfm.state import checkpoints, remote_model_dir
 

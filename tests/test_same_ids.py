@@ -16,10 +16,10 @@ from data_tools.common import line_blocks
 from data_tools.libsvm_to_tfrecord import Options
 from deepfm import model_config
 from deepfm.config import ModelConfig
-from deepfm.data import dataset_json, datasets
+from deepfm.data import datasets
 from deepfm.data.datasets import DataSet
 from deepfm.errors import BadInput
-from deepfm.records import made as how
+from deepfm.records import dataset_json
 from deepfm.state import export
 
 v1 = tf.compat.v1
@@ -276,9 +276,9 @@ def test_columns_in_another_order_are_other_ids(tmp_path):
         options = Options(str(tmp_path / f"{name}.csv"), str(tmp_path / name))
         libsvm_to_tfrecord.convert(options)
         made.append(datasets.find(options.output_dir, "data").made["ids"])
-    one, other = how.ids_differ(*made[:2])
+    one, other = dataset_json.ids_differ(*made[:2])
     assert one.startswith('columns[0] "site" (') and other.startswith('columns[0] "article" (')
-    assert how.ids_differ(made[0], made[2]) is None
+    assert dataset_json.ids_differ(made[0], made[2]) is None
 
 
 def test_a_data_set_of_ids_made_in_two_ways_is_refused(tmp_path):

@@ -10,8 +10,9 @@ import pytest
 from conftest import ROOT, make_records, run_train, small_job, write_tfrecords
 
 from deepfm.config import ModelConfig
-from deepfm.data import dataset_json, datasets
+from deepfm.data import datasets
 from deepfm.errors import BadInput
+from deepfm.records import dataset_json
 from deepfm.runtime import memory
 from deepfm.state import model_json
 

@@ -13,7 +13,7 @@ from test_records import run, write_records
 from data_tools import inspect_dataset, libsvm_to_tfrecord, rebalance
 from deepfm import open_data
 from deepfm.config import InputConfig
-from deepfm.data import bad_records, dataset_json, datasets, formats, records
+from deepfm.data import bad_records, datasets, formats, records
 from deepfm.data.input_pipeline import make_input_fn
 from deepfm.data.reading import Source
 from deepfm.data.records import Schema
@@ -22,7 +22,7 @@ from deepfm.kernels import reading
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.modes.common.mode import Mode
-from deepfm.records import libsvm_text
+from deepfm.records import dataset_json, libsvm_text
 from deepfm.runtime import sagemaker
 from deepfm.state import export
 

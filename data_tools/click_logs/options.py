@@ -18,7 +18,7 @@ from data_tools.libsvm import output_files
 from data_tools.tables import csv_blocks
 from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.records import data_file, file_bytes
+from deepfm.records import data_file
 from deepfm.records.storage import places
 
 _ON_SPARK = "'python -m data_tools.on_spark prepare' (docs/spark.md)"
@@ -192,12 +192,10 @@ def sources_of(options):
 
 def find(sources: Sequence[RawInput], own_files: bool = False) -> Dict[str, list]:
     """{flag: the DataFiles of the source}; BadInput if they are no raw rows, or in two roles."""
-    find_one = lambda x: datasets.find(
-        x.spec, x.flag, partial=own_files, tables=True, kinds=data_file.KINDS
-    )
+    find_one = lambda x: datasets.find(x.spec, x.flag, partial=own_files, tables=True)
     files_of = {source.flag: slices.checked(source, find_one(source)) for source in sources}
     for (name, files), (other, others) in itertools.combinations(files_of.items(), 2):
-        for one, same in file_bytes.in_both(files, others):
+        for one, same in data_file.in_both(files, others):
             raise BadInput(
                 f"{one.path} of --{name} holds the same rows as {same.path} of --{other}; give "
                 "each split rows of its own."

@@ -13,10 +13,8 @@ from data_tools.click_logs import feature_map, field_tables
 from data_tools.click_logs.splitting import SPLITS
 from data_tools.common import publishing
 from data_tools.libsvm import pieces
-from deepfm.data import dataset_json
 from deepfm.errors import BadInput
-from deepfm.records import data_file
-from deepfm.records import made as how
+from deepfm.records import data_file, dataset_json
 from deepfm.records.storage import places
 
 
@@ -103,7 +101,7 @@ def publish(written, tables, fingerprint, old, options, host, scratch, elsewhere
             total = _total(written, i)
             dataset_json.write(
                 made, len(tables), tables[-1].end, described, feature_map=fingerprint,
-                ids=how.ids(feature_map=fingerprint, id_offset=0),
+                ids=dataset_json.ids(feature_map=fingerprint, id_offset=0),
                 value_ranges=pieces.ranges(total.low, total.high),
                 unknown_shares=_unknown(total, tables),
             )  # fmt: skip
@@ -149,6 +147,6 @@ def log_unknown(written, tables, options):
         most = sorted(shares.items(), key=lambda item: -item[1])[:10]
         text = ", ".join(f"{name} {share:.1%}" for name, share in most if share)
         logging.info("%s: cells that the map does not know: %s.", SPLITS[i], text or "none")
-        above = how.far_above(total.rows, {"unknown_shares": shares}, trained)
+        above = dataset_json.far_above(total.rows, {"unknown_shares": shares}, trained)
         if above:
-            logging.warning("%s: the map does not know %s; %s", SPLITS[i], above, how.ADVICE)
+            logging.warning("%s: %s", SPLITS[i], above)

@@ -17,7 +17,7 @@ from data_tools.tables import blocks, csv_blocks, parquet_blocks
 from data_tools.tables.csv_blocks import CsvFile, LinePart
 from data_tools.tables.parts import Part, reader
 from deepfm.errors import BadInput
-from deepfm.records import data_file, file_bytes
+from deepfm.records import data_file
 from deepfm.records.bad_record import BadRecord
 from deepfm.records.storage import places
 
@@ -59,7 +59,7 @@ class RawInput(NamedTuple):
 
 def checked(source: RawInput, data) -> list:
     """The DataFiles of a source's DataSet; raises BadInput if they cannot be raw rows."""
-    parquet = [f.path for f in data.files if file_bytes.is_parquet(f.path)]
+    parquet = [f.path for f in data.files if data_file.is_parquet(f.path)]
     if parquet and len(parquet) < len(data.files):
         text = next(f.path for f in data.files if f.path not in parquet)
         raise BadInput(
@@ -86,7 +86,7 @@ def cut(source: RawInput, files: List, options) -> Iterator[RawSlice]:
     """
     total = sum(f.bytes for f in files)
     size = max(line_blocks.TASK, total // MOST)
-    if files and file_bytes.is_parquet(files[0].path):
+    if files and data_file.is_parquet(files[0].path):
         yield from _cut_parquet(source, [f.path for f in files], size, options)
         return
     slices = [

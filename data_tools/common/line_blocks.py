@@ -4,7 +4,7 @@ import contextlib
 import functools
 from typing import Callable, Iterator, List, NamedTuple, Optional, Tuple
 
-from deepfm.records import text_blocks
+from deepfm.records import libsvm_text
 from deepfm.records.bad_record import BadRecord, find_refused, marked
 from deepfm.records.storage import places
 
@@ -27,8 +27,8 @@ class LineRange(NamedTuple):
 
 
 def read_blocks(lines: LineRange) -> Iterator[Tuple[int, bytes, int]]:
-    """Yields (start, text, bytes read) for each block of the lines; see text_blocks.blocks."""
-    return text_blocks.blocks(lines.path, BLOCK, lines.start, lines.end)
+    """Yields (start, text, bytes read) for each block of the lines; see libsvm_text.blocks."""
+    return libsvm_text.blocks(lines.path, BLOCK, lines.start, lines.end)
 
 
 def first_text(path: str) -> bytes:
@@ -80,7 +80,7 @@ def sift(
     number: int,
     accepts: Callable[[bytes], bool],
     explain: Callable[[bytes], Optional[str]],
-    content: Callable[[bytes], bytes] = text_blocks.without_comment,
+    content: Callable[[bytes], bytes] = libsvm_text.without_comment,
 ) -> Iterator[BadRecord]:
     """Yields a BadRecord for each line of a block that the parser refuses; returns the others.
 

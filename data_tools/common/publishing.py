@@ -20,11 +20,11 @@ from typing import Collection, List, Sequence, Tuple
 
 from absl import logging
 
-from deepfm.data import dataset_json
-from deepfm.data.dataset_json import UNFINISHED
 from deepfm.errors import BadInput
-from deepfm.records.storage import local, places
-from deepfm.runtime import atomic_files, program
+from deepfm.records import atomic_files, dataset_json
+from deepfm.records.dataset_json import UNFINISHED
+from deepfm.records.storage import places
+from deepfm.runtime import program
 
 # Tasks of a job that has failed may go on writing for a while: Spark ends their processes after two
 # seconds. So long a remote folder is deleted again and again, in seconds:
@@ -149,7 +149,7 @@ def scratch(folder: str, prefix: str, hosts: int = 1):
     made = _missing(folder)
     os.makedirs(folder, exist_ok=True)
     try:
-        clean_up = program.before_end(lambda: _remove_empty(made))
+        clean_up = atomic_files.before_end(lambda: _remove_empty(made))
         alone = _alone(folder) if hosts == 1 else contextlib.nullcontext()
         with alone, clean_up, atomic_files.scratch(folder, prefix) as path:
             yield path
@@ -183,7 +183,7 @@ def _remote_scratch(folder, prefix):
 
     late = _LATE
     try:
-        with program.before_end(lambda: clean_up(late)):
+        with atomic_files.before_end(lambda: clean_up(late)):
             yield path
         late = 0
     finally:
@@ -283,19 +283,19 @@ def _carry_out(files, gone, moves, marks):
 def finish(folder: str) -> bool:
     """Finishes what a killed run had begun to publish from a folder; returns whether one had."""
     finished = False
-    for name in [] if places.is_remote(folder) else local.names(folder):
+    for name in [] if places.is_remote(folder) else places.names(folder):
         scratch = os.path.join(folder, name)
         if not (name.startswith(".") and os.path.exists(os.path.join(scratch, _TO_DO))):
             continue
         at = lambda path, scratch=scratch: os.path.normpath(os.path.join(scratch, path))
-        gone, moves, marks = json.loads(local.content(os.path.join(scratch, _TO_DO)).decode())
+        gone, moves, marks = json.loads(places.content(os.path.join(scratch, _TO_DO)).decode())
         gone, marks = (list(filter(os.path.exists, map(at, paths))) for paths in (gone, marks))
-        marks = [mark for mark in marks if local.content(mark) == name.encode()]
+        marks = [mark for mark in marks if places.content(mark) == name.encode()]
         left = [tuple(map(at, pair)) for pair in moves if os.path.exists(at(pair[0]))]
         opened = os.open(scratch, os.O_RDONLY)
         if marks and atomic_files.lock(opened):
             logging.warning("%s: finishing what a run that was killed had begun.", folder)
-            _carry_out(local, gone, left, marks)
+            _carry_out(places, gone, left, marks)
             finished = True
         os.close(opened)
     return finished

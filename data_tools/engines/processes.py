@@ -16,6 +16,7 @@ from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
 from data_tools.common import publishing
 from data_tools.common.progress import Progress
 from data_tools.common.skipping import Skipping
+from deepfm.records import atomic_files
 from deepfm.records.bad_record import BadRecord
 from deepfm.runtime import program
 
@@ -29,6 +30,7 @@ class Processes:
         room: the vocabulary.Room for counting categories.
 
     Attributes:
+        number: how many; None: not known.
         retries: whether a task may be tried again, so that what it reads has to stay.
     """
 
@@ -160,7 +162,7 @@ def run(
     todo = enumerate(tasks)
     processes = {}
     with contextlib.ExitStack() as stack:
-        stack.enter_context(program.before_end(lambda: _kill(processes)))
+        stack.enter_context(atomic_files.before_end(lambda: _kill(processes)))
         stack.callback(_kill, processes)
         # Hold signals back, or one could arrive when a process has started but is not yet listed.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, program.SIGNALS)

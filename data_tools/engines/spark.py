@@ -22,10 +22,10 @@ from data_tools.engines.spark_events import BAD, REFUSED
 from data_tools.engines.spark_session import job
 from data_tools.rebalancing import counting, sampling
 from deepfm.errors import BadInput
+from deepfm.records import atomic_files
 from deepfm.records.bad_record import BadRecord
 from deepfm.records.data_file import DataFile, SamplingRates
 from deepfm.records.storage import places
-from deepfm.runtime import program
 
 GROUP = 128 << 20  # bytes for a Spark task
 SECONDS_TO_STOP = 10.0
@@ -35,7 +35,7 @@ ALL = SamplingRates(1.0, 1.0)  # every record once
 class Spark:
     """A SparkSession, as an engine."""
 
-    retries = True
+    retries, number = True, None
 
     def __init__(self, session):
         self.session = session
@@ -49,7 +49,7 @@ class Spark:
             stopping.start()
             stopping.join(SECONDS_TO_STOP)
 
-        with publishing.scratch(folder, prefix, hosts) as path, program.before_end(stop):
+        with publishing.scratch(folder, prefix, hosts) as path, atomic_files.before_end(stop):
             yield path
 
     def publishing(self, folder: str):

@@ -5,9 +5,9 @@ import os
 from absl import logging
 
 from data_tools.libsvm import pieces
-from deepfm.data import dataset_json, datasets
+from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.records import data_file
+from deepfm.records import dataset_json
 from deepfm.records.data_file import DataFile
 
 
@@ -42,7 +42,7 @@ def write(data: str, summary: dict):
             "dataset.json is for rows of equally many; convert them with libsvm_to_tfrecord --pad "
             "or --multi_valued."
         )
-    known = datasets.find(data, "data", kinds=data_file.KINDS)
+    known = datasets.find(data, "data")
     extremes = ([field[x] for field in summary["fields"]] for x in ("min_value", "max_value"))
     files = [DataFile(*(f[x] for x in DataFile._fields[:4])) for f in summary["files"]]
     dataset_json.write(

@@ -20,10 +20,10 @@ from data_tools.common.skipping import Skipping
 from data_tools.libsvm import output_files, pieces, sources
 from data_tools.libsvm.options import Options
 from deepfm.data import datasets
-from deepfm.data.dataset_json import METADATA
 from deepfm.errors import BadInput
-from deepfm.records import data_file
+from deepfm.records import codec, data_file
 from deepfm.records.data_file import DataFile
+from deepfm.records.dataset_json import METADATA
 from deepfm.records.storage import places
 
 
@@ -43,9 +43,7 @@ def convert(options: Options, engine, host: Host = ALONE) -> List[DataFile]:
     """
     start = time.monotonic()
     publishing.finish(options.output_dir)
-    data = datasets.find(
-        options.input, "input", partial=host.own_files, tables=True, kinds=data_file.KINDS
-    )
+    data = datasets.find(options.input, "input", partial=host.own_files, tables=True)
     source = sources.of(data, options)
     lines = source.schema
     if host.number > 1 and not lines.field_size and (lines.pad or lines.named_fields):
@@ -62,6 +60,7 @@ def convert(options: Options, engine, host: Host = ALONE) -> List[DataFile]:
     old = [output_files.prepare(data.files, target) for target in targets]
     with engine.scratch(options.output_dir, output_files.SCRATCH) as scratch:
         total = sum(file.bytes for file in data.files)
+        codec.check_size(data.files[0].path, total, engine.number)
         counts = _count(engine, source, options, total)
         schema = source.complete(counts)
         tasks = pieces.plan(source.ranges, counts, options.num_files, split)

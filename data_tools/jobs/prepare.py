@@ -10,6 +10,7 @@ from data_tools.common.shards import ALONE, Host
 from data_tools.common.skipping import Skipping
 from data_tools.libsvm.pieces import NO_ROWS, together
 from deepfm.errors import BadInput
+from deepfm.records import codec
 from deepfm.records.data_file import DataFile
 
 
@@ -18,6 +19,8 @@ def prepare(options: Options, engine, host: Host = ALONE) -> List[DataFile]:
     start = time.monotonic()
     options, known, columns, cut, old = plan(options, host)
     every = [task for group in cut.values() for task in group]
+    if every and options.output_format == "tfrecord":
+        codec.check_size(every[0].lines.path, _size(every), engine.number)
     with engine.scratch(options.output_dir, SCRATCH, host.number) as scratch:
         if known:
             tables = field_tables.from_map(known)

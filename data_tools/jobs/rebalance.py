@@ -9,9 +9,9 @@ from data_tools.common.shards import ALONE, Host
 from data_tools.rebalancing import counting, output_files, record_blocks, sampling
 from data_tools.rebalancing.options import SEEDS, Options, check
 from data_tools.rebalancing.selecting import Order, Work
-from deepfm.data import dataset_json, datasets
+from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.records import data_file, libsvm_text
+from deepfm.records import codec, dataset_json, libsvm_text
 from deepfm.records.data_file import DataFile, SamplingRates
 from deepfm.records.storage import places
 
@@ -41,7 +41,7 @@ def rebalance(options: Options, engine, host: Host = ALONE) -> List[DataFile]:
     check(options)
     options = _of_host(options, host)
     finished = publishing.finish(options.output_dir)
-    data = datasets.find(options.input, "input", partial=host.own_files, kinds=data_file.KINDS)
+    data = datasets.find(options.input, "input", partial=host.own_files)
     is_text = data.data_format == "libsvm"
     first = lambda data: datasets.first_record(data, record_blocks.first_shape)
     schema = None if is_text else output_files.schema(data, first)
@@ -50,6 +50,7 @@ def rebalance(options: Options, engine, host: Host = ALONE) -> List[DataFile]:
     names = output_files.names(data, options)
     output_files.check_apart(data, options, finished)
     old = output_files.prepare(data, options)
+    codec.check_size(data.files[0].path, sum(f.bytes for f in data.files), engine.number)
     with engine.scratch(options.output_dir, ".rebalance-") as scratch:
         work = Work(
             sampling.parts(data), schema, weighted, options.max_bad_records, ALL,

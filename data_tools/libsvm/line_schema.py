@@ -11,7 +11,7 @@ from absl import logging
 from data_tools.libsvm import pieces
 from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.records import libsvm_text, text_blocks
+from deepfm.records import libsvm_text
 from deepfm.records.data_file import DataFile
 from deepfm.records.schema import Schema
 from deepfm.records.storage import places
@@ -26,7 +26,7 @@ def of_flags(data, options) -> Schema:
     """
     inputs, named = data.files, options.input_format == "libffm"
     if options.input_format == "auto":
-        lines = (line.split() for file in inputs for _, line in text_blocks.lines(file.path))
+        lines = (line.split() for file in inputs for _, line in libsvm_text.lines(file.path))
         first = next((words for words in lines if len(words) > 1), None)
         named = bool(first) and first[1].count(b":") == 2
         if not first and options.multi_valued:
@@ -123,7 +123,7 @@ def _warn_of_padding(longest, rows, inputs):
     """Warns if filling all rows up to the longest makes records far larger than the input."""
     size, given = 5 * longest * rows, sum(file.bytes for file in inputs)  # an id, a float
     if size > 10 * given:
-        lines = ((f.path, n, x) for f in inputs for n, x in text_blocks.lines(f.path))
+        lines = ((f.path, n, x) for f in inputs for n, x in libsvm_text.lines(f.path))
         at = next((f"{path}:{n}" for path, n, x in lines if len(x.split()) > longest), "a row")
         logging.warning(
             "%s: the longest row has %d pairs, and --pad fills all %d rows up to that: about %.2g "
@@ -145,7 +145,7 @@ def _first_row_length(inputs, lines, options):
     """The number of id:value pairs in the first good row."""
     bad = 0
     for file in inputs:
-        for number, line in text_blocks.lines(file.path):
+        for number, line in libsvm_text.lines(file.path):
             pairs = len(line.split()) - 1
             schema = lines._replace(feature_size=None)
             if not lines.named_fields:
@@ -161,7 +161,7 @@ def _first_row_length(inputs, lines, options):
 
 def mixed_labels(inputs, schema):
     """The error message for an input with both labels 0 and -1, where 0 is ambiguous."""
-    rows = ((f.path, number, line) for f in inputs for number, line in text_blocks.lines(f.path))
+    rows = ((f.path, number, line) for f in inputs for number, line in libsvm_text.lines(f.path))
     return pieces.mixed(
         (f"{path}:{number}", line.split()[0].partition(b":")[0])
         for path, number, line in rows

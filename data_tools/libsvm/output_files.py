@@ -3,7 +3,6 @@
 `options` is always an Options.
 """
 
-import gzip
 import itertools
 import os
 import posixpath
@@ -15,9 +14,8 @@ from absl import logging
 from data_tools.common import publishing
 from data_tools.libsvm import pieces
 from data_tools.libsvm.pieces import BlockFacts
-from deepfm.data import dataset_json
 from deepfm.errors import BadInput
-from deepfm.records import codec, data_file, frames, made, wire
+from deepfm.records import codec, data_file, dataset_json, frames, wire
 from deepfm.records.data_file import DataFile
 from deepfm.records.storage import places
 
@@ -100,7 +98,7 @@ def describe(scratch: str, schema, every: BlockFacts, files: List[DataFile], dat
         scratch, schema.field_size, feature_size, files,
         multi_valued=schema.multi_valued, hash_buckets=schema.hash_buckets,
         feature_map=None if options.id_offset or options.hash_buckets else data.feature_map,
-        weighted=schema.weighted, ids=made.ids(**ids),
+        weighted=schema.weighted, ids=dataset_json.ids(**ids),
         value_ranges=pieces.ranges(every.low, every.high),
     )  # fmt: skip
     return [*(os.path.basename(file.path) for file in files), dataset_json.METADATA]
@@ -136,7 +134,7 @@ def log_examples(files: List[DataFile]):
             texts = [line.decode().strip() for line in itertools.islice(f, 2)]
     else:
         data, starts, ends = _first_frames(path)
-        texts = [_text(wire.read(data[a:b])) for a, b in zip(starts[:2], ends[:2])]
+        texts = [_text(wire.features_of(data[a:b])) for a, b in zip(starts[:2], ends[:2])]
     for text in texts:
         logging.info("Example: %s", text if len(text) < 1000 else text[:996] + " ...")
 
@@ -149,8 +147,7 @@ def _text(features):
 
 def _first_frames(path):
     """(the first records of a TFRecord file, where they begin and where they end)."""
-    with places.of(path).open_file(path) as raw:
-        found = next(frames.read(gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw, path))
+    found = next(frames.frames_of_file(path))
     return found.data, found.starts + frames.HEADER, found.ends - 4
 
 

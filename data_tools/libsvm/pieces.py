@@ -16,7 +16,7 @@ from data_tools.common import line_blocks
 from data_tools.common.line_blocks import LineRange
 from data_tools.libsvm import field_lines
 from deepfm.errors import BadInput, naming
-from deepfm.records import codec, libsvm_text, text_blocks
+from deepfm.records import codec, libsvm_text
 from deepfm.records.bad_record import BadRecord
 from deepfm.records.codec import Batch
 from deepfm.records.schema import Schema
@@ -143,12 +143,12 @@ def count(lines: LineRange, named_fields: bool, weighted: bool, pad: bool) -> It
     The fields count only if they have names, or if rows are padded.
     """
     for _, text, read in line_blocks.read_blocks(lines):
-        starts = text_blocks.record_starts(text)
+        starts = libsvm_text.record_starts(text)
         if named_fields:
             pairs = libsvm_text.weights_as_pairs_of(text) if weighted else text
             most = field_lines.num_fields(pairs)
         else:
-            most = text_blocks.longest_record(text, starts, weighted) if pad else 0
+            most = libsvm_text.longest_record(text, starts, weighted) if pad else 0
         yield read, (len(starts), most)
 
 
@@ -271,7 +271,7 @@ def write(
 
 def _negative(text):
     """Whether the label of each record of a text has a minus sign. bool [B]."""
-    starts = text_blocks.record_starts(text)
+    starts = libsvm_text.record_starts(text)
     first = np.frombuffer(text, np.uint8)[starts]
     negative = first == _MINUS
     for i in np.flatnonzero(first <= _BLANK).tolist():
@@ -281,7 +281,7 @@ def _negative(text):
 
 def _without_comment(line, schema):
     """A line without its comment, unless that may have been meant as part of an id."""
-    content = text_blocks.without_comment(line)
+    content = libsvm_text.without_comment(line)
     doubtful = schema.hash_buckets and content.strip() and libsvm_text.HASH_IN_ID.search(line)
     return line if doubtful else content
 
@@ -295,13 +295,13 @@ def _cut(lines, pieces):
     piece = next(pieces)
     left, lines_before = piece.rows, 0
     for _, text, read in line_blocks.read_blocks(lines):
-        starts = [] if left is None else text_blocks.record_starts(text)
+        starts = [] if left is None else libsvm_text.record_starts(text)
         row = begin = 0
         while left is not None and row + left <= len(starts):
             row += left
             end = starts[row] if row < len(starts) else len(text)
             yield piece, text[begin:end], lines_before, read
-            lines_before += text_blocks.newlines(text, begin, end)
+            lines_before += libsvm_text.newlines(text, begin, end)
             begin, read = end, 0
             piece = next(pieces, None)
             if piece is None:  # no rows are left
@@ -309,7 +309,7 @@ def _cut(lines, pieces):
             left = piece.rows
         if begin < len(text):
             yield piece, text[begin:], lines_before, read
-            lines_before += text_blocks.newlines(text, begin)
+            lines_before += libsvm_text.newlines(text, begin)
             left = None if left is None else left - (len(starts) - row)
 
 
@@ -317,7 +317,7 @@ def _divided(lines, pieces):
     """As _cut; the lines of other pieces are blank, so that lines keep their numbers."""
     lines_before = 0
     for begin, text, read in line_blocks.read_blocks(lines):
-        starts = text_blocks.record_starts(text)
+        starts = libsvm_text.record_starts(text)
         splits = split_of(pieces[0].part[0], lines.path, begin + starts)
         newlines = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
         of_line = dict(zip(np.searchsorted(newlines, starts).tolist(), splits.tolist()))

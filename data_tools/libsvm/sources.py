@@ -11,7 +11,7 @@ from data_tools.common import line_blocks
 from data_tools.common.line_blocks import LineRange
 from data_tools.libsvm import line_schema, pieces
 from deepfm.errors import BadInput
-from deepfm.records import data_file, file_bytes
+from deepfm.records import data_file
 from deepfm.records.schema import Schema
 
 _TEXT, _CSV, _PARQUET = "LibSVM text", "CSV", "Parquet"
@@ -108,7 +108,7 @@ def _is_table(paths: Sequence[str], options) -> bool:
 
 
 def _kind(path, options):
-    if file_bytes.is_parquet(path):
+    if data_file.is_parquet(path):
         return _PARQUET
     by_name = options.input_format == "auto" and path.endswith(data_file.CSV)
     return _CSV if by_name or options.columns or options.input_format == "csv" else _TEXT

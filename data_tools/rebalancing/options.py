@@ -4,8 +4,8 @@ import dataclasses
 from typing import Optional
 
 from data_tools.common.command_line import REQUIRED, flag
-from deepfm.data.dataset_json import SamplingRates
 from deepfm.errors import BadInput
+from deepfm.records.dataset_json import SamplingRates
 
 LARGEST_RATE = 1000000
 SEEDS = 2**32

@@ -8,9 +8,8 @@ import os
 from absl import logging
 
 from data_tools.common import publishing
-from deepfm.data import dataset_json
 from deepfm.errors import BadInput
-from deepfm.records import data_file
+from deepfm.records import data_file, dataset_json
 from deepfm.records.schema import Schema, Shape
 from deepfm.records.storage import places
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from data_tools.common import line_blocks
 from data_tools.common.line_blocks import LineRange
-from deepfm.records import codec, file_bytes, frames, libsvm_text, text_blocks, wire
+from deepfm.records import codec, data_file, frames, libsvm_text, wire
 from deepfm.records.bad_record import BadRecord, find_refused
 from deepfm.records.schema import Schema, Shape
 
@@ -48,7 +48,7 @@ def read(path: str, schema: Schema, skip: int) -> Iterator[Union[RecordBlock, Ba
         BadInput: a gzip file is damaged, or has several members.
     """
     bad, ratio = 0, _PACKED if path.endswith(".gz") else 1
-    for block in frames.of_file(path):
+    for block in frames.frames_of_file(path):
         is_bad = isinstance(block, BadRecord)
         for part in [block] if is_bad else _decoded(block, path, schema):
             if isinstance(part, BadRecord):
@@ -59,7 +59,7 @@ def read(path: str, schema: Schema, skip: int) -> Iterator[Union[RecordBlock, Ba
             if bad > skip:
                 return
     if not bad:
-        file_bytes.check_gzip(path)
+        data_file.check_gzip(path)
 
 
 def read_lines(
@@ -77,7 +77,7 @@ def read_lines(
         if field_size:
             return codec.decode_lines(text, Schema(field_size, weighted=weighted))
         # A field may have several values, so that id 0 is allowed though rows are padded.
-        longest = text_blocks.longest_record(text, text_blocks.record_starts(text), weighted)
+        longest = libsvm_text.longest_record(text, libsvm_text.record_starts(text), weighted)
         schema = Schema(max(longest, 1), pad=True, multi_valued=True, weighted=weighted)
         return codec.decode_lines(text, schema)
 
@@ -87,7 +87,7 @@ def read_lines(
     )
     first, lines_before = line_blocks.numbering(lines), 0
     for _, text, size in line_blocks.read_blocks(lines):
-        starts = text_blocks.record_starts(text)
+        starts = libsvm_text.record_starts(text)
         newlines = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE)
         line = np.searchsorted(newlines, starts)  # the index of each record's line
         batch = decode(text)
@@ -102,7 +102,7 @@ def read_lines(
 
 def first_shape(path: str) -> Shape:
     """The Shape of a file's first record."""
-    with contextlib.closing(frames.of_file(path)) as found:
+    with contextlib.closing(frames.frames_of_file(path)) as found:
         block = next(found, None)
     if not isinstance(block, frames.Frames):
         return Shape()

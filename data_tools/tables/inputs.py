@@ -14,7 +14,7 @@ from data_tools.tables.csv_blocks import CsvFile, LinePart
 from data_tools.tables.layouts import Layout
 from data_tools.tables.parts import Part
 from deepfm.errors import BadInput, listed
-from deepfm.records import file_bytes
+from deepfm.records import data_file
 from deepfm.records.schema import Schema
 
 ROWS = 1 << 18  # rows of a task: to reach them, those before in their row group are decoded, too
@@ -38,7 +38,7 @@ def read(data, options) -> Table:
         BadInput: a column is missing or cannot be what it should, or flags contradict the table.
     """
     paths = [file.path for file in data.files]
-    is_parquet = file_bytes.is_parquet(paths[0])
+    is_parquet = data_file.is_parquet(paths[0])
     named, cut = (_named_parquet, _cut_parquet) if is_parquet else (_named_csv, _cut_csv)
     if options.columns:
         layout = layouts.load(options.columns)

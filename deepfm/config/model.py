@@ -21,7 +21,7 @@ class ModelConfig(NamedTuple):
     by their sum, so all three agree for a field with a single value.
 
     Attributes:
-        ids: how the ids that the model learns were made (records/made.py); None: not known.
+        ids: how the ids that the model learns were made (records/dataset_json.py); None: not known.
         hash_buckets: of the strings that ids are hashes of, and that exported models take too; 0:
             ids are no hashes; None: not known.
         logit_offset: added to the logits in all but training; see `logit_offset`.

@@ -5,7 +5,6 @@ and the formats' slow, plain readers look at one record at a time, and past dama
 """
 
 import contextlib
-import functools
 import itertools
 from typing import Iterator, Optional, Tuple
 
@@ -17,7 +16,7 @@ from deepfm.data import datasets, identity, shares
 from deepfm.data.formats import LIBSVM, Format
 from deepfm.data.records import Schema
 from deepfm.errors import BadInput
-from deepfm.records.bad_record import BadRecord, find_refused
+from deepfm.records.bad_record import BadRecord
 from deepfm.runtime import remote_files
 
 CHUNK = 4096  # records that are checked at once
@@ -38,7 +37,6 @@ def find_bad(
         schema: what its records must look like.
         first: look at this many records only.
     """
-    accepts, explain = _judges(record_format, schema)
     records = itertools.islice(record_format.numbered(path), first)
     for chunk in iter(lambda: list(itertools.islice(records, CHUNK)), []):
         for unread, group in itertools.groupby(chunk, key=lambda item: item[1] is None):
@@ -47,16 +45,8 @@ def find_bad(
                 yield from (BadRecord(path, place, reason) for place, _, reason in group)
                 continue
             payloads = [payload for _, payload, _ in group]
-            for i, reason in find_refused(accepts, payloads, explain, record_format.unexplained):
+            for i, reason in record_format.refused(payloads, schema):
                 yield BadRecord(path, group[i][0], reason)
-
-
-def _judges(record_format, schema):
-    """(whether all payloads are good, what is wrong with one), functions of payloads."""
-    return (
-        functools.partial(record_format.accepts, schema=schema),
-        functools.partial(record_format.explain, schema=schema),
-    )
 
 
 def check_first_records(data: datasets.DataSet, schema: Schema):
@@ -107,11 +97,10 @@ def find_damaged(
 
 def _pass_over(data, schema, allowed):
     """(the channel, which from now on passes over bad records; those passed over so far)."""
-    accepts, explain = _judges(data.format, schema)
     skipped = shares.Skipped(data.name, {})
 
     def good(numbers, records):
-        bad = dict(find_refused(accepts, records.tolist(), explain, data.format.unexplained))
+        bad = dict(data.format.refused(records.tolist(), schema))
         for i, reason in bad.items():
             place = f": record {numbers[i]}"
             record = BadRecord(data.name, place, reason)

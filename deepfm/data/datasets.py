@@ -1,7 +1,6 @@
 """Which files make up a data set, and whether any are missing; finds them without TensorFlow."""
 
 import fnmatch
-import functools
 import os
 import posixpath
 import re
@@ -9,11 +8,11 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from absl import logging
 
-from deepfm.data import dataset_json
-from deepfm.data.dataset_json import METADATA, UNFINISHED, SamplingRates
+from deepfm.data import named_files
 from deepfm.errors import BadInput
-from deepfm.records import data_file, file_bytes, made
-from deepfm.records.data_file import DataFile
+from deepfm.records import data_file, dataset_json
+from deepfm.records.data_file import KINDS, DataFile
+from deepfm.records.dataset_json import METADATA, UNFINISHED, SamplingRates
 from deepfm.records.schema import Shape
 from deepfm.records.storage import places
 from deepfm.records.storage.places import is_remote
@@ -42,7 +41,7 @@ class DataSet(NamedTuple):
         sampling_rates: SamplingRates; None if none are known.
         feature_map: fingerprint of the feature map that made the ids; None if unknown.
         weighted: whether records may hold the weight of an example; None if unknown.
-        made: what is known of made.KEYS.
+        made: what is known of dataset_json.KEYS.
     """
 
     files: List[DataFile]
@@ -105,7 +104,7 @@ def find(
     data_format: str = "auto",
     partial: bool = False,
     tables: bool = False,
-    kinds: Optional[dict] = None,
+    kinds: Dict[str, Any] = KINDS,
 ) -> DataSet:
     """Finds the data that a flag names, and refuses what cannot be data.
 
@@ -115,17 +114,12 @@ def find(
         data_format: auto, or a name in formats.FORMATS.
         partial: whether a host may have only its part of the files that dataset.json names.
         tables: whether files may be Parquet or CSV.
-        kinds: what tells the formats from one another; default: formats.FORMATS, which need
-            TensorFlow.
+        kinds: what tells the formats from one another: KINDS, or formats.FORMATS.
 
     Raises:
         BadInput: no file matches, all are empty, one in dataset.json is missing, formats are mixed,
             a file's name and compression disagree, it is of another kind, or it may not be read.
     """
-    if not kinds:
-        from deepfm.data import formats
-
-        kinds = formats.FORMATS
     try:
         return _find(spec, flag, data_format, partial, tables, kinds)
     except (FileNotFoundError, PermissionError) as error:
@@ -140,8 +134,7 @@ def _find(spec, flag, data_format, partial, tables, formats):
     folders = sorted({*map(posixpath.dirname, paths)}.union(*(x.folders for x in entries)))
     for folder in folders:
         _check_finished(folder, f"--{flag}={spec}")
-    names = functools.lru_cache(maxsize=None)(dataset_json.names_in)
-    dataset_json.warn_of_missing_hosts(paths, f"--{flag}={spec}")
+    named_files.warn_of_missing_hosts(paths, f"--{flag}={spec}")
     files, empty, seen = [], [], set()
     sizes = places.each(paths[0], lambda path: places.of(path).size(path), paths)
     for path, size in zip(paths, sizes):
@@ -172,11 +165,11 @@ def _find(spec, flag, data_format, partial, tables, formats):
     _warn_of_repeated(entries, files, flag)
     if tables and list(formats)[-1] not in found:  # the one that takes what no other does
         raise BadInput(f"--{flag}={spec}: {files[0].path} is neither text nor Parquet.")
-    said = {folder: dataset_json.load(folder, names) for folder in folders}
+    said = {folder: dataset_json.load(folder) for folder in folders}
     said = {folder: metadata for folder, metadata in said.items() if metadata}
     there = set(paths) - {file.path for file in empty}
     covers = lambda path: any(entry.covers(path) for entry in entries)
-    dataset_json.check_named(f"--{flag}={spec}", covers, there, said, _holds_data, partial)
+    named_files.check_named(f"--{flag}={spec}", covers, there, said, _holds_data, partial)
     tops = [entry.spec.rstrip("/") for entry in entries]
     described = [_described(file, tops, said) for file in files]
     metadata = [m for _, m in described if m]
@@ -193,13 +186,13 @@ def _find(spec, flag, data_format, partial, tables, formats):
         sampling_rates=_sampling_rates(described),
         feature_map=_feature_map(described, flag),
         weighted=any_says("weighted"),
-        made=made.merge({f.path: m or {} for f, m in described}),
+        made=dataset_json.merge({f.path: m or {} for f, m in described}),
     )
 
 
 def _warn_of_repeated(entries, files, flag):
     """Warns of records that are there twice, and of an entry that takes in several splits."""
-    for first, *copies in file_bytes.same_content(files):
+    for first, *copies in data_file.same_content(files):
         logging.warning(
             "--%s: %s is a copy of %s: their records count more than once; delete one of them.",
             flag, " and ".join(file.path for file in copies[:3]), first.path,
@@ -311,7 +304,7 @@ def _format(path, tables, formats):
 
     None for a gzip file of nothing whose name does not tell the format.
     """
-    head = file_bytes.head(path, tables)
+    head = data_file.head(path, tables)
     if not head and not data_file.is_named(path, formats):
         return None
     return data_file.kind_of(path, head[:12], formats)

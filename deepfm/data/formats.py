@@ -4,8 +4,9 @@ Whoever reads records asks the entry and names no format. Another format is anot
 FORMATS, and a file beside `libsvm` with the functions of that entry.
 """
 
+import functools
 import struct
-from typing import Callable, NamedTuple, Optional, Tuple
+from typing import Callable, Iterator, NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -14,7 +15,7 @@ from deepfm.data import libsvm, records
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.kernels.reading import CHUNK
 from deepfm.records import codec, data_file, frames, library, libsvm_text, wire
-from deepfm.records.bad_record import BadRecord
+from deepfm.records.bad_record import BadRecord, find_refused
 from deepfm.records.schema import FRAME, Shape
 
 
@@ -64,11 +65,14 @@ class Format(NamedTuple):
         payload = next((payload for _, payload, _ in self.numbered(path)), None)
         return Shape() if payload is None else self.shape(payload)
 
-    def accepts(self, payloads, schema) -> bool:
-        """Whether all payloads are good, slowly without the compiled codec."""
+    def refused(self, payloads, schema) -> Iterator[Tuple[int, str]]:
+        """Yields (index, reason) of each bad payload; slowly without the compiled codec."""
+        explain = functools.partial(self.explain, schema=schema)
         if library.load():
-            return self.decodes(payloads, schema)
-        return not any(self.explain(payload, schema) for payload in payloads)
+            accepts = functools.partial(self.decodes, schema=schema)
+        else:
+            accepts = lambda some: not any(map(explain, some))
+        return find_refused(accepts, payloads, explain, self.unexplained)
 
     def parse(self, raw, schema, ops=TENSORFLOW):
         """Parses and checks a batch of raw records.
@@ -96,7 +100,7 @@ class Format(NamedTuple):
 
 
 def _numbered_frames(path):
-    for block in frames.of_file(path):
+    for block in frames.frames_of_file(path):
         if isinstance(block, BadRecord):
             yield block.place, None, block.reason
         else:
@@ -185,7 +189,7 @@ LIBSVM = Format(
     explain=libsvm_text.explain_line,
     unexplained=libsvm_text.UNEXPLAINED,
     decodes=_decodes_lines,
-    read=libsvm.read,
+    read=libsvm.line_chunks,
     count=libsvm.count,
     in_pipe="TextLine",
     clean=libsvm.drop_blank,

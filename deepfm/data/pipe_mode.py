@@ -5,7 +5,6 @@ for hours if a FIFO is missing, and takes bytes away from any other process that
 module first checks that the channel and its FIFO exist and that no other process reads them.
 """
 
-import fcntl
 import os
 import time
 from typing import Callable, NamedTuple, Optional
@@ -14,6 +13,7 @@ import tensorflow as tf
 from absl import logging
 
 from deepfm.errors import BadInput
+from deepfm.records import atomic_files
 from deepfm.runtime.sagemaker import Job
 
 _PATIENCE = 25  # seconds to wait for the FIFO of an epoch
@@ -69,13 +69,11 @@ def open_channel(job: Job, channel: str) -> Pipe:
     os.makedirs(pipe.state_dir, exist_ok=True)
     path = os.path.join(pipe.state_dir, f".{channel}-reader")
     lock = os.open(path, os.O_CREAT | os.O_WRONLY)  # for the life of this process
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+    if not atomic_files.lock(lock, if_unknown=True):
         raise BadInput(
             f"--pipe_mode: another process of this host reads channel {channel}, and a FIFO has "
             "one reader; give each process a channel of its own, or start one process."
-        ) from error
+        )
     _wait_for_fifo(pipe)
     return pipe
 

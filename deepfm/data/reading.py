@@ -9,7 +9,6 @@ records through one shuffle buffer. A group has enough records to fill the buffe
 """
 
 import contextlib
-import fcntl
 import glob
 import hashlib
 import os
@@ -24,6 +23,7 @@ from deepfm.data.shares import Skipped, divide, groups
 from deepfm.errors import BadInput
 from deepfm.kernels.ops import TENSORFLOW, Ops
 from deepfm.kernels.reading import CHUNK
+from deepfm.records import atomic_files
 from deepfm.runtime import remote_files
 
 _WHOLE, _PART, _DAMAGED = range(3)  # kinds of ranges, each read in its own way
@@ -242,12 +242,10 @@ def _cache_file(source):
         return path
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     lock = os.open(f"{path}.lock", os.O_CREAT | os.O_WRONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+    if not atomic_files.lock(lock, if_unknown=True):
         raise BadInput(
             f"--cache={asked.cache}: another process uses {path}; give this one another --cache."
-        ) from error
+        )
     _locks[path] = lock
     for stale in glob.glob(f"{glob.escape(path)}_*"):
         os.remove(stale)

@@ -10,7 +10,6 @@ https://github.com/tensorflow/docs/blob/r1.15/site/en/guide/create_op.md
 import concurrent.futures
 import functools
 import glob
-import hashlib
 import math
 import os
 import subprocess
@@ -31,14 +30,9 @@ _OPTIONS = [
 
 def library() -> str:
     """The path of the library built from these sources, whether it exists or not."""
-    digest = hashlib.sha256(repr([tf.version.VERSION, tf.version.GIT_VERSION, _OPTIONS]).encode())
+    options = [tf.version.VERSION, tf.version.GIT_VERSION, _OPTIONS]
     shared = glob.glob(f"{of_records.SOURCES}/*.h")  # which the operators include
-    for path in sorted(glob.glob(f"{_FOLDER}/*.cc") + glob.glob(f"{_FOLDER}/*.h")) + sorted(shared):
-        with open(path, "rb") as f:
-            digest.update(f.read())
-    beside = os.path.join(os.path.dirname(tf.sysconfig.get_lib()), "deepfm_kernels")
-    folder = os.environ.get("DEEPFM_KERNELS_DIR") or beside
-    return os.path.join(folder, f"kernels-{digest.hexdigest()[:16]}.so")
+    return next(of_records.paths_of("kernels", options, [*glob.glob(f"{_FOLDER}/*"), *shared]))
 
 
 @functools.lru_cache(maxsize=None)

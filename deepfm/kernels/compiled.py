@@ -7,8 +7,6 @@ TensorFlow's own operators (ops.py) do the same, more slowly.
 
 import os
 import subprocess
-import time
-from concurrent.futures import ThreadPoolExecutor, wait
 
 import tensorflow as tf
 from absl import logging
@@ -27,7 +25,6 @@ from deepfm.kernels.build import library, raw_ops
 from deepfm.kernels.ops import TENSORFLOW, Ops
 
 _SECONDS = 300  # that building may take before a job starts, on a busy host
-_EACH = 30  # seconds between two lines that say that it goes on
 
 
 def built() -> bool:
@@ -47,7 +44,7 @@ def ready() -> bool:
         return True
     logging.info("Building the compiled kernels, once on this host, in at most %d s.", _SECONDS)
     try:
-        _build()
+        build.build(_SECONDS)
         reason = "the library cannot be loaded"
     except (OSError, subprocess.SubprocessError) as error:
         reason = error
@@ -59,16 +56,6 @@ def ready() -> bool:
         reason,
     )
     return False
-
-
-def _build():
-    started = time.monotonic()
-    with ThreadPoolExecutor(1) as pool:
-        building = pool.submit(build.build, _SECONDS)
-        while not wait([building], _EACH).done:
-            seconds = time.monotonic() - started
-            logging.info("Still building the compiled kernels, for %.0f s now.", seconds)
-    building.result()
 
 
 class _Compiled(

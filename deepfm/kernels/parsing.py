@@ -28,13 +28,11 @@ class Compiled:
     """As Plain, with the compiled operators."""
 
     def parse(self, chunk, schema, plain):
-        ops = raw_ops()
-        read = ops.deepfm_parse_multi_valued if schema.multi_valued else ops.deepfm_parse
-        *found, weights = read(
+        *found, counts, weights = raw_ops().deepfm_parse(
             chunk, schema.field_size, schema.limit, with_labels=schema.with_labels,
-            num_weights=int(schema.with_weights),
+            num_counts=int(schema.multi_valued), num_weights=int(schema.with_weights),
         )  # fmt: skip
-        return (*found, *weights)
+        return (*found, *counts, *weights)
 
     def parse_lines(self, chunk, schema, plain):
         *found, weights = raw_ops().deepfm_parse_lines(

@@ -84,11 +84,6 @@ def pack(strings):
     return raw_ops().deepfm_pack(strings)
 
 
-def unpack(chunk):
-    """string [2] -> string [n]."""
-    return raw_ops().deepfm_unpack(chunk)
-
-
 def records_of(path, buffer_bytes, size, file_bytes=-1):
     """The records of an uncompressed TFRecord file, in packed chunks of `size`.
 

@@ -14,7 +14,7 @@ from typing import Iterator, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from deepfm.errors import BadInput
-from deepfm.records import library, libsvm_text, text_blocks, wire
+from deepfm.records import data_file, library, libsvm_text, wire
 from deepfm.records.schema import FRAME, Schema
 
 MOST = library.MOST
@@ -139,28 +139,49 @@ def decode_lines(text: bytes, schema: Schema) -> Optional[Batch]:
     line, and `bad_record.find_refused` which ones are bad.
     """
     if not library.load():
-        lines = [line for line in text.split(b"\n") if text_blocks.without_comment(line).strip()]
+        lines = [line for line in text.split(b"\n") if libsvm_text.without_comment(line).strip()]
         _count("decodes", len(lines))
         return _slowly((libsvm_text.numbers(line, schema) for line in lines), schema)
-    rows = text_blocks.newlines(text) + 1
+    rows = libsvm_text.newlines(text) + 1
     # A pair takes a blank, an id, a colon and a value.
     pairs = len(text) // 4 if schema.multi_valued else rows * schema.field_size
-    room, starts = _room(rows, pairs, schema), np.empty(rows, np.int64)
+    room = _room(rows, pairs, schema)
     to, made, used = _arrays(room, rows, pairs), ctypes.c_int64(), ctypes.c_int64()
-    bad = library.call(
-        "deepfm_decode_lines", text, len(text), _schema(schema)[0], to, starts, made, used
-    )  # fmt: skip
+    bad = library.call("deepfm_decode_lines", text, len(text), _schema(schema)[0], to, made, used)
     return None if bad >= 0 else _batch(room, made.value, used.value, schema)
+
+
+def check_size(path: str, size: int, processes: Optional[int]):
+    """Refuses (BadInput) at once what has far more records than plain Python does.
+
+    Args:
+        path: the first file, whose first frame or lines tell how long a record is.
+        size: bytes of all files.
+        processes: how many share them; None: not known.
+    """
+    if not processes or library.load():
+        return
+    head = data_file.head(path)
+    if wire.is_header(head[: wire.HEADER]):
+        length = FRAME + int.from_bytes(head[:8], "little")
+    else:
+        length = len(head) / max(head.count(b"\n"), 1)
+    if size > 2 * MOST * processes * length and not head.startswith(b"PAR1"):
+        raise _too_many("does")
 
 
 def _count(what, rows):
     """Counts records of which plain Python decodes or encodes only a few."""
     _slow[what] += rows
     if _slow[what] > MOST:
-        raise BadInput(
-            f"without the compiled codec, a process {what} at most {MOST} records; "
-            f"{library.ADVICE}, and for Spark zip the code anew (scripts/zip_for_spark.py)."
-        )
+        raise _too_many(what)
+
+
+def _too_many(what):
+    return BadInput(
+        f"without the compiled codec, a process {what} at most {MOST} records; {library.ADVICE}, "
+        "and for Spark zip the code anew (scripts/zip_for_spark.py)."
+    )
 
 
 def _slowly(records: Iterator, schema) -> Optional[Batch]:
@@ -251,7 +272,7 @@ def next_header(data: bytes, at: int = 0) -> int:
     return next((i for i in range(at, len(data)) if wire.is_header(data[i : i + 12])), -1)
 
 
-def lines(numbers: np.ndarray) -> str:
+def number_lines(numbers: np.ndarray) -> str:
     """The text of numbers, each as "%.9g" on a line of its own: float32 [n] -> str."""
     if not library.load():
         return "%.9g\n" * len(numbers) % tuple(numbers.tolist())

@@ -43,7 +43,7 @@ class Frames(NamedTuple):
             yield place, self.data[start + HEADER : end - 4]
 
 
-def read(raw: BinaryIO, path: str, size: int = 1 << 20) -> Iterator[Union[Frames, BadRecord]]:
+def frames_of(raw: BinaryIO, path: str, size: int = 1 << 20) -> Iterator[Union[Frames, BadRecord]]:
     """Yields the good records of a file in Frames, and a BadRecord for each that cannot be read.
 
     After a record with a wrong checksum comes the next one; if its length is damaged, the next
@@ -82,13 +82,13 @@ def read(raw: BinaryIO, path: str, size: int = 1 << 20) -> Iterator[Union[Frames
             return
 
 
-def of_file(path: str) -> Iterator[Union[Frames, BadRecord]]:
-    """`read` of a file at a path; raises BadInput if it is a damaged gzip file."""
+def frames_of_file(path: str) -> Iterator[Union[Frames, BadRecord]]:
+    """`frames_of` a file at a path; raises BadInput if it is a damaged gzip file."""
     packed = path.endswith(".gz")
     with places.of(path).open_file(path) as raw:
         stream, block = _Packed(raw) if packed else raw, None
         try:
-            for block in read(stream, path):
+            for block in frames_of(stream, path):
                 yield block
             if packed and stream.cut and not isinstance(block, BadRecord):
                 raise stream.cut

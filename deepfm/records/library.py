@@ -11,7 +11,6 @@ was cut off is not loaded. In the archive for Spark, it is there already (script
 
 import contextlib
 import ctypes
-import fcntl
 import functools
 import glob
 import hashlib
@@ -27,7 +26,9 @@ import sys
 import sysconfig
 import tempfile
 import time
-from typing import Callable, Iterator, List, Optional
+from typing import Callable, Iterator, List, Optional, Sequence
+
+from deepfm.records import atomic_files
 
 SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "csrc")
 OPTIONS = [
@@ -167,12 +168,20 @@ def build(machine: str = "", again: bool = False) -> str:
 
 def _paths(machine):
     """Where the library for a kind of machine may be, the best first."""
-    digest = hashlib.sha256(repr([OPTIONS, machine]).encode())
-    for path in sorted(glob.glob(f"{SOURCES}/*")):
+    name = f"codec-{machine or platform.machine()}"
+    return paths_of(name, [OPTIONS, machine], glob.glob(f"{SOURCES}/*"))
+
+
+def paths_of(name: str, options: list, sources: Sequence[str]) -> Iterator[str]:
+    """Where a library that is built from these sources with these options may be, the best first.
+
+    The name ends in a hash of both.
+    """
+    digest = hashlib.sha256(repr(options).encode())
+    for path in sorted(sources):
         with open(path, "rb") as f:
             digest.update(f.read())
-    name = f"codec-{machine or platform.machine()}-{digest.hexdigest()[:16]}.so"
-    return (os.path.join(folder, name) for folder in _folders())
+    return (os.path.join(x, f"{name}-{digest.hexdigest()[:16]}.so") for x in _folders())
 
 
 def build_once(path: str, make: Callable[[str, float], None], seconds: Optional[float] = None):
@@ -192,7 +201,7 @@ def build_once(path: str, make: Callable[[str, float], None], seconds: Optional[
     end = time.monotonic() + (math.inf if seconds is None else seconds)
     before = _changed(path)
     with open(os.path.join(folder, "lock"), "w") as lock:
-        while not _locked(lock):
+        while not atomic_files.lock(lock.fileno(), if_unknown=True):
             if time.monotonic() > end:
                 raise subprocess.TimeoutExpired("another process", seconds)
             time.sleep(0.1)
@@ -201,23 +210,12 @@ def build_once(path: str, make: Callable[[str, float], None], seconds: Optional[
         with tempfile.TemporaryDirectory(dir=folder) as unfinished:
             made = os.path.join(unfinished, os.path.basename(path))
             make(made, end)
-            with open(made, "rb+") as f:
-                os.fsync(f.fileno())
-            os.replace(made, path)
+            atomic_files.replace(made, path)
 
 
 def _changed(path):
     """When a file was last written; None if it does not exist."""
     return os.stat(path).st_mtime_ns if os.path.exists(path) else None
-
-
-def _locked(file):
-    """Locks a file until it is closed, or its process ends; returns whether that worked."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def compiler() -> List[str]:

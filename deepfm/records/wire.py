@@ -46,8 +46,9 @@ _SHOWN, _TYPES = 10, ("int64", "float", "bytes")  # features in a sentence, and 
 Features = Dict[str, Feature]
 
 
-def lists(serialized: bytes, schema: Schema) -> Optional[Features]:
-    """The features of an Example that is unambiguous and has what the schema needs, else None.
+def numbers(serialized: bytes, schema: Schema) -> Optional[tuple]:
+    """(label, ids, values, counts, weight) of an Example; None if it breaks the schema, or is
+    ambiguous.
 
     A list of numbers may be packed or not, but may not end in a part without numbers, which
     TensorFlow's decoder refuses; a feature, a message or a list in two parts is refused, too.
@@ -56,20 +57,15 @@ def lists(serialized: bytes, schema: Schema) -> Optional[Features]:
     kinds.update({"label": FLOAT_LIST} if schema.with_labels else {})
     kinds.update({"weight": FLOAT_LIST} if schema.with_weights else {})
     try:
-        features = read(serialized, kinds)
+        found = features_of(serialized, kinds)
     except ValueError:
         return None
-    if schema.with_labels and not schema.weighted and "weight" in features:
+    if schema.with_labels and not schema.weighted and "weight" in found:
         return None
-    found = {name: features[name] for name in kinds if name in features}
-    good = all(x.plain and x.kind == kinds[name] for name, x in found.items())
-    return found if good and set(kinds) - {"counts", "weight"} <= set(found) else None
-
-
-def numbers(serialized: bytes, schema: Schema) -> Optional[tuple]:
-    """(label, ids, values, counts, weight) of an Example; None if it breaks the schema."""
-    features = lists(serialized, schema)
-    if features is None or _explain_numbers(features, schema):
+    features = {name: found[name] for name in kinds if name in found}
+    good = all(x.plain and x.kind == kinds[name] for name, x in features.items())
+    there = set(kinds) - {"counts", "weight"} <= set(features)
+    if not (good and there) or _explain_numbers(features, schema):
         return None
     counts = features["counts"].int64s if "counts" in features else [1] * schema.field_size
     label = normal(features["label"].floats[0]) > 0 if schema.with_labels else 0
@@ -86,7 +82,7 @@ def _alone(message):
 def shape(serialized: bytes) -> Shape:
     """The Shape of an Example."""
     try:
-        features = read(serialized)
+        features = features_of(serialized)
     except ValueError:
         return Shape()
     counts = features.get("counts", _EMPTY).int64s
@@ -97,7 +93,7 @@ def shape(serialized: bytes) -> Shape:
 def explain(serialized: bytes, schema: Schema) -> Optional[str]:
     """What is wrong with a serialized Example, and what was expected; None if nothing is."""
     try:
-        features = read(serialized)
+        features = features_of(serialized)
     except ValueError as error:
         return f"not a tf.train.Example ({error})"
     return _explain_schema(features, serialized) or _explain_numbers(features, schema)
@@ -176,7 +172,7 @@ def _explain_counts(counts, schema):
     return reason
 
 
-def read(serialized: bytes, names: Optional[Container[str]] = None) -> Features:
+def features_of(serialized: bytes, names: Optional[Container[str]] = None) -> Features:
     """The features of an Example, merged as protocol buffers merge what comes in parts.
 
     Args:

@@ -14,12 +14,13 @@ import signal
 import sys
 import tempfile
 import warnings
-from typing import Callable, Dict, List, Optional
+from typing import Dict, List, Optional
 
 from absl import app, flags, logging
 
 import deepfm
 from deepfm.errors import BadInput
+from deepfm.records import atomic_files
 from deepfm.records.storage import places
 
 # How a sentence about a lost process ends, if this process ends only because of that.
@@ -35,9 +36,6 @@ _WORDS = ("true", "false", "t", "f", "yes", "no", "y", "n", "1", "0")
 FROM_TERMINAL = signal.SIGINT, signal.SIGHUP, signal.SIGQUIT
 SIGNALS = (*FROM_TERMINAL, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 _NEVER_IGNORED = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1  # even in a shell's background
-
-
-_clean_ups: List[Callable[[], None]] = []
 
 
 # What the other ranks see when a rank has ended: errors of Horovod, or of a layer below it.
@@ -78,7 +76,7 @@ def run(
         # into another one, so everything is done here.
         if os.getpid() == process:  # and not a child that was just forked
             leave_closed_terminal()
-            for clean_up in reversed(_clean_ups):
+            for clean_up in reversed(atomic_files.clean_ups):
                 with contextlib.suppress(Exception):
                     clean_up()
             name, sentence = signal.Signals(number).name, "{}: ended by {}{}.\n"
@@ -115,16 +113,6 @@ def leave_closed_terminal():
             os.write(fd, b"")
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
-
-
-@contextlib.contextmanager
-def before_end(clean_up: Callable[[], None]):
-    """In this context, a signal calls `clean_up()` before it ends the program."""
-    _clean_ups.append(clean_up)
-    try:
-        yield
-    finally:
-        _clean_ups.remove(clean_up)
 
 
 def ignore_signals():

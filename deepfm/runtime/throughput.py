@@ -17,7 +17,8 @@ from tensorflow.core.protobuf import trace_events_pb2
 from tensorflow.python.eager import profiler
 
 from deepfm.config import JobConfig
-from deepfm.runtime import atomic_files, utilization
+from deepfm.records import atomic_files
+from deepfm.runtime import utilization
 from deepfm.runtime.divergence import diverged, figures_of_weights
 
 v1 = tf.compat.v1

@@ -13,7 +13,8 @@ import tensorflow as tf
 from absl import logging
 
 from deepfm.errors import BadInput
-from deepfm.runtime import atomic_files, remote_files
+from deepfm.records import atomic_files
+from deepfm.runtime import remote_files
 from deepfm.state import checkpoints, evaluations, resume
 
 v1 = tf.compat.v1

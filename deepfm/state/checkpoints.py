@@ -20,7 +20,7 @@ from tensorflow.core.protobuf import tensor_bundle_pb2
 from tensorflow.python.training import checkpoint_state_pb2
 
 from deepfm.errors import BadInput
-from deepfm.runtime import atomic_files
+from deepfm.records import atomic_files
 
 v1 = tf.compat.v1
 

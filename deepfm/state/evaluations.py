@@ -14,7 +14,7 @@ from absl import logging
 
 from deepfm.config import JobConfig
 from deepfm.errors import BadInput
-from deepfm.runtime import atomic_files
+from deepfm.records import atomic_files
 from deepfm.runtime.storage import gfile
 
 FILE = "evaluations.json"

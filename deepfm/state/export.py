@@ -14,7 +14,8 @@ import tensorflow as tf
 from tensorflow.python.saved_model import loader_impl
 
 from deepfm.data import formats, records
-from deepfm.runtime import atomic_files, remote_files
+from deepfm.records import atomic_files
+from deepfm.runtime import remote_files
 from deepfm.runtime.storage import gfile
 from deepfm.state import checkpoints
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from deepfm.config import JobConfig, ModelConfig
 from deepfm.config.setting import HYPERPARAMETERS, of_kinds
-from deepfm.runtime import atomic_files
+from deepfm.records import atomic_files
 
 v1 = tf.compat.v1
 

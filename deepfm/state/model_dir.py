@@ -11,9 +11,9 @@ import tensorflow as tf
 from absl import logging
 
 from deepfm.config import JobConfig
-from deepfm.data import dataset_json
 from deepfm.errors import BadInput, listed
-from deepfm.runtime import atomic_files, remote_files
+from deepfm.records import atomic_files, dataset_json
+from deepfm.runtime import remote_files
 from deepfm.runtime.storage import gfile
 from deepfm.state import best, checkpoints, model_json
 

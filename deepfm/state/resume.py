@@ -29,8 +29,8 @@ from deepfm.config.setting import ORDER, of_kinds
 from deepfm.data import datasets
 from deepfm.data.identity import Identity
 from deepfm.errors import BadInput
+from deepfm.records import atomic_files
 from deepfm.records.data_file import DataFile
-from deepfm.runtime import atomic_files
 from deepfm.runtime.storage import gfile
 
 FILE = "run.json"

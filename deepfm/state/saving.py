@@ -19,7 +19,7 @@ from absl import logging
 
 from deepfm.config import JobConfig
 from deepfm.errors import BadInput, listed
-from deepfm.runtime import atomic_files
+from deepfm.records import atomic_files
 from deepfm.runtime.divergence import diverged, figures_of_weights
 from deepfm.state import checkpoints, evaluations, model_json, resume, sliced_saver
 

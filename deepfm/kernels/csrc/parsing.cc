@@ -13,102 +13,78 @@ namespace deepfm {
 REGISTER_OP("DeepfmParse")
     .Input("serialized: string")             // packed
     .Output("labels: float")                 // [B]
-    .Output("ids: int64")                    // [B, F]
-    .Output("values: float")                 // [B, F]
-    .Output("weights: num_weights * float")  // [B]
-    .Attr("field_size: int >= 1").Attr("feature_size: int").Attr("with_labels: bool")
-    .Attr("num_weights: int >= 0 = 0")
-    .SetShapeFn(Ranks<1, 2, 2>)
-    .Doc("Parses Examples with a label of 0, 1 or -1, ids in [0, feature_size) and finite values. "
-         "Without with_labels, labels and weights are passed over. With num_weights 1 a record may "
-         "have a weight, finite and not negative; without one it weighs 1. Fails if any record is "
-         "not so, or is ambiguous: if a feature, a message or a list comes twice or in parts.");
-
-REGISTER_OP("DeepfmParseMultiValued")
-    .Input("serialized: string")             // packed
-    .Output("labels: float")                 // [B]
-    .Output("ids: int64")                    // [B, M]
+    .Output("ids: int64")                    // [B, M], M = F without counts
     .Output("values: float")                 // [B, M]
-    .Output("counts: int32")                 // [B, F]
+    .Output("counts: num_counts * int32")    // [B, F]
     .Output("weights: num_weights * float")  // [B]
     .Attr("field_size: int >= 1").Attr("feature_size: int").Attr("with_labels: bool")
-    .Attr("num_weights: int >= 0 = 0")
-    .SetShapeFn(Ranks<1, 2, 2, 2>)
-    .Doc("As DeepfmParse, for records in which each field has as many values as `counts` says, or "
-         "one if there are no counts.");
-
-codec::Bytes BytesOf(StringPiece record) { return {record.data(), record.size()}; }
-
-codec::Parser ParserOf(OpKernelContext* context) {
-  return {Attribute<int64>(context, "field_size"), Attribute<int64>(context, "feature_size"),
-          Attribute<bool>(context, "with_labels")};
-}
+    .Attr("num_counts: int >= 0 = 0").Attr("num_weights: int >= 0 = 0")
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR((Ranks<1, 2, 2>(c)));
+      std::vector<shape_inference::ShapeHandle> counts;
+      TF_RETURN_IF_ERROR(c->output("counts", &counts));
+      for (auto& each : counts) each = c->UnknownShapeOfRank(2);
+      return c->set_output("counts", counts);
+    })
+    .Doc("Parses Examples with a label of 0, 1 or -1, ids in [0, feature_size) and finite values. "
+         "With num_counts 1 each field has as many values as `counts` says, or one if a record has "
+         "none. Without with_labels, labels and weights are passed over. With num_weights 1 a "
+         "record may have a weight, finite and not negative; without one it weighs 1. Fails if any "
+         "record is not so, or is ambiguous: if a feature, a message or a list comes twice or in "
+         "parts.");
 
 Status BadRecord(int64 i) {
   return errors::InvalidArgument("record ", i, " of a batch is damaged or breaks the schema");
 }
 
-// Allocates output i for the weights of n records; null if the operator has no such output.
-Status AllocateWeights(OpKernelContext* context, int i, int64 n, float** weights) {
+// Memory for the weights of n records, the last output; null if the operator has none.
+Status AllocateWeights(OpKernelContext* context, int64 n, float** weights) {
   *weights = nullptr;
-  return i < context->num_outputs() ? Allocate(context, i, {n}, weights) : Status::OK();
+  if (Attribute<int64>(context, "num_weights") == 0) return Status::OK();
+  return Allocate(context, context->num_outputs() - 1, {n}, weights);
 }
 
 float* WeightOf(float* weights, int64 i) { return weights == nullptr ? nullptr : weights + i; }
 
-// Memory for what is parsed: outputs from `first` on.
-struct Outputs {
-  float *labels, *values, *weights;
-  int64* ids;
-
-  Status Allocate(OpKernelContext* context, int first, int64 n, int64 fields) {
-    TF_RETURN_IF_ERROR(deepfm::Allocate(context, first, {n}, &labels));
-    TF_RETURN_IF_ERROR(deepfm::Allocate(context, first + 1, {n, fields}, &ids));
-    TF_RETURN_IF_ERROR(deepfm::Allocate(context, first + 2, {n, fields}, &values));
-    return AllocateWeights(context, first + 3, n, &weights);
-  }
-};
-
-void ParseRecords(OpKernelContext* context) {
-  codec::Parser parser = ParserOf(context);
+void Parse(OpKernelContext* context) {
+  const int64 fields = Attribute<int64>(context, "field_size");
+  const bool several = Attribute<int64>(context, "num_counts") > 0;
+  codec::Parser parser(fields, Attribute<int64>(context, "feature_size"),
+                       Attribute<bool>(context, "with_labels"));
   Packed records;
   OP_REQUIRES_OK(context, Packed::Open(context->input(0), &records));
-  const int64 n = records.size(), fields = Attribute<int64>(context, "field_size");
-  Outputs to;
-  OP_REQUIRES_OK(context, to.Allocate(context, 0, n, fields));
-  for (int64 i = 0; i < n; ++i) {
-    const bool good = parser.Parse(BytesOf(records[i]), to.labels + i, to.ids + i * fields,
-                                   to.values + i * fields, WeightOf(to.weights, i));
-    OP_REQUIRES(context, good, BadRecord(i));
-  }
-}
-DEEPFM_REGISTER("DeepfmParse", ParseRecords);
-
-void ParseMultiValued(OpKernelContext* context) {
-  codec::Parser parser = ParserOf(context);
-  Packed records;
-  OP_REQUIRES_OK(context, Packed::Open(context->input(0), &records));
-  const int64 n = records.size(), fields = Attribute<int64>(context, "field_size");
+  const int64 n = records.size();
   float *labels, *values, *weights;
   int64* ids;
-  int32* counts;
+  int32* counts = nullptr;
+  // If fields may have several values, rows are filled up once all are known. Not vectors, which
+  // would fill with zeros what is never used.
+  std::unique_ptr<int64[]> all_ids;
+  std::unique_ptr<float[]> all_values;
   OP_REQUIRES_OK(context, Allocate(context, 0, {n}, &labels));
-  OP_REQUIRES_OK(context, Allocate(context, 3, {n, fields}, &counts));
-  OP_REQUIRES_OK(context, AllocateWeights(context, 4, n, &weights));
-  // Not vectors, which would fill with zeros what is never used.
-  const size_t most = codec::Parser::MostValues(records.bytes());
-  std::unique_ptr<int64[]> all_ids(new int64[most]);
-  std::unique_ptr<float[]> all_values(new float[most]);
+  OP_REQUIRES_OK(context, AllocateWeights(context, n, &weights));
+  if (several) {
+    const size_t most = codec::Parser::MostValues(records.bytes());
+    all_ids.reset(ids = new int64[most]);
+    all_values.reset(values = new float[most]);
+    OP_REQUIRES_OK(context, Allocate(context, 3, {n, fields}, &counts));
+  } else {
+    OP_REQUIRES_OK(context, Allocate(context, 1, {n, fields}, &ids));
+    OP_REQUIRES_OK(context, Allocate(context, 2, {n, fields}, &values));
+  }
   std::vector<int64> ends(n);
   int64 longest = 0, end = 0;
   for (int64 i = 0; i < n; ++i) {
+    const codec::Bytes record{records[i].data(), records[i].size()};
+    const int64 room = several ? codec::Parser::MostValues(record.size) : fields;
     const int64 found =
-        parser.ParseSeveral(BytesOf(records[i]), labels + i, all_ids.get() + end,
-                            all_values.get() + end, counts + i * fields, WeightOf(weights, i));
+        parser.Parse(record, room, labels + i, ids + end, values + end,
+                     several ? counts + i * fields : nullptr, WeightOf(weights, i));
     OP_REQUIRES(context, found >= 0, BadRecord(i));
     longest = std::max(longest, found);
     ends[i] = end += found;
   }
+  if (!several) return;
   OP_REQUIRES_OK(context, Allocate(context, 1, {n, longest}, &ids));
   OP_REQUIRES_OK(context, Allocate(context, 2, {n, longest}, &values));
   std::fill(ids, ids + n * longest, 0);
@@ -118,7 +94,7 @@ void ParseMultiValued(OpKernelContext* context) {
     std::copy(all_values.get() + begin, all_values.get() + ends[i], values + i * longest);
   }
 }
-DEEPFM_REGISTER("DeepfmParseMultiValued", ParseMultiValued);
+DEEPFM_REGISTER("DeepfmParse", Parse);
 
 REGISTER_OP("DeepfmParseLines")
     .Input("lines: string")                  // packed
@@ -140,18 +116,22 @@ void ParseLines(OpKernelContext* context) {
   schema.limit = Attribute<int64>(context, "feature_size");
   schema.id_offset = Attribute<int64>(context, "id_offset");
   schema.pad = Attribute<bool>(context, "pad");
-  schema.weighted = context->num_outputs() > 3;
+  schema.weighted = Attribute<int64>(context, "num_weights") > 0;
   codec::LineParser parser(schema);
   Packed lines;
   OP_REQUIRES_OK(context, Packed::Open(context->input(0), &lines));
   const int64 n = lines.size();
-  Outputs to;
-  OP_REQUIRES_OK(context, to.Allocate(context, 0, n, fields));
+  float *labels, *values, *weights;
+  int64* ids;
+  OP_REQUIRES_OK(context, Allocate(context, 0, {n}, &labels));
+  OP_REQUIRES_OK(context, Allocate(context, 1, {n, fields}, &ids));
+  OP_REQUIRES_OK(context, Allocate(context, 2, {n, fields}, &values));
+  OP_REQUIRES_OK(context, AllocateWeights(context, n, &weights));
   for (int64 i = 0; i < n; ++i) {
     const StringPiece line = lines[i];
     const int64 found =
-        parser.Parse(line.begin(), line.end(), to.labels + i, to.ids + i * fields,
-                     to.values + i * fields, fields, nullptr, WeightOf(to.weights, i));
+        parser.Parse(line.begin(), line.end(), labels + i, ids + i * fields,
+                     values + i * fields, fields, nullptr, WeightOf(weights, i));
     OP_REQUIRES(context, found >= 0, BadRecord(i));
   }
 }

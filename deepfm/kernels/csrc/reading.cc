@@ -30,21 +30,6 @@ void Pack(OpKernelContext* context) {
 }
 DEEPFM_REGISTER("DeepfmPack", Pack);
 
-REGISTER_OP("DeepfmUnpack")
-    .Input("packed: string")
-    .Output("records: string")
-    .SetShapeFn(Ranks<1>);
-
-void Unpack(OpKernelContext* context) {
-  Packed packed;
-  OP_REQUIRES_OK(context, Packed::Open(context->input(0), &packed));
-  const int64 n = packed.size();
-  string* records;
-  OP_REQUIRES_OK(context, Allocate(context, 0, {n}, &records));
-  for (int64 i = 0; i < n; ++i) records[i].assign(packed[i].data(), packed[i].size());
-}
-DEEPFM_REGISTER("DeepfmUnpack", Unpack);
-
 REGISTER_OP("DeepfmRecords")
     .Input("path: string")
     .Input("buffer_bytes: int64")  // bytes to read at once

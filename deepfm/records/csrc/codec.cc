@@ -58,27 +58,23 @@ int64 deepfm_decode(const char* data, int64 size, const int64* starts, const int
   for (int64 i = 0; i < n; ++i) {
     if (starts[i] < 0 || starts[i] > ends[i] || ends[i] > size || i >= to->rows) return i;
     const Bytes record{data + starts[i], static_cast<size_t>(ends[i] - starts[i])};
-    int64* ids = to->ids + *pairs;
-    float* values = to->values + *pairs;
-    int64 found = fields;
-    if (schema->multi_valued) {
-      if (Parser::MostValues(record.size) > to->pairs - *pairs) return i;
-      found = parser.ParseSeveral(record, to->labels + i, ids, values, to->counts + i * fields,
-                                  WeightOf(*to, i));
-    } else if (fields > to->pairs - *pairs ||
-               !parser.Parse(record, to->labels + i, ids, values, WeightOf(*to, i))) {
-      found = -1;
-    }
+    const int64 left = to->pairs - *pairs,
+                room = schema->multi_valued ? Parser::MostValues(record.size) : fields;
+    const int64 found =
+        room > left ? -1
+                    : parser.Parse(record, room, to->labels + i, to->ids + *pairs,
+                                   to->values + *pairs,
+                                   schema->multi_valued ? to->counts + i * fields : nullptr,
+                                   WeightOf(*to, i));
     if (found < 0) return i;
     *pairs += found;
   }
   return -1;
 }
 
-// Parses the lines of a text that hold a record; there are `rows`, with `pairs` ids and values, and
-// each begins at a byte of `starts`.
+// Parses the lines of a text that hold a record; there are `rows`, with `pairs` ids and values.
 int64 deepfm_decode_lines(const char* text, int64 size, const Schema* schema, const Arrays* to,
-                          int64* starts, int64* rows, int64* pairs) {
+                          int64* rows, int64* pairs) {
   LineParser parser({schema->field_size, schema->limit, schema->id_offset, schema->hash_buckets,
                      schema->pad != 0, schema->multi_valued != 0, schema->named_fields != 0,
                      schema->weighted != 0, schema->ranges, schema->num_ranges});
@@ -94,7 +90,7 @@ int64 deepfm_decode_lines(const char* text, int64 size, const Schema* schema, co
                        to->pairs - *pairs, counts, WeightOf(*to, *rows));
       if (found < 0) return *rows;
       *pairs += found;
-      starts[(*rows)++] = at - text;
+      ++*rows;
     }
     at = line_end + 1;
   }

@@ -16,33 +16,8 @@ inline bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 
 constexpr int kLongestNumber = 31;  // characters that TensorFlow's decoder reads
 
-// Passes over digits; returns whether there is one.
-inline bool PassDigits(const char** at) {
-  const char* begin = *at;
-  while (IsDigit(**at)) ++*at;
-  return *at != begin;
-}
-
-// Whether a text is a decimal number, or a hexadecimal integer.
-inline bool IsNumber(const char* at) {
-  if (*at == '+' || *at == '-') ++at;
-  if (at[0] == '0' && (at[1] == 'x' || at[1] == 'X')) {
-    at += 2;
-    const size_t digits = std::strspn(at, "0123456789abcdefABCDEF");
-    return digits > 0 && at[digits] == '\0';
-  }
-  bool digits = PassDigits(&at);
-  if (*at == '.') digits |= PassDigits(&++at);
-  if (!digits) return false;
-  if (*at == 'e' || *at == 'E') {
-    ++at;
-    if (*at == '+' || *at == '-') ++at;
-    if (!PassDigits(&at)) return false;
-  }
-  return *at == '\0';
-}
-
-// Parses a number of any form, up to a blank, a colon or a comment, and moves `at` past it.
+// Parses a decimal number or a hexadecimal integer, up to a blank, a colon or a comment, and moves
+// `at` past it.
 __attribute__((noinline, cold)) inline bool ParseAnyNumber(const char** at, const char* end,
                                                            float* number) {
   static const locale_t kC = newlocale(LC_ALL_MASK, "C", nullptr);
@@ -53,8 +28,14 @@ __attribute__((noinline, cold)) inline bool ParseAnyNumber(const char** at, cons
     text[size++] = **at;
   }
   text[size] = '\0';
-  if (!IsNumber(text)) return false;
-  *number = strtof_l(text, nullptr, kC);
+  // strtof also reads words, and fractions in hexadecimal.
+  const char* digits = text + (text[0] == '+' || text[0] == '-');
+  const bool hexadecimal = digits[0] == '0' && (digits[1] == 'x' || digits[1] == 'X');
+  const char* allowed = hexadecimal ? "0123456789abcdefABCDEFxX" : "0123456789.eE+-";
+  if (digits + std::strspn(digits, allowed) != text + size) return false;
+  char* read_to;
+  *number = strtof_l(text, &read_to, kC);
+  if (read_to != text + size || size == 0) return false;
   if (std::fabs(*number) < FLT_MIN) *number = std::copysign(0.0f, text[0] == '-' ? -1.0f : 1.0f);
   return true;
 }

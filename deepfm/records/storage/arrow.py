@@ -1,4 +1,4 @@
-"""Remote files through pyarrow: s3://, hdfs:// and viewfs://; see `local`.
+"""Remote files through pyarrow: s3://, hdfs:// and viewfs://; see `places`.
 
 S3 takes the settings that TensorFlow 1.15's client takes (docs/s3.md). An object is there once the
 stream that writes it is closed. S3 cannot rename: `move` has the server copy the object and then

@@ -1,4 +1,4 @@
-"""Remote files through TensorFlow 1.15, for programs that have loaded it; see `local`."""
+"""Remote files through TensorFlow 1.15, for programs that have loaded it; see `places`."""
 
 import json
 from typing import Any, BinaryIO, Dict, Iterator, List, Tuple

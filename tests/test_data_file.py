@@ -1,4 +1,4 @@
-"""file_bytes.py: files of another kind, records that are there twice, and records in two roles."""
+"""data_file.py: files of another kind, records that are there twice, and records in two roles."""
 
 import bz2
 import gzip

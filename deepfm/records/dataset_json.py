@@ -11,33 +11,36 @@ It also has `"multi_valued": true` if a field of a record may hold several value
 `"hash_buckets": N` if ids are hashes of strings (`records.hashed`), and `"feature_map": "1f6c..."`,
 the fingerprint of a feature_map.json, if the ids come from one. If records were sampled by label,
 "sampling_rates": {"negative": 0.1, "positive": 1.0} says what share of each label was kept. As
-far as that is known, it says how the records were made (records/made.py): "ids", what decides the
+far as that is known, it says how the records were made (KEYS): "ids", what decides the
 ids, with a fingerprint; "value_ranges", the [smallest, largest] value of each field, null where it
-has none; "unknown_shares", {column: share of its cells that the feature map does not know}.
+has none; "unknown_shares", {column: share of its cells that the feature map does not know}. A
+`made` is {key: its entry}, without those that are unknown.
 
 An entry counts only if the file's name and size match. The dataset.json of a folder may also
 describe files in subfolders, by their relative paths.
 """
 
+import hashlib
+import itertools
 import json
 import os
 import posixpath
 import re
-from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Any, Collection, Dict, Iterable, List, Optional, Tuple
 
-from absl import logging
-
-from deepfm.errors import BadInput, listed
-from deepfm.records import made
+from deepfm.errors import BadInput
+from deepfm.records import atomic_files
 from deepfm.records.data_file import SamplingRates
 from deepfm.records.storage import places
-from deepfm.runtime import atomic_files
 
 METADATA = "dataset.json"
 UNFINISHED = ".unfinished"  # marks a folder that may mix files of a new and an old data set
-_PART = re.compile(r"dataset-\d{5}-of-\d{5}\.json")  # of one of several hosts, by an old version
+KEYS = ("ids", "value_ranges", "unknown_shares")
+_ADVICE = "are they written as in training (3, not 3.0), and in the right columns?"
 FORMAT_VERSION = 1
+_PART = re.compile(r"dataset-\d{5}-of-\d{5}\.json")  # of one of several hosts, by an old version
 _FINGERPRINT = re.compile("[0-9a-f]{8,64}")
+_SHOWN = 5  # columns in a sentence
 
 
 def merge_rates(parts: List[Tuple[Optional[dict], Tuple[int, int]]]) -> Optional[SamplingRates]:
@@ -60,32 +63,17 @@ def merge_rates(parts: List[Tuple[Optional[dict], Tuple[int, int]]]) -> Optional
     return SamplingRates(*merged)
 
 
-def names_in(folder):
-    """The sorted names in a folder; none if the folder does not exist."""
-    return places.of(folder).names(folder)
-
-
 def is_metadata(name: str) -> bool:
     """Whether a file is, by its name, a dataset.json, or what an old version wrote for it."""
     return name == METADATA or bool(_PART.fullmatch(name))
 
 
-def leads_outside(name: str) -> bool:
-    """Whether a name in a dataset.json points outside its folder and the folders below."""
-    return bool(re.search(r"(^|/)\.\.?(/|$)|^/", name))
+def load(folder: str) -> Optional[dict]:
+    """The content of a folder's dataset.json, local or remote; None without one.
 
-
-def load(folder: str, names: Callable = names_in) -> Optional[dict]:
-    """The content of a folder's dataset.json; None without one.
-
-    Args:
-        folder: local or s3://.
-        names: folder -> the names in it.
-
-    Raises:
-        BadInput: it is broken, or in parts.
+    Raises BadInput if it is broken, or in parts.
     """
-    there = list(names(folder))
+    there = places.of(folder).names(folder)
     part = next(filter(_PART.fullmatch, there), None)
     if part:
         raise BadInput(
@@ -95,11 +83,6 @@ def load(folder: str, names: Callable = names_in) -> Optional[dict]:
             "neither sampling rates nor the feature map)."
         )
     return _read(posixpath.join(folder, METADATA)) if METADATA in there else None
-
-
-def _given(**more):
-    """The entries that a dataset.json has only if they are set."""
-    return {key: value for key, value in more.items() if value}
 
 
 def _read(path):
@@ -127,7 +110,7 @@ def _read(path):
                 raise ValueError(f"{entry['positives']} positives in {entry['rows']} rows")
         if "sampling_rates" in content:
             _check_rates(content["sampling_rates"], content["files"].values())
-        made.check_entries(content)
+        _check_entries(content)
     except BadInput:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -151,18 +134,12 @@ def _check_numbers(entry, least, *keys):
             raise ValueError(f"{key} is {str(number)[:40]}")
 
 
-def _rows_by_label(entries: Iterable[dict]) -> Tuple[int, int]:
-    """(negatives, positives) in the files that entries of a dataset.json describe."""
-    rows = [(entry["rows"], entry["positives"]) for entry in entries]
-    positives = sum(ones for _, ones in rows)
-    return sum(n for n, _ in rows) - positives, positives
-
-
-def _check_rates(rates: dict, entries: Iterable[dict]):
+def _check_rates(rates: dict, entries: Collection[dict]):
     """Refuses (ValueError) sampling_rates that are not two rates or contradict the files' rows."""
     if set(rates) != set(SamplingRates._fields):
         raise ValueError(f"sampling_rates is {str(rates)[:60]}")
-    rows = SamplingRates(*_rows_by_label(entries))
+    positives = sum(entry["positives"] for entry in entries)
+    rows = SamplingRates(sum(entry["rows"] for entry in entries) - positives, positives)
     for label, rate in rates.items():
         if type(rate) not in (int, float) or not 0 <= rate < 1 << 63:
             raise ValueError(f"the sampling rate {label} is {str(rate)[:40]}")
@@ -185,7 +162,7 @@ def write(
     """Writes dataset.json into a folder, whole or not at all.
 
     Args:
-        how: what is known of made.KEYS.
+        how: what is known of dataset_json.KEYS.
         files: its DataFiles; those of subfolders have paths that begin with `folder`.
     """
     inside = posixpath.join(folder, "")
@@ -194,18 +171,18 @@ def write(
         "format_version": FORMAT_VERSION,
         "field_size": field_size,
         "feature_size": feature_size,
-        **_given(
-            multi_valued=multi_valued,
-            weighted=weighted,
-            hash_buckets=hash_buckets,
-            feature_map=feature_map,
-        ),
+        "multi_valued": multi_valued,
+        "weighted": weighted,
+        "hash_buckets": hash_buckets,
+        "feature_map": feature_map,
         "files": {
             below(f.path): {"rows": f.rows, "bytes": f.bytes, "positives": f.positives}
             for f in files
         },
-        **_given(sampling_rates=sampling_rates and sampling_rates._asdict(), **how),
+        "sampling_rates": sampling_rates and sampling_rates._asdict(),
+        **how,
     }
+    content = {key: value for key, value in content.items() if value or key == "files"}
     path, text = posixpath.join(folder, METADATA), json.dumps(content, indent=1) + "\n"
     text = re.sub(r"\[\s+([-+.e\d]+),\s+([-+.e\d]+)\s+\]", r"[\1, \2]", text)  # value_ranges
     if not places.is_remote(path):
@@ -215,79 +192,79 @@ def write(
         f.write(text.encode())
 
 
-def check_named(
-    flag: str,
-    covers: Callable[[str], bool],
-    read: Set[str],
-    said: Dict[str, dict],
-    is_data: Callable[[str], bool],
-    partial: bool,
-):
-    """Compares the files that are read with those in dataset.json; logs a line for a difference.
+def ids(**how) -> Dict[str, Any]:
+    """The entry "ids": {what decides the ids: its value}, with a fingerprint of that."""
+    how.pop("fingerprint", None)
+    digest = hashlib.sha1(json.dumps(how, sort_keys=True).encode())
+    return {**how, "fingerprint": digest.hexdigest()[:16]}
 
-    Without this, records in a missing file would go unnoticed. But a list or a glob may leave files
-    out on purpose, and of a ShardedByS3Key channel each host has only its part.
 
-    Args:
-        flag: --name=value, for messages.
-        covers: path -> whether the flag asks for that file.
-        read: paths of the files that hold at least one byte.
-        said: {folder: content of its dataset.json}.
-        is_data: name -> whether such a file is read when its folder is searched.
-        partial: whether a host has only its part of the files.
+def ids_differ(one: Optional[dict], other: Optional[dict]) -> Optional[Tuple[str, str]]:
+    """The first difference of two "ids", in words for each; None if they agree where both say.
 
-    Raises:
-        BadInput: a file is in dataset.json, the flag asks for it, and it is missing.
+    What only one says, such as the columns of a table, is no difference.
     """
-    named = {
-        posixpath.join(folder, name): (folder, name)
-        for folder, content in said.items()
-        for name, entry in content["files"].items()
-        if entry["bytes"] and not leads_outside(name)
-    }
-    asked = lambda path: is_data(named[path][1]) and covers(path)
-    # A dataset.json that names no file that is read, or should be, describes other data.
-    folders = {folder for path, (folder, _) in named.items() if path in read or asked(path)}
-    absent = sorted(p for p, (folder, _) in named.items() if folder in folders and p not in read)
-    gone = list(filter(asked, absent))
-    if gone and not partial:
-        more = f" and {len(gone) - 1} more" if gone[1:] else ""
-        raise BadInput(
-            f"{gone[0]}: missing or empty, but the dataset.json of {named[gone[0]][0]} names "
-            f"it{more}; put it back, or list the files to read in {flag.partition('=')[0]}."
-        )
-    if absent:
-        how = "this host has only its part" if gone else "leaves some out"
-        there = len(read.intersection(named))
-        logging.info(
-            "%s: %s; reading %d of the %d files that dataset.json names. Not read: %s.",
-            flag, how, there, there + len(absent), listed(absent),
-        )  # fmt: skip
-    within = tuple(posixpath.join(folder, "") for folder in folders)
-    unknown = sorted(path for path in read if path not in named and path.startswith(within))
-    if unknown:
-        logging.warning(
-            "%s: also reading %s, which dataset.json does not name.", flag, listed(unknown)
-        )
+    for key in sorted(set(one or ()) & set(other or ()) - {"fingerprint"}):
+        name, a, b = key, one[key], other[key]
+        if a != b and isinstance(a, list) and isinstance(b, list):
+            pairs = enumerate(itertools.zip_longest(a, b))
+            i, (a, b) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+            name = f"{key}[{i}]"
+        if a != b:
+            texts = (f"{name} {json.dumps(x)[:60]}" for x in (a, b))
+            prints = (f"(fingerprint {x['fingerprint']})" for x in (one, other))
+            return tuple(map(" ".join, zip(texts, prints)))
+    return None
 
 
-def warn_of_missing_hosts(paths: Iterable[str], name: str):
-    """Warns if the folders in paths show that those of some hosts are missing.
+def merge(parts: Dict[str, dict]) -> Dict[str, Any]:
+    """The `made` of several {path: content of dataset.json}; BadInput if their ids differ."""
+    distinct = {id(content): (path, content) for path, content in parts.items()}.values()
+    (first, one), *others = distinct
+    for path, content in others:
+        differ = ids_differ(one.get("ids"), content.get("ids"))
+        if differ:
+            raise BadInput(
+                f"{path}: its ids were made with {differ[1]}, those of {first} with {differ[0]}; "
+                "make all in the same way, or read only one kind."
+            )
+    contents = [content for _, content in distinct]
+    merged = {key: [x[key] for x in contents] for key in KEYS if all(key in x for x in contents)}
+    if "ids" in merged:
+        merged["ids"] = merged["ids"][0]
+    if "value_ranges" in merged:
+        of_fields = (list(filter(None, x)) for x in zip(*merged["value_ranges"]))
+        widest = lambda pairs: [min(low for low, _ in pairs), max(high for _, high in pairs)]
+        merged["value_ranges"] = [widest(pairs) if pairs else None for pairs in of_fields]
+    if "unknown_shares" in merged:
+        rows = [sum(file["rows"] for file in x["files"].values()) for x in contents]
+        sums = {
+            name: sum(n * shares.get(name, 0) for n, shares in zip(rows, merged["unknown_shares"]))
+            for name in merged["unknown_shares"][0]
+        }
+        merged["unknown_shares"] = {name: x / max(sum(rows), 1) for name, x in sums.items()}
+    return merged
 
-    Args:
-        paths: paths of the files.
-        name: name of the data in messages.
-    """
-    hosts = {}
-    for path in paths:
-        match = re.search(r"(.*/|^)shard-(\d{5})-of-(\d{5})/", path)
-        if match:
-            hosts.setdefault((match[1], int(match[3])), set()).add(int(match[2]))
-    for (folder, number), indices in sorted(hosts.items()):
-        missing = sorted(set(range(number)) - indices)
-        if missing:
-            logging.warning(
-                "%s: %s has the parts of %d of %d hosts; missing: host %d%s.",
-                name, folder or ".", len(indices), number, missing[0],
-                " and others" if missing[1:] else "",
-            )  # fmt: skip
+
+def far_above(rows: int, made: Dict[str, Any], trained: Dict[str, Any]) -> Optional[str]:
+    """A sentence if columns have far more unknown cells than in training; None if none has."""
+    shares, before = made.get("unknown_shares", {}), trained.get("unknown_shares", {})
+    most = max(0.2, 1.5 * max(rows, 1) ** -0.5)
+    above = [x for x in shares if x in before and shares[x] - before[x] > most]
+    found = [f"{shares[x]:.1%} of column {x} (in training {before[x]:.1%})" for x in above]
+    shown = ", ".join(found[:_SHOWN]) + " ..." * (len(found) > _SHOWN)
+    return f"the map does not know {shown}; {_ADVICE}" if found else None
+
+
+def _check_entries(content: dict):
+    """Refuses (ValueError) a dataset.json with an entry of KEYS that is none."""
+    if "ids" in content and not isinstance(content["ids"]["fingerprint"], str):
+        raise ValueError(f"ids is {str(content['ids'])[:40]}")
+    ranges = content.get("value_ranges", [])
+    numbers = list(content.get("unknown_shares", {}).values())
+    for low, high in filter(None, ranges):
+        numbers += [low, high]
+    if len(ranges) not in (0, content["field_size"]) or not all(
+        type(x) in (int, float) and abs(x) < 1e39 for x in numbers
+    ):
+        raise ValueError("value_ranges or unknown_shares are not numbers of the fields")

@@ -10,21 +10,20 @@ import contextlib
 import errno
 import fcntl
 import json
+import logging
 import os
 import re
 import shutil
 import tempfile
 import time
-from typing import Callable, Iterator, Tuple
-
-from absl import logging
+from typing import Callable, Iterator, List, Tuple
 
 from deepfm.errors import naming
-from deepfm.runtime import program
 
 _TRIES = 10  # to make a temporary file that no other process deletes
 # How a temporary name ends, after its prefix: in a process id, or in what mkdtemp puts there.
 ENDS = r"(\d+|[a-z0-9_]{8})"
+clean_ups: List[Callable[[], None]] = []  # what a signal does before it ends the program
 
 
 def lock(fd: int, if_unknown: bool = False) -> bool:
@@ -84,8 +83,18 @@ def remove(folder: str, prefix: str):
 
 def delete(path: str):
     """Deletes a file or a folder that a killed run left, and logs that."""
-    logging.info("Deleting %s, left by a run that was killed.", path)
+    logging.getLogger("absl").info("Deleting %s, left by a run that was killed.", path)
     shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
+
+
+@contextlib.contextmanager
+def before_end(clean_up: Callable[[], None]):
+    """In this context, a signal calls `clean_up()` before it ends the program."""
+    clean_ups.append(clean_up)
+    try:
+        yield
+    finally:
+        clean_ups.remove(clean_up)
 
 
 @contextlib.contextmanager
@@ -98,7 +107,7 @@ def scratch(parent: str, prefix: str) -> Iterator[str]:
     remove(parent, prefix)
     path, fd = _locked(lambda: tempfile.mkdtemp(prefix=prefix, dir=parent), os.O_RDONLY)
     try:
-        with naming(parent), program.before_end(lambda: _remove_scratch(path, parent, prefix)):
+        with naming(parent), before_end(lambda: _remove_scratch(path, parent, prefix)):
             yield path
     finally:
         _remove_scratch(path, parent, prefix)
