@@ -24,7 +24,6 @@ NEEDED = [
     "data_tools.common.record_files",
     "data_tools.engines.spark_counts",
     "data_tools.engines.spark_events",
-    "data_tools.engines.spark_order",
     "data_tools.engines.spark_records",
     "data_tools.rebalancing.selecting",
     "data_tools.common.tallies",

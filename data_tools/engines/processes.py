@@ -129,9 +129,9 @@ class Processes:
             (int64 [2] records found of each label, written, the largest id that was seen or -1,
             the DataFiles, {name: path} of those that are not right in the scratch folder).
         """
-        from data_tools.rebalancing import passes
+        from data_tools.rebalancing import shuffling
 
-        return passes.shuffle(self, data, work, names, output_dir)
+        return shuffling.shuffle(self, data, work, names, output_dir)
 
 
 def run(

@@ -6,16 +6,14 @@ from typing import List
 
 from data_tools.common import publishing
 from data_tools.common.shards import ALONE, Host
-from data_tools.rebalancing import counting, output_files, record_blocks, sampling
+from data_tools.rebalancing import output_files, record_blocks, sampling
 from data_tools.rebalancing.options import SEEDS, Options, check
-from data_tools.rebalancing.selecting import Order, Work
+from data_tools.rebalancing.selecting import ALL, Order, Work
 from deepfm.data import dataset_json, datasets
 from deepfm.errors import BadInput
 from deepfm.records import data_file, libsvm_text
-from deepfm.records.data_file import DataFile, SamplingRates
+from deepfm.records.data_file import DataFile
 from deepfm.records.storage import places
-
-ALL = SamplingRates(1.0, 1.0)  # every record once
 
 
 def _of_host(options, host):
@@ -55,7 +53,7 @@ def rebalance(options: Options, engine, host: Host = ALONE) -> List[DataFile]:
             sampling.parts(data), schema, weighted, options.max_bad_records, ALL,
             Order(options.seed, options.shuffle), options.compress, places.absolute(scratch),
         )  # fmt: skip
-        count = lambda: counting.read_all(engine, data, work, "Counting", log=False)[0]
+        count = lambda: sampling.read_all(engine, data, work, "Counting", log=False)[0]
         rates = sampling.rates(options, lambda: sampling.labels_of(data) or count())
         before, kept, max_id, files, paths = engine.shuffle(
             data, work._replace(rates=rates), names, options.output_dir
