@@ -15,11 +15,11 @@ from test_prepare_criteo import all_files, criteo_rows, text_of
 from data_tools import inspect_dataset, libsvm_to_tfrecord, prepare_criteo, rebalance
 from data_tools.click_logs import options as prepare_options
 from data_tools.click_logs.column_kinds import DATASETS
-from data_tools.common import line_blocks
 from data_tools.rebalancing import options as rebalance_options
 from data_tools.rebalancing.selecting import Order
 from deepfm.data import dataset_json, datasets
 from deepfm.errors import BadInput
+from deepfm.records import text_blocks
 from deepfm.records.storage import local
 
 PYTHON = ROOT / ".venv-spark" / "bin" / "python"
@@ -95,7 +95,7 @@ def content(folder):
 
 def one_machine(monkeypatch, job, **options):
     """Runs the program of one machine; returns what it refuses, or None."""
-    monkeypatch.setattr(line_blocks, "TASK", TASK)
+    monkeypatch.setattr(text_blocks, "TASK", TASK)
     options = {k: str(v) if k in ("input", "output_dir") else v for k, v in options.items()}
     try:
         if job == "convert":

@@ -28,8 +28,7 @@ from conftest import (
 from scipy import stats
 
 from data_tools import rebalance
-from data_tools.common import line_blocks
-from data_tools.common.shards import Host
+from data_tools.common.command_line import Host
 from data_tools.engines.processes import Processes
 from data_tools.jobs import rebalance as job
 from data_tools.rebalance import Options
@@ -39,6 +38,7 @@ from deepfm.data import dataset_json, datasets
 from deepfm.data.dataset_json import SamplingRates
 from deepfm.data.datasets import DataFile
 from deepfm.errors import BadInput
+from deepfm.records import text_blocks
 
 SIZES = (301, 2, 1000, 97)  # records of the files of an input
 
@@ -454,7 +454,7 @@ def test_two_gzip_files_in_one_are_refused(tmp_path, run):
     (b"1 1:nan", "is not a finite number"), (b"\xff 1:1", "label"),
 ])  # fmt: skip
 def test_a_bad_line_is_refused_by_file_and_line(tmp_path, run, line, words, monkeypatch):
-    monkeypatch.setattr(line_blocks, "TASK", 5000)
+    monkeypatch.setattr(text_blocks, "TASK", 5000)
     paths = make_input(tmp_path / "in", ".libsvm")
     before = records_of(paths)
     with open(paths[2], "rb") as f:

@@ -14,8 +14,7 @@ from multiprocessing import connection
 from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
 
 from data_tools.common import publishing
-from data_tools.common.progress import Progress
-from data_tools.common.skipping import Skipping
+from data_tools.common.progress import Progress, Skipping
 from deepfm.records.bad_record import BadRecord
 from deepfm.runtime import program
 
@@ -92,7 +91,6 @@ class Processes:
 
         with contextlib.closing(run(work, tasks, self.number)) as events:
             yield good(events)
-        progress.finish()
 
     def count(self, tasks, columns, min_count: int, size: int, bad: Skipping):
         """Counts the categories of RawSlices' training rows.

@@ -16,7 +16,7 @@ from absl import logging
 from data_tools.click_logs import vocabulary
 from data_tools.click_logs.vocabulary import Counts
 from data_tools.common import publishing
-from data_tools.common.skipping import Skipping
+from data_tools.common.progress import Skipping
 from data_tools.engines import spark_counts, spark_events, spark_records
 from data_tools.engines.spark_events import BAD, REFUSED
 from data_tools.engines.spark_session import job
@@ -139,10 +139,9 @@ class Spark:
 
     def _shuffle(self, data, work, cuts, values):
         """Writes the output files; returns rows of spark_records.WRITTEN."""
-        tasks = range(len(work.inputs))
-        groups = self._groups(len(tasks), sum(file.bytes for file in data.files))
-        tasks = self.session.sparkContext.parallelize([(task,) for task in tasks], groups)
-        scattered = self.session.createDataFrame(tasks, "task int").mapInArrow(
+        most = len(work.inputs)
+        groups = self._groups(most, sum(file.bytes for file in data.files))
+        scattered = self.session.range(0, most, 1, groups).mapInArrow(
             lambda x: spark_records.scatter(x, work, cuts, values), spark_records.RECORDS
         )
         sorted_ = scattered.repartition(len(values), "part").sortWithinPartitions("key")

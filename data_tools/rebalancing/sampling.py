@@ -8,13 +8,13 @@ from typing import Callable, List, Tuple
 
 import numpy as np
 
-from data_tools.common import line_blocks
-from data_tools.common.line_blocks import LineRange
-from data_tools.common.skipping import Skipping
+from data_tools.common.progress import Skipping
 from data_tools.rebalancing import selecting
 from data_tools.rebalancing.selecting import ALL, Work
 from deepfm.errors import BadInput
+from deepfm.records import text_blocks
 from deepfm.records.data_file import SamplingRates
+from deepfm.records.text_blocks import LineRange
 
 
 def rates(options, count):
@@ -43,7 +43,7 @@ def rates(options, count):
 def parts(data):
     """LineRanges: TFRecord files, parts of text."""
     whole = data.data_format == "tfrecord"
-    cut = lambda f: [LineRange(f.path)] if whole else line_blocks.cut(f.path, f.bytes)
+    cut = lambda f: [LineRange(f.path)] if whole else text_blocks.cut(f.path, f.bytes)
     return [lines for file in data.files for lines in cut(file)]
 
 

@@ -7,7 +7,7 @@ lack.
 """
 
 import dataclasses
-from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -145,30 +145,10 @@ def choose(positive, key, rates):
     Returns:
         An index into arrays [n]; copies repeat.
     """
-    if rates == ALL:
-        return slice(None)
     rate = np.where(positive, rates.positive, rates.negative)
     whole = np.floor(rate)
     copies = whole + (splitmix64.uniform(key) < rate - whole)
     return np.repeat(np.arange(len(positive)), copies.astype(np.int64))
-
-
-def chosen(task: int, work: Work) -> Iterator[Tuple]:
-    """Yields (a block of records, index of those to write); (BadRecord, None)."""
-    step, seen = max(int(COPIES / max(*work.rates, 1)), 1), 0
-    for block in _blocks(work.inputs[task], work):
-        if isinstance(block, BadRecord):
-            yield block, None
-            continue
-        for first in range(0, len(block.starts), step):
-            some = slice(first, first + step)
-            part = RecordBlock(
-                block.data, block.starts[some], block.ends[some], block.positive[some],
-                block.batch, 0 if first else block.read,
-            )  # fmt: skip
-            draws = work.order.draws(task, seen, len(part.starts))
-            seen += len(part.starts)
-            yield part, choose(part.positive, draws, work.rates)
 
 
 def _blocks(lines, work):
@@ -188,16 +168,26 @@ def read(
     Args:
         task: the index of an input.
         work: Work.
-        put: takes each block, the index of those to write, and their keys.
+        put: takes blocks of records, the index of those to write, and their keys.
     """
-    written = 0
-    for block, index in chosen(task, work):
+    step, seen, written = max(int(COPIES / max(*work.rates, 1)), 1), 0, 0
+    for block in _blocks(work.inputs[task], work):
         if isinstance(block, BadRecord):
             yield block
             continue
-        positive = block.positive[index]
-        if put:
-            put(block, index, work.order.keys(task, written, len(positive)))
-        written += len(positive)
-        kept, max_id = by_label(positive), int(block.batch.ids.max(initial=-1))
-        yield block.read, None, Facts(by_label(block.positive), kept, max_id)
+        for first in range(0, len(block.starts), step):
+            some = slice(first, first + step)
+            part = RecordBlock(
+                block.data, block.starts[some], block.ends[some], block.positive[some],
+                block.batch, 0 if first else block.read,
+            )  # fmt: skip
+            index = slice(None)
+            if work.rates != ALL:
+                draws = work.order.draws(task, seen, len(part.starts))
+                index = choose(part.positive, draws, work.rates)
+            positive = part.positive[index]
+            if put:
+                put(part, index, work.order.keys(task, written, len(positive)))
+            seen, written = seen + len(part.starts), written + len(positive)
+            kept, max_id = by_label(positive), int(part.batch.ids.max(initial=-1))
+            yield part.read, None, Facts(by_label(part.positive), kept, max_id)

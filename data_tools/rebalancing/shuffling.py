@@ -17,7 +17,7 @@ from typing import Iterator, List, NamedTuple, Tuple
 
 import numpy as np
 
-from data_tools.common import record_files
+from data_tools.libsvm import pieces
 from data_tools.rebalancing import sampling, selecting
 from deepfm.records.data_file import DataFile
 
@@ -53,7 +53,7 @@ def shuffle(engine, data, work, names, output_dir):
     if rows.sum() != total:
         raise OSError(f"{work.scratch}: only {rows.sum()} of {total} records could be read back")
     parts = {name: [path] for name, path in zip(names, paths)}
-    wholes = record_files.join(engine, parts, work.compress, work.scratch, size)
+    wholes = pieces.join(engine, parts, work.compress, work.scratch, size)
     files = [
         DataFile(os.path.join(output_dir, name), os.path.getsize(wholes[name]), n, ones)
         for name, n, ones in zip(names, rows.tolist(), positives.tolist())

@@ -26,7 +26,7 @@ def read(path, files, buffer_bytes, ops):
 
     # TextLineDataset drops every carriage return, and so turns "3:1\r5" into 3:15.
     def blocks(path):
-        return (text for _, text, _ in text_blocks.blocks(path.decode(), buffer_bytes))
+        return (text for _, text, _ in text_blocks.blocks(path.decode(), size=buffer_bytes))
 
     text = tf.data.Dataset.from_generator(blocks, tf.string, [], [path])
     lines = lambda block: tf.compat.v1.string_split([block], "\n").values

@@ -1,12 +1,14 @@
-"""Text in blocks of whole lines.
+"""Text in blocks of whole lines, and files of it cut into ranges of them.
 
 A line holds a record if it has anything but blanks before its first `#`.
 """
 
 import codecs
+import contextlib
+import functools
 import gzip
 import zlib
-from typing import Iterable, Iterator, Optional, Tuple
+from typing import Callable, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -14,8 +16,24 @@ from deepfm.errors import BadInput
 from deepfm.records import library
 from deepfm.records.storage import places
 
+BLOCK = 1 << 20  # bytes read at once
+TASK = 16 << 20  # bytes of an uncompressed file that a process takes as one task
 LONGEST_LINE = 64 << 20  # bytes; a file with a longer line is not text
 _COLON, _NEWLINE = b":\n"
+
+
+class LineRange(NamedTuple):
+    """Consecutive whole lines of a file.
+
+    Attributes:
+        path: the file, local or remote.
+        start: byte of the uncompressed text where the first line begins; 0 for a gzip file.
+        end: byte where the line after the last one begins; None: the end of the file.
+    """
+
+    path: str
+    start: int = 0
+    end: Optional[int] = None
 
 
 def without_mark(text: bytes, path: str) -> bytes:
@@ -30,7 +48,7 @@ def without_mark(text: bytes, path: str) -> bytes:
 
 
 def blocks(
-    path: str, size: int = 1 << 20, start: int = 0, end: Optional[int] = None
+    path: str, start: int = 0, end: Optional[int] = None, size: Optional[int] = None
 ) -> Iterator[Tuple[int, bytes, int]]:
     """Yields blocks of whole lines of a text file: (offset, text, bytes read for it).
 
@@ -39,9 +57,8 @@ def blocks(
 
     Args:
         path: the file, local or remote, plain or (by its name) gzip.
-        size: bytes to read at once.
-        start: offset of the beginning of a line, in uncompressed bytes; 0 for a gzip file.
-        end: offset at which to stop, the beginning of a line; None: the end of the file.
+        start, end: as in a LineRange.
+        size: bytes to read at once; None: BLOCK.
 
     Raises:
         BadInput: the gzip file is damaged, a line is longer than any record, or the text is UTF-16.
@@ -53,7 +70,8 @@ def blocks(
             stream.seek(start)
         rest, position, mark, told = b"", start, 0, raw.tell()
         while True:
-            wanted = size if end is None else min(size, end - position)
+            wanted = size or BLOCK
+            wanted = wanted if end is None else min(wanted, end - position)
             try:
                 read = stream.read(wanted) if wanted else b""
             except (OSError, EOFError, zlib.error) as error:
@@ -79,6 +97,49 @@ def blocks(
                 return
             if len(rest) > LONGEST_LINE:
                 raise BadInput(f"{path}: has a line of over {LONGEST_LINE} bytes: not LibSVM text.")
+
+
+def first_text(path: str) -> bytes:
+    """The first block of a file."""
+    with contextlib.closing(blocks(path)) as found:
+        return next(found, (0, b"", 0))[1]
+
+
+def lines_from(path: str, begin: int, end: int) -> Optional[LineRange]:
+    """The lines of a file that begin in bytes [begin, end); None if there are none.
+
+    A gzip file cannot be split, so its range is always the whole file.
+    """
+    if path.endswith(".gz"):
+        return LineRange(path)
+    size = places.of(path).size(path)
+    start = _next_line(path, begin) if begin else 0
+    stop = _next_line(path, end) if end < size else None
+    return None if start in (stop, size) else LineRange(path, start, stop)
+
+
+def cut(path: str, size: int) -> List[LineRange]:
+    """Splits a file of `size` bytes into one LineRange per task; a gzip file is one task."""
+    starts = range(0, 1 if path.endswith(".gz") else size, TASK)
+    found = places.each(path, lambda start: lines_from(path, start, start + TASK), starts)
+    return list(filter(None, found))
+
+
+def _next_line(path, position):
+    """The byte where the first line at or after `position` begins, in an uncompressed file."""
+    with places.of(path).open_file(path) as f:
+        f.seek(position - 1)
+        return position - 1 + len(f.readline())
+
+
+def numbering(lines: LineRange) -> Callable[[], int]:
+    """A function that returns the number, from 1, of the first line of a range.
+
+    The first call reads the file up to there, so callers wait until they find a bad line.
+    """
+    before = lines._replace(start=0, end=lines.start)
+    count = lambda: sum(text.count(b"\n") for _, text, _ in blocks(*before))
+    return functools.lru_cache(maxsize=1)(lambda: 1 + count() if lines.start else 1)
 
 
 def lines(path: str) -> Iterator[Tuple[int, bytes]]:
