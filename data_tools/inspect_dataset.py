@@ -22,9 +22,8 @@ from data_tools.common import check_python  # noqa: F401  says what to do if abs
 import numpy as np
 from absl import logging
 
-from data_tools.common import command_line, shards, tallies
+from data_tools.common import command_line, tallies
 from data_tools.common.command_line import REQUIRED, flag
-from data_tools.common.line_blocks import LineRange
 from data_tools.common.progress import Progress
 from data_tools.inspecting import new_metadata
 from data_tools.rebalancing import record_blocks
@@ -33,6 +32,7 @@ from deepfm.errors import BadInput
 from deepfm.records import dataset_json, libsvm_text
 from deepfm.records.bad_record import BadRecord
 from deepfm.records.schema import Schema
+from deepfm.records.text_blocks import LineRange
 from deepfm.runtime import memory
 
 BAR = 40  # characters of a bar of label rate 1
@@ -132,7 +132,7 @@ class FieldSummary:
 
 
 def main(options: Options):
-    own_files = shards.this_host(options.data).own_files
+    own_files = command_line.this_host(options.data).own_files
     new_metadata.check(options)
     summary = inspect(options.data, options.field_size, not options.json, own_files)
     if options.write:
@@ -199,8 +199,6 @@ def inspect(
         if not rows:
             logging.warning("%s has no records.", file.path)
         files.append({"path": file.path, "bytes": file.bytes, "rows": rows, "positives": positives})
-    if show_progress:
-        progress.finish()
     rows, positives = (sum(file[key] for file in files) for key in ("rows", "positives"))
     if not rows:
         raise BadInput(f"--data={data}: the files have no records.")

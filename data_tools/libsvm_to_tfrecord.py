@@ -17,8 +17,8 @@ from typing import List
 from data_tools.common import check_python  # noqa: F401  says what to do if absl is missing
 
 # isort: split
-from data_tools.common import command_line, publishing, shards
-from data_tools.common.shards import ALONE, Host
+from data_tools.common import command_line, publishing
+from data_tools.common.command_line import ALONE, Host
 from data_tools.engines.processes import Processes
 from data_tools.jobs import convert as job
 from data_tools.libsvm.options import Options
@@ -26,7 +26,7 @@ from deepfm.records.data_file import DataFile
 
 
 def main(options: Options):
-    convert(options, shards.this_host(options.input, on_spark="convert"))
+    convert(options, command_line.this_host(options.input, on_spark="convert"))
 
 
 def convert(options: Options, host: Host = ALONE) -> List[DataFile]:

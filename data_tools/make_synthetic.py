@@ -24,7 +24,7 @@ from data_tools.common import check_python  # noqa: F401  says what to do if abs
 import numpy as np
 from absl import logging
 
-from data_tools.common import command_line, publishing, shards
+from data_tools.common import command_line, publishing
 from data_tools.common.command_line import REQUIRED, flag
 from data_tools.common.planted_model import (
     BLOCK_ROWS,
@@ -87,7 +87,7 @@ class Options:
 
 
 def main(options: Options):
-    shards.this_host()
+    command_line.this_host()
     write_data(options)
 
 

@@ -18,8 +18,8 @@ from data_tools.common import check_python  # noqa: F401  says what to do if abs
 # isort: split
 from data_tools.click_logs import vocabulary
 from data_tools.click_logs.options import REMOVED, Options
-from data_tools.common import command_line, publishing, shards
-from data_tools.common.shards import ALONE, Host
+from data_tools.common import command_line, publishing
+from data_tools.common.command_line import ALONE, Host
 from data_tools.engines.processes import Processes
 from data_tools.jobs import prepare as job
 from deepfm.records.data_file import DataFile
@@ -31,7 +31,7 @@ LEAST = 10**8  # bytes for the vocabulary where hardly any are free
 
 def main(options: Options):
     inputs = options.input, options.valid_input, options.test_input
-    prepare(options, shards.this_host(*inputs, on_spark="prepare"))
+    prepare(options, command_line.this_host(*inputs, on_spark="prepare"))
 
 
 def prepare(options: Options, host: Host = ALONE) -> List[DataFile]:

@@ -27,9 +27,8 @@ import reference
 import tensorflow as tf
 from absl import logging
 
-from data_tools.common import line_blocks
 from data_tools.common.progress import Progress
-from deepfm.records import wire
+from deepfm.records import text_blocks, wire
 from deepfm.records.schema import Schema
 
 CORPUS = pathlib.Path(__file__).resolve().parent / "corpus"
@@ -85,7 +84,7 @@ def _serve(pipe):
     tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
     with open(os.devnull, "w") as nowhere:  # protobuf's own complaints
         os.dup2(nowhere.fileno(), 2)
-    line_blocks.TASK, line_blocks.BLOCK = 150000, 40000  # a file has several of them
+    text_blocks.TASK, text_blocks.BLOCK = 150000, 40000  # a file has several of them
     while True:
         case = pipe.recv()
         with tempfile.TemporaryDirectory() as folder:
@@ -198,7 +197,6 @@ def main():
                 path = keep(case, outcome, checker)
                 said = ended or "; ".join(outcome.differences[:3])
                 logging.error("%s: %s", path, said[:2000])
-        progress.finish()
         counts["seconds"] = round(time.time() - began)
         sys.stdout.write(
             f"{kind}: "

@@ -16,9 +16,9 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from absl import logging  # noqa: E402
 
 from data_tools import on_spark  # noqa: E402
-from data_tools.common import line_blocks  # noqa: E402
 from data_tools.engines import spark_session  # noqa: E402
 from deepfm.errors import BadInput  # noqa: E402
+from deepfm.records import text_blocks  # noqa: E402
 
 
 class Lines(std_logging.Handler):
@@ -35,7 +35,7 @@ class Lines(std_logging.Handler):
 def answer(spark, asked):
     """Runs a job; returns the answer."""
     options = on_spark.options_of(asked["job"])
-    line_blocks.TASK = asked["task"]
+    text_blocks.TASK = asked["task"]
     seen, before = Lines(), dict(os.environ)
     os.environ.update(asked["env"])
     logging.get_absl_logger().addHandler(seen)

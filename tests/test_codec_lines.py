@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepfm.data import libsvm, records
-from deepfm.records import codec, library, libsvm_text
+from deepfm.records import codec, library, text_blocks
 from deepfm.records.libsvm_text import explain_line, number_of
 from deepfm.records.schema import Schema
 
@@ -138,7 +138,7 @@ def test_a_line_is_taken_as_others_take_it_or_refused_with_a_reason(name):
         line = line.encode("utf-8", "surrogateescape")
         found = agree(line + b"\n", schema)
         assert (found is None) == (explain_line(line, schema) is not None), line
-        (start,) = libsvm_text.record_starts(b"#\n \r\n" + line + b"\n")
+        (start,) = text_blocks.record_starts(b"#\n \r\n" + line + b"\n")
         assert start == 5
         good.extend([line + b"\n"] * (found is not None))
 

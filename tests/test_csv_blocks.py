@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from data_tools.click_logs import row_parser, slices
 from data_tools.click_logs.column_kinds import Column
 from data_tools.click_logs.row_parser import Layout
-from data_tools.common.line_blocks import LineRange
 from data_tools.prepare_criteo import Options
 from data_tools.tables import blocks, csv_blocks, layouts, row_checks
 from data_tools.tables.csv_blocks import CsvFile, LinePart
@@ -20,6 +19,7 @@ from data_tools.tables.layouts import Field
 from deepfm.records import libsvm_text
 from deepfm.records.bad_record import BadRecord
 from deepfm.records.schema import Schema
+from deepfm.records.text_blocks import LineRange
 
 COLUMNS = [Column("x", "category"), Column("y", "integer")._replace(kind="scaled")]
 OPTIONS = Options(output_dir="out", dataset="criteo", integers="buckets")

@@ -9,9 +9,9 @@ import pytest
 from test_tables import write_rows
 
 from data_tools import libsvm_to_tfrecord
-from data_tools.common import line_blocks
 from data_tools.tables import inputs, parquet_blocks
 from deepfm.errors import BadInput
+from deepfm.records import text_blocks
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is missing: scripts/setup.sh --tests")
 from pyarrow import parquet  # noqa: E402
@@ -32,8 +32,8 @@ WITH_VALUES = [
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
     """Blocks and tasks of few rows, so that small files have many."""
-    monkeypatch.setattr(line_blocks, "BLOCK", 1000)
-    monkeypatch.setattr(line_blocks, "TASK", 3000)
+    monkeypatch.setattr(text_blocks, "BLOCK", 1000)
+    monkeypatch.setattr(text_blocks, "TASK", 3000)
     monkeypatch.setattr(parquet_blocks, "BATCH", 17)
     monkeypatch.setattr(inputs, "ROWS", 60)
 

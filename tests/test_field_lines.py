@@ -8,12 +8,11 @@ import tensorflow as tf
 from conftest import examples_of
 
 from data_tools import libsvm_to_tfrecord, rebalance
-from data_tools.common import line_blocks
-from data_tools.libsvm import line_schema
+from data_tools.libsvm import sources
 from data_tools.libsvm_to_tfrecord import Options
 from deepfm.data import datasets, formats, records
 from deepfm.errors import BadInput
-from deepfm.records import codec, libsvm_text
+from deepfm.records import codec, libsvm_text, text_blocks
 
 FFM = """1 0:3:1 1:10:0.5 1:12:2 2:20:-1.5e-1
 0 2:21:1 0:4:1 # 0:9:9
@@ -67,7 +66,7 @@ def check(found, wanted):
 
 @pytest.mark.parametrize("block", [1 << 20, 16])
 def test_values_of_libffm_land_in_their_fields(convert, tmp_path, monkeypatch, block):
-    monkeypatch.setattr(line_blocks, "BLOCK", block)
+    monkeypatch.setattr(text_blocks, "BLOCK", block)
     check(convert(FFM, multi_valued=True), FFM_ROWS)
     found = datasets.find(str(tmp_path / "out"), "data")
     assert (found.field_size, found.feature_size, found.multi_valued) == (3, 23, True)
@@ -217,7 +216,7 @@ def test_flags_that_do_not_go_together_are_refused(convert, flags, words):
 )
 def test_a_bad_map_is_refused(tmp_path, fields, words):
     with pytest.raises(BadInput, match=words):
-        line_schema.read_map(field_map(tmp_path, fields))
+        sources.read_map(field_map(tmp_path, fields))
 
 
 def test_rebalance_keeps_the_values_of_each_field(convert, tmp_path):

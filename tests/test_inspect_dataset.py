@@ -11,8 +11,8 @@ import tensorflow as tf
 from conftest import example, run_tool, shared_data
 
 from data_tools import inspect_dataset, libsvm_to_tfrecord
-from data_tools.common import line_blocks
 from deepfm.errors import BadInput
+from deepfm.records import text_blocks
 
 
 def summarize_slowly(rows):
@@ -93,7 +93,7 @@ def write_tfrecord(path, rows):
 
 @pytest.mark.parametrize("shortest", [4, 1])
 def test_libsvm_is_counted_right_also_where_rows_differ_in_length(tmp_path, monkeypatch, shortest):
-    monkeypatch.setattr(line_blocks, "BLOCK", 300)
+    monkeypatch.setattr(text_blocks, "BLOCK", 300)
     rows = some_rows(500, shortest, 4)
     (tmp_path / "a.libsvm").write_text("# head\n\n" + as_text(rows[:200]))
     (tmp_path / "b.libsvm.gz").write_bytes(gzip.compress(as_text(rows[200:]).encode()))
@@ -123,7 +123,7 @@ def test_ids_are_counted_right_across_merges():
 
 @pytest.mark.parametrize("end", ["1 x", "1 1:nan", "2 1:1", "1 -1:1", "1 1:1 2:1"])
 def test_a_bad_line_is_named(tmp_path, monkeypatch, end):
-    monkeypatch.setattr(line_blocks, "BLOCK", 20)
+    monkeypatch.setattr(text_blocks, "BLOCK", 20)
     path = tmp_path / "a.libsvm"
     path.write_text("1 1:1 # note\n\n" * 20 + end)
     with pytest.raises(BadInput) as error:

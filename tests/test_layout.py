@@ -122,7 +122,7 @@ def test_arrows_point_down():
         ("train.py", "from deepfm.state import checkpoints"),
         ("data_tools/rebalance.py", "from deepfm import estimators"),
         ("data_tools/rebalance.py", "from data_tools import inspect_dataset"),
-        ("deepfm/data/records.py", "from data_tools.common import skipping"),
+        ("deepfm/data/records.py", "from data_tools.common import progress"),
         ("scripts/tune.py", "from deepfm.data import datasets"),
         ("deepfm/jobs.py", "import train"),
     ],

@@ -15,13 +15,13 @@ from conftest import ROOT, await_files, examples_of, run_tool, shared_data, wait
 
 from data_tools import libsvm_to_tfrecord, rebalance
 from data_tools.click_logs import splitting
-from data_tools.common import line_blocks, publishing
-from data_tools.common.shards import Host
+from data_tools.common import publishing
+from data_tools.common.command_line import Host
 from data_tools.engines import processes
 from data_tools.libsvm_to_tfrecord import Options
 from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.records import dataset_json
+from deepfm.records import dataset_json, text_blocks
 
 TIMEOUT = 60  # seconds
 
@@ -75,8 +75,8 @@ def convert(tmp_path):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of some lines and pieces of some blocks, so that small files have many."""
-    monkeypatch.setattr(line_blocks, "BLOCK", 100)
-    monkeypatch.setattr(line_blocks, "TASK", 400)
+    monkeypatch.setattr(text_blocks, "BLOCK", 100)
+    monkeypatch.setattr(text_blocks, "TASK", 400)
 
 
 def all_records(files):
@@ -90,7 +90,7 @@ LOOSE = "\n# head 1:1\n1 1:1 2:.5\r\n\n  0\t3:1  4:1e-3  \n \t \n+1 5:1 6:-2 # t
 def test_blank_lines_comments_tabs_crlf_and_a_missing_newline_are_accepted(
     convert, monkeypatch, block
 ):
-    monkeypatch.setattr(line_blocks, "BLOCK", block)
+    monkeypatch.setattr(text_blocks, "BLOCK", block)
     assert all_records(convert(LOOSE)) == rows_of(LOOSE)
 
 
@@ -436,8 +436,9 @@ def test_workers_pass_on_what_a_task_raises(num_workers):
 
 SMALL_PIECES = """
 from data_tools import libsvm_to_tfrecord
-from data_tools.common import command_line, line_blocks
-line_blocks.TASK, line_blocks.BLOCK = 5000, 1000
+from data_tools.common import command_line
+from deepfm.records import dataset_json, text_blocks
+text_blocks.TASK, text_blocks.BLOCK = 5000, 1000
 command_line.run(libsvm_to_tfrecord.main, libsvm_to_tfrecord.Options)
 """
 

@@ -6,7 +6,7 @@ import pytest
 from conftest import job_of, make_records, write_tfrecords
 
 from data_tools import inspect_dataset, rebalance
-from data_tools.common.shards import Host
+from data_tools.common.command_line import Host
 from deepfm import open_data
 from deepfm.config import InputConfig
 from deepfm.data import datasets, named_files

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,13 +15,11 @@ from test_prepare_criteo import all_files, criteo_rows, text_of
 from data_tools import inspect_dataset, libsvm_to_tfrecord, prepare_criteo, rebalance
 from data_tools.click_logs import options as prepare_options
 from data_tools.click_logs.column_kinds import DATASETS
-from data_tools.common import line_blocks
-from data_tools.engines import spark_order
 from data_tools.rebalancing import options as rebalance_options
 from data_tools.rebalancing.selecting import Order
 from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.records import dataset_json
+from deepfm.records import dataset_json, text_blocks
 from deepfm.records.storage import places
 
 PYTHON = ROOT / ".venv-spark" / "bin" / "python"
@@ -98,7 +95,7 @@ def content(folder):
 
 def one_machine(monkeypatch, job, **options):
     """Runs the program of one machine; returns what it refuses, or None."""
-    monkeypatch.setattr(line_blocks, "TASK", TASK)
+    monkeypatch.setattr(text_blocks, "TASK", TASK)
     options = {k: str(v) if k in ("input", "output_dir") else v for k, v in options.items()}
     try:
         if job == "convert":
@@ -406,26 +403,9 @@ def test_a_task_does_not_make_the_folder_of_a_job_that_is_gone_again(tmp_path):
 
 def test_files_are_cut_at_the_ranks_of_the_sorted_keys():
     """The histogram of the upper bits finds the keys that sorting all of them does."""
-
-    class Spread(list):
-        """A list with the functions of an RDD that are used."""
-
-        def mapPartitions(self, f):
-            return Spread(f(iter(self)))
-
-        def treeReduce(self, f):
-            return sum(self[1:], self[0])
-
-        def map(self, f):
-            return Spread(f(x) for x in self)
-
-        def collect(self):
-            return self
-
-    context = SimpleNamespace(parallelize=lambda x, n: Spread(x), defaultParallelism=2)
     rows = [0, 70000, 1, 30000]
     for shuffle in (True, False):
         by = Order(3, shuffle)
         keys = np.sort(np.concatenate([by.keys(task, 0, n) for task, n in enumerate(rows)]))
         ranks = [sum(rows) * i // 13 for i in range(1, 13)]
-        assert spark_order.cuts(context, by, rows, 13).tolist() == keys[ranks].tolist()
+        assert by.cuts(rows, 13).tolist() == keys[ranks].tolist()

@@ -11,9 +11,9 @@ from test_tables import KINDS, cells, describe, prepared, records_of, write_rows
 
 from data_tools import libsvm_to_tfrecord
 from data_tools.click_logs import feature_map, splitting
-from data_tools.common import line_blocks
 from data_tools.tables import blocks, parquet_blocks
 from deepfm.errors import BadInput
+from deepfm.records import text_blocks
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is missing: scripts/setup.sh --tests")
 from pyarrow import parquet  # noqa: E402
@@ -110,7 +110,7 @@ def test_a_number_of_json_is_the_category_of_its_text(cell, text):
 
 
 def test_rows_are_drawn_by_their_file_and_number_whatever_the_row_groups(tmp_path, monkeypatch):
-    monkeypatch.setattr(line_blocks, "TASK", 1)  # a row group each
+    monkeypatch.setattr(text_blocks, "TASK", 1)  # a row group each
     rows, table = list(cells()), describe(tmp_path)
     everything = prepared(tmp_path, write(tmp_path / "a.parquet", rows), "all", columns=table)
     known = dict(feature_map=str(everything / "feature_map.json"), min_count=None)
@@ -156,7 +156,7 @@ def test_rows_in_order_are_those_of_all_files_in_order(tmp_path):
 
 def test_a_bad_row_is_told_by_its_number_and_skipped_if_it_may_be(tmp_path, monkeypatch):
     monkeypatch.setattr(parquet_blocks, "BATCH", 20)
-    monkeypatch.setattr(line_blocks, "TASK", 1)
+    monkeypatch.setattr(text_blocks, "TASK", 1)
     rows, table = list(cells(100)), describe(tmp_path)
     good = [row for i, row in enumerate(rows) if i not in (33, 71)]
     rows[33][3], rows[71][6] = "noon", "two\nlines"

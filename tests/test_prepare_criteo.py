@@ -20,12 +20,12 @@ from conftest import run_tool, run_train, shared_data
 
 from data_tools import prepare_criteo
 from data_tools.click_logs import feature_map, output_folder, slices
-from data_tools.common import line_blocks, skipping
-from data_tools.common.shards import ALONE, Host
+from data_tools.common import progress
+from data_tools.common.command_line import ALONE, Host
 from data_tools.prepare_criteo import Options
 from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.records import dataset_json
+from deepfm.records import dataset_json, text_blocks
 
 CRITEO = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
 AVAZU = [
@@ -163,8 +163,8 @@ def prepare(tmp_path):
 @pytest.fixture
 def small_pieces(monkeypatch):
     """Blocks of some rows and pieces of some blocks, so that small files have many."""
-    monkeypatch.setattr(line_blocks, "BLOCK", 2000)
-    monkeypatch.setattr(line_blocks, "TASK", 9000)
+    monkeypatch.setattr(text_blocks, "BLOCK", 2000)
+    monkeypatch.setattr(text_blocks, "TASK", 9000)
     monkeypatch.setattr(slices, "COUNT_ROWS", 40)
 
 
@@ -206,8 +206,8 @@ def test_a_second_run_on_more_processes_writes_the_same_bytes(prepare, small_pie
 
 def test_what_is_cut_or_packed_otherwise_gives_the_same_ids_and_splits(prepare, monkeypatch):
     out = prepare(text_of(ROWS), output="whole")
-    monkeypatch.setattr(line_blocks, "BLOCK", 700)
-    monkeypatch.setattr(line_blocks, "TASK", 5000)
+    monkeypatch.setattr(text_blocks, "BLOCK", 700)
+    monkeypatch.setattr(text_blocks, "TASK", 5000)
     cut = prepare(text_of(ROWS), output="cut")
     assert read_map(cut) == read_map(out)
     for split in SPLITS:
@@ -549,7 +549,7 @@ def test_rows_beside_bad_or_blank_lines_are_drawn_as_without_them(prepare, more)
 def test_each_skipped_row_is_logged_once(prepare, monkeypatch, tmp_path):
     logged = []
     log = lambda text, *values: logged.append(text % values)
-    monkeypatch.setattr(skipping.logging, "warning", log)
+    monkeypatch.setattr(progress.logging, "warning", log)
     prepare(text_of(ROWS[:9]) + "x\n", max_bad_records=3)
     line, _ = logged  # and their number
     assert f"bad record 1 (--max_bad_records=3): {tmp_path}/in/a.tsv:10: expected 40" in line

@@ -28,16 +28,16 @@ from conftest import (
 from scipy import stats
 
 from data_tools import rebalance
-from data_tools.common import line_blocks
-from data_tools.common.shards import Host
+from data_tools.common.command_line import Host
 from data_tools.engines.processes import Processes
 from data_tools.jobs import rebalance as job
 from data_tools.rebalance import Options
-from data_tools.rebalancing import passes, shuffling
+from data_tools.rebalancing import shuffling
+from data_tools.rebalancing.selecting import Order
 from deepfm.data import datasets
 from deepfm.data.datasets import DataFile
 from deepfm.errors import BadInput
-from deepfm.records import dataset_json
+from deepfm.records import dataset_json, text_blocks
 from deepfm.records.dataset_json import SamplingRates
 
 SIZES = (301, 2, 1000, 97)  # records of the files of an input
@@ -192,7 +192,7 @@ def test_examples_that_another_writer_made_are_copied_as_they_are(tmp_path, run)
 
 @pytest.mark.parametrize("bits, memory", [(0, 2000), (3, 2000), (0, 1 << 30), (3, 1 << 30)])
 def test_buckets_hold_records_in_the_order_of_their_keys(tmp_path, memory, bits):
-    keys = shuffling.keys(shuffling.salt(1), 0, 0, 500)
+    keys = Order(1, True).keys(0, 0, 500)
     data = [b"%d," % i * (1 + i % 7) for i in range(500)]
     positive = np.arange(500) % 3 == 0
     ends = np.cumsum([len(record) for record in data])
@@ -202,7 +202,7 @@ def test_buckets_hold_records_in_the_order_of_their_keys(tmp_path, memory, bits)
         scatter.add(b"".join(data), *args)
     scatter.flush()
     found = []
-    for bucket in shuffling.buckets(str(tmp_path / "b"), bits):
+    for bucket in shuffling.buckets_of(str(tmp_path / "b"), bits):
         rows = [1, bucket.rows // 3, bucket.rows]
         sizes_of_first = shuffling.sizes_of_first(bucket, rows, True)
         blocks = list(shuffling.ordered(bucket, memory))
@@ -218,8 +218,8 @@ def test_buckets_hold_records_in_the_order_of_their_keys(tmp_path, memory, bits)
 
 
 def test_no_two_records_have_the_same_key():
-    salt = shuffling.salt(1, 2)
-    keys = [shuffling.keys(salt, task, first, 50000) for task in (0, 1, 77) for first in (0, 50000)]
+    order = Order(1, True)
+    keys = [order.keys(task, first, 50000) for task in (0, 1, 77) for first in (0, 50000)]
     assert len(np.unique(np.concatenate(keys))) == 6 * 50000
 
 
@@ -254,8 +254,8 @@ def test_the_same_seed_writes_the_same_bytes_with_any_workers_and_memory(
     done = command(f"--input={tmp_path}/in", f"--output_dir={tmp_path}/two", *flags)
     assert done.returncode == 0, done.stderr
     run(num_files=3, positive_rate=2.5)
-    monkeypatch.setattr(passes, "BUFFER", 1000)
-    monkeypatch.setattr(passes, "BUCKET", 1000)
+    monkeypatch.setattr(shuffling, "BUFFER", 1000)
+    monkeypatch.setattr(shuffling, "BUCKET", 1000)
     options = Options(
         str(tmp_path / "in"), str(tmp_path / "small"), num_files=3, positive_rate=2.5, seed=3
     )
@@ -454,7 +454,7 @@ def test_two_gzip_files_in_one_are_refused(tmp_path, run):
     (b"1 1:nan", "is not a finite number"), (b"\xff 1:1", "label"),
 ])  # fmt: skip
 def test_a_bad_line_is_refused_by_file_and_line(tmp_path, run, line, words, monkeypatch):
-    monkeypatch.setattr(line_blocks, "TASK", 5000)
+    monkeypatch.setattr(text_blocks, "TASK", 5000)
     paths = make_input(tmp_path / "in", ".libsvm")
     before = records_of(paths)
     with open(paths[2], "rb") as f:

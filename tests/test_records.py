@@ -13,7 +13,7 @@ from reference import field, header
 from deepfm.data import bad_records, formats, records
 from deepfm.data.records import Schema
 from deepfm.errors import BadInput
-from deepfm.records import libsvm_text, wire
+from deepfm.records import libsvm_text, text_blocks, wire
 from deepfm.records.bad_record import find_refused
 
 
@@ -83,10 +83,10 @@ def test_an_id_of_a_million_digits_is_refused_at_once():
 
 
 def test_a_line_without_end_is_refused_by_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(libsvm_text, "LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(text_blocks, "LONGEST_LINE", 1 << 20)
     (tmp_path / "a.libsvm").write_bytes(b"1 1:1\n" + b"\0" * (3 << 20))
     with pytest.raises(BadInput, match=r"a\.libsvm: has a line of over"):
-        list(libsvm_text.lines(str(tmp_path / "a.libsvm")))
+        list(text_blocks.lines(str(tmp_path / "a.libsvm")))
 
 
 def find_bad(path, field_size=3):

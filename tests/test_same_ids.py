@@ -12,14 +12,13 @@ from data_tools import libsvm_to_tfrecord, rebalance
 from data_tools.click_logs import feature_map, field_tables
 from data_tools.click_logs.column_kinds import DATASETS, fields
 from data_tools.click_logs.feature_map import Field
-from data_tools.common import line_blocks
 from data_tools.libsvm_to_tfrecord import Options
 from deepfm import model_config
 from deepfm.config import ModelConfig
 from deepfm.data import datasets
 from deepfm.data.datasets import DataSet
 from deepfm.errors import BadInput
-from deepfm.records import dataset_json
+from deepfm.records import dataset_json, text_blocks
 from deepfm.state import export
 
 v1 = tf.compat.v1
@@ -322,7 +321,7 @@ def test_what_does_not_say_how_records_were_made_is_refused(tmp_path, entry):
 
 
 def test_dataset_json_has_the_range_of_each_field(tmp_path, monkeypatch):
-    monkeypatch.setattr(line_blocks, "TASK", 60)
+    monkeypatch.setattr(text_blocks, "TASK", 60)
     rng = np.random.RandomState(0)
     values = np.float32(rng.randint(-99, 99, [40, 3]) / 8)
     line = lambda i, form: " ".join(form.format(f, v) for f, v in enumerate(values[i]))

@@ -1,4 +1,4 @@
-"""shards: which host of a job this one is by SageMaker Processing's settings, whether its files are
+"""Which host of a job this one is by SageMaker Processing's settings, whether its files are
 its own, and that hosts which see the same files are refused."""
 
 import json
@@ -15,11 +15,11 @@ from data_tools import (
     prepare_criteo,
     rebalance,
 )
-from data_tools.common import shards
+from data_tools.common import command_line
 from deepfm.errors import BadInput
 
 if "own_files" not in flags.FLAGS:
-    shards.define_flags()
+    command_line.define_flags()
 if not flags.FLAGS.is_parsed():
     flags.FLAGS(["test"], known_only=True)
 
@@ -32,7 +32,7 @@ def test_the_help_of_a_tool_lists_the_flags_that_it_shares_with_others():
 
 def test_without_a_processing_job_a_host_is_alone():
     with flagsaver.flagsaver(resource_config="/no/such/file"):
-        assert shards.this_host("/in/a") == shards.ALONE
+        assert command_line.this_host("/in/a") == command_line.ALONE
 
 
 def test_sagemakers_hosts_are_each_another(tmp_path):
@@ -42,7 +42,7 @@ def test_sagemakers_hosts_are_each_another(tmp_path):
         path = tmp_path / host
         path.write_text(json.dumps({"current_host": host, "hosts": hosts}))
         with flagsaver.flagsaver(resource_config=str(path), own_files=True):
-            found.append(shards.this_host("/in/a"))
+            found.append(command_line.this_host("/in/a"))
         hosts = hosts[1:] + hosts[:1]  # hosts need not agree on the order
     assert sorted(found) == [(i, 3, True) for i in range(3)]
 
@@ -64,7 +64,7 @@ def test_a_broken_resource_config_is_refused_by_its_name(tmp_path, text):
     path.write_bytes(text.encode("latin-1"))
     said = f"{path}: .*--resource_config=FILE"
     with flagsaver.flagsaver(resource_config=str(path)), pytest.raises(BadInput, match=said):
-        shards.this_host("/in/a")
+        command_line.this_host("/in/a")
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def processing(tmp_path):
         found = {"ProcessingInputs": [*inputs, {"InputName": "dataset"}]}
         (tmp_path / "processingjobconfig.json").write_text(json.dumps(found))
         with flagsaver.flagsaver(resource_config=str(tmp_path / "resourceconfig.json"), **flag):
-            return shards.this_host(*specs).own_files
+            return command_line.this_host(*specs).own_files
 
     return ask
 
@@ -101,7 +101,7 @@ def test_a_broken_processing_job_is_refused(tmp_path, text):
     (tmp_path / "processingjobconfig.json").write_text(text)
     path = str(tmp_path / "resourceconfig.json")
     with flagsaver.flagsaver(resource_config=path), pytest.raises(BadInput, match="--noown_files"):
-        shards.this_host("/in/a")
+        command_line.this_host("/in/a")
 
 
 @pytest.mark.parametrize("number", [1, 2])

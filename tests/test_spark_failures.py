@@ -70,7 +70,7 @@ def test_killed_python_processes_end_the_job_with_their_cause_and_leave_nothing(
 
 def test_the_first_task_that_refuses_its_input_is_named_whichever_ended_first():
     program = (
-        "from data_tools.common.skipping import Skipping\n"
+        "from data_tools.common.progress import Skipping\n"
         "from data_tools.engines.spark import REFUSED, sift\n"
         "sift([(2, REFUSED, 'two'), (1, REFUSED, 'one')], Skipping(0))"
     )

@@ -21,10 +21,9 @@ NEEDED = [
     "data_tools.libsvm.pieces",
     "data_tools.tables.writing",
     "data_tools.click_logs.encoding",
-    "data_tools.common.record_files",
+    "data_tools.libsvm.pieces",
     "data_tools.engines.spark_counts",
     "data_tools.engines.spark_events",
-    "data_tools.engines.spark_order",
     "data_tools.engines.spark_records",
     "data_tools.rebalancing.selecting",
     "data_tools.common.tallies",
@@ -99,7 +98,7 @@ for name in {[name for name in NEEDED if "spark" not in name]!r}:
     importlib.import_module(name)
 from types import SimpleNamespace
 from data_tools.click_logs import feature_map, field_tables, slices, splitting, vocabulary
-from data_tools.common.line_blocks import LineRange
+from deepfm.records.text_blocks import LineRange
 from data_tools.tables.csv_blocks import LinePart
 about = dict(delimiter="tab", header="no", integers="buckets", table=())
 options = SimpleNamespace(dataset="criteo", **about)

@@ -11,10 +11,8 @@ from data_tools.click_logs import column_kinds, feature_map, output_folder, slic
 from data_tools.click_logs.column_kinds import BUCKETS, SCALED, Column, Table
 from data_tools.click_logs.slices import RawInput
 from data_tools.click_logs.splitting import SPLITS, Split, shares_of
-from data_tools.common import publishing
-from data_tools.common.command_line import REQUIRED, flag
-from data_tools.common.shards import Host
-from data_tools.libsvm import output_files
+from data_tools.common import progress, publishing
+from data_tools.common.command_line import REQUIRED, Host, flag
 from data_tools.tables import csv_blocks
 from deepfm.data import datasets
 from deepfm.errors import BadInput
@@ -233,7 +231,7 @@ def log_unlabelled(tasks):
 
 
 def log_summary(files, tables, fingerprint, seconds):
-    output_files.log_examples(files)
+    progress.log_examples(files)
     for split in SPLITS:
         mine = [f for f in files if f"{os.sep}{split}{os.sep}" in f.path]
         rows = sum(f.rows for f in mine)

@@ -11,13 +11,12 @@ from data_tools.click_logs import column_kinds, field_tables, row_parser, vocabu
 from data_tools.click_logs.column_kinds import DATASETS, LABEL
 from data_tools.click_logs.row_parser import Layout, Rows
 from data_tools.click_logs.splitting import SPLITS, Split, split_of
-from data_tools.common import line_blocks
 from data_tools.libsvm.pieces import BlockFacts
 from data_tools.tables import blocks, csv_blocks, parquet_blocks
 from data_tools.tables.csv_blocks import CsvFile, LinePart
 from data_tools.tables.parts import Part, reader
 from deepfm.errors import BadInput
-from deepfm.records import data_file
+from deepfm.records import data_file, text_blocks
 from deepfm.records.bad_record import BadRecord
 from deepfm.records.storage import places
 
@@ -85,7 +84,7 @@ def cut(source: RawInput, files: List, options) -> Iterator[RawSlice]:
         options: prepare_criteo.Options.
     """
     total = sum(f.bytes for f in files)
-    size = max(line_blocks.TASK, total // MOST)
+    size = max(text_blocks.TASK, total // MOST)
     if files and data_file.is_parquet(files[0].path):
         yield from _cut_parquet(source, [f.path for f in files], size, options)
         return
@@ -95,7 +94,7 @@ def cut(source: RawInput, files: List, options) -> Iterator[RawSlice]:
         for start in range(0, 1 if file.path.endswith(".gz") else file.bytes, size)
     ]
     layout_of = functools.lru_cache(maxsize=1)(read_layout)
-    of_slice = lambda i: line_blocks.lines_from(*slices[i][:2], slices[i][1] + size)
+    of_slice = lambda i: text_blocks.lines_from(*slices[i][:2], slices[i][1] + size)
     numbers = range(len(slices))
     for i, lines in zip(numbers, places.each(files[0].path if files else "", of_slice, numbers)):
         path, _, before = slices[i]

@@ -1,24 +1,42 @@
-"""The command line of a program: each field of a dataclass is a flag.
+"""The command line of a program, and which of the hosts of a job this one is.
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-    input: str = flag("Files to read.", REQUIRED)
-    seed: int = flag("Seed of the shuffle.", default=1, lower_bound=0)
+Each field of a dataclass is a flag:
+
+    @dataclasses.dataclass(frozen=True)
+    class Options:
+        input: str = flag("Files to read.", REQUIRED)
+        seed: int = flag("Seed of the shuffle.", default=1, lower_bound=0)
+
+Several hosts work on files of their own. SageMaker Processing names each in
+/opt/ml/config/resourceconfig.json:
+
+    {"current_host": "algo-1", "hosts": ["algo-1", "algo-2"]}
+
+processingjobconfig.json beside it says whether the hosts see the same files.
+https://docs.aws.amazon.com/sagemaker/latest/dg/build-your-own-processing-container.html
 """
 
+import contextlib
 import dataclasses
+import json
 import math
-from typing import Dict, Optional
+import os
+from typing import Dict, NamedTuple, Optional, Tuple
 
 from absl import flags, logging
 
-from data_tools.common import shards
 from deepfm.errors import BadInput
 from deepfm.runtime import program
 
 FLAGS = flags.FLAGS
 flags.disclaim_key_flags()  # flags defined here belong to the program, so its --help lists them
 
+REMOVED = dict.fromkeys(
+    ("shard_index", "num_shards"),
+    "--shard_index and --num_shards are gone, as hosts do not divide files that all of them see; "
+    "use one host, give each its own files (--own_files), or use 'python -m data_tools.on_spark' "
+    "(docs/spark.md).",
+)
 REQUIRED = dataclasses.MISSING
 _DEFINE = {
     bool: flags.DEFINE_bool,
@@ -62,15 +80,15 @@ def run(
     Args:
         main: the program.
         options: the dataclass of its flags.
-        hosts: whether several hosts can do it, each on its own files; adds the flags of `shards`.
+        hosts: whether several hosts can do it, each on its own files; adds those of `define_flags`.
         removed: for each flag that the program had once, the sentence that refuses it.
     """
     fields = [field for field in dataclasses.fields(options) if field.metadata]
     for field in fields:
         _define(field)
     if hosts:
-        shards.define_flags()
-        removed = {**shards.REMOVED, **(removed or {})}
+        define_flags()
+        removed = {**REMOVED, **(removed or {})}
     FLAGS.set_default("verbosity", logging.INFO)
 
     def run_main():
@@ -80,3 +98,109 @@ def run(
         main(options(**{field.name: FLAGS[field.name].value for field in fields}))
 
     program.run(run_main, when_ended="; nothing was written", tensorflow=False, removed=removed)
+
+
+class Host(NamedTuple):
+    """A host of a job.
+
+    Attributes:
+        index: its place among the hosts.
+        number: of hosts; each of several writes to a folder of its own.
+        own_files: whether no other host sees its files, which may be a part of a data set.
+    """
+
+    index: int = 0
+    number: int = 1
+    own_files: bool = False
+
+    def folder(self, output_dir: str) -> str:
+        """Where this host writes: output_dir, or its own folder there if there are several."""
+        own = f"shard-{self.index:05d}-of-{self.number:05d}"
+        return output_dir if self.number == 1 else os.path.join(output_dir, own)
+
+
+ALONE = Host()
+
+
+def define_flags():
+    """Defines the flags that `this_host` reads."""
+    flags.DEFINE_string(
+        "resource_config",
+        "/opt/ml/config/resourceconfig.json",
+        "JSON file in which SageMaker Processing names the hosts of a job; may be missing.",
+    )
+    flags.DEFINE_bool(
+        "own_files",
+        None,
+        "True: this host sees files that no other host sees, and processes all of them. False: "
+        "all hosts see the same files. Default: true if SageMaker Processing reports the input as "
+        "ShardedByS3Key.",
+    )
+
+
+def this_host(*specs: Optional[str], on_spark: str = "") -> Host:
+    """What the flags and SageMaker say of this host.
+
+    Args:
+        specs: the flags that name the files, comma lists; None for a flag that is not given.
+        on_spark: the job of data_tools.on_spark that does the same, if there is one.
+
+    Raises:
+        BadInput: several hosts see the same files, or SageMaker's settings are broken.
+    """
+    (index, number), own = _place(), bool(specs) and _own_files(*specs)
+    if number > 1 and not own:
+        ways = ["use one host"]
+        if specs:
+            ways.append("give each files of its own (ShardedByS3Key, --own_files)")
+        if on_spark:
+            ways.append(f"use 'python -m data_tools.on_spark {on_spark}' (docs/spark.md)")
+        raise BadInput(
+            f"{FLAGS.resource_config}: each of {number} hosts would process all records; "
+            f"{', or '.join(ways)}."
+        )
+    return Host(index, number, own)
+
+
+def _place() -> Tuple[int, int]:
+    """(index of this host, number of hosts) as SageMaker says; (0, 1) elsewhere."""
+    path = FLAGS.resource_config
+    if not os.path.exists(path):
+        return 0, 1
+    with _reading(path, "which host this is", "--resource_config=FILE") as found:
+        mine, hosts = found["current_host"], sorted(found["hosts"])
+        if len(set(hosts)) < len(hosts):
+            raise ValueError("it names a host twice")
+        return hosts.index(mine), len(hosts)
+
+
+def _own_files(*specs):
+    """Whether this host processes all files that it sees, because no other host sees them."""
+    if FLAGS.own_files is not None:
+        return FLAGS.own_files
+    path = os.path.join(os.path.dirname(FLAGS.resource_config), "processingjobconfig.json")
+    if not os.path.exists(path):
+        return False
+    with _reading(path, "whether hosts see the same files", "--own_files or --noown_files") as said:
+        inputs = [x["S3Input"] for x in said["ProcessingInputs"] if x.get("S3Input")]
+        own = [x for x in inputs if x.get("S3DataDistributionType") == "ShardedByS3Key"]
+        folders = [os.path.join(os.path.abspath(x["LocalPath"]), "") for x in own]
+    names = [name.strip() for spec in specs if spec for name in spec.split(",")]
+    inside = [os.path.join(os.path.abspath(x), "").startswith(tuple(folders)) for x in names]
+    if any(inside) and not all(inside):
+        raise BadInput(
+            f"{names[inside.index(True)]} is ShardedByS3Key and {names[inside.index(False)]} is "
+            "not; distribute both alike, or give --own_files or --noown_files."
+        )
+    return any(inside)
+
+
+@contextlib.contextmanager
+def _reading(path, what, flags):
+    """Yields the content of a SageMaker config file; BadInput if it does not give `what`."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            yield json.load(f)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise BadInput(f"{path}: does not say {what} ({reason}); give {flags}.") from error

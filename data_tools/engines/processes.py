@@ -14,8 +14,7 @@ from multiprocessing import connection
 from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
 
 from data_tools.common import publishing
-from data_tools.common.progress import Progress
-from data_tools.common.skipping import Skipping
+from data_tools.common.progress import Progress, Skipping
 from deepfm.records import atomic_files
 from deepfm.records.bad_record import BadRecord
 from deepfm.runtime import program
@@ -94,7 +93,6 @@ class Processes:
 
         with contextlib.closing(run(work, tasks, self.number)) as events:
             yield good(events)
-        progress.finish()
 
     def count(self, tasks, columns, min_count: int, size: int, bad: Skipping):
         """Counts the categories of RawSlices' training rows.
@@ -131,9 +129,9 @@ class Processes:
             (int64 [2] records found of each label, written, the largest id that was seen or -1,
             the DataFiles, {name: path} of those that are not right in the scratch folder).
         """
-        from data_tools.rebalancing import passes
+        from data_tools.rebalancing import shuffling
 
-        return passes.shuffle(self, data, work, names, output_dir)
+        return shuffling.shuffle(self, data, work, names, output_dir)
 
 
 def run(

@@ -16,20 +16,20 @@ from absl import logging
 from data_tools.click_logs import vocabulary
 from data_tools.click_logs.vocabulary import Counts
 from data_tools.common import publishing
-from data_tools.common.skipping import Skipping
-from data_tools.engines import spark_counts, spark_events, spark_order, spark_records
+from data_tools.common.progress import Skipping
+from data_tools.engines import spark_counts, spark_events, spark_records
 from data_tools.engines.spark_events import BAD, REFUSED
 from data_tools.engines.spark_session import job
-from data_tools.rebalancing import counting, sampling
+from data_tools.rebalancing import sampling
+from data_tools.rebalancing.selecting import ALL
 from deepfm.errors import BadInput
 from deepfm.records import atomic_files
 from deepfm.records.bad_record import BadRecord
-from deepfm.records.data_file import DataFile, SamplingRates
+from deepfm.records.data_file import DataFile
 from deepfm.records.storage import places
 
 GROUP = 128 << 20  # bytes for a Spark task
 SECONDS_TO_STOP = 10.0
-ALL = SamplingRates(1.0, 1.0)  # every record once
 
 
 class Spark:
@@ -112,14 +112,11 @@ class Spark:
         in a pass of their own.
         """
         before, rows, max_id = sampling.labels_of(data), [file.rows for file in data.files], -1
-        count = lambda: counting.read_all(self, data, work, "Counting")
+        count = lambda: sampling.read_all(self, data, work, "Counting")
         if data.rows is None or work.rates != ALL or work.skip or work.schema is None:
             before, _, rows, max_id = count()
         sampling.check_files(names, sum(rows))
-        with job(self.session, "Cutting"):
-            order = work.order
-            cuts = spark_order.cuts(self.session.sparkContext, order, list(rows), len(names))
-            values = self._part_values(len(names))
+        cuts, values = work.order.cuts(list(rows), len(names)), self._part_values(len(names))
         try:
             written = self._shuffle(data, work, cuts, values)
         except BadInput:
@@ -142,10 +139,9 @@ class Spark:
 
     def _shuffle(self, data, work, cuts, values):
         """Writes the output files; returns rows of spark_records.WRITTEN."""
-        tasks = range(len(work.inputs))
-        groups = self._groups(len(tasks), sum(file.bytes for file in data.files))
-        tasks = self.session.sparkContext.parallelize([(task,) for task in tasks], groups)
-        scattered = self.session.createDataFrame(tasks, "task int").mapInArrow(
+        most = len(work.inputs)
+        groups = self._groups(most, sum(file.bytes for file in data.files))
+        scattered = self.session.range(0, most, 1, groups).mapInArrow(
             lambda x: spark_records.scatter(x, work, cuts, values), spark_records.RECORDS
         )
         sorted_ = scattered.repartition(len(values), "part").sortWithinPartitions("key")

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyspark
 
-from data_tools.common.record_files import compressed
+from data_tools.libsvm.pieces import compressed
 from data_tools.rebalancing import selecting
 from deepfm.errors import BadInput, naming
 from deepfm.records.bad_record import BadRecord
@@ -20,39 +20,32 @@ RECORDS = "part int, key long, positive boolean, record binary"
 
 def scatter(batches, work, cuts, part_values):
     """The records of some tasks, each with its part and key, for mapInArrow."""
-    for batch in batches:
-        for task in batch.column(0).to_pylist():
-            put = 0
-            for block, chosen in selecting.chosen(task, work):
-                if isinstance(block, BadRecord):
-                    if not work.skip:
-                        raise BadInput(str(block))
-                    continue
-                positive = block.positive[chosen]
-                keys = work.order.keys(task, put, len(positive))
-                put += len(positive)
-                parts = np.searchsorted(cuts, keys, side="right")
-                yield pa.RecordBatch.from_arrays(
-                    [
-                        pa.array(part_values[parts]),
-                        pa.array((keys ^ _SIGN).view(np.int64)),
-                        pa.array(positive),
-                        _binary(block, chosen),
-                    ],
-                    ["part", "key", "positive", "record"],
-                )
+    ready = []
+
+    def put(block, index, keys):
+        parts = np.searchsorted(cuts, keys, side="right")
+        columns = {
+            "part": pa.array(part_values[parts]),
+            "key": pa.array((keys ^ _SIGN).view(np.int64)),
+            "positive": pa.array(block.positive[index]),
+            "record": _binary(block, index),
+        }
+        ready.append(pa.RecordBatch.from_arrays(list(columns.values()), list(columns)))
+
+    for task in (task for batch in batches for task in batch.column(0).to_pylist()):
+        for event in selecting.read(task, work, put):
+            if isinstance(event, BadRecord) and not work.skip:
+                raise BadInput(str(event))
+            yield from ready
+            ready.clear()
 
 
-def _binary(block, chosen):
-    """The chosen records of a block as an Arrow array."""
-    if (block.starts[1:] != block.ends[:-1]).any():  # bad records are in between
-        records = [block.data[a:b] for a, b in zip(block.starts.tolist(), block.ends.tolist())]
-        whole = pa.array(records, pa.binary())
-        return whole if isinstance(chosen, slice) else whole.take(pa.array(chosen))
-    places = np.append(block.starts, block.ends[-1:]).astype(np.int32)
+def _binary(block, index):
+    """The records of a block that an index chooses, as an Arrow array."""
+    places = np.stack([block.starts, block.ends], axis=1).astype(np.int32).ravel()
     buffers = [None, pa.py_buffer(places), pa.py_buffer(block.data)]
-    whole = pa.Array.from_buffers(pa.binary(), len(block.starts), buffers)
-    return whole if isinstance(chosen, slice) else whole.take(pa.array(chosen))
+    every = pa.Array.from_buffers(pa.binary(), len(places) - 1, buffers)  # and what is in between
+    return every.take(pa.array(np.arange(0, len(places), 2)[index]))
 
 
 def write_part(batches, work):

@@ -6,8 +6,8 @@ from typing import List
 
 from data_tools.click_logs import encoding, field_tables, output_folder, slices
 from data_tools.click_logs.options import SCRATCH, Options, log_summary, plan
-from data_tools.common.shards import ALONE, Host
-from data_tools.common.skipping import Skipping
+from data_tools.common.command_line import ALONE, Host
+from data_tools.common.progress import Skipping
 from data_tools.libsvm.pieces import NO_ROWS, together
 from deepfm.errors import BadInput
 from deepfm.records import codec

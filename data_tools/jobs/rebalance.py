@@ -1,21 +1,26 @@
 """Rewrites a data set as any number of files, shuffled as a whole and balanced by label."""
 
 import dataclasses
+import os
 import time
 from typing import List
 
+from absl import logging
+
 from data_tools.common import publishing
-from data_tools.common.shards import ALONE, Host
-from data_tools.rebalancing import counting, output_files, record_blocks, sampling
+from data_tools.common.command_line import ALONE, Host
+from data_tools.rebalancing import record_blocks, sampling
 from data_tools.rebalancing.options import SEEDS, Options, check
-from data_tools.rebalancing.selecting import Order, Work
+from data_tools.rebalancing.selecting import ALL, Order, Work
 from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.records import codec, dataset_json, libsvm_text
-from deepfm.records.data_file import DataFile, SamplingRates
+from deepfm.records import codec, data_file, dataset_json, libsvm_text
+from deepfm.records.data_file import DataFile
+from deepfm.records.schema import Schema, Shape
 from deepfm.records.storage import places
 
-ALL = SamplingRates(1.0, 1.0)  # every record once
+# Suffixes of the files in output_dir that count as data of each format.
+SUFFIXES = {"tfrecord": data_file.TFRECORD, "libsvm": (".libsvm", ".libsvm.gz")}
 
 
 def _of_host(options, host):
@@ -26,7 +31,7 @@ def _of_host(options, host):
     n = options.num_files
     if 0 < n < number:
         raise BadInput(f"--num_files={n} is too few for {number} hosts; try --num_files={number}.")
-    publishing.check_hosts(options.output_dir, number, sum(output_files.SUFFIXES.values(), ()))
+    publishing.check_hosts(options.output_dir, number, sum(SUFFIXES.values(), ()))
     return dataclasses.replace(
         options,
         output_dir=host.folder(options.output_dir),
@@ -43,20 +48,19 @@ def rebalance(options: Options, engine, host: Host = ALONE) -> List[DataFile]:
     finished = publishing.finish(options.output_dir)
     data = datasets.find(options.input, "input", partial=host.own_files)
     is_text = data.data_format == "libsvm"
-    first = lambda data: datasets.first_record(data, record_blocks.first_shape)
-    schema = None if is_text else output_files.schema(data, first)
-    shape_of = libsvm_text.first_shape
-    weighted = datasets.is_weighted(data, shape_of) if is_text else schema.weighted
-    names = output_files.names(data, options)
-    output_files.check_apart(data, options, finished)
-    old = output_files.prepare(data, options)
+    schema = None if is_text else _schema(data)
+    first_shape = libsvm_text.first_shape
+    weighted = datasets.is_weighted(data, first_shape) if is_text else schema.weighted
+    names = _names(data, options)
+    _check_apart(data, options, finished)
+    old = _replaced(data, options)
     codec.check_size(data.files[0].path, sum(f.bytes for f in data.files), engine.number)
     with engine.scratch(options.output_dir, ".rebalance-") as scratch:
         work = Work(
             sampling.parts(data), schema, weighted, options.max_bad_records, ALL,
             Order(options.seed, options.shuffle), options.compress, places.absolute(scratch),
         )  # fmt: skip
-        count = lambda: counting.read_all(engine, data, work, "Counting", log=False)[0]
+        count = lambda: sampling.read_all(engine, data, work, "Counting", log=False)[0]
         rates = sampling.rates(options, lambda: sampling.labels_of(data) or count())
         before, kept, max_id, files, paths = engine.shuffle(
             data, work._replace(rates=rates), names, options.output_dir
@@ -75,5 +79,78 @@ def rebalance(options: Options, engine, host: Host = ALONE) -> List[DataFile]:
             )  # fmt: skip
         with engine.publishing(options.output_dir):
             publishing.publish(scratch, [(options.output_dir, written, old, paths)])
-    output_files.log_summary(before, kept, len(files), time.monotonic() - start)
+    _log_summary(before, kept, len(files), time.monotonic() - start)
     return files
+
+
+def _names(data, options):
+    """The names of the files to write."""
+    n = options.num_files or len(data.files)
+    suffix = SUFFIXES[data.data_format][0] + (".gz" if options.compress else "")
+    return [f"part-{i:05d}-of-{n:05d}{suffix}" for i in range(n)]
+
+
+def _check_apart(data, options, finished):
+    """Refuses (BadInput) input that includes an earlier run's output, or that one has replaced."""
+    output_dir = places.absolute(options.output_dir)
+    for part in options.input.split(","):
+        top = places.absolute(part.strip())
+        if output_dir.startswith(os.path.join(top, "")) and places.of(top).is_dir(top):
+            raise BadInput(
+                f"--output_dir={options.output_dir} is inside --input={part.strip()}, which would "
+                "then hold every record twice; give a folder outside it."
+            )
+    own = _inside(data, options)
+    if own and finished:
+        raise BadInput(
+            f"--input={options.input}: an earlier run was killed while it replaced these; now "
+            "they are complete. Run the command again to rebalance them once more."
+        )
+    if own and len(own) < len(data.files):
+        raise BadInput(
+            f"--input={options.input}: {own[0]} is in --output_dir and other files are not; "
+            "give another --output_dir, or an --input without its files."
+        )
+
+
+def _inside(data, options):
+    """The paths of the input files that are in output_dir."""
+    folder = places.absolute(options.output_dir)
+    return [f.path for f in data.files if os.path.dirname(places.absolute(f.path)) == folder]
+
+
+def _replaced(data, options):
+    """Checks output_dir; returns the names in it that the new data set replaces."""
+    folder = options.output_dir
+    present = publishing.names_in(folder, SUFFIXES[data.data_format])
+    publishing.check_hosts(folder, 1, ())
+    known = {os.path.basename(path) for path in _inside(data, options)}
+    lost = [
+        name for name in present if known and not (dataset_json.is_metadata(name) or name in known)
+    ]
+    if lost:
+        raise BadInput(
+            f"--output_dir={folder}: {lost[0]} is not in --input, but would be replaced; give "
+            "another folder."
+        )
+    return publishing.replaced(folder, present, options.overwrite, known)
+
+
+def _schema(data):
+    """The Schema of TFRecords, from dataset.json, else from the first readable record."""
+    known = Shape(data.field_size, data.multi_valued, data.weighted)
+    if not known.field_size or None in known:
+        first = datasets.first_record(data, record_blocks.first_shape)
+        known = Shape(*(said or seen for said, seen in zip(known, first)))
+    # Where no record has ids, one is expected: whoever reads the first says what it has.
+    return Schema(known.field_size or 1, multi_valued=known.multi_valued, weighted=known.weighted)
+
+
+def _log_summary(before, kept, num_files, seconds):
+    """Logs what was written; before, kept: the records of each label read and written."""
+    logging.info(
+        "Wrote %d of %d records (%.4f of them positive, %.4f before) to %d files in %.1f s: "
+        "%.0f records/s.",
+        sum(kept), sum(before), kept[1] / sum(kept), before[1] / sum(before), num_files, seconds,
+        sum(kept) / seconds,
+    )  # fmt: skip

@@ -1,27 +1,41 @@
-"""The pieces of output files: which lines go to which, and writing them block by block.
+"""The pieces of output files: which lines go to which, writing them block by block, joining them.
 
 A piece is a contiguous part of an output file, made of lines of one range; the pieces of a file are
 joined in order. Needs neither TensorFlow nor absl, which Spark's executors lack.
 """
 
+import contextlib
 import functools
+import gzip
 import posixpath
 import re
-from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import numpy as np
 
 from data_tools.click_logs.splitting import Split, split_of
-from data_tools.common import line_blocks
-from data_tools.common.line_blocks import LineRange
 from data_tools.libsvm import field_lines
 from deepfm.errors import BadInput, naming
-from deepfm.records import codec, libsvm_text
-from deepfm.records.bad_record import BadRecord
+from deepfm.records import codec, libsvm_text, text_blocks
+from deepfm.records.bad_record import sift
 from deepfm.records.codec import Batch
 from deepfm.records.schema import Schema
 from deepfm.records.storage import places
+from deepfm.records.text_blocks import LineRange
 
+COPY = 1 << 20  # bytes copied at once
+GZIP_LEVEL = 4
 _BLANK, _MINUS = b" -"
 _NEGATIVE = re.compile(rb"\s*-")
 
@@ -138,18 +152,18 @@ def must_count(lines, options) -> bool:
 
 
 def count(lines: LineRange, named_fields: bool, weighted: bool, pad: bool) -> Iterator:
-    """Yields (bytes read, (rows, most fields in a row)) for each block of a range.
+    """Yields (bytes read, None, (rows, most fields in a row)) for each block of a range.
 
     The fields count only if they have names, or if rows are padded.
     """
-    for _, text, read in line_blocks.read_blocks(lines):
-        starts = libsvm_text.record_starts(text)
+    for _, text, read in text_blocks.blocks(*lines):
+        starts = text_blocks.record_starts(text)
         if named_fields:
             pairs = libsvm_text.weights_as_pairs_of(text) if weighted else text
             most = field_lines.num_fields(pairs)
         else:
-            most = libsvm_text.longest_record(text, starts, weighted) if pad else 0
-        yield read, (len(starts), most)
+            most = text_blocks.longest_record(text, starts, weighted) if pad else 0
+        yield read, None, (len(starts), most)
 
 
 def plan(
@@ -198,11 +212,6 @@ def plan(
     return tasks
 
 
-def counted(task, count: Callable) -> Iterator:
-    """The events of an engine's task that counts the rows of a range with InputRows.count."""
-    yield from ((read, None, found) for read, found in count(task))
-
-
 def both(one: Tuple[int, int], other: Tuple[int, int]) -> Tuple[int, int]:
     """(rows, most fields in a row) of two blocks together."""
     return one[0] + other[0], max(one[1], other[1])
@@ -216,9 +225,6 @@ def written(task, write: Callable, schema, folder: Callable[[], str]) -> Iterato
         write: InputRows.write.
         schema: Schema of the rows.
         folder: of the engine.
-
-    Yields:
-        BadRecords, and (bytes read, (index of the output file, path), BlockFacts) for each block.
     """
     rows, planned = task
     top = folder()
@@ -226,12 +232,7 @@ def written(task, write: Callable, schema, folder: Callable[[], str]) -> Iterato
     at_once = len(planned) if planned[0].part else 1
     # On Spark, named tuples keep their fields, not their methods.
     with naming(top), places.appending(at_once) as put:
-        for event in write((rows, planned), Schema(*schema), put):
-            if isinstance(event, BadRecord):
-                yield event
-            else:
-                read, (piece, facts) = event
-                yield read, (piece.output, piece.path), facts
+        yield from write((rows, planned), Schema(*schema), put)
 
 
 def write(
@@ -245,20 +246,20 @@ def write(
         put: appends bytes to a path.
 
     Yields:
-        For each block, a BadRecord per bad line, which is not written, and then (bytes
-        of the input file read, (the Piece, BlockFacts)).
+        For each block, a BadRecord per bad line, which is not written, and then (bytes of the input
+        file read, (index of the output file, path of the piece), BlockFacts).
     """
     accepts = lambda text: codec.decode_lines(text, schema) is not None
     explain, content = (
         functools.partial(f, schema=schema) for f in (libsvm_text.explain_line, _without_comment)
     )
     lines, pieces = task
-    path, first = lines.path, line_blocks.numbering(lines)
+    path, first = lines.path, text_blocks.numbering(lines)
     for piece, text, lines_before, read in _cut(lines, pieces):
         batch = codec.decode_lines(text, schema)
         if batch is None:
             number = first() + lines_before
-            good = yield from line_blocks.sift(path, text, number, accepts, explain, content)
+            good = yield from sift(path, text, number, accepts, explain, content)
             text = b"\n".join(good.values())
             batch = codec.decode_lines(text, schema)
         data = codec.encode(*batch)[0]
@@ -266,12 +267,13 @@ def write(
             put(piece.path, data)
         negative = _negative(text) if b"-" in text else np.zeros(len(batch.labels), bool)
         zero = bool((~negative & (batch.labels == 0)).any())
-        yield read, (piece, facts_of(batch, bool(negative.any()), zero, len(data)))
+        facts = facts_of(batch, bool(negative.any()), zero, len(data))
+        yield read, (piece.output, piece.path), facts
 
 
 def _negative(text):
     """Whether the label of each record of a text has a minus sign. bool [B]."""
-    starts = libsvm_text.record_starts(text)
+    starts = text_blocks.record_starts(text)
     first = np.frombuffer(text, np.uint8)[starts]
     negative = first == _MINUS
     for i in np.flatnonzero(first <= _BLANK).tolist():
@@ -281,7 +283,7 @@ def _negative(text):
 
 def _without_comment(line, schema):
     """A line without its comment, unless that may have been meant as part of an id."""
-    content = libsvm_text.without_comment(line)
+    content = text_blocks.without_comment(line)
     doubtful = schema.hash_buckets and content.strip() and libsvm_text.HASH_IN_ID.search(line)
     return line if doubtful else content
 
@@ -294,14 +296,14 @@ def _cut(lines, pieces):
     pieces = iter(pieces)
     piece = next(pieces)
     left, lines_before = piece.rows, 0
-    for _, text, read in line_blocks.read_blocks(lines):
-        starts = [] if left is None else libsvm_text.record_starts(text)
+    for _, text, read in text_blocks.blocks(*lines):
+        starts = [] if left is None else text_blocks.record_starts(text)
         row = begin = 0
         while left is not None and row + left <= len(starts):
             row += left
             end = starts[row] if row < len(starts) else len(text)
             yield piece, text[begin:end], lines_before, read
-            lines_before += libsvm_text.newlines(text, begin, end)
+            lines_before += text_blocks.newlines(text, begin, end)
             begin, read = end, 0
             piece = next(pieces, None)
             if piece is None:  # no rows are left
@@ -309,15 +311,15 @@ def _cut(lines, pieces):
             left = piece.rows
         if begin < len(text):
             yield piece, text[begin:], lines_before, read
-            lines_before += libsvm_text.newlines(text, begin)
+            lines_before += text_blocks.newlines(text, begin)
             left = None if left is None else left - (len(starts) - row)
 
 
 def _divided(lines, pieces):
     """As _cut; the lines of other pieces are blank, so that lines keep their numbers."""
     lines_before = 0
-    for begin, text, read in line_blocks.read_blocks(lines):
-        starts = libsvm_text.record_starts(text)
+    for begin, text, read in text_blocks.blocks(*lines):
+        starts = text_blocks.record_starts(text)
         splits = split_of(pieces[0].part[0], lines.path, begin + starts)
         newlines = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
         of_line = dict(zip(np.searchsorted(newlines, starts).tolist(), splits.tolist()))
@@ -327,3 +329,51 @@ def _divided(lines, pieces):
             yield piece, b"\n".join(mine), lines_before, read
             read = 0
         lines_before += len(newlines)
+
+
+def join(
+    engine, files: Dict[str, List[str]], compress: bool, scratch: str, size: int
+) -> Dict[str, str]:
+    """Joins the parts of each file in order; {name: path of the whole}.
+
+    Args:
+        engine: who does it.
+        files: {name: paths of its parts}.
+        compress: whether to compress them.
+        scratch: the folder to write to.
+        size: bytes of all.
+    """
+    wholes = {} if compress else {name: parts[0] for name, parts in files.items() if not parts[1:]}
+    tasks = [(name, parts) for name, parts in files.items() if name not in wholes]
+    work = functools.partial(
+        _join, compress=compress, folder=engine.folder(scratch), remove=not engine.retries
+    )
+    if tasks:
+        title = "Compressing" if compress else "Joining"
+        with engine.map(work, tasks, title, size, lambda _, path: path) as results:
+            wholes.update((name, path) for _, name, path in results)
+    return wholes
+
+
+def _join(task, compress, folder, remove) -> Iterator[Tuple[int, str, str]]:
+    name, parts = task
+    whole = posixpath.join(folder(), name)
+    files = places.of(whole)
+    with naming(whole), files.create(whole) as raw, compressed(raw, compress) as f:
+        for part in parts:
+            with files.open_file(part) as copied:
+                for block in iter(lambda copied=copied: copied.read(COPY), b""):
+                    f.write(block)
+                    yield len(block), name, whole
+            if remove:
+                files.remove(part)
+
+
+def compressed(raw, compress: bool):
+    """A file that writes to an open one, with or without compression.
+
+    One gzip member per file: TensorFlow reads the first and ignores the rest.
+    """
+    if not compress:
+        return contextlib.nullcontext(raw)
+    return gzip.GzipFile("", "wb", GZIP_LEVEL, raw, mtime=0)

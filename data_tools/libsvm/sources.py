@@ -1,18 +1,24 @@
-"""Where the converter's rows come from: lines of LibSVM and LibFFM text, or tables.
+"""Where the converter's rows come from, lines or tables, and what a row must look like.
 
-Its functions can be pickled.
+`data` is always a DataSet, `options` an Options. What `of` returns can be pickled.
 """
 
 import functools
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
+import json
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
+
+from absl import logging
 
 from data_tools.click_logs.splitting import Split, shares_of
-from data_tools.common import line_blocks
-from data_tools.common.line_blocks import LineRange
-from data_tools.libsvm import line_schema, pieces
+from data_tools.libsvm import pieces
+from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.records import data_file
+from deepfm.records import data_file, libsvm_text, text_blocks
+from deepfm.records.data_file import DataFile
 from deepfm.records.schema import Schema
+from deepfm.records.storage import places
+from deepfm.records.text_blocks import LineRange
+from deepfm.runtime import memory
 
 _TEXT, _CSV, _PARQUET = "LibSVM text", "CSV", "Parquet"
 
@@ -23,13 +29,13 @@ class InputRows(NamedTuple):
     Attributes:
         schema: the Schema of a row, with field_size and feature_size only if they are known.
         ranges: the parts of the files, in order, that tasks read; each has a `path`.
-        count: a range -> for each block, (bytes read, (rows, most fields in a row)).
+        count: a range -> for each block, (bytes read, None, (rows, most fields in a row)).
         complete: [(rows, most fields in a row)] of the ranges, or None where pieces.must_count says
             that nothing needs them -> the Schema with field_size.
         write: ((a range, its Pieces), schema, a function (path, bytes) that appends to a file) ->
             what pieces.write yields.
         mixed_labels: schema -> the error message for both labels 0 and -1.
-        fields: {what decides which field an id is of: its value}, for made.ids.
+        fields: {what decides which field an id is of: its value}, for dataset_json.ids.
     """
 
     schema: Schema
@@ -44,29 +50,25 @@ class InputRows(NamedTuple):
 def of(data, options) -> InputRows:
     """The InputRows of the files that --input names.
 
-    Args:
-        data: their DataSet.
-        options: Options.
-
     Raises:
         BadInput: a flag is wrong, or a table's columns are.
     """
     if _is_table([file.path for file in data.files], options):
         return _of_table(data, options)
-    files, lines = data.files, line_schema.of_flags(data, options)
+    files, lines = data.files, _schema_of_lines(data, options)
     fields = [[first, end - 1] for first, end in lines.field_ids or ()]
     return InputRows(
         lines,
-        [part for file in files for part in line_blocks.cut(file.path, file.bytes)],
+        [part for file in files for part in text_blocks.cut(file.path, file.bytes)],
         functools.partial(
             pieces.count,
             named_fields=lines.named_fields,
             weighted=lines.weighted,
             pad=lines.pad,
         ),
-        lambda counts: line_schema.with_field_size(lines, counts, files, options),
+        lambda counts: _with_field_size(lines, counts, files, options),
         pieces.write,
-        lambda schema: line_schema.mixed_labels(files, schema),
+        lambda schema: _mixed_labels(files, schema),
         {"fields": fields or ("named" if lines.named_fields else "by place")},
     )
 
@@ -128,3 +130,187 @@ def _of_table(data, options):
         lambda schema: writing.mixed_labels(parts, layout, schema),
         layouts.described(layout),
     )
+
+
+def _schema_of_lines(data, options) -> Schema:
+    """The Schema of a line, with field_size and feature_size only if they are already known.
+
+    Raises:
+        BadInput: two flags contradict each other.
+    """
+    inputs, named = data.files, options.input_format == "libffm"
+    if options.input_format == "auto":
+        lines = (line.split() for file in inputs for _, line in text_blocks.lines(file.path))
+        first = next((words for words in lines if len(words) > 1), None)
+        named = bool(first) and first[1].count(b":") == 2
+        if not first and options.multi_valued:
+            raise BadInput(f"--input={options.input}: no row holds an id:value pair.")
+    pairs = (
+        ("fields", named, "LibFFM input, whose pairs name their fields"),
+        ("fields", options.hash_buckets, "--hash_buckets, which leaves fields no id ranges"),
+        ("pad", named or options.fields, "LibFFM or --fields, where fields may be missing anyway"),
+        ("id_offset", options.hash_buckets, "--hash_buckets, which makes the ids itself"),
+        ("feature_size", options.hash_buckets, "--hash_buckets, which is the feature_size"),
+    )
+    for name, other, what in pairs:
+        if getattr(options, name) and other:
+            raise BadInput(f"--{name} does not go with {what}; leave out --{name}.")
+    if options.multi_valued and not (named or options.fields):
+        raise BadInput(
+            "--multi_valued needs the field of each value: give LibFFM input, or --fields."
+        )
+    if options.hash_buckets == 1:
+        raise BadInput("--hash_buckets=1 has only id 0, for missing values; try --hash_buckets=2.")
+    known = read_map(options.fields) if options.fields else None
+    if data.weighted is None and not options.example_weights:
+        libsvm_text.check_labelled(data)
+    if known and options.field_size not in (None, len(known)):
+        raise BadInput(
+            f"--field_size={options.field_size}, but {options.fields} has {len(known)} fields."
+        )
+    return Schema(
+        options.field_size or len(known or ()),
+        feature_size(data, known, options),
+        # Pad: a missing field gets id 0.
+        options.pad or bool(named or known) and not options.multi_valued,
+        options.id_offset,
+        options.multi_valued,
+        named,
+        known,
+        options.hash_buckets,
+        weighted=options.example_weights or datasets.is_weighted(data, libsvm_text.first_shape),
+    )
+
+
+def feature_size(data, known, options) -> Optional[int]:
+    """The limit of ids from a flag, the field map or the input's dataset.json; None: unknown."""
+    if options.hash_buckets:
+        return options.hash_buckets
+    given, implied = options.feature_size, None
+    if known:
+        implied = max(end for _, end in known) + options.id_offset
+        if given and given < implied:
+            raise BadInput(
+                f"--feature_size={given}, but {options.fields} has ids up to {implied - 1}; try "
+                f"--feature_size={implied}."
+            )
+    elif data.rows is not None:  # dataset.json describes every file
+        implied = data.feature_size + options.id_offset
+    if not given and (implied or 0) > memory.MAX_NUMBER:
+        raise BadInput(
+            f"{f'--fields={options.fields}' if known else data.name}: has ids up to {implied - 1}, "
+            f"but ids must be below {memory.MAX_NUMBER}."
+        )
+    return given or implied
+
+
+def _with_field_size(
+    lines: Schema,
+    counts: Optional[Sequence[Tuple[int, int]]],
+    inputs: Sequence[DataFile],
+    options,
+) -> Schema:
+    """Completes the Schema with field_size: from the flags, all rows, or the first good row.
+
+    Args:
+        lines: from `_schema_of_lines`.
+        counts: (rows, most fields in a row) of each part of the input; may be None if a row's pairs
+            are its fields and none may be missing.
+        inputs: the files.
+    """
+    field_size = lines.field_size
+    if not field_size and (lines.pad or lines.named_fields):
+        field_size = max(most for _, most in counts)
+        if options.pad:
+            _warn_of_padding(field_size, sum(rows for rows, _ in counts), inputs)
+        if not field_size and lines.named_fields:
+            _first_row_length(inputs, lines._replace(field_size=memory.MAX_FIELDS), options)
+    elif not field_size:
+        field_size = _first_row_length(inputs, lines, options)
+    if not field_size:
+        raise BadInput(f"--input={options.input}: no row holds an id:value pair.")
+    return with_size(lines, field_size, options)
+
+
+def _warn_of_padding(longest, rows, inputs):
+    """Warns if filling all rows up to the longest makes records far larger than the input."""
+    size, given = 5 * longest * rows, sum(file.bytes for file in inputs)  # an id, a float
+    if size > 10 * given:
+        lines = ((f.path, n, x) for f in inputs for n, x in text_blocks.lines(f.path))
+        at = next((f"{path}:{n}" for path, n, x in lines if len(x.split()) > longest), "a row")
+        logging.warning(
+            "%s: the longest row has %d pairs, and --pad fills all %d rows up to that: about %.2g "
+            "MB of %.2g MB. --field_size=N refuses longer rows; LibFFM with --multi_valued needs "
+            "no padding.", at, longest, rows, size / 1e6, given / 1e6,
+        )  # fmt: skip
+
+
+def with_size(schema: Schema, field_size: int, options) -> Schema:
+    """The Schema with a field_size; refuses (BadInput) too large a one."""
+    if field_size > memory.MAX_FIELDS:
+        raise BadInput(
+            f"--input={options.input}: has {field_size} fields; the limit is {memory.MAX_FIELDS}."
+        )
+    return schema._replace(field_size=field_size)
+
+
+def _first_row_length(inputs, lines, options):
+    """The number of id:value pairs in the first good row."""
+    bad = 0
+    for file in inputs:
+        for number, line in text_blocks.lines(file.path):
+            pairs = len(line.split()) - 1
+            schema = lines._replace(feature_size=None)
+            if not lines.named_fields:
+                schema = schema._replace(field_size=max(pairs, 1))
+            reason = libsvm_text.explain_line(line, schema)
+            if not reason:
+                return pairs
+            bad += 1
+            if bad > options.max_bad_records:
+                raise BadInput(f"{file.path}:{number}: {reason}")
+    raise BadInput(f"--input={options.input}: the files hold no rows.")
+
+
+def _mixed_labels(inputs, schema):
+    """The error message for an input with both labels 0 and -1, where 0 is ambiguous."""
+    rows = ((f.path, number, line) for f in inputs for number, line in text_blocks.lines(f.path))
+    return pieces.mixed(
+        (f"{path}:{number}", line.split()[0].partition(b":")[0])
+        for path, number, line in rows
+        if not libsvm_text.explain_line(line, schema)  # others were skipped
+    )
+
+
+def read_map(path: str) -> Tuple[Tuple[int, int], ...]:
+    """Reads fields.json: {"fields": [{"name": "site", "first_id": 14, "last_id": 2065}, ...]}.
+
+    Returns:
+        ((first id, last id + 1), ...) for each field, in order.
+
+    Raises:
+        BadInput: it is not such a file, or two fields share an id.
+    """
+    try:
+        found = json.loads(places.of(path).content(path).decode())["fields"]
+        ranges = []
+        for field in found:
+            bounds = field["first_id"], field["last_id"]
+            if not all(type(x) is int for x in bounds) or not 0 <= bounds[0] <= bounds[1] < 1 << 62:
+                raise ValueError(f"field {len(ranges)} has ids from {bounds[0]} to {bounds[1]}")
+            ranges.append((bounds[0], bounds[1] + 1))
+        if not ranges:
+            raise ValueError("it has no fields")
+        order = sorted(range(len(ranges)), key=lambda i: ranges[i])
+        for one, other in zip(order, order[1:]):
+            if ranges[other][0] < ranges[one][1]:
+                raise ValueError(f"fields {one} and {other} share id {ranges[other][0]}")
+    except OSError as error:
+        raise BadInput(f"--fields={path}: cannot be read ({error}).") from error
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise BadInput(
+            f"--fields={path}: is not a field map ({reason}); expected "
+            '{"fields": [{"name": "site", "first_id": 14, "last_id": 2065}, ...]}.'
+        ) from error
+    return tuple(ranges)

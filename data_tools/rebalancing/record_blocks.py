@@ -5,11 +5,10 @@ from typing import Iterator, NamedTuple, Optional, Union
 
 import numpy as np
 
-from data_tools.common import line_blocks
-from data_tools.common.line_blocks import LineRange
-from deepfm.records import codec, data_file, frames, libsvm_text, wire
-from deepfm.records.bad_record import BadRecord, find_refused
+from deepfm.records import codec, data_file, frames, libsvm_text, text_blocks, wire
+from deepfm.records.bad_record import BadRecord, find_refused, sift
 from deepfm.records.schema import Schema, Shape
+from deepfm.records.text_blocks import LineRange
 
 _NEWLINE = ord("\n")
 _PACKED = 4  # approximate bytes of records per byte of a compressed file
@@ -77,7 +76,7 @@ def read_lines(
         if field_size:
             return codec.decode_lines(text, Schema(field_size, weighted=weighted))
         # A field may have several values, so that id 0 is allowed though rows are padded.
-        longest = libsvm_text.longest_record(text, libsvm_text.record_starts(text), weighted)
+        longest = text_blocks.longest_record(text, text_blocks.record_starts(text), weighted)
         schema = Schema(max(longest, 1), pad=True, multi_valued=True, weighted=weighted)
         return codec.decode_lines(text, schema)
 
@@ -85,15 +84,15 @@ def read_lines(
     explain = lambda line: libsvm_text.explain_line(
         line, Schema(field_size or len(line.split()) - 1, weighted=weighted)
     )
-    first, lines_before = line_blocks.numbering(lines), 0
-    for _, text, size in line_blocks.read_blocks(lines):
-        starts = libsvm_text.record_starts(text)
+    first, lines_before = text_blocks.numbering(lines), 0
+    for _, text, size in text_blocks.blocks(*lines):
+        starts = text_blocks.record_starts(text)
         newlines = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE)
         line = np.searchsorted(newlines, starts)  # the index of each record's line
         batch = decode(text)
         if batch is None:
             number = first() + lines_before
-            good = yield from line_blocks.sift(lines.path, text, number, accepts, explain)
+            good = yield from sift(lines.path, text, number, accepts, explain)
             kept = np.isin(line, list(good))
             starts, line, batch = starts[kept], line[kept], decode(b"\n".join(good.values()))
         yield RecordBlock(text, starts, newlines[line] + 1, batch.labels > 0, batch, size)

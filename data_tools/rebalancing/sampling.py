@@ -1,14 +1,20 @@
-"""Cuts the input into tasks, and decides how many records of each label are kept.
+"""Cuts the input into tasks, counts it, and decides how many records of each label are kept.
 
-`options` is always an Options.
+`options` is always an Options, `data` a DataSet.
 """
+
+import functools
+from typing import Callable, List, Tuple
 
 import numpy as np
 
-from data_tools.common import line_blocks, splitmix64
-from data_tools.common.line_blocks import LineRange
+from data_tools.common.progress import Skipping
+from data_tools.rebalancing import selecting
+from data_tools.rebalancing.selecting import ALL, Work
 from deepfm.errors import BadInput
+from deepfm.records import text_blocks
 from deepfm.records.data_file import SamplingRates
+from deepfm.records.text_blocks import LineRange
 
 
 def rates(options, count):
@@ -37,7 +43,7 @@ def rates(options, count):
 def parts(data):
     """LineRanges: TFRecord files, parts of text."""
     whole = data.data_format == "tfrecord"
-    cut = lambda f: [LineRange(f.path)] if whole else line_blocks.cut(f.path, f.bytes)
+    cut = lambda f: [LineRange(f.path)] if whole else text_blocks.cut(f.path, f.bytes)
     return [lines for file in data.files for lines in cut(file)]
 
 
@@ -47,6 +53,41 @@ def labels_of(data):
         return None
     positives = sum(file.positives for file in data.files)
     return data.rows - positives, positives
+
+
+def read_all(
+    engine, data, work: Work, title: str, read: Callable = selecting.read, log: bool = True
+) -> Tuple[List[int], List[int], np.ndarray, int]:
+    """Reads the records of a DataSet.
+
+    Args:
+        engine: who does it.
+        data: the input.
+        work: Work.
+        title: what is being done.
+        read: selecting.read, or with a `put`.
+        log: whether to log bad records.
+
+    Returns:
+        ((negatives, positives) found, to be written, the records to write of each task, the largest
+        id that was seen or -1).
+
+    Raises:
+        BadInput: a record is one bad one too many, always the same on Spark; or there is nothing to
+            write.
+    """
+    bad, tasks = Skipping(work.skip, log), range(len(work.inputs))
+    every = selecting.Facts(np.zeros(2, np.int64), np.zeros(2, np.int64), -1)
+    rows = np.zeros(len(tasks), np.int64)
+    size = sum(file.bytes for file in data.files)
+    read = functools.partial(read, work=work)
+    with engine.map(read, tasks, title, size, selecting.together, bad) as results:
+        for task, _, facts in results:
+            every = selecting.together(every, facts)
+            rows[task] += sum(facts.kept)
+    bad.log_total()
+    check_rows(data, sum(every.before), sum(every.kept), bad.count)
+    return every.before.tolist(), every.kept.tolist(), rows, every.max_id
 
 
 def check_rows(data, before, kept, bad):
@@ -71,35 +112,11 @@ def check_files(names, total):
         )
 
 
-def by_label(positive):
-    """int64 [2]: negatives and positives."""
-    return np.bincount(positive.astype(np.int64), minlength=2)
-
-
-def choose(positive, key, rates):
-    """The records to keep, each `rate` times, rounded up or down at random.
-
-    Args:
-        positive: bool [n].
-        key: uint64 [n], random (see data_tools.rebalancing.shuffling).
-        rates: SamplingRates.
-
-    Returns:
-        An index into arrays [n]; copies repeat.
-    """
-    if rates == SamplingRates(1.0, 1.0):
-        return slice(None)
-    rate = np.where(positive, rates.positive, rates.negative)
-    whole = np.floor(rate)
-    copies = whole + (splitmix64.uniform(key) < rate - whole)
-    return np.repeat(np.arange(len(positive)), copies.astype(np.int64))
-
-
 def rates_of_all(data, found, kept, rates):
     """The SamplingRates of the output relative to the original data; None if it is all there."""
     before = data.sampling_rates
-    if not before and rates == SamplingRates(1.0, 1.0):
+    if not before and rates == ALL:
         return None
     achieved = [k / f if f else rate for k, f, rate in zip(kept, found, rates)]
-    before = before or SamplingRates(1.0, 1.0)
+    before = before or ALL
     return SamplingRates(*(float(a * b) for a, b in zip(achieved, before)))

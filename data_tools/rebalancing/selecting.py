@@ -1,22 +1,29 @@
 """Which records are written, in which order; and counting them.
 
-A record's key is a function of its place and the seed, so every engine gives it the same one. Needs
-neither TensorFlow nor absl, which Spark's executors lack.
+Records are written by ascending keys. A key is the number of the record, scrambled by SplitMix64:
+a function of its place and the seed, so that every engine gives it the same one, and a bijection,
+so that no two records have the same. Needs neither TensorFlow nor absl, which Spark's executors
+lack.
 """
 
 import dataclasses
-from typing import Any, Callable, Iterator, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from data_tools.rebalancing import record_blocks, sampling, shuffling
+from data_tools.common import splitmix64
+from data_tools.rebalancing import record_blocks
 from data_tools.rebalancing.record_blocks import RecordBlock
 from deepfm.records.bad_record import BadRecord
 from deepfm.records.data_file import SamplingRates
 from deepfm.records.schema import Schema
 
 COPIES = 1 << 14  # records to sample at once
+CELL_BITS = 16  # upper bits of a key that choose its cell
+CHUNK = 1 << 16  # keys made at once
+ALL = SamplingRates(1.0, 1.0)  # every record once
 _ORDER, _SAMPLE = 0, 1  # what a key is for
+_TASK_BITS = 40  # the lower bits of a record's number: its place within its task
 
 
 @dataclasses.dataclass(frozen=True)  # pyspark strips named tuples of their methods
@@ -33,13 +40,56 @@ class Order:
 
     def keys(self, task: int, first: int, n: int) -> np.ndarray:
         """The keys, uint64 [n], of records first ... first + n - 1 to write of a task."""
-        if self.shuffle:
-            return shuffling.keys(shuffling.salt(self.seed, 0, _ORDER), task, first, n)
-        return shuffling.numbers(task, first, n)
+        return self._random(_ORDER, task, first, n) if self.shuffle else numbers(task, first, n)
 
     def draws(self, task: int, first: int, n: int) -> np.ndarray:
         """The keys, uint64 [n], that decide which of a task's records first ... are written."""
-        return shuffling.keys(shuffling.salt(self.seed, 0, _SAMPLE), task, first, n)
+        return self._random(_SAMPLE, task, first, n)
+
+    def cuts(self, rows: Sequence[int], num_files: int) -> np.ndarray:
+        """The smallest key of each output file but the first. uint64 [num_files - 1], ascending.
+
+        File i holds the records of the ranks from total * i // num_files on, by ascending keys. A
+        histogram of the upper bits of all keys finds the cells in which the cuts lie, and the keys
+        in these cells, sorted, are counted to the exact ones. Takes 0.07 s for 1,000,000 records.
+
+        Args:
+            rows: the number of records to write of each task.
+            num_files: at most the sum of `rows`.
+        """
+        ranks = np.array([sum(rows) * i // num_files for i in range(1, num_files)], np.int64)
+        if not len(ranks):
+            return np.zeros(0, np.uint64)
+        chunks = [
+            (i, at, min(CHUNK, n - at)) for i, n in enumerate(rows) for at in range(0, n, CHUNK)
+        ]
+        cell_of = lambda keys: (keys >> np.uint64(64 - CELL_BITS)).astype(np.int64)
+        counts = np.zeros(1 << CELL_BITS, np.int64)
+        for chunk in chunks:
+            counts += np.bincount(cell_of(self.keys(*chunk)), minlength=len(counts))
+        cells = np.searchsorted(np.cumsum(counts), ranks, side="right")
+        wanted = np.zeros(len(counts), bool)
+        wanted[cells] = True
+        inside = ((keys, wanted[cell_of(keys)]) for keys in (self.keys(*x) for x in chunks))
+        found = np.sort(np.concatenate([keys[mask] for keys, mask in inside]))
+        # The keys before a cell, of all of them and of those in wanted cells:
+        before, kept = (np.cumsum(x) - x for x in (counts, np.where(wanted, counts, 0)))
+        return found[ranks - before[cells] + kept[cells]]
+
+    def _random(self, purpose, task, first, n):
+        salt = np.uint64([0, 1])
+        for number in (self.seed, 0, purpose):
+            salt = _scramble(salt ^ np.uint64(number))
+        return _scramble(_scramble(numbers(task, first, n) ^ salt[0]) ^ salt[1])
+
+
+def numbers(task: int, first: int, n: int) -> np.ndarray:
+    """The numbers, uint64 [n], of records first ... first + n - 1 of a task, in reading order."""
+    return np.arange(first, first + n, dtype=np.uint64) | np.uint64(task << _TASK_BITS)
+
+
+def _scramble(x):
+    return splitmix64.finalize(x + splitmix64.GAMMA)
 
 
 class Work(NamedTuple):
@@ -79,22 +129,26 @@ def together(one: Facts, other: Facts) -> Facts:
     return Facts(one.before + other.before, one.kept + other.kept, max(one.max_id, other.max_id))
 
 
-def chosen(task: int, work: Work) -> Iterator[Tuple]:
-    """Yields (a block of records, index of those to write); (BadRecord, None)."""
-    step, seen = max(int(COPIES / max(*work.rates, 1)), 1), 0
-    for block in _blocks(work.inputs[task], work):
-        if isinstance(block, BadRecord):
-            yield block, None
-            continue
-        for first in range(0, len(block.starts), step):
-            some = slice(first, first + step)
-            part = RecordBlock(
-                block.data, block.starts[some], block.ends[some], block.positive[some],
-                block.batch, 0 if first else block.read,
-            )  # fmt: skip
-            draws = work.order.draws(task, seen, len(part.starts))
-            seen += len(part.starts)
-            yield part, sampling.choose(part.positive, draws, work.rates)
+def by_label(positive):
+    """int64 [2]: negatives and positives."""
+    return np.bincount(positive.astype(np.int64), minlength=2)
+
+
+def choose(positive, key, rates):
+    """The records to keep, each `rate` times, rounded up or down at random.
+
+    Args:
+        positive: bool [n].
+        key: uint64 [n], from Order.draws.
+        rates: SamplingRates.
+
+    Returns:
+        An index into arrays [n]; copies repeat.
+    """
+    rate = np.where(positive, rates.positive, rates.negative)
+    whole = np.floor(rate)
+    copies = whole + (splitmix64.uniform(key) < rate - whole)
+    return np.repeat(np.arange(len(positive)), copies.astype(np.int64))
 
 
 def _blocks(lines, work):
@@ -114,16 +168,26 @@ def read(
     Args:
         task: the index of an input.
         work: Work.
-        put: takes each block, the index of those to write, and their keys.
+        put: takes blocks of records, the index of those to write, and their keys.
     """
-    written = 0
-    for block, index in chosen(task, work):
+    step, seen, written = max(int(COPIES / max(*work.rates, 1)), 1), 0, 0
+    for block in _blocks(work.inputs[task], work):
         if isinstance(block, BadRecord):
             yield block
             continue
-        positive = block.positive[index]
-        if put:
-            put(block, index, work.order.keys(task, written, len(positive)))
-        written += len(positive)
-        kept, max_id = sampling.by_label(positive), int(block.batch.ids.max(initial=-1))
-        yield block.read, None, Facts(sampling.by_label(block.positive), kept, max_id)
+        for first in range(0, len(block.starts), step):
+            some = slice(first, first + step)
+            part = RecordBlock(
+                block.data, block.starts[some], block.ends[some], block.positive[some],
+                block.batch, 0 if first else block.read,
+            )  # fmt: skip
+            index = slice(None)
+            if work.rates != ALL:
+                draws = work.order.draws(task, seen, len(part.starts))
+                index = choose(part.positive, draws, work.rates)
+            positive = part.positive[index]
+            if put:
+                put(part, index, work.order.keys(task, written, len(positive)))
+            seen, written = seen + len(part.starts), written + len(positive)
+            kept, max_id = by_label(positive), int(part.batch.ids.max(initial=-1))
+            yield part.read, None, Facts(by_label(part.positive), kept, max_id)

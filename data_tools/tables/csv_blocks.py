@@ -11,10 +11,10 @@ from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from data_tools.common import line_blocks
-from data_tools.common.line_blocks import LineRange
 from data_tools.tables.blocks import BadRows, fault, integers, need_arrow, numbers, quoted
 from deepfm.errors import BadInput
+from deepfm.records import text_blocks
+from deepfm.records.text_blocks import LineRange
 
 DELIMITERS = {"tab": b"\t", "comma": b","}
 _NEWLINE, _RETURN = b"\n\r"
@@ -55,7 +55,7 @@ class LinePart(NamedTuple):
 def first_cells(path: str, delimiter: str = "auto") -> Tuple[List[str], bytes]:
     """(the cells of a file's first line that is not blank, the byte between two)."""
     need_arrow(path)
-    text = line_blocks.first_text(path).lstrip(b"\r\n").partition(b"\n")[0]
+    text = text_blocks.first_text(path).lstrip(b"\r\n").partition(b"\n")[0]
     by_look = "tab" if b"\t" in text else "comma"
     found = DELIMITERS[by_look if delimiter == "auto" else delimiter]
     line, _ = unquote_line(_without_return(text), found)
@@ -197,9 +197,9 @@ def unquote_line(line: bytes, delimiter: bytes) -> Tuple[bytes, Optional[str]]:
 
 def read(part: LinePart) -> Iterator[Tuple[int, LineBlock]]:
     """Yields (bytes of the file read, a block) for the lines of a part that are not blank."""
-    first, before, file = line_blocks.numbering(part.lines), 0, part.file
+    first, before, file = text_blocks.numbering(part.lines), 0, part.file
     try:
-        for start, text, size in line_blocks.read_blocks(part.lines):
+        for start, text, size in text_blocks.blocks(*part.lines):
             characters = np.frombuffer(text, np.uint8)
             ends = np.flatnonzero(characters == _NEWLINE)
             begins = np.append(0, ends[:-1] + 1)

@@ -7,14 +7,13 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from absl import logging
 
-from data_tools.common import line_blocks
-from data_tools.libsvm import line_schema
+from data_tools.libsvm import sources
 from data_tools.tables import blocks, csv_blocks, layouts, parquet_blocks, writing
 from data_tools.tables.csv_blocks import CsvFile, LinePart
 from data_tools.tables.layouts import Layout
 from data_tools.tables.parts import Part
 from deepfm.errors import BadInput, listed
-from deepfm.records import data_file
+from deepfm.records import data_file, text_blocks
 from deepfm.records.schema import Schema
 
 ROWS = 1 << 18  # rows of a task: to reach them, those before in their row group are decoded, too
@@ -57,7 +56,7 @@ def read(data, options) -> Table:
         logging.info("The fields are the columns %s.", listed(list(names), 100))
     schema = Schema(
         len(layout.fields) or options.field_size or 0,
-        line_schema.feature_size(data, None, options),
+        sources.feature_size(data, None, options),
         options.pad,
         options.id_offset,
         bool(layout.counts),
@@ -89,7 +88,7 @@ def _cut_parquet(path, size, layout):
         layouts.check_type(path, schema.field(place), kind)
     names, there = tuple(name for name, _ in wanted), tuple(schema.names[i] for i in places)
     tasks = []
-    for part in parquet_blocks.cut(path, line_blocks.TASK):
+    for part in parquet_blocks.cut(path, text_blocks.TASK):
         number = max(-(-part.rows // ROWS), 1)
         ends = [part.rows * i // number for i in range(number + 1)]
         part = part._replace(names=names, there=there)
@@ -107,7 +106,7 @@ def _cut_csv(path, size, layout):
             "each field a column, or write Parquet."
         )
     file = _csv_file(path, layout, tuple(name for name, _ in wanted))
-    return [LinePart(path, lines, file) for lines in line_blocks.cut(path, size)]
+    return [LinePart(path, lines, file) for lines in text_blocks.cut(path, size)]
 
 
 def _csv_file(path, layout, names):
@@ -158,4 +157,4 @@ def with_field_size(table: Table, counts: Optional[Sequence[Tuple[int, int]]], o
         size = writing.first_length(table.parts, layout, schema, options.max_bad_records)
     if not size:
         raise BadInput(f"--input={options.input}: no row holds an id.")
-    return line_schema.with_size(schema, size, options)
+    return sources.with_size(schema, size, options)

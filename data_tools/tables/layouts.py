@@ -89,7 +89,7 @@ def columns(layout: Layout) -> List[Tuple[str, str]]:
 
 
 def described(layout: Layout) -> Dict[str, Any]:
-    """{"fields" or "columns": what decides which field an id is of}, for made.ids."""
+    """{"fields" or "columns": what decides which field an id is of}, for dataset_json.ids."""
     if layout.ids:
         return {"fields": "named" if layout.counts else "by place"}
     of = lambda field: [x.lower() if isinstance(x, str) else x for x in field]

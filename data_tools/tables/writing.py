@@ -17,18 +17,18 @@ from deepfm.records.bad_record import BadRecord
 from deepfm.records.schema import Schema
 
 
-def count(part: Part, lists: str = "") -> Iterator[Tuple[int, Tuple[int, int]]]:
-    """Yields (bytes read, (rows, most fields in a row)) for each block of a part.
+def count(part: Part, lists: str = "") -> Iterator:
+    """Yields (bytes read, None, (rows, most fields in a row)) for each block of a part.
 
     Args:
         lists: the column of lists whose lengths are the rows' fields; empty: fields do not matter.
     """
     if hasattr(part, "groups") and not lists:  # the file says it
         rows = part.end - part.begin
-        yield part.bytes * rows // part.rows, (rows, 0)
+        yield part.bytes * rows // part.rows, None, (rows, 0)
         return
     for size, block in reader(part).read(part):
-        yield size, (len(block), block.longest(lists) if lists else 0)
+        yield size, None, (len(block), block.longest(lists) if lists else 0)
 
 
 def write(
@@ -53,8 +53,9 @@ def write(
             with naming(piece.path):
                 put(piece.path, data)
             zero = bool((rows.labels == 0).any())
-            yield 0, (piece, facts_of(rows, bool((rows.labels < 0).any()), zero, len(data)))
-        yield size, (piece, NO_ROWS)
+            facts = facts_of(rows, bool((rows.labels < 0).any()), zero, len(data))
+            yield 0, (piece.output, piece.path), facts
+        yield size, (piece.output, piece.path), NO_ROWS
 
 
 def _stored(batch):

@@ -7,18 +7,18 @@ from typing import Iterator, Tuple
 import tensorflow as tf
 
 from deepfm.data.records import check
-from deepfm.records import libsvm_text
+from deepfm.records import text_blocks
 
 
 def numbered(path: str) -> Iterator[Tuple[str, bytes, str]]:
     """Yields (place, line, "") for each record of a file."""
-    for number, line in libsvm_text.lines(path):
+    for number, line in text_blocks.lines(path):
         yield f":{number}", line, ""
 
 
 def count(path: str) -> int:
     """The number of records of a file."""
-    return sum(len(libsvm_text.record_starts(text)) for _, text, _ in libsvm_text.blocks(path))
+    return sum(len(text_blocks.record_starts(text)) for _, text, _ in text_blocks.blocks(path))
 
 
 def line_chunks(path, files, buffer_bytes, ops):
@@ -26,7 +26,7 @@ def line_chunks(path, files, buffer_bytes, ops):
 
     # TextLineDataset drops every carriage return, and so turns "3:1\r5" into 3:15.
     def blocks(path):
-        return (text for _, text, _ in libsvm_text.blocks(path.decode(), buffer_bytes))
+        return (text for _, text, _ in text_blocks.blocks(path.decode(), size=buffer_bytes))
 
     text = tf.data.Dataset.from_generator(blocks, tf.string, [], [path])
     lines = lambda block: tf.compat.v1.string_split([block], "\n").values

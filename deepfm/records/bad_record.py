@@ -4,6 +4,7 @@ import itertools
 from typing import Callable, Iterable, Iterator, NamedTuple, Optional, Sequence, Tuple
 
 from deepfm.records.libsvm_text import UNEXPLAINED
+from deepfm.records.text_blocks import without_comment
 
 _MANY = 100
 _PIECE = 64  # of a batch that is refused: the first bad record is found soon
@@ -61,3 +62,35 @@ def find_refused(
         for i, (payload, reason) in enumerate(zip(piece, reasons), start):
             if (reason or not sure) and not accepts([payload]):
                 yield i, reason or unexplained
+
+
+def sift(
+    path: str,
+    text: bytes,
+    number: int,
+    accepts: Callable[[bytes], bool],
+    explain: Callable[[bytes], Optional[str]],
+    content: Callable[[bytes], bytes] = without_comment,
+) -> Iterator[BadRecord]:
+    """Yields a BadRecord for each line of a block that the parser refuses; returns the others.
+
+    Args:
+        path: the file's path.
+        text: the block.
+        number: the number of its first line.
+        accepts: whether the parser accepts a text; it refuses one with a bad line.
+        explain: says what is wrong with a line, or returns None for a good one.
+        content: returns the part of a line to parse.
+
+    Returns:
+        {index: content} of the lines that are good or hold no record.
+    """
+    contents = {i: content(line) for i, line in enumerate(text.split(b"\n"))}
+    rows = [i for i, line in contents.items() if line.strip()]
+    accepted = lambda lines: accepts(b"\n".join(lines) + b"\n")
+    refused = find_refused(accepted, [contents[i] for i in rows], explain)
+    bad = (BadRecord(path, f":{number + rows[i]}", reason) for i, reason in refused)
+    for record in marked(bad, len(rows)):
+        del contents[int(record.place[1:]) - number]
+        yield record
+    return contents

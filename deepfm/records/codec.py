@@ -14,7 +14,7 @@ from typing import Iterator, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from deepfm.errors import BadInput
-from deepfm.records import data_file, library, libsvm_text, wire
+from deepfm.records import data_file, library, libsvm_text, text_blocks, wire
 from deepfm.records.schema import FRAME, Schema
 
 MOST = library.MOST
@@ -139,10 +139,10 @@ def decode_lines(text: bytes, schema: Schema) -> Optional[Batch]:
     line, and `bad_record.find_refused` which ones are bad.
     """
     if not library.load():
-        lines = [line for line in text.split(b"\n") if libsvm_text.without_comment(line).strip()]
+        lines = [line for line in text.split(b"\n") if text_blocks.without_comment(line).strip()]
         _count("decodes", len(lines))
         return _slowly((libsvm_text.numbers(line, schema) for line in lines), schema)
-    rows = libsvm_text.newlines(text) + 1
+    rows = text_blocks.newlines(text) + 1
     # A pair takes a blank, an id, a colon and a value.
     pairs = len(text) // 4 if schema.multi_valued else rows * schema.field_size
     room = _room(rows, pairs, schema)
