@@ -13,7 +13,7 @@ from data_tools.click_logs import row_parser, slices
 from data_tools.click_logs.column_kinds import Column
 from data_tools.click_logs.row_parser import Layout
 from data_tools.common.line_blocks import LineRange
-from data_tools.prepare_criteo import Options
+from data_tools.prepare import Options
 from data_tools.tables import blocks, csv_blocks, layouts, row_checks
 from data_tools.tables.csv_blocks import CsvFile, LinePart
 from data_tools.tables.layouts import Field

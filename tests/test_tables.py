@@ -1,4 +1,4 @@
-"""prepare_criteo --columns: any table that a JSON file describes, by loops over its cells."""
+"""prepare --columns: any table that a JSON file describes, by loops over its cells."""
 
 import collections
 import csv
@@ -8,9 +8,9 @@ import random
 import pytest
 from conftest import ROOT, examples_of, run_tool
 
-from data_tools import prepare_criteo
+from data_tools import prepare
 from data_tools.click_logs import column_kinds, feature_map
-from data_tools.prepare_criteo import Options
+from data_tools.prepare import Options
 from deepfm.data import datasets
 from deepfm.errors import BadInput
 
@@ -54,7 +54,7 @@ def write_rows(path, rows, header=None, delimiter=","):
 
 def prepared(tmp_path, path, output="out", **options):
     options = {"min_count": 1, "split": "1,0,0", "input": path, **options}
-    prepare_criteo.prepare(Options(output_dir=str(tmp_path / output), **options))
+    prepare.prepare(Options(output_dir=str(tmp_path / output), **options))
     return tmp_path / output
 
 
@@ -186,6 +186,6 @@ def test_columns_and_dataset_together_and_a_missing_file_are_refused(tmp_path):
     found = run_tool(
         "prepare_criteo", "--input=x", f"--output_dir={tmp_path}/o", "--columns=none.json", code=2
     )
-    assert found.stderr == "prepare_criteo.py: --columns: none.json: No such file or directory.\n"
+    assert found.stderr == "prepare.py: --columns: none.json: No such file or directory.\n"
     with pytest.raises(BadInput, match="--columns and --dataset both say"):
         prepared(tmp_path, "x", columns=describe(tmp_path), dataset="criteo")

@@ -54,10 +54,10 @@ def test_values_that_can_be_counted_but_not_all_get_ids_ask_for_a_higher_min_cou
 
 
 def test_fewer_processes_are_advised_where_they_leave_more_memory(tmp_path, monkeypatch):
-    from data_tools import prepare_criteo
+    from data_tools import prepare
 
-    monkeypatch.setattr(prepare_criteo, "LEAST", 10**6)
-    monkeypatch.setattr(prepare_criteo, "OF_A_PROCESS", 10**15)
+    monkeypatch.setattr(prepare, "LEAST", 10**6)
+    monkeypatch.setattr(prepare, "OF_A_PROCESS", 10**15)
     path = write_distinct(tmp_path / "a.csv", 40_000)
     with pytest.raises(BadInput, match="here; try fewer --num_workers than 2, or use a cluster"):
         prepared(tmp_path, path, columns=table(tmp_path), num_workers=2)

@@ -7,7 +7,7 @@
       {"name": "I2", "kind": "scaled", "first_id": 6, "missing_id": 6, "value_id": 7,
        "low": -2, "high": 18522}, ...]}
 
-For a table that a file described (prepare_criteo --columns), "dataset" is its name, and all columns
+For a table that a file described (prepare --columns), "dataset" is its name, and all columns
 of its rows are there: "columns": [{"name": "clicked", "kind": "label"}, ...].
 
 The ids of the fields follow one another, and id 0 is for padding. A record has one id per field:

@@ -1,4 +1,4 @@
-"""The flags of prepare_criteo, on one machine and on Spark, and what they mean together."""
+"""The flags of prepare, on one machine and on Spark, and what they mean together."""
 
 import dataclasses
 import itertools
@@ -27,7 +27,7 @@ REMOVED = dict.fromkeys(
     "--step and --counts are gone: one run counts and encodes; leave them out on one host, or use "
     f"several with {_ON_SPARK}.",
 )
-SCRATCH = ".prepare_criteo-"
+SCRATCH = ".prepare-"
 FORMATS = ("tfrecord", "libsvm")  # of the records to write: the keys of passes.WRITERS
 RAW = "raw files, plain, .gz or .parquet: a directory, a glob, or a comma list of these."
 

@@ -1,6 +1,6 @@
-"""Writes prepare_criteo's output folder, and decides what it replaces there.
+"""Writes prepare's output folder, and decides what it replaces there.
 
-`options` is always a prepare_criteo.Options, and `host` a shards.Host.
+`options` is always a options.Options, and `host` a shards.Host.
 """
 
 import contextlib

@@ -82,7 +82,7 @@ def cut(source: RawInput, files: List, options) -> Iterator[RawSlice]:
     Args:
         source: the source.
         files: from `checked`.
-        options: prepare_criteo.Options.
+        options: options.Options.
     """
     total = sum(f.bytes for f in files)
     size = max(line_blocks.TASK, total // MOST)
@@ -135,7 +135,7 @@ def read_layout(path: str, labels: bool, options) -> Tuple[Layout, CsvFile]:
     Args:
         path: the file.
         labels: whether the file must have labels.
-        options: prepare_criteo.Options.
+        options: options.Options.
 
     Raises:
         BadInput: the line names some of the columns that are needed, but not all.

@@ -119,7 +119,7 @@ def _csv_file(path, layout, names):
         return CsvFile(delimiter, len(order), names, places, False)
     about = "(--columns says what each is)"
     if not layout.order:
-        about += "; prepare_criteo reads raw cells; LibSVM text needs --input_format=libsvm"
+        about += "; prepare reads raw cells; LibSVM text needs --input_format=libsvm"
     places = tuple(blocks.find(path, name, cells, about) for name in names)
     return CsvFile(delimiter, len(cells), names, places, True)
 

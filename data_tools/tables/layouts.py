@@ -3,7 +3,7 @@
 Without a file, the columns have the names of a record's features: label, ids, values, counts and
 weight, of which ids, values and counts hold lists. A table without ids has the id of one field in
 each column beside label and weight; the index that pandas writes is none. A file, in the form of
-prepare_criteo's, names any others:
+prepare's, names any others:
 
     {"columns": [{"name": "clicked", "kind": "label"},
                  {"name": "age", "kind": "value", "id": 1},
