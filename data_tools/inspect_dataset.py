@@ -93,7 +93,7 @@ class FieldSummary:
     def __init__(self):
         self.rows = self.values = self.zeros = 0
         self.total, self.low, self.high = 0.0, np.inf, -np.inf
-        self._tally = tallies.Tally(np.int64)
+        self._tally = tallies.Tally()
 
     def add(self, ids, values, records):
         """Adds ids int64 [n] and values float32 [n], n > 0, that are in records int64 [n]."""

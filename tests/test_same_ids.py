@@ -41,9 +41,9 @@ def a_map(**changed):
 def test_a_fingerprint_is_that_of_the_ids_and_not_of_the_file(tmp_path):
     made = a_map()
     loaded = feature_map.FeatureMap("criteo", "buckets", 10, made[-1].first_id + 2, made)
-    tables = field_tables.from_map(loaded)
+    tables = list(map(field_tables.from_texts, loaded.fields))
     expected = feature_map.fingerprint(made)
-    assert feature_map.fingerprint(map(field_tables.field_of, tables)) == expected
+    assert feature_map.fingerprint(map(field_tables.by_texts, tables)) == expected
     for min_count in (10, 11):
         path = tmp_path / "feature_map.json"
         with open(path, "w", encoding="utf-8") as f:

@@ -108,7 +108,7 @@ open({path!r}, "wb").write(bytes(69) + b"\\n" + text)
 layout, file = slices.read_layout({path!r}, True, options)
 part = LinePart({path!r}, LineRange({path!r}, 70), file)
 (_, bad), (_, rows) = slices.read_rows(part, layout)
-counts = [vocabulary.count(keys, []) for keys in rows.keys]
+counts = [vocabulary.count(c.kind, keys, []) for c, keys in zip(layout.columns, rows.keys)]
 tables = field_tables.from_counts(layout.columns, vocabulary.add_up(layout.columns, [counts]), 1)
 ids, values = field_tables.encode(rows, tables)
 assert splitting.split_of(splitting.Split(), "x", rows.starts).tolist() == [0, 0]

@@ -8,7 +8,7 @@ from typing import Dict, Optional, Sequence, Tuple
 from absl import logging
 
 from data_tools.click_logs import column_kinds, feature_map, output_folder, slices
-from data_tools.click_logs.column_kinds import BUCKETS, SCALED, Column, Table
+from data_tools.click_logs.column_kinds import BUCKETS, KEPT, SCALED, Column, Table
 from data_tools.click_logs.slices import RawInput
 from data_tools.click_logs.splitting import SPLITS, Split, shares_of
 from data_tools.common import publishing
@@ -50,7 +50,7 @@ class Options:
     )
     columns: Optional[str] = flag(
         "Rows of any other table: a JSON file that names its columns, in their order, and the kind "
-        f"of each ({', '.join(column_kinds.KINDS)}); see docs/data.md."
+        "of each; see docs/data.md."
     )
     table: Tuple[Column, ...] = ()  # those columns, or those of --feature_map
     delimiter: str = flag(
@@ -131,9 +131,16 @@ def table_of(options) -> Optional[Table]:
     if options.dataset:
         raise BadInput("--columns and --dataset both say what the columns are; leave one out.")
     try:
-        return column_kinds.load(options.columns, _content)
+        table = column_kinds.load(options.columns, _content)
     except ValueError as error:
         raise BadInput(f"--columns: {error}") from error
+    wrong = next((column for column in table.columns if column.kind in KEPT), None)
+    if wrong:
+        raise BadInput(
+            f'--columns: {options.columns}: column {wrong.name} is of kind "{wrong.kind}", which '
+            "only data_tools.libsvm_to_tfrecord reads, in a table without raw columns."
+        )
+    return table
 
 
 def _content(path):
@@ -234,7 +241,7 @@ def log_unlabelled(tasks):
         logging.info("%s has no label column; its rows get label 0.", path)
 
 
-def log_summary(files, tables, fingerprint, seconds):
+def log_summary(files, fields, fingerprint, seconds):
     output_files.log_examples(files)
     for split in SPLITS:
         mine = [f for f in files if f"{os.sep}{split}{os.sep}" in f.path]
@@ -246,5 +253,5 @@ def log_summary(files, tables, fingerprint, seconds):
     rows = sum(f.rows for f in files)
     logging.info(
         "Wrote %d rows of %d fields, feature_size %d, feature map %s, in %.1f s: %.0f rows/s.",
-        rows, len(tables), tables[-1].end, fingerprint, seconds, rows / seconds,
+        rows, len(fields), feature_map.end_of(fields[-1]), fingerprint, seconds, rows / seconds,
     )  # fmt: skip

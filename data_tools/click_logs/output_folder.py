@@ -52,13 +52,13 @@ def _data_files(options, split):
     return sorted(path for path in paths if path.endswith(suffixes))
 
 
-def write_map(tables, old, options, scratch):
+def write_map(fields, old, options, scratch):
     """Writes the map, unless it is already there; returns its fingerprint.
 
     Raises:
         BadInput: another map is there and may not be replaced, or it encoded data that stays.
     """
-    fingerprint = feature_map.fingerprint(map(field_tables.field_of, tables))
+    fingerprint = feature_map.fingerprint(map(field_tables.by_texts, fields))
     there = os.path.join(options.output_dir, feature_map.FILE)
     files = places.of(there)
     with contextlib.suppress(ValueError):  # it is missing or broken
@@ -76,12 +76,12 @@ def write_map(tables, old, options, scratch):
             )
     about = options.dataset, options.integers, options.min_count, options.table
     with files.create(os.path.join(scratch, feature_map.FILE)) as f:
-        for line in field_tables.json_lines(tables, *about):
+        for line in field_tables.json_lines(fields, *about):
             f.write(line.encode())
     return fingerprint
 
 
-def publish(written, tables, fingerprint, old, options, host, scratch, elsewhere=None):
+def publish(written, fields, fingerprint, old, options, host, scratch, elsewhere=None):
     """Moves everything to its place; returns the data files.
 
     Args:
@@ -102,10 +102,10 @@ def publish(written, tables, fingerprint, old, options, host, scratch, elsewhere
             place.make_dir(made)
             total = _total(written, i)
             dataset_json.write(
-                made, len(tables), tables[-1].end, described, feature_map=fingerprint,
-                ids=how.ids(feature_map=fingerprint, id_offset=0),
+                made, len(fields), feature_map.end_of(fields[-1]), described,
+                feature_map=fingerprint, ids=how.ids(feature_map=fingerprint, id_offset=0),
                 value_ranges=pieces.ranges(total.low, total.high),
-                unknown_shares=_unknown(total, tables),
+                unknown_shares=_unknown(total, fields),
             )  # fmt: skip
             new.append(dataset_json.METADATA)
             paths[dataset_json.METADATA] = os.path.join(made, dataset_json.METADATA)
@@ -126,12 +126,12 @@ def _total(written, split):
     return functools.reduce(pieces.together, of_split, pieces.NO_ROWS)
 
 
-def _unknown(total, tables):
+def _unknown(total, fields):
     """The entry "unknown_shares" of a split, from its BlockFacts."""
-    return {t.column.name: n / total.rows for t, n in zip(tables, total.unknown.tolist())}
+    return {f.name: n / total.rows for f, n in zip(fields, total.unknown.tolist())}
 
 
-def log_unknown(written, tables, options):
+def log_unknown(written, fields, options):
     """Logs the share of each split's cells that the map does not know; warns of large ones.
 
     What is large depends on the training rows: of this run, or else beside --feature_map.
@@ -141,7 +141,7 @@ def log_unknown(written, tables, options):
         total = _total(written, i)
         if not total.rows:  # of this host
             continue
-        shares = _unknown(total, tables)
+        shares = _unknown(total, fields)
         if trained is None and i:
             there = os.path.dirname(options.feature_map or "") or options.output_dir
             trained = dataset_json.load(os.path.join(there, SPLITS[0])) or {}

@@ -213,18 +213,19 @@ def count_rows(task):
         if rows < COUNT_ROWS:
             yield read, ()
         else:
-            yield read, _counts(waiting, texts)
+            yield read, _counts(task.layout.columns, waiting, texts)
             waiting, texts, rows = [], [[] for _ in task.layout.columns], 0
     if waiting:
-        yield 0, _counts(waiting, texts)
+        yield 0, _counts(task.layout.columns, waiting, texts)
 
 
-def _counts(blocks, texts):
+def _counts(columns, blocks, texts):
     """[Counts] of the fields, from blocks of keys [F, B] and the long texts of each field."""
-    return [vocabulary.count(*cells) for cells in zip(np.concatenate(blocks, axis=1), texts)]
+    keys = np.concatenate(blocks, axis=1)
+    return [vocabulary.count(c.kind, *cells) for c, *cells in zip(columns, keys, texts)]
 
 
-def encode_rows(task, tables, append, folder, suffix):
+def encode_rows(task, fields, append, folder, suffix):
     """Writes the rows of a slice; yields bad rows, and for each split in a block (bytes of the
     input read, (index in SPLITS, name of the file, BlockFacts))."""
     name = task.name + suffix
@@ -232,8 +233,8 @@ def encode_rows(task, tables, append, folder, suffix):
         if isinstance(block, BadRecord):
             yield block
             continue
-        ids, values = field_tables.encode(block, tables)
-        unknown = field_tables.unknown(block, tables, ids)
+        ids, values = field_tables.encode(block, fields)
+        unknown = field_tables.unknown(block, fields, ids)
         splits = split_of(task.split, task.lines.path, block.starts)
         for split in np.unique(splits).tolist():
             mine = splits == split
