@@ -30,7 +30,7 @@ ONE, OTHER = "0123456789abcdef", "fedcba9876543210"
 def a_map(**changed):
     """The fields of a map of Criteo's columns; I1 has two buckets, C1 a short and a long text."""
     made, first = [], 1
-    for name, kind in fields(DATASETS["criteo"], "buckets"):
+    for name, kind, *_ in fields(DATASETS["criteo"], "buckets"):
         texts = {"I1": ["SP1", "5"], "C1": ["ä", "longer than 8 bytes"]}.get(name, [])
         made.append(Field(name, kind, first, {t: first + 2 + i for i, t in enumerate(texts)}))
         made[-1] = made[-1]._replace(**changed.get(name, {}))
