@@ -349,7 +349,7 @@ def test_rebalance_of_text_writes_the_bytes_of_one_machine(both, text, tmp_path,
         (folder / "a.libsvm").write_text("\n".join(lines), encoding="utf-8")
     described = "positive_share" in options
     if described:
-        inspect_dataset.new_metadata.write(str(folder), inspect_dataset.inspect(str(folder)))
+        inspect_dataset.write_metadata(str(folder), inspect_dataset.inspect(str(folder)))
     said, _ = both("rebalance", input=folder, **options)
     assert bool(said) == (options.get("max_bad_records") == 1) == (not content(spark))
     assert ("dataset.json" in content(spark)) == described
