@@ -81,19 +81,19 @@ def write_map(fields, old, options, scratch):
     return fingerprint
 
 
-def publish(written, fields, fingerprint, old, options, host, scratch, elsewhere=None):
+def publish(written, fields, fingerprint, old, options, host, scratch, elsewhere):
     """Moves everything to its place; returns the data files.
 
     Args:
         written: {(index of the split, name of the file): BlockFacts}.
-        elsewhere: {the same: path} of files that are not in the split's folder in `scratch`.
+        elsewhere: {the same: path}, where the files are now.
     """
     files, folders, place = [], [], places.of(options.output_dir)
     for i, (folder, names) in old.items():
-        made, new = os.path.join(scratch, SPLITS[i]), sorted(name for j, name in written if j == i)
-        paths = {name: os.path.join(made, name) for name in new}
-        paths.update({name: path for (j, name), path in (elsewhere or {}).items() if j == i})
-        sizes = places.each(made, place.size, [paths[name] for name in new])
+        made = os.path.join(scratch, SPLITS[i])
+        paths = {name: path for (j, name), path in sorted(elsewhere.items()) if j == i}
+        new = list(paths)
+        sizes = places.each(made, place.size, list(paths.values()))
         described = [
             data_file.DataFile(os.path.join(folder, name), size, *written[i, name][:2])
             for name, size in zip(new, sizes)

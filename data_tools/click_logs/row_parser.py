@@ -8,7 +8,6 @@ bit flipped, so these sort like numbers.
 B: rows of a block. F: fields.
 """
 
-import functools
 import itertools
 from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 
@@ -75,8 +74,7 @@ def parse(block, layout: Layout) -> Rows:
     for kind, which in itertools.groupby(range(len(keys)), kind_of):  # consecutive fields
         run = list(which)
         cells = slice(run[0], run[-1] + 1)
-        integers = functools.partial(_integers, kind, text, keys[cells], starts[cells], ends[cells])
-        keys[cells] = _keys(kind, keys[cells], lengths[cells], integers)
+        keys[cells] = _keys(kind, text, keys[cells], starts[cells], ends[cells])
     return Rows(block.starts, labels, keys, _long(text, starts, lengths, layout.columns))
 
 
@@ -87,27 +85,24 @@ def _labels(characters, starts, ends):
     return labels.astype(np.float32)
 
 
-def _keys(kind, keys, lengths, integers):
+def _keys(kind, text, first, starts, ends):
     """The keys of cells of a kind.
 
     Args:
         kind: a kind from column_kinds except INTEGER, which has become BUCKETS or SCALED.
-        keys: uint64, the first 8 bytes of each cell, little-endian.
-        lengths: bytes in each cell.
-        integers: () -> what `_integers` returns.
+        text: of the block.
+        first: uint64, the first 8 bytes of each cell, little-endian.
+        starts, ends: where in the text the cells are.
     """
+    lengths = ends - starts
     if kind == CATEGORY:
-        keys = keys.byteswap()
-        keys[lengths > 8] = LONG
-        return keys
-    x = integers()
+        return np.where(lengths > 8, np.uint64(LONG), first.byteswap())
+    x = _integers(kind, text, first, starts, ends)
     if kind == HOUR:
-        if ((lengths != 0) & (lengths != 8)).any() or ((keys & np.uint64(0xFF)) == _MINUS).any():
+        if ((lengths != 0) & (lengths != 8)).any() or ((first & np.uint64(0xFF)) == _MINUS).any():
             raise BadRows
-        return (keys.byteswap() & np.uint64(0xFFFF)) << np.uint64(48)
-    keys = x.view(np.uint64) ^ _SIGN
-    keys[lengths == 0] = MISSING
-    return keys
+        return (first.byteswap() & np.uint64(0xFFFF)) << np.uint64(48)
+    return np.where(lengths == 0, np.uint64(MISSING), x.view(np.uint64) ^ _SIGN)
 
 
 def _integers(kind, text, keys, starts, ends):
