@@ -182,7 +182,10 @@ LABEL = {"name": "y", "kind": "label"}
             {"columns": [LABEL, COLUMN, {"name": "z", "kind": "label"}]},
             'must be of kind "label", but y and z are; give z kind "ignored"',
         ),
-        ({"columns": [LABEL, {"name": "x", "kind": "value", "id": 1}]}, "only data_tools.libsvm"),
+        (
+            {"columns": [LABEL, {"name": "x", "kind": "value", "id": 1}]},
+            "which libsvm_to_tfrecord takes",
+        ),
         ({"columns": [LABEL]}, 'no column becomes a field; give one kind "category"'),
         (
             {"columns": [COLUMN, LABEL, {**COLUMN, "name": "X"}]},

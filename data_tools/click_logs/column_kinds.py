@@ -16,11 +16,13 @@ A table is described by a JSON file that names its columns in the order of their
 Without "name", the table is called as its file.
 """
 
-import contextlib
 import difflib
 import json
 import os
-from typing import Callable, Dict, Iterable, NamedTuple, Optional, Tuple, Union
+from typing import Collection, Dict, Iterable, NamedTuple, Optional, Tuple, Union
+
+from deepfm.errors import BadInput
+from deepfm.records.storage import places
 
 LABEL, IGNORED, WEIGHT = "label", "ignored", "weight"
 CATEGORY = "category"
@@ -100,38 +102,38 @@ def fields(columns: Iterable[Column], integers: str) -> Tuple[Column, ...]:
     return tuple(c._replace(kind=integers) if c.kind == INTEGER else c for c in found)
 
 
-def load(path: str, content: Callable[[str], bytes]) -> Table:
-    """Reads the JSON file that describes a table; raises ValueError, which names it, if invalid.
+def load(path: str, unfit: Collection[str], why: str) -> Table:
+    """Reads the JSON file of --columns; raises BadInput, which names it, if it is invalid.
 
     Args:
         path: the file.
-        content: reads it.
+        unfit: the kinds of columns that the program does not take.
+        why: what the sentence says of such a column.
     """
-    with naming(path):
-        table = json.loads(content(path).decode())
-        if not isinstance(table, dict) or not isinstance(table.get("columns"), list):
-            raise ValueError(
-                'it has no list "columns", such as [{"name": "x", "kind": "category"}]'
-            )
-        unknown = sorted(set(table) - {"name", "columns"})
-        if unknown:
-            raise ValueError(f'"{unknown[0]}" is not known; leave it out')
-        name = table.get("name", os.path.splitext(os.path.basename(path))[0])
-        if not isinstance(name, str) or not name or name in DATASETS:
-            raise ValueError(f'"name" {name!r} cannot be given; try "name": "my_{name}"')
-        columns = tuple(_column(*pair) for pair in enumerate(table["columns"], 1))
-        check(columns)
-        return Table(name, columns)
-
-
-@contextlib.contextmanager
-def naming(path: str):
-    """Raises a ValueError that begins with the path for what the body finds wrong with a file."""
     try:
-        yield
+        table = _read(path)
+        for column in table.columns:
+            if column.kind in unfit:
+                raise ValueError(f'column {column.name} is of kind "{column.kind}", {why}')
+        return table
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error)[:300]
-        raise ValueError(f"{path}: {reason}.") from error
+        raise BadInput(f"--columns: {path}: {reason}.") from error
+
+
+def _read(path):
+    table = json.loads(places.of(path).content(path).decode())
+    if not isinstance(table, dict) or not isinstance(table.get("columns"), list):
+        raise ValueError('it has no list "columns", such as [{"name": "x", "kind": "category"}]')
+    unknown = sorted(set(table) - {"name", "columns"})
+    if unknown:
+        raise ValueError(f'"{unknown[0]}" is not known; leave it out')
+    name = table.get("name", os.path.splitext(os.path.basename(path))[0])
+    if not isinstance(name, str) or not name or name in DATASETS:
+        raise ValueError(f'"name" {name!r} cannot be given; try "name": "my_{name}"')
+    columns = tuple(_column(*pair) for pair in enumerate(table["columns"], 1))
+    check(columns)
+    return Table(name, columns)
 
 
 def _column(number, entry):

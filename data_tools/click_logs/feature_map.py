@@ -33,10 +33,11 @@ import hashlib
 import json
 import math
 import re
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from data_tools.click_logs import column_kinds
 from data_tools.click_logs.column_kinds import BUCKETS, DATASETS, HOUR, ID, RANGED, SCALED, Column
+from deepfm.records.storage import places
 
 FILE = "feature_map.json"
 FORMAT_VERSION = 1
@@ -173,15 +174,10 @@ def fingerprint(fields: Iterable[Field]) -> str:
     return digest.hexdigest()[:16]
 
 
-def load(path: str, content: Optional[Callable[[str], bytes]] = None) -> FeatureMap:
-    """Reads a feature_map.json; raises ValueError, which names the file, if it is invalid.
-
-    Args:
-        path: the file.
-        content: reads it, if it is not on this machine.
-    """
+def load(path: str) -> FeatureMap:
+    """Reads a feature_map.json; raises ValueError, which names the file, if it is invalid."""
     try:
-        parsed = json.loads((content or _content)(path).decode())
+        parsed = json.loads(places.of(path).content(path).decode())
         if parsed["format_version"] != FORMAT_VERSION:
             version = str(parsed["format_version"])[:40]
             raise ValueError(f"format_version is {version}, this program reads {FORMAT_VERSION}")
@@ -195,11 +191,6 @@ def load(path: str, content: Optional[Callable[[str], bytes]] = None) -> Feature
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise ValueError(f"{path}: is not a feature map ({reason}).") from error
-
-
-def _content(path):
-    with open(path, "rb") as f:
-        return f.read()
 
 
 def _check(feature_map):

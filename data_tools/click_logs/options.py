@@ -19,7 +19,6 @@ from data_tools.tables import csv_blocks
 from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.records import data_file, file_bytes
-from deepfm.records.storage import places
 
 _ON_SPARK = "'python -m data_tools.on_spark prepare' (docs/spark.md)"
 REMOVED = dict.fromkeys(
@@ -130,28 +129,15 @@ def table_of(options) -> Optional[Table]:
         return None
     if options.dataset:
         raise BadInput("--columns and --dataset both say what the columns are; leave one out.")
-    try:
-        table = column_kinds.load(options.columns, _content)
-    except ValueError as error:
-        raise BadInput(f"--columns: {error}") from error
-    wrong = next((column for column in table.columns if column.kind in KEPT), None)
-    if wrong:
-        raise BadInput(
-            f'--columns: {options.columns}: column {wrong.name} is of kind "{wrong.kind}", which '
-            "only data_tools.libsvm_to_tfrecord reads, in a table without raw columns."
-        )
-    return table
-
-
-def _content(path):
-    return places.of(path).content(path)
+    why = "which libsvm_to_tfrecord takes, in a table without raw columns"
+    return column_kinds.load(options.columns, KEPT, why)
 
 
 def known_map(options, described):
     if not options.feature_map:
         return None
     try:
-        known = feature_map.load(options.feature_map, _content)
+        known = feature_map.load(options.feature_map)
     except ValueError as error:
         raise BadInput(f"--feature_map: {error}") from error
     for name in ("dataset", "integers"):

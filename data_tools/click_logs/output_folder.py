@@ -62,7 +62,7 @@ def write_map(fields, old, options, scratch):
     there = os.path.join(options.output_dir, feature_map.FILE)
     files = places.of(there)
     with contextlib.suppress(ValueError):  # it is missing or broken
-        known = feature_map.load(there, files.content)
+        known = feature_map.load(there)
         if feature_map.fingerprint(known.fields) == fingerprint:
             return fingerprint
     if files.exists(there) and not options.overwrite:

@@ -21,7 +21,6 @@ from data_tools.click_logs.column_kinds import (
     WEIGHT,
 )  # fmt: skip
 from deepfm.errors import BadInput
-from deepfm.records.storage import places
 
 _ADVICE = {
     IDS: "a list of integers, as list<int64>",
@@ -101,16 +100,8 @@ def named(names: Sequence[str]) -> Layout:
 
 def load(path: str) -> Layout:
     """Reads the JSON file of --columns; raises BadInput if it is invalid, or has raw columns."""
-    try:
-        columns = column_kinds.load(path, places.of(path).content).columns
-    except ValueError as error:
-        raise BadInput(f"--columns: {error}") from error
-    raw = next((column for column in columns if column.kind in column_kinds.RAW), None)
-    if raw:
-        raise BadInput(
-            f'--columns: {path}: column {raw.name} is of kind "{raw.kind}", whose cells are no ids '
-            "yet; data_tools.prepare encodes them."
-        )
+    why = "whose cells are no ids yet; data_tools.prepare encodes them"
+    columns = column_kinds.load(path, column_kinds.RAW, why).columns
     of = {column.kind: column.name for column in columns if column.kind in (LABEL, WEIGHT, *LISTS)}
     values = {column.id: column.name for column in columns if isinstance(column.id, str)}
     fields = [
