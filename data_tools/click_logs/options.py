@@ -7,7 +7,7 @@ from typing import Dict, Optional, Sequence, Tuple
 
 from absl import logging
 
-from data_tools.click_logs import column_kinds, feature_map, output_folder, slices
+from data_tools.click_logs import column_kinds, encoding, feature_map, output_folder, slices
 from data_tools.click_logs.column_kinds import BUCKETS, KEPT, SCALED, Column, Table
 from data_tools.click_logs.slices import RawInput
 from data_tools.click_logs.splitting import SPLITS, Split, shares_of
@@ -27,7 +27,6 @@ REMOVED = dict.fromkeys(
     f"several with {_ON_SPARK}.",
 )
 SCRATCH = ".prepare-"
-FORMATS = ("tfrecord", "libsvm")  # of the records to write: the keys of passes.WRITERS
 RAW = "raw files, plain, .gz or .parquet: a directory, a glob, or a comma list of these."
 
 
@@ -64,8 +63,8 @@ class Options:
     )
     output_format: str = flag(
         "Format of the records to write; train.py reads both.",
-        default=FORMATS[0],
-        enum_values=list(FORMATS),
+        default="tfrecord",
+        enum_values=list(encoding.SUFFIXES),
     )
     integers: Optional[str] = flag(
         "How to encode integer columns. buckets: floor(ln(x)^2) as a category, like the winners of "
