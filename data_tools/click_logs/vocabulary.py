@@ -46,9 +46,10 @@ class Room(NamedTuple):
 
     def check_ids(self, counts: Sequence[Counts], min_count: int):
         """Checks what the fields' ids and feature_map.json take, once all is counted."""
-        often = [sum(n >= min_count for n in field.values()) for field in counts]
+        numbers = (np.fromiter(field.values(), np.int64, len(field)) for field in counts)
+        often = [int(np.count_nonzero(found >= min_count)) for found in numbers]
         needed = 110 * sum(map(len, counts))
-        needed += sum(len(key) for field in counts for key in field if isinstance(key, bytes))
+        needed += sum(len(key) for field in counts for key in field if type(key) is bytes)
         # A process that looks up texts gets copies of them: that changes their reference counts.
         needed += 160 * sum(often) * (1 + self.num_workers) + 250 * max(often)
         if needed > self.bytes:
@@ -75,8 +76,8 @@ def count(kind: str, keys: np.ndarray, long: Sequence[bytes]) -> Counts:
         keys = keys[keys != MISSING]
         return _extremes(keys[[keys.argmin(), keys.argmax()]].tolist() if len(keys) else ())
     keys, counts = pa.array(keys).value_counts().flatten()
-    counts = zip(numpy_of(keys, np.uint64).tolist(), numpy_of(counts, np.int64).tolist())
-    found = {**collections.Counter(long), **dict(counts)}
+    found = dict(collections.Counter(long))
+    found.update(zip(numpy_of(keys, np.uint64).tolist(), numpy_of(counts, np.int64).tolist()))
     found.pop(MISSING, None)
     found.pop(LONG, None)
     return found
