@@ -12,6 +12,7 @@ the j-th pair of each row that has one. Memory grows with the distinct ids, not 
 
 import dataclasses
 import json
+import os
 import posixpath
 import sys
 from typing import List, Optional
@@ -25,12 +26,13 @@ from absl import logging
 from data_tools.common import command_line, tallies
 from data_tools.common.command_line import REQUIRED, flag
 from data_tools.common.progress import Progress
-from data_tools.inspecting import new_metadata
+from data_tools.libsvm import pieces
 from data_tools.rebalancing import record_blocks
 from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.records import dataset_json, libsvm_text
 from deepfm.records.bad_record import BadRecord
+from deepfm.records.data_file import DataFile
 from deepfm.records.schema import Schema
 from deepfm.records.text_blocks import LineRange
 from deepfm.runtime import memory
@@ -93,7 +95,7 @@ class FieldSummary:
     def __init__(self):
         self.rows = self.values = self.zeros = 0
         self.total, self.low, self.high = 0.0, np.inf, -np.inf
-        self._tally = tallies.Tally(np.int64)
+        self._tally = tallies.Tally()
 
     def add(self, ids, values, records):
         """Adds ids int64 [n] and values float32 [n], n > 0, that are in records int64 [n]."""
@@ -133,10 +135,10 @@ class FieldSummary:
 
 def main(options: Options):
     own_files = command_line.this_host(options.data).own_files
-    new_metadata.check(options)
+    check_write(options)
     summary = inspect(options.data, options.field_size, not options.json, own_files)
     if options.write:
-        new_metadata.write(options.data, summary)
+        write_metadata(options.data, summary)
     text = json.dumps(summary, indent=1) + "\n" if options.json else format_tables(summary)
     sys.stdout.write(text)
 
@@ -270,6 +272,50 @@ def _mismatches(summary):
                         f"{path} says {name} has {stated[key]} {key}, found {file[key]}."
                     )
     return sentences
+
+
+def check_write(options):
+    """Refuses (BadInput) --write where it cannot put a dataset.json, or may not."""
+    if options.overwrite and not options.write:
+        raise BadInput("--overwrite has no effect without --write; leave it out.")
+    if not options.write:
+        return
+    if not os.path.isdir(options.data):
+        raise BadInput(
+            f"--write: --data={options.data} is not a local directory; name the one that holds the "
+            "files."
+        )
+    path = os.path.join(options.data, dataset_json.METADATA)
+    if os.path.exists(path) and not options.overwrite:
+        raise BadInput(f"--write: {path} is already there; --overwrite replaces it.")
+
+
+def write_metadata(data: str, summary: dict):
+    """Writes the dataset.json of a directory from what `inspect` found, in place of any there.
+
+    What cannot be counted is kept from an older one that describes all files: the sampling rates,
+    the fingerprint of the feature map, the number of hash buckets, and a larger feature_size.
+
+    Raises:
+        BadInput: the rows differ in their number of fields.
+    """
+    if summary["shortest_row"] != summary["field_size"] and not summary["multi_valued"]:
+        raise BadInput(
+            f"--write: the rows have {summary['shortest_row']} to {summary['field_size']} ids, but "
+            "dataset.json is for rows of equally many; convert them with libsvm_to_tfrecord --pad "
+            "or --multi_valued."
+        )
+    known = datasets.find(data, "data")
+    extremes = ([field[x] for field in summary["fields"]] for x in ("min_value", "max_value"))
+    files = [DataFile(*(f[x] for x in DataFile._fields[:4])) for f in summary["files"]]
+    dataset_json.write(
+        data, summary["field_size"], max(summary["feature_size"], known.feature_size or 0), files,
+        known.sampling_rates, multi_valued=summary["multi_valued"],
+        hash_buckets=known.hash_buckets or 0, feature_map=known.feature_map,
+        weighted=bool(summary["weights"]),
+        **{**known.made, "value_ranges": pieces.ranges(*extremes)},
+    )  # fmt: skip
+    logging.info("Wrote %s.", os.path.join(data, dataset_json.METADATA))
 
 
 def format_tables(summary: dict) -> str:

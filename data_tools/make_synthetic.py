@@ -83,7 +83,7 @@ class Options:
     zipf: float = flag(
         "How steeply ids' popularity falls: P(rank) ~ rank^-zipf; not 1.", SHAPE.zipf, lower_bound=0
     )
-    overwrite: bool = flag("Replace existing files of the splits to be written.", default=False)
+    overwrite: bool = flag("Replace all splits of an earlier run.", default=False)
 
 
 def main(options: Options):
@@ -109,8 +109,7 @@ def write_data(options: Options):
     publishing.check_hosts(options.output_dir, 1, (".libsvm",))
     output_dir = options.output_dir
     about = dict(shape._asdict(), seed=options.seed)
-    old, splits = find_old(output_dir, rows, about, options.overwrite)
-    old += [SUMMARY] if splits else []  # it is written anew, for the splits that stay, too
+    old, splits = find_old(output_dir, options.overwrite), {}
     model = make_planted_model(options.seed, shape)
     to_lines = line_writer(shape.feature_size, VALUE_STEPS)
     progress = Progress("Writing", sum(rows.values()), "rows")
@@ -125,7 +124,7 @@ def write_data(options: Options):
         with open(os.path.join(scratch, SUMMARY), "w") as f:
             f.write(json.dumps({**about, "splits": splits}, indent=2) + "\n")
         publishing.publish(scratch, [(output_dir, sorted(os.listdir(scratch)), old, {})])
-    log_summary({split: splits[split] for split in rows}, time.monotonic() - start)
+    log_summary(splits, time.monotonic() - start)
 
 
 def check(shape, rows, num_files):
@@ -154,38 +153,13 @@ def check(shape, rows, num_files):
             )
 
 
-def find_old(output_dir, rows, about, overwrite):
-    """Checks output_dir; finds the old files in it.
-
-    Returns:
-        (names of files that the splits in `rows` replace, synthetic.json's entries for the others).
-
-    Raises:
-        BadInput: a file may not be replaced, or a split that stays is from another model.
-    """
-    names = publishing.names_in(output_dir, (".libsvm",))
-    found = list(filter(None, map(OUTPUT.fullmatch, names)))
-    kept = sorted({match.group(1) for match in found} - set(rows))
-    old = [match.group(0) for match in found if match.group(1) in rows]
-    summary = os.path.join(output_dir, SUMMARY)
-    if os.path.exists(summary) and not kept:
-        old.append(SUMMARY)
+def find_old(output_dir, overwrite):
+    """The names of an earlier run's files; BadInput if they may not be replaced."""
+    old = list(filter(OUTPUT.fullmatch, publishing.names_in(output_dir, (".libsvm",))))
+    old += [SUMMARY] if os.path.exists(os.path.join(output_dir, SUMMARY)) else []
     if old and not overwrite:
         raise BadInput(f"--output_dir={output_dir} holds {old[0]}; --overwrite replaces it.")
-    if not kept:
-        return old, {}
-    try:
-        with open(summary, encoding="utf-8") as f:
-            said = json.load(f)
-        if all(said[name] == value for name, value in about.items()):
-            return old, {split: said["splits"][split] for split in kept}
-        reason = "another seed or shape"
-    except (OSError, ValueError, TypeError, KeyError):
-        reason = "an unknown seed and shape"
-    raise BadInput(
-        f"--output_dir={output_dir} holds the {kept[0]} split of {reason}, and this run does not "
-        "write that split; give another folder, or delete the split."
-    )
+    return old
 
 
 def write_split(model, to_lines, seed, split, rows, paths, progress):

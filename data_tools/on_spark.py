@@ -5,9 +5,9 @@
     python -m data_tools.on_spark rebalance --input=data/train --output_dir=data/shuffled
     spark-submit --py-files=deepfm_spark.zip data_tools/on_spark.py rebalance --input=...
 
-The first word says which job: convert is data_tools.libsvm_to_tfrecord, prepare
-data_tools.prepare_criteo, rebalance data_tools.rebalance. The flags and the files that it writes
-are those of that program (docs/spark.md). Needs pyspark, numpy, pandas and pyarrow, but not
+The first word says which job: convert is data_tools.libsvm_to_tfrecord, prepare and rebalance are
+the programs of that name. The flags and the files that it writes are those of that program
+(docs/spark.md). Needs pyspark, numpy, pandas and pyarrow, but not
 TensorFlow; scripts/setup.sh --spark makes .venv-spark for it.
 """
 
@@ -61,6 +61,7 @@ def options_of(name: str):
 def main(words):
     """Runs the job that the first of the words names; never returns."""
     name = words[1] if len(words) > 1 else ""
+    name = "prepare" if name == "prepare_criteo" else name  # the former name of the program
     if name.lstrip("-") in ("help", "helpfull", "h"):
         _print_help()
         sys.exit(0)

@@ -190,7 +190,7 @@ def _check_ids(data, fields, is_validation):
     if found and learned and found != learned:
         raise BadInput(
             f"{data.name}: its ids come from feature map {found}, the model's from {learned}; "
-            "encode the rows with the model's map (data_tools.prepare_criteo --feature_map)."
+            "encode the rows with the model's map (data_tools.prepare --feature_map)."
         )
     differ = dataset_json.ids_differ(fields["ids"], data.made.get("ids"))
     if differ:

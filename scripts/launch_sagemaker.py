@@ -87,7 +87,8 @@ flags.DEFINE_integer("max_parallel_jobs", 2, "How many of them at a time.", 1)
 
 # Processing.
 flags.DEFINE_enum("tool", "libsvm_to_tfrecord",
-    ["libsvm_to_tfrecord", "prepare_criteo", "rebalance"], "The program in data_tools.")
+    ["libsvm_to_tfrecord", "prepare", "prepare_criteo", "rebalance"],
+    "The program in data_tools; prepare_criteo is the former name of prepare.")
 flags.DEFINE_string("input_s3_uri", None,
     "s3:// files to convert; each host gets some of them, Spark's gets all.")
 # fmt: on

@@ -68,12 +68,12 @@ TABLES = [
     (
         "a.csv",
         lambda: b"label,x,y\n1,2,3\n",
-        "a CSV table; of CSV and Parquet, 'python -m data_tools.prepare_criteo'",
+        "a CSV table; of CSV and Parquet, 'python -m data_tools.prepare'",
     ),
     (
         "a.txt",
         lambda: b"1\t5\t\tab12cd34\n",
-        "a CSV table; of CSV and Parquet, 'python -m data_tools.prepare_criteo'",
+        "a CSV table; of CSV and Parquet, 'python -m data_tools.prepare'",
     ),
     (
         "a.gz",
@@ -129,7 +129,7 @@ def test_odd_lines_are_not_taken_for_a_table(tmp_path, line):
 def test_train_py_names_the_tool_that_reads_a_csv(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"0,5,x\n" * 9)
     result = run_train(f"--training_data_dir={tmp_path}", f"--model_dir={tmp_path}/m", code=2)
-    assert "data_tools.prepare_criteo" in result.stderr.splitlines()[-1]
+    assert "data_tools.prepare" in result.stderr.splitlines()[-1]
 
 
 def warnings(caplog):
@@ -230,5 +230,5 @@ def test_prepare_refuses_rows_in_two_roles_on_both_engines(tmp_path):
 def test_prepare_refuses_one_file_as_train_and_valid(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"1" + b"\t" * 39 + b"\n")
     flags = f"--input={tmp_path}/a.txt", f"--valid_input={tmp_path}/a.txt"
-    result = run_tool("prepare_criteo", *flags, f"--output_dir={tmp_path}/out")
+    result = run_tool("prepare", *flags, f"--output_dir={tmp_path}/out")
     assert result.returncode == 2 and "holds the same rows as" in result.stderr.splitlines()[-1]

@@ -400,7 +400,7 @@ def test_files_with_other_columns_or_of_another_kind_are_refused(tmp_path):
     [
         (
             [("y", "label"), ("a", "category")],
-            'is of kind "category", not one of label, weight, id',
+            'column a is of kind "category", whose cells are no ids yet; data_tools.prep',
         ),
         ([("y", "label"), ("a", "value")], 'column a is of kind "value", but of which id'),
         ([("y", "label"), ("a", "value", "id", "b")], 'has "id": "b", which is no column of kind'),
@@ -408,9 +408,7 @@ def test_files_with_other_columns_or_of_another_kind_are_refused(tmp_path):
         ([("y", "label"), ("a", "ids", "offset", 1)], 'of kind "ids" has "offset"; leave it out'),
         ([("y", "label"), ("a", "id"), ("b", "ids")], "ids are either in one column of lists"),
         ([("y", "label"), ("a", "id"), ("b", "counts")], "ids are either in one column of lists"),
-        ([("a", "id")], 'none of the columns is of kind "label"'),
-        ([("y", "label"), ("z", "label"), ("a", "id")], 'y and z are both of kind "label"'),
-        ([("y", "label"), ("a", "id"), ("A", "id")], "columns 2 and 3 are both called A"),
+        ([("y", "label"), ("a", "ids"), ("b", "ids")], 'must be of kind "ids", but a and b are'),
     ],
 )
 def test_a_description_that_makes_no_sense_is_refused(tmp_path, columns, words):

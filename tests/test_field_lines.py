@@ -276,7 +276,7 @@ def test_query_groups_are_refused_by_every_reader_of_lines(convert, tmp_path, fl
 
 
 def test_raw_cells_and_ids_of_64_bits_name_what_reads_them(convert):
-    with pytest.raises(BadInput, match="data_tools.prepare_criteo --columns reads raw cells"):
+    with pytest.raises(BadInput, match="data_tools.prepare --columns reads raw cells"):
         convert("0,41,a.com,5\n1,2,b.com,6\n")
     words = "the largest id is 2147483646; libsvm_to_tfrecord --hash_buckets=N hashes"
     for number in (2**40, 2**63, 2**63 - 1):

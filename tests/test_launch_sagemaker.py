@@ -468,7 +468,7 @@ def test_a_job_is_followed_to_its_end_which_is_the_exit_code(status, reason, cod
         ),
         ([*ON_SPARK, "--tool=rebalance", "--", "rebalance"], "--tool needs --job=processing; add"),
         (
-            [*RAW, "--tool=prepare_criteo", "--instance_count=2"],
+            [*RAW, "--tool=prepare", "--instance_count=2"],
             "2 hosts would see only each host's own files; try one large host",
         ),
         (

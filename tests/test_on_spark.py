@@ -12,7 +12,7 @@ import pytest
 from conftest import QUICK_JAVA, ROOT, fill, make_records, started, write_tfrecords
 from test_prepare_criteo import all_files, criteo_rows, text_of
 
-from data_tools import inspect_dataset, libsvm_to_tfrecord, prepare_criteo, rebalance
+from data_tools import inspect_dataset, libsvm_to_tfrecord, prepare, rebalance
 from data_tools.click_logs import options as prepare_options
 from data_tools.click_logs.column_kinds import DATASETS
 from data_tools.rebalancing import options as rebalance_options
@@ -101,7 +101,7 @@ def one_machine(monkeypatch, job, **options):
         if job == "convert":
             libsvm_to_tfrecord.convert(libsvm_to_tfrecord.Options(**options))
         elif job == "prepare":
-            prepare_criteo.prepare(prepare_options.Options(**options))
+            prepare.prepare(prepare_options.Options(**options))
         else:
             rebalance.rebalance(rebalance_options.Options(**options))
     except BadInput as error:
@@ -134,7 +134,7 @@ def both(server, tmp_path, monkeypatch):
         {"min_count": 1, "integers": "scaled", "output_format": "libsvm", "split": "0.5,0.5,0"},
     ],
 )
-def test_prepare_writes_the_bytes_of_prepare_criteo(both, criteo, tmp_path, options):
+def test_prepare_writes_the_bytes_of_one_machine(both, criteo, tmp_path, options):
     assert both("prepare", input=criteo, **options)[0] is None
     assert len(content(tmp_path / "alone")) > 12  # several slices
 
@@ -151,7 +151,7 @@ def test_a_long_text_that_occurs_as_often_as_needed_has_an_id(both, tmp_path):
         assert ("occurs three times" in made) == (count == 3)
 
 
-def test_parquet_gives_the_bytes_of_prepare_criteo(both, tmp_path):
+def test_parquet_gives_the_bytes_of_one_machine(both, tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     names = [column.name for column in DATASETS["criteo"]]
@@ -347,7 +347,7 @@ def test_rebalance_of_text_writes_the_bytes_of_one_machine(both, text, tmp_path,
         (folder / "a.libsvm").write_text("\n".join(lines), encoding="utf-8")
     described = "positive_share" in options
     if described:
-        inspect_dataset.new_metadata.write(str(folder), inspect_dataset.inspect(str(folder)))
+        inspect_dataset.write_metadata(str(folder), inspect_dataset.inspect(str(folder)))
     said, _ = both("rebalance", input=folder, **options)
     assert bool(said) == (options.get("max_bad_records") == 1) == (not content(spark))
     assert ("dataset.json" in content(spark)) == described

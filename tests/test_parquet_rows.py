@@ -1,4 +1,4 @@
-"""Parquet in prepare_criteo: the ids and values of a CSV with the same cells."""
+"""Parquet in prepare: the ids and values of a CSV with the same cells."""
 
 import json
 import re

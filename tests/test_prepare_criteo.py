@@ -1,4 +1,4 @@
-"""prepare_criteo: ids and values against loops over rows, the same on any number of processes."""
+"""prepare: ids and values against loops over rows, the same on any number of processes."""
 
 import collections
 import contextlib
@@ -18,11 +18,11 @@ import pytest
 import tensorflow as tf
 from conftest import run_tool, run_train, shared_data
 
-from data_tools import prepare_criteo
+from data_tools import prepare as tool
 from data_tools.click_logs import feature_map, output_folder, slices
 from data_tools.common import progress
 from data_tools.common.command_line import ALONE, Host
-from data_tools.prepare_criteo import Options
+from data_tools.prepare import Options
 from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.records import dataset_json, text_blocks
@@ -154,7 +154,7 @@ def prepare(tmp_path):
         for name, text in (texts if isinstance(texts, dict) else {"a.tsv": texts}).items():
             (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
         flags = {"input": str(folder), "output_format": "libsvm", "min_count": 3, **flags}
-        prepare_criteo.prepare(Options(str(tmp_path / output), **flags), host)
+        tool.prepare(Options(str(tmp_path / output), **flags), host)
         return tmp_path / output
 
     return run
@@ -785,7 +785,7 @@ def _die_after(left):
 
 
 def run(*flags):
-    return run_tool("prepare_criteo", *flags)
+    return run_tool("prepare", *flags)
 
 
 def test_a_bad_row_exits_2_with_one_sentence(tmp_path):

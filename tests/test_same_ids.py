@@ -29,7 +29,7 @@ ONE, OTHER = "0123456789abcdef", "fedcba9876543210"
 def a_map(**changed):
     """The fields of a map of Criteo's columns; I1 has two buckets, C1 a short and a long text."""
     made, first = [], 1
-    for name, kind in fields(DATASETS["criteo"], "buckets"):
+    for name, kind, *_ in fields(DATASETS["criteo"], "buckets"):
         texts = {"I1": ["SP1", "5"], "C1": ["ä", "longer than 8 bytes"]}.get(name, [])
         made.append(Field(name, kind, first, {t: first + 2 + i for i, t in enumerate(texts)}))
         made[-1] = made[-1]._replace(**changed.get(name, {}))
@@ -40,9 +40,9 @@ def a_map(**changed):
 def test_a_fingerprint_is_that_of_the_ids_and_not_of_the_file(tmp_path):
     made = a_map()
     loaded = feature_map.FeatureMap("criteo", "buckets", 10, made[-1].first_id + 2, made)
-    tables = field_tables.from_map(loaded)
+    tables = list(map(field_tables.from_texts, loaded.fields))
     expected = feature_map.fingerprint(made)
-    assert feature_map.fingerprint(map(field_tables.field_of, tables)) == expected
+    assert feature_map.fingerprint(map(field_tables.by_texts, tables)) == expected
     for min_count in (10, 11):
         path = tmp_path / "feature_map.json"
         with open(path, "w", encoding="utf-8") as f:

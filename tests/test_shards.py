@@ -12,7 +12,7 @@ from data_tools import (
     inspect_dataset,
     libsvm_to_tfrecord,
     make_synthetic,
-    prepare_criteo,
+    prepare,
     rebalance,
 )
 from data_tools.common import command_line
@@ -109,7 +109,7 @@ def test_a_broken_processing_job_is_refused(tmp_path, text):
     "program, flag, words",
     [
         (libsvm_to_tfrecord, "input", "'python -m data_tools.on_spark convert' "),
-        (prepare_criteo, "input", "'python -m data_tools.on_spark prepare' "),
+        (prepare, "input", "'python -m data_tools.on_spark prepare' "),
         (rebalance, "input", "'python -m data_tools.on_spark rebalance' "),
         (inspect_dataset, "data", "give each files of its own .ShardedByS3Key, --own_files."),
         (make_synthetic, "", "records; use one host"),
@@ -133,7 +133,7 @@ def test_hosts_that_see_the_same_files_do_not_each_do_all(tmp_path, program, fla
     [
         ("rebalance", ["--shard_index=0", "--num_shards=2"], ""),
         ("make_synthetic", ["--num_shards=2"], ""),
-        ("prepare_criteo", ["--step", "count", "--counts=x"], " prepare"),
+        ("prepare", ["--step", "count", "--counts=x"], " prepare"),
     ],
 )
 def test_what_a_script_of_an_earlier_version_asks_for_is_refused_with_what_to_use(

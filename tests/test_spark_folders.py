@@ -132,8 +132,8 @@ def test_an_integer_as_label_is_told_what_it_is(tmp_path):
 def written(folder, *flags):
     """The dataset.json that inspect_dataset --write makes."""
     options = inspect_dataset.Options(str(folder), write=True, json=True, **dict(flags))
-    inspect_dataset.new_metadata.check(options)
-    inspect_dataset.new_metadata.write(str(folder), inspect_dataset.inspect(str(folder)))
+    inspect_dataset.check_write(options)
+    inspect_dataset.write_metadata(str(folder), inspect_dataset.inspect(str(folder)))
     return json.loads((folder / "dataset.json").read_text())
 
 
@@ -194,7 +194,7 @@ def test_write_refuses_to_replace_and_with_overwrite_keeps_what_cannot_be_counte
 def test_write_where_it_cannot_be_is_refused(tmp_path, options, words):
     options = {**options, "data": options.get("data", "{}").format(tmp_path)}
     with pytest.raises(BadInput) as error:
-        inspect_dataset.new_metadata.check(inspect_dataset.Options(**options))
+        inspect_dataset.check_write(inspect_dataset.Options(**options))
     assert words in str(error.value)
 
 

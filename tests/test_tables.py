@@ -1,4 +1,4 @@
-"""prepare_criteo --columns: any table that a JSON file describes, by loops over its cells."""
+"""prepare --columns: any table that a JSON file describes, by loops over its cells."""
 
 import collections
 import csv
@@ -8,9 +8,9 @@ import random
 import pytest
 from conftest import ROOT, examples_of, run_tool
 
-from data_tools import prepare_criteo
+from data_tools import prepare
 from data_tools.click_logs import column_kinds, feature_map
-from data_tools.prepare_criteo import Options
+from data_tools.prepare import Options
 from deepfm.data import datasets
 from deepfm.errors import BadInput
 
@@ -54,7 +54,7 @@ def write_rows(path, rows, header=None, delimiter=","):
 
 def prepared(tmp_path, path, output="out", **options):
     options = {"min_count": 1, "split": "1,0,0", "input": path, **options}
-    prepare_criteo.prepare(Options(output_dir=str(tmp_path / output), **options))
+    prepare.prepare(Options(output_dir=str(tmp_path / output), **options))
     return tmp_path / output
 
 
@@ -122,6 +122,27 @@ def test_a_map_is_for_its_columns_alone(tmp_path):
     assert prepared(tmp_path, path, "y", columns=describe(tmp_path), **known)
 
 
+def test_ids_beside_raw_columns_get_ids_of_their_own(tmp_path):
+    table = describe(
+        tmp_path, {"clicked": "label", "shop": "category", "user": "id", "n": "scaled"}
+    )
+    rows = [["1", "x", "1000007", "3"], ["0", "y", "1000009", "9"], ["1", "x", "", "9"]]
+    out = prepared(tmp_path, write_rows(tmp_path / "a.csv", rows), columns=table)
+    expected = [[3, 7, 11], [4, 9, 11], [3, 5, 11]]  # 5 to 9 are the user's: missing, rare, 3 ids
+    assert [ids for _, ids, _ in records_of(out / "train")] == expected
+    new = write_rows(tmp_path / "b.csv", [["1", "x", "1000006", "3"], ["1", "x", "1000008", "3"]])
+    known = dict(feature_map=str(out / "feature_map.json"), min_count=None)
+    again = prepared(tmp_path, new, "again", **known)
+    assert [ids[1] for _, ids, _ in records_of(again / "train")] == [6, 8]
+    described = json.loads((again / "train" / "dataset.json").read_text())
+    assert described["unknown_shares"] == {"shop": 0, "user": 0.5, "n": 0}
+    loaded = feature_map.load(known["feature_map"])
+    assert [feature_map.encode_row(loaded, ["x", x, 3])[0][1] for x in (7, 1000008)] == [6, 8]
+    write_rows(tmp_path / "a.csv", [*rows, ["1", "x", "9" * 18, "3"]])
+    with pytest.raises(BadInput, match="column user: its ids, 1000007 to 9+, are too far apart"):
+        prepared(tmp_path, str(tmp_path / "a.csv"), "far", columns=table)
+
+
 def test_a_bad_row_of_a_table_is_told_as_that_of_a_click_log(tmp_path):
     rows = list(cells(20))
     rows[7][2] = "old"
@@ -151,8 +172,8 @@ LABEL = {"name": "y", "kind": "label"}
         ({"columns": [LABEL, {"name": " x"}]}, "column 2 has no name; try"),
         (
             {"columns": [LABEL, {"name": "x", "kind": "categorical"}]},
-            'column x is of kind "categorical", not one of label, ignored, category, hour, '
-            'integer, buckets, scaled; try "kind": "category"',
+            'column x is of kind "categorical", not one of label, ignored, weight, category, hour, '
+            'integer, buckets, scaled, id, value, ids, values, counts; try "kind": "category"',
         ),
         ({"columns": [LABEL, {"name": "x"}]}, "column x is of kind null"),
         ({"columns": [LABEL, {**COLUMN, "size": 5}]}, 'column x has "size", which is not known'),
@@ -160,6 +181,10 @@ LABEL = {"name": "y", "kind": "label"}
         (
             {"columns": [LABEL, COLUMN, {"name": "z", "kind": "label"}]},
             'must be of kind "label", but y and z are; give z kind "ignored"',
+        ),
+        (
+            {"columns": [LABEL, {"name": "x", "kind": "value", "id": 1}]},
+            "which libsvm_to_tfrecord takes",
         ),
         ({"columns": [LABEL]}, 'no column becomes a field; give one kind "category"'),
         (
@@ -186,6 +211,6 @@ def test_columns_and_dataset_together_and_a_missing_file_are_refused(tmp_path):
     found = run_tool(
         "prepare_criteo", "--input=x", f"--output_dir={tmp_path}/o", "--columns=none.json", code=2
     )
-    assert found.stderr == "prepare_criteo.py: --columns: none.json: No such file or directory.\n"
+    assert found.stderr == "prepare.py: --columns: none.json: No such file or directory.\n"
     with pytest.raises(BadInput, match="--columns and --dataset both say"):
         prepared(tmp_path, "x", columns=describe(tmp_path), dataset="criteo")

@@ -107,7 +107,7 @@ open({path!r}, "wb").write(bytes(69) + b"\\n" + text)
 layout, file = slices.read_layout({path!r}, True, options)
 part = LinePart({path!r}, LineRange({path!r}, 70), file)
 (_, bad), (_, rows) = slices.read_rows(part, layout)
-counts = [vocabulary.count(keys, []) for keys in rows.keys]
+counts = [vocabulary.count(c.kind, keys, []) for c, keys in zip(layout.columns, rows.keys)]
 tables = field_tables.from_counts(layout.columns, vocabulary.add_up(layout.columns, [counts]), 1)
 ids, values = field_tables.encode(rows, tables)
 assert splitting.split_of(splitting.Split(), "x", rows.starts).tolist() == [0, 0]
@@ -129,14 +129,14 @@ import sys
 sys.path.insert(0, {str(ROOT)!r})
 sys.modules.update(tensorflow=None, tensorflow_core=None)
 from data_tools import inspect_dataset, libsvm_to_tfrecord, make_synthetic
-from data_tools import prepare_criteo, rebalance
+from data_tools import prepare, rebalance
 make_synthetic.write_data(make_synthetic.Options("text", 300, 0, 0, feature_size=200))
 convert = libsvm_to_tfrecord.Options("text", "records", num_files=2, compress=True)
 libsvm_to_tfrecord.convert(convert)
 rebalance.rebalance(rebalance.Options("records", "shuffled", num_workers=2))
 with open("raw.tsv", "w") as f:
     f.writelines("1" + "\\t3" * 13 + "\\ta" * 26 + "\\n" for _ in range(50))
-prepare_criteo.prepare(prepare_criteo.Options("prepared", "raw.tsv"))
+prepare.prepare(prepare.Options("prepared", "raw.tsv"))
 found = [inspect_dataset.inspect(name) for name in ("text", "shuffled", "prepared/train")]
 print([summary["rows"] for summary in found])
 """

@@ -7,7 +7,7 @@
       {"name": "I2", "kind": "scaled", "first_id": 6, "missing_id": 6, "value_id": 7,
        "low": -2, "high": 18522}, ...]}
 
-For a table that a file described (prepare_criteo --columns), "dataset" is its name, and all columns
+For a table that a file described (prepare --columns), "dataset" is its name, and all columns
 of its rows are there: "columns": [{"name": "clicked", "kind": "label"}, ...].
 
 The ids of the fields follow one another, and id 0 is for padding. A record has one id per field:
@@ -16,6 +16,8 @@ The ids of the fields follow one another, and id 0 is for padding. A record has 
   the vocabulary gets rare_id, an empty cell missing_id. The value is 1.
 - buckets: an integer x > 2 becomes the text floor(ln(x)^2), a smaller one SPx, then a category.
   From the winners of Criteo's challenge ("3 Idiots", https://github.com/ycjuan/kaggle-2014-criteo).
+- id: an integer x becomes rare_id + 1 + x - low, or rare_id if it is not in [low, high], those of
+  the training rows; an empty cell missing_id. The value is 1.
 - scaled: value_id, and the value ln(1 + x - low) / ln(1 + high - low) to 4 decimals, x clipped to
   [low, high], the extremes of the training rows. An empty cell gets missing_id, value 1.
   Public DeepFM examples also scale by minimum and maximum, but clip at the 95 % quantile instead of
@@ -31,10 +33,11 @@ import hashlib
 import json
 import math
 import re
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from data_tools.click_logs import column_kinds
-from data_tools.click_logs.column_kinds import BUCKETS, DATASETS, HOUR, SCALED, Column
+from data_tools.click_logs.column_kinds import BUCKETS, DATASETS, HOUR, ID, RANGED, SCALED, Column
+from deepfm.records.storage import places
 
 FILE = "feature_map.json"
 FORMAT_VERSION = 1
@@ -48,10 +51,10 @@ class Field(NamedTuple):
 
     Attributes:
         name: the name of the raw column.
-        kind: category, hour, buckets or scaled.
+        kind: category, hour, buckets, id or scaled.
         first_id: the smallest of its ids, which is the one for a missing cell.
-        vocabulary: {text: id}; empty for a scaled field.
-        low: the smallest integer of a scaled field.
+        vocabulary: {text: id}; empty for a scaled field, or one of ids.
+        low: the smallest integer of these.
         high: the largest.
     """
 
@@ -72,6 +75,12 @@ class FeatureMap(NamedTuple):
     feature_size: int
     fields: List[Field]
     columns: Tuple[Column, ...] = ()
+
+
+def end_of(field: Field) -> int:
+    """One past the last id of a field."""
+    ids = field.high - field.low + 1 if field.kind == ID else len(field.vocabulary)
+    return field.first_id + 2 + ids
 
 
 def encode_row(feature_map: FeatureMap, cells: Sequence[Any]) -> Tuple[List[int], List[float]]:
@@ -110,12 +119,15 @@ def _encode_cell(field, cell):
         raise ValueError(f"{field.name} {reason}")
     if field.kind == SCALED:
         return field.first_id + 1, scaled(int(cell), field.low, field.high)
+    if field.kind == ID:
+        inside = field.low <= int(cell) <= field.high
+        return field.first_id + 1 + inside * (1 + int(cell) - field.low), 1.0
     return field.vocabulary.get(text_of(field.kind, cell), field.first_id + 1), 1.0
 
 
 def explain_cell(kind: str, cell: str) -> Optional[str]:
     """What is wrong with a cell that is not empty; None if nothing is."""
-    if kind in (BUCKETS, SCALED) and not INTEGER.fullmatch(cell):
+    if kind in (BUCKETS, *RANGED) and not INTEGER.fullmatch(cell):
         return f"{cell!r} is not an integer of at most 18 digits"
     if kind == HOUR and not HOURS.fullmatch(cell):
         return f"{cell!r} is not an hour YYMMDDHH"
@@ -162,15 +174,10 @@ def fingerprint(fields: Iterable[Field]) -> str:
     return digest.hexdigest()[:16]
 
 
-def load(path: str, content: Optional[Callable[[str], bytes]] = None) -> FeatureMap:
-    """Reads a feature_map.json; raises ValueError, which names the file, if it is invalid.
-
-    Args:
-        path: the file.
-        content: reads it, if it is not on this machine.
-    """
+def load(path: str) -> FeatureMap:
+    """Reads a feature_map.json; raises ValueError, which names the file, if it is invalid."""
     try:
-        parsed = json.loads((content or _content)(path).decode())
+        parsed = json.loads(places.of(path).content(path).decode())
         if parsed["format_version"] != FORMAT_VERSION:
             version = str(parsed["format_version"])[:40]
             raise ValueError(f"format_version is {version}, this program reads {FORMAT_VERSION}")
@@ -186,11 +193,6 @@ def load(path: str, content: Optional[Callable[[str], bytes]] = None) -> Feature
         raise ValueError(f"{path}: is not a feature map ({reason}).") from error
 
 
-def _content(path):
-    with open(path, "rb") as f:
-        return f.read()
-
-
 def _check(feature_map):
     """Refuses (ValueError) a map whose fields or ids do not fit together."""
     columns = feature_map.columns or DATASETS.get(feature_map.dataset)
@@ -198,7 +200,7 @@ def _check(feature_map):
         raise ValueError("unknown dataset or integers")
     column_kinds.check(columns)
     expected = column_kinds.fields(columns, feature_map.integers)
-    if [(f.name, f.kind) for f in feature_map.fields] != [*map(tuple, expected)]:
+    if [(f.name, f.kind) for f in feature_map.fields] != [column[:2] for column in expected]:
         raise ValueError(f"the fields are not those of {feature_map.dataset}")
     next_id = 1
     for field in feature_map.fields:
@@ -210,6 +212,6 @@ def _check(feature_map):
                 bucket_code(text)
         if not -(10**18) < field.low <= field.high < 10**18:
             raise ValueError(f"low and high of {field.name} are not a range")
-        next_id += 2 + len(ids)
+        next_id = end_of(field)
     if feature_map.feature_size != next_id:
         raise ValueError(f"feature_size is {feature_map.feature_size}, its ids need {next_id}")

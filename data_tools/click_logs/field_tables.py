@@ -1,73 +1,27 @@
-"""A feature map as arrays, which encodes whole blocks; made from counts or a feature_map.json.
+"""Encodes whole blocks by the fields of a feature map; makes the fields from counts.
 
-feature_map.py explains the ids, and encodes a single row the same way.
+feature_map.py explains the ids, and encodes a single row the same way. The fields here are Fields
+whose vocabulary is {key: id}; see row_parser.
 """
 
+import itertools
 import json
-from typing import Iterator, List, Optional, Sequence, Tuple
+from typing import Iterator, List, Sequence, Tuple
 
 import numpy as np
 
 from data_tools.click_logs import feature_map, row_parser
-from data_tools.click_logs.column_kinds import SCALED, Column
-from data_tools.click_logs.feature_map import FeatureMap, Field
-from data_tools.click_logs.row_parser import LONG, MISSING, Rows
+from data_tools.click_logs.column_kinds import BUCKETS, ID, RANGED, SCALED, Column
+from data_tools.click_logs.feature_map import Field, end_of
+from data_tools.click_logs.row_parser import MISSING, Rows
 from data_tools.click_logs.vocabulary import Counts
 from data_tools.tables.blocks import numpy_of
+from deepfm.errors import BadInput
+from deepfm.records.schema import MAX_NUMBER
 
 
-class FieldTable:
-    """The ids of a field.
-
-    Args:
-        column: the field's Column.
-        first_id: its smallest id.
-        keys: uint64 [n], the keys of the vocabulary in the order of the ids; LONG for long texts.
-        long: the texts of the keys that are LONG, in their order.
-        low, high: the range of a scaled field.
-    """
-
-    def __init__(self, column, first_id, keys, long=(), low=0, high=0):
-        self.column, self.first_id, self.keys = column, first_id, keys
-        self.low, self.high = low, high
-        ids = np.arange(first_id + 2, first_id + 2 + len(keys))
-        self.long = dict(zip(long, ids[keys == LONG].tolist()))
-        known = np.append(keys[keys != LONG], np.uint64(MISSING))
-        order = np.argsort(known)
-        self._keys, self._ids = known[order], np.append(ids[keys != LONG], first_id)[order]
-
-    @property
-    def end(self) -> int:
-        """One past its last id."""
-        return self.first_id + 2 + len(self.keys)
-
-    def ids(self, keys: np.ndarray, long: Optional[Tuple[np.ndarray, List[bytes]]]) -> np.ndarray:
-        """The ids of cells, from their keys, uint64 [B], and (rows, texts) of the LONG ones."""
-        import pyarrow as pa
-
-        rare, cells = self.first_id + 1, pa.array(keys).dictionary_encode()
-        keys = numpy_of(cells.dictionary, np.uint64)  # those that differ
-        places = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-        ids = np.where(self._keys[places] == keys, self._ids[places], rare)
-        ids = ids[numpy_of(cells.indices, np.int32)]
-        if long is not None:
-            rows, texts = long
-            ids[rows] = [self.long.get(text, rare) for text in texts]
-        return ids
-
-    def scaled(self, keys: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-        """(ids, values float32) of integers from their keys, uint64 [B], as feature_map.scaled."""
-        x = np.clip(row_parser.integers_of(keys), self.low, self.high)
-        values = np.log1p(x - self.low) / np.log1p(max(self.high - self.low, 1))
-        values = np.rint(feature_map.STEPS * values) / feature_map.STEPS
-        there = keys != MISSING
-        return self.first_id + there, np.where(there, values, 1).astype(np.float32)
-
-
-def from_counts(
-    columns: Sequence[Column], counts: Sequence[Counts], min_count: int
-) -> List[FieldTable]:
-    """A FieldTable for each field, from the counts of its training rows.
+def from_counts(columns: Sequence[Column], counts: Sequence[Counts], min_count: int) -> List[Field]:
+    """The Fields, from the counts of their training rows.
 
     Ids are in order of falling frequency, ties in order of the text, so that the same rows give the
     same ids.
@@ -77,74 +31,93 @@ def from_counts(
         counts: the Counts of each field.
         min_count: a category that occurs less often is rare.
     """
-    tables, first_id = [], 1
-    for column, counted in zip(columns, counts):
-        if column.kind == SCALED:
-            low, high = 0, 0
-            if len(counted.keys):
-                low, high = row_parser.integers_of(counted.keys[[0, -1]]).tolist()
-            table = FieldTable(column, first_id, np.zeros(0, np.uint64), (), low, high)
-        else:
-            table = FieldTable(column, first_id, *_ranked(counted, min_count))
-        tables.append(table)
-        first_id = table.end
-    return tables
+    fields, first_id = [], 1
+    for (name, kind, *_), counted in zip(columns, counts):
+        often, low, high = [], 0, 0
+        if kind not in RANGED:
+            often = [key for key, n in counted.items() if n >= min_count]
+            often.sort(key=None if kind == BUCKETS else row_parser.bytes_of)
+            often.sort(key=counted.get, reverse=True)
+        elif counted:
+            low, high = (key - row_parser.ZERO for key in (min(counted), max(counted)))
+        vocabulary = {key: first_id + i for i, key in enumerate(often, 2)}
+        field = Field(name, kind, first_id, vocabulary, low, high)
+        if end_of(field) > MAX_NUMBER:
+            raise BadInput(
+                f"column {name}: its ids, {low} to {high}, are too far apart; give it kind "
+                '"category".'
+            )
+        fields.append(field)
+        first_id = end_of(field)
+    return fields
 
 
-def _ranked(counted, min_count):
-    """(keys, long texts) of the categories that are not rare, in the order of the ids."""
-    often = counted.counts >= min_count
-    keys, counts = counted.keys[often], counted.counts[often]
-    long = sorted(text for text, count in counted.long.items() if count >= min_count)
-    if not long:
-        return keys[np.lexsort((keys, -counts))], []
-    texts = np.concatenate([keys.astype(">u8").view("S8"), np.array(long)])
-    counts = np.concatenate([counts, [counted.long[text] for text in long]])
-    keys = np.concatenate([keys, np.full(len(long), LONG, np.uint64)])
-    order = np.lexsort((texts, -counts))
-    keys, texts = keys[order], texts[order]
-    return keys, texts[keys == LONG].tolist()
+def from_texts(field: Field) -> Field:
+    """A field of a FeatureMap, by the keys of its texts."""
+    kind, texts = field.kind, field.vocabulary.items()
+    return field._replace(vocabulary={row_parser.key_of(kind, x): i for x, i in texts})
 
 
-def from_map(known: FeatureMap) -> List[FieldTable]:
-    """A FieldTable for each field of a map."""
-    tables = []
-    for field in known.fields:
-        texts = [text.encode() for text in field.vocabulary]
-        keys = np.array([row_parser.key_of(field.kind, text) for text in texts], np.uint64)
-        long = [text for text, key in zip(texts, keys) if key == LONG]
-        column = Column(field.name, field.kind)
-        tables.append(FieldTable(column, field.first_id, keys, long, field.low, field.high))
-    return tables
+def by_texts(field: Field) -> Field:
+    """A field as a FeatureMap has it."""
+    texts = row_parser.texts_of(field.kind, field.vocabulary)
+    return field._replace(vocabulary=dict(zip(texts, field.vocabulary.values())))
 
 
-def encode(rows: Rows, tables: Sequence[FieldTable]) -> Tuple[np.ndarray, np.ndarray]:
+def encode(rows: Rows, fields: Sequence[Field]) -> Tuple[np.ndarray, np.ndarray]:
     """(ids int64 [B, F], values float32 [B, F]) of the rows of a block."""
     ids = np.empty(rows.keys.shape, np.int64)
     values = np.ones(rows.keys.shape, np.float32)
-    for i, (table, keys) in enumerate(zip(tables, rows.keys)):
-        if table.column.kind == SCALED:
-            ids[i], values[i] = table.scaled(keys)
+    for i, (field, keys) in enumerate(zip(fields, rows.keys)):
+        if field.kind == SCALED:
+            ids[i], values[i] = _scaled(field, keys)
+        elif field.kind == ID:
+            x = row_parser.integers_of(keys)
+            inside = (x >= field.low) & (x <= field.high)
+            ids[i] = field.first_id + (keys != MISSING) + inside * (1 + x - field.low)
         else:
-            ids[i] = table.ids(keys, rows.long.get(i))
+            ids[i] = _ids(field, keys, *rows.long.get(i, ((), ())))
     return np.ascontiguousarray(ids.T), np.ascontiguousarray(values.T)
 
 
-def unknown(rows: Rows, tables: Sequence[FieldTable], ids: np.ndarray) -> np.ndarray:
+def _ids(field, keys, long_rows, long_texts):
+    """The ids of cells, from their keys, uint64 [B], and the rows and texts of the LONG ones."""
+    import pyarrow as pa
+
+    cells = pa.array(keys).dictionary_encode()
+    keys = numpy_of(cells.dictionary, np.uint64)  # those that differ
+    known, rare = field.vocabulary.get, field.first_id + 1
+    ids = np.fromiter(map(known, keys.tolist(), itertools.repeat(rare)), np.int64, len(keys))
+    ids = np.where(keys == MISSING, field.first_id, ids)[numpy_of(cells.indices, np.int32)]
+    if len(long_rows):
+        ids[long_rows] = [known(text, rare) for text in long_texts]
+    return ids
+
+
+def _scaled(field, keys):
+    """(ids, values float32) of integers from their keys, uint64 [B], as feature_map.scaled."""
+    x = np.clip(row_parser.integers_of(keys), field.low, field.high)
+    values = np.log1p(x - field.low) / np.log1p(max(field.high - field.low, 1))
+    values = np.rint(feature_map.STEPS * values) / feature_map.STEPS
+    there = keys != MISSING
+    return field.first_id + there, np.where(there, values, 1).astype(np.float32)
+
+
+def unknown(rows: Rows, fields: Sequence[Field], ids: np.ndarray) -> np.ndarray:
     """Whether a cell is there and the map does not know it. bool [B, F].
 
     Such a cell is rare or new, or outside the range of a scaled field.
     """
-    are_unknown = ids == np.array([table.first_id + 1 for table in tables])
-    for i, table in enumerate(tables):
-        if table.column.kind == SCALED:
+    are_unknown = ids == np.array([field.first_id + 1 for field in fields])
+    for i, field in enumerate(fields):
+        if field.kind == SCALED:
             x = row_parser.integers_of(rows.keys[i])
-            are_unknown[:, i] &= (x < table.low) | (x > table.high)
+            are_unknown[:, i] &= (x < field.low) | (x > field.high)
     return are_unknown
 
 
 def json_lines(
-    tables: Sequence[FieldTable],
+    fields: Sequence[Field],
     dataset: str,
     integers: str,
     min_count: int,
@@ -156,33 +129,23 @@ def json_lines(
         "dataset": dataset,
         "integers": integers,
         "min_count": min_count,
-        "field_size": len(tables),
-        "feature_size": tables[-1].end,
+        "field_size": len(fields),
+        "feature_size": end_of(fields[-1]),
     }
     if columns:
-        about["columns"] = [column._asdict() for column in columns]
+        about["columns"] = [
+            {k: x for k, x in column._asdict().items() if x is not None} for column in columns
+        ]
     yield json.dumps(about)[:-1] + ', "fields": [\n'
-    for table in tables:
-        yield json.dumps(_described(field_of(table)), ensure_ascii=False)
-        yield "\n]}\n" if table is tables[-1] else ",\n"
-
-
-def field_of(table: FieldTable) -> Field:
-    """The table as a Field of a FeatureMap."""
-    (name, kind), first_id = table.column, table.first_id
-    if kind == SCALED:
-        return Field(name, kind, first_id, {}, table.low, table.high)
-    texts = np.empty(len(table.keys), object)
-    short = table.keys != LONG
-    texts[short] = row_parser.texts_of(kind, table.keys[short])
-    texts[~short] = [text.decode() for text in table.long]
-    vocabulary = dict(zip(texts.tolist(), range(first_id + 2, table.end)))
-    return Field(name, kind, first_id, vocabulary)
+    for field in fields:
+        yield json.dumps(_described(by_texts(field)), ensure_ascii=False)
+        yield "\n]}\n" if field is fields[-1] else ",\n"
 
 
 def _described(field):
     name, kind, first_id, vocabulary, low, high = field
     about = {"name": name, "kind": kind, "first_id": first_id, "missing_id": first_id}
-    if kind == SCALED:
-        return dict(about, value_id=first_id + 1, low=low, high=high)
+    if kind in RANGED:
+        second = "rare_id" if kind == ID else "value_id"
+        return dict(about, **{second: first_id + 1}, low=low, high=high)
     return dict(about, rare_id=first_id + 1, vocabulary=vocabulary)

@@ -1,4 +1,4 @@
-"""The flags of prepare_criteo, on one machine and on Spark, and what they mean together."""
+"""The flags of prepare, on one machine and on Spark, and what they mean together."""
 
 import dataclasses
 import itertools
@@ -7,8 +7,8 @@ from typing import Dict, Optional, Sequence, Tuple
 
 from absl import logging
 
-from data_tools.click_logs import column_kinds, feature_map, output_folder, slices
-from data_tools.click_logs.column_kinds import BUCKETS, SCALED, Column, Table
+from data_tools.click_logs import column_kinds, encoding, feature_map, output_folder, slices
+from data_tools.click_logs.column_kinds import BUCKETS, KEPT, SCALED, Column, Table
 from data_tools.click_logs.slices import RawInput
 from data_tools.click_logs.splitting import SPLITS, Split, shares_of
 from data_tools.common import progress, publishing
@@ -17,7 +17,6 @@ from data_tools.tables import csv_blocks
 from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.records import data_file
-from deepfm.records.storage import places
 
 _ON_SPARK = "'python -m data_tools.on_spark prepare' (docs/spark.md)"
 REMOVED = dict.fromkeys(
@@ -25,8 +24,7 @@ REMOVED = dict.fromkeys(
     "--step and --counts are gone: one run counts and encodes; leave them out on one host, or use "
     f"several with {_ON_SPARK}.",
 )
-SCRATCH = ".prepare_criteo-"
-FORMATS = ("tfrecord", "libsvm")  # of the records to write: the keys of passes.WRITERS
+SCRATCH = ".prepare-"
 RAW = "raw files, plain, .gz or .parquet: a directory, a glob, or a comma list of these."
 
 
@@ -48,7 +46,7 @@ class Options:
     )
     columns: Optional[str] = flag(
         "Rows of any other table: a JSON file that names its columns, in their order, and the kind "
-        f"of each ({', '.join(column_kinds.KINDS)}); see docs/data.md."
+        "of each; see docs/data.md."
     )
     table: Tuple[Column, ...] = ()  # those columns, or those of --feature_map
     delimiter: str = flag(
@@ -63,8 +61,8 @@ class Options:
     )
     output_format: str = flag(
         "Format of the records to write; train.py reads both.",
-        default=FORMATS[0],
-        enum_values=list(FORMATS),
+        default="tfrecord",
+        enum_values=list(encoding.SUFFIXES),
     )
     integers: Optional[str] = flag(
         "How to encode integer columns. buckets: floor(ln(x)^2) as a category, like the winners of "
@@ -128,21 +126,15 @@ def table_of(options) -> Optional[Table]:
         return None
     if options.dataset:
         raise BadInput("--columns and --dataset both say what the columns are; leave one out.")
-    try:
-        return column_kinds.load(options.columns, _content)
-    except ValueError as error:
-        raise BadInput(f"--columns: {error}") from error
-
-
-def _content(path):
-    return places.of(path).content(path)
+    why = "which libsvm_to_tfrecord takes, in a table without raw columns"
+    return column_kinds.load(options.columns, KEPT, why)
 
 
 def known_map(options, described):
     if not options.feature_map:
         return None
     try:
-        known = feature_map.load(options.feature_map, _content)
+        known = feature_map.load(options.feature_map)
     except ValueError as error:
         raise BadInput(f"--feature_map: {error}") from error
     for name in ("dataset", "integers"):
@@ -230,7 +222,7 @@ def log_unlabelled(tasks):
         logging.info("%s has no label column; its rows get label 0.", path)
 
 
-def log_summary(files, tables, fingerprint, seconds):
+def log_summary(files, fields, fingerprint, seconds):
     progress.log_examples(files)
     for split in SPLITS:
         mine = [f for f in files if f"{os.sep}{split}{os.sep}" in f.path]
@@ -242,5 +234,5 @@ def log_summary(files, tables, fingerprint, seconds):
     rows = sum(f.rows for f in files)
     logging.info(
         "Wrote %d rows of %d fields, feature_size %d, feature map %s, in %.1f s: %.0f rows/s.",
-        rows, len(tables), tables[-1].end, fingerprint, seconds, rows / seconds,
+        rows, len(fields), feature_map.end_of(fields[-1]), fingerprint, seconds, rows / seconds,
     )  # fmt: skip

@@ -1,6 +1,6 @@
-"""Writes prepare_criteo's output folder, and decides what it replaces there.
+"""Writes prepare's output folder, and decides what it replaces there.
 
-`options` is always a prepare_criteo.Options, and `host` a command_line.Host.
+`options` is always a options.Options, and `host` a command_line.Host.
 """
 
 import contextlib
@@ -50,17 +50,17 @@ def _data_files(options, split):
     return sorted(path for path in paths if path.endswith(suffixes))
 
 
-def write_map(tables, old, options, scratch):
+def write_map(fields, old, options, scratch):
     """Writes the map, unless it is already there; returns its fingerprint.
 
     Raises:
         BadInput: another map is there and may not be replaced, or it encoded data that stays.
     """
-    fingerprint = feature_map.fingerprint(map(field_tables.field_of, tables))
+    fingerprint = feature_map.fingerprint(map(field_tables.by_texts, fields))
     there = os.path.join(options.output_dir, feature_map.FILE)
     files = places.of(there)
     with contextlib.suppress(ValueError):  # it is missing or broken
-        known = feature_map.load(there, files.content)
+        known = feature_map.load(there)
         if feature_map.fingerprint(known.fields) == fingerprint:
             return fingerprint
     if files.exists(there) and not options.overwrite:
@@ -74,24 +74,24 @@ def write_map(tables, old, options, scratch):
             )
     about = options.dataset, options.integers, options.min_count, options.table
     with files.create(os.path.join(scratch, feature_map.FILE)) as f:
-        for line in field_tables.json_lines(tables, *about):
+        for line in field_tables.json_lines(fields, *about):
             f.write(line.encode())
     return fingerprint
 
 
-def publish(written, tables, fingerprint, old, options, host, scratch, elsewhere=None):
+def publish(written, fields, fingerprint, old, options, host, scratch, elsewhere):
     """Moves everything to its place; returns the data files.
 
     Args:
         written: {(index of the split, name of the file): BlockFacts}.
-        elsewhere: {the same: path} of files that are not in the split's folder in `scratch`.
+        elsewhere: {the same: path}, where the files are now.
     """
     files, folders, place = [], [], places.of(options.output_dir)
     for i, (folder, names) in old.items():
-        made, new = os.path.join(scratch, SPLITS[i]), sorted(name for j, name in written if j == i)
-        paths = {name: os.path.join(made, name) for name in new}
-        paths.update({name: path for (j, name), path in (elsewhere or {}).items() if j == i})
-        sizes = places.each(made, place.size, [paths[name] for name in new])
+        made = os.path.join(scratch, SPLITS[i])
+        paths = {name: path for (j, name), path in sorted(elsewhere.items()) if j == i}
+        new = list(paths)
+        sizes = places.each(made, place.size, list(paths.values()))
         described = [
             data_file.DataFile(os.path.join(folder, name), size, *written[i, name][:2])
             for name, size in zip(new, sizes)
@@ -100,10 +100,11 @@ def publish(written, tables, fingerprint, old, options, host, scratch, elsewhere
             place.make_dir(made)
             total = _total(written, i)
             dataset_json.write(
-                made, len(tables), tables[-1].end, described, feature_map=fingerprint,
+                made, len(fields), feature_map.end_of(fields[-1]), described,
+                feature_map=fingerprint,
                 ids=dataset_json.ids(feature_map=fingerprint, id_offset=0),
                 value_ranges=pieces.ranges(total.low, total.high),
-                unknown_shares=_unknown(total, tables),
+                unknown_shares=_unknown(total, fields),
             )  # fmt: skip
             new.append(dataset_json.METADATA)
             paths[dataset_json.METADATA] = os.path.join(made, dataset_json.METADATA)
@@ -124,12 +125,12 @@ def _total(written, split):
     return functools.reduce(pieces.together, of_split, pieces.NO_ROWS)
 
 
-def _unknown(total, tables):
+def _unknown(total, fields):
     """The entry "unknown_shares" of a split, from its BlockFacts."""
-    return {t.column.name: n / total.rows for t, n in zip(tables, total.unknown.tolist())}
+    return {f.name: n / total.rows for f, n in zip(fields, total.unknown.tolist())}
 
 
-def log_unknown(written, tables, options):
+def log_unknown(written, fields, options):
     """Logs the share of each split's cells that the map does not know; warns of large ones.
 
     What is large depends on the training rows: of this run, or else beside --feature_map.
@@ -139,7 +140,7 @@ def log_unknown(written, tables, options):
         total = _total(written, i)
         if not total.rows:  # of this host
             continue
-        shares = _unknown(total, tables)
+        shares = _unknown(total, fields)
         if trained is None and i:
             there = os.path.dirname(options.feature_map or "") or options.output_dir
             trained = dataset_json.load(os.path.join(there, SPLITS[0])) or {}

@@ -1,16 +1,15 @@
 """Parses raw rows to one number per cell, a block at a time and without looping over rows.
 
 A cell's number is its key: equal cells of a field have equal keys. The key of a text of up to 8
-bytes is its bytes as a big-endian number, so keys sort like texts; LONG stands for any longer text,
-which is kept beside it. MISSING is an empty cell. The key of an integer or a bucket is its two's
-complement with the sign bit flipped, so these sort like numbers.
+bytes is its bytes as a big-endian number; LONG stands for any longer text, which is kept beside it.
+MISSING is an empty cell. The key of an integer or a bucket is its two's complement with the sign
+bit flipped, so these sort like numbers.
 
 B: rows of a block. F: fields.
 """
 
-import functools
 import itertools
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
@@ -19,9 +18,11 @@ from data_tools.click_logs.column_kinds import BUCKETS, CATEGORY, HOUR, Column
 from data_tools.tables import blocks
 from data_tools.tables.blocks import BadRows, numpy_of, quoted
 
+Key = Union[int, bytes]  # of a cell, or the text of a LONG one
 MISSING, LONG = 0, 2**64 - 1  # UTF-8 text never has the byte 255
+ZERO = 1 << 63  # the key of the integer 0
 _MINUS = ord("-")
-_SIGN = np.uint64(1 << 63)
+_SIGN = np.uint64(ZERO)
 _MASKS = np.array([(1 << 8 * n) - 1 for n in range(9)], np.uint64)  # the first n bytes of a cell
 _DIGITS = 18  # of an integer, at most
 
@@ -73,8 +74,7 @@ def parse(block, layout: Layout) -> Rows:
     for kind, which in itertools.groupby(range(len(keys)), kind_of):  # consecutive fields
         run = list(which)
         cells = slice(run[0], run[-1] + 1)
-        integers = functools.partial(_integers, kind, text, keys[cells], starts[cells], ends[cells])
-        keys[cells] = _keys(kind, keys[cells], lengths[cells], integers)
+        keys[cells] = _keys(kind, text, keys[cells], starts[cells], ends[cells])
     return Rows(block.starts, labels, keys, _long(text, starts, lengths, layout.columns))
 
 
@@ -85,27 +85,24 @@ def _labels(characters, starts, ends):
     return labels.astype(np.float32)
 
 
-def _keys(kind, keys, lengths, integers):
+def _keys(kind, text, first, starts, ends):
     """The keys of cells of a kind.
 
     Args:
         kind: a kind from column_kinds except INTEGER, which has become BUCKETS or SCALED.
-        keys: uint64, the first 8 bytes of each cell, little-endian.
-        lengths: bytes in each cell.
-        integers: () -> what `_integers` returns.
+        text: of the block.
+        first: uint64, the first 8 bytes of each cell, little-endian.
+        starts, ends: where in the text the cells are.
     """
+    lengths = ends - starts
     if kind == CATEGORY:
-        keys = keys.byteswap()
-        keys[lengths > 8] = LONG
-        return keys
-    x = integers()
+        return np.where(lengths > 8, np.uint64(LONG), first.byteswap())
+    x = _integers(kind, text, first, starts, ends)
     if kind == HOUR:
-        if ((lengths != 0) & (lengths != 8)).any() or ((keys & np.uint64(0xFF)) == _MINUS).any():
+        if ((lengths != 0) & (lengths != 8)).any() or ((first & np.uint64(0xFF)) == _MINUS).any():
             raise BadRows
-        return (keys.byteswap() & np.uint64(0xFFFF)) << np.uint64(48)
-    keys = x.view(np.uint64) ^ _SIGN
-    keys[lengths == 0] = MISSING
-    return keys
+        return (first.byteswap() & np.uint64(0xFFFF)) << np.uint64(48)
+    return np.where(lengths == 0, np.uint64(MISSING), x.view(np.uint64) ^ _SIGN)
 
 
 def _integers(kind, text, keys, starts, ends):
@@ -136,18 +133,24 @@ def integers_of(keys: np.ndarray) -> np.ndarray:
     return (keys ^ _SIGN).view(np.int64)
 
 
-def key_of(kind: str, text: bytes) -> int:
-    """The key of a text in a vocabulary; LONG for a long one."""
+def key_of(kind: str, text: str) -> Key:
+    """The key of a text in a vocabulary; a long text is its own."""
     if kind == BUCKETS:
-        return feature_map.bucket_code(text.decode()) + (1 << 63)
-    return LONG if len(text) > 8 else int.from_bytes(text.ljust(8, b"\0"), "big")
+        return feature_map.bucket_code(text) + ZERO
+    raw = text.encode()
+    return raw if len(raw) > 8 else int.from_bytes(raw.ljust(8, b"\0"), "big")
 
 
-def texts_of(kind: str, keys: np.ndarray) -> List[str]:
-    """The texts in a vocabulary for keys uint64 [n] that are not LONG."""
+def bytes_of(key: Key) -> bytes:
+    """The text of a key, in UTF-8."""
+    return key if isinstance(key, bytes) else key.to_bytes(8, "big").rstrip(b"\0")
+
+
+def texts_of(kind: str, keys: Iterable[Key]) -> List[str]:
+    """The texts in a vocabulary of keys."""
     if kind == BUCKETS:
-        return [feature_map.bucket_text(code) for code in integers_of(keys).tolist()]
-    return [text.decode() for text in keys.astype(">u8").view("S8").tolist()]
+        return [feature_map.bucket_text(key - ZERO) for key in keys]
+    return [bytes_of(key).decode() for key in keys]
 
 
 def _long(text, starts, lengths, columns):

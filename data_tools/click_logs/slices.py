@@ -2,16 +2,14 @@
 
 import functools
 import itertools
-import os
 from typing import Iterator, List, NamedTuple, Tuple, Union
 
 import numpy as np
 
-from data_tools.click_logs import column_kinds, field_tables, row_parser, vocabulary
+from data_tools.click_logs import column_kinds, row_parser, vocabulary
 from data_tools.click_logs.column_kinds import DATASETS, LABEL
 from data_tools.click_logs.row_parser import Layout, Rows
-from data_tools.click_logs.splitting import SPLITS, Split, split_of
-from data_tools.libsvm.pieces import BlockFacts
+from data_tools.click_logs.splitting import Split, split_of
 from data_tools.tables import blocks, csv_blocks, parquet_blocks
 from data_tools.tables.csv_blocks import CsvFile, LinePart
 from data_tools.tables.parts import Part, reader
@@ -81,7 +79,7 @@ def cut(source: RawInput, files: List, options) -> Iterator[RawSlice]:
     Args:
         source: the source.
         files: from `checked`.
-        options: prepare_criteo.Options.
+        options: options.Options.
     """
     total = sum(f.bytes for f in files)
     size = max(text_blocks.TASK, total // MOST)
@@ -134,7 +132,7 @@ def read_layout(path: str, labels: bool, options) -> Tuple[Layout, CsvFile]:
     Args:
         path: the file.
         labels: whether the file must have labels.
-        options: prepare_criteo.Options.
+        options: options.Options.
 
     Raises:
         BadInput: the line names some of the columns that are needed, but not all.
@@ -212,34 +210,13 @@ def count_rows(task):
         if rows < COUNT_ROWS:
             yield read, ()
         else:
-            yield read, _counts(waiting, texts)
+            yield read, _counts(task.layout.columns, waiting, texts)
             waiting, texts, rows = [], [[] for _ in task.layout.columns], 0
     if waiting:
-        yield 0, _counts(waiting, texts)
+        yield 0, _counts(task.layout.columns, waiting, texts)
 
 
-def _counts(blocks, texts):
+def _counts(columns, blocks, texts):
     """[Counts] of the fields, from blocks of keys [F, B] and the long texts of each field."""
-    return [vocabulary.count(*cells) for cells in zip(np.concatenate(blocks, axis=1), texts)]
-
-
-def encode_rows(task, tables, append, folder, suffix):
-    """Writes the rows of a slice; yields bad rows, and for each split in a block (bytes of the
-    input read, (index in SPLITS, name of the file, BlockFacts))."""
-    name = task.name + suffix
-    for read, block in read_rows(task.lines, task.layout):
-        if isinstance(block, BadRecord):
-            yield block
-            continue
-        ids, values = field_tables.encode(block, tables)
-        unknown = field_tables.unknown(block, tables, ids)
-        splits = split_of(task.split, task.lines.path, block.starts)
-        for split in np.unique(splits).tolist():
-            mine = splits == split
-            labels, of_split = block.labels[mine], values[mine]
-            path = os.path.join(folder, SPLITS[split], name)
-            append(path, labels, ids[mine], of_split)
-            tallies = of_split.min(0), of_split.max(0), unknown[mine].sum(0)
-            facts = BlockFacts(len(labels), int(labels.sum()), 0, False, False, *tallies)
-            yield read, (split, name, facts)
-            read = 0
+    keys = np.concatenate(blocks, axis=1)
+    return [vocabulary.count(c.kind, *cells) for c, *cells in zip(columns, keys, texts)]

@@ -8,39 +8,26 @@ MERGE_AT = 1 << 16  # merge only once this many keys wait
 
 
 class Tally:
-    """The counts of all blocks.
+    """The counts of all blocks."""
 
-    Args:
-        dtype: the keys' dtype.
-        only_extremes: keep only the smallest and the largest key.
-    """
-
-    def __init__(self, dtype, only_extremes: bool = False):
-        self._merged = np.zeros(0, dtype), np.zeros(0, np.int64)
-        self._only_extremes = only_extremes
+    def __init__(self):
+        self._merged = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._waiting, self._size = [], 0
 
     def add(self, keys: np.ndarray, counts: np.ndarray):
-        """Adds distinct keys [n] and their counts, int64 [n]."""
+        """Adds distinct keys and their counts, int64 [n] each."""
         self._waiting.append((keys, counts))
         self._size += len(keys)
         if self._size > max(MERGE_AT, len(self._merged[0])):
             self.result()
 
-    @property
-    def sizes(self) -> Tuple[int, int]:
-        """(distinct keys merged so far, keys that wait to be merged)."""
-        return len(self._merged[0]), self._size
-
     def result(self) -> Tuple[np.ndarray, np.ndarray]:
-        """(keys [n], ascending; counts int64 [n]) of everything added so far."""
+        """(keys, ascending, and counts, int64 [n] each) of everything added so far."""
         keys, counts = map(np.concatenate, zip(self._merged, *self._waiting))
         order = np.argsort(keys, kind="stable")
         keys = keys[order]
         first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])[: len(keys)])
         if len(first):
             keys, counts = keys[first], np.add.reduceat(counts[order], first)
-        if self._only_extremes and len(keys) > 2:
-            keys, counts = keys[[0, -1]], counts[[0, -1]]
         self._merged, self._waiting, self._size = (keys, counts), [], 0
         return self._merged

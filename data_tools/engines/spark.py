@@ -14,7 +14,6 @@ import numpy as np
 from absl import logging
 
 from data_tools.click_logs import vocabulary
-from data_tools.click_logs.vocabulary import Counts
 from data_tools.common import publishing
 from data_tools.common.progress import Skipping
 from data_tools.engines import spark_counts, spark_events, spark_records
@@ -98,10 +97,9 @@ class Spark:
             collected = parts.mapPartitions(add_up).collect()
         sift([content for kind, content in collected if kind == spark_counts.EVENT], bad)
         counts = [content for kind, content in collected if kind == spark_counts.COUNTS]
-        fields = ([Counts(*field) for field in part] for _, part in counts)
         seen = sum(n for n, _ in counts)
         logging.info("Counted %d categories.", seen)
-        return seen, vocabulary.add_up(columns, fields)
+        return seen, vocabulary.add_up(columns, (part for _, part in counts))
 
     def shuffle(self, data, work, names, output_dir):
         """As Processes.shuffle, in one pass: the key of a record says which file it goes to, and

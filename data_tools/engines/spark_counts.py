@@ -3,12 +3,9 @@
 import zlib
 from typing import Iterable, Iterator, NamedTuple, Sequence, Tuple
 
-import numpy as np
-
 from data_tools.click_logs import slices, vocabulary
-from data_tools.click_logs.column_kinds import SCALED, Column
-from data_tools.click_logs.vocabulary import Counts
-from data_tools.common import splitmix64
+from data_tools.click_logs.column_kinds import RANGED, Column
+from data_tools.click_logs.row_parser import bytes_of
 from data_tools.engines import spark_events
 
 EVENT, COUNTS = range(2)  # a bad row or file; the counts of a part of the keys
@@ -32,8 +29,8 @@ def count(pairs: Iterable[Tuple[int, slices.RawSlice]], about: Vocabulary) -> It
     """Counts the categories of some slices.
 
     Yields:
-        (part of the keys, (COUNTS, the fields' counts in it, as tuples)), and (0, (EVENT, event))
-        for each of spark_events.events that is no result.
+        (part of the keys, (COUNTS, the fields' Counts in it)), and (0, (EVENT, event)) for each of
+        spark_events.events that is no result.
     """
     other = []
 
@@ -52,48 +49,36 @@ def count(pairs: Iterable[Tuple[int, slices.RawSlice]], about: Vocabulary) -> It
 
 
 def _divided(field, parts):
-    """Counts as one tuple (keys, counts, long) for each part of the keys."""
-    part_of = (splitmix64.finalize(field.keys) % np.uint64(parts)).astype(np.int64)
-    order = np.argsort(part_of, kind="stable")
-    cuts = np.searchsorted(part_of[order], np.arange(1, parts))
-    long = [{} for _ in range(parts)]
-    for text, number in field.long.items():
-        long[zlib.crc32(text) % parts][text] = number
-    return list(zip(np.split(field.keys[order], cuts), np.split(field.counts[order], cuts), long))
+    """Counts as one for each part of the keys."""
+    divided = [{} for _ in range(parts)]
+    for key, number in field.items():
+        divided[zlib.crc32(bytes_of(key)) % parts][key] = number
+    return divided
 
 
 def add_up(pairs: Iterable, about: Vocabulary) -> Iterator:
     """Adds the counts of a part of the keys up.
 
     Yields:
-        (EVENT, event) as they come, and (COUNTS, (categories found, the fields' counts of those
-        that are not rare, as tuples)).
+        (EVENT, event) as they come, and (COUNTS, (categories found, the fields' Counts of those
+        that are not rare)).
     """
     other = []
 
     def counted():
         for _, (kind, content) in pairs:
             if kind == COUNTS:
-                yield [_by_key(*field) for field in content]
+                yield content
             else:
                 other.append((EVENT, content))
 
     counts = vocabulary.add_up(about.columns, counted())
     yield from other
-    seen = sum(len(field.keys) + len(field.long) for field in counts)
+    seen = sum(map(len, counts))
     kept = [_frequent(*pair, about.min_count) for pair in zip(counts, about.columns)]
     yield COUNTS, (seen, kept)
 
 
-def _by_key(keys, counts, long):
-    order = np.argsort(keys)
-    return Counts(keys[order], counts[order], long)
-
-
-def _frequent(field, column, min_count):
-    """Counts as a tuple, without rare categories; all of a scaled field."""
-    if column.kind == SCALED:
-        return tuple(field)
-    often = field.counts >= min_count
-    long = {text: n for text, n in field.long.items() if n >= min_count}
-    return field.keys[often], field.counts[often], long
+def _frequent(counts, column, min_count):
+    """Counts without rare categories; all that are the ends of a range."""
+    return {text: n for text, n in counts.items() if n >= min_count or column.kind in RANGED}

@@ -23,17 +23,17 @@ def prepare(options: Options, engine, host: Host = ALONE) -> List[DataFile]:
         codec.check_size(every[0].lines.path, _size(every), engine.number)
     with engine.scratch(options.output_dir, SCRATCH, host.number) as scratch:
         if known:
-            tables = field_tables.from_map(known)
+            fields = list(map(field_tables.from_texts, known.fields))
         else:
-            tables = _tables(engine, cut["input"], columns, options)
-        fingerprint = output_folder.write_map(tables, old, options, scratch)
-        written, paths = _encode(engine, every, tables, options, scratch)
+            fields = _fields(engine, cut["input"], columns, options)
+        fingerprint = output_folder.write_map(fields, old, options, scratch)
+        written, paths = _encode(engine, every, fields, options, scratch)
         with engine.publishing(options.output_dir):
             files = output_folder.publish(
-                written, tables, fingerprint, old, options, host, scratch, paths
+                written, fields, fingerprint, old, options, host, scratch, paths
             )
-    log_summary(files, tables, fingerprint, time.monotonic() - start)
-    output_folder.log_unknown(written, tables, options)
+    log_summary(files, fields, fingerprint, time.monotonic() - start)
+    output_folder.log_unknown(written, fields, options)
     return files
 
 
@@ -41,8 +41,8 @@ def _size(tasks):
     return sum(slices.size(task.lines) for task in tasks)
 
 
-def _tables(engine, tasks, columns, options):
-    """The FieldTable of each field, from the counts of the training rows."""
+def _fields(engine, tasks, columns, options):
+    """The Field of each field, from the counts of the training rows."""
     bad = Skipping(options.max_bad_records, log=False)  # the second pass logs them
     seen, counts = engine.count(tasks, columns, options.min_count, _size(tasks), bad)
     if not seen:
@@ -50,13 +50,13 @@ def _tables(engine, tasks, columns, options):
     return field_tables.from_counts(columns, counts, options.min_count)
 
 
-def _encode(engine, tasks, tables, options, scratch):
+def _encode(engine, tasks, fields, options, scratch):
     """Writes all rows; ({(index of the split, name of the file): BlockFacts}, {the same: path})."""
     bad, folder = Skipping(options.max_bad_records), engine.folder(scratch)
     written, paths = {}, {}
-    with engine.sharing(tables) as shared:
+    with engine.sharing(fields) as shared:
         work = functools.partial(
-            encoding.encode, tables=shared, output_format=options.output_format, folder=folder
+            encoding.encode, fields=shared, output_format=options.output_format, folder=folder
         )
         with engine.map(work, tasks, "Encoding", _size(tasks), together, bad) as results:
             for _, (split, name, path), facts in results:

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Optional
 
 from data_tools.common.command_line import REQUIRED, flag
-from data_tools.tables import layouts
 from deepfm.runtime import memory
 
 
@@ -57,8 +56,8 @@ class Options:
         enum_values=["auto", "libsvm", "libffm", "csv"],
     )
     columns: Optional[str] = flag(
-        "JSON file that names the columns of a CSV or Parquet table, and the kind of each "
-        f"({', '.join(layouts.KINDS)}); see docs/data.md. Default: the names of the columns say it."
+        "JSON file that names the columns of a CSV or Parquet table, and the kind of each; see "
+        "docs/data.md. Default: the names of the columns say it."
     )
     fields: Optional[str] = flag(
         "JSON file with the id range of each field, for LibSVM rows whose pairs are in any order: "

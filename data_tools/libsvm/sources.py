@@ -54,7 +54,9 @@ def of(data, options) -> InputRows:
         BadInput: a flag is wrong, or a table's columns are.
     """
     if _is_table([file.path for file in data.files], options):
-        return _of_table(data, options)
+        from data_tools.tables import inputs  # which lines do without
+
+        return inputs.read(data, options)
     files, lines = data.files, _schema_of_lines(data, options)
     fields = [[first, end - 1] for first, end in lines.field_ids or ()]
     return InputRows(
@@ -114,22 +116,6 @@ def _kind(path, options):
         return _PARQUET
     by_name = options.input_format == "auto" and path.endswith(data_file.CSV)
     return _CSV if by_name or options.columns or options.input_format == "csv" else _TEXT
-
-
-def _of_table(data, options):
-    from data_tools.tables import inputs, layouts, writing  # which lines do without
-
-    table = inputs.read(data, options)
-    layout, parts = table.layout, table.parts
-    return InputRows(
-        table.schema,
-        parts,
-        functools.partial(writing.count, lists=(table.schema.pad and layout.ids) or ""),
-        lambda counts: inputs.with_field_size(table, counts, options),
-        functools.partial(writing.write, layout=layout),
-        lambda schema: writing.mixed_labels(parts, layout, schema),
-        layouts.described(layout),
-    )
 
 
 def _schema_of_lines(data, options) -> Schema:

@@ -1,17 +1,16 @@
-"""What the columns of a table with encoded ids are, and the Schema of its rows.
+"""Tables with encoded ids as input of the converter: their columns, and the Schema of their rows.
 
 `options` is always a data_tools.libsvm.options.Options.
 """
 
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+import functools
 
 from absl import logging
 
 from data_tools.libsvm import sources
+from data_tools.libsvm.sources import InputRows
 from data_tools.tables import blocks, csv_blocks, layouts, parquet_blocks, writing
 from data_tools.tables.csv_blocks import CsvFile, LinePart
-from data_tools.tables.layouts import Layout
-from data_tools.tables.parts import Part
 from deepfm.errors import BadInput, listed
 from deepfm.records import data_file, text_blocks
 from deepfm.records.schema import Schema
@@ -19,16 +18,8 @@ from deepfm.records.schema import Schema
 ROWS = 1 << 18  # rows of a task: to reach them, those before in their row group are decoded, too
 
 
-class Table(NamedTuple):
-    """An input: its Layout, what is known of the Schema of its rows, and its parts in order."""
-
-    layout: Layout
-    schema: Schema
-    parts: List[Part]
-
-
-def read(data, options) -> Table:
-    """The Table that files are, from their names of columns or --columns.
+def read(data, options) -> InputRows:
+    """The rows of files, whose columns are what their names or --columns say.
 
     Args:
         data: a DataSet of tables.
@@ -62,7 +53,19 @@ def read(data, options) -> Table:
         bool(layout.counts),
         weighted=bool(layout.weight),
     )
-    return Table(layout, schema, parts)
+    logging.info(
+        "The ids of a table stay as they are; 'python -m data_tools.prepare --columns' encodes raw "
+        "cells, beside ids or alone."
+    )
+    return InputRows(
+        schema,
+        parts,
+        functools.partial(writing.count, lists=(schema.pad and layout.ids) or ""),
+        lambda counts: _with_field_size(layout, schema, parts, counts, options),
+        functools.partial(writing.write, layout=layout),
+        lambda schema: writing.mixed_labels(parts, layout, schema),
+        layouts.described(layout),
+    )
 
 
 def _named_parquet(path):
@@ -118,7 +121,7 @@ def _csv_file(path, layout, names):
         return CsvFile(delimiter, len(order), names, places, False)
     about = "(--columns says what each is)"
     if not layout.order:
-        about += "; prepare_criteo reads raw cells; LibSVM text needs --input_format=libsvm"
+        about += "; prepare reads raw cells; LibSVM text needs --input_format=libsvm"
     places = tuple(blocks.find(path, name, cells, about) for name in names)
     return CsvFile(delimiter, len(cells), names, places, True)
 
@@ -142,19 +145,13 @@ def _check_flags(layout, options):
         )
 
 
-def with_field_size(table: Table, counts: Optional[Sequence[Tuple[int, int]]], options) -> Schema:
-    """Completes the Schema with field_size: from the longest list, or that of the first good row.
-
-    Args:
-        table: from `read`.
-        counts: (rows, most fields in a row) of each part; needed with --pad.
-    """
-    layout, schema = table.layout, table.schema
+def _with_field_size(layout, schema, parts, counts, options):
+    """The Schema with field_size: from the longest list, or that of the first good row."""
     size = schema.field_size
     if not size and schema.pad:
         size = max(most for _, most in counts)
     elif not size:
-        size = writing.first_length(table.parts, layout, schema, options.max_bad_records)
+        size = writing.first_length(parts, layout, schema, options.max_bad_records)
     if not size:
         raise BadInput(f"--input={options.input}: no row holds an id.")
     return sources.with_size(schema, size, options)

@@ -2,39 +2,26 @@
 
 Without a file, the columns have the names of a record's features: label, ids, values, counts and
 weight, of which ids, values and counts hold lists. A table without ids has the id of one field in
-each column beside label and weight; the index that pandas writes is none. A file, in the form of
-prepare_criteo's, names any others:
-
-    {"columns": [{"name": "clicked", "kind": "label"},
-                 {"name": "age", "kind": "value", "id": 1},
-                 {"name": "site", "kind": "id", "offset": 2},
-                 {"name": "article", "kind": "id", "offset": 500},
-                 {"name": "article_count", "kind": "value", "id": "article"}]}
+each column beside label and weight; the index that pandas writes is none. A file names any others
+(column_kinds.py).
 """
 
 import re
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from data_tools.click_logs import column_kinds
-from deepfm.errors import BadInput
-from deepfm.records.schema import MAX_NUMBER
-from deepfm.records.storage import places
-
-LABEL, WEIGHT, ID, VALUE, IDS, VALUES, COUNTS = (
-    "label", "weight", "id", "value", "ids", "values", "counts",
+from data_tools.click_logs.column_kinds import (
+    COUNTS,
+    ID,
+    IDS,
+    LABEL,
+    LISTS,
+    VALUE,
+    VALUES,
+    WEIGHT,
 )  # fmt: skip
-# What the cells of each kind are.
-KINDS = {
-    LABEL: "0 and 1, or -1 and +1",
-    WEIGHT: "the weight of the example",
-    ID: 'the id of a field; "offset" is added to it',
-    VALUE: 'the value of the id in column "id", or of the id that "id" is',
-    IDS: "a list, the ids of all fields",
-    VALUES: "a list, their values",
-    COUNTS: "a list, how many ids each field has",
-    column_kinds.IGNORED: "anything",
-}
-LISTS = (IDS, VALUES, COUNTS)
+from deepfm.errors import BadInput
+
 _ADVICE = {
     IDS: "a list of integers, as list<int64>",
     COUNTS: "a list of integers, as list<int64>",
@@ -112,75 +99,17 @@ def named(names: Sequence[str]) -> Layout:
 
 
 def load(path: str) -> Layout:
-    """Reads the JSON file of --columns; raises BadInput if it is invalid."""
-    try:
-        with column_kinds.naming(path):
-            content = places.of(path).content
-            _, entries = column_kinds.entries(path, content, KINDS, ID, ("id", "offset"))
-            column_kinds.check_names([entry["name"] for entry in entries])
-            return _of_entries(entries)
-    except ValueError as error:
-        raise BadInput(f"--columns: {error}") from error
-
-
-def _of_entries(entries):
-    of_kind = lambda kind: [entry["name"] for entry in entries if entry["kind"] == kind]
-    for kind in (LABEL, WEIGHT, *LISTS):
-        if len(of_kind(kind)) > 1:
-            one, other = of_kind(kind)[:2]
-            raise ValueError(
-                f'{one} and {other} are both of kind "{kind}"; give {other} kind "ignored"'
-            )
-    if not of_kind(LABEL):
-        raise ValueError('none of the columns is of kind "label"; add it')
-    single = {kind: next(iter(of_kind(kind)), None) for kind in (WEIGHT, *LISTS)}
-    fields = _fields(entries, of_kind(ID))
-    if bool(fields) == bool(single[IDS]) or not single[IDS] and (single[VALUES] or single[COUNTS]):
-        raise ValueError(
-            'ids are either in one column of lists, of kind "ids" (with "values" and "counts"), or '
-            'in a column of kind "id" for each field; give the columns of one of the two'
-        )
-    order = tuple(entry["name"] for entry in entries)
-    return Layout(of_kind(LABEL)[0], fields=fields, order=order, **single)
-
-
-def _fields(entries, with_ids):
-    """The Fields of the columns of kind id and value."""
-    values = {}
-    for entry in entries:
-        name, kind, of = entry["name"], entry["kind"], entry.get("id")
-        _check_keys(entry)
-        if kind == VALUE and isinstance(of, str):
-            if of not in with_ids:
-                raise ValueError(f'column {name} has "id": "{of}", which is no column of kind "id"')
-            if of in values:
-                raise ValueError(f"columns {values[of]} and {name} both hold the values of {of}")
-            values[of] = name
-    fields = []
-    for entry in entries:
-        if entry["kind"] == ID:
-            fields.append(Field(entry["name"], entry.get("offset", 0), values.get(entry["name"])))
-        elif entry["kind"] == VALUE and not isinstance(entry["id"], str):
-            fields.append(Field(None, entry["id"], entry["name"]))
-    return tuple(fields)
-
-
-def _check_keys(entry):
-    """Refuses (ValueError) an id or an offset that is missing, out of place or no id."""
-    name, kind = entry["name"], entry["kind"]
-    for key, owner in (("id", VALUE), ("offset", ID)):
-        if key in entry and kind != owner:
-            raise ValueError(f'column {name} of kind "{kind}" has "{key}"; leave it out')
-    if kind == VALUE and "id" not in entry:
-        raise ValueError(
-            f'column {name} is of kind "value", but of which id? Add "id": 1, an id for all rows, '
-            'or "id": "x", the column of the ids'
-        )
-    number = entry.get("id", entry.get("offset", 0))
-    if isinstance(number, str) and kind == VALUE:
-        return
-    if type(number) is not int or not 0 <= number < MAX_NUMBER:
-        raise ValueError(f"column {name} has {number!r}, which is no id; try 1")
+    """Reads the JSON file of --columns; raises BadInput if it is invalid, or has raw columns."""
+    why = "whose cells are no ids yet; data_tools.prepare encodes them"
+    columns = column_kinds.load(path, column_kinds.RAW, why).columns
+    of = {column.kind: column.name for column in columns if column.kind in (LABEL, WEIGHT, *LISTS)}
+    values = {column.id: column.name for column in columns if isinstance(column.id, str)}
+    fields = [
+        Field(x.name, x.offset or 0, values.get(x.name)) if x.kind == ID
+        else Field(None, x.id, x.name)
+        for x in columns if x.kind == ID or x.kind == VALUE and not isinstance(x.id, str)
+    ]  # fmt: skip
+    return Layout(fields=tuple(fields), order=tuple(column.name for column in columns), **of)
 
 
 def check_type(path: str, column, kind: str):

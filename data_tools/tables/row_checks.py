@@ -139,7 +139,7 @@ def _explain_fields(cells, layout, schema):
 def _explain_id(cell, offset, schema):
     number = _integer(cell)
     if number is None:
-        return f"{_shown(cell)} is not an integer (data_tools.prepare_criteo encodes raw cells)"
+        return f"{_shown(cell)} is not an integer (data_tools.prepare encodes raw cells)"
     return explain_id(number + (offset + schema.id_offset if number >= 0 else 0), schema)
 
 

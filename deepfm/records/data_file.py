@@ -29,7 +29,7 @@ _OTHERS = {  # the first bytes of a file -> its kind
 _ADVICE = {  # by the last word of the kind
     "file": "unpack it, or compress it with gzip and name it .gz",
     "archive": "extract its files and name those",
-    "table": "of CSV and Parquet, 'python -m data_tools.prepare_criteo' reads raw columns, 'python "
+    "table": "of CSV and Parquet, 'python -m data_tools.prepare' reads raw columns, 'python "
     "-m data_tools.libsvm_to_tfrecord' columns of ids",
 }
 SEVERAL = (

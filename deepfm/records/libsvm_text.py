@@ -30,7 +30,7 @@ HASH_IN_ID = re.compile(rb"[^\s]#|[ \t]#\S")  # a '#' that may begin a comment o
 _CONTROL = re.compile(rb"[^\x20-\xff\t\n\r\v\f]")  # a character that is neither blank nor text
 _NO_LABELS = "lines without labels need one before each (for inference sed 's/^/0 /')"
 _A_TABLE = (
-    "is it a table? data_tools.prepare_criteo --columns reads raw cells, libsvm_to_tfrecord "
+    "is it a table? data_tools.prepare --columns reads raw cells, libsvm_to_tfrecord "
     "--input_format=csv encoded ids"
 )
 _ID = re.compile(rb"-?[0-9]+")

@@ -10,7 +10,7 @@ FRAME = 16  # bytes that a record takes in its file beside its payload: length a
 NO_WEIGHT = "is not a finite number of at least 0"
 LARGER = (
     f" (the largest id is {MAX_NUMBER - 1}; libsvm_to_tfrecord --hash_buckets=N hashes those of "
-    "lines, prepare_criteo numbers those of tables)"
+    "lines, prepare numbers those of tables)"
 )
 _SMALLEST_NORMAL = np.finfo(np.float32).tiny
 

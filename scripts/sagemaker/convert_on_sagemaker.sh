@@ -26,7 +26,7 @@ if [ -z "$files" ]; then
   exit 0
 fi
 cd "$base/input/code"
-if [ "$tool" = prepare_criteo ] && ! python -c 'import pyarrow' 2>/dev/null; then
+if [ "${tool%_criteo}" = prepare ] && ! python -c 'import pyarrow' 2>/dev/null; then
   python -m pip install --quiet pyarrow==12.0.1 # SageMaker's image has none
 fi
 exec python -m "data_tools.$tool" --input="$base/input/data" --output_dir="$base/output" \

@@ -26,7 +26,8 @@ _READ_FLAGS = (
 )
 _TOOLS = {
     "libsvm_to_tfrecord": "libsvm",
-    "prepare_criteo": "click_logs",
+    "prepare": "click_logs",
+    "prepare_criteo": "click_logs",  # its former name
     "rebalance": "rebalancing",
 }
 
@@ -37,7 +38,7 @@ def start(words):
     given = programs.flag_values(words)
     _check_places(given)
     type_, count = instance_type("ml.c5.4xlarge"), FLAGS.instance_count or 1
-    alone = {"prepare_criteo": "feature_map", "rebalance": "own_files"}.get(FLAGS.tool)
+    alone = {"click_logs": "feature_map", "rebalancing": "own_files"}.get(_TOOLS[FLAGS.tool])
     if count > 1 and alone and not given.get(alone):
         raise BadInput(
             f"{FLAGS.tool} on {count} hosts would see only each host's own files; try one large "

@@ -1,1 +1,0 @@
-"""What inspect_dataset writes."""
