@@ -2,16 +2,16 @@
 
     .venv/bin/python scripts/benchmark.py
     .venv/bin/python scripts/benchmark.py --what=training --feature_sizes=117581,1000000 --rounds=3
-    .venv/bin/python scripts/benchmark.py --what=training --output_dir=benchmark
+    .venv/bin/python scripts/benchmark.py --what=training --torch=PYTHON --output_dir=benchmark
 
 Each pair runs in turn, `--rounds` times, and its ratio is the median of the rounds' ratios: on a
 shared machine, you can trust a ratio and not a single time.
 
 Training is `train.py` as its user runs it, with the default flags, against the article's
-configuration (--lazy_updates=false --l2_scope=table). Inference is measured from files to
-predictions, without its start, against the same without compiled kernels. What a step costs depends
-on the share of a batch's (field, id) pairs that are distinct; by default, the data repeats as
-Criteo's log does.
+configuration (--lazy_updates=false --l2_scope=table) and, with --torch, against a careful PyTorch
+DeepFM with row-wise Adam (torch_reference.py). Inference is measured from files to predictions,
+without its start. What a step costs depends on the share of a batch's (field, id) pairs that are
+distinct; by default, the data repeats as Criteo's log does.
 
 Each mode runs against one thread of one process, each row of the article's table against its first.
 What fails is listed below the table, and the exit code is 1.
@@ -23,13 +23,14 @@ import json
 import math
 import os
 import pathlib
+import shutil
 import statistics
 import tempfile
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import programs  # first
-from programs import program
+from programs import BadInput, program
 
 # isort: split
 from absl import flags, logging
@@ -49,6 +50,8 @@ flags.DEFINE_float("zipf", None,
     "Zipf exponent of the ids' popularity. Lower it to use rare ids more often, which is harder. "
     f"Default: the one at which {CRITEO[1]} of the (field, id) pairs of a batch of {CRITEO[0]:,} "
     "are distinct, as in Criteo's log.")
+flags.DEFINE_string("torch", None,
+    "Python interpreter that has torch, to compare training with PyTorch. Default: no comparison.")
 flags.DEFINE_string("work_dir", None,
     "Folder whose benchmark/ keeps the data for the next run. Default: a temporary folder.")
 flags.DEFINE_string("output_dir", None, "Folder for benchmark.json, .md and .png. Default: none.")
@@ -59,6 +62,8 @@ def main(_):
     programs.check_list("what", MEASURES)
     programs.check_list("feature_sizes")
     programs.check_list("batch_sizes")
+    if FLAGS.torch and not shutil.which(FLAGS.torch):
+        raise BadInput(f"--torch={FLAGS.torch}: no such program; name a Python that has torch.")
     if FLAGS.output_dir:
         program.make_output_dir(FLAGS.output_dir)
     programs.need("matplotlib")
@@ -142,7 +147,7 @@ def _details(reports):
     reports = [r for r in reports if "failed" not in r]
     if not reports:
         return {}
-    names = "host_cpu_utilization", "peak_rss_bytes"  # inference reports no host's
+    names = "host_cpu_utilization", "peak_rss_bytes"  # PyTorch reports no host's
     found = {name: [r[name] for r in reports if r.get(name) is not None] for name in names}
     cores = len(os.sched_getaffinity(0))
     found["cpu_seconds_per_million"] = [

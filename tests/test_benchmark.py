@@ -11,9 +11,15 @@ def benchmark(*arguments, code=0):
     return run_python("scripts/benchmark.py", *arguments, fresh=True, timeout=380, code=code)
 
 
-def test_refuses_what_it_does_not_know():
-    said = benchmark("--what=trainin", code=2).stderr
-    assert "--what=trainin is not one of training, " in said
+@pytest.mark.parametrize(
+    "argument, said",
+    [
+        ("--what=trainin", "--what=trainin is not one of training, "),
+        ("--torch=nowhere", "--torch=nowhere: no such program; name a Python that has torch."),
+    ],
+)
+def test_refuses_what_it_does_not_know(argument, said):
+    assert said in benchmark(argument, code=2).stderr
 
 
 def in_process(code, *words):

