@@ -12,7 +12,7 @@ from deepfm.data import datasets, formats, pipe_mode, shares
 from deepfm.errors import BadInput
 from deepfm.records import data_file, libsvm_text
 from deepfm.records.data_file import DataFile
-from deepfm.runtime import divergence, remote_files
+from deepfm.runtime import remote_files
 
 
 def find(flag: str, job: JobConfig) -> datasets.DataSet:
@@ -160,8 +160,6 @@ def log_training(plan):
             "All labels of %s are %d: nothing can be learned from them.", data.name,
             any(file.positives for file in data.files),
         )  # fmt: skip
-    if job.distribution.chief:
-        divergence.warn_of_values(data.made.get("value_ranges", ()))
     here = data.files and not remote_files.is_remote(data.files[0].path)
     if job.input.cache != "none" and here and not data.format.faster:
         logging.warning(

@@ -15,7 +15,7 @@ from deepfm.model import fresh_tables, optimizers
 from deepfm.modes.common.agreement import SameWeights
 from deepfm.plan import Opened, Plan, make_plan
 from deepfm.runtime import interruption, remote_files, throughput, utilization
-from deepfm.runtime.divergence import LabelOrder, warn_of_saturation
+from deepfm.runtime.divergence import LabelOrder, LargeValues, warn_of_saturation
 from deepfm.state import best, hparams, resume, saving
 
 v1 = tf.compat.v1
@@ -170,7 +170,8 @@ class _Training:
             hooks.append(self.evaluating.decay)
         hooks += mode.make_hooks(checkpointer.save_in_time)
         if chief:
-            hooks.append(self._saver())
+            ranges = plan.data.made.get("value_ranges")
+            hooks += [self._saver(), LargeValues(job.batch_of_process, ranges)]
         hooks += [self.progress, self._labels]
         if mode.in_step and plan.epoch is None:
             hooks.append(EndTogether())
