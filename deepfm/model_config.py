@@ -94,10 +94,10 @@ def _asked_or_kept(job, known):
     """{field of ModelConfig: value}: the flag given, else model.json, else the flag's default."""
     found = {k: v for k, v in known.items() if k not in job.given}
     fields = {**ModelConfig._field_defaults, **job.model, **found}
-    return {**fields, "l2_scope": _l2_scope(job, known, fields)}
+    return {**fields, "l2_scope": _l2_scope(job, fields)}
 
 
-def _l2_scope(job, known, fields):
+def _l2_scope(job, fields):
     """The rows that L2 covers; elapsed is Adam for the batch's rows, and its default."""
     scope, lazy_adam = fields["l2_scope"], job.optimizer.name == "adam" and fields["lazy_updates"]
     if "l2_scope" not in job.given and scope in (None, "elapsed"):
@@ -107,11 +107,6 @@ def _l2_scope(job, known, fields):
             "--l2_scope=elapsed is Adam for the batch's rows: it needs --optimizer=adam and "
             "--lazy_updates; try --l2_scope=batch."
         )
-    if job.task_type == "train" and known.get("l2_scope") == "elapsed" and scope == "batch":
-        logging.info(
-            "The model of --model_dir=%s was trained with --l2_scope=elapsed, and goes on with "
-            "--l2_scope=batch.", job.model_dir,
-        )  # fmt: skip
     return scope
 
 

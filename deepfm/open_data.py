@@ -160,12 +160,6 @@ def log_training(plan):
             "All labels of %s are %d: nothing can be learned from them.", data.name,
             any(file.positives for file in data.files),
         )  # fmt: skip
-    here = data.files and not remote_files.is_remote(data.files[0].path)
-    if job.input.cache != "none" and here and not data.format.faster:
-        logging.warning(
-            "--cache=%s gains nothing where files are read as fast as memory, as on most disks of "
-            "a host; leave it out, unless they come over a network.", job.input.cache,
-        )  # fmt: skip
     if data.rows and job.global_batch > data.rows:
         logging.warning(
             "A batch is larger than the data: every step uses all %s records; try "

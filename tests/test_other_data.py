@@ -96,8 +96,7 @@ def test_a_cache_file_of_other_content_is_not_used(tmp_path):
     done(*job(tmp_path, cache, "--num_epochs=2", model="first"))
     write(tmp_path, turned=True)
     done(*job(tmp_path, cache, "--num_epochs=2", model="second"))
-    text = done(*job(tmp_path, "--cache=memory", "--num_epochs=2", model="wanted")).stderr
-    assert "--cache=memory gains nothing where files are read as fast as memory" in text
+    done(*job(tmp_path, "--cache=memory", "--num_epochs=2", model="wanted"))
     check_same(tmp_path / "second", tmp_path / "wanted")
     for path in tmp_path.glob("cached-*.data*"):
         os.truncate(path, 100)
@@ -170,8 +169,7 @@ def test_flags_of_another_model_are_refused_and_those_of_another_optimizer_are_s
         )
     text = done(*job(tmp_path, "--optimizer=sgd", "--max_steps=5", "--l2_reg=0")).stderr
     assert "--optimizer=sgd (before: adam)" in text and "--l2_reg=0.0 (before: 0.0001)" in text
-    said = "was trained with --l2_scope=elapsed, and goes on with --l2_scope=batch"
-    assert f"{tmp_path}/model {said}" in text
+    assert "--l2_scope=batch (before: elapsed)" in text
     assert not any("Adam" in name for name in weights(tmp_path / "model"))
     text = done(*job(tmp_path, "--optimizer=adam", "--max_steps=6")).stderr
     assert "from another --optimizer or --l2_scope: beta1_power, beta2_power, " in text
