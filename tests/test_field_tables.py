@@ -9,27 +9,35 @@ import pytest
 
 from data_tools.click_logs import feature_map, field_tables, row_parser, splitting, vocabulary
 from data_tools.click_logs.column_kinds import BUCKETS, CATEGORY, DATASETS, SCALED, Column
+from data_tools.click_logs.vocabulary import Counts
+from data_tools.common import tallies
 from data_tools.tables import csv_blocks
 
 
 def test_missing_cells_are_not_counted_and_long_ones_by_their_text():
     keys = np.array([0, 7, row_parser.LONG, 0, 7, row_parser.LONG], np.uint64)
     counts = vocabulary.count(CATEGORY, keys, [b"x" * 9, b"y" * 9])
-    assert counts == {7: 2, b"x" * 9: 1, b"y" * 9: 1}
+    assert (counts.keys.tolist(), counts.counts.tolist()) == ([7], [2])
+    assert counts.long == {b"x" * 9: 1, b"y" * 9: 1}
+    ends = vocabulary.count(SCALED, np.array([8, 0, 3, 5, 0], np.uint64), [])
+    assert ends.keys.tolist() == [3, 8]
 
 
-def test_counts_add_up_whatever_comes_in_whatever_order():
+def test_counts_add_up_whatever_comes_in_whatever_order(monkeypatch):
+    monkeypatch.setattr(tallies, "MERGE_AT", 10)
     draw = np.random.RandomState(0)
-    parts = [
-        {**dict(zip(range(i, 200, i), draw.randint(1, 9, 200).tolist())), b"long": 1}
-        for i in range(1, 31)
-    ]
-    expected = sum(map(collections.Counter, parts), collections.Counter())
+    parts = []
+    for _ in range(30):
+        keys = np.unique(draw.randint(1, 200, 20)).astype(np.uint64)
+        parts.append(Counts(keys, draw.randint(1, 9, len(keys)), {b"long": 1}))
+    expected = collections.Counter()
+    for part in parts:
+        expected.update(dict(zip(part.keys.tolist(), part.counts.tolist())))
     for order in (parts, parts[::-1]):
         (result,) = vocabulary.add_up([Column("C1", CATEGORY)], ([part] for part in order))
-        assert result == expected
-        (result,) = vocabulary.add_up([Column("I1", SCALED)], ([{7: 1, 9: 1}] for _ in order))
-        assert set(result) == {7, 9}
+        assert result.keys.tolist() == sorted(expected)
+        assert dict(zip(result.keys.tolist(), result.counts.tolist())) == expected
+        assert result.long == {b"long": 30}
 
 
 @pytest.mark.parametrize("n", [0, 1, 50])

@@ -35,11 +35,12 @@ def from_counts(columns: Sequence[Column], counts: Sequence[Counts], min_count: 
     for (name, kind, *_), counted in zip(columns, counts):
         often, low, high = [], 0, 0
         if kind not in RANGED:
-            often = [key for key, n in counted.items() if n >= min_count]
-            often.sort(key=None if kind == BUCKETS else row_parser.bytes_of)
-            often.sort(key=counted.get, reverse=True)
-        elif counted:
-            low, high = (key - row_parser.ZERO for key in (min(counted), max(counted)))
+            keys, numbers, long = counted.frequent(min_count)
+            number_of = {**dict(zip(keys.tolist(), numbers.tolist())), **long}
+            often = sorted(number_of, key=None if kind == BUCKETS else row_parser.bytes_of)
+            often.sort(key=number_of.get, reverse=True)
+        elif len(counted.keys):
+            low, high = row_parser.integers_of(counted.keys[[0, -1]]).tolist()
         vocabulary = {key: first_id + i for i, key in enumerate(often, 2)}
         field = Field(name, kind, first_id, vocabulary, low, high)
         if end_of(field) > MAX_NUMBER:

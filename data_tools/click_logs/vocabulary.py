@@ -1,22 +1,44 @@
 """Counts how often each category of each field occurs, and merges the counts.
 
-The counts of a field are {key: count}, without missing cells; see row_parser. Of a scaled field
-and one of ids, only the smallest and the largest key are there. Merging is exact: the counts of
-several processes, in any order, add up to those of one.
+Merging is exact: the counts of several processes, in any order, add up to those of one.
 """
 
 import collections
-import itertools
 from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
 from data_tools.click_logs.column_kinds import RANGED, Column
-from data_tools.click_logs.row_parser import LONG, MISSING, Key
+from data_tools.click_logs.row_parser import LONG, MISSING
+from data_tools.common.tallies import Tally
 from data_tools.tables.blocks import numpy_of
 from deepfm.errors import BadInput
 
-Counts = Dict[Key, int]
+
+class Counts(NamedTuple):
+    """The counts of a field, without missing cells.
+
+    Of a scaled field and one of ids, only the ends of a range are there, perhaps of several parts.
+
+    Attributes:
+        keys: uint64 [n], ascending; see row_parser.
+        counts: int64 [n].
+        long: {text of over 8 bytes: count}.
+    """
+
+    keys: np.ndarray
+    counts: np.ndarray
+    long: Dict[bytes, int]
+
+    def values(self) -> int:
+        """How many values there are."""
+        return len(self.keys) + len(self.long)
+
+    def frequent(self, min_count: int) -> "Counts":
+        """Those that occur at least so often."""
+        often = self.counts >= min_count
+        long = {text: n for text, n in self.long.items() if n >= min_count}
+        return Counts(self.keys[often], self.counts[often], long)
 
 
 class Room(NamedTuple):
@@ -35,21 +57,23 @@ class Room(NamedTuple):
     num_workers: int
     advice: str
 
-    def check_counting(self, values: int, letters: int):
-        """Checks what counting takes: the distinct values of all fields, and their letters."""
-        needed = 150 * values + letters
+    def check_counting(self, short: Sequence[int], long: int, letters: int):
+        """Checks what counting takes: each field's short values, and the long ones of all.
+
+        Merging copies the values of a field, so the largest one counts more.
+        """
+        needed = 32 * sum(short) + 80 * max(short) + 150 * long + letters
         if needed > self.bytes:
             raise BadInput(
-                f"{values:,} distinct values so far need {self._of(needed)}; {self.advice}. "
-                "--min_count drops values only when all are counted."
+                f"{sum(short) + long:,} distinct values so far need {self._of(needed)}; "
+                f"{self.advice}. --min_count drops values only when all are counted."
             )
 
     def check_ids(self, counts: Sequence[Counts], min_count: int):
         """Checks what the fields' ids and feature_map.json take, once all is counted."""
-        numbers = (np.fromiter(field.values(), np.int64, len(field)) for field in counts)
-        often = [int(np.count_nonzero(found >= min_count)) for found in numbers]
-        needed = 110 * sum(map(len, counts))
-        needed += sum(len(key) for field in counts for key in field if type(key) is bytes)
+        often = [field.frequent(min_count).values() for field in counts]
+        needed = 16 * sum(len(field.keys) for field in counts)
+        needed += sum(110 + len(text) for field in counts for text in field.long)
         # A process that looks up texts gets copies of them: that changes their reference counts.
         needed += 160 * sum(often) * (1 + self.num_workers) + 250 * max(often)
         if needed > self.bytes:
@@ -63,28 +87,17 @@ class Room(NamedTuple):
         return f"{needed / 1e9:.2f} GB, but the vocabulary may take {there:.2f} GB here"
 
 
-def _letters(counts):
-    """The bytes of the texts that are keys; `count` puts these first."""
-    return sum(map(len, itertools.takewhile(lambda key: isinstance(key, bytes), counts)))
-
-
 def count(kind: str, keys: np.ndarray, long: Sequence[bytes]) -> Counts:
     """Counts the cells of a field, given their keys, uint64 [n], and the texts of LONG ones."""
     import pyarrow as pa  # it hashes, np.unique sorts
 
-    if kind in RANGED:
-        keys = keys[keys != MISSING]
-        return _extremes(keys[[keys.argmin(), keys.argmax()]].tolist() if len(keys) else ())
+    keys = keys[(keys != MISSING) & (keys != LONG)]
+    if kind in RANGED and len(keys):
+        keys = keys[[keys.argmin(), keys.argmax()]]
     keys, counts = pa.array(keys).value_counts().flatten()
-    found = dict(collections.Counter(long))
-    found.update(zip(numpy_of(keys, np.uint64).tolist(), numpy_of(counts, np.int64).tolist()))
-    found.pop(MISSING, None)
-    found.pop(LONG, None)
-    return found
-
-
-def _extremes(keys):
-    return dict.fromkeys((min(keys), max(keys)), 1) if keys else {}
+    keys, counts = numpy_of(keys, np.uint64), numpy_of(counts, np.int64)
+    order = np.argsort(keys)
+    return Counts(keys[order], counts[order], collections.Counter(long))
 
 
 def add_up(
@@ -95,18 +108,22 @@ def add_up(
     Raises:
         BadInput: they take more than the room.
     """
-    total = [{} for _ in columns]
-    letters = number = 0  # bytes of the long texts of all parts, and values of these
+    short, long = [Tally(np.uint64) for _ in columns], [collections.Counter() for _ in columns]
+    letters = number = 0  # bytes of the long texts of all parts, and their number
     for part in parts:
-        for i, (column, counts) in enumerate(zip(columns, part)):
-            if column.kind in RANGED:
-                total[i] = _extremes([*total[i], *counts])
-            else:
-                known = total[i].get
-                total[i].update({key: n + known(key, 0) for key, n in counts.items()})
+        for tally, texts, counts in zip(short, long, part):
+            tally.add(counts.keys, counts.counts)
+            texts.update(counts.long)
+            letters, number = letters + sum(map(len, counts.long)), number + len(counts.long)
         if room and part:
-            number += sum(map(len, part))
-            letters += sum(map(_letters, part))
-            values = sum(map(len, total))
-            room.check_counting(values, values * letters // max(number, 1))
-    return total
+            _check_room(room, short, sum(map(len, long)), letters / max(number, 1))
+    return [Counts(*tally.result(), dict(texts)) for tally, texts in zip(short, long)]
+
+
+def _check_room(room, short, long, mean_letters):
+    """Checks the room for Tallies and texts; merges what waits before it says there is none."""
+    check = lambda sizes: room.check_counting(sizes, long, int(mean_letters * long))
+    try:
+        check([sum(map(len, short))])
+    except BadInput:
+        check([len(tally.result()[0]) for tally in short])

@@ -3,9 +3,12 @@
 import zlib
 from typing import Iterable, Iterator, NamedTuple, Sequence, Tuple
 
+import numpy as np
+
 from data_tools.click_logs import slices, vocabulary
 from data_tools.click_logs.column_kinds import RANGED, Column
-from data_tools.click_logs.row_parser import bytes_of
+from data_tools.click_logs.vocabulary import Counts
+from data_tools.common import splitmix64
 from data_tools.engines import spark_events
 
 EVENT, COUNTS = range(2)  # a bad row or file; the counts of a part of the keys
@@ -50,10 +53,12 @@ def count(pairs: Iterable[Tuple[int, slices.RawSlice]], about: Vocabulary) -> It
 
 def _divided(field, parts):
     """Counts as one for each part of the keys."""
-    divided = [{} for _ in range(parts)]
-    for key, number in field.items():
-        divided[zlib.crc32(bytes_of(key)) % parts][key] = number
-    return divided
+    part_of = splitmix64.finalize(field.keys) % np.uint64(parts)
+    long = [{} for _ in range(parts)]
+    for text, number in field.long.items():
+        long[zlib.crc32(text) % parts][text] = number
+    mine = [part_of == part for part in range(parts)]
+    return [Counts(field.keys[at], field.counts[at], texts) for at, texts in zip(mine, long)]
 
 
 def add_up(pairs: Iterable, about: Vocabulary) -> Iterator:
@@ -74,11 +79,9 @@ def add_up(pairs: Iterable, about: Vocabulary) -> Iterator:
 
     counts = vocabulary.add_up(about.columns, counted())
     yield from other
-    seen = sum(map(len, counts))
-    kept = [_frequent(*pair, about.min_count) for pair in zip(counts, about.columns)]
+    seen = sum(field.values() for field in counts)
+    kept = [
+        field if column.kind in RANGED else field.frequent(about.min_count)
+        for column, field in zip(about.columns, counts)
+    ]
     yield COUNTS, (seen, kept)
-
-
-def _frequent(counts, column, min_count):
-    """Counts without rare categories; all that are the ends of a range."""
-    return {text: n for text, n in counts.items() if n >= min_count or column.kind in RANGED}
