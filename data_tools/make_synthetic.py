@@ -121,6 +121,7 @@ def write_data(options: Options):
             paths = [os.path.join(scratch, name) for name in names]
             best = write_split(model, to_lines, options.seed, split, count, paths, progress)
             splits[split] = dict(files=names, **best)
+        progress.finish()
         with open(os.path.join(scratch, SUMMARY), "w") as f:
             f.write(json.dumps({**about, "splits": splits}, indent=2) + "\n")
         publishing.publish(scratch, [(output_dir, sorted(os.listdir(scratch)), old, {})])

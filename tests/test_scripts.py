@@ -7,8 +7,7 @@ import subprocess
 import sys
 
 import pytest
-import s3_server
-from conftest import ROOT, run_python, started
+from conftest import ROOT, run_python
 
 PATHS = [*ROOT.glob("scripts/**/*.[ps][yh]"), ROOT / "tests/sanitize.sh"]
 SCRIPTS = sorted(
@@ -168,30 +167,3 @@ def test_the_benchmark_leaves_what_lies_beside_its_own_folder(tmp_path):
     assert [str(p.relative_to(tmp_path)) for p in sorted(tmp_path.rglob("*"))] == [
         "benchmark", "benchmark/model", "model",
     ]  # fmt: skip
-
-
-@pytest.fixture
-def bucket(tmp_path):
-    """(the folder of a bucket that a local S3 server serves, the server, its port)."""
-    if not s3_server.PYTHON.exists():
-        pytest.skip("scripts/setup.sh --sagemaker has not run")
-    folder, port = tmp_path / "s3" / "bucket", s3_server.free_port()
-    folder.mkdir(parents=True)
-    for name in ("changed", "deleted", "same"):
-        (folder / name).write_text("before")
-    words = [s3_server.PYTHON, "scripts/sagemaker/local_s3.py", f"--dir={folder.parent}"]
-    with started([*words, f"--address=127.0.0.1:{port}"]) as server:
-        assert any(line.startswith("Serving ") for line in server.stdout)
-        yield folder, server, port
-
-
-def test_the_local_s3_server_writes_back_what_was_done_and_nothing_else(bucket):
-    folder, server, port = bucket
-    for method, name in (("PUT", "changed"), ("PUT", "new"), ("DELETE", "deleted")):
-        s3_server.request(port, method, f"/bucket/{name}", b"after" if method == "PUT" else None)
-    for name in ("same", "users"):  # by somebody else, while the server runs
-        (folder / name).write_text("mine")
-    server.terminate()
-    assert server.wait(timeout=30) == 0
-    found = {path.name: path.read_text() for path in folder.iterdir()}
-    assert found == {"changed": "after", "new": "after", "same": "mine", "users": "mine"}

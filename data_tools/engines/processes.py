@@ -93,6 +93,7 @@ class Processes:
 
         with contextlib.closing(run(work, tasks, self.number)) as events:
             yield good(events)
+        progress.finish()
 
     def count(self, tasks, columns, min_count: int, size: int, bad: Skipping):
         """Counts the categories of RawSlices' training rows.
