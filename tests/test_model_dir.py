@@ -61,12 +61,12 @@ def there(folder):
 
 
 def test_clearing_deletes_the_model_and_says_what_it_leaves(tmp_path, caplog):
-    fill(tmp_path, OURS + OTHERS)
-    (tmp_path / "elsewhere").mkdir()
+    fill(tmp_path / "model", OURS + OTHERS)
     fill(tmp_path / "elsewhere", ["events.out.tfevents.1"])
-    (tmp_path / "eval_old").symlink_to(tmp_path / "elsewhere")
-    model_dir.clear(str(tmp_path))
-    assert there(tmp_path) == {*OTHERS, "elsewhere/events.out.tfevents.1"}
+    (tmp_path / "model" / "eval_old").symlink_to(tmp_path / "elsewhere")
+    model_dir.clear(str(tmp_path / "model"))
+    assert there(tmp_path / "model") == set(OTHERS) and there(tmp_path / "elsewhere")
+    assert all(os.listdir(str(path)) for path in (tmp_path / "model").rglob("*") if path.is_dir())
     (said,) = (r.getMessage() for r in caplog.records if "keeping files" in r.getMessage())
     assert ".git" in said and "more" in said
 
@@ -81,12 +81,6 @@ def test_a_folder_of_another_program_is_not_cleared(tmp_path):
     fill(tmp_path, ["events.out.tfevents.1"])
     model_dir.clear(str(tmp_path))
     assert there(tmp_path) == before - {"report.json", "model.json"}
-
-
-def test_clearing_leaves_nothing_of_a_model_alone(tmp_path):
-    fill(tmp_path / "model", OURS)
-    model_dir.clear(str(tmp_path / "model"))
-    assert os.listdir(tmp_path / "model") == []
 
 
 def test_clearing_knows_all_that_a_job_writes(tmp_path):
@@ -213,19 +207,14 @@ def test_an_evaluation_of_its_own_has_summaries_and_a_report_of_its_own(model):
     assert len(steps) == len(set(steps)) > 0
 
 
-def test_predictions_are_not_written_over_a_folder_or_the_records(model, tmp_path):
+def test_predictions_are_not_written_over_the_records(model, tmp_path):
     data, folder, _ = model
     (tmp_path / "link").symlink_to(data)
     before = pathlib.Path(data).read_bytes()
-    for path, said in (
-        (tmp_path, "is a folder; give the name of a file."),
-        (tmp_path / "link", "holds something other than predictions"),
-    ):
-        done = run_train(
-            "--task_type=infer", f"--infer_data_dir={data}", f"--model_dir={folder}",
-            f"--predictions_file={path}", code=2,
-        )  # fmt: skip
-        assert f"--predictions_file={path} {said}" in done.stderr.splitlines()[-1]
+    path = f"--predictions_file={tmp_path}/link"
+    reads = f"--infer_data_dir={data}", f"--model_dir={folder}"
+    done = run_train("--task_type=infer", *reads, path, code=2)
+    assert f"{path} holds something other than predictions" in done.stderr.splitlines()[-1]
     assert pathlib.Path(data).read_bytes() == before
 
 
@@ -238,6 +227,7 @@ def test_predictions_take_the_place_of_predictions_alone(tmp_path):
     (tmp_path / "empty").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "part.tfrecords")
     for path, said in (
+        (tmp_path, "is a folder; give the name of a file"),
         (tmp_path / "fifo", "is not a regular file; give the name of one"),
         ("/dev/null", "is not a regular file"),
         (tmp_path / "data" / "dataset.json", "describes data; give another name"),

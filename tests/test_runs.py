@@ -124,37 +124,27 @@ CONFIG = InputConfig(64, shuffle_buffer=10)
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"seed": 2}, {"shuffle_buffer": 11}, {"num_parallel_reads": 2}, {"cache": "memory"},
-     {"cache": "a/file"}, {"batch_size": 32}, {"replicas": 2}],
+    "before, now, batch",
+    [
+        ({}, {"seed": 2}, 0), ({}, {"shuffle_buffer": 11}, 0), ({}, {"num_parallel_reads": 2}, 0),
+        ({}, {"cache": "memory"}, 0), ({}, {"cache": "a/file"}, 0), ({}, {"batch_size": 32}, 0),
+        ({}, {"replicas_per_process": 2}, 0), ({"skipped": 3}, {"skipped": 0}, 0),
+        ({"by_buffer": True}, {"by_buffer": True, "read_buffer_bytes": 4096}, 0),
+        ({"skipped": 3}, {"skipped": 3}, 5), ({}, {"read_buffer_bytes": 1}, 5),
+        ({}, {"num_epochs": 9}, 5),
+    ],
 )  # fmt: skip
-def test_what_changes_the_order_begins_the_epoch_again(run, caplog, change):
-    change = dict(change)
-    run.begin(0, order=order_of(CONFIG))
-    replicas = change.pop("replicas", 1)
-    order = order_of(CONFIG._replace(**change), replicas_per_process=replicas)
-    assert gone_on(run, 25, order=order) == [(2, 0)]
-    assert "epoch 3 starts over" in caplog.text
+def test_what_changes_the_order_and_only_that_begins_the_epoch_again(
+    run, caplog, before, now, batch
+):
+    def order(**more):
+        of_input = {k: more.pop(k) for k in set(more) & set(CONFIG._fields)}
+        return order_of(CONFIG._replace(**of_input), **more)
 
-
-@pytest.mark.parametrize("skipped", [0, 3])
-def test_other_bad_records_that_are_passed_over_begin_the_epoch_again(run, skipped):
-    run.begin(0, order=order_of(CONFIG, skipped=3))
-    order = order_of(CONFIG, skipped=skipped)
-    assert gone_on(run, 25, order=order) == [(2, 5 if skipped == 3 else 0)]
-
-
-@pytest.mark.parametrize("change", [{"read_buffer_bytes": 1}, {"num_epochs": 9}])
-def test_what_leaves_the_order_as_it_is_goes_on_within_the_epoch(run, change):
-    run.begin(0, order=order_of(CONFIG))
-    assert gone_on(run, 25, order=order_of(CONFIG._replace(**change))) == [(2, 5)]
-
-
-def test_where_chunks_depend_on_what_is_read_at_once_that_begins_the_epoch_again(run, caplog):
-    run.begin(0, order=order_of(CONFIG, by_buffer=True))
-    order = order_of(CONFIG._replace(read_buffer_bytes=4096), by_buffer=True)
-    assert gone_on(run, 25, order=order) == [(2, 0)]
-    assert "read_buffer_bytes was" in caplog.text
+    run.begin(0, order=order(**before))
+    assert gone_on(run, 25, order=order(**now)) == [(2, batch)]
+    assert ("epoch 3 starts over" in caplog.text) == (batch == 0)
+    assert ("read_buffer_bytes was" in caplog.text) == ("by_buffer" in now)
 
 
 def test_another_order_after_a_whole_epoch_uses_nothing_twice(run, caplog):
@@ -228,13 +218,24 @@ def test_processes_that_keep_in_step_from_now_on_begin_the_epoch_again(run, befo
     assert run.part.epoch == (0 if before is OWN_PACE else 1)
 
 
-def test_without_run_json_training_goes_on_by_what_the_checkpoint_says(run, caplog):
+@pytest.mark.parametrize(
+    "step, notes, data, place",
+    [
+        (25, True, "a", (2, 5)),
+        (20, True, "b", (0, 0)),  # at the end of an epoch, the run has ended
+        (25, False, "a", (0, 0)),  # where neither says it, a new run begins
+    ],
+)
+def test_without_run_json_training_goes_on_by_what_the_checkpoint_says(
+    run, caplog, step, notes, data, place
+):
     run.begin(0)
-    run.save(25)
+    run.save(step, notes=notes)
     (run.folder / resume.FILE).unlink()
-    run.begin(25)
-    assert run.places() == [(2, 5)]
+    run_step = run.begin(step, data=data).run_step
+    assert run.places() == [place] and run_step == (0 if place[0] else step)
     assert "run.json of --model_dir" in caplog.text and "is missing" in caplog.text
+    assert "other data" not in caplog.text
 
 
 def test_the_run_of_an_older_program_goes_on(run):
@@ -254,26 +255,6 @@ def test_an_interrupted_run_without_run_json_has_not_ended(run):
         run.begin(25, data="b")
 
 
-def test_without_run_json_a_run_at_the_end_of_an_epoch_has_ended(run):
-    run.begin(0)
-    run.save(20)
-    (run.folder / resume.FILE).unlink()
-    assert run.begin(20, data="b").run_step == 20
-    assert run.places() == [(0, 0)]
-
-
-def test_where_neither_says_it_a_new_run_begins_and_the_log_says_that_run_json_is_missing(
-    run, caplog
-):
-    run.begin(0)
-    run.save(25, notes=False)
-    (run.folder / resume.FILE).unlink()
-    run.begin(25)
-    assert run.places() == [(0, 0)]
-    assert "run.json of --model_dir" in caplog.text and "is missing" in caplog.text
-    assert "other data" not in caplog.text
-
-
 def test_what_changes_on_the_way_is_said(run, caplog):
     caplog.set_level("INFO")
     run.begin(0, settings={"dropout": [0.5, 0.5], "optimizer": "adam"})
@@ -286,30 +267,22 @@ def test_what_changes_on_the_way_is_said(run, caplog):
 
 
 @pytest.mark.parametrize(
-    "field, value",
-    [("step", "0"), ("run_step", -1), ("epoch", 0.5), ("steps_per_epoch", 10), ("order", []),
-     ("steps_per_epoch", [10, 10]), ("settings", [1]), ("data", None)],
+    "broken",
+    [{"step": "0"}, {"run_step": -1}, {"epoch": 0.5}, {"steps_per_epoch": 10}, {"order": []},
+     {"steps_per_epoch": [10, 10]}, {"settings": [1]}, {"data": None},
+     "", "[]", "null", '{"format_version": 4}', '{"format_version": 1, "parts": [{}]}',
+     '{"format_version": 2, "parts": [{"step": "x"}], "files": [], "ended": 0}',
+     '{"format_version": 2, "parts": [], "files": [["x"]], "ended": 0}',
+     100_000 * "[" + 100_000 * "]"]
 )  # fmt: skip
-def test_a_field_that_cannot_be_is_refused_in_one_sentence(run, field, value):
+def test_a_broken_state_or_field_is_refused_in_one_sentence(run, broken):
     run.begin(0)
     run.save(5)
-    content = json.loads((run.folder / resume.FILE).read_text())
-    content["parts"][0][field] = value
-    (run.folder / resume.FILE).write_text(json.dumps(content))
-    with pytest.raises(BadInput, match=r"run.json is not a run's state"):
-        run.begin(5)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", "null", '{"format_version": 4}', '{"format_version": 1, "parts": [{}]}',
-             '{"format_version": 2, "parts": [{"step": "x"}], "files": [], "ended": 0}',
-             '{"format_version": 2, "parts": [], "files": [["x"]], "ended": 0}',
-             100_000 * "[" + 100_000 * "]"]
-)  # fmt: skip
-def test_a_broken_state_is_refused_in_one_sentence(run, text):
-    run.begin(0)
-    run.save(5)
-    (run.folder / resume.FILE).write_text(text)
+    if isinstance(broken, dict):  # fields of the part that is there
+        content = json.loads((run.folder / resume.FILE).read_text())
+        content["parts"][0].update(broken)
+        broken = json.dumps(content)
+    (run.folder / resume.FILE).write_text(broken)
     with pytest.raises(BadInput, match=r"run.json is not a run's state"):
         run.begin(5)
 
