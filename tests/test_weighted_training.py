@@ -1,10 +1,9 @@
-"""An example of weight 3 counts as three: in loss, gradients, batch norm and metrics."""
+"""An example of weight 3 counts as three: in loss, gradients and batch norm."""
 
 import itertools
 
 import numpy as np
 import pytest
-import sklearn.metrics
 import tensorflow as tf
 from conftest import (
     job_of,
@@ -27,7 +26,6 @@ from test_weighted_records import weighted_example, write_records
 from deepfm.config import InputConfig, OptimizerConfig
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
-from deepfm.model import metrics
 from deepfm.model.model_fn import make_model_fn
 from deepfm.modes.common.mode import Mode
 from deepfm.plan import Opened, apply_model
@@ -143,87 +141,6 @@ def test_a_batch_that_weighs_nothing_has_no_loss_and_no_gradient(batch_norm):
         assert not gradient.any(), name
     for name, average in moved.items():
         np.testing.assert_array_equal(average, before[name], err_msg=name)
-
-
-# Metrics.
-
-
-def scored(rows=3000, seed=0):
-    """(labels, logits, probabilities, losses, weights), with ties among the scores."""
-    random = np.random.RandomState(seed)
-    logits = np.round(random.randn(rows), 2).astype(np.float32)
-    labels = (random.rand(rows) < 1 / (1 + np.exp(-logits))).astype(np.float32)
-    prob = (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
-    weights = random.randint(0, 4, rows).astype(np.float32)
-    return labels, logits, prob, np.square(labels - prob), weights
-
-
-def evaluated(columns, sizes=(700,)):
-    """The Evaluation of batches of these sizes; weighted if there are five columns."""
-    found = metrics.Evaluation(weighted=len(columns) == 5)
-    start = turn = 0
-    while start < len(columns[0]):
-        size = sizes[turn % len(sizes)]
-        found.add(*(x[start : start + size] for x in columns))
-        start, turn = start + size, turn + 1
-    return found
-
-
-def test_metrics_of_weight_3_are_those_of_three_examples():
-    columns = scored()
-    times = columns[4].astype(int)
-    found = evaluated(columns)
-    wanted = evaluated([np.repeat(x, times) for x in columns[:4]])
-    assert found.results()[:4] == pytest.approx(wanted.results()[:4], abs=1e-9)
-    assert found.results()[-1] == len(times)  # examples are counted, not weighed
-    assert found.roc() == wanted.roc()
-    assert found.precision_recall() == wanted.precision_recall()
-    for one, other in zip(found.deciles(), wanted.deciles()):
-        assert one == pytest.approx(other, abs=1e-9)
-
-
-@pytest.mark.parametrize("scale", [1, 0.001])
-def test_weighted_metrics_equal_scikit_learns(scale):
-    labels, _, prob, _, weights = columns = scored()
-    weights *= np.float32(scale) * np.random.RandomState(1).rand(len(weights)).astype(np.float32)
-    auc, log_loss, calibration, *_ = evaluated(columns).results()
-    assert auc == pytest.approx(
-        sklearn.metrics.roc_auc_score(labels, prob, sample_weight=weights), abs=1e-9
-    )
-    wanted = sklearn.metrics.log_loss(labels, prob.astype(np.float64), sample_weight=weights)
-    assert log_loss == pytest.approx(wanted, abs=1e-6)
-    wanted = np.average(prob, weights=weights) / np.average(labels, weights=weights)
-    assert calibration == pytest.approx(wanted, rel=1e-6)
-    assert len(evaluated(columns).deciles()) == 10
-
-
-@pytest.mark.parametrize("scale", [1, 1e-12])
-def test_the_curves_of_weighted_examples_are_those_of_a_loop_over_the_thresholds(scale):
-    labels, _, prob, _, weights = columns = scored(800)
-    weights *= np.float32(scale)
-    found = evaluated(columns)
-    weight = weights.astype(np.float64)
-    total = [weight[labels == label].sum() for label in (0, 1)]
-    seen = [threshold for threshold in sorted(set(prob), reverse=True)
-            if weight[prob == threshold].any()]  # fmt: skip
-    roc, precision_recall = [[0.0, 0.0]], []
-    for threshold in seen:
-        false, true = (weight[(prob >= threshold) & (labels == label)].sum() for label in (0, 1))
-        roc.append([false / total[0], true / total[1]])
-        precision_recall.append([true / total[1], true / (true + false)])
-    np.testing.assert_allclose(found.roc(1000), roc, atol=1e-6)
-    np.testing.assert_allclose(found.precision_recall(1000), precision_recall, atol=1e-6)
-
-
-def test_merged_parts_and_other_batches_give_the_result_of_the_whole():
-    columns = scored()
-    whole = evaluated(columns).results()
-    left, right = (
-        evaluated([x[part] for x in columns]) for part in (slice(1234), slice(1234, None))
-    )
-    left.merge(*right.state())
-    assert left.results() == pytest.approx(whole, abs=1e-12)
-    assert evaluated(columns, (1, 99)).results() == pytest.approx(whole, abs=1e-12)
 
 
 # Whole runs.
