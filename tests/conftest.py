@@ -29,6 +29,7 @@ from programs import wait_until  # noqa: F401  tests take it from here
 from tensorflow.python.client import session
 
 from deepfm.config import InputConfig, JobConfig, OptimizerConfig
+from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.modes.common.mode import Mode
 from deepfm.records import codec
@@ -63,6 +64,7 @@ _leave_graphs_as_they_are()
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SHARED_DATA = ROOT.parent / "shared" / "data"
+both_ops = pytest.mark.parametrize("ops", [TENSORFLOW, COMPILED], ids=["tensorflow", "kernels"])
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
@@ -133,12 +135,17 @@ def make_records(rows, field_size=4, feature_size=50, seed=0):
     return labels, ids, values
 
 
+def write_payloads(path, payloads):
+    """Writes a TFRecord file by TensorFlow."""
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for payload in payloads:
+            writer.write(payload)
+    return str(path)
+
+
 def write_tfrecords(path, records):
     """Writes what make_records returns."""
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for label, ids, values in zip(*records):
-            writer.write(example(label, ids, values))
-    return str(path)
+    return write_payloads(path, [example(*record) for record in zip(*records)])
 
 
 def write_libsvm(path, records):
@@ -180,19 +187,26 @@ def encoded(labels, ids, values, counts=None, weights=None):
     return [frames[end - size + 12 : end - 4] for size, end in zip(sizes, np.cumsum(sizes))]
 
 
+def compiler(folder, script):
+    """The path of a compiler that is a shell script."""
+    path = folder / "compiler"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
 def copying_compiler(folder):
     """The environment of a compiler that takes the built libraries instead of compiling them, which
     takes 17 s or more. It notes each call in folder/compiled, but that for the codec."""
     from deepfm.kernels.build import library
 
-    path, note = folder / "compiler", f"echo call >> {folder}/compiled; sleep 0.1"
-    path.write_text(
-        f'#!/bin/sh\ncase "$*" in *codec.cc*) of={of_codec.build()} ;;\n'
+    note = f"echo call >> {folder}/compiled; sleep 0.1"
+    script = (
+        f'case "$*" in *codec.cc*) of={of_codec.build()} ;;\n'
         f"*) of={library()}; {note} ;; esac\n"
-        'while [ "$1" != -o ]; do shift; done\ncp $of "$2"\n'
+        'while [ "$1" != -o ]; do shift; done\ncp $of "$2"'
     )
-    path.chmod(0o755)
-    return {"CXX": str(path)}
+    return {"CXX": compiler(folder, script)}
 
 
 def run_tool(name, *flags, fresh=False, env=None, timeout=60, code=None, **options):

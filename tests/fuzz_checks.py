@@ -181,20 +181,10 @@ def _lines_that_training_reads(path):
     return lines
 
 
-class _Sentences(std_logging.Handler):
-    """Keeps what is logged."""
-
-    def __init__(self):
-        super().__init__()
-        self.kept = []
-
-    def emit(self, record):
-        self.kept.append(record.getMessage())
-
-
 def _convert(options):
     """(sentences logged, the BadInput that ended it or None)."""
-    handler = _Sentences()
+    said, handler = [], std_logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
     logger = logging.get_absl_logger()
     handlers, logger.handlers = logger.handlers, [handler]
     level = logger.level
@@ -202,11 +192,11 @@ def _convert(options):
     try:
         libsvm_to_tfrecord.convert(options)
     except BadInput as error:
-        return handler.kept, str(error)
+        return said, str(error)
     finally:
         logger.handlers = handlers
         logger.setLevel(level)
-    return handler.kept, None
+    return said, None
 
 
 def _check_converter(path, schema, lines, found):
@@ -298,11 +288,7 @@ def check_records(path: str, schema: Schema) -> Outcome:
         schema = schema._replace(with_labels=with_labels)
         payloads = [payload for _, payload in frames]
         found = verdicts(payloads, wire.numbers, schema)
-        places = {
-            f": record {i} at byte {at}"
-            for i, ((at, _), verdict) in enumerate(zip(frames, found))
-            if not verdict
-        }
+        places = _refused_places(frames, found)
         bad = list(bad_records.find_bad(path, formats.TFRECORD, schema))
         wrong = _check_bad(bad, places, path)
         cases += [
@@ -351,11 +337,7 @@ def check_file(path: str, schema: Schema) -> Outcome:
             f"frame {wrong}: {read[wrong : wrong + 1]}, expected {frames[wrong : wrong + 1]}"
         )
     found = verdicts([p or b"" for _, p in frames], wire.numbers, schema)
-    places = {
-        f": record {i} at byte {at}"
-        for i, ((at, _), verdict) in enumerate(zip(frames, found))
-        if not verdict
-    }
+    places = _refused_places(frames, found)
     differences += _check_bad(
         list(bad_records.find_bad(path, formats.TFRECORD, schema)), places, path
     )
@@ -374,6 +356,12 @@ def check_file(path: str, schema: Schema) -> Outcome:
                 differences.append(f"{n} records are read, of which record {first} is bad")
             differences += _compare(found[:n], *columns)
     return Outcome(len(good), len(places), differences)
+
+
+def _refused_places(frames, found):
+    """The places of the records of [(byte, payload)] whose verdicts are none."""
+    numbered = enumerate(zip(frames, found))
+    return {f": record {i} at byte {at}" for i, ((at, _), verdict) in numbered if not verdict}
 
 
 def _refusal(path):

@@ -26,16 +26,21 @@ from deepfm.records import atomic_files, dataset_json
 from deepfm.runtime import remote_files
 
 
-def forked(action):
-    """Runs action() in a process of its own; its exit code, or minus the signal that ended it."""
+def begun(action):
+    """Runs action() in a process of its own; a function that waits for its exit code, or minus the
+    signal that ended it."""
     pid = os.fork()
     if not pid:
         with contextlib.suppress(BaseException):
             action()
             os._exit(0)
         os._exit(1)
-    _, status = os.waitpid(pid, 0)
-    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+    def ended():
+        _, status = os.waitpid(pid, 0)
+        return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+    return ended
 
 
 def die():
@@ -78,7 +83,7 @@ def test_a_data_set_whose_publishing_is_killed_anywhere_is_old_or_new_or_refused
             os.remove, os.replace = counted(os.remove), counted(os.replace)
             publishing.publish(str(top / "data" / ".scratch"), [(str(top / "data"), new, old, {})])
 
-        code = forked(publish)
+        code = begun(publish)()
         try:
             seen.append(datasets.find(str(top / "data"), "data").rows)
         except BadInput as error:
@@ -103,7 +108,7 @@ def test_a_scratch_folder_of_a_killed_process_goes_and_that_of_a_living_one_stay
             open(os.path.join(path, "file"), "w").close()
             die()
 
-    assert forked(make) == -signal.SIGKILL
+    assert begun(make)() == -signal.SIGKILL
     (left,) = os.listdir(tmp_path)
     (tmp_path / ".tool-mine").write_text("no temporary name")
     with atomic_files.scratch(str(tmp_path), ".tool-") as first:
@@ -121,17 +126,9 @@ def test_processes_that_make_temporary_files_in_one_folder_leave_each_other_alon
             with atomic_files.scratch(str(tmp_path), ".reading-") as scratch:
                 os.mkdir(os.path.join(scratch, "a"))
             atomic_files.write_whole(str(tmp_path / "file"), "x")
-        os._exit(0)
 
-    pids = []
-    for _ in range(3):
-        pid = os.fork()
-        if not pid:
-            with contextlib.suppress(BaseException):
-                work()
-            os._exit(1)
-        pids.append(pid)
-    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0, 0]
+    running = [begun(work) for _ in range(3)]
+    assert [ended() for ended in running] == [0, 0, 0]
     assert os.listdir(tmp_path) == ["file"]
 
 
@@ -150,19 +147,16 @@ def test_a_leftover_that_may_not_be_opened_or_deleted_stays(tmp_path, monkeypatc
 
 
 def test_a_scratch_folder_goes_though_another_process_still_writes_to_it(tmp_path):
-    def write(path):
+    def write():
         with contextlib.suppress(OSError):  # until the folder is gone
             for i in range(5000):
                 os.mkdir(f"{path}/{i}")
-        os._exit(0)
 
     with atomic_files.scratch(str(tmp_path), ".scratch-") as path:
-        pid = os.fork()
-        if not pid:
-            write(path)
+        ended = begun(write)
         while not os.path.exists(f"{path}/100"):
             time.sleep(0.001)
-    os.waitpid(pid, 0)
+    assert ended() == 0
     assert os.listdir(str(tmp_path)) == []
 
 
@@ -177,7 +171,7 @@ def test_a_file_whose_writing_is_killed_keeps_its_old_content_and_leaves_no_data
             f.flush()
             die()
 
-    assert forked(write) == -signal.SIGKILL
+    assert begun(write)() == -signal.SIGKILL
     assert path.read_text() == "old"
     assert len(os.listdir(tmp_path)) == 3
     path.unlink()

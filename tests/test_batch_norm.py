@@ -4,12 +4,11 @@ import mode_steps
 import numpy as np
 import pytest
 import tensorflow as tf
+import test_model
 
-from deepfm.config import ModelConfig, OptimizerConfig
+from deepfm.config import ModelConfig
 from deepfm.model.layers import batch_norm
 from deepfm.model.layers.batch_norm import BatchPart
-from deepfm.model.model_fn import make_model_fn
-from deepfm.modes.common.mode import Mode
 
 v1 = tf.compat.v1
 N, DECAY, EPSILON = 3, 0.75, 1e-3
@@ -40,20 +39,10 @@ def by_the_paper(x, counts, gamma, beta):
 
 def numeric_gradients(x, counts, by_y, gamma, beta):
     """Central differences of sum(y * by_y) by x, gamma and beta, in float64."""
-    values = [np.array(value, np.float64) for value in (x, gamma, beta)]
-    loss = lambda: np.sum(by_the_paper(values[0], counts, *values[1:])[0] * by_y)
-    gradients = []
-    for value in values:
-        gradient = np.zeros_like(value)
-        for index in np.ndindex(value.shape):
-            kept, sides = value[index], []
-            for moved in (kept + 1e-5, kept - 1e-5):
-                value[index] = moved
-                sides.append(loss())
-            value[index] = kept
-            gradient[index] = (sides[0] - sides[1]) / 2e-5
-        gradients.append(gradient)
-    return gradients
+    values = {"x": x, "gamma": gamma, "beta": beta}
+    values = {name: value.astype(np.float64) for name, value in values.items()}
+    loss = lambda at: np.sum(by_the_paper(at["x"], counts, at["gamma"], at["beta"])[0] * by_y)
+    return [test_model.numeric_gradient(loss, values, name) for name in values]
 
 
 def run(build, xs, by_ys):
@@ -178,18 +167,11 @@ def test_a_replica_alone_does_what_tf_layers_does(training, epsilon):
         np.testing.assert_allclose(after[name], expected_after[name], rtol=1e-6, err_msg=name)
 
 
-def model_fn(training, **changes):
-    """Builds a model with batch norm in the default graph; its variables by name."""
-    config = ModelConfig(4, 50, 8, (6, 5), (0.0, 0.0), batch_norm=True, **changes)
-    features = {
-        "feat_ids": v1.placeholder(tf.int64, [None, 4]),
-        "feat_vals": v1.placeholder(tf.float32, [None, 4]),
-    }
-    labels = v1.placeholder(tf.float32, [None])
-    optimizer = OptimizerConfig(use_amp=training)
+def build(training):
+    """The EstimatorSpec of a model with batch norm in the default graph."""
+    config = ModelConfig(4, 50, 8, (6, 5), (0.0, 0.0), batch_norm=True)
     mode = tf.estimator.ModeKeys.TRAIN if training else tf.estimator.ModeKeys.PREDICT
-    make = make_model_fn(config, optimizer, Mode())
-    return make(features, labels, mode)
+    return test_model.build(config, mode, optimizer="adam", use_amp=training)[0]
 
 
 def test_the_model_takes_its_epsilon():
@@ -200,13 +182,11 @@ def test_the_model_takes_its_epsilon():
             4, 50, 8, (6,), (0.0,), batch_norm=True, batch_norm_epsilon=epsilon,
             embedding_init_stddev=0.3,
         )  # fmt: skip
+        given = test_model.named(np.int64([[1, 2, 3, 4]]), np.ones([1, 4], "f4"), np.ones(1, "f4"))
         with tf.Graph().as_default(), v1.Session() as session:
-            features = {"feat_ids": tf.constant([[1, 2, 3, 4]], tf.int64),
-                        "feat_vals": tf.ones([1, 4])}  # fmt: skip
-            make = make_model_fn(config, OptimizerConfig(), Mode())
-            prob = make(features, None, tf.estimator.ModeKeys.PREDICT).predictions["prob"]
+            spec, feed = test_model.build(config, tf.estimator.ModeKeys.PREDICT, given)
             session.run(v1.global_variables_initializer())
-            (prob,) = session.run(prob).astype(np.float64)
+            (prob,) = session.run(spec.predictions["prob"], feed).astype(np.float64)
             return np.log(prob / (1 - prob))
 
     none, three, eight = map(logits, (0.0, 3.0, 8.0))
@@ -216,7 +196,7 @@ def test_the_model_takes_its_epsilon():
 
 def test_the_variables_are_those_of_earlier_checkpoints_and_exports_hold_nothing_new():
     with tf.Graph().as_default() as graph:
-        model_fn(training=False)
+        build(training=False)
         found = {v.op.name: v for v in v1.global_variables() if "batch_norm" in v.op.name}
         assert {name: v.shape.as_list() for name, v in found.items()} == {
             f"batch_norm_{i}/{name}": [units] for i, units in ((0, 6), (1, 5)) for name in NAMES
@@ -248,7 +228,7 @@ def test_mixed_precision_keeps_all_of_batch_norm_in_float32():
     options.min_graph_nodes = -1
     with tf.Graph().as_default() as graph:
         with tf.device("/gpu:0"):
-            v1.add_to_collection("train_op", model_fn(training=True).train_op)
+            v1.add_to_collection("train_op", build(training=True).train_op)
         built = v1.train.export_meta_graph(graph=graph)
         there = cluster.Cluster(devices=[claim("CPU"), gpu])
         rewritten = tf_optimizer.OptimizeGraph(config, built, cluster=there)

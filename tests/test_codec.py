@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import pathlib
 import warnings
 
 import google.protobuf.message
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import reference
 import tensorflow as tf
-from conftest import example
+from conftest import example, write_payloads
 from reference import field
 
 from deepfm.data import records
@@ -46,6 +47,10 @@ def either(request, monkeypatch):
         assert library.load()
 
 
+def written(path, payloads):
+    return pathlib.Path(write_payloads(path, payloads)).read_bytes()
+
+
 def all_serialized(batch):
     rows, found = len(batch[0]), []
     columns = ([None] * rows if x is None else x.tolist() for x in batch)
@@ -53,13 +58,6 @@ def all_serialized(batch):
         n = len(ids) if counts is None else sum(counts)
         found.append(example(label, ids[:n], values[:n], counts, weight))
     return found
-
-
-def written(path, payloads):
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for payload in payloads:
-            writer.write(payload)
-    return path.read_bytes()
 
 
 def places(payloads):
@@ -71,15 +69,25 @@ def places(payloads):
 @pytest.mark.parametrize("multi_valued", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("fields", [1, 39, 300])
-def test_a_file_has_the_bytes_that_tensorflow_writes(
+def test_a_file_has_the_bytes_that_tensorflow_writes_and_is_decoded_as_it_was_encoded(
     tmp_path, either, fields, weighted, multi_valued
 ):
+    schema = Schema(fields, multi_valued=multi_valued, weighted=weighted)
     for seed, largest in enumerate(LARGE):
         drawn = batch(seed, 50, fields, largest, multi_valued, weighted)
-        expected = written(tmp_path / "x", all_serialized(drawn))
-        found, sizes = codec.encode(*drawn)
-        assert found == expected
-        assert sizes.sum() == len(expected) and len(sizes) == 50
+        data, sizes = codec.encode(*drawn)
+        assert data == written(tmp_path / "x", all_serialized(drawn))
+        assert sizes.sum() == len(data) and len(sizes) == 50
+        labels, ids, values, counts, weights = drawn
+        ends = np.cumsum(sizes)
+        found = codec.decode(data, ends - sizes + frames.HEADER, ends - 4, schema)
+        if multi_valued:
+            there = np.arange(ids.shape[1]) < counts.sum(axis=1)[:, np.newaxis]
+            ids, values = ids * there, values * there
+            assert (found.counts == counts).all()
+        assert (found.labels == labels).all() and (found.ids == ids).all()
+        assert (found.values == values).all()
+        assert (found.weights == weights).all() if weighted else found.weights is None
 
 
 def test_no_records_are_encoded_and_decoded_as_none(either):
@@ -174,27 +182,6 @@ def test_a_packed_file_is_read_up_to_its_first_damage(tmp_path):
         path.write_bytes(data)
         with pytest.raises(BadInput, match="x.tfrecords.gz: is a truncated or damaged gzip file"):
             list(frames.frames_of_file(str(path)))
-
-
-@pytest.mark.parametrize("multi_valued", [False, True])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("fields", [1, 39, 300])
-def test_records_are_decoded_as_they_were_encoded(fields, weighted, multi_valued, either):
-    schema = Schema(fields, multi_valued=multi_valued, weighted=weighted)
-    for seed, largest in enumerate(LARGE):
-        labels, ids, values, counts, weights = batch(
-            seed, 50, fields, largest, multi_valued, weighted
-        )
-        data, sizes = codec.encode(labels, ids, values, counts, weights)
-        ends = np.cumsum(sizes)
-        found = codec.decode(data, ends - sizes + frames.HEADER, ends - 4, schema)
-        if multi_valued:
-            there = np.arange(ids.shape[1]) < counts.sum(axis=1)[:, np.newaxis]
-            ids, values = ids * there, values * there
-            assert (found.counts == counts).all()
-        assert (found.labels == labels).all() and (found.ids == ids).all()
-        assert (found.values == values).all()
-        assert (found.weights == weights).all() if weighted else found.weights is None
 
 
 def example_of(order=1, **lists):

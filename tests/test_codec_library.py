@@ -7,7 +7,8 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT
+import zip_for_spark
+from conftest import ROOT, compiler
 
 from data_tools import libsvm_to_tfrecord
 from deepfm.errors import BadInput
@@ -32,11 +33,10 @@ def run(env, path=ROOT, code=ENCODES):
     return done.stdout.strip(), done.stderr.strip()
 
 
-def compiler(folder, script):
-    path = folder / "compiler"
-    path.write_text(f"#!/bin/sh\necho call >> {folder}/calls\n{script}\n")
-    path.chmod(0o755)
-    return {"CXX": str(path), "DEEPFM_KERNELS_DIR": str(folder / "of")}
+def counted(folder, script):
+    """The environment of a compiler that notes each call."""
+    path = compiler(folder, f"echo call >> {folder}/calls\n{script}")
+    return {"CXX": path, "DEEPFM_KERNELS_DIR": str(folder / "of")}
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def copying(tmp_path_factory):
 
 
 def test_one_process_builds_it_and_one_that_was_cut_is_built_again(tmp_path, copying):
-    env = compiler(tmp_path, copying)
+    env = counted(tmp_path, copying)
     start = lambda: subprocess.Popen(
         [sys.executable, "-c", ENCODES], cwd=ROOT, env={**os.environ, **env}, stdout=subprocess.PIPE
     )
@@ -68,7 +68,7 @@ def test_one_process_builds_it_and_one_that_was_cut_is_built_again(tmp_path, cop
 def test_where_neither_site_packages_nor_home_can_be_written_it_is_in_a_temporary_folder(
     tmp_path, copying
 ):
-    env = {"CXX": compiler(tmp_path, copying)["CXX"], "HOME": "/proc", "TMPDIR": str(tmp_path)}
+    env = {"CXX": counted(tmp_path, copying)["CXX"], "HOME": "/proc", "TMPDIR": str(tmp_path)}
     env.update(DEEPFM_KERNELS_DIR="", XDG_CACHE_HOME="")
     nowhere = "import sysconfig; sysconfig.get_paths = lambda: {'purelib': '/proc'}\n"
     assert run(env, code=nowhere + ENCODES) == ("81 True", "")
@@ -82,7 +82,7 @@ def test_where_neither_site_packages_nor_home_can_be_written_it_is_in_a_temporar
      ('while [ "$1" != -o ]; do shift; done; echo of another machine > "$2"', "cannot be loaded")],
 )  # fmt: skip
 def test_without_it_plain_python_does_as_much_and_says_so_once(tmp_path, script, words):
-    found, said = run(compiler(tmp_path, script), code=ENCODES + ENCODES)
+    found, said = run(counted(tmp_path, script), code=ENCODES + ENCODES)
     assert found == "81 False\n81 False"
     assert said.count("There is no compiled codec") == 1 and words in said
 
@@ -120,11 +120,6 @@ def test_without_it_much_is_refused_before_any_of_it_is_read(monkeypatch, tmp_pa
 
 
 def test_the_archive_for_spark_carries_it(tmp_path):
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        import zip_for_spark
-    finally:
-        sys.path.pop(0)
     archive = tmp_path / "deepfm_spark.zip"
     built = zip_for_spark.libraries()
     content = zip_for_spark.zipped(built)

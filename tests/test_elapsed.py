@@ -3,14 +3,11 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import run_train
+from conftest import both_ops, run_train
 from mode_steps import check_same
 from test_resume import STEPS, data, job  # noqa: F401
 
 from deepfm.config import ModelConfig, OptimizerConfig
-from deepfm.kernels import compiled
-from deepfm.kernels.compiled import COMPILED
-from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import optimizers
 from deepfm.model.model_fn import make_model_fn
 from deepfm.modes.common.mode import Mode
@@ -18,17 +15,6 @@ from deepfm.state import saving
 
 v1 = tf.compat.v1
 RATE, BETA1, BETA2, EPSILON, L2 = 0.001, 0.9, 0.999, 1e-8, 0.003
-both = pytest.mark.parametrize(
-    "ops",
-    [
-        TENSORFLOW,
-        pytest.param(
-            COMPILED,
-            marks=pytest.mark.skipif(not compiled.built(), reason="python -m deepfm.kernels"),
-        ),
-    ],
-    ids=["tensorflow", "kernels"],
-)
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +80,7 @@ def by_the_book(start, batches, l2, run_step=0, first=0):
     return w, m, v, seen
 
 
-@both
+@both_ops
 @pytest.mark.parametrize("width", [1, 3, 40])
 @pytest.mark.parametrize("first, run_step", [(0, 0), (500, 480), (2**27, 2**27), (2**33, 2**33)])
 def test_each_row_moves_by_its_formula(ops, width, first, run_step):
@@ -106,7 +92,7 @@ def test_each_row_moves_by_its_formula(ops, width, first, run_step):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5 * np.abs(other).max())
 
 
-@both
+@both_ops
 def test_rows_of_every_batch_without_l2_are_those_of_adam(ops):
     table = Table(ops, 5, 8, l2=0.0)
     always = [(t, np.arange(5), np.float32(np.sin(np.arange(40) + t)).reshape(5, 8))
@@ -115,7 +101,7 @@ def test_rows_of_every_batch_without_l2_are_those_of_adam(ops):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
-@both
+@both_ops
 @pytest.mark.parametrize("steps", [1025, 3000, 2**25])
 def test_the_moments_of_a_row_that_returns_late_have_decayed(ops, steps):
     table = Table(ops, 3, 2, l2=0.0)
@@ -138,7 +124,7 @@ def dense_adam(start, batches, l2):
     return w
 
 
-@both
+@both_ops
 def test_rare_rows_end_near_those_of_dense_adam(ops):
     """Dense Adam has no closed form; lazy Adam's rows end several times as far from its."""
     rows, width, steps = 60, 16, 4000

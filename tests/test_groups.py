@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import sklearn.metrics
 import tensorflow as tf
-import test_multi_valued
 from conftest import (
     SMALL_MODEL,
     evaluations,
+    example,
     make_records,
     report,
     run_mode,
@@ -18,6 +18,7 @@ from conftest import (
     run_train,
     small_job,
     write_libsvm,
+    write_payloads,
     write_tfrecords,
 )
 
@@ -404,9 +405,8 @@ def test_fields_of_several_values_are_grouped_in_the_program_too(tmp_path):
     counts = random.randint(0, 4, (300, 3))
     ids = [random.randint(1, 9, n.sum()) for n in counts]
     labels = random.randint(0, 2, 300).astype(np.float32)
-    with tf.io.TFRecordWriter(str(tmp_path / "a.tfrecords")) as writer:
-        for label, row, n in zip(labels, ids, counts):
-            writer.write(test_multi_valued.example(label, row, np.ones(len(row)), n))
+    columns = zip(labels, ids, map(np.ones_like, ids), counts)
+    write_payloads(tmp_path / "a.tfrecords", [example(*record) for record in columns])
     job = small_job(tmp_path / "a.tfrecords", tmp_path / "model", "--gauc_field=1")
     run_train(*job, "--slice_fields=1", "--learning_rate=0.1", code=0)
     infer = "--task_type=infer", f"--infer_data_dir={tmp_path}/a.tfrecords"

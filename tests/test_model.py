@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import both_ops
 
 from deepfm.config import ModelConfig, OptimizerConfig
-from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model.layers import terms
 from deepfm.model.model_fn import make_model_fn
@@ -32,48 +32,72 @@ def config(**changes):
     return ModelConfig(**{**fields, **changes})
 
 
-def build(model_config, mode, optimizer="sgd", rate=1.0, **optimizer_changes):
-    """(spec, features placeholders, labels placeholder) in the default graph."""
-    ids = v1.placeholder(tf.int64, [None, F])
-    values = v1.placeholder(tf.float32, [None, F])
-    labels = v1.placeholder(tf.float32, [None])
+def named(ids, values, labels, **more):
+    """{name: array} of the features and the labels of a batch, but those that are None."""
+    found = {"feat_ids": ids, "feat_vals": values, "labels": labels, **more}
+    return {name: x for name, x in found.items() if x is not None}
+
+
+def build(model_config, mode, given=None, ops=TENSORFLOW, optimizer="sgd", rate=1.0, **changes):
+    """(spec, {placeholder: array} of a batch as of `named`) in the default graph."""
+    given = given or named(*batch())
+    places = {name: v1.placeholder(x.dtype, [None, *x.shape[1:]]) for name, x in given.items()}
     rows = model_config.l2_reg if model_config.l2_scope == "batch" else 0.0
-    optimizer_config = OptimizerConfig(
-        optimizer, rate, l2_rows=rows, lazy_updates=model_config.lazy_updates, **optimizer_changes
+    how = OptimizerConfig(
+        optimizer, rate, l2_rows=rows, lazy_updates=model_config.lazy_updates, **changes
     )
-    model_fn = make_model_fn(model_config, optimizer_config, Mode())
-    spec = model_fn({"feat_ids": ids, "feat_vals": values}, labels, mode)
-    return spec, (ids, values, labels)
+    features = {name: x for name, x in places.items() if name != "labels"}
+    spec = make_model_fn(model_config, how, Mode(), ops=ops)(features, places["labels"], mode)
+    return spec, {places[name]: x for name, x in given.items()}
 
 
-def run_step(model_config, **kwargs):
-    """One training step: (weights before, weights after, loss), weights by name."""
+def run_step(model_config, given=None, **how):
+    """One training step from random weights: (weights and moving averages by name before it, the
+    same after it, the loss and the logits before it)."""
     with tf.Graph().as_default(), v1.Session() as session:
-        spec, places = build(model_config, tf.estimator.ModeKeys.TRAIN, **kwargs)
+        spec, feed = build(model_config, tf.estimator.ModeKeys.TRAIN, given, **how)
         session.run(v1.global_variables_initializer())
-        weights = {v.op.name: v for v in v1.trainable_variables()}
+        trained = v1.trainable_variables()
+        moving = [v for v in v1.global_variables() if "moving" in v.op.name]
+        variables = {v.op.name: v for v in trained + moving}
         # Zeros would hide mistakes in the terms that they multiply.
-        for i, variable in enumerate(weights.values()):
+        for i, variable in enumerate(trained):
             random = np.random.RandomState(i)
             variable.load(random.randn(*variable.shape.as_list()).astype(np.float32), session)
-        before = session.run(weights)
-        loss, _ = session.run([spec.loss, spec.train_op], dict(zip(places, batch())))
-        return before, session.run(weights), loss
+        before = session.run(variables)
+        prob, loss = session.run(["prob:0", spec.loss], feed)
+        session.run(spec.train_op, feed)
+        return before, session.run(variables), loss, np.log(prob / (1 - prob))
 
 
-def numpy_logits(w, ids, values):
-    """The paper's equations, one example and one pair at a time."""
-    logits = []
-    for row_ids, row_values in zip(ids, values):
-        first = sum(w["fm_w"][i] * x for i, x in zip(row_ids, row_values))
-        e = [w["fm_v"][i] * x for i, x in zip(row_ids, row_values)]
+def numpy_logits(w, ids, values, counts=None, pooling="sum", normalize=lambda hidden, i: hidden):
+    """The paper's equations, one example and one pair of fields at a time.
+
+    Args:
+        counts: values of each field, of which `pooling` makes one; None: one of each.
+        normalize: (what hidden layer i makes of all examples, i) -> that after batch norm.
+    """
+    pool = {"sum": np.sum, "mean": np.mean, "max": np.max}[pooling]
+    logits, embedded = [], []
+    counts = np.ones(ids.shape, int) if counts is None else counts
+    for row_ids, row_values, row_counts in zip(ids, values, counts):
+        ends = np.cumsum(row_counts)
+        first, e = 0, []
+        for begin, end in zip([0, *ends], ends):
+            of_field = list(zip(row_ids[begin:end], row_values[begin:end]))
+            if not of_field:
+                e.append(np.zeros(K))
+                continue
+            first += pool([w["fm_w"][i] * x for i, x in of_field])
+            e.append(pool([w["fm_v"][i] * x for i, x in of_field], axis=0))
         second = sum(np.dot(a, b) for a, b in itertools.combinations(e, 2))
-        hidden = np.concatenate(e)
-        for layer in ("deep_0", "deep_1"):
-            hidden = np.maximum(hidden @ w[f"{layer}/kernel"] + w[f"{layer}/bias"], 0)
-        deep = hidden @ w["deep_out/kernel"] + w["deep_out/bias"]
-        logits.append(w["fm_bias"][0] + first + second + deep[0])
-    return np.array(logits)
+        logits.append(w["fm_bias"][0] + first + second)
+        embedded.append(np.concatenate(e))
+    hidden = np.array(embedded)
+    for i in range(sum(name.endswith("/kernel") for name in w) - 1):
+        hidden = hidden @ w[f"deep_{i}/kernel"] + w[f"deep_{i}/bias"]
+        hidden = np.maximum(normalize(hidden, i), 0)
+    return logits + (hidden @ w["deep_out/kernel"] + w["deep_out/bias"])[:, 0]
 
 
 def numpy_loss(w, ids, values, labels, l2=0.0, scope="batch", loss_type="log_loss"):
@@ -115,7 +139,7 @@ def test_second_order_equals_the_sum_over_pairs():
     [{}, {"loss_type": "square_loss"}, {"l2_reg": 0.3}, {"l2_reg": 0.3, "l2_scope": "table"}],
 )
 def test_a_step_of_sgd_follows_the_numeric_gradient_of_the_papers_loss(changes, lazy):
-    before, after, loss = run_step(config(lazy_updates=lazy, **changes))
+    before, after, loss, _ = run_step(config(lazy_updates=lazy, **changes))
     before = {k: v.astype(np.float64) for k, v in before.items()}
     ids, values, labels = batch()
     l2, scope = changes.get("l2_reg", 0.0), changes.get("l2_scope", "batch")
@@ -129,8 +153,8 @@ def test_a_step_of_sgd_follows_the_numeric_gradient_of_the_papers_loss(changes, 
 
 
 def test_the_gradient_is_clipped_by_its_global_norm():
-    before, free, _ = run_step(config())
-    _, clipped, _ = run_step(config(), clip_norm=0.01)
+    before, free, *_ = run_step(config())
+    _, clipped, *_ = run_step(config(), clip_norm=0.01)
     norm = np.sqrt(sum(np.sum((free[k] - before[k]) ** 2) for k in before))
     for name in before:
         np.testing.assert_allclose(
@@ -148,14 +172,14 @@ def test_evaluation_and_prediction_leave_the_moving_statistics_alone(optimize_gr
     ids, values, labels = batch()
     for mode in (tf.estimator.ModeKeys.EVAL, tf.estimator.ModeKeys.PREDICT):
         with tf.Graph().as_default(), v1.Session(config=session_config) as session:
-            spec, places = build(config(batch_norm=True), mode)
+            spec, feed = build(config(batch_norm=True), mode, named(ids, values + 5, labels))
             session.run(v1.global_variables_initializer())
             moving = [v for v in v1.global_variables() if "moving" in v.op.name]
             assert len(moving) == 4
             before = session.run(moving)
             fetches = [spec.predictions or spec.loss]
             fetches += [op for _, op in (spec.eval_metric_ops or {}).values()]
-            session.run(fetches, dict(zip(places, (ids, values + 5, labels))))
+            session.run(fetches, feed)
             for old, new in zip(before, session.run(moving)):
                 np.testing.assert_array_equal(old, new)
 
@@ -163,12 +187,12 @@ def test_evaluation_and_prediction_leave_the_moving_statistics_alone(optimize_gr
 def test_training_moves_the_statistics_of_batch_norm_by_the_decay():
     with tf.Graph().as_default(), v1.Session() as session:
         changes = dict(batch_norm=True, batch_norm_decay=0.75)
-        spec, places = build(config(**changes), tf.estimator.ModeKeys.TRAIN)
+        spec, feed = build(config(**changes), tf.estimator.ModeKeys.TRAIN)
         session.run(v1.global_variables_initializer())
         w = {v.op.name: v for v in v1.global_variables()}
         start = session.run(w)
-        ids, values, labels = batch()
-        session.run(spec.train_op, dict(zip(places, (ids, values, labels))))
+        session.run(spec.train_op, feed)
+        ids, values, _ = batch()
         e = (start["fm_v"][ids] * values[:, :, None]).reshape(B, -1)
         hidden = e @ start["deep_0/kernel"] + start["deep_0/bias"]
         np.testing.assert_allclose(
@@ -207,10 +231,10 @@ def test_dropout_differs_between_steps_and_layers_and_repeats_with_the_seed():
 def test_predictions_are_the_sigmoid_of_the_papers_logits_and_without_dropout():
     ids, values, _ = batch()
     with tf.Graph().as_default(), v1.Session() as session:
-        spec, places = build(config(dropout=(0.9, 0.9)), tf.estimator.ModeKeys.PREDICT)
+        spec, feed = build(config(dropout=(0.9, 0.9)), tf.estimator.ModeKeys.PREDICT)
         session.run(v1.global_variables_initializer())
         w = session.run({v.op.name: v for v in v1.trainable_variables()})
-        prob = session.run(spec.predictions["prob"], dict(zip(places[:2], (ids, values))))
+        prob = session.run(spec.predictions["prob"], feed)
     np.testing.assert_allclose(prob, 1 / (1 + np.exp(-numpy_logits(w, ids, values))), rtol=1e-5)
     assert prob.shape == (B,)
 
@@ -223,7 +247,7 @@ def test_table_gradients_stay_row_wise_from_end_to_end():
     assert not any(op.startswith("ResourceApply") for op in ops)
 
 
-@pytest.mark.parametrize("ops", [TENSORFLOW, COMPILED], ids=["tensorflow", "compiled"])
+@both_ops
 @pytest.mark.parametrize("rows", [0, 5, 12, 20])
 def test_batches_side_by_side_are_predicted_as_each_alone(rows, ops):
     random, size = np.random.RandomState(rows), 6

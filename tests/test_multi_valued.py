@@ -1,16 +1,27 @@
 """Fields of several values: the records, and the model against the paper's formulas in numpy."""
 
 import dataclasses
-import itertools
+import functools
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import encoded, example, report, run_mode, run_train, small_job, small_training
+import test_model
+from conftest import (
+    encoded,
+    example,
+    report,
+    run_mode,
+    run_train,
+    small_job,
+    small_training,
+    write_payloads,
+)
 from mode_steps import check_same, weights
+from test_model import named, numeric_gradient, numpy_logits, run_step
 
 from data_tools import inspect_dataset, libsvm_to_tfrecord
-from deepfm.config import ModelConfig, OptimizerConfig
+from deepfm.config import ModelConfig
 from deepfm.data import formats
 from deepfm.data.records import Schema
 from deepfm.model.model_fn import make_model_fn
@@ -19,9 +30,8 @@ from deepfm.records import wire
 from deepfm.state import export
 
 v1 = tf.compat.v1
-F, V, K = 4, 12, 3
+F, V = 4, 12
 COUNTS = np.int32([[1, 1, 1, 1], [3, 0, 2, 1], [0, 0, 0, 0], [2, 2, 2, 2], [1, 0, 1, 5]])
-B = len(COUNTS)
 
 
 def batch(counts=COUNTS, seed=0):
@@ -39,56 +49,8 @@ def parsed(serialized, schema=None):
         return session.run(formats.TFRECORD.parse(tf.constant(serialized), schema))
 
 
-def config(**changes):
-    fields = dict(
-        field_size=F, feature_size=V, embedding_size=K, deep_layers=(5,), dropout=(0.0,),
-        embedding_init_stddev=0.5,
-    )  # fmt: skip
-    return ModelConfig(**{**fields, **changes})
-
-
-def run_step(model_config, features, labels):
-    """One step of SGD at rate 1 from random weights: (weights before, after, logits before)."""
-    rows = model_config.l2_reg
-    how = OptimizerConfig("sgd", 1.0, l2_rows=rows, lazy_updates=model_config.lazy_updates)
-    with tf.Graph().as_default() as graph, v1.Session() as session:
-        features = {name: tf.constant(x) for name, x in features.items()}
-        model_fn = make_model_fn(model_config, how, Mode())
-        spec = model_fn(features, tf.constant(labels), tf.estimator.ModeKeys.TRAIN)
-        session.run(v1.global_variables_initializer())
-        weights = {v.op.name: v for v in v1.trainable_variables()}
-        for i, variable in enumerate(weights.values()):
-            random = np.random.RandomState(i)
-            variable.load(random.randn(*variable.shape.as_list()).astype(np.float32), session)
-        before = session.run(weights)
-        prob = session.run(graph.get_tensor_by_name("prob:0"))
-        session.run(spec.train_op)
-        return before, session.run(weights), np.log(prob / (1 - prob))
-
-
-def numpy_logits(w, ids, values, counts, pooling):
-    """The paper's equations, one example and one pair of fields at a time."""
-    pool = {"sum": np.sum, "mean": np.mean, "max": np.max}[pooling]
-    logits = []
-    for row_ids, row_values, row_counts in zip(ids, values, counts):
-        ends = np.cumsum(row_counts)
-        first, e = 0, []
-        for begin, end in zip([0, *ends], ends):
-            of_field = list(zip(row_ids[begin:end], row_values[begin:end]))
-            if not of_field:
-                e.append(np.zeros(K))
-                continue
-            first += pool([w["fm_w"][i] * x for i, x in of_field])
-            e.append(pool([w["fm_v"][i] * x for i, x in of_field], axis=0))
-        second = sum(np.dot(a, b) for a, b in itertools.combinations(e, 2))
-        hidden = np.maximum(np.concatenate(e) @ w["deep_0/kernel"] + w["deep_0/bias"], 0)
-        deep = hidden @ w["deep_out/kernel"] + w["deep_out/bias"]
-        logits.append(w["fm_bias"][0] + first + second + deep[0])
-    return np.array(logits)
-
-
-def as_features(ids, values, counts):
-    return {"feat_ids": ids, "feat_vals": values, "feat_counts": counts}
+# One hidden layer, so that probabilities tell the logits.
+config = functools.partial(test_model.config, deep_layers=(5,), dropout=(0.0,))
 
 
 @pytest.mark.parametrize("lazy, scope", [(True, "batch"), (False, "batch"), (False, "table")])
@@ -96,7 +58,7 @@ def as_features(ids, values, counts):
 def test_pooled_fields_follow_the_numeric_gradient_of_the_papers_loss(pooling, lazy, scope):
     ids, values, counts, labels = batch()
     made = config(pooling=pooling, lazy_updates=lazy, l2_scope=scope)
-    before, after, logits = run_step(made, as_features(ids, values, counts), labels)
+    before, after, _, logits = run_step(made, named(ids, values, labels, feat_counts=counts))
     before = {name: x.astype(np.float64) for name, x in before.items()}
 
     def loss(w):
@@ -106,11 +68,7 @@ def test_pooled_fields_follow_the_numeric_gradient_of_the_papers_loss(pooling, l
     wanted = numpy_logits(before, ids, values, counts, pooling)
     np.testing.assert_allclose(logits, wanted, rtol=1e-3, atol=1e-3)
     for name in ("fm_w", "fm_v", "deep_0/kernel"):
-        gradient = np.zeros_like(before[name])
-        for index in np.ndindex(gradient.shape):
-            moved = {k: v.copy() for k, v in before.items()}
-            moved[name][index] += 1e-6
-            gradient[index] = (loss(moved) - loss(before)) / 1e-6
+        gradient = numeric_gradient(loss, before, name)
         step = before[name] - after[name]
         np.testing.assert_allclose(step, gradient, rtol=1e-2, atol=1e-3, err_msg=name)
 
@@ -119,9 +77,9 @@ def test_pooled_fields_follow_the_numeric_gradient_of_the_papers_loss(pooling, l
 def test_one_value_of_each_field_is_the_same_model(pooling):
     ids, values, counts, labels = batch(np.ones([7, F], np.int32))
     made = config(pooling=pooling, l2_reg=0.1)
-    fixed = run_step(made, {"feat_ids": ids, "feat_vals": values}, labels)
-    pooled = run_step(made, as_features(ids, values, counts), labels)
-    np.testing.assert_allclose(fixed[2], pooled[2], rtol=1e-5)
+    fixed = run_step(made, named(ids, values, labels))
+    pooled = run_step(made, named(ids, values, labels, feat_counts=counts))
+    np.testing.assert_allclose(fixed[3], pooled[3], rtol=1e-5)
     for name, value in fixed[1].items():
         np.testing.assert_allclose(pooled[1][name], value, atol=1e-5, err_msg=name)
 
@@ -181,12 +139,13 @@ def data(tmp_path_factory):
     """A folder with a data set of fields of several values, without a dataset.json."""
     random = np.random.RandomState(3)
     folder = tmp_path_factory.mktemp("multi")
-    with tf.io.TFRecordWriter(str(folder / "a.tfrecords")) as writer:
-        for _ in range(500):
-            counts = random.randint(0, 4, F)
-            ids = random.randint(1, 50, counts.sum())
-            label = float(np.sin(ids).sum() > 0)
-            writer.write(example(label, ids, random.rand(len(ids)) + 0.5, counts))
+    payloads = []
+    for _ in range(500):
+        counts = random.randint(0, 4, F)
+        ids = random.randint(1, 50, counts.sum())
+        label = float(np.sin(ids).sum() > 0)
+        payloads.append(example(label, ids, random.rand(len(ids)) + 0.5, counts))
+    write_payloads(folder / "a.tfrecords", payloads)
     return folder
 
 

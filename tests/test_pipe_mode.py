@@ -139,21 +139,6 @@ def test_lines_of_libsvm_in_a_pipe_give_the_same_model(
     assert pipe["eval"] == pytest.approx(file["eval"], abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "flags, said",
-    [
-        ((), "--max_bad_records=1 names the line"),
-        (("--max_bad_records=1",), r"training: record 6: value 'nan' is not a finite .*1 bad"),
-    ],
-)
-def test_a_bad_line_in_a_pipe_is_named(channels, tmp_path, flags, said):
-    given = channels(training=lines(tmp_path, 70, more=BAD))
-    done = run_train(
-        *given, *flags, "--data_format=libsvm", f"--model_dir={tmp_path}/model", code=2
-    )
-    assert re.search(said, last_line(done))
-
-
 ROWS = (300, 1127)  # of the streams of two processes
 RATE = 1e-4
 
@@ -216,20 +201,33 @@ def test_each_process_of_a_host_needs_a_channel_of_its_own(channels, tmp_path):
     assert "channel training-1 is not among the job's (training)" in done.stderr
 
 
-STREAMS = {
-    "cut short": ("Pipe", lambda x: x[:-10], "channel training: CRC check .*FIFO was cut short"),
-    "with dataset.json": ("Pipe", lambda x: b'{"format_version": 1}' + x, "prefix with 'part-'"),
-    "empty": ("Pipe", lambda x: b"", "channel training has no records"),
-    "no stream": ("File", lambda x: b"", "channel training has input mode File"),
-}
+spoiled = lambda change: lambda folder: change(tfrecords(folder, 700))
+bad_lines = lambda folder: lines(folder, 70, more=BAD)
+LIBSVM = "--data_format=libsvm"
+STREAMS = {  # the channel's mode, what comes through it, flags, what is said
+    "cut short": (
+        "Pipe", spoiled(lambda x: x[:-10]), [], "channel training: CRC check .*FIFO was cut short"
+    ),
+    "with dataset.json": (
+        "Pipe", spoiled(lambda x: b'{"format_version": 1}' + x), [], "prefix with 'part-'"
+    ),
+    "empty": ("Pipe", lambda folder: b"", [], "channel training has no records"),
+    "no stream": ("File", lambda folder: b"", [], "channel training has input mode File"),
+    "a bad line": ("Pipe", bad_lines, [LIBSVM], "--max_bad_records=1 names the line"),
+    "bad lines": (
+        "Pipe", bad_lines, [LIBSVM, "--max_bad_records=1"],
+        r"training: record 6: value 'nan' is not a finite .*1 bad",
+    ),
+    "records to skip": ("Pipe", spoiled(bytes), ["--max_bad_records=3"], "--max_bad_records=3"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("mode, change, said", STREAMS.values(), ids=STREAMS)
+@pytest.mark.parametrize("mode, content, more, said", STREAMS.values(), ids=STREAMS)
 def test_a_stream_that_cannot_be_read_is_named_with_its_cause(
-    channels, tmp_path, mode, change, said
+    channels, tmp_path, mode, content, more, said
 ):
-    flags = channels(mode=mode, training=change(tfrecords(tmp_path, 700)))
-    done = run_train(*flags, f"--model_dir={tmp_path}/model", timeout=60, code=2)
+    flags = channels(mode=mode, training=content(tmp_path))
+    done = run_train(*flags, *more, f"--model_dir={tmp_path}/model", timeout=60, code=2)
     assert re.search(said, last_line(done))
 
 
@@ -241,20 +239,11 @@ def test_an_error_that_is_not_about_records_does_not_blame_the_channel(channels,
     assert "StringToNumber" in last_line(done) and "FIFO" not in last_line(done)
 
 
-@pytest.mark.parametrize(
-    "flag, bad",
-    [
-        ("--max_bad_records=3", "--max_bad_records=3"),
-        ("--task_type=infer", "--task_type=infer reads files"),
-    ],
-)
-def test_flags_that_need_files_are_refused(channels, tmp_path, flag, bad):
-    flags = channels(training=tfrecords(tmp_path, 70))
-    (tmp_path / "model").mkdir()
-    if "infer" in flag:
-        run_train(*flags, f"--model_dir={tmp_path}/model", timeout=60, code=0)
-    done = run_train(*flags, f"--model_dir={tmp_path}/model", flag, timeout=60, code=2)
-    assert bad in last_line(done)
+def test_inference_is_refused(channels, tmp_path):
+    flags = *channels(training=tfrecords(tmp_path, 70)), f"--model_dir={tmp_path}/model"
+    run_train(*flags, timeout=60, code=0)
+    done = run_train(*flags, "--task_type=infer", timeout=60, code=2)
+    assert "--task_type=infer reads files" in last_line(done)
 
 
 def test_a_fifo_that_never_comes_is_named(tmp_path, monkeypatch):

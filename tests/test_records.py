@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import example
+from conftest import example, write_payloads
 from reference import field, header
 
 from deepfm.data import bad_records, formats, records
@@ -23,12 +23,6 @@ def run(build, *arrays):
         fetched = build(*(tf.constant(a) for a in arrays))
         with tf.compat.v1.Session() as session:
             return session.run(fetched)
-
-
-def write_records(path, payloads):
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for payload in payloads:
-            writer.write(payload)
 
 
 def some_records(n, field_size=3):
@@ -97,7 +91,7 @@ def test_find_bad_names_record_and_byte_of_what_is_damaged_and_goes_on(tmp_path)
     payloads = some_records(5000)
     payloads[9] = some_records(1, field_size=2)[0]
     path = tmp_path / "a.tfrecords"
-    write_records(path, payloads)
+    write_payloads(path, payloads)
     data = bytearray(path.read_bytes())
     starts = np.cumsum([0] + [len(p) + 16 for p in payloads])
     data[starts[3] : starts[3] + 8] = struct.pack("<Q", 1 << 60)

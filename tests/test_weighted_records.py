@@ -7,8 +7,17 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import encoded, example, examples_of, job_of, make_records, run_tool
-from test_records import run, write_records
+from conftest import (
+    both_ops,
+    encoded,
+    example,
+    examples_of,
+    job_of,
+    make_records,
+    run_tool,
+    write_payloads,
+)
+from test_records import run
 
 from data_tools import inspect_dataset, libsvm_to_tfrecord, rebalance
 from deepfm import open_data
@@ -30,7 +39,6 @@ v1 = tf.compat.v1
 F = 4
 WEIGHTED = Schema(F, 50, weighted=True)
 UNWEIGHTED = Schema(F, 50)
-both_ops = pytest.mark.parametrize("ops", [TENSORFLOW, COMPILED], ids=["tensorflow", "kernels"])
 
 
 def weighted_example(record, weights, kind="float_list"):
@@ -67,23 +75,16 @@ def bits(x):
 
 @both_ops
 @pytest.mark.parametrize("multi_valued", [False, True])
-def test_parsing_what_was_encoded_gives_it_back(ops, multi_valued):
+def test_parsing_gives_what_was_encoded_and_1_for_the_weight_of_a_record_without(ops, multi_valued):
     found, weights = some()
     counts = np.ones([len(weights), F], np.int32) if multi_valued else None
     payloads = encoded(*found, counts, weights)
+    payloads[1] = example(*[column[1] for column in found])  # one without a weight
+    weights[1] = 1
     features, labels = parse(payloads, WEIGHTED._replace(multi_valued=multi_valued), ops)
     for one, other in zip((labels, features["feat_ids"], features["feat_vals"]), found):
         np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(bits(features["example_weights"]), bits(weights))
-
-
-@both_ops
-def test_a_record_without_a_weight_weighs_1(ops):
-    found, weights = some(3)
-    payloads = serialized(3)
-    payloads.insert(1, example(*next(zip(*found))))
-    features, _ = parse(payloads, ops=ops)
-    assert features["example_weights"].tolist() == [weights[0], 1, *weights[1:]]
 
 
 @both_ops
@@ -124,7 +125,7 @@ BAD = {
 @pytest.mark.parametrize("what", BAD)
 def test_a_bad_weight_is_refused_and_its_record_named(tmp_path, what, ops):
     payload, reason = BAD[what]
-    write_records(tmp_path / "1.tfrecords", [*serialized(300), payload, *serialized(2)])
+    write_payloads(tmp_path / "1.tfrecords", [*serialized(300), payload, *serialized(2)])
     with pytest.raises((tf.errors.InvalidArgumentError, tf.errors.DataLossError)):
         parse([payload], ops=ops)
     (bad,) = bad_records.find_bad(str(tmp_path / "1.tfrecords"), formats.TFRECORD, WEIGHTED)
@@ -133,7 +134,7 @@ def test_a_bad_weight_is_refused_and_its_record_named(tmp_path, what, ops):
 
 @both_ops
 def test_a_weight_in_unweighted_data_is_refused_not_ignored(tmp_path, ops):
-    write_records(tmp_path / "1.tfrecords", [example(*RECORD), *serialized(1)])
+    write_payloads(tmp_path / "1.tfrecords", [example(*RECORD), *serialized(1)])
     with pytest.raises(tf.errors.InvalidArgumentError):
         parse(serialized(1), UNWEIGHTED, ops)
     data = datasets.find(str(tmp_path), "training_data_dir")
@@ -147,7 +148,7 @@ def test_a_weight_in_unweighted_data_is_refused_not_ignored(tmp_path, ops):
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_first_record_says_whether_examples_are_weighted(tmp_path, weighted):
     first = serialized(1) if weighted else [example(*RECORD)]
-    write_records(tmp_path / "1.tfrecords", [*first, *serialized(1)])
+    write_payloads(tmp_path / "1.tfrecords", [*first, *serialized(1)])
     (tmp_path / "2.libsvm").write_text("1:0.5 3:1\n" if weighted else "1 3:1\n")
     for name in ("1.tfrecords", "2.libsvm"):
         data = datasets.find(str(tmp_path / name), "training_data_dir")
@@ -155,7 +156,7 @@ def test_the_first_record_says_whether_examples_are_weighted(tmp_path, weighted)
 
 
 def test_dataset_json_says_so_before_the_first_record(tmp_path):
-    write_records(tmp_path / "1.tfrecords", [example(*RECORD), *serialized(1)])
+    write_payloads(tmp_path / "1.tfrecords", [example(*RECORD), *serialized(1)])
     size = (tmp_path / "1.tfrecords").stat().st_size
     file = datasets.DataFile(str(tmp_path / "1.tfrecords"), size, 2, 1)
     for weighted in (True, False):
@@ -174,7 +175,7 @@ def test_data_without_weights_get_the_features_and_the_parser_that_they_had():
 
 
 def test_ignoring_weights_leaves_them_out_of_the_features(tmp_path):
-    write_records(tmp_path / "1.tfrecords", serialized())
+    write_payloads(tmp_path / "1.tfrecords", serialized())
     data = datasets.find(str(tmp_path), "training_data_dir")
     names = {}
     for wanted in (None, False):
@@ -188,53 +189,49 @@ def test_ignoring_weights_leaves_them_out_of_the_features(tmp_path):
 # LibSVM.
 
 LINES = [b"1:0.5 3:1 7:1", b"0:2 1:0.25 2:1", b"-1 4:1 5:2", b"  +1:3e0\t1:1  2:1"]
+OF_LINES = [  # (weight, label, ids, values)
+    (0.5, 1, [3, 7], [1, 1]), (2, 0, [1, 2], [0.25, 1]),
+    (1, 0, [4, 5], [1, 2]), (3, 1, [1, 2], [1, 1]),
+]  # fmt: skip
 TWO = Schema(2, 50, weighted=True)
 
 
 @both_ops
-@pytest.mark.parametrize("chosen", [LINES[:2], LINES], ids=["plain", "any"])
-def test_lines_are_read_as_xgboost_reads_them(ops, chosen):
-    features, labels = parse(chosen, TWO, ops, formats.LIBSVM)
-    n = len(chosen)
-    assert features["example_weights"].tolist() == [0.5, 2, 1, 3][:n]
-    assert labels.tolist() == [1, 0, 0, 1][:n]
-    assert features["feat_ids"].tolist() == [[3, 7], [1, 2], [4, 5], [1, 2]][:n]
-    assert features["feat_vals"].tolist() == [[1, 1], [0.25, 1], [1, 2], [1, 1]][:n]
+@pytest.mark.parametrize("number", [2, 4], ids=["plain", "any"])
+@pytest.mark.parametrize("pad", [False, True])
+def test_lines_are_read_as_xgboost_reads_them_and_short_ones_padded(ops, number, pad):
+    lines, rows = LINES[:number], OF_LINES[:number]
+    if pad:
+        lines, rows = [*lines, b"1:5 3:1"], [*rows, (5, 1, [3, 0], [1, 0])]
+    features, labels = parse(lines, TWO._replace(pad=pad), ops, formats.LIBSVM)
+    weights, ids, values = (
+        features[name].tolist() for name in ("example_weights", "feat_ids", "feat_vals")
+    )
+    assert list(zip(weights, labels, ids, values)) == rows
 
 
-@both_ops
-def test_short_weighted_rows_are_padded(ops):
-    features, _ = parse([b"1:0.5 3:1", b"0 1:1 2:1"], TWO._replace(pad=True), ops, formats.LIBSVM)
-    assert features["example_weights"].tolist() == [0.5, 1]
-    assert features["feat_ids"].tolist() == [[3, 0], [1, 2]]
+UNWEIGHTED_TWO = TWO._replace(weighted=False)
 
 
 @both_ops
 @pytest.mark.parametrize(
-    "line, reason",
+    "line, reason, schema",
     [
-        (b"1:-1 3:1 4:1", "weight '-1' is not a finite number of at least 0"),
-        (b"1:inf 3:1 4:1", "weight 'inf' is not a finite number of at least 0"),
-        (b"1:nan 3:1 4:1", "weight 'nan' is not"),
-        (b"1: 3:1 4:1", "weight '' is not"),
-        (b"1:0.5:2 3:1 4:1", "weight '0.5:2' is not"),
-        (b":0.5 3:1 4:1", "label ':0.5' is not 0, 1, -1 or +1"),
-        (b"2:0.5 3:1 4:1", "label '2:0.5' is not 0, 1, -1 or +1"),
-        (b"1:0.5 3:1", "expected 2 id:value pairs, found 1"),
+        (b"1:-1 3:1 4:1", "weight '-1' is not a finite number of at least 0", TWO),
+        (b"1:inf 3:1 4:1", "weight 'inf' is not a finite number of at least 0", TWO),
+        (b"1:nan 3:1 4:1", "weight 'nan' is not", TWO),
+        (b"1: 3:1 4:1", "weight '' is not", TWO),
+        (b"1:0.5:2 3:1 4:1", "weight '0.5:2' is not", TWO),
+        (b":0.5 3:1 4:1", "label ':0.5' is not 0, 1, -1 or +1", TWO),
+        (b"2:0.5 3:1 4:1", "label '2:0.5' is not 0, 1, -1 or +1", TWO),
+        (b"1:0.5 3:1", "expected 2 id:value pairs, found 1", TWO),
+        (LINES[0], "label '1:0.5' has a weight, but the first record has none", UNWEIGHTED_TWO),
     ],
 )
-def test_a_bad_line_is_refused_and_explained(line, reason, ops):
+def test_a_bad_line_is_refused_and_explained(line, reason, schema, ops):
     with pytest.raises(tf.errors.InvalidArgumentError):
-        parse([LINES[0], line], TWO, ops, formats.LIBSVM)
-    assert reason in libsvm_text.explain_line(line, TWO)
-
-
-@both_ops
-def test_a_weight_in_unweighted_lines_is_refused(ops):
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        parse(LINES[:1], TWO._replace(weighted=False), ops, formats.LIBSVM)
-    reason = libsvm_text.explain_line(LINES[0], TWO._replace(weighted=False))
-    assert "label '1:0.5' has a weight, but the first record has none" in reason
+        parse([b"1 3:1 4:1", line], schema, ops, formats.LIBSVM)
+    assert reason in libsvm_text.explain_line(line, schema)
 
 
 def read_back(folder):

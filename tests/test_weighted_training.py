@@ -1,12 +1,12 @@
-"""An example of weight 3 counts as three: in loss, gradients, batch norm and metrics."""
+"""An example of weight 3 counts as three: in loss, gradients and batch norm."""
 
 import itertools
 
 import numpy as np
 import pytest
-import sklearn.metrics
 import tensorflow as tf
 from conftest import (
+    both_ops,
     job_of,
     make_records,
     mode_of,
@@ -14,27 +14,25 @@ from conftest import (
     run_mode,
     run_train,
     scalars,
+    write_payloads,
     write_tfrecords,
 )
 from mode_steps import check_same
 from mode_steps import weights as checkpoint
 from test_batch_norm import EPSILON
-from test_model import config, numeric_gradient
+from test_model import config, named, numeric_gradient, numpy_logits, run_step
 from test_modes_agree import dealt
 from test_pipe_mode import channels  # noqa: F401  a fixture
-from test_weighted_records import weighted_example, write_records
+from test_weighted_records import weighted_example
 
-from deepfm.config import InputConfig, OptimizerConfig
-from deepfm.kernels.compiled import COMPILED
+from deepfm.config import InputConfig
 from deepfm.kernels.ops import TENSORFLOW
-from deepfm.model import metrics
-from deepfm.model.model_fn import make_model_fn
 from deepfm.modes.common.mode import Mode
 from deepfm.plan import Opened, apply_model
 from deepfm.records.wire import framed
 
 v1 = tf.compat.v1
-F, V, K, B = 4, 12, 3, 9
+F, V, B = 4, 12, 9
 
 
 def examples(seed=0):
@@ -53,51 +51,33 @@ def repeated(ids, values, labels, weights):
 
 def step(batch, ops=TENSORFLOW, **changes):
     """(weights before, the gradients as a step of SGD shows them, the loss, moving averages)."""
-    model_config = config(field_size=F, feature_size=V, embedding_size=K, **changes)
-    names = ("feat_ids", "feat_vals", "labels", "example_weights")
-    feed = {name: x for name, x in zip(names, batch) if x is not None}
-    with tf.Graph().as_default(), v1.Session() as session:
-        places = {name: v1.placeholder(x.dtype, [None, *x.shape[1:]]) for name, x in feed.items()}
-        features = {name: x for name, x in places.items() if name != "labels"}
-        model_fn = make_model_fn(model_config, OptimizerConfig("sgd", 1.0), Mode(), ops=ops)
-        spec = model_fn(features, places["labels"], tf.estimator.ModeKeys.TRAIN)
-        session.run(v1.global_variables_initializer())
-        variables = {
-            v.op.name: v for v in v1.global_variables() if v.dtype.base_dtype == tf.float32
-        }
-        trained = [v.op.name for v in v1.trainable_variables()]
-        for i, name in enumerate(sorted(trained)):
-            random = np.random.RandomState(i)
-            shape = variables[name].shape.as_list()
-            variables[name].load(random.randn(*shape).astype(np.float32), session)
-        before = session.run(variables)
-        loss, _ = session.run([spec.loss, spec.train_op], {places[k]: x for k, x in feed.items()})
-        after = session.run(variables)
-        moved = {name: x for name, x in after.items() if name not in trained}
-        return before, {name: before[name] - after[name] for name in trained}, loss, moved
+    given = named(*batch[:3], example_weights=batch[3])
+    before, after, loss, _ = run_step(config(**changes), given, ops=ops)
+    moved = {name: x for name, x in after.items() if "moving" in name}
+    return (
+        before,
+        {name: before[name] - after[name] for name in set(after) - set(moved)},
+        loss,
+        moved,
+    )
 
 
 def by_the_paper(w, ids, values, labels, weights, batch_norm):
     """sum(weights * log loss) / sum(weights), with batch norm's weighted moments, in float64."""
     share = (weights / weights.sum())[:, np.newaxis]
-    e = w["fm_v"][ids] * values[..., np.newaxis]
-    hidden = e.reshape(len(ids), -1)
-    for i in range(2):
-        hidden = hidden @ w[f"deep_{i}/kernel"] + w[f"deep_{i}/bias"]
-        if batch_norm:
-            mean = (share * hidden).sum(axis=0)
-            variance = (share * (hidden - mean) ** 2).sum(axis=0)
-            hidden = (hidden - mean) / np.sqrt(variance + EPSILON)
-            hidden = hidden * w[f"batch_norm_{i}/gamma"] + w[f"batch_norm_{i}/beta"]
-        hidden = np.maximum(hidden, 0)
-    deep = (hidden @ w["deep_out/kernel"] + w["deep_out/bias"])[:, 0]
-    first = (w["fm_w"][ids] * values).sum(axis=1)
-    second = sum((e[:, i] * e[:, j]).sum(axis=1) for i in range(F) for j in range(i + 1, F))
-    logits = w["fm_bias"][0] + first + second + deep
+
+    def normalize(hidden, i):
+        mean = (share * hidden).sum(axis=0)
+        variance = (share * (hidden - mean) ** 2).sum(axis=0)
+        hidden = (hidden - mean) / np.sqrt(variance + EPSILON)
+        return hidden * w[f"batch_norm_{i}/gamma"] + w[f"batch_norm_{i}/beta"]
+
+    how = {"normalize": normalize} if batch_norm else {}
+    logits = numpy_logits(w, ids, values, **how)
     return np.sum(share[:, 0] * (np.logaddexp(0, logits) - labels * logits))
 
 
-@pytest.mark.parametrize("ops", [TENSORFLOW, COMPILED], ids=["tensorflow", "kernels"])
+@both_ops
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_a_step_follows_the_gradient_of_the_weighted_mean(batch_norm, ops):
     batch = examples()
@@ -145,87 +125,6 @@ def test_a_batch_that_weighs_nothing_has_no_loss_and_no_gradient(batch_norm):
         np.testing.assert_array_equal(average, before[name], err_msg=name)
 
 
-# Metrics.
-
-
-def scored(rows=3000, seed=0):
-    """(labels, logits, probabilities, losses, weights), with ties among the scores."""
-    random = np.random.RandomState(seed)
-    logits = np.round(random.randn(rows), 2).astype(np.float32)
-    labels = (random.rand(rows) < 1 / (1 + np.exp(-logits))).astype(np.float32)
-    prob = (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
-    weights = random.randint(0, 4, rows).astype(np.float32)
-    return labels, logits, prob, np.square(labels - prob), weights
-
-
-def evaluated(columns, sizes=(700,)):
-    """The Evaluation of batches of these sizes; weighted if there are five columns."""
-    found = metrics.Evaluation(weighted=len(columns) == 5)
-    start = turn = 0
-    while start < len(columns[0]):
-        size = sizes[turn % len(sizes)]
-        found.add(*(x[start : start + size] for x in columns))
-        start, turn = start + size, turn + 1
-    return found
-
-
-def test_metrics_of_weight_3_are_those_of_three_examples():
-    columns = scored()
-    times = columns[4].astype(int)
-    found = evaluated(columns)
-    wanted = evaluated([np.repeat(x, times) for x in columns[:4]])
-    assert found.results()[:4] == pytest.approx(wanted.results()[:4], abs=1e-9)
-    assert found.results()[-1] == len(times)  # examples are counted, not weighed
-    assert found.roc() == wanted.roc()
-    assert found.precision_recall() == wanted.precision_recall()
-    for one, other in zip(found.deciles(), wanted.deciles()):
-        assert one == pytest.approx(other, abs=1e-9)
-
-
-@pytest.mark.parametrize("scale", [1, 0.001])
-def test_weighted_metrics_equal_scikit_learns(scale):
-    labels, _, prob, _, weights = columns = scored()
-    weights *= np.float32(scale) * np.random.RandomState(1).rand(len(weights)).astype(np.float32)
-    auc, log_loss, calibration, *_ = evaluated(columns).results()
-    assert auc == pytest.approx(
-        sklearn.metrics.roc_auc_score(labels, prob, sample_weight=weights), abs=1e-9
-    )
-    wanted = sklearn.metrics.log_loss(labels, prob.astype(np.float64), sample_weight=weights)
-    assert log_loss == pytest.approx(wanted, abs=1e-6)
-    wanted = np.average(prob, weights=weights) / np.average(labels, weights=weights)
-    assert calibration == pytest.approx(wanted, rel=1e-6)
-    assert len(evaluated(columns).deciles()) == 10
-
-
-@pytest.mark.parametrize("scale", [1, 1e-12])
-def test_the_curves_of_weighted_examples_are_those_of_a_loop_over_the_thresholds(scale):
-    labels, _, prob, _, weights = columns = scored(800)
-    weights *= np.float32(scale)
-    found = evaluated(columns)
-    weight = weights.astype(np.float64)
-    total = [weight[labels == label].sum() for label in (0, 1)]
-    seen = [threshold for threshold in sorted(set(prob), reverse=True)
-            if weight[prob == threshold].any()]  # fmt: skip
-    roc, precision_recall = [[0.0, 0.0]], []
-    for threshold in seen:
-        false, true = (weight[(prob >= threshold) & (labels == label)].sum() for label in (0, 1))
-        roc.append([false / total[0], true / total[1]])
-        precision_recall.append([true / total[1], true / (true + false)])
-    np.testing.assert_allclose(found.roc(1000), roc, atol=1e-6)
-    np.testing.assert_allclose(found.precision_recall(1000), precision_recall, atol=1e-6)
-
-
-def test_merged_parts_and_other_batches_give_the_result_of_the_whole():
-    columns = scored()
-    whole = evaluated(columns).results()
-    left, right = (
-        evaluated([x[part] for x in columns]) for part in (slice(1234), slice(1234, None))
-    )
-    left.merge(*right.state())
-    assert left.results() == pytest.approx(whole, abs=1e-12)
-    assert evaluated(columns, (1, 99)).results() == pytest.approx(whole, abs=1e-12)
-
-
 # Whole runs.
 
 GLOBAL_BATCH, ROWS = 24, 5 * 24 + 13
@@ -250,7 +149,7 @@ def data(tmp_path_factory):
     for processes in (1, 2):
         *columns, weights = dealt([*records, WEIGHTS], processes, GLOBAL_BATCH)
         payloads = [weighted_example(x, [w]) for x, w in zip(zip(*columns), weights)]
-        write_records(folder / f"{processes}.tfrecords", payloads)
+        write_payloads(folder / f"{processes}.tfrecords", payloads)
     times = [np.repeat(x, WEIGHTS.astype(int), axis=0) for x in records]
     write_tfrecords(folder / "repeated.tfrecords", times)
     write_tfrecords(folder / "plain.tfrecords", records)
@@ -378,7 +277,7 @@ def test_weights_can_be_ignored(data, tmp_path):
 def test_weights_of_0_are_records_of_an_epoch_too(tmp_path, mode):
     weights = [[0.0], [1.0], [0.0]] * 20
     payloads = [weighted_example(x, w) for x, w in zip(zip(*make_records(60)), weights)]
-    write_records(tmp_path / "1.tfrecords", payloads[:-1] + payloads[:1])
+    write_payloads(tmp_path / "1.tfrecords", payloads[:-1] + payloads[:1])
     run_train(
         *FLAGS, f"--training_data_dir={tmp_path}/1.tfrecords", "--global_batch_size=2",
         f"--model_dir={tmp_path}/model", f"--distribution={mode}", "--replicas_per_process=2",
@@ -400,7 +299,7 @@ def test_an_interrupted_run_on_weighted_data_ends_with_the_same_bits(data, tmp_p
 def test_a_bad_weight_ends_a_job_with_one_sentence(data, tmp_path):
     payloads = [weighted_example(x, [1.0]) for x in zip(*make_records(5))]
     payloads[3] = weighted_example(next(zip(*make_records(1))), [-2.0])
-    write_records(tmp_path / "1.tfrecords", payloads)
+    write_payloads(tmp_path / "1.tfrecords", payloads)
     flags = f"--training_data_dir={tmp_path}/1.tfrecords", f"--model_dir={tmp_path}/model"
     done = run_train(*FLAGS, *flags, code=2)
     assert "1.tfrecords: record 3 at byte" in done.stderr
