@@ -243,3 +243,13 @@ def test_the_good_records_of_a_damaged_file_are_read_past_the_damage(tmp_path):
     found = values_of(read(path, damaged=damaged, shuffle_buffer=1000))
     kept = np.delete(rows[2], [10, 50, 99], axis=0)
     np.testing.assert_array_equal(sort(found), sort(kept))
+
+
+@pytest.mark.parametrize("left", [1, 5, 11])  # bytes of a header, which has 12
+def test_a_file_that_is_cut_within_a_header_is_not_taken_for_whole(tmp_path, left):
+    path = write_tfrecords(tmp_path / "a.tfrecords", make_records(3))
+    one = write_tfrecords(tmp_path / "one", make_records(1))
+    with open(path, "rb+") as f, open(one, "rb") as first:
+        f.truncate(2 * len(first.read()) + left)
+    with pytest.raises((tf.errors.InvalidArgumentError, tf.errors.DataLossError)):
+        read(path)
