@@ -30,8 +30,8 @@ class Counts(NamedTuple):
     counts: np.ndarray
     long: Dict[bytes, int]
 
-    def values(self) -> int:
-        """How many values there are."""
+    def distinct(self) -> int:
+        """How many distinct values there are."""
         return len(self.keys) + len(self.long)
 
     def frequent(self, min_count: int) -> "Counts":
@@ -71,7 +71,7 @@ class Room(NamedTuple):
 
     def check_ids(self, counts: Sequence[Counts], min_count: int):
         """Checks what the fields' ids and feature_map.json take, once all is counted."""
-        often = [field.frequent(min_count).values() for field in counts]
+        often = [field.frequent(min_count).distinct() for field in counts]
         needed = 16 * sum(len(field.keys) for field in counts)
         needed += sum(110 + len(text) for field in counts for text in field.long)
         # A process that looks up texts gets copies of them: that changes their reference counts.

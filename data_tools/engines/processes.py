@@ -112,7 +112,7 @@ class Processes:
 
         with self.map(count, tasks, "Counting", size, None, bad) as results:
             counts = vocabulary.add_up(columns, (found for _, _, found in results), self.room)
-        seen = sum(field.values() for field in counts)
+        seen = sum(field.distinct() for field in counts)
         if seen and self.room:
             self.room.check_ids(counts, min_count)
         return seen, counts

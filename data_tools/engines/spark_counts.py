@@ -53,12 +53,15 @@ def count(pairs: Iterable[Tuple[int, slices.RawSlice]], about: Vocabulary) -> It
 
 def _divided(field, parts):
     """Counts as one for each part of the keys."""
-    part_of = splitmix64.finalize(field.keys) % np.uint64(parts)
+    part_of = (splitmix64.finalize(field.keys) % np.uint64(parts)).astype(np.int64)
+    order = np.argsort(part_of, kind="stable")  # which keeps the keys of a part ascending
+    cuts = np.searchsorted(part_of[order], np.arange(1, parts))
     long = [{} for _ in range(parts)]
     for text, number in field.long.items():
         long[zlib.crc32(text) % parts][text] = number
-    mine = [part_of == part for part in range(parts)]
-    return [Counts(field.keys[at], field.counts[at], texts) for at, texts in zip(mine, long)]
+    return list(
+        map(Counts, np.split(field.keys[order], cuts), np.split(field.counts[order], cuts), long)
+    )
 
 
 def add_up(pairs: Iterable, about: Vocabulary) -> Iterator:
@@ -79,7 +82,7 @@ def add_up(pairs: Iterable, about: Vocabulary) -> Iterator:
 
     counts = vocabulary.add_up(about.columns, counted())
     yield from other
-    seen = sum(field.values() for field in counts)
+    seen = sum(field.distinct() for field in counts)
     kept = [
         field if column.kind in RANGED else field.frequent(about.min_count)
         for column, field in zip(about.columns, counts)
