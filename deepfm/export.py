@@ -32,7 +32,7 @@ def save(model: estimators.Model, target: str, again: bool = False) -> Tuple[str
         (the path of the numbered folder, the global step).
     """
     config = model.config
-    others = remote_files.names(target, "servable_model_dir")
+    others = remote_files.checked_names(target, "servable_model_dir")
     depends_on = config.pooling, config.multi_valued, config.hash_buckets, config.logit_offset
     wanted = estimators.schema(config)._replace(hash_buckets=config.hash_buckets or 0)
 

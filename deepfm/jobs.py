@@ -12,8 +12,7 @@ from deepfm.config import InputConfig, JobConfig
 from deepfm.errors import BadInput
 from deepfm.plan import Opened, open_model
 from deepfm.records import atomic_files
-from deepfm.runtime import interruption
-from deepfm.runtime.storage import gfile
+from deepfm.runtime import interruption, remote_files
 from deepfm.state.remote_model_dir import REPORT
 
 _OF_EVALUATIONS = "eval", "curves", "best", "stopped_early"  # entries of a report
@@ -104,7 +103,7 @@ def _keep_report(job, found):
 
 def _report_of_step(path, step):
     """The report of the training that led to a step; {} if there is none."""
-    found = gfile.json_object(path)
+    found = remote_files.json_object(path)
     return found if found.get("global_step") == step else {}
 
 

@@ -35,12 +35,11 @@ from deepfm.modes.common.mode import Mode
 from deepfm.records import codec
 from deepfm.records import library as of_codec
 from deepfm.records.storage import places
-from deepfm.runtime import sagemaker
-from deepfm.runtime.storage import gfile
+from deepfm.runtime import remote_files, sagemaker
 
 tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
 tf.compat.v1.enable_resource_variables()  # as program.py does
-places.read_remote_by(gfile)
+places.read_remote_by(remote_files)
 gc.set_threshold(100_000)  # as program.py does
 for number in (signal.SIGHUP, signal.SIGQUIT):  # which nohup and a shell's & ignore
     signal.signal(number, signal.SIG_DFL)

@@ -12,15 +12,14 @@ from s3_server import Folder, Proxy
 from test_remote import make_remote, save_checkpoint
 
 from deepfm.errors import BadInput, RemoteError
-from deepfm.runtime import remote_files
-from deepfm.runtime.storage import owner
+from deepfm.runtime import owner, remote_files
 from deepfm.state import remote_model_dir
 
 BEAT = 2.0  # seconds: less than usual
 # train.py with another BEAT.
 QUICK = """
 import runpy, sys
-from deepfm.runtime.storage import owner
+from deepfm.runtime import owner
 owner.BEAT = float(sys.argv.pop(1))
 sys.argv[0] = "train.py"
 runpy.run_path("train.py", run_name="__main__")

@@ -453,7 +453,7 @@ def test_a_probe_is_deleted_where_the_folder_cannot_be_listed(tmp_path, monkeypa
 
     monkeypatch.setattr(tf.io.gfile, "listdir", refuse)
     with pytest.raises(remote_files.RemoteError, match="PermissionDeniedError: not for you"):
-        remote_files.names(f"file://{tmp_path}", "model_dir")
+        remote_files.checked_names(f"file://{tmp_path}", "model_dir")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -464,7 +464,7 @@ def test_data_that_is_a_whole_bucket_is_refused(spec):
 
 
 @pytest.mark.parametrize(
-    "check", [remote_files.check_readable, remote_files.check_writable, remote_files.names]
+    "check", [remote_files.check_readable, remote_files.check_writable, remote_files.checked_names]
 )
 def test_an_address_with_a_scheme_is_told_without_one(monkeypatch, check):
     monkeypatch.setattr(remote_files, "DEADLINE", 1)  # where it is taken for a server's address
@@ -485,7 +485,7 @@ def test_a_job_that_fails_leaves_nothing_of_what_it_was_to_write(tmp_path, monke
 def test_a_list_without_what_was_just_written_is_no_empty_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(tf.io.gfile, "listdir", lambda path: [])
     with pytest.raises(remote_files.RemoteError, match="cannot be written and listed"):
-        remote_files.names(f"file://{tmp_path}", "model_dir")
+        remote_files.checked_names(f"file://{tmp_path}", "model_dir")
 
 
 def test_a_file_whose_reading_ends_early_is_no_copy(tmp_path, monkeypatch):

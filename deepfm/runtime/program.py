@@ -246,7 +246,7 @@ def _load_tensorflow():
     deepfm.need("tensorflow_core")
     import tensorflow as tf
 
-    from deepfm.runtime.storage import gfile
+    from deepfm.runtime import remote_files
 
     if not tf.__version__.startswith("1.15."):
         deepfm.refuse_python(f"has TensorFlow {tf.__version__}, not 1.15")
@@ -255,7 +255,7 @@ def _load_tensorflow():
         logging.get_absl_handler().python_handler.stream = sys.stdout
     # So that no step goes uncounted when several workers add at once.
     tf.compat.v1.enable_resource_variables()
-    places.read_remote_by(gfile)
+    places.read_remote_by(remote_files)
     # Through absl alone: TensorFlow would print each of its lines a second time.
     tf.get_logger().handlers = []
     tf.get_logger().setLevel("ERROR")

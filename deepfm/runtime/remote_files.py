@@ -1,5 +1,7 @@
 """Files at remote paths: s3://, and any other scheme that tf.io.gfile knows.
 
+The functions up to `glob` are those of `places`, for programs that have loaded TensorFlow.
+
 TensorFlow 1.15's S3 client mistakes trouble for absence: if the server is down or denies access, a
 folder seems to be missing, and if it stops answering, a file seems to end early. So a listing is
 trusted only if it shows a file that was just written, and a copy only if it has the right size.
@@ -8,6 +10,7 @@ trusted only if it shows a file that was just written, and a copy only if it has
 import contextlib
 import fcntl
 import io
+import json
 import os
 import posixpath
 import shutil
@@ -15,7 +18,7 @@ import tempfile
 import threading
 import time
 import uuid
-from typing import Callable, List, Optional, Sequence
+from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 from absl import logging
@@ -23,7 +26,6 @@ from absl import logging
 from deepfm.errors import BadInput, RemoteError
 from deepfm.records.storage.places import is_remote
 from deepfm.runtime import program
-from deepfm.runtime.storage import gfile
 
 DEADLINE = 15  # seconds for a server's first answer
 TROUBLE = (tf.errors.OpError, OSError)
@@ -32,6 +34,77 @@ _BLOCK = 1 << 20  # bytes
 _S3 = "s3://"
 MARK = ".training"  # in a model_dir, of the training that owns it; no part of the model
 _ADVICE = "check the path, the server and its permissions (AWS_REGION, AWS_*, S3_ENDPOINT)"
+_with_client = {"s3", "file"}  # schemes
+
+
+def check_client(path: str):
+    """Refuses (BadInput) a path with a scheme for which this TensorFlow has no client."""
+    scheme = path.partition("://")[0]
+    if scheme in _with_client:
+        return
+    try:
+        tf.io.gfile.stat(path)
+    except (tf.errors.UnimplementedError, tf.errors.NotFoundError) as error:
+        why = error.message.partition(" (file:")[0]
+        if "not implemented" in why or "shared object" in why:
+            raise BadInput(
+                f"{path}: this TensorFlow has no client for {scheme}:// ({why}); give a local "
+                "path, or one that begins with s3://."
+            ) from error
+    except tf.errors.OpError:
+        pass  # whoever uses the path says what is wrong
+    _with_client.add(scheme)
+
+
+def open_file(path: str) -> BinaryIO:
+    return tf.io.gfile.GFile(path, "rb")
+
+
+def content(path: str) -> bytes:
+    try:
+        with open_file(path) as f:
+            return f.read()
+    except tf.errors.OpError as error:
+        raise OSError(str(error)) from error
+
+
+def json_object(path: str) -> Dict[str, Any]:
+    """The JSON object in a file, local or remote; {} without one, or if it cannot be read."""
+    try:
+        found = json.loads(content(path).decode())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def size(path: str) -> int:
+    return tf.io.gfile.stat(path).length
+
+
+def exists(path: str) -> bool:
+    return tf.io.gfile.exists(path)
+
+
+def is_dir(path: str) -> bool:
+    return tf.io.gfile.isdir(path)
+
+
+def names(folder: str) -> List[str]:
+    try:
+        return sorted(tf.io.gfile.listdir(folder))
+    except tf.errors.NotFoundError:
+        return []
+
+
+def walk(top: str) -> Iterator[Tuple[str, List[str], List[str]]]:
+    return tf.io.gfile.walk(top)
+
+
+def glob(pattern: str) -> List[str]:
+    try:
+        return tf.io.gfile.glob(pattern)
+    except tf.errors.NotFoundError:  # the folder of a glob does not exist
+        return []
 
 
 def cause(error: Exception) -> str:
@@ -74,7 +147,7 @@ def check_readable(spec: str, flag: str):
     """
     paths = [path.strip() for path in (spec or "").split(",") if is_remote(path)]
     for path in paths:
-        gfile.check_client(path)
+        check_client(path)
         check_is_folder(path, flag)
     if paths:
         _in_time(lambda: tf.io.gfile.exists(paths[0]), f"--{flag}={spec} cannot be read")
@@ -123,7 +196,7 @@ def check_writable(folder: str, flag: str):
         _probe(folder, lambda name: None, f"--{flag}: {folder} cannot be written")
 
 
-def names(folder: str, flag: str) -> List[str]:
+def checked_names(folder: str, flag: str) -> List[str]:
     """The names in a folder; [] if there is no such folder.
 
     Raises RemoteError if it is remote and cannot be written and listed.

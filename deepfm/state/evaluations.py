@@ -15,7 +15,7 @@ from absl import logging
 from deepfm.config import JobConfig
 from deepfm.errors import BadInput
 from deepfm.records import atomic_files
-from deepfm.runtime.storage import gfile
+from deepfm.runtime import remote_files
 
 FILE = "evaluations.json"
 METRICS = "auc", "log_loss", "gauc"  # that are kept; of GAUC, those that were asked for
@@ -147,7 +147,7 @@ def load(path: str) -> List[Dict[str, Any]]:
     if not tf.io.gfile.exists(path):
         return []
     try:
-        entries = json.loads(gfile.content(path).decode())
+        entries = json.loads(remote_files.content(path).decode())
         for entry in entries:
             entry["step"] = int(entry["step"])
             for name in {"auc", "log_loss"} | (set(METRICS) & set(entry)):

@@ -16,7 +16,6 @@ from tensorflow.python.saved_model import loader_impl
 from deepfm.data import formats, records
 from deepfm.records import atomic_files
 from deepfm.runtime import remote_files
-from deepfm.runtime.storage import gfile
 from deepfm.state import checkpoints
 
 _SCRATCH = ".export-"  # what the folder begins with in which one is made
@@ -110,7 +109,7 @@ def find(folder: str, names: Iterable[str], stamp: Stamp) -> Optional[str]:
 
 def stamp_of(path: str) -> Optional[Stamp]:
     """The stamp of an export; None if it has none that this version can read."""
-    said = gfile.json_object(posixpath.join(path, "assets.extra", _STAMP))
+    said = remote_files.json_object(posixpath.join(path, "assets.extra", _STAMP))
     if said.get("format_version") != _VERSION or "checkpoint" not in said:
         return None
     return Stamp(*map(said.get, Stamp._fields))

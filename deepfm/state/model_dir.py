@@ -14,7 +14,6 @@ from deepfm.config import JobConfig
 from deepfm.errors import BadInput, listed
 from deepfm.records import atomic_files, dataset_json
 from deepfm.runtime import remote_files
-from deepfm.runtime.storage import gfile
 from deepfm.state import best, checkpoints, model_json
 
 _HEX = r"[0-9a-f]{32}"
@@ -42,7 +41,7 @@ def clear(model_dir: str):
 
     Refuses (BadInput) a folder whose files are no model's.
     """
-    names = remote_files.names(model_dir, "model_dir")
+    names = remote_files.checked_names(model_dir, "model_dir")
     if not names:
         return
     if not any(_is_of_a_model(model_dir, name) for name in names):
@@ -128,7 +127,7 @@ def _check_names(named):
     for flag, path in named.items():
         path.encode()
         if remote_files.is_remote(path):
-            gfile.check_client(path)
+            remote_files.check_client(path)
         # Checkpoints of a remote model_dir are read where they have been fetched to.
         fetched = flag == "model_dir" and remote_files.is_remote(path)
         if flag not in ("cache", "predictions_file") and not fetched:

@@ -19,7 +19,7 @@ from absl import logging
 from deepfm.config import JobConfig
 from deepfm.errors import BadInput
 from deepfm.runtime import interruption, remote_files
-from deepfm.runtime.storage.owner import Owner
+from deepfm.runtime.owner import Owner
 from deepfm.state import best, checkpoints, evaluations, model_dir, model_json, resume
 
 v1 = tf.compat.v1
@@ -49,13 +49,13 @@ def at_hand(job: JobConfig):
     if not job.distribution.chief:
         yield job, None
         return
-    names = remote_files.names(path, "model_dir")
+    names = remote_files.checked_names(path, "model_dir")
     model_dir.check_is_no_pattern(tempfile.gettempdir(), "TMPDIR")
     mirror = Mirror(path, tempfile.mkdtemp(prefix="deepfm-model-"), job.keep_checkpoint_max)
     try:
         if job.task_type == "train":
             mirror.owner = Owner(path)
-            names = remote_files.names(path, "model_dir")  # as the one before has left it
+            names = remote_files.checked_names(path, "model_dir")  # as the one before has left it
         if job.task_type != "train":
             mirror.fetch_beside_training(names)
             if best.FOLDER in names:
@@ -119,7 +119,7 @@ class Mirror:
                 if not left:
                     raise
                 logging.warning("%s; listing the folder again.", error)
-                names = remote_files.names(self.path, "model_dir")
+                names = remote_files.checked_names(self.path, "model_dir")
             finally:
                 self._stale = []
 
@@ -166,7 +166,7 @@ class Mirror:
     def fetch_best(self, whole: bool):
         """Fetches the best checkpoint, if there is one; if not `whole`, the file that names it."""
         folder = best.FOLDER
-        names = remote_files.names(posixpath.join(self.path, folder), "model_dir")
+        names = remote_files.checked_names(posixpath.join(self.path, folder), "model_dir")
         if checkpoints.STATE not in names:
             return
         os.makedirs(os.path.join(self.local, folder), exist_ok=True)
@@ -299,7 +299,7 @@ class Mirror:
             remote_files.put(os.path.join(held, part), posixpath.join(remote, part))
         self._copied[state] = stamp
         shutil.rmtree(held)
-        for other in remote_files.names(remote, "model_dir"):
+        for other in remote_files.checked_names(remote, "model_dir"):
             if checkpoints.is_part(other) and other not in parts:
                 tf.io.gfile.remove(posixpath.join(remote, other))
 

@@ -31,7 +31,7 @@ from deepfm.data.identity import Identity
 from deepfm.errors import BadInput
 from deepfm.records import atomic_files
 from deepfm.records.data_file import DataFile
-from deepfm.runtime.storage import gfile
+from deepfm.runtime import remote_files
 
 FILE = "run.json"
 NOTES = "deepfm_run/"  # how the names of these tensors in a checkpoint begin
@@ -334,7 +334,7 @@ def _read(model_dir) -> _Known:
     if not tf.io.gfile.exists(path):
         return _Known([], {}, None, None)
     try:
-        content = json.loads(gfile.content(path).decode())
+        content = json.loads(remote_files.content(path).decode())
         if content["format_version"] not in (2, _VERSION):
             raise ValueError(f"format_version {content['format_version']} is not {_VERSION}")
         files = {str(path): Identity(*identity) for path, *identity in content["files"]}

@@ -2,7 +2,7 @@
 functions of the same names; see `of`. Local means of this machine, or of a folder that all share.
 
 Remote files, s3:// and the like, are read through TensorFlow by a program that has loaded it
-(runtime.storage.gfile), else read and written through pyarrow (`arrow`): the data tools, and
+(runtime.remote_files), else read and written through pyarrow (`arrow`): the data tools, and
 Spark's executors. This module needs neither of them, nor absl.
 """
 

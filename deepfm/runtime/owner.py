@@ -21,7 +21,6 @@ from absl import logging
 
 from deepfm.errors import BadInput
 from deepfm.runtime import remote_files
-from deepfm.runtime.storage import gfile
 
 BEAT = 10.0  # seconds
 _OLD = 3600.0  # seconds after which no owner lives; S3 accepts no clocks that differ so much
@@ -69,7 +68,7 @@ class Owner:
 
     def _read(self):
         """The mark that is there; None without one, or if it cannot be read now."""
-        return gfile.json_object(self._path) or None
+        return remote_files.json_object(self._path) or None
 
     def _write(self):
         self._mark["beat"] += 1

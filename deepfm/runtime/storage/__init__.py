@@ -1,1 +1,0 @@
-"""Files on remote storage, through TensorFlow: reading them, and who may write a folder."""
