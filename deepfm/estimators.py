@@ -104,7 +104,7 @@ def trained(model: Model, to_serve: bool = False):
 def in_training(model: Model, optimizer: OptimizerConfig, ops: Ops = TENSORFLOW):
     """The Estimator that trains a model."""
     job, mode = model.job, model.job.distribution
-    model_fn = make_model_fn(model.config, optimizer, mode, mode.partitioner, ops)
+    model_fn = make_model_fn(model.config, optimizer, mode, ops)
     return _estimator(
         mode.wrap_model_fn(model_fn, job.max_steps), job, mode.chief, mode.tf_config,
         save_summary_steps=job.log_steps, keep_checkpoint_max=job.keep_checkpoint_max,
@@ -134,24 +134,17 @@ def _estimator(model_fn, job, in_place, tf_config="{}", **of_run):
         folder = job.model_dir
         if not in_place:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
-        with _environment("TF_CONFIG", tf_config):
+        before = os.environ.get("TF_CONFIG")
+        os.environ["TF_CONFIG"] = tf_config  # which RunConfig reads
+        try:
             run_config = tf.estimator.RunConfig(
                 folder, tf_random_seed=job.input.seed, log_step_count_steps=None, **of_run
             )
+        finally:
+            os.environ.pop("TF_CONFIG") if before is None else os.environ.update(TF_CONFIG=before)
         stack.enter_context(checkpoints.naming_damage(folder))
         stack.enter_context(tf_patches.ended_by_input_alone())
         yield tf.estimator.Estimator(model_fn, config=run_config)
-
-
-@contextlib.contextmanager
-def _environment(name: str, value: str):
-    """Gives an environment variable a value within the block."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        os.environ.pop(name) if before is None else os.environ.update({name: before})
 
 
 def session_hooks(model: Model, path: Optional[str] = None):

@@ -46,7 +46,7 @@ def evaluate_model(model: Model, data: datasets.DataSet) -> Tuple[int, dict, dic
     """Evaluates the model's checkpoint on every record once, and logs the stable line.
 
     Returns:
-        (the checkpoint's global step, the results, the curves of metrics.Curves).
+        (the checkpoint's global step, the results, metrics.Evaluation.curves).
     """
     job, share = model.job, Share()
     if open_data.evaluates_alone(job):
@@ -56,32 +56,31 @@ def evaluate_model(model: Model, data: datasets.DataSet) -> Tuple[int, dict, dic
     input_fn = estimators.input_of(model, data, share)
 
     def at(path):
-        curves, slices = metrics.Curves(), groups.Slices()
-        give_up = GiveUp(job.distribution.stop)
-        session = [*estimators.session_hooks(model, path), give_up, curves, slices]
+        read, give_up = metrics.Read(), GiveUp(job.distribution.stop)
+        session = [*estimators.session_hooks(model, path), give_up, read]
         naming = bad_records.naming_bad_records(data, estimators.schema(model.config, data))
         with naming, estimators.trained(model) as estimator:
             # Evaluations by other jobs than training write their summaries to eval_test/.
             name = None if model.trains else "test"
             found = estimator.evaluate(input_fn, hooks=session, checkpoint_path=path, name=name)
-            return found, curves, slices
+            return found, read.lists
 
-    found, curves, slices = estimators.of_checkpoint(model, at)
+    found, ((evaluation,), *slices) = estimators.of_checkpoint(model, at)
     results = {name: float(found[name]) for name in metrics.RESULTS}
     results["examples"] = int(results["examples"])
     remote_files.check_all_read(data.files, data.rows, results["examples"])
     results["loss"] = results.pop("mean_loss")
     _check_defined(data, results, found["global_step"])
     if model.grouping:
-        results.update(groups.of_report(model.grouping, found, slices.entries))
-    results["saturated"] = curves.saturated
+        results.update(groups.of_report(model.grouping, found, *slices))
+    results["saturated"] = evaluation.saturated()
     divergence.warn_of_saturation(results["saturated"], data.name)
     logging.info(
         "Evaluation: step=%d examples=%d auc=%.6f log_loss=%.6f calibration=%.4f",
         found["global_step"], results["examples"], results["auc"], results["log_loss"],
         results["calibration"],
     )  # fmt: skip
-    return int(found["global_step"]), results, curves.of_report
+    return int(found["global_step"]), results, evaluation.curves()
 
 
 def _check_defined(data, results, step):

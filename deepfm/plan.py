@@ -335,7 +335,8 @@ def _decide(plan, rows):
     if opened.step:  # the checkpoint may be another model's
         model_config.check_goes_on(job, plan.config)
     data = datasets.identified(plan.data, resume.known_files(job.model_dir))
-    part = resume.RunPart("", _order(plan), 0, opened.step, 0, plan.steps, _may_change(plan))
+    order = resume.order_of(job, plan.by_rows, data, plan.damaged)
+    part = resume.RunPart("", order, 0, opened.step, 0, plan.steps, _may_change(plan))
     checkpoint = tf.train.latest_checkpoint(job.model_dir)
     total = None if rows is None else sum(rows)
     parts, taken = resume.begin(
@@ -355,15 +356,6 @@ def _decide(plan, rows):
         "taken": taken,
         "evaluations": [history.entries, history.data],
     }
-
-
-def _order(plan):
-    """What determines the order of the records."""
-    job, data = plan.job, plan.data
-    side_by_side = len(data.files) > 1 and job.input.num_parallel_reads > 1
-    by_buffer = side_by_side and data.format.chunks_by_buffer
-    skipped = sum(len(file.places) for file in plan.damaged)
-    return resume.order_of(job, plan.by_rows, skipped, by_buffer)
 
 
 def _may_change(plan):

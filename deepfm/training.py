@@ -31,11 +31,7 @@ def train(opened: Opened) -> dict:
         interruption.Interrupted: after a signal; the checkpoint of the last step is saved.
         BadInput: flags or data that the user has to fix.
     """
-    return run(make_plan(opened))
-
-
-def run(plan: Plan) -> dict:
-    """Does what was planned; returns its part of report.json."""
+    plan = make_plan(opened)
     job, chief = plan.job, plan.job.distribution.chief
     training = _Training(plan)
     open_data.log_training(plan)
@@ -294,11 +290,9 @@ class _Training:
         ours = shares.pop("cpu_utilization") * mode.local_size
         if self.progress.steps < _STEPS_OF_A_VERDICT:
             return {**shares, **money}
-        reads = job.input.num_parallel_reads
-        advice = utilization.reading_advice(data.format.faster, bool(data.pipe), reads)
         others = shares["host_cpu_utilization"] - ours if mode.synchronous else 0.0
-        gpu = found.gpu_utilization
-        verdict = utilization.verdict(job, advice, others, **shares, gpu_utilization=gpu)
+        how, gpu = (data.format.faster, bool(data.pipe)), found.gpu_utilization
+        verdict = utilization.verdict(job, *how, others, **shares, gpu_utilization=gpu)
         return {**shares, **money, "verdict": verdict + said}
 
 

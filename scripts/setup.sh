@@ -26,8 +26,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$(pwd -P)
 cache=${DEEPFM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/deepfm}
 venv_python=.venv/bin/python
-debian_packages=(g++ make cmake openmpi-bin libopenmpi-dev)
-hosts_packages=(openssh-server iproute2 curl)
 
 fail() { # something is missing that this script cannot get
   echo "setup.sh: $1" >&2
@@ -64,14 +62,12 @@ is_python() { # is_python MINOR PROGRAM: runs it, as pyenv has shims even for wh
   [[ $("$2" -c 'import ensurepip, sys, venv; print(sys.version_info[:2])' 2>/dev/null) == "(3, $1)" ]]
 }
 
-is_python37() { is_python 7 "$1"; }
-
 find_python() { # sets $python to the first that runs
   for python in "${PYTHON:-}" "$(type -P python3.7)" \
     "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.7*/bin/python3.7 \
     "$HOME"/.pyenv/versions/3.7*/bin/python3.7 \
     "$cache/conda/bin/python3.7" "$cache"/uv-python/*/bin/python3.7; do
-    if is_python37 "$python"; then return 0; fi
+    if is_python 7 "$python"; then return 0; fi
   done
   return 1
 }
@@ -115,14 +111,15 @@ missing() { # missing COMMAND...: prints those that are missing
 
 can_install() { [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null; }
 
-need() { # need PURPOSE COMMAND...: adds ${packages[@]} to ${wanted[@]} if one is missing
-  local purpose=$1 found
-  shift
+need() { # need PURPOSE PACKAGES COMMAND...: adds to ${wanted[@]} if a command is missing
+  local purpose=$1 packages=$2 found
+  shift 2
   found=$(missing "$@")
   [[ -n $found ]] || return 0
   can_install || fail "$purpose needs ${found//$'\n'/, }: run 'sudo apt-get install -y \
-${packages[*]}' (or your system's equivalent), then scripts/setup.sh again."
-  wanted+=("${packages[@]}")
+$packages' (or your system's equivalent), then scripts/setup.sh again."
+  # shellcheck disable=SC2206  # names of packages, without spaces
+  wanted+=($packages)
 }
 
 apt_install() { # apt_install PACKAGE...
@@ -189,17 +186,11 @@ stamp() {
   esac
 }
 
-python_of() {
-  case $1 in
-  spark*) echo ".venv-$1/bin/python" ;;
-  classes) echo .venv-spark/bin/python ;;
-  *) echo "$venv_python" ;;
-  esac
-}
-
 fingerprint() { # fingerprint PART: if it changes, the part is made again
+  local python=$venv_python
+  case $1 in spark* | classes) python=$(dirname "$(stamp "$1")")/bin/python ;; esac
   # shellcheck disable=SC2046  # names of files, without spaces
-  { cat $(sources "$1") && "$(python_of "$1")" -VV && echo "$root" &&
+  { cat $(sources "$1") && "$python" -VV && echo "$root" &&
     if [[ $1 == horovod ]]; then echo -n "${HOROVOD_GPU_OPERATIONS:-}"; fi; } | sha256sum
 }
 
@@ -221,7 +212,7 @@ delete it, and try again."
 new_venv() { "$python" -m venv --clear .venv || { rm -rf .venv && return 1; }; }
 
 make_venv() { # and its pip; there may be one already
-  if ! is_python37 "$venv_python" || ! grep -qsF "$root/.venv" .venv/bin/activate; then
+  if ! is_python 7 "$venv_python" || ! grep -qsF "$root/.venv" .venv/bin/activate; then
     spare_another_venv
     find_python || fetch_python # no .venv, or its Python is gone, or it was moved here
     step "Making .venv with $python" new_venv
@@ -324,18 +315,19 @@ wants_chromium() { [[ $tests == 1 ]] && can_install && [[ -n $(missing chromium)
 
 find_what_is_missing() { # sets $wanted to the Debian packages that have to be installed
   wanted=()
-  local packages=("${debian_packages[@]}")
   if to_do horovod; then
-    need Horovod mpirun
-    if [[ ${#wanted[@]} -eq 0 ]] && ! has_wheel; then need Horovod g++ make cmake mpicxx; fi
+    local packages="g++ make cmake openmpi-bin libopenmpi-dev"
+    need Horovod "$packages" mpirun
+    if [[ ${#wanted[@]} -eq 0 ]] && ! has_wheel; then
+      need Horovod "$packages" g++ make cmake mpicxx
+    fi
   elif to_do kernels && can_install; then
-    packages=(g++)
-    need "Compiling the kernels" g++
+    need "Compiling the kernels" g++ g++
   fi
-  packages=("${hosts_packages[@]}")
-  if to_do sagemaker; then need "scripts/sagemaker/local_job.py" sshd ip curl; fi
-  packages=(openjdk-17-jre-headless)
-  if to_do spark; then need Spark java; fi
+  if to_do sagemaker; then
+    need "scripts/sagemaker/local_job.py" "openssh-server iproute2 curl" sshd ip curl
+  fi
+  if to_do spark; then need Spark openjdk-17-jre-headless java; fi
   if [[ $tests == 1 ]] && can_install && [[ -n $(missing strace) ]]; then wanted+=(strace); fi
 }
 
@@ -353,7 +345,7 @@ for word in "$@"; do
   *) fail "$word is not an option; give --gpu, --no_horovod, --sagemaker, --spark, --tests or none." ;;
   esac
 done
-if [[ -n ${PYTHON:-} ]] && ! is_python37 "$PYTHON"; then
+if [[ -n ${PYTHON:-} ]] && ! is_python 7 "$PYTHON"; then
   fail "PYTHON=$PYTHON is not a Python 3.7 that runs and has venv; name one that does, or unset it."
 fi
 exec 9<"$root" # one set-up of a checkout at a time

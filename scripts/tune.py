@@ -30,6 +30,7 @@ import tempfile
 import time
 from typing import Dict, List, Optional, Tuple
 
+import programs  # first
 from programs import BadInput, check_list, flag_values, need, program, run_program, write_files
 
 # isort: split
@@ -210,23 +211,20 @@ def _run(command, limit) -> str:
     """Runs a command; returns its error, or "". None of its processes outlives it."""
     import psutil
 
-    with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(command, stdout=said, stderr=said)
-        try:
-            code = process.wait(timeout=limit)
-        except subprocess.TimeoutExpired:
-            return f"took more than {limit:.0f} s"
-        finally:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                for child in psutil.Process(process.pid).children(recursive=True):
-                    child.kill()
-            process.kill()
-            process.wait()
-        said.seek(0)
-        lines = [line.decode(errors="replace").strip() for line in said if line.strip()]
+    lines = []
+    process, reader = programs.start(command, lambda line: lines.append(line.strip()))
+    try:
+        code = process.wait(timeout=limit)
+    except subprocess.TimeoutExpired:
+        return f"took more than {limit:.0f} s"
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
+        programs.end([(process, reader)])
     if code == 0:
         return ""
-    last = lines[-1] if lines else f"exit code {code}"
+    last = next(filter(None, lines[::-1]), f"exit code {code}")
     return next((line for line in lines if "train.py: " in line), last)
 
 

@@ -5,13 +5,13 @@ import collections
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import mode_of
 
 from deepfm.config import ModelConfig, OptimizerConfig
 from deepfm.kernels.compiled import COMPILED
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.model import embeddings
 from deepfm.model.model_fn import make_model_fn
-from deepfm.modes.common.mode import Mode
 
 v1 = tf.compat.v1
 F, V, K = 3, 20, 4
@@ -91,7 +91,7 @@ def trained(optimizer, partitioner=None, ops=TENSORFLOW):
     """(the graph, the weights after three steps by name)."""
     with tf.Graph().as_default() as graph, v1.Session() as session:
         features = {name: tf.constant(x) for name, x in batch(16).items()}
-        make = make_model_fn(MODEL, optimizer, Mode(), partitioner, ops)
+        make = make_model_fn(MODEL, optimizer, mode_of(partitioner=partitioner), ops)
         labels = tf.constant(np.arange(16) % 2, tf.float32)
         spec = make(features, labels, tf.estimator.ModeKeys.TRAIN)
         session.run(v1.global_variables_initializer())

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import both_ops, run_train
+from conftest import both_ops, mode_of, run_train
 from mode_steps import check_same
 from test_resume import STEPS, data, job  # noqa: F401
 
@@ -151,7 +151,7 @@ def add_training(parts):
     batch = v1.placeholder(tf.int64, [8, 3])
     features = {"feat_ids": batch, "feat_vals": tf.ones([8, 3])}
     partitioner = v1.fixed_size_partitioner(parts) if parts > 1 else None
-    make = make_model_fn(config, how, Mode(), partitioner)
+    make = make_model_fn(config, how, mode_of(partitioner=partitioner))
     labels = tf.constant([0.0, 1.0] * 4)
     return batch, make(features, labels, tf.estimator.ModeKeys.TRAIN).train_op
 

@@ -558,7 +558,7 @@ def test_parameter_servers_need_no_kernels(name, have_them):
         "feat_vals": v1.placeholder(tf.float32, [None, F]),
     }
     how = OptimizerConfig(name, 0.01, cowclip_ratio=1.0)
-    model_fn = make_model_fn(config, how, Mode(), parts, ops)
+    model_fn = make_model_fn(config, how, mode_of(partitioner=parts), ops)
     model_fn(features, v1.placeholder(tf.float32, [None]), "train")
     on_servers = {
         "DeepfmZeros", "DeepfmGatherRows", "DeepfmClipRows", "DeepfmAdamRows", "DeepfmAdam",

@@ -42,7 +42,7 @@ def build(mode, config=CONFIG):
     optimizers.OPTIMIZERS["sgd"] = kept._replace(make=Sgd)
     try:
         optimizer = OptimizerConfig("sgd", 0.1, l2_rows=0.01)
-        model_fn = mode.wrap_model_fn(make_model_fn(config, optimizer, mode, mode.partitioner))
+        model_fn = mode.wrap_model_fn(make_model_fn(config, optimizer, mode))
         train = tf.estimator.ModeKeys.TRAIN
         if mode.strategy:
             with mode.strategy.scope():

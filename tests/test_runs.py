@@ -7,7 +7,7 @@ import tensorflow as tf
 from conftest import job_of, mode_of
 
 from deepfm.config import InputConfig
-from deepfm.data import datasets
+from deepfm.data import datasets, shares
 from deepfm.data.identity import Identity
 from deepfm.errors import BadInput
 from deepfm.state import resume, sliced_saver
@@ -17,8 +17,11 @@ v1 = tf.compat.v1
 
 
 def order_of(asked, skipped=0, by_buffer=False, **of_mode):
+    asked = asked._replace(num_parallel_reads=2) if by_buffer else asked
     job = job_of(input=asked, distribution=mode_of(**of_mode))
-    return resume.order_of(job, True, skipped, by_buffer)
+    data = datasets.DataSet(["a", "b"], "libsvm" if by_buffer else "tfrecord", None, None)
+    damaged = [shares.Skipped("a", dict.fromkeys(range(skipped), "bad"))]
+    return resume.order_of(job, True, data, damaged)
 
 
 ORDER = order_of(InputConfig(64, shuffle_buffer=10))

@@ -31,7 +31,6 @@ v1 = tf.compat.v1
 MOST = 20  # slices of a field that are listed; the rest are one slice
 NONE = -1  # the value of an example whose field is empty
 RESULTS = ("gauc", "gauc_groups", "gauc_examples")  # groups with both labels, and their examples
-_FOUND = "deepfm_slices"  # collection: a list that receives the slices at the end
 _BLOCK = 1 << 20  # examples that are ranked at once; fewer take less memory
 
 
@@ -254,7 +253,7 @@ def evaluation_ops(
         for x, (name, shape) in zip(state, parts)
     ]
     entries = []
-    v1.add_to_collection(_FOUND, entries)
+    v1.add_to_collection(metrics.READ, entries)
 
     def read(ids, scored, log_losses, weights=None):
         of = lambda field: ids[:, asked.fields.index(field)]
@@ -289,19 +288,12 @@ def _table(entries) -> bytes:
     return summary.pb("slices", "\n".join(" | ".join(row) for row in rows)).SerializeToString()
 
 
-class Slices(v1.train.SessionRunHook):
-    """Holds the slices of all processes, {field, and as `slices`}, once an evaluation has ended."""
-
-    def begin(self):
-        self.entries = next(iter(v1.get_collection(_FOUND)), [])
-
-
 def of_report(asked, results, entries) -> Dict[str, Any]:
     """What report.json says of an evaluation by groups; logs the GAUC.
 
     Args:
         results: what Estimator returned.
-        entries: Slices.entries.
+        entries: [{field, and as `slices`}] of all processes.
     """
     report = {}
     if asked.gauc_field is not None:

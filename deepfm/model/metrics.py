@@ -150,6 +150,13 @@ class Evaluation:
             found.append({"examples": rows, "prediction": mean, "positives": share})
         return found
 
+    def curves(self) -> dict:
+        """The curves in report.json: ROC, precision and recall, and calibration by decile."""
+        return {
+            "roc": self.roc(), "precision_recall": self.precision_recall(),
+            "deciles": self.deciles(),
+        }  # fmt: skip
+
     def results(self):
         """float64 [6], in the order of RESULTS; NaN for a figure that is undefined."""
         examples, weight, labels, probabilities, log_loss, loss = self._sums
@@ -199,26 +206,15 @@ def _rounded(curve):
     return [[round(float(x), 6) for x in point] for point in curve]
 
 
-class Curves(v1.train.SessionRunHook):
-    """Holds the Evaluation of all processes once a session of evaluation has ended."""
+class Read(v1.train.SessionRunHook):
+    """Holds what a session of evaluation has read, of all processes, once it has ended.
+
+    Attributes:
+        lists: [the Evaluation], and with groups.evaluation_ops the slices.
+    """
 
     def begin(self):
-        (self._read,) = v1.get_collection(_READ)
-
-    @property
-    def saturated(self) -> float:
-        """As of the Evaluation."""
-        return self._read[0].saturated()
-
-    @property
-    def of_report(self) -> dict:
-        """The curves in report.json: ROC, precision and recall, and calibration by decile."""
-        (evaluation,) = self._read
-        return {
-            "roc": evaluation.roc(),
-            "precision_recall": evaluation.precision_recall(),
-            "deciles": evaluation.deciles(),
-        }
+        self.lists = v1.get_collection(READ)
 
 
 def summarize(name: str, value):
@@ -232,7 +228,7 @@ def summarize(name: str, value):
     v1.add_to_collection(v1.GraphKeys.SUMMARIES, summary)
 
 
-_READ = "deepfm_evaluation"  # collection: a list that receives the Evaluation at the end
+READ = "deepfm_evaluation"  # collection: lists that receive what is read at the end
 
 # calibration: mean prediction / mean label; mean_loss: the --loss_type, without L2; positive_rate:
 # the mean label
@@ -260,7 +256,7 @@ def evaluation_ops(labels, logits, prob, losses, gather=lambda tensor, name: ten
     state = [gather(tf.ensure_shape(x, shape), name) for x, (name, shape) in zip(state, parts)]
 
     read_so_far = []
-    v1.add_to_collection(_READ, read_so_far)
+    v1.add_to_collection(READ, read_so_far)
 
     def read(*whole):
         everyones = Evaluation(weighted)

@@ -80,7 +80,6 @@ def make_model_fn(
     config,
     optimizer_config,
     distribution,
-    partitioner=None,
     ops=TENSORFLOW,
     side_by_side=(0, 1),
     grouping=None,
@@ -89,7 +88,6 @@ def make_model_fn(
 
     Args:
         distribution: modes.common.mode.Mode.
-        partitioner: cuts the variables into parts for training, or None.
         side_by_side: (size, most) of the batches that are applied at once outside training.
         grouping: groups.Grouping of evaluations, or None.
 
@@ -105,7 +103,7 @@ def make_model_fn(
     def model_fn(features, labels, mode):
         training = mode == tf.estimator.ModeKeys.TRAIN
         scope = v1.get_variable_scope()
-        cut = partitioner if training else None
+        cut = distribution.partitioner if training else None
         with v1.variable_scope(scope, use_resource=True, partitioner=cut):
             if training:
                 counts = features.get("example_weights")

@@ -198,46 +198,32 @@ def loss_has_l2_of_rows(config, distribution, ops=TENSORFLOW):
 _RATES = "_learning_rate", "_learning_rate_tensor", "_lr_t"
 
 
-class _Updates(v1.train.Optimizer):
-    """Updates each variable as another optimizer does.
+def _change_updates(optimizer, trusts, rate_of_tables):
+    """Makes an optimizer update rows as they come, and tables at a rate of their own.
 
     Args:
-        optimizer: the other one, which keeps the slots and the name.
         trusts: whether no row comes twice, as RowWise sees to it; else TensorFlow combines them.
         rate_of_tables: float32 [], the rate of the embedding tables; None: that of all variables.
     """
+    state = vars(optimizer)
 
-    def __init__(self, optimizer, trusts, rate_of_tables=None):
-        super().__init__(use_locking=False, name=optimizer.get_name())
-        self._optimizer, self._rate_of_tables = optimizer, rate_of_tables
-        self._sparse = "sparse" if trusts else "sparse_duplicate_indices"
+    def changed(update):
+        def apply(grad, variable, *indices):
+            if rate_of_tables is None or not embeddings.is_table(variable):
+                return update(grad, variable, *indices)
+            before = {name: state[name] for name in _RATES if name in state}
+            try:
+                state.update(dict.fromkeys(before, rate_of_tables))
+                return update(grad, variable, *indices)
+            finally:
+                state.update(before)
 
-    def _create_slots(self, var_list):
-        self._optimizer._create_slots(var_list)
+        return apply
 
-    def _prepare(self):
-        self._optimizer._prepare()
-
-    def _finish(self, update_ops, name_scope):
-        return self._optimizer._finish(update_ops, name_scope)
-
-    def _resource_apply_dense(self, grad, handle):
-        return self._update("dense", grad, handle)
-
-    def _resource_apply_sparse_duplicate_indices(self, grad, handle, indices):
-        return self._update(self._sparse, grad, handle, indices)
-
-    def _update(self, kind, grad, variable, *indices):
-        update = getattr(self._optimizer, f"_resource_apply_{kind}")
-        if self._rate_of_tables is None or not embeddings.is_table(variable):
-            return update(grad, variable, *indices)
-        state = vars(self._optimizer)
-        before = {name: state[name] for name in _RATES if name in state}
-        try:
-            state.update(dict.fromkeys(before, self._rate_of_tables))
-            return update(grad, variable, *indices)
-        finally:
-            state.update(before)
+    sparse = optimizer._resource_apply_sparse
+    combines = optimizer._resource_apply_sparse_duplicate_indices
+    optimizer._resource_apply_dense = changed(optimizer._resource_apply_dense)
+    optimizer._resource_apply_sparse_duplicate_indices = changed(sparse if trusts else combines)
 
 
 def _warmed_up(rate, steps, run_step):
@@ -274,8 +260,7 @@ def make_optimizer(config, distribution, ops=TENSORFLOW, occurrences=None) -> v1
     # SGD has no update of distinct rows alone: it adds each row by itself.
     sparse = type(optimizer)._resource_apply_sparse
     trusts = not distribution.strategy and sparse is not v1.train.Optimizer._resource_apply_sparse
-    if trusts or rate_of_tables is not None:
-        optimizer = _Updates(optimizer, trusts, rate_of_tables)
+    _change_updates(optimizer, trusts, rate_of_tables)
     if config.use_amp:
         optimizer = LossScaled(optimizer)
     # Processes that exchange rows have already combined them (Averaged).

@@ -67,7 +67,11 @@ class Ps(Mode):
                 "scripts/local_cluster.py starts one on this machine."
             )
         if flags.task_type != "train":
-            return Local.make(flags) if cluster.job == cluster.chief else _Idle(flags.task_type)
+            if cluster.job == cluster.chief:
+                return Local.make(flags)
+            idle, said = Mode(), "Only the chief runs --task_type=%s; this process ends."
+            idle.serve = lambda: logging.info(said, flags.task_type)
+            return idle
         several = flags.replicas_per_process or len(devices.gpus())
         on = devices.of_replicas(flags) if several > 1 else []
         config = devices.session_config(flags, on)
@@ -207,23 +211,8 @@ class _Towers(Ps, Tower):
     """A process that trains on several devices."""
 
 
-class _Idle(Mode):
-    """A process that another job than training does not need."""
-
-    name = "ps"
-
-    def __init__(self, task_type):
-        super().__init__()
-        self._task_type = task_type
-
-    def serve(self):
-        logging.info("Only the chief runs --task_type=%s; this process ends.", self._task_type)
-
-
 class _Server(Mode):
     """A parameter server."""
-
-    name = "ps"
 
     def __init__(self, cluster: Cluster, config):
         super().__init__(config)

@@ -228,7 +228,9 @@ class ProgressHook(v1.train.SessionRunHook):
         """Shows the steps since the last line, and writes a summary of them."""
         examples, steps, wait = self._rate(self._logged)
         self._logged = self.steps
-        cpu, gpu = self._in_use()
+        (before, told), now = self._shown or (self._busy[0], 0), self._sample()
+        self._shown = now, len(self.gpus.percents)
+        cpu, gpu = utilization.share_in_use([before, now]), self.gpus.share(told)
         shares = {"input_wait_share": wait, "host_cpu_utilization": cpu, "gpu_utilization": gpu}
         figures = {"examples_per_second": examples, **shares}
         if self._summarizes:
@@ -252,13 +254,6 @@ class ProgressHook(v1.train.SessionRunHook):
             "step %d  loss %.5f  %.0f examples/s  input wait %.0f %%%s%s",
             step, loss, examples, 100 * wait, in_use, left,
         )  # fmt: skip
-
-    def _in_use(self):
-        """(busy share of the CPU, of the GPUs) since the last line; None if unknown."""
-        before, told = self._shown or (self._busy[0], 0)
-        now = self._sample()
-        self._shown = now, len(self.gpus.percents)
-        return utilization.share_in_use([before, now]), self.gpus.share(told)
 
     def tenths(self, steps: int) -> List[List[float]]:
         """[examples, examples with label 1] of each tenth of this process's first steps."""

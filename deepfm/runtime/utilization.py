@@ -157,7 +157,8 @@ class Gpus:
 
 def verdict(
     job: JobConfig,
-    advice: str,
+    faster: Optional[str],
+    pipe: bool,
     others: float,
     input_wait_share: float,
     host_cpu_utilization: float,
@@ -166,7 +167,8 @@ def verdict(
     """What limits a run, and what to try, in a sentence.
 
     Args:
-        advice: what would make reading faster.
+        faster: a format that would be read faster, if there is one.
+        pipe: whether the records come through a FIFO.
         others: part of host_cpu_utilization that other programs' processes use.
         input_wait_share, host_cpu_utilization, gpu_utilization: as of Throughput.
     """
@@ -187,7 +189,9 @@ def verdict(
     if wait >= _WAITING and cpu >= _FULL:
         return f"CPU-bound ({seen}): reading and the steps share its cores; try {hosts}."
     if wait >= _WAITING:
-        return f"Input-bound ({seen}): reading is the limit; try {advice}."
+        disk = f"--num_parallel_reads={2 * job.input.num_parallel_reads}, or a faster disk"
+        advice = "larger objects in the channel, or --pipe_mode=false" if pipe else disk
+        return f"Input-bound ({seen}): reading is the limit; try {faster or advice}."
     if idle:
         return (
             f"Idle GPU ({seen}): reading keeps up, and the steps leave it idle; try {larger}, then "
@@ -216,12 +220,6 @@ def cost(price: float, hosts: int, rate: float) -> Tuple[Dict[str, float], str]:
     million = price * hosts / 3600 / rate * 1e6
     said = f" A million examples cost {million:.3g} on {hosts} host(s) at {price:g} per hour."
     return {"hosts": hosts, "cost_per_million_examples": million}, said
-
-
-def reading_advice(faster: Optional[str], pipe: bool, reads: int) -> str:
-    """What would make reading faster: a format that is, or more than `reads` files at a time."""
-    disk = f"--num_parallel_reads={2 * reads}, or a faster disk"
-    return faster or ("larger objects in the channel, or --pipe_mode=false" if pipe else disk)
 
 
 def share_in_use(samples: List, first: float = 0.0) -> Optional[float]:

@@ -7,7 +7,6 @@ the evaluations, in eval/.
 
 import os
 import time
-from typing import Any, Dict
 
 import tensorflow as tf
 
@@ -20,16 +19,6 @@ v1 = tf.compat.v1
 FILE = "events.out.tfevents.0.hparams"
 
 
-def of_training(job: JobConfig, config: ModelConfig) -> Dict[str, Any]:
-    """{name: value} of a training's hyperparameters: numbers, texts, or None for a number that is
-    not given and follows from others."""
-    values = {"distribution": job.distribution.name, "global_batch_size": job.global_batch}
-    values.update(of_kinds((job.input, job.optimizer, config, job), *HYPERPARAMETERS))
-    if values["example_weights"] is None:
-        values["example_weights"] = "by data"
-    return {name: _plain(value) for name, value in values.items()}
-
-
 def _plain(value):
     if isinstance(value, bool):
         return str(value).lower()
@@ -40,7 +29,12 @@ def begin(job: JobConfig, config: ModelConfig):
     """Writes the hyperparameters of a run that begins or goes on now."""
     from tensorboard.plugins.hparams import api_pb2, summary
 
-    values = of_training(job, config)
+    values = {"distribution": job.distribution.name, "global_batch_size": job.global_batch}
+    values.update(of_kinds((job.input, job.optimizer, config, job), *HYPERPARAMETERS))
+    if values["example_weights"] is None:
+        values["example_weights"] = "by data"
+    # Numbers, texts, or None for a number that is not given and follows from others.
+    values = {name: _plain(value) for name, value in values.items()}
     kind = lambda x: api_pb2.DATA_TYPE_STRING if isinstance(x, str) else api_pb2.DATA_TYPE_FLOAT64
     columns = [api_pb2.HParamInfo(name=name, type=kind(x)) for name, x in values.items()]
     name_of = lambda metric: api_pb2.MetricName(group="eval", tag=metric)

@@ -96,15 +96,18 @@ def digest(value) -> str:
     return hashlib.sha1(repr(value).encode()).hexdigest()
 
 
-def order_of(job: JobConfig, by_rows: bool, skipped: int, by_buffer: bool) -> Dict[str, Any]:
+def order_of(
+    job: JobConfig, by_rows: bool, data: datasets.DataSet, damaged: Sequence
+) -> Dict[str, Any]:
     """What determines the order of the records.
 
     Args:
         by_rows: as in Position.
-        skipped: number of bad records that are skipped.
-        by_buffer: whether the bytes that are read at once have to do with it.
+        damaged: the files of `data` with bad records that are skipped.
     """
     asked, mode = job.input, job.distribution
+    side_by_side = len(data.files) > 1 and asked.num_parallel_reads > 1
+    by_buffer = side_by_side and data.format.chunks_by_buffer
     return {
         **({"read_buffer_bytes": asked.read_buffer_bytes} if by_buffer else {}),
         **of_kinds([asked], ORDER),
@@ -113,7 +116,7 @@ def order_of(job: JobConfig, by_rows: bool, skipped: int, by_buffer: bool) -> Di
         "num_processes": mode.size,
         "cache": asked.cache != "none",
         "synchronous": mode.synchronous,
-        "skipped": skipped,
+        "skipped": sum(len(file.places) for file in damaged),
     }
 
 

@@ -19,17 +19,8 @@ _OF_SEVERAL = {
     "output_path": ", the s3:// folder that the hosts write to",
     "image_uri": ", an image with Spark and the packages of requirements-spark.txt on every host",
 }
-# How to read a tool's flags without the packages of the tool, by its folder in data_tools.
-_READ_FLAGS = (
-    "from data_tools.common import command_line; from data_tools.{}.options import Options; "
-    "command_line.run(None, Options)"
-)
-_TOOLS = {
-    "libsvm_to_tfrecord": "libsvm",
-    "prepare": "click_logs",
-    "prepare_criteo": "click_logs",  # its former name
-    "rebalance": "rebalancing",
-}
+# The flag with which several hosts may run a tool that needs the others' files without it.
+_ALONE = {"prepare": "feature_map", "prepare_criteo": "feature_map", "rebalance": "own_files"}
 
 
 def start(words):
@@ -38,7 +29,7 @@ def start(words):
     given = programs.flag_values(words)
     _check_places(given)
     type_, count = instance_type("ml.c5.4xlarge"), FLAGS.instance_count or 1
-    alone = {"click_logs": "feature_map", "rebalancing": "own_files"}.get(_TOOLS[FLAGS.tool])
+    alone = _ALONE.get(FLAGS.tool)
     if count > 1 and alone and not given.get(alone):
         raise BadInput(
             f"{FLAGS.tool} on {count} hosts would see only each host's own files; try one large "
@@ -50,8 +41,8 @@ def start(words):
             f"--pad on {count} hosts would pad each host's rows to a length of their own; give "
             "the length too, e.g. --field_size=39."
         )
-    check_flags(["-c", _READ_FLAGS.format(_TOOLS[FLAGS.tool])], [*_PLACES, *words])
-    with connect(FLAGS.region, FLAGS.dry_run) as aws:
+    check_flags(["-m", f"data_tools.{FLAGS.tool}"], [*_PLACES, *words])
+    with connect() as aws:
         job = job_of(aws, type_, count, sagemaker_hosts.TENSORFLOW)
         code = f"{job.bucket}/{job.name}/input/code"
         request = sagemaker_requests.processing(
@@ -61,7 +52,7 @@ def start(words):
         )  # fmt: skip
         sources = programs.source_files(_SOURCE).items()
         files = {f"{code}/{name}": path.read_bytes() for name, path in sources}
-        aws.start("Processing", request, files, FLAGS.wait)
+        aws.start("Processing", request, files)
 
 
 def _output(job):
@@ -94,7 +85,7 @@ def start_on_spark(words):
         "smspark-submit", "--py-files", f"{base}/py-files", "--files", f"{base}/files",
         f"{base}/{driver}",
     ]  # fmt: skip
-    with connect(FLAGS.region, FLAGS.dry_run) as aws:
+    with connect() as aws:
         job = job_of(aws, type_, count, sagemaker_hosts.SPARK)
         code, everywhere = f"{job.bucket}/{job.name}/input", "FullyReplicated"
         inputs = {"data": (FLAGS.input_s3_uri, everywhere)} if count == 1 else {}
@@ -107,7 +98,7 @@ def start_on_spark(words):
             inputs, _output(job) if count == 1 else None, {"AWS_REGION": aws.region},
         )  # fmt: skip
         files = {f"{code}/{name}": content for name, content in uploads.items()}
-        aws.start("Processing", request, files, FLAGS.wait)
+        aws.start("Processing", request, files)
 
 
 def _check_places(given):

@@ -87,7 +87,7 @@ def check_flags(words_of_program, words):
     done = programs.run_command(sys.executable, *words_of_program, "--only_check_args", *words)
     if done.returncode:
         lines = done.stderr.splitlines() or [f"{words_of_program[-1]} fails with {words}."]
-        raise BadInput(lines[-1].replace("-c: ", f"{FLAGS.tool}.py: "))
+        raise BadInput(lines[-1])
 
 
 def source_of(job):

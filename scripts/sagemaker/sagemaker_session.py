@@ -12,20 +12,21 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from absl import logging
+from absl import flags, logging
 from programs import BadInput, fail, need
 
+FLAGS = flags.FLAGS
 _SECONDS = 10  # between two looks at a job
 
 
 @contextlib.contextmanager
-def connect(region, dry_run):
+def connect():
     """Yields an Aws; an error from AWS ends the program."""
     need("botocore")
     from botocore import exceptions
 
     try:
-        yield Aws(region, dry_run)
+        yield Aws()
     except (exceptions.ParamValidationError, exceptions.UnknownRegionError) as error:
         raise BadInput(error) from error
     except (exceptions.BotoCoreError, exceptions.ClientError) as error:
@@ -33,21 +34,15 @@ def connect(region, dry_run):
 
 
 class Aws:
-    """An account of AWS in one region.
+    """An account of AWS in one region."""
 
-    Args:
-        region: None: what AWS's configuration says.
-        dry_run: whether to send nothing, and print the request that would start the job, as JSON.
-    """
-
-    def __init__(self, region, dry_run):
+    def __init__(self):
         import botocore.session
 
         os.environ.setdefault("AWS_STS_REGIONAL_ENDPOINTS", "regional")
         self._session = botocore.session.get_session()
-        self._dry_run = dry_run
         configured = self._session.get_config_variable("region")
-        self.region = region or configured or ("us-east-1" if dry_run else None)
+        self.region = FLAGS.region or configured or ("us-east-1" if FLAGS.dry_run else None)
         if not self.region:
             raise BadInput("--region is missing; try --region=us-east-1.")
         self._partition = self._session.get_partition_for_region(self.region)
@@ -61,7 +56,7 @@ class Aws:
 
     def _caller(self):
         """Account and Arn of who starts this program."""
-        if not self._dry_run:
+        if not FLAGS.dry_run:
             return self.client("sts").get_caller_identity()
         account = "111122223333"
         return {
@@ -74,7 +69,7 @@ class Aws:
         if name and "/" in name:
             return name
         arn = self._caller()["Arn"]
-        if self._dry_run and name:
+        if FLAGS.dry_run and name:
             arn = arn.replace("your-role", name)
         elif name:
             return self.client("iam").get_role(RoleName=name)["Role"]["Arn"]
@@ -83,7 +78,7 @@ class Aws:
             start, account, name = assumed.groups()
             path = "service-role/" * name.startswith("AmazonSageMaker-ExecutionRole")
             arn = f"{start}:iam::{account}:role/{path}{name}"
-            if not self._dry_run:  # only IAM knows the path, and may not be asked
+            if not FLAGS.dry_run:  # only IAM knows the path, and may not be asked
                 with contextlib.suppress(self.client("iam").exceptions.ClientError):
                     return self.client("iam").get_role(RoleName=name)["Role"]["Arn"]
         if ":role/" not in arn:
@@ -97,7 +92,7 @@ class Aws:
         """The s3:// address of SageMaker's default bucket, which is made if it does not exist."""
         account = self._caller()["Account"]
         name = f"sagemaker-{self.region}-{account}"
-        if not self._dry_run:
+        if not FLAGS.dry_run:
             client = self.client("s3")
             try:  # another account may have a bucket of this name
                 client.head_bucket(Bucket=name, ExpectedBucketOwner=account)
@@ -109,14 +104,13 @@ class Aws:
                 client.create_bucket(Bucket=name, **(elsewhere, {})[self.region == "us-east-1"])
         return f"s3://{name}"
 
-    def start(self, kind, request, files, wait, **options):
-        """Uploads files, starts a job, and follows it; a dry run prints the request.
+    def start(self, kind, request, files, **options):
+        """Uploads files, starts a job, and with --wait follows it; a dry run prints the request.
 
         Args:
             kind: Training, HyperParameterTuning or Processing.
             request: that of Create{kind}Job.
             files: {s3:// address: content} of what the job needs.
-            wait: whether to follow it to its end.
             options: of put_object.
         """
         from botocore import exceptions, validate
@@ -126,7 +120,7 @@ class Aws:
         wrong = validate.ParamValidator().validate(request, shape)
         if wrong.has_errors():
             raise exceptions.ParamValidationError(report=wrong.generate_report())
-        if self._dry_run:
+        if FLAGS.dry_run:
             sys.stdout.write(json.dumps(request, indent=2) + "\n")
             return
         client = self.client("s3")
@@ -140,7 +134,7 @@ class Aws:
         self._method("create", kind)(**request)
         name = request[f"{kind}JobName"]
         logging.info("Started %s.", name)
-        if wait:
+        if FLAGS.wait:
             self._follow(kind, name)
 
     def _method(self, verb, kind):

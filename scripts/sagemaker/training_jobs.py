@@ -39,7 +39,7 @@ def start(words):
     how = {"evaluation": "FullyReplicated"}  # else as the flag says
     channels = {name: (uri, how.get(name, shard)) for name, uri in data.items()}
     values = {"servable_model_dir": "/opt/ml/model", **added, **given}
-    with connect(FLAGS.region, FLAGS.dry_run) as aws:
+    with connect() as aws:
         job = job_of(aws, type_, count, sagemaker_hosts.TENSORFLOW)
         kind = "Training"
         request = sagemaker_requests.training(job, channels, values, model_dir, processes)
@@ -47,7 +47,7 @@ def start(words):
             kind = "HyperParameterTuning"
             request = sagemaker_requests.tuning(request, ranges)
         source = {sagemaker_requests.source_of(job): _source()}
-        aws.start(kind, request, source, FLAGS.wait, ServerSideEncryption="aws:kms")
+        aws.start(kind, request, source, ServerSideEncryption="aws:kms")
 
 
 def _source():

@@ -44,14 +44,6 @@ class BatchPart(NamedTuple):
     moves: bool = True
 
 
-class _Moments(NamedTuple):
-    """The global batch's sum of example weights, float32 [], and its mean and variance [n]."""
-
-    number: tf.Tensor
-    mean: tf.Tensor
-    variance: tf.Tensor
-
-
 def batch_norm(x, name, decay, part=None, epsilon=1e-3):
     """Normalises x; creates the variables NAME/{gamma, beta, moving_mean, moving_variance}.
 
@@ -82,11 +74,11 @@ def batch_norm(x, name, decay, part=None, epsilon=1e-3):
         moving_variance = create("moving_variance", v1.ones_initializer(), **copies)
         if part is None:
             return tf.nn.batch_normalization(x, moving_mean, moving_variance, beta, gamma, epsilon)
-        moments = _moments(x, part, f"{name}_moments")
+        moments = number, mean, variance = _moments(x, part, f"{name}_moments")
         if part.moves:
-            rate = tf.where(moments.number > 0, 1 - decay, 0.0)
-            _move(moving_mean, moments.mean, rate)
-            _move(moving_variance, moments.variance, rate)
+            rate = tf.where(number > 0, 1 - decay, 0.0)
+            _move(moving_mean, mean, rate)
+            _move(moving_variance, variance, rate)
         return _normalized(x, gamma, beta, moments, epsilon, part, f"{name}_gradient")
 
 
@@ -97,7 +89,8 @@ def _move(average, value, rate):
 
 
 def _moments(x, part, name):
-    """The moments of the global batch; all 0 if it holds no examples.
+    """The global batch's sum of example weights, float32 [], and its mean and variance, float32
+    [n]; all 0 if it holds no examples.
 
     Combines the parts' moments as in Chan, Golub and LeVeque, "Updating Formulae and a Pairwise
     Algorithm for Computing Sample Variances", 1979. Unlike E[x^2] - E[x]^2 this loses no digits
@@ -116,11 +109,12 @@ def _moments(x, part, name):
         number = tf.reduce_sum(numbers)
         mean = tf.reduce_sum(tf.math.divide_no_nan(numbers, number) * means, axis=0)
         squares = tf.reduce_sum(squares + numbers * tf.square(means - mean), axis=0)
-    return _Moments(number, mean, tf.math.divide_no_nan(squares, number))
+    return number, mean, tf.math.divide_no_nan(squares, number)
 
 
 def _normalized(x, gamma, beta, moments, epsilon, part, name):
     """y, with the gradient of algorithm 1, whose two sums go over all replicas."""
+    number, *of_batch = moments
 
     @tf.custom_gradient
     def normalize(x, gamma, beta, mean, variance):
@@ -133,14 +127,14 @@ def _normalized(x, gamma, beta, moments, epsilon, part, name):
             sums = tf.stack([by_beta, by_gamma])
             if part.stack:
                 sums = tf.reduce_sum(part.stack(sums, name), axis=0)
-            by_mean, by_scale = tf.unstack(tf.math.divide_no_nan(sums, moments.number))
+            by_mean, by_scale = tf.unstack(tf.math.divide_no_nan(sums, number))
             shared = by_mean + centered * (inverse * by_scale)
             by_x = (by_y - _weighted(shared, part)) * (gamma * inverse)
             return by_x, by_gamma, by_beta, None, None
 
         return centered * (gamma * inverse) + beta, gradient
 
-    return normalize(x, gamma, beta, moments.mean, moments.variance)
+    return normalize(x, gamma, beta, *of_batch)
 
 
 def _weighted(x, part):
