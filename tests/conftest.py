@@ -254,7 +254,10 @@ QUICK_JAVA = {f"SPARK_{of}_OPTS": _JAVA for of in ("SUBMIT", "LAUNCHER", "DAEMON
 
 @contextlib.contextmanager
 def started(command, **options):
-    """A command, running; none of its processes outlives the block."""
+    """A command, running; none of its processes outlives the block.
+
+    If it is waited for longer than the wait or the test may last, the failure shows its lines.
+    """
     usual = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     # What MPI has set in this process, where a test has begun it here, Python does not know of; an
     # mpirun that inherits it ends at once, without a word.
@@ -264,12 +267,23 @@ def started(command, **options):
     )
     try:
         yield process
+    except (subprocess.TimeoutExpired, pytest.fail.Exception) as late:  # the latter by the limit
+        if getattr(late, "cmd", process.args) is not process.args:  # it waited for another
+            raise
+        _end(process)
+        said = "".join(filter(None, process.communicate(timeout=10)))
+        raise AssertionError(f"{late}; until then it wrote:\n{said}") from None
     finally:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(process.pid).children(recursive=True):
-                child.kill()
-        process.kill()
-        process.wait()
+        _end(process)
+
+
+def _end(process):
+    """Kills a process and all that it has started."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
+    process.kill()
+    process.wait()
 
 
 def run_python(*words, fresh=False, env=None, timeout=90, code=None, **options):
@@ -372,7 +386,7 @@ def finish(context, timeout=90, code=None):
     return _ended(done, code)
 
 
-def run_horovod(processes, *flags, launcher="gloo", fresh=False, timeout=90, code=None):
+def run_horovod(processes, *flags, launcher="gloo", fresh=False, timeout=200, code=None):
     """Runs train.py in several processes; the finished launcher with its text."""
     fresh = fresh or launcher == "mpi"  # which knows what it has started
     python = sys.executable if fresh else warm.PYTHON
@@ -380,7 +394,7 @@ def run_horovod(processes, *flags, launcher="gloo", fresh=False, timeout=90, cod
     return finish(context, timeout, code)
 
 
-def run_cluster(*flags, servers=1, workers=1, fresh=False, timeout=90, code=None):
+def run_cluster(*flags, servers=1, workers=1, fresh=False, timeout=200, code=None):
     """Runs train.py on parameter servers; the finished launcher with its text."""
     python = sys.executable if fresh else warm.PYTHON
     cluster = started_cluster(*flags, servers=servers, workers=workers, python=python)
