@@ -26,6 +26,7 @@ import pytest
 import tensorflow as tf
 import warm
 from programs import wait_until  # noqa: F401  tests take it from here
+from tensorflow.core.protobuf.config_pb2 import CallableOptions
 from tensorflow.python.client import session
 
 from deepfm.config import InputConfig, JobConfig, OptimizerConfig
@@ -60,6 +61,8 @@ def _leave_graphs_as_they_are():
 
 
 _leave_graphs_as_they_are()
+# An error says the operator's name, not where it was made: thousands of strings are refused here.
+session.error_interpolation.interpolate = lambda message, graph: message
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SHARED_DATA = ROOT.parent / "shared" / "data"
@@ -178,6 +181,13 @@ def run_train(*flags, fresh=False, env=None, timeout=90, code=None, **options):
     return _run(["train.py", *flags], fresh, env, timeout, code, **options)
 
 
+def callable_of(session, place, tensors):
+    """A function of strings that returns tensors, as session.run does, for thousands of calls."""
+    options = CallableOptions(feed=[place.name], fetch=[x.name for x in tensors])
+    call = session._make_callable_from_options(options)
+    return lambda strings: call(np.array(strings, object))
+
+
 def encoded(labels, ids, values, counts=None, weights=None):
     """The payloads that the codec makes of arrays."""
     frames, sizes = codec.encode(
@@ -253,7 +263,10 @@ QUICK_JAVA = {f"SPARK_{of}_OPTS": _JAVA for of in ("SUBMIT", "LAUNCHER", "DAEMON
 
 @contextlib.contextmanager
 def started(command, **options):
-    """A command, running; none of its processes outlives the block."""
+    """A command, running; none of its processes outlives the block.
+
+    If it is waited for longer than the wait or the test may last, the failure shows its lines.
+    """
     usual = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     # What MPI has set in this process, where a test has begun it here, Python does not know of; an
     # mpirun that inherits it ends at once, without a word.
@@ -263,12 +276,23 @@ def started(command, **options):
     )
     try:
         yield process
+    except (subprocess.TimeoutExpired, pytest.fail.Exception) as late:  # the latter by the limit
+        if getattr(late, "cmd", process.args) is not process.args:  # it waited for another
+            raise
+        _end(process)
+        said = "".join(filter(None, process.communicate(timeout=10)))
+        raise AssertionError(f"{late}; until then it wrote:\n{said}") from None
     finally:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(process.pid).children(recursive=True):
-                child.kill()
-        process.kill()
-        process.wait()
+        _end(process)
+
+
+def _end(process):
+    """Kills a process and all that it has started."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
+    process.kill()
+    process.wait()
 
 
 def run_python(*words, fresh=False, env=None, timeout=90, code=None, **options):
@@ -371,7 +395,7 @@ def finish(context, timeout=90, code=None):
     return _ended(done, code)
 
 
-def run_horovod(processes, *flags, launcher="gloo", fresh=False, timeout=90, code=None):
+def run_horovod(processes, *flags, launcher="gloo", fresh=False, timeout=200, code=None):
     """Runs train.py in several processes; the finished launcher with its text."""
     fresh = fresh or launcher == "mpi"  # which knows what it has started
     python = sys.executable if fresh else warm.PYTHON
@@ -379,7 +403,7 @@ def run_horovod(processes, *flags, launcher="gloo", fresh=False, timeout=90, cod
     return finish(context, timeout, code)
 
 
-def run_cluster(*flags, servers=1, workers=1, fresh=False, timeout=90, code=None):
+def run_cluster(*flags, servers=1, workers=1, fresh=False, timeout=200, code=None):
     """Runs train.py on parameter servers; the finished launcher with its text."""
     python = sys.executable if fresh else warm.PYTHON
     cluster = started_cluster(*flags, servers=servers, workers=workers, python=python)

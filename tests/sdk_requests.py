@@ -7,6 +7,7 @@ sent or uploaded.
 """
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -20,11 +21,14 @@ warnings.filterwarnings("ignore")
 os.environ.update(AWS_ACCESS_KEY_ID="none", AWS_SECRET_ACCESS_KEY="none")
 sys.path.insert(0, "scripts")
 
+import botocore.session  # noqa: E402
 import launch_sagemaker  # noqa: E402
 import sagemaker_requests  # noqa: E402
 from programs import program  # noqa: E402
 
 FLAGS = launch_sagemaker.FLAGS
+# One for all sessions, so that each description of a service is read once.
+botocore.session.create_loader = functools.lru_cache(None)(botocore.session.create_loader)
 BASE = "/opt/ml/processing"
 ANSWERS = {  # what AWS would say
     "GetCallerIdentity": {"Account": "111122223333", "Arn": "arn:aws:iam::111122223333:root"},
@@ -33,24 +37,32 @@ ANSWERS = {  # what AWS would say
 JOBS = "CreateTrainingJob", "CreateProcessingJob", "CreateHyperParameterTuningJob"
 
 
+REQUESTS = []  # of the job that the SDK starts
+
+
+def answer(model, params, **_):
+    """What AWS would say to a call of the SDK."""
+    if model.name in JOBS:
+        REQUESTS.append(json.loads(params["body"]))
+    return types.SimpleNamespace(status_code=200), ANSWERS.get(model.name, {})
+
+
+@functools.lru_cache(maxsize=None)
+def session_in(region):
+    """The SDK's session, which is made once, because that takes half a second."""
+    import boto3
+    import sagemaker
+
+    boto = boto3.Session(region_name=region)
+    boto.events.register("before-call", answer)
+    return sagemaker.Session(boto)
+
+
 class Sdk:
     """Builds the SDK's request of a job from the arguments of functions of sagemaker_requests."""
 
     def __init__(self, folder):
-        self.folder, self.requests = pathlib.Path(folder), []
-
-    def _session(self, job):
-        import boto3
-        import sagemaker
-
-        def answer(model, params, **_):
-            if model.name in JOBS:
-                self.requests.append(json.loads(params["body"]))
-            return types.SimpleNamespace(status_code=200), ANSWERS.get(model.name, {})
-
-        boto = boto3.Session(region_name=job.region)
-        boto.events.register("before-call", answer)
-        return sagemaker.Session(boto)
+        self.folder = pathlib.Path(folder)
 
     def _file(self, name):
         (self.folder / name).parent.mkdir(exist_ok=True)
@@ -75,7 +87,7 @@ class Sdk:
         self.estimator = TensorFlow(
             entry_point="train.py", source_dir=str(self.folder / "source"),
             framework_version="1.15.2", py_version="py37", image_uri=FLAGS.image_uri, role=job.role,
-            sagemaker_session=self._session(job), base_job_name=FLAGS.base_job_name,
+            sagemaker_session=session_in(job.region), base_job_name=FLAGS.base_job_name,
             instance_type=job.type,
             instance_count=job.count, volume_size=FLAGS.volume_size,
             input_mode=FLAGS.input_mode,
@@ -120,7 +132,7 @@ class Sdk:
         common = {
             "role": job.role, "volume_size_in_gb": FLAGS.volume_size, "tags": job.tags,
             "max_runtime_in_seconds": FLAGS.max_run, "base_job_name": FLAGS.base_job_name,
-            "sagemaker_session": self._session(job), "instance_count": job.count,
+            "sagemaker_session": session_in(job.region), "instance_count": job.count,
             "instance_type": job.type,
         }  # fmt: skip
         sources = [
@@ -153,6 +165,7 @@ class Sdk:
 
 def pair(words):
     """[the request of a command line, the SDK's]."""
+    REQUESTS.clear()
     for name in FLAGS:
         FLAGS[name].unparse()
     argv = program.read_flags_before_words(["launch_sagemaker.py", "--dry_run", *words])
@@ -170,7 +183,7 @@ def pair(words):
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             launch_sagemaker.main(argv)
     shown = printed.getvalue()  # the SDK prints too, in front of it
-    return [json.loads(shown[shown.index("{\n") :]), *sdk.requests]
+    return [json.loads(shown[shown.index("{\n") :]), *REQUESTS]
 
 
 if __name__ == "__main__":

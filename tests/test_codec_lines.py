@@ -6,6 +6,7 @@ import mutation
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import callable_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -70,20 +71,26 @@ def lines(draw, named):
 
 @functools.lru_cache(maxsize=None)
 def native(op, *inputs):
-    """A function of arrays that runs an operator."""
-    graph = tf.Graph()
-    with graph.as_default():
-        placeholder = tf.compat.v1.placeholder(tf.string, [None])
-        fetched = op(placeholder, *inputs)
-    session = tf.compat.v1.Session(graph=graph)
-    return lambda strings: session.run(fetched, {placeholder: strings})
+    """A function of strings that runs operators; it returns a list of arrays."""
+    with tf.Graph().as_default():
+        place = tf.compat.v1.placeholder(tf.string, [None])
+        return callable_of(tf.compat.v1.Session(), place, tf.nest.flatten(op(place, *inputs)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sessions_end():
+    yield
+    native.cache_clear()
+
+
+def parse(lines, schema):
+    return libsvm.parse_lines(libsvm.drop_blank(lines), schema)
 
 
 def with_tensorflow(text, schema):
     """(labels, ids, values, weights if weighted); None if it is refused."""
     try:
-        lines = native(libsvm.drop_blank)(text.split(b"\n"))
-        return native(libsvm.parse_lines, schema)(lines)
+        return native(parse, schema)(text.split(b"\n"))
     except tf.errors.InvalidArgumentError:
         return None
 
@@ -94,7 +101,8 @@ def written_with_hashes(line, schema):
     cut = [pair.split(b":") for pair in pairs]
     if cut:
         names = [cells[-2] for cells in cut]
-        for cells, number in zip(cut, native(records.hashed, schema.hash_buckets)(names)):
+        (numbers,) = native(records.hashed, schema.hash_buckets)(names)
+        for cells, number in zip(cut, numbers):
             cells[-2] = b"%d" % number
     return b" ".join([first, *map(b":".join, cut)])
 
@@ -178,7 +186,8 @@ def test_ids_of_strings_are_those_of_tensorflow_for_all_lengths():
     text = b"".join(b"1 %s:1\n" % x for x in strings)
     for buckets in (4, 2**62):
         ids = codec.decode_lines(text, Schema(1, buckets, hash_buckets=buckets)).ids[:, 0]
-        assert ids.tolist() == native(records.hashed, buckets)(strings).tolist()
+        (wanted,) = native(records.hashed, buckets)(strings)
+        assert ids.tolist() == wanted.tolist()
 
 
 ODD_NUMBERS = [

@@ -12,8 +12,8 @@ suite applies it to a copy, where test_layout.py, this file and what a comment n
     <!-- tests: test_model.py -->
 
 The blocks of a page run in order in a scratch copy of the checkout, in which README's have run. In
-the suite README starts Python as its reader would, the other pages start it from warm.py, and all
-have a twentieth of the synthetic rows. `pytest -m table tests/test_docs.py` runs all as printed.
+the suite they start Python from warm.py and have a twentieth of the synthetic rows.
+`pytest -m table tests/test_docs.py` runs all as printed.
 """
 
 import contextlib
@@ -429,7 +429,10 @@ def check_what_was_made(page, checkout):
 def checkout(tmp_path_factory, request):
     """A checkout in which README's commands have run."""
     made = make_checkout(tmp_path_factory.mktemp("docs") / "checkout")
-    run_page("README.md", made, slow=False, fewer_rows=request.config.option.markexpr != "table")
+    quick = request.config.option.markexpr != "table"
+    if quick:
+        start_python_warm(made)
+    run_page("README.md", made, slow=False, fewer_rows=quick)
     yield made
     shutil.rmtree(made)
 
@@ -456,7 +459,6 @@ def test_the_commands_of_a_page_run(page, checkout, request):
         check_what_was_made(page, checkout)
         return
     own = request.getfixturevalue("own_checkout")
-    start_python_warm(own)
     run_page(page, own, slow=False, fewer_rows=True)
     check_what_was_made(page, own)
 

@@ -18,6 +18,7 @@ import tensorflow as tf
 import test_model
 from conftest import (
     both_ops,
+    callable_of,
     compiler,
     copying_compiler,
     encoded,
@@ -828,14 +829,15 @@ def both_parsers(kernel, tensorflow, schema):
     with tf.Graph().as_default(), v1.Session() as session:
         place = v1.placeholder(tf.string, [None])
 
-        def outcome(parsed, strings):
+        def outcome(parse, strings):
             try:
-                return session.run(parsed, {place: strings})
+                return parse(strings)
             except (tf.errors.InvalidArgumentError, tf.errors.DataLossError):
                 return None
 
         parsed = kernel(reading.pack(place), schema, None), tensorflow(place, schema)
-        yield [functools.partial(outcome, each) for each in parsed]
+        parsers = [callable_of(session, place, each) for each in parsed]
+        yield [functools.partial(outcome, parse) for parse in parsers]
 
 
 @pytest.fixture(scope="module")
@@ -999,15 +1001,24 @@ def small_training(folder, *more, **env):
 
 
 def test_where_they_cannot_be_built_training_says_so_and_goes_on(tmp_path):
+    done = small_training(tmp_path, CXX="no-such-compiler")
+    assert done.returncode == 0, done.stderr
+    assert "no-such-compiler" in done.stderr and "python -m deepfm.kernels" in done.stderr
+
+
+def test_a_compiler_that_fails_or_makes_no_library_is_told(tmp_path, monkeypatch):
     of_nothing = compiler(tmp_path, 'while [ "$1" != -o ]; do shift; done; echo nothing > "$2"')
-    for program, flags, *said in (
-        ("no-such-compiler", [], "no-such-compiler", "python -m deepfm.kernels"),
-        ("false", ["--max_steps=2"], "cannot be built"),
-        (of_nothing, ["--max_steps=3"], "cannot be built (the library cannot be loaded)"),
+    said = []
+    monkeypatch.setattr(compiled.logging, "warning", lambda text, *words: said.append(text % words))
+    monkeypatch.setattr(compiled, "raw_ops", build.raw_ops.__wrapped__)  # it is loaded here
+    monkeypatch.setenv("DEEPFM_KERNELS_DIR", str(tmp_path))
+    for program, reason in (
+        ("false", "cannot be built (Command"),
+        (of_nothing, "cannot be built (the library cannot be loaded)"),
     ):
-        done = small_training(tmp_path, *flags, CXX=program)
-        assert done.returncode == 0, done.stderr
-        assert all(text in done.stderr for text in said)
+        monkeypatch.setenv("CXX", program)
+        assert not compiled.ready()
+        assert reason in said.pop()
 
 
 def test_training_builds_them_and_a_run_says_that_it_goes_on_without(tmp_path):

@@ -32,19 +32,15 @@ def run(command, code=0, timeout=60, **options):
     return done
 
 
+# Neither AWS settings nor a network that answers.
+ALONE = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
+ALONE.update(dict.fromkeys(("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"), os.devnull))
+
+
 def launch(*words, code=0):
-    """The finished launcher, which has neither AWS settings nor a network that answers."""
-    env = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
-    env.update(AWS_CONFIG_FILE=os.devnull, AWS_SHARED_CREDENTIALS_FILE=os.devnull)
+    """The finished launcher."""
     command = [PYTHON, "scripts/launch_sagemaker.py", "--dry_run", *words]
-    return run(command, code, cwd=ROOT, env=env)
-
-
-def refusal(*words):
-    """The one sentence with which the launcher refuses a job."""
-    done = launch(*words, code=2)
-    assert (done.stdout, done.stderr.count("\n")) == ("", 1), done.stderr
-    return done.stderr
+    return run(command, code, cwd=ROOT, env=ALONE)
 
 
 @functools.lru_cache(maxsize=None)
@@ -186,19 +182,22 @@ def test_what_is_wrong_with_a_request_is_found(servers):
     assert len(list(faults(wrong, "CreateTrainingJobRequest", shapes()))) == 5
 
 
-def in_process(program, *words, code=0):
+AWS = dict(AWS_ACCESS_KEY_ID="x", AWS_SECRET_ACCESS_KEY="x", AWS_DEFAULT_REGION="us-east-1")
+
+
+def in_process(program, *words, code=0, env=AWS, **options):
     """What a program prints in .venv-sagemaker's Python, where the launcher's parts are found."""
     program = f"import sys; sys.path[:0] = ['scripts']\n{program}"
     command = [PYTHON, "-W", "ignore", "-c", program, *words]
-    return run(command, code, cwd=ROOT, env=dict(os.environ, **AWS))
+    return run(command, code, cwd=ROOT, env={**os.environ, **env}, **options)
 
-
-AWS = dict(AWS_ACCESS_KEY_ID="x", AWS_SECRET_ACCESS_KEY="x", AWS_DEFAULT_REGION="us-east-1")
 
 IMAGES = """
+import functools
 import programs, sagemaker_hosts as hosts
 from sagemaker import image_uris
 
+image_uris.config_for_framework = functools.lru_cache(None)(image_uris.config_for_framework)
 regions = set()
 for name, scope in (("tensorflow", "training"), ("spark", "processing")):
     versions = image_uris.config_for_framework(name)[scope]["versions"]
@@ -206,22 +205,24 @@ for name, scope in (("tensorflow", "training"), ("spark", "processing")):
         regions.update(version.get("registries", {}))
 assert len(regions) > 30
 for region in [*sorted(regions), "us-nowhere-1"]:
-    for type_ in ("ml.c5.xlarge", "ml.p3.2xlarge", "ml.g4dn.xlarge"):
-        for title, words in (
-            (hosts.TENSORFLOW, ("tensorflow", region, "1.15.2", "py37", type_)),
-            (hosts.SPARK, ("spark", region, "3.3", None, "ml.m5.xlarge")),
-        ):
-            try:
-                wanted = image_uris.retrieve(*words, image_scope="training" if words[3] else None)
-            except ValueError:
-                wanted = None
-            if wanted and title == hosts.SPARK:
-                wanted = wanted.replace("-py39-v1", "")
-            try:
-                found = hosts.image(title, region, type_)
-            except programs.BadInput:
-                found = None
-            assert found == wanted, (region, found, wanted)
+    for title, version, python, scope, type_ in (
+        (hosts.TENSORFLOW, "1.15.2", "py37", "training", "ml.c5.xlarge"),
+        (hosts.TENSORFLOW, "1.15.2", "py37", "training", "ml.p3.2xlarge"),
+        (hosts.TENSORFLOW, "1.15.2", "py37", "training", "ml.g4dn.xlarge"),
+        (hosts.SPARK, "3.3", None, None, "ml.m5.xlarge"),
+    ):
+        name = "tensorflow" if python else "spark"
+        try:
+            wanted = image_uris.retrieve(name, region, version, python, type_, image_scope=scope)
+        except ValueError:
+            wanted = None
+        if wanted and not python:
+            wanted = wanted.replace("-py39-v1", "")
+        try:
+            found = hosts.image(title, region, type_)
+        except programs.BadInput:
+            found = None
+        assert found == wanted, (region, found, wanted)
 print(sorted(f"ml.{f}.{size}" for f, (_, _, sizes) in hosts.GPUS.items() for size in sizes))
 """
 
@@ -425,66 +426,94 @@ def test_a_job_is_followed_to_its_end_which_is_the_exit_code(status, reason, cod
         assert f": {status} ({reason}" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    "words, sentence",
-    [
-        ([*ONE, "--", "--lerning_rate=1"], "Did you mean: learning_rate"),
-        ([*ONE, "--", "--flagfile=no.flags"], "--flagfile=no.flags cannot be read (No such file"),
-        ([*ONE, "--lerning_rate=1"], "Unknown command line flag 'lerning_rate'"),
-        (["--train_s3_uri=bucket/t"], "try --train_s3_uri=s3://"),
-        ([*ONE, "--distribution=horovod", "--spot"], "try --checkpoint_s3_uri=s3://"),
-        ([*ONE, "--distribution=none", "--instance_count=2"], "try --distribution=ps"),
-        ([*ONE, "--", "--distribution=horovod"], "does not fit --distribution=ps"),
-        ([*ONE, "--", "--dist_mode=2"], "--dist_mode after the -- is set by the flags before it"),
-        ([*ONE, "--input_mode=Pipe", "--", "--feature_size=9"], "--field_size is missing after"),
-        ([*ONE, "--instance_type=ml.x.y"], "--instance_type=ml.x.y is not a SageMaker type; try"),
-        ([*RAW, "--instance_type=c5.xlarge"], "--instance_type=c5.xlarge is not a SageMaker type"),
-        ([*ONE, "--instance_type=ml.p4d.24xlarge"], "1.15.2 has no code for A100; give --image"),
-        ([*ONE, "--instance_type=ml.g9.xlarge"], "is not known here; say how many GPUs it has"),
-        ([*ONE, "--region=us-nowhere-1"], "--region=us-nowhere-1: no image of SageMaker's for"),
-        ([*ONE, "--tags=for=it's"], "give KEY=VALUE of letters, digits"),
-        ([*ONE, "--base_job_name=a_b"], "--base_job_name=a_b must be letters and digits"),
-        (
-            ["--train_s3_uri=s3://b/a.libsvm", "--input_mode=Pipe", "--", *SIZES_OF_PIPE],
-            "to read lines of LibSVM, add --data_format=libsvm after the --",
-        ),
-        ([*RAW, "--", "--num_wokers=1"], "libsvm_to_tfrecord.py: Unknown command line flag"),
-        ([*RAW, "--tool=rebalance", "--", "--sed=1"], "Did you mean: seed"),
-        ([*TUNING, "--eval_s3_uri=s3://b/v"], "would go on from each other's checkpoints"),
-        ([*TUNING, "--distribution=none"], "--objective=eval:auc needs --eval_s3_uri"),
-        ([*TUNED, "--tune=sed=1|2"], "Did you mean: seed"),
-        ([*TUNED, "--tune=optimizer=adam|adan"], "optimizer"),
-        ([*TUNED, "--tune=learning_rate=0..1:log"], "is not a range or a choice; try"),
-        ([*TUNED, "--", "--embedding_size=8"], "--embedding_size is given twice"),
-        ([*TUNED, "--spot"], "--spot needs --job=training"),
-        ([*ON_SPARK, "--", "rebalance", "--sed=1"], "Did you mean: seed"),
-        ([*ON_SPARK, "--", "shuffle"], "'shuffle' is not a job; give one of"),
-        ([*ON_SPARK, "--", "--seed=1"], "try -- rebalance"),
-        ([*ON_SPARK, "--", "rebalance", "--input=a"], "--input after the -- is set by the job"),
-        ([*ON_SPARK, "--instance_count=2", "--", "rebalance"], "=2 needs --output_path, the s3://"),
-        (
-            [*ON_SPARK, "--instance_count=2", "--output_path=s3://b/out", "--", "rebalance"],
-            "=2 needs --image_uri, an image with Spark",
-        ),
-        ([*ON_SPARK, "--tool=rebalance", "--", "rebalance"], "--tool needs --job=processing; add"),
-        (
-            [*RAW, "--tool=prepare", "--instance_count=2"],
-            "2 hosts would see only each host's own files; try one large host",
-        ),
-        (
-            [*RAW, "--tool=rebalance", "--instance_count=2"],
-            "host needs no others. docs/spark.md says",
-        ),
-    ],
-)
-def test_refuses_in_one_sentence(words, sentence):
-    assert sentence in refusal(*words)
+REFUSED = [
+    ([*ONE, "--", "--lerning_rate=1"], "Did you mean: learning_rate"),
+    ([*ONE, "--", "--flagfile=no.flags"], "--flagfile=no.flags cannot be read (No such file"),
+    ([*ONE, "--lerning_rate=1"], "Unknown command line flag 'lerning_rate'"),
+    (["--train_s3_uri=bucket/t"], "try --train_s3_uri=s3://"),
+    ([*ONE, "--distribution=horovod", "--spot"], "try --checkpoint_s3_uri=s3://"),
+    ([*ONE, "--distribution=none", "--instance_count=2"], "try --distribution=ps"),
+    ([*ONE, "--", "--distribution=horovod"], "does not fit --distribution=ps"),
+    ([*ONE, "--", "--dist_mode=2"], "--dist_mode after the -- is set by the flags before it"),
+    ([*ONE, "--input_mode=Pipe", "--", "--feature_size=9"], "--field_size is missing after"),
+    ([*ONE, "--instance_type=ml.x.y"], "--instance_type=ml.x.y is not a SageMaker type; try"),
+    ([*RAW, "--instance_type=c5.xlarge"], "--instance_type=c5.xlarge is not a SageMaker type"),
+    ([*ONE, "--instance_type=ml.p4d.24xlarge"], "1.15.2 has no code for A100; give --image"),
+    ([*ONE, "--instance_type=ml.g9.xlarge"], "is not known here; say how many GPUs it has"),
+    ([*ONE, "--region=us-nowhere-1"], "--region=us-nowhere-1: no image of SageMaker's for"),
+    ([*ONE, "--tags=for=it's"], "give KEY=VALUE of letters, digits"),
+    ([*ONE, "--base_job_name=a_b"], "--base_job_name=a_b must be letters and digits"),
+    (
+        ["--train_s3_uri=s3://b/a.libsvm", "--input_mode=Pipe", "--", *SIZES_OF_PIPE],
+        "to read lines of LibSVM, add --data_format=libsvm after the --",
+    ),
+    ([*RAW, "--", "--num_wokers=1"], "libsvm_to_tfrecord.py: Unknown command line flag"),
+    ([*RAW, "--tool=rebalance", "--", "--sed=1"], "Did you mean: seed"),
+    ([*TUNING, "--eval_s3_uri=s3://b/v"], "would go on from each other's checkpoints"),
+    ([*TUNING, "--distribution=none"], "--objective=eval:auc needs --eval_s3_uri"),
+    ([*TUNED, "--tune=sed=1|2"], "Did you mean: seed"),
+    ([*TUNED, "--tune=optimizer=adam|adan"], "optimizer"),
+    ([*TUNED, "--tune=learning_rate=0..1:log"], "is not a range or a choice; try"),
+    ([*TUNED, "--", "--embedding_size=8"], "--embedding_size is given twice"),
+    ([*TUNED, "--spot"], "--spot needs --job=training"),
+    ([*ON_SPARK, "--", "rebalance", "--sed=1"], "Did you mean: seed"),
+    ([*ON_SPARK, "--", "shuffle"], "'shuffle' is not a job; give one of"),
+    ([*ON_SPARK, "--", "--seed=1"], "try -- rebalance"),
+    ([*ON_SPARK, "--", "rebalance", "--input=a"], "--input after the -- is set by the job"),
+    ([*ON_SPARK, "--instance_count=2", "--", "rebalance"], "=2 needs --output_path, the s3://"),
+    (
+        [*ON_SPARK, "--instance_count=2", "--output_path=s3://b/out", "--", "rebalance"],
+        "=2 needs --image_uri, an image with Spark",
+    ),
+    ([*ON_SPARK, "--tool=rebalance", "--", "rebalance"], "--tool needs --job=processing; add"),
+    (
+        [*RAW, "--tool=prepare", "--instance_count=2"],
+        "2 hosts would see only each host's own files; try one large host",
+    ),
+    (
+        [*RAW, "--tool=rebalance", "--instance_count=2"],
+        "host needs no others. docs/spark.md says",
+    ),
+]
+
+# The launcher with each of many command lines, in a child of one process that has loaded it.
+LAUNCHES = """
+import json, os, sys, tempfile
+import launch_sagemaker, programs
+
+ended = []
+for words in json.load(sys.stdin):
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        if os.fork() == 0:
+            os.dup2(out.fileno(), 1), os.dup2(err.fileno(), 2)
+            sys.argv[:] = ["launch_sagemaker.py", "--dry_run", *words]
+            programs.run_program(launch_sagemaker.main, programs.program.read_flags_before_words)
+        code = os.WEXITSTATUS(os.wait()[1])
+        ended.append([code, *(file.seek(0) or file.read() for file in (out, err))])
+json.dump(ended, sys.stdout)
+"""
+
+
+@pytest.fixture(scope="module")
+def refusals():
+    """{words: what the launcher ended with} of REFUSED."""
+    words = [words for words, _ in REFUSED]
+    done = in_process(LAUNCHES, input=json.dumps(words), env=ALONE)
+    return dict(zip(map(tuple, words), json.loads(done.stdout)))
+
+
+@pytest.mark.parametrize("words, sentence", REFUSED)
+def test_refuses_in_one_sentence(words, sentence, refusals):
+    code, printed, said = refusals[tuple(words)]
+    assert (code, printed, said.count("\n")) == (2, "", 1), said
+    assert sentence in said
 
 
 def test_an_unknown_flag_in_a_flagfile_is_refused(tmp_path):
     (tmp_path / "own.flags").write_text("--lerning_rate=1\n")
-    said = refusal(*ONE, "--", f"--flagfile={tmp_path}/own.flags")
-    assert "Did you mean: learning_rate" in said
+    done = launch(*ONE, "--", f"--flagfile={tmp_path}/own.flags", code=2)
+    assert done.stdout == "" and done.stderr.count("\n") == 1
+    assert "Did you mean: learning_rate" in done.stderr
 
 
 def test_hosts_that_convert_divide_the_input_and_share_the_code():

@@ -1,17 +1,18 @@
 """The converter: every row once, in order, in even files, and nothing at all if a row is bad."""
 
+import contextlib
 import dataclasses
 import gzip
 import json
 import os
 import resource
 import signal
-import subprocess
 import sys
 
 import numpy as np
+import psutil
 import pytest
-from conftest import ROOT, await_files, examples_of, run_tool, shared_data, wait_until
+from conftest import await_files, examples_of, finish, run_tool, shared_data, started
 
 from data_tools import libsvm_to_tfrecord, rebalance
 from data_tools.click_logs import splitting
@@ -112,11 +113,6 @@ def test_each_input_becomes_one_output_of_its_name(convert):
     assert [os.path.basename(f.path) for f in files] == made
 
 
-def test_inputs_that_would_share_an_output_are_refused(convert):
-    with pytest.raises(BadInput, match=r"another input would also become a\.tfrecords"):
-        convert({"a.libsvm": "1 1:1\n", "a.txt": "1 1:1\n"})
-
-
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
 @pytest.mark.parametrize("flags", [{}, {"seed": 2, "compress": True}, {"pad": True}])
 def test_split_draws_lines_by_their_bytes(convert, small_blocks, tmp_path, pack, flags):
@@ -149,20 +145,6 @@ def test_a_bad_line_of_a_split_is_named_by_its_number(convert, small_blocks):
     texts[200] = "0 1:1\n"
     with pytest.raises(BadInput, match=r"a\.libsvm:201: expected 3 id:value pairs, found 1"):
         convert("".join(texts), split="0.5,0.3,0.2")
-
-
-@pytest.mark.parametrize(
-    "name, flags, words",
-    [
-        ("a.libsvm", {"split": "0.5,0.4"}, "must be three shares that sum to 1"),
-        ("a.libsvm", {"num_files": 2}, "does not go with --num_files .data_tools.rebalance makes"),
-        ("a.csv", {}, "--split does not go with a table"),
-    ],
-)
-def test_a_split_that_cannot_be_is_refused(convert, tmp_path, name, flags, words):
-    with pytest.raises(BadInput, match=words):
-        convert({name: "label,a\n1,2\n" * 9}, **{"split": "0.8,0.1,0.1", **flags})
-    assert not (tmp_path / "out").exists()
 
 
 def test_splits_are_replaced_together_and_only_where_it_is_asked_to(convert, tmp_path):
@@ -266,10 +248,35 @@ def test_max_bad_records_skips_just_those(convert, small_blocks, name):
     assert all_records(files) == rows_of(good)
 
 
-def test_one_bad_record_more_than_max_bad_records_ends_the_run(convert, tmp_path):
-    texts = dict.fromkeys(("a.libsvm", "b.libsvm", "c.libsvm"), "1 1:1 2:1\n1 1:1\n")
-    with pytest.raises(BadInput, match=r"c\.libsvm:2: .* \(2 bad records were skipped before; "):
-        convert(texts, max_bad_records=2)
+ONE, CSV = "1 1:1\n", {"a.csv": "label,a\n1,2\n" * 9}
+THREE = dict.fromkeys(("a.libsvm", "b.libsvm", "c.libsvm"), "1 1:1 2:1\n1 1:1\n")
+SPLIT = {"split": "0.8,0.1,0.1"}
+
+
+@pytest.mark.parametrize(
+    "texts, flags, sentence",
+    [
+        ({"a.libsvm": ONE, "a.txt": ONE}, {}, r"another input would also become a\.tfrecords"),
+        (ONE, {"split": "0.5,0.4"}, "must be three shares that sum to 1"),
+        (ONE, {**SPLIT, "num_files": 2}, "does not go with --num_files .data_tools.rebalance make"),
+        (CSV, SPLIT, "--split does not go with a table"),
+        (ONE * 9, {"num_files": 10}, "--num_files=10: the input has only 9 rows"),
+        ("# nothing\n\n", {"field_size": 2}, "hold no rows"),
+        ("# nothing\n\n", {"field_size": 2, "num_files": 2}, "only 0 rows"),
+        (THREE, {"max_bad_records": 2}, r"c\.libsvm:2: .* \(2 bad records were skipped before; "),
+        ({"a.libsvm": ONE.encode("utf-16")}, {}, r"a\.libsvm: its byte order mark says UTF-16"),
+        ("\ufeffx 1:1\n1 1:1\n", {"field_size": 1}, r"a\.libsvm:1: label 'x'"),
+        ("0x0 1:1\n-1 1:1\n", {}, r"a\.libsvm:2: label -1, but .*:1 has label 0x0;"),
+        ("1e-60 1:1\n-1 1:1\n", {}, r"a\.libsvm:2: label -1, but .*:1 has label 1e-60;"),
+        ("3e-40 1:1\n-1 1:1\n", {}, r"a\.libsvm:2: label -1, but .*:1 has label 3e-40;"),
+        # The label of a row that is skipped is not one of them.
+        ({"a.libsvm": b"-\xff 1:1\n1 1:1\n0 1:1\n-1 1:1\n"}, {"max_bad_records": 1},
+         r"a\.libsvm:4: label -1, but .*:3 has label 0;"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_converted_is_refused(convert, tmp_path, texts, flags, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        convert(texts, **flags)
     assert not (tmp_path / "out").exists()
 
 
@@ -282,21 +289,9 @@ def test_labels_0_and_minus_1_together_are_refused_by_line(convert, small_blocks
     assert str(error.value).startswith(f"{path}:71: label 0, but {path}:21 has label -1")
 
 
-@pytest.mark.parametrize("zero", ["0x0", "1e-60", "3e-40"])
-def test_every_way_to_write_0_counts_beside_minus_one(convert, zero, tmp_path):
-    with pytest.raises(BadInput, match=rf"a\.libsvm:2: label -1, but .*:1 has label {zero};"):
-        convert(f"{zero} 1:1\n-1 1:1\n")
-
-
 def test_labels_of_minus_one_are_stored_as_0_also_after_a_vertical_tab(convert):
     text = "-1 1:1\n\v-1 1:1\n+1 1:1\n-1.0 1:1\n"
     assert [row[0] for row in all_records(convert(text))] == [0, 0, 1, 0]
-
-
-def test_a_label_of_a_skipped_row_is_not_named_for_mixed_labels(convert, tmp_path):
-    text = b"-\xff 1:1\n1 1:1\n0 1:1\n-1 1:1\n"
-    with pytest.raises(BadInput, match=r"a\.libsvm:4: label -1, but .*:3 has label 0;"):
-        convert({"a.libsvm": text}, max_bad_records=1)
 
 
 @pytest.mark.parametrize("feature_id", [2**31 - 1, 99999999999, 2**63 - 1])
@@ -313,16 +308,6 @@ def test_a_byte_order_mark_is_skipped(convert, pack):
     name = "a.libsvm" if pack is bytes else "a.libsvm.gz"
     files = convert({name: pack(b"\xef\xbb\xbf" + text.encode())}, num_files=2)
     assert all_records(files) == rows_of(text)
-
-
-def test_utf16_is_refused_by_name(convert):
-    with pytest.raises(BadInput, match=r"in/a\.libsvm: its byte order mark says UTF-16"):
-        convert({"a.libsvm": "1 1:1\n".encode("utf-16")})
-
-
-def test_the_line_of_a_bad_row_after_a_byte_order_mark_is_its_own(convert):
-    with pytest.raises(BadInput, match=r"a\.libsvm:1: label 'x'"):
-        convert({"a.libsvm": "\ufeffx 1:1\n1 1:1\n"}, field_size=1)
 
 
 def test_what_dataset_json_says_of_libsvm_text_stays(convert, tmp_path):
@@ -367,22 +352,11 @@ def test_overwrite_deletes_nothing_that_dataset_json_does_not_name(convert, tmp_
     assert file.rows == 2
 
 
-@pytest.mark.parametrize("num_files", [0, 2])
-def test_an_input_without_rows_is_refused(convert, num_files):
-    with pytest.raises(BadInput, match="hold no rows|only 0 rows"):
-        convert("# nothing\n\n", num_files=num_files, field_size=2)
-
-
 def test_an_input_without_rows_beside_others_adds_nothing(convert):
     text = "".join(lines(9))
     texts = {"a.libsvm": "", "b.libsvm": "# nothing\n", "c.libsvm": text}
     (file,) = convert(texts)
     assert file.rows == 9
-
-
-def test_more_files_than_rows_are_refused(convert):
-    with pytest.raises(BadInput, match="--num_files=10: the input has only 9 rows"):
-        convert("".join(lines(9)), num_files=10)
 
 
 def test_an_existing_data_set_is_refused_and_overwrite_leaves_nothing_of_it(convert, tmp_path):
@@ -444,55 +418,19 @@ command_line.run(libsvm_to_tfrecord.main, libsvm_to_tfrecord.Options)
 
 
 def start(*flags, **popen):
-    return subprocess.Popen(
-        [sys.executable, "-c", SMALL_PIECES, *map(str, flags)],
-        cwd=str(ROOT),
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-        **popen,
-    )
+    return started([sys.executable, "-c", SMALL_PIECES, *flags], **popen)
 
 
-def finish(process):
-    """(exit code, what it wrote to standard error); ends all of its processes."""
-    try:
-        _, text = process.communicate(timeout=TIMEOUT)
-    finally:
-        if is_running(process):
-            os.killpg(process.pid, signal.SIGKILL)
-    return process.returncode, text
-
-
-def is_running(process):
-    """Whether the process or one of its workers is there, zombies apart."""
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/stat") as f:
-                state, _, group = f.read().rpartition(")")[2].split()[:3]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(group) == process.pid and state != "Z":
-            return True
-    return False
-
-
-def children(process):
-    with open(f"/proc/{process.pid}/task/{process.pid}/children") as f:
-        return [int(pid) for pid in f.read().split()]
-
-
-def start_long_run(tmp_path):
-    """A run with two workers that lasts for minutes; returns when it has begun to write."""
+@contextlib.contextmanager
+def long_run(tmp_path):
+    """A run with two workers that lasts for minutes and has begun to write; and its workers."""
     with open(tmp_path / "a.libsvm", "w") as f:
         f.writelines(["".join(lines(10000, field_size=8))] * 30)
-    process = start(
-        f"--input={tmp_path}/a.libsvm", f"--output_dir={tmp_path}/out", "--num_workers=2"
-    )
-    await_files(process, f"{tmp_path}/out/.*/piece-*")
-    assert process.poll() is None
-    return process
+    flags = f"--input={tmp_path}/a.libsvm", f"--output_dir={tmp_path}/out", "--num_workers=2"
+    with start(*flags) as process:
+        await_files(process, f"{tmp_path}/out/.*/piece-*")
+        assert process.poll() is None
+        yield process, psutil.Process(process.pid).children(recursive=True)
 
 
 def test_a_folder_into_which_another_run_writes_is_refused(tmp_path):
@@ -525,8 +463,7 @@ def test_two_workers_write_the_same_files_as_one(tmp_path):
     (tmp_path / "b.libsvm.gz").write_bytes(gzip.compress("".join(lines(500)).encode()))
     for n in (1, 2):
         flags = f"--output_dir={tmp_path}/out{n}", f"--num_workers={n}", "--num_files=3"
-        code, text = finish(start(f"--input={tmp_path}/a.libsvm,{tmp_path}/b.libsvm.gz", *flags))
-        assert code == 0, text
+        finish(start(f"--input={tmp_path}/a.libsvm,{tmp_path}/b.libsvm.gz", *flags), code=0)
     for name in sorted(os.listdir(tmp_path / "out1")):
         one, two = ((tmp_path / f"out{n}" / name).read_bytes() for n in (1, 2))
         assert one == two
@@ -536,11 +473,8 @@ def test_two_workers_name_the_line_of_a_bad_row_and_exit_with_2(tmp_path):
     texts = lines(3000)
     texts[2500] = "1 1:1 2:2\n"
     (tmp_path / "a.libsvm").write_text("".join(texts))
-    process = start(
-        f"--input={tmp_path}/a.libsvm", f"--output_dir={tmp_path}/out", "--num_workers=2"
-    )
-    code, text = finish(process)
-    assert code == 2
+    flags = f"--input={tmp_path}/a.libsvm", f"--output_dir={tmp_path}/out", "--num_workers=2"
+    text = finish(start(*flags), code=2).stdout
     assert f"{tmp_path}/a.libsvm:2501: expected 3 id:value pairs, found 2" in text.splitlines()[-1]
     assert "Traceback" not in text
     assert not (tmp_path / "out").exists()
@@ -550,52 +484,47 @@ def test_two_workers_name_the_line_of_a_bad_row_and_exit_with_2(tmp_path):
     "number,expected", [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
 )
 def test_a_signal_leaves_no_file_and_no_process(tmp_path, number, expected):
-    process = start_long_run(tmp_path)
-    process.send_signal(number)
-    code, text = finish(process)
-    assert (code, "Traceback" in text) == (expected, False), text
-    assert not (tmp_path / "out").exists()
-    assert not is_running(process)
+    with long_run(tmp_path) as (process, workers):
+        process.send_signal(number)
+        text, _ = process.communicate(timeout=TIMEOUT)
+        assert (process.returncode, "Traceback" in text) == (expected, False), text
+        assert not (tmp_path / "out").exists()
+        assert {x.status() for x in workers if x.is_running()} <= {psutil.STATUS_ZOMBIE}
 
 
 def test_a_worker_that_is_killed_ends_the_run_with_1(tmp_path):
-    process = start_long_run(tmp_path)
-    os.kill(children(process)[0], signal.SIGKILL)
-    code, text = finish(process)
-    assert code == 1
-    assert "ended unexpectedly" in text.splitlines()[-1]
-    assert not (tmp_path / "out").exists()
+    with long_run(tmp_path) as (process, workers):
+        workers[0].kill()
+        text, _ = process.communicate(timeout=TIMEOUT)
+        assert process.returncode == 1
+        assert "ended unexpectedly" in text.splitlines()[-1]
+        assert not (tmp_path / "out").exists()
 
 
 def test_no_worker_outlives_a_killed_parent(tmp_path):
-    process = start_long_run(tmp_path)
-    process.kill()
-    process.wait(timeout=TIMEOUT)
-    assert wait_until(lambda: not is_running(process), TIMEOUT, 0.02)
-    process.stderr.close()
+    with long_run(tmp_path) as (process, workers):
+        assert len(workers) >= 2
+        process.kill()
+        assert not psutil.wait_procs(workers, TIMEOUT)[1]
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_file_that_cannot_grow_ends_the_run_with_1(tmp_path, num_workers):
     (tmp_path / "a.libsvm").write_text("".join(lines(3000)))
     limit = 20000  # bytes of a file, as if the disk were full
-    process = start(
-        f"--input={tmp_path}/a.libsvm",
-        f"--output_dir={tmp_path}/out",
+    done = finish(start(
+        f"--input={tmp_path}/a.libsvm", f"--output_dir={tmp_path}/out",
         f"--num_workers={num_workers}",
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-    )
-    code, text = finish(process)
-    assert (code, "Traceback" in text) == (1, False)
-    assert "too large" in text.splitlines()[-1]
+    ), code=1)  # fmt: skip
+    assert "Traceback" not in done.stdout
+    assert "too large" in done.stdout.splitlines()[-1]
     assert not (tmp_path / "out").exists()
 
 
 def test_an_unknown_flag_exits_with_2_and_a_suggestion():
-    code, text = finish(start("--max_bad_record=1"))
-    assert code == 2
-    assert "max_bad_records" in text
-    assert len(text.splitlines()) == 1
+    (line,) = finish(start("--max_bad_record=1"), code=2).stdout.splitlines()
+    assert "max_bad_records" in line
 
 
 def test_hosts_together_convert_each_row_once(tmp_path):

@@ -33,6 +33,7 @@ from mode_steps import Case, check_same, evaluate, make_mode, train, weights
 
 from deepfm.modes.common import devices
 
+pytestmark = pytest.mark.timeout(300)  # whole clusters
 GLOBAL_BATCH = 24
 ROWS = 49 * GLOBAL_BATCH + 14  # so the last batch is short, in each process, by another number
 FLAGS = (

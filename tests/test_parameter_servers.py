@@ -35,6 +35,8 @@ from deepfm.modes import ps
 from deepfm.modes.common.board import RELEASED, Board
 from deepfm.runtime import interruption
 
+pytestmark = pytest.mark.timeout(300)  # whole clusters
+
 
 def evaluation(model_dir, task=None):
     return pytest.approx(report(model_dir, task)["eval"], abs=1e-6)

@@ -15,8 +15,7 @@ import zlib
 
 import numpy as np
 import pytest
-import tensorflow as tf
-from conftest import run_tool, run_train, shared_data
+from conftest import examples_of, run_tool, run_train, shared_data
 
 from data_tools import prepare as tool
 from data_tools.click_logs import feature_map, output_folder, slices
@@ -135,10 +134,7 @@ def records_of(folder):
                     values = [float(np.float32(v)) for v in values]
                     rows.append((float(label), [int(i) for i in ids], values))
         else:
-            for payload in tf.compat.v1.io.tf_record_iterator(file.path):
-                feature = tf.train.Example.FromString(payload).features.feature
-                ids, values = feature["ids"].int64_list.value, feature["values"].float_list.value
-                rows.append((*feature["label"].float_list.value, list(ids), list(values)))
+            rows += [(*x["label"], x["ids"], x["values"]) for x in examples_of(file.path)]
         assert file.rows == len(rows) - before
         assert file.positives == sum(label for label, _, _ in rows[before:])
     return rows

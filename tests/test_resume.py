@@ -28,6 +28,7 @@ from conftest import (
 )
 from mode_steps import check_same, weights
 
+pytestmark = pytest.mark.timeout(300)  # whole clusters
 EACH_ALONE = 20
 SIZES = (150, 700, 3, 147)
 STEPS = 16  # of an epoch of batches of 64
@@ -213,7 +214,6 @@ def soak(*flags):
     return finish(started(command), timeout=280)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "mode, kills",
     [
@@ -229,7 +229,6 @@ def test_kills_at_random_moments_lose_no_record(mode, kills):
     assert "2100 records used 2 to 2 times" in done.stdout
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.table
 @pytest.mark.parametrize(
     "epochs, sentence", [(1, "2100 uses lost"), (3, "0 uses lost, 2100 again")]

@@ -28,9 +28,12 @@ from conftest import (
 )
 from mode_steps import check_same
 
-pytestmark = pytest.mark.skipif(
-    not (ROOT / ".venv-sagemaker").exists(), reason="scripts/setup.sh --sagemaker has not run"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not (ROOT / ".venv-sagemaker").exists(), reason="scripts/setup.sh --sagemaker has not run"
+    ),
+    pytest.mark.timeout(300),  # of two hosts, the toolkit's worker sleeps 30 s after the end
+]
 
 EACH_ALONE = 40
 SIZES = (127, 600, 1, 272)  # records of the files
@@ -47,7 +50,7 @@ def started_job(output_dir, *words, **options):
 
 def run_job(output_dir, *words, **env):
     """Runs a job; (exit code, all lines, the failure file or None)."""
-    done = finish(started_job(output_dir, *words, env={**os.environ, **env}), timeout=150)
+    done = finish(started_job(output_dir, *words, env={**os.environ, **env}), timeout=250)
     failure = output_dir / "failure"
     return done.returncode, done.stdout, failure.read_text() if failure.exists() else None
 

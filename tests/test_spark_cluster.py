@@ -18,9 +18,10 @@ from test_on_spark import content
 from test_spark_on_s3 import objects, uploaded
 
 VENV = ROOT / ".venv-spark"
-pytestmark = pytest.mark.skipif(
-    not VENV.exists(), reason="needs .venv-spark: scripts/setup.sh --spark"
-)
+pytestmark = [
+    pytest.mark.skipif(not VENV.exists(), reason="needs .venv-spark: scripts/setup.sh --spark"),
+    pytest.mark.timeout(300),
+]
 ROWS = 60000
 
 
@@ -125,7 +126,6 @@ def await_attempt(process, out):
         time.sleep(0.01)
 
 
-@pytest.mark.timeout(240)
 def test_a_cluster_that_loses_an_executor_writes_the_bytes_of_one_machine(
     cluster, submit, raw, tmp_path
 ):
@@ -139,14 +139,13 @@ def test_a_cluster_that_loses_an_executor_writes_the_bytes_of_one_machine(
         await_attempt(process, out)
         if process.poll() is None:
             executors(workers)[0].kill()
-        text, _ = process.communicate(timeout=150)
+        text, _ = process.communicate(timeout=200)
     assert process.returncode == 0, text
     assert "Wrote 60000 of 60000 records" in text
     assert content(out) == content(tmp_path / "alone")
     assert (out / "_SUCCESS").exists()
 
 
-@pytest.mark.timeout(240)
 def test_the_records_of_two_attempts_at_a_task_count_once(cluster, submit, raw, tmp_path):
     """A machine stops in the middle of a task, so that Spark tries the task on the other one, too.
 
@@ -169,7 +168,7 @@ def test_the_records_of_two_attempts_at_a_task_count_once(cluster, submit, raw, 
         for python in stopped:
             python.suspend()
         written = list(out.glob(".*/attempt-*/*"))
-        text, _ = process.communicate(timeout=150)
+        text, _ = process.communicate(timeout=200)
         for python in stopped:
             with contextlib.suppress(psutil.NoSuchProcess):
                 python.resume()
@@ -178,7 +177,6 @@ def test_the_records_of_two_attempts_at_a_task_count_once(cluster, submit, raw, 
     assert content(out) == content(tmp_path / "alone")
 
 
-@pytest.mark.timeout(240)
 def test_executors_reach_s3_with_the_settings_of_the_driver(submit, raw, tmp_path):
     """They inherit the variables of the workers, which have none of these."""
     lines = (raw / "0.libsvm").read_text().splitlines(keepends=True)
@@ -196,7 +194,7 @@ def test_executors_reach_s3_with_the_settings_of_the_driver(submit, raw, tmp_pat
             {}, *words, **at, AWS_ACCESS_KEY_ID="ours", AWS_SECRET_ACCESS_KEY="secret",
             AWS_SESSION_TOKEN="token", AWS_REGION="eu-west-3",
         )  # fmt: skip
-        finish(with_keys, timeout=150, code=0)
+        finish(with_keys, timeout=200, code=0)
         assert objects(out) == content(tmp_path / "alone")
     assert any("/attempt-" in name for name in proxy.puts())
     assert proxy.signers == {("ours", "eu-west-3", "token")}
