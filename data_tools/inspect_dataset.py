@@ -31,9 +31,8 @@ from data_tools.rebalancing import record_blocks
 from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.records import dataset_json, libsvm_text
-from deepfm.records.bad_record import BadRecord
 from deepfm.records.data_file import DataFile
-from deepfm.records.schema import Schema
+from deepfm.records.schema import BadRecord, Schema
 from deepfm.records.text_blocks import LineRange
 from deepfm.runtime import memory
 

@@ -124,7 +124,8 @@ def write_data(options: Options):
         progress.finish()
         with open(os.path.join(scratch, SUMMARY), "w") as f:
             f.write(json.dumps({**about, "splits": splits}, indent=2) + "\n")
-        publishing.publish(scratch, [(output_dir, sorted(os.listdir(scratch)), old, {})])
+        made = {name: os.path.join(scratch, name) for name in sorted(os.listdir(scratch))}
+        publishing.publish(scratch, [(output_dir, made, old)])
     log_summary(splits, time.monotonic() - start)
 
 

@@ -81,7 +81,9 @@ def test_a_data_set_whose_publishing_is_killed_anywhere_is_old_or_new_or_refused
                 return do
 
             os.remove, os.replace = counted(os.remove), counted(os.replace)
-            publishing.publish(str(top / "data" / ".scratch"), [(str(top / "data"), new, old, {})])
+            scratch = top / "data" / ".scratch"
+            made = {name: str(scratch / name) for name in new}
+            publishing.publish(str(scratch), [(str(top / "data"), made, old)])
 
         code = begun(publish)()
         try:

@@ -16,8 +16,7 @@ from reference import field
 from deepfm.data import records
 from deepfm.errors import BadInput
 from deepfm.records import codec, frames, library, wire
-from deepfm.records.bad_record import BadRecord
-from deepfm.records.schema import Schema
+from deepfm.records.schema import BadRecord, Schema
 
 LARGE = [1, 127, 128, 10**6, 2**31 - 2]  # ids of one byte and more
 

@@ -13,17 +13,16 @@ from data_tools.click_logs import row_parser, slices
 from data_tools.click_logs.column_kinds import Column
 from data_tools.click_logs.row_parser import Layout
 from data_tools.prepare import Options
-from data_tools.tables import blocks, csv_blocks, layouts, row_checks
+from data_tools.tables import blocks, csv_blocks, layouts, reading
 from data_tools.tables.csv_blocks import CsvFile, LinePart
 from data_tools.tables.layouts import Field
 from deepfm.records import libsvm_text
-from deepfm.records.bad_record import BadRecord
-from deepfm.records.schema import Schema
+from deepfm.records.schema import BadRecord, Schema
 from deepfm.records.text_blocks import LineRange
 
 COLUMNS = [Column("x", "category"), Column("y", "integer")._replace(kind="scaled")]
 OPTIONS = Options(output_dir="out", dataset="criteo", integers="buckets")
-LAYOUT = Layout(0, True, COLUMNS)
+LAYOUT = Layout(True, COLUMNS)
 COMMA = CsvFile(b",", 3, ("clicked", "x", "y"), (0, 1, 2), False, True)
 
 
@@ -114,9 +113,9 @@ def test_what_is_not_supported_is_refused_by_file_and_line(tmp_path, line, words
 
 
 def encoded(part):
-    layout, schema = layouts.Layout("clicked", fields=(Field("x"), Field("y"))), Schema(2)
-    for _, block in csv_blocks.read(part):
-        yield from row_checks.records(block, layout, schema)
+    reader = reading.RowReader(layouts.Layout("clicked", fields=(Field("x"), Field("y"))))
+    for _, block in reader.read(part):
+        yield from reader.records(block, Schema(2))
 
 
 @pytest.mark.parametrize("reader", [read, encoded])
@@ -136,7 +135,7 @@ def test_a_quoted_header_names_the_columns(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("\ufeff" + ",".join(f'"{name}"' for name in reversed(names)) + "\n")
     layout, file = slices.read_layout(str(path), True, OPTIONS)
-    assert (file.header, layout.label, file.places[:2]) == (True, 0, (39, 38))
+    assert (file.header, layout.labelled, file.places[:2]) == (True, True, (39, 38))
 
 
 def number_like():

@@ -294,6 +294,13 @@ def test_lists_of_another_length_than_the_first_are_bad_rows(tmp_path):
         convert(path, tmp_path / "out")
 
 
+def test_a_file_whose_rows_are_all_bad_may_be_skipped(tmp_path):
+    for name, labels in (("a", [0, 1]), ("b", [7, 7])):
+        write(tmp_path / f"{name}.parquet", {"label": labels, "ids": [[3], [4]]})
+    both = convert(f"{tmp_path}/?.parquet", tmp_path / "out", num_files=1, max_bad_records=2)
+    assert both == convert(tmp_path / "a.parquet", tmp_path / "good", num_files=1)
+
+
 def test_labels_of_minus_one_are_stored_as_those_of_libsvm(tmp_path):
     expected = from_text("-1 3:1\n1 4:1\n", tmp_path)
     path = write(tmp_path / "a.parquet", {"label": [-1, 1], "ids": [[3], [4]]})

@@ -452,7 +452,8 @@ def test_what_another_run_has_written_meanwhile_is_not_replaced(tmp_path, old):
         for name in ("b.tfrecords", "dataset.json"):
             (folder / name).write_text(text)
     with pytest.raises(BadInput, match="another run has written to this folder meanwhile"):
-        publishing.publish(str(scratch), [(str(out), ["b.tfrecords", "dataset.json"], old, {})])
+        mine = {path.name: str(path) for path in scratch.iterdir()}
+        publishing.publish(str(scratch), [(str(out), mine, old)])
     assert {path.name: path.read_text() for path in out.iterdir()} == {
         "b.tfrecords": "theirs", "dataset.json": "theirs",
     }  # fmt: skip

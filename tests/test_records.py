@@ -14,7 +14,7 @@ from deepfm.data import bad_records, formats, records
 from deepfm.data.records import Schema
 from deepfm.errors import BadInput
 from deepfm.records import libsvm_text, text_blocks, wire
-from deepfm.records.bad_record import find_refused
+from deepfm.records.schema import find_refused
 
 
 def run(build, *arrays):
@@ -138,4 +138,4 @@ def test_find_refused_finds_each_bad_payload_in_order():
         payloads = [b"bad" if i in bad else b"good" for i in range(size)]
         # The parser decides, whether the plain reader finds all, none, or what is not there.
         for explain in ({b"bad": "bad"}.get, {}.get, {b"good": "bad"}.get):
-            assert [i for i, _ in find_refused(accepts, payloads, explain)] == bad
+            assert [i for i, _ in find_refused(accepts, payloads, explain, "")] == bad

@@ -19,12 +19,9 @@ NEEDED = [
     "data_tools.click_logs.vocabulary",
     "data_tools.common.splitmix64",
     "data_tools.libsvm.pieces",
-    "data_tools.tables.writing",
-    "data_tools.click_logs.encoding",
+    "data_tools.tables.reading",
     "data_tools.libsvm.pieces",
-    "data_tools.engines.spark_counts",
-    "data_tools.engines.spark_events",
-    "data_tools.engines.spark_records",
+    "data_tools.engines.executors",
     "data_tools.rebalancing.selecting",
     "data_tools.common.tallies",
     "deepfm.errors",
@@ -94,7 +91,7 @@ import sys
 sys.path.insert(0, {str(ROOT)!r})
 sys.modules.update(tensorflow=None, tensorflow_core=None, absl=None)  # importing them fails
 import importlib
-for name in {[name for name in NEEDED if "spark" not in name]!r}:
+for name in {[name for name in NEEDED if "engines" not in name]!r}:
     importlib.import_module(name)
 from types import SimpleNamespace
 from data_tools.click_logs import feature_map, field_tables, slices, splitting, vocabulary

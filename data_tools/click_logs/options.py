@@ -7,7 +7,7 @@ from typing import Dict, Optional, Sequence, Tuple
 
 from absl import logging
 
-from data_tools.click_logs import column_kinds, encoding, feature_map, output_folder, slices
+from data_tools.click_logs import column_kinds, feature_map, output_folder, slices
 from data_tools.click_logs.column_kinds import BUCKETS, KEPT, SCALED, Column, Table
 from data_tools.click_logs.slices import RawInput
 from data_tools.click_logs.splitting import SPLITS, Split, shares_of
@@ -62,7 +62,7 @@ class Options:
     output_format: str = flag(
         "Format of the records to write; train.py reads both.",
         default="tfrecord",
-        enum_values=list(encoding.SUFFIXES),
+        enum_values=list(slices.SUFFIXES),
     )
     integers: Optional[str] = flag(
         "How to encode integer columns. buckets: floor(ln(x)^2) as a category, like the winners of "
@@ -209,17 +209,13 @@ def plan(options, host: Host) -> Tuple:
     sources = sources_of(options)
     found = find(sources, host.own_files)
     cut = {s.flag: list(slices.cut(s, found[s.flag], options)) for s in sources}
-    log_unlabelled(itertools.chain(*cut.values()))
+    tasks = itertools.chain(*cut.values())
+    for path in sorted({task.lines.path for task in tasks if not task.layout.labelled}):
+        logging.info("%s has no label column; its rows get label 0.", path)
     publishing.check_output_dir(options.output_dir)
     asked = {i for s in sources for i, part in enumerate(s.split.shares) if part}
     old = output_folder.replaced(asked, options, host)
     return options, known, column_kinds.fields(of_rows, options.integers), cut, old
-
-
-def log_unlabelled(tasks):
-    unlabelled = (t for t in tasks if not t.layout.labels and t.layout.label is None)
-    for path in sorted({task.lines.path for task in unlabelled}):
-        logging.info("%s has no label column; its rows get label 0.", path)
 
 
 def log_summary(files, fields, fingerprint, seconds):

@@ -88,28 +88,13 @@ def publish(written, fields, fingerprint, old, options, host, scratch, elsewhere
     """
     files, folders, place = [], [], places.of(options.output_dir)
     for i, (folder, names) in old.items():
+        of_split = sorted(name for j, name in written if j == i)
+        found = {name: (elsewhere[i, name], written[i, name]) for name in of_split}
+        write = functools.partial(_describe, fields, fingerprint, _total(written, i))
         made = os.path.join(scratch, SPLITS[i])
-        paths = {name: path for (j, name), path in sorted(elsewhere.items()) if j == i}
-        new = list(paths)
-        sizes = places.each(made, place.size, list(paths.values()))
-        described = [
-            data_file.DataFile(os.path.join(folder, name), size, *written[i, name][:2])
-            for name, size in zip(new, sizes)
-        ]
-        if new:
-            place.make_dir(made)
-            total = _total(written, i)
-            dataset_json.write(
-                made, len(fields), feature_map.end_of(fields[-1]), described,
-                feature_map=fingerprint,
-                ids=dataset_json.ids(feature_map=fingerprint, id_offset=0),
-                value_ranges=pieces.ranges(total.low, total.high),
-                unknown_shares=_unknown(total, fields),
-            )  # fmt: skip
-            new.append(dataset_json.METADATA)
-            paths[dataset_json.METADATA] = os.path.join(made, dataset_json.METADATA)
-        if new or names or place.exists(os.path.join(folder, dataset_json.UNFINISHED)):
-            folders.append((folder, new, names, paths))
+        described, paths = publishing.describe(folder, made, found, write)
+        if paths or names or place.exists(os.path.join(folder, dataset_json.UNFINISHED)):
+            folders.append((folder, paths, names))
         files += described
     if not files and host.number == 1:
         raise BadInput("the input holds no rows.")
@@ -117,6 +102,14 @@ def publish(written, fields, fingerprint, old, options, host, scratch, elsewhere
     target = os.path.join(options.output_dir, feature_map.FILE)
     publishing.publish(scratch, folders, [(new_map, target)] if place.exists(new_map) else [])
     return files
+
+
+def _describe(fields, fingerprint, total, made, files):
+    dataset_json.write(
+        made, len(fields), feature_map.end_of(fields[-1]), files,
+        feature_map=fingerprint, ids=dataset_json.ids(feature_map=fingerprint, id_offset=0),
+        value_ranges=pieces.ranges(total.low, total.high), unknown_shares=_unknown(total, fields),
+    )  # fmt: skip
 
 
 def _total(written, split):

@@ -28,16 +28,12 @@ _DIGITS = 18  # of an integer, at most
 
 
 class Layout(NamedTuple):
-    """What the cells of a row are: those of the label, if it has one, and of the fields.
+    """What the cells of a row are: that of the label, if it is `labelled`, and those of the fields.
 
-    Attributes:
-        label: index of the label's cell, 0; None if the file has no labels.
-        labels: whether the file must have labels.
-        columns: the Column of each field.
+    `columns` has the Column of each field.
     """
 
-    label: Optional[int]
-    labels: bool
+    labelled: bool
     columns: Tuple[Column, ...]
 
 
@@ -62,7 +58,7 @@ def parse(block, layout: Layout) -> Rows:
     text, starts, ends = block.texts()
     padded = np.frombuffer(text + bytes(8), np.uint8)
     labels = np.zeros(len(block), np.float32)
-    if layout.label is not None:
+    if layout.labelled:
         labels = _labels(padded, starts[0], ends[0])
         starts, ends = starts[1:], ends[1:]
     lengths = ends - starts
@@ -168,7 +164,7 @@ def explain(block, row: int, layout: Layout) -> Optional[str]:
     cells, shown = block.row(row)
     if cells is None:
         return shown
-    if layout.label is not None:
+    if layout.labelled:
         label, *cells = cells
         if label not in (b"0", b"1"):
             return f"label {quoted(label)} is not 0 or 1: {shown}"

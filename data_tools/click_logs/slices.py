@@ -1,24 +1,31 @@
-"""Cuts raw files into tasks, and reads their rows."""
+"""Cuts raw files into tasks, which count the categories of rows, or write them as records.
+
+What tasks call needs neither TensorFlow nor absl, which Spark's executors lack.
+"""
 
 import functools
-import itertools
-from typing import Iterator, List, NamedTuple, Tuple, Union
+import os
+from typing import Callable, Iterator, List, NamedTuple, Tuple, Union
 
 import numpy as np
 
-from data_tools.click_logs import column_kinds, row_parser, vocabulary
+from data_tools.click_logs import column_kinds, field_tables, row_parser, vocabulary
 from data_tools.click_logs.column_kinds import DATASETS, LABEL
+from data_tools.click_logs.feature_map import STEPS, end_of
 from data_tools.click_logs.row_parser import Layout, Rows
-from data_tools.click_logs.splitting import Split, split_of
-from data_tools.tables import blocks, csv_blocks, parquet_blocks
+from data_tools.click_logs.splitting import SPLITS, Split, split_of
+from data_tools.libsvm.line_format import line_writer
+from data_tools.libsvm.pieces import BlockFacts
+from data_tools.tables import blocks, csv_blocks, parquet_blocks, reading
 from data_tools.tables.csv_blocks import CsvFile, LinePart
-from data_tools.tables.parts import Part, reader
-from deepfm.errors import BadInput
-from deepfm.records import data_file, text_blocks
-from deepfm.records.bad_record import BadRecord
+from data_tools.tables.reading import Part
+from deepfm.errors import BadInput, naming
+from deepfm.records import codec, data_file, text_blocks
+from deepfm.records.schema import BadRecord
 from deepfm.records.storage import places
 
 COUNT_ROWS = 1 << 17  # rows to count before passing on the counts
+SUFFIXES = {"tfrecord": data_file.TFRECORD[0], "libsvm": data_file.LIBSVM[0]}
 MOST = 1000  # slices at most, about, of a large input: each becomes a file
 
 
@@ -81,39 +88,28 @@ def cut(source: RawInput, files: List, options) -> Iterator[RawSlice]:
         files: from `checked`.
         options: options.Options.
     """
-    total = sum(f.bytes for f in files)
-    size = max(text_blocks.TASK, total // MOST)
-    if files and data_file.is_parquet(files[0].path):
-        yield from _cut_parquet(source, [f.path for f in files], size, options)
-        return
-    slices = [
-        (file.path, start, before)
-        for file, before in zip(files, itertools.accumulate([0, *(f.bytes for f in files)]))
-        for start in range(0, 1 if file.path.endswith(".gz") else file.bytes, size)
-    ]
-    layout_of = functools.lru_cache(maxsize=1)(read_layout)
-    of_slice = lambda i: text_blocks.lines_from(*slices[i][:2], slices[i][1] + size)
-    numbers = range(len(slices))
-    for i, lines in zip(numbers, places.each(files[0].path if files else "", of_slice, numbers)):
-        path, _, before = slices[i]
-        layout, file = layout_of(path, source.labels, options)
-        if lines:
-            split = source.split._replace(before=before, total=total)
-            name = f"part-{i:05d}-of-{len(slices):05d}"
-            yield RawSlice(LinePart(path, lines, file), layout, split, name)
-
-
-def _cut_parquet(source, paths, size, options):
-    """As `cut`; for order, rows are counted instead of bytes."""
-    tasks = [task for path in paths for task in parquet_blocks.cut(path, size)]
-    total, before = sum(task.rows for task in tasks), 0
-    layout_of = functools.lru_cache(maxsize=1)(_parquet_layout)
-    for i, task in enumerate(tasks):
-        layout, names = layout_of(task.path, source.labels, options)
-        split = source.split._replace(before=before - task.first_row, total=max(total, 1))
-        name = f"part-{i:05d}-of-{len(tasks):05d}"
-        yield RawSlice(task._replace(names=names, there=names, texts=True), layout, split, name)
-        before += task.rows
+    size = max(text_blocks.TASK, sum(f.bytes for f in files) // MOST)
+    is_parquet = bool(files) and data_file.is_parquet(files[0].path)
+    if is_parquet:
+        parts = [part for file in files for part in parquet_blocks.cut(file.path, size)]
+        sizes = [(part.path, part.rows) for part in parts]
+    else:
+        parts, sizes = text_blocks.cut(files, size), [(f.path, f.bytes) for f in files]
+    before, total = {}, 0
+    for path, number in sizes:
+        before.setdefault(path, total)
+        total += number
+    layout_of = functools.lru_cache(maxsize=1)(_parquet_layout if is_parquet else read_layout)
+    for i, part in enumerate(parts):
+        if not part:
+            continue
+        layout, columns = layout_of(part.path, source.labels, options)
+        if is_parquet:
+            part = part._replace(names=columns, there=columns, texts=True)
+        else:
+            part = LinePart(part.path, part, columns)
+        split = source.split._replace(before=before[part.path], total=max(total, 1))
+        yield RawSlice(part, layout, split, f"part-{i:05d}-of-{len(parts):05d}")
 
 
 def _columns(options):
@@ -154,8 +150,8 @@ def read_layout(path: str, labels: bool, options) -> Tuple[Layout, CsvFile]:
         less_label = not labels and len(cells) == len(columns) - 1
         names = [c.name.lower() for c in columns if not (less_label and c.kind == LABEL)]
     place = {name: i for i, name in enumerate(names)}
-    layout = Layout(0 if label.lower() in place else None, labels, fields)
-    read = [label.lower()] * (layout.label is not None) + [field.name.lower() for field in fields]
+    layout = Layout(label.lower() in place, fields)
+    read = [label.lower()] * layout.labelled + [field.name.lower() for field in fields]
     less = " (only --test_input may lack the label)" if labels else ""
     return layout, CsvFile(
         delimiter, len(names), tuple(read), tuple(place[name] for name in read),
@@ -176,7 +172,7 @@ def _parquet_layout(path, labels, options):
         more = " (only --test_input may lack the label)" if name == label else ""
         names.append(schema.names[blocks.find(path, name, schema.names, about + more)])
         parquet_blocks.check_text(path, schema.field(names[-1]))
-    return Layout(None if less else 0, labels, fields), tuple(names)
+    return Layout(not less, fields), tuple(names)
 
 
 def size(part: Part) -> int:
@@ -190,13 +186,17 @@ def read_rows(part: Part, layout: Layout) -> Iterator[Tuple[int, Union[Rows, Bad
     """Yields (bytes of the file read, Rows or a BadRecord) for rows of a file, block by block."""
     accept = lambda block: row_parser.parse(block, layout)
     explain = lambda block, row: row_parser.explain(block, row, layout)
-    for size, block in reader(part).read(part):
+    for size, block in reading.read(part):
         for rows in blocks.sifted(block, accept, explain):
             yield 0 if isinstance(rows, BadRecord) else size, rows
 
 
 def count_rows(task):
-    """Yields bad rows and (bytes read, the fields' [Counts] since the last ones, or ())."""
+    """The events of an engine's task that counts the categories of a RawSlice.
+
+    Yields:
+        BadRecords, and (bytes read, None, the fields' [Counts] since the last ones, or ()).
+    """
     waiting, texts, rows = [], [[] for _ in task.layout.columns], 0
     for read, block in read_rows(task.lines, task.layout):
         if isinstance(block, BadRecord):
@@ -208,15 +208,54 @@ def count_rows(task):
             texts[field] += [text for row, text in zip(rows_of, found) if train[row]]
         rows += len(train)
         if rows < COUNT_ROWS:
-            yield read, ()
+            yield read, None, ()
         else:
-            yield read, _counts(task.layout.columns, waiting, texts)
+            yield read, None, _counts(task.layout.columns, waiting, texts)
             waiting, texts, rows = [], [[] for _ in task.layout.columns], 0
     if waiting:
-        yield 0, _counts(task.layout.columns, waiting, texts)
+        yield 0, None, _counts(task.layout.columns, waiting, texts)
 
 
 def _counts(columns, blocks, texts):
     """[Counts] of the fields, from blocks of keys [F, B] and the long texts of each field."""
     keys = np.concatenate(blocks, axis=1)
     return [vocabulary.count(c.kind, *cells) for c, *cells in zip(columns, keys, texts)]
+
+
+def encode(task, fields: Callable, output_format: str, folder: Callable[[], str]) -> Iterator:
+    """The events of an engine's task that encodes the rows of a slice.
+
+    Args:
+        task: a RawSlice.
+        fields: returns the Field of each field.
+        output_format: a key of SUFFIXES.
+        folder: of the engine.
+
+    Yields:
+        BadRecords, and (bytes read, (index in SPLITS, name of the file, its path), BlockFacts).
+    """
+    fields, top, name = fields(), folder(), task.name + SUFFIXES[output_format]
+    paths = [os.path.join(top, split, name) for split in SPLITS]
+    for path in paths:
+        places.of(path).make_inner(os.path.dirname(path))
+    if output_format == "tfrecord":
+        to_bytes = lambda *columns: codec.encode(*columns)[0]
+    else:
+        to_lines = line_writer(end_of(fields[-1]), STEPS)
+        to_bytes = lambda labels, ids, values: to_lines(ids, values, labels > 0)
+    with naming(top), places.appending(len(SPLITS)) as put:
+        for read, block in read_rows(task.lines, task.layout):
+            if isinstance(block, BadRecord):
+                yield block
+                continue
+            ids, values = field_tables.encode(block, fields)
+            unknown = field_tables.unknown(block, fields, ids)
+            splits = split_of(task.split, task.lines.path, block.starts)
+            for split in np.unique(splits).tolist():
+                mine = splits == split
+                labels, of_split = block.labels[mine], values[mine]
+                put(paths[split], to_bytes(labels, ids[mine], of_split))
+                tallies = of_split.min(0), of_split.max(0), unknown[mine].sum(0)
+                facts = BlockFacts(len(labels), int(labels.sum()), 0, False, False, *tallies)
+                yield read, (split, name, paths[split]), facts
+                read = 0

@@ -9,8 +9,8 @@ from absl import logging
 
 from deepfm.errors import BadInput
 from deepfm.records import data_file, frames, wire
-from deepfm.records.bad_record import BadRecord
 from deepfm.records.data_file import DataFile
+from deepfm.records.schema import BadRecord
 from deepfm.records.storage import places
 
 SECONDS_BETWEEN_LINES = 5.0

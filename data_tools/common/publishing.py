@@ -13,15 +13,17 @@ On Spark folders may be remote. A name on S3 is given by copying, which UNFINISH
 import contextlib
 import json
 import os
+import pathlib
 import re
 import time
 import uuid
-from typing import Collection, List, Sequence, Tuple
+from typing import Callable, Collection, Dict, List, Optional, Sequence, Tuple
 
 from absl import logging
 
 from deepfm.errors import BadInput
 from deepfm.records import atomic_files, dataset_json
+from deepfm.records.data_file import DataFile
 from deepfm.records.dataset_json import UNFINISHED
 from deepfm.records.storage import places
 from deepfm.runtime import program
@@ -93,11 +95,8 @@ def check_output_dir(folder: str):
 
 def _missing(folder):
     """The local folders that have to be made for a folder to be there, the innermost first."""
-    missing, folder = [], os.path.abspath(folder)
-    while not os.path.exists(folder):
-        missing.append(folder)
-        folder = os.path.dirname(folder)
-    return missing
+    path = pathlib.Path(os.path.abspath(folder))
+    return [above for above in (path, *path.parents) if not above.exists()]
 
 
 def _remove_empty(folders):
@@ -235,26 +234,52 @@ def check_unchanged(folder: str, names: List[str], old: List[str]):
         )
 
 
+def describe(
+    folder: str, made: str, found: Dict[str, Tuple], write: Optional[Callable]
+) -> Tuple[List[DataFile], Dict[str, str]]:
+    """Writes the dataset.json of new files, if there are any.
+
+    Args:
+        folder: where they will be.
+        made: the folder for dataset.json until then.
+        found: {name: (path of the file now, (its rows, its positives, ...))}.
+        write: (made, the DataFiles) -> None, writes dataset.json; None: there is to be none.
+
+    Returns:
+        (the DataFiles, by the paths that they will have; {name: path now} of all, for `publish`).
+    """
+    files, paths = places.of(made), {name: path for name, (path, _) in found.items()}
+    sizes = places.each(made, files.size, list(paths.values()))
+    described = [
+        DataFile(os.path.join(folder, name), size, *facts[:2])
+        for (name, (_, facts)), size in zip(found.items(), sizes)
+    ]
+    if described and write:
+        files.make_dir(made)
+        write(made, described)
+        paths[dataset_json.METADATA] = os.path.join(made, dataset_json.METADATA)
+    return described, paths
+
+
 def publish(scratch: str, parts: Sequence[Tuple], more: Sequence[Tuple[str, str]] = ()):
     """Moves files to other folders on the same disk or server, in place of old files there.
 
     Args:
         scratch: the folder that holds them.
-        parts: for each other folder (its path, the names of its new files, the names of the files
-            there to delete, {name: path} of those new ones that are not right in `scratch`).
+        parts: for each other folder (its path, {name: path now} of its new files, the names of the
+            files there to delete).
         more: (path, new path) of further files.
 
     Raises:
         BadInput: another run has written there since the old files were listed.
     """
-    for folder, names, old, _ in parts:
-        check_unchanged(folder, names, old)
+    for folder, paths, old in parts:
+        check_unchanged(folder, list(paths), old)
     program.ignore_signals()
     files, remote = places.of(scratch), places.is_remote(scratch)
     marks = [os.path.join(part[0], UNFINISHED) for part in parts]
     gone = [os.path.join(part[0], name) for part in parts for name in set(part[2]) - set(part[1])]
-    made = lambda name, paths: paths.get(name) or os.path.join(scratch, name)
-    moves = [(made(x, part[3]), os.path.join(part[0], x)) for part in parts for x in part[1]]
+    moves = [(now, os.path.join(part[0], name)) for part in parts for name, now in part[1].items()]
     moves += more
     if not remote:
         atomic_files.sync_all(scratch)

@@ -16,7 +16,7 @@ from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
 from data_tools.common import publishing
 from data_tools.common.progress import Progress, Skipping
 from deepfm.records import atomic_files
-from deepfm.records.bad_record import BadRecord
+from deepfm.records.schema import BadRecord
 from deepfm.runtime import program
 
 
@@ -106,33 +106,28 @@ class Processes:
         """
         from data_tools.click_logs import slices, vocabulary  # which other jobs need not load
 
-        def count(task):
-            for event in slices.count_rows(task):
-                yield event if isinstance(event, BadRecord) else (event[0], None, event[1])
-
-        with self.map(count, tasks, "Counting", size, None, bad) as results:
+        with self.map(slices.count_rows, tasks, "Counting", size, None, bad) as results:
             counts = vocabulary.add_up(columns, (found for _, _, found in results), self.room)
         seen = sum(field.distinct() for field in counts)
         if seen and self.room:
             self.room.check_ids(counts, min_count)
         return seen, counts
 
-    def shuffle(self, data, work, names: Sequence[str], output_dir: str):
+    def shuffle(self, data, work, names: Sequence[str]):
         """Writes the records of a DataSet that `work` chooses, in its order, to even files.
 
         Args:
             data: the DataSet.
             work: selecting.Work.
             names: of the files.
-            output_dir: where they will be.
 
         Returns:
             (int64 [2] records found of each label, written, the largest id that was seen or -1,
-            the DataFiles, {name: path} of those that are not right in the scratch folder).
+            {name: (path now, (records, positives))} of the files).
         """
         from data_tools.rebalancing import shuffling
 
-        return shuffling.shuffle(self, data, work, names, output_dir)
+        return shuffling.shuffle(self, data, work, names)
 
 
 def run(

@@ -6,7 +6,6 @@ processes.Processes do.
 """
 
 import contextlib
-import os
 import threading
 from typing import Any, Callable, Iterable, List, Tuple
 
@@ -16,15 +15,14 @@ from absl import logging
 from data_tools.click_logs import vocabulary
 from data_tools.common import publishing
 from data_tools.common.progress import Skipping
-from data_tools.engines import spark_counts, spark_events, spark_records
-from data_tools.engines.spark_events import BAD, REFUSED
+from data_tools.engines import executors
+from data_tools.engines.executors import BAD, REFUSED
 from data_tools.engines.spark_session import job
 from data_tools.rebalancing import sampling
 from data_tools.rebalancing.selecting import ALL
 from deepfm.errors import BadInput
 from deepfm.records import atomic_files
-from deepfm.records.bad_record import BadRecord
-from deepfm.records.data_file import DataFile
+from deepfm.records.schema import BadRecord
 from deepfm.records.storage import places
 
 GROUP = 128 << 20  # bytes for a Spark task
@@ -56,7 +54,7 @@ class Spark:
 
     def folder(self, scratch: str) -> Callable[[], str]:
         path = places.absolute(scratch)
-        return lambda: spark_events.own_folder(path)
+        return lambda: executors.own_folder(path)
 
     @contextlib.contextmanager
     def sharing(self, value: Any):
@@ -66,7 +64,7 @@ class Spark:
 
     @contextlib.contextmanager
     def map(self, work, tasks, title, size, together, bad=None):
-        found = lambda pairs: spark_events.joined(pairs, work, together)
+        found = lambda pairs: executors.joined(pairs, work, together)
         with job(self.session, title):
             triples = self._numbered(tasks, size).mapPartitions(found).collect()
         good = sift(triples, bad or Skipping(0))
@@ -86,22 +84,20 @@ class Spark:
     def count(self, tasks, columns, min_count, size, bad):
         """As Processes.count; the counts of each Spark task go, in as many parts as there are tasks
         to add them up, through one shuffle, and only what is not rare comes to the driver."""
-        about = spark_counts.Vocabulary(
-            columns, min_count, min(self._groups(len(tasks), size), 256)
-        )
+        about = executors.Vocabulary(columns, min_count, min(self._groups(len(tasks), size), 256))
         with job(self.session, "Counting"):
             numbered = self._numbered(tasks, size)
-            counted = numbered.mapPartitions(lambda pairs: spark_counts.count(pairs, about))
+            counted = numbered.mapPartitions(lambda pairs: executors.count(pairs, about))
             parts = counted.partitionBy(about.parts, int)
-            add_up = lambda pairs: spark_counts.add_up(pairs, about)
+            add_up = lambda pairs: executors.add_up(pairs, about)
             collected = parts.mapPartitions(add_up).collect()
-        sift([content for kind, content in collected if kind == spark_counts.EVENT], bad)
-        counts = [content for kind, content in collected if kind == spark_counts.COUNTS]
+        sift([content for kind, content in collected if kind == executors.EVENT], bad)
+        counts = [content for kind, content in collected if kind == executors.COUNTS]
         seen = sum(n for n, _ in counts)
         logging.info("Counted %d categories.", seen)
         return seen, vocabulary.add_up(columns, (part for _, part in counts))
 
-    def shuffle(self, data, work, names, output_dir):
+    def shuffle(self, data, work, names):
         """As Processes.shuffle, in one pass: the key of a record says which file it goes to, and
         Spark's shuffle brings it there and sorts each file, on disk where memory is short.
 
@@ -126,26 +122,22 @@ class Spark:
         found = [by_part[i].rows if i in by_part else 0 for i in range(len(names))]
         if found != np.diff(ends).tolist():
             sampling.check_rows(data, sum(row.rows for row in written), True, 0)
-        written = [by_part[part] for part in range(len(names))]
-        files = [
-            DataFile(os.path.join(output_dir, name), row.bytes, row.rows, row.positives)
-            for name, row in zip(names, written)
-        ]
+        of = lambda row: (row.path, (row.rows, row.positives))
+        files = {name: of(by_part[part]) for part, name in enumerate(names)}
         ones = sum(row.positives for row in written)
-        paths = {name: row.path for name, row in zip(names, written)}
-        return before, [int(sum(rows)) - ones, ones], max_id, files, paths
+        return before, [int(sum(rows)) - ones, ones], max_id, files
 
     def _shuffle(self, data, work, cuts, values):
-        """Writes the output files; returns rows of spark_records.WRITTEN."""
+        """Writes the output files; returns rows of executors.WRITTEN."""
         most = len(work.inputs)
         groups = self._groups(most, sum(file.bytes for file in data.files))
         scattered = self.session.range(0, most, 1, groups).mapInArrow(
-            lambda x: spark_records.scatter(x, work, cuts, values), spark_records.RECORDS
+            lambda x: executors.scatter(x, work, cuts, values), executors.RECORDS
         )
         sorted_ = scattered.repartition(len(values), "part").sortWithinPartitions("key")
         with job(self.session, "Shuffling"):
             return sorted_.mapInArrow(
-                lambda x: spark_records.write_part(x, work), spark_records.WRITTEN
+                lambda x: executors.write_part(x, work), executors.WRITTEN
             ).collect()
 
     def _part_values(self, n):
@@ -157,7 +149,7 @@ class Spark:
 
 
 def sift(triples: Iterable[Tuple[int, int, Any]], bad: Skipping) -> List[Tuple[int, Any]]:
-    """The (index, result) among spark_events of all tasks, in order; counts the bad records.
+    """The (index, result) among `executors.events` of all tasks, in order; counts the bad records.
 
     Raises:
         BadInput: a task refused its input, or a record is one bad one too many.

@@ -4,7 +4,7 @@ import functools
 import time
 from typing import List
 
-from data_tools.click_logs import encoding, field_tables, output_folder, slices
+from data_tools.click_logs import field_tables, output_folder, slices
 from data_tools.click_logs.options import SCRATCH, Options, log_summary, plan
 from data_tools.common.command_line import ALONE, Host
 from data_tools.common.progress import Skipping
@@ -56,7 +56,7 @@ def _encode(engine, tasks, fields, options, scratch):
     written, paths = {}, {}
     with engine.sharing(fields) as shared:
         work = functools.partial(
-            encoding.encode, fields=shared, output_format=options.output_format, folder=folder
+            slices.encode, fields=shared, output_format=options.output_format, folder=folder
         )
         with engine.map(work, tasks, "Encoding", _size(tasks), together, bad) as results:
             for _, (split, name, path), facts in results:

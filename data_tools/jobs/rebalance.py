@@ -62,23 +62,21 @@ def rebalance(options: Options, engine, host: Host = ALONE) -> List[DataFile]:
         )  # fmt: skip
         count = lambda: sampling.read_all(engine, data, work, "Counting", log=False)[0]
         rates = sampling.rates(options, lambda: sampling.labels_of(data) or count())
-        before, kept, max_id, files, paths = engine.shuffle(
-            data, work._replace(rates=rates), names, options.output_dir
-        )
-        written = list(names)
+        before, kept, max_id, found = engine.shuffle(data, work._replace(rates=rates), names)
         described = data.rows is not None and data.field_size  # LibSVM text has no other source
-        if schema or described:
-            written.append(dataset_json.METADATA)
-            dataset_json.write(
-                scratch, schema.field_size if schema else described,
-                max(data.feature_size or 0, max_id + 1), files,
-                sampling.rates_of_all(data, before, kept, rates),
-                multi_valued=bool(schema and schema.multi_valued),
-                hash_buckets=data.hash_buckets or 0, feature_map=data.feature_map,
-                weighted=weighted, **data.made,
-            )  # fmt: skip
+        write = lambda folder, files: dataset_json.write(
+            folder, schema.field_size if schema else described,
+            max(data.feature_size or 0, max_id + 1), files,
+            sampling.rates_of_all(data, before, kept, rates),
+            multi_valued=bool(schema and schema.multi_valued),
+            hash_buckets=data.hash_buckets or 0, feature_map=data.feature_map,
+            weighted=weighted, **data.made,
+        )  # fmt: skip
+        files, paths = publishing.describe(
+            options.output_dir, scratch, found, write if schema or described else None
+        )
         with engine.publishing(options.output_dir):
-            publishing.publish(scratch, [(options.output_dir, written, old, paths)])
+            publishing.publish(scratch, [(options.output_dir, paths, old)])
     _log_summary(before, kept, len(files), time.monotonic() - start)
     return files
 

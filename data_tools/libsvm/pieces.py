@@ -1,7 +1,10 @@
-"""The pieces of output files: which lines go to which, writing them block by block, joining them.
+"""The pieces of output files: which rows go to which, writing them block by block, joining them.
 
-A piece is a contiguous part of an output file, made of lines of one range; the pieces of a file are
-joined in order. Needs neither TensorFlow nor absl, which Spark's executors lack.
+A piece is a contiguous part of an output file, made of rows of one range; the pieces of a file are
+joined in order. A range, a part of an input file, is what a task reads: of lines a LineRange, of a
+table one of its parts. A reader reads it (LineReader here, data_tools.tables.reading.RowReader).
+
+Needs neither TensorFlow nor absl, which Spark's executors lack.
 """
 
 import contextlib
@@ -9,18 +12,7 @@ import functools
 import gzip
 import posixpath
 import re
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -28,9 +20,8 @@ from data_tools.click_logs.splitting import Split, split_of
 from data_tools.libsvm import field_lines
 from deepfm.errors import BadInput, naming
 from deepfm.records import codec, libsvm_text, text_blocks
-from deepfm.records.bad_record import sift
 from deepfm.records.codec import Batch
-from deepfm.records.schema import Schema
+from deepfm.records.schema import BadRecord, Schema, sifted
 from deepfm.records.storage import places
 from deepfm.records.text_blocks import LineRange
 
@@ -99,25 +90,25 @@ def together(one: BlockFacts, other: BlockFacts) -> BlockFacts:
     )
 
 
-def facts_of(batch: Batch, negative: bool, zero: bool, size: int) -> BlockFacts:
-    """The BlockFacts of a Batch of `size` bytes, its labels as `negative` and `zero` say."""
+def facts_of(batch: Batch, size: int) -> BlockFacts:
+    """The BlockFacts of a Batch of `size` bytes, whose labels are as they were: -1, 0 or 1."""
     rows, values = len(batch.labels), batch.values
     if batch.counts is None:
         low, high = values.min(0, initial=np.inf), values.max(0, initial=-np.inf)
     else:
-        size = batch.counts.shape[1]
+        num_fields = batch.counts.shape[1]
         there = np.arange(values.shape[1]) < batch.counts.sum(1)[:, np.newaxis]
-        fields = np.tile(np.arange(size), rows).repeat(batch.counts.ravel())
+        fields = np.tile(np.arange(num_fields), rows).repeat(batch.counts.ravel())
         order = np.argsort(fields, kind="stable")
         fields, values = fields[order], values[there][order]
         first = np.flatnonzero(np.diff(fields, prepend=-1))
-        low, high = (np.full(size, x, np.float32) for x in (np.inf, -np.inf))
+        low, high = (np.full(num_fields, x, np.float32) for x in (np.inf, -np.inf))
         if len(first):
             low[fields[first]] = np.minimum.reduceat(values, first)
             high[fields[first]] = np.maximum.reduceat(values, first)
-    ones = int(np.count_nonzero(batch.labels > 0))
-    max_id = int(batch.ids.max(initial=0 if rows else -1))
-    return BlockFacts(rows, ones, max_id, negative, zero, low, high, bytes=size)
+    labels, max_id = batch.labels, int(batch.ids.max(initial=0 if rows else -1))
+    ones, negative, zero = np.count_nonzero(labels > 0), (labels < 0).any(), (labels == 0).any()
+    return BlockFacts(rows, ones, max_id, bool(negative), bool(zero), low, high, bytes=size)
 
 
 def ranges(low: np.ndarray, high: np.ndarray) -> List[Optional[List[float]]]:
@@ -126,44 +117,70 @@ def ranges(low: np.ndarray, high: np.ndarray) -> List[Optional[List[float]]]:
     return [[number(a), number(b)] if a <= b else None for a, b in zip(low, high)]
 
 
-def mixed(labelled: Iterable[Tuple[str, bytes]]) -> str:
-    """The error message for an input with both labels 0 and -1, where 0 is ambiguous.
+class LineReader:
+    """Reads the rows of LibSVM or LibFFM lines."""
 
-    Args:
-        labelled: the place and the label of each good row.
-    """
-    first = {}
-    for place, label in labelled:
-        negative = label.startswith(b"-")
-        if negative or libsvm_text.number_of(label) == 0:
-            first.setdefault(negative, (place, label.decode()))
-        if len(first) == 2:
-            (other_place, other), (place, label) = first.values()  # in the order of the rows
-            return (
-                f"{place}: label {label}, but {other_place} has label {other}; use 0 and 1, or -1 "
-                "and +1, not both."
-            )
-    raise AssertionError("the parser found labels 0 and -1, the plain reader did not")
+    what = "id:value pair"  # that a row holds
+
+    def read(self, lines: LineRange) -> Iterator[Tuple[int, Any]]:
+        """Yields (bytes of the file read, a block for `schema.sifted`) for the rows of a range."""
+        return text_blocks.read(lines)
+
+    def count(self, lines: LineRange, schema: Schema) -> Iterator:
+        """Yields (bytes read, None, (rows, most fields in a row)) for each block of a range.
+
+        The fields count only if they have names, or if rows are padded.
+        """
+        for _, text, read in text_blocks.blocks(*lines):
+            starts, most = text_blocks.record_starts(text), 0
+            if schema.named_fields:
+                pairs = libsvm_text.weights_as_pairs_of(text) if schema.weighted else text
+                most = field_lines.num_fields(pairs)
+            elif schema.pad:
+                most = text_blocks.longest_record(text, starts, schema.weighted)
+            yield read, None, (len(starts), most)
+
+    def records(self, block, schema: Schema) -> Iterator:
+        """Yields a BadRecord for each bad row of a block, then the Batch of the others, if any.
+
+        Its labels are -1, 0 or 1: 0 only where there is no minus sign.
+        """
+        decode = lambda some: _decode(some.text, schema)
+        explain = lambda some, row: self.explain(some, row, schema)
+        return sifted(block, decode, explain, libsvm_text.UNEXPLAINED)
+
+    def explain(self, block, row: int, schema: Schema) -> Optional[str]:
+        """What is wrong with a row of a block; None if nothing is."""
+        return libsvm_text.explain_line(block.line(row), schema)
+
+    def fields(self, block, row: int) -> int:
+        """How many fields a row has."""
+        return len(self._words(block, row)) - 1
+
+    def label(self, block, row: int) -> bytes:
+        """The label of a good row."""
+        return self._words(block, row)[0].partition(b":")[0]
+
+    def _words(self, block, row):
+        return text_blocks.without_comment(block.line(row)).split()
 
 
-def must_count(lines, options) -> bool:
+def _decode(text, schema):
+    """The Batch of lines; None if one is bad."""
+    batch = codec.decode_lines(text, schema)
+    if batch is None or b"-" not in text:
+        return batch
+    starts = text_blocks.record_starts(text)
+    first = np.frombuffer(text, np.uint8)[starts]
+    negative = first == _MINUS
+    for i in np.flatnonzero(first <= _BLANK).tolist():
+        negative[i] = bool(_NEGATIVE.match(text, starts[i]))
+    return batch._replace(labels=np.where(negative, np.float32(-1), batch.labels))
+
+
+def must_count(schema: Schema, options) -> bool:
     """Whether the rows of all files must be counted, or their fields, before any is written."""
-    return bool(options.num_files) or not lines.field_size and (lines.pad or lines.named_fields)
-
-
-def count(lines: LineRange, named_fields: bool, weighted: bool, pad: bool) -> Iterator:
-    """Yields (bytes read, None, (rows, most fields in a row)) for each block of a range.
-
-    The fields count only if they have names, or if rows are padded.
-    """
-    for _, text, read in text_blocks.blocks(*lines):
-        starts = text_blocks.record_starts(text)
-        if named_fields:
-            pairs = libsvm_text.weights_as_pairs_of(text) if weighted else text
-            most = field_lines.num_fields(pairs)
-        else:
-            most = text_blocks.longest_record(text, starts, weighted) if pad else 0
-        yield read, None, (len(starts), most)
+    return bool(options.num_files) or not schema.field_size and (schema.pad or schema.named_fields)
 
 
 def plan(
@@ -217,118 +234,58 @@ def both(one: Tuple[int, int], other: Tuple[int, int]) -> Tuple[int, int]:
     return one[0] + other[0], max(one[1], other[1])
 
 
-def written(task, write: Callable, schema, folder: Callable[[], str]) -> Iterator:
-    """The events of an engine's task that writes the rows of a range to its pieces.
+def write(task, reader, schema: Schema, folder: Callable[[], str]) -> Iterator:
+    """The events of an engine's task that writes the rows of a range to its pieces, in order.
 
     Args:
         task: one of `plan`.
-        write: InputRows.write.
+        reader: reads the range.
         schema: Schema of the rows.
         folder: of the engine.
-    """
-    rows, planned = task
-    top = folder()
-    planned = [Piece(posixpath.join(top, name), *rest) for name, *rest in planned]
-    at_once = len(planned) if planned[0].part else 1
-    # On Spark, named tuples keep their fields, not their methods.
-    with naming(top), places.appending(at_once) as put:
-        yield from write((rows, planned), Schema(*schema), put)
-
-
-def write(
-    task: Tuple[LineRange, List[Piece]], schema: Schema, put: Callable[[str, bytes], Any]
-) -> Iterator:
-    """Writes the lines of a range to its pieces, in order.
-
-    Args:
-        task: one of `plan`.
-        schema: Schema of the lines.
-        put: appends bytes to a path.
 
     Yields:
-        For each block, a BadRecord per bad line, which is not written, and then (bytes of the input
+        For each block, a BadRecord per bad row, which is not written, and then (bytes of the input
         file read, (index of the output file, path of the piece), BlockFacts).
     """
-    accepts = lambda text: codec.decode_lines(text, schema) is not None
-    explain, content = (
-        functools.partial(f, schema=schema) for f in (libsvm_text.explain_line, _without_comment)
-    )
-    lines, pieces = task
-    path, first = lines.path, text_blocks.numbering(lines)
-    for piece, text, lines_before, read in _cut(lines, pieces):
-        batch = codec.decode_lines(text, schema)
-        if batch is None:
-            number = first() + lines_before
-            good = yield from sift(path, text, number, accepts, explain, content)
-            text = b"\n".join(good.values())
-            batch = codec.decode_lines(text, schema)
-        data = codec.encode(*batch)[0]
-        with naming(piece.path):
-            put(piece.path, data)
-        negative = _negative(text) if b"-" in text else np.zeros(len(batch.labels), bool)
-        zero = bool((~negative & (batch.labels == 0)).any())
-        facts = facts_of(batch, bool(negative.any()), zero, len(data))
-        yield read, (piece.output, piece.path), facts
+    lines, planned = task
+    top = folder()
+    planned = [Piece(posixpath.join(top, name), *rest) for name, *rest in planned]
+    schema = Schema(*schema)  # on Spark, named tuples keep their fields, not their methods
+    with naming(top), places.appending(len(planned) if planned[0].part else 1) as put:
+        for piece, block, read in _cut(reader.read(lines), planned):
+            for batch in reader.records(block, schema):
+                if isinstance(batch, BadRecord):
+                    yield batch
+                    continue
+                labels = (batch.labels > 0).astype(np.float32)
+                data = codec.encode(*batch._replace(labels=labels))[0]
+                with naming(piece.path):
+                    put(piece.path, data)
+                yield read, (piece.output, piece.path), facts_of(batch, len(data))
+                read = 0
+            if read:
+                yield read, (piece.output, piece.path), NO_ROWS
 
 
-def _negative(text):
-    """Whether the label of each record of a text has a minus sign. bool [B]."""
-    starts = text_blocks.record_starts(text)
-    first = np.frombuffer(text, np.uint8)[starts]
-    negative = first == _MINUS
-    for i in np.flatnonzero(first <= _BLANK).tolist():
-        negative[i] = bool(_NEGATIVE.match(text, starts[i]))
-    return negative
-
-
-def _without_comment(line, schema):
-    """A line without its comment, unless that may have been meant as part of an id."""
-    content = text_blocks.without_comment(line)
-    doubtful = schema.hash_buckets and content.strip() and libsvm_text.HASH_IN_ID.search(line)
-    return line if doubtful else content
-
-
-def _cut(lines, pieces):
-    """Yields (piece, text, lines of the range before it, bytes read) for each block of a piece."""
-    if pieces[0].part:
-        yield from _divided(lines, pieces)
-        return
-    pieces = iter(pieces)
-    piece = next(pieces)
-    left, lines_before = piece.rows, 0
-    for _, text, read in text_blocks.blocks(*lines):
-        starts = [] if left is None else text_blocks.record_starts(text)
-        row = begin = 0
-        while left is not None and row + left <= len(starts):
-            row += left
-            end = starts[row] if row < len(starts) else len(text)
-            yield piece, text[begin:end], lines_before, read
-            lines_before += text_blocks.newlines(text, begin, end)
-            begin, read = end, 0
-            piece = next(pieces, None)
-            if piece is None:  # no rows are left
-                return
-            left = piece.rows
-        if begin < len(text):
-            yield piece, text[begin:], lines_before, read
-            lines_before += text_blocks.newlines(text, begin)
-            left = None if left is None else left - (len(starts) - row)
-
-
-def _divided(lines, pieces):
-    """As _cut; the lines of other pieces are blank, so that lines keep their numbers."""
-    lines_before = 0
-    for begin, text, read in text_blocks.blocks(*lines):
-        starts = text_blocks.record_starts(text)
-        splits = split_of(pieces[0].part[0], lines.path, begin + starts)
-        newlines = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
-        of_line = dict(zip(np.searchsorted(newlines, starts).tolist(), splits.tolist()))
-        whole = text.split(b"\n")
-        for piece in pieces:
-            mine = (x if of_line.get(i) == piece.part[1] else b"" for i, x in enumerate(whole))
-            yield piece, b"\n".join(mine), lines_before, read
-            read = 0
-        lines_before += len(newlines)
+def _cut(blocks, pieces):
+    """Yields (piece, block, bytes read) for each block of rows, cut where a piece ends."""
+    begins = np.cumsum([0, *(piece.rows or 0 for piece in pieces[:-1])])  # in rows of the range
+    row = 0
+    for read, block in blocks:
+        if pieces[0].part:
+            splits = split_of(pieces[0].part[0], block.path, block.starts)
+            index = [np.flatnonzero(splits == piece.part[1]) for piece in pieces]
+        elif row >= begins[-1]:  # the last piece takes the rest
+            yield pieces[-1], block, read
+            continue
+        else:
+            cuts = np.clip(np.append(begins, row + len(block)) - row, 0, len(block))
+            index = list(map(range, cuts, cuts[1:]))
+            row += len(block)
+        for piece, some in zip(pieces, index):
+            if len(some):
+                yield piece, block if len(some) == len(block) else block.take(some), read
+                read = 0
 
 
 def join(

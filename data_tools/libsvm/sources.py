@@ -3,9 +3,8 @@
 `data` is always a DataSet, `options` an Options. What `of` returns can be pickled.
 """
 
-import functools
 import json
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
 
 from absl import logging
 
@@ -14,7 +13,6 @@ from data_tools.libsvm import pieces
 from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.records import data_file, libsvm_text, text_blocks
-from deepfm.records.data_file import DataFile
 from deepfm.records.schema import Schema
 from deepfm.records.storage import places
 from deepfm.records.text_blocks import LineRange
@@ -29,21 +27,13 @@ class InputRows(NamedTuple):
     Attributes:
         schema: the Schema of a row, with field_size and feature_size only if they are known.
         ranges: the parts of the files, in order, that tasks read; each has a `path`.
-        count: a range -> for each block, (bytes read, None, (rows, most fields in a row)).
-        complete: [(rows, most fields in a row)] of the ranges, or None where pieces.must_count says
-            that nothing needs them -> the Schema with field_size.
-        write: ((a range, its Pieces), schema, a function (path, bytes) that appends to a file) ->
-            what pieces.write yields.
-        mixed_labels: schema -> the error message for both labels 0 and -1.
+        reader: reads them; see pieces.
         fields: {what decides which field an id is of: its value}, for dataset_json.ids.
     """
 
     schema: Schema
     ranges: Sequence
-    count: Callable
-    complete: Callable
-    write: Callable
-    mixed_labels: Callable
+    reader: Any
     fields: Dict[str, Any]
 
 
@@ -57,22 +47,11 @@ def of(data, options) -> InputRows:
         from data_tools.tables import inputs  # which lines do without
 
         return inputs.read(data, options)
-    files, lines = data.files, _schema_of_lines(data, options)
+    lines = _schema_of_lines(data, options)
+    ranges = list(filter(None, text_blocks.cut(data.files, text_blocks.TASK)))
     fields = [[first, end - 1] for first, end in lines.field_ids or ()]
-    return InputRows(
-        lines,
-        [part for file in files for part in text_blocks.cut(file.path, file.bytes)],
-        functools.partial(
-            pieces.count,
-            named_fields=lines.named_fields,
-            weighted=lines.weighted,
-            pad=lines.pad,
-        ),
-        lambda counts: _with_field_size(lines, counts, files, options),
-        pieces.write,
-        lambda schema: _mixed_labels(files, schema),
-        {"fields": fields or ("named" if lines.named_fields else "by place")},
-    )
+    fields = fields or ("named" if lines.named_fields else "by place")
+    return InputRows(lines, ranges, pieces.LineReader(), {"fields": fields})
 
 
 def split_of(options, source: InputRows, hosts: int) -> Optional[Split]:
@@ -190,32 +169,31 @@ def feature_size(data, known, options) -> Optional[int]:
     return given or implied
 
 
-def _with_field_size(
-    lines: Schema,
-    counts: Optional[Sequence[Tuple[int, int]]],
-    inputs: Sequence[DataFile],
-    options,
+def with_field_size(
+    source: InputRows, counts: Optional[Sequence[Tuple[int, int]]], data, options
 ) -> Schema:
-    """Completes the Schema with field_size: from the flags, all rows, or the first good row.
+    """The Schema with field_size: from the flags, all rows, or the first good row.
 
     Args:
-        lines: from `_schema_of_lines`.
-        counts: (rows, most fields in a row) of each part of the input; may be None if a row's pairs
-            are its fields and none may be missing.
-        inputs: the files.
+        counts: (rows, most fields in a row) of each range; None where pieces.must_count says that
+            nothing needs them.
+
+    Raises:
+        BadInput: no row has a field, or one has too many.
     """
-    field_size = lines.field_size
-    if not field_size and (lines.pad or lines.named_fields):
+    schema, field_size = source.schema, source.schema.field_size
+    if not field_size and (schema.pad or schema.named_fields):
         field_size = max(most for _, most in counts)
-        if options.pad:
-            _warn_of_padding(field_size, sum(rows for rows, _ in counts), inputs)
-        if not field_size and lines.named_fields:
-            _first_row_length(inputs, lines._replace(field_size=memory.MAX_FIELDS), options)
-    elif not field_size:
-        field_size = _first_row_length(inputs, lines, options)
+        if isinstance(source.ranges[0], LineRange) and options.pad:
+            _warn_of_padding(field_size, sum(rows for rows, _ in counts), data.files)
+    field_size = field_size or _first_row_length(source, options)
     if not field_size:
-        raise BadInput(f"--input={options.input}: no row holds an id:value pair.")
-    return with_size(lines, field_size, options)
+        raise BadInput(f"--input={options.input}: no row holds an {source.reader.what}.")
+    if field_size > memory.MAX_FIELDS:
+        raise BadInput(
+            f"--input={options.input}: has {field_size} fields; the limit is {memory.MAX_FIELDS}."
+        )
+    return schema._replace(field_size=field_size)
 
 
 def _warn_of_padding(longest, rows, inputs):
@@ -231,41 +209,44 @@ def _warn_of_padding(longest, rows, inputs):
         )  # fmt: skip
 
 
-def with_size(schema: Schema, field_size: int, options) -> Schema:
-    """The Schema with a field_size; refuses (BadInput) too large a one."""
-    if field_size > memory.MAX_FIELDS:
-        raise BadInput(
-            f"--input={options.input}: has {field_size} fields; the limit is {memory.MAX_FIELDS}."
-        )
-    return schema._replace(field_size=field_size)
+def _rows(source):
+    """Yields (block, index of a row in it) for all rows."""
+    for part in source.ranges:
+        for _, block in source.reader.read(part):
+            yield from ((block, row) for row in range(len(block)))
 
 
-def _first_row_length(inputs, lines, options):
-    """The number of id:value pairs in the first good row."""
-    bad = 0
-    for file in inputs:
-        for number, line in text_blocks.lines(file.path):
-            pairs = len(line.split()) - 1
-            schema = lines._replace(feature_size=None)
-            if not lines.named_fields:
-                schema = schema._replace(field_size=max(pairs, 1))
-            reason = libsvm_text.explain_line(line, schema)
-            if not reason:
-                return pairs
-            bad += 1
-            if bad > options.max_bad_records:
-                raise BadInput(f"{file.path}:{number}: {reason}")
+def _first_row_length(source, options):
+    """The number of fields in the first good row."""
+    for bad, (block, row) in enumerate(_rows(source), 1):
+        length, named = source.reader.fields(block, row), source.schema.named_fields
+        size = memory.MAX_FIELDS if named else max(length, 1)
+        schema = source.schema._replace(field_size=size, feature_size=None)
+        reason = source.reader.explain(block, row, schema)
+        if not reason:
+            return length
+        if bad > options.max_bad_records:
+            raise BadInput(f"{block.path}{block.place(row)}: {reason}")
     raise BadInput(f"--input={options.input}: the files hold no rows.")
 
 
-def _mixed_labels(inputs, schema):
+def mixed_labels(source: InputRows, schema: Schema) -> str:
     """The error message for an input with both labels 0 and -1, where 0 is ambiguous."""
-    rows = ((f.path, number, line) for f in inputs for number, line in text_blocks.lines(f.path))
-    return pieces.mixed(
-        (f"{path}:{number}", line.split()[0].partition(b":")[0])
-        for path, number, line in rows
-        if not libsvm_text.explain_line(line, schema)  # others were skipped
-    )
+    first, reader = {}, source.reader
+    for block, row in _rows(source):
+        if reader.explain(block, row, schema):  # was skipped
+            continue
+        label = reader.label(block, row)
+        negative = label.startswith(b"-")
+        if negative or libsvm_text.number_of(label) == 0:
+            first.setdefault(negative, (block.path + block.place(row), label.decode()))
+        if len(first) == 2:
+            (other_place, other), (place, label) = first.values()  # in the order of the rows
+            return (
+                f"{place}: label {label}, but {other_place} has label {other}; use 0 and 1, or -1 "
+                "and +1, not both."
+            )
+    raise AssertionError("the parser found labels 0 and -1, the plain reader did not")
 
 
 def read_map(path: str) -> Tuple[Tuple[int, int], ...]:

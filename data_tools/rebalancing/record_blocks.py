@@ -1,16 +1,15 @@
 """Reads TFRecord files and LibSVM text as checked blocks of raw records, without TensorFlow."""
 
 import contextlib
+import functools
 from typing import Iterator, NamedTuple, Optional, Union
 
 import numpy as np
 
 from deepfm.records import codec, data_file, frames, libsvm_text, text_blocks, wire
-from deepfm.records.bad_record import BadRecord, find_refused, sift
-from deepfm.records.schema import Schema, Shape
+from deepfm.records.schema import BadRecord, Schema, Shape, sifted
 from deepfm.records.text_blocks import LineRange
 
-_NEWLINE = ord("\n")
 _PACKED = 4  # approximate bytes of records per byte of a compressed file
 
 
@@ -47,11 +46,13 @@ def read(path: str, schema: Schema, skip: int) -> Iterator[Union[RecordBlock, Ba
         BadInput: a gzip file is damaged, or has several members.
     """
     bad, ratio = 0, _PACKED if path.endswith(".gz") else 1
+    decode = functools.partial(_decode, schema=schema)
+    explain = lambda block, i: wire.explain(block.payload(i), schema)
     for block in frames.frames_of_file(path):
         is_bad = isinstance(block, BadRecord)
-        for part in [block] if is_bad else _decoded(block, path, schema):
+        for part in [block] if is_bad else sifted(block, decode, explain, wire.UNEXPLAINED):
             if isinstance(part, BadRecord):
-                yield part
+                yield part._replace(few=True)  # however many are bad, they may be skipped
                 bad += 1
             else:
                 yield part._replace(read=int(block.ends[-1] - block.starts[0]) // ratio)
@@ -59,6 +60,13 @@ def read(path: str, schema: Schema, skip: int) -> Iterator[Union[RecordBlock, Ba
                 return
     if not bad:
         data_file.check_gzip(path)
+
+
+def _decode(block, schema):
+    """The RecordBlock of Frames; None if one breaks the schema."""
+    data, starts, ends = block.data, block.starts, block.ends
+    batch = codec.decode(data, starts + frames.HEADER, ends - 4, schema)
+    return batch and RecordBlock(data, starts, ends, batch.labels > 0, batch)
 
 
 def read_lines(
@@ -72,31 +80,23 @@ def read_lines(
         field_size: pairs of a line; None: any number, which a Batch has as counts.
     """
 
-    def decode(text):
-        if field_size:
-            return codec.decode_lines(text, Schema(field_size, weighted=weighted))
-        # A field may have several values, so that id 0 is allowed though rows are padded.
-        longest = text_blocks.longest_record(text, text_blocks.record_starts(text), weighted)
-        schema = Schema(max(longest, 1), pad=True, multi_valued=True, weighted=weighted)
-        return codec.decode_lines(text, schema)
+    def decode(block):
+        text, schema = block.text, Schema(field_size or 1, weighted=weighted)
+        if not field_size:
+            # A field may have several values, so that id 0 is allowed though rows are padded.
+            longest = text_blocks.longest_record(text, text_blocks.record_starts(text), weighted)
+            schema = schema._replace(field_size=max(longest, 1), pad=True, multi_valued=True)
+        batch = codec.decode_lines(text, schema)
+        return batch and RecordBlock(text, *block.where[:2], batch.labels > 0, batch)
 
-    accepts = lambda text: decode(text) is not None
-    explain = lambda line: libsvm_text.explain_line(
-        line, Schema(field_size or len(line.split()) - 1, weighted=weighted)
-    )
-    first, lines_before = text_blocks.numbering(lines), 0
-    for _, text, size in text_blocks.blocks(*lines):
-        starts = text_blocks.record_starts(text)
-        newlines = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE)
-        line = np.searchsorted(newlines, starts)  # the index of each record's line
-        batch = decode(text)
-        if batch is None:
-            number = first() + lines_before
-            good = yield from sift(lines.path, text, number, accepts, explain)
-            kept = np.isin(line, list(good))
-            starts, line, batch = starts[kept], line[kept], decode(b"\n".join(good.values()))
-        yield RecordBlock(text, starts, newlines[line] + 1, batch.labels > 0, batch, size)
-        lines_before += len(newlines)
+    def explain(block, i):
+        line = block.line(i)
+        size = field_size or len(text_blocks.without_comment(line).split()) - 1
+        return libsvm_text.explain_line(line, Schema(size, weighted=weighted))
+
+    for size, block in text_blocks.read(lines):
+        for part in sifted(block, decode, explain, libsvm_text.UNEXPLAINED):
+            yield part if isinstance(part, BadRecord) else part._replace(read=size)
 
 
 def first_shape(path: str) -> Shape:
@@ -105,23 +105,4 @@ def first_shape(path: str) -> Shape:
         block = next(found, None)
     if not isinstance(block, frames.Frames):
         return Shape()
-    return wire.shape(next(block.records())[1])
-
-
-def _decoded(block, path, schema):
-    """Yields the BadRecords among frames, and the RecordBlock of the others."""
-    data, starts, ends = block.data, block.starts, block.ends
-    batch = codec.decode(data, starts + frames.HEADER, ends - 4, schema)
-    if batch is None:
-        places, payloads = zip(*block.records())
-        kept = np.ones(len(payloads), bool)
-        explain = lambda payload: wire.explain(payload, schema)
-        accepts = lambda some: codec.accepts(some, schema)
-        for i, reason in find_refused(accepts, payloads, explain, wire.UNEXPLAINED):
-            kept[i] = False
-            yield BadRecord(path, places[i], reason)
-        starts, ends = starts[kept], ends[kept]
-        if not len(starts):
-            return
-        batch = codec.decode(data, starts + frames.HEADER, ends - 4, schema)
-    yield RecordBlock(data, starts, ends, batch.labels > 0, batch)
+    return wire.shape(block.payload(0))

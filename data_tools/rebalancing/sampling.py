@@ -42,9 +42,9 @@ def rates(options, count):
 
 def parts(data):
     """LineRanges: TFRecord files, parts of text."""
-    whole = data.data_format == "tfrecord"
-    cut = lambda f: [LineRange(f.path)] if whole else text_blocks.cut(f.path, f.bytes)
-    return [lines for file in data.files for lines in cut(file)]
+    if data.data_format == "tfrecord":
+        return [LineRange(file.path) for file in data.files]
+    return list(filter(None, text_blocks.cut(data.files, text_blocks.TASK)))
 
 
 def labels_of(data):

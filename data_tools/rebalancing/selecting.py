@@ -14,9 +14,8 @@ import numpy as np
 from data_tools.common import splitmix64
 from data_tools.rebalancing import record_blocks
 from data_tools.rebalancing.record_blocks import RecordBlock
-from deepfm.records.bad_record import BadRecord
 from deepfm.records.data_file import SamplingRates
-from deepfm.records.schema import Schema
+from deepfm.records.schema import BadRecord, Schema
 
 COPIES = 1 << 14  # records to sample at once
 CELL_BITS = 16  # upper bits of a key that choose its cell

@@ -19,7 +19,6 @@ import numpy as np
 
 from data_tools.libsvm import pieces
 from data_tools.rebalancing import sampling, selecting
-from deepfm.records.data_file import DataFile
 
 BUCKET = 16 << 20  # bytes of records to aim for in a bucket
 MOST_BITS = 10  # at most 1,024 buckets at once
@@ -30,7 +29,7 @@ _FEW = 64  # records to copy at once
 _ROWS = 1024  # records to gather, or to read from an unsorted bucket, at once
 
 
-def shuffle(engine, data, work, names, output_dir):
+def shuffle(engine, data, work, names):
     """Processes.shuffle."""
     memory = engine.memory // engine.number  # bytes of records that a process may hold
     first_bits = bits(data, work.rates, engine.number)
@@ -54,11 +53,8 @@ def shuffle(engine, data, work, names, output_dir):
         raise OSError(f"{work.scratch}: only {rows.sum()} of {total} records could be read back")
     parts = {name: [path] for name, path in zip(names, paths)}
     wholes = pieces.join(engine, parts, work.compress, work.scratch, size)
-    files = [
-        DataFile(os.path.join(output_dir, name), os.path.getsize(wholes[name]), n, ones)
-        for name, n, ones in zip(names, rows.tolist(), positives.tolist())
-    ]
-    return before, kept, max_id, files, wholes
+    counts = zip(rows.tolist(), positives.tolist())
+    return before, kept, max_id, {name: (wholes[name], x) for name, x in zip(names, counts)}
 
 
 def bits(data, rates, num_workers):

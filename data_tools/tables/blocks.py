@@ -1,13 +1,12 @@
 """Blocks of rows of a table, CSV or Parquet, and which of their rows are bad.
 
-A block has the cells of some columns, the attributes `path` and `starts` (int64 [B]: where each row
-is, by which rows are divided into splits), and the methods
+A block is one for `schema.sifted`, with at least one row. It has the cells of some columns, the
+attribute `starts` (int64 [B]: where each row is, by which rows are divided into splits), and the
+methods
 
-    len(block), block.take(index of rows)
     block.texts()      (bytes, int64 [columns, B] where in them each cell begins, where it ends)
     block.integers(column), block.numbers(column), block.lists(column)
     block.row(i)       (its cells or None, the row in a sentence or what is wrong with it)
-    block.place(i)     as in a BadRecord
 
 of which those of a whole column raise BadRows if a row is bad. A cell is bytes of text, or in
 Parquet a number, a list of numbers or None for a null.
@@ -15,6 +14,7 @@ Parquet a number, a list of numbers or None for a null.
 B: rows of a block.
 """
 
+import contextlib
 import re
 import sys
 from typing import Any, Callable, Iterator, Optional, Sequence, Union
@@ -22,8 +22,9 @@ from typing import Any, Callable, Iterator, Optional, Sequence, Union
 import numpy as np
 
 from deepfm.errors import BadInput, listed
-from deepfm.records.bad_record import BadRecord, find_refused, marked
+from deepfm.records import schema
 from deepfm.records.libsvm_text import number_of
+from deepfm.records.schema import BadRecord
 
 VERSION = "12.0.1"  # of pyarrow, the last for Python 3.7
 UNEXPLAINED = "cannot be read as a record"  # though no fault is found
@@ -51,36 +52,13 @@ def need_arrow(path: str):
 def sifted(
     block, accept: Callable[[Any], Any], explain: Callable[[Any, int], Optional[str]]
 ) -> Iterator[Union[BadRecord, Any]]:
-    """Yields a BadRecord for each bad row of a block, then what the others become, if any are left.
+    """As `schema.sifted`, with an `accept` that raises BadRows if a row is bad."""
 
-    Args:
-        accept: what a block becomes; raises BadRows if a row is bad.
-        explain: (block, index of a row) -> what is wrong with the row, None if nothing is.
-    """
-    rows = range(len(block))
-    try:
-        if rows:
-            yield accept(block)
-        return
-    except BadRows:
-        pass
-    reasons = {i: explain(block, i) for i in rows}
-    good = [i for i in rows if not reasons[i]]
-    unsaid = find_refused(lambda some: _accepts(accept, block.take(some)), good, lambda i: None)
-    reasons.update((good[i], UNEXPLAINED) for i, _ in list(unsaid))
-    bad = (BadRecord(block.path, block.place(i), reasons[i]) for i in rows if reasons[i])
-    yield from marked(bad, len(block))
-    good = [i for i in rows if not reasons[i]]
-    if good:
-        yield accept(block.take(good))
+    def accepted(some):
+        with contextlib.suppress(BadRows):
+            return accept(some)
 
-
-def _accepts(accept, block):
-    try:
-        accept(block)
-    except BadRows:
-        return False
-    return True
+    return schema.sifted(block, accepted, explain, UNEXPLAINED, trusted=True)
 
 
 def find(path: str, name: str, names: Sequence[str], about: str) -> int:

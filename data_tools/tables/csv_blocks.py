@@ -14,7 +14,7 @@ import numpy as np
 from data_tools.tables.blocks import BadRows, fault, integers, need_arrow, numbers, quoted
 from deepfm.errors import BadInput
 from deepfm.records import text_blocks
-from deepfm.records.text_blocks import LineRange
+from deepfm.records.text_blocks import LineRange, Lines
 
 DELIMITERS = {"tab": b"\t", "comma": b","}
 _NEWLINE, _RETURN = b"\n\r"
@@ -55,11 +55,12 @@ class LinePart(NamedTuple):
 def first_cells(path: str, delimiter: str = "auto") -> Tuple[List[str], bytes]:
     """(the cells of a file's first line that is not blank, the byte between two)."""
     need_arrow(path)
-    text = text_blocks.first_text(path).lstrip(b"\r\n").partition(b"\n")[0]
+    with contextlib.closing(text_blocks.blocks(path)) as found:
+        text = next(found, (0, b"", 0))[1].lstrip(b"\r\n").partition(b"\n")[0]
     by_look = "tab" if b"\t" in text else "comma"
-    found = DELIMITERS[by_look if delimiter == "auto" else delimiter]
-    line, _ = unquote_line(_without_return(text), found)
-    return [cell.decode("utf-8", "replace").strip() for cell in line.split(found)], found
+    between = DELIMITERS[by_look if delimiter == "auto" else delimiter]
+    line, _ = unquote_line(_without_return(text), between)
+    return [cell.decode("utf-8", "replace").strip() for cell in line.split(between)], between
 
 
 def is_number(text: str) -> bool:
@@ -69,36 +70,27 @@ def is_number(text: str) -> bool:
     return False
 
 
-class LineBlock:
-    """Some lines; see blocks.
+class LineBlock(Lines):
+    """Some lines that are not blank; see blocks.
 
     Args:
-        path: the file.
-        text: the lines, each with its newline.
-        starts: int64 [B], the byte of the file where each begins.
-        numbers: int64 [B], how many lines of the part come before each.
-        first: returns the number of the part's first line; called for a bad line.
         file: the CsvFile.
     """
 
-    def __init__(self, path, text, starts, numbers, first, file):
-        self.path, self._text, self.starts = path, text, starts
-        self._numbers, self._first, self._file = numbers, first, file
-        self._split = self._texts = None
+    def __init__(self, path, text, offset, before, first, file):
+        super().__init__(path, text, offset, before, first)
+        self._file, self._texts = file, None
 
-    def __len__(self):
-        return len(self.starts)
-
-    def _lines(self):
-        self._split = self._split or self._text.split(b"\n")[:-1]
-        return self._split
+    def _records(self, newlines):
+        characters, begins = np.frombuffer(self.text, np.uint8), np.append(0, newlines[:-1] + 1)
+        blank = (begins == newlines) | (begins + 1 == newlines) & (characters[begins] == _RETURN)
+        lines = np.flatnonzero(~blank)
+        return begins[lines], lines
 
     def take(self, index: Sequence[int]):
-        lines, at = self._lines(), np.array(index, np.int64)
-        text = b"".join(lines[i] + b"\n" for i in index)
-        return LineBlock(
-            self.path, text, self.starts[at], self._numbers[at], self._first, self._file
-        )
+        taken = super().take(index)
+        taken._texts = None
+        return taken
 
     def texts(self):
         self._texts = self._texts or self._read()
@@ -106,7 +98,7 @@ class LineBlock:
 
     def _read(self):
         file = self._file
-        text = unquote(self._text, file.delimiter) or self._unquoted()
+        text = unquote(self.text, file.delimiter) or self._unquoted()
         if file.texts and fault(text):
             raise BadRows
         characters = np.frombuffer(text, np.uint8)
@@ -123,7 +115,8 @@ class LineBlock:
         return (text, *(np.ascontiguousarray(x.T[places]) for x in (starts, ends)))
 
     def _unquoted(self):
-        lines = [unquote_line(_without_return(x), self._file.delimiter) for x in self._lines()]
+        lines = (_without_return(self.line(i)) for i in range(len(self)))
+        lines = [unquote_line(line, self._file.delimiter) for line in lines]
         if any(reason for _, reason in lines):
             raise BadRows
         return b"\n".join([*(line for line, _ in lines), b""])
@@ -140,7 +133,7 @@ class LineBlock:
         return numbers(*self._column(name))
 
     def row(self, i: int):
-        file, line = self._file, _without_return(self._lines()[i])
+        file, line = self._file, _without_return(self.line(i))
         plain, reason = unquote_line(line, file.delimiter)
         shown = quoted(plain if file.texts else line)
         cells = plain.split(file.delimiter)
@@ -153,9 +146,6 @@ class LineBlock:
         if reason:
             return None, f"{reason}: {shown}"
         return [cells[place] for place in file.places], shown
-
-    def place(self, i: int) -> str:
-        return f":{self._first() + self._numbers[i]}"
 
 
 def _without_return(line):
@@ -200,14 +190,11 @@ def read(part: LinePart) -> Iterator[Tuple[int, LineBlock]]:
     first, before, file = text_blocks.numbering(part.lines), 0, part.file
     try:
         for start, text, size in text_blocks.blocks(*part.lines):
-            characters = np.frombuffer(text, np.uint8)
-            ends = np.flatnonzero(characters == _NEWLINE)
-            begins = np.append(0, ends[:-1] + 1)
-            blank = (begins == ends) | (begins + 1 == ends) & (characters[begins] == _RETURN)
-            rows = np.flatnonzero(~blank)[int(start == 0 and file.header) :]
-            numbers = before + np.arange(len(ends))
-            block = LineBlock(part.path, text, start + begins, numbers, first, file)
-            yield size, block if len(rows) == len(ends) else block.take(rows)
-            before += len(ends)
+            block = LineBlock(part.path, text, start, before, first, file)
+            lines = text_blocks.newlines(text)
+            rows = range(int(start == 0 and file.header), len(block))
+            if rows:
+                yield size, block if len(rows) == lines else block.take(rows)
+            before += lines
     except BadInput as error:
         raise BadInput(f"{str(error).rstrip('.')} after line {before}.") from error

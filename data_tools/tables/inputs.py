@@ -3,13 +3,11 @@
 `options` is always a data_tools.libsvm.options.Options.
 """
 
-import functools
-
 from absl import logging
 
 from data_tools.libsvm import sources
 from data_tools.libsvm.sources import InputRows
-from data_tools.tables import blocks, csv_blocks, layouts, parquet_blocks, writing
+from data_tools.tables import blocks, csv_blocks, layouts, parquet_blocks, reading
 from data_tools.tables.csv_blocks import CsvFile, LinePart
 from deepfm.errors import BadInput, listed
 from deepfm.records import data_file, text_blocks
@@ -38,7 +36,7 @@ def read(data, options) -> InputRows:
             layouts.check_same(paths[0], path, layout, named(path))
         if not (layout.fields or layout.ids):
             raise BadInput(f"{paths[0]}: has no column of ids beside {layout.label}.")
-    parts = [part for file in data.files for part in cut(file.path, file.bytes, layout)]
+    parts = [part for file in data.files for part in cut(file, layout)]
     if not parts:
         raise BadInput(f"--input={options.input}: the files hold no rows.")
     _check_flags(layout, options)
@@ -57,15 +55,7 @@ def read(data, options) -> InputRows:
         "The ids of a table stay as they are; 'python -m data_tools.prepare --columns' encodes raw "
         "cells, beside ids or alone."
     )
-    return InputRows(
-        schema,
-        parts,
-        functools.partial(writing.count, lists=(schema.pad and layout.ids) or ""),
-        lambda counts: _with_field_size(layout, schema, parts, counts, options),
-        functools.partial(writing.write, layout=layout),
-        lambda schema: writing.mixed_labels(parts, layout, schema),
-        layouts.described(layout),
-    )
+    return InputRows(schema, parts, reading.RowReader(layout), layouts.described(layout))
 
 
 def _named_parquet(path):
@@ -82,9 +72,10 @@ def _named_csv(path):
     return layout
 
 
-def _cut_parquet(path, size, layout):
-    """The tasks of a file of `size` bytes; raises BadInput if a column is missing or unfit."""
-    schema, wanted = parquet_blocks.open_file(path).schema_arrow, layouts.columns(layout)
+def _cut_parquet(file, layout):
+    """The tasks of a file; raises BadInput if a column is missing or unfit."""
+    path, wanted = file.path, layouts.columns(layout)
+    schema = parquet_blocks.open_file(path).schema_arrow
     about = "(--columns says what each is)"
     places = [blocks.find(path, name, schema.names, about) for name, _ in wanted]
     for (_, kind), place in zip(wanted, places):
@@ -99,17 +90,18 @@ def _cut_parquet(path, size, layout):
     return tasks
 
 
-def _cut_csv(path, size, layout):
-    """The tasks of a file of `size` bytes; raises BadInput if a column is missing."""
-    wanted = layouts.columns(layout)
+def _cut_csv(file, layout):
+    """The tasks of a file; raises BadInput if a column is missing."""
+    path, wanted = file.path, layouts.columns(layout)
     lists = [name for name, kind in wanted if kind in layouts.LISTS]
     if lists:
         raise BadInput(
             f"{path}: column {lists[0]} would hold lists, but a cell of a CSV is one number; give "
             "each field a column, or write Parquet."
         )
-    file = _csv_file(path, layout, tuple(name for name, _ in wanted))
-    return [LinePart(path, lines, file) for lines in text_blocks.cut(path, size)]
+    cells = _csv_file(path, layout, tuple(name for name, _ in wanted))
+    ranges = filter(None, text_blocks.cut([file], text_blocks.TASK))
+    return [LinePart(path, lines, cells) for lines in ranges]
 
 
 def _csv_file(path, layout, names):
@@ -143,15 +135,3 @@ def _check_flags(layout, options):
             f"--field_size={options.field_size}, but the table has columns for "
             f"{len(layout.fields)} fields; leave --field_size out."
         )
-
-
-def _with_field_size(layout, schema, parts, counts, options):
-    """The Schema with field_size: from the longest list, or that of the first good row."""
-    size = schema.field_size
-    if not size and schema.pad:
-        size = max(most for _, most in counts)
-    elif not size:
-        size = writing.first_length(parts, layout, schema, options.max_bad_records)
-    if not size:
-        raise BadInput(f"--input={options.input}: no row holds an id.")
-    return sources.with_size(schema, size, options)

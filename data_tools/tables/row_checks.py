@@ -4,14 +4,12 @@ B: rows of a block. F: fields. M: the most ids of a row. n: ids of all rows.
 """
 
 import re
-from typing import Any, Dict, Iterator, Optional, Union
+from typing import Any, Dict, Optional, Union
 
 import numpy as np
 
-from data_tools.tables import blocks
 from data_tools.tables.blocks import BadRows, normal
 from data_tools.tables.layouts import Layout, columns
-from deepfm.records.bad_record import BadRecord
 from deepfm.records.codec import Batch
 from deepfm.records.libsvm_text import number_of
 from deepfm.records.schema import NO_WEIGHT, Schema, explain_id, explain_width, is_weight
@@ -20,13 +18,8 @@ _INTEGER = re.compile(rb"-?[0-9]+")
 _DIGITS = 20  # of an id, more than any has
 
 
-def records(block, layout: Layout, schema: Schema) -> Iterator[Union[BadRecord, Batch]]:
-    """Yields a BadRecord for each bad row of a block, then the Batch of the others, if any."""
-    accept = lambda some: _batch(some, layout, schema)
-    return blocks.sifted(block, accept, lambda some, row: explain(some, row, layout, schema))
-
-
-def _batch(block, layout, schema):
+def batch(block, layout: Layout, schema: Schema) -> Batch:
+    """The Batch of a block, its labels -1, 0 or 1; raises BadRows if a row is bad."""
     labels = block.numbers(layout.label)
     _check(np.isin(labels, (-1, 0, 1)))
     weights = None

@@ -16,7 +16,7 @@ from deepfm.data import datasets, identity, shares
 from deepfm.data.formats import LIBSVM, Format
 from deepfm.data.records import Schema
 from deepfm.errors import BadInput
-from deepfm.records.bad_record import BadRecord
+from deepfm.records.schema import BadRecord
 from deepfm.runtime import remote_files
 
 CHUNK = 4096  # records that are checked at once

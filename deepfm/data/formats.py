@@ -15,8 +15,7 @@ from deepfm.data import libsvm, records
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.kernels.reading import CHUNK
 from deepfm.records import codec, data_file, frames, library, libsvm_text, wire
-from deepfm.records.bad_record import BadRecord, find_refused
-from deepfm.records.schema import FRAME, Shape
+from deepfm.records.schema import FRAME, BadRecord, Shape, find_refused
 
 
 class Format(NamedTuple):
@@ -104,7 +103,7 @@ def _numbered_frames(path):
         if isinstance(block, BadRecord):
             yield block.place, None, block.reason
         else:
-            yield from ((place, payload, "") for place, payload in block.records())
+            yield from ((block.place(i), block.payload(i), "") for i in range(len(block)))
 
 
 def _count_frames(path):

@@ -37,7 +37,7 @@ def check_named(
         posixpath.join(folder, name): (folder, name)
         for folder, content in said.items()
         for name, entry in content["files"].items()
-        if entry["bytes"] and not _leads_outside(name)
+        if entry["bytes"] and not re.search(r"(^|/)\.\.?(/|$)|^/", name)  # outside its folder
     }
     asked = lambda path: is_data(named[path][1]) and covers(path)
     # A dataset.json that names no file that is read, or should be, describes other data.
@@ -85,8 +85,3 @@ def warn_of_missing_hosts(paths: Iterable[str], name: str):
                 name, folder or ".", len(indices), number, missing[0],
                 " and others" if missing[1:] else "",
             )  # fmt: skip
-
-
-def _leads_outside(name: str) -> bool:
-    """Whether a name in a dataset.json points outside its folder and the folders below."""
-    return bool(re.search(r"(^|/)\.\.?(/|$)|^/", name))

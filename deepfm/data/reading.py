@@ -194,8 +194,13 @@ def _chunks_of_group(source, ranges, plan):
     def part(path, begin, count):
         return ops.rechunked(whole(path, begin, count), CHUNK, skip=begin, take=count)
 
+    def good(path):
+        """The good records of a file, from the slow reader, which can continue after damage."""
+        for place, payload, _ in data.format.numbered(path.decode()):
+            if place not in places[path.decode()]:
+                yield payload
+
     def past_damage(path, begin, count):
-        good = lambda path: _good(path.decode(), data.format, places[path.decode()])
         dataset = tf.data.Dataset.from_generator(good, tf.string, [], args=(path,))
         return ops.pack(dataset.skip(begin).take(count).batch(CHUNK))
 
@@ -210,13 +215,6 @@ def _chunks_of_group(source, ranges, plan):
     if damaged:
         chunks = chunks.concatenate(of_kind(_DAMAGED).flat_map(past_damage))
     return chunks
-
-
-def _good(path, data_format, places):
-    """The good records of a file, from the slow reader, which can continue after damage."""
-    for place, payload, _ in data_format.numbered(path):
-        if place not in places:
-            yield payload
 
 
 _locks = {}  # path -> descriptor of a file that stays open and locked while this process lives

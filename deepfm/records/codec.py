@@ -106,7 +106,7 @@ def accepts(payloads: Sequence[bytes], schema: Schema) -> bool:
 def decode(data: bytes, starts: np.ndarray, ends: np.ndarray, schema: Schema) -> Optional[Batch]:
     """Decodes and checks the Examples data[start:end]; None if one breaks the schema.
 
-    `wire.explain` says what is wrong with one, and `bad_record.find_refused` which ones are bad.
+    `wire.explain` says what is wrong with one, and `schema.find_refused` which ones are bad.
 
     Args:
         data: the bytes.
@@ -136,7 +136,7 @@ def decode_lines(text: bytes, schema: Schema) -> Optional[Batch]:
     """Decodes and checks whole lines of LibSVM or LibFFM text; None if one breaks the schema.
 
     Lines without a record are passed over. `libsvm_text.explain_line` says what is wrong with a
-    line, and `bad_record.find_refused` which ones are bad.
+    line, and `schema.find_refused` which ones are bad.
     """
     if not library.load():
         lines = [line for line in text.split(b"\n") if text_blocks.without_comment(line).strip()]

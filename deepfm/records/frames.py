@@ -1,16 +1,16 @@
 """Reads the frames of TFRecord files, past damage. n: frames of a block."""
 
+import dataclasses
 import gzip
 import struct
 import zlib
-from typing import BinaryIO, Iterator, NamedTuple, Optional, Tuple, Union
+from typing import BinaryIO, Iterator, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from deepfm.errors import BadInput
 from deepfm.records import codec
-from deepfm.records.bad_record import BadRecord
-from deepfm.records.schema import FRAME
+from deepfm.records.schema import FRAME, BadRecord
 from deepfm.records.storage import places
 from deepfm.records.wire import ABSURD_LENGTH, CUT_OFF, HEADER, is_header
 
@@ -18,10 +18,12 @@ TRUNCATED = "the file ends inside this record (truncated)"
 _CORRUPT = "corrupt (corrupted record)"  # as TensorFlow's reader says it
 
 
-class Frames(NamedTuple):
-    """Consecutive good records of a file.
+@dataclasses.dataclass(frozen=True)
+class Frames:
+    """Consecutive good records of a file: a block for `schema.sifted`.
 
     Attributes:
+        path: the file.
         data: their frames, perhaps with others in between.
         starts, ends: int64 [n], where in `data` each frame begins and ends; its payload is
             data[start + HEADER : end - 4].
@@ -29,18 +31,28 @@ class Frames(NamedTuple):
         offset: the byte of the file where `data` begins.
     """
 
+    path: str
     data: bytes
     starts: np.ndarray
     ends: np.ndarray
     first: int
     offset: int
 
-    def records(self) -> Iterator[Tuple[str, bytes]]:
-        """Yields (place as in a BadRecord, payload) of each."""
-        cuts = zip(self.starts.tolist(), self.ends.tolist())
-        for number, (start, end) in enumerate(cuts, self.first):
-            place = f": record {number} at byte {self.offset + start}"
-            yield place, self.data[start + HEADER : end - 4]
+    def __len__(self):
+        return len(self.starts)
+
+    def take(self, index: Sequence[int]) -> "Frames":
+        """A block of the records of these indices, which lose their places."""
+        index = np.array(index, np.int64)
+        return dataclasses.replace(self, starts=self.starts[index], ends=self.ends[index])
+
+    def place(self, i: int) -> str:
+        """The place of a record as in a BadRecord."""
+        return f": record {self.first + i} at byte {self.offset + self.starts[i]}"
+
+    def payload(self, i: int) -> bytes:
+        """The payload of a record."""
+        return self.data[self.starts[i] + HEADER : self.ends[i] - 4]
 
 
 def frames_of(raw: BinaryIO, path: str, size: int = 1 << 20) -> Iterator[Union[Frames, BadRecord]]:
@@ -60,12 +72,13 @@ def frames_of(raw: BinaryIO, path: str, size: int = 1 << 20) -> Iterator[Union[F
     while True:
         starts, ends, used, reason = _scan(data)
         if len(starts):
-            yield Frames(data, starts, ends, number, offset)
+            yield Frames(path, data, starts, ends, number, offset)
             number += len(starts)
         data, offset = data[used:], offset + used
         if not reason and not at_end:
-            wanted = max(size, _wanted(data) - len(data))
-            read = raw.read(wanted)
+            # Bytes of the next frame, as far as they are known.
+            whole = FRAME + _length(data, 0) if len(data) >= HEADER else HEADER
+            read = raw.read(max(size, whole - len(data)))
             data, at_end = data + read, not read
             continue
         if not reason:
@@ -123,11 +136,6 @@ class _Packed:
 
 def _bad(path, number, offset, reason):
     return BadRecord(path, f": record {number} at byte {offset}", reason)
-
-
-def _wanted(data):
-    """Bytes of the frame at the beginning of data, as far as they are known."""
-    return FRAME + _length(data, 0) if len(data) >= HEADER else HEADER
 
 
 def _length(data, at):

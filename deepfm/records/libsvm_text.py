@@ -80,7 +80,8 @@ def explain_line(line: bytes, schema: Schema) -> Optional[str]:
     """What is wrong with a LibSVM line, and what was expected; None if nothing is."""
     if schema.hash_buckets and HASH_IN_ID.search(line):
         return f"'#' begins a comment and cannot be in an id; put spaces around it: {_text(line)}"
-    first, *pairs = line.partition(b"#")[0].split()
+    line = text_blocks.without_comment(line)
+    first, *pairs = line.split()
     if pairs and pairs[0].startswith(b"qid:"):
         return f"query groups are not supported; leave {_text(pairs[0])} out: {_text(line)}"
     label, colon, weight = first.partition(b":")

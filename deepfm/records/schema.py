@@ -1,6 +1,8 @@
-"""What the records of a data set must look like, and the sentences for those that do not."""
+"""What the records of a data set must look like, which of a batch do not, and the sentences for
+these."""
 
-from typing import NamedTuple, Optional, Tuple
+import itertools
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -13,6 +15,8 @@ LARGER = (
     "lines, prepare numbers those of tables)"
 )
 _SMALLEST_NORMAL = np.finfo(np.float32).tiny
+_MANY = 100
+_PIECE = 64  # of a batch that is refused: the first bad record is found soon
 
 
 class Shape(NamedTuple):
@@ -106,3 +110,94 @@ def explain_width(width, schema, what, sample):
 def normal(number):
     """The float32 that TensorFlow's threads see: denormal numbers are 0, of the same sign."""
     return np.float32(0 * number if abs(number) < _SMALLEST_NORMAL else number)
+
+
+class BadRecord(NamedTuple):
+    """A record that breaks the schema: its file, place (line, or record and byte) and reason.
+
+    `few` says whether few others near it are bad, so that it makes sense to skip them.
+    """
+
+    path: str
+    place: str
+    reason: str
+    few: bool = True
+
+    def __str__(self):
+        return f"{self.path}{self.place}: {self.reason}"
+
+
+def find_refused(
+    accepts: Callable[[Sequence[Any]], bool],
+    payloads: Sequence[Any],
+    explain: Callable[[Any], Optional[str]],
+    unexplained: str,
+    trusted: bool = False,
+) -> Iterator[Tuple[int, str]]:
+    """Yields (index, reason) of each payload that a batch parser refuses, in order.
+
+    The parser alone decides, unless the plain reader is trusted. But what the reader finds bad is
+    put to it one by one, and the rest at once: where many are bad that is much faster than to look
+    for each by halving.
+
+    Args:
+        accepts: whether the parser accepts a batch; it must refuse one that holds a bad payload.
+        payloads: the batch.
+        explain: what is wrong with a payload; None where nothing is.
+        unexplained: the reason where `explain` has none.
+        trusted: whether what `explain` finds bad is not put to the parser, which is slow.
+    """
+    if not payloads or accepts(payloads):
+        return
+    for start in range(0, len(payloads), _PIECE):
+        piece = payloads[start : start + _PIECE]
+        if accepts(piece):
+            continue
+        reasons = [explain(payload) for payload in piece]
+        rest = [payload for payload, reason in zip(piece, reasons) if not reason]
+        sure = not rest or accepts(rest)
+        for i, (payload, reason) in enumerate(zip(piece, reasons), start):
+            asked = reason or not sure
+            if reason and trusted or asked and not accepts([payload]):
+                yield i, reason or unexplained
+
+
+def sifted(
+    block: Any,
+    accept: Callable[[Any], Any],
+    explain: Callable[[Any, int], Optional[str]],
+    unexplained: str,
+    trusted: bool = False,
+) -> Iterator[Union[BadRecord, Any]]:
+    """Yields a BadRecord for each bad record of a block, then what the others become, if any.
+
+    Args:
+        block: has a `path`, a length, `take(indices of records)`, which is a block of these, and
+            `place(i)`, as in a BadRecord.
+        accept: what a block becomes; None if a record is bad.
+        explain: (block, index of a record) -> what is wrong with it; None if nothing is.
+        unexplained, trusted: as of `find_refused`.
+    """
+    found = accept(block)
+    if found is not None:
+        yield found
+        return
+    good = dict.fromkeys(range(len(block)))
+
+    def bad():
+        accepts = lambda some: accept(block.take(some)) is not None
+        of_block = lambda i: explain(block, i)
+        for i, reason in find_refused(accepts, range(len(block)), of_block, unexplained, trusted):
+            del good[i]
+            yield BadRecord(block.path, block.place(i), reason)
+
+    yield from _marked(bad(), len(block))
+    if good:
+        yield accept(block.take(list(good)))
+
+
+def _marked(bad: Iterable[BadRecord], rows: int) -> Iterator[BadRecord]:
+    """The bad records of a block of so many rows; `few` are at most half and less than _MANY."""
+    first = list(itertools.islice(bad, _MANY))
+    few = len(first) < _MANY and 2 * len(first) <= rows
+    return (record._replace(few=few) for record in itertools.chain(first, bad))

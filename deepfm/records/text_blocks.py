@@ -4,11 +4,11 @@ A line holds a record if it has anything but blanks before its first `#`.
 """
 
 import codecs
-import contextlib
+import copy
 import functools
 import gzip
 import zlib
-from typing import Callable, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -99,17 +99,8 @@ def blocks(
                 raise BadInput(f"{path}: has a line of over {LONGEST_LINE} bytes: not LibSVM text.")
 
 
-def first_text(path: str) -> bytes:
-    """The first block of a file."""
-    with contextlib.closing(blocks(path)) as found:
-        return next(found, (0, b"", 0))[1]
-
-
-def lines_from(path: str, begin: int, end: int) -> Optional[LineRange]:
-    """The lines of a file that begin in bytes [begin, end); None if there are none.
-
-    A gzip file cannot be split, so its range is always the whole file.
-    """
+def _lines_from(path, begin, end) -> Optional[LineRange]:
+    """The lines of a file that begin in bytes [begin, end); None if there are none."""
     if path.endswith(".gz"):
         return LineRange(path)
     size = places.of(path).size(path)
@@ -118,11 +109,15 @@ def lines_from(path: str, begin: int, end: int) -> Optional[LineRange]:
     return None if start in (stop, size) else LineRange(path, start, stop)
 
 
-def cut(path: str, size: int) -> List[LineRange]:
-    """Splits a file of `size` bytes into one LineRange per task; a gzip file is one task."""
-    starts = range(0, 1 if path.endswith(".gz") else size, TASK)
-    found = places.each(path, lambda start: lines_from(path, start, start + TASK), starts)
-    return list(filter(None, found))
+def cut(files: Sequence, size: int) -> List[Optional[LineRange]]:
+    """Cuts DataFiles into a LineRange for each `size` bytes; None for those where no line begins.
+
+    A gzip file cannot be cut, so its range is always the whole file.
+    """
+    starts = lambda file: range(0, 1 if file.path.endswith(".gz") else file.bytes, size)
+    parts = [(file.path, start) for file in files for start in starts(file)]
+    find = lambda part: _lines_from(*part, part[1] + size)
+    return places.each(files[0].path if files else "", find, parts)
 
 
 def _next_line(path, position):
@@ -142,24 +137,15 @@ def numbering(lines: LineRange) -> Callable[[], int]:
     return functools.lru_cache(maxsize=1)(lambda: 1 + count() if lines.start else 1)
 
 
-def lines(path: str) -> Iterator[Tuple[int, bytes]]:
-    """`numbered` of the file at a path."""
-    return numbered(blocks(path))
-
-
 def without_comment(line: bytes) -> bytes:
     """The line up to its first `#`."""
     return line.partition(b"#")[0]
 
 
-def numbered(blocks: Iterable[Tuple[int, bytes, int]]) -> Iterator[Tuple[int, bytes]]:
-    """Yields (line number from 1, text without comment) for each line that holds a record.
-
-    Args:
-        blocks: those of a whole file, as `blocks` yields them.
-    """
+def lines(path: str) -> Iterator[Tuple[int, bytes]]:
+    """Yields (line number from 1, text without comment) for each line of a file with a record."""
     number = 0
-    for _, text, _ in blocks:
+    for _, text, _ in blocks(path):
         for line in text.split(b"\n")[:-1]:
             number += 1
             line = without_comment(line)
@@ -186,6 +172,76 @@ def record_starts(text: bytes) -> np.ndarray:
     return np.array(starts, np.int64)
 
 
+class Lines:
+    """The lines of a block of text that hold a record: a block for `schema.sifted`.
+
+    Args:
+        path: the file.
+        text: whole lines; there may be others between those that hold a record.
+        offset: the byte of the file where the text begins.
+        before: how many lines of a range come before the text.
+        first: returns the number of the range's first line; called for a bad line.
+    """
+
+    def __init__(self, path: str, text: bytes, offset: int, before: int, first: Callable[[], int]):
+        self.path, self.text = path, text
+        self._offset, self._before, self._first = offset, before, first
+        self._found = self._taken = None
+
+    @property
+    def where(self) -> np.ndarray:
+        """Of each record the bytes of the text where its line begins and where it ends, the byte of
+        the file where it begins, and how many lines of the range come before. int64 [4, B]."""
+        if self._found is None and self._taken is not None:
+            begins, ends, *of_file = self._taken
+            cuts = np.append(0, np.cumsum(ends - begins))
+            self._found = np.stack([cuts[:-1], cuts[1:], *of_file])
+        elif self._found is None:
+            newlines = np.flatnonzero(np.frombuffer(self.text, np.uint8) == _NEWLINE)
+            begins, lines = self._records(newlines)
+            ends = newlines[lines] + 1
+            self._found = np.stack([begins, ends, self._offset + begins, self._before + lines])
+        return self._found
+
+    def _records(self, newlines):
+        """(the byte where the line of each record begins, its number in the text)."""
+        begins = record_starts(self.text)
+        return begins, np.searchsorted(newlines, begins)
+
+    @property
+    def starts(self) -> np.ndarray:
+        """The byte of the file where each record's line begins. int64 [B]."""
+        return self.where[2]
+
+    def __len__(self):
+        return self.where.shape[1]
+
+    def take(self, index: Sequence[int]) -> "Lines":
+        """A block of the records of these indices."""
+        taken = copy.copy(self)
+        taken._found, taken._taken = None, self.where[:, np.array(index, np.int64)]
+        cuts = taken._taken[:2].T.tolist()
+        taken.text = b"".join([self.text[begin:end] for begin, end in cuts])
+        return taken
+
+    def line(self, i: int) -> bytes:
+        """The line of a record, without its newline."""
+        begin, end = self.where[:2, i].tolist()
+        return self.text[begin : end - 1]
+
+    def place(self, i: int) -> str:
+        """The place of a record as in a BadRecord."""
+        return f":{self._first() + self.where[3, i]}"
+
+
+def read(lines: LineRange) -> Iterator[Tuple[int, Lines]]:
+    """Yields (bytes of the file read, a block) for the lines of a range."""
+    first, before = numbering(lines), 0
+    for offset, text, size in blocks(*lines):
+        yield size, Lines(lines.path, text, offset, before, first)
+        before += newlines(text)
+
+
 def longest_record(text: bytes, starts: np.ndarray, weighted: bool = False) -> int:
     """The most `:` in any record of a block, without comments: the pairs of its longest row.
 
@@ -194,10 +250,8 @@ def longest_record(text: bytes, starts: np.ndarray, weighted: bool = False) -> i
     """
     if not len(starts):
         return 0
-    if weighted:
+    if weighted or b"#" in text:
         lines = (without_comment(line).split() for line in text.split(b"\n"))
-        return max(sum(word.count(b":") for word in words[1:]) for words in lines)
-    if b"#" in text:
-        return max(without_comment(line).count(b":") for line in text.split(b"\n"))
+        return max(sum(word.count(b":") for word in words[weighted:]) for words in lines)
     colons = np.flatnonzero(np.frombuffer(text, np.uint8) == _COLON)
     return int(np.diff(np.searchsorted(colons, np.append(starts, len(text)))).max())
