@@ -11,16 +11,7 @@ import subprocess
 import tensorflow as tf
 from absl import logging
 
-from deepfm.kernels import (
-    adam,
-    build,
-    dropout,
-    first_layer,
-    ftrl,
-    parsing,
-    reading,
-    rows,
-)  # fmt: skip
+from deepfm.kernels import adam, build, dropout, first_layer, ftrl, parsing, reading, rows
 from deepfm.kernels.build import library, raw_ops
 from deepfm.kernels.ops import TENSORFLOW, Ops
 

@@ -27,19 +27,6 @@ class Plain:
         """
         return whole()
 
-    def applied_first_layer(self, weights, embeddings, ids, x, kernel, field_size):
-        """As `first_layer`, of fields with one value each, while the weights stay as they are.
-
-        Keeps the products of rows from batch to batch. What it finds of an example is the same, to
-        the bit, whatever else is in the batch.
-
-        Args:
-            weights, embeddings: the tables.
-            ids: int64 [N].
-            x, kernel, field_size: as for `first_layer`.
-        """
-        raise NotImplementedError
-
 
 class Compiled:
     """As Plain, with the compiled operators."""
@@ -71,6 +58,16 @@ class Compiled:
         return tf.cond(few, distinct, whole)
 
     def applied_first_layer(self, weights, embeddings, ids, x, kernel, field_size):
+        """As `first_layer`, of fields with one value each, while the weights stay as they are.
+
+        Keeps the products of rows from batch to batch. What it finds of an example is the same, to
+        the bit, whatever else is in the batch.
+
+        Args:
+            weights, embeddings: the tables.
+            ids: int64 [N].
+            x, kernel, field_size: as for `first_layer`.
+        """
         y, fm = raw_ops().deepfm_applied_first_layer(
             weights.handle, embeddings.handle, kernel, ids, x, field_size
         )

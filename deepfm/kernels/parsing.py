@@ -19,9 +19,7 @@ class Plain:
         """
         return plain(chunk, schema)
 
-    def parse_lines(self, chunk, schema, plain):
-        """As `parse`, for LibSVM lines."""
-        return plain(chunk, schema)
+    parse_lines = parse  # of LibSVM lines
 
 
 class Compiled:

@@ -38,15 +38,13 @@ class Tables(NamedTuple):
     Attributes:
         tables: the variables, float32 [feature_size] and [feature_size, K] (or their partitions).
         rows: the rows gathered from each: float32 [U] and [U, K].
-        terms: () -> (float32 [B, F K], the embeddings scaled by the feature values; float32 [B],
-            first_order + second_order).
-        project: kernel float32 [F K, H] -> (their product float32 [B, H], the second of `terms`).
+        project: kernel float32 [F K, H] -> (float32 [B, H], its product with the embeddings scaled
+            by the feature values; float32 [B], first_order + second_order).
         occurrences: (bool [B], which examples count, or None: all) -> Occurrences of the values.
     """
 
     tables: list
     rows: list
-    terms: Callable
     project: Callable
     occurrences: Callable
 
@@ -139,21 +137,19 @@ def look_up(values, config, training, ops) -> Tables:
         distinct, where = ops.unique(values.ids, tf.int32 if small else tf.int64)  # [U], [N]
     rows = [ops.gather(t, distinct) for t in _own(tables)]
     plain = lambda: _terms(*rows, where, values, config)
-    _, x, counts = values
-    of_values = where, x, counts
-    terms = lambda: ops.look_up(*rows, *of_values, config.field_size, plain)
+    of_values = where, values.x, values.counts
 
     def project(kernel):
         kernel = tf.convert_to_tensor(kernel)
 
         def whole():
-            embeddings, fm = terms()
+            embeddings, fm = ops.look_up(*rows, *of_values, config.field_size, plain)
             return first_product(embeddings, kernel, training), fm
 
         return ops.first_layer(*rows, *of_values, kernel, config.field_size, config.pooling, whole)
 
     occurrences = lambda there: _occurrences(distinct, where, values, config.field_size, there)
-    return Tables(tables, rows, terms, project, occurrences)
+    return Tables(tables, rows, project, occurrences)
 
 
 def _occurrences(distinct, where, values, field_size, there):
