@@ -45,6 +45,7 @@ gc.set_threshold(100_000)  # as program.py does
 for number in (signal.SIGHUP, signal.SIGQUIT):  # which nohup and a shell's & ignore
     signal.signal(number, signal.SIG_DFL)
 warm.remember_signatures()
+warm.forget_origins()
 
 
 def _leave_graphs_as_they_are():
@@ -61,8 +62,6 @@ def _leave_graphs_as_they_are():
 
 
 _leave_graphs_as_they_are()
-# An error says the operator's name, not where it was made: thousands of strings are refused here.
-session.error_interpolation.interpolate = lambda message, graph: message
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SHARED_DATA = ROOT.parent / "shared" / "data"

@@ -255,7 +255,12 @@ for minor in (8, 9, 10, 11, 12, 13):
     OTHER_PYTHONS.update({minor: paths[0]} if paths else {})
 
 
-@pytest.mark.parametrize("minor", [7, *OTHER_PYTHONS])
+MINORS = [7, *OTHER_PYTHONS]
+
+
+@pytest.mark.parametrize(  # the suite has the ends
+    "minor", [pytest.param(m, marks=[pytest.mark.table] * (m in MINORS[2:-1])) for m in MINORS]
+)
 def test_a_python_with_absl_and_botocore_alone_builds_the_same_request(minor, tmp_path, servers):
     for name in ("botocore", "jmespath", "urllib3", "dateutil", "six.py", "absl"):
         found = [*PYTHON.parent.parent.glob(f"lib/*/site-packages/{name}")]

@@ -186,19 +186,16 @@ def test_dataset_json_describes_the_files(convert):
     assert (found.field_size, found.feature_size) == (3, max(ids) + 1)
 
 
-def test_pad_takes_the_longest_row_for_field_size(convert, small_blocks):
-    text = "1 5:1\n0\n# 1:1 2:2 3:3\n1 1:1 2:2 # 3:3 4:4\n" * 20
-    assert all_records(convert(text, pad=True)) == rows_of(text, field_size=2)
-
-
-def test_pad_fills_up_to_a_given_field_size(convert):
-    assert all_records(convert("1 5:1\n", pad=True, field_size=3)) == rows_of("1 5:1", 3)
-
-
-def test_id_offset_is_added_to_every_id(convert):
-    text = "1 0:1\n0 1:1 2:1\n"
-    files = convert(text, pad=True, id_offset=1)
-    assert all_records(files) == rows_of(text, field_size=2, id_offset=1)
+@pytest.mark.parametrize(
+    "text, flags, expected",
+    [  # the longest row, without comments, is the length unless one is given
+        ("1 5:1\n0\n# 1:1 2:2 3:3\n1 1:1 2:2 # 3:3 4:4\n" * 20, {}, {"field_size": 2}),
+        ("1 5:1\n", {"field_size": 3}, {"field_size": 3}),
+        ("1 0:1\n0 1:1 2:1\n", {"id_offset": 1}, {"field_size": 2, "id_offset": 1}),
+    ],
+)
+def test_rows_are_padded_and_moved(convert, small_blocks, text, flags, expected):
+    assert all_records(convert(text, pad=True, **flags)) == rows_of(text, **expected)
 
 
 def test_a_given_feature_size_is_kept(convert, tmp_path):

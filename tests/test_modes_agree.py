@@ -38,7 +38,6 @@ GLOBAL_BATCH = 24
 ROWS = 49 * GLOBAL_BATCH + 14  # so the last batch is short, in each process, by another number
 FLAGS = (
     *SMALL_MODEL,
-    "--deep_layers=8,4",
     "--shuffle_buffer=0",
     "--num_parallel_reads=1",
     f"--global_batch_size={GLOBAL_BATCH}",
@@ -185,12 +184,15 @@ def test_other_jobs_give_the_same_in_every_mode(data, evaluated_locally, tmp_pat
 
 def cases(counts, in_table):
     """(count, name of OPTIMIZERS) of each; those that others imply are in the table alone. (Two
-    ranks clip, below, with batch norm and Adam.)"""
+    ranks clip, below, with batch norm and Adam, and take plain steps of SGD on distinct pairs.)"""
     found = [(counts[0], name) for name in OPTIMIZERS] + [(counts[1], "lazy_adam")]
     return [pytest.param(*x, marks=[pytest.mark.table] * (x in in_table)) for x in found]
 
 
-@pytest.mark.parametrize("processes, name", cases((2, 3), [(2, "sgd_l2_clip"), (3, "lazy_adam")]))
+HOROVOD = cases((2, 3), [(2, "sgd"), (2, "sgd_l2_clip"), (3, "lazy_adam")])
+
+
+@pytest.mark.parametrize("processes, name", HOROVOD)
 def test_horovod_agrees_with_local(data, locally, tmp_path, processes, name):
     done = run_horovod(
         processes, *FLAGS, "horovod", *OPTIMIZERS[name], f"--model_dir={tmp_path}",

@@ -47,8 +47,8 @@ def job(data, model_dir, *more):
     """Flags of a run with everything in it that keeps a state."""
     return (
         *SMALL_MODEL, f"--training_data_dir={data}/*.tfrecords", f"--model_dir={model_dir}",
-        "--deep_layers=8,4", "--global_batch_size=64", "--num_epochs=3", "--dropout=0.3",
-        "--batch_norm", "--l2_reg=0.001", "--shuffle_buffer=200", *more,
+        "--global_batch_size=64", "--num_epochs=3", "--dropout=0.3", "--batch_norm",
+        "--l2_reg=0.001", "--shuffle_buffer=200", *more,
     )  # fmt: skip
 
 
