@@ -18,6 +18,7 @@ from data_tools.common import check_python  # noqa: F401  says what to do if abs
 
 # isort: split
 from data_tools.click_logs.options import Options as PrepareOptions
+from data_tools.click_logs.options import with_dataset
 from data_tools.common import command_line
 from data_tools.common.command_line import flag
 from data_tools.jobs import convert, prepare, rebalance
@@ -61,7 +62,8 @@ def options_of(name: str):
 def main(words):
     """Runs the job that the first of the words names; never returns."""
     name = words[1] if len(words) > 1 else ""
-    name = "prepare" if name == "prepare_criteo" else name  # the former name of the program
+    if name == "prepare_criteo":  # the former name of the program
+        name, words = "prepare", with_dataset(words)
     if name.lstrip("-") in ("help", "helpfull", "h"):
         _print_help()
         sys.exit(0)
@@ -71,6 +73,8 @@ def main(words):
 
     def start(options):  # flags are read, and can be checked, without Spark
         need("pyspark", "numpy", "pandas", "pyarrow")
+        if name == "prepare":
+            options = dataclasses.replace(options, guess=True)
         from data_tools.engines import spark_session
 
         with spark_session.session(f"deepfm {name}", options.master) as session:

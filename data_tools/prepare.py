@@ -11,6 +11,7 @@ number of processes. With --feature_map several hosts can do it, each on files o
 one, each would count only those, so data_tools.on_spark does it.
 """
 
+import dataclasses
 from typing import List
 
 from data_tools.common import check_python  # noqa: F401  says what to do if absl is missing
@@ -31,6 +32,7 @@ LEAST = 10**8  # bytes for the vocabulary where hardly any are free
 
 def main(options: Options):
     inputs = options.input, options.valid_input, options.test_input
+    options = dataclasses.replace(options, guess=True)
     prepare(options, command_line.this_host(*inputs, on_spark="prepare"))
 
 

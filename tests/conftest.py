@@ -122,7 +122,8 @@ def examples_of(path):
     options = tf.io.TFRecordOptions("GZIP" if str(path).endswith(".gz") else "")
     for payload in tf.compat.v1.io.tf_record_iterator(str(path), options):
         features = tf.train.Example.FromString(payload).features.feature
-        yield {k: list(x.int64_list.value or x.float_list.value) for k, x in features.items()}
+        lists = lambda x: x.int64_list.value or x.float_list.value or x.bytes_list.value
+        yield {k: list(lists(x)) for k, x in features.items()}
 
 
 def make_records(rows, field_size=4, feature_size=50, seed=0):

@@ -331,3 +331,29 @@ def test_numbers_are_written_as_by_python():
     numbers = numbers.astype(np.float32)
     assert codec.number_lines(numbers) == "%.9g\n" * len(numbers) % tuple(numbers.tolist())
     assert codec.number_lines(numbers[:0]) == ""
+
+
+def test_keys_are_written_and_found_as_plain_python_and_tensorflow_do(tmp_path):
+    keys = [b"a", b"", "é".encode(), b"k" * 300, b"\0"]
+    n, ends = len(keys), np.cumsum([len(key) for key in keys])
+    ids, ones = np.arange(2 * n).reshape(n, 2), np.ones([n, 2], np.float32)
+    batch = np.ones(n, np.float32), ids, ones, None, np.ones(n, np.float32)
+    places = b"".join(keys), ends - [len(key) for key in keys], ends
+    data, sizes = codec.encode(*batch, places)
+    frames = [wire.framed(wire.write(1, i, x, None, 1, key)) for i, x, key in zip(ids, ones, keys)]
+    assert data == b"".join(frames) and sizes.tolist() == list(map(len, frames))
+    starts, ends, _ = codec.scan(data)
+    starts, ends = starts + 12, ends - 4  # of the payloads
+    assert codec.keys(data, starts, ends) == keys
+    records = [data[a:b] for a, b in zip(starts, ends)]
+    assert list(map(wire.key, records)) == keys
+    for record, key in zip(records, keys):
+        features = tf.train.Example.FromString(record).features.feature
+        assert list(features["key"].bytes_list.value) == ([key] if key else [])
+        assert record == tf.train.Example.FromString(record).SerializeToString(deterministic=True)
+    schema = Schema(2, weighted=True)
+    assert codec.decode(data, starts, ends, schema).ids.tolist() == ids.tolist()
+    other = tf.train.Example()  # without the shortest lengths, and with two lists
+    other.features.feature["key"].bytes_list.value.extend([b"x", b"y"])
+    text = other.SerializeToString()
+    assert codec.keys(text, np.array([0]), np.array([len(text)])) == [wire.key(text)] == [b"x"]

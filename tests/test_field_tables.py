@@ -7,11 +7,12 @@ import random
 import numpy as np
 import pytest
 
-from data_tools.click_logs import feature_map, field_tables, row_parser, splitting, vocabulary
-from data_tools.click_logs.column_kinds import BUCKETS, CATEGORY, DATASETS, SCALED, Column
+from data_tools.click_logs import field_tables, row_parser, splitting, vocabulary
 from data_tools.click_logs.vocabulary import Counts
 from data_tools.common import tallies
 from data_tools.tables import csv_blocks
+from deepfm.records.raw import feature_map
+from deepfm.records.raw.column_kinds import BUCKETS, CATEGORY, DATASETS, SCALED, Column
 
 
 def test_missing_cells_are_not_counted_and_long_ones_by_their_text():
@@ -44,9 +45,13 @@ def test_counts_add_up_whatever_comes_in_whatever_order(monkeypatch):
 def test_neighbours_of_known_keys_are_rare_and_empty_cells_missing(n):
     known = np.random.RandomState(0).permutation(np.arange(10, 10 + 3 * n, 3)).astype(np.uint64)
     field = feature_map.Field("C1", CATEGORY, 10, dict(zip(known.tolist(), range(12, 12 + n))))
-    ids = lambda keys: field_tables.encode(
-        row_parser.Rows(None, None, keys.astype(np.uint64)[np.newaxis], {}), [field]
-    )[0][:, 0].tolist()
+    ids = lambda keys: (
+        field_tables.encode(
+            row_parser.Rows(None, None, keys.astype(np.uint64)[np.newaxis], {}), [field]
+        )
+        .ids[:, 0]
+        .tolist()
+    )
     assert ids(known) == list(range(12, 12 + n))
     unknown = np.concatenate([known + np.uint64(1), known - np.uint64(1), [np.uint64(2**64 - 2)]])
     assert set(ids(unknown)) == {11}
@@ -88,7 +93,7 @@ def test_a_key_is_that_of_its_text(kind):
     text = "".join(f"{cell}\n" for cell in cells).encode()
     block = csv_blocks.LineBlock("a.tsv", text, 0, 0, None, file)
     rows = row_parser.parse(block, row_parser.Layout(False, [Column("x", kind)]))
-    texts = [feature_map.text_of(kind, cell) for cell in cells]
+    texts = [feature_map.text_of(Column("x", kind), cell) for cell in cells]
     expected = [row_parser.key_of(kind, text) for text in texts]
     short = [row_parser.LONG if isinstance(key, bytes) else key for key in expected]
     assert rows.keys[0].tolist() == short

@@ -4,22 +4,24 @@ import contextlib
 import gzip
 import json
 import os
+import random
 import shutil
 import subprocess
 
 import numpy as np
 import pytest
+import test_kinds
 from conftest import QUICK_JAVA, ROOT, fill, make_records, started, write_tfrecords
 from test_prepare_criteo import all_files, criteo_rows, text_of
 
 from data_tools import inspect_dataset, libsvm_to_tfrecord, prepare, rebalance
 from data_tools.click_logs import options as prepare_options
-from data_tools.click_logs.column_kinds import DATASETS
 from data_tools.rebalancing import options as rebalance_options
 from data_tools.rebalancing.selecting import Order
 from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.records import dataset_json, text_blocks
+from deepfm.records.raw.column_kinds import DATASETS
 from deepfm.records.storage import places
 
 PYTHON = ROOT / ".venv-spark" / "bin" / "python"
@@ -161,6 +163,21 @@ def test_parquet_gives_the_bytes_of_one_machine(both, tmp_path):
     folder.mkdir()
     parquet.write_table(table, str(folder / "a.parquet"), row_group_size=200)
     assert both("prepare", input=folder, min_count=2)[0] is None
+
+
+@pytest.mark.parametrize("by", ["hash:user", "time:day"])
+def test_every_kind_gives_the_bytes_of_one_machine(both, tmp_path, by):
+    draw = random.Random(5)
+    rows = [test_kinds.row(draw) for _ in range(900)]
+    for cells in rows:  # no row may lack its time
+        cells[-3] = str(draw.randrange(10**9))
+    test_kinds.write_table(tmp_path, rows)
+    table = {"input": tmp_path / "rows.csv", "columns": str(tmp_path / "columns.json")}
+    options = {**table, "min_count": 2, "split": "0.6,0.2,0.2", "split_by": by}
+    assert both("prepare", **options)[0] is None
+    (tmp_path / "columns.json").unlink()
+    guessed = {"guess": True, "label": "clicked", "positive": "yes", "split_by": by}
+    assert both("prepare", "guessed", input=tmp_path / "rows.csv", **guessed)[0] is None
 
 
 def test_a_map_of_one_engine_encodes_new_rows_on_the_other(both, criteo, tmp_path, monkeypatch):

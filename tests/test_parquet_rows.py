@@ -10,10 +10,11 @@ from conftest import ROOT
 from test_tables import KINDS, cells, describe, prepared, records_of, write_rows
 
 from data_tools import libsvm_to_tfrecord
-from data_tools.click_logs import feature_map, splitting
+from data_tools.click_logs import splitting
 from data_tools.tables import blocks, parquet_blocks
 from deepfm.errors import BadInput
 from deepfm.records import text_blocks
+from deepfm.records.raw import feature_map
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is missing: scripts/setup.sh --tests")
 from pyarrow import parquet  # noqa: E402

@@ -126,7 +126,7 @@ def tools(folder):
     mine = "rebalance", f"--input={out}", f"--output_dir={out}", "--overwrite", "--num_workers=1"
     yield Tool(out, (*of(out), "--num_files=3"), (*mine, "--num_files=2", "--negative_rate=0.5"))
     out = folder / "prepare"
-    mine = "prepare", f"--input={folder}/raw.tsv", f"--output_dir={out}"
+    mine = "prepare_criteo", f"--input={folder}/raw.tsv", f"--output_dir={out}"
     more = "--num_workers=1", "--overwrite", "--min_count=1"
     parts = "train/", "valid/", "test/"
     yield Tool(out, mine, (*mine, *more), parts)

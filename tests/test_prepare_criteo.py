@@ -18,13 +18,14 @@ import pytest
 from conftest import examples_of, run_tool, run_train, shared_data
 
 from data_tools import prepare as tool
-from data_tools.click_logs import feature_map, output_folder, slices
+from data_tools.click_logs import output_folder, slices
 from data_tools.common import progress
 from data_tools.common.command_line import ALONE, Host
 from data_tools.prepare import Options
 from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.records import dataset_json, text_blocks
+from deepfm.records.raw import feature_map
 
 CRITEO = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
 AVAZU = [
@@ -479,10 +480,10 @@ BAD = [
     ("\t".join(ROWS[0]) + "\t1", f"{EXPECTED} 41"),
     (changed(0, "2"), "label '2' is not 0 or 1"),
     (changed(0, ""), "label '' is not 0 or 1"),
-    (changed(0, "01"), "label '01' is not 0 or 1"),
+    (changed(0, "0 1"), "label '0 1' is not 0 or 1"),
     (changed(3, "1.5"), "I3 '1.5' is not an integer of at most 18 digits"),
     (changed(3, "-"), "I3 '-' is not an integer"),
-    (changed(3, "+1"), "I3 '+1' is not an integer"),
+    (changed(3, "+1+"), "I3 '+1+' is not an integer"),
     (changed(3, " 1"), "I3 ' 1' is not an integer"),
     (changed(3, "1a345678"), "I3 '1a345678' is not an integer"),
     (changed(3, "1:345678"), "I3 '1:345678' is not an integer"),
@@ -602,7 +603,7 @@ def test_a_map_of_another_data_set_is_refused(prepare):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda m: m.update(format_version=2),
+        lambda m: m.update(format_version=3),
         lambda m: m.update(dataset="other"),
         lambda m: m.update(feature_size=m["feature_size"] + 1),
         lambda m: m["fields"].pop(),
@@ -782,7 +783,7 @@ def _die_after(left):
 
 
 def run(*flags):
-    return run_tool("prepare", *flags)
+    return run_tool("prepare_criteo", *flags)
 
 
 def test_raw_rows_become_a_model_that_is_evaluated(tmp_path):

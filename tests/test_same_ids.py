@@ -9,9 +9,7 @@ import tensorflow as tf
 from conftest import job_of, make_records, write_libsvm, write_tfrecords
 
 from data_tools import libsvm_to_tfrecord, rebalance
-from data_tools.click_logs import feature_map, field_tables
-from data_tools.click_logs.column_kinds import DATASETS, fields
-from data_tools.click_logs.feature_map import Field
+from data_tools.click_logs import field_tables
 from data_tools.libsvm_to_tfrecord import Options
 from deepfm import model_config
 from deepfm.config import ModelConfig
@@ -19,6 +17,9 @@ from deepfm.data import datasets
 from deepfm.data.datasets import DataSet
 from deepfm.errors import BadInput
 from deepfm.records import dataset_json, text_blocks
+from deepfm.records.raw import feature_map
+from deepfm.records.raw.column_kinds import DATASETS, fields
+from deepfm.records.raw.feature_map import Field
 from deepfm.state import export
 
 v1 = tf.compat.v1

@@ -10,8 +10,8 @@ from conftest import ROOT
 from test_tables import describe, prepared
 
 from data_tools.click_logs import vocabulary
-from data_tools.click_logs.column_kinds import Column
 from deepfm.errors import BadInput
+from deepfm.records.raw.column_kinds import Column
 
 
 def write_distinct(path, values, text="{}"):
@@ -67,7 +67,7 @@ def test_fewer_processes_are_advised_where_they_leave_more_memory(tmp_path, monk
 PEAK = """
 import numpy as np
 from data_tools.click_logs import vocabulary
-from data_tools.click_logs.column_kinds import Column
+from deepfm.records.raw.column_kinds import Column
 
 def memory(key):
     return int(open("/proc/self/status").read().split(key)[1].split()[0]) * 1024

@@ -6,18 +6,35 @@ whose vocabulary is {key: id}; see row_parser.
 
 import itertools
 import json
-from typing import Iterator, List, Sequence, Tuple
+import math
+from typing import Iterator, List, Optional, Sequence
 
 import numpy as np
 
-from data_tools.click_logs import feature_map, row_parser
-from data_tools.click_logs.column_kinds import BUCKETS, ID, RANGED, SCALED, Column
-from data_tools.click_logs.feature_map import Field, end_of
+from data_tools.click_logs import row_parser
 from data_tools.click_logs.row_parser import MISSING, Rows
 from data_tools.click_logs.vocabulary import Counts
 from data_tools.tables.blocks import numpy_of
 from deepfm.errors import BadInput
+from deepfm.records.codec import Batch
+from deepfm.records.raw import feature_map
+from deepfm.records.raw.column_kinds import (
+    BUCKETS,
+    COUNTED,
+    HASH,
+    ID,
+    LIST,
+    NUMBER,
+    QUANTILES,
+    RANGED,
+    SCALED,
+    Column,
+    Table,
+)
+from deepfm.records.raw.feature_map import Field, end_of
 from deepfm.records.schema import MAX_NUMBER
+
+_MOST = 1e150  # of a number, so that its square is one
 
 
 def from_counts(columns: Sequence[Column], counts: Sequence[Counts], min_count: int) -> List[Field]:
@@ -29,28 +46,60 @@ def from_counts(columns: Sequence[Column], counts: Sequence[Counts], min_count: 
     Args:
         columns: the Column of each field.
         counts: the Counts of each field.
-        min_count: a category that occurs less often is rare.
+        min_count: a category that occurs less often is rare, where its column does not say another.
     """
     fields, first_id = [], 1
-    for (name, kind, *_), counted in zip(columns, counts):
-        often, low, high = [], 0, 0
-        if kind not in RANGED:
-            keys, numbers, long = counted.frequent(min_count)
+    for column, counted in zip(columns, counts):
+        name, kind = column[:2]
+        field = Field(name, kind, first_id, {}, column=column)
+        if kind in COUNTED:
+            keys, numbers, long = counted.frequent(column.min_count or min_count)
             number_of = {**dict(zip(keys.tolist(), numbers.tolist())), **long}
             often = sorted(number_of, key=None if kind == BUCKETS else row_parser.bytes_of)
             often.sort(key=number_of.get, reverse=True)
-        elif len(counted.keys):
+            ids = {key: first_id + i for i, key in enumerate(often, 2)}
+            field = field._replace(vocabulary=ids)
+        elif kind == NUMBER:
+            field = _number(field, counted)
+        elif kind in RANGED and len(counted.keys):
             low, high = row_parser.integers_of(counted.keys[[0, -1]]).tolist()
-        vocabulary = {key: first_id + i for i, key in enumerate(often, 2)}
-        field = Field(name, kind, first_id, vocabulary, low, high)
+            field = field._replace(low=low, high=high)
         if end_of(field) > MAX_NUMBER:
             raise BadInput(
-                f"column {name}: its ids, {low} to {high}, are too far apart; give it kind "
-                '"category".'
+                f"column {name}: its ids, {field.low} to {field.high}, are too far apart; give it "
+                'kind "category".'
             )
         fields.append(field)
         first_id = end_of(field)
     return fields
+
+
+def _number(field, counted):
+    """The Field of a number: its buckets' bounds, or what scales it."""
+    column = field.column
+    if column.bounds:
+        return field._replace(bounds=tuple(map(float, column.bounds)))
+    if not len(counted.keys):
+        return field
+    x = np.clip(row_parser.numbers_of(counted.keys), -_MOST, _MOST)
+    shares = np.cumsum(counted.counts) / counted.counts.sum()
+    quantile = lambda share: x[np.searchsorted(shares, share)]
+    if not column.scale:
+        n = column.buckets or QUANTILES
+        bounds = quantile(np.arange(1, n) / n)
+        return field._replace(bounds=tuple(np.unique(bounds[bounds > x[0]]).tolist()))
+    low, high = x[[0, -1]].tolist()
+    if column.scale == "standard":
+        mean = math.fsum(x * counted.counts) / int(counted.counts.sum())
+        spread = math.sqrt(math.fsum((x - mean) ** 2 * counted.counts) / int(counted.counts.sum()))
+    elif column.scale == "robust":
+        first, mean, third = quantile(np.array([0.25, 0.5, 0.75])).tolist()
+        spread = third - first
+    elif column.scale == "minmax":
+        mean, spread = low, high - low
+    else:
+        mean, spread = 0.0, math.log1p(high - low)
+    return field._replace(low=low, high=high, center=mean, spread=spread or 1.0)
 
 
 def from_texts(field: Field) -> Field:
@@ -65,8 +114,8 @@ def by_texts(field: Field) -> Field:
     return field._replace(vocabulary=dict(zip(texts, field.vocabulary.values())))
 
 
-def encode(rows: Rows, fields: Sequence[Field]) -> Tuple[np.ndarray, np.ndarray]:
-    """(ids int64 [B, F], values float32 [B, F]) of the rows of a block."""
+def encode(rows: Rows, fields: Sequence[Field]) -> Batch:
+    """The Batch of the rows of a block; with counts if a field is a list."""
     ids = np.empty(rows.keys.shape, np.int64)
     values = np.ones(rows.keys.shape, np.float32)
     for i, (field, keys) in enumerate(zip(fields, rows.keys)):
@@ -76,9 +125,48 @@ def encode(rows: Rows, fields: Sequence[Field]) -> Tuple[np.ndarray, np.ndarray]
             x = row_parser.integers_of(keys)
             inside = (x >= field.low) & (x <= field.high)
             ids[i] = field.first_id + (keys != MISSING) + inside * (1 + x - field.low)
+        elif field.kind == HASH:
+            ids[i] = field.first_id + (keys != MISSING) + keys.view(np.int64)
+        elif field.kind == NUMBER:
+            ids[i], values[i] = _numbers(field, keys)
+        elif field.kind == LIST:
+            ids[i] = field.first_id
         else:
             ids[i] = _ids(field, keys, *rows.long.get(i, ((), ())))
-    return np.ascontiguousarray(ids.T), np.ascontiguousarray(values.T)
+    ids, values = np.ascontiguousarray(ids.T), np.ascontiguousarray(values.T)
+    batch = Batch(rows.labels, ids, values, None, rows.weights)
+    return _with_lists(batch, rows.lists, fields) if rows.lists else batch
+
+
+def _with_lists(batch, lists, fields):
+    """The Batch where the ids of lists stand in place of the one for a missing cell."""
+    counts = np.ones(batch.ids.shape, np.int64)
+    for i, members in lists.items():
+        counts[:, i] = np.maximum(members.lengths, 1)
+    first = np.cumsum(counts, axis=1) - counts
+    shape = len(counts), int(counts.sum(axis=1).max(initial=0))
+    ids, values = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
+    rows = np.arange(len(counts))[:, np.newaxis]
+    ids[rows, first], values[rows, first] = batch.ids, batch.values
+    for i, (lengths, keys, long, weights) in lists.items():
+        place = np.repeat(first[:, i] - (np.cumsum(lengths) - lengths), lengths)
+        place += np.arange(len(place))
+        owner = np.repeat(np.arange(len(lengths)), lengths)
+        ids[owner, place], values[owner, place] = _ids(fields[i], keys, *long), weights
+    return batch._replace(ids=ids, values=values, counts=counts)
+
+
+def _numbers(field, keys):
+    """(ids, values float32) of numbers from their keys, uint64 [B], as feature_map.encode_row."""
+    there = keys != MISSING
+    x = np.where(there, row_parser.numbers_of(keys), 0)
+    if not field.column.scale:
+        buckets = np.searchsorted(np.array(field.bounds, np.float64), x, side="right")
+        return field.first_id + there * (2 + buckets), np.float32(1)
+    x = np.clip(x, field.low, field.high)
+    x = np.log1p(x - field.low) if field.column.scale == "log" else x
+    values = np.rint(feature_map.STEPS * ((x - field.center) / field.spread)) / feature_map.STEPS
+    return field.first_id + there, np.where(there, values, 1).astype(np.float32)
 
 
 def _ids(field, keys, long_rows, long_texts):
@@ -104,17 +192,31 @@ def _scaled(field, keys):
     return field.first_id + there, np.where(there, values, 1).astype(np.float32)
 
 
-def unknown(rows: Rows, fields: Sequence[Field], ids: np.ndarray) -> np.ndarray:
+def unknown(rows: Rows, fields: Sequence[Field], batch: Batch) -> np.ndarray:
     """Whether a cell is there and the map does not know it. bool [B, F].
 
-    Such a cell is rare or new, or outside the range of a scaled field.
+    Such a cell is rare or new (of a list, one of its categories is), or outside the range of a
+    scaled field or a number.
     """
-    are_unknown = ids == np.array([field.first_id + 1 for field in fields])
-    for i, field in enumerate(fields):
-        if field.kind == SCALED:
-            x = row_parser.integers_of(rows.keys[i])
-            are_unknown[:, i] &= (x < field.low) | (x > field.high)
-    return are_unknown
+    counts = np.ones(rows.keys.T.shape, np.int64) if batch.counts is None else batch.counts
+    first = np.cumsum(counts, axis=1) - counts
+    found = batch.ids[np.arange(len(counts))[:, np.newaxis], first]
+    found = found == np.array([field.first_id + 1 for field in fields])
+    for i, (field, keys) in enumerate(zip(fields, rows.keys)):
+        if field.kind == SCALED or field.kind == NUMBER and field.column.scale:
+            number = row_parser.integers_of if field.kind == SCALED else row_parser.numbers_of
+            x = number(np.where(keys == MISSING, row_parser.ZERO, keys))
+            found[:, i] &= (keys != MISSING) & ((x < field.low) | (x > field.high))
+        elif field.kind == LIST:
+            lengths, keys, long, _ = rows.lists[i]
+            new = _ids(field, keys, *long) == field.first_id + 1
+            found[:, i] = (
+                np.bincount(np.repeat(np.arange(len(counts)), lengths)[new], minlength=len(counts))
+                > 0
+            )
+        elif field.kind in (HASH, NUMBER):
+            found[:, i] = False
+    return found
 
 
 def json_lines(
@@ -122,21 +224,23 @@ def json_lines(
     dataset: str,
     integers: str,
     min_count: int,
-    columns: Sequence[Column] = (),
+    table: Optional[Table] = None,
 ) -> Iterator[str]:
     """Yields feature_map.json field by field, because a map may be large; see FeatureMap."""
+    of_table = {}
+    if table:
+        of_table["columns"] = [column.described() for column in table.columns]
+        of_table.update({"missing": table.missing} if table.missing else {})
+    new = any(len(f.column.described()) > 2 or f.kind == NUMBER for f in fields if f.column)
     about = {
-        "format_version": feature_map.FORMAT_VERSION,
+        "format_version": 2 if new or "missing" in of_table else 1,
         "dataset": dataset,
         "integers": integers,
         "min_count": min_count,
         "field_size": len(fields),
         "feature_size": end_of(fields[-1]),
+        **of_table,
     }
-    if columns:
-        about["columns"] = [
-            {k: x for k, x in column._asdict().items() if x is not None} for column in columns
-        ]
     yield json.dumps(about)[:-1] + ', "fields": [\n'
     for field in fields:
         yield json.dumps(_described(by_texts(field)), ensure_ascii=False)
@@ -144,9 +248,14 @@ def json_lines(
 
 
 def _described(field):
-    name, kind, first_id, vocabulary, low, high = field
-    about = {"name": name, "kind": kind, "first_id": first_id, "missing_id": first_id}
+    first, kind = field.first_id, field.kind
+    about = {"name": field.name, "kind": kind, "first_id": first, "missing_id": first}
+    if kind == HASH or kind == NUMBER and not field.column.scale:
+        return dict(about, **({} if kind == HASH else {"bounds": field.bounds}))
+    if kind == NUMBER:
+        more = {"center": field.center, "spread": field.spread}
+        return dict(about, value_id=first + 1, low=field.low, high=field.high, **more)
     if kind in RANGED:
         second = "rare_id" if kind == ID else "value_id"
-        return dict(about, **{second: first_id + 1}, low=low, high=high)
-    return dict(about, rare_id=first_id + 1, vocabulary=vocabulary)
+        return dict(about, **{second: first + 1}, low=field.low, high=field.high)
+    return dict(about, rare_id=first + 1, vocabulary=field.vocabulary)

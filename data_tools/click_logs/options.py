@@ -7,8 +7,7 @@ from typing import Dict, Optional, Sequence, Tuple
 
 from absl import logging
 
-from data_tools.click_logs import column_kinds, feature_map, output_folder, slices
-from data_tools.click_logs.column_kinds import BUCKETS, KEPT, SCALED, Column, Table
+from data_tools.click_logs import guessing, output_folder, slices
 from data_tools.click_logs.slices import RawInput
 from data_tools.click_logs.splitting import SPLITS, Split, shares_of
 from data_tools.common import progress, publishing
@@ -17,6 +16,8 @@ from data_tools.tables import csv_blocks
 from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.records import data_file
+from deepfm.records.raw import column_kinds, feature_map
+from deepfm.records.raw.column_kinds import BUCKETS, KEPT, KEY, LIST, SCALED, WEIGHT, Table
 
 _ON_SPARK = "'python -m data_tools.on_spark prepare' (docs/spark.md)"
 REMOVED = dict.fromkeys(
@@ -48,9 +49,23 @@ class Options:
         "Rows of any other table: a JSON file that names its columns, in their order, and the kind "
         "of each; see docs/data.md."
     )
-    table: Tuple[Column, ...] = ()  # those columns, or those of --feature_map
+    table: Optional[Table] = None  # of --columns, of --feature_map, or guessed
+    guess: bool = False  # whether the columns are guessed where no flag says them
+    label: Optional[str] = flag(
+        "Column of the label, where neither --dataset nor --columns says what the columns are, so "
+        "that prepare guesses it (and writes OUTPUT_DIR/columns.json). Default: the column that "
+        "is named as labels are, such as label or clicked."
+    )
+    positive: Optional[str] = flag(
+        "Labels that count as clicks, such as yes or 4,5; all others count as none. Default: 1."
+    )
+    missing: Optional[str] = flag(
+        "Texts that stand for a missing cell, beside an empty one. Default: those of pandas and "
+        "Hive, such as NA, NULL, NaN, None, ? and \\N."
+    )
+    dry_run: bool = flag("Only guess the columns, and write columns.json.", default=False)
     delimiter: str = flag(
-        "Separator of cells; auto: a tab if the first line has one, else a comma.",
+        "Separator of cells; auto: the one by which the first lines have the most cells.",
         default="auto",
         enum_values=["auto", *csv_blocks.DELIMITERS],
     )
@@ -80,11 +95,11 @@ class Options:
     )
     split_by: str = flag(
         "How to divide --input. draw: at random, row by row. order: first train, last test, for "
-        "rows in time order.",
+        "rows in time order. time:COLUMN: likewise, by the numbers or ISO 8601 times of a column. "
+        "hash:COLUMN: at random, rows with the same cell on one side. The column may be ignored.",
         default="draw",
-        enum_values=["draw", "order"],
     )
-    seed: int = flag("Random seed of --split_by=draw.", default=1)
+    seed: int = flag("Random seed of --split_by=draw and hash.", default=1)
     feature_map: Optional[str] = flag(
         "Encode with this feature_map.json of an earlier run instead of counting categories; use "
         "it for new rows for a trained model."
@@ -96,10 +111,19 @@ class Options:
         lower_bound=1,
     )
     num_workers: int = flag("Number of processes; try one per core.", default=1, lower_bound=1)
-    max_bad_records: int = flag(
-        "Number of bad rows to log and skip; one more ends the run.", default=0, lower_bound=0
+    max_bad_records: Optional[int] = flag(
+        "Number of bad rows to log and skip; one more ends the run. Default: 0; where the columns "
+        "are guessed, 1 % of the rows.",
+        lower_bound=0,
     )
     overwrite: bool = flag("Replace the splits or the map of an earlier run.", default=False)
+
+
+def with_dataset(words: Sequence[str]) -> Sequence[str]:
+    """The words of prepare_criteo as those of prepare: rows are Criteo's if none says others."""
+    known = "dataset", "columns", "feature_map"
+    said = any(word.lstrip("-").startswith(known) for word in words)
+    return words if said else [*words, "--dataset=criteo"]
 
 
 def check(options, host):
@@ -111,13 +135,29 @@ def check(options, host):
     for name in ("min_count", "memory_mb") if options.feature_map else ():
         if getattr(options, name):
             raise BadInput(f"--{name} has no effect with --feature_map; leave it out.")
+    if options.missing is not None and (options.dataset or options.feature_map):
+        raise BadInput("--missing does not go with --dataset or --feature_map; leave it out.")
+    for name in ("label", "positive", "dry_run"):
+        if getattr(options, name) not in (None, False) and (
+            options.dataset or options.columns or options.feature_map
+        ):
+            raise BadInput(
+                f"--{name} has no effect where --dataset, --columns or --feature_map says what the "
+                "columns are; leave it out."
+            )
+    how, _, column = options.split_by.partition(":")
+    if how not in ("draw", "order", "time", "hash") or bool(column) != (how in ("time", "hash")):
+        raise BadInput(
+            f"--split_by={options.split_by} is none of draw, order, time:COLUMN and hash:COLUMN; "
+            "try --split_by=draw."
+        )
     if host.number > 1 and not options.feature_map:
         raise BadInput(
             f"--feature_map must be given on {host.number} hosts, each of which would count only "
             f"its rows; count all with {_ON_SPARK}, or on one host."
         )
-    if host.own_files and options.split_by == "order":
-        raise BadInput("--split_by=order needs all files on each host; try --noown_files.")
+    if host.own_files and how in ("order", "time"):
+        raise BadInput(f"--split_by={how} needs all files on each host; try --noown_files.")
 
 
 def table_of(options) -> Optional[Table]:
@@ -127,7 +167,25 @@ def table_of(options) -> Optional[Table]:
     if options.dataset:
         raise BadInput("--columns and --dataset both say what the columns are; leave one out.")
     why = "which libsvm_to_tfrecord takes, in a table without raw columns"
-    return column_kinds.load(options.columns, KEPT, why)
+    table = column_kinds.load(options.columns, KEPT, why)
+    if options.missing is None and table.missing is not None:
+        return table
+    return table._replace(missing=guessing.missing_of(options))
+
+
+def guessed(options, host) -> Tuple:
+    """(the Options with what the rows say, their Table or None if they are those of a dataset)."""
+    files = datasets.find(options.input, "input", partial=host.own_files, tables=True).files
+    table, dataset, rows = guessing.guess(files, options)
+    if table:
+        publishing.check_output_dir(options.output_dir)
+        logging.info("Wrote %s.", guessing.write(table, options.output_dir, options.overwrite))
+    chosen = {"min_count": guessing.min_count(rows), "max_bad_records": rows // 100}
+    chosen = {} if dataset else {x: y for x, y in chosen.items() if getattr(options, x) is None}
+    if chosen:
+        words = [f"--{name}={value}" for name, value in chosen.items()]
+        logging.info("For about %d rows: %s.", rows, " ".join(words))
+    return dataclasses.replace(options, dataset=dataset, **chosen), table
 
 
 def known_map(options, described):
@@ -159,7 +217,11 @@ def complete(options, known, described):
         chosen[name] = getattr(known, name) if known else getattr(options, name) or default
     if described and not known:
         chosen["dataset"] = described.name
-    table = known.columns if known else described.columns if described else ()
+    table = described
+    if known:
+        of_map = Table(known.dataset, known.columns, missing=known.missing)
+        table = of_map if known.columns else None
+    chosen["max_bad_records"] = options.max_bad_records or 0
     return dataclasses.replace(options, split=split, table=table, **chosen)
 
 
@@ -204,8 +266,19 @@ def plan(options, host: Host) -> Tuple:
     check(options, host)
     described = table_of(options)
     known = known_map(options, described)
+    if options.guess and not (options.dataset or described or known):
+        options, described = guessed(options, host)
+        if options.dry_run:
+            return None
     options = complete(options, known, described)
-    of_rows = options.table or column_kinds.DATASETS[options.dataset]
+    columns = options.table.columns if options.table and options.output_format == "libsvm" else ()
+    for column in columns:
+        if column.kind in (LIST, WEIGHT, KEY) or column.scale:
+            raise BadInput(
+                f"--output_format=libsvm: lines hold no column of kind {column.kind} such as "
+                f"{column.name}; leave --output_format out."
+            )
+    of_rows = options.table.columns if options.table else column_kinds.DATASETS[options.dataset]
     sources = sources_of(options)
     found = find(sources, host.own_files)
     cut = {s.flag: list(slices.cut(s, found[s.flag], options)) for s in sources}

@@ -9,12 +9,13 @@ import os
 
 from absl import logging
 
-from data_tools.click_logs import feature_map, field_tables
+from data_tools.click_logs import field_tables
 from data_tools.click_logs.splitting import SPLITS
 from data_tools.common import publishing
 from data_tools.libsvm import pieces
 from deepfm.errors import BadInput
 from deepfm.records import data_file, dataset_json
+from deepfm.records.raw import feature_map
 from deepfm.records.storage import places
 
 
@@ -56,12 +57,13 @@ def write_map(fields, old, options, scratch):
     Raises:
         BadInput: another map is there and may not be replaced, or it encoded data that stays.
     """
-    fingerprint = feature_map.fingerprint(map(field_tables.by_texts, fields))
+    missing = options.table.missing if options.table else ()
+    fingerprint = feature_map.fingerprint(map(field_tables.by_texts, fields), missing)
     there = os.path.join(options.output_dir, feature_map.FILE)
     files = places.of(there)
     with contextlib.suppress(ValueError):  # it is missing or broken
         known = feature_map.load(there)
-        if feature_map.fingerprint(known.fields) == fingerprint:
+        if feature_map.fingerprint(known.fields, known.missing) == fingerprint:
             return fingerprint
     if files.exists(there) and not options.overwrite:
         raise BadInput(f"{there} has other ids; --overwrite replaces it.")

@@ -3,7 +3,8 @@
 A cell's number is its key: equal cells of a field have equal keys. The key of a text of up to 8
 bytes is its bytes as a big-endian number; LONG stands for any longer text, which is kept beside it.
 MISSING is an empty cell. The key of an integer or a bucket is its two's complement with the sign
-bit flipped, so these sort like numbers.
+bit flipped, so these sort like numbers; that of a float64 is its bits, the sign bit flipped, or all
+of a negative one. That of a hash is the index of its bucket + 1.
 
 B: rows of a block. F: fields.
 """
@@ -13,28 +14,68 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
-from data_tools.click_logs import feature_map
-from data_tools.click_logs.column_kinds import BUCKETS, CATEGORY, HOUR, Column
 from data_tools.tables import blocks
 from data_tools.tables.blocks import BadRows, numpy_of, quoted
+from deepfm.records import codec
+from deepfm.records.raw import cells as rules
+from deepfm.records.raw import feature_map
+from deepfm.records.raw.column_kinds import (
+    BUCKETS,
+    CATEGORY,
+    HASH,
+    HOUR,
+    LIST,
+    MOMENTS,
+    NUMBER,
+    Column,
+)
+from deepfm.records.schema import NO_WEIGHT, is_weight
 
 Key = Union[int, bytes]  # of a cell, or the text of a LONG one
+TIME = "time"  # a kind of column, only to divide rows
 MISSING, LONG = 0, 2**64 - 1  # UTF-8 text never has the byte 255
 ZERO = 1 << 63  # the key of the integer 0
 _MINUS = ord("-")
 _SIGN = np.uint64(ZERO)
 _MASKS = np.array([(1 << 8 * n) - 1 for n in range(9)], np.uint64)  # the first n bytes of a cell
-_DIGITS = 18  # of an integer, at most
 
 
 class Layout(NamedTuple):
-    """What the cells of a row are: that of the label, if it is `labelled`, and those of the fields.
+    """What the cells of a row are: those of the label and the weight, if there are, and the fields.
 
-    `columns` has the Column of each field.
+    Attributes:
+        labelled: whether the first cell is the label.
+        columns: the Column of each field.
+        weighted: whether the cell before the fields' is the weight of the row.
+        positive: the labels that count as 1, all others as 0; (): they are 0 and 1.
+        missing: texts of up to 8 bytes that stand for an empty cell.
+        by: the Column before the fields' whose cells divide the rows, of kind TIME or HASH.
+        keyed: whether the cell before that is the key of the row.
     """
 
     labelled: bool
     columns: Tuple[Column, ...]
+    weighted: bool = False
+    positive: Tuple[str, ...] = ()
+    missing: Tuple[str, ...] = ()
+    by: Optional[Column] = None
+    keyed: bool = False
+
+
+class Members(NamedTuple):
+    """The categories in the cells of a field of lists; n of all rows.
+
+    Attributes:
+        lengths: int64 [B], how many each cell has.
+        keys: uint64 [n].
+        long: (int64 [m] indices, m texts) of those that are LONG.
+        weights: float32 [n].
+    """
+
+    lengths: np.ndarray
+    keys: np.ndarray
+    long: Tuple[np.ndarray, List[bytes]]
+    weights: np.ndarray
 
 
 class Rows(NamedTuple):
@@ -43,69 +84,129 @@ class Rows(NamedTuple):
     Attributes:
         starts: int64 [B], the byte of the file where each begins; in Parquet its number.
         labels: float32 [B], 0 or 1; 0 if the file has no labels.
-        keys: uint64 [F, B].
+        keys: uint64 [F, B]; of a field of lists only whether a cell is MISSING.
         long: {field: (int64 [n] rows, n texts)} for the cells that are LONG.
+        lists: {field: Members}.
+        weights: float32 [B]; None if rows have none.
+        by: [B] what divides the rows: float64 times, or uint64 hashes, 0 for a missing cell.
+        names: (text, int64 [B], int64 [B]): text[start:end] is the key of each row; None: no keys.
     """
 
     starts: np.ndarray
     labels: np.ndarray
     keys: np.ndarray
     long: Dict[int, Tuple[np.ndarray, List[bytes]]]
+    lists: Dict[int, Members] = {}
+    weights: Optional[np.ndarray] = None
+    by: Optional[np.ndarray] = None
+    names: Optional[Tuple[bytes, np.ndarray, np.ndarray]] = None
 
 
 def parse(block, layout: Layout) -> Rows:
     """The Rows of a block whose cells are texts; raises BadRows if one is bad."""
     text, starts, ends = block.texts()
     padded = np.frombuffer(text + bytes(8), np.uint8)
-    labels = np.zeros(len(block), np.float32)
+    labels, weights, by, names = np.zeros(len(block), np.float32), None, None, None
     if layout.labelled:
-        labels = _labels(padded, starts[0], ends[0])
+        labels = _labels(text, padded, starts[0], ends[0], layout)
         starts, ends = starts[1:], ends[1:]
-    lengths = ends - starts
+    if layout.weighted:
+        weights = blocks.normal(blocks.decimals(text, starts[0], ends[0]).astype(np.float32))
+        if not (np.isfinite(weights) & (weights >= 0)).all():
+            raise BadRows
+        starts, ends = starts[1:], ends[1:]
+    if layout.keyed:
+        names, starts, ends = (text, starts[0], ends[0]), starts[1:], ends[1:]
     # A view of every 8 bytes of the text as a number; only indexing it makes a copy.
     words = np.ndarray([len(text) + 1], "<u8", padded, 0, [1])
     keys = words[starts]  # [F, B]
-    keys &= _MASKS[np.minimum(lengths, 8)]
-    kind_of = lambda field: layout.columns[field].kind
-    for kind, which in itertools.groupby(range(len(keys)), kind_of):  # consecutive fields
+    keys &= _MASKS[np.minimum(ends - starts, 8)]
+    if layout.missing:
+        markers = [int.from_bytes(mark.encode(), "little") for mark in layout.missing]
+        there = ~(np.isin(keys, np.array(markers, np.uint64)) & (ends - starts <= 8))
+        ends = np.where(there, ends, starts)
+        keys *= there
+    if layout.by:
+        by = _keys(layout.by, text, keys[:1], starts[:1], ends[:1])[0]
+        if layout.by.kind == TIME:
+            if (by == MISSING).any():
+                raise BadRows
+            by = numbers_of(by)
+        starts, ends, keys = starts[1:], ends[1:], keys[1:]
+    lists = {}
+    like = lambda field: layout.columns[field]._replace(name="")
+    for column, which in itertools.groupby(range(len(keys)), like):  # consecutive fields
         run = list(which)
         cells = slice(run[0], run[-1] + 1)
-        keys[cells] = _keys(kind, text, keys[cells], starts[cells], ends[cells])
-    return Rows(block.starts, labels, keys, _long(text, starts, lengths, layout.columns))
+        if column.kind == LIST:
+            for field in run:
+                lists[field] = _members(column, text, starts[field], ends[field])
+                keys[field] = lists[field].lengths > 0
+        else:
+            keys[cells] = _keys(column, text, keys[cells], starts[cells], ends[cells])
+    long = _long(text, starts, ends - starts, layout.columns)
+    return Rows(block.starts, labels, keys, long, lists, weights, by, names)
 
 
-def _labels(characters, starts, ends):
-    labels = characters[starts] - np.uint8(ord("0"))
-    if (ends - starts != 1).any() or (labels > 1).any():
+def _labels(text, characters, starts, ends, layout):
+    if not layout.positive:
+        labels = characters[starts] - np.uint8(ord("0"))
+        if not ((ends - starts != 1).any() or (labels > 1).any()):
+            return labels.astype(np.float32)
+    found, codes = blocks.distinct(text, starts, ends)
+    return np.array([label_of(x, layout) for x in found.to_pylist()], np.float32)[codes]
+
+
+def label_of(text: str, layout: Layout) -> float:
+    """The label that a text says, 0 or 1; raises BadRows if it says none."""
+    number = rules.number(text)
+    if not text or text in layout.missing or not layout.positive and number not in (0, 1):
         raise BadRows
-    return labels.astype(np.float32)
+    if not layout.positive:
+        return number
+    numbers = [rules.number(x) for x in layout.positive]
+    return float(text in layout.positive or number is not None and number in numbers)
 
 
-def _keys(kind, text, first, starts, ends):
-    """The keys of cells of a kind.
+def _keys(column, text, first, starts, ends):
+    """The keys of cells.
 
     Args:
-        kind: a kind from column_kinds except INTEGER, which has become BUCKETS or SCALED.
+        column: any Column of these cells; its kind is not INTEGER, which became BUCKETS or SCALED.
         text: of the block.
         first: uint64, the first 8 bytes of each cell, little-endian.
         starts, ends: where in the text the cells are.
     """
-    lengths = ends - starts
+    lengths, kind = ends - starts, column.kind
     if kind == CATEGORY:
         return np.where(lengths > 8, np.uint64(LONG), first.byteswap())
-    x = _integers(kind, text, first, starts, ends)
+    if kind == TIME:
+        return _of_distinct(_times, column, text, first, starts, ends)
+    if kind == HASH:
+        return _of_distinct(_buckets, column, text, first, starts, ends)
+    if kind == NUMBER:
+        return _of_distinct(_numbers, column, text, first, starts, ends)
+    if kind in MOMENTS and column.format:
+        return _of_distinct(_moments, column, text, first, starts, ends)
     if kind == HOUR:
-        if ((lengths != 0) & (lengths != 8)).any() or ((first & np.uint64(0xFF)) == _MINUS).any():
+        # Eight digits, of which the last two are the category.
+        digits = np.ascontiguousarray(first).view(np.uint8) - np.uint8(ord("0"))
+        digits = digits.reshape(*first.shape, 8) <= 9
+        if ((lengths != 0) & ((lengths != 8) | ~digits.all(-1))).any():
             raise BadRows
         return (first.byteswap() & np.uint64(0xFFFF)) << np.uint64(48)
-    return np.where(lengths == 0, np.uint64(MISSING), x.view(np.uint64) ^ _SIGN)
+    return _of_distinct(_integers, column, text, first, starts, ends)
 
 
-def _integers(kind, text, keys, starts, ends):
-    """The integers in cells, or their buckets; 0 for an empty one. int64, with the keys' shape."""
+def _of_distinct(keys_of, column, text, keys, starts, ends):
+    """The keys of cells by those of the distinct ones, MISSING for an empty one.
+
+    Args:
+        keys_of: (column, text, starts, ends) -> uint64 keys of cells that are not empty.
+    """
     import pyarrow as pa
 
-    there, x = ends > starts, np.zeros(keys.shape, np.int64)
+    there, found = ends > starts, np.full(keys.shape, MISSING, np.uint64)
     starts, sizes = starts[there], (ends - starts)[there]
     # Many are the same, and those of up to 8 bytes have the same key.
     alone = ~np.arange(len(starts), dtype=np.uint64)
@@ -113,15 +214,106 @@ def _integers(kind, text, keys, starts, ends):
     codes, which = numpy_of(cells.indices, np.int32), np.empty(len(cells.dictionary), np.int64)
     which[codes] = np.arange(len(codes))
     starts, sizes = starts[which], sizes[which]
+    found[there] = keys_of(column, text, starts, starts + sizes)[codes]
+    return found
+
+
+def _integers(column, text, starts, ends):
     minus = np.frombuffer(text, np.uint8)[starts] == _MINUS
-    if (sizes - minus > _DIGITS).any():
-        raise BadRows
-    found = blocks.integers(text, starts, starts + sizes)
-    if kind == BUCKETS:  # as feature_map.bucket
+    try:
+        if (ends - starts - minus > rules.DIGITS).any():
+            raise BadRows
+        found = blocks.integers(text, starts, ends)
+    except BadRows:  # perhaps 5.0, which is one
+        texts = (text[a:b].decode("utf-8", "replace") for a, b in zip(starts, ends))
+        found = list(map(rules.integer, texts))
+        if None in found:
+            raise
+        found = np.array(found, np.int64)
+    if column.kind == BUCKETS:  # as feature_map.bucket
         logs = np.log(np.maximum(found, 3))
         found = np.where(found > 2, np.floor(logs * logs).astype(np.int64), found - 3)
-    x[there] = found[codes]
-    return x
+    return found.view(np.uint64) ^ _SIGN
+
+
+def _numbers(column, text, starts, ends):
+    return _keys_of(blocks.decimals(text, starts, ends))
+
+
+def _keys_of(numbers):
+    bits = numbers.view(np.uint64)
+    return np.where(bits & _SIGN, ~bits, bits | _SIGN)
+
+
+def _times(column, text, starts, ends):
+    try:
+        return _numbers(column, text, starts, ends)
+    except BadRows:
+        found, codes = blocks.distinct(text, starts, ends)
+        found = list(map(time_of, found.to_pylist()))
+        if None in found:
+            raise
+        return _keys_of(np.array(found, np.float64))[codes]
+
+
+def time_of(text: str) -> Optional[float]:
+    """What orders rows by a time: seconds since 1970 of ISO 8601, or a number; None for neither."""
+    at = rules.moment(text, "iso")
+    return rules.number(text) if at is None else (at - rules.EPOCH).total_seconds()
+
+
+def numbers_of(keys: np.ndarray) -> np.ndarray:
+    """The numbers that keys other than MISSING stand for. float64."""
+    return np.where(keys & _SIGN, keys ^ _SIGN, ~keys).view(np.float64)
+
+
+def _buckets(column, text, starts, ends):
+    found = codec.fingerprints(text, starts, ends)
+    return found % np.uint64(column.buckets) + np.uint64(1)
+
+
+def _moments(column, text, starts, ends):
+    found, codes = blocks.distinct(text, starts, ends)
+    found = found.to_pylist()
+    if any(feature_map.explain_cell(column, x) for x in found):
+        raise BadRows
+    keys = [key_of(column.kind, feature_map.text_of(column, x)) for x in found]
+    return np.array(keys, np.uint64)[codes]
+
+
+def _members(column, text, starts, ends):
+    """The Members of cells."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    lists, codes = blocks.distinct(text, starts, ends)
+    lists = pc.split_pattern(lists, column.separator)
+    texts = pc.utf8_trim_whitespace(lists.flatten())
+    owner = np.repeat(np.arange(len(lists)), np.diff(numpy_of(lists.offsets, np.int32)))
+    filled = pc.not_equal(texts, "")
+    texts, owner = texts.filter(filled), owner[np.array(filled)]
+    lengths = np.bincount(owner, minlength=len(lists))
+    if column.length:
+        within = np.arange(len(owner)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        texts, owner = texts.filter(pa.array(within < column.length)), owner[within < column.length]
+        lengths = np.minimum(lengths, column.length)
+    texts = texts.dictionary_encode()
+    which = numpy_of(texts.indices, np.int32)
+    found, weights = texts.dictionary.to_pylist(), np.ones(len(texts.dictionary), np.float32)
+    if column.weights:
+        pairs = [feature_map.members(column, x)[0] for x in found]
+        found, weights = [x for x, _ in pairs], np.array([x for _, x in pairs], np.float32)
+        if np.isnan(weights).any():
+            raise BadRows
+    keys = [key_of(LIST, x) for x in found]
+    short = np.array([LONG if isinstance(key, bytes) else key for key in keys], np.uint64)
+    # From the distinct lists to the cells.
+    first = np.cumsum(lengths) - lengths
+    of_cells = lengths[codes]
+    at = np.repeat(first[codes] - (np.cumsum(of_cells) - of_cells), of_cells)
+    which = which[at + np.arange(len(at))]
+    long = np.flatnonzero(short[which] == np.uint64(LONG)) if len(short) else which
+    return Members(of_cells, short[which], (long, [keys[i] for i in which[long]]), weights[which])
 
 
 def integers_of(keys: np.ndarray) -> np.ndarray:
@@ -166,10 +358,23 @@ def explain(block, row: int, layout: Layout) -> Optional[str]:
         return shown
     if layout.labelled:
         label, *cells = cells
-        if label not in (b"0", b"1"):
-            return f"label {quoted(label)} is not 0 or 1: {shown}"
-    for column, cell in zip(layout.columns, cells):
-        reason = feature_map.explain_cell(column.kind, cell.decode()) if cell else None
+        try:
+            label_of(label.decode(), layout)
+        except BadRows:
+            what = "is missing" if layout.positive else "is not 0 or 1"
+            return f"label {quoted(label)} {what}: {shown}"
+    if layout.weighted:
+        weight, *cells = cells
+        found = rules.number(weight.decode())
+        if found is None or not is_weight(np.float32(found)):
+            return f"weight {quoted(weight)} {NO_WEIGHT}: {shown}"
+    cells = cells[layout.keyed :]
+    columns = [layout.by, *layout.columns] if layout.by else layout.columns
+    for column, cell in zip(columns, cells):
+        text = cell.decode()
+        if column.kind == TIME and time_of(text) is None:
+            return f"{column.name} {quoted(cell)} is neither a number nor ISO 8601: {shown}"
+        reason = text and text not in layout.missing and feature_map.explain_cell(column, text)
         if reason:
             return f"{column.name} {reason}: {shown}"
     return None

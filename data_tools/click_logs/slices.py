@@ -9,18 +9,19 @@ from typing import Callable, Iterator, List, NamedTuple, Tuple, Union
 
 import numpy as np
 
-from data_tools.click_logs import column_kinds, field_tables, row_parser, vocabulary
-from data_tools.click_logs.column_kinds import DATASETS, LABEL
-from data_tools.click_logs.feature_map import STEPS, end_of
+from data_tools.click_logs import field_tables, row_parser, vocabulary
 from data_tools.click_logs.row_parser import Layout, Rows
 from data_tools.click_logs.splitting import SPLITS, Split, split_of
 from data_tools.libsvm.line_format import line_writer
-from data_tools.libsvm.pieces import BlockFacts
+from data_tools.libsvm.pieces import facts_of
 from data_tools.tables import blocks, csv_blocks, parquet_blocks, reading
 from data_tools.tables.csv_blocks import CsvFile, LinePart
 from data_tools.tables.reading import Part
 from deepfm.errors import BadInput, naming
 from deepfm.records import codec, data_file, text_blocks
+from deepfm.records.raw import column_kinds
+from deepfm.records.raw.column_kinds import DATASETS, HASH, KEY, LABEL, WEIGHT, Column
+from deepfm.records.raw.feature_map import STEPS, end_of
 from deepfm.records.schema import BadRecord
 from deepfm.records.storage import places
 
@@ -99,11 +100,12 @@ def cut(source: RawInput, files: List, options) -> Iterator[RawSlice]:
     for path, number in sizes:
         before.setdefault(path, total)
         total += number
-    layout_of = functools.lru_cache(maxsize=1)(_parquet_layout if is_parquet else read_layout)
+    read = functools.partial(_parquet_layout if is_parquet else read_layout, source)
+    layout_of = functools.lru_cache(maxsize=1)(read)
     for i, part in enumerate(parts):
         if not part:
             continue
-        layout, columns = layout_of(part.path, source.labels, options)
+        layout, columns = layout_of(part.path, options)
         if is_parquet:
             part = part._replace(names=columns, there=columns, texts=True)
         else:
@@ -112,34 +114,53 @@ def cut(source: RawInput, files: List, options) -> Iterator[RawSlice]:
         yield RawSlice(part, layout, split, f"part-{i:05d}-of-{len(parts):05d}")
 
 
-def _columns(options):
-    """(all columns, the name of the label's, the Column of each field)."""
-    columns = options.table or DATASETS[options.dataset]
-    (label,) = (column.name for column in columns if column.kind == LABEL)
-    return columns, label, column_kinds.fields(columns, options.integers)
+def _columns(options, split):
+    """(all columns, the Layout of a row with all of them, the names of its cells)."""
+    columns = options.table.columns if options.table else DATASETS[options.dataset]
+    fields = column_kinds.fields(columns, options.integers)
+    named = {column.kind: column for column in columns if column.kind in (LABEL, WEIGHT, KEY)}
+    label, weight, key = map(named.get, (LABEL, WEIGHT, KEY))
+    missing = options.table.missing if options.table else ()
+    layout = Layout(True, fields, weight is not None, label.positive or (), missing)
+    if split.column:
+        buckets = 1 << 62 if split.by.startswith(HASH) else None
+        layout = layout._replace(
+            by=Column(split.column, split.by.partition(":")[0], buckets=buckets)
+        )
+    layout = layout._replace(keyed=key is not None)
+    others = [column.name for column in (weight, key, layout.by) if column]
+    return columns, layout, [label.name, *others, *(field.name for field in fields)]
 
 
-def read_layout(path: str, labels: bool, options) -> Tuple[Layout, CsvFile]:
+def read_layout(source: RawInput, path: str, options) -> Tuple[Layout, CsvFile]:
     """The layout of a text file, from its first line that is not blank; does not check that row.
 
     If it is a header, it gives the places of the fields; otherwise a file has the columns of the
     data set, in their order.
 
     Args:
+        source: where the file is from.
         path: the file.
-        labels: whether the file must have labels.
         options: options.Options.
 
     Raises:
         BadInput: the line names some of the columns that are needed, but not all.
     """
-    cells, delimiter = csv_blocks.first_cells(path, options.delimiter)
-    columns, label, fields = _columns(options)
+    table = options.table
+    given = table and options.delimiter == "auto" and table.separator
+    cells, delimiter = csv_blocks.first_cells(path, given or options.delimiter)
+    header = options.header
+    if table and header == "auto" and table.header is not None:
+        header = "yes" if table.header else "no"
+    labels = source.labels
+    columns, layout, read = _columns(options, source.split)
+    label, *others = read = [name.lower() for name in read]
     names = [cell.lower() for cell in cells]
-    wanted = [field.name.lower() for field in fields] + [label.lower()] * labels
+    by = layout.by and layout.by.name.lower()  # which another check is about
+    wanted = [name for name in others if name != by] + [label] * labels
     there = [name for name in wanted if name in names]
-    named = options.header != "no" and len(there) == len(wanted)
-    if options.header != "no" and not named and not all(map(csv_blocks.is_number, there)):
+    named = header != "no" and len(there) == len(wanted)
+    if header != "no" and not named and not all(map(csv_blocks.is_number, there)):
         lacking = ", ".join(name for name in wanted if name not in names)
         raise BadInput(
             f"{path}: its first line names column {there[0]}, so it is a header, but not {lacking} "
@@ -150,29 +171,33 @@ def read_layout(path: str, labels: bool, options) -> Tuple[Layout, CsvFile]:
         less_label = not labels and len(cells) == len(columns) - 1
         names = [c.name.lower() for c in columns if not (less_label and c.kind == LABEL)]
     place = {name: i for i, name in enumerate(names)}
-    layout = Layout(label.lower() in place, fields)
-    read = [label.lower()] * layout.labelled + [field.name.lower() for field in fields]
+    if by and by not in place:
+        raise BadInput(f"--split_by={source.split.by}: {path} has no such column.")
+    layout = layout._replace(labelled=label in place)
+    read = read if layout.labelled else others
     less = " (only --test_input may lack the label)" if labels else ""
     return layout, CsvFile(
         delimiter, len(names), tuple(read), tuple(place[name] for name in read),
-        named or options.header == "yes", True, (" (see --dataset, --columns, --delimiter)", less),
+        named or header == "yes", True, (" (see --dataset, --columns, --delimiter)", less),
     )  # fmt: skip
 
 
-def _parquet_layout(path, labels, options):
+def _parquet_layout(source, path, options):
     """The Layout of a file's rows and the names of the columns to read, label first.
 
     Raises BadInput if a column is missing, or its type has no text.
     """
     schema = parquet_blocks.open_file(path).schema_arrow
-    _, label, fields = _columns(options)
+    labels = source.labels
+    _, layout, read = _columns(options, source.split)
+    label, *others = read
     less = not labels and label.lower() not in [name.lower() for name in schema.names]
     about, names = "(see --dataset, --columns)", []
-    for name in [label] * (not less) + [field.name for field in fields]:
+    for name in others if less else read:
         more = " (only --test_input may lack the label)" if name == label else ""
         names.append(schema.names[blocks.find(path, name, schema.names, about + more)])
         parquet_blocks.check_text(path, schema.field(names[-1]))
-    return Layout(not less, fields), tuple(names)
+    return layout._replace(labelled=not less), tuple(names)
 
 
 def size(part: Part) -> int:
@@ -191,6 +216,19 @@ def read_rows(part: Part, layout: Layout) -> Iterator[Tuple[int, Union[Rows, Bad
             yield 0 if isinstance(rows, BadRecord) else size, rows
 
 
+def times_of(task: RawSlice) -> RawSlice:
+    """The slice with the cells of its layout.by alone, to be counted in all rows."""
+    layout, part = task.layout, task.lines
+    i = layout.labelled + layout.weighted + layout.keyed
+    only = lambda x, *keys: x._replace(**{key: getattr(x, key)[i : i + 1] for key in keys})
+    if hasattr(part, "groups"):
+        part = only(part, "names", "there")
+    else:
+        part = part._replace(file=only(part.file, "names", "places"))
+    layout = Layout(False, (layout.by,), missing=layout.missing)
+    return task._replace(lines=part, layout=layout, split=Split())
+
+
 def count_rows(task):
     """The events of an engine's task that counts the categories of a RawSlice.
 
@@ -202,10 +240,15 @@ def count_rows(task):
         if isinstance(block, BadRecord):
             yield block
             continue
-        train = split_of(task.split, task.lines.path, block.starts) == 0
-        waiting.append(block.keys[:, train])
+        train = split_of(task.split, task.lines.path, block.starts, block.by) == 0
+        keys = list(block.keys[:, train])
         for field, (rows_of, found) in block.long.items():
             texts[field] += [text for row, text in zip(rows_of, found) if train[row]]
+        for field, members in block.lists.items():
+            mine = train.repeat(members.lengths)
+            keys[field] = members.keys[mine]
+            texts[field] += [text for i, text in zip(*members.long) if mine[i]]
+        waiting.append(keys)
         rows += len(train)
         if rows < COUNT_ROWS:
             yield read, None, ()
@@ -217,8 +260,8 @@ def count_rows(task):
 
 
 def _counts(columns, blocks, texts):
-    """[Counts] of the fields, from blocks of keys [F, B] and the long texts of each field."""
-    keys = np.concatenate(blocks, axis=1)
+    """[Counts] of the fields, from each block's keys of each, and the long texts of each field."""
+    keys = map(np.concatenate, zip(*blocks))
     return [vocabulary.count(c.kind, *cells) for c, *cells in zip(columns, keys, texts)]
 
 
@@ -239,23 +282,23 @@ def encode(task, fields: Callable, output_format: str, folder: Callable[[], str]
     for path in paths:
         places.of(path).make_inner(os.path.dirname(path))
     if output_format == "tfrecord":
-        to_bytes = lambda *columns: codec.encode(*columns)[0]
+        to_bytes = lambda batch, names: codec.encode(*batch, names)[0]
     else:
         to_lines = line_writer(end_of(fields[-1]), STEPS)
-        to_bytes = lambda labels, ids, values: to_lines(ids, values, labels > 0)
+        to_bytes = lambda batch, _: to_lines(batch.ids, batch.values, batch.labels > 0)
     with naming(top), places.appending(len(SPLITS)) as put:
         for read, block in read_rows(task.lines, task.layout):
             if isinstance(block, BadRecord):
                 yield block
                 continue
-            ids, values = field_tables.encode(block, fields)
-            unknown = field_tables.unknown(block, fields, ids)
-            splits = split_of(task.split, task.lines.path, block.starts)
+            batch = field_tables.encode(block, fields)
+            unknown = field_tables.unknown(block, fields, batch)
+            splits = split_of(task.split, task.lines.path, block.starts, block.by)
             for split in np.unique(splits).tolist():
                 mine = splits == split
-                labels, of_split = block.labels[mine], values[mine]
-                put(paths[split], to_bytes(labels, ids[mine], of_split))
-                tallies = of_split.min(0), of_split.max(0), unknown[mine].sum(0)
-                facts = BlockFacts(len(labels), int(labels.sum()), 0, False, False, *tallies)
+                some = codec.Batch(*(x if x is None else x[mine] for x in batch))
+                names = block.names and (block.names[0], *(x[mine] for x in block.names[1:]))
+                put(paths[split], to_bytes(some, names))
+                facts = facts_of(some, 0)._replace(max_id=0, unknown=unknown[mine].sum(0))
                 yield read, (split, name, paths[split]), facts
                 read = 0

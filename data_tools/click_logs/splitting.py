@@ -1,8 +1,8 @@
-"""Divides rows into training, validation and test rows, at random or in order."""
+"""Divides rows into training, validation and test rows: at random, in order, by time or by hash."""
 
 import os
 import zlib
-from typing import NamedTuple, Tuple
+from typing import NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -17,10 +17,11 @@ class Split(NamedTuple):
 
     Attributes:
         shares: the share of each of SPLITS; they sum to 1.
-        by: draw or order.
-        seed: the seed of the draw.
+        by: draw, order, time:COLUMN or hash:COLUMN.
+        seed: the seed of the draw, or of the hash.
         before: bytes of the files before this one, for order; rows if they are Parquet.
         total: bytes, or rows, of all files, for order.
+        bounds: the first time of each part but the first, for time.
     """
 
     shares: Tuple[float, ...] = (1.0, 0.0, 0.0)
@@ -28,6 +29,12 @@ class Split(NamedTuple):
     seed: int = 1
     before: int = 0
     total: int = 1
+    bounds: Tuple[float, ...] = ()
+
+    @property
+    def column(self) -> Optional[str]:
+        """The column whose cells decide; None if the place of a row does."""
+        return self.by.partition(":")[2] or None
 
 
 def shares_of(text: str) -> Tuple[float, ...]:
@@ -44,22 +51,46 @@ def shares_of(text: str) -> Tuple[float, ...]:
     return shares
 
 
-def split_of(split: Split, path: str, starts: np.ndarray) -> np.ndarray:
-    """The index of each row's split, which depends only on the row's place and the seed.
+def split_of(
+    split: Split, path: str, starts: np.ndarray, cells: Optional[np.ndarray] = None
+) -> np.ndarray:
+    """The index of each row's split, which depends only on its place or a cell, and the seed.
 
     Args:
         split: how the file is divided.
         path: the file; only its name counts, not its folder.
         starts: int64 [B], the byte of the file where each row begins; in Parquet its number. Text
             with a header has bytes, too: they give its rows the splits that they always had.
+        cells: [B] what the cell of split.column says, float64 times or uint64 hashes.
 
     Returns:
         int64 [B], indices of SPLITS.
     """
+    if split.by.startswith("time:"):
+        return np.searchsorted(np.array(split.bounds, np.float64), cells, side="right")
     if split.by == "order":
         where = (split.before + starts) / split.total
     else:
         key = zlib.crc32(f"{split.seed} {os.path.basename(path)}".encode()) << 32
         x = (starts.view(np.uint64) + np.uint64(key)) * splitmix64.GAMMA
+        if split.column:
+            key = zlib.crc32(b"%d" % split.seed)
+            x = np.where(cells == np.uint64(0), x, (cells ^ np.uint64(key)) * splitmix64.GAMMA)
         where = splitmix64.uniform(splitmix64.finalize(x))
     return np.searchsorted(np.cumsum(split.shares)[:-1], where, side="right")
+
+
+def bounds_of(times: np.ndarray, counts: np.ndarray, shares: Sequence[float]) -> Tuple[float, ...]:
+    """The first time of each part but the first, so that these have about their shares of rows.
+
+    Rows of one time are in one part.
+
+    Args:
+        times: float64 [n], ascending.
+        counts: int64 [n], how many rows have each.
+        shares: of each of SPLITS.
+    """
+    before = (np.cumsum(counts) - counts) / counts.sum()
+    wanted = np.cumsum(shares)[:-1]
+    at = np.searchsorted(before, wanted - 1e-9)
+    return tuple(np.append(times, np.inf)[at].tolist())

@@ -8,17 +8,23 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from data_tools.click_logs.column_kinds import RANGED, Column
-from data_tools.click_logs.row_parser import LONG, MISSING
+from data_tools.click_logs.row_parser import LONG, MISSING, TIME
 from data_tools.common.tallies import Tally
 from data_tools.tables.blocks import numpy_of
 from deepfm.errors import BadInput
+from deepfm.records.raw.column_kinds import HASH, NUMBER, RANGED, Column
+
+_HALF = np.uint64(1 << 35)  # of the last bit of a float64 that is counted
+_COUNTED = np.uint64(2**64 - 2**36)
+_TO_SECONDS = np.uint64(2**64 - 2**16)  # of a time in this century to 16 ms or better
 
 
 class Counts(NamedTuple):
     """The counts of a field, without missing cells.
 
-    Of a scaled field and one of ids, only the ends of a range are there, perhaps of several parts.
+    Of a scaled field and one of ids, only the ends of a range are there, perhaps of several parts;
+    of hashes as well. Numbers are counted as the nearest that a mantissa of 16 bits can say: there
+    are 65,536 from any one to its double, and integers up to 131,072 stay as they are.
 
     Attributes:
         keys: uint64 [n], ascending; see row_parser.
@@ -92,8 +98,12 @@ def count(kind: str, keys: np.ndarray, long: Sequence[bytes]) -> Counts:
     import pyarrow as pa  # it hashes, np.unique sorts
 
     keys = keys[(keys != MISSING) & (keys != LONG)]
-    if kind in RANGED and len(keys):
+    if kind in (*RANGED, HASH) and len(keys):
         keys = keys[[keys.argmin(), keys.argmax()]]
+    if kind == TIME:
+        keys = keys & _TO_SECONDS
+    if kind == NUMBER:
+        keys = (keys + _HALF) & _COUNTED
     keys, counts = pa.array(keys).value_counts().flatten()
     keys, counts = numpy_of(keys, np.uint64), numpy_of(counts, np.int64)
     order = np.argsort(keys)

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyspark
 
 from data_tools.click_logs import slices, vocabulary
-from data_tools.click_logs.column_kinds import RANGED, Column
 from data_tools.click_logs.vocabulary import Counts
 from data_tools.common import splitmix64
 from data_tools.libsvm.pieces import compressed
 from data_tools.rebalancing import selecting
 from deepfm.errors import BadInput, naming
+from deepfm.records.raw.column_kinds import COUNTED, Column
 from deepfm.records.schema import BadRecord
 from deepfm.records.storage import places
 
@@ -140,7 +140,7 @@ def add_up(pairs: Iterable, about: Vocabulary) -> Iterator:
     yield from other
     seen = sum(field.distinct() for field in counts)
     kept = [
-        field if column.kind in RANGED else field.frequent(about.min_count)
+        field.frequent(column.min_count or about.min_count) if column.kind in COUNTED else field
         for column, field in zip(about.columns, counts)
     ]
     yield COUNTS, (seen, kept)

@@ -4,12 +4,14 @@ import functools
 import time
 from typing import List
 
-from data_tools.click_logs import field_tables, output_folder, slices
+from absl import logging
+
+from data_tools.click_logs import field_tables, output_folder, row_parser, slices, splitting
 from data_tools.click_logs.options import SCRATCH, Options, log_summary, plan
 from data_tools.common.command_line import ALONE, Host
 from data_tools.common.progress import Skipping
 from data_tools.libsvm.pieces import NO_ROWS, together
-from deepfm.errors import BadInput
+from deepfm.errors import BadInput, listed
 from deepfm.records import codec
 from deepfm.records.data_file import DataFile
 
@@ -17,7 +19,12 @@ from deepfm.records.data_file import DataFile
 def prepare(options: Options, engine, host: Host = ALONE) -> List[DataFile]:
     """Does what the flags say; arguments, result and errors are those of convert.convert."""
     start = time.monotonic()
-    options, known, columns, cut, old = plan(options, host)
+    planned = plan(options, host)
+    if planned is None:  # --dry_run
+        return []
+    options, known, columns, cut, old = planned
+    if options.split_by.startswith("time:"):
+        cut["input"] = _by_time(engine, cut["input"], options)
     every = [task for group in cut.values() for task in group]
     if every and options.output_format == "tfrecord":
         codec.check_size(every[0].lines.path, _size(every), engine.number)
@@ -35,6 +42,23 @@ def prepare(options: Options, engine, host: Host = ALONE) -> List[DataFile]:
     log_summary(files, fields, fingerprint, time.monotonic() - start)
     output_folder.log_unknown(written, fields, options)
     return files
+
+
+def _by_time(engine, tasks, options):
+    """The tasks with the times that divide their rows."""
+    bad = Skipping(options.max_bad_records, log=False)
+    times = [slices.times_of(task) for task in tasks]
+    seen, (counts,) = engine.count(times, times[0].layout.columns, 1, _size(times), bad)
+    if not seen:
+        raise BadInput(f"--input={options.input}: the files hold no rows.")
+    found = row_parser.numbers_of(counts.keys)
+    bounds = splitting.bounds_of(found, counts.counts, tasks[0].split.shares)
+    logging.info(
+        "--split_by=%s: the parts begin at %s.",
+        options.split_by,
+        listed([f"{x:.17g}" for x in bounds]),
+    )
+    return [task._replace(split=task.split._replace(bounds=bounds)) for task in tasks]
 
 
 def _size(tasks):

@@ -96,13 +96,14 @@ def facts_of(batch: Batch, size: int) -> BlockFacts:
     if batch.counts is None:
         low, high = values.min(0, initial=np.inf), values.max(0, initial=-np.inf)
     else:
-        num_fields = batch.counts.shape[1]
+        width = batch.counts.shape[1]
         there = np.arange(values.shape[1]) < batch.counts.sum(1)[:, np.newaxis]
-        fields = np.tile(np.arange(num_fields), rows).repeat(batch.counts.ravel())
+        kind = np.uint16 if width < 1 << 16 else np.int64  # numpy sorts these by radix
+        fields = np.tile(np.arange(width, dtype=kind), rows).repeat(batch.counts.ravel())
         order = np.argsort(fields, kind="stable")
         fields, values = fields[order], values[there][order]
-        first = np.flatnonzero(np.diff(fields, prepend=-1))
-        low, high = (np.full(num_fields, x, np.float32) for x in (np.inf, -np.inf))
+        first = np.flatnonzero(np.diff(fields.astype(np.int64), prepend=-1))
+        low, high = (np.full(width, x, np.float32) for x in (np.inf, -np.inf))
         if len(first):
             low[fields[first]] = np.minimum.reduceat(values, first)
             high[fields[first]] = np.maximum.reduceat(values, first)

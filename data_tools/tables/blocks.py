@@ -24,6 +24,7 @@ import numpy as np
 from deepfm.errors import BadInput, listed
 from deepfm.records import schema
 from deepfm.records.libsvm_text import number_of
+from deepfm.records.raw import cells as rules
 from deepfm.records.schema import BadRecord
 
 VERSION = "12.0.1"  # of pyarrow, the last for Python 3.7
@@ -107,6 +108,36 @@ def integers(text: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
         return numpy_of(cells.cast(pa.int64()), np.int64)
     except pa.ArrowInvalid:
         raise BadRows from None
+
+
+def distinct(text: bytes, starts: np.ndarray, ends: np.ndarray):
+    """(the distinct texts among text[start:end], a pyarrow Array of large_string; int32 [n], which
+    each is); raises BadRows if one is not UTF-8."""
+    cells = _cells(text, starts, ends)[0].dictionary_encode()
+    return cells.dictionary, numpy_of(cells.indices, np.int32)
+
+
+def decimals(text: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """The numbers in text[start:end], as cells.number finds them, float64; raises BadRows."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    cells, letters = _cells(text, starts, ends)
+    if not letters.translate(None, _DECIMAL):
+        long = cells.filter(pa.array(ends - starts > rules.DIGITS))
+        digits = pc.utf8_length(pc.replace_substring_regex(long, rules.NO_DIGITS, ""))
+        if (pc.max(digits).as_py() or 0) > rules.DIGITS:
+            raise BadRows
+        try:
+            found = numpy_of(cells.cast(pa.float64()), np.float64)
+            if np.isfinite(found).all():
+                return found + 0.0  # -0.0 is 0
+        except pa.ArrowInvalid:
+            pass
+    found = list(map(rules.number, cells.to_pylist()))
+    if None in found:
+        raise BadRows
+    return np.array(found, np.float64)
 
 
 def numbers(text: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:

@@ -2,10 +2,11 @@
 
 A cell that begins with a quote ends at the next one; two quotes in a row stand for one (RFC 4180,
 section 2). In other cells a quote is an ordinary character. Every row is one line: a cell that
-holds a newline or the delimiter is refused.
+holds a newline is refused.
 """
 
 import contextlib
+import itertools
 import re
 from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -16,8 +17,10 @@ from deepfm.errors import BadInput
 from deepfm.records import text_blocks
 from deepfm.records.text_blocks import LineRange, Lines
 
-DELIMITERS = {"tab": b"\t", "comma": b","}
+DELIMITERS = {"tab": b"\t", "comma": b",", "semicolon": b";", "pipe": b"|", "ctrl-a": b"\1"}
+_LINES = 100  # of a file, by which its delimiter is found
 _NEWLINE, _RETURN = b"\n\r"
+_BETWEEN = b"\0"  # between cells that may hold the delimiter
 _CELL = re.compile(rb'"([^"]*(?:""[^"]*)*)"')
 
 
@@ -53,14 +56,27 @@ class LinePart(NamedTuple):
 
 
 def first_cells(path: str, delimiter: str = "auto") -> Tuple[List[str], bytes]:
-    """(the cells of a file's first line that is not blank, the byte between two)."""
+    """(the cells of a file's first line that is not blank, the byte between two).
+
+    Args:
+        path: the file.
+        delimiter: a key of DELIMITERS, the character itself, or auto: that of DELIMITERS by which
+            the first lines have the most cells, all as many; else a tab, if the first has one, or a
+            comma.
+    """
     need_arrow(path)
-    with contextlib.closing(text_blocks.blocks(path)) as found:
-        text = next(found, (0, b"", 0))[1].lstrip(b"\r\n").partition(b"\n")[0]
-    by_look = "tab" if b"\t" in text else "comma"
-    between = DELIMITERS[by_look if delimiter == "auto" else delimiter]
-    line, _ = unquote_line(_without_return(text), between)
-    return [cell.decode("utf-8", "replace").strip() for cell in line.split(between)], between
+    with contextlib.closing(text_blocks.blocks(path)) as blocks:
+        lines = next(blocks, (0, b"", 0))[1].splitlines()
+    lines = list(itertools.islice(filter(None, lines), _LINES)) or [b""]
+    found = DELIMITERS.get(delimiter, delimiter.encode())
+    if delimiter == "auto":
+        widths = {x: {len(split_line(line, x)[0]) for line in lines} for x in DELIMITERS.values()}
+        even = [
+            (max(width), x) for x, width in widths.items() if len(width) == 1 and max(width) > 1
+        ]
+        found = max(even)[1] if even else b"\t" if b"\t" in lines[0] else b","
+    cells, _ = split_line(lines[0], found)
+    return [cell.decode("utf-8", "replace").strip() for cell in cells], found
 
 
 def is_number(text: str) -> bool:
@@ -98,12 +114,14 @@ class LineBlock(Lines):
 
     def _read(self):
         file = self._file
-        text = unquote(self.text, file.delimiter) or self._unquoted()
-        if file.texts and fault(text):
+        if file.texts and fault(self.text):
             raise BadRows
+        text, between = unquote(self.text, file.delimiter), file.delimiter
+        if text is None:
+            text, between = self._unquoted(), _BETWEEN
         characters = np.frombuffer(text, np.uint8)
         newlines = characters == _NEWLINE
-        cuts = np.flatnonzero(newlines | (characters == file.delimiter[0]))
+        cuts = np.flatnonzero(newlines | (characters == between[0]))
         if len(cuts) != len(self) * file.width:
             raise BadRows
         ends = cuts.reshape(-1, file.width)
@@ -116,10 +134,10 @@ class LineBlock(Lines):
 
     def _unquoted(self):
         lines = (_without_return(self.line(i)) for i in range(len(self)))
-        lines = [unquote_line(line, self._file.delimiter) for line in lines]
+        lines = [split_line(line, self._file.delimiter) for line in lines]
         if any(reason for _, reason in lines):
             raise BadRows
-        return b"\n".join([*(line for line, _ in lines), b""])
+        return b"\n".join([*(_BETWEEN.join(cells) for cells, _ in lines), b""])
 
     def _column(self, name):
         text, starts, ends = self.texts()
@@ -134,11 +152,10 @@ class LineBlock(Lines):
 
     def row(self, i: int):
         file, line = self._file, _without_return(self.line(i))
-        plain, reason = unquote_line(line, file.delimiter)
-        shown = quoted(plain if file.texts else line)
-        cells = plain.split(file.delimiter)
+        cells, reason = split_line(line, file.delimiter)
+        shown = quoted(file.delimiter.join(cells) if file.texts else line)
         if not reason and file.texts:
-            reason = fault(plain)
+            reason = fault(line)
         if not reason and len(cells) != file.width:
             about, less = file.hints
             less = less if len(cells) == file.width - 1 else ""
@@ -153,7 +170,7 @@ def _without_return(line):
 
 
 def unquote(text: bytes, delimiter: bytes) -> Optional[bytes]:
-    """Whole lines without the quotes around cells; None if `unquote_line` is needed for one."""
+    """Whole lines without the quotes around cells; None if `split_line` is needed for one."""
     if b'"' not in text:
         return text
     begin = b'"(?<![^\n%s]")' % delimiter
@@ -161,10 +178,10 @@ def unquote(text: bytes, delimiter: bytes) -> Optional[bytes]:
     return None if re.search(begin, text) else text
 
 
-def unquote_line(line: bytes, delimiter: bytes) -> Tuple[bytes, Optional[str]]:
-    """(the line without the quotes around its cells, what is wrong with these or None)."""
+def split_line(line: bytes, delimiter: bytes) -> Tuple[List[bytes], Optional[str]]:
+    """(the cells of a line without the quotes around them, what is wrong with these or None)."""
     if b'"' not in line:
-        return line, None
+        return line.split(delimiter), None
     cells, at = [], 0
     while at <= len(line):
         if line[at : at + 1] != b'"':
@@ -174,15 +191,15 @@ def unquote_line(line: bytes, delimiter: bytes) -> Tuple[bytes, Optional[str]]:
         else:
             quoted_cell = _CELL.match(line, at)
             if not quoted_cell:
-                return line, "a quoted cell does not end in its line (it must not hold a newline)"
+                return line.split(
+                    delimiter
+                ), "a quoted cell does not end in its line (it must not hold a newline)"
             cells.append(quoted_cell[1].replace(b'""', b'"'))
             end = quoted_cell.end()
-            if delimiter in cells[-1]:
-                return line, "a quoted cell holds the delimiter, which is not supported"
             if line[end : end + 1] not in (b"", delimiter):
-                return line, "a quoted cell goes on after its closing quote"
+                return line.split(delimiter), "a quoted cell goes on after its closing quote"
         at = end + 1
-    return delimiter.join(cells), None
+    return cells, None
 
 
 def read(part: LinePart) -> Iterator[Tuple[int, LineBlock]]:

@@ -9,8 +9,9 @@ each column beside label and weight; the index that pandas writes is none. A fil
 import re
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from data_tools.click_logs import column_kinds
-from data_tools.click_logs.column_kinds import (
+from deepfm.errors import BadInput
+from deepfm.records.raw import column_kinds
+from deepfm.records.raw.column_kinds import (
     COUNTS,
     ID,
     IDS,
@@ -20,7 +21,6 @@ from data_tools.click_logs.column_kinds import (
     VALUES,
     WEIGHT,
 )  # fmt: skip
-from deepfm.errors import BadInput
 
 _ADVICE = {
     IDS: "a list of integers, as list<int64>",

@@ -175,7 +175,7 @@ def _numbers(column):
 def read(part: RowPart) -> Iterator[Tuple[int, RowBlock]]:
     """Yields (bytes of the file read, a block) for the rows of a part."""
     batches = open_file(part.path).iter_batches(
-        BATCH, part.groups, list(part.there), use_threads=False
+        BATCH, part.groups, list(dict.fromkeys(part.there)), use_threads=False
     )
     first = 0
     while first < part.end:

@@ -9,12 +9,13 @@ B: records. F: fields. M: the most ids of a record. A place is a byte of the dat
 import collections
 import ctypes
 import functools
-from typing import Iterator, NamedTuple, Optional, Sequence, Tuple
+from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from deepfm.errors import BadInput
 from deepfm.records import data_file, library, libsvm_text, text_blocks, wire
+from deepfm.records.raw.fingerprint import fingerprint64
 from deepfm.records.schema import FRAME, Schema
 
 MOST = library.MOST
@@ -52,6 +53,7 @@ class _Schema(ctypes.Structure):
 class _Arrays(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in Batch._fields]
     _fields_ += [(name, ctypes.c_int64) for name in ("rows", "pairs")]
+    _fields_ += [(name, ctypes.c_void_p) for name in ("text", "key_starts", "key_ends")]
 
 
 def _pointer(array):
@@ -205,6 +207,7 @@ def encode(
     values: np.ndarray,
     counts: Optional[np.ndarray] = None,
     weights: Optional[np.ndarray] = None,
+    keys: Optional[Tuple[bytes, np.ndarray, np.ndarray]] = None,
 ) -> Tuple[bytes, np.ndarray]:
     """Encodes a batch as the frames of a TFRecord file.
 
@@ -216,6 +219,7 @@ def encode(
         values: float32, likewise.
         counts: int [B, F], the number of values of each field; None if each has one.
         weights: float32 [B]; None if examples are not weighted.
+        keys: (text, int64 [B], int64 [B]): text[start:end] is the key of each, empty for none.
 
     Returns:
         (the frames, one after the other; bytes of each, int64 [B]).
@@ -228,25 +232,34 @@ def encode(
     rows, width = batch.ids.shape
     if not library.load():
         _count("encodes", rows)
-        return _encode_slowly(batch)
+        return _encode_slowly(batch, keys)
     fields = 0 if counts is None else counts.shape[1]
     # As Example::Most of examples.h.
     room = rows * (FRAME + 256 + 10 * fields + 14 * width)
+    text, *places = keys or (None, None, None)
+    if keys:
+        places = [np.ascontiguousarray(x, np.int64) for x in places]
+        room += int((places[1] - places[0]).sum())
     frames, sizes = np.empty(room, np.uint8), np.empty(rows, np.int64)
     given = _arrays(batch, rows, batch.ids.size)
+    given.text = ctypes.cast(ctypes.c_char_p(text), ctypes.c_void_p)
+    given.key_starts, given.key_ends = map(_pointer, places)
     bad = library.call("deepfm_encode", given, rows, width, fields, frames, room, sizes)
     if bad >= 0:
         raise ValueError(f"row {bad} has other counts than ids")
     return frames[: sizes.sum()].tobytes(), sizes
 
 
-def _encode_slowly(batch):
+def _encode_slowly(batch, keys):
     frames = []
+    text, *places = keys or (b"", *2 * [np.zeros(len(batch.labels), np.int64)])
+    keys = (text[a:b] for a, b in zip(*places))
     for label, ids, values, *more in zip(*(x for x in batch if x is not None)):
         counts = more[0] if batch.counts is not None else None
         weight = more[-1] if batch.weights is not None else None
         n = len(ids) if counts is None else counts.sum()
-        frames.append(wire.framed(wire.write(label, ids[:n], values[:n], counts, weight)))
+        row = wire.write(label, ids[:n], values[:n], counts, weight, next(keys))
+        frames.append(wire.framed(row))
     return b"".join(frames), np.array([len(frame) for frame in frames], np.int64)
 
 
@@ -270,6 +283,27 @@ def next_header(data: bytes, at: int = 0) -> int:
     if library.load():
         return library.call("deepfm_next_header", data, len(data), at)
     return next((i for i in range(at, len(data)) if wire.is_header(data[i : i + 12])), -1)
+
+
+def keys(data: bytes, starts: np.ndarray, ends: np.ndarray) -> List[bytes]:
+    """The `key` of each Example data[start:end], int64 [B] each; empty where there is none."""
+    if not library.load():
+        return [wire.key(data[a:b]) for a, b in zip(starts.tolist(), ends.tolist())]
+    starts, ends = (np.ascontiguousarray(x, np.int64) for x in (starts, ends))
+    found = np.empty([2, len(starts)], np.int64)
+    library.call("deepfm_keys", data, starts, ends, len(starts), found[0], found[1])
+    return [data[a:b] for a, b in found.T.tolist()]
+
+
+def fingerprints(text: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """FarmHash's Fingerprint64 of each text[start:end]: int64 [n] -> uint64 [n]."""
+    if not library.load():
+        found = [fingerprint64(text[a:b]) for a, b in zip(starts.tolist(), ends.tolist())]
+        return np.array(found, np.uint64)
+    starts, ends = np.ascontiguousarray(starts, np.int64), np.ascontiguousarray(ends, np.int64)
+    found = np.empty(len(starts), np.uint64)
+    library.call("deepfm_fingerprints", text, starts, ends, len(starts), found)
+    return found
 
 
 def number_lines(numbers: np.ndarray) -> str:

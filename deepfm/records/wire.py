@@ -196,6 +196,16 @@ def features_of(serialized: bytes, names: Optional[Container[str]] = None) -> Fe
     return found
 
 
+def key(serialized: bytes) -> bytes:
+    """The `key` of an Example; empty if it has none."""
+    for features in _messages(serialized, 1):
+        for entry in _messages(features, 1):
+            if _messages(entry, 1)[-1:] == [b"key"]:
+                lists = [x for value in _messages(entry, 2) for x in _messages(value, _BYTES_LIST)]
+                return next((x for part in lists for x in _messages(part, 1)), b"")
+    return b""
+
+
 def _text(raw):
     try:
         return raw.decode()
@@ -299,12 +309,14 @@ def _varint(message, at):
     raise ValueError(_MALFORMED)
 
 
-def write(label, ids, values, counts=None, weight=None) -> bytes:
+def write(label, ids, values, counts=None, weight=None, key=b"") -> bytes:
     """Serializes a tf.train.Example as `SerializeToString` does; for the arguments see codec."""
     int64s = lambda numbers: b"".join(_as_varint(int(x) & (1 << 64) - 1) for x in numbers)
     floats = lambda numbers: np.asarray(numbers, "<f4").tobytes()
     parts = [] if counts is None else [("counts", INT64_LIST, int64s(counts))]
-    parts += [("ids", INT64_LIST, int64s(ids)), ("label", FLOAT_LIST, floats([label]))]
+    parts += [("ids", INT64_LIST, int64s(ids))]
+    parts += [("key", _BYTES_LIST, key)] if key else []
+    parts += [("label", FLOAT_LIST, floats([label]))]
     parts += [("values", FLOAT_LIST, floats(values))]
     parts += [] if weight is None else [("weight", FLOAT_LIST, floats([weight]))]
     field = lambda number, content: tag(number, len(content)) + content

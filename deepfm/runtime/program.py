@@ -246,10 +246,10 @@ def _load_tensorflow():
     deepfm.need("tensorflow_core")
     import tensorflow as tf
 
-    from deepfm.runtime import remote_files
-
     if not tf.__version__.startswith("1.15."):
         deepfm.refuse_python(f"has TensorFlow {tf.__version__}, not 1.15")
+    from deepfm.runtime import remote_files  # of another TensorFlow, it may not be importable
+
     if "SM_TRAINING_ENV" in os.environ:
         # SageMaker's toolkit holds standard error back until the end, for its failure file.
         logging.get_absl_handler().python_handler.stream = sys.stdout

@@ -12,7 +12,11 @@ set -euo pipefail
 
 base=/opt/ml/processing
 config=/opt/ml/config/resourceconfig.json
-tool=$1
+tool=${1:-}
+if [[ ! $tool =~ ^[a-z_]+$ || ! -f $base/input/code/data_tools/$tool.py ]]; then
+  echo "convert_on_sagemaker.sh: '$tool' is not a program in data_tools; try libsvm_to_tfrecord." >&2
+  exit 2
+fi
 shift
 
 host=$(python -c 'import json, sys; print(json.load(open(sys.argv[1]))["current_host"])' "$config")

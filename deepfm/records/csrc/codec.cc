@@ -1,6 +1,7 @@
 // The codec's C functions, which codec.py calls. Each does a whole block: it returns -1, or the
 // index of the first record that is bad, which Python's plain readers then explain.
 #include "examples.h"
+#include "fingerprint.h"
 #include "frames.h"
 #include "lines.h"
 #include "numbers.h"
@@ -24,6 +25,9 @@ struct Arrays {
   float* weights;  // null: there are none
   int64 rows;      // room for so many records
   int64 pairs;     // and for so many ids and values
+  const char* text;  // to encode with keys, text[key_starts:key_ends]; null: there are none
+  const int64* key_starts;
+  const int64* key_ends;
 };
 
 static float* WeightOf(const Arrays& to, int64 i) {
@@ -122,9 +126,15 @@ int64 deepfm_encode(const Arrays* from, int64 n, int64 width, int64 fields, char
         found += counts[f];
       }
     }
-    if (static_cast<uint64>(room) < kFrame + Example::Most(counts ? fields : 0, found)) return i;
+    Bytes key{"", 0};
+    if (from->text != nullptr) {
+      key = {from->text + from->key_starts[i],
+             static_cast<size_t>(from->key_ends[i] - from->key_starts[i])};
+    }
+    const uint64 most = Example::Most(counts ? fields : 0, found, key.size);
+    if (static_cast<uint64>(room) < kFrame + most) return i;
     const Example example{counts, fields, from->ids + i * width, from->values + i * width, found,
-                          from->labels[i], WeightOf(*from, i)};
+                          from->labels[i], WeightOf(*from, i), key};
     char* end = WriteExample(example, to + kHeader);
     WriteAround(to, end - to - kHeader);
     sizes[i] = end + 4 - to;
@@ -132,6 +142,24 @@ int64 deepfm_encode(const Arrays* from, int64 n, int64 width, int64 fields, char
     to += sizes[i];
   }
   return -1;
+}
+
+// Where the key of each Example data[start:end] is; it is empty if there is none.
+int64 deepfm_keys(const char* data, const int64* starts, const int64* ends, int64 n,
+                  int64* key_starts, int64* key_ends) {
+  for (int64 i = 0; i < n; ++i) {
+    const Bytes key = KeyOf({data + starts[i], static_cast<size_t>(ends[i] - starts[i])});
+    key_starts[i] = key.data - data;
+    key_ends[i] = key_starts[i] + key.size;
+  }
+  return n;
+}
+
+// FarmHash's Fingerprint64 of each text[start:end].
+int64 deepfm_fingerprints(const char* text, const int64* starts, const int64* ends, int64 n,
+                          uint64* to) {
+  for (int64 i = 0; i < n; ++i) to[i] = Fingerprint(text + starts[i], ends[i] - starts[i]);
+  return n;
 }
 
 // Writes each number on a line of its own, of at most 16 bytes with its end; returns their bytes.

@@ -10,7 +10,7 @@
 namespace deepfm {
 namespace codec {
 
-constexpr uint8 kFeatures = 0x0A, kFloats = 0x12, kInt64s = 0x1A;  // tags
+constexpr uint8 kFeatures = 0x0A, kBytesList = 0x0A, kFloats = 0x12, kInt64s = 0x1A;  // tags
 
 // Reads a message from its beginning; after a failure `good` stays false.
 struct Reader {
@@ -261,6 +261,24 @@ class Parser {
   Feature ids_, counts_of_, values_, label_, weight_;
 };
 
+// The key of an Example; empty if there is none.
+inline Bytes KeyOf(Bytes record) {
+  Fields entries(Inside(record, kFeatures));
+  while (entries.Next()) {
+    if (entries.number != 1 || entries.type != Fields::kBytes) continue;
+    Bytes key{"", 0}, value{"", 0};
+    Fields parts{Reader(entries.content)};
+    while (parts.Next()) {
+      if (parts.type != Fields::kBytes || parts.number > 2) continue;
+      (parts.number == 1 ? key : value) = parts.content;
+    }
+    if (key.size != 3 || std::memcmp(key.data, "key", 3) != 0) continue;
+    Fields list(Inside(value, kBytesList));
+    if (list.Next() && list.number == 1 && list.type == Fields::kBytes) return list.content;
+  }
+  return {record.data, 0};
+}
+
 inline char* WriteVarint(uint64 number, char* to) {
   for (; number > 127; number >>= 7) *to++ = static_cast<char>(number | 128);
   *to++ = static_cast<char>(number);
@@ -303,9 +321,12 @@ struct Example {
   int64 n;
   float label;
   const float* weight;  // null: there is none
+  Bytes key;            // empty: there is none
 
   // The most bytes that it takes.
-  static uint64 Most(int64 fields, int64 n) { return 256 + 10 * (fields + n) + 4 * n; }
+  static uint64 Most(int64 fields, int64 n, uint64 key) {
+    return 256 + 10 * (fields + n) + 4 * n + key;
+  }
 };
 
 // Writes an Example as tf.train.Example.SerializeToString does; returns its end.
@@ -317,10 +338,11 @@ inline char* WriteExample(const Example& example, char* to) {
   for (int64 i = 0; i < example.n; ++i) of_ids += VarintSize(example.ids[i]);
   const ListHeader counts("counts", kInt64s, of_counts), ids("ids", kInt64s, of_ids),
       label("label", kFloats, 4), values("values", kFloats, 4 * example.n),
-      weight("weight", kFloats, 4);
+      weight("weight", kFloats, 4), key("key", kBytesList, example.key.size);
   uint64 size = ids.size() + label.size() + values.size();
   if (example.counts != nullptr) size += counts.size();
   if (example.weight != nullptr) size += weight.size();
+  if (example.key.size > 0) size += key.size();
   to = WriteField(kFeatures, size, to);
   if (example.counts != nullptr) {
     to = counts.Write(to);
@@ -328,6 +350,11 @@ inline char* WriteExample(const Example& example, char* to) {
   }
   to = ids.Write(to);
   for (int64 i = 0; i < example.n; ++i) to = WriteVarint(example.ids[i], to);
+  if (example.key.size > 0) {
+    to = key.Write(to);
+    std::memcpy(to, example.key.data, example.key.size);
+    to += example.key.size;
+  }
   auto floats = [&](const ListHeader& header, const float* numbers) {
     to = header.Write(to);
     if (header.numbers > 0) std::memcpy(to, numbers, header.numbers);

@@ -1,7 +1,7 @@
 """The columns of rows: those of the public click logs, and of any table that a file describes.
 
 To add a data set, add an entry to DATASETS. To add a kind of raw cells, add an entry to KINDS;
-feature_map.py encodes a cell of it, row_parser.py and field_tables.py a block.
+feature_map.py encodes a cell of it, data_tools/click_logs a block.
 
 Criteo: https://www.kaggle.com/c/criteo-display-ad-challenge/data
 Avazu: https://www.kaggle.com/c/avazu-ctr-prediction/data
@@ -11,34 +11,47 @@ A table is described by a JSON file that names its columns in the order of their
     {"name": "shop", "columns": [
       {"name": "clicked", "kind": "label"}, {"name": "age", "kind": "buckets"},
       {"name": "article", "kind": "category"}, {"name": "shop", "kind": "id", "offset": 2},
+      {"name": "price", "kind": "number", "scale": "standard"},
+      {"name": "genres", "kind": "list", "separator": "|"},
       {"name": "session", "kind": "ignored"}]}
 
-Without "name", the table is called as its file.
+Without "name", the table is called as its file. "separator" is that of its cells, "header" whether
+its files begin with one, "missing" the texts that stand for a missing cell; prepare writes them.
 """
 
+import contextlib
 import difflib
 import json
 import os
-from typing import Collection, Dict, Iterable, NamedTuple, Optional, Tuple, Union
+from typing import Any, Collection, Dict, Iterable, NamedTuple, Optional, Tuple, Union
 
 from deepfm.errors import BadInput
+from deepfm.records.raw import cells
 from deepfm.records.storage import places
 
-LABEL, IGNORED, WEIGHT = "label", "ignored", "weight"
-CATEGORY = "category"
-HOUR = "hour"
+LABEL, IGNORED, WEIGHT, KEY = "label", "ignored", "weight", "key"
+CATEGORY, HASH, NUMBER, LIST = "category", "hash", "number", "list"
+HOUR, WEEKDAY, DATE = "hour", "weekday", "date"
 INTEGER = "integer"
 BUCKETS = "buckets"
 SCALED = "scaled"
 ID, VALUE, IDS, VALUES, COUNTS = "id", "value", "ids", "values", "counts"
 
-# What the cells of each kind are; those of the first three become no field.
+# What the cells of each kind are; those of the first four become no field.
 KINDS = {
-    LABEL: "0 or 1; for libsvm_to_tfrecord also -1 and +1",
+    LABEL: '0 or 1, or one of "positive": ["yes"] and others; for libsvm_to_tfrecord also -1, +1',
     IGNORED: "anything",
+    KEY: "a text that names the row, for predictions",
     WEIGHT: "the weight of the example",
     CATEGORY: "any text",
-    HOUR: "YYMMDDHH; only HH is the category, because dates never repeat",
+    HASH: 'any text, whose id is its hash, one of "buckets": 100000; needs no counting',
+    NUMBER: 'a number: one of "buckets": 32 quantiles, of those between "bounds": [0, 9.5], or a '
+    'value by "scale": "standard", "minmax", "robust" or "log"',
+    LIST: 'categories with a "separator": "|" between them, at most "length": 50 that count, each '
+    'with a weight behind "weights": ":"',
+    HOUR: 'YYMMDDHH, or a moment of a "format"; only the hour is the category',
+    WEEKDAY: 'a moment of a "format"; its weekday, 1 (Monday) to 7, is the category',
+    DATE: 'a moment of a "format"; its day YYYYMMDD is the category',
     INTEGER: "an integer, which --integers makes buckets or scaled",
     BUCKETS: "an integer, which becomes a category",
     SCALED: "an integer, which becomes a value in [0, 1]",
@@ -48,20 +61,77 @@ KINDS = {
     VALUES: "a list, their values",
     COUNTS: "a list, how many ids each field has",
 }
-RAW = (CATEGORY, HOUR, INTEGER, BUCKETS, SCALED)  # which need a vocabulary or a range
+MOMENTS = (HOUR, WEEKDAY, DATE)
+RAW = (CATEGORY, HASH, NUMBER, LIST, *MOMENTS, INTEGER, BUCKETS, SCALED)
 LISTS = (IDS, VALUES, COUNTS)
-KEPT = (WEIGHT, VALUE, *LISTS)  # which stay as they are, beside ids that do
+KEPT = (VALUE, *LISTS)  # which stay as they are, beside ids that do
 RANGED = (SCALED, ID)  # of which a feature map has the smallest and the largest integer
+COUNTED = (CATEGORY, LIST, *MOMENTS, BUCKETS)  # which have a vocabulary
+SCALES = ("standard", "minmax", "robust", "log")
+QUANTILES = 32  # buckets of a number
 _MAX_ID = 2**31 - 2
 
 
 class Column(NamedTuple):
-    """A column: its name, the kind of its cells, and of those that are ids "id" and "offset"."""
+    """A column: its name, the kind of its cells, and what KINDS says that a kind may have."""
 
     name: str
     kind: str
     id: Optional[Union[int, str]] = None
     offset: Optional[int] = None
+    positive: Optional[Tuple[str, ...]] = None
+    buckets: Optional[int] = None
+    bounds: Optional[Tuple[float, ...]] = None
+    scale: Optional[str] = None
+    separator: Optional[str] = None
+    length: Optional[int] = None
+    weights: Optional[str] = None
+    format: Optional[str] = None
+    timezone: Optional[str] = None
+    min_count: Optional[int] = None
+
+    def described(self) -> Dict[str, Any]:
+        """The entry of a file of --columns."""
+        return {key: x for key, x in self._asdict().items() if x is not None}
+
+
+_text = lambda x: isinstance(x, str) and 0 < len(x) <= 100 and "\n" not in x and "\0" not in x
+is_marker = lambda x: _text(x) and len(x.encode()) <= 8
+_of = lambda values: lambda x: x in values
+_from = lambda least: lambda x: type(x) is int and least <= x <= _MAX_ID
+
+
+def _is_list(good):
+    return lambda x: isinstance(x, list) and bool(x) and all(map(good, x))
+
+
+def _is_zone(text):
+    with contextlib.suppress(ValueError, TypeError):
+        return cells.offset(text) is not None
+    return False
+
+
+def _are_bounds(x):
+    return _is_list(lambda y: type(y) in (int, float) and abs(y) < 1e300)(x) and x == sorted(set(x))
+
+
+# {option of a column: (the kinds that have it, whether a value is good, one that is)}
+OPTIONS = {
+    "id": ((VALUE,), lambda x: isinstance(x, str) or _from(0)(x), "1"),
+    "offset": ((ID,), _from(0), "1"),
+    "positive": ((LABEL,), _is_list(_text), '["yes"]'),
+    "buckets": ((NUMBER, HASH), _from(2), "100"),
+    "bounds": ((NUMBER,), _are_bounds, "[0, 9.5]"),
+    "scale": ((NUMBER,), _of(SCALES), '"standard"'),
+    "separator": ((LIST,), _text, '"|"'),
+    "length": ((LIST,), _from(1), "50"),
+    "weights": ((LIST,), _text, '":"'),
+    "format": (MOMENTS, _of(cells.FORMATS), '"iso"'),
+    "timezone": (MOMENTS, _is_zone, '"+01:00"'),
+    "min_count": ((CATEGORY, LIST, *MOMENTS), _from(1), "10"),
+}
+# {kind: an option that it must have}
+_NEEDED = {HASH: "buckets", LIST: "separator", WEEKDAY: "format", DATE: "format"}
 
 
 _AVAZU = (
@@ -85,10 +155,21 @@ DATASETS: Dict[str, Tuple[Column, ...]] = {
 
 
 class Table(NamedTuple):
-    """The columns of a table in the order of their cells, and its name in feature_map.json."""
+    """What a file of --columns says.
+
+    Attributes:
+        name: the table's, in feature_map.json.
+        columns: in the order of the cells.
+        separator: of the cells; None: as the first line looks.
+        header: whether files begin with one; None: as the first line looks.
+        missing: what stands for a missing cell, beside an empty one; None: not said.
+    """
 
     name: str
     columns: Tuple[Column, ...]
+    separator: Optional[str] = None
+    header: Optional[bool] = None
+    missing: Optional[Tuple[str, ...]] = None
 
 
 def fields(columns: Iterable[Column], integers: str) -> Tuple[Column, ...]:
@@ -98,7 +179,7 @@ def fields(columns: Iterable[Column], integers: str) -> Tuple[Column, ...]:
         columns: all columns, as an entry of DATASETS.
         integers: what integers become, BUCKETS or SCALED.
     """
-    found = (c for c in columns if c.kind not in (LABEL, IGNORED, WEIGHT))
+    found = (c for c in columns if c.kind not in (LABEL, IGNORED, KEY, WEIGHT))
     return tuple(c._replace(kind=integers) if c.kind == INTEGER else c for c in found)
 
 
@@ -125,15 +206,25 @@ def _read(path):
     table = json.loads(places.of(path).content(path).decode())
     if not isinstance(table, dict) or not isinstance(table.get("columns"), list):
         raise ValueError('it has no list "columns", such as [{"name": "x", "kind": "category"}]')
-    unknown = sorted(set(table) - {"name", "columns"})
+    unknown = sorted(set(table) - set(Table._fields))
     if unknown:
         raise ValueError(f'"{unknown[0]}" is not known; leave it out')
+    about = {key: x for key, x in table.items() if key not in ("name", "columns")}
+    for key, good, example in (
+        ("separator", lambda x: isinstance(x, str) and len(x) == 1 and x not in '"\r\n\0', '";"'),
+        ("header", lambda x: isinstance(x, bool), "true"),
+        ("missing", lambda x: x == [] or _is_list(is_marker)(x), '["NA"], texts of up to 8 bytes'),
+    ):
+        if key in about and not good(about[key]):
+            raise ValueError(f'"{key}" is {json.dumps(about[key])}; try "{key}": {example}')
+    if "missing" in about:
+        about["missing"] = tuple(about["missing"])
     name = table.get("name", os.path.splitext(os.path.basename(path))[0])
     if not isinstance(name, str) or not name or name in DATASETS:
         raise ValueError(f'"name" {name!r} cannot be given; try "name": "my_{name}"')
     columns = tuple(_column(*pair) for pair in enumerate(table["columns"], 1))
     check(columns)
-    return Table(name, columns)
+    return Table(name, columns, **about)
 
 
 def _column(number, entry):
@@ -151,24 +242,38 @@ def _column(number, entry):
     unknown = sorted(set(entry) - set(Column._fields))
     if unknown:
         raise ValueError(f'column {name} has "{unknown[0]}", which is not known; leave it out')
-    for key, owner in (("id", VALUE), ("offset", ID)):
-        if key in entry and kind != owner:
+    for key, value in entry.items():
+        kinds, good, example = OPTIONS.get(key, ((kind,), bool, ""))
+        if kind not in kinds:
             raise ValueError(f'column {name} of kind "{kind}" has "{key}"; leave it out')
+        if not good(value):
+            if key in ("id", "offset"):
+                raise ValueError(f"column {name} has {value!r}, which is no id; try {example}")
+            raise ValueError(f'column {name} has "{key}": {json.dumps(value)}; try {example}')
     if kind == VALUE and "id" not in entry:
         raise ValueError(
             f'column {name} is of kind "value", but of which id? Add "id": 1, an id for all rows, '
             'or "id": "x", the column of the ids'
         )
-    of = entry.get("id", entry.get("offset", 0))
-    if not (isinstance(of, str) and kind == VALUE or type(of) is int and 0 <= of <= _MAX_ID):
-        raise ValueError(f"column {name} has {of!r}, which is no id; try 1")
-    return Column(**entry)
+    needed = _NEEDED.get(kind)
+    if needed and needed not in entry:
+        raise ValueError(f'column {name} of kind "{kind}" needs "{needed}": {OPTIONS[needed][2]}')
+    both = [key for key in ("buckets", "bounds", "scale") if key in entry]
+    if len(both) > 1:
+        raise ValueError(f'column {name} has "{both[0]}" and "{both[1]}"; leave one out')
+    return of_json(entry)
+
+
+def of_json(entry: Dict[str, Any]) -> Column:
+    """The Column of an entry that is known to be one."""
+    lists = {key: tuple(x) for key, x in entry.items() if isinstance(x, list)}
+    return Column(**{**entry, **lists})
 
 
 def check(columns: Tuple[Column, ...]):
     """Refuses (ValueError) columns without one label, a field and names that differ."""
     of_kind = lambda kind: [column.name for column in columns if column.kind == kind]
-    for kind in (LABEL, WEIGHT, *LISTS):
+    for kind in (LABEL, KEY, WEIGHT, *LISTS):
         if len(of_kind(kind)) > 1:
             one, other = of_kind(kind)[:2]
             raise ValueError(
@@ -195,7 +300,7 @@ def check(columns: Tuple[Column, ...]):
             'in a column of kind "id" for each field; give the columns of one of the two'
         )
     values = {}
-    for name, kind, of, _ in columns:
+    for name, kind, of, *_ in columns:
         if kind == VALUE and isinstance(of, str):
             if of not in of_kind(ID):
                 raise ValueError(f'column {name} has "id": "{of}", which is no column of kind "id"')

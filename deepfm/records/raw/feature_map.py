@@ -1,0 +1,329 @@
+"""feature_map.json: which feature id each raw cell has, for code that encodes one row at a time.
+
+    {"format_version": 1, "dataset": "criteo", "integers": "buckets", "min_count": 10,
+     "field_size": 39, "feature_size": 2005, "fields": [
+      {"name": "I1", "kind": "buckets", "first_id": 1, "missing_id": 1, "rare_id": 2,
+       "vocabulary": {"SP1": 3, "SP0": 4, "2": 5}},
+      {"name": "I2", "kind": "scaled", "first_id": 6, "missing_id": 6, "value_id": 7,
+       "low": -2, "high": 18522}, ...]}
+
+For a table that a file described (prepare --columns), "dataset" is its name, and all columns
+of its rows are there: "columns": [{"name": "clicked", "kind": "label"}, ...].
+
+The ids of the fields follow one another, and id 0 is for padding. A record has one id per field:
+
+- category, hour: the id of the cell's text (for an hour YYMMDDHH, of its HH). A text that is not in
+  the vocabulary gets rare_id, an empty cell missing_id. The value is 1.
+- buckets: an integer x > 2 becomes the text floor(ln(x)^2), a smaller one SPx, then a category.
+  From the winners of Criteo's challenge ("3 Idiots", https://github.com/ycjuan/kaggle-2014-criteo).
+- id: an integer x becomes rare_id + 1 + x - low, or rare_id if it is not in [low, high], those of
+  the training rows; an empty cell missing_id. The value is 1.
+- scaled: value_id, and the value ln(1 + x - low) / ln(1 + high - low) to 4 decimals, x clipped to
+  [low, high], the extremes of the training rows. An empty cell gets missing_id, value 1.
+  Public DeepFM examples also scale by minimum and maximum, but clip at the 95 % quantile instead of
+  taking the logarithm (https://github.com/PaddlePaddle/models, deep_fm/preprocess.py).
+- hash: first_id + 2 + FarmHash's fingerprint modulo "buckets"; an empty cell missing_id.
+- number: first_id + 2 + how many "bounds" are at most x, with value 1; or, with a "scale",
+  value_id, and the value (x - center) / spread to 4 decimals, x clipped to [low, high], the
+  extremes of the training rows, and before that replaced by ln(1 + x - low) if the scale is log. A
+  missing cell gets missing_id, value 1.
+- list: the ids of its categories, each with its weight or 1 as the value; an empty one missing_id.
+- weekday, date: as hour, of 1 to 7 or YYYYMMDD.
+
+A cell whose text is one of "missing" counts as empty. "format_version" is 2 where a map has any of
+the last four kinds, or "missing".
+
+The `fingerprint` of a map is in the dataset.json of the records that it encoded, and in the models
+trained on them.
+
+This module needs nothing but Python, so a server can use it as it is.
+"""
+
+import bisect
+import hashlib
+import json
+import math
+import re
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+
+from deepfm.records.raw import cells, column_kinds
+from deepfm.records.raw.column_kinds import (
+    BUCKETS,
+    DATASETS,
+    HASH,
+    HOUR,
+    ID,
+    LIST,
+    MOMENTS,
+    NUMBER,
+    RANGED,
+    SCALED,
+    WEEKDAY,
+    Column,
+)
+from deepfm.records.raw.fingerprint import fingerprint64
+from deepfm.records.storage import places
+
+FILE = "feature_map.json"
+FORMAT_VERSION = 2
+STEPS = 10000  # scaled values are multiples of 1 / STEPS
+_ANY = ' (kind "category" takes any text)'
+HOURS = re.compile(r"[0-9]{8}")
+
+
+class Field(NamedTuple):
+    """A field of a map; the module's docstring explains its ids.
+
+    Attributes:
+        name: the name of the raw column.
+        kind: a kind of column_kinds.RAW except integer, or id.
+        first_id: the smallest of its ids, which is the one for a missing cell.
+        vocabulary: {text: id}; empty for a kind that has none.
+        low: the smallest number of the training rows, of kinds scaled and id and of a number.
+        high: the largest.
+        bounds: between a number's buckets.
+        center, spread: of a number that is a value.
+        column: the Column, whose options say how a cell is read.
+    """
+
+    name: str
+    kind: str
+    first_id: int
+    vocabulary: Dict[str, int]
+    low: float = 0
+    high: float = 0
+    bounds: Tuple[float, ...] = ()
+    center: float = 0.0
+    spread: float = 1.0
+    column: Optional[Column] = None
+
+
+class FeatureMap(NamedTuple):
+    """The content of a feature_map.json; `columns` are all of a row, () for those of DATASETS."""
+
+    dataset: str
+    integers: str
+    min_count: int
+    feature_size: int
+    fields: List[Field]
+    columns: Tuple[Column, ...] = ()
+    missing: Tuple[str, ...] = ()
+
+
+def end_of(field: Field) -> int:
+    """One past the last id of a field."""
+    ids = len(field.vocabulary)
+    if field.kind == ID:
+        ids = field.high - field.low + 1
+    elif field.kind == HASH:
+        ids = field.column.buckets
+    elif field.kind == NUMBER and not field.column.scale:
+        ids = len(field.bounds) + 1
+    return field.first_id + 2 + ids
+
+
+def encode_row(feature_map: FeatureMap, cells: Sequence[Any]) -> Tuple[List[int], List[float]]:
+    """Encodes a raw row as (ids, values), F of each; `encode_fields` if a field is a list.
+
+    Args:
+        feature_map: from `load`.
+        cells: the row's fields, in their order, without label and ignored columns: texts, or what
+            JSON has (numbers, true, false, null), which stand for the texts that Parquet gives.
+
+    Raises:
+        ValueError: the row has the wrong number of cells, one is malformed or is a list or an
+            object, or a field is of kind list.
+    """
+    lists = [field.name for field in feature_map.fields if field.kind == LIST]
+    if lists:
+        raise ValueError(f"{lists[0]} is a list, so that rows have several ids; use encode_fields")
+    pairs = [pair for (pair,) in encode_fields(feature_map, cells)]
+    return [i for i, _ in pairs], [value for _, value in pairs]
+
+
+def encode_fields(feature_map: FeatureMap, cells: Sequence[Any]) -> List[List[Tuple[int, float]]]:
+    """The (id, value) pairs of each field of a raw row, F lists; as `encode_row`."""
+    if len(cells) != len(feature_map.fields):
+        raise ValueError(f"expected {len(feature_map.fields)} cells, found {len(cells)}")
+    texts = [cell if isinstance(cell, str) else _text_of_json(cell) for cell in cells]
+    texts = ["" if text in feature_map.missing else text for text in texts]
+    return [_encode_cell(field, text) for field, text in zip(feature_map.fields, texts)]
+
+
+def _text_of_json(cell):
+    """The text that a cell other than a string stands for, as parquet_blocks reads it."""
+    if cell is None or cell != cell:  # null, NaN
+        return ""
+    if not isinstance(cell, (int, float)):
+        raise ValueError(f"{cell!r:.100} is neither a text nor a number, true, false or null")
+    return str(cell if cell % 1 or abs(cell) >= 1e18 else int(cell))
+
+
+def _encode_cell(field, cell):
+    """[(id, value)] of a text."""
+    reason = cell and explain_cell(field, cell)
+    if reason:
+        raise ValueError(f"{field.name} {reason}")
+    if field.kind == LIST:
+        known, rare = field.vocabulary.get, field.first_id + 1
+        return [(known(text, rare), x) for text, x in members(field.column, cell)] or [
+            (field.first_id, 1.0)
+        ]
+    return [_encode_text(field, cell) if cell else (field.first_id, 1.0)]
+
+
+def _encode_text(field, cell):
+    first, kind = field.first_id, field.kind
+    if kind == SCALED:
+        return first + 1, scaled(cells.integer(cell), field.low, field.high)
+    if kind == ID:
+        x = cells.integer(cell)
+        return first + 1 + (field.low <= x <= field.high) * (1 + x - field.low), 1.0
+    if kind == HASH:
+        return first + 2 + fingerprint64(cell.encode()) % field.column.buckets, 1.0
+    if kind == NUMBER and not field.column.scale:
+        return first + 2 + bisect.bisect_right(field.bounds, cells.number(cell)), 1.0
+    if kind == NUMBER:
+        return first + 1, number_value(field, cells.number(cell))
+    return field.vocabulary.get(text_of(field.column or field, cell), first + 1), 1.0
+
+
+def number_value(field: Field, x: float) -> float:
+    """The value of a number in a field that has a scale."""
+    x = min(max(x, field.low), field.high)
+    if field.column.scale == "log":
+        x = math.log1p(x - field.low)
+    return round(STEPS * ((x - field.center) / field.spread)) / STEPS
+
+
+def members(column: Column, cell: str) -> List[Tuple[str, float]]:
+    """The (category, weight) pairs of a list; the weight of one that has no number is NaN."""
+    texts = (text.strip() for text in cell.split(column.separator))
+    texts = [text for text in texts if text][: column.length]
+    if not column.weights:
+        return [(text, 1.0) for text in texts]
+    parts = (text.rpartition(column.weights) for text in texts)
+    weight = lambda text: float("nan") if cells.number(text) is None else cells.number(text)
+    return [
+        (text, weight(x) if text else float("nan")) if mark else (x, 1.0) for text, mark, x in parts
+    ]
+
+
+def explain_cell(column: Column, cell: str) -> Optional[str]:
+    """What is wrong with a cell that is not empty; None if nothing is.
+
+    Args:
+        column: the Column, or a Field.
+    """
+    kind, column = column.kind, getattr(column, "column", column)
+    if kind in (BUCKETS, *RANGED) and cells.integer(cell) is None:
+        return f"{cell!r} is not an integer of at most 18 digits"
+    if kind == NUMBER and cells.number(cell) is None:
+        return f"{cell!r} {cells.NO_NUMBER}{_ANY}"
+    if kind == HOUR and not (column and column.format) and not HOURS.fullmatch(cell):
+        return f"{cell!r} is not an hour YYMMDDHH"
+    if kind in MOMENTS and column and column.format and not cells.moment(cell, column.format):
+        return f"{cell!r} is not a time ({cells.FORMATS[column.format]}){_ANY}"
+    if kind == LIST and not all(x == x for _, x in members(column, cell)):
+        return f"{cell!r} holds a weight that {cells.NO_NUMBER}"
+    return None
+
+
+def text_of(column: Column, cell: str) -> str:
+    """The text that represents a cell in the vocabulary."""
+    kind = column.kind
+    if kind == BUCKETS:
+        return bucket_text(bucket(cells.integer(cell)))
+    if kind not in MOMENTS:
+        return cell
+    if not getattr(column, "format", None):
+        return cell[-2:]
+    at = cells.moment(cell, column.format) + cells.offset(column.timezone or "Z")
+    if kind == WEEKDAY:
+        return str(at.isoweekday())
+    return at.strftime("%H") if kind == HOUR else f"{at.year:04d}{at.month:02d}{at.day:02d}"
+
+
+def bucket(x: int) -> int:
+    """The code of an integer: floor(ln(x)^2) if x > 2, else x - 3, which is negative."""
+    if x <= 2:
+        return x - 3
+    log = math.log(x)
+    return math.floor(log * log)
+
+
+def bucket_text(code: int) -> str:
+    """The text of a code from `bucket`, as the winners wrote it."""
+    return str(code) if code > 0 else f"SP{code + 3}"
+
+
+def bucket_code(text: str) -> int:
+    """The code that a text stands for; raises ValueError if there is none."""
+    return int(text[2:]) - 3 if text.startswith("SP") else int(text)
+
+
+def scaled(x: int, low: int, high: int) -> float:
+    """Scales an integer to a value in [0, 1]."""
+    x = min(max(x, low), high)
+    return round(STEPS * math.log1p(x - low) / math.log1p(max(high - low, 1))) / STEPS
+
+
+def fingerprint(fields: Iterable[Field], missing: Sequence[str] = ()) -> str:
+    """A hash of everything that decides ids and values, however the map's file is written."""
+    digest = hashlib.sha1(json.dumps(missing).encode() if missing else b"")
+    for field in fields:
+        content = [*field[:3], list(field.vocabulary), field.low, field.high]
+        options = field.column.described() if field.column else {}
+        if len(options) > 2 or field.kind == NUMBER:  # beside name and kind
+            content += [field.bounds, field.center, field.spread, options]
+        digest.update(json.dumps(content).encode())
+    return digest.hexdigest()[:16]
+
+
+def load(path: str) -> FeatureMap:
+    """Reads a feature_map.json; raises ValueError, which names the file, if it is invalid."""
+    try:
+        parsed = json.loads(places.of(path).content(path).decode())
+        if parsed["format_version"] not in range(1, FORMAT_VERSION + 1):
+            version = str(parsed["format_version"])[:40]
+            raise ValueError(f"format_version is {version}, this program reads {FORMAT_VERSION}")
+        feature_map = FeatureMap(*(parsed[name] for name in FeatureMap._fields[:-2]))
+        columns = tuple(map(column_kinds.of_json, parsed.get("columns", ())))
+        missing = tuple(parsed.get("missing", ()))
+        feature_map = feature_map._replace(columns=columns, missing=missing)
+        return _checked(feature_map)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise ValueError(f"{path}: is not a feature map ({reason}).") from error
+
+
+def _checked(feature_map):
+    """The map with Fields; refuses (ValueError) one whose fields or ids do not fit together."""
+    columns = feature_map.columns or DATASETS.get(feature_map.dataset)
+    if not columns or feature_map.integers not in (BUCKETS, SCALED):
+        raise ValueError("unknown dataset or integers")
+    column_kinds.check(columns)
+    expected = column_kinds.fields(columns, feature_map.integers)
+    if [(f["name"], f["kind"]) for f in feature_map.fields] != [x[:2] for x in expected]:
+        raise ValueError(f"the fields are not those of {feature_map.dataset}")
+    next_id, fields = 1, []
+    for column, entry in zip(expected, feature_map.fields):
+        known = {key: x for key, x in entry.items() if key in Field._fields}
+        field = Field(**{"vocabulary": {}, **known, "column": column})
+        field = field._replace(bounds=tuple(field.bounds))
+        ids = list(field.vocabulary.values())
+        if field.first_id != next_id or ids != list(range(next_id + 2, next_id + 2 + len(ids))):
+            raise ValueError(f"the ids of {field.name} are not consecutive")
+        if field.kind == BUCKETS:
+            for text in field.vocabulary:
+                bucket_code(text)
+        limit = 1e308 if field.kind == NUMBER else 10**18
+        if not -limit < field.low <= field.high < limit or not field.spread > 0:
+            raise ValueError(f"low and high of {field.name} are not a range")
+        if list(field.bounds) != sorted(set(map(float, field.bounds))):
+            raise ValueError(f"the bounds of {field.name} do not ascend")
+        next_id = end_of(field)
+        fields.append(field)
+    if feature_map.feature_size != next_id:
+        raise ValueError(f"feature_size is {feature_map.feature_size}, its ids need {next_id}")
+    return feature_map._replace(fields=fields)
