@@ -10,7 +10,6 @@ code is 143.
 """
 
 import contextlib
-import ctypes
 import functools
 import json
 import os
@@ -21,7 +20,7 @@ import sys
 import threading
 
 import programs  # first
-from programs import ROOT, BadInput, program, run_program, wait_until
+from programs import ROOT, BadInput, program, run_program
 
 # isort: split
 from absl import flags, logging
@@ -58,10 +57,7 @@ def _run(train_flags):
         return _wait(processes, start)
     except KeyboardInterrupt:
         program.handle_signals(signal.SIG_IGN)
-        for process, _ in processes.values():
-            process.terminate()
-        has_ended = lambda: all(process.poll() is not None for process, _ in processes.values())
-        wait_until(has_ended, _LAST_CHECKPOINT)
+        programs.end(processes.values(), _LAST_CHECKPOINT)
         return 128 + signal.SIGTERM
     finally:
         programs.end(processes.values())
@@ -112,14 +108,8 @@ def _start(name, cluster, train_flags, width):
         [sys.executable, "-u", str(ROOT / "train.py"), *train_flags],
         functools.partial(_show, f"{job} {index}".ljust(width)),
         env={**os.environ, "TF_CONFIG": json.dumps(config)},
-        preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+        preexec_fn=programs.end_with_parent,
     )
-
-
-def _end_with_parent():
-    """Asks Linux to end this process when its parent is gone, even by kill -9."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def _show(label, line):

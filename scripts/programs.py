@@ -4,10 +4,13 @@ A program imports this before any third-party package, because deepfm says what 
 missing. From then on, Python finds what programs consist of in sagemaker/ and benchmarks/.
 """
 
+import contextlib
+import ctypes
 import math
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -78,6 +81,42 @@ def flag_values(words):
             name, value = (name[2:], False) if name.startswith("no") else (name, True)
         values[name] = value
     return values
+
+
+def training_flags(words, ours, needed):
+    """{name: value} of train.py's flags, which follow a program's `--`.
+
+    Args:
+        ours: names that the program sets itself, and refuses.
+        needed: {name that has to be among them: a value that would work}.
+    """
+    given, name_of_program = flag_values(words), os.path.basename(sys.argv[0])
+    for name, example in needed.items():
+        if name not in given:
+            raise BadInput(f"--{name} is missing; try {name_of_program} -- --{name}={example}")
+    for name, value in given.items():
+        if name in ours:
+            off = "no" if value is False else ""
+            raise BadInput(f"--{off}{name} is set by {name_of_program} itself; leave it out.")
+    return given
+
+
+def values_to_tune(text, asked):
+    """What a --tune asks for, in SageMaker's words: ("Integer" or "Continuous", (lowest, highest),
+    "Logarithmic" or "Auto"), or ("Categorical", values)."""
+    if "|" in asked:
+        return "Categorical", asked.split("|")
+    low, _, high = asked.partition("..")
+    high, _, scale = high.partition(":")
+    for kind, number in (("Integer", int), ("Continuous", float)):
+        with contextlib.suppress(ValueError):
+            ends = number(low), number(high)
+            if ends[0] < ends[1] and (not scale or (scale == "log" and ends[0] > 0)):
+                return kind, ends, "Logarithmic" if scale else "Auto"
+    raise BadInput(
+        f"--tune={text} is not a range or a choice; try --tune=learning_rate=0.0001..0.01:log or "
+        "--tune=embedding_size=16|32."
+    )
 
 
 def run_command(*words) -> subprocess.CompletedProcess:
@@ -169,8 +208,20 @@ def start(words, take, **options):
     return process, thread
 
 
-def end(started):
-    """Kills processes of `start`, and takes their last lines."""
+def end_with_parent():
+    """Asks Linux to end this process when its parent is gone, even by kill -9; a preexec_fn."""
+    pr_set_pdeathsig = 1
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def end(started, seconds: float = 0):
+    """Ends processes of `start`: those that SIGTERM has not ended in `seconds`, by SIGKILL. Takes
+    their last lines."""
+    if seconds:
+        for process, _ in started:
+            process.terminate()
+        wait_until(lambda: all(process.poll() is not None for process, _ in started), seconds)
     for process, _ in started:
         process.kill()
     for process, thread in started:

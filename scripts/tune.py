@@ -31,7 +31,16 @@ import time
 from typing import Dict, List, Optional, Tuple
 
 import programs  # first
-from programs import BadInput, check_list, flag_values, need, program, run_program, write_files
+from programs import (
+    BadInput,
+    check_list,
+    flag_values,
+    need,
+    program,
+    run_program,
+    training_flags,
+    write_files,
+)
 
 # isort: split
 from absl import flags, logging
@@ -93,15 +102,7 @@ def main(arguments):
 
 def _read(words) -> Tuple[List[str], int]:
     """(train.py's flags but the batch size, the global batch that they ask for)."""
-    given = flag_values(words)
-    if "training_data_dir" not in given:
-        raise BadInput(
-            "--training_data_dir is missing; try tune.py -- --training_data_dir=data/train"
-        )
-    for name, value in given.items():
-        if name in _OURS:
-            off = "no" if value is False else ""
-            raise BadInput(f"--{off}{name} is set by tune.py itself; leave it out.")
+    given = training_flags(words, _OURS, {"training_data_dir": "data/train"})
     sizes = {name: given.pop(name) for name in ("batch_size", "global_batch_size") if name in given}
     if len(sizes) == 2:
         raise BadInput("--batch_size and --global_batch_size are both given; leave one out.")

@@ -60,7 +60,7 @@ MADE = re.compile(
     r"--(?:output_dir|model_dir|servable_model_dir|predictions_file|output_path)=([\w./]+)"
     r"|(?<=mkdir -p )([\w/]+)|> ([\w/.]+)"
 )
-DEFAULTS = ["quickstart_output", "sagemaker_output", "tune"]
+DEFAULTS = ["quickstart_output", "sagemaker_output", "search", "tune"]
 QUICK, SLOW = 120, 900  # seconds that a block may take
 
 
@@ -332,6 +332,7 @@ def make_checkout(folder):
     folder.mkdir()
     for name in ("train.py", "pyproject.toml", "README.md", "CONTRIBUTING.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
+    shutil.copy(ROOT / "requirements-search.txt", folder)
     for name in FOLDERS:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in (".venv", ".venv-sagemaker", ".venv-spark"):

@@ -131,7 +131,8 @@ def test_the_application_imports_only_runtime_pins_and_the_standard_library():
 
 
 def test_scripts_and_tests_import_only_pins_and_the_standard_library():
-    files = ("requirements.txt", "requirements-dev.txt", "requirements-sagemaker.txt")
+    names = ("", "-dev", "-sagemaker", "-search")
+    files = [f"requirements{name}.txt" for name in names]
     allowed = {package for name in files for package in pins(name)}
     sources = [*ROOT.glob("scripts/**/*.py"), *ROOT.glob("tests/**/*.py")]
     # Runs in a Python of the user's, which has torch.

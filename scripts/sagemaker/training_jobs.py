@@ -1,6 +1,5 @@
 """Training jobs and tuning jobs of launch_sagemaker.py, whose words are flags of train.py."""
 
-import contextlib
 import io
 import re
 import tarfile
@@ -176,29 +175,13 @@ def _ranges(words, given):
         name, _, asked = text.partition("=")
         if name in found or name in given:
             raise BadInput(f"--tune={text}: --{name} is given twice; leave one out.")
-        found[name] = _range(text, asked)
+        found[name] = programs.values_to_tune(text, asked)
     if not found:
         raise BadInput("--tune is missing; try --tune=learning_rate=0.0001..0.01:log.")
     for i in range(max(len(values) for _, values, *_ in found.values())):
         tried = [f"--{n}={values[i % len(values)]}" for n, (_, values, *_) in found.items()]
         check_flags(["train.py"], [*words, *tried])
     return found
-
-
-def _range(text, asked):
-    if "|" in asked:
-        return "Categorical", asked.split("|")
-    low, _, high = asked.partition("..")
-    high, _, scale = high.partition(":")
-    for kind, number in (("Integer", int), ("Continuous", float)):
-        with contextlib.suppress(ValueError):
-            ends = number(low), number(high)
-            if ends[0] < ends[1] and (not scale or (scale == "log" and ends[0] > 0)):
-                return kind, ends, "Logarithmic" if scale else "Auto"
-    raise BadInput(
-        f"--tune={text} is not a range or a choice; try --tune=learning_rate=0.0001..0.01:log or "
-        "--tune=embedding_size=16|32."
-    )
 
 
 def _check_spot(given, model_dir):
