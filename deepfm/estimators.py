@@ -172,9 +172,9 @@ def of_checkpoint(model: Model, read: Callable[[str], Any]):
     return best.of_checkpoint(model.job.model_dir, model.checkpoint, read, hold=not model.trains)
 
 
-def input_of(model: Model, data: datasets.DataSet, share: Share, **of_schema):
-    """The input_fn of this process's share of the records, once and in order."""
+def input_of(model: Model, data: datasets.DataSet, share: Share, damaged=(), **of_schema):
+    """The input_fn of this process's share of the good records, once and in order."""
     job, wanted = model.job, schema(model.config, data)._replace(**of_schema)
-    source = Source(data, job.input, share, ops=job.ops)
+    source = Source(data, job.input, share, damaged=damaged, ops=job.ops)
     at_once = batches_at_once(job.input.batch_size)
     return input_pipeline.once_in_order(source, wanted, Mode(), at_once)

@@ -21,7 +21,6 @@ from deepfm.state import best, hparams, resume, saving
 v1 = tf.compat.v1
 
 _STEPS_OF_A_VERDICT = 100  # in fewer steps the start dominates
-_REPORTED = 1000  # most skipped records that report.json lists
 
 
 def train(opened: Opened) -> dict:
@@ -50,7 +49,7 @@ def train(opened: Opened) -> dict:
     report["training_data"] = open_data.described(plan.data)
     if plan.validation:
         report["validation_data"] = open_data.described(plan.validation)
-    report.update(_skipped(plan.damaged))
+    report.update(bad_records.reported(plan.damaged))
     if chief and job.servable_model_dir:
         kept = best.step_of(os.path.join(job.model_dir, best.FOLDER))  # None if it was damaged
         model = plan.model._replace(checkpoint=job.export if kept else "last")
@@ -98,16 +97,6 @@ def _check_all_used(plan, run):
         identity.check_unchanged(data)
         remote_files.check_all_read(data.files, wanted, found)
         raise OSError(f"{data.name}: training used {found:,} records instead of {wanted:,}")
-
-
-def _skipped(damaged):
-    """What report.json says about the records that were skipped."""
-    bad = [
-        {"file": file.path, "place": place.lstrip(":").strip(), "reason": reason}
-        for file in damaged
-        for place, reason in file.places.items()
-    ]
-    return {"skipped_records": len(bad), "skipped": bad[:_REPORTED]}
 
 
 class _Training:

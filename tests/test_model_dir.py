@@ -36,7 +36,9 @@ OURS = (
     "checkpoint", "checkpoint.tmp" + 32 * "a", "model.ckpt-7.index", "model.ckpt-7.meta",
     "model.ckpt-7.data-00000-of-00001", "graph.pbtxt", "events.out.tfevents.1.host", "model.json",
     "run.json", "evaluations.json", "model_id.json", "report.json", "report.eval.json",
-    "predictions.txt", ".predictions.txt.part-1", ".report.eval.json.tmp-12",
+    "predictions.txt", ".predictions.txt.part-1", "predictions.csv", ".predictions.csv.part-0",
+    "predictions.parquet/part-00000.parquet", ".predictions.parquet.part-0.old/part-00000.parquet",
+    ".report.eval.json.tmp-12",
     "eval/events.out.tfevents.1", "eval_test/events.out.tfevents.1",
     "model.ckpt-9_temp_" + 32 * "0" + "/part-00000",
     ".reading-x0_b3xyz/model.ckpt-7.index", ".probe-" + 32 * "f",
@@ -221,9 +223,14 @@ def test_predictions_are_not_written_over_the_records(model, tmp_path):
 def test_predictions_take_the_place_of_predictions_alone(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "best").mkdir()
-    for name in ("part.tfrecords", "part.txt", "mine.txt", "best/checkpoint"):
-        mine = "0.5\n1.2e-05\n1\n" * 1000
-        (tmp_path / name).write_text(mine if name == "mine.txt" else "1 2:3\n")
+    mine = {
+        "mine.txt": "0.5\n1.2e-05\n1\n" * 1000,
+        "mine.csv": 'key,probability\n"a,b",0.5\nc,nan\n',
+        "places.csv": "file,row,probability\nx.libsvm,0,0.5\n",
+        "other.csv": "key,value\nc,1\n",
+    }
+    for name in ("part.tfrecords", "part.txt", "best/checkpoint", *mine):
+        (tmp_path / name).write_text(mine.get(name, "1 2:3\n"))
     (tmp_path / "empty").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "part.tfrecords")
     for path, said in (
@@ -235,6 +242,7 @@ def test_predictions_take_the_place_of_predictions_alone(tmp_path):
         (tmp_path / "model" / "model.ckpt-3.index", "is a file of the model"),
         (tmp_path / "part.tfrecords", "holds something other than predictions"),
         (tmp_path / "part.txt", "holds something other than predictions"),
+        (tmp_path / "other.csv", "holds something other than predictions"),
         (tmp_path / "link", "holds something other than predictions"),
         (tmp_path / "best" / "checkpoint", "holds something other than predictions"),
     ):
@@ -243,6 +251,8 @@ def test_predictions_take_the_place_of_predictions_alone(tmp_path):
     for path in (
         None,
         tmp_path / "mine.txt",
+        tmp_path / "mine.csv",
+        tmp_path / "places.csv",
         tmp_path / "empty",
         tmp_path / "model" / "predictions.txt",
         tmp_path / "other" / "model.json",

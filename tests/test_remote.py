@@ -315,6 +315,11 @@ def test_predictions_and_exports_are_made_from_s3_to_s3(server, trained):
     run(server, "--task_type=infer", f"--infer_data_dir={DATA}", *flags)
     run(server, "--task_type=export", f"--servable_model_dir={out.path}", *flags)
     assert len(folder.read("predictions.txt").split()) == ROWS
+    flags = *flags, "--task_type=infer", f"--infer_data_dir={DATA}", "--predictions_format=parquet"
+    for _ in range(2):  # the second takes the place of the first
+        run(server, *flags)
+    names = [name for name in folder.names() if "parquet" in name]
+    assert names == ["predictions.parquet/part-00000.parquet"]
     assert any(name.endswith("/saved_model.pb") for name in out.names())
 
 

@@ -1,5 +1,6 @@
 """What a job is asked to do, how its records are read, and what modes of distribution read."""
 
+import os
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from deepfm.config.model import SEED, OptimizerConfig
@@ -52,8 +53,8 @@ class InputConfig(NamedTuple):
         "Format of the records; auto goes by file names and contents.",
         choices=("auto", "tfrecord", "libsvm"))  # and the names of data.formats
     max_bad_records: int = setting(OF_PROCESS, 0,
-        "Training skips up to this many unreadable records and lists them in report.json; one more "
-        "ends it.", at_least=0)
+        "Training skips up to this many unreadable records, infer predicts nan for them, and the "
+        "report lists them; one more ends the job.", at_least=0)
     eval_on_all_ranks: bool = setting(ALIKE, False,
         "Every Horovod rank evaluates all records, instead of its share of them.")
     example_weights: Optional[bool] = setting(CHANGES, None,
@@ -130,8 +131,13 @@ class JobConfig(NamedTuple):
         "Folder for the exported SavedModels, each in a numbered folder of its own, as TensorFlow "
         "Serving expects.", tasks=("train", "export"))
     predictions_file: Optional[str] = setting(OF_PROCESS, None,
-        "Where infer writes one probability per line, in the order of the records. Default: "
-        "predictions.txt in model_dir.", tasks=("infer",))
+        "Where infer writes its predictions, in the order of the records. Default: predictions.txt "
+        "in model_dir; by the format predictions.csv, or the folder predictions.parquet.",
+        tasks=("infer",))
+    predictions_format: str = setting(OF_PROCESS, "plain",
+        "plain: one probability per line; csv: with a header and the record's key before it, or "
+        "without keys its file and its number there, from 0; parquet: these columns, a file for "
+        "each rank in a folder.", choices=("plain", "csv", "parquet"), tasks=("infer",))
     checkpoint: str = setting(OF_PROCESS, "last",
         "Which checkpoint eval, infer and export use: last; best, which training keeps in "
         "model_dir/best by --best_metric; auto, the best one if it is of the present run, else the "
@@ -202,6 +208,12 @@ class JobConfig(NamedTuple):
         "The correction is kept in model.json.")
 
     # fmt: on
+
+    @property
+    def predictions_path(self):
+        """Where infer writes."""
+        ending = "txt" if self.predictions_format == "plain" else self.predictions_format
+        return self.predictions_file or os.path.join(self.model_dir, f"predictions.{ending}")
 
     @property
     def batch_of_process(self):

@@ -6,7 +6,7 @@ and the formats' slow, plain readers look at one record at a time, and past dama
 
 import contextlib
 import itertools
-from typing import Iterator, Optional, Tuple
+from typing import Iterator, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +21,8 @@ from deepfm.runtime import remote_files
 
 CHUNK = 4096  # records that are checked at once
 _TOO_MANY = "more than --max_bad_records={} bad records"
-_CHECKED_FILES = 64  # files whose first records are looked at before a job starts
+_REPORTED = 1000  # most skipped records that a report lists
+CHECKED_FILES = 64  # files whose first records are looked at before a job starts
 
 
 def find_bad(
@@ -51,7 +52,7 @@ def find_bad(
 
 def check_first_records(data: datasets.DataSet, schema: Schema):
     """Refuses (BadInput) data whose first records, in any of its first files, break the schema."""
-    for file in data.files[:_CHECKED_FILES]:
+    for file in data.files[:CHECKED_FILES]:
         for record in find_bad(file.path, data.format, schema, CHUNK):
             raise BadInput(str(record))
 
@@ -93,6 +94,25 @@ def find_damaged(
             damaged.append(shares.Skipped(file.path, places))
     logging.info("Skipping %d bad records.", count)
     return data, tuple(damaged)
+
+
+def with_stand_in(data: datasets.DataSet, damaged: Sequence[shares.Skipped]) -> list:
+    """The damaged files, where the first good record stands in for each bad one."""
+    bad = {(file.path, place) for file in damaged for place in file.places}
+    records = ((file.path, x) for file in data.files for x in data.format.numbered(file.path))
+    good = (x[1] for path, x in records if (path, x[0]) not in bad)
+    stand_in = next(good, b"") if damaged else None  # b"": reading ends at the first bad one
+    return [file._replace(stand_in=stand_in) for file in damaged]
+
+
+def reported(damaged: Sequence[shares.Skipped]) -> dict:
+    """What a report says about the records that were skipped."""
+    bad = [
+        {"file": file.path, "place": place.lstrip(":").strip(), "reason": reason}
+        for file in damaged
+        for place, reason in file.places.items()
+    ]
+    return {"skipped_records": len(bad), "skipped": bad[:_REPORTED]}
 
 
 def _pass_over(data, schema, allowed):

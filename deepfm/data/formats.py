@@ -35,6 +35,7 @@ class Format(NamedTuple):
         parse_chunk: (chunk of Ops, schema, Ops) -> labels, ids, values, perhaps counts, and weights
             if the schema gives them.
         begins: the first 12 bytes of a file -> whether the file may have this format.
+        keys: path -> lists of the keys of its records, in order; None: its records have none.
         faster: the format that reads faster, as advice; None if there is none.
         chunks_by_buffer: whether the chunks of `read` depend on the bytes to read at once.
         count: path -> its records, without reading more of them than it must.
@@ -54,6 +55,7 @@ class Format(NamedTuple):
     parse_chunk: Callable
     count: Callable
     begins: Callable = lambda head: True
+    keys: Optional[Callable] = None
     faster: Optional[str] = None
     chunks_by_buffer: bool = False
     in_pipe: str = "TFRecord"
@@ -104,6 +106,15 @@ def _numbered_frames(path):
             yield block.place, None, block.reason
         else:
             yield from ((block.place(i), block.payload(i), "") for i in range(len(block)))
+
+
+def _keys_of_frames(path):
+    """Yields lists of keys, empty for a record without one and for one that cannot be read."""
+    for block in frames.frames_of_file(path):
+        if isinstance(block, BadRecord):
+            yield [b""]
+        else:
+            yield codec.keys(block.data, block.starts + wire.HEADER, block.ends - 4)
 
 
 def _count_frames(path):
@@ -178,6 +189,7 @@ TFRECORD = Format(
     parse_chunk=lambda raw, schema, ops: ops.parse(raw, schema, records.parse),
     count=_count_frames,
     begins=data_file.KINDS["tfrecord"].begins,
+    keys=_keys_of_frames,
 )
 LIBSVM = Format(
     name="libsvm",

@@ -176,7 +176,7 @@ def _each_group(source, epoch, used, arrange):
 def _chunks_of_group(source, ranges, plan):
     """The records of a group, read in parallel, in chunks: string [n] or packed."""
     data, damaged, ops = source.data, source.damaged, source.ops
-    places = {file.path: file.places for file in damaged}
+    bad = {file.path: file for file in damaged}
     parallel = min(source.asked.num_parallel_reads, len(ranges))
 
     all_whole = all(r.whole for r in ranges)
@@ -195,9 +195,12 @@ def _chunks_of_group(source, ranges, plan):
         return ops.rechunked(whole(path, begin, count), CHUNK, skip=begin, take=count)
 
     def good(path):
-        """The good records of a file, from the slow reader, which can continue after damage."""
-        for place, payload, _ in data.format.numbered(path.decode()):
-            if place not in places[path.decode()]:
+        """The good records of a file, from the slow reader, which can continue after damage; and
+        what stands in for the bad ones."""
+        damaged = bad[path.decode()]
+        for place, payload, _ in data.format.numbered(damaged.path):
+            payload = damaged.stand_in if place in damaged.places else payload
+            if payload is not None:
                 yield payload
 
     def past_damage(path, begin, count):

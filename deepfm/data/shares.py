@@ -22,10 +22,11 @@ class Range(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """The bad records of a damaged file, which training skips: {place: reason}."""
+    """The bad records of a damaged file, {place: reason}, each skipped if no good one stands in."""
 
     path: str
     places: Mapping[str, str]
+    stand_in: Optional[bytes] = None
 
 
 def divide(
@@ -44,7 +45,7 @@ def divide(
     Returns:
         The ranges of each share.
     """
-    bad = {file.path: len(file.places) for file in damaged}
+    bad = {file.path: len(file.places) for file in damaged if file.stand_in is None}
     rows = [None if f.rows is None else f.rows - bad.get(f.path, 0) for f in files]
     if num_shares == 1:
         return [[Range(file.path, 0, count, True) for file, count in zip(files, rows)]]

@@ -292,7 +292,7 @@ def keys(data: bytes, starts: np.ndarray, ends: np.ndarray) -> List[bytes]:
     starts, ends = (np.ascontiguousarray(x, np.int64) for x in (starts, ends))
     found = np.empty([2, len(starts)], np.int64)
     library.call("deepfm_keys", data, starts, ends, len(starts), found[0], found[1])
-    return [data[a:b] for a, b in found.T.tolist()]
+    return [data[a:b] for a, b in zip(*found.tolist())]
 
 
 def fingerprints(text: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ A frame is a length, its checksum, the payload and its checksum; the checksum is
 `data/records.py` does, and says why not as TensorFlow's Python does.
 """
 
+import contextlib
 import struct
 from typing import Container, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
@@ -198,8 +199,8 @@ def features_of(serialized: bytes, names: Optional[Container[str]] = None) -> Fe
 
 def key(serialized: bytes) -> bytes:
     """The `key` of an Example; empty if it has none."""
-    for features in _messages(serialized, 1):
-        for entry in _messages(features, 1):
+    with contextlib.suppress(ValueError):  # it is no Example
+        for entry in (entry for x in _messages(serialized, 1) for entry in _messages(x, 1)):
             if _messages(entry, 1)[-1:] == [b"key"]:
                 lists = [x for value in _messages(entry, 2) for x in _messages(value, _BYTES_LIST)]
                 return next((x for part in lists for x in _messages(part, 1)), b"")

@@ -21,17 +21,21 @@ _EVENTS = re.compile(r"events\.out\.tfevents\..*")
 # Names of what train.py, and TensorFlow for it, write into a model_dir.
 _WHOLE = (
     r"(model|run|evaluations|model_id|timeline|report(\.eval|\.infer|\.export)?)\.json"
-    r"|predictions\.txt|checkpoint"
+    r"|predictions\.(txt|csv)|checkpoint"
 )
 _OURS = re.compile(
     rf"{_WHOLE}|graph\.pbtxt|events\.out\.tfevents\..*"
     # What a kill left half-written.
-    rf"|\.({_WHOLE})\.tmp-\d+|\.predictions\.txt\.part-\d+|graph\.pbtxt\.tmp{_HEX}"
+    rf"|\.({_WHOLE})\.tmp-\d+|\.predictions\.\w+\.part-\d+|graph\.pbtxt\.tmp{_HEX}"
     rf"|\.reading-{atomic_files.ENDS}|\.(probe|shared)-{_HEX}"
 )
-_FOLDER = re.compile(rf"model\.ckpt-\d+_(temp_{_HEX}|again)|\.reading-{atomic_files.ENDS}")
+_FOLDER = re.compile(
+    rf"model\.ckpt-\d+_(temp_{_HEX}|again)|\.reading-{atomic_files.ENDS}"
+    r"|\.predictions\.parquet\.part-0\.(new|old)"
+)
 _EVALUATIONS = re.compile(r"eval(_\w+)?")  # folders of summaries
-_PREDICTIONS = re.compile(rb"((nan|\d(\.\d*)?(e-\d+)?)\n)*")
+_PREDICTIONS = re.compile(rb"(key|file,row),probability\n(?s:.*)|((nan|\d(\.\d*)?(e-\d+)?)\n)*")
+_PARTS = re.compile(r"part-\d{5}\.parquet")  # of predictions in a folder
 _PATTERN = re.compile(r"[][*?\\]+")  # what TensorFlow takes for a pattern, not for a name
 _HEAD = 1 << 12  # bytes
 
@@ -78,8 +82,9 @@ def _deleted(folder, name):
         return True
     if name == best.FOLDER and _is_folder(path):
         return best.clear(path)
-    summaries = _EVALUATIONS.fullmatch(name) and _is_folder(path)
-    return bool(summaries) and remote_files.clear(path, _EVENTS.fullmatch)
+    kinds = (_EVALUATIONS, _EVENTS), (re.compile(r"predictions\.parquet"), _PARTS)
+    ours = next((files for folder, files in kinds if folder.fullmatch(name)), None)
+    return bool(ours) and _is_folder(path) and remote_files.clear(path, ours.fullmatch)
 
 
 def is_ours(name: str) -> bool:
@@ -103,7 +108,7 @@ def check_paths(job: JobConfig):
         warn_inside(job)
     if "cache" in named:
         remote_files.check_writable(os.path.dirname(os.path.abspath(named["cache"])), "cache")
-    if "predictions_file" in named:
+    if "predictions_file" in named or (task == "infer" and job.predictions_format == "parquet"):
         check_predictions_file(job)
     if chief and "servable_model_dir" in named:
         remote_files.check_writable(job.servable_model_dir, "servable_model_dir")
@@ -146,25 +151,29 @@ def check_is_no_pattern(path: str, name: str):
 
 def check_predictions_file(job: JobConfig):
     """Refuses (BadInput) to put predictions in place of something else."""
-    path = job.predictions_file or ""
+    path, in_folder = job.predictions_path, job.predictions_format == "parquet"
     folder, name = posixpath.split(_whole(path))
     said = None
-    if os.path.isdir(path):
+    if os.path.isdir(path) and not in_folder:
         said = "is a folder; give the name of a file"
-    elif os.path.exists(path) and not os.path.isfile(path):
+    elif os.path.isfile(path) and in_folder:
+        said = "is a file; give the name of a folder"
+    elif os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
         said = "is not a regular file; give the name of one"
     elif dataset_json.is_metadata(name):
         said = "is a file that describes data; give another name"
     elif os.path.exists(path) and not _holds_predictions(path):
         said = "holds something other than predictions; give another name, or delete it"
-    elif folder == _whole(job.model_dir) and is_ours(name) and name != "predictions.txt":
+    elif folder == _whole(job.model_dir) and is_ours(name) and not name.startswith("predictions."):
         said = "is a file of the model; give another name"
     if said:
         raise BadInput(f"--predictions_file={path} {said}.")
 
 
 def _holds_predictions(path):
-    """Whether a file begins as predictions do, or is empty."""
+    """Whether a file begins as predictions do, or is empty; of a folder, whether all files are."""
+    if os.path.isdir(path):
+        return all(map(_PARTS.fullmatch, os.listdir(path)))
     with open(path, "rb") as f:
         head = f.read(_HEAD)
     lines = head[: head.rfind(b"\n") + 1]

@@ -44,8 +44,7 @@ def at_hand(job: JobConfig):
             folder is then kept.
     """
     path = job.model_dir
-    if not job.predictions_file:  # of which each rank writes a part
-        job = job._replace(predictions_file=posixpath.join(path, "predictions.txt"))
+    job = job._replace(predictions_file=job.predictions_path)  # each rank writes a part of it
     if not job.distribution.chief:
         yield job, None
         return
