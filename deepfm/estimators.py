@@ -38,8 +38,10 @@ class Model(NamedTuple):
     @property
     def grouping(self) -> Optional[groups.Grouping]:
         """Of its evaluations, if the job asks for one."""
-        asked = self.job.gauc_field, self.job.slice_fields
-        return None if asked == (None, ()) else groups.Grouping(*asked)
+        user, slices = self.job.gauc_field, self.job.slice_fields  # by now numbers
+        if user is None and not slices:
+            return None
+        return groups.Grouping(None if user is None else int(user), tuple(map(int, slices)))
 
 
 def batches_at_once(batch_size: int) -> int:

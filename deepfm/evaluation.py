@@ -70,9 +70,10 @@ def evaluate_model(model: Model, data: datasets.DataSet) -> Tuple[int, dict, dic
     results["examples"] = int(results["examples"])
     remote_files.check_all_read(data.files, data.rows, results["examples"])
     results["loss"] = results.pop("mean_loss")
-    _check_defined(data, results, found["global_step"])
+    check_defined(data, results, found["global_step"])
     if model.grouping:
-        results.update(groups.of_report(model.grouping, found, *slices))
+        names = open_data.names_of(job, model.config, data)
+        results.update(groups.of_report(model.grouping, found, *slices, names=names))
     results["saturated"] = evaluation.saturated()
     divergence.warn_of_saturation(results["saturated"], data.name)
     logging.info(
@@ -83,7 +84,7 @@ def evaluate_model(model: Model, data: datasets.DataSet) -> Tuple[int, dict, dic
     return int(found["global_step"]), results, evaluation.curves()
 
 
-def _check_defined(data, results, step):
+def check_defined(data, results, step):
     """Refuses (BadInput) a log loss that is not finite; warns of an undefined AUC."""
     undefined = math.isnan(results["auc"])
     without_labels = data.weighted and undefined  # perhaps all weigh 0

@@ -1,4 +1,4 @@
-"""Runs a job, each of which is a file: training, evaluation, inference, export."""
+"""Runs a job, each of which is a file: training, evaluation, importance, inference, export."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from typing import Callable, Dict
 
 from absl import logging
 
-from deepfm import evaluation, export, inference, training
+from deepfm import evaluation, export, importance, inference, training
 from deepfm.config import InputConfig, JobConfig
 from deepfm.errors import BadInput
 from deepfm.plan import Opened, open_model
@@ -123,6 +123,7 @@ def _with_batch_size(job):
 TASKS: Dict[str, Callable[[Opened], dict]] = {
     "train": training.train,
     "eval": evaluation.evaluate,
+    "importance": importance.importance,
     "infer": inference.infer,
     "export": export.export,
 }

@@ -3,16 +3,19 @@
 `flag` is the name of the flag that names the data; it is a field of InputConfig.
 """
 
+import contextlib
 from typing import Optional, Sequence
 
 from absl import logging
 
-from deepfm.config import JobConfig, Share
+from deepfm.config import JobConfig, ModelConfig, Share
 from deepfm.data import datasets, formats, pipe_mode, shares
 from deepfm.errors import BadInput
 from deepfm.records import data_file, libsvm_text
 from deepfm.records.data_file import DataFile
+from deepfm.records.raw import names
 from deepfm.runtime import remote_files
+from deepfm.state import resume
 
 
 def find(flag: str, job: JobConfig) -> datasets.DataSet:
@@ -125,6 +128,31 @@ def share(data: datasets.DataSet, job: JobConfig) -> Share:
     if data.sharded:  # no other host sees them
         return Share(mode.local_size, mode.local_rank)
     return Share(mode.size, mode.rank)
+
+
+def names_of(job: JobConfig, config: ModelConfig, *data_sets: datasets.DataSet) -> names.Names:
+    """The Names of the fields, from what made these data sets or those that the model has seen."""
+    paths = [file.path for data in data_sets for file in data.files]
+    with contextlib.suppress(BadInput):  # training says what is wrong with run.json
+        paths += resume.known_files(job.model_dir)
+    return names.of_data(paths, config.feature_map, config.ids)
+
+
+def with_numbers(job: JobConfig, config: ModelConfig, *data_sets: datasets.DataSet) -> JobConfig:
+    """The job with numbers for the names of fields that its flags give, if it has evaluations."""
+    asked = {flag: getattr(job, flag) for flag in ("gauc_field", "slice_fields")}
+    if not any(asked.values()):
+        return job
+    if job.task_type not in JobConfig.settings["gauc_field"].tasks:
+        return job._replace(gauc_field=None, slice_fields=())
+    known = names_of(job, config, *data_sets)
+    number = lambda flag, word: str(known.number(word, flag))
+    found = {
+        flag: number(flag, x) if isinstance(x, str) else tuple(number(flag, word) for word in x)
+        for flag, x in asked.items()
+        if x
+    }
+    return job._replace(**found)
 
 
 def described(data: datasets.DataSet) -> dict:

@@ -179,7 +179,8 @@ def apply_model(
         data = open_data.find(flag, job) if flag else None
         config = model_config.of_trained(job, opened.known, data)
         estimators.check_fits_memory(job, config)
-        model = estimators.Model(job, config, checkpoint=opened.checkpoint)
+        numbered = open_data.with_numbers(job, config, *filter(None, [data]))
+        model = estimators.Model(numbered, config, checkpoint=opened.checkpoint)
         check(data, model)
         return (data, model), bool(data and data.weighted)
 
@@ -237,6 +238,7 @@ def _of_data(opened):
         exports_best = validation and job.servable_model_dir
         job = job._replace(export=best.FOLDER if exports_best else "last")
     config = model_config.to_train(job, opened.known, data, validation)
+    job = open_data.with_numbers(job, config, data, *filter(None, [validation]))
     grouping = estimators.Model(job, config).grouping
     if grouping:
         groups.check_fields(grouping, config.field_size)

@@ -4,8 +4,8 @@
     .venv/bin/python scripts/report.py MODEL_DIR --output_dir=run-1
 
 It shows loss and AUC over steps, the ROC and the precision-recall curve, calibration by decile,
-slices by the values of a field, throughput and utilization over time, data and flags; below, the
-evaluation, inference and export that followed. The plots are
+thresholds, slices by the values of a field, throughput and utilization over time, data and flags;
+below, the evaluation, importance of the fields, inference and export that followed. The plots are
 also written beside report.html, as PNG files. The program reads report.json, report.TASK.json,
 model.json, evaluations.json and the summaries of a model_dir on this machine.
 """
@@ -24,10 +24,12 @@ from programs import BadInput, fail, need, program, run_program, write_files  # 
 
 # isort: split
 from absl import flags
-from tables_and_plots import axes_of, png
+from tables_and_plots import axes_of, bars, png
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("output_dir", None, "Folder for page and plots. Default: MODEL_DIR/report.")
+
+_MOST = 40  # fields in the chart of importance
 
 Series = List[Tuple[float, float]]  # (global step, or minutes; value)
 
@@ -173,7 +175,20 @@ def _plots_of_results(report, kind="") -> Dict[str, bytes]:
             "Calibration by decile", ("mean prediction", "share of positives"), {"": points},
             _diagonal(1.05 * max(1e-6, *map(max, points))), aspect="equal",
         )  # fmt: skip
+    if report.get("importance"):
+        drawn["importance"] = _importance(report["importance"])
     return {f"{name}{kind}.png": png for name, png in drawn.items()}
+
+
+def _importance(entries) -> bytes:
+    """A bar for each of the fields that matter most, with a dot for each repeat."""
+    drops = lambda entry: [0 if x is None else x for x in entry["auc_drops"]]
+    shown = f"the first {_MOST} of {len(entries)} fields" if len(entries) > _MOST else "by field"
+    figure, _ = bars(
+        [(entry["name"][:40], drops(entry), "C0") for entry in entries[:_MOST]],
+        title=f"Importance, {shown}", xlabel="AUC falls by, if the field is permuted",
+    )  # fmt: skip
+    return png(figure)
 
 
 def _diagonal(end) -> Dict[str, Series]:
@@ -204,7 +219,12 @@ def _plot(
 
 
 # What may follow training: a part of the names of its report and plots, and its title.
-_LATER = {".eval": "Evaluation", ".infer": "Inference", ".export": "Export"}
+_LATER = {
+    ".eval": "Evaluation",
+    ".importance": "Importance",
+    ".infer": "Inference",
+    ".export": "Export",
+}
 
 
 def _page(folder, reports, model, evaluations, plots) -> str:
@@ -226,13 +246,15 @@ def _page(folder, reports, model, evaluations, plots) -> str:
 def _part(title, report, plots, model=None, evaluations=None) -> List[str]:
     """The part of the page about a job; `model` and `evaluations` are a training's."""
     verdict, images = report.get("verdict"), "".join(map(_image, plots, plots.values()))
-    deciles = (report.get("curves") or {}).get("deciles")
+    curves = report.get("curves") or {}
     profile = report.get("profile") or {"steps": 0, "operators": []}
     columns = "operator", "calls", "ms", "share"
     tables = {
         "Evaluations": _rows(("step", "auc", "log_loss"), evaluations),
         **_slices((report.get("eval") or {}).get("slices") or []),
-        "Calibration": _rows(("examples", "prediction", "positives"), deciles),
+        **_thresholds(curves.get("thresholds"), (report.get("eval") or {}).get("positive_rate")),
+        "Calibration": _rows(("examples", "prediction", "positives"), curves.get("deciles")),
+        "Fields": _rows(("name", "auc_drop", "log_loss_rise"), report.get("importance")),
         "Run": _pairs({k: v for k, v in report.items() if not isinstance(v, (dict, list))}),
         "Training data": _pairs(report.get("training_data")),
         "Validation data": _pairs(report.get("validation_data")),
@@ -250,12 +272,23 @@ def _part(title, report, plots, model=None, evaluations=None) -> List[str]:
     ]
 
 
+def _thresholds(entries, rate) -> Dict[str, str]:
+    """{title: table} of what predicting 1 from a threshold on would mean."""
+    columns = "threshold", "share predicted 1", "precision", "recall"
+    rows = [{**entry, columns[1]: entry["share"]} for entry in entries or []]
+    base = "" if rate is None else f" (base rate {rate:.4g})"
+    return {f"Thresholds{base}": _rows(columns, rows)}
+
+
 def _slices(entries) -> Dict[str, str]:
     """{title: table} of the slices by each field."""
-    columns = "value", "examples", "auc", "log_loss", "calibration"
-    fields = dict.fromkeys(entry["field"] for entry in entries)
-    of = lambda field: [{**e, "value": str(e["value"])} for e in entries if e["field"] == field]
-    return {f"Slices by the ids of field {x}": _rows(columns, of(x)) for x in fields}
+    columns = "value", "examples", "positive_rate", "auc", "log_loss", "calibration"
+    shown = lambda entry: {**entry, "value": str(entry.get("category", entry["value"]))}
+    title = lambda entry: entry.get("name", f"the ids of field {entry['field']}")
+    tables = {}
+    for entry in entries:
+        tables.setdefault(f"Slices by {html.escape(title(entry))}", []).append(shown(entry))
+    return {title: _rows(columns, rows) for title, rows in tables.items()}
 
 
 def _cards(report) -> List[str]:
@@ -265,6 +298,7 @@ def _cards(report) -> List[str]:
         "GAUC": evaluation.get("gauc"),
         "log loss": evaluation.get("log_loss"),
         "calibration": evaluation.get("calibration"),
+        "base rate": evaluation.get("positive_rate"),
         "examples/s": report.get("examples_per_second"),
         "steps": report.get("global_step"),
         "seconds": report.get("seconds") and round(report["seconds"], 1),

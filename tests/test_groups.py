@@ -23,6 +23,7 @@ from conftest import (
 )
 
 from deepfm.model import groups
+from deepfm.records.raw.names import Names
 
 v1 = tf.compat.v1
 
@@ -159,6 +160,26 @@ def test_slices_are_the_metrics_of_the_largest_groups_and_of_all_others():
         assert entry["log_loss"] == pytest.approx(log_losses[rows].mean(), rel=1e-6)
         ratio = prob[rows].mean() / labels[rows].mean() if labels[rows].any() else float("nan")
         assert entry["calibration"] == pytest.approx(ratio, rel=1e-5, nan_ok=True)
+
+
+def test_the_log_names_the_worst_slices(caplog):
+    from absl import logging
+
+    ids, labels, _, _ = examples(3000, 4, seed=1)
+    prob = np.full(3000, labels.mean(), np.float32)
+    prob[ids == 2] = 1 - 0.9 * labels[ids == 2].mean()  # much too high or too low
+    prob[ids == 3] = labels[ids == 3].mean()
+    log_losses = -np.log(np.where(labels > 0, prob, 1 - prob))
+    state = added([(ids, labels, prob, log_losses)])
+    entries = [{"field": 0, **x} for x in groups.slices(state[0][:, 0], *state[1:])]
+    entries += [{**entries[0], "field": 1, "examples": 1, "log_loss": 2.0}]  # may be chance
+    known = Names(("class", "user"))
+    logging.set_verbosity(logging.INFO)
+    report = groups.of_report(groups.Grouping(None, (0, 1)), {}, entries, known)
+    said = [x.getMessage() for x in caplog.records if "Worst" in x.getMessage()]
+    assert said[0].startswith("Worst slices: class=2: log_loss=") and len(said) <= 3
+    assert not any("class=3" in x or "user=" in x for x in said)
+    assert [x["name"] for x in report["slices"]] == ["class"] * (len(entries) - 1) + ["user"]
 
 
 def test_few_slices_leave_no_others():
@@ -372,8 +393,11 @@ def test_the_best_checkpoint_may_go_by_gauc(trained):
     [
         (["--gauc_field=4"], "--gauc_field=4: the records have 4 fields; give a field from 0 to 3"),
         (["--slice_fields=1,9"], "--slice_fields=9: the records have 4 fields; give a field from"),
-        (["--gauc_field=-1"], "gauc_field"),
-        (["--slice_fields=a"], "'a' is not a list of fields such as 0,3"),
+        (
+            ["--gauc_field=-1"],
+            "--gauc_field=-1: no feature_map.json of these records lies in their",
+        ),
+        (["--slice_fields=1,a"], "--slice_fields=a: no feature_map.json of these records lies in"),
     ],
 )
 def test_a_field_that_does_not_exist_is_refused(trained, flags, said):

@@ -17,6 +17,7 @@ ROOMS = {"model", "data", "state", "modes.common"} | BELOW
 STORY = (
     "jobs",
     "training",
+    "importance",
     "evaluation",
     "inference",
     "export",

@@ -234,11 +234,36 @@ def test_the_roc_curve_and_the_deciles_are_those_of_numpy():
         assert found["positives"] == pytest.approx(labels[rows].mean(), abs=0.03)
 
 
+def test_thresholds_are_those_of_a_loop():
+    from deepfm.model import metrics
+
+    random = np.random.RandomState(0)
+    scores = random.rand(3000).astype(np.float32).round(2)  # many are equal
+    labels = (random.rand(3000) < scores).astype(np.float32)
+    weights = random.randint(0, 3, 3000).astype(np.float32)
+    for weight in (None, weights):
+        evaluation = metrics.Evaluation(weight is not None)
+        zeros = np.zeros(3000, np.float32)
+        evaluation.add(labels, zeros, scores, zeros, *([] if weight is None else [weight]))
+        found, counted = evaluation.thresholds(), np.ones(3000) if weight is None else weight
+        assert [x["threshold"] for x in found] == sorted({x["threshold"] for x in found})[::-1]
+        assert 0.5 in [x["threshold"] for x in found]
+        for entry in found:
+            above = scores >= np.float32(entry["threshold"])
+            hits = counted[above & (labels > 0)].sum()
+            assert entry["share"] == pytest.approx(counted[above].sum() / counted.sum())
+            assert entry["precision"] == pytest.approx(hits / counted[above].sum())
+            assert entry["recall"] == pytest.approx(hits / counted[labels > 0].sum())
+        for share in metrics.SHARES:  # the highest threshold that reaches it
+            least = min(x["share"] for x in found if x["share"] >= share)
+            assert least < share + 0.02
+
+
 def test_without_both_classes_there_is_no_roc_curve():
     from deepfm.model import metrics
 
     evaluation = metrics.Evaluation()
-    assert evaluation.roc() == [] and evaluation.deciles() == []
+    assert evaluation.roc() == evaluation.deciles() == evaluation.thresholds() == []
     ones = np.ones(3, np.float32)
     evaluation.add(ones, ones, ones, ones)
     assert evaluation.roc() == []

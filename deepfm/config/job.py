@@ -46,7 +46,8 @@ class InputConfig(NamedTuple):
     training_data_dir: Optional[str] = setting(OF_PROCESS, None,
         f"Records to train on. {_DATA}", tasks=("train",))
     val_data_dir: Optional[str] = setting(OF_PROCESS, None,
-        f"Records to evaluate on, during training and in eval. {_DATA}", tasks=("train", "eval"))
+        f"Records to evaluate on, in train, eval and importance. {_DATA}",
+        tasks=("train", "eval", "importance"))
     infer_data_dir: Optional[str] = setting(OF_PROCESS, None,
         f"Records to predict. Default: those of --val_data_dir. {_DATA}", tasks=("infer",))
     data_format: str = setting(OF_PROCESS, "auto",
@@ -122,8 +123,9 @@ class JobConfig(NamedTuple):
     sagemaker: Any
     flags: Dict[str, Any]
     task_type: str = setting(OF_PROCESS, "train",
-        "The job: train (and evaluate), eval, infer (write predictions) or export (write a "
-        "SavedModel).", choices=("train", "eval", "infer", "export"))
+        "The job: train (and evaluate), eval, importance (how much each field matters), infer "
+        "(write predictions) or export (write a SavedModel).",
+        choices=("train", "eval", "importance", "infer", "export"))
     model_dir: Optional[str] = setting(OF_PROCESS, None,
         "Folder of checkpoints, summaries and report.json; local or s3://. The same command again "
         "resumes the model it holds.", alias="checkpoint_dir")
@@ -139,9 +141,10 @@ class JobConfig(NamedTuple):
         "without keys its file and its number there, from 0; parquet: these columns, a file for "
         "each rank in a folder.", choices=("plain", "csv", "parquet"), tasks=("infer",))
     checkpoint: str = setting(OF_PROCESS, "last",
-        "Which checkpoint eval, infer and export use: last; best, which training keeps in "
+        "Which checkpoint the jobs after training use: last; best, which training keeps in "
         "model_dir/best by --best_metric; auto, the best one if it is of the present run, else the "
-        "last; or a path such as model/model.ckpt-1200.", tasks=("eval", "infer", "export"))
+        "last; or a path such as model/model.ckpt-1200.",
+        tasks=("eval", "importance", "infer", "export"))
     clear_existing_model: bool = setting(OF_PROCESS, False,
         "Delete the model in model_dir and train from scratch. Files that train.py did not write "
         "stay.", tasks=("train",))
@@ -189,14 +192,17 @@ class JobConfig(NamedTuple):
     best_metric: str = setting(ALIKE, "auc",
         "Metric that the best checkpoint, --export=best and --early_stopping_patience go by.",
         choices=METRICS)
-    gauc_field: Optional[int] = setting(ALIKE, None,
-        "Field, from 0 to F - 1, by whose values evaluations compute GAUC: the AUC within each "
-        "feature id of it, weighted by its examples. Give the field of users. Default: none.",
-        at_least=0, tasks=("train", "eval"))
-    slice_fields: Tuple[int, ...] = setting(ALIKE, (),
-        "Fields, a comma list of numbers from 0 to F - 1, for whose 20 most frequent feature ids "
-        "evaluations report AUC, log loss and calibration. Default: none.",
-        tasks=("train", "eval"), at_least=0, wanted="a list of fields such as 0,3")
+    gauc_field: Optional[str] = setting(ALIKE, None,
+        "Field, by its column's name or its number from 0 to F - 1, by whose values evaluations "
+        "compute GAUC: the AUC within each feature id of it, weighted by its examples. Give the "
+        "field of users. Default: none.", tasks=("train", "eval"))
+    slice_fields: Tuple[str, ...] = setting(ALIKE, (),
+        "Fields, a comma list of names or numbers as for --gauc_field, for whose 20 most frequent "
+        "feature ids evaluations report AUC, log loss and calibration. Default: none.",
+        tasks=("train", "eval"))
+    importance_repeats: int = setting(OF_PROCESS, 1,
+        "How often importance permutes each field, each time anew; the mean counts.",
+        at_least=1, at_most=1000, tasks=("importance",))
     early_stopping_patience: int = setting(OF_RUN, 0,
         "Stop after this many evaluations in a row without a new best one; 0 never stops early.",
         at_least=0)

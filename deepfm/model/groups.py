@@ -25,6 +25,7 @@ from absl import logging
 
 from deepfm.errors import BadInput
 from deepfm.model import metrics
+from deepfm.records.raw.names import NO_NAMES
 
 v1 = tf.compat.v1
 
@@ -32,6 +33,8 @@ MOST = 20  # slices of a field that are listed; the rest are one slice
 NONE = -1  # the value of an example whose field is empty
 RESULTS = ("gauc", "gauc_groups", "gauc_examples")  # groups with both labels, and their examples
 _BLOCK = 1 << 20  # examples that are ranked at once; fewer take less memory
+_WORST = 3  # slices that are logged
+_CHANCE = 4  # nats by which a slice's predictions may be worse than its rate by chance
 
 
 class Grouping(NamedTuple):
@@ -154,7 +157,7 @@ def slices(ids, scored, log_losses, weights=None) -> List[Dict[str, Any]]:
 
     Returns:
         For each: value (an id, "none" or "others"), examples (each counts once, whatever it
-        weighs), auc, log_loss, calibration; NaN for a figure that is undefined.
+        weighs), auc, log_loss, calibration, positive_rate; NaN for a figure that is undefined.
     """
     columns = [scored, log_losses] + [weights] * (weights is not None)
     of = lambda rows: _figures(*(column[rows] for column in columns))
@@ -183,6 +186,7 @@ def _figures(scored, log_losses, weights=None):
         "auc": float(auc),
         "log_loss": float(total(log_losses) / weight) if weight else float("nan"),
         "calibration": float(predicted / positives) if positives else float("nan"),
+        "positive_rate": float(positives / weight) if weight else float("nan"),
     }
 
 
@@ -288,18 +292,40 @@ def _table(entries) -> bytes:
     return summary.pb("slices", "\n".join(" | ".join(row) for row in rows)).SerializeToString()
 
 
-def of_report(asked, results, entries) -> Dict[str, Any]:
-    """What report.json says of an evaluation by groups; logs the GAUC.
+def of_report(asked, results, entries, names=NO_NAMES) -> Dict[str, Any]:
+    """What report.json says of an evaluation by groups; logs the GAUC and the worst slices.
 
     Args:
         results: what Estimator returned.
         entries: [{field, and as `slices`}] of all processes.
+        names: Names of the fields; if they are known, each entry gets name and category.
     """
     report = {}
+    if asked.slice_fields:
+        if names.columns:
+            words = lambda x: (names.of_field(x["field"]), names.of_value(x["field"], x["value"]))
+            entries = [{**x, **dict(zip(["name", "category"], words(x)))} for x in entries]
+        _log_worst(entries)
+        report["slices"] = entries
     if asked.gauc_field is not None:
-        report = {name: float(results[name]) for name in RESULTS}
-        report.update((name, int(report[name])) for name in RESULTS[1:])
+        figures = [float(results[RESULTS[0]]), *(int(results[name]) for name in RESULTS[1:])]
+        report.update(zip(RESULTS, figures))
         logging.info(
-            "GAUC of field %d: gauc=%.6f groups=%d examples=%d", asked.gauc_field, *report.values()
-        )
-    return {**report, "slices": entries} if asked.slice_fields else report
+            "GAUC of field %d%s: gauc=%.6f groups=%d examples=%d", asked.gauc_field,
+            f", {names.of_field(asked.gauc_field)}" if names.columns else "", *figures,
+        )  # fmt: skip
+    return report
+
+
+def _log_worst(entries):
+    """Logs the slices whose log loss is most above that of predicting their own rate."""
+    above = lambda x: x["log_loss"] - metrics.entropy(x["positive_rate"])
+    worse = [x for x in entries if above(x) * x["examples"] > _CHANCE]  # and none that is NaN
+    for x in sorted(worse, key=above, reverse=True)[:_WORST]:
+        logging.info(
+            "Worst slices: %s: log_loss=%.6f, by its own rate %.4f alone %.6f (calibration=%.4f "
+            "examples=%d).",
+            f"{x['name']}={x['category']}" if "name" in x else f"field {x['field']}: {x['value']}",
+            x["log_loss"], x["positive_rate"], metrics.entropy(x["positive_rate"]),
+            x["calibration"], x["examples"],
+        )  # fmt: skip

@@ -14,6 +14,7 @@ from tensorflow.python.distribute import summary_op_util
 v1 = tf.compat.v1
 
 SATURATED = math.log(1e7)  # the size of a logit whose prediction is 0 or 1 to seven digits
+SHARES = 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9  # thresholds in a report
 LIMIT = 1 << 24  # distinct scores that are kept exactly; with more, neighbours are merged
 
 
@@ -150,11 +151,35 @@ class Evaluation:
             found.append({"examples": rows, "prediction": mean, "positives": share})
         return found
 
+    def thresholds(self) -> List[Dict[str, float]]:
+        """What predicting 1 from a threshold on would mean, for some thresholds, descending.
+
+        Returns:
+            For each: threshold; share, that of the examples at or above it, by weight; precision
+            and recall. They are SHARES of the examples, as far as equal predictions allow, and 0.5.
+        """
+        self._compact()
+        above = np.cumsum(self._counts[::-1], axis=0)
+        total = above[-1:].sum()
+        if not total or not above[-1, 1]:
+            return []
+        scores, share = self._scores[::-1], above.sum(axis=1) / total
+        chosen = np.append(np.searchsorted(share, SHARES), np.sum(scores >= 0.5) - 1)
+        return [
+            {
+                "threshold": float(scores[i]), "share": float(share[i]),
+                "precision": float(above[i, 1] / above[i].sum()),
+                "recall": float(above[i, 1] / above[-1, 1]),
+            }
+            for i in np.unique(chosen[chosen >= 0])
+        ]  # fmt: skip
+
     def curves(self) -> dict:
-        """The curves in report.json: ROC, precision and recall, and calibration by decile."""
+        """The curves in report.json: ROC, precision and recall, thresholds, and calibration by
+        decile."""
         return {
             "roc": self.roc(), "precision_recall": self.precision_recall(),
-            "deciles": self.deciles(),
+            "thresholds": self.thresholds(), "deciles": self.deciles(),
         }  # fmt: skip
 
     def results(self):

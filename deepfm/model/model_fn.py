@@ -94,8 +94,8 @@ def make_model_fn(
     Returns:
         model_fn(features, labels, mode): features as in `network`, perhaps with `example_weights`
         float32 [B], in training also with `weights` float32 [B] and `rows` float32 [2] (see
-        input_pipeline); labels float32 [B]; predicts `prob` float32 [B]. All modes but training
-        use logits + logit_offset.
+        input_pipeline); labels float32 [B]; predicts `prob` and `logits` float32 [B], of which
+        exports have the first. All modes but training use logits + logit_offset.
     """
 
     replicas, of_process = distribution.replicas_in_step, distribution.replicas_per_process
@@ -122,8 +122,9 @@ def make_model_fn(
         else:  # a sigmoid's last bits depend on its place in a tensor
             prob = tf.concat([tf.sigmoid(x) for x in of_batches], axis=0, name="prob")
         if mode == tf.estimator.ModeKeys.PREDICT:
-            predictions = {"prob": prob}
-            return tf.estimator.EstimatorSpec(mode, predictions=predictions)
+            served = {"serving_default": tf.estimator.export.PredictOutput({"prob": prob})}
+            predictions = {"prob": prob, "logits": logits}
+            return tf.estimator.EstimatorSpec(mode, predictions, export_outputs=served)
         labels = tf.reshape(labels, [-1])
         losses = example_losses(logits, labels, config.loss_type)
         of_examples = features.get("example_weights")

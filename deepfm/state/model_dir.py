@@ -20,7 +20,7 @@ _HEX = r"[0-9a-f]{32}"
 _EVENTS = re.compile(r"events\.out\.tfevents\..*")
 # Names of what train.py, and TensorFlow for it, write into a model_dir.
 _WHOLE = (
-    r"(model|run|evaluations|model_id|timeline|report(\.eval|\.infer|\.export)?)\.json"
+    r"(model|run|evaluations|model_id|timeline|report(\.(eval|importance|infer|export))?)\.json"
     r"|predictions\.(txt|csv)|checkpoint"
 )
 _OURS = re.compile(

@@ -24,7 +24,7 @@ METRICS = {
     "train:loss": r"step [0-9]+  loss ([0-9.]+)",
     "train:examples_per_second": r"step [0-9]+  loss [0-9.]+  ([0-9]+) examples/s",
     "eval:auc": r"Evaluation: .* auc=([0-9.]+)",
-    "eval:gauc": r"GAUC of field [0-9]+: gauc=([0-9.]+)",
+    "eval:gauc": r"GAUC of field .+: gauc=([0-9.]+)",
     "eval:log_loss": r"Evaluation: .* log_loss=([0-9.]+)",
     "eval:calibration": r"Evaluation: .* calibration=([0-9.]+)",
 }

@@ -85,6 +85,7 @@ def _channels(given, processes):
     needed = {
         "train": ("train_s3_uri", "training_data_dir"),
         "eval": ("eval_s3_uri", "val_data_dir"),
+        "importance": ("eval_s3_uri", "val_data_dir"),
     }
     flag, folder = needed.get(given.get("task_type", "train"), (None, None))
     if flag and not FLAGS[flag].value and folder not in given:

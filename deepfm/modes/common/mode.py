@@ -5,6 +5,7 @@ from typing import Any, Tuple
 
 from absl import logging
 
+from deepfm.errors import BadInput
 from deepfm.modes.common import devices
 from deepfm.runtime.interruption import Stop
 
@@ -144,6 +145,14 @@ class Mode:
         """Whether any process wants to stop, after each step. Processes that take each step
         together learn it from `average` instead."""
         return self.stop.wanted
+
+    def check_alone(self, task_type: str):
+        """Refuses (BadInput) a mode other than that of one process with one replica."""
+        if self.name != Mode.name:
+            raise BadInput(
+                f"--task_type={task_type} runs in one process, with one replica; give "
+                f"--distribution={Mode.name} instead of {self.name}."
+            )
 
     def warn_of_flags(self, given: Tuple[str, ...], replicas_per_process: int):
         """Warns of flags that have no effect in this mode.

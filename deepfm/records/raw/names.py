@@ -1,0 +1,121 @@
+"""The names of fields, and of the categories that their feature ids stand for.
+
+They come from the feature_map.json that made the records, or else from the columns of the table, if
+dataset.json has kept them. Where neither is known, a name is a number.
+"""
+
+import contextlib
+import difflib
+import functools
+import os
+import posixpath
+from typing import Any, Iterable, NamedTuple, Optional, Tuple
+
+from deepfm.errors import BadInput, listed
+from deepfm.records.raw import feature_map as maps
+from deepfm.records.raw.column_kinds import HASH, ID, NUMBER, SCALED
+from deepfm.records.raw.feature_map import Field
+from deepfm.records.storage import places
+
+_ABOVE = 2  # prepare writes the map above the splits, in each of which a host may have a folder
+
+
+class Names(NamedTuple):
+    """What is known of a data set's names.
+
+    Attributes:
+        columns: the name of each field; (): unknown.
+        fields: the Fields of its feature map; (): unknown.
+    """
+
+    columns: Tuple[str, ...] = ()
+    fields: Tuple[Field, ...] = ()
+
+    def of_field(self, number: int) -> str:
+        """The column of a field, else "field 2"."""
+        return self.columns[number] if self.columns else f"field {number}"
+
+    def of_value(self, number: int, value: Any) -> str:
+        """The category of a feature id in a field, else what is given."""
+        if not self.fields or not isinstance(value, int):
+            return str(value)
+        return _category(self.fields[number], value)
+
+    def number(self, word: str, flag: str) -> int:
+        """The field that a word of a flag names: a number, or else a column.
+
+        Raises:
+            BadInput: no column has this name.
+        """
+        if word.isdigit():
+            return int(word)
+        if word in self.columns:
+            return self.columns.index(word)
+        if not self.columns:
+            raise BadInput(
+                f"--{flag}={word}: no {maps.FILE} of these records lies in their folder or up to "
+                f"{_ABOVE} above it, so fields have no names; give numbers from 0, or copy the map "
+                "there."
+            )
+        near = difflib.get_close_matches(word, self.columns, 3, 0.5)
+        text = f"try {' or '.join(near)}" if near else f"there are {listed(self.columns)}"
+        raise BadInput(f"--{flag}={word}: no column has this name; {text}.")
+
+
+NO_NAMES = Names()
+
+
+def of_data(paths: Iterable[str], fingerprint: Optional[str], ids: Optional[dict]) -> Names:
+    """The Names of records.
+
+    Args:
+        paths: of their files, or of others that the same map may have made.
+        fingerprint: of the feature map that made their ids; None: unknown.
+        ids: the entry "ids" of dataset.json, if known.
+    """
+    fields = _find(tuple(sorted(set(map(posixpath.dirname, paths)))), fingerprint)
+    if fields:
+        return Names(tuple(field.name for field in fields), fields)
+    columns = (ids or {}).get("columns", ())
+    return Names(tuple(x if isinstance(x, str) else x[0] or x[-1] for x in columns))
+
+
+@functools.lru_cache(maxsize=4)
+def _find(folders, fingerprint) -> Tuple[Field, ...]:
+    """The Fields of the map with a fingerprint in some folders, or above them; () without one."""
+    for folder in folders if fingerprint else ():
+        folder = folder if places.is_remote(folder) else os.path.abspath(folder)
+        for _ in range(1 + _ABOVE):
+            with contextlib.suppress(ValueError):  # it is missing, or no map
+                path = posixpath.join(folder, maps.FILE)
+                found = places.of(path).exists(path) and maps.load(path)
+                if found and maps.fingerprint(found.fields, found.missing) == fingerprint:
+                    return tuple(found.fields)
+            folder = posixpath.dirname(folder)
+    return ()
+
+
+def _category(field, value):
+    """What a feature id stands for in a Field of a feature map."""
+    number = value - field.first_id - 2
+    if not -2 <= number < maps.end_of(field) - field.first_id - 2:
+        return str(value)  # not an id of this field
+    if number == -2:
+        return "missing"
+    if field.kind == NUMBER and not field.column.scale:
+        return _interval(field.bounds, number) if number >= 0 else "rare"
+    if field.kind in (NUMBER, SCALED):
+        return "a number"
+    if number == -1:
+        return "rare"
+    if field.kind in (ID, HASH):
+        return f"bucket {number}" if field.kind == HASH else str(field.low + number)
+    return list(field.vocabulary)[number]
+
+
+def _interval(bounds, number):
+    """The numbers in a bucket, which begins at a bound and ends below the next."""
+    low, high = ([None, *bounds][number], [*bounds, None][number])
+    if None in (low, high):
+        return f"below {high:g}" if low is None else f"from {low:g}"
+    return f"from {low:g} to {high:g}"
