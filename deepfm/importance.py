@@ -33,7 +33,7 @@ v1 = tf.compat.v1
 
 _SECONDS = 10  # between two lines
 _OF_A_RECORD = 64  # bytes beside its values: label, weight, its place in an order, predictions
-_OF_A_VALUE = 5  # bytes in a file, at least: a varint and a float
+_ON_DISK = 5  # bytes of a value in a file that is not compressed, at least: a varint and a float
 
 
 class Records(NamedTuple):
@@ -79,7 +79,7 @@ def importance(opened: Opened) -> dict:
         means = {"auc_drop": np.mean(falls).item(), "log_loss_rise": np.mean(rises).item()}
         of_repeats = {"auc_drops": falls, "log_loss_rises": rises}
         entries.append({"field": field, "name": names.of_field(field), **means, **of_repeats})
-    entries.sort(key=lambda x: (-x["auc_drop"], -x["log_loss_rise"]))
+    entries.sort(key=lambda x: (np.nan_to_num(-x["auc_drop"]), -x["log_loss_rise"]))
     _log(entries, whole, repeats)
     about = {"validation_data": open_data.described(data), "importance_repeats": repeats}
     return {"global_step": step, "eval": whole, "importance": entries, **about}
@@ -87,12 +87,9 @@ def importance(opened: Opened) -> dict:
 
 def check_memory(data: datasets.DataSet, field_size: int, multi_valued: bool):
     """Refuses (BadInput) records that do not fit into the memory that is free."""
-    needed = data.rows * (8 * field_size + _OF_A_RECORD)
-    if multi_valued:  # compressed files, and long lists, are larger than this
-        of_files = sum(file.bytes for file in data.files) // _OF_A_VALUE
-        needed = data.rows * (4 * field_size + _OF_A_RECORD) + 8 * max(
-            of_files, data.rows * field_size
-        )
+    places = data.rows * field_size
+    values = max(places, sum(x.bytes for x in data.files) // _ON_DISK) if multi_valued else places
+    needed = 8 * values + 4 * places * multi_valued + _OF_A_RECORD * data.rows
     free = memory.available()
     if needed > free:
         raise BadInput(
@@ -102,34 +99,42 @@ def check_memory(data: datasets.DataSet, field_size: int, multi_valued: bool):
         )
 
 
+class _Column:
+    """An array that grows in place, so that it is never there twice."""
+
+    def __init__(self, dtype, size):
+        self._array, self._size = np.empty(size, dtype), 0
+
+    def add(self, block):
+        end = self._size + block.size
+        if end > len(self._array):
+            self._array.resize(end * 9 // 8, refcheck=False)
+        self._array[self._size : end] = block.ravel()
+        self._size = end
+
+    def all(self):
+        return self._array[: self._size]
+
+
 def _read(model, data) -> Records:
     """The records of a data set."""
-    rows, fields, row, end = data.rows, model.config.field_size, 0, 0
-    ids, values = np.empty(rows * fields, np.int32), np.empty(rows * fields, np.float32)
-    counts = np.empty([rows, fields], np.int32) if model.config.multi_valued else None
-    labels, weights = np.empty(rows, np.float32), None
-    for batch, of_labels in _batches(model, data):
-        of_ids, of_values = batch["feat_ids"], batch["feat_vals"]
-        to = row + len(of_labels)
-        if to > rows:
-            raise BadInput(f"{data.name}: there are more records than the {rows} of dataset.json.")
-        if counts is not None:
-            counts[row:to] = batch["feat_counts"]
-            there = np.arange(of_ids.shape[1]) < counts[row:to].sum(axis=1)[:, np.newaxis]
-            of_ids, of_values = of_ids[there], of_values[there]
-        if end + of_ids.size > len(ids):
-            for column in (ids, values):  # in place: there is no time at which both are twice there
-                column.resize(len(ids) * 9 // 8 + of_ids.size, refcheck=False)
-        ids[end : end + of_ids.size] = of_ids.ravel()
-        values[end : end + of_ids.size] = of_values.ravel()
-        labels[row:to] = of_labels
-        if "example_weights" in batch:
-            weights = np.ones(rows, np.float32) if weights is None else weights
-            weights[row:to] = batch["example_weights"]
-        row, end = to, end + of_ids.size
-    remote_files.check_all_read(data.files, rows, row)
-    some = lambda x: x if x is None else x[:row]
-    return Records(ids[:end], values[:end], *map(some, (counts, labels, weights)))
+    places = data.rows * model.config.field_size
+    sizes = {"feat_ids": places, "feat_vals": places, "feat_counts": 0, "example_weights": 0}
+    kinds = {"feat_ids": np.int32, "feat_counts": np.int32}
+    columns = {name: _Column(kinds.get(name, np.float32), size) for name, size in sizes.items()}
+    labels = _Column(np.float32, data.rows)
+    for features, of_labels in _batches(model, data):
+        if "feat_counts" in features:
+            width = features["feat_ids"].shape[1]
+            there = np.arange(width) < features["feat_counts"].sum(axis=1, keepdims=True)
+            features.update((x, features[x][there]) for x in ("feat_ids", "feat_vals"))
+        for name, block in features.items():
+            columns[name].add(block)
+        labels.add(of_labels)
+    ids, values, counts, weights = (column.all() for column in columns.values())
+    remote_files.check_all_read(data.files, data.rows, len(labels.all()))
+    counts = counts.reshape(-1, model.config.field_size) if len(counts) else None
+    return Records(ids, values, counts, labels.all(), weights if len(weights) else None)
 
 
 def _batches(model, data):
@@ -222,18 +227,18 @@ def _evaluations(model: Model, data, records: Records, path) -> List[Tuple[int, 
             types["feat_counts"], shapes["feat_counts"] = tf.int32, [None, config.field_size]
         return tf.data.Dataset.from_generator(batches, types, shapes).prefetch(4)
 
-    found, started = [], time.monotonic()
-    told = started
+    found = []
     with estimators.trained(model) as estimator:
         hooks = estimators.session_hooks(model, path)
         predictions = estimator.predict(input_fn, None, hooks, path, yield_single_examples=False)
         for i in range(len(passes)):
             found.append((step, _results(records, predictions, size)))
+            now = time.monotonic()
             if not i:
                 check_defined(data, found[0][1], step)
-            now = time.monotonic()
+                started = told = now  # the first has begun with the session
             if now - told > _SECONDS:
-                told, left = now, (now - started) / (i + 1) * (len(passes) - i - 1)
+                told, left = now, (now - started) / i * (len(passes) - i - 1)
                 logging.info("Importance: %d of %d passes, %.0f s left.", i + 1, len(passes), left)
     return found
 

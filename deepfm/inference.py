@@ -152,17 +152,16 @@ def _join(path, parts):
 
 def _gather(path, parts):
     """Puts the parts of all ranks into a folder; an older one goes when the new one is whole."""
-    new, old = f"{parts[0]}.new", f"{parts[0]}.old"
-    for folder in filter(tf.io.gfile.isdir, (new, old)):
-        tf.io.gfile.rmtree(folder)
-    tf.io.gfile.makedirs(new)
+    path, new, old = os.path.realpath(path), f"{parts[0]}.new", f"{parts[0]}.old"
+    for folder in (new, old):
+        shutil.rmtree(folder, ignore_errors=True)
+    os.mkdir(new)
     for rank, part in enumerate(parts):
-        tf.io.gfile.rename(part, os.path.join(new, f"part-{rank:05d}.parquet"))
-    if tf.io.gfile.isdir(path):
-        tf.io.gfile.rename(path, old)
-    tf.io.gfile.rename(new, path)
-    if tf.io.gfile.isdir(old):
-        tf.io.gfile.rmtree(old)
+        atomic_files.replace(part, os.path.join(new, f"part-{rank:05d}.parquet"))
+    if os.path.isdir(path):
+        atomic_files.replace(path, old)
+    atomic_files.replace(new, path)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _unpredicted(data, number, mode):

@@ -12,7 +12,7 @@ import tensorflow as tf
 from absl import logging
 
 from deepfm import estimators, model_config, open_data
-from deepfm.config import JobConfig, ModelConfig, Position, Share
+from deepfm.config import JobConfig, ModelConfig, Position, Share, auto
 from deepfm.config.setting import ALIKE, CHANGES, HYPERPARAMETERS, OF_DATA, ORDER, of_kinds
 from deepfm.data import bad_records, datasets, records, shares
 from deepfm.errors import BadInput
@@ -41,6 +41,7 @@ class Opened(NamedTuple):
         known: {field of ModelConfig: value} of the model there; {} if there is none.
         step: the step from which training continues, else 0.
         checkpoint: which checkpoint other jobs use, as in Model.
+        chosen: what --auto chose when the run began; {} if nothing.
     """
 
     job: JobConfig
@@ -48,6 +49,7 @@ class Opened(NamedTuple):
     known: Dict[str, Any]
     step: int
     checkpoint: str
+    chosen: Dict[str, Any] = {}
 
 
 class Plan(NamedTuple):
@@ -149,7 +151,7 @@ def open_model(job: JobConfig, enter: Callable) -> Opened:
         folder = mine.model_dir
         if trains:
             checkpoints.claim(folder)
-        known, step, checkpoint = {}, 0, "last"
+        known, step, checkpoint, chosen = {}, 0, "last", {}
         if not (trains and job.clear_existing_model):
             checkpoints.prepare(folder, tidy=trains)
             saving.restore_files(folder)
@@ -159,10 +161,11 @@ def open_model(job: JobConfig, enter: Callable) -> Opened:
                 best.of_checkpoint(folder, checkpoint, lambda path: None, hold=False)  # BadInput
             if not trains or tf.train.latest_checkpoint(folder):
                 known = model_config.kept(folder)
-        return (mine, mirror), [known, step, checkpoint]
+                chosen = resume.chosen(folder) if job.auto else {}
+        return (mine, mirror), [known, step, checkpoint, chosen]
 
-    (job, mirror), ((known, step, checkpoint), *_) = together(mode, look)
-    return Opened(job, mirror, known, step, checkpoint)
+    (job, mirror), (of_model, *_) = together(mode, look)
+    return Opened(job, mirror, *of_model)
 
 
 def apply_model(
@@ -234,6 +237,9 @@ def _of_data(opened):
     validation = open_data.find_validation(job)
     if mode.chief and validation:
         open_data.warn_of_remembered(data.files, validation.files)
+    if job.auto:
+        job, data, chosen = _choose(job, opened, data, validation)
+        opened = opened._replace(chosen=chosen)
     if job.export == best.AUTO:
         exports_best = validation and job.servable_model_dir
         job = job._replace(export=best.FOLDER if exports_best else "last")
@@ -266,6 +272,23 @@ def _of_data(opened):
         "rows": shares.rows_of_share(data, damaged, share),
         "kernels": job.ops is compiled.COMPILED,
     }
+
+
+def _choose(job, opened, data, validation):
+    """(the job with what --auto chooses, the data with their rows, what was chosen)."""
+    if data.pipe or data.sharded:
+        raise BadInput(
+            f"--auto goes by the number of records, which is unknown to a process that sees only "
+            f"its part of them ({data.name}); use input mode File and FullyReplicated, or leave "
+            "out --auto and give the flags."
+        )
+    data = datasets.count_rows(data)
+    job, chosen = auto.complete(
+        job, data.rows, opened.known, opened.chosen, evaluates=bool(validation)
+    )
+    if job.distribution.chief:
+        logging.info("--auto for %s records: %s", f"{data.rows:,}", auto.as_flags(chosen))
+    return job, data, chosen
 
 
 def _alike(plan):
@@ -364,4 +387,5 @@ def _may_change(plan):
     """{flag: value} of the settings that may change between an interruption and the next start."""
     found = of_kinds((plan.job.optimizer, plan.config, plan.job, plan.job.input), CHANGES)
     found = {name: list(x) if isinstance(x, tuple) else x for name, x in found.items()}
-    return {**found, "compiled_kernels": plan.ops is not TENSORFLOW}
+    found["compiled_kernels"] = plan.ops is not TENSORFLOW
+    return {**found, "auto": plan.opened.chosen} if plan.job.auto else found

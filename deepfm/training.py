@@ -43,7 +43,9 @@ def train(opened: Opened) -> dict:
         resume.end(job.model_dir, training.step)
     if chief and (training.progress.steps or not model_config.is_kept(job.model_dir)):
         model_config.keep(job.model_dir, plan.config)
-    report = training.report()
+    report = {**training.report(), "global_batch_size": job.global_batch}
+    if job.auto:
+        report["auto"] = plan.opened.chosen
     if chief and not training.interrupted:
         hparams.end(job.model_dir)
     report["training_data"] = open_data.described(plan.data)

@@ -37,18 +37,21 @@ _CSS = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1c2733; background: #f5f7f9; margin: 0; }
 main { max-width: 1080px; margin: 0 auto; padding: 24px; }
 h1 { font-size: 24px; margin: 0; overflow-wrap: anywhere; }
+table + h1 { margin-top: 48px; }
 h2 { font-size: 18px; margin: 36px 0 12px; }
 .verdict { margin: 12px 0 24px; }
 .cards { display: flex; flex-wrap: wrap; gap: 12px; }
 .cards div { background: #fff; border: 1px solid #dde3e9; border-radius: 8px; padding: 10px 18px; }
 .cards b { display: block; font-size: 22px; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(460px, 1fr)); gap: 16px; }
+.plots { display: grid; gap: 16px; }
+.plots { grid-template-columns: repeat(auto-fit, minmax(min(460px, 100%), 1fr)); }
 figure { margin: 0; background: #fff; border: 1px solid #dde3e9; border-radius: 8px; padding: 8px; }
 img { width: 100%; display: block; }
-table { border-collapse: collapse; background: #fff; }
-td, th { border: 1px solid #dde3e9; padding: 4px 12px; text-align: left; }
+table { border-collapse: collapse; display: block; max-width: 100%; overflow-x: auto; }
+td, th { border: 1px solid #dde3e9; padding: 4px 12px; text-align: left; background: #fff; }
 th, td.number { white-space: nowrap; }
 td { overflow-wrap: anywhere; }
+td:not(.number) { min-width: 8em; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; }
 """
 
@@ -186,7 +189,7 @@ def _importance(entries) -> bytes:
     shown = f"the first {_MOST} of {len(entries)} fields" if len(entries) > _MOST else "by field"
     figure, _ = bars(
         [(entry["name"][:40], drops(entry), "C0") for entry in entries[:_MOST]],
-        title=f"Importance, {shown}", xlabel="AUC falls by, if the field is permuted",
+        title=f"Importance, {shown}", xlabel="AUC falls by, if the field is permuted (median)",
     )  # fmt: skip
     return png(figure)
 

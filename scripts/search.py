@@ -316,8 +316,9 @@ def _plot(trials) -> bytes:
     figure, axes = axes_of((8, 4), xlabel="trial", ylabel="best validation AUC")
     axes.plot(numbers, found, "o", markersize=4)
     axes.step(numbers, [*itertools.accumulate(found, max)], where="post", label="best so far")
-    middle, best = statistics.median(found), max(found)
-    axes.set_ylim(bottom=middle - 2 * (best - middle) - 1e-6)  # what is far below would hide it
+    best = max(found)
+    apart = best - statistics.median(found) + 1e-6
+    axes.set_ylim(best - 3 * apart, best + apart / 2)  # what is far below would hide the rest
     axes.legend()
     return png(figure)
 

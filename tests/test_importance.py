@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from conftest import (
     SMALL_MODEL,
+    encoded,
     example,
     make_records,
     report,
@@ -174,7 +175,7 @@ def test_fields_are_in_the_order_of_the_planted_model(tmp_path):
     model = planted_model.make_planted_model(SEED, shape)
     for split, number in (("train", _TRAIN), ("val", _VAL)):
         ids, values, labels = blocks(model, split, number)
-        write_tfrecords(tmp_path / f"{split}.tfrecords", (labels, ids, values))
+        write_payloads(tmp_path / f"{split}.tfrecords", encoded(labels, ids, values))
     run_train(
         f"--training_data_dir={tmp_path}/train.tfrecords", f"--model_dir={tmp_path}/model",
         "--feature_size=300", "--batch_size=256", "--num_epochs=2", "--embedding_size=8",

@@ -246,6 +246,12 @@ def test_inference_is_refused(channels, tmp_path):
     assert "--task_type=infer reads files" in last_line(done)
 
 
+def test_settings_that_go_by_the_number_of_records_are_refused(channels, tmp_path):
+    flags = *channels(training=tfrecords(tmp_path, 64)), "--auto"
+    done = run_train(*flags, f"--model_dir={tmp_path}/model", timeout=60, code=2)
+    assert "--auto goes by the number of records" in done.stderr
+
+
 def test_a_fifo_that_never_comes_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(pipe_mode, "_PATIENCE", 0.3)
     (tmp_path / "input/config").mkdir(parents=True)

@@ -315,12 +315,14 @@ def test_predictions_and_exports_are_made_from_s3_to_s3(server, trained):
     run(server, "--task_type=infer", f"--infer_data_dir={DATA}", *flags)
     run(server, "--task_type=export", f"--servable_model_dir={out.path}", *flags)
     assert len(folder.read("predictions.txt").split()) == ROWS
-    flags = *flags, "--task_type=infer", f"--infer_data_dir={DATA}", "--predictions_format=parquet"
-    for _ in range(2):  # the second takes the place of the first
-        run(server, *flags)
-    names = [name for name in folder.names() if "parquet" in name]
-    assert names == ["predictions.parquet/part-00000.parquet"]
     assert any(name.endswith("/saved_model.pb") for name in out.names())
+
+
+def test_parquet_is_not_written_to_s3(server, trained):
+    flags = f"--model_dir={trained.folder.path}", "--predictions_format=parquet"
+    done = run(server, "--task_type=infer", f"--infer_data_dir={DATA}", *flags, code=2)
+    path = f"--predictions_file={trained.folder.path}/predictions.parquet"
+    assert f"{path} is remote; give a local folder, or" in done.stderr.splitlines()[-1]
 
 
 def test_predictions_may_lie_at_the_top_of_a_bucket(server, trained):

@@ -177,7 +177,7 @@ def test_a_search_that_was_killed_goes_on_where_it_was(data, tmp_path, number, c
     command = search(data, tmp_path, words=["--num_epochs=5"])
     with started(command) as process:
         path = tmp_path / "trial-0" / "evaluations.json"
-        assert wait_until(path.exists, 60)
+        assert wait_until(path.exists, 200)
         trainings = psutil.Process(process.pid).children(recursive=True)
         trainings = [x for x in trainings if "train.py" in " ".join(x.cmdline())]
         assert len(trainings) == 1
@@ -197,7 +197,7 @@ def test_a_search_that_was_killed_goes_on_where_it_was(data, tmp_path, number, c
 def test_two_searches_in_one_folder_are_refused(data, tmp_path):
     command = search(data, tmp_path, words=["--num_epochs=100000"])
     with started(command) as process:
-        assert wait_until((tmp_path / "trial-0").exists, 60)
+        assert wait_until((tmp_path / "trial-0").exists, 200)
         said = ended(command, code=2).stdout
         assert "another search runs there" in said
         process.terminate()

@@ -151,6 +151,13 @@ class JobConfig(NamedTuple):
     abandon_interrupted_run: bool = setting(OF_PROCESS, False,
         "Give up the interrupted run in model_dir and start a new run from its weights. Needed to "
         "train on other data than that run used.", tasks=("train",))
+    auto: bool = setting(ALIKE, False,
+        "Choose, by the number of records, what you do not give of --global_batch_size, "
+        "--num_epochs, --embedding_size, --deep_layers, --dropout, --l2_reg, --learning_rate, "
+        "--early_stopping_patience, --best_metric and --export: below 20,000 records a small "
+        "model, batches of 64 or 128 and up to 30 epochs; from 200,000 the default model and 3 to "
+        "10. The log has all as flags to copy. horovodrun takes --auto for its --autotune: "
+        "write --auto_settings there.", alias="auto_settings", tasks=("train",))
     max_steps: int = setting(OF_RUN, 0,
         "Stop at this global step; 0 stops after --num_epochs.", at_least=0)
     log_steps: int = setting(OF_PROCESS, 100,

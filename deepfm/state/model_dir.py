@@ -156,6 +156,8 @@ def check_predictions_file(job: JobConfig):
     said = None
     if os.path.isdir(path) and not in_folder:
         said = "is a folder; give the name of a file"
+    elif in_folder and remote_files.is_remote(path):
+        said = "is remote; give a local folder, or --predictions_format=csv"
     elif os.path.isfile(path) and in_folder:
         said = "is a file; give the name of a folder"
     elif os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):

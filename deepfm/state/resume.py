@@ -49,7 +49,8 @@ class RunPart(NamedTuple):
         step: global step at which this part began.
         epoch: the epoch, from 0, with whose first record this part began.
         steps_per_epoch: of each process; None if the number of rows is unknown.
-        settings: {flag: value} of the flags that may change during a run.
+        settings: {flag: value} of the flags that may change during a run; "auto": {flag: value} of
+            what --auto chose.
     """
 
     data: str
@@ -123,6 +124,12 @@ def order_of(
 def known_files(model_dir: str) -> Dict[str, Identity]:
     """{path: Identity} of the files that the last run of model_dir was trained on."""
     return _read(model_dir).files
+
+
+def chosen(model_dir: str) -> Dict[str, Any]:
+    """What --auto chose for the last run of model_dir; {} if nothing."""
+    parts = _read(model_dir).parts
+    return parts[-1].settings.get("auto", {}) if parts else {}
 
 
 def still_there(model_dir: str, like: Sequence[DataFile]) -> List[DataFile]:
@@ -233,7 +240,7 @@ def _log_settings(before, now):
     changed = [
         f"--{name}={_as_flag(value)} (before: {_as_flag(before[name])})"
         for name, value in now.items()
-        if name in before and before[name] != value
+        if name in before and before[name] != value and name != "auto"
     ]
     if changed:
         logging.info("Resuming with %s.", ", ".join(changed))

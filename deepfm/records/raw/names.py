@@ -12,11 +12,9 @@ import posixpath
 from typing import Any, Iterable, NamedTuple, Optional, Tuple
 
 from deepfm.errors import BadInput, listed
-from deepfm.records.raw import feature_map as maps
-from deepfm.records.raw.column_kinds import HASH, ID, NUMBER, SCALED
-from deepfm.records.raw.feature_map import Field
 from deepfm.records.storage import places
 
+_FILE = "feature_map.json"  # what reads it is loaded only for data that have one
 _ABOVE = 2  # prepare writes the map above the splits, in each of which a host may have a folder
 
 
@@ -29,7 +27,7 @@ class Names(NamedTuple):
     """
 
     columns: Tuple[str, ...] = ()
-    fields: Tuple[Field, ...] = ()
+    fields: Tuple = ()
 
     def of_field(self, number: int) -> str:
         """The column of a field, else "field 2"."""
@@ -53,7 +51,7 @@ class Names(NamedTuple):
             return self.columns.index(word)
         if not self.columns:
             raise BadInput(
-                f"--{flag}={word}: no {maps.FILE} of these records lies in their folder or up to "
+                f"--{flag}={word}: no {_FILE} of these records lies in their folder or up to "
                 f"{_ABOVE} above it, so fields have no names; give numbers from 0, or copy the map "
                 "there."
             )
@@ -81,13 +79,15 @@ def of_data(paths: Iterable[str], fingerprint: Optional[str], ids: Optional[dict
 
 
 @functools.lru_cache(maxsize=4)
-def _find(folders, fingerprint) -> Tuple[Field, ...]:
+def _find(folders, fingerprint) -> Tuple:
     """The Fields of the map with a fingerprint in some folders, or above them; () without one."""
+    if fingerprint:
+        from deepfm.records.raw import feature_map as maps
     for folder in folders if fingerprint else ():
         folder = folder if places.is_remote(folder) else os.path.abspath(folder)
         for _ in range(1 + _ABOVE):
             with contextlib.suppress(ValueError):  # it is missing, or no map
-                path = posixpath.join(folder, maps.FILE)
+                path = posixpath.join(folder, _FILE)
                 found = places.of(path).exists(path) and maps.load(path)
                 if found and maps.fingerprint(found.fields, found.missing) == fingerprint:
                     return tuple(found.fields)
@@ -97,6 +97,9 @@ def _find(folders, fingerprint) -> Tuple[Field, ...]:
 
 def _category(field, value):
     """What a feature id stands for in a Field of a feature map."""
+    from deepfm.records.raw import feature_map as maps
+    from deepfm.records.raw.column_kinds import HASH, ID, NUMBER, SCALED
+
     number = value - field.first_id - 2
     if not -2 <= number < maps.end_of(field) - field.first_id - 2:
         return str(value)  # not an id of this field
