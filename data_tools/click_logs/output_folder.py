@@ -16,6 +16,7 @@ from data_tools.libsvm import pieces
 from deepfm.errors import BadInput
 from deepfm.records import data_file, dataset_json
 from deepfm.records.raw import feature_map
+from deepfm.records.raw.column_kinds import LIST, WEIGHT
 from deepfm.records.storage import places
 
 
@@ -92,7 +93,9 @@ def publish(written, fields, fingerprint, old, options, host, scratch, elsewhere
     for i, (folder, names) in old.items():
         of_split = sorted(name for j, name in written if j == i)
         found = {name: (elsewhere[i, name], written[i, name]) for name in of_split}
-        write = functools.partial(_describe, fields, fingerprint, _total(written, i))
+        total, columns = _total(written, i), options.table.columns if options.table else ()
+        weighted = any(column.kind == WEIGHT for column in columns)
+        write = functools.partial(_describe, fields, weighted, fingerprint, total)
         made = os.path.join(scratch, SPLITS[i])
         described, paths = publishing.describe(folder, made, found, write)
         if paths or names or place.exists(os.path.join(folder, dataset_json.UNFINISHED)):
@@ -106,9 +109,10 @@ def publish(written, fields, fingerprint, old, options, host, scratch, elsewhere
     return files
 
 
-def _describe(fields, fingerprint, total, made, files):
+def _describe(fields, weighted, fingerprint, total, made, files):
     dataset_json.write(
         made, len(fields), feature_map.end_of(fields[-1]), files,
+        multi_valued=any(field.kind == LIST for field in fields), weighted=weighted,
         feature_map=fingerprint, ids=dataset_json.ids(feature_map=fingerprint, id_offset=0),
         value_ranges=pieces.ranges(total.low, total.high), unknown_shares=_unknown(total, fields),
     )  # fmt: skip
