@@ -171,6 +171,16 @@ inline uint64 VarintSize(uint64 number) {
 // The bytes of a field with so many bytes in it, in a message.
 inline uint64 Wrapped(uint64 size) { return 1 + VarintSize(size) + size; }
 
+// Reads an entry of Features, whose last key and value count; returns whether it is a message.
+inline bool ReadEntry(Bytes entry, Bytes* key, Bytes* value) {
+  Fields parts{Reader(entry)};
+  while (parts.Next()) {
+    if (parts.type != Fields::kBytes || parts.number > 2) continue;
+    *(parts.number == 1 ? key : value) = parts.content;
+  }
+  return parts.good();
+}
+
 // Parses Examples that are not ambiguous, the same as wire.numbers: with a label of 0, 1 or -1, ids in
 // [0, limit) and finite values.
 class Parser {
@@ -228,12 +238,7 @@ class Parser {
     while (entries.Next()) {
       if (entries.number != 1 || entries.type != Fields::kBytes) continue;
       Bytes key{"", 0}, value{"", 0};
-      Fields parts{Reader(entries.content)};
-      while (parts.Next()) {
-        if (parts.type != Fields::kBytes || parts.number > 2) continue;
-        (parts.number == 1 ? key : value) = parts.content;
-      }
-      if (!parts.good()) return false;
+      if (!ReadEntry(entries.content, &key, &value)) return false;
       Feature* feature = FeatureOf(key);
       if (feature == nullptr) continue;
       const bool whole = Wrapped(key.size) + Wrapped(value.size) == entries.content.size;
@@ -267,11 +272,7 @@ inline Bytes KeyOf(Bytes record) {
   while (entries.Next()) {
     if (entries.number != 1 || entries.type != Fields::kBytes) continue;
     Bytes key{"", 0}, value{"", 0};
-    Fields parts{Reader(entries.content)};
-    while (parts.Next()) {
-      if (parts.type != Fields::kBytes || parts.number > 2) continue;
-      (parts.number == 1 ? key : value) = parts.content;
-    }
+    if (!ReadEntry(entries.content, &key, &value)) break;
     if (key.size != 3 || std::memcmp(key.data, "key", 3) != 0) continue;
     Fields list(Inside(value, kBytesList));
     if (list.Next() && list.number == 1 && list.type == Fields::kBytes) return list.content;
