@@ -211,6 +211,9 @@ def test_rows_are_divided_by_a_cell(tmp_path, name, kind):
     parts = rows_of_splits(tmp_path / "by_time").values()
     assert [len(part) for part in parts] == pytest.approx([1400, 400, 200], abs=10)
     times = [[int(rows[i][2]) for i in part] for part in parts]
+    for number, wanted in ((1, 1400), (2, 1800)):  # the least that whole times have
+        before = sorted(time for part in times[:number] for time in part)
+        assert len(before) - before.count(before[-1]) < wanted <= len(before)
     assert max(times[0]) < min(times[1]) and max(times[1]) < min(times[2])
     assert sorted(i for part in parts for i in part) == list(range(2000))
 
