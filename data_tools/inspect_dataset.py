@@ -40,7 +40,7 @@ BAR = 40  # characters of a bar of label rate 1
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class InspectOptions:
     """The flags, as plain values."""
 
     data: str = flag(
@@ -132,7 +132,7 @@ class FieldSummary:
         }
 
 
-def main(options: Options):
+def main(options: InspectOptions):
     own_files = command_line.this_host(options.data).own_files
     check_write(options)
     summary = inspect(options.data, options.field_size, not options.json, own_files)
@@ -381,4 +381,4 @@ def _align(table):
 
 
 if __name__ == "__main__":
-    command_line.run(main, Options)
+    command_line.run(main, InspectOptions)

@@ -21,19 +21,19 @@ from data_tools.common import command_line, publishing
 from data_tools.common.command_line import ALONE, Host
 from data_tools.engines.processes import Processes
 from data_tools.jobs import convert as job
-from data_tools.libsvm.options import Options
+from data_tools.libsvm.options import ConvertOptions
 from deepfm.records.data_file import DataFile
 
 
-def main(options: Options):
+def main(options: ConvertOptions):
     convert(options, command_line.this_host(options.input, on_spark="convert"))
 
 
-def convert(options: Options, host: Host = ALONE) -> List[DataFile]:
+def convert(options: ConvertOptions, host: Host = ALONE) -> List[DataFile]:
     """jobs.convert in processes of this machine."""
     publishing.check_local(options.output_dir, "convert to a local folder")
     return job.convert(options, Processes(options.num_workers), host)
 
 
 if __name__ == "__main__":
-    command_line.run(main, Options)
+    command_line.run(main, ConvertOptions)

@@ -49,7 +49,7 @@ def _rows(split, default):
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class SyntheticOptions:
     """The flags, as plain values."""
 
     output_dir: str = flag("Local directory for the files.", REQUIRED)
@@ -86,12 +86,12 @@ class Options:
     overwrite: bool = flag("Replace all splits of an earlier run.", default=False)
 
 
-def main(options: Options):
+def main(options: SyntheticOptions):
     command_line.this_host()
     write_data(options)
 
 
-def write_data(options: Options):
+def write_data(options: SyntheticOptions):
     """Writes all splits and synthetic.json; no file gets its final name before all are complete.
 
     Args:
@@ -229,4 +229,4 @@ def log_summary(splits, seconds):
 
 
 if __name__ == "__main__":
-    command_line.run(main, Options)
+    command_line.run(main, SyntheticOptions)

@@ -17,13 +17,12 @@ import sys
 from data_tools.common import check_python  # noqa: F401  says what to do if absl is missing
 
 # isort: split
-from data_tools.click_logs.options import Options as PrepareOptions
-from data_tools.click_logs.options import with_dataset
+from data_tools.click_logs.options import PrepareOptions, with_dataset
 from data_tools.common import command_line
 from data_tools.common.command_line import flag
 from data_tools.jobs import convert, prepare, rebalance
-from data_tools.libsvm.options import Options as ConvertOptions
-from data_tools.rebalancing.options import Options as RebalanceOptions
+from data_tools.libsvm.options import ConvertOptions
+from data_tools.rebalancing.options import RebalanceOptions
 from deepfm import need
 
 # The flags of each job.

@@ -18,7 +18,7 @@ from data_tools.common import check_python  # noqa: F401  says what to do if abs
 
 # isort: split
 from data_tools.click_logs import vocabulary
-from data_tools.click_logs.options import REMOVED, Options
+from data_tools.click_logs.options import REMOVED, PrepareOptions
 from data_tools.common import command_line, publishing
 from data_tools.common.command_line import ALONE, Host
 from data_tools.engines.processes import Processes
@@ -30,13 +30,13 @@ OF_A_PROCESS = 4 * 10**8  # bytes of a process without the vocabulary
 LEAST = 10**8  # bytes for the vocabulary where hardly any are free
 
 
-def main(options: Options):
+def main(options: PrepareOptions):
     inputs = options.input, options.valid_input, options.test_input
     options = dataclasses.replace(options, guess=True)
     prepare(options, command_line.this_host(*inputs, on_spark="prepare"))
 
 
-def prepare(options: Options, host: Host = ALONE) -> List[DataFile]:
+def prepare(options: PrepareOptions, host: Host = ALONE) -> List[DataFile]:
     """jobs.prepare in processes of this machine."""
     publishing.check_local(options.output_dir, "write locally")
     return job.prepare(options, Processes(options.num_workers, room=_room(options)), host)
@@ -55,4 +55,4 @@ def _room(options):
 
 
 if __name__ == "__main__":
-    command_line.run(main, Options, removed=REMOVED)
+    command_line.run(main, PrepareOptions, removed=REMOVED)

@@ -18,15 +18,15 @@ from data_tools.common import command_line, publishing
 from data_tools.common.command_line import ALONE, Host
 from data_tools.engines.processes import Processes
 from data_tools.jobs import rebalance as job
-from data_tools.rebalancing.options import Options
+from data_tools.rebalancing.options import RebalanceOptions
 from deepfm.records.data_file import DataFile
 
 
-def main(options: Options):
+def main(options: RebalanceOptions):
     rebalance(options, command_line.this_host(options.input, on_spark="rebalance"))
 
 
-def rebalance(options: Options, host: Host = ALONE) -> List[DataFile]:
+def rebalance(options: RebalanceOptions, host: Host = ALONE) -> List[DataFile]:
     """jobs.rebalance in processes of this machine."""
     publishing.check_local(options.output_dir, "write to a local folder")
     engine = Processes(options.num_workers, options.memory_mb << 20)
@@ -34,4 +34,4 @@ def rebalance(options: Options, host: Host = ALONE) -> List[DataFile]:
 
 
 if __name__ == "__main__":
-    command_line.run(main, Options)
+    command_line.run(main, RebalanceOptions)

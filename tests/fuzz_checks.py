@@ -233,7 +233,7 @@ def _check_converter(path, schema, lines, found):
 
 
 def _options(path, folder, schema, max_bad_records):
-    return libsvm_to_tfrecord.Options(
+    return libsvm_to_tfrecord.ConvertOptions(
         path,
         f"{folder}/out",
         field_size=schema.field_size,

@@ -39,9 +39,9 @@ def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     for name, rows, seed in (("all", 20000, 1), ("val", 5000, 2)):
         path = write_libsvm(folder / f"{name}.libsvm", make_records(rows, seed=seed))
-        options = libsvm_to_tfrecord.Options(path, str(folder / name), feature_size=50)
+        options = libsvm_to_tfrecord.ConvertOptions(path, str(folder / name), feature_size=50)
         libsvm_to_tfrecord.convert(options)
-    options = rebalance.Options(str(folder / "all"), str(folder / "train"), negative_rate=RATE)
+    options = rebalance.RebalanceOptions(f"{folder}/all", f"{folder}/train", negative_rate=RATE)
     rebalance.rebalance(options)
     return folder
 
@@ -115,7 +115,7 @@ def test_the_flag_is_refused_for_a_model_that_was_trained_without(data, trained,
 @pytest.mark.parametrize("rates", [None, SamplingRates(0.0, 1.0)])
 def test_the_flag_is_refused_where_no_rates_above_0_are_recorded(tmp_path, rates):
     path = write_libsvm(tmp_path / "a.libsvm", ([1.0] * 9, *make_records(9)[1:]))
-    options = libsvm_to_tfrecord.Options(path, str(tmp_path / "data"), feature_size=50)
+    options = libsvm_to_tfrecord.ConvertOptions(path, str(tmp_path / "data"), feature_size=50)
     files = libsvm_to_tfrecord.convert(options)
     dataset_json.write(str(tmp_path / "data"), 4, 50, files, rates)
     job = small_job(tmp_path / "data", tmp_path / "model", "--correct_calibration")

@@ -113,7 +113,7 @@ def test_without_it_much_is_refused_before_any_of_it_is_read(monkeypatch, tmp_pa
             codec.check_size(str(path), path.stat().st_size, processes)
         with pytest.raises(BadInput, match=r"a process does at most 20 records; .*g\+\+.*ziglang"):
             codec.check_size(str(path), path.stat().st_size, 2)
-    options = libsvm_to_tfrecord.Options(str(text), str(tmp_path / "out"), num_workers=1)
+    options = libsvm_to_tfrecord.ConvertOptions(str(text), str(tmp_path / "out"), num_workers=1)
     monkeypatch.setattr(libsvm_text, "explain_line", None)
     with pytest.raises(BadInput, match="does at most 20 records"):
         libsvm_to_tfrecord.convert(options)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from data_tools.click_logs import row_parser, slices
 from data_tools.click_logs.row_parser import Layout
 from data_tools.click_logs.splitting import Split
-from data_tools.prepare import Options
+from data_tools.prepare import PrepareOptions
 from data_tools.tables import blocks, csv_blocks, layouts, reading
 from data_tools.tables.csv_blocks import CsvFile, LinePart
 from data_tools.tables.layouts import Field
@@ -22,7 +22,7 @@ from deepfm.records.schema import BadRecord, Schema
 from deepfm.records.text_blocks import LineRange
 
 COLUMNS = [Column("x", "category"), Column("y", "integer")._replace(kind="scaled")]
-OPTIONS = Options(output_dir="out", dataset="criteo", integers="buckets")
+OPTIONS = PrepareOptions(output_dir="out", dataset="criteo", integers="buckets")
 LAYOUT = Layout(True, COLUMNS)
 SOURCE = slices.RawInput("input", "", Split())
 COMMA = CsvFile(b",", 3, ("clicked", "x", "y"), (0, 1, 2), False, True)

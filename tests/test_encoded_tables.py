@@ -60,7 +60,7 @@ class Rows:
 
 def convert(source, out, **flags):
     """{name: bytes} of what the converter writes; of dataset.json what it says of the records."""
-    libsvm_to_tfrecord.convert(libsvm_to_tfrecord.Options(str(source), str(out), **flags))
+    libsvm_to_tfrecord.convert(libsvm_to_tfrecord.ConvertOptions(str(source), str(out), **flags))
     found = {path.name: path.read_bytes() for path in out.iterdir()}
     found["dataset.json"] = json.loads(found["dataset.json"].decode())
     del found["dataset.json"]["ids"]  # which tells whether columns or pairs were the fields

@@ -9,7 +9,7 @@ from conftest import examples_of
 
 from data_tools import libsvm_to_tfrecord, rebalance
 from data_tools.libsvm import sources
-from data_tools.libsvm_to_tfrecord import Options
+from data_tools.libsvm_to_tfrecord import ConvertOptions
 from deepfm.data import datasets, formats, records
 from deepfm.errors import BadInput
 from deepfm.records import codec, libsvm_text, text_blocks
@@ -40,7 +40,7 @@ def convert(tmp_path):
         (tmp_path / "in").mkdir(exist_ok=True)
         path = tmp_path / "in" / "a.txt"
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        options = Options(str(path), str(tmp_path / "out"), **{"overwrite": True, **flags})
+        options = ConvertOptions(str(path), str(tmp_path / "out"), **{"overwrite": True, **flags})
         (file,) = libsvm_to_tfrecord.convert(options)
         parts = "counts", "ids", "values"
         return [
@@ -221,7 +221,7 @@ def test_a_bad_map_is_refused(tmp_path, fields, words):
 
 def test_rebalance_keeps_the_values_of_each_field(convert, tmp_path):
     rows = convert(FFM, multi_valued=True, num_files=1)
-    options = rebalance.Options(str(tmp_path / "out"), str(tmp_path / "mixed"), num_files=2)
+    options = rebalance.RebalanceOptions(f"{tmp_path}/out", f"{tmp_path}/mixed", num_files=2)
     files = rebalance.rebalance(options)
     read = lambda path: [payload for _, payload, _ in formats.TFRECORD.numbered(path)]
     before = [x for path in (tmp_path / "out").glob("*.tfrecords") for x in read(str(path))]
@@ -233,7 +233,7 @@ def test_rebalance_keeps_the_values_of_each_field(convert, tmp_path):
 
 def test_rebalance_remembers_that_ids_are_hashes(convert, tmp_path):
     convert("1 a:1 b:1\n0 c:1 d:1\n", hash_buckets=1000)
-    rebalance.rebalance(rebalance.Options(str(tmp_path / "out"), str(tmp_path / "mixed")))
+    rebalance.rebalance(rebalance.RebalanceOptions(str(tmp_path / "out"), str(tmp_path / "mixed")))
     assert datasets.find(str(tmp_path / "mixed"), "data").hash_buckets == 1000
 
 

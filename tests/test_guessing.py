@@ -10,7 +10,7 @@ from conftest import run_tool
 from pyarrow import parquet
 
 from data_tools import prepare
-from data_tools.prepare import Options
+from data_tools.prepare import PrepareOptions
 from deepfm.data import datasets
 from deepfm.errors import BadInput
 
@@ -54,7 +54,7 @@ def text_of(some, separator=",", header=True, end="\n", quote=False):
 
 def guessed(tmp_path, path, out="out", **flags):
     flags = {"guess": True, "input": str(path), **flags}
-    prepare.prepare(Options(str(tmp_path / out), **flags))
+    prepare.prepare(PrepareOptions(str(tmp_path / out), **flags))
     made = json.loads((tmp_path / out / "columns.json").read_text())
     return {column["name"]: column for column in made["columns"]}, made
 
@@ -94,7 +94,7 @@ def test_the_columns_that_are_written_can_be_edited_and_given_back(tmp_path, cap
     )
     with pytest.raises(BadInput, match="columns.json says other columns; --columns=.* uses it"):
         guessed(tmp_path, tmp_path / "a.csv")
-    prepare.prepare(Options(str(tmp_path / "new"), str(tmp_path / "a.csv"), columns=str(path)))
+    prepare.prepare(PrepareOptions(f"{tmp_path}/new", f"{tmp_path}/a.csv", columns=str(path)))
     fields = json.loads((tmp_path / "new" / "feature_map.json").read_text())["fields"]
     assert {field["name"]: field["kind"] for field in fields}["stars"] == "number"
 
@@ -228,11 +228,11 @@ def test_hives_missing_cells_are_missing_where_columns_are_described_unless_said
         "columns": str(tmp_path / "c.json"),
         "split": "1,0,0",
     }
-    prepare.prepare(Options(str(tmp_path / "o"), **flags, min_count=1))
+    prepare.prepare(PrepareOptions(str(tmp_path / "o"), **flags, min_count=1))
     made = json.loads((tmp_path / "o" / "feature_map.json").read_text())["fields"][0]
     assert ("\\N" in made["vocabulary"]) != missing and ("x" in made["vocabulary"]) == (
         "x" not in str(more)
     )
-    prepare.prepare(Options(str(tmp_path / "p"), **flags, min_count=1, missing="b"))
+    prepare.prepare(PrepareOptions(str(tmp_path / "p"), **flags, min_count=1, missing="b"))
     made = json.loads((tmp_path / "p" / "feature_map.json").read_text())["fields"][0]
     assert set(made["vocabulary"]) == {"\\N", "x"}

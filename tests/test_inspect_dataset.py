@@ -154,7 +154,7 @@ def test_a_damaged_file_is_named(tmp_path, lost, more, words):
 
 def test_what_dataset_json_says_otherwise_is_reported(tmp_path):
     (tmp_path / "a.libsvm").write_text("1 1:1\n0 2:1\n")
-    options = libsvm_to_tfrecord.Options(f"{tmp_path}/a.libsvm", f"{tmp_path}/out")
+    options = libsvm_to_tfrecord.ConvertOptions(f"{tmp_path}/a.libsvm", f"{tmp_path}/out")
     libsvm_to_tfrecord.convert(options)
     assert inspect_dataset.inspect(f"{tmp_path}/out")["mismatches"] == []
     path = tmp_path / "out" / "dataset.json"

@@ -11,7 +11,7 @@ from conftest import examples_of, report, run_train
 from pyarrow import parquet
 
 from data_tools import prepare
-from data_tools.prepare import Options
+from data_tools.prepare import PrepareOptions
 from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.records.raw import cells, feature_map
@@ -82,7 +82,7 @@ def write_table(folder, rows, columns=COLUMNS, **about):
 
 def prepared(folder, name="rows.csv", out="out", **flags):
     flags = {"min_count": 2, "split": "1,0,0", "columns": str(folder / "columns.json"), **flags}
-    prepare.prepare(Options(str(folder / out), str(folder / name), **flags))
+    prepare.prepare(PrepareOptions(str(folder / out), str(folder / name), **flags))
     files = datasets.find(str(folder / out / "train"), "data").files
     return [example for file in files for example in examples_of(file.path)]
 

@@ -19,7 +19,7 @@ from data_tools.click_logs import splitting
 from data_tools.common import publishing
 from data_tools.common.command_line import Host
 from data_tools.engines import processes
-from data_tools.libsvm_to_tfrecord import Options
+from data_tools.libsvm_to_tfrecord import ConvertOptions
 from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.records import dataset_json, text_blocks
@@ -67,7 +67,7 @@ def convert(tmp_path):
         for name, text in texts.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-        options = Options(str(folder), str(tmp_path / "out"))
+        options = ConvertOptions(str(folder), str(tmp_path / "out"))
         return libsvm_to_tfrecord.convert(dataclasses.replace(options, **flags))
 
     return run
@@ -321,7 +321,7 @@ def test_what_dataset_json_says_of_libsvm_text_stays(convert, tmp_path):
 def test_records_of_other_hosts_are_not_mixed_in(tmp_path):
     """Each of several hosts converts all files that it sees."""
     (tmp_path / "a.libsvm").write_text("1 1:1\n")
-    options = Options(str(tmp_path / "a.libsvm"), str(tmp_path / "out"), overwrite=True)
+    options = ConvertOptions(str(tmp_path / "a.libsvm"), str(tmp_path / "out"), overwrite=True)
     on = lambda i, n: libsvm_to_tfrecord.convert(options, Host(i, n, True))
     on(0, 2)
     for number, hosts in ((1, "one host"), (3, "3 hosts")):
@@ -330,7 +330,7 @@ def test_records_of_other_hosts_are_not_mixed_in(tmp_path):
     on(1, 2)
     assert datasets.find(str(tmp_path / "out"), "data").rows == 2
     with pytest.raises(BadInput, match="shard-00000-of-00002: left by .* not on one host;"):
-        rebalance.rebalance(rebalance.Options(options.input, options.output_dir))
+        rebalance.rebalance(rebalance.RebalanceOptions(options.input, options.output_dir))
     options = dataclasses.replace(options, output_dir=str(tmp_path / "one"))
     libsvm_to_tfrecord.convert(options)
     with pytest.raises(BadInput, match=r"one/a\.tfrecords: left by .* not on 2 hosts;"):
@@ -375,7 +375,7 @@ def test_overwrite_keeps_the_old_data_set_where_the_run_fails(convert, tmp_path)
 
 def test_a_real_file_of_varying_length_is_stored_as_it_is(tmp_path):
     path = shared_data("a9a/a9a.libsvm")
-    files = libsvm_to_tfrecord.convert(Options(path, str(tmp_path), num_files=3, pad=True))
+    files = libsvm_to_tfrecord.convert(ConvertOptions(path, str(tmp_path), num_files=3, pad=True))
     with open(path) as f:
         assert all_records(files) == rows_of(f.read(), field_size=14)
 
@@ -410,7 +410,7 @@ from data_tools import libsvm_to_tfrecord
 from data_tools.common import command_line
 from deepfm.records import dataset_json, text_blocks
 text_blocks.TASK, text_blocks.BLOCK = 5000, 1000
-command_line.run(libsvm_to_tfrecord.main, libsvm_to_tfrecord.Options)
+command_line.run(libsvm_to_tfrecord.main, libsvm_to_tfrecord.ConvertOptions)
 """
 
 
@@ -532,7 +532,7 @@ def test_hosts_together_convert_each_row_once(tmp_path):
         (tmp_path / "in" / f"{i}.libsvm").write_text("".join(written[i * 40 : i * 40 + 40]))
     out = tmp_path / "out"
     for i in range(3):
-        options = Options(f"{tmp_path}/in/{i}.libsvm", str(out), num_files=2, feature_size=1000)
+        options = ConvertOptions(f"{tmp_path}/in/{i}.libsvm", f"{out}", 2, feature_size=1000)
         libsvm_to_tfrecord.convert(options, Host(i, 3, True))
     found = datasets.find(str(out), "data")
     assert (len(found.files), found.rows, found.feature_size) == (6, 120, 1000)
@@ -542,6 +542,6 @@ def test_hosts_together_convert_each_row_once(tmp_path):
 
 def test_padding_on_several_hosts_needs_a_field_size(tmp_path):
     (tmp_path / "a.libsvm").write_text("".join(lines(5)))
-    options = Options(str(tmp_path / "a.libsvm"), str(tmp_path / "out"), pad=True)
+    options = ConvertOptions(str(tmp_path / "a.libsvm"), str(tmp_path / "out"), pad=True)
     with pytest.raises(BadInput, match="--field_size must be given on 2 hosts"):
         libsvm_to_tfrecord.convert(options, Host(0, 2, True))

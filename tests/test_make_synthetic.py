@@ -22,7 +22,7 @@ ROWS = 2 * planted_model.BLOCK_ROWS + 1000
 def write(directory, shape=SHAPE, num_files=1, overwrite=False, **rows):
     """Writes a data set and returns its directory."""
     sizes = {f"{split}_rows": rows.get(split, 0) for split in SPLITS}
-    options = make_synthetic.Options(
+    options = make_synthetic.SyntheticOptions(
         str(directory), num_files=num_files, seed=SEED, overwrite=overwrite, **shape._asdict(),
         **sizes,
     )  # fmt: skip

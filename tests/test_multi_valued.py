@@ -233,7 +233,7 @@ def test_serving_hashes_strings_as_the_converter_does(tmp_path, multi_valued):
     strings = strings.reshape(5000, 2)
     text = "".join(f"1 {one}:1 {other}:1\n" for one, other in strings)
     (tmp_path / "a.libsvm").write_text(text)
-    options = libsvm_to_tfrecord.Options(str(tmp_path / "a.libsvm"), str(tmp_path / "data"))
+    options = libsvm_to_tfrecord.ConvertOptions(str(tmp_path / "a.libsvm"), str(tmp_path / "data"))
     (file,) = libsvm_to_tfrecord.convert(dataclasses.replace(options, hash_buckets=20000))
     serialized = [payload for _, payload, _ in formats.TFRECORD.numbered(file.path)]
     stddev = {"embedding_init_stddev": 1.0, "multi_valued": multi_valued}

@@ -142,7 +142,7 @@ def test_a_host_may_have_its_part_of_a_sharded_channel_and_says_so(four, said, t
 @pytest.mark.parametrize("own_files", [False, True])
 def test_tools_refuse_what_is_not_whole_but_of_a_host_that_has_its_part(four, tmp_path, own_files):
     (four / "c.tfrecords").unlink()
-    options = rebalance.Options(str(four), str(tmp_path / "out"))
+    options = rebalance.RebalanceOptions(str(four), str(tmp_path / "out"))
     if own_files:
         assert inspect_dataset.inspect(str(four), own_files=True)["rows"] == 30
         assert sum(file.rows for file in rebalance.rebalance(options, Host(own_files=True))) == 30

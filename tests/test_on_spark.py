@@ -101,11 +101,11 @@ def one_machine(monkeypatch, job, **options):
     options = {k: str(v) if k in ("input", "output_dir") else v for k, v in options.items()}
     try:
         if job == "convert":
-            libsvm_to_tfrecord.convert(libsvm_to_tfrecord.Options(**options))
+            libsvm_to_tfrecord.convert(libsvm_to_tfrecord.ConvertOptions(**options))
         elif job == "prepare":
-            prepare.prepare(prepare_options.Options(**options))
+            prepare.prepare(prepare_options.PrepareOptions(**options))
         else:
-            rebalance.rebalance(rebalance_options.Options(**options))
+            rebalance.rebalance(rebalance_options.RebalanceOptions(**options))
     except BadInput as error:
         return str(error)
     return None

@@ -221,6 +221,6 @@ def test_without_pyarrow_the_sentence_has_the_command_that_installs_it(
     path = tmp_path / f"a.{suffix}"
     path.write_text("label,a\n1,2\n")
     with pytest.raises(BadInput, match=re.escape(words)):
-        libsvm_to_tfrecord.convert(libsvm_to_tfrecord.Options(str(path), f"{tmp_path}/x"))
+        libsvm_to_tfrecord.convert(libsvm_to_tfrecord.ConvertOptions(str(path), f"{tmp_path}/x"))
     with pytest.raises(BadInput, match=re.escape(words)):
         prepared(tmp_path, str(path), columns=describe(tmp_path))

@@ -21,7 +21,7 @@ from data_tools import prepare as tool
 from data_tools.click_logs import output_folder, slices
 from data_tools.common import progress
 from data_tools.common.command_line import ALONE, Host
-from data_tools.prepare import Options
+from data_tools.prepare import PrepareOptions
 from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.records import dataset_json, text_blocks
@@ -151,7 +151,7 @@ def prepare(tmp_path):
         for name, text in (texts if isinstance(texts, dict) else {"a.tsv": texts}).items():
             (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
         flags = {"input": str(folder), "output_format": "libsvm", "min_count": 3, **flags}
-        tool.prepare(Options(str(tmp_path / output), **flags), host)
+        tool.prepare(PrepareOptions(str(tmp_path / output), **flags), host)
         return tmp_path / output
 
     return run

@@ -26,7 +26,7 @@ from data_tools import rebalance
 from data_tools.common.command_line import Host
 from data_tools.engines.processes import Processes
 from data_tools.jobs import rebalance as job
-from data_tools.rebalance import Options
+from data_tools.rebalance import RebalanceOptions
 from data_tools.rebalancing import shuffling
 from data_tools.rebalancing.selecting import Order
 from deepfm.data import datasets
@@ -104,7 +104,7 @@ def run(tmp_path):
     """run(flag=value ...) -> paths of the files that are made of tmp_path/in."""
 
     def run(**flags):
-        options = Options(str(tmp_path / "in"), str(tmp_path / "out"), seed=3)
+        options = RebalanceOptions(str(tmp_path / "in"), str(tmp_path / "out"), seed=3)
         return [file.path for file in rebalance.rebalance(dataclasses.replace(options, **flags))]
 
     return run
@@ -251,7 +251,7 @@ def test_the_same_seed_writes_the_same_bytes_with_any_workers_and_memory(
     run(num_files=3, positive_rate=2.5)
     monkeypatch.setattr(shuffling, "BUFFER", 1000)
     monkeypatch.setattr(shuffling, "BUCKET", 1000)
-    options = Options(
+    options = RebalanceOptions(
         str(tmp_path / "in"), str(tmp_path / "small"), num_files=3, positive_rate=2.5, seed=3
     )
     job.rebalance(options, Processes(1, 5000))
@@ -537,7 +537,7 @@ def on_host(tmp_path):
     """on_host(i, n, flag=value ...) -> paths of the files that host i of n makes of in/i.*."""
 
     def run(index, number, **flags):
-        options = Options(f"{tmp_path}/in/{index}.*", str(tmp_path / "out"), **flags)
+        options = RebalanceOptions(f"{tmp_path}/in/{index}.*", str(tmp_path / "out"), **flags)
         return [f.path for f in rebalance.rebalance(options, Host(index, number, True))]
 
     return run
@@ -589,7 +589,7 @@ def test_fewer_files_than_hosts_are_refused(tmp_path, on_host):
 
 def test_a_folder_in_the_input_is_no_place_for_the_output(tmp_path):
     make_input(tmp_path / "in")
-    inside = Options(str(tmp_path), str(tmp_path / "sub"))
+    inside = RebalanceOptions(str(tmp_path), str(tmp_path / "sub"))
     with pytest.raises(BadInput, match="would then hold every record twice"):
         rebalance.rebalance(inside)
     assert not (tmp_path / "sub").exists()

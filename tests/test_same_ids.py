@@ -10,7 +10,7 @@ from conftest import job_of, make_records, write_libsvm, write_tfrecords
 
 from data_tools import libsvm_to_tfrecord, rebalance
 from data_tools.click_logs import field_tables
-from data_tools.libsvm_to_tfrecord import Options
+from data_tools.libsvm_to_tfrecord import ConvertOptions
 from deepfm import model_config
 from deepfm.config import ModelConfig
 from deepfm.data import datasets
@@ -81,7 +81,7 @@ def test_a_data_set_tells_its_map(tmp_path):
 
 
 def test_rebalance_carries_the_map_over(tmp_path):
-    rebalance.rebalance(rebalance.Options(write(tmp_path / "a", ONE), str(tmp_path / "b")))
+    rebalance.rebalance(rebalance.RebalanceOptions(write(tmp_path / "a", ONE), str(tmp_path / "b")))
     assert datasets.find(str(tmp_path / "b"), "data").feature_map == ONE
 
 
@@ -92,7 +92,7 @@ def test_rebalance_describes_libsvm_text_that_was_described(tmp_path):
     for described in (False, True):
         if described:
             dataset_json.write(str(tmp_path / "a"), 4, 60, files, feature_map=ONE)
-        options = rebalance.Options(str(tmp_path / "a"), str(tmp_path / "b"), overwrite=True)
+        options = rebalance.RebalanceOptions(f"{tmp_path}/a", f"{tmp_path}/b", overwrite=True)
         rebalance.rebalance(options)
         found = datasets.find(str(tmp_path / "b"), "data")
         expected = (ONE, 60, 4, 10) if described else (None,) * 4
@@ -215,7 +215,7 @@ def converted(folder, text="1 1:1 2:1\n0 3:1 4:1\n", **flags):
     """The data set that the converter makes of lines."""
     folder.mkdir()
     (folder / "a.libsvm").write_text(text)
-    options = Options(str(folder / "a.libsvm"), str(folder / "out"), feature_size=50, **flags)
+    options = ConvertOptions(f"{folder}/a.libsvm", f"{folder}/out", feature_size=50, **flags)
     libsvm_to_tfrecord.convert(options)
     return datasets.find(str(folder / "out"), "val_data_dir")
 
@@ -264,7 +264,7 @@ def test_columns_in_another_order_are_other_ids(tmp_path):
     made = []
     for name, columns in (("a", "site,article"), ("b", "article,Site"), ("c", "SITE,article")):
         (tmp_path / f"{name}.csv").write_text(f"label,{columns}\n1,1,2\n")
-        options = Options(str(tmp_path / f"{name}.csv"), str(tmp_path / name))
+        options = ConvertOptions(str(tmp_path / f"{name}.csv"), str(tmp_path / name))
         libsvm_to_tfrecord.convert(options)
         made.append(datasets.find(options.output_dir, "data").made["ids"])
     one, other = dataset_json.ids_differ(*made[:2])
@@ -286,11 +286,11 @@ def test_an_offset_is_added_to_that_of_the_text_and_rebalance_keeps_all(tmp_path
     text = write_libsvm(tmp_path / "b" / "a.libsvm", make_records(10))
     files = [datasets.DataFile(text, os.path.getsize(text), 10, 3)]
     dataset_json.write(str(tmp_path / "b"), 4, 50, files, ids=first.made["ids"])
-    options = Options(str(tmp_path / "b"), str(tmp_path / "c"), id_offset=2)
+    options = ConvertOptions(str(tmp_path / "b"), str(tmp_path / "c"), id_offset=2)
     libsvm_to_tfrecord.convert(options)
     made = datasets.find(str(tmp_path / "c"), "data").made
     assert made["ids"]["id_offset"] == 3
-    rebalance.rebalance(rebalance.Options(str(tmp_path / "c"), str(tmp_path / "d")))
+    rebalance.rebalance(rebalance.RebalanceOptions(str(tmp_path / "c"), str(tmp_path / "d")))
     assert datasets.find(str(tmp_path / "d"), "data").made == made
 
 
@@ -329,7 +329,7 @@ def test_dataset_json_has_the_range_of_each_field(tmp_path, monkeypatch):
     )
     columns = [{"name": "label", "kind": "label"}, {"name": "a", "kind": "value", "id": 1}]
     (tmp_path / "c.json").write_text(json.dumps({"columns": columns}))
-    options = Options(
+    options = ConvertOptions(
         str(tmp_path / "a.csv"), str(tmp_path / "csv"), columns=str(tmp_path / "c.json")
     )  # fmt: skip
     libsvm_to_tfrecord.convert(options)

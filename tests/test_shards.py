@@ -124,7 +124,7 @@ def test_hosts_that_see_the_same_files_do_not_each_do_all(tmp_path, program, fla
     given.update({} if flag == "data" else {"output_dir": f"{tmp_path}/out"})
     words = f"{path}: each of 2 hosts would .*{words}" if number > 1 else "nothing|no file matches"
     with flagsaver.flagsaver(resource_config=str(path)), pytest.raises(BadInput, match=words):
-        program.main(program.Options(**given))
+        program.main(program.main.__annotations__["options"](**given))
     assert not (tmp_path / "out").exists()
 
 

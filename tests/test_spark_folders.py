@@ -61,7 +61,7 @@ def test_training_and_evaluation_read_each_record_of_a_spark_folder_once(tmp_pat
 def test_rebalance_keeps_each_record_of_a_spark_folder(tmp_path, suffix):
     folder = spark_folder(tmp_path / "data", suffix)
     output = tmp_path / "out"
-    rebalance.rebalance(rebalance.Options(str(folder), str(output), num_files=2))
+    rebalance.rebalance(rebalance.RebalanceOptions(str(folder), str(output), num_files=2))
     assert numbers_of(output) == numbers_of(folder) == sorted(columns()[2].tolist())
 
 
@@ -131,7 +131,7 @@ def test_an_integer_as_label_is_told_what_it_is(tmp_path):
 
 def written(folder, *flags):
     """The dataset.json that inspect_dataset --write makes."""
-    options = inspect_dataset.Options(str(folder), write=True, json=True, **dict(flags))
+    options = inspect_dataset.InspectOptions(str(folder), write=True, json=True, **dict(flags))
     inspect_dataset.check_write(options)
     inspect_dataset.write_metadata(str(folder), inspect_dataset.inspect(str(folder)))
     return json.loads((folder / "dataset.json").read_text())
@@ -194,7 +194,7 @@ def test_write_refuses_to_replace_and_with_overwrite_keeps_what_cannot_be_counte
 def test_write_where_it_cannot_be_is_refused(tmp_path, options, words):
     options = {**options, "data": options.get("data", "{}").format(tmp_path)}
     with pytest.raises(BadInput) as error:
-        inspect_dataset.check_write(inspect_dataset.Options(**options))
+        inspect_dataset.check_write(inspect_dataset.InspectOptions(**options))
     assert words in str(error.value)
 
 

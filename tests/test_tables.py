@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT, examples_of, run_tool
 
 from data_tools import prepare
-from data_tools.prepare import Options
+from data_tools.prepare import PrepareOptions
 from deepfm.data import datasets
 from deepfm.errors import BadInput
 from deepfm.records.raw import column_kinds, feature_map
@@ -55,7 +55,7 @@ def write_rows(path, rows, header=None, delimiter=","):
 
 def prepared(tmp_path, path, output="out", **options):
     options = {"min_count": 1, "split": "1,0,0", "input": path, **options}
-    prepare.prepare(Options(output_dir=str(tmp_path / output), **options))
+    prepare.prepare(PrepareOptions(output_dir=str(tmp_path / output), **options))
     return tmp_path / output
 
 

@@ -243,7 +243,7 @@ def read_back(folder):
 def convert(tmp_path, text, **flags):
     (tmp_path / "a.libsvm").write_text(text)
     libsvm_to_tfrecord.convert(
-        libsvm_to_tfrecord.Options(
+        libsvm_to_tfrecord.ConvertOptions(
             input=str(tmp_path / "a.libsvm"), output_dir=str(tmp_path / "out"), **flags
         )
     )
@@ -306,7 +306,7 @@ def test_lines_that_all_begin_with_the_same_pair_have_no_labels(tmp_path, caplog
         return open_data.find(flag, job_of(input=asked, sagemaker=around))
 
     def convert(**flags):
-        options = libsvm_to_tfrecord.Options(
+        options = libsvm_to_tfrecord.ConvertOptions(
             f"{tmp_path}/*.libsvm", str(tmp_path / "out"), overwrite=True, **flags
         )
         return sum(file.rows for file in libsvm_to_tfrecord.convert(options))
@@ -350,7 +350,7 @@ def test_rebalance_carries_weights_along(tmp_path, kind):
     if kind == "bare":
         (source / "dataset.json").unlink()
     rebalance.rebalance(
-        rebalance.Options(input=str(source), output_dir=str(tmp_path / "new"), num_files=3)
+        rebalance.RebalanceOptions(input=str(source), output_dir=str(tmp_path / "new"), num_files=3)
     )
     if kind == "libsvm":
         after = [line for path in (tmp_path / "new").glob("*.libsvm") for line in path.open()]

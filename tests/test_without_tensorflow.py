@@ -130,13 +130,13 @@ sys.path.insert(0, {str(ROOT)!r})
 sys.modules.update(tensorflow=None, tensorflow_core=None)
 from data_tools import inspect_dataset, libsvm_to_tfrecord, make_synthetic
 from data_tools import prepare, rebalance
-make_synthetic.write_data(make_synthetic.Options("text", 300, 0, 0, feature_size=200))
-convert = libsvm_to_tfrecord.Options("text", "records", num_files=2, compress=True)
+make_synthetic.write_data(make_synthetic.SyntheticOptions("text", 300, 0, 0, feature_size=200))
+convert = libsvm_to_tfrecord.ConvertOptions("text", "records", num_files=2, compress=True)
 libsvm_to_tfrecord.convert(convert)
-rebalance.rebalance(rebalance.Options("records", "shuffled", num_workers=2))
+rebalance.rebalance(rebalance.RebalanceOptions("records", "shuffled", num_workers=2))
 with open("raw.tsv", "w") as f:
     f.writelines("1" + "\\t3" * 13 + "\\ta" * 26 + "\\n" for _ in range(50))
-prepare.prepare(prepare.Options("prepared", "raw.tsv"))
+prepare.prepare(prepare.PrepareOptions("prepared", "raw.tsv"))
 found = [inspect_dataset.inspect(name) for name in ("text", "shuffled", "prepared/train")]
 print([summary["rows"] for summary in found])
 """

@@ -75,7 +75,7 @@ def guess(files: Sequence, options) -> Tuple[Optional[Table], Optional[str], int
 
     Args:
         files: DataFiles.
-        options: options.Options.
+        options: options.PrepareOptions.
 
     Returns:
         (the Table or None, the data set or None, about how many rows the files have).

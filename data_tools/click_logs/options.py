@@ -30,7 +30,7 @@ RAW = "raw files, plain, .gz or .parquet: a directory, a glob, or a comma list o
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class PrepareOptions:
     """The flags, as plain values."""
 
     output_dir: str = flag(
@@ -174,7 +174,7 @@ def table_of(options) -> Optional[Table]:
 
 
 def guessed(options, host) -> Tuple:
-    """(the Options with what the rows say, their Table or None if they are those of a dataset)."""
+    """(the options with what the rows say, their Table or None if they are those of a dataset)."""
     files = datasets.find(options.input, "input", partial=host.own_files, tables=True).files
     table, dataset, rows = guessing.guess(files, options)
     if table:
@@ -256,7 +256,7 @@ def find(sources: Sequence[RawInput], own_files: bool = False) -> Dict[str, list
 
 
 def plan(options, host: Host) -> Tuple:
-    """What to do: (the Options with their defaults, the FeatureMap that is given or None, the
+    """What to do: (the options with their defaults, the FeatureMap that is given or None, the
     Column of each field, {flag: RawSlices of this host}, what output_folder.replaced returns).
 
     Args:

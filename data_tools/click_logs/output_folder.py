@@ -1,6 +1,6 @@
 """Writes prepare's output folder, and decides what it replaces there.
 
-`options` is always an options.Options, and `host` a command_line.Host.
+`options` are always options.PrepareOptions, and `host` a command_line.Host.
 """
 
 import contextlib

@@ -87,7 +87,7 @@ def cut(source: RawInput, files: List, options) -> Iterator[RawSlice]:
     Args:
         source: the source.
         files: from `checked`.
-        options: options.Options.
+        options: options.PrepareOptions.
     """
     size = max(text_blocks.TASK, sum(f.bytes for f in files) // MOST)
     is_parquet = bool(files) and data_file.is_parquet(files[0].path)
@@ -141,7 +141,7 @@ def read_layout(source: RawInput, path: str, options) -> Tuple[Layout, CsvFile]:
     Args:
         source: where the file is from.
         path: the file.
-        options: options.Options.
+        options: options.PrepareOptions.
 
     Raises:
         BadInput: the line names some of the columns that are needed, but not all.

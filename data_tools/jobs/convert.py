@@ -18,7 +18,7 @@ from data_tools.click_logs.splitting import SPLITS
 from data_tools.common import progress, publishing
 from data_tools.common.command_line import ALONE, Host
 from data_tools.libsvm import pieces, sources
-from data_tools.libsvm.options import Options
+from data_tools.libsvm.options import ConvertOptions
 from data_tools.libsvm.pieces import BlockFacts
 from deepfm.data import datasets
 from deepfm.errors import BadInput
@@ -28,7 +28,7 @@ from deepfm.records.data_file import DataFile
 SCRATCH = ".libsvm_to_tfrecord-"
 
 
-def convert(options: Options, engine, host: Host = ALONE) -> List[DataFile]:
+def convert(options: ConvertOptions, engine, host: Host = ALONE) -> List[DataFile]:
     """Converts, and returns the files that were written.
 
     No file gets its final name in output_dir before all are complete.

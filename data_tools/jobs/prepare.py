@@ -7,7 +7,7 @@ from typing import List
 from absl import logging
 
 from data_tools.click_logs import field_tables, output_folder, row_parser, slices, splitting
-from data_tools.click_logs.options import SCRATCH, Options, log_summary, plan
+from data_tools.click_logs.options import SCRATCH, PrepareOptions, log_summary, plan
 from data_tools.common.command_line import ALONE, Host
 from data_tools.common.progress import Skipping
 from data_tools.libsvm.pieces import NO_ROWS, together
@@ -16,7 +16,7 @@ from deepfm.records import codec
 from deepfm.records.data_file import DataFile
 
 
-def prepare(options: Options, engine, host: Host = ALONE) -> List[DataFile]:
+def prepare(options: PrepareOptions, engine, host: Host = ALONE) -> List[DataFile]:
     """Does what the flags say; arguments, result and errors are those of convert.convert."""
     start = time.monotonic()
     planned = plan(options, host)

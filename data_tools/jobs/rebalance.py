@@ -10,7 +10,7 @@ from absl import logging
 from data_tools.common import publishing
 from data_tools.common.command_line import ALONE, Host
 from data_tools.rebalancing import record_blocks, sampling
-from data_tools.rebalancing.options import SEEDS, Options, check
+from data_tools.rebalancing.options import SEEDS, RebalanceOptions, check
 from data_tools.rebalancing.selecting import ALL, Order, Work
 from deepfm.data import datasets
 from deepfm.errors import BadInput
@@ -40,7 +40,7 @@ def _of_host(options, host):
     )
 
 
-def rebalance(options: Options, engine, host: Host = ALONE) -> List[DataFile]:
+def rebalance(options: RebalanceOptions, engine, host: Host = ALONE) -> List[DataFile]:
     """Does what the flags say; arguments, result and errors are those of convert.convert."""
     start = time.monotonic()
     check(options)

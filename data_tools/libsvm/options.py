@@ -8,7 +8,7 @@ from deepfm.runtime import memory
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class ConvertOptions:
     """The flags, as plain values."""
 
     input: str = flag(

@@ -1,6 +1,6 @@
 """Where the converter's rows come from, lines or tables, and what a row must look like.
 
-`data` is always a DataSet, `options` an Options. What `of` returns can be pickled.
+`data` is always a DataSet, `options` ConvertOptions. What `of` returns can be pickled.
 """
 
 import json

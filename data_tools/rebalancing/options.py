@@ -20,7 +20,7 @@ def _rate(label):
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class RebalanceOptions:
     """The flags, as plain values."""
 
     input: str = flag(

@@ -1,6 +1,6 @@
 """Cuts the input into tasks, counts it, and decides how many records of each label are kept.
 
-`options` is always an Options, `data` a DataSet.
+`options` is always RebalanceOptions, `data` a DataSet.
 """
 
 import functools
@@ -21,7 +21,7 @@ def rates(options, count):
     """The SamplingRates that the flags give or imply.
 
     Args:
-        options: Options.
+        options: RebalanceOptions.
         count: () -> (negatives, positives) of the input; called for --positive_share.
     """
     if options.positive_share is None:

@@ -1,6 +1,6 @@
 """Tables with encoded ids as input of the converter: their columns, and the Schema of their rows.
 
-`options` is always a data_tools.libsvm.options.Options.
+`options` is always a data_tools.libsvm.options.ConvertOptions.
 """
 
 from absl import logging

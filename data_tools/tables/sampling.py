@@ -56,7 +56,7 @@ def sample(
 
     Args:
         files: DataFiles.
-        options: click_logs.options.Options; `delimiter`, `header` and `label` are asked.
+        options: click_logs.options.PrepareOptions; `delimiter`, `header` and `label` are asked.
         labels: names by which a first line is a header.
         missing: texts of missing cells.
 
