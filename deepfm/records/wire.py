@@ -137,11 +137,10 @@ def _explain_schema(features, serialized):
     if not (ids.strings or ids.floats or values.strings or values.int64s):
         return None
     is_sequence = any(number == 2 for number, _, _ in _fields(serialized))
-    kinds = {name: (len(x.int64s), len(x.floats), x.strings) for name, x in features.items()}
-    shown = [
-        f"{name[:40]} ({' '.join(f'{n} {k}' for n, k in zip(kinds[name], _TYPES) if n) or 'empty'})"
-        for name in sorted(features)
-    ]
+    shown = []
+    for name, x in sorted(features.items()):
+        kinds = [f"{n} {k}" for n, k in zip((len(x.int64s), len(x.floats), x.strings), _TYPES) if n]
+        shown.append(f"{repr(name[:40])[1:-1]} ({' '.join(kinds) or 'empty'})")
     found = ", ".join(shown[:_SHOWN] + ["..."] * (len(shown) > _SHOWN)) or "none"
     found = f"a tf.train.SequenceExample with {found}" if is_sequence else found
     return (
