@@ -30,7 +30,7 @@ from data_tools.libsvm import pieces
 from data_tools.rebalancing import record_blocks
 from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.records import dataset_json, libsvm_text
+from deepfm.records import dataset_json, frames, libsvm_text
 from deepfm.records.data_file import DataFile
 from deepfm.records.schema import BadRecord, Schema
 from deepfm.records.text_blocks import LineRange
@@ -171,7 +171,7 @@ def inspect(
     shortest, files, weights, counted = None, [], None, bool(found.multi_valued)
     for file in found.files:
         rows = positives = 0
-        first = (libsvm_text if is_text else record_blocks).first_shape(file.path)
+        first = (libsvm_text if is_text else frames).first_shape(file.path)
         weighted, counted = found.weighted or first.weighted, counted or first.multi_valued
         weights = weights or WeightSummary() if weighted else weights
         if first.multi_valued:  # each of its fields counts, also one that no record has
