@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import tensorflow as tf
-from conftest import SMALL_MODEL, make_records, report, run_train, write_tfrecords
+from conftest import make_records, report, run_train, small_job, write_tfrecords
 
 from deepfm.state import hparams
 
@@ -27,10 +27,8 @@ def copy(trained, tmp_path):
 
 
 def train(data, model_dir, *flags):
-    run_train(
-        *SMALL_MODEL, f"--training_data_dir={data}", f"--val_data_dir={data}",
-        f"--model_dir={model_dir}", "--deep_layers=8,4", "--batch_size=64", *flags, code=0,
-    )  # fmt: skip
+    flags = "--deep_layers=8,4", "--dropout=0.5", *flags
+    run_train(*small_job(data, model_dir, *flags), code=0)
 
 
 def sessions(logdir):
