@@ -71,14 +71,11 @@ def tags(model_dir):
 
 def test_model_dirs_under_one_folder_compare(data, trained, tmp_path):
     shutil.copytree(str(trained), str(tmp_path / "one"))
-    more = "--gauc_field=1", "--embedding_learning_rate=0.05", "--optimizer=sgd", "--batch_norm"
-    others = (
-        "--noexample_weights",
-        "--reset_embeddings_each_epoch",
-        "--min_improvement=0.001",
-        "--cowclip_ratio=1",
-    )
-    train(data, tmp_path / "two", *more, *others)
+    train(
+        data, tmp_path / "two", "--gauc_field=1", "--embedding_learning_rate=0.05", "--batch_norm",
+        "--optimizer=sgd", "--noexample_weights", "--reset_embeddings_each_epoch",
+        "--min_improvement=0.001", "--cowclip_ratio=1",
+    )  # fmt: skip
     found = sessions(tmp_path)
     assert set(found) == {"one", "two"}
     values, metrics, session = found["one"]
