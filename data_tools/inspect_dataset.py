@@ -43,22 +43,20 @@ BAR = 40  # characters of a bar of label rate 1
 class InspectOptions:
     """The flags, as plain values."""
 
+    # fmt: off
     data: str = flag(
-        "TFRecord or LibSVM files: a directory, a glob, or a comma list; local or s3://.", REQUIRED
-    )
+        "TFRecord or LibSVM files: a directory, a glob, or a comma list; local or s3://.", REQUIRED)
     field_size: Optional[int] = flag(
         "Fields (ids) that every row must have; set it to find rows of another length. Default: as "
         "many as the first record for TFRecord, any number for LibSVM.",
-        lower_bound=1,
-        upper_bound=memory.MAX_FIELDS,
-    )
+        lower_bound=1, upper_bound=memory.MAX_FIELDS)
     json: bool = flag("Print JSON, for other programs, instead of tables.", default=False)
     write: bool = flag(
         "Also write dataset.json, with what was counted, into --data, which must be a local "
         "directory; use it for records of Spark or another program, which have none.",
-        default=False,
-    )
+        default=False)
     overwrite: bool = flag("With --write, replace the dataset.json that is there.", default=False)
+    # fmt: on
 
 
 class WeightSummary:
