@@ -30,7 +30,7 @@ from data_tools.libsvm import pieces
 from data_tools.rebalancing import record_blocks
 from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.records import dataset_json, libsvm_text
+from deepfm.records import dataset_json, frames, libsvm_text
 from deepfm.records.data_file import DataFile
 from deepfm.records.schema import BadRecord, Schema
 from deepfm.records.text_blocks import LineRange
@@ -43,22 +43,20 @@ BAR = 40  # characters of a bar of label rate 1
 class InspectOptions:
     """The flags, as plain values."""
 
+    # fmt: off
     data: str = flag(
-        "TFRecord or LibSVM files: a directory, a glob, or a comma list; local or s3://.", REQUIRED
-    )
+        "TFRecord or LibSVM files: a directory, a glob, or a comma list; local or s3://.", REQUIRED)
     field_size: Optional[int] = flag(
         "Fields (ids) that every row must have; set it to find rows of another length. Default: as "
         "many as the first record for TFRecord, any number for LibSVM.",
-        lower_bound=1,
-        upper_bound=memory.MAX_FIELDS,
-    )
+        lower_bound=1, upper_bound=memory.MAX_FIELDS)
     json: bool = flag("Print JSON, for other programs, instead of tables.", default=False)
     write: bool = flag(
         "Also write dataset.json, with what was counted, into --data, which must be a local "
         "directory; use it for records of Spark or another program, which have none.",
-        default=False,
-    )
+        default=False)
     overwrite: bool = flag("With --write, replace the dataset.json that is there.", default=False)
+    # fmt: on
 
 
 class WeightSummary:
@@ -171,7 +169,7 @@ def inspect(
     shortest, files, weights, counted = None, [], None, bool(found.multi_valued)
     for file in found.files:
         rows = positives = 0
-        first = (libsvm_text if is_text else record_blocks).first_shape(file.path)
+        first = (libsvm_text if is_text else frames).first_shape(file.path)
         weighted, counted = found.weighted or first.weighted, counted or first.multi_valued
         weights = weights or WeightSummary() if weighted else weights
         if first.multi_valued:  # each of its fields counts, also one that no record has
@@ -206,6 +204,7 @@ def inspect(
     if not rows:
         raise BadInput(f"--data={data}: the files have no records.")
     described = [field.describe(i) for i, field in enumerate(fields)]
+    _, fields_of_ids = np.unique(np.concatenate([x.ids() for x in fields]), return_counts=True)
     summary = {
         "data": data,
         "data_format": found.data_format,
@@ -216,18 +215,12 @@ def inspect(
         "shortest_row": int(shortest),
         "multi_valued": counted or any(field["values"] > field["rows"] for field in described),
         "feature_size": 1 + max((d["largest_id"] for d in described), default=-1),
-        "shared_ids": _shared_ids(fields),
+        "shared_ids": int(np.count_nonzero(fields_of_ids > 1)),
         "weights": weights and weights.describe(),
         "fields": described,
         "files": files,
     }
     return {**summary, "mismatches": _mismatches(summary)}
-
-
-def _shared_ids(fields):
-    """How many ids are in more than one field."""
-    _, counts = np.unique(np.concatenate([field.ids() for field in fields]), return_counts=True)
-    return int(np.count_nonzero(counts > 1))
 
 
 def _add(summaries, batch):
@@ -327,10 +320,18 @@ def format_tables(summary: dict) -> str:
         f"label rate    {summary['label_rate']:.4f} ({summary['positives']:,} positive)",
         "fields        " + _fields(summary),
         f"feature_size  {summary['feature_size']:,} (largest id + 1)",
-        *_sharing(summary["shared_ids"]),
-        *_weights(summary["weights"]),
-        "",
     ]
+    shared, weights = summary["shared_ids"], summary["weights"]
+    if shared:
+        those = "is" if shared == 1 else "are"
+        line = f"{shared:,} {those} in more than one field; these fields share embeddings"
+        lines.append(f"shared ids    {line}")
+    if weights:
+        line = "{min:g} to {max:g}, mean {mean:.6g}, {zero_share:.2%} of them 0".format(**weights)
+        rate = weights["label_rate"]
+        line += "" if rate is None else f", label rate by weight {rate:.4f}"
+        lines.append(f"weights       {line}")
+    lines.append("")
     header = ("field", "rows", "values", "distinct ids", "ids from", "to", "top id", "top share")
     header += ("min value", "max value", "mean", "zeros")
     table = [header]
@@ -347,24 +348,6 @@ def format_tables(summary: dict) -> str:
     lines += ["", *_align(table)]
     lines += ["", *summary["mismatches"]] if summary["mismatches"] else []
     return "\n".join(lines) + "\n"
-
-
-def _sharing(shared):
-    """The line about ids that are in several fields, if there are any."""
-    those = "is" if shared == 1 else "are"
-    line = f"shared ids    {shared:,} {those} in more than one field; these fields share embeddings"
-    return [line] if shared else []
-
-
-def _weights(found):
-    """The line about the weights of examples, if they have any."""
-    if not found:
-        return []
-    rate = (
-        "" if found["label_rate"] is None else f", label rate by weight {found['label_rate']:.4f}"
-    )
-    numbers = "{min:g} to {max:g}, mean {mean:.6g}, {zero_share:.2%} of them 0".format(**found)
-    return [f"weights       {numbers}{rate}"]
 
 
 def _fields(summary):

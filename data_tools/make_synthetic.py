@@ -52,38 +52,32 @@ def _rows(split, default):
 class SyntheticOptions:
     """The flags, as plain values."""
 
+    # fmt: off
     output_dir: str = flag("Local directory for the files.", REQUIRED)
     train_rows: int = _rows("train", 1000000)
     val_rows: int = _rows("val", 100000)
     test_rows: int = _rows("test", 100000)
     num_files: int = flag(
-        "Files to write per split; rows are spread evenly.", default=1, lower_bound=1
-    )
+        "Files to write per split; rows are spread evenly.", default=1, lower_bound=1)
     seed: int = flag(
         "Random seed; the same seed and flags write the same bytes.",
-        default=1,
-        lower_bound=0,
-        upper_bound=2**32 - 1,
-    )
+        default=1, lower_bound=0, upper_bound=2**32 - 1)
     field_size: int = flag("Fields (id:value pairs) of each row.", SHAPE.field_size, lower_bound=1)
     numeric_fields: int = flag(
         "Fields with one id and a value in [0, 1], below --field_size; the others are categorical.",
-        SHAPE.numeric_fields,
-        lower_bound=0,
-    )
+        SHAPE.numeric_fields, lower_bound=0)
     feature_size: int = flag("Ids are below this number.", SHAPE.feature_size, lower_bound=1)
     positive_rate: float = flag(
-        "Expected share of label 1.", SHAPE.positive_rate, lower_bound=0.01, upper_bound=0.99
-    )
+        "Expected share of label 1.", SHAPE.positive_rate, lower_bound=0.01, upper_bound=0.99)
     rare: bool = flag(
         "Make ids more evenly popular, and rare ids as predictive as common ones. A model without "
         "regularization then overfits; use it to test regularization. Overrides --zipf.",
-        SHAPE.rare,
-    )
+        SHAPE.rare)
     zipf: float = flag(
-        "How steeply ids' popularity falls: P(rank) ~ rank^-zipf; not 1.", SHAPE.zipf, lower_bound=0
-    )
+        "How steeply ids' popularity falls: P(rank) ~ rank^-zipf; not 1.",
+        SHAPE.zipf, lower_bound=0)
     overwrite: bool = flag("Replace all splits of an earlier run.", default=False)
+    # fmt: on
 
 
 def main(options: SyntheticOptions):

@@ -19,6 +19,18 @@ def listed(names: Sequence[str], most: int = 5) -> str:
 
 
 @contextlib.contextmanager
+def refusing(what: str, advice: str):
+    """Refuses (BadInput) a JSON file in which the block finds an error: `what (why); advice.`"""
+    try:
+        yield
+    except BadInput:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise BadInput(f"{what} ({reason}); {advice}.") from error
+
+
+@contextlib.contextmanager
 def naming(path: str):
     """Adds a path to an OSError that names none, for example a full disk's."""
     try:

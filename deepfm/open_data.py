@@ -92,10 +92,7 @@ def _open_channel(flag, job):
         return nothing  # the host's first process reads them
     pipe = pipe_mode.open_channel(of_job, channel)
     return nothing._replace(
-        name=f"channel {channel}",
-        pipe=pipe,
-        own_channel=own,
-        sharded=_is_sharded(flag, job),
+        name=f"channel {channel}", pipe=pipe, own_channel=own, sharded=_is_sharded(flag, job)
     )
 
 

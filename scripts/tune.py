@@ -31,16 +31,7 @@ import time
 from typing import Dict, List, Optional, Tuple
 
 import programs  # first
-from programs import (
-    BadInput,
-    check_list,
-    flag_values,
-    need,
-    program,
-    run_program,
-    training_flags,
-    write_files,
-)
+from programs import BadInput, check_list, need, program, run_program, training_flags, write_files
 
 # isort: split
 from absl import flags, logging
@@ -341,7 +332,7 @@ def _conclude(tuner, words, best, ratio, notes, output):
     write_files(output, {"tune.json": text, "tune.png": png(figure)})
     times = f"{ratio:.2f} times as fast as the default"
     print(
-        _table(runs, best, float(flag_values(words).get("price_per_hour", 0))),
+        _table(runs, best, float(programs.flag_values(words).get("price_per_hour", 0))),
         f"\n{result['why']}", *notes,
         f"\n{'The default is the best' if best == Candidate() else times}:\n",
         result["command"],

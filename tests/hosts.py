@@ -107,33 +107,35 @@ def two_hosts(own_address=None):
         yield hosts
 
 
-@contextlib.contextmanager
-def _logged(command, env, log):
-    """A process, running, whose lines go to a file."""
-    with open(log, "w") as f, started(command, env={**os.environ, **env}, stdout=f) as process:
-        yield process
-
-
 class Job:
     """Processes of train.py that only end by themselves, and what each has written so far.
 
     Attributes:
+        folder: for its files.
         processes: {name: subprocess.Popen}
     """
 
-    def __init__(self, folder):
-        self.processes, self._folder = {}, folder
+    def __init__(self, hosts, stack):
+        self.folder = stack.enter_context(tempfile.TemporaryDirectory(dir=hosts.folder))
+        self.processes, self._hosts, self._stack = {}, hosts, stack
 
-    def log(self, name):
-        return os.path.join(self._folder, f"{name}.log")
+    def start(self, name, host, command, **env):
+        """Starts a process on a host, whose lines go to a file."""
+        env = {**os.environ, **{key: str(value) for key, value in env.items()}}
+        with open(self._log(name), "w") as log:
+            process = started(self._hosts.inside(host, command), env=env, stdout=log)
+            self.processes[name] = self._stack.enter_context(process)
+
+    def _log(self, name):
+        return os.path.join(self.folder, f"{name}.log")
 
     def text(self, name):
-        with open(self.log(name)) as f:
+        with open(self._log(name)) as f:
             return f.read()
 
-    def wait_for(self, name, words, seconds=100):
+    def wait_for(self, name, words):
         """Waits until a process has written some words."""
-        last = time.time() + seconds
+        last = time.time() + 100
         while words not in self.text(name):
             assert self.processes[name].poll() is None and time.time() < last, self.text(name)
             time.sleep(0.1)
@@ -152,39 +154,29 @@ class Job:
         return self.text(name).splitlines()[-1]
 
 
+def _train(flags):
+    return [sys.executable, "-u", "train.py", *flags]
+
+
 @contextlib.contextmanager
 def gloo_job(hosts, *flags, processes_per_host=1):
     """A Job of ranks 0, 1, ... without a launcher."""
     size = 2 * processes_per_host
     plan = ",".join(f"{name}:{processes_per_host}" for name in NAMES)
     with contextlib.ExitStack() as stack:
-        job = Job(stack.enter_context(tempfile.TemporaryDirectory(dir=hosts.folder)))
+        job = Job(hosts, stack)
         server = hosts.inside(0, [sys.executable, "-c", _RENDEZVOUS, plan, size])
         rendezvous = started(server, stdin=subprocess.PIPE, stderr=None)
         port = stack.enter_context(rendezvous).stdout.readline().strip()
         for rank in range(size):
             host, local = divmod(rank, processes_per_host)
-            env = {
-                "HOROVOD_HOSTNAME": NAMES[host],
-                "HOROVOD_RANK": rank,
-                "HOROVOD_SIZE": size,
-                "HOROVOD_LOCAL_RANK": local,
-                "HOROVOD_LOCAL_SIZE": processes_per_host,
-                "HOROVOD_CROSS_RANK": host,
-                "HOROVOD_CROSS_SIZE": 2,
-                "HOROVOD_GLOO_RENDEZVOUS_ADDR": ADDRESSES[0],
-                "HOROVOD_GLOO_RENDEZVOUS_PORT": port,
-                "HOROVOD_CONTROLLER": "gloo",
-                "HOROVOD_CPU_OPERATIONS": "gloo",
-                "HOROVOD_GLOO_IFACE": "eth0",
-            }
-            job.processes[rank] = stack.enter_context(
-                _logged(
-                    hosts.inside(host, [sys.executable, "-u", "train.py", *flags]),
-                    {name: str(value) for name, value in env.items()},
-                    job.log(rank),
-                )
-            )
+            job.start(
+                rank, host, _train(flags), HOROVOD_HOSTNAME=NAMES[host], HOROVOD_RANK=rank,
+                HOROVOD_SIZE=size, HOROVOD_LOCAL_RANK=local, HOROVOD_LOCAL_SIZE=processes_per_host,
+                HOROVOD_CROSS_RANK=host, HOROVOD_CROSS_SIZE=2,
+                HOROVOD_GLOO_RENDEZVOUS_ADDR=ADDRESSES[0], HOROVOD_GLOO_RENDEZVOUS_PORT=port,
+                HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo", HOROVOD_GLOO_IFACE="eth0",
+            )  # fmt: skip
         yield job
 
 
@@ -192,9 +184,8 @@ def gloo_job(hosts, *flags, processes_per_host=1):
 def mpi_job(hosts, *flags):
     """A Job of mpirun alone, which starts a rank on each host."""
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(dir=hosts.folder))
-        job = Job(folder)
-        agent = os.path.join(folder, "agent")
+        job = Job(hosts, stack)
+        agent = os.path.join(job.folder, "agent")
         with open(agent, "w") as f:
             f.write('#!/bin/sh\nhost=$1\nshift\ncase "$host" in\n')
             for host, name in enumerate(NAMES):
@@ -202,37 +193,24 @@ def mpi_job(hosts, *flags):
             f.write("esac\n")
         os.chmod(agent, 0o755)
         command = ["mpirun", "--allow-run-as-root", "--host", ",".join(NAMES), "-np", 2]
-        command += ["-mca", "plm_rsh_agent", agent, "-mca", "orte_tmpdir_base", folder]
+        command += ["-mca", "plm_rsh_agent", agent, "-mca", "orte_tmpdir_base", job.folder]
         command += ["-mca", "btl_tcp_if_include", "eth0", "-mca", "oob_tcp_if_include", "eth0"]
         command += ["-mca", "pml", "ob1", "-mca", "btl", "^openib", "-bind-to", "none"]
         # So that mpirun itself sees within 17 s that the other host is gone, not when TCP gives up.
         for name, value in (("time", 5), ("intvl", 2), ("probes", 6)):
             command += ["-mca", f"oob_tcp_keepalive_{name}", value]
-        command += [sys.executable, "-u", "train.py", *flags]
-        job.processes["mpirun"] = stack.enter_context(
-            _logged(hosts.inside(0, command), {}, job.log("mpirun"))
-        )
+        job.start("mpirun", 0, [*command, *_train(flags)])
         yield job
 
 
 @contextlib.contextmanager
 def ps_job(hosts, *flags):
     """A Job of a chief on the first host, a worker and a server on the other."""
-    tasks = {"chief": [0], "worker": [1], "ps": [1]}
-    cluster = {
-        job: [f"{ADDRESSES[host]}:{2222 + (job == 'ps')}" for host in places]
-        for job, places in tasks.items()
-    }
+    tasks = {"chief": 0, "worker": 1, "ps": 1}
+    cluster = {job: [f"{ADDRESSES[host]}:{2222 + (job == 'ps')}"] for job, host in tasks.items()}
     with contextlib.ExitStack() as stack:
-        job = Job(stack.enter_context(tempfile.TemporaryDirectory(dir=hosts.folder)))
-        for name, places in tasks.items():
-            for index, host in enumerate(places):
-                config = {"cluster": cluster, "task": {"type": name, "index": index}}
-                job.processes[f"{name} {index}"] = stack.enter_context(
-                    _logged(
-                        hosts.inside(host, [sys.executable, "-u", "train.py", *flags]),
-                        {"TF_CONFIG": json.dumps(config)},
-                        job.log(f"{name} {index}"),
-                    )
-                )
+        job = Job(hosts, stack)
+        for name, host in tasks.items():
+            config = {"cluster": cluster, "task": {"type": name, "index": 0}}
+            job.start(f"{name} 0", host, _train(flags), TF_CONFIG=json.dumps(config))
         yield job

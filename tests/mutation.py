@@ -34,18 +34,9 @@ _LABELS = [
 ]  # fmt: skip
 _BLANKS = [b" ", b"  ", b"\t", b"\r", b"\v", b"\f", b" \t "]
 _TAILS = [
-    b" ",
-    b"\t",
-    b"\r",
-    b" \r",
-    b" # 3:4 \xff\n",
-    b"#",
-    b"# 1 1:1",
-    b" qid:3",
-    b" 1:1",
-    b":",
+    b" ", b"\t", b"\r", b" \r", b" # 3:4 \xff\n", b"#", b"# 1 1:1", b" qid:3", b" 1:1", b":",
     b"::1",
-]
+]  # fmt: skip
 _INSERTS = [
     b"\0", b"\r", b"\n", b"\r\n", b"#", b":", b" ", b"-", b"+", b"\x1c", b"\x85", b"\xff", b"\xc3\xa9",
     b"\xc2\xa0", b"\xef\xbb\xbf", b"\xe2\x80\xa8", b" qid:7 ", b"e", b"0" * 40, b",",
@@ -161,14 +152,8 @@ def _list(random, kind, numbers):
 
 
 _UNKNOWN = [
-    b"\x28\x05",
-    b"\x2d\0\0\0\0",
-    b"\x29" + b"\0" * 8,
-    b"\x2a\x01x",
-    b"\x2b\x2c",
-    b"\xff",
-    b"\0",
-]
+    b"\x28\x05", b"\x2d\0\0\0\0", b"\x29" + b"\0" * 8, b"\x2a\x01x", b"\x2b\x2c", b"\xff", b"\0",
+]  # fmt: skip
 
 
 def example(random, field_size):

@@ -275,8 +275,7 @@ def test_a_folder_that_is_read_only_is_refused_with_its_flag(small_disk):
         assert f"{folder} cannot be written (Read-only file system)" in refusal(folder)
 
 
-def test_a_job_finds_at_its_start_that_model_dir_cannot_be_written(tmp_path):
-    data = write_tfrecords(tmp_path / "a.tfrecords", make_records(64))
+def test_a_job_finds_at_its_start_that_model_dir_cannot_be_written(data):
     done = run_train(*small_job(data, f"{data}/model"), code=2)
     assert f"--model_dir: {data}/model cannot be written" in done.stderr.splitlines()[-1]
     assert "Training on" not in done.stderr

@@ -12,6 +12,7 @@ from conftest import (
     report,
     run_horovod,
     run_train,
+    small_training,
     started_train,
     write_tfrecords,
 )
@@ -141,8 +142,5 @@ def test_all_ranks_stop_early_at_the_same_step_and_keep_the_best(data, tmp_path)
     ],
 )
 def test_what_cannot_be_evaluated_is_refused(data, tmp_path, flags, sentence):
-    done = run_train(
-        *SMALL_MODEL, f"--training_data_dir={data[0]}/train.tfrecords", f"--model_dir={tmp_path}/m",
-        *flags, code=2,
-    )  # fmt: skip
+    done = run_train(*small_training(data[0] / "train.tfrecords", tmp_path, *flags), code=2)
     assert sentence in done.stderr

@@ -53,7 +53,6 @@ FOREIGN = {
     "git": {"check"},
 }
 PROGRAM = re.compile(r"(?:\./)?((?:scripts|tests)/[\w/]+\.(?:py|sh)|train\.py)(?= |$)")
-MODULE = re.compile(r"-m ((?:data_tools|deepfm)\.\w+)")
 FOLDERS = ("deepfm", "data_tools", "scripts", "tests", "docs", "docker", ".ci")
 # What flags name, or have where they are not given; and what a shell writes to.
 MADE = re.compile(

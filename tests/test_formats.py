@@ -54,7 +54,7 @@ def test_another_format_is_read_counted_and_explained_by_its_entry(reversed_line
     (tmp_path / "a.vsb").write_bytes(b"1 1:1 2:5"[::-1] + b"\n" + b"0 3:1 4:1"[::-1] + b"\n")
     data = datasets.find(str(tmp_path), "training_data_dir", kinds=formats.FORMATS)
     assert data.format.name == "reversed" and datasets.count_rows(data).rows == 2
-    assert data.format.first_record(data.files[0].path).field_size == 2
+    assert data.format.first_shape(data.files[0].path).field_size == 2
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         dataset = make_input_fn(Source(data, InputConfig(2)), Schema(2, 10), Mode())()
         features, labels = tf.compat.v1.data.make_one_shot_iterator(dataset).get_next()

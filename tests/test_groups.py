@@ -8,7 +8,6 @@ import pytest
 import sklearn.metrics
 import tensorflow as tf
 from conftest import (
-    SMALL_MODEL,
     evaluations,
     example,
     make_records,
@@ -17,6 +16,7 @@ from conftest import (
     run_python,
     run_train,
     small_job,
+    small_training,
     write_libsvm,
     write_payloads,
     write_tfrecords,
@@ -299,11 +299,9 @@ def trained(tmp_path_factory):
     records = make_records(ROWS, seed=2)
     for i, part in enumerate((slice(0, 150), slice(150, 151), slice(151, ROWS))):
         write_tfrecords(folder / f"val-{i}.tfrecords", [column[part] for column in records])
-    done = run_train(
-        *SMALL_MODEL, *FIELDS, f"--training_data_dir={folder}/train.tfrecords",
-        f"--val_data_dir={folder}/val-*", f"--model_dir={folder}/model", "--batch_size=64",
-        "--num_epochs=2", "--learning_rate=0.01", "--dropout=0", "--best_metric=gauc", code=0,
-    )  # fmt: skip
+    more = f"--val_data_dir={folder}/val-*", "--learning_rate=0.01", "--best_metric=gauc"
+    flags = small_training(folder / "train.tfrecords", folder / "model", "--num_epochs=2", *more)
+    done = run_train(*flags, *FIELDS, code=0)
     return folder, records, done.stderr
 
 
@@ -405,13 +403,13 @@ def test_a_field_that_does_not_exist_is_refused(trained, flags, said):
 
 
 def test_training_refuses_them_too(trained, tmp_path):
-    data = f"--training_data_dir={trained[0]}/train.tfrecords"
+    flags = small_training(trained[0] / "train.tfrecords", tmp_path / "model")
     for flag, said in (
         ("--gauc_field=4", "give a field from 0 to 3"),
         ("--best_metric=gauc", "--best_metric=gauc needs the field of users: add --gauc_field=N."),
         ("--learning_rate_decay_metric=gauc", "add --gauc_field=N."),
     ):
-        done = run_train(*SMALL_MODEL, data, f"--model_dir={tmp_path}/model", flag, code=2)
+        done = run_train(*flags, flag, code=2)
         assert said in done.stderr
 
 

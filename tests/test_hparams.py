@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import tensorflow as tf
-from conftest import SMALL_MODEL, make_records, report, run_train, write_tfrecords
+from conftest import make_records, report, run_train, small_job, write_tfrecords
 
 from deepfm.state import hparams
 
@@ -27,10 +27,8 @@ def copy(trained, tmp_path):
 
 
 def train(data, model_dir, *flags):
-    run_train(
-        *SMALL_MODEL, f"--training_data_dir={data}", f"--val_data_dir={data}",
-        f"--model_dir={model_dir}", "--deep_layers=8,4", "--batch_size=64", *flags, code=0,
-    )  # fmt: skip
+    flags = "--deep_layers=8,4", "--dropout=0.5", *flags
+    run_train(*small_job(data, model_dir, *flags), code=0)
 
 
 def sessions(logdir):
@@ -73,14 +71,11 @@ def tags(model_dir):
 
 def test_model_dirs_under_one_folder_compare(data, trained, tmp_path):
     shutil.copytree(str(trained), str(tmp_path / "one"))
-    more = "--gauc_field=1", "--embedding_learning_rate=0.05", "--optimizer=sgd", "--batch_norm"
-    others = (
-        "--noexample_weights",
-        "--reset_embeddings_each_epoch",
-        "--min_improvement=0.001",
-        "--cowclip_ratio=1",
-    )
-    train(data, tmp_path / "two", *more, *others)
+    train(
+        data, tmp_path / "two", "--gauc_field=1", "--embedding_learning_rate=0.05", "--batch_norm",
+        "--optimizer=sgd", "--noexample_weights", "--reset_embeddings_each_epoch",
+        "--min_improvement=0.001", "--cowclip_ratio=1",
+    )  # fmt: skip
     found = sessions(tmp_path)
     assert set(found) == {"one", "two"}
     values, metrics, session = found["one"]

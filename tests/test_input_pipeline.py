@@ -5,7 +5,7 @@ import gzip
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import make_records, write_libsvm, write_payloads, write_tfrecords
+from conftest import make_records, write_libsvm, write_tfrecords
 
 from deepfm.config import InputConfig
 from deepfm.data import bad_records, datasets, formats, input_pipeline, records
@@ -171,53 +171,6 @@ def test_a_cache_file_holds_what_this_run_does_not_skip(files, tmp_path_factory)
         damaged = [Skipped(str(path), dict.fromkeys(bad, "bad"))] if bad else []
         found = values_of(read(folder, damaged=damaged, cache=cache))
         assert len(found) == len(values) - len(bad)
-
-
-def test_reads_gzip_by_the_files_name(tmp_path):
-    rows = make_records(100)
-    plain = tmp_path / "a.tfrecords"
-    write_tfrecords(plain, rows)
-    packed = tmp_path / "packed" / "a.tfrecords.gz"
-    packed.parent.mkdir()
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
-    np.testing.assert_array_equal(values_of(read(packed)), rows[2])
-
-
-@pytest.mark.parametrize(
-    "text, pad, rows",
-    [
-        (b"\n# head\n1 1:1 2:2 3:3 4:4 # tail\r\n  \n-1\t5:1  6:2 7:3 8:4  \n", False,
-         [([1, 2, 3, 4], [1, 2, 3, 4], 1), ([5, 6, 7, 8], [1, 2, 3, 4], 0)]),
-        (b"1 1:1 2:2\n0\n0 5:1 6:2 7:3 8:4\n", True,
-         [([1, 2, 0, 0], [1, 2, 0, 0], 1), ([0] * 4, [0] * 4, 0), ([5, 6, 7, 8], [1, 2, 3, 4], 0)]),
-        (b"1 3:1 4:1 5:1\r6:2\r\n", False, [([3, 4, 5, 6], [1, 1, 1, 2], 1)]),
-        (b"1 3:1\r5 4:1 5:1 6:1\n", False, None),
-    ],
-    ids=["blank lines and comments", "short rows", "a blank \\r", "a \\r in a number"],
-)  # fmt: skip
-def test_odd_lines_are_read_or_refused(tmp_path, text, pad, rows):
-    (tmp_path / "a.libsvm").write_bytes(text)
-    schema = SCHEMA._replace(pad=pad)
-    if rows is None:
-        with pytest.raises(tf.errors.InvalidArgumentError):
-            read(tmp_path, schema)
-        return
-    (batch,) = read(tmp_path, schema)
-    assert list(zip(*(column.tolist() for column in batch))) == rows
-
-
-def test_records_without_a_label_can_be_read_for_inference(tmp_path):
-    _, ids, values = make_records(3)
-    payloads = []
-    for row_ids, row_values in zip(ids, values):
-        example = tf.train.Example()
-        example.features.feature["ids"].int64_list.value.extend(row_ids)
-        example.features.feature["values"].float_list.value.extend(row_values)
-        payloads.append(example.SerializeToString())
-    write_payloads(tmp_path / "a.tfrecords", payloads)
-    ((found, _, labels),) = read(tmp_path, SCHEMA._replace(with_labels=False))
-    np.testing.assert_array_equal(found, ids)
-    assert labels.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -475,10 +475,7 @@ REFUSED = [
         [*RAW, "--tool=prepare", "--instance_count=2"],
         "2 hosts would see only each host's own files; try one large host",
     ),
-    (
-        [*RAW, "--tool=rebalance", "--instance_count=2"],
-        "host needs no others. docs/spark.md says",
-    ),
+    ([*RAW, "--tool=rebalance", "--instance_count=2"], "host needs no others. docs/spark.md says"),
 ]
 
 # The launcher with each of many command lines, in a child of one process that has loaded it.

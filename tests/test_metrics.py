@@ -106,13 +106,6 @@ def test_results_do_not_depend_on_the_batches_nor_on_the_parts_that_are_merged(w
     assert dict(zip(metrics.RESULTS, left.results())) == pytest.approx(whole, abs=1e-12)
 
 
-def test_beyond_the_limit_of_distinct_scores_auc_stays_close(monkeypatch):
-    monkeypatch.setattr(metrics, "LIMIT", 512)
-    labels, logits = make()
-    expected = sklearn.metrics.roc_auc_score(labels, probabilities(logits))
-    assert evaluate(labels, logits)[0]["auc"] == pytest.approx(expected, abs=1e-3)
-
-
 def thinned(labels, logits, limit, monkeypatch):
     """The Evaluation of examples whose scores all differ, and the scores that it would keep."""
     monkeypatch.setattr(metrics, "LIMIT", limit)

@@ -248,16 +248,8 @@ def test_predictions_take_the_place_of_predictions_alone(tmp_path):
     ):
         with pytest.raises(BadInput, match=f"--predictions_file={path} .*{said}"):
             model_dir.check_predictions_file(job(tmp_path / "model", predictions_file=str(path)))
-    for path in (
-        None,
-        tmp_path / "mine.txt",
-        tmp_path / "mine.csv",
-        tmp_path / "places.csv",
-        tmp_path / "empty",
-        tmp_path / "model" / "predictions.txt",
-        tmp_path / "other" / "model.json",
-    ):
-        path = path and str(path)
+    good = ["mine.txt", "mine.csv", "places.csv", "empty", "model/predictions.txt"]
+    for path in (None, *(str(tmp_path / name) for name in [*good, "other/model.json"])):
         model_dir.check_predictions_file(job(tmp_path / "model", predictions_file=path))
 
 

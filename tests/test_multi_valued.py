@@ -7,16 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import test_model
-from conftest import (
-    encoded,
-    example,
-    report,
-    run_mode,
-    run_train,
-    small_job,
-    small_training,
-    write_payloads,
-)
+from conftest import example, report, run_mode, run_train, small_job, small_training, write_payloads
 from mode_steps import check_same, weights
 from test_model import named, numeric_gradient, numpy_logits, run_step
 
@@ -82,31 +73,6 @@ def test_one_value_of_each_field_is_the_same_model(pooling):
     np.testing.assert_allclose(fixed[3], pooled[3], rtol=1e-5)
     for name, value in fixed[1].items():
         np.testing.assert_allclose(pooled[1][name], value, atol=1e-5, err_msg=name)
-
-
-def test_records_without_counts_have_one_value_of_each_field():
-    mixed = [example(1, [1, 2, 3, 4], [1, 2, 3, 4]), example(0, [5, 6], [7, 8], [0, 2, 0, 0])]
-    features, labels = parsed(mixed)
-    assert labels.tolist() == [1, 0]
-    assert features["feat_counts"].tolist() == [[1, 1, 1, 1], [0, 2, 0, 0]]
-    assert features["feat_ids"].tolist() == [[1, 2, 3, 4], [5, 6, 0, 0]]
-    ones = [example(1, [1, 2, 3, 4], [1, 2, 3, 4], [1, 1, 1, 1]), mixed[0]]
-    features, _ = parsed(ones, Schema(F))
-    assert features["feat_ids"].tolist() == [[1, 2, 3, 4], [1, 2, 3, 4]]
-
-
-@pytest.mark.parametrize(
-    "counts", [COUNTS, [[0] * F] * 3, [[2000, 0, 1, 1]], [[1] * F, [120, 5, 0, 2]]]
-)
-def test_records_of_any_length_are_encoded_and_read(counts):
-    ids, values, counts, labels = batch(np.int32(counts))
-    payloads = encoded(labels, ids, values, counts)
-    features, found = parsed(payloads)
-    np.testing.assert_array_equal(found, labels)
-    there = np.arange(ids.shape[1]) < counts.sum(axis=1, keepdims=True)
-    np.testing.assert_array_equal(features["feat_counts"], counts)
-    np.testing.assert_array_equal(features["feat_ids"], np.where(there, ids, 0))
-    np.testing.assert_array_equal(features["feat_vals"], np.where(there, values, 0))
 
 
 MULTI = Schema(F, 50, multi_valued=True)

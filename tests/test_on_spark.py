@@ -9,9 +9,11 @@ import shutil
 import subprocess
 
 import numpy as np
+import pyarrow
 import pytest
 import test_kinds
 from conftest import QUICK_JAVA, ROOT, fill, make_records, started, write_tfrecords
+from pyarrow import parquet
 from test_prepare_criteo import all_files, criteo_rows, text_of
 
 from data_tools import inspect_dataset, libsvm_to_tfrecord, prepare, rebalance
@@ -154,8 +156,6 @@ def test_a_long_text_that_occurs_as_often_as_needed_has_an_id(both, tmp_path):
 
 
 def test_parquet_gives_the_bytes_of_one_machine(both, tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     names = [column.name for column in DATASETS["criteo"]]
     cells = zip(*criteo_rows(900))
     table = pyarrow.table({name: pyarrow.array(column) for name, column in zip(names, cells)})
@@ -279,8 +279,6 @@ def test_convert_writes_the_bytes_of_libsvm_to_tfrecord(both, text, tmp_path, ki
 
 @pytest.mark.parametrize("kind", ["parquet", "csv"])
 def test_convert_writes_the_bytes_of_one_machine_for_tables(both, tmp_path, kind):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     rng, folder = np.random.RandomState(0), tmp_path / "table"
     folder.mkdir()
     for part in range(3):

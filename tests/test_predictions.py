@@ -31,11 +31,10 @@ two_ranks = functools.partial(run_horovod, 2)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
+def model(data, tmp_path_factory):
     """The model_dir of a small model."""
     folder = tmp_path_factory.mktemp("predictions")
-    write_tfrecords(folder / "a.tfrecords", make_records(640))
-    run_train(*small_training(folder / "a.tfrecords", folder / "model"), code=0)
+    run_train(*small_training(data, folder / "model"), code=0)
     return folder / "model"
 
 

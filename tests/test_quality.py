@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from conftest import SMALL_MODEL, job_of, make_records, run_train, write_tfrecords
+from conftest import job_of, run_train, small_training
 
 from deepfm import evaluation
 from deepfm.config import InputConfig
@@ -44,8 +44,6 @@ def test_training_ends_with_what_would_help_and_the_base_rate(
     assert best in log[-1] and log[-1].endswith("rate 0.2500 alone: auc=0.5 log_loss=0.562335")
 
 
-def test_a_run_without_validation_data_says_that_its_quality_is_unknown(tmp_path):
-    write_tfrecords(tmp_path / "train.tfrecords", make_records(64))
-    model = f"--model_dir={tmp_path}/model"
-    done = run_train(*SMALL_MODEL, f"--training_data_dir={tmp_path}/train.tfrecords", model)
+def test_a_run_without_validation_data_says_that_its_quality_is_unknown(data, tmp_path):
+    done = run_train(*small_training(data, tmp_path))
     assert done.stderr.splitlines()[-1].endswith("is unknown: give --val_data_dir."), done.stderr

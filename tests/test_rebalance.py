@@ -12,14 +12,7 @@ import struct
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import (
-    example,
-    make_records,
-    run_tool,
-    write_libsvm,
-    write_own_ids,
-    write_tfrecords,
-)
+from conftest import example, make_records, run_tool, write_libsvm, write_own_ids, write_tfrecords
 from scipy import stats
 
 from data_tools import rebalance

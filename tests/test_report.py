@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import make_records, run_python, run_train, write_tfrecords
+from sklearn.metrics import roc_curve
+
+from deepfm.model import metrics
 
 v1 = tf.compat.v1
 _CHROMIUM = [
@@ -89,9 +92,8 @@ def test_the_timeline_shows_each_step_and_the_threads_of_the_input(run, page):
     assert profile["steps"] == 10
     assert sum(x["share"] for x in profile["operators"]) == pytest.approx(1)
     (product,) = [x for x in profile["operators"] if x["operator"] == "MatMul"]
-    lasted = [
-        e["dur"] / 1e3 for e in ran if e["name"].strip() == "MatMul"
-    ]  # nothing runs inside it
+    # Nothing runs inside it.
+    lasted = [e["dur"] / 1e3 for e in ran if e["name"].strip() == "MatMul"]
     found = 10 * product["calls"], 10 * product["ms"]
     assert found == pytest.approx((len(lasted), sum(lasted)))
     assert "<h2>Operators, per step of 10</h2>" in page and "<td>MatMul</td>" in page
@@ -209,10 +211,6 @@ def test_refuses_what_it_cannot_read_or_write_in_a_sentence(arguments, said):
 
 
 def test_the_roc_curve_and_the_deciles_are_those_of_numpy():
-    from sklearn.metrics import roc_curve
-
-    from deepfm.model import metrics
-
     random = np.random.RandomState(0)
     scores = random.rand(5000).astype(np.float32).round(3)  # some are equal
     labels = (random.rand(5000) < scores).astype(np.float32)
@@ -235,8 +233,6 @@ def test_the_roc_curve_and_the_deciles_are_those_of_numpy():
 
 
 def test_thresholds_are_those_of_a_loop():
-    from deepfm.model import metrics
-
     random = np.random.RandomState(0)
     scores = random.rand(3000).astype(np.float32).round(2)  # many are equal
     labels = (random.rand(3000) < scores).astype(np.float32)
@@ -260,8 +256,6 @@ def test_thresholds_are_those_of_a_loop():
 
 
 def test_without_both_classes_there_is_no_roc_curve():
-    from deepfm.model import metrics
-
     evaluation = metrics.Evaluation()
     assert evaluation.roc() == evaluation.deciles() == evaluation.thresholds() == []
     ones = np.ones(3, np.float32)

@@ -87,8 +87,7 @@ def test_a_dataset_json_with_absurd_sizes_is_refused(tmp_path, field, feature):
         memory.check_sizes(ModelConfig(data.field_size, data.feature_size))
 
 
-def test_a_job_refuses_sizes_in_one_sentence_and_not_for_want_of_memory(tmp_path):
-    data = write_tfrecords(tmp_path / "a.tfrecords", make_records(9))
+def test_a_job_refuses_sizes_in_one_sentence_and_not_for_want_of_memory(data, tmp_path):
     done = run_train(*small_job(data, tmp_path / "model", f"--embedding_size={LARGE}"), code=2)
     assert f"size, not {LARGE}." in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr

@@ -8,13 +8,7 @@ from absl import flags
 from absl.testing import flagsaver
 from conftest import run_tool
 
-from data_tools import (
-    inspect_dataset,
-    libsvm_to_tfrecord,
-    make_synthetic,
-    prepare,
-    rebalance,
-)
+from data_tools import inspect_dataset, libsvm_to_tfrecord, make_synthetic, prepare, rebalance
 from data_tools.common import command_line
 from deepfm.errors import BadInput
 

@@ -85,7 +85,6 @@ JOBS = {
 
 
 def test_an_object_that_s3_does_not_copy_at_once_is_moved(proxy, s3, monkeypatch):
-    pytest.importorskip("pyarrow")
     from deepfm.records.storage import arrow
 
     for name, value in settings(proxy).items():
@@ -99,7 +98,6 @@ def test_an_object_that_s3_does_not_copy_at_once_is_moved(proxy, s3, monkeypatch
 
 
 def test_a_glob_passes_over_files_where_folders_should_be(proxy, s3, monkeypatch):
-    pytest.importorskip("pyarrow")
     from deepfm.records.storage import arrow
 
     for name, value in settings(proxy).items():

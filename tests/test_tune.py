@@ -8,16 +8,7 @@ import types
 
 import psutil
 import pytest
-from conftest import (
-    ROOT,
-    SMALL_MODEL,
-    finish,
-    make_records,
-    report,
-    run_python,
-    started,
-    write_tfrecords,
-)
+from conftest import ROOT, SMALL_MODEL, finish, report, run_python, started
 
 # Loads tune.py with a clock of its own: a run takes the seconds of its start and of its training,
 # and its rate is that of `rate(candidate)`.
@@ -79,13 +70,6 @@ def simulated(rate, budget=60, start=3):
         calls=int(calls), label=label.strip(), ratio=float(ratio), tried=int(tried),
         seconds=float(seconds), rungs=rungs.strip().split(","), notes=notes,
     )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tune")
-    write_tfrecords(folder / "train.tfrecords", make_records(400))
-    return folder
 
 
 @pytest.mark.parametrize(

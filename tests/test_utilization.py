@@ -5,7 +5,7 @@ import time
 import types
 
 import pytest
-from conftest import SMALL_MODEL, job_of, make_records, mode_of, report, run_train, write_tfrecords
+from conftest import job_of, mode_of, report, run_train, small_training
 
 from deepfm.config import InputConfig, OptimizerConfig
 from deepfm.runtime import utilization
@@ -155,13 +155,10 @@ def test_gpus_are_read_where_nvidia_smi_answers(tmp_path, monkeypatch, text, sha
     assert gpus.share() == share
 
 
-def test_a_run_tells_what_limits_it_and_leaves_no_process(tmp_path):
-    data = write_tfrecords(tmp_path / "a.tfrecords", make_records(1000))
-    done = run_train(
-        *SMALL_MODEL, f"--training_data_dir={data}", f"--model_dir={tmp_path}/model",
-        "--batch_size=16", "--num_epochs=3", "--log_steps=50", "--price_per_hour=3.6",
-        env={**os.environ, "PATH": tell(tmp_path, "30\\n")}, code=0,
-    )  # fmt: skip
+def test_a_run_tells_what_limits_it_and_leaves_no_process(data, tmp_path):
+    more = "--batch_size=16", "--num_epochs=5", "--log_steps=50", "--price_per_hour=3.6"
+    env = {**os.environ, "PATH": tell(tmp_path, "30\\n")}
+    done = run_train(*small_training(data, tmp_path / "model", *more), env=env, code=0)
     found = report(tmp_path / "model")
     assert 0 < found["host_cpu_utilization"] <= 1
     assert found["gpu_utilization"] == 0.3

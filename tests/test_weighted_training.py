@@ -54,12 +54,8 @@ def step(batch, ops=TENSORFLOW, **changes):
     given = named(*batch[:3], example_weights=batch[3])
     before, after, loss, _ = run_step(config(**changes), given, ops=ops)
     moved = {name: x for name, x in after.items() if "moving" in name}
-    return (
-        before,
-        {name: before[name] - after[name] for name in set(after) - set(moved)},
-        loss,
-        moved,
-    )
+    found = {name: before[name] - after[name] for name in set(after) - set(moved)}
+    return before, found, loss, moved
 
 
 def by_the_paper(w, ids, values, labels, weights, batch_norm):
@@ -97,10 +93,9 @@ def test_weight_3_is_the_example_three_times(changes):
     _, found, loss, moved = step(batch, **changes)
     _, wanted, same_loss, also_moved = step(repeated(*batch), **changes)
     assert loss == pytest.approx(same_loss, rel=1e-6)
-    for name, gradient in wanted.items():
-        np.testing.assert_allclose(found[name], gradient, rtol=1e-5, atol=1e-6, err_msg=name)
-    for name, average in also_moved.items():
-        np.testing.assert_allclose(moved[name], average, rtol=1e-5, atol=1e-6, err_msg=name)
+    found, wanted = {**found, **moved}, {**wanted, **also_moved}
+    for name, expected in wanted.items():
+        np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_weights_leave_l2_as_it_is():

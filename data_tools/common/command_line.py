@@ -25,7 +25,7 @@ from typing import Dict, NamedTuple, Optional, Tuple
 
 from absl import flags, logging
 
-from deepfm.errors import BadInput
+from deepfm.errors import BadInput, refusing
 from deepfm.runtime import program
 
 FLAGS = flags.FLAGS
@@ -69,12 +69,7 @@ def _define(field):
         flags.register_validator(field.name, finite, "it is not a finite number")
 
 
-def run(
-    main,
-    options,
-    hosts=True,
-    removed: Optional[Dict[str, str]] = None,
-):
+def run(main, options, hosts=True, removed: Optional[Dict[str, str]] = None):
     """Runs `main(options)` as a program, with the options read from the flags.
 
     Args:
@@ -198,9 +193,6 @@ def _own_files(*specs):
 @contextlib.contextmanager
 def _reading(path, what, flags):
     """Yields the content of a SageMaker config file; BadInput if it does not give `what`."""
-    try:
-        with open(path, encoding="utf-8") as f:
-            yield json.load(f)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise BadInput(f"{path}: does not say {what} ({reason}); give {flags}.") from error
+    wrong = refusing(f"{path}: does not say {what}", f"give {flags}")
+    with wrong, open(path, encoding="utf-8") as f:
+        yield json.load(f)

@@ -9,12 +9,12 @@ from absl import logging
 
 from data_tools.common import publishing
 from data_tools.common.command_line import ALONE, Host
-from data_tools.rebalancing import record_blocks, sampling
+from data_tools.rebalancing import sampling
 from data_tools.rebalancing.options import SEEDS, RebalanceOptions, check
 from data_tools.rebalancing.selecting import ALL, Order, Work
 from deepfm.data import datasets
 from deepfm.errors import BadInput
-from deepfm.records import codec, data_file, dataset_json, libsvm_text
+from deepfm.records import codec, data_file, dataset_json, frames, libsvm_text
 from deepfm.records.data_file import DataFile
 from deepfm.records.schema import Schema, Shape
 from deepfm.records.storage import places
@@ -123,9 +123,7 @@ def _replaced(data, options):
     present = publishing.names_in(folder, SUFFIXES[data.data_format])
     publishing.check_hosts(folder, 1, ())
     known = {os.path.basename(path) for path in _inside(data, options)}
-    lost = [
-        name for name in present if known and not (dataset_json.is_metadata(name) or name in known)
-    ]
+    lost = [x for x in present if known and not (dataset_json.is_metadata(x) or x in known)]
     if lost:
         raise BadInput(
             f"--output_dir={folder}: {lost[0]} is not in --input, but would be replaced; give "
@@ -138,7 +136,7 @@ def _schema(data):
     """The Schema of TFRecords, from dataset.json, else from the first readable record."""
     known = Shape(data.field_size, data.multi_valued, data.weighted)
     if not known.field_size or None in known:
-        first = datasets.first_record(data, record_blocks.first_shape)
+        first = datasets.first_record(data, frames.first_shape)
         known = Shape(*(said or seen for said, seen in zip(known, first)))
     # Where no record has ids, one is expected: whoever reads the first says what it has.
     return Schema(known.field_size or 1, multi_valued=known.multi_valued, weighted=known.weighted)

@@ -11,7 +11,7 @@ from absl import logging
 from data_tools.click_logs.splitting import Split, shares_of
 from data_tools.libsvm import pieces
 from deepfm.data import datasets
-from deepfm.errors import BadInput
+from deepfm.errors import BadInput, refusing
 from deepfm.records import data_file, libsvm_text, text_blocks
 from deepfm.records.schema import Schema
 from deepfm.records.storage import places
@@ -259,7 +259,12 @@ def read_map(path: str) -> Tuple[Tuple[int, int], ...]:
         BadInput: it is not such a file, or two fields share an id.
     """
     try:
-        found = json.loads(places.of(path).content(path).decode())["fields"]
+        content = places.of(path).content(path)
+    except OSError as error:
+        raise BadInput(f"--fields={path}: cannot be read ({error}).") from error
+    expected = 'expected {"fields": [{"name": "site", "first_id": 14, "last_id": 2065}, ...]}'
+    with refusing(f"--fields={path}: is not a field map", expected):
+        found = json.loads(content.decode())["fields"]
         ranges = []
         for field in found:
             bounds = field["first_id"], field["last_id"]
@@ -272,12 +277,4 @@ def read_map(path: str) -> Tuple[Tuple[int, int], ...]:
         for one, other in zip(order, order[1:]):
             if ranges[other][0] < ranges[one][1]:
                 raise ValueError(f"fields {one} and {other} share id {ranges[other][0]}")
-    except OSError as error:
-        raise BadInput(f"--fields={path}: cannot be read ({error}).") from error
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {str(error)[:200]}"
-        raise BadInput(
-            f"--fields={path}: is not a field map ({reason}); expected "
-            '{"fields": [{"name": "site", "first_id": 14, "last_id": 2065}, ...]}.'
-        ) from error
     return tuple(ranges)

@@ -1,13 +1,12 @@
 """Reads TFRecord files and LibSVM text as checked blocks of raw records, without TensorFlow."""
 
-import contextlib
 import functools
 from typing import Iterator, NamedTuple, Optional, Union
 
 import numpy as np
 
 from deepfm.records import codec, data_file, frames, libsvm_text, text_blocks, wire
-from deepfm.records.schema import BadRecord, Schema, Shape, sifted
+from deepfm.records.schema import BadRecord, Schema, sifted
 from deepfm.records.text_blocks import LineRange
 
 _PACKED = 4  # approximate bytes of records per byte of a compressed file
@@ -97,12 +96,3 @@ def read_lines(
     for size, block in text_blocks.read(lines):
         for part in sifted(block, decode, explain, libsvm_text.UNEXPLAINED):
             yield part if isinstance(part, BadRecord) else part._replace(read=size)
-
-
-def first_shape(path: str) -> Shape:
-    """The Shape of a file's first record."""
-    with contextlib.closing(frames.frames_of_file(path)) as found:
-        block = next(found, None)
-    if not isinstance(block, frames.Frames):
-        return Shape()
-    return wire.shape(block.payload(0))

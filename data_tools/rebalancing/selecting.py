@@ -158,9 +158,7 @@ def _blocks(lines, work):
 
 
 def read(
-    task: int,
-    work: Work,
-    put: Optional[Callable[[RecordBlock, Any, np.ndarray], None]] = None,
+    task: int, work: Work, put: Optional[Callable[[RecordBlock, Any, np.ndarray], None]] = None
 ) -> Iterator:
     """The events of an engine's task that reads records: BadRecords, and Facts of each block.
 

@@ -357,7 +357,7 @@ def first_record(data: DataSet, shape_of: Optional[Callable[[str], Shape]] = Non
     Args:
         shape_of: reads the Shape of a file's first record, without TensorFlow.
     """
-    shapes = map(shape_of or data.format.first_record, (file.path for file in data.files))
+    shapes = map(shape_of or data.format.first_shape, (file.path for file in data.files))
     return next((shape for shape in shapes if shape.field_size), Shape())
 
 

@@ -15,7 +15,7 @@ from deepfm.data import libsvm, records
 from deepfm.kernels.ops import TENSORFLOW
 from deepfm.kernels.reading import CHUNK
 from deepfm.records import codec, data_file, frames, library, libsvm_text, wire
-from deepfm.records.schema import FRAME, BadRecord, Shape, find_refused
+from deepfm.records.schema import FRAME, BadRecord, find_refused
 
 
 class Format(NamedTuple):
@@ -26,7 +26,7 @@ class Format(NamedTuple):
         title: name of the format in messages.
         suffixes: suffixes of its files; the first is the one that we write.
         numbered: path -> (place, payload or None, reason) of each record, read slowly, past damage.
-        shape: payload -> Shape.
+        first_shape: path -> Shape of the file's first record.
         explain: (payload, schema) -> what is wrong with the record; None if nothing is.
         unexplained: the reason to give for a refused record in which `explain` finds no fault.
         decodes: (payloads, schema) -> whether the compiled codec finds all of them good.
@@ -47,7 +47,7 @@ class Format(NamedTuple):
     title: str
     suffixes: Tuple[str, ...]
     numbered: Callable
-    shape: Callable
+    first_shape: Callable
     explain: Callable
     unexplained: str
     decodes: Callable
@@ -60,11 +60,6 @@ class Format(NamedTuple):
     chunks_by_buffer: bool = False
     in_pipe: str = "TFRecord"
     clean: Callable = tf.identity
-
-    def first_record(self, path: str) -> Shape:
-        """The Shape of a file's first record."""
-        payload = next((payload for _, payload, _ in self.numbered(path)), None)
-        return Shape() if payload is None else self.shape(payload)
 
     def refused(self, payloads, schema) -> Iterator[Tuple[int, str]]:
         """Yields (index, reason) of each bad payload; slowly without the compiled codec."""
@@ -181,7 +176,7 @@ TFRECORD = Format(
     title="TFRecord",
     suffixes=data_file.TFRECORD,
     numbered=_numbered_frames,
-    shape=wire.shape,
+    first_shape=frames.first_shape,
     explain=wire.explain,
     unexplained=wire.UNEXPLAINED,
     decodes=codec.accepts,
@@ -196,7 +191,7 @@ LIBSVM = Format(
     title="LibSVM",
     suffixes=data_file.LIBSVM,
     numbered=libsvm.numbered,
-    shape=libsvm_text.shape,
+    first_shape=libsvm_text.first_shape,
     explain=libsvm_text.explain_line,
     unexplained=libsvm_text.UNEXPLAINED,
     decodes=_decodes_lines,

@@ -41,9 +41,7 @@ class Identity(NamedTuple):
     stamp: str
 
 
-def identify(
-    paths: Sequence[str], known: Optional[Mapping[str, Identity]] = None
-) -> List[Identity]:
+def identify(paths: Sequence[str], known: Optional[Mapping[str, Identity]]) -> List[Identity]:
     """The Identities of the files of a data set.
 
     Args:

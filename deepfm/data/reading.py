@@ -50,9 +50,7 @@ class Source(NamedTuple):
 
 
 def each_epoch(
-    source: Source,
-    used: int,
-    make_batches: Callable[[tf.data.Dataset, tf.Tensor], tf.data.Dataset],
+    source: Source, used: int, make_batches: Callable[[tf.data.Dataset, tf.Tensor], tf.data.Dataset]
 ) -> tf.data.Dataset:
     """Applies `make_batches` to the raw records of each epoch, one epoch after the other.
 

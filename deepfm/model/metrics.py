@@ -89,11 +89,8 @@ class Evaluation:
     def auc(self) -> float:
         """As `aucs`, exact up to LIMIT distinct scores."""
         self._compact()
-        return (
-            float(aucs(*self._counts.T, np.zeros(1, np.int64))[0])
-            if len(self._counts)
-            else math.nan
-        )
+        none = not len(self._counts)
+        return math.nan if none else float(aucs(*self._counts.T, np.zeros(1, np.int64))[0])
 
     def roc(self, points: int = 200) -> List[List[float]]:
         """The ROC curve: [share of negatives, share of positives] above ever lower thresholds.

@@ -77,12 +77,7 @@ def l2_terms(net, config, with_gradient):
 
 
 def make_model_fn(
-    config,
-    optimizer_config,
-    distribution,
-    ops=TENSORFLOW,
-    side_by_side=(0, 1),
-    grouping=None,
+    config, optimizer_config, distribution, ops=TENSORFLOW, side_by_side=(0, 1), grouping=None
 ):
     """Makes the Estimator's model_fn.
 

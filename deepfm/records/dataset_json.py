@@ -28,7 +28,7 @@ import posixpath
 import re
 from typing import Any, Collection, Dict, Iterable, List, Optional, Tuple
 
-from deepfm.errors import BadInput
+from deepfm.errors import BadInput, refusing
 from deepfm.records import atomic_files
 from deepfm.records.data_file import SamplingRates
 from deepfm.records.storage import places
@@ -82,13 +82,12 @@ def load(folder: str) -> Optional[dict]:
             f"data_tools.inspect_dataset --data={folder} --write' count the records (it finds "
             "neither sampling rates nor the feature map)."
         )
-    return _read(posixpath.join(folder, METADATA)) if METADATA in there else None
-
-
-def _read(path):
+    if METADATA not in there:
+        return None
+    path = posixpath.join(folder, METADATA)
     with places.of(path).open_file(path) as f:
         text = f.read()
-    try:
+    with refusing(f"{path}: is not a dataset.json", "delete or remake it"):
         content = json.loads(text.decode(), object_pairs_hook=_unique)
         version = content["format_version"]
         if version != FORMAT_VERSION:
@@ -111,11 +110,6 @@ def _read(path):
         if "sampling_rates" in content:
             _check_rates(content["sampling_rates"], content["files"].values())
         _check_entries(content)
-    except BadInput:
-        raise
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {str(error)[:200]}"
-        raise BadInput(f"{path}: is not a dataset.json ({reason}); delete or remake it.") from error
     return content
 
 

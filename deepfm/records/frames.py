@@ -10,9 +10,9 @@ import numpy as np
 
 from deepfm.errors import BadInput
 from deepfm.records import codec
-from deepfm.records.schema import FRAME, BadRecord
+from deepfm.records.schema import FRAME, BadRecord, Shape
 from deepfm.records.storage import places
-from deepfm.records.wire import ABSURD_LENGTH, CUT_OFF, HEADER, is_header
+from deepfm.records.wire import ABSURD_LENGTH, CUT_OFF, HEADER, is_header, shape
 
 TRUNCATED = "the file ends inside this record (truncated)"
 _CORRUPT = "corrupt (corrupted record)"  # as TensorFlow's reader says it
@@ -109,6 +109,12 @@ def frames_of_file(path: str) -> Iterator[Union[Frames, BadRecord]]:
             if packed and not getattr(error, "filename", None):
                 raise BadInput(f"{path}: is a truncated or damaged gzip file ({error}).") from error
             raise
+
+
+def first_shape(path: str) -> Shape:
+    """The Shape of a file's first record."""
+    block = next(frames_of_file(path), None)
+    return shape(block.payload(0)) if isinstance(block, Frames) else Shape()
 
 
 class _Packed:

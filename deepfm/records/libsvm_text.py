@@ -49,15 +49,10 @@ def weights_as_pairs_of(text: bytes) -> bytes:
     )
 
 
-def shape(line: bytes) -> Shape:
-    """The Shape of a line."""
-    words = line.split()
-    return Shape(len(words) - 1, weighted=b":" in words[0])
-
-
 def first_shape(path: str) -> Shape:
     """The Shape of a file's first line with a record."""
-    return next((shape(line) for _, line in text_blocks.lines(path)), Shape())
+    words = next((line.split() for _, line in text_blocks.lines(path)), None)
+    return Shape(len(words) - 1, weighted=b":" in words[0]) if words else Shape()
 
 
 def check_labelled(data):

@@ -13,7 +13,7 @@ import tensorflow as tf
 from absl import logging
 
 from deepfm.config import JobConfig
-from deepfm.errors import BadInput
+from deepfm.errors import refusing
 from deepfm.records import atomic_files
 from deepfm.runtime import remote_files
 
@@ -146,7 +146,7 @@ def load(path: str) -> List[Dict[str, Any]]:
     """The evaluations in a file, oldest first; none if it is missing."""
     if not tf.io.gfile.exists(path):
         return []
-    try:
+    with refusing(f"{path} is not a list of evaluations", "delete it"):
         entries = json.loads(remote_files.content(path).decode())
         for entry in entries:
             entry["step"] = int(entry["step"])
@@ -154,6 +154,4 @@ def load(path: str) -> List[Dict[str, Any]]:
                 entry[name] = float("nan" if entry[name] is None else entry[name])
             if not isinstance(entry.get("data", ""), str):
                 raise ValueError(f"data is {entry['data']!r}")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise BadInput(f"{path} is not a list of evaluations ({error!r}); delete it.") from error
     return entries

@@ -6,7 +6,7 @@ from typing import Any, Dict
 import tensorflow as tf
 
 from deepfm.config import ModelConfig
-from deepfm.errors import BadInput
+from deepfm.errors import refusing
 
 FILE = "model.json"
 
@@ -17,18 +17,13 @@ def load(path: str) -> Dict[str, Any]:
     Raises:
         BadInput: the file is not a model.json, or a field has a value that it may not have.
     """
-    try:
-        with tf.io.gfile.GFile(path, "rb") as f:
-            content = json.loads(f.read().decode())
+    advice = "delete it and give the model's flags"
+    with tf.io.gfile.GFile(path, "rb") as f, refusing(f"{path} is not a model.json", advice):
+        content = json.loads(f.read().decode())
         content = {k: v for k, v in content.items() if k in ModelConfig._fields}
         for name, value in content.items():
             if not _fits(ModelConfig.settings[name], value):
                 raise ValueError(f"{name} may not be {str(value)[:40]}")
-    except (ValueError, AttributeError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {str(error)[:200]}"
-        raise BadInput(
-            f"{path} is not a model.json ({reason}); delete it and give the model's flags."
-        ) from error
     return content
 
 

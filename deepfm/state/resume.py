@@ -28,7 +28,7 @@ from deepfm.config import JobConfig
 from deepfm.config.setting import ORDER, of_kinds
 from deepfm.data import datasets
 from deepfm.data.identity import Identity
-from deepfm.errors import BadInput
+from deepfm.errors import BadInput, refusing
 from deepfm.records import atomic_files
 from deepfm.records.data_file import DataFile
 from deepfm.runtime import remote_files
@@ -343,18 +343,14 @@ def _read(model_dir) -> _Known:
     path = os.path.join(model_dir, FILE)
     if not tf.io.gfile.exists(path):
         return _Known([], {}, None, None)
-    try:
+    advice = "delete it, and training resumes from what its checkpoint notes"
+    with refusing(f"{path} is not a run's state", advice):
         content = json.loads(remote_files.content(path).decode())
         if content["format_version"] not in (2, _VERSION):
             raise ValueError(f"format_version {content['format_version']} is not {_VERSION}")
         files = {str(path): Identity(*identity) for path, *identity in content["files"]}
         parts = [_checked(RunPart(**part)) for part in content["parts"]]
         return _Known(parts, files, content["ended"], None)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise BadInput(
-            f"{path} is not a run's state ({error!r}); delete it, and training resumes from what "
-            "its checkpoint notes."
-        ) from error
 
 
 def _checked(part):

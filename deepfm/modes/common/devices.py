@@ -50,9 +50,8 @@ def of_replicas(flags) -> List[str]:
     there = present or max(int(min(cores(), flags.num_cpus or cores())), 1)
     most = present or max(there, _CPU_REPLICAS)
     if wanted > most:
-        what = (
-            f"{present} GPUs" if present else f"{there} CPU cores, which {most} replicas may share"
-        )
+        shared = f"{there} CPU cores, which {most} replicas may share"
+        what = f"{present} GPUs" if present else shared
         raise BadInput(
             f"--replicas_per_process={wanted}, but this machine has {what}; "
             f"try --replicas_per_process={most}."
